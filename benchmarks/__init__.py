@@ -1,0 +1,6 @@
+"""selfattn timed against its peers: every contestant in a process of its own, interleaved in one run.
+
+The path of a run: `cases` says what is computed, `engines` how each library does it, `worker` runs one
+library behind a pipe, `measure` interleaves the workers, `report` turns the results into tables, `app` is the
+command line.
+"""

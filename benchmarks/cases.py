@@ -1,0 +1,228 @@
+"""What is computed: a case is one call, a row the contestants of one line of a table, a suite a list of rows.
+
+No library is named here but as a string, and nothing is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn._timing import attention_flops
+
+Array = npt.NDArray[Any]
+
+LENGTHS = (128, 197, 512, 777, 1000, 1024, 4096)
+WIDTHS = (32, 64, 80, 128)
+
+
+class Inputs(NamedTuple):
+    """query, key and value as (B, H, L, D), or (L, D) for one head, and the mask or None."""
+
+    query: Array
+    key: Array
+    value: Array
+    mask: Array | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: L queries of width D over S keys."""
+
+    length: int
+    width: int
+    keys: int = 0  # 0: as many as queries
+    batch: int = 1
+    heads: int = 8
+    kv_heads: int = 0  # 0: as many as query heads
+    dtype: str = "float32"
+    causal: bool = False
+    mask: str = ""  # "", "float" or "bool" of shape (L, S), or "float per head" of shape (B, H, L, S)
+    layout: str = "BHLD"  # how it lies in memory: "BHLD", "BLHD", or "LD" for a 2-D call
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", self.keys or self.length)
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations that count."""
+        return attention_flops(self.batch, self.heads, self.length, self.keys, self.width, self.causal)
+
+    @property
+    def key_value_bytes(self) -> int:
+        """Bytes of the keys and the values: what a call of one query must read."""
+        return 2 * self.batch * self.kv_heads * self.keys * self.width * np.dtype(self.dtype).itemsize
+
+    def inputs(self) -> Inputs:
+        """Make the same numbers in every process that asks."""
+        rng = np.random.default_rng(0)
+
+        def tensor(heads: int, length: int) -> Array:
+            shape = (self.batch, heads, length, self.width)
+            dtype = np.float64 if self.dtype == "float64" else np.float32
+            array = rng.standard_normal(shape, dtype=dtype)
+            if self.layout == "LD":
+                return np.asarray(array[0, 0])
+            if self.layout == "BLHD":
+                return np.ascontiguousarray(array.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+            return array
+
+        query = tensor(self.heads, self.length)
+        key, value = tensor(self.kv_heads, self.keys), tensor(self.kv_heads, self.keys)
+        pairs = (self.length, self.keys)
+        mask: Array | None = None
+        if self.mask == "bool":
+            mask = rng.random(pairs) < 0.75
+            mask[:, 0] = True  # no row without a key: libraries differ there
+        elif self.mask == "float":
+            mask = rng.standard_normal(pairs, dtype=np.float32)
+        elif self.mask == "float per head":
+            mask = rng.standard_normal((self.batch, self.heads, *pairs), dtype=np.float32)
+        if mask is not None and mask.dtype != np.bool_:
+            mask = mask.astype(self.dtype)
+        return Inputs(query, key, value, mask)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``Case(**…)`` takes."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A library and what it is to compute, with environment variables for its process."""
+
+    name: str
+    engine: str
+    case: Case
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: the first contestant is selfattn, the others are what it is compared with."""
+
+    suite: str
+    label: str
+    contestants: tuple[Contestant, ...]
+    limit: str = "flops"  # what bounds it: "flops", "bytes" (of keys and values), or "" for calls of no size
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the command line asked for; None where a suite is to choose."""
+
+    peers: Sequence[str]
+    lengths: Sequence[int] | None = None
+    widths: Sequence[int] | None = None
+    other_isas: Sequence[str] = ()
+    quick: bool = False
+
+    def sizes(self, lengths: Sequence[int]) -> Sequence[int]:
+        """Give the lengths asked for, else the suite's own; the first of them when in a hurry."""
+        return self.lengths or (lengths[:1] if self.quick else lengths)
+
+    def shapes(self, lengths: Sequence[int], widths: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Pair lengths and widths: those asked for, else the suite's own; few when in a hurry."""
+        if self.quick:
+            lengths, widths = [n for n in lengths if n in (128, 1024)], (64,)
+        return product(self.lengths or lengths, self.widths or widths)
+
+
+def _row(suite: str, label: str, case: Case, peers: Iterable[str], limit: str = "flops") -> Row:
+    contestants = [Contestant(name, name, case) for name in ("selfattn", *peers)]
+    return Row(suite, label, tuple(contestants), limit)
+
+
+def _forward(choice: Choice) -> Iterator[Row]:
+    for length, width in choice.shapes(LENGTHS, WIDTHS):
+        yield _row("forward", f"{length} x {width}", Case(length, width), choice.peers)
+
+
+def _causal(choice: Choice) -> Iterator[Row]:
+    for length, width in choice.shapes(LENGTHS, WIDTHS):
+        yield _row("causal", f"causal {length} x {width}", Case(length, width, causal=True), choice.peers)
+
+
+def _mask(choice: Choice) -> Iterator[Row]:
+    kinds = {"float": "float mask", "float per head": "float mask per head", "bool": "boolean mask"}
+    for kind, title in kinds.items():
+        for length, width in choice.shapes((128, 512, 1024), (32, 64, 128)):
+            yield _row("mask", f"{title} {length} x {width}", Case(length, width, mask=kind), choice.peers)
+
+
+def _float64(choice: Choice) -> Iterator[Row]:
+    for length, width in choice.shapes((128, 512, 1024), (32, 64, 128)):
+        yield _row(
+            "float64", f"float64 {length} x {width}", Case(length, width, dtype="float64"), choice.peers
+        )
+
+
+def _decode(choice: Choice) -> Iterator[Row]:
+    for keys in choice.sizes((4096, 8192, 16384, 32768)):
+        case = Case(1, 128, keys=keys, heads=32, kv_heads=8)
+        yield _row("decode", f"1 query, {keys} keys, 32/8 heads", case, choice.peers, "bytes")
+
+
+def _small(choice: Choice) -> Iterator[Row]:
+    peers = [name for name in choice.peers if name in ("numpy", "torch")]
+    sizes = [(3, 4)] + [(n, n) for n in choice.sizes((1, 2, 4, 8, 16, 32, 64, 128))]
+    for dtype, (length, width) in product(("float32", "float64"), sizes):
+        case = Case(length, width, heads=1, dtype=dtype, layout="LD")
+        yield _row("small", f"2-D call {length} x {width}, {dtype}", case, peers, "")
+
+
+def _strided(choice: Choice) -> Iterator[Row]:
+    peers = [name for name in choice.peers if name in ("numpy", "torch")]
+    for length, width in choice.shapes((128, 512, 1024, 4096), (64, 128)):
+        case = Case(length, width)
+        row = _row("strided", f"(B, L, H, D) {length} x {width}", replace(case, layout="BLHD"), peers)
+        contiguous = Contestant("contiguous", "selfattn", case)
+        yield replace(row, contestants=(row.contestants[0], contiguous, *row.contestants[1:]))
+
+
+def _isa(choice: Choice) -> Iterator[Row]:
+    for isa, (length, width) in product(choice.other_isas, choice.shapes((128, 512, 1024), (32, 64, 128))):
+        row = _row("isa", f"{isa} {length} x {width}", Case(length, width), choice.peers)
+        first = replace(row.contestants[0], environment={"SELFATTN_ISA": isa})
+        yield replace(row, contestants=(first, *row.contestants[1:]))
+
+
+def _summary(choice: Choice) -> Iterator[Row]:
+    """Take a line or two of each suite: the table of the README."""
+    shapes = [(128, 64), (512, 64), (1024, 32), (1024, 64), (1024, 128), (4096, 64)]
+    if choice.quick or choice.lengths or choice.widths:
+        shapes = list(choice.shapes((128, 1024), (64,)))
+    for length, width in shapes:
+        yield from _forward(replace(choice, lengths=[length], widths=[width]))
+    one_shape = replace(choice, lengths=choice.lengths or [1024], widths=choice.widths or [64])
+    for suite in (_causal, _mask, _float64, _strided):
+        yield from suite(one_shape)
+    yield from _decode(replace(choice, lengths=choice.sizes((4096, 32768))))
+    yield next(_small(choice))
+
+
+SUITES: dict[str, Callable[[Choice], Iterator[Row]]] = {
+    "summary": _summary,
+    "forward": _forward,
+    "causal": _causal,
+    "mask": _mask,
+    "float64": _float64,
+    "decode": _decode,
+    "small": _small,
+    "strided": _strided,
+    "isa": _isa,
+}
+
+
+def rows_of(suites: Sequence[str], choice: Choice) -> list[Row]:
+    """List the rows of the named suites; "all" is every suite but the summary, which repeats some rows."""
+    names: list[str] = []
+    for suite in suites:
+        names += [name for name in SUITES if name != "summary"] if suite == "all" else [suite]
+    return [row for name in dict.fromkeys(names) for row in SUITES[name](choice)]

@@ -1,0 +1,84 @@
+/* Owns what this CPU and this operating system can run. */
+#include "cpu.h"
+
+#include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#include <stdio.h>
+
+#include "selfattn.h"
+
+#if defined(__x86_64__)
+/* XCR0: which register states the operating system saves. A CPU may have AVX-512 and the OS not. */
+static unsigned long long saved_states(void) {
+    unsigned eax, ebx, ecx, edx;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & (1u << 27))) { /* OSXSAVE */
+        return 0;
+    }
+    unsigned low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return ((unsigned long long)high << 32) | low;
+}
+
+static bool has_avx2(void) {
+    unsigned eax, ebx, ecx, edx;
+    if ((saved_states() & 0x6) != 0x6 || !__get_cpuid(1, &eax, &ebx, &ecx, &edx)) { /* XMM and YMM */
+        return false;
+    }
+    const unsigned fma = 1u << 12, avx = 1u << 28, f16c = 1u << 29;
+    if ((ecx & (fma | avx | f16c)) != (fma | avx | f16c) || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
+        return false;
+    }
+    return (ebx & (1u << 5)) != 0;
+}
+
+static bool has_avx512(void) {
+    unsigned eax, ebx, ecx, edx;
+    if (!has_avx2() || (saved_states() & 0xe6) != 0xe6) { /* also the masks, and both halves of ZMM */
+        return false;
+    }
+    const unsigned needed = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (ebx & needed) == needed;
+}
+#endif
+
+bool sa_cpu_runs(const char *isa) {
+#if defined(__x86_64__)
+    if (strcmp(isa, "avx512") == 0) {
+        return has_avx512();
+    }
+    if (strcmp(isa, "avx2") == 0) {
+        return has_avx2();
+    }
+    if (strcmp(isa, "baseline") == 0) {
+        return true;
+    }
+#endif
+#if defined(__aarch64__)
+    if (strcmp(isa, "neon") == 0) {
+        return true;
+    }
+#endif
+    return strcmp(isa, "generic") == 0;
+}
+
+const char *sa_cpu_model(char buffer[64]) {
+    buffer[0] = 0;
+#if defined(__x86_64__)
+    unsigned words[12];
+    for (unsigned i = 0; i < 3; ++i) {
+        if (!__get_cpuid(0x80000002u + i, &words[4 * i], &words[4 * i + 1], &words[4 * i + 2], &words[4 * i + 3])) {
+            snprintf(buffer, 64, "x86-64");
+            return buffer;
+        }
+    }
+    memcpy(buffer, words, 48);
+    buffer[48] = 0;
+#elif defined(__aarch64__)
+    snprintf(buffer, 64, "aarch64");
+#else
+    snprintf(buffer, 64, "unknown");
+#endif
+    return buffer;
+}

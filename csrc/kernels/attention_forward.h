@@ -1,0 +1,620 @@
+/* The forward pass over one block: rows that share a key head, against the keys begin … end − 1 of it, in tiles of
+ * SA_KEYS_PER_TILE keys with a running maximum and sum (Milakov & Gimelshein 2018; Dao et al. 2022, algorithm 1):
+ *
+ *     m' = max(m, max_j s_j)   α = 2^(m − m')   p_j = 2^(s_j − m')   l' = α·l + Σ_j p_j   O' = α·O + Σ_j p_j·v_j
+ *
+ * and at the end out = O/l, lse = ln 2·(m + log2 l). Scores are in log2 units: queries are packed times scale·log2 e.
+ * Rows never mix: a lane (or, for few rows, an accumulator) belongs to one row from beginning to end.
+ *
+ * No allocation, no threads: attention.c cuts the work into blocks and brings the scratch. */
+
+enum { FN(block_rows) = SA_VECS * SA_LANES };
+
+/* A row's stride beyond this makes the tile worth packing: its lines fall on too few sets of the L1. */
+#define SA_DIRECT_STRIDE 8192
+
+/* Scratch of one thread, carved out of one allocation. W = block rows. */
+typedef struct {
+    real *q;                               /* wide: qT[E][nv·lanes]; few: [rows][E rounded up to lanes] */
+    real *O;                               /* wide: [Dv][nv·lanes]; few: [rows][Dv rounded up] */
+    real *P;                               /* [keys][nv·lanes] */
+    real *key, *value;                     /* packed tiles [keys][E], [keys][Dv] */
+    real *bias;                            /* mask rows [W][keys] */
+    real *row;                             /* one row of E, Dv or keys elements, rounded up */
+    real *top, *maximum, *sum, *alpha, *tile_sum, *slope, *position, *lo, *hi, *ones; /* [W] */
+    uint32_t *index, *head_lo, *head_hi;   /* [W rounded up to words' lanes] */
+    uint32_t *words;                       /* [4][the same] */
+} FN(scratch);
+
+SA_INLINE size_t FN(round_up)(ptrdiff_t n) { return ((size_t)n + SA_LANES - 1) / SA_LANES * SA_LANES; }
+
+/* Lays the scratch out from base on and returns its size; with base NULL it only measures. Sizes are linear in E and Dv,
+ * which the driver has bounded. */
+SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) *s) {
+    const size_t W = FN(block_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
+    const size_t keys = FN(round_up)(a->S < SA_KEYS_PER_TILE ? a->S : SA_KEYS_PER_TILE);
+    const size_t longest = E > Dv ? (E > keys ? E : keys) : (Dv > keys ? Dv : keys);
+    const size_t words = (W + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
+    const bool key_packs = !FN(is_direct)(&a->key.m) || a->key.m.row_stride > SA_DIRECT_STRIDE || a->key.m.row_stride < -SA_DIRECT_STRIDE;
+    const bool value_packs =
+        !FN(is_direct)(&a->value.m) || a->value.m.row_stride > SA_DIRECT_STRIDE || a->value.m.row_stride < -SA_DIRECT_STRIDE;
+    size_t used = 0;
+#define SA_TAKE(field, type, count)                                                                                     \
+    do {                                                                                                                \
+        s->field = base ? (type *)(void *)(base + used) : NULL;                                                         \
+        used += ((count) * sizeof(type) + 63) / 64 * 64;                                                                \
+    } while (0)
+    SA_TAKE(top, real, W);
+    SA_TAKE(maximum, real, W);
+    SA_TAKE(sum, real, W);
+    SA_TAKE(alpha, real, W);
+    SA_TAKE(tile_sum, real, W);
+    SA_TAKE(lo, real, W);
+    SA_TAKE(hi, real, W);
+    SA_TAKE(slope, real, W);
+    SA_TAKE(position, real, W);
+    SA_TAKE(ones, real, W);
+    SA_TAKE(q, real, E *W);
+    SA_TAKE(O, real, Dv *W);
+    SA_TAKE(P, real, keys *W);
+    SA_TAKE(row, real, longest *SA_LANES);
+    SA_TAKE(key, real, key_packs ? keys * E : 0);
+    SA_TAKE(value, real, value_packs ? keys * Dv : 0);
+    SA_TAKE(bias, real, a->mask.m.data ? keys * W : 0);
+    SA_TAKE(index, uint32_t, a->dropout_p > 0 ? words : 0);
+    SA_TAKE(head_lo, uint32_t, a->dropout_p > 0 ? words : 0);
+    SA_TAKE(head_hi, uint32_t, a->dropout_p > 0 ? words : 0);
+    SA_TAKE(words, uint32_t, a->dropout_p > 0 ? 4 * words : 0);
+#undef SA_TAKE
+    return used;
+}
+
+static size_t FN(attention_scratch)(const sa_attention *a) {
+    FN(scratch) s;
+    return FN(lay_out)(a, NULL, &s);
+}
+
+/* A partial result: maximum[W], sum[W], output[rows][Dv], unnormalised. */
+static size_t FN(attention_partial)(const sa_attention *a) {
+    return ((2 + (size_t)a->Dv) * FN(block_rows) * sizeof(real) + 63) / 64 * 64;
+}
+
+/* ---- packing the queries ------------------------------------------------------------------------------------------- */
+
+SA_INLINE void FN(pack_queries)(const sa_block *b, FN(scratch) *s, const int nv, const int few) {
+    const sa_attention *a = b->a;
+    const sa_rows *rows = b->rows;
+    const real factor = (real)(a->scale * SA_LOG2E);
+    const ptrdiff_t E = a->E;
+    sa_matrix q = a->query.m;
+    bool direct = q.dtype == SA_REAL_DTYPE && !q.swapped && q.col_stride == (ptrdiff_t)sizeof(real);
+    for (int r = 0; r < rows->count && direct; ++r) {
+        direct = (uintptr_t)rows->query[r] % sizeof(real) == 0;
+    }
+    if (few) {
+        const size_t stride = FN(round_up)(E);
+        for (int r = 0; r < few; ++r) {
+            real *q_r = s->q + (size_t)r * stride;
+            memset(q_r, 0, stride * sizeof(real));
+            if (r < rows->count) {
+                FN(load_row)(q_r, rows->query[r], q.col_stride, E, q.dtype, q.swapped);
+                for (ptrdiff_t e = 0; e < E; ++e) {
+                    q_r[e] *= factor;
+                }
+            }
+        }
+        return;
+    }
+    if (!direct || E < SA_LANES) {
+        memset(s->q, 0, (size_t)E * (size_t)nv * SA_LANES * sizeof(real));
+        for (int r = 0; r < rows->count; ++r) {
+            const real *q_r = (const real *)(const void *)rows->query[r];
+            if (!direct) {
+                FN(load_row)(s->row, rows->query[r], q.col_stride, E, q.dtype, q.swapped);
+                q_r = s->row;
+            }
+            for (ptrdiff_t e = 0; e < E; ++e) {
+                s->q[e * nv * SA_LANES + r] = q_r[e] * factor;
+            }
+        }
+        return;
+    }
+    for (int v = 0; v < nv; ++v) {
+        for (ptrdiff_t e = 0; e < E; e += SA_LANES) {
+            const int columns = E - e < SA_LANES ? (int)(E - e) : SA_LANES;
+            vec x[SA_LANES];
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                const int r = v * SA_LANES + i;
+                x[i] = V(set1)(0);
+                if (r < rows->count) {
+                    const real *q_re = (const real *)(const void *)rows->query[r] + e;
+                    x[i] = columns == SA_LANES ? V(load)(q_re) : V(load_n)(q_re, columns);
+                    x[i] = x[i] * V(set1)(factor);
+                }
+            }
+            FN(transpose)(x);
+            if (columns == SA_LANES) {
+                SA_UNROLL
+                for (int i = 0; i < SA_LANES; ++i) {
+                    V(store)(s->q + ((e + i) * nv + v) * SA_LANES, x[i]);
+                }
+            } else {
+                for (int i = 0; i < columns; ++i) {
+                    V(store)(s->q + ((e + i) * nv + v) * SA_LANES, x[i]);
+                }
+            }
+        }
+    }
+}
+
+/* ---- one tile of keys ---------------------------------------------------------------------------------------------- */
+
+/* The tile's rows as real[n][*stride]: in place where that is possible and fast, else packed into `packed`. */
+SA_INLINE const real *FN(tile_rows)(const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width, real *packed,
+                                    ptrdiff_t *stride) {
+    if (FN(is_direct)(m) && m->row_stride <= SA_DIRECT_STRIDE && m->row_stride >= -SA_DIRECT_STRIDE) {
+        *stride = m->row_stride / (ptrdiff_t)sizeof(real);
+        return (const real *)(const void *)(m->data + first * m->row_stride);
+    }
+    FN(load_rows)(packed, m, first, n, width);
+    *stride = width;
+    return packed;
+}
+
+/* Of n keys from `first` on: the first vector of lanes that is open for the next few of them, and how many those are. Rows
+ * are sorted by position, so what causal closes are whole vectors from the left: their work is skipped, not masked. */
+SA_INLINE int FN(first_open_vector)(const sa_rows *rows, ptrdiff_t first, ptrdiff_t n, const int nv, ptrdiff_t *keys) {
+    *keys = n;
+    if (nv == 1 || !rows->clipped) {
+        return 0;
+    }
+    for (int v = 0; v < nv; ++v) {
+        ptrdiff_t hi = 0;
+        for (int r = v * SA_LANES; r < (v + 1) * SA_LANES && r < rows->count; ++r) {
+            hi = rows->hi[r] > hi ? rows->hi[r] : hi;
+        }
+        if (hi > first) {
+            const ptrdiff_t open = (hi - first + 3) / 4 * 4; /* whole tiles of 4 keys */
+            *keys = open < n ? open : n;
+            return v;
+        }
+    }
+    return 0;
+}
+
+/* Leaves the finished scores of keys first … first + n − 1 in s->P and their maxima in s->top. Returns false when the tile
+ * is closed altogether; *masked is set when any pair of it is closed. */
+SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) *s, ptrdiff_t first, ptrdiff_t n, const int nv, const int few,
+                              bool *masked) {
+    const sa_attention *a = b->a;
+    const sa_rows *rows = b->rows;
+    const sa_matrix *mask = &a->mask.m;
+    int mask_state = SA_TILE_OPEN;
+    if (mask->data) {
+        mask_state = FN(inspect_mask)(rows->mask, rows->count, mask, first, n, s->row);
+        if (mask_state == SA_TILE_CLOSED) {
+            *masked = true;
+            return false;
+        }
+    }
+    ptrdiff_t k_stride;
+    const real *k = FN(tile_rows)(&b->key, first, n, a->E, s->key, &k_stride);
+    memcpy(s->top, s->maximum, (size_t)nv * SA_LANES * sizeof(real));
+    bool top_is_right = !few;
+    if (few) {
+        FN(scores_of_few)(s->q, (ptrdiff_t)FN(round_up)(a->E), k, k_stride, n, a->E, s->P, few);
+    } else {
+        const ptrdiff_t lanes = nv * SA_LANES;
+        for (ptrdiff_t j = 0; j < n;) {
+            ptrdiff_t to;
+            const int v = FN(first_open_vector)(rows, first + j, n - j, nv, &to);
+            FN(scores_wide)(s->q + v * SA_LANES, k + j * k_stride, k_stride, to, a->E, s->P + j * lanes + v * SA_LANES, lanes,
+                            s->top + v * SA_LANES, nv - v);
+            j += to;
+        }
+    }
+    if (a->softcap > 0) {
+        FN(pass_softcap)(s->P, n, nv, (real)(a->softcap * SA_LOG2E));
+        top_is_right = false;
+    }
+    if (a->alibi.m.data) {
+        for (int r = 0; r < rows->count; ++r) {
+            s->position[r] = (real)(rows->position[r] - first);
+        }
+        FN(pass_alibi)(s->P, n, nv, s->slope, s->position);
+        top_is_right = false;
+    }
+    if (mask_state == SA_TILE_MIXED) {
+        *masked = true;
+        top_is_right = false;
+        bool shared = true;
+        for (int r = 1; r < rows->count; ++r) {
+            shared &= rows->mask[r] == rows->mask[0];
+        }
+        if (shared) {
+            FN(load_row)(s->bias, rows->mask[0] + first * mask->col_stride, mask->col_stride, n, mask->dtype, mask->swapped);
+            FN(pass_shared_mask)(s->P, n, nv, s->bias);
+        } else {
+            const bool direct = FN(is_direct)(mask) && n % SA_LANES == 0;
+            const size_t stride = FN(round_up)(n);
+            const real *row_of[FN(block_rows)];
+            for (int r = 0; r < nv * SA_LANES; ++r) {
+                const int from = r < rows->count ? r : 0;
+                const char *at = rows->mask[from] + first * mask->col_stride;
+                if (direct && (uintptr_t)at % sizeof(real) == 0) {
+                    row_of[r] = (const real *)(const void *)at;
+                } else if (r < rows->count) {
+                    real *row = s->bias + (size_t)r * stride;
+                    for (size_t j = (size_t)n; j < stride; ++j) {
+                        row[j] = 0;
+                    }
+                    FN(load_row)(row, at, mask->col_stride, n, mask->dtype, mask->swapped);
+                    row_of[r] = row;
+                } else {
+                    row_of[r] = row_of[0];
+                }
+            }
+            FN(pass_mask)(s->P, n, nv, row_of);
+        }
+    }
+    if (rows->clipped) {
+        ptrdiff_t all_from = 0, all_to = n;
+        for (int r = 0; r < rows->count; ++r) {
+            ptrdiff_t lo = rows->lo[r] - first, hi = rows->hi[r] - first;
+            lo = lo < 0 ? 0 : lo > n ? n : lo;
+            hi = hi < 0 ? 0 : hi > n ? n : hi;
+            s->lo[r] = (real)lo;
+            s->hi[r] = (real)hi;
+            all_from = lo > all_from ? lo : all_from;
+            all_to = hi < all_to ? hi : all_to;
+        }
+        if (all_from > 0 || all_to < n) {
+            *masked = true;
+            top_is_right = false;
+            FN(pass_closed)(s->P, n, nv, s->lo, s->hi, all_from, all_to);
+        }
+    }
+    if (!top_is_right) {
+        memcpy(s->top, s->maximum, (size_t)nv * SA_LANES * sizeof(real));
+        FN(pass_max)(s->P, n, nv, s->top);
+    }
+    return true;
+}
+
+/* A dropped weight counts in the denominator and not in the output. */
+SA_INLINE void FN(drop)(const sa_attention *a, FN(scratch) *s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+    const double least = rint(a->dropout_p * 4294967296.0);
+    if (least < 4294967296.0) {
+        FN(pass_dropout)(s->P, first, n, nv, a->seed, (uint32_t)least, s->index, s->head_lo, s->head_hi, s->words);
+    } else {
+        for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
+            V(store)(s->P + i, V(min)(V(load)(s->P + i), V(set1)(0)));
+        }
+    }
+}
+
+SA_INLINE void FN(add_values)(const sa_block *b, FN(scratch) *s, ptrdiff_t first, ptrdiff_t n, const int nv, const int few,
+                              bool careful) {
+    const ptrdiff_t Dv = b->a->Dv;
+    ptrdiff_t v_stride;
+    const real *v = FN(tile_rows)(&b->value, first, n, Dv, s->value, &v_stride);
+    if (careful) {
+        FN(values_careful)(s->P, v, v_stride, n, Dv, s->O, s->alpha, nv);
+    } else if (few) {
+        FN(values_of_few)(s->P, v, v_stride, n, Dv, s->O, (ptrdiff_t)FN(round_up)(Dv), s->alpha, few);
+    } else {
+        const ptrdiff_t lanes = nv * SA_LANES;
+        for (ptrdiff_t j = 0; j < n;) {
+            ptrdiff_t to;
+            const int u = FN(first_open_vector)(b->rows, first + j, n - j, nv, &to);
+            FN(values_wide)(s->P + j * lanes + u * SA_LANES, v + j * v_stride, v_stride, to, Dv, s->O + u * SA_LANES, lanes,
+                            (j == 0 ? s->alpha : s->ones) + u * SA_LANES, nv - u);
+            j += to;
+        }
+    }
+}
+
+/* ---- the end of a block -------------------------------------------------------------------------------------------- */
+
+/* x[i] = columns d … d + lanes − 1 of the output row v·lanes + i, times the row's factor. */
+SA_INLINE void FN(unpack_output)(const FN(scratch) *s, ptrdiff_t d, int columns, const real *factor, vec *x, const int nv,
+                                 const int few, ptrdiff_t o_stride, int v) {
+    if (few) {
+        SA_UNROLL
+        for (int i = 0; i < SA_LANES; ++i) {
+            x[i] = V(set1)(0);
+            if (i < few) {
+                x[i] = V(load)(s->O + i * o_stride + d) * V(set1)(factor[i]);
+            }
+        }
+        return;
+    }
+    const vec f = V(load)(factor + v * SA_LANES);
+    SA_UNROLL
+    for (int i = 0; i < SA_LANES; ++i) {
+        x[i] = V(set1)(0);
+        if (i < columns) {
+            x[i] = V(load)(s->O + ((d + i) * nv + v) * SA_LANES) * f;
+        }
+    }
+    FN(transpose)(x);
+}
+
+/* Writes every row of out (factor = 1/sum) or of a partial result (factor = 1), and tells whether all were finite. */
+SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) *s, const real *factor, real *partial, const int nv,
+                                const int few) {
+    const sa_attention *a = b->a;
+    const sa_rows *rows = b->rows;
+    const ptrdiff_t Dv = a->Dv, o_stride = (ptrdiff_t)FN(round_up)(Dv);
+    const sa_matrix *out = &a->out.m;
+    const bool native = partial || (out->dtype == SA_REAL_DTYPE && out->col_stride == (ptrdiff_t)sizeof(real));
+    vec check = V(set1)(0); /* x − x is 0 for a finite x and NaN for any other */
+    for (int v = 0; v < nv; ++v) {
+        for (ptrdiff_t d = 0; d < Dv; d += SA_LANES) {
+            const int columns = Dv - d < SA_LANES ? (int)(Dv - d) : SA_LANES;
+            vec x[SA_LANES];
+            FN(unpack_output)(s, d, columns, factor, x, nv, few, o_stride, v);
+            for (int i = 0; i < SA_LANES && v * SA_LANES + i < rows->count; ++i) {
+                const int r = v * SA_LANES + i;
+                check = check + (x[i] - x[i]);
+                char *to = partial ? (char *)(partial + r * Dv + d) : rows->out[r] + d * out->col_stride;
+                if (native && (uintptr_t)to % sizeof(real) == 0) {
+                    if (columns == SA_LANES) {
+                        V(store)((real *)(void *)to, x[i]);
+                    } else {
+                        V(store_n)((real *)(void *)to, x[i], columns);
+                    }
+                } else {
+                    V(store)(s->row, x[i]);
+                    FN(store_row)(to, out->col_stride, out->dtype, s->row, columns);
+                }
+            }
+        }
+    }
+    return !V(any)(V(not_lt)(check, V(set1)(1)));
+}
+
+/* lse and 1/sum of every row from s->maximum and s->sum; dead rows get −inf and 0. */
+SA_INLINE void FN(close_rows)(const sa_block *b, FN(scratch) *s, const int nv) {
+    const sa_attention *a = b->a;
+    const sa_rows *rows = b->rows;
+    const real keep = (real)(a->dropout_p > 0 && a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 1);
+    const vec zero = V(set1)(0);
+    for (int v = 0; v < nv; ++v) {
+        vec l = V(load)(s->sum + v * SA_LANES);
+        V(store)(s->alpha + v * SA_LANES, V(select)(V(eq)(l, zero), zero, V(set1)(keep) / l));
+    }
+    if (a->lse.m.data) {
+        for (int r = 0; r < rows->count; ++r) {
+            const double l = (double)s->sum[r];
+            const double lse = l == 0 ? -INFINITY : (double)s->maximum[r] * 0.69314718055994530942 + log(l);
+            if (a->lse.m.dtype == SA_F64) {
+                memcpy(rows->lse[r], &lse, sizeof lse);
+            } else {
+                const float narrow = (float)lse;
+                memcpy(rows->lse[r], &narrow, sizeof narrow);
+            }
+        }
+    }
+}
+
+/* The weights of every row, by a second walk over the scores now that maximum and sum are known: O(n) scratch, twice the
+ * products. The array comes zero-filled; closed pairs stay 0. s->alpha is keep/sum. */
+SA_INLINE void FN(write_weights)(const sa_block *b, FN(scratch) *s, const int nv, const int few) {
+    const sa_attention *a = b->a;
+    const sa_rows *rows = b->rows;
+    const sa_matrix *weights = &a->weights.m;
+    const vec closed = V(set1)(-(real)INFINITY);
+    bool masked;
+    for (ptrdiff_t first = b->begin; first < b->end; first += SA_KEYS_PER_TILE) {
+        const ptrdiff_t n = b->end - first < SA_KEYS_PER_TILE ? b->end - first : SA_KEYS_PER_TILE;
+        if (!FN(score_tile)(b, s, first, n, nv, few, &masked)) {
+            continue;
+        }
+        for (int v = 0; v < nv; ++v) {
+            const vec m = V(load)(s->maximum + v * SA_LANES), f = V(load)(s->alpha + v * SA_LANES);
+            for (ptrdiff_t j = 0; j < n; ++j) {
+                real *p = s->P + (j * nv + v) * SA_LANES;
+                vec x = V(load)(p);
+                V(store)(p, V(select)(V(eq)(x, closed), V(set1)(0), FN(exp2)(x - m) * f));
+            }
+        }
+        if (a->dropout_p > 0) {
+            FN(drop)(a, s, first, n, nv);
+        }
+        for (int r = 0; r < rows->count; ++r) {
+            for (ptrdiff_t j = 0; j < n; ++j) {
+                s->row[j] = s->P[j * nv * SA_LANES + r];
+            }
+            FN(store_row)(rows->weights[r] + first * weights->col_stride, weights->col_stride, weights->dtype, s->row, n);
+        }
+    }
+}
+
+SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) *s, const int nv, const int few) {
+    const sa_attention *a = b->a;
+    const sa_rows *rows = b->rows;
+    for (int r = 0; r < nv * SA_LANES; ++r) {
+        s->maximum[r] = -SA_REAL_MAX; /* not −inf: −inf − −inf would be NaN */
+        s->sum[r] = s->slope[r] = s->position[r] = s->lo[r] = 0;
+        s->hi[r] = (real)SA_KEYS_PER_TILE;
+        s->ones[r] = 1;
+    }
+    for (int r = 0; r < rows->count; ++r) {
+        if (a->alibi.m.data) {
+            s->slope[r] = (real)(rows->slope[r] * SA_LOG2E);
+        }
+        if (a->sinks.m.data && b->first_chunk && rows->sink[r] != -INFINITY) {
+            real sink = (real)(rows->sink[r] * SA_LOG2E);
+            s->maximum[r] = sink < -SA_REAL_MAX ? -SA_REAL_MAX : sink;
+            s->sum[r] = 1;
+        }
+    }
+    if (a->dropout_p > 0) {
+        const int words = (nv * SA_LANES + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
+        for (int r = 0; r < words; ++r) {
+            const int from = r < rows->count ? r : 0;
+            s->index[r] = (uint32_t)rows->index[from];
+            s->head_lo[r] = (uint32_t)rows->head[from];
+            s->head_hi[r] = (uint32_t)(rows->head[from] >> 32);
+        }
+    }
+    memset(s->O, 0, (few ? (size_t)few * FN(round_up)(a->Dv) : (size_t)a->Dv * (size_t)nv * SA_LANES) * sizeof(real));
+    if (few) {
+        memset(s->P, 0, FN(round_up)(a->S < SA_KEYS_PER_TILE ? a->S : SA_KEYS_PER_TILE) * SA_LANES * sizeof(real));
+    }
+}
+
+SA_NOINLINE void FN(run_careful)(const sa_block *b, FN(scratch) *s);
+
+/* nv vectors of lanes hold the rows; few is 0, or 1, 2, 4: the number of rows, rounded up, of the feature-lane kernels. */
+SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) *s, const int nv, const int few, bool careful) {
+    const sa_attention *a = b->a;
+    bool masked = false;
+    FN(pack_queries)(b, s, nv, few);
+    FN(start_rows)(b, s, nv, few);
+    for (ptrdiff_t first = b->begin; first < b->end; first += SA_KEYS_PER_TILE) {
+        const ptrdiff_t n = b->end - first < SA_KEYS_PER_TILE ? b->end - first : SA_KEYS_PER_TILE;
+        if (!FN(score_tile)(b, s, first, n, nv, few, &masked)) {
+            continue;
+        }
+        for (int v = 0; v < nv; ++v) {
+            vec old = V(load)(s->maximum + v * SA_LANES), now = V(load)(s->top + v * SA_LANES);
+            V(store)(s->alpha + v * SA_LANES, FN(exp2)(old - now));
+            V(store)(s->maximum + v * SA_LANES, now);
+        }
+        if (careful) {
+            FN(pass_exp_careful)(s->P, n, nv, s->maximum, s->tile_sum);
+        } else {
+            FN(pass_exp)(s->P, n, nv, s->maximum, s->tile_sum);
+        }
+        for (int v = 0; v < nv; ++v) {
+            vec alpha = V(load)(s->alpha + v * SA_LANES), l = V(load)(s->sum + v * SA_LANES);
+            V(store)(s->sum + v * SA_LANES, V(fma)(alpha, l, V(load)(s->tile_sum + v * SA_LANES)));
+        }
+        if (a->dropout_p > 0) {
+            FN(drop)(a, s, first, n, nv);
+        }
+        FN(add_values)(b, s, first, n, nv, few, careful);
+    }
+    if (b->partial) {
+        real *partial = b->partial;
+        memcpy(partial, s->maximum, (size_t)nv * SA_LANES * sizeof(real));
+        memcpy(partial + FN(block_rows), s->sum, (size_t)nv * SA_LANES * sizeof(real));
+        FN(write_output)(b, s, s->ones, partial + 2 * FN(block_rows), nv, few);
+        return;
+    }
+    FN(close_rows)(b, s, nv);
+    const bool finite = FN(write_output)(b, s, s->alpha, NULL, nv, few);
+    if (!finite && (masked || a->mask.m.data) && !careful) {
+        FN(run_careful)(b, s);
+        return;
+    }
+    if (a->weights.m.data) {
+        FN(write_weights)(b, s, nv, few);
+    }
+}
+
+/* A block whose output was not finite although some pairs of it are closed: again, skipping every closed pair. */
+SA_NOINLINE void FN(run_careful)(const sa_block *b, FN(scratch) *s) {
+    FN(run_block)(b, s, SA_VECS, 0, true);
+}
+
+#define SA_RUN(name, nv, few)                                                                                           \
+    SA_NOINLINE void FN(run_##name)(const sa_block *b, FN(scratch) *s) { FN(run_block)(b, s, nv, few, false); }
+SA_RUN(wide1, 1, 0)
+SA_RUN(wide2, 2, 0)
+SA_RUN(wide3, 3, 0)
+#if SA_VECS == 4
+SA_RUN(wide4, 4, 0)
+#endif
+SA_RUN(few1, 1, 1)
+SA_RUN(few2, 1, 2)
+#if SA_LANES >= 4
+SA_RUN(few4, 1, 4)
+#endif
+#undef SA_RUN
+
+/* Which kernel runs follows from the number of rows and keys alone. */
+static void FN(attention_forward)(const sa_block *b, void *scratch) {
+    FN(scratch) s;
+    FN(lay_out)(b->a, scratch, &s);
+    const int count = b->rows->count;
+    /* Below 32 keys the feature-lane kernels lose to a single vector of queries: their sums across lanes are too short. */
+    if (count <= SA_FEW_ROWS && b->a->S >= 32) {
+        if (count == 1) {
+            FN(run_few1)(b, &s);
+        } else if (count == 2) {
+            FN(run_few2)(b, &s);
+#if SA_LANES >= 4
+        } else {
+            FN(run_few4)(b, &s);
+#endif
+        }
+    } else if (count <= SA_LANES) {
+        FN(run_wide1)(b, &s);
+    } else if (count <= 2 * SA_LANES) {
+        FN(run_wide2)(b, &s);
+    } else if (count <= 3 * SA_LANES) {
+        FN(run_wide3)(b, &s);
+#if SA_VECS == 4
+    } else {
+        FN(run_wide4)(b, &s);
+#endif
+    }
+}
+
+/* With M = max_c m_c over the chunks c: l = Σ_c 2^(m_c − M)·l_c and O likewise, in the order of the chunks. */
+static void FN(attention_merge)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch) {
+    const sa_attention *a = b->a;
+    const sa_rows *rows = b->rows;
+    const size_t bytes = FN(attention_partial)(a);
+    FN(scratch) layout, *s = &layout;
+    FN(lay_out)(a, scratch, s);
+    if (a->weights.m.data) {
+        FN(pack_queries)(b, s, SA_VECS, 0);
+    }
+    FN(start_rows)(b, s, SA_VECS, 0);
+    for (ptrdiff_t c = 0; c < chunks; ++c) {
+        const real *maximum_c = (const real *)(const void *)(partial + (size_t)c * bytes);
+        for (int r = 0; r < rows->count; ++r) {
+            s->maximum[r] = c == 0 || maximum_c[r] > s->maximum[r] || maximum_c[r] != maximum_c[r] ? maximum_c[r] : s->maximum[r];
+            s->sum[r] = 0;
+        }
+    }
+    for (ptrdiff_t c = 0; c < chunks; ++c) {
+        const real *maximum_c = (const real *)(const void *)(partial + (size_t)c * bytes);
+        const real *sum_c = maximum_c + FN(block_rows), *O_c = sum_c + FN(block_rows);
+        for (int r = 0; r < FN(block_rows); ++r) {
+            s->tile_sum[r] = r < rows->count ? maximum_c[r] - s->maximum[r] : 0;
+        }
+        for (int v = 0; v < SA_VECS; ++v) {
+            V(store)(s->alpha + v * SA_LANES, FN(exp2)(V(load)(s->tile_sum + v * SA_LANES)));
+        }
+        for (int r = 0; r < rows->count; ++r) {
+            const real alpha = s->alpha[r];
+            s->sum[r] += alpha * sum_c[r];
+            for (ptrdiff_t d = 0; d < a->Dv; ++d) {
+                s->O[r * a->Dv + d] += alpha * O_c[r * a->Dv + d];
+            }
+        }
+    }
+    FN(close_rows)(b, s, SA_VECS);
+    bool finite = true;
+    for (int r = 0; r < rows->count; ++r) {
+        real check = 0;
+        for (ptrdiff_t d = 0; d < a->Dv; ++d) {
+            const real x = s->O[r * a->Dv + d] * s->alpha[r];
+            s->row[d] = x;
+            check += x - x;
+        }
+        finite &= check == 0;
+        FN(store_row)(rows->out[r], a->out.m.col_stride, a->out.m.dtype, s->row, a->Dv);
+    }
+    if (!finite && (rows->clipped || a->mask.m.data)) {
+        FN(run_careful)(b, s);
+    } else if (a->weights.m.data) {
+        FN(write_weights)(b, s, SA_VECS, 0);
+    }
+}

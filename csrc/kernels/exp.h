@@ -1,0 +1,174 @@
+/* 2^x, e^x and tanh on vectors.
+ *
+ * exp2: x = n + f, 2^x = 2^n · p(f) with p of degree 6 (float32, relative error 2.0e-9) or 11 (float64, 3.4e-18), minimax
+ * with p(0) = 1, so that 2^0 is exactly 1. Error: within 1 ulp for every float32 x whose result is at least FLT_MIN
+ * (tests/test_core.c goes through all of them). Results below FLT_MIN (x < −126) are 0, and −inf gives 0. x must stay
+ * below 128 (1024): the callers subtract a maximum first. NaN gives NaN: the cut-off is written "not less than", which is
+ * true for NaN; "x >= −126, else 0" hid every attended NaN. */
+
+#if SA_REAL_IS_F64
+#define SA_EXP2_LEAST (-1022.0)
+#define SA_ROUND_MAGIC 6755399441055744.0 /* 1.5·2^52: adding it rounds to an integer in the low bits */
+#define SA_LN2_HI 0x1.62e42feep-1         /* 32 bits: n·hi is exact for |n| < 2^20 */
+#define SA_LN2_LO 0x1.a39ef35793c76p-33
+#else
+#define SA_EXP2_LEAST (-126.0f)
+#define SA_ROUND_MAGIC 12582912.0f /* 1.5·2^23 */
+#define SA_LN2_HI 0x1.62e4p-1f     /* 15 bits: n·hi is exact for |n| < 2^9 */
+#define SA_LN2_LO 0x1.7f7d1cp-20f
+#endif
+#define SA_LOG2E 1.44269504088896340736
+
+#define SA_C(x) V(set1)((real)(x))
+#define SA_HORNER(p, f, c) p = V(fma)(p, f, SA_C(c))
+
+#if defined(SA_HAS_SCALEF)
+/* p(f) for f in [0, 1) */
+SA_INLINE vec FN(exp2_polynomial)(vec f) {
+#if SA_REAL_IS_F64
+    vec p = SA_C(6.2634761917436964781e-10);
+    SA_HORNER(p, f, 6.5595237355337557653e-9);
+    SA_HORNER(p, f, 1.0253213779578589251e-7);
+    SA_HORNER(p, f, 1.32083671058761766e-6);
+    SA_HORNER(p, f, 0.000015253175071093762538);
+    SA_HORNER(p, f, 0.0001540351230877914871);
+    SA_HORNER(p, f, 0.0013333558629596742906);
+    SA_HORNER(p, f, 0.0096181290995501312527);
+    SA_HORNER(p, f, 0.055504108665602339914);
+    SA_HORNER(p, f, 0.2402265069590632962);
+    SA_HORNER(p, f, 0.69314718055994592857);
+#else
+    vec p = SA_C(0.00021613080648246389178);
+    SA_HORNER(p, f, 0.0012467796013993511506);
+    SA_HORNER(p, f, 0.0096754573375754705696);
+    SA_HORNER(p, f, 0.055485277569878543596);
+    SA_HORNER(p, f, 0.24022930627720840823);
+    SA_HORNER(p, f, 0.69314704438348650695);
+#endif
+    SA_HORNER(p, f, 1);
+    return p;
+}
+
+SA_INLINE vec FN(exp2)(vec x) {
+    return V(scalef_unless_lt)(FN(exp2_polynomial)(V(fraction)(x)), x, SA_C(SA_EXP2_LEAST));
+}
+#else
+/* p(f) for f in [−1/2, 1/2] */
+SA_INLINE vec FN(exp2_polynomial)(vec f) {
+#if SA_REAL_IS_F64
+    vec p = SA_C(4.434769663685358585e-10);
+    SA_HORNER(p, f, 7.0737831617506186749e-9);
+    SA_HORNER(p, f, 1.0178199582862336928e-7);
+    SA_HORNER(p, f, 1.3215435282866306031e-6);
+    SA_HORNER(p, f, 0.000015252733493101852814);
+    SA_HORNER(p, f, 0.00015403530457110889952);
+    SA_HORNER(p, f, 0.0013333558146774644348);
+    SA_HORNER(p, f, 0.0096181291075941210495);
+    SA_HORNER(p, f, 0.055504108664820083145);
+    SA_HORNER(p, f, 0.24022650695910131258);
+    SA_HORNER(p, f, 0.69314718055994532581);
+#else
+    vec p = SA_C(0.00015353421830532594765);
+    SA_HORNER(p, f, 0.0013398874138954063687);
+    SA_HORNER(p, f, 0.0096184371490820364303);
+    SA_HORNER(p, f, 0.055503324720404834021);
+    SA_HORNER(p, f, 0.24022647915138082381);
+    SA_HORNER(p, f, 0.69314720285509325707);
+#endif
+    SA_HORNER(p, f, 1);
+    return p;
+}
+
+SA_INLINE vec FN(exp2)(vec x) {
+    vec t = x + SA_C(SA_ROUND_MAGIC);
+    vec f = x - (t - SA_C(SA_ROUND_MAGIC));
+    vec p = V(add_exponent)(FN(exp2_polynomial)(f), t);
+    return V(zero_unless)(V(not_lt)(x, SA_C(SA_EXP2_LEAST)), p);
+}
+#endif
+
+/* e^x for x ≤ 0 … 88 (709): x = n·ln 2 + r, e^x = 2^n · e^r. Within 1 ulp in float32 for results ≥ FLT_MIN, 0 below, 1.5 ulp
+ * in float64. */
+SA_INLINE vec FN(exp)(vec x) {
+    vec t = V(fma)(x, SA_C(SA_LOG2E), SA_C(SA_ROUND_MAGIC));
+    vec n = t - SA_C(SA_ROUND_MAGIC);
+    vec r = V(fma)(n, SA_C(-SA_LN2_LO), V(fma)(n, SA_C(-SA_LN2_HI), x));
+#if SA_REAL_IS_F64
+    /* e^r as a Taylor sum of degree 13: remainder 0.3466^14/14! = 4e-18 */
+    vec q = SA_C(1.0 / 6227020800.0);
+    SA_HORNER(q, r, 1.0 / 479001600.0);
+    SA_HORNER(q, r, 1.0 / 39916800.0);
+    SA_HORNER(q, r, 1.0 / 3628800.0);
+    SA_HORNER(q, r, 1.0 / 362880.0);
+    SA_HORNER(q, r, 1.0 / 40320.0);
+    SA_HORNER(q, r, 1.0 / 5040.0);
+    SA_HORNER(q, r, 1.0 / 720.0);
+    SA_HORNER(q, r, 1.0 / 120.0);
+    SA_HORNER(q, r, 1.0 / 24.0);
+    SA_HORNER(q, r, 1.0 / 6.0);
+    SA_HORNER(q, r, 0.5);
+#else
+    vec q = SA_C(0.0013814267463783585055);
+    SA_HORNER(q, r, 0.0083687803232603239207);
+    SA_HORNER(q, r, 0.041668394177408809392);
+    SA_HORNER(q, r, 0.16666520109889508852);
+    SA_HORNER(q, r, 0.49999993412992063892);
+#endif
+    vec p = SA_C(1) + V(fma)(r * r, q, r);
+    p = V(add_exponent)(p, t);
+    /* ln FLT_MIN (DBL_MIN), rounded up */
+    return V(zero_unless)(V(not_lt)(x, SA_C(SA_REAL_IS_F64 ? -708.39641853226408 : -87.33654022216796875)), p);
+}
+
+/* tanh: an odd polynomial below 0.625 (relative error 4.1e-9, float64 3.5e-19), else 1 − 2/(e^2|x| + 1). Within 2 ulp; ±1 for
+ * ±inf, NaN for NaN, and the sign of zero is kept. */
+SA_INLINE vec FN(tanh)(vec x) {
+    vec a = V(abs)(x);
+    vec z = x * x;
+#if SA_REAL_IS_F64
+    vec p = SA_C(6.0556236704869269713e-6);
+    SA_HORNER(p, z, -0.000030217924882123391252);
+    SA_HORNER(p, z, 0.000091589738998323160648);
+    SA_HORNER(p, z, -0.00023703007134026732572);
+    SA_HORNER(p, z, 0.00058945859850511353363);
+    SA_HORNER(p, z, -0.0014557276095123361579);
+    SA_HORNER(p, z, 0.0035921142698470229513);
+    SA_HORNER(p, z, -0.0088632343413153384135);
+    SA_HORNER(p, z, 0.021869488470638567038);
+    SA_HORNER(p, z, -0.053968253966133662019);
+    SA_HORNER(p, z, 0.13333333333329887642);
+    SA_HORNER(p, z, -0.33333333333333313788);
+    vec capped = V(min)(SA_C(20), a);
+#else
+    vec p = SA_C(-0.0057170410619077475107);
+    SA_HORNER(p, z, 0.020650583864982227263);
+    SA_HORNER(p, z, -0.053743497119333888779);
+    SA_HORNER(p, z, 0.13331491277619494627);
+    SA_HORNER(p, z, -0.33333283925102841365);
+    vec capped = V(min)(SA_C(10), a); /* tanh(9.02) rounds to 1; min keeps a NaN in its second operand */
+#endif
+    vec near = V(fma)(x * z, p, x);
+    vec far = SA_C(1) - SA_C(2) / (FN(exp2)(capped * SA_C(2 * SA_LOG2E)) + SA_C(1));
+    return V(select)(V(lt)(a, SA_C(0.625)), near, V(copysign)(far, x));
+}
+
+#define SA_ARRAY_OF(operation)                                                                                          \
+    SA_NOINLINE void FN(operation##_array)(const void *x_n, void *y_n, ptrdiff_t n) {                                   \
+        const real *x = x_n;                                                                                            \
+        real *y = y_n;                                                                                                  \
+        ptrdiff_t i = 0;                                                                                                \
+        for (; i + SA_LANES <= n; i += SA_LANES) {                                                                      \
+            V(store)(y + i, FN(operation)(V(load)(x + i)));                                                             \
+        }                                                                                                               \
+        if (i < n) {                                                                                                    \
+            V(store_n)(y + i, FN(operation)(V(load_n)(x + i, (int)(n - i))), (int)(n - i));                             \
+        }                                                                                                               \
+    }
+SA_ARRAY_OF(exp2)
+SA_ARRAY_OF(exp)
+SA_ARRAY_OF(tanh)
+#undef SA_ARRAY_OF
+#undef SA_EXP2_LEAST
+#undef SA_ROUND_MAGIC
+#undef SA_LN2_HI
+#undef SA_LN2_LO

@@ -1,0 +1,21 @@
+/* The AVX2 + FMA kernels: names the instruction set, then includes the templates. */
+#include "common.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,no-avx512f"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,no-avx512f")
+#endif
+#define SA_ISA avx2
+#include "simd_avx2.h"
+#include "templates.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#else
+typedef int sa_no_avx2_here;
+#endif

@@ -1,0 +1,66 @@
+/* What the drivers know of the kernels: the structs they hand over and the table of function pointers that each
+ * instruction set fills. Internal to csrc/. */
+#ifndef SA_KERNELS_H
+#define SA_KERNELS_H
+
+#include "../selfattn.h"
+
+#define SA_MAX_BLOCK_ROWS 64
+#define SA_KEYS_PER_TILE 132 /* 64 to 512 are flat within 2 %; 128 rows of V at D = 64 and the scores fit a 48 kB L1 */
+
+/* What a mask does to a tile of scores. */
+enum { SA_TILE_OPEN, SA_TILE_MIXED, SA_TILE_CLOSED };
+
+/* One row of a block: a query with everything that is its own. Rows of one block share a key head and nothing else. */
+typedef struct {
+    int count;
+    bool clipped; /* some row has keys of the block's range closed by lo or hi */
+    const char *query[SA_MAX_BLOCK_ROWS];
+    const char *mask[SA_MAX_BLOCK_ROWS]; /* the row's mask at key 0 */
+    char *out[SA_MAX_BLOCK_ROWS];
+    char *lse[SA_MAX_BLOCK_ROWS];
+    char *weights[SA_MAX_BLOCK_ROWS];
+    ptrdiff_t lo[SA_MAX_BLOCK_ROWS], hi[SA_MAX_BLOCK_ROWS]; /* keys lo … hi − 1 are open: causal, window and lengths in one */
+    ptrdiff_t position[SA_MAX_BLOCK_ROWS];                  /* the key that the query stands on, i + o */
+    ptrdiff_t index[SA_MAX_BLOCK_ROWS];                     /* i */
+    uint64_t head[SA_MAX_BLOCK_ROWS];                       /* flattened leading index, for dropout */
+    double slope[SA_MAX_BLOCK_ROWS], sink[SA_MAX_BLOCK_ROWS];
+} sa_rows;
+
+/* A block: some rows, one key head, and the keys begin … end − 1 of it. */
+typedef struct {
+    const sa_attention *a;
+    sa_rows *rows;
+    sa_matrix key, value;
+    ptrdiff_t begin, end;
+    bool first_chunk;   /* the sink belongs to exactly one chunk */
+    void *partial;      /* NULL: finish; else leave (maximum, sum, unnormalised output) here for merge */
+} sa_block;
+
+/* The kernels of one element type that computes. */
+typedef struct {
+    ptrdiff_t block_rows;
+    size_t (*attention_scratch)(const sa_attention *a);
+    size_t (*attention_partial)(const sa_attention *a); /* bytes of one block's partial result */
+    void (*attention_forward)(const sa_block *b, void *scratch);
+    /* Adds up the partial results of one block, chunk after chunk, and finishes it. partial: chunks in a row. */
+    void (*attention_merge)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch);
+    /* For tests and benchmarks. */
+    void (*exp2_array)(const void *x, void *y, ptrdiff_t n);
+    void (*tanh_array)(const void *x, void *y, ptrdiff_t n);
+    double (*fma_loop)(ptrdiff_t rounds); /* returns the FLOPs done */
+} sa_real_kernels;
+
+typedef struct {
+    const char *name;
+    sa_real_kernels f32, f64;
+    uint64_t (*read_loop)(const void *data, size_t bytes);
+} sa_kernels;
+
+extern const sa_kernels sa_kernels_avx512, sa_kernels_avx2, sa_kernels_baseline, sa_kernels_neon, sa_kernels_generic;
+
+/* The table in use; set once, when the library is loaded, and by tests. dispatch.c owns it. */
+const sa_kernels *sa_kernels_active(void);
+const sa_kernels *sa_kernels_find(const char *name);
+
+#endif

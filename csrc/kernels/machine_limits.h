@@ -1,0 +1,57 @@
+/* What this machine could do at best, for the benchmarks to compare with: fused multiply-adds out of registers, and a loop
+ * that only reads. */
+
+/* Enough independent chains to hide the latency of two FMA units, few enough to stay in registers. Returns FLOPs.
+ * x ← x² − 1.9 is chaotic and stays in [−1.9, 1.71]: the bits change as those of real data do. With operands that settle on
+ * a constant a CPU draws less power and clocked 10 % higher here than it does in any kernel. */
+SA_NOINLINE double FN(fma_loop)(ptrdiff_t rounds) {
+    enum { CHAINS = SA_VECTOR_REGISTERS == 32 ? 20 : 12 };
+    vec sum[CHAINS];
+    const vec c = V(set1)((real)-1.9);
+    SA_UNROLL
+    for (int i = 0; i < CHAINS; ++i) {
+        sum[i] = V(set1)((real)i * (real)0.05);
+    }
+    for (ptrdiff_t round = 0; round < rounds; ++round) {
+        SA_UNROLL
+        for (int i = 0; i < CHAINS; ++i) {
+            sum[i] = V(fma)(sum[i], sum[i], c);
+        }
+    }
+    vec total = V(set1)(0);
+    SA_UNROLL
+    for (int i = 0; i < CHAINS; ++i) {
+        total = total + sum[i];
+    }
+    real each[SA_LANES];
+    V(store)(each, total);
+    volatile real sink = each[0];
+    (void)sink;
+    return 2.0 * CHAINS * SA_LANES * (double)rounds;
+}
+
+#if !SA_REAL_IS_F64
+/* Reads all bytes (a multiple of 8 vectors; the rest is left out) and returns something that depends on them. */
+SA_NOINLINE uint64_t SA_PASTE(sa_read_loop_, SA_ISA)(const void *data, size_t bytes) {
+    const uint32_t *p = data;
+    const size_t n = bytes / sizeof(uint32_t) / (8 * SA_U32_LANES) * (8 * SA_U32_LANES);
+    vu32 all[8];
+    SA_UNROLL
+    for (int i = 0; i < 8; ++i) {
+        all[i] = vu32_set1(0);
+    }
+    for (size_t k = 0; k < n; k += 8 * SA_U32_LANES) {
+        SA_UNROLL
+        for (int i = 0; i < 8; ++i) {
+            all[i] = vu32_xor(all[i], vu32_load(p + k + (size_t)i * SA_U32_LANES));
+        }
+    }
+    SA_UNROLL
+    for (int i = 1; i < 8; ++i) {
+        all[0] = vu32_xor(all[0], all[i]);
+    }
+    uint32_t words[SA_U32_LANES];
+    vu32_store(words, all[0]);
+    return words[0];
+}
+#endif

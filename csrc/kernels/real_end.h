@@ -1,0 +1,12 @@
+#undef real
+#undef vec
+#undef lanemask
+#undef V
+#undef SA_DTYPE
+#undef SA_LANES
+#undef SA_REAL_MAX
+#undef SA_REAL_DTYPE
+#undef FN
+#undef SA_ROWS
+#undef SA_VECS
+#undef SA_REAL_IS_F64

@@ -1,0 +1,241 @@
+/* The score pipeline: passes over a tile of scores P[n][nv·lanes], each over all rows of the block. The order is
+ * softcap → ALiBi → mask → closed keys → maximum → exp → dropout, and everything is in log2 units: the queries were packed
+ * with scale·log2 e. A call runs only the passes that its options ask for, so there is no product of templates. */
+
+/* s = c'·tanh(s'/c') with c' = softcap·log2 e */
+SA_INLINE void FN(pass_softcap)(real *P, ptrdiff_t n, const int nv, real cap) {
+    const vec c = V(set1)(cap);
+    for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
+        V(store)(P + i, c * FN(tanh)(V(load)(P + i) / c));
+    }
+}
+
+/* s −= slope·|i + o − j|. slope[lanes] is times log2 e; position[lanes] is relative to the tile's first key. */
+SA_INLINE void FN(pass_alibi)(real *P, ptrdiff_t n, const int nv, const real *slope, const real *position) {
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        const vec j_tile = V(set1)((real)j);
+        for (int v = 0; v < nv; ++v) {
+            real *p = P + (j * nv + v) * SA_LANES;
+            vec distance = V(abs)(V(load)(position + v * SA_LANES) - j_tile);
+            V(store)(p, V(load)(p) - V(load)(slope + v * SA_LANES) * distance);
+        }
+    }
+}
+
+/* One vector of a float mask on scores: −inf closes (a select: NaN + −inf would be NaN), what is finite stays finite after
+ * the change of units, so that a row of finfo.min is uniform and not dead; inf and NaN do what arithmetic does. */
+SA_INLINE vec FN(add_mask)(vec s, vec mask) {
+    const vec closed = V(set1)(-(real)INFINITY), most = V(set1)(SA_REAL_MAX);
+    vec bias = mask * V(set1)((real)SA_LOG2E);
+    bias = V(max)(-most, V(min)(most, bias)); /* both keep a NaN in their second operand */
+    bias = V(select)(V(eq)(mask, V(set1)((real)INFINITY)), mask, bias);
+    return V(select)(V(eq)(mask, closed), closed, s + bias);
+}
+
+/* rows[i][n] are the masks of the lanes i = 0 … nv·lanes − 1, each readable up to n rounded up to whole vectors. */
+SA_INLINE void FN(pass_mask)(real *P, ptrdiff_t n, const int nv, const real *const *rows) {
+    for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
+        const int keys = n - j < SA_LANES ? (int)(n - j) : SA_LANES;
+        for (int v = 0; v < nv; ++v) {
+            vec mask[SA_LANES];
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                mask[i] = V(load)(rows[v * SA_LANES + i] + j);
+            }
+            FN(transpose)(mask);
+            if (keys == SA_LANES) {
+                SA_UNROLL
+                for (int i = 0; i < SA_LANES; ++i) {
+                    real *p = P + ((j + i) * nv + v) * SA_LANES;
+                    V(store)(p, FN(add_mask)(V(load)(p), mask[i]));
+                }
+            } else {
+                for (int i = 0; i < keys; ++i) {
+                    real *p = P + ((j + i) * nv + v) * SA_LANES;
+                    V(store)(p, FN(add_mask)(V(load)(p), mask[i]));
+                }
+            }
+        }
+    }
+}
+
+/* The same where all rows share one mask row[n]. */
+SA_INLINE void FN(pass_shared_mask)(real *P, ptrdiff_t n, const int nv, const real *row) {
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        if (row[j] == 0) {
+            continue;
+        }
+        for (int v = 0; v < nv; ++v) {
+            real *p = P + (j * nv + v) * SA_LANES;
+            V(store)(p, FN(add_mask)(V(load)(p), V(set1)(row[j])));
+        }
+    }
+}
+
+/* Closes what is not in lo ≤ j < hi, lane by lane; lo and hi are relative to the tile and clamped to it. Keys
+ * all_from … all_to − 1 are open in every lane. */
+SA_INLINE void FN(pass_closed)(real *P, ptrdiff_t n, const int nv, const real *lo, const real *hi, ptrdiff_t all_from,
+                               ptrdiff_t all_to) {
+    const vec closed = V(set1)(-(real)INFINITY);
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        if (j >= all_from && j < all_to) {
+            j = all_to - 1;
+            continue;
+        }
+        const vec j_tile = V(set1)((real)j);
+        for (int v = 0; v < nv; ++v) {
+            real *p = P + (j * nv + v) * SA_LANES;
+            lanemask open = V(both)(V(not_lt)(j_tile, V(load)(lo + v * SA_LANES)), V(lt)(j_tile, V(load)(hi + v * SA_LANES)));
+            V(store)(p, V(select)(open, V(load)(p), closed));
+        }
+    }
+}
+
+SA_INLINE void FN(pass_max)(const real *P, ptrdiff_t n, const int nv, real *top) {
+    for (int v = 0; v < nv; ++v) {
+        vec m = V(load)(top + v * SA_LANES);
+        for (ptrdiff_t j = 0; j < n; ++j) {
+            m = V(max)(m, V(load)(P + (j * nv + v) * SA_LANES));
+        }
+        V(store)(top + v * SA_LANES, m);
+    }
+}
+
+/* P = 2^(P − maximum), and the sums of its lanes. The sum is local to the tile: short sums keep the error small. */
+SA_INLINE void FN(pass_exp)(real *P, ptrdiff_t n, const int nv, const real *maximum, real *tile_sum) {
+    vec m[4], sum[4];
+    SA_UNROLL
+    for (int v = 0; v < nv; ++v) {
+        m[v] = V(load)(maximum + v * SA_LANES);
+        sum[v] = V(set1)(0);
+    }
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            real *p = P + (j * nv + v) * SA_LANES;
+            vec e = FN(exp2)(V(load)(p) - m[v]);
+            sum[v] = sum[v] + e;
+            V(store)(p, e);
+        }
+    }
+    SA_UNROLL
+    for (int v = 0; v < nv; ++v) {
+        V(store)(tile_sum + v * SA_LANES, sum[v]);
+    }
+}
+
+/* As pass_exp, but a closed pair (score −inf) becomes −1: values_careful skips it, whatever its value row holds. */
+SA_INLINE void FN(pass_exp_careful)(real *P, ptrdiff_t n, const int nv, const real *maximum, real *tile_sum) {
+    const vec closed = V(set1)(-(real)INFINITY);
+    for (int v = 0; v < nv; ++v) {
+        vec m = V(load)(maximum + v * SA_LANES), sum = V(set1)(0);
+        for (ptrdiff_t j = 0; j < n; ++j) {
+            real *p = P + (j * nv + v) * SA_LANES;
+            vec s = V(load)(p), e = FN(exp2)(s - m);
+            sum = sum + e;
+            V(store)(p, V(select)(V(eq)(s, closed), V(set1)(-1), e));
+        }
+        V(store)(tile_sum + v * SA_LANES, sum);
+    }
+}
+
+/* O[Dv][nv·lanes] = alpha·O + Σ over the pairs that are open: a product with a zero weight is not nothing, 0·NaN is NaN. */
+SA_INLINE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,
+                                  const real *alpha, const int nv) {
+    for (ptrdiff_t d = 0; d < Dv; ++d) {
+        for (int v = 0; v < nv; ++v) {
+            vec sum = V(set1)(0);
+            for (ptrdiff_t j = 0; j < n; ++j) {
+                vec p = V(load)(P + (j * nv + v) * SA_LANES);
+                vec more = V(fma)(V(set1)(v_j[j * v_stride + d]), p, sum);
+                sum = V(select)(V(lt)(p, V(set1)(0)), sum, more);
+            }
+            real *o = O + (d * nv + v) * SA_LANES;
+            vec old = V(load)(o);
+            /* alpha is 0 before the first open key: O is 0 then and stays so */
+            V(store)(o, V(fma)(V(load)(alpha + v * SA_LANES), old, sum));
+        }
+    }
+}
+
+/* Zeroes what dropout takes; first is the tile's first key, a multiple of 4. A closed pair of the careful path (−1) stays. */
+SA_INLINE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, const int nv, uint64_t seed, uint32_t least_kept,
+                                const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi, uint32_t *words) {
+    const int lanes = nv * SA_LANES;
+    const int padded = (lanes + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
+    for (ptrdiff_t j = 0; j < n; j += 4) {
+        SA_PASTE(sa_philox_, SA_ISA)(seed, (uint32_t)((first + j) >> 2), index, head_lo, head_hi, padded, words);
+        const int keys = n - j < 4 ? (int)(n - j) : 4;
+        for (int w = 0; w < keys; ++w) {
+            for (int v = 0; v < nv; ++v) {
+                real *p = P + ((j + w) * nv + v) * SA_LANES;
+                vec e = V(load)(p);
+                vec kept = V(select)(V(words_ge)(words + w * padded + v * SA_LANES, least_kept), e, V(min)(e, V(set1)(0)));
+                V(store)(p, kept);
+            }
+        }
+    }
+}
+
+/* ---- looking at a mask before working on its tile ------------------------------------------------------------------- */
+
+/* Whether a tile of the mask closes everything, or nothing. Stops at the first element that decides, so an ordinary float
+ * mask costs one look. */
+SA_INLINE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n,
+                                 real *buffer) {
+    if (m->dtype == SA_BOOL) {
+        bool seen_open = false, seen_closed = false;
+        for (int r = 0; r < rows; ++r) {
+            if (r > 0 && row[r] == row[r - 1]) {
+                continue;
+            }
+            const char *p = row[r] + first * m->col_stride;
+            ptrdiff_t j = 0;
+            if (m->col_stride == 1) {
+                for (; j + 16 <= n; j += 16) {
+                    uint64_t a, b;
+                    memcpy(&a, p + j, 8);
+                    memcpy(&b, p + j + 8, 8);
+                    seen_open |= (a | b) != 0;
+                    seen_closed |= (a & b) != UINT64_C(0x0101010101010101);
+                    if (seen_open && seen_closed) {
+                        return SA_TILE_MIXED;
+                    }
+                }
+            }
+            for (; j < n; ++j) {
+                bool open = p[j * m->col_stride] != 0;
+                seen_open |= open;
+                seen_closed |= !open;
+            }
+            if (seen_open && seen_closed) {
+                return SA_TILE_MIXED;
+            }
+        }
+        return seen_open ? SA_TILE_OPEN : SA_TILE_CLOSED;
+    }
+    const bool direct = FN(is_direct)(m);
+    for (int r = 0; r < rows; ++r) {
+        if (r > 0 && row[r] == row[r - 1]) {
+            continue;
+        }
+        const char *p = row[r] + first * m->col_stride;
+        FN(load_row)(buffer, p, m->col_stride, 1, m->dtype, m->swapped);
+        if (!(buffer[0] == -(real)INFINITY)) {
+            return SA_TILE_MIXED;
+        }
+        const real *x = (const real *)(const void *)p;
+        if (!direct) {
+            FN(load_row)(buffer, p, m->col_stride, n, m->dtype, m->swapped);
+            x = buffer;
+        }
+        int open = 0;
+        for (ptrdiff_t j = 0; j < n; ++j) {
+            open |= !(x[j] == -(real)INFINITY);
+        }
+        if (open) {
+            return SA_TILE_MIXED;
+        }
+    }
+    return SA_TILE_CLOSED;
+}

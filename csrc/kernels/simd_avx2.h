@@ -1,0 +1,98 @@
+/* Vector verbs for AVX2 with FMA. The list of verbs and what each promises: kernels/README.md.
+ * 256-bit vectors, 16 registers: tiles of 4 rows by 3 vectors keep 12 accumulators. A lane mask is a vector of all-ones or
+ * all-zeros lanes. */
+#define SA_FMA_IS_FUSED 1
+#define SA_VECTOR_REGISTERS 16
+
+typedef __m256 vf32;
+typedef __m256d vf64;
+typedef __m256 mf32;
+typedef __m256d mf64;
+typedef __m256i vu32;
+
+static const int32_t sa_avx2_prefix_masks[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+SA_VERB __m256i sa_avx2_prefix32(int n) { return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - n)); }
+SA_VERB __m256i sa_avx2_prefix64(int n) { return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - 2 * n)); }
+
+/* float32 */
+#define SA_F32_LANES 8
+SA_VERB vf32 vf32_load(const float *p) { return _mm256_loadu_ps(p); }
+SA_VERB void vf32_store(float *p, vf32 a) { _mm256_storeu_ps(p, a); }
+SA_VERB vf32 vf32_load_n(const float *p, int n) { return _mm256_maskload_ps(p, sa_avx2_prefix32(n)); }
+SA_VERB void vf32_store_n(float *p, vf32 a, int n) { _mm256_maskstore_ps(p, sa_avx2_prefix32(n), a); }
+SA_VERB vf32 vf32_set1(float x) { return _mm256_set1_ps(x); }
+SA_VERB vf32 vf32_fma(vf32 a, vf32 b, vf32 c) { return _mm256_fmadd_ps(a, b, c); }
+SA_VERB vf32 vf32_max(vf32 a, vf32 b) { return _mm256_max_ps(a, b); }
+SA_VERB vf32 vf32_min(vf32 a, vf32 b) { return _mm256_min_ps(a, b); }
+SA_VERB vf32 vf32_abs(vf32 a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+SA_VERB vf32 vf32_sqrt(vf32 a) { return _mm256_sqrt_ps(a); }
+SA_VERB vf32 vf32_copysign(vf32 a, vf32 s) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return _mm256_or_ps(_mm256_andnot_ps(sign, a), _mm256_and_ps(sign, s));
+}
+SA_VERB mf32 vf32_lt(vf32 a, vf32 b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+SA_VERB mf32 vf32_not_lt(vf32 a, vf32 b) { return _mm256_cmp_ps(a, b, _CMP_NLT_UQ); }
+SA_VERB mf32 vf32_eq(vf32 a, vf32 b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+SA_VERB mf32 vf32_both(mf32 a, mf32 b) { return _mm256_and_ps(a, b); }
+SA_VERB vf32 vf32_select(mf32 m, vf32 yes, vf32 no) { return _mm256_blendv_ps(no, yes, m); }
+SA_VERB vf32 vf32_zero_unless(mf32 m, vf32 a) { return _mm256_and_ps(m, a); }
+SA_VERB int vf32_any(mf32 m) { return _mm256_movemask_ps(m) != 0; }
+SA_VERB mf32 vf32_words_ge(const uint32_t *w, uint32_t t) {
+    __m256i a = _mm256_loadu_si256((const __m256i *)w);
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_max_epu32(a, _mm256_set1_epi32((int)t)), a));
+}
+SA_VERB vf32 vf32_add_exponent(vf32 a, vf32 t) {
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+}
+SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
+SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
+
+/* float64 */
+#define SA_F64_LANES 4
+SA_VERB vf64 vf64_load(const double *p) { return _mm256_loadu_pd(p); }
+SA_VERB void vf64_store(double *p, vf64 a) { _mm256_storeu_pd(p, a); }
+SA_VERB vf64 vf64_load_n(const double *p, int n) { return _mm256_maskload_pd(p, sa_avx2_prefix64(n)); }
+SA_VERB void vf64_store_n(double *p, vf64 a, int n) { _mm256_maskstore_pd(p, sa_avx2_prefix64(n), a); }
+SA_VERB vf64 vf64_set1(double x) { return _mm256_set1_pd(x); }
+SA_VERB vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return _mm256_fmadd_pd(a, b, c); }
+SA_VERB vf64 vf64_max(vf64 a, vf64 b) { return _mm256_max_pd(a, b); }
+SA_VERB vf64 vf64_min(vf64 a, vf64 b) { return _mm256_min_pd(a, b); }
+SA_VERB vf64 vf64_abs(vf64 a) { return _mm256_andnot_pd(_mm256_set1_pd(-0.0), a); }
+SA_VERB vf64 vf64_sqrt(vf64 a) { return _mm256_sqrt_pd(a); }
+SA_VERB vf64 vf64_copysign(vf64 a, vf64 s) {
+    const __m256d sign = _mm256_set1_pd(-0.0);
+    return _mm256_or_pd(_mm256_andnot_pd(sign, a), _mm256_and_pd(sign, s));
+}
+SA_VERB mf64 vf64_lt(vf64 a, vf64 b) { return _mm256_cmp_pd(a, b, _CMP_LT_OQ); }
+SA_VERB mf64 vf64_not_lt(vf64 a, vf64 b) { return _mm256_cmp_pd(a, b, _CMP_NLT_UQ); }
+SA_VERB mf64 vf64_eq(vf64 a, vf64 b) { return _mm256_cmp_pd(a, b, _CMP_EQ_OQ); }
+SA_VERB mf64 vf64_both(mf64 a, mf64 b) { return _mm256_and_pd(a, b); }
+SA_VERB vf64 vf64_select(mf64 m, vf64 yes, vf64 no) { return _mm256_blendv_pd(no, yes, m); }
+SA_VERB vf64 vf64_zero_unless(mf64 m, vf64 a) { return _mm256_and_pd(m, a); }
+SA_VERB int vf64_any(mf64 m) { return _mm256_movemask_pd(m) != 0; }
+SA_VERB mf64 vf64_words_ge(const uint32_t *w, uint32_t t) {
+    __m128i a = _mm_loadu_si128((const __m128i *)w);
+    return _mm256_castsi256_pd(_mm256_cvtepi32_epi64(_mm_cmpeq_epi32(_mm_max_epu32(a, _mm_set1_epi32((int)t)), a)));
+}
+SA_VERB vf64 vf64_add_exponent(vf64 a, vf64 t) {
+    return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(a), _mm256_slli_epi64(_mm256_castpd_si256(t), 52)));
+}
+SA_VERB vf64 vf64_zip_lo(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 4, 1, 5); }
+SA_VERB vf64 vf64_zip_hi(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 2, 6, 3, 7); }
+SA_VERB vf64 vf64_even(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6); }
+SA_VERB vf64 vf64_odd(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7); }
+
+/* 32-bit words */
+#define SA_U32_LANES 8
+SA_VERB vu32 vu32_load(const uint32_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+SA_VERB void vu32_store(uint32_t *p, vu32 a) { _mm256_storeu_si256((__m256i *)p, a); }
+SA_VERB vu32 vu32_set1(uint32_t x) { return _mm256_set1_epi32((int)x); }
+SA_VERB vu32 vu32_xor(vu32 a, vu32 b) { return _mm256_xor_si256(a, b); }
+SA_VERB vu32 vu32_mul_lo(vu32 a, vu32 b) { return _mm256_mullo_epi32(a, b); }
+SA_VERB vu32 vu32_mul_hi(vu32 a, vu32 b) {
+    __m256i even = _mm256_srli_epi64(_mm256_mul_epu32(a, b), 32);
+    __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(b, 32));
+    return _mm256_blend_epi32(even, odd, 0xAA);
+}

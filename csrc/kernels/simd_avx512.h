@@ -1,0 +1,100 @@
+/* Vector verbs for AVX-512 (F, BW, DQ, VL). The list of verbs and what each promises: kernels/README.md.
+ * 512-bit vectors, 32 registers, so a tile of 8 rows by 2 vectors keeps 16 accumulators and leaves room for operands. */
+#define SA_FMA_IS_FUSED 1
+#define SA_VECTOR_REGISTERS 32
+
+typedef __m512 vf32;
+typedef __m512d vf64;
+typedef __mmask16 mf32;
+typedef __mmask8 mf64;
+typedef __m512i vu32;
+
+/* float32 */
+#define SA_F32_LANES 16
+SA_VERB vf32 vf32_load(const float *p) { return _mm512_loadu_ps(p); }
+SA_VERB void vf32_store(float *p, vf32 a) { _mm512_storeu_ps(p, a); }
+SA_VERB vf32 vf32_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
+SA_VERB void vf32_store_n(float *p, vf32 a, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a); }
+SA_VERB vf32 vf32_set1(float x) { return _mm512_set1_ps(x); }
+SA_VERB vf32 vf32_fma(vf32 a, vf32 b, vf32 c) { return _mm512_fmadd_ps(a, b, c); }
+SA_VERB vf32 vf32_max(vf32 a, vf32 b) { return _mm512_max_ps(a, b); }
+SA_VERB vf32 vf32_min(vf32 a, vf32 b) { return _mm512_min_ps(a, b); }
+SA_VERB vf32 vf32_abs(vf32 a) { return _mm512_abs_ps(a); }
+SA_VERB vf32 vf32_sqrt(vf32 a) { return _mm512_sqrt_ps(a); }
+SA_VERB vf32 vf32_copysign(vf32 a, vf32 s) {
+    return _mm512_or_ps(_mm512_abs_ps(a), _mm512_and_ps(s, _mm512_set1_ps(-0.0f)));
+}
+SA_VERB mf32 vf32_lt(vf32 a, vf32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+SA_VERB mf32 vf32_not_lt(vf32 a, vf32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ); }
+SA_VERB mf32 vf32_eq(vf32 a, vf32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+SA_VERB mf32 vf32_both(mf32 a, mf32 b) { return (mf32)(a & b); }
+SA_VERB vf32 vf32_select(mf32 m, vf32 yes, vf32 no) { return _mm512_mask_blend_ps(m, no, yes); }
+SA_VERB vf32 vf32_zero_unless(mf32 m, vf32 a) { return _mm512_maskz_mov_ps(m, a); }
+SA_VERB int vf32_any(mf32 m) { return m != 0; }
+SA_VERB mf32 vf32_words_ge(const uint32_t *w, uint32_t t) {
+    return _mm512_cmpge_epu32_mask(_mm512_loadu_si512(w), _mm512_set1_epi32((int)t));
+}
+SA_VERB vf32 vf32_add_exponent(vf32 a, vf32 t) {
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+}
+SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
+SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31); }
+SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
+SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31); }
+
+/* float64 */
+#define SA_F64_LANES 8
+SA_VERB vf64 vf64_load(const double *p) { return _mm512_loadu_pd(p); }
+SA_VERB void vf64_store(double *p, vf64 a) { _mm512_storeu_pd(p, a); }
+SA_VERB vf64 vf64_load_n(const double *p, int n) { return _mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p); }
+SA_VERB void vf64_store_n(double *p, vf64 a, int n) { _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), a); }
+SA_VERB vf64 vf64_set1(double x) { return _mm512_set1_pd(x); }
+SA_VERB vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return _mm512_fmadd_pd(a, b, c); }
+SA_VERB vf64 vf64_max(vf64 a, vf64 b) { return _mm512_max_pd(a, b); }
+SA_VERB vf64 vf64_min(vf64 a, vf64 b) { return _mm512_min_pd(a, b); }
+SA_VERB vf64 vf64_abs(vf64 a) { return _mm512_abs_pd(a); }
+SA_VERB vf64 vf64_sqrt(vf64 a) { return _mm512_sqrt_pd(a); }
+SA_VERB vf64 vf64_copysign(vf64 a, vf64 s) {
+    return _mm512_or_pd(_mm512_abs_pd(a), _mm512_and_pd(s, _mm512_set1_pd(-0.0)));
+}
+SA_VERB mf64 vf64_lt(vf64 a, vf64 b) { return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ); }
+SA_VERB mf64 vf64_not_lt(vf64 a, vf64 b) { return _mm512_cmp_pd_mask(a, b, _CMP_NLT_UQ); }
+SA_VERB mf64 vf64_eq(vf64 a, vf64 b) { return _mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ); }
+SA_VERB mf64 vf64_both(mf64 a, mf64 b) { return (mf64)(a & b); }
+SA_VERB vf64 vf64_select(mf64 m, vf64 yes, vf64 no) { return _mm512_mask_blend_pd(m, no, yes); }
+SA_VERB vf64 vf64_zero_unless(mf64 m, vf64 a) { return _mm512_maskz_mov_pd(m, a); }
+SA_VERB int vf64_any(mf64 m) { return m != 0; }
+SA_VERB mf64 vf64_words_ge(const uint32_t *w, uint32_t t) {
+    return _mm256_cmpge_epu32_mask(_mm256_loadu_si256((const __m256i *)w), _mm256_set1_epi32((int)t));
+}
+SA_VERB vf64 vf64_add_exponent(vf64 a, vf64 t) {
+    return _mm512_castsi512_pd(_mm512_add_epi64(_mm512_castpd_si512(a), _mm512_slli_epi64(_mm512_castpd_si512(t), 52)));
+}
+SA_VERB vf64 vf64_zip_lo(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+SA_VERB vf64 vf64_zip_hi(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+SA_VERB vf64 vf64_even(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
+SA_VERB vf64 vf64_odd(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
+
+/* 2^x in hardware steps: VREDUCE gives x - floor(x) and VSCALEF multiplies by 2^floor(x), one instruction each. */
+#define SA_HAS_SCALEF 1
+SA_VERB vf32 vf32_fraction(vf32 x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF); }
+SA_VERB vf32 vf32_scalef_unless_lt(vf32 a, vf32 x, vf32 least) {
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), a, x);
+}
+SA_VERB vf64 vf64_fraction(vf64 x) { return _mm512_reduce_pd(x, _MM_FROUND_TO_NEG_INF); }
+SA_VERB vf64 vf64_scalef_unless_lt(vf64 a, vf64 x, vf64 least) {
+    return _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(x, least, _CMP_NLT_UQ), a, x);
+}
+
+/* 32-bit words */
+#define SA_U32_LANES 16
+SA_VERB vu32 vu32_load(const uint32_t *p) { return _mm512_loadu_si512(p); }
+SA_VERB void vu32_store(uint32_t *p, vu32 a) { _mm512_storeu_si512(p, a); }
+SA_VERB vu32 vu32_set1(uint32_t x) { return _mm512_set1_epi32((int)x); }
+SA_VERB vu32 vu32_xor(vu32 a, vu32 b) { return _mm512_xor_si512(a, b); }
+SA_VERB vu32 vu32_mul_lo(vu32 a, vu32 b) { return _mm512_mullo_epi32(a, b); }
+SA_VERB vu32 vu32_mul_hi(vu32 a, vu32 b) {
+    __m512i even = _mm512_srli_epi64(_mm512_mul_epu32(a, b), 32);
+    __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), _mm512_srli_epi64(b, 32));
+    return _mm512_mask_blend_epi32(0xAAAA, even, odd);
+}

@@ -1,0 +1,146 @@
+/* Vector verbs on 16-byte vectors of the compiler's own vector extension: the x86-64 baseline (SSE2), NEON and plain C.
+ * The list of verbs and what each promises: kernels/README.md. What an instruction set does better than the plain form is
+ * overridden here and nowhere else: the fused multiply-add and square root of NEON, the maximum of SSE2. */
+#define SA_VECTOR_REGISTERS SA_VEC128_REGISTERS
+
+typedef float vf32 __attribute__((vector_size(16)));
+typedef double vf64 __attribute__((vector_size(16)));
+typedef int32_t mf32 __attribute__((vector_size(16)));
+typedef int64_t mf64 __attribute__((vector_size(16)));
+typedef uint32_t vu32 __attribute__((vector_size(16)));
+
+/* float32 */
+#define SA_F32_LANES 4
+SA_VERB vf32 vf32_load(const float *p) {
+    vf32 a;
+    memcpy(&a, p, sizeof a);
+    return a;
+}
+SA_VERB void vf32_store(float *p, vf32 a) { memcpy(p, &a, sizeof a); }
+SA_VERB vf32 vf32_load_n(const float *p, int n) {
+    vf32 a = {0};
+    for (int i = 0; i < n; ++i) {
+        a[i] = p[i];
+    }
+    return a;
+}
+SA_VERB void vf32_store_n(float *p, vf32 a, int n) {
+    for (int i = 0; i < n; ++i) {
+        p[i] = a[i];
+    }
+}
+SA_VERB vf32 vf32_set1(float x) { return (vf32){x, x, x, x}; }
+SA_VERB mf32 vf32_lt(vf32 a, vf32 b) { return (mf32)(a < b); }
+SA_VERB mf32 vf32_not_lt(vf32 a, vf32 b) { return ~(mf32)(a < b); }
+SA_VERB mf32 vf32_eq(vf32 a, vf32 b) { return (mf32)(a == b); }
+SA_VERB mf32 vf32_both(mf32 a, mf32 b) { return a & b; }
+SA_VERB vf32 vf32_select(mf32 m, vf32 yes, vf32 no) { return (vf32)((m & (mf32)yes) | (~m & (mf32)no)); }
+SA_VERB vf32 vf32_zero_unless(mf32 m, vf32 a) { return (vf32)(m & (mf32)a); }
+SA_VERB int vf32_any(mf32 m) { return (m[0] | m[1] | m[2] | m[3]) != 0; }
+SA_VERB vf32 vf32_abs(vf32 a) { return (vf32)((mf32)a & 0x7fffffff); }
+SA_VERB vf32 vf32_copysign(vf32 a, vf32 s) {
+    const mf32 sign = (mf32)vf32_set1(-0.0f);
+    return (vf32)((~sign & (mf32)a) | (sign & (mf32)s));
+}
+#if defined(SA_VEC128_SSE2)
+SA_VERB vf32 vf32_max(vf32 a, vf32 b) { return (vf32)_mm_max_ps((__m128)a, (__m128)b); }
+SA_VERB vf32 vf32_min(vf32 a, vf32 b) { return (vf32)_mm_min_ps((__m128)a, (__m128)b); }
+SA_VERB vf32 vf32_sqrt(vf32 a) { return (vf32)_mm_sqrt_ps((__m128)a); }
+#else
+SA_VERB vf32 vf32_max(vf32 a, vf32 b) { return vf32_select(vf32_lt(b, a), a, b); }
+SA_VERB vf32 vf32_min(vf32 a, vf32 b) { return vf32_select(vf32_lt(a, b), a, b); }
+SA_VERB vf32 vf32_sqrt(vf32 a) { return (vf32){sqrtf(a[0]), sqrtf(a[1]), sqrtf(a[2]), sqrtf(a[3])}; }
+#endif
+#if defined(SA_VEC128_NEON)
+#define SA_FMA_IS_FUSED 1
+SA_VERB vf32 vf32_fma(vf32 a, vf32 b, vf32 c) { return (vf32)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+#else
+#define SA_FMA_IS_FUSED 0
+SA_VERB vf32 vf32_fma(vf32 a, vf32 b, vf32 c) { return a * b + c; }
+#endif
+SA_VERB mf32 vf32_words_ge(const uint32_t *w, uint32_t t) {
+    vu32 a;
+    memcpy(&a, w, sizeof a);
+    return (mf32)(a >= t);
+}
+SA_VERB vf32 vf32_add_exponent(vf32 a, vf32 t) { return (vf32)((vu32)a + ((vu32)t << 23)); }
+SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 4, 1, 5); }
+SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 2, 6, 3, 7); }
+SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6); }
+SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7); }
+
+/* float64 */
+#define SA_F64_LANES 2
+SA_VERB vf64 vf64_load(const double *p) {
+    vf64 a;
+    memcpy(&a, p, sizeof a);
+    return a;
+}
+SA_VERB void vf64_store(double *p, vf64 a) { memcpy(p, &a, sizeof a); }
+SA_VERB vf64 vf64_load_n(const double *p, int n) {
+    vf64 a = {0};
+    for (int i = 0; i < n; ++i) {
+        a[i] = p[i];
+    }
+    return a;
+}
+SA_VERB void vf64_store_n(double *p, vf64 a, int n) {
+    for (int i = 0; i < n; ++i) {
+        p[i] = a[i];
+    }
+}
+SA_VERB vf64 vf64_set1(double x) { return (vf64){x, x}; }
+SA_VERB mf64 vf64_lt(vf64 a, vf64 b) { return (mf64)(a < b); }
+SA_VERB mf64 vf64_not_lt(vf64 a, vf64 b) { return ~(mf64)(a < b); }
+SA_VERB mf64 vf64_eq(vf64 a, vf64 b) { return (mf64)(a == b); }
+SA_VERB mf64 vf64_both(mf64 a, mf64 b) { return a & b; }
+SA_VERB vf64 vf64_select(mf64 m, vf64 yes, vf64 no) { return (vf64)((m & (mf64)yes) | (~m & (mf64)no)); }
+SA_VERB vf64 vf64_zero_unless(mf64 m, vf64 a) { return (vf64)(m & (mf64)a); }
+SA_VERB int vf64_any(mf64 m) { return (m[0] | m[1]) != 0; }
+SA_VERB vf64 vf64_abs(vf64 a) { return (vf64)((mf64)a & INT64_MAX); }
+SA_VERB vf64 vf64_copysign(vf64 a, vf64 s) {
+    const mf64 sign = (mf64)vf64_set1(-0.0);
+    return (vf64)((~sign & (mf64)a) | (sign & (mf64)s));
+}
+#if defined(SA_VEC128_SSE2)
+SA_VERB vf64 vf64_max(vf64 a, vf64 b) { return (vf64)_mm_max_pd((__m128d)a, (__m128d)b); }
+SA_VERB vf64 vf64_min(vf64 a, vf64 b) { return (vf64)_mm_min_pd((__m128d)a, (__m128d)b); }
+SA_VERB vf64 vf64_sqrt(vf64 a) { return (vf64)_mm_sqrt_pd((__m128d)a); }
+#else
+SA_VERB vf64 vf64_max(vf64 a, vf64 b) { return vf64_select(vf64_lt(b, a), a, b); }
+SA_VERB vf64 vf64_min(vf64 a, vf64 b) { return vf64_select(vf64_lt(a, b), a, b); }
+SA_VERB vf64 vf64_sqrt(vf64 a) { return (vf64){sqrt(a[0]), sqrt(a[1])}; }
+#endif
+#if defined(SA_VEC128_NEON)
+SA_VERB vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return (vf64)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b); }
+#else
+SA_VERB vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return a * b + c; }
+#endif
+SA_VERB mf64 vf64_words_ge(const uint32_t *w, uint32_t t) { return (mf64){-(int64_t)(w[0] >= t), -(int64_t)(w[1] >= t)}; }
+SA_VERB vf64 vf64_add_exponent(vf64 a, vf64 t) {
+    typedef uint64_t bits __attribute__((vector_size(16)));
+    return (vf64)((bits)a + ((bits)t << 52));
+}
+SA_VERB vf64 vf64_zip_lo(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 2); }
+SA_VERB vf64 vf64_zip_hi(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 1, 3); }
+SA_VERB vf64 vf64_even(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 2); }
+SA_VERB vf64 vf64_odd(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 1, 3); }
+
+/* 32-bit words */
+#define SA_U32_LANES 4
+SA_VERB vu32 vu32_load(const uint32_t *p) {
+    vu32 a;
+    memcpy(&a, p, sizeof a);
+    return a;
+}
+SA_VERB void vu32_store(uint32_t *p, vu32 a) { memcpy(p, &a, sizeof a); }
+SA_VERB vu32 vu32_set1(uint32_t x) { return (vu32){x, x, x, x}; }
+SA_VERB vu32 vu32_xor(vu32 a, vu32 b) { return a ^ b; }
+SA_VERB vu32 vu32_mul_lo(vu32 a, vu32 b) { return a * b; }
+SA_VERB vu32 vu32_mul_hi(vu32 a, vu32 b) {
+    vu32 hi;
+    for (int i = 0; i < 4; ++i) {
+        hi[i] = (uint32_t)(((uint64_t)a[i] * b[i]) >> 32);
+    }
+    return hi;
+}

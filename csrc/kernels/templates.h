@@ -1,0 +1,44 @@
+/* All kernels of one instruction set: every template once for float32 and once for float64, and the table of the results.
+ * No include guards below here on purpose: the same text is compiled for both types. */
+#include "philox.h"
+
+#define SA_REAL_IS_F64 0
+#include "real.h"
+#include "exp.h"
+#include "pack.h"
+#include "tiles.h"
+#include "scores.h"
+#include "attention_forward.h"
+#include "machine_limits.h"
+#include "real_end.h"
+
+#define SA_REAL_IS_F64 1
+#include "real.h"
+#include "exp.h"
+#include "pack.h"
+#include "tiles.h"
+#include "scores.h"
+#include "attention_forward.h"
+#include "machine_limits.h"
+#include "real_end.h"
+
+#define SA_REAL_TABLE(dtype)                                                             \
+    {                                                                                    \
+        .block_rows = SA_PASTE4(sa_, block_rows, dtype, SA_ISA),                         \
+        .attention_scratch = SA_PASTE4(sa_, attention_scratch, dtype, SA_ISA),           \
+        .attention_partial = SA_PASTE4(sa_, attention_partial, dtype, SA_ISA),           \
+        .attention_forward = SA_PASTE4(sa_, attention_forward, dtype, SA_ISA),           \
+        .attention_merge = SA_PASTE4(sa_, attention_merge, dtype, SA_ISA),               \
+        .exp2_array = SA_PASTE4(sa_, exp2_array, dtype, SA_ISA),                         \
+        .tanh_array = SA_PASTE4(sa_, tanh_array, dtype, SA_ISA),                         \
+        .fma_loop = SA_PASTE4(sa_, fma_loop, dtype, SA_ISA),                             \
+    }
+#define SA_STRING_(x) #x
+#define SA_STRING(x) SA_STRING_(x)
+
+const sa_kernels SA_PASTE(sa_kernels_, SA_ISA) = {
+    .name = SA_STRING(SA_ISA),
+    .f32 = SA_REAL_TABLE(f32),
+    .f64 = SA_REAL_TABLE(f64),
+    .read_loop = SA_PASTE(sa_read_loop_, SA_ISA),
+};

@@ -1,0 +1,356 @@
+/* The two matrix products of attention as register tiles, and the packing of queries.
+ *
+ * Wide: lanes are queries. Everything is transposed, so K and V are read where they lie, nothing is summed across lanes,
+ * and the width of a head is only an index of broadcasts. Needs many queries to fill the lanes.
+ * Few: lanes are features. For one to four queries per key head (decoding); bound by the reading of K and V. */
+
+/* a[i] lane j ↔ a[j] lane i, by log2(lanes) perfect shuffles. */
+SA_INLINE void FN(transpose)(vec *a) {
+    vec b[SA_LANES];
+    SA_UNROLL
+    for (int span = 1; span < SA_LANES; span *= 2) {
+        SA_UNROLL
+        for (int i = 0; i < SA_LANES / 2; ++i) {
+            b[2 * i] = V(zip_lo)(a[i], a[i + SA_LANES / 2]);
+            b[2 * i + 1] = V(zip_hi)(a[i], a[i + SA_LANES / 2]);
+        }
+        SA_UNROLL
+        for (int i = 0; i < SA_LANES; ++i) {
+            a[i] = b[i];
+        }
+    }
+}
+
+/* Lane i of the result is the sum over the lanes of a[i]; a is used up. */
+SA_INLINE vec FN(sum_each)(vec *a) {
+    SA_UNROLL
+    for (int n = SA_LANES; n > 1; n /= 2) {
+        SA_UNROLL
+        for (int i = 0; i < n / 2; ++i) {
+            a[i] = V(even)(a[2 * i], a[2 * i + 1]) + V(odd)(a[2 * i], a[2 * i + 1]);
+        }
+    }
+    return a[0];
+}
+
+/* ---- wide ----------------------------------------------------------------------------------------------------------
+ * nv vectors of lanes are worked on, of rows that are `lanes` long: a causal tile leaves out vectors that it closes. */
+
+/* P[rows][nv·lanes] = k[rows][E] · qT[E][nv·lanes]; top takes the maximum of each lane. */
+SA_INLINE void FN(scores_tile)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t E,
+                               real *restrict P, ptrdiff_t lanes, vec *top, const int rows, const int nv) {
+    vec sum[8][4];
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            sum[r][v] = V(set1)(0);
+        }
+    }
+    for (ptrdiff_t e = 0; e < E; ++e) {
+        vec q[4];
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            q[v] = V(load)(qT + e * lanes + v * SA_LANES);
+        }
+        SA_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            vec k_re = V(set1)(k[r * k_stride + e]);
+            SA_UNROLL
+            for (int v = 0; v < nv; ++v) {
+                sum[r][v] = V(fma)(k_re, q[v], sum[r][v]);
+            }
+        }
+    }
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            V(store)(P + r * lanes + v * SA_LANES, sum[r][v]);
+            top[v] = V(max)(top[v], sum[r][v]);
+        }
+    }
+}
+
+SA_INLINE void FN(scores_any)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E,
+                              real *restrict P, ptrdiff_t lanes, real *restrict top, const int nv) {
+    vec m[4];
+    SA_UNROLL
+    for (int v = 0; v < nv; ++v) {
+        m[v] = V(load)(top + v * SA_LANES);
+    }
+    ptrdiff_t j = 0;
+    for (; j + SA_ROWS(nv) <= n; j += SA_ROWS(nv)) {
+        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, m, SA_ROWS(nv), nv);
+    }
+    if (SA_ROWS(nv) > 4 && j + 4 <= n) {
+        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, m, 4, nv);
+        j += 4;
+    }
+    if (j + 2 <= n) {
+        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, m, 2, nv);
+        j += 2;
+    }
+    if (j < n) {
+        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, m, 1, nv);
+    }
+    SA_UNROLL
+    for (int v = 0; v < nv; ++v) {
+        V(store)(top + v * SA_LANES, m[v]);
+    }
+}
+
+/* O[rows][nv·lanes] = alpha·O + Σ_j v[j][rows]·P[j][nv·lanes]. The sum starts at zero and meets the old output in one fused
+ * step: half the RMS error of adding term by term to O, at no cost. */
+SA_INLINE void FN(values_tile)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, ptrdiff_t n,
+                               real *restrict O, ptrdiff_t lanes, const vec *alpha, const int rows, const int nv) {
+    vec sum[8][4];
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            sum[r][v] = V(set1)(0);
+        }
+    }
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        vec p[4];
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            p[v] = V(load)(P + j * lanes + v * SA_LANES);
+        }
+        SA_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            vec v_jr = V(set1)(v_j[j * v_stride + r]);
+            SA_UNROLL
+            for (int v = 0; v < nv; ++v) {
+                sum[r][v] = V(fma)(v_jr, p[v], sum[r][v]);
+            }
+        }
+    }
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            real *o = O + r * lanes + v * SA_LANES;
+            V(store)(o, V(fma)(alpha[v], V(load)(o), sum[r][v]));
+        }
+    }
+}
+
+SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv,
+                              real *restrict O, ptrdiff_t lanes, const real *restrict alpha, const int nv) {
+    vec a[4];
+    SA_UNROLL
+    for (int v = 0; v < nv; ++v) {
+        a[v] = V(load)(alpha + v * SA_LANES);
+    }
+    ptrdiff_t d = 0;
+    for (; d + SA_ROWS(nv) <= Dv; d += SA_ROWS(nv)) {
+        FN(values_tile)(P, v_j + d, v_stride, n, O + d * lanes, lanes, a, SA_ROWS(nv), nv);
+    }
+    if (SA_ROWS(nv) > 4 && d + 4 <= Dv) {
+        FN(values_tile)(P, v_j + d, v_stride, n, O + d * lanes, lanes, a, 4, nv);
+        d += 4;
+    }
+    if (d + 2 <= Dv) {
+        FN(values_tile)(P, v_j + d, v_stride, n, O + d * lanes, lanes, a, 2, nv);
+        d += 2;
+    }
+    if (d < Dv) {
+        FN(values_tile)(P, v_j + d, v_stride, n, O + d * lanes, lanes, a, 1, nv);
+    }
+}
+
+/* One function for each number of vectors, so that the register tiles are compiled once and alone. */
+#define SA_WIDE(nv)                                                                                                     \
+    SA_NOINLINE void FN(scores_wide##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E,    \
+                                         real *P, ptrdiff_t lanes, real *top) {                                         \
+        FN(scores_any)(qT, k, k_stride, n, E, P, lanes, top, nv);                                                       \
+    }                                                                                                                   \
+    SA_NOINLINE void FN(values_wide##nv)(const real *P, const real *v, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv,    \
+                                         real *O, ptrdiff_t lanes, const real *alpha) {                                 \
+        FN(values_any)(P, v, v_stride, n, Dv, O, lanes, alpha, nv);                                                     \
+    }
+SA_WIDE(1)
+SA_WIDE(2)
+SA_WIDE(3)
+#if SA_VECS == 4
+SA_WIDE(4)
+#endif
+#undef SA_WIDE
+
+SA_INLINE void FN(scores_wide)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, real *P,
+                               ptrdiff_t lanes, real *top, int nv) {
+    switch (nv) {
+    case 1: FN(scores_wide1)(qT, k, k_stride, n, E, P, lanes, top); break;
+    case 2: FN(scores_wide2)(qT, k, k_stride, n, E, P, lanes, top); break;
+    case 3: FN(scores_wide3)(qT, k, k_stride, n, E, P, lanes, top); break;
+#if SA_VECS == 4
+    case 4: FN(scores_wide4)(qT, k, k_stride, n, E, P, lanes, top); break;
+#endif
+    default: break;
+    }
+}
+
+SA_INLINE void FN(values_wide)(const real *P, const real *v, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,
+                               ptrdiff_t lanes, const real *alpha, int nv) {
+    switch (nv) {
+    case 1: FN(values_wide1)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
+    case 2: FN(values_wide2)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
+    case 3: FN(values_wide3)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
+#if SA_VECS == 4
+    case 4: FN(values_wide4)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
+#endif
+    default: break;
+    }
+}
+
+/* ---- few ----------------------------------------------------------------------------------------------------------- */
+
+/* P[j][lanes], lanes 0 … R − 1, = k[j]·q[r] for n keys. q[R][q_stride] is padded with zeros to whole vectors. */
+SA_INLINE void FN(scores_few)(const real *restrict q, ptrdiff_t q_stride, const real *restrict k, ptrdiff_t k_stride,
+                              ptrdiff_t n, ptrdiff_t E, real *restrict P, const int R) {
+    const int keys = SA_LANES / R; /* products of one pass: keys × R = lanes */
+    const ptrdiff_t whole = E - E % SA_LANES;
+    for (ptrdiff_t j = 0; j < n; j += keys) {
+        const int here = n - j < keys ? (int)(n - j) : keys;
+        const real *k_j[SA_LANES];
+        SA_UNROLL
+        for (int i = 0; i < keys; ++i) {
+            k_j[i] = k + (j + (i < here ? i : 0)) * k_stride;
+        }
+        vec sum[SA_LANES];
+        SA_UNROLL
+        for (int i = 0; i < SA_LANES; ++i) {
+            sum[i] = V(set1)(0);
+        }
+        for (ptrdiff_t e = 0; e < whole; e += SA_LANES) {
+            vec q_r[SA_LANES];
+            SA_UNROLL
+            for (int r = 0; r < R; ++r) {
+                q_r[r] = V(load)(q + r * q_stride + e);
+            }
+            SA_UNROLL
+            for (int i = 0; i < keys; ++i) {
+                vec k_i = V(load)(k_j[i] + e);
+                SA_UNROLL
+                for (int r = 0; r < R; ++r) {
+                    sum[i * R + r] = V(fma)(k_i, q_r[r], sum[i * R + r]);
+                }
+            }
+        }
+        if (whole < E) {
+            SA_UNROLL
+            for (int i = 0; i < keys; ++i) {
+                vec k_i = V(load_n)(k_j[i] + whole, (int)(E - whole));
+                SA_UNROLL
+                for (int r = 0; r < R; ++r) {
+                    sum[i * R + r] = V(fma)(k_i, V(load)(q + r * q_stride + whole), sum[i * R + r]);
+                }
+            }
+        }
+        real each[SA_LANES];
+        V(store)(each, FN(sum_each)(sum));
+        for (int i = 0; i < here; ++i) {
+            SA_UNROLL
+            for (int r = 0; r < R; ++r) {
+                P[(j + i) * SA_LANES + r] = each[i * R + r];
+            }
+        }
+    }
+}
+
+/* O[R][o_stride], columns from d on, = alpha·O + Σ_j P[j][r]·v[j]; C vectors of columns, the last with `tail` lanes. */
+SA_INLINE void FN(values_few_columns)(const real *restrict P, const real *restrict v, ptrdiff_t v_stride, ptrdiff_t n,
+                                      real *restrict O, ptrdiff_t o_stride, const real *restrict alpha, const int R,
+                                      const int C, const bool whole, int tail) {
+    vec sum[4][8];
+    SA_UNROLL
+    for (int r = 0; r < R; ++r) {
+        SA_UNROLL
+        for (int c = 0; c < C; ++c) {
+            sum[r][c] = V(set1)(0);
+        }
+    }
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        vec v_j[8];
+        SA_UNROLL
+        for (int c = 0; c < C; ++c) {
+            const real *from = v + j * v_stride + c * SA_LANES;
+            v_j[c] = whole ? V(load)(from) : V(load_n)(from, tail);
+        }
+        SA_UNROLL
+        for (int r = 0; r < R; ++r) {
+            vec p = V(set1)(P[j * SA_LANES + r]);
+            SA_UNROLL
+            for (int c = 0; c < C; ++c) {
+                sum[r][c] = V(fma)(p, v_j[c], sum[r][c]);
+            }
+        }
+    }
+    SA_UNROLL
+    for (int r = 0; r < R; ++r) {
+        SA_UNROLL
+        for (int c = 0; c < C; ++c) {
+            real *o = O + r * o_stride + c * SA_LANES;
+            V(store)(o, V(fma)(V(set1)(alpha[r]), V(load)(o), sum[r][c]));
+        }
+    }
+}
+
+SA_INLINE void FN(values_few)(const real *restrict P, const real *restrict v, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv,
+                              real *restrict O, ptrdiff_t o_stride, const real *restrict alpha, const int R) {
+    const int C = SA_VECTOR_REGISTERS == 32 ? (R == 4 ? 4 : 8) : (R == 1 ? 4 : R == 2 ? 4 : 2);
+    ptrdiff_t d = 0;
+    for (; d + C * SA_LANES <= Dv; d += C * SA_LANES) {
+        FN(values_few_columns)(P, v + d, v_stride, n, O + d, o_stride, alpha, R, C, true, 0);
+    }
+    for (; d + SA_LANES <= Dv; d += SA_LANES) {
+        FN(values_few_columns)(P, v + d, v_stride, n, O + d, o_stride, alpha, R, 1, true, 0);
+    }
+    if (d < Dv) {
+        FN(values_few_columns)(P, v + d, v_stride, n, O + d, o_stride, alpha, R, 1, false, (int)(Dv - d));
+    }
+}
+
+/* The most rows that are "few": a power of two, and all of them must fit one vector. */
+#define SA_FEW_ROWS (SA_LANES >= 4 ? 4 : SA_LANES)
+#define SA_FEW(R)                                                                                                       \
+    SA_NOINLINE void FN(scores_few##R)(const real *q, ptrdiff_t q_stride, const real *k, ptrdiff_t k_stride, ptrdiff_t n, \
+                                       ptrdiff_t E, real *P) {                                                          \
+        FN(scores_few)(q, q_stride, k, k_stride, n, E, P, R);                                                           \
+    }                                                                                                                   \
+    SA_NOINLINE void FN(values_few##R)(const real *P, const real *v, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv,      \
+                                       real *O, ptrdiff_t o_stride, const real *alpha) {                                \
+        FN(values_few)(P, v, v_stride, n, Dv, O, o_stride, alpha, R);                                                   \
+    }
+SA_FEW(1)
+SA_FEW(2)
+#if SA_LANES >= 4
+SA_FEW(4)
+#endif
+#undef SA_FEW
+
+SA_INLINE void FN(scores_of_few)(const real *q, ptrdiff_t q_stride, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E,
+                                 real *P, int few) {
+    switch (few) {
+    case 1: FN(scores_few1)(q, q_stride, k, k_stride, n, E, P); break;
+    case 2: FN(scores_few2)(q, q_stride, k, k_stride, n, E, P); break;
+#if SA_LANES >= 4
+    case 4: FN(scores_few4)(q, q_stride, k, k_stride, n, E, P); break;
+#endif
+    default: break;
+    }
+}
+
+SA_INLINE void FN(values_of_few)(const real *P, const real *v, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,
+                                 ptrdiff_t o_stride, const real *alpha, int few) {
+    switch (few) {
+    case 1: FN(values_few1)(P, v, v_stride, n, Dv, O, o_stride, alpha); break;
+    case 2: FN(values_few2)(P, v, v_stride, n, Dv, O, o_stride, alpha); break;
+#if SA_LANES >= 4
+    case 4: FN(values_few4)(P, v, v_stride, n, Dv, O, o_stride, alpha); break;
+#endif
+    default: break;
+    }
+}

@@ -1,0 +1,224 @@
+/* Owns the way from Python objects to the core's tensors. */
+#include "arrays.h"
+
+const char *sa_dtype_name(sa_dtype dtype) {
+    static const char *const names[SA_DTYPES] = {"float16", "bfloat16", "float32", "float64", "bool",   "int8",  "uint8",
+                                                 "int16",   "uint16",   "int32",   "uint32",  "int64", "uint64"};
+    return names[dtype];
+}
+
+/* bfloat16 is a type that ml_dtypes registers with NumPy. It is looked for among the loaded modules and never imported: an
+ * array of it cannot exist before. */
+static bool is_bfloat16(PyArray_Descr *descr) {
+    PyObject *name = PyUnicode_FromString("ml_dtypes");
+    PyObject *module = name ? PyImport_GetModule(name) : NULL;
+    Py_XDECREF(name);
+    if (module == NULL) {
+        PyErr_Clear();
+        return false;
+    }
+    PyObject *type = PyObject_GetAttrString(module, "bfloat16");
+    Py_DECREF(module);
+    if (type == NULL) {
+        PyErr_Clear();
+        return false;
+    }
+    const bool same = (PyObject *)descr->typeobj == type;
+    Py_DECREF(type);
+    return same;
+}
+
+static sa_dtype dtype_of(PyArray_Descr *descr) {
+    switch (descr->type_num) {
+    case NPY_FLOAT: return SA_F32;
+    case NPY_DOUBLE: return SA_F64;
+    case NPY_HALF: return SA_F16;
+    case NPY_BOOL: return SA_BOOL;
+    default: break;
+    }
+    if (PyTypeNum_ISINTEGER(descr->type_num)) {
+        const bool is_signed = PyTypeNum_ISSIGNED(descr->type_num);
+        switch (PyDataType_ELSIZE(descr)) {
+        case 1: return is_signed ? SA_I8 : SA_U8;
+        case 2: return is_signed ? SA_I16 : SA_U16;
+        case 4: return is_signed ? SA_I32 : SA_U32;
+        case 8: return is_signed ? SA_I64 : SA_U64;
+        default: return SA_DTYPES;
+        }
+    }
+    if (PyTypeNum_ISUSERDEF(descr->type_num) && is_bfloat16(descr)) {
+        return SA_BF16;
+    }
+    return SA_DTYPES;
+}
+
+PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name, sa_dtype *dtype) {
+    PyArrayObject *array;
+    if (PyArray_CheckExact(x)) {
+        array = (PyArrayObject *)Py_NewRef(x);
+    } else {
+        const int refused = PyArray_Check(x) ? (PyObject_IsInstance(x, state->masked_array) == 1 ||
+                                                PyObject_IsInstance(x, state->matrix) == 1)
+                                             : 0;
+        if (refused) {
+            PyErr_Format(PyExc_TypeError,
+                         "%s must be a plain array, got %s, whose arithmetic differs (use attn_mask for masks, and "
+                         "numpy.asarray for the data)",
+                         name, Py_TYPE(x)->tp_name);
+            return NULL;
+        }
+        array = (PyArrayObject *)PyArray_FromAny(x, NULL, 0, 0, 0, NULL);
+        if (array == NULL) {
+            return NULL;
+        }
+    }
+    *dtype = dtype_of(PyArray_DESCR(array));
+    if (*dtype == SA_DTYPES) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s must be of dtype float16, bfloat16, float32, float64 or an integer type, got %S", name,
+                     (PyObject *)PyArray_DESCR(array));
+        Py_DECREF(array);
+        return NULL;
+    }
+    return array;
+}
+
+PyArrayObject *sa_as_numbers(const sa_state *state, PyObject *x, const char *name, sa_dtype *dtype) {
+    PyArrayObject *array = sa_as_array(state, x, name, dtype);
+    if (array != NULL && *dtype == SA_BOOL) {
+        PyErr_Format(PyExc_TypeError, "%s must be of a float or integer dtype, got bool", name);
+        Py_CLEAR(array);
+    }
+    return array;
+}
+
+sa_dtype sa_promote(sa_dtype a, sa_dtype b) {
+    a = sa_is_integer(a) ? SA_F64 : a;
+    b = sa_is_integer(b) ? SA_F64 : b;
+    if (a == b) {
+        return a;
+    }
+    return a == SA_F64 || b == SA_F64 ? SA_F64 : SA_F32;
+}
+
+PyArrayObject *sa_new_array(int ndim, const npy_intp *shape, sa_dtype dtype, PyArrayObject *like_bf16, bool zeros) {
+    PyArray_Descr *descr;
+    if (dtype == SA_BF16) {
+        descr = PyArray_DescrNewByteorder(PyArray_DESCR(like_bf16), NPY_NATIVE);
+    } else {
+        descr = PyArray_DescrFromType(dtype == SA_F64 ? NPY_DOUBLE : dtype == SA_F32 ? NPY_FLOAT : NPY_HALF);
+    }
+    if (descr == NULL) {
+        return NULL;
+    }
+    return (PyArrayObject *)(zeros ? PyArray_Zeros(ndim, shape, descr, 0) : PyArray_Empty(ndim, shape, descr, 0));
+}
+
+void sa_fill_tensor(sa_tensor *t, PyArrayObject *array, sa_dtype dtype, int n_lead, int core) {
+    const int ndim = PyArray_NDIM(array);
+    const npy_intp *shape = PyArray_SHAPE(array), *strides = PyArray_STRIDES(array);
+    t->m.data = PyArray_BYTES(array);
+    t->m.dtype = dtype;
+    t->m.swapped = !PyArray_ISNOTSWAPPED(array);
+    t->m.row_stride = t->m.col_stride = 0;
+    if (core >= 1 && ndim >= 1 && shape[ndim - 1] != 1) {
+        t->m.col_stride = strides[ndim - 1];
+    }
+    if (core >= 2 && ndim >= 2 && shape[ndim - 2] != 1) {
+        t->m.row_stride = strides[ndim - 2];
+    }
+    for (int axis = 0; axis < n_lead; ++axis) {
+        const int own = axis - n_lead + ndim - core;
+        t->lead_stride[axis] = own >= 0 && shape[own] != 1 ? strides[own] : 0;
+    }
+}
+
+PyArrayObject *sa_as_small(const sa_state *state, PyObject *x, const char *name, bool integers) {
+    sa_dtype dtype;
+    PyArrayObject *array = sa_as_numbers(state, x, name, &dtype);
+    if (array == NULL) {
+        return NULL;
+    }
+    if (integers && !sa_is_integer(dtype)) {
+        PyErr_Format(PyExc_TypeError, "%s must be of an integer dtype, got %s", name, sa_dtype_name(dtype));
+        Py_DECREF(array);
+        return NULL;
+    }
+    PyArray_Descr *descr = PyArray_DescrFromType(integers ? NPY_INT64 : NPY_DOUBLE);
+    PyArrayObject *small =
+        (PyArrayObject *)PyArray_FromArray(array, descr, NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST);
+    Py_DECREF(array);
+    return small;
+}
+
+/* The first and the last byte + 1 that an array may touch; false when it has no element. */
+static bool extent(PyArrayObject *array, const char **low, const char **high) {
+    *low = *high = PyArray_BYTES(array);
+    *high += PyArray_ITEMSIZE(array);
+    for (int axis = 0; axis < PyArray_NDIM(array); ++axis) {
+        const npy_intp n = PyArray_DIM(array, axis), stride = PyArray_STRIDE(array, axis);
+        if (n == 0) {
+            return false;
+        }
+        if (stride < 0) {
+            *low += (n - 1) * stride;
+        } else {
+            *high += (n - 1) * stride;
+        }
+    }
+    return true;
+}
+
+int sa_check_overlap(const sa_state *state, PyArrayObject *out, PyArrayObject *array, const char *name) {
+    const char *out_low, *out_high, *low, *high;
+    if (!extent(out, &out_low, &out_high) || !extent(array, &low, &high) || out_high <= low || high <= out_low) {
+        return 0;
+    }
+    PyObject *shared = PyObject_CallFunction(state->shares_memory, "OOi", out, array, 10000);
+    if (shared == NULL) {
+        if (!PyErr_ExceptionMatches(state->too_hard)) {
+            return -1;
+        }
+        PyErr_Format(PyExc_ValueError, "cannot tell whether out overlaps %s: their strides are too intricate; pass a plain out",
+                     name);
+        return -1;
+    }
+    const int overlaps = PyObject_IsTrue(shared);
+    Py_DECREF(shared);
+    if (overlaps > 0) {
+        PyErr_Format(PyExc_ValueError, "out overlaps %s in memory; results would be written over inputs still to be read", name);
+    }
+    return overlaps == 0 ? 0 : -1;
+}
+
+int sa_check_self_overlap(PyArrayObject *out) {
+    /* Axes in order of stride: each step must be longer than everything below it. Stricter than need be only for strides
+     * that interleave, which no slicing or transposing makes. */
+    const int ndim = PyArray_NDIM(out);
+    bool used[NPY_MAXDIMS] = {false};
+    npy_intp reach = PyArray_ITEMSIZE(out);
+    for (int pass = 0; pass < ndim; ++pass) {
+        int next = -1;
+        npy_intp least = 0;
+        for (int axis = 0; axis < ndim; ++axis) {
+            const npy_intp stride = PyArray_STRIDE(out, axis) < 0 ? -PyArray_STRIDE(out, axis) : PyArray_STRIDE(out, axis);
+            if (!used[axis] && (next < 0 || stride < least)) {
+                next = axis;
+                least = stride;
+            }
+        }
+        used[next] = true;
+        const npy_intp n = PyArray_DIM(out, next);
+        if (n == 0) {
+            return 0;
+        }
+        if (n > 1) {
+            if (least < reach) {
+                PyErr_SetString(PyExc_ValueError, "out overlaps itself in memory: several of its elements are one");
+                return -1;
+            }
+            reach += (n - 1) * least;
+        }
+    }
+    return 0;
+}

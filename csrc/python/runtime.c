@@ -1,0 +1,166 @@
+/* What the library tells about itself and lets be set: instruction set, threads, build, and this machine's limits. */
+#include "runtime.h"
+
+static PyObject *get_isa(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    return PyUnicode_FromString(sa_isa_name());
+}
+
+static PyObject *available_isas(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    const char *const *names = sa_isa_available();
+    Py_ssize_t n = 0;
+    while (names[n] != NULL) {
+        ++n;
+    }
+    PyObject *tuple = PyTuple_New(n);
+    for (Py_ssize_t i = 0; tuple != NULL && i < n; ++i) {
+        PyObject *name = PyUnicode_FromString(names[i]);
+        if (name == NULL) {
+            Py_CLEAR(tuple);
+            break;
+        }
+        PyTuple_SET_ITEM(tuple, i, name);
+    }
+    return tuple;
+}
+
+int sa_py_choose_isa(const char *name, PyObject *error, const char *what) {
+    if (sa_isa_set(name) == SA_OK) {
+        return 0;
+    }
+    PyObject *available = available_isas(NULL, NULL);
+    if (available != NULL) {
+        PyErr_Format(error, "%s'%s': this build on this CPU and operating system can run %R", what, name, available);
+        Py_DECREF(available);
+    }
+    return -1;
+}
+
+static PyObject *set_isa(PyObject *module, PyObject *name) {
+    (void)module;
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
+    if (text == NULL) {
+        if (!PyErr_Occurred()) {
+            PyErr_Format(PyExc_TypeError, "the instruction set must be a str, got %s", Py_TYPE(name)->tp_name);
+        }
+        return NULL;
+    }
+    return sa_py_choose_isa(text, PyExc_ValueError, "no instruction set ") < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *get_num_threads(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    return PyLong_FromLong(sa_get_num_threads());
+}
+
+static PyObject *set_num_threads(PyObject *module, PyObject *number) {
+    (void)module;
+    if (number == Py_None) {
+        sa_set_num_threads(0);
+        Py_RETURN_NONE;
+    }
+    PyObject *index = PyBool_Check(number) ? NULL : PyNumber_Index(number);
+    if (index == NULL) {
+        PyErr_Format(PyExc_TypeError, "the number of threads must be an int from 1 to 1024 or None, got %R", number);
+        return NULL;
+    }
+    int overflow;
+    const long n = PyLong_AsLongAndOverflow(index, &overflow);
+    Py_DECREF(index);
+    if (overflow != 0 || n < 1 || n > 1024) {
+        PyErr_Format(PyExc_ValueError, "the number of threads must be an int from 1 to 1024 or None, got %R", number);
+        return NULL;
+    }
+    sa_set_num_threads((int)n);
+    Py_RETURN_NONE;
+}
+
+static PyObject *build_info(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    char model[64];
+    return Py_BuildValue("{s:s,s:s,s:s}", "compiler",
+#if defined(__clang__)
+                         "Clang " __clang_version__,
+#else
+                         "GCC " __VERSION__,
+#endif
+                         "threading", sa_threading_layer(), "cpu", sa_cpu_model(model));
+}
+
+static PyObject *fma_peak(PyObject *module, PyObject *args) {
+    (void)module;
+    const char *dtype;
+    int threads, milliseconds;
+    if (!PyArg_ParseTuple(args, "sii:_fma_peak", &dtype, &threads, &milliseconds)) {
+        return NULL;
+    }
+    const bool f64 = strcmp(dtype, "float64") == 0;
+    if ((!f64 && strcmp(dtype, "float32") != 0) || threads < 1 || threads > 1024 || milliseconds < 1) {
+        PyErr_SetString(PyExc_ValueError, "_fma_peak takes 'float32' or 'float64', threads from 1 to 1024 and milliseconds >= 1");
+        return NULL;
+    }
+    double rate;
+    Py_BEGIN_ALLOW_THREADS
+    rate = sa_measure_flops(f64, threads, 1e-3 * milliseconds);
+    Py_END_ALLOW_THREADS
+    return PyFloat_FromDouble(rate);
+}
+
+static PyObject *read_bandwidth(PyObject *module, PyObject *args) {
+    (void)module;
+    Py_ssize_t bytes;
+    int threads, milliseconds;
+    if (!PyArg_ParseTuple(args, "nii:_read_bandwidth", &bytes, &threads, &milliseconds)) {
+        return NULL;
+    }
+    if (bytes < 1 || threads < 1 || threads > 1024 || milliseconds < 1) {
+        PyErr_SetString(PyExc_ValueError, "_read_bandwidth takes bytes >= 1, threads from 1 to 1024 and milliseconds >= 1");
+        return NULL;
+    }
+    char *data = PyMem_RawMalloc((size_t)bytes + 64);
+    if (data == NULL) {
+        return PyErr_NoMemory();
+    }
+    double rate;
+    Py_BEGIN_ALLOW_THREADS
+    memset(data, 1, (size_t)bytes + 64);
+    rate = sa_measure_read(data + (64 - (uintptr_t)data % 64) % 64, (size_t)bytes, threads, 1e-3 * milliseconds);
+    Py_END_ALLOW_THREADS
+    PyMem_RawFree(data);
+    return PyFloat_FromDouble(rate);
+}
+
+PyMethodDef sa_runtime_methods[] = {
+    {"get_isa", get_isa, METH_NOARGS,
+     "get_isa($module, /)\n--\n\n"
+     "The instruction set of the kernels in use.\n\n"
+     "Chosen once at import: the best that the CPU and the operating system can run, unless the\n"
+     "environment variable ``SELFATTN_ISA`` names another.\n\n"
+     "Returns\n-------\nstr\n    ``'avx512'``, ``'avx2'``, ``'baseline'`` (x86-64), ``'neon'`` or ``'generic'``.\n\n"
+     "Examples\n--------\n>>> import selfattn as sa\n>>> isinstance(sa.get_isa(), str)\nTrue\n"},
+    {"get_num_threads", get_num_threads, METH_NOARGS,
+     "get_num_threads($module, /)\n--\n\n"
+     "How many threads a call may use that does not say so itself.\n\n"
+     "The number given to `set_num_threads`; without one OpenMP's, which ``OMP_NUM_THREADS`` and\n"
+     "``threadpoolctl`` set. A limit that ``threadpoolctl`` sets later and lower wins.\n\n"
+     "Returns\n-------\nint\n\n"
+     "Examples\n--------\n>>> import selfattn as sa\n>>> sa.get_num_threads() >= 1\nTrue\n"},
+    {"set_num_threads", set_num_threads, METH_O,
+     "set_num_threads($module, n, /)\n--\n\n"
+     "Set how many threads calls may use, for the whole process.\n\n"
+     "Results do not depend on it, to the last bit. Small calls use fewer.\n\n"
+     "Parameters\n----------\nn : int or None\n    1 to 1024; None goes back to OpenMP's own number.\n\n"
+     "Examples\n--------\n>>> import selfattn as sa\n>>> sa.set_num_threads(1)\n>>> sa.get_num_threads()\n1\n"
+     ">>> sa.set_num_threads(None)\n"},
+    {"available_isas", available_isas, METH_NOARGS, "The instruction sets that this build and this CPU can run, best first."},
+    {"build_info", build_info, METH_NOARGS, "What the extension was built with, and the CPU it runs on."},
+    {"_set_isa", set_isa, METH_O, "Choose the kernels, for tests. Not to be called while another thread computes."},
+    {"_fma_peak", fma_peak, METH_VARARGS, "Multiply-adds out of registers: FLOP/s of (dtype, threads, milliseconds)."},
+    {"_read_bandwidth", read_bandwidth, METH_VARARGS, "A loop that only reads: bytes/s of (bytes, threads, milliseconds)."},
+    {NULL, NULL, 0, NULL},
+};

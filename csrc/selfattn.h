@@ -1,0 +1,126 @@
+/* The core's public face: plain structs, status codes and entry points. No Python, no SIMD, no OpenMP.
+ *
+ * Shape letters, used everywhere: B… are the leading (batch and head) dims, L queries, S keys, E the width of a query and
+ * of a key, D the same where the two are meant alike, Dv the width of a value. Offsets and sizes are ptrdiff_t; strides
+ * are in bytes. The path of a call: README.md beside this file. */
+#ifndef SELFATTN_H
+#define SELFATTN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SA_MAX_LEAD 64
+
+typedef enum {
+    SA_OK = 0,
+    SA_NO_MEMORY,     /* scratch could not be had; nothing was written */
+    SA_TOO_LARGE,     /* a size product does not fit; nothing was written */
+    SA_BAD_ISA,       /* no such instruction set in this build, or not on this CPU */
+    SA_CANCELLED      /* *cancel was set; the outputs are undefined */
+} sa_status;
+
+typedef enum {
+    SA_F16,
+    SA_BF16,
+    SA_F32,
+    SA_F64,
+    SA_BOOL,
+    SA_I8,
+    SA_U8,
+    SA_I16,
+    SA_U16,
+    SA_I32,
+    SA_U32,
+    SA_I64,
+    SA_U64,
+    SA_DTYPES
+} sa_dtype;
+
+size_t sa_itemsize(sa_dtype dtype);
+
+/* A matrix (rows, cols) somewhere in memory: any strides, any alignment, possibly in the other byte order. */
+typedef struct {
+    char *data;
+    ptrdiff_t row_stride, col_stride;
+    sa_dtype dtype;
+    bool swapped;
+} sa_matrix;
+
+/* An array (B…, rows, cols) whose leading dims are broadcast to the call's: lead_stride is 0 where they are. data is NULL
+ * where an optional array is absent. */
+typedef struct {
+    sa_matrix m;
+    ptrdiff_t lead_stride[SA_MAX_LEAD];
+} sa_tensor;
+
+#define SA_UNBOUNDED PTRDIFF_MAX
+
+/* Everything a forward call says. The caller has checked shapes, dtypes and ranges; the core trusts them. */
+typedef struct {
+    ptrdiff_t L, S, E, Dv;
+    int n_lead;
+    ptrdiff_t lead[SA_MAX_LEAD]; /* the broadcast leading dims */
+    ptrdiff_t gqa;               /* query heads per key head on the last leading axis, 1 without GQA */
+    bool f64;                    /* computes in float64, else in float32 */
+
+    sa_tensor query, key, value;
+    sa_tensor mask;        /* boolean or float, (B…, L, S); broadcast axes have stride 0 */
+    sa_tensor alibi;       /* float64 scalars per leading index */
+    sa_tensor sinks;       /* float64 scalars per leading index */
+    sa_tensor key_lengths; /* int64 scalars per leading index, each in 0…S */
+    sa_tensor out;         /* (B…, L, Dv) */
+    sa_tensor lse;         /* (B…, L, 1), float32 or float64 */
+    sa_tensor weights;     /* (B…, L, S); must come zero-filled */
+
+    double scale, softcap; /* softcap 0: none */
+    bool causal;
+    ptrdiff_t diagonal;                  /* o: query i stands on key i + o */
+    ptrdiff_t window_left, window_right; /* SA_UNBOUNDED where open */
+    double dropout_p;
+    uint64_t seed;
+    const int *cancel; /* read once per task when not NULL */
+} sa_attention;
+
+/* How a call is cut up. It follows from shape, options and the instruction set alone, never from the number of threads,
+ * and so the bits of the result do not depend on that number either. */
+typedef struct {
+    ptrdiff_t group;       /* query heads that share a key head: their rows share blocks */
+    ptrdiff_t groups;      /* key heads */
+    ptrdiff_t rows;        /* rows of a group: group × L */
+    ptrdiff_t block_rows;  /* rows of a block */
+    ptrdiff_t blocks;      /* blocks of a group */
+    ptrdiff_t chunks;      /* parts the keys are split into; 1: none */
+    ptrdiff_t chunk_keys;
+    ptrdiff_t tasks;       /* groups × blocks × chunks */
+    size_t scratch_bytes;  /* for each thread */
+    size_t partial_bytes;  /* for all chunks together */
+    int threads;           /* how many threads pay, at most as many as were asked for */
+} sa_attention_plan;
+
+sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_attention_plan *plan);
+
+/* Runs the plan. scratch: plan.threads × plan.scratch_bytes; partial: plan.partial_bytes; both 64-byte aligned. Outputs may
+ * not overlap inputs. */
+sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial);
+
+/* a × b, or false when it does not fit: every size goes through here before anything is allocated. */
+bool sa_multiply(size_t a, size_t b, size_t *product);
+
+/* Instruction sets, best first. */
+const char *sa_isa_name(void);                /* the one in use */
+const char *const *sa_isa_available(void);    /* those this build has and this CPU and OS can run, NULL-terminated */
+sa_status sa_isa_set(const char *name);       /* NULL: the best */
+const char *sa_cpu_model(char buffer[64]);
+
+/* Threads: what a call without its own number uses. */
+int sa_get_num_threads(void);
+void sa_set_num_threads(int n); /* 0: back to OpenMP's own number */
+const char *sa_threading_layer(void);
+
+/* Limits of this machine, for the benchmarks: fused multiply-adds per second out of registers, and bytes per second of a
+ * loop that only reads. */
+double sa_measure_flops(bool f64, int threads, double seconds);
+double sa_measure_read(const void *data, size_t bytes, int threads, double seconds);
+
+#endif

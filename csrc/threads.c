@@ -1,0 +1,76 @@
+/* Owns the number of threads and what fork() needs. The parallel loops themselves stand in the drivers. */
+#if !defined(_POSIX_C_SOURCE)
+#define _POSIX_C_SOURCE 200809L
+#endif
+#include "threads.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "selfattn.h"
+
+/* The number asked for by sa_set_num_threads (0: none), and what OpenMP said at that time. */
+static atomic_int chosen_threads, openmp_then;
+
+static int openmp_threads(void) {
+#if defined(_OPENMP)
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+/* The number set here, unless OpenMP's own limit was lowered after that (threadpoolctl does so): then the smaller one. */
+int sa_get_num_threads(void) {
+    const int chosen = atomic_load(&chosen_threads), now = openmp_threads();
+    if (chosen == 0) {
+        return now;
+    }
+    return now < atomic_load(&openmp_then) && now < chosen ? now : chosen;
+}
+
+void sa_set_num_threads(int n) {
+    atomic_store(&openmp_then, openmp_threads());
+    atomic_store(&chosen_threads, n);
+}
+
+const char *sa_threading_layer(void) {
+#if defined(_OPENMP)
+    return "OpenMP";
+#else
+    return "none";
+#endif
+}
+
+/* libgomp's pool of threads does not survive fork(), but the child believes that it does and hangs in its first parallel
+ * region. So the forking thread gives its pool back before the fork; parent and child each build a new one when they need
+ * it. Pools of other threads don't exist in the child and need nothing. A fork waits for running regions, since one of
+ * them may hold a lock of the OpenMP library at that moment. */
+static pthread_rwlock_t region_lock = PTHREAD_RWLOCK_INITIALIZER;
+
+void sa_region_enter(void) { pthread_rwlock_rdlock(&region_lock); }
+void sa_region_leave(void) { pthread_rwlock_unlock(&region_lock); }
+
+#if defined(_OPENMP)
+static void before_fork(void) {
+    pthread_rwlock_wrlock(&region_lock);
+#if _OPENMP >= 201811
+    omp_pause_resource_all(omp_pause_hard);
+#endif
+}
+
+static void after_fork_parent(void) { pthread_rwlock_unlock(&region_lock); }
+
+static void after_fork_child(void) {
+    /* The lock's owner is this thread, but its bookkeeping may name the parent's: start afresh. */
+    static const pthread_rwlock_t fresh = PTHREAD_RWLOCK_INITIALIZER;
+    region_lock = fresh;
+}
+
+__attribute__((constructor)) static void register_fork_handlers(void) {
+    pthread_atfork(before_fork, after_fork_parent, after_fork_child);
+}
+#endif

@@ -1,0 +1,38 @@
+"""Typed signatures of the C extension; the documentation is in the docstrings of the functions themselves."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+def scaled_dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal: Literal["upper_left", "lower_right"] | None = None,
+    window: Sequence[int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    key_lengths: ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    return_lse: bool = False,
+    return_weights: bool = False,
+    out: NDArray[Any] | None = None,
+    num_threads: int | None = None,
+) -> Any: ...
+def get_isa() -> str: ...
+def available_isas() -> tuple[str, ...]: ...
+def get_num_threads() -> int: ...
+def set_num_threads(n: int | None, /) -> None: ...
+def build_info() -> dict[str, str]: ...
+def _set_isa(name: str, /) -> None: ...
+def _fma_peak(dtype: str, threads: int, milliseconds: int, /) -> float: ...
+def _read_bandwidth(nbytes: int, threads: int, milliseconds: int, /) -> float: ...

@@ -1,0 +1,67 @@
+"""How a short computation is timed here, and the five lines of NumPy that it is compared with.
+
+Used by the command line and by the benchmarks. Knows nothing of cases, peers or tables.
+"""
+
+from __future__ import annotations
+
+import time
+import timeit
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def numpy_attention(query: Array, key: Array, value: Array, bias: Array | None = None) -> Array:
+    """Compute attention as one writes it without a library; needs (…, L, S) of memory, several times."""
+    scores = query @ np.swapaxes(key, -1, -2) * query.shape[-1] ** -0.5
+    if bias is not None:
+        scores = scores + bias
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    output: Array = weights @ value
+    return output
+
+
+def attention_flops(
+    batch: int, heads: int, queries: int, keys: int, width: int, causal: bool = False
+) -> float:
+    """Count two products, a multiply and an add each; the closed half of a causal call is left out."""
+    return 4.0 * batch * heads * queries * keys * width * (0.5 if causal else 1.0)
+
+
+def wait_until_quiet(at_most: float = 1.0) -> None:
+    """Sleep until this process's thread pools sleep too: some spin for a tenth of a second after a call."""
+    deadline = time.monotonic() + at_most
+    while time.monotonic() < deadline:
+        cpu, wall = time.process_time(), time.monotonic()
+        time.sleep(0.005)
+        if time.process_time() - cpu < 0.2 * (time.monotonic() - wall):
+            return
+
+
+def sample_times(statement: str, names: dict[str, Any], seconds: float, warm_up: float = 0.01) -> list[float]:
+    """Return the seconds that one run of `statement` takes, sampled for about `seconds` after a warm-up.
+
+    A sample is the mean over as many runs as fill a millisecond, so that a call of 100 ns can be timed; a run
+    longer than that is a sample of its own. There is always at least one.
+    """
+    timer = timeit.Timer(statement, globals=names)
+    number, warm = 1, 0.0
+    while True:
+        elapsed = timer.timeit(number)
+        warm += elapsed
+        if elapsed < 1e-3:
+            number *= 2
+        elif warm >= warm_up:
+            break
+    samples: list[float] = []
+    total = 0.0
+    while not samples or total < seconds:
+        elapsed = timer.timeit(number)
+        total += elapsed
+        samples.append(elapsed / number)
+    return samples

@@ -1,0 +1,102 @@
+"""What this copy of selfattn is and runs on: version, CPU, instruction set, threads, compiler."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from . import _core
+
+_ENVIRONMENT = ("SELFATTN_ISA", "OMP_NUM_THREADS")
+
+
+def cpu_model() -> str:
+    """Return the CPU's name as the operating system gives it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                field, _, text = line.partition(":")
+                if field.strip().lower() in ("model name", "cpu model") and text.strip():
+                    return text.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _collect() -> dict[str, Any]:
+    from . import __version__  # not at the top: the package imports this module before it knows its version
+
+    return {
+        "selfattn": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu_model(),
+        "cpus": usable_cpus(),
+        "isa": _core.get_isa(),
+        "available_isas": list(_core.available_isas()),
+        "threads": _core.get_num_threads(),
+        "build": dict(_core.build_info()),
+        "environment": {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+    }
+
+
+def format_config(config: dict[str, Any]) -> str:
+    """Return what `show_config` prints, one fact a line."""
+    lines = {
+        "selfattn": config["selfattn"],
+        "Python": config["python"],
+        "NumPy": config["numpy"],
+        "system": config["system"],
+        "CPU": f"{config['cpu']} ({config['cpus']} usable)",
+        "ISA": f"{config['isa']} (available: {', '.join(config['available_isas'])})",
+        "threads": config["threads"],
+        **{name.replace("_", " "): value for name, value in config["build"].items()},
+        **config["environment"],
+    }
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())
+
+
+@overload
+def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
+@overload
+def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
+def show_config(mode: str = "stdout") -> dict[str, Any] | None:
+    """Print, or return, what this copy of selfattn is and runs on.
+
+    Parameters
+    ----------
+    mode : {'stdout', 'dicts'}
+        'stdout' prints one fact a line; 'dicts' returns the same as a dictionary that `json.dumps` takes.
+
+    Returns
+    -------
+    dict or None
+        With 'dicts': versions (``selfattn``, ``python``, ``numpy``), ``system``, ``cpu`` and the number of
+        usable ``cpus``, the ``isa`` in use, ``available_isas`` (best first), ``threads``, ``build`` (compiler
+        and threading of the extension), ``environment``: the variables that selfattn reads and that are set.
+
+    Examples
+    --------
+    >>> import selfattn as sa
+    >>> sa.show_config("dicts")["isa"] == sa.get_isa()
+    True
+    """
+    if mode not in ("stdout", "dicts"):
+        raise ValueError(f"mode must be 'stdout' or 'dicts', not {mode!r}")
+    config = _collect()
+    if mode == "dicts":
+        return config
+    print(format_config(config))
+    return None

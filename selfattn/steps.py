@@ -1,0 +1,194 @@
+"""Attention step by step: every intermediate result, named, for notebooks and for finding mistakes.
+
+The steps are the functions of :mod:`selfattn.reference`, called one after the other, so what is shown here
+is the definition that the fast core is tested against. All of it is kept: memory grows with L times S.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn import reference
+
+__all__ = ["AttentionSteps", "attention_steps"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+# The steps in order, with their formulas.
+STEPS = {
+    "scores": "query @ key.T",
+    "scaled_scores": "scale * scores, soft-capped",
+    "masked_scores": "+ ALiBi + float mask; -inf where masked",
+    "weights": "softmax(masked_scores)",
+    "dropped_weights": "dropout(weights)",
+    "weighted_values": "dropped_weights[i, j] * value[j]",
+    "output": "weighted_values.sum over j",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionSteps:
+    """The intermediate results of one call of attention, as :func:`attention_steps` returns them.
+
+    An immutable record: attributes cannot be set, and the arrays are read-only; take a ``.copy()`` to
+    change one. ``...`` are the leading dims, L the queries, S the keys, Ev the width of a value. The scores
+    have the precision that was computed in (float64 for float64 and integer input, else float32); the
+    others have the dtype of the result.
+
+    Attributes
+    ----------
+    scores : ndarray, shape (..., L, S)
+        ``query @ key.T``. Masks have no say yet: a masked key shows its score, NaN included.
+    scaled_scores : ndarray, shape (..., L, S)
+        Times ``scale``, then soft-capped if there is a ``softcap``: ``softcap * tanh(scale * scores /
+        softcap)``.
+    masked_scores : ndarray, shape (..., L, S)
+        Plus ALiBi, plus a float mask; then -inf wherever a mask, ``is_causal``, ``window`` or
+        ``key_lengths`` forbids it.
+    weights : ndarray, shape (..., L, S)
+        The softmax of a row, with the sink in the denominator if there is one; before dropout. Zeros in a
+        row that may attend to nothing.
+    dropped_weights : ndarray, shape (..., L, S)
+        After dropout; without dropout the same as ``weights``.
+    weighted_values : ndarray, shape (..., L, S, Ev)
+        ``dropped_weights[..., i, j] * value[..., j, :]``, what key j contributes to query i. Computed each
+        time it is asked for, since it is Ev times larger than the rest.
+    output : ndarray, shape (..., L, Ev)
+        The sum of ``weighted_values`` over the keys.
+    """
+
+    scores: Array
+    scaled_scores: Array
+    masked_scores: Array
+    weights: Array
+    dropped_weights: Array
+    output: Array
+    _value: Array  # (..., S, Ev), in the precision that is computed in
+    _allowed: Array  # (..., L, S), bool
+
+    def __post_init__(self) -> None:
+        for array in vars(self).values():
+            array.flags.writeable = False
+
+    @property
+    def weighted_values(self) -> Array:
+        """What each key contributes to each query, (..., L, S, Ev); computed whenever it is asked for."""
+        with np.errstate(all="ignore"):
+            weights = self.dropped_weights.astype(self._value.dtype)
+            terms = reference.weighted_values(weights, self._value, self._allowed).astype(self.output.dtype)
+        terms.flags.writeable = False
+        return terms
+
+    def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
+        """Return the steps by name, in order; without ``weighted_values``, the largest, if so asked."""
+        return {name: getattr(self, name) for name in STEPS if weighted_values or name != "weighted_values"}
+
+    def __repr__(self) -> str:
+        *lead, n_queries, n_keys = self.scores.shape
+        shapes = {name: array.shape for name, array in self.to_dict(weighted_values=False).items()}
+        shapes["weighted_values"] = (*self.scores.shape, self.output.shape[-1])
+        head = f"AttentionSteps: {n_queries} queries, {n_keys} keys, leading dims {tuple(lead)}"
+        columns = [max(len(name) for name in STEPS), max(len(str(shape)) for shape in shapes.values())]
+        rows = [
+            f"  {name:{columns[0]}}  {shapes[name]!s:{columns[1]}}  {text}" for name, text in STEPS.items()
+        ]
+        return "\n".join([head, *rows])
+
+
+@np.errstate(all="ignore")
+def attention_steps(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    attn_mask: npt.ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal: str | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: npt.ArrayLike | None = None,
+    sinks: npt.ArrayLike | None = None,
+    key_lengths: npt.ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+) -> AttentionSteps:
+    """Compute attention and keep every intermediate result.
+
+    The arguments, with shapes, dtypes and errors, are those of
+    :func:`~selfattn.reference.scaled_dot_product_attention`; with the same ``rng``, dropout drops the same
+    weights. All key and value heads are shown as the query heads see them: with ``enable_gqa``, repeated.
+
+    Parameters
+    ----------
+    query : array_like, shape (..., L, E)
+    key : array_like, shape (..., S, E)
+    value : array_like, shape (..., S, Ev)
+        Floating point or integers; integers count as float64.
+    attn_mask, dropout_p, is_causal, scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks,
+    key_lengths, rng
+        See :func:`~selfattn.reference.scaled_dot_product_attention`.
+
+    Returns
+    -------
+    AttentionSteps
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`~selfattn.reference.scaled_dot_product_attention`.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need", 2017, equation 1 and figure 2 (left).
+
+    Examples
+    --------
+    >>> query, key = [[1, 0, 2], [2, 2, 2]], [[0, 1, 1], [4, 4, 0]]
+    >>> value = [[1, 2, 3], [2, 8, 0]]
+    >>> steps = attention_steps(query, key, value, scale=1.0, is_causal=True)
+    >>> steps.scores
+    array([[ 2.,  4.],
+           [ 4., 16.]])
+    >>> steps.masked_scores
+    array([[  2., -inf],
+           [  4.,  16.]])
+    >>> steps.weights.round(4)
+    array([[1., 0.],
+           [0., 1.]])
+    >>> steps
+    AttentionSteps: 2 queries, 2 keys, leading dims ()
+      scores           (2, 2)     query @ key.T
+      scaled_scores    (2, 2)     scale * scores, soft-capped
+      masked_scores    (2, 2)     + ALiBi + float mask; -inf where masked
+      weights          (2, 2)     softmax(masked_scores)
+      dropped_weights  (2, 2)     dropout(weights)
+      weighted_values  (2, 2, 3)  dropped_weights[i, j] * value[j]
+      output           (2, 3)     weighted_values.sum over j
+    """
+    call = reference.prepare(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
+        window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
+        rng=rng, compute_dtype=None,
+    )  # fmt: skip
+    scores = reference.dot_products(call.query, call.key)
+    scaled = reference.scaled_scores(scores, call.scale, call.softcap)
+    masked = reference.masked_scores(scaled, call.allowed, call.bias, call.alibi_slopes, call.offset)
+    weights, _ = reference.attention_weights(masked, call.allowed, call.sinks)
+    dropped = reference.drop_weights(weights, call.keep, call.dropout_p)
+    output = reference.weighted_sum(dropped, call.value, call.allowed)
+    return AttentionSteps(
+        scores=scores,
+        scaled_scores=scaled,
+        masked_scores=masked,
+        weights=weights.astype(call.result_dtype),
+        dropped_weights=dropped.astype(call.result_dtype),
+        output=output.astype(call.result_dtype),
+        _value=call.value,
+        _allowed=call.allowed,
+    )

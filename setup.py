@@ -1,0 +1,44 @@
+"""Which C file is compiled, and with which flags. Metadata and tools are in pyproject.toml."""
+
+import os
+import sys
+from glob import glob
+
+import numpy
+from setuptools import Extension, setup
+
+windows = sys.platform == "win32"
+if windows:
+    raise SystemExit("selfattn needs GCC 12 or later, or Clang; MSVC is not supported (see docs/semantics.md).")
+
+# -ffp-contract=off: a fused multiply-add stands where the kernels say so, and nowhere else, or results would depend on the
+# compiler. No -ffast-math: NaN and inf must mean what they mean. Instruction sets are chosen inside the kernel files.
+compile_args = ["-std=c11", "-O3", "-g0", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra"]
+link_args: list[str] = []
+if sys.platform == "darwin":
+    # Apple's clang ships no OpenMP: single-threaded there, and `selfattn info` says so.
+    pass
+else:
+    compile_args.append("-fopenmp")
+    link_args.append("-fopenmp")
+if os.environ.get("SELFATTN_WERROR"):
+    compile_args.append("-Werror")
+if sanitizers := os.environ.get("SELFATTN_SANITIZE"):
+    compile_args += [f"-fsanitize={sanitizers}", "-fno-omit-frame-pointer", "-g"]
+    link_args.append(f"-fsanitize={sanitizers}")
+
+headers = glob("csrc/**/*.h", recursive=True)
+sources = sorted(glob("csrc/*.c") + glob("csrc/kernels/*.c") + glob("csrc/python/*.c"))
+
+setup(
+    ext_modules=[
+        Extension(
+            "selfattn._core",
+            sources=sources,
+            depends=headers,
+            include_dirs=[numpy.get_include()],
+            extra_compile_args=compile_args,
+            extra_link_args=link_args,
+        )
+    ]
+)

@@ -1,0 +1,242 @@
+"""ONNX's own test cases: 93 of Attention (opsets 23 to 25), 64 of norms, activations and rotary embeddings.
+
+`onnx.backend.test` generates inputs and expected outputs; each case is a graph of one node. Here every node
+is spelled with selfattn's functions and must meet ONNX's tolerances. bfloat16 has a tolerance of its own,
+as in ONNX's runner.
+"""
+
+import importlib
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import selfattn as sa
+from selfattn import reference
+
+onnx = pytest.importorskip("onnx", reason="the ONNX cases need the package onnx")
+
+functions = pytest.mark.parametrize("function", [reference, sa], ids=["reference", "selfattn"])
+
+# Operators, and the module of onnx.backend.test.case.node that makes the cases of each.
+MODULES = {
+    "Attention": "attention",
+    "Gelu": "gelu",
+    "LayerNormalization": "layernormalization",
+    "LogSoftmax": "logsoftmax",
+    "RMSNormalization": "rmsnormalization",
+    "RotaryEmbedding": "rotaryembedding",
+    "Softmax": "softmax",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node with its data; what is absent is missing from the dicts."""
+
+    name: str
+    operator: str
+    opset: int
+    inputs: dict[str, np.ndarray]  # by the names of the operator's definition
+    outputs: dict[str, np.ndarray]
+    attributes: dict[str, object]
+    rtol: float
+    atol: float
+
+
+def collect():
+    """Have ONNX make its cases, with the same random numbers in every session."""
+    state = np.random.get_state()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for module in MODULES.values():
+                np.random.seed(0)
+                importlib.import_module(f"onnx.backend.test.case.node.{module}")
+    finally:
+        np.random.set_state(state)
+    from onnx.backend.test.case import node as generated
+
+    for made in generated._NodeTestCases:
+        nodes = made.model.graph.node
+        if len(nodes) != 1 or nodes[0].op_type not in MODULES:
+            continue  # an operator written out as others, or none of ours
+        [node], [(given, expected)] = nodes, made.data_sets
+        opset = next(entry.version for entry in made.model.opset_import if entry.domain == "")
+        schema = onnx.defs.get_schema(node.op_type, opset)
+        yield Case(
+            name=made.name,
+            operator=node.op_type,
+            opset=opset,
+            inputs=named(schema.inputs, node.input, given),
+            outputs=named(schema.outputs, node.output, expected),
+            attributes={a.name: onnx.helper.get_attribute_value(a) for a in node.attribute},
+            rtol=made.rtol,
+            atol=made.atol,
+        )
+
+
+def named(formal, actual, arrays):
+    """Give arrays the names of a definition; an empty name in `actual` is an optional one left out."""
+    present = [parameter.name for parameter, name in zip(formal, actual, strict=False) if name]
+    return dict(zip(present, arrays, strict=True))
+
+
+CASES = list(collect())
+ATTENTION = [case for case in CASES if case.operator == "Attention"]
+OTHERS = [case for case in CASES if case.operator != "Attention"]
+
+
+def assert_meets(case, name, got):
+    expected = case.outputs[name]
+    got = np.asarray(got)
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+    rtol = max(case.rtol, 2.0**-6) if expected.dtype.name == "bfloat16" else case.rtol
+    np.testing.assert_allclose(
+        got.astype(np.float64), expected.astype(np.float64), rtol=rtol, atol=case.atol, err_msg=name
+    )
+
+
+def test_all_cases_are_here():
+    found = Counter(case.operator for case in CASES)
+    assert found["Attention"] >= 93
+    assert found.total() >= 93 + 64
+    assert {case.opset for case in ATTENTION} >= {23, 24, 25}
+
+
+# -------------------------------------------------------------------------------------------------- Attention
+
+
+def split_heads(x, heads):
+    """(B, L, heads · width) to (B, heads, L, width)."""
+    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
+
+
+def masking(case, n_queries, n_keys):
+    """Spell all that hides keys with selfattn's arguments: natively where there is a way, else as a mask.
+
+    ONNX's first query stands on the first key after the past ones. With a cache kept outside the node
+    (lengths, but no past), the last query stands on the last key that is not padding: each batch entry has
+    its own diagonal.
+    """
+    mask, lengths = case.inputs.get("attn_mask"), case.inputs.get("nonpad_kv_seqlen")
+    arguments = {}
+    if lengths is not None:
+        arguments["key_lengths"] = lengths[:, None]  # the same for all heads
+    if mask is not None and mask.shape[-1] < n_keys:  # the keys that a short mask does not reach are hidden
+        hidden = np.zeros((), bool) if mask.dtype == bool else np.full((), -np.inf, mask.dtype)
+        rest = np.broadcast_to(hidden, (*mask.shape[:-1], n_keys - mask.shape[-1]))
+        mask = np.concatenate([mask, rest], axis=-1)
+
+    is_causal = bool(case.attributes.get("is_causal", 0))
+    sizes = [case.attributes.get(f"{side}_window_size", -1) for side in ("left", "right")]
+    left, right = (None if size < 0 else size for size in sizes)
+    n_past = case.inputs["past_key"].shape[2] if "past_key" in case.inputs else 0
+    one_diagonal = lengths is None or "past_key" in case.inputs
+    if not is_causal and left is None and right is None:
+        pass
+    elif one_diagonal and n_past == 0:
+        arguments |= {"is_causal": is_causal, "window": (left, right)}
+    elif one_diagonal and is_causal and n_past == n_keys - n_queries:
+        arguments |= {"causal": "lower_right", "window": (left, right)}
+    else:
+        first = n_past if one_diagonal else lengths[:, None, None, None] - n_queries
+        i, j = first + np.arange(n_queries)[:, None], np.arange(n_keys)
+        allowed = np.ones(np.broadcast_shapes(i.shape, j.shape), bool)
+        allowed &= (j <= i) | (not is_causal)
+        allowed &= True if left is None else j >= i - left
+        allowed &= True if right is None else j <= i + right
+        if mask is None or mask.dtype == bool:
+            mask = allowed if mask is None else mask & allowed
+        else:
+            mask = np.where(allowed, mask, mask.dtype.type(-np.inf))
+    return arguments if mask is None else arguments | {"attn_mask": mask}
+
+
+def attention_node(function, case):
+    """Compute one ONNX Attention node: its output Y and, if it has that output, qk_matmul_output."""
+    query, key, value = (case.inputs[name] for name in "QKV")
+    packed = query.ndim == 3
+    if packed:
+        query = split_heads(query, case.attributes["q_num_heads"])
+        key, value = (split_heads(x, case.attributes["kv_num_heads"]) for x in (key, value))
+    if "past_key" in case.inputs:
+        key = np.concatenate([case.inputs["past_key"], key], axis=2)
+        value = np.concatenate([case.inputs["past_value"], value], axis=2)
+    arguments = masking(case, query.shape[2], key.shape[2])
+    arguments |= {"enable_gqa": True, "scale": case.attributes.get("scale")}
+    if case.attributes.get("softcap", 0.0) > 0.0:
+        arguments["softcap"] = case.attributes["softcap"]
+
+    out, weights = function.scaled_dot_product_attention(query, key, value, return_weights=True, **arguments)
+    results = {"Y": out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], -1) if packed else out}
+    if "qk_matmul_output" in case.outputs:
+        steps = sa.attention_steps(query, key, value, **arguments)
+        uncapped = sa.attention_steps(query, key, value, **(arguments | {"softcap": None}))
+        mode = case.attributes.get("qk_matmul_output_mode", 0)
+        wanted = [uncapped.scaled_scores, steps.scaled_scores, steps.masked_scores, weights][mode]
+        results["qk_matmul_output"] = wanted.astype(query.dtype)
+    return results
+
+
+@functions
+@pytest.mark.parametrize("case", ATTENTION, ids=[case.name for case in ATTENTION])
+def test_attention(function, case):
+    results = attention_node(function, case)
+    for name in case.outputs.keys() - {"present_key", "present_value"}:  # the caches are concatenated above
+        assert_meets(case, name, results[name])
+
+
+# ------------------------------------------------------------------------------------------------- the others
+
+
+def norm_node(function, case):
+    x, scale = case.inputs["X"], case.inputs.get("Scale", case.inputs.get("scale"))
+    shape = x.shape[case.attributes.get("axis", -1) % x.ndim :]
+    eps = case.attributes.get("epsilon", 1e-5)
+    if case.operator == "LayerNormalization":
+        return function.layer_norm(x, shape, scale, case.inputs.get("B"), eps)
+    return function.rms_norm(x, shape, np.broadcast_to(scale, shape), eps)
+
+
+def gelu_node(function, case):
+    [x] = case.inputs.values()
+    return function.gelu(x, approximate=case.attributes.get("approximate", b"none").decode())
+
+
+def softmax_node(function, case):
+    [x] = case.inputs.values()
+    softmax = function.softmax if case.operator == "Softmax" else function.log_softmax
+    return softmax(x, case.attributes.get("axis", -1))
+
+
+def rotary_node(function, case):
+    x, cos, sin, *positions = case.inputs.values()
+    packed = x.ndim == 3
+    if packed:
+        x = split_heads(x, case.attributes["num_heads"])
+    if positions:
+        cos, sin = cos[positions[0]], sin[positions[0]]
+    n = case.attributes.get("rotary_embedding_dim", 0) or x.shape[-1]
+    turned = function.apply_rotary_emb(x[..., :n], cos, sin, bool(case.attributes.get("interleaved", 0)))
+    y = np.concatenate([turned, x[..., n:]], axis=-1)
+    return y.swapaxes(1, 2).reshape(case.inputs["X"].shape) if packed else y
+
+
+NODES = {
+    "Gelu": gelu_node,
+    "LayerNormalization": norm_node,
+    "LogSoftmax": softmax_node,
+    "RMSNormalization": norm_node,
+    "RotaryEmbedding": rotary_node,
+    "Softmax": softmax_node,
+}
+
+
+@functions
+@pytest.mark.parametrize("case", OTHERS, ids=[case.name for case in OTHERS])
+def test_others(function, case):
+    name = next(iter(case.outputs))  # norms may also give their mean and deviation
+    assert_meets(case, name, NODES[case.operator](function, case))

@@ -1,0 +1,715 @@
+"""The oracle itself: `selfattn.reference` against loops over Python floats and against published numbers.
+
+Everything else is tested against the reference, so here it is held against things that share no line with it.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfattn import reference
+
+EPS = float(np.finfo(np.float64).eps)
+
+
+# -------------------------------------------------------------------------------- attention, by hand in loops
+
+
+def attention_by_hand(
+    query, key, value, *, scale=None, enable_gqa=False, attn_mask=None, is_causal=False, causal=None,
+    window=None, softcap=None, alibi_slopes=None, sinks=None, key_lengths=None, keep=None, dropout_p=0.0,
+):  # fmt: skip
+    """Compute attention pair by pair with `math`: (output, lse, weights, tolerance). `keep` is dropout's."""
+    if enable_gqa:
+        served = [h * key.shape[-3] // query.shape[-3] for h in range(query.shape[-3])]
+        key, value = key[..., served, :, :], value[..., served, :, :]
+    lead = np.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    n_queries, n_keys, width, v_width = query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1]
+    query, key, value = (np.broadcast_to(x, lead + x.shape[-2:]) for x in (query, key, value))
+    mask = None if attn_mask is None else np.broadcast_to(attn_mask, (*lead, n_queries, n_keys))
+    slopes, sinks, lengths = (
+        None if x is None else np.broadcast_to(x, lead) for x in (alibi_slopes, sinks, key_lengths)
+    )
+    offset = n_keys - n_queries if causal == "lower_right" else 0
+    left, right = window or (None, None)
+    if scale is None:
+        scale = width**-0.5 if width else 1.0
+
+    output, lse = np.zeros((*lead, n_queries, v_width)), np.full((*lead, n_queries), -math.inf)
+    weights, largest = np.zeros((*lead, n_queries, n_keys)), 1.0
+    for head in np.ndindex(lead):
+        for i in range(n_queries):
+            scores = {}
+            for j in range(n_keys):
+                here = i + offset
+                if (is_causal or causal) and j > here:
+                    continue
+                if (left is not None and j < here - left) or (right is not None and j > here + right):
+                    continue
+                if lengths is not None and j >= lengths[head]:
+                    continue
+                if mask is not None and not (
+                    mask[head][i, j] if mask.dtype == bool else mask[head][i, j] > -math.inf
+                ):
+                    continue
+                products = [
+                    scale * float(a) * float(b) for a, b in zip(query[head][i], key[head][j], strict=True)
+                ]
+                score, size = math.fsum(products), sum(map(abs, products))
+                if softcap is not None:
+                    score = softcap * math.tanh(score / softcap)
+                if slopes is not None:
+                    score, size = score - slopes[head] * abs(here - j), size + abs(slopes[head] * (here - j))
+                if mask is not None and mask.dtype != bool:
+                    score, size = score + mask[head][i, j], size + abs(mask[head][i, j])
+                scores[j], largest = score, max(largest, size)
+            terms = (
+                dict(scores) if sinks is None or sinks[head] == -math.inf else {**scores, None: sinks[head]}
+            )
+            if terms:
+                top = max(terms.values())
+                total = math.fsum(math.exp(term - top) for term in terms.values())
+                lse[head][i] = top + math.log(total)
+                for j, score in scores.items():
+                    weights[head][i, j] = math.exp(score - top) / total
+                    if keep is not None:
+                        weights[head][i, j] *= keep[head][i, j] / (1.0 - dropout_p) if dropout_p < 1 else 0.0
+            for column in range(v_width):
+                output[head][i, column] = math.fsum(
+                    weights[head][i, j] * value[head][j, column] for j in scores
+                )
+    # A score is a sum of E products and up to 8 roundings around them, of numbers that are at most `largest`;
+    # exp makes its absolute error relative, in the weight and in the denominator, a sum of S + 1 terms.
+    tolerance = (2.0 * (width + 8) * largest + n_keys + 9) * EPS
+    return output, lse, weights, tolerance
+
+
+def broadcast_shape(draw, shape):
+    """Draw a shape that broadcasts to `shape`: some axes 1, some leading axes left out."""
+    shape = [draw(st.sampled_from([1, n])) for n in shape]
+    return tuple(shape[draw(st.integers(0, len(shape))) :])
+
+
+@st.composite
+def problems(draw):
+    """Arrays and options of an attention call, all combinations that are legal."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n_queries, n_keys = draw(st.integers(0, 5)), draw(st.integers(0, 6))
+    width, v_width = draw(st.integers(0, 4)), draw(st.integers(0, 3))
+    options = {}
+    lead = draw(st.sampled_from([(), (1,), (2,), (3, 2), (2, 1, 2)]))
+    if lead and draw(st.booleans()):
+        kv_lead, lead = lead, (*lead[:-1], lead[-1] * draw(st.integers(1, 3)))
+        options["enable_gqa"] = True
+        leads = [lead, kv_lead, kv_lead]
+    else:
+        leads = [broadcast_shape(draw, lead) for _ in range(3)]
+        lead = np.broadcast_shapes(*leads)
+    sizes = [(n_queries, width), (n_keys, width), (n_keys, v_width)]
+    arrays = [rng.normal(size=(*dims, *size)) for dims, size in zip(leads, sizes, strict=True)]
+
+    pairs = (*lead, n_queries, n_keys)
+    match draw(st.sampled_from(["no", "bool", "float"])):
+        case "bool":
+            options["attn_mask"] = rng.random(broadcast_shape(draw, pairs)) < 0.7
+        case "float":
+            mask = rng.normal(size=broadcast_shape(draw, pairs))
+            options["attn_mask"] = np.where(rng.random(mask.shape) < 0.7, mask, -np.inf)
+    if draw(st.booleans()):
+        options["is_causal"] = True
+    options["causal"] = draw(
+        st.sampled_from(
+            [None, "upper_left"] if "is_causal" in options else [None, "upper_left", "lower_right"]
+        )
+    )
+    if draw(st.booleans()):
+        options["window"] = tuple(draw(st.one_of(st.none(), st.integers(0, 4))) for _ in range(2))
+    if draw(st.booleans()):
+        options["softcap"] = draw(st.sampled_from([0.3, 5.0]))
+    if draw(st.booleans()):
+        options["scale"] = draw(st.sampled_from([-0.5, 0.0, 1.0]))
+    if draw(st.booleans()):
+        options["alibi_slopes"] = rng.normal(size=broadcast_shape(draw, lead))
+    if draw(st.booleans()):
+        options["sinks"] = np.where(
+            rng.random(shape := broadcast_shape(draw, lead)) < 0.8, rng.normal(size=shape), -np.inf
+        )
+    if draw(st.booleans()):
+        options["key_lengths"] = rng.integers(0, n_keys, broadcast_shape(draw, lead), endpoint=True)
+    return arrays, options, draw(st.sampled_from([0.0, 0.0, 0.25, 1.0])), draw(st.integers(0, 2**64 - 1))
+
+
+@settings(max_examples=400, deadline=None)
+@given(problems())
+def test_attention_agrees_with_loops(problem):
+    arrays, options, dropout_p, seed = problem
+    got = reference.scaled_dot_product_attention(
+        *arrays, dropout_p=dropout_p, rng=seed, return_lse=True, return_weights=True, **options
+    )
+    pairs, keep = got[2].shape, None
+    if dropout_p > 0:
+        keep = reference.dropout_keep_mask(seed, dropout_p, pairs[:-2], *pairs[-2:])
+    *expected, tolerance = attention_by_hand(*arrays, **options, keep=keep, dropout_p=dropout_p)
+    for name, a, b in zip(("output", "lse", "weights"), got, expected, strict=True):
+        assert a.shape == b.shape
+        assert a.dtype == np.float64
+        assert a.flags.c_contiguous
+        assert a.flags.writeable
+        largest = max(1.0, np.abs(b[np.isfinite(b)]).max(initial=0.0), np.abs(arrays[2]).max(initial=0.0))
+        np.testing.assert_allclose(
+            a, b, rtol=0, atol=tolerance * largest / max(1.0 - dropout_p, 0.5), err_msg=name
+        )
+
+
+# ------------------------------------------------------------------------------------------- masks, NaN, rows
+
+
+@pytest.fixture
+def qkv():
+    """Query (2, 3, 4), key (2, 5, 4) and value (2, 5, 3)."""
+    rng = np.random.default_rng(7)
+    return rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 5, 4)), rng.normal(size=(2, 5, 3))
+
+
+def attend(*args, **options):
+    return reference.scaled_dot_product_attention(*args, return_lse=True, return_weights=True, **options)
+
+
+def test_a_row_with_nothing_to_attend_to_is_zero(qkv):
+    mask = np.ones((3, 5), bool)
+    mask[1] = False
+    for attn_mask in (mask, np.where(mask, 0.0, -np.inf)):
+        out, lse, weights = attend(*qkv, attn_mask=attn_mask)
+        assert not out[:, 1].any()
+        assert not weights[:, 1].any()
+        assert np.all(lse[:, 1] == -np.inf)
+        assert np.isfinite(out).all()
+        assert np.isfinite(lse[:, [0, 2]]).all()
+
+
+def test_a_row_with_a_sink_alone_is_zero_and_has_its_lse(qkv):
+    out, lse, weights = attend(*qkv, attn_mask=np.zeros((3, 5), bool), sinks=[0.5, -np.inf])
+    assert not out.any()
+    assert not weights.any()
+    assert np.all(lse == [[0.5], [-np.inf]])
+
+
+def test_the_sink_takes_its_share(qkv):
+    sink = 0.3
+    _, lse, weights = attend(*qkv, sinks=[sink, sink])
+    # the shares of the keys and of the sink add up to 1: 6 terms, and exp and log with an ulp or two each
+    np.testing.assert_allclose(weights.sum(-1) + np.exp(sink - lse), 1.0, rtol=16 * EPS)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("how", ["bool", "float", "causal", "window", "key_lengths"])
+def test_masked_keys_and_values_never_show(qkv, bad, how):
+    query, key, value = qkv
+    masked = np.zeros((3, 5), bool)
+    masked[:, 3:] = True
+    options = {
+        "bool": {"attn_mask": ~masked},
+        "float": {"attn_mask": np.where(masked, -np.inf, 0.25)},
+        "causal": {"is_causal": True},  # 3 queries never see keys 3 and 4
+        "window": {"window": (None, 0)},
+        "key_lengths": {"key_lengths": 3},
+    }[how]
+    expected = attend(query, key, value, **options)
+    key, value = key.copy(), value.copy()
+    key[:, 3:], value[:, 3:] = bad, bad
+    for a, b in zip(attend(query, key, value, **options), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_value_that_some_queries_see_poisons_those_alone(qkv):
+    query, key, value = qkv
+    value = value.copy()
+    value[:, 1, 0] = np.nan
+    expected, _, weights = attend(*qkv, is_causal=True)
+    out = reference.scaled_dot_product_attention(query, key, value, is_causal=True)
+    assert np.isnan(out[:, 1:, 0]).all()  # queries 1 and 2 see key 1
+    np.testing.assert_array_equal(out[:, :1], expected[:, :1])
+    np.testing.assert_array_equal(out[..., 1:], expected[..., 1:])
+    assert np.isfinite(weights).all()
+
+
+def test_an_attended_infinite_value_stays_infinite(qkv):
+    query, key, value = qkv
+    value = value.copy()
+    value[0, 2, 1] = -np.inf
+    out = reference.scaled_dot_product_attention(query, key, value)
+    assert np.all(out[0, :, 1] == -np.inf)
+    assert np.isfinite(np.delete(out.reshape(6, 3), [1], axis=1)).all()
+
+
+def test_a_nan_score_spoils_its_row_but_not_the_weights_of_masked_keys(qkv):
+    query, key, value = qkv
+    query = query.copy()
+    query[0, 1] = np.nan
+    mask = np.array([True, True, False, True, False])
+    out, lse, weights = attend(query, key, value, attn_mask=mask)
+    assert np.isnan(out[0, 1]).all()
+    assert np.isnan(lse[0, 1])
+    np.testing.assert_array_equal(np.isnan(weights[0, 1]), mask)
+    assert not weights[..., ~mask].any()
+    assert np.isfinite(out[0, [0, 2]]).all()
+    assert np.isfinite(out[1]).all()
+
+
+def test_attended_scores_of_minus_infinity_weigh_nothing(qkv):
+    query, key, value = np.ones((1, 2)), np.array([[-np.inf, 0.0], [1.0, 1.0]]), np.array([[1.0], [2.0]])
+    out, _, weights = attend(query, key, value)
+    np.testing.assert_array_equal(weights, [[0.0, 1.0]])
+    np.testing.assert_array_equal(out, [[2.0]])
+    out, lse, weights = attend(
+        query, key[:1], value[:1]
+    )  # all of them: as if nothing were attended to (PyTorch too)
+    assert (out.item(), lse.item(), weights.item()) == (0.0, -np.inf, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("mask_dtype", [np.float32, np.float64])
+def test_a_row_of_finfo_min_is_uniform_not_dead(dtype, mask_dtype):
+    rng = np.random.default_rng(0)
+    query, key = rng.normal(size=(2, 2, 4)).astype(dtype)
+    value = np.array([[1.0, 2.0], [3.0, 6.0]], dtype)
+    mask = np.full((2, 2), np.finfo(mask_dtype).min, mask_dtype)
+    out = reference.scaled_dot_product_attention(query, key, value, mask)
+    np.testing.assert_array_equal(out, np.full((2, 2), [2.0, 4.0], dtype))
+
+
+def test_the_float_mask_is_read_as_it_is_and_leaves_the_dtype_alone(qkv):
+    query, key, value = (x.astype(np.float32) for x in qkv)
+    mask = np.where(np.random.default_rng(0).random((3, 5)) < 0.5, 0.0, -np.inf)
+    expected = reference.scaled_dot_product_attention(query, key, value, mask == 0.0)
+    for dtype in (np.float16, np.float32, np.float64, ">f4"):
+        out = reference.scaled_dot_product_attention(query, key, value, mask.astype(dtype))
+        assert out.dtype == np.float32
+        np.testing.assert_array_equal(out, expected)
+
+
+# -------------------------------------------------------------------------------------- causal, window, heads
+
+
+def test_upper_left_and_lower_right():
+    weights = [
+        attend(np.zeros((2, 1)), np.zeros((4, 1)), np.zeros((4, 1)), **options)[2] > 0
+        for options in ({"is_causal": True}, {"causal": "upper_left"}, {"causal": "lower_right"})
+    ]
+    np.testing.assert_array_equal(weights[0], [[1, 0, 0, 0], [1, 1, 0, 0]])
+    np.testing.assert_array_equal(weights[1], weights[0])
+    np.testing.assert_array_equal(weights[2], [[1, 1, 1, 0], [1, 1, 1, 1]])
+    more_queries = attend(np.zeros((3, 1)), np.zeros((2, 1)), np.zeros((2, 1)), causal="lower_right")[2] > 0
+    np.testing.assert_array_equal(more_queries, [[0, 0], [1, 0], [1, 1]])
+
+
+def test_the_window_lies_on_the_diagonal_of_causal():
+    zeros = np.zeros((3, 1)), np.zeros((5, 1)), np.zeros((5, 1))
+    np.testing.assert_array_equal(
+        attend(*zeros, window=(1, 1))[2] > 0, [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0]]
+    )
+    np.testing.assert_array_equal(
+        attend(*zeros, window=(1, None), causal="lower_right")[2] > 0,
+        [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]],
+    )
+    huge = attend(*zeros, window=(10**30, 10**30))[2]
+    np.testing.assert_array_equal(huge, np.full((3, 5), 1 / 5))
+
+
+def test_lower_right_keeps_its_diagonal_with_key_lengths():
+    weights = attend(
+        np.zeros((2, 1)), np.zeros((4, 1)), np.zeros((4, 1)), causal="lower_right", key_lengths=2
+    )[2]
+    np.testing.assert_array_equal(weights, [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0]])
+
+
+def test_grouped_queries_repeat_each_key_head_in_a_row():
+    rng = np.random.default_rng(1)
+    query, key, value = (
+        rng.normal(size=(2, 6, 3, 4)),
+        rng.normal(size=(2, 2, 5, 4)),
+        rng.normal(size=(2, 2, 5, 3)),
+    )
+    out = reference.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+    for head in range(6):
+        alone = reference.scaled_dot_product_attention(query[:, head], key[:, head // 3], value[:, head // 3])
+        # the same sums, though a matrix product of another shape may add them up in another order
+        np.testing.assert_allclose(out[:, head], alone, rtol=0, atol=2 * (4 + 8 + 5 + 9) * 8 * EPS)
+
+
+def test_inputs_are_not_changed(qkv):
+    mask = np.random.default_rng(0).normal(size=(3, 5))
+    inputs = [*qkv, mask]
+    copies = [x.copy() for x in inputs]
+    for x in inputs:
+        x.flags.writeable = False
+    attend(*inputs, is_causal=True, dropout_p=0.5, rng=1, sinks=[1.0, 2.0], softcap=1.0)
+    for x, copy in zip(inputs, copies, strict=True):
+        np.testing.assert_array_equal(x, copy)
+
+
+# ----------------------------------------------------------------------------------------------------- dtypes
+
+
+def test_dtypes(qkv):
+    def result(*dtypes):
+        out, lse, weights = attend(*(x.astype(dtype) for x, dtype in zip(qkv, dtypes, strict=True)))
+        assert weights.dtype == out.dtype
+        return out.dtype.name, lse.dtype.name
+
+    assert result("f2", "f2", "f2") == ("float16", "float32")
+    assert result("f4", "f4", "f4") == ("float32", "float32")
+    assert result("f8", "f8", "f8") == ("float64", "float64")
+    assert result("f2", "f4", "f2") == ("float32", "float32")
+    assert result("f2", "f8", "f4") == ("float64", "float64")
+    assert result("i1", "i1", "i1") == ("float64", "float64")
+    assert result("i1", "f2", "f2") == (
+        "float64",
+        "float64",
+    )  # an integer counts as float64, whatever its width
+    assert result(">f4", ">f4", ">f4") == ("float32", "float32")
+
+
+def test_bfloat16(qkv):
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    mask = np.where(np.random.default_rng(0).random((3, 5)) < 0.5, 0.0, -np.inf).astype(bfloat16)
+    rounded = [x.astype(bfloat16) for x in qkv]
+    out, lse, weights = attend(*rounded, mask)
+    assert (out.dtype, lse.dtype, weights.dtype) == (bfloat16, np.float32, bfloat16)
+    wide = attend(*(x.astype(np.float32) for x in rounded), mask == 0)
+    for a, b in zip((out, lse, weights), wide, strict=True):  # computed in float32, then rounded once
+        np.testing.assert_array_equal(a, b.astype(a.dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_compute_dtype_gives_the_truth_and_the_default_is_near_it(qkv, dtype):
+    inputs = [x.astype(dtype) for x in qkv]
+    truth = attend(*inputs, compute_dtype=np.float64)
+    for a, b in zip(truth, attend(*(x.astype(np.float64) for x in inputs)), strict=True):
+        assert a.dtype == np.float64
+        np.testing.assert_array_equal(a, b)
+    # E = 4 products of at most 4 · 4, S = 5 terms (see attention_by_hand), then one rounding to the dtype
+    eps = float(np.finfo(np.float32).eps)
+    bound = (2 * (4 + 8) * 16 + 5 + 9) * eps * 4 + float(np.finfo(dtype).eps) * 4
+    for a, b in zip(attend(*inputs), truth, strict=True):
+        np.testing.assert_allclose(a.astype(np.float64), b, rtol=0, atol=bound)
+
+
+def test_zero_sizes():
+    assert attend(np.ones((2, 0)), np.ones((3, 0)), np.ones((3, 1)))[0].tolist() == [
+        [1.0],
+        [1.0],
+    ]  # E = 0: scores 0
+    out, lse, weights = attend(np.ones((2, 4)), np.ones((0, 4)), np.ones((0, 3)))  # S = 0: dead rows
+    assert (out.tolist(), lse.tolist(), weights.shape) == ([[0.0] * 3] * 2, [-np.inf] * 2, (2, 0))
+    shapes = [x.shape for x in attend(np.ones((0, 2, 0, 4)), np.ones((0, 2, 3, 4)), np.ones((0, 2, 3, 0)))]
+    assert shapes == [(0, 2, 0, 0), (0, 2, 0), (0, 2, 0, 3)]
+
+
+# ----------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "change"),
+    [
+        (ValueError, "width", {"query": np.ones((2, 3, 5))}),
+        (ValueError, "length", {"value": np.ones((2, 4, 3))}),
+        (ValueError, "2 dims", {"query": np.ones(4)}),
+        (ValueError, "enable_gqa", {"query": np.ones((4, 3, 4))}),
+        (ValueError, "multiple", {"query": np.ones((3, 3, 4)), "enable_gqa": True}),
+        (ValueError, "head axis", {"query": np.ones((3, 4)), "enable_gqa": True}),
+        (TypeError, "bool", {"query": np.ones((2, 3, 4), bool)}),
+        (TypeError, "complex", {"key": np.ones((2, 5, 4), complex)}),
+        (TypeError, "object", {"key": np.ones((2, 5, 4), object)}),
+        (TypeError, "MaskedArray", {"query": np.ma.ones((2, 3, 4))}),
+        (TypeError, "two things", {"attn_mask": np.ones((3, 5), int)}),
+        (TypeError, "complex", {"attn_mask": np.ones((3, 5), complex)}),
+        (ValueError, "attn_mask", {"attn_mask": np.ones((4, 5), bool)}),
+        (ValueError, "attn_mask", {"attn_mask": np.ones((7, 2, 3, 5), bool)}),  # would enlarge the result
+        (ValueError, "causal", {"causal": "left"}),
+        (ValueError, "contradicts", {"is_causal": True, "causal": "lower_right"}),
+        (ValueError, "negative", {"window": (-1, 0)}),
+        (TypeError, "bool", {"window": (True, 0)}),
+        (TypeError, "integer", {"window": (1.5, 0)}),
+        (ValueError, "window", {"window": 3}),
+        (ValueError, "softcap", {"softcap": 0.0}),
+        (ValueError, "softcap", {"softcap": np.inf}),
+        (ValueError, "alibi_slopes", {"alibi_slopes": np.ones(3)}),
+        (ValueError, "sinks", {"sinks": np.ones((1, 2))}),
+        (ValueError, "key_lengths", {"key_lengths": 6}),
+        (ValueError, "key_lengths", {"key_lengths": [-1, 2]}),
+        (TypeError, "key_lengths", {"key_lengths": 2.0}),
+        (ValueError, "dropout_p", {"dropout_p": 1.5}),
+        (ValueError, "dropout_p", {"dropout_p": np.nan}),
+        (ValueError, "negative", {"rng": -1}),
+        (TypeError, "rng", {"rng": 0.5}),
+        (TypeError, "rng", {"rng": True}),
+        (TypeError, "compute_dtype", {"compute_dtype": np.float16}),
+    ],
+)
+def test_errors_name_the_argument(qkv, error, match, change):
+    arguments = dict(zip(("query", "key", "value"), qkv, strict=True)) | change
+    with pytest.raises(error, match=match):
+        reference.scaled_dot_product_attention(**arguments)
+
+
+def test_long_double_is_an_error(qkv):
+    if np.dtype(np.longdouble).itemsize == 8:
+        pytest.skip("long double is double here")
+    with pytest.raises(TypeError, match="query has dtype"):
+        reference.scaled_dot_product_attention(qkv[0].astype(np.longdouble), *qkv[1:])
+
+
+# ---------------------------------------------------------------------------------------------------- dropout
+
+
+def words(text):
+    return [int(word, 16) for word in text.split()]
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    ],
+)
+def test_philox_gives_its_authors_known_answers(counter, key, expected):
+    got = reference.philox4x32(words(key), words(counter), rounds=10)
+    assert got.dtype == np.uint32
+    assert got.tolist() == words(expected)
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ("00000000 00000000 00000000 00000000", "00000000 00000000", "5f6fb709 0d893f64 4f121f81 4f730a48"),
+        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "5207ddc2 45165e59 4d8ee751 8c52f662"),
+        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "4dfccaba 190a87f0 c47362ba b6b5242a"),
+    ],
+)
+def test_philox_with_seven_rounds_is_frozen(counter, key, expected):
+    assert reference.philox4x32(words(key), words(counter)).tolist() == words(expected)
+
+
+def philox_by_hand(key, counter, rounds):
+    """Philox4x32 on Python ints."""
+    (k0, k1), (c0, c1, c2, c3) = key, counter
+    for _ in range(rounds):
+        high0, low0 = divmod(0xD2511F53 * c0, 2**32)
+        high1, low1 = divmod(0xCD9E8D57 * c2, 2**32)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
+    return [c0, c1, c2, c3]
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=6, max_size=6), st.integers(0, 12))
+def test_philox_agrees_with_integers(numbers, rounds):
+    key, counter = numbers[:2], numbers[2:]
+    assert reference.philox4x32(key, counter, rounds).tolist() == philox_by_hand(key, counter, rounds)
+
+
+# A string per query, heads one after the other; "#" is kept. They are the same on every machine, for good.
+GOLDEN_MASKS = {
+    # seed, p, leading dims, L, S
+    (0, 0.5, (), 3, 10): "....##.#.# ##.####### ..##..#...",
+    (
+        2026,
+        0.1,
+        (2, 2),
+        2,
+        9,
+    ): "######### ###.##### ######.## ####.#### ######### ####.#### #####.### .###...##",
+    (2**64 - 1, 0.9, (3,), 2, 7): ".....#. ....... ....... .....## .....#. .......",
+    (1 << 32, 0.25, (1, 1), 4, 5): "##### ##### ##### #.###",
+}
+
+
+@pytest.mark.parametrize("arguments", GOLDEN_MASKS)
+def test_dropout_masks_are_frozen(arguments):
+    seed, p, lead, n_queries, n_keys = arguments
+    mask = reference.dropout_keep_mask(seed, p, lead, n_queries, n_keys)
+    assert mask.shape == (*lead, n_queries, n_keys)
+    rows = ["".join(".#"[kept] for kept in row) for row in mask.reshape(-1, n_keys).astype(int)]
+    assert rows == GOLDEN_MASKS[arguments].split()
+
+
+def test_dropout_mask_by_definition():
+    seed, p, lead, n_queries, n_keys = 0x0123456789ABCDEF, 0.3, (2, 3), 4, 11
+    mask = reference.dropout_keep_mask(seed, p, lead, n_queries, n_keys).reshape(6, n_queries, n_keys)
+    for head, i, j in np.ndindex(mask.shape):
+        word = philox_by_hand((0x89ABCDEF, 0x01234567), (j >> 2, i, head, head >> 32), 7)[j & 3]
+        assert mask[head, i, j] == (word >= round(p * 2**32))
+
+
+def test_dropout_threshold_to_the_last_bit():
+    first = reference.philox4x32([0, 0], [0, 0, 0, 0]).tolist()  # decides on keys 0 to 3 of query 0 in head 0
+    assert {word % 2 for word in first} == {0, 1}
+    for j, word in enumerate(first):
+        kept = [reference.dropout_keep_mask(0, (word + x) / 2**32, (), 1, 4)[0, j] for x in (0, 0.25, 0.5, 1)]
+        assert kept == [True, True, word % 2 == 0, False]  # a half is rounded to the even neighbour
+
+
+def test_dropout_mask_does_not_depend_on_the_other_pairs():
+    whole = reference.dropout_keep_mask(5, 0.5, (4,), 8, 30)
+    np.testing.assert_array_equal(reference.dropout_keep_mask(5, 0.5, (2,), 3, 17), whole[:2, :3, :17])
+    np.testing.assert_array_equal(reference.dropout_keep_mask(5, 0.5, (2, 2), 8, 30).reshape(4, 8, 30), whole)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_dropout_drops_as_often_as_it_should(p):
+    mask = reference.dropout_keep_mask(1, p, (8,), 64, 64)
+    # the number kept is binomial; 5 standard deviations are missed once in two million seeds
+    assert abs(mask.mean() - (1.0 - p)) <= 5.0 * math.sqrt(p * (1.0 - p) / mask.size)
+
+
+def test_rng(qkv):
+    def drop(rng):
+        return reference.scaled_dot_product_attention(*qkv, dropout_p=0.5, rng=rng)
+
+    np.testing.assert_array_equal(drop(3), drop(np.int8(3)))
+    np.testing.assert_array_equal(drop(3), drop(3 + 2**64))
+    assert not np.array_equal(drop(3), drop(3 + 2**32))
+    generator, twin = np.random.default_rng(0), np.random.default_rng(0)
+    np.testing.assert_array_equal(drop(generator), drop(int(twin.integers(0, 2**64, dtype=np.uint64))))
+    assert generator.bit_generator.state == twin.bit_generator.state
+    reference.scaled_dot_product_attention(*qkv, rng=generator)  # without dropout nothing is drawn
+    assert generator.bit_generator.state == twin.bit_generator.state
+    large = [np.ones((64, 64))] * 3
+    fresh = [reference.scaled_dot_product_attention(*large, dropout_p=0.5) for _ in range(2)]
+    assert not np.array_equal(*fresh)
+
+
+def test_dropout_scales_what_is_kept_and_leaves_lse_alone(qkv):
+    _, lse, weights = attend(*qkv)
+    out, dropped_lse, dropped = attend(*qkv, dropout_p=0.25, rng=9)
+    keep = reference.dropout_keep_mask(9, 0.25, (2,), 3, 5)
+    np.testing.assert_array_equal(dropped, np.where(keep, weights / 0.75, 0.0))
+    np.testing.assert_array_equal(dropped_lse, lse)
+    np.testing.assert_array_equal(out, dropped @ qkv[2])
+
+
+def test_dropping_everything_gives_zeros(qkv):
+    out, _, weights = attend(*qkv, dropout_p=1.0, rng=0)
+    assert not out.any()
+    assert not weights.any()
+
+
+def test_a_dropped_nan_is_still_attended_to(qkv):
+    query, key, value = qkv
+    value = value.copy()
+    value[0, 0, 0] = np.nan
+    out = reference.scaled_dot_product_attention(query, key, value, dropout_p=1.0, rng=0)
+    assert np.isnan(out[0, :, 0]).all()  # weight · 0 · NaN; only a mask hides
+    assert not out[0, :, 1:].any()
+
+
+# --------------------------------------------------------------------------------------- the other operations
+
+
+@given(st.lists(st.floats(-800, 800), min_size=1, max_size=8))
+def test_softmax_and_log_softmax_by_hand(numbers):
+    top = max(numbers)
+    total = math.fsum(math.exp(x - top) for x in numbers)
+    # the difference x - top is rounded once, and exp makes that relative; then a sum of len(numbers) terms
+    rtol = (2 * 1600 / 2 + len(numbers) + 4) * EPS
+    np.testing.assert_allclose(
+        reference.softmax(numbers), [math.exp(x - top) / total for x in numbers], rtol=rtol, atol=5e-324
+    )
+    expected = [x - top - math.log(total) for x in numbers]
+    np.testing.assert_allclose(
+        reference.log_softmax(numbers), expected, rtol=0, atol=(1600 + len(numbers) + 4) * EPS
+    )
+
+
+def test_softmax_axes_and_edges():
+    x = np.random.default_rng(0).normal(size=(2, 3, 4))
+    np.testing.assert_array_equal(reference.softmax(x, 1), reference.softmax(x.swapaxes(1, 2)).swapaxes(1, 2))
+    np.testing.assert_array_equal(reference.softmax([1.0, -np.inf]), [1.0, 0.0])
+    assert np.isnan(reference.softmax([-np.inf, -np.inf])).all()
+    assert np.isnan(reference.softmax([np.nan, 1.0])).all()
+    assert reference.softmax(np.ones((3, 0))).shape == (3, 0)
+    assert reference.softmax(np.ones(3, np.float16)).dtype == np.float16
+
+
+def test_norms_by_hand():
+    x = np.random.default_rng(0).normal(3.0, 2.0, size=(2, 3, 4))
+    weight, bias = np.random.default_rng(1).normal(size=(2, 3, 4))
+    layer = reference.layer_norm(x, (3, 4), weight, bias, eps=0.1)
+    rms = reference.rms_norm(x, (3, 4), weight, eps=0.1)
+    for n in range(2):
+        numbers = x[n].ravel().tolist()
+        mean = math.fsum(numbers) / 12
+        deviation = math.sqrt(math.fsum((a - mean) ** 2 for a in numbers) / 12 + 0.1)
+        root = math.sqrt(math.fsum(a * a for a in numbers) / 12 + 0.1)
+        # sums of 12 terms, each twice (mean, variance), and fewer than 8 further roundings
+        tolerance = {"rtol": 0, "atol": 32 * EPS * np.abs(x).max() * np.abs(weight).max()}
+        np.testing.assert_allclose(layer[n], (x[n] - mean) / deviation * weight + bias, **tolerance)
+        np.testing.assert_allclose(rms[n], x[n] / root * weight, **tolerance)
+
+
+def test_norm_defaults_and_errors():
+    x = np.random.default_rng(0).normal(size=(5, 4))
+    np.testing.assert_array_equal(
+        reference.layer_norm(x, 4), reference.layer_norm(x, (4,), np.ones(4), np.zeros(4))
+    )
+    np.testing.assert_array_equal(reference.rms_norm(x, 4), reference.rms_norm(x, [4], np.ones(4), EPS))
+    eps32 = float(np.finfo(np.float32).eps)
+    tiny = np.full((1, 4), 1e-3, np.float16)  # for 16 bits the epsilon is float32's, as PyTorch has it
+    np.testing.assert_array_equal(reference.rms_norm(tiny, 4), reference.rms_norm(tiny, 4, eps=eps32))
+    assert reference.layer_norm(x.astype(np.float16), 4, np.ones(4, np.float32)).dtype == np.float32
+    assert not reference.layer_norm(np.full((2, 4), 7.0), 4).any()
+    assert reference.layer_norm(np.ones((3, 0)), 0).shape == (3, 0)
+    with pytest.raises(ValueError, match="normalized_shape"):
+        reference.layer_norm(x, 5)
+    with pytest.raises(ValueError, match="bias"):
+        reference.layer_norm(x, 4, np.ones(4), np.ones(3))
+    with pytest.raises(TypeError, match="weight"):
+        reference.rms_norm(x, 4, np.ones(4, bool))
+
+
+def test_gelu_by_hand():
+    x = np.linspace(-9.0, 9.0, 37)
+    exact = [a * math.erfc(-a / math.sqrt(2.0)) / 2.0 for a in x]
+    # relative: erfc amplifies the half ulp of its argument t by 2 t² (in the left tail, t up to 9 / √2)
+    np.testing.assert_allclose(reference.gelu(x), exact, rtol=(2 * 41 + 4) * EPS)
+    bent = [a / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3))) for a in x]
+    np.testing.assert_allclose(reference.gelu(x, approximate="tanh"), bent, rtol=0, atol=9 * 8 * EPS)
+    with pytest.raises(ValueError, match="approximate"):
+        reference.gelu(x, approximate="yes")
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_turns_pairs_as_complex_numbers(interleaved):
+    rng = np.random.default_rng(0)
+    x, angle = rng.normal(size=(2, 3, 5, 8)), rng.normal(size=(5, 4))
+    pairs = [x[..., ::2], x[..., 1::2]] if interleaved else [x[..., :4], x[..., 4:]]
+    turned = (pairs[0] + 1j * pairs[1]) * np.exp(1j * angle)
+    expected = np.empty_like(x)
+    if interleaved:
+        expected[..., ::2], expected[..., 1::2] = turned.real, turned.imag
+    else:
+        expected[..., :4], expected[..., 4:] = turned.real, turned.imag
+    cos, sin = np.cos(angle), np.sin(angle)
+    got = reference.apply_rotary_emb(x, cos, sin, interleaved)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=8 * EPS * np.abs(x).max())
+    for lead in [(1,), (2,), (2, 1), (2, 3)]:  # without a head axis, with one, and with one for every head
+        tables = (np.broadcast_to(t, lead + t.shape) for t in (cos, sin))
+        np.testing.assert_array_equal(reference.apply_rotary_emb(x, *tables, interleaved), got)
+
+
+def test_rotary_tables_without_a_head_axis_differ_by_batch():
+    rng = np.random.default_rng(0)
+    x, angle = rng.normal(size=(2, 3, 5, 8)), rng.normal(size=(2, 5, 4))
+    got = reference.apply_rotary_emb(x, np.cos(angle), np.sin(angle))
+    for b in range(2):
+        alone = reference.apply_rotary_emb(x[b], np.cos(angle[b]), np.sin(angle[b]))
+        np.testing.assert_array_equal(got[b], alone)
+    with pytest.raises(ValueError, match="even"):
+        reference.apply_rotary_emb(x[..., :7], np.ones((5, 3)), np.ones((5, 3)))
+    with pytest.raises(ValueError, match="sin"):
+        reference.apply_rotary_emb(x, np.ones((5, 4)), np.ones((5, 3)))
