@@ -6,6 +6,7 @@ from glob import glob
 
 import numpy
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 windows = sys.platform == "win32"
 if windows:
@@ -30,7 +31,18 @@ if sanitizers := os.environ.get("SELFATTN_SANITIZE"):
 headers = glob("csrc/**/*.h", recursive=True)
 sources = sorted(glob("csrc/*.c") + glob("csrc/kernels/*.c") + glob("csrc/python/*.c"))
 
+
+class BuildExt(build_ext):
+    """Leaves the built extension beside the sources too: Python started in a checkout imports the package from there."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.inplace:
+            self.copy_extensions_to_source()
+
+
 setup(
+    cmdclass={"build_ext": BuildExt},
     ext_modules=[
         Extension(
             "selfattn._core",
@@ -40,5 +52,5 @@ setup(
             extra_compile_args=compile_args,
             extra_link_args=link_args,
         )
-    ]
+    ],
 )

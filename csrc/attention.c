@@ -216,36 +216,37 @@ static bool cancelled(const sa_attention *a) {
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial) {
     const sa_real_kernels *kernels = kernels_of(a);
     const ptrdiff_t merges = plan->chunks > 1 ? plan->groups * plan->blocks : 0;
-    if (plan->threads <= 1) { /* not even an OpenMP region of one thread: entering one costs as much as a small call */
-        for (ptrdiff_t t = 0; t < plan->tasks && !cancelled(a); ++t) {
-            run_task(a, plan, kernels, t, scratch, partial);
+#if defined(_OPENMP)
+    if (plan->threads > 1) {
+        sa_region_enter();
+#pragma omp parallel num_threads(plan->threads)
+        {
+            char *mine = (char *)scratch + (size_t)omp_get_thread_num() * plan->scratch_bytes;
+            /* Independent: a task writes its own rows of the outputs, or its own partial result, and its thread's scratch. */
+#pragma omp for schedule(dynamic, 1)
+            for (ptrdiff_t t = 0; t < plan->tasks; ++t) {
+                if (!cancelled(a)) {
+                    run_task(a, plan, kernels, t, mine, partial);
+                }
+            }
+            /* Independent: a merge reads the partial results of its own block, all finished, and writes that block's rows. */
+#pragma omp for schedule(dynamic, 1)
+            for (ptrdiff_t t = 0; t < merges; ++t) {
+                if (!cancelled(a)) {
+                    merge_task(a, plan, kernels, t, mine, partial);
+                }
+            }
         }
-        for (ptrdiff_t t = 0; t < merges && !cancelled(a); ++t) {
-            merge_task(a, plan, kernels, t, scratch, partial);
-        }
+        sa_region_leave();
         return cancelled(a) ? SA_CANCELLED : SA_OK;
     }
-#if defined(_OPENMP)
-    sa_region_enter();
-#pragma omp parallel num_threads(plan->threads)
-    {
-        char *mine = (char *)scratch + (size_t)omp_get_thread_num() * plan->scratch_bytes;
-        /* Independent: a task writes its own rows of the outputs, or its own partial result, and its thread's scratch. */
-#pragma omp for schedule(dynamic, 1)
-        for (ptrdiff_t t = 0; t < plan->tasks; ++t) {
-            if (!cancelled(a)) {
-                run_task(a, plan, kernels, t, mine, partial);
-            }
-        }
-        /* Independent: a merge reads the partial results of its own block, all finished, and writes that block's rows. */
-#pragma omp for schedule(dynamic, 1)
-        for (ptrdiff_t t = 0; t < merges; ++t) {
-            if (!cancelled(a)) {
-                merge_task(a, plan, kernels, t, mine, partial);
-            }
-        }
-    }
-    sa_region_leave();
 #endif
+    /* Not even an OpenMP region of one thread: entering one costs as much as a small call. */
+    for (ptrdiff_t t = 0; t < plan->tasks && !cancelled(a); ++t) {
+        run_task(a, plan, kernels, t, scratch, partial);
+    }
+    for (ptrdiff_t t = 0; t < merges && !cancelled(a); ++t) {
+        merge_task(a, plan, kernels, t, scratch, partial);
+    }
     return cancelled(a) ? SA_CANCELLED : SA_OK;
 }

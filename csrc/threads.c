@@ -1,6 +1,6 @@
 /* Owns the number of threads and what fork() needs. The parallel loops themselves stand in the drivers. */
-#if !defined(_POSIX_C_SOURCE)
-#define _POSIX_C_SOURCE 200809L
+#if !defined(_GNU_SOURCE)
+#define _GNU_SOURCE /* for the lock that prefers writers */
 #endif
 #include "threads.h"
 
@@ -49,24 +49,33 @@ const char *sa_threading_layer(void) {
  * region. So the forking thread gives its pool back before the fork; parent and child each build a new one when they need
  * it. Pools of other threads don't exist in the child and need nothing. A fork waits for running regions, since one of
  * them may hold a lock of the OpenMP library at that moment. */
-static pthread_rwlock_t region_lock = PTHREAD_RWLOCK_INITIALIZER;
+#if defined(PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP)
+#define FRESH_LOCK                                                                                                     \
+    PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP /* threads that compute in turn can't starve a fork */
+#else
+#define FRESH_LOCK PTHREAD_RWLOCK_INITIALIZER
+#endif
+static pthread_rwlock_t region_lock = FRESH_LOCK;
 
 void sa_region_enter(void) { pthread_rwlock_rdlock(&region_lock); }
 void sa_region_leave(void) { pthread_rwlock_unlock(&region_lock); }
 
 #if defined(_OPENMP)
+/* libgomp has omp_pause_resource_all since GCC 9, beside an _OPENMP that still says 4.5: that macro alone will not do. */
+#if _OPENMP < 201811 && (defined(__clang__) || __GNUC__ < 9)
+#error "this compiler's OpenMP cannot give its threads back before fork(): GCC 9 or Clang 11, or later, is needed"
+#endif
+
 static void before_fork(void) {
     pthread_rwlock_wrlock(&region_lock);
-#if _OPENMP >= 201811
     omp_pause_resource_all(omp_pause_hard);
-#endif
 }
 
 static void after_fork_parent(void) { pthread_rwlock_unlock(&region_lock); }
 
 static void after_fork_child(void) {
     /* The lock's owner is this thread, but its bookkeeping may name the parent's: start afresh. */
-    static const pthread_rwlock_t fresh = PTHREAD_RWLOCK_INITIALIZER;
+    static const pthread_rwlock_t fresh = FRESH_LOCK;
     region_lock = fresh;
 }
 

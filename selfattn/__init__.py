@@ -10,10 +10,16 @@
 """
 
 from selfattn._core import (
+    apply_rotary_emb,
+    gelu,
     get_isa,
     get_num_threads,
+    layer_norm,
+    log_softmax,
+    rms_norm,
     scaled_dot_product_attention,
     set_num_threads,
+    softmax,
 )
 from selfattn.config import show_config
 from selfattn.functional import merge_attention
@@ -23,11 +29,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttentionSteps",
+    "apply_rotary_emb",
     "attention_steps",
+    "gelu",
     "get_isa",
     "get_num_threads",
+    "layer_norm",
+    "log_softmax",
     "merge_attention",
+    "rms_norm",
     "scaled_dot_product_attention",
     "set_num_threads",
     "show_config",
+    "softmax",
 ]

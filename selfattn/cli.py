@@ -9,9 +9,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -113,7 +114,10 @@ def _show_timing(style: Style, rounds: int = 5) -> bool:
     query, key, value = (
         rng.standard_normal((batch, heads, length, width), dtype=np.float32) for _ in range(3)
     )
-    functions = {"selfattn": sa.scaled_dot_product_attention, "NumPy": _timing.numpy_attention}
+    functions: dict[str, Callable[..., Any]] = {
+        "selfattn": sa.scaled_dot_product_attention,
+        "NumPy": _timing.numpy_attention,
+    }
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():

@@ -5,19 +5,19 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from selfattn.benchmarks import app, engines, measure, report
-from selfattn.benchmarks.cases import SUITES, Case, Choice, Contestant, Row, rows_of
-from selfattn.benchmarks.worker import Library, serve
 
 import selfattn as sa
 from selfattn import reference
 from selfattn._timing import numpy_attention, sample_times, wait_until_quiet
+from selfattn.benchmarks import app, engines, measure, report
+from selfattn.benchmarks.cases import SUITES, Case, Choice, Contestant, Row, rows_of
+from selfattn.benchmarks.worker import Library, serve
 
 TINY = ["--lengths", "8", "--dims", "4", "--peers", "numpy", "--rounds", "1", "--seconds", "0.001"]
 

@@ -28,6 +28,15 @@ typedef struct {
 
 SA_INLINE size_t FN(round_up)(ptrdiff_t n) { return ((size_t)n + SA_LANES - 1) / SA_LANES * SA_LANES; }
 
+/* Whether tile_rows has to pack the tiles of some head. */
+SA_INLINE bool FN(some_tile_packs)(const sa_attention *a, const sa_tensor *t) {
+    bool packs = !FN(is_direct)(&t->m) || t->m.row_stride > SA_DIRECT_STRIDE || t->m.row_stride < -SA_DIRECT_STRIDE;
+    for (int axis = 0; axis < a->n_lead; ++axis) { /* a field of a packed record: the first head aligned, others not */
+        packs |= t->lead_stride[axis] % (ptrdiff_t)sizeof(real) != 0;
+    }
+    return packs;
+}
+
 /* Lays the scratch out from base on and returns its size; with base NULL it only measures. Sizes are linear in E and Dv,
  * which the driver has bounded. */
 SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) *s) {
@@ -35,9 +44,7 @@ SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) *s
     const size_t keys = FN(round_up)(a->S < SA_KEYS_PER_TILE ? a->S : SA_KEYS_PER_TILE);
     const size_t longest = E > Dv ? (E > keys ? E : keys) : (Dv > keys ? Dv : keys);
     const size_t words = (W + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
-    const bool key_packs = !FN(is_direct)(&a->key.m) || a->key.m.row_stride > SA_DIRECT_STRIDE || a->key.m.row_stride < -SA_DIRECT_STRIDE;
-    const bool value_packs =
-        !FN(is_direct)(&a->value.m) || a->value.m.row_stride > SA_DIRECT_STRIDE || a->value.m.row_stride < -SA_DIRECT_STRIDE;
+    const bool key_packs = FN(some_tile_packs)(a, &a->key), value_packs = FN(some_tile_packs)(a, &a->value);
     size_t used = 0;
 #define SA_TAKE(field, type, count)                                                                                     \
     do {                                                                                                                \
@@ -289,7 +296,7 @@ SA_INLINE void FN(drop)(const sa_attention *a, FN(scratch) *s, ptrdiff_t first, 
         FN(pass_dropout)(s->P, first, n, nv, a->seed, (uint32_t)least, s->index, s->head_lo, s->head_hi, s->words);
     } else {
         for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
-            V(store)(s->P + i, V(min)(V(load)(s->P + i), V(set1)(0)));
+            V(store)(s->P + i, V(min)(V(set1)(0), V(load)(s->P + i)));
         }
     }
 }
@@ -354,6 +361,17 @@ SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) *s, const real *f
         for (ptrdiff_t d = 0; d < Dv; d += SA_LANES) {
             const int columns = Dv - d < SA_LANES ? (int)(Dv - d) : SA_LANES;
             vec x[SA_LANES];
+            if (nv == 1 && !few && native && rows->count * columns <= 16) { /* a handful of numbers: no transpose */
+                for (int r = 0; r < rows->count; ++r) {
+                    for (int i = 0; i < columns; ++i) {
+                        const real y = s->O[(d + i) * SA_LANES + r] * factor[r];
+                        char *to = partial ? (char *)(partial + r * Dv + d + i) : rows->out[r] + (d + i) * out->col_stride;
+                        memcpy(to, &y, sizeof y);
+                        check = check + V(set1)(y - y);
+                    }
+                }
+                continue;
+            }
             FN(unpack_output)(s, d, columns, factor, x, nv, few, o_stride, v);
             for (int i = 0; i < SA_LANES && v * SA_LANES + i < rows->count; ++i) {
                 const int r = v * SA_LANES + i;

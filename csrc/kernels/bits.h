@@ -30,6 +30,13 @@ SA_INLINE float sa_float_of_f16(uint16_t h) {
     return sa_float_of_bits(sign | (magnitude >= 0x0f800000u ? special : finite));
 }
 
+/* Rounds, but what is finite stays finite: a mask of finfo(float64).min must not become −inf, which closes. */
+SA_INLINE float sa_float_of_f64(double x) {
+    double y = x > FLT_MAX ? FLT_MAX : x;
+    y = y < -FLT_MAX ? -FLT_MAX : y;
+    return (float)(x - x == 0 ? y : x);
+}
+
 /* Round to nearest, ties to even; NaN stays a (quiet) NaN. */
 SA_INLINE uint16_t sa_bf16_of_float(float x) {
     uint32_t bits = sa_bits_of_float(x);

@@ -3,6 +3,7 @@
 #ifndef SA_KERNELS_H
 #define SA_KERNELS_H
 
+#include "../rows.h"
 #include "../selfattn.h"
 
 #define SA_MAX_BLOCK_ROWS 64
@@ -37,6 +38,19 @@ typedef struct {
     void *partial;      /* NULL: finish; else leave (maximum, sum, unnormalised output) here for merge */
 } sa_block;
 
+#define SA_ROW_BLOCK 64    /* rows that a task of a row operation describes at a time */
+#define SA_ROW_COLUMNS 256 /* neighbouring columns of a softmax down the columns: four arrays of them stay in L1 */
+
+/* A block of rows of a row operation (rows.h): n elements each, or for softmax along another axis n × width. */
+typedef struct {
+    const sa_row_call *call;
+    const sa_row_plan *plan;
+    int count;
+    ptrdiff_t n, width;
+    const char *x[SA_ROW_BLOCK], *cos[SA_ROW_BLOCK], *sin[SA_ROW_BLOCK];
+    char *out[SA_ROW_BLOCK];
+} sa_row_block;
+
 /* The kernels of one element type that computes. */
 typedef struct {
     ptrdiff_t block_rows;
@@ -45,8 +59,12 @@ typedef struct {
     void (*attention_forward)(const sa_block *b, void *scratch);
     /* Adds up the partial results of one block, chunk after chunk, and finishes it. partial: chunks in a row. */
     void (*attention_merge)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch);
+    void (*rows[SA_ROW_KINDS])(const sa_row_block *b, void *scratch);
+    void (*softmax_columns)(const sa_row_block *b, void *scratch); /* and log_softmax */
+    void (*gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes, ptrdiff_t n);
     /* For tests and benchmarks. */
     void (*exp2_array)(const void *x, void *y, ptrdiff_t n);
+    void (*exp_array)(const void *x, void *y, ptrdiff_t n);
     void (*tanh_array)(const void *x, void *y, ptrdiff_t n);
     double (*fma_loop)(ptrdiff_t rounds); /* returns the FLOPs done */
 } sa_real_kernels;

@@ -35,7 +35,11 @@ SA_INLINE bool FN(is_direct)(const sa_matrix *m) {
 SA_NOINLINE void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t stride, ptrdiff_t n, sa_dtype dtype, bool swapped) {
     switch (dtype) {
     case SA_F32: SA_LOAD(float, uint32, SA_IDENTITY)
+#if SA_REAL_IS_F64
     case SA_F64: SA_LOAD(double, uint64, SA_IDENTITY)
+#else
+    case SA_F64: SA_LOAD(double, uint64, sa_float_of_f64) /* only masks are wider than what computes */
+#endif
     case SA_F16: SA_LOAD(uint16_t, uint16, sa_float_of_f16)
     case SA_BF16: SA_LOAD(uint16_t, uint16, sa_float_of_bf16)
     case SA_BOOL: SA_LOAD(uint8_t, uint8, SA_OPEN_OR_CLOSED)

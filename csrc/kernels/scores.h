@@ -158,7 +158,8 @@ SA_INLINE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_st
     }
 }
 
-/* Zeroes what dropout takes; first is the tile's first key, a multiple of 4. A closed pair of the careful path (−1) stays. */
+/* Zeroes what dropout takes; first is the tile's first key, a multiple of 4. A closed pair of the careful path (−1) stays, and
+ * so does a NaN: min keeps it in its second operand. */
 SA_INLINE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, const int nv, uint64_t seed, uint32_t least_kept,
                                 const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi, uint32_t *words) {
     const int lanes = nv * SA_LANES;
@@ -170,7 +171,7 @@ SA_INLINE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, const int
             for (int v = 0; v < nv; ++v) {
                 real *p = P + ((j + w) * nv + v) * SA_LANES;
                 vec e = V(load)(p);
-                vec kept = V(select)(V(words_ge)(words + w * padded + v * SA_LANES, least_kept), e, V(min)(e, V(set1)(0)));
+                vec kept = V(select)(V(words_ge)(words + w * padded + v * SA_LANES, least_kept), e, V(min)(V(set1)(0), e));
                 V(store)(p, kept);
             }
         }
@@ -225,7 +226,7 @@ SA_INLINE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix
             return SA_TILE_MIXED;
         }
         const real *x = (const real *)(const void *)p;
-        if (!direct) {
+        if (!direct || (uintptr_t)p % sizeof(real) != 0) {
             FN(load_row)(buffer, p, m->col_stride, n, m->dtype, m->swapped);
             x = buffer;
         }

@@ -41,9 +41,7 @@ SA_VERB mf32 vf32_words_ge(const uint32_t *w, uint32_t t) {
     __m256i a = _mm256_loadu_si256((const __m256i *)w);
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_max_epu32(a, _mm256_set1_epi32((int)t)), a));
 }
-SA_VERB vf32 vf32_add_exponent(vf32 a, vf32 t) {
-    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
-}
+SA_VERB vf32 vf32_power(vf32 t) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23)); }
 SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
 SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
@@ -76,9 +74,7 @@ SA_VERB mf64 vf64_words_ge(const uint32_t *w, uint32_t t) {
     __m128i a = _mm_loadu_si128((const __m128i *)w);
     return _mm256_castsi256_pd(_mm256_cvtepi32_epi64(_mm_cmpeq_epi32(_mm_max_epu32(a, _mm_set1_epi32((int)t)), a)));
 }
-SA_VERB vf64 vf64_add_exponent(vf64 a, vf64 t) {
-    return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(a), _mm256_slli_epi64(_mm256_castpd_si256(t), 52)));
-}
+SA_VERB vf64 vf64_power(vf64 t) { return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(t), 52)); }
 SA_VERB vf64 vf64_zip_lo(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 4, 1, 5); }
 SA_VERB vf64 vf64_zip_hi(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 2, 6, 3, 7); }
 SA_VERB vf64 vf64_even(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6); }

@@ -34,9 +34,7 @@ SA_VERB int vf32_any(mf32 m) { return m != 0; }
 SA_VERB mf32 vf32_words_ge(const uint32_t *w, uint32_t t) {
     return _mm512_cmpge_epu32_mask(_mm512_loadu_si512(w), _mm512_set1_epi32((int)t));
 }
-SA_VERB vf32 vf32_add_exponent(vf32 a, vf32 t) {
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
-}
+SA_VERB vf32 vf32_power(vf32 t) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23)); }
 SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
 SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31); }
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
@@ -67,23 +65,21 @@ SA_VERB int vf64_any(mf64 m) { return m != 0; }
 SA_VERB mf64 vf64_words_ge(const uint32_t *w, uint32_t t) {
     return _mm256_cmpge_epu32_mask(_mm256_loadu_si256((const __m256i *)w), _mm256_set1_epi32((int)t));
 }
-SA_VERB vf64 vf64_add_exponent(vf64 a, vf64 t) {
-    return _mm512_castsi512_pd(_mm512_add_epi64(_mm512_castpd_si512(a), _mm512_slli_epi64(_mm512_castpd_si512(t), 52)));
-}
+SA_VERB vf64 vf64_power(vf64 t) { return _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(t), 52)); }
 SA_VERB vf64 vf64_zip_lo(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
 SA_VERB vf64 vf64_zip_hi(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
 SA_VERB vf64 vf64_even(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
 SA_VERB vf64 vf64_odd(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
 
-/* 2^x in hardware steps: VREDUCE gives x - floor(x) and VSCALEF multiplies by 2^floor(x), one instruction each. */
+/* 2^x in hardware steps: VREDUCE gives x minus the nearest integer, and VSCALEF multiplies by a power of two. */
 #define SA_HAS_SCALEF 1
-SA_VERB vf32 vf32_fraction(vf32 x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF); }
-SA_VERB vf32 vf32_scalef_unless_lt(vf32 a, vf32 x, vf32 least) {
-    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), a, x);
+SA_VERB vf32 vf32_fraction(vf32 x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT); }
+SA_VERB vf32 vf32_scalef_unless_lt(vf32 a, vf32 n, vf32 x, vf32 least) {
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), a, n);
 }
-SA_VERB vf64 vf64_fraction(vf64 x) { return _mm512_reduce_pd(x, _MM_FROUND_TO_NEG_INF); }
-SA_VERB vf64 vf64_scalef_unless_lt(vf64 a, vf64 x, vf64 least) {
-    return _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(x, least, _CMP_NLT_UQ), a, x);
+SA_VERB vf64 vf64_fraction(vf64 x) { return _mm512_reduce_pd(x, _MM_FROUND_TO_NEAREST_INT); }
+SA_VERB vf64 vf64_scalef_unless_lt(vf64 a, vf64 n, vf64 x, vf64 least) {
+    return _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(x, least, _CMP_NLT_UQ), a, n);
 }
 
 /* 32-bit words */

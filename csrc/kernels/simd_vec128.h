@@ -63,7 +63,7 @@ SA_VERB mf32 vf32_words_ge(const uint32_t *w, uint32_t t) {
     memcpy(&a, w, sizeof a);
     return (mf32)(a >= t);
 }
-SA_VERB vf32 vf32_add_exponent(vf32 a, vf32 t) { return (vf32)((vu32)a + ((vu32)t << 23)); }
+SA_VERB vf32 vf32_power(vf32 t) { return (vf32)((vu32)t << 23); }
 SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 4, 1, 5); }
 SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 2, 6, 3, 7); }
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6); }
@@ -117,9 +117,9 @@ SA_VERB vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return (vf64)vfmaq_f64((float64x
 SA_VERB vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return a * b + c; }
 #endif
 SA_VERB mf64 vf64_words_ge(const uint32_t *w, uint32_t t) { return (mf64){-(int64_t)(w[0] >= t), -(int64_t)(w[1] >= t)}; }
-SA_VERB vf64 vf64_add_exponent(vf64 a, vf64 t) {
+SA_VERB vf64 vf64_power(vf64 t) {
     typedef uint64_t bits __attribute__((vector_size(16)));
-    return (vf64)((bits)a + ((bits)t << 52));
+    return (vf64)((bits)t << 52);
 }
 SA_VERB vf64 vf64_zip_lo(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 2); }
 SA_VERB vf64 vf64_zip_hi(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 1, 3); }

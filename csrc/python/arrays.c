@@ -196,6 +196,9 @@ int sa_check_self_overlap(PyArrayObject *out) {
      * that interleave, which no slicing or transposing makes. */
     const int ndim = PyArray_NDIM(out);
     bool used[NPY_MAXDIMS] = {false};
+    if (PyArray_SIZE(out) == 0) {
+        return 0; /* without elements, strides are anything */
+    }
     npy_intp reach = PyArray_ITEMSIZE(out);
     for (int pass = 0; pass < ndim; ++pass) {
         int next = -1;
@@ -209,9 +212,6 @@ int sa_check_self_overlap(PyArrayObject *out) {
         }
         used[next] = true;
         const npy_intp n = PyArray_DIM(out, next);
-        if (n == 0) {
-            return 0;
-        }
         if (n > 1) {
             if (least < reach) {
                 PyErr_SetString(PyExc_ValueError, "out overlaps itself in memory: several of its elements are one");

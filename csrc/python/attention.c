@@ -82,6 +82,8 @@ static int read_real(PyObject *value, const char *name, double *x) {
     if (*x == -1 && PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
             PyErr_Format(PyExc_TypeError, "%s must be a real number, got %s", name, Py_TYPE(value)->tp_name);
+        } else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            PyErr_Format(PyExc_ValueError, "%s is an integer too large for a float", name);
         }
         return -1;
     }
@@ -123,14 +125,20 @@ static int read_window(PyObject *window, sa_attention *a) {
     if (!given(window)) {
         return 0;
     }
-    if (!(PyTuple_Check(window) || PyList_Check(window)) || PySequence_Fast_GET_SIZE(window) != 2) {
-        PyErr_Format(PyExc_TypeError, "window must be (left, right), each an int >= 0 or None, got %R", window);
+    const bool sequence = PyTuple_Check(window) || PyList_Check(window);
+    PyObject *pair = sequence ? PySequence_Tuple(window) : NULL; /* own: a bound's __index__ might change the list */
+    if (sequence && pair == NULL) {
         return -1;
     }
-    if (read_bound(PySequence_Fast_GET_ITEM(window, 0), window, &a->window_left) < 0) {
-        return -1;
+    int status = -1;
+    if (!sequence || PyTuple_GET_SIZE(pair) != 2) {
+        PyErr_Format(sequence ? PyExc_ValueError : PyExc_TypeError,
+                     "window must be (left, right), each an int >= 0 or None, got %R", window);
+    } else if (read_bound(PyTuple_GET_ITEM(pair, 0), window, &a->window_left) == 0) {
+        status = read_bound(PyTuple_GET_ITEM(pair, 1), window, &a->window_right);
     }
-    return read_bound(PySequence_Fast_GET_ITEM(window, 1), window, &a->window_right);
+    Py_XDECREF(pair);
+    return status;
 }
 
 /* is_causal and causal: whether keys after the diagonal are closed, and which diagonal it is. */
@@ -157,10 +165,14 @@ static int read_causal(PyObject *is_causal, PyObject *causal, sa_attention *a) {
     return 0;
 }
 
-/* rng as a seed: an int is taken modulo 2^64, a Generator draws one uint64, None is fresh entropy. */
-static int read_seed(PyObject *rng, uint64_t *seed) {
+/* rng as a seed: an int is taken modulo 2^64, a Generator draws one uint64, None is fresh entropy. Without `wanted`, when
+ * there is no dropout, it is checked only. */
+static int read_seed(PyObject *rng, bool wanted, uint64_t *seed) {
     PyObject *number;
     if (!given(rng)) {
+        if (!wanted) {
+            return 0;
+        }
         PyObject *os = PyImport_ImportModule("os");
         PyObject *bytes = os ? PyObject_CallMethod(os, "urandom", "i", 8) : NULL;
         Py_XDECREF(os);
@@ -172,6 +184,9 @@ static int read_seed(PyObject *rng, uint64_t *seed) {
         return 0;
     }
     if (PyObject_HasAttrString(rng, "integers")) {
+        if (!wanted) {
+            return 0;
+        }
         PyObject *integers = PyObject_GetAttrString(rng, "integers");
         PyObject *args = integers ? Py_BuildValue("(iN)", 0, PyLong_FromString("18446744073709551616", NULL, 10)) : NULL;
         PyObject *kwargs = args ? Py_BuildValue("{s:s}", "dtype", "uint64") : NULL;
@@ -235,13 +250,15 @@ static int read_scalars(call *c, PyObject *const *values) {
     }
     c->threads = sa_get_num_threads();
     if (given(values[NUM_THREADS])) {
-        const long n = PyBool_Check(values[NUM_THREADS]) ? -1 : PyLong_AsLong(values[NUM_THREADS]);
-        if (PyErr_Occurred()) {
-            PyErr_Clear();
+        PyObject *index = PyBool_Check(values[NUM_THREADS]) ? NULL : PyNumber_Index(values[NUM_THREADS]);
+        if (index == NULL) {
             PyErr_Format(PyExc_TypeError, "num_threads must be an int from 1 to 1024, got %R", values[NUM_THREADS]);
             return -1;
         }
-        if (n < 1 || n > 1024) {
+        int overflow;
+        const long n = PyLong_AsLongAndOverflow(index, &overflow);
+        Py_DECREF(index);
+        if (overflow != 0 || n < 1 || n > 1024) {
             PyErr_Format(PyExc_ValueError, "num_threads must be an int from 1 to 1024, got %R", values[NUM_THREADS]);
             return -1;
         }
@@ -453,8 +470,8 @@ static int read_options(call *c, PyObject *const *values) {
 /* ---- outputs ------------------------------------------------------------------------------------------------------- */
 
 static int check_out(call *c, PyObject *value, int ndim, const npy_intp *shape) {
-    if (!PyArray_CheckExact(value)) {
-        PyErr_Format(PyExc_TypeError, "out must be a plain NumPy array, got %s", Py_TYPE(value)->tp_name);
+    if (!PyArray_Check(value)) { /* sa_as_array refuses the subclasses that mean something else; a memmap will do */
+        PyErr_Format(PyExc_TypeError, "out must be a NumPy array, got %s", Py_TYPE(value)->tp_name);
         return -1;
     }
     c->out = (PyArrayObject *)Py_NewRef(value);
@@ -606,7 +623,7 @@ PyObject *sa_py_attention(PyObject *module, PyObject *const *args, Py_ssize_t na
         make_outputs(&c, values[OUT]) < 0) {
         goto fail;
     }
-    if (c.a.dropout_p > 0 && read_seed(values[RNG], &c.a.seed) < 0) {
+    if (read_seed(values[RNG], c.a.dropout_p > 0, &c.a.seed) < 0) {
         goto fail;
     }
     if (run(&c) == 0) {

@@ -1,0 +1,151 @@
+/* What the C tests of the core share: a check macro, random numbers, arrays of any layout, cases, and the reference that
+ * they are held against. See test_core.c for how to run them. */
+#ifndef SA_TEST_H
+#define SA_TEST_H
+
+#include <float.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../kernels/kernels.h"
+
+/* ---- checks (test_core.c) ------------------------------------------------------------------------------------------ */
+
+/* CHECK(condition, "what", …): counts, and prints the formatted rest when the condition is false. */
+#define CHECK(...) CHECK_(__VA_ARGS__)
+#define CHECK_(ok, ...) check_that((ok), __FILE__, __LINE__, __VA_ARGS__)
+bool check_that(bool ok, const char *file, int line, const char *format, ...) __attribute__((format(printf, 4, 5)));
+
+extern bool quick; /* a sample instead of everything: for emulators and sanitizers */
+
+/* ---- random numbers (arrays.c) ------------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint64_t state;
+} random_source;
+
+uint64_t random_bits(random_source *r);                            /* SplitMix64 */
+ptrdiff_t random_below(random_source *r, ptrdiff_t n);             /* 0 … n − 1 */
+bool random_chance(random_source *r, double p);                    /* true with probability p */
+double random_between(random_source *r, double least, double most);
+
+/* ---- elements and arrays (arrays.c) -------------------------------------------------------------------------------- */
+
+double element_get(const char *p, sa_dtype dtype, bool swapped);
+void element_set(char *p, sa_dtype dtype, bool swapped, double x); /* rounds to nearest even, as far as the dtype can */
+double unit_roundoff(sa_dtype dtype);                              /* eps/2 of a floating dtype */
+
+/* How an array lies in memory. Flags combine. */
+enum {
+    TRANSPOSED = 1,    /* rows are the fastest axis */
+    FLIPPED_ROWS = 2,  /* negative strides */
+    FLIPPED_COLS = 4,
+    FLIPPED_LEAD = 8,
+    STEPPED_COLS = 16, /* every third element of a longer row */
+    UNALIGNED = 32,    /* the first element at an odd address */
+    ODD_LEAD = 64,     /* as a field of a packed record: leading strides are odd, all else is aligned */
+    ODD_ROWS = 128,    /* row strides are odd */
+    SWAPPED = 256,     /* the other byte order */
+    LONG_ROWS = 512,   /* a row stride above 8 kB */
+    HEADS_INSIDE = 1024, /* (B, L, H, D) in memory */
+    ALL_LAYOUTS = 2048
+};
+
+/* Axes that are broadcast (stride 0, one element): bit i is leading axis i. */
+enum { BROADCAST_ROWS = 1 << 8, BROADCAST_COLS = 1 << 9 };
+
+typedef struct {
+    int n_lead;
+    ptrdiff_t lead[SA_MAX_LEAD], rows, cols; /* sizes as the call sees them */
+} array_shape;
+
+/* One allocation of exactly the bytes the elements span, so that a sanitizer sees a read beside it; an output has margins
+ * instead, and every byte that belongs to no element keeps a pattern that is looked at afterwards. */
+typedef struct {
+    sa_tensor tensor;
+    array_shape shape;
+    char *memory;
+    size_t bytes;
+    char *before; /* a copy, made by array_remember */
+} array;
+
+void array_make(array *a, const array_shape *shape, sa_dtype dtype, unsigned layout, unsigned broadcast, bool output);
+void array_free(array *a);
+void array_remember(array *a);
+bool array_unchanged(const array *a);
+bool array_margins_intact(const array *a);
+/* The matrix of flattened leading index `head`; the last leading axis counts in groups of `gqa`. */
+char *array_head(const array *a, ptrdiff_t head, ptrdiff_t gqa);
+char *array_at(const array *a, ptrdiff_t head, ptrdiff_t gqa, ptrdiff_t row, ptrdiff_t col);
+double array_get(const array *a, ptrdiff_t head, ptrdiff_t gqa, ptrdiff_t row, ptrdiff_t col);
+
+/* ---- cases (cases.c) ----------------------------------------------------------------------------------------------- */
+
+enum { NOT_POISONED, POISON_CLOSED, POISON_SOME };
+
+/* A call in a few numbers. Zero means the plain thing, save where said. */
+typedef struct {
+    ptrdiff_t L, S, E, Dv;
+    int n_lead;
+    ptrdiff_t lead[8];
+    ptrdiff_t gqa; /* 1 without */
+    sa_dtype query, key, value, out, mask; /* mask: SA_DTYPES for none */
+    unsigned query_layout, key_layout, value_layout, mask_layout, out_layout;
+    unsigned query_broadcast, key_broadcast, value_broadcast, mask_broadcast, scalar_broadcast;
+    bool alibi, sinks, lengths, lse, weights, causal;
+    ptrdiff_t diagonal, window_left, window_right; /* windows: SA_UNBOUNDED where open */
+    double scale, softcap, dropout_p;
+    uint64_t seed;
+    double magnitude;   /* of queries and keys */
+    double closed;      /* share of mask elements that are closed */
+    double mask_finite; /* the magnitude of a float mask */
+    int poison;         /* NaN and infinities: in keys and values that nobody sees, or in some that somebody may */
+    int threads;        /* 0: as many as the plan wants of 2 */
+    bool unsplit;       /* one chunk, whatever the plan wanted */
+} test_case;
+
+typedef struct {
+    test_case spec;
+    sa_attention call;
+    array query, key, value, mask, alibi, sinks, lengths, out, lse, weights;
+    ptrdiff_t heads;
+    ptrdiff_t chunks; /* of the last run */
+} live_case;
+
+test_case plain_case(sa_dtype dtype, ptrdiff_t L, ptrdiff_t S, ptrdiff_t E, ptrdiff_t Dv);
+void case_make(live_case *c, const test_case *spec, uint64_t seed);
+void case_free(live_case *c);
+sa_status case_run(live_case *c);                  /* clears the outputs, plans, runs */
+void case_verify(live_case *c, const char *title); /* against the reference; one CHECK */
+void case_try(const test_case *spec, uint64_t seed, const char *title); /* all of that */
+bool case_allows(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j);
+void case_describe(const test_case *spec, char *text, size_t size);
+
+/* ---- the reference (reference.c) ----------------------------------------------------------------------------------- */
+
+#if LDBL_MANT_DIG == 64
+typedef long double wide;
+#else
+typedef double wide; /* where long double is emulated, or is double */
+#endif
+
+/* One row: output[Dv], weights[S] and lse, and how far from them a right result may be. */
+typedef struct {
+    wide *out, *weights, lse;
+    double *out_error, *weights_error, lse_error;
+} reference_row;
+
+void reference_attention_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, reference_row *r);
+void reference_philox(int rounds, const uint32_t counter[4], const uint32_t key[2], uint32_t words[4]);
+
+/* ---- the tests ----------------------------------------------------------------------------------------------------- */
+
+void test_exp(void);
+void test_pack(void);
+void test_attention(void);
+void test_semantics(void);
+void test_plan(void);
+void test_random(void);
+
+#endif

@@ -1,0 +1,79 @@
+/* Tests of the core, without Python:  test_core [--quick] [isa …]
+ *
+ * Runs every test under each instruction set named, or under all that this CPU has. Every line but the last is a failure, a
+ * measurement or a title; the last is "N passed, N failed". The exit status is 1 when anything failed. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "test.h"
+
+bool quick;
+static long passed, failed;
+
+bool check_that(bool ok, const char *file, int line, const char *format, ...) {
+    if (ok) {
+        ++passed;
+        return true;
+    }
+    if (++failed <= 40) { /* more would bury the first */
+        const char *name = strrchr(file, '/');
+        va_list args;
+        va_start(args, format);
+        printf("FAILED [%s] %s:%d: ", sa_isa_name(), name ? name + 1 : file, line);
+        vprintf(format, args);
+        printf("\n");
+        va_end(args);
+    }
+    return false;
+}
+
+static double now(void) {
+    struct timespec t;
+    timespec_get(&t, TIME_UTC);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void run(const char *name, void (*test)(void)) {
+    const long failed_before = failed, passed_before = passed;
+    const double start = now();
+    test();
+    printf("%-10s %-10s %6ld passed %4ld failed %7.1f s\n", sa_isa_name(), name, passed - passed_before, failed - failed_before,
+           now() - start);
+    fflush(stdout);
+}
+
+static void run_all(const char *isa) {
+    if (!CHECK(sa_isa_set(isa) == SA_OK && strcmp(sa_isa_name(), isa) == 0, "%s: not in this build or not on this CPU", isa)) {
+        return;
+    }
+    run("exp", test_exp);
+    run("pack", test_pack);
+    run("attention", test_attention);
+    run("semantics", test_semantics);
+    run("plan", test_plan);
+    run("random", test_random);
+}
+
+int main(int argc, char **argv) {
+    const char *chosen[16];
+    int n = 0;
+    for (int i = 1; i < argc; ++i) {
+        if (strcmp(argv[i], "--quick") == 0) {
+            quick = true;
+        } else if (n < 16) {
+            chosen[n++] = argv[i];
+        }
+    }
+    if (n == 0) {
+        for (const char *const *name = sa_isa_available(); *name && n < 16; ++name) {
+            chosen[n++] = *name;
+        }
+    }
+    for (int i = 0; i < n; ++i) {
+        run_all(chosen[i]);
+    }
+    printf("%ld passed, %ld failed\n", passed, failed);
+    return failed != 0;
+}

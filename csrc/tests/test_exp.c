@@ -1,0 +1,201 @@
+/* exp2, exp and tanh of the kernels against the C library in more precision: every float32, and a dense sample of float64. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "test.h"
+
+enum { BLOCK = 1 << 14 }; /* floats of one block share sign and exponent */
+
+static float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* The exponent of a normal double, without a call. */
+static int exponent_of(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (int)(bits >> 52 & 2047) - 1023;
+}
+
+static double power_of_two(int n) {
+    const uint64_t bits = (uint64_t)(n + 1023) << 52;
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* |y − right| in units of the last place of a float32 near `right`, which is a subnormal's below FLT_MIN. */
+static double ulps32(float y, double right) {
+    const int exponent = exponent_of(right);
+    return fabs((double)y - right) * power_of_two(23 - (exponent < -126 ? -126 : exponent));
+}
+
+/* The right results. Small arguments go by their series, to within 1e-6 ulp; the C library does the others. */
+static double right_exp2(double x) { return fabs(x) < 0x1p-20 ? 1 + x * 0.69314718055994530942 : exp2(x); }
+static double right_exp(double x) { return fabs(x) < 0x1p-20 ? 1 + x : exp(x); }
+static double right_tanh(double x) { return fabs(x) < 0x1p-12 ? x - x * x * x / 3 : fabs(x) > 20 ? copysign(1, x) : tanh(x); }
+
+typedef struct {
+    const char *name;
+    double (*right)(double);
+    long double (*right_wide)(long double);
+    double bound32, bound64; /* in ulp */
+    double least, most, least64, most64; /* where results are neither flushed nor too large */
+} function;
+
+/* Bounds as kernels/exp.h states them. exp's float32 range starts at the first float whose result is ≥ FLT_MIN. */
+static const function functions[3] = {
+    {"exp2", right_exp2, exp2l, 1, 1, -126, 127.5, -1022, 1023.5},
+    {"exp", right_exp, expl, 1, 1, -87.33654474, 88, -708.39641853226408, 709},
+    {"tanh", right_tanh, tanhl, 2, 2, -INFINITY, INFINITY, -INFINITY, INFINITY},
+};
+
+typedef void (*array_function)(const void *, void *, ptrdiff_t);
+
+static array_function kernel_of(const sa_real_kernels *k, int which) {
+    return which == 0 ? k->exp2_array : which == 1 ? k->exp_array : k->tanh_array;
+}
+
+/* Whether y may be f(x) for an x outside the range or an odd one; inside it, worst takes the error. */
+static bool good32(const function *f, float x, float y, double *worst) {
+    if (isnan(x)) {
+        return isnan(y);
+    }
+    if ((double)x < f->least) {
+        return y == 0;
+    }
+    if ((double)x >= f->most && x > 0 && f->most < INFINITY) {
+        return true; /* the callers never ask */
+    }
+    if (f->right == right_tanh && x == 0) {
+        return y == 0 && signbit(x) == signbit(y);
+    }
+    const double error = ulps32(y, f->right((double)x));
+    *worst = error > *worst ? error : *worst;
+    return error <= f->bound32; /* false for NaN */
+}
+
+static void every_float32(int which) {
+    const function *f = &functions[which];
+    const array_function kernel = kernel_of(&sa_kernels_active()->f32, which);
+    const long blocks = (long)(UINT64_C(1) << 32) / BLOCK, step = quick ? 499 : 1;
+    double worst = 0;
+    long bad = 0;
+    /* Independent: each block of floats has its own buffers. */
+#pragma omp parallel for schedule(dynamic, 64) reduction(max : worst) reduction(+ : bad)
+    for (long block = 0; block < blocks; block += step) {
+        float x[BLOCK], y[BLOCK];
+        for (uint32_t i = 0; i < BLOCK; ++i) {
+            x[i] = float_of((uint32_t)block * BLOCK + i);
+        }
+        kernel(x, y, BLOCK);
+        for (int i = 0; i < BLOCK; ++i) {
+            bad += !good32(f, x[i], y[i], &worst);
+        }
+    }
+    CHECK(bad == 0, "%s: %ld of all float32 are wrong; worst %.4f ulp", f->name, bad, worst);
+    printf("%-10s %s float32: %.4f ulp%s\n", sa_isa_name(), f->name, worst, quick ? " (sample)" : "");
+}
+
+/* Arguments over the whole range, small ones by magnitude, and the neighbourhoods of the integers and of both ends. */
+static double sample64(const function *f, long n, random_source *r) {
+    const double least = isinf(f->least64) ? -25 : f->least64, most = isinf(f->most64) ? 25 : f->most64;
+    switch (n % 4) {
+    case 0: return random_between(r, least, most);
+    case 1: return random_between(r, -2, 2);
+    case 2: return (random_chance(r, 0.5) ? 1 : -1) * exp2(random_between(r, -60, 4));
+    default: {
+        const double x = rint(random_between(r, least, most)) / 2;
+        return x + random_between(r, -1, 1) * 0x1p-40;
+    }
+    }
+}
+
+static void sampled_float64(int which) {
+    const function *f = &functions[which];
+    const array_function kernel = kernel_of(&sa_kernels_active()->f64, which);
+    const long blocks = quick ? 8 : 400;
+    double worst = 0;
+    long bad = 0;
+#pragma omp parallel for reduction(max : worst) reduction(+ : bad)
+    for (long block = 0; block < blocks; ++block) { /* independent: own numbers, own buffers */
+        enum { N = 4096 };
+        double x[N], y[N];
+        random_source r = {(uint64_t)block};
+        for (long i = 0; i < N; ++i) {
+            x[i] = sample64(f, i, &r);
+        }
+        kernel(x, y, N);
+        for (int i = 0; i < N; ++i) {
+            const long double right = f->right_wide((long double)x[i]);
+            const long double error = fabsl((long double)y[i] - right) / ldexpl(1, ilogbl(right) - 52);
+            worst = (double)error > worst ? (double)error : worst;
+            bad += !((double)error <= f->bound64);
+        }
+    }
+    CHECK(bad == 0, "%s: %ld float64 are wrong; worst %.4f ulp", f->name, bad, worst);
+    printf("%-10s %s float64: %.4f ulp (sample)\n", sa_isa_name(), f->name, worst);
+}
+
+/* What is special, one by one, in every lane and in the rest of a vector. */
+static void special(int which) {
+    const function *f = &functions[which];
+    const array_function kernel32 = kernel_of(&sa_kernels_active()->f32, which);
+    const array_function kernel64 = kernel_of(&sa_kernels_active()->f64, which);
+    const bool bounded = f->right == right_tanh;
+    const double x[] = {(double)NAN, (double)-INFINITY, 0.0, -0.0, -1e30, -1e300, (double)INFINITY};
+    const double right[] = {(double)NAN, bounded ? -1 : 0, !bounded, bounded ? -0.0 : 1, bounded ? -1 : 0, bounded ? -1 : 0, 1};
+    for (int n = 0; n < (bounded ? 7 : 6); ++n) {
+        bool good = true;
+        for (int length = 1; length <= 40; ++length) {
+            float x32[41], y32[41];
+            double x64[41], y64[41];
+            for (int i = 0; i <= length; ++i) {
+                x32[i] = y32[i] = (float)x[n];
+                x64[i] = y64[i] = x[n];
+            }
+            y32[length] = 7;
+            y64[length] = 7;
+            kernel32(x32, y32, length);
+            kernel64(x64, y64, length);
+            good &= y32[length] == 7 && y64[length] == 7;
+            for (int i = 0; i < length; ++i) {
+                const double y[2] = {(double)y32[i], y64[i]};
+                for (int k = 0; k < 2; ++k) {
+                    good &= isnan(right[n]) ? isnan(y[k]) : y[k] == right[n] && signbit(y[k]) == signbit(right[n]);
+                }
+            }
+        }
+        CHECK(good, "%s(%g) is not %g", f->name, x[n], right[n]);
+    }
+}
+
+/* Results below the smallest normal number are zero, not subnormal and not garbage. */
+static void flushed64(int which) {
+    const function *f = &functions[which];
+    const double edge = which == 0 ? -1022 : -708.39641853226408;
+    double x[64], y[64];
+    for (int i = 0; i < 64; ++i) {
+        x[i] = i == 0 ? nextafter(edge, -INFINITY) : edge - 0.75 * i;
+    }
+    x[1] = edge;
+    kernel_of(&sa_kernels_active()->f64, which)(x, y, 64);
+    bool good = y[1] >= DBL_MIN && y[1] < DBL_MIN * 1.001;
+    for (int i = 0; i < 64; ++i) {
+        good &= i == 1 || y[i] == 0;
+    }
+    CHECK(good, "%s: results below DBL_MIN are not flushed to zero", f->name);
+}
+
+void test_exp(void) {
+    for (int which = 0; which < 3; ++which) {
+        special(which);
+        every_float32(which);
+        sampled_float64(which);
+    }
+    flushed64(0);
+    flushed64(1);
+}

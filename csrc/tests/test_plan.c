@@ -1,0 +1,169 @@
+/* How calls are cut up: split keys, any number of threads, sizes that do not fit, cancelling, and the choice of kernels. */
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "test.h"
+
+/* Runs the case with 1, 2, 3 and 7 threads and compares the bits of all outputs. */
+static void same_bits(const test_case *spec, const char *title) {
+    static const int counts[3] = {2, 3, 7};
+    test_case t = *spec;
+    live_case first, other;
+    t.threads = 1;
+    case_make(&first, &t, 21);
+    bool good = case_run(&first) == SA_OK;
+    for (int n = 0; n < 3; ++n) {
+        t.threads = counts[n];
+        case_make(&other, &t, 21);
+        good &= case_run(&other) == SA_OK;
+        good &= memcmp(first.out.memory, other.out.memory, first.out.bytes) == 0;
+        good &= memcmp(first.lse.memory, other.lse.memory, first.lse.bytes) == 0;
+        good &= !t.weights || memcmp(first.weights.memory, other.weights.memory, first.weights.bytes) == 0;
+        case_free(&other);
+    }
+    CHECK(good, "%s: the bits depend on the number of threads", title);
+    case_verify(&first, title);
+    case_free(&first);
+}
+
+static void threads(void) {
+    for (int d = 0; d < 2; ++d) {
+        test_case t = plain_case(d ? SA_F64 : SA_F32, 150, 300, 24, 20);
+        t.lead[0] = 3;
+        same_bits(&t, "threads, plain");
+        t.causal = t.sinks = t.alibi = t.weights = true;
+        t.dropout_p = 0.1;
+        t.mask = SA_F32;
+        same_bits(&t, "threads, options");
+        t = plain_case(d ? SA_F64 : SA_F32, 2, 5000, 16, 16);
+        same_bits(&t, "threads, split keys");
+    }
+}
+
+/* Few queries and many keys: split or in one piece, both right. */
+static void split(void) {
+    const ptrdiff_t keys[] = {2047, 2048, 2049, 3000, 4096, 5003};
+    for (int k = 0; k < (quick ? 3 : 6); ++k) {
+        for (ptrdiff_t L = 1; L < 20; L += quick ? 9 : 3) {
+            for (int way = 0; way < 10; ++way) {
+                if (quick && way % 3 != k) {
+                    continue;
+                }
+                test_case t = plain_case(way % 3 == 2 ? SA_F64 : way % 3 == 1 ? SA_F16 : SA_F32, L, keys[k], 6, 5);
+                t.weights = way == 1 || way == 8;
+                t.sinks = way == 2 || way == 8;
+                t.lengths = way == 3;
+                t.causal = way == 4 || way == 8;
+                t.diagonal = t.causal ? t.S - L : 0;
+                t.window_left = way == 5 ? 100 : SA_UNBOUNDED;
+                t.mask = way == 6 ? SA_BOOL : way == 7 || way == 9 ? SA_F32 : SA_DTYPES;
+                t.mask_broadcast = way == 6 ? BROADCAST_ROWS : 0;
+                t.dropout_p = way == 8 ? 0.25 : 0;
+                t.poison = way == 3 || way == 5 || way == 6 ? POISON_CLOSED : way == 9 ? POISON_SOME : NOT_POISONED;
+                t.gqa = way == 4 ? 2 : 1;
+                live_case c;
+                case_make(&c, &t, (uint64_t)(k * 10 + way));
+                CHECK(case_run(&c) == SA_OK && (c.chunks > 1) == (t.S >= 2048), "%td keys in %td chunks", t.S, c.chunks);
+                case_verify(&c, "split keys");
+                c.spec.unsplit = true;
+                CHECK(case_run(&c) == SA_OK && c.chunks == 1, "unsplit");
+                case_verify(&c, "the same unsplit");
+                case_free(&c);
+            }
+        }
+    }
+}
+
+/* A plan follows from shape, options and kernels: all but `threads` is the same whatever number was asked for. */
+static void plans(void) {
+    for (ptrdiff_t L = 1; L < 3000; L = L * 3 + 1) {
+        for (ptrdiff_t S = 1; S < 100000; S = S * 7 + 1) {
+            sa_attention a = {.L = L, .S = S, .E = 64, .Dv = 64, .n_lead = 2, .lead = {2, 6}, .gqa = 3,
+                              .window_left = SA_UNBOUNDED, .window_right = SA_UNBOUNDED};
+            a.key.lead_stride[0] = a.key.lead_stride[1] = a.query.lead_stride[0] = a.query.lead_stride[1] = 8;
+            sa_attention_plan one, many;
+            CHECK(sa_attention_make_plan(&a, 1, &one) == SA_OK && sa_attention_make_plan(&a, 64, &many) == SA_OK, "status");
+            const int wanted = many.threads;
+            many.threads = one.threads;
+            CHECK(one.threads == 1 && wanted >= 1 && wanted <= 64 && wanted <= many.tasks, "threads %d", wanted);
+            CHECK(memcmp(&one, &many, sizeof one) == 0, "the plan depends on the number of threads");
+            CHECK(one.groups * one.group == 12 && one.group == 3, "groups %td of %td", one.groups, one.group);
+            CHECK(one.tasks == one.groups * one.blocks * one.chunks && one.blocks * one.block_rows >= one.rows, "tasks");
+            CHECK(one.chunks * one.chunk_keys >= S && (one.chunks - 1) * one.chunk_keys < S, "chunks do not cover the keys");
+        }
+    }
+}
+
+static void too_large(void) {
+    const sa_attention plain = {.L = 4, .S = 4, .E = 4, .Dv = 4, .n_lead = 1, .lead = {1}, .gqa = 1};
+    sa_attention_plan plan;
+    sa_attention a = plain;
+    a.L = PTRDIFF_MAX / 2;
+    CHECK(sa_attention_make_plan(&a, 1, &plan) == SA_TOO_LARGE, "L");
+    a = plain;
+    a.S = PTRDIFF_MAX / 4;
+    CHECK(sa_attention_make_plan(&a, 1, &plan) == SA_TOO_LARGE, "S");
+    a = plain;
+    a.E = PTRDIFF_MAX / 8;
+    CHECK(sa_attention_make_plan(&a, 1, &plan) == SA_TOO_LARGE, "E");
+    a = plain;
+    a.Dv = PTRDIFF_MAX / 8;
+    CHECK(sa_attention_make_plan(&a, 1, &plan) == SA_TOO_LARGE, "Dv");
+    a = plain;
+    a.n_lead = 3;
+    a.lead[0] = a.lead[1] = a.lead[2] = (ptrdiff_t)1 << 31;
+    CHECK(sa_attention_make_plan(&a, 1, &plan) == SA_TOO_LARGE, "leading axes");
+    a.n_lead = 1;
+    a.lead[0] = (ptrdiff_t)1 << 40;
+    a.L = (ptrdiff_t)1 << 40;
+    CHECK(sa_attention_make_plan(&a, 1, &plan) == SA_TOO_LARGE, "heads × L");
+    size_t product = 0;
+    CHECK(sa_multiply(SIZE_MAX / 2, 2, &product) && product == SIZE_MAX - 1, "a product that just fits");
+    CHECK(!sa_multiply(SIZE_MAX / 2 + 1, 2, &product), "a product that does not");
+}
+
+static void cancelling(void) {
+    for (int n = 1; n < 3; ++n) {
+        test_case t = plain_case(SA_F32, 100, 100, 8, 8);
+        t.threads = n;
+        live_case c;
+        const int yes = 1, no = 0;
+        case_make(&c, &t, 2);
+        c.call.cancel = &yes;
+        CHECK(case_run(&c) == SA_CANCELLED, "a cancelled call says so");
+        CHECK(array_margins_intact(&c.out), "and writes nothing elsewhere");
+        c.call.cancel = &no;
+        CHECK(case_run(&c) == SA_OK, "a flag that is not set");
+        case_verify(&c, "a flag that is not set");
+        case_free(&c);
+    }
+}
+
+static void dispatch(void) {
+    const char *mine = sa_isa_name();
+    CHECK(sa_isa_set("mmx") == SA_BAD_ISA && strcmp(sa_isa_name(), mine) == 0, "an unknown name changes nothing");
+    CHECK(sa_isa_set("") == SA_BAD_ISA && strcmp(sa_isa_name(), mine) == 0, "nor does an empty one");
+    bool generic = false;
+    for (const char *const *name = sa_isa_available(); *name; ++name) {
+        generic |= strcmp(*name, "generic") == 0;
+        CHECK(sa_isa_set(*name) == SA_OK && strcmp(sa_isa_name(), *name) == 0, "%s cannot be set", *name);
+    }
+    CHECK(generic, "plain C is always there");
+    CHECK(sa_isa_set(NULL) == SA_OK && strcmp(sa_isa_name(), sa_isa_available()[0]) == 0, "NULL is the best");
+    CHECK(sa_isa_set(mine) == SA_OK, "and back");
+    sa_set_num_threads(3);
+    CHECK(sa_get_num_threads() == 3, "%d threads, not 3", sa_get_num_threads());
+    sa_set_num_threads(0);
+    CHECK(sa_get_num_threads() >= 1, "%d threads", sa_get_num_threads());
+}
+
+void test_plan(void) {
+    plans();
+    too_large();
+    dispatch();
+    cancelling();
+    threads();
+    split();
+}

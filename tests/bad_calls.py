@@ -1,0 +1,184 @@
+"""Every kind of bad argument to scaled_dot_product_attention: what is passed, what must be raised, what it must say.
+
+The arguments are query (2, 3, 4), key (2, 5, 4) and value (2, 5, 6) in float32, changed as the entry says.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Q, K, V = (2, 3, 4), (2, 5, 4), (2, 5, 6)
+
+
+def array(shape, dtype=np.float32):
+    return (np.arange(np.prod(shape)).reshape(shape) % 7).astype(dtype)
+
+
+def huge(*shape, dtype=np.float32):
+    """An array of any size that has one element in memory."""
+    return np.broadcast_to(np.ones((), dtype), shape)
+
+
+def read_only(shape):
+    x = np.zeros(shape, np.float32)
+    x.flags.writeable = False
+    return x
+
+
+class Raises:
+    """Raises where a bool, a float, an index or an array is asked for."""
+
+    def __bool__(self):
+        raise ZeroDivisionError("asked")
+
+    def __float__(self):
+        raise ZeroDivisionError("asked")
+
+    def __index__(self):
+        raise ZeroDivisionError("asked")
+
+    def __array__(self, dtype=None, copy=None):
+        raise ZeroDivisionError("asked")
+
+
+@dataclass
+class Bad:
+    name: str
+    error: type[Exception] | tuple[type[Exception], ...]
+    match: str | None
+    change: dict[str, Any]
+    without: tuple[str, ...] = ()
+
+    def arguments(self):
+        given = {"query": array(Q), "key": array(K), "value": array(V)} | self.change
+        return {name: x for name, x in given.items() if name not in self.without}
+
+
+T, VE, M = TypeError, ValueError, MemoryError
+SIZE = (ValueError, MemoryError)  # whoever notices first, NumPy or the core
+LONGDOUBLE_IS_WIDER = np.dtype(np.longdouble).itemsize > 8
+
+BAD = [
+    # the call itself
+    Bad("no query", T, "missing required argument: 'query'", {}, without=("query", "key", "value")),
+    Bad("no value", T, "missing required argument: 'value'", {}, without=("value",)),
+    Bad("unknown keyword", T, "unexpected keyword argument 'masks'", {"masks": None}),
+    Bad("empty keyword", T, "unexpected keyword", {"": None}),
+    # ranks and shapes
+    Bad("query 0-D", VE, r"query.*2 dim.*\(\)", {"query": 1.0}),
+    Bad("query 1-D", VE, r"query.*2 dim.*\(4,\)", {"query": array((4,))}),
+    Bad("key 1-D", VE, r"key.*2 dim.*\(4,\)", {"key": array((4,))}),
+    Bad("value 1-D", VE, r"value.*2 dim.*\(5,\)", {"value": array((5,))}),
+    Bad("ragged list", VE, "inhomogeneous", {"query": [[1.0, 2.0], [3.0]]}),
+    Bad("widths", VE, r"\(2, 3, 4\).*\(2, 5, 3\)", {"key": array((2, 5, 3))}),
+    Bad("lengths", VE, r"\(2, 5, 4\).*\(2, 4, 6\)", {"value": array((2, 4, 6))}),
+    Bad("leading dims of key", VE, r"\(2, 3, 4\).*\(3, 5, 4\)", {"key": array((3, 5, 4))}),
+    Bad("leading dims of value", VE, r"\(2, 3, 4\).*\(3, 5, 6\)", {"value": array((3, 5, 6))}),
+    Bad("key and value against each other", VE, r"\(2, 5, 4\).*\(3, 5, 6\)",
+        {"query": array((3, 4)), "value": array((3, 5, 6))}),
+    Bad("leading dim 0 against 2", VE, "broadcast", {"key": array((0, 5, 4))}),
+    Bad("heads without GQA", VE, "enable_gqa", {"query": array((4, 3, 4))}),
+    Bad("heads not a multiple", VE, r"multiple.*\(3, 3, 4\).*\(2, 5, 4\)", {"query": array((3, 3, 4)), "enable_gqa": True}),
+    Bad("fewer query heads", VE, "multiple", {"query": array((1, 3, 4)), "enable_gqa": True}),
+    Bad("GQA with no key heads", VE, "multiple",
+        {"key": array((0, 5, 4)), "value": array((0, 5, 6)), "enable_gqa": True}),
+    Bad("GQA in 2-D", VE, r"head axis.*\(3, 4\)", {"query": array((3, 4)), "enable_gqa": True}),
+    Bad("GQA key and value heads", VE, r"\(2, 5, 4\).*\(1, 5, 6\)", {"value": array((1, 5, 6)), "enable_gqa": True}),
+    Bad("GQA batches", VE, "broadcast",
+        {"query": array((2, 4, 3, 4)), "key": array((3, 2, 5, 4)), "value": array((3, 2, 5, 6)), "enable_gqa": True}),
+    # dtypes and kinds of arrays
+    *(Bad(f"{name} {np.dtype(dtype).name}", T, f"{name}.*{re.escape(np.dtype(dtype).name)}", {name: array(shape, dtype)})
+      for name, shape in (("query", Q), ("key", K), ("value", V))
+      for dtype in (np.bool_, np.complex64, np.complex128, object, "m8[s]",
+                    *([np.longdouble] if LONGDOUBLE_IS_WIDER else []))),
+    Bad("query of text", T, "query.*<U1", {"query": np.full(Q, "a")}),
+    Bad("query of bytes", T, "query", {"query": np.full(Q, b"a")}),
+    Bad("query structured", T, "query", {"query": np.zeros(Q, [("x", np.float32)])}),
+    Bad("query None", T, "query.*object", {"query": None}),
+    Bad("key a str", T, "key", {"key": "abc"}),
+    Bad("value a dict", T, "value", {"value": {1: 2}}),
+    *(Bad(f"{name} masked", T, f"{name}.*MaskedArray", {name: np.ma.masked_array(array(shape))})
+      for name, shape in (("query", Q), ("key", K), ("value", V), ("attn_mask", (3, 5)))),
+    *(Bad(f"{name} matrix", T, f"{name}.*matrix", {name: array(shape).view(np.matrix)})
+      for name, shape in (("query", (3, 4)), ("key", (5, 4)), ("value", (5, 6)), ("attn_mask", (3, 5)))),
+    Bad("__array__ raises", ZeroDivisionError, "asked", {"key": Raises()}),
+    # masks
+    Bad("integer mask", T, r"(?s)int64.*astype\(bool\).*astype\(numpy.float32\)", {"attn_mask": np.ones((3, 5), np.int64)}),
+    Bad("uint8 mask", T, "uint8", {"attn_mask": np.ones((3, 5), np.uint8)}),
+    Bad("complex mask", T, "attn_mask.*complex64", {"attn_mask": np.ones((3, 5), np.complex64)}),
+    Bad("object mask", T, "attn_mask.*object", {"attn_mask": np.ones((3, 5), object)}),
+    Bad("mask columns", VE, r"attn_mask.*\(2, 3, 5\).*\(3, 4\)", {"attn_mask": np.ones((3, 4), bool)}),
+    Bad("mask rows", VE, r"attn_mask.*\(2, 3, 5\).*\(2, 5\)", {"attn_mask": np.ones((2, 5), bool)}),
+    Bad("mask heads", VE, r"attn_mask.*\(2, 3, 5\).*\(3, 3, 5\)", {"attn_mask": np.ones((3, 3, 5), bool)}),
+    Bad("mask too many dims", VE, r"attn_mask.*\(1, 2, 3, 5\)", {"attn_mask": np.ones((1, 2, 3, 5), bool)}),
+    Bad("mask without columns", VE, r"attn_mask.*\(3, 0\)", {"attn_mask": np.ones((3, 0), bool)}),
+    Bad("mask enlarges the batch", VE, r"attn_mask.*\(4, 3, 5\)",
+        {"query": array((1, 3, 4)), "key": array((1, 5, 4)), "value": array((1, 5, 6)),
+         "attn_mask": np.ones((4, 3, 5), bool)}),
+    Bad("mask enlarges the queries", VE, r"attn_mask.*\(3, 5\)", {"query": array((2, 1, 4)), "attn_mask": np.ones((3, 5), bool)}),
+    # numbers
+    *(Bad(f"dropout_p {p}", VE, f"dropout_p.*{p}", {"dropout_p": p}) for p in (-0.1, 1.5, np.nan, np.inf, -1)),
+    *(Bad(f"dropout_p {p!r}", T, "dropout_p", {"dropout_p": p}) for p in ("0.5", None, 1j, True, [0.5])),
+    Bad("dropout_p too large for a float", VE, "dropout_p", {"dropout_p": 10**400}),
+    Bad("dropout_p raises", ZeroDivisionError, "asked", {"dropout_p": Raises()}),
+    *(Bad(f"scale {x!r}", T, "scale", {"scale": x}) for x in ("1", True, 1j, (1.0,))),
+    Bad("scale too large for a float", VE, "scale", {"scale": -(10**400)}),
+    *(Bad(f"softcap {x!r}", VE, "softcap", {"softcap": x}) for x in (0, -1.0, np.nan, np.inf)),
+    *(Bad(f"softcap {x!r}", T, "softcap", {"softcap": x}) for x in ("30", True)),
+    # causal, window
+    *(Bad(f"causal {x!r}", VE, "causal.*upper_left.*lower_right", {"causal": x}) for x in ("left", "", "UPPER_LEFT", "\udc80")),
+    *(Bad(f"causal {x!r}", T, "causal", {"causal": x}) for x in (True, 1, b"upper_left", ["upper_left"])),
+    Bad("causal twice", VE, "upper_left.*lower_right", {"is_causal": True, "causal": "lower_right"}),
+    Bad("is_causal raises", ZeroDivisionError, "asked", {"is_causal": Raises()}),
+    Bad("is_causal an array", VE, "ambiguous", {"is_causal": np.array([True, False])}),
+    Bad("mask in the place of is_causal", VE, "ambiguous", {"is_causal": np.ones((3, 5), bool)}),
+    *(Bad(f"window {x!r}", VE, "window", {"window": x}) for x in ((), (1,), (1, 2, 3), [1], (-1, 0), (0, -(2**70)))),
+    *(Bad(f"window {x!r}", T, "window", {"window": x})
+      for x in (3, "12", {1: 2, 3: 4}, {1, 2}, 2.5, (1.0, 2.0), (True, 1), ("1", 2), ((1,), 2), (np.True_, 1))),
+    # numbers per head
+    *(Bad(f"{name} {shape}", VE, rf"{name}.*\(2,\).*{shape}".replace("(3", r"\(3").replace("3,)", r"3,\)"), {name: x})
+      for name in ("alibi_slopes", "sinks", "key_lengths") for shape, x in (("(3,)", [1, 2, 3]),)),
+    *(Bad(f"{name} 2-D", VE, rf"{name}.*\(1, 2\)", {name: [[1, 2]]}) for name in ("alibi_slopes", "sinks", "key_lengths")),
+    *(Bad(f"{name} {dtype}", T, f"{name}", {name: np.ones(2, dtype)})
+      for name in ("alibi_slopes", "sinks", "key_lengths") for dtype in ("?", "c8", "O", "U1")),
+    *(Bad(f"{name} masked", T, f"{name}.*MaskedArray", {name: np.ma.ones(2)}) for name in ("alibi_slopes", "sinks")),
+    *(Bad(f"key_lengths {x!r}", VE, r"key_lengths.*0 and S = 5", {"key_lengths": x})
+      for x in (6, -1, [0, 6], np.array([2**64 - 1, 0], np.uint64), np.array([2**63, 0], np.uint64))),
+    *(Bad(f"key_lengths {x!r}", T, "key_lengths.*float", {"key_lengths": x}) for x in (2.0, np.float32(3), [1.0, 2.0])),
+    # rng, with dropout and without
+    *(Bad(f"rng {x!r} {p}", e, "rng", {"rng": x, "dropout_p": p})
+      for p in (0.0, 0.5) for e, x in ((VE, -1), (VE, -(2**80)), (T, 0.5), (T, True), (T, "1"), (T, np.random), (T, [1]))),
+    # num_threads
+    *(Bad(f"num_threads {x!r}", VE, f"num_threads.*1024.*{x}", {"num_threads": x}) for x in (0, -1, 1025, 2**31, 10**30)),
+    *(Bad(f"num_threads {x!r}", T, "num_threads", {"num_threads": x}) for x in (1.0, "1", True, [1])),
+    # out
+    *(Bad(f"out {x!r}", T, "out", {"out": x}) for x in (3, [[1.0]], "out")),
+    Bad("out shape", VE, r"out.*\(2, 3, 6\).*\(2, 3, 5\)", {"out": np.zeros((2, 3, 5), np.float32)}),
+    Bad("out rank", VE, r"out.*\(2, 3, 6\).*\(3, 6\)", {"out": np.zeros((3, 6), np.float32)}),
+    Bad("out one more dim", VE, r"out.*\(2, 3, 6\).*\(1, 2, 3, 6\)", {"out": np.zeros((1, 2, 3, 6), np.float32)}),
+    Bad("out dtype", T, "out.*float32.*float64", {"out": np.zeros((2, 3, 6))}),
+    Bad("out integer", T, "out.*float32.*int64", {"out": np.zeros((2, 3, 6), np.int64)}),
+    Bad("out object", T, "out.*object", {"out": np.zeros((2, 3, 6), object)}),
+    Bad("out byte order", T, "out.*byte order", {"out": np.zeros((2, 3, 6), np.dtype(np.float32).newbyteorder())}),
+    Bad("out read-only", VE, "out is read-only", {"out": read_only((2, 3, 6))}),
+    Bad("out masked", T, "out.*MaskedArray", {"out": np.ma.zeros((2, 3, 6), np.float32)}),
+    Bad("out broadcast", VE, "out", {"out": np.broadcast_to(np.zeros(6, np.float32), (2, 3, 6))}),
+    Bad("out overlaps itself", VE, "out overlaps itself",
+        {"out": np.lib.stride_tricks.as_strided(np.zeros(40, np.float32), (2, 3, 6), (24, 8, 4))}),
+    # sizes: no input has 2**63 bytes, NumPy sees to that, but what they ask for does
+    Bad("output of 2**63 elements", SIZE, None, {"query": huge(2**31, 2**28, 1), "key": huge(5, 1), "value": huge(5, 16)}),
+    Bad("output of 2**79 elements", SIZE, None, {"query": huge(2**40, 2**19, 1), "key": huge(1, 1), "value": huge(1, 2**20)}),
+    Bad("product of leading dims", SIZE, None,
+        {"query": huge(2**40, 1, 1, 1), "key": huge(1, 2**40, 1, 1), "value": huge(1, 1)}),
+    Bad("number of rows, with no columns", SIZE, None,
+        {"query": huge(2**40, 1, 2**19, 1), "key": huge(2**20, 1, 1), "value": huge(1, 0)}),
+    Bad("weights of 2**62 elements", SIZE, None,
+        {"query": huge(2**31, 1), "key": huge(2**31, 1), "value": huge(2**31, 0), "return_weights": True}),
+    Bad("lse of 1 PiB", M, None, {"query": huge(2**48, 1), "key": huge(1, 1), "value": huge(1, 0), "return_lse": True}),
+    Bad("output of 8 PiB", M, None, {"query": huge(2**40, 1), "key": huge(1, 1), "value": huge(1, 2**11)}),
+    Bad("width beyond any", SIZE, None, {"query": huge(2, 2**48), "key": huge(1, 2**48), "value": huge(1, 1)}),
+    Bad("scratch of 1 PiB", SIZE, None, {"query": huge(200, 2**40), "key": huge(1, 2**40), "value": huge(1, 1)}),
+    Bad("length beyond any", SIZE, None, {"query": huge(1, 1), "key": huge(2**50, 1), "value": huge(2**50, 1)}),
+]  # fmt: skip

@@ -1,0 +1,31 @@
+"""What all tests share: instruction sets as a fixture, Hypothesis profiles, helper modules beside the tests."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from selfattn import _core
+
+sys.path.insert(
+    0, str(Path(__file__).parent)
+)  # inputs.py, tolerances.py, bad_calls.py: importlib mode does not
+
+# `HYPOTHESIS_PROFILE=thorough` looks longer; in CI the examples are the same ones every time.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.register_profile("thorough", settings.get_profile("default"), max_examples=20_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
+
+
+@pytest.fixture(params=_core.available_isas())
+def isa(request):
+    """Every instruction set that this build has and this CPU runs, one after the other: its name."""
+    before = _core.get_isa()
+    _core._set_isa(request.param)
+    assert _core.get_isa() == request.param
+    yield request.param
+    assert _core.get_isa() == request.param  # nothing in between chose another
+    _core._set_isa(before)

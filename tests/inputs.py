@@ -1,0 +1,136 @@
+"""Inputs for the tests: random arrays of every dtype, in every memory layout, and each option by name."""
+
+import ml_dtypes
+import numpy as np
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOATS = [np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64)]
+FLOAT_IDS = [dtype.name for dtype in FLOATS]
+
+
+def normal(rng, shape, dtype=np.float64):
+    """Standard normal numbers, or small integers where the dtype is one of integers."""
+    dtype = np.dtype(dtype)
+    if dtype.kind in "iu":
+        return np.asarray(rng.integers(0 if dtype.kind == "u" else -3, 4, size=shape)).astype(dtype)
+    return np.asarray(rng.standard_normal(shape)).astype(dtype)
+
+
+def random_inputs(shape, n_keys=None, *, dtype=np.float32, key_heads=None, v_width=None, seed=0):
+    """Query, key and value: `shape` is (..., L, E); keys and values may differ in S, Ev and heads (axis -3)."""
+    rng = np.random.default_rng(seed)
+    *lead, n_queries, width = shape
+    n_keys = n_queries if n_keys is None else n_keys
+    key_lead = list(lead) if key_heads is None else [*lead[:-1], key_heads]
+    return (
+        normal(rng, (*lead, n_queries, width), dtype),
+        normal(rng, (*key_lead, n_keys, width), dtype),
+        normal(rng, (*key_lead, n_keys, width if v_width is None else v_width), dtype),
+    )
+
+
+def random_mask(rng, shape, dtype):
+    """Mask of which two thirds is open, some rows closed altogether, and some stretches of keys too."""
+    closed = rng.random(shape) < 1 / 3
+    if len(shape) >= 2:
+        closed |= rng.random((*shape[:-1], 1)) < 0.05
+    if len(shape) >= 1 and shape[-1] > 128:
+        closed[..., 64:128] = True
+    if dtype == np.bool_:
+        return np.asarray(~closed)
+    return np.asarray(np.where(closed, -np.inf, rng.standard_normal(shape))).astype(dtype)
+
+
+# ---------------------------------------------------------------------------------------------------- layouts
+# Each takes an array and returns one of equal values that lies differently in memory.
+
+
+def heads_inside(x):
+    """(..., H, L, D) as a view of (..., L, H, D)."""
+    return x.swapaxes(-2, -3).copy().swapaxes(-2, -3) if x.ndim >= 3 else x.copy()
+
+
+def negative(x):
+    backwards = (slice(None, None, -1),) * x.ndim
+    return x[backwards].copy()[backwards]
+
+
+def last_axis_strided(x):
+    wide = np.zeros((*x.shape, 3), x.dtype)
+    wide[..., 1] = x
+    return wide[..., 1]
+
+
+def long_rows(x):
+    """Rows as far from each other as in a large batch of many heads."""
+    if x.ndim < 2:
+        return x.copy()
+    wide = np.zeros((*x.shape[:-1], x.shape[-1] + 16 * 1024 // x.dtype.itemsize), x.dtype)
+    wide[..., : x.shape[-1]] = x
+    return wide[..., : x.shape[-1]]
+
+
+def unaligned(x):
+    y = np.empty(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    y[...] = x
+    return y
+
+
+def record_field(x):
+    """A field of packed records: the first element may be aligned, the others are not."""
+    records = np.zeros(x.shape, np.dtype([("x", x.dtype), ("more", np.uint8)]))
+    records["x"] = x
+    return records["x"]
+
+
+def byte_swapped(x):
+    return x.byteswap().view(x.dtype.newbyteorder())
+
+
+def read_only(x):
+    y = x.copy()
+    y.flags.writeable = False
+    return y
+
+
+LAYOUTS = {
+    "fortran": np.asfortranarray,
+    "heads_inside": heads_inside,
+    "negative": negative,
+    "last_axis_strided": last_axis_strided,
+    "long_rows": long_rows,
+    "unaligned": unaligned,
+    "record_field": record_field,
+    "byte_swapped": byte_swapped,
+    "read_only": read_only,
+}
+
+
+# ---------------------------------------------------------------------------------------------------- options
+# Name -> a function of (lead, L, S, rng) that gives keyword arguments.
+
+OPTIONS = {
+    "plain": lambda lead, L, S, rng: {},
+    "bool_mask": lambda lead, L, S, rng: {"attn_mask": random_mask(rng, (*lead, L, S), np.bool_)},
+    "float_mask": lambda lead, L, S, rng: {"attn_mask": random_mask(rng, (*lead, L, S), np.float32)},
+    "is_causal": lambda lead, L, S, rng: {"is_causal": True},
+    "lower_right": lambda lead, L, S, rng: {"causal": "lower_right"},
+    "window": lambda lead, L, S, rng: {"window": (3, 2)},
+    "left_window": lambda lead, L, S, rng: {"window": (17, None), "causal": "lower_right"},
+    "softcap": lambda lead, L, S, rng: {"softcap": 1.5},
+    "alibi_slopes": lambda lead, L, S, rng: {"alibi_slopes": rng.random(lead[-1:]) / 4},
+    "sinks": lambda lead, L, S, rng: {"sinks": rng.standard_normal(lead[-1:])},
+    "key_lengths": lambda lead, L, S, rng: {"key_lengths": rng.integers(0, S + 1, size=lead)},
+    "scale": lambda lead, L, S, rng: {"scale": -0.7},
+    "dropout": lambda lead, L, S, rng: {"dropout_p": 0.3, "rng": 12345678901234567890},
+}
+
+
+def options_together(names, lead, L, S, rng):
+    """Keyword arguments of several options at once; of two that set the same one, the first wins."""
+    together = {}
+    for name in names:
+        together = OPTIONS[name](lead, L, S, rng) | together
+    if together.get("causal") == "lower_right":
+        together.pop("is_causal", None)
+    return together

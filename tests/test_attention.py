@@ -1,0 +1,737 @@
+"""scaled_dot_product_attention, the C function, against the reference in float64: values, layouts, edges, bits.
+
+Every instruction set of this CPU runs every test that takes the `isa` fixture. Bounds: tolerances.py.
+"""
+
+import functools
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from inputs import (
+    BFLOAT16,
+    FLOAT_IDS,
+    FLOATS,
+    LAYOUTS,
+    OPTIONS,
+    normal,
+    options_together,
+    random_inputs,
+    random_mask,
+)
+from tolerances import assert_attention, assert_results, assert_within, finfo, truth
+
+import selfattn as sa
+from selfattn import reference
+
+pytestmark = pytest.mark.usefixtures("isa")
+attend = sa.scaled_dot_product_attention
+floats = pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
+real_floats = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+LENGTHS = [0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 200]
+WIDTHS = [0, 1, 2, 3, 5, 8, 17, 64, 80, 128]
+
+
+def bits(x):
+    return np.ascontiguousarray(x).tobytes()
+
+
+@functools.cache
+def case(dtype, shape, n_keys, v_width, names, key_heads=None):
+    """Arguments and truth, computed once for all instruction sets."""
+    rng = np.random.default_rng([*shape, n_keys, v_width])
+    arrays = random_inputs(shape, n_keys, dtype=dtype, v_width=v_width, key_heads=key_heads, seed=1)
+    options = options_together(names, shape[:-2], shape[-2], n_keys, rng)
+    if key_heads is not None:
+        options["enable_gqa"] = True
+    return arrays, options, truth(*arrays, **options)
+
+
+def check(dtype, shape, n_keys, v_width, names=(), key_heads=None):
+    arrays, options, expected = case(dtype, shape, n_keys, v_width, tuple(names), key_heads)
+    what = f"query {shape}, {n_keys} keys, v_width {v_width}, {names}"
+    results = attend(*arrays, **options, return_lse=True, return_weights=True)
+    assert_results(results, expected, what)
+    assert bits(attend(*arrays, **options)) == bits(results[0]), what
+
+
+# ------------------------------------------------------------------------------------------- sizes and widths
+
+
+@floats
+def test_every_number_of_queries_and_keys(dtype):
+    for n, n_queries in enumerate(LENGTHS):
+        for n_keys in (*LENGTHS[n % 3 :: 3], n_queries):
+            check(dtype, (2, n_queries, 8), n_keys, 5)
+
+
+@floats
+@pytest.mark.parametrize("n_queries", [1, 2, 4, 7, 40])  # the kernels for few rows and for many
+def test_every_pair_of_widths(dtype, n_queries):
+    for width, v_width in itertools.product(WIDTHS, WIDTHS):
+        check(dtype, (n_queries, width), 37, v_width)
+
+
+@floats
+@pytest.mark.parametrize(
+    ("shape", "n_keys"), [((1, 2, 2000, 16), 100), ((2, 3, 3000), 2100), ((1, 4, 32), 5000), ((9, 40), 3000)]
+)
+def test_long_ones(dtype, shape, n_keys):
+    """Many blocks of queries, wide heads, and keys that are split into chunks."""
+    check(dtype, shape, n_keys, 24)
+
+
+# ---------------------------------------------------------------------------------------------------- options
+
+
+@floats
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option(dtype, name):
+    for n_queries, n_keys in [
+        (1, 1),
+        (1, 70),
+        (3, 200),
+        (17, 5),
+        (33, 33),
+        (65, 130),
+        (130, 65),
+        (200, 7),
+        (5, 0),
+    ]:
+        check(dtype, (2, 3, n_queries, 17), n_keys, 9, [name])
+        check(dtype, (2, 4, n_queries, 8), n_keys, 8, [name], key_heads=2)
+
+
+@floats
+def test_each_pair_of_options(dtype):
+    for names in itertools.combinations(OPTIONS, 2):
+        check(dtype, (1, 2, 37, 8), 75, 5, names)
+        check(dtype, (1, 4, 1, 8), 75, 5, names, key_heads=2)
+
+
+@real_floats
+def test_all_options_but_one(dtype):
+    for names in itertools.combinations(OPTIONS, len(OPTIONS) - 1):
+        check(np.dtype(dtype), (2, 2, 70, 8), 140, 5, names)
+        check(np.dtype(dtype), (2, 2, 5, 8), 2200, 5, names)  # keys in chunks
+
+
+@real_floats
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_where_keys_are_split_into_chunks(dtype, name):
+    check(np.dtype(dtype), (2, 3, 32), 4100, 8, [name])
+    check(np.dtype(dtype), (1, 4, 2, 32), 4100, 8, [name], key_heads=1)
+    check(np.dtype(dtype), (70, 16), 2100, 8, [name])
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, 1e-30, 1, np.float32(0.5), np.float64(3)])
+def test_scale(scale):
+    assert_attention(*random_inputs((2, 9, 4)), scale=scale)
+
+
+@pytest.mark.parametrize("softcap", [1e-3, 0.3, 50, 1e30])
+@real_floats
+def test_softcap_weak_and_strong(softcap, dtype):
+    assert_attention(*random_inputs((2, 40, 16), 90, dtype=dtype), softcap=softcap, scale=3.0)
+
+
+@real_floats
+@pytest.mark.parametrize("size", [10.0, 100.0, 1e4])
+def test_large_scores(dtype, size):
+    query, key, value = random_inputs((2, 40, 16), 300, dtype=dtype)
+    assert_attention(query * dtype(size), key, value)
+
+
+def test_inputs_that_overflow_float16_inside():
+    query, key, value = (x * np.float16(100) for x in random_inputs((3, 20, 64), 50, dtype=np.float16))
+    out, *_ = assert_attention(query, key, value)
+    assert np.isfinite(out).all()
+
+
+@real_floats
+def test_window_bounds_are_clamped(dtype):
+    arrays = random_inputs((2, 30, 8), 70, dtype=dtype)
+    plain = attend(*arrays)
+    for huge in (1000, 2**31, 2**63 - 1, 2**63, 2**64, 10**100, np.int64(2**62), np.uint64(2**64 - 1)):
+        assert bits(attend(*arrays, window=(huge, huge))) == bits(plain)
+        np.testing.assert_array_equal(attend(*arrays, window=[huge, 0]), attend(*arrays, is_causal=True))
+    assert bits(attend(*arrays, window=(None, None))) == bits(plain)
+    assert_attention(*arrays, window=(0, 0))
+    assert_attention(*arrays, window=(None, 3), causal="lower_right")
+    assert_attention(*arrays, window=(1, 3), causal="upper_left")
+
+
+@pytest.mark.parametrize(
+    ("n_queries", "n_keys"), [(5, 9), (9, 5), (1, 70), (70, 1), (40, 40), (3, 0), (100, 30)]
+)
+def test_lower_right(n_queries, n_keys):
+    arrays = random_inputs((2, n_queries, 8), n_keys)
+    i, j = np.ogrid[:n_queries, :n_keys]
+    results = assert_attention(*arrays, causal="lower_right")
+    as_mask = attend(*arrays, j <= i + n_keys - n_queries, return_lse=True, return_weights=True)
+    expected = truth(*arrays, causal="lower_right")
+    assert_results(as_mask, expected)
+    assert not results[2][np.broadcast_to(j > i + n_keys - n_queries, results[2].shape)].any()
+    if n_keys:
+        assert_attention(*arrays, causal="lower_right", key_lengths=[n_keys // 2, n_keys])
+
+
+# ------------------------------------------------------------------------------------------------------ masks
+
+
+@pytest.mark.parametrize("kind", [np.dtype(np.bool_), *FLOATS], ids=["bool", *FLOAT_IDS])
+@real_floats
+def test_masks_of_every_shape(kind, dtype):
+    arrays = random_inputs((2, 3, 17, 8), 70, dtype=dtype)
+    pairs, rng = (2, 3, 17, 70), np.random.default_rng(5)
+    for n_axes in range(5):
+        for kept in itertools.product([False, True], repeat=n_axes):
+            shape = tuple(n if keep else 1 for n, keep in zip(pairs[4 - n_axes :], kept, strict=True))
+            mask = random_mask(rng, shape, kind)
+            assert_attention(*arrays, mask, what=f"mask {shape}")
+            assert_attention(*arrays, np.broadcast_to(mask, pairs), what=f"mask {shape}, broadcast")
+
+
+@pytest.mark.parametrize("kind", [np.dtype(np.bool_), *FLOATS], ids=["bool", *FLOAT_IDS])
+@real_floats
+def test_masks_of_every_layout(kind, dtype):
+    arrays = random_inputs((2, 3, 33, 8), 150, dtype=dtype)
+    rng = np.random.default_rng(6)
+    for shape in ((2, 3, 33, 150), (33, 1), (1, 1, 1, 150)):
+        mask = random_mask(rng, shape, kind)
+        plain = attend(*arrays, mask)
+        assert_within(plain, *(lambda t: (t.out, t.out_bound))(truth(*arrays, mask)))
+        for name, layout in LAYOUTS.items():
+            np.testing.assert_array_equal(attend(*arrays, layout(mask)), plain, err_msg=f"{name} {shape}")
+        np.testing.assert_array_equal(attend(*arrays, mask.tolist()), plain)
+
+
+def test_bytes_other_than_one_in_a_boolean_mask_mean_true():
+    arrays = random_inputs((5, 8), 70)
+    mask = random_mask(np.random.default_rng(1), (5, 70), np.bool_)
+    odd = (mask * np.uint8(0xFE)).view(np.bool_)
+    assert bits(attend(*arrays, odd)) == bits(attend(*arrays, mask))
+
+
+@floats
+@pytest.mark.parametrize("kind", FLOATS, ids=FLOAT_IDS)
+def test_a_row_of_the_least_float_is_uniform(dtype, kind):
+    query, key, value = random_inputs((4, 8), 70, dtype=dtype)
+    least = float(finfo(kind).min)
+    mask = np.zeros((4, 70), kind)
+    mask[1:3] = least
+    mask[2, 30:] = -np.inf
+    out, lse, weights = attend(query, key, value, mask, return_lse=True, return_weights=True)
+    assert np.isfinite(out).all() and np.isfinite(lse).all()
+    if kind != np.float16:  # beside -65504 the scores still count
+        step = 2e-2 if dtype.itemsize == 2 else 1e-6
+        np.testing.assert_allclose(weights[1].astype(float), 1 / 70, rtol=step)
+        np.testing.assert_allclose(weights[2, :30].astype(float), 1 / 30, rtol=step)
+    assert not weights[2, 30:].any()
+    # beside an ordinary score, the least float weighs nothing
+    mask[0, 1:] = least
+    weights = attend(query, key, value, mask, return_weights=True)[1]
+    assert weights[0].astype(float).tolist() == [1.0] + [0.0] * 69
+
+
+def test_a_float64_mask_does_not_change_the_dtype():
+    arrays = random_inputs((3, 8))
+    mask = np.where(random_mask(np.random.default_rng(0), (3, 3), np.bool_), 0, -np.inf)
+    assert mask.dtype == np.float64
+    assert attend(*arrays, mask).dtype == np.float32
+
+
+def test_is_causal_combines_with_a_mask():
+    arrays = random_inputs((2, 20, 8), 40)
+    mask = random_mask(np.random.default_rng(2), (20, 40), np.bool_)
+    expected = truth(*arrays, mask & np.tri(20, 40, dtype=bool))
+    assert_results(attend(*arrays, mask, 0.0, True, return_lse=True, return_weights=True), expected)
+
+
+# ----------------------------------------------------------------------------- leading dims, heads and dtypes
+
+
+@pytest.mark.parametrize(
+    ("q_lead", "k_lead", "v_lead"),
+    [
+        ((), (), ()),
+        ((3,), (3,), (3,)),
+        ((2, 3), (2, 3), (2, 3)),
+        ((2, 3), (1, 3), (3,)),
+        ((2, 3), (), (2, 1)),
+        ((1, 1), (2, 3), (2, 3)),
+        ((), (2, 3), (1,)),
+        ((3, 1), (1, 4), (3, 4)),
+        ((2, 1, 3), (2, 4, 1), (1,)),
+        ((2, 1, 3, 2), (3, 1), (4, 1, 1)),
+        ((5, 0), (5, 1), (1, 0)),
+        ((0, 3), (1, 3), (3,)),
+        ((7, 5), (7, 1), (7, 1)),  # keys shared by five heads: rows of several heads in one block
+        ((6, 4), (1, 1), (1, 1)),
+    ],
+)
+@pytest.mark.parametrize(
+    "options", [(), ("is_causal", "float_mask", "sinks", "alibi_slopes", "key_lengths", "dropout")]
+)
+def test_leading_dims_broadcast(q_lead, k_lead, v_lead, options):
+    rng = np.random.default_rng(4)
+    query, key, value = (
+        normal(rng, (*lead, *tail), np.float32)
+        for lead, tail in ((q_lead, (5, 8)), (k_lead, (66, 8)), (v_lead, (66, 3)))
+    )
+    lead = np.broadcast_shapes(q_lead, k_lead, v_lead)
+    arguments = options_together(options if lead else (), lead, 5, 66, rng)
+    out, *_ = assert_attention(query, key, value, **arguments)
+    assert out.shape == (*lead, 5, 3)
+    # the same with views that were broadcast before
+    whole = [np.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (query, key, value)]
+    np.testing.assert_array_equal(attend(*whole, **arguments), out)
+
+
+@pytest.mark.parametrize("q_heads", [1, 2, 6, 12])
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+@pytest.mark.parametrize("n_queries", [1, 3, 40])
+def test_grouped_queries(q_heads, kv_heads, n_queries):
+    query, key, value = random_inputs((2, q_heads, n_queries, 16), 70, key_heads=kv_heads)
+    if q_heads % kv_heads:
+        with pytest.raises(ValueError, match="multiple"):
+            attend(query, key, value, enable_gqa=True)
+        return
+    rng = np.random.default_rng(1)
+    options = options_together(
+        ["is_causal", "alibi_slopes", "sinks", "bool_mask"], (2, q_heads), n_queries, 70, rng
+    )
+    out, *_ = assert_attention(query, key, value, enable_gqa=True, **options)
+    times = q_heads // kv_heads
+    repeated = attend(query, np.repeat(key, times, axis=1), np.repeat(value, times, axis=1), **options)
+    expected = truth(query, key, value, enable_gqa=True, **options)
+    assert_within(repeated, expected.out, expected.out_bound)
+    # a batch that broadcasts besides
+    assert_attention(query, key[:1], value[0], enable_gqa=True, **options)
+    assert_attention(query[0], key, value[:1], enable_gqa=True, dropout_p=0.5, rng=3)
+
+
+@pytest.mark.parametrize("kind", "bhilqBHILQ")
+def test_integers_are_float64(kind):
+    rng = np.random.default_rng(3)
+    query, key, value = (normal(rng, shape, kind) for shape in ((2, 9, 4), (2, 66, 4), (2, 66, 3)))
+    out, *_ = assert_attention(query, key, value)
+    assert out.dtype == np.float64
+    assert bits(out) == bits(attend(*(x.astype(np.float64) for x in (query, key, value))))
+    assert bits(out) == bits(attend(*(byte_order(x) for x in (query, key, value))))
+
+
+def byte_order(x):
+    return LAYOUTS["byte_swapped"](x)
+
+
+@pytest.mark.parametrize("kinds", list(itertools.product([*FLOATS, np.dtype(np.int32)], repeat=3)), ids=str)
+def test_dtypes_that_differ_are_promoted(kinds):
+    rng = np.random.default_rng(3)
+    arrays = [normal(rng, (2, 6, 4), kind) for kind in kinds]
+    assert_attention(*arrays)
+    lse = attend(*arrays, return_lse=True)[1]
+    assert lse.dtype == (np.float64 if {"float64", "int32"} & {kind.name for kind in kinds} else np.float32)
+
+
+def test_lists_and_the_array_protocol():
+    class Wrapped:
+        def __init__(self, x):
+            self.x = x
+
+        def __array__(self, dtype=None, copy=None):
+            return self.x
+
+    arrays = [x.astype(np.float64) for x in random_inputs((3, 4))]
+    plain = attend(*arrays)
+    assert bits(attend(*(x.tolist() for x in arrays))) == bits(plain)
+    assert bits(attend(*(Wrapped(x) for x in arrays))) == bits(plain)
+
+
+# ---------------------------------------------------------------------------------------------------- layouts
+
+
+@floats
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(dtype, layout):
+    for shape, n_keys, v_width in [
+        ((2, 3, 20, 17), 70, 9),
+        ((2, 2, 1, 64), 70, 1),
+        ((3, 1), 5, 64),
+        ((2, 3, 16), 4100, 16),
+    ]:
+        arrays = random_inputs(shape, n_keys, dtype=dtype, v_width=v_width)
+        plain = attend(*arrays, return_lse=True, return_weights=True)
+        assert_results(plain, truth(*arrays))
+        for which in ((0, 1, 2), (0,), (1,), (2,)):
+            other = [LAYOUTS[layout](x) if n in which else x for n, x in enumerate(arrays)]
+            for got, expected in zip(
+                attend(*other, return_lse=True, return_weights=True), plain, strict=True
+            ):
+                assert bits(got) == bits(expected), (which, shape)
+
+
+@floats
+def test_zero_strides(dtype):
+    query, key, value = random_inputs((2, 9, 8), 70, dtype=dtype)
+    query = np.broadcast_to(query[:, :1], query.shape)  # all queries are one
+    key = np.broadcast_to(key[..., :1], key.shape)  # all columns are one
+    value = np.broadcast_to(value[:1], value.shape)
+    out, *_ = assert_attention(query, key, value)
+    assert bits(out) == bits(attend(query.copy(), key.copy(), value.copy()))
+    assert bits(out[:, 0]) == bits(out[:, 5])
+
+
+def test_memory_maps(tmp_path):
+    arrays = random_inputs((2, 9, 8), 70)
+    mapped = []
+    for n, x in enumerate(arrays):
+        np.save(tmp_path / f"{n}.npy", x)
+        mapped.append(np.load(tmp_path / f"{n}.npy", mmap_mode="r"))
+    assert all(type(x) is np.memmap for x in mapped)
+    plain = attend(*arrays)
+    got = attend(*mapped)
+    assert type(got) is np.ndarray and bits(got) == bits(plain)
+    out = np.memmap(tmp_path / "out", np.float32, "w+", shape=plain.shape)
+    assert attend(*mapped, out=out) is out
+    assert bits(out) == bits(plain)
+
+
+def test_inputs_are_never_changed(isa):
+    rng = np.random.default_rng(0)
+    arrays = random_inputs((2, 3, 20, 8), 70)
+    options = options_together(OPTIONS, (2, 3), 20, 70, rng)
+    kept = [x.copy() for x in (*arrays, *options.values()) if isinstance(x, np.ndarray)]
+    attend(*arrays, **options, return_lse=True, return_weights=True)
+    now = [x for x in (*arrays, *options.values()) if isinstance(x, np.ndarray)]
+    assert len(kept) == 7
+    assert all(bits(a) == bits(b) for a, b in zip(now, kept, strict=True))
+
+
+# -------------------------------------------------------------------------------------------------- results
+
+
+def test_what_is_returned_and_in_which_order():
+    arrays = random_inputs((2, 9, 8), 20, v_width=5)
+    out, lse, weights = attend(*arrays, return_lse=True, return_weights=True)
+    assert (out.shape, lse.shape, weights.shape) == ((2, 9, 5), (2, 9), (2, 9, 20))
+    assert bits(attend(*arrays)) == bits(out)
+    pair = attend(*arrays, return_lse=True)
+    assert type(pair) is tuple and [bits(x) for x in pair] == [bits(out), bits(lse)]
+    pair = attend(*arrays, return_weights=True)
+    assert type(pair) is tuple and [bits(x) for x in pair] == [bits(out), bits(weights)]
+    for x in (out, lse, weights):
+        x[...] = 0  # writable, and nobody else's
+    assert x.base is None
+
+
+@floats
+def test_out(dtype):
+    arrays = random_inputs((2, 3, 20, 8), 70, dtype=dtype, v_width=17)
+    plain = attend(*arrays)
+    for name, layout in LAYOUTS.items():
+        if name in ("byte_swapped", "read_only"):
+            continue
+        around = np.full((4, *plain.shape), 7, plain.dtype)
+        out = layout(around[1])
+        assert attend(*arrays, out=out) is out
+        np.testing.assert_array_equal(out, plain, err_msg=name)
+    around = np.full((4, 5, 22, 40), 7, plain.dtype)
+    out = around[1:3, 1:4, 1:21, 1:35:2]
+    got, lse = attend(*arrays, out=out, return_lse=True)
+    assert got is out and lse.shape == (2, 3, 20)
+    np.testing.assert_array_equal(out, plain)
+    around[1:3, 1:4, 1:21, 1:35:2] = 7
+    assert (around == 7).all()  # nothing beside it was written
+
+
+def test_out_may_lie_between_the_inputs_without_touching_them():
+    buffer = np.random.default_rng(0).standard_normal((4, 9, 8)).astype(np.float32)
+    plain = attend(buffer[0], buffer[1], buffer[3])
+    attend(buffer[0], buffer[1], buffer[3], out=buffer[2])
+    assert bits(buffer[2]) == bits(plain)
+    woven = np.random.default_rng(0).standard_normal((9, 8, 2)).astype(np.float32)
+    plain = attend(*[woven[..., 0]] * 3)
+    attend(*[woven[..., 0]] * 3, out=woven[..., 1])
+    np.testing.assert_array_equal(woven[..., 1], plain)
+
+
+# ------------------------------------------------------------------------------------- rows without open keys
+
+CLOSED_ROWS = {
+    "bool_mask": {"attn_mask": [[False]]},
+    "float_mask": {"attn_mask": [[-np.inf]]},
+    "key_lengths": {"key_lengths": 0},
+    "window": {"window": (None, 0), "causal": "lower_right"},
+}
+
+
+@floats
+@pytest.mark.parametrize("how", CLOSED_ROWS)
+@pytest.mark.parametrize(
+    "extra", [{}, {"dropout_p": 0.5, "rng": 1}, {"softcap": 2.0}], ids=["", "dropout", "softcap"]
+)
+def test_dead_rows_are_zeros(dtype, how, extra):
+    n_queries, n_keys = (90, 40) if how == "window" else (40, 90)
+    arrays = random_inputs((2, n_queries, 8), n_keys, dtype=dtype)
+    out, lse, weights = assert_attention(*arrays, **CLOSED_ROWS[how], **extra)
+    dead = np.arange(n_queries) < (50 if how == "window" else n_queries)
+    assert bits(out[:, dead]) == bytes(out[:, dead].nbytes)  # plus zero
+    assert not weights[:, dead].any()
+    assert (lse == -np.inf).all(axis=0).tolist() == dead.tolist()
+
+
+@real_floats
+@pytest.mark.parametrize("n_keys", [0, 1, 40, 3000])
+def test_dead_rows_with_a_sink_have_its_lse(dtype, n_keys):
+    arrays = random_inputs((2, 3, 5, 8), n_keys, dtype=dtype)
+    sinks = np.array([-3.5, 0.0, 100.0])
+    out, lse, weights = attend(*arrays, sinks=sinks, key_lengths=0, return_lse=True, return_weights=True)
+    assert not out.any() and not weights.any()
+    np.testing.assert_allclose(lse, np.broadcast_to(sinks[:, None], (2, 3, 5)), rtol=4 * np.finfo(dtype).eps)
+
+
+# ---------------------------------------------------------------------------------------------------- sinks
+
+
+@real_floats
+def test_a_sink_is_one_more_key_with_a_value_of_zero(dtype):
+    query, key, value = random_inputs((2, 3, 20, 8), 70, dtype=dtype)
+    sinks = np.array([0.5, -1.0, 3.0])
+    scores = np.zeros((2, 3, 20, 71), dtype)
+    scores[..., 70] = sinks[:, None]
+    # the sink as a key of zeros, whose score the mask gives
+    with_key = [np.concatenate([x, np.zeros_like(x[..., :1, :])], axis=-2) for x in (key, value)]
+    expected = truth(query, *with_key, scores)
+    out, lse, weights = assert_attention(query, key, value, sinks=sinks)
+    assert_within(out, expected.out, expected.out_bound)
+    assert_within(lse, expected.lse, expected.lse_bound)
+    assert_within(weights, expected.weights[..., :70], expected.weights_bound[..., :70])
+    for shape in ((3,), (1, 3), (2, 3), (1,), ()):
+        assert_attention(query, key, value, sinks=np.resize(sinks, shape))
+    minus = attend(query, key, value, sinks=-np.inf, return_lse=True)
+    for got, wanted in zip(minus, attend(query, key, value, return_lse=True), strict=True):
+        np.testing.assert_array_equal(got, wanted)  # exp(-inf) is nothing
+
+
+@pytest.mark.parametrize("sink", [-1e4, 1e4, -3e38])
+def test_sinks_far_away(sink):
+    assert_attention(*random_inputs((3, 20, 8), 70), sinks=[sink] * 3)
+
+
+# ------------------------------------------------------------------------------------------- NaN and infinities
+
+POISONS = [np.nan, np.inf, -np.inf]
+
+
+def closing_options(n_queries, n_keys, closed):
+    """Ways to close the keys from `closed` on for every query, and more."""
+    open_keys = np.arange(n_keys) < closed
+    i, j = np.ogrid[:n_queries, :n_keys]
+    holes = open_keys & ((i + j) % 3 > 0)
+    return {
+        "bool_row": {"attn_mask": open_keys},
+        "bool_full": {"attn_mask": holes},
+        "float_row": {"attn_mask": np.where(open_keys, 0.0, -np.inf)},
+        "float_full": {"attn_mask": np.where(holes, 0.5, -np.inf).astype(np.float32)},
+        "key_lengths": {"key_lengths": closed},
+        "window_and_mask": {"window": (n_queries, 5), "attn_mask": open_keys},
+        "lengths_and_causal": {"key_lengths": closed, "is_causal": True},
+        "mask_and_dropout": {"attn_mask": holes, "dropout_p": 0.4, "rng": 7},
+        "mask_and_others": {"attn_mask": holes, "softcap": 2.0, "alibi_slopes": 0.1, "sinks": 0.5},
+    }
+
+
+@floats
+@pytest.mark.parametrize("shape", [(1, 80), (3, 80), (4, 40), (40, 80), (70, 200), (2, 4200)], ids=str)
+@pytest.mark.parametrize("poison", POISONS, ids=str)
+def test_a_closed_key_leaves_no_trace(dtype, shape, poison):
+    n_queries, n_keys = shape
+    closed = n_keys * 3 // 4 + 1
+    query, key, value = random_inputs((2, n_queries, 8), n_keys, dtype=dtype, v_width=5)
+    for name, options in closing_options(n_queries, n_keys, closed).items():
+        expected = truth(query, key, value, **options)
+        assert np.isfinite(expected.out).all()
+        for where in ("key", "value", "both"):
+            bad_key, bad_value = key.copy(), value.copy()
+            if where != "value":
+                bad_key[..., closed:, :] = poison
+            if where != "key":
+                bad_value[..., closed:, :] = poison
+            got = attend(query, bad_key, bad_value, **options, return_lse=True, return_weights=True)
+            assert_results(got, expected, f"{name}, {where}")
+
+
+@real_floats
+@pytest.mark.parametrize("options", [{"is_causal": True}, {"window": (2, 2)}, {"window": (2, 2), "causal": "lower_right"}],
+                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("shape", [(5, 5), (40, 70), (100, 100), (300, 130), (3, 2100)], ids=str)
+@pytest.mark.parametrize("poison", POISONS, ids=str)
+def test_a_poisoned_key_shows_in_the_rows_that_see_it_only(dtype, options, shape, poison):
+    n_queries, n_keys = shape
+    query, key, value = random_inputs((2, n_queries, 8), n_keys, dtype=dtype, v_width=20)
+    for j in {0, n_keys // 3, n_keys - 1}:
+        bad = value.copy()
+        bad[0, j, 3] = poison
+        out, *_ = assert_attention(query, key, bad, **options)  # NaN and inf are where the reference has them
+        seen = ~np.isfinite(out)
+        assert not seen[1].any() and not seen[0, :, :3].any() and not seen[0, :, 4:].any()
+        bad = key.copy()
+        bad[0, j] = np.nan
+        out, lse, _ = assert_attention(query, bad, value, **options)
+        assert np.isnan(out[0]).all(axis=-1).tolist() == np.isnan(lse[0]).tolist() == seen[0, :, 3].tolist()
+
+
+@floats
+@pytest.mark.parametrize("n_queries", [1, 2, 4, 5, 40, 100])
+@pytest.mark.parametrize(
+    "extra", [{}, {"softcap": 3.0}, {"dropout_p": 0.5, "rng": 3}, {"sinks": 1.0}], ids=str
+)
+def test_an_attended_nan_is_not_hidden(dtype, n_queries, extra):
+    for n_keys in (1, 33, 70, 2100):
+        query, key, value = random_inputs((n_queries, 8), n_keys, dtype=dtype)
+        for j in {0, n_keys - 1}:
+            bad = key.copy()
+            bad[j, 0] = np.nan
+            out, lse, weights = attend(query, bad, value, **extra, return_lse=True, return_weights=True)
+            assert np.isnan(lse).all() and np.isnan(weights).all() and np.isnan(out).all()
+            bad = value.copy()
+            bad[j, 0] = np.nan
+            out = attend(query, key, bad, **extra)
+            assert np.isnan(out[:, 0]).all() and np.isfinite(out[:, 1:]).all()
+        bad = query.copy()
+        bad[n_queries // 2, 1] = np.nan
+        out = attend(bad, key, value, **extra)
+        assert np.isnan(out).all(axis=-1).tolist() == [i == n_queries // 2 for i in range(n_queries)]
+
+
+@real_floats
+def test_infinite_values_and_masks_do_what_arithmetic_does(dtype):
+    query, key, value = random_inputs((3, 8), 40, dtype=dtype)
+    value[5, 0], value[6, 1], value[7, 1] = np.inf, np.inf, -np.inf
+    out, *_ = assert_attention(query, key, value)
+    assert (out[:, 0] == np.inf).all() and np.isnan(out[:, 1]).all()
+    mask = np.zeros((3, 40), dtype)
+    mask[1, 3], mask[2, 4] = np.inf, np.nan
+    out = attend(query, key, np.ones_like(value), mask)
+    assert np.isnan(out).all(axis=-1).tolist() == [False, True, True]
+
+
+# --------------------------------------------------------------------------------------------------- dropout
+
+
+@floats
+@pytest.mark.parametrize("shape", [(2, 3, 1, 70), (2, 3, 20, 70), (1, 1, 3, 2100), (1, 1, 130, 5)], ids=str)
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.97])
+def test_dropout_drops_what_the_reference_drops(dtype, shape, p):
+    batch, heads, n_queries, n_keys = shape
+    arrays = random_inputs((batch, heads, n_queries, 8), n_keys, dtype=dtype)
+    for seed in (0, 1, 2**64 - 1, 2**64 + 5, np.uint8(3)):
+        out, lse, weights = attend(*arrays, dropout_p=p, rng=seed, return_lse=True, return_weights=True)
+        keep = reference.dropout_keep_mask(int(seed), p, (batch, heads), n_queries, n_keys)
+        np.testing.assert_array_equal(weights != 0, keep)
+        assert_results((out, lse, weights), truth(*arrays, dropout_p=p, rng=int(seed)))
+    np.testing.assert_array_equal(lse, attend(*arrays, return_lse=True)[1])
+
+
+@real_floats
+def test_dropout_under_masks_and_windows_uses_absolute_positions(dtype):
+    arrays = random_inputs((2, 70, 8), 2100, dtype=dtype)
+    keep = reference.dropout_keep_mask(11, 0.5, (2,), 70, 2100)
+    for options in (
+        {"window": (5, 2), "causal": "lower_right"},
+        {"is_causal": True},
+        {"key_lengths": [3, 2099]},
+    ):
+        plain = attend(*arrays, **options, return_weights=True)[1] != 0
+        weights = attend(*arrays, **options, dropout_p=0.5, rng=11, return_weights=True)[1]
+        np.testing.assert_array_equal(weights != 0, plain & keep)
+
+
+def test_dropout_of_nothing_and_of_everything():
+    arrays = random_inputs((2, 9, 8), 70)
+    assert bits(attend(*arrays, dropout_p=0, rng=1)) == bits(attend(*arrays))
+    for p in (1, 1.0, np.float32(1)):
+        out, lse, weights = attend(*arrays, dropout_p=p, rng=1, return_lse=True, return_weights=True)
+        assert not out.any() and not weights.any()
+        np.testing.assert_array_equal(lse, attend(*arrays, return_lse=True)[1])
+
+
+def test_the_generator_is_asked_for_one_number():
+    arrays = random_inputs((2, 9, 8), 70)
+    one, other = np.random.default_rng(5), np.random.default_rng(5)
+    first = attend(*arrays, dropout_p=0.5, rng=one)
+    seed = int(other.integers(0, 2**64, dtype=np.uint64))
+    assert one.bit_generator.state == other.bit_generator.state
+    assert bits(first) == bits(attend(*arrays, dropout_p=0.5, rng=seed))
+    assert bits(first) != bits(attend(*arrays, dropout_p=0.5, rng=one))
+    state = one.bit_generator.state
+    attend(*arrays, rng=one)  # no dropout, no number
+    assert one.bit_generator.state == state
+    assert bits(attend(*arrays, dropout_p=0.5)) != bits(attend(*arrays, dropout_p=0.5))  # fresh entropy
+
+
+# ------------------------------------------------------------------------------- the same bits, whatever runs it
+
+
+@floats
+@pytest.mark.parametrize(
+    ("shape", "n_keys", "key_heads", "names"),
+    [
+        ((2, 8, 64, 32), 70, None, []),  # over heads
+        ((700, 32), 300, None, ["is_causal"]),  # over blocks of queries
+        ((2, 2, 300, 16), 200, None, ["window", "dropout", "sinks"]),
+        ((2, 64), 9000, None, []),  # over keys
+        ((1, 8, 1, 64), 6000, 2, ["key_lengths", "softcap"]),
+        ((2, 3, 16), 6000, None, ["float_mask", "dropout", "alibi_slopes"]),
+    ],
+    ids=str,
+)
+def test_the_number_of_threads_does_not_change_a_bit(dtype, shape, n_keys, key_heads, names):
+    arrays = random_inputs(shape, n_keys, dtype=dtype, key_heads=key_heads)
+    options = options_together(names, shape[:-2], shape[-2], n_keys, np.random.default_rng(0))
+    options |= {"enable_gqa": key_heads is not None, "return_lse": True}
+    once = [bits(x) for x in attend(*arrays, **options, num_threads=1)]
+    for num_threads in (2, 3, 7, None, 1):
+        assert [bits(x) for x in attend(*arrays, **options, num_threads=num_threads)] == once, num_threads
+
+
+@real_floats
+def test_many_callers_at_once_get_the_same_bits(dtype):
+    arrays = random_inputs((4, 100, 32), 300, dtype=dtype)
+    expected, got = bits(attend(*arrays)), []
+    callers = [
+        threading.Thread(target=lambda: got.extend(bits(attend(*arrays)) for _ in range(5))) for _ in range(6)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(got) == 30 and set(got) == {expected}
+
+
+# ------------------------------------------------------------------------------------------------------- merge
+
+
+@floats
+@pytest.mark.parametrize("cuts", [[0, 30, 70], [0, 1, 2, 50, 70], [0, 0, 70, 70]], ids=str)
+def test_parts_of_the_keys_merge_to_the_whole(dtype, cuts):
+    query, key, value = random_inputs((2, 20, 8), 70, dtype=dtype)
+    mask = random_mask(np.random.default_rng(8), (20, 70), np.bool_)
+    mask[4] = False
+    parts = [
+        attend(
+            query, key[:, a:b], value[:, a:b], mask[:, a:b], return_lse=True, sinks=1.0 if n == 0 else None
+        )
+        for n, (a, b) in enumerate(itertools.pairwise(cuts))
+    ]
+    out, lse = sa.merge_attention(*zip(*parts, strict=True))
+    whole = truth(query, key, value, mask, sinks=1.0)
+    assert (out.dtype, lse.dtype) == (whole.dtype, whole.lse_dtype)
+    # each part is rounded to the dtype once more
+    more = max(np.abs(part.astype(float)).max() for part, _ in parts) * 2.0 ** -(
+        7 if dtype == BFLOAT16 else 10
+    )
+    assert_within(out, whole.out, 2 * whole.out_bound + (more if dtype.itemsize == 2 else 0))
+    assert_within(lse, whole.lse, 2 * whole.lse_bound)

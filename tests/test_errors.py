@@ -1,0 +1,206 @@
+"""Bad arguments to scaled_dot_product_attention: the exception, what it says, and that nothing was written."""
+
+import numpy as np
+import pytest
+from bad_calls import BAD, array
+from inputs import random_inputs
+
+import selfattn as sa
+
+attend = sa.scaled_dot_product_attention
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+def test_bad_arguments(bad):
+    with pytest.raises(bad.error, match=bad.match) as caught:
+        attend(**bad.arguments())
+    assert type(caught.value) in (TypeError, ValueError, MemoryError, ZeroDivisionError) or isinstance(
+        caught.value, MemoryError
+    )
+
+
+@pytest.mark.parametrize("bad", [bad for bad in BAD if "out" not in bad.change], ids=lambda bad: bad.name)
+def test_nothing_is_written_when_arguments_are_bad(bad):
+    out = np.full((2, 3, 6), 7.0, np.float32)
+    with pytest.raises(Exception):  # noqa: B017 which one: see above
+        attend(**bad.arguments(), out=out)
+    assert (out == 7).all()
+
+
+@pytest.mark.parametrize(
+    "bad", [bad for bad in BAD if isinstance(bad.change.get("out"), np.ndarray)], ids=lambda bad: bad.name
+)
+def test_a_bad_out_is_not_written_to(bad):
+    out = bad.change["out"]
+    before = out.tobytes()
+    with pytest.raises((TypeError, ValueError)):
+        attend(**bad.arguments())
+    assert out.tobytes() == before
+
+
+def test_the_call_itself():
+    q = array((2, 4))
+    with pytest.raises(TypeError, match="at most 6 positional arguments \\(7 given\\)"):
+        attend(q, q, q, None, 0.0, False, 1.0)
+    with pytest.raises(TypeError, match="multiple values for argument 'query'"):
+        attend(q, q, q, query=q)
+    with pytest.raises(TypeError, match="multiple values for argument 'attn_mask'"):
+        attend(q, q, q, None, attn_mask=None)
+    with pytest.raises(TypeError, match="missing required argument: 'value'"):
+        attend(q, q)
+    with pytest.raises(TypeError):
+        attend(**{1: 2})
+    assert attend(q, value=q, key=q).shape == (2, 4)
+    # names that are not the interned ones, as a ** of built strings gives
+    assert attend(
+        **{"".join(("que", "ry")): q, "".join(("k", "ey")): q, "".join(("val", "ue")): q}
+    ).shape == (2, 4)
+
+
+def test_values_that_count_as_not_given():
+    q, k, v = random_inputs((3, 4), 5)
+    nothing = dict.fromkeys(
+        (
+            "scale",
+            "causal",
+            "window",
+            "softcap",
+            "alibi_slopes",
+            "sinks",
+            "key_lengths",
+            "rng",
+            "out",
+            "num_threads",
+        )
+    )
+    np.testing.assert_array_equal(attend(q, k, v, None, 0, None, **nothing), attend(q, k, v))
+
+
+def test_the_generators_own_error_comes_through():
+    class Broken:
+        def integers(self, *_, **__):
+            raise KeyError("no numbers left")
+
+    class Odd(Broken):
+        def integers(self, *_, **__):
+            return "three"
+
+    q = array((3, 4))
+    with pytest.raises(KeyError, match="no numbers left"):
+        attend(q, q, q, dropout_p=0.5, rng=Broken())
+    with pytest.raises(TypeError):
+        attend(q, q, q, dropout_p=0.5, rng=Odd())
+    with pytest.raises(TypeError, match="RandomState"):
+        attend(q, q, q, dropout_p=0.5, rng=np.random.RandomState(0))
+
+
+def test_a_window_that_changes_while_it_is_read():
+    class Clears:
+        def __index__(self):
+            window.clear()
+            return 1
+
+    q = array((3, 4))
+    window = [Clears(), 2]
+    np.testing.assert_array_equal(attend(q, q, q, window=window), attend(q, q, q, window=(1, 2)))
+
+
+# ------------------------------------------------------------------------------------------------------- overlap
+
+
+def overlapping(name):
+    """Arguments whose `out` shares memory with the argument called name: out, and the others."""
+    memory = np.zeros(400, np.float32)
+    q, k, v = random_inputs((2, 5, 4), 5)
+    arguments = {"query": q, "key": k, "value": v}
+    shapes = {"query": q.shape, "key": k.shape, "value": v.shape, "attn_mask": (2, 5, 5)}
+    if name in shapes:
+        arguments[name] = memory[: np.prod(shapes[name])].reshape(shapes[name])
+    else:
+        arguments[name] = memory.view(np.int64 if name == "key_lengths" else np.float64)[:2]
+    return memory, arguments
+
+
+@pytest.mark.parametrize(
+    "name", ["query", "key", "value", "attn_mask", "alibi_slopes", "sinks", "key_lengths"]
+)
+@pytest.mark.parametrize("shift", [0, 1, 3])
+def test_out_overlaps_an_input(name, shift):
+    memory, arguments = overlapping(name)
+    before = memory.copy()
+    out = memory[shift : shift + 40].reshape(2, 5, 4)
+    with pytest.raises(ValueError, match=f"out overlaps {name}"):
+        attend(**arguments, out=out)
+    backwards = memory[shift : shift + 40][::-1].reshape(2, 5, 4)
+    with pytest.raises(ValueError, match=f"out overlaps {name}"):
+        attend(**arguments, out=backwards)
+    np.testing.assert_array_equal(memory, before)
+
+
+def test_out_overlaps_by_one_byte():
+    memory = np.zeros(1000, np.uint8)
+    query = memory[:160].view(np.float32).reshape(2, 5, 4)
+    _, k, v = random_inputs((2, 5, 4))
+    with pytest.raises(ValueError, match="out overlaps query"):
+        attend(query, k, v, out=memory[159:319].view(np.float32).reshape(2, 5, 4))
+    assert attend(query, k, v, out=memory[160:320].view(np.float32).reshape(2, 5, 4)).any()
+
+
+def test_a_copied_input_cannot_overlap():
+    memory = np.zeros(40, np.float32)
+    _, k, v = random_inputs((2, 5, 4))
+    out = memory.reshape(2, 5, 4)
+    attend(out.astype(np.int8), k.astype(np.int8), v.tolist(), out=np.zeros((2, 5, 4)))
+    attend(out.copy(), k, v, sinks=memory[:2], out=out)  # float32 sinks are converted, and so copied
+
+
+def test_an_overlap_that_cannot_be_decided_is_an_error():
+    """Whether two sets of strides hit one address is a knapsack problem: the work spent on it has a limit."""
+    as_strided, rng = np.lib.stride_tricks.as_strided, np.random.default_rng(0)
+    memory = np.zeros(2**20, np.uint8)
+    first, too_hard = np.frombuffer(memory, np.float64, count=1, offset=1), 0
+    for _ in range(20):
+        query = as_strided(memory[4:], (2,) * 12, [int(2 * n) for n in rng.integers(1000, 40000, 12)])
+        strides = [9]
+        while len(strides) < 12:
+            strides.insert(0, int(strides[0] * 2 + rng.integers(2) * strides[0]))
+        if sum(strides) > 2**19:
+            continue
+        out = as_strided(first, (2,) * 12, strides)
+        try:
+            np.shares_memory(out, query, 10_000)
+        except np.exceptions.TooHardError:
+            too_hard += 1
+            with pytest.raises(ValueError, match="cannot tell whether out overlaps query"):
+                attend(query, np.ones((2, 2)), np.ones((2, 2)), out=out)
+    assert too_hard
+    assert not memory.any()
+
+
+@pytest.mark.parametrize(
+    "strides",
+    [(0, 16, 4), (80, 0, 4), (80, 16, 0), (16, 16, 4), (4, 16, 4), (80, 12, 4), (80, 16, 2), (80, 8, 4)],
+)
+def test_out_that_overlaps_itself(strides):
+    memory = np.zeros(400, np.float32)
+    out = np.lib.stride_tricks.as_strided(memory, (2, 5, 4), strides)
+    with pytest.raises(ValueError, match="out overlaps itself"):
+        attend(*random_inputs((2, 5, 4)), out=out)
+    assert not memory.any()
+
+
+def test_set_num_threads_and_isa_refuse_the_same_things():
+    for wrong, error in [
+        (0, ValueError),
+        (1025, ValueError),
+        (10**30, ValueError),
+        (1.0, TypeError),
+        (True, TypeError),
+    ]:
+        with pytest.raises(error, match="threads"):
+            sa.set_num_threads(wrong)
+    with pytest.raises(ValueError, match="no instruction set 'mmx'.*generic"):
+        sa._core._set_isa("mmx")
+    for wrong in (None, 3, "\udc80"):
+        with pytest.raises((TypeError, UnicodeEncodeError)):
+            sa._core._set_isa(wrong)

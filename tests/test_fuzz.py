@@ -1,0 +1,243 @@
+"""Hypothesis: any shapes, layouts, dtypes and options together against the reference; and any arguments at all.
+
+`HYPOTHESIS_PROFILE=thorough pytest tests/test_fuzz.py` tries many more.
+"""
+
+import contextlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inputs import BFLOAT16, FLOATS, LAYOUTS, normal, random_mask
+from tolerances import assert_results, truth
+
+import selfattn as sa
+from selfattn import _core
+
+attend = sa.scaled_dot_product_attention
+THOROUGH = settings().max_examples > 1000
+SIZES = st.one_of(
+    st.integers(0, 9), st.sampled_from([15, 16, 17, 31, 33, 47, 48, 49, 63, 64, 65, 127, 129, 200])
+)
+FEW = st.integers(0, 4)
+
+
+@contextlib.contextmanager
+def using(isa):
+    before = _core.get_isa()
+    _core._set_isa(isa)
+    try:
+        assert _core.get_isa() == isa
+        yield
+    finally:
+        _core._set_isa(before)
+
+
+@st.composite
+def sub_shapes(draw, shape, *, least=0):
+    """A shape that broadcasts to `shape` without enlarging it; its last `least` axes stay."""
+    kept = draw(st.integers(least, len(shape)))
+    tail = shape[len(shape) - kept :]
+    return tuple(
+        n if m < least or draw(st.booleans()) else 1 for m, n in zip(range(kept)[::-1], tail, strict=True)
+    )
+
+
+@st.composite
+def layouts(draw, x):
+    """X, or an array of the same values with another layout, or one that is broadcast along an axis."""
+    if x.ndim and x.size and draw(st.integers(0, 7)) == 0:
+        axis = draw(st.integers(0, x.ndim - 1))
+        x = np.broadcast_to(np.take(x, [0], axis=axis), x.shape)
+    name = draw(st.sampled_from(["plain", "plain", *LAYOUTS]))
+    return x if name == "plain" else LAYOUTS[name](x)
+
+
+@st.composite
+def problems(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    lead = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 0, 5]), max_size=4)))
+    n_queries, n_keys = draw(SIZES), draw(SIZES)
+    if draw(st.integers(0, 15)) == 0:  # keys in chunks
+        lead, n_queries, n_keys = lead[-1:], n_queries % 6, 2048 + n_keys
+    width, v_width = draw(SIZES), draw(SIZES)
+    q_lead, k_lead, v_lead = lead, draw(sub_shapes(lead)), draw(sub_shapes(lead))
+    enable_gqa = False
+    if lead and draw(st.booleans()):
+        enable_gqa, kv_heads = True, draw(st.sampled_from([1, 2, 3]))
+        q_lead = lead = (*lead[:-1], kv_heads * draw(st.integers(0, 3)))
+        k_lead, v_lead = (*k_lead[:-1], kv_heads), (*v_lead[:-1], kv_heads)
+    elif draw(st.booleans()):
+        q_lead = draw(sub_shapes(lead))
+        lead = np.broadcast_shapes(q_lead, k_lead, v_lead)
+    dtypes = [draw(st.sampled_from([*FLOATS, np.dtype(np.int16), np.dtype(np.uint64)]))] * 3
+    if draw(st.integers(0, 3)) == 0:
+        dtypes = [draw(st.sampled_from([*FLOATS, np.dtype(np.int8)])) for _ in range(3)]
+    arrays = [
+        draw(layouts(normal(rng, shape, dtype)))
+        for dtype, shape in zip(
+            dtypes,
+            ((*q_lead, n_queries, width), (*k_lead, n_keys, width), (*v_lead, n_keys, v_width)),
+            strict=True,
+        )
+    ]
+
+    options = {"enable_gqa": enable_gqa, "is_causal": draw(st.booleans())}
+    options["causal"] = draw(st.sampled_from([None, "upper_left", "lower_right"]))
+    if options["causal"] == "lower_right":
+        options["is_causal"] = False
+    if draw(st.booleans()):
+        mask = random_mask(
+            rng, draw(sub_shapes((*lead, n_queries, n_keys))), draw(st.sampled_from([np.bool_, *FLOATS]))
+        )
+        options["attn_mask"] = draw(layouts(mask))
+    if draw(st.booleans()):
+        options["scale"] = draw(st.sampled_from([0.0, 1, -0.5, 3.0, 0.01]))
+    if draw(st.booleans()):
+        side = st.one_of(st.none(), st.integers(0, 20), st.sampled_from([100, 2**63, 10**30]))
+        options["window"] = (draw(side), draw(side))
+    if draw(st.integers(0, 3)) == 0:
+        options["softcap"] = draw(st.sampled_from([0.1, 1.0, 50.0, 1e6]))
+    for name in ("alibi_slopes", "sinks"):
+        if draw(st.integers(0, 2)) == 0:
+            per_head = np.asarray(normal(rng, draw(sub_shapes(lead)), draw(st.sampled_from(FLOATS))))
+            options[name] = draw(layouts(np.asarray(per_head / per_head.dtype.type(4))))
+    if draw(st.integers(0, 2)) == 0:
+        lengths = rng.integers(
+            0, n_keys + 1, size=draw(sub_shapes(lead)), dtype=draw(st.sampled_from(["i8", "u4", "i2"]))
+        )
+        options["key_lengths"] = draw(layouts(np.asarray(lengths)))
+    if draw(st.integers(0, 2)) == 0:
+        options |= {
+            "dropout_p": draw(st.sampled_from([0.0, 0.1, 0.5, 0.999, 1.0])),
+            "rng": draw(st.integers(0, 2**70)),
+        }
+    return arrays, options
+
+
+@settings(max_examples=20_000 if THOROUGH else 1200)
+@given(problems(), st.sampled_from(_core.available_isas()), st.sampled_from([None, 1, 2, 5]), st.data())
+def test_good_arguments_agree_with_the_reference(problem, isa, num_threads, data):
+    arrays, options = problem
+    expected = truth(*arrays, **options)
+    with using(isa):
+        results = attend(*arrays, **options, return_lse=True, return_weights=True, num_threads=num_threads)
+        assert_results(results, expected)
+        around = np.zeros(results[0].shape, results[0].dtype)
+        layout = data.draw(st.sampled_from(sorted({*LAYOUTS} - {"byte_swapped", "read_only"})))
+        out = LAYOUTS[layout](around)
+        assert attend(*arrays, **options, out=out) is out
+        np.testing.assert_array_equal(out, results[0])
+
+
+# ----------------------------------------------------------------------------------------- anything whatever
+
+NUMBERS = st.one_of(
+    st.integers(-3, 9),
+    st.sampled_from([2**31, 2**63, -(2**63), 2**64, 10**400, 1e308, 5e-324]),
+    st.floats(),
+    st.complex_numbers(),
+    st.booleans(),
+    st.sampled_from(
+        [np.float32(0.5), np.int8(2), np.True_, np.array(3.0), np.array([1.0]), np.datetime64("nat")]
+    ),
+)
+DTYPES = [
+    "f2",
+    "f4",
+    "f8",
+    "i1",
+    "u8",
+    "?",
+    "c8",
+    "O",
+    "U2",
+    "S3",
+    "M8[s]",
+    "m8[s]",
+    "g",
+    "V4",
+    ">f4",
+    ">i2",
+    BFLOAT16,
+]
+BASE = np.zeros(4096, np.uint8)
+HUGE = [(2**33, 2**20), (2**20, 2**33), (2**50, 1), (2**40, 2**9, 3), (2**40, 0), (0, 2**50, 4)]
+
+
+@st.composite
+def any_arrays(draw):
+    shape = tuple(draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, 7]), max_size=6)))
+    kind = draw(st.integers(0, 9))
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    if kind <= 4:
+        x = (
+            np.zeros(shape, dtype)
+            if dtype.kind != "f"
+            else np.random.default_rng(0).random(shape).astype(dtype)
+        )
+    elif kind == 5:  # zero strides of any length, which no loop survives if they are let through
+        x = np.broadcast_to(np.zeros((), dtype), draw(st.sampled_from(HUGE)))
+    elif kind == 6 and dtype.kind in "fiu":  # any strides within memory
+        strides = tuple(draw(st.integers(-9, 9)) for _ in shape)
+        x = np.lib.stride_tricks.as_strided(BASE[2000:2016].view(dtype)[:1], shape, strides, writeable=False)
+    elif kind == 7:
+        x = np.ma.zeros(shape, np.float32)
+    elif kind == 8:
+        return np.zeros(shape).tolist()
+    else:
+        x = draw(layouts(np.zeros(shape, np.float32)))
+    return x
+
+
+@st.composite
+def arrays_that_nearly_fit(draw):
+    """Query, key and value that fit, but for one size of one of them, sometimes."""
+    shapes = [[2, 3, 4], [2, 5, 4], [2, 5, 6]]
+    if draw(st.booleans()):
+        shapes[draw(st.integers(0, 2))][draw(st.integers(0, 2))] = draw(st.integers(0, 6))
+    if draw(st.booleans()):
+        shapes[draw(st.integers(0, 2))] = shapes[0][: draw(st.integers(0, 3))]
+    return [np.ones(shape, draw(st.sampled_from(["f4", "f8", "f2", "i4", "?"]))) for shape in shapes]
+
+
+ANYTHING = st.one_of(
+    any_arrays(), NUMBERS, st.none(), st.text(max_size=3), st.sampled_from(["upper_left", "lower_right", object(), ()]),
+    st.binary(max_size=2), st.lists(NUMBERS, max_size=3), st.tuples(NUMBERS, NUMBERS), st.builds(np.random.default_rng),
+)  # fmt: skip
+OPTION_NAMES = [
+    "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "causal", "window", "softcap", "alibi_slopes",
+    "sinks", "key_lengths", "rng", "return_lse", "return_weights", "out", "num_threads",
+]  # fmt: skip
+LIKELY = {
+    "dropout_p": NUMBERS, "scale": NUMBERS, "softcap": NUMBERS, "num_threads": NUMBERS, "rng": NUMBERS,
+    "window": st.tuples(NUMBERS, NUMBERS), "key_lengths": st.lists(st.integers(-1, 6), max_size=3),
+    "out": st.sampled_from([np.zeros((2, 3, 6), np.float32), np.zeros((2, 3, 6)), np.zeros((3, 6), np.float16)]),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=30_000 if THOROUGH else 3000)
+@given(
+    st.one_of(arrays_that_nearly_fit(), arrays_that_nearly_fit(), st.lists(ANYTHING, max_size=7)),
+    st.dictionaries(st.sampled_from(OPTION_NAMES), st.none(), max_size=4),
+    st.data(),
+)
+def test_no_arguments_crash(positional, options, data):
+    options = {name: data.draw(LIKELY.get(name, ANYTHING) | ANYTHING, label=name) for name in options}
+    out = options.get("out")
+    before = (
+        out.tobytes()
+        if isinstance(out, np.ndarray) and not out.dtype.hasobject and out.size < 2**16
+        else None
+    )
+    try:
+        result = attend(*positional, **options)
+    except (TypeError, ValueError, MemoryError) as error:
+        assert str(error)
+        if before is not None:
+            assert out.tobytes() == before
+    else:
+        first = result[0] if isinstance(result, tuple) else result
+        assert isinstance(first, np.ndarray)

@@ -1,0 +1,159 @@
+"""References and memory: every way through the binding, good and bad, leaves everything as it was."""
+
+import gc
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from bad_calls import BAD
+from inputs import BFLOAT16, FLOATS, LAYOUTS, OPTIONS, options_together, random_inputs
+
+import selfattn as sa
+
+attend = sa.scaled_dot_product_attention
+TIMES = 200
+ALL_DTYPES = [np.dtype(kind) for kind in "?bhilqBHILQefd"] + [BFLOAT16]
+
+
+def good_calls():
+    rng = np.random.default_rng(0)
+    for name in OPTIONS:
+        yield name, random_inputs((2, 3, 8), 5), OPTIONS[name]((2,), 3, 5, rng)
+    everything = options_together(OPTIONS, (2,), 3, 70, rng)
+    for dtype in [*FLOATS, np.dtype(np.int8)]:
+        arrays = random_inputs((2, 3, 8), 70, dtype=dtype)
+        yield f"all options {dtype.name}", arrays, everything | {"return_lse": True, "return_weights": True}
+    for name, layout in LAYOUTS.items():
+        yield name, tuple(layout(x) for x in random_inputs((2, 3, 8), 70, dtype=BFLOAT16)), {}
+    arrays = random_inputs((2, 3, 8), 70)
+    yield (
+        "lists",
+        tuple(x.tolist() for x in arrays),
+        {"window": [1, 2], "key_lengths": [3, 4], "sinks": [0.5, 0.25]},
+    )
+    yield "out", arrays, {"out": np.zeros((2, 3, 8), np.float32), "return_lse": True}
+    yield "entropy", arrays, {"dropout_p": 0.5}
+    yield "generator", arrays, {"dropout_p": 0.5, "rng": np.random.default_rng(0)}
+    yield (
+        "huge numbers",
+        arrays,
+        {"window": (2**70, np.int64(3)), "dropout_p": 0.5, "rng": 2**100, "num_threads": 2},
+    )
+    yield "heap", random_inputs((2, 50, 64), 3000), {"num_threads": 2}
+    yield "empty", random_inputs((0, 3, 8)), {"return_weights": True}
+
+
+GOOD = list(good_calls())
+
+
+def watched(arguments):
+    """Everything a call might keep a reference to: the arguments, what they hold, dtypes and small objects."""
+    inside = [x for argument in arguments if isinstance(argument, list | tuple) for x in argument]
+    return [
+        *arguments,
+        *inside,
+        *ALL_DTYPES,
+        *(np.dtype(x) for x in ("float32", "float64")),
+        np.float32,
+        3,
+        1.5,
+        (),
+        "query",
+    ]
+
+
+def memory_kept(call):
+    tracemalloc.start()
+    try:
+        call()
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(TIMES):
+            call()
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+def fails(*arguments, function=attend, **options):
+    """Call a function that must raise. (pytest.raises would keep more than what is looked for.)"""
+    try:
+        function(*arguments, **options)
+    except (TypeError, ValueError, MemoryError, ZeroDivisionError):
+        return
+    raise AssertionError("no error")
+
+
+def assert_nothing_stays(call, arguments):
+    for _ in range(20):  # caches fill
+        call()
+    things = watched(arguments)
+    gc.collect()
+    gc.disable()
+    try:
+        before = [sys.getrefcount(x) for x in things]
+        objects = len(gc.get_objects())
+        for _ in range(TIMES):
+            call()
+        after = [sys.getrefcount(x) for x in things]
+        # a leak would show once a call; the loop itself may hold one or two
+        assert max(abs(b - a) for a, b in zip(before, after, strict=True)) < TIMES // 10
+        assert abs(len(gc.get_objects()) - objects) < TIMES // 10
+    finally:
+        gc.enable()
+    more = min(memory_kept(call) for _ in range(3))  # what another thread or a cache keeps, it keeps once
+    assert more < 10 * TIMES, f"{more} bytes more after {TIMES} calls"  # the least object has 16 bytes
+
+
+@pytest.mark.parametrize(("arrays", "options"), [case[1:] for case in GOOD], ids=[case[0] for case in GOOD])
+def test_calls_that_succeed(arrays, options):
+    assert_nothing_stays(lambda: attend(*arrays, **options), [*arrays, *options.values()])
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+def test_calls_that_fail(bad):
+    arguments = bad.arguments()
+    assert_nothing_stays(lambda: fails(**arguments), list(arguments.values()))
+
+
+def test_errors_late_in_a_call():
+    """All arrays are held by then: the last argument is wrong."""
+    arrays = random_inputs((2, 3, 8), 70, dtype=BFLOAT16)
+    options = options_together(OPTIONS, (2,), 3, 70, np.random.default_rng(0))
+    out = np.zeros((2, 3, 8), np.float32)
+    for wrong in ({"rng": "x"}, {"out": out}, {"out": arrays[0]}, {"key_lengths": 71}, {"window": (1, "x")}):
+        given = options | wrong | {"return_lse": True, "return_weights": True}
+        assert_nothing_stays(lambda given=given: fails(*arrays, **given), [*arrays, *given.values()])
+
+
+def test_the_other_functions():
+    def call():
+        sa.get_isa()
+        sa.get_num_threads()
+        sa._core.available_isas()
+        sa._core.build_info()
+        sa.set_num_threads(None)
+        for wrong in (0, "1", 10**30):
+            fails(wrong, function=sa.set_num_threads)
+        fails("no such", function=sa._core._set_isa)
+
+    assert_nothing_stays(call, [])
+
+
+def test_the_scratch_of_large_calls_is_given_back():
+    """Resident memory, which sees what tracemalloc does not."""
+    statm = "/proc/self/statm"
+    arrays = random_inputs((2, 300, 128), 5000)
+
+    def resident():
+        try:
+            with open(statm) as file:
+                return int(file.read().split()[1]) * 4096
+        except OSError:
+            pytest.skip("no /proc here")
+
+    attend(*arrays, is_causal=True)
+    before = resident()
+    for _ in range(30):
+        attend(*arrays, is_causal=True)
+    assert resident() - before < 4 << 20
