@@ -10,11 +10,22 @@ from setuptools.command.build_ext import build_ext
 
 windows = sys.platform == "win32"
 if windows:
-    raise SystemExit("selfattn needs GCC 12 or later, or Clang; MSVC is not supported (see docs/semantics.md).")
+    raise SystemExit(
+        "selfattn needs GCC 12 or later, or Clang; MSVC is not supported (see docs/semantics.md)."
+    )
 
 # -ffp-contract=off: a fused multiply-add stands where the kernels say so, and nowhere else, or results would depend on the
 # compiler. No -ffast-math: NaN and inf must mean what they mean. Instruction sets are chosen inside the kernel files.
-compile_args = ["-std=c11", "-O3", "-g0", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra"]
+compile_args = [
+    "-std=c11",
+    "-O3",
+    "-g0",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+]
 link_args: list[str] = []
 if sys.platform == "darwin":
     # Apple's clang ships no OpenMP: single-threaded there, and `selfattn info` says so.

@@ -131,8 +131,8 @@ static void open_keys(const sa_attention *a, ptrdiff_t i, ptrdiff_t length, ptrd
 
 /* Describes the rows of a block and the block itself, over all its keys. Rows count positions first and heads of the group
  * within a position, so that a causal block stays narrow whatever the group. */
-static void describe_block(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t group, ptrdiff_t block, sa_rows *rows,
-                           sa_block *b) {
+static void describe_block(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t group, ptrdiff_t block,
+                           sa_rows *rows, sa_block *b) {
     const ptrdiff_t from = block * plan->block_rows;
     const ptrdiff_t left = plan->rows - from, G = plan->group;
     const int count = (int)(left < plan->block_rows ? left : plan->block_rows);
@@ -177,7 +177,8 @@ static void describe_block(const sa_attention *a, const sa_attention_plan *plan,
     for (int r = 0; r < count; ++r) {
         rows->clipped |= rows->lo[r] > begin || rows->hi[r] < end;
     }
-    *b = (sa_block){.a = a, .rows = rows, .key = a->key.m, .value = a->value.m, .begin = begin, .end = end, .first_chunk = true};
+    *b =
+        (sa_block){.a = a, .rows = rows, .key = a->key.m, .value = a->value.m, .begin = begin, .end = end, .first_chunk = true};
     b->key.data += lead_offset(a, &a->key, group * G, a->gqa);
     b->value.data += lead_offset(a, &a->value, group * G, a->gqa);
 }
@@ -209,9 +210,7 @@ static void merge_task(const sa_attention *a, const sa_attention_plan *plan, con
     kernels->attention_merge(&b, partial + (size_t)(t * plan->chunks) * kernels->attention_partial(a), plan->chunks, scratch);
 }
 
-static bool cancelled(const sa_attention *a) {
-    return a->cancel != NULL && __atomic_load_n(a->cancel, __ATOMIC_RELAXED) != 0;
-}
+static bool cancelled(const sa_attention *a) { return a->cancel != NULL && __atomic_load_n(a->cancel, __ATOMIC_RELAXED) != 0; }
 
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial) {
     const sa_real_kernels *kernels = kernels_of(a);

@@ -5,7 +5,6 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
-#include <stdio.h>
 
 #include "selfattn.h"
 
@@ -61,24 +60,4 @@ bool sa_cpu_runs(const char *isa) {
     }
 #endif
     return strcmp(isa, "generic") == 0;
-}
-
-const char *sa_cpu_model(char buffer[64]) {
-    buffer[0] = 0;
-#if defined(__x86_64__)
-    unsigned words[12];
-    for (unsigned i = 0; i < 3; ++i) {
-        if (!__get_cpuid(0x80000002u + i, &words[4 * i], &words[4 * i + 1], &words[4 * i + 2], &words[4 * i + 3])) {
-            snprintf(buffer, 64, "x86-64");
-            return buffer;
-        }
-    }
-    memcpy(buffer, words, 48);
-    buffer[48] = 0;
-#elif defined(__aarch64__)
-    snprintf(buffer, 64, "aarch64");
-#else
-    snprintf(buffer, 64, "unknown");
-#endif
-    return buffer;
 }

@@ -146,7 +146,8 @@ sa_status sa_row_make_plan(const sa_row_call *c, int max_threads, sa_row_plan *p
 }
 
 /* Task t: a piece of one row (or of one stretch of columns), or a block of whole rows. */
-static void run_task(const sa_row_call *c, const sa_row_plan *plan, const sa_real_kernels *kernels, ptrdiff_t t, void *scratch) {
+static void run_task(const sa_row_call *c, const sa_row_plan *plan, const sa_real_kernels *kernels, ptrdiff_t t,
+                     void *scratch) {
     const ptrdiff_t piece = t % plan->pieces, first = t / plan->pieces * plan->block_rows;
     const ptrdiff_t begin = piece * plan->piece, left = plan->rows - first;
     const int last_axis = plan->n_row - 1;

@@ -50,7 +50,7 @@ typedef struct {
     ptrdiff_t n;             /* elements of a row */
     ptrdiff_t piece, pieces; /* of a row of gelu, of the columns, of which others have one */
     ptrdiff_t rows, block_rows, tasks;
-    bool by_columns;         /* softmax along an axis that isn't last: a task is rows × some neighbouring columns */
+    bool by_columns; /* softmax along an axis that isn't last: a task is rows × some neighbouring columns */
     bool direct[SA_ROW_ARRAYS];
     const void *weight, *bias;
     size_t shared_bytes, scratch_bytes; /* once, and for each thread */

@@ -14,10 +14,10 @@
 
 typedef enum {
     SA_OK = 0,
-    SA_NO_MEMORY,     /* scratch could not be had; nothing was written */
-    SA_TOO_LARGE,     /* a size product does not fit; nothing was written */
-    SA_BAD_ISA,       /* no such instruction set in this build, or not on this CPU */
-    SA_CANCELLED      /* *cancel was set; the outputs are undefined */
+    SA_NO_MEMORY, /* scratch could not be had; nothing was written */
+    SA_TOO_LARGE, /* a size product does not fit; nothing was written */
+    SA_BAD_ISA,   /* no such instruction set in this build, or not on this CPU */
+    SA_CANCELLED  /* *cancel was set; the outputs are undefined */
 } sa_status;
 
 typedef enum {
@@ -85,17 +85,17 @@ typedef struct {
 /* How a call is cut up. It follows from shape, options and the instruction set alone, never from the number of threads,
  * and so the bits of the result do not depend on that number either. */
 typedef struct {
-    ptrdiff_t group;       /* query heads that share a key head: their rows share blocks */
-    ptrdiff_t groups;      /* key heads */
-    ptrdiff_t rows;        /* rows of a group: group × L */
-    ptrdiff_t block_rows;  /* rows of a block */
-    ptrdiff_t blocks;      /* blocks of a group */
-    ptrdiff_t chunks;      /* parts the keys are split into; 1: none */
+    ptrdiff_t group;      /* query heads that share a key head: their rows share blocks */
+    ptrdiff_t groups;     /* key heads */
+    ptrdiff_t rows;       /* rows of a group: group × L */
+    ptrdiff_t block_rows; /* rows of a block */
+    ptrdiff_t blocks;     /* blocks of a group */
+    ptrdiff_t chunks;     /* parts the keys are split into; 1: none */
     ptrdiff_t chunk_keys;
-    ptrdiff_t tasks;       /* groups × blocks × chunks */
-    size_t scratch_bytes;  /* for each thread */
-    size_t partial_bytes;  /* for all chunks together */
-    int threads;           /* how many threads pay, at most as many as were asked for */
+    ptrdiff_t tasks;      /* groups × blocks × chunks */
+    size_t scratch_bytes; /* for each thread */
+    size_t partial_bytes; /* for all chunks together */
+    int threads;          /* how many threads pay, at most as many as were asked for */
 } sa_attention_plan;
 
 sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_attention_plan *plan);
@@ -108,10 +108,9 @@ sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *p
 bool sa_multiply(size_t a, size_t b, size_t *product);
 
 /* Instruction sets, best first. */
-const char *sa_isa_name(void);                /* the one in use */
-const char *const *sa_isa_available(void);    /* those this build has and this CPU and OS can run, NULL-terminated */
-sa_status sa_isa_set(const char *name);       /* NULL: the best */
-const char *sa_cpu_model(char buffer[64]);
+const char *sa_isa_name(void);             /* the one in use */
+const char *const *sa_isa_available(void); /* those this build has and this CPU and OS can run, NULL-terminated */
+sa_status sa_isa_set(const char *name);    /* NULL: the best */
 
 /* Threads: what a call without its own number uses. */
 int sa_get_num_threads(void);

@@ -50,8 +50,7 @@ const char *sa_threading_layer(void) {
  * it. Pools of other threads don't exist in the child and need nothing. A fork waits for running regions, since one of
  * them may hold a lock of the OpenMP library at that moment. */
 #if defined(PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP)
-#define FRESH_LOCK                                                                                                     \
-    PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP /* threads that compute in turn can't starve a fork */
+#define FRESH_LOCK PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP /* threads that compute in turn can't starve a fork */
 #else
 #define FRESH_LOCK PTHREAD_RWLOCK_INITIALIZER
 #endif
@@ -66,9 +65,16 @@ void sa_region_leave(void) { pthread_rwlock_unlock(&region_lock); }
 #error "this compiler's OpenMP cannot give its threads back before fork(): GCC 9 or Clang 11, or later, is needed"
 #endif
 
+/* LLVM's libomp, which Clang links and conda puts in libgomp's place, has fork handlers of its own, and hangs when its
+ * threads were given back before they ran. It is known by this function, which libgomp lacks. */
+int kmp_get_blocktime(void);
+#pragma weak kmp_get_blocktime
+
 static void before_fork(void) {
     pthread_rwlock_wrlock(&region_lock);
-    omp_pause_resource_all(omp_pause_hard);
+    if (kmp_get_blocktime == NULL) {
+        omp_pause_resource_all(omp_pause_hard);
+    }
 }
 
 static void after_fork_parent(void) { pthread_rwlock_unlock(&region_lock); }

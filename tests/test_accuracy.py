@@ -104,7 +104,9 @@ def long_truth():
 
 @pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="long double is no longer than double here")
 def test_float64_within_a_few_eps():
-    out, lse = sa.scaled_dot_product_attention(*(x[0, :2].astype(np.float64) for x in normal()), return_lse=True)
+    out, lse = sa.scaled_dot_product_attention(
+        *(x[0, :2].astype(np.float64) for x in normal()), return_lse=True
+    )
     expected, expected_lse = long_truth()
     eps = np.finfo(np.float64).eps
     error, worst = rms((out - expected).astype(np.float64)) / eps, float(np.abs(out - expected).max()) / eps
@@ -128,7 +130,9 @@ def test_scores_of_ten_thousand(dtype):
     scale = 1e4 / largest
     out, lse = sa.scaled_dot_product_attention(query, key, value, scale=scale, return_lse=True)
     expected, expected_lse = reference.scaled_dot_product_attention(
-        *(x.astype(np.longdouble).astype(np.float64) for x in (query, key, value)), scale=scale, return_lse=True
+        *(x.astype(np.longdouble).astype(np.float64) for x in (query, key, value)),
+        scale=scale,
+        return_lse=True,
     )
     # A score of size 1e4 is a sum of 64 products whose absolute values add up to about twice the largest score
     # here; sums by 8 or 16 lanes and rounding errors of both signs leave less than 4 eps of that. An error d
@@ -149,7 +153,9 @@ def test_one_score_towers_above_the_others(sign):
     value = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
     out, weights = sa.scaled_dot_product_attention(query, key, value, scale=1.0, return_weights=True)
     assert out[0, 0] == (2.0 if sign > 0 else 1.0)
-    np.testing.assert_array_equal(weights[0], np.array([0, 1, 0, 0] if sign > 0 else [1, 0, 0, 0], np.float32))
+    np.testing.assert_array_equal(
+        weights[0], np.array([0, 1, 0, 0] if sign > 0 else [1, 0, 0, 0], np.float32)
+    )
 
 
 def test_float16_inputs_whose_scores_overflow_float16():
@@ -199,7 +205,9 @@ def test_sixteen_bits_within_an_ulp(name, is_causal):
     query, key, value = (x.astype(dtype) for x in normal())
     out = sa.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
     assert out.dtype == dtype
-    exact = reference.scaled_dot_product_attention(query, key, value, is_causal=is_causal, compute_dtype=np.float64)
+    exact = reference.scaled_dot_product_attention(
+        query, key, value, is_causal=is_causal, compute_dtype=np.float64
+    )
     distance = ulps(out, exact)
     large = np.abs(exact) >= 2.0**-10  # an ulp of float16 is 2^-20 there, about 1e-6
     share = np.count_nonzero(distance) / distance.size

@@ -199,7 +199,7 @@ def test_set_num_threads_and_isa_refuse_the_same_things():
     ]:
         with pytest.raises(error, match="threads"):
             sa.set_num_threads(wrong)
-    with pytest.raises(ValueError, match="no instruction set 'mmx'.*generic"):
+    with pytest.raises(ValueError, match=r"no instruction set 'mmx'.*generic"):
         sa._core._set_isa("mmx")
     for wrong in (None, 3, "\udc80"):
         with pytest.raises((TypeError, UnicodeEncodeError)):

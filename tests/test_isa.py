@@ -83,7 +83,9 @@ def test_the_environment_chooses(name, expected):
         np.testing.assert_allclose(numbers, expected[case], rtol=0, atol=atol, err_msg=case)
 
 
-@pytest.mark.parametrize("name", ["avx1024", "AVX2", " generic", "generic,avx2", "neon" if "neon" not in ISAS else "avx2", "é"])
+@pytest.mark.parametrize(
+    "name", ["avx1024", "AVX2", " generic", "generic,avx2", "neon" if "neon" not in ISAS else "avx2", "é"]
+)
 def test_an_impossible_one_is_an_import_error_that_says_what_is_possible(name):
     done = python("import selfattn", SELFATTN_ISA=name)
     assert done.returncode == 1
@@ -136,7 +138,10 @@ def test_the_private_setter():
         for name in ISAS:
             _core._set_isa(name)
             assert sa.get_isa() == name
-        with pytest.raises(ValueError, match=re.escape(f"'nonsense': this build on this CPU and operating system can run {ISAS!r}")):
+        with pytest.raises(
+            ValueError,
+            match=re.escape(f"'nonsense': this build on this CPU and operating system can run {ISAS!r}"),
+        ):
             _core._set_isa("nonsense")
         with pytest.raises(TypeError, match="must be a str, got int"):
             _core._set_isa(3)

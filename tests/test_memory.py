@@ -99,9 +99,20 @@ def causal_bfloat16():
 @case
 def every_option_at_once():
     per_head = np.linspace(0.1, 1.0, 8)
-    options = {"softcap": 20.0, "alibi_slopes": per_head, "sinks": per_head, "key_lengths": np.full((1, 1), 16000)}
+    options = {
+        "softcap": 20.0,
+        "alibi_slopes": per_head,
+        "sinks": per_head,
+        "key_lengths": np.full((1, 1), 16000),
+    }
     mask = np.linspace(-1.0, 0.0, 16384, dtype=np.float16)
-    return (*inputs(), mask), {**options, "dropout_p": 0.5, "rng": 1, "causal": "lower_right", "window": (2048, 0)}
+    return (*inputs(), mask), {
+        **options,
+        "dropout_p": 0.5,
+        "rng": 1,
+        "causal": "lower_right",
+        "window": (2048, 0),
+    }
 
 
 @case

@@ -57,8 +57,16 @@ def child(work):
 def run(script, prelude=PRELUDE, **environment):
     """Run a script in a fresh Python that imports from where the tests do; return what it printed."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
-    environment = {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "4", "PYTHONFAULTHANDLER": "1", **environment}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))
+    }
+    environment = {
+        **kept,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "4",
+        "PYTHONFAULTHANDLER": "1",
+        **environment,
+    }
     process = subprocess.Popen(
         [sys.executable, "-P", "-W", "ignore", "-c", prelude + script],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -241,6 +249,9 @@ def as_tuple(result):
     return result if isinstance(result, tuple) else (result,)
 
 
+@pytest.mark.skipif(
+    "Clang" in _core.build_info()["compiler"], reason="libomp keeps its threads for the next one"
+)
 def test_python_threads_that_come_and_go_leave_no_threads_behind():
     script = """
     def once():
@@ -248,7 +259,7 @@ def test_python_threads_that_come_and_go_leave_no_threads_behind():
     for _ in range(40):
         thread = threading.Thread(target=once); thread.start(); thread.join()
     for _ in range(200):
-        if tasks() <= 2: break
+        if tasks() == 1: break
         time.sleep(0.05)
     print(tasks())
     """
@@ -291,7 +302,9 @@ def test_other_python_threads_run_during_a_long_call(number):
     thread.start()
     try:
         progress = seconds = 0.0
-        for _ in range(20):  # while the GIL is kept a count rises by 1 at most per call, by the time it is released
+        for _ in range(
+            20
+        ):  # while the GIL is kept a count rises by 1 at most per call, by the time it is released
             start, began = counts[0], time.perf_counter()
             sa.scaled_dot_product_attention(x, x, x, num_threads=number)
             progress, seconds = progress + counts[0] - start, seconds + time.perf_counter() - began
@@ -452,9 +465,13 @@ def test_multiprocessing(start_method, tmp_path):
     """
     path = tmp_path / "script.py"
     path.write_text("import numpy as np\nimport selfattn as sa\n" + dedent(script), encoding="utf-8")
-    launcher = f"import runpy\nif __name__ == '__main__':\n    runpy.run_path({str(path)!r}, run_name='__main__')"
+    launcher = (
+        f"import runpy\nif __name__ == '__main__':\n    runpy.run_path({str(path)!r}, run_name='__main__')"
+    )
     if start_method != "fork":  # these import the script by its own name
-        launcher = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, {str(path)!r}]).returncode)"
+        launcher = (
+            f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, {str(path)!r}]).returncode)"
+        )
     assert run(launcher, prelude="") == "done"
 
 

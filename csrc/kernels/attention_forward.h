@@ -10,20 +10,20 @@
 
 enum { FN(block_rows) = SA_VECS * SA_LANES };
 
-/* A row's stride beyond this makes the tile worth packing: its lines fall on too few sets of the L1. */
-#define SA_DIRECT_STRIDE 8192
+/* A row's stride beyond this makes the tile worth packing: its lines fall on too few sets of the caches. */
+#define SA_DIRECT_STRIDE 1024
 
 /* Scratch of one thread, carved out of one allocation. W = block rows. */
 typedef struct {
-    real *q;                               /* wide: qT[E][nv·lanes]; few: [rows][E rounded up to lanes] */
-    real *O;                               /* wide: [Dv][nv·lanes]; few: [rows][Dv rounded up] */
-    real *P;                               /* [keys][nv·lanes] */
-    real *key, *value;                     /* packed tiles [keys][E], [keys][Dv] */
-    real *bias;                            /* mask rows [W][keys] */
-    real *row;                             /* one row of E, Dv or keys elements, rounded up */
+    real *q;           /* wide: qT[E][nv·lanes]; few: [rows][E rounded up to lanes] */
+    real *O;           /* wide: [Dv][nv·lanes]; few: [rows][Dv rounded up] */
+    real *P;           /* [keys][nv·lanes] */
+    real *key, *value; /* packed tiles [keys][E], [keys][Dv] */
+    real *bias;        /* mask rows [W][keys] */
+    real *row;         /* one row of E, Dv or keys elements, rounded up */
     real *top, *maximum, *sum, *alpha, *tile_sum, *slope, *position, *lo, *hi, *ones; /* [W] */
-    uint32_t *index, *head_lo, *head_hi;   /* [W rounded up to words' lanes] */
-    uint32_t *words;                       /* [4][the same] */
+    uint32_t *index, *head_lo, *head_hi;                                              /* [W rounded up to words' lanes] */
+    uint32_t *words;                                                                  /* [4][the same] */
 } FN(scratch);
 
 SA_INLINE size_t FN(round_up)(ptrdiff_t n) { return ((size_t)n + SA_LANES - 1) / SA_LANES * SA_LANES; }
@@ -39,17 +39,17 @@ SA_INLINE bool FN(some_tile_packs)(const sa_attention *a, const sa_tensor *t) {
 
 /* Lays the scratch out from base on and returns its size; with base NULL it only measures. Sizes are linear in E and Dv,
  * which the driver has bounded. */
-SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) *s) {
+SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s) {
     const size_t W = FN(block_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
     const size_t keys = FN(round_up)(a->S < SA_KEYS_PER_TILE ? a->S : SA_KEYS_PER_TILE);
     const size_t longest = E > Dv ? (E > keys ? E : keys) : (Dv > keys ? Dv : keys);
     const size_t words = (W + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
     const bool key_packs = FN(some_tile_packs)(a, &a->key), value_packs = FN(some_tile_packs)(a, &a->value);
     size_t used = 0;
-#define SA_TAKE(field, type, count)                                                                                     \
-    do {                                                                                                                \
-        s->field = base ? (type *)(void *)(base + used) : NULL;                                                         \
-        used += ((count) * sizeof(type) + 63) / 64 * 64;                                                                \
+#define SA_TAKE(field, type, count)                                                                                            \
+    do {                                                                                                                       \
+        s->field = base ? (type *)(void *)(base + used) : NULL;                                                                \
+        used += ((count) * sizeof(type) + 63) / 64 * 64;                                                                       \
     } while (0)
     SA_TAKE(top, real, W);
     SA_TAKE(maximum, real, W);
@@ -61,10 +61,10 @@ SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) *s
     SA_TAKE(slope, real, W);
     SA_TAKE(position, real, W);
     SA_TAKE(ones, real, W);
-    SA_TAKE(q, real, E *W);
-    SA_TAKE(O, real, Dv *W);
-    SA_TAKE(P, real, keys *W);
-    SA_TAKE(row, real, longest *SA_LANES);
+    SA_TAKE(q, real, E * W);
+    SA_TAKE(O, real, Dv * W);
+    SA_TAKE(P, real, keys * W);
+    SA_TAKE(row, real, longest * SA_LANES);
     SA_TAKE(key, real, key_packs ? keys * E : 0);
     SA_TAKE(value, real, value_packs ? keys * Dv : 0);
     SA_TAKE(bias, real, a->mask.m.data ? keys * W : 0);
@@ -88,7 +88,7 @@ static size_t FN(attention_partial)(const sa_attention *a) {
 
 /* ---- packing the queries ------------------------------------------------------------------------------------------- */
 
-SA_INLINE void FN(pack_queries)(const sa_block *b, FN(scratch) *s, const int nv, const int few) {
+SA_INLINE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, const int nv, const int few) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
     const real factor = (real)(a->scale * SA_LOG2E);
@@ -164,8 +164,22 @@ SA_INLINE const real *FN(tile_rows)(const sa_matrix *m, ptrdiff_t first, ptrdiff
         *stride = m->row_stride / (ptrdiff_t)sizeof(real);
         return (const real *)(const void *)(m->data + first * m->row_stride);
     }
-    FN(load_rows)(packed, m, first, n, width);
     *stride = width;
+    if (!FN(is_direct)(m)) {
+        FN(load_rows)(packed, m, first, n, width);
+        return packed;
+    }
+    for (ptrdiff_t r = 0; r < n; ++r) {
+        const real *from = (const real *)(const void *)(m->data + (first + r) * m->row_stride);
+        real *to = packed + r * width;
+        ptrdiff_t i = 0;
+        for (; i + SA_LANES <= width; i += SA_LANES) {
+            V(store)(to + i, V(load)(from + i));
+        }
+        if (i < width) {
+            V(store_n)(to + i, V(load_n)(from + i, (int)(width - i)), (int)(width - i));
+        }
+    }
     return packed;
 }
 
@@ -192,7 +206,7 @@ SA_INLINE int FN(first_open_vector)(const sa_rows *rows, ptrdiff_t first, ptrdif
 
 /* Leaves the finished scores of keys first … first + n − 1 in s->P and their maxima in s->top. Returns false when the tile
  * is closed altogether; *masked is set when any pair of it is closed. */
-SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) *s, ptrdiff_t first, ptrdiff_t n, const int nv, const int few,
+SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, const int few,
                               bool *masked) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
@@ -210,9 +224,16 @@ SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) *s, ptrdiff_t first
     memcpy(s->top, s->maximum, (size_t)nv * SA_LANES * sizeof(real));
     bool top_is_right = !few;
     if (few) {
-        FN(scores_of_few)(s->q, (ptrdiff_t)FN(round_up)(a->E), k, k_stride, n, a->E, s->P, few);
+        const sa_ahead values = {b->value.data + first * b->value.row_stride, b->value.row_stride, n,
+                                 a->Dv * (ptrdiff_t)sa_itemsize(b->value.dtype)};
+        FN(scores_of_few)(s->q, (ptrdiff_t)FN(round_up)(a->E), k, k_stride, n, a->E, s->P, values, few);
     } else {
         const ptrdiff_t lanes = nv * SA_LANES;
+        if (mask_state == SA_TILE_MIXED && rows->count > 1) { /* rows of a mask lie pages apart: fetched while we multiply */
+            const sa_ahead mask_rows = {rows->mask[0] + first * mask->col_stride, rows->mask[1] - rows->mask[0], rows->count,
+                                        mask->col_stride * n};
+            sa_look_ahead(mask_rows, 0, rows->count);
+        }
         for (ptrdiff_t j = 0; j < n;) {
             ptrdiff_t to;
             const int v = FN(first_open_vector)(rows, first + j, n - j, nv, &to);
@@ -290,7 +311,7 @@ SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) *s, ptrdiff_t first
 }
 
 /* A dropped weight counts in the denominator and not in the output. */
-SA_INLINE void FN(drop)(const sa_attention *a, FN(scratch) *s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+SA_INLINE void FN(drop)(const sa_attention *a, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
     const double least = rint(a->dropout_p * 4294967296.0);
     if (least < 4294967296.0) {
         FN(pass_dropout)(s->P, first, n, nv, a->seed, (uint32_t)least, s->index, s->head_lo, s->head_hi, s->words);
@@ -301,7 +322,7 @@ SA_INLINE void FN(drop)(const sa_attention *a, FN(scratch) *s, ptrdiff_t first, 
     }
 }
 
-SA_INLINE void FN(add_values)(const sa_block *b, FN(scratch) *s, ptrdiff_t first, ptrdiff_t n, const int nv, const int few,
+SA_INLINE void FN(add_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, const int few,
                               bool careful) {
     const ptrdiff_t Dv = b->a->Dv;
     ptrdiff_t v_stride;
@@ -309,7 +330,10 @@ SA_INLINE void FN(add_values)(const sa_block *b, FN(scratch) *s, ptrdiff_t first
     if (careful) {
         FN(values_careful)(s->P, v, v_stride, n, Dv, s->O, s->alpha, nv);
     } else if (few) {
-        FN(values_of_few)(s->P, v, v_stride, n, Dv, s->O, (ptrdiff_t)FN(round_up)(Dv), s->alpha, few);
+        const ptrdiff_t left = b->end - first - n;
+        const sa_ahead keys = {b->key.data + (left > 0 ? first + n : first) * b->key.row_stride, b->key.row_stride,
+                               left < n ? left : n, b->a->E * (ptrdiff_t)sa_itemsize(b->key.dtype)};
+        FN(values_of_few)(s->P, v, v_stride, n, Dv, s->O, (ptrdiff_t)FN(round_up)(Dv), s->alpha, keys, few);
     } else {
         const ptrdiff_t lanes = nv * SA_LANES;
         for (ptrdiff_t j = 0; j < n;) {
@@ -325,7 +349,7 @@ SA_INLINE void FN(add_values)(const sa_block *b, FN(scratch) *s, ptrdiff_t first
 /* ---- the end of a block -------------------------------------------------------------------------------------------- */
 
 /* x[i] = columns d … d + lanes − 1 of the output row v·lanes + i, times the row's factor. */
-SA_INLINE void FN(unpack_output)(const FN(scratch) *s, ptrdiff_t d, int columns, const real *factor, vec *x, const int nv,
+SA_INLINE void FN(unpack_output)(const FN(scratch) * s, ptrdiff_t d, int columns, const real *factor, vec *x, const int nv,
                                  const int few, ptrdiff_t o_stride, int v) {
     if (few) {
         SA_UNROLL
@@ -349,7 +373,7 @@ SA_INLINE void FN(unpack_output)(const FN(scratch) *s, ptrdiff_t d, int columns,
 }
 
 /* Writes every row of out (factor = 1/sum) or of a partial result (factor = 1), and tells whether all were finite. */
-SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) *s, const real *factor, real *partial, const int nv,
+SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) * s, const real *factor, real *partial, const int nv,
                                 const int few) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
@@ -394,7 +418,7 @@ SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) *s, const real *f
 }
 
 /* lse and 1/sum of every row from s->maximum and s->sum; dead rows get −inf and 0. */
-SA_INLINE void FN(close_rows)(const sa_block *b, FN(scratch) *s, const int nv) {
+SA_INLINE void FN(close_rows)(const sa_block *b, FN(scratch) * s, const int nv) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
     const real keep = (real)(a->dropout_p > 0 && a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 1);
@@ -419,7 +443,7 @@ SA_INLINE void FN(close_rows)(const sa_block *b, FN(scratch) *s, const int nv) {
 
 /* The weights of every row, by a second walk over the scores now that maximum and sum are known: O(n) scratch, twice the
  * products. The array comes zero-filled; closed pairs stay 0. s->alpha is keep/sum. */
-SA_INLINE void FN(write_weights)(const sa_block *b, FN(scratch) *s, const int nv, const int few) {
+SA_INLINE void FN(write_weights)(const sa_block *b, FN(scratch) * s, const int nv, const int few) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
     const sa_matrix *weights = &a->weights.m;
@@ -450,7 +474,7 @@ SA_INLINE void FN(write_weights)(const sa_block *b, FN(scratch) *s, const int nv
     }
 }
 
-SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) *s, const int nv, const int few) {
+SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, const int nv, const int few) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
     for (int r = 0; r < nv * SA_LANES; ++r) {
@@ -484,10 +508,10 @@ SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) *s, const int nv, c
     }
 }
 
-SA_NOINLINE void FN(run_careful)(const sa_block *b, FN(scratch) *s);
+SA_NOINLINE void FN(run_careful)(const sa_block *b, FN(scratch) * s);
 
 /* nv vectors of lanes hold the rows; few is 0, or 1, 2, 4: the number of rows, rounded up, of the feature-lane kernels. */
-SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) *s, const int nv, const int few, bool careful) {
+SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, const int few, bool careful) {
     const sa_attention *a = b->a;
     bool masked = false;
     FN(pack_queries)(b, s, nv, few);
@@ -535,12 +559,10 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) *s, const int nv, co
 }
 
 /* A block whose output was not finite although some pairs of it are closed: again, skipping every closed pair. */
-SA_NOINLINE void FN(run_careful)(const sa_block *b, FN(scratch) *s) {
-    FN(run_block)(b, s, SA_VECS, 0, true);
-}
+SA_NOINLINE void FN(run_careful)(const sa_block *b, FN(scratch) * s) { FN(run_block)(b, s, SA_VECS, 0, true); }
 
-#define SA_RUN(name, nv, few)                                                                                           \
-    SA_NOINLINE void FN(run_##name)(const sa_block *b, FN(scratch) *s) { FN(run_block)(b, s, nv, few, false); }
+#define SA_RUN(name, nv, few)                                                                                                  \
+    SA_NOINLINE void FN(run_##name)(const sa_block *b, FN(scratch) * s) { FN(run_block)(b, s, nv, few, false); }
 SA_RUN(wide1, 1, 0)
 SA_RUN(wide2, 2, 0)
 SA_RUN(wide3, 3, 0)
@@ -597,7 +619,8 @@ static void FN(attention_merge)(const sa_block *b, const char *partial, ptrdiff_
     for (ptrdiff_t c = 0; c < chunks; ++c) {
         const real *maximum_c = (const real *)(const void *)(partial + (size_t)c * bytes);
         for (int r = 0; r < rows->count; ++r) {
-            s->maximum[r] = c == 0 || maximum_c[r] > s->maximum[r] || maximum_c[r] != maximum_c[r] ? maximum_c[r] : s->maximum[r];
+            s->maximum[r] =
+                c == 0 || maximum_c[r] > s->maximum[r] || maximum_c[r] != maximum_c[r] ? maximum_c[r] : s->maximum[r];
             s->sum[r] = 0;
         }
     }

@@ -1,5 +1,6 @@
 /* Included first by every ISA file, before any target pragma: the headers, and the few macros that the verbs and templates
- * are written with. */
+ * are written with. No functions: they would be compiled for the command line's target, and where that has more than the
+ * file's own (-march=native), GCC does not inline them. */
 #include <float.h>
 #include <limits.h>
 #include <math.h>

@@ -143,17 +143,17 @@ SA_INLINE vec FN(tanh)(vec x) {
     return V(copysign)(V(select)(V(lt)(a, SA_C(0.625)), near, far), x); /* near(−0) would be +0 */
 }
 
-#define SA_ARRAY_OF(operation)                                                                                          \
-    SA_NOINLINE void FN(operation##_array)(const void *x_n, void *y_n, ptrdiff_t n) {                                   \
-        const real *x = x_n;                                                                                            \
-        real *y = y_n;                                                                                                  \
-        ptrdiff_t i = 0;                                                                                                \
-        for (; i + SA_LANES <= n; i += SA_LANES) {                                                                      \
-            V(store)(y + i, FN(operation)(V(load)(x + i)));                                                             \
-        }                                                                                                               \
-        if (i < n) {                                                                                                    \
-            V(store_n)(y + i, FN(operation)(V(load_n)(x + i, (int)(n - i))), (int)(n - i));                             \
-        }                                                                                                               \
+#define SA_ARRAY_OF(operation)                                                                                                 \
+    SA_NOINLINE void FN(operation##_array)(const void *x_n, void *y_n, ptrdiff_t n) {                                          \
+        const real *x = x_n;                                                                                                   \
+        real *y = y_n;                                                                                                         \
+        ptrdiff_t i = 0;                                                                                                       \
+        for (; i + SA_LANES <= n; i += SA_LANES) {                                                                             \
+            V(store)(y + i, FN(operation)(V(load)(x + i)));                                                                    \
+        }                                                                                                                      \
+        if (i < n) {                                                                                                           \
+            V(store_n)(y + i, FN(operation)(V(load_n)(x + i, (int)(n - i))), (int)(n - i));                                    \
+        }                                                                                                                      \
     }
 SA_ARRAY_OF(exp2)
 SA_ARRAY_OF(exp)

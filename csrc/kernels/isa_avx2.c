@@ -1,12 +1,13 @@
 /* The AVX2 + FMA kernels: names the instruction set, then includes the templates. */
 #include "common.h"
 #if defined(__x86_64__)
-#include <immintrin.h>
 #if defined(__clang__)
+#include <immintrin.h>
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,no-avx512f"))), apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,no-avx512f")
+#include <immintrin.h> /* after the pragma: with -march=native before it, GCC would not inline its functions */
 #endif
 #define SA_ISA avx2
 #include "simd_avx2.h"

@@ -1,12 +1,13 @@
 /* The AVX-512 kernels: names the instruction set, then includes the templates. */
 #include "common.h"
 #if defined(__x86_64__)
-#include <immintrin.h>
 #if defined(__clang__)
+#include <immintrin.h>
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#include <immintrin.h> /* after the pragma: with -march=native before it, GCC would not inline its functions */
 #endif
 #define SA_ISA avx512
 #include "simd_avx512.h"

@@ -7,7 +7,7 @@
 #include "../selfattn.h"
 
 #define SA_MAX_BLOCK_ROWS 64
-#define SA_KEYS_PER_TILE 132 /* 64 to 512 are flat within 2 %; 128 rows of V at D = 64 and the scores fit a 48 kB L1 */
+#define SA_KEYS_PER_TILE 64 /* 64 queries × 64 scores and 64 rows of V at D = 64 fit a 48 kB L1; a multiple of 4, for dropout */
 
 /* What a mask does to a tile of scores. */
 enum { SA_TILE_OPEN, SA_TILE_MIXED, SA_TILE_CLOSED };
@@ -34,8 +34,8 @@ typedef struct {
     sa_rows *rows;
     sa_matrix key, value;
     ptrdiff_t begin, end;
-    bool first_chunk;   /* the sink belongs to exactly one chunk */
-    void *partial;      /* NULL: finish; else leave (maximum, sum, unnormalised output) here for merge */
+    bool first_chunk; /* the sink belongs to exactly one chunk */
+    void *partial;    /* NULL: finish; else leave (maximum, sum, unnormalised output) here for merge */
 } sa_block;
 
 #define SA_ROW_BLOCK 64    /* rows that a task of a row operation describes at a time */
@@ -61,7 +61,8 @@ typedef struct {
     void (*attention_merge)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch);
     void (*rows[SA_ROW_KINDS])(const sa_row_block *b, void *scratch);
     void (*softmax_columns)(const sa_row_block *b, void *scratch); /* and log_softmax */
-    void (*gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes, ptrdiff_t n);
+    void (*gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
+                   ptrdiff_t n);
     /* For tests and benchmarks. */
     void (*exp2_array)(const void *x, void *y, ptrdiff_t n);
     void (*exp_array)(const void *x, void *y, ptrdiff_t n);

@@ -10,29 +10,30 @@ SA_INLINE bool FN(is_direct)(const sa_matrix *m) {
 
 #define SA_IDENTITY(x) (x)
 #define SA_OPEN_OR_CLOSED(x) ((x) ? (real)0 : -(real)INFINITY)
-#define SA_LOAD(ctype, swap, convert)                                                                                   \
-    {                                                                                                                   \
-        if (stride == (ptrdiff_t)sizeof(ctype) && !swapped) {                                                           \
-            for (ptrdiff_t i = 0; i < n; ++i) {                                                                         \
-                ctype x;                                                                                                \
-                memcpy(&x, src + i * (ptrdiff_t)sizeof(ctype), sizeof x);                                               \
-                dst[i] = (real)convert(x);                                                                              \
-            }                                                                                                           \
-        } else {                                                                                                        \
-            for (ptrdiff_t i = 0; i < n; ++i) {                                                                         \
-                swap##_t x;                                                                                             \
-                memcpy(&x, src + i * stride, sizeof x);                                                                 \
-                x = swapped ? sa_##swap##_swapped(x) : x;                                                               \
-                ctype y;                                                                                                \
-                memcpy(&y, &x, sizeof y);                                                                               \
-                dst[i] = (real)convert(y);                                                                              \
-            }                                                                                                           \
-        }                                                                                                               \
-        return;                                                                                                         \
+#define SA_LOAD(ctype, swap, convert)                                                                                          \
+    {                                                                                                                          \
+        if (stride == (ptrdiff_t)sizeof(ctype) && !swapped) {                                                                  \
+            for (ptrdiff_t i = 0; i < n; ++i) {                                                                                \
+                ctype x;                                                                                                       \
+                memcpy(&x, src + i * (ptrdiff_t)sizeof(ctype), sizeof x);                                                      \
+                dst[i] = (real)convert(x);                                                                                     \
+            }                                                                                                                  \
+        } else {                                                                                                               \
+            for (ptrdiff_t i = 0; i < n; ++i) {                                                                                \
+                swap##_t x;                                                                                                    \
+                memcpy(&x, src + i * stride, sizeof x);                                                                        \
+                x = swapped ? sa_##swap##_swapped(x) : x;                                                                      \
+                ctype y;                                                                                                       \
+                memcpy(&y, &x, sizeof y);                                                                                      \
+                dst[i] = (real)convert(y);                                                                                     \
+            }                                                                                                                  \
+        }                                                                                                                      \
+        return;                                                                                                                \
     }
 
 /* n elements from src on, stride bytes apart, to dst. A boolean becomes 0 (open) or −inf (closed): only masks are boolean. */
-SA_NOINLINE void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t stride, ptrdiff_t n, sa_dtype dtype, bool swapped) {
+SA_NOINLINE void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t stride, ptrdiff_t n, sa_dtype dtype,
+                              bool swapped) {
     switch (dtype) {
     case SA_F32: SA_LOAD(float, uint32, SA_IDENTITY)
 #if SA_REAL_IS_F64
@@ -56,11 +57,11 @@ SA_NOINLINE void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t str
 }
 #undef SA_LOAD
 
-#define SA_STORE(ctype, convert, via)                                                                                        \
-    for (ptrdiff_t i = 0; i < n; ++i) {                                                                                 \
-        ctype x = convert((via)src[i]);                                                                               \
-        memcpy(dst + i * stride, &x, sizeof x);                                                                         \
-    }                                                                                                                   \
+#define SA_STORE(ctype, convert, via)                                                                                          \
+    for (ptrdiff_t i = 0; i < n; ++i) {                                                                                        \
+        ctype x = convert((via)src[i]);                                                                                        \
+        memcpy(dst + i * stride, &x, sizeof x);                                                                                \
+    }                                                                                                                          \
     return;
 
 /* The way back, for outputs: floating dtypes only, native byte order. */

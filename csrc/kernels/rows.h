@@ -75,23 +75,23 @@ SA_INLINE FN(sums) FN(reduce)(const real *x, real *y, ptrdiff_t n, real a, const
         for (int v = 0; v < 4; ++v) {
             sum[v] = squares[v] = V(set1)(0);
         }
-#define SA_ADD(v, load, store)                                                                                          \
-    do {                                                                                                                \
-        vec t = load;                                                                                                   \
-        if (what == FN(CENTRED)) {                                                                                      \
-            t = t - a_all;                                                                                              \
-        } else if (what == FN(EXP) || what == FN(EXP_STORED)) {                                                         \
-            t = FN(exp)(t - a_all);                                                                                     \
-        }                                                                                                               \
-        if (what == FN(EXP_STORED)) {                                                                                   \
-            store;                                                                                                      \
-        }                                                                                                               \
-        if (what != FN(SQUARES)) {                                                                                      \
-            sum[v] = sum[v] + t;                                                                                        \
-        }                                                                                                               \
-        if (what == FN(SQUARES) || what == FN(CENTRED)) {                                                               \
-            squares[v] = V(fma)(t, t, squares[v]);                                                                      \
-        }                                                                                                               \
+#define SA_ADD(v, load, store)                                                                                                 \
+    do {                                                                                                                       \
+        vec t = load;                                                                                                          \
+        if (what == FN(CENTRED)) {                                                                                             \
+            t = t - a_all;                                                                                                     \
+        } else if (what == FN(EXP) || what == FN(EXP_STORED)) {                                                                \
+            t = FN(exp)(t - a_all);                                                                                            \
+        }                                                                                                                      \
+        if (what == FN(EXP_STORED)) {                                                                                          \
+            store;                                                                                                             \
+        }                                                                                                                      \
+        if (what != FN(SQUARES)) {                                                                                             \
+            sum[v] = sum[v] + t;                                                                                               \
+        }                                                                                                                      \
+        if (what == FN(SQUARES) || what == FN(CENTRED)) {                                                                      \
+            squares[v] = V(fma)(t, t, squares[v]);                                                                             \
+        }                                                                                                                      \
     } while (0)
         for (; i + 4 * SA_LANES <= end; i += 4 * SA_LANES) {
             SA_UNROLL
@@ -186,28 +186,28 @@ SA_INLINE vec FN(gelu_tanh)(vec x) {
 /* y = ((x − hi) − lo)·scale·weight + bias, each part where the kind has it. y may be x. */
 SA_INLINE void FN(map)(const real *x, real *y, ptrdiff_t n, const int kind, real hi, real lo, real scale, const real *weight,
                        const real *bias) {
-#define SA_MAP(load, store)                                                                                             \
-    do {                                                                                                                \
-        vec t = load(x);                                                                                                \
-        if (kind == SA_GELU) {                                                                                          \
-            t = FN(gelu)(t);                                                                                            \
-        } else if (kind == SA_GELU_TANH) {                                                                              \
-            t = FN(gelu_tanh)(t);                                                                                       \
-        }                                                                                                               \
-        if (kind == SA_LOG_SOFTMAX || kind == SA_LAYER_NORM) {                                                          \
-            t = (t - V(set1)(hi)) - V(set1)(lo);                                                                        \
-        }                                                                                                               \
-        if (kind == SA_SOFTMAX || kind == SA_LAYER_NORM || kind == SA_RMS_NORM) {                                       \
-            t = t * V(set1)(scale);                                                                                     \
-        }                                                                                                               \
-        if (weight != NULL && bias != NULL) {                                                                           \
-            t = V(fma)(t, load(weight), load(bias));                                                                    \
-        } else if (weight != NULL) {                                                                                    \
-            t = t * load(weight);                                                                                       \
-        } else if (bias != NULL) {                                                                                      \
-            t = t + load(bias);                                                                                         \
-        }                                                                                                               \
-        store;                                                                                                          \
+#define SA_MAP(load, store)                                                                                                    \
+    do {                                                                                                                       \
+        vec t = load(x);                                                                                                       \
+        if (kind == SA_GELU) {                                                                                                 \
+            t = FN(gelu)(t);                                                                                                   \
+        } else if (kind == SA_GELU_TANH) {                                                                                     \
+            t = FN(gelu_tanh)(t);                                                                                              \
+        }                                                                                                                      \
+        if (kind == SA_LOG_SOFTMAX || kind == SA_LAYER_NORM) {                                                                 \
+            t = (t - V(set1)(hi)) - V(set1)(lo);                                                                               \
+        }                                                                                                                      \
+        if (kind == SA_SOFTMAX || kind == SA_LAYER_NORM || kind == SA_RMS_NORM) {                                              \
+            t = t * V(set1)(scale);                                                                                            \
+        }                                                                                                                      \
+        if (weight != NULL && bias != NULL) {                                                                                  \
+            t = V(fma)(t, load(weight), load(bias));                                                                           \
+        } else if (weight != NULL) {                                                                                           \
+            t = t * load(weight);                                                                                              \
+        } else if (bias != NULL) {                                                                                             \
+            t = t + load(bias);                                                                                                \
+        }                                                                                                                      \
+        store;                                                                                                                 \
     } while (0)
 #define SA_LOAD_FULL(p) V(load)(p + i)
 #define SA_LOAD_TAIL(p) V(load_n)(p + i, (int)(n - i))
@@ -324,7 +324,7 @@ SA_INLINE void FN(each_row)(const sa_row_block *b, real *scratch, const sa_row_k
     }
 }
 
-#define SA_ROW_KERNEL(name, kind)                                                                                       \
+#define SA_ROW_KERNEL(name, kind)                                                                                              \
     SA_NOINLINE void FN(name##_rows)(const sa_row_block *b, void *scratch) { FN(each_row)(b, scratch, kind); }
 SA_ROW_KERNEL(softmax, SA_SOFTMAX)
 SA_ROW_KERNEL(log_softmax, SA_LOG_SOFTMAX)

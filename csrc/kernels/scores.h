@@ -77,27 +77,35 @@ SA_INLINE void FN(pass_shared_mask)(real *P, ptrdiff_t n, const int nv, const re
 SA_INLINE void FN(pass_closed)(real *P, ptrdiff_t n, const int nv, const real *lo, const real *hi, ptrdiff_t all_from,
                                ptrdiff_t all_to) {
     const vec closed = V(set1)(-(real)INFINITY);
-    for (ptrdiff_t j = 0; j < n; ++j) {
-        if (j >= all_from && j < all_to) {
-            j = all_to - 1;
-            continue;
-        }
-        const vec j_tile = V(set1)((real)j);
-        for (int v = 0; v < nv; ++v) {
+    if (all_from >= all_to) {
+        all_from = all_to = n; /* no key is open in every lane */
+    }
+    for (int v = 0; v < nv; ++v) {
+        const vec lo_v = V(load)(lo + v * SA_LANES), hi_v = V(load)(hi + v * SA_LANES);
+        for (ptrdiff_t j = all_from > 0 ? 0 : all_to; j < n; j = j + 1 == all_from ? all_to : j + 1) {
+            const vec j_tile = V(set1)((real)j);
             real *p = P + (j * nv + v) * SA_LANES;
-            lanemask open = V(both)(V(not_lt)(j_tile, V(load)(lo + v * SA_LANES)), V(lt)(j_tile, V(load)(hi + v * SA_LANES)));
+            lanemask open = V(both)(V(not_lt)(j_tile, lo_v), V(lt)(j_tile, hi_v));
             V(store)(p, V(select)(open, V(load)(p), closed));
         }
     }
 }
 
 SA_INLINE void FN(pass_max)(const real *P, ptrdiff_t n, const int nv, real *top) {
+    vec m[4];
+    SA_UNROLL
     for (int v = 0; v < nv; ++v) {
-        vec m = V(load)(top + v * SA_LANES);
-        for (ptrdiff_t j = 0; j < n; ++j) {
-            m = V(max)(m, V(load)(P + (j * nv + v) * SA_LANES));
+        m[v] = V(load)(top + v * SA_LANES);
+    }
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            m[v] = V(max)(m[v], V(load)(P + (j * nv + v) * SA_LANES));
         }
-        V(store)(top + v * SA_LANES, m);
+    }
+    SA_UNROLL
+    for (int v = 0; v < nv; ++v) {
+        V(store)(top + v * SA_LANES, m[v]);
     }
 }
 
@@ -183,7 +191,7 @@ SA_INLINE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, const int
 /* Whether a tile of the mask closes everything, or nothing. Stops at the first element that decides, so an ordinary float
  * mask costs one look. */
 SA_INLINE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n,
-                                 real *buffer) {
+                               real *buffer) {
     if (m->dtype == SA_BOOL) {
         bool seen_open = false, seen_closed = false;
         for (int r = 0; r < rows; ++r) {

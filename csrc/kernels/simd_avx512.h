@@ -21,9 +21,7 @@ SA_VERB vf32 vf32_max(vf32 a, vf32 b) { return _mm512_max_ps(a, b); }
 SA_VERB vf32 vf32_min(vf32 a, vf32 b) { return _mm512_min_ps(a, b); }
 SA_VERB vf32 vf32_abs(vf32 a) { return _mm512_abs_ps(a); }
 SA_VERB vf32 vf32_sqrt(vf32 a) { return _mm512_sqrt_ps(a); }
-SA_VERB vf32 vf32_copysign(vf32 a, vf32 s) {
-    return _mm512_or_ps(_mm512_abs_ps(a), _mm512_and_ps(s, _mm512_set1_ps(-0.0f)));
-}
+SA_VERB vf32 vf32_copysign(vf32 a, vf32 s) { return _mm512_or_ps(_mm512_abs_ps(a), _mm512_and_ps(s, _mm512_set1_ps(-0.0f))); }
 SA_VERB mf32 vf32_lt(vf32 a, vf32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 SA_VERB mf32 vf32_not_lt(vf32 a, vf32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ); }
 SA_VERB mf32 vf32_eq(vf32 a, vf32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
@@ -36,7 +34,9 @@ SA_VERB mf32 vf32_words_ge(const uint32_t *w, uint32_t t) {
 }
 SA_VERB vf32 vf32_power(vf32 t) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23)); }
 SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
-SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31); }
+SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) {
+    return SA_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
 SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31); }
 
@@ -52,9 +52,7 @@ SA_VERB vf64 vf64_max(vf64 a, vf64 b) { return _mm512_max_pd(a, b); }
 SA_VERB vf64 vf64_min(vf64 a, vf64 b) { return _mm512_min_pd(a, b); }
 SA_VERB vf64 vf64_abs(vf64 a) { return _mm512_abs_pd(a); }
 SA_VERB vf64 vf64_sqrt(vf64 a) { return _mm512_sqrt_pd(a); }
-SA_VERB vf64 vf64_copysign(vf64 a, vf64 s) {
-    return _mm512_or_pd(_mm512_abs_pd(a), _mm512_and_pd(s, _mm512_set1_pd(-0.0)));
-}
+SA_VERB vf64 vf64_copysign(vf64 a, vf64 s) { return _mm512_or_pd(_mm512_abs_pd(a), _mm512_and_pd(s, _mm512_set1_pd(-0.0))); }
 SA_VERB mf64 vf64_lt(vf64 a, vf64 b) { return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ); }
 SA_VERB mf64 vf64_not_lt(vf64 a, vf64 b) { return _mm512_cmp_pd_mask(a, b, _CMP_NLT_UQ); }
 SA_VERB mf64 vf64_eq(vf64 a, vf64 b) { return _mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ); }

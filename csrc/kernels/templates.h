@@ -1,6 +1,7 @@
 /* All kernels of one instruction set: every template once for float32 and once for float64, and the table of the results.
  * No include guards below here on purpose: the same text is compiled for both types. */
 #include "philox.h"
+#include "ahead.h"
 
 #define SA_REAL_IS_F64 0
 #include "real.h"
@@ -24,31 +25,31 @@
 #include "machine_limits.h"
 #include "real_end.h"
 
-#define SA_ROW_TABLE(dtype)                                                              \
-    {                                                                                    \
-        [SA_SOFTMAX] = SA_PASTE4(sa_, softmax_rows, dtype, SA_ISA),                      \
-        [SA_LOG_SOFTMAX] = SA_PASTE4(sa_, log_softmax_rows, dtype, SA_ISA),              \
-        [SA_LAYER_NORM] = SA_PASTE4(sa_, layer_norm_rows, dtype, SA_ISA),                \
-        [SA_RMS_NORM] = SA_PASTE4(sa_, rms_norm_rows, dtype, SA_ISA),                    \
-        [SA_GELU] = SA_PASTE4(sa_, gelu_rows, dtype, SA_ISA),                            \
-        [SA_GELU_TANH] = SA_PASTE4(sa_, gelu_tanh_rows, dtype, SA_ISA),                  \
-        [SA_ROTARY] = SA_PASTE4(sa_, rotary_rows, dtype, SA_ISA),                        \
-        [SA_ROTARY_INTERLEAVED] = SA_PASTE4(sa_, rotary_interleaved_rows, dtype, SA_ISA), \
+#define SA_ROW_TABLE(dtype)                                                                                                    \
+    {                                                                                                                          \
+        [SA_SOFTMAX] = SA_PASTE4(sa_, softmax_rows, dtype, SA_ISA),                                                            \
+        [SA_LOG_SOFTMAX] = SA_PASTE4(sa_, log_softmax_rows, dtype, SA_ISA),                                                    \
+        [SA_LAYER_NORM] = SA_PASTE4(sa_, layer_norm_rows, dtype, SA_ISA),                                                      \
+        [SA_RMS_NORM] = SA_PASTE4(sa_, rms_norm_rows, dtype, SA_ISA),                                                          \
+        [SA_GELU] = SA_PASTE4(sa_, gelu_rows, dtype, SA_ISA),                                                                  \
+        [SA_GELU_TANH] = SA_PASTE4(sa_, gelu_tanh_rows, dtype, SA_ISA),                                                        \
+        [SA_ROTARY] = SA_PASTE4(sa_, rotary_rows, dtype, SA_ISA),                                                              \
+        [SA_ROTARY_INTERLEAVED] = SA_PASTE4(sa_, rotary_interleaved_rows, dtype, SA_ISA),                                      \
     }
-#define SA_REAL_TABLE(dtype)                                                             \
-    {                                                                                    \
-        .block_rows = SA_PASTE4(sa_, block_rows, dtype, SA_ISA),                         \
-        .attention_scratch = SA_PASTE4(sa_, attention_scratch, dtype, SA_ISA),           \
-        .attention_partial = SA_PASTE4(sa_, attention_partial, dtype, SA_ISA),           \
-        .attention_forward = SA_PASTE4(sa_, attention_forward, dtype, SA_ISA),           \
-        .attention_merge = SA_PASTE4(sa_, attention_merge, dtype, SA_ISA),               \
-        .rows = SA_ROW_TABLE(dtype),                                                     \
-        .softmax_columns = SA_PASTE4(sa_, softmax_columns, dtype, SA_ISA),               \
-        .gather = SA_PASTE4(sa_, gather, dtype, SA_ISA),                                 \
-        .exp2_array = SA_PASTE4(sa_, exp2_array, dtype, SA_ISA),                         \
-        .exp_array = SA_PASTE4(sa_, exp_array, dtype, SA_ISA),                           \
-        .tanh_array = SA_PASTE4(sa_, tanh_array, dtype, SA_ISA),                         \
-        .fma_loop = SA_PASTE4(sa_, fma_loop, dtype, SA_ISA),                             \
+#define SA_REAL_TABLE(dtype)                                                                                                   \
+    {                                                                                                                          \
+        .block_rows = SA_PASTE4(sa_, block_rows, dtype, SA_ISA),                                                               \
+        .attention_scratch = SA_PASTE4(sa_, attention_scratch, dtype, SA_ISA),                                                 \
+        .attention_partial = SA_PASTE4(sa_, attention_partial, dtype, SA_ISA),                                                 \
+        .attention_forward = SA_PASTE4(sa_, attention_forward, dtype, SA_ISA),                                                 \
+        .attention_merge = SA_PASTE4(sa_, attention_merge, dtype, SA_ISA),                                                     \
+        .rows = SA_ROW_TABLE(dtype),                                                                                           \
+        .softmax_columns = SA_PASTE4(sa_, softmax_columns, dtype, SA_ISA),                                                     \
+        .gather = SA_PASTE4(sa_, gather, dtype, SA_ISA),                                                                       \
+        .exp2_array = SA_PASTE4(sa_, exp2_array, dtype, SA_ISA),                                                               \
+        .exp_array = SA_PASTE4(sa_, exp_array, dtype, SA_ISA),                                                                 \
+        .tanh_array = SA_PASTE4(sa_, tanh_array, dtype, SA_ISA),                                                               \
+        .fma_loop = SA_PASTE4(sa_, fma_loop, dtype, SA_ISA),                                                                   \
     }
 #define SA_STRING_(x) #x
 #define SA_STRING(x) SA_STRING_(x)

@@ -162,14 +162,14 @@ SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, 
 }
 
 /* One function for each number of vectors, so that the register tiles are compiled once and alone. */
-#define SA_WIDE(nv)                                                                                                     \
-    SA_NOINLINE void FN(scores_wide##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E,    \
-                                         real *P, ptrdiff_t lanes, real *top) {                                         \
-        FN(scores_any)(qT, k, k_stride, n, E, P, lanes, top, nv);                                                       \
-    }                                                                                                                   \
-    SA_NOINLINE void FN(values_wide##nv)(const real *P, const real *v, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv,    \
-                                         real *O, ptrdiff_t lanes, const real *alpha) {                                 \
-        FN(values_any)(P, v, v_stride, n, Dv, O, lanes, alpha, nv);                                                     \
+#define SA_WIDE(nv)                                                                                                            \
+    SA_NOINLINE void FN(scores_wide##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, real *P, \
+                                         ptrdiff_t lanes, real *top) {                                                         \
+        FN(scores_any)(qT, k, k_stride, n, E, P, lanes, top, nv);                                                              \
+    }                                                                                                                          \
+    SA_NOINLINE void FN(values_wide##nv)(const real *P, const real *v, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O, \
+                                         ptrdiff_t lanes, const real *alpha) {                                                 \
+        FN(values_any)(P, v, v_stride, n, Dv, O, lanes, alpha, nv);                                                            \
     }
 SA_WIDE(1)
 SA_WIDE(2)
@@ -209,11 +209,12 @@ SA_INLINE void FN(values_wide)(const real *P, const real *v, ptrdiff_t v_stride,
 
 /* P[j][lanes], lanes 0 … R − 1, = k[j]·q[r] for n keys. q[R][q_stride] is padded with zeros to whole vectors. */
 SA_INLINE void FN(scores_few)(const real *restrict q, ptrdiff_t q_stride, const real *restrict k, ptrdiff_t k_stride,
-                              ptrdiff_t n, ptrdiff_t E, real *restrict P, const int R) {
+                              ptrdiff_t n, ptrdiff_t E, real *restrict P, const sa_ahead ahead, const int R) {
     const int keys = SA_LANES / R; /* products of one pass: keys × R = lanes */
     const ptrdiff_t whole = E - E % SA_LANES;
     for (ptrdiff_t j = 0; j < n; j += keys) {
         const int here = n - j < keys ? (int)(n - j) : keys;
+        sa_look_ahead(ahead, j, j + keys);
         const real *k_j[SA_LANES];
         SA_UNROLL
         for (int i = 0; i < keys; ++i) {
@@ -262,8 +263,8 @@ SA_INLINE void FN(scores_few)(const real *restrict q, ptrdiff_t q_stride, const 
 
 /* O[R][o_stride], columns from d on, = alpha·O + Σ_j P[j][r]·v[j]; C vectors of columns, the last with `tail` lanes. */
 SA_INLINE void FN(values_few_columns)(const real *restrict P, const real *restrict v, ptrdiff_t v_stride, ptrdiff_t n,
-                                      real *restrict O, ptrdiff_t o_stride, const real *restrict alpha, const int R,
-                                      const int C, const bool whole, int tail) {
+                                      real *restrict O, ptrdiff_t o_stride, const real *restrict alpha, const sa_ahead ahead,
+                                      const int R, const int C, const bool whole, int tail) {
     vec sum[4][8];
     SA_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -273,6 +274,7 @@ SA_INLINE void FN(values_few_columns)(const real *restrict P, const real *restri
         }
     }
     for (ptrdiff_t j = 0; j < n; ++j) {
+        sa_look_ahead(ahead, j, j + 1);
         vec v_j[8];
         SA_UNROLL
         for (int c = 0; c < C; ++c) {
@@ -299,30 +301,32 @@ SA_INLINE void FN(values_few_columns)(const real *restrict P, const real *restri
 }
 
 SA_INLINE void FN(values_few)(const real *restrict P, const real *restrict v, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv,
-                              real *restrict O, ptrdiff_t o_stride, const real *restrict alpha, const int R) {
+                              real *restrict O, ptrdiff_t o_stride, const real *restrict alpha, const sa_ahead ahead,
+                              const int R) {
     const int C = SA_VECTOR_REGISTERS == 32 ? (R == 4 ? 4 : 8) : (R == 1 ? 4 : R == 2 ? 4 : 2);
+    const sa_ahead none = {NULL, 0, 0, 0};
     ptrdiff_t d = 0;
     for (; d + C * SA_LANES <= Dv; d += C * SA_LANES) {
-        FN(values_few_columns)(P, v + d, v_stride, n, O + d, o_stride, alpha, R, C, true, 0);
+        FN(values_few_columns)(P, v + d, v_stride, n, O + d, o_stride, alpha, d == 0 ? ahead : none, R, C, true, 0);
     }
     for (; d + SA_LANES <= Dv; d += SA_LANES) {
-        FN(values_few_columns)(P, v + d, v_stride, n, O + d, o_stride, alpha, R, 1, true, 0);
+        FN(values_few_columns)(P, v + d, v_stride, n, O + d, o_stride, alpha, none, R, 1, true, 0);
     }
     if (d < Dv) {
-        FN(values_few_columns)(P, v + d, v_stride, n, O + d, o_stride, alpha, R, 1, false, (int)(Dv - d));
+        FN(values_few_columns)(P, v + d, v_stride, n, O + d, o_stride, alpha, none, R, 1, false, (int)(Dv - d));
     }
 }
 
 /* The most rows that are "few": a power of two, and all of them must fit one vector. */
 #define SA_FEW_ROWS (SA_LANES >= 4 ? 4 : SA_LANES)
-#define SA_FEW(R)                                                                                                       \
-    SA_NOINLINE void FN(scores_few##R)(const real *q, ptrdiff_t q_stride, const real *k, ptrdiff_t k_stride, ptrdiff_t n, \
-                                       ptrdiff_t E, real *P) {                                                          \
-        FN(scores_few)(q, q_stride, k, k_stride, n, E, P, R);                                                           \
-    }                                                                                                                   \
-    SA_NOINLINE void FN(values_few##R)(const real *P, const real *v, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv,      \
-                                       real *O, ptrdiff_t o_stride, const real *alpha) {                                \
-        FN(values_few)(P, v, v_stride, n, Dv, O, o_stride, alpha, R);                                                   \
+#define SA_FEW(R)                                                                                                              \
+    SA_NOINLINE void FN(scores_few##R)(const real *q, ptrdiff_t q_stride, const real *k, ptrdiff_t k_stride, ptrdiff_t n,      \
+                                       ptrdiff_t E, real *P, sa_ahead ahead) {                                                 \
+        FN(scores_few)(q, q_stride, k, k_stride, n, E, P, ahead, R);                                                           \
+    }                                                                                                                          \
+    SA_NOINLINE void FN(values_few##R)(const real *P, const real *v, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,   \
+                                       ptrdiff_t o_stride, const real *alpha, sa_ahead ahead) {                                \
+        FN(values_few)(P, v, v_stride, n, Dv, O, o_stride, alpha, ahead, R);                                                   \
     }
 SA_FEW(1)
 SA_FEW(2)
@@ -332,24 +336,24 @@ SA_FEW(4)
 #undef SA_FEW
 
 SA_INLINE void FN(scores_of_few)(const real *q, ptrdiff_t q_stride, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E,
-                                 real *P, int few) {
+                                 real *P, sa_ahead ahead, int few) {
     switch (few) {
-    case 1: FN(scores_few1)(q, q_stride, k, k_stride, n, E, P); break;
-    case 2: FN(scores_few2)(q, q_stride, k, k_stride, n, E, P); break;
+    case 1: FN(scores_few1)(q, q_stride, k, k_stride, n, E, P, ahead); break;
+    case 2: FN(scores_few2)(q, q_stride, k, k_stride, n, E, P, ahead); break;
 #if SA_LANES >= 4
-    case 4: FN(scores_few4)(q, q_stride, k, k_stride, n, E, P); break;
+    case 4: FN(scores_few4)(q, q_stride, k, k_stride, n, E, P, ahead); break;
 #endif
     default: break;
     }
 }
 
 SA_INLINE void FN(values_of_few)(const real *P, const real *v, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,
-                                 ptrdiff_t o_stride, const real *alpha, int few) {
+                                 ptrdiff_t o_stride, const real *alpha, sa_ahead ahead, int few) {
     switch (few) {
-    case 1: FN(values_few1)(P, v, v_stride, n, Dv, O, o_stride, alpha); break;
-    case 2: FN(values_few2)(P, v, v_stride, n, Dv, O, o_stride, alpha); break;
+    case 1: FN(values_few1)(P, v, v_stride, n, Dv, O, o_stride, alpha, ahead); break;
+    case 2: FN(values_few2)(P, v, v_stride, n, Dv, O, o_stride, alpha, ahead); break;
 #if SA_LANES >= 4
-    case 4: FN(values_few4)(P, v, v_stride, n, Dv, O, o_stride, alpha); break;
+    case 4: FN(values_few4)(P, v, v_stride, n, Dv, O, o_stride, alpha, ahead); break;
 #endif
     default: break;
     }

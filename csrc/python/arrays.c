@@ -2,7 +2,7 @@
 #include "arrays.h"
 
 const char *sa_dtype_name(sa_dtype dtype) {
-    static const char *const names[SA_DTYPES] = {"float16", "bfloat16", "float32", "float64", "bool",   "int8",  "uint8",
+    static const char *const names[SA_DTYPES] = {"float16", "bfloat16", "float32", "float64", "bool",  "int8",  "uint8",
                                                  "int16",   "uint16",   "int32",   "uint32",  "int64", "uint64"};
     return names[dtype];
 }
@@ -57,9 +57,9 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
     if (PyArray_CheckExact(x)) {
         array = (PyArrayObject *)Py_NewRef(x);
     } else {
-        const int refused = PyArray_Check(x) ? (PyObject_IsInstance(x, state->masked_array) == 1 ||
-                                                PyObject_IsInstance(x, state->matrix) == 1)
-                                             : 0;
+        const int refused =
+            PyArray_Check(x) ? (PyObject_IsInstance(x, state->masked_array) == 1 || PyObject_IsInstance(x, state->matrix) == 1)
+                             : 0;
         if (refused) {
             PyErr_Format(PyExc_TypeError,
                          "%s must be a plain array, got %s, whose arithmetic differs (use attn_mask for masks, and "
@@ -74,9 +74,8 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
     }
     *dtype = dtype_of(PyArray_DESCR(array));
     if (*dtype == SA_DTYPES) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s must be of dtype float16, bfloat16, float32, float64 or an integer type, got %S", name,
-                     (PyObject *)PyArray_DESCR(array));
+        PyErr_Format(PyExc_TypeError, "%s must be of dtype float16, bfloat16, float32, float64 or an integer type, got %S",
+                     name, (PyObject *)PyArray_DESCR(array));
         Py_DECREF(array);
         return NULL;
     }
@@ -186,7 +185,8 @@ int sa_check_overlap(const sa_state *state, PyArrayObject *out, PyArrayObject *a
     const int overlaps = PyObject_IsTrue(shared);
     Py_DECREF(shared);
     if (overlaps > 0) {
-        PyErr_Format(PyExc_ValueError, "out overlaps %s in memory; results would be written over inputs still to be read", name);
+        PyErr_Format(PyExc_ValueError, "out overlaps %s in memory; results would be written over inputs still to be read",
+                     name);
     }
     return overlaps == 0 ? 0 : -1;
 }

@@ -153,12 +153,14 @@ static int read_causal(PyObject *is_causal, PyObject *causal, sa_attention *a) {
     const bool text = PyUnicode_Check(causal);
     if (text && PyUnicode_CompareWithASCIIString(causal, "lower_right") == 0) {
         if (a->causal) {
-            PyErr_SetString(PyExc_ValueError, "is_causal=True means causal='upper_left', but causal='lower_right' was given too");
+            PyErr_SetString(PyExc_ValueError,
+                            "is_causal=True means causal='upper_left', but causal='lower_right' was given too");
             return -1;
         }
         a->diagonal = a->S - a->L;
     } else if (!text || PyUnicode_CompareWithASCIIString(causal, "upper_left") != 0) {
-        PyErr_Format(text ? PyExc_ValueError : PyExc_TypeError, "causal must be None, 'upper_left' or 'lower_right', got %R", causal);
+        PyErr_Format(text ? PyExc_ValueError : PyExc_TypeError, "causal must be None, 'upper_left' or 'lower_right', got %R",
+                     causal);
         return -1;
     }
     a->causal = true;
@@ -288,7 +290,8 @@ static int read_inputs(call *c, PyObject *const *values) {
         if (ndim < 2) {
             PyObject *shape = shape_of(arrays[i]);
             if (shape != NULL) {
-                PyErr_Format(PyExc_ValueError, "%s must have at least 2 dimensions, %s, got shape %R", names[i], shapes[i], shape);
+                PyErr_Format(PyExc_ValueError, "%s must have at least 2 dimensions, %s, got shape %R", names[i], shapes[i],
+                             shape);
                 Py_DECREF(shape);
             }
             return -1;
@@ -311,8 +314,8 @@ static int read_inputs(call *c, PyObject *const *values) {
     npy_intp key_heads = -1;
     if (c->enable_gqa) {
         if (PyArray_NDIM(c->query) < 3 || PyArray_NDIM(c->key) < 3 || PyArray_NDIM(c->value) < 3) {
-            return shape_error("enable_gqa=True needs a head axis before the length, in at least 3 dimensions", "query", c->query,
-                               "key", c->key);
+            return shape_error("enable_gqa=True needs a head axis before the length, in at least 3 dimensions", "query",
+                               c->query, "key", c->key);
         }
         const npy_intp heads = PyArray_DIM(c->query, PyArray_NDIM(c->query) - 3);
         key_heads = PyArray_DIM(c->key, PyArray_NDIM(c->key) - 3);
@@ -338,9 +341,9 @@ static int read_inputs(call *c, PyObject *const *values) {
                 const char *hint = axis == n_lead - 1 && !c->enable_gqa
                                        ? "leading dimensions must broadcast (for grouped-query attention pass enable_gqa=True)"
                                        : "leading dimensions must broadcast";
-                return i == 1 || PyArray_NDIM(c->query) < 3 ? shape_error(hint, i == 1 ? "query" : "key",
-                                                                           i == 1 ? c->query : c->key, names[i], arrays[i])
-                                                            : shape_error(hint, "query", c->query, names[i], arrays[i]);
+                return i == 1 || PyArray_NDIM(c->query) < 3
+                           ? shape_error(hint, i == 1 ? "query" : "key", i == 1 ? c->query : c->key, names[i], arrays[i])
+                           : shape_error(hint, "query", c->query, names[i], arrays[i]);
             }
             length = n == 1 ? length : n;
         }
@@ -386,7 +389,8 @@ static int lead_error(const call *c, const char *name, PyArrayObject *array, con
     }
     PyObject *wanted = PyArray_IntTupleFromIntp(n, dims), *shape = shape_of(array);
     if (wanted != NULL && shape != NULL) {
-        PyErr_Format(PyExc_ValueError, "%s must broadcast to %s %R without enlarging it, got shape %R", name, tail, wanted, shape);
+        PyErr_Format(PyExc_ValueError, "%s must broadcast to %s %R without enlarging it, got shape %R", name, tail, wanted,
+                     shape);
     }
     Py_XDECREF(wanted);
     Py_XDECREF(shape);
@@ -460,7 +464,8 @@ static int read_options(call *c, PyObject *const *values) {
         return -1;
     }
     if (given(values[KEY_LENGTHS])) {
-        if (read_per_head(c, values[KEY_LENGTHS], "key_lengths", true, &c->lengths, &a->key_lengths) < 0 || check_lengths(c) < 0) {
+        if (read_per_head(c, values[KEY_LENGTHS], "key_lengths", true, &c->lengths, &a->key_lengths) < 0 ||
+            check_lengths(c) < 0) {
             return -1;
         }
     }
@@ -584,14 +589,12 @@ static int run(call *c) {
     }
     char *memory = PyMem_RawMalloc(bytes + 64);
     if (memory == NULL) {
-        PyErr_Format(PyExc_MemoryError, "no %zu bytes of scratch for %d threads", bytes, plan.threads);
+        PyErr_Format(PyExc_MemoryError, "cannot allocate %zu bytes of scratch memory for %d thread(s)", bytes, plan.threads);
         return -1;
     }
     char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
-    Py_BEGIN_ALLOW_THREADS
-    status = sa_attention_forward(&c->a, &plan, aligned, aligned + scratch_bytes);
-    Py_END_ALLOW_THREADS
-    PyMem_RawFree(memory);
+    Py_BEGIN_ALLOW_THREADS status = sa_attention_forward(&c->a, &plan, aligned, aligned + scratch_bytes);
+    Py_END_ALLOW_THREADS PyMem_RawFree(memory);
     return status == SA_OK ? 0 : -1;
 }
 
@@ -618,9 +621,9 @@ PyObject *sa_py_attention(PyObject *module, PyObject *const *args, Py_ssize_t na
     c.a.seed = 0;
     c.a.cancel = NULL;
     PyObject *result = NULL;
-    if (sa_parse(c.state, SA_SIG_ATTENTION, args, nargs, kwnames, values) < 0 || read_flag(values[ENABLE_GQA], &c.enable_gqa) < 0 ||
-        read_inputs(&c, values) < 0 || read_scalars(&c, values) < 0 || read_options(&c, values) < 0 ||
-        make_outputs(&c, values[OUT]) < 0) {
+    if (sa_parse(c.state, SA_SIG_ATTENTION, args, nargs, kwnames, values) < 0 ||
+        read_flag(values[ENABLE_GQA], &c.enable_gqa) < 0 || read_inputs(&c, values) < 0 || read_scalars(&c, values) < 0 ||
+        read_options(&c, values) < 0 || make_outputs(&c, values[OUT]) < 0) {
         goto fail;
     }
     if (read_seed(values[RNG], c.a.dropout_p > 0, &c.a.seed) < 0) {

@@ -71,7 +71,8 @@ static int clear(PyObject *module) {
 static void release_module(void *module) { clear((PyObject *)module); }
 
 static PyMethodDef methods[] = {
-    {"scaled_dot_product_attention", (PyCFunction)(void (*)(void))sa_py_attention, METH_FASTCALL | METH_KEYWORDS, sa_doc_attention},
+    {"scaled_dot_product_attention", (PyCFunction)(void (*)(void))sa_py_attention, METH_FASTCALL | METH_KEYWORDS,
+     sa_doc_attention},
     {NULL, NULL, 0, NULL},
 };
 
@@ -87,15 +88,9 @@ static PyModuleDef_Slot slots[] = {
 };
 
 static PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "selfattn._core",
-    .m_doc = "The C core of selfattn. Import selfattn instead.",
-    .m_size = sizeof(sa_state),
-    .m_methods = methods,
-    .m_slots = slots,
-    .m_traverse = traverse,
-    .m_clear = clear,
-    .m_free = release_module,
+    PyModuleDef_HEAD_INIT,      .m_name = "selfattn._core", .m_doc = "The C core of selfattn. Import selfattn instead.",
+    .m_size = sizeof(sa_state), .m_methods = methods,       .m_slots = slots,
+    .m_traverse = traverse,     .m_clear = clear,           .m_free = release_module,
 };
 
 PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&definition); }

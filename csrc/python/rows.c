@@ -119,8 +119,7 @@ static PyObject *run(call *k) {
     if (PyArray_SIZE(k->array[SA_ROW_OUT]) < SA_SMALL_ELEMENTS) {
         sa_row_forward(&k->c, &plan, scratch);
     } else {
-        Py_BEGIN_ALLOW_THREADS
-        sa_row_forward(&k->c, &plan, scratch);
+        Py_BEGIN_ALLOW_THREADS sa_row_forward(&k->c, &plan, scratch);
         Py_END_ALLOW_THREADS
     }
     PyMem_RawFree(memory);
@@ -251,9 +250,8 @@ static PyObject *rms_norm(PyObject *module, PyObject *const *args, Py_ssize_t na
     PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
     call k;
     start(&k, SA_RMS_NORM);
-    if (sa_parse(state, SA_SIG_RMS_NORM, args, nargs, kwnames, values) == 0 &&
-        take(&k, state, SA_ROW_X, values[0], "x") == 0 && read_normalized_shape(&k, values[1]) == 0 &&
-        read_parameter(&k, state, SA_ROW_WEIGHT, values[2], "weight") == 0 &&
+    if (sa_parse(state, SA_SIG_RMS_NORM, args, nargs, kwnames, values) == 0 && take(&k, state, SA_ROW_X, values[0], "x") == 0 &&
+        read_normalized_shape(&k, values[1]) == 0 && read_parameter(&k, state, SA_ROW_WEIGHT, values[2], "weight") == 0 &&
         (!given(values[3]) || read_eps(&k, values[3]) == 0)) {
         if (!given(values[3])) {
             k.c.eps = k.result == SA_F64 ? DBL_EPSILON : FLT_EPSILON;
@@ -345,38 +343,51 @@ fail:
 
 /* ---- documentation; its examples run as doctests ------------------------------------------------------------------- */
 
-#define SA_DTYPES_NOTE                                                                                                  \
-    "    float16, bfloat16, float32, float64 or integers (which count as float64); any strides, alignment\n"            \
+#define SA_DTYPES_NOTE                                                                                                         \
+    "    float16, bfloat16, float32, float64 or integers (which count as float64); any strides, alignment\n"                   \
     "    and byte order.\n"
-#define SA_RETURNS(dtype)                                                                                               \
-    "Returns\n-------\nout : ndarray, the shape of `x`\n    New and C-contiguous, in " dtype ".\n"                     \
+#define SA_RETURNS(dtype)                                                                                                      \
+    "Returns\n-------\nout : ndarray, the shape of `x`\n    New and C-contiguous, in " dtype ".\n"                             \
     "    16-bit inputs are computed in float32.\n"
-#define SA_RAISES(which)                                                                                                \
-    "Raises\n------\nValueError\n    " which "\nTypeError\n"                                                            \
+#define SA_RAISES(which)                                                                                                       \
+    "Raises\n------\nValueError\n    " which "\nTypeError\n"                                                                   \
     "    A boolean, complex, object or long double array, a masked array or a matrix.\n\n"
 
 #define SA_METHOD(name, doc) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL | METH_KEYWORDS, doc}
 
 PyMethodDef sa_rows_methods[] = {
-    SA_METHOD(softmax,
-              "softmax($module, /, x, axis=-1)\n--\n\n"
-              "Turn numbers into positive ones with sum 1 along an axis: ``exp(x) / sum(exp(x))``.\n\n"
-              "Parameters\n----------\nx : array_like\n" SA_DTYPES_NOTE "axis : int, default -1\n\n" SA_RETURNS(
-                  "the dtype of `x`") "    A slice that is -inf throughout gives NaN, 0/0; attention makes such rows zeros.\n\n" SA_RAISES(
-                  "``numpy.exceptions.AxisError``: no such axis.") "See Also\n--------\nlog_softmax\n\n"
-              "References\n----------\n"
-              ".. [1] J. S. Bridle, \"Probabilistic interpretation of feedforward classification network outputs\",\n"
-              "       1990.\n\n"
-              "Examples\n--------\n>>> import selfattn as sa\n>>> sa.softmax([2, 4, 4]).round(5)\n"
-              "array([0.06338, 0.46831, 0.46831])\n"),
-    SA_METHOD(log_softmax,
-              "log_softmax($module, /, x, axis=-1)\n--\n\n"
-              "Take the log of `softmax`, ``x - log(sum(exp(x)))``, accurate where softmax itself underflows.\n\n"
-              "Parameters\n----------\nx : array_like\n" SA_DTYPES_NOTE "axis : int, default -1\n\n" SA_RETURNS(
-                  "the dtype of `x`") "    A slice that is -inf throughout gives NaN.\n\n" SA_RAISES(
-                  "``numpy.exceptions.AxisError``: no such axis.") "See Also\n--------\nsoftmax\n\n"
-              "Examples\n--------\n>>> import selfattn as sa\n>>> sa.log_softmax([0.0, -1000.0])\n"
-              "array([    0., -1000.])\n"),
+    SA_METHOD(
+        softmax, "softmax($module, /, x, axis=-1)\n--\n\n"
+                 "Turn numbers into positive ones with sum 1 along an axis: ``exp(x) / sum(exp(x))``.\n\n"
+                 "Parameters\n----------\nx : array_like\n" SA_DTYPES_NOTE
+                 "axis : int, default -1\n\n" SA_RETURNS("the dtype of `x`") "    A slice that is -inf throughout gives NaN, "
+                                                                             "0/0; attention makes such rows "
+                                                                             "zeros.\n\n" SA_RAISES(
+                                                                                 "``numpy.exceptions.AxisError``: no such "
+                                                                                 "axis.") "See Also\n--------\nlog_softmax\n\n"
+                                                                                          "References\n----------\n"
+                                                                                          ".. [1] J. S. Bridle, "
+                                                                                          "\"Probabilistic interpretation of "
+                                                                                          "feedforward classification network "
+                                                                                          "outputs\",\n"
+                                                                                          "       1990.\n\n"
+                                                                                          "Examples\n--------\n>>> import "
+                                                                                          "selfattn as sa\n>>> sa.softmax([2, "
+                                                                                          "4, 4]).round(5)\n"
+                                                                                          "array([0.06338, 0.46831, "
+                                                                                          "0.46831])\n"),
+    SA_METHOD(
+        log_softmax, "log_softmax($module, /, x, axis=-1)\n--\n\n"
+                     "Take the log of `softmax`, ``x - log(sum(exp(x)))``, accurate where softmax itself underflows.\n\n"
+                     "Parameters\n----------\nx : array_like\n" SA_DTYPES_NOTE
+                     "axis : int, default -1\n\n" SA_RETURNS("the dtype of `x`") "    A slice that is -inf throughout gives "
+                                                                                 "NaN.\n\n" SA_RAISES(
+                                                                                     "``numpy.exceptions.AxisError``: no such "
+                                                                                     "axis.") "See Also\n--------\nsoftmax\n\n"
+                                                                                              "Examples\n--------\n>>> import "
+                                                                                              "selfattn as sa\n>>> "
+                                                                                              "sa.log_softmax([0.0, -1000.0])\n"
+                                                                                              "array([    0., -1000.])\n"),
     SA_METHOD(layer_norm,
               "layer_norm($module, /, x, normalized_shape, weight=None, bias=None, eps=1e-05)\n--\n\n"
               "Shift and scale to mean 0 and variance 1 over the last axes.\n\n"
@@ -386,10 +397,12 @@ PyMethodDef sa_rows_methods[] = {
               "weight, bias : array_like, shape normalized_shape, optional\n    1 and 0 by default.\n"
               "eps : float, default 1e-5\n\n" SA_RETURNS("the dtype to which `x`, `weight` and `bias` promote") "\n" SA_RAISES(
                   "Shapes that do not fit `normalized_shape`.") "See Also\n--------\nrms_norm\n\n"
-              "References\n----------\n"
-              ".. [1] J. L. Ba, J. R. Kiros and G. E. Hinton, \"Layer normalization\", 2016, equations 3 and 4.\n\n"
-              "Examples\n--------\n>>> import selfattn as sa\n>>> sa.layer_norm([[1.0, 2.0, 3.0]], 3).round(4)\n"
-              "array([[-1.2247,  0.    ,  1.2247]])\n"),
+                                                                "References\n----------\n"
+                                                                ".. [1] J. L. Ba, J. R. Kiros and G. E. Hinton, \"Layer "
+                                                                "normalization\", 2016, equations 3 and 4.\n\n"
+                                                                "Examples\n--------\n>>> import selfattn as sa\n>>> "
+                                                                "sa.layer_norm([[1.0, 2.0, 3.0]], 3).round(4)\n"
+                                                                "array([[-1.2247,  0.    ,  1.2247]])\n"),
     SA_METHOD(rms_norm,
               "rms_norm($module, /, x, normalized_shape, weight=None, eps=None)\n--\n\n"
               "Scale to mean square 1 over the last axes: ``x / sqrt(mean(x**2) + eps) * weight``.\n\n"
@@ -399,20 +412,59 @@ PyMethodDef sa_rows_methods[] = {
               "eps : float, optional\n    By default the machine epsilon of the precision that is computed in: float64's for\n"
               "    float64, else float32's.\n\n" SA_RETURNS("the dtype to which `x` and `weight` promote") "\n" SA_RAISES(
                   "Shapes that do not fit `normalized_shape`.") "See Also\n--------\nlayer_norm\n\n"
-              "References\n----------\n"
-              ".. [1] B. Zhang and R. Sennrich, \"Root mean square layer normalization\", 2019, equation 4.\n\n"
-              "Examples\n--------\n>>> import selfattn as sa\n>>> sa.rms_norm([[3.0, 4.0]], 2).round(4)\n"
-              "array([[0.8485, 1.1314]])\n"),
-    SA_METHOD(gelu,
-              "gelu($module, /, x, approximate='none')\n--\n\n"
-              "Multiply x by Phi(x), the distribution function of the standard normal: a smooth ``max(x, 0)``.\n\n"
-              "Parameters\n----------\nx : array_like\n" SA_DTYPES_NOTE "approximate : {'none', 'tanh'}\n"
-              "    'tanh': ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``.\n\n" SA_RETURNS(
-                  "the dtype of `x`") "    Both tails keep their relative accuracy.\n\n" SA_RAISES("Another `approximate`.")
-              "References\n----------\n"
-              ".. [1] D. Hendrycks and K. Gimpel, \"Gaussian error linear units\", 2016, section 2.\n\n"
-              "Examples\n--------\n>>> import selfattn as sa\n>>> sa.gelu([-1.0, 0.0, 1.0]).round(4)\n"
-              "array([-0.1587,  0.    ,  0.8413])\n"),
+                                                                "References\n----------\n"
+                                                                ".. [1] B. Zhang and R. Sennrich, \"Root mean square layer "
+                                                                "normalization\", 2019, equation 4.\n\n"
+                                                                "Examples\n--------\n>>> import selfattn as sa\n>>> "
+                                                                "sa.rms_norm([[3.0, 4.0]], 2).round(4)\n"
+                                                                "array([[0.8485, 1.1314]])\n"),
+    SA_METHOD(
+        gelu,
+        "gelu($module, /, x, approximate='none')\n--\n\n"
+        "Multiply x by Phi(x), the distribution function of the standard normal: a smooth ``max(x, 0)``.\n\n"
+        "Parameters\n----------\nx : array_like\n" SA_DTYPES_NOTE "approximate : {'none', 'tanh'}\n"
+        "    'tanh': ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``.\n\n" SA_RETURNS(
+            "the dtype of `x`") "    Both tails keep their relative accuracy.\n\n" SA_RAISES("Another `approximate`.") "Referen"
+                                                                                                                       "ces\n--"
+                                                                                                                       "-------"
+                                                                                                                       "-\n"
+                                                                                                                       ".. [1] "
+                                                                                                                       "D. "
+                                                                                                                       "Hendryc"
+                                                                                                                       "ks and "
+                                                                                                                       "K. "
+                                                                                                                       "Gimpel,"
+                                                                                                                       " \"Gaus"
+                                                                                                                       "sian "
+                                                                                                                       "error "
+                                                                                                                       "linear "
+                                                                                                                       "units\""
+                                                                                                                       ", "
+                                                                                                                       "2016, "
+                                                                                                                       "section"
+                                                                                                                       " 2.\n\n"
+                                                                                                                       "Example"
+                                                                                                                       "s\n----"
+                                                                                                                       "----\n>"
+                                                                                                                       ">> "
+                                                                                                                       "import "
+                                                                                                                       "selfatt"
+                                                                                                                       "n as "
+                                                                                                                       "sa\n>>>"
+                                                                                                                       " sa."
+                                                                                                                       "gelu([-"
+                                                                                                                       "1.0, "
+                                                                                                                       "0.0, "
+                                                                                                                       "1.0])."
+                                                                                                                       "round("
+                                                                                                                       "4)\n"
+                                                                                                                       "array(["
+                                                                                                                       "-0."
+                                                                                                                       "1587,  "
+                                                                                                                       "0.    "
+                                                                                                                       ",  "
+                                                                                                                       "0.8413]"
+                                                                                                                       ")\n"),
     SA_METHOD(apply_rotary_emb,
               "apply_rotary_emb($module, /, x, cos, sin, interleaved=False)\n--\n\n"
               "Rotate pairs of columns by angles that grow with the position, so that dot products tell distances.\n\n"
@@ -423,12 +475,15 @@ PyMethodDef sa_rows_methods[] = {
               "    Tables of the angles. With one axis less than `x`, and three or more, they have no head axis,\n"
               "    (B, L, D / 2), and are the same for every head. Else they broadcast to (..., L, D / 2).\n"
               "interleaved : bool, default False\n"
-              "    Pairs are neighbouring columns (2 n, 2 n + 1); by default column n goes with column n + D / 2.\n\n" SA_RETURNS(
-                  "the dtype to which `x`, `cos` and `sin` promote") "\n" SA_RAISES("An odd D, or tables that do not fit `x`.")
-              "References\n----------\n"
-              ".. [1] J. Su et al., \"RoFormer: enhanced transformer with rotary position embedding\", 2021,\n"
-              "       equation 34 (interleaved pairs).\n\n"
-              "Examples\n--------\nA quarter turn takes (1, 0) to (0, 1):\n\n>>> import selfattn as sa\n"
-              ">>> sa.apply_rotary_emb([[1.0, 0.0]], cos=[[0.0]], sin=[[1.0]])\narray([[0., 1.]])\n"),
+              "    Pairs are neighbouring columns (2 n, 2 n + 1); by default column n goes with column n + D / "
+              "2.\n\n" SA_RETURNS("the dtype to which `x`, `cos` and `sin` promote") "\n" SA_RAISES(
+                  "An odd D, or tables that do not fit `x`.") "References\n----------\n"
+                                                              ".. [1] J. Su et al., \"RoFormer: enhanced transformer with "
+                                                              "rotary position embedding\", 2021,\n"
+                                                              "       equation 34 (interleaved pairs).\n\n"
+                                                              "Examples\n--------\nA quarter turn takes (1, 0) to (0, "
+                                                              "1):\n\n>>> import selfattn as sa\n"
+                                                              ">>> sa.apply_rotary_emb([[1.0, 0.0]], cos=[[0.0]], "
+                                                              "sin=[[1.0]])\narray([[0., 1.]])\n"),
     {NULL, NULL, 0, NULL},
 };

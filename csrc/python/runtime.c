@@ -82,14 +82,13 @@ static PyObject *set_num_threads(PyObject *module, PyObject *number) {
 static PyObject *build_info(PyObject *module, PyObject *unused) {
     (void)module;
     (void)unused;
-    char model[64];
-    return Py_BuildValue("{s:s,s:s,s:s}", "compiler",
+    return Py_BuildValue("{s:s,s:s}", "compiler",
 #if defined(__clang__)
                          "Clang " __clang_version__,
 #else
                          "GCC " __VERSION__,
 #endif
-                         "threading", sa_threading_layer(), "cpu", sa_cpu_model(model));
+                         "threading", sa_threading_layer());
 }
 
 static PyObject *fma_peak(PyObject *module, PyObject *args) {
@@ -101,14 +100,13 @@ static PyObject *fma_peak(PyObject *module, PyObject *args) {
     }
     const bool f64 = strcmp(dtype, "float64") == 0;
     if ((!f64 && strcmp(dtype, "float32") != 0) || threads < 1 || threads > 1024 || milliseconds < 1) {
-        PyErr_SetString(PyExc_ValueError, "_fma_peak takes 'float32' or 'float64', threads from 1 to 1024 and milliseconds >= 1");
+        PyErr_SetString(PyExc_ValueError,
+                        "_fma_peak takes 'float32' or 'float64', threads from 1 to 1024 and milliseconds >= 1");
         return NULL;
     }
     double rate;
-    Py_BEGIN_ALLOW_THREADS
-    rate = sa_measure_flops(f64, threads, 1e-3 * milliseconds);
-    Py_END_ALLOW_THREADS
-    return PyFloat_FromDouble(rate);
+    Py_BEGIN_ALLOW_THREADS rate = sa_measure_flops(f64, threads, 1e-3 * milliseconds);
+    Py_END_ALLOW_THREADS return PyFloat_FromDouble(rate);
 }
 
 static PyObject *read_bandwidth(PyObject *module, PyObject *args) {
@@ -127,11 +125,9 @@ static PyObject *read_bandwidth(PyObject *module, PyObject *args) {
         return PyErr_NoMemory();
     }
     double rate;
-    Py_BEGIN_ALLOW_THREADS
-    memset(data, 1, (size_t)bytes + 64);
+    Py_BEGIN_ALLOW_THREADS memset(data, 1, (size_t)bytes + 64);
     rate = sa_measure_read(data + (64 - (uintptr_t)data % 64) % 64, (size_t)bytes, threads, 1e-3 * milliseconds);
-    Py_END_ALLOW_THREADS
-    PyMem_RawFree(data);
+    Py_END_ALLOW_THREADS PyMem_RawFree(data);
     return PyFloat_FromDouble(rate);
 }
 
@@ -158,7 +154,7 @@ PyMethodDef sa_runtime_methods[] = {
      "Examples\n--------\n>>> import selfattn as sa\n>>> sa.set_num_threads(1)\n>>> sa.get_num_threads()\n1\n"
      ">>> sa.set_num_threads(None)\n"},
     {"available_isas", available_isas, METH_NOARGS, "The instruction sets that this build and this CPU can run, best first."},
-    {"build_info", build_info, METH_NOARGS, "What the extension was built with, and the CPU it runs on."},
+    {"build_info", build_info, METH_NOARGS, "What the extension was built with."},
     {"_set_isa", set_isa, METH_O, "Choose the kernels, for tests. Not to be called while another thread computes."},
     {"_fma_peak", fma_peak, METH_VARARGS, "Multiply-adds out of registers: FLOP/s of (dtype, threads, milliseconds)."},
     {"_read_bandwidth", read_bandwidth, METH_VARARGS, "A loop that only reads: bytes/s of (bytes, threads, milliseconds)."},

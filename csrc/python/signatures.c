@@ -3,7 +3,9 @@
 #include "module.h"
 
 const sa_signature sa_signatures[SA_SIGNATURES] = {
-    [SA_SIG_ATTENTION] = {"scaled_dot_product_attention", 6, 3,
+    [SA_SIG_ATTENTION] = {"scaled_dot_product_attention",
+                          6,
+                          3,
                           {"query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "causal",
                            "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng", "return_lse", "return_weights",
                            "out", "num_threads"}},

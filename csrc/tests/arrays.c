@@ -62,20 +62,20 @@ static void copy_bytes(char *to, const char *from, size_t n, bool swapped) {
     }
 }
 
-#define ELEMENTS(GET_OR_SET)                                                                                            \
-    switch (dtype) {                                                                                                    \
-    case SA_BOOL: /* as NumPy stores it */                                                                              \
-    case SA_U8: GET_OR_SET(uint8_t)                                                                                     \
-    case SA_I8: GET_OR_SET(int8_t)                                                                                      \
-    case SA_I16: GET_OR_SET(int16_t)                                                                                    \
-    case SA_U16: GET_OR_SET(uint16_t)                                                                                   \
-    case SA_I32: GET_OR_SET(int32_t)                                                                                    \
-    case SA_U32: GET_OR_SET(uint32_t)                                                                                   \
-    case SA_I64: GET_OR_SET(int64_t)                                                                                    \
-    case SA_U64: GET_OR_SET(uint64_t)                                                                                   \
-    case SA_F32: GET_OR_SET(float)                                                                                      \
-    case SA_F64: GET_OR_SET(double)                                                                                     \
-    default: break;                                                                                                     \
+#define ELEMENTS(GET_OR_SET)                                                                                                   \
+    switch (dtype) {                                                                                                           \
+    case SA_BOOL: /* as NumPy stores it */                                                                                     \
+    case SA_U8: GET_OR_SET(uint8_t)                                                                                            \
+    case SA_I8: GET_OR_SET(int8_t)                                                                                             \
+    case SA_I16: GET_OR_SET(int16_t)                                                                                           \
+    case SA_U16: GET_OR_SET(uint16_t)                                                                                          \
+    case SA_I32: GET_OR_SET(int32_t)                                                                                           \
+    case SA_U32: GET_OR_SET(uint32_t)                                                                                          \
+    case SA_I64: GET_OR_SET(int64_t)                                                                                           \
+    case SA_U64: GET_OR_SET(uint64_t)                                                                                          \
+    case SA_F32: GET_OR_SET(float)                                                                                             \
+    case SA_F64: GET_OR_SET(double)                                                                                            \
+    default: break;                                                                                                            \
     }
 
 double element_get(const char *p, sa_dtype dtype, bool swapped) {
@@ -84,11 +84,11 @@ double element_get(const char *p, sa_dtype dtype, bool swapped) {
         copy_bytes((char *)&code, p, 2, swapped);
         return decode(code, dtype == SA_F16 ? 11 : 8, 16);
     }
-#define GET(type)                                                                                                       \
-    {                                                                                                                   \
-        type x;                                                                                                         \
-        copy_bytes((char *)&x, p, sizeof x, swapped);                                                                   \
-        return (double)x;                                                                                               \
+#define GET(type)                                                                                                              \
+    {                                                                                                                          \
+        type x;                                                                                                                \
+        copy_bytes((char *)&x, p, sizeof x, swapped);                                                                          \
+        return (double)x;                                                                                                      \
     }
     ELEMENTS(GET)
     return (double)NAN;
@@ -100,11 +100,11 @@ void element_set(char *p, sa_dtype dtype, bool swapped, double value) {
         copy_bytes(p, (const char *)&code, 2, swapped);
         return;
     }
-#define SET(type)                                                                                                       \
-    {                                                                                                                   \
-        const type x = (type)value;                                                                                     \
-        copy_bytes(p, (const char *)&x, sizeof x, swapped);                                                             \
-        return;                                                                                                         \
+#define SET(type)                                                                                                              \
+    {                                                                                                                          \
+        const type x = (type)value;                                                                                            \
+        copy_bytes(p, (const char *)&x, sizeof x, swapped);                                                                    \
+        return;                                                                                                                \
     }
     ELEMENTS(SET)
 }
@@ -143,16 +143,16 @@ void array_make(array *a, const array_shape *shape, sa_dtype dtype, unsigned lay
             extent *= layout & STEPPED_COLS ? 3 : 1;
             m->col_stride = place(shape->cols, broadcast & BROADCAST_COLS, layout & FLIPPED_COLS, 0, 0, &extent);
         } else if (step == 1 && inside) {
-            a->tensor.lead_stride[last] = place(shape->lead[last], broadcast & 1u << last, layout & FLIPPED_LEAD,
-                                                layout & ODD_LEAD ? 1 : 0, 0, &extent);
+            a->tensor.lead_stride[last] =
+                place(shape->lead[last], broadcast & 1u << last, layout & FLIPPED_LEAD, layout & ODD_LEAD ? 1 : 0, 0, &extent);
         } else if (step == (across ? 0 : 2)) {
             const ptrdiff_t odd = layout & ODD_ROWS ? 1 : 0, least = layout & LONG_ROWS ? 8192 + 3 * item : 0;
             m->row_stride = place(shape->rows, broadcast & BROADCAST_ROWS, layout & FLIPPED_ROWS, odd, least, &extent);
         }
     }
     for (int axis = inside ? last - 1 : last; axis >= 0; --axis) {
-        a->tensor.lead_stride[axis] = place(shape->lead[axis], broadcast & 1u << axis, layout & FLIPPED_LEAD,
-                                            layout & ODD_LEAD ? 1 : 0, 0, &extent);
+        a->tensor.lead_stride[axis] =
+            place(shape->lead[axis], broadcast & 1u << axis, layout & FLIPPED_LEAD, layout & ODD_LEAD ? 1 : 0, 0, &extent);
     }
 
     ptrdiff_t least = 0, most = 0; /* offsets of the outermost elements */

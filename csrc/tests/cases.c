@@ -8,10 +8,25 @@
 
 test_case plain_case(sa_dtype dtype, ptrdiff_t L, ptrdiff_t S, ptrdiff_t E, ptrdiff_t Dv) {
     const bool floating = dtype <= SA_F64;
-    return (test_case){.L = L, .S = S, .E = E, .Dv = Dv, .n_lead = 1, .lead = {2}, .gqa = 1, .query = dtype, .key = dtype,
-                       .value = dtype, .out = floating ? dtype : SA_F64, .mask = SA_DTYPES, .lse = true,
-                       .window_left = SA_UNBOUNDED, .window_right = SA_UNBOUNDED, .scale = E > 0 ? 1 / sqrt((double)E) : 1,
-                       .magnitude = floating ? 2 : 3, .closed = 0.3, .mask_finite = 3};
+    return (test_case){.L = L,
+                       .S = S,
+                       .E = E,
+                       .Dv = Dv,
+                       .n_lead = 1,
+                       .lead = {2},
+                       .gqa = 1,
+                       .query = dtype,
+                       .key = dtype,
+                       .value = dtype,
+                       .out = floating ? dtype : SA_F64,
+                       .mask = SA_DTYPES,
+                       .lse = true,
+                       .window_left = SA_UNBOUNDED,
+                       .window_right = SA_UNBOUNDED,
+                       .scale = E > 0 ? 1 / sqrt((double)E) : 1,
+                       .magnitude = floating ? 2 : 3,
+                       .closed = 0.3,
+                       .mask_finite = 3};
 }
 
 void case_describe(const test_case *t, char *text, size_t size) {
@@ -65,7 +80,9 @@ static void fill_mask(array *a, ptrdiff_t heads, const test_case *t, random_sour
 /* NaN and infinities into rows of keys and values: into those that no query may see, or into one in eight. */
 static void poison(live_case *c, random_source *r) {
     array *const arrays[2] = {&c->key, &c->value};
-    const double bad[3] = {(double)NAN, (double)INFINITY, (double)-INFINITY};
+    const uint64_t marked = UINT64_C(0x7ff8000020000001); /* a NaN whose payload reaches float32's last bit, and float64's */
+    double bad[4] = {(double)NAN, 0, (double)INFINITY, (double)-INFINITY};
+    memcpy(&bad[1], &marked, sizeof marked);
     for (int n = 0; n < 2; ++n) {
         array *a = arrays[n];
         if (a->tensor.m.dtype > SA_F64 || a->bytes == 0) {
@@ -87,7 +104,7 @@ static void poison(live_case *c, random_source *r) {
                                                                  : random_chance(r, 0.125);
                 for (ptrdiff_t d = 0; d < a->shape.cols && hit; ++d) {
                     if (random_chance(r, 0.5)) { /* −inf in open keys makes rows dead by arithmetic: another question */
-                        const double x = c->spec.poison == POISON_CLOSED ? bad[random_below(r, 3)] : (double)NAN;
+                        const double x = bad[random_below(r, c->spec.poison == POISON_CLOSED ? 4 : 2)];
                         element_set(array_at(a, head, c->spec.gqa, j, d), a->tensor.m.dtype, a->tensor.m.swapped, x);
                     }
                 }
@@ -110,10 +127,21 @@ void case_make(live_case *c, const test_case *t, uint64_t seed) {
     random_source r = {seed};
     memset(c, 0, sizeof *c);
     c->spec = *t;
-    c->call = (sa_attention){.L = t->L, .S = t->S, .E = t->E, .Dv = t->Dv, .n_lead = t->n_lead, .gqa = t->gqa,
-                             .f64 = t->out == SA_F64, .scale = t->scale, .softcap = t->softcap, .causal = t->causal,
-                             .diagonal = t->diagonal, .window_left = t->window_left, .window_right = t->window_right,
-                             .dropout_p = t->dropout_p, .seed = t->seed};
+    c->call = (sa_attention){.L = t->L,
+                             .S = t->S,
+                             .E = t->E,
+                             .Dv = t->Dv,
+                             .n_lead = t->n_lead,
+                             .gqa = t->gqa,
+                             .f64 = t->out == SA_F64,
+                             .scale = t->scale,
+                             .softcap = t->softcap,
+                             .causal = t->causal,
+                             .diagonal = t->diagonal,
+                             .window_left = t->window_left,
+                             .window_right = t->window_right,
+                             .dropout_p = t->dropout_p,
+                             .seed = t->seed};
     c->heads = 1;
     for (int axis = 0; axis < t->n_lead; ++axis) {
         c->call.lead[axis] = t->lead[axis];
@@ -270,16 +298,17 @@ void case_verify(live_case *c, const char *title) {
     const sa_attention *a = &c->call;
     char text[1000], first[200] = "";
     long wrong = 0;
-    reference_row r = {.out = calloc((size_t)a->Dv + 1, sizeof *r.out), .weights = calloc((size_t)a->S + 1, sizeof *r.weights),
+    reference_row r = {.out = calloc((size_t)a->Dv + 1, sizeof *r.out),
+                       .weights = calloc((size_t)a->S + 1, sizeof *r.weights),
                        .out_error = calloc((size_t)a->Dv + 1, sizeof *r.out_error),
                        .weights_error = calloc((size_t)a->S + 1, sizeof *r.weights_error)};
-#define COMPARE(array, row, col, right, error)                                                                          \
-    do {                                                                                                                \
-        const double got_ = array_get(&c->array, head, 1, row, col);                                                    \
-        if (!agrees(got_, right, error, c->array.tensor.m.dtype) && wrong++ == 0) {                                     \
-            snprintf(first, sizeof first, #array " head %td row %td col %td: %.17g, not %.17Lg ± %.3g", head,           \
-                     (ptrdiff_t)(row), (ptrdiff_t)(col), got_, (long double)(right), error);                            \
-        }                                                                                                               \
+#define COMPARE(array, row, col, right, error)                                                                                 \
+    do {                                                                                                                       \
+        const double got_ = array_get(&c->array, head, 1, row, col);                                                           \
+        if (!agrees(got_, right, error, c->array.tensor.m.dtype) && wrong++ == 0) {                                            \
+            snprintf(first, sizeof first, #array " head %td row %td col %td: %.17g, not %.17Lg ± %.3g", head,                  \
+                     (ptrdiff_t)(row), (ptrdiff_t)(col), got_, (long double)(right), error);                                   \
+        }                                                                                                                      \
     } while (0)
     for (ptrdiff_t head = 0; head < c->heads; ++head) {
         for (ptrdiff_t i = 0; i < a->L; ++i) {

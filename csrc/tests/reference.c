@@ -92,7 +92,8 @@ void reference_attention_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, re
 
     /* Sums run within a tile of keys first, then over tiles and chunks; both are in the numerator and in the denominator. A
      * change of the maximum costs a factor, and differences to it are rounded. */
-    const double tiles = (double)(a->S / SA_KEYS_PER_TILE + 1), tile = a->S < SA_KEYS_PER_TILE ? (double)a->S : SA_KEYS_PER_TILE;
+    const double tiles = (double)(a->S / SA_KEYS_PER_TILE + 1);
+    const double tile = a->S < SA_KEYS_PER_TILE ? (double)a->S : SA_KEYS_PER_TILE;
     const double sums = 2 * (tile + 6 * tiles + 16);
     double mean_error = sink > -(wide)INFINITY ? 4 * fabs((double)sink) : 0;
     for (ptrdiff_t j = 0; j < a->S; ++j) {

@@ -25,9 +25,9 @@ typedef struct {
     uint64_t state;
 } random_source;
 
-uint64_t random_bits(random_source *r);                            /* SplitMix64 */
-ptrdiff_t random_below(random_source *r, ptrdiff_t n);             /* 0 … n − 1 */
-bool random_chance(random_source *r, double p);                    /* true with probability p */
+uint64_t random_bits(random_source *r);                /* SplitMix64 */
+ptrdiff_t random_below(random_source *r, ptrdiff_t n); /* 0 … n − 1 */
+bool random_chance(random_source *r, double p);        /* true with probability p */
 double random_between(random_source *r, double least, double most);
 
 /* ---- elements and arrays (arrays.c) -------------------------------------------------------------------------------- */
@@ -38,16 +38,16 @@ double unit_roundoff(sa_dtype dtype);                              /* eps/2 of a
 
 /* How an array lies in memory. Flags combine. */
 enum {
-    TRANSPOSED = 1,    /* rows are the fastest axis */
-    FLIPPED_ROWS = 2,  /* negative strides */
+    TRANSPOSED = 1,   /* rows are the fastest axis */
+    FLIPPED_ROWS = 2, /* negative strides */
     FLIPPED_COLS = 4,
     FLIPPED_LEAD = 8,
-    STEPPED_COLS = 16, /* every third element of a longer row */
-    UNALIGNED = 32,    /* the first element at an odd address */
-    ODD_LEAD = 64,     /* as a field of a packed record: leading strides are odd, all else is aligned */
-    ODD_ROWS = 128,    /* row strides are odd */
-    SWAPPED = 256,     /* the other byte order */
-    LONG_ROWS = 512,   /* a row stride above 8 kB */
+    STEPPED_COLS = 16,   /* every third element of a longer row */
+    UNALIGNED = 32,      /* the first element at an odd address */
+    ODD_LEAD = 64,       /* as a field of a packed record: leading strides are odd, all else is aligned */
+    ODD_ROWS = 128,      /* row strides are odd */
+    SWAPPED = 256,       /* the other byte order */
+    LONG_ROWS = 512,     /* a row stride above 8 kB */
     HEADS_INSIDE = 1024, /* (B, L, H, D) in memory */
     ALL_LAYOUTS = 2048
 };
@@ -89,7 +89,7 @@ typedef struct {
     ptrdiff_t L, S, E, Dv;
     int n_lead;
     ptrdiff_t lead[8];
-    ptrdiff_t gqa; /* 1 without */
+    ptrdiff_t gqa;                         /* 1 without */
     sa_dtype query, key, value, out, mask; /* mask: SA_DTYPES for none */
     unsigned query_layout, key_layout, value_layout, mask_layout, out_layout;
     unsigned query_broadcast, key_broadcast, value_broadcast, mask_broadcast, scalar_broadcast;
@@ -116,8 +116,8 @@ typedef struct {
 test_case plain_case(sa_dtype dtype, ptrdiff_t L, ptrdiff_t S, ptrdiff_t E, ptrdiff_t Dv);
 void case_make(live_case *c, const test_case *spec, uint64_t seed);
 void case_free(live_case *c);
-sa_status case_run(live_case *c);                  /* clears the outputs, plans, runs */
-void case_verify(live_case *c, const char *title); /* against the reference; one CHECK */
+sa_status case_run(live_case *c);                                       /* clears the outputs, plans, runs */
+void case_verify(live_case *c, const char *title);                      /* against the reference; one CHECK */
 void case_try(const test_case *spec, uint64_t seed, const char *title); /* all of that */
 bool case_allows(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j);
 void case_describe(const test_case *spec, char *text, size_t size);

@@ -42,7 +42,7 @@ typedef struct {
     const char *name;
     double (*right)(double);
     long double (*right_wide)(long double);
-    double bound32, bound64; /* in ulp */
+    double bound32, bound64;             /* in ulp */
     double least, most, least64, most64; /* where results are neither flushed nor too large */
 } function;
 

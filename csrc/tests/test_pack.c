@@ -62,7 +62,8 @@ static void write_16_bits(sa_dtype dtype, int part, unsigned layout) {
     make_conversion(&c, SA_F32, dtype, 0, layout);
     for (long n = 0; n < 65536; ++n) {
         const uint16_t code = (uint16_t)n, next = (uint16_t)(n + 1);
-        const double here = element_get((const char *)&code, dtype, false), there = element_get((const char *)&next, dtype, false);
+        const double here = element_get((const char *)&code, dtype, false);
+        const double there = element_get((const char *)&next, dtype, false);
         float x = (float)here;
         if (part > 0 && isfinite(here)) {
             const double width = dtype == SA_F16 ? 32 : 0x1p120; /* of the last step, to where infinity begins */

@@ -80,8 +80,15 @@ static void split(void) {
 static void plans(void) {
     for (ptrdiff_t L = 1; L < 3000; L = L * 3 + 1) {
         for (ptrdiff_t S = 1; S < 100000; S = S * 7 + 1) {
-            sa_attention a = {.L = L, .S = S, .E = 64, .Dv = 64, .n_lead = 2, .lead = {2, 6}, .gqa = 3,
-                              .window_left = SA_UNBOUNDED, .window_right = SA_UNBOUNDED};
+            sa_attention a = {.L = L,
+                              .S = S,
+                              .E = 64,
+                              .Dv = 64,
+                              .n_lead = 2,
+                              .lead = {2, 6},
+                              .gqa = 3,
+                              .window_left = SA_UNBOUNDED,
+                              .window_right = SA_UNBOUNDED};
             a.key.lead_stride[0] = a.key.lead_stride[1] = a.query.lead_stride[0] = a.query.lead_stride[1] = 8;
             sa_attention_plan one, many;
             CHECK(sa_attention_make_plan(&a, 1, &one) == SA_OK && sa_attention_make_plan(&a, 64, &many) == SA_OK, "status");

@@ -1,12 +1,42 @@
-/* All options, dtypes, layouts and sizes together, at random. A failure prints its case; the number in its title is the seed. */
+/* All options, dtypes, layouts and sizes together, at random. A failure prints its case; the number in its title is the
+ * seed. */
 #include <math.h>
 #include <stdio.h>
 
 #include "test.h"
 
 static ptrdiff_t random_size(random_source *r) {
-    static const ptrdiff_t sizes[] = {0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 66, 127, 130,
-                                      131, 132, 133, 200, 265};
+    static const ptrdiff_t sizes[] = {0,
+                                      1,
+                                      1,
+                                      2,
+                                      3,
+                                      4,
+                                      5,
+                                      6,
+                                      7,
+                                      8,
+                                      9,
+                                      12,
+                                      15,
+                                      16,
+                                      17,
+                                      31,
+                                      32,
+                                      33,
+                                      48,
+                                      63,
+                                      64,
+                                      65,
+                                      66,
+                                      127,
+                                      128,
+                                      129,
+                                      130,
+                                      SA_KEYS_PER_TILE,
+                                      SA_KEYS_PER_TILE + 1,
+                                      200,
+                                      265};
     return random_chance(r, 0.5) ? random_below(r, 40) : sizes[random_below(r, sizeof sizes / sizeof *sizes)];
 }
 

@@ -76,7 +76,8 @@ static void dead_rows(void) {
                     case_make(&c, &t, 5);
                     for (ptrdiff_t i = 0; i < L && t.mask != SA_DTYPES; ++i) {
                         for (ptrdiff_t j = 0; j < t.S; ++j) {
-                            element_set(array_at(&c.mask, 0, 1, i, j), t.mask, false, t.mask == SA_BOOL ? 0 : (double)-INFINITY);
+                            const double closed = t.mask == SA_BOOL ? 0 : (double)-INFINITY;
+                            element_set(array_at(&c.mask, 0, 1, i, j), t.mask, false, closed);
                         }
                     }
                     memcpy(c.mask.before ? c.mask.before : c.query.before, c.mask.memory ? c.mask.memory : c.query.memory,
@@ -99,7 +100,8 @@ static void dead_rows(void) {
     }
 }
 
-/* A row of finfo.min, of whatever float dtype, is uniform; beside an open key it is nothing. +inf and NaN do as in arithmetic. */
+/* A row of finfo.min, of whatever float dtype, is uniform; beside an open key it is nothing. +inf and NaN do as in
+ * arithmetic. */
 static void huge_masks(void) {
     const double least[4] = {-(double)FLT_MAX, -DBL_MAX, -65504, -0x1.fep127};
     for (int m = 0; m < 4; ++m) {
@@ -113,7 +115,8 @@ static void huge_masks(void) {
                 for (ptrdiff_t head = 0; head < 2; ++head) {
                     for (ptrdiff_t i = 0; i < L; ++i) {
                         for (ptrdiff_t j = 0; j < 40; ++j) { /* head 1: some finite, some closed */
-                            const double x = head == 0 ? least[m] : j % 3 == 0 ? 0.5 : j % 3 == 1 ? least[m] : (double)-INFINITY;
+                            const double other = j % 3 == 0 ? 0.5 : j % 3 == 1 ? least[m] : (double)-INFINITY;
+                            const double x = head == 0 ? least[m] : other;
                             element_set(array_at(&c.mask, head, 1, i, j), t.mask, false, x);
                         }
                     }
@@ -122,7 +125,7 @@ static void huge_masks(void) {
                 CHECK(case_run(&c) == SA_OK, "status");
                 if (m != 2) { /* −65504 leaves the scores their differences in no precision but float32's */
                     const double w = array_get(&c.weights, 0, 1, 0, 7);
-                    CHECK(fabs(w - 1.0 / 40) < 1e-6, "a row of finfo.min is not uniform: dtype %d, mask %d, weight %g", d, m, w);
+                    CHECK(fabs(w - 1.0 / 40) < 1e-6, "a row of finfo.min is not uniform: dtypes %d, %d, %g", d, m, w);
                 }
                 case_verify(&c, "masks of finfo.min");
                 element_set(array_at(&c.mask, 0, 1, 0, 3), t.mask, false, (double)NAN);

@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# As a newcomer: clones the repository, runs the README's commands word for word in the clone, imports from inside and
+# from outside of it, and looks into the wheel and the sdist. Takes minutes, most of them in the tests.
+#
+#   tools/check_fresh_clone.sh               what is committed
+#   tools/check_fresh_clone.sh --worktree    the files as they lie here, committed or not (ignored ones left out)
+#   ... --no-tests                           without the command that runs the tests
+set -euo pipefail
+repository=$(cd "$(dirname "$0")/.." && pwd)
+worktree=no tests=yes
+for argument in "$@"; do
+    case $argument in
+        --worktree) worktree=yes ;;
+        --no-tests) tests=no ;;
+        *) echo "usage: $0 [--worktree] [--no-tests]" >&2; exit 2 ;;
+    esac
+done
+unset PYTHONPATH PYTHONHOME VIRTUAL_ENV SELFATTN_ISA
+directory=$(mktemp -d)
+trap 'rm -rf "$directory"' EXIT
+step() { printf '\n=== %s (%s)\n' "$1" "$(date +%T)"; }
+
+step "clone"
+if [ "$worktree" = yes ]; then
+    mkdir "$directory/clone"
+    git -C "$repository" ls-files -z --cached --others --exclude-standard |
+        (cd "$repository" && xargs -0 -I{} find {} -maxdepth 0 -print0 2>/dev/null) |
+        tar -C "$repository" --null -T - -cf - | tar -C "$directory/clone" -xf -
+else
+    git clone -q "$repository" "$directory/clone"
+fi
+cd "$directory/clone"
+
+# The first code block below a heading of the README.
+command_below() {
+    awk -v heading="## $1" '$0 == heading {found = 1} found && /^```/ {n++; next} n == 1 {print} n == 2 {exit}' README.md
+}
+run_as_written() {
+    local command
+    command=$(command_below "$1")
+    [ -n "$command" ] || { echo "README.md has no command below '## $1'" >&2; exit 1; }
+    printf '$ %s\n' "$command"
+    bash -euo pipefail -c "$command"
+}
+
+step "the README's command that shows the main job"
+run_as_written "Try it"
+.venv/bin/pip check
+
+step "import from the clone, which holds a folder of that name, and from elsewhere"
+check='import numpy as np, selfattn as sa, selfattn.benchmarks
+x = np.eye(4, dtype=np.float32)
+out = sa.scaled_dot_product_attention(x, x, x)
+assert out.shape == (4, 4) and abs(out.sum() - 4) < 1e-6
+print(sa.__version__, sa.get_isa(), sa.__file__)'
+.venv/bin/python -c "$check"
+(cd / && "$directory/clone/.venv/bin/python" -c "$check" | tee "$directory/where")
+grep -q site-packages "$directory/where"
+(cd / && "$directory/clone/.venv/bin/selfattn" info)
+installed=$(.venv/bin/pip list --format=freeze --exclude pip --exclude setuptools --exclude wheel | cut -d= -f1 | sort | xargs)
+[ "$installed" = "numpy selfattn" ] || { echo "pip install brought: $installed" >&2; exit 1; }
+
+step "wheel and sdist"
+.venv/bin/pip wheel -q --no-deps -w "$directory/wheels" .
+python3 -m venv "$directory/build"
+"$directory/build/bin/pip" install -q 'setuptools>=77' 'numpy>=2.0'
+"$directory/build/bin/python" -c \
+    "from setuptools import build_meta; import sys; build_meta.build_sdist(sys.argv[1])" "$directory/sdist" >/dev/null
+python3 - "$directory" <<'PYTHON'
+import pathlib, re, sys, tarfile, zipfile
+
+directory = pathlib.Path(sys.argv[1])
+clone = directory / "clone"
+(wheel,), (sdist,) = (directory / "wheels").glob("*.whl"), (directory / "sdist").glob("*.tar.gz")
+with zipfile.ZipFile(wheel) as archive:
+    names = set(archive.namelist())
+    metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
+wanted = {"selfattn/py.typed", "selfattn/_core.pyi"}
+for pattern in ("selfattn/*.py", "selfattn/data/tutorials/*.json", "benchmarks/*.py"):
+    found = {str(path.relative_to(clone)) for path in clone.glob(pattern)}
+    assert found, f"nothing in the clone is {pattern}"
+    wanted |= {re.sub("^benchmarks/", "selfattn/benchmarks/", name) for name in found}
+missing = wanted - names
+assert not missing, f"the wheel lacks {sorted(missing)}"
+assert any(re.fullmatch(r"selfattn/_core\..*\.so", name) for name in names), "the wheel lacks the extension"
+foreign = {name.split("/")[0] for name in names if ".dist-info/" not in name} - {"selfattn"}
+assert not foreign, f"the wheel would install {sorted(foreign)} too"
+sources = {name for name in names if name.endswith((".c", ".h"))}
+assert not sources, f"the wheel carries sources: {sorted(sources)}"
+needs = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
+assert needs == ["Requires-Dist: numpy>=2.0"], needs
+with tarfile.open(sdist) as archive:
+    packed = {name.partition("/")[2] for name in archive.getnames()}
+core = {str(p.relative_to(clone)) for p in clone.glob("csrc/**/*.[ch]") if "tests" not in p.parts}
+lacking = (core | {"setup.py", "pyproject.toml", "LICENSE", "README.md"}) - packed
+assert not lacking, f"the sdist lacks {sorted(lacking)}"
+print(f"{wheel.name}: {len(names)} files, {wheel.stat().st_size >> 10} KiB; {sdist.name}: {len(packed)} files")
+PYTHON
+"$directory/build/bin/pip" install -q "$directory"/sdist/*.tar.gz
+(cd / && "$directory/build/bin/python" -c "$check")
+
+if [ "$tests" = yes ]; then
+    step "the README's command that passes the tests"
+    rm -rf .venv
+    run_as_written "Test it"
+    # an editable install: from elsewhere Python now finds the clone itself
+    (cd / && "$directory/clone/.venv/bin/python" -c "$check")
+fi
+[ "$worktree" = yes ] || [ -z "$(git status --porcelain)" ] || { echo "the commands leave files that git sees:" >&2; git status --short >&2; exit 1; }
+step "fresh clone: all is well"
