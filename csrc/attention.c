@@ -81,8 +81,9 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
         return SA_TOO_LARGE;
     }
     *plan = (sa_attention_plan){.block_rows = kernels->block_rows, .chunks = 1, .chunk_keys = a->S, .threads = 1};
-    if (rows == 0) {
-        return SA_OK;
+    const bool no_weights = a->weights.m.data == NULL || a->S == 0;
+    if (rows == 0 || (a->Dv == 0 && a->lse.m.data == NULL && no_weights)) {
+        return SA_OK; /* no output has an element; the rows may be far too many to be walked over */
     }
     plan->group = group_size(a);
     plan->groups = (ptrdiff_t)heads / plan->group;

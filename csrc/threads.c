@@ -65,16 +65,9 @@ void sa_region_leave(void) { pthread_rwlock_unlock(&region_lock); }
 #error "this compiler's OpenMP cannot give its threads back before fork(): GCC 9 or Clang 11, or later, is needed"
 #endif
 
-/* LLVM's libomp, which Clang links and conda puts in libgomp's place, has fork handlers of its own, and hangs when its
- * threads were given back before they ran. It is known by this function, which libgomp lacks. */
-int kmp_get_blocktime(void);
-#pragma weak kmp_get_blocktime
-
 static void before_fork(void) {
     pthread_rwlock_wrlock(&region_lock);
-    if (kmp_get_blocktime == NULL) {
-        omp_pause_resource_all(omp_pause_hard);
-    }
+    omp_pause_resource_all(omp_pause_hard);
 }
 
 static void after_fork_parent(void) { pthread_rwlock_unlock(&region_lock); }
@@ -85,7 +78,14 @@ static void after_fork_child(void) {
     region_lock = fresh;
 }
 
+/* LLVM's libomp, which Clang links and conda puts in libgomp's place, has fork handlers of its own. Ours would run after
+ * they took the locks that running regions need, and wait for ever. It is known by this function, which libgomp lacks. */
+int kmp_get_blocktime(void);
+#pragma weak kmp_get_blocktime
+
 __attribute__((constructor)) static void register_fork_handlers(void) {
-    pthread_atfork(before_fork, after_fork_parent, after_fork_child);
+    if (kmp_get_blocktime == NULL) {
+        pthread_atfork(before_fork, after_fork_parent, after_fork_child);
+    }
 }
 #endif

@@ -434,6 +434,17 @@ def test_what_is_returned_and_in_which_order():
     assert x.base is None
 
 
+def test_outputs_without_elements_take_no_time():
+    """2**40 queries, of which nothing is asked: the arrays of this call have a few bytes."""
+    query, key, value = (
+        np.broadcast_to(np.float32(1), (2**40, 1)),
+        np.ones((3, 1), "f4"),
+        np.ones((3, 0), "f4"),
+    )
+    assert attend(query, key, value).shape == (2**40, 0)
+    assert attend(query, key[:0], value[:0], return_weights=True)[1].shape == (2**40, 0)
+
+
 @floats
 def test_out(dtype):
     arrays = random_inputs((2, 3, 20, 8), 70, dtype=dtype, v_width=17)

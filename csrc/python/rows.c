@@ -355,39 +355,36 @@ fail:
 
 #define SA_METHOD(name, doc) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL | METH_KEYWORDS, doc}
 
+/* clang-format off: docstrings, laid out as they print */
 PyMethodDef sa_rows_methods[] = {
-    SA_METHOD(
-        softmax, "softmax($module, /, x, axis=-1)\n--\n\n"
-                 "Turn numbers into positive ones with sum 1 along an axis: ``exp(x) / sum(exp(x))``.\n\n"
-                 "Parameters\n----------\nx : array_like\n" SA_DTYPES_NOTE
-                 "axis : int, default -1\n\n" SA_RETURNS("the dtype of `x`") "    A slice that is -inf throughout gives NaN, "
-                                                                             "0/0; attention makes such rows "
-                                                                             "zeros.\n\n" SA_RAISES(
-                                                                                 "``numpy.exceptions.AxisError``: no such "
-                                                                                 "axis.") "See Also\n--------\nlog_softmax\n\n"
-                                                                                          "References\n----------\n"
-                                                                                          ".. [1] J. S. Bridle, "
-                                                                                          "\"Probabilistic interpretation of "
-                                                                                          "feedforward classification network "
-                                                                                          "outputs\",\n"
-                                                                                          "       1990.\n\n"
-                                                                                          "Examples\n--------\n>>> import "
-                                                                                          "selfattn as sa\n>>> sa.softmax([2, "
-                                                                                          "4, 4]).round(5)\n"
-                                                                                          "array([0.06338, 0.46831, "
-                                                                                          "0.46831])\n"),
-    SA_METHOD(
-        log_softmax, "log_softmax($module, /, x, axis=-1)\n--\n\n"
-                     "Take the log of `softmax`, ``x - log(sum(exp(x)))``, accurate where softmax itself underflows.\n\n"
-                     "Parameters\n----------\nx : array_like\n" SA_DTYPES_NOTE
-                     "axis : int, default -1\n\n" SA_RETURNS("the dtype of `x`") "    A slice that is -inf throughout gives "
-                                                                                 "NaN.\n\n" SA_RAISES(
-                                                                                     "``numpy.exceptions.AxisError``: no such "
-                                                                                     "axis.") "See Also\n--------\nsoftmax\n\n"
-                                                                                              "Examples\n--------\n>>> import "
-                                                                                              "selfattn as sa\n>>> "
-                                                                                              "sa.log_softmax([0.0, -1000.0])\n"
-                                                                                              "array([    0., -1000.])\n"),
+    SA_METHOD(softmax, "softmax($module, /, x, axis=-1)\n--\n\n"
+                       "Turn numbers into positive ones with sum 1 along an axis: ``exp(x) / sum(exp(x))``.\n\n"
+                       "Parameters\n----------\nx : array_like\n" SA_DTYPES_NOTE "axis : int, default -1\n\n" SA_RETURNS(
+                           "the dtype of `x`") "    A slice that is -inf throughout gives NaN, "
+                                               "0/0; attention makes such rows "
+                                               "zeros.\n\n" SA_RAISES("``numpy.exceptions.AxisError``: no such "
+                                                                      "axis.") "See Also\n--------\nlog_softmax\n\n"
+                                                                               "References\n----------\n"
+                                                                               ".. [1] J. S. Bridle, "
+                                                                               "\"Probabilistic interpretation of "
+                                                                               "feedforward classification network "
+                                                                               "outputs\",\n"
+                                                                               "       1990.\n\n"
+                                                                               "Examples\n--------\n>>> import "
+                                                                               "selfattn as sa\n>>> sa.softmax([2, "
+                                                                               "4, 4]).round(5)\n"
+                                                                               "array([0.06338, 0.46831, "
+                                                                               "0.46831])\n"),
+    SA_METHOD(log_softmax, "log_softmax($module, /, x, axis=-1)\n--\n\n"
+                           "Take the log of `softmax`, ``x - log(sum(exp(x)))``, accurate where softmax itself underflows.\n\n"
+                           "Parameters\n----------\nx : array_like\n" SA_DTYPES_NOTE "axis : int, default -1\n\n" SA_RETURNS(
+                               "the dtype of `x`") "    A slice that is -inf throughout gives "
+                                                   "NaN.\n\n" SA_RAISES("``numpy.exceptions.AxisError``: no such "
+                                                                        "axis.") "See Also\n--------\nsoftmax\n\n"
+                                                                                 "Examples\n--------\n>>> import "
+                                                                                 "selfattn as sa\n>>> "
+                                                                                 "sa.log_softmax([0.0, -1000.0])\n"
+                                                                                 "array([    0., -1000.])\n"),
     SA_METHOD(layer_norm,
               "layer_norm($module, /, x, normalized_shape, weight=None, bias=None, eps=1e-05)\n--\n\n"
               "Shift and scale to mean 0 and variance 1 over the last axes.\n\n"
@@ -487,3 +484,4 @@ PyMethodDef sa_rows_methods[] = {
                                                               "sin=[[1.0]])\narray([[0., 1.]])\n"),
     {NULL, NULL, 0, NULL},
 };
+/* clang-format on */
