@@ -19,7 +19,7 @@
 #define SA_LEAST_CHUNK 1024
 
 /* A second thread pays from about this many multiply-adds per thread on (measured: docs/benchmarks.md, "Small sizes"). */
-#define SA_WORK_PER_THREAD 131072.0
+#define SA_WORK_PER_THREAD 98304.0
 
 bool sa_multiply(size_t a, size_t b, size_t *product) { return !__builtin_mul_overflow(a, b, product); }
 
