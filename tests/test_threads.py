@@ -496,7 +496,7 @@ def test_process_pool_that_forks_while_a_thread_pool_computes():
 
 BESIDE = """
 expected = reference = None
-def both(turns=20):
+def both(turns=6):
     for _ in range(turns):
         assert (attend() == expected).all()
         other()
