@@ -18,6 +18,7 @@ double sa_measure_flops(bool f64, int threads, double seconds) {
     const sa_kernels *kernels = sa_kernels_active();
     double (*const loop)(ptrdiff_t) = f64 ? kernels->f64.fma_loop : kernels->f32.fma_loop;
     double total = 0;
+    (void)threads; /* without OpenMP there is one */
     sa_region_enter();
 #pragma omp parallel num_threads(threads) reduction(+ : total)
     {
