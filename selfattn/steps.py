@@ -79,7 +79,9 @@ class AttentionSteps:
         """What each key contributes to each query, (..., L, S, Ev); computed whenever it is asked for."""
         with np.errstate(all="ignore"):
             weights = self.dropped_weights.astype(self._value.dtype)
-            terms = reference.weighted_values(weights, self._value, self._allowed).astype(self.output.dtype)
+            terms = reference.attention.weighted_values(weights, self._value, self._allowed).astype(
+                self.output.dtype
+            )
         terms.flags.writeable = False
         return terms
 
@@ -171,17 +173,19 @@ def attention_steps(
       weighted_values  (2, 2, 3)  dropped_weights[i, j] * value[j]
       output           (2, 3)     weighted_values.sum over j
     """
-    call = reference.prepare(
+    call = reference.arguments.prepare(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
         rng=rng, compute_dtype=None,
     )  # fmt: skip
-    scores = reference.dot_products(call.query, call.key)
-    scaled = reference.scaled_scores(scores, call.scale, call.softcap)
-    masked = reference.masked_scores(scaled, call.allowed, call.bias, call.alibi_slopes, call.offset)
-    weights, _ = reference.attention_weights(masked, call.allowed, call.sinks)
-    dropped = reference.drop_weights(weights, call.keep, call.dropout_p)
-    output = reference.weighted_sum(dropped, call.value, call.allowed)
+    scores = reference.attention.dot_products(call.query, call.key)
+    scaled = reference.attention.scaled_scores(scores, call.scale, call.softcap)
+    masked = reference.attention.masked_scores(
+        scaled, call.allowed, call.bias, call.alibi_slopes, call.offset
+    )
+    weights, _ = reference.attention.attention_weights(masked, call.allowed, call.sinks)
+    dropped = reference.attention.drop_weights(weights, call.keep, call.dropout_p)
+    output = reference.attention.weighted_sum(dropped, call.value, call.allowed)
     return AttentionSteps(
         scores=scores,
         scaled_scores=scaled,

@@ -73,19 +73,19 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
     defaults = dict.fromkeys(
         ("scale", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng")
     )
-    call = reference.prepare(
+    call = reference.arguments.prepare(
         *arguments, **(defaults | {"enable_gqa": False} | options), compute_dtype=np.float64
     )
     out, lse, weights = reference.scaled_dot_product_attention(
         *arguments, **options, return_lse=True, return_weights=True, compute_dtype=np.float64
     )
-    dtype = reference.dtypes(None, {"query": query, "key": key, "value": value})[1]
+    dtype = reference.arguments.dtypes(None, {"query": query, "key": key, "value": value})[1]
     info = np.finfo(np.float64 if dtype == np.float64 else np.float32)
     u, least = float(info.eps), float(info.tiny)
 
     finite = [np.where(np.isfinite(x), np.abs(x), 0) for x in (call.query, call.key, call.value)]
     n_queries, n_keys = call.allowed.shape[-2:]
-    products = reference.dot_products(*finite[:2]) * abs(call.scale)
+    products = reference.attention.dot_products(*finite[:2]) * abs(call.scale)
     later = products
     if call.alibi_slopes is not None:
         distance = np.abs(np.arange(n_queries)[:, None] + call.offset - np.arange(n_keys))
@@ -95,9 +95,9 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
     error = u * (np.sqrt(call.query.shape[-1]) * products + FEW * (later + 1))
 
     # weight and denominator: exp(score + error - lse) against exp(score - lse)
-    scores = reference.scaled_scores(reference.dot_products(call.query, call.key), call.scale, call.softcap)
-    scores = reference.masked_scores(scores, call.allowed, call.bias, call.alibi_slopes, call.offset)
-    clean, _ = reference.attention_weights(scores, call.allowed, call.sinks)
+    scores = reference.attention.scaled_scores(reference.attention.dot_products(call.query, call.key), call.scale, call.softcap)
+    scores = reference.attention.masked_scores(scores, call.allowed, call.bias, call.alibi_slopes, call.offset)
+    clean, _ = reference.attention.attention_weights(scores, call.allowed, call.sinks)
     keep = 1.0 / (1.0 - call.dropout_p) if call.dropout_p < 1 else 1.0
     exact = np.where(np.isfinite(clean), clean, 0)
     up = np.where(exact > 0, np.exp(scores - lse[..., None] + error), 0)

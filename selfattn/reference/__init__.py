@@ -1,0 +1,51 @@
+"""Attention and its companions in plain NumPy: the oracle. Read `attention.py` first.
+
+Everything in this package is written to be read and believed, not to be fast: the C core of selfattn is tested against
+these functions, and :mod:`selfattn.steps` shows their intermediate results. Only NumPy is imported.
+
+At its heart attention is four lines::
+
+    scores  = query @ key.T * scale                   # how well does each query fit each key?
+    scores  = where(allowed, scores, -inf)            # masks
+    weights = softmax(scores)                         # each row: positive, with sum 1
+    output  = weights @ value                         # each row: a weighted mean of the values
+
+:func:`scaled_dot_product_attention` is those lines with every option; each line has become a small
+function, which follows it in `attention.py`. `rows.py` has the other operations of a Transformer, each about
+as long as its formula; `dropout.py` the random numbers of dropout; `arguments.py` the checks of arguments.
+
+Shape letters: ``...`` are leading (batch and head) dims, H the heads, L the queries, S the keys, E the
+width of a query and of a key, Ev the width of a value.
+
+**Precision.** Results have the dtype that NumPy's promotion gives the inputs, integers counting as float64.
+Arithmetic is in float64 when that is float64, else in float32. Every function takes ``compute_dtype``: with
+``np.float64`` the inputs are converted first, and the result stays float64; it is the "truth" that results
+in fewer bits are held against.
+
+**NaN and infinities** go through what is attended as arithmetic has it, without warnings. What is masked
+takes no part.
+"""
+
+from selfattn.reference.attention import merge_attention, scaled_dot_product_attention
+from selfattn.reference.dropout import dropout_keep_mask, philox4x32
+from selfattn.reference.rows import (
+    apply_rotary_emb,
+    gelu,
+    layer_norm,
+    log_softmax,
+    rms_norm,
+    softmax,
+)
+
+__all__ = [
+    "apply_rotary_emb",
+    "dropout_keep_mask",
+    "gelu",
+    "layer_norm",
+    "log_softmax",
+    "merge_attention",
+    "philox4x32",
+    "rms_norm",
+    "scaled_dot_product_attention",
+    "softmax",
+]

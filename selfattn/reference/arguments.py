@@ -1,0 +1,297 @@
+"""Checks of arguments, and the one form that the functions of :mod:`selfattn.reference` compute with."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.reference.dropout import check_seed, dropout_keep_mask, seed_from_rng
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What :func:`scaled_dot_product_attention` was asked, checked and brought to one form.
+
+    Leading dims ``...`` are broadcast and the same for all; floating-point arrays are in the precision to
+    compute in.
+    """
+
+    query: Array  # (..., L, E)
+    key: Array  # (..., S, E)
+    value: Array  # (..., S, Ev)
+    scale: float
+    softcap: float | None
+    alibi_slopes: Array | None  # (...,)
+    bias: Array | None  # (..., L, S), the float mask
+    allowed: Array  # (..., L, S), bool: what all masks together allow
+    sinks: Array | None  # (...,)
+    keep: Array | None  # (..., L, S), bool: what dropout keeps
+    dropout_p: float
+    offset: int  # query i stands on key i + offset
+    result_dtype: np.dtype[Any]
+
+
+def prepare(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    attn_mask: npt.ArrayLike | None,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None,
+    enable_gqa: bool,
+    causal: str | None,
+    window: tuple[int | None, int | None] | None,
+    softcap: float | None,
+    alibi_slopes: npt.ArrayLike | None,
+    sinks: npt.ArrayLike | None,
+    key_lengths: npt.ArrayLike | None,
+    rng: int | np.random.Generator | None,
+    compute_dtype: npt.DTypeLike | None,
+) -> Call:
+    """Check the arguments of :func:`scaled_dot_product_attention` and bring them into a :class:`Call`."""
+    q, k, v = as_array("query", query), as_array("key", key), as_array("value", value)
+    compute, result = dtypes(compute_dtype, {"query": q, "key": k, "value": v})
+    for name, array in (("query", q), ("key", k), ("value", v)):
+        if array.ndim < 2:
+            raise ValueError(
+                f"{name} must have at least 2 dims, (..., length, width), not shape {array.shape}"
+            )
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"query and key differ in width (last axis): shapes {q.shape} and {k.shape}")
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(f"key and value differ in length (axis -2): shapes {k.shape} and {v.shape}")
+    if enable_gqa:
+        k, v = repeat_heads(q, k, v)
+    try:
+        lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    except ValueError:
+        hint = "" if enable_gqa else " (fewer key heads than query heads need enable_gqa=True)"
+        raise ValueError(
+            f"the leading dims of query {q.shape}, key {k.shape} and value {v.shape} do not broadcast{hint}"
+        ) from None
+    n_queries, n_keys, width = q.shape[-2], k.shape[-2], q.shape[-1]
+    pairs = (*lead, n_queries, n_keys)
+    q, k, v = (np.broadcast_to(a, lead + a.shape[-2:]).astype(compute) for a in (q, k, v))
+
+    if causal not in (None, "upper_left", "lower_right"):
+        raise ValueError(f'causal must be None, "upper_left" or "lower_right", not {causal!r}')
+    if is_causal and causal == "lower_right":
+        raise ValueError('is_causal=True is causal="upper_left" and contradicts causal="lower_right"')
+    offset = n_keys - n_queries if causal == "lower_right" else 0
+
+    bias, mask = None, None
+    if attn_mask is not None:
+        mask = check_mask(attn_mask, pairs)
+        if mask.dtype != np.bool_:
+            bias, limit = mask.astype(compute), np.finfo(compute).max
+            bias = np.where(np.isfinite(mask), np.clip(bias, -limit, limit), bias)  # finite stays finite
+            mask = mask != -np.inf
+    lengths = check_key_lengths(key_lengths, lead, n_keys)
+    allowed = allowed_pairs(pairs, mask, bool(is_causal or causal), check_window(window), offset, lengths)
+
+    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap must be a finite number above 0, not {softcap!r}")
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p must be between 0 and 1, not {dropout_p!r}")
+    if rng is not None and not hasattr(rng, "integers"):
+        check_seed(rng)
+    dropout_p = float(dropout_p)
+    keep = None
+    if dropout_p > 0:
+        keep = dropout_keep_mask(seed_from_rng(rng), dropout_p, lead, n_queries, n_keys)
+    if scale is None:
+        scale = 1.0 / math.sqrt(width) if width else 1.0
+    return Call(
+        query=q, key=k, value=v,
+        scale=float(scale),
+        softcap=None if softcap is None else float(softcap),
+        alibi_slopes=check_per_head("alibi_slopes", alibi_slopes, lead, compute),
+        bias=bias, allowed=allowed,
+        sinks=check_per_head("sinks", sinks, lead, compute),
+        keep=keep, dropout_p=dropout_p, offset=offset, result_dtype=result,
+    )  # fmt: skip
+
+
+def allowed_pairs(
+    shape: tuple[int, ...],
+    mask: Array | None,
+    is_causal: bool,
+    window: tuple[int | None, int | None],
+    offset: int,
+    key_lengths: Array | None,
+) -> Array:
+    """Combine all that may forbid a query a key: a boolean array of ``shape`` (..., L, S), True = may attend.
+
+    ``mask`` is boolean and has that shape; ``key_lengths`` has shape (...,); query i stands on key i +
+    ``offset``.
+    """
+    n_queries, n_keys = shape[-2:]
+    i, j = np.arange(n_queries)[:, None] + offset, np.arange(n_keys)
+    left, right = (None if side is None else min(side, n_queries + n_keys) for side in window)
+    allowed = np.ones(shape, dtype=np.bool_)
+    if mask is not None:
+        allowed &= mask
+    if is_causal:
+        allowed &= j <= i
+    if left is not None:
+        allowed &= j >= i - left
+    if right is not None:
+        allowed &= j <= i + right
+    if key_lengths is not None:
+        allowed &= j < key_lengths[..., None, None]
+    return allowed
+
+
+def repeat_heads(query: Array, key: Array, value: Array) -> tuple[Array, Array]:
+    """Repeat each key and value head (axis -3) for the query heads in a row that it serves."""
+    if query.ndim < 3 or key.ndim < 3 or value.ndim < 3:
+        raise ValueError(
+            f"enable_gqa=True needs a head axis (-3): shapes {query.shape}, {key.shape} and {value.shape}"
+        )
+    heads, kv_heads = query.shape[-3], key.shape[-3]
+    if value.shape[-3] != kv_heads:
+        raise ValueError(f"key and value differ in heads (axis -3): shapes {key.shape} and {value.shape}")
+    if heads % kv_heads if kv_heads else heads:
+        raise ValueError(f"enable_gqa=True: {heads} query heads are not a multiple of {kv_heads} key heads")
+    times = heads // kv_heads if kv_heads else 1
+    return np.repeat(key, times, axis=-3), np.repeat(value, times, axis=-3)
+
+
+def as_array(name: str, x: npt.ArrayLike) -> Array:
+    """Convert lists and the like; refuse the subclasses of ndarray that would mean something else by it."""
+    if isinstance(x, np.ma.MaskedArray | np.matrix):
+        raise TypeError(f"{name} is a {type(x).__name__}; pass a plain array")
+    return np.asarray(x)
+
+
+def float_dtype(name: str, array: Array) -> np.dtype[Any]:
+    """Give the floating-point dtype that an input counts as; integers count as float64."""
+    if array.dtype.kind in "iu":
+        return np.dtype(np.float64)
+    if array.dtype.char in "efd" or array.dtype.name == "bfloat16":
+        return array.dtype.newbyteorder("=")
+    raise TypeError(f"{name} has dtype {array.dtype}; float16, bfloat16, float32, float64 or integers work")
+
+
+def dtypes(
+    compute_dtype: npt.DTypeLike | None, arrays: dict[str, Array]
+) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    """Choose the dtype to compute in, and the dtype of the result, for the named inputs."""
+    result = np.result_type(*(float_dtype(name, array) for name, array in arrays.items()))
+    if compute_dtype is not None:
+        compute = np.dtype(compute_dtype)
+        if compute.char not in "fd":
+            raise TypeError(f"compute_dtype must be float32 or float64, not {compute}")
+        return compute, compute
+    return np.dtype(np.float64 if result == np.float64 else np.float32), result
+
+
+def check_mask(attn_mask: npt.ArrayLike, pairs: tuple[int, ...]) -> Array:
+    """Return the mask, boolean or float, broadcast to (..., L, S)."""
+    mask = as_array("attn_mask", attn_mask)
+    if mask.dtype.kind in "iu":
+        raise TypeError(
+            f"attn_mask has dtype {mask.dtype}, which could mean two things: use .astype(bool) "
+            "if nonzero means attend, or a float dtype if it is to be added to the scores"
+        )
+    if mask.dtype != np.bool_ and not (mask.dtype.char in "efd" or mask.dtype.name == "bfloat16"):
+        raise TypeError(f"attn_mask has dtype {mask.dtype}; bool or a float dtype is needed")
+    try:
+        return np.broadcast_to(mask, pairs)
+    except ValueError:
+        raise ValueError(f"attn_mask {mask.shape} does not broadcast to (..., L, S) = {pairs}") from None
+
+
+def check_per_head(
+    name: str, x: npt.ArrayLike | None, lead: tuple[int, ...], dtype: np.dtype[Any]
+) -> Array | None:
+    """Return one number per head, broadcast to the leading dims; (1,) will do when there are none."""
+    if x is None:
+        return None
+    array = as_array(name, x)
+    float_dtype(name, array)
+    if lead == () and array.shape == (1,):
+        array = array.reshape(())
+    try:
+        return np.broadcast_to(array, lead).astype(dtype)
+    except ValueError:
+        raise ValueError(f"{name} {array.shape} does not broadcast to the leading dims {lead}") from None
+
+
+def check_key_lengths(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], n_keys: int) -> Array | None:
+    """Return the key lengths, broadcast to the leading dims; (1,) will do when there are none."""
+    if key_lengths is None:
+        return None
+    lengths = as_array("key_lengths", key_lengths)
+    if lengths.dtype.kind not in "iu":
+        raise TypeError(f"key_lengths must be integers, not {lengths.dtype}")
+    if lengths.size and (lengths.min() < 0 or lengths.max() > n_keys):
+        raise ValueError(f"key_lengths must lie in 0...{n_keys}, not {lengths.min()}...{lengths.max()}")
+    if lead == () and lengths.shape == (1,):
+        lengths = lengths.reshape(())
+    try:
+        return np.broadcast_to(lengths, lead)
+    except ValueError:
+        raise ValueError(
+            f"key_lengths {lengths.shape} does not broadcast to the leading dims {lead}"
+        ) from None
+
+
+def check_window(window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+    """Return (left, right), each an int >= 0 or None."""
+    if window is None:
+        return None, None
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise ValueError(f"window must be (left, right), not {window!r}") from None
+    for side in (left, right):
+        if side is not None and isinstance(side, bool | np.bool_):
+            raise TypeError(f"window bounds are integers or None, not booleans: {window!r}")
+        if side is not None and operator.index(side) < 0:
+            raise ValueError(f"window bounds must not be negative: {window!r}")
+    return (
+        None if left is None else operator.index(left),
+        None if right is None else operator.index(right),
+    )
+
+
+def norm_arguments(
+    x: npt.ArrayLike,
+    normalized_shape: int | Sequence[int],
+    compute_dtype: npt.DTypeLike | None,
+    **params: npt.ArrayLike | None,
+) -> tuple[Array, dict[str, Array], tuple[int, ...], np.dtype[Any], np.dtype[Any]]:
+    """Check the arguments of a norm; return x and params to compute with, axes, and both :func:`dtypes`."""
+    shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
+    x = as_array("x", x)
+    given = {name: as_array(name, param) for name, param in params.items() if param is not None}
+    compute, result = dtypes(compute_dtype, {"x": x, **given})
+    if not shape or x.shape[-len(shape) :] != shape:
+        raise ValueError(f"x of shape {x.shape} does not end in normalized_shape {shape}")
+    for name, param in given.items():
+        if param.shape != shape:
+            raise ValueError(f"{name} has shape {param.shape}, not normalized_shape {shape}")
+    converted = {name: param.astype(compute) for name, param in given.items()}
+    return x.astype(compute), converted, tuple(range(-len(shape), 0)), compute, result
+
+
+def rotary_table(name: str, table: Array, x_ndim: int, half: tuple[int, ...]) -> Array:
+    """Return a table of cosines or sines with a head axis where it lacks one; ``half`` is (..., L, D / 2)."""
+    if table.ndim == x_ndim - 1 and table.ndim >= 3:
+        table = np.expand_dims(table, -3)
+    try:
+        np.broadcast_to(table, half)
+    except ValueError:
+        raise ValueError(f"{name} {table.shape} does not broadcast to (..., L, D / 2) = {half}") from None
+    return table

@@ -1,0 +1,287 @@
+"""Attention in plain NumPy: the definition, line by line.
+
+Shape letters, precision, NaN: see :mod:`selfattn.reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.reference.arguments import as_array, dtypes, prepare
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@np.errstate(all="ignore")
+def scaled_dot_product_attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    attn_mask: npt.ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal: str | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: npt.ArrayLike | None = None,
+    sinks: npt.ArrayLike | None = None,
+    key_lengths: npt.ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    return_lse: bool = False,
+    return_weights: bool = False,
+    compute_dtype: npt.DTypeLike | None = None,
+) -> Any:
+    """Let every query gather a weighted mean of the values; the weights tell how well it fits their keys.
+
+    The score of query i and key j is made in this order: ``scale * (query[i] @ key[j])``, then ``softcap``,
+    then ALiBi, then a float mask; then every mask that forbids the pair. A softmax over j turns scores into
+    weights.
+
+    Parameters
+    ----------
+    query : array_like, shape (..., L, E)
+    key : array_like, shape (..., S, E)
+    value : array_like, shape (..., S, Ev)
+        float16, bfloat16, float32, float64 or integers (which count as float64). The leading dims are
+        broadcast.
+    attn_mask : array_like, broadcastable to (..., L, S), optional
+        Boolean: True = attend. Floating point: added to the scores; ``-inf`` forbids the pair as False does.
+    dropout_p : float, default 0.0
+        Probability, 0 to 1, with which a weight is dropped; the others are divided by ``1 - dropout_p``.
+    is_causal : bool, default False
+        Query i sees the keys j <= i, whatever L and S are. The same as ``causal="upper_left"``.
+    scale : float, optional
+        Factor of the dot products, 1/sqrt(E) by default.
+    enable_gqa : bool, default False
+        Grouped queries: with H query heads and H_kv key and value heads (axis -3), each key head serves H /
+        H_kv query heads in a row.
+    causal : {None, "upper_left", "lower_right"}
+        ``"lower_right"``: query i sees the keys j <= i + o with o = S - L, so the last query sees all keys.
+    window : (left, right), optional
+        Query i sees the keys from i + o - left to i + o + right, both included; None leaves a side open. o
+        is S - L for ``causal="lower_right"``, else 0.
+    softcap : float > 0, optional
+        Bounds the scores softly: ``softcap * tanh(score / softcap)``.
+    alibi_slopes : array_like, shape (H,) or broadcastable to the leading dims, optional
+        Adds ``-slope * |i + o - j|``.
+    sinks : array_like, shape (H,) or broadcastable to the leading dims, optional
+        A score that takes part in the softmax's denominator alone, so that a row of weights may sum to less
+        than 1.
+    key_lengths : array_like of integers in 0...S, broadcastable to the leading dims, optional
+        The keys from this index on do not exist.
+    rng : int or numpy.random.Generator, optional
+        Makes dropout repeatable. An int, modulo 2**64, is the seed; a generator is asked for one uint64 when
+        ``dropout_p > 0``; None takes fresh entropy.
+    return_lse : bool, default False
+        Also return the natural log of each softmax's denominator, sink included, dropout not.
+    return_weights : bool, default False
+        Also return the weights, after dropout.
+    compute_dtype : dtype, optional
+        float32 or float64: compute in this precision and return it. See the top of the module.
+
+    Returns
+    -------
+    output : ndarray, shape (..., L, Ev)
+        A query that may attend to nothing gets zeros.
+    lse : ndarray, shape (..., L)
+        Only with ``return_lse``. float64 where the output is float64, else float32; -inf where there is
+        nothing to attend to and no sink.
+    weights : ndarray, shape (..., L, S)
+        Only with ``return_weights``; in the dtype of the output.
+
+    Raises
+    ------
+    TypeError
+        A dtype that is not listed above (booleans, complex numbers, long double, objects), a masked array
+        or a matrix, an integer mask, an ``rng`` of another kind.
+    ValueError
+        Shapes that do not fit each other, or an argument outside its range. The message names both.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need", 2017, equation 1. ALiBi: Press et al., "Train Short, Test
+    Long", 2022, section 3. Grouped queries: Ainslie et al., "GQA", 2023, section 2.2. Soft-capping: Gemma
+    Team, "Gemma 2", 2024, section 2. Sinks: Xiao et al., "Efficient Streaming Language Models with
+    Attention Sinks", 2024, equation 2 gives the idea (a one in the denominator); here its logarithm is
+    learned per head, as in OpenAI's gpt-oss.
+
+    Examples
+    --------
+    The query fits the first key better, so the result is nearer to the first value:
+
+    >>> import numpy as np
+    >>> query, key = np.array([[1.0, 0.0]]), np.array([[2.0, 0.0], [0.0, 2.0]])
+    >>> value = np.array([[10.0], [20.0]])
+    >>> out, weights = scaled_dot_product_attention(query, key, value, return_weights=True)
+    >>> weights.round(3)
+    array([[0.804, 0.196]])
+    >>> out.round(3)
+    array([[11.956]])
+    >>> scaled_dot_product_attention(query, key, value, attn_mask=[[False, True]])
+    array([[20.]])
+    """
+    call = prepare(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
+        window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
+        rng=rng, compute_dtype=compute_dtype,
+    )  # fmt: skip
+    scores = dot_products(call.query, call.key)
+    scores = scaled_scores(scores, call.scale, call.softcap)
+    scores = masked_scores(scores, call.allowed, call.bias, call.alibi_slopes, call.offset)
+    weights, lse = attention_weights(scores, call.allowed, call.sinks)
+    weights = drop_weights(weights, call.keep, call.dropout_p)
+    output = weighted_sum(weights, call.value, call.allowed)
+
+    results = [output.astype(call.result_dtype, order="C")]
+    if return_lse:
+        results.append(lse)
+    if return_weights:
+        results.append(weights.astype(call.result_dtype, order="C"))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def dot_products(query: Array, key: Array) -> Array:
+    """Multiply every query by every key: (..., L, E) and (..., S, E) give (..., L, S)."""
+    scores: Array = query @ key.swapaxes(-1, -2)
+    return scores
+
+
+def scaled_scores(scores: Array, scale: float, softcap: float | None) -> Array:
+    """Multiply the scores by ``scale``, then bound them softly to ±``softcap``; the shape stays (..., L, S).
+
+    Without the scale, scores grow like sqrt(E) for random queries and keys, and the softmax saturates.
+    """
+    scores = scores * scores.dtype.type(scale)
+    if softcap is not None:
+        cap = scores.dtype.type(softcap)
+        scores = cap * np.tanh(scores / cap)
+    return scores
+
+
+def masked_scores(
+    scores: Array, allowed: Array, bias: Array | None, slopes: Array | None, offset: int
+) -> Array:
+    """Add ALiBi's distances and the float mask, then put -inf wherever ``allowed`` is False.
+
+    ``bias`` (..., L, S) is the float mask; ``slopes`` (...,) belong to ALiBi; query i stands on key i +
+    ``offset``. The forbidden scores are replaced, not added to: NaN + -inf would still be NaN.
+    """
+    if slopes is not None:
+        n_queries, n_keys = scores.shape[-2:]
+        distance = np.abs(np.arange(n_queries)[:, None] + offset - np.arange(n_keys)).astype(scores.dtype)
+        scores = scores - slopes[..., None, None] * distance
+    if bias is not None:
+        scores = scores + bias
+    return np.where(allowed, scores, scores.dtype.type(-np.inf))
+
+
+def attention_weights(scores: Array, allowed: Array, sinks: Array | None = None) -> tuple[Array, Array]:
+    """Take the softmax over the keys: weights (..., L, S), and the log of their denominators, lse (..., L).
+
+    ``exp(score) / sum(exp(score))`` with the maximum taken off first, which changes nothing but the danger
+    of overflow. ``sinks`` (...,) add ``exp(sink)`` to the denominator. Where nothing is allowed (or all of
+    it scores -inf) and there is no sink, the denominator is 0: then weights are 0 and lse is -inf. A NaN
+    score makes the weights of its row NaN, but those of forbidden keys stay 0.
+    """
+    sink = scores.dtype.type(-np.inf) if sinks is None else sinks[..., None, None]
+    top = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sink)
+    top = np.where(top == -np.inf, scores.dtype.type(0), top)  # -inf - -inf would be NaN
+    exps = np.where(allowed, np.exp(scores - top), scores.dtype.type(0))
+    total = exps.sum(axis=-1, keepdims=True) + np.exp(sink - top)
+    weights = np.where(allowed & (total != 0), exps / total, scores.dtype.type(0))
+    return weights, (np.log(total) + top)[..., 0]
+
+
+def drop_weights(weights: Array, keep: Array | None, dropout_p: float) -> Array:
+    """Set the weights to zero where ``keep`` is False and divide the others by 1 - ``dropout_p``.
+
+    So their expected sum stays the same (Srivastava et al., "Dropout", 2014, section 10). ``keep`` is None
+    when there is no dropout. A dropped weight is weight · 0: NaN stays NaN.
+    """
+    if keep is None:
+        return weights
+    kept: Array = weights / weights.dtype.type(1.0 - dropout_p)
+    dropped: Array = weights * weights.dtype.type(0)
+    return np.where(keep, kept, dropped)
+
+
+def weighted_sum(weights: Array, value: Array, allowed: Array) -> Array:
+    """Add up ``weights @ value``, (..., L, Ev); a pair that is not ``allowed`` contributes nothing at all.
+
+    Its weight is 0, but 0 · NaN is NaN. So the NaN and infinite values are set to 0 first and brought back
+    key by key, for the queries that are allowed to see them.
+    """
+    finite = np.isfinite(value)
+    output: Array = weights @ np.where(finite, value, value.dtype.type(0))
+    rest = np.where(finite, value.dtype.type(0), value)
+    for j in np.flatnonzero(~finite.all(axis=(*range(value.ndim - 2), -1))):
+        term = weights[..., :, j, None] * rest[..., None, j, :]
+        output += np.where(allowed[..., :, j, None], term, value.dtype.type(0))
+    return output
+
+
+def weighted_values(weights: Array, value: Array, allowed: Array) -> Array:
+    """Return the terms of :func:`weighted_sum`, not yet added up over the keys: shape (..., L, S, Ev)."""
+    terms = weights[..., :, :, None] * value[..., None, :, :]
+    return np.where(allowed[..., None], terms, value.dtype.type(0))
+
+
+@np.errstate(all="ignore")
+def merge_attention(
+    outs: Sequence[npt.ArrayLike],
+    lses: Sequence[npt.ArrayLike],
+    *,
+    compute_dtype: npt.DTypeLike | None = None,
+) -> tuple[Array, Array]:
+    """Put attention over several parts of the keys together, as if there had been one call over all of them.
+
+    With ``lse = log(sum_n exp(lse_n))`` the result is ``sum_n exp(lse_n - lse) * out_n``.
+
+    Parameters
+    ----------
+    outs : sequence of array_like, each of shape (..., L, Ev)
+    lses : sequence of array_like, each of shape (..., L)
+        What ``scaled_dot_product_attention(..., return_lse=True)`` gave for each part. -inf marks a row
+        that attended to nothing; its output is not looked at.
+    compute_dtype : dtype, optional
+        See the top of the module.
+
+    Returns
+    -------
+    out : ndarray, shape (..., L, Ev)
+        Zeros where every part has lse -inf.
+    lse : ndarray, shape (..., L)
+
+    References
+    ----------
+    Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory", 2021, section 2; Dao et al.,
+    "FlashAttention", 2022, section 3.1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> query, key, value = np.ones((1, 2)), np.array([[3.0, 1], [0, 1], [2, 2]]), np.array([[1.0], [2], [4]])
+    >>> parts = [scaled_dot_product_attention(query, key[s], value[s], return_lse=True)
+    ...          for s in (slice(0, 2), slice(2, 3))]
+    >>> out, lse = merge_attention(*zip(*parts))
+    >>> np.allclose(out, scaled_dot_product_attention(query, key, value))
+    True
+    """
+    arrays = [as_array(f"outs[{n}]", out) for n, out in enumerate(outs)]
+    compute, result = dtypes(compute_dtype, {f"outs[{n}]": out for n, out in enumerate(arrays)})
+    out_n = np.stack([out.astype(compute) for out in arrays])
+    lse_n = np.stack([as_array("lses", lse).astype(compute) for lse in lses])
+    top = lse_n.max(axis=0)
+    top = np.where(top == -np.inf, compute.type(0), top)
+    parts = np.exp(lse_n - top)
+    total = parts.sum(axis=0)
+    share = np.where(total == 0, compute.type(0), parts / total)[..., None]
+    terms = np.where(lse_n[..., None] == -np.inf, compute.type(0), share * out_n)
+    return terms.sum(axis=0).astype(result), np.log(total) + top

@@ -1,0 +1,295 @@
+"""The operations that treat every row by itself, in plain NumPy: softmax, norms, gelu, rotary embeddings.
+
+Shape letters, precision, NaN: see :mod:`selfattn.reference`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.reference.arguments import as_array, dtypes, norm_arguments, rotary_table
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@np.errstate(all="ignore")
+def softmax(x: npt.ArrayLike, axis: int = -1, *, compute_dtype: npt.DTypeLike | None = None) -> Array:
+    """Turn numbers into positive ones with sum 1 along ``axis``: ``exp(x) / sum(exp(x))``.
+
+    Parameters
+    ----------
+    x : array_like
+        Any shape; float16, bfloat16, float32, float64 or integers.
+    axis : int, default -1
+    compute_dtype : dtype, optional
+        See the top of the module.
+
+    Returns
+    -------
+    ndarray, the shape of ``x``
+        A slice that is -inf throughout gives NaN, 0/0. (Attention defines its rows without keys as zeros
+        instead.)
+
+    References
+    ----------
+    Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs", 1990.
+
+    Examples
+    --------
+    >>> softmax([2, 4, 4]).round(5)
+    array([0.06338, 0.46831, 0.46831])
+    """
+    x = as_array("x", x)
+    compute, result = dtypes(compute_dtype, {"x": x})
+    x = x.astype(compute)
+    exps = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
+    y: Array = exps / exps.sum(axis=axis, keepdims=True)
+    return y.astype(result, order="C")
+
+
+@np.errstate(all="ignore")
+def log_softmax(x: npt.ArrayLike, axis: int = -1, *, compute_dtype: npt.DTypeLike | None = None) -> Array:
+    """Take the log of :func:`softmax`, ``x - log(sum(exp(x)))``, accurate where softmax itself underflows.
+
+    Parameters, result and errors are those of :func:`softmax`.
+
+    Examples
+    --------
+    >>> log_softmax([0.0, -1000.0])
+    array([    0., -1000.])
+    """
+    x = as_array("x", x)
+    compute, result = dtypes(compute_dtype, {"x": x})
+    x = x.astype(compute)
+    shifted = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
+    y: Array = shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+    return y.astype(result, order="C")
+
+
+@np.errstate(all="ignore")
+def layer_norm(
+    x: npt.ArrayLike,
+    normalized_shape: int | Sequence[int],
+    weight: npt.ArrayLike | None = None,
+    bias: npt.ArrayLike | None = None,
+    eps: float = 1e-5,
+    *,
+    compute_dtype: npt.DTypeLike | None = None,
+) -> Array:
+    """Shift and scale to mean 0 and variance 1 over the last axes.
+
+    ``(x - mean) / sqrt(variance + eps) * weight + bias``
+
+    Parameters
+    ----------
+    x : array_like, shape (..., *normalized_shape)
+    normalized_shape : int or sequence of int
+        The last axes of ``x``, over which mean and (biased) variance are taken.
+    weight, bias : array_like, shape normalized_shape, optional
+        1 and 0 by default.
+    eps : float, default 1e-5
+    compute_dtype : dtype, optional
+        See the top of the module.
+
+    Returns
+    -------
+    ndarray, the shape of ``x``
+        In the dtype to which ``x``, ``weight`` and ``bias`` promote.
+
+    Raises
+    ------
+    ValueError
+        Shapes that do not fit ``normalized_shape``.
+    TypeError
+        A dtype that is not floating point or integer.
+
+    References
+    ----------
+    Ba, Kiros and Hinton, "Layer Normalization", 2016, equations 3 and 4.
+
+    Examples
+    --------
+    >>> layer_norm([[1.0, 2.0, 3.0]], 3).round(4)
+    array([[-1.2247,  0.    ,  1.2247]])
+    """
+    x, params, axes, compute, result = norm_arguments(
+        x, normalized_shape, compute_dtype, weight=weight, bias=bias
+    )
+    n = math.prod(x.shape[axis] for axis in axes)
+    centred = x - x.sum(axis=axes, keepdims=True) / n
+    variance = np.square(centred).sum(axis=axes, keepdims=True) / n
+    y: Array = centred / np.sqrt(variance + compute.type(eps))
+    if "weight" in params:
+        y = y * params["weight"]
+    if "bias" in params:
+        y = y + params["bias"]
+    return y.astype(result, order="C")
+
+
+@np.errstate(all="ignore")
+def rms_norm(
+    x: npt.ArrayLike,
+    normalized_shape: int | Sequence[int],
+    weight: npt.ArrayLike | None = None,
+    eps: float | None = None,
+    *,
+    compute_dtype: npt.DTypeLike | None = None,
+) -> Array:
+    """Scale to mean square 1 over the last axes: ``x / sqrt(mean(x**2) + eps) * weight``.
+
+    Parameters
+    ----------
+    x : array_like, shape (..., *normalized_shape)
+    normalized_shape : int or sequence of int
+        The last axes of ``x``, over which the mean is taken.
+    weight : array_like, shape normalized_shape, optional
+        1 by default.
+    eps : float, optional
+        The machine epsilon of the precision that is computed in by default: float64's for float64, else
+        float32's. It is what PyTorch does (its page says "of x's dtype", which differs for 16-bit input).
+    compute_dtype : dtype, optional
+        See the top of the module. It has no influence on the default of ``eps``.
+
+    Returns
+    -------
+    ndarray, the shape of ``x``
+        In the dtype to which ``x`` and ``weight`` promote.
+
+    Raises
+    ------
+    ValueError
+        Shapes that do not fit ``normalized_shape``.
+    TypeError
+        A dtype that is not floating point or integer.
+
+    References
+    ----------
+    Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, equation 4.
+
+    Examples
+    --------
+    >>> rms_norm([[3.0, 4.0]], 2).round(4)
+    array([[0.8485, 1.1314]])
+    """
+    if eps is None:
+        eps = float(np.finfo(norm_arguments(x, normalized_shape, None, weight=weight)[3]).eps)
+    x, params, axes, compute, result = norm_arguments(x, normalized_shape, compute_dtype, weight=weight)
+    n = math.prod(x.shape[axis] for axis in axes)
+    y: Array = x / np.sqrt(np.square(x).sum(axis=axes, keepdims=True) / n + compute.type(eps))
+    if "weight" in params:
+        y = y * params["weight"]
+    return y.astype(result, order="C")
+
+
+@np.errstate(all="ignore")
+def gelu(x: npt.ArrayLike, approximate: str = "none", *, compute_dtype: npt.DTypeLike | None = None) -> Array:
+    """Multiply x by Phi(x), the distribution function of the standard normal: a smooth ``max(x, 0)``.
+
+    Parameters
+    ----------
+    x : array_like
+        Any shape; float16, bfloat16, float32, float64 or integers.
+    approximate : {"none", "tanh"}
+        ``"tanh"``: ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``.
+    compute_dtype : dtype, optional
+        See the top of the module.
+
+    Returns
+    -------
+    ndarray, the shape of ``x``
+
+    Raises
+    ------
+    ValueError
+        Another ``approximate``.
+    TypeError
+        A dtype that is not floating point or integer.
+
+    References
+    ----------
+    Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, section 2.
+
+    Examples
+    --------
+    >>> gelu([-1.0, 0.0, 1.0]).round(4)
+    array([-0.1587,  0.    ,  0.8413])
+    """
+    x = as_array("x", x)
+    compute, result = dtypes(compute_dtype, {"x": x})
+    x = x.astype(compute)
+    if approximate == "none":  # 1 + erf(t) is erfc(-t), which keeps its digits where the sum would cancel
+        phi = np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2.0)) / 2.0
+    elif approximate == "tanh":
+        phi = (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))) / 2.0
+    else:
+        raise ValueError(f'approximate must be "none" or "tanh", not {approximate!r}')
+    y: Array = x * phi.astype(compute)
+    return y.astype(result, order="C")
+
+
+@np.errstate(all="ignore")
+def apply_rotary_emb(
+    x: npt.ArrayLike,
+    cos: npt.ArrayLike,
+    sin: npt.ArrayLike,
+    interleaved: bool = False,
+    *,
+    compute_dtype: npt.DTypeLike | None = None,
+) -> Array:
+    """Rotate pairs of columns by angles that grow with the position, so that dot products tell distances.
+
+    The pair (a, b) becomes ``(a * cos - b * sin, a * sin + b * cos)``.
+
+    Parameters
+    ----------
+    x : array_like, shape (..., L, D), D even
+        Queries or keys, with any leading dims, heads last among them: (B, H, L, D) for instance.
+    cos, sin : array_like, shape (L, D / 2) or (..., L, D / 2)
+        Tables of the angles. With one axis less than ``x``, and three or more, they have no head axis, (B,
+        L, D / 2), and are the same for every head. Else they broadcast to (..., L, D / 2).
+    interleaved : bool, default False
+        Pairs are neighbouring columns (2 n, 2 n + 1); by default column n goes with column n + D / 2.
+    compute_dtype : dtype, optional
+        See the top of the module.
+
+    Returns
+    -------
+    ndarray, the shape of ``x``
+        In the dtype to which ``x``, ``cos`` and ``sin`` promote.
+
+    Raises
+    ------
+    ValueError
+        An odd D, or tables that do not fit ``x``.
+    TypeError
+        A dtype that is not floating point or integer.
+
+    References
+    ----------
+    Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, equation 34
+    (interleaved pairs).
+
+    Examples
+    --------
+    A quarter turn takes (1, 0) to (0, 1):
+
+    >>> apply_rotary_emb([[1.0, 0.0]], cos=[[0.0]], sin=[[1.0]])
+    array([[0., 1.]])
+    """
+    x, cos, sin = as_array("x", x), as_array("cos", cos), as_array("sin", sin)
+    compute, result = dtypes(compute_dtype, {"x": x, "cos": cos, "sin": sin})
+    if x.ndim < 2 or x.shape[-1] % 2:
+        raise ValueError(f"x must have shape (..., L, D) with an even D, not {x.shape}")
+    half = (*x.shape[:-1], x.shape[-1] // 2)
+    cos = rotary_table("cos", cos, x.ndim, half).astype(compute)
+    sin = rotary_table("sin", sin, x.ndim, half).astype(compute)
+    x = x.astype(compute)
+    pairs = x.reshape(*half, 2) if interleaved else x.reshape(*half[:-1], 2, half[-1]).swapaxes(-1, -2)
+    a, b = pairs[..., 0], pairs[..., 1]
+    rotated = np.stack([a * cos - b * sin, a * sin + b * cos], axis=-1 if interleaved else -2)
+    return rotated.reshape(x.shape).astype(result)
