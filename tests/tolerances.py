@@ -95,8 +95,12 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
     error = u * (np.sqrt(call.query.shape[-1]) * products + FEW * (later + 1))
 
     # weight and denominator: exp(score + error - lse) against exp(score - lse)
-    scores = reference.attention.scaled_scores(reference.attention.dot_products(call.query, call.key), call.scale, call.softcap)
-    scores = reference.attention.masked_scores(scores, call.allowed, call.bias, call.alibi_slopes, call.offset)
+    scores = reference.attention.scaled_scores(
+        reference.attention.dot_products(call.query, call.key), call.scale, call.softcap
+    )
+    scores = reference.attention.masked_scores(
+        scores, call.allowed, call.bias, call.alibi_slopes, call.offset
+    )
     clean, _ = reference.attention.attention_weights(scores, call.allowed, call.sinks)
     keep = 1.0 / (1.0 - call.dropout_p) if call.dropout_p < 1 else 1.0
     exact = np.where(np.isfinite(clean), clean, 0)
