@@ -175,12 +175,13 @@ SA_INLINE vec FN(gelu)(vec x) {
     return x * V(select)(V(lt)(x, SA_C(0)), tail, SA_C(1) - tail);
 }
 
-/* x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³), written as x/(1 + e^(−2u)): nothing cancels for negative x. */
+/* x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³), written as x/(1 + e^(−2u)): nothing cancels for negative x. e^(−2|u|) is
+ * the square of h = e^(−|u|), multiplied in one h at a time: by itself it would be flushed to 0 where x·e^(−2|u|) is not. */
 SA_INLINE vec FN(gelu_tanh)(vec x) {
     const vec a = V(abs)(x);
-    const vec u = a * V(fma)(a * a, SA_C(0.044715), SA_C(1));
-    const vec e = FN(exp)(u * SA_C(-1.5957691216057307118)); /* e^(−2|u|) */
-    return x * V(select)(V(lt)(x, SA_C(0)), e, SA_C(1)) / (SA_C(1) + e);
+    const vec h = FN(exp)(a * V(fma)(a * a, SA_C(0.044715), SA_C(1)) * SA_C(-0.79788456080286535588));
+    const vec right = SA_C(1) / (SA_C(1) + h * h);
+    return V(select)(V(lt)(x, SA_C(0)), x * h * h, x) * right;
 }
 
 /* y = ((x − hi) − lo)·scale·weight + bias, each part where the kind has it. y may be x. */

@@ -307,6 +307,13 @@ static int read_table(call *k, const sa_state *state, int which, PyObject *value
         axis -= gap && axis == ndim - 3;
         fits = PyArray_DIM(table, own) == 1 || PyArray_DIM(table, own) == half[axis];
     }
+    if (!fits && gap) { /* never read as NumPy would instead: what a table means must not depend on which sizes are equal */
+        half[ndim - 3] = half[ndim - 2];
+        half[ndim - 2] = half[ndim - 1];
+        return shape_error("%s of shape %R, one axis less than x and so without a head axis, does not broadcast to "
+                           "(..., L, D / 2) = %R; a table that differs between heads needs all axes of x",
+                           name, table, PyArray_IntTupleFromIntp(ndim - 1, half));
+    }
     if (!fits) {
         return shape_error("%s of shape %R does not broadcast to (..., L, D / 2) = %R", name, table,
                            PyArray_IntTupleFromIntp(ndim, half));

@@ -288,10 +288,16 @@ def norm_arguments(
 
 def rotary_table(name: str, table: Array, x_ndim: int, half: tuple[int, ...]) -> Array:
     """Return a table of cosines or sines with a head axis where it lacks one; ``half`` is (..., L, D / 2)."""
-    if table.ndim == x_ndim - 1 and table.ndim >= 3:
-        table = np.expand_dims(table, -3)
+    without_heads = table.ndim == x_ndim - 1 and table.ndim >= 3
+    wanted = (*half[:-3], *half[-2:]) if without_heads else half
     try:
-        np.broadcast_to(table, half)
+        np.broadcast_to(table, wanted)
     except ValueError:
-        raise ValueError(f"{name} {table.shape} does not broadcast to (..., L, D / 2) = {half}") from None
-    return table
+        note, hint = "", ""
+        if without_heads:
+            note = ", one axis less than x and so without a head axis,"
+            hint = "; a table that differs between heads needs all axes of x"
+        raise ValueError(
+            f"{name} of shape {table.shape}{note} does not broadcast to (..., L, D / 2) = {wanted}{hint}"
+        ) from None
+    return np.expand_dims(table, -3) if without_heads else table
