@@ -5,13 +5,8 @@
 #endif
 #include <math.h>
 
-#include "kernels/kernels.h"
+#include "attention.h"
 #include "threads.h"
-
-/* No size of one axis may exceed this; products are checked one by one. It keeps i + o and every window bound far from
- * overflow. */
-#define SA_MAX_LENGTH ((ptrdiff_t)1 << 48)
-#define SA_MAX_WIDTH ((ptrdiff_t)1 << 40)
 
 /* Splitting the keys is worth it when there are fewer tasks than this, as long as every chunk keeps 1024 keys: it must
  * serve more cores than today's, and costs 0.3 % of a chunk to merge. */
@@ -28,16 +23,12 @@ size_t sa_itemsize(sa_dtype dtype) {
     return sizes[dtype];
 }
 
-static const sa_real_kernels *kernels_of(const sa_attention *a) {
+const sa_real_kernels *sa_kernels_of(const sa_attention *a) {
     const sa_kernels *k = sa_kernels_active();
     return a->f64 ? &k->f64 : &k->f32;
 }
 
-static ptrdiff_t ceil_div(ptrdiff_t a, ptrdiff_t b) { return a / b + (a % b != 0); }
-
-/* The leading index of flattened head number `head`, as the offset of one array. The last axis counts in key heads of
- * `gqa` query heads each for keys and values, singly for all others. */
-static ptrdiff_t lead_offset(const sa_attention *a, const sa_tensor *t, ptrdiff_t head, ptrdiff_t gqa) {
+ptrdiff_t sa_lead_offset(const sa_attention *a, const sa_tensor *t, ptrdiff_t head, ptrdiff_t gqa) {
     ptrdiff_t offset = 0;
     for (int axis = a->n_lead - 1; axis >= 0; --axis) {
         ptrdiff_t index = head % a->lead[axis];
@@ -50,8 +41,7 @@ static ptrdiff_t lead_offset(const sa_attention *a, const sa_tensor *t, ptrdiff_
     return offset;
 }
 
-/* Query heads that read the same keys and values: by GQA, or because trailing leading axes are broadcast there. */
-static ptrdiff_t group_size(const sa_attention *a) {
+ptrdiff_t sa_group_size(const sa_attention *a) {
     ptrdiff_t group = a->gqa;
     int axis = a->n_lead - 1;
     if (axis >= 0 && a->gqa > 1) {
@@ -66,18 +56,23 @@ static ptrdiff_t group_size(const sa_attention *a) {
     return group;
 }
 
-sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_attention_plan *plan) {
-    const sa_real_kernels *kernels = kernels_of(a);
-    size_t heads = 1, rows, tasks;
+bool sa_count_rows(const sa_attention *a, size_t *heads, size_t *rows) {
     if (a->L > SA_MAX_LENGTH || a->S > SA_MAX_LENGTH || a->E > SA_MAX_WIDTH || a->Dv > SA_MAX_WIDTH) {
-        return SA_TOO_LARGE;
+        return false;
     }
+    *heads = 1;
     for (int axis = 0; axis < a->n_lead; ++axis) {
-        if (!sa_multiply(heads, (size_t)a->lead[axis], &heads)) {
-            return SA_TOO_LARGE;
+        if (!sa_multiply(*heads, (size_t)a->lead[axis], heads)) {
+            return false;
         }
     }
-    if (!sa_multiply(heads, (size_t)a->L, &rows) || rows > PTRDIFF_MAX / 64) {
+    return sa_multiply(*heads, (size_t)a->L, rows) && *rows <= PTRDIFF_MAX / 64;
+}
+
+sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_attention_plan *plan) {
+    const sa_real_kernels *kernels = sa_kernels_of(a);
+    size_t heads, rows, tasks;
+    if (!sa_count_rows(a, &heads, &rows)) {
         return SA_TOO_LARGE;
     }
     *plan = (sa_attention_plan){.block_rows = kernels->block_rows, .chunks = 1, .chunk_keys = a->S, .threads = 1};
@@ -85,16 +80,16 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     if (rows == 0 || (a->Dv == 0 && a->lse.m.data == NULL && no_weights)) {
         return SA_OK; /* no output has an element; the rows may be far too many to be walked over */
     }
-    plan->group = group_size(a);
+    plan->group = sa_group_size(a);
     plan->groups = (ptrdiff_t)heads / plan->group;
     plan->rows = plan->group * a->L;
-    plan->blocks = ceil_div(plan->rows, plan->block_rows);
+    plan->blocks = sa_ceil_div(plan->rows, plan->block_rows);
     const ptrdiff_t whole = plan->groups * plan->blocks;
     if (whole < SA_ENOUGH_TASKS && a->S >= 2 * SA_LEAST_CHUNK) {
-        const ptrdiff_t most = a->S / SA_LEAST_CHUNK, wanted = ceil_div(SA_ENOUGH_TASKS, whole);
+        const ptrdiff_t most = a->S / SA_LEAST_CHUNK, wanted = sa_ceil_div(SA_ENOUGH_TASKS, whole);
         const ptrdiff_t chunks = most < wanted ? most : wanted;
-        plan->chunk_keys = ceil_div(ceil_div(a->S, chunks), SA_KEYS_PER_TILE) * SA_KEYS_PER_TILE;
-        plan->chunks = ceil_div(a->S, plan->chunk_keys);
+        plan->chunk_keys = sa_ceil_div(sa_ceil_div(a->S, chunks), SA_KEYS_PER_TILE) * SA_KEYS_PER_TILE;
+        plan->chunks = sa_ceil_div(a->S, plan->chunk_keys);
     }
     if (!sa_multiply((size_t)whole, (size_t)plan->chunks, &tasks)) {
         return SA_TOO_LARGE;
@@ -130,30 +125,28 @@ static void open_keys(const sa_attention *a, ptrdiff_t i, ptrdiff_t length, ptrd
     }
 }
 
-/* Describes the rows of a block and the block itself, over all its keys. Rows count positions first and heads of the group
- * within a position, so that a causal block stays narrow whatever the group. */
-static void describe_block(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t group, ptrdiff_t block,
-                           sa_rows *rows, sa_block *b) {
-    const ptrdiff_t from = block * plan->block_rows;
-    const ptrdiff_t left = plan->rows - from, G = plan->group;
-    const int count = (int)(left < plan->block_rows ? left : plan->block_rows);
+void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most, sa_rows *rows,
+                       sa_block *b) {
+    const ptrdiff_t left = G * a->L - from;
+    const int count = (int)(left < most ? left : most);
     rows->count = count;
     ptrdiff_t begin = PTRDIFF_MAX, end = 0;
     for (int first = 0; first < count && first < G; ++first) {
         const ptrdiff_t head = group * G + (from + first) % G;
-        const char *q = a->query.m.data + lead_offset(a, &a->query, head, 1);
-        const char *mask = a->mask.m.data ? a->mask.m.data + lead_offset(a, &a->mask, head, 1) : NULL;
-        char *out = a->out.m.data + lead_offset(a, &a->out, head, 1);
-        char *lse = a->lse.m.data ? a->lse.m.data + lead_offset(a, &a->lse, head, 1) : NULL;
-        char *weights = a->weights.m.data ? a->weights.m.data + lead_offset(a, &a->weights, head, 1) : NULL;
+        const char *q = a->query.m.data + sa_lead_offset(a, &a->query, head, 1);
+        const char *mask = a->mask.m.data ? a->mask.m.data + sa_lead_offset(a, &a->mask, head, 1) : NULL;
+        char *out = a->out.m.data + sa_lead_offset(a, &a->out, head, 1);
+        char *lse = a->lse.m.data ? a->lse.m.data + sa_lead_offset(a, &a->lse, head, 1) : NULL;
+        char *weights = a->weights.m.data ? a->weights.m.data + sa_lead_offset(a, &a->weights, head, 1) : NULL;
+        char *stats = a->stats.m.data ? a->stats.m.data + sa_lead_offset(a, &a->stats, head, 1) : NULL;
         const double slope =
-            a->alibi.m.data ? *(const double *)(const void *)(a->alibi.m.data + lead_offset(a, &a->alibi, head, 1)) : 0;
+            a->alibi.m.data ? *(const double *)(const void *)(a->alibi.m.data + sa_lead_offset(a, &a->alibi, head, 1)) : 0;
         const double sink =
-            a->sinks.m.data ? *(const double *)(const void *)(a->sinks.m.data + lead_offset(a, &a->sinks, head, 1)) : 0;
-        const ptrdiff_t length =
-            a->key_lengths.m.data
-                ? (ptrdiff_t)*(const int64_t *)(const void *)(a->key_lengths.m.data + lead_offset(a, &a->key_lengths, head, 1))
-                : a->S;
+            a->sinks.m.data ? *(const double *)(const void *)(a->sinks.m.data + sa_lead_offset(a, &a->sinks, head, 1)) : 0;
+        const ptrdiff_t length = a->key_lengths.m.data
+                                     ? (ptrdiff_t)*(const int64_t *)(const void *)(a->key_lengths.m.data +
+                                                                                   sa_lead_offset(a, &a->key_lengths, head, 1))
+                                     : a->S;
         for (ptrdiff_t r = first; r < count; r += G) {
             const ptrdiff_t i = (from + r) / G;
             rows->query[r] = q + i * a->query.m.row_stride;
@@ -161,6 +154,7 @@ static void describe_block(const sa_attention *a, const sa_attention_plan *plan,
             rows->out[r] = out + i * a->out.m.row_stride;
             rows->lse[r] = lse ? lse + i * a->lse.m.row_stride : NULL;
             rows->weights[r] = weights ? weights + i * a->weights.m.row_stride : NULL;
+            rows->stats[r] = stats ? stats + i * a->stats.m.row_stride : NULL;
             rows->index[r] = i;
             rows->position[r] = i + a->diagonal;
             rows->head[r] = (uint64_t)head;
@@ -180,8 +174,8 @@ static void describe_block(const sa_attention *a, const sa_attention_plan *plan,
     }
     *b =
         (sa_block){.a = a, .rows = rows, .key = a->key.m, .value = a->value.m, .begin = begin, .end = end, .first_chunk = true};
-    b->key.data += lead_offset(a, &a->key, group * G, a->gqa);
-    b->value.data += lead_offset(a, &a->value, group * G, a->gqa);
+    b->key.data += sa_lead_offset(a, &a->key, group * G, a->gqa);
+    b->value.data += sa_lead_offset(a, &a->value, group * G, a->gqa);
 }
 
 /* Task t: groups outermost, so that threads share a head's keys; within a group the last rows first, which see the most
@@ -192,7 +186,7 @@ static void run_task(const sa_attention *a, const sa_attention_plan *plan, const
     const ptrdiff_t group = t / plan->chunks / plan->blocks;
     sa_rows rows;
     sa_block b;
-    describe_block(a, plan, group, block, &rows, &b);
+    sa_describe_block(a, plan->group, group, block * plan->block_rows, plan->block_rows, &rows, &b);
     if (plan->chunks > 1) {
         const ptrdiff_t begin = chunk * plan->chunk_keys, end = begin + plan->chunk_keys;
         b.begin = b.begin > begin ? b.begin : begin;
@@ -207,14 +201,15 @@ static void merge_task(const sa_attention *a, const sa_attention_plan *plan, con
                        char *scratch, const char *partial) {
     sa_rows rows;
     sa_block b;
-    describe_block(a, plan, t / plan->blocks, plan->blocks - 1 - t % plan->blocks, &rows, &b);
+    const ptrdiff_t block = plan->blocks - 1 - t % plan->blocks;
+    sa_describe_block(a, plan->group, t / plan->blocks, block * plan->block_rows, plan->block_rows, &rows, &b);
     kernels->attention_merge(&b, partial + (size_t)(t * plan->chunks) * kernels->attention_partial(a), plan->chunks, scratch);
 }
 
-static bool cancelled(const sa_attention *a) { return a->cancel != NULL && __atomic_load_n(a->cancel, __ATOMIC_RELAXED) != 0; }
+bool sa_cancelled(const sa_attention *a) { return a->cancel != NULL && __atomic_load_n(a->cancel, __ATOMIC_RELAXED) != 0; }
 
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial) {
-    const sa_real_kernels *kernels = kernels_of(a);
+    const sa_real_kernels *kernels = sa_kernels_of(a);
     const ptrdiff_t merges = plan->chunks > 1 ? plan->groups * plan->blocks : 0;
 #if defined(_OPENMP)
     if (plan->threads > 1) {
@@ -225,28 +220,28 @@ sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *p
             /* Independent: a task writes its own rows of the outputs, or its own partial result, and its thread's scratch. */
 #pragma omp for schedule(dynamic, 1)
             for (ptrdiff_t t = 0; t < plan->tasks; ++t) {
-                if (!cancelled(a)) {
+                if (!sa_cancelled(a)) {
                     run_task(a, plan, kernels, t, mine, partial);
                 }
             }
             /* Independent: a merge reads the partial results of its own block, all finished, and writes that block's rows. */
 #pragma omp for schedule(dynamic, 1)
             for (ptrdiff_t t = 0; t < merges; ++t) {
-                if (!cancelled(a)) {
+                if (!sa_cancelled(a)) {
                     merge_task(a, plan, kernels, t, mine, partial);
                 }
             }
         }
         sa_region_leave();
-        return cancelled(a) ? SA_CANCELLED : SA_OK;
+        return sa_cancelled(a) ? SA_CANCELLED : SA_OK;
     }
 #endif
     /* Not even an OpenMP region of one thread: entering one costs as much as a small call. */
-    for (ptrdiff_t t = 0; t < plan->tasks && !cancelled(a); ++t) {
+    for (ptrdiff_t t = 0; t < plan->tasks && !sa_cancelled(a); ++t) {
         run_task(a, plan, kernels, t, scratch, partial);
     }
-    for (ptrdiff_t t = 0; t < merges && !cancelled(a); ++t) {
+    for (ptrdiff_t t = 0; t < merges && !sa_cancelled(a); ++t) {
         merge_task(a, plan, kernels, t, scratch, partial);
     }
-    return cancelled(a) ? SA_CANCELLED : SA_OK;
+    return sa_cancelled(a) ? SA_CANCELLED : SA_OK;
 }

@@ -72,6 +72,7 @@ typedef struct {
     sa_tensor out;         /* (B…, L, Dv) */
     sa_tensor lse;         /* (B…, L, 1), float32 or float64 */
     sa_tensor weights;     /* (B…, L, S); must come zero-filled */
+    sa_tensor stats;       /* (B…, L, 2) of what computes: the maximum in log2 units and 1/sum, for the backward pass */
 
     double scale, softcap; /* softcap 0: none */
     bool causal;
@@ -103,6 +104,35 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
 /* Runs the plan. scratch: plan.threads × plan.scratch_bytes; partial: plan.partial_bytes; both 64-byte aligned. Outputs may
  * not overlap inputs. */
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial);
+
+/* Everything that a backward call says beyond its forward call, whose outputs `out` and `stats` are now read. The arrays of
+ * gradients hold what computes (float64 or float32), rows together, and come zero-filled; data is NULL where a gradient is
+ * not wanted. They are added to, in an order that depends on shape and options alone. */
+typedef struct {
+    const sa_attention *a;
+    sa_tensor grad_out;     /* (B…, L, Dv) */
+    sa_tensor grad_lse;     /* (B…, L, 1), optional */
+    sa_tensor dquery;       /* (B…, L, E) */
+    sa_tensor dkey, dvalue; /* (B…, S, E), (B…, S, Dv); the last leading axis counts key heads; stride 0 along a group */
+    sa_tensor dmask;        /* (B…, L, S), stride 0 where the mask is broadcast */
+    sa_tensor dslope_rows, dsink_rows; /* (B…, L, 1): each row's share, to be summed over L */
+    void *delta;                       /* what computes, one for each row: rows of all heads */
+} sa_attention_gradients;
+
+typedef struct {
+    ptrdiff_t group, groups, rows, block_rows, blocks; /* as in the forward plan */
+    ptrdiff_t parts;                                   /* rows and keys of a group are cut into as many parts each */
+    ptrdiff_t part_blocks, part_keys;
+    ptrdiff_t delta_count; /* elements of delta */
+    size_t scratch_bytes;  /* for each thread */
+    bool mask_apart;       /* the mask's gradient adds up over heads or rows: its own pass */
+    int threads;
+} sa_backward_plan;
+
+sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_threads, sa_backward_plan *plan);
+
+/* Runs the plan. scratch: plan.threads × plan.scratch_bytes, 64-byte aligned. */
+sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backward_plan *plan, void *scratch);
 
 /* a × b, or false when it does not fit: every size goes through here before anything is allocated. */
 bool sa_multiply(size_t a, size_t b, size_t *product);

@@ -21,6 +21,12 @@ from selfattn._core import (
     set_num_threads,
     softmax,
 )
+from selfattn.attention_vjp import (
+    AttentionGradients,
+    scaled_dot_product_attention_backward,
+    scaled_dot_product_attention_forward,
+    scaled_dot_product_attention_vjp,
+)
 from selfattn.config import show_config
 from selfattn.functional import merge_attention
 from selfattn.steps import AttentionSteps, attention_steps
@@ -28,6 +34,7 @@ from selfattn.steps import AttentionSteps, attention_steps
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionGradients",
     "AttentionSteps",
     "apply_rotary_emb",
     "attention_steps",
@@ -39,6 +46,9 @@ __all__ = [
     "merge_attention",
     "rms_norm",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_backward",
+    "scaled_dot_product_attention_forward",
+    "scaled_dot_product_attention_vjp",
     "set_num_threads",
     "show_config",
     "softmax",

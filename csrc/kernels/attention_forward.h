@@ -24,6 +24,9 @@ typedef struct {
     real *top, *maximum, *sum, *alpha, *tile_sum, *slope, *position, *lo, *hi, *ones; /* [W] */
     uint32_t *index, *head_lo, *head_hi;                                              /* [W rounded up to words' lanes] */
     uint32_t *words;                                                                  /* [4][the same] */
+    real *gain;    /* [keys][nv·lanes], backward with softcap: its derivative; else NULL */
+    const real *k; /* the tile's keys, as score_tile found them: [n][k_stride] */
+    ptrdiff_t k_stride;
 } FN(scratch);
 
 SA_INLINE size_t FN(round_up)(ptrdiff_t n) { return ((size_t)n + SA_LANES - 1) / SA_LANES * SA_LANES; }
@@ -46,11 +49,7 @@ SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * 
     const size_t words = (W + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
     const bool key_packs = FN(some_tile_packs)(a, &a->key), value_packs = FN(some_tile_packs)(a, &a->value);
     size_t used = 0;
-#define SA_TAKE(field, type, count)                                                                                            \
-    do {                                                                                                                       \
-        s->field = base ? (type *)(void *)(base + used) : NULL;                                                                \
-        used += ((count) * sizeof(type) + 63) / 64 * 64;                                                                       \
-    } while (0)
+    s->gain = NULL;
     SA_TAKE(top, real, W);
     SA_TAKE(maximum, real, W);
     SA_TAKE(sum, real, W);
@@ -72,7 +71,6 @@ SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * 
     SA_TAKE(head_lo, uint32_t, a->dropout_p > 0 ? words : 0);
     SA_TAKE(head_hi, uint32_t, a->dropout_p > 0 ? words : 0);
     SA_TAKE(words, uint32_t, a->dropout_p > 0 ? 4 * words : 0);
-#undef SA_TAKE
     return used;
 }
 
@@ -205,9 +203,9 @@ SA_INLINE int FN(first_open_vector)(const sa_rows *rows, ptrdiff_t first, ptrdif
 }
 
 /* Leaves the finished scores of keys first … first + n − 1 in s->P and their maxima in s->top. Returns false when the tile
- * is closed altogether; *masked is set when any pair of it is closed. */
+ * is closed altogether; *masked is set when any pair of it is closed. Without want_top the maxima are left out. */
 SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, const int few,
-                              bool *masked) {
+                              const bool want_top, bool *masked) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &a->mask.m;
@@ -221,6 +219,8 @@ SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
     }
     ptrdiff_t k_stride;
     const real *k = FN(tile_rows)(&b->key, first, n, a->E, s->key, &k_stride);
+    s->k = k;
+    s->k_stride = k_stride;
     memcpy(s->top, s->maximum, (size_t)nv * SA_LANES * sizeof(real));
     bool top_is_right = !few;
     if (few) {
@@ -243,7 +243,7 @@ SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
         }
     }
     if (a->softcap > 0) {
-        FN(pass_softcap)(s->P, n, nv, (real)(a->softcap * SA_LOG2E));
+        FN(pass_softcap)(s->P, n, nv, (real)(a->softcap * SA_LOG2E), s->gain);
         top_is_right = false;
     }
     if (a->alibi.m.data) {
@@ -303,7 +303,7 @@ SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
             FN(pass_closed)(s->P, n, nv, s->lo, s->hi, all_from, all_to);
         }
     }
-    if (!top_is_right) {
+    if (want_top && !top_is_right) {
         memcpy(s->top, s->maximum, (size_t)nv * SA_LANES * sizeof(real));
         FN(pass_max)(s->P, n, nv, s->top);
     }
@@ -311,13 +311,13 @@ SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
 }
 
 /* A dropped weight counts in the denominator and not in the output. */
-SA_INLINE void FN(drop)(const sa_attention *a, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+SA_INLINE void FN(drop)(const sa_attention *a, FN(scratch) * s, real *P, ptrdiff_t first, ptrdiff_t n, const int nv) {
     const double least = rint(a->dropout_p * 4294967296.0);
     if (least < 4294967296.0) {
-        FN(pass_dropout)(s->P, first, n, nv, a->seed, (uint32_t)least, s->index, s->head_lo, s->head_hi, s->words);
+        FN(pass_dropout)(P, first, n, nv, a->seed, (uint32_t)least, s->index, s->head_lo, s->head_hi, s->words);
     } else {
         for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
-            V(store)(s->P + i, V(min)(V(set1)(0), V(load)(s->P + i)));
+            V(store)(P + i, V(min)(V(set1)(0), V(load)(P + i)));
         }
     }
 }
@@ -427,6 +427,13 @@ SA_INLINE void FN(close_rows)(const sa_block *b, FN(scratch) * s, const int nv) 
         vec l = V(load)(s->sum + v * SA_LANES);
         V(store)(s->alpha + v * SA_LANES, V(select)(V(eq)(l, zero), zero, V(set1)(keep) / l));
     }
+    if (a->stats.m.data) {
+        for (int r = 0; r < rows->count; ++r) {
+            real *stats = (real *)(void *)rows->stats[r];
+            stats[0] = s->maximum[r];
+            stats[1] = s->sum[r] == 0 ? 0 : 1 / s->sum[r];
+        }
+    }
     if (a->lse.m.data) {
         for (int r = 0; r < rows->count; ++r) {
             const double l = (double)s->sum[r];
@@ -451,7 +458,7 @@ SA_INLINE void FN(write_weights)(const sa_block *b, FN(scratch) * s, const int n
     bool masked;
     for (ptrdiff_t first = b->begin; first < b->end; first += SA_KEYS_PER_TILE) {
         const ptrdiff_t n = b->end - first < SA_KEYS_PER_TILE ? b->end - first : SA_KEYS_PER_TILE;
-        if (!FN(score_tile)(b, s, first, n, nv, few, &masked)) {
+        if (!FN(score_tile)(b, s, first, n, nv, few, true, &masked)) {
             continue;
         }
         for (int v = 0; v < nv; ++v) {
@@ -463,7 +470,7 @@ SA_INLINE void FN(write_weights)(const sa_block *b, FN(scratch) * s, const int n
             }
         }
         if (a->dropout_p > 0) {
-            FN(drop)(a, s, first, n, nv);
+            FN(drop)(a, s, s->P, first, n, nv);
         }
         for (int r = 0; r < rows->count; ++r) {
             for (ptrdiff_t j = 0; j < n; ++j) {
@@ -518,7 +525,7 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
     FN(start_rows)(b, s, nv, few);
     for (ptrdiff_t first = b->begin; first < b->end; first += SA_KEYS_PER_TILE) {
         const ptrdiff_t n = b->end - first < SA_KEYS_PER_TILE ? b->end - first : SA_KEYS_PER_TILE;
-        if (!FN(score_tile)(b, s, first, n, nv, few, &masked)) {
+        if (!FN(score_tile)(b, s, first, n, nv, few, true, &masked)) {
             continue;
         }
         for (int v = 0; v < nv; ++v) {
@@ -536,7 +543,7 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
             V(store)(s->sum + v * SA_LANES, V(fma)(alpha, l, V(load)(s->tile_sum + v * SA_LANES)));
         }
         if (a->dropout_p > 0) {
-            FN(drop)(a, s, first, n, nv);
+            FN(drop)(a, s, s->P, first, n, nv);
         }
         FN(add_values)(b, s, first, n, nv, few, careful);
     }

@@ -33,3 +33,10 @@
 #define SA_PASTE(a, b) SA_PASTE2(a, b)
 #define SA_PASTE4_(a, b, c, d) a##b##_##c##_##d
 #define SA_PASTE4(a, b, c, d) SA_PASTE4_(a, b, c, d)
+
+/* One array of a scratch layout: `base` is where the layout begins, or NULL when it is only measured; `used` counts bytes. */
+#define SA_TAKE(field, type, count)                                                                                            \
+    do {                                                                                                                       \
+        s->field = base ? (type *)(void *)(base + used) : NULL;                                                                \
+        used += ((count) * sizeof(type) + 63) / 64 * 64;                                                                       \
+    } while (0)

@@ -21,6 +21,7 @@ typedef struct {
     char *out[SA_MAX_BLOCK_ROWS];
     char *lse[SA_MAX_BLOCK_ROWS];
     char *weights[SA_MAX_BLOCK_ROWS];
+    char *stats[SA_MAX_BLOCK_ROWS];
     ptrdiff_t lo[SA_MAX_BLOCK_ROWS], hi[SA_MAX_BLOCK_ROWS]; /* keys lo … hi − 1 are open: causal, window and lengths in one */
     ptrdiff_t position[SA_MAX_BLOCK_ROWS];                  /* the key that the query stands on, i + o */
     ptrdiff_t index[SA_MAX_BLOCK_ROWS];                     /* i */
@@ -37,6 +38,25 @@ typedef struct {
     bool first_chunk; /* the sink belongs to exactly one chunk */
     void *partial;    /* NULL: finish; else leave (maximum, sum, unnormalised output) here for merge */
 } sa_block;
+
+/* What the backward pass has of each row of a block beyond sa_rows; pointers are to what computes, except grad_out and
+ * grad_lse. NULL where it is not wanted. */
+typedef struct {
+    const char *grad_out[SA_MAX_BLOCK_ROWS];
+    const char *grad_lse[SA_MAX_BLOCK_ROWS];
+    char *dquery[SA_MAX_BLOCK_ROWS], *dmask[SA_MAX_BLOCK_ROWS], *delta[SA_MAX_BLOCK_ROWS];
+    char *dslope[SA_MAX_BLOCK_ROWS], *dsink[SA_MAX_BLOCK_ROWS];
+} sa_row_gradients;
+
+/* A block of the backward pass: its rows against the keys b.begin … b.end − 1. */
+typedef struct {
+    sa_block b;
+    const sa_attention_gradients *g;
+    sa_row_gradients *rows;
+    char *dkey, *dvalue; /* row 0 of the key head's gradients, NULL where not wanted */
+    bool mask_only;      /* add to the mask's gradient and to nothing else */
+    bool with_mask;      /* add to the mask's gradient */
+} sa_backward_block;
 
 #define SA_ROW_BLOCK 64    /* rows that a task of a row operation describes at a time */
 #define SA_ROW_COLUMNS 256 /* neighbouring columns of a softmax down the columns: four arrays of them stay in L1 */
@@ -59,6 +79,9 @@ typedef struct {
     void (*attention_forward)(const sa_block *b, void *scratch);
     /* Adds up the partial results of one block, chunk after chunk, and finishes it. partial: chunks in a row. */
     void (*attention_merge)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch);
+    size_t (*backward_scratch)(const sa_attention_gradients *g);
+    void (*attention_delta)(const sa_backward_block *b, void *scratch);
+    void (*attention_backward)(const sa_backward_block *b, void *scratch);
     void (*rows[SA_ROW_KINDS])(const sa_row_block *b, void *scratch);
     void (*softmax_columns)(const sa_row_block *b, void *scratch); /* and log_softmax */
     void (*gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,

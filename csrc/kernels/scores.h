@@ -2,11 +2,15 @@
  * softcap → ALiBi → mask → closed keys → maximum → exp → dropout, and everything is in log2 units: the queries were packed
  * with scale·log2 e. A call runs only the passes that its options ask for, so there is no product of templates. */
 
-/* s = c'·tanh(s'/c') with c' = softcap·log2 e */
-SA_INLINE void FN(pass_softcap)(real *P, ptrdiff_t n, const int nv, real cap) {
+/* s = c'·tanh(s'/c') with c' = softcap·log2 e; gain, unless NULL, gets the derivative 1 − (s/c')². */
+SA_INLINE void FN(pass_softcap)(real *P, ptrdiff_t n, const int nv, real cap, real *gain) {
     const vec c = V(set1)(cap);
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
-        V(store)(P + i, c * FN(tanh)(V(load)(P + i) / c));
+        const vec t = FN(tanh)(V(load)(P + i) / c);
+        V(store)(P + i, c * t);
+        if (gain) {
+            V(store)(gain + i, (V(set1)(1) - t) * (V(set1)(1) + t)); /* exact where |t| is near 1 */
+        }
     }
 }
 

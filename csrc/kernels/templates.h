@@ -10,6 +10,7 @@
 #include "tiles.h"
 #include "scores.h"
 #include "attention_forward.h"
+#include "attention_backward.h"
 #include "rows.h"
 #include "machine_limits.h"
 #include "real_end.h"
@@ -21,6 +22,7 @@
 #include "tiles.h"
 #include "scores.h"
 #include "attention_forward.h"
+#include "attention_backward.h"
 #include "rows.h"
 #include "machine_limits.h"
 #include "real_end.h"
@@ -43,6 +45,9 @@
         .attention_partial = SA_PASTE4(sa_, attention_partial, dtype, SA_ISA),                                                 \
         .attention_forward = SA_PASTE4(sa_, attention_forward, dtype, SA_ISA),                                                 \
         .attention_merge = SA_PASTE4(sa_, attention_merge, dtype, SA_ISA),                                                     \
+        .backward_scratch = SA_PASTE4(sa_, attention_backward_scratch, dtype, SA_ISA),                                         \
+        .attention_delta = SA_PASTE4(sa_, attention_delta, dtype, SA_ISA),                                                     \
+        .attention_backward = SA_PASTE4(sa_, attention_backward, dtype, SA_ISA),                                               \
         .rows = SA_ROW_TABLE(dtype),                                                                                           \
         .softmax_columns = SA_PASTE4(sa_, softmax_columns, dtype, SA_ISA),                                                     \
         .gather = SA_PASTE4(sa_, gather, dtype, SA_ISA),                                                                       \

@@ -205,6 +205,101 @@ SA_INLINE void FN(values_wide)(const real *P, const real *v, ptrdiff_t v_stride,
     }
 }
 
+/* ---- lanes are columns: the gradients of keys and values --------------------------------------------------------------- */
+
+/* C[rows][nv·lanes] += Σ_i p[r][i]·x[i][nv·lanes]. The sum starts at zero, as in values_tile. The last vector of C has `tail`
+ * columns; x is padded to whole vectors. */
+SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
+                              ptrdiff_t n, real *restrict C, ptrdiff_t c_stride, int tail, const int rows, const int nv) {
+    vec sum[8][4];
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            sum[r][v] = V(set1)(0);
+        }
+    }
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        vec x_i[4];
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            x_i[v] = V(load)(x + i * x_stride + v * SA_LANES);
+        }
+        SA_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            vec p_ri = V(set1)(p[r * p_stride + i]);
+            SA_UNROLL
+            for (int v = 0; v < nv; ++v) {
+                sum[r][v] = V(fma)(p_ri, x_i[v], sum[r][v]);
+            }
+        }
+    }
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            real *c = C + r * c_stride + v * SA_LANES;
+            if (v < nv - 1 || tail == SA_LANES) {
+                V(store)(c, V(load)(c) + sum[r][v]);
+            } else {
+                V(store_n)(c, V(load_n)(c, tail) + sum[r][v], tail);
+            }
+        }
+    }
+}
+
+SA_INLINE void FN(outer_any)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
+                             ptrdiff_t n, ptrdiff_t m, real *restrict C, ptrdiff_t c_stride, int tail, const int nv) {
+    ptrdiff_t r = 0;
+    for (; r + SA_ROWS(nv) <= m; r += SA_ROWS(nv)) {
+        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, SA_ROWS(nv), nv);
+    }
+    if (SA_ROWS(nv) > 4 && r + 4 <= m) {
+        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, 4, nv);
+        r += 4;
+    }
+    if (r + 2 <= m) {
+        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, 2, nv);
+        r += 2;
+    }
+    if (r < m) {
+        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, 1, nv);
+    }
+}
+
+#define SA_OUTER(nv)                                                                                                           \
+    SA_NOINLINE void FN(outer##nv)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n,          \
+                                   ptrdiff_t m, real *C, ptrdiff_t c_stride, int tail) {                                       \
+        FN(outer_any)(p, p_stride, x, x_stride, n, m, C, c_stride, tail, nv);                                                  \
+    }
+SA_OUTER(1)
+SA_OUTER(2)
+SA_OUTER(3)
+#if SA_VECS == 4
+SA_OUTER(4)
+#endif
+#undef SA_OUTER
+
+/* C[m][width] += p[m][n]·x[n][width], p and C strided, x padded to whole vectors. */
+SA_INLINE void FN(outer)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n, ptrdiff_t m,
+                         real *C, ptrdiff_t c_stride, ptrdiff_t width) {
+    for (ptrdiff_t d = 0; d < width;) {
+        const ptrdiff_t left = (width - d + SA_LANES - 1) / SA_LANES;
+        const int nv = left == SA_VECS + 1 && SA_VECS == 4 ? 3 : left < SA_VECS ? (int)left : SA_VECS; /* 5 is 3 + 2 */
+        const int tail = width - d < nv * SA_LANES ? (int)(width - d) - (nv - 1) * SA_LANES : SA_LANES;
+        switch (nv) {
+        case 1: FN(outer1)(p, p_stride, x + d, x_stride, n, m, C + d, c_stride, tail); break;
+        case 2: FN(outer2)(p, p_stride, x + d, x_stride, n, m, C + d, c_stride, tail); break;
+        case 3: FN(outer3)(p, p_stride, x + d, x_stride, n, m, C + d, c_stride, tail); break;
+#if SA_VECS == 4
+        case 4: FN(outer4)(p, p_stride, x + d, x_stride, n, m, C + d, c_stride, tail); break;
+#endif
+        default: break;
+        }
+        d += nv * SA_LANES;
+    }
+}
+
 /* ---- few ----------------------------------------------------------------------------------------------------------- */
 
 /* P[j][lanes], lanes 0 … R − 1, = k[j]·q[r] for n keys. q[R][q_stride] is padded with zeros to whole vectors. */

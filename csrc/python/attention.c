@@ -1,480 +1,15 @@
-/* scaled_dot_product_attention as Python calls it: reads and checks every argument, fills the core's struct, makes the
- * outputs, runs, and builds the result. Nothing is written before everything has been checked. */
-#include <math.h>
-
-#include "arrays.h"
+/* scaled_dot_product_attention as Python calls it: makes the outputs, runs, and builds the result. The arguments are read in
+ * attention_call.c. */
+#include "attention_call.h"
 
 /* Work below which the GIL is kept and scratch is taken from the stack: releasing and taking it back costs as much as such
  * a call. In multiply-adds. */
 #define SA_SMALL_WORK 65536.0
 #define SA_STACK_SCRATCH 32768
 
-enum {
-    QUERY,
-    KEY,
-    VALUE,
-    ATTN_MASK,
-    DROPOUT_P,
-    IS_CAUSAL,
-    SCALE,
-    ENABLE_GQA,
-    CAUSAL,
-    WINDOW,
-    SOFTCAP,
-    ALIBI_SLOPES,
-    SINKS,
-    KEY_LENGTHS,
-    RNG,
-    RETURN_LSE,
-    RETURN_WEIGHTS,
-    OUT,
-    NUM_THREADS
-};
-
-/* A call under way: every reference it owns, and the core's struct that points into them. */
-typedef struct {
-    const sa_state *state;
-    PyArrayObject *query, *key, *value, *mask, *alibi, *sinks, *lengths; /* owned */
-    PyArrayObject *out, *lse, *weights;                                  /* owned */
-    sa_dtype result;
-    bool enable_gqa, want_lse, want_weights;
-    int threads;
-    npy_intp lead[NPY_MAXDIMS];
-    sa_attention a;
-} call;
-
-static void release(call *c) {
-    Py_XDECREF(c->query);
-    Py_XDECREF(c->key);
-    Py_XDECREF(c->value);
-    Py_XDECREF(c->mask);
-    Py_XDECREF(c->alibi);
-    Py_XDECREF(c->sinks);
-    Py_XDECREF(c->lengths);
-    Py_XDECREF(c->out);
-    Py_XDECREF(c->lse);
-    Py_XDECREF(c->weights);
-}
-
-static PyObject *shape_of(PyArrayObject *array) { return PyArray_IntTupleFromIntp(PyArray_NDIM(array), PyArray_SHAPE(array)); }
-
-/* A ValueError with the shapes of two arrays at its end. */
-static int shape_error(const char *message, const char *name_a, PyArrayObject *a, const char *name_b, PyArrayObject *b) {
-    PyObject *shape_a = shape_of(a), *shape_b = shape_of(b);
-    if (shape_a != NULL && shape_b != NULL) {
-        PyErr_Format(PyExc_ValueError, "%s: %s has shape %R, %s has shape %R", message, name_a, shape_a, name_b, shape_b);
-    }
-    Py_XDECREF(shape_a);
-    Py_XDECREF(shape_b);
-    return -1;
-}
-
-static bool given(PyObject *value) { return value != NULL && value != Py_None; }
-
-/* ---- scalars ------------------------------------------------------------------------------------------------------- */
-
-static int read_real(PyObject *value, const char *name, double *x) {
-    if (PyBool_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "%s must be a real number, got a bool", name);
-        return -1;
-    }
-    *x = PyFloat_AsDouble(value);
-    if (*x == -1 && PyErr_Occurred()) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Format(PyExc_TypeError, "%s must be a real number, got %s", name, Py_TYPE(value)->tp_name);
-        } else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
-            PyErr_Format(PyExc_ValueError, "%s is an integer too large for a float", name);
-        }
-        return -1;
-    }
-    return 0;
-}
-
-static int read_flag(PyObject *value, bool *flag) {
-    const int truth = value == NULL ? 0 : PyObject_IsTrue(value);
-    *flag = truth > 0;
-    return truth < 0 ? -1 : 0;
-}
-
-/* One side of the window: None is open, an int ≥ 0 of any size is clamped to what no sequence reaches. */
-static int read_bound(PyObject *value, PyObject *window, ptrdiff_t *bound) {
-    *bound = SA_UNBOUNDED;
-    if (value == Py_None) {
-        return 0;
-    }
-    PyObject *index = PyBool_Check(value) ? NULL : PyNumber_Index(value);
-    if (index == NULL) {
-        PyErr_Format(PyExc_TypeError, "window must be (left, right), each an int >= 0 or None, got %R", window);
-        return -1;
-    }
-    int overflow;
-    const long long number = PyLong_AsLongLongAndOverflow(index, &overflow);
-    Py_DECREF(index);
-    if (overflow < 0 || (overflow == 0 && number < 0)) {
-        PyErr_Format(PyExc_ValueError, "window bounds must be >= 0 or None, got %R", window);
-        return -1;
-    }
-    if (overflow == 0 && number < (long long)1 << 50) {
-        *bound = (ptrdiff_t)number;
-    }
-    return 0;
-}
-
-static int read_window(PyObject *window, sa_attention *a) {
-    a->window_left = a->window_right = SA_UNBOUNDED;
-    if (!given(window)) {
-        return 0;
-    }
-    const bool sequence = PyTuple_Check(window) || PyList_Check(window);
-    PyObject *pair = sequence ? PySequence_Tuple(window) : NULL; /* own: a bound's __index__ might change the list */
-    if (sequence && pair == NULL) {
-        return -1;
-    }
-    int status = -1;
-    if (!sequence || PyTuple_GET_SIZE(pair) != 2) {
-        PyErr_Format(sequence ? PyExc_ValueError : PyExc_TypeError,
-                     "window must be (left, right), each an int >= 0 or None, got %R", window);
-    } else if (read_bound(PyTuple_GET_ITEM(pair, 0), window, &a->window_left) == 0) {
-        status = read_bound(PyTuple_GET_ITEM(pair, 1), window, &a->window_right);
-    }
-    Py_XDECREF(pair);
-    return status;
-}
-
-/* is_causal and causal: whether keys after the diagonal are closed, and which diagonal it is. */
-static int read_causal(PyObject *is_causal, PyObject *causal, sa_attention *a) {
-    if (read_flag(is_causal, &a->causal) < 0) {
-        return -1;
-    }
-    a->diagonal = 0;
-    if (!given(causal)) {
-        return 0;
-    }
-    const bool text = PyUnicode_Check(causal);
-    if (text && PyUnicode_CompareWithASCIIString(causal, "lower_right") == 0) {
-        if (a->causal) {
-            PyErr_SetString(PyExc_ValueError,
-                            "is_causal=True means causal='upper_left', but causal='lower_right' was given too");
-            return -1;
-        }
-        a->diagonal = a->S - a->L;
-    } else if (!text || PyUnicode_CompareWithASCIIString(causal, "upper_left") != 0) {
-        PyErr_Format(text ? PyExc_ValueError : PyExc_TypeError, "causal must be None, 'upper_left' or 'lower_right', got %R",
-                     causal);
-        return -1;
-    }
-    a->causal = true;
-    return 0;
-}
-
-/* rng as a seed: an int is taken modulo 2^64, a Generator draws one uint64, None is fresh entropy. Without `wanted`, when
- * there is no dropout, it is checked only. */
-static int read_seed(PyObject *rng, bool wanted, uint64_t *seed) {
-    PyObject *number;
-    if (!given(rng)) {
-        if (!wanted) {
-            return 0;
-        }
-        PyObject *os = PyImport_ImportModule("os");
-        PyObject *bytes = os ? PyObject_CallMethod(os, "urandom", "i", 8) : NULL;
-        Py_XDECREF(os);
-        if (bytes == NULL) {
-            return -1;
-        }
-        memcpy(seed, PyBytes_AS_STRING(bytes), 8);
-        Py_DECREF(bytes);
-        return 0;
-    }
-    if (PyObject_HasAttrString(rng, "integers")) {
-        if (!wanted) {
-            return 0;
-        }
-        PyObject *integers = PyObject_GetAttrString(rng, "integers");
-        PyObject *args = integers ? Py_BuildValue("(iN)", 0, PyLong_FromString("18446744073709551616", NULL, 10)) : NULL;
-        PyObject *kwargs = args ? Py_BuildValue("{s:s}", "dtype", "uint64") : NULL;
-        PyObject *drawn = kwargs ? PyObject_Call(integers, args, kwargs) : NULL;
-        Py_XDECREF(integers);
-        Py_XDECREF(args);
-        Py_XDECREF(kwargs);
-        number = drawn ? PyNumber_Index(drawn) : NULL;
-        Py_XDECREF(drawn);
-        if (number == NULL) {
-            return -1;
-        }
-    } else {
-        number = PyBool_Check(rng) ? NULL : PyNumber_Index(rng);
-        if (number == NULL) {
-            PyErr_Format(PyExc_TypeError, "rng must be an int >= 0, a numpy.random.Generator or None, got %s",
-                         Py_TYPE(rng)->tp_name);
-            return -1;
-        }
-        PyObject *zero = PyLong_FromLong(0);
-        const int negative = zero ? PyObject_RichCompareBool(number, zero, Py_LT) : -1;
-        Py_XDECREF(zero);
-        if (negative != 0) {
-            if (negative > 0) {
-                PyErr_Format(PyExc_ValueError, "rng must be an int >= 0, a numpy.random.Generator or None, got %R", number);
-            }
-            Py_DECREF(number);
-            return -1;
-        }
-    }
-    *seed = PyLong_AsUnsignedLongLongMask(number);
-    Py_DECREF(number);
-    return *seed == UINT64_MAX && PyErr_Occurred() ? -1 : 0;
-}
-
-static int read_scalars(call *c, PyObject *const *values) {
-    sa_attention *a = &c->a;
-    a->scale = a->E > 0 ? 1 / sqrt((double)a->E) : 1;
-    if (given(values[SCALE]) && read_real(values[SCALE], "scale", &a->scale) < 0) {
-        return -1;
-    }
-    if (values[DROPOUT_P] != NULL && read_real(values[DROPOUT_P], "dropout_p", &a->dropout_p) < 0) {
-        return -1;
-    }
-    if (!(a->dropout_p >= 0 && a->dropout_p <= 1)) {
-        PyErr_Format(PyExc_ValueError, "dropout_p must be between 0 and 1, got %R", values[DROPOUT_P]);
-        return -1;
-    }
-    if (given(values[SOFTCAP])) {
-        if (read_real(values[SOFTCAP], "softcap", &a->softcap) < 0) {
-            return -1;
-        }
-        if (!(a->softcap > 0 && isfinite(a->softcap))) {
-            PyErr_Format(PyExc_ValueError, "softcap must be a finite float > 0 or None, got %R", values[SOFTCAP]);
-            return -1;
-        }
-    }
-    if (read_causal(values[IS_CAUSAL], values[CAUSAL], a) < 0 || read_window(values[WINDOW], a) < 0 ||
-        read_flag(values[RETURN_LSE], &c->want_lse) < 0 || read_flag(values[RETURN_WEIGHTS], &c->want_weights) < 0) {
-        return -1;
-    }
-    c->threads = sa_get_num_threads();
-    if (given(values[NUM_THREADS])) {
-        PyObject *index = PyBool_Check(values[NUM_THREADS]) ? NULL : PyNumber_Index(values[NUM_THREADS]);
-        if (index == NULL) {
-            PyErr_Format(PyExc_TypeError, "num_threads must be an int from 1 to 1024, got %R", values[NUM_THREADS]);
-            return -1;
-        }
-        int overflow;
-        const long n = PyLong_AsLongAndOverflow(index, &overflow);
-        Py_DECREF(index);
-        if (overflow != 0 || n < 1 || n > 1024) {
-            PyErr_Format(PyExc_ValueError, "num_threads must be an int from 1 to 1024, got %R", values[NUM_THREADS]);
-            return -1;
-        }
-        c->threads = (int)n;
-    }
-    return 0;
-}
-
-/* ---- arrays -------------------------------------------------------------------------------------------------------- */
-
-/* Query, key and value: dtypes, ranks, and the shapes that must agree. */
-static int read_inputs(call *c, PyObject *const *values) {
-    sa_dtype q, k, v;
-    if ((c->query = sa_as_numbers(c->state, values[QUERY], "query", &q)) == NULL ||
-        (c->key = sa_as_numbers(c->state, values[KEY], "key", &k)) == NULL ||
-        (c->value = sa_as_numbers(c->state, values[VALUE], "value", &v)) == NULL) {
-        return -1;
-    }
-    c->result = sa_promote(sa_promote(q, k), v);
-    c->a.f64 = c->result == SA_F64;
-    PyArrayObject *const arrays[3] = {c->query, c->key, c->value};
-    static const char *const names[3] = {"query", "key", "value"};
-    static const char *const shapes[3] = {"(..., L, E)", "(..., S, E)", "(..., S, Ev)"};
-    int n_lead = 0;
-    for (int i = 0; i < 3; ++i) {
-        const int ndim = PyArray_NDIM(arrays[i]);
-        if (ndim < 2) {
-            PyObject *shape = shape_of(arrays[i]);
-            if (shape != NULL) {
-                PyErr_Format(PyExc_ValueError, "%s must have at least 2 dimensions, %s, got shape %R", names[i], shapes[i],
-                             shape);
-                Py_DECREF(shape);
-            }
-            return -1;
-        }
-        n_lead = ndim - 2 > n_lead ? ndim - 2 : n_lead;
-    }
-    sa_attention *a = &c->a;
-    a->n_lead = n_lead;
-    a->L = PyArray_DIM(c->query, PyArray_NDIM(c->query) - 2);
-    a->E = PyArray_DIM(c->query, PyArray_NDIM(c->query) - 1);
-    a->S = PyArray_DIM(c->key, PyArray_NDIM(c->key) - 2);
-    a->Dv = PyArray_DIM(c->value, PyArray_NDIM(c->value) - 1);
-    if (PyArray_DIM(c->key, PyArray_NDIM(c->key) - 1) != a->E) {
-        return shape_error("query and key must have the same last dimension", "query", c->query, "key", c->key);
-    }
-    if (PyArray_DIM(c->value, PyArray_NDIM(c->value) - 2) != a->S) {
-        return shape_error("key and value must have the same length (axis -2)", "key", c->key, "value", c->value);
-    }
-    a->gqa = 1;
-    npy_intp key_heads = -1;
-    if (c->enable_gqa) {
-        if (PyArray_NDIM(c->query) < 3 || PyArray_NDIM(c->key) < 3 || PyArray_NDIM(c->value) < 3) {
-            return shape_error("enable_gqa=True needs a head axis before the length, in at least 3 dimensions", "query",
-                               c->query, "key", c->key);
-        }
-        const npy_intp heads = PyArray_DIM(c->query, PyArray_NDIM(c->query) - 3);
-        key_heads = PyArray_DIM(c->key, PyArray_NDIM(c->key) - 3);
-        if (PyArray_DIM(c->value, PyArray_NDIM(c->value) - 3) != key_heads) {
-            return shape_error("with enable_gqa=True key and value must have the same number of heads (axis -3)", "key", c->key,
-                               "value", c->value);
-        }
-        if (key_heads == 0 ? heads != 0 : heads % key_heads != 0) {
-            return shape_error("with enable_gqa=True the heads of query must be a multiple of those of key (axis -3)", "query",
-                               c->query, "key", c->key);
-        }
-        a->gqa = heads == 0 || key_heads == 0 ? 1 : heads / key_heads;
-    }
-    for (int axis = 0; axis < n_lead; ++axis) {
-        npy_intp length = 1;
-        for (int i = 0; i < 3; ++i) {
-            const int own = axis - n_lead + PyArray_NDIM(arrays[i]) - 2;
-            npy_intp n = own >= 0 ? PyArray_DIM(arrays[i], own) : 1;
-            if (i > 0 && c->enable_gqa && axis == n_lead - 1) {
-                n = 1; /* checked above; the head axis is the query's */
-            }
-            if (length != 1 && n != 1 && n != length) {
-                const char *hint = axis == n_lead - 1 && !c->enable_gqa
-                                       ? "leading dimensions must broadcast (for grouped-query attention pass enable_gqa=True)"
-                                       : "leading dimensions must broadcast";
-                return i == 1 || PyArray_NDIM(c->query) < 3
-                           ? shape_error(hint, i == 1 ? "query" : "key", i == 1 ? c->query : c->key, names[i], arrays[i])
-                           : shape_error(hint, "query", c->query, names[i], arrays[i]);
-            }
-            length = n == 1 ? length : n;
-        }
-        a->lead[axis] = c->lead[axis] = length;
-    }
-    sa_fill_tensor(&a->query, c->query, q, n_lead, 2);
-    sa_fill_tensor(&a->key, c->key, k, n_lead, 2);
-    sa_fill_tensor(&a->value, c->value, v, n_lead, 2);
-    /* a single column lies together, whatever stride NumPy gives it */
-    if (a->E == 1) {
-        a->query.m.col_stride = PyArray_ITEMSIZE(c->query);
-        a->key.m.col_stride = PyArray_ITEMSIZE(c->key);
-    }
-    if (a->Dv == 1) {
-        a->value.m.col_stride = PyArray_ITEMSIZE(c->value);
-    }
-    return 0;
-}
-
-/* Whether array, its last `core` axes taken off, broadcasts to the leading dims without enlarging them. Without leading
- * dims a single element in one axis is taken as well. */
-static bool fits_lead(const call *c, PyArrayObject *array, int core) {
-    const int ndim = PyArray_NDIM(array), n_lead = c->a.n_lead;
-    for (int own = 0; own < ndim - core; ++own) {
-        const int axis = own + n_lead - (ndim - core);
-        const npy_intp n = PyArray_DIM(array, own);
-        if (axis < 0 ? (n != 1 || core > 0 || n_lead > 0 || ndim > 1) : (n != 1 && n != c->lead[axis])) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static int lead_error(const call *c, const char *name, PyArrayObject *array, const char *tail, npy_intp L, npy_intp S) {
-    npy_intp dims[NPY_MAXDIMS + 2];
-    int n = 0;
-    for (; n < c->a.n_lead; ++n) {
-        dims[n] = c->lead[n];
-    }
-    if (L >= 0) {
-        dims[n++] = L;
-        dims[n++] = S;
-    }
-    PyObject *wanted = PyArray_IntTupleFromIntp(n, dims), *shape = shape_of(array);
-    if (wanted != NULL && shape != NULL) {
-        PyErr_Format(PyExc_ValueError, "%s must broadcast to %s %R without enlarging it, got shape %R", name, tail, wanted,
-                     shape);
-    }
-    Py_XDECREF(wanted);
-    Py_XDECREF(shape);
-    return -1;
-}
-
-static int read_mask(call *c, PyObject *value) {
-    sa_attention *a = &c->a;
-    sa_dtype dtype;
-    if ((c->mask = sa_as_array(c->state, value, "attn_mask", &dtype)) == NULL) {
-        return -1;
-    }
-    if (sa_is_integer(dtype)) {
-        PyErr_Format(PyExc_TypeError,
-                     "attn_mask must be boolean (True = attend) or float (added to the scaled scores), got %s; use "
-                     "mask.astype(bool) if 1 means attend, mask.astype(numpy.float32) if the numbers are to be added",
-                     sa_dtype_name(dtype));
-        return -1;
-    }
-    const int ndim = PyArray_NDIM(c->mask), core = ndim < 2 ? ndim : 2;
-    const npy_intp columns = ndim >= 1 ? PyArray_DIM(c->mask, ndim - 1) : 1;
-    const npy_intp rows = ndim >= 2 ? PyArray_DIM(c->mask, ndim - 2) : 1;
-    if ((columns != 1 && columns != a->S) || (rows != 1 && rows != a->L) || !fits_lead(c, c->mask, core)) {
-        return lead_error(c, "attn_mask", c->mask, "(..., L, S) =", a->L, a->S);
-    }
-    sa_fill_tensor(&a->mask, c->mask, dtype, a->n_lead, core);
-    return 0;
-}
-
-/* alibi_slopes, sinks, key_lengths: a number per leading index. */
-static int read_per_head(call *c, PyObject *value, const char *name, bool integers, PyArrayObject **owned, sa_tensor *t) {
-    *owned = sa_as_small(c->state, value, name, integers);
-    if (*owned == NULL) {
-        return -1;
-    }
-    if (!fits_lead(c, *owned, 0)) {
-        return lead_error(c, name, *owned, "the leading dimensions", -1, -1);
-    }
-    sa_fill_tensor(t, *owned, integers ? SA_I64 : SA_F64, PyArray_NDIM(*owned) > c->a.n_lead ? 0 : c->a.n_lead, 0);
-    return 0;
-}
-
-static int check_lengths(call *c) {
-    PyArrayObject *flat = (PyArrayObject *)PyArray_Ravel(c->lengths, NPY_CORDER);
-    if (flat == NULL) {
-        return -1;
-    }
-    const int64_t *length = (const int64_t *)PyArray_DATA(flat);
-    for (npy_intp i = 0; i < PyArray_SIZE(flat); ++i) {
-        if (length[i] < 0 || length[i] > c->a.S) {
-            PyErr_Format(PyExc_ValueError, "key_lengths must be between 0 and S = %zd, got %lld", (Py_ssize_t)c->a.S,
-                         (long long)length[i]);
-            Py_DECREF(flat);
-            return -1;
-        }
-    }
-    Py_DECREF(flat);
-    return 0;
-}
-
-static int read_options(call *c, PyObject *const *values) {
-    sa_attention *a = &c->a;
-    if (given(values[ATTN_MASK]) && read_mask(c, values[ATTN_MASK]) < 0) {
-        return -1;
-    }
-    if (given(values[ALIBI_SLOPES]) &&
-        read_per_head(c, values[ALIBI_SLOPES], "alibi_slopes", false, &c->alibi, &a->alibi) < 0) {
-        return -1;
-    }
-    if (given(values[SINKS]) && read_per_head(c, values[SINKS], "sinks", false, &c->sinks, &a->sinks) < 0) {
-        return -1;
-    }
-    if (given(values[KEY_LENGTHS])) {
-        if (read_per_head(c, values[KEY_LENGTHS], "key_lengths", true, &c->lengths, &a->key_lengths) < 0 ||
-            check_lengths(c) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
 /* ---- outputs ------------------------------------------------------------------------------------------------------- */
 
-static int check_out(call *c, PyObject *value, int ndim, const npy_intp *shape) {
+static int check_out(sa_call *c, PyObject *value, int ndim, const npy_intp *shape) {
     if (!PyArray_Check(value)) { /* sa_as_array refuses the subclasses that mean something else; a memmap will do */
         PyErr_Format(PyExc_TypeError, "out must be a NumPy array, got %s", Py_TYPE(value)->tp_name);
         return -1;
@@ -491,17 +26,7 @@ static int check_out(call *c, PyObject *value, int ndim, const npy_intp *shape) 
                      (PyObject *)PyArray_DESCR(c->out));
         return -1;
     }
-    bool fits = PyArray_NDIM(c->out) == ndim;
-    for (int axis = 0; fits && axis < ndim; ++axis) {
-        fits = PyArray_DIM(c->out, axis) == shape[axis];
-    }
-    if (!fits) {
-        PyObject *wanted = PyArray_IntTupleFromIntp(ndim, shape), *got = shape_of(c->out);
-        if (wanted != NULL && got != NULL) {
-            PyErr_Format(PyExc_ValueError, "out must have shape %R, got %R", wanted, got);
-        }
-        Py_XDECREF(wanted);
-        Py_XDECREF(got);
+    if (sa_check_shape("out", c->out, ndim, shape) < 0) {
         return -1;
     }
     if (!PyArray_ISWRITEABLE(c->out)) {
@@ -521,23 +46,18 @@ static int check_out(call *c, PyObject *value, int ndim, const npy_intp *shape) 
     return 0;
 }
 
-/* Any of the three whose dtype is bfloat16: where the output's type object comes from. */
-static PyArrayObject *bf16_example(const call *c) {
-    return c->a.query.m.dtype == SA_BF16 ? c->query : c->a.key.m.dtype == SA_BF16 ? c->key : c->value;
-}
-
-static int make_outputs(call *c, PyObject *out) {
+static int make_outputs(sa_call *c, PyObject *out) {
     sa_attention *a = &c->a;
     npy_intp shape[NPY_MAXDIMS + 2];
     const int n = a->n_lead;
     memcpy(shape, c->lead, (size_t)n * sizeof shape[0]);
     shape[n] = a->L;
     shape[n + 1] = a->Dv;
-    if (given(out)) {
+    if (sa_given(out)) {
         if (check_out(c, out, n + 2, shape) < 0) {
             return -1;
         }
-    } else if ((c->out = sa_new_array(n + 2, shape, c->result, bf16_example(c), false)) == NULL) {
+    } else if ((c->out = sa_new_array(n + 2, shape, c->result, sa_call_bf16_example(c), false)) == NULL) {
         return -1;
     }
     sa_fill_tensor(&a->out, c->out, c->result, n, 2);
@@ -552,9 +72,17 @@ static int make_outputs(call *c, PyObject *out) {
         sa_fill_tensor(&a->lse, c->lse, dtype, n, 1);
         a->lse.m.row_stride = a->lse.m.col_stride; /* (…, L) seen as (…, L, 1) */
     }
+    if (c->want_stats) {
+        const sa_dtype dtype = a->f64 ? SA_F64 : SA_F32;
+        shape[n + 1] = 2;
+        if ((c->stats = sa_new_array(n + 2, shape, dtype, NULL, true)) == NULL) {
+            return -1;
+        }
+        sa_fill_tensor(&a->stats, c->stats, dtype, n, 2);
+    }
     if (c->want_weights) {
         shape[n + 1] = a->S;
-        if ((c->weights = sa_new_array(n + 2, shape, c->result, bf16_example(c), true)) == NULL) {
+        if ((c->weights = sa_new_array(n + 2, shape, c->result, sa_call_bf16_example(c), true)) == NULL) {
             return -1;
         }
         sa_fill_tensor(&a->weights, c->weights, c->result, n, 2);
@@ -565,7 +93,7 @@ static int make_outputs(call *c, PyObject *out) {
 
 /* ---- running ------------------------------------------------------------------------------------------------------- */
 
-static int run(call *c) {
+static int run(sa_call *c) {
     _Alignas(64) char on_stack[SA_STACK_SCRATCH];
     sa_attention_plan plan;
     size_t scratch_bytes, bytes;
@@ -598,41 +126,47 @@ static int run(call *c) {
     return status == SA_OK ? 0 : -1;
 }
 
-static PyObject *result_of(call *c) {
-    PyObject *out = Py_NewRef(c->out);
-    if (!c->want_lse && !c->want_weights) {
-        return out;
+static PyObject *result_of(sa_call *c) {
+    PyObject *results[4] = {(PyObject *)c->out};
+    Py_ssize_t n = 1;
+    if (c->want_stats) {
+        results[n++] = (PyObject *)c->stats;
     }
-    PyObject *result = c->want_lse && c->want_weights ? PyTuple_Pack(3, out, c->lse, c->weights)
-                                                      : PyTuple_Pack(2, out, c->want_lse ? c->lse : c->weights);
-    Py_DECREF(out);
+    if (c->want_lse) {
+        results[n++] = (PyObject *)c->lse;
+    }
+    if (c->want_weights) {
+        results[n++] = (PyObject *)c->weights;
+    }
+    if (n == 1) {
+        return Py_NewRef(c->out);
+    }
+    PyObject *result = PyTuple_New(n);
+    for (Py_ssize_t i = 0; result != NULL && i < n; ++i) {
+        PyTuple_SET_ITEM(result, i, Py_NewRef(results[i]));
+    }
+    return result;
+}
+
+static PyObject *forward(PyObject *module, sa_signature_id id, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
+    sa_call c;
+    if (sa_parse(sa_state_of(module), id, args, nargs, kwnames, values) < 0) {
+        return NULL;
+    }
+    c.want_stats = id == SA_SIG_ATTENTION_FORWARD;
+    if (sa_call_read(&c, module, values) == 0 && make_outputs(&c, values[SA_ARG_OUT]) == 0 &&
+        sa_call_read_seed(&c, values[SA_ARG_RNG]) == 0 && run(&c) == 0) {
+        result = result_of(&c);
+    }
+    sa_call_release(&c);
     return result;
 }
 
 PyObject *sa_py_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    PyObject *values[SA_MAX_PARAMETERS];
-    call c;
-    /* the strides' tails stay uninitialised: only n_lead of them are ever read */
-    c.state = sa_state_of(module);
-    c.query = c.key = c.value = c.mask = c.alibi = c.sinks = c.lengths = c.out = c.lse = c.weights = NULL;
-    c.a.mask.m.data = c.a.alibi.m.data = c.a.sinks.m.data = c.a.key_lengths.m.data = NULL;
-    c.a.lse.m.data = c.a.weights.m.data = NULL;
-    c.a.softcap = c.a.dropout_p = 0;
-    c.a.seed = 0;
-    c.a.cancel = NULL;
-    PyObject *result = NULL;
-    if (sa_parse(c.state, SA_SIG_ATTENTION, args, nargs, kwnames, values) < 0 ||
-        read_flag(values[ENABLE_GQA], &c.enable_gqa) < 0 || read_inputs(&c, values) < 0 || read_scalars(&c, values) < 0 ||
-        read_options(&c, values) < 0 || make_outputs(&c, values[OUT]) < 0) {
-        goto fail;
-    }
-    if (read_seed(values[RNG], c.a.dropout_p > 0, &c.a.seed) < 0) {
-        goto fail;
-    }
-    if (run(&c) == 0) {
-        result = result_of(&c);
-    }
-fail:
-    release(&c);
-    return result;
+    return forward(module, SA_SIG_ATTENTION, args, nargs, kwnames);
+}
+
+PyObject *sa_py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    return forward(module, SA_SIG_ATTENTION_FORWARD, args, nargs, kwnames);
 }

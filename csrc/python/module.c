@@ -73,6 +73,8 @@ static void release_module(void *module) { clear((PyObject *)module); }
 static PyMethodDef methods[] = {
     {"scaled_dot_product_attention", (PyCFunction)(void (*)(void))sa_py_attention, METH_FASTCALL | METH_KEYWORDS,
      sa_doc_attention},
+    {"_attention_forward", (PyCFunction)(void (*)(void))sa_py_attention_forward, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"_attention_backward", (PyCFunction)(void (*)(void))sa_py_attention_backward, METH_FASTCALL | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

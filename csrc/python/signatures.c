@@ -2,13 +2,17 @@
  * the arguments that were given, not over the parameters: a plain call pays for three. */
 #include "module.h"
 
+#define SA_ATTENTION_NAMES                                                                                                     \
+    "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "causal", "window", "softcap",      \
+        "alibi_slopes", "sinks", "key_lengths", "rng", "return_lse", "return_weights", "out", "num_threads"
+
 const sa_signature sa_signatures[SA_SIGNATURES] = {
-    [SA_SIG_ATTENTION] = {"scaled_dot_product_attention",
-                          6,
-                          3,
-                          {"query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "causal",
-                           "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng", "return_lse", "return_weights",
-                           "out", "num_threads"}},
+    [SA_SIG_ATTENTION] = {"scaled_dot_product_attention", 6, 3, {SA_ATTENTION_NAMES}},
+    [SA_SIG_ATTENTION_FORWARD] = {"scaled_dot_product_attention_forward", 6, 3, {SA_ATTENTION_NAMES}},
+    [SA_SIG_ATTENTION_BACKWARD] = {"scaled_dot_product_attention_backward",
+                                   6,
+                                   3,
+                                   {SA_ATTENTION_NAMES, "grad_out", "statistics", "grad_lse", "wrt"}},
     [SA_SIG_SOFTMAX] = {"softmax", 2, 1, {"x", "axis"}},
     [SA_SIG_LOG_SOFTMAX] = {"log_softmax", 2, 1, {"x", "axis"}},
     [SA_SIG_LAYER_NORM] = {"layer_norm", 5, 2, {"x", "normalized_shape", "weight", "bias", "eps"}},

@@ -27,6 +27,7 @@ takes no part.
 """
 
 from selfattn.reference.attention import merge_attention, scaled_dot_product_attention
+from selfattn.reference.attention_vjp import AttentionGradients, scaled_dot_product_attention_vjp
 from selfattn.reference.dropout import dropout_keep_mask, philox4x32
 from selfattn.reference.rows import (
     apply_rotary_emb,
@@ -38,6 +39,7 @@ from selfattn.reference.rows import (
 )
 
 __all__ = [
+    "AttentionGradients",
     "apply_rotary_emb",
     "dropout_keep_mask",
     "gelu",
@@ -47,5 +49,6 @@ __all__ = [
     "philox4x32",
     "rms_norm",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_vjp",
     "softmax",
 ]

@@ -1,0 +1,34 @@
+/* What the drivers of the forward and of the backward pass share: counting, kernels, and describing a block. Internal. */
+#ifndef SA_ATTENTION_H
+#define SA_ATTENTION_H
+
+#include "kernels/kernels.h"
+
+/* No size of one axis may exceed this; products are checked one by one. It keeps i + o and every window bound far from
+ * overflow. */
+#define SA_MAX_LENGTH ((ptrdiff_t)1 << 48)
+#define SA_MAX_WIDTH ((ptrdiff_t)1 << 40)
+
+static inline ptrdiff_t sa_ceil_div(ptrdiff_t a, ptrdiff_t b) { return a / b + (a % b != 0); }
+
+const sa_real_kernels *sa_kernels_of(const sa_attention *a);
+
+/* The number of heads and of query rows of a call; false when they do not fit. */
+bool sa_count_rows(const sa_attention *a, size_t *heads, size_t *rows);
+
+/* Query heads that read the same keys and values: by GQA, or because trailing leading axes are broadcast there. */
+ptrdiff_t sa_group_size(const sa_attention *a);
+
+/* The leading index of flattened head number `head`, as the offset of one array. The last axis counts in key heads of
+ * `gqa` query heads each for keys and values, singly for all others. */
+ptrdiff_t sa_lead_offset(const sa_attention *a, const sa_tensor *t, ptrdiff_t head, ptrdiff_t gqa);
+
+/* Describes at most `most` rows of group number `group`, of G heads, from row `from` on, and their block over all its keys.
+ * Rows count positions first and heads of the group within a position, so that a causal block stays narrow whatever the
+ * group. */
+void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most, sa_rows *rows,
+                       sa_block *b);
+
+bool sa_cancelled(const sa_attention *a);
+
+#endif

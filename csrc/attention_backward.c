@@ -1,0 +1,251 @@
+/* Driver of the attention backward pass: how a call is cut into tasks so that every gradient has one writer at a time and one
+ * order of additions. Arithmetic is left to the kernels, memory and checks to the caller.
+ *
+ * The rows and the keys of a group are cut into as many parts, N. In step t the task (group, c) works on the keys of part c
+ * against the rows of part (c + t) mod N: within a step no two tasks share a row or a key, so each adds to its own part of
+ * dQ, dK and dV, and over the N steps every pair has had its turn. No partial results, no memory beyond the gradients, and
+ * the same bits for any number of threads, since N follows from the shape alone. */
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "attention.h"
+#include "threads.h"
+
+/* Parts are worth it while there are fewer tasks than this, if a part keeps so many rows and keys: every task packs the rows
+ * of its blocks anew, 2 % of its work at 256 keys. */
+#define SA_FEW_TASKS 16
+#define SA_LEAST_PART 256
+#define SA_MANY_TASKS 64
+#define SA_LARGE_PART 1024
+
+/* A second thread pays from about this many multiply-adds per thread on. */
+#define SA_BACKWARD_WORK_PER_THREAD 98304.0
+
+static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
+
+static ptrdiff_t count_parts(ptrdiff_t groups, ptrdiff_t length) {
+    const ptrdiff_t few = smaller(sa_ceil_div(SA_FEW_TASKS, groups), length / SA_LEAST_PART);
+    const ptrdiff_t many = smaller(sa_ceil_div(SA_MANY_TASKS, groups), length / SA_LARGE_PART);
+    const ptrdiff_t parts = few > many ? few : many;
+    return parts > 1 ? parts : 1;
+}
+
+/* Whether several heads or rows add to the same element of the mask's gradient. */
+static bool mask_is_shared(const sa_attention_gradients *g) {
+    const sa_attention *a = g->a;
+    bool shared = a->L > 1 && g->dmask.m.row_stride == 0;
+    for (int axis = 0; axis < a->n_lead; ++axis) {
+        shared |= a->lead[axis] > 1 && g->dmask.lead_stride[axis] == 0;
+    }
+    return shared;
+}
+
+sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_threads, sa_backward_plan *plan) {
+    const sa_attention *a = g->a;
+    const sa_real_kernels *kernels = sa_kernels_of(a);
+    size_t heads, rows;
+    if (!sa_count_rows(a, &heads, &rows)) {
+        return SA_TOO_LARGE;
+    }
+    *plan = (sa_backward_plan){.block_rows = kernels->block_rows, .parts = 1, .threads = 1};
+    if (rows == 0 || a->S == 0) {
+        return SA_OK; /* every gradient is zero */
+    }
+    plan->group = sa_group_size(a);
+    plan->groups = (ptrdiff_t)heads / plan->group;
+    plan->rows = plan->group * a->L;
+    plan->blocks = sa_ceil_div(plan->rows, plan->block_rows);
+    plan->parts = count_parts(plan->groups, smaller(plan->rows, a->S));
+    plan->part_blocks = sa_ceil_div(plan->blocks, plan->parts);
+    plan->part_keys = sa_ceil_div(sa_ceil_div(a->S, plan->parts), SA_KEYS_PER_TILE) * SA_KEYS_PER_TILE;
+    plan->delta_count = (ptrdiff_t)rows;
+    plan->scratch_bytes = (kernels->backward_scratch(g) + 63) / 64 * 64;
+    plan->mask_apart = g->dmask.m.data != NULL && mask_is_shared(g);
+    const double work = (double)rows * (double)a->S * (double)(3 * a->E + 2 * a->Dv + 32);
+    double threads = work / SA_BACKWARD_WORK_PER_THREAD;
+    const double tasks = (double)plan->groups * (double)plan->parts;
+    threads = threads < tasks || plan->mask_apart ? threads : tasks;
+    plan->threads = threads < max_threads ? (threads < 1 ? 1 : (int)threads) : max_threads;
+    return SA_OK;
+}
+
+/* Describes a block as sa_describe_block does, and the gradients of its rows beside it. */
+static void describe(const sa_attention_gradients *g, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most,
+                     sa_rows *rows, sa_row_gradients *grads, sa_backward_block *b) {
+    const sa_attention *a = g->a;
+    const ptrdiff_t size = a->f64 ? sizeof(double) : sizeof(float);
+    *b = (sa_backward_block){.g = g, .rows = grads, .with_mask = g->dmask.m.data != NULL};
+    sa_describe_block(a, G, group, from, most, rows, &b->b);
+    if (g->dkey.m.data) {
+        b->dkey = g->dkey.m.data + sa_lead_offset(a, &g->dkey, group * G, a->gqa);
+    }
+    if (g->dvalue.m.data) {
+        b->dvalue = g->dvalue.m.data + sa_lead_offset(a, &g->dvalue, group * G, a->gqa);
+    }
+#define SA_ROW_OF(tensor) (g->tensor.m.data ? g->tensor.m.data + sa_lead_offset(a, &g->tensor, head, 1) : NULL)
+    for (int first = 0; first < rows->count && first < G; ++first) {
+        const ptrdiff_t head = group * G + (from + first) % G;
+        const char *grad_out = SA_ROW_OF(grad_out), *grad_lse = SA_ROW_OF(grad_lse);
+        char *dquery = SA_ROW_OF(dquery), *dmask = SA_ROW_OF(dmask);
+        char *dslope = SA_ROW_OF(dslope_rows), *dsink = SA_ROW_OF(dsink_rows);
+        for (ptrdiff_t r = first; r < rows->count; r += G) {
+            const ptrdiff_t i = rows->index[r];
+            grads->grad_out[r] = grad_out ? grad_out + i * g->grad_out.m.row_stride : NULL;
+            grads->grad_lse[r] = grad_lse ? grad_lse + i * g->grad_lse.m.row_stride : NULL;
+            grads->dquery[r] = dquery ? dquery + i * g->dquery.m.row_stride : NULL;
+            grads->dmask[r] = dmask ? dmask + i * g->dmask.m.row_stride : NULL;
+            grads->dslope[r] = dslope ? dslope + i * g->dslope_rows.m.row_stride : NULL;
+            grads->dsink[r] = dsink ? dsink + i * g->dsink_rows.m.row_stride : NULL;
+            grads->delta[r] = (char *)g->delta + (head * a->L + i) * size;
+        }
+    }
+#undef SA_ROW_OF
+}
+
+static void delta_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t t, char *scratch) {
+    sa_rows rows;
+    sa_row_gradients grads;
+    sa_backward_block b;
+    describe(g, plan->group, t / plan->blocks, t % plan->blocks * plan->block_rows, plan->block_rows, &rows, &grads, &b);
+    sa_kernels_of(g->a)->attention_delta(&b, scratch);
+}
+
+/* Task t of a step: group t / parts, keys of part c = t mod parts, rows of part (c + step) mod parts. */
+static void part_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
+                      char *scratch) {
+    const ptrdiff_t group = t / plan->parts, c = t % plan->parts, part = (c + step) % plan->parts;
+    const ptrdiff_t key = c * plan->part_keys, end = smaller(key + plan->part_keys, g->a->S);
+    const ptrdiff_t to = smaller((part + 1) * plan->part_blocks, plan->blocks);
+    for (ptrdiff_t block = part * plan->part_blocks; block < to; ++block) {
+        sa_rows rows;
+        sa_row_gradients grads;
+        sa_backward_block b;
+        describe(g, plan->group, group, block * plan->block_rows, plan->block_rows, &rows, &grads, &b);
+        b.with_mask &= !plan->mask_apart;
+        b.b.begin = b.b.begin > key ? b.b.begin : key;
+        b.b.end = smaller(b.b.end, end);
+        if (b.b.begin < b.b.end && !sa_cancelled(g->a)) {
+            sa_kernels_of(g->a)->attention_backward(&b, scratch);
+        }
+    }
+}
+
+/* ---- the gradient of a mask that heads or rows share ------------------------------------------------------------------ */
+
+/* The work on it is cut by the mask's own elements, so that each has one writer, who goes through the heads (and rows, where
+ * they share it) in order: S and dP are computed a second time, but nothing is held. */
+typedef struct {
+    ptrdiff_t owners, row_parts, key_parts, keys, heads;
+} mask_plan;
+
+static mask_plan plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan) {
+    const sa_attention *a = g->a;
+    mask_plan m = {.owners = 1, .row_parts = 1, .key_parts = 1, .keys = a->S, .heads = 1};
+    for (int axis = 0; axis < a->n_lead; ++axis) {
+        m.heads *= a->lead[axis];
+        m.owners *= g->dmask.lead_stride[axis] != 0 ? a->lead[axis] : 1;
+    }
+    if (g->dmask.m.row_stride != 0) {
+        m.row_parts = sa_ceil_div(a->L, plan->block_rows);
+    }
+    if (g->dmask.m.col_stride != 0) {
+        m.keys = 8 * SA_KEYS_PER_TILE;
+        m.key_parts = sa_ceil_div(a->S, m.keys);
+    }
+    return m;
+}
+
+/* Whether head number `head` adds to the elements of owner number `owner`. */
+static bool owns(const sa_attention_gradients *g, ptrdiff_t owner, ptrdiff_t head) {
+    const sa_attention *a = g->a;
+    ptrdiff_t own = 0, times = 1;
+    for (int axis = a->n_lead - 1; axis >= 0; --axis) {
+        if (g->dmask.lead_stride[axis] != 0) {
+            own += head % a->lead[axis] * times;
+            times *= a->lead[axis];
+        }
+        head /= a->lead[axis];
+    }
+    return own == owner;
+}
+
+static void mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const mask_plan *m, ptrdiff_t t,
+                      char *scratch) {
+    const sa_attention *a = g->a;
+    const ptrdiff_t owner = t / m->key_parts / m->row_parts, part = t / m->key_parts % m->row_parts;
+    const ptrdiff_t key = t % m->key_parts * m->keys, end = smaller(key + m->keys, a->S);
+    const ptrdiff_t from = m->row_parts > 1 ? part * plan->block_rows : 0;
+    const ptrdiff_t to = m->row_parts > 1 ? smaller(from + plan->block_rows, a->L) : a->L;
+    for (ptrdiff_t head = 0; head < m->heads; ++head) {
+        if (!owns(g, owner, head)) {
+            continue;
+        }
+        for (ptrdiff_t row = from; row < to && !sa_cancelled(a); row += plan->block_rows) {
+            sa_rows rows;
+            sa_row_gradients grads;
+            sa_backward_block b;
+            describe(g, 1, head, row, plan->block_rows, &rows, &grads, &b);
+            b.mask_only = true;
+            b.b.begin = b.b.begin > key ? b.b.begin : key;
+            b.b.end = smaller(b.b.end, end);
+            if (b.b.begin < b.b.end) {
+                sa_kernels_of(a)->attention_backward(&b, scratch);
+            }
+        }
+    }
+}
+
+/* ---- running ---------------------------------------------------------------------------------------------------------- */
+
+sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backward_plan *plan, void *scratch) {
+    const sa_attention *a = g->a;
+    const bool parts = g->dquery.m.data || g->dkey.m.data || g->dvalue.m.data || g->dslope_rows.m.data ||
+                       (g->dmask.m.data && !plan->mask_apart);
+    const ptrdiff_t blocks = plan->groups * plan->blocks, tasks = parts ? plan->groups * plan->parts : 0;
+    mask_plan m = {0};
+    if (plan->mask_apart) {
+        m = plan_mask(g, plan);
+    }
+    const ptrdiff_t mask_tasks = m.owners * m.row_parts * m.key_parts;
+#if defined(_OPENMP)
+    if (plan->threads > 1) {
+        sa_region_enter();
+#pragma omp parallel num_threads(plan->threads)
+        {
+            char *mine = (char *)scratch + (size_t)omp_get_thread_num() * plan->scratch_bytes;
+            /* Independent: a block writes delta and the sink's share of its own rows. */
+#pragma omp for schedule(dynamic, 1)
+            for (ptrdiff_t t = 0; t < blocks; ++t) {
+                delta_task(g, plan, t, mine);
+            }
+            /* Independent within a step: no two tasks share a row or a key of a group (top of this file). */
+            for (ptrdiff_t step = 0; step < plan->parts; ++step) {
+#pragma omp for schedule(dynamic, 1)
+                for (ptrdiff_t t = 0; t < tasks; ++t) {
+                    part_task(g, plan, step, t, mine);
+                }
+            }
+            /* Independent: a task owns its elements of the mask's gradient. */
+#pragma omp for schedule(dynamic, 1)
+            for (ptrdiff_t t = 0; t < mask_tasks; ++t) {
+                mask_task(g, plan, &m, t, mine);
+            }
+        }
+        sa_region_leave();
+        return sa_cancelled(a) ? SA_CANCELLED : SA_OK;
+    }
+#endif
+    for (ptrdiff_t t = 0; t < blocks; ++t) {
+        delta_task(g, plan, t, scratch);
+    }
+    for (ptrdiff_t step = 0; step < plan->parts; ++step) {
+        for (ptrdiff_t t = 0; t < tasks; ++t) {
+            part_task(g, plan, step, t, scratch);
+        }
+    }
+    for (ptrdiff_t t = 0; t < mask_tasks; ++t) {
+        mask_task(g, plan, &m, t, scratch);
+    }
+    return sa_cancelled(a) ? SA_CANCELLED : SA_OK;
+}

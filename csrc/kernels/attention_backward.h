@@ -1,0 +1,455 @@
+/* The backward pass over one block: rows that share a key head, against the keys begin … end − 1 of it. Derivation, in this
+ * notation: docs/backward.md. For the row i and the key j, with P = 2^(s − m)/l recomputed from the saved m and 1/l,
+ *
+ *     dV_j += P_ij·dO_i                      (1)      δ_i = O_i·dO_i − dlse_i        (4)
+ *     dP_ij = V_j·dO_i                       (2)      dS_ij = P_ij·(dP_ij − δ_i)     (5)
+ *     dQ_i += scale·dS_ij·K_j                (3)      dK_j += scale·dS_ij·Q_i        (6)
+ *
+ * dO_i is packed times 1/l_i, and δ_i scaled alike, so that P is used as 2^(s − m): no rounding of a log-sum-exp, and one
+ * product less for every pair. Tiles are as in the forward pass: P[keys][queries], and so is dS.
+ *
+ * A closed pair takes part in none of the five products. Its P and dS are set to 0 by selection, whatever they were computed
+ * from; and where a 0 would meet a NaN or an infinity of K, Q or dO, the tile is done again pair by pair. */
+
+typedef struct {
+    FN(scratch) s; /* its O is dOᵀ[Dv][nv·lanes] here */
+    real *q_rows;  /* [W][E rounded up], times scale */
+    real *do_rows; /* [W][Dv rounded up], times 1/l and 1/(1 − p) */
+    real *dqT;     /* [E][nv·lanes] */
+    real *dS;      /* [keys][nv·lanes] */
+    real *kept;    /* [keys][nv·lanes]: P after dropout */
+    real *delta;   /* [W] */
+    real *dslope;  /* [W] */
+} FN(backward_scratch);
+
+SA_NOINLINE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base, FN(backward_scratch) * s) {
+    const sa_attention *a = g->a;
+    const size_t W = FN(block_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
+    const size_t tile = FN(round_up)(a->S < SA_KEYS_PER_TILE ? a->S : SA_KEYS_PER_TILE) * W;
+    size_t used = (FN(lay_out)(a, base, &s->s) + 63) / 64 * 64;
+    SA_TAKE(delta, real, W);
+    SA_TAKE(dslope, real, W);
+    SA_TAKE(q_rows, real, W * E);
+    SA_TAKE(do_rows, real, W * Dv);
+    SA_TAKE(dqT, real, E * W);
+    SA_TAKE(dS, real, tile);
+    SA_TAKE(kept, real, a->dropout_p > 0 ? tile : 0);
+    if (a->softcap > 0) {
+        SA_TAKE(s.gain, real, tile);
+    }
+    return used;
+}
+
+static size_t FN(attention_backward_scratch)(const sa_attention_gradients *g) {
+    FN(backward_scratch) s;
+    return FN(lay_out_backward)(g, NULL, &s);
+}
+
+/* ---- the rows of a block ------------------------------------------------------------------------------------------- */
+
+/* Σ x[i]·y[i] over n, both readable to whole vectors and padded with zeros. Eight sums: short ones keep the error small. */
+SA_INLINE real FN(dot)(const real *x, const real *y, size_t n) {
+    vec sum[8];
+    SA_UNROLL
+    for (int c = 0; c < 8; ++c) {
+        sum[c] = V(set1)(0);
+    }
+    size_t i = 0;
+    for (; i + 8 * SA_LANES <= n; i += 8 * SA_LANES) {
+        SA_UNROLL
+        for (int c = 0; c < 8; ++c) {
+            sum[c] = V(fma)(V(load)(x + i + c * SA_LANES), V(load)(y + i + c * SA_LANES), sum[c]);
+        }
+    }
+    for (int c = 0; i < n; i += SA_LANES, ++c) {
+        sum[c] = V(fma)(V(load)(x + i), V(load)(y + i), sum[c]);
+    }
+    SA_UNROLL
+    for (int half = 4; half > 0; half /= 2) {
+        SA_UNROLL
+        for (int c = 0; c < half; ++c) {
+            sum[c] = sum[c] + sum[c + half];
+        }
+    }
+    real lanes[SA_LANES];
+    V(store)(lanes, sum[0]);
+    for (int half = SA_LANES / 2; half > 0; half /= 2) {
+        for (int i2 = 0; i2 < half; ++i2) {
+            lanes[i2] += lanes[i2 + half];
+        }
+    }
+    return lanes[0];
+}
+
+/* The rows src[r] of n elements to dst[r][n rounded up], times factor[r], padded with zeros. A factor of 0 makes zeros of
+ * anything. Tells whether all that was written is finite. */
+SA_INLINE bool FN(pack_rows)(const char *const *src, const sa_matrix *m, int count, ptrdiff_t n, const real *factor,
+                             real *dst) {
+    const size_t stride = FN(round_up)(n);
+    const bool direct = m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real);
+    vec check = V(set1)(0); /* x − x is 0 for a finite x and NaN for any other */
+    for (int r = 0; r < count; ++r) {
+        real *to = dst + (size_t)r * stride;
+        if (factor[r] == 0) {
+            memset(to, 0, stride * sizeof(real));
+            continue;
+        }
+        const real *from = (const real *)(const void *)src[r];
+        if (!direct || (uintptr_t)from % sizeof(real) != 0) {
+            FN(load_row)(to, src[r], m->col_stride, n, m->dtype, m->swapped);
+            from = to;
+        }
+        const vec f = V(set1)(factor[r]);
+        for (ptrdiff_t i = 0; i < n; i += SA_LANES) {
+            const int columns = n - i < SA_LANES ? (int)(n - i) : SA_LANES;
+            const vec x = f * (columns == SA_LANES ? V(load)(from + i) : V(load_n)(from + i, columns));
+            V(store)(to + i, x);
+            check = check + (x - x);
+        }
+    }
+    return !V(any)(V(not_lt)(check, V(set1)(1)));
+}
+
+/* xT[width][nv·lanes] from x[count][width rounded up]; lanes without a row are zeros. */
+SA_INLINE void FN(transpose_rows)(const real *x, int count, ptrdiff_t width, real *xT, const int nv) {
+    const size_t stride = FN(round_up)(width);
+    for (int v = 0; v < nv; ++v) {
+        for (ptrdiff_t d = 0; d < width; d += SA_LANES) {
+            vec t[SA_LANES];
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                const int r = v * SA_LANES + i;
+                t[i] = V(set1)(0);
+                if (r < count) {
+                    t[i] = V(load)(x + (size_t)r * stride + d);
+                }
+            }
+            FN(transpose)(t);
+            for (int i = 0; i < SA_LANES && d + i < width; ++i) {
+                V(store)(xT + ((d + i) * nv + v) * SA_LANES, t[i]);
+            }
+        }
+    }
+}
+
+/* δ of every row (4), and what the row gives to its sink's gradient: −2^(sink − m)/l·δ. */
+static void FN(attention_delta)(const sa_backward_block *b, void *scratch) {
+    const sa_attention_gradients *g = b->g;
+    const sa_attention *a = g->a;
+    const sa_rows *rows = b->b.rows;
+    FN(backward_scratch) layout, *s = &layout;
+    FN(lay_out_backward)(g, scratch, s);
+    const size_t width = FN(round_up)(a->Dv);
+    const real one = 1;
+    for (int r = 0; r < rows->count; ++r) {
+        const real *stats = (const real *)(const void *)rows->stats[r];
+        real delta = 0;
+        if (stats[1] != 0) { /* a dead row has no gradient, whatever dO holds */
+            real *out = s->do_rows, *grad_out = s->do_rows + width;
+            FN(pack_rows)((const char *const *)&rows->out[r], &a->out.m, 1, a->Dv, &one, out);
+            FN(pack_rows)(&b->rows->grad_out[r], &g->grad_out.m, 1, a->Dv, &one, grad_out);
+            delta = FN(dot)(out, grad_out, width);
+            if (g->grad_lse.m.data) {
+                real grad_lse;
+                FN(load_row)(&grad_lse, b->rows->grad_lse[r], 0, 1, g->grad_lse.m.dtype, g->grad_lse.m.swapped);
+                delta -= grad_lse;
+            }
+            if (g->dsink_rows.m.data) {
+                const real sink = (real)(rows->sink[r] * SA_LOG2E);
+                real share[SA_LANES];
+                V(store)(share, FN(exp2)(V(set1)((sink < -SA_REAL_MAX ? -SA_REAL_MAX : sink) - stats[0])));
+                *(real *)(void *)b->rows->dsink[r] = rows->sink[r] == -INFINITY ? 0 : -share[0] * stats[1] * delta;
+            }
+        }
+        *(real *)(void *)b->rows->delta[r] = delta;
+    }
+}
+
+/* Q, dO and the statistics of the block's rows. Tells whether the rows of Q and dO are finite. */
+SA_INLINE bool FN(pack_block)(const sa_backward_block *b, FN(backward_scratch) * s, const int nv) {
+    const sa_attention *a = b->g->a;
+    const sa_rows *rows = b->b.rows;
+    const real keep = (real)(a->dropout_p > 0 && a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 1);
+    real factor[FN(block_rows)], q_factor[FN(block_rows)];
+    FN(pack_queries)(&b->b, &s->s, nv, 0);
+    FN(start_rows)(&b->b, &s->s, nv, 0);
+    for (int r = 0; r < nv * SA_LANES; ++r) {
+        s->s.maximum[r] = s->delta[r] = s->dslope[r] = 0;
+        if (r < rows->count) {
+            const real *stats = (const real *)(const void *)rows->stats[r];
+            s->s.maximum[r] = stats[0];
+            s->delta[r] = *(const real *)(const void *)b->rows->delta[r] * stats[1];
+            factor[r] = stats[1] * keep;
+            q_factor[r] = (real)a->scale;
+        }
+    }
+    bool finite = FN(pack_rows)(rows->query, &a->query.m, rows->count, a->E, q_factor, s->q_rows);
+    finite &= FN(pack_rows)(b->rows->grad_out, &b->g->grad_out.m, rows->count, a->Dv, factor, s->do_rows);
+    FN(transpose_rows)(s->do_rows, rows->count, a->Dv, s->s.O, nv);
+    memset(s->dqT, 0, (size_t)a->E * (size_t)nv * SA_LANES * sizeof(real));
+    return finite;
+}
+
+/* ---- one tile of keys ---------------------------------------------------------------------------------------------- */
+
+/* Scores in P become 2^(s − m); where some pair is closed, those become −1. */
+SA_INLINE void FN(weights_tile)(FN(scratch) * s, ptrdiff_t n, const int nv, bool masked) {
+    if (masked) {
+        FN(pass_exp_careful)(s->P, n, nv, s->maximum, s->tile_sum);
+    } else {
+        FN(pass_exp)(s->P, n, nv, s->maximum, s->tile_sum);
+    }
+}
+
+/* dS holds dP and becomes (5): P·(dP − δ), with dP 0 where dropout took the weight. In a masked tile the closed pairs become
+ * 0 in dS, and in P and kept too unless `marks` keeps their −1. */
+SA_INLINE void FN(pass_dscores)(FN(backward_scratch) * s, ptrdiff_t n, const int nv, bool dropped, bool masked, bool marks) {
+    const vec zero = V(set1)(0);
+    for (int v = 0; v < nv; ++v) {
+        const vec delta = V(load)(s->delta + v * SA_LANES);
+        for (ptrdiff_t j = 0; j < n; ++j) {
+            const ptrdiff_t at = (j * nv + v) * SA_LANES;
+            const vec p = V(load)(s->s.P + at);
+            vec dp = V(load)(s->dS + at);
+            if (dropped) {
+                dp = V(select)(V(eq)(V(load)(s->kept + at), zero), zero, dp);
+            }
+            vec ds = p * (dp - delta);
+            if (masked) {
+                const lanemask closed = V(lt)(p, zero);
+                ds = V(select)(closed, zero, ds);
+                if (!marks) {
+                    V(store)(s->s.P + at, V(select)(closed, zero, p));
+                    if (dropped) {
+                        V(store)(s->kept + at, V(select)(closed, zero, V(load)(s->kept + at)));
+                    }
+                }
+            }
+            V(store)(s->dS + at, ds);
+        }
+    }
+}
+
+/* dslope_i −= Σ_j dS_ij·|i + o − j|; position is relative to the tile. */
+SA_INLINE void FN(pass_dslope)(FN(backward_scratch) * s, ptrdiff_t n, const int nv) {
+    for (int v = 0; v < nv; ++v) {
+        const vec position = V(load)(s->s.position + v * SA_LANES);
+        vec sum = V(set1)(0);
+        for (ptrdiff_t j = 0; j < n; ++j) {
+            sum = V(fma)(V(load)(s->dS + (j * nv + v) * SA_LANES), V(abs)(position - V(set1)((real)j)), sum);
+        }
+        V(store)(s->dslope + v * SA_LANES, V(load)(s->dslope + v * SA_LANES) - sum);
+    }
+}
+
+/* dmask_ij += dS_ij: the rows of the mask's gradient lie anywhere, are contiguous or one element (stride 0). */
+SA_INLINE void FN(add_dmask)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+    const ptrdiff_t step = b->g->dmask.m.col_stride;
+    for (int v = 0; v < nv; ++v) {
+        for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
+            const int keys = n - j < SA_LANES ? (int)(n - j) : SA_LANES;
+            vec t[SA_LANES];
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                t[i] = V(set1)(0);
+                if (i < keys) {
+                    t[i] = V(load)(s->dS + ((j + i) * nv + v) * SA_LANES);
+                }
+            }
+            FN(transpose)(t);
+            for (int i = 0; i < SA_LANES && v * SA_LANES + i < b->b.rows->count; ++i) {
+                real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + (first + j) * step);
+                if (step != 0) {
+                    V(store_n)(to, V(load_n)(to, keys) + t[i], keys);
+                } else {
+                    real lanes[SA_LANES], sum = 0;
+                    V(store)(lanes, t[i]);
+                    for (int k = 0; k < keys; ++k) {
+                        sum += lanes[k];
+                    }
+                    *to += sum;
+                }
+            }
+        }
+    }
+}
+
+SA_INLINE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width) {
+    real check = 0;
+    for (ptrdiff_t r = 0; r < n; ++r) {
+        for (ptrdiff_t i = 0; i < width; ++i) {
+            check += x[r * stride + i] - x[r * stride + i];
+        }
+    }
+    return check == 0;
+}
+
+/* (1), (3) and (6) over the open pairs only: P (or kept) is −1 where a pair is closed. */
+SA_NOINLINE void FN(products_careful)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
+                                      ptrdiff_t lanes) {
+    const sa_attention *a = b->g->a;
+    const ptrdiff_t E = a->E, Dv = a->Dv;
+    const real *P = a->dropout_p > 0 ? s->kept : s->s.P;
+    real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        for (int r = 0; r < b->b.rows->count; ++r) {
+            const real p = P[j * lanes + r], ds = s->dS[j * lanes + r];
+            if (p < 0) {
+                continue;
+            }
+            const real *q_r = s->q_rows + (size_t)r * FN(round_up)(E), *do_r = s->do_rows + (size_t)r * FN(round_up)(Dv);
+            for (ptrdiff_t e = 0; e < E; ++e) {
+                s->dqT[e * lanes + r] += ds * s->s.k[j * s->s.k_stride + e];
+                if (dkey) {
+                    dkey[(first + j) * E + e] += ds * q_r[e];
+                }
+            }
+            for (ptrdiff_t d = 0; dvalue && d < Dv; ++d) {
+                dvalue[(first + j) * Dv + d] += p * do_r[d];
+            }
+        }
+    }
+}
+
+/* (1), (3) and (6). Vectors of lanes that causal closes for some of the keys are left out, as in the forward pass. */
+SA_INLINE void FN(products)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+    const sa_attention *a = b->g->a;
+    const ptrdiff_t E = a->E, Dv = a->Dv, lanes = nv * SA_LANES;
+    const ptrdiff_t q_stride = (ptrdiff_t)FN(round_up)(E), do_stride = (ptrdiff_t)FN(round_up)(Dv);
+    const real *P = a->dropout_p > 0 ? s->kept : s->s.P;
+    real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
+    for (ptrdiff_t j = 0; j < n;) {
+        ptrdiff_t to;
+        const int u = FN(first_open_vector)(b->b.rows, first + j, n - j, nv, &to);
+        const ptrdiff_t row = u * SA_LANES, rows = b->b.rows->count - row, at = j * lanes + row;
+        if (dvalue) {
+            FN(outer)(P + at, lanes, s->do_rows + row * do_stride, do_stride, rows, to, dvalue + (first + j) * Dv, Dv, Dv);
+        }
+        if (dkey) {
+            FN(outer)(s->dS + at, lanes, s->q_rows + row * q_stride, q_stride, rows, to, dkey + (first + j) * E, E, E);
+        }
+        if (b->g->dquery.m.data) {
+            FN(values_wide)(s->dS + at, s->s.k + j * s->s.k_stride, s->s.k_stride, to, E, s->dqT + row, lanes, s->s.ones + row,
+                            nv - u);
+        }
+        j += to;
+    }
+}
+
+SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
+                                 const int nv, bool finite) {
+    const sa_attention *a = b->g->a;
+    const ptrdiff_t lanes = nv * SA_LANES;
+    const bool dropped = a->dropout_p > 0;
+    const bool scores = b->g->dquery.m.data || b->dkey || b->with_mask || b->g->dslope_rows.m.data;
+    bool masked = false;
+    if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {
+        return;
+    }
+    FN(weights_tile)(&s->s, n, nv, masked);
+    if (dropped) {
+        memcpy(s->kept, s->s.P, (size_t)(n * lanes) * sizeof(real));
+        FN(drop)(a, &s->s, s->kept, first, n, nv);
+    }
+    const bool careful = masked && !(finite && FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E));
+    ptrdiff_t v_stride;
+    const real *value = FN(tile_rows)(&b->b.value, first, n, a->Dv, s->s.value, &v_stride);
+    for (ptrdiff_t j = 0; scores && j < n;) {
+        ptrdiff_t to;
+        const int u = FN(first_open_vector)(b->b.rows, first + j, n - j, nv, &to);
+        FN(scores_wide)(s->s.O + u * SA_LANES, value + j * v_stride, v_stride, to, a->Dv, s->dS + j * lanes + u * SA_LANES,
+                        lanes, s->s.tile_sum + u * SA_LANES, nv - u);
+        j += to;
+    }
+    FN(pass_dscores)(s, n, nv, dropped, masked, careful);
+    if (b->with_mask) {
+        FN(add_dmask)(b, s, first, n, nv);
+    }
+    if (b->mask_only) {
+        return;
+    }
+    if (b->g->dslope_rows.m.data) {
+        FN(pass_dslope)(s, n, nv);
+    }
+    if (s->s.gain) {
+        for (ptrdiff_t i = 0; i < n * lanes; i += SA_LANES) { /* a closed pair's derivative may be NaN */
+            const vec ds = V(load)(s->dS + i), zero = V(set1)(0);
+            V(store)(s->dS + i, V(select)(V(eq)(ds, zero), ds, ds * V(load)(s->s.gain + i)));
+        }
+    }
+    if (careful) {
+        FN(products_careful)(b, s, first, n, lanes);
+    } else {
+        FN(products)(b, s, first, n, nv);
+    }
+}
+
+/* dQ of the block's rows from s->dqT, times scale. */
+SA_INLINE void FN(add_dquery)(const sa_backward_block *b, const FN(backward_scratch) * s, const int nv) {
+    const ptrdiff_t E = b->g->a->E;
+    const vec scale = V(set1)((real)b->g->a->scale);
+    for (int v = 0; v < nv; ++v) {
+        for (ptrdiff_t e = 0; e < E; e += SA_LANES) {
+            const int columns = E - e < SA_LANES ? (int)(E - e) : SA_LANES;
+            vec t[SA_LANES];
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                t[i] = V(set1)(0);
+                if (i < columns) {
+                    t[i] = V(load)(s->dqT + ((e + i) * nv + v) * SA_LANES);
+                }
+            }
+            FN(transpose)(t);
+            for (int i = 0; i < SA_LANES && v * SA_LANES + i < b->b.rows->count; ++i) {
+                real *to = (real *)(void *)b->rows->dquery[v * SA_LANES + i] + e;
+                if (columns == SA_LANES) {
+                    V(store)(to, V(fma)(scale, t[i], V(load)(to)));
+                } else {
+                    V(store_n)(to, V(fma)(scale, t[i], V(load_n)(to, columns)), columns);
+                }
+            }
+        }
+    }
+}
+
+SA_INLINE void FN(backward_block)(const sa_backward_block *b, FN(backward_scratch) * s, const int nv) {
+    const bool finite = FN(pack_block)(b, s, nv);
+    for (ptrdiff_t first = b->b.begin; first < b->b.end; first += SA_KEYS_PER_TILE) {
+        const ptrdiff_t n = b->b.end - first < SA_KEYS_PER_TILE ? b->b.end - first : SA_KEYS_PER_TILE;
+        FN(backward_tile)(b, s, first, n, nv, finite);
+    }
+    if (b->mask_only) {
+        return;
+    }
+    if (b->g->dquery.m.data) {
+        FN(add_dquery)(b, s, nv);
+    }
+    for (int r = 0; b->g->dslope_rows.m.data && r < b->b.rows->count; ++r) {
+        *(real *)(void *)b->rows->dslope[r] += s->dslope[r];
+    }
+}
+
+#define SA_BACKWARD(nv)                                                                                                        \
+    SA_NOINLINE void FN(backward##nv)(const sa_backward_block *b, FN(backward_scratch) * s) { FN(backward_block)(b, s, nv); }
+SA_BACKWARD(1)
+SA_BACKWARD(2)
+SA_BACKWARD(3)
+#if SA_VECS == 4
+SA_BACKWARD(4)
+#endif
+#undef SA_BACKWARD
+
+/* Which kernel runs follows from the number of rows alone. */
+static void FN(attention_backward)(const sa_backward_block *b, void *scratch) {
+    FN(backward_scratch) s;
+    FN(lay_out_backward)(b->g, scratch, &s);
+    switch ((b->b.rows->count + SA_LANES - 1) / SA_LANES) {
+    case 1: FN(backward1)(b, &s); break;
+    case 2: FN(backward2)(b, &s); break;
+    case 3: FN(backward3)(b, &s); break;
+#if SA_VECS == 4
+    case 4: FN(backward4)(b, &s); break;
+#endif
+    default: break;
+    }
+}

@@ -1,0 +1,247 @@
+/* scaled_dot_product_attention_backward as Python calls it: the low-level half of the vjp. Takes the forward call's arguments,
+ * what it returned, and the gradient of that; returns the gradients in the precision that computes, over all leading dims, as
+ * a tuple. selfattn/attention_vjp.py brings them to the inputs' shapes and dtypes. */
+#include "attention_call.h"
+
+enum { GRAD_OUT = SA_ARG_NUM_THREADS + 1, STATISTICS, GRAD_LSE, WRT };
+
+/* The gradients, in the order of the result and of the bits of `wrt`. */
+enum { D_QUERY, D_KEY, D_VALUE, D_MASK, D_SLOPES, D_SINKS, GRADIENTS };
+
+typedef struct {
+    sa_call c;
+    PyArrayObject *grad_out, *grad_lse;  /* owned */
+    PyArrayObject *gradients[GRADIENTS]; /* owned */
+    sa_attention_gradients g;
+} backward_call;
+
+static void release(backward_call *b) {
+    Py_XDECREF(b->grad_out);
+    Py_XDECREF(b->grad_lse);
+    for (int i = 0; i < GRADIENTS; ++i) {
+        Py_XDECREF(b->gradients[i]);
+    }
+    sa_call_release(&b->c);
+}
+
+static int read_float(const sa_state *state, PyObject *value, const char *name, int ndim, const npy_intp *shape,
+                      PyArrayObject **array, sa_dtype *dtype) {
+    if ((*array = sa_as_numbers(state, value, name, dtype)) == NULL) {
+        return -1;
+    }
+    if (sa_is_integer(*dtype)) {
+        PyErr_Format(PyExc_TypeError, "%s must have a floating dtype, got %s", name, sa_dtype_name(*dtype));
+        return -1;
+    }
+    return sa_check_shape(name, *array, ndim, shape);
+}
+
+/* What the forward call returned, and the gradients of it. */
+static int read_results(backward_call *b, PyObject *const *values) {
+    sa_call *c = &b->c;
+    sa_attention *a = &c->a;
+    const int n = a->n_lead;
+    const sa_dtype computes = a->f64 ? SA_F64 : SA_F32;
+    npy_intp shape[NPY_MAXDIMS + 2];
+    sa_dtype dtype;
+    if (!sa_given(values[SA_ARG_OUT]) || !sa_given(values[GRAD_OUT]) || !sa_given(values[STATISTICS])) {
+        PyErr_SetString(PyExc_TypeError, "scaled_dot_product_attention_backward() needs grad_out, out and statistics");
+        return -1;
+    }
+    memcpy(shape, c->lead, (size_t)n * sizeof shape[0]);
+    shape[n] = a->L;
+    shape[n + 1] = a->Dv;
+    if (read_float(c->state, values[SA_ARG_OUT], "out", n + 2, shape, &c->out, &dtype) < 0) {
+        return -1;
+    }
+    sa_fill_tensor(&a->out, c->out, dtype, n, 2);
+    if (dtype == SA_F64 && !a->f64) {
+        PyErr_Format(PyExc_TypeError, "out must have the dtype of the forward call's result, %s, got float64",
+                     sa_dtype_name(c->result));
+        return -1;
+    }
+    if (read_float(c->state, values[GRAD_OUT], "grad_out", n + 2, shape, &b->grad_out, &dtype) < 0) {
+        return -1;
+    }
+    if (dtype == SA_F64 && !a->f64) {
+        PyErr_Format(PyExc_TypeError, "grad_out has dtype float64, but the output has dtype %s: it would be narrowed",
+                     sa_dtype_name(c->result));
+        return -1;
+    }
+    sa_fill_tensor(&b->g.grad_out, b->grad_out, dtype, n, 2);
+    if (a->Dv == 1) {
+        a->out.m.col_stride = PyArray_ITEMSIZE(c->out);
+        b->g.grad_out.m.col_stride = PyArray_ITEMSIZE(b->grad_out);
+    }
+    if (sa_given(values[GRAD_LSE])) {
+        if (read_float(c->state, values[GRAD_LSE], "grad_lse", n + 1, shape, &b->grad_lse, &dtype) < 0) {
+            return -1;
+        }
+        if (dtype == SA_F64 && !a->f64) {
+            PyErr_SetString(PyExc_TypeError, "grad_lse has dtype float64, but lse has dtype float32: it would be narrowed");
+            return -1;
+        }
+        sa_fill_tensor(&b->g.grad_lse, b->grad_lse, dtype, n, 1);
+        b->g.grad_lse.m.row_stride = b->g.grad_lse.m.col_stride; /* (…, L) seen as (…, L, 1) */
+    }
+    shape[n + 1] = 2;
+    if (read_float(c->state, values[STATISTICS], "statistics", n + 2, shape, &c->stats, &dtype) < 0) {
+        return -1;
+    }
+    if (dtype != computes || !PyArray_ISCARRAY_RO(c->stats)) {
+        PyErr_Format(PyExc_TypeError, "statistics must be what the forward call returned, a C-contiguous %s array",
+                     sa_dtype_name(computes));
+        return -1;
+    }
+    sa_fill_tensor(&a->stats, c->stats, dtype, n, 2);
+    return 0;
+}
+
+/* A zeroed gradient over the leading dims `lead`, then rows × cols (cols < 0: none). */
+static int make(backward_call *b, int which, const npy_intp *lead, npy_intp rows, npy_intp cols, sa_tensor *t) {
+    const sa_dtype dtype = b->c.a.f64 ? SA_F64 : SA_F32;
+    const int n = b->c.a.n_lead;
+    npy_intp shape[NPY_MAXDIMS + 2];
+    memcpy(shape, lead, (size_t)n * sizeof shape[0]);
+    shape[n] = rows;
+    shape[n + 1] = cols;
+    const int core = cols < 0 ? 1 : 2;
+    if ((b->gradients[which] = sa_new_array(n + core, shape, dtype, NULL, true)) == NULL) {
+        return -1;
+    }
+    sa_fill_tensor(t, b->gradients[which], dtype, n, core);
+    if (core == 1) {
+        t->m.row_stride = t->m.col_stride;
+    } else {
+        t->m.row_stride = cols * PyArray_ITEMSIZE(b->gradients[which]);
+        t->m.col_stride = PyArray_ITEMSIZE(b->gradients[which]);
+    }
+    return 0;
+}
+
+/* The leading dims of dK and dV: those of the query, but key heads instead of heads, and 1 along a group's broadcast axes,
+ * whose gradients add up in the kernel (attention.c, sa_group_size). */
+static void key_lead(const sa_attention *a, npy_intp *lead) {
+    int axis = a->n_lead - 1;
+    for (int i = 0; i < a->n_lead; ++i) {
+        lead[i] = a->lead[i];
+    }
+    if (axis >= 0 && a->gqa > 1) {
+        lead[axis] /= a->gqa;
+        if (lead[axis] > 1) {
+            return;
+        }
+        --axis;
+    }
+    for (; axis >= 0 && a->key.lead_stride[axis] == 0 && a->value.lead_stride[axis] == 0; --axis) {
+        lead[axis] = 1;
+    }
+}
+
+/* The mask's own shape, seen in (B…, L, S): 1 where it is broadcast. */
+static int make_mask(backward_call *b) {
+    const sa_attention *a = &b->c.a;
+    const int n = a->n_lead, ndim = PyArray_NDIM(b->c.mask);
+    npy_intp shape[NPY_MAXDIMS + 2];
+    for (int i = 0; i < n + 2; ++i) {
+        const int own = i - (n + 2) + ndim;
+        shape[i] = own >= 0 ? PyArray_DIM(b->c.mask, own) : 1;
+    }
+    if (make(b, D_MASK, shape, shape[n], shape[n + 1], &b->g.dmask) < 0) {
+        return -1;
+    }
+    b->g.dmask.m.row_stride = shape[n] == 1 && a->L != 1 ? 0 : b->g.dmask.m.row_stride;
+    b->g.dmask.m.col_stride = shape[n + 1] == 1 && a->S != 1 ? 0 : b->g.dmask.m.col_stride;
+    return 0;
+}
+
+static int make_gradients(backward_call *b, long wrt) {
+    const sa_attention *a = &b->c.a;
+    npy_intp keys[NPY_MAXDIMS];
+    key_lead(a, keys);
+    if ((wrt & 1 << D_QUERY && make(b, D_QUERY, b->c.lead, a->L, a->E, &b->g.dquery) < 0) ||
+        (wrt & 1 << D_KEY && make(b, D_KEY, keys, a->S, a->E, &b->g.dkey) < 0) ||
+        (wrt & 1 << D_VALUE && make(b, D_VALUE, keys, a->S, a->Dv, &b->g.dvalue) < 0)) {
+        return -1;
+    }
+    if (wrt & 1 << D_MASK) {
+        if (b->c.mask == NULL || a->mask.m.dtype == SA_BOOL) {
+            PyErr_SetString(PyExc_ValueError, "wrt names attn_mask, which has a gradient only when it is a float mask");
+            return -1;
+        }
+        if (make_mask(b) < 0) {
+            return -1;
+        }
+    }
+    if (wrt & 1 << D_SLOPES) {
+        if (b->c.alibi == NULL) {
+            PyErr_SetString(PyExc_ValueError, "wrt names alibi_slopes, which were not given");
+            return -1;
+        }
+        if (make(b, D_SLOPES, b->c.lead, a->L, -1, &b->g.dslope_rows) < 0) {
+            return -1;
+        }
+    }
+    if (wrt & 1 << D_SINKS) {
+        if (b->c.sinks == NULL) {
+            PyErr_SetString(PyExc_ValueError, "wrt names sinks, which were not given");
+            return -1;
+        }
+        if (make(b, D_SINKS, b->c.lead, a->L, -1, &b->g.dsink_rows) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int run(backward_call *b) {
+    sa_backward_plan plan;
+    size_t scratch, delta;
+    const size_t size = b->c.a.f64 ? sizeof(double) : sizeof(float);
+    sa_status status = sa_attention_plan_backward(&b->g, b->c.threads, &plan);
+    if (status == SA_OK &&
+        (!sa_multiply((size_t)plan.threads, plan.scratch_bytes, &scratch) ||
+         !sa_multiply((size_t)plan.delta_count, size, &delta) || scratch > PTRDIFF_MAX / 4 || delta > PTRDIFF_MAX / 4)) {
+        status = SA_TOO_LARGE;
+    }
+    if (status != SA_OK) {
+        PyErr_SetString(PyExc_ValueError, "the sizes of this call do not fit the address space");
+        return -1;
+    }
+    if (plan.groups == 0) {
+        return 0;
+    }
+    char *memory = PyMem_RawMalloc(scratch + delta + 64);
+    if (memory == NULL) {
+        PyErr_Format(PyExc_MemoryError, "cannot allocate %zu bytes of scratch memory for %d thread(s)", scratch + delta,
+                     plan.threads);
+        return -1;
+    }
+    char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
+    b->g.delta = aligned + scratch;
+    Py_BEGIN_ALLOW_THREADS status = sa_attention_backward(&b->g, &plan, aligned);
+    Py_END_ALLOW_THREADS PyMem_RawFree(memory);
+    return status == SA_OK ? 0 : -1;
+}
+
+PyObject *sa_py_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
+    backward_call b;
+    if (sa_parse(sa_state_of(module), SA_SIG_ATTENTION_BACKWARD, args, nargs, kwnames, values) < 0) {
+        return NULL;
+    }
+    memset(&b.g, 0, sizeof b.g);
+    b.g.a = &b.c.a;
+    b.grad_out = b.grad_lse = NULL;
+    memset(b.gradients, 0, sizeof b.gradients);
+    const bool read = sa_call_read(&b.c, module, values) == 0;
+    const long wrt = !read ? -1 : values[WRT] != NULL ? PyLong_AsLong(values[WRT]) : 7;
+    if (read && !(wrt == -1 && PyErr_Occurred()) && read_results(&b, values) == 0 && make_gradients(&b, wrt) == 0 &&
+        sa_call_read_seed(&b.c, values[SA_ARG_RNG]) == 0 && run(&b) == 0 && (result = PyTuple_New(GRADIENTS)) != NULL) {
+        for (int i = 0; i < GRADIENTS; ++i) {
+            PyTuple_SET_ITEM(result, i, b.gradients[i] ? Py_NewRef(b.gradients[i]) : Py_NewRef(Py_None));
+        }
+    }
+    release(&b);
+    return result;
+}

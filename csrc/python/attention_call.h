@@ -1,0 +1,56 @@
+/* An attention call as Python makes it, forward or backward: its arguments read and checked into the core's struct. */
+#ifndef SA_PYTHON_ATTENTION_CALL_H
+#define SA_PYTHON_ATTENTION_CALL_H
+
+#include "arrays.h"
+
+/* The arguments, in the order of their signatures. */
+enum {
+    SA_ARG_QUERY,
+    SA_ARG_KEY,
+    SA_ARG_VALUE,
+    SA_ARG_ATTN_MASK,
+    SA_ARG_DROPOUT_P,
+    SA_ARG_IS_CAUSAL,
+    SA_ARG_SCALE,
+    SA_ARG_ENABLE_GQA,
+    SA_ARG_CAUSAL,
+    SA_ARG_WINDOW,
+    SA_ARG_SOFTCAP,
+    SA_ARG_ALIBI_SLOPES,
+    SA_ARG_SINKS,
+    SA_ARG_KEY_LENGTHS,
+    SA_ARG_RNG,
+    SA_ARG_RETURN_LSE,
+    SA_ARG_RETURN_WEIGHTS,
+    SA_ARG_OUT,
+    SA_ARG_NUM_THREADS
+};
+
+/* An attention call under way: every reference it owns, and the core's struct that points into them. */
+typedef struct {
+    const sa_state *state;
+    PyArrayObject *query, *key, *value, *mask, *alibi, *sinks, *lengths; /* owned */
+    PyArrayObject *out, *lse, *weights, *stats;                          /* owned */
+    sa_dtype result;
+    bool enable_gqa, want_lse, want_weights, want_stats;
+    int threads;
+    npy_intp lead[NPY_MAXDIMS];
+    sa_attention a;
+} sa_call;
+
+/* Reads and checks all arguments but `out` and `rng` into c, which need not be initialised. Returns −1 with an exception set.
+ * release is due in any case. */
+int sa_call_read(sa_call *c, PyObject *module, PyObject *const *values);
+int sa_call_read_seed(sa_call *c, PyObject *rng);
+void sa_call_release(sa_call *c);
+
+/* 0 when `array` has this shape, else −1 with a ValueError. */
+int sa_check_shape(const char *name, PyArrayObject *array, int ndim, const npy_intp *shape);
+
+/* Any of query, key and value whose dtype is bfloat16: where the type object of the results comes from. */
+PyArrayObject *sa_call_bf16_example(const sa_call *c);
+
+static inline bool sa_given(PyObject *value) { return value != NULL && value != Py_None; }
+
+#endif

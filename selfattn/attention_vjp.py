@@ -1,0 +1,315 @@
+"""Attention with its gradients: the C core's two halves, put together and brought to the inputs' shapes and dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn import _core
+from selfattn.reference.attention_vjp import AttentionGradients, sum_to_shape
+from selfattn.reference.dropout import seed_from_rng
+
+__all__ = [
+    "AttentionGradients",
+    "scaled_dot_product_attention_backward",
+    "scaled_dot_product_attention_forward",
+    "scaled_dot_product_attention_vjp",
+]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+def scaled_dot_product_attention_vjp(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    attn_mask: npt.ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    rng: int | np.random.Generator | None = None,
+    return_lse: bool = False,
+    wrt: Sequence[str] = ("query", "key", "value"),
+    **options: Any,
+) -> tuple[Any, Callable[..., AttentionGradients]]:
+    """Compute attention, and return with it the function that pulls gradients back through it.
+
+    The backward pass recomputes the weights tile by tile from two numbers a row, so forward and backward
+    take memory linear in L and S. The gradients have the same bits for any number of threads.
+
+    Parameters
+    ----------
+    query : array_like, shape (..., L, E)
+    key : array_like, shape (..., S, E)
+    value : array_like, shape (..., S, Ev)
+        Floating point or integers; integers count as float64.
+    attn_mask, dropout_p, is_causal
+        See :func:`scaled_dot_product_attention`.
+    rng : int or numpy.random.Generator, optional
+        The seed of dropout. The pullback drops the same weights.
+    return_lse : bool, default False
+        Return ``(out, lse)`` in place of ``out``; the pullback then takes the gradient of both.
+    wrt : sequence of str, default ("query", "key", "value")
+        What to differentiate with respect to: also "attn_mask" (a float mask), "alibi_slopes", "sinks".
+        What is left out costs nothing.
+    **options
+        ``scale``, ``enable_gqa``, ``causal``, ``window``, ``softcap``, ``alibi_slopes``, ``sinks``,
+        ``key_lengths``, ``out`` and ``num_threads`` of :func:`scaled_dot_product_attention`.
+
+    Returns
+    -------
+    out : ndarray, shape (..., L, Ev), or (out, lse)
+    pullback : callable
+        ``pullback(grad_out)`` returns :class:`AttentionGradients`, a named tuple; with ``return_lse`` it is
+        ``pullback(grad_out, grad_lse)``. Each gradient has the shape and dtype of its input (float64 for
+        integers), summed over what was broadcast. It may be called again. It holds references to the inputs
+        and to ``out``, not copies: changed in place, they make later gradients meaningless, never unsafe.
+
+    Raises
+    ------
+    TypeError, ValueError, MemoryError
+        As :func:`scaled_dot_product_attention`; a ``wrt`` that names what has no gradient; in the pullback,
+        a ``grad_out`` that has not the shape of ``out``, or float64 where the output has fewer bits.
+
+    Notes
+    -----
+    A row with nothing to attend to, a masked key and a masked query get zeros, whatever they hold.
+
+    References
+    ----------
+    Dao et al., "FlashAttention", 2022, algorithm 4 and appendix B.2. The derivation in this package's
+    notation is docs/backward.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import selfattn as sa
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 5, 4))
+    >>> out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, is_causal=True)
+    >>> grads = pullback(np.ones_like(out))
+    >>> grads.key.shape, grads.attn_mask is None
+    ((2, 5, 4), True)
+    >>> np.allclose(grads.value.sum(axis=1), 5)  # five rows of weights with sum 1
+    True
+    """
+    names = _check_wrt(wrt)
+    if "return_weights" in options:
+        raise TypeError("return_weights has no gradient; call scaled_dot_product_attention for the weights")
+    if isinstance(dropout_p, int | float | np.number) and dropout_p > 0:
+        rng = seed_from_rng(rng)
+    given = {
+        "attn_mask": attn_mask,
+        "alibi_slopes": options.get("alibi_slopes"),
+        "sinks": options.get("sinks"),
+    }
+    for name, what in given.items():
+        if name in names and what is None:
+            raise ValueError(f"wrt names {name}, which was not given")
+    if "attn_mask" in names and np.asarray(attn_mask).dtype == np.bool_:
+        raise ValueError("wrt names attn_mask, but a boolean mask has no gradient: pass a float mask")
+    q, v = _as_array(query), _as_array(value)
+    k = _apart(_as_array(key), v)
+    arguments = (q, k, v, attn_mask, dropout_p, is_causal)
+    out, statistics, *lse = _core._attention_forward(*arguments, rng=rng, return_lse=return_lse, **options)
+    options.pop("out", None)
+
+    def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
+        """Pull the gradient of the output (and of the log-sum-exp) back to the inputs that wrt names."""
+        if grad_lse is not None and not return_lse:
+            raise TypeError("grad_lse was given, but the log-sum-exp was not returned: use return_lse=True")
+        return scaled_dot_product_attention_backward(
+            grad_out, out, statistics, *arguments, rng=rng, grad_lse=grad_lse, wrt=names, **options
+        )
+
+    return ((out, lse[0]) if return_lse else out), pullback
+
+
+def scaled_dot_product_attention_forward(
+    query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike, *args: Any, **options: Any
+) -> tuple[Array, ...]:
+    """Compute attention and keep what the backward pass needs: the lower half of the vjp.
+
+    For those who manage memory themselves; :func:`scaled_dot_product_attention_vjp` does it for you.
+
+    Parameters
+    ----------
+    query, key, value, *args, **options
+        As :func:`scaled_dot_product_attention`. With dropout, ``rng`` must be an int, the same in the
+        backward call.
+
+    Returns
+    -------
+    out : ndarray, shape (..., L, Ev)
+    statistics : ndarray, shape (..., L, 2)
+        Of each row the maximum of its scores, in log2 units, and one over the sum of its exponentials;
+        float64 for float64, else float32.
+    lse, weights
+        If asked for.
+
+    Raises
+    ------
+    TypeError, ValueError, MemoryError
+        As :func:`scaled_dot_product_attention`.
+
+    References
+    ----------
+    Dao et al., "FlashAttention", 2022, algorithm 2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import selfattn as sa
+    >>> x = np.eye(3)
+    >>> out, statistics = sa.scaled_dot_product_attention_forward(x, x, x)
+    >>> grads = sa.scaled_dot_product_attention_backward(np.ones_like(out), out, statistics, x, x, x)
+    >>> grads.query.shape
+    (3, 3)
+    """
+    results: tuple[Array, ...] = _core._attention_forward(query, key, value, *args, **options)
+    return results
+
+
+def scaled_dot_product_attention_backward(
+    grad_out: npt.ArrayLike,
+    out: Array,
+    statistics: Array,
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    attn_mask: npt.ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    grad_lse: npt.ArrayLike | None = None,
+    wrt: Sequence[str] = ("query", "key", "value"),
+    gradients: AttentionGradients | None = None,
+    **options: Any,
+) -> AttentionGradients:
+    """Compute the gradients of attention from what the forward half returned.
+
+    Parameters
+    ----------
+    grad_out : array_like, shape (..., L, Ev)
+        The gradient with respect to ``out``.
+    out : ndarray, shape (..., L, Ev)
+    statistics : ndarray, shape (..., L, 2)
+        As :func:`scaled_dot_product_attention_forward` returned them.
+    query, key, value, attn_mask, dropout_p, is_causal, **options
+        Those of the forward call.
+    grad_lse : array_like, shape (..., L), optional
+        The gradient with respect to the log-sum-exp.
+    wrt : sequence of str
+        See :func:`scaled_dot_product_attention_vjp`.
+    gradients : AttentionGradients, optional
+        Arrays to write the gradients to: exact shapes and dtypes, writable, without overlap with an input
+        or with one another; None for those that should be new.
+
+    Returns
+    -------
+    AttentionGradients
+
+    Raises
+    ------
+    TypeError, ValueError, MemoryError
+        As :func:`scaled_dot_product_attention_vjp`.
+
+    References
+    ----------
+    Dao et al., "FlashAttention", 2022, algorithm 4.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import selfattn as sa
+    >>> x = np.eye(3, dtype=np.float32)
+    >>> out, statistics = sa.scaled_dot_product_attention_forward(x, x, x)
+    >>> mine = sa.AttentionGradients(query=np.empty_like(x), key=None, value=None)
+    >>> grads = sa.scaled_dot_product_attention_backward(
+    ...     np.ones_like(out), out, statistics, x, x, x, wrt=("query",), gradients=mine)
+    >>> grads.query is mine.query
+    True
+    """
+    names = _check_wrt(wrt)
+    q, v = _as_array(query), _as_array(value)
+    k = _apart(_as_array(key), v)
+    extras = (attn_mask, options.get("alibi_slopes"), options.get("sinks"))
+    inputs = AttentionGradients(q, k, v, *(None if x is None else np.asarray(x) for x in extras))
+    if not isinstance(grad_out, np.ndarray):
+        grad_out = np.asarray(grad_out, dtype=out.dtype)
+    if gradients is not None:
+        _check_gradients(gradients, names, inputs, (grad_out, out, statistics))
+    bits = sum(1 << n for n, name in enumerate(AttentionGradients._fields) if name in names)
+    found = _core._attention_backward(
+        q, k, v, attn_mask, dropout_p, is_causal, out=out, grad_out=grad_out, statistics=statistics,
+        grad_lse=grad_lse, wrt=bits, **options,
+    )  # fmt: skip
+    fitted: list[Array | None] = []
+    for name, raw, given in zip(AttentionGradients._fields, found, inputs, strict=True):
+        if raw is None or given is None:
+            fitted.append(None)
+            continue
+        # of slopes and sinks there is each row's share
+        whole = raw.sum(axis=-1, dtype=np.float64) if name in ("alibi_slopes", "sinks") else raw
+        gradient = sum_to_shape(whole, given.shape).astype(_gradient_dtype(given), copy=False)
+        target = None if gradients is None else getattr(gradients, name)
+        if target is not None:
+            np.copyto(target, gradient)
+        fitted.append(gradient if target is None else target)
+    return AttentionGradients(*fitted)
+
+
+def _check_wrt(wrt: Sequence[str]) -> tuple[str, ...]:
+    names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
+    for name in names:
+        if name not in AttentionGradients._fields:
+            raise ValueError(f"wrt may name {', '.join(AttentionGradients._fields)}; it has {name!r}")
+    return names
+
+
+def _as_array(x: npt.ArrayLike) -> Any:
+    """Convert what is no array once, so that the backward pass need not; the core checks the rest."""
+    return x if isinstance(x, np.ndarray) else np.asarray(x)
+
+
+def _apart(key: Array, value: Array) -> Array:
+    """Copy a key that is a broadcast view along an axis: each of its heads has a gradient of its own.
+
+    The core adds up over heads that share keys and values in memory; those of length 1 are meant so.
+    """
+
+    def repeated(x: Array) -> bool:
+        return any(n > 1 and step == 0 for n, step in zip(x.shape[:-2], x.strides[:-2], strict=True))
+
+    return key.copy() if repeated(key) or repeated(value) else key
+
+
+def _gradient_dtype(x: Array) -> np.dtype[Any]:
+    return np.dtype(np.float64) if x.dtype.kind in "iu" else x.dtype.newbyteorder("=")
+
+
+def _check_gradients(
+    gradients: AttentionGradients, names: tuple[str, ...], inputs: AttentionGradients, others: tuple[Any, ...]
+) -> None:
+    targets = [
+        (name, x) for name, x in zip(AttentionGradients._fields, gradients, strict=True) if x is not None
+    ]
+    for n, (name, target) in enumerate(targets):
+        given = getattr(inputs, name)
+        if name not in names or given is None:
+            raise ValueError(f"gradients has an array for {name}, which wrt does not name")
+        if not isinstance(target, np.ndarray) or (target.shape, target.dtype) != (
+            given.shape,
+            _gradient_dtype(given),
+        ):
+            raise ValueError(
+                f"gradients.{name} must be an array of shape {given.shape} and dtype {_gradient_dtype(given)}, "
+                f"got {getattr(target, 'dtype', type(target).__name__)} of shape {getattr(target, 'shape', ())}"
+            )
+        if not target.flags.writeable:
+            raise ValueError(f"gradients.{name} is read-only")
+        for other in (*inputs, *others, *(x for _, x in targets[:n])):
+            if other is not None and np.may_share_memory(target, other):
+                raise ValueError(f"gradients.{name} overlaps an input or another gradient in memory")

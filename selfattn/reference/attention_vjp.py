@@ -1,0 +1,175 @@
+"""The gradients of attention in plain NumPy: every line of the forward pass, differentiated.
+
+Shape letters, precision, NaN: see :mod:`selfattn.reference`. The derivation is in docs/backward.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.reference.arguments import prepare
+from selfattn.reference.attention import (
+    attention_weights,
+    dot_products,
+    drop_weights,
+    masked_scores,
+    scaled_scores,
+    weighted_sum,
+)
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class AttentionGradients(NamedTuple):
+    """The gradients that a pullback of attention returns; None for what was not asked for.
+
+    Attributes
+    ----------
+    query, key, value, attn_mask, alibi_slopes, sinks : ndarray or None
+        Each has the shape and the dtype of the argument of that name (float64 for integers).
+    """
+
+    query: Array | None
+    key: Array | None
+    value: Array | None
+    attn_mask: Array | None = None
+    alibi_slopes: Array | None = None
+    sinks: Array | None = None
+
+
+@np.errstate(all="ignore")
+def scaled_dot_product_attention_vjp(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    attn_mask: npt.ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal: str | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: npt.ArrayLike | None = None,
+    sinks: npt.ArrayLike | None = None,
+    key_lengths: npt.ArrayLike | None = None,
+    rng: int | np.random.Generator | None = None,
+    return_lse: bool = False,
+    compute_dtype: npt.DTypeLike | None = None,
+) -> tuple[Any, Callable[..., AttentionGradients]]:
+    """Attention, and the function that pulls gradients of its output back to its inputs.
+
+    With P the weights, all matrices per head, and dX the gradient with respect to X::
+
+        delta = sum(O * dO, axis=-1) - dlse        # (..., L)
+        dV    = dropped(P).T @ dO
+        dP    = kept(dO @ V.T)                     # 0 where dropped, times 1 / (1 - p) elsewhere
+        dS    = P * (dP - delta)                   # 0 for a forbidden pair
+        dmask = dS    dslope = -sum(dS * distance)    dsink = -exp(sink - lse) * delta
+        dS    = dS * (1 - (s / c)**2)              # the derivative of softcap, s the capped scores
+        dQ    = scale * dS @ K                     dK = scale * dS.T @ Q
+
+    and at the end a sum over whatever was broadcast.
+
+    Parameters
+    ----------
+    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, causal, window, softcap,
+    alibi_slopes, sinks, key_lengths, rng, return_lse, compute_dtype
+        See :func:`~selfattn.reference.scaled_dot_product_attention`.
+
+    Returns
+    -------
+    out : ndarray, or (out, lse)
+    pullback : callable
+        ``pullback(grad_out, grad_lse=None)`` returns :class:`AttentionGradients` of all that was given.
+
+    References
+    ----------
+    Dao et al., "FlashAttention", 2022, appendix B.2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> out, pullback = scaled_dot_product_attention_vjp(x, x, x)
+    >>> pullback(np.ones((2, 2))).value.sum()  # the weights of each of 2 rows sum to 1, in 2 columns
+    np.float64(4.0)
+    """
+    call = prepare(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
+        window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
+        rng=rng, compute_dtype=compute_dtype,
+    )  # fmt: skip
+    capped = scaled_scores(dot_products(call.query, call.key), call.scale, call.softcap)
+    scores = masked_scores(capped, call.allowed, call.bias, call.alibi_slopes, call.offset)
+    weights, lse = attention_weights(scores, call.allowed, call.sinks)
+    dropped = drop_weights(weights, call.keep, call.dropout_p)
+    output = weighted_sum(dropped, call.value, call.allowed)
+    compute = output.dtype
+    zero = compute.type(0)
+    inputs = {"query": query, "key": key, "value": value, "attn_mask": attn_mask,
+              "alibi_slopes": alibi_slopes, "sinks": sinks}  # fmt: skip
+
+    @np.errstate(all="ignore")
+    def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
+        alive = (lse != -np.inf)[..., None]
+        d_out = np.where(alive, np.asarray(grad_out, dtype=compute), zero)
+        delta = np.where(alive, output * d_out, zero).sum(axis=-1)
+        if grad_lse is not None:
+            delta = delta - np.where(alive[..., 0], np.asarray(grad_lse, dtype=compute), zero)
+
+        allowed_t = call.allowed.swapaxes(-1, -2)
+        d_value = weighted_sum(dropped.swapaxes(-1, -2), d_out, allowed_t)
+        d_weights = drop_weights(np.where(call.allowed, d_out @ call.value.swapaxes(-1, -2), zero),
+                                 call.keep, call.dropout_p)  # fmt: skip
+        d_scores = np.where(call.allowed, weights * (d_weights - delta[..., None]), zero)
+
+        d_mask = d_scores if call.bias is not None else None
+        d_slopes = d_sinks = None
+        if call.alibi_slopes is not None:
+            n_queries, n_keys = d_scores.shape[-2:]
+            distance = np.abs(np.arange(n_queries)[:, None] + call.offset - np.arange(n_keys))
+            d_slopes = -(d_scores * distance).sum(axis=(-2, -1))
+        if call.sinks is not None:
+            share = np.where(alive[..., 0], np.exp(call.sinks[..., None] - lse), zero)
+            d_sinks = -(share * delta).sum(axis=-1)
+        if call.softcap is not None:
+            gain = 1 - (capped / compute.type(call.softcap)) ** 2
+            d_scores = np.where(call.allowed, d_scores * gain, zero)
+        factor = compute.type(call.scale)
+        d_query = factor * weighted_sum(d_scores, call.key, call.allowed)
+        d_key = factor * weighted_sum(d_scores.swapaxes(-1, -2), call.query, allowed_t)
+
+        gradients = {"query": d_query, "key": d_key, "value": d_value, "attn_mask": d_mask,
+                     "alibi_slopes": d_slopes, "sinks": d_sinks}  # fmt: skip
+        fitted: dict[str, Array | None] = dict.fromkeys(gradients)
+        for name, whole in gradients.items():
+            if whole is None:
+                continue
+            given = np.asarray(inputs[name])
+            gradient = whole
+            if enable_gqa and name in ("key", "value"):  # the heads that shared a key head, in a row
+                *lead, heads, rows, width = whole.shape
+                shared = given.shape[-3]
+                gradient = whole.reshape(*lead, shared, heads // max(shared, 1), rows, width).sum(axis=-3)
+            dtype = given.dtype if given.dtype.kind not in "iu" and compute_dtype is None else compute
+            fitted[name] = sum_to_shape(gradient, given.shape).astype(dtype)
+        return AttentionGradients(**fitted)
+
+    out = output.astype(call.result_dtype, order="C")
+    return ((out, lse) if return_lse else out), pullback
+
+
+def sum_to_shape(gradient: Array, shape: tuple[int, ...]) -> Array:
+    """Sum over the axes along which an array of ``shape`` was broadcast: the transpose of broadcasting."""
+    if gradient.ndim > len(shape):
+        gradient = gradient.sum(axis=tuple(range(gradient.ndim - len(shape))))
+    axes = tuple(
+        axis for axis, n in enumerate(shape) if n == 1 and axis < gradient.ndim and gradient.shape[axis] != 1
+    )
+    return gradient.sum(axis=axes, keepdims=True).reshape(shape) if axes else gradient.reshape(shape)

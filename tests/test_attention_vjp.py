@@ -1,0 +1,417 @@
+"""Gradients of attention: finite differences check the reference, and the reference checks the C core."""
+
+import numpy as np
+import pytest
+from inputs import LAYOUTS, OPTIONS, options_together, random_inputs
+from numpy.testing import assert_allclose, assert_array_equal
+from tolerances import FEW, assert_within
+
+import selfattn as sa
+from selfattn import reference
+
+FIELDS = sa.AttentionGradients._fields
+
+PAIRS = [
+    ("float_mask", "is_causal"), ("float_mask", "dropout"), ("softcap", "dropout"), ("softcap", "float_mask", "window"),
+    ("alibi_slopes", "lower_right", "softcap"), ("sinks", "dropout", "key_lengths"), ("bool_mask", "sinks"),
+    ("float_mask", "alibi_slopes", "sinks", "scale", "softcap", "dropout", "is_causal", "key_lengths"),
+]  # fmt: skip
+COMBINATIONS = [(name,) for name in OPTIONS] + PAIRS
+
+
+def everything(options):
+    """What there is to differentiate with respect to."""
+    names = ["query", "key", "value"]
+    mask = options.get("attn_mask")
+    if mask is not None and mask.dtype != np.bool_:
+        names.append("attn_mask")
+    return (*names, *(name for name in ("alibi_slopes", "sinks") if name in options))
+
+
+def bounds(call_arguments, options, grad_out, dtype):
+    """Errors that rounding may cause in float64's gradients of the reference, array by array.
+
+    A score is off by u (sqrt(E) sum|q k| + FEW), which scales its weight; a product of two rows of n numbers
+    by u (sqrt(n) + FEW) sum|a b|; and both go through the sums that follow.
+    """
+    u = float(np.finfo(np.float64 if dtype == np.float64 else np.float32).eps)
+    options = {k: v for k, v in options.items() if k != "num_threads"}
+    names = ("scale", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng")
+    defaults = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False} | dict.fromkeys(
+        names
+    )
+    call = reference.arguments.prepare(*call_arguments, **(defaults | options), compute_dtype=np.float64)
+    out, lse, weights = reference.scaled_dot_product_attention(
+        *call_arguments, **{k: v for k, v in options.items() if k != "dropout_p"},
+        return_lse=True, return_weights=True, compute_dtype=np.float64,
+    )  # fmt: skip
+    del lse
+    keep = 1 / (1 - call.dropout_p) if call.dropout_p < 1 else 1.0
+    q, k, v, d_out = np.abs(call.query), np.abs(call.key), np.abs(call.value), np.abs(grad_out)
+    L, S = call.allowed.shape[-2:]
+    E, Ev, scale = q.shape[-1], v.shape[-1], abs(call.scale)
+    products = scale * (q @ k.swapaxes(-1, -2))
+    if call.bias is not None:
+        products = products + np.where(np.isfinite(call.bias), np.abs(call.bias), 0)
+    if call.alibi_slopes is not None:
+        distance = np.abs(np.arange(L)[:, None] + call.offset - np.arange(S))
+        products = products + np.abs(call.alibi_slopes[..., None, None]) * distance
+    score = u * ((np.sqrt(E) + FEW) * products + FEW * np.sqrt(S))
+    terms = keep * (d_out @ v.swapaxes(-1, -2)) + (np.abs(out) * d_out).sum(-1)[..., None]
+    terms = terms * (1 + keep)  # the output of dropout is that much larger than the sum of weights
+    scores = weights * terms  # bounds |dS|
+    d_scores = scores * (score + u * (np.sqrt(Ev) + FEW))
+    top, side = scores.swapaxes(-1, -2), d_scores.swapaxes(-1, -2)
+    dropped = keep * weights.swapaxes(-1, -2)
+    found = {
+        "query": scale * (d_scores @ k + u * (np.sqrt(S) + FEW) * (scores @ k)),
+        "key": scale * (side @ q + u * (np.sqrt(L) + FEW) * (top @ q)),
+        "value": (dropped * score.swapaxes(-1, -2)) @ d_out + u * (np.sqrt(L) + FEW) * (dropped @ d_out),
+        "attn_mask": d_scores + u * FEW * scores,
+    }
+    if call.alibi_slopes is not None:
+        found["alibi_slopes"] = ((d_scores + u * (np.sqrt(L * S) + FEW) * scores) * distance).sum((-2, -1))
+    if call.sinks is not None:
+        found["sinks"] = (
+            (np.abs(out) * d_out).sum((-2, -1))
+            * u
+            * (np.sqrt(Ev) + np.sqrt(S) + FEW)
+            * (1 + score.max(initial=0) / u)
+        )
+    return found
+
+
+def assert_gradients(arguments, options, *, what="", num_threads=None, tight=True):
+    """Call vjp and the reference with the same arguments; compare all gradients; return them."""
+    rng = np.random.default_rng(5)
+    wrt = everything(options)
+    out, pullback = sa.scaled_dot_product_attention_vjp(
+        *arguments, **options, wrt=wrt, num_threads=num_threads
+    )
+    grad_out = rng.standard_normal(out.shape).astype(out.dtype)
+    got = pullback(grad_out)
+    _, exact = reference.scaled_dot_product_attention_vjp(*arguments, **options, compute_dtype=np.float64)
+    expected = exact(grad_out.astype(np.float64))
+    limits = bounds(arguments, options, grad_out.astype(np.float64), out.dtype)
+    inputs = dict(zip(FIELDS, (*arguments, options.get("attn_mask"), options.get("alibi_slopes"),
+                               options.get("sinks")), strict=True))  # fmt: skip
+    for name in FIELDS:
+        gradient = getattr(got, name)
+        assert (gradient is None) == (name not in wrt), (name, what)
+        if gradient is None:
+            continue
+        given = np.asarray(inputs[name])
+        assert gradient.shape == given.shape and gradient.dtype == given.dtype.newbyteorder("="), (name, what)
+        limit = limits[name]
+        if name in ("key", "value") and options.get("enable_gqa"):
+            *lead, _, rows, width = limit.shape
+            limit = limit.reshape(*lead, given.shape[-3], -1, rows, width).sum(-3)
+        limit = reference.attention_vjp.sum_to_shape(limit, given.shape)
+        limit = limit + np.abs(getattr(expected, name)) * float(np.finfo(given.dtype).eps)
+        assert_within(gradient, getattr(expected, name), limit, f"{name} {what}")
+    return got
+
+
+# ------------------------------------------------------------------------------------------------ the reference
+
+
+@pytest.mark.parametrize("names", COMBINATIONS, ids="+".join)
+def test_reference_agrees_with_finite_differences(names):
+    rng = np.random.default_rng(1)
+    arguments = random_inputs((2, 3, 7, 4), 9, dtype=np.float64, v_width=5)
+    options = options_together(names, (2, 3), 7, 9, rng)
+    if (mask := options.get("attn_mask")) is not None and mask.dtype != np.bool_:
+        options["attn_mask"] = mask.astype(np.float64)
+    moving = {name: np.array(x) for name, x in zip(("query", "key", "value"), arguments, strict=True)}
+    moving |= {name: options[name] for name in everything(options)[3:]}
+    rest = {name: x for name, x in options.items() if name not in moving}
+    (out, lse), pullback = reference.scaled_dot_product_attention_vjp(**moving, **rest, return_lse=True)
+    d_out, d_lse = rng.standard_normal(out.shape), rng.standard_normal(lse.shape)
+    gradients = pullback(d_out, d_lse)
+    step = 1e-5
+    for name, x in moving.items():
+        direction = rng.standard_normal(x.shape)
+
+        def along(t, name=name, x=x, direction=direction):
+            y, log_sum = reference.scaled_dot_product_attention(
+                **(moving | {name: x + t * direction}), **rest, return_lse=True
+            )
+            return (y * d_out).sum() + np.where(np.isfinite(log_sum), log_sum, 0).ravel() @ d_lse.ravel()
+
+        slope = (along(step) - along(-step)) / (2 * step)
+        # the difference's own error: step**2 from its third derivative, eps / step from rounding
+        assert_allclose((np.where(direction == 0, 0, getattr(gradients, name)) * direction).sum(), slope,
+                        rtol=1e-6, atol=1e-7, err_msg=name)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ the C core
+
+
+@pytest.mark.parametrize("names", COMBINATIONS, ids="+".join)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_options(isa, dtype, names):
+    for shape, n_keys, v_width in [((2, 2, 37, 20), 70, 33), ((1, 2, 130, 8), 67, 8)]:
+        arguments = random_inputs(shape, n_keys, dtype=dtype, v_width=v_width)
+        options = options_together(names, shape[:2], shape[2], n_keys, np.random.default_rng(2))
+        assert_gradients(arguments, options, what=f"{shape} {names}")
+
+
+@pytest.mark.parametrize("L", [0, 1, 2, 15, 16, 17, 63, 64, 65, 129])
+def test_sizes(isa, L):
+    for S, E, Ev in [(1, 1, 1), (64, 16, 64), (65, 17, 80), (3, 128, 31), (0, 4, 4), (5, 0, 3), (4, 3, 0)]:
+        arguments = random_inputs((1, 2, L, E), S, v_width=Ev)
+        assert_gradients(arguments, {"is_causal": L % 2 == 1}, what=f"{L, S, E, Ev}")
+
+
+def test_rows_and_keys_in_several_parts(isa):
+    """One head of 1100 x 900: cut into parts that take turns."""
+    arguments = random_inputs((1, 1, 1100, 24), 900)
+    for options in ({}, {"is_causal": True}, {"window": (100, 50), "causal": "lower_right"}):
+        assert_gradients(arguments, options, what=str(options))
+
+
+def test_grouped_queries_and_broadcasting(isa):
+    rng = np.random.default_rng(3)
+    q = rng.standard_normal((2, 6, 21, 12))
+    k, v = rng.standard_normal((2, 2, 2, 30, 12))
+    assert_gradients((q, k, v), {"enable_gqa": True, "is_causal": True}, what="gqa")
+    assert_gradients((q, k[:, :1], v[:, :1]), {"enable_gqa": True}, what="one key head")
+    assert_gradients((q, k[:1, :1], v[:1, :1]), {}, what="all share one")
+    assert_gradients((q, k[0, :1], v[:, :1]), {}, what="keys shared more than values")
+    assert_gradients((q[:1, :1], np.repeat(k, 3, 1), np.repeat(v, 3, 1)), {}, what="queries shared")
+    assert_gradients((q[0, 0], np.repeat(k, 3, 1), v[0, 0]), {}, what="2-D queries and values")
+    view = np.broadcast_to(k[:, :1], (2, 6, 30, 12))  # of length 6: each head has its own gradient
+    assert_gradients((q, view, view), {}, what="a broadcast view")
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 40, 70), (40, 70), (3, 1, 70), (2, 1, 40, 70), (40, 1), (2, 3, 1, 1),
+                                   (70,), (1, 3, 40, 1), (1,)], ids=str)  # fmt: skip
+def test_mask_gradients_are_summed_over_broadcast_axes(isa, shape):
+    for dtype in (np.float32, np.float64):
+        arguments = random_inputs((2, 3, 40, 16), 70, dtype=dtype)
+        mask = np.random.default_rng(4).standard_normal(shape).astype(np.float32)
+        assert_gradients(arguments, {"attn_mask": mask, "is_causal": True}, what=f"{shape} {dtype}")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_strides(layout):
+    for dtype in (np.float32, np.float64):
+        arguments = random_inputs((2, 2, 37, 12), 66, dtype=dtype)
+        assert_gradients(tuple(LAYOUTS[layout](x) for x in arguments), {"is_causal": True}, what=layout)
+
+
+def test_16_bits_integers_and_mixed_dtypes():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        q, k, v = (x.astype(dtype) for x in random_inputs((2, 20, 16), 33))
+        out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v)
+        assert out.dtype == dtype
+        grad_out = np.ones_like(out)
+        _, exact = reference.scaled_dot_product_attention_vjp(q, k, v, compute_dtype=np.float64)
+        eps = float(ml_dtypes.finfo(dtype).eps)
+        for got, expected in zip(pullback(grad_out)[:3], exact(np.ones(out.shape))[:3], strict=True):
+            assert got.dtype == dtype
+            # delta comes from the rounded output; then one rounding of the result
+            assert_allclose(got.astype(np.float64), expected, rtol=2 * eps, atol=4 * eps)
+    q = np.arange(12).reshape(3, 4) % 5
+    gradients = assert_gradients_of_integers(q)
+    assert {x.dtype for x in gradients[:3]} == {np.dtype(np.float64)}
+
+
+def assert_gradients_of_integers(q):
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, q, q)
+    got = pullback(np.ones_like(out))
+    expected = reference.scaled_dot_product_attention_vjp(q, q, q)[1](np.ones_like(out))
+    for a, b in zip(got[:3], expected[:3], strict=True):
+        assert_allclose(a, b, rtol=0, atol=1e-13)  # a few eps of sums of a dozen small integers
+    return got
+
+
+def test_the_gradient_of_the_log_sum_exp():
+    q, k, v = random_inputs((2, 33, 8), 50, dtype=np.float64)
+    options = {"sinks": np.array([0.5, -1.0]), "is_causal": True}
+    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(
+        q, k, v, **options, return_lse=True, wrt=("query", "key", "value", "sinks")
+    )
+    rng = np.random.default_rng(0)
+    d_out, d_lse = rng.standard_normal(out.shape), rng.standard_normal(lse.shape)
+    expected = reference.scaled_dot_product_attention_vjp(q, k, v, **options, return_lse=True)[1](
+        d_out, d_lse
+    )
+    for got, want in zip(pullback(d_out, d_lse), expected, strict=True):
+        if want is None:
+            assert got is None
+            continue
+        assert_allclose(got, want, rtol=0, atol=1e-13)
+
+
+# -------------------------------------------------------------------------------------------- promises
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_masked_pairs_never_leak(isa, bad):
+    """A masked key, value, query or gradient may hold anything: the other gradients stay what they were."""
+    q, k, v = random_inputs((1, 2, 70, 16), 90)
+    mask = np.ones((70, 90), bool)
+    mask[:, 80:] = False  # keys that nobody sees
+    mask[5] = False  # a query that sees nothing
+    clean_out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, mask)
+    grad_out = np.random.default_rng(0).standard_normal(clean_out.shape).astype(np.float32)
+    clean = pullback(grad_out)
+    k[..., 80:, :] = bad
+    v[..., 85:, :] = bad
+    q[..., 5, :] = bad
+    grad_out[..., 5, :] = bad
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, mask)
+    got = pullback(grad_out)
+    assert_allclose(out, clean_out, rtol=0, atol=1e-6)
+    for a, b in zip(got[:3], clean[:3], strict=True):
+        assert_allclose(a, b, rtol=0, atol=2e-5)  # another order of the same few hundred terms
+    assert (
+        not got.key[..., 80:, :].any() and not got.value[..., 80:, :].any() and not got.query[..., 5, :].any()
+    )
+
+
+def test_dead_rows_have_zero_gradients():
+    q, k, v = random_inputs((3, 6, 4), 5)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, key_lengths=np.array([0, 3, 5]))
+    grad_out = np.ones_like(out)
+    grad_out[0] = np.inf
+    got = pullback(grad_out)
+    assert not any(x[0].any() for x in got[:3])
+    assert all(np.isfinite(x).all() and x[1:].any() for x in got[:3])
+
+
+def test_nan_in_what_is_attended_propagates():
+    q, k, v = random_inputs((40, 8), 70)
+    v[3] = np.nan
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v)
+    got = pullback(np.ones_like(out))
+    assert np.isnan(got.query).all() and np.isnan(got.key).all() and not np.isnan(got.value).any()
+
+
+@pytest.mark.parametrize(
+    "shape, options",
+    [
+        ((1, 8, 200, 32), {}),
+        ((1, 1, 1300, 32), {"is_causal": True}),
+        ((2, 3, 90, 16), {"dropout_p": 0.2, "rng": 1}),
+    ],
+    ids=["heads", "inside a head", "dropout"],
+)
+def test_the_same_bits_for_any_number_of_threads(isa, shape, options):
+    arguments = random_inputs(shape)
+    mask = np.random.default_rng(0).standard_normal(shape[-2:-1] * 2).astype(np.float32)
+    out, pullback = sa.scaled_dot_product_attention_vjp(
+        *arguments, mask, **options, wrt=("query", "key", "value", "attn_mask"), num_threads=1
+    )
+    grad_out = np.random.default_rng(1).standard_normal(out.shape).astype(np.float32)
+    expected = pullback(grad_out)
+    for threads in (1, 2, 3, 7):
+        again, pullback = sa.scaled_dot_product_attention_vjp(
+            *arguments, mask, **options, wrt=("query", "key", "value", "attn_mask"), num_threads=threads
+        )
+        assert_array_equal(again, out)
+        for a, b in zip(pullback(grad_out)[:4], expected[:4], strict=True):
+            assert_array_equal(a, b, err_msg=str(threads))
+
+
+def test_wrt_leaves_the_others_out_and_changes_no_bit():
+    arguments = random_inputs((2, 70, 16), 80)
+    options = {"alibi_slopes": np.array([0.1, 0.2]), "sinks": np.zeros(2)}
+    names = ("query", "key", "value", "alibi_slopes", "sinks")
+    out, pullback = sa.scaled_dot_product_attention_vjp(*arguments, **options, wrt=names)
+    whole = pullback(np.ones_like(out))
+    for name in names:
+        _, pullback = sa.scaled_dot_product_attention_vjp(*arguments, **options, wrt=name)
+        got = pullback(np.ones_like(out))
+        assert [f for f in FIELDS if getattr(got, f) is not None] == [name]
+        assert_array_equal(getattr(got, name), getattr(whole, name))
+
+
+def test_gradients_are_written_where_they_are_wanted():
+    q, k, v = random_inputs((2, 20, 8))
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    d = np.ones_like(out)
+    new = sa.scaled_dot_product_attention_backward(d, out, statistics, q, k, v)
+    mine = sa.AttentionGradients(np.full_like(q, 9), None, np.asfortranarray(v))
+    got = sa.scaled_dot_product_attention_backward(d, out, statistics, q, k, v, gradients=mine)
+    assert got.query is mine.query and got.value is mine.value
+    for a, b in zip(got[:3], new[:3], strict=True):
+        assert_array_equal(a, b)
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+GRADIENTS = sa.AttentionGradients
+
+
+def backward(**changes):
+    q, k, v = random_inputs((2, 6, 4), 5)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    arguments = {
+        "grad_out": np.ones_like(out),
+        "out": out,
+        "statistics": statistics,
+        "query": q,
+        "key": k,
+        "value": v,
+    }
+    changed = {
+        name: change(arguments[name]) if callable(change) else change for name, change in changes.items()
+    }
+    return sa.scaled_dot_product_attention_backward(**(arguments | changed))
+
+
+@pytest.mark.parametrize(
+    "error, words, changes",
+    [
+        (ValueError, r"grad_out must have shape \(2, 6, 4\), got \(6, 4\)", {"grad_out": lambda x: x[0]}),
+        (TypeError, "grad_out has dtype float64", {"grad_out": lambda x: x.astype(np.float64)}),
+        (TypeError, "grad_out must have a floating dtype, got int64", {"grad_out": lambda x: x.astype(np.int64)}),
+        (ValueError, r"statistics must have shape \(2, 6, 2\)", {"statistics": lambda x: x[:, :3]}),
+        (TypeError, "statistics must be what the forward call returned", {"statistics": lambda x: x.astype(np.float64)}),
+        (TypeError, "statistics must be what", {"statistics": np.asfortranarray}),
+        (ValueError, r"out must have shape", {"out": lambda x: x[:1]}),
+        (ValueError, r"grad_lse must have shape \(2, 6\)", {"grad_lse": np.ones((2, 5), np.float32)}),
+        (ValueError, "wrt may name query, key.*it has 'q'", {"wrt": ("q",)}),
+        (ValueError, "wrt names sinks", {"wrt": ("sinks",)}),
+        (ValueError, "has an array for key, which wrt", {"wrt": "query", "gradients": GRADIENTS(None, np.ones(1), None)}),
+        (ValueError, r"gradients.key must be an array of shape \(2, 5, 4\)", {"gradients": GRADIENTS(None, np.ones(1), None)}),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)  # fmt: skip
+def test_bad_input(error, words, changes):
+    with pytest.raises(error, match=words):
+        backward(**changes)
+
+
+def test_gradients_must_not_overlap():
+    q, k, v = random_inputs((2, 6, 4), 6)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    with pytest.raises(ValueError, match=r"gradients\.query overlaps"):
+        sa.scaled_dot_product_attention_backward(
+            np.ones_like(out), out, statistics, q, k, v, gradients=GRADIENTS(q, None, None)
+        )
+
+
+def test_what_has_no_gradient_is_said_at_the_call():
+    q, k, v = random_inputs((2, 6, 4), 5)
+    with pytest.raises(ValueError, match="wrt names attn_mask, but a boolean mask has no gradient"):
+        sa.scaled_dot_product_attention_vjp(q, k, v, np.ones((6, 5), bool), wrt="attn_mask")
+    with pytest.raises(ValueError, match="wrt names alibi_slopes, which was not given"):
+        sa.scaled_dot_product_attention_vjp(q, k, v, wrt="alibi_slopes")
+    with pytest.raises(TypeError, match="grad_lse was given"):
+        sa.scaled_dot_product_attention_vjp(q, k, v)[1](
+            np.ones((2, 6, 4), np.float32), np.ones((2, 6), np.float32)
+        )
+
+
+def test_changed_inputs_are_checked_again():
+    """A pullback holds references: whatever they become, nothing is read out of bounds."""
+    q, k, v = random_inputs((2, 6, 4), 5)
+    lengths = np.array([2, 5])
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, key_lengths=lengths)
+    lengths[0] = 10**9
+    with pytest.raises(ValueError, match="key_lengths must be between 0 and S = 5"):
+        pullback(np.ones_like(out))
