@@ -14,7 +14,12 @@ import selfattn as sa
 from selfattn import _core
 
 ROOT = Path(__file__).parent.parent
-MODULES = ["selfattn", "selfattn.reference", "selfattn.steps", "selfattn.functional", "selfattn.config"]
+MODULES = [
+    "selfattn",
+    *(f"selfattn.{name}" for name in ("config", "functional", "steps")),
+    "selfattn.reference",
+    *(f"selfattn.reference.{name}" for name in ("attention", "dropout", "rows", "rows_vjp")),
+]
 PUBLIC = {name: getattr(sa, name) for name in sa.__all__}
 CALLABLES = {name: thing for name, thing in PUBLIC.items() if callable(thing)}
 MARKDOWN = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("csrc/*.md")])
