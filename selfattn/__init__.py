@@ -23,23 +23,47 @@ from selfattn._core import (
 )
 from selfattn.config import show_config
 from selfattn.functional import merge_attention
+from selfattn.rows_vjp import (
+    LayerNormGradients,
+    MergeGradients,
+    RMSNormGradients,
+    RotaryGradients,
+    apply_rotary_emb_vjp,
+    gelu_vjp,
+    layer_norm_vjp,
+    log_softmax_vjp,
+    merge_attention_vjp,
+    rms_norm_vjp,
+    softmax_vjp,
+)
 from selfattn.steps import AttentionSteps, attention_steps
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AttentionSteps",
+    "LayerNormGradients",
+    "MergeGradients",
+    "RMSNormGradients",
+    "RotaryGradients",
     "apply_rotary_emb",
+    "apply_rotary_emb_vjp",
     "attention_steps",
     "gelu",
+    "gelu_vjp",
     "get_isa",
     "get_num_threads",
     "layer_norm",
+    "layer_norm_vjp",
     "log_softmax",
+    "log_softmax_vjp",
     "merge_attention",
+    "merge_attention_vjp",
     "rms_norm",
+    "rms_norm_vjp",
     "scaled_dot_product_attention",
     "set_num_threads",
     "show_config",
     "softmax",
+    "softmax_vjp",
 ]

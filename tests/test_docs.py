@@ -16,7 +16,7 @@ from selfattn import _core
 ROOT = Path(__file__).parent.parent
 MODULES = [
     "selfattn",
-    *(f"selfattn.{name}" for name in ("config", "functional", "steps")),
+    *(f"selfattn.{name}" for name in ("config", "functional", "rows_vjp", "steps")),
     "selfattn.reference",
     *(f"selfattn.reference.{name}" for name in ("attention", "dropout", "rows", "rows_vjp")),
 ]

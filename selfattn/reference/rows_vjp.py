@@ -381,7 +381,7 @@ def gradient(name: str, dy: npt.ArrayLike, shape: tuple[int, ...], compute: np.d
     if dy.shape != shape:
         raise ValueError(f"{name} has shape {dy.shape}; the result that it is the gradient of has {shape}")
     float_dtype(name, dy)
-    return dy.astype(compute)
+    return dy.astype(compute, copy=False)
 
 
 def like(x: npt.ArrayLike, dx: Array, compute_dtype: npt.DTypeLike | None) -> Array:
