@@ -21,6 +21,7 @@ from selfattn._core import (
     set_num_threads,
     softmax,
 )
+from selfattn.checks import check_vjp
 from selfattn.config import show_config
 from selfattn.functional import merge_attention
 from selfattn.rows_vjp import (
@@ -49,6 +50,7 @@ __all__ = [
     "apply_rotary_emb",
     "apply_rotary_emb_vjp",
     "attention_steps",
+    "check_vjp",
     "gelu",
     "gelu_vjp",
     "get_isa",
