@@ -27,8 +27,22 @@ from selfattn.attention_vjp import (
     scaled_dot_product_attention_forward,
     scaled_dot_product_attention_vjp,
 )
+from selfattn.checks import check_vjp
 from selfattn.config import show_config
 from selfattn.functional import merge_attention
+from selfattn.rows_vjp import (
+    LayerNormGradients,
+    MergeGradients,
+    RMSNormGradients,
+    RotaryGradients,
+    apply_rotary_emb_vjp,
+    gelu_vjp,
+    layer_norm_vjp,
+    log_softmax_vjp,
+    merge_attention_vjp,
+    rms_norm_vjp,
+    softmax_vjp,
+)
 from selfattn.steps import AttentionSteps, attention_steps
 
 __version__ = "0.1.0"
@@ -36,15 +50,26 @@ __version__ = "0.1.0"
 __all__ = [
     "AttentionGradients",
     "AttentionSteps",
+    "LayerNormGradients",
+    "MergeGradients",
+    "RMSNormGradients",
+    "RotaryGradients",
     "apply_rotary_emb",
+    "apply_rotary_emb_vjp",
     "attention_steps",
+    "check_vjp",
     "gelu",
+    "gelu_vjp",
     "get_isa",
     "get_num_threads",
     "layer_norm",
+    "layer_norm_vjp",
     "log_softmax",
+    "log_softmax_vjp",
     "merge_attention",
+    "merge_attention_vjp",
     "rms_norm",
+    "rms_norm_vjp",
     "scaled_dot_product_attention",
     "scaled_dot_product_attention_backward",
     "scaled_dot_product_attention_forward",
@@ -52,4 +77,5 @@ __all__ = [
     "set_num_threads",
     "show_config",
     "softmax",
+    "softmax_vjp",
 ]

@@ -12,7 +12,8 @@ At its heart attention is four lines::
 
 :func:`scaled_dot_product_attention` is those lines with every option; each line has become a small
 function, which follows it in `attention.py`. `rows.py` has the other operations of a Transformer, each about
-as long as its formula; `dropout.py` the random numbers of dropout; `arguments.py` the checks of arguments.
+as long as its formula, `rows_vjp.py` their gradients; `dropout.py` the random numbers of dropout;
+`arguments.py` the checks of arguments.
 
 Shape letters: ``...`` are leading (batch and head) dims, H the heads, L the queries, S the keys, E the
 width of a query and of a key, Ev the width of a value.
@@ -37,18 +38,42 @@ from selfattn.reference.rows import (
     rms_norm,
     softmax,
 )
+from selfattn.reference.rows_vjp import (
+    LayerNormGradients,
+    MergeGradients,
+    RMSNormGradients,
+    RotaryGradients,
+    apply_rotary_emb_vjp,
+    gelu_vjp,
+    layer_norm_vjp,
+    log_softmax_vjp,
+    merge_attention_vjp,
+    rms_norm_vjp,
+    softmax_vjp,
+)
 
 __all__ = [
     "AttentionGradients",
+    "LayerNormGradients",
+    "MergeGradients",
+    "RMSNormGradients",
+    "RotaryGradients",
     "apply_rotary_emb",
+    "apply_rotary_emb_vjp",
     "dropout_keep_mask",
     "gelu",
+    "gelu_vjp",
     "layer_norm",
+    "layer_norm_vjp",
     "log_softmax",
+    "log_softmax_vjp",
     "merge_attention",
+    "merge_attention_vjp",
     "philox4x32",
     "rms_norm",
+    "rms_norm_vjp",
     "scaled_dot_product_attention",
     "scaled_dot_product_attention_vjp",
     "softmax",
+    "softmax_vjp",
 ]

@@ -1,0 +1,405 @@
+"""The gradients of the row operations, in plain NumPy: the closed form of each, as its docstring states it.
+
+Every function here takes the arguments of the one it is named after and returns ``(y, pullback)``:
+``pullback(dy)`` takes the gradient of some number with respect to y, and gives that with respect to the
+inputs. Gradients have the shapes and dtypes of the inputs, integers counting as float64; with
+``compute_dtype`` they stay in that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.reference.arguments import as_array, dtypes, float_dtype, norm_arguments, rotary_table
+from selfattn.reference.attention import merge_attention
+from selfattn.reference.rows import apply_rotary_emb, gelu, layer_norm, log_softmax, rms_norm, softmax
+
+Array: TypeAlias = npt.NDArray[Any]
+Pullback: TypeAlias = Callable[[npt.ArrayLike], Array]
+
+
+class LayerNormGradients(NamedTuple):
+    """What the pullback of `layer_norm_vjp` gives.
+
+    Attributes
+    ----------
+    x : ndarray
+        The gradient with respect to ``x``.
+    weight, bias : ndarray or None
+        Those of the parameters; None for one that was not given.
+    """
+
+    x: Array
+    weight: Array | None
+    bias: Array | None
+
+
+class RMSNormGradients(NamedTuple):
+    """What the pullback of `rms_norm_vjp` gives.
+
+    Attributes
+    ----------
+    x : ndarray
+        The gradient with respect to ``x``.
+    weight : ndarray or None
+        That of the weight; None if there was none.
+    """
+
+    x: Array
+    weight: Array | None
+
+
+class RotaryGradients(NamedTuple):
+    """What the pullback of `apply_rotary_emb_vjp` gives.
+
+    Attributes
+    ----------
+    x, cos, sin : ndarray or None
+        The gradients with respect to each; None for what ``wrt`` does not name.
+    """
+
+    x: Array | None
+    cos: Array | None
+    sin: Array | None
+
+
+class MergeGradients(NamedTuple):
+    """What the pullback of `merge_attention_vjp` gives.
+
+    Attributes
+    ----------
+    outs, lses : list of ndarray
+        The gradients with respect to the outputs and the log-sum-exps, one array for each part.
+    """
+
+    outs: list[Array]
+    lses: list[Array]
+
+
+def softmax_vjp(
+    x: npt.ArrayLike, axis: int = -1, *, compute_dtype: npt.DTypeLike | None = None
+) -> tuple[Array, Pullback]:
+    """Softmax with its gradient: ``y = exp(x) / sum(exp(x))``, ``dx = y * (dy - sum(y * dy))``.
+
+    Examples
+    --------
+    >>> y, pullback = softmax_vjp([0.0, 0.0])
+    >>> pullback([1.0, 0.0])
+    array([ 0.25, -0.25])
+    """
+    x = as_array("x", x)
+    compute, _ = dtypes(compute_dtype, {"x": x})
+
+    @np.errstate(all="ignore")
+    def pullback(dy: npt.ArrayLike) -> Array:
+        dy = gradient("dy", dy, x.shape, compute)
+        y = softmax(x.astype(compute), axis)
+        return like(x, y * (dy - (y * dy).sum(axis=axis, keepdims=True)), compute_dtype)
+
+    return softmax(x, axis, compute_dtype=compute_dtype), pullback
+
+
+def log_softmax_vjp(
+    x: npt.ArrayLike, axis: int = -1, *, compute_dtype: npt.DTypeLike | None = None
+) -> tuple[Array, Pullback]:
+    """Log-softmax with its gradient: ``y = x - log(sum(exp(x)))``, ``dx = dy - exp(y) * sum(dy)``.
+
+    Examples
+    --------
+    >>> y, pullback = log_softmax_vjp([0.0, 0.0])
+    >>> pullback([1.0, 0.0])
+    array([ 0.5, -0.5])
+    """
+    x = as_array("x", x)
+    compute, _ = dtypes(compute_dtype, {"x": x})
+
+    @np.errstate(all="ignore")
+    def pullback(dy: npt.ArrayLike) -> Array:
+        dy = gradient("dy", dy, x.shape, compute)
+        y = softmax(x.astype(compute), axis)
+        return like(x, dy - y * dy.sum(axis=axis, keepdims=True), compute_dtype)
+
+    return log_softmax(x, axis, compute_dtype=compute_dtype), pullback
+
+
+def layer_norm_vjp(
+    x: npt.ArrayLike,
+    normalized_shape: int | Sequence[int],
+    weight: npt.ArrayLike | None = None,
+    bias: npt.ArrayLike | None = None,
+    eps: float = 1e-5,
+    *,
+    compute_dtype: npt.DTypeLike | None = None,
+) -> tuple[Array, Callable[[npt.ArrayLike], LayerNormGradients]]:
+    """Layer norm with its gradients.
+
+    ::
+
+        r    = 1 / sqrt(variance + eps)
+        unit = (x - mean) * r
+        y    = unit * weight + bias
+
+        dbias   = sum(dy)                                        # over the leading axes
+        dweight = sum(dy * unit)
+        dunit   = dy * weight
+        dx      = r * (dunit - mean(dunit) - unit * mean(dunit * unit))   # means over normalized_shape
+
+    Examples
+    --------
+    >>> y, pullback = layer_norm_vjp([[1.0, 2.0, 3.0]], 3, weight=[1.0, 1.0, 1.0])
+    >>> dx, dweight, dbias = pullback([[1.0, 0.0, 0.0]])
+    >>> dx.round(4), dweight.round(4), dbias
+    (array([[ 0.2041, -0.4082,  0.2041]]), array([-1.2247,  0.    ,  0.    ]), None)
+    """
+    y = layer_norm(x, normalized_shape, weight, bias, eps, compute_dtype=compute_dtype)
+    wide, params, axes, compute, _ = norm_arguments(
+        x, normalized_shape, compute_dtype, weight=weight, bias=bias
+    )
+
+    @np.errstate(all="ignore")
+    def pullback(dy: npt.ArrayLike) -> LayerNormGradients:
+        dy = gradient("dy", dy, wide.shape, compute)
+        n = math.prod(wide.shape[axis] for axis in axes)
+        centred = wide - wide.sum(axis=axes, keepdims=True) / n
+        r = 1 / np.sqrt(np.square(centred).sum(axis=axes, keepdims=True) / n + compute.type(eps))
+        unit = centred * r
+        dunit = dy * params["weight"] if "weight" in params else dy
+        mean = dunit.sum(axis=axes, keepdims=True) / n
+        along = (dunit * unit).sum(axis=axes, keepdims=True) / n
+        shape = wide.shape[axes[0] :]
+        return LayerNormGradients(
+            like(x, r * (dunit - mean - unit * along), compute_dtype),
+            None if weight is None else like(weight, sum_to_shape(dy * unit, shape), compute_dtype),
+            None if bias is None else like(bias, sum_to_shape(dy, shape), compute_dtype),
+        )
+
+    return y, pullback
+
+
+def rms_norm_vjp(
+    x: npt.ArrayLike,
+    normalized_shape: int | Sequence[int],
+    weight: npt.ArrayLike | None = None,
+    eps: float | None = None,
+    *,
+    compute_dtype: npt.DTypeLike | None = None,
+) -> tuple[Array, Callable[[npt.ArrayLike], RMSNormGradients]]:
+    """RMS norm with its gradients.
+
+    ::
+
+        r    = 1 / sqrt(mean(x**2) + eps)
+        unit = x * r
+        y    = unit * weight
+
+        dweight = sum(dy * unit)                                 # over the leading axes
+        dunit   = dy * weight
+        dx      = r * (dunit - unit * mean(dunit * unit))        # means over normalized_shape
+
+    Examples
+    --------
+    >>> y, pullback = rms_norm_vjp([[3.0, 4.0]], 2, weight=[1.0, 1.0])
+    >>> dx, dweight = pullback([[1.0, 0.0]])
+    >>> dx.round(4), dweight.round(4)
+    (array([[ 0.181 , -0.1358]]), array([0.8485, 0.    ]))
+    """
+    if eps is None:
+        eps = float(np.finfo(norm_arguments(x, normalized_shape, None, weight=weight)[3]).eps)
+    y = rms_norm(x, normalized_shape, weight, eps, compute_dtype=compute_dtype)
+    wide, params, axes, compute, _ = norm_arguments(x, normalized_shape, compute_dtype, weight=weight)
+
+    @np.errstate(all="ignore")
+    def pullback(dy: npt.ArrayLike) -> RMSNormGradients:
+        dy = gradient("dy", dy, wide.shape, compute)
+        n = math.prod(wide.shape[axis] for axis in axes)
+        r = 1 / np.sqrt(np.square(wide).sum(axis=axes, keepdims=True) / n + compute.type(eps))
+        unit = wide * r
+        dunit = dy * params["weight"] if "weight" in params else dy
+        along = (dunit * unit).sum(axis=axes, keepdims=True) / n
+        shape = wide.shape[axes[0] :]
+        return RMSNormGradients(
+            like(x, r * (dunit - unit * along), compute_dtype),
+            None if weight is None else like(weight, sum_to_shape(dy * unit, shape), compute_dtype),
+        )
+
+    return y, pullback
+
+
+def gelu_vjp(
+    x: npt.ArrayLike, approximate: str = "none", *, compute_dtype: npt.DTypeLike | None = None
+) -> tuple[Array, Pullback]:
+    """Gelu with its gradient.
+
+    ``"none"``: ``y = x * Phi(x)``, so ``dx = dy * (Phi(x) + x * phi(x))``, phi the density of the standard
+    normal. ``"tanh"``: ``y = x * s(z)`` with the logistic function ``s(z) = 1 / (1 + exp(-z))`` and
+    ``z = 2 * sqrt(2 / pi) * (x + 0.044715 * x**3)``, so ``dx = dy * (s + x * s * (1 - s) * dz/dx)``.
+
+    Examples
+    --------
+    >>> y, pullback = gelu_vjp([-1.0, 0.0, 1.0])
+    >>> pullback([1.0, 1.0, 1.0]).round(4)
+    array([-0.0833,  0.5   ,  1.0833])
+    """
+    x = as_array("x", x)
+    compute, _ = dtypes(compute_dtype, {"x": x})
+
+    @np.errstate(all="ignore")
+    def pullback(dy: npt.ArrayLike) -> Array:
+        dy = gradient("dy", dy, x.shape, compute)
+        wide = x.astype(compute)
+        if approximate == "none":
+            phi = np.exp(-wide * wide / 2) / math.sqrt(2 * math.pi)
+            slope = np.vectorize(math.erfc, otypes=[np.float64])(-wide / math.sqrt(2.0)) / 2.0 + wide * phi
+        else:
+            c = 2 * math.sqrt(2 / math.pi)
+            z = c * (wide + 0.044715 * wide * wide * wide)
+            s, one_minus_s = 1 / (1 + np.exp(-z)), 1 / (1 + np.exp(z))
+            near = np.clip(wide, -100, 100)  # beyond, s * (1 - s) is 0, and must not meet an infinite dz/dx
+            slope = s + wide * s * one_minus_s * c * (1 + 3 * 0.044715 * near * near)
+        return like(x, dy * slope.astype(compute), compute_dtype)
+
+    return gelu(x, approximate, compute_dtype=compute_dtype), pullback
+
+
+def apply_rotary_emb_vjp(
+    x: npt.ArrayLike,
+    cos: npt.ArrayLike,
+    sin: npt.ArrayLike,
+    interleaved: bool = False,
+    *,
+    wrt: str | Sequence[str] = ("x", "cos", "sin"),
+    compute_dtype: npt.DTypeLike | None = None,
+) -> tuple[Array, Callable[[npt.ArrayLike], RotaryGradients]]:
+    """Rotary embeddings with their gradients: the pair (a, b) of x becomes (p, q).
+
+    ::
+
+        p  = a * cos - b * sin            q  = a * sin + b * cos
+        da = dp * cos + dq * sin          db = dq * cos - dp * sin          # turned back
+        dcos = dp * a + dq * b            dsin = dq * a - dp * b
+
+    The gradients of the tables are summed over the axes along which they were broadcast.
+
+    Examples
+    --------
+    >>> y, pullback = apply_rotary_emb_vjp([[1.0, 0.0]], cos=[[0.0]], sin=[[1.0]])
+    >>> pullback([[0.0, 1.0]])
+    RotaryGradients(x=array([[1., 0.]]), cos=array([[0.]]), sin=array([[1.]]))
+    """
+    names = check_wrt(wrt, RotaryGradients._fields)
+    y = apply_rotary_emb(x, cos, sin, interleaved, compute_dtype=compute_dtype)
+    x, cos, sin = as_array("x", x), as_array("cos", cos), as_array("sin", sin)
+    compute, _ = dtypes(compute_dtype, {"x": x, "cos": cos, "sin": sin})
+
+    @np.errstate(all="ignore")
+    def pullback(dy: npt.ArrayLike) -> RotaryGradients:
+        dy = gradient("dy", dy, x.shape, compute)
+        half = (*x.shape[:-1], x.shape[-1] // 2)
+        a, b = pairs(x.astype(compute), interleaved)
+        dp, dq = pairs(dy, interleaved)
+        dx = apply_rotary_emb(dy, cos.astype(compute), -sin.astype(compute), interleaved)
+        dcos, dsin = (
+            sum_to_shape(d, rotary_table(name, table, x.ndim, half).shape).reshape(table.shape)
+            for name, table, d in (("cos", cos, dp * a + dq * b), ("sin", sin, dq * a - dp * b))
+        )
+        return RotaryGradients(
+            like(x, dx, compute_dtype) if "x" in names else None,
+            like(cos, dcos, compute_dtype) if "cos" in names else None,
+            like(sin, dsin, compute_dtype) if "sin" in names else None,
+        )
+
+    return y, pullback
+
+
+def merge_attention_vjp(
+    outs: Sequence[npt.ArrayLike],
+    lses: Sequence[npt.ArrayLike],
+    *,
+    compute_dtype: npt.DTypeLike | None = None,
+) -> tuple[tuple[Array, Array], Callable[..., MergeGradients]]:
+    """Merge the parts of attention, with the gradients of :func:`merge_attention`.
+
+    ::
+
+        lse     = log(sum(exp(lse_n)))
+        share_n = exp(lse_n - lse)
+        out     = sum(share_n * out_n)
+
+        dout_n = share_n * dout
+        dlse_n = share_n * (sum(dout * (out_n - out)) + dlse)        # the sum over Ev
+
+    A part whose lse is -inf has no share: its gradients are 0, whatever its output holds.
+
+    Examples
+    --------
+    >>> (out, lse), pullback = merge_attention_vjp([[[1.0]], [[3.0]]], [[0.0], [0.0]])
+    >>> pullback([[1.0]])
+    MergeGradients(outs=[array([[0.5]]), array([[0.5]])], lses=[array([-0.5]), array([0.5])])
+    """
+    result = merge_attention(outs, lses, compute_dtype=compute_dtype)
+    parts = [as_array("outs", out) for out in outs]
+    sums = [as_array("lses", lse) for lse in lses]
+    compute, _ = dtypes(compute_dtype, {f"{n}": array for n, array in enumerate(parts + sums)})
+
+    @np.errstate(all="ignore")
+    def pullback(dout: npt.ArrayLike, dlse: npt.ArrayLike | None = None) -> MergeGradients:
+        out, lse = merge_attention(
+            [p.astype(compute) for p in parts], [s.astype(compute) for s in sums], compute_dtype=compute
+        )
+        dout = gradient("dout", dout, out.shape, compute)
+        dlse = 0 if dlse is None else gradient("dlse", dlse, lse.shape, compute)
+        douts, dlses = [], []
+        for part, part_lse in zip(parts, sums, strict=True):
+            absent = part_lse == -np.inf
+            share = np.where(absent, 0, np.exp(part_lse.astype(compute) - lse))
+            along = np.where(absent[..., None], 0, dout * (part.astype(compute) - out)).sum(axis=-1) + dlse
+            dpart = np.where(absent[..., None], 0, share[..., None] * dout)
+            douts.append(like(part, dpart.astype(compute), compute_dtype))
+            dlses.append(like(part_lse, np.where(absent, 0, share * along).astype(compute), compute_dtype))
+        return MergeGradients(douts, dlses)
+
+    return result, pullback
+
+
+def check_wrt(wrt: str | Sequence[str], known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the inputs whose gradients are wanted."""
+    names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"wrt names {name!r}, which is none of {', '.join(known)}")
+    return names
+
+
+def gradient(name: str, dy: npt.ArrayLike, shape: tuple[int, ...], compute: np.dtype[Any]) -> Array:
+    """Return the gradient that a pullback was given, to compute with."""
+    dy = as_array(name, dy)
+    if dy.shape != shape:
+        raise ValueError(f"{name} has shape {dy.shape}; the result that it is the gradient of has {shape}")
+    float_dtype(name, dy)
+    return dy.astype(compute, copy=False)
+
+
+def like(x: npt.ArrayLike, dx: Array, compute_dtype: npt.DTypeLike | None) -> Array:
+    """Return a gradient in the dtype of its input, or as it is where a ``compute_dtype`` was asked for."""
+    return dx if compute_dtype is not None else dx.astype(float_dtype("x", np.asarray(x)), order="C")
+
+
+def sum_to_shape(dx: Array, shape: tuple[int, ...]) -> Array:
+    """Sum over the axes along which an array of ``shape`` was broadcast to become as large as ``dx``."""
+    lead = dx.ndim - len(shape)
+    axes = (*range(lead), *(lead + axis for axis, n in enumerate(shape) if n == 1))
+    total: Array = dx.sum(axis=axes).reshape(shape)
+    return total
+
+
+def pairs(x: Array, interleaved: bool) -> tuple[Array, Array]:
+    """Return the two halves of the pairs that rotary embeddings turn, each (..., L, D / 2)."""
+    if interleaved:
+        return x[..., 0::2], x[..., 1::2]
+    half = x.shape[-1] // 2
+    return x[..., :half], x[..., half:]

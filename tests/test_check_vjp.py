@@ -1,0 +1,157 @@
+"""check_vjp: it lets right pullbacks pass, catches wrong ones, and says what is wrong."""
+
+import re
+
+import numpy as np
+import pytest
+
+import selfattn as sa
+
+
+def product(a, b):
+    return a * b, lambda dy: (dy * b, dy * a)
+
+
+def both(a, b):
+    """Two outputs and two arguments."""
+    return (a * b, np.sin(a)), lambda dp, ds: (dp * b + ds * np.cos(a), dp * a)
+
+
+A, B = np.linspace(-2, 3, 12).reshape(3, 4), np.linspace(1, 2, 12).reshape(3, 4)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0), (4, 5), (1000, 100)])
+def test_right_pullbacks_pass_at_any_size(shape):
+    x = np.random.default_rng(0).standard_normal(shape)
+    sa.check_vjp(lambda x: (np.sin(x), lambda dy: dy * np.cos(x)), x)
+    sa.check_vjp(product, x, x + 1)
+    sa.check_vjp(both, x, x + 1)
+
+
+def test_lists_integers_and_float32_are_taken_in_float64():
+    seen = []
+
+    def f(a, b):
+        seen.extend([a.dtype, b.dtype])
+        return product(a, b)
+
+    sa.check_vjp(f, [1, 2, 3], A[0, :3].astype(np.float32))
+    assert set(seen) == {np.dtype(np.float64)}
+
+
+def test_arguments_are_left_alone():
+    a, b = A.copy(), B.copy()
+
+    def f(x, y):
+        result = product(x.copy(), y.copy())
+        x[:] = 0
+        y[:] = 0
+        return result
+
+    sa.check_vjp(f, a, b)
+    np.testing.assert_array_equal(a, A)
+    np.testing.assert_array_equal(b, B)
+
+
+@pytest.mark.parametrize("rng", [0, 1, 2, np.random.default_rng(5)])
+def test_a_wrong_gradient_is_caught_and_its_argument_named(rng):
+    def f(a, b):
+        return a * b, lambda dy: (dy * b, dy * a * (1 + 1e-4))
+
+    with pytest.raises(AssertionError, match=r"argument 1 \(b\) is off") as caught:
+        sa.check_vjp(f, A, B, rng=rng)
+    assert "argument 0" not in str(caught.value)
+    numbers = re.search(r"(\S+) by the pullback, (\S+) by finite differences", str(caught.value))
+    got, expected = float(numbers[1]), float(numbers[2])
+    assert got == pytest.approx(expected * (1 + 1e-4), rel=1e-7)
+    sa.check_vjp(f, A, B, rng=rng, rtol=1e-2)
+
+
+def test_one_wrong_element_in_many_is_caught():
+    x = np.random.default_rng(0).standard_normal(300_000)
+
+    def f(x):
+        def pullback(dy):
+            dx = dy * np.cos(x)
+            dx[1234] += 1
+            return dx
+
+        return np.sin(x), pullback
+
+    with pytest.raises(AssertionError, match="argument 0"):
+        sa.check_vjp(f, x)
+
+
+def test_all_wrong_gradients_are_named():
+    with pytest.raises(AssertionError, match=r"(?s)argument 0 \(a\) is off.*argument 1 \(b\) is off"):
+        sa.check_vjp(lambda a, b: (a * b, lambda dy: (dy * a, dy * b)), A, B)
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda dx: 0 * dx, lambda dx: np.nan * dx, lambda dx: -dx, lambda dx: 2 * dx]
+)
+def test_kinds_of_wrong(wrong):
+    with pytest.raises(AssertionError, match="argument 0"):
+        sa.check_vjp(lambda x: (np.sin(x), lambda dy: wrong(dy * np.cos(x))), A)
+
+
+def test_an_output_that_is_forgotten_is_caught():
+    with pytest.raises(AssertionError, match=r"argument 0 \(a\)"):
+        sa.check_vjp(lambda a, b: (both(a, b)[0], lambda dp, ds: (dp * b, dp * a)), A, B)
+
+
+def test_shape_and_dtype_of_gradients():
+    with pytest.raises(AssertionError, match=r"argument 0 \(x\) has shape \(4,\).*\(3, 4\)"):
+        sa.check_vjp(lambda x: (2 * x, lambda dy: 2 * dy[0]), A)
+    with pytest.raises(AssertionError, match="dtype float32"):
+        sa.check_vjp(lambda x: (2 * x, lambda dy: (2 * dy).astype(np.float32)), A)
+    with pytest.raises(AssertionError, match="f returns float32 for float64"):
+        sa.check_vjp(lambda x: (x.astype(np.float32), lambda dy: dy), A)
+
+
+def test_gradients_that_are_none():
+    x, weight, bias = A, B[0], B[1]
+    sa.check_vjp(lambda x: sa.layer_norm_vjp(x, 4), x)
+    sa.check_vjp(lambda x, bias: sa.layer_norm_vjp(x, 4, None, bias), x, bias)
+    sa.check_vjp(lambda x, weight, bias: sa.layer_norm_vjp(x, 4, weight, bias), x, weight, bias)
+    # what wrt leaves out is not checked; here the first of two is None
+    sa.check_vjp(lambda a, b: (a * b, lambda dy: (None, dy * a)), A, B)
+    with pytest.raises(AssertionError, match=r"argument 1 \(b\)"):
+        sa.check_vjp(lambda a, b: (a * b, lambda dy: (None, dy * b)), A, B)
+
+
+def test_infinities_that_stay_do_not_hide_errors():
+    lse = np.array([-np.inf, 1.0])
+    sa.check_vjp(lambda lse: (2 * lse, lambda dy: np.where(np.isinf(lse), 0, 2 * dy)), lse)
+    with pytest.raises(AssertionError, match="argument 0"):
+        sa.check_vjp(lambda lse: (2 * lse, lambda dy: np.where(np.isinf(lse), 0, 3 * dy)), lse)
+
+
+def test_functions_without_names_for_their_arguments():
+    with pytest.raises(AssertionError, match="the gradient of argument 1 is off"):
+        sa.check_vjp(lambda *args: (args[0] * args[1], lambda dy: (dy * args[1], dy)), A, B)
+
+
+def test_bad_calls():
+    with pytest.raises(TypeError, match=r"f must return \(y, pullback\), not ndarray"):
+        sa.check_vjp(np.sin, A)
+    with pytest.raises(TypeError, match="argument 1 has dtype bool"):
+        sa.check_vjp(product, A, A > 0)
+    with pytest.raises(ValueError, match="no gradient, so there is nothing to check"):
+        sa.check_vjp(lambda x: (x, lambda dy: (None, None)), A)
+    with pytest.raises(ValueError, match="returns 1 gradients of 1, f has 2 arguments"):
+        sa.check_vjp(lambda a, b: (a * b, lambda dy: dy * b), A, B)
+    for bad in ({"eps": 0}, {"rtol": -1.0}, {"eps": np.nan}):
+        with pytest.raises(ValueError, match="eps and rtol must be above 0"):
+            sa.check_vjp(product, A, B, **bad)
+
+
+def test_the_step_can_be_chosen():
+    """A function that bends over distances of 1e-6 needs a smaller step than the default."""
+
+    def f(x):
+        return np.sin(1e6 * x), lambda dy: 1e6 * np.cos(1e6 * x) * dy
+
+    with pytest.raises(AssertionError):
+        sa.check_vjp(f, A)
+    sa.check_vjp(f, A, eps=1e-10, rtol=1e-3)
