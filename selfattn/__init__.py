@@ -23,6 +23,7 @@ from selfattn._core import (
 )
 from selfattn.config import show_config
 from selfattn.functional import merge_attention
+from selfattn.random import torch_rng
 from selfattn.steps import AttentionSteps, attention_steps
 
 __version__ = "0.1.0"
@@ -42,4 +43,5 @@ __all__ = [
     "set_num_threads",
     "show_config",
     "softmax",
+    "torch_rng",
 ]
