@@ -30,6 +30,7 @@ from selfattn.attention_vjp import (
 from selfattn.checks import check_vjp
 from selfattn.config import show_config
 from selfattn.functional import merge_attention
+from selfattn.random import torch_rng
 from selfattn.rows_vjp import (
     LayerNormGradients,
     MergeGradients,
@@ -78,4 +79,5 @@ __all__ = [
     "show_config",
     "softmax",
     "softmax_vjp",
+    "torch_rng",
 ]

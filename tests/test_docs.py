@@ -19,6 +19,10 @@ MODULES = [
     *(f"selfattn.{name}" for name in ("checks", "config", "functional", "rows_vjp", "steps")),
     "selfattn.reference",
     *(f"selfattn.reference.{name}" for name in ("attention", "dropout", "rows", "rows_vjp")),
+    "selfattn.steps",
+    "selfattn.functional",
+    "selfattn.config",
+    "selfattn.random",
 ]
 PUBLIC = {name: getattr(sa, name) for name in sa.__all__}
 CALLABLES = {name: thing for name, thing in PUBLIC.items() if callable(thing)}
