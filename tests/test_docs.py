@@ -14,7 +14,14 @@ import selfattn as sa
 from selfattn import _core
 
 ROOT = Path(__file__).parent.parent
-MODULES = ["selfattn", "selfattn.reference", "selfattn.steps", "selfattn.functional", "selfattn.config"]
+MODULES = [
+    "selfattn",
+    "selfattn.reference",
+    "selfattn.steps",
+    "selfattn.layer_steps",
+    "selfattn.functional",
+    "selfattn.config",
+]
 PUBLIC = {name: getattr(sa, name) for name in sa.__all__}
 CALLABLES = {name: thing for name, thing in PUBLIC.items() if callable(thing)}
 MARKDOWN = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("csrc/*.md")])
