@@ -6,15 +6,16 @@ is the definition that the fast core is tested against. All of it is kept: memor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import reference
 
-__all__ = ["AttentionSteps", "attention_steps"]
+__all__ = ["AttentionSteps", "attention_steps"]  # steps of layers: selfattn.layer_steps
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -30,7 +31,7 @@ STEPS = {
 }
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class AttentionSteps:
     """The intermediate results of one call of attention, as :func:`attention_steps` returns them.
 
@@ -59,7 +60,13 @@ class AttentionSteps:
         time it is asked for, since it is Ev times larger than the rest.
     output : ndarray, shape (..., L, Ev)
         The sum of ``weighted_values`` over the keys.
+    query, key, value : ndarray
+        What the scores and the output are made of, one for every head: (..., L, E), (..., S, E) and
+        (..., S, Ev), in the precision that was computed in. Given rather than computed, so they are not
+        among the steps of :meth:`to_dict`.
     """
+
+    _formulas: ClassVar[Mapping[str, str]] = STEPS
 
     scores: Array
     scaled_scores: Array
@@ -67,38 +74,112 @@ class AttentionSteps:
     weights: Array
     dropped_weights: Array
     output: Array
-    _value: Array  # (..., S, Ev), in the precision that is computed in
-    _allowed: Array  # (..., L, S), bool
+    _call: reference.arguments.Call  # what was asked, checked, in the precision that is computed in
+    _replaced: bool = False  # the weights after dropout are not computed but given
 
     def __post_init__(self) -> None:
-        for array in vars(self).values():
-            array.flags.writeable = False
+        for array in (*vars(self).values(), *vars(self._call).values()):
+            if isinstance(array, np.ndarray):
+                array.flags.writeable = False
+
+    @property
+    def query(self) -> Array:
+        """The queries, (..., L, E)."""
+        return self._call.query
+
+    @property
+    def key(self) -> Array:
+        """The keys, (..., S, E), one for every query head."""
+        return self._call.key
+
+    @property
+    def value(self) -> Array:
+        """The values, (..., S, Ev), one for every query head."""
+        return self._call.value
 
     @property
     def weighted_values(self) -> Array:
         """What each key contributes to each query, (..., L, S, Ev); computed whenever it is asked for."""
+        call = self._call
         with np.errstate(all="ignore"):
-            weights = self.dropped_weights.astype(self._value.dtype)
-            terms = reference.attention.weighted_values(weights, self._value, self._allowed).astype(
+            weights = self.dropped_weights.astype(call.value.dtype)
+            terms = reference.attention.weighted_values(weights, call.value, call.allowed).astype(
                 self.output.dtype
             )
         terms.flags.writeable = False
         return terms
 
+    def with_weights(self, weights: npt.ArrayLike) -> Self:
+        """Go on from other weights: the steps as they are, but what follows the weights computed from these.
+
+        To see what rounding does, or what picking the best key instead of mixing all of them would give.
+
+        Parameters
+        ----------
+        weights : array_like, broadcastable to (..., L, S)
+            They stand where the weights after dropout stood, in ``dropped_weights``. They need not sum to 1.
+
+        Returns
+        -------
+        AttentionSteps
+            Or the class of these steps.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A dtype that is no number, or a shape that does not fit.
+
+        Examples
+        --------
+        >>> query, key = [[1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]]
+        >>> value = [[10.0], [20.0]]
+        >>> steps = attention_steps(query, key, value)
+        >>> steps.output.round(2)
+        array([[13.3]])
+        >>> steps.with_weights(steps.weights == steps.weights.max(axis=-1, keepdims=True)).output
+        array([[10.]])
+        """
+        given = reference.arguments.as_array("weights", weights)
+        if given.dtype != np.bool_:
+            reference.arguments.float_dtype("weights", given)
+        call, dtype = self._call, self.output.dtype
+        try:
+            given = np.broadcast_to(given, self.weights.shape).astype(call.value.dtype)
+        except ValueError:
+            raise ValueError(
+                f"weights {given.shape} do not broadcast to (..., L, S) = {self.weights.shape}"
+            ) from None
+        with np.errstate(all="ignore"):
+            output = reference.attention.weighted_sum(given, call.value, call.allowed).astype(dtype)
+        after: dict[str, Any] = self._after(output)
+        return replace(self, dropped_weights=given.astype(dtype), output=output, _replaced=True, **after)
+
+    def _after(self, output: Array) -> dict[str, Array]:
+        """Compute the steps that follow the weighted sum, by name; attention alone has none."""
+        return {}
+
     def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
         """Return the steps by name, in order; without ``weighted_values``, the largest, if so asked."""
-        return {name: getattr(self, name) for name in STEPS if weighted_values or name != "weighted_values"}
+        return {
+            name: getattr(self, name)
+            for name in self._formulas
+            if (weighted_values or name != "weighted_values") and getattr(self, name, None) is not None
+        }
+
+    def _head(self) -> str:
+        *lead, n_queries, n_keys = self.scores.shape
+        return f"AttentionSteps: {n_queries} queries, {n_keys} keys, leading dims {tuple(lead)}"
 
     def __repr__(self) -> str:
-        *lead, n_queries, n_keys = self.scores.shape
         shapes = {name: array.shape for name, array in self.to_dict(weighted_values=False).items()}
         shapes["weighted_values"] = (*self.scores.shape, self.output.shape[-1])
-        head = f"AttentionSteps: {n_queries} queries, {n_keys} keys, leading dims {tuple(lead)}"
-        columns = [max(len(name) for name in STEPS), max(len(str(shape)) for shape in shapes.values())]
+        columns = [max(len(name) for name in shapes), max(len(str(shape)) for shape in shapes.values())]
         rows = [
-            f"  {name:{columns[0]}}  {shapes[name]!s:{columns[1]}}  {text}" for name, text in STEPS.items()
+            f"  {name:{columns[0]}}  {shapes[name]!s:{columns[1]}}  {text}"
+            for name, text in self._formulas.items()
+            if name in shapes
         ]
-        return "\n".join([head, *rows])
+        return "\n".join([self._head(), *rows])
 
 
 @np.errstate(all="ignore")
@@ -193,6 +274,5 @@ def attention_steps(
         weights=weights.astype(call.result_dtype),
         dropped_weights=dropped.astype(call.result_dtype),
         output=output.astype(call.result_dtype),
-        _value=call.value,
-        _allowed=call.allowed,
+        _call=call,
     )

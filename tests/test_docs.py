@@ -23,6 +23,7 @@ MODULES = [
     "selfattn.functional",
     "selfattn.config",
     "selfattn.random",
+    "selfattn.layer_steps",
 ]
 PUBLIC = {name: getattr(sa, name) for name in sa.__all__}
 CALLABLES = {name: thing for name, thing in PUBLIC.items() if callable(thing)}
