@@ -24,6 +24,12 @@ MODULES = [
     "selfattn.config",
     "selfattn.random",
     "selfattn.layer_steps",
+    "selfattn.nn",
+    *(
+        f"selfattn.nn.{name}"
+        for name in ("containers", "dropout", "embedding", "init", "layer_norm", "linear", "module")
+    ),
+    *(f"selfattn.nn.{name}" for name in ("positions", "rms_norm", "self_attention")),
 ]
 PUBLIC = {name: getattr(sa, name) for name in sa.__all__}
 CALLABLES = {name: thing for name, thing in PUBLIC.items() if callable(thing)}

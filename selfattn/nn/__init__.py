@@ -1,0 +1,38 @@
+"""Layers with parameters and gradients, named as in PyTorch; a ``state_dict`` saved there loads here.
+
+>>> from selfattn import nn
+>>> layer = nn.SelfAttentionBlock(8, num_heads=2, rng=0)
+>>> x = [[0.0] * 8] * 5
+>>> y, pullback = layer.vjp(x)
+>>> dx, grads = pullback(y)
+>>> grads["query.weight"].shape
+(8, 8)
+"""
+
+from selfattn.nn import init
+from selfattn.nn.containers import ModuleList, Sequential
+from selfattn.nn.dropout import Dropout
+from selfattn.nn.embedding import Embedding
+from selfattn.nn.layer_norm import LayerNorm
+from selfattn.nn.linear import Linear
+from selfattn.nn.module import IncompatibleKeys, Module, add_gradients
+from selfattn.nn.positions import SinusoidalPositions
+from selfattn.nn.rms_norm import RMSNorm
+from selfattn.nn.self_attention import SelfAttention, SelfAttentionBlock
+
+__all__ = [
+    "Dropout",
+    "Embedding",
+    "IncompatibleKeys",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "ModuleList",
+    "RMSNorm",
+    "SelfAttention",
+    "SelfAttentionBlock",
+    "Sequential",
+    "SinusoidalPositions",
+    "add_gradients",
+    "init",
+]

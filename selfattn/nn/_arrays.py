@@ -1,0 +1,138 @@
+"""What every layer does with arrays: take inputs and gradients in, split heads, notice changed parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+Gradients: TypeAlias = dict[str, Array]
+Pullback: TypeAlias = Callable[..., Any]
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Check a layer's ``dtype=``."""
+    dtype = np.dtype(dtype)
+    if dtype.name not in FLOATS:
+        raise TypeError(f"dtype must be one of {', '.join(FLOATS)}, not {dtype}")
+    return dtype
+
+
+def check_size(name: str, value: Any, least: int = 1) -> int:
+    """Check an argument that counts something."""
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+    return int(value)
+
+
+def as_input(x: npt.ArrayLike, dtype: np.dtype[Any], name: str = "x") -> Array:
+    """Take an input as an array of floats: lists and integers in the layer's dtype, float arrays as they are."""
+    if isinstance(x, np.ma.MaskedArray | np.matrix):
+        raise TypeError(f"{name} is a {type(x).__name__}; pass a plain array")
+    array = np.asarray(x)
+    if array.dtype.kind in "iu" or (not isinstance(x, np.ndarray | np.generic) and array.dtype.kind == "f"):
+        return array.astype(dtype)
+    if array.dtype.name not in FLOATS:
+        raise TypeError(f"{name} must hold floats or integers, not {array.dtype}")
+    return array
+
+
+def as_features(x: npt.ArrayLike, width: int, dtype: np.dtype[Any], name: str = "x") -> Array:
+    """Take an input (..., width)."""
+    array = as_input(x, dtype, name)
+    if array.ndim == 0 or array.shape[-1] != width:
+        raise ValueError(f"{name} must have shape (..., {width}), not {array.shape}")
+    return array
+
+
+def as_sequence(x: npt.ArrayLike, width: int, dtype: np.dtype[Any], name: str = "x") -> Array:
+    """Take an input (..., L, width)."""
+    array = as_features(x, width, dtype, name)
+    if array.ndim < 2:
+        raise ValueError(f"{name} must have shape (..., L, {width}), not {array.shape}")
+    return array
+
+
+def as_gradient(dy: npt.ArrayLike, y: Array, name: str = "dy") -> Array:
+    """Take the gradient of a result: its shape, and its dtype."""
+    array = as_input(dy, y.dtype, name)
+    if array.shape != y.shape:
+        raise ValueError(f"{name} must have the shape of the result, {y.shape}, not {array.shape}")
+    return array.astype(y.dtype, copy=False)
+
+
+def rows(x: Array) -> Array:
+    """See (..., d) as (n, d)."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def widened(x: Array) -> Array:
+    """See 16-bit floats as float32, which sums are accumulated in."""
+    return x.astype(np.float32) if x.dtype.itemsize == 2 else x
+
+
+def split_heads(x: Array, num_heads: int) -> Array:
+    """See (..., L, h·d) as (..., h, L, d)."""
+    return x.reshape(*x.shape[:-1], num_heads, x.shape[-1] // num_heads).swapaxes(-2, -3)
+
+
+def merge_heads(x: Array) -> Array:
+    """Turn (..., h, L, d) into (..., L, h·d)."""
+    x = x.swapaxes(-2, -3)
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+
+
+def mask_for_heads(mask: npt.ArrayLike | None) -> Array | None:
+    """Give a mask (..., L, S) that heads share the axis of the heads."""
+    if mask is None:
+        return None
+    array = np.asarray(mask)
+    return array[..., None, :, :] if array.ndim > 2 else array
+
+
+def lengths_for_heads(key_lengths: npt.ArrayLike | None) -> Array | None:
+    """Give key lengths, one per sequence, the axis of the heads."""
+    return None if key_lengths is None else np.asarray(key_lengths)[..., None]
+
+
+class Unchanged:
+    """Remembers what parameters hold; a pullback that needs the old values checks before it uses them.
+
+    The optimiser writes into the arrays, so a gradient taken after a step would silently mix old activations with
+    new weights. The sum of the bits, seen as integers, costs a fraction of the product that the weights take part
+    in, and unlike a counter it also notices ``weight[...] = 0``.
+    """
+
+    def __init__(self, owner: str, *arrays: Array | None) -> None:
+        self.owner = owner
+        self.arrays = tuple(array for array in arrays if array is not None)
+        self.before = self._sums()
+
+    def _sums(self) -> list[int]:
+        return [_sum_of_bits(array) for array in self.arrays]
+
+    def check(self) -> None:
+        """Raise when a parameter has changed.
+
+        Raises
+        ------
+        RuntimeError
+            The gradient that was asked for can no longer be had.
+        """
+        if self._sums() != self.before:
+            raise RuntimeError(
+                f"the parameters of {self.owner} have changed since vjp was called; call vjp again"
+            )
+
+
+def _sum_of_bits(array: Array) -> int:
+    bits = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    words = bits.view(np.uint64) if bits.size % 8 == 0 else bits
+    return int(np.add.reduce(words, dtype=np.uint64))

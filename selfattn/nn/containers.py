@@ -1,0 +1,101 @@
+"""Modules made of modules: a list of them, and a chain."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any, SupportsIndex
+
+from selfattn.nn._arrays import Pullback
+from selfattn.nn.module import Module
+
+
+class ModuleList(Module):
+    """A list of modules, whose parameters are named ``0.…``, ``1.…`` and so on.
+
+    Parameters
+    ----------
+    modules : iterable of Module, optional
+
+    Examples
+    --------
+    >>> from selfattn import nn
+    >>> layers = nn.ModuleList([nn.Linear(2, 3, rng=0), nn.Linear(3, 1, rng=1)])
+    >>> list(layers.parameters())
+    ['0.weight', '0.bias', '1.weight', '1.bias']
+    >>> layers[-1]
+    Linear(in_features=3, out_features=1, weight=(1, 3), bias=(1,), dtype=float32)
+    """
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        self._modules: list[Module] = []
+        for module in modules:
+            self.append(module)
+
+    def append(self, module: Module) -> ModuleList:
+        """Add a module at the end; returns the list."""
+        if not isinstance(module, Module):
+            raise TypeError(f"only modules can be in a {type(self).__name__}, not {type(module).__name__}")
+        self._modules.append(module)
+        return self
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Yield the modules with their numbers."""
+        return ((str(n), module) for n, module in enumerate(self._modules))
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self._modules)
+
+    def __getitem__(self, index: SupportsIndex) -> Module:
+        return self._modules[operator.index(index)]
+
+
+class Sequential(ModuleList):
+    """A chain: each module gets what the one before it returned.
+
+    Parameters
+    ----------
+    *modules : Module
+        The first may take something without a gradient, such as the ids of an :class:`Embedding`; the
+        chain's pullback then returns the gradients alone, as the first module's does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn import nn
+    >>> model = nn.Sequential(nn.Embedding(10, 4, rng=0), nn.Linear(4, 2, rng=1))
+    >>> y, pullback = model.vjp([3, 7])
+    >>> {name: grad.shape for name, grad in pullback(np.ones_like(y)).items()}
+    {'0.weight': (10, 4), '1.weight': (2, 4), '1.bias': (2,)}
+    """
+
+    def __init__(self, *modules: Module) -> None:
+        super().__init__(modules)
+
+    def forward(self, x: Any) -> Any:
+        """Call one module after the other."""
+        for module in self:
+            x = module(x)
+        return x
+
+    def vjp(self, x: Any) -> tuple[Any, Pullback]:
+        """Call one module after the other; the pullback goes back through them in reverse."""
+        pullbacks = []
+        for module in self:
+            x, module_pullback = module.vjp(x)
+            pullbacks.append(module_pullback)
+
+        def pullback(dy: Any) -> Any:
+            dx: Any = dy
+            parts: dict[str, Any] = {}
+            for n, module_pullback in reversed(list(enumerate(pullbacks))):
+                result = module_pullback(dx)
+                dx, grads = (None, result) if isinstance(result, dict) else result
+                parts[str(n)] = grads
+            gathered = self.gather_gradients(dict(sorted(parts.items(), key=lambda part: int(part[0]))))
+            return gathered if dx is None else (dx, gathered)
+
+        return x, pullback

@@ -1,0 +1,75 @@
+"""Dropout: random zeros while training."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.nn import init
+from selfattn.nn._arrays import Array, Gradients, Pullback, as_gradient, as_input, float_dtype
+from selfattn.nn.module import Module
+
+
+class Dropout(Module):
+    """Set each number to zero with probability p, and divide the others by 1 − p; only while ``training``.
+
+    Parameters
+    ----------
+    p : float, default 0.5
+        Between 0 and 1, both included.
+    dtype : dtype, default float32
+        What lists and integers are taken as.
+    rng : int, Generator or torch_rng, optional
+        Every call draws from it anew. The zeros are not those that PyTorch would choose.
+
+    References
+    ----------
+    Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", 2014, section 10.
+
+    Examples
+    --------
+    >>> from selfattn import nn
+    >>> layer = nn.Dropout(0.5, rng=0)
+    >>> layer([1.0, 2.0, 3.0, 4.0])
+    array([2., 0., 0., 0.], dtype=float32)
+    >>> layer.eval()([1.0, 2.0, 3.0, 4.0])
+    array([1., 2., 3., 4.], dtype=float32)
+    """
+
+    def __init__(self, p: float = 0.5, *, dtype: npt.DTypeLike = np.float32, rng: init.Rng = None) -> None:
+        if not 0 <= p <= 1:
+            raise ValueError(f"p must be between 0 and 1, not {p}")
+        self.p = float(p)
+        self.dtype = float_dtype(dtype)
+        self.rng = init.as_generator(rng)
+
+    def extra_repr(self) -> str:
+        """Return the probability."""
+        return f"p={self.p}"
+
+    def forward(self, x: npt.ArrayLike) -> Array:
+        """Drop from an array of any shape; a new array."""
+        x = as_input(x, self.dtype)
+        return x * self._factors(x)
+
+    def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
+        """Compute the output and its pullback, ``dy -> (dx, {})``, which drops the same places."""
+        x = as_input(x, self.dtype)
+        factors = self._factors(x)
+        y = x * factors
+
+        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
+            return as_gradient(dy, y) * factors, {}
+
+        return y, pullback
+
+    def _factors(self, x: Array) -> Array:
+        """Return 0 or 1/(1 − p) for each element."""
+        if not self.training or self.p == 0:
+            return np.ones_like(x)
+        if self.p == 1:
+            return np.zeros_like(x)
+        keep: Array = self.rng.random(x.shape, np.float64) >= self.p
+        factors: Array = keep.astype(x.dtype)
+        factors *= x.dtype.type(1 / (1 - self.p))
+        return factors

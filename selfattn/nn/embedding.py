@@ -1,0 +1,129 @@
+"""The embedding table: a row for each id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.nn import init
+from selfattn.nn._arrays import (
+    Array,
+    Gradients,
+    Pullback,
+    Unchanged,
+    as_gradient,
+    check_size,
+    float_dtype,
+    rows,
+    widened,
+)
+from selfattn.nn.module import Module
+
+
+class Embedding(Module):
+    """Look up a row of a table for each id.
+
+    Parameters
+    ----------
+    num_embeddings : int
+        How many ids there are: 0 … num_embeddings − 1.
+    embedding_dim : int
+    padding_idx : int, optional
+        An id whose row starts as zeros and gets no gradient; negative ones count from the end.
+    dtype : dtype, default float32
+    rng : int, Generator or torch_rng, optional
+        Where the table comes from.
+
+    Attributes
+    ----------
+    weight : ndarray, shape (num_embeddings, embedding_dim)
+        Drawn from N(0, 1).
+
+    Notes
+    -----
+    ``y, pullback = layer.vjp(ids)`` and ``grads = pullback(dy)``: ids have no gradient.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn import nn
+    >>> table = nn.Embedding(4, 2, rng=0)
+    >>> table.weight = [[0, 0], [-1.072, -0.5001], [-0.002, -0.4311], [-0.002, -0.4311]]
+    >>> table([[1, 2, 3]])
+    array([[[-1.072 , -0.5001],
+            [-0.002 , -0.4311],
+            [-0.002 , -0.4311]]], dtype=float32)
+    """
+
+    weight: Array
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+        rng: init.Rng = None,
+    ) -> None:
+        self.num_embeddings = check_size("num_embeddings", num_embeddings)
+        self.embedding_dim = check_size("embedding_dim", embedding_dim)
+        if padding_idx is not None:
+            padding_idx = check_size("padding_idx", padding_idx, -num_embeddings)
+            if padding_idx >= num_embeddings:
+                raise ValueError(f"padding_idx must be below {num_embeddings}, not {padding_idx}")
+            padding_idx %= num_embeddings
+        self.padding_idx = padding_idx
+        weight = np.empty((num_embeddings, embedding_dim), float_dtype(dtype))
+        self.register_parameter("weight", init.normal_(weight, rng=rng))
+        if padding_idx is not None:
+            self.weight[padding_idx] = 0
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}{padding}"
+
+    def check_ids(self, ids: npt.ArrayLike) -> npt.NDArray[np.intp]:
+        """Take ids as an array of integers within the table.
+
+        Raises
+        ------
+        TypeError
+            They are not integers.
+        ValueError
+            One is negative or beyond the table.
+        """
+        array: npt.NDArray[Any] = np.asarray(ids)
+        if array.size == 0 and not isinstance(ids, np.ndarray):
+            array = array.astype(np.intp)  # an empty list counts as floats
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"ids must be integers, not {array.dtype}")
+        wrong = (array < 0) | (array >= self.num_embeddings)
+        if wrong.any():
+            raise ValueError(f"ids must be in 0...{self.num_embeddings - 1}, not {array[wrong].flat[0]}")
+        return array.astype(np.intp, copy=False)
+
+    def forward(self, ids: npt.ArrayLike) -> Array:
+        """Look up (...,) ids: (..., embedding_dim)."""
+        return self.weight[self.check_ids(ids)]
+
+    def vjp(self, ids: npt.ArrayLike) -> tuple[Array, Pullback]:
+        """Look up ids; the pullback is ``dy -> grads``."""
+        ids = self.check_ids(ids)
+        y = self.weight[ids]
+        # The gradient does not need the table, but a model's pullback is for one state of its parameters.
+        unchanged = Unchanged("Embedding", self.weight)
+
+        def pullback(dy: npt.ArrayLike) -> Gradients:
+            dy = as_gradient(dy, y)
+            unchanged.check()
+            d_weight = np.zeros_like(widened(self.weight))
+            np.add.at(d_weight, ids.reshape(-1), rows(widened(dy)))
+            if self.padding_idx is not None:
+                d_weight[self.padding_idx] = 0
+            return {"weight": d_weight.astype(self.weight.dtype, copy=False)}
+
+        return y, pullback

@@ -1,0 +1,101 @@
+"""LayerNorm: mean 0 and variance 1 over the last axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+import selfattn as sa
+from selfattn.nn._arrays import (
+    Array,
+    Gradients,
+    Pullback,
+    Unchanged,
+    as_gradient,
+    as_input,
+    check_size,
+    float_dtype,
+)
+from selfattn.nn.module import Module
+
+
+class LayerNorm(Module):
+    """``(x − mean) / sqrt(variance + eps) * weight + bias`` over the last axes.
+
+    Parameters
+    ----------
+    normalized_shape : int or sequence of int
+        The last axes of the input.
+    eps : float, default 1e-5
+    elementwise_affine : bool, default True
+        Without it there are no parameters.
+    bias : bool, default True
+    dtype : dtype, default float32
+
+    Attributes
+    ----------
+    weight, bias : ndarray, shape normalized_shape, or None
+        1 and 0 at birth.
+
+    References
+    ----------
+    Ba, Kiros and Hinton, "Layer Normalization", 2016, equations 3 and 4.
+
+    Examples
+    --------
+    >>> from selfattn import nn
+    >>> nn.LayerNorm(3)([[1.0, 2.0, 3.0]]).round(4)
+    array([[-1.2247,  0.    ,  1.2247]], dtype=float32)
+    """
+
+    weight: Array | None
+    bias: Array | None
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        self.normalized_shape = norm_shape(normalized_shape)
+        self.eps = eps
+        self.dtype = float_dtype(dtype)
+        self.register_parameter(
+            "weight", np.ones(self.normalized_shape, self.dtype) if elementwise_affine else None
+        )
+        affine_bias = elementwise_affine and bias
+        self.register_parameter("bias", np.zeros(self.normalized_shape, self.dtype) if affine_bias else None)
+
+    def extra_repr(self) -> str:
+        """Return shape and eps."""
+        return f"{self.normalized_shape}, eps={self.eps}"
+
+    def forward(self, x: npt.ArrayLike) -> Array:
+        """Normalise (..., *normalized_shape)."""
+        x = as_input(x, self.dtype)
+        return sa.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
+        """Compute the output and its pullback, ``dy -> (dx, grads)``."""
+        x = as_input(x, self.dtype)
+        y, norm_pullback = sa.layer_norm_vjp(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        unchanged = Unchanged("LayerNorm", self.weight)
+
+        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
+            dy = as_gradient(dy, y)
+            unchanged.check()
+            grads = norm_pullback(dy)
+            return grads.x, {name: getattr(grads, name) for name, _ in self._own_parameters()}
+
+        return y, pullback
+
+
+def norm_shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
+    """Check the axes that a norm is taken over."""
+    sizes = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
+    return tuple(check_size("normalized_shape", size) for size in sizes)

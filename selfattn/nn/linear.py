@@ -1,0 +1,122 @@
+"""The linear layer."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.nn import init
+from selfattn.nn._arrays import (
+    Array,
+    Gradients,
+    Pullback,
+    Unchanged,
+    as_features,
+    as_gradient,
+    check_size,
+    float_dtype,
+    rows,
+    widened,
+)
+from selfattn.nn.module import Module
+
+
+class Linear(Module):
+    """``y = x @ weight.T + bias`` on the last axis.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+    bias : bool, default True
+    dtype : dtype, default float32
+    rng : int, Generator or torch_rng, optional
+        Where the weights come from.
+
+    Attributes
+    ----------
+    weight : ndarray, shape (out_features, in_features)
+        Drawn from U(−1/√in_features, 1/√in_features), which is PyTorch's Kaiming-uniform with a = √5.
+    bias : ndarray, shape (out_features,), or None
+        Drawn from the same, after the weight.
+
+    Examples
+    --------
+    >>> import selfattn as sa
+    >>> from selfattn import nn
+    >>> layer = nn.Linear(2, 3, rng=sa.torch_rng(0))  # torch.manual_seed(0); torch.nn.Linear(2, 3)
+    >>> layer
+    Linear(in_features=2, out_features=3, weight=(3, 2), bias=(3,), dtype=float32)
+    >>> layer.weight.round(4)
+    array([[-0.0053,  0.3793],
+           [-0.582 , -0.5204],
+           [-0.2723,  0.1896]], dtype=float32)
+    >>> y, pullback = layer.vjp([[1.0, 2.0]])
+    >>> dx, grads = pullback([[1.0, 0.0, 0.0]])
+    >>> grads["weight"]
+    array([[1., 2.],
+           [0., 0.],
+           [0., 0.]], dtype=float32)
+    """
+
+    weight: Array
+    bias: Array | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+        rng: init.Rng = None,
+    ) -> None:
+        self.in_features = check_size("in_features", in_features)
+        self.out_features = check_size("out_features", out_features)
+        kind, generator = float_dtype(dtype), init.as_generator(rng)
+        weight = np.empty((out_features, in_features), kind)
+        self.register_parameter("weight", init.kaiming_uniform_(weight, a=math.sqrt(5), rng=generator))
+        bound = 1 / math.sqrt(in_features)
+        drawn = init.uniform_(np.empty(out_features, kind), -bound, bound, rng=generator) if bias else None
+        self.register_parameter("bias", drawn)
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+    def forward(self, x: npt.ArrayLike) -> Array:
+        """Map (..., in_features) to (..., out_features)."""
+        return linear(as_features(x, self.in_features, self.weight.dtype), self.weight, self.bias)
+
+    def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
+        """Compute the output and its pullback, ``dy -> (dx, grads)``."""
+        x = as_features(x, self.in_features, self.weight.dtype)
+        y = linear(x, self.weight, self.bias)
+        unchanged = Unchanged("Linear", self.weight)
+
+        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
+            dy = as_gradient(dy, y)
+            unchanged.check()
+            dx, d_weight, d_bias = linear_backward(dy, x, self.weight)
+            return dx, {"weight": d_weight} | ({} if self.bias is None else {"bias": d_bias})
+
+        return y, pullback
+
+
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """Compute ``x @ weight.T + bias``: x (..., I), weight (O, I), bias (O,) give (..., O)."""
+    y: Array = (rows(widened(x)) @ widened(weight).T).reshape(*x.shape[:-1], len(weight))
+    y = y if bias is None else y + widened(bias)
+    return y.astype(np.result_type(x, weight), copy=False)
+
+
+def linear_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, Array]:
+    """Differentiate ``y = x @ weight.T + bias``.
+
+    ``dx = dy @ weight``, ``d_weight = dy.T @ x``, ``d_bias = sum(dy)``, the sums over all rows.
+    """
+    dy_rows = rows(widened(dy))
+    dx = (dy_rows @ widened(weight)).reshape(x.shape).astype(x.dtype, copy=False)
+    d_weight = (dy_rows.T @ rows(widened(x))).astype(weight.dtype, copy=False)
+    return dx, d_weight, dy_rows.sum(axis=0).astype(weight.dtype, copy=False)

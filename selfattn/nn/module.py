@@ -1,0 +1,293 @@
+"""The base of all layers: parameters and submodules by name, state dicts, modes, repr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.nn._arrays import Array, Gradients, Pullback
+
+
+class IncompatibleKeys(NamedTuple):
+    """What :meth:`Module.load_state_dict` found to differ.
+
+    Attributes
+    ----------
+    missing_keys : list of str
+        Parameters of the module that the state does not have.
+    unexpected_keys : list of str
+        Names in the state that the module does not have.
+    """
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class Module:
+    """A layer: something with parameters that turns inputs into outputs, and gradients back.
+
+    A subclass registers its arrays with :meth:`register_parameter`, keeps other modules as attributes, and
+    defines ``forward`` (which ``layer(...)`` calls) and, to be trainable, ``vjp``.
+
+    Attributes
+    ----------
+    training : bool
+        True at birth, as in PyTorch. Dropout acts only while it is; see :meth:`train` and :meth:`eval`.
+
+    See Also
+    --------
+    ModuleList, Sequential
+
+    Notes
+    -----
+    ``y, pullback = layer.vjp(x)`` and ``dx, grads = pullback(dy)``: ``grads`` is keyed like
+    :meth:`parameters`, new arrays in each parameter's dtype. A pullback may be called again. Once the
+    parameters have changed it raises, because what it kept belongs to the old ones.
+
+    Examples
+    --------
+    A layer of one's own, and a model of two of them:
+
+    >>> import numpy as np
+    >>> from selfattn import nn
+    >>> class Scale(nn.Module):
+    ...     def __init__(self, width):
+    ...         self.register_parameter("factor", np.ones(width, np.float32))
+    ...
+    ...     def forward(self, x):
+    ...         return x * self.factor
+    ...
+    ...     def vjp(self, x):
+    ...         def pullback(dy):
+    ...             return dy * self.factor, {"factor": (dy * x).sum(axis=0)}
+    ...
+    ...         return self(x), pullback
+    >>> model = nn.Sequential(Scale(2), Scale(2))
+    >>> model
+    Sequential(
+      (0): Scale(factor=(2,), dtype=float32)
+      (1): Scale(factor=(2,), dtype=float32)
+    )
+    >>> y, pullback = model.vjp(np.array([[1.0, 2.0]], np.float32))
+    >>> dx, grads = pullback(np.ones_like(y))
+    >>> grads["1.factor"]
+    array([1., 2.], dtype=float32)
+    """
+
+    training: bool = True
+    _parameter_names: tuple[str, ...] = ()
+
+    # ---------------------------------------------------------------------------------------------- calling
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call ``forward``."""
+        return self.forward(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the output; subclasses define it."""
+        raise NotImplementedError(f"{type(self).__name__} does not define forward")
+
+    def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Pullback]:
+        """Compute the output and a function that takes gradients back; subclasses define it."""
+        raise NotImplementedError(f"{type(self).__name__} does not define vjp")
+
+    # ------------------------------------------------------------------------------------------- parameters
+
+    def register_parameter(self, name: str, array: Array | None) -> None:
+        """Make an array a parameter, an attribute that is trained and saved; None is one that is left out.
+
+        The array itself is kept, not a copy. Registering one array in two places ties them.
+        """
+        if not name.isidentifier():
+            raise ValueError(f"the name of a parameter must be an identifier, not {name!r}")
+        if array is not None and not isinstance(array, np.ndarray):
+            raise TypeError(f"parameter {name} must be an ndarray or None, not {type(array).__name__}")
+        if name not in self._parameter_names:
+            self._parameter_names = (*self._parameter_names, name)
+        self.__dict__[name] = array
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._parameter_names:
+            object.__setattr__(self, name, value)
+            return
+        parameter = self.__dict__[name]
+        if value is parameter:  # what `layer.weight += 1` ends with
+            return
+        if parameter is None:
+            raise AttributeError(f"this {type(self).__name__} was made without {name}")
+        # Optimisers hold on to the array: write into it.
+        parameter[...] = _fitting(name, parameter, value, strict=True)
+
+    def _own_parameters(self) -> Iterator[tuple[str, Array]]:
+        for name in self._parameter_names:
+            if (array := self.__dict__[name]) is not None:
+                yield name, array
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Yield the modules right below this one, with their names, in the order in which they were set."""
+        for name, value in vars(self).items():
+            if isinstance(value, Module):
+                yield name, value
+
+    def modules(self) -> Iterator[Module]:
+        """Yield this module and all below it, each once."""
+        seen: set[int] = set()
+        stack: list[Module] = [self]
+        while stack:
+            module = stack.pop()
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield module
+                stack += [child for _, child in module.named_children()][::-1]
+
+    def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Array]]:
+        """Yield every parameter under every name that it has."""
+        for name, array in self._own_parameters():
+            yield prefix + name, array
+        for name, child in self.named_children():
+            yield from child._all_parameters(f"{prefix}{name}.")
+
+    def parameters(self) -> dict[str, Array]:
+        """Return the live arrays by name: optimisers write into them. A shared one appears once.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Keys and shapes are those of PyTorch's module of that name.
+        """
+        seen: set[int] = set()
+        once = {}
+        for name, array in self._all_parameters():
+            if id(array) not in seen:
+                seen.add(id(array))
+                once[name] = array
+        return once
+
+    def gather_gradients(self, parts: Mapping[str, Gradients]) -> Gradients:
+        """Name the gradients of submodules as :meth:`parameters` does, adding up those of shared parameters.
+
+        Parameters
+        ----------
+        parts : mapping of str to dict
+            The name of a submodule and what its pullback returned; ``""`` for the module's own parameters. A
+            submodule that was used twice has to be given once, with the sum (see :func:`add_gradients`).
+
+        Returns
+        -------
+        dict of str to ndarray
+        """
+        gradients = {
+            f"{part}.{name}" if part else name: gradient
+            for part, named in parts.items()
+            for name, gradient in named.items()
+        }
+        every = dict(self._all_parameters())
+        if len(every) == len({id(array) for array in every.values()}):
+            return gradients
+        first: dict[int, str] = {}
+        for name, array in every.items():
+            first.setdefault(id(array), name)
+        gathered: Gradients = {}
+        for name, gradient in gradients.items():
+            add_gradients(gathered, {first[id(every[name])]: gradient})
+        return gathered
+
+    def state_dict(self) -> dict[str, Array]:
+        """Return copies of all parameters by name, shared ones under each of their names, as PyTorch does."""
+        return {name: array.copy() for name, array in self._all_parameters()}
+
+    def load_state_dict(self, state: Mapping[str, npt.ArrayLike], strict: bool = True) -> IncompatibleKeys:
+        """Copy arrays into the parameters. Everything is checked before anything is written.
+
+        Parameters
+        ----------
+        state : mapping of str to array_like
+            By name, as from :meth:`state_dict` or a file. For a PyTorch module: ``{name: t.numpy() for name, t in
+            module.state_dict().items()}``.
+        strict : bool, default True
+            False lets names be missing or unexpected, and rounds to the parameter's dtype.
+
+        Returns
+        -------
+        IncompatibleKeys
+            Both lists are empty when ``strict``.
+
+        Raises
+        ------
+        ValueError
+            A shape differs; or, when ``strict``, a name or a dtype does. The message lists all of them.
+        """
+        parameters = dict(self._all_parameters())
+        missing = [name for name in parameters if name not in state]
+        unexpected = [name for name in state if name not in parameters]
+        problems = [f"missing: {name} {parameters[name].shape}" for name in missing if strict]
+        problems += [f"unexpected: {name}" for name in unexpected if strict]
+        fitting = {}
+        for name, array in parameters.items():
+            if name in state:
+                try:
+                    fitting[name] = _fitting(name, array, state[name], strict)
+                except (TypeError, ValueError) as error:
+                    problems.append(str(error))
+        if problems:
+            raise ValueError(f"the state does not fit {type(self).__name__}:\n  " + "\n  ".join(problems))
+        for name, value in fitting.items():
+            parameters[name][...] = value
+        return IncompatibleKeys(missing, unexpected)
+
+    # -------------------------------------------------------------------------------------------------- modes
+
+    def train(self, mode: bool = True) -> Module:
+        """Set training mode for this module and all below; returns the module."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Module:
+        """Leave training mode: dropout does nothing. Returns the module."""
+        return self.train(False)
+
+    # --------------------------------------------------------------------------------------------------- repr
+
+    def extra_repr(self) -> str:
+        """Return what repr shows between the parentheses, before the shapes; subclasses may define it."""
+        return ""
+
+    def __repr__(self) -> str:
+        own = dict(self._own_parameters())
+        shapes = [f"{name}={array.shape}" for name, array in own.items()]
+        dtypes = dict.fromkeys(f"dtype={array.dtype}" for array in own.values())
+        head = ", ".join(filter(None, [self.extra_repr(), *shapes, *dtypes]))
+        children = [f"({name}): {child!r}" for name, child in self.named_children()]
+        if not children:
+            return f"{type(self).__name__}({head})"
+        lines = "\n".join([head, *children] if head else children).replace("\n", "\n  ")
+        return f"{type(self).__name__}(\n  {lines}\n)"
+
+
+def add_gradients(total: Gradients, more: Gradients) -> Gradients:
+    """Add ``more`` to ``total``, name by name, and return ``total``; for a layer that is used more than once.
+
+    Arrays in neither dict are written to.
+    """
+    for name, gradient in more.items():
+        total[name] = total[name] + gradient if name in total else gradient
+    return total
+
+
+def _fitting(name: str, parameter: Array, value: npt.ArrayLike, strict: bool) -> Array:
+    """Return the value as an array that may be written into the parameter, or say why not."""
+    array = np.asarray(value)
+    if array.shape != parameter.shape:
+        raise ValueError(f"{name} has shape {parameter.shape}, not {array.shape}")
+    if array.dtype.name not in ("float16", "bfloat16", "float32", "float64") and array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must hold floats or integers, not {array.dtype}")
+    typed = isinstance(value, np.ndarray) and array.dtype.kind not in "iu"
+    if strict and typed and not np.can_cast(array.dtype, parameter.dtype, "safe"):
+        raise ValueError(
+            f"{name} is {parameter.dtype}; {array.dtype} would lose precision (strict=False rounds)"
+        )
+    return array

@@ -1,0 +1,308 @@
+"""Self-attention with its projections: the bare layer, and the block with residual and LayerNorm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import selfattn as sa
+from selfattn.nn import init
+from selfattn.nn._arrays import (
+    Array,
+    Gradients,
+    Pullback,
+    Unchanged,
+    as_gradient,
+    as_sequence,
+    check_size,
+    float_dtype,
+    lengths_for_heads,
+    mask_for_heads,
+    merge_heads,
+    split_heads,
+)
+from selfattn.nn.layer_norm import LayerNorm
+from selfattn.nn.linear import Linear, linear, linear_backward
+from selfattn.nn.module import Module
+
+PROJECTIONS = ("query", "key", "value")
+# What a call may set; the rest of scaled_dot_product_attention's arguments would change what the layer returns.
+OPTIONS = (
+    "dropout_p", "is_causal", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng",
+    "num_threads",
+)  # fmt: skip
+
+
+class SelfAttention(Module):
+    """softmax(Q·Kᵀ / √d_out)·V with Q = x @ W_query, K = x @ W_key, V = x @ W_value.
+
+    Parameters
+    ----------
+    d_in, d_out : int
+        The widths of the input and of all three projections.
+    bias : bool, default False
+        Add ``b_query``, ``b_key`` and ``b_value`` to the projections.
+    scale : bool, default True
+        False leaves the scores as they are, without 1/√d_out.
+    dtype : dtype, default float32
+    rng : int, Generator or torch_rng, optional
+        Where the weights come from: query, key, value, then the biases in that order.
+
+    Attributes
+    ----------
+    W_query, W_key, W_value : ndarray, shape (d_in, d_out)
+        Drawn from U[0, 1), as ``torch.rand``.
+    b_query, b_key, b_value : ndarray, shape (d_out,), or None
+        Drawn from the same.
+
+    See Also
+    --------
+    SelfAttentionBlock, selfattn.scaled_dot_product_attention
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need", 2017, equation 1.
+
+    Examples
+    --------
+    >>> import selfattn as sa
+    >>> from selfattn import nn
+    >>> layer = nn.SelfAttention(2, 3, rng=sa.torch_rng(0))
+    >>> layer.W_query.round(4)
+    array([[0.4963, 0.7682, 0.0885],
+           [0.132 , 0.3074, 0.6341]], dtype=float32)
+    >>> layer([[1.0, 0.0], [0.0, 1.0]]).shape
+    (2, 3)
+    """
+
+    W_query: Array
+    W_key: Array
+    W_value: Array
+    b_query: Array | None
+    b_key: Array | None
+    b_value: Array | None
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        bias: bool = False,
+        scale: bool = True,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+        rng: init.Rng = None,
+    ) -> None:
+        self.d_in, self.d_out = check_size("d_in", d_in), check_size("d_out", d_out)
+        self.scale = scale
+        kind, generator = float_dtype(dtype), init.as_generator(rng)
+        for name in PROJECTIONS:
+            weight = init.uniform_(np.empty((d_in, d_out), kind), rng=generator)
+            self.register_parameter(f"W_{name}", weight)
+        for name in PROJECTIONS:
+            drawn = init.uniform_(np.empty(d_out, kind), rng=generator) if bias else None
+            self.register_parameter(f"b_{name}", drawn)
+
+    def extra_repr(self) -> str:
+        """Return the sizes, and whether the scores are scaled."""
+        return f"d_in={self.d_in}, d_out={self.d_out}, scale={self.scale}"
+
+    def _project(self, x: Array) -> list[Array]:
+        # The transpose is a view; Linear has its weights the other way round.
+        weights = self._weights()
+        return [linear(x, W.T, getattr(self, f"b_{n}")) for n, W in zip(PROJECTIONS, weights, strict=True)]
+
+    def _weights(self) -> tuple[Array, Array, Array]:
+        return self.W_query, self.W_key, self.W_value
+
+    def forward(self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any) -> Array:
+        """Attend within sequences.
+
+        Parameters
+        ----------
+        x : array_like, shape (..., L, d_in)
+        attn_mask : array_like, optional
+            Broadcastable to (..., L, L): True where attention is allowed, or floats to be added.
+        **options
+            ``is_causal``, ``causal``, ``window``, ``key_lengths``, ``softcap``, ``alibi_slopes``, ``sinks``,
+            ``dropout_p``, ``rng`` and ``num_threads`` of :func:`selfattn.scaled_dot_product_attention`.
+
+        Returns
+        -------
+        ndarray, shape (..., L, d_out)
+        """
+        q, k, v = self._project(as_sequence(x, self.d_in, self.W_query.dtype))
+        check_options(options)
+        y: Array = sa.scaled_dot_product_attention(q, k, v, attn_mask, scale=self._scale(), **options)
+        return y
+
+    def _scale(self) -> float | None:
+        return None if self.scale else 1.0
+
+    def vjp(
+        self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any
+    ) -> tuple[Array, Pullback]:
+        """Compute the output and its pullback, ``dy -> (dx, grads)``."""
+        x = as_sequence(x, self.d_in, self.W_query.dtype)
+        q, k, v = self._project(x)
+        check_options(options)
+        y, attention_pullback = sa.scaled_dot_product_attention_vjp(
+            q, k, v, attn_mask, scale=self._scale(), **options
+        )
+        unchanged = Unchanged("SelfAttention", *dict(self._own_parameters()).values())
+
+        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
+            dy = as_gradient(dy, y)
+            unchanged.check()
+            d_projected: Any = attention_pullback(dy)[:3]
+            dx, grads = np.zeros_like(x), {}
+            for name, weight, d in zip(PROJECTIONS, self._weights(), d_projected, strict=True):
+                part, d_weight, grads[f"b_{name}"] = linear_backward(d, x, weight.T)
+                grads[f"W_{name}"] = np.ascontiguousarray(d_weight.T)
+                dx += part
+            return dx, {name: grads[name] for name, _ in self._own_parameters()}
+
+        return y, pullback
+
+
+class SelfAttentionBlock(Module):
+    """LayerNorm(x + attention(query(x), key(x), value(x))), without an output projection.
+
+    Parameters
+    ----------
+    d_model : int
+        The width of the input, of the projections and of the output.
+    num_heads : int, default 1
+        The columns of the projections are split into so many heads, each with scale 1/√(d_model/num_heads);
+        their outputs are put side by side. It has to divide ``d_model``.
+    dtype : dtype, default float32
+    rng : int, Generator or torch_rng, optional
+        Where the weights come from: query, key, value, each weight and then bias.
+
+    Attributes
+    ----------
+    query, key, value : Linear
+        From d_model to d_model, with biases.
+    ln : LayerNorm
+
+    See Also
+    --------
+    SelfAttention
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need", 2017, sections 3.1 and 3.2.
+
+    Examples
+    --------
+    >>> from selfattn import nn
+    >>> block = nn.SelfAttentionBlock(4, num_heads=2, rng=0)
+    >>> list(block.parameters())[:3]
+    ['query.weight', 'query.bias', 'key.weight']
+    >>> block([[[1.0, 2.0, 3.0, 4.0]]]).shape
+    (1, 1, 4)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int = 1,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+        rng: init.Rng = None,
+    ) -> None:
+        self.d_model, self.num_heads = check_size("d_model", d_model), check_size("num_heads", num_heads)
+        if d_model % num_heads:
+            raise ValueError(f"num_heads must divide d_model; {num_heads} does not divide {d_model}")
+        generator = init.as_generator(rng)
+        self.query = Linear(d_model, d_model, dtype=dtype, rng=generator)
+        self.key = Linear(d_model, d_model, dtype=dtype, rng=generator)
+        self.value = Linear(d_model, d_model, dtype=dtype, rng=generator)
+        self.ln = LayerNorm(d_model, dtype=dtype)
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return f"d_model={self.d_model}, num_heads={self.num_heads}"
+
+    def _attention_arguments(
+        self, attn_mask: npt.ArrayLike | None, key_lengths: npt.ArrayLike | None, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        check_options(options)
+        return {
+            "attn_mask": mask_for_heads(attn_mask),
+            "key_lengths": lengths_for_heads(key_lengths),
+            **options,
+        }
+
+    def forward(
+        self,
+        x: npt.ArrayLike,
+        attn_mask: npt.ArrayLike | None = None,
+        *,
+        key_lengths: npt.ArrayLike | None = None,
+        **options: Any,
+    ) -> Array:
+        """Attend within sequences.
+
+        Parameters
+        ----------
+        x : array_like, shape (..., L, d_model)
+        attn_mask : array_like, optional
+            Broadcastable to (..., L, L), the same for all heads: True where attention is allowed, or floats to
+            be added.
+        key_lengths : array_like of int, optional
+            Broadcastable to the leading dims: how many tokens of each sequence exist.
+        **options
+            ``is_causal``, ``causal``, ``window``, ``softcap``, ``alibi_slopes``, ``sinks``, ``dropout_p``,
+            ``rng`` and ``num_threads`` of :func:`selfattn.scaled_dot_product_attention`.
+
+        Returns
+        -------
+        ndarray, shape (..., L, d_model)
+        """
+        x = as_sequence(x, self.d_model, self.query.weight.dtype)
+        q, k, v = (split_heads(layer(x), self.num_heads) for layer in (self.query, self.key, self.value))
+        arguments = self._attention_arguments(attn_mask, key_lengths, options)
+        attended = sa.scaled_dot_product_attention(q, k, v, **arguments)
+        y: Array = self.ln(x + merge_heads(attended))
+        return y
+
+    def vjp(
+        self,
+        x: npt.ArrayLike,
+        attn_mask: npt.ArrayLike | None = None,
+        *,
+        key_lengths: npt.ArrayLike | None = None,
+        **options: Any,
+    ) -> tuple[Array, Pullback]:
+        """Compute the output and its pullback, ``dy -> (dx, grads)``."""
+        x = as_sequence(x, self.d_model, self.query.weight.dtype)
+        projected, pullbacks = [], []
+        for name in PROJECTIONS:
+            result, projection_pullback = getattr(self, name).vjp(x)
+            projected.append(split_heads(result, self.num_heads))
+            pullbacks.append(projection_pullback)
+        arguments = self._attention_arguments(attn_mask, key_lengths, options)
+        q, k, v = projected
+        attended, attention_pullback = sa.scaled_dot_product_attention_vjp(q, k, v, **arguments)
+        y, norm_pullback = self.ln.vjp(x + merge_heads(attended))
+
+        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
+            d_sum, norm_grads = norm_pullback(dy)
+            dx = d_sum.astype(x.dtype)
+            parts: dict[str, Gradients] = {}
+            d_attended: Any = attention_pullback(split_heads(d_sum, self.num_heads))[:3]
+            for name, d, projection_pullback in zip(PROJECTIONS, d_attended, pullbacks, strict=True):
+                part, parts[name] = projection_pullback(merge_heads(d))
+                dx += part
+            return dx, self.gather_gradients({**parts, "ln": norm_grads})
+
+        return y, pullback
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Refuse options that the layers do not pass on."""
+    for name in options:
+        if name not in OPTIONS:
+            raise TypeError(f"unknown option {name!r}; a layer takes {', '.join(OPTIONS)}")
