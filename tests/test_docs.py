@@ -24,6 +24,7 @@ MODULES = [
     "selfattn.config",
     "selfattn.random",
     "selfattn.layer_steps",
+    "selfattn.optim",
     "selfattn.nn",
     *(
         f"selfattn.nn.{name}"

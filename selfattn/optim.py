@@ -1,0 +1,256 @@
+"""Optimisers: SGD, Adam and AdamW, with PyTorch's arguments and defaults.
+
+They write into the arrays that :meth:`selfattn.nn.Module.parameters` returns, from gradients of the same names.
+
+>>> from selfattn import nn, optim
+>>> model = nn.Linear(2, 1, rng=0)
+>>> optimizer = optim.Adam(model.parameters(), lr=0.1)
+>>> x, target = [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [[1.0], [2.0], [3.0]]
+>>> for _ in range(300):
+...     y, pullback = model.vjp(x)
+...     _, grads = pullback(y - target)
+...     optimizer.step(grads)
+>>> float(abs(model(x) - target).max()) < 0.01
+True
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class Optimizer:
+    """What the optimisers share: the parameters, checked gradients, and the state of each parameter.
+
+    Parameters
+    ----------
+    params : mapping of str to ndarray
+        The live arrays, as from ``module.parameters()``; :meth:`step` writes into them.
+    lr : float
+        The learning rate; it may be set anew at any time.
+    weight_decay : float, default 0
+
+    Notes
+    -----
+    float16 and bfloat16 parameters are updated in float32 and rounded; their state is float32.
+    """
+
+    def __init__(self, params: Mapping[str, Array], lr: float, weight_decay: float = 0.0) -> None:
+        if not isinstance(params, Mapping):
+            raise TypeError(f"params must be a dict, as from parameters(), not {type(params).__name__}")
+        for name, array in params.items():
+            if not isinstance(array, np.ndarray) or array.dtype.kind in "biuOSUc":
+                raise TypeError(f"params[{name!r}] must be an ndarray of floats, not {array!r}")
+        _check_not_negative(lr=lr, weight_decay=weight_decay)
+        self.params = dict(params)
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.state: dict[str, dict[str, Any]] = {name: {} for name in params}
+
+    def step(self, grads: Mapping[str, npt.ArrayLike]) -> None:
+        """Move the parameters by one step.
+
+        Parameters
+        ----------
+        grads : mapping of str to array_like
+            By name. A parameter without a gradient stays as it is, with its state.
+
+        Raises
+        ------
+        TypeError
+            A gradient holds something else than numbers, or complex ones. Nothing has been written then.
+        ValueError
+            A name is none of the parameters', or a shape differs. Nothing has been written then.
+        """
+        checked = {}
+        for name, gradient in grads.items():
+            if name not in self.params:
+                raise ValueError(f"grads has {name!r}, which is none of the parameters {list(self.params)}")
+            array = np.asarray(gradient)
+            if array.shape != self.params[name].shape:
+                raise ValueError(
+                    f"the gradient of {name} has shape {array.shape}, the parameter {self.params[name].shape}"
+                )
+            if array.dtype.kind in "bcOSU":
+                raise TypeError(f"the gradient of {name} must hold floats, not {array.dtype}")
+            checked[name] = array
+        for name, array in checked.items():
+            parameter = self.params[name]
+            wide = np.float64 if parameter.dtype == np.float64 else np.float32
+            parameter[...] = self._moved(parameter.astype(wide), array.astype(wide), self.state[name])
+
+    def _moved(self, parameter: Array, gradient: Array, state: dict[str, Any]) -> Array:
+        """Return the parameter after a step; both arrays are copies, ``state`` is updated."""
+        raise NotImplementedError
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent, with momentum if wanted.
+
+    Parameters
+    ----------
+    params : mapping of str to ndarray
+        The live arrays, as from ``module.parameters()``.
+    lr : float, default 1e-3
+    momentum : float, default 0
+        v ← momentum·v + (1 − dampening)·g, and the first v is g.
+    dampening : float, default 0
+    weight_decay : float, default 0
+        Adds weight_decay·parameter to the gradient.
+    nesterov : bool, default False
+        Step along g + momentum·v in place of v.
+
+    References
+    ----------
+    Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013, section 2; with
+    the learning rate applied to v, as PyTorch does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn import optim
+    >>> params = {"w": np.array([1.0, 2.0])}
+    >>> optim.SGD(params, lr=0.5).step({"w": [1.0, 0.0]})
+    >>> params["w"]
+    array([0.5, 2. ])
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Array],
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        super().__init__(params, lr, weight_decay)
+        _check_not_negative(momentum=momentum)
+        if nesterov and (momentum == 0 or dampening != 0):
+            raise ValueError(
+                f"nesterov needs momentum > 0 and dampening 0, not momentum={momentum}, dampening={dampening}"
+            )
+        self.momentum, self.dampening, self.nesterov = momentum, dampening, nesterov
+
+    def _moved(self, parameter: Array, gradient: Array, state: dict[str, Any]) -> Array:
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * parameter
+        if self.momentum:
+            velocity = gradient
+            if "momentum_buffer" in state:
+                velocity = self.momentum * state["momentum_buffer"] + (1 - self.dampening) * gradient
+            state["momentum_buffer"] = velocity
+            gradient = gradient + self.momentum * velocity if self.nesterov else velocity
+        return parameter - self.lr * gradient
+
+
+class Adam(Optimizer):
+    """Adam: steps of about ``lr`` in each coordinate, along means of the gradient.
+
+    Parameters
+    ----------
+    params : mapping of str to ndarray
+        The live arrays, as from ``module.parameters()``.
+    lr : float, default 1e-3
+    betas : (float, float), default (0.9, 0.999)
+        How much of the mean of the gradient, and of its square, each step keeps.
+    eps : float, default 1e-8
+    weight_decay : float, default 0
+        Adds weight_decay·parameter to the gradient; :class:`AdamW` keeps it out of the means.
+
+    References
+    ----------
+    Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015, algorithm 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn import optim
+    >>> params = {"w": np.array([1.0, 2.0])}
+    >>> optim.Adam(params, lr=0.5).step({"w": [3.0, -0.01]})
+    >>> params["w"].round(4)
+    array([0.5, 2.5])
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Array],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, lr, weight_decay)
+        _check_not_negative(eps=eps)
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), not {betas}")
+        self.betas, self.eps = betas, eps
+
+    def _moved(self, parameter: Array, gradient: Array, state: dict[str, Any]) -> Array:
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * parameter
+        return self._adam(parameter, gradient, state)
+
+    def _adam(self, parameter: Array, gradient: Array, state: dict[str, Any]) -> Array:
+        beta1, beta2 = self.betas
+        step = state["step"] = state.get("step", 0) + 1
+        mean = state["exp_avg"] = beta1 * state.get("exp_avg", 0.0) + (1 - beta1) * gradient
+        square = state["exp_avg_sq"] = beta2 * state.get("exp_avg_sq", 0.0) + (1 - beta2) * gradient**2
+        deviation = np.sqrt(square) / math.sqrt(1 - beta2**step) + self.eps
+        moved: Array = parameter - self.lr / (1 - beta1**step) * mean / deviation
+        return moved
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay: parameters shrink by lr·weight_decay, whatever the gradients.
+
+    Parameters
+    ----------
+    params : mapping of str to ndarray
+        The live arrays, as from ``module.parameters()``.
+    lr : float, default 1e-3
+    betas : (float, float), default (0.9, 0.999)
+    eps : float, default 1e-8
+    weight_decay : float, default 0.01
+
+    References
+    ----------
+    Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, algorithm 2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn import optim
+    >>> params = {"w": np.array([1.0, 2.0])}
+    >>> optim.AdamW(params, lr=0.5, weight_decay=0.1).step({"w": [0.0, 0.0]})
+    >>> params["w"]
+    array([0.95, 1.9 ])
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Array],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay)
+
+    def _moved(self, parameter: Array, gradient: Array, state: dict[str, Any]) -> Array:
+        return self._adam(parameter * (1 - self.lr * self.weight_decay), gradient, state)
+
+
+def _check_not_negative(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not 0 <= number < math.inf:
+            raise ValueError(f"{name} must be at least 0 and finite, not {number}")
