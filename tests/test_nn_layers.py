@@ -336,3 +336,35 @@ def test_layers_and_gradients_agree_with_pytorch(name):
     np.testing.assert_allclose(dx, x.grad.numpy(), rtol=0, atol=1e-13)
     for parameter, tensor in theirs.named_parameters():
         np.testing.assert_allclose(grads[parameter], tensor.grad.numpy(), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_block_agrees_with_the_same_one_in_pytorch(heads):
+    """From the same seed: weights drawn in the same order, then output and gradients in float64."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(7)
+    theirs = torch.nn.ModuleDict({name: torch.nn.Linear(6, 6) for name in ("query", "key", "value")})
+    theirs["ln"] = torch.nn.LayerNorm(6)
+    drawn = nn.SelfAttentionBlock(6, heads, rng=sa.torch_rng(7)).state_dict()
+    for name, array in torch_state(theirs).items():
+        np.testing.assert_array_equal(drawn[name], array)
+
+    theirs.double()
+    ours = nn.SelfAttentionBlock(6, heads, dtype=np.float64)
+    ours.load_state_dict(torch_state(theirs))
+    x = torch.tensor(ROWS, requires_grad=True)
+    q, k, v = (
+        theirs[name](x).unflatten(-1, (heads, 6 // heads)).transpose(1, 2)
+        for name in ("query", "key", "value")
+    )
+    weights = torch.softmax(q @ k.transpose(-1, -2) / (6 / heads) ** 0.5, dim=-1)
+    expected = theirs["ln"]((weights @ v).transpose(1, 2).flatten(-2) + x)
+    dy = np.cos(np.arange(ROWS.size)).reshape(ROWS.shape)
+    expected.backward(torch.tensor(dy))
+    y, pullback = ours.vjp(ROWS)
+    dx, grads = pullback(dy)
+    # a few sums of at most ten products of numbers of about 1
+    np.testing.assert_allclose(y, expected.detach().numpy(), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(dx, x.grad.numpy(), rtol=0, atol=1e-13)
+    for name, tensor in theirs.named_parameters():
+        np.testing.assert_allclose(grads[name], tensor.grad.numpy(), rtol=0, atol=1e-13)
