@@ -1,6 +1,7 @@
 """Which C file is compiled, and with which flags. Metadata and tools are in pyproject.toml."""
 
 import os
+import platform
 import sys
 from glob import glob
 
@@ -26,6 +27,8 @@ compile_args = [
     "-Wall",
     "-Wextra",
 ]
+if platform.machine() in ("x86_64", "AMD64"):
+    compile_args.append("-march=x86-64")  # comes after CFLAGS: a -march there must not leak into the ISA files
 link_args: list[str] = []
 if sys.platform == "darwin":
     # Apple's clang ships no OpenMP: single-threaded there, and `selfattn info` says so.

@@ -148,6 +148,10 @@ static void FN(attention_delta)(const sa_backward_block *b, void *scratch) {
             real *out = s->do_rows, *grad_out = s->do_rows + width;
             FN(pack_rows)((const char *const *)&rows->out[r], &a->out.m, 1, a->Dv, &one, out);
             FN(pack_rows)(&b->rows->grad_out[r], &g->grad_out.m, 1, a->Dv, &one, grad_out);
+            for (size_t i = 0; i < width; i += SA_LANES) { /* a row without keys, alive by its sink, is 0 whatever dO holds */
+                const vec zero = V(set1)(0);
+                V(store)(grad_out + i, V(select)(V(eq)(V(load)(out + i), zero), zero, V(load)(grad_out + i)));
+            }
             delta = FN(dot)(out, grad_out, width);
             if (g->grad_lse.m.data) {
                 real grad_lse;

@@ -1,5 +1,6 @@
 #!/bin/sh
-# disassemble.sh COMPILER FLAGS DIRECTORY: compiles the x86 ISA files plainly and with -march=native, and looks for
+# disassemble.sh COMPILER FLAGS DIRECTORY: compiles the x86 ISA files plainly and with a user's
+# -march=native before the flags, as setuptools puts CFLAGS, and looks for
 # instructions that a CPU of that instruction set does not have. Run in csrc/.
 set -eu
 compiler=$1 flags=$2 directory=$3
@@ -27,12 +28,12 @@ look() {
 for march in "" -march=native; do
     for isa in avx2 baseline generic; do
         # shellcheck disable=SC2086 # flags are words
-        $compiler $flags -O3 $march -c kernels/isa_$isa.c -o "$directory/$isa$march.o"
+        $compiler $march $flags -O3 -c kernels/isa_$isa.c -o "$directory/$isa$march.o"
     done
     # AVX-512: wide registers, mask registers, and the sixteen new names of the narrow ones
     look avx2 "$march" '%zmm|%k[0-7]|%[xy]mm(1[6-9]|2[0-9]|3[01])' 'AVX-512'
     # anything VEX-encoded: its mnemonic begins with v (verr and verw are no user's)
     look baseline "$march" '%ymm|%zmm|%k[0-7]|^ *[0-9a-f]+:[[:space:]]+v[a-z]' 'beyond SSE2'
+    look generic "$march" '%ymm|%zmm|%k[0-7]|^ *[0-9a-f]+:[[:space:]]+v[a-z]' 'beyond SSE2'
 done
-look generic "" '%ymm|%zmm|%k[0-7]|^ *[0-9a-f]+:[[:space:]]+v[a-z]' 'beyond SSE2' # what plain flags give; -march is the user's wish
 exit $failed

@@ -144,6 +144,7 @@ void reference_philox(int rounds, const uint32_t counter[4], const uint32_t key[
 void test_exp(void);
 void test_pack(void);
 void test_attention(void);
+void test_backward(void);
 void test_semantics(void);
 void test_plan(void);
 void test_random(void);

@@ -51,6 +51,7 @@ static void run_all(const char *isa) {
     run("exp", test_exp);
     run("pack", test_pack);
     run("attention", test_attention);
+    run("backward", test_backward);
     run("semantics", test_semantics);
     run("plan", test_plan);
     run("random", test_random);

@@ -1,0 +1,331 @@
+/* The backward pass against its definition (docs/backward.md), pair by pair in double: options, sizes around the vectors and
+ * tiles, parts that take turns, and NaN behind a mask. Every array is an allocation of its own, for the sanitizers. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "test.h"
+
+enum { QUERY, KEY, VALUE, OUT, STATS, GRAD_OUT, D_QUERY, D_KEY, D_VALUE, MASK, D_MASK, D_SLOPE, D_SINK, LSE, GRAD_LSE, ARRAYS };
+
+typedef struct {
+    bool f64, causal, mask, softcap, alibi, sinks, poison, grad_lse;
+    ptrdiff_t heads, gqa, L, S, E, Dv, diagonal, left;
+    double dropout;
+} backward_case;
+
+typedef struct {
+    backward_case t;
+    sa_attention a;
+    sa_attention_gradients g;
+    char *memory[ARRAYS];
+    ptrdiff_t heads[ARRAYS], rows[ARRAYS], cols[ARRAYS];
+    double slope[4], sink[4];
+    double *dq, *dk, *dv, *dm, dslope[4], dsink[4]; /* the reference */
+} backward_call;
+
+static double *element_of(const backward_call *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col, double *x) {
+    const ptrdiff_t at = (head % c->heads[which] * c->rows[which] + row) * c->cols[which] + col;
+    *x = c->t.f64 ? ((const double *)(const void *)c->memory[which])[at]
+                  : (double)((const float *)(const void *)c->memory[which])[at];
+    return x;
+}
+
+static double get(const backward_call *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col) {
+    double x;
+    return *element_of(c, which, head, row, col, &x);
+}
+
+static void make(backward_call *c, int which, sa_tensor *tensor, ptrdiff_t heads, ptrdiff_t rows, ptrdiff_t cols,
+                 random_source *r) {
+    const ptrdiff_t size = c->t.f64 ? sizeof(double) : sizeof(float), n = heads * rows * cols;
+    c->memory[which] = calloc((size_t)n + (n == 0), (size_t)size);
+    c->heads[which] = heads;
+    c->rows[which] = rows;
+    c->cols[which] = cols;
+    for (ptrdiff_t i = 0; i < n && r; ++i) {
+        const double x = random_between(r, -1.5, 1.5);
+        if (c->t.f64) {
+            ((double *)(void *)c->memory[which])[i] = x;
+        } else {
+            ((float *)(void *)c->memory[which])[i] = (float)x;
+        }
+    }
+    tensor->m = (sa_matrix){c->memory[which], cols * size, size, c->t.f64 ? SA_F64 : SA_F32, false};
+    tensor->lead_stride[0] = heads == 1 ? 0 : rows * cols * size;
+}
+
+static bool open_pair(const backward_call *c, ptrdiff_t i, ptrdiff_t j) {
+    const backward_case *t = &c->t;
+    const ptrdiff_t at = i + t->diagonal;
+    return (!t->causal || j <= at) && (t->left < 0 || j >= at - t->left) && (!t->mask || get(c, MASK, 0, i, j) != -INFINITY);
+}
+
+static bool kept(const backward_call *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j) {
+    const uint32_t counter[4] = {(uint32_t)(j / 4), (uint32_t)i, (uint32_t)head, 0};
+    const uint32_t key[2] = {(uint32_t)c->a.seed, (uint32_t)(c->a.seed >> 32)};
+    uint32_t words[4];
+    reference_philox(7, counter, key, words);
+    return (double)words[j % 4] >= rint(c->t.dropout * 4294967296.0);
+}
+
+/* One row of the definition; its gradients are added to the reference's. */
+static void reference_row_of(backward_call *c, ptrdiff_t head, ptrdiff_t i) {
+    const backward_case *t = &c->t;
+    const ptrdiff_t key_head = head / t->gqa, S = t->S, E = t->E, Dv = t->Dv;
+    double *p = calloc((size_t)S + 1, sizeof *p), *gain = calloc((size_t)S + 1, sizeof *gain);
+    double top = t->sinks ? c->sink[head] : -INFINITY, sum = 0, delta = 0;
+    for (ptrdiff_t j = 0; j < S; ++j) {
+        p[j] = -INFINITY;
+        if (open_pair(c, i, j)) {
+            double s = 0;
+            for (ptrdiff_t e = 0; e < E; ++e) {
+                s += get(c, QUERY, head, i, e) * get(c, KEY, key_head, j, e);
+            }
+            s *= c->a.scale;
+            const double u = t->softcap ? tanh(s / c->a.softcap) : 0;
+            gain[j] = 1 - u * u;
+            s = t->softcap ? c->a.softcap * u : s;
+            s -= t->alibi ? c->slope[head] * fabs((double)(i + t->diagonal - j)) : 0;
+            p[j] = s + (t->mask ? get(c, MASK, 0, i, j) : 0);
+            top = p[j] > top ? p[j] : top;
+        }
+    }
+    for (ptrdiff_t j = 0; j < S; ++j) {
+        p[j] = p[j] == -INFINITY ? 0 : exp(p[j] - top);
+        sum += p[j];
+    }
+    const double sink = t->sinks ? exp(c->sink[head] - top) : 0, keep = t->dropout < 1 ? 1 / (1 - t->dropout) : 0;
+    sum += sink;
+    double *dp = calloc((size_t)S + 1, sizeof *dp);
+    for (ptrdiff_t j = 0; j < S && sum > 0; ++j) {
+        p[j] /= sum;
+        const double factor = t->dropout == 0 ? 1 : kept(c, head, i, j) ? keep : 0;
+        if (!open_pair(c, i, j)) {
+            continue;
+        }
+        for (ptrdiff_t d = 0; d < Dv; ++d) {
+            dp[j] += factor * get(c, GRAD_OUT, head, i, d) * get(c, VALUE, key_head, j, d);
+            c->dv[(key_head * S + j) * Dv + d] += factor * p[j] * get(c, GRAD_OUT, head, i, d);
+        }
+        delta += p[j] * dp[j];
+    }
+    delta -= t->grad_lse && sum > 0 ? get(c, GRAD_LSE, head, i, 0) : 0;
+    c->dsink[head] -= sum > 0 ? sink / sum * delta : 0;
+    for (ptrdiff_t j = 0; j < S && sum > 0; ++j) {
+        if (!open_pair(c, i, j)) {
+            continue;
+        }
+        double ds = p[j] * (dp[j] - delta);
+        c->dm[i * S + j] += ds;
+        c->dslope[head] -= ds * fabs((double)(i + t->diagonal - j));
+        ds *= c->a.scale * (t->softcap ? gain[j] : 1);
+        for (ptrdiff_t e = 0; e < E; ++e) {
+            c->dq[(head * t->L + i) * E + e] += ds * get(c, KEY, key_head, j, e);
+            c->dk[(key_head * S + j) * E + e] += ds * get(c, QUERY, head, i, e);
+        }
+    }
+    free(p);
+    free(gain);
+    free(dp);
+}
+
+static void compare(const backward_call *c, int which, const double *expected, const char *name) {
+    const backward_case *t = &c->t;
+    /* Sums of at most a thousand terms of the size of 1, each off by a few dozen u: their scores and weights are. */
+    const double limit = (t->f64 ? DBL_EPSILON : (double)FLT_EPSILON) * 40 * sqrt((double)(t->L + t->S + 16)) * 4;
+    double worst = 0;
+    bool right = true;
+    for (ptrdiff_t i = 0; i < c->heads[which] * c->rows[which] * c->cols[which]; ++i) {
+        double x;
+        element_of(c, which, 0, 0, i, &x);
+        const double error = fabs(x - expected[i]);
+        right &= error <= limit * (1 + fabs(expected[i]));
+        worst = error > worst ? error : worst;
+    }
+    CHECK(right,
+          "%s off by %g: f64 %d heads %td gqa %td L %td S %td E %td Dv %td causal %d o %td left %td mask %d softcap %d "
+          "alibi %d sinks %d dropout %g poison %d",
+          name, worst, t->f64, t->heads, t->gqa, t->L, t->S, t->E, t->Dv, t->causal, t->diagonal, t->left, t->mask, t->softcap,
+          t->alibi, t->sinks, t->dropout, t->poison);
+}
+
+/* NaN in the last keys, values, and queries and gradients of the last row, all closed by the mask. */
+static void poison_closed(backward_call *c) {
+    const backward_case *t = &c->t;
+    for (ptrdiff_t i = 0; i < t->L; ++i) {
+        for (ptrdiff_t j = 0; j < t->S; ++j) {
+            if (i == t->L - 1 || j >= t->S - 3) {
+                char *at = c->memory[MASK] + i * c->a.mask.m.row_stride + j * c->a.mask.m.col_stride;
+                element_set(at, c->a.mask.m.dtype, false, -INFINITY);
+            }
+        }
+    }
+    const int arrays[4] = {QUERY, GRAD_OUT, KEY, VALUE};
+    for (int n = 0; n < 4; ++n) {
+        const int which = arrays[n];
+        const ptrdiff_t size = t->f64 ? sizeof(double) : sizeof(float), first = c->rows[which] - (n < 2 ? 1 : 3);
+        for (ptrdiff_t head = 0; head < c->heads[which]; ++head) {
+            for (ptrdiff_t at = first * c->cols[which]; at < c->rows[which] * c->cols[which]; ++at) {
+                element_set(c->memory[which] + (head * c->rows[which] * c->cols[which] + at) * size, t->f64 ? SA_F64 : SA_F32,
+                            false, at % 2 ? (double)NAN : (double)INFINITY);
+            }
+        }
+    }
+}
+
+static void *aligned(size_t bytes) {
+    void *memory = NULL;
+    return posix_memalign(&memory, 64, bytes + 64) == 0 ? memory : NULL;
+}
+
+static void try(const backward_case *t, uint64_t seed) {
+    backward_call *c = calloc(1, sizeof *c);
+    random_source r = {seed};
+    c->t = *t;
+    sa_attention *a = &c->a;
+    sa_attention_gradients *g = &c->g;
+    *a = (sa_attention){.L = t->L,
+                        .S = t->S,
+                        .E = t->E,
+                        .Dv = t->Dv,
+                        .n_lead = 1,
+                        .lead = {t->heads},
+                        .gqa = t->gqa,
+                        .f64 = t->f64,
+                        .scale = t->E ? 1 / sqrt((double)t->E) : 1,
+                        .softcap = t->softcap ? 1.25 : 0,
+                        .causal = t->causal,
+                        .diagonal = t->diagonal,
+                        .window_left = t->left < 0 ? SA_UNBOUNDED : t->left,
+                        .window_right = SA_UNBOUNDED,
+                        .dropout_p = t->dropout,
+                        .seed = UINT64_C(0x123456789abcdef)};
+    const ptrdiff_t H = t->heads, K = H / t->gqa;
+    g->a = a;
+    make(c, QUERY, &a->query, H, t->L, t->E, &r);
+    make(c, KEY, &a->key, K, t->S, t->E, &r);
+    make(c, VALUE, &a->value, K, t->S, t->Dv, &r);
+    make(c, OUT, &a->out, H, t->L, t->Dv, NULL);
+    make(c, STATS, &a->stats, H, t->L, 2, NULL);
+    make(c, LSE, &a->lse, H, t->L, 1, NULL);
+    make(c, GRAD_OUT, &g->grad_out, H, t->L, t->Dv, &r);
+    make(c, D_QUERY, &g->dquery, H, t->L, t->E, NULL);
+    make(c, D_KEY, &g->dkey, K, t->S, t->E, NULL);
+    make(c, D_VALUE, &g->dvalue, K, t->S, t->Dv, NULL);
+    if (t->grad_lse) {
+        make(c, GRAD_LSE, &g->grad_lse, H, t->L, 1, &r);
+    }
+    if (t->mask) { /* all heads share it: the gradient's own pass */
+        make(c, MASK, &a->mask, 1, t->L, t->S, &r);
+        make(c, D_MASK, &g->dmask, 1, t->L, t->S, NULL);
+    }
+    for (ptrdiff_t h = 0; h < H; ++h) {
+        c->slope[h] = 0.1 + 0.05 * (double)h;
+        c->sink[h] = 0.5 - (double)h;
+    }
+    if (t->alibi) {
+        a->alibi.m = (sa_matrix){(char *)c->slope, 0, 0, SA_F64, false};
+        a->alibi.lead_stride[0] = sizeof(double);
+        make(c, D_SLOPE, &g->dslope_rows, H, t->L, 1, NULL);
+    }
+    if (t->sinks) {
+        a->sinks.m = (sa_matrix){(char *)c->sink, 0, 0, SA_F64, false};
+        a->sinks.lead_stride[0] = sizeof(double);
+        make(c, D_SINK, &g->dsink_rows, H, t->L, 1, NULL);
+    }
+    if (t->poison) {
+        poison_closed(c);
+    }
+    sa_attention_plan forward;
+    sa_backward_plan plan;
+    CHECK(sa_attention_make_plan(a, 2, &forward) == SA_OK && sa_attention_plan_backward(g, 2, &plan) == SA_OK, "plans");
+    char *scratch = aligned((size_t)forward.threads * forward.scratch_bytes), *partial = aligned(forward.partial_bytes);
+    CHECK(sa_attention_forward(a, &forward, scratch, partial) == SA_OK, "forward");
+    free(scratch);
+    free(partial);
+    scratch = aligned((size_t)plan.threads * plan.scratch_bytes);
+    g->delta = calloc((size_t)plan.delta_count + 1, sizeof(double));
+    CHECK(sa_attention_backward(g, &plan, scratch) == SA_OK, "backward");
+    free(scratch);
+    free(g->delta);
+
+    c->dq = calloc((size_t)(H * t->L * t->E) + 1, sizeof(double));
+    c->dk = calloc((size_t)(K * t->S * t->E) + 1, sizeof(double));
+    c->dv = calloc((size_t)(K * t->S * t->Dv) + 1, sizeof(double));
+    c->dm = calloc((size_t)(t->L * t->S) + 1, sizeof(double));
+    for (ptrdiff_t head = 0; head < H; ++head) {
+        for (ptrdiff_t i = 0; i < t->L; ++i) {
+            reference_row_of(c, head, i);
+        }
+    }
+    compare(c, D_QUERY, c->dq, "dquery");
+    compare(c, D_KEY, c->dk, "dkey");
+    compare(c, D_VALUE, c->dv, "dvalue");
+    if (t->mask) {
+        compare(c, D_MASK, c->dm, "dmask");
+    }
+    for (int which = D_SLOPE; which <= D_SINK; ++which) {
+        for (ptrdiff_t head = 0; head < H && c->memory[which]; ++head) {
+            double sum = 0;
+            for (ptrdiff_t i = 0; i < t->L; ++i) {
+                sum += get(c, which, head, i, 0);
+            }
+            const double expected = which == D_SLOPE ? c->dslope[head] : c->dsink[head];
+            const double u = t->f64 ? DBL_EPSILON : (double)FLT_EPSILON;
+            CHECK(fabs(sum - expected) <= u * 100 * (double)(t->L + 1) * (double)(which == D_SLOPE ? t->S + 1 : 1),
+                  "%s %g is not %g", which == D_SLOPE ? "dslope" : "dsink", sum, expected);
+        }
+    }
+    for (int which = 0; which < ARRAYS; ++which) {
+        free(c->memory[which]);
+    }
+    free(c->dq);
+    free(c->dk);
+    free(c->dv);
+    free(c->dm);
+    free(c);
+}
+
+void test_backward(void) {
+    for (int d = 0; d < 2; ++d) {
+        const backward_case plain = {.f64 = d == 1, .heads = 2, .gqa = 1, .L = 37, .S = 70, .E = 20, .Dv = 33, .left = -1};
+        const ptrdiff_t sizes[] = {0, 1, 2, 3, 4, 7, 8, 16, 17, 33, 48, 64, 65, 80, 130};
+        const int n = sizeof sizes / sizeof *sizes;
+        for (int i = 0; i < n; ++i) {
+            for (int j = 0; j < n; j += quick ? 4 : 1) {
+                backward_case t = plain;
+                t.L = sizes[i];
+                t.S = sizes[(i + j) % n];
+                t.E = sizes[(2 * i + j + 1) % n];
+                t.Dv = sizes[(i + 2 * j) % n];
+                t.causal = j % 2;
+                try(&t, (uint64_t)(i * n + j));
+            }
+        }
+        for (int options = 0; options < 256; options += quick ? 5 : 1) {
+            backward_case t = plain;
+            t.causal = options & 1;
+            t.mask = options & 2;
+            t.softcap = options & 4;
+            t.alibi = options & 8;
+            t.sinks = options & 16;
+            t.dropout = options & 32 ? 0.3 : 0;
+            t.grad_lse = options & 64;
+            t.gqa = options & 128 ? 2 : 1;
+            t.poison = t.mask && options % 3 == 0;
+            t.left = options % 5 == 0 ? 20 : -1;
+            t.diagonal = options % 7 == 0 ? t.S - t.L : 0;
+            try(&t, (uint64_t)options);
+        }
+        backward_case parts = plain;
+        parts.heads = 1;
+        parts.L = quick ? 520 : 800;
+        parts.S = quick ? 540 : 1100;
+        parts.E = parts.Dv = 6;
+        for (int causal = 0; causal < 2; ++causal) {
+            parts.causal = causal;
+            try(&parts, 9);
+        }
+    }
+}

@@ -1,0 +1,498 @@
+"""The pullbacks of the row operations and of merging.
+
+Finite differences check `selfattn.reference` in float64, and the public functions too; the reference checks the
+public functions in every dtype; PyTorch's autograd, which shares nothing with either, checks both once more.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from inputs import BFLOAT16, FLOAT_IDS, FLOATS, normal
+from tolerances import assert_within, rounding
+
+import selfattn as sa
+from selfattn import reference
+from selfattn.rows_vjp import BLOCK_ELEMENTS
+
+modules = pytest.mark.parametrize("module", [sa, reference], ids=["selfattn", "reference"])
+dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
+
+SHAPES = [(1,), (5,), (2, 3, 17), (3, 0), (0, 4), (2, 64)]
+ROTARY_SHAPES = [  # x, tables
+    ((1, 2), (1, 1)),
+    ((3, 8), (3, 4)),
+    ((2, 5, 3, 6), (3, 3)),
+    ((2, 5, 3, 6), (2, 3, 3)),  # no head axis
+    ((2, 5, 3, 6), (2, 1, 3, 1)),
+    ((2, 0, 6), (0, 3)),
+]
+
+
+def random_arrays(seed, *shapes, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    return [normal(rng, shape, dtype) for shape in shapes]
+
+
+def flat(grads):
+    """The gradients as one list of arrays and Nones."""
+    if not isinstance(grads, tuple):
+        return [grads]
+    return [g for field in grads for g in (field if isinstance(field, list) else [field])]
+
+
+def merge(module):
+    """merge_attention_vjp as a function of two outs and two lses."""
+
+    def f(out_1, out_2, lse_1, lse_2):
+        result, pullback = module.merge_attention_vjp([out_1, out_2], [lse_1, lse_2])
+
+        def flat_pullback(dout, dlse):
+            return tuple(flat(pullback(dout, dlse)))
+
+        return result, flat_pullback
+
+    return f
+
+
+# ------------------------------------------------------------------------------------------ finite differences
+
+
+@modules
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_finite_differences_of_softmax_and_gelu(module, shape):
+    (x,) = random_arrays(1, shape)
+    for axis in range(-len(shape), len(shape)):
+        sa.check_vjp(lambda x, axis=axis: module.softmax_vjp(x, axis), x)
+        sa.check_vjp(lambda x, axis=axis: module.log_softmax_vjp(x, axis), x)
+    for approximate in ("none", "tanh"):
+        sa.check_vjp(lambda x, approximate=approximate: module.gelu_vjp(x, approximate), 3 * x)
+
+
+@modules
+@pytest.mark.parametrize("shape", [(1,), (4, 1), (5,), (2, 3, 17), (3, 0), (0, 4), (7, 64)], ids=str)
+def test_finite_differences_of_norms(module, shape):
+    for axes in range(1, len(shape) + 1):
+        normalized = shape[-axes:]
+        x, weight, bias = random_arrays(2, shape, normalized, normalized)
+        # eps = 1 keeps rows of one or two elements from bending too sharply
+        sa.check_vjp(lambda x, w, b, n=normalized: module.layer_norm_vjp(x, n, w, b, 1.0), x, weight, bias)
+        sa.check_vjp(lambda x, w, n=normalized: module.layer_norm_vjp(x, n, w, eps=1.0), x, weight)
+        sa.check_vjp(lambda x, b, n=normalized: module.layer_norm_vjp(x, n, None, b, 1.0), x, bias)
+        sa.check_vjp(lambda x, n=normalized: module.layer_norm_vjp(x, n, eps=1.0), x)
+        sa.check_vjp(lambda x, w, n=normalized: module.rms_norm_vjp(x, n, w, 1.0), x, weight)
+        sa.check_vjp(lambda x, n=normalized: module.rms_norm_vjp(x, n, eps=1.0), x)
+
+
+@modules
+def test_finite_differences_of_norms_with_the_default_eps(module):
+    x, weight, bias = random_arrays(3, (6, 32), (32,), (32,))
+    sa.check_vjp(lambda x, w, b: module.layer_norm_vjp(x, 32, w, b), x, weight, bias)
+    sa.check_vjp(lambda x, w: module.rms_norm_vjp(x, 32, w), x, weight)
+
+
+@modules
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("shape", "table"), ROTARY_SHAPES, ids=str)
+def test_finite_differences_of_rotary(module, shape, table, interleaved):
+    x, cos, sin = random_arrays(4, shape, table, table)
+    sa.check_vjp(lambda x, cos, sin: module.apply_rotary_emb_vjp(x, cos, sin, interleaved), x, cos, sin)
+
+
+@modules
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 4, 8), (0, 3), (3, 0)], ids=str)
+def test_finite_differences_of_merging(module, shape):
+    sa.check_vjp(merge(module), *random_arrays(5, shape, shape, shape[:-1], shape[:-1]))
+
+
+@modules
+def test_finite_differences_of_merging_rows_without_keys(module):
+    """Where both lses are -inf, so is the merged one; all gradients are 0 there."""
+    out_1, out_2, lse_1, lse_2 = random_arrays(6, (3, 4), (3, 4), (3,), (3,))
+    lse_1[:2], lse_2[0] = -np.inf, -np.inf
+    sa.check_vjp(merge(module), out_1, out_2, lse_1, lse_2)
+    _, pullback = merge(module)(out_1, out_2, lse_1, lse_2)
+    grads = pullback(np.ones((3, 4)), np.ones(3))
+    assert all((g[0] == 0).all() for g in grads)
+    out_1[:2], out_2[0] = np.nan, np.inf  # what the outputs of absent parts hold does not matter
+    again = merge(module)(out_1, out_2, lse_1, lse_2)[1](np.ones((3, 4)), np.ones(3))
+    for g, a in zip(grads, again, strict=True):
+        np.testing.assert_array_equal(g, a)
+    nothing = np.array([np.nan, 1, 1])  # nor do the gradients of a row without keys
+    again = pullback(np.ones((3, 4)) * nothing[:, None], nothing)
+    for g, a in zip(grads, again, strict=True):
+        np.testing.assert_array_equal(g, a)
+
+
+# ------------------------------------------------------------------------------- every dtype, by the reference
+
+
+def assert_like_reference(name, dys, *arguments, bounds, **options):
+    """Compare all gradients with the reference in float64: within u times the bounds, and one rounding.
+
+    The bounds are the terms of the formulas, added up without their signs, times the roundings that each meets.
+    """
+    y, pullback = getattr(sa, name)(*arguments, **options)
+    forward = getattr(sa, name.removesuffix("_vjp"))
+    wrt = {key: value for key, value in options.items() if key != "wrt"}
+    for a, b in zip(flat(y), flat(forward(*arguments, **wrt)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    got = flat(pullback(*dys))
+    plain = flat(getattr(reference, name)(*arguments, **options)[1](*dys))
+    exact = flat(getattr(reference, name)(*arguments, **options, compute_dtype=np.float64)[1](*dys))
+    is_wide = any(np.float64 == p.dtype for p in plain if p is not None)
+    u = 2 * 2.0**-52 if is_wide else 2.0**-23  # the truth errs in the same way
+    for g, p, e, bound in zip(got, plain, exact, bounds, strict=True):
+        if p is None:
+            assert g is None
+            continue
+        assert type(g) is np.ndarray and g.flags.c_contiguous and g.flags.writeable
+        assert (g.shape, g.dtype) == (p.shape, p.dtype)
+        assert_within(g, e, u * bound + rounding(g.dtype, e), name)
+    return got
+
+
+def wide(*arrays):
+    return [x.astype(np.float64) for x in arrays]
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [(3, 1), (3, 17), (2, 5, 130), (0, 4), (4, 0)], ids=str)
+def test_softmax(dtype, shape):
+    x, dy = random_arrays(7, shape, shape, dtype=dtype)
+    x = (4 * x).astype(dtype)
+    for axis in range(-len(shape), len(shape)):
+        y, d = sa.softmax(wide(x)[0], axis), np.abs(wide(dy)[0])
+        distance = np.ptp(wide(x)[0], axis=axis, keepdims=True) if x.size else 0
+        few = 8 + math.sqrt(shape[axis]) + distance
+        along = (y * d).sum(axis=axis, keepdims=True)
+        assert_like_reference("softmax_vjp", [dy], x, axis, bounds=[few * y * (d + along)])
+        total = d.sum(axis=axis, keepdims=True)
+        assert_like_reference("log_softmax_vjp", [dy], x, axis, bounds=[few * (d + y * total)])
+
+
+def norm_bounds(x, dy, weight, axes, eps, centred):
+    x, dy, weight = wide(x, dy, weight)
+    last, first = tuple(range(-axes, 0)), tuple(range(x.ndim - axes))
+    n = math.prod(x.shape[x.ndim - axes :])
+    c = x - x.mean(axis=last, keepdims=True) if centred else x
+    r = 1 / np.sqrt((c * c).mean(axis=last, keepdims=True) + eps)
+    unit, g = np.abs(c * r) + centred * np.abs(x * r), np.abs(dy * weight)
+    few = 16 + math.sqrt(n)
+    dx = g + centred * g.mean(axis=last, keepdims=True) + unit * (g * unit).mean(axis=last, keepdims=True)
+    rows = few + math.sqrt(x.size / n)
+    return [few * r * dx, rows * (np.abs(dy) * unit).sum(axis=first), rows * np.abs(dy).sum(axis=first)]
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [(4, 1), (3, 2, 17), (70, 64), (2, 1000), (600, 100)], ids=str)
+def test_norms(dtype, shape):
+    """The last shape takes more than one block of rows."""
+    assert BLOCK_ELEMENTS < 600 * 100
+    for axes in range(1, len(shape)):
+        n = shape[-axes:]
+        x, dy, weight, bias = random_arrays(8, shape, shape, n, n, dtype=dtype)
+        x = (x + 0.5).astype(dtype)
+        bounds = norm_bounds(x, dy, weight, axes, 1e-5, True)
+        assert_like_reference("layer_norm_vjp", [dy], x, n, weight, bias, bounds=bounds)
+        assert_like_reference("layer_norm_vjp", [dy], x, n, weight, bounds=bounds)
+        bounds = norm_bounds(x, dy, np.ones_like(weight), axes, 1e-5, True)
+        assert_like_reference("layer_norm_vjp", [dy], x, n, None, bias, bounds=bounds)
+        eps = 2.0**-52 if dtype == np.float64 else 2.0**-23
+        bounds = norm_bounds(x, dy, weight, axes, eps, False)[:2]
+        assert_like_reference("rms_norm_vjp", [dy], x, n, weight, bounds=bounds)
+
+
+def test_a_large_mean_costs_layer_norm_no_digits():
+    """x is exact in float32: integers around 2**20. Without the second centring the error is 1000 times this bound."""
+    rng = np.random.default_rng(9)
+    x = (2.0**20 + rng.integers(-1, 2, (5, 300))).astype(np.float32)
+    dy = normal(rng, x.shape, np.float32)
+    got = sa.layer_norm_vjp(x, 300)[1](dy).x
+    bound = norm_bounds(x - np.float32(2**20), dy, np.ones(300, np.float32), 1, 1e-5, True)[0]
+    expected = reference.layer_norm_vjp(x.astype(np.float64), 300)[1](dy).x
+    assert_within(got, expected, 2.0**-23 * bound, "layer_norm_vjp")
+
+
+@dtypes
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu(dtype, approximate):
+    """The exponents, x²/2 and z, are known to a few u of themselves; so are, times them, the exponentials."""
+    x = np.concatenate([np.linspace(-15, 15, 997), np.linspace(-1e-3, 1e-3, 50), [0.0]]).astype(dtype)
+    dy = normal(np.random.default_rng(10), x.shape, dtype)
+    w, d = wide(x, np.abs(dy))
+    if approximate == "none":
+        share = np.array([math.erfc(-t / math.sqrt(2)) / 2 for t in w])
+        terms = share + np.abs(w) * np.exp(-w * w / 2) * (1 + w * w / 2)
+    else:
+        z = 2 * math.sqrt(2 / math.pi) * (w + 0.044715 * w**3)
+        share = 1 / (1 + np.exp(-z))
+        terms = share * (1 + np.abs(w) * (1 - share) * (1.6 + 0.22 * w * w)) * (1 + np.abs(z))
+    flushed = d * 64 * float(np.finfo(np.float32).tiny) / 2.0**-23  # exp is, below the least normal number
+    assert_like_reference("gelu_vjp", [dy], x, approximate, bounds=[16 * d * terms + flushed])
+
+
+def test_gelu_of_more_than_a_block():
+    x = np.linspace(-5, 5, 2 * BLOCK_ELEMENTS + 3)
+    slope = sa.gelu_vjp(x)[1](np.ones_like(x))
+    np.testing.assert_allclose(slope[::1001], sa.gelu_vjp(x[::1001])[1](np.ones_like(x[::1001])), rtol=1e-14)
+    np.testing.assert_allclose(slope + slope[::-1], 1, rtol=1e-14)  # as Phi(x) + Phi(-x) is
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gelu_at_the_ends(dtype, approximate):
+    """The slope is 0 far left and 1 far right, however far, and NaN where x is infinite, as in PyTorch."""
+    big = float(np.finfo(dtype).max)
+    x = np.array([-big, -1e20, -200, 0, 200, 1e20, big, -np.inf, np.inf, np.nan], dtype)
+    for module in (sa, reference):
+        dx = module.gelu_vjp(x, approximate)[1](np.ones_like(x))
+        np.testing.assert_array_equal(dx, [0, 0, 0, 0.5, 1, 1, 1, np.nan, np.nan, np.nan])
+    tiny = np.array([1e-45, -1e-45, 1e-38, -1e-40], dtype)
+    np.testing.assert_array_equal(sa.gelu_vjp(tiny, approximate)[1](np.ones_like(tiny)), [0.5] * 4)
+
+
+@dtypes
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("shape", "table"), ROTARY_SHAPES, ids=str)
+def test_rotary(dtype, shape, table, interleaved):
+    x, dy, cos, sin = random_arrays(11, shape, shape, table, table, dtype=dtype)
+    largest_x, largest_dy, largest_cos, largest_sin = (
+        np.abs(a).max(initial=0) for a in wide(x, dy, cos, sin)
+    )
+    products = x.size / max(cos.size, 1)  # in the sum of one element of a table
+    of_tables = (4 + math.sqrt(products)) * products * largest_x * largest_dy
+    bounds = [4 * largest_dy * (largest_cos + largest_sin), of_tables, of_tables]
+    assert_like_reference("apply_rotary_emb_vjp", [dy], x, cos, sin, interleaved, bounds=bounds)
+    for wrt in ("x", ("cos",), ("sin", "x"), ()):
+        assert_like_reference("apply_rotary_emb_vjp", [dy], x, cos, sin, interleaved, bounds=bounds, wrt=wrt)
+
+
+@dtypes
+def test_merge(dtype):
+    shape = (2, 7, 5)
+    lse_dtype = np.float64 if dtype == np.float64 else np.float32
+    out_1, out_2, dout = random_arrays(12, shape, shape, shape, dtype=dtype)
+    lse_1, lse_2, dlse = random_arrays(13, shape[:-1], shape[:-1], shape[:-1], dtype=lse_dtype)
+    lse_1[0, :2], lse_2[0, 1:3] = -np.inf, -np.inf
+    o_1, o_2, d = wide(np.abs(out_1), np.abs(out_2), np.abs(dout))
+    # a share is known to a few u times 1 + |lse|, which is below 5 here
+    few = 32 * np.ones(shape)
+    along = 32 * ((d * (2 * o_1 + 2 * o_2)).sum(axis=-1) + np.abs(dlse) + 1)
+    bounds = [few * d, few * d, along, along]
+    assert_like_reference("merge_attention_vjp", [dout, dlse], [out_1, out_2], [lse_1, lse_2], bounds=bounds)
+    assert_like_reference("merge_attention_vjp", [dout], [out_1, out_2], [lse_1, lse_2], bounds=bounds)
+
+
+# ---------------------------------------------------------------------------------------------- dtypes, layouts
+
+
+def test_dtypes_that_differ():
+    x, dy = random_arrays(14, (4, 6), (4, 6), dtype=np.float16)
+    weight, bias = random_arrays(15, (6,), (6,), dtype=np.float32)
+    bounds = norm_bounds(x, dy, weight, 1, 1e-5, True)
+    got = assert_like_reference("layer_norm_vjp", [dy], x, 6, weight, bias, bounds=bounds)
+    assert [g.dtype for g in got] == [np.float16, np.float32, np.float32]
+    # the C functions promote float16 with bfloat16 to float32, which NumPy does not
+    y, pullback = sa.layer_norm_vjp(x, 6, weight.astype(BFLOAT16))
+    assert y.dtype == np.float32
+    assert [g.dtype for g in pullback(dy)[:2]] == [np.float16, BFLOAT16]
+    # one float64 is enough for float64 arithmetic
+    got = sa.layer_norm_vjp(x.astype(np.float32), 6, weight.astype(np.float64))[1](dy)
+    assert [g.dtype for g in got[:2]] == [np.float32, np.float64]
+    expected = reference.layer_norm_vjp(x.astype(np.float64), 6, weight.astype(np.float64))[1](dy)
+    np.testing.assert_allclose(got.weight, expected.weight, rtol=1e-13)
+
+
+def test_integers_count_as_float64():
+    x = np.arange(8).reshape(2, 4)
+    dy = [[1, 0, 2, 0], [0, 1, 0, 3]]
+    for f in (sa.softmax_vjp, sa.gelu_vjp, lambda x: sa.rms_norm_vjp(x, 4)):
+        got, expected = (flat(f(a)[1](dy))[0] for a in (x, x.astype(np.float64)))
+        assert got.dtype == np.float64
+        np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(
+        sa.softmax_vjp(x.tolist())[1](dy), sa.softmax_vjp(x.astype(np.float64))[1](dy)
+    )
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        np.asfortranarray,
+        lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
+        lambda a: a[::-1].copy()[::-1],
+        lambda a: a.astype(a.dtype.newbyteorder()),
+    ],
+    ids=["fortran", "strided", "negative", "byte-swapped"],
+)
+def test_memory_layouts(layout):
+    x, dy, weight, cos, sin = random_arrays(16, (3, 5, 8), (3, 5, 8), (8,), (5, 4), (5, 4), dtype=np.float32)
+    calls = (
+        lambda x, weight, cos, sin: sa.softmax_vjp(x, 1),
+        lambda x, weight, cos, sin: sa.log_softmax_vjp(x),
+        lambda x, weight, cos, sin: sa.layer_norm_vjp(x, 8, weight, weight),
+        lambda x, weight, cos, sin: sa.rms_norm_vjp(x, 8, weight),
+        lambda x, weight, cos, sin: sa.gelu_vjp(x),
+        sa_rotary,
+        lambda x, weight, cos, sin: sa.merge_attention_vjp([x, x], [x[..., 0], x[..., 1]]),
+    )
+    for call in calls:
+        expected = flat(call(x, weight, cos, sin)[1](dy))
+        inputs = [layout(a) for a in (x, weight, cos, sin)]
+        for a in inputs:
+            a.flags.writeable = False
+        for g, e in zip(flat(call(*inputs)[1](layout(dy))), expected, strict=True):
+            assert g.dtype == np.float32 and g.dtype.isnative and g.flags.c_contiguous and g.flags.writeable
+            np.testing.assert_allclose(g, e, rtol=1e-5, atol=1e-6)  # sums in another order: a few float32 eps
+
+
+def sa_rotary(x, weight, cos, sin):
+    return sa.apply_rotary_emb_vjp(x, cos, sin)
+
+
+def test_a_pullback_may_be_called_again_and_owns_nothing():
+    x, dy = random_arrays(17, (4, 6), (4, 6))
+    y, pullback = sa.layer_norm_vjp(x, 6, np.ones(6))
+    first = pullback(dy)
+    kept = [g.copy() for g in flat(first)[:2]]
+    y[:] = np.nan
+    first.x[:] = np.nan
+    for g, k in zip(flat(pullback(dy))[:2], kept, strict=True):
+        np.testing.assert_array_equal(g, k)
+    held = [cell.cell_contents for cell in pullback.__closure__]
+    assert any(a is x for a in held) and not any(a is y for a in held)
+
+
+def test_nan_stays_in_its_row():
+    x, dy = random_arrays(18, (3, 8), (3, 8))
+    x[1, 2] = np.nan
+    for f in (
+        sa.softmax_vjp,
+        sa.log_softmax_vjp,
+        lambda x: sa.layer_norm_vjp(x, 8),
+        lambda x: sa.rms_norm_vjp(x, 8),
+    ):
+        dx = flat(f(x)[1](dy))[0]
+        assert np.isnan(dx[1]).all() and np.isfinite(dx[[0, 2]]).all()
+
+
+# ------------------------------------------------------------------------------------------------------ errors
+
+
+@modules
+def test_a_gradient_that_does_not_fit(module):
+    x = np.ones((2, 4), np.float32)
+    table = np.ones((2, 2), np.float32)
+    pullbacks = [
+        module.softmax_vjp(x)[1],
+        module.log_softmax_vjp(x)[1],
+        module.layer_norm_vjp(x, 4)[1],
+        module.rms_norm_vjp(x, 4)[1],
+        module.gelu_vjp(x)[1],
+        module.apply_rotary_emb_vjp(x, table, table)[1],
+        module.merge_attention_vjp([x], [x[:, 0]])[1],
+    ]
+    for pullback in pullbacks:
+        with pytest.raises(ValueError, match=r"(dy|dout) has shape \(4,\); the result .* has \(2, 4\)"):
+            pullback(np.ones(4))
+        with pytest.raises(TypeError, match=r"(dy|dout) has dtype bool"):
+            pullback(x > 0)
+        with pytest.raises(TypeError, match=r"(dy|dout) has dtype complex64"):
+            pullback(x * 1j)
+        with pytest.raises(TypeError, match=r"(dy|dout) is a MaskedArray"):
+            pullback(np.ma.ones((2, 4)))
+    with pytest.raises(ValueError, match=r"dlse has shape \(2, 4\); the result .* has \(2,\)"):
+        pullbacks[-1](x, x)
+
+
+@modules
+def test_bad_arguments_are_refused_by_the_call(module):
+    x = np.ones((2, 4), np.float32)
+    for f in (module.softmax_vjp, module.log_softmax_vjp):
+        with pytest.raises(np.exceptions.AxisError):
+            f(x, 2)
+    for f in (module.layer_norm_vjp, module.rms_norm_vjp):
+        with pytest.raises(ValueError, match="normalized_shape"):
+            f(x, 3)
+        with pytest.raises(ValueError, match="weight"):
+            f(x, 4, np.ones(3))
+    with pytest.raises(ValueError, match="approximate"):
+        module.gelu_vjp(x, "sigmoid")
+    with pytest.raises(ValueError, match="cos"):
+        module.apply_rotary_emb_vjp(x, np.ones((3, 2)), np.ones((2, 2)))
+    with pytest.raises(ValueError, match="wrt names 'y', which is none of x, cos, sin"):
+        module.apply_rotary_emb_vjp(x, x[:, :2], x[:, :2], wrt=("x", "y"))
+    with pytest.raises(ValueError, match="at least one"):
+        module.merge_attention_vjp([], [])
+    with pytest.raises(TypeError, match="bool"):
+        module.gelu_vjp(x > 0)
+
+
+# ----------------------------------------------------------------------------------------------------- PyTorch
+
+
+@modules
+def test_pytorch_autograd_gives_the_same(module):
+    """In float64: 1e-12 is a few thousand eps, for sums of at most 32 terms and exps of arguments up to 10."""
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    x, dy, weight, bias = random_arrays(19, (2, 5, 32), (2, 5, 32), (32,), (32,))
+    cases = [
+        (lambda x: module.softmax_vjp(x, 1), lambda x: torch.softmax(x, 1), [x]),
+        (module.log_softmax_vjp, lambda x: torch.log_softmax(x, -1), [x]),
+        (module.gelu_vjp, functional.gelu, [3 * x]),
+        (lambda x: module.gelu_vjp(x, "tanh"), lambda x: functional.gelu(x, approximate="tanh"), [3 * x]),
+        (
+            lambda x, w, b: module.layer_norm_vjp(x, 32, w, b),
+            lambda x, w, b: functional.layer_norm(x, (32,), w, b),
+            [x, weight, bias],
+        ),
+        (
+            lambda x, w: module.layer_norm_vjp(x, (5, 32), w),
+            lambda x, w: functional.layer_norm(x, (5, 32), w),
+            [x, dy[0]],
+        ),
+        (
+            lambda x, w: module.rms_norm_vjp(x, 32, w),
+            lambda x, w: functional.rms_norm(x, (32,), w),
+            [x, weight],
+        ),
+    ]
+    for ours, theirs, arrays in cases:
+        y, pullback = ours(*arrays)
+        tensors = [torch.tensor(a, requires_grad=True) for a in arrays]
+        result = theirs(*tensors)
+        np.testing.assert_allclose(y, result.detach().numpy(), rtol=1e-12, atol=1e-12)
+        expected = torch.autograd.grad(result, tensors, torch.tensor(dy))
+        grads = [g for g in flat(pullback(dy)) if g is not None]
+        for g, e in zip(grads, expected, strict=True):
+            np.testing.assert_allclose(g, e.numpy(), rtol=1e-12, atol=1e-12)
+
+
+@modules
+def test_pytorch_autograd_gives_the_same_for_merging_and_rotary(module):
+    torch = pytest.importorskip("torch")
+    outs, lses = random_arrays(20, (2, 5, 4), (3, 5, 4)), random_arrays(21, (5,), (5,), (5,))
+    outs = [outs[0][0], outs[0][1], outs[1][0]]
+    dout, dlse = random_arrays(22, (5, 4), (5,))
+    tensors = [torch.tensor(a, requires_grad=True) for a in (*outs, *lses)]
+    lse = torch.logsumexp(torch.stack(tensors[3:]), 0)
+    out = sum(torch.exp(s - lse)[:, None] * o for o, s in zip(tensors[:3], tensors[3:], strict=True))
+    expected = torch.autograd.grad((out, lse), tensors, (torch.tensor(dout), torch.tensor(dlse)))
+    got = module.merge_attention_vjp(outs, lses)[1](dout, dlse)
+    for g, e in zip(flat(got), expected, strict=True):
+        np.testing.assert_allclose(g, e.numpy(), rtol=1e-12, atol=1e-12)
+
+    x, dy, cos, sin = random_arrays(23, (2, 3, 5, 8), (2, 3, 5, 8), (5, 4), (5, 4))
+    for interleaved in (False, True):
+        tensors = [torch.tensor(a, requires_grad=True) for a in (x, cos, sin)]
+        t, c, s = tensors
+        a, b = (t[..., 0::2], t[..., 1::2]) if interleaved else t.chunk(2, -1)
+        turned = (a * c - b * s, a * s + b * c)
+        y = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+        expected = torch.autograd.grad(y, tensors, torch.tensor(dy))
+        for g, e in zip(
+            flat(module.apply_rotary_emb_vjp(x, cos, sin, interleaved)[1](dy)), expected, strict=True
+        ):
+            np.testing.assert_allclose(g, e.numpy(), rtol=1e-12, atol=1e-12)
