@@ -28,7 +28,9 @@ compile_args = [
     "-Wextra",
 ]
 if platform.machine() in ("x86_64", "AMD64"):
-    compile_args.append("-march=x86-64")  # comes after CFLAGS: a -march there must not leak into the ISA files
+    compile_args.append(
+        "-march=x86-64"
+    )  # comes after CFLAGS: a -march there must not leak into the ISA files
 link_args: list[str] = []
 if sys.platform == "darwin":
     # Apple's clang ships no OpenMP: single-threaded there, and `selfattn info` says so.
