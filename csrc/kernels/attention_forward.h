@@ -14,7 +14,7 @@ enum { FN(block_rows) = SA_VECS * SA_LANES };
 #define SA_DIRECT_STRIDE 1024
 
 /* Packed keys and values stay for the next block of the same head, up to this many bytes: rows of (B, L, H, D) 2 kB apart
- * then cost 3 % instead of 15, and 16 bits are converted once per head and thread. */
+ * then cost 4 % instead of 28, and 16 bits are converted once per head and thread. */
 #define SA_CACHE_BYTES ((size_t)4 << 20)
 
 /* Keys or values of a head that had to be packed: `room` rows of it, tile by tile as they are asked for, and behind those
@@ -27,12 +27,12 @@ typedef struct {
 
 /* Scratch of one thread, carved out of one allocation. W = block rows. */
 typedef struct {
-    real *q;           /* wide: qT[E][nv·lanes]; few: [rows][E rounded up to lanes] */
-    real *O;           /* wide: [Dv][nv·lanes]; few: [rows][Dv rounded up] */
-    real *P;           /* [keys][nv·lanes] */
+    real *q; /* wide: qT[E][nv·lanes]; few: [rows][E rounded up to lanes] */
+    real *O; /* wide: [Dv][nv·lanes]; few: [rows][Dv rounded up] */
+    real *P; /* [keys][nv·lanes] */
     FN(cache) key, value;
-    real *bias;        /* mask rows [W][keys] */
-    real *row;         /* one row of E, Dv or keys elements, rounded up */
+    real *bias; /* mask rows [W][keys] */
+    real *row;  /* one row of E, Dv or keys elements, rounded up */
     real *top, *maximum, *sum, *alpha, *tile_sum, *slope, *position, *lo, *hi, *ones; /* [W] */
     uint32_t *index, *head_lo, *head_hi;                                              /* [W rounded up to words' lanes] */
     uint32_t *words;                                                                  /* [4][the same] */
