@@ -1,5 +1,7 @@
 """Gradients of attention: finite differences check the reference, and the reference checks the C core."""
 
+import inspect
+
 import numpy as np
 import pytest
 from inputs import LAYOUTS, OPTIONS, options_together, random_inputs
@@ -81,7 +83,7 @@ def bounds(call_arguments, options, grad_out, dtype):
     return found
 
 
-def assert_gradients(arguments, options, *, what="", num_threads=None, tight=True):
+def assert_gradients(arguments, options, *, what="", num_threads=None):
     """Call vjp and the reference with the same arguments; compare all gradients; return them."""
     rng = np.random.default_rng(5)
     wrt = everything(options)
@@ -368,7 +370,7 @@ def backward(**changes):
     [
         (ValueError, r"grad_out must have shape \(2, 6, 4\), got \(6, 4\)", {"grad_out": lambda x: x[0]}),
         (TypeError, "grad_out has dtype float64", {"grad_out": lambda x: x.astype(np.float64)}),
-        (TypeError, "grad_out must have a floating dtype, got int64", {"grad_out": lambda x: x.astype(np.int64)}),
+        (TypeError, "grad_out must have a floating dtype, .* got int64", {"grad_out": lambda x: x.astype(np.int64)}),
         (ValueError, r"statistics must have shape \(2, 6, 2\)", {"statistics": lambda x: x[:, :3]}),
         (TypeError, "statistics must be what the forward call returned", {"statistics": lambda x: x.astype(np.float64)}),
         (TypeError, "statistics must be what", {"statistics": np.asfortranarray}),
@@ -378,6 +380,14 @@ def backward(**changes):
         (ValueError, "wrt names sinks", {"wrt": ("sinks",)}),
         (ValueError, "has an array for key, which wrt", {"wrt": "query", "gradients": GRADIENTS(None, np.ones(1), None)}),
         (ValueError, r"gradients.key must be an array of shape \(2, 5, 4\)", {"gradients": GRADIENTS(None, np.ones(1), None)}),
+        (TypeError, r"gradients.key must be a plain array of shape \(2, 5, 4\) .* got list", {"gradients": GRADIENTS(None, [1], None)}),
+        (TypeError, "gradients must be an AttentionGradients, got tuple", {"gradients": (None, None, None)}),
+        (TypeError, "out must be the array that the forward call returned, got list", {"out": lambda x: x.tolist()}),
+        (TypeError, "statistics must be the array .* got list", {"statistics": lambda x: x.tolist()}),
+        (TypeError, "grad_lse has dtype float64, but lse has dtype float32", {"grad_lse": np.ones((2, 6))}),
+        (TypeError, "grad_out must be of a float or integer dtype, got bool", {"grad_out": lambda x: x > 0}),
+        (TypeError, "rng must be an int here, .* got None", {"dropout_p": 0.5}),
+        (TypeError, "rng must be an int here, .* got numpy.*Generator", {"dropout_p": np.array(0.5), "rng": np.random.default_rng(0)}),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )  # fmt: skip
@@ -389,10 +399,119 @@ def test_bad_input(error, words, changes):
 def test_gradients_must_not_overlap():
     q, k, v = random_inputs((2, 6, 4), 6)
     out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
-    with pytest.raises(ValueError, match=r"gradients\.query overlaps"):
-        sa.scaled_dot_product_attention_backward(
-            np.ones_like(out), out, statistics, q, k, v, gradients=GRADIENTS(q, None, None)
-        )
+    half = np.zeros((2, 6, 4), np.float32)
+    grad_lse = np.zeros(60, np.float32)
+
+    def pull(query=None, key=None, value=None):
+        return sa.scaled_dot_product_attention_backward(
+            np.ones_like(out), out, statistics, q, k, v, grad_lse=grad_lse[:12].reshape(2, 6),
+            gradients=GRADIENTS(query, key, value),
+        )  # fmt: skip
+
+    for words, targets in [
+        (r"gradients\.query overlaps query in memory", {"query": q}),
+        (r"gradients\.key overlaps out in memory", {"key": out[::-1]}),
+        (r"gradients\.query overlaps grad_lse in memory", {"query": grad_lse[11:59].reshape(2, 6, 4)}),
+        (r"gradients\.value overlaps gradients\.key in memory", {"key": half, "value": half[:, ::-1]}),
+        (r"gradients\.query overlaps itself", {"query": np.lib.stride_tricks.as_strided(half, strides=(48, 4, 4))}),
+        (r"gradients\.query is read-only", {"query": np.broadcast_to(half[:, :1], half.shape)}),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            pull(**targets)
+    # interlaced: bounds that overlap, and no element that does
+    together = np.zeros((2, 6, 8), np.float32)
+    got = pull(query=together[..., ::2], key=together[..., 1::2])
+    assert_array_equal(together[..., ::2], pull().query)
+    assert got.key.base is together
+
+
+def test_an_overlap_that_cannot_be_decided_is_an_error():
+    """Whether two sets of strides hit one address is a knapsack problem: the work spent on it has a limit."""
+    as_strided, rng = np.lib.stride_tricks.as_strided, np.random.default_rng(0)
+    memory = np.zeros(2**20, np.uint8)
+    first, ones, too_hard = np.frombuffer(memory, np.float64, count=1, offset=1), np.ones((2, 2)), 0
+    while not too_hard:
+        query = as_strided(memory[4:], (2,) * 12, [int(2 * n) for n in rng.integers(1000, 40000, 12)])
+        strides = [9]
+        while len(strides) < 12:
+            strides.insert(0, int(strides[0] * 2 + rng.integers(2) * strides[0]))
+        if sum(strides) > 2**19:
+            continue
+        target = as_strided(first, (2,) * 12, strides)
+        try:
+            np.shares_memory(target, query, 10_000)
+        except np.exceptions.TooHardError:
+            too_hard += 1
+            out, statistics = sa.scaled_dot_product_attention_forward(query, ones, ones)
+            with pytest.raises(ValueError, match=r"cannot tell whether gradients\.query overlaps query"):
+                sa.scaled_dot_product_attention_backward(
+                    out, out, statistics, query, ones, ones, gradients=GRADIENTS(target, None, None)
+                )
+    assert not memory.any()
+
+
+def test_signatures_are_those_of_the_forward_call():
+    forward = inspect.signature(sa.scaled_dot_product_attention).parameters
+    names = list(forward)
+    for function, extra, missing in [
+        (sa.scaled_dot_product_attention_vjp, ["wrt"], []),
+        (sa.scaled_dot_product_attention_forward, [], []),
+        (sa.scaled_dot_product_attention_backward, ["grad_lse", "wrt", "gradients"], ["return_lse", "return_weights", "out"]),
+    ]:  # fmt: skip
+        own = inspect.signature(function).parameters
+        shared = [name for name in names if name not in missing]
+        first = list(own).index("query")
+        assert list(own)[first:] == shared + extra
+        for name in shared:
+            assert own[name].default == forward[name].default and own[name].kind == forward[name].kind, name
+
+
+@pytest.mark.parametrize("p", [np.array(0.4), np.float32(0.4), np.array(0.4, np.float16), 0.4], ids=repr)
+@pytest.mark.parametrize("rng", [None, np.random.default_rng(0)], ids=["entropy", "generator"])
+def test_dropout_is_the_same_forward_and_backward(p, rng):
+    """Of the value's gradient for ones, column sums are what each key was given: so they are in the output."""
+    q, k, _ = random_inputs((1, 40, 8), 60, dtype=np.float64)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, np.eye(60)[None], dropout_p=p, rng=rng)
+    given = out.sum(axis=-2)[0]  # V is the identity: the output is the weights after dropout
+    for _ in range(2):
+        got = pullback(np.ones_like(out)).value[0]
+        assert_allclose(got, np.broadcast_to(given[:, None], got.shape), rtol=0, atol=1e-14)
+    assert (given == 0).sum() < 60 and (out == 0).sum() > 100
+
+
+def test_dropout_that_changes_in_place_changes_nothing():
+    q, k, v = random_inputs((1, 20, 8), 30)
+    p = np.array(0.5)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, dropout_p=p)
+    before = pullback(np.ones_like(out))
+    p[...] = 0
+    for a, b in zip(pullback(np.ones_like(out))[:3], before[:3], strict=True):
+        assert_array_equal(a, b)
+
+
+def test_gradients_given_as_lists():
+    q, k, v = random_inputs((2, 6, 4), 5)
+    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(q, k, v, return_lse=True)
+    expected = pullback(np.ones_like(out), np.ones_like(lse))
+    got = pullback(np.ones_like(out).tolist(), np.ones_like(lse).tolist())
+    for a, b in zip(got[:3], expected[:3], strict=True):
+        assert a.dtype == np.float32
+        assert_array_equal(a, b)
+
+
+def test_wrong_gradients_in_the_pullback():
+    q, k, v = random_inputs((2, 6, 4), 5)
+    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(q, k, v, return_lse=True)
+    for error, words, d_out, d_lse in [
+        (ValueError, r"grad_out must have shape \(2, 6, 4\), got \(2, 6, 5\)", np.ones((2, 6, 5), np.float32), None),
+        (ValueError, r"grad_out must have shape \(2, 6, 4\), got \(\)", 1.0, None),
+        (TypeError, "grad_out has dtype float64, but the output has dtype float32", out.astype(np.float64), None),
+        (ValueError, r"grad_lse must have shape \(2, 6\), got \(2, 6, 1\)", out, lse[..., None]),
+        (TypeError, "grad_lse must have a floating dtype, .* got int32", out, lse.astype(np.int32)),
+        (TypeError, "got complex64", out.astype(np.complex64), None),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=words):
+            pullback(d_out, d_lse)
 
 
 def test_what_has_no_gradient_is_said_at_the_call():
@@ -405,6 +524,42 @@ def test_what_has_no_gradient_is_said_at_the_call():
         sa.scaled_dot_product_attention_vjp(q, k, v)[1](
             np.ones((2, 6, 4), np.float32), np.ones((2, 6), np.float32)
         )
+
+
+def test_a_pullback_may_be_called_again():
+    q, k, v = random_inputs((2, 50, 8), 70)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, is_causal=True)
+    d = np.random.default_rng(0).standard_normal(out.shape).astype(np.float32)
+    first, other, again = pullback(d), pullback(-2 * d), pullback(d)
+    for a, b, c in zip(first[:3], other[:3], again[:3], strict=True):
+        assert a is not c
+        assert_array_equal(a, c)
+        assert_array_equal(-2 * a, b)  # a power of two rounds nothing
+
+
+def test_a_pullback_outlives_its_inputs():
+    arguments = list(random_inputs((2, 50, 8), 70))
+    mask = np.random.default_rng(0).standard_normal((50, 70)).astype(np.float32)
+    expected_out, expected = sa.scaled_dot_product_attention_vjp(*arguments, mask)
+    expected = expected(np.ones_like(expected_out))
+    out, pullback = sa.scaled_dot_product_attention_vjp(*(x.copy() for x in arguments), mask.copy())
+    d = np.ones_like(out)
+    del out
+    for a, b in zip(pullback(d)[:3], expected[:3], strict=True):
+        assert_array_equal(a, b)
+
+
+def test_changed_inputs_change_later_gradients():
+    """It holds references, not copies: of changed inputs it makes numbers that mean nothing, of the right shape."""
+    q, k, v = random_inputs((2, 20, 8), 30)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v)
+    before = pullback(np.ones_like(out))
+    k[...] = 1e30
+    got = pullback(np.ones_like(out))
+    assert got.query.shape == q.shape and not np.array_equal(got.query, before.query)
+    q.resize((2, 20, 4), refcheck=False)
+    with pytest.raises(ValueError, match=r"query has shape \(2, 20, 4\)"):
+        pullback(np.ones_like(out))
 
 
 def test_changed_inputs_are_checked_again():
