@@ -165,6 +165,15 @@ def test_sizes(isa, L):
         assert_gradients(arguments, {"is_causal": L % 2 == 1}, what=f"{L, S, E, Ev}")
 
 
+@pytest.mark.parametrize(("query", "key"), [((0, 3, 8), (0, 5, 8)), ((2, 0, 3, 8), (0, 5, 8)), ((0, 3, 8), (1, 5, 8)),
+                                            ((0, 3, 8), (5, 8)), ((3, 0, 3, 8), (1, 1, 5, 8))], ids=str)  # fmt: skip
+def test_no_heads(query, key):
+    q, k = np.ones(query, np.float32), np.ones(key, np.float32)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, k)
+    for gradient, given in zip(pullback(out)[:3], (q, k, k), strict=True):
+        assert_array_equal(gradient, np.zeros_like(given))
+
+
 def test_rows_and_keys_in_several_parts(isa):
     """One head of 1100 x 900: cut into parts that take turns."""
     arguments = random_inputs((1, 1, 1100, 24), 900)

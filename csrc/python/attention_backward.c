@@ -135,7 +135,7 @@ static void key_lead(const sa_attention *a, npy_intp *lead) {
         --axis;
     }
     for (; axis >= 0 && a->key.lead_stride[axis] == 0 && a->value.lead_stride[axis] == 0; --axis) {
-        lead[axis] = 1;
+        lead[axis] = lead[axis] == 0 ? 0 : 1; /* no head at all stays none */
     }
 }
 
