@@ -314,7 +314,11 @@ def scaled_dot_product_attention_backward(
             continue
         # of slopes and sinks there is each row's share
         whole = raw.sum(axis=-1, dtype=np.float64) if name in ("alibi_slopes", "sinks") else raw
-        gradient = sum_to_shape(whole, given.shape).astype(_gradient_dtype(given), copy=False)
+        dtype = _gradient_dtype(given)
+        if whole.size == 0:  # no query head may be a broadcast of any number of key heads
+            gradient = np.zeros(given.shape, dtype)
+        else:
+            gradient = sum_to_shape(whole, given.shape).astype(dtype, copy=False)
         target = None if gradients is None else getattr(gradients, name)
         if target is not None:
             np.copyto(target, gradient)

@@ -4,14 +4,12 @@ import inspect
 
 import numpy as np
 import pytest
+from gradients import FIELDS, assert_gradients, everything
 from inputs import LAYOUTS, OPTIONS, options_together, random_inputs
 from numpy.testing import assert_allclose, assert_array_equal
-from tolerances import FEW, assert_within
 
 import selfattn as sa
 from selfattn import reference
-
-FIELDS = sa.AttentionGradients._fields
 
 PAIRS = [
     ("float_mask", "is_causal"), ("float_mask", "dropout"), ("softcap", "dropout"), ("softcap", "float_mask", "window"),
@@ -19,99 +17,6 @@ PAIRS = [
     ("float_mask", "alibi_slopes", "sinks", "scale", "softcap", "dropout", "is_causal", "key_lengths"),
 ]  # fmt: skip
 COMBINATIONS = [(name,) for name in OPTIONS] + PAIRS
-
-
-def everything(options):
-    """What there is to differentiate with respect to."""
-    names = ["query", "key", "value"]
-    mask = options.get("attn_mask")
-    if mask is not None and mask.dtype != np.bool_:
-        names.append("attn_mask")
-    return (*names, *(name for name in ("alibi_slopes", "sinks") if name in options))
-
-
-def bounds(call_arguments, options, grad_out, dtype):
-    """Errors that rounding may cause in float64's gradients of the reference, array by array.
-
-    A score is off by u (sqrt(E) sum|q k| + FEW), which scales its weight; a product of two rows of n numbers
-    by u (sqrt(n) + FEW) sum|a b|; and both go through the sums that follow.
-    """
-    u = float(np.finfo(np.float64 if dtype == np.float64 else np.float32).eps)
-    options = {k: v for k, v in options.items() if k != "num_threads"}
-    names = ("scale", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng")
-    defaults = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False} | dict.fromkeys(
-        names
-    )
-    call = reference.arguments.prepare(*call_arguments, **(defaults | options), compute_dtype=np.float64)
-    out, lse, weights = reference.scaled_dot_product_attention(
-        *call_arguments, **{k: v for k, v in options.items() if k != "dropout_p"},
-        return_lse=True, return_weights=True, compute_dtype=np.float64,
-    )  # fmt: skip
-    del lse
-    keep = 1 / (1 - call.dropout_p) if call.dropout_p < 1 else 1.0
-    q, k, v, d_out = np.abs(call.query), np.abs(call.key), np.abs(call.value), np.abs(grad_out)
-    L, S = call.allowed.shape[-2:]
-    E, Ev, scale = q.shape[-1], v.shape[-1], abs(call.scale)
-    products = scale * (q @ k.swapaxes(-1, -2))
-    if call.bias is not None:
-        products = products + np.where(np.isfinite(call.bias), np.abs(call.bias), 0)
-    if call.alibi_slopes is not None:
-        distance = np.abs(np.arange(L)[:, None] + call.offset - np.arange(S))
-        products = products + np.abs(call.alibi_slopes[..., None, None]) * distance
-    score = u * ((np.sqrt(E) + FEW) * products + FEW * np.sqrt(S))
-    terms = keep * (d_out @ v.swapaxes(-1, -2)) + (np.abs(out) * d_out).sum(-1)[..., None]
-    terms = terms * (1 + keep)  # the output of dropout is that much larger than the sum of weights
-    scores = weights * terms  # bounds |dS|
-    d_scores = scores * (score + u * (np.sqrt(Ev) + FEW))
-    top, side = scores.swapaxes(-1, -2), d_scores.swapaxes(-1, -2)
-    dropped = keep * weights.swapaxes(-1, -2)
-    found = {
-        "query": scale * (d_scores @ k + u * (np.sqrt(S) + FEW) * (scores @ k)),
-        "key": scale * (side @ q + u * (np.sqrt(L) + FEW) * (top @ q)),
-        "value": (dropped * score.swapaxes(-1, -2)) @ d_out + u * (np.sqrt(L) + FEW) * (dropped @ d_out),
-        "attn_mask": d_scores + u * FEW * scores,
-    }
-    if call.alibi_slopes is not None:
-        found["alibi_slopes"] = ((d_scores + u * (np.sqrt(L * S) + FEW) * scores) * distance).sum((-2, -1))
-    if call.sinks is not None:
-        found["sinks"] = (
-            (np.abs(out) * d_out).sum((-2, -1))
-            * u
-            * (np.sqrt(Ev) + np.sqrt(S) + FEW)
-            * (1 + score.max(initial=0) / u)
-        )
-    return found
-
-
-def assert_gradients(arguments, options, *, what="", num_threads=None):
-    """Call vjp and the reference with the same arguments; compare all gradients; return them."""
-    rng = np.random.default_rng(5)
-    wrt = everything(options)
-    out, pullback = sa.scaled_dot_product_attention_vjp(
-        *arguments, **options, wrt=wrt, num_threads=num_threads
-    )
-    grad_out = rng.standard_normal(out.shape).astype(out.dtype)
-    got = pullback(grad_out)
-    _, exact = reference.scaled_dot_product_attention_vjp(*arguments, **options, compute_dtype=np.float64)
-    expected = exact(grad_out.astype(np.float64))
-    limits = bounds(arguments, options, grad_out.astype(np.float64), out.dtype)
-    inputs = dict(zip(FIELDS, (*arguments, options.get("attn_mask"), options.get("alibi_slopes"),
-                               options.get("sinks")), strict=True))  # fmt: skip
-    for name in FIELDS:
-        gradient = getattr(got, name)
-        assert (gradient is None) == (name not in wrt), (name, what)
-        if gradient is None:
-            continue
-        given = np.asarray(inputs[name])
-        assert gradient.shape == given.shape and gradient.dtype == given.dtype.newbyteorder("="), (name, what)
-        limit = limits[name]
-        if name in ("key", "value") and options.get("enable_gqa"):
-            *lead, _, rows, width = limit.shape
-            limit = limit.reshape(*lead, given.shape[-3], -1, rows, width).sum(-3)
-        limit = reference.attention_vjp.sum_to_shape(limit, given.shape)
-        limit = limit + np.abs(getattr(expected, name)) * float(np.finfo(given.dtype).eps)
-        assert_within(gradient, getattr(expected, name), limit, f"{name} {what}")
-    return got
 
 
 # ------------------------------------------------------------------------------------------------ the reference
@@ -172,6 +77,11 @@ def test_no_heads(query, key):
     out, pullback = sa.scaled_dot_product_attention_vjp(q, k, k)
     for gradient, given in zip(pullback(out)[:3], (q, k, k), strict=True):
         assert_array_equal(gradient, np.zeros_like(given))
+    pair = np.ones((2, 5, 8), np.float32)
+    _, pullback = sa.scaled_dot_product_attention_vjp(
+        np.ones((0, 3, 8), np.float32), pair, pair, enable_gqa=True
+    )
+    assert_array_equal(pullback(np.ones((0, 3, 8), np.float32)).key, np.zeros_like(pair))
 
 
 def test_rows_and_keys_in_several_parts(isa):
