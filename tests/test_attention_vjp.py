@@ -166,6 +166,17 @@ def test_the_gradient_of_the_log_sum_exp():
         assert_allclose(got, want, rtol=0, atol=1e-13)
 
 
+def test_without_keys_the_log_sum_exp_is_the_sink(isa):
+    q, k = np.ones((2, 20, 8), np.float32), np.ones((2, 0, 8), np.float32)
+    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(
+        q, k, k, np.zeros((20, 1), np.float32), sinks=[0.5, -1.0], return_lse=True,
+        wrt=("query", "key", "attn_mask", "sinks"),
+    )  # fmt: skip
+    got = pullback(np.ones_like(out), np.ones_like(lse))
+    assert_array_equal(got.sinks, [20, 20])
+    assert not got.query.any() and not got.attn_mask.any() and got.key.shape == k.shape
+
+
 # -------------------------------------------------------------------------------------------- promises
 
 
