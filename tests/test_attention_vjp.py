@@ -177,6 +177,17 @@ def test_without_keys_the_log_sum_exp_is_the_sink(isa):
     assert not got.query.any() and not got.attn_mask.any() and got.key.shape == k.shape
 
 
+def test_without_columns_of_values_the_log_sum_exp_has_gradients(isa):
+    q, k, _ = random_inputs((2, 20, 8), 30)
+    v, d_lse = np.ones((2, 30, 0), np.float32), np.ones((2, 20), np.float32)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    got = sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, grad_lse=d_lse)
+    _, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, return_lse=True)
+    expected = pullback(out, d_lse)
+    assert_array_equal(got.query, expected.query)
+    assert got.query.any() and got.key.any()
+
+
 # -------------------------------------------------------------------------------------------- promises
 
 
