@@ -77,7 +77,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     }
     *plan = (sa_attention_plan){.block_rows = kernels->block_rows, .chunks = 1, .chunk_keys = a->S, .threads = 1};
     const bool no_weights = a->weights.m.data == NULL || a->S == 0;
-    if (rows == 0 || (a->Dv == 0 && a->lse.m.data == NULL && no_weights)) {
+    if (rows == 0 || (a->Dv == 0 && a->lse.m.data == NULL && a->stats.m.data == NULL && no_weights)) {
         return SA_OK; /* no output has an element; the rows may be far too many to be walked over */
     }
     plan->group = sa_group_size(a);

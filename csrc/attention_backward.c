@@ -49,8 +49,9 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
         return SA_TOO_LARGE;
     }
     *plan = (sa_backward_plan){.block_rows = kernels->block_rows, .parts = 1, .threads = 1};
-    if (rows == 0 || a->S == 0) {
-        return SA_OK; /* every gradient is zero */
+    /* Without keys a sink may still have a gradient: lse is the sink then. */
+    if (rows == 0 || (a->S == 0 && !(g->dsink_rows.m.data && g->grad_lse.m.data))) {
+        return SA_OK; /* every gradient is zero; the rows may be far too many to be walked over */
     }
     plan->group = sa_group_size(a);
     plan->groups = (ptrdiff_t)heads / plan->group;
