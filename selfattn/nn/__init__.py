@@ -16,6 +16,7 @@ from selfattn.nn.embedding import Embedding
 from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
 from selfattn.nn.module import IncompatibleKeys, Module, add_gradients
+from selfattn.nn.multihead_attention import MultiheadAttention
 from selfattn.nn.positions import SinusoidalPositions
 from selfattn.nn.rms_norm import RMSNorm
 from selfattn.nn.self_attention import SelfAttention, SelfAttentionBlock
@@ -28,6 +29,7 @@ __all__ = [
     "Linear",
     "Module",
     "ModuleList",
+    "MultiheadAttention",
     "RMSNorm",
     "SelfAttention",
     "SelfAttentionBlock",

@@ -23,16 +23,10 @@ from selfattn.nn._arrays import (
     merge_heads,
     split_heads,
 )
+from selfattn.nn._attention import PROJECTIONS, check_options, project, project_backward
 from selfattn.nn.layer_norm import LayerNorm
-from selfattn.nn.linear import Linear, linear, linear_backward
+from selfattn.nn.linear import Linear
 from selfattn.nn.module import Module
-
-PROJECTIONS = ("query", "key", "value")
-# What a call may set; the rest of scaled_dot_product_attention's arguments would change what the layer returns.
-OPTIONS = (
-    "dropout_p", "is_causal", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng",
-    "num_threads",
-)  # fmt: skip
 
 
 class SelfAttention(Module):
@@ -111,7 +105,7 @@ class SelfAttention(Module):
     def _project(self, x: Array) -> list[Array]:
         # The transpose is a view; Linear has its weights the other way round.
         weights = self._weights()
-        return [linear(x, W.T, getattr(self, f"b_{n}")) for n, W in zip(PROJECTIONS, weights, strict=True)]
+        return [project(x, W.T, getattr(self, f"b_{n}")) for n, W in zip(PROJECTIONS, weights, strict=True)]
 
     def _weights(self) -> tuple[Array, Array, Array]:
         return self.W_query, self.W_key, self.W_value
@@ -158,7 +152,7 @@ class SelfAttention(Module):
             d_projected: Any = attention_pullback(dy)[:3]
             dx, grads = np.zeros_like(x), {}
             for name, weight, d in zip(PROJECTIONS, self._weights(), d_projected, strict=True):
-                part, d_weight, grads[f"b_{name}"] = linear_backward(d, x, weight.T)
+                part, d_weight, grads[f"b_{name}"] = project_backward(d, x, weight.T)
                 grads[f"W_{name}"] = np.ascontiguousarray(d_weight.T)
                 dx += part
             return dx, {name: grads[name] for name, _ in self._own_parameters()}
@@ -299,10 +293,3 @@ class SelfAttentionBlock(Module):
             return dx, self.gather_gradients({**parts, "ln": norm_grads})
 
         return y, pullback
-
-
-def check_options(options: dict[str, Any]) -> None:
-    """Refuse options that the layers do not pass on."""
-    for name in options:
-        if name not in OPTIONS:
-            raise TypeError(f"unknown option {name!r}; a layer takes {', '.join(OPTIONS)}")
