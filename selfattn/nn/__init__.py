@@ -20,6 +20,7 @@ from selfattn.nn.multihead_attention import MultiheadAttention
 from selfattn.nn.positions import SinusoidalPositions
 from selfattn.nn.rms_norm import RMSNorm
 from selfattn.nn.self_attention import SelfAttention, SelfAttentionBlock
+from selfattn.nn.transformer_encoder import TransformerEncoder, TransformerEncoderLayer
 
 __all__ = [
     "Dropout",
@@ -35,6 +36,8 @@ __all__ = [
     "SelfAttentionBlock",
     "Sequential",
     "SinusoidalPositions",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
     "add_gradients",
     "init",
 ]
