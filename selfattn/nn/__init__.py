@@ -19,6 +19,7 @@ from selfattn.nn.module import IncompatibleKeys, Module, add_gradients
 from selfattn.nn.multihead_attention import MultiheadAttention
 from selfattn.nn.positions import SinusoidalPositions
 from selfattn.nn.rms_norm import RMSNorm
+from selfattn.nn.scaled_dot_product_attention import ScaledDotProductAttention
 from selfattn.nn.self_attention import SelfAttention, SelfAttentionBlock
 from selfattn.nn.transformer_encoder import TransformerEncoder, TransformerEncoderLayer
 
@@ -32,6 +33,7 @@ __all__ = [
     "ModuleList",
     "MultiheadAttention",
     "RMSNorm",
+    "ScaledDotProductAttention",
     "SelfAttention",
     "SelfAttentionBlock",
     "Sequential",
