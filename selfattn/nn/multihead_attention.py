@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
+from selfattn.layer_steps import LayerSteps, layer_steps
 from selfattn.nn import init
 from selfattn.nn._arrays import (
     Array,
@@ -250,6 +251,38 @@ class MultiheadAttention(Module):
             return d_inputs, self.gather_gradients({"": own, "out_proj": out_grads})
 
         return (output, _averaged(weights[0] if need_weights else None, average_attn_weights)), pullback
+
+    def steps(
+        self,
+        query: npt.ArrayLike,
+        key: npt.ArrayLike,
+        value: npt.ArrayLike,
+        key_padding_mask: npt.ArrayLike | None = None,
+        attn_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        *,
+        key_lengths: npt.ArrayLike | None = None,
+    ) -> LayerSteps:
+        """Compute the output with every intermediate result, to look at; arguments as for :meth:`forward`.
+
+        Returns
+        -------
+        selfattn.layer_steps.LayerSteps
+            Projections, scores and weights of each head (with one head there is no axis for it), then the
+            heads side by side and projected. Batches are (N, …) whatever ``batch_first`` says.
+        """
+        inputs = self._inputs(query, key, value)
+        options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
+        if self.num_heads == 1:
+            if options["attn_mask"] is not None and options["attn_mask"].ndim > 2:
+                options["attn_mask"] = options["attn_mask"].squeeze(-3)
+            options["key_lengths"] = key_lengths
+        q, k, v = (x.swapaxes(0, 1) if self._sequence_first(x) else x for x in inputs)
+        (w_q, b_q), (w_k, b_k), (w_v, b_v) = self._projections()
+        return layer_steps(
+            q, w_q.T, w_k.T, w_v.T, b_query=b_q, b_key=b_k, b_value=b_v, key_inputs=k, value_inputs=v,
+            num_heads=self.num_heads, W_out=self.out_proj.weight.T, b_out=self.out_proj.bias, **options,
+        )  # fmt: skip
 
     # ---------------------------------------------------------------------------------------- their parts
 
