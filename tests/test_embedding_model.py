@@ -202,6 +202,20 @@ def test_a_long_sentence_is_cut():
     np.testing.assert_array_equal(model(beyond), model(beyond[:LONGEST]))
 
 
+@pytest.mark.parametrize(("layers", "heads"), SHAPES)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_the_last_step_is_the_embedding(layers, heads, dtype):
+    model = model_of(layers, heads, dtype)
+    steps = model.steps(TRIPLET[2])
+    assert len(steps.blocks) == layers and steps.inputs.shape == (LONGEST, WIDTH)
+    np.testing.assert_array_equal(steps.embeddings, model.embedding_layer.weight[TRIPLET[2][:LONGEST]])
+    for block in steps.blocks:
+        assert block.weights.shape == (heads, LONGEST, LONGEST)[heads == 1 :]
+    # three blocks of sums of 16 products of numbers up to 4
+    got, close = steps.output.astype(np.float64), 64 * np.finfo(dtype).eps
+    np.testing.assert_allclose(got, model(TRIPLET[2]).astype(np.float64), rtol=0, atol=close)
+
+
 def test_tied_blocks_have_one_gradient():
     model = model_of(2, 1, np.float64)
     first, second = model.attention_layers

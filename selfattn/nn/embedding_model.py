@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn._extras import import_extra
+from selfattn.layer_steps import ModelSteps, model_steps
 from selfattn.nn import _embedding_compute, init
 from selfattn.nn._arrays import Array, Gradients, Pullback, Unchanged, as_gradient, check_size
 from selfattn.nn.containers import ModuleList
@@ -212,6 +213,36 @@ class EmbeddingModel(Module):
             ids, cu_seqlens = self.pack(given[start : start + batch_size], first=start)
             y[start : start + batch_size] = _embedding_compute.embed(ids, cu_seqlens, *arrays)
         return y
+
+    def steps(self, sentence: Sentence) -> ModelSteps:
+        """Compute the embedding of one sentence with every intermediate result, to look at.
+
+        Parameters
+        ----------
+        sentence : str or sequence of int
+            As for :meth:`forward`.
+
+        Returns
+        -------
+        selfattn.layer_steps.ModelSteps
+            Embeddings, positions, the steps of each block, and the mean. They are computed in NumPy, and so
+            equal what :meth:`forward` computes up to rounding.
+
+        Examples
+        --------
+        >>> from selfattn import nn
+        >>> model = nn.EmbeddingModel(lambda sentence: [len(sentence)], 10, 4, max_seq_len=8, rng=0)
+        >>> model.steps("tom").blocks[0].weights
+        array([[1.]], dtype=float32)
+        """
+        embeddings = self.embedding_layer.weight[self.tokens(sentence)]
+        positions = self.positions.table[: len(embeddings)]
+        x, blocks = embeddings + positions, []
+        block: Any
+        for block in self.attention_layers:
+            blocks.append(block.steps(x))
+            x = blocks[-1].result
+        return model_steps(embeddings, positions, blocks)
 
     def pack(self, sentences: Sequence[Sentence], first: int = 0) -> tuple[Array, Array]:
         """Put the ids of sentences one after the other.
