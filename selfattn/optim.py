@@ -17,7 +17,7 @@ True
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,17 +44,31 @@ class Optimizer:
     float16 and bfloat16 parameters are updated in float32 and rounded; their state is float32.
     """
 
+    _options: tuple[str, ...] = ("lr", "weight_decay")  # arguments of the constructor that are saved
+    _slots: tuple[str, ...] = ()  # what the state of a parameter has: "step", and arrays of its shape
+    _fixed: Mapping[str, Any] = {}  # what the class decides, saved to tell it from others
+
     def __init__(self, params: Mapping[str, Array], lr: float, weight_decay: float = 0.0) -> None:
         if not isinstance(params, Mapping):
             raise TypeError(f"params must be a dict, as from parameters(), not {type(params).__name__}")
         for name, array in params.items():
             if not isinstance(array, np.ndarray) or array.dtype.kind in "biuOSUc":
                 raise TypeError(f"params[{name!r}] must be an ndarray of floats, not {array!r}")
-        _check_not_negative(lr=lr, weight_decay=weight_decay)
+        _check_not_negative(weight_decay=weight_decay)
         self.params = dict(params)
         self.lr = lr
         self.weight_decay = weight_decay
         self.state: dict[str, dict[str, Any]] = {name: {} for name in params}
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        _check_not_negative(lr=lr)
+        self._lr = lr
 
     def step(self, grads: Mapping[str, npt.ArrayLike]) -> None:
         """Move the parameters by one step.
@@ -85,8 +99,88 @@ class Optimizer:
             checked[name] = array
         for name, array in checked.items():
             parameter = self.params[name]
-            wide = np.float64 if parameter.dtype == np.float64 else np.float32
+            wide = _wide(parameter)
             parameter[...] = self._moved(parameter.astype(wide), array.astype(wide), self.state[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of everything that the next steps depend on, apart from the parameters.
+
+        Returns
+        -------
+        dict
+            Laid out as PyTorch's, with names in place of numbers: ``"state"``, for each parameter that has taken a
+            step, holds ``"step"``, ``"exp_avg"`` and ``"exp_avg_sq"`` (Adam, AdamW) or ``"momentum_buffer"`` (SGD);
+            ``"param_groups"`` is a list of one dict, of the options and ``"params"``, the names.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from selfattn import optim
+        >>> optimizer = optim.Adam({"w": np.zeros(2)})
+        >>> optimizer.step({"w": [1.0, 2.0]})
+        >>> optimizer.state_dict()["state"]["w"]["exp_avg"]
+        array([0.1, 0.2])
+        """
+        state = {name: self._copied(name, entries) for name, entries in self.state.items() if entries}
+        options = {name: getattr(self, name) for name in self._options}
+        return {"state": state, "param_groups": [{**options, **self._fixed, "params": list(self.params)}]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from where :meth:`state_dict` was called. Everything is checked before anything is changed.
+
+        Parameters
+        ----------
+        state_dict : mapping
+            Its arrays are copied.
+
+        Raises
+        ------
+        ValueError
+            It is not laid out as :meth:`state_dict` describes, is of another optimiser or of other parameters, or a
+            shape, dtype or option is wrong.
+        TypeError
+            Something in it is of another kind.
+        """
+        group, saved = _parts(state_dict)
+        expected = {*self._options, *self._fixed, "params"}
+        if set(group) != expected:
+            raise ValueError(
+                f"param_groups[0] must have {sorted(expected)} for {type(self).__name__}, not {sorted(group)}"
+            )
+        for name, value in self._fixed.items():
+            if group[name] != value:
+                raise ValueError(f"{type(self).__name__} has {name}={value}, not {group[name]}")
+        if set(group["params"]) != set(self.params) or len(group["params"]) != len(self.params):
+            raise ValueError(f"the state is of the parameters {group['params']}, not {list(self.params)}")
+        options = {name: group[name] for name in self._options}
+        checked = type(self)(self.params, **options)  # raises what is wrong with the options
+        for name, entries in saved.items():
+            if name not in self.params:
+                raise ValueError(f"state has {name!r}, which is none of the parameters {list(self.params)}")
+            checked.state[name] = self._copied(name, entries)
+        for name in self._options:
+            setattr(self, name, getattr(checked, name))
+        self.state = checked.state
+
+    def _copied(self, name: str, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy the state of one parameter, after a look at it."""
+        if not isinstance(entries, Mapping) or set(entries) != set(self._slots):
+            raise ValueError(f"state[{name!r}] must have {list(self._slots)}, not {entries!r:.200}")
+        copied: dict[str, Any] = {}
+        for slot in self._slots:
+            entry, parameter = entries[slot], self.params[name]
+            if slot == "step":
+                if isinstance(entry, bool) or not hasattr(entry, "__index__") or entry < 1:
+                    raise ValueError(f"state[{name!r}]['step'] must be an int of at least 1, not {entry!r}")
+                copied[slot] = int(entry)
+                continue
+            expected = f"state[{name!r}][{slot!r}] must be an array {parameter.shape} of {_wide(parameter)}"
+            if not isinstance(entry, np.ndarray):
+                raise TypeError(f"{expected}, not {entry!r:.80}")
+            if (entry.shape, entry.dtype) != (parameter.shape, _wide(parameter)):
+                raise ValueError(f"{expected}, not {entry.shape} of {entry.dtype}")
+            copied[slot] = entry.copy()
+        return copied
 
     def _moved(self, parameter: Array, gradient: Array, state: dict[str, Any]) -> Array:
         """Return the parameter after a step; both arrays are copies, ``state`` is updated."""
@@ -123,6 +217,9 @@ class SGD(Optimizer):
     >>> params["w"]
     array([0.5, 2. ])
     """
+
+    _options = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+    _slots = ("momentum_buffer",)
 
     def __init__(
         self,
@@ -181,6 +278,10 @@ class Adam(Optimizer):
     array([0.5, 2.5])
     """
 
+    _options = ("lr", "betas", "eps", "weight_decay")
+    _slots = ("step", "exp_avg", "exp_avg_sq")
+    _fixed: Mapping[str, Any] = {"decoupled_weight_decay": False}
+
     def __init__(
         self,
         params: Mapping[str, Array],
@@ -193,7 +294,7 @@ class Adam(Optimizer):
         _check_not_negative(eps=eps)
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be two numbers in [0, 1), not {betas}")
-        self.betas, self.eps = betas, eps
+        self.betas, self.eps = (betas[0], betas[1]), eps
 
     def _moved(self, parameter: Array, gradient: Array, state: dict[str, Any]) -> Array:
         if self.weight_decay:
@@ -236,6 +337,8 @@ class AdamW(Adam):
     array([0.95, 1.9 ])
     """
 
+    _fixed: Mapping[str, Any] = {"decoupled_weight_decay": True}
+
     def __init__(
         self,
         params: Mapping[str, Array],
@@ -248,6 +351,25 @@ class AdamW(Adam):
 
     def _moved(self, parameter: Array, gradient: Array, state: dict[str, Any]) -> Array:
         return self._adam(parameter * (1 - self.lr * self.weight_decay), gradient, state)
+
+
+def _wide(parameter: Array) -> np.dtype[Any]:
+    """Return the dtype of a parameter's state."""
+    return np.dtype(np.float64 if parameter.dtype == np.float64 else np.float32)
+
+
+def _parts(state_dict: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the only group and the state, after a look at their layout."""
+    if not isinstance(state_dict, Mapping) or set(state_dict) != {"state", "param_groups"}:
+        raise ValueError(
+            f"an optimiser's state must be a dict of 'state' and 'param_groups', not {state_dict!r:.80}"
+        )
+    groups, state = state_dict["param_groups"], state_dict["state"]
+    if not isinstance(groups, Sequence) or len(groups) != 1 or not isinstance(groups[0], Mapping):
+        raise ValueError(f"param_groups must be a list of one dict, not {groups!r:.80}")
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be a dict, not {state!r:.80}")
+    return groups[0], state
 
 
 def _check_not_negative(**numbers: float) -> None:

@@ -1,0 +1,323 @@
+"""The sentence-embedding model: tokens, positions, blocks of self-attention, mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn._extras import import_extra
+from selfattn.layer_steps import ModelSteps, model_steps
+from selfattn.nn import _embedding_compute, init
+from selfattn.nn._arrays import Array, Gradients, Pullback, Unchanged, as_gradient, check_size
+from selfattn.nn.containers import ModuleList
+from selfattn.nn.embedding import Embedding
+from selfattn.nn.module import Module
+from selfattn.nn.positions import SinusoidalPositions
+from selfattn.nn.self_attention import SelfAttentionBlock
+from selfattn.text import as_tokenizer
+
+Sentence: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
+
+PARAMETERS = tuple(
+    f"{layer}.{kind}" for layer in ("query", "key", "value", "ln") for kind in ("weight", "bias")
+)
+
+
+class EmbeddingModel(Module):
+    """Turn a sentence into a vector: the mean over its tokens after some blocks of self-attention.
+
+    Each token's row of a table, plus sinusoidal positions, goes through ``num_layers`` blocks
+    ``LayerNorm(x + attention(x))``; the mean of what comes out is the embedding of the sentence.
+
+    Parameters
+    ----------
+    tokenizer : object
+        What makes ids of a sentence: something with SentencePiece's ``encode(sentence, out_type=int)``, a
+        ``tokenizers.Tokenizer`` of Hugging Face, or a callable ``str -> list of int``.
+    vocab_size : int
+        How many ids there are: 0 … vocab_size − 1.
+    embedding_dim : int
+        The width d of everything, even.
+    max_seq_len : int
+        Of a longer sentence only the first so many tokens count.
+    num_layers : int, default 1
+        With 0 the mean of rows and positions is taken as it is.
+    num_heads : int, default 1
+        The heads of every block; it has to divide ``embedding_dim``.
+    dtype : dtype, default float32
+    rng : int, Generator or torch_rng, optional
+        Where the weights come from: the table, then block by block query, key, value, each weight and then bias.
+
+    Attributes
+    ----------
+    embedding_layer : Embedding
+        The table, (vocab_size, embedding_dim), drawn from N(0, 1).
+    attention_layers : ModuleList of SelfAttentionBlock
+    positions : SinusoidalPositions
+        No parameter.
+
+    See Also
+    --------
+    ProxyTask : what it is trained with.
+    SelfAttentionBlock
+
+    Notes
+    -----
+    ``y, pullback = model.vjp(sentence)`` and ``grads = pullback(dy)``: sentences have no gradient. In place of a
+    string every method takes the ids themselves, as a list or array of integers.
+
+    A sentence is embedded alone or in a list with the same result up to rounding: a matrix product may add up in
+    another order when it has more rows.
+
+    The gradient of ``key.bias`` is zero: it adds the same number to all scores of a query, which softmax does not
+    see. What comes out is rounding noise, which Adam turns into steps of full size; so after training that one
+    parameter differs from run to run of different libraries, without effect on the embeddings.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need", 2017, sections 3.1, 3.2 and 3.5; Devlin et al., "BERT", 2019, for
+    encoders that read both ways.
+
+    Examples
+    --------
+    >>> from selfattn import nn
+    >>> vocabulary = {"tom": 0, "chase": 1, "jerry": 2}
+    >>> def tokenize(sentence):
+    ...     return [vocabulary[word] for word in sentence.split()]
+    >>> model = nn.EmbeddingModel(tokenize, 3, 4, max_seq_len=8, num_heads=2, rng=0)
+    >>> y, pullback = model.vjp("tom chase jerry")
+    >>> y.shape
+    (4,)
+    >>> list(pullback(y))[:3]
+    ['embedding_layer.weight', 'attention_layers.0.query.weight', 'attention_layers.0.query.bias']
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        embedding_dim: int,
+        *,
+        max_seq_len: int,
+        num_layers: int = 1,
+        num_heads: int = 1,
+        dtype: npt.DTypeLike = np.float32,
+        rng: init.Rng = None,
+    ) -> None:
+        self.vocab_size = check_size("vocab_size", vocab_size)
+        self.embedding_dim = check_size("embedding_dim", embedding_dim)
+        self.max_seq_len = check_size("max_seq_len", max_seq_len)
+        self.num_layers = check_size("num_layers", num_layers, 0)
+        self.num_heads = check_size("num_heads", num_heads)
+        if embedding_dim % 2:
+            raise ValueError(
+                f"embedding_dim must be even, as sines and cosines come in pairs, not {embedding_dim}"
+            )
+        if embedding_dim % num_heads:
+            raise ValueError(
+                f"num_heads must divide embedding_dim; {num_heads} does not divide {embedding_dim}"
+            )
+        self.tokenizer = tokenizer
+        self._tokenize = as_tokenizer(tokenizer)
+        generator = init.as_generator(rng)
+        self.embedding_layer = Embedding(vocab_size, embedding_dim, dtype=dtype, rng=generator)
+        self.positions = SinusoidalPositions(embedding_dim, max_seq_len, dtype=dtype)
+        self.attention_layers = ModuleList(
+            SelfAttentionBlock(embedding_dim, num_heads, dtype=dtype, rng=generator)
+            for _ in range(num_layers)
+        )
+
+    def forward(self, sentence: Sentence | Sequence[Sentence]) -> Array:
+        """Compute the embedding of a sentence, or of each of a list of them.
+
+        Parameters
+        ----------
+        sentence : str, sequence of int, or a list of such
+            Text for the tokenizer, or ids. What is beyond ``max_seq_len`` tokens of a sentence is left out.
+
+        Returns
+        -------
+        ndarray, shape (embedding_dim,) or (n, embedding_dim)
+
+        Raises
+        ------
+        TypeError
+            It is neither, or the tokenizer returned something else than integers.
+        ValueError
+            A sentence has no tokens, or one that is not in 0 … vocab_size − 1.
+        """
+        alone = not is_batch(sentence)
+        ids, cu_seqlens = self.pack([sentence] if alone else sentence)  # type: ignore[list-item,arg-type]
+        y = _embedding_compute.embed(ids, cu_seqlens, *self._arrays())
+        return y[0] if alone else y
+
+    def vjp(self, sentence: Sentence | Sequence[Sentence]) -> tuple[Array, Pullback]:
+        """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``."""
+        alone = not is_batch(sentence)
+        ids, cu_seqlens = self.pack([sentence] if alone else sentence)  # type: ignore[list-item,arg-type]
+        table, positions, blocks = self._arrays()
+        rows, compute_pullback = _embedding_compute.embed_vjp(ids, cu_seqlens, table, positions, blocks)
+        y = rows[0] if alone else rows
+        unchanged = Unchanged("EmbeddingModel", table, *(x for block in blocks for x in block.parameters))
+
+        def pullback(dy: npt.ArrayLike) -> Gradients:
+            dy = as_gradient(dy, y)
+            unchanged.check()
+            return self._named(compute_pullback(dy.reshape(rows.shape)))
+
+        return y, pullback
+
+    def encode(self, sentences: Iterable[Sentence], batch_size: int = 64, progress: bool = False) -> Array:
+        """Compute the embeddings of many sentences.
+
+        Parameters
+        ----------
+        sentences : iterable of str or of sequences of int
+        batch_size : int, default 64
+            How many go through the model at once. They stand one after the other, not padded to the longest, so
+            that their order does not matter for the time.
+        progress : bool, default False
+            Show a progress bar; needs ``tqdm``.
+
+        Returns
+        -------
+        ndarray, shape (n, embedding_dim)
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`forward`; the message says which sentence.
+        ImportError
+            ``tqdm`` is not installed: ``pip install 'selfattn[text]'``.
+
+        Examples
+        --------
+        >>> from selfattn import nn
+        >>> model = nn.EmbeddingModel(lambda sentence: [len(sentence)], 10, 4, max_seq_len=8, rng=0)
+        >>> model.encode(["tom", "chase", "jerry"]).shape
+        (3, 4)
+        """
+        if isinstance(sentences, str):
+            raise TypeError(f"sentences must be a list of sentences, not one: {quoted(sentences)}")
+        batch_size = check_size("batch_size", batch_size)
+        given: Any = sentences if isinstance(sentences, Sequence | np.ndarray) else list(sentences)
+        y = np.empty((len(given), self.embedding_dim), self.embedding_layer.weight.dtype)
+        starts: Iterable[int] = range(0, len(given), batch_size)
+        if progress:
+            starts = import_extra("tqdm.auto", "text").tqdm(starts, desc="encode", unit="batch")
+        arrays = self._arrays()
+        for start in starts:
+            ids, cu_seqlens = self.pack(given[start : start + batch_size], first=start)
+            y[start : start + batch_size] = _embedding_compute.embed(ids, cu_seqlens, *arrays)
+        return y
+
+    def steps(self, sentence: Sentence) -> ModelSteps:
+        """Compute the embedding of one sentence with every intermediate result, to look at.
+
+        Parameters
+        ----------
+        sentence : str or sequence of int
+            As for :meth:`forward`.
+
+        Returns
+        -------
+        selfattn.layer_steps.ModelSteps
+            Embeddings, positions, the steps of each block, and the mean. They are computed in NumPy, and so
+            equal what :meth:`forward` computes up to rounding.
+
+        Examples
+        --------
+        >>> from selfattn import nn
+        >>> model = nn.EmbeddingModel(lambda sentence: [len(sentence)], 10, 4, max_seq_len=8, rng=0)
+        >>> model.steps("tom").blocks[0].weights
+        array([[1.]], dtype=float32)
+        """
+        embeddings = self.embedding_layer.weight[self.tokens(sentence)]
+        positions = self.positions.table[: len(embeddings)]
+        x, blocks = embeddings + positions, []
+        block: Any
+        for block in self.attention_layers:
+            blocks.append(block.steps(x))
+            x = blocks[-1].result
+        return model_steps(embeddings, positions, blocks)
+
+    def pack(self, sentences: Sequence[Sentence], first: int = 0) -> tuple[Array, Array]:
+        """Put the ids of sentences one after the other.
+
+        Parameters
+        ----------
+        sentences : sequence of str or of sequences of int
+        first : int, default 0
+            The number of the first of them in messages.
+
+        Returns
+        -------
+        ids : ndarray of int, shape (t,)
+        cu_seqlens : ndarray of int, shape (len(sentences) + 1,)
+            Where each sentence starts, and t at the end.
+        """
+        names = (
+            [f"sentence {n}, " for n in range(first, first + len(sentences))] if len(sentences) > 1 else [""]
+        )
+        parts = [self.tokens(sentence, name) for sentence, name in zip(sentences, names, strict=True)]
+        cu_seqlens = np.zeros(len(parts) + 1, np.intp)
+        np.cumsum([len(part) for part in parts], out=cu_seqlens[1:])
+        return np.concatenate(parts), cu_seqlens
+
+    def tokens(self, sentence: Sentence, name: str = "") -> npt.NDArray[np.intp]:
+        """Return the ids of a sentence, at most ``max_seq_len``, after a check of what the tokenizer returned.
+
+        ``name`` stands before the sentence in messages.
+        """
+        ids: Any = self._tokenize(sentence) if isinstance(sentence, str) else sentence
+        try:
+            array = np.asarray(ids[: self.max_seq_len])
+        except (TypeError, ValueError, KeyError):  # no sequence, or one of sequences
+            array = np.empty(0, object)
+        if array.ndim != 1 or (
+            array.dtype.kind not in "iu" and not (array.size == 0 and array.dtype == float)
+        ):
+            what = "" if ids is sentence else f"the tokenizer returned {quoted(ids)} for "
+            raise TypeError(f"expected a str or a sequence of integers; {what}{name}{quoted(sentence)}")
+        if array.size == 0:
+            raise ValueError(f"{name}{quoted(sentence)} has no tokens")
+        if array.min() < 0 or array.max() >= self.vocab_size:
+            wrong = array[(array < 0) | (array >= self.vocab_size)]
+            raise ValueError(
+                f"ids must be in 0...{self.vocab_size - 1}, as vocab_size is {self.vocab_size}; "
+                f"{name}{quoted(sentence)} has {wrong[0]}"
+            )
+        return array.astype(np.intp, copy=False)
+
+    def _arrays(self) -> tuple[Array, Array, list[_embedding_compute.Block]]:
+        blocks = []
+        block: Any
+        for block in self.attention_layers:
+            layers = (block.query, block.key, block.value, block.ln)
+            parameters = [array for layer in layers for array in (layer.weight, layer.bias)]
+            blocks.append(_embedding_compute.Block(parameters, block.num_heads, block.ln.eps))
+        return self.embedding_layer.weight, self.positions.table, blocks
+
+    def _named(self, gradients: list[Array]) -> Gradients:
+        names = [f"{n}.{name}" for n in range(len(self.attention_layers)) for name in PARAMETERS]
+        layers = dict(zip(names, gradients[1:], strict=True))
+        parts = {"embedding_layer": {"weight": gradients[0]}, "attention_layers": layers}
+        return self.gather_gradients(parts)
+
+
+def is_batch(sentences: Any) -> bool:
+    """Tell a list of sentences from one sentence, which may itself be a list of ids."""
+    if isinstance(sentences, np.ndarray):
+        return sentences.ndim > 1 or sentences.dtype.kind in "OU"
+    if isinstance(sentences, str) or not isinstance(sentences, Sequence) or not sentences:
+        return False
+    return not hasattr(sentences[0], "__index__")
+
+
+def quoted(value: Any) -> str:
+    """Quote what was given, a long thing only in part."""
+    text = repr(value[:50] if isinstance(value, str | list | tuple | np.ndarray) else value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

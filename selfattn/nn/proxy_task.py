@@ -1,0 +1,149 @@
+"""The task that a sentence-embedding model learns from: similar sentences near, others far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.nn._arrays import Array, Gradients, Pullback, as_input, widened
+from selfattn.nn.embedding_model import EmbeddingModel, Sentence, is_batch
+from selfattn.nn.module import Module
+
+Sentences: TypeAlias = Sentence | Sequence[Sentence]
+
+
+class ProxyTask(Module):
+    """How sure a model is that one sentence is similar to another, and a third is not.
+
+    confidence = log σ(main · similar) + log σ(−main · non_similar), of the sentences' embeddings; at most 0.
+
+    Parameters
+    ----------
+    model : EmbeddingModel
+        Its parameters, under its names, are those of the task.
+
+    See Also
+    --------
+    EmbeddingModel
+
+    Notes
+    -----
+    The loss is −confidence: ``confidence, pullback = task.vjp(main, similar, non_similar)`` and
+    ``grads = pullback(-1.0)``. Of three lists of n sentences come n confidences; for the loss that is their mean,
+    ``grads = pullback(-1 / n)``. All sentences go through the model in one pass.
+
+    log σ(x) is computed as min(x, 0) − log(1 + exp(−abs(x))), which is finite and exact to rounding for every finite
+    x.
+
+    References
+    ----------
+    Mikolov et al., "Distributed Representations of Words and Phrases and their Compositionality", 2013, equation 4,
+    with one negative sample.
+
+    Examples
+    --------
+    >>> from selfattn import nn, optim
+    >>> words = "tom chase jerry likes cheese harry killed voldemort".split()
+    >>> def tokenize(sentence):
+    ...     return [words.index(word) for word in sentence.split()]
+    >>> task = nn.ProxyTask(nn.EmbeddingModel(tokenize, len(words), 8, max_seq_len=8, rng=0))
+    >>> triplet = "tom chase jerry", "jerry likes cheese", "harry killed voldemort"
+    >>> before = task.execute(*triplet)
+    >>> optimizer = optim.Adam(task.parameters(), lr=0.01)
+    >>> for _ in range(10):
+    ...     confidence, pullback = task.vjp(*triplet)
+    ...     optimizer.step(pullback(-1.0))
+    >>> bool(task.execute(*triplet) > before)
+    True
+    """
+
+    def __init__(self, model: EmbeddingModel) -> None:
+        if not isinstance(model, EmbeddingModel):
+            raise TypeError(f"model must be an EmbeddingModel, not {type(model).__name__}")
+        self.model = model
+
+    def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Array]]:
+        return self.model._all_parameters(prefix)
+
+    def forward(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> Any:
+        """Compute the confidence; :meth:`execute` is another name for it."""
+        return self.execute(main, similar, non_similar)
+
+    def execute(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> Any:
+        """Compute the confidence.
+
+        Parameters
+        ----------
+        main, similar, non_similar : str, sequence of int, or lists of n such
+            As for :meth:`EmbeddingModel.forward`.
+
+        Returns
+        -------
+        floating, or ndarray of shape (n,)
+            Of the model's dtype.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`EmbeddingModel.forward`, or the lists differ in length.
+        """
+        a, b, c = self._embeddings(self.model(_all_of(main, similar, non_similar)), main)
+        return self._confidence(np.vecdot(a, b), np.vecdot(a, c))
+
+    def vjp(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> tuple[Any, Pullback]:
+        """Compute the confidence and its pullback, ``d_confidence -> grads``, keyed like ``model.parameters()``.
+
+        Of n triplets, ``d_confidence`` is (n,), or a number for all of them: −1/n for a loss that is the mean.
+        """
+        rows, model_pullback = self.model.vjp(_all_of(main, similar, non_similar))
+        a, b, c = self._embeddings(rows, main)
+        near, far = np.vecdot(a, b), np.vecdot(a, c)
+        confidence = self._confidence(near, far)
+
+        def pullback(d_confidence: npt.ArrayLike) -> Gradients:
+            d = as_input(d_confidence, near.dtype, "d_confidence")
+            if d.shape not in ((), near.shape):
+                raise ValueError(f"d_confidence must have shape {near.shape} or (), not {d.shape}")
+            # d log σ(x) / dx = σ(−x)
+            d_near = (d * sigmoid(-near))[..., None]
+            d_far = (-d * sigmoid(far))[..., None]
+            dy = np.stack([d_near * b + d_far * c, d_near * a, d_far * a])
+            grads: Gradients = model_pullback(dy.reshape(rows.shape))
+            return grads
+
+        return confidence, pullback
+
+    def _embeddings(self, rows: Array, main: Sentences) -> Array:
+        """See (3 n, d) as (3, n, d), and those of a single triplet as (3, d)."""
+        rows = widened(rows)
+        return rows.reshape(3, -1, rows.shape[-1]) if is_batch(main) else rows
+
+    def _confidence(self, near: Any, far: Any) -> Any:
+        dtype = self.model.embedding_layer.weight.dtype
+        return (log_sigmoid(near) + log_sigmoid(-far)).astype(dtype)
+
+
+def _all_of(*parts: Sentences) -> list[Any]:
+    """Put the main sentences, the similar and the others one after the other."""
+    if not any(is_batch(part) for part in parts):
+        return list(parts)
+    if not all(is_batch(part) for part in parts):
+        raise TypeError("main, similar and non_similar must be three sentences or three lists of sentences")
+    if len({len(part) for part in parts}) > 1:
+        lengths = ", ".join(str(len(part)) for part in parts)
+        raise ValueError(f"main, similar and non_similar must have the same length, not {lengths}")
+    return [sentence for part in parts for sentence in part]
+
+
+def log_sigmoid(x: Any) -> Any:
+    """log(1 / (1 + exp(−x))), for x of any size: about x far below 0, −exp(−x) far above."""
+    return np.minimum(x, 0) - np.log1p(np.exp(-np.abs(x)))
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + exp(−x)), without an overflow for x of any size."""
+    e = np.exp(-np.abs(x))
+    return np.where(x < 0, e, e.dtype.type(1)) / (1 + e)
