@@ -210,7 +210,22 @@ static void merge_task(const sa_attention *a, const sa_attention_plan *plan, con
     kernels->attention_merge(&b, partial + (size_t)(t * plan->chunks) * kernels->attention_partial(a), plan->chunks, scratch);
 }
 
-bool sa_cancelled(const sa_attention *a) { return a->cancel != NULL && __atomic_load_n(a->cancel, __ATOMIC_RELAXED) != 0; }
+static bool stopped(const sa_watch *watch) { return __atomic_load_n(&watch->cancelled, __ATOMIC_RELAXED) != 0; }
+
+bool sa_cancelled(const sa_attention *a) {
+    if (a->watch == NULL || stopped(a->watch)) {
+        return a->watch != NULL;
+    }
+#if defined(_OPENMP)
+    const bool called_by_caller = omp_get_thread_num() == 0;
+#else
+    const bool called_by_caller = true;
+#endif
+    if (called_by_caller && a->watch->poll != NULL) {
+        a->watch->poll(a->watch);
+    }
+    return stopped(a->watch);
+}
 
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial) {
     const sa_real_kernels *kernels = sa_kernels_of(a);

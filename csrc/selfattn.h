@@ -17,7 +17,7 @@ typedef enum {
     SA_NO_MEMORY, /* scratch could not be had; nothing was written */
     SA_TOO_LARGE, /* a size product does not fit; nothing was written */
     SA_BAD_ISA,   /* no such instruction set in this build, or not on this CPU */
-    SA_CANCELLED  /* *cancel was set; the outputs are undefined */
+    SA_CANCELLED  /* watch->cancelled was set; the outputs are undefined */
 } sa_status;
 
 typedef enum {
@@ -57,6 +57,13 @@ typedef struct {
 #define SA_UNBOUNDED PTRDIFF_MAX
 
 /* Everything a forward call says. The caller has checked shapes, dtypes and ranges; the core trusts them. */
+/* How a long call is stopped: any thread may set cancelled (atomically). Between tasks, the thread that made the call also
+ * calls poll, unless NULL, which may do so. */
+typedef struct sa_watch {
+    int cancelled;
+    void (*poll)(struct sa_watch *);
+} sa_watch;
+
 typedef struct {
     ptrdiff_t L, S, E, Dv;
     int n_lead;
@@ -80,7 +87,7 @@ typedef struct {
     ptrdiff_t window_left, window_right; /* SA_UNBOUNDED where open */
     double dropout_p;
     uint64_t seed;
-    const int *cancel; /* read once per task when not NULL */
+    sa_watch *watch; /* looked at between tasks when not NULL */
 } sa_attention;
 
 /* How a call is cut up. It follows from shape, options and the instruction set alone, never from the number of threads,

@@ -30,6 +30,7 @@ from selfattn.attention_vjp import (
 from selfattn.checks import check_vjp
 from selfattn.config import show_config
 from selfattn.functional import merge_attention
+from selfattn.kv_cache import KVCache
 from selfattn.random import torch_rng
 from selfattn.rows_vjp import (
     LayerNormGradients,
@@ -51,6 +52,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AttentionGradients",
     "AttentionSteps",
+    "KVCache",
     "LayerNormGradients",
     "MergeGradients",
     "RMSNormGradients",

@@ -1,6 +1,7 @@
 /* scaled_dot_product_attention as Python calls it: makes the outputs, runs, and builds the result. The arguments are read in
  * attention_call.c. */
 #include "attention_call.h"
+#include "unlocked.h"
 
 /* Work below which the GIL is kept and scratch is taken from the stack: releasing and taking it back costs as much as such
  * a call. In multiply-adds. */
@@ -121,9 +122,12 @@ static int run(sa_call *c) {
         return -1;
     }
     char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
-    Py_BEGIN_ALLOW_THREADS status = sa_attention_forward(&c->a, &plan, aligned, aligned + scratch_bytes);
-    Py_END_ALLOW_THREADS PyMem_RawFree(memory);
-    return status == SA_OK ? 0 : -1;
+    sa_unlocked unlocked;
+    c->a.watch = sa_unlock(&unlocked);
+    status = sa_attention_forward(&c->a, &plan, aligned, aligned + scratch_bytes);
+    sa_lock_again(&unlocked);
+    PyMem_RawFree(memory);
+    return status == SA_OK ? 0 : -1; /* a signal's handler left its exception */
 }
 
 static PyObject *result_of(sa_call *c) {

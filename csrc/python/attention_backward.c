@@ -2,6 +2,7 @@
  * what it returned, and the gradient of that; returns the gradients in the precision that computes, over all leading dims, as
  * a tuple. selfattn/attention_vjp.py brings them to the inputs' shapes and dtypes. */
 #include "attention_call.h"
+#include "unlocked.h"
 
 enum { GRAD_OUT = SA_ARG_NUM_THREADS + 1, STATISTICS, GRAD_LSE, WRT };
 
@@ -220,9 +221,12 @@ static int run(backward_call *b) {
     }
     char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
     b->g.delta = aligned + scratch;
-    Py_BEGIN_ALLOW_THREADS status = sa_attention_backward(&b->g, &plan, aligned);
-    Py_END_ALLOW_THREADS PyMem_RawFree(memory);
-    return status == SA_OK ? 0 : -1;
+    sa_unlocked unlocked;
+    b->c.a.watch = sa_unlock(&unlocked);
+    status = sa_attention_backward(&b->g, &plan, aligned);
+    sa_lock_again(&unlocked);
+    PyMem_RawFree(memory);
+    return status == SA_OK ? 0 : -1; /* a signal's handler left its exception */
 }
 
 PyObject *sa_py_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {

@@ -444,7 +444,7 @@ int sa_call_read(sa_call *c, PyObject *module, PyObject *const *values) {
     c->a.lse.m.data = c->a.weights.m.data = c->a.stats.m.data = NULL;
     c->a.softcap = c->a.dropout_p = 0;
     c->a.seed = 0;
-    c->a.cancel = NULL;
+    c->a.watch = NULL;
     return read_flag(values[SA_ARG_ENABLE_GQA], &c->enable_gqa) < 0 || read_inputs(c, values) < 0 ||
                    read_scalars(c, values) < 0 || read_options(c, values) < 0
                ? -1
