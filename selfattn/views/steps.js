@@ -8,6 +8,7 @@
 (() => {
   const LEVELS = 8; // of colour, for each sign; as in page.py
   const MAX_TERMS = 12; // a longer sum is spelled with its first and last terms
+  const MAX_FAR = 4000; // numbers of a page that still lights up what the sources are made of
   const STEP_MS = 1600; // between two steps of the play button
 
   /* ------------------------------------------------------------------ numbers, written as writing.py does */
@@ -217,6 +218,11 @@
         return `(${t(0, i, j)} - ${mean}) / √(${variance} + ${eps}) · ${t(1, 0, j)} + ${t(2, 0, j)}`;
       },
     },
+    row_sums: {
+      all: ([x], [rows, columns]) => Matrix.of(rows, columns, (i) => dot(x.columns, (j) => x.at(i, j))),
+      made: ([x], i) => range(x.columns).map((j) => ["a", 0, i, j]),
+      spell: (t, [x], i, _, __, v) => v.sum(x.columns, (j) => t(0, i, j)),
+    },
     mean: {
       all: ([x], [rows, columns]) => Matrix.of(rows, columns, (_, j) => dot(x.rows, (i) => x.at(i, j)) / x.rows),
       made: ([x], _, j) => range(x.rows).map((i) => ["a", 0, i, j]),
@@ -246,6 +252,7 @@
       const data = JSON.parse(root.querySelector("script.sa-data").textContent);
       Object.assign(this, { texts: data.texts, labels: data.labels, precision: data.precision });
       this.nodes = new Map(data.nodes.map((node) => [node.id, this.prepare(node)]));
+      this.numbers = data.nodes.reduce((n, { shape }) => n + shape[0] * shape[1], 0);
       this.cells = new WeakMap(); // td: {node, i, j} or {difference, i, j}
       this.differences = [];
       this.lit = [];
@@ -327,12 +334,21 @@
 
     /** The name of a number, such as scores[bank, river], as elements. */
     name({ node, difference, i, j }) {
-      if (difference) return [`${this.texts.difference}: `, ...this.name({ node: difference.a, i, j })];
+      const first = node ?? difference.a, second = node ?? difference.b;
       const inside = [];
-      if (node.rows !== "one") inside.push(element("bdi", {}, this.label(node.rows, i)));
-      if (node.rows !== "one" && node.columns !== "one") inside.push(", ");
-      if (node.columns !== "one") inside.push(element("bdi", {}, this.label(node.columns, j)));
-      return inside.length ? [node.name, "[", ...inside, "]"] : [node.name];
+      for (const [axis, index] of [["rows", i], ["columns", j]]) {
+        if (first[axis] === "one") continue;
+        const [x, y] = [this.label(first[axis], index), this.label(second[axis], index)];
+        inside.push(inside.length ? ", " : "", element("bdi", {}, x === y ? x : `${x} → ${y}`));
+      }
+      const name = difference ? `${this.texts.difference}: ${first.name}` : first.name;
+      return inside.length ? [name, "[", ...inside, "]"] : [name];
+    }
+
+    /** Second minus first; what differs by rounding alone is 0, as in page.py. */
+    minus({ a, b }, i, j) {
+      const value = b.now.at(i, j) - a.now.at(i, j);
+      return Math.abs(value) <= 1e-12 * a.size ? 0 : value;
     }
 
     sum(n, term) {
@@ -359,7 +375,7 @@
       if (difference) {
         formula = `${figure(difference.b, i, j)} - ${paren(figure(difference.a, i, j), true)}`;
         result = this.hidden(difference.a, i, j) || this.hidden(difference.b, i, j)
-          ? "?" : write(difference.b.now.at(i, j) - difference.a.now.at(i, j), difference.digits, this.precision);
+          ? "?" : write(this.minus(difference, i, j), difference.digits, this.precision);
       } else {
         const op = OPS[node.op];
         if (!op) return null;
@@ -374,13 +390,20 @@
     /* --------------------------------------------------------------------------------------- lighting up */
 
     light(td) {
-      for (const [cell, name] of this.lit) cell.classList.remove(name);
+      for (const [cell, name] of this.lit) {
+        cell.classList.remove(name);
+        delete cell.dataset.lit;
+      }
       this.lit = [];
       for (const stage of this.stages) stage.say?.replaceChildren();
       const cell = td && this.cells.get(td);
       if (!cell) return;
-      for (const [colour, node, i, j] of this.sources(cell)) {
+      const sources = this.sources(cell);
+      for (const [colour, node, i, j] of sources) {
         for (const other of node.shown.get(i * node.shape[1] + j) ?? []) this.add(other, `sa-${colour}`);
+      }
+      for (const [node, index] of this.ancestors(sources)) {
+        for (const other of node.shown.get(index) ?? []) if (!other.dataset.lit) this.add(other, "sa-far");
       }
       this.add(td, "sa-here");
       this.say(td.closest(".sa-stage"), cell);
@@ -389,6 +412,7 @@
     add(td, name) {
       if (td.classList.contains(name)) return;
       td.classList.add(name);
+      td.dataset.lit = "";
       this.lit.push([td, name]);
     }
 
@@ -401,6 +425,21 @@
       const args = node.args.map((id) => this.nodes.get(id));
       const made = op.made(args.map((arg) => arg.now), i, j, node.options);
       return [...itself, ...made.map(([colour, which, row, column]) => [colour, args[which], row, column])];
+    }
+
+    /** What the sources are made of in turn, back to what is given; on a large page that would be too much to light. */
+    *ancestors(sources) {
+      if (this.numbers > MAX_FAR) return;
+      const queue = sources.map(([, ...source]) => source);
+      const seen = new Set();
+      for (const [node, i, j] of queue) {
+        const index = i * node.shape[1] + j;
+        const name = `${node.id} ${index}`;
+        if (seen.has(name)) continue;
+        seen.add(name);
+        yield [node, index];
+        for (const [, ...source] of this.sources({ node, i, j }).slice(1)) queue.push(source);
+      }
     }
 
     say(stage, cell) {
@@ -653,8 +692,7 @@
     drawDifference({ a, b, cells, size, digits }) {
       for (const [td, i, j] of cells) {
         const moved = !same(a.now.at(i, j), a.kernel.at(i, j), 0) || !same(b.now.at(i, j), b.kernel.at(i, j), 0);
-        const value = b.now.at(i, j) - a.now.at(i, j);
-        this.paint(td, value, this.hidden(a, i, j) || this.hidden(b, i, j), size, Math.max(digits, a.digits, b.digits), moved);
+        this.paint(td, this.minus({ a, b }, i, j), this.hidden(a, i, j) || this.hidden(b, i, j), size, Math.max(digits, a.digits, b.digits), moved);
       }
     }
 
