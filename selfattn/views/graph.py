@@ -462,7 +462,7 @@ def _norm(
         filled = np.full(width, default) if array is None else array
         ids.append(graph.add(Node(prefix + name, name, filled, "one", editable=True), shared=True))
     y = graph.add(Node(f"{prefix}norm", "norm", data, rows, "", "norm", (last, *ids), {"eps": eps}))
-    graph.show("norm", [last, "→", ids[0], "", ids[1], "=", y], prefix=prefix, source=last)
+    graph.show("norm", [last, "", ids[0], "", ids[1], "→", y], prefix=prefix, source=last)
     return y
 
 

@@ -25,8 +25,11 @@ from selfattn.views.picture import weights_svg
 from selfattn.views.texts import merged
 from selfattn.views.writing import Array, decimals_of, number, text, visible
 
-_ID = re.compile(r' id="stage=[^"]*"')  # no other text can hold it: quotes are escaped
+_ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # no other text can hold it: quotes are escaped
 _LOW = re.compile(r"_([0-9A-Za-z]+)")
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"  # no network
+)
 LEVELS = 8  # of colour, for each sign
 
 
@@ -62,6 +65,7 @@ class Page:
         return (
             f'<!DOCTYPE html>\n<html lang="{text(self.lang)}">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
             f'<title>{text(self.title)}</title>\n<link rel="icon" href="data:,">\n{_style()}\n</head>\n'
             f'<body class="sa-page">\n{self.body}\n{_script()}\n</body>\n</html>\n'
         )
@@ -197,16 +201,22 @@ def check_tokens(
 
 
 def join_pages(pages: Sequence[Page], title: str) -> Page:
-    """Put several pages into one document, one below the other; links lead to the first that has a stage."""
-    seen: set[str] = set()
+    """Put several pages into one document, one below the other.
 
-    def once(match: Any) -> str:
-        if match[0] in seen:
-            return ""
-        seen.add(match[0])
-        return str(match[0])
+    Links to the second are ``#view=2&stage=scores&row=0`` and so on; those to the first are as they were.
 
-    body = "\n".join(_ID.sub(once, page.body) for page in pages)
+    Examples
+    --------
+    >>> import selfattn as sa
+    >>> pages = [steps_page(sa.attention_steps([[x]], [[x]], [[x]])) for x in (1.0, 2.0)]
+    >>> 'id="view=2&amp;stage=scores"' in join_pages(pages, "One and two").html
+    True
+    """
+    bodies = [
+        page.body if n == 1 else page.body.replace(' id="stage=', f' id="view={n}&amp;stage=')
+        for n, page in enumerate(pages, 1)
+    ]
+    body = "\n".join(bodies)
     return Page(title, f'<h1 class="sa-title">{text(title)}</h1>\n{body}', pages[0].svg, pages[0].lang)
 
 

@@ -9,6 +9,7 @@
   const LEVELS = 8; // of colour, for each sign; as in page.py
   const MAX_TERMS = 12; // a longer sum is spelled with its first and last terms
   const MAX_FAR = 4000; // numbers of a page that still lights up what the sources are made of
+  const MAX_FEW = 36; // numbers of a matrix that play shows one by one
   const STEP_MS = 1600; // between two steps of the play button
 
   /* ------------------------------------------------------------------ numbers, written as writing.py does */
@@ -293,7 +294,7 @@
       const node = this.nodes.get(id);
       if (node) node.tables.push(table);
       const numbers = (text, n) => (text === undefined ? range(n) : text === "" ? [] : text.split(",").map(Number));
-      const lines = [...table.tBodies[0].rows].filter((line) => !line.classList.contains("sa-gap"));
+      const lines = linesOf(table);
       const rows = numbers(table.dataset.rows, lines.length);
       lines.forEach((line, n) => {
         const tds = [...line.cells].filter((td) => td.tagName === "TD" && !td.classList.contains("sa-gap"));
@@ -468,7 +469,8 @@
         made.dataset.do = name;
         return made;
       };
-      const tokens = this.labels.t0 ?? [];
+      const others = this.labels.t1 ?? this.labels.t0;
+      const tokens = this.labels.t0.map((token, i) => (others[i] === token || i >= others.length ? token : `${token} / ${others[i]}`));
       this.chooser = element(
         "select", { onchange: () => this.follow(this.chooser.value) },
         element("option", { value: "" }, this.texts.everything),
@@ -489,6 +491,10 @@
       const hint = element("p", { className: "sa-hint" }, this.texts.hint);
       this.stages[0]?.before(bar, hint);
       for (const stage of this.stages) {
+        if (stage.id) {
+          const heading = stage.querySelector("h3");
+          heading.replaceChildren(element("a", { href: `#${stage.id}` }, ...heading.childNodes));
+        }
         stage.say = element("p", { className: "sa-say", ariaLive: "polite" });
         stage.append(stage.say);
       }
@@ -522,12 +528,14 @@
       this.steps = [];
       for (const stage of this.stages) {
         const found = [];
-        for (const table of stage.querySelectorAll("table.sa-result:not(.sa-input)")) {
-          const lines = [...table.tBodies[0].rows].filter((line) => !line.classList.contains("sa-gap"));
-          const few = lines.length * (lines[0]?.cells.length ?? 0) <= 30;
+        for (const group of stage.querySelectorAll(".sa-eq")) {
+          const tables = [...group.querySelectorAll("table.sa-result:not(.sa-input)")].map(linesOf);
+          const few = tables.every((lines) => lines.length * (lines[0]?.cells.length ?? 0) <= MAX_FEW);
+          const lines = group.classList.contains("sa-compare")
+            ? range(Math.max(0, ...tables.map((table) => table.length))).flatMap((n) => tables.flatMap((table) => table[n] ?? []))
+            : tables.flat();
           for (const line of lines) {
-            const tds = [...line.cells].filter((td) => this.cells.has(td));
-            const kept = tds.filter((td) => this.concerns(td, token));
+            const kept = [...line.cells].filter((td) => this.cells.has(td) && this.concerns(td, token));
             found.push(...(few || token !== "" ? kept : kept.slice(0, 1)));
           }
         }
@@ -573,10 +581,7 @@
       const smooth = !matchMedia("(prefers-reduced-motion: reduce)").matches;
       const tall = stage.getBoundingClientRect().height > 0.8 * innerHeight;
       (tall && td ? td : stage).scrollIntoView({ block: tall && td ? "center" : "nearest", behavior: smooth ? "smooth" : "auto" });
-      if (this.alone) {
-        const row = td ? `&row=${this.cells.get(td).i}` : "";
-        history.replaceState(history.state, "", `#stage=${stage.dataset.stage}${row}`);
-      }
+      if (stage.id) history.replaceState(history.state, "", `#${stage.id}${td ? `&row=${this.cells.get(td).i}` : ""}`);
     }
 
     toggle() {
@@ -593,13 +598,12 @@
       this.playButton.textContent = this.texts.play;
     }
 
-    /** Follow a link such as #stage=scores&row=2. */
+    /** Follow a link such as #stage=scores&row=2, the ids of the static page. */
     goToHash() {
-      const asked = new URLSearchParams(location.hash.slice(1));
-      const stage = this.stages.find((s) => s.dataset.stage === asked.get("stage"));
-      if (!stage || !stage.id) return;
-      const row = Number(asked.get("row") ?? 0);
-      const fits = (s) => s.stage === stage && (!s.td || !asked.has("row") || this.cells.get(s.td).i === row);
+      const [, id, row] = /^#(.*?)(?:&row=(\d+))?$/.exec(location.hash) ?? [];
+      const stage = this.stages.find((s) => s.id && s.id === id);
+      if (!stage) return;
+      const fits = (s) => s.stage === stage && (!s.td || row === undefined || this.cells.get(s.td).i === Number(row));
       const found = this.steps.findIndex(fits);
       this.at = found >= 0 ? found : this.steps.findIndex((s) => s.stage === stage);
       this.show(this.steps[this.at]);
@@ -874,7 +878,7 @@
       }
       const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Home: [0, -1e9], End: [0, 1e9] };
       if (!moves[key]) return false;
-      const lines = [...target.closest("tbody").rows].filter((line) => !line.classList.contains("sa-gap"));
+      const lines = linesOf(target.closest("table"));
       const column = (line) => [...line.cells].filter((td) => this.cells.has(td));
       const clamp = (x, n) => Math.min(Math.max(x, 0), n - 1);
       const line = lines[clamp(lines.indexOf(target.parentElement) + moves[key][0], lines.length)];
@@ -882,6 +886,11 @@
       this.focus(tds[clamp(column(target.parentElement).indexOf(target) + moves[key][1], tds.length)]);
       return true;
     }
+  }
+
+  /** The rows of a table but for those that say that some are left out. */
+  function linesOf(table) {
+    return [...table.tBodies[0].rows].filter((line) => !line.classList.contains("sa-gap"));
   }
 
   /** Whether two numbers are the same but for a tolerance; NaN is the same as NaN. */

@@ -239,6 +239,17 @@ def test_a_link_leads_to_a_stage_and_a_row(visit):
     assert lit(page, "to", "weights") == ["weights[1,0]"]
     page.evaluate("location.hash = '#stage=nonsense'")
     assert lit(page, "to", "weights") == ["weights[1,0]"]
+    page.locator("[data-stage=value] h3 a").click()
+    assert page.url.endswith("#stage=value&row=0")
+
+
+def test_a_link_leads_into_the_second_of_two_views(visit):
+    pages = [views.steps_page(*illustrated()), views.steps_page(*bank("river"))]
+    page = visit(views.join_pages(pages, "Two").html, fragment="#view=2&stage=scores&row=1")
+    assert page.locator(".sa-stage.sa-now").count() == 1
+    assert (
+        page.locator(".sa-steps").nth(1).locator(".sa-now .sa-say b").inner_text() == "scores[bank, stream]"
+    )
 
 
 # ------------------------------------------------------------------------------------------- changing a number
