@@ -24,7 +24,7 @@ MODULES = [
     "selfattn.config",
     "selfattn.random",
     "selfattn.layer_steps",
-    *(f"selfattn.views.{name}" for name in ("page", "tutorial_pages", "writing")),
+    *(f"selfattn.views.{name}" for name in ("page", "texts", "tutorial_pages", "writing")),
     "selfattn.optim",
     "selfattn.nn",
     *(
