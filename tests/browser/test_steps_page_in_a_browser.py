@@ -236,7 +236,7 @@ def test_play_goes_on_by_itself_and_pauses(visit):
 
 
 def test_following_a_token_shows_its_numbers_alone(small):
-    small.locator(".sa-bar select").select_option("1")
+    small.get_by_label("Follow").select_option("1")
     rows = small.locator("[data-stage='scores'] table[data-node='scores'] tr.sa-row th").all_inner_texts()
     assert rows == ["two"]
     names = small.evaluate(
@@ -265,6 +265,12 @@ def test_a_link_leads_to_a_stage_and_a_row(visit):
     assert lit(page, "to", "weights") == ["weights[1,0]"]
     page.locator("[data-stage=value] h3 a").click()
     assert page.url.endswith("#stage=value&row=0")
+
+
+def test_the_list_of_stages_leads_to_one(small):
+    small.get_by_label("Go to").select_option("Weights")
+    assert small.locator(".sa-stage.sa-now").get_attribute("data-stage") == "weights"
+    assert lit(small, "to", "weights") == ["weights[0,0]"]
 
 
 def test_a_link_leads_into_the_second_of_two_views(visit):
