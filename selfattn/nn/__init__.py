@@ -13,21 +13,25 @@ from selfattn.nn import init
 from selfattn.nn.containers import ModuleList, Sequential
 from selfattn.nn.dropout import Dropout
 from selfattn.nn.embedding import Embedding
+from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
 from selfattn.nn.module import IncompatibleKeys, Module, add_gradients
 from selfattn.nn.positions import SinusoidalPositions
+from selfattn.nn.proxy_task import ProxyTask
 from selfattn.nn.rms_norm import RMSNorm
 from selfattn.nn.self_attention import SelfAttention, SelfAttentionBlock
 
 __all__ = [
     "Dropout",
     "Embedding",
+    "EmbeddingModel",
     "IncompatibleKeys",
     "LayerNorm",
     "Linear",
     "Module",
     "ModuleList",
+    "ProxyTask",
     "RMSNorm",
     "SelfAttention",
     "SelfAttentionBlock",
