@@ -1,8 +1,11 @@
-"""Attention made visible: heat maps of its weights.
+"""Attention made visible: pages that show every number of every step, and heat maps.
 
-Pure functions from steps to figures; what is computed is in :mod:`selfattn.steps`.
+Pure functions from steps to HTML and figures; what is computed is in :mod:`selfattn.steps`.
 """
 
+from selfattn.views.graph import PageError
+from selfattn.views.page import Page, join_pages, notebook_html, steps_page
 from selfattn.views.plot import plot_attention
+from selfattn.views.texts import CAPTIONS
 
-__all__ = ["plot_attention"]
+__all__ = ["CAPTIONS", "Page", "PageError", "join_pages", "notebook_html", "plot_attention", "steps_page"]

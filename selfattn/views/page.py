@@ -1,0 +1,507 @@
+"""A graph of matrices as HTML: static tables that hold every number, and a script that only enhances them.
+
+In a notebook the page is a fragment without ids, so that any number of views can stand in one document. As a
+file it is a document of its own, whose stages and rows have ids that are the fragments of links to them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import webbrowser
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfattn.views.graph import OPERATORS, Equation, Graph, Node, PageError, Stage, Steps, build
+from selfattn.views.picture import weights_svg
+from selfattn.views.texts import merged
+from selfattn.views.writing import Array, decimals_of, number, text, visible
+
+_ID = re.compile(r' id="stage=[^"]*"')  # no other text can hold it: quotes are escaped
+_LOW = re.compile(r"_([0-9A-Za-z]+)")
+LEVELS = 8  # of colour, for each sign
+
+
+@dataclass(frozen=True)
+class Page:
+    """Views of attention as HTML, and as a picture of the weights.
+
+    Attributes
+    ----------
+    title : str
+    fragment : str
+        What notebooks show: static tables, style and script, without ids.
+    html : str
+        A whole document, which needs no network. ``str(page)`` is the same.
+    svg : str
+        The weights as a picture, for where HTML is not shown.
+    """
+
+    title: str
+    body: str  # the views alone, with ids
+    svg: str
+    lang: str = "en"
+
+    @property
+    def fragment(self) -> str:
+        """The views with style and script, without ids."""
+        plain = self.body.replace(' data-alone=""', "")
+        return f"<div>{_style()}{_ID.sub('', plain)}{_script()}</div>"
+
+    @property
+    def html(self) -> str:
+        """The whole document."""
+        return (
+            f'<!DOCTYPE html>\n<html lang="{text(self.lang)}">\n<head>\n<meta charset="utf-8">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f'<title>{text(self.title)}</title>\n<link rel="icon" href="data:,">\n{_style()}\n</head>\n'
+            f'<body class="sa-page">\n{self.body}\n{_script()}\n</body>\n</html>\n'
+        )
+
+    def __str__(self) -> str:
+        return self.html
+
+    def __repr__(self) -> str:
+        return f"<Page {self.title!r}, {len(self.html.encode()) / 1000:.0f} kB>"
+
+    def _repr_html_(self) -> str:
+        return self.fragment
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the document to a file, in UTF-8, and return its path."""
+        path = Path(path)
+        path.write_text(self.html, encoding="utf-8")
+        return path
+
+    def open(self, path: str | os.PathLike[str]) -> Path:
+        """Write the document and show it in a browser."""
+        path = self.save(path)
+        webbrowser.open(path.resolve().as_uri())
+        return path
+
+
+def steps_page(
+    steps: Steps,
+    tokens: Sequence[str] | None = None,
+    *,
+    compare: tuple[Steps, Sequence[str]] | None = None,
+    captions: Mapping[str, str] | None = None,
+    exercise: bool = False,
+    key_tokens: Sequence[str] | None = None,
+    precision: int = 4,
+    max_side: int = 16,
+) -> Page:
+    """Show every number of every step of attention, where it came from, and what moves when one changes.
+
+    Parameters
+    ----------
+    steps : AttentionSteps, LayerSteps or ModelSteps
+    tokens : sequence of str, one for each query, optional
+        Shown as text, whatever they hold. Without them rows are numbered.
+    compare : (steps, tokens), optional
+        A second sentence, shown below the first row by row, with the difference.
+    captions : mapping of str to str, optional
+        Replaces sentences and labels; the names are those of :data:`selfattn.views.CAPTIONS`.
+    exercise : bool, default False
+        Leave one number of each row blank, to be predicted; the answers are on a sheet at the end.
+    key_tokens : sequence of str, one for each key, optional
+        ``tokens`` where there are as many keys as queries.
+    precision : int, default 4
+        Decimals at most, 1 to 12; matrices that need fewer show fewer.
+    max_side : int, default 16
+        Matrices with more rows or columns are abridged, and say so.
+
+    Returns
+    -------
+    Page
+        Shows itself in a notebook; ``page.save(path)`` writes a file.
+
+    Raises
+    ------
+    TypeError
+        Steps of another class, tokens that are no strings.
+    ValueError
+        A number of tokens that does not fit the rows, unknown captions, ``compare`` with other steps;
+        :class:`PageError`, a ValueError, if there are more than 200,000 numbers or a batch of sentences.
+
+    Examples
+    --------
+    >>> import selfattn as sa
+    >>> x = [[1.0, 0.0], [0.0, 1.0]]
+    >>> page = steps_page(sa.attention_steps(x, x, x), ["river", "bank"])
+    >>> "bank" in str(page)
+    True
+    """
+    texts = merged(dict(captions or {}))
+    for name, value, low, high in (("precision", precision, 1, 12), ("max_side", max_side, 4, 256)):
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(f"{name} must be an integer from {low} to {high}, not {value!r}")
+    names = check_tokens(steps, tokens, key_tokens)
+    graph = build(steps, *names)
+    sides = [" ".join(names[0])]
+    if compare is not None:
+        if not isinstance(compare, tuple) or len(compare) != 2:
+            raise TypeError(f"compare is (steps, tokens), not {type(compare).__name__}")
+        other = check_tokens(*compare, None, "compare: ")
+        graph = build(compare[0], *other, graph)
+        sides.append(" ".join(other[0]))
+    return render(graph, sides, texts, exercise, precision, max_side)
+
+
+def notebook_html(steps: Steps) -> str | None:
+    """Return what steps show of themselves in a notebook; None, and so the text, for what no page can show."""
+    try:
+        return steps_page(steps).fragment
+    except PageError:
+        return None
+
+
+def check_tokens(
+    steps: Steps, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, where: str = ""
+) -> tuple[list[str], list[str]]:
+    """Return the labels of queries and keys; complain about what does not fit."""
+    from selfattn.layer_steps import ModelSteps
+    from selfattn.steps import AttentionSteps
+
+    if not isinstance(steps, AttentionSteps | ModelSteps):
+        raise TypeError(
+            f"{where}steps is a {type(steps).__name__}; pass what attention_steps or layer.steps returned"
+        )
+    n_queries, n_keys = (
+        steps.scores.shape[-2:] if isinstance(steps, AttentionSteps) else (len(steps.inputs),) * 2
+    )
+    if key_tokens is None and n_queries == n_keys:
+        key_tokens = tokens
+    labels = []
+    for name, given, count in (("tokens", tokens, n_queries), ("key_tokens", key_tokens, n_keys)):
+        if given is None:
+            labels.append([str(n) for n in range(count)])
+            continue
+        if isinstance(given, str) or not all(isinstance(token, str) for token in given):
+            raise TypeError(f"{where}{name} is a sequence of strings, one for each row, not {given!r:.80}")
+        if len(given) != count:
+            raise ValueError(f"{where}{len(given)} {name} do not fit the {count} rows of the steps")
+        labels.append([visible(token) for token in given])
+    return labels[0], labels[1]
+
+
+def join_pages(pages: Sequence[Page], title: str) -> Page:
+    """Put several pages into one document, one below the other; links lead to the first that has a stage."""
+    seen: set[str] = set()
+
+    def once(match: Any) -> str:
+        if match[0] in seen:
+            return ""
+        seen.add(match[0])
+        return str(match[0])
+
+    body = "\n".join(_ID.sub(once, page.body) for page in pages)
+    return Page(title, f'<h1 class="sa-title">{text(title)}</h1>\n{body}', pages[0].svg, pages[0].lang)
+
+
+def render(
+    graph: Graph, sides: list[str], texts: dict[str, str], exercise: bool = False, precision: int = 4,
+    max_side: int = 16, subtitle: str = "",
+) -> Page:  # fmt: skip
+    """Draw a graph."""
+    body = _View(graph, sides, texts, exercise, precision, max_side).html(subtitle)
+    weights = [(node.data, graph.labels[node.rows], graph.labels[node.columns])
+               for node in graph.nodes.values() if node.name == "weights"]  # fmt: skip
+    return Page(subtitle or texts["title"], body, weights_svg(weights, texts["title"]), texts["lang"])
+
+
+class _View:
+    """One view: a graph and how to show it."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        sides: list[str],
+        texts: dict[str, str],
+        exercise: bool,
+        precision: int,
+        max_side: int,
+    ) -> None:
+        self.graph, self.sides, self.texts, self.exercise = graph, sides, texts, exercise
+        self.precision, self.max_side = precision, max_side
+        self.decimals = {name: decimals_of(node.data, precision) for name, node in graph.nodes.items()}
+        self.sizes: dict[str, float] = {}  # largest number of all matrices of a name: one scale of colours
+        for node in graph.nodes.values():
+            finite = np.abs(node.data[np.isfinite(node.data)])
+            key = node.name.partition("[")[0]
+            self.sizes[key] = max(self.sizes.get(key, 0.0), float(finite.max(initial=0.0)))
+        self.blanks = self._blanks() if exercise else {}
+
+    def _blanks(self) -> dict[str, list[int]]:
+        """For each node that a stage computes, the blank column of each row."""
+        blanks: dict[str, list[int]] = {}
+        for n, stage in enumerate(self.graph.stages.values()):
+            for equation in stage.equations:
+                for name in {
+                    r for side in equation.sides for r in results(side) if self.graph.nodes[r].op != "given"
+                }:
+                    rows, columns = self.graph.nodes[name].data.shape
+                    if columns:
+                        blanks[name] = [(2 * i + n) % columns for i in range(rows)]
+        return blanks
+
+    def html(self, subtitle: str) -> str:
+        stages = "\n".join(self.stage(stage) for stage in self.graph.stages.values())
+        title = f'<h2 class="sa-head">{text(subtitle or self.texts["title"])}</h2>'
+        names = "".join(f"<li><bdi>{text(side)}</bdi></li>" for side in self.sides)
+        answers = self.answers() if self.exercise else ""
+        return (
+            '<div class="sa-steps" data-alone="" data-lm-suppress-shortcuts="true">\n'
+            f'{title}<ul class="sa-sides">{names}</ul>\n{stages}\n{answers}{self.data()}</div>'
+        )
+
+    def stage(self, stage: Stage) -> str:
+        sentence = self.texts[stage.caption]
+        block, _, _ = stage.name.rpartition(".")
+        heading = self.texts[f"head.{stage.caption}"]
+        if block:
+            heading += ", " + self.texts["block"].format(n=block.removeprefix("block"))
+        equations = "".join(self.equation(stage, equation) for equation in stage.equations)
+        notes = {self.texts[key].format(**values) for key, values in stage.notes}
+        notes |= self.abridged(stage)
+        note = "".join(f'<p class="sa-note">{text(line)}</p>' for line in sorted(notes))
+        return (
+            f'<section class="sa-stage" data-stage="{stage.name}" id="stage={stage.name}"><h3>{text(heading)}</h3>'
+            f"<p>{text(sentence)}</p>"
+            f'<p class="sa-formula"><i>{formula(stage.formula)}</i></p><pre><code>{text(stage.numpy)}</code></pre>'
+            f"{equations}{note}{self.legend(stage)}</section>"
+        )
+
+    def equation(self, stage: Stage, equation: Equation) -> str:
+        label = f"<h4>{text(self.texts['head'].format(n=equation.label))}</h4>" if equation.label else ""
+        lines = []
+        first = stage.equations[0] is equation
+        for side, terms in enumerate(equation.sides):
+            name = (
+                f'<p class="sa-side"><bdi>{text(self.sides[side])}</bdi></p>'
+                if len(equation.sides) > 1
+                else ""
+            )
+            drawn = "".join(
+                f'<span class="sa-op">{text(term)}</span>'
+                if term in OPERATORS
+                else ""
+                if not term
+                else self.table(term, ids=stage.name if first and not side and term in results(terms)[:1] else "",
+                                result=term in results(terms))
+                for term in terms
+            )  # fmt: skip
+            lines.append(f'{name}<div class="sa-eq">{drawn}</div>')
+        if len(equation.sides) > 1:
+            lines.append(self.differences(equation))
+        return f'<div class="sa-equation">{label}{"".join(lines)}</div>'
+
+    def differences(self, equation: Equation) -> str:
+        pairs = [
+            (a, b)
+            for a, b in zip(*(results(side) for side in equation.sides), strict=False)
+            if a != b and all(map(self.overlap, (a,), (b,)))
+        ]
+        name = self.texts["difference of"].format(first=self.sides[0], second=self.sides[1])
+        tables = "".join(self.difference(a, b) for a, b in pairs)
+        return f'<p class="sa-side">{text(name)}</p><div class="sa-eq">{tables}</div>' if tables else ""
+
+    def overlap(self, a: str, b: str) -> tuple[int, int]:
+        shapes = [self.graph.nodes[name].data.shape for name in (a, b)]
+        return min(shapes[0][0], shapes[1][0]), min(shapes[0][1], shapes[1][1])
+
+    def difference(self, a: str, b: str) -> str:
+        first, second = self.graph.nodes[a], self.graph.nodes[b]
+        rows, columns = self.overlap(a, b)
+        with np.errstate(invalid="ignore"):
+            data = second.data[:rows, :columns] - first.data[:rows, :columns]
+        labels = [
+            [x if x == y else f"{x} → {y}" for x, y in zip(*pair, strict=False)]
+            for pair in zip(self.axes(first), self.axes(second), strict=True)
+        ]
+        hidden = {(i, j) for node in (a, b) for i, j in enumerate(self.blanks.get(node, []))}
+        decimals = max(self.decimals[a], self.decimals[b])
+        size = float(np.abs(data[np.isfinite(data)]).max(initial=0.0))
+        caption = f"{self.texts['difference']}: {first.name}"
+        attributes = f'data-a="{text(a)}" data-b="{text(b)}" data-size="{size!r}" data-decimals="{decimals}"'
+        return self.grid(data, labels, caption, "sa-m sa-diff", attributes, decimals, size, hidden)
+
+    def axes(self, node: Node) -> tuple[list[str], list[str]]:
+        rows, columns = node.data.shape
+        return (
+            self.graph.labels[node.rows] if node.rows else [str(n) for n in range(rows)],
+            self.graph.labels[node.columns] if node.columns else [str(n) for n in range(columns)],
+        )
+
+    def table(self, term: str, *, ids: str, result: bool) -> str:
+        name = term.removeprefix("T:")
+        node, transposed = self.graph.nodes[name], term.startswith("T:")
+        data, labels = node.data, list(self.axes(node))
+        hidden = {(i, j) for i, j in enumerate(self.blanks.get(name, []))}
+        if transposed:
+            data, labels, hidden = data.T, labels[::-1], {(j, i) for i, j in hidden}
+        size = self.sizes[node.name.partition("[")[0]]
+        caption = node.name + (".T" if transposed else "")
+        if node.op == "pairs":
+            token = self.graph.labels[f"t{int(node.rows[1:])}"][node.options["query"]]
+            caption += f" ({self.texts['of query'].format(token=token)})"
+        attributes = f'data-node="{text(name)}"' + (" data-t" if transposed else "")
+        kind = "sa-m" + (" sa-result" if result else "") + (" sa-input" if node.editable else "")
+        return self.grid(data, labels, caption, kind, attributes, self.decimals[name], size, hidden, ids)
+
+    def shown(self, n: int) -> list[int]:
+        """Return the indices that are shown: all, or the first two thirds and the last."""
+        if n <= self.max_side:
+            return list(range(n))
+        tail = self.max_side // 3
+        return [*range(self.max_side - tail), *range(n - tail, n)]
+
+    def abridged(self, stage: Stage) -> set[str]:
+        terms = {t.removeprefix("T:") for e in stage.equations for side in e.sides for t in side if t}
+        largest = max(
+            (max(self.graph.nodes[t].data.shape) for t in terms if t in self.graph.nodes), default=0
+        )
+        if largest <= self.max_side:
+            return set()
+        return {self.texts["abridged"].format(shown=self.max_side, all=largest)}
+
+    def grid(
+        self, data: Array, labels: Sequence[list[str]], caption: str, kind: str, attributes: str, decimals: int,
+        size: float, hidden: set[tuple[int, int]], ids: str = "",
+    ) -> str:  # fmt: skip
+        rows, columns = (self.shown(n) for n in data.shape)
+        if len(rows) < data.shape[0] or len(columns) < data.shape[1]:
+            attributes += f' data-rows="{_list(rows)}" data-columns="{_list(columns)}"'
+        gap = '<td class="sa-gap">…</td>'
+
+        def line(i: int) -> str:
+            cells = []
+            for n, j in enumerate(columns):
+                if n and j != columns[n - 1] + 1:
+                    cells.append(gap)
+                if (i, j) in hidden:
+                    cells.append('<td class="sa-blank">____</td>')
+                    continue
+                level = shade(data[i, j], size)
+                cells.append(
+                    f"<td{f' class={level}' if level else ''}>{number(data[i, j], decimals, self.precision)}</td>"
+                )
+            where = f' id="stage={ids}&amp;row={i}"' if ids else ""
+            return f"<tr{where}><th scope=row><bdi>{text(labels[0][i])}</bdi></th>{''.join(cells)}</tr>"
+
+        body = []
+        for n, i in enumerate(rows):
+            if n and i != rows[n - 1] + 1:
+                body.append(f'<tr class="sa-gap"><th>…</th><td colspan={len(columns) + 1}></td></tr>')
+            body.append(line(i))
+        head = []
+        for n, j in enumerate(columns):
+            if n and j != columns[n - 1] + 1:
+                head.append("<th>…</th>")
+            head.append(f"<th scope=col><bdi>{text(labels[1][j])}</bdi></th>")
+        shape = " × ".join(map(str, data.shape))
+        return (
+            f'<table class="{kind}" {attributes}><caption>{text(caption)} <small>{shape}</small></caption>'
+            f"<thead><tr><td></td>{''.join(head)}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+        )
+
+    def legend(self, stage: Stage) -> str:
+        """Show the range of colours of what the stage computes."""
+        names = [r for equation in stage.equations for side in equation.sides for r in results(side)]
+        finite = np.concatenate([np.zeros(0), *(self.graph.nodes[n].data.ravel() for n in names)])
+        finite = finite[np.isfinite(finite)]
+        size = self.sizes[self.graph.nodes[names[0]].name.partition("[")[0]] if names else 0.0
+        if not finite.size or size == 0:
+            return ""
+        decimals = min(self.precision, 2) if self.decimals[names[0]] else 0
+        ends = [-size, -size / 2, 0.0, size / 2, size] if finite.min() < 0 else [0.0, size / 2, size]
+        swatches = "".join(
+            f'<span class="sa-swatch {shade(x, size)}">{number(x, decimals + (decimals == 0 and size / 2 % 1 > 0), self.precision)}</span>'
+            for x in ends
+        )
+        return f'<p class="sa-legend">{text(self.texts["legend"])} {swatches}</p>'
+
+    def answers(self) -> str:
+        lines = []
+        for name, columns in self.blanks.items():
+            node = self.graph.nodes[name]
+            rows, cols = self.axes(node)
+            for i, j in enumerate(columns):
+                if i not in self.shown(node.data.shape[0]) or j not in self.shown(node.data.shape[1]):
+                    continue
+                answer = number(node.data[i, j], self.decimals[name], self.precision)
+                lines.append(
+                    f"<li>{text(node.name)}[<bdi>{text(rows[i])}</bdi>, <bdi>{text(cols[j])}</bdi>] = {answer}</li>"
+                )
+        return (
+            f'<details class="sa-answers"><summary>{text(self.texts["answers"])}</summary>'
+            f"<ol>{''.join(lines)}</ol></details>\n"
+        )
+
+    def data(self) -> str:
+        """Everything that the script needs: all numbers to the last bit, what they are made of, all labels."""
+        nodes = [
+            {
+                "id": name, "name": node.name, "shape": node.data.shape,
+                "data": base64.b64encode(node.data.astype("<f8").tobytes()).decode("ascii"),
+                "rows": node.rows, "columns": node.columns, "op": node.op, "args": node.args,
+                "options": node.options, "editable": node.editable, "decimals": self.decimals[name],
+                "size": self.sizes[node.name.partition("[")[0]], "blanks": self.blanks.get(name),
+            }
+            for name, node in self.graph.nodes.items()
+        ]  # fmt: skip
+        sentences = {key.removeprefix("head.") for key in self.texts if "." in key} - {"head"}
+        used = {key: line for key, line in self.texts.items() if "." not in key and key not in sentences}
+        payload = {"nodes": nodes, "labels": self.graph.labels, "precision": self.precision, "texts": used}
+        return f'<script type="application/json" class="sa-data">{script_json(payload)}</script>'
+
+
+def results(terms: Sequence[str]) -> list[str]:
+    """Return the ids of what an equation computes: all after the last sign, or, without one, all of it."""
+    signs = [n for n, term in enumerate(terms) if term in ("=", "→")]
+    return [t for t in terms[signs[-1] + 1 if signs else 0 :] if t and t not in OPERATORS]
+
+
+def shade(value: float, size: float) -> str:
+    """Return the class of a number's colour: p1 to p8 for positive ones, n1 to n8 for negative ones, x for -inf and NaN."""
+    if not np.isfinite(value):
+        return "x"
+    level = min(LEVELS, round(LEVELS * abs(value) / size)) if size else 0
+    return "" if level == 0 else f"{'n' if value < 0 else 'p'}{level}"
+
+
+def script_json(payload: Any) -> str:
+    """JSON that can stand in a script element: ASCII, without a sign that could end or open markup."""
+    plain = json.dumps(payload, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def formula(line: str) -> str:
+    """Set what follows an underscore low: ``s_ij`` becomes ``s<sub>ij</sub>``."""
+    return _LOW.sub(r"<sub>\1</sub>", text(line))
+
+
+def _list(numbers: list[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _asset(name: str) -> str:
+    return resources.files("selfattn.views").joinpath(name).read_text(encoding="utf-8")
+
+
+def _style() -> str:
+    return f"<style>{_asset('steps.css')}</style>"
+
+
+def _script() -> str:
+    return f"<script>{_asset('steps.js')}</script>"
