@@ -247,9 +247,10 @@ class _View:
         blanks: dict[str, list[int]] = {}
         for n, stage in enumerate(self.graph.stages.values()):
             for equation in stage.equations:
-                for name in {
-                    r for side in equation.sides for r in results(side) if self.graph.nodes[r].op != "given"
-                }:
+                found = [r for side in equation.sides for r in results(side)]
+                for name in found:
+                    if self.graph.nodes[name].op == "given":
+                        continue
                     rows, columns = self.graph.nodes[name].data.shape
                     if columns:
                         blanks[name] = [(2 * i + n) % columns for i in range(rows)]

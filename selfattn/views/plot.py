@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn.views.writing import visible
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
@@ -171,21 +173,11 @@ def _as_tokens(name: str, tokens: Iterable[str] | None, count: int, shape: tuple
     if len(given) != count:
         axis = "rows" if name == "tokens" else "columns"
         raise ValueError(f"{len(given)} {name} do not fit weights {shape}, which have {count} {axis}")
-    return [_written(token) for token in given]
+    return [_abridged(visible(token)) for token in given]
 
 
-def _written(token: str) -> str:
-    """Return a token on one line: what nobody sees or no font has spelled out, a long one abridged."""
-    if not token.strip(" "):
-        return "␣" * len(token) or "∅"
-    if len(token) > MAX_TOKEN:
-        token = token[: MAX_TOKEN - 1] + "…"
-    # Control characters, surrogates, private and unassigned ones, line and paragraph separators. Format
-    # characters (Cf) stay: scripts need them, as emoji do.
-    spelled = ("Cc", "Cs", "Co", "Cn", "Zl", "Zp")
-    return "".join(
-        c.encode("unicode_escape").decode("ascii") if unicodedata.category(c) in spelled else c for c in token
-    )
+def _abridged(token: str) -> str:
+    return token if len(token) <= MAX_TOKEN else token[: MAX_TOKEN - 1] + "…"
 
 
 def _width(label: str) -> int:
