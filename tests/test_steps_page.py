@@ -187,7 +187,10 @@ def test_pages_in_one_document_have_ids_once():
     pages = [views.steps_page(*illustrated()), views.steps_page(*bank("river"))]
     ids = [a["id"] for _, a in Reader(views.join_pages(pages, "Two").html).elements if "id" in a]
     assert len(ids) == len(set(ids))
-    assert "stage=scores" in ids
+    assert {"stage=scores", "view=2&stage=scores", "view=2&stage=scores&row=2"} <= set(ids)
+    assert "id=" not in re.sub(
+        r"<script>.*?</script>", "", views.join_pages(pages, "Two").fragment, flags=re.DOTALL
+    )
 
 
 # -------------------------------------------------------------------------------------------------- sizes, errors

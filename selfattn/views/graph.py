@@ -260,13 +260,17 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
     masked = node("masked_scores", steps.masked_scores[at], "mask", (scaled, mask, *added))
     show("masked_scores", scaled, *plus, "where", mask, "=", masked, variant="biased_scores" if added else "")
 
+    def sums(weights: str) -> str:
+        totals = steps.weights[at].astype(np.float64).sum(axis=-1, keepdims=True)
+        return graph.add(Node(f"{prefix}row_sums{end}", "row_sums", totals, t, "one", "row_sums", (weights,)))
+
     if call.sinks is None or call.sinks[at] == -np.inf:
         weights = node("weights", steps.weights[at], "softmax", (masked, mask))
-        show("weights", masked, "→", weights)
+        show("weights", masked, "→", weights, "", sums(weights))
     else:
         sink = graph.add(Node(f"{prefix}sink{end}", "sink", call.sinks[at], "one", "one", editable=True))
         weights = node("weights", steps.weights[at], "softmax", (masked, mask, sink))
-        show("weights", masked, "", sink, "→", weights, variant="sink_weights")
+        show("weights", masked, "", sink, "→", weights, "", sums(weights), variant="sink_weights")
 
     if steps._replaced:
         weights = graph.add(
@@ -458,7 +462,7 @@ def _norm(
         filled = np.full(width, default) if array is None else array
         ids.append(graph.add(Node(prefix + name, name, filled, "one", editable=True), shared=True))
     y = graph.add(Node(f"{prefix}norm", "norm", data, rows, "", "norm", (last, *ids), {"eps": eps}))
-    graph.show("norm", [last, "→", ids[0], "", ids[1], "=", y], prefix=prefix, source=last)
+    graph.show("norm", [last, "", ids[0], "", ids[1], "→", y], prefix=prefix, source=last)
     return y
 
 

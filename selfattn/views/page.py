@@ -14,6 +14,7 @@ import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ from selfattn.views.picture import weights_svg
 from selfattn.views.texts import merged
 from selfattn.views.writing import Array, decimals_of, number, text, visible
 
-_ID = re.compile(r' id="stage=[^"]*"')  # no other text can hold it: quotes are escaped
+_ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # no other text can hold it: quotes are escaped
 _LOW = re.compile(r"_([0-9A-Za-z]+)")
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"  # no network
+)
 LEVELS = 8  # of colour, for each sign
 
 
@@ -61,6 +65,7 @@ class Page:
         return (
             f'<!DOCTYPE html>\n<html lang="{text(self.lang)}">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
             f'<title>{text(self.title)}</title>\n<link rel="icon" href="data:,">\n{_style()}\n</head>\n'
             f'<body class="sa-page">\n{self.body}\n{_script()}\n</body>\n</html>\n'
         )
@@ -196,16 +201,22 @@ def check_tokens(
 
 
 def join_pages(pages: Sequence[Page], title: str) -> Page:
-    """Put several pages into one document, one below the other; links lead to the first that has a stage."""
-    seen: set[str] = set()
+    """Put several pages into one document, one below the other.
 
-    def once(match: Any) -> str:
-        if match[0] in seen:
-            return ""
-        seen.add(match[0])
-        return str(match[0])
+    Links to the second are ``#view=2&stage=scores&row=0`` and so on; those to the first are as they were.
 
-    body = "\n".join(_ID.sub(once, page.body) for page in pages)
+    Examples
+    --------
+    >>> import selfattn as sa
+    >>> pages = [steps_page(sa.attention_steps([[x]], [[x]], [[x]])) for x in (1.0, 2.0)]
+    >>> 'id="view=2&amp;stage=scores"' in join_pages(pages, "One and two").html
+    True
+    """
+    bodies = [
+        page.body if n == 1 else page.body.replace(' id="stage=', f' id="view={n}&amp;stage=')
+        for n, page in enumerate(pages, 1)
+    ]
+    body = "\n".join(bodies)
     return Page(title, f'<h1 class="sa-title">{text(title)}</h1>\n{body}', pages[0].svg, pages[0].lang)
 
 
@@ -249,7 +260,7 @@ class _View:
             for equation in stage.equations:
                 found = [r for side in equation.sides for r in results(side)]
                 for name in found:
-                    if self.graph.nodes[name].op == "given":
+                    if self.graph.nodes[name].op in ("given", "row_sums"):
                         continue
                     rows, columns = self.graph.nodes[name].data.shape
                     if columns:
@@ -284,48 +295,51 @@ class _View:
         )
 
     def equation(self, stage: Stage, equation: Equation) -> str:
+        """Draw one line; with two sentences what they compute from, and below it what they get, side by side."""
         label = f"<h4>{text(self.texts['head'].format(n=equation.label))}</h4>" if equation.label else ""
-        lines = []
-        first = stage.equations[0] is equation
-        for side, terms in enumerate(equation.sides):
-            name = (
-                f'<p class="sa-side"><bdi>{text(self.sides[side])}</bdi></p>'
-                if len(equation.sides) > 1
-                else ""
-            )
-            drawn = "".join(
-                f'<span class="sa-op">{text(term)}</span>'
-                if term in OPERATORS
-                else ""
-                if not term
-                else self.table(term, ids=stage.name if first and not side and term in results(terms)[:1] else "",
-                                result=term in results(terms))
-                for term in terms
-            )  # fmt: skip
-            lines.append(f'{name}<div class="sa-eq">{drawn}</div>')
-        if len(equation.sides) > 1:
-            lines.append(self.differences(equation))
-        return f'<div class="sa-equation">{label}{"".join(lines)}</div>'
+        ids = stage.name if stage.equations[0] is equation else ""
+        if len(equation.sides) == 1:
+            return f'<div class="sa-equation">{label}{self.line(equation.sides[0], ids)}</div>'
+        halves = []
+        for name, terms in zip(self.sides, equation.sides, strict=True):
+            if operands := terms[: start_of_results(terms)]:
+                halves.append(
+                    f'<div><p class="sa-side"><bdi>{text(name)}</bdi></p>{self.line(operands, "")}</div>'
+                )
+        got = [self.side_by_side(a, b, ids if n == 0 else "")
+               for n, (a, b) in enumerate(zip_longest(*map(results, equation.sides)))]  # fmt: skip
+        return f'<div class="sa-equation">{label}<div class="sa-halves">{"".join(halves)}</div>{"".join(got)}</div>'
 
-    def differences(self, equation: Equation) -> str:
-        pairs = [
-            (a, b)
-            for a, b in zip(*(results(side) for side in equation.sides), strict=False)
-            if a != b and all(map(self.overlap, (a,), (b,)))
+    def line(self, terms: Sequence[str], ids: str) -> str:
+        """Draw tables and signs; a sign stays with the table that follows it."""
+        made, drawn, sign = results(terms), [], ""
+        for term in terms:
+            if term in OPERATORS:
+                sign += f'<span class="sa-op">{text(term)}</span>'
+            elif term:
+                table = self.table(term, ids=ids if term in made[:1] else "", result=term in made)
+                drawn.append(f'<div class="sa-term">{sign}{table}</div>')
+                sign = ""
+        return f'<div class="sa-eq">{"".join(drawn)}{sign}</div>'
+
+    def side_by_side(self, a: str | None, b: str | None, ids: str) -> str:
+        """Draw what two sentences get, aligned by row, and the second minus the first."""
+        drawn = [
+            self.table(node, ids=ids if node is a else "", result=True, of=side)
+            for node, side in zip((a, b), self.sides, strict=True)
+            if node is not None
         ]
-        name = self.texts["difference of"].format(first=self.sides[0], second=self.sides[1])
-        tables = "".join(self.difference(a, b) for a, b in pairs)
-        return f'<p class="sa-side">{text(name)}</p><div class="sa-eq">{tables}</div>' if tables else ""
-
-    def overlap(self, a: str, b: str) -> tuple[int, int]:
-        shapes = [self.graph.nodes[name].data.shape for name in (a, b)]
-        return min(shapes[0][0], shapes[1][0]), min(shapes[0][1], shapes[1][1])
+        if a is not None and b is not None:
+            drawn = drawn[:1] if a == b else [*drawn, self.difference(a, b)]
+        return f'<div class="sa-eq sa-compare">{"".join(drawn)}</div>'
 
     def difference(self, a: str, b: str) -> str:
         first, second = self.graph.nodes[a], self.graph.nodes[b]
-        rows, columns = self.overlap(a, b)
+        rows, columns = map(min, zip(first.data.shape, second.data.shape, strict=True))
         with np.errstate(invalid="ignore"):
             data = second.data[:rows, :columns] - first.data[:rows, :columns]
+            # what is left of two numbers that differ by rounding alone is no difference to be looked at
+            data[np.abs(data) <= 1e-12 * self.sizes[first.name.partition("[")[0]]] = 0.0
         labels = [
             [x if x == y else f"{x} → {y}" for x, y in zip(*pair, strict=False)]
             for pair in zip(self.axes(first), self.axes(second), strict=True)
@@ -333,8 +347,8 @@ class _View:
         hidden = {(i, j) for node in (a, b) for i, j in enumerate(self.blanks.get(node, []))}
         decimals = max(self.decimals[a], self.decimals[b])
         size = float(np.abs(data[np.isfinite(data)]).max(initial=0.0))
-        caption = f"{self.texts['difference']}: {first.name}"
         attributes = f'data-a="{text(a)}" data-b="{text(b)}" data-size="{size!r}" data-decimals="{decimals}"'
+        caption = f"{text(self.texts['difference'])}: {text(first.name)}"
         return self.grid(data, labels, caption, "sa-m sa-diff", attributes, decimals, size, hidden)
 
     def axes(self, node: Node) -> tuple[list[str], list[str]]:
@@ -344,7 +358,7 @@ class _View:
             self.graph.labels[node.columns] if node.columns else [str(n) for n in range(columns)],
         )
 
-    def table(self, term: str, *, ids: str, result: bool) -> str:
+    def table(self, term: str, *, ids: str, result: bool, of: str = "") -> str:
         name = term.removeprefix("T:")
         node, transposed = self.graph.nodes[name], term.startswith("T:")
         data, labels = node.data, list(self.axes(node))
@@ -352,10 +366,12 @@ class _View:
         if transposed:
             data, labels, hidden = data.T, labels[::-1], {(j, i) for i, j in hidden}
         size = self.sizes[node.name.partition("[")[0]]
-        caption = node.name + (".T" if transposed else "")
+        caption = text(node.name) + (".T" if transposed else "")
         if node.op == "pairs":
-            token = self.graph.labels[f"t{int(node.rows[1:])}"][node.options["query"]]
-            caption += f" ({self.texts['of query'].format(token=token)})"
+            token = self.graph.labels[f"t{node.rows[1:]}"][node.options["query"]]
+            caption += f" (<bdi>{text(self.texts['of query'].format(token=token))}</bdi>)"
+        if of:
+            caption += f" <bdi class=sa-of>{text(of)}</bdi>"
         attributes = f'data-node="{text(name)}"' + (" data-t" if transposed else "")
         kind = "sa-m" + (" sa-result" if result else "") + (" sa-input" if node.editable else "")
         return self.grid(data, labels, caption, kind, attributes, self.decimals[name], size, hidden, ids)
@@ -412,7 +428,7 @@ class _View:
             head.append(f"<th scope=col><bdi>{text(labels[1][j])}</bdi></th>")
         shape = " × ".join(map(str, data.shape))
         return (
-            f'<table class="{kind}" {attributes}><caption>{text(caption)} <small>{shape}</small></caption>'
+            f'<table class="{kind}" {attributes}><caption>{caption} <small>{shape}</small></caption>'
             f"<thead><tr><td></td>{''.join(head)}</tr></thead><tbody>{''.join(body)}</tbody></table>"
         )
 
@@ -469,8 +485,12 @@ class _View:
 
 def results(terms: Sequence[str]) -> list[str]:
     """Return the ids of what an equation computes: all after the last sign, or, without one, all of it."""
-    signs = [n for n, term in enumerate(terms) if term in ("=", "→")]
-    return [t for t in terms[signs[-1] + 1 if signs else 0 :] if t and t not in OPERATORS]
+    return [t for t in terms[start_of_results(terms) :] if t and t not in OPERATORS]
+
+
+def start_of_results(terms: Sequence[str]) -> int:
+    """Return where the terms after the last sign start."""
+    return max((n + 1 for n, term in enumerate(terms) if term in ("=", "→")), default=0)
 
 
 def shade(value: float, size: float) -> str:

@@ -8,6 +8,8 @@
 (() => {
   const LEVELS = 8; // of colour, for each sign; as in page.py
   const MAX_TERMS = 12; // a longer sum is spelled with its first and last terms
+  const MAX_FAR = 4000; // numbers of a page that still lights up what the sources are made of
+  const MAX_FEW = 36; // numbers of a matrix that play shows one by one
   const STEP_MS = 1600; // between two steps of the play button
 
   /* ------------------------------------------------------------------ numbers, written as writing.py does */
@@ -217,6 +219,11 @@
         return `(${t(0, i, j)} - ${mean}) / √(${variance} + ${eps}) · ${t(1, 0, j)} + ${t(2, 0, j)}`;
       },
     },
+    row_sums: {
+      all: ([x], [rows, columns]) => Matrix.of(rows, columns, (i) => dot(x.columns, (j) => x.at(i, j))),
+      made: ([x], i) => range(x.columns).map((j) => ["a", 0, i, j]),
+      spell: (t, [x], i, _, __, v) => v.sum(x.columns, (j) => t(0, i, j)),
+    },
     mean: {
       all: ([x], [rows, columns]) => Matrix.of(rows, columns, (_, j) => dot(x.rows, (i) => x.at(i, j)) / x.rows),
       made: ([x], _, j) => range(x.rows).map((i) => ["a", 0, i, j]),
@@ -246,6 +253,7 @@
       const data = JSON.parse(root.querySelector("script.sa-data").textContent);
       Object.assign(this, { texts: data.texts, labels: data.labels, precision: data.precision });
       this.nodes = new Map(data.nodes.map((node) => [node.id, this.prepare(node)]));
+      this.numbers = data.nodes.reduce((n, { shape }) => n + shape[0] * shape[1], 0);
       this.cells = new WeakMap(); // td: {node, i, j} or {difference, i, j}
       this.differences = [];
       this.lit = [];
@@ -286,7 +294,7 @@
       const node = this.nodes.get(id);
       if (node) node.tables.push(table);
       const numbers = (text, n) => (text === undefined ? range(n) : text === "" ? [] : text.split(",").map(Number));
-      const lines = [...table.tBodies[0].rows].filter((line) => !line.classList.contains("sa-gap"));
+      const lines = linesOf(table);
       const rows = numbers(table.dataset.rows, lines.length);
       lines.forEach((line, n) => {
         const tds = [...line.cells].filter((td) => td.tagName === "TD" && !td.classList.contains("sa-gap"));
@@ -327,12 +335,21 @@
 
     /** The name of a number, such as scores[bank, river], as elements. */
     name({ node, difference, i, j }) {
-      if (difference) return [`${this.texts.difference}: `, ...this.name({ node: difference.a, i, j })];
+      const first = node ?? difference.a, second = node ?? difference.b;
       const inside = [];
-      if (node.rows !== "one") inside.push(element("bdi", {}, this.label(node.rows, i)));
-      if (node.rows !== "one" && node.columns !== "one") inside.push(", ");
-      if (node.columns !== "one") inside.push(element("bdi", {}, this.label(node.columns, j)));
-      return inside.length ? [node.name, "[", ...inside, "]"] : [node.name];
+      for (const [axis, index] of [["rows", i], ["columns", j]]) {
+        if (first[axis] === "one") continue;
+        const [x, y] = [this.label(first[axis], index), this.label(second[axis], index)];
+        inside.push(inside.length ? ", " : "", element("bdi", {}, x === y ? x : `${x} → ${y}`));
+      }
+      const name = difference ? `${this.texts.difference}: ${first.name}` : first.name;
+      return inside.length ? [name, "[", ...inside, "]"] : [name];
+    }
+
+    /** Second minus first; what differs by rounding alone is 0, as in page.py. */
+    minus({ a, b }, i, j) {
+      const value = b.now.at(i, j) - a.now.at(i, j);
+      return Math.abs(value) <= 1e-12 * a.size ? 0 : value;
     }
 
     sum(n, term) {
@@ -359,7 +376,7 @@
       if (difference) {
         formula = `${figure(difference.b, i, j)} - ${paren(figure(difference.a, i, j), true)}`;
         result = this.hidden(difference.a, i, j) || this.hidden(difference.b, i, j)
-          ? "?" : write(difference.b.now.at(i, j) - difference.a.now.at(i, j), difference.digits, this.precision);
+          ? "?" : write(this.minus(difference, i, j), difference.digits, this.precision);
       } else {
         const op = OPS[node.op];
         if (!op) return null;
@@ -374,13 +391,20 @@
     /* --------------------------------------------------------------------------------------- lighting up */
 
     light(td) {
-      for (const [cell, name] of this.lit) cell.classList.remove(name);
+      for (const [cell, name] of this.lit) {
+        cell.classList.remove(name);
+        delete cell.dataset.lit;
+      }
       this.lit = [];
       for (const stage of this.stages) stage.say?.replaceChildren();
       const cell = td && this.cells.get(td);
       if (!cell) return;
-      for (const [colour, node, i, j] of this.sources(cell)) {
+      const sources = this.sources(cell);
+      for (const [colour, node, i, j] of sources) {
         for (const other of node.shown.get(i * node.shape[1] + j) ?? []) this.add(other, `sa-${colour}`);
+      }
+      for (const [node, index] of this.ancestors(sources)) {
+        for (const other of node.shown.get(index) ?? []) if (!other.dataset.lit) this.add(other, "sa-far");
       }
       this.add(td, "sa-here");
       this.say(td.closest(".sa-stage"), cell);
@@ -389,6 +413,7 @@
     add(td, name) {
       if (td.classList.contains(name)) return;
       td.classList.add(name);
+      td.dataset.lit = "";
       this.lit.push([td, name]);
     }
 
@@ -401,6 +426,21 @@
       const args = node.args.map((id) => this.nodes.get(id));
       const made = op.made(args.map((arg) => arg.now), i, j, node.options);
       return [...itself, ...made.map(([colour, which, row, column]) => [colour, args[which], row, column])];
+    }
+
+    /** What the sources are made of in turn, back to what is given; on a large page that would be too much to light. */
+    *ancestors(sources) {
+      if (this.numbers > MAX_FAR) return;
+      const queue = sources.map(([, ...source]) => source);
+      const seen = new Set();
+      for (const [node, i, j] of queue) {
+        const index = i * node.shape[1] + j;
+        const name = `${node.id} ${index}`;
+        if (seen.has(name)) continue;
+        seen.add(name);
+        yield [node, index];
+        for (const [, ...source] of this.sources({ node, i, j }).slice(1)) queue.push(source);
+      }
     }
 
     say(stage, cell) {
@@ -429,7 +469,8 @@
         made.dataset.do = name;
         return made;
       };
-      const tokens = this.labels.t0 ?? [];
+      const others = this.labels.t1 ?? this.labels.t0;
+      const tokens = this.labels.t0.map((token, i) => (others[i] === token || i >= others.length ? token : `${token} / ${others[i]}`));
       this.chooser = element(
         "select", { onchange: () => this.follow(this.chooser.value) },
         element("option", { value: "" }, this.texts.everything),
@@ -450,6 +491,10 @@
       const hint = element("p", { className: "sa-hint" }, this.texts.hint);
       this.stages[0]?.before(bar, hint);
       for (const stage of this.stages) {
+        if (stage.id) {
+          const heading = stage.querySelector("h3");
+          heading.replaceChildren(element("a", { href: `#${stage.id}` }, ...heading.childNodes));
+        }
         stage.say = element("p", { className: "sa-say", ariaLive: "polite" });
         stage.append(stage.say);
       }
@@ -483,12 +528,14 @@
       this.steps = [];
       for (const stage of this.stages) {
         const found = [];
-        for (const table of stage.querySelectorAll("table.sa-result:not(.sa-input)")) {
-          const lines = [...table.tBodies[0].rows].filter((line) => !line.classList.contains("sa-gap"));
-          const few = lines.length * (lines[0]?.cells.length ?? 0) <= 30;
+        for (const group of stage.querySelectorAll(".sa-eq")) {
+          const tables = [...group.querySelectorAll("table.sa-result:not(.sa-input)")].map(linesOf);
+          const few = tables.every((lines) => lines.length * (lines[0]?.cells.length ?? 0) <= MAX_FEW);
+          const lines = group.classList.contains("sa-compare")
+            ? range(Math.max(0, ...tables.map((table) => table.length))).flatMap((n) => tables.flatMap((table) => table[n] ?? []))
+            : tables.flat();
           for (const line of lines) {
-            const tds = [...line.cells].filter((td) => this.cells.has(td));
-            const kept = tds.filter((td) => this.concerns(td, token));
+            const kept = [...line.cells].filter((td) => this.cells.has(td) && this.concerns(td, token));
             found.push(...(few || token !== "" ? kept : kept.slice(0, 1)));
           }
         }
@@ -534,10 +581,7 @@
       const smooth = !matchMedia("(prefers-reduced-motion: reduce)").matches;
       const tall = stage.getBoundingClientRect().height > 0.8 * innerHeight;
       (tall && td ? td : stage).scrollIntoView({ block: tall && td ? "center" : "nearest", behavior: smooth ? "smooth" : "auto" });
-      if (this.alone) {
-        const row = td ? `&row=${this.cells.get(td).i}` : "";
-        history.replaceState(history.state, "", `#stage=${stage.dataset.stage}${row}`);
-      }
+      if (stage.id) history.replaceState(history.state, "", `#${stage.id}${td ? `&row=${this.cells.get(td).i}` : ""}`);
     }
 
     toggle() {
@@ -554,13 +598,12 @@
       this.playButton.textContent = this.texts.play;
     }
 
-    /** Follow a link such as #stage=scores&row=2. */
+    /** Follow a link such as #stage=scores&row=2, the ids of the static page. */
     goToHash() {
-      const asked = new URLSearchParams(location.hash.slice(1));
-      const stage = this.stages.find((s) => s.dataset.stage === asked.get("stage"));
-      if (!stage || !stage.id) return;
-      const row = Number(asked.get("row") ?? 0);
-      const fits = (s) => s.stage === stage && (!s.td || !asked.has("row") || this.cells.get(s.td).i === row);
+      const [, id, row] = /^#(.*?)(?:&row=(\d+))?$/.exec(location.hash) ?? [];
+      const stage = this.stages.find((s) => s.id && s.id === id);
+      if (!stage) return;
+      const fits = (s) => s.stage === stage && (!s.td || row === undefined || this.cells.get(s.td).i === Number(row));
       const found = this.steps.findIndex(fits);
       this.at = found >= 0 ? found : this.steps.findIndex((s) => s.stage === stage);
       this.show(this.steps[this.at]);
@@ -653,8 +696,7 @@
     drawDifference({ a, b, cells, size, digits }) {
       for (const [td, i, j] of cells) {
         const moved = !same(a.now.at(i, j), a.kernel.at(i, j), 0) || !same(b.now.at(i, j), b.kernel.at(i, j), 0);
-        const value = b.now.at(i, j) - a.now.at(i, j);
-        this.paint(td, value, this.hidden(a, i, j) || this.hidden(b, i, j), size, Math.max(digits, a.digits, b.digits), moved);
+        this.paint(td, this.minus({ a, b }, i, j), this.hidden(a, i, j) || this.hidden(b, i, j), size, Math.max(digits, a.digits, b.digits), moved);
       }
     }
 
@@ -836,7 +878,7 @@
       }
       const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Home: [0, -1e9], End: [0, 1e9] };
       if (!moves[key]) return false;
-      const lines = [...target.closest("tbody").rows].filter((line) => !line.classList.contains("sa-gap"));
+      const lines = linesOf(target.closest("table"));
       const column = (line) => [...line.cells].filter((td) => this.cells.has(td));
       const clamp = (x, n) => Math.min(Math.max(x, 0), n - 1);
       const line = lines[clamp(lines.indexOf(target.parentElement) + moves[key][0], lines.length)];
@@ -844,6 +886,11 @@
       this.focus(tds[clamp(column(target.parentElement).indexOf(target) + moves[key][1], tds.length)]);
       return true;
     }
+  }
+
+  /** The rows of a table but for those that say that some are left out. */
+  function linesOf(table) {
+    return [...table.tBodies[0].rows].filter((line) => !line.classList.contains("sa-gap"));
   }
 
   /** Whether two numbers are the same but for a tolerance; NaN is the same as NaN. */

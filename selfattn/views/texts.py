@@ -66,8 +66,7 @@ CAPTIONS: dict[str, str] = {
     "head": "head {n}",
     "block": "block {n}",
     "of query": "query {token}",
-    "difference": "difference",
-    "difference of": "{second} minus {first}",
+    "difference": "second minus first",
     "legend": "colours:",
     "abridged": "Abridged: {shown} of {all} rows and columns are shown; all of them are computed with.",
     "abridged queries": "Abridged: shown for {shown} of {all} queries.",
@@ -83,8 +82,8 @@ CAPTIONS: dict[str, str] = {
     "theme": "Light or dark",
     "projector": "Projector size",
     "scale": "scale",
-    "hint": "Point at a number, or tab to a table and use the arrow keys, to see where it comes from. "
-    "Double-click or press Enter to change an input; click a cell of the mask to close it.",
+    "hint": "Point at a number, or tab to a table and use the arrow keys, to see where it comes from. Keys: n next, b back, "
+    "p play. Change what is underlined with a double-click or Enter; a click closes a cell of the mask.",
     "is given": "is given",
     "can be changed": "is given; double-click or press Enter to change it",
     "moved": "{n} numbers moved.",

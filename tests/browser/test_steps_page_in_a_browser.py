@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from pages import NASTY, Reader, bank, everything, illustrated, large, model
 
-from selfattn import views
+from selfattn import tutorials, views
 from selfattn.layer_steps import layer_steps
+from selfattn.tutorials import load
 from selfattn.views.writing import number, visible
 
 TOKENS = ["one", "two", "three"]
@@ -64,6 +65,9 @@ def test_hovering_lights_up_what_made_a_number_and_spells_the_sum(small):
     assert sorted(lit(small, "a", "scores")) == ["query[0,0]", "query[0,1]", "query[0,2]"]
     assert sorted(lit(small, "b", "scores")) == ["key[1,0]", "key[1,1]", "key[1,2]"]
     assert lit(small, "to", "scores") == ["scores[0,1]"]
+    # what those are made of, back to the inputs: the first row for the query, the second for the key
+    assert set(lit(small, "far", "inputs")) == {f"inputs[{i},{m}]" for i in (0, 1) for m in range(4)}
+    assert lit(small, "far", "output") == []
     # the same numbers in the stages before and after
     assert sorted(lit(small, "a", "query")) == ["query[0,0]", "query[0,1]", "query[0,2]"]
     assert lit(small, "to", "scaled_scores") == ["scores[0,1]"]
@@ -172,11 +176,19 @@ def test_keys_are_taken_only_inside(small):
 def test_stepping_forward_and_back(small):
     forward, back = small.locator("[data-do=next]"), small.locator("[data-do=previous]")
     total = int(small.locator(".sa-count").inner_text().split("/")[1])
-    seen = []
-    for n in range(total):
-        forward.click()
-        assert small.locator(".sa-count").inner_text() == f"{n + 1} / {total}"
-        seen.append(small.locator(".sa-stage.sa-now").get_attribute("data-stage"))
+    forward.click()
+    assert small.locator(".sa-count").inner_text() == f"1 / {total}"
+    seen = small.evaluate(
+        """() => {
+        const button = document.querySelector("[data-do=next]"), seen = [];
+        do {
+            seen.push(document.querySelector(".sa-now").dataset.stage);
+            button.click();
+        } while (document.querySelector(".sa-count").textContent.split(" / ").some((x, _, [y]) => x !== y));
+        return seen;
+    }"""
+    )
+    assert len(seen) == total - 1
     assert list(dict.fromkeys(seen)) == list(Reader(small.content()).stages)
     assert lit(small, "to", "output")[-1] == "output[2,2]"
     assert small.url.endswith("#stage=output&row=2")
@@ -203,11 +215,19 @@ def test_following_a_token_shows_its_numbers_alone(small):
     small.locator(".sa-bar select").select_option("1")
     rows = small.locator("[data-stage='scores'] table[data-node='scores'] tr.sa-row th").all_inner_texts()
     assert rows == ["two"]
-    for _ in range(int(small.locator(".sa-count").inner_text().split("/")[1])):
-        small.locator("[data-do=next]").click()
-        bold = small.locator(".sa-now .sa-say b")
-        if bold.count():
-            assert re.match(r"\w+\[two, |weighted_values\[1\]\[", bold.inner_text())
+    names = small.evaluate(
+        """() => {
+        const steps = Number(document.querySelector(".sa-count").textContent.split("/")[1]), names = [];
+        for (let n = 0; n < steps; n++) {
+            document.querySelector("[data-do=next]").click();
+            names.push(document.querySelector(".sa-now .sa-say b")?.textContent);
+        }
+        return names;
+    }"""
+    )
+    assert len(names) > 20
+    for name in names[1:]:  # the first is the stage of the inputs
+        assert re.match(r"\w+\[two[,\]]|weighted_values\[1\]\[", name)
 
 
 def test_a_link_leads_to_a_stage_and_a_row(visit):
@@ -219,6 +239,17 @@ def test_a_link_leads_to_a_stage_and_a_row(visit):
     assert lit(page, "to", "weights") == ["weights[1,0]"]
     page.evaluate("location.hash = '#stage=nonsense'")
     assert lit(page, "to", "weights") == ["weights[1,0]"]
+    page.locator("[data-stage=value] h3 a").click()
+    assert page.url.endswith("#stage=value&row=0")
+
+
+def test_a_link_leads_into_the_second_of_two_views(visit):
+    pages = [views.steps_page(*illustrated()), views.steps_page(*bank("river"))]
+    page = visit(views.join_pages(pages, "Two").html, fragment="#view=2&stage=scores&row=1")
+    assert page.locator(".sa-stage.sa-now").count() == 1
+    assert (
+        page.locator(".sa-steps").nth(1).locator(".sa-now .sa-say b").inner_text() == "scores[bank, stream]"
+    )
 
 
 # ------------------------------------------------------------------------------------------- changing a number
@@ -333,7 +364,7 @@ def test_two_sentences_and_their_difference(visit):
     difference.hover()
     a, b = river.output[1, 0], finance.output[1, 0]
     assert said(page, "output") == (
-        f"difference: output[bank, 0] = {number(b, 4, 4)} - {number(a, 4, 4)} ≈ {number(b - a, 4, 4)}"
+        f"second minus first: output[bank, 0] = {number(b, 4, 4)} - {number(a, 4, 4)} ≈ {number(b - a, 4, 4)}"
     )
     assert lit(page, "a", "output") == ["output[1,0]"]
     assert lit(page, "b", "output") == ["output~1[1,0]"]
@@ -447,3 +478,81 @@ def test_a_large_page_answers_a_hover_at_once(visit):
     assert page.locator("td.sa-to").count() >= 1
     change(page, "inputs", "inputs", 0, 0, "5")
     assert page.locator("td.sa-moved").count() > 500
+
+
+# ------------------------------------------------------------------------------------------------ the tutorials
+
+
+def tables_of(page):
+    """Every table of the page, from the DOM: name of the node, side -> matrices in order."""
+    found = page.eval_on_selector_all(
+        "table.sa-result[data-node]",
+        "tables => tables.map(t => [t.dataset.node, [...t.tBodies[0].rows].map(r => [...r.cells].slice(1).map(c => c.textContent))])",
+    )
+    tables = {}
+    for name, cells in found:
+        tables.setdefault(name, []).append(np.array([[float(x) for x in row] for row in cells]))
+    return tables
+
+
+def assert_printed(got, printed, unit):
+    printed = np.asarray(printed, np.float64)
+    assert got.shape == printed.shape
+    # half a unit in which it was printed, and half a unit in which the page shows it
+    assert np.all(np.abs(got - printed) <= 0.5 * unit + 0.5 * unit + 1e-12)
+
+
+def test_tutorial_1_is_on_its_page(visit):
+    data = load("first_principles")
+    tables = tables_of(visit(views.tutorial_page("first_principles").html))
+    for side, sentence in enumerate(("river", "finance")):
+        end = "~1" if side else ""
+        for step, node, n in [
+            ("embed", "inputs", 0), ("linear_layer", "linear", 0), ("raw_dot_product_scores", "scores", 0),
+            ("attention_on_raw_embeddings", "output", 0), ("projected_attention", "output", 1),
+            ("self_attention_class", "output", 2),
+        ]:  # fmt: skip
+            assert_printed(tables[node + end][n], data[step]["printed"][sentence], 1e-3)
+
+
+def test_tutorial_3_is_on_its_page(visit):
+    data = load("basics_notebook")
+    tables = tables_of(visit(views.tutorial_page("basics_notebook").html))
+    names = {"Q": "query", "K": "key", "V": "value", "attn_logits": "scores", "row_sums": "row_sums",
+             "scaled_attention_logits": "scaled_scores", "attention_weights": "weights", "output": "output"}  # fmt: skip
+    assert names.keys() == data["printed"].keys()
+    for printed, node in names.items():
+        got = tables[node][0]
+        assert_printed(got[:, 0] if node == "row_sums" else got, data["printed"][printed], 1e-4)
+
+
+def test_tutorial_4_is_on_its_page(visit):
+    data = load("illustrated")
+    printed = data["printed"]
+    tables = tables_of(visit(views.tutorial_page("illustrated").html))
+    for name, node in [("keys", "key"), ("querys", "query"), ("values", "value"), ("attn_scores", "scores"),
+                       ("attn_scores_softmax_rounded", "replaced_weights")]:  # fmt: skip
+        np.testing.assert_array_equal(tables[node][0], printed[name])
+    softmax = np.array(printed["attn_scores_softmax"])
+    assert_printed(tables["weights"][0], softmax, 10.0 ** (np.floor(np.log10(softmax)) - 4))
+    by_query = np.array([tables[f"weighted_values[{i}]"][0] for i in range(3)])
+    assert_printed(by_query.swapaxes(0, 1), printed["weighted_values_rounded"], 1e-5)
+    assert_printed(tables["output"][0][0], printed["output_1_rounded"], 1e-5)
+    assert_printed(tables["output"][0][1:], data["computed_not_printed"]["outputs_2_and_3_rounded"], 1e-5)
+
+
+@pytest.mark.parametrize(("name", "number"), [("sentence_embeddings", 2), ("attention_module", 5)])
+def test_tutorials_that_print_nothing_show_what_is_computed(visit, name, number):
+    """Against the numbers that `selfattn.tutorials` computes with the kernels, head by head."""
+    page = visit(views.tutorial_page(name).html)
+    shown = [t for found in tables_of(page).values() for t in found]
+    comparisons = getattr(tutorials, name)().comparisons
+    assert tutorials.TUTORIALS[number - 1].__name__ == name
+    for comparison in comparisons:
+        if comparison.name.startswith("sentence embedding"):
+            continue  # the mean of a block's output: a model has it, a block has not
+        matrices = comparison.computed.reshape(-1, *comparison.computed.shape[-2:])
+        for matrix in matrices:
+            assert any(t.shape == matrix.shape and np.allclose(t, matrix, atol=0.51e-4) for t in shown), (
+                comparison.name
+            )
