@@ -122,13 +122,13 @@ def numbers_alike(a, b):
 
 
 def shown(cell):
-    """What a reader sees of the outputs of a cell, by kind; scripts hold all digits of numbers shown elsewhere."""
+    """What a reader sees of the outputs of a cell, by kind; what stands in scripts is all in the tables, too."""
     for output in cell.get("outputs", []):
         if output.output_type == "stream":
             yield output.name, output.text
         else:
             for kind, text in sorted(output.data.items()):
-                yield kind, re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+                yield kind, re.sub(r"<(script|style).*?</\1>", "", text, flags=re.DOTALL)
 
 
 @notebooks
