@@ -6,6 +6,8 @@ of NumPy are the same in every language and stand beside what they describe, in 
 
 from __future__ import annotations
 
+import re
+
 CAPTIONS: dict[str, str] = {
     "lang": "en",
     "title": "Attention, step by step",
@@ -104,6 +106,17 @@ CAPTIONS: dict[str, str] = {
     "answers": "Answers",
     "terms": "{n} terms",
 }
+
+
+def fill(sentence: str, **values: object) -> str:
+    """Put values where a sentence names them in braces; what else stands in braces stays.
+
+    Examples
+    --------
+    >>> fill("head {n} of {m}", n=1)
+    'head 1 of {m}'
+    """
+    return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), sentence)
 
 
 def merged(captions: dict[str, str] | None) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The steps page in Chromium: what lights up, what is spelled, what an edit moves."""
 
 import re
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from pages import NASTY, Reader, bank, everything, illustrated, large, model
 from selfattn import tutorials, views
 from selfattn.layer_steps import layer_steps
 from selfattn.tutorials import load
+from selfattn.views.draw import shade
 from selfattn.views.writing import number, visible
 
 TOKENS = ["one", "two", "three"]
@@ -100,7 +102,7 @@ def all_spelled(page):
         """() => {
         const found = [];
         let n = 0;
-        for (const td of document.querySelectorAll("table.sa-m tbody td")) {
+        for (const td of document.querySelectorAll(".sa-result tbody td, .sa-diff tbody td")) {
             td.dispatchEvent(new PointerEvent("pointerover", {bubbles: true, screenX: ++n}));
             const sum = td.closest(".sa-stage").querySelector(".sa-sum");
             if (sum) found.push([sum.textContent, td.textContent]);
@@ -136,6 +138,28 @@ def test_leaving_and_coming_back(small):
     small.mouse.move(1279, 1)
     small.dispatch_event(".sa-steps", "pointerleave")
     assert lit(small, "to", "scores") == ["scores[0,1]"]  # the one that has the focus
+
+
+def test_the_browser_writes_numbers_as_the_page_does(visit):
+    """Ties included, which JavaScript alone rounds away from zero and Python to the even digit."""
+    rng = np.random.default_rng(5)
+    values = [0.0, -0.0, 0.5, 1.5, 2.5, -0.5, 0.125, -0.375, 1.0625, 0.03125, 12345000.0, 12335000.0, 9999999.5, 1e300,
+              -1e-300, 999.99995, 0.00099999999, 0.001, 1e-13, 2.0**-11, *rng.standard_normal(200),
+              *(rng.standard_normal(200) * 10.0 ** rng.integers(-12, 12, 200)), *(rng.integers(-500, 500, 100) / 64)]  # fmt: skip
+    cases = [[float(x), d, p] for x in values for p in (1, 2, 4, 12) for d in {0, p // 2, p}]
+    code = (resources.files("selfattn.views") / "compute.js").read_text("utf-8")
+    page = visit("<!DOCTYPE html><title>empty</title>")
+    written = page.evaluate(f"cases => {{ {code} return cases.map((c) => write(...c)) }}", cases)
+    assert written == [number(*case) for case in cases]
+    special = page.evaluate(
+        f"() => {{ {code} return [NaN, Infinity, -Infinity].map((x) => write(x, 2, 4)) }}"
+    )
+    assert special == [number(x, 2, 4) for x in (np.nan, np.inf, -np.inf)]
+    shades = page.evaluate(f"cases => {{ {code} return cases.map(([x]) => shade(x, 2.0)) }}", cases)
+    # JavaScript rounds half up and Python half to even, so of the levels only ties may differ
+    assert all(
+        a == shade(x, 2.0) or (4 * abs(x)) % 1 == 0.5 for a, (x, _, _) in zip(shades, cases, strict=True)
+    )
 
 
 # ------------------------------------------------------------------------------------------------- the keyboard
