@@ -1,4 +1,4 @@
-"""The command ``selfattn``: five tutorials and a timing, the benchmark, and facts about this installation.
+"""The command ``selfattn``: five tutorials and a timing, pages, the benchmark, facts about this installation.
 
 Parses arguments and prints; what is computed lives in `tutorials`, `config`, `_timing` and the benchmarks.
 """
@@ -25,6 +25,7 @@ examples:
   selfattn                      the five tutorials, then a timing against NumPy
   selfattn --no-timing          the tutorials alone
   selfattn info                 version, CPU, instruction set, threads
+  selfattn steps 3 --open       every number of every step, on a page in the browser
   selfattn bench --quick        a short benchmark against whatever is installed
   selfattn bench --help         all about the benchmark
   SELFATTN_ISA=avx2 selfattn    the same on another instruction set
@@ -169,8 +170,9 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="colours; 'auto' (the default) means on a terminal, unless NO_COLOR is set",
     )
-    commands = parser.add_subparsers(dest="command", metavar="{bench,info}")
-    # `bench` has a parser of its own; this one only makes it appear in the help.
+    commands = parser.add_subparsers(dest="command", metavar="{steps,bench,info}")
+    # `steps` and `bench` have parsers of their own; these only make them appear in the help.
+    commands.add_parser("steps", add_help=False, help="write a page that shows every step of attention")
     commands.add_parser("bench", add_help=False, help="time selfattn against the peers that are installed")
     info = commands.add_parser(
         "info", help="print version, CPU, instruction set, threads, NumPy and compiler"
@@ -180,6 +182,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["steps"]:
+        from .views.app import main as steps
+
+        return steps(arguments[1:], prog="selfattn steps")
     if arguments[:1] == ["bench"]:
         from .benchmarks.app import main as bench
 

@@ -25,7 +25,7 @@ MODULES = [
     "selfattn.config",
     "selfattn.random",
     "selfattn.layer_steps",
-    *(f"selfattn.views.{name}" for name in ("page", "texts", "tutorial_pages", "writing")),
+    *(f"selfattn.views.{name}" for name in ("app", "page", "texts", "tutorial_pages", "writing")),
     "selfattn.optim",
     "selfattn.nn",
     *(f"selfattn.{name}" for name in ("nn.embedding_model", "nn.proxy_task", "text")),

@@ -46,12 +46,12 @@ class Drawing:
         blanks: dict[str, list[int]] = {}
         for n, stage in enumerate(self.graph.stages.values()):
             for equation in stage.equations:
-                for name in {
+                for name in [
                     r
                     for side in equation.sides
                     for r in results(side)
                     if self.graph.nodes[r].op not in ("given", "row_sums")
-                }:
+                ]:
                     rows, columns = self.graph.nodes[name].data.shape
                     if columns:
                         blanks[name] = [(2 * i + n) % columns for i in range(rows)]
