@@ -26,6 +26,7 @@ MODULES = [
     "selfattn.layer_steps",
     "selfattn.optim",
     "selfattn.nn",
+    *(f"selfattn.{name}" for name in ("files", "training", "training.loop", "training.triplets")),
     *(f"selfattn.{name}" for name in ("nn.embedding_model", "nn.proxy_task", "text")),
     *(
         f"selfattn.nn.{name}"
