@@ -121,6 +121,7 @@ def test_a_loaded_state_goes_on_to_the_same_bits(name, options, dtype):
         second.step(grads)
     assert second.lr == first.lr
     for key, array in params.items():
+        assert np.isfinite(array).all()
         np.testing.assert_array_equal(copies[key], array)
 
 

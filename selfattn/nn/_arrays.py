@@ -93,6 +93,8 @@ def mask_for_heads(mask: npt.ArrayLike | None) -> Array | None:
     """Give a mask (..., L, S) that heads share the axis of the heads."""
     if mask is None:
         return None
+    if isinstance(mask, np.ma.MaskedArray | np.matrix):
+        raise TypeError(f"attn_mask is a {type(mask).__name__}; pass a plain array")
     array = np.asarray(mask)
     return array[..., None, :, :] if array.ndim > 2 else array
 
