@@ -184,7 +184,7 @@ def load_model(folder: PathLike, strict: bool = True, tokenizer: Any = None) -> 
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    config = _parse_json(path, _read(path, MOST_CONFIG_BYTES))
+    config = read_json(path)
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise ValueError(f"{path} does not describe a model of selfattn's: its format is not {FORMAT!r}")
     if config.get("version") != VERSION:
@@ -449,6 +449,11 @@ def _write_to_disk(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror} while writing {len(data)} bytes", str(path)) from error
+
+
+def read_json(path: Path) -> Any:
+    """Read a small file, such as a ``config.json``."""
+    return _parse_json(path, _read(path, MOST_CONFIG_BYTES))
 
 
 def _read(path: Path, most: int | None = None) -> bytes:

@@ -36,13 +36,13 @@ class Recorder(nn.Module):
         self.seen, self.cotangents = [], []
 
     def vjp(self, main, similar, non_similar):
-        self.seen.append(main)
+        self.seen += main if isinstance(main, list) else [main]
 
         def pullback(d_confidence):
             self.cotangents.append(d_confidence)
-            return {"w": np.asarray(d_confidence * 1.0)}
+            return {"w": d_confidence * np.ones(np.shape(main)).sum()}
 
-        return -float(main), pullback
+        return -np.array(main, float), pullback
 
 
 def numbered(n):
@@ -98,7 +98,7 @@ def test_the_loss_of_a_batch_is_the_mean_and_the_short_one_is_kept():
     )
     assert history.step_losses == [1, 4, 6]  # of 0 1 2, of 3 4 5, of 6
     assert history.epoch_losses == [3]  # of all seven
-    np.testing.assert_allclose(task.cotangents, [-1 / 3] * 6 + [-1], rtol=1e-15)
+    assert task.cotangents == [-1 / 3, -1 / 3, -1]
     # the gradient of each batch is -1: one step of 1 for each
     np.testing.assert_allclose(task.w, 3, rtol=1e-15)
 
@@ -171,7 +171,8 @@ def torch_losses(seed, dtype, ids, epochs):
 def test_a_pytorch_script_and_fit_have_the_same_losses(dtype, tolerance, request):
     """Same seed, nothing else in common: weights, orders and 300 losses agree."""
     torch = pytest.importorskip("torch")
-    request.addfinalizer(lambda n=torch.get_num_threads(): torch.set_num_threads(n))
+    threads = torch.get_num_threads()
+    request.addfinalizer(lambda: torch.set_num_threads(threads))
     torch.set_num_threads(1)
     tokenizer = WhitespaceTokenizer(WORDS)
     ids = [[tokenizer.encode(sentence) for sentence in triplet] for triplet in TRIPLETS]
@@ -557,7 +558,7 @@ def test_damaged_checkpoints(tmp_path):
         ({"optimizer": optim.Adam(make_task().parameters())}, ValueError, "moves other arrays"),
         ({"triplets": [("", "b", "c")]}, ValueError, "empty sentence"),
         ({"triplets": [("tom", "unheard", "jerry")]}, ValueError, "'unheard' is not in the vocabulary"),
-        ({"triplets": [("tom", [99], "jerry")]}, ValueError, "ids must be in 0...10, .* not 99"),
+        ({"triplets": [("tom", [99], "jerry")]}, ValueError, "ids must be in 0...10, .*99"),
         ({"checkpoint": "nowhere/checkpoint"}, OSError, "nowhere"),
     ],
 )

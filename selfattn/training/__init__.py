@@ -13,9 +13,18 @@ True
 """
 
 from selfattn.training.loop import Callback, History, Step, Task, fit
-from selfattn.training.triplets import Triplet, make_triplets, read_sentences, read_triplets, split_sentences
+from selfattn.training.triplets import (
+    SPLITS,
+    Triplet,
+    make_triplets,
+    read_lines,
+    read_sentences,
+    read_triplets,
+    split_sentences,
+)
 
 __all__ = [
+    "SPLITS",
     "Callback",
     "History",
     "Step",
@@ -23,6 +32,7 @@ __all__ = [
     "Triplet",
     "fit",
     "make_triplets",
+    "read_lines",
     "read_sentences",
     "read_triplets",
     "split_sentences",

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from selfattn._extras import import_extra
 from selfattn.nn import init
 from selfattn.nn._arrays import Array, Gradients, check_size
-from selfattn.nn.module import add_gradients
 from selfattn.optim import Adam, Optimizer
 from selfattn.training import checkpoint as checkpoints
 from selfattn.training.progress import Progress
@@ -32,7 +31,10 @@ class Task(Protocol):
         """Return the live arrays by name."""
 
     def vjp(self, main: Any, similar: Any, non_similar: Any) -> tuple[Any, Callable[..., Gradients]]:
-        """Return the confidence and ``d_confidence -> grads``, keyed like the parameters."""
+        """Return the confidence and ``d_confidence -> grads``, keyed like the parameters.
+
+        Of three lists of n sentences, n confidences; then ``d_confidence`` is one number for all of them.
+        """
 
 
 class Step(NamedTuple):
@@ -233,7 +235,8 @@ class _Training:
         return -(-len(self.triplets) // self.batch_size)
 
     def run(self, epochs: int, shown: Progress, checkpoint_every: int | None) -> None:
-        with _DelayedInterrupt() as interrupt:
+        # Overflow shows in the loss, which is checked; NumPy need not warn of it too.
+        with _DelayedInterrupt() as interrupt, np.errstate(over="ignore", invalid="ignore"):
             while self.epoch < epochs:
                 told = self.step(epochs)
                 stop = [callback(told) for callback in self.callbacks]
@@ -346,12 +349,8 @@ def loss_and_gradients(task: Any, batch: Sequence[Sequence[Any]]) -> tuple[float
     if len(batch) == 1:
         confidence, pullback = task.vjp(*batch[0])
         return -float(confidence), pullback(-1.0)
-    total, gradients = 0.0, Gradients()
-    for triplet in batch:
-        confidence, pullback = task.vjp(*triplet)
-        total -= float(confidence)
-        add_gradients(gradients, pullback(-1.0 / len(batch)))
-    return total / len(batch), gradients
+    confidences, pullback = task.vjp(*map(list, zip(*batch, strict=True)))
+    return -float(np.mean(confidences, dtype=np.float64)), pullback(-1.0 / len(batch))
 
 
 def _checked_triplets(triplets: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:

@@ -42,8 +42,8 @@ def read_sentences(path: PathLike, split: str = "lines") -> list[str]:
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {SPLITS}, not {split!r}")
-    text = read_text(path)
-    sentences = split_sentences(text) if split == "sentences" else _lines(text)
+    sentences = split_sentences(read_text(path)) if split == "sentences" else read_lines(path)
+    sentences = [sentence for sentence in sentences if sentence]
     if not sentences:
         raise ValueError(f"{path} holds no sentence")
     return sentences
@@ -178,27 +178,31 @@ def make_triplets(
     return triplets
 
 
+def read_lines(path: PathLike) -> list[str]:
+    """Read the lines of a UTF-8 text file, without blanks at the ends; empty ones are kept, for their numbers.
+
+    Raises
+    ------
+    ValueError
+        The file is not UTF-8.
+    """
+    lines = [line.strip() for line in read_text(path).split("\n")]
+    return lines if lines[-1] else lines[:-1]
+
+
 def read_text(path: PathLike) -> str:
-    """Read a UTF-8 file, with or without a byte order mark.
+    """Read a UTF-8 file, with or without a byte order mark and with line ends of any kind.
 
     Raises
     ------
     ValueError
         It is something else; the message says where.
     """
-    return decode(Path(path).read_bytes(), str(path))
-
-
-def decode(content: bytes, source: str) -> str:
-    """Decode UTF-8, line ends of any kind; ``source`` is for messages."""
+    content = Path(path).read_bytes()
     try:
         return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise ValueError(
-            f"{source} is not UTF-8: byte 0x{content[error.start]:02x} in line {line} (offset {error.start})"
+            f"{path} is not UTF-8: byte 0x{content[error.start]:02x} in line {line} (offset {error.start})"
         ) from None
-
-
-def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.split("\n") if line.strip()]
