@@ -140,13 +140,14 @@ def _train(options: argparse.Namespace) -> int:
     say: Callable[[str], None] = (
         (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
     )
-    rng = np.random.default_rng(_checked_seed(options.seed))
-    triplets, sentences = _read_triplets(options, rng)
+    # One for each, so that a resumed training need not repeat what was drawn for the model.
+    for_triplets, for_model, for_orders = np.random.default_rng(_checked_seed(options.seed)).spawn(3)
+    triplets, sentences = _read_triplets(options, for_triplets)
     started = time.monotonic()
     if options.resume:
         model = files.load_model(unfinished)
     else:
-        model = _new_model(options, sentences, rng)
+        model = _new_model(options, sentences, for_model)
         _begin(options, model, unfinished)
     parameters = sum(array.size for array in model.parameters().values())
     say(f"{len(triplets)} triplets, {model.vocab_size} tokens, {parameters} parameters")
@@ -157,13 +158,13 @@ def _train(options: argparse.Namespace) -> int:
             options.epochs,
             options.lr,
             options.batch_size,
-            rng=rng,
+            rng=for_orders,
             log_every=None if options.quiet else options.log_every,
             checkpoint=unfinished / CHECKPOINT,
             resume=options.resume,
             progress=False if options.quiet else None,
         )
-    except KeyboardInterrupt:
+    except training.Interrupted:
         files.save_model(model, out)
         print(f"\nstopped; the model as it is now is in {out}, and --resume goes on", file=sys.stderr)
         raise

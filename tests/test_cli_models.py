@@ -452,7 +452,7 @@ def test_a_missing_extra_is_named_before_anything_is_done(module, here, tmp_path
 
 @pytest.mark.parametrize("n", [0, 2, 4, 5])
 def test_a_full_disk(here, tmp_path, capsys, monkeypatch, n):
-    """Wherever it strikes: no model, or a whole one; and afterwards --resume or a new start."""
+    """Wherever it strikes there is no model, and --resume or a new start gives the one that was to come."""
     real, calls = os.fsync, iter(range(10**6))
 
     def full(descriptor):
@@ -468,4 +468,6 @@ def test_a_full_disk(here, tmp_path, capsys, monkeypatch, n):
     assert not (tmp_path / "m" / "config.json").exists()
     again = ["--resume"] if (tmp_path / "m" / "unfinished").exists() else []
     assert cli.main([*arguments, *again]) == 0
-    files.load_model(tmp_path / "m")
+    assert cli.main(["train", "text.txt", "--out", str(tmp_path / "whole"), *SMALL, "1"]) == 0
+    made, whole = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("m", "whole"))
+    assert made == whole

@@ -383,8 +383,9 @@ def test_ctrl_c_keeps_the_last_state(tmp_path):
 
     before = signal.getsignal(signal.SIGINT)
     task = make_task()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(training.Interrupted) as interrupted:
         run("Adam", 3, file, task=task, callbacks=[press])
+    assert interrupted.value.history.step_losses == [step.loss for step in told]
     assert len(told) == 9
     assert signal.getsignal(signal.SIGINT) is before
     nine = make_task()
@@ -399,8 +400,9 @@ def test_a_second_ctrl_c_does_not_wait():
         signal.raise_signal(signal.SIGINT)
         pytest.fail("went on")
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as interrupted:
         run("Adam", 3, callbacks=[press])
+    assert interrupted.type is KeyboardInterrupt
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@
 True
 """
 
-from selfattn.training.loop import Callback, History, Step, Task, fit
+from selfattn.training.loop import Callback, History, Interrupted, Step, Task, fit
 from selfattn.training.triplets import (
     SPLITS,
     Triplet,
@@ -27,6 +27,7 @@ __all__ = [
     "SPLITS",
     "Callback",
     "History",
+    "Interrupted",
     "Step",
     "Task",
     "Triplet",

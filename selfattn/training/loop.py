@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -79,6 +80,20 @@ class History:
     epoch_losses: list[float] = field(default_factory=list)
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C has ended a training after a whole step.
+
+    Attributes
+    ----------
+    history : History
+        Until then.
+    """
+
+    def __init__(self, history: History) -> None:
+        super().__init__("training was interrupted after a whole step")
+        self.history = history
+
+
 def fit(
     task: Task,
     triplets: Iterable[Sequence[Any]],
@@ -148,9 +163,9 @@ def fit(
         The loss is not finite. The parameters are those before that step.
     OSError
         The checkpoint could not be written; the one before is as it was.
-    KeyboardInterrupt
-        Ctrl-C: the step is completed and the checkpoint written before this is raised, so parameters and
-        checkpoint are those after a whole step. A second Ctrl-C does not wait.
+    Interrupted
+        Ctrl-C, as a KeyboardInterrupt with the ``history``: the step is completed and the checkpoint written before
+        it is raised, so both are those after a whole step. A second Ctrl-C does not wait.
     ImportError
         An extra is missing.
 
@@ -249,14 +264,14 @@ class _Training:
                 if stopping:
                     break
         if interrupt.requested:
-            raise KeyboardInterrupt
+            raise Interrupted(self.history)
 
     def step(self, epochs: int) -> Step:
         """Move the parameters along the gradient of one batch."""
         n = len(self.triplets)
         if self.order is None:
             self.order = np.asarray(self.generator.permutation(n) if self.shuffle else np.arange(n), np.int64)
-        batch = [self.triplets[i] for i in self.order[self.done : self.done + self.batch_size]]
+        batch = [self.triplets[i] for i in self.order[self.done : self.done + self.batch_size].tolist()]
         loss, grads = loss_and_gradients(self.task, batch)
         step = self.done // self.batch_size + 1
         if not math.isfinite(loss):
@@ -277,6 +292,7 @@ class _Training:
 
     # -------------------------------------------------------------------------------------------- checkpoints
 
+    @cached_property
     def _fixed(self) -> dict[str, Any]:
         """Return what has to be the same for a place in the training to mean anything."""
         return {
@@ -290,7 +306,7 @@ class _Training:
     def save(self) -> None:
         assert self.file is not None
         state = {
-            "fixed": self._fixed(),
+            "fixed": self._fixed,
             "parameters": self.task.parameters(),
             "optimizer": self.optimizer.state_dict(),
             "generators": [
@@ -308,7 +324,7 @@ class _Training:
         assert self.file is not None
         state = checkpoints.load(self.file)
         try:
-            _compare("", self._fixed(), state["fixed"])
+            _compare("", self._fixed, state["fixed"])
             parameters = self.task.parameters()
             saved = state["parameters"]
             _compare("shapes of ", _shapes(parameters), _shapes(saved))
