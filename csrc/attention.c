@@ -77,7 +77,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     }
     *plan = (sa_attention_plan){.block_rows = kernels->block_rows, .chunks = 1, .chunk_keys = a->S, .threads = 1};
     const bool no_weights = a->weights.m.data == NULL || a->S == 0;
-    if (rows == 0 || (a->Dv == 0 && a->lse.m.data == NULL && no_weights)) {
+    if (rows == 0 || (a->Dv == 0 && a->lse.m.data == NULL && a->stats.m.data == NULL && no_weights)) {
         return SA_OK; /* no output has an element; the rows may be far too many to be walked over */
     }
     plan->group = sa_group_size(a);
@@ -179,14 +179,18 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
 }
 
 /* Task t: groups outermost, so that threads share a head's keys; within a group the last rows first, which see the most
- * keys when causal. */
+ * keys when causal. *held says whose packed keys the scratch holds, and is −1 when it is new. */
 static void run_task(const sa_attention *a, const sa_attention_plan *plan, const sa_real_kernels *kernels, ptrdiff_t t,
-                     char *scratch, char *partial) {
+                     char *scratch, char *partial, ptrdiff_t *held) {
     const ptrdiff_t chunk = t % plan->chunks, block = plan->blocks - 1 - t / plan->chunks % plan->blocks;
     const ptrdiff_t group = t / plan->chunks / plan->blocks;
     sa_rows rows;
     sa_block b;
     sa_describe_block(a, plan->group, group, block * plan->block_rows, plan->block_rows, &rows, &b);
+    const ptrdiff_t keys = group * plan->chunks + chunk;
+    b.cache_holds = *held == keys;
+    b.cache_from = chunk * plan->chunk_keys;
+    *held = keys;
     if (plan->chunks > 1) {
         const ptrdiff_t begin = chunk * plan->chunk_keys, end = begin + plan->chunk_keys;
         b.begin = b.begin > begin ? b.begin : begin;
@@ -217,11 +221,12 @@ sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *p
 #pragma omp parallel num_threads(plan->threads)
         {
             char *mine = (char *)scratch + (size_t)omp_get_thread_num() * plan->scratch_bytes;
+            ptrdiff_t held = -1;
             /* Independent: a task writes its own rows of the outputs, or its own partial result, and its thread's scratch. */
 #pragma omp for schedule(dynamic, 1)
             for (ptrdiff_t t = 0; t < plan->tasks; ++t) {
                 if (!sa_cancelled(a)) {
-                    run_task(a, plan, kernels, t, mine, partial);
+                    run_task(a, plan, kernels, t, mine, partial, &held);
                 }
             }
             /* Independent: a merge reads the partial results of its own block, all finished, and writes that block's rows. */
@@ -237,8 +242,9 @@ sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *p
     }
 #endif
     /* Not even an OpenMP region of one thread: entering one costs as much as a small call. */
+    ptrdiff_t held = -1;
     for (ptrdiff_t t = 0; t < plan->tasks && !sa_cancelled(a); ++t) {
-        run_task(a, plan, kernels, t, scratch, partial);
+        run_task(a, plan, kernels, t, scratch, partial, &held);
     }
     for (ptrdiff_t t = 0; t < merges && !sa_cancelled(a); ++t) {
         merge_task(a, plan, kernels, t, scratch, partial);

@@ -49,8 +49,9 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
         return SA_TOO_LARGE;
     }
     *plan = (sa_backward_plan){.block_rows = kernels->block_rows, .parts = 1, .threads = 1};
-    if (rows == 0 || a->S == 0) {
-        return SA_OK; /* every gradient is zero */
+    /* Without keys a sink may still have a gradient: lse is the sink then. */
+    if (rows == 0 || (a->S == 0 && !(g->dsink_rows.m.data && g->grad_lse.m.data))) {
+        return SA_OK; /* every gradient is zero; the rows may be far too many to be walked over */
     }
     plan->group = sa_group_size(a);
     plan->groups = (ptrdiff_t)heads / plan->group;
@@ -117,6 +118,7 @@ static void part_task(const sa_attention_gradients *g, const sa_backward_plan *p
     const ptrdiff_t group = t / plan->parts, c = t % plan->parts, part = (c + step) % plan->parts;
     const ptrdiff_t key = c * plan->part_keys, end = smaller(key + plan->part_keys, g->a->S);
     const ptrdiff_t to = smaller((part + 1) * plan->part_blocks, plan->blocks);
+    bool held = false; /* the scratch holds packed keys of this part */
     for (ptrdiff_t block = part * plan->part_blocks; block < to; ++block) {
         sa_rows rows;
         sa_row_gradients grads;
@@ -125,7 +127,10 @@ static void part_task(const sa_attention_gradients *g, const sa_backward_plan *p
         b.with_mask &= !plan->mask_apart;
         b.b.begin = b.b.begin > key ? b.b.begin : key;
         b.b.end = smaller(b.b.end, end);
+        b.b.cache_from = key;
+        b.b.cache_holds = held;
         if (b.b.begin < b.b.end && !sa_cancelled(g->a)) {
+            held = true;
             sa_kernels_of(g->a)->attention_backward(&b, scratch);
         }
     }
@@ -189,6 +194,7 @@ static void mask_task(const sa_attention_gradients *g, const sa_backward_plan *p
             b.mask_only = true;
             b.b.begin = b.b.begin > key ? b.b.begin : key;
             b.b.end = smaller(b.b.end, end);
+            b.b.cache_from = key;
             if (b.b.begin < b.b.end) {
                 sa_kernels_of(a)->attention_backward(&b, scratch);
             }

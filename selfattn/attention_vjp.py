@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ __all__ = [
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
+Causal: TypeAlias = Literal["upper_left", "lower_right"]
+
+_OVERLAP_WORK = 10_000  # steps of the search for a shared element, as in the core for out
 
 
 def scaled_dot_product_attention_vjp(
@@ -30,10 +33,20 @@ def scaled_dot_product_attention_vjp(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal: Causal | None = None,
+    window: Sequence[int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: npt.ArrayLike | None = None,
+    sinks: npt.ArrayLike | None = None,
+    key_lengths: npt.ArrayLike | None = None,
     rng: int | np.random.Generator | None = None,
     return_lse: bool = False,
+    return_weights: bool = False,
+    out: Array | None = None,
+    num_threads: int | None = None,
     wrt: Sequence[str] = ("query", "key", "value"),
-    **options: Any,
 ) -> tuple[Any, Callable[..., AttentionGradients]]:
     """Compute attention, and return with it the function that pulls gradients back through it.
 
@@ -47,17 +60,19 @@ def scaled_dot_product_attention_vjp(
     value : array_like, shape (..., S, Ev)
         Floating point or integers; integers count as float64.
     attn_mask, dropout_p, is_causal
+    scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks, key_lengths
         See :func:`scaled_dot_product_attention`.
     rng : int or numpy.random.Generator, optional
         The seed of dropout. The pullback drops the same weights.
     return_lse : bool, default False
         Return ``(out, lse)`` in place of ``out``; the pullback then takes the gradient of both.
+    return_weights : bool, default False
+        Refused: the weights have no gradient here.
+    out, num_threads
+        See :func:`scaled_dot_product_attention`. ``num_threads`` counts for the pullback as well.
     wrt : sequence of str, default ("query", "key", "value")
         What to differentiate with respect to: also "attn_mask" (a float mask), "alibi_slopes", "sinks".
         What is left out costs nothing.
-    **options
-        ``scale``, ``enable_gqa``, ``causal``, ``window``, ``softcap``, ``alibi_slopes``, ``sinks``,
-        ``key_lengths``, ``out`` and ``num_threads`` of :func:`scaled_dot_product_attention`.
 
     Returns
     -------
@@ -96,39 +111,56 @@ def scaled_dot_product_attention_vjp(
     True
     """
     names = _check_wrt(wrt)
-    if "return_weights" in options:
+    if return_weights:
         raise TypeError("return_weights has no gradient; call scaled_dot_product_attention for the weights")
-    if isinstance(dropout_p, int | float | np.number) and dropout_p > 0:
-        rng = seed_from_rng(rng)
-    given = {
-        "attn_mask": attn_mask,
-        "alibi_slopes": options.get("alibi_slopes"),
-        "sinks": options.get("sinks"),
-    }
-    for name, what in given.items():
+    for name, what in {"attn_mask": attn_mask, "alibi_slopes": alibi_slopes, "sinks": sinks}.items():
         if name in names and what is None:
             raise ValueError(f"wrt names {name}, which was not given")
     if "attn_mask" in names and np.asarray(attn_mask).dtype == np.bool_:
         raise ValueError("wrt names attn_mask, but a boolean mask has no gradient: pass a float mask")
     q, v = _as_array(query), _as_array(value)
     k = _apart(_as_array(key), v)
+    dropout_p, rng = _settle_dropout(dropout_p, rng)
     arguments = (q, k, v, attn_mask, dropout_p, is_causal)
-    out, statistics, *lse = _core._attention_forward(*arguments, rng=rng, return_lse=return_lse, **options)
-    options.pop("out", None)
+    options: dict[str, Any] = {
+        "scale": scale, "enable_gqa": enable_gqa, "causal": causal, "window": window, "softcap": softcap,
+        "alibi_slopes": alibi_slopes, "sinks": sinks, "key_lengths": key_lengths, "rng": rng,
+        "num_threads": num_threads,
+    }  # fmt: skip
+    output, statistics, *lse = _core._attention_forward(*arguments, **options, return_lse=return_lse, out=out)
 
     def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
         """Pull the gradient of the output (and of the log-sum-exp) back to the inputs that wrt names."""
         if grad_lse is not None and not return_lse:
             raise TypeError("grad_lse was given, but the log-sum-exp was not returned: use return_lse=True")
         return scaled_dot_product_attention_backward(
-            grad_out, out, statistics, *arguments, rng=rng, grad_lse=grad_lse, wrt=names, **options
+            grad_out, output, statistics, *arguments, **options, grad_lse=grad_lse, wrt=names
         )
 
-    return ((out, lse[0]) if return_lse else out), pullback
+    return ((output, lse[0]) if return_lse else output), pullback
 
 
 def scaled_dot_product_attention_forward(
-    query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike, *args: Any, **options: Any
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    attn_mask: npt.ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal: Causal | None = None,
+    window: Sequence[int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: npt.ArrayLike | None = None,
+    sinks: npt.ArrayLike | None = None,
+    key_lengths: npt.ArrayLike | None = None,
+    rng: int | None = None,
+    return_lse: bool = False,
+    return_weights: bool = False,
+    out: Array | None = None,
+    num_threads: int | None = None,
 ) -> tuple[Array, ...]:
     """Compute attention and keep what the backward pass needs: the lower half of the vjp.
 
@@ -136,9 +168,12 @@ def scaled_dot_product_attention_forward(
 
     Parameters
     ----------
-    query, key, value, *args, **options
-        As :func:`scaled_dot_product_attention`. With dropout, ``rng`` must be an int, the same in the
-        backward call.
+    query, key, value, attn_mask, dropout_p, is_causal
+    scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks, key_lengths
+    return_lse, return_weights, out, num_threads
+        As :func:`scaled_dot_product_attention`.
+    rng : int, optional
+        The seed of dropout, needed with it: the backward call must be given the same.
 
     Returns
     -------
@@ -168,7 +203,11 @@ def scaled_dot_product_attention_forward(
     >>> grads.query.shape
     (3, 3)
     """
-    results: tuple[Array, ...] = _core._attention_forward(query, key, value, *args, **options)
+    results: tuple[Array, ...] = _core._attention_forward(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
+        window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
+        rng=rng, return_lse=return_lse, return_weights=return_weights, out=out, num_threads=num_threads,
+    )  # fmt: skip
     return results
 
 
@@ -183,10 +222,19 @@ def scaled_dot_product_attention_backward(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal: Causal | None = None,
+    window: Sequence[int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: npt.ArrayLike | None = None,
+    sinks: npt.ArrayLike | None = None,
+    key_lengths: npt.ArrayLike | None = None,
+    rng: int | None = None,
+    num_threads: int | None = None,
     grad_lse: npt.ArrayLike | None = None,
     wrt: Sequence[str] = ("query", "key", "value"),
     gradients: AttentionGradients | None = None,
-    **options: Any,
 ) -> AttentionGradients:
     """Compute the gradients of attention from what the forward half returned.
 
@@ -197,8 +245,11 @@ def scaled_dot_product_attention_backward(
     out : ndarray, shape (..., L, Ev)
     statistics : ndarray, shape (..., L, 2)
         As :func:`scaled_dot_product_attention_forward` returned them.
-    query, key, value, attn_mask, dropout_p, is_causal, **options
+    query, key, value, attn_mask, dropout_p, is_causal
+    scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks, key_lengths, rng
         Those of the forward call.
+    num_threads : int, optional
+        See :func:`scaled_dot_product_attention`.
     grad_lse : array_like, shape (..., L), optional
         The gradient with respect to the log-sum-exp.
     wrt : sequence of str
@@ -233,18 +284,28 @@ def scaled_dot_product_attention_backward(
     True
     """
     names = _check_wrt(wrt)
+    for name, kept in (("out", out), ("statistics", statistics)):
+        if not isinstance(kept, np.ndarray):
+            raise TypeError(
+                f"{name} must be the array that the forward call returned, got {type(kept).__name__}"
+            )
     q, v = _as_array(query), _as_array(value)
     k = _apart(_as_array(key), v)
-    extras = (attn_mask, options.get("alibi_slopes"), options.get("sinks"))
+    extras = (attn_mask, alibi_slopes, sinks)
     inputs = AttentionGradients(q, k, v, *(None if x is None else np.asarray(x) for x in extras))
     if not isinstance(grad_out, np.ndarray):
         grad_out = np.asarray(grad_out, dtype=out.dtype)
+    if grad_lse is not None and not isinstance(grad_lse, np.ndarray):
+        grad_lse = np.asarray(grad_lse, dtype=statistics.dtype)
     if gradients is not None:
-        _check_gradients(gradients, names, inputs, (grad_out, out, statistics))
+        others = {"grad_out": grad_out, "out": out, "statistics": statistics, "grad_lse": grad_lse,
+                  "key_lengths": key_lengths}  # fmt: skip
+        _check_gradients(gradients, names, inputs, others)
     bits = sum(1 << n for n, name in enumerate(AttentionGradients._fields) if name in names)
     found = _core._attention_backward(
-        q, k, v, attn_mask, dropout_p, is_causal, out=out, grad_out=grad_out, statistics=statistics,
-        grad_lse=grad_lse, wrt=bits, **options,
+        q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
+        window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths, rng=rng,
+        num_threads=num_threads, out=out, grad_out=grad_out, statistics=statistics, grad_lse=grad_lse, wrt=bits,
     )  # fmt: skip
     fitted: list[Array | None] = []
     for name, raw, given in zip(AttentionGradients._fields, found, inputs, strict=True):
@@ -253,7 +314,11 @@ def scaled_dot_product_attention_backward(
             continue
         # of slopes and sinks there is each row's share
         whole = raw.sum(axis=-1, dtype=np.float64) if name in ("alibi_slopes", "sinks") else raw
-        gradient = sum_to_shape(whole, given.shape).astype(_gradient_dtype(given), copy=False)
+        dtype = _gradient_dtype(given)
+        if whole.size == 0:  # no query head may be a broadcast of any number of key heads
+            gradient = np.zeros(given.shape, dtype)
+        else:
+            gradient = sum_to_shape(whole, given.shape).astype(dtype, copy=False)
         target = None if gradients is None else getattr(gradients, name)
         if target is not None:
             np.copyto(target, gradient)
@@ -267,6 +332,18 @@ def _check_wrt(wrt: Sequence[str]) -> tuple[str, ...]:
         if name not in AttentionGradients._fields:
             raise ValueError(f"wrt may name {', '.join(AttentionGradients._fields)}; it has {name!r}")
     return names
+
+
+def _settle_dropout(
+    dropout_p: Any, rng: int | np.random.Generator | None
+) -> tuple[Any, int | np.random.Generator | None]:
+    """Give dropout as a number that cannot change, and with it a seed: forward and backward drop the same."""
+    try:
+        number = dropout_p if isinstance(dropout_p, str | bytes | bool) else float(dropout_p)
+    except (TypeError, ValueError, OverflowError):
+        return dropout_p, rng  # the core says what is wrong with it
+    drops = isinstance(number, float) and 0 < number <= 1
+    return number, seed_from_rng(rng) if drops else rng
 
 
 def _as_array(x: npt.ArrayLike) -> Any:
@@ -291,25 +368,47 @@ def _gradient_dtype(x: Array) -> np.dtype[Any]:
 
 
 def _check_gradients(
-    gradients: AttentionGradients, names: tuple[str, ...], inputs: AttentionGradients, others: tuple[Any, ...]
+    gradients: AttentionGradients, names: tuple[str, ...], inputs: AttentionGradients, others: dict[str, Any]
 ) -> None:
-    targets = [
-        (name, x) for name, x in zip(AttentionGradients._fields, gradients, strict=True) if x is not None
-    ]
-    for n, (name, target) in enumerate(targets):
+    if not isinstance(gradients, AttentionGradients):
+        raise TypeError(f"gradients must be an AttentionGradients, got {type(gradients).__name__}")
+    readers = {name: x for name, x in (inputs._asdict() | others).items() if isinstance(x, np.ndarray)}
+    for name, target in gradients._asdict().items():
+        if target is None:
+            continue
         given = getattr(inputs, name)
         if name not in names or given is None:
             raise ValueError(f"gradients has an array for {name}, which wrt does not name")
-        if not isinstance(target, np.ndarray) or (target.shape, target.dtype) != (
-            given.shape,
-            _gradient_dtype(given),
-        ):
-            raise ValueError(
-                f"gradients.{name} must be an array of shape {given.shape} and dtype {_gradient_dtype(given)}, "
-                f"got {getattr(target, 'dtype', type(target).__name__)} of shape {getattr(target, 'shape', ())}"
-            )
-        if not target.flags.writeable:
-            raise ValueError(f"gradients.{name} is read-only")
-        for other in (*inputs, *others, *(x for _, x in targets[:n])):
-            if other is not None and np.may_share_memory(target, other):
-                raise ValueError(f"gradients.{name} overlaps an input or another gradient in memory")
+        _check_target(f"gradients.{name}", target, given)
+        for other, x in readers.items():
+            _check_overlap(f"gradients.{name}", target, other, x)
+        readers[f"gradients.{name}"] = target
+
+
+def _check_target(name: str, target: Array, given: Array) -> None:
+    dtype = _gradient_dtype(given)
+    if not isinstance(target, np.ndarray) or isinstance(target, np.ma.MaskedArray | np.matrix):
+        raise TypeError(f"{name} must be a plain array of shape {given.shape} and dtype {dtype}, "
+                        f"got {type(target).__name__}")  # fmt: skip
+    if (target.shape, target.dtype) != (given.shape, dtype):
+        raise ValueError(f"{name} must be an array of shape {given.shape} and dtype {dtype}, "
+                         f"got {target.dtype} of shape {target.shape}")  # fmt: skip
+    if not target.flags.writeable:
+        raise ValueError(f"{name} is read-only")
+    reach = target.itemsize  # each step must be longer than everything below it, as the core has it for out
+    for step, n in sorted(
+        (abs(step), n) for step, n in zip(target.strides, target.shape, strict=True) if n > 1
+    ):
+        if step < reach and target.size > 0:
+            raise ValueError(f"{name} overlaps itself in memory: several of its elements are one")
+        reach += (n - 1) * step
+
+
+def _check_overlap(name: str, target: Array, other_name: str, other: Array) -> None:
+    try:
+        shared = np.shares_memory(target, other, max_work=_OVERLAP_WORK)  # type: ignore[arg-type] # NumPy's stub has 0, -1
+    except np.exceptions.TooHardError:
+        raise ValueError(f"cannot tell whether {name} overlaps {other_name}: their strides are too intricate; "
+                         f"pass a plain {name}") from None  # fmt: skip
+    if shared:
+        raise ValueError(f"{name} overlaps {other_name} in memory")

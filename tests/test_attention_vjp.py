@@ -1,15 +1,15 @@
 """Gradients of attention: finite differences check the reference, and the reference checks the C core."""
 
+import inspect
+
 import numpy as np
 import pytest
+from gradients import FIELDS, assert_gradients, everything
 from inputs import LAYOUTS, OPTIONS, options_together, random_inputs
 from numpy.testing import assert_allclose, assert_array_equal
-from tolerances import FEW, assert_within
 
 import selfattn as sa
 from selfattn import reference
-
-FIELDS = sa.AttentionGradients._fields
 
 PAIRS = [
     ("float_mask", "is_causal"), ("float_mask", "dropout"), ("softcap", "dropout"), ("softcap", "float_mask", "window"),
@@ -17,99 +17,6 @@ PAIRS = [
     ("float_mask", "alibi_slopes", "sinks", "scale", "softcap", "dropout", "is_causal", "key_lengths"),
 ]  # fmt: skip
 COMBINATIONS = [(name,) for name in OPTIONS] + PAIRS
-
-
-def everything(options):
-    """What there is to differentiate with respect to."""
-    names = ["query", "key", "value"]
-    mask = options.get("attn_mask")
-    if mask is not None and mask.dtype != np.bool_:
-        names.append("attn_mask")
-    return (*names, *(name for name in ("alibi_slopes", "sinks") if name in options))
-
-
-def bounds(call_arguments, options, grad_out, dtype):
-    """Errors that rounding may cause in float64's gradients of the reference, array by array.
-
-    A score is off by u (sqrt(E) sum|q k| + FEW), which scales its weight; a product of two rows of n numbers
-    by u (sqrt(n) + FEW) sum|a b|; and both go through the sums that follow.
-    """
-    u = float(np.finfo(np.float64 if dtype == np.float64 else np.float32).eps)
-    options = {k: v for k, v in options.items() if k != "num_threads"}
-    names = ("scale", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng")
-    defaults = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False} | dict.fromkeys(
-        names
-    )
-    call = reference.arguments.prepare(*call_arguments, **(defaults | options), compute_dtype=np.float64)
-    out, lse, weights = reference.scaled_dot_product_attention(
-        *call_arguments, **{k: v for k, v in options.items() if k != "dropout_p"},
-        return_lse=True, return_weights=True, compute_dtype=np.float64,
-    )  # fmt: skip
-    del lse
-    keep = 1 / (1 - call.dropout_p) if call.dropout_p < 1 else 1.0
-    q, k, v, d_out = np.abs(call.query), np.abs(call.key), np.abs(call.value), np.abs(grad_out)
-    L, S = call.allowed.shape[-2:]
-    E, Ev, scale = q.shape[-1], v.shape[-1], abs(call.scale)
-    products = scale * (q @ k.swapaxes(-1, -2))
-    if call.bias is not None:
-        products = products + np.where(np.isfinite(call.bias), np.abs(call.bias), 0)
-    if call.alibi_slopes is not None:
-        distance = np.abs(np.arange(L)[:, None] + call.offset - np.arange(S))
-        products = products + np.abs(call.alibi_slopes[..., None, None]) * distance
-    score = u * ((np.sqrt(E) + FEW) * products + FEW * np.sqrt(S))
-    terms = keep * (d_out @ v.swapaxes(-1, -2)) + (np.abs(out) * d_out).sum(-1)[..., None]
-    terms = terms * (1 + keep)  # the output of dropout is that much larger than the sum of weights
-    scores = weights * terms  # bounds |dS|
-    d_scores = scores * (score + u * (np.sqrt(Ev) + FEW))
-    top, side = scores.swapaxes(-1, -2), d_scores.swapaxes(-1, -2)
-    dropped = keep * weights.swapaxes(-1, -2)
-    found = {
-        "query": scale * (d_scores @ k + u * (np.sqrt(S) + FEW) * (scores @ k)),
-        "key": scale * (side @ q + u * (np.sqrt(L) + FEW) * (top @ q)),
-        "value": (dropped * score.swapaxes(-1, -2)) @ d_out + u * (np.sqrt(L) + FEW) * (dropped @ d_out),
-        "attn_mask": d_scores + u * FEW * scores,
-    }
-    if call.alibi_slopes is not None:
-        found["alibi_slopes"] = ((d_scores + u * (np.sqrt(L * S) + FEW) * scores) * distance).sum((-2, -1))
-    if call.sinks is not None:
-        found["sinks"] = (
-            (np.abs(out) * d_out).sum((-2, -1))
-            * u
-            * (np.sqrt(Ev) + np.sqrt(S) + FEW)
-            * (1 + score.max(initial=0) / u)
-        )
-    return found
-
-
-def assert_gradients(arguments, options, *, what="", num_threads=None, tight=True):
-    """Call vjp and the reference with the same arguments; compare all gradients; return them."""
-    rng = np.random.default_rng(5)
-    wrt = everything(options)
-    out, pullback = sa.scaled_dot_product_attention_vjp(
-        *arguments, **options, wrt=wrt, num_threads=num_threads
-    )
-    grad_out = rng.standard_normal(out.shape).astype(out.dtype)
-    got = pullback(grad_out)
-    _, exact = reference.scaled_dot_product_attention_vjp(*arguments, **options, compute_dtype=np.float64)
-    expected = exact(grad_out.astype(np.float64))
-    limits = bounds(arguments, options, grad_out.astype(np.float64), out.dtype)
-    inputs = dict(zip(FIELDS, (*arguments, options.get("attn_mask"), options.get("alibi_slopes"),
-                               options.get("sinks")), strict=True))  # fmt: skip
-    for name in FIELDS:
-        gradient = getattr(got, name)
-        assert (gradient is None) == (name not in wrt), (name, what)
-        if gradient is None:
-            continue
-        given = np.asarray(inputs[name])
-        assert gradient.shape == given.shape and gradient.dtype == given.dtype.newbyteorder("="), (name, what)
-        limit = limits[name]
-        if name in ("key", "value") and options.get("enable_gqa"):
-            *lead, _, rows, width = limit.shape
-            limit = limit.reshape(*lead, given.shape[-3], -1, rows, width).sum(-3)
-        limit = reference.attention_vjp.sum_to_shape(limit, given.shape)
-        limit = limit + np.abs(getattr(expected, name)) * float(np.finfo(given.dtype).eps)
-        assert_within(gradient, getattr(expected, name), limit, f"{name} {what}")
-    return got
 
 
 # ------------------------------------------------------------------------------------------------ the reference
@@ -161,6 +68,20 @@ def test_sizes(isa, L):
     for S, E, Ev in [(1, 1, 1), (64, 16, 64), (65, 17, 80), (3, 128, 31), (0, 4, 4), (5, 0, 3), (4, 3, 0)]:
         arguments = random_inputs((1, 2, L, E), S, v_width=Ev)
         assert_gradients(arguments, {"is_causal": L % 2 == 1}, what=f"{L, S, E, Ev}")
+
+
+@pytest.mark.parametrize(("query", "key"), [((0, 3, 8), (0, 5, 8)), ((2, 0, 3, 8), (0, 5, 8)), ((0, 3, 8), (1, 5, 8)),
+                                            ((0, 3, 8), (5, 8)), ((3, 0, 3, 8), (1, 1, 5, 8))], ids=str)  # fmt: skip
+def test_no_heads(query, key):
+    q, k = np.ones(query, np.float32), np.ones(key, np.float32)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, k)
+    for gradient, given in zip(pullback(out)[:3], (q, k, k), strict=True):
+        assert_array_equal(gradient, np.zeros_like(given))
+    pair = np.ones((2, 5, 8), np.float32)
+    _, pullback = sa.scaled_dot_product_attention_vjp(
+        np.ones((0, 3, 8), np.float32), pair, pair, enable_gqa=True
+    )
+    assert_array_equal(pullback(np.ones((0, 3, 8), np.float32)).key, np.zeros_like(pair))
 
 
 def test_rows_and_keys_in_several_parts(isa):
@@ -243,6 +164,28 @@ def test_the_gradient_of_the_log_sum_exp():
             assert got is None
             continue
         assert_allclose(got, want, rtol=0, atol=1e-13)
+
+
+def test_without_keys_the_log_sum_exp_is_the_sink(isa):
+    q, k = np.ones((2, 20, 8), np.float32), np.ones((2, 0, 8), np.float32)
+    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(
+        q, k, k, np.zeros((20, 1), np.float32), sinks=[0.5, -1.0], return_lse=True,
+        wrt=("query", "key", "attn_mask", "sinks"),
+    )  # fmt: skip
+    got = pullback(np.ones_like(out), np.ones_like(lse))
+    assert_array_equal(got.sinks, [20, 20])
+    assert not got.query.any() and not got.attn_mask.any() and got.key.shape == k.shape
+
+
+def test_without_columns_of_values_the_log_sum_exp_has_gradients(isa):
+    q, k, _ = random_inputs((2, 20, 8), 30)
+    v, d_lse = np.ones((2, 30, 0), np.float32), np.ones((2, 20), np.float32)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    got = sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, grad_lse=d_lse)
+    _, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, return_lse=True)
+    expected = pullback(out, d_lse)
+    assert_array_equal(got.query, expected.query)
+    assert got.query.any() and got.key.any()
 
 
 # -------------------------------------------------------------------------------------------- promises
@@ -368,7 +311,7 @@ def backward(**changes):
     [
         (ValueError, r"grad_out must have shape \(2, 6, 4\), got \(6, 4\)", {"grad_out": lambda x: x[0]}),
         (TypeError, "grad_out has dtype float64", {"grad_out": lambda x: x.astype(np.float64)}),
-        (TypeError, "grad_out must have a floating dtype, got int64", {"grad_out": lambda x: x.astype(np.int64)}),
+        (TypeError, "grad_out must have a floating dtype, .* got int64", {"grad_out": lambda x: x.astype(np.int64)}),
         (ValueError, r"statistics must have shape \(2, 6, 2\)", {"statistics": lambda x: x[:, :3]}),
         (TypeError, "statistics must be what the forward call returned", {"statistics": lambda x: x.astype(np.float64)}),
         (TypeError, "statistics must be what", {"statistics": np.asfortranarray}),
@@ -378,6 +321,14 @@ def backward(**changes):
         (ValueError, "wrt names sinks", {"wrt": ("sinks",)}),
         (ValueError, "has an array for key, which wrt", {"wrt": "query", "gradients": GRADIENTS(None, np.ones(1), None)}),
         (ValueError, r"gradients.key must be an array of shape \(2, 5, 4\)", {"gradients": GRADIENTS(None, np.ones(1), None)}),
+        (TypeError, r"gradients.key must be a plain array of shape \(2, 5, 4\) .* got list", {"gradients": GRADIENTS(None, [1], None)}),
+        (TypeError, "gradients must be an AttentionGradients, got tuple", {"gradients": (None, None, None)}),
+        (TypeError, "out must be the array that the forward call returned, got list", {"out": lambda x: x.tolist()}),
+        (TypeError, "statistics must be the array .* got list", {"statistics": lambda x: x.tolist()}),
+        (TypeError, "grad_lse has dtype float64, but lse has dtype float32", {"grad_lse": np.ones((2, 6))}),
+        (TypeError, "grad_out must be of a float or integer dtype, got bool", {"grad_out": lambda x: x > 0}),
+        (TypeError, "rng must be an int here, .* got None", {"dropout_p": 0.5}),
+        (TypeError, "rng must be an int here, .* got numpy.*Generator", {"dropout_p": np.array(0.5), "rng": np.random.default_rng(0)}),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )  # fmt: skip
@@ -389,10 +340,119 @@ def test_bad_input(error, words, changes):
 def test_gradients_must_not_overlap():
     q, k, v = random_inputs((2, 6, 4), 6)
     out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
-    with pytest.raises(ValueError, match=r"gradients\.query overlaps"):
-        sa.scaled_dot_product_attention_backward(
-            np.ones_like(out), out, statistics, q, k, v, gradients=GRADIENTS(q, None, None)
-        )
+    half = np.zeros((2, 6, 4), np.float32)
+    grad_lse = np.zeros(60, np.float32)
+
+    def pull(query=None, key=None, value=None):
+        return sa.scaled_dot_product_attention_backward(
+            np.ones_like(out), out, statistics, q, k, v, grad_lse=grad_lse[:12].reshape(2, 6),
+            gradients=GRADIENTS(query, key, value),
+        )  # fmt: skip
+
+    for words, targets in [
+        (r"gradients\.query overlaps query in memory", {"query": q}),
+        (r"gradients\.key overlaps out in memory", {"key": out[::-1]}),
+        (r"gradients\.query overlaps grad_lse in memory", {"query": grad_lse[11:59].reshape(2, 6, 4)}),
+        (r"gradients\.value overlaps gradients\.key in memory", {"key": half, "value": half[:, ::-1]}),
+        (r"gradients\.query overlaps itself", {"query": np.lib.stride_tricks.as_strided(half, strides=(48, 4, 4))}),
+        (r"gradients\.query is read-only", {"query": np.broadcast_to(half[:, :1], half.shape)}),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            pull(**targets)
+    # interlaced: bounds that overlap, and no element that does
+    together = np.zeros((2, 6, 8), np.float32)
+    got = pull(query=together[..., ::2], key=together[..., 1::2])
+    assert_array_equal(together[..., ::2], pull().query)
+    assert got.key.base is together
+
+
+def test_an_overlap_that_cannot_be_decided_is_an_error():
+    """Whether two sets of strides hit one address is a knapsack problem: the work spent on it has a limit."""
+    as_strided, rng = np.lib.stride_tricks.as_strided, np.random.default_rng(0)
+    memory = np.zeros(2**20, np.uint8)
+    first, ones, too_hard = np.frombuffer(memory, np.float64, count=1, offset=1), np.ones((2, 2)), 0
+    while not too_hard:
+        query = as_strided(memory[4:], (2,) * 12, [int(2 * n) for n in rng.integers(1000, 40000, 12)])
+        strides = [9]
+        while len(strides) < 12:
+            strides.insert(0, int(strides[0] * 2 + rng.integers(2) * strides[0]))
+        if sum(strides) > 2**19:
+            continue
+        target = as_strided(first, (2,) * 12, strides)
+        try:
+            np.shares_memory(target, query, 10_000)
+        except np.exceptions.TooHardError:
+            too_hard += 1
+            out, statistics = sa.scaled_dot_product_attention_forward(query, ones, ones)
+            with pytest.raises(ValueError, match=r"cannot tell whether gradients\.query overlaps query"):
+                sa.scaled_dot_product_attention_backward(
+                    out, out, statistics, query, ones, ones, gradients=GRADIENTS(target, None, None)
+                )
+    assert not memory.any()
+
+
+def test_signatures_are_those_of_the_forward_call():
+    forward = inspect.signature(sa.scaled_dot_product_attention).parameters
+    names = list(forward)
+    for function, extra, missing in [
+        (sa.scaled_dot_product_attention_vjp, ["wrt"], []),
+        (sa.scaled_dot_product_attention_forward, [], []),
+        (sa.scaled_dot_product_attention_backward, ["grad_lse", "wrt", "gradients"], ["return_lse", "return_weights", "out"]),
+    ]:  # fmt: skip
+        own = inspect.signature(function).parameters
+        shared = [name for name in names if name not in missing]
+        first = list(own).index("query")
+        assert list(own)[first:] == shared + extra
+        for name in shared:
+            assert own[name].default == forward[name].default and own[name].kind == forward[name].kind, name
+
+
+@pytest.mark.parametrize("p", [np.array(0.4), np.float32(0.4), np.array(0.4, np.float16), 0.4], ids=repr)
+@pytest.mark.parametrize("rng", [None, np.random.default_rng(0)], ids=["entropy", "generator"])
+def test_dropout_is_the_same_forward_and_backward(p, rng):
+    """Of the value's gradient for ones, column sums are what each key was given: so they are in the output."""
+    q, k, _ = random_inputs((1, 40, 8), 60, dtype=np.float64)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, np.eye(60)[None], dropout_p=p, rng=rng)
+    given = out.sum(axis=-2)[0]  # V is the identity: the output is the weights after dropout
+    for _ in range(2):
+        got = pullback(np.ones_like(out)).value[0]
+        assert_allclose(got, np.broadcast_to(given[:, None], got.shape), rtol=0, atol=1e-14)
+    assert (given == 0).sum() < 60 and (out == 0).sum() > 100
+
+
+def test_dropout_that_changes_in_place_changes_nothing():
+    q, k, v = random_inputs((1, 20, 8), 30)
+    p = np.array(0.5)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, dropout_p=p)
+    before = pullback(np.ones_like(out))
+    p[...] = 0
+    for a, b in zip(pullback(np.ones_like(out))[:3], before[:3], strict=True):
+        assert_array_equal(a, b)
+
+
+def test_gradients_given_as_lists():
+    q, k, v = random_inputs((2, 6, 4), 5)
+    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(q, k, v, return_lse=True)
+    expected = pullback(np.ones_like(out), np.ones_like(lse))
+    got = pullback(np.ones_like(out).tolist(), np.ones_like(lse).tolist())
+    for a, b in zip(got[:3], expected[:3], strict=True):
+        assert a.dtype == np.float32
+        assert_array_equal(a, b)
+
+
+def test_wrong_gradients_in_the_pullback():
+    q, k, v = random_inputs((2, 6, 4), 5)
+    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(q, k, v, return_lse=True)
+    for error, words, d_out, d_lse in [
+        (ValueError, r"grad_out must have shape \(2, 6, 4\), got \(2, 6, 5\)", np.ones((2, 6, 5), np.float32), None),
+        (ValueError, r"grad_out must have shape \(2, 6, 4\), got \(\)", 1.0, None),
+        (TypeError, "grad_out has dtype float64, but the output has dtype float32", out.astype(np.float64), None),
+        (ValueError, r"grad_lse must have shape \(2, 6\), got \(2, 6, 1\)", out, lse[..., None]),
+        (TypeError, "grad_lse must have a floating dtype, .* got int32", out, lse.astype(np.int32)),
+        (TypeError, "got complex64", out.astype(np.complex64), None),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=words):
+            pullback(d_out, d_lse)
 
 
 def test_what_has_no_gradient_is_said_at_the_call():
@@ -405,6 +465,42 @@ def test_what_has_no_gradient_is_said_at_the_call():
         sa.scaled_dot_product_attention_vjp(q, k, v)[1](
             np.ones((2, 6, 4), np.float32), np.ones((2, 6), np.float32)
         )
+
+
+def test_a_pullback_may_be_called_again():
+    q, k, v = random_inputs((2, 50, 8), 70)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, is_causal=True)
+    d = np.random.default_rng(0).standard_normal(out.shape).astype(np.float32)
+    first, other, again = pullback(d), pullback(-2 * d), pullback(d)
+    for a, b, c in zip(first[:3], other[:3], again[:3], strict=True):
+        assert a is not c
+        assert_array_equal(a, c)
+        assert_array_equal(-2 * a, b)  # a power of two rounds nothing
+
+
+def test_a_pullback_outlives_its_inputs():
+    arguments = list(random_inputs((2, 50, 8), 70))
+    mask = np.random.default_rng(0).standard_normal((50, 70)).astype(np.float32)
+    expected_out, expected = sa.scaled_dot_product_attention_vjp(*arguments, mask)
+    expected = expected(np.ones_like(expected_out))
+    out, pullback = sa.scaled_dot_product_attention_vjp(*(x.copy() for x in arguments), mask.copy())
+    d = np.ones_like(out)
+    del out
+    for a, b in zip(pullback(d)[:3], expected[:3], strict=True):
+        assert_array_equal(a, b)
+
+
+def test_changed_inputs_change_later_gradients():
+    """It holds references, not copies: of changed inputs it makes numbers that mean nothing, of the right shape."""
+    q, k, v = random_inputs((2, 20, 8), 30)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v)
+    before = pullback(np.ones_like(out))
+    k[...] = 1e30
+    got = pullback(np.ones_like(out))
+    assert got.query.shape == q.shape and not np.array_equal(got.query, before.query)
+    q.resize((2, 20, 4), refcheck=False)
+    with pytest.raises(ValueError, match=r"query has shape \(2, 20, 4\)"):
+        pullback(np.ones_like(out))
 
 
 def test_changed_inputs_are_checked_again():

@@ -7,6 +7,7 @@ import contextlib
 
 import numpy as np
 import pytest
+from gradients import assert_gradients, everything
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import BFLOAT16, FLOATS, LAYOUTS, normal, random_mask
@@ -129,6 +130,23 @@ def test_good_arguments_agree_with_the_reference(problem, isa, num_threads, data
         out = LAYOUTS[layout](around)
         assert attend(*arrays, **options, out=out) is out
         np.testing.assert_array_equal(out, results[0])
+
+
+@settings(max_examples=10_000 if THOROUGH else 300)
+@given(problems(), st.sampled_from(_core.available_isas()), st.sampled_from([None, 1, 2, 5]), st.data())
+def test_gradients_agree_with_the_reference(problem, isa, num_threads, data):
+    arrays, options = problem
+    rng = np.random.default_rng(len(options))
+    with using(isa):
+        out, lse = attend(*arrays, **options, return_lse=True)
+        grad_out = data.draw(layouts(normal(rng, out.shape, out.dtype)))
+        grad_lse = data.draw(st.none() | layouts(normal(rng, lse.shape, lse.dtype)))
+        wrt = data.draw(st.sets(st.sampled_from(everything(options))))
+        call = {"grad_out": grad_out, "grad_lse": grad_lse}
+        whole = assert_gradients(arrays, options, num_threads=num_threads, **call)
+        some = assert_gradients(arrays, options, num_threads=1, wrt=tuple(wrt), **call)
+    for name in wrt:  # neither threads nor what else is asked for change a bit
+        np.testing.assert_array_equal(getattr(some, name), getattr(whole, name), err_msg=name)
 
 
 # ----------------------------------------------------------------------------------------- anything whatever

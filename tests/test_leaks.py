@@ -3,6 +3,7 @@
 import gc
 import sys
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -124,6 +125,92 @@ def test_errors_late_in_a_call():
     for wrong in ({"rng": "x"}, {"out": out}, {"out": arrays[0]}, {"key_lengths": 71}, {"window": (1, "x")}):
         given = options | wrong | {"return_lse": True, "return_weights": True}
         assert_nothing_stays(lambda given=given: fails(*arrays, **given), [*arrays, *given.values()])
+
+
+def differentiate(*arrays, wrt=None, pulls=1, **options):
+    """Call attention with gradients, as users do: everything that has a gradient, and the lse too."""
+    floats = (np.asarray(options[name]).dtype.kind == "f" if name in options else False
+              for name in ("attn_mask", "alibi_slopes", "sinks"))  # fmt: skip
+    others = [n for n, given in zip(("attn_mask", "alibi_slopes", "sinks"), floats, strict=True) if given]
+    options = {name: x for name, x in options.items() if name != "return_weights"} | {"return_lse": True}
+    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(
+        *arrays, **options, wrt=wrt or ("query", "key", "value", *others)
+    )
+    for _ in range(pulls):
+        pullback(out, lse)
+
+
+@pytest.mark.parametrize("case", [case for case in GOOD if case[0] != "heap"], ids=lambda case: case[0])
+def test_gradients_that_succeed(case):
+    _, arrays, options = case
+    assert_nothing_stays(lambda: differentiate(*arrays, **options), [*arrays, *options.values()])
+
+
+@pytest.mark.parametrize("bad", [bad for bad in BAD if "weights" not in bad.name], ids=lambda bad: bad.name)
+def test_gradients_that_fail_in_the_forward_pass(bad):
+    arguments = bad.arguments()
+    assert_nothing_stays(
+        lambda: fails(**arguments, function=sa.scaled_dot_product_attention_vjp), list(arguments.values())
+    )
+
+
+def test_gradients_that_fail_in_the_backward_pass():
+    """One argument after the other is wrong, the last ones when everything else has been made."""
+    arrays = random_inputs((2, 3, 8), 70, dtype=BFLOAT16)
+    options = options_together(OPTIONS, (2,), 3, 70, np.random.default_rng(0))
+    out, statistics, lse = sa.scaled_dot_product_attention_forward(*arrays, **options, return_lse=True)
+    names = ("query", "key", "value")
+    good = options | dict(zip(names, arrays, strict=True))
+    good |= {"grad_out": out, "out": out, "statistics": statistics, "grad_lse": lse}
+    sa.scaled_dot_product_attention_backward(**good)
+    bools = np.ones((2, 3, 70), bool)
+    for wrong in (
+        {"query": arrays[0][:, :2]}, {"key": arrays[1][..., 1:]}, {"window": (1, "x")}, {"key_lengths": 71},
+        {"out": out[:1]}, {"out": out.astype(np.float64)}, {"out": None}, {"grad_out": out[:, 1:]},
+        {"grad_out": out.astype(np.float64)}, {"grad_out": bools}, {"grad_lse": out},
+        {"grad_lse": lse.astype(np.float64)}, {"statistics": statistics[..., :1]},
+        {"statistics": statistics.astype(np.float64)}, {"attn_mask": bools, "wrt": (*names, "attn_mask")},
+        {"alibi_slopes": None, "wrt": (*names, "alibi_slopes")}, {"sinks": None, "wrt": (*names, "sinks")},
+        {"rng": None}, {"rng": np.random.default_rng(0)}, {"rng": "x"}, {"wrt": ("keys",)},
+        {"gradients": sa.AttentionGradients(arrays[0], None, None)}, {"gradients": (1, 2, 3)},
+    ):  # fmt: skip
+        given = good | wrong
+        assert_nothing_stays(
+            lambda given=given: fails(**given, function=sa.scaled_dot_product_attention_backward),
+            list(given.values()),
+        )
+
+
+def test_the_core_of_the_backward_pass_checks_for_itself():
+    q, k, v = random_inputs((2, 3, 8), 5)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    given = {"query": q, "key": k, "value": v, "out": out, "grad_out": out, "statistics": statistics}
+    for wrong in ({"wrt": "x"}, {"wrt": 2**80}, {"wrt": 8}, {"wrt": 16}, {"wrt": 32}, {"out": None}):
+        arguments = given | wrong
+        assert_nothing_stays(
+            lambda arguments=arguments: failing(sa._core._attention_backward, **arguments),
+            list(arguments.values()),
+        )
+
+
+def failing(function, **arguments):
+    try:
+        function(**arguments)
+    except (TypeError, ValueError, OverflowError):
+        return
+    raise AssertionError("no error")
+
+
+def test_a_pullback_frees_what_it_holds():
+    arrays = random_inputs((2, 3, 8), 70)
+    assert_nothing_stays(lambda: differentiate(*arrays, pulls=2), list(arrays))
+    references = [weakref.ref(x) for x in arrays]
+    out, pullback = sa.scaled_dot_product_attention_vjp(*arrays)
+    references.append(weakref.ref(out))
+    arrays = out = None
+    assert all(reference() is not None for reference in references)
+    del pullback
+    assert all(reference() is None for reference in references)
 
 
 def test_the_other_functions():

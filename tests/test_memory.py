@@ -228,15 +228,27 @@ def five_lines(query, key, value):
     return weights @ value
 
 
+def forward_and_backward(arguments, options, grad_out):
+    """Give the gradients alone: the output and what else the pullback holds count as memory needed."""
+    _, pullback = sa.scaled_dot_product_attention_vjp(*arguments, **options)
+    return tuple(gradient for gradient in pullback(grad_out) if gradient is not None)
+
+
 def script(name: str) -> None:
     if name == "numpy":
         arrays = inputs(length=2048)
         needed, result = memory_beyond(lambda: five_lines(*arrays))
+    elif name.startswith("backward of "):
+        arguments, options = CASES[name.removeprefix("backward of ")]()
+        if len(arguments) == 4 and arguments[3].dtype.kind == "f":
+            options |= {"wrt": ("query", "key", "value", "attn_mask")}
+        grad_out = normal(*arguments[0].shape[:-1], arguments[2].shape[-1])
+        needed, result = memory_beyond(lambda: forward_and_backward(arguments, options, grad_out))
     else:
         arguments, options = CASES[name]()
         needed, result = memory_beyond(lambda: sa.scaled_dot_product_attention(*arguments, **options))
     arrays = result if isinstance(result, tuple) else (result,)
-    finite = all(bool(np.isfinite(array[..., ::97, :].astype(np.float32)).all()) for array in arrays)
+    finite = all(bool(np.isfinite(array[..., ::97].astype(np.float32)).all()) for array in arrays)
     print(json.dumps({"bytes": needed, "finite": finite}))
 
 
@@ -279,6 +291,22 @@ def test_sixteen_thousand_tokens(name):
 @pytest.mark.parametrize("name", [name for name in CASES if name not in LONG])
 def test_nothing_large_is_copied(name):
     assert measure(name) < LIMIT
+
+
+# Forward and backward, without the inputs and the gradients; the output and the statistics are in it.
+BACKWARD_LIMIT = 256 * MIB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["causal", "dropout", "d_v_differs_from_d_k"])
+def test_gradients_of_sixteen_thousand_tokens(name):
+    assert measure(f"backward of {name}") < BACKWARD_LIMIT
+
+
+@pytest.mark.parametrize("name", ["float_mask_of_b11s"])
+def test_nothing_large_is_copied_for_gradients(name):
+    """With the gradient of the mask, which is as small as the mask; 32 MiB of it are the output."""
+    assert measure(f"backward of {name}") < LIMIT
 
 
 if __name__ == "__main__":

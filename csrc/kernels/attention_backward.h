@@ -357,7 +357,7 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     }
     const bool careful = masked && !(finite && FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E));
     ptrdiff_t v_stride;
-    const real *value = FN(tile_rows)(&b->b.value, first, n, a->Dv, s->s.value, &v_stride);
+    const real *value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
     for (ptrdiff_t j = 0; scores && j < n;) {
         ptrdiff_t to;
         const int u = FN(first_open_vector)(b->b.rows, first + j, n - j, nv, &to);
@@ -447,6 +447,7 @@ SA_BACKWARD(4)
 static void FN(attention_backward)(const sa_backward_block *b, void *scratch) {
     FN(backward_scratch) s;
     FN(lay_out_backward)(b->g, scratch, &s);
+    FN(open_caches)(&b->b, &s.s);
     switch ((b->b.rows->count + SA_LANES - 1) / SA_LANES) {
     case 1: FN(backward1)(b, &s); break;
     case 2: FN(backward2)(b, &s); break;

@@ -35,8 +35,10 @@ typedef struct {
     sa_rows *rows;
     sa_matrix key, value;
     ptrdiff_t begin, end;
-    bool first_chunk; /* the sink belongs to exactly one chunk */
-    void *partial;    /* NULL: finish; else leave (maximum, sum, unnormalised output) here for merge */
+    ptrdiff_t cache_from; /* the key at which the scratch's packed tiles begin, at most begin */
+    bool cache_holds;     /* the scratch's packed tiles are of these keys and values: the last block's were the same */
+    bool first_chunk;     /* the sink belongs to exactly one chunk */
+    void *partial;        /* NULL: finish; else leave (maximum, sum, unnormalised output) here for merge */
 } sa_block;
 
 /* What the backward pass has of each row of a block beyond sa_rows; pointers are to what computes, except grad_out and

@@ -156,7 +156,7 @@ static PyObject *forward(PyObject *module, sa_signature_id id, PyObject *const *
     }
     c.want_stats = id == SA_SIG_ATTENTION_FORWARD;
     if (sa_call_read(&c, module, values) == 0 && make_outputs(&c, values[SA_ARG_OUT]) == 0 &&
-        sa_call_read_seed(&c, values[SA_ARG_RNG]) == 0 && run(&c) == 0) {
+        (c.want_stats ? sa_call_read_fixed_seed : sa_call_read_seed)(&c, values[SA_ARG_RNG]) == 0 && run(&c) == 0) {
         result = result_of(&c);
     }
     sa_call_release(&c);

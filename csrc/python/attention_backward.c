@@ -30,7 +30,8 @@ static int read_float(const sa_state *state, PyObject *value, const char *name, 
         return -1;
     }
     if (sa_is_integer(*dtype)) {
-        PyErr_Format(PyExc_TypeError, "%s must have a floating dtype, got %s", name, sa_dtype_name(*dtype));
+        PyErr_Format(PyExc_TypeError, "%s must have a floating dtype, as the forward call's result has, got %s", name,
+                     sa_dtype_name(*dtype));
         return -1;
     }
     return sa_check_shape(name, *array, ndim, shape);
@@ -134,7 +135,7 @@ static void key_lead(const sa_attention *a, npy_intp *lead) {
         --axis;
     }
     for (; axis >= 0 && a->key.lead_stride[axis] == 0 && a->value.lead_stride[axis] == 0; --axis) {
-        lead[axis] = 1;
+        lead[axis] = lead[axis] == 0 ? 0 : 1; /* no head at all stays none */
     }
 }
 
@@ -237,7 +238,7 @@ PyObject *sa_py_attention_backward(PyObject *module, PyObject *const *args, Py_s
     const bool read = sa_call_read(&b.c, module, values) == 0;
     const long wrt = !read ? -1 : values[WRT] != NULL ? PyLong_AsLong(values[WRT]) : 7;
     if (read && !(wrt == -1 && PyErr_Occurred()) && read_results(&b, values) == 0 && make_gradients(&b, wrt) == 0 &&
-        sa_call_read_seed(&b.c, values[SA_ARG_RNG]) == 0 && run(&b) == 0 && (result = PyTuple_New(GRADIENTS)) != NULL) {
+        sa_call_read_fixed_seed(&b.c, values[SA_ARG_RNG]) == 0 && run(&b) == 0 && (result = PyTuple_New(GRADIENTS)) != NULL) {
         for (int i = 0; i < GRADIENTS; ++i) {
             PyTuple_SET_ITEM(result, i, b.gradients[i] ? Py_NewRef(b.gradients[i]) : Py_NewRef(Py_None));
         }

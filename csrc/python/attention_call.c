@@ -451,6 +451,17 @@ int sa_call_read(sa_call *c, PyObject *module, PyObject *const *values) {
                : 0;
 }
 
+int sa_call_read_fixed_seed(sa_call *c, PyObject *rng) {
+    if (c->a.dropout_p > 0 && (!sa_given(rng) || PyObject_HasAttrString(rng, "integers"))) {
+        PyErr_Format(PyExc_TypeError,
+                     "with dropout_p > 0, rng must be an int here, the same forward and backward, got %s: another draw "
+                     "would drop other weights",
+                     rng == NULL ? "None" : Py_TYPE(rng)->tp_name);
+        return -1;
+    }
+    return sa_call_read_seed(c, rng);
+}
+
 int sa_call_read_seed(sa_call *c, PyObject *rng) { return read_seed(rng, c->a.dropout_p > 0, &c->a.seed); }
 
 PyArrayObject *sa_call_bf16_example(const sa_call *c) {

@@ -43,6 +43,8 @@ typedef struct {
  * release is due in any case. */
 int sa_call_read(sa_call *c, PyObject *module, PyObject *const *values);
 int sa_call_read_seed(sa_call *c, PyObject *rng);
+/* The same for one half of a vjp: what cannot be repeated in the other half is an error. */
+int sa_call_read_fixed_seed(sa_call *c, PyObject *rng);
 void sa_call_release(sa_call *c);
 
 /* 0 when `array` has this shape, else −1 with a ValueError. */

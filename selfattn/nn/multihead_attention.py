@@ -21,6 +21,7 @@ from selfattn.nn._arrays import (
     float_dtype,
     lengths_for_heads,
     split_heads,
+    widened,
 )
 from selfattn.nn._attention import (
     PROJECTIONS,
@@ -380,4 +381,7 @@ class MultiheadAttention(Module):
 
 def _averaged(weights: Array | None, average: bool) -> Array | None:
     """Return the mean over the heads of (..., num_heads, L, S), if it is asked for."""
-    return weights.mean(axis=-3) if average and weights is not None else weights
+    if weights is None or not average:
+        return weights
+    mean: Array = widened(weights).mean(axis=-3)
+    return mean.astype(weights.dtype, copy=False)

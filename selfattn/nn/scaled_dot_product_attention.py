@@ -144,7 +144,7 @@ class ScaledDotProductAttention(Module):
             d_values: npt.ArrayLike, d_weights: npt.ArrayLike | None = None
         ) -> tuple[Inputs, Gradients]:
             d_out = widened(as_gradient(d_values, values, "d_values"))
-            d_dropped = np.where(open_pairs, d_out @ v.swapaxes(-1, -2), d_out.dtype.type(0))
+            d_dropped = d_out @ v.swapaxes(-1, -2)
             if d_weights is not None:
                 d_dropped = d_dropped + as_gradient(d_weights, dropped, "d_weights")
             d_p = d_dropped
