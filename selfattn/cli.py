@@ -1,6 +1,7 @@
 """The command ``selfattn``: five tutorials and a timing, pages, the benchmark, facts about this installation.
 
-Parses arguments and prints; what is computed lives in `tutorials`, `config`, `_timing` and the benchmarks.
+Parses arguments and prints; what is computed lives in `tutorials`, `config`, `_timing` and the benchmarks. The commands
+that train and use models are in `cli_models`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _EPILOG = """\
 examples:
   selfattn                      the five tutorials, then a timing against NumPy
   selfattn --no-timing          the tutorials alone
+  selfattn train book.txt --out model       sentence embeddings learnt from a text
+  selfattn search model book.txt "a storm"  the lines nearest to a query
   selfattn info                 version, CPU, instruction set, threads
   selfattn steps 3 --open       every number of every step, on a page in the browser
   selfattn bench --quick        a short benchmark against whatever is installed
@@ -170,9 +173,14 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="colours; 'auto' (the default) means on a terminal, unless NO_COLOR is set",
     )
-    commands = parser.add_subparsers(dest="command", metavar="{steps,bench,info}")
-    # `steps` and `bench` have parsers of their own; these only make them appear in the help.
+    commands = parser.add_subparsers(dest="command", metavar="{steps,train,embed,search,bench,info}")
+    # These have parsers of their own; the ones here only make them appear in the help.
     commands.add_parser("steps", add_help=False, help="write a page that shows every step of attention")
+    commands.add_parser("train", add_help=False, help="train a sentence-embedding model on a text")
+    commands.add_parser("embed", add_help=False, help="turn sentences into vectors")
+    commands.add_parser(
+        "search", add_help=False, help="print the lines of a text that are nearest to a query"
+    )
     commands.add_parser("bench", add_help=False, help="time selfattn against the peers that are installed")
     info = commands.add_parser(
         "info", help="print version, CPU, instruction set, threads, NumPy and compiler"
@@ -190,6 +198,10 @@ def _run(arguments: Sequence[str]) -> int:
         from .benchmarks.app import main as bench
 
         return bench(arguments[1:], prog="selfattn bench")
+    if arguments[:1] and arguments[0] in ("train", "embed", "search"):
+        from .cli_models import main as models
+
+        return models(arguments[0], arguments[1:])
     options = _parser().parse_args(arguments)
     if options.command == "info":
         facts = config.show_config("dicts")

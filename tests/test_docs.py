@@ -28,6 +28,7 @@ MODULES = [
     *(f"selfattn.views.{name}" for name in ("app", "page", "texts", "tutorial_pages", "writing")),
     "selfattn.optim",
     "selfattn.nn",
+    *(f"selfattn.{name}" for name in ("files", "training", "training.loop", "training.triplets")),
     *(f"selfattn.{name}" for name in ("nn.embedding_model", "nn.proxy_task", "text")),
     *(
         f"selfattn.nn.{name}"

@@ -1,0 +1,406 @@
+"""The commands ``selfattn train``, ``embed`` and ``search``: sentence embeddings from the command line.
+
+Parses arguments, reads and prints; what is computed lives in `training`, `files` and `nn`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfattn import files, nn, training
+from selfattn.nn._arrays import Array
+from selfattn.text import WhitespaceTokenizer, train_sentencepiece
+
+UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "options.json"
+CHUNK = 1024  # sentences that are embedded before they are printed
+
+EXIT_CODES = """
+exit codes:
+  0  done      1  something is wrong with a file or a number; the message says what      2  wrong usage
+  130  interrupted      141  the reader of the output went away
+"""
+TRAIN_EPILOG = (
+    """\
+examples:
+  selfattn train book.txt --out model                  a sentence on each line
+  selfattn train book.txt --out model --split sentences    running text
+  selfattn train triplets.tsv --out model              main, similar and non-similar between tabs
+  selfattn train book.txt --out model --resume         go on after Ctrl-C, a crash or a full disk
+  selfattn train book.txt --out model --tokenizer whitespace --dim 32 --epochs 100
+"""
+    + EXIT_CODES
+)
+EMBED_EPILOG = (
+    """\
+examples:
+  selfattn embed model "jerry is in trouble"           one line of JSON for each sentence
+  selfattn embed model --file lines.txt --out vectors.npy
+  sort lines.txt | selfattn embed model | head -3
+"""
+    + EXIT_CODES
+)
+SEARCH_EPILOG = (
+    """\
+examples:
+  selfattn search model book.txt "the sea was calm"    score, line number and text of the ten nearest lines
+  selfattn search model book.txt "a storm" "a harbour" -k 3
+  cat *.txt | selfattn search model - "a storm" --json
+"""
+    + EXIT_CODES
+)
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run one of the commands and return its exit code."""
+    parser, run = COMMANDS[command]
+    options = parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # texts may hold what a terminal cannot show
+    try:
+        return run(options)
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError, TypeError, ImportError, ArithmeticError, MemoryError) as error:
+        print(f"selfattn {command}: error: {error}", file=sys.stderr)
+        return 1
+
+
+# ------------------------------------------------------------------------------------------------------- train
+
+
+def _train_parser() -> argparse.ArgumentParser:
+    parser = _parser(
+        "train",
+        "Train a sentence-embedding model on a text: neighbours are similar, distant sentences not.",
+        TRAIN_EPILOG,
+    )
+    parser.add_argument("text", metavar="TEXT", help="a UTF-8 file; with the ending .tsv, triplets")
+    parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder of the model")
+    _add_split(parser)
+    data = parser.add_argument_group("triplets")
+    data.add_argument(
+        "--near", type=_count, default=1, metavar="N", help="neighbours are at most N sentences away (1)"
+    )
+    data.add_argument(
+        "--far", type=_count, metavar="N", help="distant ones are more than N away (10, less in a short text)"
+    )
+    data.add_argument(
+        "--per-sentence", type=_count, default=1, metavar="N", help="triplets for each sentence (1)"
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--tokenizer",
+        choices=("sentencepiece", "whitespace"),
+        default="sentencepiece",
+        help="sentencepiece (the default): pieces of words; whitespace: whole words",
+    )
+    model.add_argument(
+        "--vocab-size", type=_count, default=4000, metavar="N", help="at most so many tokens (4000)"
+    )
+    model.add_argument("--dim", type=_count, default=64, metavar="N", help="the width of an embedding (64)")
+    model.add_argument("--layers", type=_count, default=1, metavar="N", help="blocks of self-attention (1)")
+    model.add_argument("--heads", type=_count, default=1, metavar="N", help="heads of each (1)")
+    model.add_argument(
+        "--max-seq-len", type=_count, default=128, metavar="N", help="tokens of a sentence that count (128)"
+    )
+    loop = parser.add_argument_group("training")
+    loop.add_argument("--epochs", type=_count, default=10, metavar="N", help="times through the text (10)")
+    loop.add_argument("--lr", type=float, default=1e-3, metavar="X", help="learning rate of Adam (0.001)")
+    loop.add_argument("--batch-size", type=_count, default=8, metavar="N", help="triplets for each step (8)")
+    loop.add_argument("--seed", type=int, default=0, metavar="N", help="decides on all that is random (0)")
+    loop.add_argument(
+        "--log-every", type=_count, default=1000, metavar="N", help="steps between lines (1000)"
+    )
+    loop.add_argument("--quiet", action="store_true", help="print nothing")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the training in DIR; give the same options, or more --epochs",
+    )
+    how.add_argument("--force", action="store_true", help="replace the model that is in DIR")
+    return parser
+
+
+def _train(options: argparse.Namespace) -> int:
+    out: Path = options.out
+    unfinished = out / UNFINISHED
+    _check_place(options, unfinished)
+    say: Callable[[str], None] = (
+        (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
+    )
+    # One for each, so that a resumed training need not repeat what was drawn for the model.
+    for_triplets, for_model, for_orders = np.random.default_rng(_checked_seed(options.seed)).spawn(3)
+    triplets, sentences = _read_triplets(options, for_triplets)
+    started = time.monotonic()
+    if options.resume:
+        model = files.load_model(unfinished)
+    else:
+        model = _new_model(options, sentences, for_model)
+        _begin(options, model, unfinished)
+    parameters = sum(array.size for array in model.parameters().values())
+    say(f"{len(triplets)} triplets, {model.vocab_size} tokens, {parameters} parameters")
+    try:
+        training.fit(
+            nn.ProxyTask(model),
+            triplets,
+            options.epochs,
+            options.lr,
+            options.batch_size,
+            rng=for_orders,
+            log_every=None if options.quiet else options.log_every,
+            checkpoint=unfinished / CHECKPOINT,
+            resume=options.resume,
+            progress=False if options.quiet else None,
+        )
+    except training.Interrupted:
+        files.save_model(model, out)
+        print(f"\nstopped; the model as it is now is in {out}, and --resume goes on", file=sys.stderr)
+        raise
+    files.save_model(model, out)
+    shutil.rmtree(unfinished)
+    say(
+        f'saved in {out} after {time.monotonic() - started:.0f} s; try: selfattn search {out} {options.text} "..."'
+    )
+    return 0
+
+
+def _check_place(options: argparse.Namespace, unfinished: Path) -> None:
+    out: Path = options.out
+    if options.resume:
+        if not unfinished.is_dir():
+            raise FileNotFoundError(f"{out} holds no unfinished training to go on with")
+        _check_options(options, unfinished / OPTIONS)
+    elif options.force:
+        return
+    elif unfinished.exists():
+        raise FileExistsError(
+            f"{out} holds an unfinished training: --resume goes on with it, --force begins anew"
+        )
+    elif (out / files.CONFIG).exists():
+        raise FileExistsError(f"{out} holds a model: --force replaces it")
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that a training cannot change on the way."""
+    free = {"text", "out", "epochs", "log_every", "quiet", "resume", "force"}
+    return {name: value for name, value in vars(options).items() if name not in free}
+
+
+def _check_options(options: argparse.Namespace, path: Path) -> None:
+    before = files.read_json(path)
+    if not isinstance(before, dict):
+        raise ValueError(f"{path} holds no options")
+    for name, value in _settings(options).items():
+        if before.get(name) != value:
+            raise ValueError(
+                f"the training was begun with --{name.replace('_', '-')} {before.get(name)}, not {value}"
+            )
+
+
+def _read_triplets(
+    options: argparse.Namespace, rng: np.random.Generator
+) -> tuple[list[training.Triplet], Iterable[str]]:
+    if options.text.endswith(".tsv"):
+        triplets = training.read_triplets(options.text)
+        return triplets, [sentence for triplet in triplets for sentence in triplet]
+    sentences = training.read_sentences(options.text, options.split)
+    try:
+        made = training.make_triplets(
+            sentences, rng, near=options.near, far=options.far, per_sentence=options.per_sentence
+        )
+    except ValueError as error:
+        hint = "; --split sentences cuts running text" if options.split == "lines" else ""
+        raise ValueError(f"{options.text}: {error}{hint}") from None
+    return made, sentences
+
+
+def _new_model(
+    options: argparse.Namespace, sentences: Iterable[str], rng: np.random.Generator
+) -> nn.EmbeddingModel:
+    if options.tokenizer == "whitespace":
+        tokenizer: Any = WhitespaceTokenizer.train(sentences, options.vocab_size)
+        size = tokenizer.vocab_size
+    else:
+        tokenizer = train_sentencepiece(sentences, options.vocab_size)
+        size = tokenizer.get_piece_size()
+    return nn.EmbeddingModel(
+        tokenizer,
+        size,
+        options.dim,
+        max_seq_len=options.max_seq_len,
+        num_layers=options.layers,
+        num_heads=options.heads,
+        rng=rng,
+    )
+
+
+def _begin(options: argparse.Namespace, model: nn.EmbeddingModel, unfinished: Path) -> None:
+    """Put what resuming needs beside the future model, which appears only when it has been trained."""
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
+    made = not options.out.exists()
+    try:
+        files.save_model(model, unfinished)
+        settings = json.dumps(_settings(options), indent=2) + "\n"
+        files.write_files(unfinished, {OPTIONS: settings.encode()})
+    except BaseException:
+        shutil.rmtree(options.out if made else unfinished, ignore_errors=True)
+        raise
+
+
+# ------------------------------------------------------------------------------------------------------- embed
+
+
+def _embed_parser() -> argparse.ArgumentParser:
+    parser = _parser("embed", "Turn sentences into vectors.", EMBED_EPILOG)
+    parser.add_argument("model", metavar="DIR", type=Path, help="what selfattn train made")
+    parser.add_argument(
+        "sentences", metavar="SENTENCE", nargs="*", help="without any: the lines of standard input"
+    )
+    parser.add_argument("--file", metavar="FILE", help="take the lines of a file; - is standard input")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="write to a file, as .npy if that is its ending"
+    )
+    return parser
+
+
+def _embed(options: argparse.Namespace) -> int:
+    if options.file is not None and options.sentences:
+        _embed_parser().error("give either sentences or --file")
+    if options.file is None and not options.sentences and sys.stdin.isatty():
+        _embed_parser().error("give a sentence, --file, or lines on standard input")
+    model = files.load_model(options.model)
+    sentences: Iterable[str] = options.sentences
+    if not options.sentences:
+        source = "/dev/stdin" if options.file in (None, "-") else options.file
+        read = training.read_lines(source)
+        sentences = [line for line in read if line]
+        if len(sentences) < len(read):
+            print(f"selfattn embed: {len(read) - len(sentences)} empty lines left out", file=sys.stderr)
+        if not sentences:
+            raise ValueError(f"{source} holds no sentence")
+    lines = _json_lines(model, sentences)
+    if options.out is None:
+        for line in lines:
+            print(line)
+        return 0
+    if options.out.suffix == ".npy":
+        file = io.BytesIO()
+        np.save(file, model.encode(sentences), allow_pickle=False)
+        content = file.getvalue()
+    else:
+        content = "".join(f"{line}\n" for line in lines).encode()
+    files.write_files(options.out.parent, {options.out.name: content})
+    return 0
+
+
+def _json_lines(model: nn.EmbeddingModel, sentences: Iterable[str]) -> Iterator[str]:
+    remaining = iter(sentences)
+    while chunk := list(islice(remaining, CHUNK)):
+        for sentence, vector in zip(chunk, model.encode(chunk), strict=True):
+            yield json.dumps({"sentence": sentence, "embedding": _shortest(vector)})
+
+
+def _shortest(vector: Array) -> list[float]:
+    """Return numbers whose text is as short as gives back the same bits in the vector's dtype."""
+    return [float(str(x)) for x in vector]
+
+
+# ------------------------------------------------------------------------------------------------------ search
+
+
+def _search_parser() -> argparse.ArgumentParser:
+    parser = _parser("search", "Print the lines of a text that are nearest to a query.", SEARCH_EPILOG)
+    parser.add_argument("model", metavar="DIR", type=Path, help="what selfattn train made")
+    parser.add_argument(
+        "corpus", metavar="CORPUS", help="a UTF-8 file, whose lines are searched; - is standard input"
+    )
+    parser.add_argument("queries", metavar="QUERY", nargs="+", help="a sentence")
+    _add_split(parser)
+    parser.add_argument("-k", type=_count, default=10, metavar="N", help="how many to print (10)")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each")
+    return parser
+
+
+def _search(options: argparse.Namespace) -> int:
+    model = files.load_model(options.model)
+    source = "/dev/stdin" if options.corpus == "-" else options.corpus
+    if options.split == "lines":
+        numbered = [(i, line) for i, line in enumerate(training.read_lines(source), 1) if line]
+    else:
+        numbered = list(enumerate(training.read_sentences(source, options.split), 1))
+    if not numbered:
+        raise ValueError(f"{source} holds no sentence")
+    vectors = _unit(model.encode([text for _, text in numbered]))
+    for query in options.queries:
+        scores = vectors @ _unit(model.encode([query]))[0]
+        best = np.argsort(-scores, kind="stable")[: options.k]
+        if len(options.queries) > 1 and not options.json:
+            print(f"{query}:")
+        for i in best:
+            number, text = numbered[i]
+            if options.json:
+                found = {"query": query, "score": round(float(scores[i]), 6), "number": number, "text": text}
+                print(json.dumps(found))
+            else:
+                print(f"{scores[i]:.3f}\t{number}\t{text}")
+    return 0
+
+
+def _unit(vectors: Array) -> Array:
+    """Scale rows to length 1, so that products are cosines."""
+    lengths = np.sqrt(np.square(vectors, dtype=np.float64).sum(-1, keepdims=True))
+    unit: Array = vectors / np.maximum(lengths, np.finfo(np.float64).tiny)
+    return unit
+
+
+# ------------------------------------------------------------------------------------------------------ shared
+
+COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse.Namespace], int]]] = {
+    "train": (_train_parser, _train),
+    "embed": (_embed_parser, _embed),
+    "search": (_search_parser, _search),
+}
+
+
+def _parser(command: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"selfattn {command}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add_split(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--split",
+        choices=training.SPLITS,
+        default="lines",
+        help="lines (the default): each line is a sentence; sentences: running text, cut after . ! and ?",
+    )
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
+def _checked_seed(seed: int) -> int:
+    if seed < 0:
+        raise ValueError(f"--seed must not be negative, not {seed}")
+    return seed

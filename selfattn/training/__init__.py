@@ -1,0 +1,40 @@
+"""Training a sentence-embedding model: triplets, the loop, checkpoints.
+
+>>> from selfattn import nn, training
+>>> sentences = ["tom chases jerry", "jerry runs", "tom is tired", "harry reads", "harry sleeps", "it snows"]
+>>> triplets = training.make_triplets(sentences, rng=0)
+>>> words = sorted(set(" ".join(sentences).split()))
+>>> def tokenize(sentence):
+...     return [words.index(word) for word in sentence.split()]
+>>> model = nn.EmbeddingModel(tokenize, len(words), 8, max_seq_len=8, rng=0)
+>>> history = training.fit(nn.ProxyTask(model), triplets, epochs=20, lr=0.01, rng=0, log_every=None)
+>>> history.epoch_losses[-1] < history.epoch_losses[0]
+True
+"""
+
+from selfattn.training.loop import Callback, History, Interrupted, Step, Task, fit
+from selfattn.training.triplets import (
+    SPLITS,
+    Triplet,
+    make_triplets,
+    read_lines,
+    read_sentences,
+    read_triplets,
+    split_sentences,
+)
+
+__all__ = [
+    "SPLITS",
+    "Callback",
+    "History",
+    "Interrupted",
+    "Step",
+    "Task",
+    "Triplet",
+    "fit",
+    "make_triplets",
+    "read_lines",
+    "read_sentences",
+    "read_triplets",
+    "split_sentences",
+]

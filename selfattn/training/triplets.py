@@ -1,0 +1,208 @@
+"""Triplets to train on: from a file of three columns, or made from a text, whose neighbours count as similar."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from selfattn.nn import init
+from selfattn.nn._arrays import check_size
+
+Triplet: TypeAlias = tuple[str, str, str]
+PathLike: TypeAlias = str | os.PathLike[str]
+
+SPLITS = ("lines", "sentences")
+# White space after the end of a sentence, quotes and brackets included, before what may begin one.
+BOUNDARY = re.compile(r"""(?:(?<=[.!?…])|(?<=[.!?…]["'”’»)\]]))\s+(?=["'“‘«(\[]*[A-ZÀ-ÖØ-Þ0-9])""")
+FAR = 10
+TRIES = 100
+
+
+def read_sentences(path: PathLike, split: str = "lines") -> list[str]:
+    """Read the sentences of a UTF-8 text file, in order.
+
+    Parameters
+    ----------
+    path : path
+    split : {"lines", "sentences"}, default "lines"
+        "lines": each line is a sentence. "sentences": running text, which :func:`split_sentences` cuts.
+
+    Returns
+    -------
+    list of str
+        Without blanks at the ends and without empty ones.
+
+    Raises
+    ------
+    ValueError
+        The file is not UTF-8 or holds no sentence.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {SPLITS}, not {split!r}")
+    sentences = split_sentences(read_text(path)) if split == "sentences" else read_lines(path)
+    sentences = [sentence for sentence in sentences if sentence]
+    if not sentences:
+        raise ValueError(f"{path} holds no sentence")
+    return sentences
+
+
+def split_sentences(text: str) -> list[str]:
+    r"""Cut running text into sentences: at empty lines, and after ``.``, ``!``, ``?`` or ``…`` before a capital.
+
+    A quick rule without a dictionary: "Mr. Smith" is cut too.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    list of str
+        White space within a sentence becomes single blanks.
+
+    Examples
+    --------
+    >>> split_sentences("Tom chases Jerry. Jerry\nlikes cheese!  \"So do I.\" Does he?\n\nchapter 2")
+    ['Tom chases Jerry.', 'Jerry likes cheese!', '"So do I."', 'Does he?', 'chapter 2']
+    """
+    parts = [part for paragraph in re.split(r"\n\s*\n", text) for part in BOUNDARY.split(paragraph)]
+    return [" ".join(part.split()) for part in parts if part.strip()]
+
+
+def read_triplets(path: PathLike) -> list[Triplet]:
+    """Read triplets from a UTF-8 file with three columns between tabs: main, similar, non-similar.
+
+    Parameters
+    ----------
+    path : path
+
+    Returns
+    -------
+    list of (str, str, str)
+        Empty lines are skipped.
+
+    Raises
+    ------
+    ValueError
+        A line has another number of columns, or an empty one; or there is no triplet at all.
+    """
+    triplets = []
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        columns = [column.strip() for column in line.rstrip("\r").split("\t")]
+        if columns == [""]:
+            continue
+        if len(columns) != 3 or not all(columns):
+            raise ValueError(
+                f"{path}, line {number}: expected three sentences between tabs, not {line[:80]!r}"
+            )
+        triplets.append((columns[0], columns[1], columns[2]))
+    if not triplets:
+        raise ValueError(f"{path} holds no triplet")
+    return triplets
+
+
+def make_triplets(
+    sentences: Sequence[str],
+    rng: init.Rng = None,
+    *,
+    near: int = 1,
+    far: int | None = None,
+    per_sentence: int = 1,
+) -> list[Triplet]:
+    """Make triplets of a text: neighbouring sentences are similar, distant ones are not.
+
+    Parameters
+    ----------
+    sentences : sequence of str
+        In the order of the text.
+    rng : int, Generator or torch_rng, optional
+        Chooses the neighbour and the distant sentence; the same seed gives the same triplets.
+    near : int, default 1
+        Neighbours are at most so many sentences away.
+    far : int, optional
+        Distant ones are more than so many sentences away. By default 10, or a quarter of the text where that is less,
+        but at least ``near``.
+    per_sentence : int, default 1
+        How many triplets begin with each sentence.
+
+    Returns
+    -------
+    list of (str, str, str)
+        main, similar, non-similar; ``per_sentence * len(sentences)`` of them, in the order of the text.
+
+    Raises
+    ------
+    ValueError
+        The text is too short for ``far``, or a distant sentence that differs was not found.
+
+    Examples
+    --------
+    >>> from selfattn.training import make_triplets
+    >>> for triplet in make_triplets(["one", "two", "three", "four", "five", "six"], rng=0)[:2]:
+    ...     print(triplet)
+    ('one', 'two', 'six')
+    ('two', 'three', 'five')
+    """
+    if isinstance(sentences, str):
+        raise TypeError("sentences must be a sequence of str, not one str; see split_sentences")
+    near, per_sentence = check_size("near", near), check_size("per_sentence", per_sentence)
+    n = len(sentences)
+    far = max(near, min(FAR, n // 4)) if far is None else check_size("far", far, near)
+    least = 2 * (far + 1)
+    if n < least:
+        raise ValueError(
+            f"a text of {n} sentence{'s' * (n != 1)} is too short: with far={far} at least {least} are needed, "
+            "so that each of them has distant ones"
+        )
+    generator = init.as_generator(rng)
+    triplets = []
+    for i, main in enumerate(sentences):
+        close = [j for j in range(max(0, i - near), min(n, i + near + 1)) if j != i]
+        before = max(0, i - far)  # so many are far enough in front, the rest of `distant` behind
+        distant = before + max(0, n - i - far - 1)
+        for _ in range(per_sentence):
+            similar = sentences[close[int(generator.integers(len(close)))]]
+            for _ in range(TRIES):
+                j = int(generator.integers(distant))
+                other = sentences[j if j < before else j - before + i + far + 1]
+                if other not in (main, similar):
+                    break
+            else:
+                raise ValueError(
+                    f"{TRIES} distant sentences were all the same as {main[:60]!r} or its neighbour"
+                )
+            triplets.append((main, similar, other))
+    return triplets
+
+
+def read_lines(path: PathLike) -> list[str]:
+    """Read the lines of a UTF-8 text file, without blanks at the ends; empty ones are kept, for their numbers.
+
+    Raises
+    ------
+    ValueError
+        The file is not UTF-8.
+    """
+    lines = [line.strip() for line in read_text(path).split("\n")]
+    return lines if lines[-1] else lines[:-1]
+
+
+def read_text(path: PathLike) -> str:
+    """Read a UTF-8 file, with or without a byte order mark and with line ends of any kind.
+
+    Raises
+    ------
+    ValueError
+        It is something else; the message says where.
+    """
+    content = Path(path).read_bytes()
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ValueError(
+            f"{path} is not UTF-8: byte 0x{content[error.start]:02x} in line {line} (offset {error.start})"
+        ) from None

@@ -1,0 +1,405 @@
+"""selfattn.files: what is saved comes back; hostile and damaged files; nothing half written."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from selfattn import files, nn
+from selfattn.text import WhitespaceTokenizer, train_sentencepiece
+
+pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
+
+SENTENCES = ["tom chase jerry", "jerry likes cheese", "harry killed voldemort"]
+
+
+def whitespace_model(rng=0, dtype=np.float32, **sizes):
+    tokenizer = WhitespaceTokenizer.train(SENTENCES)
+    sizes = {"vocab_size": tokenizer.vocab_size, "embedding_dim": 8, "max_seq_len": 16, **sizes}
+    return nn.EmbeddingModel(tokenizer, **sizes, rng=rng, dtype=dtype)
+
+
+def sentencepiece_model():
+    pytest.importorskip("sentencepiece", reason="the extra 'text' is not installed")
+    tokenizer = train_sentencepiece(SENTENCES * 5, 30)
+    return nn.EmbeddingModel(tokenizer, tokenizer.get_piece_size(), 8, max_seq_len=16, rng=0)
+
+
+def tokenizers_model():
+    tokenizers = pytest.importorskip("tokenizers", reason="Hugging Face's tokenizers is not installed")
+    words = sorted(set(" ".join(SENTENCES).split()))
+    vocabulary = {word: n for n, word in enumerate(["<unk>", *words])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return nn.EmbeddingModel(tokenizer, len(vocabulary), 8, max_seq_len=16, rng=0)
+
+
+def everything_in(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    folder = tmp_path / "model"
+    files.save_model(whitespace_model(), folder)
+    return folder
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+# ---------------------------------------------------------------------------------------------- there and back
+
+
+@pytest.mark.parametrize("make", [whitespace_model, sentencepiece_model, tokenizers_model])
+def test_a_model_comes_back(make, tmp_path):
+    model = make()
+    files.save_model(model, tmp_path / "deep" / "model")
+    again = files.load_model(tmp_path / "deep" / "model")
+    for sentence in [*SENTENCES, "jerry killed cheese"]:
+        np.testing.assert_array_equal(again(sentence), model(sentence))
+    assert repr(again) == repr(model)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(("layers", "heads"), [(0, 1), (1, 1), (3, 4)])
+def test_sizes_and_dtypes_come_back(dtype, layers, heads, tmp_path):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    model = whitespace_model(dtype=dtype, num_layers=layers, num_heads=heads)
+    files.save_model(model, tmp_path)
+    state = files.load_model(tmp_path).state_dict()
+    for name, array in model.state_dict().items():
+        assert state[name].dtype == array.dtype
+        np.testing.assert_array_equal(state[name], array)
+
+
+def test_what_is_loaded_can_be_trained(saved):
+    model = files.load_model(saved)
+    model.parameters()["embedding_layer.weight"][...] += 1
+
+
+def test_a_tokenizer_that_no_file_holds(tmp_path):
+    def tokenize(sentence):
+        return [len(word) for word in sentence.split()]
+
+    model = nn.EmbeddingModel(tokenize, 20, 8, max_seq_len=16, rng=0)
+    files.save_model(model, tmp_path)
+    with pytest.raises(ValueError, match=r"load_model\(folder, tokenizer=...\)"):
+        files.load_model(tmp_path)
+    again = files.load_model(tmp_path, tokenizer=tokenize)
+    np.testing.assert_array_equal(again("tom chase jerry"), model("tom chase jerry"))
+
+
+def test_saving_over_another_model_leaves_nothing_of_it(saved):
+    (saved / "notes.txt").write_text("mine")
+    model = sentencepiece_model()
+    files.save_model(model, saved)
+    assert set(everything_in(saved)) == {"config.json", "model.safetensors", "tokenizer.model", "notes.txt"}
+    np.testing.assert_array_equal(files.load_model(saved)("tom"), model("tom"))
+
+
+def test_pytorch_reads_the_weights_and_writes_them(tmp_path):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file, save_file
+
+    model = whitespace_model()
+    files.save_model(model, tmp_path)
+    theirs = load_file(tmp_path / "model.safetensors")
+    for name, array in model.state_dict().items():
+        np.testing.assert_array_equal(theirs[name].numpy(), array)
+    save_file(
+        {name: torch.zeros_like(tensor) for name, tensor in theirs.items()}, tmp_path / "model.safetensors"
+    )
+    assert not files.load_model(tmp_path).embedding_layer.weight.any()
+
+
+def test_the_recipe_for_pytorch_checkpoints(tmp_path):
+    torch = pytest.importorskip("torch")
+    model = whitespace_model()
+    tensors = {name: torch.tensor(array) for name, array in whitespace_model(rng=1).state_dict().items()}
+    torch.save(tensors, tmp_path / "model.pt")
+    state = torch.load(tmp_path / "model.pt", map_location="cpu", weights_only=True)
+    model.load_state_dict({name: tensor.numpy() for name, tensor in state.items()})
+    np.testing.assert_array_equal(model("tom"), whitespace_model(rng=1)("tom"))
+
+
+def test_arrays_of_any_layout_and_dtype_come_back(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, 6))
+    arrays = {
+        "transposed": x.T,
+        "strided": x[::-2, ::3],
+        "swapped": x.astype(">f8"),
+        "zero-dimensional": np.array(3.5, np.float16),
+        "empty": np.zeros((0, 3), np.int8),
+        "bool": x > 0,
+        "uint64": np.array([2**64 - 1], np.uint64),
+    }
+    files.save_arrays(tmp_path / "arrays.safetensors", arrays)
+    back = files.load_arrays(tmp_path / "arrays.safetensors")
+    assert set(back) == set(arrays)
+    for name, array in arrays.items():
+        assert back[name].shape == array.shape
+        assert back[name].dtype == array.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(back[name], array)
+    with pytest.raises(TypeError, match="names holds <U3"):
+        files.save_arrays(tmp_path / "x", {"names": np.array(["tom"])})
+    assert not (tmp_path / "x").exists()
+
+
+# -------------------------------------------------------------------------------------------- what does not fit
+
+
+def test_all_that_differs_is_said(saved):
+    state = files.load_arrays(saved / "model.safetensors")
+    del state["attention_layers.0.key.bias"]
+    state["attention_layers.0.ln.weight"] = np.zeros(9, np.float32)
+    state["attention_layers.0.ln.bias"] = np.zeros(8, np.float64)
+    state["head.weight"] = np.zeros((2, 3), np.float32)
+    files.save_arrays(saved / "model.safetensors", state)
+    expected = [
+        r"missing: attention_layers.0.key.bias \(8,\)",
+        r"unexpected: head.weight \(2, 3\)",
+        r"attention_layers.0.ln.weight has shape \(9,\), config.json says \(8,\)",
+        "attention_layers.0.ln.bias is float64, config.json says float32",
+    ]
+    for message in expected:
+        with pytest.raises(ValueError, match=message):
+            files.load_model(saved)
+        with pytest.warns(UserWarning, match=message):
+            files.load_model(saved, strict=False)
+    with pytest.warns(UserWarning):
+        model = files.load_model(saved, strict=False)
+    np.testing.assert_array_equal(model.attention_layers[0].ln.bias, 0)
+    np.testing.assert_array_equal(model.embedding_layer.weight, state["embedding_layer.weight"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "other"}, "format is not 'selfattn.EmbeddingModel'"),
+        ({"version": 2}, "version 2; this selfattn reads version 1"),
+        ({"path": "/etc/passwd"}, r"unexpected \['path'\]"),
+        ({"tokenizer": "../../etc/passwd"}, "tokenizer must be one of sentencepiece, tokenizers, whitespace"),
+        ({"tokenizer": ["whitespace"]}, "tokenizer must be one of"),
+        ({"dtype": "object"}, "dtype must be one of float16"),
+        ({"dtype": {}}, "dtype must be one of float16"),
+        ({"vocab_size": 2**60}, "vocab_size must be an int from 1 to"),
+        ({"vocab_size": 2**31 - 1}, r"has shape \(9, 8\), config.json says \(2147483647, 8\)"),
+        ({"vocab_size": True}, "vocab_size must be an int"),
+        ({"vocab_size": 9.0}, "vocab_size must be an int"),
+        ({"vocab_size": -9}, "vocab_size must be an int"),
+        ({"embedding_dim": 7}, "embedding_dim must be even"),
+        ({"embedding_dim": 10}, r"embedding_layer.weight has shape \(9, 8\), config.json says \(9, 10\)"),
+        ({"num_heads": 3}, "multiple of num_heads"),
+        ({"num_layers": 2**30}, "names 1073741824 layers"),
+        ({"num_layers": 2}, "missing: attention_layers.1.query.weight"),
+        ({"max_seq_len": 2**30}, "max_seq_len 1073741824 times embedding_dim 8"),
+    ],
+)
+def test_hostile_configs(saved, changes, message):
+    edit_config(saved, **changes)
+    with pytest.raises(ValueError, match=message):
+        files.load_model(saved)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not JSON"),
+        (b'{"format": ', "is not JSON"),
+        (b"\xff\xfe\x00", "is not JSON"),
+        (b"[" * 10**5, "is not JSON"),
+        (b"[]", "does not describe"),
+        (b"null", "does not describe"),
+        (b'{"format": "selfattn.EmbeddingModel", "version": 1}', "missing .*vocab_size"),
+        (b" " * 2**21, "more than 1048576 bytes"),
+    ],
+)
+def test_configs_that_are_none(saved, content, message):
+    (saved / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        files.load_model(saved)
+
+
+def header(text):
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x00" * 7,
+        (2**60).to_bytes(8, "little") + b"{}",
+        (2**64 - 1).to_bytes(8, "little") + b"{}",
+        header(b"{}")[:-1],
+        header(b"{]"),
+        header(b"[]"),
+        header(b"\xff\xff"),
+        header(b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'),  # no data
+        header(b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}') + b"\x00" * 4,
+        header(b'{"x": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}') + b"\x00" * 8,
+        header(b'{"x": {"dtype": "F32", "shape": [4611686018427387904, 4], "data_offsets": [0, 0]}}'),
+        header(b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}') + b"\x00" * 8,
+        header(b'{"x": {"dtype": "PICKLE", "shape": [2], "data_offsets": [0, 8]}}') + b"\x00" * 8,
+        header(b'{"x": {"dtype": "F8_E4M3", "shape": [8], "data_offsets": [0, 8]}}') + b"\x00" * 8,
+        header(b'{"__metadata__": {"a": 1}}'),
+        header(b"{}") + b"\x00" * 8,  # more than the header says
+        b"PK\x03\x04 a PyTorch checkpoint",
+        b"\x80\x04\x95 a pickle",
+    ],
+)
+def test_hostile_weights(saved, content):
+    (saved / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
+        files.load_model(saved)
+
+
+def test_weights_that_are_cut_off(saved):
+    content = (saved / "model.safetensors").read_bytes()
+    for length in {*range(0, len(content), 97), len(content) - 1}:
+        (saved / "model.safetensors").write_bytes(content[:length])
+        with pytest.raises(ValueError, match=r"model\.safetensors is cut off"):
+            files.load_model(saved)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "vocabulary.json is not JSON"),
+        (b'{"tom": 1}', "must be a list of words"),
+        (b"[1, 2]", "must be a list of words"),
+        (b'["tom", "tom"]', "vocabulary.json: vocabulary has words twice"),
+        (json.dumps([str(n) for n in range(10)]).encode(), "has 10 tokens, more than vocab_size 9"),
+    ],
+)
+def test_hostile_vocabularies(saved, content, message):
+    (saved / "vocabulary.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        files.load_model(saved)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"\xff" * 1000])
+@pytest.mark.parametrize(
+    ("module", "name"), [("sentencepiece", "tokenizer.model"), ("tokenizers", "tokenizer.json")]
+)
+def test_hostile_tokenizers(saved, content, module, name):
+    pytest.importorskip(module)
+    edit_config(saved, tokenizer=module)
+    (saved / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} is not a"):
+        files.load_model(saved)
+
+
+def test_a_sentencepiece_model_that_is_cut_off(tmp_path):
+    files.save_model(sentencepiece_model(), tmp_path)
+    content = (tmp_path / "tokenizer.model").read_bytes()
+    for length in (1, 10, len(content) // 2, len(content) - 1):
+        (tmp_path / "tokenizer.model").write_bytes(content[:length])
+        with pytest.raises(ValueError, match=r"tokenizer\.model is not a SentencePiece model"):
+            files.load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocabulary.json"])
+def test_files_that_are_missing_or_no_files(saved, name):
+    (saved / name).unlink()
+    with pytest.raises(FileNotFoundError, match=name):
+        files.load_model(saved)
+    os.mkfifo(saved / name)  # reading it would wait for ever
+    with pytest.raises(ValueError, match=f"{name} is not a regular file"):
+        files.load_model(saved)
+
+
+def test_folders_that_are_none(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
+        files.load_model(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileNotFoundError, match="file is not a folder"):
+        files.load_model(tmp_path / "file")
+    with pytest.raises(OSError, match="file"):
+        files.save_model(whitespace_model(), tmp_path / "file")
+
+
+def test_only_embedding_models_are_saved_as_folders(tmp_path):
+    with pytest.raises(TypeError, match="must be an EmbeddingModel, not Linear"):
+        files.save_model(nn.Linear(2, 2), tmp_path)
+    assert everything_in(tmp_path) == {}
+
+
+# ----------------------------------------------------------------------------------------- nothing half written
+
+
+def fail_at(monkeypatch, name, n, error):
+    """Let the n-th call of a function of os raise."""
+    real, calls = getattr(os, name), iter(range(10**6))
+
+    def function(*args):
+        if next(calls) == n:
+            raise error
+        return real(*args)
+
+    monkeypatch.setattr(os, name, function)
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("n", range(3))
+def test_a_failure_leaves_the_model_that_was_there(saved, monkeypatch, function, error, n):
+    before = everything_in(saved)
+    fail_at(monkeypatch, function, n, error)
+    with pytest.raises(type(error)):
+        files.save_model(whitespace_model(rng=1), saved)
+    assert everything_in(saved) == before
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+@pytest.mark.parametrize("n", range(3))
+def test_a_failure_leaves_no_folder_where_there_was_none(tmp_path, monkeypatch, function, n):
+    fail_at(monkeypatch, function, n, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(OSError, match="No space left on device"):
+        files.save_model(whitespace_model(), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_disk_that_is_full_for_real(tmp_path):
+    """The kernel refuses to let any file grow beyond 500 bytes: vocabulary and config fit, the weights do not."""
+    pytest.importorskip("resource")
+    script = """
+        import resource, signal, sys
+        from selfattn import files, nn
+        from selfattn.text import WhitespaceTokenizer
+        tokenizer = WhitespaceTokenizer(["<unk>", "tom"])
+        model = nn.EmbeddingModel(tokenizer, 2, 8, max_seq_len=8)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
+        try:
+            files.save_model(model, sys.argv[1])
+        except OSError as error:
+            print(error)
+    """
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", textwrap.dedent(script), str(tmp_path / "model")],
+        capture_output=True,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+        timeout=240,
+    )
+    assert "File too large while writing" in done.stdout
+    assert not (tmp_path / "model").exists()
+
+
+def test_files_are_made_with_the_usual_permissions(saved):
+    (saved / "other").write_text("")
+    usual = (saved / "other").stat().st_mode
+    assert {path.stat().st_mode for path in saved.iterdir()} == {usual}

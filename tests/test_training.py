@@ -1,0 +1,593 @@
+"""selfattn.training: the order of the data, losses, lines, checkpoints to the bit, errors."""
+
+import errno
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import selfattn as sa
+from selfattn import nn, optim, training
+from selfattn.text import WhitespaceTokenizer
+
+WORDS = ["tom", "chase", "jerry", "likes", "cheese", "harry", "killed", "voldemort", "bank", "river", "money"]
+SENTENCES = [" ".join(np.random.default_rng(n).choice(WORDS, n % 5 + 2)) for n in range(40)]
+TRIPLETS = training.make_triplets(SENTENCES, rng=0)[:25]
+
+
+def make_task(rng=0, dtype=np.float32, **sizes):
+    model = nn.EmbeddingModel(
+        WhitespaceTokenizer(WORDS), len(WORDS), 8, max_seq_len=16, rng=rng, dtype=dtype, **sizes
+    )
+    return nn.ProxyTask(model)
+
+
+class Recorder(nn.Module):
+    """A task that writes down what it is asked: the confidence is minus a number, its gradient on w is 1."""
+
+    def __init__(self):
+        self.register_parameter("w", np.zeros(()))
+        self.seen, self.cotangents = [], []
+
+    def vjp(self, main, similar, non_similar):
+        self.seen += main if isinstance(main, list) else [main]
+
+        def pullback(d_confidence):
+            self.cotangents.append(d_confidence)
+            return {"w": d_confidence * np.ones(np.shape(main)).sum()}
+
+        return -np.array(main, float), pullback
+
+
+def numbered(n):
+    return [(i, 0, 0) for i in range(n)]
+
+
+# ---------------------------------------------------------------------------------------------- order and losses
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("n", [1, 2, 7, 300])
+def test_the_order_is_that_of_pytorchs_dataloader(n, batch_size):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(5)
+    loader = torch.utils.data.DataLoader(range(n), batch_size=batch_size, shuffle=True)
+    theirs = [batch.tolist() for _ in range(3) for batch in loader]
+    after = torch.rand(4).numpy()
+
+    task, rng = Recorder(), sa.torch_rng(5)
+    training.fit(task, numbered(n), 3, batch_size=batch_size, rng=rng, log_every=None)
+    assert task.seen == list(itertools.chain(*theirs))
+    np.testing.assert_array_equal(rng.random(4), after)
+
+
+def test_the_order_of_a_seed():
+    """As PyTorch 2.13 shuffles range(8) after manual_seed(0), two epochs."""
+    task = Recorder()
+    training.fit(task, numbered(8), 2, rng=sa.torch_rng(0), log_every=None)
+    assert task.seen == [2, 0, 5, 3, 1, 4, 7, 6, 0, 3, 7, 1, 6, 2, 5, 4]
+
+
+@pytest.mark.parametrize("rng", [3, np.random.Generator(np.random.MT19937(3)), sa.torch_rng(3)])
+def test_each_epoch_has_an_order_of_its_own(rng):
+    task = Recorder()
+    training.fit(task, numbered(20), 2, rng=rng, log_every=None)
+    first, second = task.seen[:20], task.seen[20:]
+    assert sorted(first) == sorted(second) == list(range(20))
+    assert first != second
+
+
+def test_without_shuffling_nothing_is_drawn():
+    task, rng = Recorder(), np.random.default_rng(0)
+    training.fit(task, numbered(5), 2, shuffle=False, rng=rng, log_every=None)
+    assert task.seen == [*range(5), *range(5)]
+    assert rng.random() == np.random.default_rng(0).random()
+
+
+def test_the_loss_of_a_batch_is_the_mean_and_the_short_one_is_kept():
+    task = Recorder()
+    optimizer = optim.SGD(task.parameters(), lr=1.0)
+    history = training.fit(
+        task, numbered(7), 1, lr=1.0, batch_size=3, shuffle=False, optimizer=optimizer, log_every=None
+    )
+    assert history.step_losses == [1, 4, 6]  # of 0 1 2, of 3 4 5, of 6
+    assert history.epoch_losses == [3]  # of all seven
+    assert task.cotangents == [-1 / 3, -1 / 3, -1]
+    # the gradient of each batch is -1: one step of 1 for each
+    np.testing.assert_allclose(task.w, 3, rtol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_batch_gives_the_gradients_of_its_loss(dtype):
+    """Against the sum of the tutorial's own steps, one triplet at a time."""
+    task = make_task(dtype=dtype, num_layers=2, num_heads=2)
+    loss, grads = training.loop.loss_and_gradients(task, TRIPLETS[:5])
+    singles = [task.vjp(*triplet) for triplet in TRIPLETS[:5]]
+    eps = np.finfo(dtype).eps
+    np.testing.assert_allclose(loss, -np.mean([float(c) for c, _ in singles]), rtol=32 * eps)
+    expected = [pullback(-0.2) for _, pullback in singles]
+    assert list(grads) == list(task.parameters())
+    for name, grad in grads.items():
+        total = sum(each[name].astype(np.float64) for each in expected)
+        # sums of five gradients, each of sums over at most 6 tokens and 8 columns; key.bias is rounding alone
+        scale = max(np.abs(each[name]).max() for each in expected) + 1e-2
+        np.testing.assert_allclose(grad, total, rtol=0, atol=256 * eps * scale)
+
+
+# The tutorial's model in PyTorch, written from its description; positions in float64, then cast.
+def torch_losses(seed, dtype, ids, epochs):
+    torch = pytest.importorskip("torch")
+    from torch.nn import functional
+
+    width, rows = 8, 16
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key, self.value = (torch.nn.Linear(width, width, dtype=dtype) for _ in range(3))
+            self.ln = torch.nn.LayerNorm(width, dtype=dtype)
+
+        def forward(self, x):
+            scores = self.query(x) @ self.key(x).T / width**0.5
+            return self.ln(torch.softmax(scores, -1) @ self.value(x) + x)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding_layer = torch.nn.Embedding(len(WORDS), width, dtype=dtype)
+            self.attention_layers = torch.nn.ModuleList([Block()])
+            angle = torch.arange(rows, dtype=torch.float64)[:, None] * torch.exp(
+                torch.arange(0, width, 2, dtype=torch.float64) * (-np.log(10000.0) / width)
+            )
+            self.table = torch.stack([angle.sin(), angle.cos()], -1).reshape(rows, width).to(dtype)
+
+        def forward(self, sentence):
+            x = self.embedding_layer(torch.tensor(sentence)) + self.table[: len(sentence)]
+            return self.attention_layers[0](x).mean(0)
+
+    torch.manual_seed(seed)
+    model = Model()
+    loader = torch.utils.data.DataLoader(ids, batch_size=1, shuffle=True, collate_fn=lambda batch: batch[0])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(epochs):
+        for triplet in loader:
+            main, similar, other = map(model, triplet)
+            loss = -functional.logsigmoid(main @ similar) - functional.logsigmoid(-(main @ other))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 3e-5), ("float64", 1e-10)])
+def test_a_pytorch_script_and_fit_have_the_same_losses(dtype, tolerance, request):
+    """Same seed, nothing else in common: weights, orders and 300 losses agree."""
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    request.addfinalizer(lambda: torch.set_num_threads(threads))
+    torch.set_num_threads(1)
+    tokenizer = WhitespaceTokenizer(WORDS)
+    ids = [[tokenizer.encode(sentence) for sentence in triplet] for triplet in TRIPLETS]
+    theirs = torch_losses(7, getattr(torch, dtype), ids, 12)
+    rng = sa.torch_rng(7)
+    task = make_task(rng, dtype)
+    ours = training.fit(task, TRIPLETS, 12, lr=1e-3, rng=rng, log_every=None).step_losses
+    assert len(ours) == 300
+    assert np.all(np.abs(np.subtract(ours, theirs)) <= tolerance * np.maximum(1, np.abs(theirs)))
+
+
+# ------------------------------------------------------------------------------------------- lines and callbacks
+
+
+def test_the_tutorials_lines(capsys):
+    history = training.fit(make_task(), TRIPLETS, 2, rng=0, log_every=10)
+    lines = capsys.readouterr().out.splitlines()
+    expected = []
+    for epoch in (1, 2):
+        for step in (10, 20):
+            loss = history.step_losses[25 * (epoch - 1) + step - 1]
+            expected.append(f"Epoch [{epoch}/2], Step [{step}/25], Loss: {loss:.4f}")
+        average = np.mean(history.step_losses[25 * (epoch - 1) : 25 * epoch])
+        expected.append(f"--- Epoch {epoch} completed. Average Loss: {average:.4f} ---")
+    assert lines == expected
+
+
+def test_nothing_is_printed_if_not_wanted(capsys):
+    training.fit(make_task(), TRIPLETS, 1, log_every=None)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_bar_shows_loss_and_rate(capsys):
+    pytest.importorskip("tqdm", reason="the extra 'text' is not installed")
+    history = training.fit(make_task(), TRIPLETS, 2, rng=0, log_every=25, progress=True)
+    out, err = capsys.readouterr()
+    last = err.replace("\n", "\r").rstrip("\r").split("\r")[-1]
+    assert re.search(rf"50/50 .*step/s, loss {history.step_losses[-1]:.4f}\]", last)
+    assert out.count("Average Loss") == 2
+
+
+def test_without_tqdm(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    training.fit(make_task(), TRIPLETS, 1)
+    assert "Epoch 1 completed" in capsys.readouterr().out
+    with pytest.raises(ImportError, match=r"pip install 'selfattn\[text\]'"):
+        training.fit(make_task(), TRIPLETS, 1, progress=True)
+
+
+def test_callbacks_are_told_every_step_and_may_stop():
+    told = []
+
+    def stop(step):
+        return step.epoch == 2 and step.step == 3
+
+    history = training.fit(
+        make_task(), TRIPLETS, 5, rng=0, batch_size=4, log_every=None, callbacks=[told.append, stop]
+    )
+    assert [(step.epoch, step.step) for step in told] == [
+        *((1, n) for n in range(1, 8)),
+        (2, 1),
+        (2, 2),
+        (2, 3),
+    ]
+    assert {(step.epochs, step.steps) for step in told} == {(5, 7)}
+    assert [step.loss for step in told] == history.step_losses
+    assert [step.average_loss for step in told if step.average_loss is not None] == history.epoch_losses
+    assert told[6].average_loss is not None
+
+
+def test_training_lowers_the_loss():
+    history = training.fit(make_task(), TRIPLETS, 60, lr=1e-2, batch_size=8, rng=0, log_every=None)
+    assert history.epoch_losses[-1] < 0.5 * history.epoch_losses[0]
+
+
+# --------------------------------------------------------------------------------------------------- checkpoints
+
+OPTIMIZERS = {
+    "Adam": lambda params: optim.Adam(params, lr=1e-2),
+    "AdamW": lambda params: optim.AdamW(params, lr=1e-2),
+    "SGD": lambda params: optim.SGD(params, lr=1e-2, momentum=0.9),
+}
+GENERATORS = {
+    "int": lambda: 3,
+    "PCG64": lambda: np.random.default_rng(3),
+    "MT19937": lambda: np.random.Generator(np.random.MT19937(3)),
+    "Philox": lambda: np.random.Generator(np.random.Philox(3)),
+    "torch_rng": lambda: sa.torch_rng(3),
+}
+
+
+def run(optimizer, rng, checkpoint=None, task=None, epochs=3, **options):
+    task = task or make_task()
+    optimizer = OPTIMIZERS[optimizer](task.parameters())
+    lr = optimizer.lr
+    options = {"batch_size": 4, "log_every": None, **options}
+    history = training.fit(
+        task, TRIPLETS, epochs, lr, rng=rng, optimizer=optimizer, checkpoint=checkpoint, **options
+    )
+    return task.parameters(), optimizer.state_dict(), history
+
+
+def assert_same_bits(one, other):
+    (parameters, optimizer, history), (parameters2, optimizer2, history2) = one, other
+    assert history == history2
+    np.testing.assert_equal(parameters2, parameters)
+    np.testing.assert_equal(optimizer2, optimizer)
+
+
+def stop_after(steps):
+    """Make a callback that ends a training after so many steps."""
+    count = itertools.count(1)
+    return lambda step: next(count) == steps
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("rng", GENERATORS)
+def test_resumed_training_has_the_same_bits(optimizer, rng, tmp_path):
+    pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
+    whole = run(optimizer, GENERATORS[rng]())
+    file = tmp_path / "checkpoint.safetensors"
+    for steps in (3, 4, 7):  # within the first epoch, at its end (3 + 4 = 7 steps), at the end of the second
+        run(optimizer, GENERATORS[rng](), file, callbacks=[stop_after(steps)], resume=True)
+    # another seed and other weights: all come from the checkpoint
+    other = GENERATORS[rng]() if rng != "int" else 99
+    again = run(optimizer, other, file, task=make_task(rng=1), resume=True)
+    assert_same_bits(whole, again)
+
+
+def test_the_cached_normal_is_part_of_a_checkpoint(tmp_path):
+    pytest.importorskip("safetensors")
+    rng = sa.torch_rng(0)
+    rng.normal(size=1)  # its partner waits
+    file = tmp_path / "checkpoint"
+    run("Adam", rng, file, epochs=1)
+    other = sa.torch_rng(1)
+    run("Adam", other, file, epochs=1, resume=True)
+    assert other.get_state() == rng.get_state()
+    assert other.get_state()["next_normal"] is not None
+
+
+class WithDropout(nn.Module):
+    """A task of one's own, whose layer draws too."""
+
+    def __init__(self, seed):
+        self.linear = nn.Linear(3, 3, rng=0)
+        self.dropout = nn.Dropout(0.5, rng=seed)
+
+    def vjp(self, main, similar, non_similar):
+        y, linear_pullback = self.linear.vjp(np.array([main, similar, non_similar], np.float32))
+        z, dropout_pullback = self.dropout.vjp(y)
+
+        def pullback(d_confidence):
+            dy, _ = dropout_pullback(2 * z * -np.float32(d_confidence))
+            _, grads = linear_pullback(dy)
+            return self.gather_gradients({"linear": grads})
+
+        return -np.square(z).sum(), pullback
+
+
+def test_dropout_goes_on_where_it_was(tmp_path):
+    pytest.importorskip("safetensors")
+    triplets = np.random.default_rng(0).standard_normal((10, 3, 3)).round(2).tolist()
+    triplets = [(a[0], b[0], c[0]) for a, b, c in triplets]
+
+    def losses(task, **options):
+        return training.fit(task, triplets, 2, rng=0, log_every=None, **options).step_losses
+
+    whole = losses(WithDropout(0))
+    file = tmp_path / "checkpoint"
+    losses(WithDropout(0), checkpoint=file, callbacks=[stop_after(13)])
+    assert losses(WithDropout(1), checkpoint=file, resume=True) == whole
+
+
+def test_more_epochs_can_be_added(tmp_path):
+    pytest.importorskip("safetensors")
+    file = tmp_path / "checkpoint"
+    run("Adam", 3, file, epochs=1)
+    assert_same_bits(run("Adam", 3), run("Adam", 3, file, resume=True))
+    # and nothing is left to do
+    assert_same_bits(run("Adam", 3), run("Adam", 3, file, epochs=2, resume=True))
+
+
+def test_a_resumed_training_says_where_it_goes_on(tmp_path, capsys):
+    pytest.importorskip("safetensors")
+    run("Adam", 3, tmp_path / "c", callbacks=[stop_after(9)])
+    run("Adam", 3, tmp_path / "c", resume=True, log_every=100)
+    assert capsys.readouterr().out.startswith("Going on after epoch 1, step 2\n--- Epoch 2 completed.")
+
+
+def test_a_checkpoint_is_not_overwritten_unasked(tmp_path):
+    file = tmp_path / "checkpoint"
+    file.write_bytes(b"precious")
+    with pytest.raises(FileExistsError, match="resume=True goes on from it"):
+        run("Adam", 3, file)
+    assert file.read_bytes() == b"precious"
+
+
+def test_ctrl_c_keeps_the_last_state(tmp_path):
+    pytest.importorskip("safetensors")
+    file, told = tmp_path / "checkpoint", []
+
+    def press(step):
+        told.append(step)
+        if len(told) == 9:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    task = make_task()
+    with pytest.raises(training.Interrupted) as interrupted:
+        run("Adam", 3, file, task=task, callbacks=[press])
+    assert interrupted.value.history.step_losses == [step.loss for step in told]
+    assert len(told) == 9
+    assert signal.getsignal(signal.SIGINT) is before
+    nine = make_task()
+    run("Adam", 3, task=nine, callbacks=[stop_after(9)])
+    np.testing.assert_equal(task.parameters(), nine.parameters())  # of a whole step
+    assert_same_bits(run("Adam", 3), run("Adam", 3, file, resume=True))
+
+
+def test_a_second_ctrl_c_does_not_wait():
+    def press(step):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("went on")
+
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        run("Adam", 3, callbacks=[press])
+    assert interrupted.type is KeyboardInterrupt
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    pytest.importorskip("safetensors")
+    file = tmp_path / "checkpoint"
+    run("Adam", 3, file, epochs=1)
+    before, real = file.read_bytes(), os.fsync
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device while writing"):
+        run("Adam", 3, file, resume=True)
+    monkeypatch.setattr(os, "fsync", real)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    assert file.read_bytes() == before
+    assert_same_bits(run("Adam", 3), run("Adam", 3, file, resume=True))
+
+
+def test_a_killed_training_can_be_resumed(tmp_path):
+    """SIGKILL while checkpoints are written after every step: there is always a whole one."""
+    pytest.importorskip("safetensors")
+    script = """
+        import sys
+        sys.path.insert(0, sys.argv[2])
+        import test_training
+        def show(step):
+            print(step, flush=True)
+        test_training.run("Adam", 3, sys.argv[1], epochs=10**6, checkpoint_every=1, callbacks=[show])
+    """
+    file = tmp_path / "checkpoint"
+    process = subprocess.Popen(
+        [sys.executable, "-B", "-c", textwrap.dedent(script), str(file), os.path.dirname(__file__)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
+    )
+    for _ in range(23):
+        assert process.stdout.readline()
+    process.kill()
+    process.communicate()
+    history = run("Adam", 3, file, epochs=10, resume=True)[2]
+    assert history == run("Adam", 3, epochs=10)[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 5}, "batch_size: 4 in the checkpoint, 5 in this training"),
+        ({"shuffle": False}, "shuffle: True in the checkpoint, False"),
+        ({"optimizer": "SGD"}, "optimizer: Adam in the checkpoint, SGD"),
+        ({"rng": sa.torch_rng(3)}, "a generator PCG64, rng is|torch_rng"),
+        ({"rng": np.random.Generator(np.random.MT19937(3))}, "state of a generator PCG64, rng is a MT19937"),
+        (
+            {"task": make_task(num_layers=2)},
+            "shapes of attention_layers.1.query.weight: None in the checkpoint",
+        ),
+        (
+            {"task": make_task(dtype=np.float64)},
+            r"\(11, 8\) of float32 in the checkpoint, \(11, 8\) of float64",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_training(tmp_path, change, message):
+    pytest.importorskip("safetensors")
+    options = {"optimizer": "Adam", "rng": 3, "task": make_task()}
+    run(**options, checkpoint=tmp_path / "c", callbacks=[stop_after(9)])
+    options = {**options, "task": make_task(), **change}
+    before = {name: array.copy() for name, array in options["task"].parameters().items()}
+    with pytest.raises(ValueError, match=message):
+        run(**options, checkpoint=tmp_path / "c", resume=True)
+    np.testing.assert_equal(options["task"].parameters(), before)
+
+
+def test_a_checkpoint_of_other_triplets(tmp_path):
+    pytest.importorskip("safetensors")
+    training.fit(make_task(), TRIPLETS, 1, log_every=None, checkpoint=tmp_path / "c")
+    other = [*TRIPLETS[:-1], ("tom", "tom", "tom")]
+    with pytest.raises(ValueError, match="digest of the triplets"):
+        training.fit(make_task(), other, 1, log_every=None, checkpoint=tmp_path / "c", resume=True)
+
+
+def test_damaged_checkpoints(tmp_path):
+    pytest.importorskip("safetensors")
+    from safetensors.numpy import save
+
+    from selfattn import files
+
+    file = tmp_path / "checkpoint"
+    run("Adam", 3, file, callbacks=[stop_after(9)])
+    content = file.read_bytes()
+    arrays, metadata = files.read_safetensors(file)
+    tree = metadata["tree"]
+    wrong = [
+        *(content[:length] for length in (0, 8, 100, len(content) // 2, len(content) - 1)),
+        b"\x80\x04\x95 a pickle",
+        save(arrays),
+        save(arrays, {**metadata, "format": "other"}),
+        save(arrays, {**metadata, "tree": "{"}),
+        save(arrays, {**metadata, "tree": "[" * 10**5}),
+        save(arrays, {**metadata, "tree": "[]"}),
+        save(arrays, {**metadata, "tree": '{"dict": []}'}),
+        save(arrays, {**metadata, "tree": '{"dict": {}}'}),
+        save(arrays, {**metadata, "tree": '{"a": 1, "b": 2}'}),
+        save(arrays, {**metadata, "tree": tree.replace("place", "palace")}),
+        save(arrays, {**metadata, "tree": tree.replace('"place": [1, 8', '"place": [1, 9')}),
+        save(arrays, {**metadata, "tree": tree.replace('"place": [1, 8', '"place": [-1, 8')}),
+        save(arrays, {**metadata, "tree": tree.replace('"place": [1, 8', '"place": ["1", "8"')}),
+        save(arrays, {**metadata, "tree": tree.replace("has_uint32", "has")}),
+        save({**arrays, "/place/2": np.zeros(25, np.int64)}, metadata),
+        save({**arrays, "/place/2": np.arange(25.0) + 0.5}, metadata),
+        save({name: array for name, array in arrays.items() if "exp_avg_sq" not in name}, metadata),
+        save({**arrays, "/parameters/embedding_layer.weight": np.zeros((2, 2))}, metadata),
+    ]
+    task = make_task()
+    before = {name: array.copy() for name, array in task.parameters().items()}
+    for damaged in wrong:
+        assert damaged != content
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match="checkpoint"):
+            run("Adam", 3, file, task=task, resume=True)
+    np.testing.assert_equal(task.parameters(), before)
+    file.write_bytes(content)
+    run("Adam", 3, file, task=task, resume=True)
+
+
+# -------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"triplets": []}, ValueError, "triplets is empty"),
+        ({"triplets": "tom"}, TypeError, "not a str"),
+        (
+            {"triplets": ["tom"]},
+            ValueError,
+            r"triplets\[0\] must be \(main, similar, non_similar\), not 'tom'",
+        ),
+        ({"triplets": [("a", "b")]}, ValueError, r"triplets\[0\] must be .* not \('a', 'b'\)"),
+        (
+            {"triplets": [TRIPLETS[0], ("tom", " ", "jerry")]},
+            ValueError,
+            r"triplets\[1\] has an empty sentence",
+        ),
+        ({"lr": float("nan")}, ValueError, "lr must be at least 0 and finite, not nan"),
+        ({"lr": -1}, ValueError, "lr must be at least 0"),
+        ({"epochs": -1}, ValueError, "epochs must be at least 0, not -1"),
+        ({"epochs": 1.5}, TypeError, "epochs must be an int"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, not 0"),
+        ({"log_every": 0}, ValueError, "log_every must be at least 1"),
+        ({"rng": "seed"}, TypeError, "rng must be"),
+        ({"resume": True}, ValueError, "need checkpoint="),
+        ({"optimizer": "Adam"}, TypeError, "optimizer must be one of selfattn.optim, not str"),
+        ({"optimizer": optim.Adam(make_task().parameters())}, ValueError, "moves other arrays"),
+        ({"triplets": [("", "b", "c")]}, ValueError, "empty sentence"),
+        ({"triplets": [("tom", "unheard", "jerry")]}, ValueError, "'unheard' is not in the vocabulary"),
+        ({"triplets": [("tom", [99], "jerry")]}, ValueError, "ids must be in 0...10, .*99"),
+        ({"checkpoint": "nowhere/checkpoint"}, OSError, "nowhere"),
+    ],
+)
+def test_wrong_calls_change_nothing(options, error, message):
+    task = make_task()
+    before = {name: array.copy() for name, array in task.parameters().items()}
+    with pytest.raises(error, match=message):
+        training.fit(task, **{"triplets": TRIPLETS, "epochs": 1, "log_every": None, **options})
+    np.testing.assert_equal(task.parameters(), before)
+
+
+def test_an_lr_beside_an_optimizer_that_has_another():
+    task = make_task()
+    with pytest.raises(ValueError, match=r"lr=0.5 and an optimizer with lr=0.001"):
+        training.fit(task, TRIPLETS, 1, lr=0.5, optimizer=optim.Adam(task.parameters()))
+
+
+def test_a_loss_that_is_no_number_ends_the_training():
+    task = make_task()
+    task.model.embedding_layer.weight[0] = np.nan
+    before = {name: array.copy() for name, array in task.parameters().items()}
+    with pytest.raises(
+        FloatingPointError, match=r"the loss is nan in epoch 1, step 1, with a learning rate of 0.01"
+    ):
+        training.fit(task, [(WORDS[0], WORDS[1], WORDS[2])], 1, lr=0.01, log_every=None)
+    np.testing.assert_equal(task.parameters(), before)
+
+
+def test_no_epochs_are_no_training():
+    assert training.fit(make_task(), TRIPLETS, 0) == training.History()
