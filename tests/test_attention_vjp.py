@@ -407,6 +407,15 @@ def test_what_has_no_gradient_is_said_at_the_call():
         )
 
 
+def test_without_keys_the_log_sum_exp_is_the_sink():
+    q, k, v = random_inputs((2, 6, 4), 0)
+    options = {"sinks": np.array([0.5, -1.0], np.float32), "return_lse": True, "wrt": ("query", "sinks")}
+    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(q, k, v, **options)
+    grads = pullback(out, np.arange(12, dtype=np.float32).reshape(2, 6))
+    assert_array_equal(grads.sinks, [15, 51])
+    assert not grads.query.any() and (lse[0] == 0.5).all()
+
+
 def test_changed_inputs_are_checked_again():
     """A pullback holds references: whatever they become, nothing is read out of bounds."""
     q, k, v = random_inputs((2, 6, 4), 5)
