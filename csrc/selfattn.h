@@ -81,6 +81,7 @@ typedef struct {
     sa_tensor weights;     /* (B…, L, S); must come zero-filled */
     sa_tensor stats;       /* (B…, L, 2) of what computes: the maximum in log2 units and 1/sum, for the backward pass */
 
+    ptrdiff_t first_head;  /* dropout counts heads from here on: 0, but in a ragged batch */
     double scale, softcap; /* softcap 0: none */
     bool causal;
     ptrdiff_t diagonal;                  /* o: query i stands on key i + o */
@@ -113,7 +114,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial);
 
 /* Everything that a backward call says beyond its forward call, whose outputs `out` and `stats` are now read. The arrays of
- * gradients hold what computes (float64 or float32), rows together, and come zero-filled; data is NULL where a gradient is
+ * gradients hold what computes (float64 or float32), the elements of a row together, and come zero-filled; data is NULL where a gradient is
  * not wanted. They are added to, in an order that depends on shape and options alone. */
 typedef struct {
     const sa_attention *a;

@@ -46,6 +46,7 @@ from selfattn.rows_vjp import (
     softmax_vjp,
 )
 from selfattn.steps import AttentionSteps, attention_steps
+from selfattn.varlen import varlen_attention, varlen_attention_vjp
 
 __version__ = "0.1.0"
 
@@ -82,4 +83,6 @@ __all__ = [
     "softmax",
     "softmax_vjp",
     "torch_rng",
+    "varlen_attention",
+    "varlen_attention_vjp",
 ]

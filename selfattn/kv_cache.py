@@ -110,7 +110,7 @@ class KVCache:
     @property
     def capacity(self) -> int:
         """Tokens for which there is room in each sequence."""
-        return self._key.shape[2]
+        return int(self._key.shape[2])
 
     @property
     def nbytes(self) -> int:
