@@ -41,7 +41,7 @@ typedef struct {
     sa_dtype dtype;
 } sa_row_gradient;
 
-/* A call. out is a floating array of x's shape in native byte order that overlaps no input. dy has x's shape. cos and sin have half as many
+/* A call. out is a C-contiguous floating array of x's shape in native byte order that overlaps no input. dy has x's shape. cos and sin have half as many
  * columns as x; a row of rotary is the last axis, of gelu anything. */
 typedef struct {
     sa_row_kind kind;

@@ -56,7 +56,7 @@ static void rows_make(live_rows *c, const row_case *t, uint64_t seed) {
     c->t = *t;
     array_make(&c->x, &shape, t->dtype, t->layout, 0, false);
     array_make(&c->dy, &shape, t->dy_dtype, t->layout, 0, false);
-    array_make(&c->out, &shape, t->dtype, 0, 0, true);
+    array_make(&c->out, &shape, t->dtype, t->by_columns ? TRANSPOSED : 0, 0, true); /* contiguous, as the call sees it */
     array_make(&c->weight, &row, t->dtype, t->layout & SWAPPED, 0, false);
     fill(&c->x, 3, &r);
     fill(&c->dy, 1, &r);
