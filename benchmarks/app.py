@@ -21,7 +21,8 @@ suites:
   forward  plain attention                      small    calls of a few numbers
   causal   is_causal=True                       strided  (B, L, H, D) in memory against contiguous
   mask     float and boolean masks              isa      the other instruction sets of this CPU
-  float64  in double precision                  all      everything but the summary
+  float64  in double precision                  backward gradients, with and without the forward call
+  all      everything but the summary
 
 examples:
   selfattn bench --quick
@@ -81,6 +82,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--rounds", type=_positive, metavar="N", help="rounds; default 7, with --quick 3")
     add("--seconds", type=float, metavar="T", help="length of a batch; default 0.1, with --quick 0.03")
     add("--quick", action="store_true", help="fewer and shorter rounds, and fewer shapes")
+    add("--full", action="store_true", help="every shape of the backward suite")
     add("--json", type=Path, metavar="FILE", help="save all raw results")
     add("--load", type=Path, metavar="FILE", help="show saved results instead of measuring")
     add("--markdown", action="store_true", help="print a Markdown table, as in the README")
@@ -131,7 +133,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     facts = config.show_config("dicts")
     other_isas = [isa for isa in facts["available_isas"] if isa != facts["isa"]]
     rows = rows_of(
-        options.suite, Choice(options.peers, options.lengths, options.dims, other_isas, options.quick)
+        options.suite,
+        Choice(options.peers, options.lengths, options.dims, other_isas, options.quick, options.full),
     )
     run: dict[str, Any] = {
         "config": facts,

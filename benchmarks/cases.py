@@ -20,6 +20,9 @@ Array = npt.NDArray[Any]
 LENGTHS = (128, 197, 512, 777, 1000, 1024, 4096)
 WIDTHS = (32, 64, 80, 128)
 
+# What a case with gradients times: the pullback alone, or the forward call as well.
+BACKWARD, BOTH = "backward", "forward + backward"
+
 
 class Inputs(NamedTuple):
     """query, key and value as (B, H, L, D), or (L, D) for one head, and the mask or None."""
@@ -44,6 +47,7 @@ class Case:
     causal: bool = False
     mask: str = ""  # "", "float" or "bool" of shape (L, S), or "float per head" of shape (B, H, L, S)
     layout: str = "BHLD"  # how it lies in memory: "BHLD", "BLHD", or "LD" for a 2-D call
+    gradients: str = ""  # "", BACKWARD or BOTH: of query, key, value and a float mask
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", self.keys or self.length)
@@ -51,8 +55,9 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Floating-point operations that count."""
-        return attention_flops(self.batch, self.heads, self.length, self.keys, self.width, self.causal)
+        """Floating-point operations that count: two products forward, five backward."""
+        forward = attention_flops(self.batch, self.heads, self.length, self.keys, self.width, self.causal)
+        return forward * {"": 1.0, BACKWARD: 2.5, BOTH: 3.5}[self.gradients]
 
     @property
     def key_value_bytes(self) -> int:
@@ -88,6 +93,12 @@ class Case:
             mask = mask.astype(self.dtype)
         return Inputs(query, key, value, mask)
 
+    def grad_out(self) -> Array:
+        """Make the gradient with respect to the output, contiguous."""
+        shape = (self.batch, self.heads, self.length, self.width)
+        dtype = np.float64 if self.dtype == "float64" else np.float32
+        return np.random.default_rng(1).standard_normal(shape, dtype=dtype)
+
     def to_dict(self) -> dict[str, Any]:
         """Return what ``Case(**…)`` takes."""
         return asdict(self)
@@ -122,6 +133,7 @@ class Choice:
     widths: Sequence[int] | None = None
     other_isas: Sequence[str] = ()
     quick: bool = False
+    full: bool = False  # every shape of the suites that have many
 
     def sizes(self, lengths: Sequence[int]) -> Sequence[int]:
         """Give the lengths asked for, else the suite's own; the first of them when in a hurry."""
@@ -193,6 +205,25 @@ def _isa(choice: Choice) -> Iterator[Row]:
         yield replace(row, contestants=(first, *row.contestants[1:]))
 
 
+def _gradient_rows(choice: Choice, kind: str) -> Iterator[Row]:
+    peers = [name for name in choice.peers if name == "torch"]
+    lengths, widths = (LENGTHS, WIDTHS) if choice.full else ((128, 512, 1024, 4096), (64,))
+    plain = [Case(*shape, gradients=kind) for shape in choice.shapes(lengths, widths)]
+    for title, cases in {
+        kind: plain,
+        f"{kind}, causal": [replace(case, causal=True) for case in plain],
+        f"{kind}, float mask": [replace(case, mask="float") for case in plain if case.length <= 1024],
+        f"{kind}, one head": [replace(case, heads=1) for case in plain if case.length == max(lengths)],
+    }.items():
+        for case in cases:
+            yield _row("backward", f"{title} {case.length} x {case.width}", case, peers)
+
+
+def _backward(choice: Choice) -> Iterator[Row]:
+    for kind in (BACKWARD, BOTH):
+        yield from _gradient_rows(choice, kind)
+
+
 def _summary(choice: Choice) -> Iterator[Row]:
     """Take a line or two of each suite: the table of the README."""
     shapes = [(128, 64), (512, 64), (1024, 32), (1024, 64), (1024, 128), (4096, 64)]
@@ -204,6 +235,7 @@ def _summary(choice: Choice) -> Iterator[Row]:
     for suite in (_causal, _mask, _float64, _strided):
         yield from suite(one_shape)
     yield from _decode(replace(choice, lengths=choice.sizes((4096, 32768))))
+    yield from _gradient_rows(one_shape, BACKWARD)
     yield next(_small(choice))
 
 
@@ -217,6 +249,7 @@ SUITES: dict[str, Callable[[Choice], Iterator[Row]]] = {
     "small": _small,
     "strided": _strided,
     "isa": _isa,
+    "backward": _backward,
 }
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .cases import Array, Case, Inputs
+from .cases import BACKWARD, Array, Case, Inputs
 
 
 class Spelling(NamedTuple):
@@ -39,11 +39,23 @@ def _arguments(case: Case, gqa: bool = False) -> str:
     return text + ", enable_gqa=True" if gqa else text
 
 
+def _forward_only(case: Case) -> None:
+    if case.gradients:
+        raise UnsupportedError("gradients")
+
+
 def _queries_as_rows(case: Case, query: Array) -> Array:
     """View one query per head as a few queries of each key head: (B, H, 1, D) to (B, Hkv, H / Hkv, D)."""
     if case.length != 1:
         raise UnsupportedError("grouped heads with more than one query")
     return query.reshape(case.batch, case.kv_heads, -1, case.width)
+
+
+def _one_array(gradients: Any) -> Array:
+    """Put all gradients, one after the other, into one array."""
+    return np.concatenate(
+        [np.asarray(gradient).reshape(-1) for gradient in gradients if gradient is not None]
+    )
 
 
 def _selfattn(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
@@ -52,10 +64,19 @@ def _selfattn(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
     sa.set_num_threads(threads)
     names = dict(sdpa=sa.scaled_dot_product_attention, **inputs._asdict())
     names.update(q=inputs.query, k=inputs.key, v=inputs.value)
+    if case.gradients:
+        wrt = ("query", "key", "value", *(["attn_mask"] if case.mask.startswith("float") else []))
+        names.update(vjp=sa.scaled_dot_product_attention_vjp, wrt=wrt, grad_out=case.grad_out())
+        call = f"vjp({_arguments(case, case.kv_heads != case.heads)}, wrt=wrt)"
+        if case.gradients == BACKWARD:
+            names["pullback"] = eval(call, names)[1]
+            return [Spelling("pullback(grad_out)", names, _one_array)]
+        return [Spelling(f"{call}[1](grad_out)", names, _one_array)]
     return [Spelling(f"sdpa({_arguments(case, case.kv_heads != case.heads)})", names)]
 
 
 def _numpy(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
+    _forward_only(case)
     from selfattn._timing import numpy_attention
 
     query, key, value, mask = inputs
@@ -77,6 +98,8 @@ def _torch(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
     names = {"sdpa": torch.nn.functional.scaled_dot_product_attention, "q": query, "k": key, "v": value}
     if inputs.mask is not None:
         names["mask"] = torch.from_numpy(inputs.mask)
+    if case.gradients:
+        return [_torch_gradients(torch, case, names)]
     if case.kv_heads != case.heads:
         spellings = [Spelling(f"sdpa({_arguments(case, gqa=True)})", names)]
         if case.length == 1 and not case.mask and not case.causal:
@@ -90,7 +113,20 @@ def _torch(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
     return spellings
 
 
+def _torch_gradients(torch: Any, case: Case, names: dict[str, Any]) -> Spelling:
+    wanted = [name for name in ("q", "k", "v", "mask") if name in names and names[name].is_floating_point()]
+    names = names | {name: names[name].detach().requires_grad_() for name in wanted}
+    names["wrt"] = [names[name] for name in wanted]
+    names.update(grad=torch.autograd.grad, grad_out=torch.from_numpy(case.grad_out()))
+    call = f"sdpa({_arguments(case, case.kv_heads != case.heads)})"
+    if case.gradients == BACKWARD:
+        names["out"] = eval(call, names)
+        return Spelling("grad(out, wrt, grad_out, retain_graph=True)", names, _one_array)
+    return Spelling(f"grad({call}, wrt, grad_out)", names, _one_array)
+
+
 def _onnxruntime(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
+    _forward_only(case)
     onnxruntime: Any = import_module("onnxruntime")
     onnx: Any = import_module("onnx")
     helper, numbers = onnx.helper, onnx.TensorProto
@@ -163,6 +199,7 @@ def _those_that_work(makers: list[Callable[[], Spelling]]) -> list[Spelling]:
 
 
 def _openvino(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
+    _forward_only(case)
     openvino: Any = import_module("openvino")
     opset13: Any = import_module("openvino.opset13")
 
@@ -190,6 +227,7 @@ def _openvino(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
 
 
 def _jax(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
+    _forward_only(case)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     jax: Any = import_module("jax")
 

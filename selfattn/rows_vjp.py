@@ -1,12 +1,14 @@
-"""The gradients of the row operations and of merging: forward in C, the pullbacks in NumPy.
+"""The gradients of the row operations and of merging.
 
 The formulas are those of `selfattn.reference.rows_vjp`. A pullback keeps references to the inputs and nothing
 else: what it needs of the forward pass it computes again, in float64 if an input is float64, else in float32.
+Those of softmax, norms and gelu are in C. Rotary embeddings turn back by the forward function; the gradients of
+their tables, which are rarely asked for, and merging, which is a few sums over arrays of its own output's size,
+stay in NumPy.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -43,9 +45,6 @@ __all__ = [
 
 Array: TypeAlias = npt.NDArray[Any]
 Pullback: TypeAlias = Callable[[npt.ArrayLike], Array]
-
-# Norms and gelu go over so many elements at a time: their intermediates stay in the L2 cache.
-BLOCK_ELEMENTS = 32768
 
 
 def softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
@@ -92,14 +91,8 @@ def softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     x = as_array("x", x)
     y = _core.softmax(x, axis)
 
-    @np.errstate(all="ignore")
     def pullback(dy: npt.ArrayLike) -> Array:
-        compute = compute_dtype(x)
-        dy = gradient("dy", dy, x.shape, compute)
-        y = _core.softmax(x.astype(compute, copy=False), axis)
-        dx = dy - (y * dy).sum(axis=axis, keepdims=True)
-        dx *= y
-        return like(x, dx)
+        return _core._softmax_backward(x, dy, axis)
 
     return y, pullback
 
@@ -144,13 +137,8 @@ def log_softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     x = as_array("x", x)
     y = _core.log_softmax(x, axis)
 
-    @np.errstate(all="ignore")
     def pullback(dy: npt.ArrayLike) -> Array:
-        compute = compute_dtype(x)
-        dy = gradient("dy", dy, x.shape, compute)
-        y = _core.softmax(x.astype(compute, copy=False), axis)
-        y *= dy.sum(axis=axis, keepdims=True)
-        return like(x, dy - y)
+        return _core._log_softmax_backward(x, dy, axis)
 
     return y, pullback
 
@@ -219,16 +207,9 @@ def layer_norm_vjp(
     """
     x, weight, bias = as_array("x", x), optional("weight", weight), optional("bias", bias)
     y = _core.layer_norm(x, normalized_shape, weight, bias, eps)
-    axes = int(np.size(normalized_shape))
 
     def pullback(dy: npt.ArrayLike) -> LayerNormGradients:
-        compute = compute_dtype(x, weight, bias)
-        dx, dweight, dbias = norm_gradients(x, dy, axes, weight, eps, compute, is_centred=True)
-        return LayerNormGradients(
-            dx,
-            None if weight is None else like(weight, dweight),
-            None if bias is None else like(bias, dbias),
-        )
+        return LayerNormGradients(*_core._layer_norm_backward(x, dy, normalized_shape, weight, bias, eps))
 
     return y, pullback
 
@@ -297,13 +278,10 @@ def rms_norm_vjp(
     """
     x, weight = as_array("x", x), optional("weight", weight)
     y = _core.rms_norm(x, normalized_shape, weight, eps)
-    axes = int(np.size(normalized_shape))
 
     def pullback(dy: npt.ArrayLike) -> RMSNormGradients:
-        compute = compute_dtype(x, weight)
-        added = float(np.finfo(compute).eps) if eps is None else eps
-        dx, dweight, _ = norm_gradients(x, dy, axes, weight, added, compute, is_centred=False)
-        return RMSNormGradients(dx, None if weight is None else like(weight, dweight))
+        dx, dweight, _ = _core._rms_norm_backward(x, dy, normalized_shape, weight, None, eps)
+        return RMSNormGradients(dx, dweight)
 
     return y, pullback
 
@@ -354,17 +332,9 @@ def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") ->
     """
     x = as_array("x", x)
     y = _core.gelu(x, approximate)
-    slope = gelu_slope if approximate == "none" else gelu_tanh_slope
 
-    @np.errstate(all="ignore")
     def pullback(dy: npt.ArrayLike) -> Array:
-        compute = compute_dtype(x)
-        dy_flat, x_flat = gradient("dy", dy, x.shape, compute).reshape(-1), x.reshape(-1)
-        dx = np.empty(x.size, float_dtype("x", x))
-        for start in range(0, x.size, BLOCK_ELEMENTS):
-            block = slice(start, start + BLOCK_ELEMENTS)
-            dx[block] = dy_flat[block] * slope(x_flat[block].astype(compute, copy=False))
-        return dx.reshape(x.shape)
+        return _core._gelu_backward(x, dy, approximate)
 
     return y, pullback
 
@@ -548,68 +518,3 @@ def optional(name: str, x: npt.ArrayLike | None) -> Array | None:
 def like(x: Array, dx: Array) -> Array:
     """Return a gradient in the dtype of its input; integers count as float64."""
     return dx.astype(float_dtype("x", x), order="C", copy=False)
-
-
-@np.errstate(all="ignore")
-def norm_gradients(
-    x: Array,
-    dy: npt.ArrayLike,
-    axes: int,
-    weight: Array | None,
-    eps: float,
-    compute: np.dtype[Any],
-    *,
-    is_centred: bool,
-) -> tuple[Array, Array, Array]:
-    """Compute (dx, dweight, dbias) of a norm over the last ``axes``; dweight and dbias are float64.
-
-    ``is_centred`` says that the norm takes the mean off, as layer norm does and RMS norm does not.
-    """
-    dy = gradient("dy", dy, x.shape, compute)
-    shape = x.shape[x.ndim - axes :]
-    n = math.prod(shape)
-    rows = math.prod(x.shape[: x.ndim - axes])
-    x_rows, dy_rows = x.reshape(rows, n), dy.reshape(rows, n)
-    scale = None if weight is None else weight.astype(compute).reshape(n)
-    dx = np.empty((rows, n), float_dtype("x", x))
-    dweight, dbias = np.zeros(n), np.zeros(n)
-    step = max(1, BLOCK_ELEMENTS // max(n, 1))
-    for start in range(0, rows, step):
-        block = slice(start, start + step)
-        unit, d = x_rows[block].astype(compute), dy_rows[block]
-        if is_centred:
-            for _ in range(2):  # the second time takes off what rounding left of a large mean
-                unit -= np.einsum("ij->i", unit)[:, None] / n
-        r = 1 / np.sqrt(np.einsum("ij,ij->i", unit, unit)[:, None] / n + compute.type(eps))
-        unit *= r
-        dweight += np.einsum("ij,ij->j", d, unit)
-        dbias += d.sum(axis=0)
-        dunit = d.copy() if scale is None else d * scale
-        along = np.einsum("ij,ij->i", dunit, unit)[:, None] / n
-        if is_centred:
-            dunit -= np.einsum("ij->i", dunit)[:, None] / n
-        unit *= along
-        dunit -= unit
-        dunit *= r
-        dx[block] = dunit
-    return dx.reshape(x.shape), dweight.reshape(shape), dbias.reshape(shape)
-
-
-def gelu_slope(x: Array) -> Array:
-    """Return ``Phi(x) + x * phi(x)``; Phi is gelu(x) / x, whose digits are right in both tails."""
-    half = np.full_like(x, 0.5)
-    slope: Array = np.divide(_core.gelu(x), x, out=half, where=~(np.abs(x) < np.finfo(x.dtype).tiny))
-    slope += x * np.exp(-0.5 * x * x) * x.dtype.type(1 / math.sqrt(2 * math.pi))
-    return slope
-
-
-def gelu_tanh_slope(x: Array) -> Array:
-    """Return ``s + x * s * (1 - s) * dz/dx``, with s and 1 - s from exp(-abs(z)): neither cancels."""
-    c = 2 * math.sqrt(2 / math.pi)
-    near = np.clip(x, -100, 100)  # beyond, s * (1 - s) is 0, and must not meet an infinite dz/dx
-    e = np.exp(-c * np.abs(x + 0.044715 * x * x * x))
-    larger = 1 / (1 + e)
-    smaller = e * larger
-    s, rest = np.where(x < 0, smaller, larger), np.where(x < 0, larger, smaller)
-    slope: Array = s + x * s * rest * (c * (1 + 3 * 0.044715 * near * near))
-    return slope

@@ -215,6 +215,21 @@ def test_masked_pairs_never_leak(isa, bad):
     )
 
 
+def test_a_closed_pair_whose_score_is_nan_from_finite_numbers(isa):
+    """Infinity minus infinity within a product of finite numbers: neither its score nor softcap's slope leaks."""
+    q, k, v = random_inputs((1, 2, 70, 16), 90)
+    q = np.abs(q) + 1
+    mask = np.arange(90) < 80
+    options = {"attn_mask": mask, "softcap": 5.0}
+    clean_out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, **options)
+    clean = pullback(np.ones_like(clean_out))
+    k[..., 80:, ::2], k[..., 80:, 1::2] = 3e38, -3e38
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, **options)
+    assert_allclose(out, clean_out, rtol=0, atol=1e-6)  # the careful kernel sums in another order
+    for a, b in zip(pullback(np.ones_like(out))[:3], clean[:3], strict=True):
+        assert_allclose(a, b, rtol=0, atol=2e-5)
+
+
 def test_dead_rows_have_zero_gradients():
     q, k, v = random_inputs((3, 6, 4), 5)
     out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, key_lengths=np.array([0, 3, 5]))

@@ -16,7 +16,7 @@ import selfattn as sa
 from selfattn import reference
 from selfattn._timing import numpy_attention, sample_times, wait_until_quiet
 from selfattn.benchmarks import app, engines, measure, report
-from selfattn.benchmarks.cases import SUITES, Case, Choice, Contestant, Row, rows_of
+from selfattn.benchmarks.cases import BACKWARD, BOTH, SUITES, Case, Choice, Contestant, Row, rows_of
 from selfattn.benchmarks.worker import Library, serve
 
 TINY = ["--lengths", "8", "--dims", "4", "--peers", "numpy", "--rounds", "1", "--seconds", "0.001"]
@@ -30,6 +30,8 @@ def test_work_of_a_case() -> None:
     assert Case(10, 4, causal=True).flops == Case(10, 4).flops / 2
     assert case.key_value_bytes == 2 * 2 * 3 * 20 * 4 * 4
     assert Case(**case.to_dict()) == case
+    assert Case(10, 4, gradients=BACKWARD).flops == 10 * 8 * 10 * 10 * 4
+    assert Case(10, 4, gradients=BOTH, causal=True).flops == 7 * 8 * 10 * 10 * 4
 
 
 @pytest.mark.parametrize("mask", ["", "float", "float per head", "bool"])
@@ -70,6 +72,17 @@ def test_suites() -> None:
     assert rows_of(["forward", "forward"], choice) == rows["forward"]
     assert rows["isa"][0].contestants[0].environment == {"SELFATTN_ISA": "avx2"}
     assert [c.name for c in rows["strided"][0].contestants][:2] == ["selfattn", "contiguous"]
+
+
+def test_suite_of_gradients() -> None:
+    few, full = (rows_of(["backward"], Choice(["torch", "jax"], full=full)) for full in (False, True))
+    for rows in (few, full):
+        assert {name.name for row in rows for name in row.contestants} == {"selfattn", "torch"}
+        assert len({row.label for row in rows}) == len(rows)
+    shapes = [(row.contestants[0].case.length, row.contestants[0].case.width) for row in full]
+    assert len(few) < len(full)
+    assert len(set(shapes)) == 7 * 4
+    assert "backward, one head 4096 x 64" in [row.label for row in few]
 
 
 def test_choice_of_shapes() -> None:
@@ -126,6 +139,29 @@ def test_engines_compute_the_case(engine: str, case: Case) -> None:
     for spelling in engines.ENGINES[engine].spell(case, inputs, 1):
         out = spelling.to_array(eval(spelling.statement, spelling.names))
         np.testing.assert_allclose(out.reshape(expected.shape), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [BACKWARD, BOTH])
+@pytest.mark.parametrize("engine", ["selfattn", "torch"])
+@pytest.mark.parametrize("mask", ["", "float", "bool"])
+def test_gradients_of_a_case(kind: str, engine: str, mask: str) -> None:
+    pytest.importorskip(engine, reason=f"needs the package {engine}")
+    case = Case(6, 4, mask=mask, causal=not mask, gradients=kind)
+    query, key, value, made = inputs = case.inputs()
+    _, pullback = reference.scaled_dot_product_attention_vjp(query, key, value, made, is_causal=case.causal)
+    grads = pullback(case.grad_out())[: 4 if mask == "float" else 3]
+    expected = np.concatenate([np.asarray(x).reshape(-1) for x in grads])
+    for spelling in engines.ENGINES[engine].spell(case, inputs, 1):
+        for _ in range(2):  # both can be asked again and again
+            got = spelling.to_array(eval(spelling.statement, spelling.names))
+            np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_libraries_without_gradients_say_so() -> None:
+    case = Case(6, 4, gradients=BACKWARD)
+    for name in ("numpy", "onnxruntime", "openvino", "jax"):
+        with pytest.raises(engines.UnsupportedError, match="gradients"):
+            engines.ENGINES[name].spell(case, case.inputs(), 1)
 
 
 def test_worker_protocol() -> None:
@@ -274,7 +310,7 @@ def test_results_that_differ_are_noted() -> None:
 
 def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "results.json"
-    suites = "forward,causal,mask,float64,decode,small,strided"
+    suites = "forward,causal,mask,float64,decode,small,strided,backward"
     assert app.main(["--suite", suites, *TINY, "--json", str(saved)]) == 0
     printed = capsys.readouterr().out
     run = json.loads(saved.read_text())

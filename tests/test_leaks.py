@@ -201,6 +201,24 @@ def failing(function, **arguments):
     raise AssertionError("no error")
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, np.dtype(np.int8)], ids=lambda dtype: dtype.name)
+def test_gradients_of_row_operations(dtype):
+    x, weight, bias = random_inputs((3, 40, 8), dtype=dtype)[0], np.ones(8, dtype), np.zeros(8, dtype)
+    dy = np.ones(x.shape, np.float32)
+    calls = (
+        (sa._core._softmax_backward, (x, dy, 1), (x, dy[..., :3], 1), (x, dy, 3), (x, dy > 0, 1), (x, dy)),
+        (sa._core._log_softmax_backward, (x, dy, -1), (x, dy, "x")),
+        (sa._core._layer_norm_backward, (x, dy, 8, weight, bias, 0.1), (x, dy, 8, weight, bias, "x"),
+         (x, dy, 7, weight, bias, 0.1), (x, dy, (8,), weight[1:], bias, 0.1), (x, dy, 8, weight, bias > 0, 0.1)),
+        (sa._core._rms_norm_backward, (x, dy, 8, weight, None, None), (x, dy, 8, weight, None, True)),
+        (sa._core._gelu_backward, (x, dy, "tanh"), (x, dy, "soft"), (x, dy[0], "none"), (x, dy, None)),
+    )  # fmt: skip
+    for function, good, *bad in calls:
+        assert_nothing_stays(lambda f=function, g=good: f(*g), [x, dy, weight, bias])
+        for arguments in bad:
+            assert_nothing_stays(lambda f=function, b=arguments: fails(*b, function=f), list(arguments))
+
+
 def test_a_pullback_frees_what_it_holds():
     arrays = random_inputs((2, 3, 8), 70)
     assert_nothing_stays(lambda: differentiate(*arrays, pulls=2), list(arrays))

@@ -1,7 +1,7 @@
 """The pullbacks of the row operations and of merging.
 
 Finite differences check `selfattn.reference` in float64, and the public functions too; the reference checks the
-public functions in every dtype; PyTorch's autograd, which shares nothing with either, checks both once more.
+public functions in every dtype, on every instruction set; PyTorch's autograd, which shares nothing with either, checks both once more.
 """
 
 import math
@@ -13,7 +13,6 @@ from tolerances import assert_within, rounding
 
 import selfattn as sa
 from selfattn import reference
-from selfattn.rows_vjp import BLOCK_ELEMENTS
 
 modules = pytest.mark.parametrize("module", [sa, reference], ids=["selfattn", "reference"])
 dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
@@ -157,8 +156,10 @@ def wide(*arrays):
 
 
 @dtypes
-@pytest.mark.parametrize("shape", [(3, 1), (3, 17), (2, 5, 130), (0, 4), (4, 0)], ids=str)
-def test_softmax(dtype, shape):
+@pytest.mark.parametrize(
+    "shape", [(3, 1), (3, 17), (2, 5, 130), (0, 4), (4, 0), (3, 70, 300), (2, 2100)], ids=str
+)
+def test_softmax(isa, dtype, shape):
     x, dy = random_arrays(7, shape, shape, dtype=dtype)
     x = (4 * x).astype(dtype)
     for axis in range(-len(shape), len(shape)):
@@ -185,10 +186,9 @@ def norm_bounds(x, dy, weight, axes, eps, centred):
 
 
 @dtypes
-@pytest.mark.parametrize("shape", [(4, 1), (3, 2, 17), (70, 64), (2, 1000), (600, 100)], ids=str)
-def test_norms(dtype, shape):
-    """The last shape takes more than one block of rows."""
-    assert BLOCK_ELEMENTS < 600 * 100
+@pytest.mark.parametrize("shape", [(4, 1), (3, 2, 17), (70, 64), (2, 3000), (600, 100)], ids=str)
+def test_norms(isa, dtype, shape):
+    """Rows of several pieces, blocks of several rows, and, in the last shape, several chunks of blocks."""
     for axes in range(1, len(shape)):
         n = shape[-axes:]
         x, dy, weight, bias = random_arrays(8, shape, shape, n, n, dtype=dtype)
@@ -201,6 +201,52 @@ def test_norms(dtype, shape):
         eps = 2.0**-52 if dtype == np.float64 else 2.0**-23
         bounds = norm_bounds(x, dy, weight, axes, eps, False)[:2]
         assert_like_reference("rms_norm_vjp", [dy], x, n, weight, bounds=bounds)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65])
+def test_sizes_around_the_vectors(isa, n):
+    for dtype in (np.float32, np.float64):
+        x, dy, weight, bias = random_arrays(n, (5, n), (5, n), (n,), (n,), dtype=dtype)
+        y, d = wide(sa.softmax(x), np.abs(dy))
+        few = 8 + math.sqrt(n) + (np.ptp(x, axis=-1, keepdims=True) if n else 0)
+        assert_like_reference("softmax_vjp", [dy], x, bounds=[few * y * (d + (y * d).sum(-1, keepdims=True))])
+        assert_like_reference(
+            "softmax_vjp", [dy.T], x.T, 0, bounds=[(few * y * (d + (y * d).sum(-1, keepdims=True))).T]
+        )
+        bounds = norm_bounds(x, dy, weight, 1, 1.0, True) if n else [x, weight, bias]
+        assert_like_reference("layer_norm_vjp", [dy], x, n, weight, bias, 1.0, bounds=bounds)
+        bounds = norm_bounds(x, dy, weight, 1, 1.0, False) if n else [x, weight]
+        assert_like_reference("rms_norm_vjp", [dy], x, n, weight, 1.0, bounds=bounds[:2])
+        slope = np.abs(sa.gelu(x) / x) + np.abs(x) + 1
+        assert_like_reference("gelu_vjp", [dy], x, bounds=[16 * np.abs(dy) * slope])
+
+
+def test_the_same_bits_for_any_number_of_threads(isa):
+    x, dy = random_arrays(20, (700, 333), (700, 333), dtype=np.float32)
+    weight, bias = random_arrays(21, (333,), (333,), dtype=np.float32)
+    calls = (
+        lambda: sa.softmax_vjp(x), lambda: sa.softmax_vjp(x, 0), lambda: sa.log_softmax_vjp(x),
+        lambda: sa.layer_norm_vjp(x, 333, weight, bias), lambda: sa.rms_norm_vjp(x, 333, weight),
+        lambda: sa.layer_norm_vjp(x, (700, 333)), lambda: sa.gelu_vjp(x), lambda: sa.gelu_vjp(x, "tanh"),
+    )  # fmt: skip
+    for call in calls:
+        expected = None
+        for threads in (1, 2, 3, 7):
+            sa.set_num_threads(threads)
+            try:
+                got = flat(call()[1](dy))
+            finally:
+                sa.set_num_threads(None)
+            expected = got if expected is None else expected
+            for g, e in zip(got, expected, strict=True):
+                np.testing.assert_array_equal(g, e)
+
+
+def test_rows_too_many_for_one_chunk_add_up_in_float64():
+    """A million ones and a large number: in float32 the ones would be lost."""
+    x, dy = np.zeros((1_000_000, 1), np.float32), np.ones((1_000_000, 1), np.float32)
+    dy[0] = 2.0**30
+    assert sa.layer_norm_vjp(x, 1, None, [0.0])[1](dy).bias == 2.0**30 + 1_000_000 - 1
 
 
 def test_a_large_mean_costs_layer_norm_no_digits():
@@ -216,7 +262,7 @@ def test_a_large_mean_costs_layer_norm_no_digits():
 
 @dtypes
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gelu(dtype, approximate):
+def test_gelu(isa, dtype, approximate):
     """The exponents, x²/2 and z, are known to a few u of themselves; so are, times them, the exponentials."""
     x = np.concatenate([np.linspace(-15, 15, 997), np.linspace(-1e-3, 1e-3, 50), [0.0]]).astype(dtype)
     dy = normal(np.random.default_rng(10), x.shape, dtype)
@@ -233,7 +279,7 @@ def test_gelu(dtype, approximate):
 
 
 def test_gelu_of_more_than_a_block():
-    x = np.linspace(-5, 5, 2 * BLOCK_ELEMENTS + 3)
+    x = np.linspace(-5, 5, 2**16 + 3)
     slope = sa.gelu_vjp(x)[1](np.ones_like(x))
     np.testing.assert_allclose(slope[::1001], sa.gelu_vjp(x[::1001])[1](np.ones_like(x[::1001])), rtol=1e-14)
     np.testing.assert_allclose(slope + slope[::-1], 1, rtol=1e-14)  # as Phi(x) + Phi(-x) is
@@ -241,7 +287,7 @@ def test_gelu_of_more_than_a_block():
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_gelu_at_the_ends(dtype, approximate):
+def test_gelu_at_the_ends(isa, dtype, approximate):
     """The slope is 0 far left and 1 far right, however far, and NaN where x is infinite, as in PyTorch."""
     big = float(np.finfo(dtype).max)
     x = np.array([-big, -1e20, -200, 0, 200, 1e20, big, -np.inf, np.inf, np.nan], dtype)
@@ -364,7 +410,7 @@ def test_a_pullback_may_be_called_again_and_owns_nothing():
     assert any(a is x for a in held) and not any(a is y for a in held)
 
 
-def test_nan_stays_in_its_row():
+def test_nan_stays_in_its_row(isa):
     x, dy = random_arrays(18, (3, 8), (3, 8))
     x[1, 2] = np.nan
     for f in (
@@ -396,11 +442,11 @@ def test_a_gradient_that_does_not_fit(module):
     for pullback in pullbacks:
         with pytest.raises(ValueError, match=r"(dy|dout) has shape \(4,\); the result .* has \(2, 4\)"):
             pullback(np.ones(4))
-        with pytest.raises(TypeError, match=r"(dy|dout) has dtype bool"):
+        with pytest.raises(TypeError, match=r"(dy|dout) .*bool"):
             pullback(x > 0)
-        with pytest.raises(TypeError, match=r"(dy|dout) has dtype complex64"):
+        with pytest.raises(TypeError, match=r"(dy|dout) .*complex64"):
             pullback(x * 1j)
-        with pytest.raises(TypeError, match=r"(dy|dout) is a MaskedArray"):
+        with pytest.raises(TypeError, match=r"(dy|dout) .*MaskedArray"):
             pullback(np.ma.ones((2, 4)))
     with pytest.raises(ValueError, match=r"dlse has shape \(2, 4\); the result .* has \(2,\)"):
         pullbacks[-1](x, x)

@@ -70,8 +70,9 @@ typedef struct {
     const sa_row_plan *plan;
     int count;
     ptrdiff_t n, width;
-    const char *x[SA_ROW_BLOCK], *cos[SA_ROW_BLOCK], *sin[SA_ROW_BLOCK];
+    const char *x[SA_ROW_BLOCK], *dy[SA_ROW_BLOCK], *cos[SA_ROW_BLOCK], *sin[SA_ROW_BLOCK];
     char *out[SA_ROW_BLOCK];
+    double *partial; /* the chunk's dweight[n] and dbias[n] so far, to add to; or NULL */
 } sa_row_block;
 
 /* The kernels of one element type that computes. */
@@ -87,6 +88,8 @@ typedef struct {
     void (*attention_backward)(const sa_backward_block *b, void *scratch);
     void (*rows[SA_ROW_KINDS])(const sa_row_block *b, void *scratch);
     void (*softmax_columns)(const sa_row_block *b, void *scratch); /* and log_softmax */
+    void (*softmax_columns_backward)(const sa_row_block *b, void *scratch);
+    void (*parameter_gradients)(const sa_row_call *c, const sa_row_plan *p, void *row);
     void (*gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
                    ptrdiff_t n);
     /* For tests and benchmarks. */

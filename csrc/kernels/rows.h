@@ -114,13 +114,31 @@ SA_INLINE FN(sums) FN(reduce)(const real *x, real *y, ptrdiff_t n, real a, const
     return total;
 }
 
-/* x·Φ(x), Φ the distribution function of the standard normal.
+/* What layer_norm makes of a row is ((x − hi) − lo)·scale. */
+typedef struct {
+    real hi, lo, scale;
+} FN(statistics);
+
+/* The mean is hi + lo: hi rounded, lo from a second sum, which also corrects the sum of squares (Chan, Golub & LeVeque
+ * 1983, equation 1.7). */
+SA_INLINE FN(statistics) FN(layer_statistics)(const real *x, ptrdiff_t n, double eps) {
+    const real hi = (real)(FN(reduce)(x, NULL, n, 0, FN(SUM)).sum / (double)n);
+    const FN(sums) s = FN(reduce)(x, NULL, n, hi, FN(CENTRED));
+    const double lo = s.sum / (double)n, variance = s.squares / (double)n - lo * lo;
+    return (FN(statistics)){hi, (real)lo, (real)(1 / sqrt((variance < 0 ? 0 : variance) + eps))};
+}
+
+SA_INLINE real FN(rms_scale)(const real *x, ptrdiff_t n, double eps) {
+    return (real)(1 / sqrt(FN(reduce)(x, NULL, n, 0, FN(SQUARES)).squares / (double)n + eps));
+}
+
+/* Φ(−a), a = |x|, Φ the distribution function of the standard normal, and *bell = e^(−a²/2).
  *
- * With a = |x|: Φ(−a) = e^(−a²/2)·R(a), R(a) = erfcx(a/√2)/2, and Φ(a) = 1 − Φ(−a), so both tails keep their digits.
+ * Φ(−a) = e^(−a²/2)·R(a), R(a) = erfcx(a/√2)/2, and Φ(a) = 1 − Φ(−a), so both tails keep their digits.
  * (a + k)·R(a) is a polynomial in q = (a − k)/(a + k), minimax in relative error: degree 9, k = 4, 7.7e-9 on [0, 13.5] for
  * float32; degree 22, k = 5, 5.9e-18 on [0, 39] for float64. Beyond, e^(−a²/2) is 0. a² is taken in two parts, high and low:
- * rounding it would cost a²/4 ulp. −inf gives NaN (−inf·0), as it does in PyTorch. */
-SA_INLINE vec FN(gelu)(vec x) {
+ * rounding it would cost a²/4 ulp. */
+SA_INLINE vec FN(normal_tail)(vec x, vec *bell) {
     const vec a = V(min)(SA_C(SA_REAL_IS_F64 ? 40 : 14), V(abs)(x)); /* keeps NaN */
     const real k = SA_REAL_IS_F64 ? 5 : 4;
     const vec w = SA_C(1) / (a + SA_C(k));
@@ -171,7 +189,14 @@ SA_INLINE vec FN(gelu)(vec x) {
     const vec low = ((top * top - high) + SA_C(2) * top * rest) + rest * rest;
 #endif
     const vec e = FN(exp)(SA_C(-0.5) * high);
-    const vec tail = V(fma)(e, SA_C(-0.5) * low, e) * (p * w);
+    *bell = V(fma)(e, SA_C(-0.5) * low, e);
+    return *bell * (p * w);
+}
+
+/* x·Φ(x). −inf gives NaN (−inf·0), as it does in PyTorch. */
+SA_INLINE vec FN(gelu)(vec x) {
+    vec bell;
+    const vec tail = FN(normal_tail)(x, &bell);
     return x * V(select)(V(lt)(x, SA_C(0)), tail, SA_C(1) - tail);
 }
 
@@ -293,16 +318,10 @@ SA_INLINE void FN(each_row)(const sa_row_block *b, real *scratch, const sa_row_k
             const double sum = FN(reduce)(x, NULL, n, top, FN(EXP)).sum;
             FN(map)(x, y, n, kind, top, (real)log(sum), 0, NULL, NULL);
         } else if (kind == SA_LAYER_NORM) {
-            /* The mean is hi + lo: hi rounded, lo from a second sum, which also corrects the sum of squares (Chan, Golub
-             * & LeVeque 1983, equation 1.7). */
-            const real hi = (real)(FN(reduce)(x, NULL, n, 0, FN(SUM)).sum / (double)n);
-            const FN(sums) s = FN(reduce)(x, NULL, n, hi, FN(CENTRED));
-            const double lo = s.sum / (double)n, variance = s.squares / (double)n - lo * lo;
-            const double scale = 1 / sqrt((variance < 0 ? 0 : variance) + b->call->eps);
-            FN(map)(x, y, n, kind, hi, (real)lo, (real)scale, weight, bias);
+            const FN(statistics) m = FN(layer_statistics)(x, n, b->call->eps);
+            FN(map)(x, y, n, kind, m.hi, m.lo, m.scale, weight, bias);
         } else if (kind == SA_RMS_NORM) {
-            const double squares = FN(reduce)(x, NULL, n, 0, FN(SQUARES)).squares;
-            FN(map)(x, y, n, kind, 0, 0, (real)(1 / sqrt(squares / (double)n + b->call->eps)), weight, NULL);
+            FN(map)(x, y, n, kind, 0, 0, FN(rms_scale)(x, n, b->call->eps), weight, NULL);
         } else if (kind == SA_GELU || kind == SA_GELU_TANH) {
             FN(map)(x, y, n, kind, 0, 0, 0, NULL, NULL);
         } else {

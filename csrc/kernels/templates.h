@@ -12,6 +12,7 @@
 #include "attention_forward.h"
 #include "attention_backward.h"
 #include "rows.h"
+#include "rows_backward.h"
 #include "machine_limits.h"
 #include "real_end.h"
 
@@ -24,6 +25,7 @@
 #include "attention_forward.h"
 #include "attention_backward.h"
 #include "rows.h"
+#include "rows_backward.h"
 #include "machine_limits.h"
 #include "real_end.h"
 
@@ -37,6 +39,12 @@
         [SA_GELU_TANH] = SA_PASTE4(sa_, gelu_tanh_rows, dtype, SA_ISA),                                                        \
         [SA_ROTARY] = SA_PASTE4(sa_, rotary_rows, dtype, SA_ISA),                                                              \
         [SA_ROTARY_INTERLEAVED] = SA_PASTE4(sa_, rotary_interleaved_rows, dtype, SA_ISA),                                      \
+        [SA_SOFTMAX_BACKWARD] = SA_PASTE4(sa_, softmax_backward_rows, dtype, SA_ISA),                                          \
+        [SA_LOG_SOFTMAX_BACKWARD] = SA_PASTE4(sa_, log_softmax_backward_rows, dtype, SA_ISA),                                  \
+        [SA_LAYER_NORM_BACKWARD] = SA_PASTE4(sa_, layer_norm_backward_rows, dtype, SA_ISA),                                    \
+        [SA_RMS_NORM_BACKWARD] = SA_PASTE4(sa_, rms_norm_backward_rows, dtype, SA_ISA),                                        \
+        [SA_GELU_BACKWARD] = SA_PASTE4(sa_, gelu_backward_rows, dtype, SA_ISA),                                                \
+        [SA_GELU_TANH_BACKWARD] = SA_PASTE4(sa_, gelu_tanh_backward_rows, dtype, SA_ISA),                                      \
     }
 #define SA_REAL_TABLE(dtype)                                                                                                   \
     {                                                                                                                          \
@@ -50,6 +58,8 @@
         .attention_backward = SA_PASTE4(sa_, attention_backward, dtype, SA_ISA),                                               \
         .rows = SA_ROW_TABLE(dtype),                                                                                           \
         .softmax_columns = SA_PASTE4(sa_, softmax_columns, dtype, SA_ISA),                                                     \
+        .softmax_columns_backward = SA_PASTE4(sa_, softmax_columns_backward, dtype, SA_ISA),                                   \
+        .parameter_gradients = SA_PASTE4(sa_, parameter_gradients, dtype, SA_ISA),                                             \
         .gather = SA_PASTE4(sa_, gather, dtype, SA_ISA),                                                                       \
         .exp2_array = SA_PASTE4(sa_, exp2_array, dtype, SA_ISA),                                                               \
         .exp_array = SA_PASTE4(sa_, exp_array, dtype, SA_ISA),                                                                 \

@@ -1,4 +1,5 @@
-/* softmax, log_softmax, layer_norm, rms_norm, gelu and apply_rotary_emb as Python calls them: checks, the output, the run.
+/* softmax, log_softmax, layer_norm, rms_norm, gelu and apply_rotary_emb as Python calls them, and the gradients that
+ * selfattn/rows_vjp.py makes pullbacks of: checks, the output, the run.
  * Nothing is computed before everything has been checked. */
 #include "rows.h"
 
@@ -13,6 +14,7 @@
 
 typedef struct {
     PyArrayObject *array[SA_ROW_ARRAYS]; /* owned; the output is one of them */
+    PyArrayObject *dweight, *dbias;      /* owned */
     PyObject *shape;                     /* owned: normalized_shape as a tuple */
     sa_dtype result;
     sa_row_call c;
@@ -21,6 +23,8 @@ typedef struct {
 static void start(call *k, sa_row_kind kind) {
     k->c.kind = kind;
     k->c.eps = 0;
+    k->c.dweight.data = k->c.dbias.data = NULL;
+    k->dweight = k->dbias = NULL;
     k->shape = NULL;
     for (int i = 0; i < SA_ROW_ARRAYS; ++i) {
         k->array[i] = NULL;
@@ -32,6 +36,8 @@ static void release(call *k) {
     for (int i = 0; i < SA_ROW_ARRAYS; ++i) {
         Py_XDECREF(k->array[i]);
     }
+    Py_XDECREF(k->dweight);
+    Py_XDECREF(k->dbias);
     Py_XDECREF(k->shape);
 }
 
@@ -80,19 +86,22 @@ static void set_strides(call *k, int which, bool gap) {
     }
 }
 
-/* Makes the output, runs, and returns it. */
+static sa_dtype floating(sa_dtype dtype) { return sa_is_integer(dtype) ? SA_F64 : dtype; }
+
+/* Makes the output, runs, and returns it. A gradient has the dtype of x, whatever the result was promoted to. */
 static PyObject *run(call *k) {
+    const sa_dtype dtype = k->c.kind >= SA_SOFTMAX_BACKWARD ? floating(k->c.array[SA_ROW_X].dtype) : k->result;
     PyArrayObject *bf16 = NULL;
     for (int i = 0; i < SA_ROW_ARRAYS; ++i) {
         bf16 = k->array[i] != NULL && k->c.array[i].dtype == SA_BF16 ? k->array[i] : bf16;
     }
     sa_strided *out = &k->c.array[SA_ROW_OUT];
-    k->array[SA_ROW_OUT] = sa_new_array(k->c.ndim, PyArray_SHAPE(k->array[SA_ROW_X]), k->result, bf16, false);
+    k->array[SA_ROW_OUT] = sa_new_array(k->c.ndim, PyArray_SHAPE(k->array[SA_ROW_X]), dtype, bf16, false);
     if (k->array[SA_ROW_OUT] == NULL) {
         return NULL;
     }
     out->data = PyArray_BYTES(k->array[SA_ROW_OUT]);
-    out->dtype = k->result;
+    out->dtype = dtype;
     out->swapped = false;
     set_strides(k, SA_ROW_X, false);
     set_strides(k, SA_ROW_OUT, false);
@@ -102,7 +111,8 @@ static PyObject *run(call *k) {
     sa_row_plan plan;
     size_t bytes;
     if (sa_row_make_plan(&k->c, sa_get_num_threads(), &plan) != SA_OK ||
-        !sa_multiply((size_t)plan.threads, plan.scratch_bytes, &bytes) || bytes > PTRDIFF_MAX / 2) {
+        !sa_multiply((size_t)plan.threads, plan.scratch_bytes, &bytes) || bytes > PTRDIFF_MAX / 4 ||
+        plan.shared_bytes > PTRDIFF_MAX / 2) {
         PyErr_SetString(PyExc_ValueError, "the sizes of this call do not fit the address space");
         return NULL;
     }
@@ -117,9 +127,9 @@ static PyObject *run(call *k) {
         scratch = memory + (64 - (uintptr_t)memory % 64) % 64;
     }
     if (PyArray_SIZE(k->array[SA_ROW_OUT]) < SA_SMALL_ELEMENTS) {
-        sa_row_forward(&k->c, &plan, scratch);
+        sa_row_run(&k->c, &plan, scratch);
     } else {
-        Py_BEGIN_ALLOW_THREADS sa_row_forward(&k->c, &plan, scratch);
+        Py_BEGIN_ALLOW_THREADS sa_row_run(&k->c, &plan, scratch);
         Py_END_ALLOW_THREADS
     }
     PyMem_RawFree(memory);
@@ -348,6 +358,116 @@ fail:
     return result;
 }
 
+/* ---- gradients ----------------------------------------------------------------------------------------------------- */
+
+/* x and dy, which has its shape: what every gradient starts with. dy's dtype has no say in what computes. */
+static int take_both(call *k, const sa_state *state, PyObject *const *args) {
+    if (take(k, state, SA_ROW_X, args[0], "x") < 0) {
+        return -1;
+    }
+    const sa_dtype result = k->result;
+    if (take(k, state, SA_ROW_DY, args[1], "dy") < 0) {
+        return -1;
+    }
+    k->result = result;
+    PyArrayObject *dy = k->array[SA_ROW_DY];
+    if (PyArray_NDIM(dy) != k->c.ndim || !PyArray_CompareLists(PyArray_SHAPE(dy), k->c.shape, k->c.ndim)) {
+        return shape_error("%s has shape %R; the result that it is the gradient of has %R", "dy", dy,
+                           shape_of(k->array[SA_ROW_X]));
+    }
+    set_strides(k, SA_ROW_DY, false);
+    return 0;
+}
+
+static bool has_arguments(const char *name, Py_ssize_t nargs, Py_ssize_t wanted) {
+    if (nargs != wanted) {
+        PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments (%zd given)", name, wanted, nargs);
+    }
+    return nargs == wanted;
+}
+
+static PyObject *softmax_gradient(sa_row_kind kind, PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    PyObject *result = NULL;
+    call k;
+    start(&k, kind);
+    if (has_arguments("_softmax_backward", nargs, 3) && take_both(&k, sa_state_of(module), args) == 0 &&
+        read_axis(&k, args[2]) == 0) {
+        result = run(&k);
+    }
+    release(&k);
+    return result;
+}
+
+static PyObject *softmax_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    return softmax_gradient(SA_SOFTMAX_BACKWARD, module, args, nargs);
+}
+
+static PyObject *log_softmax_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    return softmax_gradient(SA_LOG_SOFTMAX_BACKWARD, module, args, nargs);
+}
+
+/* A zeroed gradient like the weight or bias, if there is one. */
+static int make_gradient(const call *k, int which, PyArrayObject **owned, sa_row_gradient *to) {
+    PyArrayObject *like = k->array[which];
+    if (like == NULL) {
+        return 0;
+    }
+    to->dtype = floating(k->c.array[which].dtype);
+    *owned = sa_new_array(PyArray_NDIM(like), PyArray_SHAPE(like), to->dtype, like, true);
+    if (*owned == NULL) {
+        return -1;
+    }
+    to->data = PyArray_BYTES(*owned);
+    return 0;
+}
+
+/* (x, dy, normalized_shape, weight, bias, eps) to (dx, dweight, dbias), None for a parameter that is None. */
+static PyObject *norm_gradient(sa_row_kind kind, PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    const sa_state *state = sa_state_of(module);
+    PyObject *dx = NULL, *result = NULL;
+    call k;
+    start(&k, kind);
+    if (has_arguments("_norm_backward", nargs, 6) && take_both(&k, state, args) == 0 &&
+        read_normalized_shape(&k, args[2]) == 0 && read_parameter(&k, state, SA_ROW_WEIGHT, args[3], "weight") == 0 &&
+        read_parameter(&k, state, SA_ROW_BIAS, args[4], "bias") == 0 && (!given(args[5]) || read_eps(&k, args[5]) == 0) &&
+        make_gradient(&k, SA_ROW_WEIGHT, &k.dweight, &k.c.dweight) == 0 &&
+        make_gradient(&k, SA_ROW_BIAS, &k.dbias, &k.c.dbias) == 0) {
+        if (!given(args[5])) {
+            k.c.eps = k.result == SA_F64 ? DBL_EPSILON : FLT_EPSILON;
+        }
+        k.c.array[SA_ROW_BIAS].data = NULL; /* its dtype counts, its numbers do not */
+        dx = run(&k);
+    }
+    if (dx != NULL) {
+        result = PyTuple_Pack(3, dx, k.dweight ? (PyObject *)k.dweight : Py_None, k.dbias ? (PyObject *)k.dbias : Py_None);
+        Py_DECREF(dx);
+    }
+    release(&k);
+    return result;
+}
+
+static PyObject *layer_norm_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    return norm_gradient(SA_LAYER_NORM_BACKWARD, module, args, nargs);
+}
+
+static PyObject *rms_norm_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    return norm_gradient(SA_RMS_NORM_BACKWARD, module, args, nargs);
+}
+
+static PyObject *gelu_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    PyObject *result = NULL;
+    call k;
+    start(&k, SA_GELU);
+    k.c.first = k.c.last = 0;
+    if (has_arguments("_gelu_backward", nargs, 3) && take_both(&k, sa_state_of(module), args) == 0 &&
+        read_approximate(&k, args[2]) == 0) {
+        k.c.kind = k.c.kind == SA_GELU_TANH ? SA_GELU_TANH_BACKWARD : SA_GELU_BACKWARD;
+        result = run(&k);
+    }
+    release(&k);
+    return result;
+}
+
 /* ---- documentation; its examples run as doctests ------------------------------------------------------------------- */
 
 #define SA_DTYPES_NOTE                                                                                                         \
@@ -489,6 +609,11 @@ PyMethodDef sa_rows_methods[] = {
                                                               "1):\n\n>>> import selfattn as sa\n"
                                                               ">>> sa.apply_rotary_emb([[1.0, 0.0]], cos=[[0.0]], "
                                                               "sin=[[1.0]])\narray([[0., 1.]])\n"),
+    {"_softmax_backward", (PyCFunction)(void (*)(void))softmax_backward, METH_FASTCALL, NULL},
+    {"_log_softmax_backward", (PyCFunction)(void (*)(void))log_softmax_backward, METH_FASTCALL, NULL},
+    {"_layer_norm_backward", (PyCFunction)(void (*)(void))layer_norm_backward, METH_FASTCALL, NULL},
+    {"_rms_norm_backward", (PyCFunction)(void (*)(void))rms_norm_backward, METH_FASTCALL, NULL},
+    {"_gelu_backward", (PyCFunction)(void (*)(void))gelu_backward, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 /* clang-format on */

@@ -53,6 +53,7 @@ static void run_all(const char *isa) {
     run("attention", test_attention);
     run("backward", test_backward);
     run("varlen", test_varlen);
+    run("rows", test_rows);
     run("semantics", test_semantics);
     run("plan", test_plan);
     run("random", test_random);

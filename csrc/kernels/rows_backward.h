@@ -1,0 +1,309 @@
+/* Gradients of softmax, norms and gelu: kernels over a block of rows that the driver has described (rows.c). Each quotes the
+ * forward line that it differentiates and gives the closed form.
+ *
+ * Nothing of the forward pass is kept but its inputs: a row's maximum, mean or norm is computed again while the row is in
+ * L1, by the functions of rows.h, so that gradients of 16-bit arrays are as exact as those of float32. dx is computed where
+ * it belongs, as the results there are, and dy is read in place or packed to the second row of the scratch.
+ *
+ * NaN in x or dy makes its row NaN (gelu: its element). */
+
+#define SA_SUM_PIECE (128 * SA_LANES)
+
+/* The two row sums of a softmax or a norm, with t what the row's x has become and g the gradient of that:
+ *     norms        t = ((x − hi) − lo)·scale, g = dy·weight; dweight += dy·t, dbias += dy where they are not NULL
+ *     softmax      t = x (e^(x − max) already), g = dy */
+typedef struct {
+    double g, gt;
+} FN(row_sums);
+
+SA_INLINE FN(row_sums) FN(sum_row)(const real *x, const real *dy, ptrdiff_t n, const bool is_norm, real hi, real lo, real scale,
+                                   const real *weight, real *dweight, real *dbias) {
+    FN(row_sums) total = {0, 0};
+    ptrdiff_t i = 0;
+    while (i < n) {
+        const ptrdiff_t end = n - i < SA_SUM_PIECE ? n : i + SA_SUM_PIECE;
+        vec sum_g[2], sum_gt[2];
+        SA_UNROLL
+        for (int v = 0; v < 2; ++v) {
+            sum_g[v] = sum_gt[v] = V(set1)(0);
+        }
+#define SA_ADD(v, at, load, store)                                                                                             \
+    do {                                                                                                                       \
+        vec t = load(x + (at)), g = load(dy + (at));                                                                           \
+        if (is_norm) {                                                                                                         \
+            t = ((t - V(set1)(hi)) - V(set1)(lo)) * V(set1)(scale);                                                            \
+        }                                                                                                                      \
+        if (dweight != NULL) {                                                                                                 \
+            store(dweight + (at), V(fma)(g, t, load(dweight + (at))));                                                         \
+        }                                                                                                                      \
+        if (dbias != NULL) {                                                                                                   \
+            store(dbias + (at), g + load(dbias + (at)));                                                                       \
+        }                                                                                                                      \
+        if (weight != NULL) {                                                                                                  \
+            g = g * load(weight + (at));                                                                                       \
+        }                                                                                                                      \
+        sum_g[v] = sum_g[v] + g;                                                                                               \
+        sum_gt[v] = V(fma)(g, t, sum_gt[v]);                                                                                   \
+    } while (0)
+#define SA_LOAD_TAIL(p) V(load_n)(p, (int)(end - i))
+#define SA_STORE_TAIL(p, t) V(store_n)(p, t, (int)(end - i))
+        for (; i + 2 * SA_LANES <= end; i += 2 * SA_LANES) {
+            SA_UNROLL
+            for (int v = 0; v < 2; ++v) {
+                SA_ADD(v, i + v * SA_LANES, V(load), V(store));
+            }
+        }
+        for (; i + SA_LANES <= end; i += SA_LANES) {
+            SA_ADD(0, i, V(load), V(store));
+        }
+        if (i < end) { /* g is 0 in the lanes beyond */
+            SA_ADD(1, i, SA_LOAD_TAIL, SA_STORE_TAIL);
+            i = end;
+        }
+#undef SA_ADD
+#undef SA_LOAD_TAIL
+#undef SA_STORE_TAIL
+        total.g += (double)FN(sum_lanes)(sum_g[0] + sum_g[1]);
+        total.gt += (double)FN(sum_lanes)(sum_gt[0] + sum_gt[1]);
+    }
+    return total;
+}
+
+/* gelu y = x·Φ(x), so dy/dx = Φ(x) + x·φ(x), φ(x) = e^(−x²/2)/√(2π). ±inf gives NaN (inf·0), as it does in PyTorch. */
+SA_INLINE vec FN(gelu_slope)(vec x) {
+    vec bell;
+    const vec tail = FN(normal_tail)(x, &bell);
+    const vec phi = V(select)(V(lt)(x, SA_C(0)), tail, SA_C(1) - tail);
+    return V(fma)(x * SA_C(0.39894228040143267794), bell, phi);
+}
+
+/* gelu 'tanh' y = x·s(z), s(z) = 1/(1 + e^(−z)), z = 2√(2/π)·(x + 0.044715·x³), so dy/dx = s·(1 + x·(1 − s)·dz/dx). With
+ * e = e^(−|z|): s is 1/(1 + e), or e/(1 + e) where x is negative, and 1 − s the other one. e is h² as in the forward; beyond
+ * |x| = 100 it is 0, and dz/dx is taken there, so that nothing overflows. ±inf gives NaN. */
+SA_INLINE vec FN(gelu_tanh_slope)(vec x) {
+    const vec a = V(abs)(x), near = V(min)(SA_C(100), a);
+    const vec h = FN(exp)(a * V(fma)(a * a, SA_C(0.044715), SA_C(1)) * SA_C(-0.79788456080286535588));
+    const vec dz = V(fma)(near * near, SA_C(3 * 0.044715 * 1.5957691216057307118), SA_C(1.5957691216057307118));
+    const vec right = SA_C(1) / (SA_C(1) + h * h);
+    const vec bend = (x * right) * (dz * h); /* x·(1 − s)·dz/dx, short of one h on either side */
+    const lanemask negative = V(lt)(x, SA_C(0));
+    return V(select)(negative, (h + bend) * h, V(fma)(bend, h, SA_C(1))) * right;
+}
+
+/* dx from x (softmax: e^(x − max)) and dy, by the closed form of the kind; a and b are its row constants. dx may be x.
+ *     softmax       y = t·scale                        dx = y·(dy − a)
+ *     log_softmax   e^y = t·scale                      dx = dy − e^y·a
+ *     norms         y = t·weight, t = (x − mean)·scale dx = scale·((dy·weight − a) − t·b)
+ *     gelu                                             dx = dy·slope(x) */
+SA_INLINE void FN(map_backward)(const real *x, const real *dy, real *dx, ptrdiff_t n, const int kind, real hi, real lo,
+                                real scale, const real *weight, real a, real b) {
+#define SA_MAP(load, store)                                                                                                    \
+    do {                                                                                                                       \
+        vec t = load(x), g = load(dy);                                                                                         \
+        if (kind == SA_GELU_BACKWARD) {                                                                                        \
+            t = g * FN(gelu_slope)(t);                                                                                         \
+        } else if (kind == SA_GELU_TANH_BACKWARD) {                                                                            \
+            t = g * FN(gelu_tanh_slope)(t);                                                                                    \
+        } else if (kind == SA_SOFTMAX_BACKWARD) {                                                                              \
+            t = (t * V(set1)(scale)) * (g - V(set1)(a));                                                                       \
+        } else if (kind == SA_LOG_SOFTMAX_BACKWARD) {                                                                          \
+            t = V(fma)(t * V(set1)(scale), V(set1)(-a), g);                                                                    \
+        } else {                                                                                                               \
+            if (kind == SA_LAYER_NORM_BACKWARD) {                                                                              \
+                t = (t - V(set1)(hi)) - V(set1)(lo);                                                                           \
+            }                                                                                                                  \
+            if (weight != NULL) {                                                                                              \
+                g = g * load(weight);                                                                                          \
+            }                                                                                                                  \
+            if (kind == SA_LAYER_NORM_BACKWARD) {                                                                              \
+                g = g - V(set1)(a);                                                                                            \
+            }                                                                                                                  \
+            t = V(set1)(scale) * V(fma)(t * V(set1)(scale), V(set1)(-b), g);                                                   \
+        }                                                                                                                      \
+        store;                                                                                                                 \
+    } while (0)
+#define SA_LOAD_FULL(p) V(load)((p) + i)
+#define SA_LOAD_TAIL(p) V(load_n)((p) + i, (int)(n - i))
+    ptrdiff_t i = 0;
+    for (; i + SA_LANES <= n; i += SA_LANES) {
+        SA_MAP(SA_LOAD_FULL, V(store)(dx + i, t));
+    }
+    if (i < n) {
+        SA_MAP(SA_LOAD_TAIL, V(store_n)(dx + i, t, (int)(n - i)));
+    }
+#undef SA_MAP
+#undef SA_LOAD_FULL
+#undef SA_LOAD_TAIL
+}
+
+/* One row of a softmax or a norm: x[n], dy[n] to dx[n], which may be x. dweight[n], dbias[n]: sums to add to, or NULL. */
+SA_INLINE void FN(row_backward)(const real *x, const real *dy, real *dx, ptrdiff_t n, const int kind, double eps,
+                                const real *weight, real *dweight, real *dbias) {
+    if (kind == SA_SOFTMAX_BACKWARD || kind == SA_LOG_SOFTMAX_BACKWARD) {
+        const double sum = FN(reduce)(x, dx, n, FN(row_max)(x, n), FN(EXP_STORED)).sum;
+        const FN(row_sums) s = FN(sum_row)(dx, dy, n, false, 0, 0, 1, NULL, NULL, NULL);
+        const double a = kind == SA_SOFTMAX_BACKWARD ? s.gt / sum : s.g;
+        FN(map_backward)(dx, dy, dx, n, kind, 0, 0, (real)(1 / sum), NULL, (real)a, 0);
+    } else if (kind == SA_LAYER_NORM_BACKWARD) {
+        const FN(statistics) m = FN(layer_statistics)(x, n, eps);
+        const FN(row_sums) s = FN(sum_row)(x, dy, n, true, m.hi, m.lo, m.scale, weight, dweight, dbias);
+        FN(map_backward)(x, dy, dx, n, kind, m.hi, m.lo, m.scale, weight, (real)(s.g / (double)n), (real)(s.gt / (double)n));
+    } else {
+        const real scale = FN(rms_scale)(x, n, eps);
+        const FN(row_sums) s = FN(sum_row)(x, dy, n, true, 0, 0, scale, weight, dweight, NULL);
+        FN(map_backward)(x, dy, dx, n, kind, 0, 0, scale, weight, 0, (real)(s.gt / (double)n));
+    }
+}
+
+/* scratch: a row for dx, one for dy, and with gradients of the parameters two more, where those of this block add up: at
+ * most SA_ROW_BLOCK terms in `real`, which then join the chunk's sums in float64. */
+SA_INLINE void FN(each_row_backward)(const sa_row_block *b, real *scratch, const sa_row_kind kind) {
+    const sa_row_plan *p = b->plan;
+    const sa_row_call *c = b->call;
+    const ptrdiff_t n = b->n;
+    real *dweight = b->partial != NULL ? scratch + 2 * n : NULL;
+    real *dbias = b->partial != NULL && kind == SA_LAYER_NORM_BACKWARD ? scratch + 3 * n : NULL;
+    if (b->partial != NULL) {
+        memset(scratch + 2 * n, 0, 2 * (size_t)n * sizeof(real));
+    }
+    for (int r = 0; r < b->count; ++r) {
+        char *out = b->out[r];
+        real *dx = p->direct[SA_ROW_OUT] ? (real *)(void *)out : scratch;
+        const real *x = dx, *dy = scratch + n;
+        if (p->direct[SA_ROW_X]) {
+            x = (const real *)(const void *)b->x[r];
+        } else {
+            FN(gather)(dx, b->x[r], &c->array[SA_ROW_X], SA_ROW_X, p->row, p->n_row, n);
+        }
+        if (p->direct[SA_ROW_DY]) {
+            dy = (const real *)(const void *)b->dy[r];
+        } else {
+            FN(gather)(scratch + n, b->dy[r], &c->array[SA_ROW_DY], SA_ROW_DY, p->row, p->n_row, n);
+        }
+        if (kind == SA_GELU_BACKWARD || kind == SA_GELU_TANH_BACKWARD) {
+            FN(map_backward)(x, dy, dx, n, kind, 0, 0, 0, NULL, 0, 0);
+        } else {
+            FN(row_backward)(x, dy, dx, n, kind, c->eps, p->weight, dweight, dbias);
+        }
+        if (!p->direct[SA_ROW_OUT]) {
+            FN(store_row)(out, (ptrdiff_t)sa_itemsize(c->array[SA_ROW_OUT].dtype), c->array[SA_ROW_OUT].dtype, dx, n);
+        }
+    }
+    for (ptrdiff_t i = 0; i < 2 * n && b->partial != NULL; ++i) {
+        b->partial[i] += (double)scratch[2 * n + i];
+    }
+}
+
+#define SA_ROW_KERNEL(name, kind)                                                                                              \
+    SA_NOINLINE void FN(name##_rows)(const sa_row_block *b, void *scratch) { FN(each_row_backward)(b, scratch, kind); }
+SA_ROW_KERNEL(softmax_backward, SA_SOFTMAX_BACKWARD)
+SA_ROW_KERNEL(log_softmax_backward, SA_LOG_SOFTMAX_BACKWARD)
+SA_ROW_KERNEL(layer_norm_backward, SA_LAYER_NORM_BACKWARD)
+SA_ROW_KERNEL(rms_norm_backward, SA_RMS_NORM_BACKWARD)
+SA_ROW_KERNEL(gelu_backward, SA_GELU_BACKWARD)
+SA_ROW_KERNEL(gelu_tanh_backward, SA_GELU_TANH_BACKWARD)
+#undef SA_ROW_KERNEL
+
+/* The chunks' sums, added up in their order, to dweight and dbias. row: n elements of scratch. */
+SA_NOINLINE void FN(parameter_gradients)(const sa_row_call *c, const sa_row_plan *p, void *row) {
+    const ptrdiff_t n = p->n;
+    for (int which = 0; which < 2; ++which) {
+        const sa_row_gradient *to = which == 0 ? &c->dweight : &c->dbias;
+        if (to->data == NULL) {
+            continue;
+        }
+        double *sum = p->partial + which * n;
+        for (ptrdiff_t chunk = 1; chunk < p->chunks; ++chunk) {
+            for (ptrdiff_t i = 0; i < n; ++i) {
+                sum[i] += sum[2 * n * chunk + i];
+            }
+        }
+        for (ptrdiff_t i = 0; i < n; ++i) {
+            ((real *)row)[i] = (real)sum[i];
+        }
+        FN(store_row)(to->data, (ptrdiff_t)sa_itemsize(to->dtype), to->dtype, row, n);
+    }
+}
+
+/* t joins the sum, whose lost low digits (Kahan's) are in *error. */
+SA_INLINE void FN(add_carefully)(real *sum, real *error, vec t) {
+    const vec old = V(load)(sum);
+    t = t - V(load)(error);
+    const vec more = old + t;
+    V(store)(error, (more - old) - t);
+    V(store)(sum, more);
+}
+
+/* The gradient of softmax down the columns of x[n][width], as the forward goes (softmax_columns): passes for the maximum,
+ * for the sums, and for dx = y·(dy − Σy·dy), or dx = dy − e^y·Σdy for log_softmax. */
+SA_NOINLINE void FN(softmax_columns_backward)(const sa_row_block *b, void *unused) {
+    (void)unused;
+    const sa_row_plan *p = b->plan;
+    const sa_strided *array = b->call->array, *result = &array[SA_ROW_OUT];
+    const bool is_log = b->call->kind == SA_LOG_SOFTMAX_BACKWARD;
+    const ptrdiff_t width = b->width;
+    real top[SA_ROW_COLUMNS], sum[2][SA_ROW_COLUMNS], error[2][SA_ROW_COLUMNS];
+    real x_tile[SA_ROW_COLUMNS], dy_tile[SA_ROW_COLUMNS], dx_tile[SA_ROW_COLUMNS];
+    for (int r = 0; r < b->count; ++r) {
+        for (ptrdiff_t j = 0; j < width; j += SA_LANES) {
+            V(store)(top + j, V(set1)(-(real)INFINITY));
+            for (int s = 0; s < 2; ++s) {
+                V(store)(sum[s] + j, V(set1)(0));
+                V(store)(error[s] + j, V(set1)(0));
+            }
+        }
+        for (int pass = 0; pass < 3; ++pass) {
+            for (ptrdiff_t i = 0; i < b->n; ++i) {
+                char *out = b->out[r] + i * p->row[0].stride[SA_ROW_OUT];
+                real *dx = p->direct[SA_ROW_OUT] ? (real *)(void *)out : dx_tile;
+                const char *from[2] = {b->x[r] + i * p->row[0].stride[SA_ROW_X], b->dy[r] + i * p->row[0].stride[SA_ROW_DY]};
+                const real *in[2] = {x_tile, dy_tile};
+                for (int s = 0; s < (pass == 0 ? 1 : 2); ++s) {
+                    const int which = s == 0 ? SA_ROW_X : SA_ROW_DY;
+                    if (p->direct[which]) {
+                        in[s] = (const real *)(const void *)from[s];
+                    } else {
+                        FN(load_row)(s == 0 ? x_tile : dy_tile, from[s], p->column.stride[which], width, array[which].dtype,
+                                     array[which].swapped);
+                    }
+                }
+                for (ptrdiff_t j = 0; j < width; j += SA_LANES) {
+                    const int k = width - j < SA_LANES ? (int)(width - j) : SA_LANES;
+                    const vec t = k == SA_LANES ? V(load)(in[0] + j) : V(load_n)(in[0] + j, k), top_j = V(load)(top + j);
+                    if (pass == 0) {
+                        V(store)(top + j, V(max)(t, top_j));
+                        continue;
+                    }
+                    const vec e = FN(exp)(t - top_j), g = k == SA_LANES ? V(load)(in[1] + j) : V(load_n)(in[1] + j, k);
+                    if (pass == 1) {
+                        FN(add_carefully)(sum[0] + j, error[0] + j, e);
+                        vec term = g;
+                        if (!is_log) {
+                            term = e * g;
+                        }
+                        FN(add_carefully)(sum[1] + j, error[1] + j, term);
+                        continue;
+                    }
+                    const vec y = e * V(load)(sum[0] + j), total = V(load)(sum[1] + j);
+                    vec d = y * (g - total);
+                    if (is_log) {
+                        d = V(fma)(y, -total, g);
+                    }
+                    if (k == SA_LANES) {
+                        V(store)(dx + j, d);
+                    } else {
+                        V(store_n)(dx + j, d, k);
+                    }
+                }
+                if (pass == 2 && dx == dx_tile) {
+                    FN(store_row)(out, (ptrdiff_t)sa_itemsize(result->dtype), result->dtype, dx, width);
+                }
+            }
+            for (ptrdiff_t j = 0; j < width && pass == 1; ++j) {
+                sum[0][j] = 1 / sum[0][j];
+                sum[1][j] *= is_log ? 1 : sum[0][j];
+            }
+        }
+    }
+}
+#undef SA_SUM_PIECE
