@@ -301,7 +301,7 @@ def bad_tokenizer(sentence):
         (lambda m: m([]), ValueError, r"\[\] has no tokens"),
         (lambda m: m(np.array([], int)), ValueError, "has no tokens"),
         (lambda m: m(["a", ""]), ValueError, "sentence 1, '' has no tokens"),
-        (lambda m: m.encode(["a"] * 9 + [""], batch_size=2), ValueError, "sentence 9, '' has no tokens"),
+        (lambda m: m.encode(["a"] * 9 + [""], batch_size=3), ValueError, "sentence 9, '' has no tokens"),
         (lambda m: m([3, 50]), ValueError, r"0\.\.\.49, as vocab_size is 50; \[3, 50\] has 50"),
         (lambda m: m([-1]), ValueError, r"\[-1\] has -1"),
         (lambda m: m([2**70]), TypeError, "sequence of integers; .*1180591620717411303424"),
