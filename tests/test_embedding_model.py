@@ -1,5 +1,7 @@
 """nn.EmbeddingModel and nn.ProxyTask: the same model in PyTorch, finite differences, extremes, errors."""
 
+import copy
+import pickle
 import sys
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import selfattn as sa
 from selfattn import nn, optim
+from selfattn.text import WhitespaceTokenizer
 
 SHAPES = [(1, 1), (3, 1), (1, 4), (3, 4), (0, 1)]  # layers, heads
 VOCABULARY, WIDTH, LONGEST = 50, 16, 12
@@ -191,6 +194,16 @@ def test_tokens_come_from_any_kind_of_tokenizer():
         np.testing.assert_array_equal(model.encode(["tom chase", "jerry"]), model([[3, 5], [5]]))
         np.testing.assert_array_equal(model(np.array(["tom chase", "jerry"])), model([[3, 5], [5]]))
     assert model.tokenizer is lengths
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_model_can_be_copied_and_sent_to_other_processes(again):
+    model = model_of(2, 4, tokenizer=WhitespaceTokenizer(["tom", "chase", "jerry"]))
+    other = again(model)
+    np.testing.assert_array_equal(other("tom jerry"), model("tom jerry"))
+    other.attention_layers[0].query.weight[...] = 0
+    assert model.attention_layers[0].query.weight.any()
+    assert not np.array_equal(other("tom jerry"), model("tom jerry"))
 
 
 def test_a_long_sentence_is_cut():
