@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import operator
 from collections import Counter
@@ -57,8 +58,13 @@ def as_tokenizer(tokenizer: Any) -> Tokenize:
     if not callable(encode):
         return tokenizer  # type: ignore[no-any-return]
     if hasattr(tokenizer, "encode_batch") and hasattr(tokenizer, "token_to_id"):
-        return lambda sentence: encode(sentence).ids
-    return lambda sentence: encode(sentence, out_type=int)
+        return functools.partial(_ids, tokenizer)
+    return functools.partial(encode, out_type=int)
+
+
+def _ids(tokenizer: Any, sentence: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(sentence).ids
+    return ids
 
 
 class WhitespaceTokenizer:

@@ -1,5 +1,7 @@
 """nn.EmbeddingModel and nn.ProxyTask: the same model in PyTorch, finite differences, extremes, errors."""
 
+import copy
+import pickle
 import sys
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import selfattn as sa
 from selfattn import nn, optim
+from selfattn.text import WhitespaceTokenizer
 
 SHAPES = [(1, 1), (3, 1), (1, 4), (3, 4), (0, 1)]  # layers, heads
 VOCABULARY, WIDTH, LONGEST = 50, 16, 12
@@ -193,6 +196,16 @@ def test_tokens_come_from_any_kind_of_tokenizer():
     assert model.tokenizer is lengths
 
 
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_model_can_be_copied_and_sent_to_other_processes(again):
+    model = model_of(2, 4, tokenizer=WhitespaceTokenizer(["tom", "chase", "jerry"]))
+    other = again(model)
+    np.testing.assert_array_equal(other("tom jerry"), model("tom jerry"))
+    other.attention_layers[0].query.weight[...] = 0
+    assert model.attention_layers[0].query.weight.any()
+    assert not np.array_equal(other("tom jerry"), model("tom jerry"))
+
+
 def test_a_long_sentence_is_cut():
     model = model_of()
     long = np.arange(10**6) % VOCABULARY
@@ -301,7 +314,7 @@ def bad_tokenizer(sentence):
         (lambda m: m([]), ValueError, r"\[\] has no tokens"),
         (lambda m: m(np.array([], int)), ValueError, "has no tokens"),
         (lambda m: m(["a", ""]), ValueError, "sentence 1, '' has no tokens"),
-        (lambda m: m.encode(["a"] * 9 + [""], batch_size=2), ValueError, "sentence 9, '' has no tokens"),
+        (lambda m: m.encode(["a"] * 9 + [""], batch_size=3), ValueError, "sentence 9, '' has no tokens"),
         (lambda m: m([3, 50]), ValueError, r"0\.\.\.49, as vocab_size is 50; \[3, 50\] has 50"),
         (lambda m: m([-1]), ValueError, r"\[-1\] has -1"),
         (lambda m: m([2**70]), TypeError, "sequence of integers; .*1180591620717411303424"),

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "checksum.h"
 #include "rows.h"
 #include "runtime.h"
 
@@ -30,7 +31,8 @@ static int exec_module(PyObject *module) {
         (state->too_hard = PyObject_GetAttrString(exceptions, "TooHardError")) == NULL) {
         goto fail;
     }
-    if (PyModule_AddFunctions(module, sa_runtime_methods) < 0 || PyModule_AddFunctions(module, sa_rows_methods) < 0) {
+    if (PyModule_AddFunctions(module, sa_checksum_methods) < 0 || PyModule_AddFunctions(module, sa_runtime_methods) < 0 ||
+        PyModule_AddFunctions(module, sa_rows_methods) < 0) {
         goto fail;
     }
     const char *isa = getenv("SELFATTN_ISA");

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+import itertools
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,9 +23,9 @@ from selfattn.text import as_tokenizer
 
 Sentence: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 
-PARAMETERS = tuple(
+BLOCK_PARAMETERS = [
     f"{layer}.{kind}" for layer in ("query", "key", "value", "ln") for kind in ("weight", "bias")
-)
+]
 
 
 class EmbeddingModel(Module):
@@ -161,12 +163,13 @@ class EmbeddingModel(Module):
         table, positions, blocks = self._arrays()
         rows, compute_pullback = _embedding_compute.embed_vjp(ids, cu_seqlens, table, positions, blocks)
         y = rows[0] if alone else rows
-        unchanged = Unchanged("EmbeddingModel", table, *(x for block in blocks for x in block.parameters))
+        parameters = [table, *itertools.chain.from_iterable(block.parameters for block in blocks)]
+        unchanged = Unchanged("EmbeddingModel", *parameters)
 
         def pullback(dy: npt.ArrayLike) -> Gradients:
             dy = as_gradient(dy, y)
             unchanged.check()
-            return self._named(compute_pullback(dy.reshape(rows.shape)))
+            return self._named(compute_pullback(dy.reshape(rows.shape)), parameters)
 
         return y, pullback
 
@@ -259,20 +262,32 @@ class EmbeddingModel(Module):
         cu_seqlens : ndarray of int, shape (len(sentences) + 1,)
             Where each sentence starts, and t at the end.
         """
-        names = (
-            [f"sentence {n}, " for n in range(first, first + len(sentences))] if len(sentences) > 1 else [""]
-        )
-        parts = [self.tokens(sentence, name) for sentence, name in zip(sentences, names, strict=True)]
-        cu_seqlens = np.zeros(len(parts) + 1, np.intp)
-        np.cumsum([len(part) for part in parts], out=cu_seqlens[1:])
-        return np.concatenate(parts), cu_seqlens
+        given = [
+            self._tokenize(sentence) if isinstance(sentence, str) else sentence for sentence in sentences
+        ]
+        if all(
+            type(ids) is list for ids in given
+        ):  # what tokenizers return; one look at all of it is quicker
+            lists: list[list[int]] = [ids[: self.max_seq_len] for ids in given]  # type: ignore[misc]
+            flat = list(itertools.chain.from_iterable(lists))
+            if (
+                all(lists)
+                and set(map(type, flat)) == {int}
+                and min(flat) >= 0
+                and max(flat) < self.vocab_size
+            ):
+                return np.array(flat, np.intp), _offsets(lists)
+        parts = []
+        for n, (ids, sentence) in enumerate(zip(given, sentences, strict=True), first):
+            parts.append(self._checked(ids, sentence, f"sentence {n}, " if first or len(given) > 1 else ""))
+        return np.concatenate(parts), _offsets(parts)
 
-    def tokens(self, sentence: Sentence, name: str = "") -> npt.NDArray[np.intp]:
-        """Return the ids of a sentence, at most ``max_seq_len``, after a check of what the tokenizer returned.
+    def tokens(self, sentence: Sentence) -> npt.NDArray[np.intp]:
+        """Return the ids of a sentence, at most ``max_seq_len``, after a check of what the tokenizer returned."""
+        return self.pack([sentence])[0]
 
-        ``name`` stands before the sentence in messages.
-        """
-        ids: Any = self._tokenize(sentence) if isinstance(sentence, str) else sentence
+    def _checked(self, ids: Any, sentence: Sentence, name: str) -> npt.NDArray[np.intp]:
+        """Take what the tokenizer returned for a sentence, which has this name in messages."""
         try:
             array = np.asarray(ids[: self.max_seq_len])
         except (TypeError, ValueError, KeyError):  # no sequence, or one of sequences
@@ -301,11 +316,23 @@ class EmbeddingModel(Module):
             blocks.append(_embedding_compute.Block(parameters, block.num_heads, block.ln.eps))
         return self.embedding_layer.weight, self.positions.table, blocks
 
-    def _named(self, gradients: list[Array]) -> Gradients:
-        names = [f"{n}.{name}" for n in range(len(self.attention_layers)) for name in PARAMETERS]
-        layers = dict(zip(names, gradients[1:], strict=True))
-        parts = {"embedding_layer": {"weight": gradients[0]}, "attention_layers": layers}
-        return self.gather_gradients(parts)
+    def _named(self, gradients: list[Array], parameters: list[Array]) -> Gradients:
+        named = dict(zip(_names(len(self.attention_layers)), gradients, strict=True))
+        if len(set(map(id, parameters))) == len(parameters):
+            return named
+        return self.gather_gradients({"": named})  # some are shared
+
+
+@functools.cache
+def _names(num_layers: int) -> list[str]:
+    """Return the names of a model's parameters, in the order of their gradients."""
+    blocks = [f"attention_layers.{n}.{name}" for n in range(num_layers) for name in BLOCK_PARAMETERS]
+    return ["embedding_layer.weight", *blocks]
+
+
+def _offsets(parts: Sequence[Sized]) -> npt.NDArray[np.intp]:
+    """Return where each part starts when they stand one after the other, and the end."""
+    return np.array([0, *itertools.accumulate(map(len, parts))], np.intp)
 
 
 def is_batch(sentences: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -90,8 +91,9 @@ class ProxyTask(Module):
         TypeError, ValueError
             As for :meth:`EmbeddingModel.forward`, or the lists differ in length.
         """
-        a, b, c = self._embeddings(self.model(_all_of(main, similar, non_similar)), main)
-        return self._confidence(np.vecdot(a, b), np.vecdot(a, c))
+        rows = self.model(_all_of(main, similar, non_similar))
+        _, products = _dot_products(rows)
+        return self._confidence(products, is_batch(main))
 
     def vjp(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> tuple[Any, Pullback]:
         """Compute the confidence and its pullback, ``d_confidence -> grads``, keyed like ``model.parameters()``.
@@ -99,31 +101,35 @@ class ProxyTask(Module):
         Of n triplets, ``d_confidence`` is (n,), or a number for all of them: −1/n for a loss that is the mean.
         """
         rows, model_pullback = self.model.vjp(_all_of(main, similar, non_similar))
-        a, b, c = self._embeddings(rows, main)
-        near, far = np.vecdot(a, b), np.vecdot(a, c)
-        confidence = self._confidence(near, far)
+        y, products = _dot_products(rows)
+        confidence = self._confidence(products, is_batch(main))
 
         def pullback(d_confidence: npt.ArrayLike) -> Gradients:
-            d = as_input(d_confidence, near.dtype, "d_confidence")
-            if d.shape not in ((), near.shape):
-                raise ValueError(f"d_confidence must have shape {near.shape} or (), not {d.shape}")
+            d = as_input(d_confidence, y.dtype, "d_confidence")
+            if d.shape not in ((), confidence.shape):
+                raise ValueError(f"d_confidence must have shape {confidence.shape} or (), not {d.shape}")
             # d log σ(x) / dx = σ(−x)
-            d_near = (d * sigmoid(-near))[..., None]
-            d_far = (-d * sigmoid(far))[..., None]
-            dy = np.stack([d_near * b + d_far * c, d_near * a, d_far * a])
+            slopes = [[sigmoid(-near) for near in products[0]], [-sigmoid(far) for far in products[1]]]
+            d_products = (np.array(slopes, y.dtype) * d)[..., None]
+            dy = np.empty_like(y)
+            dy[1:] = d_products * y[0]
+            d_near, d_far = d_products * y[1:]
+            np.add(d_near, d_far, out=dy[0])
             grads: Gradients = model_pullback(dy.reshape(rows.shape))
             return grads
 
         return confidence, pullback
 
-    def _embeddings(self, rows: Array, main: Sentences) -> Array:
-        """See (3 n, d) as (3, n, d), and those of a single triplet as (3, d)."""
-        rows = widened(rows)
-        return rows.reshape(3, -1, rows.shape[-1]) if is_batch(main) else rows
-
-    def _confidence(self, near: Any, far: Any) -> Any:
+    def _confidence(self, products: list[list[float]], batch: bool) -> Any:
+        numbers = [log_sigmoid(near) + log_sigmoid(-far) for near, far in zip(*products, strict=True)]
         dtype = self.model.embedding_layer.weight.dtype
-        return (log_sigmoid(near) + log_sigmoid(-far)).astype(dtype)
+        return np.array(numbers, dtype) if batch else dtype.type(numbers[0])
+
+
+def _dot_products(rows: Array) -> tuple[Array, list[list[float]]]:
+    """See (3 n, d) as main, similar and other sentences, (3, n, d); and main · similar, main · other."""
+    y = widened(rows).reshape(3, -1, rows.shape[-1])
+    return y, np.vecdot(y[0], y[1:]).tolist()
 
 
 def _all_of(*parts: Sentences) -> list[Any]:
@@ -138,12 +144,12 @@ def _all_of(*parts: Sentences) -> list[Any]:
     return [sentence for part in parts for sentence in part]
 
 
-def log_sigmoid(x: Any) -> Any:
+def log_sigmoid(x: float) -> float:
     """log(1 / (1 + exp(−x))), for x of any size: about x far below 0, −exp(−x) far above."""
-    return np.minimum(x, 0) - np.log1p(np.exp(-np.abs(x)))
+    return min(x, 0.0) - math.log1p(math.exp(-abs(x)))
 
 
-def sigmoid(x: Any) -> Any:
+def sigmoid(x: float) -> float:
     """1 / (1 + exp(−x)), without an overflow for x of any size."""
-    e = np.exp(-np.abs(x))
-    return np.where(x < 0, e, e.dtype.type(1)) / (1 + e)
+    e = math.exp(-abs(x))
+    return (e if x < 0 else 1.0) / (1.0 + e)
