@@ -157,7 +157,7 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
             rows->stats[r] = stats ? stats + i * a->stats.m.row_stride : NULL;
             rows->index[r] = i;
             rows->position[r] = i + a->diagonal;
-            rows->head[r] = (uint64_t)head;
+            rows->head[r] = (uint64_t)(a->first_head + head);
             rows->slope[r] = slope;
             rows->sink[r] = sink;
             open_keys(a, i, length, &rows->lo[r], &rows->hi[r]);
@@ -178,10 +178,11 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
     b->value.data += sa_lead_offset(a, &a->value, group * G, a->gqa);
 }
 
-/* Task t: groups outermost, so that threads share a head's keys; within a group the last rows first, which see the most
- * keys when causal. *held says whose packed keys the scratch holds, and is −1 when it is new. */
-static void run_task(const sa_attention *a, const sa_attention_plan *plan, const sa_real_kernels *kernels, ptrdiff_t t,
-                     char *scratch, char *partial, ptrdiff_t *held) {
+/* Groups outermost, so that threads share a head's keys; within a group the last rows first, which see the most keys when
+ * causal. */
+void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
+                       ptrdiff_t *held) {
+    const sa_real_kernels *kernels = sa_kernels_of(a);
     const ptrdiff_t chunk = t % plan->chunks, block = plan->blocks - 1 - t / plan->chunks % plan->blocks;
     const ptrdiff_t group = t / plan->chunks / plan->blocks;
     sa_rows rows;
@@ -201,8 +202,9 @@ static void run_task(const sa_attention *a, const sa_attention_plan *plan, const
     kernels->attention_forward(&b, scratch);
 }
 
-static void merge_task(const sa_attention *a, const sa_attention_plan *plan, const sa_real_kernels *kernels, ptrdiff_t t,
-                       char *scratch, const char *partial) {
+void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch,
+                             const char *partial) {
+    const sa_real_kernels *kernels = sa_kernels_of(a);
     sa_rows rows;
     sa_block b;
     const ptrdiff_t block = plan->blocks - 1 - t % plan->blocks;
@@ -210,10 +212,24 @@ static void merge_task(const sa_attention *a, const sa_attention_plan *plan, con
     kernels->attention_merge(&b, partial + (size_t)(t * plan->chunks) * kernels->attention_partial(a), plan->chunks, scratch);
 }
 
-bool sa_cancelled(const sa_attention *a) { return a->cancel != NULL && __atomic_load_n(a->cancel, __ATOMIC_RELAXED) != 0; }
+static bool stopped(const sa_watch *watch) { return __atomic_load_n(&watch->cancelled, __ATOMIC_RELAXED) != 0; }
+
+bool sa_cancelled(const sa_attention *a) {
+    if (a->watch == NULL || stopped(a->watch)) {
+        return a->watch != NULL;
+    }
+#if defined(_OPENMP)
+    const bool called_by_caller = omp_get_thread_num() == 0;
+#else
+    const bool called_by_caller = true;
+#endif
+    if (called_by_caller && a->watch->poll != NULL) {
+        a->watch->poll(a->watch);
+    }
+    return stopped(a->watch);
+}
 
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial) {
-    const sa_real_kernels *kernels = sa_kernels_of(a);
     const ptrdiff_t merges = plan->chunks > 1 ? plan->groups * plan->blocks : 0;
 #if defined(_OPENMP)
     if (plan->threads > 1) {
@@ -226,14 +242,14 @@ sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *p
 #pragma omp for schedule(dynamic, 1)
             for (ptrdiff_t t = 0; t < plan->tasks; ++t) {
                 if (!sa_cancelled(a)) {
-                    run_task(a, plan, kernels, t, mine, partial, &held);
+                    sa_attention_task(a, plan, t, mine, partial, &held);
                 }
             }
             /* Independent: a merge reads the partial results of its own block, all finished, and writes that block's rows. */
 #pragma omp for schedule(dynamic, 1)
             for (ptrdiff_t t = 0; t < merges; ++t) {
                 if (!sa_cancelled(a)) {
-                    merge_task(a, plan, kernels, t, mine, partial);
+                    sa_attention_merge_task(a, plan, t, mine, partial);
                 }
             }
         }
@@ -244,10 +260,10 @@ sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *p
     /* Not even an OpenMP region of one thread: entering one costs as much as a small call. */
     ptrdiff_t held = -1;
     for (ptrdiff_t t = 0; t < plan->tasks && !sa_cancelled(a); ++t) {
-        run_task(a, plan, kernels, t, scratch, partial, &held);
+        sa_attention_task(a, plan, t, scratch, partial, &held);
     }
     for (ptrdiff_t t = 0; t < merges && !sa_cancelled(a); ++t) {
-        merge_task(a, plan, kernels, t, scratch, partial);
+        sa_attention_merge_task(a, plan, t, scratch, partial);
     }
     return sa_cancelled(a) ? SA_CANCELLED : SA_OK;
 }

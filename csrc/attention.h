@@ -29,6 +29,33 @@ ptrdiff_t sa_lead_offset(const sa_attention *a, const sa_tensor *t, ptrdiff_t he
 void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most, sa_rows *rows,
                        sa_block *b);
 
+/* Between tasks: whether to stop. */
 bool sa_cancelled(const sa_attention *a);
+
+/* Task t of a forward plan, and the merge of block t where the keys are in chunks. *held says whose packed keys the scratch
+ * holds: −1 when the scratch or the call is new. */
+void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
+                       ptrdiff_t *held);
+void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch,
+                             const char *partial);
+
+/* The gradient of a mask that heads or rows share. The work on it is cut by the mask's own elements, so that each has one
+ * writer, who goes through the heads (and rows, where they share it) in order: S and dP are computed a second time, but
+ * nothing is held. */
+typedef struct {
+    ptrdiff_t owners, row_parts, key_parts, keys, heads;
+    ptrdiff_t tasks; /* 0 where the mask's gradient needs no pass of its own */
+} sa_mask_plan;
+
+sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan);
+
+/* The three kinds of work of a backward plan: delta of block t, task t of step `step` of the rotation, task t of the mask. */
+void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t t, char *scratch);
+void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
+                           char *scratch);
+void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const sa_mask_plan *m, ptrdiff_t t,
+                           char *scratch);
+/* Tasks of a step of the rotation: 0 where nothing is asked for that it gives. */
+ptrdiff_t sa_backward_part_tasks(const sa_attention_gradients *g, const sa_backward_plan *plan);
 
 #endif

@@ -78,6 +78,8 @@ static void describe(const sa_attention_gradients *g, ptrdiff_t G, ptrdiff_t gro
     const ptrdiff_t size = a->f64 ? sizeof(double) : sizeof(float);
     *b = (sa_backward_block){.g = g, .rows = grads, .with_mask = g->dmask.m.data != NULL};
     sa_describe_block(a, G, group, from, most, rows, &b->b);
+    b->dkey_stride = g->dkey.m.row_stride / size;
+    b->dvalue_stride = g->dvalue.m.row_stride / size;
     if (g->dkey.m.data) {
         b->dkey = g->dkey.m.data + sa_lead_offset(a, &g->dkey, group * G, a->gqa);
     }
@@ -104,7 +106,7 @@ static void describe(const sa_attention_gradients *g, ptrdiff_t G, ptrdiff_t gro
 #undef SA_ROW_OF
 }
 
-static void delta_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t t, char *scratch) {
+void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t t, char *scratch) {
     sa_rows rows;
     sa_row_gradients grads;
     sa_backward_block b;
@@ -113,8 +115,8 @@ static void delta_task(const sa_attention_gradients *g, const sa_backward_plan *
 }
 
 /* Task t of a step: group t / parts, keys of part c = t mod parts, rows of part (c + step) mod parts. */
-static void part_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
-                      char *scratch) {
+void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
+                           char *scratch) {
     const ptrdiff_t group = t / plan->parts, c = t % plan->parts, part = (c + step) % plan->parts;
     const ptrdiff_t key = c * plan->part_keys, end = smaller(key + plan->part_keys, g->a->S);
     const ptrdiff_t to = smaller((part + 1) * plan->part_blocks, plan->blocks);
@@ -138,15 +140,12 @@ static void part_task(const sa_attention_gradients *g, const sa_backward_plan *p
 
 /* ---- the gradient of a mask that heads or rows share ------------------------------------------------------------------ */
 
-/* The work on it is cut by the mask's own elements, so that each has one writer, who goes through the heads (and rows, where
- * they share it) in order: S and dP are computed a second time, but nothing is held. */
-typedef struct {
-    ptrdiff_t owners, row_parts, key_parts, keys, heads;
-} mask_plan;
-
-static mask_plan plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan) {
+sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
-    mask_plan m = {.owners = 1, .row_parts = 1, .key_parts = 1, .keys = a->S, .heads = 1};
+    if (!plan->mask_apart) {
+        return (sa_mask_plan){0};
+    }
+    sa_mask_plan m = {.owners = 1, .row_parts = 1, .key_parts = 1, .keys = a->S, .heads = 1};
     for (int axis = 0; axis < a->n_lead; ++axis) {
         m.heads *= a->lead[axis];
         m.owners *= g->dmask.lead_stride[axis] != 0 ? a->lead[axis] : 1;
@@ -158,6 +157,7 @@ static mask_plan plan_mask(const sa_attention_gradients *g, const sa_backward_pl
         m.keys = 8 * SA_KEYS_PER_TILE;
         m.key_parts = sa_ceil_div(a->S, m.keys);
     }
+    m.tasks = m.owners * m.row_parts * m.key_parts;
     return m;
 }
 
@@ -175,8 +175,8 @@ static bool owns(const sa_attention_gradients *g, ptrdiff_t owner, ptrdiff_t hea
     return own == owner;
 }
 
-static void mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const mask_plan *m, ptrdiff_t t,
-                      char *scratch) {
+void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const sa_mask_plan *m, ptrdiff_t t,
+                           char *scratch) {
     const sa_attention *a = g->a;
     const ptrdiff_t owner = t / m->key_parts / m->row_parts, part = t / m->key_parts % m->row_parts;
     const ptrdiff_t key = t % m->key_parts * m->keys, end = smaller(key + m->keys, a->S);
@@ -204,16 +204,16 @@ static void mask_task(const sa_attention_gradients *g, const sa_backward_plan *p
 
 /* ---- running ---------------------------------------------------------------------------------------------------------- */
 
+ptrdiff_t sa_backward_part_tasks(const sa_attention_gradients *g, const sa_backward_plan *plan) {
+    const bool any = g->dquery.m.data || g->dkey.m.data || g->dvalue.m.data || g->dslope_rows.m.data ||
+                     (g->dmask.m.data && !plan->mask_apart);
+    return any ? plan->groups * plan->parts : 0;
+}
+
 sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backward_plan *plan, void *scratch) {
     const sa_attention *a = g->a;
-    const bool parts = g->dquery.m.data || g->dkey.m.data || g->dvalue.m.data || g->dslope_rows.m.data ||
-                       (g->dmask.m.data && !plan->mask_apart);
-    const ptrdiff_t blocks = plan->groups * plan->blocks, tasks = parts ? plan->groups * plan->parts : 0;
-    mask_plan m = {0};
-    if (plan->mask_apart) {
-        m = plan_mask(g, plan);
-    }
-    const ptrdiff_t mask_tasks = m.owners * m.row_parts * m.key_parts;
+    const ptrdiff_t blocks = plan->groups * plan->blocks, tasks = sa_backward_part_tasks(g, plan);
+    const sa_mask_plan m = sa_plan_mask(g, plan);
 #if defined(_OPENMP)
     if (plan->threads > 1) {
         sa_region_enter();
@@ -223,19 +223,19 @@ sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backwa
             /* Independent: a block writes delta and the sink's share of its own rows. */
 #pragma omp for schedule(dynamic, 1)
             for (ptrdiff_t t = 0; t < blocks; ++t) {
-                delta_task(g, plan, t, mine);
+                sa_backward_delta_task(g, plan, t, mine);
             }
             /* Independent within a step: no two tasks share a row or a key of a group (top of this file). */
             for (ptrdiff_t step = 0; step < plan->parts; ++step) {
 #pragma omp for schedule(dynamic, 1)
                 for (ptrdiff_t t = 0; t < tasks; ++t) {
-                    part_task(g, plan, step, t, mine);
+                    sa_backward_part_task(g, plan, step, t, mine);
                 }
             }
             /* Independent: a task owns its elements of the mask's gradient. */
 #pragma omp for schedule(dynamic, 1)
-            for (ptrdiff_t t = 0; t < mask_tasks; ++t) {
-                mask_task(g, plan, &m, t, mine);
+            for (ptrdiff_t t = 0; t < m.tasks; ++t) {
+                sa_backward_mask_task(g, plan, &m, t, mine);
             }
         }
         sa_region_leave();
@@ -243,15 +243,15 @@ sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backwa
     }
 #endif
     for (ptrdiff_t t = 0; t < blocks; ++t) {
-        delta_task(g, plan, t, scratch);
+        sa_backward_delta_task(g, plan, t, scratch);
     }
     for (ptrdiff_t step = 0; step < plan->parts; ++step) {
         for (ptrdiff_t t = 0; t < tasks; ++t) {
-            part_task(g, plan, step, t, scratch);
+            sa_backward_part_task(g, plan, step, t, scratch);
         }
     }
-    for (ptrdiff_t t = 0; t < mask_tasks; ++t) {
-        mask_task(g, plan, &m, t, scratch);
+    for (ptrdiff_t t = 0; t < m.tasks; ++t) {
+        sa_backward_mask_task(g, plan, &m, t, scratch);
     }
     return sa_cancelled(a) ? SA_CANCELLED : SA_OK;
 }

@@ -17,7 +17,7 @@ typedef enum {
     SA_NO_MEMORY, /* scratch could not be had; nothing was written */
     SA_TOO_LARGE, /* a size product does not fit; nothing was written */
     SA_BAD_ISA,   /* no such instruction set in this build, or not on this CPU */
-    SA_CANCELLED  /* *cancel was set; the outputs are undefined */
+    SA_CANCELLED  /* watch->cancelled was set; the outputs are undefined */
 } sa_status;
 
 typedef enum {
@@ -57,6 +57,13 @@ typedef struct {
 #define SA_UNBOUNDED PTRDIFF_MAX
 
 /* Everything a forward call says. The caller has checked shapes, dtypes and ranges; the core trusts them. */
+/* How a long call is stopped: any thread may set cancelled (atomically). Between tasks, the thread that made the call also
+ * calls poll, unless NULL, which may do so. */
+typedef struct sa_watch {
+    int cancelled;
+    void (*poll)(struct sa_watch *);
+} sa_watch;
+
 typedef struct {
     ptrdiff_t L, S, E, Dv;
     int n_lead;
@@ -74,13 +81,14 @@ typedef struct {
     sa_tensor weights;     /* (B…, L, S); must come zero-filled */
     sa_tensor stats;       /* (B…, L, 2) of what computes: the maximum in log2 units and 1/sum, for the backward pass */
 
+    ptrdiff_t first_head;  /* dropout counts heads from here on: 0, but in a ragged batch */
     double scale, softcap; /* softcap 0: none */
     bool causal;
     ptrdiff_t diagonal;                  /* o: query i stands on key i + o */
     ptrdiff_t window_left, window_right; /* SA_UNBOUNDED where open */
     double dropout_p;
     uint64_t seed;
-    const int *cancel; /* read once per task when not NULL */
+    sa_watch *watch; /* looked at between tasks when not NULL */
 } sa_attention;
 
 /* How a call is cut up. It follows from shape, options and the instruction set alone, never from the number of threads,
@@ -106,7 +114,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial);
 
 /* Everything that a backward call says beyond its forward call, whose outputs `out` and `stats` are now read. The arrays of
- * gradients hold what computes (float64 or float32), rows together, and come zero-filled; data is NULL where a gradient is
+ * gradients hold what computes (float64 or float32), the elements of a row together, and come zero-filled; data is NULL where a gradient is
  * not wanted. They are added to, in an order that depends on shape and options alone. */
 typedef struct {
     const sa_attention *a;

@@ -56,8 +56,20 @@ const char *sa_threading_layer(void) {
 #endif
 static pthread_rwlock_t region_lock = FRESH_LOCK;
 
-void sa_region_enter(void) { pthread_rwlock_rdlock(&region_lock); }
-void sa_region_leave(void) { pthread_rwlock_unlock(&region_lock); }
+/* How many regions this thread is in: more than one when a signal's handler computes in the midst of a call. */
+static _Thread_local int depth;
+
+void sa_region_enter(void) {
+    if (depth++ == 0) {
+        pthread_rwlock_rdlock(&region_lock);
+    }
+}
+
+void sa_region_leave(void) {
+    if (--depth == 0) {
+        pthread_rwlock_unlock(&region_lock);
+    }
+}
 
 #if defined(_OPENMP)
 /* libgomp has omp_pause_resource_all since GCC 9, beside an _OPENMP that still says 4.5: that macro alone will not do. */
@@ -65,12 +77,19 @@ void sa_region_leave(void) { pthread_rwlock_unlock(&region_lock); }
 #error "this compiler's OpenMP cannot give its threads back before fork(): GCC 9 or Clang 11, or later, is needed"
 #endif
 
+/* A signal's handler may fork in the midst of a region, usually to run another program: it would wait for itself. */
 static void before_fork(void) {
-    pthread_rwlock_wrlock(&region_lock);
-    omp_pause_resource_all(omp_pause_hard);
+    if (depth == 0) {
+        pthread_rwlock_wrlock(&region_lock);
+        omp_pause_resource_all(omp_pause_hard);
+    }
 }
 
-static void after_fork_parent(void) { pthread_rwlock_unlock(&region_lock); }
+static void after_fork_parent(void) {
+    if (depth == 0) {
+        pthread_rwlock_unlock(&region_lock);
+    }
+}
 
 static void after_fork_child(void) {
     /* The lock's owner is this thread, but its bookkeeping may name the parent's: start afresh. */

@@ -30,6 +30,7 @@ from selfattn.attention_vjp import (
 from selfattn.checks import check_vjp
 from selfattn.config import show_config
 from selfattn.functional import merge_attention
+from selfattn.kv_cache import KVCache
 from selfattn.random import torch_rng
 from selfattn.rows_vjp import (
     LayerNormGradients,
@@ -45,12 +46,14 @@ from selfattn.rows_vjp import (
     softmax_vjp,
 )
 from selfattn.steps import AttentionSteps, attention_steps
+from selfattn.varlen import varlen_attention, varlen_attention_vjp
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AttentionGradients",
     "AttentionSteps",
+    "KVCache",
     "LayerNormGradients",
     "MergeGradients",
     "RMSNormGradients",
@@ -80,4 +83,6 @@ __all__ = [
     "softmax",
     "softmax_vjp",
     "torch_rng",
+    "varlen_attention",
+    "varlen_attention_vjp",
 ]

@@ -1,4 +1,4 @@
-"""The command ``selfattn``: five tutorials and a timing, the benchmark, and facts about this installation.
+"""The command ``selfattn``: five tutorials and a timing, pages, the benchmark, facts about this installation.
 
 Parses arguments and prints; what is computed lives in `tutorials`, `config`, `_timing` and the benchmarks. The commands
 that train and use models are in `cli_models`.
@@ -28,6 +28,7 @@ examples:
   selfattn train book.txt --out model       sentence embeddings learnt from a text
   selfattn search model book.txt "a storm"  the lines nearest to a query
   selfattn info                 version, CPU, instruction set, threads
+  selfattn steps 3 --open       every number of every step, on a page in the browser
   selfattn bench --quick        a short benchmark against whatever is installed
   selfattn bench --help         all about the benchmark
   SELFATTN_ISA=avx2 selfattn    the same on another instruction set
@@ -172,8 +173,9 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="colours; 'auto' (the default) means on a terminal, unless NO_COLOR is set",
     )
-    commands = parser.add_subparsers(dest="command", metavar="{train,embed,search,bench,info}")
+    commands = parser.add_subparsers(dest="command", metavar="{steps,train,embed,search,bench,info}")
     # These have parsers of their own; the ones here only make them appear in the help.
+    commands.add_parser("steps", add_help=False, help="write a page that shows every step of attention")
     commands.add_parser("train", add_help=False, help="train a sentence-embedding model on a text")
     commands.add_parser("embed", add_help=False, help="turn sentences into vectors")
     commands.add_parser(
@@ -188,6 +190,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["steps"]:
+        from .views.app import main as steps
+
+        return steps(arguments[1:], prog="selfattn steps")
     if arguments[:1] == ["bench"]:
         from .benchmarks.app import main as bench
 

@@ -291,6 +291,11 @@ class ModelSteps:
             steps |= {f"blocks.{n}.{name}": array for name, array in inner.items()}
         return {**steps, "output": self.output}
 
+    def _repr_html_(self) -> str | None:
+        from selfattn import views
+
+        return views.notebook_html(self)
+
     def __repr__(self) -> str:
         length, width = self.inputs.shape
         head = f"ModelSteps: {length} tokens, width {width}, {len(self.blocks)} blocks"

@@ -166,6 +166,11 @@ class AttentionSteps:
             if (weighted_values or name != "weighted_values") and getattr(self, name, None) is not None
         }
 
+    def _repr_html_(self) -> str | None:
+        from selfattn import views
+
+        return views.notebook_html(self)
+
     def _head(self) -> str:
         *lead, n_queries, n_keys = self.scores.shape
         return f"AttentionSteps: {n_queries} queries, {n_keys} keys, leading dims {tuple(lead)}"

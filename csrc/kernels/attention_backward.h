@@ -305,11 +305,11 @@ SA_NOINLINE void FN(products_careful)(const sa_backward_block *b, FN(backward_sc
             for (ptrdiff_t e = 0; e < E; ++e) {
                 s->dqT[e * lanes + r] += ds * s->s.k[j * s->s.k_stride + e];
                 if (dkey) {
-                    dkey[(first + j) * E + e] += ds * q_r[e];
+                    dkey[(first + j) * b->dkey_stride + e] += ds * q_r[e];
                 }
             }
             for (ptrdiff_t d = 0; dvalue && d < Dv; ++d) {
-                dvalue[(first + j) * Dv + d] += p * do_r[d];
+                dvalue[(first + j) * b->dvalue_stride + d] += p * do_r[d];
             }
         }
     }
@@ -327,10 +327,12 @@ SA_INLINE void FN(products)(const sa_backward_block *b, FN(backward_scratch) * s
         const int u = FN(first_open_vector)(b->b.rows, first + j, n - j, nv, &to);
         const ptrdiff_t row = u * SA_LANES, rows = b->b.rows->count - row, at = j * lanes + row;
         if (dvalue) {
-            FN(outer)(P + at, lanes, s->do_rows + row * do_stride, do_stride, rows, to, dvalue + (first + j) * Dv, Dv, Dv);
+            FN(outer)(P + at, lanes, s->do_rows + row * do_stride, do_stride, rows, to, dvalue + (first + j) * b->dvalue_stride,
+                      b->dvalue_stride, Dv);
         }
         if (dkey) {
-            FN(outer)(s->dS + at, lanes, s->q_rows + row * q_stride, q_stride, rows, to, dkey + (first + j) * E, E, E);
+            FN(outer)(s->dS + at, lanes, s->q_rows + row * q_stride, q_stride, rows, to, dkey + (first + j) * b->dkey_stride,
+                      b->dkey_stride, E);
         }
         if (b->g->dquery.m.data) {
             FN(values_wide)(s->dS + at, s->s.k + j * s->s.k_stride, s->s.k_stride, to, E, s->dqT + row, lanes, s->s.ones + row,

@@ -55,9 +55,10 @@ typedef struct {
     sa_block b;
     const sa_attention_gradients *g;
     sa_row_gradients *rows;
-    char *dkey, *dvalue; /* row 0 of the key head's gradients, NULL where not wanted */
-    bool mask_only;      /* add to the mask's gradient and to nothing else */
-    bool with_mask;      /* add to the mask's gradient */
+    char *dkey, *dvalue;                  /* row 0 of the key head's gradients, NULL where not wanted */
+    ptrdiff_t dkey_stride, dvalue_stride; /* from row to row, in elements */
+    bool mask_only;                       /* add to the mask's gradient and to nothing else */
+    bool with_mask;                       /* add to the mask's gradient */
 } sa_backward_block;
 
 #define SA_ROW_BLOCK 64    /* rows that a task of a row operation describes at a time */

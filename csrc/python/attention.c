@@ -1,6 +1,7 @@
 /* scaled_dot_product_attention as Python calls it: makes the outputs, runs, and builds the result. The arguments are read in
  * attention_call.c. */
 #include "attention_call.h"
+#include "unlocked.h"
 
 /* Work below which the GIL is kept and scratch is taken from the stack: releasing and taking it back costs as much as such
  * a call. In multiply-adds. */
@@ -9,7 +10,7 @@
 
 /* ---- outputs ------------------------------------------------------------------------------------------------------- */
 
-static int check_out(sa_call *c, PyObject *value, int ndim, const npy_intp *shape) {
+int sa_call_check_out(sa_call *c, PyObject *value, int ndim, const npy_intp *shape) {
     if (!PyArray_Check(value)) { /* sa_as_array refuses the subclasses that mean something else; a memmap will do */
         PyErr_Format(PyExc_TypeError, "out must be a NumPy array, got %s", Py_TYPE(value)->tp_name);
         return -1;
@@ -54,7 +55,7 @@ static int make_outputs(sa_call *c, PyObject *out) {
     shape[n] = a->L;
     shape[n + 1] = a->Dv;
     if (sa_given(out)) {
-        if (check_out(c, out, n + 2, shape) < 0) {
+        if (sa_call_check_out(c, out, n + 2, shape) < 0) {
             return -1;
         }
     } else if ((c->out = sa_new_array(n + 2, shape, c->result, sa_call_bf16_example(c), false)) == NULL) {
@@ -121,12 +122,15 @@ static int run(sa_call *c) {
         return -1;
     }
     char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
-    Py_BEGIN_ALLOW_THREADS status = sa_attention_forward(&c->a, &plan, aligned, aligned + scratch_bytes);
-    Py_END_ALLOW_THREADS PyMem_RawFree(memory);
-    return status == SA_OK ? 0 : -1;
+    sa_unlocked unlocked;
+    c->a.watch = sa_unlock(&unlocked);
+    status = sa_attention_forward(&c->a, &plan, aligned, aligned + scratch_bytes);
+    sa_lock_again(&unlocked);
+    PyMem_RawFree(memory);
+    return status == SA_OK ? 0 : -1; /* a signal's handler left its exception */
 }
 
-static PyObject *result_of(sa_call *c) {
+PyObject *sa_call_result(const sa_call *c) {
     PyObject *results[4] = {(PyObject *)c->out};
     Py_ssize_t n = 1;
     if (c->want_stats) {
@@ -157,7 +161,7 @@ static PyObject *forward(PyObject *module, sa_signature_id id, PyObject *const *
     c.want_stats = id == SA_SIG_ATTENTION_FORWARD;
     if (sa_call_read(&c, module, values) == 0 && make_outputs(&c, values[SA_ARG_OUT]) == 0 &&
         (c.want_stats ? sa_call_read_fixed_seed : sa_call_read_seed)(&c, values[SA_ARG_RNG]) == 0 && run(&c) == 0) {
-        result = result_of(&c);
+        result = sa_call_result(&c);
     }
     sa_call_release(&c);
     return result;

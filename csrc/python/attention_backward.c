@@ -2,6 +2,7 @@
  * what it returned, and the gradient of that; returns the gradients in the precision that computes, over all leading dims, as
  * a tuple. selfattn/attention_vjp.py brings them to the inputs' shapes and dtypes. */
 #include "attention_call.h"
+#include "unlocked.h"
 
 enum { GRAD_OUT = SA_ARG_NUM_THREADS + 1, STATISTICS, GRAD_LSE, WRT };
 
@@ -24,19 +25,6 @@ static void release(backward_call *b) {
     sa_call_release(&b->c);
 }
 
-static int read_float(const sa_state *state, PyObject *value, const char *name, int ndim, const npy_intp *shape,
-                      PyArrayObject **array, sa_dtype *dtype) {
-    if ((*array = sa_as_numbers(state, value, name, dtype)) == NULL) {
-        return -1;
-    }
-    if (sa_is_integer(*dtype)) {
-        PyErr_Format(PyExc_TypeError, "%s must have a floating dtype, as the forward call's result has, got %s", name,
-                     sa_dtype_name(*dtype));
-        return -1;
-    }
-    return sa_check_shape(name, *array, ndim, shape);
-}
-
 /* What the forward call returned, and the gradients of it. */
 static int read_results(backward_call *b, PyObject *const *values) {
     sa_call *c = &b->c;
@@ -52,7 +40,7 @@ static int read_results(backward_call *b, PyObject *const *values) {
     memcpy(shape, c->lead, (size_t)n * sizeof shape[0]);
     shape[n] = a->L;
     shape[n + 1] = a->Dv;
-    if (read_float(c->state, values[SA_ARG_OUT], "out", n + 2, shape, &c->out, &dtype) < 0) {
+    if (sa_read_float_array(c->state, values[SA_ARG_OUT], "out", n + 2, shape, &c->out, &dtype) < 0) {
         return -1;
     }
     sa_fill_tensor(&a->out, c->out, dtype, n, 2);
@@ -61,7 +49,7 @@ static int read_results(backward_call *b, PyObject *const *values) {
                      sa_dtype_name(c->result));
         return -1;
     }
-    if (read_float(c->state, values[GRAD_OUT], "grad_out", n + 2, shape, &b->grad_out, &dtype) < 0) {
+    if (sa_read_float_array(c->state, values[GRAD_OUT], "grad_out", n + 2, shape, &b->grad_out, &dtype) < 0) {
         return -1;
     }
     if (dtype == SA_F64 && !a->f64) {
@@ -75,7 +63,7 @@ static int read_results(backward_call *b, PyObject *const *values) {
         b->g.grad_out.m.col_stride = PyArray_ITEMSIZE(b->grad_out);
     }
     if (sa_given(values[GRAD_LSE])) {
-        if (read_float(c->state, values[GRAD_LSE], "grad_lse", n + 1, shape, &b->grad_lse, &dtype) < 0) {
+        if (sa_read_float_array(c->state, values[GRAD_LSE], "grad_lse", n + 1, shape, &b->grad_lse, &dtype) < 0) {
             return -1;
         }
         if (dtype == SA_F64 && !a->f64) {
@@ -86,7 +74,7 @@ static int read_results(backward_call *b, PyObject *const *values) {
         b->g.grad_lse.m.row_stride = b->g.grad_lse.m.col_stride; /* (…, L) seen as (…, L, 1) */
     }
     shape[n + 1] = 2;
-    if (read_float(c->state, values[STATISTICS], "statistics", n + 2, shape, &c->stats, &dtype) < 0) {
+    if (sa_read_float_array(c->state, values[STATISTICS], "statistics", n + 2, shape, &c->stats, &dtype) < 0) {
         return -1;
     }
     if (dtype != computes || !PyArray_ISCARRAY_RO(c->stats)) {
@@ -220,9 +208,12 @@ static int run(backward_call *b) {
     }
     char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
     b->g.delta = aligned + scratch;
-    Py_BEGIN_ALLOW_THREADS status = sa_attention_backward(&b->g, &plan, aligned);
-    Py_END_ALLOW_THREADS PyMem_RawFree(memory);
-    return status == SA_OK ? 0 : -1;
+    sa_unlocked unlocked;
+    b->c.a.watch = sa_unlock(&unlocked);
+    status = sa_attention_backward(&b->g, &plan, aligned);
+    sa_lock_again(&unlocked);
+    PyMem_RawFree(memory);
+    return status == SA_OK ? 0 : -1; /* a signal's handler left its exception */
 }
 
 PyObject *sa_py_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {

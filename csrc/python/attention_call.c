@@ -18,11 +18,10 @@ void sa_call_release(sa_call *c) {
     Py_XDECREF(c->stats);
 }
 
-static PyObject *shape_of(PyArrayObject *array) { return PyArray_IntTupleFromIntp(PyArray_NDIM(array), PyArray_SHAPE(array)); }
+PyObject *sa_shape_of(PyArrayObject *array) { return PyArray_IntTupleFromIntp(PyArray_NDIM(array), PyArray_SHAPE(array)); }
 
-/* A ValueError with the shapes of two arrays at its end. */
-static int shape_error(const char *message, const char *name_a, PyArrayObject *a, const char *name_b, PyArrayObject *b) {
-    PyObject *shape_a = shape_of(a), *shape_b = shape_of(b);
+int sa_shape_error(const char *message, const char *name_a, PyArrayObject *a, const char *name_b, PyArrayObject *b) {
+    PyObject *shape_a = sa_shape_of(a), *shape_b = sa_shape_of(b);
     if (shape_a != NULL && shape_b != NULL) {
         PyErr_Format(PyExc_ValueError, "%s: %s has shape %R, %s has shape %R", message, name_a, shape_a, name_b, shape_b);
     }
@@ -102,7 +101,9 @@ static int read_window(PyObject *window, sa_attention *a) {
 }
 
 /* is_causal and causal: whether keys after the diagonal are closed, and which diagonal it is. */
-static int read_causal(PyObject *is_causal, PyObject *causal, sa_attention *a) {
+static int read_causal(PyObject *is_causal, PyObject *causal, sa_call *c) {
+    sa_attention *a = &c->a;
+    c->lower_right = false;
     if (read_flag(is_causal, &a->causal) < 0) {
         return -1;
     }
@@ -118,6 +119,7 @@ static int read_causal(PyObject *is_causal, PyObject *causal, sa_attention *a) {
             return -1;
         }
         a->diagonal = a->S - a->L;
+        c->lower_right = true;
     } else if (!text || PyUnicode_CompareWithASCIIString(causal, "upper_left") != 0) {
         PyErr_Format(text ? PyExc_ValueError : PyExc_TypeError, "causal must be None, 'upper_left' or 'lower_right', got %R",
                      causal);
@@ -206,7 +208,7 @@ static int read_scalars(sa_call *c, PyObject *const *values) {
             return -1;
         }
     }
-    if (read_causal(values[SA_ARG_IS_CAUSAL], values[SA_ARG_CAUSAL], a) < 0 || read_window(values[SA_ARG_WINDOW], a) < 0 ||
+    if (read_causal(values[SA_ARG_IS_CAUSAL], values[SA_ARG_CAUSAL], c) < 0 || read_window(values[SA_ARG_WINDOW], a) < 0 ||
         read_flag(values[SA_ARG_RETURN_LSE], &c->want_lse) < 0 ||
         read_flag(values[SA_ARG_RETURN_WEIGHTS], &c->want_weights) < 0) {
         return -1;
@@ -249,7 +251,7 @@ static int read_inputs(sa_call *c, PyObject *const *values) {
     for (int i = 0; i < 3; ++i) {
         const int ndim = PyArray_NDIM(arrays[i]);
         if (ndim < 2) {
-            PyObject *shape = shape_of(arrays[i]);
+            PyObject *shape = sa_shape_of(arrays[i]);
             if (shape != NULL) {
                 PyErr_Format(PyExc_ValueError, "%s must have at least 2 dimensions, %s, got shape %R", names[i], shapes[i],
                              shape);
@@ -266,27 +268,27 @@ static int read_inputs(sa_call *c, PyObject *const *values) {
     a->S = PyArray_DIM(c->key, PyArray_NDIM(c->key) - 2);
     a->Dv = PyArray_DIM(c->value, PyArray_NDIM(c->value) - 1);
     if (PyArray_DIM(c->key, PyArray_NDIM(c->key) - 1) != a->E) {
-        return shape_error("query and key must have the same last dimension", "query", c->query, "key", c->key);
+        return sa_shape_error("query and key must have the same last dimension", "query", c->query, "key", c->key);
     }
     if (PyArray_DIM(c->value, PyArray_NDIM(c->value) - 2) != a->S) {
-        return shape_error("key and value must have the same length (axis -2)", "key", c->key, "value", c->value);
+        return sa_shape_error("key and value must have the same length (axis -2)", "key", c->key, "value", c->value);
     }
     a->gqa = 1;
     npy_intp key_heads = -1;
     if (c->enable_gqa) {
         if (PyArray_NDIM(c->query) < 3 || PyArray_NDIM(c->key) < 3 || PyArray_NDIM(c->value) < 3) {
-            return shape_error("enable_gqa=True needs a head axis before the length, in at least 3 dimensions", "query",
-                               c->query, "key", c->key);
+            return sa_shape_error("enable_gqa=True needs a head axis before the length, in at least 3 dimensions", "query",
+                                  c->query, "key", c->key);
         }
         const npy_intp heads = PyArray_DIM(c->query, PyArray_NDIM(c->query) - 3);
         key_heads = PyArray_DIM(c->key, PyArray_NDIM(c->key) - 3);
         if (PyArray_DIM(c->value, PyArray_NDIM(c->value) - 3) != key_heads) {
-            return shape_error("with enable_gqa=True key and value must have the same number of heads (axis -3)", "key", c->key,
-                               "value", c->value);
+            return sa_shape_error("with enable_gqa=True key and value must have the same number of heads (axis -3)", "key",
+                                  c->key, "value", c->value);
         }
         if (key_heads == 0 ? heads != 0 : heads % key_heads != 0) {
-            return shape_error("with enable_gqa=True the heads of query must be a multiple of those of key (axis -3)", "query",
-                               c->query, "key", c->key);
+            return sa_shape_error("with enable_gqa=True the heads of query must be a multiple of those of key (axis -3)",
+                                  "query", c->query, "key", c->key);
         }
         a->gqa = heads == 0 || key_heads == 0 ? 1 : heads / key_heads;
     }
@@ -303,8 +305,8 @@ static int read_inputs(sa_call *c, PyObject *const *values) {
                                        ? "leading dimensions must broadcast (for grouped-query attention pass enable_gqa=True)"
                                        : "leading dimensions must broadcast";
                 return i == 1 || PyArray_NDIM(c->query) < 3
-                           ? shape_error(hint, i == 1 ? "query" : "key", i == 1 ? c->query : c->key, names[i], arrays[i])
-                           : shape_error(hint, "query", c->query, names[i], arrays[i]);
+                           ? sa_shape_error(hint, i == 1 ? "query" : "key", i == 1 ? c->query : c->key, names[i], arrays[i])
+                           : sa_shape_error(hint, "query", c->query, names[i], arrays[i]);
             }
             length = n == 1 ? length : n;
         }
@@ -348,7 +350,7 @@ static int lead_error(const sa_call *c, const char *name, PyArrayObject *array, 
         dims[n++] = L;
         dims[n++] = S;
     }
-    PyObject *wanted = PyArray_IntTupleFromIntp(n, dims), *shape = shape_of(array);
+    PyObject *wanted = PyArray_IntTupleFromIntp(n, dims), *shape = sa_shape_of(array);
     if (wanted != NULL && shape != NULL) {
         PyErr_Format(PyExc_ValueError, "%s must broadcast to %s %R without enlarging it, got shape %R", name, tail, wanted,
                      shape);
@@ -358,24 +360,24 @@ static int lead_error(const sa_call *c, const char *name, PyArrayObject *array, 
     return -1;
 }
 
-static int read_mask(sa_call *c, PyObject *value) {
+int sa_call_read_mask(sa_call *c, PyObject *value, const char *name) {
     sa_attention *a = &c->a;
     sa_dtype dtype;
-    if ((c->mask = sa_as_array(c->state, value, "attn_mask", &dtype)) == NULL) {
+    if ((c->mask = sa_as_array(c->state, value, name, &dtype)) == NULL) {
         return -1;
     }
     if (sa_is_integer(dtype)) {
         PyErr_Format(PyExc_TypeError,
-                     "attn_mask must be boolean (True = attend) or float (added to the scaled scores), got %s; use "
+                     "%s must be boolean (True = attend) or float (added to the scaled scores), got %s; use "
                      "mask.astype(bool) if 1 means attend, mask.astype(numpy.float32) if the numbers are to be added",
-                     sa_dtype_name(dtype));
+                     name, sa_dtype_name(dtype));
         return -1;
     }
     const int ndim = PyArray_NDIM(c->mask), core = ndim < 2 ? ndim : 2;
     const npy_intp columns = ndim >= 1 ? PyArray_DIM(c->mask, ndim - 1) : 1;
     const npy_intp rows = ndim >= 2 ? PyArray_DIM(c->mask, ndim - 2) : 1;
     if ((columns != 1 && columns != a->S) || (rows != 1 && rows != a->L) || !fits_lead(c, c->mask, core)) {
-        return lead_error(c, "attn_mask", c->mask, "(..., L, S) =", a->L, a->S);
+        return lead_error(c, name, c->mask, "(..., L, S) =", a->L, a->S);
     }
     sa_fill_tensor(&a->mask, c->mask, dtype, a->n_lead, core);
     return 0;
@@ -414,7 +416,7 @@ static int check_lengths(sa_call *c) {
 
 static int read_options(sa_call *c, PyObject *const *values) {
     sa_attention *a = &c->a;
-    if (sa_given(values[SA_ARG_ATTN_MASK]) && read_mask(c, values[SA_ARG_ATTN_MASK]) < 0) {
+    if (sa_given(values[SA_ARG_ATTN_MASK]) && sa_call_read_mask(c, values[SA_ARG_ATTN_MASK], "attn_mask") < 0) {
         return -1;
     }
     if (sa_given(values[SA_ARG_ALIBI_SLOPES]) &&
@@ -435,7 +437,7 @@ static int read_options(sa_call *c, PyObject *const *values) {
 
 /* ---- the whole ----------------------------------------------------------------------------------------------------- */
 
-int sa_call_read(sa_call *c, PyObject *module, PyObject *const *values) {
+void sa_call_start(sa_call *c, PyObject *module) {
     /* the strides' tails stay uninitialised: only n_lead of them are ever read */
     c->state = sa_state_of(module);
     c->query = c->key = c->value = c->mask = c->alibi = c->sinks = c->lengths = NULL;
@@ -444,9 +446,18 @@ int sa_call_read(sa_call *c, PyObject *module, PyObject *const *values) {
     c->a.lse.m.data = c->a.weights.m.data = c->a.stats.m.data = NULL;
     c->a.softcap = c->a.dropout_p = 0;
     c->a.seed = 0;
-    c->a.cancel = NULL;
+    c->a.first_head = 0;
+    c->a.watch = NULL;
+}
+
+int sa_call_read_options(sa_call *c, PyObject *const *values) {
+    return read_scalars(c, values) < 0 || read_options(c, values) < 0 ? -1 : 0;
+}
+
+int sa_call_read(sa_call *c, PyObject *module, PyObject *const *values) {
+    sa_call_start(c, module);
     return read_flag(values[SA_ARG_ENABLE_GQA], &c->enable_gqa) < 0 || read_inputs(c, values) < 0 ||
-                   read_scalars(c, values) < 0 || read_options(c, values) < 0
+                   sa_call_read_options(c, values) < 0
                ? -1
                : 0;
 }
@@ -468,13 +479,26 @@ PyArrayObject *sa_call_bf16_example(const sa_call *c) {
     return c->a.query.m.dtype == SA_BF16 ? c->query : c->a.key.m.dtype == SA_BF16 ? c->key : c->value;
 }
 
+int sa_read_float_array(const sa_state *state, PyObject *value, const char *name, int ndim, const npy_intp *shape,
+                        PyArrayObject **array, sa_dtype *dtype) {
+    if ((*array = sa_as_numbers(state, value, name, dtype)) == NULL) {
+        return -1;
+    }
+    if (sa_is_integer(*dtype)) {
+        PyErr_Format(PyExc_TypeError, "%s must have a floating dtype, as the forward call's result has, got %s", name,
+                     sa_dtype_name(*dtype));
+        return -1;
+    }
+    return sa_check_shape(name, *array, ndim, shape);
+}
+
 int sa_check_shape(const char *name, PyArrayObject *array, int ndim, const npy_intp *shape) {
     bool fits = PyArray_NDIM(array) == ndim;
     for (int axis = 0; fits && axis < ndim; ++axis) {
         fits = PyArray_DIM(array, axis) == shape[axis];
     }
     if (!fits) {
-        PyObject *wanted = PyArray_IntTupleFromIntp(ndim, shape), *got = shape_of(array);
+        PyObject *wanted = PyArray_IntTupleFromIntp(ndim, shape), *got = sa_shape_of(array);
         if (wanted != NULL && got != NULL) {
             PyErr_Format(PyExc_ValueError, "%s must have shape %R, got %R", name, wanted, got);
         }

@@ -33,7 +33,7 @@ typedef struct {
     PyArrayObject *query, *key, *value, *mask, *alibi, *sinks, *lengths; /* owned */
     PyArrayObject *out, *lse, *weights, *stats;                          /* owned */
     sa_dtype result;
-    bool enable_gqa, want_lse, want_weights, want_stats;
+    bool enable_gqa, lower_right, want_lse, want_weights, want_stats;
     int threads;
     npy_intp lead[NPY_MAXDIMS];
     sa_attention a;
@@ -47,8 +47,28 @@ int sa_call_read_seed(sa_call *c, PyObject *rng);
 int sa_call_read_fixed_seed(sa_call *c, PyObject *rng);
 void sa_call_release(sa_call *c);
 
+/* The parts of sa_call_read: an empty call; and all but query, key and value, for a call whose shapes are known. */
+void sa_call_start(sa_call *c, PyObject *module);
+int sa_call_read_options(sa_call *c, PyObject *const *values);
+int sa_call_read_mask(sa_call *c, PyObject *value, const char *name);
+
+/* Takes `value` as the call's out, of this shape: dtype, byte order, and no overlap with itself or an input. */
+int sa_call_check_out(sa_call *c, PyObject *value, int ndim, const npy_intp *shape);
+
+/* The outputs that were asked for, one array or a tuple: out, statistics, lse, weights. */
+PyObject *sa_call_result(const sa_call *c);
+
+/* A floating array of this shape; −1 with an exception, and *array owned in any case. */
+int sa_read_float_array(const sa_state *state, PyObject *value, const char *name, int ndim, const npy_intp *shape,
+                        PyArrayObject **array, sa_dtype *dtype);
+
 /* 0 when `array` has this shape, else −1 with a ValueError. */
 int sa_check_shape(const char *name, PyArrayObject *array, int ndim, const npy_intp *shape);
+
+PyObject *sa_shape_of(PyArrayObject *array);
+
+/* −1 with a ValueError that has the shapes of two arrays at its end. */
+int sa_shape_error(const char *message, const char *name_a, PyArrayObject *a, const char *name_b, PyArrayObject *b);
 
 /* Any of query, key and value whose dtype is bfloat16: where the type object of the results comes from. */
 PyArrayObject *sa_call_bf16_example(const sa_call *c);

@@ -75,6 +75,9 @@ static PyMethodDef methods[] = {
      sa_doc_attention},
     {"_attention_forward", (PyCFunction)(void (*)(void))sa_py_attention_forward, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"_attention_backward", (PyCFunction)(void (*)(void))sa_py_attention_backward, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"_varlen_attention", (PyCFunction)(void (*)(void))sa_py_varlen, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"_varlen_forward", (PyCFunction)(void (*)(void))sa_py_varlen_forward, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"_varlen_backward", (PyCFunction)(void (*)(void))sa_py_varlen_backward, METH_FASTCALL | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

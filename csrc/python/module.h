@@ -16,13 +16,16 @@
 
 #include "../selfattn.h"
 
-#define SA_MAX_PARAMETERS 24
+#define SA_MAX_PARAMETERS 25
 
 /* One row per function that takes keywords: signatures.c. */
 typedef enum {
     SA_SIG_ATTENTION,
     SA_SIG_ATTENTION_FORWARD,
     SA_SIG_ATTENTION_BACKWARD,
+    SA_SIG_VARLEN,
+    SA_SIG_VARLEN_FORWARD,
+    SA_SIG_VARLEN_BACKWARD,
     SA_SIG_SOFTMAX,
     SA_SIG_LOG_SOFTMAX,
     SA_SIG_LAYER_NORM,
@@ -56,6 +59,9 @@ int sa_parse(const sa_state *state, sa_signature_id id, PyObject *const *args, P
 PyObject *sa_py_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *sa_py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *sa_py_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *sa_py_varlen(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *sa_py_varlen_forward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *sa_py_varlen_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 extern const char sa_doc_attention[];
 
 #endif

@@ -145,6 +145,7 @@ void test_exp(void);
 void test_pack(void);
 void test_attention(void);
 void test_backward(void);
+void test_varlen(void);
 void test_semantics(void);
 void test_plan(void);
 void test_random(void);

@@ -52,6 +52,7 @@ static void run_all(const char *isa) {
     run("pack", test_pack);
     run("attention", test_attention);
     run("backward", test_backward);
+    run("varlen", test_varlen);
     run("semantics", test_semantics);
     run("plan", test_plan);
     run("random", test_random);

@@ -136,12 +136,12 @@ static void cancelling(void) {
         test_case t = plain_case(SA_F32, 100, 100, 8, 8);
         t.threads = n;
         live_case c;
-        const int yes = 1, no = 0;
         case_make(&c, &t, 2);
-        c.call.cancel = &yes;
+        sa_watch watch = {.cancelled = 1};
+        c.call.watch = &watch;
         CHECK(case_run(&c) == SA_CANCELLED, "a cancelled call says so");
         CHECK(array_margins_intact(&c.out), "and writes nothing elsewhere");
-        c.call.cancel = &no;
+        watch.cancelled = 0;
         CHECK(case_run(&c) == SA_OK, "a flag that is not set");
         case_verify(&c, "a flag that is not set");
         case_free(&c);

@@ -13,7 +13,7 @@ At its heart attention is four lines::
 :func:`scaled_dot_product_attention` is those lines with every option; each line has become a small
 function, which follows it in `attention.py`. `rows.py` has the other operations of a Transformer, each about
 as long as its formula, `rows_vjp.py` their gradients; `dropout.py` the random numbers of dropout;
-`arguments.py` the checks of arguments.
+`varlen.py` has packed sequences, `arguments.py` the checks of arguments.
 
 Shape letters: ``...`` are leading (batch and head) dims, H the heads, L the queries, S the keys, E the
 width of a query and of a key, Ev the width of a value.
@@ -51,6 +51,7 @@ from selfattn.reference.rows_vjp import (
     rms_norm_vjp,
     softmax_vjp,
 )
+from selfattn.reference.varlen import varlen_attention, varlen_attention_vjp
 
 __all__ = [
     "AttentionGradients",
@@ -76,4 +77,6 @@ __all__ = [
     "scaled_dot_product_attention_vjp",
     "softmax",
     "softmax_vjp",
+    "varlen_attention",
+    "varlen_attention_vjp",
 ]

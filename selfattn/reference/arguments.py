@@ -57,6 +57,7 @@ def prepare(
     key_lengths: npt.ArrayLike | None,
     rng: int | np.random.Generator | None,
     compute_dtype: npt.DTypeLike | None,
+    first_head: int = 0,
 ) -> Call:
     """Check the arguments of :func:`scaled_dot_product_attention` and bring them into a :class:`Call`."""
     q, k, v = as_array("query", query), as_array("key", key), as_array("value", value)
@@ -108,7 +109,7 @@ def prepare(
     dropout_p = float(dropout_p)
     keep = None
     if dropout_p > 0:
-        keep = dropout_keep_mask(seed_from_rng(rng), dropout_p, lead, n_queries, n_keys)
+        keep = dropout_keep_mask(seed_from_rng(rng), dropout_p, lead, n_queries, n_keys, first_head)
     if scale is None:
         scale = 1.0 / math.sqrt(width) if width else 1.0
     return Call(

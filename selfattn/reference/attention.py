@@ -37,6 +37,7 @@ def scaled_dot_product_attention(
     return_lse: bool = False,
     return_weights: bool = False,
     compute_dtype: npt.DTypeLike | None = None,
+    first_head: int = 0,
 ) -> Any:
     """Let every query gather a weighted mean of the values; the weights tell how well it fits their keys.
 
@@ -85,6 +86,8 @@ def scaled_dot_product_attention(
         Also return the weights, after dropout.
     compute_dtype : dtype, optional
         float32 or float64: compute in this precision and return it. See the top of the module.
+    first_head : int, default 0
+        Where dropout begins to count heads: see :func:`dropout_keep_mask`.
 
     Returns
     -------
@@ -130,7 +133,7 @@ def scaled_dot_product_attention(
     call = prepare(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
-        rng=rng, compute_dtype=compute_dtype,
+        rng=rng, compute_dtype=compute_dtype, first_head=first_head,
     )  # fmt: skip
     scores = dot_products(call.query, call.key)
     scores = scaled_scores(scores, call.scale, call.softcap)

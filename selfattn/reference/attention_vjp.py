@@ -61,6 +61,7 @@ def scaled_dot_product_attention_vjp(
     rng: int | np.random.Generator | None = None,
     return_lse: bool = False,
     compute_dtype: npt.DTypeLike | None = None,
+    first_head: int = 0,
 ) -> tuple[Any, Callable[..., AttentionGradients]]:
     """Attention, and the function that pulls gradients of its output back to its inputs.
 
@@ -79,7 +80,7 @@ def scaled_dot_product_attention_vjp(
     Parameters
     ----------
     query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, causal, window, softcap,
-    alibi_slopes, sinks, key_lengths, rng, return_lse, compute_dtype
+    alibi_slopes, sinks, key_lengths, rng, return_lse, compute_dtype, first_head
         See :func:`~selfattn.reference.scaled_dot_product_attention`.
 
     Returns
@@ -103,7 +104,7 @@ def scaled_dot_product_attention_vjp(
     call = prepare(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
-        rng=rng, compute_dtype=compute_dtype,
+        rng=rng, compute_dtype=compute_dtype, first_head=first_head,
     )  # fmt: skip
     capped = scaled_scores(dot_products(call.query, call.key), call.scale, call.softcap)
     scores = masked_scores(capped, call.allowed, call.bias, call.alibi_slopes, call.offset)

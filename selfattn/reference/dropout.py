@@ -52,7 +52,7 @@ def philox4x32(key: npt.ArrayLike, counter: npt.ArrayLike, rounds: int = 7) -> n
 
 
 def dropout_keep_mask(
-    seed: int, p: float, lead_shape: Sequence[int], n_queries: int, n_keys: int
+    seed: int, p: float, lead_shape: Sequence[int], n_queries: int, n_keys: int, first_head: int = 0
 ) -> npt.NDArray[np.bool_]:
     """Tell which weights dropout keeps. It depends on nothing but the arguments.
 
@@ -71,6 +71,8 @@ def dropout_keep_mask(
         The leading dims of the attention, broadcast: (B, H) for instance.
     n_queries, n_keys : int
         L and S.
+    first_head : int, default 0
+        Where h begins to count: for a part of a larger batch.
 
     Returns
     -------
@@ -84,14 +86,15 @@ def dropout_keep_mask(
            [1, 1, 0, 1, 1, 1]])
     """
     mask32 = 0xFFFFFFFF
-    heads, blocks = math.prod(lead_shape), -(-n_keys // 4)
-    counter = np.zeros((heads, n_queries, blocks, 4), dtype=np.uint64)
+    blocks, n_heads = -(-n_keys // 4), math.prod(lead_shape)
+    heads = np.arange(first_head, first_head + n_heads)[:, None, None]
+    counter = np.zeros((n_heads, n_queries, blocks, 4), dtype=np.uint64)
     counter[..., 0] = np.arange(blocks) & mask32
     counter[..., 1] = np.arange(n_queries)[:, None] & mask32
-    counter[..., 2] = np.arange(heads)[:, None, None] & mask32
-    counter[..., 3] = np.arange(heads)[:, None, None] >> 32
+    counter[..., 2] = heads & mask32
+    counter[..., 3] = heads >> 32
     words = philox4x32([seed & mask32, seed >> 32 & mask32], counter)
-    words = words.reshape(heads, n_queries, 4 * blocks)[..., :n_keys]  # word j & 3 of block j >> 2
+    words = words.reshape(n_heads, n_queries, 4 * blocks)[..., :n_keys]  # word j & 3 of block j >> 2
     return np.asarray(words >= np.uint64(round(p * 2**32))).reshape(*lead_shape, n_queries, n_keys)
 
 

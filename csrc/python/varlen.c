@@ -1,0 +1,91 @@
+/* varlen_attention as Python calls it: makes the outputs, runs, and builds the result. selfattn/varlen.py documents it. */
+#include "unlocked.h"
+#include "varlen_call.h"
+
+static int make_outputs(sa_varlen_call *call, PyObject *out) {
+    sa_call *c = &call->c;
+    sa_attention *a = &c->a;
+    const npy_intp shape[3] = {a->L, a->lead[1], a->Dv}, rows[3] = {a->lead[1], a->L, 2};
+    const sa_dtype computes = a->f64 ? SA_F64 : SA_F32;
+    if (sa_given(out)) {
+        if (sa_call_check_out(c, out, 3, shape) < 0) {
+            return -1;
+        }
+        for (ptrdiff_t s = 0; call->mask_arrays && s < call->v.sequences; ++s) {
+            if (call->mask_arrays[s] && sa_check_overlap(c->state, c->out, call->mask_arrays[s], "attn_mask") < 0) {
+                return -1;
+            }
+        }
+    } else if ((c->out = sa_new_array(3, shape, c->result, sa_call_bf16_example(c), false)) == NULL) {
+        return -1;
+    }
+    sa_fill_packed(&a->out, c->out, c->result, true);
+    if (c->want_lse) {
+        if ((c->lse = sa_new_array(2, rows, computes, NULL, false)) == NULL) {
+            return -1;
+        }
+        sa_fill_packed(&a->lse, c->lse, computes, false);
+    }
+    if (c->want_stats) {
+        if ((c->stats = sa_new_array(3, rows, computes, NULL, true)) == NULL) {
+            return -1;
+        }
+        sa_fill_tensor(&a->stats, c->stats, computes, 2, 2);
+    }
+    return 0;
+}
+
+static int run(sa_varlen_call *call) {
+    sa_varlen_plan plan;
+    size_t scratch;
+    sa_status status = sa_varlen_make_plan(&call->v, call->c.threads, call->items, &plan);
+    if (status == SA_OK && (!sa_multiply((size_t)plan.threads, plan.scratch_bytes, &scratch) || scratch > PTRDIFF_MAX / 4 ||
+                            plan.partial_bytes > PTRDIFF_MAX / 4)) {
+        status = SA_TOO_LARGE;
+    }
+    if (status != SA_OK) {
+        PyErr_SetString(PyExc_ValueError, "the sizes of this call do not fit the address space");
+        return -1;
+    }
+    if (plan.tasks[0] == 0) {
+        return 0;
+    }
+    const size_t bytes = scratch + plan.partial_bytes;
+    char *memory = PyMem_RawMalloc(bytes + 64);
+    if (memory == NULL) {
+        PyErr_Format(PyExc_MemoryError, "cannot allocate %zu bytes of scratch memory for %d thread(s)", bytes, plan.threads);
+        return -1;
+    }
+    char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
+    sa_unlocked unlocked;
+    call->c.a.watch = sa_unlock(&unlocked);
+    status = sa_varlen_forward(&call->v, &plan, aligned, aligned + scratch);
+    sa_lock_again(&unlocked);
+    PyMem_RawFree(memory);
+    return status == SA_OK ? 0 : -1; /* a signal's handler left its exception */
+}
+
+static PyObject *forward(PyObject *module, sa_signature_id id, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
+    sa_varlen_call call;
+    sa_call *c = &call.c;
+    if (sa_parse(sa_state_of(module), id, args, nargs, kwnames, values) < 0) {
+        return NULL;
+    }
+    if (sa_varlen_call_read(&call, module, values) == 0) {
+        c->want_stats = id == SA_SIG_VARLEN_FORWARD;
+        if (make_outputs(&call, values[SA_ARG_OUT]) == 0 && sa_call_read_seed(c, values[SA_ARG_RNG]) == 0 && run(&call) == 0) {
+            result = sa_call_result(c);
+        }
+    }
+    sa_varlen_call_release(&call);
+    return result;
+}
+
+PyObject *sa_py_varlen(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    return forward(module, SA_SIG_VARLEN, args, nargs, kwnames);
+}
+
+PyObject *sa_py_varlen_forward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    return forward(module, SA_SIG_VARLEN_FORWARD, args, nargs, kwnames);
+}

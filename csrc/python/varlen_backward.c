@@ -1,0 +1,216 @@
+/* The low-level half of varlen_attention_vjp: takes the forward call's arguments, what it returned, and the gradient of that;
+ * returns the gradients in the precision that computes, packed as the inputs are. selfattn/varlen.py brings them to the inputs'
+ * dtypes. */
+#include "unlocked.h"
+#include "varlen_call.h"
+
+enum { GRAD_OUT = SA_ARG_VARLEN_END, STATISTICS, GRAD_LSE, WRT };
+
+/* The gradients, in the order of the result and of the bits of `wrt`. */
+enum { D_QUERY, D_KEY, D_VALUE, D_MASK, D_SLOPES, D_SINKS, GRADIENTS };
+
+typedef struct {
+    sa_varlen_call call;
+    PyArrayObject *grad_out, *grad_lse; /* owned */
+    PyObject *gradients[GRADIENTS];     /* owned; that of the masks is a list */
+    sa_tensor *dmasks;                  /* owned */
+    sa_attention_gradients g;
+    sa_varlen_gradients vg;
+} backward_call;
+
+static void release(backward_call *b) {
+    Py_XDECREF(b->grad_out);
+    Py_XDECREF(b->grad_lse);
+    for (int i = 0; i < GRADIENTS; ++i) {
+        Py_XDECREF(b->gradients[i]);
+    }
+    PyMem_RawFree(b->dmasks);
+    sa_varlen_call_release(&b->call);
+}
+
+/* What the forward call returned, and the gradients of it. */
+static int read_results(backward_call *b, PyObject *const *values) {
+    sa_call *c = &b->call.c;
+    sa_attention *a = &c->a;
+    const npy_intp shape[3] = {a->L, a->lead[1], a->Dv}, rows[3] = {a->lead[1], a->L, 2};
+    const sa_dtype computes = a->f64 ? SA_F64 : SA_F32;
+    sa_dtype dtype;
+    if (!sa_given(values[SA_ARG_OUT]) || !sa_given(values[GRAD_OUT]) || !sa_given(values[STATISTICS])) {
+        PyErr_SetString(PyExc_TypeError, "varlen_attention_backward() needs grad_out, out and statistics");
+        return -1;
+    }
+    if (sa_read_float_array(c->state, values[SA_ARG_OUT], "out", 3, shape, &c->out, &dtype) < 0) {
+        return -1;
+    }
+    if (dtype == SA_F64 && !a->f64) {
+        PyErr_Format(PyExc_TypeError, "out must have the dtype of the forward call's result, %s, got float64",
+                     sa_dtype_name(c->result));
+        return -1;
+    }
+    sa_fill_packed(&a->out, c->out, dtype, true);
+    if (sa_read_float_array(c->state, values[GRAD_OUT], "grad_out", 3, shape, &b->grad_out, &dtype) < 0) {
+        return -1;
+    }
+    if (dtype == SA_F64 && !a->f64) {
+        PyErr_Format(PyExc_TypeError, "grad_out has dtype float64, but the output has dtype %s: it would be narrowed",
+                     sa_dtype_name(c->result));
+        return -1;
+    }
+    sa_fill_packed(&b->g.grad_out, b->grad_out, dtype, true);
+    if (sa_given(values[GRAD_LSE])) {
+        if (sa_read_float_array(c->state, values[GRAD_LSE], "grad_lse", 2, rows, &b->grad_lse, &dtype) < 0) {
+            return -1;
+        }
+        if (dtype == SA_F64 && !a->f64) {
+            PyErr_SetString(PyExc_TypeError, "grad_lse has dtype float64, but lse has dtype float32: it would be narrowed");
+            return -1;
+        }
+        sa_fill_packed(&b->g.grad_lse, b->grad_lse, dtype, false);
+    }
+    if (sa_read_float_array(c->state, values[STATISTICS], "statistics", 3, rows, &c->stats, &dtype) < 0) {
+        return -1;
+    }
+    if (dtype != computes || !PyArray_ISCARRAY_RO(c->stats)) {
+        PyErr_Format(PyExc_TypeError, "statistics must be what the forward call returned, a C-contiguous %s array",
+                     sa_dtype_name(computes));
+        return -1;
+    }
+    sa_fill_tensor(&a->stats, c->stats, dtype, 2, 2);
+    return 0;
+}
+
+/* A zeroed gradient of the packed arrays; without columns (heads, rows). */
+static int make(backward_call *b, int which, npy_intp rows, npy_intp heads, npy_intp cols, sa_tensor *t) {
+    const sa_dtype dtype = b->call.c.a.f64 ? SA_F64 : SA_F32;
+    const npy_intp packed[3] = {rows, heads, cols}, shares[2] = {heads, rows};
+    PyArrayObject *array = sa_new_array(cols < 0 ? 2 : 3, cols < 0 ? shares : packed, dtype, NULL, true);
+    if (array == NULL) {
+        return -1;
+    }
+    b->gradients[which] = (PyObject *)array;
+    sa_fill_packed(t, array, dtype, cols >= 0);
+    return 0;
+}
+
+/* The gradient of each float mask in its own shape: a list with None for the sequences without one. */
+static int make_masks(backward_call *b) {
+    sa_varlen_call *call = &b->call;
+    const sa_attention *a = &call->c.a;
+    const sa_dtype dtype = a->f64 ? SA_F64 : SA_F32;
+    const ptrdiff_t n = call->v.sequences;
+    if (call->masks == NULL) {
+        PyErr_SetString(PyExc_ValueError, "wrt names attn_mask, which was not given");
+        return -1;
+    }
+    b->gradients[D_MASK] = PyList_New(n);
+    b->dmasks = PyMem_RawCalloc((size_t)n + 1, sizeof(sa_tensor));
+    if (b->gradients[D_MASK] == NULL || b->dmasks == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (ptrdiff_t s = 0; s < n; ++s) {
+        PyArrayObject *mask = call->mask_arrays[s];
+        if (mask == NULL) {
+            PyList_SET_ITEM(b->gradients[D_MASK], s, Py_NewRef(Py_None));
+            continue;
+        }
+        if (call->masks[s].m.dtype == SA_BOOL) {
+            PyErr_Format(PyExc_ValueError, "wrt names attn_mask, but attn_mask[%zd] is boolean and has no gradient",
+                         (Py_ssize_t)s);
+            return -1;
+        }
+        PyArrayObject *gradient = sa_new_array(PyArray_NDIM(mask), PyArray_SHAPE(mask), dtype, NULL, true);
+        if (gradient == NULL) {
+            return -1;
+        }
+        PyList_SET_ITEM(b->gradients[D_MASK], s, (PyObject *)gradient);
+        const int ndim = PyArray_NDIM(mask);
+        sa_fill_tensor(&b->dmasks[s], gradient, dtype, 2, ndim < 2 ? ndim : 2);
+        const ptrdiff_t S = (ptrdiff_t)(call->v.begin_k[s + 1] - call->v.begin_k[s]);
+        if (ndim > 0 && PyArray_DIM(mask, ndim - 1) == 1 && S == 1) {
+            b->dmasks[s].m.col_stride = PyArray_ITEMSIZE(gradient); /* one column, not a broadcast one */
+        }
+    }
+    b->vg.dmasks = b->dmasks;
+    return 0;
+}
+
+static int make_gradients(backward_call *b, long wrt) {
+    const sa_call *c = &b->call.c;
+    const sa_attention *a = &c->a;
+    const ptrdiff_t heads = a->lead[1], key_heads = PyArray_DIM(c->key, 1);
+    if ((wrt & 1 << D_QUERY && make(b, D_QUERY, a->L, heads, a->E, &b->g.dquery) < 0) ||
+        (wrt & 1 << D_KEY && make(b, D_KEY, a->S, key_heads, a->E, &b->g.dkey) < 0) ||
+        (wrt & 1 << D_VALUE && make(b, D_VALUE, a->S, key_heads, a->Dv, &b->g.dvalue) < 0) ||
+        (wrt & 1 << D_MASK && make_masks(b) < 0)) {
+        return -1;
+    }
+    if ((wrt & 1 << D_SLOPES && c->alibi == NULL) || (wrt & 1 << D_SINKS && c->sinks == NULL)) {
+        PyErr_Format(PyExc_ValueError, "wrt names %s, which were not given",
+                     wrt & 1 << D_SLOPES && c->alibi == NULL ? "alibi_slopes" : "sinks");
+        return -1;
+    }
+    if ((wrt & 1 << D_SLOPES && make(b, D_SLOPES, a->L, heads, -1, &b->g.dslope_rows) < 0) ||
+        (wrt & 1 << D_SINKS && make(b, D_SINKS, a->L, heads, -1, &b->g.dsink_rows) < 0)) {
+        return -1;
+    }
+    return 0;
+}
+
+static int run(backward_call *b) {
+    sa_varlen_plan plan;
+    size_t scratch, delta;
+    const sa_attention *a = &b->call.c.a;
+    const size_t size = a->f64 ? sizeof(double) : sizeof(float);
+    sa_status status = sa_varlen_plan_backward(&b->vg, b->call.c.threads, b->call.items, &plan);
+    if (status == SA_OK && (!sa_multiply((size_t)plan.threads, plan.scratch_bytes, &scratch) ||
+                            !sa_multiply((size_t)a->L, (size_t)a->lead[1], &delta) || !sa_multiply(delta, size, &delta) ||
+                            scratch > PTRDIFF_MAX / 4 || delta > PTRDIFF_MAX / 4)) {
+        status = SA_TOO_LARGE;
+    }
+    if (status != SA_OK) {
+        PyErr_SetString(PyExc_ValueError, "the sizes of this call do not fit the address space");
+        return -1;
+    }
+    if (plan.tasks[0] == 0) {
+        return 0;
+    }
+    char *memory = PyMem_RawMalloc(scratch + delta + 64);
+    if (memory == NULL) {
+        PyErr_Format(PyExc_MemoryError, "cannot allocate %zu bytes of scratch memory for %d thread(s)", scratch + delta,
+                     plan.threads);
+        return -1;
+    }
+    char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
+    b->g.delta = aligned + scratch;
+    sa_unlocked unlocked;
+    b->call.c.a.watch = sa_unlock(&unlocked);
+    status = sa_varlen_backward(&b->vg, &plan, aligned);
+    sa_lock_again(&unlocked);
+    PyMem_RawFree(memory);
+    return status == SA_OK ? 0 : -1; /* a signal's handler left its exception */
+}
+
+PyObject *sa_py_varlen_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
+    backward_call b;
+    if (sa_parse(sa_state_of(module), SA_SIG_VARLEN_BACKWARD, args, nargs, kwnames, values) < 0) {
+        return NULL;
+    }
+    memset(&b.g, 0, sizeof b.g);
+    b.g.a = &b.call.c.a;
+    b.vg = (sa_varlen_gradients){.v = &b.call.v, .packed = &b.g};
+    b.grad_out = b.grad_lse = NULL;
+    b.dmasks = NULL;
+    memset(b.gradients, 0, sizeof b.gradients);
+    const bool read = sa_varlen_call_read(&b.call, module, values) == 0;
+    const long wrt = !read ? -1 : values[WRT] != NULL ? PyLong_AsLong(values[WRT]) : 7;
+    if (read && !(wrt == -1 && PyErr_Occurred()) && read_results(&b, values) == 0 && make_gradients(&b, wrt) == 0 &&
+        sa_call_read_seed(&b.call.c, values[SA_ARG_RNG]) == 0 && run(&b) == 0 && (result = PyTuple_New(GRADIENTS)) != NULL) {
+        for (int i = 0; i < GRADIENTS; ++i) {
+            PyTuple_SET_ITEM(result, i, Py_NewRef(b.gradients[i] ? b.gradients[i] : Py_None));
+        }
+    }
+    release(&b);
+    return result;
+}

@@ -1,0 +1,226 @@
+# %% [markdown]
+# # 1. Two banks: self-attention from first principles
+#
+# You have read *Self-Attention from First Principles*. It gives five words four numbers each, puts one of them, *bank*,
+# into a sentence about a river and into a sentence about money, and asks for a layer that notices the difference.
+#
+# This notebook walks the same way with `selfattn`. Every tensor that the tutorial prints is computed again and held
+# against the printed one. Then it takes one step further: **what the scale $1/\sqrt{d_k}$ is there for**, which the
+# tutorial divides by without much ado.
+
+# %%
+import numpy as np
+
+import selfattn as sa
+from selfattn import nn
+from selfattn.layer_steps import layer_steps
+from selfattn.tutorials import load
+from selfattn.views import steps_page
+
+np.set_printoptions(precision=4, suppress=True)
+data = load("first_principles")  # what the tutorial prints; the inputs are typed in below
+results = {}
+
+
+def compare(name, computed, decimals=3):
+    """Print what the tutorial prints beside what came out here, and stop if they are not the same."""
+    results[name] = computed
+    for sentence, ours in computed.items():
+        theirs = np.array(data[name]["printed"][sentence])
+        # Half a unit in the last printed place, and a little for numbers that end exactly on a half.
+        assert np.all(abs(theirs - ours) <= 0.5 * 10**-decimals + 1e-7), (name, sentence)
+        print(f"{name}, {sentence}: printed, and computed here")
+        for left, right in zip(theirs, ours, strict=True):
+            print("  ", *(f"{x:7.{decimals}f}" for x in left), "   ", *(f"{x:7.{decimals}f}" for x in right))
+
+
+# %% [markdown]
+# ## From words to numbers
+#
+# The vocabulary is a table with one row per word. Look at the columns: *stream* and *mud* are large in the first,
+# *money* and *loan* in the second. *bank* sits between them, 0.8 and 0.8: by itself it does not say which bank it is.
+
+# %%
+vocabulary = {
+    "stream": [1.2, 0.0, 0.0, 0.3],
+    "mud": [0.9, 0.0, 0.0, 0.9],
+    "money": [0.0, 1.4, 0.0, 0.1],
+    "loan": [0.0, 1.1, 0.0, 0.6],
+    "bank": [0.8, 0.8, 0.2, 0.0],
+}
+sentences = {"river": ["stream", "bank", "mud"], "finance": ["money", "bank", "loan"]}
+BANK = 1  # its place in both
+
+
+def embed(tokens):
+    return np.array([vocabulary[token] for token in tokens])
+
+
+x = {name: embed(tokens) for name, tokens in sentences.items()}
+compare("embed", x)
+
+# %% [markdown]
+# ## A linear layer cannot tell
+#
+# `x @ W` treats every row by itself. The row of *bank* is the same in both sentences, so what comes out is the same,
+# whatever `W` holds. No amount of training helps: the information from the neighbours never arrives.
+
+# %%
+W = np.array([[1.0, 0.2, 0.0], [0.1, 1.1, 0.0], [0.5, 0.5, 1.0], [0.0, 0.3, 0.8]])
+linear = {name: x[name] @ W for name in sentences}
+compare("linear_layer", linear)
+print("\nbank by the river:", linear["river"][BANK], "  bank with money:", linear["finance"][BANK])
+
+# %% [markdown]
+# ## Scores: every word with every word
+#
+# The product `x @ x.T` holds the dot product of each pair of words. Row *i* belongs to the word that looks (the
+# *query*), column *j* to the word that is looked at (the *key*). Words that share large columns get large scores.
+#
+# `sa.attention_steps` computes attention and keeps every intermediate result under a name. Here query, key and value
+# are all the raw embeddings, and `scale=1.0` leaves the scores as they are.
+
+# %%
+raw = {name: sa.attention_steps(x[name], x[name], x[name], scale=1.0) for name in sentences}
+compare("raw_dot_product_scores", {name: raw[name].scores for name in sentences})
+print(raw["river"])
+
+# %% [markdown]
+# ## Attention on the raw embeddings
+#
+# A softmax turns each row of scores into weights that are positive and add up to 1; the output of a word is the mean of
+# all words, weighted so. Now *bank* has taken something from its neighbours, and comes out differently:
+
+# %%
+outputs = {name: sa.scaled_dot_product_attention(x[name], x[name], x[name], scale=1.0) for name in sentences}
+compare("attention_on_raw_embeddings", outputs)
+print("\nbank by the river:", outputs["river"][BANK], "  bank with money:", outputs["finance"][BANK])
+
+# %% [markdown]
+# The page below shows both sentences, one above the other, with the difference. Point at a number (or move there with
+# the arrow keys) and the numbers that made it light up, with the sum spelled out. Change an input and see what moves.
+#
+# *Something to find:* go to the row of *bank* in the weights. Which word does it look at most, in each sentence? Is the
+# largest weight on *bank* itself? Where in the scores can you see why?
+
+# %%
+steps_page(raw["river"], sentences["river"], compare=(raw["finance"], sentences["finance"]))
+
+# %% [markdown]
+# ## Projections: what I look for, what I offer, what I say
+#
+# With raw embeddings one row has to play three parts. Three matrices give each part its own numbers: `W_query` and
+# `W_key` map four columns to two ($d_k = 2$), `W_value` to three ($d_v = 3$). The widths of query and key must agree,
+# since they are multiplied; the width of the values is free, and becomes the width of the output.
+#
+# The scores are divided by $\sqrt{d_k}$, which is what `scaled_dot_product_attention` does unless told otherwise.
+
+# %%
+W_query = np.array([[1.0, 0.0], [0.0, 1.0], [0.2, 0.2], [0.0, 0.0]])
+W_key = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.1, 0.1]])
+W_value = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.5]])
+
+projected = {name: layer_steps(x[name], W_query, W_key, W_value) for name in sentences}
+compare("projected_attention", {name: projected[name].output for name in sentences})
+
+# %% [markdown]
+# The same from the one function call that you would write in a program: project, then attend.
+
+# %%
+for name in sentences:
+    output = sa.scaled_dot_product_attention(x[name] @ W_query, x[name] @ W_key, x[name] @ W_value)
+    print(f"{name}: the same to rounding:", np.allclose(output, projected[name].output, rtol=0, atol=1e-15))
+
+# %% [markdown]
+# ## The class, with the tutorial's random weights
+#
+# `nn.SelfAttention(d_in, d_out)` holds three matrices drawn from [0, 1). The tutorial draws them with PyTorch and
+# `manual_seed(0)`; `sa.torch_rng(0)` yields the same stream without PyTorch, so that even the output of a random layer
+# comes out as printed.
+
+# %%
+layer = nn.SelfAttention(4, 3, rng=sa.torch_rng(0))
+compare("self_attention_class", {name: layer(x[name]) for name in sentences})
+
+# %% [markdown]
+# ---
+# # One step further: what does the scale do?
+#
+# Nothing in the argument so far needed $1/\sqrt{d_k}$. The reason shows when vectors get wider.
+#
+# ## 1. Scores grow with the width
+#
+# A score is a sum of $d_k$ products. If the entries of query and key are independent with mean 0 and variance 1, each
+# product has variance 1, and the sum has variance $d_k$: typical scores have the size $\sqrt{d_k}$. Divided by
+# $\sqrt{d_k}$ their size is 1 at every width. Watch the two columns, and what the softmax makes of the unscaled scores:
+# with eight keys an even share is 0.125.
+
+# %%
+rng = np.random.default_rng(0)
+print(" d_k   size of scores   scaled   largest weight, unscaled   scaled")
+for d_k in (1, 4, 16, 64, 256, 1024):
+    query, key = rng.standard_normal((2, 200, 8, d_k))  # 200 little sentences of 8 tokens
+    value = np.eye(8)  # the output is then the weights
+    scores = query @ key.swapaxes(-1, -2)
+    largest = [sa.scaled_dot_product_attention(query, key, value, scale=scale).max(-1).mean() for scale in (1.0, None)]
+    print(f"{d_k:4}   {scores.std():14.2f}   {scores.std() / d_k**0.5:6.2f}   {largest[0]:24.3f}   {largest[1]:6.3f}")
+
+# %% [markdown]
+# Without the scale, a wide layer starts its training with nearly every token looking at one single token, chosen by
+# chance.
+#
+# ## 2. One knob from "all alike" to "winner takes all"
+#
+# The scale is a knob. At 0 every score is 0 and the weights are even: the output is the plain mean, and *who* is being
+# looked at does not matter. The larger it gets, the more the largest score takes, until only the best key is left.
+# For *bank* in the river sentence, with the projections from above:
+
+# %%
+query, key, value = x["river"] @ W_query, x["river"] @ W_key, x["river"] @ W_value
+print("          weights of bank on              output of bank")
+print("scale     " + "  ".join(f"{t:>6}" for t in sentences["river"]))
+for scale in (0.0, 0.5, 1 / np.sqrt(2), 2.0, 5.0, 20.0, 100.0):
+    steps = sa.attention_steps(query, key, value, scale=scale)
+    weights = "  ".join(f"{w:6.3f}" for w in steps.weights[BANK])
+    print(f"{scale:7.3f}   {weights}     {steps.output[BANK]}")
+
+# %% [markdown]
+# *Your turn:* at scale 100, *bank* looks only at itself. Could it be made to look mostly at *mud*? Not as long as both
+# numbers of its query are positive. Try other signs in `W_query`, on the page at the end.
+#
+# ## 3. A hard choice does not learn
+#
+# Why not simply leave the scores large? Because of the way back. Where one weight is nearly 1 and the others nearly 0,
+# the softmax is flat: a small change of the query changes nothing, so its gradient is nearly zero, and training has
+# nothing to go by. `scaled_dot_product_attention_vjp` returns the output together with the function that computes the
+# gradients:
+
+# %%
+print("scale     largest weight   size of the gradient of bank's query")
+for scale in (0.0, 0.5, 1 / np.sqrt(2), 2.0, 5.0, 20.0, 100.0):
+    output, pullback = sa.scaled_dot_product_attention_vjp(query, key, value, scale=scale)
+    only_bank = np.zeros_like(output)
+    only_bank[BANK, 0] = 1.0  # how does the first number of bank's output depend on ...
+    gradient = pullback(only_bank).query[BANK]  # ... bank's query?
+    largest = sa.attention_steps(query, key, value, scale=scale).weights[BANK].max()
+    print(f"{scale:7.3f}   {largest:14.3f}   {np.linalg.norm(gradient):.6f}")
+
+# %% [markdown]
+# Small at both ends: at 0 because the query has no say, at 100 because the decision has been taken and nothing near it
+# would be decided otherwise. In between lies the range in which a layer can learn. These hand-made scores are small, so
+# that 5 would teach faster than $1/\sqrt 2$; the point of $1/\sqrt{d_k}$ is not that it is the best number but that with
+# it the width of the layer no longer decides at which end training begins.
+#
+# Here is the projected attention with all steps; move the scale on the page, and watch the weights of *bank*.
+
+# %%
+steps_page(projected["river"], sentences["river"])
+
+# %% [markdown]
+# **To take away**
+#
+# - A linear layer never sees the neighbours; attention is a mean over them, with weights made from the words themselves.
+# - Query and key decide *where* to look, the value decides *what* is fetched. Only query and key must have one width.
+# - The scale keeps the softmax in the range where it can learn. It is no detail of taste: wide layers need it.
+#
+# Next: [notebook 2](2_sentence_embeddings.ipynb) trains a small model, and looks where its *bank* looks.

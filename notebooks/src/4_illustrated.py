@@ -1,0 +1,240 @@
+# %% [markdown]
+# # 4. Whole numbers, by hand, and other ways to score
+#
+# You have read *Illustrated: Self-Attention*: three inputs of four whole numbers, three matrices of whole numbers, and
+# arrows from each to each. Whole numbers are a gift: every score can be checked by hand, and here is a page that lets
+# you do so. The tutorial then rounds the weights by hand to keep the arithmetic easy. We do the same, and then look at
+# what the rounding cost.
+#
+# One step further: the tutorial names **other score functions**. What do they do with these very inputs?
+
+# %%
+import numpy as np
+
+import selfattn as sa
+from selfattn.layer_steps import layer_steps
+from selfattn.tutorials import load
+from selfattn.views import steps_page
+
+np.set_printoptions(precision=4, suppress=True)
+data = load("illustrated")  # what the tutorial prints; the inputs are typed in below
+printed = data["printed"]
+results = {}
+
+
+def compare(name, computed, digits=5):
+    """Print what the tutorial prints beside what came out here, and stop if they are not the same."""
+    results[name] = computed
+    theirs = np.array(printed[name], dtype=float)
+    # Half a unit in the last of the printed digits, counted from the first that is not 0.
+    unit = 10.0 ** (np.floor(np.log10(np.where(theirs == 0, 1.0, abs(theirs)))) - digits + 1)
+    assert theirs.shape == computed.shape and np.all(abs(theirs - computed) <= 0.5 * unit + 1e-12), name
+    print(f"{name}: printed, and computed here")
+    columns = theirs.shape[-1]
+    for left, right in zip(theirs.reshape(-1, columns), computed.reshape(-1, columns), strict=True):
+        print("  ", *(f"{x:10.{digits}g}" for x in left), "   ", *(f"{x:10.{digits}g}" for x in right))
+
+
+# %% [markdown]
+# ## Keys, queries, values
+
+# %%
+tokens = ["input 1", "input 2", "input 3"]
+x = np.array([[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]])
+w_key = np.array([[0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]])
+w_query = np.array([[1, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]])
+w_value = np.array([[0, 2, 0], [0, 3, 0], [1, 0, 3], [1, 1, 0]])
+
+keys, querys, values = x @ w_key, x @ w_query, x @ w_value
+compare("keys", keys)
+compare("querys", querys)
+compare("values", values)
+
+# %% [markdown]
+# (One figure of the text shows the key of input 1 as 1, 1, 0. The printed tensor, 0, 1, 1, is right: add rows 1 and 3 of
+# `w_key`, since input 1 is 1, 0, 1, 0.)
+#
+# ## Scores and softmax
+#
+# The tutorial scores by the plain dot product, so `scale=1.0`. Do the first row by hand before you look: the query of
+# input 1 is 1, 0, 2.
+
+# %%
+steps = layer_steps(x, w_query, w_key, w_value, scale=1.0)
+compare("attn_scores", steps.scores)
+compare("attn_scores_softmax", steps.weights)
+
+# %% [markdown]
+# Scores of 4, 16, 12 and weights of 0.000006, 0.982, 0.018: a difference of 4 between two scores is a factor of
+# $e^4 \approx 55$ between their weights.
+#
+# ## The hand-made weights, and a tensor for every pair
+#
+# For the rest the author replaces the weights by round numbers. They are not quite rounded (0.0634 would round to 0.1,
+# and the first row to 0.1, 0.5, 0.5, which adds up to more than 1), so they count as an input. `with_weights` goes on
+# from given weights.
+#
+# `weighted_values` holds, for each query and each key, the value of that key times its weight. The tutorial puts the
+# key first; `selfattn` has the query first, as in the scores; `swapaxes` turns one into the other.
+
+# %%
+by_hand = np.array([[0.0, 0.5, 0.5], [0.0, 1.0, 0.0], [0.0, 0.9, 0.1]])
+results["attn_scores_softmax_rounded"] = by_hand  # an input: there is nothing to compute
+rounded = steps.with_weights(by_hand)
+compare("weighted_values_rounded", rounded.weighted_values.swapaxes(0, 1))
+compare("output_1_rounded", rounded.output[0])
+
+# %% [markdown]
+# Outputs 2 and 3 are left to the reader. Try before you run the next cell: the sums are short.
+
+# %%
+print("output 2:", rounded.output[1], " output 3:", rounded.output[2])
+results["outputs_2_and_3_rounded"] = rounded.output[1:]
+
+# %% [markdown]
+# ### What did the rounding cost?
+
+# %%
+print("with the weights as computed:")
+print(steps.output)
+print("with the weights made by hand:")
+print(rounded.output)
+print("difference:")
+print(rounded.output - steps.output)
+
+# %% [markdown]
+# Nearly nothing in row 2, where the weights were close to 0 and 1 to begin with. Most in row 1: a small weight of 0.06
+# on input 1 was set to 0, and the value of input 1 has a 2 in the middle where the others have 8 and 6.
+#
+# The whole computation, with the author's weights:
+
+# %%
+steps_page(rounded, tokens)
+
+# %% [markdown]
+# ## An exercise sheet
+#
+# The same once more with blanks, and with the weights as computed. Fill them in with paper and pencil, then reveal
+# them, or print the page: the answers are on a sheet of their own.
+
+# %%
+steps_page(steps, tokens, exercise=True)
+
+# %% [markdown]
+# ---
+# # One step further: other ways to score
+#
+# A score says how well a key fits a query. The dot product is one way to say it, and the tutorial names others. All that
+# changes is one matrix; softmax and weighted sum stay.
+#
+# | name | score of query $q$ and key $k$ | learned |
+# | --- | --- | --- |
+# | dot product | $q \cdot k$ | nothing |
+# | scaled dot product | $q \cdot k / \sqrt{d_k}$ | nothing |
+# | cosine | $q \cdot k / (\lVert q\rVert \lVert k\rVert)$ | nothing |
+# | general | $q^\top W k$ | $W$ |
+# | additive (concat) | $v \cdot \tanh(W_q q + W_k k)$ | $W_q$, $W_k$, $v$ |
+#
+# The first two are what `scaled_dot_product_attention` computes, with `scale=1.0` and by default. The next two are dot
+# products as well, of other vectors: of $q$ and $k$ made to have length 1, and of $q$ and $Wk$. The additive score
+# compares by a small network and is no dot product.
+
+# %%
+q, k, v = (t.astype(float) for t in (querys, keys, values))
+rng = np.random.default_rng(4)
+W = rng.uniform(-0.5, 0.5, (3, 3))
+W_q, W_k, direction = rng.uniform(-0.5, 0.5, (3, 3)), rng.uniform(-0.5, 0.5, (3, 3)), rng.uniform(-1, 1, 3)
+
+
+def unit(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+# (L, 1, 3) and (1, S, 3): every query with every key.
+additive = np.tanh((q @ W_q)[:, None] + (k @ W_k)[None]) @ direction
+
+scores = {
+    "dot product": q @ k.T,
+    "scaled dot product": q @ k.T / np.sqrt(3),
+    "cosine": unit(q) @ unit(k).T,
+    "general": q @ (k @ W).T,
+    "additive": additive,
+}
+for name, s in scores.items():
+    weights = sa.softmax(s, -1)
+    print(f"{name:20} scores of input 2:", "".join(f"{number:8.3f}" for number in s[1]))
+    print(f"{'':20}           weights:", "".join(f"{number:8.3f}" for number in weights[1]))
+    print(f"{'':20}            output:", "".join(f"{number:8.3f}" for number in (weights @ v)[1]))
+
+# %% [markdown]
+# What to see:
+#
+# - **Dot product** and **scaled dot product** agree on the order of the keys and differ in how sure they are.
+# - **Cosine** does not care how long a key is. Input 2 has the longest key, 4, 4, 0, and wins every dot product with it;
+#   measured by the angle alone, input 3 fits better. In practice cosine scores are multiplied by a learned number, since
+#   scores between −1 and 1 give a very even softmax.
+# - **Additive** scores lie between $-\sum|v_i|$ and $\sum|v_i|$, however long the vectors are, so they need no scale. It
+#   is the oldest of the five (Bahdanau, Cho and Bengio, 2014). The price is a tanh for every pair and column, where the
+#   dot product is one multiplication of matrices.
+#
+# ## Length matters
+#
+# Make the key of input 3 three times as long, direction unchanged. Whom does it take weight from, under each score?
+
+# %%
+longer = k.copy()
+longer[2] *= 3
+changed = {
+    "dot product": q @ longer.T,
+    "scaled dot product": q @ longer.T / np.sqrt(3),
+    "cosine": unit(q) @ unit(longer).T,
+    "general": q @ (longer @ W).T,
+    "additive": np.tanh((q @ W_q)[:, None] + (longer @ W_k)[None]) @ direction,
+}
+print("weight of input 2 on input 3     before    after")
+for name in scores:
+    before, after = (sa.softmax(s, -1)[1, 2] for s in (scores[name], changed[name]))
+    print(f"  {name:30} {before:6.3f}   {after:6.3f}")
+
+# %% [markdown]
+# A long key shouts: with dot products whoever has it gets looked at by all whose query points roughly its way. That can
+# be useful, since a model can make a token important by making its key long, and it can be a nuisance.
+#
+# ## When the fan-in matters: initialisation
+#
+# The tutorial ends with a list of what a full module adds. One entry is the initialisation of the three matrices. Its
+# job is the same as that of the scale: numbers should leave a layer about as large as they came in, or a few layers later
+# they are all huge or all 0. `nn.init` has the usual ones:
+
+# %%
+from selfattn.nn import init
+
+d = 256
+x_wide = rng.standard_normal((100, d))
+starts = {
+    "normal, deviation 1": init.normal_(np.empty((d, d)), rng=0),
+    "uniform in [0, 1)": init.uniform_(np.empty((d, d)), rng=0),
+    "Xavier, uniform": init.xavier_uniform_(np.empty((d, d)), rng=0),
+    "Xavier, normal": init.xavier_normal_(np.empty((d, d)), rng=0),
+    "Kaiming, uniform": init.kaiming_uniform_(np.empty((d, d)), rng=0),
+    "Kaiming, normal": init.kaiming_normal_(np.empty((d, d)), rng=0),
+}
+print("size of 256 columns of size 1 after one layer, and of the scaled scores")
+for name, weight in starts.items():
+    y = x_wide @ weight.T
+    size = (y @ (x_wide @ weight).T / np.sqrt(d)).std()
+    print(f"  {name:20} {y.std():9.2f} {size:12.2f}")
+
+# %% [markdown]
+# Xavier keeps the size at 1. Kaiming makes it $\sqrt 2$ times as large, because it is meant for layers followed by a ReLU,
+# which throws half of it away; attention has none there. With the plain normal distribution the scores of a model this
+# wide start in the hundreds, and every softmax with a single 1. Uniform in [0, 1), as the class of
+# [notebook 1](1_first_principles.ipynb) does it, is worse still, since its numbers have a mean of 1/2 instead of 0: fine
+# for three tokens on a page, and nothing to train a wide model from.
+#
+# *Your turn:*
+#
+# - Find `w_query` such that input 1 looks at itself most. (The page above recomputes as you type.)
+# - Change one number of `x` on the page. How many of the nine scores can move? Why can it never be all of them?
+#
+# Next: [notebook 5](5_attention_module.ipynb) hides tokens from each other.

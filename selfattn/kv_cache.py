@@ -1,0 +1,395 @@
+"""Keys and values that grow as a sequence is decoded, and attention over them."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn._core import scaled_dot_product_attention
+
+__all__ = ["KVCache"]
+
+Array = npt.NDArray[Any]
+
+
+class KVCache:
+    """The keys and values of sequences that are decoded token by token.
+
+    ``cache.attend(query, key, value)`` appends the new keys and values in place and attends from the new
+    queries to all keys of their sequence so far: query i of n new ones stands where its own key does, and sees
+    the keys up to there (the lower-right diagonal). The sequences of a batch may differ in length. The arrays
+    double when they are full, so an append costs a copy of the new keys and values only, but for a few times.
+
+    Parameters
+    ----------
+    batch_size : int
+        How many sequences, at least 1.
+    num_kv_heads : int
+        Heads of the keys and values. Queries may have a multiple of them (grouped-query attention).
+    head_dim : int
+        Width E of queries and keys.
+    value_dim : int, optional
+        Width Ev of the values; ``head_dim`` if not given.
+    dtype : dtype, default float32
+        float16, bfloat16 (of ``ml_dtypes``), float32 or float64.
+    capacity : int, default 0
+        Tokens for which there is room from the start.
+
+    Attributes
+    ----------
+    lengths : ndarray of int64, shape (batch_size,)
+        Tokens of each sequence: a copy.
+    key, value : ndarray, shapes (batch_size, num_kv_heads, S, E) and (…, S, Ev)
+        Read-only views, S the longest of ``lengths``; what is behind a shorter sequence's end is undefined.
+    capacity : int
+        Tokens for which there is room.
+    nbytes : int
+        Bytes that the arrays take.
+
+    See Also
+    --------
+    scaled_dot_product_attention : the options of ``attend``.
+
+    References
+    ----------
+    Shazeer, "Fast Transformer Decoding: One Write-Head is All You Need", 2019; Pope et al., "Efficiently Scaling
+    Transformer Inference", 2022.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import selfattn as sa
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 4, 6, 8))
+    >>> cache = sa.KVCache(1, 4, 8, dtype=np.float64)
+    >>> prompt = cache.attend(q[:, :, :4], k[:, :, :4], v[:, :, :4])
+    >>> tokens = [cache.attend(q[:, :, [t]], k[:, :, [t]], v[:, :, [t]]) for t in (4, 5)]
+    >>> cache
+    KVCache(batch_size=1, num_kv_heads=4, head_dim=8, value_dim=8, dtype=float64, lengths=[6])
+    >>> at_once = sa.scaled_dot_product_attention(q, k, v, is_causal=True)
+    >>> np.allclose(np.concatenate([prompt, *tokens], axis=2), at_once, rtol=1e-12)
+    True
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        value_dim: int | None = None,
+        dtype: npt.DTypeLike = np.float32,
+        capacity: int = 0,
+    ) -> None:
+        batch_size = _size("batch_size", batch_size, 1)
+        heads = _size("num_kv_heads", num_kv_heads, 1)
+        head_dim = _size("head_dim", head_dim, 0)
+        value_dim = head_dim if value_dim is None else _size("value_dim", value_dim, 0)
+        own = np.dtype(dtype)
+        if own.char not in "efd" and own.name != "bfloat16":
+            raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {own}")
+        capacity = _size("capacity", capacity, 0)
+        self._lengths = np.zeros(batch_size, np.int64)
+        self._key: Array = np.empty((batch_size, heads, capacity, head_dim), own)
+        self._value: Array = np.empty((batch_size, heads, capacity, value_dim), own)
+
+    def __repr__(self) -> str:
+        batch_size, heads, _, head_dim = self._key.shape
+        return (
+            f"KVCache(batch_size={batch_size}, num_kv_heads={heads}, head_dim={head_dim}, "
+            f"value_dim={self._value.shape[-1]}, dtype={self._key.dtype}, lengths={self._lengths.tolist()})"
+        )
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each sequence."""
+        return self._lengths.copy()
+
+    @property
+    def capacity(self) -> int:
+        """Tokens for which there is room in each sequence."""
+        return int(self._key.shape[2])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that keys and values take, unused room included."""
+        return self._key.nbytes + self._value.nbytes
+
+    @property
+    def key(self) -> Array:
+        """The keys up to the end of the longest sequence, read-only."""
+        return self._view(self._key)
+
+    @property
+    def value(self) -> Array:
+        """The values up to the end of the longest sequence, read-only."""
+        return self._view(self._value)
+
+    def _view(self, array: Array) -> Array:
+        view = array[:, :, : self._lengths.max()]
+        view.flags.writeable = False
+        return view
+
+    # ------------------------------------------------------------------------------------------ changing it
+
+    def append(self, key: npt.ArrayLike, value: npt.ArrayLike, lengths: npt.ArrayLike | None = None) -> None:
+        """Put new keys and values behind those of each sequence.
+
+        Parameters
+        ----------
+        key : array_like, shape (batch_size, num_kv_heads, n, E)
+        value : array_like, shape (batch_size, num_kv_heads, n, Ev)
+            In dtypes that the cache's dtype holds without loss.
+        lengths : array_like of int, shape (batch_size,) or (), optional
+            How many of the n tokens each sequence gets, the first ones; all if not given.
+
+        Raises
+        ------
+        TypeError
+            A dtype that would be narrowed, or ``lengths`` that are not integers.
+        ValueError
+            Shapes that don't fit, or ``lengths`` outside 0 … n.
+        """
+        keys, values = self._new("key", key, self._key), self._new("value", value, self._value)
+        if keys.shape[2] != values.shape[2]:
+            raise ValueError(
+                f"key {keys.shape} and value {values.shape} differ in how many tokens they bring"
+            )
+        self._append(keys, values, self._counts(lengths, keys.shape[2]))
+
+    def _append(self, keys: Array, values: Array, counts: npt.NDArray[np.int64]) -> None:
+        ends = self._lengths + counts
+        self._reserve(int(ends.max()))
+        for mine, new in ((self._key, keys), (self._value, values)):
+            if (self._lengths == self._lengths[0]).all() and (counts == counts[0]).all():
+                mine[:, :, self._lengths[0] : ends[0]] = new[:, :, : counts[0]]
+                continue
+            for b, (start, end, count) in enumerate(zip(self._lengths, ends, counts, strict=True)):
+                mine[b, :, start:end] = new[b, :, :count]
+        self._lengths = ends
+
+    def _reserve(self, tokens: int) -> None:
+        """Make room by doubling, so that appending n tokens one by one copies fewer than 2n of them."""
+        capacity = self.capacity
+        if tokens <= capacity:
+            return
+        used = int(self._lengths.max())
+        for name in ("_key", "_value"):
+            old: Array = getattr(self, name)
+            new = np.empty((*old.shape[:2], max(tokens, 2 * capacity, 16), old.shape[3]), old.dtype)
+            new[:, :, :used] = old[:, :, :used]
+            setattr(self, name, new)
+
+    def truncate(self, lengths: npt.ArrayLike) -> None:
+        """Forget the tokens from ``lengths`` on, as when a guess is taken back. 0 empties the cache.
+
+        Parameters
+        ----------
+        lengths : array_like of int, shape (batch_size,) or ()
+            Each from 0 to the sequence's present length.
+
+        Raises
+        ------
+        TypeError
+            Not integers.
+        ValueError
+            Of another shape, or outside that range.
+        """
+        wanted = _integers("lengths", lengths, self._lengths.shape)
+        if ((wanted < 0) | (wanted > self._lengths)).any():
+            raise ValueError(f"lengths must be between 0 and {self._lengths.tolist()}, got {wanted.tolist()}")
+        self._lengths = wanted
+
+    def reorder(self, indices: npt.ArrayLike) -> None:
+        """Let sequence b go on from what sequence ``indices[b]`` holds, as beam search does.
+
+        Parameters
+        ----------
+        indices : array_like of int, shape (batch_size,)
+
+        Raises
+        ------
+        TypeError
+            Not integers.
+        ValueError
+            Of another shape, or outside 0 … batch_size − 1.
+        """
+        wanted = _integers("indices", indices, self._lengths.shape)
+        if ((wanted < 0) | (wanted >= len(wanted))).any():
+            raise ValueError(f"indices must be between 0 and {len(wanted) - 1}, got {wanted.tolist()}")
+        self._key, self._value = self._key[wanted], self._value[wanted]
+        self._lengths = self._lengths[wanted]
+
+    # ------------------------------------------------------------------------------------------- attending
+
+    def attend(
+        self,
+        query: npt.ArrayLike,
+        key: npt.ArrayLike | None = None,
+        value: npt.ArrayLike | None = None,
+        *,
+        lengths: npt.ArrayLike | None = None,
+        scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        alibi_slopes: npt.ArrayLike | None = None,
+        sinks: npt.ArrayLike | None = None,
+        return_lse: bool = False,
+        num_threads: int | None = None,
+    ) -> Any:
+        """Append new keys and values, if given, and attend from the queries to all keys of their sequence.
+
+        The queries are the last tokens of each sequence: query i of n sees the keys up to its own, which is
+        n − 1 − i before the last. Nothing is appended when an argument is wrong.
+
+        Parameters
+        ----------
+        query : array_like, shape (batch_size, num_heads, n, E)
+            ``num_heads`` is a multiple of ``num_kv_heads``.
+        key, value : array_like, shapes (batch_size, num_kv_heads, n, E) and (…, n, Ev), optional
+            As for :meth:`append`; both or neither.
+        lengths : array_like of int, shape (batch_size,) or (), optional
+            How many of the n queries (and keys) are real, for sequences that grow by different numbers; the
+            rest is padding.
+        scale, window, softcap, alibi_slopes, sinks, num_threads
+            As for :func:`selfattn.scaled_dot_product_attention`; ``window=(left, 0)`` is a sliding window.
+        return_lse : bool, default False
+            Return the log-sum-exp as well.
+
+        Returns
+        -------
+        out : ndarray, shape (batch_size, num_heads, n, Ev)
+            Zeros where the query is padding.
+        lse : ndarray, shape (batch_size, num_heads, n)
+            With ``return_lse``; -inf where the query is padding.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`append` and :func:`selfattn.scaled_dot_product_attention`; or more queries than their
+            sequence has keys.
+        """
+        if (key is None) != (value is None):
+            raise ValueError("key and value come together: one of them is missing")
+        queries = self._queries(query)
+        counts = self._counts(lengths, queries.shape[2])
+        before = self._lengths
+        if key is not None and value is not None:
+            keys, values = self._new("key", key, self._key), self._new("value", value, self._value)
+            if not queries.shape[2] == keys.shape[2] == values.shape[2]:
+                raise ValueError(
+                    f"query {queries.shape}, key {keys.shape} and value {values.shape} differ in how many tokens they bring"
+                )
+            self._append(keys, values, counts)
+        elif (counts > before).any():
+            raise ValueError(
+                f"each query needs its own key; the sequences have {before.tolist()}, the queries are {counts.tolist()}"
+            )
+        options: dict[str, Any] = {
+            "scale": scale, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes, "sinks": sinks,
+            "num_threads": num_threads, "enable_gqa": queries.shape[1] != self._key.shape[1],
+        }  # fmt: skip
+        try:
+            out, lse = self._attend(queries, counts, options)
+        except BaseException:  # an option that is wrong, or Ctrl-C: as if it had not been called
+            self._lengths = before
+            raise
+        return (out, lse) if return_lse else out
+
+    def _attend(
+        self, queries: Array, counts: npt.NDArray[np.int64], options: dict[str, Any]
+    ) -> tuple[Array, Array]:
+        ends = self._lengths
+        if (ends == ends[0]).all() and (counts == queries.shape[2]).all():
+            result: tuple[Array, Array] = self._call(slice(None), queries, int(ends[0]), options)
+            return result
+        plain = options["window"] is None and options["alibi_slopes"] is None
+        if (
+            queries.shape[2] == 1 and (counts == 1).all() and plain
+        ):  # the last query sees all keys: no diagonal
+            return scaled_dot_product_attention(  # type: ignore[no-any-return]
+                queries, self.key, self.value, key_lengths=ends[:, None], return_lse=True, **options
+            )
+        outs, lses = [], []
+        for b, (count, end) in enumerate(zip(counts.tolist(), ends.tolist(), strict=True)):
+            out, lse = self._call(
+                slice(b, b + 1), queries[b : b + 1, :, :count], end, _of(options, b, len(ends))
+            )
+            padding = ((0, 0), (0, 0), (0, queries.shape[2] - count))
+            outs.append(np.pad(out, (*padding, (0, 0))))
+            lses.append(np.pad(lse, padding, constant_values=-np.inf))
+        return np.concatenate(outs), np.concatenate(lses)
+
+    def _call(self, batch: slice, queries: Array, end: int, options: dict[str, Any]) -> Any:
+        key, value = self._key[batch, :, :end], self._value[batch, :, :end]
+        return scaled_dot_product_attention(
+            queries, key, value, causal="lower_right", return_lse=True, **options
+        )
+
+    # ------------------------------------------------------------------------------------------ arguments
+
+    def _queries(self, query: npt.ArrayLike) -> Array:
+        queries = np.asanyarray(query)
+        batch_size, heads, _, width = self._key.shape
+        fits = queries.ndim == 4 and queries.shape[0] == batch_size and queries.shape[3] == width
+        if not fits or queries.shape[1] % heads or queries.shape[1] == 0:
+            raise ValueError(
+                f"query must have shape ({batch_size}, a multiple of {heads}, n, {width}), got {queries.shape}"
+            )
+        return queries
+
+    def _new(self, name: str, given: npt.ArrayLike, mine: Array) -> Array:
+        array = np.asanyarray(given)
+        if isinstance(array, np.ma.MaskedArray | np.matrix):
+            raise TypeError(f"{name} is a {type(array).__name__}; pass a plain array")
+        batch_size, heads, _, width = mine.shape
+        if array.ndim != 4 or array.shape[:2] != (batch_size, heads) or array.shape[3] != width:
+            raise ValueError(f"{name} must have shape ({batch_size}, {heads}, n, {width}), got {array.shape}")
+        if array.dtype.kind == "b" or np.result_type(array.dtype, mine.dtype) != mine.dtype:
+            raise TypeError(
+                f"{name} is {array.dtype}, which a cache of {mine.dtype} does not hold without loss"
+            )
+        return array
+
+    def _counts(self, lengths: npt.ArrayLike | None, most: int) -> npt.NDArray[np.int64]:
+        if lengths is None:
+            return np.full(len(self._lengths), most, np.int64)
+        counts = _integers("lengths", lengths, self._lengths.shape)
+        if ((counts < 0) | (counts > most)).any():
+            raise ValueError(f"lengths must be between 0 and n = {most}, got {counts.tolist()}")
+        return counts
+
+
+def _of(options: dict[str, Any], b: int, batch_size: int) -> dict[str, Any]:
+    """Give the options of sequence b alone: those per head may be per sequence as well."""
+    own = dict(options)
+    for name in ("alibi_slopes", "sinks"):
+        given = None if own[name] is None else np.asarray(own[name])
+        if given is not None and given.ndim >= 2 and given.shape[0] == batch_size:
+            own[name] = given[b : b + 1]
+    return own
+
+
+def _size(name: str, given: Any, least: int) -> int:
+    try:
+        size = operator.index(given)
+    except TypeError:
+        size = None
+    if size is None or isinstance(given, bool):
+        raise TypeError(f"{name} must be an int >= {least}, got {type(given).__name__}")
+    if size < least:
+        raise ValueError(f"{name} must be an int >= {least}, got {size}")
+    return size
+
+
+def _integers(name: str, given: npt.ArrayLike, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    array = np.asarray(given)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    if array.shape not in (shape, ()):
+        raise ValueError(f"{name} must have shape {shape} or (), got {array.shape}")
+    if array.dtype.kind == "u" and (array > np.iinfo(np.int64).max).any():
+        raise ValueError(f"{name} has a number beyond 2**63 - 1")
+    return np.broadcast_to(array, shape).astype(np.int64)

@@ -1,0 +1,162 @@
+"""Attention over packed sequences in plain NumPy: a loop over them. See :mod:`selfattn.reference`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.reference.arguments import as_array, dtypes
+from selfattn.reference.attention import scaled_dot_product_attention
+from selfattn.reference.attention_vjp import (
+    AttentionGradients,
+    scaled_dot_product_attention_vjp,
+    sum_to_shape,
+)
+from selfattn.reference.dropout import seed_from_rng
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+def varlen_attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    cu_seqlens_q: npt.ArrayLike,
+    cu_seqlens_k: npt.ArrayLike,
+    *,
+    return_lse: bool = False,
+    compute_dtype: npt.DTypeLike | None = None,
+    **options: Any,
+) -> Any:
+    """Let each of n packed sequences attend to itself alone.
+
+    Parameters
+    ----------
+    query : array_like, shape (total_q, H, E)
+    key : array_like, shape (total_k, H_kv, E)
+    value : array_like, shape (total_k, H_kv, Ev)
+        The sequences' rows, one sequence behind the other.
+    cu_seqlens_q, cu_seqlens_k : array_like of int, shape (n + 1,)
+        Sequence s has the rows ``cu_seqlens_q[s]`` to ``cu_seqlens_q[s + 1] - 1``, and the keys likewise.
+    return_lse : bool, default False
+    compute_dtype : dtype, optional
+    **options
+        Those of :func:`~selfattn.reference.scaled_dot_product_attention`: of ``attn_mask`` one for each
+        sequence or None, in a list; ``alibi_slopes`` and ``sinks`` of shape (H,) or (n, H). Dropout counts
+        heads over the whole batch, s · H + h, and rows and keys within a sequence.
+
+    Returns
+    -------
+    out : ndarray, shape (total_q, H, Ev)
+    lse : ndarray, shape (H, total_q)
+        Only with ``return_lse``.
+
+    Examples
+    --------
+    Two sequences, of one and of two rows:
+
+    >>> import numpy as np
+    >>> x = np.array([[[1.0]], [[2.0]], [[4.0]]])
+    >>> varlen_attention(x, x, x, [0, 1, 3], [0, 1, 3]).ravel().round(4)
+    array([1.    , 3.964 , 3.9993])
+    """
+    arrays = as_array("query", query), as_array("key", key), as_array("value", value)
+    compute, result = dtypes(compute_dtype, dict(zip(("query", "key", "value"), arrays, strict=True)))
+    out = np.empty((*arrays[0].shape[:2], arrays[2].shape[2]), result)
+    lse = np.empty(arrays[0].shape[1::-1], compute)
+    for rows, one in _sequences(*arrays, cu_seqlens_q, cu_seqlens_k, options):
+        out_s, lse[:, rows] = scaled_dot_product_attention(
+            **one, return_lse=True, compute_dtype=compute_dtype
+        )
+        out[rows] = out_s.swapaxes(0, 1)
+    return (out, lse) if return_lse else out
+
+
+def varlen_attention_vjp(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    cu_seqlens_q: npt.ArrayLike,
+    cu_seqlens_k: npt.ArrayLike,
+    *,
+    return_lse: bool = False,
+    compute_dtype: npt.DTypeLike | None = None,
+    **options: Any,
+) -> tuple[Any, Callable[..., AttentionGradients]]:
+    """Attention over packed sequences, and the function that pulls gradients back through it.
+
+    Parameters
+    ----------
+    query, key, value, cu_seqlens_q, cu_seqlens_k, return_lse, compute_dtype, **options
+        See :func:`varlen_attention`.
+
+    Returns
+    -------
+    out : ndarray, or (out, lse)
+    pullback : callable
+        ``pullback(grad_out, grad_lse=None)`` returns :class:`AttentionGradients` of all that was given; that
+        of ``attn_mask`` is a list.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.array([[[1.0]], [[2.0]], [[4.0]]])
+    >>> out, pullback = varlen_attention_vjp(x, x, x, [0, 1, 3], [0, 1, 3])
+    >>> pullback(np.ones_like(out)).value.sum().round(4)  # the weights of each of three rows sum to 1
+    np.float64(3.0)
+    """
+    arrays = as_array("query", query), as_array("key", key), as_array("value", value)
+    if options.get("dropout_p", 0) > 0:
+        options["rng"] = seed_from_rng(options.get("rng"))
+    result = varlen_attention(
+        *arrays, cu_seqlens_q, cu_seqlens_k, return_lse=return_lse, compute_dtype=compute_dtype, **options
+    )
+
+    def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
+        d_out, d_lse = np.asarray(grad_out), None if grad_lse is None else np.asarray(grad_lse)
+        found = []
+        for rows, one in _sequences(*arrays, cu_seqlens_q, cu_seqlens_k, options):
+            _, pull = scaled_dot_product_attention_vjp(**one, return_lse=True, compute_dtype=compute_dtype)
+            found.append(pull(d_out[rows].swapaxes(0, 1), None if d_lse is None else d_lse[:, rows]))
+        fields: dict[str, Any] = {}
+        for name, given in zip(("query", "key", "value"), arrays, strict=True):
+            parts = [getattr(one, name).swapaxes(0, 1) for one in found]
+            fields[name] = np.concatenate(parts) if parts else np.zeros_like(given)
+        if options.get("attn_mask") is not None:
+            fields["attn_mask"] = [one.attn_mask for one in found]
+        for name in ("alibi_slopes", "sinks"):
+            if (scalars := options.get(name)) is not None:
+                each = np.array([getattr(one, name) for one in found]).reshape(-1, d_out.shape[1])
+                fields[name] = sum_to_shape(each, np.shape(scalars))
+        return AttentionGradients(**fields)
+
+    return result, pullback
+
+
+def _sequences(
+    query: Array,
+    key: Array,
+    value: Array,
+    cu_seqlens_q: npt.ArrayLike,
+    cu_seqlens_k: npt.ArrayLike,
+    options: dict[str, Any],
+) -> Iterator[tuple[slice, dict[str, Any]]]:
+    """Yield each sequence's rows, and the arguments of its own call: (H, L, E), (H_kv, S, E), (H_kv, S, Ev)."""
+    rows = [slice(a, b) for a, b in pairwise(np.asarray(cu_seqlens_q))]
+    keys = [slice(a, b) for a, b in pairwise(np.asarray(cu_seqlens_k))]
+    heads = query.shape[1]
+    seed = seed_from_rng(options.get("rng")) if options.get("dropout_p", 0) > 0 else None
+    for s in range(len(rows)):
+        own = dict(options, rng=seed, first_head=s * heads)
+        masks: Sequence[Any] | None = options.get("attn_mask")
+        own["attn_mask"] = None if masks is None else masks[s]
+        for name in ("alibi_slopes", "sinks"):
+            if (scalars := options.get(name)) is not None:
+                own[name] = np.broadcast_to(np.asarray(scalars), (len(rows), heads))[s]
+        for name, x in (("query", query[rows[s]]), ("key", key[keys[s]]), ("value", value[keys[s]])):
+            own[name] = x.swapaxes(0, 1)
+        yield rows[s], own

@@ -1,0 +1,22 @@
+"""Attention made visible: pages that show every number of every step, and heat maps.
+
+Pure functions from steps to HTML and figures; what is computed is in :mod:`selfattn.steps`.
+"""
+
+from selfattn.views.graph import PageError
+from selfattn.views.page import Page, join_pages, notebook_html, steps_page
+from selfattn.views.plot import plot_attention
+from selfattn.views.texts import CAPTIONS
+from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
+
+__all__ = [
+    "CAPTIONS",
+    "TUTORIAL_PAGES",
+    "Page",
+    "PageError",
+    "join_pages",
+    "notebook_html",
+    "plot_attention",
+    "steps_page",
+    "tutorial_page",
+]

@@ -1,0 +1,205 @@
+"""The command line of the steps pages: reads a tutorial's name or a file of arrays, writes a page, opens it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import webbrowser
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.layer_steps import layer_steps
+from selfattn.steps import AttentionSteps, attention_steps
+from selfattn.views.page import Page, steps_page
+from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
+
+__all__ = ["main", "page_of_arrays"]
+
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+
+# The names of arrays in a file. Text and what is a single number are taken out of their arrays.
+ATTENTION = ("query", "key", "value")
+LAYER = ("inputs", "W_query", "W_key", "W_value")
+PARTS = (
+    "b_query", "b_key", "b_value", "key_inputs", "value_inputs", "num_heads", "W_out", "b_out", "residual",
+)  # fmt: skip
+NORM = ("norm_weight", "norm_bias", "norm_eps")
+OPTIONS = (
+    "attn_mask", "is_causal", "causal", "scale", "softcap", "window", "key_lengths", "alibi_slopes", "sinks",
+    "enable_gqa",
+)  # fmt: skip
+DROPOUT = ("dropout_p", "rng")
+TOKENS = ("tokens", "key_tokens")
+
+_EPILOG = f"""\
+tutorials, by number or name:
+{"".join(f"  {n}  {name}{chr(10)}" for n, name in enumerate(TUTORIAL_PAGES, 1))}
+arrays of a file, as numpy.savez(file, name=array, ...) writes them:
+  attention    {", ".join(ATTENTION)}
+  or a layer   {", ".join(LAYER)};
+               if it has them {", ".join(PARTS[:6])},
+               {", ".join(PARTS[6:] + NORM)}
+  with both    {", ".join(OPTIONS[:5])},
+               {", ".join(OPTIONS[5:])},
+               {", ".join(DROPOUT + TOKENS)}
+
+examples:
+  selfattn steps 3 --open
+  selfattn steps illustrated --out illustrated.html
+  selfattn steps mine.npz --tokens "sky is blue" --exercise
+  selfattn steps mine.npz --out - | wc -c
+
+exit codes:
+  0  written      1  the file or its arrays do not do      2  wrong usage
+"""
+
+
+def page_of_arrays(arrays: Arrays, tokens: Sequence[str] | None = None, *, exercise: bool = False) -> Page:
+    """Compute the steps of attention, or of a layer, from named arrays, and show them on a page.
+
+    Parameters
+    ----------
+    arrays : mapping of str to ndarray
+        ``query``, ``key`` and ``value``, or ``inputs``, ``W_query``, ``W_key`` and ``W_value``; and the other
+        arguments of :func:`~selfattn.attention_steps` or :func:`~selfattn.layer_steps.layer_steps` by their
+        names, ``norm`` as ``norm_weight``, ``norm_bias`` and ``norm_eps``. ``tokens`` and ``key_tokens``: arrays
+        of strings.
+    tokens : sequence of str, optional
+        In place of those in ``arrays``.
+    exercise : bool, default False
+        Leave blanks, as :func:`~selfattn.views.steps_page` does.
+
+    Returns
+    -------
+    Page
+
+    Raises
+    ------
+    TypeError, ValueError
+        Names that are missing or unknown, and what the steps and the page refuse.
+
+    Examples
+    --------
+    >>> x = np.eye(2)
+    >>> page = page_of_arrays({"query": x, "key": x, "value": x, "tokens": np.array(["river", "bank"])})
+    >>> "river" in str(page)
+    True
+    """
+    for name in TOKENS:
+        array = arrays.get(name, np.array([""]))
+        if array.dtype.kind != "U" or array.ndim != 1:
+            raise TypeError(f"{name} is {array.dtype} of shape {array.shape}, not a list of strings")
+    names = {name: arrays[name].tolist() for name in TOKENS if name in arrays}
+    if tokens is not None:
+        names["tokens"] = list(tokens)
+    return steps_page(
+        _steps(arrays), names.get("tokens"), key_tokens=names.get("key_tokens"), exercise=exercise
+    )
+
+
+def _steps(arrays: Arrays) -> AttentionSteps:
+    required = LAYER if "inputs" in arrays or "W_query" in arrays else ATTENTION
+    allowed = (*required, *OPTIONS, *DROPOUT, *TOKENS, *(PARTS + NORM if required is LAYER else ()))
+    missing = [name for name in required if name not in arrays]
+    unknown = [name for name in arrays if name not in allowed]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} missing; there are {', '.join(arrays) or 'no arrays'}")
+    if unknown:
+        raise ValueError(f"{', '.join(unknown)} not known; the names are {', '.join(allowed)}")
+    given: dict[str, Any] = {
+        name: _plain(name, array) for name, array in arrays.items() if name not in (*NORM, *TOKENS)
+    }
+    if required is ATTENTION:
+        return attention_steps(**given)
+    if any(name in arrays for name in NORM):
+        eps = arrays.get("norm_eps", np.array(1e-5))
+        given["norm"] = (arrays.get("norm_weight"), arrays.get("norm_bias"), eps.item())
+    return layer_steps(**given)
+
+
+def _plain(name: str, array: npt.NDArray[Any]) -> Any:
+    """Return a single number or text as Python's own, and a window as the pair that it has to be."""
+    if name == "window":
+        return tuple(array.tolist())
+    return array.item() if array.ndim == 0 else array
+
+
+def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Read an .npz; nothing in it is unpickled."""
+    file = np.load(path, allow_pickle=False)
+    if not isinstance(file, np.lib.npyio.NpzFile):
+        raise ValueError("it holds one array without a name; numpy.savez writes several with names")
+    with file:
+        return {name: file[name] for name in file.files}
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Write a page that shows every number of every step of attention: one HTML file that needs\n"
+        "no network.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "source", metavar="TUTORIAL|FILE.npz", help="one of the tutorials, or a file of arrays"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="where to write; by default NAME.html, - means to stdout"
+    )
+    parser.add_argument("--open", action="store_true", help="show the page in a browser")
+    parser.add_argument("--tokens", metavar="TEXT", help="the tokens of a FILE.npz, with spaces in between")
+    parser.add_argument(
+        "--exercise", action="store_true", help="a FILE.npz with blanks to predict, and answers"
+    )
+    return parser
+
+
+def _page(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[str, Page]:
+    """Return what the page is called, and the page."""
+    numbers = {str(n): name for n, name in enumerate(TUTORIAL_PAGES, 1)}
+    name = numbers.get(options.source, options.source)
+    if name in TUTORIAL_PAGES:
+        if options.tokens is not None or options.exercise:
+            parser.error("--tokens and --exercise are for a FILE.npz, not for a tutorial")
+        return name, tutorial_page(name)
+    path = Path(options.source)
+    if path.suffix != ".npz" and not path.exists():
+        parser.error(f"{options.source!r} is no tutorial ({', '.join(TUTORIAL_PAGES)}) and no file")
+    tokens = None if options.tokens is None else options.tokens.split()
+    return path.stem, page_of_arrays(_read(path), tokens, exercise=options.exercise)
+
+
+def main(arguments: Sequence[str], prog: str = "selfattn steps") -> int:
+    """Run the command and return its exit code."""
+    parser = _parser(prog)
+    options = parser.parse_args(arguments)
+    if options.open and options.out == "-":
+        parser.error("--open needs a file; --out - writes none")
+    try:
+        name, page = _page(options, parser)
+    except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        print(f"{prog}: {options.source}: {reason}", file=sys.stderr)
+        return 1
+    if options.out == "-":
+        sys.stdout.buffer.write(page.html.encode())
+        return 0
+    path = Path(options.out or f"{name}.html")
+    if path.exists() and os.path.exists(options.source) and path.samefile(options.source):
+        parser.error(f"--out {path} would replace what is shown")
+    try:
+        page.save(path)
+    except OSError as error:
+        print(f"{prog}: {path}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    print(path)
+    if options.open and not webbrowser.open(path.resolve().as_uri()):
+        print(f"{prog}: there is no browser; open {path} yourself", file=sys.stderr)
+    return 0

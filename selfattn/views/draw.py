@@ -1,0 +1,332 @@
+"""A graph of matrices drawn as HTML: stages, equations, tables, legends, answers; and the data for the script."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from selfattn.views.graph import OPERATORS, Equation, Graph, Node, Stage
+from selfattn.views.texts import fill
+from selfattn.views.writing import Array, decimals_of, number, text
+
+_LOW = re.compile(r"_([0-9A-Za-z]+)")
+LEVELS = 8  # of colour, for each sign
+
+
+class Drawing:
+    """One view: a graph and how to show it."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        sides: list[str],
+        texts: dict[str, str],
+        exercise: bool,
+        precision: int,
+        max_side: int,
+    ) -> None:
+        self.graph, self.sides, self.texts, self.exercise = graph, sides, texts, exercise
+        self.precision, self.max_side = precision, max_side
+        self.decimals = {name: decimals_of(node.data, precision) for name, node in graph.nodes.items()}
+        self.sizes: dict[str, float] = {}  # largest number of all matrices of a name: one scale of colours
+        for node in graph.nodes.values():
+            finite = np.abs(node.data[np.isfinite(node.data)])
+            key = node.name.partition("[")[0]
+            self.sizes[key] = max(self.sizes.get(key, 0.0), float(finite.max(initial=0.0)))
+        self.blanks = self._blanks() if exercise else {}
+
+    def _blanks(self) -> dict[str, list[int]]:
+        """For each node that a stage computes, the blank column of each row."""
+        blanks: dict[str, list[int]] = {}
+        for n, stage in enumerate(self.graph.stages.values()):
+            for equation in stage.equations:
+                for name in [
+                    r
+                    for side in equation.sides
+                    for r in results(side)
+                    if self.graph.nodes[r].op not in ("given", "row_sums")
+                ]:
+                    rows, columns = self.graph.nodes[name].data.shape
+                    if columns:
+                        blanks[name] = [(2 * i + n) % columns for i in range(rows)]
+        return blanks
+
+    def html(self) -> str:
+        """Draw everything: the heading, the stages, the answers of an exercise, the data for the script."""
+        stages = "\n".join(self.stage(stage) for stage in self.graph.stages.values())
+        title = f'<h2 class="sa-head">{text(self.texts["title"])}</h2>'
+        names = "".join(f"<li><bdi>{text(side)}</bdi></li>" for side in self.sides)
+        answers = self.answers() if self.exercise else ""
+        return (
+            '<div class="sa-steps" data-alone="" data-lm-suppress-shortcuts="true">\n'
+            f'{title}<ul class="sa-sides">{names}</ul>\n{stages}\n{answers}{self.data()}</div>'
+        )
+
+    def stage(self, stage: Stage) -> str:
+        """Draw one step: heading, sentence, formula, NumPy, equations, notes, legend."""
+        sentence = self.texts[stage.caption]
+        equations = "".join(self.equation(stage, equation) for equation in stage.equations)
+        notes = {fill(self.texts[key], **values) for key, values in stage.notes}
+        notes |= self.abridged(stage)
+        note = "".join(f'<p class="sa-note">{text(line)}</p>' for line in sorted(notes))
+        return (
+            f'<section class="sa-stage" data-stage="{stage.name}" id="stage={stage.name}"><h3>{text(self.heading(stage))}</h3>'
+            f"<p>{text(sentence)}</p>"
+            f'<p class="sa-formula"><i>{formula(stage.formula)}</i></p><pre><code>{text(stage.numpy)}</code></pre>'
+            f"{equations}{note}{self.legend(stage)}</section>"
+        )
+
+    def heading(self, stage: Stage) -> str:
+        """Return the name of a step, with its block if there are several."""
+        block = stage.name.rpartition(".")[0].removeprefix("block")
+        heading = self.texts[f"head.{stage.caption}"]
+        return f"{heading}, {fill(self.texts['block'], n=block)}" if block else heading
+
+    def equation(self, stage: Stage, equation: Equation) -> str:
+        """Draw one line; with two sentences what they compute from, and below it what they get, side by side."""
+        label = f"<h4>{text(fill(self.texts['head'], n=equation.label))}</h4>" if equation.label else ""
+        ids = stage.name if stage.equations[0] is equation else ""
+        if len(equation.sides) == 1:
+            return f'<div class="sa-equation">{label}{self.line(equation.sides[0], ids)}</div>'
+        halves = []
+        for name, terms in zip(self.sides, equation.sides, strict=True):
+            if operands := terms[: start_of_results(terms)]:
+                halves.append(
+                    f'<div><p class="sa-side"><bdi>{text(name)}</bdi></p>{self.line(operands, "")}</div>'
+                )
+        got = [self.side_by_side(a, b, ids if n == 0 else "")
+               for n, (a, b) in enumerate(zip_longest(*map(results, equation.sides)))]  # fmt: skip
+        return f'<div class="sa-equation">{label}<div class="sa-halves">{"".join(halves)}</div>{"".join(got)}</div>'
+
+    def line(self, terms: Sequence[str], ids: str) -> str:
+        """Draw tables and signs; a sign stays with the table that follows it."""
+        made, drawn, sign = results(terms), [], ""
+        for term in terms:
+            if term in OPERATORS:
+                sign += f'<span class="sa-op">{text(term)}</span>'
+            elif term:
+                table = self.table(term, ids=ids if term in made[:1] else "", result=term in made)
+                drawn.append(f'<div class="sa-term">{sign}{table}</div>')
+                sign = ""
+        return f'<div class="sa-eq">{"".join(drawn)}{sign}</div>'
+
+    def side_by_side(self, a: str | None, b: str | None, ids: str) -> str:
+        """Draw what two sentences get, aligned by row, and the second minus the first."""
+        drawn = [
+            self.table(node, ids=ids if node is a else "", result=True, of=side)
+            for node, side in zip((a, b), self.sides, strict=True)
+            if node is not None
+        ]
+        if a is not None and b is not None:
+            drawn = drawn[:1] if a == b else [*drawn, self.difference(a, b)]
+        return f'<div class="sa-eq sa-compare">{"".join(drawn)}</div>'
+
+    def difference(self, a: str, b: str) -> str:
+        """Draw the second minus the first, as far as both reach."""
+        first, second = self.graph.nodes[a], self.graph.nodes[b]
+        rows, columns = map(min, zip(first.data.shape, second.data.shape, strict=True))
+        with np.errstate(invalid="ignore"):
+            data = second.data[:rows, :columns] - first.data[:rows, :columns]
+            # what is left of two numbers that differ by rounding alone is no difference to be looked at
+            data[np.abs(data) <= 1e-12 * self.sizes[first.name.partition("[")[0]]] = 0.0
+        labels = [
+            [x if x == y else f"{x} → {y}" for x, y in zip(*pair, strict=False)]
+            for pair in zip(self.axes(first), self.axes(second), strict=True)
+        ]
+        hidden = {(i, j) for node in (a, b) for i, j in enumerate(self.blanks.get(node, []))}
+        decimals = max(self.decimals[a], self.decimals[b])
+        size = float(np.abs(data[np.isfinite(data)]).max(initial=0.0))
+        attributes = f'data-a="{text(a)}" data-b="{text(b)}" data-size="{size!r}" data-decimals="{decimals}"'
+        caption = f"{text(self.texts['difference'])}: {text(first.name)}"
+        return self.grid(data, labels, caption, "sa-m sa-diff", attributes, decimals, size, hidden)
+
+    def axes(self, node: Node) -> tuple[list[str], list[str]]:
+        """Return the labels of rows and columns."""
+        rows, columns = node.data.shape
+        return (
+            self.graph.labels[node.rows] if node.rows else [str(n) for n in range(rows)],
+            self.graph.labels[node.columns] if node.columns else [str(n) for n in range(columns)],
+        )
+
+    def table(self, term: str, *, ids: str, result: bool, of: str = "") -> str:
+        """Draw a matrix or its transpose; `ids` makes its rows the aims of links, `of` says whose it is."""
+        name = term.removeprefix("T:")
+        node, transposed = self.graph.nodes[name], term.startswith("T:")
+        data, labels = node.data, list(self.axes(node))
+        hidden = {(i, j) for i, j in enumerate(self.blanks.get(name, []))}
+        if transposed:
+            data, labels, hidden = data.T, labels[::-1], {(j, i) for i, j in hidden}
+        size = self.sizes[node.name.partition("[")[0]]
+        caption = text(node.name) + (".T" if transposed else "")
+        if node.op == "pairs":
+            token = self.graph.labels[f"t{node.rows[1:]}"][node.options["query"]]
+            caption += f" (<bdi>{text(fill(self.texts['of query'], token=token))}</bdi>)"
+        if of:
+            caption += f" <bdi class=sa-of>{text(of)}</bdi>"
+        attributes = f'data-node="{text(name)}"' + (" data-t" if transposed else "")
+        kind = "sa-m" + (" sa-result" if result else "") + (" sa-input" if node.editable else "")
+        return self.grid(data, labels, caption, kind, attributes, self.decimals[name], size, hidden, ids)
+
+    def shown(self, n: int) -> list[int]:
+        """Return the indices that are shown: all, or the first two thirds and the last."""
+        if n <= self.max_side:
+            return list(range(n))
+        tail = self.max_side // 3
+        return [*range(self.max_side - tail), *range(n - tail, n)]
+
+    def abridged(self, stage: Stage) -> set[str]:
+        """Say it if some rows or columns of a stage are left out."""
+        terms = {t.removeprefix("T:") for e in stage.equations for side in e.sides for t in side if t}
+        largest = max(
+            (max(self.graph.nodes[t].data.shape) for t in terms if t in self.graph.nodes), default=0
+        )
+        if largest <= self.max_side:
+            return set()
+        return {fill(self.texts["abridged"], shown=self.max_side, all=largest)}
+
+    def grid(
+        self, data: Array, labels: Sequence[list[str]], caption: str, kind: str, attributes: str, decimals: int,
+        size: float, hidden: set[tuple[int, int]], ids: str = "",
+    ) -> str:  # fmt: skip
+        """Write a table; `caption` is HTML, all else is text. steps.js counts on its form."""
+        rows, columns = (self.shown(n) for n in data.shape)
+        if len(rows) < data.shape[0] or len(columns) < data.shape[1]:
+            attributes += f' data-rows="{_list(rows)}" data-columns="{_list(columns)}"'
+        gap = '<td class="sa-gap">…</td>'
+
+        def line(i: int) -> str:
+            cells = []
+            for n, j in enumerate(columns):
+                if n and j != columns[n - 1] + 1:
+                    cells.append(gap)
+                if (i, j) in hidden:
+                    cells.append('<td class="sa-blank">____</td>')
+                    continue
+                level = shade(data[i, j], size)
+                cells.append(
+                    f"<td{f' class={level}' if level else ''}>{number(data[i, j], decimals, self.precision)}</td>"
+                )
+            where = f' id="stage={ids}&amp;row={i}"' if ids else ""
+            return f"<tr{where}><th scope=row><bdi>{text(labels[0][i])}</bdi></th>{''.join(cells)}</tr>"
+
+        body = []
+        for n, i in enumerate(rows):
+            if n and i != rows[n - 1] + 1:
+                body.append(f'<tr class="sa-gap"><th>…</th><td colspan={len(columns) + 1}></td></tr>')
+            body.append(line(i))
+        head = []
+        for n, j in enumerate(columns):
+            if n and j != columns[n - 1] + 1:
+                head.append("<th>…</th>")
+            head.append(f"<th scope=col><bdi>{text(labels[1][j])}</bdi></th>")
+        shape = " × ".join(map(str, data.shape))
+        return (
+            f'<table class="{kind}" {attributes}><caption>{caption} <small>{shape}</small></caption>'
+            f"<thead><tr><td></td>{''.join(head)}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+        )
+
+    def legend(self, stage: Stage) -> str:
+        """Show the range of colours of what the stage computes."""
+        names = [r for equation in stage.equations for side in equation.sides for r in results(side)]
+        finite = np.concatenate([np.zeros(0), *(self.graph.nodes[n].data.ravel() for n in names)])
+        finite = finite[np.isfinite(finite)]
+        size = self.sizes[self.graph.nodes[names[0]].name.partition("[")[0]] if names else 0.0
+        if not finite.size or size == 0:
+            return ""
+        decimals = min(self.precision, 2) if self.decimals[names[0]] else 0
+        ends = [-size, -size / 2, 0.0, size / 2, size] if finite.min() < 0 else [0.0, size / 2, size]
+        swatches = "".join(
+            f'<span class="sa-swatch {shade(x, size)}">{number(x, decimals + (decimals == 0 and size / 2 % 1 > 0), self.precision)}</span>'
+            for x in ends
+        )
+        return f'<p class="sa-legend">{text(self.texts["legend"])} {swatches}</p>'
+
+    def answers(self) -> str:
+        """List what stands in the blanks, on a sheet of its own when printed."""
+        sheet = []
+        for stage in self.graph.stages.values():
+            made = {
+                r: side for e in stage.equations for side, terms in enumerate(e.sides) for r in results(terms)
+            }
+            lines = [line for name, side in made.items() for line in self.answers_of(name, side)]
+            if lines:
+                sheet.append(f"<h4>{text(self.heading(stage))}</h4><ul>{''.join(lines)}</ul>")
+        return (
+            f'<details class="sa-answers"><summary>{text(self.texts["answers"])}</summary>'
+            f"{''.join(sheet)}</details>\n"
+        )
+
+    def answers_of(self, name: str, side: int) -> list[str]:
+        """Write the answers of a matrix, one for each row that is shown."""
+        node = self.graph.nodes[name]
+        rows, columns = self.axes(node)
+        shown_rows, shown_columns = map(self.shown, node.data.shape)
+        of = f" <small>(<bdi>{text(self.sides[side])}</bdi>)</small>" if len(self.sides) > 1 else ""
+        start = text(self.where(node) + node.name)
+        return [
+            f"<li>{start}[<bdi>{text(rows[i])}</bdi>, <bdi>{text(columns[j])}</bdi>] = "
+            f"{number(node.data[i, j], self.decimals[name], self.precision)}{of}</li>"
+            for i, j in enumerate(self.blanks.get(name, []))
+            if i in shown_rows and j in shown_columns
+        ]
+
+    def where(self, node: Node) -> str:
+        """Say in which block and head a matrix is, if there are several: ``block 0, head 1: ``."""
+        parts = [fill(self.texts[key], n=n) for key, n in (("block", node.block), ("head", node.head)) if n]
+        return ", ".join(parts) + (": " if parts else "")
+
+    def data(self) -> str:
+        """Everything that the script needs: all numbers to the last bit, what they are made of, all labels."""
+        nodes = [
+            {
+                "id": name, "name": node.name, "shape": node.data.shape,
+                "data": base64.b64encode(node.data.astype("<f8").tobytes()).decode("ascii"),
+                "rows": node.rows, "columns": node.columns, "op": node.op, "args": node.args,
+                "options": node.options, "editable": node.editable, "decimals": self.decimals[name],
+                "size": self.sizes[node.name.partition("[")[0]], "blanks": self.blanks.get(name), "where": self.where(node),
+            }
+            for name, node in self.graph.nodes.items()
+        ]  # fmt: skip
+        sentences = {key.removeprefix("head.") for key in self.texts if "." in key} - {"head"}
+        used = {key: line for key, line in self.texts.items() if "." not in key and key not in sentences}
+        payload = {"nodes": nodes, "labels": self.graph.labels, "precision": self.precision, "texts": used}
+        return f'<script type="application/json" class="sa-data">{script_json(payload)}</script>'
+
+
+def results(terms: Sequence[str]) -> list[str]:
+    """Return the ids of what an equation computes: all after the last sign, or, without one, all of it."""
+    return [t for t in terms[start_of_results(terms) :] if t and t not in OPERATORS]
+
+
+def start_of_results(terms: Sequence[str]) -> int:
+    """Return where the terms after the last sign start."""
+    return max((n + 1 for n, term in enumerate(terms) if term in ("=", "→")), default=0)
+
+
+def shade(value: float, size: float) -> str:
+    """Return the class of a number's colour: p1 to p8 for positive ones, n1 to n8 for negative ones, x for -inf and NaN."""
+    if not np.isfinite(value):
+        return "x"
+    level = min(LEVELS, round(LEVELS * abs(value) / size)) if size else 0
+    return "" if level == 0 else f"{'n' if value < 0 else 'p'}{level}"
+
+
+def script_json(payload: Any) -> str:
+    """JSON that can stand in a script element: ASCII, without a sign that could end or open markup."""
+    plain = json.dumps(payload, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def formula(line: str) -> str:
+    """Set what follows an underscore low: ``s_ij`` becomes ``s<sub>ij</sub>``."""
+    return _LOW.sub(r"<sub>\1</sub>", text(line))
+
+
+def _list(numbers: list[int]) -> str:
+    return ",".join(map(str, numbers))

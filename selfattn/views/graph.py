@@ -1,0 +1,493 @@
+"""From steps to a graph of matrices: which numbers each matrix is made of, and which stage shows it.
+
+The page draws the graph and `steps.js` computes on it, so nothing here knows about HTML. One graph may hold
+two sentences, called sides; what they share, such as projections, is there once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.layer_steps import LayerSteps, ModelSteps
+from selfattn.steps import AttentionSteps
+
+Array: TypeAlias = npt.NDArray[Any]
+Steps: TypeAlias = AttentionSteps | ModelSteps
+Term: TypeAlias = str  # the id of a node, "T:" and an id for its transpose, or an operator
+
+OPERATORS = ("@", "=", "+", "·", "→", "where")
+MAX_HEADS = 4  # heads of which tables are shown
+MAX_PAIRS = 8  # queries whose weighted values are shown
+MAX_NUMBERS = 200_000  # of all matrices together: about 2 MB as base64
+
+
+class PageError(ValueError):
+    """Steps that a page cannot show: too many numbers, or more than one sentence."""
+
+
+@dataclass
+class Node:
+    """A matrix, and how it is computed from others."""
+
+    id: str
+    name: str  # in Python, such as "scores"
+    data: Array  # (rows, columns), float64
+    rows: str = ""  # name of a list of labels; "" counts from 0
+    columns: str = ""
+    op: str = "given"
+    args: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    editable: bool = False
+    block: str = ""  # where there are several, in which it is
+    head: str = ""
+
+
+@dataclass
+class Equation:
+    """What stands in one line: for each side terms and operators; the last term is what is computed."""
+
+    label: str
+    sides: list[list[Term]] = field(default_factory=list)
+
+
+@dataclass
+class Stage:
+    """One step: a name, the key of its sentence, formula, NumPy, equations."""
+
+    name: str
+    caption: str
+    formula: str
+    numpy: str
+    equations: list[Equation] = field(default_factory=list)
+    notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+
+# Formula and line of NumPy of every stage.
+LINES: dict[str, tuple[str, str]] = {
+    "embeddings": ("e_i = table[token_i]", "embeddings = table[ids]"),
+    "positions": ("p_i = sin, cos of i · 10000^(-c/d)", "positions[:, 0::2], positions[:, 1::2] = np.sin(angle), np.cos(angle)"),
+    "model_inputs": ("x_i = e_i + p_i", "inputs = embeddings + positions"),
+    "inputs": ("x_1, …, x_L", "inputs = x"),
+    "linear": ("y_ic = Σ_m x_im · W_mc", "y = x @ W"),
+    "given": ("q_i,  k_j,  v_j", "query, key, value"),
+    "query": ("q_ic = Σ_m x_im · WQ_mc", "query = {source} @ W_query"),
+    "key": ("k_jc = Σ_m x_jm · WK_mc", "key = {source} @ W_key"),
+    "value": ("v_jc = Σ_m x_jm · WV_mc", "value = {source} @ W_value"),
+    "scores": ("s_ij = Σ_c q_ic · k_jc", "scores = query @ key.T"),
+    "scaled_scores": ("t_ij = s_ij · scale", "scaled_scores = scores * scale"),
+    "capped_scores": ("t_ij = cap · tanh(s_ij · scale / cap)", "scaled_scores = softcap * np.tanh(scores * scale / softcap)"),
+    "masked_scores": ("u_ij = t_ij where the mask is 1, else -∞", "masked_scores = np.where(mask, scaled_scores, -np.inf)"),
+    "biased_scores": ("u_ij = t_ij + a_ij where the mask is 1, else -∞", "masked_scores = np.where(mask, scaled_scores + added, -np.inf)"),
+    "weights": ("w_ij = exp(u_ij) / Σ_n exp(u_in)", "weights = np.exp(masked_scores) / np.exp(masked_scores).sum(axis=-1, keepdims=True)"),
+    "sink_weights": ("w_ij = exp(u_ij) / (exp(sink) + Σ_n exp(u_in))", "weights = np.exp(masked_scores) / (np.exp(sink) + np.exp(masked_scores).sum(axis=-1, keepdims=True))"),
+    "dropped_weights": ("w'_ij = w_ij · keep_ij", "dropped_weights = weights * keep"),
+    "replaced_weights": ("w'_ij given", "steps = steps.with_weights(...)"),
+    "weighted_values": ("z_ijc = w_ij · v_jc", "weighted_values = {source}[:, :, None] * value"),
+    "output": ("o_ic = Σ_j w_ij · v_jc", "output = {source} @ value"),
+    "concatenated": ("[o¹, o², …]", "concatenated = np.concatenate(outputs, axis=-1)"),
+    "projected_output": ("y_ic = Σ_m o_im · WO_mc", "projected_output = {source} @ W_out"),
+    "residual": ("r_ic = o_ic + x_ic", "residual = {source} + inputs"),
+    "norm": ("n_ic = (r_ic - mean_i) / √(var_i + ε) · g_c + b_c", "norm = ({source} - mean) / np.sqrt(variance + eps) * ln_weight + ln_bias"),
+    "mean": ("m_c = Σ_i x_ic / L", "output = {source}.mean(axis=0)"),
+}  # fmt: skip
+
+
+class Graph:
+    """Nodes by id, stages in order, lists of labels; and the side that is being added."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.stages: dict[str, Stage] = {}
+        self.labels: dict[str, list[str]] = {"one": [""]}
+        self.side = 0
+        self.block = self.head = ""  # of the nodes that are being added
+        self.numbers = 0
+
+    def add(self, node: Node, *, shared: bool = False) -> str:
+        """Add a node to this side; a shared one that the other side already has is that one."""
+        if self.numbers + node.data.size > MAX_NUMBERS:
+            raise PageError(
+                f"a page holds at most {MAX_NUMBERS} numbers, and these steps have more: at {node.name} of "
+                f"shape {node.data.shape}. Show fewer tokens, dims or heads"
+            )
+        node.data = np.ascontiguousarray(np.atleast_2d(node.data), dtype=np.float64)
+        name = node.id
+        if shared and name in self.nodes and np.array_equal(self.nodes[name].data, node.data):
+            return name
+        node.id = f"{name}~{self.side}" if self.side else name
+        node.block, node.head = self.block, "" if shared else self.head
+        self.nodes[node.id] = node
+        self.numbers += node.data.size
+        return node.id
+
+    def show(
+        self, name: str, terms: Sequence[Term], label: str = "", prefix: str = "", variant: str = "", source: str = ""
+    ) -> Stage:  # fmt: skip
+        """Add an equation to a stage, which is made when it is not there; `source` is what it starts from."""
+        stage = self.stages.get(prefix + name)
+        if stage is None:
+            formula, line = LINES[variant or name]
+            line = line.format(source=source and self.nodes[source].name)
+            stage = Stage(prefix + name, variant or name, formula, line)
+            self.stages[stage.name] = stage
+        if self.side == 0:
+            stage.equations.append(Equation(label, [list(terms)]))
+        else:
+            equation = next((e for e in stage.equations if e.label == label and len(e.sides) == 1), None)
+            if equation is None:
+                raise ValueError(f"compare= has other steps or heads than steps: {name} {label}".rstrip())
+            equation.sides.append(list(terms))
+        return stage
+
+
+def build(steps: Steps, tokens: list[str], key_tokens: list[str], graph: Graph | None = None) -> Graph:
+    """Add steps to a graph: a new one, or as the second side of the one given."""
+    if graph is None:
+        graph = Graph()
+    else:
+        graph.side = 1
+    side = graph.side
+    graph.labels[f"t{side}"] = tokens
+    graph.labels[f"k{side}"] = tokens if key_tokens == tokens else key_tokens
+    if isinstance(steps, ModelSteps):
+        _model(graph, steps)
+    elif isinstance(steps, LayerSteps):
+        _layer(graph, steps, "", None)
+    else:
+        _given(graph, steps)
+    short = [stage.name for stage in graph.stages.values() for e in stage.equations if len(e.sides) <= side]
+    if short:
+        raise ValueError(f"compare= lacks the step {short[0]}")
+    return graph
+
+
+def linear(x: Array, weight: Array, tokens: list[str], graph: Graph | None = None) -> Graph:
+    """Add the graph of ``x @ weight`` alone."""
+    if graph is None:
+        graph = Graph()
+    else:
+        graph.side = 1
+    rows = f"t{graph.side}"
+    graph.labels[rows] = tokens
+    a = graph.add(Node("inputs", "x", x, rows, editable=True))
+    b = graph.add(Node("W", "W", weight, editable=True), shared=True)
+    y = graph.add(Node("linear", "y", x @ weight, rows, op="matmul", args=(a, b)))
+    graph.show("inputs", [a])
+    graph.show("linear", [a, "@", b, "=", y])
+    return graph
+
+
+def _by_head(array: Array) -> Array:
+    return array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])
+
+
+def _given(graph: Graph, steps: AttentionSteps) -> None:
+    """Attention alone: queries, keys and values are the inputs."""
+    t, k = f"t{graph.side}", f"k{graph.side}"
+    heads: list[list[str]] = [[], [], []]
+    many = _by_head(steps.query).shape[0] > 1
+    for part, (name, rows) in enumerate({"query": t, "key": k, "value": k}.items()):
+        for h, data in enumerate(_by_head(getattr(steps, name))):
+            graph.head = _head_label(steps, h)
+            suffix = f".{h}" if many else ""
+            heads[part].append(graph.add(Node(name + suffix, name, data, rows, editable=True)))
+    for h, (q, key, v) in enumerate(zip(*heads, strict=True)):
+        if h < MAX_HEADS:
+            graph.show("given", [q, "", key, "", v], _head_label(steps, h))
+    _attention(graph, steps, "", heads)
+
+
+def _head_label(steps: AttentionSteps, h: int) -> str:
+    lead = steps.scores.shape[:-2]
+    if np.prod(lead, dtype=int) <= 1:
+        return ""
+    index = [int(n) for n in np.unravel_index(h, lead)]
+    while len(lead) > 1 and lead[0] == 1:
+        lead, index = lead[1:], index[1:]
+    return str(index[0]) if len(index) == 1 else str(tuple(index))
+
+
+def _attention(graph: Graph, steps: AttentionSteps, prefix: str, heads: list[list[str]]) -> list[str]:
+    """Scores to output, for every head; returns the ids of the outputs."""
+    outputs = []
+    for h, (q, k, v) in enumerate(zip(*heads, strict=True)):
+        graph.head = _head_label(steps, h)
+        outputs.append(_head(graph, steps, prefix, h, q, k, v))
+    graph.head = ""
+    if len(outputs) > MAX_HEADS:
+        for name in ("scores", "scaled_scores", "masked_scores", "weights", "weighted_values", "output"):
+            graph.stages[prefix + name].notes.append(
+                ("abridged heads", {"shown": MAX_HEADS, "all": len(outputs)})
+            )
+    return outputs
+
+
+def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: str, v: str) -> str:
+    call, side = steps._call, graph.side
+    t, c = f"t{side}", f"k{side}"
+    label = _head_label(steps, h)
+    end = f".{h}" if label else ""
+    shown = h < MAX_HEADS
+    lead = steps.scores.shape[:-2]
+    at = np.unravel_index(h, lead) if lead else ()
+
+    def node(name: str, data: Array, op: str, args: tuple[str, ...], **options: Any) -> str:
+        return graph.add(Node(f"{prefix}{name}{end}", name, data, t, c, op, args, options))
+
+    def show(name: str, *terms: Term, variant: str = "", source: str = "") -> None:
+        if shown:
+            graph.show(name, terms, label, prefix, variant, source)
+
+    scores = node("scores", steps.scores[at], "matmulT", (q, k))
+    show("scores", q, "@", "T:" + k, "=", scores)
+
+    def scalar(name: str, value: float) -> str:
+        return graph.add(
+            Node(f"{prefix}{name}", name, np.array(value), "one", "one", editable=True), shared=True
+        )
+
+    scale = scalar("scale", call.scale)
+    if call.softcap is None:
+        scaled = node("scaled_scores", steps.scaled_scores[at], "scale", (scores, scale))
+        show("scaled_scores", scores, "·", scale, "=", scaled)
+    else:
+        softcap = scalar("softcap", call.softcap)
+        scaled = node("scaled_scores", steps.scaled_scores[at], "scale", (scores, scale, softcap))
+        show("scaled_scores", scores, "·", scale, "", softcap, "=", scaled, variant="capped_scores")
+
+    allowed = call.allowed[at].astype(np.float64)
+    mask = graph.add(Node(f"{prefix}mask{end}", "mask", allowed, t, c, editable=True))
+    added, plus = _added(graph, steps, prefix, end, at)
+    masked = node("masked_scores", steps.masked_scores[at], "mask", (scaled, mask, *added))
+    show("masked_scores", scaled, *plus, "where", mask, "=", masked, variant="biased_scores" if added else "")
+
+    def sums(weights: str) -> str:
+        totals = steps.weights[at].astype(np.float64).sum(axis=-1, keepdims=True)
+        return graph.add(Node(f"{prefix}row_sums{end}", "row_sums", totals, t, "one", "row_sums", (weights,)))
+
+    if call.sinks is None or call.sinks[at] == -np.inf:
+        weights = node("weights", steps.weights[at], "softmax", (masked, mask))
+        show("weights", masked, "→", weights, "", sums(weights))
+    else:
+        sink = graph.add(Node(f"{prefix}sink{end}", "sink", call.sinks[at], "one", "one", editable=True))
+        weights = node("weights", steps.weights[at], "softmax", (masked, mask, sink))
+        show("weights", masked, "", sink, "→", weights, "", sums(weights), variant="sink_weights")
+
+    if steps._replaced:
+        weights = graph.add(
+            Node(
+                f"{prefix}replaced_weights{end}",
+                "dropped_weights",
+                steps.dropped_weights[at],
+                t,
+                c,
+                editable=True,
+            )
+        )
+        show("replaced_weights", weights)
+    elif call.keep is not None:
+        factor = 0.0 if call.dropout_p >= 1 else 1 / (1 - call.dropout_p)
+        keep = graph.add(Node(f"{prefix}keep{end}", "keep", call.keep[at] * factor, t, c, editable=True))
+        dropped = node("dropped_weights", steps.dropped_weights[at], "multiply", (weights, keep))
+        show("dropped_weights", weights, "·", keep, "=", dropped)
+        weights = dropped
+
+    pairs = _pairs(graph, steps, f"{prefix}weighted_values{end}", weights, mask, v, at) if shown else []
+    if shown:
+        show("weighted_values", weights, "·", v, "=", *pairs, source=weights)
+        if len(pairs) < len(allowed):
+            graph.stages[prefix + "weighted_values"].notes.append(
+                ("abridged queries", {"shown": len(pairs), "all": len(allowed)})
+            )
+    output = graph.add(
+        Node(f"{prefix}output{end}", "output", steps.output[at], t, "", "sum", (weights, v, mask, *pairs))
+    )
+    show("output", weights, "@", v, "=", output, source=weights)
+    return output
+
+
+def _added(
+    graph: Graph, steps: AttentionSteps, prefix: str, end: str, at: tuple[Any, ...]
+) -> tuple[tuple[str, ...], list[str]]:
+    """Add what is added to the scores, ALiBi and a float mask, as one node if there is any."""
+    call, side = steps._call, graph.side
+    if call.bias is None and call.alibi_slopes is None:
+        return (), []
+    data = np.zeros(steps.scores.shape[-2:])
+    if call.alibi_slopes is not None:
+        i, j = np.indices(data.shape)
+        data = data - float(call.alibi_slopes[at]) * np.abs(i + call.offset - j)
+    if call.bias is not None:
+        data = data + np.where(np.isneginf(call.bias[at]), 0, call.bias[at])
+    name = graph.add(Node(f"{prefix}added{end}", "added", data, f"t{side}", f"k{side}", editable=True))
+    return (name,), ["+", name]
+
+
+def _pairs(
+    graph: Graph, steps: AttentionSteps, name: str, weights: str, mask: str, v: str, at: tuple[Any, ...]
+) -> list[str]:
+    """Weighted values, a node for each of the first queries."""
+    value, pairs = graph.nodes[v].data, []
+    for i, row in enumerate(graph.nodes[weights].data[:MAX_PAIRS]):
+        with np.errstate(invalid="ignore"):
+            data = np.where(steps._call.allowed[at][i][:, None], row[:, None] * value, 0.0)
+        pairs.append(
+            graph.add(
+                Node(f"{name}[{i}]", f"weighted_values[{i}]", data, f"k{graph.side}", "", "pairs",
+                     (weights, v, mask), {"query": i})
+            )
+        )  # fmt: skip
+    return pairs
+
+
+def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> str:
+    """Projections, attention, and what follows; returns the id of the result."""
+    batch = steps.inputs.shape[:-2]
+    if np.prod(batch, dtype=int) != 1:
+        raise PageError(
+            f"a page shows one sentence, and these are steps of inputs {steps.inputs.shape}: call the layer with "
+            "one sentence of the batch"
+        )
+    p, t, c = steps.parameters, f"t{graph.side}", f"k{graph.side}"
+
+    def flat(array: Array) -> Array:
+        return array.reshape(array.shape[-2:])
+
+    if inputs is None:
+        inputs = graph.add(Node(f"{prefix}inputs", "inputs", flat(steps.inputs), t, editable=True))
+        terms = [inputs]
+        sources = {"query": inputs, "key": inputs, "value": inputs}
+        if steps.key_inputs is not steps.inputs:
+            sources["key"] = graph.add(
+                Node(f"{prefix}key_inputs", "key_inputs", flat(steps.key_inputs), c, editable=True)
+            )
+            terms += ["", sources["key"]]
+        sources["value"] = sources["key"]
+        if steps.value_inputs is not steps.key_inputs:
+            sources["value"] = graph.add(
+                Node(f"{prefix}value_inputs", "value_inputs", flat(steps.value_inputs), c, editable=True)
+            )
+            terms += ["", sources["value"]]
+        graph.show("inputs", terms, prefix=prefix)
+    else:
+        sources = dict.fromkeys(("query", "key", "value"), inputs)
+
+    heads = []
+    for name, rows in (("query", t), ("key", c), ("value", c)):
+        per_head = getattr(steps, name)
+        if p.num_heads == 1:
+            full = flat(per_head)
+        else:
+            merged = per_head.swapaxes(-2, -3)
+            full = merged.reshape(merged.shape[-3], -1)
+        weight, bias = getattr(p, f"W_{name}"), getattr(p, f"b_{name}")
+        whole = _affine(graph, prefix, name, f"W_{name}", sources[name], weight, bias, full, rows, name)
+        heads.append(_split(graph, whole, _by_head(per_head), rows))
+    outputs = _attention(graph, steps, prefix, heads)
+
+    last, width = outputs[0], ""
+    if steps.concatenated is not None:
+        last = graph.add(
+            Node(
+                f"{prefix}concatenated",
+                "concatenated",
+                flat(steps.concatenated),
+                t,
+                width,
+                "concat",
+                tuple(outputs),
+            )
+        )
+        joined: list[str] = []
+        for output in outputs[:MAX_HEADS]:
+            joined += [output, ""]
+        graph.show("concatenated", [*joined[:-1], "=", last], prefix=prefix)
+    if steps.projected_output is not None and p.W_out is not None:
+        last = _affine(graph, prefix, "projected_output", "W_out", last, p.W_out, p.b_out,
+                       flat(steps.projected_output), t, "projected_output")  # fmt: skip
+    if steps.residual is not None:
+        y = graph.add(
+            Node(f"{prefix}residual", "residual", flat(steps.residual), t, "", "add", (last, inputs))
+        )
+        graph.show("residual", [last, "+", inputs, "=", y], prefix=prefix, source=last)
+        last = y
+    if steps.norm is not None and p.norm is not None:
+        last = _norm(graph, prefix, last, p.norm, flat(steps.norm), t)
+    return last
+
+
+def _affine(
+    graph: Graph, prefix: str, name: str, weight_name: str, source: str, weight: Array, bias: Array | None,
+    data: Array, rows: str, stage: str,
+) -> str:  # fmt: skip
+    w = graph.add(Node(prefix + weight_name, weight_name, weight, editable=True), shared=True)
+    args: tuple[str, ...] = (source, w)
+    terms = [source, "@", w]
+    if bias is not None:
+        b_name = "b" + weight_name[1:]
+        b = graph.add(Node(prefix + b_name, b_name, bias, "one", editable=True), shared=True)
+        args, terms = (*args, b), [*terms, "+", b]
+    y = graph.add(Node(prefix + name, name, data, rows, "", "matmul", args))
+    shown = graph.show(stage, [*terms, "=", y], prefix=prefix, source=source)
+    if bias is not None and " + b" not in shown.numpy:
+        shown.numpy += f" + b{weight_name[1:]}"
+        shown.formula += " + b_c"
+    return y
+
+
+def _split(graph: Graph, whole: str, per_head: Array, rows: str) -> list[str]:
+    """Cut a projection into heads: some of its columns each."""
+    if len(per_head) == 1:
+        return [whole]
+    name, width = graph.nodes[whole].name, per_head.shape[-1]
+    base = whole.partition("~")[0]
+    heads = []
+    for h, data in enumerate(per_head):
+        graph.head = str(h)
+        heads.append(
+            graph.add(Node(f"{base}.{h}", name, data, rows, "", "slice", (whole,), {"start": h * width}))
+        )
+    graph.head = ""
+    return heads
+
+
+def _norm(
+    graph: Graph,
+    prefix: str,
+    last: str,
+    norm: tuple[Array | None, Array | None, float],
+    data: Array,
+    rows: str,
+) -> str:
+    width = data.shape[-1]
+    weight, bias, eps = norm
+    given = {"ln_weight": weight, "ln_bias": bias}
+    ids = []
+    for (name, array), default in zip(given.items(), (1.0, 0.0), strict=True):
+        filled = np.full(width, default) if array is None else array
+        ids.append(graph.add(Node(prefix + name, name, filled, "one", editable=True), shared=True))
+    y = graph.add(Node(f"{prefix}norm", "norm", data, rows, "", "norm", (last, *ids), {"eps": eps}))
+    graph.show("norm", [last, "", ids[0], "", ids[1], "→", y], prefix=prefix, source=last)
+    return y
+
+
+def _model(graph: Graph, steps: ModelSteps) -> None:
+    rows = f"t{graph.side}"
+    e = graph.add(Node("embeddings", "embeddings", steps.embeddings, rows, editable=True))
+    p = graph.add(Node("positions", "positions", steps.positions, rows, editable=True))
+    x = graph.add(Node("inputs", "inputs", steps.inputs, rows, "", "add", (e, p)))
+    graph.show("embeddings", [e])
+    graph.show("positions", [p])
+    graph.show("model_inputs", [e, "+", p, "=", x])
+    for n, block in enumerate(steps.blocks):
+        graph.block = str(n) if len(steps.blocks) > 1 else ""
+        x = _layer(graph, block, f"block{n}." if graph.block else "", x)
+    graph.block = ""
+    mean = graph.add(Node("mean", "output", steps.output, "one", "", "mean", (x,)))
+    graph.show("mean", [x, "→", mean], source=x)

@@ -1,0 +1,237 @@
+"""A graph of matrices as HTML: static tables that hold every number, and a script that only enhances them.
+
+In a notebook the page is a fragment without ids, so that any number of views can stand in one document. As a
+file it is a document of its own, whose stages and rows have ids that are the fragments of links to them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import webbrowser
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from selfattn.views.draw import Drawing
+from selfattn.views.graph import Graph, PageError, Steps, build
+from selfattn.views.picture import weights_svg
+from selfattn.views.texts import merged
+from selfattn.views.writing import text, visible
+
+_ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # no other text can hold it: quotes are escaped
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"  # no network
+)
+
+
+@dataclass(frozen=True)
+class Page:
+    """Views of attention as HTML, and as a picture of the weights.
+
+    Attributes
+    ----------
+    title : str
+    fragment : str
+        What notebooks show: static tables, style and script, without ids.
+    html : str
+        A whole document, which needs no network. ``str(page)`` is the same.
+    svg : str
+        The weights as a picture, for where HTML is not shown.
+    """
+
+    title: str
+    body: str  # the views alone, with ids
+    svg: str
+    lang: str = "en"
+
+    @property
+    def fragment(self) -> str:
+        """The views with style and script, without ids."""
+        plain = self.body.replace(' data-alone=""', "")
+        return f"<div>{_style()}{_ID.sub('', plain)}{_script()}</div>"
+
+    @property
+    def html(self) -> str:
+        """The whole document."""
+        return (
+            f'<!DOCTYPE html>\n<html lang="{text(self.lang)}">\n<head>\n<meta charset="utf-8">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+            f'<title>{text(self.title)}</title>\n<link rel="icon" href="data:,">\n{_style()}\n</head>\n'
+            f'<body class="sa-page">\n{self.body}\n{_script()}\n</body>\n</html>\n'
+        )
+
+    def __str__(self) -> str:
+        return self.html
+
+    def __repr__(self) -> str:
+        return f"<Page {self.title!r}, {len(self.html.encode()) / 1000:.0f} kB>"
+
+    def _repr_html_(self) -> str:
+        return self.fragment
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the document to a file, in UTF-8, and return its path."""
+        path = Path(path)
+        path.write_text(self.html, encoding="utf-8")
+        return path
+
+    def open(self, path: str | os.PathLike[str]) -> Path:
+        """Write the document and show it in a browser."""
+        path = self.save(path)
+        webbrowser.open(path.resolve().as_uri())
+        return path
+
+
+def steps_page(
+    steps: Steps,
+    tokens: Sequence[str] | None = None,
+    *,
+    compare: tuple[Steps, Sequence[str]] | None = None,
+    captions: Mapping[str, str] | None = None,
+    exercise: bool = False,
+    key_tokens: Sequence[str] | None = None,
+    precision: int = 4,
+    max_side: int = 16,
+) -> Page:
+    """Show every number of every step of attention, where it came from, and what moves when one changes.
+
+    Parameters
+    ----------
+    steps : AttentionSteps, LayerSteps or ModelSteps
+    tokens : sequence of str, one for each query, optional
+        Shown as text, whatever they hold. Without them rows are numbered.
+    compare : (steps, tokens), optional
+        A second sentence, shown below the first row by row, with the difference.
+    captions : mapping of str to str, optional
+        Replaces sentences and labels; the names are those of :data:`selfattn.views.CAPTIONS`.
+    exercise : bool, default False
+        Leave one number of each row blank, to be predicted; the answers are on a sheet at the end.
+    key_tokens : sequence of str, one for each key, optional
+        ``tokens`` where there are as many keys as queries.
+    precision : int, default 4
+        Decimals at most, 1 to 12; matrices that need fewer show fewer.
+    max_side : int, default 16
+        Matrices with more rows or columns are abridged, and say so.
+
+    Returns
+    -------
+    Page
+        Shows itself in a notebook; ``page.save(path)`` writes a file.
+
+    Raises
+    ------
+    TypeError
+        Steps of another class, tokens that are no strings.
+    ValueError
+        A number of tokens that does not fit the rows, unknown captions, ``compare`` with other steps;
+        :class:`PageError`, a ValueError, if there are more than 200,000 numbers or a batch of sentences.
+
+    Examples
+    --------
+    >>> import selfattn as sa
+    >>> x = [[1.0, 0.0], [0.0, 1.0]]
+    >>> page = steps_page(sa.attention_steps(x, x, x), ["river", "bank"])
+    >>> "bank" in str(page)
+    True
+    """
+    texts = merged(dict(captions or {}))
+    for name, value, low, high in (("precision", precision, 1, 12), ("max_side", max_side, 4, 256)):
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(f"{name} must be an integer from {low} to {high}, not {value!r}")
+    names = check_tokens(steps, tokens, key_tokens)
+    graph = build(steps, *names)
+    sides = [" ".join(names[0])]
+    if compare is not None:
+        if not isinstance(compare, tuple) or len(compare) != 2:
+            raise TypeError(f"compare is (steps, tokens), not {type(compare).__name__}")
+        other = check_tokens(*compare, None, "compare: ")
+        graph = build(compare[0], *other, graph)
+        sides.append(" ".join(other[0]))
+    return render(graph, sides, texts, exercise, precision, max_side)
+
+
+def notebook_html(steps: Steps) -> str | None:
+    """Return what steps show of themselves in a notebook; None, and so the text, for what no page can show."""
+    try:
+        return steps_page(steps).fragment
+    except PageError:
+        return None
+
+
+def check_tokens(
+    steps: Steps, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, where: str = ""
+) -> tuple[list[str], list[str]]:
+    """Return the labels of queries and keys; complain about what does not fit."""
+    from selfattn.layer_steps import ModelSteps
+    from selfattn.steps import AttentionSteps
+
+    if not isinstance(steps, AttentionSteps | ModelSteps):
+        raise TypeError(
+            f"{where}steps is a {type(steps).__name__}; pass what attention_steps or layer.steps returned"
+        )
+    n_queries, n_keys = (
+        steps.scores.shape[-2:] if isinstance(steps, AttentionSteps) else (len(steps.inputs),) * 2
+    )
+    if key_tokens is None and n_queries == n_keys:
+        key_tokens = tokens
+    labels = []
+    for name, given, count in (("tokens", tokens, n_queries), ("key_tokens", key_tokens, n_keys)):
+        if given is None:
+            labels.append([str(n) for n in range(count)])
+            continue
+        if isinstance(given, str) or not all(isinstance(token, str) for token in given):
+            raise TypeError(f"{where}{name} is a sequence of strings, one for each row, not {given!r:.80}")
+        if len(given) != count:
+            raise ValueError(f"{where}{len(given)} {name} do not fit the {count} rows of the steps")
+        labels.append([visible(token) for token in given])
+    return labels[0], labels[1]
+
+
+def join_pages(pages: Sequence[Page], title: str) -> Page:
+    """Put several pages into one document, one below the other.
+
+    Links to the second are ``#view=2&stage=scores&row=0`` and so on; those to the first are as they were.
+
+    Examples
+    --------
+    >>> import selfattn as sa
+    >>> pages = [steps_page(sa.attention_steps([[x]], [[x]], [[x]])) for x in (1.0, 2.0)]
+    >>> 'id="view=2&amp;stage=scores"' in join_pages(pages, "One and two").html
+    True
+    """
+    bodies = [
+        page.body if n == 1 else page.body.replace(' id="stage=', f' id="view={n}&amp;stage=')
+        for n, page in enumerate(pages, 1)
+    ]
+    body = "\n".join(bodies)
+    return Page(title, f'<h1 class="sa-title">{text(title)}</h1>\n{body}', pages[0].svg, pages[0].lang)
+
+
+def render(
+    graph: Graph, sides: list[str], texts: dict[str, str], exercise: bool = False, precision: int = 4,
+    max_side: int = 16,
+) -> Page:  # fmt: skip
+    """Draw a graph."""
+    body = Drawing(graph, sides, texts, exercise, precision, max_side).html()
+    weights = [(node.data, graph.labels[node.rows], graph.labels[node.columns])
+               for node in graph.nodes.values() if node.name == "weights"]  # fmt: skip
+    return Page(texts["title"], body, weights_svg(weights, texts["title"]), texts["lang"])
+
+
+def _asset(name: str) -> str:
+    return resources.files("selfattn.views").joinpath(name).read_text(encoding="utf-8")
+
+
+def _style() -> str:
+    return f"<style>{_asset('steps.css')}</style>"
+
+
+def _script() -> str:
+    code = _asset("compute.js") + _asset("steps.js")
+    return f'<script>(() => {{\n"use strict";\n{code}}})();</script>'

@@ -1,0 +1,304 @@
+"""Heat maps of attention weights with matplotlib, the extra ``viz``, imported when something is drawn.
+
+Owns one picture of one matrix; numbers of every step are on the page of :mod:`selfattn.views`.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.views.writing import visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
+
+__all__ = ["plot_attention"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+MAX_NUMBERS = 400  # cells with their number written in, unless asked for
+MAX_LABELS = 40  # tokens along an axis; of more, every second, third, … is named
+MAX_TOKEN = 24  # characters of a token
+CELL, LEAST, MOST = 0.55, 2.4, 9.0  # inches: a cell with a number, the shortest and the longest side
+LETTER = 0.085  # inches, about, at the usual size
+
+
+def plot_attention(
+    weights: npt.ArrayLike,
+    tokens: Iterable[str] | None,
+    ax: Axes | None = None,
+    *,
+    key_tokens: Iterable[str] | None = None,
+    title: str | None = None,
+    numbers: bool | None = None,
+    precision: int = 2,
+    vmin: float | None = None,
+    vmax: float | None = None,
+    cmap: Any = None,
+    colorbar: bool = True,
+) -> AxesImage:
+    """Draw attention weights as a heat map: a row for each query, a column for each key.
+
+    Nothing is shown and no file written: a notebook shows the figure after the cell, elsewhere
+    ``image.figure.savefig(...)`` or ``plt.show()`` does. Needs matplotlib, ``pip install 'selfattn[viz]'``.
+
+    Parameters
+    ----------
+    weights : array_like, shape (L, S)
+        Real numbers of any dtype. Weights as a rule; scores and masks can be drawn just as well. NaN and
+        infinities are hatched and named, so they are not mistaken for small weights.
+    tokens : iterable of str, length L, or None
+        One for each query, as text whatever it holds: in any script for which a font is installed, without
+        markup. Longer ones than 24 characters end in "…"; of more than 40 tokens every n-th is named, and the
+        label of the axis says so. None numbers the rows.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw. By default on a new figure of a size that fits.
+    key_tokens : iterable of str, length S, optional
+        One for each key. By default ``tokens``, if there are as many keys as queries.
+    title : str, optional
+        What stands above.
+    numbers : bool, optional
+        Write each number into its cell. By default up to 400 cells.
+    precision : int, default 2
+        How many decimals the written numbers have.
+    vmin, vmax : float, optional
+        The ends of the colour scale; give the same to heat maps that are to be compared. By default 0 and the
+        largest number, or, if there are negative ones, as far below 0 as above.
+    cmap : str or matplotlib.colors.Colormap, optional
+        Default "Blues", with negative numbers "RdBu_r".
+    colorbar : bool, default True
+        Draw the colour scale beside the heat map.
+
+    Returns
+    -------
+    matplotlib.image.AxesImage
+        What was drawn; ``image.axes`` and ``image.figure`` lead to the rest.
+
+    Raises
+    ------
+    ImportError
+        Without matplotlib.
+    TypeError
+        Weights that are not real numbers, tokens that are not strings, an ``ax`` that is none.
+    ValueError
+        Weights that are not a matrix, or have no rows or columns; tokens that do not fit them.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> image = plot_attention([[0.9, 0.1], [0.4, 0.6]], ["river", "bank"])
+    >>> [label.get_text() for label in image.axes.get_yticklabels()]
+    ['river', 'bank']
+
+    Two queries that look at three keys:
+
+    >>> image = plot_attention(
+    ...     [[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]], ["le", "fleuve"], key_tokens=["the", "river", "."]
+    ... )
+    >>> image.get_array().shape
+    (2, 3)
+    """
+    matrix = _as_matrix(weights)
+    rows = _as_tokens("tokens", tokens, len(matrix), matrix.shape)
+    if key_tokens is None and matrix.shape[0] == matrix.shape[1]:
+        columns = rows
+    elif key_tokens is None and tokens is not None:
+        raise ValueError(f"weights {matrix.shape} have {matrix.shape[1]} keys; name them with key_tokens=")
+    else:
+        columns = _as_tokens("key_tokens", key_tokens, matrix.shape[1], matrix.shape)
+    if isinstance(precision, bool) or not isinstance(precision, int) or not 0 <= precision <= 17:
+        raise ValueError(f"precision is a number of decimals from 0 to 17, not {precision!r}")
+    plt = _pyplot()
+    low, high = _limits(matrix, vmin, vmax)
+    if numbers is None:
+        numbers = matrix.size <= MAX_NUMBERS
+    ax = _new_axes(plt, matrix.shape, rows, columns) if ax is None else _as_axes(ax)
+
+    finite = np.ma.masked_invalid(matrix, copy=False)
+    if cmap is None:
+        cmap = "RdBu_r" if low < 0 else "Blues"
+    # Cells that are not finite stay transparent, and the hatched background shows.
+    image = ax.imshow(finite, cmap=cmap, vmin=low, vmax=high, aspect="equal", interpolation="nearest")
+    ax.patch.set(facecolor="#f4f4f4", edgecolor="#b04040", hatch="///" if finite.mask.any() else None)
+    for axis, labels, name in ((ax.xaxis, columns, "key"), (ax.yaxis, rows, "query")):
+        _name_ticks(axis, labels, name)
+    ax.xaxis.set(ticks_position="top", label_position="top")
+    ax.tick_params(length=0)
+    _slant_long_labels(ax, matrix.shape)
+    ax.spines[:].set_visible(False)
+    if title is not None:
+        ax.set_title(title, parse_math=False, **_font(title))
+    if numbers:
+        _write_numbers(ax, image, matrix, precision)
+    elif finite.mask.any():
+        _name_hatching(ax, matrix)
+    if colorbar:
+        ax.figure.colorbar(image, ax=ax, shrink=0.8)
+    return image
+
+
+def _as_matrix(weights: npt.ArrayLike) -> Array:
+    """Check the weights; return them in float32 or float64, which matplotlib draws."""
+    array = np.asarray(weights)
+    kind = array.dtype.kind
+    if kind not in "fiub" and array.dtype.name != "bfloat16":
+        raise TypeError(f"weights must be real numbers, not {array.dtype}")
+    if array.ndim != 2:
+        hint = "; choose one head or batch entry, such as weights[0]" if array.ndim > 2 else ""
+        raise ValueError(f"weights must be (L, S), a row for each query; they are {array.shape}{hint}")
+    if array.size == 0:
+        raise ValueError(f"weights {array.shape} are empty: there is nothing to draw")
+    return array.astype(np.float32 if array.dtype == np.float32 else np.float64)
+
+
+def _as_tokens(name: str, tokens: Iterable[str] | None, count: int, shape: tuple[int, ...]) -> list[str]:
+    """Check the tokens of one axis; return how each is written."""
+    if tokens is None:
+        return [str(n) for n in range(count)]
+    if isinstance(tokens, str | bytes):
+        raise TypeError(f"{name} is one string, {tokens!r:.40}; pass one string for each, such as .split()")
+    given = list(tokens)
+    for n, token in enumerate(given):
+        if not isinstance(token, str):
+            raise TypeError(f"{name}[{n}] is {token!r:.40}, of type {type(token).__name__}, not a string")
+    if len(given) != count:
+        axis = "rows" if name == "tokens" else "columns"
+        raise ValueError(f"{len(given)} {name} do not fit weights {shape}, which have {count} {axis}")
+    return [_abridged(visible(token)) for token in given]
+
+
+def _abridged(token: str) -> str:
+    return token if len(token) <= MAX_TOKEN else token[: MAX_TOKEN - 1] + "…"
+
+
+def _width(label: str) -> int:
+    """Return about how many columns a label takes: wide characters two, combining ones none."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in label
+    )
+
+
+def _pyplot() -> Any:
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError("plot_attention needs matplotlib: pip install 'selfattn[viz]'") from error
+    return pyplot
+
+
+def _as_axes(ax: Any) -> Any:
+    from matplotlib.axes import Axes
+
+    if not isinstance(ax, Axes):
+        hint = "; choose one of them" if isinstance(ax, np.ndarray) else ""
+        raise TypeError(f"ax must be a matplotlib Axes, not {type(ax).__name__}{hint}")
+    return ax
+
+
+def _new_axes(plt: Any, shape: tuple[int, ...], rows: list[str], columns: list[str]) -> Any:
+    """Make a figure on which numbers fit their cells, within bounds, with room for the longest labels."""
+    height, width = (min(max(CELL * n, LEAST), MOST) for n in shape)
+    beside = LETTER * max(map(_width, rows)) + 1.5  # and the colour scale
+    above = LETTER * max(map(_width, columns)) * math.sin(math.pi / 4) + 0.8
+    return plt.subplots(figsize=(width + beside, height + above), layout="constrained")[1]
+
+
+def _limits(matrix: Array, vmin: float | None, vmax: float | None) -> tuple[float, float]:
+    """Return the ends of the colour scale."""
+    finite = matrix[np.isfinite(matrix)]
+    least, most = float(finite.min(initial=0.0)), float(finite.max(initial=0.0))
+    far = max(-least, most) or 1.0  # all zero, or nothing finite
+    low = (-far if least < 0 else 0.0) if vmin is None else float(vmin)
+    high = far if vmax is None else float(vmax)
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"the colour scale needs finite vmin < vmax, not {low} and {high}")
+    return low, high
+
+
+def _name_ticks(axis: Any, labels: list[str], name: str) -> None:
+    every = math.ceil(len(labels) / MAX_LABELS)
+    shown = range(0, len(labels), every)
+    axis.set_ticks(shown, [labels[n] for n in shown], parse_math=False, usetex=False)
+    axis.set_label_text(name if every == 1 else f"{name}: 1 of {every} named")
+    for n, label in zip(shown, axis.get_ticklabels(), strict=True):
+        label.set(**_font(labels[n]))
+
+
+def _slant_long_labels(ax: Any, shape: tuple[int, ...]) -> None:
+    """Slant the names of the keys where they would run into each other."""
+    labels, box = ax.get_xticklabels(), ax.get_window_extent()
+    cell = min(box.height / shape[0], box.width / shape[1]) / ax.figure.dpi  # inches; cells are squares
+    between = cell * math.ceil(shape[1] / MAX_LABELS)
+    if max(_width(label.get_text()) for label in labels) * LETTER > between:
+        for label in labels:
+            label.set(rotation=45, horizontalalignment="left", rotation_mode="anchor")
+
+
+def _write_numbers(ax: Any, image: Any, matrix: Array, precision: int) -> None:
+    for (i, j), number in np.ndenumerate(matrix):
+        if np.isfinite(number):
+            red, green, blue, _ = image.cmap(image.norm(number))
+            # Luminance by ITU-R BT.601: black on bright cells, white on dark ones.
+            color = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
+            text, box = f"{round(float(number), precision) + 0.0:.{precision}f}", None  # no -0.00
+        else:
+            text, color = str(number), "#b04040"
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        ax.text(
+            j, i, text.replace("-", "−"), ha="center", va="center", color=color, fontsize="small", bbox=box
+        )
+
+
+def _name_hatching(ax: Any, matrix: Array) -> None:
+    """Say below a heat map without numbers what is hatched."""
+    names = {"nan": np.isnan(matrix), "inf": np.isposinf(matrix), "−inf": np.isneginf(matrix)}
+    present = ", ".join(f"{count} {name}" for name, cells in names.items() if (count := int(cells.sum())))
+    ax.text(0.5, -0.02, f"hatched: {present}", transform=ax.transAxes, ha="center", va="top", color="#b04040")
+
+
+def _font(label: str) -> dict[str, Any]:
+    """Return the families for a label if matplotlib's own lack some of its characters."""
+    others = _other_families(frozenset(c for c in label if not c.isspace() and not c.isascii()))
+    if not others:
+        return {}
+    from matplotlib import rcParams
+
+    return {"fontfamily": [*rcParams["font.family"], *others]}
+
+
+@lru_cache(maxsize=1024)
+def _other_families(characters: frozenset[str]) -> tuple[str, ...]:
+    """Return installed families that together have what the configured one lacks, as far as there are any."""
+    from matplotlib import font_manager, rcParams
+
+    missing = set(map(ord, characters))
+    for family in rcParams["font.family"] if missing else ():
+        missing -= _code_points(font_manager.findfont(font_manager.FontProperties(family=[family])))
+    families: list[str] = []
+    for entry in font_manager.fontManager.ttflist:
+        if not missing:
+            break
+        if found := missing & _code_points(entry.fname):
+            families.append(entry.name)
+            missing -= found
+    return tuple(families)
+
+
+@lru_cache(maxsize=16)
+def _code_points(path: str) -> frozenset[int]:
+    """Return the characters of a font; none of one that cannot be read."""
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        return frozenset(FT2Font(path).get_charmap())
+    except (OSError, RuntimeError):
+        return frozenset()

@@ -1,0 +1,69 @@
+"""Numbers and tokens as text: how many decimals, how small a number, what a token may hold.
+
+`steps.js` has the same rules for numbers, so that what is recomputed in the browser reads alike.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from html import escape
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+def decimals_of(array: Array, precision: int) -> int:
+    """Return how many decimals show every number exactly; ``precision`` if that many do not suffice."""
+    numbers = array[np.isfinite(array)]
+    for decimals in range(precision):
+        if np.all(np.abs(numbers - numbers.round(decimals)) <= 1e-12 * np.maximum(1.0, np.abs(numbers))):
+            return decimals
+    return precision
+
+
+def number(value: float, decimals: int, precision: int) -> str:
+    """Write a number with so many decimals, or in powers of ten where they would hide or bloat it.
+
+    Examples
+    --------
+    >>> [number(x, 4, 4) for x in (1 / 3, -2.0, 6.0337e-06, 12345678.9, float("-inf"), -0.0)]
+    ['0.3333', '-2.0000', '6.034e-6', '1.235e+7', '-inf', '0.0000']
+    """
+    if not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    size = abs(value)
+    rounded = round(value, decimals)
+    small = size < 1e-3 and abs(value - rounded) > 1e-12
+    if small or size >= 1e7:
+        mantissa, exponent = f"{value:.{max(precision - 1, 0)}e}".split("e")
+        return f"{mantissa}e{exponent[0] if exponent[0] == '-' else '+'}{int(exponent[1:])}"
+    return f"{abs(value) if rounded == 0 else value:.{decimals}f}"
+
+
+def visible(token: str) -> str:
+    r"""Return the token with what cannot be seen or stored spelled out: control characters, line separators.
+
+    Examples
+    --------
+    >>> [visible(t) for t in ("bank", "a\nb", " ", "")]
+    ['bank', 'a\\nb', '␣', '∅']
+    """
+    if not token:
+        return "∅"
+    if not token.strip(" "):
+        return "␣" * len(token)
+    return "".join(
+        c.encode("unicode_escape", "backslashreplace").decode("ascii")
+        if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp", "Cn")
+        else c
+        for c in token
+    )
+
+
+def text(token: str) -> str:
+    """Escape for HTML text and quoted attributes alike."""
+    return escape(token, quote=True)

@@ -1,0 +1,59 @@
+"""A real browser for the tests of pages: Chromium, driven by Playwright, with the network off.
+
+Both are optional: ``pip install 'selfattn[docs]'`` brings Playwright, and Chromium is found on the PATH, in
+``CHROMIUM``, or where ``playwright install chromium`` puts it. Without them these tests are skipped, and say so.
+"""
+
+import os
+import shutil
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def browser():
+    api = pytest.importorskip("playwright.sync_api", reason="the tests in a browser need playwright")
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    with api.sync_playwright() as playwright:
+        if path is None and not os.path.exists(playwright.chromium.executable_path):
+            pytest.skip(
+                "the tests in a browser need Chromium: none on the PATH, none from playwright install"
+            )
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, tmp_path):
+    """Open HTML from a file without a network; at the end, nothing was fetched and nothing complained."""
+    contexts, trouble = [], []
+
+    def open_page(html, *, fragment="", width=1280, height=900, **options):
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, offline=True, reduced_motion="reduce", **options
+        )
+        contexts.append(context)
+        context.set_default_timeout(20_000)
+        path = tmp_path / f"page{len(contexts)}.html"
+        path.write_text(html, encoding="utf-8")
+        page = context.new_page()
+        page.on("console", lambda message: trouble.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: trouble.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: trouble.append(f"dialog: {dialog.message}"))
+        allowed = path.as_uri()
+        page.on(
+            "request",
+            lambda request: (
+                None
+                if request.url.split("#")[0] in (allowed, "data:,")
+                else trouble.append(f"fetched {request.url}")
+            ),
+        )
+        page.goto(allowed + fragment)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert trouble == []

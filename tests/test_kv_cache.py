@@ -1,0 +1,233 @@
+"""KVCache: decoding step by step is attention over everything at once."""
+
+import itertools
+import re
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import selfattn as sa
+from selfattn import reference
+
+EPS = float(np.finfo(np.float64).eps)
+
+
+def arrays(seed=0, batch=2, heads=4, kv_heads=2, length=12, width=8, value_width=5):
+    rng = np.random.default_rng(seed)
+    query = rng.standard_normal((batch, heads, length, width))
+    return query, *(rng.standard_normal((batch, kv_heads, length, w)) for w in (width, value_width))
+
+
+def new_cache(k, v, **options):
+    return sa.KVCache(k.shape[0], k.shape[1], k.shape[3], value_dim=v.shape[3], dtype=k.dtype, **options)
+
+
+def test_steps_of_any_size_make_the_causal_whole():
+    q, k, v = arrays()
+    expected, lse = reference.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=True, return_lse=True
+    )
+    for cuts in ([0, 12], [0, 5, 12], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [0, 0, 7, 7, 12]):
+        cache = new_cache(k, v)
+        parts = [
+            cache.attend(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], return_lse=True)
+            for a, b in itertools.pairwise(cuts)
+        ]
+        # a few roundings for each of the 8 products of a score and the 12 terms of an output
+        np.testing.assert_allclose(np.concatenate([p[0] for p in parts], 2), expected, rtol=0, atol=40 * EPS)
+        np.testing.assert_allclose(np.concatenate([p[1] for p in parts], 2), lse, rtol=0, atol=40 * EPS)
+        np.testing.assert_array_equal(cache.key, k)
+        np.testing.assert_array_equal(cache.value, v)
+
+
+@st.composite
+def histories(draw):
+    batch = draw(st.integers(1, 3))
+    steps = draw(
+        st.lists(st.lists(st.integers(0, 3), min_size=batch, max_size=batch), min_size=1, max_size=5)
+    )
+    options = draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "window": st.sampled_from([(0, 0), (2, 0), (None, 0), (3, None)]),
+                "softcap": st.just(1.5),
+                "alibi_slopes": st.sampled_from([[0.5, 1.0, 0.25, 2.0], np.linspace(0, 1, 12).reshape(3, 4)]),
+                "sinks": st.sampled_from([[0.0, 1.0, -1.0, -np.inf], np.linspace(-1, 1, 12).reshape(3, 4)]),
+                "scale": st.just(0.7),
+            },
+        )
+    )
+    return batch, np.array(steps), options
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories(), st.integers(0, 2**32 - 1))
+def test_sequences_of_different_lengths_are_as_if_each_were_alone(history, seed):
+    batch, steps, options = history
+    options = {n: x[:batch] if isinstance(x, np.ndarray) else x for n, x in options.items()}
+    total = int(steps.sum(axis=0).max())
+    q, k, v = arrays(seed, batch=batch, length=max(total, 1))
+    cache, at = new_cache(k, v), np.zeros(batch, int)
+    for counts in steps:
+        most = int(counts.max())
+        new = [np.full((batch, x.shape[1], most, x.shape[3]), np.nan) for x in (q, k, v)]
+        for b, count in enumerate(counts):
+            for x, y in zip(new, (q, k, v), strict=True):
+                x[b, :, :count] = y[b, :, at[b] : at[b] + count]
+        out, lse = cache.attend(*new, lengths=counts, return_lse=True, **options)
+        for b, count in enumerate(counts):
+            end = at[b] + count
+            own = {n: x[b] if isinstance(x, np.ndarray) else x for n, x in options.items()}
+            expected, expected_lse = reference.scaled_dot_product_attention(
+                q[b, :, at[b] : end], k[b, :, :end], v[b, :, :end],
+                causal="lower_right", enable_gqa=True, return_lse=True, **own,
+            )  # fmt: skip
+            np.testing.assert_allclose(out[b, :, :count], expected, rtol=0, atol=60 * EPS)
+            np.testing.assert_allclose(lse[b, :, :count], expected_lse, rtol=0, atol=60 * EPS)
+            assert (out[b, :, count:] == 0).all()
+            assert (lse[b, :, count:] == -np.inf).all()
+        at += counts
+    np.testing.assert_array_equal(cache.lengths, at)
+
+
+def test_24_greedy_steps_of_a_small_model_are_those_without_a_cache():
+    rng = np.random.default_rng(0)
+    d, heads, kv_heads, vocabulary = 32, 4, 2, 50
+    table, readout = rng.standard_normal((2, vocabulary, d))
+    layers = [[rng.standard_normal((d, n)) / np.sqrt(d) for n in (d, d // 2, d // 2, d)] for _ in range(2)]
+
+    def split(x, n):
+        return x.reshape(1, -1, n, d // heads).swapaxes(1, 2)
+
+    def forward(ids, attend):
+        x = table[ids]
+        for number, (w_q, w_k, w_v, w_o) in enumerate(layers):
+            out = attend(number, split(x @ w_q, heads), split(x @ w_k, kv_heads), split(x @ w_v, kv_heads))
+            x = sa.rms_norm(x + out.swapaxes(1, 2).reshape(-1, d) @ w_o, d)
+        return x @ readout.T
+
+    def whole(number, q, k, v):
+        return sa.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    caches = [sa.KVCache(1, kv_heads, d // heads, dtype=np.float64) for _ in layers]
+    plain, cached = [3, 1, 4], [3, 1, 4]
+    fed = 0
+    for _ in range(24):
+        logits = forward(plain, whole)[-1]
+        step = forward(cached[fed:], lambda number, q, k, v: caches[number].attend(q, k, v))[-1]
+        fed = len(cached)
+        np.testing.assert_allclose(step, logits, rtol=0, atol=1e4 * EPS * np.abs(logits).max())
+        plain.append(int(logits.argmax()))
+        cached.append(int(step.argmax()))
+    assert cached == plain
+    assert len(set(plain[3:])) > 1  # a model that says one word all the time would prove little
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, "bfloat16"])
+def test_dtypes(dtype):
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    q, k, v = (x.astype(dtype) for x in arrays())
+    cache = new_cache(k, v)
+    cache.append(k, v)
+    assert cache.attend(q).dtype == dtype
+    np.testing.assert_array_equal(
+        cache.attend(q), sa.scaled_dot_product_attention(q, k, v, causal="lower_right", enable_gqa=True)
+    )
+
+
+def test_the_same_bits_for_any_number_of_threads():
+    q, k, v = arrays(batch=1, length=5000, width=16, value_width=16)
+    cache = new_cache(k, v)
+    cache.append(k, v)
+    results = [cache.attend(q[:, :, -1:], num_threads=n) for n in (1, 2, 3, 7)]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_appending_copies_little():
+    """Doubling: 4096 tokens one by one are copied fewer than twice more, where a copy of all at each would be 2048 times."""
+    k = np.zeros((1, 1, 1, 64))
+    cache = sa.KVCache(1, 1, 64, dtype=np.float64)
+    grown = 0
+    for _ in range(4096):
+        before = cache.capacity
+        cache.append(k, k)
+        if cache.capacity != before:
+            grown += before
+    assert grown < 4096
+    assert cache.capacity <= 2 * 4096
+    cache = sa.KVCache(1, 1, 64, dtype=np.float64, capacity=4097)
+    tracemalloc.start()
+    try:
+        for _ in range(4096):
+            cache.append(k, k)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < cache.nbytes / 10
+
+
+def test_truncate_and_reorder():
+    q, k, v = arrays(length=6)
+    cache = new_cache(k, v)
+    cache.append(k, v, lengths=[6, 4])
+    cache.reorder([1, 1])
+    np.testing.assert_array_equal(cache.lengths, [4, 4])
+    np.testing.assert_array_equal(cache.key[0], k[1, :, :4])
+    cache.truncate([3, 0])
+    np.testing.assert_array_equal(cache.lengths, [3, 0])
+    out = cache.attend(q[:, :, :2], k[:, :, :2], v[:, :, :2])
+    keys = np.concatenate([k[1, :, :3], k[0, :, :2]], axis=1)
+    values = np.concatenate([v[1, :, :3], v[0, :, :2]], axis=1)
+    expected = reference.scaled_dot_product_attention(
+        q[0, :, :2], keys, values, causal="lower_right", enable_gqa=True
+    )
+    np.testing.assert_allclose(out[0], expected, rtol=0, atol=40 * EPS)
+    cache.truncate(0)
+    assert cache.key.shape == (2, 2, 0, 8)
+    assert not cache.key.flags.writeable
+
+
+K, V = np.zeros((2, 2, 3, 8), np.float32), np.zeros((2, 2, 3, 5), np.float32)
+Q = np.zeros((2, 4, 3, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda c: sa.KVCache(0, 1, 1), ValueError, "batch_size must be an int >= 1, got 0"),
+        (lambda c: sa.KVCache(1, True, 1), TypeError, "num_kv_heads must be an int >= 1, got bool"),
+        (lambda c: sa.KVCache(1, 1, 8.0), TypeError, "head_dim must be an int >= 0, got float"),
+        (lambda c: sa.KVCache(1, 1, 8, dtype=int), TypeError, "dtype must be float16, bfloat16, float32 or float64"),
+        (lambda c: c.append(K[:1], V), ValueError, "key must have shape (2, 2, n, 8), got (1, 2, 3, 8)"),
+        (lambda c: c.append(K, K), ValueError, "value must have shape (2, 2, n, 5), got (2, 2, 3, 8)"),
+        (lambda c: c.append(K, V[:, :, :1]), ValueError, "differ in how many tokens they bring"),
+        (lambda c: c.append(K.astype(float), V), TypeError, "key is float64, which a cache of float32"),
+        (lambda c: c.append(K, V.astype(bool)), TypeError, "value is bool, which a cache of float32"),
+        (lambda c: c.append(np.ma.array(K), V), TypeError, "key is a MaskedArray"),
+        (lambda c: c.append(K, V, lengths=[1.0, 2.0]), TypeError, "lengths must be integers, got float64"),
+        (lambda c: c.append(K, V, lengths=[4, 0]), ValueError, "lengths must be between 0 and n = 3, got [4, 0]"),
+        (lambda c: c.append(K, V, lengths=[1]), ValueError, "lengths must have shape (2,) or (), got (1,)"),
+        (lambda c: c.attend(Q, K), ValueError, "one of them is missing"),
+        (lambda c: c.attend(Q[:, :3], K, V), ValueError, "query must have shape (2, a multiple of 2, n, 8), got (2, 3, 3, 8)"),
+        (lambda c: c.attend(Q[:, :, :2], K, V), ValueError, "differ in how many tokens they bring"),
+        (lambda c: c.attend(np.zeros((2, 2, 9, 8))), ValueError, "each query needs its own key; the sequences have [3, 2]"),
+        (lambda c: c.attend(Q, K, V, softcap=-1), ValueError, "softcap"),
+        (lambda c: c.attend(Q, K, V, window=3), TypeError, "window"),
+        (lambda c: c.truncate([4, 0]), ValueError, "lengths must be between 0 and [3, 2], got [4, 0]"),
+        (lambda c: c.reorder([0, 2]), ValueError, "indices must be between 0 and 1, got [0, 2]"),
+    ],
+)  # fmt: skip
+def test_bad_input_says_what_is_wrong_and_changes_nothing(call, error, message):
+    cache = sa.KVCache(2, 2, 8, value_dim=5)
+    cache.append(K + 1, V + 1, lengths=[3, 2])
+    with pytest.raises(error, match=re.escape(message)):
+        call(cache)
+    np.testing.assert_array_equal(cache.lengths, [3, 2])
+    assert (cache.key[0] == 1).all()
+    assert (cache.key[1, :, :2] == 1).all()

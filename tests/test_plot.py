@@ -1,0 +1,276 @@
+"""plot_attention: what is drawn, read back from the artists of matplotlib; errors; nothing shown."""
+
+import doctest
+import importlib
+import itertools
+import math
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+matplotlib = pytest.importorskip("matplotlib", reason="plot_attention needs the extra viz")
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt  # noqa: E402
+
+from selfattn.views import plot_attention  # noqa: E402
+
+WEIGHTS = np.array([[0.7, 0.2, 0.1], [0.25, 0.5, 0.25], [0.0, 0.4, 0.6]])
+TOKENS = ["stream", "bank", "mud"]
+
+
+@pytest.fixture(autouse=True)
+def _no_figure_is_left():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_shown(monkeypatch):
+    monkeypatch.setattr(plt, "show", lambda *_, **__: pytest.fail("show was called"))
+
+
+def labels(image):
+    """(queries, keys) as written beside the heat map."""
+    ax = image.axes
+    return tuple([t.get_text() for t in side] for side in (ax.get_yticklabels(), ax.get_xticklabels()))
+
+
+def written(image):
+    """{(query, key): number as text}"""
+    return {tuple(round(x) for x in t.get_position()[::-1]): t.get_text() for t in image.axes.texts}
+
+
+def render(image):
+    image.figure.canvas.draw()
+    return np.asarray(image.figure.canvas.buffer_rgba())
+
+
+def cell(image, pixels, i, j):
+    """The pixels of one cell, from the top."""
+    (left, top), (right, bottom) = image.axes.transData.transform([(j - 0.5, i - 0.5), (j + 0.5, i + 0.5)])
+    rows = slice(len(pixels) - int(top), len(pixels) - int(bottom))
+    return pixels[rows, int(left) + 1 : int(right)]
+
+
+# ------------------------------------------------------------------------------------------------ what is drawn
+
+
+def test_rows_are_queries_and_columns_are_keys():
+    image = plot_attention(WEIGHTS, TOKENS)
+    np.testing.assert_array_equal(image.get_array(), WEIGHTS)
+    assert labels(image) == (TOKENS, TOKENS)
+    assert image.axes.get_xlabel() == "key" and image.axes.get_ylabel() == "query"
+    assert image.axes.yaxis_inverted()  # the first query is on top
+    expected = {(i, j): f"{w:.2f}" for (i, j), w in np.ndenumerate(WEIGHTS)}
+    assert written(image) == expected
+    assert image.get_clim() == (0, 0.7)
+
+
+def test_the_picture_has_the_colours_of_the_weights():
+    """The middle of each cell, read from the pixels."""
+    image = plot_attention(WEIGHTS, TOKENS, numbers=False)
+    pixels = render(image)
+    for (i, j), weight in np.ndenumerate(WEIGHTS):
+        inside = cell(image, pixels, i, j)
+        seen = inside[len(inside) // 2, len(inside) // 2] / 255
+        np.testing.assert_allclose(seen, image.cmap(weight / 0.7), atol=2 / 255)  # 256 colours, 8 bits
+
+
+def test_fewer_queries_than_keys():
+    image = plot_attention(WEIGHTS[:2], ["le", "fleuve"], key_tokens=TOKENS)
+    assert labels(image) == (["le", "fleuve"], TOKENS)
+    assert image.get_array().shape == (2, 3)
+
+
+def test_a_single_cell_and_numbered_rows():
+    assert written(plot_attention([[1]], None)) == {(0, 0): "1.00"}
+    assert labels(plot_attention(WEIGHTS[:2], None)) == (["0", "1"], ["0", "1", "2"])
+
+
+def test_draws_on_the_given_axes_and_makes_no_figure():
+    _, axes = plt.subplots(1, 2)
+    before = plt.get_fignums()
+    image = plot_attention(WEIGHTS, TOKENS, axes[1], colorbar=False, title="head 1")
+    assert image.axes is axes[1] and not axes[0].images
+    assert axes[1].get_title() == "head 1"
+    assert plt.get_fignums() == before
+    assert len(image.figure.axes) == 2
+
+
+def test_options():
+    image = plot_attention(WEIGHTS, TOKENS, vmin=-1, vmax=2, cmap="viridis", precision=3)
+    assert image.get_clim() == (-1, 2) and image.cmap.name == "viridis"
+    assert written(image)[0, 0] == "0.700"
+    assert not written(plot_attention(WEIGHTS, TOKENS, numbers=False))
+
+
+def test_negative_numbers_get_a_scale_around_zero():
+    image = plot_attention([[-2.0, 0.5], [-1e-9, 1.0]], ["a", "b"])
+    assert image.get_clim() == (-2, 2)
+    assert written(image) == {(0, 0): "−2.00", (0, 1): "0.50", (1, 0): "0.00", (1, 1): "1.00"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int64", "bool", "bfloat16"])
+def test_dtypes(dtype):
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    image = plot_attention(np.eye(2).astype(dtype), ["a", "b"])
+    np.testing.assert_array_equal(np.asarray(image.get_array(), float), np.eye(2))
+
+
+def test_weights_are_not_changed():
+    weights = WEIGHTS.copy()
+    weights[0, 0] = np.nan
+    weights.flags.writeable = False
+    before = weights.copy()
+    render(plot_attention(weights, TOKENS))
+    np.testing.assert_array_equal(weights, before)
+
+
+# ------------------------------------------------------------------------------------------ NaN, infinity, zero
+
+
+def test_nan_and_infinity_are_named_and_hatched():
+    weights = WEIGHTS.copy()
+    weights[0, 1], weights[1], weights[2, 2] = np.nan, -np.inf, np.inf
+    image = plot_attention(weights, TOKENS)
+    texts = written(image)
+    assert (texts[0, 1], texts[1, 0], texts[2, 2]) == ("nan", "−inf", "inf")
+    assert image.get_clim() == (0, 0.7)  # of the finite ones
+    assert image.axes.patch.get_hatch()
+    np.testing.assert_array_equal(image.get_array().mask, ~np.isfinite(weights))
+    pixels, red = render(image), (0xB0, 0x40, 0x40, 255)
+    for (i, j), weight in np.ndenumerate(weights):
+        corner = cell(image, pixels, i, j)[2:12]  # above the number
+        assert (corner == red).all(axis=-1).any() != np.isfinite(weight)
+
+
+def test_without_numbers_the_hatching_is_explained():
+    weights = np.full((30, 30), 1 / 30)
+    weights[3] = np.nan
+    image = plot_attention(weights, None)
+    assert [t.get_text() for t in image.axes.texts] == ["hatched: 30 nan"]
+    assert not plot_attention(np.full((30, 30), 1 / 30), None).axes.texts
+
+
+@pytest.mark.parametrize("number", [0.0, np.nan])
+def test_nothing_but_zeros_or_nan(number):
+    image = plot_attention(np.full((2, 2), number), ["a", "b"])
+    assert image.get_clim() == (0, 1)
+    render(image)
+
+
+# ------------------------------------------------------------------------------------------------------- tokens
+
+STRANGE = [
+    "$x_1$", "\\frac", "$", "<b>&amp;", "100 %", "_a_", "שלום", "مرحبا", "Ωραία", "é", "don't \"quote\"",
+]  # fmt: skip
+
+
+def test_tokens_are_text_whatever_they_hold():
+    n = len(STRANGE)
+    image = plot_attention(np.eye(n), STRANGE, title="$a")
+    render(image)  # markup that is wrong would raise here
+    assert labels(image) == (STRANGE, STRANGE)
+    assert not any(label.get_parse_math() or label.get_usetex() for label in image.axes.get_xticklabels())
+
+
+def test_tokens_in_scripts_without_a_font_warn_but_are_drawn():
+    tokens = ["天気", "नमस्ते", "🙂"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # which glyphs are missing depends on the machine
+        image = plot_attention(WEIGHTS, tokens)
+        render(image)
+    assert labels(image)[0] == tokens
+
+
+def test_a_font_that_has_the_characters_is_found(monkeypatch):
+    """DejaVu Sans Mono stands for the configured font; only the Serif, say, has the letter."""
+    plot = importlib.import_module("selfattn.views.plot")
+    real = plot._code_points
+    monkeypatch.setattr(
+        plot, "_code_points", lambda path: real(path) - ({0x416} if "Serif" not in path else set())
+    )
+    plot._other_families.cache_clear()
+    try:
+        label = plot_attention([[1.0]], ["Ж"]).axes.get_yticklabels()[0]
+        assert any("Serif" in family for family in label.get_fontfamily())
+        assert label.get_fontfamily()[0] == matplotlib.rcParams["font.family"][0]
+    finally:
+        plot._other_families.cache_clear()
+
+
+def test_tokens_that_cannot_be_seen_are_spelled_out():
+    tokens = ["", " ", "a\nb", "\x00", "\u2028", "\ud800", "x" * 25]
+    image = plot_attention(np.eye(7), tokens)
+    assert labels(image)[0] == ["∅", "␣", "a\\nb", "\\x00", "\\u2028", "\\ud800", "x" * 23 + "…"]
+    render(image)
+
+
+def test_of_many_tokens_some_are_named():
+    tokens = [f"t{n}" for n in range(100)]
+    image = plot_attention(np.eye(100), tokens)
+    every = math.ceil(100 / 40)
+    assert labels(image)[0] == tokens[::every]
+    assert image.axes.get_xlabel() == "key: 1 of 3 named"
+    assert not image.axes.texts
+
+
+def test_long_names_of_keys_do_not_run_into_each_other():
+    for tokens, slanted in ((["a", "b", "c"], False), (["a long token", "and another", "c"], True)):
+        image = plot_attention(WEIGHTS, tokens)
+        render(image)
+        boxes = [label.get_window_extent() for label in image.axes.get_xticklabels()]
+        assert {label.get_rotation() for label in image.axes.get_xticklabels()} == {45 if slanted else 0}
+        assert slanted or all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
+        assert all(box.x1 < image.figure.bbox.width for box in boxes)
+
+
+# ------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("weights", "tokens", "options", "error", "message"),
+    [
+        (WEIGHTS, TOKENS[:2], {}, ValueError, r"2 tokens do not fit weights \(3, 3\), which have 3 rows"),
+        (
+            WEIGHTS[:2],
+            TOKENS[:2],
+            {},
+            ValueError,
+            r"weights \(2, 3\) have 3 keys; name them with key_tokens=",
+        ),
+        (WEIGHTS[:2], ["a", "b"], {"key_tokens": ["a"]}, ValueError, "1 key_tokens do not fit .* 3 columns"),
+        (WEIGHTS, "sky is blue", {}, TypeError, "one string, 'sky is blue'"),
+        (WEIGHTS, ["a", 7, "b"], {}, TypeError, r"tokens\[1\] is 7, of type int"),
+        (WEIGHTS[0], ["a"], {}, ValueError, r"\(L, S\).*they are \(3,\)"),
+        (WEIGHTS[None], TOKENS, {}, ValueError, r"they are \(1, 3, 3\); choose one head"),
+        (np.zeros((0, 0)), [], {}, ValueError, r"\(0, 0\) are empty"),
+        (WEIGHTS.astype(complex), TOKENS, {}, TypeError, "real numbers, not complex128"),
+        (np.full((3, 3), "a"), TOKENS, {}, TypeError, "real numbers, not <U1"),
+        (WEIGHTS, TOKENS, {"vmin": 1, "vmax": 1}, ValueError, "vmin < vmax, not 1.0 and 1.0"),
+        (WEIGHTS, TOKENS, {"vmax": np.nan}, ValueError, "finite vmin < vmax"),
+        (WEIGHTS, TOKENS, {"precision": -1}, ValueError, "from 0 to 17, not -1"),
+        (WEIGHTS, TOKENS, {"ax": "left"}, TypeError, "matplotlib Axes, not str"),
+        (WEIGHTS, TOKENS, {"ax": np.array([1, 2])}, TypeError, "not ndarray; choose one of them"),
+    ],
+)
+def test_errors_say_what_does_not_fit(weights, tokens, options, error, message):
+    before = plt.get_fignums()
+    with pytest.raises(error, match=message):
+        plot_attention(weights, tokens, **options)
+    assert plt.get_fignums() == before
+
+
+def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'selfattn\[viz\]'"):
+        plot_attention(WEIGHTS, TOKENS)
+
+
+def test_examples():
+    results = doctest.testmod(importlib.import_module("selfattn.views.plot"))
+    assert results.attempted and not results.failed
