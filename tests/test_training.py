@@ -120,6 +120,18 @@ def test_a_batch_gives_the_gradients_of_its_loss(dtype):
         np.testing.assert_allclose(grad, total, rtol=0, atol=256 * eps * scale)
 
 
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_sentences_may_be_ids(kind, batch_size):
+    tokenizer = WhitespaceTokenizer(WORDS)
+    ids = [tuple(kind(tokenizer.encode(sentence)) for sentence in triplet) for triplet in TRIPLETS]
+    losses = [
+        training.fit(make_task(), triplets, 1, batch_size=batch_size, rng=0, log_every=None).step_losses
+        for triplets in (TRIPLETS, ids)
+    ]
+    assert losses[0] == losses[1]
+
+
 # The tutorial's model in PyTorch, written from its description; positions in float64, then cast.
 def torch_losses(seed, dtype, ids, epochs):
     torch = pytest.importorskip("torch")

@@ -341,7 +341,8 @@ def is_batch(sentences: Any) -> bool:
         return sentences.ndim > 1 or sentences.dtype.kind in "OU"
     if isinstance(sentences, str) or not isinstance(sentences, Sequence) or not sentences:
         return False
-    return not hasattr(sentences[0], "__index__")
+    first = sentences[0]
+    return not hasattr(first, "__index__") or (isinstance(first, np.ndarray) and first.ndim > 0)
 
 
 def quoted(value: Any) -> str:
