@@ -642,16 +642,12 @@ class View {
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const { target, key } = event;
-    if (target.tagName === "INPUT" || target.tagName === "SELECT") {
-      event.stopPropagation(); // what is typed is not for the shortcuts of the page around
-      return;
-    }
-    if (this.act(target, key)) {
-      event.preventDefault();
-      event.stopPropagation();
-    }
+    const combined = event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && key === "Enter");
+    if (combined || key === "Tab") return; // saving, running a cell and the like stay with the page around
+    event.stopPropagation(); // a plain letter does not: "d" "d" deletes a cell of a notebook
+    const typed = target.tagName === "INPUT" || target.tagName === "SELECT";
+    if (!typed && this.act(target, key)) event.preventDefault();
   }
 
   act(target, key) {
