@@ -6,37 +6,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from pages import NASTY, Reader, bank, dead_row, everything, illustrated, large, model
+from pages import NASTY, Reader, bank, dead_row, everything, illustrated, large, model, numbers_by_node
 
 import selfattn as sa
 from selfattn import views
-from selfattn.layer_steps import LayerSteps, ModelSteps, layer_steps
+from selfattn.layer_steps import layer_steps
 from selfattn.views.writing import visible
-
-
-def numbers_by_node(steps):
-    """What a page must show: name of a node -> matrix."""
-    if isinstance(steps, ModelSteps):
-        found = {"embeddings": steps.embeddings, "positions": steps.positions, "inputs": steps.inputs,
-                 "mean": steps.output[None]}  # fmt: skip
-        for n, block in enumerate(steps.blocks):
-            found |= {f"block{n}.{name}": a for name, a in numbers_by_node(block).items() if name != "inputs"}
-        return found
-    found, heads = {}, isinstance(steps, LayerSteps) and steps.parameters.num_heads > 1
-    names = steps.to_dict() | {"query": steps.query, "key": steps.key, "value": steps.value}
-    if isinstance(steps, LayerSteps):
-        names |= {n: a for n, a in vars(steps.parameters).items() if n[:2] in ("W_", "b_") and a is not None}
-    if steps._call.keep is None:
-        del names["dropped_weights"]
-    for name, array in names.items():
-        per_head = heads and array.ndim > (3 if name == "weighted_values" else 2)
-        for h in range(len(array) if per_head else 1):
-            matrix, end = (array[h], f".{h}") if per_head else (array, "")
-            if name == "weighted_values":
-                found |= {f"{name}{end}[{i}]": matrix[i] for i in range(min(8, len(matrix)))}
-            else:
-                found[name + end] = np.atleast_2d(matrix)
-    return found
 
 
 @pytest.mark.parametrize("make", [illustrated, lambda: bank("river"), everything, model], ids=str)
