@@ -8,6 +8,7 @@
 const MAX_TERMS = 12; // a longer sum is spelled with its first and last terms
 const MAX_FAR = 4000; // numbers of a page that still lights up what the sources are made of
 const MAX_FEW = 36; // numbers of a matrix that play shows one by one
+const LINK_MS = 200; // before the address follows
 const STEP_MS = 1600; // between two steps of the play button
 
 function element(tag, options = {}, ...children) {
@@ -363,7 +364,10 @@ class View {
 
   /** Let the address lead here; in a notebook stages have no ids, and the address is left alone. */
   link(stage, td) {
-    if (stage.id) history.replaceState(history.state, "", `#${stage.id}${td ? `&row=${this.cells.get(td).i}` : ""}`);
+    if (!stage.id) return;
+    const address = `#${stage.id}${td ? `&row=${this.cells.get(td).i}` : ""}`;
+    clearTimeout(this.linking); // browsers refuse to change the address many times a second
+    this.linking = setTimeout(() => history.replaceState(history.state, "", address), LINK_MS);
   }
 
   toggle() {
