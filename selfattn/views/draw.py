@@ -64,7 +64,7 @@ class Drawing:
         names = "".join(f"<li><bdi>{text(side)}</bdi></li>" for side in self.sides)
         answers = self.answers() if self.exercise else ""
         return (
-            '<div class="sa-steps" data-alone="" data-lm-suppress-shortcuts="true">\n'
+            '<div class="sa-steps" data-alone="">\n'
             f'{title}<ul class="sa-sides">{names}</ul>\n{stages}\n{answers}{self.data()}</div>'
         )
 

@@ -8,6 +8,7 @@
 const MAX_TERMS = 12; // a longer sum is spelled with its first and last terms
 const MAX_FAR = 4000; // numbers of a page that still lights up what the sources are made of
 const MAX_FEW = 36; // numbers of a matrix that play shows one by one
+const LINK_MS = 200; // before the address follows
 const STEP_MS = 1600; // between two steps of the play button
 
 function element(tag, options = {}, ...children) {
@@ -363,7 +364,10 @@ class View {
 
   /** Let the address lead here; in a notebook stages have no ids, and the address is left alone. */
   link(stage, td) {
-    if (stage.id) history.replaceState(history.state, "", `#${stage.id}${td ? `&row=${this.cells.get(td).i}` : ""}`);
+    if (!stage.id) return;
+    const address = `#${stage.id}${td ? `&row=${this.cells.get(td).i}` : ""}`;
+    clearTimeout(this.linking); // browsers refuse to change the address many times a second
+    this.linking = setTimeout(() => history.replaceState(history.state, "", address), LINK_MS);
   }
 
   toggle() {
@@ -642,16 +646,12 @@ class View {
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const { target, key } = event;
-    if (target.tagName === "INPUT" || target.tagName === "SELECT") {
-      event.stopPropagation(); // what is typed is not for the shortcuts of the page around
-      return;
-    }
-    if (this.act(target, key)) {
-      event.preventDefault();
-      event.stopPropagation();
-    }
+    const combined = event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && key === "Enter");
+    if (combined || key === "Tab") return; // saving, running a cell and the like stay with the page around
+    event.stopPropagation(); // a plain letter does not: "d" "d" deletes a cell of a notebook
+    const typed = target.tagName === "INPUT" || target.tagName === "SELECT";
+    if (!typed && this.act(target, key)) event.preventDefault();
   }
 
   act(target, key) {
