@@ -296,6 +296,11 @@ class ModelSteps:
 
         return views.notebook_html(self)
 
+    def _repr_svg_(self) -> str | None:
+        from selfattn import views
+
+        return views.notebook_svg(self)
+
     def __repr__(self) -> str:
         length, width = self.inputs.shape
         head = f"ModelSteps: {length} tokens, width {width}, {len(self.blocks)} blocks"

@@ -171,6 +171,11 @@ class AttentionSteps:
 
         return views.notebook_html(self)
 
+    def _repr_svg_(self) -> str | None:
+        from selfattn import views
+
+        return views.notebook_svg(self)
+
     def _head(self) -> str:
         *lead, n_queries, n_keys = self.scores.shape
         return f"AttentionSteps: {n_queries} queries, {n_keys} keys, leading dims {tuple(lead)}"

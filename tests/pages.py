@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import numpy as np
 
 from selfattn import attention_steps
-from selfattn.layer_steps import layer_steps, model_steps
+from selfattn.layer_steps import LayerSteps, ModelSteps, layer_steps, model_steps
 from selfattn.tutorials import load
 
 NASTY = [
@@ -34,12 +34,13 @@ def bank(sentence):
     return layer_steps(x, *(np.array(given[name]) for name in ("W_query", "W_key", "W_value"))), tokens
 
 
-def everything(dtype=np.float64):
-    """Every option at once, in two heads."""
+def everything(dtype=np.float64, add=0.0):
+    """Every option at once, in two heads; `add` is added to the first input."""
     rng = np.random.default_rng(7)
     x, *weights = (
         rng.standard_normal(shape).astype(dtype) for shape in [(5, 8), (8, 8), (8, 8), (8, 6), (6, 8)]
     )
+    x[0, 0] += add
     biases = [rng.standard_normal(n).astype(dtype) for n in (8, 8, 6, 8, 8)]
     mask = rng.standard_normal((5, 5))
     mask[2, 1] = -np.inf
@@ -50,10 +51,11 @@ def everything(dtype=np.float64):
     ), list("abcde")  # fmt: skip
 
 
-def model(tokens=4):
-    """Two blocks of a sentence-embedding model."""
+def model(tokens=4, add=0.0):
+    """Two blocks of a sentence-embedding model; `add` is added to the first number of the embeddings."""
     rng = np.random.default_rng(8)
     embeddings, positions = rng.standard_normal((2, tokens, 6))
+    embeddings[0, 0] += add
     x, blocks = embeddings + positions, []
     for _ in range(2):
         weights = rng.standard_normal((3, 6, 6)) / 2
@@ -74,6 +76,31 @@ def dead_row():
     mask = np.array([[True, True, False], [False, False, False]])
     q, k, v = np.eye(2), np.array([[1.0, 2.0], [np.nan, 0.0], [np.inf, 1.0]]), np.arange(6.0).reshape(3, 2)
     return attention_steps(q, k, v, mask)
+
+
+def numbers_by_node(steps):
+    """What a page must show: name of a node -> matrix."""
+    if isinstance(steps, ModelSteps):
+        found = {"embeddings": steps.embeddings, "positions": steps.positions, "inputs": steps.inputs,
+                 "mean": steps.output[None]}  # fmt: skip
+        for n, block in enumerate(steps.blocks):
+            found |= {f"block{n}.{name}": a for name, a in numbers_by_node(block).items() if name != "inputs"}
+        return found
+    found, heads = {}, isinstance(steps, LayerSteps) and steps.parameters.num_heads > 1
+    names = steps.to_dict() | {"query": steps.query, "key": steps.key, "value": steps.value}
+    if isinstance(steps, LayerSteps):
+        names |= {n: a for n, a in vars(steps.parameters).items() if n[:2] in ("W_", "b_") and a is not None}
+    if steps._call.keep is None:
+        del names["dropped_weights"]
+    for name, array in names.items():
+        per_head = heads and array.ndim > (3 if name == "weighted_values" else 2)
+        for h in range(len(array) if per_head else 1):
+            matrix, end = (array[h], f".{h}") if per_head else (array, "")
+            if name == "weighted_values":
+                found |= {f"{name}{end}[{i}]": matrix[i] for i in range(min(8, len(matrix)))}
+            else:
+                found[name + end] = np.atleast_2d(matrix)
+    return found
 
 
 @dataclass

@@ -6,37 +6,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from pages import NASTY, Reader, bank, dead_row, everything, illustrated, large, model
+from pages import NASTY, Reader, bank, dead_row, everything, illustrated, large, model, numbers_by_node
 
 import selfattn as sa
 from selfattn import views
-from selfattn.layer_steps import LayerSteps, ModelSteps, layer_steps
+from selfattn.layer_steps import layer_steps
 from selfattn.views.writing import visible
-
-
-def numbers_by_node(steps):
-    """What a page must show: name of a node -> matrix."""
-    if isinstance(steps, ModelSteps):
-        found = {"embeddings": steps.embeddings, "positions": steps.positions, "inputs": steps.inputs,
-                 "mean": steps.output[None]}  # fmt: skip
-        for n, block in enumerate(steps.blocks):
-            found |= {f"block{n}.{name}": a for name, a in numbers_by_node(block).items() if name != "inputs"}
-        return found
-    found, heads = {}, isinstance(steps, LayerSteps) and steps.parameters.num_heads > 1
-    names = steps.to_dict() | {"query": steps.query, "key": steps.key, "value": steps.value}
-    if isinstance(steps, LayerSteps):
-        names |= {n: a for n, a in vars(steps.parameters).items() if n[:2] in ("W_", "b_") and a is not None}
-    if steps._call.keep is None:
-        del names["dropped_weights"]
-    for name, array in names.items():
-        per_head = heads and array.ndim > (3 if name == "weighted_values" else 2)
-        for h in range(len(array) if per_head else 1):
-            matrix, end = (array[h], f".{h}") if per_head else (array, "")
-            if name == "weighted_values":
-                found |= {f"{name}{end}[{i}]": matrix[i] for i in range(min(8, len(matrix)))}
-            else:
-                found[name + end] = np.atleast_2d(matrix)
-    return found
 
 
 @pytest.mark.parametrize("make", [illustrated, lambda: bank("river"), everything, model], ids=str)
@@ -213,6 +188,7 @@ def test_too_many_numbers_are_an_error_and_leave_a_notebook_to_the_text():
     with pytest.raises(views.PageError, match=r"at most 200000 numbers.*\(10000, 50\)"):
         views.steps_page(steps, [f"t{i}" for i in range(n)])
     assert steps._repr_html_() is None
+    assert steps._repr_svg_() is None
     batch = layer_steps(np.ones((2, 3, 4)), *np.ones((3, 4, 4)))
     with pytest.raises(views.PageError, match=r"one sentence.*\(2, 3, 4\)"):
         views.steps_page(batch)
@@ -287,7 +263,42 @@ def test_two_sentences_have_their_differences():
     assert len([t for t in page.tables if t.node == "W_query~1"]) == 0  # shared
 
 
+def test_the_picture_has_the_weights():
+    steps, tokens = bank("river")
+    texts = [
+        e.text
+        for e in ElementTree.fromstring(views.steps_page(steps, tokens).svg).iter()
+        if e.tag.endswith("text")
+    ]
+    assert texts[:3] == tokens
+    assert [float(t) for t in texts if t not in tokens] == [float(f"{w:.2f}") for w in steps.weights.ravel()]
+    assert set(tokens) < set(texts)
+
+
+def test_sentences_of_different_lengths_are_compared_as_far_as_both_reach():
+    rng = np.random.default_rng(2)
+    short, long = rng.standard_normal((2, 3)), rng.standard_normal((4, 3))
+    a, b = (sa.attention_steps(x, x, x) for x in (short, long))
+    page = Reader(views.steps_page(a, ["a", "b"], compare=(b, ["a", "c", "d", "e"])).html)
+    difference = next(t for t in page.tables if t.attributes.get("data-a") == "weights")
+    np.testing.assert_allclose(difference.numbers, b.weights[:2, :2] - a.weights, rtol=0, atol=0.51e-4)
+    assert difference.rows == ["a", "b → c"]
+    assert {"weighted_values[1]", "weighted_values[3]~1"} <= {t.node for t in page.tables}
+
+
+def test_keys_of_another_sentence():
+    rng = np.random.default_rng(3)
+    x, y, *weights = (rng.standard_normal(shape) for shape in [(2, 3), (4, 3), (3, 3), (3, 3), (3, 3)])
+    steps = layer_steps(x, *weights, key_inputs=y, residual=True)
+    page = Reader(views.steps_page(steps, ["q0", "q1"], key_tokens=["k0", "k1", "k2", "k3"]).html)
+    assert page.of("scores").rows == ["q0", "q1"]
+    assert page.of("scores").columns == ["k0", "k1", "k2", "k3"]
+    np.testing.assert_allclose(page.numbers("key_inputs"), y, rtol=0, atol=0.51e-4)
+    np.testing.assert_allclose(page.numbers("residual"), steps.residual, rtol=0, atol=0.51e-4)
+
+
 def test_steps_show_themselves_in_a_notebook():
     for steps, _ in (illustrated(), everything(), model()):
         assert Reader(steps._repr_html_()).tables
+        ElementTree.fromstring(steps._repr_svg_())
         assert "data-alone" not in steps._repr_html_().split("<script>")[0].split("</style>")[1]

@@ -4,7 +4,7 @@ Pure functions from steps to HTML and figures; what is computed is in :mod:`self
 """
 
 from selfattn.views.graph import PageError
-from selfattn.views.page import Page, join_pages, notebook_html, steps_page
+from selfattn.views.page import Page, join_pages, notebook_html, notebook_svg, steps_page
 from selfattn.views.plot import plot_attention
 from selfattn.views.texts import CAPTIONS
 from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
@@ -16,6 +16,7 @@ __all__ = [
     "PageError",
     "join_pages",
     "notebook_html",
+    "notebook_svg",
     "plot_attention",
     "steps_page",
     "tutorial_page",

@@ -64,27 +64,29 @@ class Drawing:
         names = "".join(f"<li><bdi>{text(side)}</bdi></li>" for side in self.sides)
         answers = self.answers() if self.exercise else ""
         return (
-            '<div class="sa-steps" data-alone="" data-lm-suppress-shortcuts="true">\n'
+            '<div class="sa-steps" data-alone="">\n'
             f'{title}<ul class="sa-sides">{names}</ul>\n{stages}\n{answers}{self.data()}</div>'
         )
 
     def stage(self, stage: Stage) -> str:
         """Draw one step: heading, sentence, formula, NumPy, equations, notes, legend."""
         sentence = self.texts[stage.caption]
-        block, _, _ = stage.name.rpartition(".")
-        heading = self.texts[f"head.{stage.caption}"]
-        if block:
-            heading += ", " + fill(self.texts["block"], n=block.removeprefix("block"))
         equations = "".join(self.equation(stage, equation) for equation in stage.equations)
         notes = {fill(self.texts[key], **values) for key, values in stage.notes}
         notes |= self.abridged(stage)
         note = "".join(f'<p class="sa-note">{text(line)}</p>' for line in sorted(notes))
         return (
-            f'<section class="sa-stage" data-stage="{stage.name}" id="stage={stage.name}"><h3>{text(heading)}</h3>'
+            f'<section class="sa-stage" data-stage="{stage.name}" id="stage={stage.name}"><h3>{text(self.heading(stage))}</h3>'
             f"<p>{text(sentence)}</p>"
             f'<p class="sa-formula"><i>{formula(stage.formula)}</i></p><pre><code>{text(stage.numpy)}</code></pre>'
             f"{equations}{note}{self.legend(stage)}</section>"
         )
+
+    def heading(self, stage: Stage) -> str:
+        """Return the name of a step, with its block if there are several."""
+        block = stage.name.rpartition(".")[0].removeprefix("block")
+        heading = self.texts[f"head.{stage.caption}"]
+        return f"{heading}, {fill(self.texts['block'], n=block)}" if block else heading
 
     def equation(self, stage: Stage, equation: Equation) -> str:
         """Draw one line; with two sentences what they compute from, and below it what they get, side by side."""
@@ -247,21 +249,37 @@ class Drawing:
 
     def answers(self) -> str:
         """List what stands in the blanks, on a sheet of its own when printed."""
-        lines = []
-        for name, columns in self.blanks.items():
-            node = self.graph.nodes[name]
-            rows, cols = self.axes(node)
-            for i, j in enumerate(columns):
-                if i not in self.shown(node.data.shape[0]) or j not in self.shown(node.data.shape[1]):
-                    continue
-                answer = number(node.data[i, j], self.decimals[name], self.precision)
-                lines.append(
-                    f"<li>{text(node.name)}[<bdi>{text(rows[i])}</bdi>, <bdi>{text(cols[j])}</bdi>] = {answer}</li>"
-                )
+        sheet = []
+        for stage in self.graph.stages.values():
+            made = {
+                r: side for e in stage.equations for side, terms in enumerate(e.sides) for r in results(terms)
+            }
+            lines = [line for name, side in made.items() for line in self.answers_of(name, side)]
+            if lines:
+                sheet.append(f"<h4>{text(self.heading(stage))}</h4><ul>{''.join(lines)}</ul>")
         return (
             f'<details class="sa-answers"><summary>{text(self.texts["answers"])}</summary>'
-            f"<ol>{''.join(lines)}</ol></details>\n"
+            f"{''.join(sheet)}</details>\n"
         )
+
+    def answers_of(self, name: str, side: int) -> list[str]:
+        """Write the answers of a matrix, one for each row that is shown."""
+        node = self.graph.nodes[name]
+        rows, columns = self.axes(node)
+        shown_rows, shown_columns = map(self.shown, node.data.shape)
+        of = f" <small>(<bdi>{text(self.sides[side])}</bdi>)</small>" if len(self.sides) > 1 else ""
+        start = text(self.where(node) + node.name)
+        return [
+            f"<li>{start}[<bdi>{text(rows[i])}</bdi>, <bdi>{text(columns[j])}</bdi>] = "
+            f"{number(node.data[i, j], self.decimals[name], self.precision)}{of}</li>"
+            for i, j in enumerate(self.blanks.get(name, []))
+            if i in shown_rows and j in shown_columns
+        ]
+
+    def where(self, node: Node) -> str:
+        """Say in which block and head a matrix is, if there are several: ``block 0, head 1: ``."""
+        parts = [fill(self.texts[key], n=n) for key, n in (("block", node.block), ("head", node.head)) if n]
+        return ", ".join(parts) + (": " if parts else "")
 
     def data(self) -> str:
         """Everything that the script needs: all numbers to the last bit, what they are made of, all labels."""
@@ -271,7 +289,7 @@ class Drawing:
                 "data": base64.b64encode(node.data.astype("<f8").tobytes()).decode("ascii"),
                 "rows": node.rows, "columns": node.columns, "op": node.op, "args": node.args,
                 "options": node.options, "editable": node.editable, "decimals": self.decimals[name],
-                "size": self.sizes[node.name.partition("[")[0]], "blanks": self.blanks.get(name),
+                "size": self.sizes[node.name.partition("[")[0]], "blanks": self.blanks.get(name), "where": self.where(node),
             }
             for name, node in self.graph.nodes.items()
         ]  # fmt: skip

@@ -44,6 +44,8 @@ class Node:
     args: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     editable: bool = False
+    block: str = ""  # where there are several, in which it is
+    head: str = ""
 
 
 @dataclass
@@ -104,6 +106,7 @@ class Graph:
         self.stages: dict[str, Stage] = {}
         self.labels: dict[str, list[str]] = {"one": [""]}
         self.side = 0
+        self.block = self.head = ""  # of the nodes that are being added
         self.numbers = 0
 
     def add(self, node: Node, *, shared: bool = False) -> str:
@@ -118,6 +121,7 @@ class Graph:
         if shared and name in self.nodes and np.array_equal(self.nodes[name].data, node.data):
             return name
         node.id = f"{name}~{self.side}" if self.side else name
+        node.block, node.head = self.block, "" if shared else self.head
         self.nodes[node.id] = node
         self.numbers += node.data.size
         return node.id
@@ -190,6 +194,7 @@ def _given(graph: Graph, steps: AttentionSteps) -> None:
     many = _by_head(steps.query).shape[0] > 1
     for part, (name, rows) in enumerate({"query": t, "key": k, "value": k}.items()):
         for h, data in enumerate(_by_head(getattr(steps, name))):
+            graph.head = _head_label(steps, h)
             suffix = f".{h}" if many else ""
             heads[part].append(graph.add(Node(name + suffix, name, data, rows, editable=True)))
     for h, (q, key, v) in enumerate(zip(*heads, strict=True)):
@@ -212,7 +217,9 @@ def _attention(graph: Graph, steps: AttentionSteps, prefix: str, heads: list[lis
     """Scores to output, for every head; returns the ids of the outputs."""
     outputs = []
     for h, (q, k, v) in enumerate(zip(*heads, strict=True)):
+        graph.head = _head_label(steps, h)
         outputs.append(_head(graph, steps, prefix, h, q, k, v))
+    graph.head = ""
     if len(outputs) > MAX_HEADS:
         for name in ("scores", "scaled_scores", "masked_scores", "weights", "weighted_values", "output"):
             graph.stages[prefix + name].notes.append(
@@ -440,10 +447,14 @@ def _split(graph: Graph, whole: str, per_head: Array, rows: str) -> list[str]:
         return [whole]
     name, width = graph.nodes[whole].name, per_head.shape[-1]
     base = whole.partition("~")[0]
-    return [
-        graph.add(Node(f"{base}.{h}", name, data, rows, "", "slice", (whole,), {"start": h * width}))
-        for h, data in enumerate(per_head)
-    ]
+    heads = []
+    for h, data in enumerate(per_head):
+        graph.head = str(h)
+        heads.append(
+            graph.add(Node(f"{base}.{h}", name, data, rows, "", "slice", (whole,), {"start": h * width}))
+        )
+    graph.head = ""
+    return heads
 
 
 def _norm(
@@ -475,6 +486,8 @@ def _model(graph: Graph, steps: ModelSteps) -> None:
     graph.show("positions", [p])
     graph.show("model_inputs", [e, "+", p, "=", x])
     for n, block in enumerate(steps.blocks):
-        x = _layer(graph, block, f"block{n}." if len(steps.blocks) > 1 else "", x)
+        graph.block = str(n) if len(steps.blocks) > 1 else ""
+        x = _layer(graph, block, f"block{n}." if graph.block else "", x)
+    graph.block = ""
     mean = graph.add(Node("mean", "output", steps.output, "one", "", "mean", (x,)))
     graph.show("mean", [x, "→", mean], source=x)

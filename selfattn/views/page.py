@@ -17,7 +17,7 @@ from pathlib import Path
 from selfattn.views.draw import Drawing
 from selfattn.views.graph import Graph, PageError, Steps, build
 from selfattn.views.picture import weights_svg
-from selfattn.views.texts import merged
+from selfattn.views.texts import CAPTIONS, merged
 from selfattn.views.writing import text, visible
 
 _ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # no other text can hold it: quotes are escaped
@@ -164,6 +164,14 @@ def notebook_html(steps: Steps) -> str | None:
         return None
 
 
+def notebook_svg(steps: Steps) -> str | None:
+    """Return the picture that stands beside :func:`notebook_html`; None where that is None."""
+    try:
+        return _picture(build(steps, *check_tokens(steps, None, None)), CAPTIONS["title"])
+    except PageError:
+        return None
+
+
 def check_tokens(
     steps: Steps, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, where: str = ""
 ) -> tuple[list[str], list[str]]:
@@ -219,9 +227,13 @@ def render(
 ) -> Page:  # fmt: skip
     """Draw a graph."""
     body = Drawing(graph, sides, texts, exercise, precision, max_side).html()
+    return Page(texts["title"], body, _picture(graph, texts["title"]), texts["lang"])
+
+
+def _picture(graph: Graph, title: str) -> str:
     weights = [(node.data, graph.labels[node.rows], graph.labels[node.columns])
                for node in graph.nodes.values() if node.name == "weights"]  # fmt: skip
-    return Page(texts["title"], body, weights_svg(weights, texts["title"]), texts["lang"])
+    return weights_svg(weights, title)
 
 
 def _asset(name: str) -> str:

@@ -113,7 +113,7 @@ class View {
       const [x, y] = [this.label(first[axis], index), this.label(second[axis], index)];
       inside.push(inside.length ? ", " : "", element("bdi", {}, x === y ? x : `${x} → ${y}`));
     }
-    const name = difference ? `${this.texts.difference}: ${first.name}` : first.name;
+    const name = (difference ? `${this.texts.difference}: ` : "") + first.where + first.name;
     return inside.length ? [name, "[", ...inside, "]"] : [name];
   }
 
@@ -247,6 +247,10 @@ class View {
       element("option", { value: "" }, this.texts.everything),
       ...tokens.map((token, i) => element("option", { value: String(i) }, token)),
     );
+    this.places = element(
+      "select", { onchange: () => this.goTo(this.stages[Number(this.places.value)]) },
+      ...this.stages.map((stage, n) => element("option", { value: String(n) }, stage.querySelector("h3").textContent)),
+    );
     this.counter = element("span", { className: "sa-count" });
     this.playButton = button("play", () => this.toggle());
     this.resetButton = button("reset", () => this.reset());
@@ -254,6 +258,7 @@ class View {
     const bar = element(
       "div", { className: "sa-bar", role: "toolbar", ariaLabel: this.texts.title },
       button("previous", () => this.step(-1)), this.playButton, button("next", () => this.step(1)), this.counter,
+      element("label", {}, this.texts["go to"], " ", this.places),
       element("label", {}, this.texts.follow, " ", this.chooser), this.resetButton,
       button("theme", () => this.changeTheme()),
       button("projector", () => this.root.toggleAttribute("data-projector")),
@@ -346,12 +351,18 @@ class View {
 
   show({ stage, td }) {
     for (const other of this.stages) other.classList.toggle("sa-now", other === stage);
+    this.places.value = String(this.stages.indexOf(stage));
     this.pinned = td;
     this.light(td);
     this.count();
     const smooth = !matchMedia("(prefers-reduced-motion: reduce)").matches;
     const tall = stage.getBoundingClientRect().height > 0.8 * innerHeight;
     (tall && td ? td : stage).scrollIntoView({ block: tall && td ? "center" : "nearest", behavior: smooth ? "smooth" : "auto" });
+    this.link(stage, td);
+  }
+
+  /** Let the address lead here; in a notebook stages have no ids, and the address is left alone. */
+  link(stage, td) {
     if (stage.id) history.replaceState(history.state, "", `#${stage.id}${td ? `&row=${this.cells.get(td).i}` : ""}`);
   }
 
@@ -374,6 +385,11 @@ class View {
     const [, id, row] = /^#(.*?)(?:&row=(\d+))?$/.exec(location.hash) ?? [];
     const stage = this.stages.find((s) => s.id && s.id === id);
     if (!stage) return;
+    this.goTo(stage, row);
+  }
+
+  goTo(stage, row) {
+    this.stop();
     const fits = (s) => s.stage === stage && (!s.td || row === undefined || this.cells.get(s.td).i === Number(row));
     const found = this.steps.findIndex(fits);
     this.at = found >= 0 ? found : this.steps.findIndex((s) => s.stage === stage);
@@ -612,6 +628,9 @@ class View {
       this.at = found;
       this.count();
     }
+    const stage = td.closest(".sa-stage");
+    this.places.value = String(this.stages.indexOf(stage));
+    this.link(stage, td);
     this.light(td);
   }
 
@@ -623,16 +642,12 @@ class View {
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const { target, key } = event;
-    if (target.tagName === "INPUT" || target.tagName === "SELECT") {
-      event.stopPropagation(); // what is typed is not for the shortcuts of the page around
-      return;
-    }
-    if (this.act(target, key)) {
-      event.preventDefault();
-      event.stopPropagation();
-    }
+    const combined = event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && key === "Enter");
+    if (combined || key === "Tab") return; // saving, running a cell and the like stay with the page around
+    event.stopPropagation(); // a plain letter does not: "d" "d" deletes a cell of a notebook
+    const typed = target.tagName === "INPUT" || target.tagName === "SELECT";
+    if (!typed && this.act(target, key)) event.preventDefault();
   }
 
   act(target, key) {

@@ -80,6 +80,7 @@ CAPTIONS: dict[str, str] = {
     "next": "Next",
     "follow": "Follow",
     "everything": "every token",
+    "go to": "Go to",
     "reset": "Reset",
     "theme": "Light or dark",
     "projector": "Projector size",

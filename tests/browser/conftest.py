@@ -34,7 +34,7 @@ def visit(browser, tmp_path):
             viewport={"width": width, "height": height}, offline=True, reduced_motion="reduce", **options
         )
         contexts.append(context)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(180_000)
         path = tmp_path / f"page{len(contexts)}.html"
         path.write_text(html, encoding="utf-8")
         page = context.new_page()
