@@ -173,7 +173,7 @@ for h in range(2):
 # The two heads disagree: by its first column *sky* looks more at itself, by the second it looks away. In the one head
 # both columns were added up before the softmax, $q_1 k_1 + q_2 k_2$, and the stronger one had its way.
 #
-# The page shows the heads one beside the other:
+# The page shows both heads at every stage:
 
 # %%
 steps_page(two, tokens)

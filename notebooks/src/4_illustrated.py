@@ -234,7 +234,7 @@ for name, weight in starts.items():
 #
 # *Your turn:*
 #
-# - Find `w_query` such that input 1 looks at itself most. (The page above recomputes as you type.)
+# - Find `w_query` such that input 1 looks at itself most. (The first page above computes again what you change.)
 # - Change one number of `x` on the page. How many of the nine scores can move? Why can it never be all of them?
 #
 # Next: [notebook 5](5_attention_module.ipynb) hides tokens from each other.
