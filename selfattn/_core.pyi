@@ -58,6 +58,32 @@ def _attention_forward(
 def _attention_backward(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, *args: Any, **options: Any
 ) -> tuple[NDArray[Any] | None, ...]: ...
+def _sgd_step(
+    parameters: list[NDArray[Any]],
+    gradients: list[NDArray[Any]],
+    means: list[NDArray[Any]] | None,
+    steps: list[int],
+    lr: float,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    nesterov: bool,
+    /,
+) -> None: ...
+def _adam_step(
+    parameters: list[NDArray[Any]],
+    gradients: list[NDArray[Any]],
+    means: list[NDArray[Any]],
+    squares: list[NDArray[Any]],
+    steps: list[int],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+    /,
+) -> None: ...
 def _set_isa(name: str, /) -> None: ...
 def _fma_peak(dtype: str, threads: int, milliseconds: int, /) -> float: ...
 def _read_bandwidth(nbytes: int, threads: int, milliseconds: int, /) -> float: ...

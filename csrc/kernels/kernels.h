@@ -5,6 +5,7 @@
 
 #include "../rows.h"
 #include "../selfattn.h"
+#include "../update.h"
 
 #define SA_MAX_BLOCK_ROWS 64
 #define SA_KEYS_PER_TILE 64 /* 64 queries × 64 scores and 64 rows of V at D = 64 fit a 48 kB L1; a multiple of 4, for dropout */
@@ -71,6 +72,15 @@ typedef struct {
     char *out[SA_ROW_BLOCK];
 } sa_row_block;
 
+/* What an optimiser does to every element of one array; kernels/update.h has the formulas. */
+typedef struct {
+    double shrink;      /* of the parameter, first of all */
+    double added_decay; /* times the parameter: added to the gradient */
+    double keep_mean, take_mean, keep_square, take_square;
+    double rate, root, eps;
+    bool nesterov, fresh; /* of SGD; fresh: there is no mean yet */
+} sa_update_scalars;
+
 /* The kernels of one element type that computes. */
 typedef struct {
     ptrdiff_t block_rows;
@@ -86,6 +96,8 @@ typedef struct {
     void (*softmax_columns)(const sa_row_block *b, void *scratch); /* and log_softmax */
     void (*gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
                    ptrdiff_t n);
+    void (*update[SA_UPDATE_KINDS])(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean, void *square,
+                                    ptrdiff_t n);
     /* For tests and benchmarks. */
     void (*exp2_array)(const void *x, void *y, ptrdiff_t n);
     void (*exp_array)(const void *x, void *y, ptrdiff_t n);

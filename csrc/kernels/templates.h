@@ -12,6 +12,7 @@
 #include "attention_forward.h"
 #include "attention_backward.h"
 #include "rows.h"
+#include "update.h"
 #include "machine_limits.h"
 #include "real_end.h"
 
@@ -24,6 +25,7 @@
 #include "attention_forward.h"
 #include "attention_backward.h"
 #include "rows.h"
+#include "update.h"
 #include "machine_limits.h"
 #include "real_end.h"
 
@@ -51,6 +53,7 @@
         .rows = SA_ROW_TABLE(dtype),                                                                                           \
         .softmax_columns = SA_PASTE4(sa_, softmax_columns, dtype, SA_ISA),                                                     \
         .gather = SA_PASTE4(sa_, gather, dtype, SA_ISA),                                                                       \
+        .update = {[SA_SGD] = SA_PASTE4(sa_, sgd, dtype, SA_ISA), [SA_ADAM] = SA_PASTE4(sa_, adam, dtype, SA_ISA)},            \
         .exp2_array = SA_PASTE4(sa_, exp2_array, dtype, SA_ISA),                                                               \
         .exp_array = SA_PASTE4(sa_, exp_array, dtype, SA_ISA),                                                                 \
         .tanh_array = SA_PASTE4(sa_, tanh_array, dtype, SA_ISA),                                                               \

@@ -6,6 +6,7 @@
 
 #include "rows.h"
 #include "runtime.h"
+#include "update.h"
 
 static int exec_module(PyObject *module) {
     sa_state *state = sa_state_of(module);
@@ -30,7 +31,8 @@ static int exec_module(PyObject *module) {
         (state->too_hard = PyObject_GetAttrString(exceptions, "TooHardError")) == NULL) {
         goto fail;
     }
-    if (PyModule_AddFunctions(module, sa_runtime_methods) < 0 || PyModule_AddFunctions(module, sa_rows_methods) < 0) {
+    if (PyModule_AddFunctions(module, sa_runtime_methods) < 0 || PyModule_AddFunctions(module, sa_rows_methods) < 0 ||
+        PyModule_AddFunctions(module, sa_update_methods) < 0) {
         goto fail;
     }
     const char *isa = getenv("SELFATTN_ISA");

@@ -148,5 +148,6 @@ void test_backward(void);
 void test_semantics(void);
 void test_plan(void);
 void test_random(void);
+void test_update(void);
 
 #endif

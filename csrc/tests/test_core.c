@@ -55,6 +55,7 @@ static void run_all(const char *isa) {
     run("semantics", test_semantics);
     run("plan", test_plan);
     run("random", test_random);
+    run("update", test_update);
 }
 
 int main(int argc, char **argv) {
