@@ -17,7 +17,7 @@ True
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,6 +54,10 @@ class Optimizer:
     float16 and bfloat16 parameters are updated in float32 and rounded; their state is float32.
     """
 
+    _options: tuple[str, ...] = ("lr", "weight_decay")  # arguments of the constructor that are saved
+    _slots: tuple[str, ...] = ()  # what the state of a parameter has: "step", and arrays of its shape
+    _fixed: Mapping[str, Any] = {}  # what the class decides, saved to tell it from others
+
     def __init__(self, params: Mapping[str, Array], lr: float, weight_decay: float = 0.0) -> None:
         if not isinstance(params, Mapping):
             raise TypeError(f"params must be a dict, as from parameters(), not {type(params).__name__}")
@@ -62,12 +66,22 @@ class Optimizer:
                 raise TypeError(
                     f"params[{name!r}] must be an ndarray of floats (float16 to float64), not {array!r}"
                 )
-        _check_not_negative(lr=lr, weight_decay=weight_decay)
+        _check_not_negative(weight_decay=weight_decay)
         self.params = dict(params)
         self.lr = lr
         self.weight_decay = weight_decay
         self.state: dict[str, dict[str, Any]] = {name: {} for name in params}
         self._computed_in = {name: COMPUTED_IN[array.dtype.name] for name, array in params.items()}
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        _check_not_negative(lr=lr)
+        self._lr = lr
 
     def step(self, grads: Mapping[str, npt.ArrayLike]) -> None:
         """Move the parameters by one step.
@@ -105,6 +119,88 @@ class Optimizer:
             if moved is not self.params[name]:
                 self.params[name][...] = moved
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of everything that the next steps depend on, apart from the parameters.
+
+        Returns
+        -------
+        dict
+            Laid out as PyTorch's, with names in place of numbers: ``"state"``, for each parameter that has taken a
+            step, holds ``"step"``, ``"exp_avg"`` and ``"exp_avg_sq"`` (Adam, AdamW) or ``"momentum_buffer"`` (SGD);
+            ``"param_groups"`` is a list of one dict, of the options and ``"params"``, the names.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from selfattn import optim
+        >>> optimizer = optim.Adam({"w": np.zeros(2)})
+        >>> optimizer.step({"w": [1.0, 2.0]})
+        >>> optimizer.state_dict()["state"]["w"]["exp_avg"]
+        array([0.1, 0.2])
+        """
+        state = {name: self._copied(name, entries) for name, entries in self.state.items() if entries}
+        options = {name: getattr(self, name) for name in self._options}
+        return {"state": state, "param_groups": [{**options, **self._fixed, "params": list(self.params)}]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from where :meth:`state_dict` was called. Everything is checked before anything is changed.
+
+        Parameters
+        ----------
+        state_dict : mapping
+            Its arrays are copied.
+
+        Raises
+        ------
+        ValueError
+            It is not laid out as :meth:`state_dict` describes, is of another optimiser or of other parameters, or a
+            shape, dtype or option is wrong.
+        TypeError
+            Something in it is of another kind.
+        """
+        group, saved = _parts(state_dict)
+        expected = {*self._options, *self._fixed, "params"}
+        if set(group) != expected:
+            raise ValueError(
+                f"param_groups[0] must have {sorted(expected)} for {type(self).__name__}, not {sorted(group)}"
+            )
+        for name, value in self._fixed.items():
+            if group[name] != value:
+                raise ValueError(f"{type(self).__name__} has {name}={value}, not {group[name]}")
+        if set(group["params"]) != set(self.params) or len(group["params"]) != len(self.params):
+            raise ValueError(f"the state is of the parameters {group['params']}, not {list(self.params)}")
+        options = {name: group[name] for name in self._options}
+        checked = type(self)(self.params, **options)  # raises what is wrong with the options
+        for name, entries in saved.items():
+            if name not in self.params:
+                raise ValueError(f"state has {name!r}, which is none of the parameters {list(self.params)}")
+            checked.state[name] = self._copied(name, entries)
+        for name in self._options:
+            setattr(self, name, getattr(checked, name))
+        self.state = checked.state
+
+    def _copied(self, name: str, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy the state of one parameter, after a look at it."""
+        if not isinstance(entries, Mapping) or set(entries) != set(self._slots):
+            raise ValueError(f"state[{name!r}] must have {list(self._slots)}, not {entries!r:.200}")
+        copied: dict[str, Any] = {}
+        for slot in self._slots:
+            entry, parameter = entries[slot], self.params[name]
+            if slot == "step":
+                if isinstance(entry, bool) or not hasattr(entry, "__index__") or entry < 1:
+                    raise ValueError(f"state[{name!r}]['step'] must be an int of at least 1, not {entry!r}")
+                copied[slot] = int(entry)
+                continue
+            expected = (
+                f"state[{name!r}][{slot!r}] must be an array {parameter.shape} of {self._computed_in[name]}"
+            )
+            if not isinstance(entry, np.ndarray):
+                raise TypeError(f"{expected}, not {entry!r:.80}")
+            if (entry.shape, entry.dtype) != (parameter.shape, self._computed_in[name]):
+                raise ValueError(f"{expected}, not {entry.shape} of {entry.dtype}")
+            copied[slot] = entry.copy()
+        return copied
+
     def _move(self, names: list[str], parameters: list[Array], gradients: list[Array]) -> None:
         """Write all parameters after a step, and their states; the arrays are contiguous and of what computes."""
         raise NotImplementedError
@@ -112,7 +208,7 @@ class Optimizer:
     def _states(self, key: str, names: list[str], parameters: list[Array]) -> list[Array]:
         """Return one array of each parameter's state, new zeros at first."""
         return [
-            self.state[name][key] if key in self.state[name] else np.zeros_like(parameter)
+            self.state[name][key] if key in self.state[name] else np.zeros(parameter.shape, parameter.dtype)
             for name, parameter in zip(names, parameters, strict=True)
         ]
 
@@ -147,6 +243,9 @@ class SGD(Optimizer):
     >>> params["w"]
     array([0.5, 2. ])
     """
+
+    _options = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+    _slots = ("momentum_buffer",)
 
     def __init__(
         self,
@@ -204,7 +303,9 @@ class Adam(Optimizer):
     array([0.5, 2.5])
     """
 
-    _decoupled = False
+    _options = ("lr", "betas", "eps", "weight_decay")
+    _slots = ("step", "exp_avg", "exp_avg_sq")
+    _fixed: Mapping[str, Any] = {"decoupled_weight_decay": False}
 
     def __init__(
         self,
@@ -218,7 +319,7 @@ class Adam(Optimizer):
         _check_not_negative(eps=eps)
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be two numbers in [0, 1), not {betas}")
-        self.betas, self.eps = betas, eps
+        self.betas, self.eps = (betas[0], betas[1]), eps
 
     def _move(self, names: list[str], parameters: list[Array], gradients: list[Array]) -> None:
         steps = [self.state[name].get("step", 0) + 1 for name in names]
@@ -226,7 +327,7 @@ class Adam(Optimizer):
         squares = self._states("exp_avg_sq", names, parameters)
         _core._adam_step(
             parameters, gradients, means, squares, steps,
-            self.lr, *self.betas, self.eps, self.weight_decay, self._decoupled,
+            self.lr, *self.betas, self.eps, self.weight_decay, self._fixed["decoupled_weight_decay"],
         )  # fmt: skip
         for name, *state in zip(names, steps, means, squares, strict=True):
             self.state[name].update(zip(("step", "exp_avg", "exp_avg_sq"), state, strict=True))
@@ -258,7 +359,7 @@ class AdamW(Adam):
     array([0.95, 1.9 ])
     """
 
-    _decoupled = True
+    _fixed: Mapping[str, Any] = {"decoupled_weight_decay": True}
 
     def __init__(
         self,
@@ -277,6 +378,20 @@ def _plain(array: Array, dtype: np.dtype[Any]) -> Array:
     if array.dtype == dtype and flags.c_contiguous and flags.aligned:
         return array
     return array.astype(dtype, order="C")
+
+
+def _parts(state_dict: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the only group and the state, after a look at their layout."""
+    if not isinstance(state_dict, Mapping) or set(state_dict) != {"state", "param_groups"}:
+        raise ValueError(
+            f"an optimiser's state must be a dict of 'state' and 'param_groups', not {state_dict!r:.80}"
+        )
+    groups, state = state_dict["param_groups"], state_dict["state"]
+    if not isinstance(groups, Sequence) or len(groups) != 1 or not isinstance(groups[0], Mapping):
+        raise ValueError(f"param_groups must be a list of one dict, not {groups!r:.80}")
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be a dict, not {state!r:.80}")
+    return groups[0], state
 
 
 def _check_not_negative(**numbers: float) -> None:

@@ -1,19 +1,27 @@
-"""Tokenizers: whatever turns a sentence into token ids, brought to one form.
+"""Tokenizers: whatever turns a sentence into token ids, brought to one form; one of words; SentencePiece's training.
 
->>> from selfattn.text import as_tokenizer
->>> tokenize = as_tokenizer(lambda sentence: [len(word) for word in sentence.split()])
->>> tokenize("tom chase jerry")
-[3, 5, 5]
+>>> from selfattn.text import WhitespaceTokenizer
+>>> tokenizer = WhitespaceTokenizer.train(["tom chase jerry", "jerry likes cheese"])
+>>> tokenizer.encode("jerry likes voldemort")
+[1, 4, 0]
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+import functools
+import io
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, SupportsIndex, TypeAlias
 
-__all__ = ["Tokenize", "as_tokenizer"]
+from selfattn._extras import import_extra
+
+__all__ = ["Tokenize", "WhitespaceTokenizer", "as_tokenizer", "train_sentencepiece"]
 
 Tokenize: TypeAlias = Callable[[str], Sequence[int]]
+
+UNKNOWN = "<unk>"
 
 
 def as_tokenizer(tokenizer: Any) -> Tokenize:
@@ -23,7 +31,8 @@ def as_tokenizer(tokenizer: Any) -> Tokenize:
     ----------
     tokenizer : object
         One of: something with SentencePiece's ``encode(sentence, out_type=int)``; a ``tokenizers.Tokenizer`` of
-        Hugging Face, whose ``encode(sentence).ids`` is taken; a callable ``str -> list of int``.
+        Hugging Face, whose ``encode(sentence).ids`` is taken, with the special tokens that it adds; a callable
+        ``str -> list of int``, such as the ``encode`` method of any other tokenizer.
 
     Returns
     -------
@@ -49,5 +58,202 @@ def as_tokenizer(tokenizer: Any) -> Tokenize:
     if not callable(encode):
         return tokenizer  # type: ignore[no-any-return]
     if hasattr(tokenizer, "encode_batch") and hasattr(tokenizer, "token_to_id"):
-        return lambda sentence: encode(sentence).ids
-    return lambda sentence: encode(sentence, out_type=int)
+        return functools.partial(_ids, tokenizer)
+    return functools.partial(encode, out_type=int)
+
+
+def _ids(tokenizer: Any, sentence: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(sentence).ids
+    return ids
+
+
+class WhitespaceTokenizer:
+    """Words between white space, each with an id; for small things, and where nothing is to be installed.
+
+    Parameters
+    ----------
+    vocabulary : sequence of str
+        The words, without doubles; the place of each is its id. Words that are not in it get the id of ``"<unk>"``,
+        if that is one of them.
+
+    Attributes
+    ----------
+    vocabulary : list of str
+        All that there is to save.
+    unknown_id : int or None
+
+    Examples
+    --------
+    >>> tokenizer = WhitespaceTokenizer(["<unk>", "tom", "chase", "jerry"])
+    >>> tokenizer.encode("tom chase spike")
+    [1, 2, 0]
+    >>> tokenizer.decode([1, 2, 0])
+    'tom chase <unk>'
+    """
+
+    def __init__(self, vocabulary: Sequence[str]) -> None:
+        if isinstance(vocabulary, str) or not all(isinstance(word, str) for word in vocabulary):
+            raise TypeError(f"vocabulary must be a sequence of words, not {vocabulary!r:.80}")
+        self.vocabulary = list(vocabulary)
+        self._ids = {word: n for n, word in enumerate(self.vocabulary)}
+        if len(self._ids) != len(self.vocabulary):
+            doubles = [word for word, count in Counter(self.vocabulary).items() if count > 1]
+            raise ValueError(f"vocabulary has words twice: {doubles!r:.80}")
+        self.unknown_id = self._ids.get(UNKNOWN)
+
+    @classmethod
+    def train(
+        cls, sentences: Iterable[str], vocab_size: int | None = None, min_count: int = 1
+    ) -> WhitespaceTokenizer:
+        """Collect the words of sentences: ``"<unk>"``, then the most frequent first, equally frequent ones as met.
+
+        Parameters
+        ----------
+        sentences : iterable of str
+        vocab_size : int, optional
+            Keep so many at most, ``"<unk>"`` among them; all by default.
+        min_count : int, default 1
+            Keep words that appear so often at least.
+
+        Raises
+        ------
+        ValueError
+            There are no words.
+        """
+        sentences = _sentences(sentences)
+        most = None if vocab_size is None else _check_count("vocab_size", vocab_size, 2) - 1
+        least = _check_count("min_count", min_count, 1)
+        counts = Counter(word for sentence in sentences for word in sentence.split())
+        del counts[UNKNOWN]
+        return cls([UNKNOWN, *(word for word, count in counts.most_common(most) if count >= least)])
+
+    @property
+    def vocab_size(self) -> int:
+        """How many words there are."""
+        return len(self.vocabulary)
+
+    def encode(self, sentence: str, out_type: type = int) -> list[Any]:
+        """Return the ids of the words of a sentence, or with ``out_type=str`` the words.
+
+        Raises
+        ------
+        ValueError
+            A word is not in the vocabulary, and the vocabulary has no ``"<unk>"``.
+        """
+        if not isinstance(sentence, str):
+            raise TypeError(f"sentence must be a str, not {type(sentence).__name__}")
+        if out_type not in (int, str):
+            raise ValueError(f"out_type must be int or str, not {out_type!r}")
+        words = sentence.split()
+        ids = [self._ids.get(word, self.unknown_id) for word in words]
+        if None in ids:
+            word = words[ids.index(None)]
+            raise ValueError(f"{word!r} is not in the vocabulary, which has no {UNKNOWN!r} for such words")
+        return ids if out_type is int else [self.vocabulary[n] for n in ids if n is not None]
+
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        """Return the words of ids with spaces between them.
+
+        Raises
+        ------
+        ValueError
+            An id is not in 0 … vocab_size − 1.
+        """
+        numbers = [operator.index(n) for n in ids]
+        for n in numbers:
+            if not 0 <= n < self.vocab_size:
+                raise ValueError(f"ids must be in 0...{self.vocab_size - 1}, not {n}")
+        return " ".join(self.vocabulary[n] for n in numbers)
+
+    def __repr__(self) -> str:
+        return f"WhitespaceTokenizer({self.vocab_size} words, unknown_id={self.unknown_id})"
+
+
+def train_sentencepiece(
+    sentences: Iterable[str],
+    vocab_size: int,
+    *,
+    model_type: Literal["unigram", "bpe", "char", "word"] = "unigram",
+    **options: Any,
+) -> Any:
+    """Train a SentencePiece model on sentences.
+
+    Parameters
+    ----------
+    sentences : iterable of str
+        Blank ones are left out.
+    vocab_size : int
+        How many pieces there are to be. A unigram model of a small text has fewer, as many as there can be: take
+        ``tokenizer.get_piece_size()`` as the vocabulary size of a model.
+    model_type : {"unigram", "bpe", "char", "word"}
+    **options
+        The others of ``SentencePieceTrainer.train``, such as ``character_coverage=0.9995``.
+
+    Returns
+    -------
+    sentencepiece.SentencePieceProcessor
+        Its ``serialized_model_proto()`` is what a file ``*.model`` holds.
+
+    Raises
+    ------
+    ImportError
+        SentencePiece is not installed: ``pip install 'selfattn[text]'``.
+    ValueError
+        There are no words, or SentencePiece refuses; the message is its own.
+
+    References
+    ----------
+    Kudo and Richardson, "SentencePiece", 2018; Kudo, "Subword Regularization", 2018, for unigram models.
+
+    Notes
+    -----
+    ::
+
+        tokenizer = train_sentencepiece(open("text.txt", encoding="utf-8"), 8000)
+        model = nn.EmbeddingModel(tokenizer, tokenizer.get_piece_size(), 128, max_seq_len=64)
+    """
+    sentencepiece = import_extra("sentencepiece", "text")
+    sentences = _sentences(sentences)
+    model = io.BytesIO()
+    settings = {
+        "model_type": model_type,
+        "hard_vocab_limit": False,
+        # Longer lines would be left out without a word.
+        "max_sentence_length": max(len(sentence.encode()) for sentence in sentences) + 1,
+        "minloglevel": 2,  # no progress on standard error
+        **options,
+    }
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            vocab_size=_check_count("vocab_size", vocab_size, 1),
+            **settings,
+        )
+    except (RuntimeError, OSError) as error:
+        raise ValueError(f"SentencePiece could not be trained: {error}") from None
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+def _sentences(sentences: Iterable[str]) -> list[str]:
+    """Take the sentences that are not blank, and refuse a text without any."""
+    if isinstance(sentences, str):
+        raise TypeError(
+            "sentences must be a list of str, or a file; one str would count as one per character"
+        )
+    kept = []
+    for sentence in sentences:
+        if not isinstance(sentence, str):
+            raise TypeError(f"sentences must be str, not {type(sentence).__name__}: {sentence!r:.80}")
+        if sentence.strip():
+            kept.append(sentence)
+    if not kept:
+        raise ValueError("there is no text to train on: all sentences are blank")
+    return kept
+
+
+def _check_count(name: str, value: SupportsIndex, least: int) -> int:
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, not {number}")
+    return number

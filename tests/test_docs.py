@@ -32,6 +32,10 @@ MODULES = [
         for name in ("containers", "dropout", "embedding", "init", "layer_norm", "linear", "module")
     ),
     *(f"selfattn.nn.{name}" for name in ("positions", "rms_norm", "self_attention")),
+    *(
+        f"selfattn.nn.{name}"
+        for name in ("multihead_attention", "transformer_encoder", "scaled_dot_product_attention")
+    ),
 ]
 PUBLIC = {name: getattr(sa, name) for name in sa.__all__}
 CALLABLES = {name: thing for name, thing in PUBLIC.items() if callable(thing)}

@@ -1,10 +1,15 @@
 """nn.EmbeddingModel and nn.ProxyTask: the same model in PyTorch, finite differences, extremes, errors."""
 
+import copy
+import pickle
+import sys
+
 import numpy as np
 import pytest
 
 import selfattn as sa
-from selfattn import nn
+from selfattn import nn, optim
+from selfattn.text import WhitespaceTokenizer
 
 SHAPES = [(1, 1), (3, 1), (1, 4), (3, 4), (0, 1)]  # layers, heads
 VOCABULARY, WIDTH, LONGEST = 50, 16, 12
@@ -22,6 +27,9 @@ def torch_model(layers, heads, dtype=np.float32, seed=1):
     torch = pytest.importorskip("torch")
     from torch_embedding import TorchEmbeddingModel
 
+    torch.set_num_threads(
+        1
+    )  # on a busy machine its threads wait for each other, 20 times as long as they work
     torch.manual_seed(seed)
     theirs = TorchEmbeddingModel(VOCABULARY, WIDTH, LONGEST, layers, heads)
     return theirs.to(torch.float64 if dtype == np.float64 else torch.float32)
@@ -68,3 +76,326 @@ def test_confidence_and_gradients_are_those_of_pytorch(layers, heads, dtype):
         np.testing.assert_allclose(
             grads[name], expected, rtol=0, atol=close * max(1, np.abs(expected).max()), err_msg=name
         )
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (3, 4)])
+@pytest.mark.parametrize(("dtype", "close"), [(np.float32, 3e-5), (np.float64, 1e-10)])
+def test_every_loss_of_300_steps_is_that_of_pytorch(layers, heads, dtype, close):
+    """From the same seed, with a batch of one; the rounding of 300 steps adds up, hence not a few eps."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32 if dtype == np.float32 else torch.float64)  # it draws other numbers
+    try:
+        theirs = torch_model(layers, heads, dtype, seed=2)
+    finally:
+        torch.set_default_dtype(before)
+    task = nn.ProxyTask(model_of(layers, heads, dtype, rng=sa.torch_rng(2)))
+    their_adam = torch.optim.Adam(theirs.parameters(), lr=1e-3)
+    our_adam = optim.Adam(task.parameters(), lr=1e-3)
+    rng = np.random.default_rng(0)
+    triplets = [
+        [rng.integers(0, VOCABULARY, rng.integers(1, 10)).tolist() for _ in range(3)] for _ in range(20)
+    ]
+    losses = []
+    for n in range(300):
+        expected = -theirs.confidence(*triplets[n % 20])
+        their_adam.zero_grad()
+        expected.backward()
+        their_adam.step()
+        confidence, pullback = task.vjp(*triplets[n % 20])
+        our_adam.step(pullback(-1.0))
+        losses.append(expected.item())
+        assert abs(-confidence - losses[-1]) <= close * max(1, abs(losses[-1])), n
+    assert np.mean(losses[-20:]) < 0.5 * np.mean(losses[:20])  # it did learn
+
+
+# ----------------------------------------------------------------------------------- without another library
+
+
+@pytest.mark.parametrize(("layers", "heads"), SHAPES)
+def test_gradients_by_finite_differences(layers, heads):
+    task = nn.ProxyTask(model_of(layers, heads, np.float64))
+    names = list(task.parameters())
+
+    def f(*arrays):
+        for name, array in zip(names, arrays, strict=True):
+            task.parameters()[name][...] = array
+        confidence, pullback = task.vjp(*TRIPLET)
+        return confidence, lambda d: tuple(pullback(d).values())
+
+    sa.check_vjp(f, *(array.copy() for array in task.parameters().values()))
+
+
+def test_one_token_goes_through_by_hand():
+    """A softmax over one key is 1: the block is LayerNorm(x + value(x)), and there is nothing to average."""
+    model = model_of(1, 2, np.float64)
+    block = model.attention_layers[0]
+    x = model.embedding_layer.weight[7] + np.tile([0.0, 1.0], WIDTH // 2)
+    s = x + block.value.weight @ x + block.value.bias
+    expected = (s - s.mean()) / np.sqrt(s.var() + 1e-5)
+    np.testing.assert_allclose(model([7]), expected, rtol=0, atol=64 * np.finfo(float).eps)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+def test_a_list_of_sentences_is_each_of_them(name):
+    dtype = getattr(pytest.importorskip("ml_dtypes"), name) if name == "bfloat16" else np.dtype(name)
+    eps = 2.0**-7 if name == "bfloat16" else np.finfo(dtype).eps
+    task = nn.ProxyTask(model_of(2, 4, dtype))
+    model = task.model
+    # a few roundings of numbers up to 4; products with more rows may add up in another order
+    close = {"rtol": 0, "atol": 64 * eps}
+    y, pullback = model.vjp(TRIPLET)
+    assert y.shape == (3, WIDTH) and y.dtype == dtype
+    np.testing.assert_array_equal(model(TRIPLET), y)
+    np.testing.assert_array_equal(model.encode(iter(TRIPLET), batch_size=3), y)
+    two = model.encode(TRIPLET, batch_size=2)
+    np.testing.assert_allclose(two.astype(np.float64), y.astype(np.float64), **close)
+    np.testing.assert_array_equal(model(np.array([[1, 2], [3, 4]])), model([[1, 2], [3, 4]]))
+    total = {}
+    for row, ids in zip(y, TRIPLET, strict=True):
+        alone, pullback_alone = model.vjp(ids)
+        assert alone.shape == (WIDTH,)
+        np.testing.assert_allclose(alone.astype(np.float64), row.astype(np.float64), **close)
+        nn.add_gradients(total, pullback_alone(np.cos(row)))
+    for key, gradient in pullback(np.cos(y)).items():
+        assert gradient.dtype == dtype
+        expected = np.asarray(total[key], np.float64)
+        np.testing.assert_allclose(np.asarray(gradient, np.float64), expected, **close, err_msg=key)
+
+
+def test_a_list_of_triplets_is_each_of_them():
+    task = nn.ProxyTask(model_of(2, 4, np.float64))
+    main, similar, other = [TRIPLET[0], [1]], [TRIPLET[1], [2, 3]], [TRIPLET[2], [4]]
+    confidence, pullback = task.vjp(main, similar, other)
+    np.testing.assert_array_equal(task(main, similar, other), confidence)
+    close = {"rtol": 0, "atol": 256 * np.finfo(float).eps}  # dot products of 16 numbers up to 4
+    parts = [task.vjp(*sentences) for sentences in zip(main, similar, other, strict=True)]
+    np.testing.assert_allclose(confidence, [part[0] for part in parts], **close)
+    grads = pullback([-0.5, -2.0])
+    one, two = parts[0][1](-0.5), parts[1][1](-2.0)
+    for name, gradient in grads.items():
+        np.testing.assert_allclose(gradient, one[name] + two[name], **close, err_msg=name)
+    for name, gradient in pullback(-0.5).items():  # one number for all
+        np.testing.assert_array_equal(gradient, pullback([-0.5, -0.5])[name])
+
+
+def test_tokens_come_from_any_kind_of_tokenizer():
+    class Pieces:
+        def encode(self, sentence, out_type=None):
+            assert out_type is int
+            return np.array([len(word) for word in sentence.split()])
+
+    def lengths(sentence):
+        return tuple(len(word) for word in sentence.split())
+
+    for tokenizer in (Pieces(), lengths):
+        model = model_of(tokenizer=tokenizer)
+        np.testing.assert_array_equal(model("tom chase jerry"), model([3, 5, 5]))
+        np.testing.assert_array_equal(model.encode(["tom chase", "jerry"]), model([[3, 5], [5]]))
+        np.testing.assert_array_equal(model(np.array(["tom chase", "jerry"])), model([[3, 5], [5]]))
+    assert model.tokenizer is lengths
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_model_can_be_copied_and_sent_to_other_processes(again):
+    model = model_of(2, 4, tokenizer=WhitespaceTokenizer(["tom", "chase", "jerry"]))
+    other = again(model)
+    np.testing.assert_array_equal(other("tom jerry"), model("tom jerry"))
+    other.attention_layers[0].query.weight[...] = 0
+    assert model.attention_layers[0].query.weight.any()
+    assert not np.array_equal(other("tom jerry"), model("tom jerry"))
+
+
+def test_a_long_sentence_is_cut():
+    model = model_of()
+    long = np.arange(10**6) % VOCABULARY
+    np.testing.assert_array_equal(model(long), model(long[:LONGEST]))
+    np.testing.assert_array_equal(model(long.tolist()), model(long[:LONGEST]))
+    beyond = [*range(LONGEST), VOCABULARY]  # what is cut is not looked at
+    np.testing.assert_array_equal(model(beyond), model(beyond[:LONGEST]))
+
+
+@pytest.mark.parametrize(("layers", "heads"), SHAPES)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_the_last_step_is_the_embedding(layers, heads, dtype):
+    model = model_of(layers, heads, dtype)
+    steps = model.steps(TRIPLET[2])
+    assert len(steps.blocks) == layers and steps.inputs.shape == (LONGEST, WIDTH)
+    np.testing.assert_array_equal(steps.embeddings, model.embedding_layer.weight[TRIPLET[2][:LONGEST]])
+    for block in steps.blocks:
+        assert block.weights.shape == (heads, LONGEST, LONGEST)[heads == 1 :]
+    # three blocks of sums of 16 products of numbers up to 4
+    got, close = steps.output.astype(np.float64), 64 * np.finfo(dtype).eps
+    np.testing.assert_allclose(got, model(TRIPLET[2]).astype(np.float64), rtol=0, atol=close)
+
+
+def test_tied_blocks_have_one_gradient():
+    model = model_of(2, 1, np.float64)
+    first, second = model.attention_layers
+    second.query.register_parameter("weight", first.query.weight)
+    untied = model_of(2, 1, np.float64)
+    untied.load_state_dict(model.state_dict())
+    y, pullback = model.vjp(TRIPLET[0])
+    grads, apart = pullback(y), untied.vjp(TRIPLET[0])[1](y)
+    assert list(grads) == list(model.parameters())
+    name = "attention_layers.{}.query.weight"
+    assert name.format(1) not in grads
+    np.testing.assert_array_equal(grads[name.format(0)], apart[name.format(0)] + apart[name.format(1)])
+
+
+def test_a_pullback_is_for_one_state_of_the_parameters():
+    model = model_of(2)
+    y, pullback = model.vjp(TRIPLET[0])
+    first, again = pullback(y), pullback(y)
+    for name, gradient in first.items():
+        np.testing.assert_array_equal(again[name], gradient)
+    model.attention_layers[1].ln.bias[0] += 1
+    with pytest.raises(RuntimeError, match=r"EmbeddingModel have changed .* call vjp again"):
+        pullback(y)
+
+
+# ---------------------------------------------------------------------------------------------------- extremes
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_log_sigma_is_finite_and_exact_for_dot_products_of_any_size(dtype):
+    """Embeddings are LayerNorm's output times its weight: the dot product of x with itself is 16·weight²."""
+    model = model_of(1, 1, dtype)
+    task = nn.ProxyTask(model)
+    ln = model.attention_layers[0].ln
+    for size in (1e-3, 1.0, 10.0, 100.0, 1e8):
+        ln.weight[...] = size
+        a, b = model([3]).astype(np.float64), model([9]).astype(np.float64)
+        near, far = a @ a, a @ b
+        confidence, pullback = task.vjp([3], [3], [9])
+        exact = -np.logaddexp(0, -near) - np.logaddexp(0, far)
+        # the dot product far is a sum of 16 products of numbers up to 4·size
+        close = 16 * np.finfo(dtype).eps * (1 + 16 * size**2)
+        assert np.isfinite(confidence) and abs(confidence - exact) <= close
+        for name, gradient in pullback(-1.0).items():
+            assert np.isfinite(gradient).all(), (size, name)
+        opposite, _ = task.vjp([9], [9], [9])
+        assert np.isfinite(opposite) and opposite <= -16 * size**2 * 0.9  # sure, and wrong
+
+
+def test_gradients_of_a_sure_model_vanish_and_of_a_wrong_one_do_not():
+    model = model_of(0)
+    task = nn.ProxyTask(model)
+    model.positions.table[...] = 0
+    model.embedding_layer.weight[:3] = 0
+    model.embedding_layer.weight[:3, 0] = [100, 100, -100]
+    confidence, pullback = task.vjp([0], [1], [2])
+    assert confidence == 0
+    assert not pullback(-1.0)["embedding_layer.weight"].any()
+    confidence, pullback = task.vjp([0], [2], [1])
+    assert confidence == -20000
+    # d(−confidence) of the main sentence: −b + c
+    assert pullback(-1.0)["embedding_layer.weight"][0, 0] == 200
+
+
+# ------------------------------------------------------------------------------------------------------ errors
+
+
+def bad_tokenizer(sentence):
+    return {
+        "unknown": [1, None],
+        "float": [1.0],
+        "none": None,
+        "beyond": [1, 50],
+        "negative": [-1],
+        "nested": [[1]],
+    }[sentence]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: m(""), ValueError, "'' has no tokens"),
+        (lambda m: m([]), ValueError, r"\[\] has no tokens"),
+        (lambda m: m(np.array([], int)), ValueError, "has no tokens"),
+        (lambda m: m(["a", ""]), ValueError, "sentence 1, '' has no tokens"),
+        (lambda m: m.encode(["a"] * 9 + [""], batch_size=3), ValueError, "sentence 9, '' has no tokens"),
+        (lambda m: m([3, 50]), ValueError, r"0\.\.\.49, as vocab_size is 50; \[3, 50\] has 50"),
+        (lambda m: m([-1]), ValueError, r"\[-1\] has -1"),
+        (lambda m: m([2**70]), TypeError, "sequence of integers; .*1180591620717411303424"),
+        (lambda m: m(None), TypeError, "expected a str or a sequence of integers; None"),
+        (lambda m: m(b"tom"), TypeError, "integers; b'tom'"),
+        (lambda m: m(7), TypeError, "integers; 7"),
+        (lambda m: m([1.5]), TypeError, "integers; 1.5"),
+        (lambda m: m([True]), TypeError, r"integers; \[True\]"),
+        (lambda m: m({"a": 1}), TypeError, "integers; {'a': 1}"),
+        (lambda m: m(np.zeros((2, 2, 2), int)), TypeError, "integers"),
+        (lambda m: m.encode("tom chase"), TypeError, "a list of sentences, not one: 'tom chase'"),
+        (lambda m: m.encode(["tom"], batch_size=0), ValueError, "batch_size must be at least 1, not 0"),
+        (lambda m: m.vjp([1])[1](np.ones(3)), ValueError, r"\(16,\), not \(3,\)"),
+        (lambda m: nn.ProxyTask(m)([[1]], [[1]], [1]), TypeError, "three sentences or three lists"),
+        (lambda m: nn.ProxyTask(m)([[1]], [[1]], [[1]] * 2), ValueError, "same length, not 1, 1, 2"),
+        (
+            lambda m: nn.ProxyTask(m).vjp([1], [1], [1])[1]([1.0]),
+            ValueError,
+            r"shape \(\) or \(\), not \(1,\)",
+        ),
+        (lambda m: nn.ProxyTask("m"), TypeError, "must be an EmbeddingModel, not str"),
+    ],
+)
+def test_wrong_sentences_are_quoted(call, error, message):
+    with pytest.raises(error, match=message):
+        call(model_of(tokenizer=lambda sentence: [len(word) for word in sentence.split()]))
+
+
+@pytest.mark.parametrize(
+    ("sentence", "error", "message"),
+    [
+        ("unknown", TypeError, r"the tokenizer returned \[1, None\] for 'unknown'"),
+        ("float", TypeError, r"the tokenizer returned \[1.0\] for 'float'"),
+        ("none", TypeError, "the tokenizer returned None for 'none'"),
+        ("nested", TypeError, r"the tokenizer returned \[\[1\]\] for 'nested'"),
+        ("beyond", ValueError, "'beyond' has 50"),
+        ("negative", ValueError, "'negative' has -1"),
+    ],
+)
+def test_wrong_tokenizers_are_caught(sentence, error, message):
+    model = model_of(tokenizer=bad_tokenizer)
+    with pytest.raises(error, match=message):
+        model(sentence)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"embedding_dim": 7}, ValueError, "embedding_dim must be even, .* not 7"),
+        ({"embedding_dim": 0}, ValueError, "embedding_dim must be at least 1, not 0"),
+        ({"vocab_size": 0}, ValueError, "vocab_size must be at least 1, not 0"),
+        ({"max_seq_len": 0}, ValueError, "max_seq_len must be at least 1"),
+        ({"max_seq_len": 2.0}, TypeError, "max_seq_len must be an int"),
+        ({"num_layers": -1}, ValueError, "num_layers must be at least 0"),
+        ({"num_heads": 3}, ValueError, "3 does not divide 8"),
+        ({"tokenizer": None}, TypeError, "tokenizer must have encode"),
+        ({"dtype": int}, TypeError, "dtype must be one of"),
+        ({"rng": "0"}, TypeError, "rng must be"),
+    ],
+)
+def test_wrong_constructions_say_what_is_wrong(arguments, error, message):
+    right = {"tokenizer": str.split, "vocab_size": 5, "embedding_dim": 8, "max_seq_len": 4}
+    with pytest.raises(error, match=message):
+        nn.EmbeddingModel(**(right | arguments))
+
+
+# ---------------------------------------------------------------------------------------------------- progress
+
+
+def test_progress_is_shown_where_wanted(capsys):
+    pytest.importorskip("tqdm", reason="tqdm is an extra")
+    model = model_of()
+    expected = model.encode([[1]] * 5, batch_size=2)
+    assert capsys.readouterr().err == ""
+    np.testing.assert_array_equal(model.encode([[1]] * 5, batch_size=2, progress=True), expected)
+    assert "3/3" in capsys.readouterr().err
+    assert model.encode([]).shape == (0, WIDTH)
+
+
+def test_progress_without_tqdm_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(ImportError, match=r"needs tqdm.*pip install 'selfattn\[text\]'"):
+        model_of().encode([[1]], progress=True)

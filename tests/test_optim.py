@@ -70,7 +70,7 @@ def test_bits_depend_on_neither_threads_nor_instruction_set(name, options, isa):
         _core._set_isa(kernels)
         sa.set_num_threads(threads)
         rng = np.random.default_rng(0)
-        params = {"a": rng.standard_normal((500, 301)).astype(np.float32), "b": rng.standard_normal(7)}
+        params = {"a": rng.standard_normal((1000, 701)).astype(np.float32), "b": rng.standard_normal(7)}
         optimizer = getattr(optim, name)(params, **options)
         for _ in range(2):
             optimizer.step({key: rng.standard_normal(array.shape) for key, array in params.items()})
@@ -113,13 +113,13 @@ def test_any_memory_layout(name, options):
 def test_a_bad_rate_writes_nothing(name):
     params = {"w": np.ones(3)}
     optimizer = getattr(optim, name)(params, **({"momentum": 0.9} if name == "SGD" else {}))
-    optimizer.lr = float("nan")
+    optimizer.weight_decay = float("nan")
     with pytest.raises(ValueError, match="lr and weight_decay must be at least 0 and finite"):
         optimizer.step({"w": np.ones(3)})
     np.testing.assert_array_equal(params["w"], 1)
     assert optimizer.state == {"w": {}}
     params["w"].flags.writeable = False
-    optimizer.lr = 0.1
+    optimizer.weight_decay = 0.1
     with pytest.raises(ValueError, match="read-only"):
         optimizer.step({"w": np.ones(3)})
 
@@ -173,6 +173,109 @@ def test_a_block_learns():
         p = e / e.sum(-1, keepdims=True)
         optimizer.step(pullback((p - target) / len(ids)))
     assert -np.log((p * target).sum(-1)).mean() < 0.1
+
+
+# -------------------------------------------------------------------------------------------------- state
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_a_loaded_state_goes_on_to_the_same_bits(name, options, dtype):
+    rng = np.random.default_rng(0)
+    params = {"a": np.ones((3, 2), dtype), "b": np.ones(4, dtype)}
+    first = getattr(optim, name)(params, **options)
+    first.step({"a": rng.standard_normal((3, 2))})  # b has no state yet
+    first.step({key: rng.standard_normal(array.shape) for key, array in params.items()})
+
+    saved = first.state_dict()
+    copies = {key: array.copy() for key, array in params.items()}
+    second = getattr(optim, name)(copies, lr=7.0)
+    second.load_state_dict(saved)
+    for group in saved["param_groups"]:  # neither the saved arrays nor the first's are shared
+        assert group["params"] == ["a", "b"]
+    for entries in saved["state"].values():
+        for slot, array in entries.items():
+            if slot != "step":
+                array[...] = np.nan
+    for _ in range(3):
+        grads = {key: rng.standard_normal(array.shape) for key, array in params.items()}
+        first.step(grads)
+        second.step(grads)
+    assert second.lr == first.lr
+    for key, array in params.items():
+        assert np.isfinite(array).all()
+        np.testing.assert_array_equal(copies[key], array)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_the_state_is_laid_out_as_that_of_pytorch(name, options):
+    torch = pytest.importorskip("torch")
+    theirs = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer = getattr(torch.optim, name)([theirs], **options)
+    theirs.grad = torch.arange(3.0, dtype=torch.float64)
+    optimizer.step()
+    ours = getattr(optim, name)({"w": np.ones(3)}, **options)
+    ours.step({"w": np.arange(3.0)})
+    expected, got = optimizer.state_dict(), ours.state_dict()
+    group = got["param_groups"][0]
+    assert {key: expected["param_groups"][0][key] for key in group if key != "params"} == {
+        key: value for key, value in group.items() if key != "params"
+    }
+    their_state = {key: value for key, value in expected["state"].get(0, {}).items() if value is not None}
+    our_state = got["state"].get("w", {})
+    assert set(our_state) == set(their_state)
+    for key, value in their_state.items():  # one product each
+        np.testing.assert_allclose(our_state[key], value.numpy(), rtol=4 * np.finfo(float).eps)
+
+
+def adam_state(**changes):
+    """Make the state of an Adam for "w" of two numbers, some entries changed."""
+    params = {"w": np.ones(2)}
+    optimizer = optim.Adam(params)
+    optimizer.step({"w": [1.0, 2.0]})
+    state = optimizer.state_dict()
+    for key, value in changes.items():
+        (state["state"]["w"] if key in state["state"]["w"] else state["param_groups"][0])[key] = value
+    return state
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        (None, ValueError, "'state' and 'param_groups', not None"),
+        ({"state": {}, "param_groups": []}, ValueError, "list of one dict"),
+        (optim.SGD({"w": np.ones(2)}).state_dict(), ValueError, "must have .*'betas'.* for Adam"),
+        (
+            optim.AdamW({"w": np.ones(2)}).state_dict(),
+            ValueError,
+            "Adam has decoupled_weight_decay=False, not True",
+        ),
+        (adam_state(params=["v"]), ValueError, r"of the parameters \['v'\], not \['w'\]"),
+        (adam_state(lr=float("nan")), ValueError, "lr must be at least 0"),
+        (adam_state(betas=(1.0, 0.5)), ValueError, r"betas must be .* not \(1.0, 0.5\)"),
+        (adam_state(step=0), ValueError, "at least 1, not 0"),
+        (adam_state(step=1.5), ValueError, "not 1.5"),
+        (adam_state(exp_avg=np.ones(3)), ValueError, r"\(2,\) of float64, not \(3,\) of float64"),
+        (adam_state(exp_avg=np.ones(2, np.float32)), ValueError, "of float64, not .* of float32"),
+        (adam_state(exp_avg_sq=[1.0, 2.0]), TypeError, r"not \[1.0, 2.0\]"),
+        (adam_state() | {"state": {"v": {}}}, ValueError, "'v', which is none of"),
+        (adam_state() | {"state": {"w": {"step": 1}}}, ValueError, "must have .*'exp_avg'"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(state, error, message):
+    optimizer = optim.Adam({"w": np.ones(2)}, lr=0.25)
+    optimizer.step({"w": [1.0, 1.0]})
+    before = optimizer.state_dict()
+    with pytest.raises(error, match=message):
+        optimizer.load_state_dict(state)
+    np.testing.assert_equal(optimizer.state_dict(), before)
+
+
+@pytest.mark.parametrize("lr", [float("nan"), float("inf"), -1.0])
+def test_a_learning_rate_set_later_is_checked_too(lr):
+    optimizer = optim.Adam({"w": np.ones(2)})
+    with pytest.raises(ValueError, match=f"lr must be at least 0 and finite, not {lr}"):
+        optimizer.lr = lr
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "checksum.h"
 #include "rows.h"
 #include "runtime.h"
 #include "update.h"
@@ -31,9 +32,11 @@ static int exec_module(PyObject *module) {
         (state->too_hard = PyObject_GetAttrString(exceptions, "TooHardError")) == NULL) {
         goto fail;
     }
-    if (PyModule_AddFunctions(module, sa_runtime_methods) < 0 || PyModule_AddFunctions(module, sa_rows_methods) < 0 ||
-        PyModule_AddFunctions(module, sa_update_methods) < 0) {
-        goto fail;
+    PyMethodDef *const tables[] = {sa_checksum_methods, sa_rows_methods, sa_runtime_methods, sa_update_methods};
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; ++i) {
+        if (PyModule_AddFunctions(module, tables[i]) < 0) {
+            goto fail;
+        }
     }
     const char *isa = getenv("SELFATTN_ISA");
     if (isa != NULL && isa[0] != 0 && sa_py_choose_isa(isa, PyExc_ImportError, "SELFATTN_ISA=") < 0) {

@@ -17,10 +17,13 @@ from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
 from selfattn.nn.module import IncompatibleKeys, Module, add_gradients
+from selfattn.nn.multihead_attention import MultiheadAttention
 from selfattn.nn.positions import SinusoidalPositions
 from selfattn.nn.proxy_task import ProxyTask
 from selfattn.nn.rms_norm import RMSNorm
+from selfattn.nn.scaled_dot_product_attention import ScaledDotProductAttention
 from selfattn.nn.self_attention import SelfAttention, SelfAttentionBlock
+from selfattn.nn.transformer_encoder import TransformerEncoder, TransformerEncoderLayer
 
 __all__ = [
     "Dropout",
@@ -31,12 +34,16 @@ __all__ = [
     "Linear",
     "Module",
     "ModuleList",
+    "MultiheadAttention",
     "ProxyTask",
     "RMSNorm",
+    "ScaledDotProductAttention",
     "SelfAttention",
     "SelfAttentionBlock",
     "Sequential",
     "SinusoidalPositions",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
     "add_gradients",
     "init",
 ]

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn import _core
+
 Array: TypeAlias = npt.NDArray[Any]
 Gradients: TypeAlias = dict[str, Array]
 Pullback: TypeAlias = Callable[..., Any]
@@ -93,6 +95,8 @@ def mask_for_heads(mask: npt.ArrayLike | None) -> Array | None:
     """Give a mask (..., L, S) that heads share the axis of the heads."""
     if mask is None:
         return None
+    if isinstance(mask, np.ma.MaskedArray | np.matrix):
+        raise TypeError(f"attn_mask is a {type(mask).__name__}; pass a plain array")
     array = np.asarray(mask)
     return array[..., None, :, :] if array.ndim > 2 else array
 
@@ -106,17 +110,14 @@ class Unchanged:
     """Remembers what parameters hold; a pullback that needs the old values checks before it uses them.
 
     The optimiser writes into the arrays, so a gradient taken after a step would silently mix old activations with
-    new weights. The sum of the bits, seen as integers, costs a fraction of the product that the weights take part
-    in, and unlike a counter it also notices ``weight[...] = 0``.
+    new weights. A checksum of their memory costs a fraction of the product that the weights take part in, and unlike
+    a counter it also notices ``weight[...] = 0``.
     """
 
     def __init__(self, owner: str, *arrays: Array | None) -> None:
         self.owner = owner
         self.arrays = tuple(array for array in arrays if array is not None)
-        self.before = self._sums()
-
-    def _sums(self) -> list[int]:
-        return [_sum_of_bits(array) for array in self.arrays]
+        self.before = _core._checksum(self.arrays)
 
     def check(self) -> None:
         """Raise when a parameter has changed.
@@ -126,13 +127,7 @@ class Unchanged:
         RuntimeError
             The gradient that was asked for can no longer be had.
         """
-        if self._sums() != self.before:
+        if _core._checksum(self.arrays) != self.before:
             raise RuntimeError(
                 f"the parameters of {self.owner} have changed since vjp was called; call vjp again"
             )
-
-
-def _sum_of_bits(array: Array) -> int:
-    bits = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    words = bits.view(np.uint64) if bits.size % 8 == 0 else bits
-    return int(np.add.reduce(words, dtype=np.uint64))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from selfattn._extras import import_extra
+from selfattn.layer_steps import ModelSteps, model_steps
 from selfattn.nn import _embedding_compute, init
 from selfattn.nn._arrays import Array, Gradients, Pullback, Unchanged, as_gradient, check_size
 from selfattn.nn.containers import ModuleList
@@ -19,9 +23,9 @@ from selfattn.text import as_tokenizer
 
 Sentence: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 
-PARAMETERS = tuple(
+BLOCK_PARAMETERS = [
     f"{layer}.{kind}" for layer in ("query", "key", "value", "ln") for kind in ("weight", "bias")
-)
+]
 
 
 class EmbeddingModel(Module):
@@ -66,6 +70,9 @@ class EmbeddingModel(Module):
     -----
     ``y, pullback = model.vjp(sentence)`` and ``grads = pullback(dy)``: sentences have no gradient. In place of a
     string every method takes the ids themselves, as a list or array of integers.
+
+    A sentence is embedded alone or in a list with the same result up to rounding: a matrix product may add up in
+    another order when it has more rows.
 
     The gradient of ``key.bias`` is zero: it adds the same number to all scores of a query, which softmax does not
     see. What comes out is rounding noise, which Adam turns into steps of full size; so after training that one
@@ -125,50 +132,129 @@ class EmbeddingModel(Module):
             for _ in range(num_layers)
         )
 
-    def forward(self, sentence: Sentence) -> Array:
-        """Compute the embedding of a sentence.
+    def forward(self, sentence: Sentence | Sequence[Sentence]) -> Array:
+        """Compute the embedding of a sentence, or of each of a list of them.
 
         Parameters
         ----------
-        sentence : str or sequence of int
-            Text for the tokenizer, or ids. What is beyond ``max_seq_len`` tokens is left out.
+        sentence : str, sequence of int, or a list of such
+            Text for the tokenizer, or ids. What is beyond ``max_seq_len`` tokens of a sentence is left out.
 
         Returns
         -------
-        ndarray, shape (embedding_dim,)
+        ndarray, shape (embedding_dim,) or (n, embedding_dim)
 
         Raises
         ------
         TypeError
             It is neither, or the tokenizer returned something else than integers.
         ValueError
-            The sentence has no tokens, or one that is not in 0 … vocab_size − 1.
+            A sentence has no tokens, or one that is not in 0 … vocab_size − 1.
         """
-        ids, cu_seqlens = self.pack([sentence])
-        embedding: Array = _embedding_compute.embed(ids, cu_seqlens, *self._arrays())[0]
-        return embedding
+        alone = not is_batch(sentence)
+        ids, cu_seqlens = self.pack([sentence] if alone else sentence)  # type: ignore[list-item,arg-type]
+        y = _embedding_compute.embed(ids, cu_seqlens, *self._arrays())
+        return y[0] if alone else y
 
-    def vjp(self, sentence: Sentence) -> tuple[Array, Pullback]:
-        """Compute the embedding of a sentence and its pullback, ``dy -> grads``."""
-        y, packed_pullback = self.packed_vjp([sentence])
-        return y[0], lambda dy: packed_pullback(as_gradient(dy, y[0])[None])
-
-    def packed_vjp(self, sentences: Sequence[Sentence]) -> tuple[Array, Pullback]:
-        """Compute the embeddings of n sentences in one go, (n, embedding_dim), and their pullback, ``dy -> grads``."""
-        ids, cu_seqlens = self.pack(sentences)
+    def vjp(self, sentence: Sentence | Sequence[Sentence]) -> tuple[Array, Pullback]:
+        """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``."""
+        alone = not is_batch(sentence)
+        ids, cu_seqlens = self.pack([sentence] if alone else sentence)  # type: ignore[list-item,arg-type]
         table, positions, blocks = self._arrays()
-        y, compute_pullback = _embedding_compute.embed_vjp(ids, cu_seqlens, table, positions, blocks)
-        unchanged = Unchanged("EmbeddingModel", table, *(x for block in blocks for x in block.parameters))
+        rows, compute_pullback = _embedding_compute.embed_vjp(ids, cu_seqlens, table, positions, blocks)
+        y = rows[0] if alone else rows
+        parameters = [table, *itertools.chain.from_iterable(block.parameters for block in blocks)]
+        unchanged = Unchanged("EmbeddingModel", *parameters)
 
         def pullback(dy: npt.ArrayLike) -> Gradients:
             dy = as_gradient(dy, y)
             unchanged.check()
-            return self._named(compute_pullback(dy))
+            return self._named(compute_pullback(dy.reshape(rows.shape)), parameters)
 
         return y, pullback
 
-    def pack(self, sentences: Sequence[Sentence]) -> tuple[Array, Array]:
+    def encode(self, sentences: Iterable[Sentence], batch_size: int = 64, progress: bool = False) -> Array:
+        """Compute the embeddings of many sentences.
+
+        Parameters
+        ----------
+        sentences : iterable of str or of sequences of int
+        batch_size : int, default 64
+            How many go through the model at once. They stand one after the other, not padded to the longest, so
+            that their order does not matter for the time.
+        progress : bool, default False
+            Show a progress bar; needs ``tqdm``.
+
+        Returns
+        -------
+        ndarray, shape (n, embedding_dim)
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`forward`; the message says which sentence.
+        ImportError
+            ``tqdm`` is not installed: ``pip install 'selfattn[text]'``.
+
+        Examples
+        --------
+        >>> from selfattn import nn
+        >>> model = nn.EmbeddingModel(lambda sentence: [len(sentence)], 10, 4, max_seq_len=8, rng=0)
+        >>> model.encode(["tom", "chase", "jerry"]).shape
+        (3, 4)
+        """
+        if isinstance(sentences, str):
+            raise TypeError(f"sentences must be a list of sentences, not one: {quoted(sentences)}")
+        batch_size = check_size("batch_size", batch_size)
+        given: Any = sentences if isinstance(sentences, Sequence | np.ndarray) else list(sentences)
+        y = np.empty((len(given), self.embedding_dim), self.embedding_layer.weight.dtype)
+        starts: Iterable[int] = range(0, len(given), batch_size)
+        if progress:
+            starts = import_extra("tqdm.auto", "text").tqdm(starts, desc="encode", unit="batch")
+        arrays = self._arrays()
+        for start in starts:
+            ids, cu_seqlens = self.pack(given[start : start + batch_size], first=start)
+            y[start : start + batch_size] = _embedding_compute.embed(ids, cu_seqlens, *arrays)
+        return y
+
+    def steps(self, sentence: Sentence) -> ModelSteps:
+        """Compute the embedding of one sentence with every intermediate result, to look at.
+
+        Parameters
+        ----------
+        sentence : str or sequence of int
+            As for :meth:`forward`.
+
+        Returns
+        -------
+        selfattn.layer_steps.ModelSteps
+            Embeddings, positions, the steps of each block, and the mean. They are computed in NumPy, and so
+            equal what :meth:`forward` computes up to rounding.
+
+        Examples
+        --------
+        >>> from selfattn import nn
+        >>> model = nn.EmbeddingModel(lambda sentence: [len(sentence)], 10, 4, max_seq_len=8, rng=0)
+        >>> model.steps("tom").blocks[0].weights
+        array([[1.]], dtype=float32)
+        """
+        embeddings = self.embedding_layer.weight[self.tokens(sentence)]
+        positions = self.positions.table[: len(embeddings)]
+        x, blocks = embeddings + positions, []
+        block: Any
+        for block in self.attention_layers:
+            blocks.append(block.steps(x))
+            x = blocks[-1].result
+        return model_steps(embeddings, positions, blocks)
+
+    def pack(self, sentences: Sequence[Sentence], first: int = 0) -> tuple[Array, Array]:
         """Put the ids of sentences one after the other.
+
+        Parameters
+        ----------
+        sentences : sequence of str or of sequences of int
+        first : int, default 0
+            The number of the first of them in messages.
 
         Returns
         -------
@@ -176,27 +262,48 @@ class EmbeddingModel(Module):
         cu_seqlens : ndarray of int, shape (len(sentences) + 1,)
             Where each sentence starts, and t at the end.
         """
-        parts = [self.tokens(sentence) for sentence in sentences]
-        cu_seqlens = np.zeros(len(parts) + 1, np.intp)
-        np.cumsum([len(part) for part in parts], out=cu_seqlens[1:])
-        return np.concatenate(parts), cu_seqlens
+        given = [
+            self._tokenize(sentence) if isinstance(sentence, str) else sentence for sentence in sentences
+        ]
+        if all(
+            type(ids) is list for ids in given
+        ):  # what tokenizers return; one look at all of it is quicker
+            lists: list[list[int]] = [ids[: self.max_seq_len] for ids in given]  # type: ignore[misc]
+            flat = list(itertools.chain.from_iterable(lists))
+            if (
+                all(lists)
+                and set(map(type, flat)) == {int}
+                and min(flat) >= 0
+                and max(flat) < self.vocab_size
+            ):
+                return np.array(flat, np.intp), _offsets(lists)
+        parts = []
+        for n, (ids, sentence) in enumerate(zip(given, sentences, strict=True), first):
+            parts.append(self._checked(ids, sentence, f"sentence {n}, " if first or len(given) > 1 else ""))
+        return np.concatenate(parts), _offsets(parts)
 
     def tokens(self, sentence: Sentence) -> npt.NDArray[np.intp]:
         """Return the ids of a sentence, at most ``max_seq_len``, after a check of what the tokenizer returned."""
-        ids: Any = self._tokenize(sentence) if isinstance(sentence, str) else sentence
+        return self.pack([sentence])[0]
+
+    def _checked(self, ids: Any, sentence: Sentence, name: str) -> npt.NDArray[np.intp]:
+        """Take what the tokenizer returned for a sentence, which has this name in messages."""
         try:
             array = np.asarray(ids[: self.max_seq_len])
-        except TypeError:
-            raise TypeError(f"expected a sentence or a sequence of ids, not {_quoted(ids)}") from None
+        except (TypeError, ValueError, KeyError):  # no sequence, or one of sequences
+            array = np.empty(0, object)
+        if array.ndim != 1 or (
+            array.dtype.kind not in "iu" and not (array.size == 0 and array.dtype == float)
+        ):
+            what = "" if ids is sentence else f"the tokenizer returned {quoted(ids)} for "
+            raise TypeError(f"expected a str or a sequence of integers; {what}{name}{quoted(sentence)}")
         if array.size == 0:
-            raise ValueError(f"the sentence {_quoted(sentence)} has no tokens")
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise TypeError(f"ids must be a sequence of integers, not {_quoted(ids)}, of {_quoted(sentence)}")
+            raise ValueError(f"{name}{quoted(sentence)} has no tokens")
         if array.min() < 0 or array.max() >= self.vocab_size:
             wrong = array[(array < 0) | (array >= self.vocab_size)]
             raise ValueError(
-                f"ids must be in 0...{self.vocab_size - 1}, as vocab_size is {self.vocab_size}, "
-                f"not {wrong[0]}, of {_quoted(sentence)}"
+                f"ids must be in 0...{self.vocab_size - 1}, as vocab_size is {self.vocab_size}; "
+                f"{name}{quoted(sentence)} has {wrong[0]}"
             )
         return array.astype(np.intp, copy=False)
 
@@ -209,14 +316,35 @@ class EmbeddingModel(Module):
             blocks.append(_embedding_compute.Block(parameters, block.num_heads, block.ln.eps))
         return self.embedding_layer.weight, self.positions.table, blocks
 
-    def _named(self, gradients: list[Array]) -> Gradients:
-        names = [f"{n}.{name}" for n in range(len(self.attention_layers)) for name in PARAMETERS]
-        layers = dict(zip(names, gradients[1:], strict=True))
-        parts = {"embedding_layer": {"weight": gradients[0]}, "attention_layers": layers}
-        return self.gather_gradients(parts)
+    def _named(self, gradients: list[Array], parameters: list[Array]) -> Gradients:
+        named = dict(zip(_names(len(self.attention_layers)), gradients, strict=True))
+        if len(set(map(id, parameters))) == len(parameters):
+            return named
+        return self.gather_gradients({"": named})  # some are shared
 
 
-def _quoted(value: Any) -> str:
+@functools.cache
+def _names(num_layers: int) -> list[str]:
+    """Return the names of a model's parameters, in the order of their gradients."""
+    blocks = [f"attention_layers.{n}.{name}" for n in range(num_layers) for name in BLOCK_PARAMETERS]
+    return ["embedding_layer.weight", *blocks]
+
+
+def _offsets(parts: Sequence[Sized]) -> npt.NDArray[np.intp]:
+    """Return where each part starts when they stand one after the other, and the end."""
+    return np.array([0, *itertools.accumulate(map(len, parts))], np.intp)
+
+
+def is_batch(sentences: Any) -> bool:
+    """Tell a list of sentences from one sentence, which may itself be a list of ids."""
+    if isinstance(sentences, np.ndarray):
+        return sentences.ndim > 1 or sentences.dtype.kind in "OU"
+    if isinstance(sentences, str) or not isinstance(sentences, Sequence) or not sentences:
+        return False
+    return not hasattr(sentences[0], "__index__")
+
+
+def quoted(value: Any) -> str:
     """Quote what was given, a long thing only in part."""
-    text = repr(value[:50] if isinstance(value, str | list | tuple) else value)
+    text = repr(value[:50] if isinstance(value, str | list | tuple | np.ndarray) else value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from selfattn.nn._arrays import Array, Gradients, Pullback
-from selfattn.nn.embedding_model import EmbeddingModel, Sentence
+from selfattn.nn._arrays import Array, Gradients, Pullback, as_input, widened
+from selfattn.nn.embedding_model import EmbeddingModel, Sentence, is_batch
 from selfattn.nn.module import Module
+
+Sentences: TypeAlias = Sentence | Sequence[Sentence]
 
 
 class ProxyTask(Module):
@@ -29,8 +33,11 @@ class ProxyTask(Module):
     Notes
     -----
     The loss is −confidence: ``confidence, pullback = task.vjp(main, similar, non_similar)`` and
-    ``grads = pullback(-1.0)``. log σ(x) is computed as min(x, 0) − log(1 + exp(−abs(x))), which is finite and exact to
-    rounding for every finite x.
+    ``grads = pullback(-1.0)``. Of three lists of n sentences come n confidences; for the loss that is their mean,
+    ``grads = pullback(-1 / n)``. All sentences go through the model in one pass.
+
+    log σ(x) is computed as min(x, 0) − log(1 + exp(−abs(x))), which is finite and exact to rounding for every finite
+    x.
 
     References
     ----------
@@ -62,50 +69,87 @@ class ProxyTask(Module):
     def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Array]]:
         return self.model._all_parameters(prefix)
 
-    def forward(self, main: Sentence, similar: Sentence, non_similar: Sentence) -> Any:
+    def forward(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> Any:
         """Compute the confidence; :meth:`execute` is another name for it."""
         return self.execute(main, similar, non_similar)
 
-    def execute(self, main: Sentence, similar: Sentence, non_similar: Sentence) -> Any:
+    def execute(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> Any:
         """Compute the confidence.
 
         Parameters
         ----------
-        main, similar, non_similar : str or sequence of int
+        main, similar, non_similar : str, sequence of int, or lists of n such
             As for :meth:`EmbeddingModel.forward`.
 
         Returns
         -------
-        floating
-            A number of the model's dtype.
+        floating, or ndarray of shape (n,)
+            Of the model's dtype.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`EmbeddingModel.forward`, or the lists differ in length.
         """
-        return _confidence(*(self.model(sentence) for sentence in (main, similar, non_similar)))
+        rows = self.model(_all_of(main, similar, non_similar))
+        _, products = _dot_products(rows)
+        return self._confidence(products, is_batch(main))
 
-    def vjp(self, main: Sentence, similar: Sentence, non_similar: Sentence) -> tuple[Any, Pullback]:
-        """Compute the confidence and its pullback, ``d_confidence -> grads``, keyed like ``model.parameters()``."""
-        y, model_pullback = self.model.packed_vjp([main, similar, non_similar])
-        confidence = _confidence(*y)
+    def vjp(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> tuple[Any, Pullback]:
+        """Compute the confidence and its pullback, ``d_confidence -> grads``, keyed like ``model.parameters()``.
 
-        def pullback(d_confidence: float) -> Gradients:
-            a, b, c = y
+        Of n triplets, ``d_confidence`` is (n,), or a number for all of them: −1/n for a loss that is the mean.
+        """
+        rows, model_pullback = self.model.vjp(_all_of(main, similar, non_similar))
+        y, products = _dot_products(rows)
+        confidence = self._confidence(products, is_batch(main))
+
+        def pullback(d_confidence: npt.ArrayLike) -> Gradients:
+            d = as_input(d_confidence, y.dtype, "d_confidence")
+            if d.shape not in ((), confidence.shape):
+                raise ValueError(f"d_confidence must have shape {confidence.shape} or (), not {d.shape}")
             # d log σ(x) / dx = σ(−x)
-            d_similar = d_confidence * _sigmoid(-(a @ b))
-            d_other = -d_confidence * _sigmoid(a @ c)
-            dy = np.stack([d_similar * b + d_other * c, d_similar * a, d_other * a])
-            grads: Gradients = model_pullback(dy.astype(y.dtype))
+            slopes = [[sigmoid(-near) for near in products[0]], [-sigmoid(far) for far in products[1]]]
+            d_products = (np.array(slopes, y.dtype) * d)[..., None]
+            dy = np.empty_like(y)
+            dy[1:] = d_products * y[0]
+            d_near, d_far = d_products * y[1:]
+            np.add(d_near, d_far, out=dy[0])
+            grads: Gradients = model_pullback(dy.reshape(rows.shape))
             return grads
 
         return confidence, pullback
 
-
-def _confidence(main: Array, similar: Array, non_similar: Array) -> Any:
-    return _log_sigmoid(main @ similar) + _log_sigmoid(-(main @ non_similar))
-
-
-def _log_sigmoid(x: Any) -> Any:
-    return np.minimum(x, 0) - np.log1p(np.exp(-np.abs(x)))
+    def _confidence(self, products: list[list[float]], batch: bool) -> Any:
+        numbers = [log_sigmoid(near) + log_sigmoid(-far) for near, far in zip(*products, strict=True)]
+        dtype = self.model.embedding_layer.weight.dtype
+        return np.array(numbers, dtype) if batch else dtype.type(numbers[0])
 
 
-def _sigmoid(x: Any) -> Any:
-    e = np.exp(-np.abs(x))
-    return np.where(x < 0, e, 1) / (1 + e)
+def _dot_products(rows: Array) -> tuple[Array, list[list[float]]]:
+    """See (3 n, d) as main, similar and other sentences, (3, n, d); and main · similar, main · other."""
+    y = widened(rows).reshape(3, -1, rows.shape[-1])
+    return y, np.vecdot(y[0], y[1:]).tolist()
+
+
+def _all_of(*parts: Sentences) -> list[Any]:
+    """Put the main sentences, the similar and the others one after the other."""
+    if not any(is_batch(part) for part in parts):
+        return list(parts)
+    if not all(is_batch(part) for part in parts):
+        raise TypeError("main, similar and non_similar must be three sentences or three lists of sentences")
+    if len({len(part) for part in parts}) > 1:
+        lengths = ", ".join(str(len(part)) for part in parts)
+        raise ValueError(f"main, similar and non_similar must have the same length, not {lengths}")
+    return [sentence for part in parts for sentence in part]
+
+
+def log_sigmoid(x: float) -> float:
+    """log(1 / (1 + exp(−x))), for x of any size: about x far below 0, −exp(−x) far above."""
+    return min(x, 0.0) - math.log1p(math.exp(-abs(x)))
+
+
+def sigmoid(x: float) -> float:
+    """1 / (1 + exp(−x)), without an overflow for x of any size."""
+    e = math.exp(-abs(x))
+    return (e if x < 0 else 1.0) / (1.0 + e)

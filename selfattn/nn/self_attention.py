@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
+from selfattn.layer_steps import LayerSteps, layer_steps
 from selfattn.nn import init
 from selfattn.nn._arrays import (
     Array,
@@ -23,16 +24,12 @@ from selfattn.nn._arrays import (
     merge_heads,
     split_heads,
 )
+from selfattn.nn._attention import PROJECTIONS, check_options, project, project_backward
 from selfattn.nn.layer_norm import LayerNorm
-from selfattn.nn.linear import Linear, linear, linear_backward
+from selfattn.nn.linear import Linear
 from selfattn.nn.module import Module
 
-PROJECTIONS = ("query", "key", "value")
-# What a call may set; the rest of scaled_dot_product_attention's arguments would change what the layer returns.
-OPTIONS = (
-    "dropout_p", "is_causal", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng",
-    "num_threads",
-)  # fmt: skip
+SCORES = ("scaled_dot", "dot")
 
 
 class SelfAttention(Module):
@@ -41,21 +38,27 @@ class SelfAttention(Module):
     Parameters
     ----------
     d_in, d_out : int
-        The widths of the input and of all three projections.
+        The widths of the input and of the projections.
     bias : bool, default False
         Add ``b_query``, ``b_key`` and ``b_value`` to the projections.
     scale : bool, default True
-        False leaves the scores as they are, without 1/√d_out.
+        False leaves the scores as they are, without 1/√d_out: the same as ``score="dot"``.
+    d_v : int, optional
+        The width of the values, and so of the output, if not d_out.
+    score : {"scaled_dot", "dot"}, default "scaled_dot"
+        What tells how well a query and a key fit: their product, divided by √d_out or not.
     dtype : dtype, default float32
     rng : int, Generator or torch_rng, optional
         Where the weights come from: query, key, value, then the biases in that order.
 
     Attributes
     ----------
-    W_query, W_key, W_value : ndarray, shape (d_in, d_out)
-        Drawn from U[0, 1), as ``torch.rand``.
-    b_query, b_key, b_value : ndarray, shape (d_out,), or None
+    W_query, W_key, W_value : ndarray, shape (d_in, d_out), (d_in, d_out) and (d_in, d_v)
+        Drawn from U[0, 1), as ``torch.rand``. :mod:`selfattn.nn.init` can fill them in other ways.
+    b_query, b_key, b_value : ndarray, shape (d_out,), (d_out,) and (d_v,), or None
         Drawn from the same.
+    score : str
+        "dot" if ``scale=False``.
 
     See Also
     --------
@@ -91,27 +94,33 @@ class SelfAttention(Module):
         bias: bool = False,
         scale: bool = True,
         *,
+        d_v: int | None = None,
+        score: str = "scaled_dot",
         dtype: npt.DTypeLike = np.float32,
         rng: init.Rng = None,
     ) -> None:
         self.d_in, self.d_out = check_size("d_in", d_in), check_size("d_out", d_out)
-        self.scale = scale
+        self.d_v = d_out if d_v is None else check_size("d_v", d_v)
+        if score not in SCORES:
+            raise ValueError(f"score must be one of {', '.join(SCORES)}, not {score!r}")
+        self.score = score if scale else "dot"
         kind, generator = float_dtype(dtype), init.as_generator(rng)
-        for name in PROJECTIONS:
-            weight = init.uniform_(np.empty((d_in, d_out), kind), rng=generator)
+        widths = dict(zip(PROJECTIONS, (d_out, d_out, self.d_v), strict=True))
+        for name, width in widths.items():
+            weight = init.uniform_(np.empty((d_in, width), kind), rng=generator)
             self.register_parameter(f"W_{name}", weight)
-        for name in PROJECTIONS:
-            drawn = init.uniform_(np.empty(d_out, kind), rng=generator) if bias else None
+        for name, width in widths.items():
+            drawn = init.uniform_(np.empty(width, kind), rng=generator) if bias else None
             self.register_parameter(f"b_{name}", drawn)
 
     def extra_repr(self) -> str:
-        """Return the sizes, and whether the scores are scaled."""
-        return f"d_in={self.d_in}, d_out={self.d_out}, scale={self.scale}"
+        """Return the sizes, and what the scores are."""
+        return f"d_in={self.d_in}, d_out={self.d_out}, d_v={self.d_v}, score={self.score!r}"
 
     def _project(self, x: Array) -> list[Array]:
         # The transpose is a view; Linear has its weights the other way round.
         weights = self._weights()
-        return [linear(x, W.T, getattr(self, f"b_{n}")) for n, W in zip(PROJECTIONS, weights, strict=True)]
+        return [project(x, W.T, getattr(self, f"b_{n}")) for n, W in zip(PROJECTIONS, weights, strict=True)]
 
     def _weights(self) -> tuple[Array, Array, Array]:
         return self.W_query, self.W_key, self.W_value
@@ -130,7 +139,7 @@ class SelfAttention(Module):
 
         Returns
         -------
-        ndarray, shape (..., L, d_out)
+        ndarray, shape (..., L, d_v)
         """
         q, k, v = self._project(as_sequence(x, self.d_in, self.W_query.dtype))
         check_options(options)
@@ -138,7 +147,24 @@ class SelfAttention(Module):
         return y
 
     def _scale(self) -> float | None:
-        return None if self.scale else 1.0
+        return 1.0 if self.score == "dot" else None
+
+    def steps(self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any) -> LayerSteps:
+        """Compute the output with every intermediate result, to look at; arguments as for :meth:`forward`.
+
+        Returns
+        -------
+        selfattn.layer_steps.LayerSteps
+            Projections, scores, weights, weighted values; its ``result`` is the output.
+        """
+        x = as_sequence(x, self.d_in, self.W_query.dtype)
+        check_options(options)
+        options.pop("num_threads", None)  # the steps are NumPy's
+        return layer_steps(
+            x, self.W_query, self.W_key, self.W_value,
+            b_query=self.b_query, b_key=self.b_key, b_value=self.b_value,
+            attn_mask=attn_mask, scale=self._scale(), **options,
+        )  # fmt: skip
 
     def vjp(
         self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any
@@ -158,7 +184,7 @@ class SelfAttention(Module):
             d_projected: Any = attention_pullback(dy)[:3]
             dx, grads = np.zeros_like(x), {}
             for name, weight, d in zip(PROJECTIONS, self._weights(), d_projected, strict=True):
-                part, d_weight, grads[f"b_{name}"] = linear_backward(d, x, weight.T)
+                part, d_weight, grads[f"b_{name}"] = project_backward(d, x, weight.T)
                 grads[f"W_{name}"] = np.ascontiguousarray(d_weight.T)
                 dx += part
             return dx, {name: grads[name] for name, _ in self._own_parameters()}
@@ -268,6 +294,33 @@ class SelfAttentionBlock(Module):
         y: Array = self.ln(x + merge_heads(attended))
         return y
 
+    def steps(
+        self,
+        x: npt.ArrayLike,
+        attn_mask: npt.ArrayLike | None = None,
+        *,
+        key_lengths: npt.ArrayLike | None = None,
+        **options: Any,
+    ) -> LayerSteps:
+        """Compute the output with every intermediate result, to look at; arguments as for :meth:`forward`.
+
+        Returns
+        -------
+        selfattn.layer_steps.LayerSteps
+            Projections, scores, weights, residual, norm; with several heads, each of them.
+        """
+        x = as_sequence(x, self.d_model, self.query.weight.dtype)
+        check_options(options)
+        options.pop("num_threads", None)  # the steps are NumPy's
+        if self.num_heads > 1:  # the steps of one head have no axis for it
+            attn_mask, key_lengths = mask_for_heads(attn_mask), lengths_for_heads(key_lengths)
+        return layer_steps(
+            x, self.query.weight.T, self.key.weight.T, self.value.weight.T,
+            b_query=self.query.bias, b_key=self.key.bias, b_value=self.value.bias,
+            num_heads=self.num_heads, residual=True, norm=(self.ln.weight, self.ln.bias, self.ln.eps),
+            attn_mask=attn_mask, key_lengths=key_lengths, **options,
+        )  # fmt: skip
+
     def vjp(
         self,
         x: npt.ArrayLike,
@@ -299,10 +352,3 @@ class SelfAttentionBlock(Module):
             return dx, self.gather_gradients({**parts, "ln": norm_grads})
 
         return y, pullback
-
-
-def check_options(options: dict[str, Any]) -> None:
-    """Refuse options that the layers do not pass on."""
-    for name in options:
-        if name not in OPTIONS:
-            raise TypeError(f"unknown option {name!r}; a layer takes {', '.join(OPTIONS)}")

@@ -1,0 +1,124 @@
+"""What attention layers share: projections that masked tokens do not touch, and masks that say what to ignore."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.nn._arrays import FLOATS, Array
+from selfattn.nn.linear import linear, linear_backward
+
+PROJECTIONS = ("query", "key", "value")
+# What a call may set; the rest of scaled_dot_product_attention's arguments would change what the layer returns.
+OPTIONS = (
+    "dropout_p", "is_causal", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng",
+    "num_threads",
+)  # fmt: skip
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Refuse options that the layers do not pass on."""
+    for name in options:
+        if name not in OPTIONS:
+            raise TypeError(f"unknown option {name!r}; a layer takes {', '.join(OPTIONS)}")
+
+
+def check_probability(name: str, p: Any) -> float:
+    """Check a probability to drop something."""
+    if isinstance(p, bool | np.bool_) or not isinstance(p, int | float | np.number):
+        raise TypeError(f"{name} must be a number, not {p!r}")
+    if not 0 <= p <= 1:
+        raise ValueError(f"{name} must be between 0 and 1, not {p}")
+    return float(p)
+
+
+def project(x: Array, weight: Array, bias: Array | None) -> Array:
+    """Compute ``x @ weight.T + bias``; padding that holds infinities makes NaN of itself, quietly."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return linear(x, weight, bias)
+
+
+def project_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, Array]:
+    """Differentiate :func:`project`; a token whose ``dy`` is zero contributes nothing, whatever it holds.
+
+    Masked tokens have zero gradients, but 0 · NaN is NaN. That always shows in the gradient of the weight,
+    which is then computed again without them.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        dx, d_weight, d_bias = linear_backward(dy, x, weight)
+        if not np.isfinite(d_weight).all():
+            used = np.where(dy.any(axis=-1, keepdims=True), x, x.dtype.type(0))
+            d_weight = linear_backward(dy, used, weight)[1]
+    return dx, d_weight, d_bias
+
+
+def mask_from_ignored(
+    attn_mask: npt.ArrayLike | None,
+    key_padding_mask: npt.ArrayLike | None,
+    lead: tuple[int, ...],
+    num_heads: int,
+    pairs: tuple[int, int],
+) -> Array | None:
+    """Turn PyTorch's two masks for layers, whose True means *ignore*, into one for the attention function.
+
+    Parameters
+    ----------
+    attn_mask : array_like, shape (L, S) or (N·num_heads, L, S), optional
+    key_padding_mask : array_like, shape (N, S), or (S,) for one sequence, optional
+        Each is boolean or floating point, which is added to the scores.
+    lead : tuple of int
+        (N,), or () for one sequence.
+    num_heads : int
+    pairs : (L, S)
+
+    Returns
+    -------
+    ndarray, broadcastable to (N, num_heads, L, S), or None
+        Boolean, True where attention is allowed, or floating point.
+    """
+    masks = []
+    if attn_mask is not None:
+        per_head = (lead[0] * num_heads if lead else num_heads, *pairs)
+        mask = _checked_mask("attn_mask", attn_mask, "(L, S) or (N·num_heads, L, S)", pairs, per_head)
+        masks.append(mask if mask.ndim == 2 else mask.reshape(*lead, num_heads, *pairs))
+    if key_padding_mask is not None:
+        named = "(N, S)" if lead else "(S,)"
+        mask = _checked_mask("key_padding_mask", key_padding_mask, named, (*lead, pairs[1]))
+        masks.append(mask[..., None, None, :])
+    if not masks:
+        return None
+    first, *more = masks
+    return _both(first, *more) if more else _allowed(first)
+
+
+def _checked_mask(name: str, mask: npt.ArrayLike, named: str, *shapes: tuple[int, ...]) -> Array:
+    if isinstance(mask, np.ma.MaskedArray | np.matrix):
+        raise TypeError(f"{name} is a {type(mask).__name__}; pass a plain array")
+    array = np.asarray(mask)
+    if array.dtype != np.bool_ and array.dtype.name not in FLOATS:
+        raise TypeError(
+            f"{name} must be boolean, True where attention is to ignore something, or floats that are added to "
+            f"the scores, not {array.dtype}"
+        )
+    if array.shape not in shapes:
+        wanted = " or ".join(str(shape) for shape in shapes)
+        raise ValueError(f"{name} must have shape {named}, here {wanted}, not {array.shape}")
+    return array
+
+
+def _allowed(mask: Array) -> Array:
+    return ~mask if mask.dtype == np.bool_ else mask
+
+
+def _both(first: Array, second: Array) -> Array:
+    """Put two masks of ignored pairs together: what either ignores is ignored."""
+    masks = (first, second)
+    if all(mask.dtype == np.bool_ for mask in masks):
+        return ~(first | second)
+    ignored = [mask if mask.dtype == np.bool_ else mask == -np.inf for mask in masks]
+    # In float64 the sum of two finite float32 masks is finite, and a row of the least numbers stays uniform.
+    with np.errstate(invalid="ignore"):
+        added = sum(mask.astype(np.float64) for mask in masks if mask.dtype != np.bool_)
+    return np.where(ignored[0] | ignored[1], -np.inf, added)

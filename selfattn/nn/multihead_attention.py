@@ -1,0 +1,383 @@
+"""Multi-head attention with an output projection, as PyTorch's module of that name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import selfattn as sa
+from selfattn.layer_steps import LayerSteps, layer_steps
+from selfattn.nn import init
+from selfattn.nn._arrays import (
+    Array,
+    Gradients,
+    Pullback,
+    Unchanged,
+    as_features,
+    as_gradient,
+    check_size,
+    float_dtype,
+    lengths_for_heads,
+    split_heads,
+)
+from selfattn.nn._attention import (
+    PROJECTIONS,
+    check_probability,
+    mask_from_ignored,
+    project,
+    project_backward,
+)
+from selfattn.nn.linear import Linear
+from selfattn.nn.module import Module
+from selfattn.reference.dropout import seed_from_rng
+
+Inputs = tuple[Array, Array, Array]
+
+
+class MultiheadAttention(Module):
+    """Attention of several heads side by side, between projections: ``out_proj(concatenated heads)``.
+
+    Constructor, call and parameters are those of ``torch.nn.MultiheadAttention``, defaults included: inputs
+    are (L, N, E) unless ``batch_first``, the weights are returned unless ``need_weights=False``, and True in
+    a boolean mask means *ignore*, in this class and the encoders made of it alone.
+
+    Parameters
+    ----------
+    embed_dim : int
+        The width of the query, of all heads together and of the output.
+    num_heads : int
+        It has to divide ``embed_dim``.
+    dropout : float, default 0.0
+        The probability to drop a weight while ``training``, which a new module is.
+    bias : bool, default True
+        Add biases in all four projections.
+    add_bias_kv, add_zero_attn : bool, default False
+        Not supported: True is an error.
+    kdim, vdim : int, optional
+        The widths of key and value, if not ``embed_dim``.
+    batch_first : bool, default False
+        Batches are (N, L, E) rather than (L, N, E).
+    dtype : dtype, default float32
+    rng : int, Generator or torch_rng, optional
+        Where the weights come from, in PyTorch's order, and afterwards what dropout draws from.
+
+    Attributes
+    ----------
+    in_proj_weight : ndarray, shape (3·embed_dim, embed_dim), or None
+        The projections of query, key and value, one below the other; drawn Xavier-uniform as one.
+    q_proj_weight, k_proj_weight, v_proj_weight : ndarray or None
+        In its place when a ``kdim`` or ``vdim`` differs: (embed_dim, embed_dim), (embed_dim, kdim) and
+        (embed_dim, vdim).
+    in_proj_bias : ndarray, shape (3·embed_dim,), or None
+        0 at birth. Its middle third, the bias of the keys, changes nothing in the output: it adds the same
+        number to all scores of a row.
+    out_proj : Linear
+        From embed_dim to embed_dim; its bias is 0 at birth.
+
+    Raises
+    ------
+    NotImplementedError
+        ``add_bias_kv`` or ``add_zero_attn``.
+
+    See Also
+    --------
+    TransformerEncoderLayer, SelfAttentionBlock, selfattn.scaled_dot_product_attention
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn import nn
+    >>> layer = nn.MultiheadAttention(4, 2, batch_first=True, rng=0)
+    >>> x = np.eye(4, dtype=np.float32)[None]
+    >>> output, weights = layer(x, x, x, key_padding_mask=[[False, False, False, True]])
+    >>> output.shape, weights.shape, weights[0, :, 3]
+    ((1, 4, 4), (1, 4, 4), array([0., 0., 0., 0.], dtype=float32))
+    >>> (output, weights), pullback = layer.vjp(x, x, x)
+    >>> (dq, dk, dv), grads = pullback(output)
+    >>> list(grads)
+    ['in_proj_weight', 'in_proj_bias', 'out_proj.weight', 'out_proj.bias']
+    """
+
+    in_proj_weight: Array | None
+    q_proj_weight: Array | None
+    k_proj_weight: Array | None
+    v_proj_weight: Array | None
+    in_proj_bias: Array | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+        rng: init.Rng = None,
+    ) -> None:
+        for name, asked in {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}.items():
+            if asked:
+                raise NotImplementedError(f"{name}={asked!r} is not supported; only {name}=False is")
+        self.embed_dim, self.num_heads = (
+            check_size("embed_dim", embed_dim),
+            check_size("num_heads", num_heads),
+        )
+        if embed_dim % num_heads:
+            raise ValueError(f"num_heads must divide embed_dim; {num_heads} does not divide {embed_dim}")
+        self.kdim = embed_dim if kdim is None else check_size("kdim", kdim)
+        self.vdim = embed_dim if vdim is None else check_size("vdim", vdim)
+        self.head_dim = embed_dim // num_heads
+        self.dropout = check_probability("dropout", dropout)
+        self.batch_first = batch_first
+        self.rng = init.as_generator(rng)
+        self.out_proj = Linear(embed_dim, embed_dim, bias=bias, dtype=dtype, rng=self.rng)
+        self._draw(bias, float_dtype(dtype))
+
+    def _draw(self, bias: bool, dtype: np.dtype[Any]) -> None:
+        """Make the parameters before attention; ``out_proj`` has been drawn first, as PyTorch does."""
+        width = self.embed_dim
+        shapes: dict[str, tuple[int, int]] = {"in_proj_weight": (3 * width, width)}
+        if self.kdim != width or self.vdim != width:
+            shapes = {"q_proj_weight": (width, width), "k_proj_weight": (width, self.kdim)}
+            shapes["v_proj_weight"] = (width, self.vdim)
+        for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+            drawn = None
+            if name in shapes:
+                drawn = init.xavier_uniform_(np.empty(shapes[name], dtype), rng=self.rng)
+            self.register_parameter(name, drawn)
+        self.register_parameter("in_proj_bias", np.zeros(3 * width, dtype) if bias else None)
+        if self.out_proj.bias is not None:
+            init.zeros_(self.out_proj.bias)
+
+    def extra_repr(self) -> str:
+        """Return the sizes, and in which order the axes of a batch are."""
+        sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, dropout={self.dropout}"
+        return f"{sizes}, batch_first={self.batch_first}"
+
+    # --------------------------------------------------------------------------------------------- the calls
+
+    def forward(
+        self,
+        query: npt.ArrayLike,
+        key: npt.ArrayLike,
+        value: npt.ArrayLike,
+        key_padding_mask: npt.ArrayLike | None = None,
+        need_weights: bool = True,
+        attn_mask: npt.ArrayLike | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        key_lengths: npt.ArrayLike | None = None,
+    ) -> tuple[Array, Array | None]:
+        """Attend.
+
+        Parameters
+        ----------
+        query : array_like, shape (L, N, embed_dim), with ``batch_first`` (N, L, embed_dim), or (L, embed_dim)
+        key, value : array_like, shape (S, N, kdim) and (S, N, vdim), and so on
+        key_padding_mask : array_like, shape (N, S) or (S,), optional
+            True means that a key is ignored; floats are added to its scores.
+        need_weights : bool, default True
+            False saves the time and memory that the weights take.
+        attn_mask : array_like, shape (L, S) or (N·num_heads, L, S), optional
+            True means that a pair is ignored; floats are added to the scores.
+        average_attn_weights : bool, default True
+            Return the mean of the weights over the heads.
+        is_causal : bool, default False
+            Query i sees no keys beyond i. PyTorch takes it as a hint and wants the mask as well; here it
+            needs none, and with one, both must allow a pair.
+        key_lengths : array_like of int, shape (N,) or (), optional
+            How many keys of each sequence exist: padding at the end without a mask.
+
+        Returns
+        -------
+        output : ndarray, in the shape of ``query``
+        weights : ndarray or None
+            (N, L, S), or (N, num_heads, L, S) when they are not averaged, without N for one sequence. They
+            are those after dropout. A row that ignores everything has zeros and an output of
+            ``out_proj.bias``, where PyTorch gives NaN.
+        """
+        inputs = self._inputs(query, key, value)
+        options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
+        q, k, v = self._project(inputs)
+        result = sa.scaled_dot_product_attention(q, k, v, **options, return_weights=bool(need_weights))
+        attended, weights = result if need_weights else (result, None)
+        return self.out_proj(self._merge(attended)), _averaged(weights, average_attn_weights)
+
+    def vjp(
+        self,
+        query: npt.ArrayLike,
+        key: npt.ArrayLike,
+        value: npt.ArrayLike,
+        key_padding_mask: npt.ArrayLike | None = None,
+        need_weights: bool = True,
+        attn_mask: npt.ArrayLike | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        key_lengths: npt.ArrayLike | None = None,
+    ) -> tuple[tuple[Array, Array | None], Pullback]:
+        """Compute ``(output, weights)`` and the pullback ``d_output -> ((dq, dk, dv), grads)``.
+
+        The weights are to look at: no gradient flows back through them. In self-attention, where one array
+        is query, key and value, its gradient is ``dq + dk + dv``.
+        """
+        inputs = self._inputs(query, key, value)
+        options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
+        q, k, v = self._project(inputs)
+        attended, statistics, *weights = sa.scaled_dot_product_attention_forward(
+            q, k, v, **options, return_weights=bool(need_weights)
+        )
+        output, out_pullback = self.out_proj.vjp(self._merge(attended))
+        unchanged = Unchanged("MultiheadAttention", *dict(self._own_parameters()).values())
+
+        def pullback(d_output: npt.ArrayLike) -> tuple[Inputs, Gradients]:
+            unchanged.check()
+            d_merged, out_grads = out_pullback(as_gradient(d_output, output, "d_output"))
+            d_heads: Any = sa.scaled_dot_product_attention_backward(
+                self._split(d_merged), attended, statistics, q, k, v, **options
+            )
+            d_inputs, own = self._project_backward(inputs, d_heads[:3])
+            return d_inputs, self.gather_gradients({"": own, "out_proj": out_grads})
+
+        return (output, _averaged(weights[0] if need_weights else None, average_attn_weights)), pullback
+
+    def steps(
+        self,
+        query: npt.ArrayLike,
+        key: npt.ArrayLike,
+        value: npt.ArrayLike,
+        key_padding_mask: npt.ArrayLike | None = None,
+        attn_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        *,
+        key_lengths: npt.ArrayLike | None = None,
+    ) -> LayerSteps:
+        """Compute the output with every intermediate result, to look at; arguments as for :meth:`forward`.
+
+        Returns
+        -------
+        selfattn.layer_steps.LayerSteps
+            Projections, scores and weights of each head (with one head there is no axis for it), then the
+            heads side by side and projected. Batches are (N, …) whatever ``batch_first`` says.
+        """
+        inputs = self._inputs(query, key, value)
+        options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
+        if self.num_heads == 1:
+            if options["attn_mask"] is not None and options["attn_mask"].ndim > 2:
+                options["attn_mask"] = options["attn_mask"].squeeze(-3)
+            options["key_lengths"] = key_lengths
+        q, k, v = (x.swapaxes(0, 1) if self._sequence_first(x) else x for x in inputs)
+        (w_q, b_q), (w_k, b_k), (w_v, b_v) = self._projections()
+        return layer_steps(
+            q, w_q.T, w_k.T, w_v.T, b_query=b_q, b_key=b_k, b_value=b_v, key_inputs=k, value_inputs=v,
+            num_heads=self.num_heads, W_out=self.out_proj.weight.T, b_out=self.out_proj.bias, **options,
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------------------------------- their parts
+
+    def _inputs(self, query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike) -> Inputs:
+        """Check the inputs: one sequence or a batch of them each, and of the same sizes where they meet."""
+        dtype, widths = self.out_proj.weight.dtype, (self.embed_dim, self.kdim, self.vdim)
+        given = zip((query, key, value), widths, PROJECTIONS, strict=True)
+        q, k, v = (as_features(x, width, dtype, name) for x, width, name in given)
+        if q.ndim not in (2, 3) or not q.ndim == k.ndim == v.ndim:
+            axes = "(N, L, E)" if self.batch_first else "(L, N, E)"
+            raise ValueError(
+                f"query, key and value must all be (L, E) or all be {axes}, not {q.shape}, {k.shape} and {v.shape}"
+            )
+        if k.shape[:-1] != v.shape[:-1]:
+            raise ValueError(f"key {k.shape} and value {v.shape} differ in more than the last axis")
+        if self._lead(q) != self._lead(k):
+            raise ValueError(
+                f"query {q.shape} and key {k.shape} differ in the size of the batch, which is axis "
+                f"{0 if self.batch_first else 1} because batch_first={self.batch_first}"
+            )
+        return q, k, v
+
+    def _sequence_first(self, x: Array) -> bool:
+        return x.ndim == 3 and not self.batch_first
+
+    def _lead(self, x: Array) -> tuple[int, ...]:
+        """Return (N,), or () for one sequence."""
+        return () if x.ndim == 2 else (x.shape[0 if self.batch_first else 1],)
+
+    def _options(
+        self,
+        inputs: Inputs,
+        key_padding_mask: npt.ArrayLike | None,
+        attn_mask: npt.ArrayLike | None,
+        is_causal: bool,
+        key_lengths: npt.ArrayLike | None,
+    ) -> dict[str, Any]:
+        """Return what attention is called with, the seed of dropout among it."""
+        query, key, _ = inputs
+        n_queries, n_keys = (x.shape[0 if self._sequence_first(x) else -2] for x in (query, key))
+        mask = mask_from_ignored(
+            attn_mask, key_padding_mask, self._lead(query), self.num_heads, (n_queries, n_keys)
+        )
+        p = self.dropout if self.training else 0.0
+        return {
+            "attn_mask": mask,
+            "dropout_p": p,
+            "is_causal": bool(is_causal),
+            "key_lengths": lengths_for_heads(key_lengths),
+            "rng": seed_from_rng(self.rng) if p > 0 else None,
+        }
+
+    def _projections(self) -> list[tuple[Array, Array | None]]:
+        """Return weight and bias of each of the three projections, as views."""
+        if self.in_proj_weight is not None:
+            weights: list[Any] = np.split(self.in_proj_weight, 3)
+        else:
+            weights = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
+        biases: list[Any] = [None] * 3 if self.in_proj_bias is None else np.split(self.in_proj_bias, 3)
+        return list(zip(weights, biases, strict=True))
+
+    def _project(self, inputs: Inputs) -> list[Array]:
+        """Return queries, keys and values as (N, num_heads, length, head_dim)."""
+        pairs = zip(inputs, self._projections(), strict=True)
+        return [self._split(project(x, weight, bias)) for x, (weight, bias) in pairs]
+
+    def _project_backward(
+        self, inputs: Inputs, d_heads: tuple[Array, Array, Array]
+    ) -> tuple[Inputs, Gradients]:
+        found = [
+            project_backward(self._merge(d), x, weight)
+            for d, x, (weight, _) in zip(d_heads, inputs, self._projections(), strict=True)
+        ]
+        (dq, *weight_q), (dk, *weight_k), (dv, *weight_v) = found
+        d_weights, d_biases = zip(weight_q, weight_k, weight_v, strict=True)
+        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        grads = dict(zip(names, d_weights, strict=True))
+        if self.in_proj_weight is not None:
+            grads = {"in_proj_weight": np.concatenate(d_weights)}
+        if self.in_proj_bias is not None:
+            grads["in_proj_bias"] = np.concatenate(d_biases)
+        return (dq, dk, dv), grads
+
+    def _split(self, x: Array) -> Array:
+        """See (L, N, E), or (N, L, E), as (N, num_heads, L, head_dim)."""
+        return split_heads(x.swapaxes(0, 1) if self._sequence_first(x) else x, self.num_heads)
+
+    def _merge(self, x: Array) -> Array:
+        """Turn (N, num_heads, L, head_dim) back into the order of the inputs, in one copy."""
+        x = x.swapaxes(-2, -3)
+        if x.ndim == 4 and not self.batch_first:
+            x = x.swapaxes(0, 1)
+        return x.reshape(*x.shape[:-2], self.embed_dim)
+
+
+def _averaged(weights: Array | None, average: bool) -> Array | None:
+    """Return the mean over the heads of (..., num_heads, L, S), if it is asked for."""
+    return weights.mean(axis=-3) if average and weights is not None else weights

@@ -1,0 +1,254 @@
+"""Attention without parameters as a module, the way it is often taught: mask and dropout are given per call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import selfattn as sa
+from selfattn import reference
+from selfattn.nn._arrays import Array, Gradients, Pullback, as_gradient, as_input, float_dtype, widened
+from selfattn.nn.module import Module
+from selfattn.reference.attention import weighted_sum
+from selfattn.reference.attention_vjp import sum_to_shape
+
+Inputs = tuple[Array, Array, Array]
+
+
+class ScaledDotProductAttention(Module):
+    """softmax(Q·Kᵀ / √d_k)·V, which returns the weights as well.
+
+    A score that the mask closes is replaced by −1e9 before the softmax. In a row with an open key that makes
+    its weight 0. A row that is closed everywhere has −1e9 in all places and so becomes *uniform*: here the
+    module differs from :func:`selfattn.scaled_dot_product_attention`, whose row is zero. float16 and bfloat16
+    are computed in float32, so the same is true for them, although −1e9 is −inf in float16.
+
+    Parameters
+    ----------
+    dtype : dtype, default float32
+        What lists and integers are taken as. Arrays of floats stay what they are.
+
+    See Also
+    --------
+    selfattn.scaled_dot_product_attention, MultiheadAttention
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1.
+
+    Examples
+    --------
+    Four words; the last is padding:
+
+    >>> import numpy as np
+    >>> from selfattn import nn
+    >>> attention = nn.ScaledDotProductAttention()
+    >>> q = k = v = np.eye(4, dtype=np.float32).reshape(1, 1, 4, 4)  # (batch, n_heads, len, d)
+    >>> values, weights = attention(q, k, v, mask=[[[[1, 1, 1, 0]]]])
+    >>> weights[0, 0, 0].round(3)
+    array([0.452, 0.274, 0.274, 0.   ], dtype=float32)
+
+    The dropout is a module of the caller's:
+
+    >>> values, weights = attention(q, k, v, dropout=nn.Dropout(0.5, rng=0))
+    >>> float(weights[0, 0, 0].min())
+    0.0
+    """
+
+    def __init__(self, *, dtype: npt.DTypeLike = np.float32) -> None:
+        self.dtype = float_dtype(dtype)
+
+    def forward(
+        self,
+        query: npt.ArrayLike,
+        key: npt.ArrayLike,
+        value: npt.ArrayLike,
+        mask: npt.ArrayLike | None = None,
+        dropout: Callable[[Array], Array] | None = None,
+        *,
+        attn_mask: npt.ArrayLike | None = None,
+        key_lengths: npt.ArrayLike | None = None,
+    ) -> tuple[Array, Array]:
+        """Attend.
+
+        Parameters
+        ----------
+        query : array_like, shape (..., L, d_k)
+            The leading dims are (batch, n_heads) as a rule.
+        key, value : array_like, shape (..., S, d_k) and (..., S, d_v)
+        mask : array_like of int or bool, optional
+            Broadcastable to (..., L, S), such as (batch, 1, 1, S): zeros are closed.
+        dropout : callable, optional
+            Applied to the weights: a module such as :class:`Dropout`, for :meth:`vjp` one with a ``vjp``.
+        attn_mask, key_lengths : array_like, optional
+            As in :func:`selfattn.scaled_dot_product_attention`; what these close does not exist even for the
+            uniform rows.
+
+        Returns
+        -------
+        values : ndarray, shape (..., L, d_v)
+        weights : ndarray, shape (..., L, S)
+            After dropout.
+        """
+        if dropout is not None and not callable(dropout):
+            raise TypeError(f"dropout must be a module such as nn.Dropout(0.1), not {dropout!r}")
+        inputs = self._inputs(query, key, value)
+        masks = (mask, attn_mask, key_lengths)
+        values, weights = _attend(inputs, *masks)
+        if dropout is None:
+            return values, weights
+        dropped = _as_dropped(dropout(weights), weights)
+        return _weighted_values(dropped, inputs[2], _pairs(inputs, *masks)[1], values), dropped
+
+    def vjp(
+        self,
+        query: npt.ArrayLike,
+        key: npt.ArrayLike,
+        value: npt.ArrayLike,
+        mask: npt.ArrayLike | None = None,
+        dropout: Module | None = None,
+        *,
+        attn_mask: npt.ArrayLike | None = None,
+        key_lengths: npt.ArrayLike | None = None,
+    ) -> tuple[tuple[Array, Array], Pullback]:
+        """Compute ``(values, weights)`` and the pullback ``(d_values, d_weights=None) -> ((dq, dk, dv), {})``.
+
+        With P the weights and D those after dropout::
+
+            dD = d_values @ V.T + d_weights        dV = D.T @ d_values
+            dP = what dropout's pullback makes of dD
+            dS = P * (dP - sum(P * dP))            # 0 where the mask put -1e9
+            dQ = dS @ K / √d_k                     dK = dS.T @ Q / √d_k
+        """
+        inputs = self._inputs(query, key, value)
+        masks = (mask, attn_mask, key_lengths)
+        values, weights = _attend(inputs, *masks)
+        scored, open_pairs = _pairs(inputs, *masks)
+        dropped, dropout_pullback = weights, None
+        if dropout is not None:
+            if not hasattr(dropout, "vjp"):
+                raise TypeError(
+                    f"dropout must be a module with a vjp, such as nn.Dropout(0.1), not {dropout!r}"
+                )
+            found, dropout_pullback = dropout.vjp(weights)
+            dropped = _as_dropped(found, weights)
+            values = _weighted_values(dropped, inputs[2], open_pairs, values)
+        q, k, v = (widened(x) for x in inputs)
+
+        @np.errstate(invalid="ignore", over="ignore")
+        def pullback(
+            d_values: npt.ArrayLike, d_weights: npt.ArrayLike | None = None
+        ) -> tuple[Inputs, Gradients]:
+            d_out = widened(as_gradient(d_values, values, "d_values"))
+            d_dropped = np.where(open_pairs, d_out @ v.swapaxes(-1, -2), d_out.dtype.type(0))
+            if d_weights is not None:
+                d_dropped = d_dropped + as_gradient(d_weights, dropped, "d_weights")
+            d_p = d_dropped
+            if dropout_pullback is not None:
+                d_p = widened(dropout_pullback(d_dropped.astype(dropped.dtype, copy=False))[0])
+            d_scores = _scores_gradient(widened(weights), d_p, scored, open_pairs) / math.sqrt(
+                q.shape[-1] or 1
+            )
+            dq = weighted_sum(d_scores, k, scored)
+            dk = weighted_sum(d_scores.swapaxes(-1, -2), q, scored.swapaxes(-1, -2))
+            dv = weighted_sum(widened(dropped).swapaxes(-1, -2), d_out, open_pairs.swapaxes(-1, -2))
+            pairs = zip((dq, dk, dv), inputs, strict=True)
+            d_q, d_k, d_v = (sum_to_shape(d, x.shape).astype(x.dtype, copy=False) for d, x in pairs)
+            return (d_q, d_k, d_v), {}
+
+        return (values, dropped), pullback
+
+    def _inputs(self, query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike) -> Inputs:
+        given = (("query", query), ("key", key), ("value", value))
+        q, k, v = (as_input(x, self.dtype, name) for name, x in given)
+        return q, k, v
+
+
+def _attend(
+    inputs: Inputs,
+    mask: npt.ArrayLike | None,
+    attn_mask: npt.ArrayLike | None,
+    key_lengths: npt.ArrayLike | None,
+) -> tuple[Array, Array]:
+    """Return values and weights, before dropout."""
+    q, k, v = inputs
+    values: Array
+    weights: Array
+    if mask is None:
+        values, weights = sa.scaled_dot_product_attention(
+            q, k, v, attn_mask, key_lengths=key_lengths, return_weights=True
+        )
+        return values, weights
+    scored, open_pairs = _pairs(inputs, mask, attn_mask, key_lengths)
+    both = scored
+    if attn_mask is not None and np.asarray(attn_mask).dtype != np.bool_:
+        both = np.where(scored, attn_mask, -np.inf)
+    values, weights = sa.scaled_dot_product_attention(q, k, v, both, return_weights=True)
+    uniform = ~scored.any(axis=-1, keepdims=True)
+    if uniform.any():
+        # Queries and keys without width have equal scores with everything.
+        alike = sa.scaled_dot_product_attention(q[..., :0], k[..., :0], v, open_pairs, return_weights=True)
+        values, weights = (np.where(uniform, a, x) for a, x in zip(alike, (values, weights), strict=True))
+    return values, weights
+
+
+def _pairs(
+    inputs: Inputs,
+    mask: npt.ArrayLike | None,
+    attn_mask: npt.ArrayLike | None,
+    key_lengths: npt.ArrayLike | None,
+) -> tuple[Array, Array]:
+    """Tell which pairs have a score of their own, and which have a weight: (..., L, S) both.
+
+    They differ in rows that the mask closes everywhere, where all scores are the same number.
+    """
+    q, k, v = inputs
+    exist = reference.arguments.prepare(
+        q, k, v, attn_mask, 0.0, False, scale=None, enable_gqa=False, causal=None, window=None, softcap=None,
+        alibi_slopes=None, sinks=None, key_lengths=key_lengths, rng=None, compute_dtype=None,
+    ).allowed  # fmt: skip
+    if mask is None:
+        return exist, exist
+    scored = exist & _kept(mask, exist.shape)
+    return scored, np.where(scored.any(axis=-1, keepdims=True), scored, exist)
+
+
+def _kept(mask: npt.ArrayLike, pairs: tuple[int, ...]) -> Array:
+    """Read the mask: True where it is not zero."""
+    array = np.asarray(mask)
+    if array.dtype.kind not in "iub" or isinstance(mask, np.ma.MaskedArray | np.matrix):
+        raise TypeError(
+            f"mask must hold integers or booleans, whose zeros are closed, not {array.dtype} of type "
+            f"{type(mask).__name__}; floats that are added to the scores are attn_mask="
+        )
+    try:
+        return np.broadcast_to(array != 0, pairs)
+    except ValueError:
+        raise ValueError(f"mask {array.shape} does not broadcast to (..., L, S) = {pairs}") from None
+
+
+def _as_dropped(dropped: Any, weights: Array) -> Array:
+    """Check what the caller's dropout made of the weights."""
+    if not isinstance(dropped, np.ndarray) or dropped.shape != weights.shape:
+        got = getattr(dropped, "shape", type(dropped).__name__)
+        raise ValueError(f"dropout must return weights of shape {weights.shape}, not {got}")
+    return dropped.astype(weights.dtype, copy=False)
+
+
+def _weighted_values(dropped: Array, value: Array, open_pairs: Array, like: Array) -> Array:
+    """Compute ``dropped @ value``, in the dtype of ``like``; a closed pair contributes nothing."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        values = weighted_sum(widened(dropped), widened(value), open_pairs)
+    return values.astype(like.dtype, copy=False)
+
+
+def _scores_gradient(weights: Array, d_weights: Array, scored: Array, open_pairs: Array) -> Array:
+    """Differentiate the softmax: ``P * (dP - sum(P * dP))``, zero where the score is not one of q and k."""
+    zero = weights.dtype.type(0)
+    delta = np.where(open_pairs, weights * d_weights, zero).sum(axis=-1, keepdims=True)
+    d_scores: Array = np.where(scored, weights * (d_weights - delta), zero)
+    return d_scores

@@ -1,0 +1,93 @@
+"""What the tests of the layers share: finite differences through a layer, the same layer in PyTorch."""
+
+import math
+
+import numpy as np
+import pytest
+
+import selfattn as sa
+
+
+def perturbed(layer):
+    """Move every parameter, so that none is 0 or 1 as at birth."""
+    rng = np.random.default_rng(1)
+    for array in layer.parameters().values():
+        array[...] += 0.1 * rng.standard_normal(array.shape)
+    return layer
+
+
+def check_gradients(layer, vjp, *inputs):
+    """Compare all gradients with finite differences; ``vjp(*inputs)`` -> (y, dy -> (tuple of dx, grads))."""
+    names = list(layer.parameters())
+
+    def f(*arrays):
+        layer.load_state_dict(dict(zip(names, arrays[len(inputs) :], strict=True)))
+        y, pullback = vjp(*arrays[: len(inputs)])
+
+        def flat(dy):
+            d_inputs, grads = pullback(dy)
+            assert list(grads) == names
+            return *d_inputs, *grads.values()
+
+        return y, flat
+
+    sa.check_vjp(f, *inputs, *layer.parameters().values())
+
+
+def torch_state(module):
+    """Copy the parameters of a PyTorch module into arrays."""
+    return {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}
+
+
+def torch_twin(make_ours, make_theirs, dtype):
+    """Make both layers, ours with the weights of theirs, moved from where they were born."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(5)
+    theirs = make_theirs(torch).to(getattr(torch, dtype))
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    ours = make_ours(dtype=np.dtype(dtype))
+    state = torch_state(theirs)
+    assert list(ours.state_dict()) == list(state)
+    assert ours.load_state_dict(state) == ([], [])
+    return ours, theirs
+
+
+def assert_close(got, expected, dtype, n, what=""):
+    """Agree to 1e-12 of the largest element in float64, to a few eps times sqrt(n) of it in float32.
+
+    ``n`` is the number of terms in the longest sum.
+    """
+    assert got.dtype == dtype and got.shape == expected.shape, what
+    tolerance = 1e-12 if dtype == "float64" else 8 * math.sqrt(n) * float(np.finfo(np.float32).eps)
+    size = max(1.0, float(np.abs(expected).max(initial=0)))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * size, err_msg=what)
+
+
+def compare_with_torch(ours, theirs, inputs, call_ours, call_theirs, dtype, n):
+    """Compare outputs, the gradients of the inputs and those of all parameters.
+
+    Parameters
+    ----------
+    inputs : list of ndarray
+    call_ours : callable
+        ``call_ours(*arrays)`` -> (y, dy -> (tuple of dx, grads)).
+    call_theirs : callable
+        ``call_theirs(*tensors)`` -> y
+    """
+    torch = pytest.importorskip("torch")
+    arrays = [x.astype(dtype) for x in inputs]
+    tensors = [torch.tensor(x, requires_grad=True) for x in arrays]
+    expected = call_theirs(*tensors)
+    dy = np.cos(np.arange(expected.numel())).reshape(expected.shape).astype(dtype)
+    theirs.zero_grad()
+    expected.backward(torch.tensor(dy))
+    y, pullback = call_ours(*arrays)
+    assert_close(y, expected.detach().numpy(), dtype, n, "output")
+    d_inputs, grads = pullback(dy)
+    for k, (dx, tensor) in enumerate(zip(d_inputs, tensors, strict=True)):
+        assert_close(dx, tensor.grad.numpy(), dtype, n, f"gradient of input {k}")
+    assert list(grads) == [name for name, _ in theirs.named_parameters()]
+    for name, tensor in theirs.named_parameters():
+        assert_close(grads[name], tensor.grad.numpy(), dtype, n, name)

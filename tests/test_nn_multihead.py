@@ -1,0 +1,352 @@
+"""nn.MultiheadAttention: PyTorch's numbers, gradients, masks of its polarity, rows that ignore everything."""
+
+import numpy as np
+import pytest
+from nn_checks import assert_close, check_gradients, compare_with_torch, perturbed, torch_state, torch_twin
+
+import selfattn as sa
+from selfattn import nn
+
+N, L, S, E, HEADS = 2, 5, 7, 8, 2
+RNG = np.random.default_rng(9)
+PADDING = np.arange(S) >= np.array([[4], [7]])  # True = ignore
+PAIRS = RNG.random((L, S)) < 0.3
+PAIRS[:, 0] = False  # no row ignores everything: PyTorch has NaN there
+PER_HEAD = RNG.random((N * HEADS, L, S)) < 0.3
+PER_HEAD[..., 0] = False
+
+SHAPES = {
+    "as it is": {},
+    "batch first": {"batch_first": True},
+    "no bias": {"bias": False, "batch_first": True},
+    "other widths": {"kdim": 5, "vdim": 3},
+    "other value, no bias": {"vdim": 3, "bias": False, "batch_first": True},
+    "one head": {"num_heads": 1},
+}
+MASKS = {
+    "none": {},
+    "padding": {"key_padding_mask": PADDING},
+    "float padding": {"key_padding_mask": np.where(PADDING, -np.inf, 0.5)},
+    "pairs": {"attn_mask": PAIRS},
+    "float pairs": {"attn_mask": RNG.standard_normal((L, S))},
+    "pairs per head": {"attn_mask": PER_HEAD},
+    "both": {"attn_mask": PAIRS, "key_padding_mask": PADDING},
+    "both, float": {
+        "attn_mask": RNG.standard_normal((N * HEADS, L, S)),
+        "key_padding_mask": np.where(PADDING, -np.inf, 0.5),
+    },
+}
+
+
+def make(arguments, **more):
+    arguments = {"embed_dim": E, "num_heads": HEADS} | arguments
+    return nn.MultiheadAttention(**arguments, **more)
+
+
+def inputs_for(layer, batched=True):
+    """Query, key and value in the layer's order of axes."""
+    rng = np.random.default_rng(3)
+    shapes = [(N, L, E), (N, S, layer.kdim), (N, S, layer.vdim)]
+    arrays = [rng.standard_normal(shape) for shape in shapes]
+    if not batched:
+        return [x[0] for x in arrays]
+    return arrays if layer.batch_first else [x.swapaxes(0, 1) for x in arrays]
+
+
+def call(layer, **options):
+    def vjp(*inputs):
+        (output, _), pullback = layer.vjp(*inputs, need_weights=False, **options)
+        np.testing.assert_array_equal(layer(*inputs, need_weights=False, **options)[0], output)
+        return output, pullback
+
+    return vjp
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("batched", [True, False], ids=["batch", "one sequence"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_outputs_and_gradients_are_those_of_pytorch(shape, batched, dtype):
+    arguments = {"embed_dim": E, "num_heads": HEADS} | SHAPES[shape]
+    ours, theirs = torch_twin(
+        lambda dtype: make(arguments, dtype=dtype),
+        lambda torch: torch.nn.MultiheadAttention(**arguments),
+        dtype,
+    )
+    # the longest sums are those of the gradients of the weights, over the tokens of the batch
+    compare_with_torch(
+        ours, theirs, inputs_for(ours, batched), call(ours), lambda *x: theirs(*x)[0], dtype, n=2 * N * S
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_mean_what_they_mean_in_pytorch(mask, dtype):
+    torch = pytest.importorskip("torch")
+    ours, theirs = torch_twin(
+        lambda dtype: make({"batch_first": True}, dtype=dtype),
+        lambda torch: torch.nn.MultiheadAttention(E, HEADS, batch_first=True),
+        dtype,
+    )
+    masks = {
+        name: torch.tensor(array if array.dtype == bool else array.astype(dtype))
+        for name, array in MASKS[mask].items()
+    }
+    inputs = inputs_for(ours)
+    compare_with_torch(
+        ours,
+        theirs,
+        inputs,
+        call(ours, **MASKS[mask]),
+        lambda *x: theirs(*x, **masks)[0],
+        dtype,
+        n=2 * N * S,
+    )
+    arrays = [x.astype(dtype) for x in inputs]
+    for average in (True, False):
+        with torch.no_grad():
+            expected = theirs(*map(torch.tensor, arrays), **masks, average_attn_weights=average)[1]
+        got = ours(*arrays, **MASKS[mask], average_attn_weights=average)[1]
+        assert_close(got, expected.numpy(), dtype, n=E)
+
+
+@pytest.mark.parametrize("key_padding_mask", [None, PADDING[:, :L]], ids=["causal", "causal and padding"])
+def test_is_causal_is_the_triangle_that_pytorch_wants_with_it(key_padding_mask):
+    torch = pytest.importorskip("torch")
+    ours, theirs = torch_twin(
+        lambda dtype: make({"batch_first": True}, dtype=dtype),
+        lambda torch: torch.nn.MultiheadAttention(E, HEADS, batch_first=True),
+        "float64",
+    )
+    x = RNG.standard_normal((N, L, E))
+    triangle = ~np.tri(L, dtype=bool)
+    padding = None if key_padding_mask is None else torch.tensor(key_padding_mask)
+    tensor = torch.tensor(x)
+    expected = theirs(
+        tensor, tensor, tensor, padding, attn_mask=torch.tensor(triangle), is_causal=True, need_weights=False
+    )[0]
+    for mask in (None, triangle):
+        got = ours(x, x, x, key_padding_mask, attn_mask=mask, is_causal=True)[0]
+        assert_close(got, expected.detach().numpy(), "float64", n=E)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients_are_those_of_finite_differences(shape):
+    layer = perturbed(make(SHAPES[shape], dtype=np.float64, rng=0))
+    check_gradients(layer, call(layer, key_lengths=[5, 7]), *inputs_for(layer))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_initial_numbers_are_those_of_pytorch(shape):
+    torch = pytest.importorskip("torch")
+    arguments = {"embed_dim": E, "num_heads": HEADS} | SHAPES[shape]
+    torch.manual_seed(11)
+    expected = torch_state(torch.nn.MultiheadAttention(**arguments))
+    got = make(arguments, rng=sa.torch_rng(11)).state_dict()
+    assert list(got) == list(expected)
+    for name, array in got.items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_the_class_in_plain_numpy():
+    """Independent of PyTorch: the formula, head by head."""
+    layer = perturbed(make({"batch_first": True}, dtype=np.float64, rng=0))
+    query, key, value = inputs_for(layer)
+    w_q, w_k, w_v = np.split(layer.in_proj_weight, 3)
+    b_q, b_k, b_v = np.split(layer.in_proj_bias, 3)
+    heads, all_weights = [], []
+    for part in np.split(np.arange(E), HEADS):
+        q, k, v = (
+            x @ w[part].T + b[part] for x, w, b in ((query, w_q, b_q), (key, w_k, b_k), (value, w_v, b_v))
+        )
+        scores = q @ k.swapaxes(-1, -2) / np.sqrt(E / HEADS)
+        weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        heads.append(weights @ v)
+        all_weights.append(weights)
+    expected = np.concatenate(heads, -1) @ layer.out_proj.weight.T + layer.out_proj.bias
+    output, weights = layer(query, key, value)
+    assert_close(output, expected, "float64", n=E)
+    assert_close(weights, np.mean(all_weights, axis=0), "float64", n=E)
+    (same, same_weights), _ = layer.vjp(query, key, value)
+    np.testing.assert_array_equal(same, output)
+    np.testing.assert_array_equal(same_weights, weights)
+
+
+# --------------------------------------------------------------------------------------------------- masking
+
+
+def test_lengths_are_padding_at_the_end():
+    for batch_first in (True, False):
+        layer = make({"batch_first": batch_first}, dtype=np.float64, rng=0)
+        inputs = inputs_for(layer)
+        output, weights = layer(*inputs, key_lengths=[4, 7])
+        expected, expected_weights = layer(*inputs, key_padding_mask=PADDING)
+        assert_close(output, expected, "float64", n=E)
+        assert_close(weights, expected_weights, "float64", n=E)
+    one = [x[:, 0] for x in inputs]
+    assert_close(layer(*one, key_lengths=4)[0], output[:, 0], "float64", n=E)
+
+
+@pytest.mark.parametrize("garbage", [np.nan, np.inf])
+def test_padding_may_hold_anything(garbage):
+    layer = make({"batch_first": True}, dtype=np.float64, rng=0)
+    query, key, value = inputs_for(layer)
+    results = []
+    for filler in (0.0, garbage):
+        k, v = (np.where(PADDING[..., None], filler, x) for x in (key, value))
+        for masks in ({"key_padding_mask": PADDING}, {"key_lengths": [4, 7]}):
+            (output, weights), pullback = layer.vjp(query, k, v, **masks)
+            (dq, dk, dv), grads = pullback(np.ones_like(output))
+            results.append([output, weights, dq, dk, dv, *grads.values()])
+    for others in results[1:]:
+        for got, expected in zip(others, results[0], strict=True):
+            assert_close(got, expected, "float64", n=2 * N * S)
+    np.testing.assert_array_equal(results[-1][3][PADDING], 0)
+
+
+def test_a_row_that_ignores_everything_is_zero_before_the_output_projection():
+    layer = perturbed(make({"batch_first": True}, dtype=np.float64, rng=0))
+    inputs = inputs_for(layer)
+    mask = np.zeros((L, S), bool)
+    mask[2] = True
+    (output, weights), pullback = layer.vjp(*inputs, attn_mask=mask)
+    np.testing.assert_array_equal(output[:, 2], np.broadcast_to(layer.out_proj.bias, (N, E)))
+    np.testing.assert_array_equal(weights[:, 2], 0)
+    (dq, _, _), grads = pullback(np.ones_like(output))
+    np.testing.assert_array_equal(dq[:, 2], 0)
+    assert all(np.isfinite(grad).all() for grad in grads.values())
+    everything = layer(*inputs, key_padding_mask=np.ones((N, S), bool))
+    np.testing.assert_array_equal(everything[1], 0)
+
+
+def test_two_float_masks_of_the_least_numbers_leave_a_uniform_row():
+    layer = make({"batch_first": True}, rng=0)
+    inputs = [x.astype(np.float32) for x in inputs_for(layer)]
+    least = float(np.finfo(np.float32).min)
+    masks = {
+        "attn_mask": np.full((L, S), least, np.float32),
+        "key_padding_mask": np.full((N, S), least, np.float32),
+    }
+    np.testing.assert_allclose(layer(*inputs, **masks)[1], 1 / S, rtol=4 * np.finfo(np.float32).eps)
+    mixed = {"attn_mask": PAIRS, "key_padding_mask": np.where(PADDING, -np.inf, 0.0)}
+    same = {"attn_mask": PAIRS, "key_padding_mask": PADDING}
+    np.testing.assert_array_equal(layer(*inputs, **mixed)[1], layer(*inputs, **same)[1])
+
+
+@pytest.mark.parametrize(("n_queries", "n_keys"), [(0, 3), (3, 0), (1, 1)])
+def test_lengths_of_0_and_1(n_queries, n_keys):
+    layer = make({}, rng=0)
+    query, key = np.ones((n_queries, 2, E), np.float32), np.ones((n_keys, 2, E), np.float32)
+    (output, weights), pullback = layer.vjp(query, key, key)
+    assert output.shape == (n_queries, 2, E) and weights.shape == (2, n_queries, n_keys)
+    (dq, dk, dv), _ = pullback(output)
+    assert dq.shape == query.shape and dk.shape == dv.shape == key.shape
+
+
+# --------------------------------------------------------------------------------------------------- dropout
+
+
+def test_dropout_acts_on_the_weights_while_training():
+    layer = make({"dropout": 0.5, "batch_first": True}, dtype=np.float64, rng=0)
+    inputs = inputs_for(layer)
+    assert layer.training
+    (output, weights), pullback = layer.vjp(*inputs, average_attn_weights=False)
+    assert 0.3 < (weights == 0).mean() < 0.7  # 140 weights: more than four deviations either way
+    assert (layer(*inputs)[1] != weights.mean(axis=1)).any()
+    layer.eval()
+    kept = layer(*inputs, average_attn_weights=False)[1]
+    np.testing.assert_allclose(weights, np.where(weights == 0, 0, 2 * kept), rtol=1e-14)
+    # the pullback drops what the output dropped: the output is linear in the value
+    tangent = RNG.standard_normal(inputs[2].shape)
+    w_v, b_v = np.split(layer.in_proj_weight, 3)[2], np.split(layer.in_proj_bias, 3)[2]
+    heads = (tangent @ w_v.T + 0 * b_v).reshape(N, S, HEADS, -1).swapaxes(1, 2)
+    moved = (weights @ heads).swapaxes(1, 2).reshape(N, L, E) @ layer.out_proj.weight.T
+    dy = RNG.standard_normal(output.shape)
+    np.testing.assert_allclose(np.vdot(pullback(dy)[0][2], tangent), np.vdot(dy, moved), rtol=1e-12)
+
+
+def test_the_seed_decides_the_dropout():
+    inputs = inputs_for(make({}))
+    outputs = [
+        make({"dropout": 0.5}, dtype=np.float64, rng=seed)(*inputs, need_weights=False) for seed in (4, 4, 5)
+    ]
+    assert all(weights is None for _, weights in outputs)
+    np.testing.assert_array_equal(outputs[0][0], outputs[1][0])
+    assert (outputs[0][0] != outputs[2][0]).any()
+    torch_like = make({"dropout": 0.5}, rng=sa.torch_rng(0))
+    assert np.isfinite(torch_like(*inputs)[0]).all()
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+def ones(*shape):
+    return np.ones(shape, np.float32)
+
+
+def test_a_pullback_is_for_one_state_of_the_parameters():
+    for name in ("in_proj_weight", "out_proj.weight"):
+        layer = make({}, rng=0)
+        (output, _), pullback = layer.vjp(*inputs_for(layer))
+        np.testing.assert_array_equal(pullback(output)[0][0], pullback(output)[0][0])
+        layer.parameters()[name][...] *= 2
+        with pytest.raises(RuntimeError, match="call vjp again"):
+            pullback(output)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: make({"num_heads": 3}), ValueError, "3 does not divide 8"),
+        (lambda: make({"embed_dim": 0}), ValueError, "embed_dim must be at least 1"),
+        (lambda: make({"add_bias_kv": True}), NotImplementedError, "add_bias_kv=True is not supported"),
+        (lambda: make({"add_zero_attn": True}), NotImplementedError, "add_zero_attn=True is not supported"),
+        (lambda: make({"dropout": 1.5}), ValueError, "dropout must be between 0 and 1, not 1.5"),
+        (lambda: make({"dropout": "0.5"}), TypeError, "dropout must be a number, not '0.5'"),
+        (lambda: make({})(ones(3, 2, 7), ones(3, 2, 8), ones(3, 2, 8)), ValueError, r"query .* \(..., 8\)"),
+        (
+            lambda: make({"kdim": 5})(ones(3, 2, 8), ones(3, 2, 8), ones(3, 2, 8)),
+            ValueError,
+            r"key .* \(..., 5\)",
+        ),
+        (
+            lambda: make({})(ones(3, 8), ones(3, 2, 8), ones(3, 2, 8)),
+            ValueError,
+            r"all be \(L, N, E\), not \(3, 8\)",
+        ),
+        (lambda: make({})(*3 * [ones(1, 3, 2, 8)]), ValueError, r"not \(1, 3, 2, 8\)"),
+        (
+            lambda: make({})(ones(3, 2, 8), ones(4, 2, 8), ones(3, 2, 8)),
+            ValueError,
+            r"key \(4, 2, 8\) and value \(3, 2, 8\)",
+        ),
+        (
+            lambda: make({})(ones(2, 3, 8), ones(2, 4, 8), ones(2, 4, 8)),
+            ValueError,
+            "axis 1 because batch_first=False",
+        ),
+        (
+            lambda: make({})(*3 * [ones(3, 2, 8)], key_padding_mask=np.zeros((3, 2), bool)),
+            ValueError,
+            r"key_padding_mask must have shape \(N, S\), here \(2, 3\), not \(3, 2\)",
+        ),
+        (
+            lambda: make({})(*3 * [ones(3, 2, 8)], attn_mask=np.zeros((2, 3, 3), bool)),
+            ValueError,
+            r"here \(3, 3\) or \(4, 3, 3\), not \(2, 3, 3\)",
+        ),
+        (
+            lambda: make({})(*3 * [ones(3, 8)], attn_mask=np.zeros((3, 3), int)),
+            TypeError,
+            "attn_mask must be boolean, True where .* ignore .* int64",
+        ),
+        (lambda: make({})(*3 * [ones(3, 2, 8)], key_lengths=[4, 1]), ValueError, "key_lengths"),
+        (
+            lambda: make({}).vjp(*3 * [ones(3, 8)])[1](ones(3, 7)),
+            ValueError,
+            r"d_output .* \(3, 8\), not \(3, 7\)",
+        ),
+    ],
+)
+def test_wrong_calls_say_what_is_wrong(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

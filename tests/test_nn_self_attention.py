@@ -1,0 +1,174 @@
+"""nn.SelfAttention and the steps of the attention layers: d_v, scores, every intermediate result."""
+
+import numpy as np
+import pytest
+from nn_checks import assert_close, check_gradients, compare_with_torch, perturbed
+
+import selfattn as sa
+from selfattn import nn
+
+F64 = {"dtype": np.float64}
+X = np.random.default_rng(5).standard_normal((2, 5, 6))
+LENGTHS = [5, 3]
+KINDS = {
+    "plain": {},
+    "bias": {"bias": True},
+    "other width of values": {"d_v": 3},
+    "other width of values, bias": {"d_v": 7, "bias": True},
+    "dot": {"score": "dot"},
+    "unscaled": {"scale": False, "d_v": 2},
+}
+
+
+def layer_of(kind, **more):
+    return nn.SelfAttention(6, 4, **KINDS[kind], **({"rng": 0} | F64 | more))
+
+
+def call(layer, **options):
+    def vjp(x):
+        y, pullback = layer.vjp(x, **options)
+        np.testing.assert_array_equal(layer(x, **options), y)
+
+        def flat(dy):
+            dx, grads = pullback(dy)
+            return (dx,), grads
+
+        return y, flat
+
+    return vjp
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_finite_differences(kind):
+    layer = perturbed(layer_of(kind))
+    check_gradients(layer, call(layer, is_causal=True, key_lengths=LENGTHS), X)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_and_gradients_are_those_of_pytorch(kind, dtype):
+    torch = pytest.importorskip("torch")
+
+    class Theirs(torch.nn.Module):
+        def __init__(self, state):
+            super().__init__()
+            for name, array in state.items():
+                setattr(self, name, torch.nn.Parameter(torch.tensor(array)))
+
+        def forward(self, x):
+            q, k, v = (
+                x @ getattr(self, f"W_{name}") + getattr(self, f"b_{name}", 0)
+                for name in ("query", "key", "value")
+            )
+            scores = q @ k.transpose(-1, -2)
+            if KINDS[kind].get("score") != "dot" and KINDS[kind].get("scale", True):
+                scores = scores / k.shape[-1] ** 0.5
+            return torch.softmax(scores, dim=-1) @ v
+
+    layer = perturbed(layer_of(kind, dtype=dtype))
+    theirs = Theirs(layer.state_dict())
+    # sums over the tokens, of what was summed over the widths and the keys
+    compare_with_torch(layer, theirs, [X / 2], call(layer), theirs, dtype, n=10 * 5 * 6)
+
+
+def test_weights_and_biases_are_drawn_one_after_the_other():
+    layer = nn.SelfAttention(4, 2, bias=True, d_v=3, rng=sa.torch_rng(7))
+    torch_like = sa.torch_rng(7)
+    for name, shape in {
+        "W_query": (4, 2), "W_key": (4, 2), "W_value": (4, 3), "b_query": (2,), "b_key": (2,), "b_value": (3,),
+    }.items():  # fmt: skip
+        np.testing.assert_array_equal(layer.parameters()[name], torch_like.random(shape, np.float32))
+
+
+def test_scores_have_two_names_for_unscaled():
+    assert layer_of("unscaled").score == layer_of("dot").score == "dot"
+    same = layer_of("plain")
+    np.testing.assert_array_equal(nn.SelfAttention(6, 4, scale=False, rng=0, **F64)(X), layer_of("dot")(X))
+    assert (same(X) != layer_of("dot")(X)).any()
+    assert repr(layer_of("other width of values")).startswith(
+        "SelfAttention(d_in=6, d_out=4, d_v=3, score='scaled_dot', W_query=(6, 4)"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- steps
+
+MASK = np.random.default_rng(1).random((2, 5, 5)) < 0.5
+OPTIONS = {
+    "none": {},
+    "mask": {"attn_mask": MASK},
+    "float mask": {"attn_mask": np.where(MASK[0], 0.5, -np.inf)},
+    "lengths": {"key_lengths": LENGTHS, "num_threads": 1},
+    "causal": {"is_causal": True},
+    "dropout": {"dropout_p": 0.5, "rng": 3},
+}
+BLOCKS = {
+    "SelfAttention": lambda: layer_of("other width of values, bias"),
+    "SelfAttention, dot": lambda: layer_of("dot"),
+    "SelfAttentionBlock": lambda: nn.SelfAttentionBlock(6, rng=0, **F64),
+    "SelfAttentionBlock of 3 heads": lambda: nn.SelfAttentionBlock(6, 3, rng=0, **F64),
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_last_step_is_the_output(name, options):
+    layer = perturbed(BLOCKS[name]())
+    steps = layer.steps(X, **OPTIONS[options])
+    assert_close(steps.result, layer(X, **OPTIONS[options]), "float64", n=6)
+    heads = getattr(layer, "num_heads", 1)
+    assert steps.weights.shape == ((2, heads, 5, 5) if heads > 1 else (2, 5, 5))
+    for array in layer.parameters().values():
+        assert array.flags.writeable
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"key_padding_mask": np.arange(5) >= np.array([[3], [5]])},
+        {"attn_mask": ~np.tri(4, 5, dtype=bool)},
+        {"key_lengths": LENGTHS, "is_causal": True},
+    ],
+    ids=["none", "padding", "mask", "lengths"],
+)
+def test_the_steps_of_several_heads_end_in_the_output(options, batch_first, heads):
+    layer = nn.MultiheadAttention(6, heads, kdim=4, batch_first=batch_first, rng=0, **F64)
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal((2, n, width)) for n, width in ((4, 6), (5, 4), (5, 6))]
+    given = inputs if batch_first else [x.swapaxes(0, 1) for x in inputs]
+    steps = layer.steps(*given, **options)
+    output, weights = layer(*given, **options, average_attn_weights=False)
+    assert_close(steps.result, output if batch_first else output.swapaxes(0, 1), "float64", n=6)
+    assert_close(steps.weights if heads > 1 else steps.weights[:, None], weights, "float64", n=6)
+    one = layer.steps(*(x[0] for x in inputs))
+    assert_close(one.result, layer(*(x[0] for x in inputs))[0], "float64", n=6)
+
+
+def test_the_steps_of_a_layer_that_drops_are_those_of_its_next_call():
+    x = X[0]
+    layers = [nn.MultiheadAttention(6, 2, dropout=0.5, rng=4, **F64) for _ in range(2)]
+    assert_close(layers[0].steps(x, x, x).result, layers[1](x, x, x)[0], "float64", n=6)
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: nn.SelfAttention(2, 3, d_v=0), ValueError, "d_v must be at least 1, not 0"),
+        (lambda: nn.SelfAttention(2, 3, score="cosine"), ValueError, "scaled_dot, dot, not 'cosine'"),
+        (lambda: nn.SelfAttention(2, 3).steps(np.ones((2, 4))), ValueError, r"\(..., 2\), not \(2, 4\)"),
+        (lambda: nn.SelfAttention(2, 3).steps(np.ones((2, 2)), return_lse=True), TypeError, "return_lse"),
+        (
+            lambda: nn.SelfAttentionBlock(2)(np.ones((2, 2)), np.ma.masked_equal([[1.0, 0.0]], 0)),
+            TypeError,
+            "MaskedArray",
+        ),
+    ],
+)
+def test_wrong_calls_say_what_is_wrong(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

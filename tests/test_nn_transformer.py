@@ -1,0 +1,251 @@
+"""nn.TransformerEncoderLayer and nn.TransformerEncoder: PyTorch's numbers, gradients, copies, dropout."""
+
+import numpy as np
+import pytest
+from nn_checks import assert_close, check_gradients, compare_with_torch, perturbed, torch_state, torch_twin
+
+import selfattn as sa
+from selfattn import nn
+
+N, L, D, HEADS, WIDE = 2, 5, 6, 2, 10
+RNG = np.random.default_rng(2)
+X = RNG.standard_normal((N, L, D))
+PADDING = np.arange(L) >= np.array([[3], [5]])  # True = ignore
+TRIANGLE = ~np.tri(L, dtype=bool)
+BASE = {"d_model": D, "nhead": HEADS, "dim_feedforward": WIDE, "dropout": 0.0}
+KINDS = {
+    "as it is": {},
+    "gelu": {"activation": "gelu", "batch_first": True},
+    "norm first": {"norm_first": True, "batch_first": True},
+    "norm first, gelu, no bias": {"norm_first": True, "activation": "gelu", "bias": False},
+    "another eps": {"layer_norm_eps": 0.1, "batch_first": True},
+}
+MASKS = {
+    "causal": {"src_mask": TRIANGLE},
+    "padding": {"src_key_padding_mask": PADDING},
+    "both": {"src_mask": TRIANGLE, "src_key_padding_mask": PADDING},
+    "float": {"src_mask": np.where(TRIANGLE, -np.inf, 0.25)},
+}
+
+
+def layer_of(kind, **more):
+    return nn.TransformerEncoderLayer(**(BASE | KINDS[kind] | more))
+
+
+def in_order(layer, x):
+    return x if layer.self_attn.batch_first else x.swapaxes(0, 1)
+
+
+def call(layer, **options):
+    def vjp(x):
+        y, pullback = layer.vjp(x, **options)
+        np.testing.assert_array_equal(layer(x, **options), y)
+
+        def flat(dy):
+            dx, grads = pullback(dy)
+            return (dx,), grads
+
+        return y, flat
+
+    return vjp
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("batched", [True, False], ids=["batch", "one sequence"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_is_that_of_pytorch(kind, batched, dtype):
+    ours, theirs = torch_twin(
+        lambda dtype: layer_of(kind, dtype=dtype),
+        lambda torch: torch.nn.TransformerEncoderLayer(**BASE, **KINDS[kind]),
+        dtype,
+    )
+    x = in_order(ours, X) if batched else X[0]
+    # what is summed up is summed up again in the next layer: about five sums of ten terms in a row
+    compare_with_torch(ours, theirs, [x], call(ours), theirs, dtype, n=10 * N * L)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_mean_what_they_mean_in_pytorch(mask):
+    torch = pytest.importorskip("torch")
+    ours, theirs = torch_twin(
+        lambda dtype: layer_of("gelu", dtype=dtype),
+        lambda torch: torch.nn.TransformerEncoderLayer(**BASE, **KINDS["gelu"]),
+        "float64",
+    )
+    masks = {name: torch.tensor(array) for name, array in MASKS[mask].items()}
+    compare_with_torch(
+        ours, theirs, [X], call(ours, **MASKS[mask]), lambda x: theirs(x, **masks), "float64", n=10 * N * L
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("final_norm", [True, False])
+def test_an_encoder_is_that_of_pytorch(final_norm, dtype):
+    torch = pytest.importorskip("torch")
+
+    def theirs(torch):
+        layer = torch.nn.TransformerEncoderLayer(**BASE, norm_first=True, batch_first=True)
+        norm = torch.nn.LayerNorm(D) if final_norm else None
+        return torch.nn.TransformerEncoder(layer, 3, norm, enable_nested_tensor=False)
+
+    def ours(dtype):
+        norm = nn.LayerNorm(D, dtype=dtype) if final_norm else None
+        return nn.TransformerEncoder(layer_of("norm first", dtype=dtype), 3, norm)
+
+    ours, theirs = torch_twin(ours, theirs, dtype)
+    masks = {"mask": TRIANGLE, "src_key_padding_mask": PADDING}
+    tensors = {name: torch.tensor(array) for name, array in masks.items()}
+    compare_with_torch(
+        ours, theirs, [X], call(ours, **masks), lambda x: theirs(x, **tensors), dtype, n=30 * N * L
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_finite_differences(kind):
+    layer = perturbed(layer_of(kind, dtype=np.float64, rng=0))
+    check_gradients(layer, call(layer, key_lengths=[5, 3]), in_order(layer, X))
+
+
+def test_gradients_of_an_encoder_are_those_of_finite_differences():
+    model = nn.TransformerEncoder(
+        layer_of("norm first", dtype=np.float64, rng=0), 2, nn.RMSNorm(D, dtype=np.float64)
+    )
+    check_gradients(perturbed(model), call(model, is_causal=True), X)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_initial_numbers_are_those_of_pytorch_and_copies_are_equal(kind):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(3)
+    theirs = torch.nn.TransformerEncoderLayer(**BASE, **KINDS[kind])
+    theirs = torch.nn.TransformerEncoder(theirs, 2, torch.nn.LayerNorm(D), enable_nested_tensor=False)
+    ours = nn.TransformerEncoder(layer_of(kind, rng=sa.torch_rng(3)), 2, nn.LayerNorm(D))
+    expected, got = torch_state(theirs), ours.state_dict()
+    assert list(got) == list(expected) == list(ours.parameters())
+    for name, array in got.items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_an_encoder_has_copies_that_part_when_trained():
+    layer = layer_of("as it is", rng=0)
+    model = nn.TransformerEncoder(layer, 2)
+    assert len(model.layers) == 2 and model.norm is None
+    model.layers[0].linear1.weight[...] = 0
+    assert (model.layers[1].linear1.weight == layer.linear1.weight).all()
+    assert (layer.linear1.weight != 0).any()
+
+
+def test_is_causal_is_the_triangle():
+    model = nn.TransformerEncoder(layer_of("gelu", dtype=np.float64, rng=0), 2)
+    expected = model(X, mask=TRIANGLE)
+    for arguments in ({"is_causal": True}, {"is_causal": True, "mask": TRIANGLE}):
+        assert_close(model(X, **arguments), expected, "float64", n=D)
+    changed = X.copy()
+    changed[:, 3:] += 1
+    assert_close(model(changed, is_causal=True)[:, :3], expected[:, :3], "float64", n=D)
+
+
+def test_padding_does_not_reach_other_tokens():
+    model = nn.TransformerEncoder(layer_of("gelu", dtype=np.float64, rng=0), 2)
+    kept = ~PADDING
+    for masks in ({"src_key_padding_mask": PADDING}, {"key_lengths": [3, 5]}):
+        alone = model(X[:1, :3])
+        y, pullback = model.vjp(np.where(kept[..., None], X, 1e3), **masks)
+        assert_close(y[:1, :3], alone, "float64", n=D)
+        dx, _ = pullback(np.where(kept[..., None], y, 0))
+        np.testing.assert_array_equal(dx[PADDING], 0)
+
+
+# --------------------------------------------------------------------------------------------------- dropout
+
+
+def test_a_new_layer_is_in_training_mode_and_drops():
+    layer = nn.TransformerEncoderLayer(D, HEADS, WIDE, rng=0, dtype=np.float64)
+    assert layer.training and layer.self_attn.dropout == 0.1
+    assert {layer.dropout.p, layer.dropout1.p, layer.dropout2.p} == {0.1}
+    assert (layer(X) != layer(X)).any()
+    layer.eval()
+    np.testing.assert_array_equal(layer(X), layer(X))
+    same = nn.TransformerEncoderLayer(D, HEADS, WIDE, 0.0, rng=0, dtype=np.float64)
+    np.testing.assert_array_equal(layer(X), same(X))
+
+
+def test_layers_of_an_encoder_drop_different_places():
+    layer = nn.TransformerEncoderLayer(D, HEADS, WIDE, 0.5, rng=0)
+    model = nn.TransformerEncoder(layer, 2)
+    first, second = model.layers
+    assert first.dropout.rng is second.dropout.rng is layer.dropout.rng is first.self_attn.rng
+    ones = np.ones((50, 50), np.float32)
+    assert (first.dropout(ones) != second.dropout(ones)).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_pullback_drops_what_the_output_dropped(kind):
+    """Finite differences, each call with the dropout of the same seed."""
+    template = perturbed(layer_of(kind, dropout=0.3, dtype=np.float64, rng=0))
+    state = template.state_dict()
+
+    def f(x):
+        layer = layer_of(kind, dropout=0.3, dtype=np.float64, rng=1)
+        layer.load_state_dict(state)
+        y, pullback = layer.vjp(x)
+        return y, lambda dy: pullback(dy)[0]
+
+    sa.check_vjp(f, in_order(template, X))
+
+
+# ------------------------------------------------------------------------------------------- dtypes and errors
+
+
+def test_float64_inputs_stay_float64_and_gradients_have_the_dtypes_of_what_they_belong_to():
+    layer = layer_of("norm first", rng=0)
+    y, pullback = layer.vjp(X)
+    dx, grads = pullback(y)
+    assert y.dtype == dx.dtype == np.float64
+    assert {grad.dtype for grad in grads.values()} == {np.dtype(np.float32)}
+    y, pullback = layer.vjp(X.astype(np.float16))
+    assert y.dtype == np.float32 and pullback(y)[0].dtype == np.float16
+    half = layer_of("gelu", rng=0, dtype=np.float16)
+    y, pullback = half.vjp(X.tolist())
+    assert {y.dtype, *(grad.dtype for grad in pullback(y)[1].values())} == {np.dtype(np.float16)}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: layer_of("as it is", nhead=4), ValueError, "4 does not divide 6"),
+        (lambda: layer_of("as it is", activation="tanh"), ValueError, '"relu" or "gelu", not \'tanh\''),
+        (lambda: layer_of("as it is", dropout=-1), ValueError, "dropout must be between 0 and 1, not -1"),
+        (
+            lambda: layer_of("as it is", dim_feedforward=0),
+            ValueError,
+            "dim_feedforward must be at least 1, not 0",
+        ),
+        (
+            lambda: layer_of("norm first")(np.ones((5, 2, 7))),
+            ValueError,
+            r"src must have shape \(..., 6\), not \(5, 2, 7\)",
+        ),
+        (
+            lambda: layer_of("norm first")(np.ones(6)),
+            ValueError,
+            r"\(N, L, d_model\) or \(L, d_model\), not \(6,\)",
+        ),
+        (lambda: layer_of("as it is")(X, src_mask=np.ones((5, 5), bool)), ValueError, r"here \(2, 2\)"),
+        (lambda: layer_of("as it is").vjp(X)[1](X[0]), ValueError, r"\(2, 5, 6\), not \(5, 6\)"),
+        (
+            lambda: nn.TransformerEncoder(lambda x: x, 2),
+            TypeError,
+            "encoder_layer must be a Module, not function",
+        ),
+        (
+            lambda: nn.TransformerEncoder(layer_of("gelu"), 0),
+            ValueError,
+            "num_layers must be at least 1, not 0",
+        ),
+        (lambda: nn.TransformerEncoder(layer_of("gelu"), 1, 6), TypeError, "norm must be a Module or None"),
+    ],
+)
+def test_wrong_calls_say_what_is_wrong(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,109 @@
+"""selfattn.text: the whitespace tokenizer, adapting others, training SentencePiece, errors."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from selfattn import nn
+from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
+
+SENTENCES = ["tom chase jerry", "jerry likes cheese", "", "harry killed voldemort", "  "]
+
+
+def test_a_vocabulary_is_ordered_by_how_often_words_appear():
+    tokenizer = WhitespaceTokenizer.train(iter(SENTENCES))
+    expected = ["<unk>", "jerry", "tom", "chase", "likes", "cheese", "harry", "killed", "voldemort"]
+    assert tokenizer.vocabulary == expected
+    assert (tokenizer.vocab_size, tokenizer.unknown_id) == (9, 0)
+    assert repr(tokenizer) == "WhitespaceTokenizer(9 words, unknown_id=0)"
+    assert WhitespaceTokenizer.train(SENTENCES, vocab_size=3).vocabulary == expected[:3]
+    assert WhitespaceTokenizer.train(SENTENCES, min_count=2).vocabulary == expected[:2]
+    assert WhitespaceTokenizer.train(["<unk> a", "<unk>"]).vocabulary == ["<unk>", "a"]
+
+
+def test_words_become_ids_and_words_again():
+    tokenizer = WhitespaceTokenizer.train(SENTENCES)
+    ids = tokenizer.encode("  tom likes\tspike\n")
+    assert ids == [2, 4, 0]
+    assert tokenizer.decode(ids) == tokenizer.decode(np.array(ids)) == "tom likes <unk>"
+    assert tokenizer.encode("tom likes spike", out_type=str) == ["tom", "likes", "<unk>"]
+    assert tokenizer.encode("") == [] and tokenizer.decode([]) == ""
+    again = WhitespaceTokenizer(tokenizer.vocabulary)
+    assert again.encode("tom likes spike") == ids
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: WhitespaceTokenizer("tom"), TypeError, "sequence of words, not 'tom'"),
+        (lambda: WhitespaceTokenizer([1]), TypeError, r"not \[1\]"),
+        (lambda: WhitespaceTokenizer(["a", "b", "a"]), ValueError, r"twice: \['a'\]"),
+        (lambda: WhitespaceTokenizer(["a"]).encode("a b"), ValueError, "'b' is not in the vocabulary"),
+        (lambda: WhitespaceTokenizer(["a"]).encode(b"a"), TypeError, "must be a str, not bytes"),
+        (lambda: WhitespaceTokenizer(["a"]).encode("a", out_type=bytes), ValueError, "out_type must be"),
+        (lambda: WhitespaceTokenizer(["a"]).decode([1]), ValueError, r"0\.\.\.0, not 1"),
+        (lambda: WhitespaceTokenizer(["a"]).decode([-1]), ValueError, "not -1"),
+        (lambda: WhitespaceTokenizer.train(["", " "]), ValueError, "no text to train on"),
+        (lambda: WhitespaceTokenizer.train("tom"), TypeError, "a list of str"),
+        (lambda: WhitespaceTokenizer.train([b"tom"]), TypeError, "must be str, not bytes: b'tom'"),
+        (lambda: WhitespaceTokenizer.train(["a"], vocab_size=1), ValueError, "at least 2, not 1"),
+        (lambda: WhitespaceTokenizer.train(["a"], min_count=0), ValueError, "at least 1, not 0"),
+        (lambda: as_tokenizer(None), TypeError, "tokenizer must have encode.*not None"),
+        (lambda: as_tokenizer("tom"), TypeError, "not 'tom'"),
+        (lambda: as_tokenizer(WhitespaceTokenizer), TypeError, "not <class"),
+    ],
+)
+def test_wrong_calls_say_what_is_wrong(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_tokenizer_of_sentencepiece_is_trained_and_taken():
+    pytest.importorskip("sentencepiece", reason="SentencePiece is an extra")
+    tokenizer = train_sentencepiece(iter(SENTENCES), 1000)
+    assert 10 < tokenizer.get_piece_size() < 1000
+    again = train_sentencepiece(SENTENCES, 1000)
+    assert again.serialized_model_proto() == tokenizer.serialized_model_proto()
+    ids = tokenizer.encode("tom likes cheese", out_type=int)
+    assert as_tokenizer(tokenizer)("tom likes cheese") == ids
+    model = nn.EmbeddingModel(tokenizer, tokenizer.get_piece_size(), 4, max_seq_len=8, rng=0)
+    np.testing.assert_array_equal(model("tom likes cheese"), model(ids))
+    assert train_sentencepiece(SENTENCES, 10, model_type="word").get_piece_size() == 10
+
+
+def test_a_long_line_is_trained_on_too():
+    pytest.importorskip("sentencepiece", reason="SentencePiece is an extra")
+    tokenizer = train_sentencepiece(["ab " * 5000, "c"], 30)
+    assert tokenizer.unk_id() not in tokenizer.encode("ab")  # left out, a and b would be unknown
+
+
+def test_what_sentencepiece_refuses_is_an_error():
+    pytest.importorskip("sentencepiece", reason="SentencePiece is an extra")
+    with pytest.raises(ValueError, match="SentencePiece could not be trained: "):
+        train_sentencepiece(SENTENCES, 5)
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        train_sentencepiece(SENTENCES, 0)
+    with pytest.raises(ValueError, match="no text to train on"):
+        train_sentencepiece([" "], 100)
+
+
+def test_a_tokenizer_of_hugging_face_is_taken():
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers of Hugging Face are optional")
+    vocabulary = {"[UNK]": 0, "tom": 1, "chase": 2, "jerry": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    assert as_tokenizer(tokenizer)("tom chase spike") == [1, 2, 0]
+    model = nn.EmbeddingModel(tokenizer, 4, 4, max_seq_len=8, rng=0)
+    np.testing.assert_array_equal(model("tom chase spike"), model([1, 2, 0]))
+
+
+def test_a_missing_library_names_the_extra():
+    code = (
+        "import sys; sys.modules['sentencepiece'] = None\n"
+        "from selfattn.text import train_sentencepiece\n"
+        "train_sentencepiece(['tom'], 10)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'selfattn[text]'" in run.stderr
