@@ -4,7 +4,9 @@
 
 #include <stdlib.h>
 
+#include "blocks.h"
 #include "checksum.h"
+#include "embedding.h"
 #include "rows.h"
 #include "runtime.h"
 #include "update.h"
@@ -32,7 +34,8 @@ static int exec_module(PyObject *module) {
         (state->too_hard = PyObject_GetAttrString(exceptions, "TooHardError")) == NULL) {
         goto fail;
     }
-    PyMethodDef *const tables[] = {sa_checksum_methods, sa_rows_methods, sa_runtime_methods, sa_update_methods};
+    PyMethodDef *const tables[] = {sa_checksum_methods, sa_embedding_methods, sa_rows_methods, sa_runtime_methods,
+                                   sa_update_methods};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; ++i) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
             goto fail;
@@ -70,6 +73,7 @@ static int clear(PyObject *module) {
     Py_CLEAR(state->matrix);
     Py_CLEAR(state->shares_memory);
     Py_CLEAR(state->too_hard);
+    sa_blocks_clear(state);
     return 0;
 }
 

@@ -149,5 +149,6 @@ void test_semantics(void);
 void test_plan(void);
 void test_random(void);
 void test_update(void);
+void test_embedding(void);
 
 #endif

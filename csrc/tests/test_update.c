@@ -105,7 +105,7 @@ static void try_step(sa_update u, ptrdiff_t n, bool f64, int64_t step, int threa
 }
 
 void test_update(void) {
-    static const ptrdiff_t sizes[] = {0, 1, 3, 7, 8, 9, 15, 16, 17, 33, 8192, 8193, 50000};
+    static const ptrdiff_t sizes[] = {0, 1, 3, 7, 8, 9, 15, 16, 17, 33, 8192, 8193, 500000};
     const sa_update rules[] = {
         {.kind = SA_SGD, .lr = 0.1},
         {.kind = SA_SGD, .lr = 0.1, .weight_decay = 0.3, .momentum = 0.9, .dampening = 0.2},
