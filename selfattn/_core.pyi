@@ -86,6 +86,42 @@ def _rms_norm_backward(
     /,
 ) -> tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]: ...
 def _gelu_backward(x: ArrayLike, dy: ArrayLike, approximate: str, /) -> NDArray[Any]: ...
+def _sgd_step(
+    parameters: list[NDArray[Any]],
+    gradients: list[NDArray[Any]],
+    means: list[NDArray[Any]] | None,
+    steps: list[int],
+    lr: float,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    nesterov: bool,
+    /,
+) -> None: ...
+def _adam_step(
+    parameters: list[NDArray[Any]],
+    gradients: list[NDArray[Any]],
+    means: list[NDArray[Any]],
+    squares: list[NDArray[Any]],
+    steps: list[int],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+    /,
+) -> None: ...
+def _embedding_forward(
+    ids: NDArray[np.intp],
+    cu_seqlens: NDArray[np.intp],
+    table: NDArray[Any],
+    positions: NDArray[Any],
+    blocks: Sequence[tuple[list[NDArray[Any]], int, float]],
+    keep: bool,
+    /,
+) -> Any: ...
+def _embedding_backward(saved: Any, grad: NDArray[Any], /) -> list[NDArray[Any]]: ...
 def _checksum(arrays: tuple[NDArray[Any], ...], /) -> int: ...
 def _set_isa(name: str, /) -> None: ...
 def _fma_peak(dtype: str, threads: int, milliseconds: int, /) -> float: ...

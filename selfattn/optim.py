@@ -23,9 +23,19 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn import _core
+
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
 
 Array: TypeAlias = npt.NDArray[Any]
+
+# What parameters may hold, and what they are updated in.
+COMPUTED_IN: dict[str, np.dtype[Any]] = {
+    "float16": np.dtype(np.float32),
+    "bfloat16": np.dtype(np.float32),
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
 
 
 class Optimizer:
@@ -52,13 +62,16 @@ class Optimizer:
         if not isinstance(params, Mapping):
             raise TypeError(f"params must be a dict, as from parameters(), not {type(params).__name__}")
         for name, array in params.items():
-            if not isinstance(array, np.ndarray) or array.dtype.kind in "biuOSUc":
-                raise TypeError(f"params[{name!r}] must be an ndarray of floats, not {array!r}")
+            if not isinstance(array, np.ndarray) or array.dtype.name not in COMPUTED_IN:
+                raise TypeError(
+                    f"params[{name!r}] must be an ndarray of floats (float16 to float64), not {array!r}"
+                )
         _check_not_negative(weight_decay=weight_decay)
         self.params = dict(params)
         self.lr = lr
         self.weight_decay = weight_decay
         self.state: dict[str, dict[str, Any]] = {name: {} for name in params}
+        self._computed_in = {name: COMPUTED_IN[array.dtype.name] for name, array in params.items()}
 
     @property
     def lr(self) -> float:
@@ -83,24 +96,28 @@ class Optimizer:
         TypeError
             A gradient holds something else than numbers, or complex ones. Nothing has been written then.
         ValueError
-            A name is none of the parameters', or a shape differs. Nothing has been written then.
+            A name is none of the parameters', or a shape differs; ``lr`` or ``weight_decay`` was set to a number
+            below 0, an infinite one or NaN. Nothing has been written then.
         """
-        checked = {}
+        gradients = []
         for name, gradient in grads.items():
-            if name not in self.params:
+            parameter = self.params.get(name)
+            if parameter is None:
                 raise ValueError(f"grads has {name!r}, which is none of the parameters {list(self.params)}")
             array = np.asarray(gradient)
-            if array.shape != self.params[name].shape:
+            if array.shape != parameter.shape:
                 raise ValueError(
-                    f"the gradient of {name} has shape {array.shape}, the parameter {self.params[name].shape}"
+                    f"the gradient of {name} has shape {array.shape}, the parameter {parameter.shape}"
                 )
             if array.dtype.kind in "bcOSU":
                 raise TypeError(f"the gradient of {name} must hold floats, not {array.dtype}")
-            checked[name] = array
-        for name, array in checked.items():
-            parameter = self.params[name]
-            wide = _wide(parameter)
-            parameter[...] = self._moved(parameter.astype(wide), array.astype(wide), self.state[name])
+            gradients.append(_plain(array, self._computed_in[name]))
+        names = list(grads)
+        parameters = [_plain(self.params[name], self._computed_in[name]) for name in names]
+        self._move(names, parameters, gradients)
+        for name, moved in zip(names, parameters, strict=True):
+            if moved is not self.params[name]:
+                self.params[name][...] = moved
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of everything that the next steps depend on, apart from the parameters.
@@ -174,17 +191,26 @@ class Optimizer:
                     raise ValueError(f"state[{name!r}]['step'] must be an int of at least 1, not {entry!r}")
                 copied[slot] = int(entry)
                 continue
-            expected = f"state[{name!r}][{slot!r}] must be an array {parameter.shape} of {_wide(parameter)}"
+            expected = (
+                f"state[{name!r}][{slot!r}] must be an array {parameter.shape} of {self._computed_in[name]}"
+            )
             if not isinstance(entry, np.ndarray):
                 raise TypeError(f"{expected}, not {entry!r:.80}")
-            if (entry.shape, entry.dtype) != (parameter.shape, _wide(parameter)):
+            if (entry.shape, entry.dtype) != (parameter.shape, self._computed_in[name]):
                 raise ValueError(f"{expected}, not {entry.shape} of {entry.dtype}")
             copied[slot] = entry.copy()
         return copied
 
-    def _moved(self, parameter: Array, gradient: Array, state: dict[str, Any]) -> Array:
-        """Return the parameter after a step; both arrays are copies, ``state`` is updated."""
+    def _move(self, names: list[str], parameters: list[Array], gradients: list[Array]) -> None:
+        """Write all parameters after a step, and their states; the arrays are contiguous and of what computes."""
         raise NotImplementedError
+
+    def _states(self, key: str, names: list[str], parameters: list[Array]) -> list[Array]:
+        """Return one array of each parameter's state, new zeros at first."""
+        return [
+            self.state[name][key] if key in self.state[name] else np.zeros(parameter.shape, parameter.dtype)
+            for name, parameter in zip(names, parameters, strict=True)
+        ]
 
 
 class SGD(Optimizer):
@@ -238,16 +264,15 @@ class SGD(Optimizer):
             )
         self.momentum, self.dampening, self.nesterov = momentum, dampening, nesterov
 
-    def _moved(self, parameter: Array, gradient: Array, state: dict[str, Any]) -> Array:
-        if self.weight_decay:
-            gradient = gradient + self.weight_decay * parameter
-        if self.momentum:
-            velocity = gradient
-            if "momentum_buffer" in state:
-                velocity = self.momentum * state["momentum_buffer"] + (1 - self.dampening) * gradient
-            state["momentum_buffer"] = velocity
-            gradient = gradient + self.momentum * velocity if self.nesterov else velocity
-        return parameter - self.lr * gradient
+    def _move(self, names: list[str], parameters: list[Array], gradients: list[Array]) -> None:
+        steps = [2 if "momentum_buffer" in self.state[name] else 1 for name in names]
+        velocities = self._states("momentum_buffer", names, parameters) if self.momentum else None
+        _core._sgd_step(
+            parameters, gradients, velocities, steps,
+            self.lr, self.momentum, self.dampening, self.weight_decay, self.nesterov,
+        )  # fmt: skip
+        for name, velocity in zip(names, velocities or (), strict=velocities is not None):
+            self.state[name]["momentum_buffer"] = velocity
 
 
 class Adam(Optimizer):
@@ -296,19 +321,16 @@ class Adam(Optimizer):
             raise ValueError(f"betas must be two numbers in [0, 1), not {betas}")
         self.betas, self.eps = (betas[0], betas[1]), eps
 
-    def _moved(self, parameter: Array, gradient: Array, state: dict[str, Any]) -> Array:
-        if self.weight_decay:
-            gradient = gradient + self.weight_decay * parameter
-        return self._adam(parameter, gradient, state)
-
-    def _adam(self, parameter: Array, gradient: Array, state: dict[str, Any]) -> Array:
-        beta1, beta2 = self.betas
-        step = state["step"] = state.get("step", 0) + 1
-        mean = state["exp_avg"] = beta1 * state.get("exp_avg", 0.0) + (1 - beta1) * gradient
-        square = state["exp_avg_sq"] = beta2 * state.get("exp_avg_sq", 0.0) + (1 - beta2) * gradient**2
-        deviation = np.sqrt(square) / math.sqrt(1 - beta2**step) + self.eps
-        moved: Array = parameter - self.lr / (1 - beta1**step) * mean / deviation
-        return moved
+    def _move(self, names: list[str], parameters: list[Array], gradients: list[Array]) -> None:
+        steps = [self.state[name].get("step", 0) + 1 for name in names]
+        means = self._states("exp_avg", names, parameters)
+        squares = self._states("exp_avg_sq", names, parameters)
+        _core._adam_step(
+            parameters, gradients, means, squares, steps,
+            self.lr, *self.betas, self.eps, self.weight_decay, self._fixed["decoupled_weight_decay"],
+        )  # fmt: skip
+        for name, *state in zip(names, steps, means, squares, strict=True):
+            self.state[name].update(zip(("step", "exp_avg", "exp_avg_sq"), state, strict=True))
 
 
 class AdamW(Adam):
@@ -349,13 +371,13 @@ class AdamW(Adam):
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay)
 
-    def _moved(self, parameter: Array, gradient: Array, state: dict[str, Any]) -> Array:
-        return self._adam(parameter * (1 - self.lr * self.weight_decay), gradient, state)
 
-
-def _wide(parameter: Array) -> np.dtype[Any]:
-    """Return the dtype of a parameter's state."""
-    return np.dtype(np.float64 if parameter.dtype == np.float64 else np.float32)
+def _plain(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return the array itself if it is what the C core reads, of this dtype, else a copy that is."""
+    flags = array.flags
+    if array.dtype == dtype and flags.c_contiguous and flags.aligned:
+        return array
+    return array.astype(dtype, order="C")
 
 
 def _parts(state_dict: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

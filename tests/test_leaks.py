@@ -11,6 +11,7 @@ from bad_calls import BAD
 from inputs import BFLOAT16, FLOATS, LAYOUTS, OPTIONS, options_together, random_inputs
 
 import selfattn as sa
+from selfattn import optim
 
 attend = sa.scaled_dot_product_attention
 TIMES = 200
@@ -243,6 +244,19 @@ def test_the_other_functions():
         fails("no such", function=sa._core._set_isa)
 
     assert_nothing_stays(call, [])
+
+
+def test_steps_of_optimisers():
+    w, grad = np.ones((100, 100), np.float32), np.ones((100, 100), np.float32)
+    adam, sgd = optim.Adam({"w": w}), optim.SGD({"w": w}, momentum=0.9)
+
+    def call():
+        adam.step({"w": grad})
+        sgd.step({"w": grad})
+        for wrong in ([w], [grad, None], [w[::2]], 3):
+            fails([w], wrong, [w], [w], [0], 0.1, 0.9, 0.9, 0.1, 0.1, False, function=sa._core._adam_step)
+
+    assert_nothing_stays(call, [w, grad])
 
 
 def test_the_scratch_of_large_calls_is_given_back():

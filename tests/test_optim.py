@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from selfattn import nn, optim
+import selfattn as sa
+from selfattn import _core, nn, optim
 
 CASES = [
     ("SGD", {"lr": 0.1}),
@@ -59,6 +60,87 @@ def test_adam_by_algorithm_1_of_its_paper():
         theta = theta - 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
     # 1 - 0.999 is not 0.001 to the last bit: a relative error of 1e-13 in v
     np.testing.assert_allclose(live["a"], theta, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_bits_depend_on_neither_threads_nor_instruction_set(name, options, isa):
+    """The arrays are long enough for seven threads; no operation is fused."""
+
+    def after(threads, kernels):
+        _core._set_isa(kernels)
+        sa.set_num_threads(threads)
+        rng = np.random.default_rng(0)
+        params = {"a": rng.standard_normal((1000, 701)).astype(np.float32), "b": rng.standard_normal(7)}
+        optimizer = getattr(optim, name)(params, **options)
+        for _ in range(2):
+            optimizer.step({key: rng.standard_normal(array.shape) for key, array in params.items()})
+        return params
+
+    try:
+        expected = after(1, "generic")
+        for threads in (1, 2, 3, 7):
+            got = after(threads, isa)
+            for key, array in expected.items():
+                np.testing.assert_array_equal(got[key], array)
+    finally:
+        sa.set_num_threads(None)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_any_memory_layout(name, options):
+    """Transposed, byte-swapped, unaligned: the parameter is written where it lies."""
+    rng = np.random.default_rng(0)
+    start, gradient = rng.standard_normal((2, 5, 6)).astype(np.float32)
+    unaligned = np.zeros(121, np.uint8)[1:].view(np.float32).reshape(5, 6)
+    layouts = {
+        "plain": start.copy(),
+        "transposed": np.empty((6, 5), np.float32).T,
+        "every other": np.empty((5, 12), np.float32)[:, ::2],
+        "swapped": np.empty((5, 6), np.dtype(np.float32).newbyteorder()),
+        "unaligned": unaligned,
+    }
+    for array in layouts.values():
+        array[...] = start
+    optimizer = getattr(optim, name)(layouts, **options)
+    for _ in range(2):
+        optimizer.step(dict.fromkeys(layouts, gradient[:, ::-1]))
+    assert not np.array_equal(layouts["plain"], start)
+    for array in layouts.values():
+        np.testing.assert_array_equal(array, layouts["plain"])
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_a_bad_rate_writes_nothing(name):
+    params = {"w": np.ones(3)}
+    optimizer = getattr(optim, name)(params, **({"momentum": 0.9} if name == "SGD" else {}))
+    optimizer.weight_decay = float("nan")
+    with pytest.raises(ValueError, match="lr and weight_decay must be at least 0 and finite"):
+        optimizer.step({"w": np.ones(3)})
+    np.testing.assert_array_equal(params["w"], 1)
+    assert optimizer.state == {"w": {}}
+    params["w"].flags.writeable = False
+    optimizer.weight_decay = 0.1
+    with pytest.raises(ValueError, match="read-only"):
+        optimizer.step({"w": np.ones(3)})
+
+
+def test_the_core_refuses_what_it_cannot_read():
+    good = [np.ones(3, np.float32)]
+    wrong = {
+        "a tuple": (tuple(good), good, good, good, [1]),
+        "no array": (good, [3.0], good, good, [1]),
+        "another dtype": (good, good, [np.ones(3)], good, [1]),
+        "another size": (good, good, good, [np.ones(4, np.float32)], [1]),
+        "strides": ([np.ones(6, np.float32)[::2]], good, good, good, [1]),
+        "too few": (good * 2, good, good * 2, good * 2, [1, 1]),
+        "step 0": (good, good, good, good, [0]),
+        "no step": (good, good, good, good, []),
+        "half": ([np.ones(3, np.float16)], good, good, good, [1]),
+    }
+    for arrays in wrong.values():
+        with pytest.raises((TypeError, ValueError)):
+            _core._adam_step(*arrays, 0.1, 0.9, 0.999, 1e-8, 0.0, False)
+    np.testing.assert_array_equal(good[0], 1)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])

@@ -5,6 +5,7 @@
 
 #include "../rows.h"
 #include "../selfattn.h"
+#include "../update.h"
 
 #define SA_MAX_BLOCK_ROWS 64
 #define SA_KEYS_PER_TILE 64 /* 64 queries × 64 scores and 64 rows of V at D = 64 fit a 48 kB L1; a multiple of 4, for dropout */
@@ -75,6 +76,33 @@ typedef struct {
     double *partial; /* the chunk's dweight[n] and dbias[n] so far, to add to; or NULL */
 } sa_row_block;
 
+/* A product of matrices for one task: at most block_rows columns of C. Strides count elements, n is the length of the sums. */
+typedef struct {
+    ptrdiff_t m, n, width;
+    const void *a, *b;
+    void *c;
+    ptrdiff_t a_stride, b_stride, c_stride;
+    const void *start; /* matmul_nt: what every row of C starts from, (width,) */
+} sa_product;
+
+/* Rows of d elements for the LayerNorm of the embedding model: y = unit·weight + bias, unit = (s − mean(s))·scale,
+ * s = x + attended. The backward pass reads unit, scale and weight. */
+typedef struct {
+    ptrdiff_t rows, d;
+    double eps;
+    const void *weight, *bias, *x, *attended;
+    void *unit, *scale, *y;
+} sa_norm_rows;
+
+/* What an optimiser does to every element of one array; kernels/update.h has the formulas. */
+typedef struct {
+    double shrink;      /* of the parameter, first of all */
+    double added_decay; /* times the parameter: added to the gradient */
+    double keep_mean, take_mean, keep_square, take_square;
+    double rate, root, eps;
+    bool nesterov, fresh; /* of SGD; fresh: there is no mean yet */
+} sa_update_scalars;
+
 /* The kernels of one element type that computes. */
 typedef struct {
     ptrdiff_t block_rows;
@@ -92,6 +120,20 @@ typedef struct {
     void (*parameter_gradients)(const sa_row_call *c, const sa_row_plan *p, void *row);
     void (*gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
                    ptrdiff_t n);
+    size_t (*matmul_scratch)(void);
+    void (*matmul_nt)(const sa_product *p, void *scratch); /* C = start + A·Bᵀ */
+    void (*matmul_nn)(const sa_product *p, void *scratch); /* C += A·B */
+    void (*matmul_tn)(const sa_product *p, void *scratch); /* C = Aᵀ·B */
+    /* Of the embedding model: kernels/embedding.h. */
+    void (*look_up)(const void *table, const void *positions, const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, void *x);
+    void (*add_norm)(const sa_norm_rows *n);
+    void (*norm_backward)(const sa_norm_rows *n, const void *dy, void *ds);
+    void (*column_sums)(const void *x, const void *times, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width, double factor,
+                        void *to);
+    void (*spread)(const void *x, double factor, ptrdiff_t rows, ptrdiff_t d, void *to);
+    void (*add_row)(const void *x, ptrdiff_t d, void *to);
+    void (*update[SA_UPDATE_KINDS])(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean, void *square,
+                                    ptrdiff_t n);
     /* For tests and benchmarks. */
     void (*exp2_array)(const void *x, void *y, ptrdiff_t n);
     void (*exp_array)(const void *x, void *y, ptrdiff_t n);

@@ -13,6 +13,9 @@
 #include "attention_backward.h"
 #include "rows.h"
 #include "rows_backward.h"
+#include "update.h"
+#include "matmul.h"
+#include "embedding.h"
 #include "machine_limits.h"
 #include "real_end.h"
 
@@ -26,6 +29,9 @@
 #include "attention_backward.h"
 #include "rows.h"
 #include "rows_backward.h"
+#include "update.h"
+#include "matmul.h"
+#include "embedding.h"
 #include "machine_limits.h"
 #include "real_end.h"
 
@@ -61,6 +67,17 @@
         .softmax_columns_backward = SA_PASTE4(sa_, softmax_columns_backward, dtype, SA_ISA),                                   \
         .parameter_gradients = SA_PASTE4(sa_, parameter_gradients, dtype, SA_ISA),                                             \
         .gather = SA_PASTE4(sa_, gather, dtype, SA_ISA),                                                                       \
+        .matmul_scratch = SA_PASTE4(sa_, matmul_scratch, dtype, SA_ISA),                                                       \
+        .matmul_nt = SA_PASTE4(sa_, matmul_nt, dtype, SA_ISA),                                                                 \
+        .matmul_nn = SA_PASTE4(sa_, matmul_nn, dtype, SA_ISA),                                                                 \
+        .matmul_tn = SA_PASTE4(sa_, matmul_tn, dtype, SA_ISA),                                                                 \
+        .look_up = SA_PASTE4(sa_, look_up, dtype, SA_ISA),                                                                     \
+        .add_norm = SA_PASTE4(sa_, add_norm, dtype, SA_ISA),                                                                   \
+        .norm_backward = SA_PASTE4(sa_, norm_backward, dtype, SA_ISA),                                                         \
+        .column_sums = SA_PASTE4(sa_, column_sums, dtype, SA_ISA),                                                             \
+        .spread = SA_PASTE4(sa_, spread, dtype, SA_ISA),                                                                       \
+        .add_row = SA_PASTE4(sa_, add_row, dtype, SA_ISA),                                                                     \
+        .update = {[SA_SGD] = SA_PASTE4(sa_, sgd, dtype, SA_ISA), [SA_ADAM] = SA_PASTE4(sa_, adam, dtype, SA_ISA)},            \
         .exp2_array = SA_PASTE4(sa_, exp2_array, dtype, SA_ISA),                                                               \
         .exp_array = SA_PASTE4(sa_, exp_array, dtype, SA_ISA),                                                                 \
         .tanh_array = SA_PASTE4(sa_, tanh_array, dtype, SA_ISA),                                                               \

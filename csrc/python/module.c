@@ -4,9 +4,12 @@
 
 #include <stdlib.h>
 
+#include "blocks.h"
 #include "checksum.h"
+#include "embedding.h"
 #include "rows.h"
 #include "runtime.h"
+#include "update.h"
 
 static int exec_module(PyObject *module) {
     sa_state *state = sa_state_of(module);
@@ -31,9 +34,12 @@ static int exec_module(PyObject *module) {
         (state->too_hard = PyObject_GetAttrString(exceptions, "TooHardError")) == NULL) {
         goto fail;
     }
-    if (PyModule_AddFunctions(module, sa_checksum_methods) < 0 || PyModule_AddFunctions(module, sa_runtime_methods) < 0 ||
-        PyModule_AddFunctions(module, sa_rows_methods) < 0) {
-        goto fail;
+    PyMethodDef *const tables[] = {sa_checksum_methods, sa_embedding_methods, sa_rows_methods, sa_runtime_methods,
+                                   sa_update_methods};
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; ++i) {
+        if (PyModule_AddFunctions(module, tables[i]) < 0) {
+            goto fail;
+        }
     }
     const char *isa = getenv("SELFATTN_ISA");
     if (isa != NULL && isa[0] != 0 && sa_py_choose_isa(isa, PyExc_ImportError, "SELFATTN_ISA=") < 0) {
@@ -67,6 +73,7 @@ static int clear(PyObject *module) {
     Py_CLEAR(state->matrix);
     Py_CLEAR(state->shares_memory);
     Py_CLEAR(state->too_hard);
+    sa_blocks_clear(state);
     return 0;
 }
 

@@ -14,9 +14,12 @@
 #endif
 #include <numpy/arrayobject.h>
 
+#include <stdatomic.h>
+
 #include "../selfattn.h"
 
 #define SA_MAX_PARAMETERS 25
+#define SA_KEPT_BLOCKS 6
 
 /* One row per function that takes keywords: signatures.c. */
 typedef enum {
@@ -47,6 +50,7 @@ typedef struct {
     PyObject *names[SA_SIGNATURES][SA_MAX_PARAMETERS]; /* interned */
     PyObject *masked_array, *matrix;                   /* array types that are refused */
     PyObject *shares_memory, *too_hard;                /* numpy.shares_memory and its TooHardError */
+    _Atomic(void *) blocks[SA_KEPT_BLOCKS];            /* memory for the next calls: blocks.c */
 } sa_state;
 
 static inline sa_state *sa_state_of(PyObject *module) { return (sa_state *)PyModule_GetState(module); }

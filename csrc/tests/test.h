@@ -150,5 +150,7 @@ void test_rows(void);
 void test_semantics(void);
 void test_plan(void);
 void test_random(void);
+void test_update(void);
+void test_embedding(void);
 
 #endif

@@ -57,6 +57,8 @@ static void run_all(const char *isa) {
     run("semantics", test_semantics);
     run("plan", test_plan);
     run("random", test_random);
+    run("update", test_update);
+    run("embedding", test_embedding);
 }
 
 int main(int argc, char **argv) {

@@ -1,20 +1,19 @@
 """The numbers of the embedding model: packed token ids to one vector per sentence, and gradients back.
 
-Owns nothing but arithmetic on plain arrays; names, tokens and checks are the model's. Sentences stand one after the
-other without padding: sentence n has the ids ``ids[cu_seqlens[n]:cu_seqlens[n + 1]]``, at least one.
+Owns nothing but arithmetic on plain arrays, which is one call of the C core each way; names, tokens and messages are the
+model's. Sentences stand one after the other without padding: sentence n has the ids
+``ids[cu_seqlens[n]:cu_seqlens[n + 1]]``, at least one.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-import selfattn as sa
-from selfattn.nn._arrays import Array, merge_heads, rows, split_heads, widened
-from selfattn.nn.linear import linear, linear_backward
+from selfattn import _core
+from selfattn.nn._arrays import Array, widened
 
 
 class Block(NamedTuple):
@@ -22,24 +21,16 @@ class Block(NamedTuple):
 
     Attributes
     ----------
-    parameters : sequence of eight ndarrays
+    parameters : list of eight ndarrays
         Weight (d, d) and bias (d,) of query, key and value; weight and bias (d,) of the LayerNorm.
     num_heads : int
     eps : float
         Of the LayerNorm.
     """
 
-    parameters: Sequence[Array]
+    parameters: list[Array]
     num_heads: int
     eps: float
-
-    def project(self, x: Array) -> list[Array]:
-        """Compute query, key and value."""
-        return [linear(x, *self.parameters[at : at + 2]) for at in (0, 2, 4)]
-
-    def split(self, projected: Sequence[Array], part: slice) -> list[Array]:
-        """Take the tokens of one sentence from query, key and value, and split them into heads."""
-        return [split_heads(array[part], self.num_heads) for array in projected]
 
 
 def embed(ids: Array, cu_seqlens: Array, table: Array, positions: Array, blocks: Sequence[Block]) -> Array:
@@ -48,10 +39,11 @@ def embed(ids: Array, cu_seqlens: Array, table: Array, positions: Array, blocks:
     Parameters
     ----------
     ids : ndarray of intp, shape (t,)
-        Rows of the table, which the caller has checked.
+        Rows of the table.
     cu_seqlens : ndarray of intp, shape (n + 1,)
         Where sentences start, and t at the end.
     table : ndarray, shape (vocab_size, d)
+        This and all other arrays have one dtype. 16 bits are computed in float32.
     positions : ndarray, shape (max_seq_len, d)
     blocks : sequence of Block
 
@@ -59,16 +51,9 @@ def embed(ids: Array, cu_seqlens: Array, table: Array, positions: Array, blocks:
     -------
     ndarray, shape (n, d)
     """
-    x = table[ids] + positions[_places(cu_seqlens)]
-    for block in blocks:
-        projected = block.project(x)
-        attended = np.empty_like(projected[2])
-        for part in _sentences(cu_seqlens):
-            q, k, v = block.split(projected, part)
-            attended[part] = merge_heads(sa.scaled_dot_product_attention(q, k, v))
-        weight, bias = block.parameters[6:]
-        x = sa.layer_norm(x + attended, x.shape[-1], weight, bias, block.eps)
-    return _means(x, cu_seqlens)
+    arrays = _computed_in(table, positions, blocks)
+    y: Array = _core._embedding_forward(ids, cu_seqlens, *arrays, False)
+    return y.astype(table.dtype, copy=False)
 
 
 def embed_vjp(
@@ -81,74 +66,22 @@ def embed_vjp(
     y : ndarray, shape (n, d)
     pullback : callable
         ``dy (n, d) -> [d_table, d_parameter, …]``: the gradients of the table, then of the
-        parameters of each block.
+        parameters of each block, in their dtype. It reads the parameters again: they must not have changed.
     """
-    x = table[ids] + positions[_places(cu_seqlens)]
-    block_pullbacks = []
-    for block in blocks:
-        x, block_pullback = _block_vjp(x, cu_seqlens, block)
-        block_pullbacks.append(block_pullback)
+    y, saved = _core._embedding_forward(ids, cu_seqlens, *_computed_in(table, positions, blocks), True)
 
     def pullback(dy: Array) -> list[Array]:
-        # y = sum of the rows / length
-        lengths = np.diff(cu_seqlens)
-        dx = np.repeat(dy / lengths[:, None].astype(dy.dtype), lengths, axis=0)
-        grads: list[Array] = []
-        for block_pullback in reversed(block_pullbacks):
-            dx, block_grads = block_pullback(dx)
-            grads = block_grads + grads
-        # x = table[ids] + positions
-        d_table = np.zeros_like(widened(table))
-        np.add.at(d_table, ids, rows(widened(dx)))
-        return [d_table.astype(table.dtype, copy=False), *grads]
+        grads = _core._embedding_backward(saved, np.ascontiguousarray(widened(dy)))
+        return [grad.astype(table.dtype, copy=False) for grad in grads]
 
-    return _means(x, cu_seqlens), pullback
+    return y.astype(table.dtype, copy=False), pullback
 
 
-def _block_vjp(
-    x: Array, cu_seqlens: Array, block: Block
-) -> tuple[Array, Callable[[Array], tuple[Array, list[Array]]]]:
-    """Compute ``LayerNorm(x + attention(query(x), key(x), value(x)))`` within each sentence, and its pullback."""
-    projected = block.project(x)
-    attended, attention_pullbacks = np.empty_like(projected[2]), []
-    for part in _sentences(cu_seqlens):
-        q, k, v = block.split(projected, part)
-        out, attention_pullback = sa.scaled_dot_product_attention_vjp(q, k, v)
-        attended[part] = merge_heads(out)
-        attention_pullbacks.append(attention_pullback)
-    weight, bias = block.parameters[6:]
-    y, norm_pullback = sa.layer_norm_vjp(x + attended, x.shape[-1], weight, bias, block.eps)
-
-    def pullback(dy: Array) -> tuple[Array, list[Array]]:
-        d_sum, d_ln_weight, d_ln_bias = norm_pullback(dy)
-        d_projected = [np.empty_like(array) for array in projected]
-        for part, attention_pullback in zip(_sentences(cu_seqlens), attention_pullbacks, strict=True):
-            d_heads: Any = attention_pullback(split_heads(d_sum[part], block.num_heads))[:3]
-            for target, d in zip(d_projected, d_heads, strict=True):
-                target[part] = merge_heads(d)
-        dx, grads = d_sum.copy(), []
-        for weight, d in zip(block.parameters[:6:2], d_projected, strict=True):
-            part_dx, d_weight, d_bias = linear_backward(d, x, weight)
-            dx += part_dx
-            grads += [d_weight, d_bias]
-        return dx, [*grads, d_ln_weight, d_ln_bias]  # type: ignore[list-item] # both were given
-
-    return y, pullback
-
-
-def _sentences(cu_seqlens: Array) -> Iterator[slice]:
-    bounds = cu_seqlens.tolist()
-    return (slice(start, stop) for start, stop in itertools.pairwise(bounds))
-
-
-def _places(cu_seqlens: Array) -> Array:
-    """Count each sentence's tokens from 0."""
-    places: Array = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
-    return places
-
-
-def _means(x: Array, cu_seqlens: Array) -> Array:
-    """Average the rows of each sentence, with sums in float64."""
-    sums = np.add.reduceat(x.astype(np.float64, copy=False), cu_seqlens[:-1], axis=0)
-    means: Array = (sums / np.diff(cu_seqlens)[:, None]).astype(x.dtype, copy=False)
-    return means
+def _computed_in(
+    table: Array, positions: Array, blocks: Sequence[Block]
+) -> tuple[Array, Array, Sequence[Block]]:
+    """See 16-bit parameters as float32; others are taken as they are."""
+    if table.dtype.itemsize > 2:
+        return table, positions, blocks
+    wide = [block._replace(parameters=[widened(array) for array in block.parameters]) for block in blocks]
+    return widened(table), widened(positions), wide

@@ -1,0 +1,267 @@
+/* Driver of the embedding model's backward pass: phases over all sentences, each differentiating one of embedding.c. The
+ * gradient of a parameter is one sum in the order of the tokens, by the one task that owns its rows or columns. */
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#include <string.h>
+
+#include "embedding_tasks.h"
+#include "threads.h"
+
+/* Rows of a weight's gradient that one task owns, and how many ranges of ids share out the table's. */
+#define SA_WEIGHT_ROWS 96
+#define SA_TABLE_PARTS 16
+
+static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
+
+static ptrdiff_t bytes_of(const sa_embedding *e, ptrdiff_t elements) { return elements * (ptrdiff_t)sa_embedding_size(e); }
+
+static ptrdiff_t panels_of(const sa_embedding *e) { return sa_ceil_div(e->d, sa_embedding_kernels(e)->block_rows); }
+
+/* ---- out = mean of the rows:  dy = dout/length --------------------------------------------------------------------------- */
+
+static ptrdiff_t count_sentences(const sa_embedding_part *p, ptrdiff_t block) {
+    (void)block;
+    return p->e->sentences;
+}
+
+static void spread(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    (void)block;
+    (void)scratch;
+    const sa_embedding *e = p->e;
+    const ptrdiff_t start = e->starts[t], length = e->starts[t + 1] - start;
+    sa_embedding_kernels(e)->spread((const char *)p->g->grad_out + bytes_of(e, t * e->d), 1 / (double)length, length, e->d,
+                                    p->dy + bytes_of(e, start * e->d));
+}
+
+/* ---- y = LayerNorm(s):  ds by rows, and d weight = Σ dy·unit, d bias = Σ dy by columns --------------------------------- */
+
+static ptrdiff_t norm_tasks(const sa_embedding *e) { return sa_ceil_div(e->tokens, SA_NORM_ROWS); }
+
+static ptrdiff_t count_norms(const sa_embedding_part *p, ptrdiff_t block) {
+    (void)block;
+    return norm_tasks(p->e) + panels_of(p->e);
+}
+
+static void norm(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    (void)scratch;
+    const sa_embedding *e = p->e;
+    const sa_real_kernels *kernels = sa_embedding_kernels(e);
+    const sa_embedding_frame f = sa_embedding_frame_of(p, block);
+    if (t < norm_tasks(e)) {
+        const ptrdiff_t row = t * SA_NORM_ROWS, at = bytes_of(e, row * e->d);
+        const sa_norm_rows n = {.rows = smaller(e->tokens - row, SA_NORM_ROWS),
+                                .d = e->d,
+                                .weight = e->block[block].norm_weight,
+                                .unit = f.unit + at,
+                                .scale = f.scale + bytes_of(e, row)};
+        kernels->norm_backward(&n, p->dy + at, p->ds + at);
+        return;
+    }
+    const ptrdiff_t column = (t - norm_tasks(e)) * kernels->block_rows, at = bytes_of(e, column);
+    const ptrdiff_t width = smaller(e->d - column, kernels->block_rows);
+    const sa_embedding_block_gradients *g = &p->g->block[block];
+    kernels->column_sums(p->dy + at, f.unit + at, e->tokens, e->d, width, 1, (char *)g->norm_weight + at);
+    kernels->column_sums(p->dy + at, NULL, e->tokens, e->d, width, 1, (char *)g->norm_bias + at);
+}
+
+/* ---- s = x + attention(q, k, v):  dq, dk, dv of one head of one sentence ---------------------------------------------- */
+
+static ptrdiff_t count_attention(const sa_embedding_part *p, ptrdiff_t block) {
+    return p->e->sentences * p->e->block[block].heads;
+}
+
+static sa_tensor matrix(const sa_embedding *e, char *data, ptrdiff_t stride) {
+    return (sa_tensor){.m = {data, bytes_of(e, stride), bytes_of(e, 1), e->f64 ? SA_F64 : SA_F32, false}};
+}
+
+static void attention(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    const sa_embedding *e = p->e;
+    const ptrdiff_t heads = e->block[block].heads, head = t % heads, start = e->starts[t / heads];
+    const ptrdiff_t length = e->starts[t / heads + 1] - start, width = e->d / heads;
+    const ptrdiff_t at = bytes_of(e, start * e->d + head * width);
+    const size_t row_bytes = (size_t)bytes_of(e, width), rows_bytes = (size_t)length * row_bytes;
+    const size_t taken = sa_embedding_array(e, length, width);
+    char *dkey = scratch, *dvalue = dkey + taken; /* the kernel adds to rows that lie together */
+    const sa_embedding_frame f = sa_embedding_frame_of(p, block);
+    sa_attention a;
+    sa_embedding_attention(e, block, &f, start, length, head, &a);
+    sa_attention_gradients g = {.a = &a,
+                                .grad_out = matrix(e, p->ds + at, e->d),
+                                .dquery = matrix(e, p->dprojected[SA_QUERY] + at, e->d),
+                                .dkey = matrix(e, dkey, width),
+                                .dvalue = matrix(e, dvalue, width),
+                                .delta = dvalue + taken};
+    memset(dkey, 0, rows_bytes);
+    memset(dvalue, 0, rows_bytes);
+    for (ptrdiff_t r = 0; r < length; ++r) {
+        memset(p->dprojected[SA_QUERY] + at + bytes_of(e, r * e->d), 0, row_bytes);
+    }
+    sa_backward_plan plan;
+    sa_attention_plan_backward(&g, 1, &plan);
+    sa_attention_backward(&g, &plan, dvalue + taken + sa_embedding_array(e, length, 1));
+    for (ptrdiff_t r = 0; r < length; ++r) {
+        const ptrdiff_t to = at + bytes_of(e, r * e->d);
+        memcpy(p->dprojected[SA_KEY] + to, dkey + (size_t)r * row_bytes, row_bytes);
+        memcpy(p->dprojected[SA_VALUE] + to, dvalue + (size_t)r * row_bytes, row_bytes);
+    }
+}
+
+static size_t attention_scratch(const sa_embedding *e) {
+    size_t most = 0;
+    for (ptrdiff_t b = 0; b < e->blocks; ++b) {
+        sa_attention a;
+        const sa_embedding_frame none = {0};
+        sa_embedding_attention(e, b, &none, 0, e->longest, 0, &a);
+        const sa_attention_gradients g = {.a = &a};
+        const size_t bytes = sa_embedding_kernels(e)->backward_scratch(&g) + 2 * sa_embedding_array(e, e->longest, a.E);
+        most = bytes > most ? bytes : most;
+    }
+    return most + sa_embedding_array(e, e->longest, 1);
+}
+
+/* ---- q = x·Wᵀ + b, k and v likewise:  dx = ds + Σ dq·W,  dW = dqᵀ·x,  db = Σ dq --------------------------------------- */
+
+static ptrdiff_t input_tasks(const sa_embedding *e) { return panels_of(e) * sa_ceil_div(e->tokens, SA_PRODUCT_ROWS); }
+static ptrdiff_t weight_tasks(const sa_embedding *e) {
+    return SA_PROJECTIONS * panels_of(e) * sa_ceil_div(e->d, SA_WEIGHT_ROWS);
+}
+
+static ptrdiff_t count_products(const sa_embedding_part *p, ptrdiff_t block) {
+    (void)block;
+    return input_tasks(p->e) + weight_tasks(p->e) + SA_PROJECTIONS * panels_of(p->e);
+}
+
+/* ds becomes dx. */
+static void input_gradient(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    const sa_embedding *e = p->e;
+    const sa_real_kernels *kernels = sa_embedding_kernels(e);
+    const ptrdiff_t panels = panels_of(e), column = t % panels * kernels->block_rows, row = t / panels * SA_PRODUCT_ROWS;
+    sa_product product = {.m = smaller(e->tokens - row, SA_PRODUCT_ROWS),
+                          .n = e->d,
+                          .width = smaller(e->d - column, kernels->block_rows),
+                          .c = p->ds + bytes_of(e, row * e->d + column),
+                          .a_stride = e->d,
+                          .b_stride = e->d,
+                          .c_stride = e->d};
+    for (int which = 0; which < SA_PROJECTIONS; ++which) {
+        product.a = p->dprojected[which] + bytes_of(e, row * e->d);
+        product.b = (const char *)e->block[block].weight[which] + bytes_of(e, column);
+        kernels->matmul_nn(&product, scratch);
+    }
+}
+
+static void weight_gradient(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    const sa_embedding *e = p->e;
+    const sa_real_kernels *kernels = sa_embedding_kernels(e);
+    const ptrdiff_t panels = panels_of(e), column = t % panels * kernels->block_rows;
+    const ptrdiff_t which = t / panels % SA_PROJECTIONS, row = t / panels / SA_PROJECTIONS * SA_WEIGHT_ROWS;
+    const sa_product product = {.m = smaller(e->d - row, SA_WEIGHT_ROWS),
+                                .n = e->tokens,
+                                .width = smaller(e->d - column, kernels->block_rows),
+                                .a = p->dprojected[which] + bytes_of(e, row),
+                                .b = sa_embedding_frame_of(p, block).x + bytes_of(e, column),
+                                .c = (char *)p->g->block[block].weight[which] + bytes_of(e, row * e->d + column),
+                                .a_stride = e->d,
+                                .b_stride = e->d,
+                                .c_stride = e->d};
+    kernels->matmul_tn(&product, scratch);
+}
+
+static void products(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    const sa_embedding *e = p->e;
+    if (t < input_tasks(e)) {
+        input_gradient(p, block, t, scratch);
+        return;
+    }
+    t -= input_tasks(e);
+    if (t < weight_tasks(e)) {
+        weight_gradient(p, block, t, scratch);
+        return;
+    }
+    t -= weight_tasks(e);
+    const sa_real_kernels *kernels = sa_embedding_kernels(e);
+    const ptrdiff_t which = t / panels_of(e), column = t % panels_of(e) * kernels->block_rows, at = bytes_of(e, column);
+    kernels->column_sums(p->dprojected[which] + at, NULL, e->tokens, e->d, smaller(e->d - column, kernels->block_rows), 1,
+                         (char *)p->g->block[block].bias[which] + at);
+}
+
+/* ---- x = table[ids] + positions:  the rows of an id add up -------------------------------------------------------------- */
+
+static ptrdiff_t count_table(const sa_embedding_part *p, ptrdiff_t block) {
+    (void)block;
+    return smaller(SA_TABLE_PARTS, p->e->vocabulary);
+}
+
+/* A task owns a range of ids. */
+static void table(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    (void)scratch;
+    const sa_embedding *e = p->e;
+    const sa_real_kernels *kernels = sa_embedding_kernels(e);
+    const ptrdiff_t ids = sa_ceil_div(e->vocabulary, count_table(p, block)), row_bytes = bytes_of(e, e->d);
+    const ptrdiff_t from = smaller(t * ids, e->vocabulary), to = smaller(from + ids, e->vocabulary);
+    char *gradient = p->g->table;
+    memset(gradient + from * row_bytes, 0, (size_t)((to - from) * row_bytes));
+    for (ptrdiff_t i = 0; i < e->tokens; ++i) {
+        if (e->ids[i] >= from && e->ids[i] < to) {
+            kernels->add_row(p->dy + i * row_bytes, e->d, gradient + e->ids[i] * row_bytes);
+        }
+    }
+}
+
+/* ---- running --------------------------------------------------------------------------------------------------------- */
+
+static const sa_embedding_phase spread_phase = {count_sentences, spread}, norm_phase = {count_norms, norm},
+                                attention_phase = {count_attention, attention}, products_phase = {count_products, products},
+                                table_phase = {count_table, table};
+
+/* Each thread of a team has its own p, and all of them swap alike. */
+static void run(sa_embedding_part p, char *scratch, bool team) {
+    sa_embedding_run_phase(&spread_phase, &p, 0, scratch, team);
+    for (ptrdiff_t b = p.e->blocks - 1; b >= 0; --b) {
+        sa_embedding_run_phase(&norm_phase, &p, b, scratch, team);
+        sa_embedding_run_phase(&attention_phase, &p, b, scratch, team);
+        sa_embedding_run_phase(&products_phase, &p, b, scratch, team);
+        char *dx = p.ds;
+        p.ds = p.dy;
+        p.dy = dx;
+    }
+    sa_embedding_run_phase(&table_phase, &p, 0, scratch, team);
+}
+
+sa_status sa_embedding_plan_backward(const sa_embedding *e, int max_threads, sa_embedding_plan *plan) {
+    *plan = (sa_embedding_plan){.keep = true, .threads = 1};
+    if (!sa_embedding_fits(e)) {
+        return SA_TOO_LARGE;
+    }
+    const size_t matmul = sa_embedding_kernels(e)->matmul_scratch(), attended = attention_scratch(e);
+    plan->shared_bytes = 5 * sa_embedding_array(e, e->tokens, e->d);
+    plan->scratch_bytes = ((matmul > attended ? matmul : attended) + 63) / 64 * 64;
+    plan->threads = e->sentences == 0 ? 1 : sa_embedding_threads(e, 2.5, max_threads);
+    return SA_OK;
+}
+
+void sa_embedding_backward(const sa_embedding *e, const sa_embedding_gradients *g, const sa_embedding_plan *plan,
+                           const void *saved, void *scratch) {
+    const size_t array = sa_embedding_array(e, e->tokens, e->d);
+    char *shared = scratch, *own = shared + plan->shared_bytes;
+    const sa_embedding_part p = {.e = e,
+                                 .plan = plan,
+                                 .g = g,
+                                 .to = e->sentences,
+                                 .frames = (char *)(uintptr_t)saved, /* read only */
+                                 .capacity = e->tokens,
+                                 .dy = shared,
+                                 .ds = shared + array,
+                                 .dprojected = {shared + 2 * array, shared + 3 * array, shared + 4 * array}};
+#if defined(_OPENMP)
+    if (plan->threads > 1) {
+        sa_region_enter();
+#pragma omp parallel num_threads(plan->threads)
+        run(p, own + (size_t)omp_get_thread_num() * plan->scratch_bytes, true);
+        sa_region_leave();
+        return;
+    }
+#endif
+    run(p, own, false);
+}

@@ -1,0 +1,97 @@
+/* Products of matrices, on the register tiles of attention: a panel of at most block_rows columns at a time, whose other
+ * operand is packed into scratch in pieces that stay in L1 while all rows go by. Rows of A, B and C are contiguous, strides
+ * count elements. Every element of C is a sum in the order of n, in pieces of SA_PANEL_DEPTH, whatever the rows and columns
+ * beside it: how a product is cut into tasks does not change its bits. */
+
+#define SA_PANEL FN(block_rows)
+#define SA_PANEL_DEPTH 128
+#define SA_PANEL_ROWS 64 /* of C in matmul_tn: its tile stays in L1 beside the panel */
+
+static size_t FN(matmul_scratch)(void) { return (SA_PANEL_DEPTH + SA_PANEL_ROWS) * SA_PANEL * sizeof(real); }
+
+/* panel[k][c] = b[k][c] for k < n, zeros up to a whole vector of columns. */
+SA_INLINE void FN(pack_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel) {
+    for (ptrdiff_t k = 0; k < n; ++k) {
+        const real *from = b + k * b_stride;
+        real *to = panel + k * SA_PANEL;
+        ptrdiff_t c = 0;
+        for (; c + SA_LANES <= width; c += SA_LANES) {
+            V(store)(to + c, V(load)(from + c));
+        }
+        if (c < width) {
+            V(store)(to + c, V(load_n)(from + c, (int)(width - c)));
+        }
+    }
+}
+
+/* panel[k][c] = b[c][k] for k < n, zeros up to a whole vector of columns. */
+SA_INLINE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel) {
+    for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
+        for (ptrdiff_t k = 0; k < n; k += SA_LANES) {
+            const int depth = n - k < SA_LANES ? (int)(n - k) : SA_LANES;
+            vec t[SA_LANES];
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                t[i] = V(set1)(0);
+                if (c + i < width) {
+                    const real *from = b + (c + i) * b_stride + k;
+                    t[i] = depth == SA_LANES ? V(load)(from) : V(load_n)(from, depth);
+                }
+            }
+            FN(transpose)(t);
+            for (int i = 0; i < depth; ++i) {
+                V(store)(panel + (k + i) * SA_PANEL + c, t[i]);
+            }
+        }
+    }
+}
+
+/* C[m][width] = start[width] + A[m][n]·B[width][n]ᵀ */
+SA_NOINLINE void FN(matmul_nt)(const sa_product *p, void *scratch) {
+    const real *a = p->a, *b = p->b;
+    real *c = p->c, *panel = scratch;
+    for (ptrdiff_t r = 0; r < p->m; ++r) {
+        memcpy(c + r * p->c_stride, p->start, (size_t)p->width * sizeof(real));
+    }
+    for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
+        const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
+        FN(pack_panel_transposed)(b + k, p->b_stride, depth, p->width, panel);
+        FN(outer)(a + k, p->a_stride, panel, SA_PANEL, depth, p->m, c, p->c_stride, p->width);
+    }
+}
+
+/* C[m][width] += A[m][n]·B[n][width] */
+SA_NOINLINE void FN(matmul_nn)(const sa_product *p, void *scratch) {
+    const real *a = p->a, *b = p->b;
+    real *panel = scratch;
+    for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
+        const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
+        FN(pack_panel)(b + k * p->b_stride, p->b_stride, depth, p->width, panel);
+        FN(outer)(a + k, p->a_stride, panel, SA_PANEL, depth, p->m, p->c, p->c_stride, p->width);
+    }
+}
+
+/* C[m][width] = A[n][m]ᵀ·B[n][width] */
+SA_NOINLINE void FN(matmul_tn)(const sa_product *p, void *scratch) {
+    const real *a = p->a, *b = p->b;
+    real *panel = scratch, *tile = panel + SA_PANEL_DEPTH * SA_PANEL, ones[SA_PANEL];
+    const int vectors = (int)((p->width + SA_LANES - 1) / SA_LANES);
+    for (int i = 0; i < SA_PANEL; ++i) {
+        ones[i] = 1;
+    }
+    for (ptrdiff_t first = 0; first < p->m; first += SA_PANEL_ROWS) {
+        const ptrdiff_t rows = p->m - first < SA_PANEL_ROWS ? p->m - first : SA_PANEL_ROWS;
+        memset(tile, 0, (size_t)(rows * SA_PANEL) * sizeof(real));
+        for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
+            const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
+            FN(pack_panel)(b + k * p->b_stride, p->b_stride, depth, p->width, panel);
+            FN(values_wide)(panel, a + k * p->a_stride + first, p->a_stride, depth, rows, tile, SA_PANEL, ones, vectors);
+        }
+        for (ptrdiff_t r = 0; r < rows; ++r) {
+            memcpy((real *)p->c + (first + r) * p->c_stride, tile + r * SA_PANEL, (size_t)p->width * sizeof(real));
+        }
+    }
+}
+#undef SA_PANEL
+#undef SA_PANEL_DEPTH
+#undef SA_PANEL_ROWS

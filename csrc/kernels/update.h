@@ -1,0 +1,71 @@
+/* One step of an optimiser over n elements of an array, in the arithmetic of PyTorch: every operation rounds once, none is
+ * fused, so that all instruction sets give the same bits. NaN and infinities spread as arithmetic has it. No two arrays
+ * overlap. */
+
+/* Loads, computes and stores elements i … of all arrays, a whole vector or the last n − i. */
+#define SA_EACH_VECTOR(BODY)                                                                                                   \
+    ptrdiff_t i = 0;                                                                                                           \
+    for (; i + SA_LANES <= n; i += SA_LANES) {                                                                                 \
+        BODY(V(load), V(store), )                                                                                              \
+    }                                                                                                                          \
+    if (i < n) {                                                                                                               \
+        const int k = (int)(n - i);                                                                                            \
+        BODY(V(load_n), V(store_n), SA_COMMA k)                                                                                \
+    }
+#define SA_COMMA ,
+
+/* Sutskever et al. 2013, section 2, the rate applied to v:  g += decay·p,  v = momentum·v + (1 − dampening)·g (g at the first
+ * step),  p −= lr·v, or lr·(g + momentum·v) with Nesterov. */
+SA_NOINLINE void FN(sgd)(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean, void *square,
+                         ptrdiff_t n) {
+    (void)square;
+    real *restrict p = parameter, *restrict m = mean;
+    const real *restrict g = gradient;
+    const vec decay = SA_C(s->added_decay), keep = SA_C(s->keep_mean), take = SA_C(s->take_mean), rate = SA_C(s->rate);
+#define SA_SGD_STEP(load, store, k)                                                                                            \
+    const vec p_i = load(p + i k);                                                                                             \
+    vec g_i = load(g + i k);                                                                                                   \
+    if (s->added_decay != 0) {                                                                                                 \
+        g_i = g_i + decay * p_i;                                                                                               \
+    }                                                                                                                          \
+    if (m != NULL) {                                                                                                           \
+        vec m_i = g_i;                                                                                                         \
+        if (!s->fresh) {                                                                                                       \
+            m_i = keep * load(m + i k) + take * g_i;                                                                           \
+        }                                                                                                                      \
+        store(m + i, m_i k);                                                                                                   \
+        if (s->nesterov) {                                                                                                     \
+            m_i = g_i + keep * m_i;                                                                                            \
+        }                                                                                                                      \
+        g_i = m_i;                                                                                                             \
+    }                                                                                                                          \
+    store(p + i, p_i - rate * g_i k);
+    SA_EACH_VECTOR(SA_SGD_STEP)
+#undef SA_SGD_STEP
+}
+
+/* Kingma & Ba 2015, algorithm 1, with the corrections moved into two scalars:  p −= rate·m/(root·√v + eps),
+ * rate = lr/(1 − β1^t), root = 1/√(1 − β2^t). */
+SA_NOINLINE void FN(adam)(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean, void *square,
+                          ptrdiff_t n) {
+    real *restrict p = parameter, *restrict m = mean, *restrict v = square;
+    const real *restrict g = gradient;
+    const vec decay = SA_C(s->added_decay), shrink = SA_C(s->shrink), rate = SA_C(s->rate), root = SA_C(s->root);
+    const vec keep1 = SA_C(s->keep_mean), take1 = SA_C(s->take_mean), eps = SA_C(s->eps);
+    const vec keep2 = SA_C(s->keep_square), take2 = SA_C(s->take_square);
+#define SA_ADAM_STEP(load, store, k)                                                                                           \
+    vec p_i = load(p + i k), g_i = load(g + i k);                                                                              \
+    if (s->added_decay != 0) {                                                                                                 \
+        g_i = g_i + decay * p_i;                                                                                               \
+    }                                                                                                                          \
+    p_i = p_i * shrink;                                                                                                        \
+    const vec m_i = keep1 * load(m + i k) + take1 * g_i;                                                                       \
+    const vec v_i = keep2 * load(v + i k) + take2 * (g_i * g_i);                                                               \
+    store(m + i, m_i k);                                                                                                       \
+    store(v + i, v_i k);                                                                                                       \
+    store(p + i, p_i - rate * (m_i / (V(sqrt)(v_i) * root + eps)) k);
+    SA_EACH_VECTOR(SA_ADAM_STEP)
+#undef SA_ADAM_STEP
+}
+#undef SA_EACH_VECTOR
+#undef SA_COMMA

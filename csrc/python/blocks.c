@@ -1,0 +1,85 @@
+/* Owns the blocks of memory that calls take and give back. A slot is exchanged atomically, so that threads without a GIL
+ * get a block each; the worst that a race does is to free one more. */
+#include "blocks.h"
+
+/* Larger blocks go back to the system at once: for them it is little beside their arithmetic. */
+#define SA_LARGEST_KEPT ((size_t)64 << 20)
+
+typedef struct {
+    size_t bytes;
+    PyObject *module; /* owned while the block is in use */
+    char padding[64 - sizeof(size_t) - sizeof(PyObject *)];
+} header;
+
+/* What malloc returned lies before an aligned header. */
+typedef struct {
+    void *memory;
+} origin;
+
+static header *header_of(void *block) { return (header *)block - 1; }
+
+static void free_block(header *h) { PyMem_RawFree(((origin *)(void *)h - 1)->memory); }
+
+static header *new_block(size_t bytes) {
+    char *memory = bytes > PTRDIFF_MAX / 2 ? NULL : PyMem_RawMalloc(bytes + sizeof(header) + sizeof(origin) + 64);
+    if (memory == NULL) {
+        PyErr_Format(PyExc_MemoryError, "cannot allocate %zu bytes", bytes);
+        return NULL;
+    }
+    char *at = memory + sizeof(origin);
+    header *h = (header *)(void *)(at + (64 - (uintptr_t)at % 64) % 64);
+    ((origin *)(void *)h - 1)->memory = memory;
+    h->bytes = bytes;
+    return h;
+}
+
+void *sa_block_take(PyObject *module, size_t bytes) {
+    sa_state *state = sa_state_of(module);
+    header *h = NULL;
+    for (int i = 0; i < SA_KEPT_BLOCKS && h == NULL; ++i) {
+        h = atomic_exchange(&state->blocks[i], NULL);
+        if (h != NULL && (h->bytes < bytes || h->bytes / 4 > bytes + 4096)) {
+            void *empty = NULL;
+            if (!atomic_compare_exchange_strong(&state->blocks[i], &empty, h)) {
+                free_block(h);
+            }
+            h = NULL;
+        }
+    }
+    if (h == NULL && (h = new_block(bytes)) == NULL) {
+        return NULL;
+    }
+    h->module = Py_NewRef(module);
+    return h + 1;
+}
+
+void sa_block_give(void *block) {
+    if (block == NULL) {
+        return;
+    }
+    header *h = header_of(block);
+    PyObject *module = h->module;
+    sa_state *state = sa_state_of(module);
+    for (int i = 0; i < SA_KEPT_BLOCKS && h != NULL && h->bytes <= SA_LARGEST_KEPT; ++i) {
+        void *empty = NULL;
+        if (atomic_compare_exchange_strong(&state->blocks[i], &empty, h)) {
+            h = NULL;
+        }
+    }
+    if (h != NULL) { /* all slots are taken: the oldest makes room, lest sizes of the past stay for ever */
+        header *first = h->bytes <= SA_LARGEST_KEPT ? atomic_exchange(&state->blocks[h->bytes % SA_KEPT_BLOCKS], h) : h;
+        if (first != NULL) {
+            free_block(first);
+        }
+    }
+    Py_DECREF(module);
+}
+
+void sa_blocks_clear(sa_state *state) {
+    for (int i = 0; i < SA_KEPT_BLOCKS; ++i) {
+        header *h = atomic_exchange(&state->blocks[i], NULL);
+        if (h != NULL) {
+            free_block(h);
+        }
+    }
+}
