@@ -21,6 +21,7 @@ from selfattn._core import (
     set_num_threads,
     softmax,
 )
+from selfattn.additive import AdditiveGradients, additive_attention, additive_attention_vjp
 from selfattn.attention_vjp import (
     AttentionGradients,
     scaled_dot_product_attention_backward,
@@ -51,6 +52,7 @@ from selfattn.varlen import varlen_attention, varlen_attention_vjp
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdditiveGradients",
     "AttentionGradients",
     "AttentionSteps",
     "KVCache",
@@ -58,6 +60,8 @@ __all__ = [
     "MergeGradients",
     "RMSNormGradients",
     "RotaryGradients",
+    "additive_attention",
+    "additive_attention_vjp",
     "apply_rotary_emb",
     "apply_rotary_emb_vjp",
     "attention_steps",

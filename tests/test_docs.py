@@ -19,7 +19,10 @@ MODULES = [
     "selfattn",
     *(f"selfattn.{name}" for name in ("checks", "config", "functional", "rows_vjp", "steps")),
     "selfattn.reference",
-    *(f"selfattn.reference.{name}" for name in ("attention", "dropout", "rows", "rows_vjp", "varlen")),
+    *(
+        f"selfattn.reference.{name}"
+        for name in ("additive", "attention", "dropout", "rows", "rows_vjp", "varlen")
+    ),
     "selfattn.steps",
     "selfattn.functional",
     "selfattn.config",

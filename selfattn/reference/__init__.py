@@ -13,7 +13,7 @@ At its heart attention is four lines::
 :func:`scaled_dot_product_attention` is those lines with every option; each line has become a small
 function, which follows it in `attention.py`. `rows.py` has the other operations of a Transformer, each about
 as long as its formula, `rows_vjp.py` their gradients; `dropout.py` the random numbers of dropout;
-`varlen.py` has packed sequences, `arguments.py` the checks of arguments.
+`additive.py` has Bahdanau's score, `varlen.py` packed sequences, `arguments.py` the checks of arguments.
 
 Shape letters: ``...`` are leading (batch and head) dims, H the heads, L the queries, S the keys, E the
 width of a query and of a key, Ev the width of a value.
@@ -27,6 +27,7 @@ in fewer bits are held against.
 takes no part.
 """
 
+from selfattn.reference.additive import AdditiveGradients, additive_attention, additive_attention_vjp
 from selfattn.reference.attention import merge_attention, scaled_dot_product_attention
 from selfattn.reference.attention_vjp import AttentionGradients, scaled_dot_product_attention_vjp
 from selfattn.reference.dropout import dropout_keep_mask, philox4x32
@@ -54,11 +55,14 @@ from selfattn.reference.rows_vjp import (
 from selfattn.reference.varlen import varlen_attention, varlen_attention_vjp
 
 __all__ = [
+    "AdditiveGradients",
     "AttentionGradients",
     "LayerNormGradients",
     "MergeGradients",
     "RMSNormGradients",
     "RotaryGradients",
+    "additive_attention",
+    "additive_attention_vjp",
     "apply_rotary_emb",
     "apply_rotary_emb_vjp",
     "dropout_keep_mask",
