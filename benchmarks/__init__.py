@@ -2,5 +2,5 @@
 
 The path of a run: `cases` says what is computed, `engines` how each library does it, `worker` runs one
 library behind a pipe, `measure` interleaves the workers, `report` turns the results into tables, `app` is the
-command line.
+command line. `embedding` stands apart: training steps of the embedding model, with a command of its own.
 """
