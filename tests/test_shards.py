@@ -46,5 +46,9 @@ def test_shards_in_processes_make_the_whole(method):
     # a few roundings for each of the 96 terms of a sum
     np.testing.assert_allclose(out, expected, rtol=0, atol=96 * EPS)
     np.testing.assert_allclose(sum(f[0] for f in found), wanted.query, rtol=0, atol=8 * 96 * EPS)
-    np.testing.assert_allclose(np.concatenate([f[1] for f in found], 1), wanted.key, rtol=0, atol=8 * 96 * EPS)
-    np.testing.assert_allclose(np.concatenate([f[2] for f in found], 1), wanted.value, rtol=0, atol=8 * 96 * EPS)
+    np.testing.assert_allclose(
+        np.concatenate([f[1] for f in found], 1), wanted.key, rtol=0, atol=8 * 96 * EPS
+    )
+    np.testing.assert_allclose(
+        np.concatenate([f[2] for f in found], 1), wanted.value, rtol=0, atol=8 * 96 * EPS
+    )

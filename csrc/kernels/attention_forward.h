@@ -176,7 +176,7 @@ SA_INLINE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, const int nv
 /* ---- one tile of keys ---------------------------------------------------------------------------------------------- */
 
 /* n rows of m from `first` on as real[n][width]. */
-SA_INLINE void FN(pack_tile)(real *packed, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
+SA_NOINLINE void FN(pack_tile)(real *packed, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
     if (!FN(is_direct)(m)) {
         FN(load_rows)(packed, m, first, n, width);
         return;
