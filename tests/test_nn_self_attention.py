@@ -17,6 +17,8 @@ KINDS = {
     "other width of values, bias": {"d_v": 7, "bias": True},
     "dot": {"score": "dot"},
     "unscaled": {"scale": False, "d_v": 2},
+    "additive": {"score": "additive", "d_v": 3},
+    "additive, bias": {"score": "additive", "bias": True},
 }
 
 
@@ -60,9 +62,12 @@ def test_outputs_and_gradients_are_those_of_pytorch(kind, dtype):
                 x @ getattr(self, f"W_{name}") + getattr(self, f"b_{name}", 0)
                 for name in ("query", "key", "value")
             )
-            scores = q @ k.transpose(-1, -2)
-            if KINDS[kind].get("score") != "dot" and KINDS[kind].get("scale", True):
-                scores = scores / k.shape[-1] ** 0.5
+            if KINDS[kind].get("score") == "additive":
+                scores = torch.tanh(q[..., :, None, :] + k[..., None, :, :]) @ self.v
+            else:
+                scores = q @ k.transpose(-1, -2)
+                if KINDS[kind].get("score") != "dot" and KINDS[kind].get("scale", True):
+                    scores = scores / k.shape[-1] ** 0.5
             return torch.softmax(scores, dim=-1) @ v
 
     layer = perturbed(layer_of(kind, dtype=dtype))
@@ -159,7 +164,14 @@ def test_the_steps_of_a_layer_that_drops_are_those_of_its_next_call():
     ("call", "error", "message"),
     [
         (lambda: nn.SelfAttention(2, 3, d_v=0), ValueError, "d_v must be at least 1, not 0"),
-        (lambda: nn.SelfAttention(2, 3, score="cosine"), ValueError, "scaled_dot, dot, not 'cosine'"),
+        (
+            lambda: nn.SelfAttention(2, 3, score="cosine"),
+            ValueError,
+            "scaled_dot, dot, additive, not 'cosine'",
+        ),
+        (lambda: nn.SelfAttention(2, 3, scale=False, score="additive"), ValueError, "scale=False means"),
+        (lambda: layer_of("additive")(X, window=(1, 1)), TypeError, "window"),
+        (lambda: layer_of("additive").steps(X), NotImplementedError, "score='additive' has none"),
         (lambda: nn.SelfAttention(2, 3).steps(np.ones((2, 4))), ValueError, r"\(..., 2\), not \(2, 4\)"),
         (lambda: nn.SelfAttention(2, 3).steps(np.ones((2, 2)), return_lse=True), TypeError, "return_lse"),
         (

@@ -29,7 +29,7 @@ from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
 from selfattn.nn.module import Module
 
-SCORES = ("scaled_dot", "dot")
+SCORES = ("scaled_dot", "dot", "additive")
 
 
 class SelfAttention(Module):
@@ -45,11 +45,13 @@ class SelfAttention(Module):
         False leaves the scores as they are, without 1/√d_out: the same as ``score="dot"``.
     d_v : int, optional
         The width of the values, and so of the output, if not d_out.
-    score : {"scaled_dot", "dot"}, default "scaled_dot"
-        What tells how well a query and a key fit: their product, divided by √d_out or not.
+    score : {"scaled_dot", "dot", "additive"}, default "scaled_dot"
+        What tells how well a query and a key fit: their product, divided by √d_out or not, or
+        ``v @ tanh(q + k)``, which takes ``attn_mask``, ``is_causal``, ``causal``, ``key_lengths`` and
+        ``num_threads`` alone.
     dtype : dtype, default float32
     rng : int, Generator or torch_rng, optional
-        Where the weights come from: query, key, value, then the biases in that order.
+        Where the weights come from: query, key, value, then the biases in that order, then ``v``.
 
     Attributes
     ----------
@@ -57,16 +59,19 @@ class SelfAttention(Module):
         Drawn from U[0, 1), as ``torch.rand``. :mod:`selfattn.nn.init` can fill them in other ways.
     b_query, b_key, b_value : ndarray, shape (d_out,), (d_out,) and (d_v,), or None
         Drawn from the same.
+    v : ndarray, shape (d_out,), or None
+        The weights of the additive score, drawn from the same.
     score : str
         "dot" if ``scale=False``.
 
     See Also
     --------
-    SelfAttentionBlock, selfattn.scaled_dot_product_attention
+    SelfAttentionBlock, selfattn.scaled_dot_product_attention, selfattn.additive_attention
 
     References
     ----------
-    Vaswani et al., "Attention Is All You Need", 2017, equation 1.
+    Vaswani et al., "Attention Is All You Need", 2017, equation 1. The additive score: Bahdanau et al., "Neural
+    Machine Translation by Jointly Learning to Align and Translate", 2015, appendix A.1.2.
 
     Examples
     --------
@@ -86,6 +91,7 @@ class SelfAttention(Module):
     b_query: Array | None
     b_key: Array | None
     b_value: Array | None
+    v: Array | None
 
     def __init__(
         self,
@@ -103,6 +109,8 @@ class SelfAttention(Module):
         self.d_v = d_out if d_v is None else check_size("d_v", d_v)
         if score not in SCORES:
             raise ValueError(f"score must be one of {', '.join(SCORES)}, not {score!r}")
+        if score == "additive" and not scale:
+            raise ValueError('scale=False means score="dot", but score="additive" was given')
         self.score = score if scale else "dot"
         kind, generator = float_dtype(dtype), init.as_generator(rng)
         widths = dict(zip(PROJECTIONS, (d_out, d_out, self.d_v), strict=True))
@@ -112,6 +120,8 @@ class SelfAttention(Module):
         for name, width in widths.items():
             drawn = init.uniform_(np.empty(width, kind), rng=generator) if bias else None
             self.register_parameter(f"b_{name}", drawn)
+        additive = init.uniform_(np.empty(d_out, kind), rng=generator) if score == "additive" else None
+        self.register_parameter("v", additive)
 
     def extra_repr(self) -> str:
         """Return the sizes, and what the scores are."""
@@ -141,10 +151,43 @@ class SelfAttention(Module):
         -------
         ndarray, shape (..., L, d_v)
         """
-        q, k, v = self._project(as_sequence(x, self.d_in, self.W_query.dtype))
+        x = as_sequence(x, self.d_in, self.W_query.dtype)
         check_options(options)
+        if self.v is not None:
+            return sa.additive_attention(*self._additive_arguments(x), attn_mask=attn_mask, **options)  # type: ignore[no-any-return]
+        q, k, v = self._project(x)
         y: Array = sa.scaled_dot_product_attention(q, k, v, attn_mask, scale=self._scale(), **options)
         return y
+
+    def _additive_arguments(self, x: Array) -> tuple[Any, ...]:
+        """Return what additive attention takes; a bias is one more row of a weight, for a column of ones."""
+        value = project(x, self.W_value.T, self.b_value)
+        if self.b_query is None or self.b_key is None:
+            return x, x, value, self.W_query, self.W_key, self.v
+        wide = np.concatenate([x, np.ones_like(x[..., :1])], axis=-1)
+        weights = (np.vstack([w, b]) for w, b in ((self.W_query, self.b_query), (self.W_key, self.b_key)))
+        return wide, wide, value, *weights, self.v
+
+    def _additive_vjp(
+        self, x: Array, attn_mask: npt.ArrayLike | None, options: Any
+    ) -> tuple[Array, Pullback]:
+        y, attention_pullback = sa.additive_attention_vjp(
+            *self._additive_arguments(x), attn_mask=attn_mask, **options
+        )
+        unchanged = Unchanged("SelfAttention", *dict(self._own_parameters()).values())
+
+        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
+            dy = as_gradient(dy, y)
+            unchanged.check()
+            d = attention_pullback(dy)
+            dx, d_weight, d_bias = project_backward(d.value, x, self.W_value.T)
+            dx = dx + (d.query + d.key)[..., : self.d_in]
+            grads = {"W_value": np.ascontiguousarray(d_weight.T), "b_value": d_bias, "v": d.v}
+            for name, wide in (("query", d.w_query), ("key", d.w_key)):
+                grads[f"W_{name}"], grads[f"b_{name}"] = wide[: self.d_in], wide[-1]
+            return dx, {name: grads[name] for name, _ in self._own_parameters()}
+
+        return y, pullback
 
     def _scale(self) -> float | None:
         return 1.0 if self.score == "dot" else None
@@ -157,6 +200,8 @@ class SelfAttention(Module):
         selfattn.layer_steps.LayerSteps
             Projections, scores, weights, weighted values; its ``result`` is the output.
         """
+        if self.score == "additive":
+            raise NotImplementedError("steps are those of a dot product; score='additive' has none")
         x = as_sequence(x, self.d_in, self.W_query.dtype)
         check_options(options)
         options.pop("num_threads", None)  # the steps are NumPy's
@@ -171,8 +216,10 @@ class SelfAttention(Module):
     ) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, grads)``."""
         x = as_sequence(x, self.d_in, self.W_query.dtype)
-        q, k, v = self._project(x)
         check_options(options)
+        if self.v is not None:
+            return self._additive_vjp(x, attn_mask, options)
+        q, k, v = self._project(x)
         y, attention_pullback = sa.scaled_dot_product_attention_vjp(
             q, k, v, attn_mask, scale=self._scale(), **options
         )
