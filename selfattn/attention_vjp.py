@@ -118,8 +118,7 @@ def scaled_dot_product_attention_vjp(
             raise ValueError(f"wrt names {name}, which was not given")
     if "attn_mask" in names and np.asarray(attn_mask).dtype == np.bool_:
         raise ValueError("wrt names attn_mask, but a boolean mask has no gradient: pass a float mask")
-    q, v = _as_array(query), _as_array(value)
-    k = _apart(_as_array(key), v)
+    q, k, v = _as_array(query), _apart(_as_array(key)), _apart(_as_array(value))
     dropout_p, rng = _settle_dropout(dropout_p, rng)
     arguments = (q, k, v, attn_mask, dropout_p, is_causal)
     options: dict[str, Any] = {
@@ -289,8 +288,7 @@ def scaled_dot_product_attention_backward(
             raise TypeError(
                 f"{name} must be the array that the forward call returned, got {type(kept).__name__}"
             )
-    q, v = _as_array(query), _as_array(value)
-    k = _apart(_as_array(key), v)
+    q, k, v = _as_array(query), _as_array(key), _as_array(value)
     extras = (attn_mask, alibi_slopes, sinks)
     inputs = AttentionGradients(q, k, v, *(None if x is None else np.asarray(x) for x in extras))
     if not isinstance(grad_out, np.ndarray):
@@ -303,9 +301,9 @@ def scaled_dot_product_attention_backward(
         _check_gradients(gradients, names, inputs, others)
     bits = sum(1 << n for n, name in enumerate(AttentionGradients._fields) if name in names)
     found = _core._attention_backward(
-        q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
-        window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths, rng=rng,
-        num_threads=num_threads, out=out, grad_out=grad_out, statistics=statistics, grad_lse=grad_lse, wrt=bits,
+        q, _apart(k), _apart(v), attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
+        causal=causal, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+        key_lengths=key_lengths, rng=rng, num_threads=num_threads, out=out, grad_out=grad_out, statistics=statistics, grad_lse=grad_lse, wrt=bits,
     )  # fmt: skip
     fitted: list[Array | None] = []
     for name, raw, given in zip(AttentionGradients._fields, found, inputs, strict=True):
@@ -351,16 +349,13 @@ def _as_array(x: npt.ArrayLike) -> Any:
     return x if isinstance(x, np.ndarray) else np.asarray(x)
 
 
-def _apart(key: Array, value: Array) -> Array:
-    """Copy a key that is a broadcast view along an axis: each of its heads has a gradient of its own.
+def _apart(x: Array) -> Array:
+    """Copy keys or values that are a broadcast view along an axis: each of their heads has a gradient of its own.
 
     The core adds up over heads that share keys and values in memory; those of length 1 are meant so.
     """
-
-    def repeated(x: Array) -> bool:
-        return any(n > 1 and step == 0 for n, step in zip(x.shape[:-2], x.strides[:-2], strict=True))
-
-    return key.copy() if repeated(key) or repeated(value) else key
+    repeated = any(n > 1 and step == 0 for n, step in zip(x.shape[:-2], x.strides[:-2], strict=True))
+    return x.copy() if repeated else x
 
 
 def _gradient_dtype(x: Array) -> np.dtype[Any]:

@@ -482,6 +482,21 @@ def test_what_has_no_gradient_is_said_at_the_call():
         )
 
 
+@pytest.mark.parametrize("which", ["key", "value", "both"])
+def test_a_broadcast_view_has_a_gradient_for_each_of_its_heads(which):
+    q, k, v = random_inputs((2, 6, 4), 9)
+    k, v = k[0], v[0]  # no head axis at all, but in the view
+    seen = {"key": k, "value": v}
+    for name in ("key", "value") if which == "both" else (which,):
+        seen[name] = np.broadcast_to(seen[name], (2, *seen[name].shape))
+    d = np.random.default_rng(0).standard_normal((2, 6, v.shape[-1])).astype(np.float32)
+    got = sa.scaled_dot_product_attention_vjp(q, seen["key"], seen["value"])[1](d)
+    copies = {name: x.copy() for name, x in seen.items()}
+    expected = sa.scaled_dot_product_attention_vjp(q, copies["key"], copies["value"])[1](d)
+    for a, b in zip(got[:3], expected[:3], strict=True):
+        assert_array_equal(a, b)
+
+
 def test_a_pullback_may_be_called_again():
     q, k, v = random_inputs((2, 50, 8), 70)
     out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, is_causal=True)
