@@ -56,7 +56,6 @@ typedef struct {
 
 #define SA_UNBOUNDED PTRDIFF_MAX
 
-/* Everything a forward call says. The caller has checked shapes, dtypes and ranges; the core trusts them. */
 /* How a long call is stopped: any thread may set cancelled (atomically). Between tasks, the thread that made the call also
  * calls poll, unless NULL, which may do so. */
 typedef struct sa_watch {
@@ -64,6 +63,7 @@ typedef struct sa_watch {
     void (*poll)(struct sa_watch *);
 } sa_watch;
 
+/* Everything a forward call says. The caller has checked shapes, dtypes and ranges; the core trusts them. */
 typedef struct {
     ptrdiff_t L, S, E, Dv;
     int n_lead;
@@ -114,8 +114,8 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial);
 
 /* Everything that a backward call says beyond its forward call, whose outputs `out` and `stats` are now read. The arrays of
- * gradients hold what computes (float64 or float32), the elements of a row together, and come zero-filled; data is NULL where a gradient is
- * not wanted. They are added to, in an order that depends on shape and options alone. */
+ * gradients hold what computes (float64 or float32), the elements of a row together, and come zero-filled; data is NULL where
+ * a gradient is not wanted. They are added to, in an order that depends on shape and options alone. */
 typedef struct {
     const sa_attention *a;
     sa_tensor grad_out;     /* (B…, L, Dv) */

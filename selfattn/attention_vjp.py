@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
+from selfattn._gradients import apart, check_names, gradient_dtype, settle_dropout
 from selfattn.reference.attention_vjp import AttentionGradients, sum_to_shape
-from selfattn.reference.dropout import seed_from_rng
 
 __all__ = [
     "AttentionGradients",
@@ -20,6 +20,7 @@ __all__ = [
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
+HEADS = slice(None, -2)  # the axes before length and width
 Causal: TypeAlias = Literal["upper_left", "lower_right"]
 
 _OVERLAP_WORK = 10_000  # steps of the search for a shared element, as in the core for out
@@ -110,7 +111,7 @@ def scaled_dot_product_attention_vjp(
     >>> np.allclose(grads.value.sum(axis=1), 5)  # five rows of weights with sum 1
     True
     """
-    names = _check_wrt(wrt)
+    names = check_names(wrt)
     if return_weights:
         raise TypeError("return_weights has no gradient; call scaled_dot_product_attention for the weights")
     for name, what in {"attn_mask": attn_mask, "alibi_slopes": alibi_slopes, "sinks": sinks}.items():
@@ -118,8 +119,8 @@ def scaled_dot_product_attention_vjp(
             raise ValueError(f"wrt names {name}, which was not given")
     if "attn_mask" in names and np.asarray(attn_mask).dtype == np.bool_:
         raise ValueError("wrt names attn_mask, but a boolean mask has no gradient: pass a float mask")
-    q, k, v = _as_array(query), _apart(_as_array(key)), _apart(_as_array(value))
-    dropout_p, rng = _settle_dropout(dropout_p, rng)
+    q, k, v = _as_array(query), apart(_as_array(key), HEADS), apart(_as_array(value), HEADS)
+    dropout_p, rng = settle_dropout(dropout_p, rng)
     arguments = (q, k, v, attn_mask, dropout_p, is_causal)
     options: dict[str, Any] = {
         "scale": scale, "enable_gqa": enable_gqa, "causal": causal, "window": window, "softcap": softcap,
@@ -282,7 +283,7 @@ def scaled_dot_product_attention_backward(
     >>> grads.query is mine.query
     True
     """
-    names = _check_wrt(wrt)
+    names = check_names(wrt)
     for name, kept in (("out", out), ("statistics", statistics)):
         if not isinstance(kept, np.ndarray):
             raise TypeError(
@@ -301,7 +302,7 @@ def scaled_dot_product_attention_backward(
         _check_gradients(gradients, names, inputs, others)
     bits = sum(1 << n for n, name in enumerate(AttentionGradients._fields) if name in names)
     found = _core._attention_backward(
-        q, _apart(k), _apart(v), attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
+        q, apart(k, HEADS), apart(v, HEADS), attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
         causal=causal, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
         key_lengths=key_lengths, rng=rng, num_threads=num_threads, out=out, grad_out=grad_out, statistics=statistics, grad_lse=grad_lse, wrt=bits,
     )  # fmt: skip
@@ -312,7 +313,7 @@ def scaled_dot_product_attention_backward(
             continue
         # of slopes and sinks there is each row's share
         whole = raw.sum(axis=-1, dtype=np.float64) if name in ("alibi_slopes", "sinks") else raw
-        dtype = _gradient_dtype(given)
+        dtype = gradient_dtype(given)
         if whole.size == 0:  # no query head may be a broadcast of any number of key heads
             gradient = np.zeros(given.shape, dtype)
         else:
@@ -324,42 +325,9 @@ def scaled_dot_product_attention_backward(
     return AttentionGradients(*fitted)
 
 
-def _check_wrt(wrt: Sequence[str]) -> tuple[str, ...]:
-    names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
-    for name in names:
-        if name not in AttentionGradients._fields:
-            raise ValueError(f"wrt may name {', '.join(AttentionGradients._fields)}; it has {name!r}")
-    return names
-
-
-def _settle_dropout(
-    dropout_p: Any, rng: int | np.random.Generator | None
-) -> tuple[Any, int | np.random.Generator | None]:
-    """Give dropout as a number that cannot change, and with it a seed: forward and backward drop the same."""
-    try:
-        number = dropout_p if isinstance(dropout_p, str | bytes | bool) else float(dropout_p)
-    except (TypeError, ValueError, OverflowError):
-        return dropout_p, rng  # the core says what is wrong with it
-    drops = isinstance(number, float) and 0 < number <= 1
-    return number, seed_from_rng(rng) if drops else rng
-
-
 def _as_array(x: npt.ArrayLike) -> Any:
     """Convert what is no array once, so that the backward pass need not; the core checks the rest."""
     return x if isinstance(x, np.ndarray) else np.asarray(x)
-
-
-def _apart(x: Array) -> Array:
-    """Copy keys or values that are a broadcast view along an axis: each of their heads has a gradient of its own.
-
-    The core adds up over heads that share keys and values in memory; those of length 1 are meant so.
-    """
-    repeated = any(n > 1 and step == 0 for n, step in zip(x.shape[:-2], x.strides[:-2], strict=True))
-    return x.copy() if repeated else x
-
-
-def _gradient_dtype(x: Array) -> np.dtype[Any]:
-    return np.dtype(np.float64) if x.dtype.kind in "iu" else x.dtype.newbyteorder("=")
 
 
 def _check_gradients(
@@ -381,7 +349,7 @@ def _check_gradients(
 
 
 def _check_target(name: str, target: Array, given: Array) -> None:
-    dtype = _gradient_dtype(given)
+    dtype = gradient_dtype(given)
     if not isinstance(target, np.ndarray) or isinstance(target, np.ma.MaskedArray | np.matrix):
         raise TypeError(f"{name} must be a plain array of shape {given.shape} and dtype {dtype}, "
                         f"got {type(target).__name__}")  # fmt: skip

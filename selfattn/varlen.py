@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
+from selfattn._gradients import apart, check_names, gradient_dtype, settle_dropout
 from selfattn.reference.attention_vjp import AttentionGradients, sum_to_shape
-from selfattn.reference.dropout import seed_from_rng
 
 __all__ = ["varlen_attention", "varlen_attention_vjp"]
 
@@ -189,22 +189,18 @@ def varlen_attention_vjp(
     >>> np.allclose(grads.value[:3].sum(axis=0), 3)  # three rows of weights with sum 1
     True
     """
-    names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
+    names = check_names(wrt)
     given = {"attn_mask": attn_mask, "alibi_slopes": alibi_slopes, "sinks": sinks}
     for name in names:
-        if name not in AttentionGradients._fields:
-            raise ValueError(f"wrt may name {', '.join(AttentionGradients._fields)}; it has {name!r}")
         if name in given and given[name] is None:
             raise ValueError(f"wrt names {name}, which was not given")
     if "attn_mask" in names and isinstance(attn_mask, Sequence):
         for s, mask in enumerate(attn_mask):
             if mask is not None and np.asarray(mask).dtype == np.bool_:
                 raise ValueError(f"wrt names attn_mask, but attn_mask[{s}] is boolean and has no gradient")
-    if isinstance(dropout_p, int | float | np.number) and dropout_p > 0:
-        rng = seed_from_rng(rng)
+    dropout_p, rng = settle_dropout(dropout_p, rng)
     q, k, v = (x if isinstance(x, np.ndarray) else np.asarray(x) for x in (query, key, value))
-    if any(x.ndim == 3 and x.shape[1] > 1 and x.strides[1] == 0 for x in (k, v)):
-        k = k.copy()  # heads that share memory would count as one, but each has a gradient of its own
+    k, v = (apart(x, slice(1, 2)) for x in (k, v))
     options |= given | {"dropout_p": dropout_p, "rng": rng}
     out, statistics, *lse = _core._varlen_forward(
         q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, return_lse=return_lse, **options
@@ -218,6 +214,8 @@ def varlen_attention_vjp(
             raise TypeError("grad_lse was given, but the log-sum-exp was not returned: use return_lse=True")
         if not isinstance(grad_out, np.ndarray):
             grad_out = np.asarray(grad_out, dtype=out.dtype)
+        if grad_lse is not None and not isinstance(grad_lse, np.ndarray):
+            grad_lse = np.asarray(grad_lse, dtype=statistics.dtype)
         found = _core._varlen_backward(
             q, k, v, cu_seqlens_q=offsets_q, cu_seqlens_k=offsets_k, out=out, grad_out=grad_out,
             statistics=statistics, grad_lse=grad_lse,
@@ -225,12 +223,12 @@ def varlen_attention_vjp(
         )  # fmt: skip
         *arrays, masks, slopes, logits = found
         fitted: dict[str, Any] = {
-            name: None if raw is None else raw.astype(_gradient_dtype(x), copy=False)
+            name: None if raw is None else raw.astype(gradient_dtype(x), copy=False)
             for name, raw, x in zip(("query", "key", "value"), arrays, (q, k, v), strict=True)
         }
         if masks is not None and attn_mask is not None:
             fitted["attn_mask"] = [
-                None if raw is None else raw.astype(_gradient_dtype(np.asarray(mask)), copy=False)
+                None if raw is None else raw.astype(gradient_dtype(np.asarray(mask)), copy=False)
                 for raw, mask in zip(masks, attn_mask, strict=True)
             ]
         for name, shares in (("alibi_slopes", slopes), ("sinks", logits)):
@@ -241,12 +239,8 @@ def varlen_attention_vjp(
     return ((out, lse[0]) if return_lse else out), pullback
 
 
-def _gradient_dtype(x: Array) -> np.dtype[Any]:
-    return np.dtype(np.float64) if x.dtype.kind in "iu" else x.dtype.newbyteorder("=")
-
-
 def _sum_shares(shares: Array, offsets: Array, given: Array) -> Array:
     """Sum each row's share (H, total_q) over the rows of a sequence, then to the shape that was given."""
     sums = [shares[:, a:b].sum(axis=-1, dtype=np.float64) for a, b in pairwise(offsets)]
     each = np.array(sums).reshape(len(offsets) - 1, shares.shape[0])
-    return sum_to_shape(each, given.shape).astype(_gradient_dtype(given))
+    return sum_to_shape(each, given.shape).astype(gradient_dtype(given))

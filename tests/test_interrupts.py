@@ -124,6 +124,37 @@ def test_a_handler_that_returns_lets_the_call_go_on() -> None:
     np.testing.assert_array_equal(result, expected)
 
 
+def test_a_handler_may_fork_in_the_midst_of_a_call() -> None:
+    """The fork must not wait for the region that it happens in."""
+    script = textwrap.dedent("""
+        import os, signal
+        import numpy as np, selfattn as sa
+
+        handled = []
+        def handler(*_):
+            child = os.fork()
+            if child == 0:
+                os._exit(7)
+            handled.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+        signal.signal(signal.SIGALRM, handler)
+        x = np.random.default_rng(0).standard_normal((8, 4096, 64), dtype=np.float32)
+        expected = sa.scaled_dot_product_attention(x, x, x, num_threads=2)
+        while not handled:
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            found = sa.scaled_dot_product_attention(x, x, x, num_threads=2)
+        print(handled[0], (found == expected).all())
+    """)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert done.stdout == "7 True\n"
+
+
 def test_a_call_in_another_thread_is_left_alone() -> None:
     q, k, v = inputs(8, 4096)
     expected = sa.scaled_dot_product_attention(q, k, v)

@@ -135,6 +135,31 @@ def test_the_reference_is_a_loop_of_dense_calls():
         assert_array_equal(out[rows].swapaxes(0, 1), expected)
 
 
+@pytest.mark.parametrize("p", [0.3, np.float32(0.3), np.array(0.3)], ids=["float", "scalar", "0-d array"])
+def test_a_pullback_drops_what_the_call_dropped_without_a_seed_too(p):
+    rng = np.random.default_rng(0)
+    q, k, v, d = rng.standard_normal((4, 40, 2, 8))
+    out, pullback = sa.varlen_attention_vjp(q, k, v, [0, 13, 40], [0, 13, 40], dropout_p=p)
+    # linear in the values, so both are <d, W v>: 40 sums of 27 products and fewer
+    np.testing.assert_allclose((out * d).sum(), (pullback(d).value * v).sum(), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("which", ["key", "value", "both"])
+def test_a_broadcast_view_has_a_gradient_for_each_of_its_heads(which):
+    rng = np.random.default_rng(0)
+    q, d = rng.standard_normal((2, 12, 2, 4))
+    seen = {name: rng.standard_normal((12, 1, 4)).repeat(2, axis=1) for name in ("key", "value")}
+    for name in ("key", "value") if which == "both" else (which,):
+        seen[name] = np.broadcast_to(seen[name][:, :1], (12, 2, 4))
+    pullbacks = [
+        sa.varlen_attention_vjp(q, keys, values, [0, 5, 12], [0, 5, 12])[1]
+        for keys, values in ((seen["key"], seen["value"]), (seen["key"].copy(), seen["value"].copy()))
+    ]
+    got, expected = (pullback(d) for pullback in pullbacks)
+    for a, b in zip(got[:3], expected[:3], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_dropout_counts_as_a_batch_does():
     """Sequences of equal length are a batch: (n, H, L, E)."""
     n, length = 5, 37

@@ -165,8 +165,10 @@ static int take_numbers(embedding_call *c, PyObject *module, PyObject *ids_value
         return -1;
     }
     for (npy_intp s = 0; s + 1 < offsets; ++s) {
-        const int64_t length = own_starts[s + 1] - own_starts[s];
-        if (own_starts[s + 1] > tokens || length < 1 || length > longest) {
+        /* compared before they are subtracted: hostile offsets overflow */
+        const bool rises = own_starts[s + 1] > own_starts[s] && own_starts[s + 1] <= tokens;
+        const int64_t length = rises ? own_starts[s + 1] - own_starts[s] : 0;
+        if (length < 1 || length > longest) {
             PyErr_Format(PyExc_ValueError, "sentence %zd must have 1 to %zd tokens, cu_seqlens goes from %lld to %lld", s,
                          longest, (long long)own_starts[s], (long long)own_starts[s + 1]);
             return -1;

@@ -74,7 +74,8 @@ static PyObject *forward(PyObject *module, sa_signature_id id, PyObject *const *
     }
     if (sa_varlen_call_read(&call, module, values) == 0) {
         c->want_stats = id == SA_SIG_VARLEN_FORWARD;
-        if (make_outputs(&call, values[SA_ARG_OUT]) == 0 && sa_call_read_seed(c, values[SA_ARG_RNG]) == 0 && run(&call) == 0) {
+        if (make_outputs(&call, values[SA_ARG_OUT]) == 0 &&
+            (c->want_stats ? sa_call_read_fixed_seed : sa_call_read_seed)(c, values[SA_ARG_RNG]) == 0 && run(&call) == 0) {
             result = sa_call_result(c);
         }
     }

@@ -206,7 +206,8 @@ PyObject *sa_py_varlen_backward(PyObject *module, PyObject *const *args, Py_ssiz
     const bool read = sa_varlen_call_read(&b.call, module, values) == 0;
     const long wrt = !read ? -1 : values[WRT] != NULL ? PyLong_AsLong(values[WRT]) : 7;
     if (read && !(wrt == -1 && PyErr_Occurred()) && read_results(&b, values) == 0 && make_gradients(&b, wrt) == 0 &&
-        sa_call_read_seed(&b.call.c, values[SA_ARG_RNG]) == 0 && run(&b) == 0 && (result = PyTuple_New(GRADIENTS)) != NULL) {
+        sa_call_read_fixed_seed(&b.call.c, values[SA_ARG_RNG]) == 0 && run(&b) == 0 &&
+        (result = PyTuple_New(GRADIENTS)) != NULL) {
         for (int i = 0; i < GRADIENTS; ++i) {
             PyTuple_SET_ITEM(result, i, Py_NewRef(b.gradients[i] ? b.gradients[i] : Py_None));
         }

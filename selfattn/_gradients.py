@@ -1,0 +1,48 @@
+"""What attention and attention over packed sequences do alike to make gradients."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.reference.attention_vjp import AttentionGradients
+from selfattn.reference.dropout import seed_from_rng
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+def check_names(wrt: str | Any) -> tuple[str, ...]:
+    """Return ``wrt`` as a tuple of names that have gradients."""
+    names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
+    for name in names:
+        if name not in AttentionGradients._fields:
+            raise ValueError(f"wrt may name {', '.join(AttentionGradients._fields)}; it has {name!r}")
+    return names
+
+
+def settle_dropout(
+    dropout_p: Any, rng: int | np.random.Generator | None
+) -> tuple[Any, int | np.random.Generator | None]:
+    """Give dropout as a number that cannot change, and with it a seed: forward and backward drop the same."""
+    try:
+        number = dropout_p if isinstance(dropout_p, str | bytes | bool) else float(dropout_p)
+    except (TypeError, ValueError, OverflowError):
+        return dropout_p, rng  # the core says what is wrong with it
+    drops = isinstance(number, float) and 0 < number <= 1
+    return number, seed_from_rng(rng) if drops else rng
+
+
+def apart(x: Array, axes: slice) -> Array:
+    """Copy keys or values that are a broadcast view along one of the axes: each head has a gradient of its own.
+
+    The core adds up over heads that share keys and values in memory; those of length 1 are meant so.
+    """
+    repeated = any(n > 1 and step == 0 for n, step in zip(x.shape[axes], x.strides[axes], strict=True))
+    return x.copy() if repeated else x
+
+
+def gradient_dtype(x: Array) -> np.dtype[Any]:
+    """Give the dtype of the gradient of x: its own, float64 for integers."""
+    return np.dtype(np.float64) if x.dtype.kind in "iu" else x.dtype.newbyteorder("=")
