@@ -16,6 +16,9 @@
 /* A second thread pays from about this many multiply-adds per thread on (measured: docs/benchmarks.md, "Small sizes"). */
 #define SA_WORK_PER_THREAD 98304.0
 
+/* Heads of at most this many tasks are not shared between threads where there are enough of them. */
+#define SA_SHORT_HEAD 4
+
 bool sa_multiply(size_t a, size_t b, size_t *product) { return !__builtin_mul_overflow(a, b, product); }
 
 size_t sa_itemsize(sa_dtype dtype) {
@@ -233,13 +236,16 @@ sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *p
     const ptrdiff_t merges = plan->chunks > 1 ? plan->groups * plan->blocks : 0;
 #if defined(_OPENMP)
     if (plan->threads > 1) {
+        /* A thread takes a short head whole: what it packs of the keys serves all blocks. */
+        const ptrdiff_t of_head = plan->blocks * plan->chunks;
+        const int in_turn = of_head <= SA_SHORT_HEAD && plan->groups >= 2 * plan->threads ? (int)of_head : 1;
         sa_region_enter();
 #pragma omp parallel num_threads(plan->threads)
         {
             char *mine = (char *)scratch + (size_t)omp_get_thread_num() * plan->scratch_bytes;
             ptrdiff_t held = -1;
             /* Independent: a task writes its own rows of the outputs, or its own partial result, and its thread's scratch. */
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, in_turn)
             for (ptrdiff_t t = 0; t < plan->tasks; ++t) {
                 if (!sa_cancelled(a)) {
                     sa_attention_task(a, plan, t, mine, partial, &held);

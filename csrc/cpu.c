@@ -1,9 +1,14 @@
 /* Owns what this CPU and this operating system can run. */
+#define _GNU_SOURCE /* syscall */
 #include "cpu.h"
 
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include "selfattn.h"
@@ -40,10 +45,28 @@ static bool has_avx512(void) {
     const unsigned needed = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
     return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (ebx & needed) == needed;
 }
+
+/* AMX with bfloat16. A process has to ask Linux for the tiles once, for all its threads; the answer does not change. */
+static bool has_amx(void) {
+#if defined(__linux__)
+    unsigned eax, ebx, ecx, edx;
+    if (!has_avx512() || (saved_states() & 0x60000) != 0x60000 || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
+        return false;
+    }
+    const unsigned needed = 1u << 22 | 1u << 24; /* AMX-BF16, AMX-TILE */
+    const long request_permission = 0x1023, tile_data = 18;
+    return (edx & needed) == needed && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+    return false;
+#endif
+}
 #endif
 
 bool sa_cpu_runs(const char *isa) {
 #if defined(__x86_64__)
+    if (strcmp(isa, "amx") == 0) {
+        return has_amx();
+    }
     if (strcmp(isa, "avx512") == 0) {
         return has_avx512();
     }

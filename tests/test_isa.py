@@ -47,7 +47,7 @@ def test_get_isa_and_what_is_available():
     assert sa.get_isa() in ISAS
     assert ISAS[-1] == "generic"  # plain C runs everywhere
     assert len(set(ISAS)) == len(ISAS)
-    known = ["avx512", "avx2", "baseline", "neon", "generic"]
+    known = ["amx", "avx512", "avx2", "baseline", "neon", "generic"]
     assert list(ISAS) == [name for name in known if name in ISAS]  # best first
 
 

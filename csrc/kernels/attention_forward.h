@@ -25,6 +25,24 @@ typedef struct {
     ptrdiff_t room;
 } FN(cache);
 
+/* What the matrix unit works on, where there is one (attention_parts.h). */
+typedef struct {
+    char *tiles; /* `room` cells, and behind them the place for one that is not kept */
+    unsigned char *state;
+    ptrdiff_t room;
+    size_t bytes, part_bytes; /* of a cell, and of one part of it */
+} FN(cells);
+
+typedef struct {
+    int count; /* parts of an element of keys and values; 0: the block goes through multiply-adds */
+    FN(cells) keys, values;
+    char *queries, *weights;         /* right operands */
+    const char *values_now;          /* the tile's cell */
+    real *product;                   /* [32][32] */
+    int from[SA_KEYS_PER_TILE / 32]; /* the first vector with weights, for each 32 keys of the tile */
+    bool queries_fit;
+} FN(parts);
+
 /* Scratch of one thread, carved out of one allocation. W = block rows. */
 typedef struct {
     real *q; /* wide: qT[E][nv·lanes]; few: [rows][E rounded up to lanes] */
@@ -39,7 +57,11 @@ typedef struct {
     real *gain;    /* [keys][nv·lanes], backward with softcap: its derivative; else NULL */
     const real *k; /* the tile's keys, as score_tile found them: [n][k_stride] */
     ptrdiff_t k_stride;
+    FN(parts) parts;
 } FN(scratch);
+
+SA_INLINE bool FN(uses_parts)(const sa_attention *a);
+SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s);
 
 SA_INLINE size_t FN(round_up)(ptrdiff_t n) { return ((size_t)n + SA_LANES - 1) / SA_LANES * SA_LANES; }
 
@@ -56,14 +78,14 @@ SA_INLINE bool FN(some_tile_packs)(const sa_attention *a, const sa_tensor *t) {
  * which the driver has bounded. */
 SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s) {
     const size_t W = FN(block_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
-    const size_t keys = FN(round_up)(a->S < SA_KEYS_PER_TILE ? a->S : SA_KEYS_PER_TILE);
+    const size_t keys = a->S < SA_KEYS_PER_TILE && !FN(uses_parts)(a) ? FN(round_up)(a->S) : SA_KEYS_PER_TILE;
     const size_t longest = E > Dv ? (E > keys ? E : keys) : (Dv > keys ? Dv : keys);
     const size_t cells = ((size_t)a->S + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
     const size_t words = (W + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
     const bool key_packs = FN(some_tile_packs)(a, &a->key), value_packs = FN(some_tile_packs)(a, &a->value);
     const size_t key_width = key_packs ? (size_t)a->E : 0, value_width = value_packs ? (size_t)a->Dv : 0;
     const size_t most = SA_CACHE_BYTES / (SA_KEYS_PER_TILE * sizeof(real) * (key_width + value_width + 1));
-    const size_t kept = cells < most ? cells : most, places = kept < cells ? kept + 1 : kept;
+    const size_t kept = FN(uses_parts)(a) ? 0 : cells < most ? cells : most, places = kept < cells ? kept + 1 : kept;
     size_t used = 0;
     s->key.room = key_packs ? (ptrdiff_t)(kept * SA_KEYS_PER_TILE) : 0;
     s->value.room = value_packs ? (ptrdiff_t)(kept * SA_KEYS_PER_TILE) : 0;
@@ -91,7 +113,9 @@ SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * 
     SA_TAKE(head_lo, uint32_t, a->dropout_p > 0 ? words : 0);
     SA_TAKE(head_hi, uint32_t, a->dropout_p > 0 ? words : 0);
     SA_TAKE(words, uint32_t, a->dropout_p > 0 ? 4 * words : 0);
-    return used;
+    s->parts.count = 0;
+    s->parts.queries_fit = false;
+    return FN(lay_out_parts)(a, base, used, &s->parts);
 }
 
 static size_t FN(attention_scratch)(const sa_attention *a) {
@@ -247,46 +271,58 @@ SA_INLINE int FN(first_open_vector)(const sa_rows *rows, ptrdiff_t first, ptrdif
     return 0;
 }
 
-/* Leaves the finished scores of keys first … first + n − 1 in s->P and their maxima in s->top. Returns false when the tile
- * is closed altogether; *masked is set when any pair of it is closed. Without want_top the maxima are left out. */
-SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, const int few,
-                              const bool want_top, bool *masked) {
-    const sa_attention *a = b->a;
+#include "attention_parts.h"
+
+/* What the mask does to the tile. Its rows lie pages apart: they are fetched while we multiply. */
+SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int few) {
     const sa_rows *rows = b->rows;
-    const sa_matrix *mask = &a->mask.m;
-    int mask_state = SA_TILE_OPEN;
-    if (mask->data) {
-        mask_state = FN(inspect_mask)(rows->mask, rows->count, mask, first, n, s->row);
-        if (mask_state == SA_TILE_CLOSED) {
-            *masked = true;
-            return false;
-        }
+    const sa_matrix *mask = &b->a->mask.m;
+    if (!mask->data) {
+        return SA_TILE_OPEN;
     }
-    ptrdiff_t k_stride;
-    const real *k = FN(tile_rows)(b, &b->key, &s->key, first, n, a->E, &k_stride);
-    s->k = k;
-    s->k_stride = k_stride;
+    const int state = FN(inspect_mask)(rows->mask, rows->count, mask, first, n, s->row);
+    if (state == SA_TILE_MIXED && !few && rows->count > 1) {
+        const sa_ahead mask_rows = {rows->mask[0] + first * mask->col_stride, rows->mask[1] - rows->mask[0], rows->count,
+                                    mask->col_stride * n};
+        sa_look_ahead(mask_rows, 0, rows->count);
+    }
+    return state;
+}
+
+/* Leaves the products of keys first … first + n − 1 with the queries in s->P, but for vectors that causal closes. Returns
+ * whether s->top has their maxima. */
+SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv,
+                                 const int few) {
+    const sa_attention *a = b->a;
     memcpy(s->top, s->maximum, (size_t)nv * SA_LANES * sizeof(real));
-    bool top_is_right = !few;
+    if (!few && FN(scores_by_parts)(b, s, first, n, nv)) {
+        return false;
+    }
+    s->k = FN(tile_rows)(b, &b->key, &s->key, first, n, a->E, &s->k_stride);
     if (few) {
         const sa_ahead values = {b->value.data + first * b->value.row_stride, b->value.row_stride, n,
                                  a->Dv * (ptrdiff_t)sa_itemsize(b->value.dtype)};
-        FN(scores_of_few)(s->q, (ptrdiff_t)FN(round_up)(a->E), k, k_stride, n, a->E, s->P, values, few);
-    } else {
-        const ptrdiff_t lanes = nv * SA_LANES;
-        if (mask_state == SA_TILE_MIXED && rows->count > 1) { /* rows of a mask lie pages apart: fetched while we multiply */
-            const sa_ahead mask_rows = {rows->mask[0] + first * mask->col_stride, rows->mask[1] - rows->mask[0], rows->count,
-                                        mask->col_stride * n};
-            sa_look_ahead(mask_rows, 0, rows->count);
-        }
-        for (ptrdiff_t j = 0; j < n;) {
-            ptrdiff_t to;
-            const int v = FN(first_open_vector)(rows, first + j, n - j, nv, &to);
-            FN(scores_wide)(s->q + v * SA_LANES, k + j * k_stride, k_stride, to, a->E, s->P + j * lanes + v * SA_LANES, lanes,
-                            s->top + v * SA_LANES, nv - v);
-            j += to;
-        }
+        FN(scores_of_few)(s->q, (ptrdiff_t)FN(round_up)(a->E), s->k, s->k_stride, n, a->E, s->P, values, few);
+        return false;
     }
+    const ptrdiff_t lanes = nv * SA_LANES;
+    for (ptrdiff_t j = 0; j < n;) {
+        ptrdiff_t to;
+        const int v = FN(first_open_vector)(b->rows, first + j, n - j, nv, &to);
+        FN(scores_wide)(s->q + v * SA_LANES, s->k + j * s->k_stride, s->k_stride, to, a->E, s->P + j * lanes + v * SA_LANES,
+                        lanes, s->top + v * SA_LANES, nv - v);
+        j += to;
+    }
+    return true;
+}
+
+/* From the products in s->P to finished scores, with their maxima in s->top. *masked is set when any pair is closed. Without
+ * want_top the maxima are left out. */
+SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, int mask_state,
+                                 bool top_is_right, const bool want_top, bool *masked) {
+    const sa_attention *a = b->a;
+    const sa_rows *rows = b->rows;
+    const sa_matrix *mask = &a->mask.m;
     if (a->softcap > 0) {
         FN(pass_softcap)(s->P, n, nv, (real)(a->softcap * SA_LOG2E), s->gain);
         top_is_right = false;
@@ -352,6 +388,18 @@ SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
         memcpy(s->top, s->maximum, (size_t)nv * SA_LANES * sizeof(real));
         FN(pass_max)(s->P, n, nv, s->top);
     }
+}
+
+/* All of it: false when the tile is closed altogether. */
+SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, const int few,
+                              const bool want_top, bool *masked) {
+    const int state = FN(open_tile)(b, s, first, n, few);
+    if (state == SA_TILE_CLOSED) {
+        *masked = true;
+        return false;
+    }
+    const bool top_is_right = FN(products_tile)(b, s, first, n, nv, few);
+    FN(finish_scores)(b, s, first, n, nv, state, top_is_right, want_top, masked);
     return true;
 }
 
@@ -565,8 +613,10 @@ SA_NOINLINE void FN(run_careful)(const sa_block *b, FN(scratch) * s);
 /* nv vectors of lanes hold the rows; few is 0, or 1, 2, 4: the number of rows, rounded up, of the feature-lane kernels. */
 SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, const int few, bool careful) {
     const sa_attention *a = b->a;
+    const bool drops = a->dropout_p > 0, may_split = !few && !careful;
     bool masked = false;
     FN(pack_queries)(b, s, nv, few);
+    FN(split_queries)(b, s, nv);
     FN(start_rows)(b, s, nv, few);
     for (ptrdiff_t first = b->begin; first < b->end; first += SA_KEYS_PER_TILE) {
         const ptrdiff_t n = b->end - first < SA_KEYS_PER_TILE ? b->end - first : SA_KEYS_PER_TILE;
@@ -578,19 +628,25 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
             V(store)(s->alpha + v * SA_LANES, FN(exp2)(old - now));
             V(store)(s->maximum + v * SA_LANES, now);
         }
+        bool split = may_split && !drops && FN(weights_by_parts)(b, s, first, n, nv, true);
         if (careful) {
             FN(pass_exp_careful)(s->P, n, nv, s->maximum, s->tile_sum);
-        } else {
+        } else if (!split) {
             FN(pass_exp)(s->P, n, nv, s->maximum, s->tile_sum);
         }
         for (int v = 0; v < nv; ++v) {
             vec alpha = V(load)(s->alpha + v * SA_LANES), l = V(load)(s->sum + v * SA_LANES);
             V(store)(s->sum + v * SA_LANES, V(fma)(alpha, l, V(load)(s->tile_sum + v * SA_LANES)));
         }
-        if (a->dropout_p > 0) {
+        if (drops) {
             FN(drop)(a, s, s->P, first, n, nv);
+            split = may_split && FN(weights_by_parts)(b, s, first, n, nv, false);
         }
-        FN(add_values)(b, s, first, n, nv, few, careful);
+        if (split) {
+            FN(values_by_parts)(b, s, n, nv);
+        } else {
+            FN(add_values)(b, s, first, n, nv, few, careful);
+        }
     }
     if (b->partial) {
         real *partial = b->partial;
@@ -628,11 +684,23 @@ SA_RUN(few4, 1, 4)
 #endif
 #undef SA_RUN
 
+/* The block for the matrix unit: its tiles are the cells of the keys. */
+SA_INLINE sa_block FN(on_cells)(const sa_block *b, const FN(parts) * s) {
+    sa_block aligned = *b;
+    if (s->count && b->begin < b->end) {
+        aligned.begin -= (b->begin - b->cache_from) % SA_KEYS_PER_TILE;
+        aligned.rows->clipped |= aligned.begin < b->begin;
+    }
+    return aligned;
+}
+
 /* Which kernel runs follows from the number of rows and keys alone. */
-static void FN(attention_forward)(const sa_block *b, void *scratch) {
+static void FN(attention_forward)(const sa_block *given, void *scratch) {
     FN(scratch) s;
-    FN(lay_out)(b->a, scratch, &s);
-    FN(open_caches)(b, &s);
+    FN(lay_out)(given->a, scratch, &s);
+    FN(open_caches)(given, &s);
+    FN(parts_open)(given, &s.parts);
+    const sa_block on_cells = FN(on_cells)(given, &s.parts), *b = &on_cells;
     const int count = b->rows->count;
     /* Below 32 keys the feature-lane kernels lose to a single vector of queries: their sums across lanes are too short. */
     if (count <= SA_FEW_ROWS && b->a->S >= 32) {
@@ -656,6 +724,7 @@ static void FN(attention_forward)(const sa_block *b, void *scratch) {
         FN(run_wide4)(b, &s);
 #endif
     }
+    FN(parts_close)(&s.parts);
 }
 
 /* With M = max_c m_c over the chunks c: l = Σ_c 2^(m_c − M)·l_c and O likewise, in the order of the chunks. */

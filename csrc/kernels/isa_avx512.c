@@ -1,4 +1,5 @@
-/* The AVX-512 kernels: names the instruction set, then includes the templates. */
+/* The AVX-512 kernels: names the instruction set, then includes the templates. Then those of AMX: AVX-512 with attention in float32
+ * (and 16 bits) on the matrix unit. */
 #include "common.h"
 #if defined(__x86_64__)
 #if defined(__clang__)
@@ -12,6 +13,19 @@
 #define SA_ISA avx512
 #include "simd_avx512.h"
 #include "templates.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16"))),    \
+                             apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16,prefer-vector-width=512")
+#endif
+#undef SA_ISA
+#define SA_ISA amx
+#include "simd_amx.h"
+#include "templates_amx.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #else

@@ -147,7 +147,8 @@ typedef struct {
     uint64_t (*read_loop)(const void *data, size_t bytes);
 } sa_kernels;
 
-extern const sa_kernels sa_kernels_avx512, sa_kernels_avx2, sa_kernels_baseline, sa_kernels_neon, sa_kernels_generic;
+extern const sa_kernels sa_kernels_amx, sa_kernels_avx512, sa_kernels_avx2, sa_kernels_baseline, sa_kernels_neon,
+    sa_kernels_generic;
 
 /* The table in use; set once, when the library is loaded, and by tests. dispatch.c owns it. */
 const sa_kernels *sa_kernels_active(void);

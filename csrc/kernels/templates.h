@@ -52,16 +52,17 @@
         [SA_GELU_BACKWARD] = SA_PASTE4(sa_, gelu_backward_rows, dtype, SA_ISA),                                                \
         [SA_GELU_TANH_BACKWARD] = SA_PASTE4(sa_, gelu_tanh_backward_rows, dtype, SA_ISA),                                      \
     }
-#define SA_REAL_TABLE(dtype)                                                                                                   \
+/* Attention may be another instruction set's than the rest. */
+#define SA_REAL_TABLE(dtype, attention_isa)                                                                                    \
     {                                                                                                                          \
-        .block_rows = SA_PASTE4(sa_, block_rows, dtype, SA_ISA),                                                               \
-        .attention_scratch = SA_PASTE4(sa_, attention_scratch, dtype, SA_ISA),                                                 \
-        .attention_partial = SA_PASTE4(sa_, attention_partial, dtype, SA_ISA),                                                 \
-        .attention_forward = SA_PASTE4(sa_, attention_forward, dtype, SA_ISA),                                                 \
-        .attention_merge = SA_PASTE4(sa_, attention_merge, dtype, SA_ISA),                                                     \
-        .backward_scratch = SA_PASTE4(sa_, attention_backward_scratch, dtype, SA_ISA),                                         \
-        .attention_delta = SA_PASTE4(sa_, attention_delta, dtype, SA_ISA),                                                     \
-        .attention_backward = SA_PASTE4(sa_, attention_backward, dtype, SA_ISA),                                               \
+        .block_rows = SA_PASTE4(sa_, block_rows, dtype, attention_isa),                                                        \
+        .attention_scratch = SA_PASTE4(sa_, attention_scratch, dtype, attention_isa),                                          \
+        .attention_partial = SA_PASTE4(sa_, attention_partial, dtype, attention_isa),                                          \
+        .attention_forward = SA_PASTE4(sa_, attention_forward, dtype, attention_isa),                                          \
+        .attention_merge = SA_PASTE4(sa_, attention_merge, dtype, attention_isa),                                              \
+        .backward_scratch = SA_PASTE4(sa_, attention_backward_scratch, dtype, attention_isa),                                  \
+        .attention_delta = SA_PASTE4(sa_, attention_delta, dtype, attention_isa),                                              \
+        .attention_backward = SA_PASTE4(sa_, attention_backward, dtype, attention_isa),                                        \
         .rows = SA_ROW_TABLE(dtype),                                                                                           \
         .softmax_columns = SA_PASTE4(sa_, softmax_columns, dtype, SA_ISA),                                                     \
         .softmax_columns_backward = SA_PASTE4(sa_, softmax_columns_backward, dtype, SA_ISA),                                   \
@@ -88,7 +89,7 @@
 
 const sa_kernels SA_PASTE(sa_kernels_, SA_ISA) = {
     .name = SA_STRING(SA_ISA),
-    .f32 = SA_REAL_TABLE(f32),
-    .f64 = SA_REAL_TABLE(f64),
+    .f32 = SA_REAL_TABLE(f32, SA_ISA),
+    .f64 = SA_REAL_TABLE(f64, SA_ISA),
     .read_loop = SA_PASTE(sa_read_loop_, SA_ISA),
 };

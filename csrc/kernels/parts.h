@@ -1,0 +1,216 @@
+/* Products on a matrix unit that multiplies bfloat16 and adds in float32, exact enough for float32 (decisions/0004).
+ *
+ * A float32 is the exact sum of three bfloat16, a float16 of two, a bfloat16 of one: x = x₀ + x₁ + x₂, where x₀ is the nearest
+ * to x, x₁ the nearest to the rest, x₂ what is left. A product keeps the terms x_a·y_b with a + b < 3, six of the nine for
+ * float32: the others are below 2^−25 of x·y. Rounded to the nearest, the parts have either sign, and the errors
+ * do not add up. That holds where no part is subnormal or infinite: for 0 and for magnitudes from 2^−100 to 2^126. Anything
+ * else (and NaN) is reported, and its tile goes through multiply-adds.
+ *
+ * The left operand has rows that are summed over: tiles [part][row tile][step] of 16 rows × 32 bfloat16. The right operand has
+ * lanes and pairs along the sum: tiles [part][step][lane tile] of 16 pairs × 16 lanes. */
+
+enum { SA_TILE_BYTES = 1024, SA_TILE_ROWS = 16, SA_TILE_STEP = 32 };
+
+/* How many parts an element of the left operand has. The right one, queries times a factor or weights, takes all of float32's
+ * 24 bits whatever the arrays hold. */
+SA_INLINE int FN(left_parts)(sa_dtype dtype) { return dtype == SA_BF16 ? 1 : dtype == SA_F16 ? 2 : 3; }
+enum { SA_RIGHT_PARTS = 3 };
+
+/* The parts of the pairs (a[i], b[i]), a row of a tile each, part_bytes apart. */
+SA_INLINE void FN(split_pairs)(vec a, vec b, char *to, size_t part_bytes, const int parts, const bool nearest) {
+    SA_UNROLL
+    for (int p = 0; p < parts; ++p) {
+        V(store_bf16_pairs)(to + (size_t)p * part_bytes, p + 1 < parts && nearest ? V(bf16_nearest)(a) : a,
+                            p + 1 < parts && nearest ? V(bf16_nearest)(b) : b);
+        if (p + 1 < parts) {
+            a = a - (nearest ? V(bf16_nearest)(a) : V(bf16_towards_zero)(a));
+            b = b - (nearest ? V(bf16_nearest)(b) : V(bf16_towards_zero)(b));
+        }
+    }
+}
+
+/* x[n][width], rows `stride` apart, as the left operand of tile_rows row tiles × `steps` steps, padded with zeros: rows are
+ * rows, sums run along the width. False when some element does not fit. */
+SA_INLINE bool FN(split_rows_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
+                                  ptrdiff_t steps, char *to, const int parts) {
+    const size_t part_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
+    lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
+    for (ptrdiff_t r = 0; r < row_tiles * SA_TILE_ROWS; ++r) {
+        for (ptrdiff_t step = 0; step < steps; ++step) {
+            vec half[2];
+            SA_UNROLL
+            for (int h = 0; h < 2; ++h) {
+                const ptrdiff_t e = step * SA_TILE_STEP + h * SA_LANES, left = r < n ? width - e : 0;
+                half[h] = left >= SA_LANES ? V(load)(x + r * stride + e)
+                          : left > 0       ? V(load_n)(x + r * stride + e, (int)left)
+                                           : V(set1)(0);
+                beyond = V(either)(beyond, V(beyond_parts)(half[h]));
+            }
+            const ptrdiff_t tile = r / SA_TILE_ROWS * steps + step;
+            FN(split_pairs)(V(even)(half[0], half[1]), V(odd)(half[0], half[1]),
+                            to + tile * SA_TILE_BYTES + r % SA_TILE_ROWS * 64, part_bytes, parts, true);
+        }
+    }
+    return !V(any)(beyond);
+}
+
+/* x[n][width] transposed, as a left operand: columns are rows, sums run along the n rows. */
+SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
+                                     ptrdiff_t steps, char *to, const int parts) {
+    const size_t part_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
+    lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
+    for (ptrdiff_t tile = 0; tile < row_tiles; ++tile) {
+        const ptrdiff_t d = tile * SA_TILE_ROWS;
+        const int columns = width - d < SA_LANES ? width > d ? (int)(width - d) : 0 : SA_LANES;
+        for (ptrdiff_t step = 0; step < steps; ++step) {
+            vec half[2][SA_LANES]; /* even and odd rows */
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                SA_UNROLL
+                for (int h = 0; h < 2; ++h) {
+                    const ptrdiff_t j = step * SA_TILE_STEP + 2 * i + h;
+                    half[h][i] = V(set1)(0);
+                    if (j < n) {
+                        half[h][i] = columns == SA_LANES ? V(load)(x + j * stride + d) : V(load_n)(x + j * stride + d, columns);
+                    }
+                    beyond = V(either)(beyond, V(beyond_parts)(half[h][i]));
+                }
+            }
+            FN(transpose)(half[0]);
+            FN(transpose)(half[1]);
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                FN(split_pairs)(half[0][i], half[1][i], to + (tile * steps + step) * SA_TILE_BYTES + i * 64, part_bytes, parts,
+                                true);
+            }
+        }
+    }
+    return !V(any)(beyond);
+}
+
+/* xT[n][lane_tiles·16] as the right operand: sums run along the n rows. */
+SA_NOINLINE bool FN(split_lanes)(const real *xT, ptrdiff_t n, ptrdiff_t lane_tiles, char *to) {
+    const ptrdiff_t steps = (n + SA_TILE_STEP - 1) / SA_TILE_STEP;
+    const size_t part_bytes = (size_t)(steps * lane_tiles) * SA_TILE_BYTES;
+    lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
+    for (ptrdiff_t e = 0; e < steps * SA_TILE_STEP; e += 2) {
+        for (ptrdiff_t v = 0; v < lane_tiles; ++v) {
+            const real *x = xT + (e * lane_tiles + v) * SA_LANES;
+            const vec a = e < n ? V(load)(x) : V(set1)(0);
+            const vec b = e + 1 < n ? V(load)(x + lane_tiles * SA_LANES) : V(set1)(0);
+            beyond = V(either)(beyond, V(either)(V(beyond_parts)(a), V(beyond_parts)(b)));
+            FN(split_pairs)(a, b, to + (e / SA_TILE_STEP * lane_tiles + v) * SA_TILE_BYTES + e % SA_TILE_STEP / 2 * 64,
+                            part_bytes, SA_RIGHT_PARTS, true);
+        }
+    }
+    return !V(any)(beyond);
+}
+
+#define SA_SPLIT_LEFT(name)                                                                                                    \
+    SA_NOINLINE bool FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,              \
+                              ptrdiff_t steps, char *to, int parts) {                                                          \
+        switch (parts) {                                                                                                       \
+        case 1: return FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 1);                                           \
+        case 2: return FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 2);                                           \
+        default: return FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 3);                                          \
+        }                                                                                                                      \
+    }
+SA_SPLIT_LEFT(split_rows)
+SA_SPLIT_LEFT(split_columns)
+#undef SA_SPLIT_LEFT
+
+/* A product's operands as it sees them: bytes from part to part and from tile to tile. */
+typedef struct {
+    const char *left, *right;
+    size_t left_part, left_row, right_part, right_step;
+    ptrdiff_t steps;
+} FN(operands);
+
+/* One term of the product for one step; a tile is loaded only when the term before had another. */
+#define SA_TERM(a, b, new_left, new_right)                                                                                     \
+    if (new_left) {                                                                                                            \
+        SA_TILE_LOAD(4, left + (a) * o->left_part);                                                                            \
+    }                                                                                                                          \
+    if (new_right) {                                                                                                           \
+        SA_TILE_LOAD(6, right + (b) * o->right_part);                                                                          \
+    }                                                                                                                          \
+    SA_TILE_DOT(0, 4, 6);                                                                                                      \
+    if (lane_tiles == 2) {                                                                                                     \
+        if (new_right) {                                                                                                       \
+            SA_TILE_LOAD(7, right + (b) * o->right_part + SA_TILE_BYTES);                                                      \
+        }                                                                                                                      \
+        SA_TILE_DOT(1, 4, 7);                                                                                                  \
+    }                                                                                                                          \
+    if (new_left) {                                                                                                            \
+        SA_TILE_LOAD(5, left + (a) * o->left_part + o->left_row);                                                              \
+    }                                                                                                                          \
+    SA_TILE_DOT(2, 5, 6);                                                                                                      \
+    if (lane_tiles == 2) {                                                                                                     \
+        SA_TILE_DOT(3, 5, 7);                                                                                                  \
+    }
+
+/* c[32][lane_tiles·16], rows c_bytes apart, = left·right: two row tiles by one or two lane tiles. Small terms come first. */
+SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, const int parts, const int lane_tiles) {
+    SA_TILE_FENCE();
+    SA_TILE_ZERO(0);
+    SA_TILE_ZERO(1);
+    SA_TILE_ZERO(2);
+    SA_TILE_ZERO(3);
+    const char *left = o->left, *right = o->right;
+    for (ptrdiff_t step = 0; step < o->steps; ++step, left += SA_TILE_BYTES, right += o->right_step) {
+        if (parts == 3) {
+            SA_TERM(0, 2, true, true)
+            SA_TERM(0, 1, false, true)
+            SA_TERM(1, 1, true, false)
+            SA_TERM(1, 0, false, true)
+            SA_TERM(2, 0, true, false)
+            SA_TERM(0, 0, true, false)
+        } else if (parts == 2) {
+            SA_TERM(0, 2, true, true)
+            SA_TERM(0, 1, false, true)
+            SA_TERM(1, 1, true, false)
+            SA_TERM(1, 0, false, true)
+            SA_TERM(0, 0, true, false)
+        } else {
+            SA_TERM(0, 2, true, true)
+            SA_TERM(0, 1, false, true)
+            SA_TERM(0, 0, false, true)
+        }
+    }
+    SA_TILE_STORE(0, c, c_bytes);
+    SA_TILE_STORE(2, (char *)c + SA_TILE_ROWS * c_bytes, c_bytes);
+    if (lane_tiles == 2) {
+        SA_TILE_STORE(1, c + SA_LANES, c_bytes);
+        SA_TILE_STORE(3, (char *)(c + SA_LANES) + SA_TILE_ROWS * c_bytes, c_bytes);
+    }
+    SA_TILE_FENCE();
+}
+#undef SA_TERM
+
+#define SA_PRODUCT(parts, lane_tiles)                                                                                          \
+    SA_NOINLINE void FN(product_##parts##lane_tiles)(const FN(operands) * o, real * c, size_t c_bytes) {                       \
+        FN(product_any)(o, c, c_bytes, parts, lane_tiles);                                                                     \
+    }
+SA_PRODUCT(1, 1)
+SA_PRODUCT(1, 2)
+SA_PRODUCT(2, 1)
+SA_PRODUCT(2, 2)
+SA_PRODUCT(3, 1)
+SA_PRODUCT(3, 2)
+#undef SA_PRODUCT
+
+SA_INLINE void FN(product)(const FN(operands) * o, real *c, size_t c_bytes, int parts, int lane_tiles) {
+    if (lane_tiles == 2) {
+        switch (parts) {
+        case 1: FN(product_12)(o, c, c_bytes); break;
+        case 2: FN(product_22)(o, c, c_bytes); break;
+        default: FN(product_32)(o, c, c_bytes); break;
+        }
+    } else {
+        switch (parts) {
+        case 1: FN(product_11)(o, c, c_bytes); break;
+        case 2: FN(product_21)(o, c, c_bytes); break;
+        default: FN(product_31)(o, c, c_bytes); break;
+        }
+    }
+}

@@ -1,0 +1,21 @@
+/* The kernels that the matrix unit changes, float32's attention; all others are those of AVX-512. */
+#include "philox.h"
+
+#define SA_REAL_IS_F64 0
+#include "real.h"
+#include "exp.h"
+#include "pack.h"
+#include "tiles.h"
+#include "scores.h"
+#include "attention_forward.h"
+#include "attention_backward.h"
+#include "real_end.h"
+
+#undef SA_ISA
+#define SA_ISA avx512
+const sa_kernels sa_kernels_amx = {
+    .name = "amx",
+    .f32 = SA_REAL_TABLE(f32, amx),
+    .f64 = SA_REAL_TABLE(f64, avx512),
+    .read_loop = sa_read_loop_avx512,
+};
