@@ -43,9 +43,13 @@ def assert_close(out, query, key, value, **options):
     expected = exact(query, key, value, **options)
     q, k, v = (np.abs(x).astype(np.float64) for x in (query, key, value))
     scores = (q @ k.swapaxes(-1, -2)).max() / np.sqrt(query.shape[-1])
-    bound = (2 * (query.shape[-1] + 4) * scores + key.shape[-2] + 16) * EPS * v.max(axis=(-2, -1), keepdims=True)
+    bound = (
+        (2 * (query.shape[-1] + 4) * scores + key.shape[-2] + 16) * EPS * v.max(axis=(-2, -1), keepdims=True)
+    )
     assert out.dtype == query.dtype
-    np.testing.assert_array_less(np.abs(out.astype(np.float64) - expected), np.broadcast_to(bound, out.shape) + 1e-300)
+    np.testing.assert_array_less(
+        np.abs(out.astype(np.float64) - expected), np.broadcast_to(bound, out.shape) + 1e-300
+    )
 
 
 @pytest.mark.parametrize("width", [15, 16, 17, 31, 32, 33, 64, 80])
@@ -159,7 +163,9 @@ def test_more_keys_than_the_scratch_keeps():
     assert_close(sa.scaled_dot_product_attention(query, key, value), query, key, value)
 
 
-@pytest.mark.parametrize("dtypes", list(itertools.product(["float16", "bfloat16", "float32"], repeat=3)), ids="-".join)
+@pytest.mark.parametrize(
+    "dtypes", list(itertools.product(["float16", "bfloat16", "float32"], repeat=3)), ids="-".join
+)
 def test_every_mix_of_dtypes(dtypes):
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 comes from the package ml_dtypes")
     types = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
