@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
+import os
 import shutil
 import sys
 import time
@@ -85,7 +87,9 @@ def _train_parser() -> argparse.ArgumentParser:
         "Train a sentence-embedding model on a text: neighbours are similar, distant sentences not.",
         TRAIN_EPILOG,
     )
-    parser.add_argument("text", metavar="TEXT", help="a UTF-8 file; with the ending .tsv, triplets")
+    parser.add_argument(
+        "text", metavar="TEXT", help="a UTF-8 file, with the ending .tsv triplets; - is standard input"
+    )
     parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder of the model")
     _add_split(parser)
     data = parser.add_argument_group("triplets")
@@ -116,7 +120,7 @@ def _train_parser() -> argparse.ArgumentParser:
     )
     loop = parser.add_argument_group("training")
     loop.add_argument("--epochs", type=_count, default=10, metavar="N", help="times through the text (10)")
-    loop.add_argument("--lr", type=float, default=1e-3, metavar="X", help="learning rate of Adam (0.001)")
+    loop.add_argument("--lr", type=_rate, default=1e-3, metavar="X", help="learning rate of Adam (0.001)")
     loop.add_argument("--batch-size", type=_count, default=8, metavar="N", help="triplets for each step (8)")
     loop.add_argument("--seed", type=int, default=0, metavar="N", help="decides on all that is random (0)")
     loop.add_argument(
@@ -170,14 +174,17 @@ def _train(options: argparse.Namespace) -> int:
         raise
     files.save_model(model, out)
     shutil.rmtree(unfinished)
+    searched = "TEXT" if options.text == "-" else options.text
     say(
-        f'saved in {out} after {time.monotonic() - started:.0f} s; try: selfattn search {out} {options.text} "..."'
+        f'saved in {out} after {time.monotonic() - started:.0f} s; try: selfattn search {out} {searched} "..."'
     )
     return 0
 
 
 def _check_place(options: argparse.Namespace, unfinished: Path) -> None:
     out: Path = options.out
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"--out must be a folder, and {out} is not one")
     if options.resume:
         if not unfinished.is_dir():
             raise FileNotFoundError(f"{out} holds no unfinished training to go on with")
@@ -215,7 +222,7 @@ def _read_triplets(
     if options.text.endswith(".tsv"):
         triplets = training.read_triplets(options.text)
         return triplets, [sentence for triplet in triplets for sentence in triplet]
-    sentences = training.read_sentences(options.text, options.split)
+    sentences = training.read_sentences(_source(options.text), options.split)
     try:
         made = training.make_triplets(
             sentences, rng, near=options.near, far=options.far, per_sentence=options.per_sentence
@@ -267,7 +274,11 @@ def _embed_parser() -> argparse.ArgumentParser:
     parser = _parser("embed", "Turn sentences into vectors.", EMBED_EPILOG)
     parser.add_argument("model", metavar="DIR", type=Path, help="what selfattn train made")
     parser.add_argument(
-        "sentences", metavar="SENTENCE", nargs="*", help="without any: the lines of standard input"
+        "sentences",
+        metavar="SENTENCE",
+        nargs="*",
+        type=_sentence,
+        help="without any: the lines of standard input",
     )
     parser.add_argument("--file", metavar="FILE", help="take the lines of a file; - is standard input")
     parser.add_argument(
@@ -284,7 +295,7 @@ def _embed(options: argparse.Namespace) -> int:
     model = files.load_model(options.model)
     sentences: Iterable[str] = options.sentences
     if not options.sentences:
-        source = "/dev/stdin" if options.file in (None, "-") else options.file
+        source = _source(options.file or "-")
         read = training.read_lines(source)
         sentences = [line for line in read if line]
         if len(sentences) < len(read):
@@ -327,7 +338,7 @@ def _search_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "corpus", metavar="CORPUS", help="a UTF-8 file, whose lines are searched; - is standard input"
     )
-    parser.add_argument("queries", metavar="QUERY", nargs="+", help="a sentence")
+    parser.add_argument("queries", metavar="QUERY", nargs="+", type=_sentence, help="a sentence")
     _add_split(parser)
     parser.add_argument("-k", type=_count, default=10, metavar="N", help="how many to print (10)")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each")
@@ -336,7 +347,7 @@ def _search_parser() -> argparse.ArgumentParser:
 
 def _search(options: argparse.Namespace) -> int:
     model = files.load_model(options.model)
-    source = "/dev/stdin" if options.corpus == "-" else options.corpus
+    source = _source(options.corpus)
     if options.split == "lines":
         numbered = [(i, line) for i, line in enumerate(training.read_lines(source), 1) if line]
     else:
@@ -393,11 +404,37 @@ def _add_split(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _source(file: str) -> str:
+    return "/dev/stdin" if file == "-" else file
+
+
 def _count(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
     return number
+
+
+def _rate(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and finite, not {text}")
+    return number
+
+
+def _sentence(text: str) -> str:
+    """Take an argument as text; bytes that are not UTF-8 come as halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"must be UTF-8, not {os.fsencode(text)!r}") from None
+    return text
 
 
 def _checked_seed(seed: int) -> int:

@@ -403,6 +403,8 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
         for (path, temporary), data in zip(staged.items(), content.values(), strict=True):
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
+            if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
+                raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
             _write_to_disk(temporary, data)
         if len(staged) == 1:
             os.replace(temporary, path)

@@ -396,5 +396,7 @@ def _parts(state_dict: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 def _check_not_negative(**numbers: float) -> None:
     for name, number in numbers.items():
+        if isinstance(number, str) or not hasattr(number, "__float__"):
+            raise TypeError(f"{name} must be a number, not {number!r:.80}")
         if not 0 <= number < math.inf:
             raise ValueError(f"{name} must be at least 0 and finite, not {number}")

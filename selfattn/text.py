@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import io
 import operator
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, SupportsIndex, TypeAlias
@@ -22,6 +23,7 @@ __all__ = ["Tokenize", "WhitespaceTokenizer", "as_tokenizer", "train_sentencepie
 Tokenize: TypeAlias = Callable[[str], Sequence[int]]
 
 UNKNOWN = "<unk>"
+LONGEST_LINE = 1024  # characters of a line that SentencePiece learns from: at most 4,096 bytes
 
 
 def as_tokenizer(tokenizer: Any) -> Tokenize:
@@ -214,25 +216,37 @@ def train_sentencepiece(
     """
     sentencepiece = import_extra("sentencepiece", "text")
     sentences = _sentences(sentences)
+    vocab_size = _check_count("vocab_size", vocab_size, 1)
     model = io.BytesIO()
     settings = {
         "model_type": model_type,
         "hard_vocab_limit": False,
-        # Longer lines would be left out without a word.
-        "max_sentence_length": max(len(sentence.encode()) for sentence in sentences) + 1,
         "minloglevel": 2,  # no progress on standard error
         **options,
     }
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
+            sentence_iterator=(part for sentence in sentences for part in _cut(sentence)),
             model_writer=model,
-            vocab_size=_check_count("vocab_size", vocab_size, 1),
+            vocab_size=vocab_size,
             **settings,
         )
-    except (RuntimeError, OSError) as error:
-        raise ValueError(f"SentencePiece could not be trained: {error}") from None
+    except (RuntimeError, OSError, ValueError) as error:
+        raise ValueError(
+            f"SentencePiece could not be trained with vocab_size={vocab_size}: {error}"
+        ) from None
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+def _cut(sentence: str) -> list[str]:
+    """Cut a very long line into shorter ones, at white space where there is any.
+
+    SentencePiece leaves lines of more than 4,192 bytes out without a word, and its time grows with the square of a line
+    that repeats itself. Pieces do not reach across white space, so cutting there changes none of their counts.
+    """
+    if len(sentence) <= LONGEST_LINE:
+        return [sentence]
+    return textwrap.wrap(sentence, LONGEST_LINE, break_on_hyphens=False)
 
 
 def _sentences(sentences: Iterable[str]) -> list[str]:

@@ -176,6 +176,15 @@ def test_pipes(here):
     assert (done.returncode, done.stdout, done.stderr) == (0, "1.000\t2\tthe ship\n", "")
 
 
+def test_a_text_from_a_pipe(here, tmp_path):
+    out = str(tmp_path / "m")
+    done = run("train", "-", "--out", out, *SMALL, "1", input="\n".join(make_text()))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert cli.main(["train", "text.txt", "--out", str(tmp_path / "same"), *SMALL, "1"]) == 0
+    piped, same = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("m", "same"))
+    assert piped == same
+
+
 def test_a_reader_that_goes_away(here):
     reading, writing = os.pipe()
     os.close(reading)
@@ -333,7 +342,6 @@ def test_a_model_is_not_replaced_unasked(here, tmp_path, capsys):
         (b"a\nb\nc\nd\n", "--far 10", "at least 22 are needed"),
         (b"same\n" * 30, "", "distant sentences were all the same as 'same'"),
         (b"fine\n\xff\n", "", "is not UTF-8: byte 0xff in line 2"),
-        (b"a b\nb c\nc d\nd e\n", "--lr nan", "lr must be at least 0 and finite, not nan"),
         (b"a b\nb c\nc d\nd e\n", "--lr 1e30", "the loss is nan in epoch"),
         (b"a b\nb c\nc d\nd e\n", "--dim 7", "embedding_dim must be even"),
         (b"a b\nb c\nc d\nd e\n", "--heads 3", "num_heads must divide"),
@@ -352,6 +360,21 @@ def test_texts_and_numbers_that_will_not_do(tmp_path, capsys, content, arguments
     assert error.startswith("selfattn train: error: ")
     assert message in error
     assert not (out / "config.json").exists()
+
+
+def test_a_folder_that_is_a_file(here, capsys):
+    assert cli.main(["train", "text.txt", "--out", "text.txt"]) == 1
+    assert "--out must be a folder, and text.txt is not one" in capsys.readouterr().err
+    assert (here / "text.txt").is_file()
+
+
+def test_arguments_that_are_no_text(here):
+    for arguments in (["embed", "model", b"the \xff"], ["search", "model", "text.txt", b"the \xff"]):
+        done = subprocess.run(
+            [*COMMAND, *arguments], capture_output=True, env=ENVIRONMENT, timeout=240, check=False
+        )
+        assert done.returncode == 2
+        assert b"must be UTF-8, not b'the \\xff'" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -396,6 +419,23 @@ def test_files_that_will_not_do(here, capsys, arguments, message):
 def test_an_empty_query(here, capsys):
     assert cli.main(["search", "model", "text.txt", ""]) == 1
     assert "no tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--lr nan", "argument --lr: must be at least 0 and finite, not nan"),
+        ("--lr=-inf", "argument --lr: must be at least 0 and finite, not -inf"),
+        ("--lr=-1", "argument --lr: must be at least 0 and finite, not -1"),
+        ("--lr fast", "argument --lr: must be a number, not 'fast'"),
+        ("--epochs 1e3", "argument --epochs: must be a whole number, not '1e3'"),
+        ("--dim -2", "argument --dim: must be at least 1, not -2"),
+    ],
+)
+def test_numbers_that_are_none(here, capsys, arguments, message):
+    assert cli.main(["train", "text.txt", "--out", "m", *arguments.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert not (here / "m").exists()
 
 
 @pytest.mark.parametrize(

@@ -370,6 +370,15 @@ def test_a_failure_leaves_no_folder_where_there_was_none(tmp_path, monkeypatch, 
     assert not (tmp_path / "model").exists()
 
 
+def test_a_device_is_not_replaced(tmp_path):
+    """A rename would put a file in the place of /dev/null, where one may."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file, which could be replaced"):
+        files.save_arrays(tmp_path / "pipe", {"a": np.ones(2)})
+    assert (tmp_path / "pipe").is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
 def test_a_disk_that_is_full_for_real(tmp_path):
     """The kernel refuses to let any file grow beyond 500 bytes: vocabulary and config fit, the weights do not."""
     pytest.importorskip("resource")

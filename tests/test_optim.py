@@ -283,6 +283,8 @@ def test_a_learning_rate_set_later_is_checked_too(lr):
     [
         (lambda w: optim.SGD(w, lr=-1), ValueError, "lr must be at least 0 and finite, not -1"),
         (lambda w: optim.SGD(w, lr=float("nan")), ValueError, "nan"),
+        (lambda w: optim.SGD(w, lr="0.1"), TypeError, "lr must be a number, not '0.1'"),
+        (lambda w: optim.Adam(w, lr=None), TypeError, "lr must be a number, not None"),
         (lambda w: optim.SGD(w, nesterov=True), ValueError, "momentum > 0"),
         (lambda w: optim.Adam(w, betas=(1.0, 0.9)), ValueError, r"\[0, 1\)"),
         (lambda w: optim.Adam(list(w.values())), TypeError, "params must be a dict"),

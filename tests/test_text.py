@@ -79,10 +79,30 @@ def test_a_long_line_is_trained_on_too():
     assert tokenizer.unk_id() not in tokenizer.encode("ab")  # left out, a and b would be unknown
 
 
+def test_lines_without_end_do_not_take_for_ever():
+    """Uncut, the first alone takes hours: SentencePiece's time grows with the square of such a line."""
+    pytest.importorskip("sentencepiece", reason="SentencePiece is an extra")
+    lines = ["tom chases jerry " * 100_000, "-" * 300_000, "harry"]
+    tokenizer = train_sentencepiece(lines, 60)
+    assert tokenizer.unk_id() not in tokenizer.encode("tom chases jerry - harry")
+
+
+def test_cutting_a_long_line_changes_no_piece():
+    pytest.importorskip("sentencepiece", reason="SentencePiece is an extra")
+    words = np.random.default_rng(0).choice(" ".join(SENTENCES).split(), 3000).tolist()
+    options = {"model_type": "bpe"}  # counts words alone
+    short = train_sentencepiece([" ".join(words[i : i + 10]) for i in range(0, 3000, 10)], 40, **options)
+    long = train_sentencepiece([" ".join(words)], 40, **options)
+    pieces = [[each.id_to_piece(i) for i in range(each.get_piece_size())] for each in (short, long)]
+    assert pieces[0] == pieces[1]
+
+
 def test_what_sentencepiece_refuses_is_an_error():
     pytest.importorskip("sentencepiece", reason="SentencePiece is an extra")
-    with pytest.raises(ValueError, match="SentencePiece could not be trained: "):
+    with pytest.raises(ValueError, match="SentencePiece could not be trained with vocab_size=5: "):
         train_sentencepiece(SENTENCES, 5)
+    with pytest.raises(ValueError, match="could not be trained with vocab_size=99999999999: "):
+        train_sentencepiece(SENTENCES, 99999999999)
     with pytest.raises(ValueError, match="at least 1, not 0"):
         train_sentencepiece(SENTENCES, 0)
     with pytest.raises(ValueError, match="no text to train on"):

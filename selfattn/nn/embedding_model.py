@@ -71,8 +71,7 @@ class EmbeddingModel(Module):
     ``y, pullback = model.vjp(sentence)`` and ``grads = pullback(dy)``: sentences have no gradient. In place of a
     string every method takes the ids themselves, as a list or array of integers.
 
-    A sentence is embedded alone or in a list with the same result up to rounding: a matrix product may add up in
-    another order when it has more rows.
+    A sentence has the same embedding, to the bit, alone or in a list, and with any number of threads.
 
     The gradient of ``key.bias`` is zero: it adds the same number to all scores of a query, which softmax does not
     see. What comes out is rounding noise, which Adam turns into steps of full size; so after training that one
@@ -203,8 +202,8 @@ class EmbeddingModel(Module):
         >>> model.encode(["tom", "chase", "jerry"]).shape
         (3, 4)
         """
-        if isinstance(sentences, str):
-            raise TypeError(f"sentences must be a list of sentences, not one: {quoted(sentences)}")
+        if isinstance(sentences, str) or not isinstance(sentences, Iterable):
+            raise TypeError(f"sentences must be a list of sentences, not {quoted(sentences)}")
         batch_size = check_size("batch_size", batch_size)
         given: Any = sentences if isinstance(sentences, Sequence | np.ndarray) else list(sentences)
         y = np.empty((len(given), self.embedding_dim), self.embedding_layer.weight.dtype)
@@ -290,7 +289,7 @@ class EmbeddingModel(Module):
         """Take what the tokenizer returned for a sentence, which has this name in messages."""
         try:
             array = np.asarray(ids[: self.max_seq_len])
-        except (TypeError, ValueError, KeyError):  # no sequence, or one of sequences
+        except (TypeError, ValueError, KeyError, IndexError):  # no sequence, or one of sequences
             array = np.empty(0, object)
         if array.ndim != 1 or (
             array.dtype.kind not in "iu" and not (array.size == 0 and array.dtype == float)
@@ -347,5 +346,6 @@ def is_batch(sentences: Any) -> bool:
 
 def quoted(value: Any) -> str:
     """Quote what was given, a long thing only in part."""
-    text = repr(value[:50] if isinstance(value, str | list | tuple | np.ndarray) else value)
+    long = isinstance(value, str | list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    text = repr(value[:50] if long else value)
     return text if len(text) <= 80 else f"{text[:77]}..."
