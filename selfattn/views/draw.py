@@ -74,6 +74,9 @@ class Drawing:
         equations = "".join(self.equation(stage, equation) for equation in stage.equations)
         notes = {fill(self.texts[key], **values) for key, values in stage.notes}
         notes |= self.abridged(stage)
+        masks = [node for node in self.nodes_of(stage) if node.name == "mask"]
+        if masks and all(mask.data.all() for mask in masks):
+            notes.add(self.texts["open mask"])
         note = "".join(f'<p class="sa-note">{text(line)}</p>' for line in sorted(notes))
         return (
             f'<section class="sa-stage" data-stage="{stage.name}" id="stage={stage.name}"><h3>{text(self.heading(stage))}</h3>'
@@ -180,12 +183,14 @@ class Drawing:
         tail = self.max_side // 3
         return [*range(self.max_side - tail), *range(n - tail, n)]
 
+    def nodes_of(self, stage: Stage) -> list[Node]:
+        """Return the matrices that a stage shows."""
+        terms = {t.removeprefix("T:") for e in stage.equations for side in e.sides for t in side}
+        return [node for name, node in self.graph.nodes.items() if name in terms]
+
     def abridged(self, stage: Stage) -> set[str]:
         """Say it if some rows or columns of a stage are left out."""
-        terms = {t.removeprefix("T:") for e in stage.equations for side in e.sides for t in side if t}
-        largest = max(
-            (max(self.graph.nodes[t].data.shape) for t in terms if t in self.graph.nodes), default=0
-        )
+        largest = max((max(node.data.shape) for node in self.nodes_of(stage)), default=0)
         if largest <= self.max_side:
             return set()
         return {fill(self.texts["abridged"], shown=self.max_side, all=largest)}
@@ -241,11 +246,12 @@ class Drawing:
             return ""
         decimals = min(self.precision, 2) if self.decimals[names[0]] else 0
         ends = [-size, -size / 2, 0.0, size / 2, size] if finite.min() < 0 else [0.0, size / 2, size]
-        swatches = "".join(
+        swatches = " ".join(
             f'<span class="sa-swatch {shade(x, size)}">{number(x, decimals + (decimals == 0 and size / 2 % 1 > 0), self.precision)}</span>'
             for x in ends
         )
-        return f'<p class="sa-legend">{text(self.texts["legend"])} {swatches}</p>'
+        name = self.graph.nodes[names[0]].name.partition("[")[0]
+        return f'<p class="sa-legend">{text(fill(self.texts["legend"], name=name))} {swatches}</p>'
 
     def answers(self) -> str:
         """List what stands in the blanks, on a sheet of its own when printed."""
