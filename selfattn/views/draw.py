@@ -237,21 +237,28 @@ class Drawing:
         )
 
     def legend(self, stage: Stage) -> str:
-        """Show the range of colours of what the stage computes."""
-        names = [r for equation in stage.equations for side in equation.sides for r in results(side)]
-        finite = np.concatenate([np.zeros(0), *(self.graph.nodes[n].data.ravel() for n in names)])
-        finite = finite[np.isfinite(finite)]
-        size = self.sizes[self.graph.nodes[names[0]].name.partition("[")[0]] if names else 0.0
-        if not finite.size or size == 0:
-            return ""
-        decimals = min(self.precision, 2) if self.decimals[names[0]] else 0
-        ends = [-size, -size / 2, 0.0, size / 2, size] if finite.min() < 0 else [0.0, size / 2, size]
-        swatches = " ".join(
-            f'<span class="sa-swatch {shade(x, size)}">{number(x, decimals + (decimals == 0 and size / 2 % 1 > 0), self.precision)}</span>'
+        """Show the range of colours of each matrix that the stage computes."""
+        of: dict[str, list[Node]] = {}
+        for equation in stage.equations:
+            for name in (name for side in equation.sides for name in results(side)):
+                node = self.graph.nodes[name]
+                if node.op != "row_sums":
+                    of.setdefault(node.name.partition("[")[0], []).append(node)
+        lines = [self.swatches(name, nodes) for name, nodes in of.items() if self.sizes[name]]
+        return f'<p class="sa-legend">{" ".join(lines)}</p>' if lines else ""
+
+    def swatches(self, name: str, nodes: list[Node]) -> str:
+        """Show colours from the smallest to the largest number of matrices of one name."""
+        size = self.sizes[name]
+        negative = any(np.any((node.data < 0) & np.isfinite(node.data)) for node in nodes)
+        ends = [-size, -size / 2, 0.0, size / 2, size] if negative else [0.0, size / 2, size]
+        whole = all(self.decimals[node.id] == 0 for node in nodes) and size % 2 == 0
+        decimals = 0 if whole else min(self.precision, 2)
+        drawn = [
+            f'<span class="sa-swatch {shade(x, size)}">{number(x, decimals, self.precision)}</span>'
             for x in ends
-        )
-        name = self.graph.nodes[names[0]].name.partition("[")[0]
-        return f'<p class="sa-legend">{text(fill(self.texts["legend"], name=name))} {swatches}</p>'
+        ]
+        return f"<span>{text(fill(self.texts['legend'], name=name))} {' '.join(drawn)}</span>"
 
     def answers(self) -> str:
         """List what stands in the blanks, on a sheet of its own when printed."""

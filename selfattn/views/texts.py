@@ -31,7 +31,7 @@ CAPTIONS: dict[str, str] = {
     "biased_scores": "First something is added: a float mask, or a distance (ALiBi). Where the mask holds 0 the query must not see "
     "the key: its score becomes -inf, which the softmax turns into 0.",
     "sink_weights": "The softmax with a sink: exp of every score, divided by the sum over its row and exp of the sink. A row adds up to less than 1.",
-    "weights": "The softmax: exp of every score, divided by the sum over its row. Weights are positive and a row adds up to 1.",
+    "weights": "The softmax: exp of every score, divided by the sum over its row. No weight is negative, and a row adds up to 1. A row in which everything is masked is all zeros.",
     "dropped_weights": "Dropout: keep holds 0 for the weights that are dropped and 1 / (1 - p) for the others, so that their expected sum stays the same.",
     "replaced_weights": "From here on, these weights are used instead of the computed ones.",
     "weighted_values": "For every query a table of its own: row j is the value of token j, times the weight that the query gives it.",

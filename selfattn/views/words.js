@@ -26,8 +26,8 @@ class Words {
     return list && this.labels[list] ? this.labels[list][index] : String(index);
   }
 
-  /** The name of a number, such as scores[bank, river], as elements. */
-  name({ node, difference, i, j }) {
+  /** The name of a number, such as head 0: scores[bank, river], as elements; without the head where that goes without saying. */
+  name({ node, difference, i, j }, head = true) {
     const first = node ?? difference.a, second = node ?? difference.b;
     const inside = [];
     for (const [axis, index] of [["rows", i], ["columns", j]]) {
@@ -35,13 +35,13 @@ class Words {
       const [x, y] = [this.label(first[axis], index), this.label(second[axis], index)];
       inside.push(inside.length ? ", " : "", element("bdi", {}, x === y ? x : `${x} → ${y}`));
     }
-    const name = (difference ? `${this.texts.difference}: ` : "") + first.where + first.name;
+    const name = (difference ? `${this.texts.difference}: ` : "") + (head ? first.where : "") + first.name;
     return inside.length ? [name, "[", ...inside, "]"] : [name];
   }
 
   /** The same as a string. */
-  plainName(cell) {
-    return element("span", {}, ...this.name(cell)).textContent;
+  plainName(cell, head = true) {
+    return element("span", {}, ...this.name(cell, head)).textContent;
   }
 
   write(value, digits = this.numbers.precision) {
@@ -75,7 +75,7 @@ class Words {
       if (!op) return null;
       const args = numbers.args(node);
       const t = (which, row, column) => paren(figure(args[which], row, column), true);
-      const nameOf = (which, row, column) => this.plainName({ node: args[which], i: row, j: column });
+      const nameOf = (which, row, column) => this.plainName({ node: args[which], i: row, j: column }, args[which].where !== node.where);
       formula = op.spell(t, args.map((arg) => arg.now), i, j, node.options, this, nameOf);
       result = figure(node, i, j);
     }

@@ -148,23 +148,51 @@ def test_nasty_tokens_are_shown_and_run_nothing(visit):
     assert page.locator("img").count() == 0
 
 
+def test_nasty_captions_titles_and_pictures_run_nothing(visit):
+    captions = {name: NASTY[n % len(NASTY)] for n, name in enumerate(views.CAPTIONS)}
+    made = views.steps_page(*illustrated(), captions=captions, exercise=True)
+    page = visit(views.join_pages([made, made], "".join(NASTY)).html.replace("</body>", f"{made.svg}</body>"))
+    for _ in range(2):
+        page.locator("[data-do=next]").first.click()
+    cell(page, "scores", "scores", 0, 0).first.hover()
+    page.locator("[data-do='reveal all']").first.click()
+    page.locator(".sa-steps").first.locator("[data-stage=inputs] tbody td").first.dblclick()
+    page.keyboard.type("2")
+    page.keyboard.press("Enter")
+    page.locator("[data-do=reset]").first.click()
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 3  # two of data, one that enhances
+    attributes = page.evaluate(
+        "[...document.querySelectorAll('*')].flatMap(e => [...e.attributes].map(a => a.name))"
+    )
+    assert not [name for name in attributes if name.startswith("on") or name in ("src", "srcset", "action")]
+
+
 def test_a_large_page_answers_a_hover_at_once(visit):
+    """64 tokens and 64 dims, from the event until all is lit, said and laid out: under 50 ms for two dozen numbers.
+
+    The best of five tries each, without the wait for the next frame: other processes may hold the processor.
+    """
     page = visit(views.steps_page(*large()).html)
     ms = page.evaluate(
         """() => {
-        const times = [];
         let n = 0;
-        for (const td of [...document.querySelectorAll(".sa-result tbody td")].filter((_, k) => k % 37 === 0)) {
+        const hover = (td) => {
             const start = performance.now();
             td.dispatchEvent(new PointerEvent("pointerover", {bubbles: true, screenX: ++n}));
-            td.closest(".sa-stage").getBoundingClientRect();
-            times.push(performance.now() - start);
-        }
-        return times.sort((a, b) => a - b);
+            document.body.getBoundingClientRect();
+            if (!td.classList.contains("sa-here")) throw new Error("not lit");
+            return performance.now() - start;
+        };
+        const cells = [...document.querySelectorAll(".sa-result tbody td:not(.sa-gap)")];
+        const away = cells.pop();
+        return cells.filter((_, k) => k % Math.ceil(cells.length / 24) === 0).map((td) => {
+            td.scrollIntoView({block: "center"});
+            return Math.min(...Array.from({length: 5}, () => (hover(away), hover(td))));
+        });
     }"""
     )
-    assert len(ms) > 30
-    assert ms[len(ms) // 2] < 50
-    assert page.locator("td.sa-to").count() >= 1
+    assert len(ms) >= 20
+    assert max(ms) < 50, ms
     change(page, "inputs", "inputs", 0, 0, "5")
     assert page.locator("td.sa-moved").count() > 500
