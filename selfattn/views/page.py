@@ -118,11 +118,12 @@ def steps_page(
     tokens : sequence of str, one for each query, optional
         Shown as text, whatever they hold. Without them rows are numbered.
     compare : (steps, tokens), optional
-        A second sentence, shown below the first row by row, with the difference.
+        A second sentence, shown beside the first, aligned by row, with the difference: second minus first, as
+        far as both reach. It has to have the same steps.
     captions : mapping of str to str, optional
         Replaces sentences and labels; the names are those of :data:`selfattn.views.CAPTIONS`.
     exercise : bool, default False
-        Leave one number of each row blank, to be predicted; the answers are on a sheet at the end.
+        Leave one number of each row blank, to be predicted and revealed; the answers are on a sheet at the end.
     key_tokens : sequence of str, one for each key, optional
         ``tokens`` where there are as many keys as queries.
     precision : int, default 4
@@ -138,10 +139,11 @@ def steps_page(
     Raises
     ------
     TypeError
-        Steps of another class, tokens that are no strings.
+        Steps of another class, tokens that are no sequence of strings, captions that are no mapping.
     ValueError
         A number of tokens that does not fit the rows, unknown captions, ``compare`` with other steps;
-        :class:`PageError`, a ValueError, if there are more than 200,000 numbers or a batch of sentences.
+        :class:`PageError`, a ValueError, if there are more than 200,000 numbers, a batch of sentences, or no
+        heads.
 
     Examples
     --------
