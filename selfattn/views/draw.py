@@ -218,7 +218,7 @@ class Drawing:
                     f"<td{f' class={level}' if level else ''}>{number(data[i, j], decimals, self.precision)}</td>"
                 )
             where = f' id="stage={ids}&amp;row={i}"' if ids else ""
-            return f"<tr{where}><th scope=row><bdi>{text(labels[0][i])}</bdi></th>{''.join(cells)}</tr>"
+            return f"<tr{where}><th scope=row>{isolated(labels[0][i])}</th>{''.join(cells)}</tr>"
 
         body = []
         for n, i in enumerate(rows):
@@ -229,7 +229,7 @@ class Drawing:
         for n, j in enumerate(columns):
             if n and j != columns[n - 1] + 1:
                 head.append("<th>…</th>")
-            head.append(f"<th scope=col><bdi>{text(labels[1][j])}</bdi></th>")
+            head.append(f"<th scope=col>{isolated(labels[1][j])}</th>")
         shape = " × ".join(map(str, data.shape))
         return (
             f'<table class="{kind}" {attributes}><caption>{caption} <small>{shape}</small></caption>'
@@ -334,6 +334,11 @@ def script_json(payload: Any) -> str:
     """JSON that can stand in a script element: ASCII, without a sign that could end or open markup."""
     plain = json.dumps(payload, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def isolated(label: str) -> str:
+    """Escape a label, and keep its direction of writing to itself if it may have another than ASCII."""
+    return text(label) if label.isascii() else f"<bdi>{text(label)}</bdi>"
 
 
 def formula(line: str) -> str:

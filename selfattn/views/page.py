@@ -23,6 +23,9 @@ from selfattn.views.texts import CAPTIONS, fill, merged
 from selfattn.views.writing import storable, text, visible
 
 _ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # no other text can hold it: quotes are escaped
+_NOT_CODE = re.compile(
+    r"^\s*/\*.*?\*/\n|^\s+", re.DOTALL | re.MULTILINE
+)  # comments, indentation: a fifth of the script
 _CONTENTS = re.compile(r'<ol class="sa-contents">.*?</ol>\n')  # links to ids, which fragments have not
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"  # no network
@@ -282,5 +285,5 @@ def _style() -> str:
 
 
 def _script() -> str:
-    code = "".join(map(_asset, _SCRIPTS))
+    code = _NOT_CODE.sub("", "".join(map(_asset, _SCRIPTS)))
     return f'<script>(() => {{\n"use strict";\n{code}}})();</script>'

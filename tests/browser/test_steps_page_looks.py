@@ -62,6 +62,32 @@ def test_all_text_has_contrast(visit, scheme):
         assert not poor, (title, poor)
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_dark_and_projector(visit, scheme):
+    """The system's choice first, then the button's; and larger letters."""
+    pages = [views.steps_page(*illustrated()), views.steps_page(*bank("river"))]
+    page = visit(views.join_pages(pages, "Two").html, color_scheme=scheme)
+
+    def look():
+        return page.evaluate(
+            """() => [...document.querySelectorAll(".sa-steps")].map(getComputedStyle).map(s => [s.backgroundColor, s.fontSize])"""
+        )
+
+    other = {"light": "rgb(21, 25, 31)", "dark": "rgb(255, 255, 255)"}
+    own = other["dark" if scheme == "light" else "light"]
+    assert look() == [[own, "15px"]] * 2
+    page.locator("[data-do=theme]").first.click()
+    assert look() == [[other[scheme], "15px"]] * 2
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == other[scheme]
+    page.locator("[data-do=theme]").first.click()
+    assert look() == [[own, "15px"]] * 2
+    button = page.locator("[data-do=projector]").nth(1)
+    for size in ("23px", "15px"):
+        button.click()
+        assert look() == [[own, "15px"], [own, size]]
+        assert button.get_attribute("aria-pressed") == str(size == "23px").lower()
+
+
 def test_what_a_screen_reader_hears(visit):
     """Chromium's own tree: controls and tables have names, numbers have the headers of their row and column."""
     page = visit(views.steps_page(*illustrated(), exercise=True).html)
