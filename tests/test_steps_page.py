@@ -406,6 +406,24 @@ def test_the_picture_names_heads_and_sentences_and_says_what_it_leaves_out():
     assert "Abridged" not in views.steps_page(*river).svg
 
 
+def test_joined_pages_have_the_pictures_of_all_that_have_weights():
+    for name, views_with_weights in (
+        ("first_principles", 3),
+        ("attention_module", 2),
+        ("sentence_embeddings", 2),
+    ):
+        page = views.tutorial_page(name)
+        root = ElementTree.fromstring(page.svg)
+        inner = [e for e in root if e.tag.endswith("svg")]
+        assert len(inner) == views_with_weights
+        places = [(float(e.get("y")), float(e.get("height"))) for e in inner]
+        assert all(y + high <= below for (y, high), (below, _) in itertools.pairwise(places))
+        assert sum(places[-1]) <= float(root.get("height"))
+        headings = [e.text for e in root if e.tag.endswith("text")]
+        assert len(headings) == len(inner)
+        assert set(headings) <= set(re.findall(r'<h2 class="sa-head">(.*?)</h2>', page.html))
+
+
 def test_the_picture_has_room_for_long_tokens():
     tokens = ["television", "天気天気天気天気", "a" * 40]
     (texts,) = picture_of(views.steps_page(illustrated()[0], tokens))

@@ -18,7 +18,7 @@ import numpy as np
 
 from selfattn.views.draw import Drawing
 from selfattn.views.graph import Graph, PageError, Steps, build
-from selfattn.views.picture import MAX_MATRICES, MAX_SIDE, weights_svg
+from selfattn.views.picture import MAX_MATRICES, MAX_SIDE, stacked, weights_svg
 from selfattn.views.texts import CAPTIONS, fill, merged
 from selfattn.views.writing import storable, text, visible
 
@@ -246,7 +246,8 @@ def join_pages(pages: Sequence[Page], title: str) -> Page:
     )
     body, title = "\n".join(bodies), storable(title)
     head = f'<h1 class="sa-title">{text(title)}</h1>\n<ol class="sa-contents">{contents}</ol>'
-    return Page(title, f"{head}\n{body}", pages[0].svg, pages[0].lang)
+    picture = stacked([(page.title, page.svg) for page in pages], title)
+    return Page(title, f"{head}\n{body}", picture, pages[0].lang)
 
 
 def render(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -41,11 +42,31 @@ def weights_svg(matrices: Sequence[Matrix], title: str, notes: Sequence[str] = (
         height += LINE
         below += f'<text x="{GAP}" y="{height}">{text(note)}</text>'
         left = max(left, LETTER * letters(note) + 2 * GAP)
-    left, height = max(left, 1), height + GAP
+    return _document(max(left, 1), height + GAP, title, "".join(drawn) + below)
+
+
+def stacked(pictures: Sequence[tuple[str, str]], title: str) -> str:
+    """Put pictures that :func:`weights_svg` drew below each other, each with its heading; empty ones are left out."""
+    parts, wide, height = [], 1, 0
+    for heading, picture in pictures:
+        size = re.search(r'viewBox="0 0 (\d+) (\d+)"', picture)
+        if size is None or "<rect x=" not in picture:
+            continue
+        height += 2 * LINE
+        parts.append(
+            f'<text x="{GAP}" y="{height - GAP / 2}" font-size="15" font-weight="bold">{text(heading)}</text>'
+            + picture.replace("<svg ", f'<svg y="{height}" ', 1)
+        )
+        wide = max(wide, int(size[1]), 2 * GAP + (LETTER + 2) * letters(heading))
+        height += int(size[2])
+    return _document(max(wide, 1), max(height, 1), title, "".join(parts))
+
+
+def _document(wide: int, high: int, title: str, drawn: str) -> str:
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left} {height}" width="{left}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" '
         f'role="img" font-family="sans-serif" font-size="12"><title>{text(title)}</title>'
-        f'<rect width="100%" height="100%" fill="#fff"/>{"".join(drawn)}{below}</svg>'
+        f'<rect width="100%" height="100%" fill="#fff"/>{drawn}</svg>'
     )
 
 
