@@ -28,8 +28,8 @@ notebooks = pytest.mark.parametrize("name", NAMES)
 EPS = float(np.finfo(np.float64).eps)
 
 RESULTS = """\
-import json as _json
-print(_json.dumps(results, default=lambda array: array.tolist()))
+import json as _json, time as _time
+print(_json.dumps([results, _time.process_time()], default=lambda array: array.tolist()))
 """
 
 
@@ -49,9 +49,11 @@ def executed(tmp_path_factory):
     def execute(name):
         if name not in done:
             notebook = build.read_source(NOTEBOOKS / "src" / f"{name}.py")
-            done[name] = notebook, json.loads(build.execute(notebook, last=RESULTS))
+            results, execute.seconds[name] = json.loads(build.execute(notebook, last=RESULTS))
+            done[name] = notebook, results
         return done[name]
 
+    execute.seconds = {}
     yield execute
     patch.undo()
 
@@ -194,6 +196,25 @@ def test_what_has_no_printed_tensors_agrees_with_plain_numpy(executed, name, com
         # Sums of up to eight products of numbers around 1, through three blocks at most.
         for a, b in zip(np.atleast_1d(ours), np.atleast_1d(plain), strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=4096 * EPS)
+
+
+def test_training_takes_less_than_twenty_seconds(executed):
+    """Of processor time, for the whole notebook, which trains four models."""
+    executed("2_sentence_embeddings")
+    assert executed.seconds["2_sentence_embeddings"] < 20
+
+
+@notebooks
+def test_a_page_has_a_picture_beside_it(name):
+    """For readers that show no HTML."""
+    outputs = [
+        output.data for cell in saved(name).cells for output in cell.get("outputs", []) if "data" in output
+    ]
+    pages = [data for data in outputs if "text/html" in data]
+    assert len(pages) >= 2
+    for data in pages:
+        assert data["text/html"].count("<table") > 10
+        assert "</svg>" in data["image/svg+xml"]
 
 
 def test_the_trained_model_looks_at_the_telling_word(executed):

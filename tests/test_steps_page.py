@@ -1,5 +1,6 @@
 """The HTML of a steps page: all numbers, tokens as text whatever they hold, sizes, errors."""
 
+import itertools
 import json
 import re
 from xml.etree import ElementTree
@@ -11,7 +12,7 @@ from pages import NASTY, Reader, bank, dead_row, everything, illustrated, large,
 import selfattn as sa
 from selfattn import views
 from selfattn.layer_steps import layer_steps
-from selfattn.views.writing import visible
+from selfattn.views.writing import letters, visible
 
 
 @pytest.mark.parametrize("make", [illustrated, lambda: bank("river"), everything, model], ids=str)
@@ -137,6 +138,22 @@ def test_tokens_are_text_whatever_they_hold():
         ElementTree.fromstring(page.svg)
 
 
+def test_captions_and_titles_are_text_whatever_they_hold():
+    steps, tokens = everything()
+    captions = {name: NASTY[n % len(NASTY)] + "\n" for n, name in enumerate(views.CAPTIONS)}
+    page = views.steps_page(steps, tokens, captions=captions, exercise=True)
+    plain = [tag for tag, _ in Reader(views.steps_page(steps, tokens, exercise=True).html).elements]
+    for some in (page, views.join_pages([page, page], "".join(NASTY))):
+        for html in (some.html, some.fragment, some.svg):
+            html.encode("utf-8")
+            assert not {"\u2028", "\x00", "\ud800"} & set(html)
+        ElementTree.fromstring(some.svg)
+        assert Reader(some.html).scripts  # and all tags are closed
+    assert [tag for tag, _ in Reader(page.html).elements] == plain  # no element has come or gone
+    assert "\n" not in page.title
+    assert NASTY[0] in "".join(Reader(page.html).text)
+
+
 def test_the_data_of_the_script_is_json_that_ends_no_element():
     page = views.steps_page(model(6)[0], NASTY)
     text = next(s for s in Reader(page.html).scripts if s.startswith("{"))
@@ -174,6 +191,8 @@ def test_pages_in_one_document_have_ids_once():
 def test_sizes_of_pages():
     assert len(views.steps_page(*illustrated()).html.encode()) < 150_000
     assert len(views.steps_page(*bank("river"), compare=bank("finance")).html.encode()) < 150_000
+    for name in ("sentence_embeddings", "basics_notebook", "illustrated"):  # three tokens, up to two blocks
+        assert len(views.tutorial_page(name).html.encode()) < 150_000, name
     page = views.steps_page(*large())
     assert len(page.html.encode()) < 2_000_000
     assert "Abridged: 16 of 64 rows and columns are shown" in page.html
@@ -206,9 +225,27 @@ def test_too_many_numbers_are_an_error_and_leave_a_notebook_to_the_text():
         ({"key_tokens": ["a"]}, ValueError, "1 key_tokens do not fit the 3 rows"),
         ({"captions": {"score": "x"}}, ValueError, "captions has no 'score'; there are .*scores"),
         ({"captions": {"scores": 1}}, TypeError, r"captions\['scores'\] is a int"),
+        ({"captions": {7: "x"}}, ValueError, "captions has no 7"),
+        ({"captions": ["scores"]}, TypeError, "captions maps names to sentences; it is not a list"),
+        ({"captions": 5}, TypeError, "captions maps names to sentences; it is not a int"),
+        ({"tokens": 3}, TypeError, "tokens is a sequence of strings, one for each row, not 3"),
+        ({"tokens": iter("abc")}, TypeError, "tokens is a sequence of strings"),
+        ({"tokens": [b"a", b"b", b"c"]}, TypeError, "tokens is a sequence of strings"),
+        ({"tokens": {"a", "b", "c"}}, TypeError, "tokens is a sequence of strings"),
         ({"precision": 0}, ValueError, "precision must be an integer from 1 to 12, not 0"),
         ({"max_side": 1000}, ValueError, "max_side must be an integer from 4 to 256, not 1000"),
         ({"compare": illustrated()[0]}, TypeError, r"compare is \(steps, tokens\), not LayerSteps"),
+        (
+            {"compare": (illustrated()[0],)},
+            TypeError,
+            r"compare is \(steps, tokens\), not tuple \(LayerSteps",
+        ),
+        ({"compare": ("steps", ["a"])}, TypeError, "compare: steps is a str"),
+        (
+            {"compare": (illustrated()[0], "abc")},
+            TypeError,
+            "compare: tokens is a sequence of strings.*'abc'",
+        ),
         ({"compare": (illustrated()[0], ["a"])}, ValueError, "compare: 1 tokens do not fit the 3 rows"),
         ({"compare": (dead_row(), None)}, ValueError, "compare= has other steps"),
     ],
@@ -216,6 +253,75 @@ def test_too_many_numbers_are_an_error_and_leave_a_notebook_to_the_text():
 def test_errors_say_what_was_given(arguments, error, message):
     with pytest.raises(error, match=message):
         views.steps_page(illustrated()[0], **arguments)
+
+
+def test_tokens_from_numpy():
+    steps, tokens = illustrated()
+    assert views.steps_page(steps, np.array(tokens)).html == views.steps_page(steps, tokens).html
+
+
+def test_without_heads_there_is_nothing_to_show():
+    steps = sa.attention_steps(*np.ones((3, 0, 2, 2)))
+    with pytest.raises(views.PageError, match=r"no heads to show: the scores have shape \(0, 2, 2\)"):
+        views.steps_page(steps)
+    assert steps._repr_html_() is None and steps._repr_svg_() is None
+
+
+def test_ten_thousand_tokens():
+    n = 10_000
+    steps = sa.attention_steps(np.ones((2, 1)), np.ones((n, 1)), np.arange(float(n))[:, None])
+    page = Reader(views.steps_page(steps, ["a", "b"], key_tokens=[f"t{i}" for i in range(n)]).html)
+    assert page.of("weights").columns == [
+        *(f"t{i}" for i in range(11)),
+        "…",
+        *(f"t{i}" for i in range(n - 5, n)),
+    ]
+    assert page.of("output").cells == [["4999.5"], ["4999.5"]]
+
+
+def test_what_is_left_out_is_said_in_every_stage():
+    rng = np.random.default_rng(6)
+    x, *weights = rng.standard_normal((4, 3, 12, 12))[:, 0]
+    steps = layer_steps(x, *weights, num_heads=6, dropout_p=0.5, rng=1)
+    html = views.steps_page(steps).html
+    for name in (
+        "scores",
+        "scaled_scores",
+        "masked_scores",
+        "weights",
+        "dropped_weights",
+        "weighted_values",
+        "output",
+        "concatenated",
+    ):
+        stage = re.search(rf'data-stage="{name}".*?</section>', html, re.DOTALL)[0]
+        assert "Abridged: 4 of 6 heads are shown." in stage, name
+    given = views.steps_page(sa.attention_steps(*rng.standard_normal((3, 6, 2, 2)))).html
+    assert "Abridged: 4 of 6 heads" in re.search(r'data-stage="given".*?</section>', given, re.DOTALL)[0]
+
+
+def test_the_note_of_an_open_mask_is_there_when_all_masks_are_open():
+    x = np.eye(3)
+    for options, said in (({}, True), ({"is_causal": True}, False)):
+        html = views.steps_page(sa.attention_steps(x, x, x, **options)).html
+        assert (views.CAPTIONS["open mask"] in Reader(html).text) is said
+    closed = sa.attention_steps(x, x, x, is_causal=True)
+    html = views.steps_page(sa.attention_steps(x, x, x), compare=(closed, None)).html
+    assert views.CAPTIONS["open mask"] not in Reader(html).text
+
+
+def test_the_legend_names_each_matrix_and_its_range():
+    html = views.steps_page(*illustrated()).html
+    for name, ends in (("query", "0.00 1.50 3.00"), ("scores", "0 8 16"), ("weights", "0.00 0.49 0.98")):
+        stage = re.search(rf'data-stage="{name}".*?</section>', html, re.DOTALL)[0]
+        legend = re.sub("<.*?>", "", re.search(r'<p class="sa-legend">.*?</p>', stage)[0])
+        assert legend == f"Colours of {name}: {ends}"
+    given = views.steps_page(sa.attention_steps([[2.0]], [[-1.0]], [[3.0]])).html
+    legend = re.sub("<.*?>", "", re.search(r'<p class="sa-legend">.*?</p>', given)[0])
+    assert (
+        legend
+        == "Colours of query: 0 1 2 Colours of key: -1.00 -0.50 0.00 0.50 1.00 Colours of value: 0.00 1.50 3.00"
+    )
 
 
 def test_other_objects_are_a_type_error():
@@ -273,6 +379,66 @@ def test_the_picture_has_the_weights():
     assert texts[:3] == tokens
     assert [float(t) for t in texts if t not in tokens] == [float(f"{w:.2f}") for w in steps.weights.ravel()]
     assert set(tokens) < set(texts)
+
+
+def picture_of(page):
+    """The texts of the picture, and where they stand."""
+    found = []
+    for group in ElementTree.fromstring(page.svg).iter("{http://www.w3.org/2000/svg}g"):
+        found.append(
+            [
+                (t.text, float(t.get("x")), t.get("text-anchor"))
+                for t in group.iter("{http://www.w3.org/2000/svg}text")
+            ]
+        )
+    return found
+
+
+def test_the_picture_names_heads_and_sentences_and_says_what_it_leaves_out():
+    river, finance = bank("river"), bank("finance")
+    names = [group[0][0] for group in picture_of(views.steps_page(*river, compare=finance))]
+    assert names == ["stream bank mud", "money bank loan"]
+    assert [group[0][0] for group in picture_of(views.steps_page(*everything()))] == ["head 0", "head 1"]
+    rng = np.random.default_rng(0)
+    page = views.steps_page(sa.attention_steps(*rng.standard_normal((3, 6, 40, 2))))
+    assert len(picture_of(page)) == 4
+    assert "Abridged: 4 of 6 heads" in page.svg and "Abridged: 32 of 40 rows" in page.svg
+    assert "Abridged" not in views.steps_page(*river).svg
+
+
+def test_joined_pages_have_the_pictures_of_all_that_have_weights():
+    for name, views_with_weights in (
+        ("first_principles", 3),
+        ("attention_module", 2),
+        ("sentence_embeddings", 2),
+    ):
+        page = views.tutorial_page(name)
+        root = ElementTree.fromstring(page.svg)
+        inner = [e for e in root if e.tag.endswith("svg")]
+        assert len(inner) == views_with_weights
+        places = [(float(e.get("y")), float(e.get("height"))) for e in inner]
+        assert all(y + high <= below for (y, high), (below, _) in itertools.pairwise(places))
+        assert sum(places[-1]) <= float(root.get("height"))
+        headings = [e.text for e in root if e.tag.endswith("text")]
+        assert len(headings) == len(inner)
+        assert set(headings) <= set(re.findall(r'<h2 class="sa-head">(.*?)</h2>', page.html))
+
+
+def test_the_picture_has_room_for_long_tokens():
+    tokens = ["television", "天気天気天気天気", "a" * 40]
+    (texts,) = picture_of(views.steps_page(illustrated()[0], tokens))
+    columns = [(name, x) for name, x, anchor in texts[:3]]
+    assert [name for name, _ in columns] == [tokens[0], tokens[1], "a" * 11 + "…"]
+    for (name, x), (after, y) in itertools.pairwise(columns):
+        assert y - x >= 7 * (letters(name) + letters(after)) / 2  # at 12 pixels a letter is about 7 wide
+    assert all(x >= 7 * letters(name) for name, x, anchor in texts if anchor == "end")
+
+
+def test_the_picture_of_an_exercise_keeps_its_blanks():
+    page = views.steps_page(*illustrated(), exercise=True)
+    blanks = sum(row.count("____") for row in Reader(page.html).of("weights").cells)
+    (texts,) = picture_of(page)
+    assert [text for text, *_ in texts].count("____") == blanks == 3
 
 
 def test_sentences_of_different_lengths_are_compared_as_far_as_both_reach():

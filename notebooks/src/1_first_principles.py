@@ -5,8 +5,8 @@
 # into a sentence about a river and into a sentence about money, and asks for a layer that notices the difference.
 #
 # This notebook walks the same way with `selfattn`. Every tensor that the tutorial prints is computed again and held
-# against the printed one. Then it takes one step further: **what the scale $1/\sqrt{d_k}$ is there for**, which the
-# tutorial divides by without much ado.
+# against the printed one. Then it takes one step further: **what the scale $1/\sqrt{d_k}$ is for**. The tutorial uses it
+# without saying why.
 
 # %%
 import numpy as np
@@ -97,8 +97,8 @@ compare("attention_on_raw_embeddings", outputs)
 print("\nbank by the river:", outputs["river"][BANK], "  bank with money:", outputs["finance"][BANK])
 
 # %% [markdown]
-# The page below shows both sentences, one above the other, with the difference. Point at a number (or move there with
-# the arrow keys) and the numbers that made it light up, with the sum spelled out. Change an input and see what moves.
+# The page below shows both sentences side by side, with the difference. Point at a number (or move there with the arrow
+# keys): the numbers that made it light up, and the sum is spelled out. Change an input and see what moves.
 #
 # *Something to find:* go to the row of *bank* in the weights. Which word does it look at most, in each sentence? Is the
 # largest weight on *bank* itself? Where in the scores can you see why?
@@ -206,10 +206,10 @@ for scale in (0.0, 0.5, 1 / np.sqrt(2), 2.0, 5.0, 20.0, 100.0):
     print(f"{scale:7.3f}   {largest:14.3f}   {np.linalg.norm(gradient):.6f}")
 
 # %% [markdown]
-# Small at both ends: at 0 because the query has no say, at 100 because the decision has been taken and nothing near it
-# would be decided otherwise. In between lies the range in which a layer can learn. These hand-made scores are small, so
-# that 5 would teach faster than $1/\sqrt 2$; the point of $1/\sqrt{d_k}$ is not that it is the best number but that with
-# it the width of the layer no longer decides at which end training begins.
+# Small at both ends: at 0 because the query has no say, at 100 because the choice is made and a slightly different query
+# would make the same one. In between lies the range in which a layer can learn. These hand-made scores are small, so a
+# scale of 5 gives a larger gradient than $1/\sqrt 2$. The point of $1/\sqrt{d_k}$ is not that it is the best number. It is
+# that the width of the layer no longer decides at which end training begins.
 #
 # Here is the projected attention with all steps; move the scale on the page, and watch the weights of *bank*.
 
@@ -221,6 +221,6 @@ steps_page(projected["river"], sentences["river"])
 #
 # - A linear layer never sees the neighbours; attention is a mean over them, with weights made from the words themselves.
 # - Query and key decide *where* to look, the value decides *what* is fetched. Only query and key must have one width.
-# - The scale keeps the softmax in the range where it can learn. It is no detail of taste: wide layers need it.
+# - The scale keeps the softmax in the range where it can learn. It is not a matter of taste: wide layers need it.
 #
 # Next: [notebook 2](2_sentence_embeddings.ipynb) trains a small model, and looks where its *bank* looks.

@@ -130,8 +130,8 @@ steps_page(mixed, items)
 # The layer of the tutorial makes queries, keys and values with three Linears from the same `x`, attends with scale
 # $1/\sqrt{d}$, adds the input again (*residual*) and normalises each row (`ln`). There is no feed-forward part.
 #
-# `nn.SelfAttentionBlock` is that; called, it returns the result, and its `steps(x)` everything on the way. A Linear holds `weight` with shape (out, in), so its plain line is
-# `x @ weight.T + bias`.
+# `nn.SelfAttentionBlock` is that layer: `block(x)` is the result, and `block.steps(x)` holds everything on the way. A Linear
+# holds `weight` with shape (out, in), so its plain line is `x @ weight.T + bias`.
 
 # %%
 def softmax(scores):
@@ -298,8 +298,8 @@ for sentence, untrained, trained in zip(test, before, after, strict=True):
 
 # %% [markdown]
 # Nobody told the model that *stream* and *loan* are the words that matter. To get its loss down, it had to make
-# sentences of one topic alike; a *bank* that stays a *bank* is of no help with that, so it learned to fetch the topic
-# from where it is to be found.
+# sentences of one topic alike. A *bank* that stays the same *bank* everywhere does not help with that. So the model
+# learned to fetch the topic from the word that tells it.
 #
 # And what it fetched changes what it is. The vectors of *bank* in the four sentences, before the block and after it,
 # by the cosine of the angle between them (1: same direction, −1: opposite):

@@ -197,8 +197,8 @@ for name in scores:
     print(f"  {name:30} {before:6.3f}   {after:6.3f}")
 
 # %% [markdown]
-# A long key shouts: with dot products whoever has it gets looked at by all whose query points roughly its way. That can
-# be useful, since a model can make a token important by making its key long, and it can be a nuisance.
+# A long key shouts: with dot products, every query that points roughly its way looks at it. That can be useful, since a
+# model can make a token important by making its key long. It can also be a nuisance.
 #
 # ## When the fan-in matters: initialisation
 #
@@ -229,8 +229,8 @@ for name, weight in starts.items():
 # Xavier keeps the size at 1. Kaiming makes it $\sqrt 2$ times as large, because it is meant for layers followed by a ReLU,
 # which throws half of it away; attention has none there. With the plain normal distribution the scores of a model this
 # wide start in the hundreds, and every softmax with a single 1. Uniform in [0, 1), as the class of
-# [notebook 1](1_first_principles.ipynb) does it, is worse still, since its numbers have a mean of 1/2 instead of 0: fine
-# for three tokens on a page, and nothing to train a wide model from.
+# [notebook 1](1_first_principles.ipynb) does it, is worse still, since its numbers have a mean of 1/2 instead of 0. That
+# is fine for three tokens on a page, but no start for training a wide model.
 #
 # *Your turn:*
 #

@@ -182,7 +182,7 @@ for name, found in (("-inf, plain lines", with_infinity), ("-1e9, the module", w
 # 2. **Uniform.** With −1e9 in all places all scores are equal, so each token gets 1/4: the row looks evenly at all it
 #    must not look at, the future and the padding included. No error, no NaN, and a leak.
 # 3. **Zeros.** Nothing to look at, so nothing comes back: `sa.scaled_dot_product_attention` gives weights 0, output 0,
-#    and gradients 0. It is the limit that makes sense: the row has no part in anything.
+#    and gradients 0. This is the answer that makes sense: the row has no part in anything.
 #
 # `nn.ScaledDotProductAttention` does the second because the tutorial does, so that its numbers are reproduced. Masks
 # that are arrays of booleans, and all the named ones above, do the third.

@@ -1,6 +1,5 @@
 /*
- * What a steps page computes and how it writes and spells it: pure functions, no DOM. page.py puts this file before
- * steps.js, both inside one function in strict mode, so that nothing is left behind in the page.
+ * What a steps page computes and how it writes and spells it: pure functions, no DOM.
  */
 
 const LEVELS = 8; // of colour, for each sign; as in draw.py
@@ -50,12 +49,13 @@ function filled(sentence, values) {
   return sentence.replace(/\{(\w+)\}/g, (braces, name) => (Object.hasOwn(values, name) ? String(values[name]) : braces));
 }
 
-/** What was typed, as a number; null if it is none. */
+/** What was typed, as a number; null if it is none, or too large for one. */
 function read(text) {
   const plain = text.trim().toLowerCase().replace("−", "-");
-  if (plain === "inf" || plain === "-inf") return plain === "inf" ? Infinity : -Infinity;
-  if (plain === "nan") return NaN;
-  return plain === "" || !Number.isFinite(Number(plain)) ? null : Number(plain);
+  const named = { inf: Infinity, "-inf": -Infinity, nan: NaN };
+  if (Object.hasOwn(named, plain)) return named[plain];
+  const typed = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/.test(plain) ? Number(plain) : NaN;
+  return Number.isFinite(typed) ? typed : null;
 }
 
 function decode(base64) {
@@ -107,7 +107,8 @@ function exponentials(scores, mask, sink, i) {
  * Every operation has
  *   all(args, shape, options)      the whole matrix from the matrices it is made of
  *   made(args, i, j, options)      [colour, which argument, row, column] of what number (i, j) is made of
- *   spell(t, args, i, j, options)  how it is made, in figures; t(which, row, column) writes a number, v is the view
+ *   spell(t, args, i, j, options, words, nameOf)
+ *       how it is made, in figures: t(which, row, column) writes a number, nameOf(which, row, column) names it
  */
 const OPS = {
   matmul: {
@@ -117,12 +118,12 @@ const OPS = {
       ...range(x.columns).flatMap((k) => [["a", 0, i, k], ["b", 1, k, j]]),
       ...(b ? [["c", 2, 0, j]] : []),
     ],
-    spell: (t, [x, , b], i, j, _, v) => v.sum(x.columns, (k) => `${t(0, i, k)}·${t(1, k, j)}`) + (b ? ` + ${t(2, 0, j)}` : ""),
+    spell: (t, [x, , b], i, j, _, words) => words.sum(x.columns, (k) => `${t(0, i, k)}·${t(1, k, j)}`) + (b ? ` + ${t(2, 0, j)}` : ""),
   },
   matmulT: {
     all: ([q, k], [rows, columns]) => Matrix.of(rows, columns, (i, j) => dot(q.columns, (c) => q.at(i, c) * k.at(j, c))),
     made: ([q], i, j) => range(q.columns).flatMap((c) => [["a", 0, i, c], ["b", 1, j, c]]),
-    spell: (t, [q], i, j, _, v) => v.sum(q.columns, (c) => `${t(0, i, c)}·${t(1, j, c)}`),
+    spell: (t, [q], i, j, _, words) => words.sum(q.columns, (c) => `${t(0, i, c)}·${t(1, j, c)}`),
   },
   scale: {
     all: ([s, scale, cap], [rows, columns]) =>
@@ -140,8 +141,8 @@ const OPS = {
     all: ([s, mask, added], [rows, columns]) =>
       Matrix.of(rows, columns, (i, j) => (mask.at(i, j) === 0 ? -Infinity : s.at(i, j) + (added ? added.at(i, j) : 0))),
     made: ([, , added], i, j) => [["a", 0, i, j], ["b", 1, i, j], ...(added ? [["c", 2, i, j]] : [])],
-    spell: (t, [, mask, added], i, j, _, v) =>
-      mask.at(i, j) === 0 ? v.texts.masked : added ? `${t(0, i, j)} + ${t(2, i, j)}` : t(0, i, j),
+    spell: (t, [, mask, added], i, j, _, words, nameOf) =>
+      mask.at(i, j) === 0 ? words.texts.masked : added ? `${t(0, i, j)} + ${t(2, i, j)}` : nameOf(0, i, j),
   },
   softmax: {
     all: ([s, mask, sink], [rows, columns]) => {
@@ -156,12 +157,12 @@ const OPS = {
       ["b", 0, i, j],
       ...(sink ? [["c", 2, 0, 0]] : []),
     ],
-    spell: (t, [s, mask, sink], i, j, _, v) => {
-      if (mask.at(i, j) === 0) return v.texts["masked weight"];
-      if (exponentials(s, mask, sink?.at(0, 0), i)[1] === 0) return v.texts.nothing;
+    spell: (t, [s, mask, sink], i, j, _, words) => {
+      if (mask.at(i, j) === 0) return words.texts["masked weight"];
+      if (exponentials(s, mask, sink?.at(0, 0), i)[1] === 0) return words.texts.nothing;
       const open = range(s.columns).filter((k) => mask.at(i, k) !== 0);
       const first = sink ? `exp${paren(t(2, 0, 0))} + ` : "";
-      return `exp${paren(t(0, i, j))} / (${first}${v.sum(open.length, (k) => `exp${paren(t(0, i, open[k]))}`)})`;
+      return `exp${paren(t(0, i, j))} / (${first}${words.sum(open.length, (k) => `exp${paren(t(0, i, open[k]))}`)})`;
     },
   },
   multiply: {
@@ -173,8 +174,8 @@ const OPS = {
     all: ([w, v, mask], [rows, columns], { query }) =>
       Matrix.of(rows, columns, (j, c) => (mask.at(query, j) === 0 ? 0 : w.at(query, j) * v.at(j, c))),
     made: (_, j, c, { query }) => [["a", 0, query, j], ["b", 1, j, c]],
-    spell: (t, [, , mask], j, c, { query }, v) =>
-      mask.at(query, j) === 0 ? v.texts["masked weight"] : `${t(0, query, j)}·${t(1, j, c)}`,
+    spell: (t, [, , mask], j, c, { query }, words) =>
+      mask.at(query, j) === 0 ? words.texts["masked weight"] : `${t(0, query, j)}·${t(1, j, c)}`,
   },
   sum: {
     all: ([w, v, mask], [rows, columns]) =>
@@ -183,21 +184,21 @@ const OPS = {
       range(v.rows)
         .filter((j) => mask.at(i, j) !== 0)
         .flatMap((j) => [["a", 0, i, j], ["b", 1, j, c], ...(i < pairs.length ? [["c", 3 + i, j, c]] : [])]),
-    spell: (t, [, values, mask], i, c, _, v) => {
+    spell: (t, [, values, mask], i, c, _, words) => {
       const open = range(values.rows).filter((j) => mask.at(i, j) !== 0);
-      return open.length ? v.sum(open.length, (n) => `${t(0, i, open[n])}·${t(1, open[n], c)}`) : v.texts.nothing;
+      return open.length ? words.sum(open.length, (n) => `${t(0, i, open[n])}·${t(1, open[n], c)}`) : words.texts.nothing;
     },
   },
   slice: {
     all: ([x], [rows, columns], { start }) => Matrix.of(rows, columns, (i, j) => x.at(i, start + j)),
     made: (_, i, j, { start }) => [["a", 0, i, start + j]],
-    spell: (t, _, i, j, { start }) => t(0, i, start + j),
+    spell: (t, _, i, j, { start }, words, nameOf) => nameOf(0, i, start + j),
   },
   concat: {
     all: (heads, [rows, columns]) =>
       Matrix.of(rows, columns, (i, j) => heads[Math.floor(j / heads[0].columns)].at(i, j % heads[0].columns)),
     made: ([head], i, j) => [["a", Math.floor(j / head.columns), i, j % head.columns]],
-    spell: (t, [head], i, j) => t(Math.floor(j / head.columns), i, j % head.columns),
+    spell: (t, [head], i, j, _, words, nameOf) => nameOf(Math.floor(j / head.columns), i, j % head.columns),
   },
   add: {
     all: ([x, y], [rows, columns]) => Matrix.of(rows, columns, (i, j) => x.at(i, j) + y.at(i, j)),
@@ -213,20 +214,20 @@ const OPS = {
       });
     },
     made: ([x], i, j) => [...range(x.columns).map((k) => ["a", 0, i, k]), ["b", 0, i, j], ["c", 1, 0, j], ["c", 2, 0, j]],
-    spell: (t, [x], i, j, { eps }, v) => {
-      const [mean, variance] = moments(x, i).map((m) => paren(v.loose(m), true));
+    spell: (t, [x], i, j, { eps }, words) => {
+      const [mean, variance] = moments(x, i).map((m) => paren(words.write(m), true));
       return `(${t(0, i, j)} - ${mean}) / √(${variance} + ${eps}) · ${t(1, 0, j)} + ${t(2, 0, j)}`;
     },
   },
   row_sums: {
     all: ([x], [rows, columns]) => Matrix.of(rows, columns, (i) => dot(x.columns, (j) => x.at(i, j))),
     made: ([x], i) => range(x.columns).map((j) => ["a", 0, i, j]),
-    spell: (t, [x], i, _, __, v) => v.sum(x.columns, (j) => t(0, i, j)),
+    spell: (t, [x], i, _, __, words) => words.sum(x.columns, (j) => t(0, i, j)),
   },
   mean: {
     all: ([x], [rows, columns]) => Matrix.of(rows, columns, (_, j) => dot(x.rows, (i) => x.at(i, j)) / x.rows),
     made: ([x], _, j) => range(x.rows).map((i) => ["a", 0, i, j]),
-    spell: (t, [x], _, j, __, v) => `(${v.sum(x.rows, (i) => t(0, i, j))}) / ${x.rows}`,
+    spell: (t, [x], _, j, __, words) => `(${words.sum(x.rows, (i) => t(0, i, j))}) / ${x.rows}`,
   },
 };
 

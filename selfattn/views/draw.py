@@ -74,6 +74,9 @@ class Drawing:
         equations = "".join(self.equation(stage, equation) for equation in stage.equations)
         notes = {fill(self.texts[key], **values) for key, values in stage.notes}
         notes |= self.abridged(stage)
+        masks = [node for node in self.nodes_of(stage) if node.name == "mask"]
+        if masks and all(mask.data.all() for mask in masks):
+            notes.add(self.texts["open mask"])
         note = "".join(f'<p class="sa-note">{text(line)}</p>' for line in sorted(notes))
         return (
             f'<section class="sa-stage" data-stage="{stage.name}" id="stage={stage.name}"><h3>{text(self.heading(stage))}</h3>'
@@ -180,12 +183,14 @@ class Drawing:
         tail = self.max_side // 3
         return [*range(self.max_side - tail), *range(n - tail, n)]
 
+    def nodes_of(self, stage: Stage) -> list[Node]:
+        """Return the matrices that a stage shows."""
+        terms = {t.removeprefix("T:") for e in stage.equations for side in e.sides for t in side}
+        return [node for name, node in self.graph.nodes.items() if name in terms]
+
     def abridged(self, stage: Stage) -> set[str]:
         """Say it if some rows or columns of a stage are left out."""
-        terms = {t.removeprefix("T:") for e in stage.equations for side in e.sides for t in side if t}
-        largest = max(
-            (max(self.graph.nodes[t].data.shape) for t in terms if t in self.graph.nodes), default=0
-        )
+        largest = max((max(node.data.shape) for node in self.nodes_of(stage)), default=0)
         if largest <= self.max_side:
             return set()
         return {fill(self.texts["abridged"], shown=self.max_side, all=largest)}
@@ -213,7 +218,7 @@ class Drawing:
                     f"<td{f' class={level}' if level else ''}>{number(data[i, j], decimals, self.precision)}</td>"
                 )
             where = f' id="stage={ids}&amp;row={i}"' if ids else ""
-            return f"<tr{where}><th scope=row><bdi>{text(labels[0][i])}</bdi></th>{''.join(cells)}</tr>"
+            return f"<tr{where}><th scope=row>{isolated(labels[0][i])}</th>{''.join(cells)}</tr>"
 
         body = []
         for n, i in enumerate(rows):
@@ -224,7 +229,7 @@ class Drawing:
         for n, j in enumerate(columns):
             if n and j != columns[n - 1] + 1:
                 head.append("<th>…</th>")
-            head.append(f"<th scope=col><bdi>{text(labels[1][j])}</bdi></th>")
+            head.append(f"<th scope=col>{isolated(labels[1][j])}</th>")
         shape = " × ".join(map(str, data.shape))
         return (
             f'<table class="{kind}" {attributes}><caption>{caption} <small>{shape}</small></caption>'
@@ -232,20 +237,28 @@ class Drawing:
         )
 
     def legend(self, stage: Stage) -> str:
-        """Show the range of colours of what the stage computes."""
-        names = [r for equation in stage.equations for side in equation.sides for r in results(side)]
-        finite = np.concatenate([np.zeros(0), *(self.graph.nodes[n].data.ravel() for n in names)])
-        finite = finite[np.isfinite(finite)]
-        size = self.sizes[self.graph.nodes[names[0]].name.partition("[")[0]] if names else 0.0
-        if not finite.size or size == 0:
-            return ""
-        decimals = min(self.precision, 2) if self.decimals[names[0]] else 0
-        ends = [-size, -size / 2, 0.0, size / 2, size] if finite.min() < 0 else [0.0, size / 2, size]
-        swatches = "".join(
-            f'<span class="sa-swatch {shade(x, size)}">{number(x, decimals + (decimals == 0 and size / 2 % 1 > 0), self.precision)}</span>'
+        """Show the range of colours of each matrix that the stage computes."""
+        of: dict[str, list[Node]] = {}
+        for equation in stage.equations:
+            for name in (name for side in equation.sides for name in results(side)):
+                node = self.graph.nodes[name]
+                if node.op != "row_sums":
+                    of.setdefault(node.name.partition("[")[0], []).append(node)
+        lines = [self.swatches(name, nodes) for name, nodes in of.items() if self.sizes[name]]
+        return f'<p class="sa-legend">{" ".join(lines)}</p>' if lines else ""
+
+    def swatches(self, name: str, nodes: list[Node]) -> str:
+        """Show colours from the smallest to the largest number of matrices of one name."""
+        size = self.sizes[name]
+        negative = any(np.any((node.data < 0) & np.isfinite(node.data)) for node in nodes)
+        ends = [-size, -size / 2, 0.0, size / 2, size] if negative else [0.0, size / 2, size]
+        whole = all(self.decimals[node.id] == 0 for node in nodes) and size % 2 == 0
+        decimals = 0 if whole else min(self.precision, 2)
+        drawn = [
+            f'<span class="sa-swatch {shade(x, size)}">{number(x, decimals, self.precision)}</span>'
             for x in ends
-        )
-        return f'<p class="sa-legend">{text(self.texts["legend"])} {swatches}</p>'
+        ]
+        return f"<span>{text(fill(self.texts['legend'], name=name))} {' '.join(drawn)}</span>"
 
     def answers(self) -> str:
         """List what stands in the blanks, on a sheet of its own when printed."""
@@ -321,6 +334,11 @@ def script_json(payload: Any) -> str:
     """JSON that can stand in a script element: ASCII, without a sign that could end or open markup."""
     plain = json.dumps(payload, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def isolated(label: str) -> str:
+    """Escape a label, and keep its direction of writing to itself if it may have another than ASCII."""
+    return text(label) if label.isascii() else f"<bdi>{text(label)}</bdi>"
 
 
 def formula(line: str) -> str:

@@ -23,12 +23,16 @@ Term: TypeAlias = str  # the id of a node, "T:" and an id for its transpose, or 
 
 OPERATORS = ("@", "=", "+", "·", "→", "where")
 MAX_HEADS = 4  # heads of which tables are shown
+PER_HEAD = (
+    "given", "scores", "scaled_scores", "masked_scores", "weights", "dropped_weights", "replaced_weights",
+    "weighted_values", "output",
+)  # fmt: skip
 MAX_PAIRS = 8  # queries whose weighted values are shown
 MAX_NUMBERS = 200_000  # of all matrices together: about 2 MB as base64
 
 
 class PageError(ValueError):
-    """Steps that a page cannot show: too many numbers, or more than one sentence."""
+    """Steps that a page cannot show: too many numbers, no heads, or more than one sentence."""
 
 
 @dataclass
@@ -71,7 +75,7 @@ class Stage:
 # Formula and line of NumPy of every stage.
 LINES: dict[str, tuple[str, str]] = {
     "embeddings": ("e_i = table[token_i]", "embeddings = table[ids]"),
-    "positions": ("p_i = sin, cos of i · 10000^(-c/d)", "positions[:, 0::2], positions[:, 1::2] = np.sin(angle), np.cos(angle)"),
+    "positions": ("p_ic = sin(i / 10000^(c/d)),  p_ib = cos(i / 10000^(c/d)),  b = c + 1,  c = 0, 2, 4, …", "angle = np.arange(L)[:, None] / 10000 ** (np.arange(0, d, 2) / d)\npositions[:, 0::2], positions[:, 1::2] = np.sin(angle), np.cos(angle)"),
     "model_inputs": ("x_i = e_i + p_i", "inputs = embeddings + positions"),
     "inputs": ("x_1, …, x_L", "inputs = x"),
     "linear": ("y_ic = Σ_m x_im · W_mc", "y = x @ W"),
@@ -82,12 +86,12 @@ LINES: dict[str, tuple[str, str]] = {
     "scores": ("s_ij = Σ_c q_ic · k_jc", "scores = query @ key.T"),
     "scaled_scores": ("t_ij = s_ij · scale", "scaled_scores = scores * scale"),
     "capped_scores": ("t_ij = cap · tanh(s_ij · scale / cap)", "scaled_scores = softcap * np.tanh(scores * scale / softcap)"),
-    "masked_scores": ("u_ij = t_ij where the mask is 1, else -∞", "masked_scores = np.where(mask, scaled_scores, -np.inf)"),
-    "biased_scores": ("u_ij = t_ij + a_ij where the mask is 1, else -∞", "masked_scores = np.where(mask, scaled_scores + added, -np.inf)"),
+    "masked_scores": ("u_ij = t_ij (mask_ij = 1),  -∞ (mask_ij = 0)", "masked_scores = np.where(mask, scaled_scores, -np.inf)"),
+    "biased_scores": ("u_ij = t_ij + a_ij (mask_ij = 1),  -∞ (mask_ij = 0)", "masked_scores = np.where(mask, scaled_scores + added, -np.inf)"),
     "weights": ("w_ij = exp(u_ij) / Σ_n exp(u_in)", "weights = np.exp(masked_scores) / np.exp(masked_scores).sum(axis=-1, keepdims=True)"),
     "sink_weights": ("w_ij = exp(u_ij) / (exp(sink) + Σ_n exp(u_in))", "weights = np.exp(masked_scores) / (np.exp(sink) + np.exp(masked_scores).sum(axis=-1, keepdims=True))"),
     "dropped_weights": ("w'_ij = w_ij · keep_ij", "dropped_weights = weights * keep"),
-    "replaced_weights": ("w'_ij given", "steps = steps.with_weights(...)"),
+    "replaced_weights": ("w'_ij", "steps = steps.with_weights(replaced_weights)"),
     "weighted_values": ("z_ijc = w_ij · v_jc", "weighted_values = {source}[:, :, None] * value"),
     "output": ("o_ic = Σ_j w_ij · v_jc", "output = {source} @ value"),
     "concatenated": ("[o¹, o², …]", "concatenated = np.concatenate(outputs, axis=-1)"),
@@ -189,6 +193,8 @@ def _by_head(array: Array) -> Array:
 
 def _given(graph: Graph, steps: AttentionSteps) -> None:
     """Attention alone: queries, keys and values are the inputs."""
+    if 0 in steps.scores.shape[:-2]:
+        raise PageError(f"there are no heads to show: the scores have shape {steps.scores.shape}")
     t, k = f"t{graph.side}", f"k{graph.side}"
     heads: list[list[str]] = [[], [], []]
     many = _by_head(steps.query).shape[0] > 1
@@ -220,12 +226,15 @@ def _attention(graph: Graph, steps: AttentionSteps, prefix: str, heads: list[lis
         graph.head = _head_label(steps, h)
         outputs.append(_head(graph, steps, prefix, h, q, k, v))
     graph.head = ""
-    if len(outputs) > MAX_HEADS:
-        for name in ("scores", "scaled_scores", "masked_scores", "weights", "weighted_values", "output"):
-            graph.stages[prefix + name].notes.append(
-                ("abridged heads", {"shown": MAX_HEADS, "all": len(outputs)})
-            )
+    for name in PER_HEAD:
+        _note_heads(graph, prefix + name, len(outputs))
     return outputs
+
+
+def _note_heads(graph: Graph, stage: str, count: int) -> None:
+    """Say in a stage, if there is such a one, that some heads are not shown."""
+    if count > MAX_HEADS and stage in graph.stages:
+        graph.stages[stage].notes.append(("abridged heads", {"shown": MAX_HEADS, "all": count}))
 
 
 def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: str, v: str) -> str:
@@ -283,7 +292,7 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
         weights = graph.add(
             Node(
                 f"{prefix}replaced_weights{end}",
-                "dropped_weights",
+                "replaced_weights",
                 steps.dropped_weights[at],
                 t,
                 c,
@@ -408,6 +417,7 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
         for output in outputs[:MAX_HEADS]:
             joined += [output, ""]
         graph.show("concatenated", [*joined[:-1], "=", last], prefix=prefix)
+        _note_heads(graph, f"{prefix}concatenated", len(outputs))
     if steps.projected_output is not None and p.W_out is not None:
         last = _affine(graph, prefix, "projected_output", "W_out", last, p.W_out, p.b_out,
                        flat(steps.projected_output), t, "projected_output")  # fmt: skip

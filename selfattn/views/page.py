@@ -14,16 +14,30 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
+
 from selfattn.views.draw import Drawing
 from selfattn.views.graph import Graph, PageError, Steps, build
-from selfattn.views.picture import weights_svg
-from selfattn.views.texts import CAPTIONS, merged
-from selfattn.views.writing import text, visible
+from selfattn.views.picture import MAX_MATRICES, MAX_SIDE, stacked, weights_svg
+from selfattn.views.texts import CAPTIONS, fill, merged
+from selfattn.views.writing import storable, text, visible
 
 _ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # no other text can hold it: quotes are escaped
+_NOT_CODE = re.compile(
+    r"^\s*/\*.*?\*/\n|^\s+", re.DOTALL | re.MULTILINE
+)  # comments, indentation: a fifth of the script
+_CONTENTS = re.compile(r'<ol class="sa-contents">.*?</ol>\n')  # links to ids, which fragments have not
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"  # no network
 )
+_SCRIPTS = (
+    "compute.js",
+    "numbers.js",
+    "words.js",
+    "walk.js",
+    "exercise.js",
+    "steps.js",
+)  # each uses those before it
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,7 @@ class Page:
     @property
     def fragment(self) -> str:
         """The views with style and script, without ids."""
-        plain = self.body.replace(' data-alone=""', "")
+        plain = _CONTENTS.sub("", self.body).replace(' data-alone=""', "")
         return f"<div>{_style()}{_ID.sub('', plain)}{_script()}</div>"
 
     @property
@@ -107,11 +121,12 @@ def steps_page(
     tokens : sequence of str, one for each query, optional
         Shown as text, whatever they hold. Without them rows are numbered.
     compare : (steps, tokens), optional
-        A second sentence, shown below the first row by row, with the difference.
+        A second sentence, shown beside the first, aligned by row, with the difference: second minus first, as
+        far as both reach. It has to have the same steps.
     captions : mapping of str to str, optional
         Replaces sentences and labels; the names are those of :data:`selfattn.views.CAPTIONS`.
     exercise : bool, default False
-        Leave one number of each row blank, to be predicted; the answers are on a sheet at the end.
+        Leave one number of each row blank, to be predicted and revealed; the answers are on a sheet at the end.
     key_tokens : sequence of str, one for each key, optional
         ``tokens`` where there are as many keys as queries.
     precision : int, default 4
@@ -127,10 +142,11 @@ def steps_page(
     Raises
     ------
     TypeError
-        Steps of another class, tokens that are no strings.
+        Steps of another class, tokens that are no sequence of strings, captions that are no mapping.
     ValueError
         A number of tokens that does not fit the rows, unknown captions, ``compare`` with other steps;
-        :class:`PageError`, a ValueError, if there are more than 200,000 numbers or a batch of sentences.
+        :class:`PageError`, a ValueError, if there are more than 200,000 numbers, a batch of sentences, or no
+        heads.
 
     Examples
     --------
@@ -140,7 +156,7 @@ def steps_page(
     >>> "bank" in str(page)
     True
     """
-    texts = merged(dict(captions or {}))
+    texts = merged(captions)
     for name, value, low, high in (("precision", precision, 1, 12), ("max_side", max_side, 4, 256)):
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ValueError(f"{name} must be an integer from {low} to {high}, not {value!r}")
@@ -149,7 +165,7 @@ def steps_page(
     sides = [" ".join(names[0])]
     if compare is not None:
         if not isinstance(compare, tuple) or len(compare) != 2:
-            raise TypeError(f"compare is (steps, tokens), not {type(compare).__name__}")
+            raise TypeError(f"compare is (steps, tokens), not {type(compare).__name__} {compare!r:.60}")
         other = check_tokens(*compare, None, "compare: ")
         graph = build(compare[0], *other, graph)
         sides.append(" ".join(other[0]))
@@ -167,9 +183,10 @@ def notebook_html(steps: Steps) -> str | None:
 def notebook_svg(steps: Steps) -> str | None:
     """Return the picture that stands beside :func:`notebook_html`; None where that is None."""
     try:
-        return _picture(build(steps, *check_tokens(steps, None, None)), CAPTIONS["title"])
+        graph = build(steps, *check_tokens(steps, None, None))
     except PageError:
         return None
+    return _picture(Drawing(graph, [""], CAPTIONS, False, 4, 16))
 
 
 def check_tokens(
@@ -193,7 +210,11 @@ def check_tokens(
         if given is None:
             labels.append([str(n) for n in range(count)])
             continue
-        if isinstance(given, str) or not all(isinstance(token, str) for token in given):
+        if (
+            isinstance(given, str)
+            or not isinstance(given, Sequence | np.ndarray)
+            or not all(isinstance(token, str) for token in given)
+        ):
             raise TypeError(f"{where}{name} is a sequence of strings, one for each row, not {given!r:.80}")
         if len(given) != count:
             raise ValueError(f"{where}{len(given)} {name} do not fit the {count} rows of the steps")
@@ -217,8 +238,16 @@ def join_pages(pages: Sequence[Page], title: str) -> Page:
         page.body if n == 1 else page.body.replace(' id="stage=', f' id="view={n}&amp;stage=')
         for n, page in enumerate(pages, 1)
     ]
-    body = "\n".join(bodies)
-    return Page(title, f'<h1 class="sa-title">{text(title)}</h1>\n{body}', pages[0].svg, pages[0].lang)
+    starts = [re.search(r' id="((?:view=\d+&amp;)?stage=[^"&]*)"', body) for body in bodies]
+    contents = "".join(
+        f'<li><a href="#{start[1]}">{text(page.title)}</a></li>'
+        for page, start in zip(pages, starts, strict=True)
+        if start
+    )
+    body, title = "\n".join(bodies), storable(title)
+    head = f'<h1 class="sa-title">{text(title)}</h1>\n<ol class="sa-contents">{contents}</ol>'
+    picture = stacked([(page.title, page.svg) for page in pages], title)
+    return Page(title, f"{head}\n{body}", picture, pages[0].lang)
 
 
 def render(
@@ -226,14 +255,26 @@ def render(
     max_side: int = 16,
 ) -> Page:  # fmt: skip
     """Draw a graph."""
-    body = Drawing(graph, sides, texts, exercise, precision, max_side).html()
-    return Page(texts["title"], body, _picture(graph, texts["title"]), texts["lang"])
+    drawing = Drawing(graph, sides, texts, exercise, precision, max_side)
+    return Page(texts["title"], drawing.html(), _picture(drawing), texts["lang"])
 
 
-def _picture(graph: Graph, title: str) -> str:
-    weights = [(node.data, graph.labels[node.rows], graph.labels[node.columns])
-               for node in graph.nodes.values() if node.name == "weights"]  # fmt: skip
-    return weights_svg(weights, title)
+def _picture(drawing: Drawing) -> str:
+    """Draw the weights of all heads and sentences, and say what is left out."""
+    graph, texts, matrices = drawing.graph, drawing.texts, []
+    for node in graph.nodes.values():
+        if node.name == "weights":
+            side = drawing.sides[node.id.endswith("~1")] if len(drawing.sides) > 1 else ""
+            name = ", ".join(filter(None, (drawing.where(node).removesuffix(": "), side)))
+            blanks = set(enumerate(drawing.blanks.get(node.id, [])))
+            matrices.append((name, node.data, graph.labels[node.rows], graph.labels[node.columns], blanks))
+    notes = []
+    if len(matrices) > MAX_MATRICES:
+        notes.append(fill(texts["abridged heads"], shown=MAX_MATRICES, all=len(matrices)))
+    largest = max((max(matrix[1].shape) for matrix in matrices), default=0)
+    if largest > MAX_SIDE:
+        notes.append(fill(texts["abridged"], shown=MAX_SIDE, all=largest))
+    return weights_svg(matrices, f"{texts['title']}: {texts['head.weights']}", notes)
 
 
 def _asset(name: str) -> str:
@@ -245,5 +286,5 @@ def _style() -> str:
 
 
 def _script() -> str:
-    code = _asset("compute.js") + _asset("steps.js")
+    code = _NOT_CODE.sub("", "".join(map(_asset, _SCRIPTS)))
     return f'<script>(() => {{\n"use strict";\n{code}}})();</script>'

@@ -6,7 +6,6 @@ Owns one picture of one matrix; numbers of every step are on the page of :mod:`s
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.views.writing import visible
+from selfattn.views.writing import letters, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -180,13 +179,6 @@ def _abridged(token: str) -> str:
     return token if len(token) <= MAX_TOKEN else token[: MAX_TOKEN - 1] + "…"
 
 
-def _width(label: str) -> int:
-    """Return about how many columns a label takes: wide characters two, combining ones none."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in label
-    )
-
-
 def _pyplot() -> Any:
     try:
         from matplotlib import pyplot
@@ -207,8 +199,8 @@ def _as_axes(ax: Any) -> Any:
 def _new_axes(plt: Any, shape: tuple[int, ...], rows: list[str], columns: list[str]) -> Any:
     """Make a figure on which numbers fit their cells, within bounds, with room for the longest labels."""
     height, width = (min(max(CELL * n, LEAST), MOST) for n in shape)
-    beside = LETTER * max(map(_width, rows)) + 1.5  # and the colour scale
-    above = LETTER * max(map(_width, columns)) * math.sin(math.pi / 4) + 0.8
+    beside = LETTER * max(map(letters, rows)) + 1.5  # and the colour scale
+    above = LETTER * max(map(letters, columns)) * math.sin(math.pi / 4) + 0.8
     return plt.subplots(figsize=(width + beside, height + above), layout="constrained")[1]
 
 
@@ -238,7 +230,7 @@ def _slant_long_labels(ax: Any, shape: tuple[int, ...]) -> None:
     labels, box = ax.get_xticklabels(), ax.get_window_extent()
     cell = min(box.height / shape[0], box.width / shape[1]) / ax.figure.dpi  # inches; cells are squares
     between = cell * math.ceil(shape[1] / MAX_LABELS)
-    if max(_width(label.get_text()) for label in labels) * LETTER > between:
+    if max(letters(label.get_text()) for label in labels) * LETTER > between:
         for label in labels:
             label.set(rotation=45, horizontalalignment="left", rotation_mode="anchor")
 

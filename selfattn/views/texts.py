@@ -7,6 +7,9 @@ of NumPy are the same in every language and stand beside what they describe, in 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+
+from selfattn.views.writing import storable
 
 CAPTIONS: dict[str, str] = {
     "lang": "en",
@@ -28,7 +31,7 @@ CAPTIONS: dict[str, str] = {
     "biased_scores": "First something is added: a float mask, or a distance (ALiBi). Where the mask holds 0 the query must not see "
     "the key: its score becomes -inf, which the softmax turns into 0.",
     "sink_weights": "The softmax with a sink: exp of every score, divided by the sum over its row and exp of the sink. A row adds up to less than 1.",
-    "weights": "The softmax: exp of every score, divided by the sum over its row. Weights are positive and a row adds up to 1.",
+    "weights": "The softmax: exp of every score, divided by the sum over its row. No weight is negative, and a row adds up to 1. A row in which everything is masked is all zeros.",
     "dropped_weights": "Dropout: keep holds 0 for the weights that are dropped and 1 / (1 - p) for the others, so that their expected sum stays the same.",
     "replaced_weights": "From here on, these weights are used instead of the computed ones.",
     "weighted_values": "For every query a table of its own: row j is the value of token j, times the weight that the query gives it.",
@@ -69,7 +72,8 @@ CAPTIONS: dict[str, str] = {
     "block": "block {n}",
     "of query": "query {token}",
     "difference": "second minus first",
-    "legend": "colours:",
+    "legend": "Colours of {name}:",
+    "open mask": "Nothing was masked: the mask is 1 everywhere.",
     "abridged": "Abridged: {shown} of {all} rows and columns are shown; all of them are computed with.",
     "abridged queries": "Abridged: shown for {shown} of {all} queries.",
     "abridged heads": "Abridged: {shown} of {all} heads are shown.",
@@ -85,16 +89,18 @@ CAPTIONS: dict[str, str] = {
     "theme": "Light or dark",
     "projector": "Projector size",
     "scale": "scale",
-    "hint": "Point at a number, or tab to a table and use the arrow keys, to see where it comes from. Keys: n next, b back, "
-    "p play. Change what is underlined with a double-click or Enter; a click closes a cell of the mask.",
-    "is given": "is given",
-    "can be changed": "is given; double-click or press Enter to change it",
-    "moved": "{n} numbers moved.",
-    "moved most": "{n} numbers moved; most of all {name}: {before} became {after}.",
+    "hint": "Point at a number, or go to a table with Tab and on with the arrow keys, to see where it comes from. Keys: n next, "
+    "b back, p play. Change what is underlined with a double-click or Enter; a click closes or opens a cell of the mask. "
+    "Every matrix has its own scale of colours.",
+    "is given": "given",
+    "can be changed": "given; double-click or press Enter to change it",
+    "can be closed": "given; click or press Enter to open or close it",
+    "moved": "Numbers that moved: {n}.",
+    "moved most": "Numbers that moved: {n}. The one that moved most is {name}: {before} became {after}.",
     "was": "was {before}",
     "unmoved": "Nothing that is shown has moved.",
     "is reset": "All numbers are those of the computation again.",
-    "not a number": "{text} is not a number.",
+    "not a number": "{text} is not a number; 2.5, -1e-3, inf and nan are.",
     "masked": "masked",
     "masked weight": "masked",
     "nothing": "nothing to attend to",
@@ -120,8 +126,10 @@ def fill(sentence: str, **values: object) -> str:
     return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), sentence)
 
 
-def merged(captions: dict[str, str] | None) -> dict[str, str]:
+def merged(captions: Mapping[str, str] | None) -> dict[str, str]:
     """Put the caller's captions over the defaults; an unknown name is an error that lists what there is."""
+    if not isinstance(captions, Mapping | None):
+        raise TypeError(f"captions maps names to sentences; it is not a {type(captions).__name__}")
     given = dict(captions or {})
     unknown = sorted(set(given) - set(CAPTIONS), key=str)
     if unknown:
@@ -129,4 +137,4 @@ def merged(captions: dict[str, str] | None) -> dict[str, str]:
     for name, sentence in given.items():
         if not isinstance(sentence, str):
             raise TypeError(f"captions[{name!r}] is a {type(sentence).__name__}, not a string")
-    return CAPTIONS | given
+    return CAPTIONS | {name: storable(re.sub(r"\s+", " ", sentence)) for name, sentence in given.items()}

@@ -45,22 +45,50 @@ def number(value: float, decimals: int, precision: int) -> str:
 
 
 def visible(token: str) -> str:
-    r"""Return the token with what cannot be seen or stored spelled out: control characters, line separators.
+    r"""Return the token with what cannot be seen or stored spelled out: control characters, spaces at the ends.
+
+    Characters without a width, such as the joiners of an emoji, stay unless there is nothing else to see.
 
     Examples
     --------
-    >>> [visible(t) for t in ("bank", "a\nb", " ", "")]
-    ['bank', 'a\\nb', '␣', '∅']
+    >>> [visible(t) for t in ("bank", " bank", "a\nb", " ", "", "\u200b")]
+    ['bank', '␣bank', 'a\\nb', '␣', '∅', '\\u200b']
     """
     if not token:
         return "∅"
-    if not token.strip(" "):
-        return "␣" * len(token)
-    return "".join(
-        c.encode("unicode_escape", "backslashreplace").decode("ascii")
-        if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp", "Cn")
-        else c
-        for c in token
+    inner = token.strip(" ")
+    unseen = all(unicodedata.category(c) in ("Cf", "Mn", "Zs") for c in inner)
+    spelled = "".join(map(_escape, inner)) if unseen else storable(inner)
+    before = len(token) - len(token.lstrip(" "))
+    return "␣" * before + spelled + "␣" * (len(token) - before - len(inner))
+
+
+def storable(line: str) -> str:
+    r"""Return text with what HTML or UTF-8 cannot hold spelled out: control characters, lone surrogates.
+
+    Examples
+    --------
+    >>> storable("one\x00 \ud800")
+    'one\\x00 \\ud800'
+    """
+    spelled = ("Cc", "Cs", "Zl", "Zp", "Cn")
+    return "".join(_escape(c) if unicodedata.category(c) in spelled else c for c in line)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def letters(label: str) -> int:
+    r"""Return about how many letters wide a label is: wide characters count twice, combining ones not at all.
+
+    Examples
+    --------
+    >>> [letters(label) for label in ("bank", "天気", "e\u0301")]
+    [4, 4, 1]
+    """
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in label
     )
 
 

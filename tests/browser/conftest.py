@@ -8,6 +8,9 @@ import os
 import shutil
 
 import pytest
+from pages import illustrated
+
+from selfattn import views
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +60,8 @@ def visit(browser, tmp_path):
     for context in contexts:
         context.close()
     assert trouble == []
+
+
+@pytest.fixture
+def small(visit):
+    return visit(views.steps_page(*illustrated()).html)

@@ -1,0 +1,139 @@
+/*
+ * Going through a view: step by step, by itself (play), along one token, and to the aims of links such as
+ * #stage=scores&row=2, the ids of the static page.
+ */
+
+const MAX_FEW = 36; // numbers of a matrix that play shows one by one
+const LINK_MS = 200; // before the address follows
+const STEP_MS = 1600; // between two steps of the play button
+
+const TOKENS = /^[tk]\d$/; // lists of labels that are tokens: t0, k0 of the first sentence, t1, k1 of the second
+
+class Walk {
+  constructor(view) {
+    this.view = view;
+  }
+
+  /** What play shows, in order: number by number where a stage has few, else the first of each row. */
+  follow(token) {
+    this.stop();
+    this.steps = this.view.stages.flatMap((stage) => this.stepsOf(stage, token));
+    this.markRows(token);
+    this.at = -1;
+    this.count();
+  }
+
+  stepsOf(stage, token) {
+    const found = [];
+    for (const group of stage.querySelectorAll(".sa-eq")) {
+      const tables = [...group.querySelectorAll("table.sa-result:not(.sa-input)")].map(linesOf);
+      const few = tables.every((lines) => lines.length * (lines[0]?.cells.length ?? 0) <= MAX_FEW);
+      const lines = group.classList.contains("sa-compare")
+        ? range(Math.max(0, ...tables.map((table) => table.length))).flatMap((n) => tables.flatMap((table) => table[n] ?? []))
+        : tables.flat();
+      for (const line of lines) {
+        const kept = [...line.cells].filter((td) => this.view.cells.has(td) && this.concerns(td, token));
+        found.push(...(few || token !== "" ? kept : kept.slice(0, 1)));
+      }
+    }
+    return found.length ? found.map((td) => ({ stage, td })) : [{ stage, td: null }];
+  }
+
+  /** Whether a number belongs to a token: its row, or the query of a table of weighted values. */
+  concerns(td, token) {
+    const { node, i } = this.view.cells.get(td);
+    if (token === "" || !TOKENS.test(node.rows)) return true;
+    return String(node.op === "pairs" ? node.options.query : i) === token;
+  }
+
+  /** Make the rows of a token stand out. */
+  markRows(token) {
+    const { root, cells } = this.view;
+    for (const line of root.querySelectorAll("tr.sa-row")) line.classList.remove("sa-row");
+    if (token === "") return;
+    for (const td of root.querySelectorAll("table.sa-m:not([data-t]) tbody td")) {
+      const cell = cells.get(td);
+      const rows = cell && (cell.node ?? cell.difference.a).rows;
+      if (rows && TOKENS.test(rows) && String(cell.i) === token) td.parentElement.classList.add("sa-row");
+    }
+  }
+
+  count() {
+    this.view.counter.textContent = `${this.at + 1} / ${this.steps.length}`;
+  }
+
+  step(by) {
+    const next = this.at + by;
+    if (next < 0 || next >= this.steps.length) return this.stop();
+    this.at = next;
+    this.show(this.steps[next]);
+    return true;
+  }
+
+  show({ stage, td }) {
+    const { view } = this;
+    for (const other of view.stages) other.classList.toggle("sa-now", other === stage);
+    view.places.value = String(view.stages.indexOf(stage));
+    view.pinned = td;
+    view.light(td);
+    this.count();
+    const smooth = !matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const tall = stage.getBoundingClientRect().height > 0.8 * innerHeight;
+    (tall && td ? td : stage).scrollIntoView({ block: tall && td ? "center" : "nearest", behavior: smooth ? "smooth" : "auto" });
+    this.link(stage, td);
+  }
+
+  /** Somebody looks at a number: go on from there. */
+  arrive(td) {
+    const { view } = this;
+    const found = this.steps.findIndex((step) => step.td === td);
+    if (found >= 0) {
+      this.at = found;
+      this.count();
+    }
+    const stage = td.closest(".sa-stage");
+    view.places.value = String(view.stages.indexOf(stage));
+    this.link(stage, td);
+  }
+
+  /** Let the address lead here; in a notebook stages have no ids, and the address is left alone. */
+  link(stage, td) {
+    if (!stage.id) return;
+    const address = `#${stage.id}${td ? `&row=${this.view.cells.get(td).i}` : ""}`;
+    clearTimeout(this.linking); // browsers refuse to change the address many times a second
+    this.linking = setTimeout(() => history.replaceState(history.state, "", address), LINK_MS);
+  }
+
+  toggle() {
+    if (this.timer) return this.stop();
+    if (this.at >= this.steps.length - 1) this.at = -1;
+    this.view.playButton.textContent = this.view.texts.pause;
+    this.timer = setInterval(() => this.step(1), STEP_MS);
+    return this.step(1);
+  }
+
+  stop() {
+    clearInterval(this.timer);
+    this.timer = undefined;
+    this.view.playButton.textContent = this.view.texts.play;
+  }
+
+  goToHash() {
+    const [, id, row] = /^#(.*?)(?:&row=(\d+))?$/.exec(location.hash) ?? [];
+    const stage = this.view.stages.find((s) => s.id && s.id === id);
+    if (stage) this.goTo(stage, row);
+  }
+
+  goTo(stage, row) {
+    this.stop();
+    const fits = (s) => s.stage === stage && (!s.td || row === undefined || this.view.cells.get(s.td).i === Number(row));
+    const found = this.steps.findIndex(fits);
+    this.at = found >= 0 ? found : this.steps.findIndex((s) => s.stage === stage);
+    this.show(this.steps[this.at]);
+  }
+}
+
+/** The rows of a table but for those that say that some are left out. */
+function linesOf(table) {
+  return [...table.tBodies[0].rows].filter((line) => !line.classList.contains("sa-gap"));
+}

@@ -1,0 +1,110 @@
+/*
+ * Numbers in words: the name of a number, the sum that it is made of, and the sentences of the page with values filled
+ * in. Makes elements, so that tokens stay text in their own direction of writing, but touches nothing in the page.
+ */
+
+const MAX_TERMS = 12; // a longer sum is spelled with its first and last terms
+
+function element(tag, options = {}, ...children) {
+  const { data = {}, ...properties } = options;
+  const made = Object.assign(document.createElement(tag), properties);
+  Object.assign(made.dataset, data);
+  made.append(...children);
+  return made;
+}
+
+class Words {
+  constructor({ texts, labels }, numbers) {
+    Object.assign(this, { texts, labels, numbers });
+  }
+
+  fill(key, values) {
+    return filled(this.texts[key], values);
+  }
+
+  label(list, index) {
+    return list && this.labels[list] ? this.labels[list][index] : String(index);
+  }
+
+  /** The name of a number, such as head 0: scores[bank, river], as elements; without the head where that goes without saying. */
+  name({ node, difference, i, j }, head = true) {
+    const first = node ?? difference.a, second = node ?? difference.b;
+    const inside = [];
+    for (const [axis, index] of [["rows", i], ["columns", j]]) {
+      if (first[axis] === "one") continue;
+      const [x, y] = [this.label(first[axis], index), this.label(second[axis], index)];
+      inside.push(inside.length ? ", " : "", element("bdi", {}, x === y ? x : `${x} → ${y}`));
+    }
+    const name = (difference ? `${this.texts.difference}: ` : "") + (head ? first.where : "") + first.name;
+    return inside.length ? [name, "[", ...inside, "]"] : [name];
+  }
+
+  /** The same as a string. */
+  plainName(cell, head = true) {
+    return element("span", {}, ...this.name(cell, head)).textContent;
+  }
+
+  write(value, digits = this.numbers.precision) {
+    return write(value, digits, this.numbers.precision);
+  }
+
+  sum(n, term) {
+    if (n === 0) return "0";
+    if (n <= MAX_TERMS) return range(n).map(term).join(" + ");
+    const ends = [...range(MAX_TERMS - 4).map(term), "…", term(n - 2), term(n - 1)];
+    return `${ends.join(" + ")} [${this.fill("terms", { n })}]`;
+  }
+
+  /** How a number is made, in figures, with ≈ where a figure is rounded; null for what is given. */
+  spell({ node, difference, i, j }) {
+    const { numbers } = this;
+    let rounded = false;
+    const figure = (n, row, column) => {
+      const text = numbers.text(n, row, column);
+      const value = n.now.at(row, column);
+      rounded ||= text !== "?" && Number.isFinite(value) && Number(text) !== value;
+      return text;
+    };
+    let formula, result;
+    if (difference) {
+      const { a, b, digits } = difference;
+      formula = `${figure(b, i, j)} - ${paren(figure(a, i, j), true)}`;
+      result = numbers.hidden(a, i, j) || numbers.hidden(b, i, j) ? "?" : this.write(numbers.minus(difference, i, j), digits);
+    } else {
+      const op = OPS[node.op];
+      if (!op) return null;
+      const args = numbers.args(node);
+      const t = (which, row, column) => paren(figure(args[which], row, column), true);
+      const nameOf = (which, row, column) => this.plainName({ node: args[which], i: row, j: column }, args[which].where !== node.where);
+      formula = op.spell(t, args.map((arg) => arg.now), i, j, node.options, this, nameOf);
+      result = figure(node, i, j);
+    }
+    return `${formula} ${rounded ? "≈" : "="} ${result}`;
+  }
+
+  /** What stands below a stage for a number: its name, and how it is made. */
+  sentence(cell) {
+    const { node, difference, i, j } = cell;
+    const spelled = this.spell(cell);
+    const line = [element("b", {}, ...this.name(cell)), " = "];
+    if (spelled !== null) line.push(element("span", { className: "sa-sum" }, spelled));
+    else line.push(`${this.numbers.text(node, i, j)}, `, this.texts[node.name === "mask" ? "can be closed" : node.editable ? "can be changed" : "is given"]);
+    if (!difference && this.numbers.moved(node, i, j)) {
+      const before = this.write(node.kernel.at(i, j), node.decimals);
+      line.push(" ", element("i", {}, this.fill("was", { before })));
+    }
+    return line;
+  }
+
+  whatMoved() {
+    const { n, most } = this.numbers.mostMoved();
+    if (!most) return this.texts.unmoved;
+    const { node, before, value, i, j } = most;
+    if (this.numbers.hidden(node, i, j)) return this.fill("moved", { n });
+    const [start, end] = this.texts["moved most"].split("{name}");
+    const values = { n, before: this.write(before, node.decimals), after: this.write(value, node.digits) };
+    const put = (text) => filled(text, values);
+    const name = end === undefined ? [] : [element("b", {}, ...this.name({ node, i, j })), put(end)];
+    return element("span", {}, put(start), ...name);
+  }
+}

@@ -1,0 +1,85 @@
+"""How the tests of pages find a cell in a browser, read what is lit and said, and change a number."""
+
+import re
+
+import numpy as np
+import pytest
+
+
+def cell(page, stage, node, i, j, *, transposed=False):
+    """A cell of a table of a stage, by its row and column as they stand there."""
+    t = "[data-t]" if transposed else ":not([data-t])"
+    return (
+        page.locator(f"[data-stage='{stage}'] table[data-node='{node}']{t} tbody tr")
+        .nth(i)
+        .locator("td")
+        .nth(j)
+    )
+
+
+def table(page, stage, node):
+    """The numbers of a table, from the DOM."""
+    found = page.locator(f"[data-stage='{stage}'] table[data-node='{node}']:not([data-t])").first
+    rows = found.evaluate(
+        "t => [...t.tBodies[0].rows].map(r => [...r.cells].slice(1).map(c => c.textContent))"
+    )
+    return np.array([[float(x) for x in row] for row in rows])
+
+
+def lit(page, colour, stage=None):
+    """The numbers that are lit, as node[row,column] in the table that shows them."""
+    where = f"[data-stage='{stage}'] " if stage else ""
+    return page.eval_on_selector_all(
+        f"{where}td.sa-{colour}",
+        """cells => cells.map(c => {
+            const table = c.closest("table"), i = c.parentElement.sectionRowIndex, j = c.cellIndex - 1;
+            const [row, column] = "t" in table.dataset ? [j, i] : [i, j];
+            return `${table.dataset.node ?? "difference"}[${row},${column}]`;
+        })""",
+    )
+
+
+def said(page, stage):
+    return page.locator(f"[data-stage='{stage}'] .sa-say").inner_text()
+
+
+def change(page, stage, node, i, j, text):
+    cell(page, stage, node, i, j).dblclick()
+    page.keyboard.type(text)
+    page.keyboard.press("Enter")
+
+
+def all_spelled(page):
+    """Light every cell of every table: what is spelled, the text of the cell, the text of the first source."""
+    return page.evaluate(
+        """() => {
+        const found = [];
+        let n = 0;
+        for (const td of document.querySelectorAll(".sa-result tbody td, .sa-diff tbody td")) {
+            td.dispatchEvent(new PointerEvent("pointerover", {bubbles: true, screenX: ++n}));
+            const sum = td.closest(".sa-stage").querySelector(".sa-sum");
+            const source = td.closest(".sa-steps").querySelector("td.sa-a"); // what a number is taken from as it is
+            if (sum) found.push([sum.textContent, td.textContent, source?.textContent]);
+        }
+        return found;
+    }"""
+    )
+
+
+def assert_spelled(page, at_least):
+    """Evaluate what is spelled, with 12 decimals: it is the number in the cell, to rounding."""
+    names = {"exp": np.exp, "tanh": np.tanh, "inf": np.inf, "nan": np.nan, "sqrt": np.sqrt}
+    spelled = all_spelled(page)
+    assert len(spelled) > at_least
+    for text, shown, source in spelled:
+        formula, result = re.split(" [=≈] ", text)
+        assert result == shown
+        if formula in ("masked", "nothing to attend to"):
+            assert result in ("-inf", "0", "0.000000000000")
+            continue
+        if re.fullmatch(r"([\w, ]+: )?\w+\[.*\]", formula):
+            assert float(result) == pytest.approx(float(source), rel=1e-12, abs=1e-12)
+            continue
+        computed = eval(formula.replace("·", "*").replace("√", "sqrt"), names)
+        # 8 terms or so, each figure rounded to 12 decimals and weighed by numbers below 100
+        assert np.isclose(computed, float(result), rtol=1e-9, atol=1e-9), text
