@@ -1,5 +1,6 @@
 """Packed sequences: each has the bits of a call of its own, and the gradients too; offsets of any kind are survived."""
 
+import inspect
 from itertools import pairwise
 
 import numpy as np
@@ -400,6 +401,13 @@ def test_errors(name):
     for function in (sa.varlen_attention, sa.varlen_attention_vjp):
         with pytest.raises(kind, match=message):
             function(**call_with(changes))
+
+
+def test_the_signature_of_the_vjp_is_that_of_the_forward_call():
+    forward, vjp = (inspect.signature(f).parameters for f in (sa.varlen_attention, sa.varlen_attention_vjp))
+    assert list(vjp) == [*forward, "wrt"]
+    for name, parameter in forward.items():
+        assert (vjp[name].default, vjp[name].kind) == (parameter.default, parameter.kind), name
 
 
 def test_errors_of_the_vjp():
