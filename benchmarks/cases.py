@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -19,13 +20,17 @@ Array = npt.NDArray[Any]
 
 LENGTHS = (128, 197, 512, 777, 1000, 1024, 4096)
 WIDTHS = (32, 64, 80, 128)
+SHORTEST = 16  # of the sequences of a ragged batch
 
 # What a case with gradients times: the pullback alone, or the forward call as well.
 BACKWARD, BOTH = "backward", "forward + backward"
 
 
 class Inputs(NamedTuple):
-    """query, key and value as (B, H, L, D), or (L, D) for one head, and the mask or None."""
+    """query, key and value, and the mask or None.
+
+    They are (B, H, L, D), or (L, D) for one head, or (total, H, D) for a ragged batch.
+    """
 
     query: Array
     key: Array
@@ -35,7 +40,7 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One call: L queries of width D over S keys."""
+    """One call: L queries of width D over S keys, or a ragged batch whose sequences have up to L of both."""
 
     length: int
     width: int
@@ -48,30 +53,45 @@ class Case:
     mask: str = ""  # "", "float" or "bool" of shape (L, S), or "float per head" of shape (B, H, L, S)
     layout: str = "BHLD"  # how it lies in memory: "BHLD", "BLHD", or "LD" for a 2-D call
     gradients: str = ""  # "", BACKWARD or BOTH: of query, key, value and a float mask
+    ragged: int = 0  # so many sequences, packed one behind the other, each attending to itself
+    split: bool = False  # the sequences in several calls, not in one
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", self.keys or self.length)
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
 
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Lengths of the sequences of a ragged batch: log-uniform from 16 to `length`."""
+        shortest = min(SHORTEST, self.length)
+        logarithms = np.random.default_rng(0).uniform(np.log(shortest), np.log(self.length), self.ragged)
+        return [round(x) for x in np.exp(logarithms).tolist()]
+
+    @cached_property
+    def offsets(self) -> Array:
+        """Where the sequences of a ragged batch begin, and where the last one ends."""
+        return np.cumsum([0, *self.lengths])
+
     @property
     def flops(self) -> float:
         """Floating-point operations that count: two products forward, five backward."""
-        forward = attention_flops(self.batch, self.heads, self.length, self.keys, self.width, self.causal)
+        pairs = [(n, n) for n in self.lengths] if self.ragged else [(self.length, self.keys)]
+        forward = sum(attention_flops(self.batch, self.heads, *n, self.width, self.causal) for n in pairs)
         return forward * {"": 1.0, BACKWARD: 2.5, BOTH: 3.5}[self.gradients]
 
     @property
     def key_value_bytes(self) -> int:
         """Bytes of the keys and the values: what a call of one query must read."""
-        return 2 * self.batch * self.kv_heads * self.keys * self.width * np.dtype(self.dtype).itemsize
+        keys = sum(self.lengths) if self.ragged else self.keys
+        return 2 * self.batch * self.kv_heads * keys * self.width * np.dtype(self.dtype).itemsize
 
     def inputs(self) -> Inputs:
         """Make the same numbers in every process that asks."""
         rng = np.random.default_rng(0)
 
         def tensor(heads: int, length: int) -> Array:
-            shape = (self.batch, heads, length, self.width)
             dtype = np.float64 if self.dtype == "float64" else np.float32
-            array = rng.standard_normal(shape, dtype=dtype)
+            array = rng.standard_normal(self._shape(heads, length), dtype=dtype)
             if self.layout == "LD":
                 return np.asarray(array[0, 0])
             if self.layout == "BLHD":
@@ -95,9 +115,13 @@ class Case:
 
     def grad_out(self) -> Array:
         """Make the gradient with respect to the output, contiguous."""
-        shape = (self.batch, self.heads, self.length, self.width)
         dtype = np.float64 if self.dtype == "float64" else np.float32
-        return np.random.default_rng(1).standard_normal(shape, dtype=dtype)
+        return np.random.default_rng(1).standard_normal(self._shape(self.heads, self.length), dtype=dtype)
+
+    def _shape(self, heads: int, length: int) -> tuple[int, ...]:
+        if self.ragged:
+            return int(self.offsets[-1]), heads, self.width
+        return self.batch, heads, length, self.width
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``Case(**…)`` takes."""
@@ -112,6 +136,7 @@ class Contestant:
     engine: str
     case: Case
     environment: dict[str, str] = field(default_factory=dict)
+    yardstick: bool = False  # computes something else: only its time for an operation is compared
 
 
 @dataclass(frozen=True)
@@ -224,6 +249,28 @@ def _backward(choice: Choice) -> Iterator[Row]:
         yield from _gradient_rows(choice, kind)
 
 
+def _ragged(choice: Choice) -> Iterator[Row]:
+    sequences = 16 if choice.quick else 64
+    for longest, width in product(choice.sizes((2048,)), choice.widths or (64,)):
+        for kind, causal in product(("", BACKWARD), (False, True)):
+            case = Case(longest, width, causal=causal, gradients=kind, ragged=sequences)
+            title = f"{sequences} of {SHORTEST} to {longest} x {width}"
+            label = ", ".join(filter(None, [kind, "causal" if causal else "", title]))
+            one = Case(min(longest, 1024), width, causal=causal, gradients=kind)
+            equal = replace(one, batch=max(1, round(case.flops / one.flops)))
+            apart = replace(case, split=True)
+            rivals = [
+                Contestant("equal lengths", "selfattn", equal, yardstick=True),
+                Contestant("one by one", "selfattn", apart),
+            ]
+            if "torch" in choice.peers:
+                rivals += [
+                    Contestant("torch", "torch", case),
+                    Contestant("PyTorch in parts", "torch", apart),
+                ]
+            yield Row("ragged", label, (Contestant("selfattn", "selfattn", case), *rivals))
+
+
 def _summary(choice: Choice) -> Iterator[Row]:
     """Take a line or two of each suite: the table of the README."""
     shapes = [(128, 64), (512, 64), (1024, 32), (1024, 64), (1024, 128), (4096, 64)]
@@ -250,6 +297,7 @@ SUITES: dict[str, Callable[[Choice], Iterator[Row]]] = {
     "strided": _strided,
     "isa": _isa,
     "backward": _backward,
+    "ragged": _ragged,
 }
 
 

@@ -16,18 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .cases import BACKWARD, Array, Case, Inputs
-
-
-class Spelling(NamedTuple):
-    """A statement, the names in it, and the step from its value to an array of (B, H, L, D) or (L, D)."""
-
-    statement: str
-    names: dict[str, Any]
-    to_array: Callable[[Any], Array] = np.asarray
-
-
-class UnsupportedError(Exception):
-    """The library cannot do the case; the text says what."""
+from .ragged import selfattn_ragged, torch_ragged
+from .spelling import Spelling, UnsupportedError, one_array
 
 
 def _arguments(case: Case, gqa: bool = False) -> str:
@@ -39,7 +29,9 @@ def _arguments(case: Case, gqa: bool = False) -> str:
     return text + ", enable_gqa=True" if gqa else text
 
 
-def _forward_only(case: Case) -> None:
+def _plain_only(case: Case) -> None:
+    if case.ragged:
+        raise UnsupportedError("ragged batches")
     if case.gradients:
         raise UnsupportedError("gradients")
 
@@ -51,17 +43,12 @@ def _queries_as_rows(case: Case, query: Array) -> Array:
     return query.reshape(case.batch, case.kv_heads, -1, case.width)
 
 
-def _one_array(gradients: Any) -> Array:
-    """Put all gradients, one after the other, into one array."""
-    return np.concatenate(
-        [np.asarray(gradient).reshape(-1) for gradient in gradients if gradient is not None]
-    )
-
-
 def _selfattn(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
     import selfattn as sa
 
     sa.set_num_threads(threads)
+    if case.ragged:
+        return selfattn_ragged(case, inputs)
     names = dict(sdpa=sa.scaled_dot_product_attention, **inputs._asdict())
     names.update(q=inputs.query, k=inputs.key, v=inputs.value)
     if case.gradients:
@@ -70,13 +57,13 @@ def _selfattn(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
         call = f"vjp({_arguments(case, case.kv_heads != case.heads)}, wrt=wrt)"
         if case.gradients == BACKWARD:
             names["pullback"] = eval(call, names)[1]
-            return [Spelling("pullback(grad_out)", names, _one_array)]
-        return [Spelling(f"{call}[1](grad_out)", names, _one_array)]
+            return [Spelling("pullback(grad_out)", names, one_array)]
+        return [Spelling(f"{call}[1](grad_out)", names, one_array)]
     return [Spelling(f"sdpa({_arguments(case, case.kv_heads != case.heads)})", names)]
 
 
 def _numpy(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
-    _forward_only(case)
+    _plain_only(case)
     from selfattn._timing import numpy_attention
 
     query, key, value, mask = inputs
@@ -94,6 +81,8 @@ def _torch(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
     torch: Any = import_module("torch")
 
     torch.set_num_threads(threads)
+    if case.ragged:
+        return torch_ragged(case, inputs, torch)
     query, key, value = (torch.from_numpy(t) for t in inputs[:3])
     names = {"sdpa": torch.nn.functional.scaled_dot_product_attention, "q": query, "k": key, "v": value}
     if inputs.mask is not None:
@@ -121,12 +110,12 @@ def _torch_gradients(torch: Any, case: Case, names: dict[str, Any]) -> Spelling:
     call = f"sdpa({_arguments(case, case.kv_heads != case.heads)})"
     if case.gradients == BACKWARD:
         names["out"] = eval(call, names)
-        return Spelling("grad(out, wrt, grad_out, retain_graph=True)", names, _one_array)
-    return Spelling(f"grad({call}, wrt, grad_out)", names, _one_array)
+        return Spelling("grad(out, wrt, grad_out, retain_graph=True)", names, one_array)
+    return Spelling(f"grad({call}, wrt, grad_out)", names, one_array)
 
 
 def _onnxruntime(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
-    _forward_only(case)
+    _plain_only(case)
     onnxruntime: Any = import_module("onnxruntime")
     onnx: Any = import_module("onnx")
     helper, numbers = onnx.helper, onnx.TensorProto
@@ -199,7 +188,7 @@ def _those_that_work(makers: list[Callable[[], Spelling]]) -> list[Spelling]:
 
 
 def _openvino(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
-    _forward_only(case)
+    _plain_only(case)
     openvino: Any = import_module("openvino")
     opset13: Any = import_module("openvino.opset13")
 
@@ -227,7 +216,7 @@ def _openvino(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
 
 
 def _jax(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
-    _forward_only(case)
+    _plain_only(case)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     jax: Any = import_module("jax")
 

@@ -118,7 +118,9 @@ class Bench:
                 results[i]["limits"] += answer["limits"]
         for contestant in row.contestants:
             self.worker(contestant).ask(do="forget")
-        compare(results)
+        compare([r for r, c in zip(results, row.contestants, strict=True) if not c.yardstick])
+        for result in results:
+            result.pop("samples", None)
         return {"suite": row.suite, "label": row.label, "limit": row.limit, "contestants": results}
 
     def measure_all(self, rows: Sequence[Row]) -> Iterator[Result]:
@@ -141,13 +143,10 @@ def _empty_result(contestant: Contestant) -> Result:
 
 
 def compare(results: list[Result]) -> None:
-    """Note, under "difference" and "agrees", how far each contestant's result is from selfattn's own.
-
-    The compared elements themselves are dropped.
-    """
+    """Note, under "difference" and "agrees", how far each contestant's result is from selfattn's own."""
     own = next(iter(results[0].get("samples", {}).values()), None)
     for result in results:
-        samples = result.pop("samples", None)
+        samples = result.get("samples")
         if samples is None or own is None:
             continue
         difference = max(

@@ -43,10 +43,16 @@ def share_of_limit(row: Result, contestant: Result) -> float | None:
 
 
 def ratio(row: Result, name: str) -> float | None:
-    """Return how many times as long as selfattn the named contestant takes, best against best."""
-    times = {contestant["name"]: best_time(contestant) for contestant in row["contestants"]}
-    own, other = best_time(row["contestants"][0]), times.get(name)
-    return other / own if own and other else None
+    """Return how many times as long as selfattn the named contestant takes, best against best.
+
+    Where it computes more or less than selfattn (a yardstick), that is the time for an operation.
+    """
+    own, others = row["contestants"][0], {each["name"]: each for each in row["contestants"]}
+    other = others.get(name)
+    times = best_time(own), best_time(other) if other else None
+    if other is None or not times[0] or not times[1]:
+        return None
+    return times[1] / times[0] * float(own["flops"] / other["flops"])
 
 
 def format_time(seconds: float) -> str:

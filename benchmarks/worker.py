@@ -18,7 +18,8 @@ import numpy as np
 from selfattn._timing import sample_times, wait_until_quiet
 
 from .cases import Array, Case
-from .engines import ENGINES, Spelling, UnsupportedError
+from .engines import ENGINES
+from .spelling import Spelling, UnsupportedError
 
 Request = dict[str, Any]
 

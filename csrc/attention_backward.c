@@ -8,6 +8,7 @@
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
+#include <string.h>
 
 #include "attention.h"
 #include "threads.h"
@@ -18,6 +19,12 @@
 #define SA_LEAST_PART 256
 #define SA_MANY_TASKS 64
 #define SA_LARGE_PART 1024
+
+/* Rows of dK or dV that lie further apart than this are brought together while a task adds to them, if its part takes no more
+ * than so many bytes. They fall on few sets of the caches and on a page for every other row: packed sequences of eight heads
+ * took a fifth longer. */
+#define SA_FAR_APART 1024
+#define SA_GATHERED_BYTES ((size_t)8 << 20)
 
 /* A second thread pays from about this many multiply-adds per thread on. */
 #define SA_BACKWARD_WORK_PER_THREAD 98304.0
@@ -41,6 +48,24 @@ static bool mask_is_shared(const sa_attention_gradients *g) {
     return shared;
 }
 
+static size_t size_of(const sa_attention *a) { return a->f64 ? sizeof(double) : sizeof(float); }
+
+/* Whether a gradient's rows of `width` elements are neither one behind the other nor close. */
+static bool is_spread(const sa_attention *a, const sa_matrix *m, ptrdiff_t width) {
+    const ptrdiff_t stride = m->row_stride;
+    return m->data && stride != width * (ptrdiff_t)size_of(a) && (stride > SA_FAR_APART || stride < -SA_FAR_APART);
+}
+
+/* The bytes of a part's rows of dK and dV, laid one behind the other; 0 where they stay where they are. */
+static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_plan *plan) {
+    const sa_attention *a = g->a;
+    if (!is_spread(a, &g->dkey.m, a->E) && !is_spread(a, &g->dvalue.m, a->Dv)) {
+        return 0;
+    }
+    const size_t row = (size_t)(a->E + a->Dv) * size_of(a), keys = (size_t)smaller(plan->part_keys, a->S);
+    return keys <= SA_GATHERED_BYTES / row ? keys * row : 0;
+}
+
 sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_threads, sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const sa_real_kernels *kernels = sa_kernels_of(a);
@@ -62,6 +87,9 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     plan->part_keys = sa_ceil_div(sa_ceil_div(a->S, plan->parts), SA_KEYS_PER_TILE) * SA_KEYS_PER_TILE;
     plan->delta_count = (ptrdiff_t)rows;
     plan->scratch_bytes = (kernels->backward_scratch(g) + 63) / 64 * 64;
+    const size_t gathered = gathered_bytes(g, plan);
+    plan->gathered_at = gathered > 0 ? plan->scratch_bytes : 0;
+    plan->scratch_bytes += (gathered + 63) / 64 * 64;
     plan->mask_apart = g->dmask.m.data != NULL && mask_is_shared(g);
     const double work = (double)rows * (double)a->S * (double)(3 * a->E + 2 * a->Dv + 32);
     double threads = work / SA_BACKWARD_WORK_PER_THREAD;
@@ -75,7 +103,7 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
 static void describe(const sa_attention_gradients *g, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most,
                      sa_rows *rows, sa_row_gradients *grads, sa_backward_block *b) {
     const sa_attention *a = g->a;
-    const ptrdiff_t size = a->f64 ? sizeof(double) : sizeof(float);
+    const ptrdiff_t size = (ptrdiff_t)size_of(a);
     *b = (sa_backward_block){.g = g, .rows = grads, .with_mask = g->dmask.m.data != NULL};
     sa_describe_block(a, G, group, from, most, rows, &b->b);
     b->dkey_stride = g->dkey.m.row_stride / size;
@@ -114,13 +142,55 @@ void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_p
     sa_kernels_of(g->a)->attention_delta(&b, scratch);
 }
 
+/* Rows of one gradient: in place, or one behind the other in the scratch. */
+typedef struct {
+    char *in_place, *together;
+    ptrdiff_t stride, bytes; /* in place, from row to row; of a row */
+} gathered_rows;
+
+/* Lets b add to rows of the keys `key` … `end` − 1 that lie together in the scratch, and tells which those are. */
+static void gather(const sa_backward_plan *plan, sa_backward_block *b, ptrdiff_t key, ptrdiff_t end, char *scratch,
+                   gathered_rows rows[2]) {
+    const sa_attention *a = b->g->a;
+    const ptrdiff_t size = (ptrdiff_t)size_of(a);
+    char *dkey = scratch + plan->gathered_at, *dvalue = dkey + (end - key) * a->E * size;
+    rows[0] = (gathered_rows){b->dkey, dkey, b->dkey_stride * size, a->E * size};
+    rows[1] = (gathered_rows){b->dvalue, dvalue, b->dvalue_stride * size, a->Dv * size};
+    b->dkey = b->dkey ? dkey : NULL;
+    b->dvalue = b->dvalue ? dvalue : NULL;
+    b->dkey_stride = a->E;
+    b->dvalue_stride = a->Dv;
+    b->first_key = key;
+}
+
+/* What was there before comes along, so that sums are those made in place: zeros in the first step. */
+static void fill_gathered(const gathered_rows rows[2], ptrdiff_t key, ptrdiff_t n, bool zeros) {
+    for (int i = 0; i < 2; ++i) {
+        if (rows[i].in_place && zeros) {
+            memset(rows[i].together, 0, (size_t)(n * rows[i].bytes));
+        }
+        for (ptrdiff_t r = 0; rows[i].in_place && !zeros && r < n; ++r) {
+            memcpy(rows[i].together + r * rows[i].bytes, rows[i].in_place + (key + r) * rows[i].stride, (size_t)rows[i].bytes);
+        }
+    }
+}
+
+static void put_back_gathered(const gathered_rows rows[2], ptrdiff_t key, ptrdiff_t n) {
+    for (int i = 0; i < 2; ++i) {
+        for (ptrdiff_t r = 0; rows[i].in_place && r < n; ++r) {
+            memcpy(rows[i].in_place + (key + r) * rows[i].stride, rows[i].together + r * rows[i].bytes, (size_t)rows[i].bytes);
+        }
+    }
+}
+
 /* Task t of a step: group t / parts, keys of part c = t mod parts, rows of part (c + step) mod parts. */
 void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
                            char *scratch) {
     const ptrdiff_t group = t / plan->parts, c = t % plan->parts, part = (c + step) % plan->parts;
     const ptrdiff_t key = c * plan->part_keys, end = smaller(key + plan->part_keys, g->a->S);
     const ptrdiff_t to = smaller((part + 1) * plan->part_blocks, plan->blocks);
-    bool held = false; /* the scratch holds packed keys of this part */
+    bool held = false; /* the scratch holds packed keys of this part, and its gradients if they are gathered */
+    gathered_rows gathered[2];
     for (ptrdiff_t block = part * plan->part_blocks; block < to; ++block) {
         sa_rows rows;
         sa_row_gradients grads;
@@ -132,9 +202,18 @@ void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_pl
         b.b.cache_from = key;
         b.b.cache_holds = held;
         if (b.b.begin < b.b.end && !sa_cancelled(g->a)) {
+            if (plan->gathered_at > 0) {
+                gather(plan, &b, key, end, scratch, gathered);
+                if (!held) {
+                    fill_gathered(gathered, key, end - key, step == 0);
+                }
+            }
             held = true;
             sa_kernels_of(g->a)->attention_backward(&b, scratch);
         }
+    }
+    if (held && plan->gathered_at > 0) {
+        put_back_gathered(gathered, key, end - key);
     }
 }
 

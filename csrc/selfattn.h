@@ -133,6 +133,7 @@ typedef struct {
     ptrdiff_t part_blocks, part_keys;
     ptrdiff_t delta_count; /* elements of delta */
     size_t scratch_bytes;  /* for each thread */
+    size_t gathered_at;    /* where in it a part's dK and dV are brought together; 0: they are added to in place */
     bool mask_apart;       /* the mask's gradient adds up over heads or rows: its own pass */
     int threads;
 } sa_backward_plan;

@@ -133,12 +133,19 @@ def varlen_attention_vjp(
     *,
     attn_mask: Sequence[npt.ArrayLike | None] | None = None,
     dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal: Literal["upper_left", "lower_right"] | None = None,
+    window: Sequence[int | None] | None = None,
+    softcap: float | None = None,
     alibi_slopes: npt.ArrayLike | None = None,
     sinks: npt.ArrayLike | None = None,
     rng: int | np.random.Generator | None = None,
     return_lse: bool = False,
+    out: Array | None = None,
+    num_threads: int | None = None,
     wrt: Sequence[str] = ("query", "key", "value"),
-    **options: Any,
 ) -> tuple[Any, Callable[..., AttentionGradients]]:
     """Compute attention over packed sequences, and return with it the function that pulls gradients back.
 
@@ -148,15 +155,16 @@ def varlen_attention_vjp(
     key : array_like, shape (total_k, H, E)
     value : array_like, shape (total_k, H, Ev)
     cu_seqlens_q, cu_seqlens_k : array_like of int, shape (n + 1,)
-    attn_mask, dropout_p, alibi_slopes, sinks, rng
-        See :func:`varlen_attention`. The pullback drops the same weights.
+    attn_mask, dropout_p, is_causal, scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks
+        See :func:`varlen_attention`.
+    rng : int or numpy.random.Generator, optional
+        The seed of dropout. The pullback drops the same weights.
     return_lse : bool, default False
         Return ``(out, lse)`` in place of ``out``; the pullback then takes the gradient of both.
+    out, num_threads
+        See :func:`varlen_attention`. ``num_threads`` counts for the pullback as well.
     wrt : sequence of str, default ("query", "key", "value")
         What to differentiate with respect to: also "attn_mask" (float masks), "alibi_slopes", "sinks".
-    **options
-        ``is_causal``, ``scale``, ``enable_gqa``, ``causal``, ``window``, ``softcap``, ``out`` and
-        ``num_threads`` of :func:`varlen_attention`.
 
     Returns
     -------
@@ -201,11 +209,14 @@ def varlen_attention_vjp(
     dropout_p, rng = settle_dropout(dropout_p, rng)
     q, k, v = (x if isinstance(x, np.ndarray) else np.asarray(x) for x in (query, key, value))
     k, v = (apart(x, slice(1, 2)) for x in (k, v))
-    options |= given | {"dropout_p": dropout_p, "rng": rng}
-    out, statistics, *lse = _core._varlen_forward(
-        q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, return_lse=return_lse, **options
-    )
-    options.pop("out", None)
+    options: dict[str, Any] = given | {
+        "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa,
+        "causal": causal, "window": window, "softcap": softcap, "rng": rng, "num_threads": num_threads,
+    }  # fmt: skip
+    output, statistics, *lse = _core._varlen_forward(
+        q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, return_lse=return_lse, out=out,
+        **options,
+    )  # fmt: skip
     offsets_q, offsets_k = np.array(cu_seqlens_q), np.array(cu_seqlens_k)
 
     def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
@@ -213,11 +224,11 @@ def varlen_attention_vjp(
         if grad_lse is not None and not return_lse:
             raise TypeError("grad_lse was given, but the log-sum-exp was not returned: use return_lse=True")
         if not isinstance(grad_out, np.ndarray):
-            grad_out = np.asarray(grad_out, dtype=out.dtype)
+            grad_out = np.asarray(grad_out, dtype=output.dtype)
         if grad_lse is not None and not isinstance(grad_lse, np.ndarray):
             grad_lse = np.asarray(grad_lse, dtype=statistics.dtype)
         found = _core._varlen_backward(
-            q, k, v, cu_seqlens_q=offsets_q, cu_seqlens_k=offsets_k, out=out, grad_out=grad_out,
+            q, k, v, cu_seqlens_q=offsets_q, cu_seqlens_k=offsets_k, out=output, grad_out=grad_out,
             statistics=statistics, grad_lse=grad_lse,
             wrt=sum(1 << n for n, name in enumerate(AttentionGradients._fields) if name in names), **options,
         )  # fmt: skip
@@ -236,7 +247,7 @@ def varlen_attention_vjp(
                 fitted[name] = _sum_shares(shares, offsets_q, np.asarray(given[name]))
         return AttentionGradients(**fitted)
 
-    return ((out, lse[0]) if return_lse else out), pullback
+    return ((output, lse[0]) if return_lse else output), pullback
 
 
 def _sum_shares(shares: Array, offsets: Array, given: Array) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,6 +18,7 @@ from selfattn import reference
 from selfattn._timing import numpy_attention, sample_times, wait_until_quiet
 from selfattn.benchmarks import app, engines, measure, report
 from selfattn.benchmarks.cases import BACKWARD, BOTH, SUITES, Case, Choice, Contestant, Row, rows_of
+from selfattn.benchmarks.spelling import UnsupportedError
 from selfattn.benchmarks.worker import Library, serve
 
 TINY = ["--lengths", "8", "--dims", "4", "--peers", "numpy", "--rounds", "1", "--seconds", "0.001"]
@@ -51,6 +53,19 @@ def test_inputs_of_a_case(mask: str, dtype: str) -> None:
         np.testing.assert_array_equal(array, again)
 
 
+def test_a_ragged_case() -> None:
+    case = Case(2048, 4, heads=2, ragged=64)
+    assert len(case.lengths) == 64
+    assert 16 <= min(case.lengths) < 32
+    assert 1024 < max(case.lengths) <= 2048
+    assert 24 <= sum(n < 181 for n in case.lengths) <= 40  # 181 = √(16·2048), the middle of the logarithms
+    assert case.offsets.tolist() == [sum(case.lengths[:n]) for n in range(65)]
+    assert case.flops == sum(Case(n, 4, heads=2).flops for n in case.lengths)
+    assert case.key_value_bytes == 2 * 2 * sum(case.lengths) * 4 * 4
+    assert {array.shape for array in (*case.inputs()[:3], case.grad_out())} == {(sum(case.lengths), 2, 4)}
+    assert Case(**case.to_dict()).lengths == case.lengths
+
+
 def test_layouts_hold_the_same_numbers() -> None:
     plain, strided = Case(5, 3).inputs(), Case(5, 3, layout="BLHD").inputs()
     np.testing.assert_array_equal(plain.query, strided.query)
@@ -83,6 +98,18 @@ def test_suite_of_gradients() -> None:
     assert len(few) < len(full)
     assert len(set(shapes)) == 7 * 4
     assert "backward, one head 4096 x 64" in [row.label for row in few]
+
+
+def test_suite_of_ragged_batches() -> None:
+    rows = rows_of(["ragged"], Choice(["numpy", "torch"]))
+    assert len(rows) == 4  # forward and backward, causal and not
+    for row in rows:
+        own, equal, apart, padded, parts = row.contestants
+        assert [c.yardstick for c in row.contestants] == [False, True, False, False, False]
+        assert own.case == padded.case
+        assert apart.case == parts.case == replace(own.case, split=True)
+        assert abs(equal.case.flops / own.case.flops - 1) < 0.05  # the same work in sequences of one length
+    assert [len(row.contestants) for row in rows_of(["ragged"], Choice(["numpy"], quick=True))] == [3] * 4
 
 
 def test_choice_of_shapes() -> None:
@@ -157,10 +184,40 @@ def test_gradients_of_a_case(kind: str, engine: str, mask: str) -> None:
             np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["", BACKWARD, BOTH])
+@pytest.mark.parametrize("engine", ["selfattn", "torch"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_ragged_batch_in_every_spelling(kind: str, engine: str, causal: bool) -> None:
+    pytest.importorskip(engine, reason=f"needs the package {engine}")
+    case = Case(40, 4, heads=2, ragged=11, causal=causal, gradients=kind)
+    query, key, value, _ = case.inputs()
+    out, pullback = reference.varlen_attention_vjp(
+        query, key, value, case.offsets, case.offsets, is_causal=causal
+    )
+    wanted = np.concatenate([x.reshape(-1) for x in pullback(case.grad_out())[:3]]) if kind else out
+    statements = []
+    for split in (False, True):
+        part = replace(case, split=split)
+        for spelling in engines.ENGINES[engine].spell(part, part.inputs(), 1):
+            statements.append(spelling.statement)
+            for _ in range(2):
+                got = spelling.to_array(eval(spelling.statement, spelling.names))
+                np.testing.assert_allclose(got, wanted, atol=1e-5)
+    # packed and one by one; padded, in two buckets and one by one
+    assert len(set(statements)) == {"selfattn": 2, "torch": 3}[engine]
+
+
+def test_libraries_without_ragged_batches_say_so() -> None:
+    case = Case(6, 4, ragged=3)
+    for name in ("numpy", "onnxruntime", "openvino", "jax"):
+        with pytest.raises(UnsupportedError, match="ragged"):
+            engines.ENGINES[name].spell(case, case.inputs(), 1)
+
+
 def test_libraries_without_gradients_say_so() -> None:
     case = Case(6, 4, gradients=BACKWARD)
     for name in ("numpy", "onnxruntime", "openvino", "jax"):
-        with pytest.raises(engines.UnsupportedError, match="gradients"):
+        with pytest.raises(UnsupportedError, match="gradients"):
             engines.ENGINES[name].spell(case, case.inputs(), 1)
 
 
@@ -210,11 +267,17 @@ def test_one_process_for_each_environment() -> None:
         Contestant("again", "selfattn", case),
         Contestant("other", "selfattn", case, {"SELFATTN_ISA": sa.get_isa()}),
     ]
+    yardstick = Contestant("larger", "selfattn", Case(5, 2), yardstick=True)
     with measure.Bench(threads=1, rounds=2, seconds=0.0) as bench:
-        row = bench.measure(Row("forward", "tiny", tuple(contestants)))
+        row = bench.measure(Row("forward", "tiny", (*contestants, yardstick)))
         assert len(bench.workers) == 2
+    last = row["contestants"].pop()
+    assert last["times"]
+    assert "agrees" not in last
+    assert "samples" not in last
     for contestant in row["contestants"]:
         assert contestant["agrees"]
+        assert "samples" not in contestant
         assert [len(rounds) for rounds in contestant["times"].values()] == [2]
         assert len(contestant["limits"]) == 4
 
@@ -263,6 +326,13 @@ def test_figures_of_a_row() -> None:
     assert report.ratio(row, "torch") is report.ratio(row, "nobody") is None
 
 
+def test_a_yardstick_is_compared_by_the_operation() -> None:
+    row = make_row()
+    peer = row["contestants"][1]
+    peer["flops"] *= 4  # in three times the time
+    assert report.ratio(row, "numpy") == 0.75
+
+
 def test_problems_of_a_run() -> None:
     row = make_row()
     assert not report.is_sound([row])
@@ -302,7 +372,6 @@ def test_results_that_differ_are_noted() -> None:
     measure.compare(results)
     assert [result.get("agrees") for result in results] == [True, False, False, None]
     assert results[1]["difference"] == 0.5
-    assert all("samples" not in result for result in results)
 
 
 # -------------------------------------------------------------------------------------------- command line
@@ -310,14 +379,14 @@ def test_results_that_differ_are_noted() -> None:
 
 def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "results.json"
-    suites = "forward,causal,mask,float64,decode,small,strided,backward"
+    suites = "forward,causal,mask,float64,decode,small,strided,backward,ragged"
     assert app.main(["--suite", suites, *TINY, "--json", str(saved)]) == 0
     printed = capsys.readouterr().out
     run = json.loads(saved.read_text())
     assert {row["suite"] for row in run["rows"]} == set(suites.split(","))
     for row in run["rows"]:
         assert row["label"] in printed
-        assert all(contestant["agrees"] for contestant in row["contestants"]), row["label"]
+        assert all(contestant.get("agrees", True) for contestant in row["contestants"]), row["label"]
         assert bool(row["contestants"][0]["limits"]) == bool(row["limit"])
     for text in (run["config"]["cpu"], run["config"]["isa"], f"NumPy {np.__version__}", "vs NumPy"):
         assert text in printed

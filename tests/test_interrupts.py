@@ -1,5 +1,7 @@
 """Ctrl-C and other signals in the midst of a call: it stops, leaks nothing, and the next call is right."""
 
+import gc
+import json
 import os
 import random
 import signal
@@ -8,7 +10,6 @@ import sys
 import textwrap
 import threading
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ import numpy as np
 import pytest
 
 import selfattn as sa
+from selfattn.benchmarks import memory
+from selfattn.benchmarks.memory import status
 
 if not hasattr(signal, "setitimer"):
     pytest.skip("interval timers are POSIX", allow_module_level=True)
@@ -76,31 +79,100 @@ def test_signals_are_handled_during_a_call_and_not_after_it(which: str, threads:
             sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, num_threads=threads)
 
 
-def test_a_hundred_interrupts_at_random_moments_leak_nothing_and_leave_the_next_call_right() -> None:
-    rng = random.Random(0)
-    q, k, v = inputs(2, 4096)
-    expected = sa.scaled_dot_product_attention(q, k, v)
-    caught = 0
-    references = [sys.getrefcount(x) for x in (q, k, v)]
-    tracemalloc.start()
+def long_call(kind: str) -> tuple[Callable[[], Any], list[Any]]:
+    """A call of this kind that takes longer on one thread than an interrupt is waited for, and its inputs."""
+    q, k, v = arrays = inputs(4, 6144)
+    if kind == "forward":
+        return lambda: sa.scaled_dot_product_attention(q, k, v, num_threads=1), [*arrays]
+    if kind == "backward":
+        out, statistics = sa.scaled_dot_product_attention_forward(q, k, v, window=(0, 0))
+        given = (out, out, statistics, q, k, v)
+        return lambda: sa.scaled_dot_product_attention_backward(*given, num_threads=1), [*given]
+    packed, at = (
+        [np.ascontiguousarray(x.swapaxes(0, 1)) for x in arrays],
+        np.array([0, 100, 1000, 1000, 6144]),
+    )
+    if kind == "varlen":
+        return lambda: sa.varlen_attention(*packed, at, at, num_threads=1), [*packed, at]
+    if kind == "varlen backward":
+        out, pullback = sa.varlen_attention_vjp(*packed, at, at, num_threads=1)
+        return lambda: pullback(out), [*packed, at, out]
+    rows, weights = q[:, :2048, :32], np.eye(32, dtype=np.float32)
+    given = (rows, rows, rows, weights, weights, weights[0])
+    return lambda: sa.additive_attention_vjp(*given, num_threads=1)[1](rows), [q, weights]
+
+
+KINDS = ("forward", "backward", "varlen", "varlen backward", "additive")
+TIMES = 1000 // len(KINDS)
+
+
+def interrupt_many_times(kind: str) -> dict[str, Any]:
+    """Stop a long call at random moments, and look at what stays of it: in a process of its own."""
+    call, arrays = long_call(kind)
+    rng = random.Random(kind)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)  # what Ctrl-C does
+    waited = []
+
+    def interrupted() -> bool:
+        start = time.monotonic()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 0.06))
+            call()
+        except KeyboardInterrupt:
+            waited.append(time.monotonic() - start)
+            return True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return False
+
+    start = time.monotonic()
+    expected = call()
+    whole = time.monotonic() - start
+    caught = [interrupted() for _ in range(20)]  # caches fill
+    gc.collect()
+    references, size = [sys.getrefcount(x) for x in arrays], status("VmRSS")
+    caught += [interrupted() for _ in range(TIMES - 20)]
+    gc.collect()
+    found = call()
+    same = [np.array_equal(x, y) for x, y in zip(flat(found), flat(expected), strict=True)]
+    del found
+    return {
+        "caught": sum(caught),
+        "in the middle": sum(t < whole for t in waited),
+        "references": np.subtract([sys.getrefcount(x) for x in arrays], references).tolist(),
+        "bytes": status("VmRSS") - size,
+        "same": all(same),
+    }
+
+
+def flat(result: Any) -> list[Any]:
+    return [x for x in (result if isinstance(result, tuple) else (result,)) if x is not None]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not memory.AVAILABLE, reason="the size of a process is read as on Linux")
+def test_a_thousand_interrupts_at_random_moments_leak_nothing_and_leave_the_next_call_right() -> None:
+    """All kinds at once: they mostly wait for the next look at signals, twenty times a second."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    processes = {
+        kind: subprocess.Popen(
+            [sys.executable, "-P", __file__, kind], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for kind in KINDS
+    }
     try:
-        before, _ = tracemalloc.get_traced_memory()
-        for _ in range(100):
-            try:
-                with alarm_after(rng.uniform(1e-4, 0.12), interrupt):
-                    while True:
-                        sa.scaled_dot_product_attention(q, k, v)
-            except InterruptedCallError:
-                caught += 1
-        after, _ = tracemalloc.get_traced_memory()
+        found = {kind: json.loads(process.communicate(timeout=600)[0]) for kind, process in processes.items()}
     finally:
-        tracemalloc.stop()
-    assert caught == 100
-    assert [sys.getrefcount(x) for x in (q, k, v)] == references
-    assert (
-        after - before < q.nbytes
-    )  # one lost output or scratch would be as large; NumPy reports its arrays here
-    np.testing.assert_array_equal(sa.scaled_dot_product_attention(q, k, v), expected)
+        for process in processes.values():
+            process.kill()
+            process.wait()
+    for kind, result in found.items():
+        print(kind, result)
+        assert result["caught"] == TIMES, kind
+        assert result["in the middle"] > 0.9 * TIMES, kind
+        assert not any(result["references"]), kind
+        # a single lost output (8 MiB) for each, or even scratch (300 kB), would be many times that
+        assert result["bytes"] < 16 * 2**20, kind
+        assert result["same"], kind
 
 
 def test_a_handler_that_returns_lets_the_call_go_on() -> None:
@@ -184,3 +256,7 @@ def test_ctrl_c_ends_a_script_with_keyboard_interrupt() -> None:
         _, errors = process.communicate(timeout=120)
     assert "KeyboardInterrupt" in errors
     assert process.returncode == -signal.SIGINT
+
+
+if __name__ == "__main__":
+    print(json.dumps(interrupt_many_times(sys.argv[1])))

@@ -1,11 +1,9 @@
 """Memory grows with the length, not with its square: peak RSS of calls beyond their inputs and outputs.
 
 Every case runs in a process of its own, this file as a script: `python test_memory.py CASE` prints what one
-call needed. The peak is the kernel's own count (VmHWM), so nothing can hide from it: not the output's pages,
-not the stacks of threads, not what a library keeps for later.
+call needed.
 """
 
-import gc
 import json
 import os
 import subprocess
@@ -17,11 +15,12 @@ import numpy as np
 import pytest
 
 import selfattn as sa
+from selfattn.benchmarks import memory
 
 MIB = 2**20
 LIMIT = 64 * MIB
 
-pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="VmHWM is Linux's")
+pytestmark = pytest.mark.skipif(not memory.AVAILABLE, reason="VmHWM is Linux's")
 
 
 # -------------------------------------------------------------------------------------- the cases: in the child
@@ -200,24 +199,11 @@ def lse_as_well():
 # --------------------------------------------------------------------------------------------------- measuring
 
 
-def status(field: str) -> int:
-    """A field of /proc/self/status in bytes."""
-    with open("/proc/self/status", encoding="ascii") as lines:
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field + ":"))
-
-
 def memory_beyond(call: Callable[[], Any]) -> tuple[int, Any]:
     """Bytes that the call needed at its peak, on top of what was there and of what it returned."""
-    gc.collect()
-    try:
-        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-            file.write("5")  # sets VmHWM back to the present size
-    except OSError:
-        pass  # then an earlier peak may be counted too: more than the truth, never less
-    before = status("VmRSS")
-    result = call()
+    peak, result = memory.peak_beyond(call)
     arrays = result if isinstance(result, tuple) else (result,)
-    return status("VmHWM") - before - sum(array.nbytes for array in arrays), result
+    return peak - sum(array.nbytes for array in arrays), result
 
 
 def five_lines(query, key, value):

@@ -1,5 +1,6 @@
 """Packed sequences: each has the bits of a call of its own, and the gradients too; offsets of any kind are survived."""
 
+import inspect
 from itertools import pairwise
 
 import numpy as np
@@ -269,6 +270,24 @@ def test_gradients_have_the_bits_of_each_sequences_own(name, isa):
         assert_allclose(getattr(grads, x), total, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("options", [{}, {"window": (40, 0)}, {"is_causal": True}], ids=str)
+@pytest.mark.parametrize("wrt", [("query", "key", "value"), "key", "value", "query"], ids=str)
+def test_rows_of_gradients_that_lie_far_apart(options, wrt):
+    """Beyond 1 KiB they are brought together for a while; 1040 rows and keys are worked on in several parts."""
+    lengths_q, lengths_k = [1040, 70, 0, 3], [1040, 530, 5, 0]
+    *arrays, at_q, at_k = packed(lengths_q, lengths_k, heads=5, width=64, v_width=60)
+    out, pullback = sa.varlen_attention_vjp(*arrays, at_q, at_k, wrt=wrt, **options)
+    grads = pullback(out)
+    for of_q, of_k in zip(pairwise(at_q), pairwise(at_k), strict=True):
+        rows, keys = slice(*of_q), slice(*of_k)
+        one = [x[i].swapaxes(0, 1) for x, i in zip(arrays, (rows, keys, keys), strict=True)]
+        expected = sa.scaled_dot_product_attention_vjp(*one, wrt=wrt, **options)[1](out[rows].swapaxes(0, 1))
+        for got, wanted, i in zip(grads[:3], expected[:3], (rows, keys, keys), strict=True):
+            assert (got is None) == (wanted is None)
+            if got is not None:
+                assert_array_equal(got[i].swapaxes(0, 1), wanted)
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients_agree_with_the_reference(name):
     """In float64 both are right to a few eps times sums of at most a hundred terms of the size of 1."""
@@ -400,6 +419,13 @@ def test_errors(name):
     for function in (sa.varlen_attention, sa.varlen_attention_vjp):
         with pytest.raises(kind, match=message):
             function(**call_with(changes))
+
+
+def test_the_signature_of_the_vjp_is_that_of_the_forward_call():
+    forward, vjp = (inspect.signature(f).parameters for f in (sa.varlen_attention, sa.varlen_attention_vjp))
+    assert list(vjp) == [*forward, "wrt"]
+    for name, parameter in forward.items():
+        assert (vjp[name].default, vjp[name].kind) == (parameter.default, parameter.kind), name
 
 
 def test_errors_of_the_vjp():

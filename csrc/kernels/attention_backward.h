@@ -294,6 +294,7 @@ SA_NOINLINE void FN(products_careful)(const sa_backward_block *b, FN(backward_sc
     const sa_attention *a = b->g->a;
     const ptrdiff_t E = a->E, Dv = a->Dv;
     const real *P = a->dropout_p > 0 ? s->kept : s->s.P;
+    const ptrdiff_t at_key = first - b->first_key;
     real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
     for (ptrdiff_t j = 0; j < n; ++j) {
         for (int r = 0; r < b->b.rows->count; ++r) {
@@ -305,11 +306,11 @@ SA_NOINLINE void FN(products_careful)(const sa_backward_block *b, FN(backward_sc
             for (ptrdiff_t e = 0; e < E; ++e) {
                 s->dqT[e * lanes + r] += ds * s->s.k[j * s->s.k_stride + e];
                 if (dkey) {
-                    dkey[(first + j) * b->dkey_stride + e] += ds * q_r[e];
+                    dkey[(at_key + j) * b->dkey_stride + e] += ds * q_r[e];
                 }
             }
             for (ptrdiff_t d = 0; dvalue && d < Dv; ++d) {
-                dvalue[(first + j) * b->dvalue_stride + d] += p * do_r[d];
+                dvalue[(at_key + j) * b->dvalue_stride + d] += p * do_r[d];
             }
         }
     }
@@ -321,17 +322,18 @@ SA_INLINE void FN(products)(const sa_backward_block *b, FN(backward_scratch) * s
     const ptrdiff_t E = a->E, Dv = a->Dv, lanes = nv * SA_LANES;
     const ptrdiff_t q_stride = (ptrdiff_t)FN(round_up)(E), do_stride = (ptrdiff_t)FN(round_up)(Dv);
     const real *P = a->dropout_p > 0 ? s->kept : s->s.P;
+    const ptrdiff_t at_key = first - b->first_key;
     real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
     for (ptrdiff_t j = 0; j < n;) {
         ptrdiff_t to;
         const int u = FN(first_open_vector)(b->b.rows, first + j, n - j, nv, &to);
         const ptrdiff_t row = u * SA_LANES, rows = b->b.rows->count - row, at = j * lanes + row;
         if (dvalue) {
-            FN(outer)(P + at, lanes, s->do_rows + row * do_stride, do_stride, rows, to, dvalue + (first + j) * b->dvalue_stride,
-                      b->dvalue_stride, Dv);
+            FN(outer)(P + at, lanes, s->do_rows + row * do_stride, do_stride, rows, to,
+                      dvalue + (at_key + j) * b->dvalue_stride, b->dvalue_stride, Dv);
         }
         if (dkey) {
-            FN(outer)(s->dS + at, lanes, s->q_rows + row * q_stride, q_stride, rows, to, dkey + (first + j) * b->dkey_stride,
+            FN(outer)(s->dS + at, lanes, s->q_rows + row * q_stride, q_stride, rows, to, dkey + (at_key + j) * b->dkey_stride,
                       b->dkey_stride, E);
         }
         if (b->g->dquery.m.data) {

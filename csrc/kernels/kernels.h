@@ -56,7 +56,8 @@ typedef struct {
     sa_block b;
     const sa_attention_gradients *g;
     sa_row_gradients *rows;
-    char *dkey, *dvalue;                  /* row 0 of the key head's gradients, NULL where not wanted */
+    char *dkey, *dvalue;                  /* rows of the key head's gradients, NULL where not wanted */
+    ptrdiff_t first_key;                  /* the key whose rows these are */
     ptrdiff_t dkey_stride, dvalue_stride; /* from row to row, in elements */
     bool mask_only;                       /* add to the mask's gradient and to nothing else */
     bool with_mask;                       /* add to the mask's gradient */
