@@ -22,6 +22,7 @@ suites:
   causal   is_causal=True                       strided  (B, L, H, D) in memory against contiguous
   mask     float and boolean masks              isa      the other instruction sets of this CPU
   float64  in double precision                  backward gradients, with and without the forward call
+  blocks   documents, a prefix, a window: beside the same call with all pairs open
   all      everything but the summary
 
 examples:

@@ -48,6 +48,8 @@ class Case:
     mask: str = ""  # "", "float" or "bool" of shape (L, S), or "float per head" of shape (B, H, L, S)
     layout: str = "BHLD"  # how it lies in memory: "BHLD", "BLHD", or "LD" for a 2-D call
     gradients: str = ""  # "", BACKWARD or BOTH: of query, key, value and a float mask
+    blocks: str = ""  # "", "documents", "prefix" or "window" (what a query sees before itself)
+    block_length: int = 0  # of a document, of the prefix, of the window
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", self.keys or self.length)
@@ -55,9 +57,21 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Floating-point operations that count: two products forward, five backward."""
+        """Floating-point operations that count: two products forward, five backward; of open blocks alone."""
         forward = attention_flops(self.batch, self.heads, self.length, self.keys, self.width, self.causal)
-        return forward * {"": 1.0, BACKWARD: 2.5, BOTH: 3.5}[self.gradients]
+        return forward * {"": 1.0, BACKWARD: 2.5, BOTH: 3.5}[self.gradients] * self.open_share
+
+    @property
+    def open_share(self) -> float:
+        """The share of the pairs that `blocks` leaves open."""
+        own = np.arange(1, self.length + 1)  # keys up to a query's own
+        keys = {
+            "": np.full(self.length, self.keys),
+            "documents": np.full(self.length, self.block_length),
+            "prefix": np.maximum(own, self.block_length),
+            "window": np.minimum(own, self.block_length + 1),
+        }[self.blocks]
+        return float(keys.mean()) / self.keys
 
     @property
     def key_value_bytes(self) -> int:
@@ -112,6 +126,7 @@ class Contestant:
     engine: str
     case: Case
     environment: dict[str, str] = field(default_factory=dict)
+    same: bool = True  # computes what the first contestant of its row does
 
 
 @dataclass(frozen=True)
@@ -224,6 +239,27 @@ def _backward(choice: Choice) -> Iterator[Row]:
         yield from _gradient_rows(choice, kind)
 
 
+def _blocks(choice: Choice) -> Iterator[Row]:
+    """Take block masks and a window beside the same call without; the label says what they deserve."""
+    cases = [
+        Case(length, width, blocks=blocks, block_length=length // part, gradients=gradients)
+        for gradients in ("", BACKWARD)
+        for length, width in product(choice.sizes((4096,)), choice.widths or (64,))
+        for blocks, part in (("documents", 8), ("prefix", 4))
+    ]
+    if not choice.quick:
+        length = max(choice.lengths or (32768,))
+        cases.append(Case(length, 64, heads=1, blocks="window", block_length=min(256, length)))
+    for case in cases:
+        title = f"{case.blocks} of {case.block_length} in {case.length} x {case.width}"
+        title = f"{case.gradients}, {title}" if case.gradients else title
+        contestants = (
+            Contestant("selfattn", "selfattn", case),
+            Contestant("dense", "selfattn", replace(case, blocks="", block_length=0), same=False),
+        )
+        yield Row("blocks", f"{title} (1/{1 / case.open_share:.2f})", contestants)
+
+
 def _summary(choice: Choice) -> Iterator[Row]:
     """Take a line or two of each suite: the table of the README."""
     shapes = [(128, 64), (512, 64), (1024, 32), (1024, 64), (1024, 128), (4096, 64)]
@@ -250,6 +286,7 @@ SUITES: dict[str, Callable[[Choice], Iterator[Row]]] = {
     "strided": _strided,
     "isa": _isa,
     "backward": _backward,
+    "blocks": _blocks,
 }
 
 

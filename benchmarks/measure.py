@@ -132,6 +132,7 @@ def _empty_result(contestant: Contestant) -> Result:
         "name": contestant.name,
         "engine": contestant.engine,
         "environment": contestant.environment,
+        "same": contestant.same,
         "case": contestant.case.to_dict(),
         "flops": contestant.case.flops,
         "key_value_bytes": contestant.case.key_value_bytes,
@@ -148,7 +149,7 @@ def compare(results: list[Result]) -> None:
     own = next(iter(results[0].get("samples", {}).values()), None)
     for result in results:
         samples = result.pop("samples", None)
-        if samples is None or own is None:
+        if samples is None or own is None or not result.get("same", True):
             continue
         difference = max(
             float(np.max(np.abs(np.subtract(sample, own)))) if len(sample) == len(own) else np.inf
