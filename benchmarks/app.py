@@ -22,7 +22,8 @@ suites:
   causal   is_causal=True                       strided  (B, L, H, D) in memory against contiguous
   mask     float and boolean masks              isa      the other instruction sets of this CPU
   float64  in double precision                  backward gradients, with and without the forward call
-  ragged   packed sequences of many lengths     all      everything but the summary
+  ragged   packed sequences of many lengths     blocks   block masks and a window
+  all      everything but the summary
 
 examples:
   selfattn bench --quick

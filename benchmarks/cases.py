@@ -55,6 +55,8 @@ class Case:
     gradients: str = ""  # "", BACKWARD or BOTH: of query, key, value and a float mask
     ragged: int = 0  # so many sequences, packed one behind the other, each attending to itself
     split: bool = False  # the sequences in several calls, not in one
+    blocks: str = ""  # "", "documents", "prefix" or "window" (what a query sees before itself)
+    block_length: int = 0  # of a document, of the prefix, of the window
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", self.keys or self.length)
@@ -74,10 +76,22 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Floating-point operations that count: two products forward, five backward."""
+        """Floating-point operations that count: two products forward, five backward; of open blocks alone."""
         pairs = [(n, n) for n in self.lengths] if self.ragged else [(self.length, self.keys)]
         forward = sum(attention_flops(self.batch, self.heads, *n, self.width, self.causal) for n in pairs)
-        return forward * {"": 1.0, BACKWARD: 2.5, BOTH: 3.5}[self.gradients]
+        return forward * {"": 1.0, BACKWARD: 2.5, BOTH: 3.5}[self.gradients] * self.open_share
+
+    @property
+    def open_share(self) -> float:
+        """The share of the pairs that `blocks` leaves open."""
+        own = np.arange(1, self.length + 1)  # keys up to a query's own
+        keys = {
+            "": np.full(self.length, self.keys),
+            "documents": np.full(self.length, self.block_length),
+            "prefix": np.maximum(own, self.block_length),
+            "window": np.minimum(own, self.block_length + 1),
+        }[self.blocks]
+        return float(keys.mean()) / self.keys
 
     @property
     def key_value_bytes(self) -> int:
@@ -271,6 +285,28 @@ def _ragged(choice: Choice) -> Iterator[Row]:
             yield Row("ragged", label, (Contestant("selfattn", "selfattn", case), *rivals))
 
 
+def _blocks(choice: Choice) -> Iterator[Row]:
+    """Take block masks and a window beside the same call without: work for work they should be as fast."""
+    cases = [
+        Case(length, width, blocks=blocks, block_length=length // part, gradients=gradients)
+        for gradients in ("", BACKWARD)
+        for length, width in product(choice.sizes((4096,)), choice.widths or (64,))
+        for blocks, part in (("documents", 8), ("prefix", 4))
+    ]
+    if not choice.quick:
+        length = max(choice.lengths or (32768,))
+        cases.append(Case(length, 64, heads=1, blocks="window", block_length=min(256, length)))
+    for case in cases:
+        title = f"{case.blocks} of {case.block_length} in {case.length} x {case.width}"
+        title = f"{case.gradients}, {title}" if case.gradients else title
+        dense = replace(case, blocks="", block_length=0)
+        contestants = (
+            Contestant("selfattn", "selfattn", case),
+            Contestant("dense", "selfattn", dense, yardstick=True),
+        )
+        yield Row("blocks", title, contestants)
+
+
 def _summary(choice: Choice) -> Iterator[Row]:
     """Take a line or two of each suite: the table of the README."""
     shapes = [(128, 64), (512, 64), (1024, 32), (1024, 64), (1024, 128), (4096, 64)]
@@ -298,6 +334,7 @@ SUITES: dict[str, Callable[[Choice], Iterator[Row]]] = {
     "isa": _isa,
     "backward": _backward,
     "ragged": _ragged,
+    "blocks": _blocks,
 }
 
 

@@ -26,6 +26,8 @@ def _arguments(case: Case, gqa: bool = False) -> str:
         text += ", attn_mask=mask"
     if case.causal:
         text += ", is_causal=True"
+    if case.blocks:
+        text += f", window=({case.block_length}, 0)" if case.blocks == "window" else ", block_mask=blocks"
     return text + ", enable_gqa=True" if gqa else text
 
 
@@ -51,6 +53,10 @@ def _selfattn(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
         return selfattn_ragged(case, inputs)
     names = dict(sdpa=sa.scaled_dot_product_attention, **inputs._asdict())
     names.update(q=inputs.query, k=inputs.key, v=inputs.value)
+    if case.blocks == "documents":
+        names["blocks"] = sa.BlockMask.from_documents(np.arange(case.length) // case.block_length)
+    elif case.blocks == "prefix":
+        names["blocks"] = sa.BlockMask.prefix_lm(case.block_length)
     if case.gradients:
         wrt = ("query", "key", "value", *(["attn_mask"] if case.mask.startswith("float") else []))
         names.update(vjp=sa.scaled_dot_product_attention_vjp, wrt=wrt, grad_out=case.grad_out())

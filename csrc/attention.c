@@ -102,7 +102,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     if (plan->chunks > 1 && !sa_multiply(tasks, kernels->attention_partial(a), &plan->partial_bytes)) {
         return SA_TOO_LARGE;
     }
-    const double work = (double)rows * (double)a->S * (double)(a->E + a->Dv + 16);
+    const double work = (double)rows * (double)a->S * (double)(a->E + a->Dv + 16) * sa_open_share(a);
     double threads = work / SA_WORK_PER_THREAD;
     threads = threads < (double)tasks ? threads : (double)tasks;
     plan->threads = threads < max_threads ? (threads < 1 ? 1 : (int)threads) : max_threads;
@@ -128,11 +128,50 @@ static void open_keys(const sa_attention *a, ptrdiff_t i, ptrdiff_t length, ptrd
     }
 }
 
+/* What the block masks leave open of row r, which is row i of its head: narrows lo and hi to their hull, and notes the runs
+ * where those have gaps. offset: of each mask's array for the head. */
+static void narrow(const sa_attention *a, const ptrdiff_t *offset, ptrdiff_t i, sa_rows *rows, int r) {
+    int lists = 0;
+    for (int m = 0; m < a->block_mask_count; ++m) {
+        const sa_block_mask *mask = &a->block_masks[m];
+        int64_t from = 0, to;
+        if (mask->prefix.m.data) {
+            const int64_t prefix = *(const int64_t *)(const void *)(mask->prefix.m.data + offset[m]);
+            to = i + mask->diagonal + 1 > prefix ? i + mask->diagonal + 1 : prefix;
+        } else {
+            const char *class = mask->classes.m.data + offset[m] + i / mask->class_rows * mask->classes.m.row_stride;
+            const int64_t *start = mask->starts + *(const int64_t *)(const void *)class;
+            const sa_run *runs = mask->runs + start[0], *end = mask->runs + start[1];
+            from = runs < end ? runs[0].lo : 0;
+            to = runs < end ? end[-1].hi : 0;
+            if (mask->gaps) {
+                rows->runs[lists][r] = runs;
+                rows->runs_end[lists++][r] = end;
+            }
+        }
+        rows->lo[r] = from > rows->lo[r] ? from : rows->lo[r];
+        rows->hi[r] = to < rows->hi[r] ? to : rows->hi[r];
+    }
+    rows->gaps = lists;
+    if (rows->lo[r] >= rows->hi[r]) {
+        rows->lo[r] = rows->hi[r] = 0;
+    }
+}
+
+double sa_open_share(const sa_attention *a) {
+    double share = 1;
+    for (int m = 0; m < a->block_mask_count; ++m) {
+        share = a->block_masks[m].share < share ? a->block_masks[m].share : share;
+    }
+    return share;
+}
+
 void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most, sa_rows *rows,
                        sa_block *b) {
     const ptrdiff_t left = G * a->L - from;
     const int count = (int)(left < most ? left : most);
     rows->count = count;
+    rows->gaps = 0;
     ptrdiff_t begin = PTRDIFF_MAX, end = 0;
     for (int first = 0; first < count && first < G; ++first) {
         const ptrdiff_t head = group * G + (from + first) % G;
@@ -150,6 +189,11 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
                                      ? (ptrdiff_t)*(const int64_t *)(const void *)(a->key_lengths.m.data +
                                                                                    sa_lead_offset(a, &a->key_lengths, head, 1))
                                      : a->S;
+        ptrdiff_t offset[SA_MAX_BLOCK_MASKS];
+        for (int m = 0; m < a->block_mask_count; ++m) {
+            const sa_block_mask *block_mask = &a->block_masks[m];
+            offset[m] = sa_lead_offset(a, block_mask->prefix.m.data ? &block_mask->prefix : &block_mask->classes, head, 1);
+        }
         for (ptrdiff_t r = first; r < count; r += G) {
             const ptrdiff_t i = (from + r) / G;
             rows->query[r] = q + i * a->query.m.row_stride;
@@ -164,6 +208,9 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
             rows->slope[r] = slope;
             rows->sink[r] = sink;
             open_keys(a, i, length, &rows->lo[r], &rows->hi[r]);
+            if (a->block_mask_count > 0) {
+                narrow(a, offset, i, rows, (int)r);
+            }
             if (rows->lo[r] < rows->hi[r]) {
                 begin = rows->lo[r] < begin ? rows->lo[r] : begin;
                 end = rows->hi[r] > end ? rows->hi[r] : end;
@@ -171,7 +218,7 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
         }
     }
     begin = begin < end ? begin / 4 * 4 : end; /* dropout draws for four keys at a time */
-    rows->clipped = false;
+    rows->clipped = rows->gaps > 0;
     for (int r = 0; r < count; ++r) {
         rows->clipped |= rows->lo[r] > begin || rows->hi[r] < end;
     }

@@ -29,6 +29,9 @@ ptrdiff_t sa_lead_offset(const sa_attention *a, const sa_tensor *t, ptrdiff_t he
 void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most, sa_rows *rows,
                        sa_block *b);
 
+/* About how many of the pairs the block masks leave open, 0 … 1: no more than the strictest of them does. */
+double sa_open_share(const sa_attention *a);
+
 /* Between tasks: whether to stop. */
 bool sa_cancelled(const sa_attention *a);
 

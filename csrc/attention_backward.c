@@ -91,7 +91,7 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     plan->gathered_at = gathered > 0 ? plan->scratch_bytes : 0;
     plan->scratch_bytes += (gathered + 63) / 64 * 64;
     plan->mask_apart = g->dmask.m.data != NULL && mask_is_shared(g);
-    const double work = (double)rows * (double)a->S * (double)(3 * a->E + 2 * a->Dv + 32);
+    const double work = (double)rows * (double)a->S * (double)(3 * a->E + 2 * a->Dv + 32) * sa_open_share(a);
     double threads = work / SA_BACKWARD_WORK_PER_THREAD;
     const double tasks = (double)plan->groups * (double)plan->parts;
     threads = threads < tasks || plan->mask_apart ? threads : tasks;
@@ -132,6 +132,17 @@ static void describe(const sa_attention_gradients *g, ptrdiff_t G, ptrdiff_t gro
         }
     }
 #undef SA_ROW_OF
+}
+
+/* Leaves a block with the keys from … to − 1, from the first on that a row may see. */
+static void keep_keys(sa_block *b, ptrdiff_t from, ptrdiff_t to) {
+    b->cache_from = from;
+    b->begin = b->begin > from ? b->begin : from;
+    b->end = smaller(b->end, to);
+    if (b->rows->gaps > 0) {
+        ptrdiff_t n;
+        b->begin = sa_next_open_tile(b, b->begin, &n);
+    }
 }
 
 void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t t, char *scratch) {
@@ -197,9 +208,7 @@ void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_pl
         sa_backward_block b;
         describe(g, plan->group, group, block * plan->block_rows, plan->block_rows, &rows, &grads, &b);
         b.with_mask &= !plan->mask_apart;
-        b.b.begin = b.b.begin > key ? b.b.begin : key;
-        b.b.end = smaller(b.b.end, end);
-        b.b.cache_from = key;
+        keep_keys(&b.b, key, end);
         b.b.cache_holds = held;
         if (b.b.begin < b.b.end && !sa_cancelled(g->a)) {
             if (plan->gathered_at > 0) {
@@ -271,9 +280,7 @@ void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_pl
             sa_backward_block b;
             describe(g, 1, head, row, plan->block_rows, &rows, &grads, &b);
             b.mask_only = true;
-            b.b.begin = b.b.begin > key ? b.b.begin : key;
-            b.b.end = smaller(b.b.end, end);
-            b.b.cache_from = key;
+            keep_keys(&b.b, key, end);
             if (b.b.begin < b.b.end) {
                 sa_kernels_of(a)->attention_backward(&b, scratch);
             }

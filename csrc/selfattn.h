@@ -56,6 +56,29 @@ typedef struct {
 
 #define SA_UNBOUNDED PTRDIFF_MAX
 
+/* The keys lo … hi − 1. */
+typedef struct {
+    int64_t lo, hi;
+} sa_run;
+
+#define SA_MAX_BLOCK_MASKS 4
+
+/* Which keys each query may see, in one of two ways.
+ *
+ * As runs: row i of a head is of class number classes[i / class_rows], and class c sees the keys of the runs starts[c] …
+ * starts[c + 1] − 1. Those rise and do not touch; the last hi may lie beyond S. Classes are shared by all heads.
+ * As a prefix, where prefix.m.data is not NULL: the keys before it, and those up to i + diagonal. */
+typedef struct {
+    sa_tensor classes; /* int64, (B…, ceil(L / class_rows), 1) */
+    ptrdiff_t class_rows;
+    const int64_t *starts;
+    const sa_run *runs;
+    bool gaps;        /* some class has more than one run */
+    sa_tensor prefix; /* int64 scalars per leading index, each at least 0 */
+    ptrdiff_t diagonal;
+    double share; /* of the pairs that are open, about: how much work there is */
+} sa_block_mask;
+
 /* How a long call is stopped: any thread may set cancelled (atomically). Between tasks, the thread that made the call also
  * calls poll, unless NULL, which may do so. */
 typedef struct sa_watch {
@@ -80,6 +103,9 @@ typedef struct {
     sa_tensor lse;         /* (B…, L, 1), float32 or float64 */
     sa_tensor weights;     /* (B…, L, S); must come zero-filled */
     sa_tensor stats;       /* (B…, L, 2) of what computes: the maximum in log2 units and 1/sum, for the backward pass */
+
+    const sa_block_mask *block_masks; /* a pair is open if it is in all of them */
+    int block_mask_count;             /* 0 … SA_MAX_BLOCK_MASKS */
 
     ptrdiff_t first_head;  /* dropout counts heads from here on: 0, but in a ragged batch */
     double scale, softcap; /* softcap 0: none */

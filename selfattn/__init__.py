@@ -28,6 +28,7 @@ from selfattn.attention_vjp import (
     scaled_dot_product_attention_forward,
     scaled_dot_product_attention_vjp,
 )
+from selfattn.block_mask import BlockMask
 from selfattn.checks import check_vjp
 from selfattn.config import show_config
 from selfattn.functional import merge_attention
@@ -55,6 +56,7 @@ __all__ = [
     "AdditiveGradients",
     "AttentionGradients",
     "AttentionSteps",
+    "BlockMask",
     "KVCache",
     "LayerNormGradients",
     "MergeGradients",

@@ -6,6 +6,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from selfattn.block_mask import BlockMask
+
 def scaled_dot_product_attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -22,6 +24,7 @@ def scaled_dot_product_attention(
     alibi_slopes: ArrayLike | None = None,
     sinks: ArrayLike | None = None,
     key_lengths: ArrayLike | None = None,
+    block_mask: BlockMask | None = None,
     rng: int | np.random.Generator | None = None,
     return_lse: bool = False,
     return_weights: bool = False,

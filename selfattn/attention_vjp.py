@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._gradients import apart, check_names, gradient_dtype, settle_dropout
+from selfattn.block_mask import BlockMask
 from selfattn.reference.attention_vjp import AttentionGradients, sum_to_shape
 
 __all__ = [
@@ -42,6 +43,7 @@ def scaled_dot_product_attention_vjp(
     alibi_slopes: npt.ArrayLike | None = None,
     sinks: npt.ArrayLike | None = None,
     key_lengths: npt.ArrayLike | None = None,
+    block_mask: BlockMask | None = None,
     rng: int | np.random.Generator | None = None,
     return_lse: bool = False,
     return_weights: bool = False,
@@ -61,7 +63,7 @@ def scaled_dot_product_attention_vjp(
     value : array_like, shape (..., S, Ev)
         Floating point or integers; integers count as float64.
     attn_mask, dropout_p, is_causal
-    scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks, key_lengths
+    scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks, key_lengths, block_mask
         See :func:`scaled_dot_product_attention`.
     rng : int or numpy.random.Generator, optional
         The seed of dropout. The pullback drops the same weights.
@@ -124,8 +126,8 @@ def scaled_dot_product_attention_vjp(
     arguments = (q, k, v, attn_mask, dropout_p, is_causal)
     options: dict[str, Any] = {
         "scale": scale, "enable_gqa": enable_gqa, "causal": causal, "window": window, "softcap": softcap,
-        "alibi_slopes": alibi_slopes, "sinks": sinks, "key_lengths": key_lengths, "rng": rng,
-        "num_threads": num_threads,
+        "alibi_slopes": alibi_slopes, "sinks": sinks, "key_lengths": key_lengths, "block_mask": block_mask,
+        "rng": rng, "num_threads": num_threads,
     }  # fmt: skip
     output, statistics, *lse = _core._attention_forward(*arguments, **options, return_lse=return_lse, out=out)
 
@@ -156,6 +158,7 @@ def scaled_dot_product_attention_forward(
     alibi_slopes: npt.ArrayLike | None = None,
     sinks: npt.ArrayLike | None = None,
     key_lengths: npt.ArrayLike | None = None,
+    block_mask: BlockMask | None = None,
     rng: int | None = None,
     return_lse: bool = False,
     return_weights: bool = False,
@@ -169,7 +172,7 @@ def scaled_dot_product_attention_forward(
     Parameters
     ----------
     query, key, value, attn_mask, dropout_p, is_causal
-    scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks, key_lengths
+    scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks, key_lengths, block_mask
     return_lse, return_weights, out, num_threads
         As :func:`scaled_dot_product_attention`.
     rng : int, optional
@@ -206,7 +209,7 @@ def scaled_dot_product_attention_forward(
     results: tuple[Array, ...] = _core._attention_forward(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
-        rng=rng, return_lse=return_lse, return_weights=return_weights, out=out, num_threads=num_threads,
+        block_mask=block_mask, rng=rng, return_lse=return_lse, return_weights=return_weights, out=out, num_threads=num_threads,
     )  # fmt: skip
     return results
 
@@ -230,6 +233,7 @@ def scaled_dot_product_attention_backward(
     alibi_slopes: npt.ArrayLike | None = None,
     sinks: npt.ArrayLike | None = None,
     key_lengths: npt.ArrayLike | None = None,
+    block_mask: BlockMask | None = None,
     rng: int | None = None,
     num_threads: int | None = None,
     grad_lse: npt.ArrayLike | None = None,
@@ -246,7 +250,7 @@ def scaled_dot_product_attention_backward(
     statistics : ndarray, shape (..., L, 2)
         As :func:`scaled_dot_product_attention_forward` returned them.
     query, key, value, attn_mask, dropout_p, is_causal
-    scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks, key_lengths, rng
+    scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks, key_lengths, block_mask, rng
         Those of the forward call.
     num_threads : int, optional
         See :func:`scaled_dot_product_attention`.
@@ -304,7 +308,7 @@ def scaled_dot_product_attention_backward(
     found = _core._attention_backward(
         q, apart(k, HEADS), apart(v, HEADS), attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
         causal=causal, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-        key_lengths=key_lengths, rng=rng, num_threads=num_threads, out=out, grad_out=grad_out, statistics=statistics, grad_lse=grad_lse, wrt=bits,
+        key_lengths=key_lengths, block_mask=block_mask, rng=rng, num_threads=num_threads, out=out, grad_out=grad_out, statistics=statistics, grad_lse=grad_lse, wrt=bits,
     )  # fmt: skip
     fitted: list[Array | None] = []
     for name, raw, given in zip(AttentionGradients._fields, found, inputs, strict=True):

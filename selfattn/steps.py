@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import reference
+from selfattn.block_mask import BlockMask
 
 __all__ = ["AttentionSteps", "attention_steps"]  # steps of layers: selfattn.layer_steps
 
@@ -48,8 +49,8 @@ class AttentionSteps:
         Times ``scale``, then soft-capped if there is a ``softcap``: ``softcap * tanh(scale * scores /
         softcap)``.
     masked_scores : ndarray, shape (..., L, S)
-        Plus ALiBi, plus a float mask; then -inf wherever a mask, ``is_causal``, ``window`` or
-        ``key_lengths`` forbids it.
+        Plus ALiBi, plus a float mask; then -inf wherever a mask, ``is_causal``, ``window``,
+        ``key_lengths`` or ``block_mask`` forbids it.
     weights : ndarray, shape (..., L, S)
         The softmax of a row, with the sink in the denominator if there is one; before dropout. Zeros in a
         row that may attend to nothing.
@@ -209,6 +210,7 @@ def attention_steps(
     alibi_slopes: npt.ArrayLike | None = None,
     sinks: npt.ArrayLike | None = None,
     key_lengths: npt.ArrayLike | None = None,
+    block_mask: BlockMask | None = None,
     rng: int | np.random.Generator | None = None,
 ) -> AttentionSteps:
     """Compute attention and keep every intermediate result.
@@ -224,7 +226,7 @@ def attention_steps(
     value : array_like, shape (..., S, Ev)
         Floating point or integers; integers count as float64.
     attn_mask, dropout_p, is_causal, scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks,
-    key_lengths, rng
+    key_lengths, block_mask, rng
         See :func:`~selfattn.reference.scaled_dot_product_attention`.
 
     Returns
@@ -267,7 +269,7 @@ def attention_steps(
     call = reference.arguments.prepare(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
-        rng=rng, compute_dtype=None,
+        block_mask=block_mask, rng=rng, compute_dtype=None,
     )  # fmt: skip
     scores = reference.attention.dot_products(call.query, call.key)
     scaled = reference.attention.scaled_scores(scores, call.scale, call.softcap)

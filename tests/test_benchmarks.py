@@ -34,6 +34,13 @@ def test_work_of_a_case() -> None:
     assert Case(**case.to_dict()) == case
     assert Case(10, 4, gradients=BACKWARD).flops == 10 * 8 * 10 * 10 * 4
     assert Case(10, 4, gradients=BOTH, causal=True).flops == 7 * 8 * 10 * 10 * 4
+    for blocks, open_pairs in {
+        "documents": 8 * 2,
+        "prefix": 2 + 2 + 3 + 4 + 5 + 6 + 7 + 8,
+        "window": 1 + 2 + 6 * 3,
+    }.items():
+        case = Case(8, 4, blocks=blocks, block_length=2)
+        assert case.flops == pytest.approx(Case(8, 4).flops * open_pairs / 64)
 
 
 @pytest.mark.parametrize("mask", ["", "float", "float per head", "bool"])
@@ -87,6 +94,9 @@ def test_suites() -> None:
     assert rows_of(["forward", "forward"], choice) == rows["forward"]
     assert rows["isa"][0].contestants[0].environment == {"SELFATTN_ISA": "avx2"}
     assert [c.name for c in rows["strided"][0].contestants][:2] == ["selfattn", "contiguous"]
+    for row in rows["blocks"]:
+        assert [(c.name, c.yardstick) for c in row.contestants] == [("selfattn", False), ("dense", True)]
+    assert "documents of 512 in 4096 x 64" in [row.label for row in rows["blocks"]]
 
 
 def test_suite_of_gradients() -> None:
@@ -379,7 +389,7 @@ def test_results_that_differ_are_noted() -> None:
 
 def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "results.json"
-    suites = "forward,causal,mask,float64,decode,small,strided,backward,ragged"
+    suites = "forward,causal,mask,float64,decode,small,strided,backward,ragged,blocks"
     assert app.main(["--suite", suites, *TINY, "--json", str(saved)]) == 0
     printed = capsys.readouterr().out
     run = json.loads(saved.read_text())

@@ -17,7 +17,7 @@ from selfattn import _core
 ROOT = Path(__file__).parent.parent
 MODULES = [
     "selfattn",
-    *(f"selfattn.{name}" for name in ("checks", "config", "functional", "rows_vjp", "steps")),
+    *(f"selfattn.{name}" for name in ("block_mask", "checks", "config", "functional", "rows_vjp", "steps")),
     "selfattn.reference",
     *(
         f"selfattn.reference.{name}"

@@ -226,7 +226,7 @@ ANYTHING = st.one_of(
 )  # fmt: skip
 OPTION_NAMES = [
     "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "causal", "window", "softcap", "alibi_slopes",
-    "sinks", "key_lengths", "rng", "return_lse", "return_weights", "out", "num_threads",
+    "sinks", "key_lengths", "block_mask", "rng", "return_lse", "return_weights", "out", "num_threads",
 ]  # fmt: skip
 LIKELY = {
     "dropout_p": NUMBERS, "scale": NUMBERS, "softcap": NUMBERS, "num_threads": NUMBERS, "rng": NUMBERS,

@@ -422,8 +422,8 @@ SA_INLINE void FN(add_dquery)(const sa_backward_block *b, const FN(backward_scra
 
 SA_INLINE void FN(backward_block)(const sa_backward_block *b, FN(backward_scratch) * s, const int nv) {
     const bool finite = FN(pack_block)(b, s, nv);
-    for (ptrdiff_t first = b->b.begin; first < b->b.end; first += SA_KEYS_PER_TILE) {
-        const ptrdiff_t n = b->b.end - first < SA_KEYS_PER_TILE ? b->b.end - first : SA_KEYS_PER_TILE;
+    for (ptrdiff_t n, first = FN(next_tile)(&b->b, b->b.begin, &n); first < b->b.end;
+         first = FN(next_tile)(&b->b, first + n, &n)) {
         FN(backward_tile)(b, s, first, n, nv, finite);
     }
     if (b->mask_only) {

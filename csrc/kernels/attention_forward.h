@@ -273,6 +273,15 @@ SA_INLINE int FN(first_open_vector)(const sa_rows *rows, ptrdiff_t first, ptrdif
 
 #include "attention_parts.h"
 
+/* The next tile of the block from key `from` on: its first key, at least b->end after the last tile, and its keys. */
+SA_INLINE ptrdiff_t FN(next_tile)(const sa_block *b, ptrdiff_t from, ptrdiff_t *n) {
+    if (b->rows->gaps > 0) {
+        return sa_next_open_tile(b, from, n);
+    }
+    *n = b->end - from < SA_KEYS_PER_TILE ? b->end - from : SA_KEYS_PER_TILE;
+    return from;
+}
+
 /* What the mask does to the tile. Its rows lie pages apart: they are fetched while we multiply. */
 SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int few) {
     const sa_rows *rows = b->rows;
@@ -366,6 +375,10 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
             }
             FN(pass_mask)(s->P, n, nv, row_of);
         }
+    }
+    if (rows->gaps > 0 && FN(pass_gaps)(s->P, first, n, nv, rows)) {
+        *masked = true;
+        top_is_right = false;
     }
     if (rows->clipped) {
         ptrdiff_t all_from = 0, all_to = n;
@@ -549,8 +562,7 @@ SA_INLINE void FN(write_weights)(const sa_block *b, FN(scratch) * s, const int n
     const sa_matrix *weights = &a->weights.m;
     const vec closed = V(set1)(-(real)INFINITY);
     bool masked;
-    for (ptrdiff_t first = b->begin; first < b->end; first += SA_KEYS_PER_TILE) {
-        const ptrdiff_t n = b->end - first < SA_KEYS_PER_TILE ? b->end - first : SA_KEYS_PER_TILE;
+    for (ptrdiff_t n, first = FN(next_tile)(b, b->begin, &n); first < b->end; first = FN(next_tile)(b, first + n, &n)) {
         if (!FN(score_tile)(b, s, first, n, nv, few, true, &masked)) {
             continue;
         }
@@ -618,8 +630,7 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
     FN(pack_queries)(b, s, nv, few);
     FN(split_queries)(b, s, nv);
     FN(start_rows)(b, s, nv, few);
-    for (ptrdiff_t first = b->begin; first < b->end; first += SA_KEYS_PER_TILE) {
-        const ptrdiff_t n = b->end - first < SA_KEYS_PER_TILE ? b->end - first : SA_KEYS_PER_TILE;
+    for (ptrdiff_t n, first = FN(next_tile)(b, b->begin, &n); first < b->end; first = FN(next_tile)(b, first + n, &n)) {
         if (!FN(score_tile)(b, s, first, n, nv, few, true, &masked)) {
             continue;
         }

@@ -59,7 +59,7 @@ SA_INLINE void FN(parts_open)(const sa_block *b, FN(parts) * s) {
         memset(s->keys.state, SA_CELL_UNKNOWN, (size_t)s->keys.room);
         memset(s->values.state, SA_CELL_UNKNOWN, (size_t)s->values.room);
     }
-    if (b->rows->count > SA_LANES) {
+    if (b->rows->count > SA_LANES && b->rows->gaps == 0) { /* tiles of block masks with gaps begin anywhere */
         s->count = FN(parts_of_call)(b->a);
         sa_tiles_open();
     }

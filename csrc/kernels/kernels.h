@@ -16,7 +16,8 @@ enum { SA_TILE_OPEN, SA_TILE_MIXED, SA_TILE_CLOSED };
 /* One row of a block: a query with everything that is its own. Rows of one block share a key head and nothing else. */
 typedef struct {
     int count;
-    bool clipped; /* some row has keys of the block's range closed by lo or hi */
+    bool clipped; /* some row has keys of the block's range closed, by lo, by hi or by gaps */
+    int gaps;     /* lists of runs, of block masks that close keys between lo and hi */
     const char *query[SA_MAX_BLOCK_ROWS];
     const char *mask[SA_MAX_BLOCK_ROWS]; /* the row's mask at key 0 */
     char *out[SA_MAX_BLOCK_ROWS];
@@ -28,6 +29,8 @@ typedef struct {
     ptrdiff_t index[SA_MAX_BLOCK_ROWS];                     /* i */
     uint64_t head[SA_MAX_BLOCK_ROWS];                       /* flattened leading index, for dropout */
     double slope[SA_MAX_BLOCK_ROWS], sink[SA_MAX_BLOCK_ROWS];
+    /* The first `gaps` lists of each row, runs … runs_end − 1: of the keys lo … hi − 1, those in every list are open. */
+    const sa_run *runs[SA_MAX_BLOCK_MASKS][SA_MAX_BLOCK_ROWS], *runs_end[SA_MAX_BLOCK_MASKS][SA_MAX_BLOCK_ROWS];
 } sa_rows;
 
 /* A block: some rows, one key head, and the keys begin … end − 1 of it. */
@@ -41,6 +44,17 @@ typedef struct {
     bool first_chunk;     /* the sink belongs to exactly one chunk */
     void *partial;        /* NULL: finish; else leave (maximum, sum, unnormalised output) here for merge */
 } sa_block;
+
+/* For a block whose rows have gaps: the first key of the next tile from `from` on, and its number of keys. The tile begins and
+ * ends with keys that some row's runs hold, up to multiples of 4, since dropout draws for four keys at a time (from and
+ * b->begin are such multiples); what lies between tiles is closed for all rows. b->end when there is no such key. */
+ptrdiff_t sa_next_open_tile(const sa_block *b, ptrdiff_t from, ptrdiff_t *n);
+
+/* The first run of those in runs … end − 1 that ends after `key`, or end. */
+const sa_run *sa_find_run(const sa_run *runs, const sa_run *end, ptrdiff_t key);
+
+/* The row after those from row r on that have the same runs as it. */
+int sa_same_runs(const sa_rows *rows, int r);
 
 /* What the backward pass has of each row of a block beyond sa_rows; pointers are to what computes, except grad_out and
  * grad_lse. NULL where it is not wanted. */

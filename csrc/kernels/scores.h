@@ -1,5 +1,5 @@
 /* The score pipeline: passes over a tile of scores P[n][nv·lanes], each over all rows of the block. The order is
- * softcap → ALiBi → mask → closed keys → maximum → exp → dropout, and everything is in log2 units: the queries were packed
+ * softcap → ALiBi → mask → gaps → closed keys → maximum → exp → dropout, and everything is in log2 units: the queries were packed
  * with scale·log2 e. A call runs only the passes that its options ask for, so there is no product of templates. */
 
 /* s = c'·tanh(s'/c') with c' = softcap·log2 e; gain, unless NULL, gets the derivative 1 − (s/c')². */
@@ -93,6 +93,31 @@ SA_INLINE void FN(pass_closed)(real *P, ptrdiff_t n, const int nv, const real *l
             V(store)(p, V(select)(open, V(load)(p), closed));
         }
     }
+}
+
+/* Closes what lies between the runs of a row, for rows with equal runs at once; tells whether there was anything. */
+SA_NOINLINE bool FN(pass_gaps)(real *P, ptrdiff_t first, ptrdiff_t n, const int nv, const sa_rows *rows) {
+    bool any = false;
+    for (int r = 0, to; r < rows->count; r = to) {
+        to = sa_same_runs(rows, r);
+        for (int m = 0; m < rows->gaps; ++m) {
+            const sa_run *end = rows->runs_end[m][r], *run = sa_find_run(rows->runs[m][r], end, first);
+            for (ptrdiff_t j = 0; j < n; ++run) {
+                const ptrdiff_t open = run < end && run->lo - first < n ? (ptrdiff_t)run->lo - first : n;
+                for (; j < open; ++j) {
+                    any = true;
+                    for (int lane = r; lane < to; ++lane) {
+                        P[j * nv * SA_LANES + lane] = -(real)INFINITY;
+                    }
+                }
+                if (open == n) {
+                    break;
+                }
+                j = run->hi - first < n ? (ptrdiff_t)run->hi - first : n;
+            }
+        }
+    }
+    return any;
 }
 
 SA_INLINE void FN(pass_max)(const real *P, ptrdiff_t n, const int nv, real *top) {

@@ -16,6 +16,7 @@ void sa_call_release(sa_call *c) {
     Py_XDECREF(c->lse);
     Py_XDECREF(c->weights);
     Py_XDECREF(c->stats);
+    Py_XDECREF(c->tables);
 }
 
 PyObject *sa_shape_of(PyArrayObject *array) { return PyArray_IntTupleFromIntp(PyArray_NDIM(array), PyArray_SHAPE(array)); }
@@ -326,9 +327,7 @@ static int read_inputs(sa_call *c, PyObject *const *values) {
     return 0;
 }
 
-/* Whether array, its last `core` axes taken off, broadcasts to the leading dims without enlarging them. Without leading
- * dims a single element in one axis is taken as well. */
-static bool fits_lead(const sa_call *c, PyArrayObject *array, int core) {
+bool sa_call_fits_lead(const sa_call *c, PyArrayObject *array, int core) {
     const int ndim = PyArray_NDIM(array), n_lead = c->a.n_lead;
     for (int own = 0; own < ndim - core; ++own) {
         const int axis = own + n_lead - (ndim - core);
@@ -376,7 +375,7 @@ int sa_call_read_mask(sa_call *c, PyObject *value, const char *name) {
     const int ndim = PyArray_NDIM(c->mask), core = ndim < 2 ? ndim : 2;
     const npy_intp columns = ndim >= 1 ? PyArray_DIM(c->mask, ndim - 1) : 1;
     const npy_intp rows = ndim >= 2 ? PyArray_DIM(c->mask, ndim - 2) : 1;
-    if ((columns != 1 && columns != a->S) || (rows != 1 && rows != a->L) || !fits_lead(c, c->mask, core)) {
+    if ((columns != 1 && columns != a->S) || (rows != 1 && rows != a->L) || !sa_call_fits_lead(c, c->mask, core)) {
         return lead_error(c, name, c->mask, "(..., L, S) =", a->L, a->S);
     }
     sa_fill_tensor(&a->mask, c->mask, dtype, a->n_lead, core);
@@ -389,7 +388,7 @@ static int read_per_head(sa_call *c, PyObject *value, const char *name, bool int
     if (*owned == NULL) {
         return -1;
     }
-    if (!fits_lead(c, *owned, 0)) {
+    if (!sa_call_fits_lead(c, *owned, 0)) {
         return lead_error(c, name, *owned, "the leading dimensions", -1, -1);
     }
     sa_fill_tensor(t, *owned, integers ? SA_I64 : SA_F64, PyArray_NDIM(*owned) > c->a.n_lead ? 0 : c->a.n_lead, 0);
@@ -448,6 +447,9 @@ void sa_call_start(sa_call *c, PyObject *module) {
     c->a.seed = 0;
     c->a.first_head = 0;
     c->a.watch = NULL;
+    c->a.block_masks = c->block_masks;
+    c->a.block_mask_count = 0;
+    c->tables = NULL;
 }
 
 int sa_call_read_options(sa_call *c, PyObject *const *values) {
@@ -459,7 +461,8 @@ int sa_call_read(sa_call *c, PyObject *module, PyObject *const *values) {
     return read_flag(values[SA_ARG_ENABLE_GQA], &c->enable_gqa) < 0 || read_inputs(c, values) < 0 ||
                    sa_call_read_options(c, values) < 0
                ? -1
-               : 0;
+           : sa_given(values[SA_ARG_BLOCK_MASK]) ? sa_call_read_block_mask(c, values[SA_ARG_BLOCK_MASK])
+                                                 : 0;
 }
 
 int sa_call_read_fixed_seed(sa_call *c, PyObject *rng) {

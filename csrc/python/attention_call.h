@@ -20,6 +20,7 @@ enum {
     SA_ARG_ALIBI_SLOPES,
     SA_ARG_SINKS,
     SA_ARG_KEY_LENGTHS,
+    SA_ARG_BLOCK_MASK,
     SA_ARG_RNG,
     SA_ARG_RETURN_LSE,
     SA_ARG_RETURN_WEIGHTS,
@@ -37,6 +38,8 @@ typedef struct {
     int threads;
     npy_intp lead[NPY_MAXDIMS];
     sa_attention a;
+    PyObject *tables; /* owned: what block_masks points into */
+    sa_block_mask block_masks[SA_MAX_BLOCK_MASKS];
 } sa_call;
 
 /* Reads and checks all arguments but `out` and `rng` into c, which need not be initialised. Returns −1 with an exception set.
@@ -51,6 +54,12 @@ void sa_call_release(sa_call *c);
 void sa_call_start(sa_call *c, PyObject *module);
 int sa_call_read_options(sa_call *c, PyObject *const *values);
 int sa_call_read_mask(sa_call *c, PyObject *value, const char *name);
+/* block_mask.c: the tables of a BlockMask, for a call whose shapes are known. */
+int sa_call_read_block_mask(sa_call *c, PyObject *value);
+
+/* Whether array, its last `core` axes taken off, broadcasts to the leading dims without enlarging them. Without leading
+ * dims a single element in one axis is taken as well. */
+bool sa_call_fits_lead(const sa_call *c, PyArrayObject *array, int core);
 
 /* Takes `value` as the call's out, of this shape: dtype, byte order, and no overlap with itself or an input. */
 int sa_call_check_out(sa_call *c, PyObject *value, int ndim, const npy_intp *shape);

@@ -18,7 +18,7 @@
 
 #include "../selfattn.h"
 
-#define SA_MAX_PARAMETERS 25
+#define SA_MAX_PARAMETERS 26
 #define SA_KEPT_BLOCKS 6
 
 /* One row per function that takes keywords: signatures.c. */

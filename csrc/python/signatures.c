@@ -4,7 +4,7 @@
 
 #define SA_ATTENTION_NAMES                                                                                                     \
     "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "causal", "window", "softcap",      \
-        "alibi_slopes", "sinks", "key_lengths", "rng", "return_lse", "return_weights", "out", "num_threads"
+        "alibi_slopes", "sinks", "key_lengths", "block_mask", "rng", "return_lse", "return_weights", "out", "num_threads"
 
 const sa_signature sa_signatures[SA_SIGNATURES] = {
     [SA_SIG_ATTENTION] = {"scaled_dot_product_attention", 6, 3, {SA_ATTENTION_NAMES}},

@@ -219,10 +219,17 @@ int sa_varlen_call_read(sa_varlen_call *call, PyObject *module, PyObject *const 
     call->masks = NULL;
     call->items = NULL;
     sa_call_start(c, module);
-    if (values[SA_ARG_KEY_LENGTHS] != NULL || values[SA_ARG_RETURN_WEIGHTS] != NULL) { /* of a dense call alone */
-        PyErr_Format(PyExc_TypeError, "varlen_attention() got an unexpected keyword argument '%s'",
-                     values[SA_ARG_KEY_LENGTHS] != NULL ? "key_lengths" : "return_weights");
-        return -1;
+    static const struct {
+        int which;
+        const char *name;
+    } dense[3] = {{SA_ARG_KEY_LENGTHS, "key_lengths"},
+                  {SA_ARG_BLOCK_MASK, "block_mask"},
+                  {SA_ARG_RETURN_WEIGHTS, "return_weights"}}; /* of a dense call alone */
+    for (int n = 0; n < 3; ++n) {
+        if (values[dense[n].which] != NULL) {
+            PyErr_Format(PyExc_TypeError, "varlen_attention() got an unexpected keyword argument '%s'", dense[n].name);
+            return -1;
+        }
     }
     const int gqa = values[SA_ARG_ENABLE_GQA] ? PyObject_IsTrue(values[SA_ARG_ENABLE_GQA]) : 0;
     c->enable_gqa = gqa > 0;

@@ -33,13 +33,13 @@ void case_describe(const test_case *t, char *text, size_t size) {
     snprintf(text, size,
              "L %td S %td E %td Dv %td lead %d (%td %td %td) gqa %td dtypes q%d k%d v%d o%d m%d layouts q%x k%x v%x m%x o%x "
              "broadcast q%x k%x v%x m%x s%x%s%s%s%s%s%s o=%td window %td %td scale %g softcap %g dropout %g magnitude %g "
-             "closed %g finite %g poison %d threads %d%s",
+             "closed %g finite %g block masks %d poison %d threads %d%s",
              t->L, t->S, t->E, t->Dv, t->n_lead, t->lead[0], t->lead[1], t->lead[2], t->gqa, t->query, t->key, t->value, t->out,
              t->mask, t->query_layout, t->key_layout, t->value_layout, t->mask_layout, t->out_layout, t->query_broadcast,
              t->key_broadcast, t->value_broadcast, t->mask_broadcast, t->scalar_broadcast, t->alibi ? " alibi" : "",
              t->sinks ? " sinks" : "", t->lengths ? " lengths" : "", t->lse ? " lse" : "", t->weights ? " weights" : "",
              t->causal ? " causal" : "", t->diagonal, t->window_left, t->window_right, t->scale, t->softcap, t->dropout_p,
-             t->magnitude, t->closed, t->mask_finite, t->poison, t->threads, t->unsplit ? " unsplit" : "");
+             t->magnitude, t->closed, t->mask_finite, t->block_masks, t->poison, t->threads, t->unsplit ? " unsplit" : "");
 }
 
 /* ---- filling ------------------------------------------------------------------------------------------------------- */
@@ -194,6 +194,7 @@ void case_make(live_case *c, const test_case *t, uint64_t seed) {
     c->call.out = c->out.tensor;
     c->call.lse = c->lse.tensor;
     c->call.weights = c->weights.tensor;
+    block_masks_make(c, &r);
     if (t->poison != NOT_POISONED) {
         poison(c, &r);
     }
@@ -204,6 +205,7 @@ void case_make(live_case *c, const test_case *t, uint64_t seed) {
 }
 
 void case_free(live_case *c) {
+    block_masks_free(c);
     array *const all[10] = {&c->query, &c->key,     &c->value, &c->mask, &c->alibi,
                             &c->sinks, &c->lengths, &c->out,   &c->lse,  &c->weights};
     for (int n = 0; n < 10; ++n) {
@@ -273,6 +275,9 @@ bool case_allows(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j) {
         return false;
     }
     if (a->window_right != SA_UNBOUNDED && j > at + a->window_right) {
+        return false;
+    }
+    if (!block_masks_allow(c, head, i, j)) {
         return false;
     }
     if (a->mask.m.data) {

@@ -84,6 +84,9 @@ double array_get(const array *a, ptrdiff_t head, ptrdiff_t gqa, ptrdiff_t row, p
 
 enum { NOT_POISONED, POISON_CLOSED, POISON_SOME };
 
+/* Kinds of block masks; they combine. */
+enum { PREFIX = 1, ONE_RUN = 2, RUNS = 4, MORE_RUNS = 8 };
+
 /* A call in a few numbers. Zero means the plain thing, save where said. */
 typedef struct {
     ptrdiff_t L, S, E, Dv;
@@ -100,14 +103,26 @@ typedef struct {
     double magnitude;   /* of queries and keys */
     double closed;      /* share of mask elements that are closed */
     double mask_finite; /* the magnitude of a float mask */
+    int block_masks;    /* kinds of them */
     int poison;         /* NaN and infinities: in keys and values that nobody sees, or in some that somebody may */
     int threads;        /* 0: as many as the plan wants of 2 */
     bool unsplit;       /* one chunk, whatever the plan wanted */
 } test_case;
 
+/* What a block mask of a case points into (block_masks.c). */
+typedef struct {
+    array array; /* its classes, or its prefixes */
+    ptrdiff_t classes;
+    int64_t *starts;
+    sa_run *runs;
+    char *open; /* [classes][S], what the runs say */
+} test_block_mask;
+
 typedef struct {
     test_case spec;
     sa_attention call;
+    sa_block_mask block_masks[SA_MAX_BLOCK_MASKS];
+    test_block_mask block_tables[SA_MAX_BLOCK_MASKS];
     array query, key, value, mask, alibi, sinks, lengths, out, lse, weights;
     ptrdiff_t heads;
     ptrdiff_t chunks; /* of the last run */
@@ -121,6 +136,12 @@ void case_verify(live_case *c, const char *title);                      /* again
 void case_try(const test_case *spec, uint64_t seed, const char *title); /* all of that */
 bool case_allows(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j);
 void case_describe(const test_case *spec, char *text, size_t size);
+
+/* ---- block masks (block_masks.c) ------------------------------------------------------------------------------------ */
+
+void block_masks_make(live_case *c, random_source *r); /* for a call whose shapes are set */
+void block_masks_free(live_case *c);
+bool block_masks_allow(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j);
 
 /* ---- the reference (reference.c) ----------------------------------------------------------------------------------- */
 

@@ -114,7 +114,32 @@ static bool option(int n, test_case *t) {
     case 23: t->scale = -3; return true;
     case 24: t->magnitude = 60; return true; /* scores of some thousands */
     case 25: t->scale = 0; return true;
-    case 26:
+    case 26: t->block_masks = PREFIX; return true;
+    case 27:
+        t->block_masks = PREFIX;
+        t->diagonal = S - L;
+        return true;
+    case 28: t->block_masks = ONE_RUN; return true;
+    case 29: t->block_masks = RUNS; return true;
+    case 30: t->block_masks = RUNS | MORE_RUNS; return true;
+    case 31:
+        t->block_masks = PREFIX | ONE_RUN | RUNS | MORE_RUNS;
+        t->dropout_p = 0.4;
+        return true;
+    case 32:
+        t->block_masks = RUNS;
+        t->causal = true;
+        t->softcap = 2;
+        t->alibi = true;
+        return true;
+    case 33:
+        t->block_masks = RUNS;
+        t->mask = SA_F32;
+        t->window_left = 60;
+        t->sinks = true;
+        t->lengths = true;
+        return true;
+    case 34:
         t->mask = SA_BOOL;
         t->causal = true;
         t->lengths = true;
@@ -232,6 +257,34 @@ static void broadcasts(void) {
     case_try(&none, 1, "an empty leading axis");
 }
 
+/* Block masks at more sizes, with heads that share keys, keys in chunks, and NaN in what is closed. */
+static void block_masks(void) {
+    for (int seed = 0; seed < (quick ? 24 : 240); ++seed) {
+        random_source r = {(uint64_t)seed};
+        const bool chunks = seed % 8 == 7;
+        test_case t = plain_case(floats[seed % 4], 1 + random_below(&r, 150), 1 + random_below(&r, 400), 8, 5);
+        if (chunks) {
+            t.L = 1 + random_below(&r, 5);
+            t.S = 2048 + random_below(&r, 300);
+        }
+        t.n_lead = 2;
+        t.gqa = 1 + seed % 3;
+        t.lead[1] = 2 * t.gqa;
+        t.lead[0] = 1 + random_below(&r, 2);
+        t.scalar_broadcast = (unsigned)random_below(&r, 4);
+        t.block_masks = 1 + (int)random_below(&r, 15);
+        t.causal = seed % 3 == 0;
+        t.lengths = seed % 5 == 0;
+        t.mask = seed % 7 == 0 ? SA_BOOL : SA_DTYPES;
+        t.dropout_p = seed % 4 == 1 ? 0.3 : 0;
+        t.key_layout = t.value_layout = seed % 3 == 1 ? LONG_ROWS : 0;
+        t.weights = seed % 2 == 0;
+        t.poison = seed % 3;
+        t.threads = 1 + seed % 3;
+        case_try(&t, (uint64_t)seed, "block masks");
+    }
+}
+
 static void philox(void) {
     /* Known answers of Random123's own tests (kat_vectors): counter, key, rounds. */
     static const uint32_t in[3][6] = {{0, 0, 0, 0, 0, 0},
@@ -258,6 +311,7 @@ void test_attention(void) {
     options();
     layouts();
     broadcasts();
+    block_masks();
     const sa_dtype integers[] = {SA_I8, SA_U8, SA_I16, SA_U16, SA_I32, SA_U32, SA_I64, SA_U64};
     for (int n = 0; n < 8; ++n) {
         test_case t = plain_case(integers[n], 20, 40, 6, 5);

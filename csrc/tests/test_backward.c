@@ -12,6 +12,7 @@ typedef struct {
     bool f64, causal, mask, softcap, alibi, sinks, poison, grad_lse;
     ptrdiff_t heads, gqa, L, S, E, Dv, diagonal, left;
     double dropout;
+    int block; /* a block mask: its blocks have so many rows and keys, every third is closed */
 } backward_case;
 
 typedef struct {
@@ -21,6 +22,9 @@ typedef struct {
     char *memory[ARRAYS];
     ptrdiff_t heads[ARRAYS], rows[ARRAYS], cols[ARRAYS];
     double slope[4], sink[4];
+    sa_block_mask block_mask;
+    int64_t *classes, *starts;
+    sa_run *runs;
     double *dq, *dk, *dv, *dm, dslope[4], dsink[4]; /* the reference */
 } backward_call;
 
@@ -58,6 +62,9 @@ static void make(backward_call *c, int which, sa_tensor *tensor, ptrdiff_t heads
 static bool open_pair(const backward_call *c, ptrdiff_t i, ptrdiff_t j) {
     const backward_case *t = &c->t;
     const ptrdiff_t at = i + t->diagonal;
+    if (t->block && (i / t->block + j / t->block) % 3 == 0) {
+        return false;
+    }
     return (!t->causal || j <= at) && (t->left < 0 || j >= at - t->left) && (!t->mask || get(c, MASK, 0, i, j) != -INFINITY);
 }
 
@@ -145,9 +152,9 @@ static void compare(const backward_call *c, int which, const double *expected, c
     }
     CHECK(right,
           "%s off by %g: f64 %d heads %td gqa %td L %td S %td E %td Dv %td causal %d o %td left %td mask %d softcap %d "
-          "alibi %d sinks %d dropout %g poison %d",
+          "alibi %d sinks %d dropout %g poison %d block %d",
           name, worst, t->f64, t->heads, t->gqa, t->L, t->S, t->E, t->Dv, t->causal, t->diagonal, t->left, t->mask, t->softcap,
-          t->alibi, t->sinks, t->dropout, t->poison);
+          t->alibi, t->sinks, t->dropout, t->poison, t->block);
 }
 
 /* NaN in the last keys, values, and queries and gradients of the last row, all closed by the mask. */
@@ -172,6 +179,32 @@ static void poison_closed(backward_call *c) {
             }
         }
     }
+}
+
+/* A class for every row of blocks; a run for every block, where it is open: two neighbours are one run. */
+static void make_block_mask(backward_call *c) {
+    const backward_case *t = &c->t;
+    const ptrdiff_t rows = (t->L + t->block - 1) / t->block, columns = (t->S + t->block - 1) / t->block;
+    sa_block_mask *m = &c->block_mask;
+    ptrdiff_t count = 0;
+    c->classes = calloc((size_t)rows + (rows == 0), sizeof *c->classes);
+    c->starts = calloc((size_t)rows + 1, sizeof *c->starts);
+    c->runs = calloc((size_t)(rows * columns) + 1, sizeof *c->runs);
+    for (ptrdiff_t row = 0; row < rows; ++row) {
+        c->classes[row] = row;
+        for (ptrdiff_t column = 0; column < columns; ++column) {
+            if ((row + column) % 3 != 0) {
+                const bool goes_on = column > 0 && (row + column - 1) % 3 != 0;
+                count += !goes_on;
+                c->runs[count - 1] = (sa_run){goes_on ? c->runs[count - 1].lo : column * t->block, (column + 1) * t->block};
+            }
+        }
+        c->starts[row + 1] = count;
+    }
+    *m = (sa_block_mask){.class_rows = t->block, .starts = c->starts, .runs = c->runs, .gaps = true, .share = 0.7};
+    m->classes.m = (sa_matrix){(char *)c->classes, sizeof *c->classes, 0, SA_I64, false};
+    c->a.block_masks = m;
+    c->a.block_mask_count = 1;
 }
 
 static void *aligned(size_t bytes) {
@@ -237,6 +270,9 @@ static void try(const backward_case *t, uint64_t seed) {
     if (t->poison) {
         poison_closed(c);
     }
+    if (t->block) {
+        make_block_mask(c);
+    }
     sa_attention_plan forward;
     sa_backward_plan plan;
     CHECK(sa_attention_make_plan(a, 2, &forward) == SA_OK && sa_attention_plan_backward(g, 2, &plan) == SA_OK, "plans");
@@ -280,6 +316,9 @@ static void try(const backward_case *t, uint64_t seed) {
     for (int which = 0; which < ARRAYS; ++which) {
         free(c->memory[which]);
     }
+    free(c->classes);
+    free(c->starts);
+    free(c->runs);
     free(c->dq);
     free(c->dk);
     free(c->dv);
@@ -317,6 +356,8 @@ void test_backward(void) {
             t.left = options % 5 == 0 ? 20 : -1;
             t.diagonal = options % 7 == 0 ? t.S - t.L : 0;
             try(&t, (uint64_t)options);
+            t.block = 1 + options % 40;
+            try(&t, (uint64_t)options);
         }
         backward_case parts = plain;
         parts.heads = 1;
@@ -325,6 +366,9 @@ void test_backward(void) {
         parts.E = parts.Dv = 6;
         for (int causal = 0; causal < 2; ++causal) {
             parts.causal = causal;
+            parts.block = 0;
+            try(&parts, 9);
+            parts.block = 64 + 36 * causal;
             try(&parts, 9);
         }
     }

@@ -99,6 +99,7 @@ static test_case random_case(random_source *r) {
     t.diagonal = random_chance(r, 0.5) ? 0 : random_chance(r, 0.5) ? S - L : random_below(r, 100) - 50;
     t.window_left = random_chance(r, 0.2) ? random_below(r, 50) : SA_UNBOUNDED;
     t.window_right = random_chance(r, 0.2) ? random_below(r, 50) : SA_UNBOUNDED;
+    t.block_masks = random_chance(r, 0.25) ? (int)random_below(r, 16) : 0;
     t.softcap = random_chance(r, 0.15) ? random_between(r, 0.1, 20) : 0;
     t.dropout_p = random_chance(r, 0.2) ? random_between(r, 0, 1) : 0;
     t.seed = random_bits(r);

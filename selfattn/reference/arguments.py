@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn.block_mask import BlockMask
 from selfattn.reference.dropout import check_seed, dropout_keep_mask, seed_from_rng
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -58,6 +59,7 @@ def prepare(
     rng: int | np.random.Generator | None,
     compute_dtype: npt.DTypeLike | None,
     first_head: int = 0,
+    block_mask: BlockMask | None = None,
 ) -> Call:
     """Check the arguments of :func:`scaled_dot_product_attention` and bring them into a :class:`Call`."""
     q, k, v = as_array("query", query), as_array("key", key), as_array("value", value)
@@ -99,6 +101,8 @@ def prepare(
             mask = mask != -np.inf
     lengths = check_key_lengths(key_lengths, lead, n_keys)
     allowed = allowed_pairs(pairs, mask, bool(is_causal or causal), check_window(window), offset, lengths)
+    if block_mask is not None:
+        allowed &= dense_block_mask(block_mask, pairs)
 
     if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
         raise ValueError(f"softcap must be a finite number above 0, not {softcap!r}")
@@ -211,6 +215,17 @@ def check_mask(attn_mask: npt.ArrayLike, pairs: tuple[int, ...]) -> Array:
         return np.broadcast_to(mask, pairs)
     except ValueError:
         raise ValueError(f"attn_mask {mask.shape} does not broadcast to (..., L, S) = {pairs}") from None
+
+
+def dense_block_mask(block_mask: BlockMask, pairs: tuple[int, ...]) -> Array:
+    """Return the pairs that a block mask leaves open, broadcast to (..., L, S)."""
+    if not isinstance(block_mask, BlockMask):
+        raise TypeError(f"block_mask must be a selfattn.BlockMask or None, not {type(block_mask).__name__}")
+    dense = block_mask.to_dense(*pairs[-2:])
+    try:
+        return np.broadcast_to(dense, pairs)
+    except ValueError:
+        raise ValueError(f"block_mask {dense.shape} does not broadcast to (..., L, S) = {pairs}") from None
 
 
 def check_per_head(

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn.block_mask import BlockMask
 from selfattn.reference.arguments import as_array, dtypes, prepare
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -33,6 +34,7 @@ def scaled_dot_product_attention(
     alibi_slopes: npt.ArrayLike | None = None,
     sinks: npt.ArrayLike | None = None,
     key_lengths: npt.ArrayLike | None = None,
+    block_mask: BlockMask | None = None,
     rng: int | np.random.Generator | None = None,
     return_lse: bool = False,
     return_weights: bool = False,
@@ -77,6 +79,8 @@ def scaled_dot_product_attention(
         than 1.
     key_lengths : array_like of integers in 0...S, broadcastable to the leading dims, optional
         The keys from this index on do not exist.
+    block_mask : BlockMask, optional
+        Forbids the pairs that are False in ``block_mask.to_dense(L, S)``.
     rng : int or numpy.random.Generator, optional
         Makes dropout repeatable. An int, modulo 2**64, is the seed; a generator is asked for one uint64 when
         ``dropout_p > 0``; None takes fresh entropy.
@@ -133,7 +137,7 @@ def scaled_dot_product_attention(
     call = prepare(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
-        rng=rng, compute_dtype=compute_dtype, first_head=first_head,
+        block_mask=block_mask, rng=rng, compute_dtype=compute_dtype, first_head=first_head,
     )  # fmt: skip
     scores = dot_products(call.query, call.key)
     scores = scaled_scores(scores, call.scale, call.softcap)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn.block_mask import BlockMask
 from selfattn.reference.arguments import prepare
 from selfattn.reference.attention import (
     attention_weights,
@@ -58,6 +59,7 @@ def scaled_dot_product_attention_vjp(
     alibi_slopes: npt.ArrayLike | None = None,
     sinks: npt.ArrayLike | None = None,
     key_lengths: npt.ArrayLike | None = None,
+    block_mask: BlockMask | None = None,
     rng: int | np.random.Generator | None = None,
     return_lse: bool = False,
     compute_dtype: npt.DTypeLike | None = None,
@@ -80,7 +82,7 @@ def scaled_dot_product_attention_vjp(
     Parameters
     ----------
     query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, causal, window, softcap,
-    alibi_slopes, sinks, key_lengths, rng, return_lse, compute_dtype, first_head
+    alibi_slopes, sinks, key_lengths, block_mask, rng, return_lse, compute_dtype, first_head
         See :func:`~selfattn.reference.scaled_dot_product_attention`.
 
     Returns
@@ -104,7 +106,7 @@ def scaled_dot_product_attention_vjp(
     call = prepare(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
-        rng=rng, compute_dtype=compute_dtype, first_head=first_head,
+        block_mask=block_mask, rng=rng, compute_dtype=compute_dtype, first_head=first_head,
     )  # fmt: skip
     capped = scaled_scores(dot_products(call.query, call.key), call.scale, call.softcap)
     scores = masked_scores(capped, call.allowed, call.bias, call.alibi_slopes, call.offset)

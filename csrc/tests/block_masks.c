@@ -1,0 +1,117 @@
+/* Block masks of the test cases: random classes of rows with random runs of open keys, kept beside a plain array of what is
+ * open, which the reference reads. All tables are allocations of exactly their size. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "test.h"
+
+/* Stretches of open and closed keys of random lengths, some of whole tiles; `single`: one stretch at most. */
+static void fill_open(char *open, ptrdiff_t S, bool single, random_source *r) {
+    const ptrdiff_t step = random_chance(r, 0.3) ? SA_KEYS_PER_TILE : 1;
+    bool now = random_chance(r, 0.5);
+    memset(open, 0, (size_t)S);
+    for (ptrdiff_t j = 0; j < S && !random_chance(r, 0.02); now = !now) {
+        const ptrdiff_t length = (1 + random_below(r, step > 1 ? 3 : 50)) * step, end = j + length < S ? j + length : S;
+        memset(open + j, now, (size_t)(end - j));
+        if (now && single) {
+            return;
+        }
+        j = end;
+    }
+}
+
+/* The runs of every class; the last one of a class that is open to its end reaches beyond, as a cut-off block does. */
+static void find_runs(test_block_mask *m, sa_block_mask *mask, ptrdiff_t S, random_source *r) {
+    ptrdiff_t count = 0;
+    m->starts = malloc((size_t)(m->classes + 1) * sizeof *m->starts);
+    m->runs = malloc(((size_t)(m->classes * S) + 1) * sizeof *m->runs);
+    m->starts[0] = 0;
+    for (ptrdiff_t c = 0; c < m->classes; ++c) {
+        const char *open = m->open + c * S;
+        for (ptrdiff_t j = 0; j < S; ++j) {
+            if (open[j] && (j == 0 || !open[j - 1])) {
+                m->runs[count++].lo = j;
+            }
+            if (open[j] && (j + 1 == S || !open[j + 1])) {
+                m->runs[count - 1].hi = j + 1 + (j + 1 == S ? random_below(r, 70) : 0);
+            }
+        }
+        m->starts[c + 1] = count;
+        mask->gaps |= count - m->starts[c] > 1;
+    }
+    m->runs = realloc(m->runs, ((size_t)count + (count == 0)) * sizeof *m->runs);
+}
+
+static void make_runs(live_case *c, test_block_mask *m, sa_block_mask *mask, bool single, random_source *r) {
+    static const ptrdiff_t rows[] = {1, 1, 3, 16, 64, 70, (ptrdiff_t)1 << 40};
+    array_shape shape = {.n_lead = c->call.n_lead, .cols = 1};
+    memcpy(shape.lead, c->call.lead, sizeof shape.lead);
+    mask->class_rows = rows[random_below(r, 7)];
+    shape.rows = c->call.L / mask->class_rows + (c->call.L % mask->class_rows != 0);
+    array_make(&m->array, &shape, SA_I64, 0, c->spec.scalar_broadcast, false);
+    m->classes = 1 + random_below(r, 6);
+    for (ptrdiff_t head = 0; head < c->heads; ++head) {
+        int64_t class = random_below(r, m->classes);
+        for (ptrdiff_t n = 0; n < shape.rows; ++n) { /* neighbours often share one */
+            class = random_chance(r, 0.2) ? random_below(r, m->classes) : class;
+            memcpy(array_at(&m->array, head, 1, n, 0), &class, sizeof class);
+        }
+    }
+    m->open = malloc((size_t)(m->classes * c->call.S) + 1);
+    for (ptrdiff_t n = 0; n < m->classes; ++n) {
+        fill_open(m->open + n * c->call.S, c->call.S, single, r);
+    }
+    find_runs(m, mask, c->call.S, r);
+    mask->classes = m->array.tensor;
+    mask->starts = m->starts;
+    mask->runs = m->runs;
+}
+
+static void make_prefix(live_case *c, test_block_mask *m, sa_block_mask *mask, random_source *r) {
+    array_shape shape = {.n_lead = c->call.n_lead, .rows = 1, .cols = 1};
+    memcpy(shape.lead, c->call.lead, sizeof shape.lead);
+    array_make(&m->array, &shape, SA_I64, 0, c->spec.scalar_broadcast, false);
+    for (ptrdiff_t head = 0; head < c->heads; ++head) {
+        const int64_t prefix = random_below(r, c->call.S + 1);
+        memcpy(array_at(&m->array, head, 1, 0, 0), &prefix, sizeof prefix);
+    }
+    mask->prefix = m->array.tensor;
+    mask->diagonal = c->spec.diagonal;
+}
+
+void block_masks_make(live_case *c, random_source *r) {
+    for (int kinds = c->spec.block_masks; kinds != 0; kinds &= kinds - 1) {
+        const int kind = kinds & -kinds, n = c->call.block_mask_count++;
+        c->block_masks[n].share = random_between(r, 0, 1); /* bits may not depend on it */
+        if (kind == PREFIX) {
+            make_prefix(c, &c->block_tables[n], &c->block_masks[n], r);
+        } else {
+            make_runs(c, &c->block_tables[n], &c->block_masks[n], kind == ONE_RUN, r);
+        }
+    }
+    c->call.block_masks = c->block_masks;
+}
+
+void block_masks_free(live_case *c) {
+    for (int n = 0; n < c->call.block_mask_count; ++n) {
+        array_free(&c->block_tables[n].array);
+        free(c->block_tables[n].starts);
+        free(c->block_tables[n].runs);
+        free(c->block_tables[n].open);
+    }
+}
+
+bool block_masks_allow(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j) {
+    bool open = true;
+    for (int n = 0; n < c->call.block_mask_count; ++n) {
+        const test_block_mask *m = &c->block_tables[n];
+        const sa_block_mask *mask = &c->block_masks[n];
+        if (mask->prefix.m.data) {
+            open &= j < (ptrdiff_t)array_get(&m->array, head, 1, 0, 0) || j <= i + mask->diagonal;
+        } else {
+            const ptrdiff_t class = (ptrdiff_t)array_get(&m->array, head, 1, i / mask->class_rows, 0);
+            open &= m->open[class * c->call.S + j] != 0;
+        }
+    }
+    return open;
+}

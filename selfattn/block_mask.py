@@ -1,0 +1,485 @@
+"""Masks that are described in blocks: documents, a prefix, a pattern of blocks."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BlockMask"]
+
+Array: TypeAlias = npt.NDArray[Any]
+Lead: TypeAlias = tuple[int, ...]
+Table: TypeAlias = tuple[Any, ...]  # csrc/python/block_mask.c reads it
+
+_MOST = 4  # as SA_MAX_BLOCK_MASKS in csrc/selfattn.h
+_NO_LENGTH = 2**48  # longer than any sequence that the core takes
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockMask:
+    """Which keys each query may attend to, in far fewer numbers than one for each pair.
+
+    For the argument ``block_mask`` of :func:`selfattn.scaled_dot_product_attention` and of its vjp. Keys that
+    the mask closes for a whole block of queries are never looked at, so a call takes about the share of the
+    time that it leaves open, and memory linear in L and S. It means what the boolean array :meth:`to_dense`
+    means, and combines with all other arguments: a pair must be open in every one of them.
+
+    Make one with :meth:`from_documents`, :meth:`prefix_lm` or :meth:`from_blocks`, and combine them with ``&``,
+    up to four: a pair is open if it is in all. A mask copies what it is made from and never changes.
+
+    Attributes
+    ----------
+    shape : tuple
+        What it fits: the leading dims, which broadcast to those of the call, then L and S; None for a length
+        that the call decides.
+    open_share : float or None
+        The share of the pairs that are open, where it does not depend on the call.
+
+    See Also
+    --------
+    scaled_dot_product_attention : the call.
+
+    References
+    ----------
+    Dong et al., "Flex Attention: A Programming Model for Generating Optimized Attention Kernels", 2024, section
+    3.2. Prefix-LM: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+    Transformer", 2020, figure 4.
+
+    Examples
+    --------
+    Two documents, of three tokens and of two, in one sequence; each attends to itself alone:
+
+    >>> import numpy as np
+    >>> import selfattn as sa
+    >>> mask = sa.BlockMask.from_documents([0, 0, 0, 1, 1])
+    >>> mask
+    BlockMask(documents, shape=(5, 5), open_share=0.52)
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 5, 4))
+    >>> out = sa.scaled_dot_product_attention(q, k, v, is_causal=True, block_mask=mask)
+    >>> np.allclose(out[3:], sa.scaled_dot_product_attention(q[3:], k[3:], v[3:], is_causal=True))
+    True
+    """
+
+    _parts: tuple[_Documents | _Prefix | _Blocks, ...]
+
+    __array_ufunc__: ClassVar[None] = None  # array & mask is an error, not an array of masks
+
+    def __post_init__(self) -> None:
+        kinds = (_Documents, _Prefix, _Blocks)
+        if not (
+            isinstance(self._parts, tuple) and self._parts and all(isinstance(p, kinds) for p in self._parts)
+        ):
+            raise TypeError("make a BlockMask with from_documents, prefix_lm or from_blocks")
+        if len(self._parts) > _MOST:
+            raise ValueError(f"at most {_MOST} block masks can be combined, got {len(self._parts)}")
+
+    # -------------------------------------------------------------------------------------------- making one
+
+    @classmethod
+    def from_documents(cls, query_ids: npt.ArrayLike, key_ids: npt.ArrayLike | None = None) -> BlockMask:
+        """Let a query attend to the keys that have the same id: documents packed into one sequence.
+
+        Parameters
+        ----------
+        query_ids : array_like of int, shape (..., L)
+            Any integers, in any order; what is together costs least. ``...`` broadcasts to the leading dims of
+            the call: ids for each batch entry of (B, H, L, E) have shape (B, 1, L).
+        key_ids : array_like of int, shape (..., S), optional
+            ``query_ids`` if not given. An id that only queries have is that of a query without keys.
+
+        Returns
+        -------
+        BlockMask
+
+        Raises
+        ------
+        TypeError
+            Ids that are not integers.
+        ValueError
+            No axis of length, leading dims that do not broadcast, or an id beyond 2**63 - 1.
+
+        Examples
+        --------
+        >>> BlockMask.from_documents([7, 7, 9], [7, 9]).to_dense(3, 2)
+        array([[ True, False],
+               [ True, False],
+               [False,  True]])
+        """
+        queries = _ids("query_ids", query_ids)
+        keys = queries if key_ids is None else _ids("key_ids", key_ids)
+        return cls((_Documents.of(queries, keys),))
+
+    @classmethod
+    def prefix_lm(cls, prefix_lengths: npt.ArrayLike, *, causal: str = "upper_left") -> BlockMask:
+        """Open the first keys to all queries; beyond those, a query attends as the causal rule has it.
+
+        Parameters
+        ----------
+        prefix_lengths : array_like of int, broadcastable to the leading dims of the call
+            Each from 0 to S. (B, 1) for one number for each batch entry of (B, H, L, E).
+        causal : {"upper_left", "lower_right"}
+            The causal rule's diagonal: j <= i, or j <= i + S - L. It belongs in here, since the argument of
+            that name closes the prefix as well.
+
+        Returns
+        -------
+        BlockMask
+
+        Raises
+        ------
+        TypeError
+            Lengths that are not integers.
+        ValueError
+            A negative length, or another ``causal``. A length above S is an error of the call.
+
+        Examples
+        --------
+        >>> BlockMask.prefix_lm(2).to_dense(4, 4).astype(int)
+        array([[1, 1, 0, 0],
+               [1, 1, 0, 0],
+               [1, 1, 1, 0],
+               [1, 1, 1, 1]])
+        """
+        lengths = _integers("prefix_lengths", prefix_lengths)
+        if lengths.size and lengths.min() < 0:
+            raise ValueError(f"prefix_lengths must be at least 0, got {lengths.min()}")
+        if causal not in ("upper_left", "lower_right"):
+            raise ValueError(f"causal must be 'upper_left' or 'lower_right', got {causal!r}")
+        return cls((_Prefix(_frozen(lengths), causal),))
+
+    @classmethod
+    def from_blocks(cls, pattern: npt.ArrayLike, block_size: int | tuple[int, int]) -> BlockMask:
+        """Open and close whole blocks of queries and keys.
+
+        Parameters
+        ----------
+        pattern : array_like of bool, shape (..., ceil(L / block), ceil(S / block))
+            True = open. ``...`` broadcasts to the leading dims of the call.
+        block_size : int or (int, int)
+            Rows and columns of a block: queries and keys. The last ones may be cut off by L and S. Multiples of
+            64 go best with the core, which works on tiles of 64 keys and up to 64 queries.
+
+        Returns
+        -------
+        BlockMask
+
+        Raises
+        ------
+        TypeError
+            A pattern that is not boolean, or sizes that are not integers.
+        ValueError
+            A pattern of fewer than two axes, or sizes below 1. A pattern that does not fit L and S is an error
+            of the call.
+
+        Examples
+        --------
+        >>> BlockMask.from_blocks([[True, False], [True, True]], (2, 3)).to_dense(3, 5).astype(int)
+        array([[1, 1, 1, 0, 0],
+               [1, 1, 1, 0, 0],
+               [1, 1, 1, 1, 1]])
+        """
+        array = _plain("pattern", pattern)
+        if array.dtype != np.bool_:
+            raise TypeError(f"pattern must be boolean, True = open, got {array.dtype}")
+        if array.ndim < 2:
+            raise ValueError(
+                f"pattern must have at least 2 dims, (..., blocks of queries, blocks of keys), got {array.shape}"
+            )
+        return cls((_Blocks.of(array, _block_sizes(block_size)),))
+
+    # ----------------------------------------------------------------------------------------------- using it
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Leading dims, L and S; None for a length that the call decides."""
+        lengths = [
+            next((p.lengths[n] for p in self._parts if p.lengths[n] is not None), None) for n in (0, 1)
+        ]
+        return (*np.broadcast_shapes(*(part.lead for part in self._parts)), *lengths)
+
+    @property
+    def open_share(self) -> float | None:
+        """The share of the pairs that are open, where it does not depend on the call."""
+        return self._parts[0].open_share if len(self._parts) == 1 else None
+
+    def __and__(self, other: BlockMask) -> BlockMask:
+        if not isinstance(other, BlockMask):
+            return NotImplemented
+        try:
+            np.broadcast_shapes(*(part.lead for part in self._parts + other._parts))
+        except ValueError:
+            raise ValueError(
+                f"the leading dims of the masks do not broadcast: {self.shape[:-2]} and {other.shape[:-2]}"
+            ) from None
+        return BlockMask(self._parts + other._parts)
+
+    def __repr__(self) -> str:
+        kinds = " & ".join(part.kind for part in self._parts)
+        share = "None" if self.open_share is None else f"{self.open_share:.4g}"
+        return f"BlockMask({kinds}, shape={self.shape}, open_share={share})"
+
+    def to_dense(self, n_queries: int, n_keys: int) -> npt.NDArray[np.bool_]:
+        """Return the mask as a boolean array, True = attend: what ``attn_mask`` would have to be.
+
+        Parameters
+        ----------
+        n_queries, n_keys : int
+            L and S.
+
+        Returns
+        -------
+        ndarray of bool, shape (..., L, S)
+
+        Raises
+        ------
+        ValueError
+            Lengths that the mask does not fit.
+        """
+        dense: npt.NDArray[np.bool_] = np.ones((n_queries, n_keys), np.bool_)
+        for part in self._parts:
+            part.check(n_queries, n_keys)
+            dense = dense & part.dense(n_queries, n_keys)
+        return dense
+
+    def _tables(self, lead: Lead, n_queries: int, n_keys: int) -> tuple[Table, ...]:
+        """Check that the mask fits a call, and give the core what it needs."""
+        for part in self._parts:
+            part.check(n_queries, n_keys)
+            try:
+                fits = np.broadcast_shapes(part.lead, lead) == lead
+            except ValueError:
+                fits = False
+            if not fits:
+                raise ValueError(
+                    f"block_mask ({part.kind}) must broadcast to the leading dims {lead} without enlarging them, "
+                    f"but has leading dims {part.lead}; one mask for each batch entry of (B, H, L, E) has (B, 1)"
+                )
+        return tuple(part.table(n_queries, n_keys) for part in self._parts)
+
+
+# ------------------------------------------------------------------------------------------------- the kinds
+
+
+@dataclass(frozen=True, eq=False)
+class _Runs:
+    """The open keys of classes of rows, as runs: see sa_block_mask in csrc/selfattn.h."""
+
+    classes: Array  # (..., n)
+    rows: int  # of a class
+    starts: Array  # (number of classes + 1,)
+    runs: Array  # (number of runs, 2)
+    share: float  # of the pairs that are open
+
+    def table(self) -> Table:
+        return self.classes, self.rows, self.starts, self.runs, self.share
+
+
+@dataclass(frozen=True, eq=False)
+class _Documents:
+    query_ids: Array
+    key_ids: Array
+    found: _Runs
+    kind: ClassVar[str] = "documents"
+
+    @classmethod
+    def of(cls, query_ids: Array, key_ids: Array) -> _Documents:
+        try:
+            lead = np.broadcast_shapes(query_ids.shape[:-1], key_ids.shape[:-1])
+        except ValueError:
+            raise ValueError(
+                f"the leading dims of query_ids {query_ids.shape} and key_ids {key_ids.shape} do not broadcast"
+            ) from None
+        found = _runs_of_documents(query_ids, key_ids, lead)
+        return cls(_frozen(query_ids), _frozen(key_ids), found)
+
+    @property
+    def lead(self) -> Lead:
+        return self.found.classes.shape[:-1]
+
+    @property
+    def lengths(self) -> tuple[int | None, int | None]:
+        return self.query_ids.shape[-1], self.key_ids.shape[-1]
+
+    @property
+    def open_share(self) -> float | None:
+        return self.found.share
+
+    def check(self, n_queries: int, n_keys: int) -> None:
+        if self.lengths != (n_queries, n_keys):
+            raise ValueError(
+                f"block_mask has ids for {self.lengths[0]} queries and {self.lengths[1]} keys; "
+                f"here L = {n_queries} and S = {n_keys}"
+            )
+
+    def dense(self, n_queries: int, n_keys: int) -> npt.NDArray[np.bool_]:
+        same: npt.NDArray[np.bool_] = self.query_ids[..., :, None] == self.key_ids[..., None, :]
+        return same
+
+    def table(self, n_queries: int, n_keys: int) -> Table:
+        return self.found.table()
+
+
+@dataclass(frozen=True, eq=False)
+class _Prefix:
+    prefix: Array
+    causal: str
+    kind: ClassVar[str] = "prefix_lm"
+    lengths: ClassVar[tuple[int | None, int | None]] = (None, None)
+    open_share: ClassVar[float | None] = None
+
+    @property
+    def lead(self) -> Lead:
+        return self.prefix.shape
+
+    def check(self, n_queries: int, n_keys: int) -> None:
+        if self.prefix.size and self.prefix.max() > n_keys:
+            raise ValueError(f"prefix lengths must be between 0 and S = {n_keys}, got {self.prefix.max()}")
+
+    def _offset(self, n_queries: int, n_keys: int) -> int:
+        return n_keys - n_queries if self.causal == "lower_right" else 0
+
+    def dense(self, n_queries: int, n_keys: int) -> npt.NDArray[np.bool_]:
+        i, j = np.arange(n_queries)[:, None] + self._offset(n_queries, n_keys), np.arange(n_keys)
+        opened: npt.NDArray[np.bool_] = (j < self.prefix[..., None, None]) | (j <= i)
+        return opened
+
+    def table(self, n_queries: int, n_keys: int) -> Table:
+        prefix = float(self.prefix.mean()) / max(n_keys, 1) if self.prefix.size else 0.0
+        share = (1 + prefix**2) / 2  # of a square
+        return self.prefix, self._offset(n_queries, n_keys), share
+
+
+@dataclass(frozen=True, eq=False)
+class _Blocks:
+    pattern: Array
+    sizes: tuple[int, int]
+    found: _Runs
+    kind: ClassVar[str] = "blocks"
+    lengths: ClassVar[tuple[int | None, int | None]] = (None, None)
+
+    @classmethod
+    def of(cls, pattern: Array, sizes: tuple[int, int]) -> _Blocks:
+        if (pattern.shape[-1] - 1) * sizes[1] >= _NO_LENGTH:
+            raise ValueError(f"{pattern.shape[-1]} blocks of {sizes[1]} keys are more keys than there can be")
+        return cls(_frozen(pattern), sizes, _runs_of_blocks(pattern, sizes))
+
+    @property
+    def lead(self) -> Lead:
+        return self.pattern.shape[:-2]
+
+    @property
+    def open_share(self) -> float | None:
+        return self.found.share
+
+    def check(self, n_queries: int, n_keys: int) -> None:
+        needed = tuple(-(-n // size) for n, size in zip((n_queries, n_keys), self.sizes, strict=True))
+        if self.pattern.shape[-2:] != needed:
+            raise ValueError(
+                f"block_mask has a pattern of {self.pattern.shape[-2:]} blocks of {self.sizes}; "
+                f"L = {n_queries} and S = {n_keys} need {needed}"
+            )
+
+    def dense(self, n_queries: int, n_keys: int) -> npt.NDArray[np.bool_]:
+        i, j = np.arange(n_queries) // self.sizes[0], np.arange(n_keys) // self.sizes[1]
+        opened: npt.NDArray[np.bool_] = self.pattern[..., i[:, None], j]
+        return opened
+
+    def table(self, n_queries: int, n_keys: int) -> Table:
+        return self.found.table()
+
+
+def _runs_of_documents(query_ids: Array, key_ids: Array, lead: Lead) -> _Runs:
+    """Make a class of every id of every row of key_ids; class 0 has no key, for ids that only queries have."""
+    n_keys = key_ids.shape[-1]
+    queries = np.broadcast_to(query_ids, (*lead, query_ids.shape[-1]))
+    keys = key_ids.reshape((1,) * (len(lead) + 1 - key_ids.ndim) + key_ids.shape)
+    classes = np.zeros(queries.shape, np.int64)
+    starts, runs, n_runs, n_classes = [np.zeros(2, np.int64)], [], 0, 1
+    for index in np.ndindex(keys.shape[:-1]) if n_keys else ():
+        ids = keys[index]
+        lo = np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
+        hi = np.concatenate([lo[1:], [n_keys]])
+        order = np.argsort(ids[lo], kind="stable")  # runs of an id stay in order
+        known, first = np.unique(ids[lo][order], return_index=True)
+        here = tuple(slice(None) if n == 1 else at for at, n in zip(index, keys.shape, strict=False))
+        at = np.minimum(np.searchsorted(known, queries[here]), len(known) - 1)
+        classes[here] = np.where(known[at] == queries[here], n_classes + at, 0)
+        starts.append(n_runs + np.append(first[1:], len(lo)))
+        runs.append(np.stack([lo, hi], axis=1)[order])
+        n_runs, n_classes = n_runs + len(lo), n_classes + len(known)
+    every_start = np.concatenate(starts)
+    every_run = np.concatenate([np.zeros((0, 2), np.int64), *runs])
+    ends = np.concatenate([[0], np.cumsum(every_run[:, 1] - every_run[:, 0])])
+    n_open = np.diff(ends[every_start])
+    share = float(n_open[classes].mean()) / n_keys if classes.size and n_keys else 0.0
+    return _Runs(_frozen(classes), 1, _frozen(every_start), _frozen(every_run), share)
+
+
+def _runs_of_blocks(pattern: Array, sizes: tuple[int, int]) -> _Runs:
+    """Make a class of every row of blocks."""
+    *lead, n_rows, n_columns = pattern.shape
+    rows = (
+        pattern.reshape(-1, n_columns) if n_columns else np.zeros((math.prod((*lead, n_rows)), 0), np.bool_)
+    )
+    closed = np.zeros((len(rows), 1), np.bool_)
+    row, lo = np.nonzero(rows & ~np.hstack([closed, rows[:, :-1]]))
+    hi = np.nonzero(rows & ~np.hstack([rows[:, 1:], closed]))[1] + 1
+    starts = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(rows)))])
+    runs = np.stack([lo, hi], axis=1) * sizes[1]
+    classes = np.arange(len(rows)).reshape(*lead, n_rows)
+    share = float(pattern.mean()) if pattern.size else 0.0
+    return _Runs(_frozen(classes), sizes[0], _frozen(starts), _frozen(runs), share)
+
+
+# ------------------------------------------------------------------------------------------------- arguments
+
+
+def _frozen(array: Array) -> Array:
+    """Copy into memory that nobody can make writable."""
+    array = np.asarray(array, np.bool_ if array.dtype == np.bool_ else np.int64)
+    return np.ndarray(array.shape, array.dtype, array.tobytes())
+
+
+def _plain(name: str, given: npt.ArrayLike) -> Array:
+    if isinstance(given, np.ma.MaskedArray | np.matrix):
+        raise TypeError(f"{name} is a {type(given).__name__}; pass a plain array")
+    return np.asarray(given)
+
+
+def _integers(name: str, given: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    array = _plain(name, given)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} has a number beyond 2**63 - 1: {array.max()}")
+    return array.astype(np.int64)
+
+
+def _ids(name: str, given: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    array = _integers(name, given)
+    if array.ndim == 0:
+        raise ValueError(f"{name} must have an id for each token, shape (..., length), got shape ()")
+    return array
+
+
+def _block_sizes(given: int | tuple[int, int]) -> tuple[int, int]:
+    pair = tuple(given) if isinstance(given, tuple | list) else (given, given)
+    if len(pair) != 2:
+        raise ValueError(f"block_size must be an int >= 1 or two of them, got {given!r}")
+    sizes = []
+    for size in pair:
+        try:
+            number = None if isinstance(size, bool | np.bool_) else operator.index(size)
+        except TypeError:
+            number = None
+        if number is None:
+            raise TypeError(f"block_size must be an int >= 1 or two of them, got {given!r}")
+        if number < 1:
+            raise ValueError(f"block_size must be at least 1, got {given!r}")
+        sizes.append(min(number, _NO_LENGTH))
+    return sizes[0], sizes[1]

@@ -1,0 +1,477 @@
+"""Block masks: each kind is its dense boolean mask, with every other option, forward and backward."""
+
+import pickle
+import re
+import tracemalloc
+
+import numpy as np
+import pytest
+from gradients import assert_gradients
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inputs import FLOAT_IDS, FLOATS, OPTIONS, options_together, random_inputs
+from tolerances import assert_attention, assert_results, truth
+
+import selfattn as sa
+from selfattn import BlockMask, _core, reference
+
+attend = sa.scaled_dot_product_attention
+LEAD = (2, 3)
+SIZES = [(1, 1), (1, 70), (3, 200), (17, 5), (33, 33), (63, 64), (64, 65), (130, 65), (200, 7), (65, 193)]
+
+
+def contiguous_ids(rng, lead, length):
+    return np.sort(rng.integers(0, 4, size=(*lead, length)), axis=-1)
+
+
+def scattered_ids(rng, lead, length):
+    return np.repeat(rng.integers(-2, 2, size=(*lead, length)), 1 + rng.integers(0, 9), axis=-1)[..., :length]
+
+
+def pattern(rng, lead, n_queries, n_keys, sizes):
+    return rng.random((*lead, -(-n_queries // sizes[0]), -(-n_keys // sizes[1]))) < 0.4
+
+
+def blocks(sizes):
+    return lambda rng, lead, L, S: BlockMask.from_blocks(pattern(rng, lead, L, S, sizes), sizes)
+
+
+# Name -> a function of (rng, lead, L, S); lead broadcasts to that of the call.
+KINDS = {
+    "documents": lambda rng, lead, L, S: BlockMask.from_documents(
+        contiguous_ids(rng, lead, L), contiguous_ids(rng, lead[:1] + (1,) * len(lead[1:]), S)
+    ),
+    "scattered": lambda rng, lead, L, S: BlockMask.from_documents(
+        scattered_ids(rng, lead, L), scattered_ids(rng, lead, S)
+    ),
+    "prefix": lambda rng, lead, L, S: BlockMask.prefix_lm(rng.integers(0, S + 1, size=lead)),
+    "prefix_lower_right": lambda rng, lead, L, S: BlockMask.prefix_lm(
+        rng.integers(0, S + 1, size=lead), causal="lower_right"
+    ),
+    "blocks_of_64": blocks((64, 64)),
+    "blocks_of_16_and_100": blocks((16, 100)),
+    "blocks_of_7_and_1": blocks((7, 1)),
+    "combined": lambda rng, lead, L, S: (
+        blocks((20, 12))(rng, lead, L, S)
+        & BlockMask.prefix_lm(S // 2)
+        & BlockMask.from_documents(scattered_ids(rng, (), L), scattered_ids(rng, (), S))
+        & BlockMask.from_documents(contiguous_ids(rng, lead, L), contiguous_ids(rng, lead, S))
+    ),
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+floats = pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
+
+
+def assert_same_as_dense(arrays, mask, options, what=""):
+    """Against the reference in float64, which reads the mask as a dense one; and the tiles that were left out change nothing."""
+    out, lse, weights = assert_attention(*arrays, **options, block_mask=mask, what=what)
+    dense = np.broadcast_to(mask.to_dense(*weights.shape[-2:]), weights.shape)
+    assert not weights[~dense].any(), what
+    return out, lse, weights
+
+
+@kinds
+@floats
+def test_each_kind(kind, dtype):
+    for n, (n_queries, n_keys) in enumerate(SIZES):
+        rng = np.random.default_rng(n)
+        arrays = random_inputs((*LEAD, n_queries, 17), n_keys, dtype=dtype, v_width=9)
+        lead = [(), (3,), (2, 1), LEAD][n % 4]
+        mask = KINDS[kind](rng, lead, n_queries, n_keys)
+        assert_same_as_dense(arrays, mask, {}, f"{kind} {lead} {n_queries} x {n_keys}")
+
+
+@kinds
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_kind_with_each_option(kind, name):
+    rng = np.random.default_rng(0)
+    for (n_queries, n_keys), dtype in zip([(3, 200), (70, 150), (130, 65)], FLOATS[1:], strict=True):
+        options = options_together([name], LEAD, n_queries, n_keys, rng)
+        mask = KINDS[kind](rng, (2, 1), n_queries, n_keys)
+        assert_same_as_dense(random_inputs((*LEAD, n_queries, 8), n_keys, dtype=dtype), mask, options, name)
+
+
+@kinds
+def test_grouped_queries_and_keys_in_chunks(kind):
+    rng = np.random.default_rng(1)
+    for dtype in (np.float32, np.float64):
+        for shape, n_keys, heads in [
+            ((2, 6, 1, 16), 2300, 2),
+            ((2, 6, 40, 16), 130, 3),
+            ((1, 2, 3, 16), 4200, 2),
+        ]:
+            lead = (shape[0], 1)
+            arrays = random_inputs(shape, n_keys, dtype=dtype, key_heads=heads)
+            mask = KINDS[kind](rng, lead, shape[-2], n_keys)
+            assert_same_as_dense(arrays, mask, {"enable_gqa": True}, f"{shape} {n_keys}")
+            per_head = KINDS[kind](rng, shape[:2], shape[-2], n_keys)
+            assert_same_as_dense(
+                arrays, per_head, {"enable_gqa": True, "is_causal": True}, f"{shape} {n_keys}"
+            )
+
+
+@kinds
+@pytest.mark.parametrize("isa", _core.available_isas())
+def test_gradients(kind, isa):
+    before = _core.get_isa()
+    _core._set_isa(isa)
+    try:
+        assert _core.get_isa() == isa
+        for n, (n_queries, n_keys) in enumerate([(1, 40), (17, 70), (70, 130), (130, 65)]):
+            rng = np.random.default_rng(n)
+            mask = KINDS[kind](rng, (2, 1), n_queries, n_keys)
+            for dtype in (np.float32, np.float64):
+                arrays = random_inputs((*LEAD, n_queries, 9), n_keys, dtype=dtype, v_width=7)
+                lse = rng.standard_normal((*LEAD, n_queries))
+                assert_gradients(arrays, {"block_mask": mask}, grad_lse=lse.astype(dtype), what=f"{kind} {n}")
+    finally:
+        _core._set_isa(before)
+
+
+@kinds
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_with_each_option(kind, name):
+    rng = np.random.default_rng(2)
+    n_queries, n_keys = 40, 100
+    options = options_together([name], LEAD, n_queries, n_keys, rng)
+    if name == "float_mask":  # shared by the heads: its gradient is a pass of its own
+        options["attn_mask"] = options["attn_mask"][0, 0]
+    options["block_mask"] = KINDS[kind](rng, (2, 1), n_queries, n_keys)
+    assert_gradients(random_inputs((*LEAD, n_queries, 8), n_keys, dtype=np.float64), options, what=name)
+
+
+def test_gradients_of_16_bits_and_of_keys_in_parts():
+    rng = np.random.default_rng(3)
+    for kind, make in KINDS.items():
+        for dtype in FLOATS[:2]:
+            arrays = random_inputs((1, 2, 70, 8), 90, dtype=dtype)
+            assert_gradients(arrays, {"block_mask": make(rng, (1, 1), 70, 90)}, what=kind)
+        arrays = random_inputs((1, 1, 600, 8), 700, dtype=np.float32)
+        assert_gradients(arrays, {"block_mask": make(rng, (1, 1), 600, 700), "is_causal": True}, what=kind)
+
+
+@st.composite
+def problems(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    n_queries, n_keys = draw(st.integers(0, 150)), draw(st.integers(0, 250))
+    lead = draw(st.sampled_from([(2,), (2, 2), (1, 4)]))
+    mask = None
+    for kind in draw(
+        st.lists(st.sampled_from(["documents", "scattered", "prefix", "blocks"]), min_size=1, max_size=4)
+    ):
+        own = draw(st.sampled_from([(), (1,), lead, (1,) * len(lead)]))
+        if kind == "blocks":
+            sizes = draw(st.tuples(*[st.sampled_from([1, 5, 16, 64, 65, 128, 10**30])] * 2))
+            one = blocks(sizes)(rng, own, n_queries, n_keys)
+        else:
+            one = KINDS[kind](rng, own, n_queries, n_keys)
+        mask = one if mask is None else mask & one
+    names = draw(st.lists(st.sampled_from(sorted(set(OPTIONS) - {"plain"})), max_size=3, unique=True))
+    options = options_together(names, lead, n_queries, n_keys, rng)
+    dtype = draw(st.sampled_from(FLOATS))
+    arrays = random_inputs((*lead, n_queries, draw(st.sampled_from([1, 8, 17]))), n_keys, dtype=dtype)
+    return arrays, options, mask
+
+
+@settings(max_examples=250, deadline=None)
+@given(problems(), st.sampled_from(_core.available_isas()))
+def test_all_together(problem, isa):
+    arrays, options, mask = problem
+    before = _core.get_isa()
+    _core._set_isa(isa)
+    try:
+        assert_same_as_dense(arrays, mask, options)
+    finally:
+        _core._set_isa(before)
+
+
+# -------------------------------------------------------------------------------------------------- semantics
+
+
+@kinds
+def test_the_number_of_threads_changes_no_bit(kind):
+    rng = np.random.default_rng(4)
+    for shape, n_keys in [((2, 4, 300, 32), 300), ((1, 2, 1, 32), 9000)]:
+        arrays = random_inputs(shape, n_keys)
+        mask = KINDS[kind](rng, (shape[0], 1), shape[-2], n_keys)
+        results = []
+        for num_threads in (1, 2, 3, 7):
+            call = {"block_mask": mask, "num_threads": num_threads, "dropout_p": 0.2, "rng": 5}
+            out, pullback = sa.scaled_dot_product_attention_vjp(*arrays, **call)
+            results.append([x.tobytes() for x in (out, *pullback(np.ones_like(out))[:3])])
+        assert all(result == results[0] for result in results)
+
+
+@kinds
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@floats
+def test_what_is_closed_leaves_no_trace(kind, poison, dtype):
+    rng = np.random.default_rng(5)
+    for n_queries, n_keys in [(1, 90), (40, 200), (100, 2100)]:
+        query, key, value = random_inputs((2, n_queries, 8), n_keys, dtype=dtype)
+        mask = KINDS[kind](rng, (), n_queries, n_keys)
+        seen = mask.to_dense(n_queries, n_keys)
+        hidden = ~seen.any(axis=0)
+        expected = truth(query, key, value, block_mask=mask)
+        bad_key, bad_value, bad_query = key.copy(), value.copy(), query.copy()
+        bad_key[:, hidden] = bad_value[:, hidden] = poison
+        bad_query[:, ~seen.any(axis=1)] = poison
+        bad = (bad_query, bad_key, bad_value)
+        got = attend(*bad, block_mask=mask, return_lse=True, return_weights=True)
+        assert_results(got, expected)
+        d_out = np.ones_like(got[0])
+        clean = sa.scaled_dot_product_attention_vjp(query, key, value, block_mask=mask)[1](d_out)
+        for gradient, wanted in zip(
+            sa.scaled_dot_product_attention_vjp(*bad, block_mask=mask)[1](d_out)[:3], clean[:3], strict=True
+        ):
+            assert np.isfinite(gradient.astype(np.float64)).all()
+            # pair by pair or by tiles: another order of the same sums of at most 2100 terms of the size of 1
+            eps = 2.0**-7 if dtype.name == "bfloat16" else max(float(np.finfo(dtype).eps), 2.0**-23)
+            np.testing.assert_allclose(
+                gradient.astype(np.float64), wanted.astype(np.float64), rtol=0, atol=100 * eps
+            )
+
+
+@kinds
+def test_a_key_that_some_see_shows_there_alone(kind):
+    rng = np.random.default_rng(6)
+    for dtype in (np.float32, np.float64):
+        query, key, value = random_inputs((2, 70, 8), 150, dtype=dtype)
+        mask = KINDS[kind](rng, (), 70, 150)
+        for j in (0, 63, 64, 149):
+            bad = value.copy()
+            bad[:, j] = np.nan
+            out = attend(query, key, bad, block_mask=mask)
+            np.testing.assert_array_equal(np.isnan(out).any(axis=(0, 2)), mask.to_dense(70, 150)[:, j])
+
+
+def test_rows_that_see_nothing():
+    arrays = random_inputs((2, 40, 8), 70)
+    for mask in (
+        BlockMask.from_documents(np.zeros(40, int), np.ones(70, int)),
+        BlockMask.from_blocks(np.zeros((3, 5), bool), 16),
+        BlockMask.from_documents(np.zeros(40, int), np.zeros(70, int))
+        & BlockMask.from_blocks([[False]], 10**9),
+    ):
+        out, lse, weights = assert_same_as_dense(arrays, mask, {})
+        assert not out.any() and not weights.any() and (lse == -np.inf).all()
+        assert (attend(*arrays, block_mask=mask, sinks=0.5, return_lse=True)[1] == np.float32(0.5)).all()
+
+
+def test_open_everywhere_is_no_mask():
+    arrays = random_inputs((2, 40, 8), 70)
+    plain = attend(*arrays)
+    for mask in (
+        BlockMask.from_documents(np.zeros(40, int), np.zeros(70, int)),
+        BlockMask.prefix_lm(70),
+        BlockMask.from_blocks(np.ones((3, 5), bool), 16),
+        BlockMask.from_blocks([[True]], 10**40),
+    ):
+        np.testing.assert_array_equal(attend(*arrays, block_mask=mask), plain)
+
+
+def test_causal_skipping_and_a_prefix_of_nothing_are_the_same_bits():
+    arrays = random_inputs((2, 200, 8), 130)
+    for causal in ("upper_left", "lower_right"):
+        mask = BlockMask.prefix_lm(0, causal=causal)
+        np.testing.assert_array_equal(attend(*arrays, block_mask=mask), attend(*arrays, causal=causal))
+
+
+def test_zero_sizes():
+    for n_queries, n_keys in [(0, 5), (5, 0), (0, 0)]:
+        for kind, make in KINDS.items():
+            mask = make(np.random.default_rng(0), (), n_queries, n_keys)
+            assert_same_as_dense(random_inputs((2, n_queries, 4), n_keys), mask, {}, kind)
+    empty = random_inputs((0, 3, 7, 4), 7)
+    assert attend(*empty, block_mask=BlockMask.from_documents(np.zeros((0, 1, 7), int))).shape == (0, 3, 7, 4)
+
+
+def test_steps_show_what_is_closed():
+    mask = BlockMask.from_documents([0, 0, 1])
+    steps = sa.attention_steps(np.eye(3), np.eye(3), np.eye(3), block_mask=mask)
+    np.testing.assert_array_equal(steps.masked_scores == -np.inf, ~mask.to_dense(3, 3))
+
+
+def test_the_two_halves_take_it_as_well():
+    arrays = random_inputs((2, 40, 8), 70)
+    mask = BlockMask.from_blocks(np.eye(3, 5, dtype=bool), 16)
+    out, statistics = sa.scaled_dot_product_attention_forward(*arrays, block_mask=mask)
+    grads = sa.scaled_dot_product_attention_backward(
+        np.ones_like(out), out, statistics, *arrays, block_mask=mask
+    )
+    _, pullback = sa.scaled_dot_product_attention_vjp(*arrays, block_mask=mask)
+    for x, y in zip(grads[:3], pullback(np.ones_like(out))[:3], strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+# ------------------------------------------------------------------------------------------------- the object
+
+
+def test_it_never_changes():
+    ids, opened, lengths = np.arange(6) // 3, np.ones((2, 2), bool), np.array([1, 2])
+    masks = [BlockMask.from_documents(ids), BlockMask.from_blocks(opened, 3), BlockMask.prefix_lm(lengths)]
+    dense = [mask.to_dense(6, 6) for mask in masks]
+    arrays = random_inputs((2, 6, 4))
+    calls = [sa.scaled_dot_product_attention_vjp(*arrays, block_mask=mask) for mask in masks]
+    before = [pullback(out) for out, pullback in calls]
+    ids[:], opened[:], lengths[:] = 7, False, 0
+    for mask, was, (out, pullback), gradients in zip(masks, dense, calls, before, strict=True):
+        np.testing.assert_array_equal(mask.to_dense(6, 6), was)
+        np.testing.assert_array_equal(pullback(out).query, gradients.query)
+        with pytest.raises(AttributeError):
+            mask.shape = (1, 2)
+        with pytest.raises(AttributeError):
+            mask._parts = ()
+        for part in mask._parts:
+            held = (
+                [part.prefix]
+                if hasattr(part, "prefix")
+                else [part.found.classes, part.found.starts, part.found.runs]
+            )
+            for array in held:
+                assert not array.flags.writeable
+                with pytest.raises(ValueError, match="WRITEABLE"):
+                    array.flags.writeable = True
+
+
+def test_shape_share_and_repr():
+    documents = BlockMask.from_documents(np.repeat(np.arange(8), 512))
+    assert (documents.shape, documents.open_share) == ((4096, 4096), 0.125)
+    prefix = BlockMask.prefix_lm([[1], [2]])
+    assert (prefix.shape, prefix.open_share) == ((2, 1, None, None), None)
+    assert BlockMask.from_blocks(np.eye(4, dtype=bool), 64).open_share == 0.25
+    both = documents & prefix
+    assert repr(both) == "BlockMask(documents & prefix_lm, shape=(2, 1, 4096, 4096), open_share=None)"
+    uneven = BlockMask.from_documents([0, 1, 1, 1], [1, 1, 0])
+    assert uneven.open_share == uneven.to_dense(4, 3).mean()
+
+
+def test_a_pickle_is_the_same_mask():
+    mask = BlockMask.from_documents([0, 0, 1]) & BlockMask.prefix_lm(1)
+    again = pickle.loads(pickle.dumps(mask))
+    np.testing.assert_array_equal(again.to_dense(3, 3), mask.to_dense(3, 3))
+    np.testing.assert_array_equal(
+        attend(np.eye(3), np.eye(3), np.eye(3), block_mask=again),
+        attend(np.eye(3), np.eye(3), np.eye(3), block_mask=mask),
+    )
+
+
+Q = np.ones((2, 3, 8, 4), np.float32)
+DOCUMENTS = BlockMask.from_documents(np.zeros(8, int))
+
+
+class Derived(BlockMask):
+    """Tables that BlockMask does not make, as a class derived from it might return them."""
+
+    answer = ()
+
+    def _tables(self, *_):
+        return self.answer
+
+
+def derived(*answer):
+    mask = Derived(DOCUMENTS._parts)
+    object.__setattr__(mask, "answer", answer)
+    return mask
+
+
+ONE, RUNS = np.zeros(8, np.int64), np.array([[0, 8]])
+BAD = [
+    (lambda: BlockMask.from_documents([0.0, 1.0]), TypeError, "query_ids must be integers, got float64"),
+    (lambda: BlockMask.from_documents([0], [True]), TypeError, "key_ids must be integers, got bool"),
+    (lambda: BlockMask.from_documents(3), ValueError, "query_ids must have an id for each token"),
+    (lambda: BlockMask.from_documents(np.array([2**63], np.uint64)), ValueError, "beyond 2**63 - 1"),
+    (lambda: BlockMask.from_documents(np.ma.ones(3, int)), TypeError, "query_ids is a MaskedArray"),
+    (lambda: BlockMask.from_documents(np.ones((2, 3), int), np.ones((3, 3), int)), ValueError, "(2, 3) and key_ids (3, 3)"),
+    (lambda: BlockMask.prefix_lm(-1), ValueError, "prefix_lengths must be at least 0, got -1"),
+    (lambda: BlockMask.prefix_lm(1.5), TypeError, "prefix_lengths must be integers, got float64"),
+    (lambda: BlockMask.prefix_lm(1, causal="left"), ValueError, "'upper_left' or 'lower_right', got 'left'"),
+    (lambda: BlockMask.prefix_lm(2**70), TypeError, "prefix_lengths must be integers, got object"),
+    (lambda: BlockMask.from_blocks([[1, 0]], 4), TypeError, "pattern must be boolean, True = open, got int64"),
+    (lambda: BlockMask.from_blocks([True], 4), ValueError, "at least 2 dims"),
+    (lambda: BlockMask.from_blocks([[True]], 0), ValueError, "block_size must be at least 1, got 0"),
+    (lambda: BlockMask.from_blocks([[True]], (4, -1)), ValueError, "block_size must be at least 1, got (4, -1)"),
+    (lambda: BlockMask.from_blocks([[True]], True), TypeError, "block_size must be an int >= 1"),
+    (lambda: BlockMask.from_blocks([[True]], 4.0), TypeError, "block_size must be an int >= 1"),
+    (lambda: BlockMask.from_blocks([[True]], (1, 2, 3)), ValueError, "or two of them, got (1, 2, 3)"),
+    (lambda: BlockMask.from_blocks([[True] * 3], 2**62), ValueError, "more keys than there can be"),
+    (lambda: BlockMask(()), TypeError, "make a BlockMask with"),
+    (lambda: BlockMask(DOCUMENTS), TypeError, "make a BlockMask with"),
+    (lambda: DOCUMENTS & DOCUMENTS & DOCUMENTS & DOCUMENTS & DOCUMENTS, ValueError, "at most 4 block masks"),
+    (lambda: DOCUMENTS & np.ones((8, 8), bool), TypeError, "does not support ufuncs"),
+    (lambda: np.ones((8, 8), bool) & DOCUMENTS, TypeError, "unsupported operand"),
+    (lambda: BlockMask.prefix_lm([1, 2]) & BlockMask.prefix_lm([1, 2, 3]), ValueError, "(2,) and (3,)"),
+    (lambda: DOCUMENTS.to_dense(8, 7), ValueError, "here L = 8 and S = 7"),
+    *((lambda mask=mask: attend(Q, Q, Q, block_mask=mask), error, message) for mask, error, message in [
+        (np.ones((8, 8), bool), TypeError, "block_mask must be a selfattn.BlockMask or None, got numpy.ndarray"),
+        (True, TypeError, "got bool"),
+        (BlockMask, TypeError, "got type"),
+        (BlockMask.from_documents(np.zeros(7, int)), ValueError, "ids for 7 queries and 7 keys; here L = 8 and S = 8"),
+        (BlockMask.prefix_lm(9), ValueError, "between 0 and S = 8, got 9"),
+        (BlockMask.prefix_lm([1, 2]), ValueError, "leading dims (2, 3) without enlarging them, but has leading dims (2,)"),
+        (BlockMask.prefix_lm(np.ones((4, 1, 1), int)), ValueError, "leading dims (4, 1, 1)"),
+        (BlockMask.from_blocks(np.ones((2, 3), bool), 4), ValueError, "need (2, 2)"),
+        (BlockMask.from_blocks(np.ones((0, 0), bool), 4), ValueError, "need (2, 2)"),
+        *((derived(*answer), TypeError, "block_mask has tables that selfattn.BlockMask does not make") for answer in [
+            (3,),
+            (((ONE + 1), 1, np.array([0, 1]), RUNS, 1.0),),  # a class that is not there
+            (((ONE - 1), 1, np.array([0, 1]), RUNS, 1.0),),
+            ((ONE[:7], 1, np.array([0, 1]), RUNS, 1.0),),  # fewer classes than rows
+            ((ONE, 0, np.array([0, 1]), RUNS, 1.0),),
+            ((ONE, 1, np.array([0, 2]), RUNS, 1.0),),  # more runs than there are
+            ((ONE, 1, np.array([0, 1, 0, 1]), RUNS, 1.0),),
+            ((ONE, 1, np.array([1, 1]), RUNS, 1.0),),
+            ((ONE, 1, np.array([], np.int64), RUNS, 1.0),),
+            ((ONE, 1, np.array([0, 1]), RUNS[:, ::-1], 1.0),),
+            ((ONE, 1, np.array([0, 1]), np.array([[3, 3]]), 1.0),),
+            ((ONE, 1, np.array([0, 1]), np.array([[-1, 3]]), 1.0),),
+            ((ONE, 1, np.array([0, 2]), np.array([[4, 6], [0, 2]]), 1.0),),
+            ((ONE, 1, np.array([0, 1]), np.array([[0, 2**62]]), 1.0),),
+            ((ONE, 1, np.array([0, 1]), RUNS.astype(np.int32), 1.0),),
+            ((np.array(-1), 0, 1.0),),
+            ((np.array(9), 0, 1.0),),
+            ((np.array(1), 2**62, 1.0),),
+            ((np.ones(2, np.int64), 0, 1.0),),
+            ((np.array(1.0), 0, 1.0),),
+            ((np.array(1), 0, 1.0),) * 5,
+        ]),
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD, ids=range(len(BAD)))
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        call()
+
+
+def test_the_reference_refuses_the_same():
+    q = Q[0]
+    with pytest.raises(TypeError, match="must be a selfattn"):
+        reference.scaled_dot_product_attention(q, q, q, block_mask=np.ones((8, 8), bool))
+    with pytest.raises(ValueError, match="does not broadcast"):
+        reference.scaled_dot_product_attention(q, q, q, block_mask=BlockMask.prefix_lm([1, 2]))
+    with pytest.raises(TypeError, match="block_mask"):
+        sa.varlen_attention(q, q, q, [0, 8], [0, 8], block_mask=DOCUMENTS)
+
+
+def test_memory_grows_with_the_lengths_alone():
+    """At 8192 tokens a dense mask has 64 MiB; the tables of 128 scattered documents have less than 1."""
+    length = 8192
+    ids = np.arange(length) // 8 % 128
+    arrays = random_inputs((1, length, 4))
+    tracemalloc.start()
+    try:
+        for mask in (
+            BlockMask.from_documents(ids),
+            BlockMask.prefix_lm(1000),
+            BlockMask.from_blocks(np.eye(128, dtype=bool), 64),
+        ):
+            tracemalloc.reset_peak()
+            attend(*arrays, block_mask=mask)
+            assert tracemalloc.get_traced_memory()[1] < 2**21
+        tracemalloc.reset_peak()
+        BlockMask.from_documents(ids)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
