@@ -109,9 +109,8 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     return SA_OK;
 }
 
-/* The open keys of query i: causal, window and length in one interval. */
-static void open_keys(const sa_attention *a, ptrdiff_t i, ptrdiff_t length, ptrdiff_t *lo, ptrdiff_t *hi) {
-    const ptrdiff_t at = i + a->diagonal;
+/* The open keys of the query that stands on key `at`: causal, window and length in one interval. */
+static void open_keys(const sa_attention *a, ptrdiff_t at, ptrdiff_t length, ptrdiff_t *lo, ptrdiff_t *hi) {
     *lo = 0;
     *hi = length;
     if (a->causal && at + 1 < *hi) {
@@ -189,6 +188,12 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
                                      ? (ptrdiff_t)*(const int64_t *)(const void *)(a->key_lengths.m.data +
                                                                                    sa_lead_offset(a, &a->key_lengths, head, 1))
                                      : a->S;
+        ptrdiff_t queries = a->L, diagonal = a->diagonal;
+        if (a->query_lengths.m.data) {
+            queries = (ptrdiff_t)*(const int64_t *)(const void *)(a->query_lengths.m.data +
+                                                                  sa_lead_offset(a, &a->query_lengths, head, 1));
+            diagonal = length - queries;
+        }
         ptrdiff_t offset[SA_MAX_BLOCK_MASKS];
         for (int m = 0; m < a->block_mask_count; ++m) {
             const sa_block_mask *block_mask = &a->block_masks[m];
@@ -203,11 +208,11 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
             rows->weights[r] = weights ? weights + i * a->weights.m.row_stride : NULL;
             rows->stats[r] = stats ? stats + i * a->stats.m.row_stride : NULL;
             rows->index[r] = i;
-            rows->position[r] = i + a->diagonal;
+            rows->position[r] = i + diagonal;
             rows->head[r] = (uint64_t)(a->first_head + head);
             rows->slope[r] = slope;
             rows->sink[r] = sink;
-            open_keys(a, i, length, &rows->lo[r], &rows->hi[r]);
+            open_keys(a, i + diagonal, i < queries ? length : 0, &rows->lo[r], &rows->hi[r]);
             if (a->block_mask_count > 0) {
                 narrow(a, offset, i, rows, (int)r);
             }

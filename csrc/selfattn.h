@@ -115,6 +115,9 @@ typedef struct {
     double dropout_p;
     uint64_t seed;
     sa_watch *watch; /* looked at between tasks when not NULL */
+    /* Sequences of different lengths in a cache, where not NULL: int64 scalars per leading index, each in 0…L. Queries from there
+     * on are padding and see nothing; the last one before stands on the last key, so o is key_lengths − query_lengths. */
+    sa_tensor query_lengths;
 } sa_attention;
 
 /* How a call is cut up. It follows from shape, options and the instruction set alone, never from the number of threads,

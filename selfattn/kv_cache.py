@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._core import scaled_dot_product_attention
+from selfattn._core import _cached_attention
 
 __all__ = ["KVCache"]
 
@@ -231,6 +231,7 @@ class KVCache:
         value: npt.ArrayLike | None = None,
         *,
         lengths: npt.ArrayLike | None = None,
+        attn_mask: npt.ArrayLike | None = None,
         scale: float | None = None,
         window: tuple[int | None, int | None] | None = None,
         softcap: float | None = None,
@@ -253,6 +254,8 @@ class KVCache:
         lengths : array_like of int, shape (batch_size,) or (), optional
             How many of the n queries (and keys) are real, for sequences that grow by different numbers; the
             rest is padding.
+        attn_mask : array_like of bool or float, broadcastable to (batch_size, num_heads, n, S), optional
+            S is the longest of the lengths, new tokens included. A key must be open in the mask as well.
         scale, window, softcap, alibi_slopes, sinks, num_threads
             As for :func:`selfattn.scaled_dot_product_attention`; ``window=(left, 0)`` is a sliding window.
         return_lse : bool, default False
@@ -288,45 +291,21 @@ class KVCache:
                 f"each query needs its own key; the sequences have {before.tolist()}, the queries are {counts.tolist()}"
             )
         options: dict[str, Any] = {
-            "scale": scale, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes, "sinks": sinks,
+            "attn_mask": attn_mask, "scale": scale, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes, "sinks": sinks,
             "num_threads": num_threads, "enable_gqa": queries.shape[1] != self._key.shape[1],
         }  # fmt: skip
         try:
-            out, lse = self._attend(queries, counts, options)
+            out, lse = _cached_attention(
+                queries, self.key, self.value, causal="lower_right", key_lengths=self._lengths[:, None],
+                query_lengths=counts[:, None], return_lse=True, **options,
+            )  # fmt: skip
         except BaseException:  # an option that is wrong, or Ctrl-C: as if it had not been called
             self._lengths = before
             raise
+        lse.swapaxes(1, 2)[
+            np.arange(queries.shape[2]) >= counts[:, None]
+        ] = -np.inf  # padding has no sink either
         return (out, lse) if return_lse else out
-
-    def _attend(
-        self, queries: Array, counts: npt.NDArray[np.int64], options: dict[str, Any]
-    ) -> tuple[Array, Array]:
-        ends = self._lengths
-        if (ends == ends[0]).all() and (counts == queries.shape[2]).all():
-            result: tuple[Array, Array] = self._call(slice(None), queries, int(ends[0]), options)
-            return result
-        plain = options["window"] is None and options["alibi_slopes"] is None
-        if (
-            queries.shape[2] == 1 and (counts == 1).all() and plain
-        ):  # the last query sees all keys: no diagonal
-            return scaled_dot_product_attention(  # type: ignore[no-any-return]
-                queries, self.key, self.value, key_lengths=ends[:, None], return_lse=True, **options
-            )
-        outs, lses = [], []
-        for b, (count, end) in enumerate(zip(counts.tolist(), ends.tolist(), strict=True)):
-            out, lse = self._call(
-                slice(b, b + 1), queries[b : b + 1, :, :count], end, _of(options, b, len(ends))
-            )
-            padding = ((0, 0), (0, 0), (0, queries.shape[2] - count))
-            outs.append(np.pad(out, (*padding, (0, 0))))
-            lses.append(np.pad(lse, padding, constant_values=-np.inf))
-        return np.concatenate(outs), np.concatenate(lses)
-
-    def _call(self, batch: slice, queries: Array, end: int, options: dict[str, Any]) -> Any:
-        key, value = self._key[batch, :, :end], self._value[batch, :, :end]
-        return scaled_dot_product_attention(
-            queries, key, value, causal="lower_right", return_lse=True, **options
-        )
 
     # ------------------------------------------------------------------------------------------ arguments
 
@@ -360,16 +339,6 @@ class KVCache:
         if ((counts < 0) | (counts > most)).any():
             raise ValueError(f"lengths must be between 0 and n = {most}, got {counts.tolist()}")
         return counts
-
-
-def _of(options: dict[str, Any], b: int, batch_size: int) -> dict[str, Any]:
-    """Give the options of sequence b alone: those per head may be per sequence as well."""
-    own = dict(options)
-    for name in ("alibi_slopes", "sinks"):
-        given = None if own[name] is None else np.asarray(own[name])
-        if given is not None and given.ndim >= 2 and given.shape[0] == batch_size:
-            own[name] = given[b : b + 1]
-    return own
 
 
 def _size(name: str, given: Any, least: int) -> int:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import selfattn as sa
-from selfattn import reference
+from selfattn import _core, reference
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -163,6 +163,26 @@ def test_the_same_bits_for_any_number_of_threads():
     results = [cache.attend(q[:, :, -1:], num_threads=n) for n in (1, 2, 3, 7)]
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
+    q, k, v = arrays(batch=3, length=300, width=16, value_width=16)
+    cache = new_cache(k, v)
+    cache.append(k, v, lengths=[300, 120, 200])
+    results = [cache.attend(q[:, :, :90], lengths=[90, 7, 0], num_threads=n) for n in (1, 2, 3, 7)]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_the_core_refuses_lengths_that_are_not_there():
+    q, k, v = arrays()
+    call = {"causal": "lower_right", "enable_gqa": True, "key_lengths": [[12], [3]]}
+    for lengths, error in {(13, 1): ValueError, (-1, 1): ValueError, (0.5, 1): TypeError}.items():
+        with pytest.raises(error, match="query_lengths"):
+            _core._cached_attention(q, k, v, query_lengths=np.array(lengths)[:, None], **call)
+    with pytest.raises(ValueError, match="query_lengths"):
+        _core._cached_attention(q, k, v, query_lengths=[1, 2], **call)
+    with pytest.raises(TypeError, match="query_lengths"):
+        _core._cached_attention(q, k, v, **call)
+    out = _core._cached_attention(q, k, v, query_lengths=[[0], [12]], **call)  # more queries than keys
+    assert not out[0].any() and not out[1, :, :9].any() and out[1, :, 9:].all()
 
 
 def test_appending_copies_little():
@@ -186,6 +206,49 @@ def test_appending_copies_little():
     finally:
         tracemalloc.stop()
     assert peak < cache.nbytes / 10
+
+
+def test_appending_writes_the_new_tokens_and_nothing_else():
+    """The arrays stay where they are, and what was in them too: an append touches its own place alone."""
+    _, k, v = arrays(length=12)
+    cache = new_cache(k, v, capacity=12)
+    addresses = cache.key.ctypes.data, cache.value.ctypes.data
+    for step, counts in enumerate([[3, 3], [1, 2], [4, 0], [2, 2]]):
+        start, most = cache.lengths, max(counts)
+        held = [x.copy() for x in (cache._key, cache._value)]
+        cache.append(k[:, :, :most] + step, v[:, :, :most] + step, lengths=counts)
+        assert (cache.key.ctypes.data, cache.value.ctypes.data) == addresses
+        for mine, old, new in zip((cache._key, cache._value), held, (k, v), strict=True):
+            for b, count in enumerate(counts):
+                own = slice(start[b], start[b] + count)
+                np.testing.assert_array_equal(mine[b, :, own], new[b, :, :count] + step)
+                old[b, :, own] = mine[b, :, own]
+            assert mine.tobytes() == old.tobytes()
+
+
+def test_ragged_steps_are_one_call(monkeypatch):
+    q, k, v = arrays(batch=3)
+    cache, calls = new_cache(k, v), []
+    cache.append(k[:, :, :6], v[:, :, :6], lengths=[6, 2, 0])
+    real = sa.kv_cache._cached_attention
+    monkeypatch.setattr(sa.kv_cache, "_cached_attention", lambda *a, **o: calls.append(1) or real(*a, **o))
+    new = (x[:, :, 6:9] for x in (q, k, v))
+    cache.attend(*new, lengths=[3, 1, 2], window=(2, 0), alibi_slopes=[0.5, 1.0, 0.25, 2.0])
+    assert calls == [1]
+
+
+def test_a_mask_closes_more():
+    q, k, v = arrays()
+    cache = new_cache(k, v)
+    cache.append(k[:, :, :8], v[:, :, :8], lengths=[8, 3])
+    mask = np.random.default_rng(1).random((2, 1, 4, 12)) < 0.6
+    out = cache.attend(q[:, :, 8:], k[:, :, 8:], v[:, :, 8:], attn_mask=mask)
+    for b, past in enumerate((8, 3)):
+        keys, values = (np.concatenate([x[b, :, :past], x[b, :, 8:]], axis=1) for x in (k, v))
+        expected = reference.scaled_dot_product_attention(
+            q[b, :, 8:], keys, values, mask[b, :, :, : past + 4], causal="lower_right", enable_gqa=True
+        )
+        np.testing.assert_allclose(out[b], expected, rtol=0, atol=40 * EPS)
 
 
 def test_truncate_and_reorder():

@@ -189,6 +189,73 @@ def test_attention(function, case):
         assert_meets(case, name, results[name])
 
 
+# What ONNX keeps for the caller is what KVCache is: past keys and values, or a cache of which nonpad_kv_seqlen are in use.
+# A query's key is its own there; where ONNX is causal with other numbers of queries than of new keys, it is not.
+CACHED = [
+    case
+    for case in ATTENTION
+    if "nonpad_kv_seqlen" in case.inputs
+    or (
+        "past_key" in case.inputs
+        and (
+            not case.attributes.get("is_causal", 0)
+            or case.inputs["Q"].shape[-2] == case.inputs["K"].shape[-2]
+        )
+    )
+]
+
+
+def cached_node(case):
+    """Compute one node with KVCache: its Y, and the cache's keys and values."""
+    query, key, value = (case.inputs[name] for name in "QKV")
+    packed = query.ndim == 3
+    if packed:
+        query = split_heads(query, case.attributes["q_num_heads"])
+        key, value = (split_heads(x, case.attributes["kv_num_heads"]) for x in (key, value))
+    cache = sa.KVCache(*key.shape[:2], key.shape[3], value_dim=value.shape[3], dtype=key.dtype)
+    lengths = case.inputs.get("nonpad_kv_seqlen")
+    if lengths is None:
+        cache.append(case.inputs["past_key"], case.inputs["past_value"])
+    cache.append(key, value, lengths=lengths)
+
+    options = {"scale": case.attributes.get("scale"), "attn_mask": case.inputs.get("attn_mask")}
+    if options["attn_mask"] is not None:  # the cache has as many keys as its longest sequence
+        options["attn_mask"] = options["attn_mask"][..., : cache.lengths.max()]
+    if case.attributes.get("softcap", 0.0) > 0.0:
+        options["softcap"] = case.attributes["softcap"]
+    if case.attributes.get("is_causal", 0):
+        left = case.attributes.get("left_window_size", -1)
+        out = cache.attend(query, window=(None if left < 0 else left, None), **options)
+    else:
+        out = sa.scaled_dot_product_attention(
+            query, cache.key, cache.value, enable_gqa=True, key_lengths=cache.lengths[:, None], **options
+        )
+    out = out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], -1) if packed else out
+    return {"Y": out, "present_key": cache.key, "present_value": cache.value}
+
+
+@pytest.mark.parametrize("case", CACHED, ids=[case.name for case in CACHED])
+def test_attention_with_a_cache(case):
+    lengths = case.inputs.get("nonpad_kv_seqlen")
+    if (
+        lengths is not None
+        and (lengths < case.inputs["Q"].shape[-2]).any()
+        and case.attributes.get("is_causal")
+    ):
+        with pytest.raises(ValueError, match="each query needs its own key"):
+            cached_node(case)
+        return
+    results = cached_node(case)
+    for name in case.outputs.keys() - {"qk_matmul_output"}:
+        assert_meets(case, name, results[name])
+
+
+def test_there_are_cases_for_the_cache():
+    given = [case.inputs.keys() for case in CACHED]
+    assert sum("past_key" in names for names in given) >= 18
+    assert sum("nonpad_kv_seqlen" in names for names in given) >= 13
+
+
 # ------------------------------------------------------------------------------------------------- the others
 
 

@@ -8,6 +8,8 @@
 #define SA_SMALL_WORK 65536.0
 #define SA_STACK_SCRATCH 32768
 
+enum { QUERY_LENGTHS = SA_ARG_NUM_THREADS + 1 }; /* of sa_py_attention_cached alone */
+
 /* ---- outputs ------------------------------------------------------------------------------------------------------- */
 
 int sa_call_check_out(sa_call *c, PyObject *value, int ndim, const npy_intp *shape) {
@@ -37,9 +39,10 @@ int sa_call_check_out(sa_call *c, PyObject *value, int ndim, const npy_intp *sha
     if (sa_check_self_overlap(c->out) < 0) {
         return -1;
     }
-    PyArrayObject *const inputs[7] = {c->query, c->key, c->value, c->mask, c->alibi, c->sinks, c->lengths};
-    static const char *const names[7] = {"query", "key", "value", "attn_mask", "alibi_slopes", "sinks", "key_lengths"};
-    for (int i = 0; i < 7; ++i) {
+    PyArrayObject *const inputs[8] = {c->query, c->key, c->value, c->mask, c->alibi, c->sinks, c->lengths, c->query_lengths};
+    static const char *const names[8] = {"query",        "key",   "value",       "attn_mask",
+                                         "alibi_slopes", "sinks", "key_lengths", "query_lengths"};
+    for (int i = 0; i < 8; ++i) {
         if (inputs[i] != NULL && sa_check_overlap(c->state, c->out, inputs[i], names[i]) < 0) {
             return -1;
         }
@@ -159,7 +162,9 @@ static PyObject *forward(PyObject *module, sa_signature_id id, PyObject *const *
         return NULL;
     }
     c.want_stats = id == SA_SIG_ATTENTION_FORWARD;
-    if (sa_call_read(&c, module, values) == 0 && make_outputs(&c, values[SA_ARG_OUT]) == 0 &&
+    const bool cached = id == SA_SIG_ATTENTION_CACHED;
+    if (sa_call_read(&c, module, values) == 0 && (!cached || sa_call_read_query_lengths(&c, values[QUERY_LENGTHS]) == 0) &&
+        make_outputs(&c, values[SA_ARG_OUT]) == 0 &&
         (c.want_stats ? sa_call_read_fixed_seed : sa_call_read_seed)(&c, values[SA_ARG_RNG]) == 0 && run(&c) == 0) {
         result = sa_call_result(&c);
     }
@@ -173,4 +178,8 @@ PyObject *sa_py_attention(PyObject *module, PyObject *const *args, Py_ssize_t na
 
 PyObject *sa_py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     return forward(module, SA_SIG_ATTENTION_FORWARD, args, nargs, kwnames);
+}
+
+PyObject *sa_py_attention_cached(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    return forward(module, SA_SIG_ATTENTION_CACHED, args, nargs, kwnames);
 }

@@ -12,6 +12,7 @@ void sa_call_release(sa_call *c) {
     Py_XDECREF(c->alibi);
     Py_XDECREF(c->sinks);
     Py_XDECREF(c->lengths);
+    Py_XDECREF(c->query_lengths);
     Py_XDECREF(c->out);
     Py_XDECREF(c->lse);
     Py_XDECREF(c->weights);
@@ -395,15 +396,15 @@ static int read_per_head(sa_call *c, PyObject *value, const char *name, bool int
     return 0;
 }
 
-static int check_lengths(sa_call *c) {
-    PyArrayObject *flat = (PyArrayObject *)PyArray_Ravel(c->lengths, NPY_CORDER);
+static int check_lengths(PyArrayObject *lengths, const char *name, const char *letter, ptrdiff_t most) {
+    PyArrayObject *flat = (PyArrayObject *)PyArray_Ravel(lengths, NPY_CORDER);
     if (flat == NULL) {
         return -1;
     }
     const int64_t *length = (const int64_t *)PyArray_DATA(flat);
     for (npy_intp i = 0; i < PyArray_SIZE(flat); ++i) {
-        if (length[i] < 0 || length[i] > c->a.S) {
-            PyErr_Format(PyExc_ValueError, "key_lengths must be between 0 and S = %zd, got %lld", (Py_ssize_t)c->a.S,
+        if (length[i] < 0 || length[i] > most) {
+            PyErr_Format(PyExc_ValueError, "%s must be between 0 and %s = %zd, got %lld", name, letter, (Py_ssize_t)most,
                          (long long)length[i]);
             Py_DECREF(flat);
             return -1;
@@ -427,11 +428,21 @@ static int read_options(sa_call *c, PyObject *const *values) {
     }
     if (sa_given(values[SA_ARG_KEY_LENGTHS])) {
         if (read_per_head(c, values[SA_ARG_KEY_LENGTHS], "key_lengths", true, &c->lengths, &a->key_lengths) < 0 ||
-            check_lengths(c) < 0) {
+            check_lengths(c->lengths, "key_lengths", "S", a->S) < 0) {
             return -1;
         }
     }
     return 0;
+}
+
+int sa_call_read_query_lengths(sa_call *c, PyObject *value) {
+    if (!sa_given(value)) {
+        PyErr_SetString(PyExc_TypeError, "_cached_attention() missing required argument: 'query_lengths'");
+        return -1;
+    }
+    return read_per_head(c, value, "query_lengths", true, &c->query_lengths, &c->a.query_lengths) < 0
+               ? -1
+               : check_lengths(c->query_lengths, "query_lengths", "L", c->a.L);
 }
 
 /* ---- the whole ----------------------------------------------------------------------------------------------------- */
@@ -439,10 +450,10 @@ static int read_options(sa_call *c, PyObject *const *values) {
 void sa_call_start(sa_call *c, PyObject *module) {
     /* the strides' tails stay uninitialised: only n_lead of them are ever read */
     c->state = sa_state_of(module);
-    c->query = c->key = c->value = c->mask = c->alibi = c->sinks = c->lengths = NULL;
+    c->query = c->key = c->value = c->mask = c->alibi = c->sinks = c->lengths = c->query_lengths = NULL;
     c->out = c->lse = c->weights = c->stats = NULL;
     c->a.mask.m.data = c->a.alibi.m.data = c->a.sinks.m.data = c->a.key_lengths.m.data = NULL;
-    c->a.lse.m.data = c->a.weights.m.data = c->a.stats.m.data = NULL;
+    c->a.lse.m.data = c->a.weights.m.data = c->a.stats.m.data = c->a.query_lengths.m.data = NULL;
     c->a.softcap = c->a.dropout_p = 0;
     c->a.seed = 0;
     c->a.first_head = 0;

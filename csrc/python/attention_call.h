@@ -31,8 +31,8 @@ enum {
 /* An attention call under way: every reference it owns, and the core's struct that points into them. */
 typedef struct {
     const sa_state *state;
-    PyArrayObject *query, *key, *value, *mask, *alibi, *sinks, *lengths; /* owned */
-    PyArrayObject *out, *lse, *weights, *stats;                          /* owned */
+    PyArrayObject *query, *key, *value, *mask, *alibi, *sinks, *lengths, *query_lengths; /* owned */
+    PyArrayObject *out, *lse, *weights, *stats;                                          /* owned */
     sa_dtype result;
     bool enable_gqa, lower_right, want_lse, want_weights, want_stats;
     int threads;
@@ -54,6 +54,8 @@ void sa_call_release(sa_call *c);
 void sa_call_start(sa_call *c, PyObject *module);
 int sa_call_read_options(sa_call *c, PyObject *const *values);
 int sa_call_read_mask(sa_call *c, PyObject *value, const char *name);
+/* How many queries of each sequence are no padding: sa_attention's query_lengths. */
+int sa_call_read_query_lengths(sa_call *c, PyObject *value);
 /* block_mask.c: the tables of a BlockMask, for a call whose shapes are known. */
 int sa_call_read_block_mask(sa_call *c, PyObject *value);
 

@@ -85,6 +85,7 @@ static PyMethodDef methods[] = {
     {"_attention_forward", (PyCFunction)(void (*)(void))sa_py_attention_forward, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"_attention_backward", (PyCFunction)(void (*)(void))sa_py_attention_backward, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"_varlen_attention", (PyCFunction)(void (*)(void))sa_py_varlen, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"_cached_attention", (PyCFunction)(void (*)(void))sa_py_attention_cached, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"_varlen_forward", (PyCFunction)(void (*)(void))sa_py_varlen_forward, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"_varlen_backward", (PyCFunction)(void (*)(void))sa_py_varlen_backward, METH_FASTCALL | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},

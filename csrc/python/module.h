@@ -26,6 +26,7 @@ typedef enum {
     SA_SIG_ATTENTION,
     SA_SIG_ATTENTION_FORWARD,
     SA_SIG_ATTENTION_BACKWARD,
+    SA_SIG_ATTENTION_CACHED,
     SA_SIG_VARLEN,
     SA_SIG_VARLEN_FORWARD,
     SA_SIG_VARLEN_BACKWARD,
@@ -63,6 +64,7 @@ int sa_parse(const sa_state *state, sa_signature_id id, PyObject *const *args, P
 PyObject *sa_py_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *sa_py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *sa_py_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *sa_py_attention_cached(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *sa_py_varlen(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *sa_py_varlen_forward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *sa_py_varlen_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);

@@ -13,6 +13,7 @@ const sa_signature sa_signatures[SA_SIGNATURES] = {
                                    6,
                                    3,
                                    {SA_ATTENTION_NAMES, "grad_out", "statistics", "grad_lse", "wrt"}},
+    [SA_SIG_ATTENTION_CACHED] = {"_cached_attention", 3, 3, {SA_ATTENTION_NAMES, "query_lengths"}},
     [SA_SIG_VARLEN] = {"varlen_attention", 3, 3, {SA_ATTENTION_NAMES, "cu_seqlens_q", "cu_seqlens_k"}},
     [SA_SIG_VARLEN_FORWARD] = {"varlen_attention", 3, 3, {SA_ATTENTION_NAMES, "cu_seqlens_q", "cu_seqlens_k"}},
     [SA_SIG_VARLEN_BACKWARD] = {"varlen_attention_backward",
