@@ -406,6 +406,20 @@ def test_an_overlap_that_cannot_be_decided_is_an_error():
     assert not memory.any()
 
 
+@pytest.mark.parametrize("shape", [(20, 1), (1, 1), (2, 1, 1)], ids=str)
+def test_the_gradient_of_a_mask_that_is_one_number_for_all_keys(shape, isa):
+    """The softmax does not see such a mask, and its gradient is 0, but for a sink, which has no part in it."""
+    rng = np.random.default_rng(0)
+    query, key, value, grad_out = rng.normal(size=(4, 2, 20, 8))
+    arguments = query, key, value, rng.normal(size=shape)
+    options = {"sinks": np.array([0.5, 1.0]), "wrt": "attn_mask"}
+    got = sa.scaled_dot_product_attention_vjp(*arguments, **options)[1](grad_out).attn_mask
+    _, pullback = reference.scaled_dot_product_attention_vjp(*arguments, sinks=options["sinks"])
+    expected = pullback(grad_out).attn_mask
+    assert np.abs(expected).max() > 0.01
+    assert_allclose(got, expected, rtol=0, atol=1e-13)  # sums of at most 800 terms below 10, a rounding each
+
+
 def test_signatures_are_those_of_the_forward_call():
     forward = inspect.signature(sa.scaled_dot_product_attention).parameters
     names = list(forward)

@@ -273,8 +273,11 @@ def test_gradients_have_the_bits_of_each_sequences_own(name, isa):
 @pytest.mark.parametrize("options", [{}, {"window": (40, 0)}, {"is_causal": True}], ids=str)
 @pytest.mark.parametrize("wrt", [("query", "key", "value"), "key", "value", "query"], ids=str)
 def test_rows_of_gradients_that_lie_far_apart(options, wrt):
-    """Beyond 1 KiB they are brought together for a while; 1040 rows and keys are worked on in several parts."""
-    lengths_q, lengths_k = [1040, 70, 0, 3], [1040, 530, 5, 0]
+    """Beyond 1 KiB they are brought together for a while.
+
+    1040 rows and keys are worked on in four parts, and must come before the 500 that are one, and dearer than each.
+    """
+    lengths_q, lengths_k = [1040, 500, 0, 3], [1040, 510, 5, 0]
     *arrays, at_q, at_k = packed(lengths_q, lengths_k, heads=5, width=64, v_width=60)
     out, pullback = sa.varlen_attention_vjp(*arrays, at_q, at_k, wrt=wrt, **options)
     grads = pullback(out)
