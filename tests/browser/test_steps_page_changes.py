@@ -30,6 +30,8 @@ def test_an_input_that_changes_moves_what_follows_from_it_and_reset_brings_it_ba
     assert re.match(
         r"Numbers that moved: \d+\. The one that moved most is \w+.*: .* became ", said(small, "inputs")
     )
+    count = int(re.search(r"\d+", said(small, "inputs"))[0])
+    assert count == len(set(lit(small, "moved")) - {"inputs[0,1]"})  # what was typed has not moved by itself
     cell(small, "scores", "scores", 0, 0).hover()
     assert said(small, "scores").endswith("was 2")
     small.locator("[data-do=reset]").click()
