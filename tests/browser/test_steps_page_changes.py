@@ -166,6 +166,27 @@ def test_the_browser_computes_what_python_computes(visit, make, eps):
         np.testing.assert_array_equal(after[name], array, err_msg=name)
 
 
+def test_what_an_edit_does_not_reach_keeps_the_numbers_of_the_kernel(visit):
+    """In float32, which the browser's float64 would not give again: under a causal mask only the last row moves."""
+    steps, tokens = everything(np.float32)
+    page = visit(views.steps_page(steps, tokens, precision=12).html)
+    before = all_numbers(page)
+    change(page, "inputs", "inputs", 4, 0, "9")
+    moved = set(lit(page, "moved"))
+    for node in (
+        "weights.0",
+        "weights.1",
+        "output.0",
+        "concatenated",
+        "projected_output",
+        "residual",
+        "norm",
+    ):
+        rows = {int(name.split("[")[1].split(",")[0]) for name in moved if name.startswith(f"{node}[")}
+        assert rows == {4}, node
+        np.testing.assert_array_equal(all_numbers(page)[node][:4], before[node][:4])
+
+
 # ------------------------------------------------------------------------------------------- two sentences
 
 

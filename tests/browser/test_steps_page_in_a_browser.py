@@ -39,7 +39,7 @@ LIT = {
     ("weights", "weights", 0, 1): ({"masked_scores[0,*3]"}, {"masked_scores[0,1]"}, set()),
     ("weights", "row_sums", 2, 0): ({"weights[2,*3]"}, set(), set()),
     ("weighted_values", "weighted_values[1]", 2, 0): ({"weights[1,2]"}, {"value[2,0]"}, set()),
-    ("output", "output", 1, 0): ({"weights[1,*3]"}, {"value[*3,0]"}, {"weighted_values[1][*3,0]"}),
+    ("output", "output", 2, 0): ({"weights[2,*3]"}, {"value[*3,0]"}, {"weighted_values[2][*3,0]"}),
 }
 
 
