@@ -55,7 +55,7 @@ def all_spelled(page):
         """() => {
         const found = [];
         let n = 0;
-        for (const td of document.querySelectorAll("table.sa-m tbody td:not(.sa-gap)")) {
+        for (const td of document.querySelectorAll(".sa-result tbody td, .sa-diff tbody td")) {
             td.dispatchEvent(new PointerEvent("pointerover", {bubbles: true, screenX: ++n}));
             const sum = td.closest(".sa-stage").querySelector(".sa-sum");
             const source = td.closest(".sa-steps").querySelector("td.sa-a"); // what a number is taken from as it is
