@@ -360,6 +360,16 @@ def test_an_exercise_hides_its_blanks_everywhere_but_in_the_answers():
     assert "scores[three, three] = 10" in text
 
 
+def test_an_exercise_has_one_blank_in_each_row_of_what_is_computed():
+    steps, tokens = bank("river")  # three rows; two columns, or three
+    page = Reader(views.steps_page(steps, tokens, exercise=True).html)
+    for name in ("query", "key", "value", "scores", "scaled_scores", "masked_scores", "weights", "output"):
+        columns = [row.index("____") for row in page.of(name).cells if row.count("____") == 1]
+        assert len(columns) == 3 and len(set(columns)) > 1, name
+    for name in ("inputs", "W_query", "scale", "mask", "row_sums"):
+        assert not any("____" in row for row in page.of(name).cells), name
+
+
 def test_two_sentences_have_their_differences():
     (river, tokens), (finance, others) = bank("river"), bank("finance")
     page = Reader(views.steps_page(river, tokens, compare=(finance, others)).html)

@@ -54,7 +54,8 @@ class Drawing:
                 ]:
                     rows, columns = self.graph.nodes[name].data.shape
                     if columns:
-                        blanks[name] = [(2 * i + n) % columns for i in range(rows)]
+                        step = 2 if columns % 2 else 1  # no common divisor: every column has its turn
+                        blanks[name] = [(step * i + n) % columns for i in range(rows)]
         return blanks
 
     def html(self) -> str:

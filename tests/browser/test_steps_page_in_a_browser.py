@@ -32,6 +32,30 @@ def test_hovering_lights_up_what_made_a_number_and_spells_the_sum(small):
     assert lit(small, "to", "scores") == ["scores[1,0]"]
 
 
+LIT = {
+    ("query", "query", 2, 1): ({"inputs[2,*4]"}, {"W_query[*4,1]"}, set()),
+    ("scaled_scores", "scaled_scores", 1, 2): ({"scores[1,2]"}, {"scale[0,0]"}, set()),
+    ("masked_scores", "masked_scores", 1, 2): ({"scaled_scores[1,2]"}, {"mask[1,2]"}, set()),
+    ("weights", "weights", 0, 1): ({"masked_scores[0,*3]"}, {"masked_scores[0,1]"}, set()),
+    ("weights", "row_sums", 2, 0): ({"weights[2,*3]"}, set(), set()),
+    ("weighted_values", "weighted_values[1]", 2, 0): ({"weights[1,2]"}, {"value[2,0]"}, set()),
+    ("output", "output", 2, 0): ({"weights[2,*3]"}, {"value[*3,0]"}, {"weighted_values[2][*3,0]"}),
+}
+
+
+def test_every_kind_of_number_lights_up_its_sources_in_their_colours(small):
+    for (stage, node, i, j), expected in LIT.items():
+        cell(small, stage, node, i, j).hover()
+        for colour, names in zip("abc", expected, strict=True):
+            every = {
+                re.sub(r"\*\d", str(k), name)
+                for name in names
+                for k in range(int((re.findall(r"\*(\d)", name) or [1])[0]))
+            }
+            assert set(lit(small, colour)) == every, (node, colour)
+        assert set(lit(small, "to")) == {f"{node}[{i},{j}]"}
+
+
 SPELLED = {
     ("query", "query", 0, 2): "query[one, 2] = 1·1 + 0·0 + 1·1 + 0·1 = 2",
     ("scaled_scores", "scaled_scores", 1, 1): "scaled_scores[two, two] = 16·1 = 16",
