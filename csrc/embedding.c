@@ -11,7 +11,7 @@
 #include "threads.h"
 
 /* A part begins with the first sentence after so many more tokens. */
-#define SA_PART_TOKENS 192
+#define SA_PART_TOKENS 384
 
 /* ---- what the backward pass shares ------------------------------------------------------------------------------------ */
 
@@ -131,7 +131,7 @@ static ptrdiff_t panels_of(const sa_embedding *e) { return sa_ceil_div(e->d, sa_
 
 static ptrdiff_t count_projections(const sa_embedding_part *p, ptrdiff_t block) {
     (void)block;
-    return SA_PROJECTIONS * panels_of(p->e) * sa_ceil_div(rows_of(p), SA_PRODUCT_ROWS);
+    return SA_PROJECTIONS * panels_of(p->e) * sa_ceil_div(rows_of(p), p->plan->product_rows);
 }
 
 /* Some columns of query, key or value for some rows. */
@@ -139,11 +139,11 @@ static void project(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, ch
     const sa_embedding *e = p->e;
     const sa_real_kernels *kernels = sa_embedding_kernels(e);
     const ptrdiff_t panels = panels_of(e), column = t % panels * kernels->block_rows;
-    const ptrdiff_t which = t / panels % SA_PROJECTIONS, row = t / panels / SA_PROJECTIONS * SA_PRODUCT_ROWS;
+    const ptrdiff_t which = t / panels % SA_PROJECTIONS, row = t / panels / SA_PROJECTIONS * p->plan->product_rows;
     const ptrdiff_t size = (ptrdiff_t)sa_embedding_size(e), at = (first_row(p) + row) * e->d * size;
     const sa_embedding_frame f = sa_embedding_frame_of(p, block);
     const sa_product product = {
-        .m = smaller(rows_of(p) - row, SA_PRODUCT_ROWS),
+        .m = smaller(rows_of(p) - row, p->plan->product_rows),
         .n = e->d,
         .width = smaller(e->d - column, kernels->block_rows),
         .a = f.x + at,
@@ -246,6 +246,7 @@ sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threa
     }
     plan->threads = sa_embedding_threads(e, 1, max_threads);
     plan->by_parts = plan->threads == 1 || plan->parts >= 2 * plan->threads;
+    plan->product_rows = plan->by_parts ? plan->part_rows : SA_PRODUCT_ROWS; /* a part packs its weights once */
     const size_t frame = sa_embedding_frame_bytes(e, plan->by_parts && !keep ? plan->part_rows : e->tokens, keep);
     if (keep) {
         plan->saved_bytes = (size_t)e->blocks * frame + sa_embedding_array(e, e->tokens, e->d);

@@ -31,6 +31,7 @@ typedef struct {
     bool keep;
     bool by_parts;
     ptrdiff_t parts, part_rows; /* the most rows of a part */
+    ptrdiff_t product_rows;     /* rows of one task of a projection */
     ptrdiff_t attend_rows;      /* queries of one task of attention */
     int threads;
     size_t saved_bytes;   /* what the backward pass reads; 0 unless it is kept */

@@ -6,7 +6,8 @@
 #include "attention.h"
 #include "embedding.h"
 
-/* Rows of a product that one task works on: a multiple of all tiles' rows. Many of them pay for packing the weights. */
+/* Rows of a product that one task works on where threads share out its tasks: a multiple of all tiles' rows. Many of them pay
+ * for packing the weights, which each task does. */
 #define SA_PRODUCT_ROWS 240
 
 /* Rows that a task of a LayerNorm works on. */

@@ -11,7 +11,7 @@ import selfattn as sa
 from selfattn import _core, nn
 
 # width, heads, blocks, and the lengths of the sentences: around the vectors, the panels and tiles of every instruction
-# set (64 columns, 24, 12, 6), the depth of a panel (128), the rows of a product (240) and of a part (192)
+# set (64 columns, 24, 12, 6), the depth of a panel (128), the rows of a product (240) and of a part (384)
 SHAPES = {
     "one token": (2, 1, 1, [1]),
     "narrow": (6, 3, 2, [1, 2, 3, 40]),
@@ -21,7 +21,7 @@ SHAPES = {
     "heads": (24, 4, 3, [6, 3, 12]),
     "wide": (130, 2, 2, [70, 1, 150]),
     "panels": (66, 3, 1, [64] * 5),
-    "parts": (32, 2, 2, [19, 23, 1, 40, 7] * 12),
+    "parts": (32, 2, 2, [19, 23, 1, 40, 7] * 20),
     "one long sentence": (64, 1, 1, [300]),
 }
 LAYER_NORM = ("ln.weight", "ln.bias")

@@ -322,6 +322,8 @@ def bad_tokenizer(sentence):
         (lambda m: m(b"tom"), TypeError, "integers; b'tom'"),
         (lambda m: m(7), TypeError, "integers; 7"),
         (lambda m: m([1.5]), TypeError, "integers; 1.5"),
+        (lambda m: m([[1, 2.5], [3]]), TypeError, r"sentence 0, \[1, 2.5\]"),
+        (lambda m: m([[5], [True]]), TypeError, r"sentence 1, \[True\]"),
         (lambda m: m([True]), TypeError, r"integers; \[True\]"),
         (lambda m: m({"a": 1}), TypeError, "integers; {'a': 1}"),
         (lambda m: m(np.zeros((2, 2, 2), int)), TypeError, "integers"),

@@ -226,6 +226,7 @@ static void *run_forward(const model *m, int threads, bool by_parts, void **save
     CHECK(sa_embedding_make_plan(&m->e, saved != NULL, 1, &plan) == SA_OK, "a plan");
     plan.threads = threads;
     plan.by_parts = by_parts;
+    plan.product_rows = by_parts ? plan.part_rows : SA_PRODUCT_ROWS;
     if (!by_parts && saved == NULL) {
         plan.shared_bytes = sa_embedding_frame_bytes(&m->e, m->e.tokens, false);
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+from array import array
 from collections.abc import Iterable, Sequence, Sized
 from typing import Any, TypeAlias
 
@@ -172,13 +174,13 @@ class EmbeddingModel(Module):
 
         return y, pullback
 
-    def encode(self, sentences: Iterable[Sentence], batch_size: int = 64, progress: bool = False) -> Array:
+    def encode(self, sentences: Iterable[Sentence], batch_size: int = 256, progress: bool = False) -> Array:
         """Compute the embeddings of many sentences.
 
         Parameters
         ----------
         sentences : iterable of str or of sequences of int
-        batch_size : int, default 64
+        batch_size : int, default 256
             How many go through the model at once. They stand one after the other, not padded to the longest, so
             that their order does not matter for the time.
         progress : bool, default False
@@ -268,14 +270,9 @@ class EmbeddingModel(Module):
             type(ids) is list for ids in given
         ):  # what tokenizers return; one look at all of it is quicker
             lists: list[list[int]] = [ids[: self.max_seq_len] for ids in given]  # type: ignore[misc]
-            flat = list(itertools.chain.from_iterable(lists))
-            if (
-                all(lists)
-                and set(map(type, flat)) == {int}
-                and min(flat) >= 0
-                and max(flat) < self.vocab_size
-            ):
-                return np.array(flat, np.intp), _offsets(lists)
+            flat = _packed(lists)
+            if flat.size and flat.min() >= 0 and flat.max() < self.vocab_size:
+                return flat, _offsets(lists)
         parts = []
         for n, (ids, sentence) in enumerate(zip(given, sentences, strict=True), first):
             parts.append(self._checked(ids, sentence, f"sentence {n}, " if first or len(given) > 1 else ""))
@@ -288,30 +285,30 @@ class EmbeddingModel(Module):
     def _checked(self, ids: Any, sentence: Sentence, name: str) -> npt.NDArray[np.intp]:
         """Take what the tokenizer returned for a sentence, which has this name in messages."""
         try:
-            array = np.asarray(ids[: self.max_seq_len])
+            found = np.asarray(ids[: self.max_seq_len])
         except (TypeError, ValueError, KeyError, IndexError):  # no sequence, or one of sequences
-            array = np.empty(0, object)
-        if array.ndim != 1 or (
-            array.dtype.kind not in "iu" and not (array.size == 0 and array.dtype == float)
+            found = np.empty(0, object)
+        if found.ndim != 1 or (
+            found.dtype.kind not in "iu" and not (found.size == 0 and found.dtype == float)
         ):
             what = "" if ids is sentence else f"the tokenizer returned {quoted(ids)} for "
             raise TypeError(f"expected a str or a sequence of integers; {what}{name}{quoted(sentence)}")
-        if array.size == 0:
+        if found.size == 0:
             raise ValueError(f"{name}{quoted(sentence)} has no tokens")
-        if array.min() < 0 or array.max() >= self.vocab_size:
-            wrong = array[(array < 0) | (array >= self.vocab_size)]
+        if found.min() < 0 or found.max() >= self.vocab_size:
+            wrong = found[(found < 0) | (found >= self.vocab_size)]
             raise ValueError(
                 f"ids must be in 0...{self.vocab_size - 1}, as vocab_size is {self.vocab_size}; "
                 f"{name}{quoted(sentence)} has {wrong[0]}"
             )
-        return array.astype(np.intp, copy=False)
+        return found.astype(np.intp, copy=False)
 
     def _arrays(self) -> tuple[Array, Array, list[_embedding_compute.Block]]:
         blocks = []
         block: Any
         for block in self.attention_layers:
             layers = (block.query, block.key, block.value, block.ln)
-            parameters = [array for layer in layers for array in (layer.weight, layer.bias)]
+            parameters = [each for layer in layers for each in (layer.weight, layer.bias)]
             blocks.append(_embedding_compute.Block(parameters, block.num_heads, block.ln.eps))
         return self.embedding_layer.weight, self.positions.table, blocks
 
@@ -327,6 +324,15 @@ def _names(num_layers: int) -> list[str]:
     """Return the names of a model's parameters, in the order of their gradients."""
     blocks = [f"attention_layers.{n}.{name}" for n in range(num_layers) for name in BLOCK_PARAMETERS]
     return ["embedding_layer.weight", *blocks]
+
+
+def _packed(lists: Sequence[list[Any]]) -> npt.NDArray[np.int64]:
+    """Put ids one after the other; nothing comes back where one of the lists wants a closer look."""
+    packed = array("q")
+    if all(ids and type(ids[0]) is int for ids in lists):  # a list of booleans would pass below
+        with contextlib.suppress(TypeError, OverflowError):  # something else than integers, or too large
+            packed = array("q", list(itertools.chain.from_iterable(lists)))
+    return np.frombuffer(packed, np.int64)
 
 
 def _offsets(parts: Sequence[Sized]) -> npt.NDArray[np.intp]:
