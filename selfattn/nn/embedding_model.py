@@ -30,6 +30,9 @@ BLOCK_PARAMETERS = [
 ]
 
 
+_FEW_IDS = 100
+
+
 class EmbeddingModel(Module):
     """Turn a sentence into a vector: the mean over its tokens after some blocks of self-attention.
 
@@ -271,8 +274,8 @@ class EmbeddingModel(Module):
         ):  # what tokenizers return; one look at all of it is quicker
             lists: list[list[int]] = [ids[: self.max_seq_len] for ids in given]  # type: ignore[misc]
             flat = _packed(lists)
-            if flat.size and flat.min() >= 0 and flat.max() < self.vocab_size:
-                return flat, _offsets(lists)
+            if flat and _least(flat) >= 0 and _most(flat) < self.vocab_size:
+                return np.frombuffer(flat, np.int64), _offsets(lists)
         parts = []
         for n, (ids, sentence) in enumerate(zip(given, sentences, strict=True), first):
             parts.append(self._checked(ids, sentence, f"sentence {n}, " if first or len(given) > 1 else ""))
@@ -326,13 +329,22 @@ def _names(num_layers: int) -> list[str]:
     return ["embedding_layer.weight", *blocks]
 
 
-def _packed(lists: Sequence[list[Any]]) -> npt.NDArray[np.int64]:
+def _packed(lists: Sequence[list[Any]]) -> array[int]:
     """Put ids one after the other; nothing comes back where one of the lists wants a closer look."""
     packed = array("q")
     if all(ids and type(ids[0]) is int for ids in lists):  # a list of booleans would pass below
         with contextlib.suppress(TypeError, OverflowError):  # something else than integers, or too large
             packed = array("q", list(itertools.chain.from_iterable(lists)))
-    return np.frombuffer(packed, np.int64)
+    return packed
+
+
+def _least(ids: array[int]) -> int:
+    """Find the least: of a sentence Python is quicker, 0.2 against 1.5 us; of a batch NumPy."""
+    return min(ids) if len(ids) < _FEW_IDS else int(np.frombuffer(ids, np.int64).min())
+
+
+def _most(ids: array[int]) -> int:
+    return max(ids) if len(ids) < _FEW_IDS else int(np.frombuffer(ids, np.int64).max())
 
 
 def _offsets(parts: Sequence[Sized]) -> npt.NDArray[np.intp]:
