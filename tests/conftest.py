@@ -1,6 +1,7 @@
 """What all tests share: instruction sets as a fixture, Hypothesis profiles, helper modules beside the tests."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from selfattn import _core
 sys.path.insert(
     0, str(Path(__file__).parent)
 )  # inputs.py, tolerances.py, bad_calls.py: importlib mode does not
+
+# A shell starts what runs in the background with Ctrl-C ignored, and so would be the tests of Ctrl-C, and their children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # `HYPOTHESIS_PROFILE=thorough` looks longer; in CI the examples are the same ones every time.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
