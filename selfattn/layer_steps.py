@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import reference
-from selfattn.steps import STEPS, AttentionSteps, attention_steps
+from selfattn.steps import STEPS, AttentionSteps, attention_steps, steps_from_scores
 
-__all__ = ["LayerParameters", "LayerSteps", "ModelSteps", "layer_steps", "model_steps"]
+__all__ = ["AdditiveSteps", "LayerParameters", "LayerSteps", "ModelSteps", "layer_steps", "model_steps"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -44,6 +44,8 @@ class LayerParameters:
         They stand to the right of the inputs, ``x @ W_query``; ``weight.T`` of a Linear.
     b_query, b_key, b_value : ndarray or None, shape (d_k,), (d_k,) and (d_v,)
     num_heads : int
+    v : ndarray or None, shape (d_k,)
+        Of an additive score, ``v @ tanh(query[i] + key[j])``.
     W_out, b_out : ndarray or None, shape (d_v, d_out) and (d_out,)
     residual : bool
         Whether the inputs are added to what attention gives.
@@ -58,6 +60,7 @@ class LayerParameters:
     b_key: Array | None = None
     b_value: Array | None = None
     num_heads: int = 1
+    v: Array | None = None
     W_out: Array | None = None
     b_out: Array | None = None
     residual: bool = False
@@ -114,6 +117,13 @@ class LayerSteps(AttentionSteps):
         return f"{type(self).__name__}: {n_queries} queries, {n_keys} keys, {heads} head{'s' * (heads > 1)}"
 
 
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class AdditiveSteps(LayerSteps):
+    """The steps of a layer whose score is Bahdanau's: ``scores[i, j]`` is ``v @ tanh(query[i] + key[j])``."""
+
+    _formulas: ClassVar[Mapping[str, str]] = LAYER_STEPS | {"scores": "tanh(query[i] + key[j]) @ v"}
+
+
 def layer_steps(
     inputs: npt.ArrayLike,
     W_query: npt.ArrayLike,
@@ -126,6 +136,7 @@ def layer_steps(
     key_inputs: npt.ArrayLike | None = None,
     value_inputs: npt.ArrayLike | None = None,
     num_heads: int = 1,
+    v: npt.ArrayLike | None = None,
     W_out: npt.ArrayLike | None = None,
     b_out: npt.ArrayLike | None = None,
     residual: bool = False,
@@ -149,6 +160,8 @@ def layer_steps(
         What values are made of, if not of ``key_inputs``.
     num_heads : int, default 1
         Must divide d_k and d_v.
+    v : array_like, shape (d_k,), optional
+        The score is ``v @ tanh(query[i] + key[j])`` instead of a dot product; of one head, and its scale is 1.
     W_out, b_out : array_like, shape (d_v, d_out) and (d_out,), optional
     residual : bool, default False
         Add the inputs to the result.
@@ -160,6 +173,7 @@ def layer_steps(
     Returns
     -------
     LayerSteps
+        With ``v``, AdditiveSteps.
 
     Raises
     ------
@@ -168,7 +182,8 @@ def layer_steps(
 
     References
     ----------
-    Vaswani et al., "Attention Is All You Need", 2017, sections 3.1 and 3.2.2.
+    Vaswani et al., "Attention Is All You Need", 2017, sections 3.1 and 3.2.2. Bahdanau, Cho and Bengio,
+    "Neural machine translation by jointly learning to align and translate", 2015, appendix A.1.2.
 
     Examples
     --------
@@ -186,7 +201,7 @@ def layer_steps(
     names = {
         "inputs": inputs, "key_inputs": key_inputs, "value_inputs": value_inputs,
         "W_query": W_query, "W_key": W_key, "W_value": W_value,
-        "b_query": b_query, "b_key": b_key, "b_value": b_value, "W_out": W_out, "b_out": b_out,
+        "b_query": b_query, "b_key": b_key, "b_value": b_value, "W_out": W_out, "b_out": b_out, "v": v,
     }  # fmt: skip
     weight, bias, eps = norm if norm is not None else (None, None, 1e-5)
     names |= {"norm weight": weight, "norm bias": bias}
@@ -199,6 +214,7 @@ def layer_steps(
     parameters = LayerParameters(
         **{name: arrays.get(name) for name in names if name[:2] in ("W_", "b_")},  # type: ignore[arg-type]
         num_heads=num_heads,
+        v=arrays.get("v"),
         residual=bool(residual),
         norm=None if norm is None else (arrays.get("norm weight"), arrays.get("norm bias"), float(eps)),
     )
@@ -206,14 +222,31 @@ def layer_steps(
         _split_heads(name, _project(name, source, arrays), num_heads).astype(result)
         for name, source in (("query", x), ("key", key_x), ("value", value_x))
     )
-    steps = attention_steps(query, key, value, **options)
+    if parameters.v is None:
+        steps, kind = attention_steps(query, key, value, **options), LayerSteps
+    else:
+        steps, kind = _additive_steps(query, key, value, parameters.v, num_heads, options), AdditiveSteps
     after = _after_attention(steps.output, x, parameters)
     for array in arrays.values():
         array.flags.writeable = False
     for array in after.values():
         array.flags.writeable = False
     computed: dict[str, Any] = vars(steps) | after
-    return LayerSteps(**computed, inputs=x, key_inputs=key_x, value_inputs=value_x, parameters=parameters)
+    return kind(**computed, inputs=x, key_inputs=key_x, value_inputs=value_x, parameters=parameters)
+
+
+def _additive_steps(
+    query: Array, key: Array, value: Array, v: Array, num_heads: int, options: dict[str, Any]
+) -> AttentionSteps:
+    """Attention with an additive score, from projected queries and keys."""
+    if num_heads != 1:
+        raise ValueError(f"an additive score is of one head, not of num_heads={num_heads}")
+    if v.shape != query.shape[-1:]:
+        raise ValueError(f"v has shape {v.shape}, not (d_k,) of the queries {query.shape}")
+    call = attention_steps(query, key, value, scale=1.0, **options)._call
+    with np.errstate(all="ignore"):
+        tangents = np.tanh(call.query[..., :, None, :] + call.key[..., None, :, :])
+        return steps_from_scores(call, tangents @ v.astype(tangents.dtype))
 
 
 def _project(name: str, x: Array, arrays: Mapping[str, Array]) -> Array:

@@ -271,7 +271,11 @@ def attention_steps(
         window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
         block_mask=block_mask, rng=rng, compute_dtype=None,
     )  # fmt: skip
-    scores = reference.attention.dot_products(call.query, call.key)
+    return steps_from_scores(call, reference.attention.dot_products(call.query, call.key))
+
+
+def steps_from_scores(call: reference.arguments.Call, scores: Array) -> AttentionSteps:
+    """Go on from the scores of a call: what follows does not depend on what they were made of."""
     scaled = reference.attention.scaled_scores(scores, call.scale, call.softcap)
     masked = reference.attention.masked_scores(
         scaled, call.allowed, call.bias, call.alibi_slopes, call.offset

@@ -51,6 +51,15 @@ def everything(dtype=np.float64, add=0.0):
     ), list("abcde")  # fmt: skip
 
 
+def additive(add=0.0):
+    """A layer with an additive score; `add` is added to the first input."""
+    rng = np.random.default_rng(10)
+    x, *weights = (rng.standard_normal(shape) for shape in [(4, 3), (3, 5), (3, 5), (3, 2)])
+    x[0, 0] += add
+    biases = {f"b_{name}": rng.standard_normal(n) for name, n in (("query", 5), ("key", 5), ("value", 2))}
+    return layer_steps(x, *weights, v=rng.standard_normal(5), **biases, is_causal=True), list("abcd")
+
+
 def model(tokens=4, add=0.0):
     """Two blocks of a sentence-embedding model; `add` is added to the first number of the embeddings."""
     rng = np.random.default_rng(8)

@@ -126,6 +126,21 @@ def test_the_last_step_is_the_output(name, options):
         assert array.flags.writeable
 
 
+@pytest.mark.parametrize("options", ["none", "mask", "float mask", "lengths", "causal"])
+@pytest.mark.parametrize("kind", ["additive", "additive, bias"])
+def test_the_last_step_of_an_additive_score_is_the_output(kind, options):
+    layer = perturbed(layer_of(kind, dtype=np.float64))
+    steps = layer.steps(X, **OPTIONS[options])
+    assert_close(steps.result, layer(X, **OPTIONS[options]), "float64", n=6)
+    q, k = (X @ getattr(layer, f"W_{name}") for name in ("query", "key"))
+    if "bias" in kind:
+        q, k = q + layer.b_query, k + layer.b_key
+    scores = np.tanh(q[:, :, None] + k[:, None]) @ layer.v
+    assert_close(steps.scores, scores, "float64", n=6)
+    np.testing.assert_array_equal(steps.scaled_scores, steps.scores)
+    assert "tanh(query[i] + key[j]) @ v" in repr(steps)
+
+
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize(
@@ -171,7 +186,7 @@ def test_the_steps_of_a_layer_that_drops_are_those_of_its_next_call():
         ),
         (lambda: nn.SelfAttention(2, 3, scale=False, score="additive"), ValueError, "scale=False means"),
         (lambda: layer_of("additive")(X, window=(1, 1)), TypeError, "window"),
-        (lambda: layer_of("additive").steps(X), NotImplementedError, "score='additive' has none"),
+        (lambda: layer_of("additive").steps(X, window=(1, 1)), TypeError, "window"),
         (lambda: nn.SelfAttention(2, 3).steps(np.ones((2, 4))), ValueError, r"\(..., 2\), not \(2, 4\)"),
         (lambda: nn.SelfAttention(2, 3).steps(np.ones((2, 2)), return_lse=True), TypeError, "return_lse"),
         (

@@ -7,7 +7,18 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from pages import NASTY, Reader, bank, dead_row, everything, illustrated, large, model, numbers_by_node
+from pages import (
+    NASTY,
+    Reader,
+    additive,
+    bank,
+    dead_row,
+    everything,
+    illustrated,
+    large,
+    model,
+    numbers_by_node,
+)
 
 import selfattn as sa
 from selfattn import views
@@ -15,7 +26,7 @@ from selfattn.layer_steps import layer_steps
 from selfattn.views.writing import letters, visible
 
 
-@pytest.mark.parametrize("make", [illustrated, lambda: bank("river"), everything, model], ids=str)
+@pytest.mark.parametrize("make", [illustrated, lambda: bank("river"), everything, additive, model], ids=str)
 @pytest.mark.parametrize("precision", [2, 4, 12])
 def test_every_number_of_every_step_is_in_the_static_tables(make, precision):
     steps, tokens = make()

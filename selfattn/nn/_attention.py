@@ -16,13 +16,15 @@ OPTIONS = (
     "dropout_p", "is_causal", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng",
     "num_threads",
 )  # fmt: skip
+# The same of additive_attention.
+ADDITIVE_OPTIONS = ("is_causal", "causal", "key_lengths", "num_threads")
 
 
-def check_options(options: dict[str, Any]) -> None:
+def check_options(options: dict[str, Any], known: tuple[str, ...] = OPTIONS) -> None:
     """Refuse options that the layers do not pass on."""
     for name in options:
-        if name not in OPTIONS:
-            raise TypeError(f"unknown option {name!r}; a layer takes {', '.join(OPTIONS)}")
+        if name not in known:
+            raise TypeError(f"unknown option {name!r}; a layer takes {', '.join(known)}")
 
 
 def check_probability(name: str, p: Any) -> float:

@@ -24,7 +24,14 @@ from selfattn.nn._arrays import (
     merge_heads,
     split_heads,
 )
-from selfattn.nn._attention import PROJECTIONS, check_options, project, project_backward
+from selfattn.nn._attention import (
+    ADDITIVE_OPTIONS,
+    OPTIONS,
+    PROJECTIONS,
+    check_options,
+    project,
+    project_backward,
+)
 from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
 from selfattn.nn.module import Module
@@ -145,14 +152,15 @@ class SelfAttention(Module):
             Broadcastable to (..., L, L): True where attention is allowed, or floats to be added.
         **options
             ``is_causal``, ``causal``, ``window``, ``key_lengths``, ``softcap``, ``alibi_slopes``, ``sinks``,
-            ``dropout_p``, ``rng`` and ``num_threads`` of :func:`selfattn.scaled_dot_product_attention`.
+            ``dropout_p``, ``rng`` and ``num_threads`` of :func:`selfattn.scaled_dot_product_attention`; with an
+            additive score ``is_causal``, ``causal``, ``key_lengths`` and ``num_threads``.
 
         Returns
         -------
         ndarray, shape (..., L, d_v)
         """
         x = as_sequence(x, self.d_in, self.W_query.dtype)
-        check_options(options)
+        self._check_options(options)
         if self.v is not None:
             return sa.additive_attention(*self._additive_arguments(x), attn_mask=attn_mask, **options)  # type: ignore[no-any-return]
         q, k, v = self._project(x)
@@ -189,6 +197,9 @@ class SelfAttention(Module):
 
         return y, pullback
 
+    def _check_options(self, options: dict[str, Any]) -> None:
+        check_options(options, OPTIONS if self.v is None else ADDITIVE_OPTIONS)
+
     def _scale(self) -> float | None:
         return 1.0 if self.score == "dot" else None
 
@@ -198,17 +209,18 @@ class SelfAttention(Module):
         Returns
         -------
         selfattn.layer_steps.LayerSteps
-            Projections, scores, weights, weighted values; its ``result`` is the output.
+            Projections, scores, weights, weighted values; its ``result`` is the output. With an additive score
+            its scores are ``tanh(query[i] + key[j]) @ v``.
         """
-        if self.score == "additive":
-            raise NotImplementedError("steps are those of a dot product; score='additive' has none")
         x = as_sequence(x, self.d_in, self.W_query.dtype)
-        check_options(options)
+        self._check_options(options)
         options.pop("num_threads", None)  # the steps are NumPy's
+        if self.v is None:
+            options["scale"] = self._scale()
         return layer_steps(
             x, self.W_query, self.W_key, self.W_value,
-            b_query=self.b_query, b_key=self.b_key, b_value=self.b_value,
-            attn_mask=attn_mask, scale=self._scale(), **options,
+            b_query=self.b_query, b_key=self.b_key, b_value=self.b_value, v=self.v,
+            attn_mask=attn_mask, **options,
         )  # fmt: skip
 
     def vjp(
@@ -216,7 +228,7 @@ class SelfAttention(Module):
     ) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, grads)``."""
         x = as_sequence(x, self.d_in, self.W_query.dtype)
-        check_options(options)
+        self._check_options(options)
         if self.v is not None:
             return self._additive_vjp(x, attn_mask, options)
         q, k, v = self._project(x)

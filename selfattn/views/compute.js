@@ -125,6 +125,12 @@ const OPS = {
     made: ([q], i, j) => range(q.columns).flatMap((c) => [["a", 0, i, c], ["b", 1, j, c]]),
     spell: (t, [q], i, j, _, words) => words.sum(q.columns, (c) => `${t(0, i, c)}·${t(1, j, c)}`),
   },
+  additive: {
+    all: ([q, k, v], [rows, columns]) =>
+      Matrix.of(rows, columns, (i, j) => dot(v.columns, (c) => Math.tanh(q.at(i, c) + k.at(j, c)) * v.at(0, c))),
+    made: ([q], i, j) => range(q.columns).flatMap((c) => [["a", 0, i, c], ["b", 1, j, c], ["c", 2, 0, c]]),
+    spell: (t, [q], i, j, _, words) => words.sum(q.columns, (c) => `tanh(${t(0, i, c)} + ${t(1, j, c)})·${t(2, 0, c)}`),
+  },
   scale: {
     all: ([s, scale, cap], [rows, columns]) =>
       Matrix.of(rows, columns, (i, j) => {

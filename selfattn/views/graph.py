@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.layer_steps import LayerSteps, ModelSteps
+from selfattn.layer_steps import AdditiveSteps, LayerSteps, ModelSteps
 from selfattn.steps import AttentionSteps
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -84,6 +84,7 @@ LINES: dict[str, tuple[str, str]] = {
     "key": ("k_jc = Σ_m x_jm · WK_mc", "key = {source} @ W_key"),
     "value": ("v_jc = Σ_m x_jm · WV_mc", "value = {source} @ W_value"),
     "scores": ("s_ij = Σ_c q_ic · k_jc", "scores = query @ key.T"),
+    "additive_scores": ("s_ij = Σ_c tanh(q_ic + k_jc) · v_c", "scores = np.tanh(query[:, None] + key) @ v"),
     "scaled_scores": ("t_ij = s_ij · scale", "scaled_scores = scores * scale"),
     "capped_scores": ("t_ij = cap · tanh(s_ij · scale / cap)", "scaled_scores = softcap * np.tanh(scores * scale / softcap)"),
     "masked_scores": ("u_ij = t_ij (mask_ij = 1),  -∞ (mask_ij = 0)", "masked_scores = np.where(mask, scaled_scores, -np.inf)"),
@@ -253,8 +254,14 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
         if shown:
             graph.show(name, terms, label, prefix, variant, source)
 
-    scores = node("scores", steps.scores[at], "matmulT", (q, k))
-    show("scores", q, "@", "T:" + k, "=", scores)
+    if isinstance(steps, AdditiveSteps):
+        v_data = np.asarray(steps.parameters.v)
+        vector = graph.add(Node(f"{prefix}v", "v", v_data, "one", editable=True), shared=True)
+        scores = node("scores", steps.scores[at], "additive", (q, k, vector))
+        show("scores", q, "+", k, "", vector, "→", scores, variant="additive_scores")
+    else:
+        scores = node("scores", steps.scores[at], "matmulT", (q, k))
+        show("scores", q, "@", "T:" + k, "=", scores)
 
     def scalar(name: str, value: float) -> str:
         return graph.add(

@@ -25,6 +25,8 @@ CAPTIONS: dict[str, str] = {
     "key": "The key of a token says what it can be found by: its row of inputs, times W_key.",
     "value": "The value of a token is what it hands over to those who attend to it: its row of inputs, times W_value.",
     "scores": "Row i, column j: how well the query of token i fits the key of token j. Multiply number by number and add up.",
+    "additive_scores": "Row i, column j: how well the query of token i fits the key of token j. Add number by number, bend each sum "
+    "with tanh, times v, and add up.",
     "scaled_scores": "Every score times the scale. Scores grow with the width of the keys; scaled down, the softmax stays soft.",
     "capped_scores": "Every score times the scale, then bent so that it stays between -softcap and softcap.",
     "masked_scores": "Where the mask holds 0 the query must not see the key: its score becomes -inf, which the softmax turns into 0.",
@@ -52,6 +54,7 @@ CAPTIONS: dict[str, str] = {
     "head.key": "Keys",
     "head.value": "Values",
     "head.scores": "Scores",
+    "head.additive_scores": "Scores",
     "head.scaled_scores": "Scaled scores",
     "head.masked_scores": "Masked scores",
     "head.capped_scores": "Scaled and capped scores",

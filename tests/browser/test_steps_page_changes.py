@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from page_driver import cell, change, lit, said, table
-from pages import Reader, bank, dead_row, everything, illustrated, model, numbers_by_node
+from pages import Reader, additive, bank, dead_row, everything, illustrated, model, numbers_by_node
 
 import selfattn as sa
 from selfattn import views
@@ -142,8 +142,13 @@ def all_numbers(page):
 
 @pytest.mark.parametrize(
     ("make", "eps"),
-    [(everything, 1e-9), (model, 1e-9), (lambda **add: everything(np.float32, **add), 1e-4)],
-    ids=["everything", "model", "float32"],
+    [
+        (everything, 1e-9),
+        (model, 1e-9),
+        (additive, 1e-9),
+        (lambda **add: everything(np.float32, **add), 1e-4),
+    ],
+    ids=["everything", "model", "additive", "float32"],
 )
 def test_the_browser_computes_what_python_computes(visit, make, eps):
     """Change an input in the browser and in Python: every number of every step agrees. And reset brings all back.

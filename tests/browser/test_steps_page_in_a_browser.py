@@ -6,7 +6,7 @@ from importlib import resources
 import numpy as np
 import pytest
 from page_driver import assert_spelled, cell, lit, said
-from pages import Reader, bank, everything, illustrated, model
+from pages import Reader, additive, bank, everything, illustrated, model
 
 from selfattn import views
 from selfattn.views.draw import shade
@@ -43,17 +43,26 @@ LIT = {
 }
 
 
-def test_every_kind_of_number_lights_up_its_sources_in_their_colours(small):
-    for (stage, node, i, j), expected in LIT.items():
-        cell(small, stage, node, i, j).hover()
+def assert_lit(page, sources):
+    for (stage, node, i, j), expected in sources.items():
+        cell(page, stage, node, i, j).hover()
         for colour, names in zip("abc", expected, strict=True):
             every = {
                 re.sub(r"\*\d", str(k), name)
                 for name in names
                 for k in range(int((re.findall(r"\*(\d)", name) or [1])[0]))
             }
-            assert set(lit(small, colour)) == every, (node, colour)
-        assert set(lit(small, "to")) == {f"{node}[{i},{j}]"}
+            assert set(lit(page, colour)) == every, (node, colour)
+        assert set(lit(page, "to")) == {f"{node}[{i},{j}]"}
+
+
+def test_every_kind_of_number_lights_up_its_sources_in_their_colours(small):
+    assert_lit(small, LIT)
+
+
+def test_an_additive_score_lights_up_a_query_a_key_and_v(visit):
+    page = visit(views.steps_page(*additive()).html)
+    assert_lit(page, {("scores", "scores", 1, 2): ({"query[1,*5]"}, {"key[2,*5]"}, {"v[0,*5]"})})
 
 
 SPELLED = {
@@ -78,7 +87,7 @@ def test_every_kind_of_number_is_spelled(small):
     )
 
 
-@pytest.mark.parametrize("make", [illustrated, lambda: bank("river"), everything, model], ids=str)
+@pytest.mark.parametrize("make", [illustrated, lambda: bank("river"), everything, additive, model], ids=str)
 def test_every_sum_that_is_spelled_gives_the_number_it_is_for(visit, make):
     assert_spelled(visit(views.steps_page(*make(), precision=12).html), 60)
 
