@@ -26,7 +26,7 @@ SA_NOINLINE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *b
     const sa_attention *a = g->a;
     const size_t W = FN(block_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
     const size_t tile = FN(round_up)(a->S < SA_KEYS_PER_TILE ? a->S : SA_KEYS_PER_TILE) * W;
-    size_t used = (FN(lay_out)(a, base, &s->s) + 63) / 64 * 64;
+    size_t used = (FN(lay_out)(a, base, &s->s, false) + 63) / 64 * 64;
     SA_TAKE(delta, real, W);
     SA_TAKE(dslope, real, W);
     SA_TAKE(q_rows, real, W * E);

@@ -8,8 +8,10 @@
 
 enum { SA_CELL_UNKNOWN, SA_CELL_SPLIT, SA_CELL_BEYOND_PARTS };
 
-/* Below these sizes padding to whole tiles costs more than the unit gains. */
-SA_INLINE bool FN(uses_parts)(const sa_attention *a) { return a->S >= 32 && a->E >= 16 && a->Dv >= 16; }
+/* Below these sizes padding to whole tiles costs more than the unit gains. Calls of few queries have no wide blocks. */
+SA_INLINE bool FN(uses_parts)(const sa_attention *a) {
+    return a->S >= 32 && a->E >= 16 && a->Dv >= 16 && a->L > SA_LANES / a->gqa;
+}
 
 SA_INLINE int FN(parts_of_call)(const sa_attention *a) {
     int parts = FN(left_parts)(a->query.m.dtype);
@@ -33,9 +35,6 @@ SA_INLINE void FN(lay_out_cells)(FN(cells) * cells, ptrdiff_t tiles, ptrdiff_t c
 }
 
 SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s) {
-    if (!FN(uses_parts)(a)) {
-        return used;
-    }
     const int parts = FN(parts_of_call)(a);
     const ptrdiff_t cells = FN(tiles_in)(a->S, SA_KEYS_PER_TILE);
     const size_t right = (size_t)(SA_RIGHT_PARTS * SA_VECS) * SA_TILE_BYTES;

@@ -7,6 +7,8 @@
 #include "pack.h"
 #include "tiles.h"
 #include "scores.h"
+#include "attention_block.h"
+#include "attention_parts.h"
 #include "attention_forward.h"
 #include "attention_backward.h"
 #include "real_end.h"

@@ -1,0 +1,265 @@
+/* What the forward and the backward pass over a block share: the scratch of a thread, the packing of queries, the rows of a
+ * tile of keys or values, in place or packed, and what causal leaves open of a tile. */
+
+enum { FN(block_rows) = SA_VECS * SA_LANES };
+
+/* A row's stride beyond this makes the tile worth packing: its lines fall on too few sets of the caches. */
+#define SA_DIRECT_STRIDE 1024
+
+/* Packed keys and values stay for the next block of the same head, up to this many bytes: rows of (B, L, H, D) 2 kB apart
+ * then cost 4 % instead of 28, and 16 bits are converted once per head and thread. */
+#define SA_CACHE_BYTES ((size_t)4 << 20)
+
+/* Keys or values of a head that had to be packed: `room` rows of it, tile by tile as they are asked for, and behind those
+ * the place for one tile that is not kept. */
+typedef struct {
+    real *rows;
+    unsigned char *filled; /* [room / SA_KEYS_PER_TILE] */
+    ptrdiff_t room;
+} FN(cache);
+
+/* What the matrix unit works on, where there is one (attention_parts.h). */
+typedef struct {
+    char *tiles; /* `room` cells, and behind them the place for one that is not kept */
+    unsigned char *state;
+    ptrdiff_t room;
+    size_t bytes, part_bytes; /* of a cell, and of one part of it */
+} FN(cells);
+
+typedef struct {
+    int count; /* parts of an element of keys and values; 0: the block goes through multiply-adds */
+    FN(cells) keys, values;
+    char *queries, *weights;         /* right operands */
+    const char *values_now;          /* the tile's cell */
+    real *product;                   /* [32][32] */
+    int from[SA_KEYS_PER_TILE / 32]; /* the first vector with weights, for each 32 keys of the tile */
+    bool queries_fit;
+} FN(parts);
+
+/* Scratch of one thread, carved out of one allocation. W = block rows. */
+typedef struct {
+    real *q; /* wide: qT[E][nv·lanes]; few: [rows][E rounded up to lanes] */
+    real *O; /* wide: [Dv][nv·lanes]; few: [rows][Dv rounded up] */
+    real *P; /* [keys][nv·lanes] */
+    FN(cache) key, value;
+    real *bias; /* mask rows [W][keys] */
+    real *row;  /* one row of E, Dv or keys elements, rounded up */
+    real *top, *maximum, *sum, *alpha, *tile_sum, *slope, *position, *lo, *hi, *ones; /* [W] */
+    uint32_t *index, *head_lo, *head_hi;                                              /* [W rounded up to words' lanes] */
+    uint32_t *words;                                                                  /* [4][the same] */
+    real *gain;    /* [keys][nv·lanes], backward with softcap: its derivative; else NULL */
+    const real *k; /* the tile's keys, as score_tile found them: [n][k_stride] */
+    ptrdiff_t k_stride;
+    FN(parts) parts;
+} FN(scratch);
+
+SA_INLINE bool FN(uses_parts)(const sa_attention *a);
+SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s);
+
+SA_INLINE size_t FN(round_up)(ptrdiff_t n) { return ((size_t)n + SA_LANES - 1) / SA_LANES * SA_LANES; }
+
+/* Whether tile_rows has to pack the tiles of some head. */
+SA_INLINE bool FN(some_tile_packs)(const sa_attention *a, const sa_tensor *t) {
+    bool packs = !FN(is_direct)(&t->m) || t->m.row_stride > SA_DIRECT_STRIDE || t->m.row_stride < -SA_DIRECT_STRIDE;
+    for (int axis = 0; axis < a->n_lead; ++axis) { /* a field of a packed record: the first head aligned, others not */
+        packs |= t->lead_stride[axis] % (ptrdiff_t)sizeof(real) != 0;
+    }
+    return packs;
+}
+
+/* Lays the scratch out from base on and returns its size; with base NULL it only measures. Sizes are linear in E and Dv,
+ * which the driver has bounded. by_parts: for the matrix unit, whose cells stand in for packed keys and values. */
+SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, bool by_parts) {
+    const size_t W = FN(block_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
+    const size_t keys = a->S < SA_KEYS_PER_TILE && !by_parts ? FN(round_up)(a->S) : SA_KEYS_PER_TILE;
+    const size_t longest = E > Dv ? (E > keys ? E : keys) : (Dv > keys ? Dv : keys);
+    const size_t cells = ((size_t)a->S + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
+    const size_t words = (W + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
+    const bool key_packs = FN(some_tile_packs)(a, &a->key), value_packs = FN(some_tile_packs)(a, &a->value);
+    const size_t key_width = key_packs ? (size_t)a->E : 0, value_width = value_packs ? (size_t)a->Dv : 0;
+    const size_t most = SA_CACHE_BYTES / (SA_KEYS_PER_TILE * sizeof(real) * (key_width + value_width + 1));
+    const size_t kept = by_parts ? 0 : cells < most ? cells : most, places = kept < cells ? kept + 1 : kept;
+    size_t used = 0;
+    s->key.room = key_packs ? (ptrdiff_t)(kept * SA_KEYS_PER_TILE) : 0;
+    s->value.room = value_packs ? (ptrdiff_t)(kept * SA_KEYS_PER_TILE) : 0;
+    s->gain = NULL;
+    SA_TAKE(top, real, W);
+    SA_TAKE(maximum, real, W);
+    SA_TAKE(sum, real, W);
+    SA_TAKE(alpha, real, W);
+    SA_TAKE(tile_sum, real, W);
+    SA_TAKE(lo, real, W);
+    SA_TAKE(hi, real, W);
+    SA_TAKE(slope, real, W);
+    SA_TAKE(position, real, W);
+    SA_TAKE(ones, real, W);
+    SA_TAKE(q, real, E * W);
+    SA_TAKE(O, real, Dv * W);
+    SA_TAKE(P, real, keys * W);
+    SA_TAKE(row, real, longest * SA_LANES);
+    SA_TAKE(key.rows, real, places * SA_KEYS_PER_TILE * key_width);
+    SA_TAKE(value.rows, real, places * SA_KEYS_PER_TILE * value_width);
+    SA_TAKE(key.filled, unsigned char, key_packs ? kept : 0);
+    SA_TAKE(value.filled, unsigned char, value_packs ? kept : 0);
+    SA_TAKE(bias, real, a->mask.m.data ? keys * W : 0);
+    SA_TAKE(index, uint32_t, a->dropout_p > 0 ? words : 0);
+    SA_TAKE(head_lo, uint32_t, a->dropout_p > 0 ? words : 0);
+    SA_TAKE(head_hi, uint32_t, a->dropout_p > 0 ? words : 0);
+    SA_TAKE(words, uint32_t, a->dropout_p > 0 ? 4 * words : 0);
+    s->parts.count = 0;
+    s->parts.queries_fit = false;
+    return by_parts ? FN(lay_out_parts)(a, base, used, &s->parts) : used;
+}
+
+static size_t FN(attention_scratch)(const sa_attention *a) {
+    FN(scratch) s;
+    return FN(lay_out)(a, NULL, &s, FN(uses_parts)(a));
+}
+
+/* A partial result: maximum[W], sum[W], output[rows][Dv], unnormalised. */
+static size_t FN(attention_partial)(const sa_attention *a) {
+    return ((2 + (size_t)a->Dv) * FN(block_rows) * sizeof(real) + 63) / 64 * 64;
+}
+
+/* ---- packing the queries ------------------------------------------------------------------------------------------- */
+
+SA_INLINE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, const int nv, const int few) {
+    const sa_attention *a = b->a;
+    const sa_rows *rows = b->rows;
+    const real factor = (real)(a->scale * SA_LOG2E);
+    const ptrdiff_t E = a->E;
+    sa_matrix q = a->query.m;
+    bool direct = q.dtype == SA_REAL_DTYPE && !q.swapped && q.col_stride == (ptrdiff_t)sizeof(real);
+    for (int r = 0; r < rows->count && direct; ++r) {
+        direct = (uintptr_t)rows->query[r] % sizeof(real) == 0;
+    }
+    if (few) {
+        const size_t stride = FN(round_up)(E);
+        for (int r = 0; r < few; ++r) {
+            real *q_r = s->q + (size_t)r * stride;
+            memset(q_r, 0, stride * sizeof(real));
+            if (r < rows->count) {
+                FN(load_row)(q_r, rows->query[r], q.col_stride, E, q.dtype, q.swapped);
+                for (ptrdiff_t e = 0; e < E; ++e) {
+                    q_r[e] *= factor;
+                }
+            }
+        }
+        return;
+    }
+    if (!direct || E < SA_LANES) {
+        memset(s->q, 0, (size_t)E * (size_t)nv * SA_LANES * sizeof(real));
+        for (int r = 0; r < rows->count; ++r) {
+            const real *q_r = (const real *)(const void *)rows->query[r];
+            if (!direct) {
+                FN(load_row)(s->row, rows->query[r], q.col_stride, E, q.dtype, q.swapped);
+                q_r = s->row;
+            }
+            for (ptrdiff_t e = 0; e < E; ++e) {
+                s->q[e * nv * SA_LANES + r] = q_r[e] * factor;
+            }
+        }
+        return;
+    }
+    for (int v = 0; v < nv; ++v) {
+        for (ptrdiff_t e = 0; e < E; e += SA_LANES) {
+            const int columns = E - e < SA_LANES ? (int)(E - e) : SA_LANES;
+            vec x[SA_LANES];
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                const int r = v * SA_LANES + i;
+                x[i] = V(set1)(0);
+                if (r < rows->count) {
+                    const real *q_re = (const real *)(const void *)rows->query[r] + e;
+                    x[i] = columns == SA_LANES ? V(load)(q_re) : V(load_n)(q_re, columns);
+                    x[i] = x[i] * V(set1)(factor);
+                }
+            }
+            FN(transpose)(x);
+            if (columns == SA_LANES) {
+                SA_UNROLL
+                for (int i = 0; i < SA_LANES; ++i) {
+                    V(store)(s->q + ((e + i) * nv + v) * SA_LANES, x[i]);
+                }
+            } else {
+                for (int i = 0; i < columns; ++i) {
+                    V(store)(s->q + ((e + i) * nv + v) * SA_LANES, x[i]);
+                }
+            }
+        }
+    }
+}
+
+/* ---- rows of keys and values --------------------------------------------------------------------------------------- */
+
+/* n rows of m from `first` on as real[n][width]. */
+SA_NOINLINE void FN(pack_tile)(real *packed, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
+    if (!FN(is_direct)(m)) {
+        FN(load_rows)(packed, m, first, n, width);
+        return;
+    }
+    for (ptrdiff_t r = 0; r < n; ++r) {
+        const real *from = (const real *)(const void *)(m->data + (first + r) * m->row_stride);
+        real *to = packed + r * width;
+        ptrdiff_t i = 0;
+        for (; i + SA_LANES <= width; i += SA_LANES) {
+            V(store)(to + i, V(load)(from + i));
+        }
+        if (i < width) {
+            V(store_n)(to + i, V(load_n)(from + i, (int)(width - i)), (int)(width - i));
+        }
+    }
+}
+
+/* The tile's rows as real[n][*stride]: in place where that is possible and fast, else packed, unless they already are. */
+SA_INLINE const real *FN(tile_rows)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n,
+                                    ptrdiff_t width, ptrdiff_t *stride) {
+    if (FN(is_direct)(m) && m->row_stride <= SA_DIRECT_STRIDE && m->row_stride >= -SA_DIRECT_STRIDE) {
+        *stride = m->row_stride / (ptrdiff_t)sizeof(real);
+        return (const real *)(const void *)(m->data + first * m->row_stride);
+    }
+    *stride = width;
+    const ptrdiff_t at = first - b->cache_from, S = b->a->S;
+    if (at + n > cache->room) {
+        real *packed = cache->rows + cache->room * width;
+        FN(pack_tile)(packed, m, first, n, width);
+        return packed;
+    }
+    for (ptrdiff_t cell = at / SA_KEYS_PER_TILE; cell * SA_KEYS_PER_TILE < at + n; ++cell) {
+        if (!cache->filled[cell]) {
+            const ptrdiff_t row = cell * SA_KEYS_PER_TILE, from = b->cache_from + row;
+            FN(pack_tile)(cache->rows + row * width, m, from, S - from < SA_KEYS_PER_TILE ? S - from : SA_KEYS_PER_TILE, width);
+            cache->filled[cell] = 1;
+        }
+    }
+    return cache->rows + at * width;
+}
+
+/* Forgets the packed tiles, unless they are this block's. */
+SA_INLINE void FN(open_caches)(const sa_block *b, FN(scratch) * s) {
+    if (!b->cache_holds) {
+        memset(s->key.filled, 0, (size_t)s->key.room / SA_KEYS_PER_TILE);
+        memset(s->value.filled, 0, (size_t)s->value.room / SA_KEYS_PER_TILE);
+    }
+}
+
+/* Of n keys from `first` on: the first vector of lanes that is open for the next few of them, and how many those are. Rows
+ * are sorted by position, so what causal closes are whole vectors from the left: their work is skipped, not masked. */
+SA_INLINE int FN(first_open_vector)(const sa_rows *rows, ptrdiff_t first, ptrdiff_t n, const int nv, ptrdiff_t *keys) {
+    *keys = n;
+    if (nv == 1 || !rows->clipped) {
+        return 0;
+    }
+    for (int v = 0; v < nv; ++v) {
+        ptrdiff_t hi = 0;
+        for (int r = v * SA_LANES; r < (v + 1) * SA_LANES && r < rows->count; ++r) {
+            hi = rows->hi[r] > hi ? rows->hi[r] : hi;
+        }
+        if (hi > first) {
+            const ptrdiff_t open = (hi - first + 3) / 4 * 4; /* whole tiles of 4 keys */
+            *keys = open < n ? open : n;
+            return v;
+        }
+    }
+    return 0;
+}
