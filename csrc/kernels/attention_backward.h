@@ -20,13 +20,15 @@ typedef struct {
     real *kept;    /* [keys][nv·lanes]: P after dropout */
     real *delta;   /* [W] */
     real *dslope;  /* [W] */
+    FN(gradient_parts) parts;
 } FN(backward_scratch);
 
 SA_NOINLINE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base, FN(backward_scratch) * s) {
     const sa_attention *a = g->a;
     const size_t W = FN(block_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
-    const size_t tile = FN(round_up)(a->S < SA_KEYS_PER_TILE ? a->S : SA_KEYS_PER_TILE) * W;
-    size_t used = (FN(lay_out)(a, base, &s->s, false) + 63) / 64 * 64;
+    const bool by_parts = FN(uses_parts)(a);
+    const size_t tile = FN(round_up)(a->S < SA_KEYS_PER_TILE && !by_parts ? a->S : SA_KEYS_PER_TILE) * W;
+    size_t used = (FN(lay_out)(a, base, &s->s, by_parts) + 63) / 64 * 64;
     SA_TAKE(delta, real, W);
     SA_TAKE(dslope, real, W);
     SA_TAKE(q_rows, real, W * E);
@@ -37,7 +39,8 @@ SA_NOINLINE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *b
     if (a->softcap > 0) {
         SA_TAKE(s.gain, real, tile);
     }
-    return used;
+    s->parts.fit = false;
+    return FN(lay_out_gradient_parts)(a, base, used, &s->parts);
 }
 
 static size_t FN(attention_backward_scratch)(const sa_attention_gradients *g) {
@@ -190,6 +193,8 @@ SA_INLINE bool FN(pack_block)(const sa_backward_block *b, FN(backward_scratch) *
     bool finite = FN(pack_rows)(rows->query, &a->query.m, rows->count, a->E, q_factor, s->q_rows);
     finite &= FN(pack_rows)(b->rows->grad_out, &b->g->grad_out.m, rows->count, a->Dv, factor, s->do_rows);
     FN(transpose_rows)(s->do_rows, rows->count, a->Dv, s->s.O, nv);
+    FN(split_queries)(&b->b, &s->s, nv);
+    FN(open_gradient_parts)(&b->b, &s->s, &s->parts, s->q_rows, s->do_rows, nv);
     memset(s->dqT, 0, (size_t)a->E * (size_t)nv * SA_LANES * sizeof(real));
     return finite;
 }
@@ -354,15 +359,21 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {
         return;
     }
+    const bool by_parts = scores && FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
+    if (by_parts && !dropped && !b->with_mask && !b->g->dslope_rows.m.data && !s->s.gain &&
+        FN(gradients_by_parts)(b, &s->s, &s->parts, s->s.P, s->dS, s->delta, s->dqT, first, n, nv, true)) {
+        return;
+    }
     FN(weights_tile)(&s->s, n, nv, masked);
     if (dropped) {
         memcpy(s->kept, s->s.P, (size_t)(n * lanes) * sizeof(real));
         FN(drop)(a, &s->s, s->kept, first, n, nv);
     }
+    s->s.k = FN(tile_rows)(&b->b, &b->b.key, &s->s.key, first, n, a->E, &s->s.k_stride);
     const bool careful = masked && !(finite && FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E));
     ptrdiff_t v_stride;
     const real *value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
-    for (ptrdiff_t j = 0; scores && j < n;) {
+    for (ptrdiff_t j = 0; scores && !by_parts && j < n;) {
         ptrdiff_t to;
         const int u = FN(first_open_vector)(b->b.rows, first + j, n - j, nv, &to);
         FN(scores_wide)(s->s.O + u * SA_LANES, value + j * v_stride, v_stride, to, a->Dv, s->dS + j * lanes + u * SA_LANES,
@@ -385,9 +396,10 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
             V(store)(s->dS + i, V(select)(V(eq)(ds, zero), ds, ds * V(load)(s->s.gain + i)));
         }
     }
+    const real *P = dropped ? s->kept : s->s.P;
     if (careful) {
         FN(products_careful)(b, s, first, n, lanes);
-    } else {
+    } else if (!FN(gradients_by_parts)(b, &s->s, &s->parts, P, s->dS, s->delta, s->dqT, first, n, nv, false)) {
         FN(products)(b, s, first, n, nv);
     }
 }
@@ -448,10 +460,13 @@ SA_BACKWARD(4)
 #undef SA_BACKWARD
 
 /* Which kernel runs follows from the number of rows alone. */
-static void FN(attention_backward)(const sa_backward_block *b, void *scratch) {
+static void FN(attention_backward)(const sa_backward_block *given, void *scratch) {
     FN(backward_scratch) s;
-    FN(lay_out_backward)(b->g, scratch, &s);
-    FN(open_caches)(&b->b, &s.s);
+    FN(lay_out_backward)(given->g, scratch, &s);
+    FN(open_caches)(&given->b, &s.s);
+    FN(parts_open)(&given->b, &s.s.parts);
+    sa_backward_block on_cells = *given, *b = &on_cells;
+    b->b = FN(on_cells)(&given->b, &s.s.parts);
     switch ((b->b.rows->count + SA_LANES - 1) / SA_LANES) {
     case 1: FN(backward1)(b, &s); break;
     case 2: FN(backward2)(b, &s); break;
@@ -461,4 +476,5 @@ static void FN(attention_backward)(const sa_backward_block *b, void *scratch) {
 #endif
     default: break;
     }
+    FN(parts_close)(&s.s.parts);
 }

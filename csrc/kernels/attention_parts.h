@@ -70,23 +70,21 @@ SA_INLINE void FN(parts_close)(const FN(parts) * s) {
     }
 }
 
-/* The cell of the keys (or values, transposed) from `first` on, or NULL when parts do not hold it. */
-SA_INLINE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, const bool values) {
+/* The cell of the keys or values from `first` on, as they are or transposed, or NULL when parts do not hold it. */
+SA_INLINE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(cells) * cells, ptrdiff_t first,
+                                  const bool of_values, const bool transposed) {
     const sa_attention *a = b->a;
-    FN(cells) *cells = values ? &s->parts.values : &s->parts.keys;
     const ptrdiff_t at = (first - b->cache_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;
     char *tiles = cells->tiles + (size_t)cell * cells->bytes;
     if (at >= cells->room || cells->state[cell] == SA_CELL_UNKNOWN) {
         const ptrdiff_t n = a->S - first < SA_KEYS_PER_TILE ? a->S - first : SA_KEYS_PER_TILE;
+        const ptrdiff_t width = of_values ? a->Dv : a->E;
         ptrdiff_t stride;
-        bool fits;
-        if (values) {
-            const real *v = FN(tile_rows)(b, &b->value, &s->value, first, n, a->Dv, &stride);
-            fits = FN(split_columns)(v, stride, n, a->Dv, FN(row_tiles_of)(a->Dv), FN(key_steps), tiles, s->parts.count);
-        } else {
-            const real *k = FN(tile_rows)(b, &b->key, &s->key, first, n, a->E, &stride);
-            fits = FN(split_rows)(k, stride, n, a->E, FN(key_tiles), FN(steps_of)(a->E), tiles, s->parts.count);
-        }
+        const real *x = of_values ? FN(tile_rows)(b, &b->value, &s->value, first, n, width, &stride)
+                                  : FN(tile_rows)(b, &b->key, &s->key, first, n, width, &stride);
+        const bool fits =
+            transposed ? FN(split_columns)(x, stride, n, width, FN(row_tiles_of)(width), FN(key_steps), tiles, s->parts.count)
+                       : FN(split_rows)(x, stride, n, width, FN(key_tiles), FN(steps_of)(width), tiles, s->parts.count);
         if (at >= cells->room) {
             return fits ? tiles : NULL;
         }
@@ -102,30 +100,42 @@ SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, const int n
     }
 }
 
-/* Leaves the products of the tile's keys with the queries in s->P, but for vectors that causal closes. False: nothing was
- * done. */
-SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
-    const char *keys = s->parts.count && s->parts.queries_fit ? FN(cell_of)(b, s, first, false) : NULL;
-    if (!keys) {
-        return false;
-    }
-    const ptrdiff_t steps = FN(steps_of)(b->a->E);
+/* to[n][nv·lanes] = the rows of a cell of keys or values, `width` wide, times the right operand of as many; but for vectors
+ * that causal closes. */
+SA_INLINE void FN(rows_by_parts)(const sa_block *b, const FN(parts) * s, const FN(cells) * cells, const char *cell,
+                                 const char *right, ptrdiff_t width, ptrdiff_t first, ptrdiff_t n, real *to, const int nv) {
+    const ptrdiff_t steps = FN(steps_of)(width);
     FN(operands)
-    o = {.left_part = s->parts.keys.part_bytes,
+    o = {.left_part = cells->part_bytes,
          .left_row = (size_t)steps * SA_TILE_BYTES,
          .right_part = (size_t)(steps * nv) * SA_TILE_BYTES,
          .right_step = (size_t)nv * SA_TILE_BYTES,
          .steps = steps};
     for (ptrdiff_t j = 0; j < n; j += SA_TILE_STEP) {
-        ptrdiff_t to;
-        o.left = keys + (size_t)(j / SA_TILE_ROWS) * o.left_row;
-        for (int v = FN(first_open_vector)(b->rows, first + j, n - j, nv, &to); v < nv; v += 2) {
-            o.right = s->parts.queries + v * SA_TILE_BYTES;
-            FN(product)(&o, s->P + (j * nv + v) * SA_LANES, (size_t)nv * SA_LANES * sizeof(real), s->parts.count,
-                        v + 1 < nv ? 2 : 1);
+        ptrdiff_t keys;
+        o.left = cell + (size_t)(j / SA_TILE_ROWS) * o.left_row;
+        for (int v = FN(first_open_vector)(b->rows, first + j, n - j, nv, &keys) & ~1; v < nv; v += 2) {
+            o.right = right + v * SA_TILE_BYTES;
+            FN(product)(&o, to + (j * nv + v) * SA_LANES, (size_t)nv * SA_LANES * sizeof(real), s->count, v + 1 < nv ? 2 : 1);
         }
     }
-    return true;
+}
+
+/* Leaves the products of the tile's keys with the queries in s->P. False: nothing was done. */
+SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+    const char *keys = s->parts.count && s->parts.queries_fit ? FN(cell_of)(b, s, &s->parts.keys, first, false, false) : NULL;
+    if (keys) {
+        FN(rows_by_parts)(b, &s->parts, &s->parts.keys, keys, s->parts.queries, b->a->E, first, n, s->P, nv);
+    }
+    return keys != NULL;
+}
+
+/* For each step of keys, the first vector that causal leaves open, in twos. */
+SA_INLINE void FN(open_steps)(const sa_block *b, FN(parts) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+    for (ptrdiff_t j = 0; j < n; j += SA_TILE_STEP) {
+        ptrdiff_t to;
+        s->from[j / SA_TILE_STEP] = FN(first_open_vector)(b->rows, first + j, n - j, nv, &to) & ~1;
+    }
 }
 
 /* P as the right operand, cut towards zero, from vector s->parts.from of each step on; zeros from row n to the end of a step.
@@ -171,13 +181,10 @@ SA_INLINE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, const int nv, con
 /* The right operand from P, which holds scores, or the weights themselves. False: nothing was done, or some weight is NaN. */
 SA_INLINE bool FN(weights_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv,
                                     const bool scores) {
-    if (!s->parts.count || !(s->parts.values_now = FN(cell_of)(b, s, first, true))) {
+    if (!s->parts.count || !(s->parts.values_now = FN(cell_of)(b, s, &s->parts.values, first, true, true))) {
         return false;
     }
-    for (ptrdiff_t j = 0; j < n; j += SA_TILE_STEP) { /* from the first vector that causal leaves open, in twos */
-        ptrdiff_t to;
-        s->parts.from[j / SA_TILE_STEP] = FN(first_open_vector)(b->rows, first + j, n - j, nv, &to) & ~1;
-    }
+    FN(open_steps)(b, &s->parts, first, n, nv);
     const unsigned before = sa_flush_subnormals();
     FN(split_weights)(s, n, nv, scores);
     sa_restore_subnormals(before);
@@ -206,33 +213,37 @@ SA_INLINE void FN(add_product)(const real *product, const real *alpha, real *O, 
     }
 }
 
-/* O = alpha·O + Vᵀ·P with the weights of weights_by_parts, of n keys. */
-SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t n, const int nv) {
-    const ptrdiff_t Dv = b->a->Dv, lanes = nv * SA_LANES, all_steps = FN(steps_of)(n);
+/* O[width][nv·lanes] = alpha·O + the columns of a cell of n keys times the right operand in s->weights. */
+SA_INLINE void FN(columns_by_parts)(const FN(parts) * s, const FN(cells) * cells, const char *cell, ptrdiff_t width,
+                                    const real *alpha, real *O, ptrdiff_t n, const int nv) {
+    const ptrdiff_t lanes = nv * SA_LANES, all_steps = FN(steps_of)(n);
     FN(operands)
-    o = {.left_part = s->parts.values.part_bytes,
+    o = {.left_part = cells->part_bytes,
          .left_row = FN(key_steps) * SA_TILE_BYTES,
          .right_part = (size_t)(FN(key_steps) * nv) * SA_TILE_BYTES,
          .right_step = (size_t)nv * SA_TILE_BYTES};
-    for (ptrdiff_t d = 0; d < Dv; d += 2 * SA_TILE_ROWS) {
-        const ptrdiff_t rows = Dv - d < 2 * SA_TILE_ROWS ? Dv - d : 2 * SA_TILE_ROWS;
-        o.left = s->parts.values_now + (size_t)(d / SA_TILE_ROWS) * o.left_row;
+    for (ptrdiff_t d = 0; d < width; d += 2 * SA_TILE_ROWS) {
+        const ptrdiff_t rows = width - d < 2 * SA_TILE_ROWS ? width - d : 2 * SA_TILE_ROWS;
+        o.left = cell + (size_t)(d / SA_TILE_ROWS) * o.left_row;
         for (int v = 0; v < nv; v += 2) {
-            real *O = s->O + d * lanes + v * SA_LANES;
-            const real *alpha = s->alpha + v * SA_LANES;
-            for (o.steps = 0; o.steps < all_steps && s->parts.from[o.steps] <= v;) {
+            const int tiles = v + 1 < nv ? 2 : 1;
+            for (o.steps = 0; o.steps < all_steps && s->from[o.steps] <= v;) {
                 ++o.steps;
             }
-            o.right = s->parts.weights + v * SA_TILE_BYTES;
-            if (v + 1 < nv) {
-                FN(product)(&o, s->parts.product, 2 * SA_LANES * sizeof(real), s->parts.count, 2);
-                FN(add_product)(s->parts.product, alpha, O, lanes, rows, 2);
+            o.right = s->weights + v * SA_TILE_BYTES;
+            FN(product)(&o, s->product, (size_t)tiles * SA_LANES * sizeof(real), s->count, tiles);
+            if (tiles == 2) {
+                FN(add_product)(s->product, alpha + v * SA_LANES, O + d * lanes + v * SA_LANES, lanes, rows, 2);
             } else {
-                FN(product)(&o, s->parts.product, SA_LANES * sizeof(real), s->parts.count, 1);
-                FN(add_product)(s->parts.product, alpha, O, lanes, rows, 1);
+                FN(add_product)(s->product, alpha + v * SA_LANES, O + d * lanes + v * SA_LANES, lanes, rows, 1);
             }
         }
     }
+}
+
+/* O = alpha·O + Vᵀ·P with the weights of weights_by_parts, of n keys. */
+SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t n, const int nv) {
+    FN(columns_by_parts)(&s->parts, &s->parts.values, s->parts.values_now, b->a->Dv, s->alpha, s->O, n, nv);
 }
 
 #else /* everything by multiply-adds */

@@ -10,6 +10,7 @@
 #include "attention_block.h"
 #include "attention_parts.h"
 #include "attention_forward.h"
+#include "attention_backward_parts.h"
 #include "attention_backward.h"
 #include "real_end.h"
 
