@@ -98,7 +98,7 @@ SA_INLINE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
 /* The packed queries as the right operand. */
 SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, const int nv) {
     if (s->parts.count) {
-        s->parts.queries_fit = FN(split_lanes)(s->q, b->a->E, nv, s->parts.queries);
+        s->parts.queries_fit = FN(split_lanes)(s->q, b->a->E, nv, s->parts.queries, SA_RIGHT_PARTS);
     }
 }
 
@@ -122,7 +122,7 @@ SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t
         for (int v = FN(first_open_vector)(b->rows, first + j, n - j, nv, &to); v < nv; v += 2) {
             o.right = s->parts.queries + v * SA_TILE_BYTES;
             FN(product)(&o, s->P + (j * nv + v) * SA_LANES, (size_t)nv * SA_LANES * sizeof(real), s->parts.count,
-                        v + 1 < nv ? 2 : 1);
+                        SA_RIGHT_PARTS, v + 1 < nv ? 2 : 1);
         }
     }
     return true;
@@ -225,10 +225,10 @@ SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t
             }
             o.right = s->parts.weights + v * SA_TILE_BYTES;
             if (v + 1 < nv) {
-                FN(product)(&o, s->parts.product, 2 * SA_LANES * sizeof(real), s->parts.count, 2);
+                FN(product)(&o, s->parts.product, 2 * SA_LANES * sizeof(real), s->parts.count, SA_RIGHT_PARTS, 2);
                 FN(add_product)(s->parts.product, alpha, O, lanes, rows, 2);
             } else {
-                FN(product)(&o, s->parts.product, SA_LANES * sizeof(real), s->parts.count, 1);
+                FN(product)(&o, s->parts.product, SA_LANES * sizeof(real), s->parts.count, SA_RIGHT_PARTS, 1);
                 FN(add_product)(s->parts.product, alpha, O, lanes, rows, 1);
             }
         }
