@@ -15,6 +15,7 @@ typedef struct {
     char *grad_out;               /* dOᵀ, right operand [Dv] by queries */
     char *query_rows, *grad_rows; /* Q and dO, right operands [queries] by E and by Dv, paired half a step apart */
     char *weights, *dscores;      /* P and dS, left operands [keys] by queries */
+    int count;                    /* parts of each of these */
     bool fit;                     /* all of Q and dO */
 } FN(gradient_parts);
 
@@ -23,7 +24,8 @@ SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention *a, char *base, s
         return used;
     }
     const ptrdiff_t cells = FN(tiles_in)(a->S, SA_KEYS_PER_TILE), query_steps = FN(steps_of)(FN(block_rows));
-    const size_t step = (size_t)SA_RIGHT_PARTS * SA_TILE_BYTES, left = step * (size_t)(FN(key_tiles) * query_steps);
+    s->count = FN(parts_of_call)(a) == 3 ? 3 : 2;
+    const size_t step = (size_t)s->count * SA_TILE_BYTES, left = step * (size_t)(FN(key_tiles) * query_steps);
     FN(lay_out_cells)(&s->key_columns, FN(row_tiles_of)(a->E) * FN(key_steps), cells, FN(parts_of_call)(a));
     SA_TAKE(key_columns.tiles, char, (size_t)(s->key_columns.room + 1) * s->key_columns.bytes);
     SA_TAKE(key_columns.state, unsigned char, (size_t)s->key_columns.room);
@@ -47,9 +49,9 @@ SA_INLINE void FN(open_gradient_parts)(const sa_block *b, const FN(scratch) * s,
         memset(g->key_columns.state, SA_CELL_UNKNOWN, (size_t)g->key_columns.room);
     }
     const ptrdiff_t count = b->rows->count;
-    g->fit = s->parts.queries_fit && FN(split_lanes)(s->O, a->Dv, nv, g->grad_out) &&
-             FN(split_lanes_apart)(q_rows, count, FN(tiles_in)(a->E, SA_LANES), g->query_rows) &&
-             FN(split_lanes_apart)(do_rows, count, FN(tiles_in)(a->Dv, SA_LANES), g->grad_rows);
+    g->fit = s->parts.queries_fit && FN(split_lanes)(s->O, a->Dv, nv, g->grad_out, g->count) &&
+             FN(split_lanes_apart)(q_rows, count, FN(tiles_in)(a->E, SA_LANES), g->query_rows, g->count) &&
+             FN(split_lanes_apart)(do_rows, count, FN(tiles_in)(a->Dv, SA_LANES), g->grad_rows, g->count);
 }
 
 /* (2), in dS. False: nothing was done. */
@@ -57,7 +59,7 @@ SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const F
                                      ptrdiff_t n, real *dS, const int nv) {
     const char *values = s->parts.count && g->fit ? FN(cell_of)(b, s, &s->parts.values, first, true, false) : NULL;
     if (values) {
-        FN(rows_by_parts)(b, &s->parts, &s->parts.values, values, g->grad_out, b->a->Dv, first, n, dS, nv);
+        FN(rows_by_parts)(b, &s->parts, &s->parts.values, values, g->grad_out, g->count, b->a->Dv, first, n, dS, nv);
     }
     return values != NULL;
 }
@@ -65,7 +67,7 @@ SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const F
 /* The parts of P and dS as left operands and of dS as a right operand (in s->parts.weights), all cut towards zero. Plain: P
  * holds scores and dS holds dP as yet, and stay so. False when some dS is not finite. */
 SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_parts) * g, const real *P, const real *dS,
-                                 const real *delta, ptrdiff_t n, const int nv, const bool plain) {
+                                 const real *delta, ptrdiff_t n, const int nv, const int parts, const bool plain) {
     const ptrdiff_t query_steps = FN(steps_of)(nv * SA_LANES), key_steps = FN(key_steps);
     const size_t left_part = (size_t)(FN(key_tiles) * query_steps) * SA_TILE_BYTES;
     const size_t right_part = (size_t)(key_steps * nv) * SA_TILE_BYTES;
@@ -101,12 +103,12 @@ SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_parts)
                 check = V(fma)(ds[row][u], zero, check);
             }
             for (int row = 0; row < 2; ++row) {
-                FN(split_pairs)(p[row][0], p[row][1], g->weights + left + row * 64, left_part, SA_RIGHT_PARTS, false);
-                FN(split_pairs)(ds[row][0], ds[row][1], g->dscores + left + row * 64, left_part, SA_RIGHT_PARTS, false);
+                FN(split_pairs)(p[row][0], p[row][1], g->weights + left + row * 64, left_part, parts, false);
+                FN(split_pairs)(ds[row][0], ds[row][1], g->dscores + left + row * 64, left_part, parts, false);
             }
-            FN(split_pairs)(ds[0][0], ds[1][0], right + v * SA_TILE_BYTES, right_part, SA_RIGHT_PARTS, false);
+            FN(split_pairs)(ds[0][0], ds[1][0], right + v * SA_TILE_BYTES, right_part, parts, false);
             if (v + 1 < nv) {
-                FN(split_pairs)(ds[0][1], ds[1][1], right + (v + 1) * SA_TILE_BYTES, right_part, SA_RIGHT_PARTS, false);
+                FN(split_pairs)(ds[0][1], ds[1][1], right + (v + 1) * SA_TILE_BYTES, right_part, parts, false);
             }
         }
     }
@@ -114,7 +116,7 @@ SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_parts)
 }
 
 /* to[n][stride] += left·right, 32 rows of the left operand, `width` lanes; sums from query step `from` on. */
-SA_INLINE void FN(add_rows_product)(const FN(scratch) * s, const char *left, const char *right, ptrdiff_t from,
+SA_INLINE void FN(add_rows_product)(const FN(scratch) * s, int parts, const char *left, const char *right, ptrdiff_t from,
                                     ptrdiff_t query_steps, ptrdiff_t width, ptrdiff_t n, real *to, ptrdiff_t stride) {
     const ptrdiff_t lane_tiles = FN(tiles_in)(width, SA_LANES);
     FN(operands)
@@ -127,7 +129,7 @@ SA_INLINE void FN(add_rows_product)(const FN(scratch) * s, const char *left, con
     for (ptrdiff_t v = 0; v < lane_tiles; v += 2) {
         const int tiles = v + 1 < lane_tiles ? 2 : 1;
         o.right = right + from * lane_tiles * SA_TILE_BYTES + v * SA_TILE_BYTES;
-        FN(product)(&o, s->parts.product, (size_t)tiles * SA_LANES * sizeof(real), SA_RIGHT_PARTS, tiles);
+        FN(product)(&o, s->parts.product, (size_t)tiles * SA_LANES * sizeof(real), parts, parts, tiles);
         for (ptrdiff_t r = 0; r < n; ++r) {
             for (int u = 0; u < tiles; ++u) {
                 real *row = to + r * stride + (v + u) * SA_LANES;
@@ -155,7 +157,8 @@ SA_INLINE bool FN(gradients_by_parts)(const sa_backward_block *b, FN(scratch) * 
     }
     FN(open_steps)(&b->b, &s->parts, first, n, nv);
     const unsigned before = sa_flush_subnormals();
-    const bool finite = FN(split_dscores)(s, g, P, dS, delta, n, nv, plain);
+    const bool finite = g->count == 3 ? FN(split_dscores)(s, g, P, dS, delta, n, nv, 3, plain)
+                                      : FN(split_dscores)(s, g, P, dS, delta, n, nv, 2, plain);
     sa_restore_subnormals(before);
     if (!finite) {
         return false;
@@ -166,15 +169,17 @@ SA_INLINE bool FN(gradients_by_parts)(const sa_backward_block *b, FN(scratch) * 
         const size_t left = (size_t)(j / SA_TILE_ROWS * query_steps) * SA_TILE_BYTES;
         if (b->dvalue) {
             real *dvalue = (real *)(void *)b->dvalue + (at_key + j) * b->dvalue_stride;
-            FN(add_rows_product)(s, g->weights + left, g->grad_rows, from, query_steps, a->Dv, keys, dvalue, b->dvalue_stride);
+            FN(add_rows_product)(s, g->count, g->weights + left, g->grad_rows, from, query_steps, a->Dv, keys, dvalue,
+                                 b->dvalue_stride);
         }
         if (b->dkey) {
             real *dkey = (real *)(void *)b->dkey + (at_key + j) * b->dkey_stride;
-            FN(add_rows_product)(s, g->dscores + left, g->query_rows, from, query_steps, a->E, keys, dkey, b->dkey_stride);
+            FN(add_rows_product)(s, g->count, g->dscores + left, g->query_rows, from, query_steps, a->E, keys, dkey,
+                                 b->dkey_stride);
         }
     }
     if (columns) {
-        FN(columns_by_parts)(&s->parts, &g->key_columns, columns, a->E, s->ones, dqT, n, nv);
+        FN(columns_by_parts)(&s->parts, &g->key_columns, columns, a->E, g->count, s->ones, dqT, n, nv);
     }
     return true;
 }

@@ -96,14 +96,15 @@ SA_INLINE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(c
 /* The packed queries as the right operand. */
 SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, const int nv) {
     if (s->parts.count) {
-        s->parts.queries_fit = FN(split_lanes)(s->q, b->a->E, nv, s->parts.queries);
+        s->parts.queries_fit = FN(split_lanes)(s->q, b->a->E, nv, s->parts.queries, SA_RIGHT_PARTS);
     }
 }
 
 /* to[n][nv·lanes] = the rows of a cell of keys or values, `width` wide, times the right operand of as many; but for vectors
  * that causal closes. */
 SA_INLINE void FN(rows_by_parts)(const sa_block *b, const FN(parts) * s, const FN(cells) * cells, const char *cell,
-                                 const char *right, ptrdiff_t width, ptrdiff_t first, ptrdiff_t n, real *to, const int nv) {
+                                 const char *right, int right_parts, ptrdiff_t width, ptrdiff_t first, ptrdiff_t n, real *to,
+                                 const int nv) {
     const ptrdiff_t steps = FN(steps_of)(width);
     FN(operands)
     o = {.left_part = cells->part_bytes,
@@ -116,7 +117,8 @@ SA_INLINE void FN(rows_by_parts)(const sa_block *b, const FN(parts) * s, const F
         o.left = cell + (size_t)(j / SA_TILE_ROWS) * o.left_row;
         for (int v = FN(first_open_vector)(b->rows, first + j, n - j, nv, &keys) & ~1; v < nv; v += 2) {
             o.right = right + v * SA_TILE_BYTES;
-            FN(product)(&o, to + (j * nv + v) * SA_LANES, (size_t)nv * SA_LANES * sizeof(real), s->count, v + 1 < nv ? 2 : 1);
+            FN(product)(&o, to + (j * nv + v) * SA_LANES, (size_t)nv * SA_LANES * sizeof(real), s->count, right_parts,
+                        v + 1 < nv ? 2 : 1);
         }
     }
 }
@@ -125,7 +127,7 @@ SA_INLINE void FN(rows_by_parts)(const sa_block *b, const FN(parts) * s, const F
 SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
     const char *keys = s->parts.count && s->parts.queries_fit ? FN(cell_of)(b, s, &s->parts.keys, first, false, false) : NULL;
     if (keys) {
-        FN(rows_by_parts)(b, &s->parts, &s->parts.keys, keys, s->parts.queries, b->a->E, first, n, s->P, nv);
+        FN(rows_by_parts)(b, &s->parts, &s->parts.keys, keys, s->parts.queries, SA_RIGHT_PARTS, b->a->E, first, n, s->P, nv);
     }
     return keys != NULL;
 }
@@ -215,7 +217,7 @@ SA_INLINE void FN(add_product)(const real *product, const real *alpha, real *O, 
 
 /* O[width][nv·lanes] = alpha·O + the columns of a cell of n keys times the right operand in s->weights. */
 SA_INLINE void FN(columns_by_parts)(const FN(parts) * s, const FN(cells) * cells, const char *cell, ptrdiff_t width,
-                                    const real *alpha, real *O, ptrdiff_t n, const int nv) {
+                                    int right_parts, const real *alpha, real *O, ptrdiff_t n, const int nv) {
     const ptrdiff_t lanes = nv * SA_LANES, all_steps = FN(steps_of)(n);
     FN(operands)
     o = {.left_part = cells->part_bytes,
@@ -231,7 +233,7 @@ SA_INLINE void FN(columns_by_parts)(const FN(parts) * s, const FN(cells) * cells
                 ++o.steps;
             }
             o.right = s->weights + v * SA_TILE_BYTES;
-            FN(product)(&o, s->product, (size_t)tiles * SA_LANES * sizeof(real), s->count, tiles);
+            FN(product)(&o, s->product, (size_t)tiles * SA_LANES * sizeof(real), s->count, right_parts, tiles);
             if (tiles == 2) {
                 FN(add_product)(s->product, alpha + v * SA_LANES, O + d * lanes + v * SA_LANES, lanes, rows, 2);
             } else {
@@ -243,7 +245,7 @@ SA_INLINE void FN(columns_by_parts)(const FN(parts) * s, const FN(cells) * cells
 
 /* O = alpha·O + Vᵀ·P with the weights of weights_by_parts, of n keys. */
 SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t n, const int nv) {
-    FN(columns_by_parts)(&s->parts, &s->parts.values, s->parts.values_now, b->a->Dv, s->alpha, s->O, n, nv);
+    FN(columns_by_parts)(&s->parts, &s->parts.values, s->parts.values_now, b->a->Dv, SA_RIGHT_PARTS, s->alpha, s->O, n, nv);
 }
 
 #else /* everything by multiply-adds */

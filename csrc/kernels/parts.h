@@ -1,10 +1,10 @@
 /* Products on a matrix unit that multiplies bfloat16 and adds in float32, exact enough for float32 (decisions/0004).
  *
  * A float32 is the exact sum of three bfloat16, a float16 of two, a bfloat16 of one: x = x₀ + x₁ + x₂, where x₀ is the nearest
- * to x, x₁ the nearest to the rest, x₂ what is left. A product keeps the terms x_a·y_b with a + b < 3, six of the nine for
- * float32: the others are below 2^−25 of x·y. Rounded to the nearest, the parts have either sign, and the errors
- * do not add up. That holds where no part is subnormal or infinite: for 0 and for magnitudes from 2^−100 to 2^126. Anything
- * else (and NaN) is reported, and its tile goes through multiply-adds.
+ * to x, x₁ the nearest to the rest, x₂ what is left. A product keeps the terms x_a·y_b with a + b below the number of parts of
+ * the side that has more, six of the nine for float32: the others are below 2^−25 of x·y. Rounded to the nearest, the parts
+ * have either sign, and the errors do not add up. That holds where no part is subnormal or infinite: for 0 and for magnitudes
+ * from 2^−100 to 2^126. Anything else (and NaN) is reported, and its tile goes through multiply-adds.
  *
  * The left operand has rows that are summed over: tiles [part][row tile][step] of 16 rows × 32 bfloat16. The right operand has
  * lanes and pairs along the sum: tiles [part][step][lane tile] of 16 pairs × 16 lanes. */
@@ -90,7 +90,8 @@ SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t 
 
 /* x[n][lane_tiles·16] as the right operand: sums run along the n rows, in pairs of rows that are `apart` rows apart, 1 or
  * half a step. */
-SA_INLINE bool FN(split_lanes_any)(const real *x, ptrdiff_t n, ptrdiff_t lane_tiles, char *to, const ptrdiff_t apart) {
+SA_INLINE bool FN(split_lanes_any)(const real *x, ptrdiff_t n, ptrdiff_t lane_tiles, char *to, const int parts,
+                                   const ptrdiff_t apart) {
     const ptrdiff_t steps = (n + SA_TILE_STEP - 1) / SA_TILE_STEP;
     const size_t part_bytes = (size_t)(steps * lane_tiles) * SA_TILE_BYTES;
     lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
@@ -102,18 +103,23 @@ SA_INLINE bool FN(split_lanes_any)(const real *x, ptrdiff_t n, ptrdiff_t lane_ti
             const vec a = e < n ? V(load)(row) : V(set1)(0);
             const vec b = e + apart < n ? V(load)(row + apart * lane_tiles * SA_LANES) : V(set1)(0);
             beyond = V(either)(beyond, V(either)(V(beyond_parts)(a), V(beyond_parts)(b)));
-            FN(split_pairs)(a, b, to + (step * lane_tiles + v) * SA_TILE_BYTES + i * 64, part_bytes, SA_RIGHT_PARTS, true);
+            FN(split_pairs)(a, b, to + (step * lane_tiles + v) * SA_TILE_BYTES + i * 64, part_bytes, parts, true);
         }
     }
     return !V(any)(beyond);
 }
 
-SA_NOINLINE bool FN(split_lanes)(const real *x, ptrdiff_t n, ptrdiff_t lane_tiles, char *to) {
-    return FN(split_lanes_any)(x, n, lane_tiles, to, 1);
-}
-SA_NOINLINE bool FN(split_lanes_apart)(const real *x, ptrdiff_t n, ptrdiff_t lane_tiles, char *to) {
-    return FN(split_lanes_any)(x, n, lane_tiles, to, SA_TILE_STEP / 2);
-}
+#define SA_SPLIT_LANES(name, apart)                                                                                            \
+    SA_NOINLINE bool FN(name)(const real *x, ptrdiff_t n, ptrdiff_t lane_tiles, char *to, int parts) {                         \
+        switch (parts) {                                                                                                       \
+        case 1: return FN(split_lanes_any)(x, n, lane_tiles, to, 1, apart);                                                    \
+        case 2: return FN(split_lanes_any)(x, n, lane_tiles, to, 2, apart);                                                    \
+        default: return FN(split_lanes_any)(x, n, lane_tiles, to, 3, apart);                                                   \
+        }                                                                                                                      \
+    }
+SA_SPLIT_LANES(split_lanes, 1)
+SA_SPLIT_LANES(split_lanes_apart, SA_TILE_STEP / 2)
+#undef SA_SPLIT_LANES
 
 #define SA_SPLIT_LEFT(name)                                                                                                    \
     SA_NOINLINE bool FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,              \
@@ -135,31 +141,41 @@ typedef struct {
     ptrdiff_t steps;
 } FN(operands);
 
-/* One term of the product for one step; a tile is loaded only when the term before had another. */
-#define SA_TERM(a, b, new_left, new_right)                                                                                     \
-    if (new_left) {                                                                                                            \
-        SA_TILE_LOAD(4, left + (a) * o->left_part);                                                                            \
-    }                                                                                                                          \
-    if (new_right) {                                                                                                           \
-        SA_TILE_LOAD(6, right + (b) * o->right_part);                                                                          \
-    }                                                                                                                          \
-    SA_TILE_DOT(0, 4, 6);                                                                                                      \
-    if (lane_tiles == 2) {                                                                                                     \
-        if (new_right) {                                                                                                       \
-            SA_TILE_LOAD(7, right + (b) * o->right_part + SA_TILE_BYTES);                                                      \
+/* The combinations of parts that products come in. */
+#define SA_PARTS_OF_PRODUCTS(X) X(1, 1) X(1, 2) X(1, 3) X(2, 1) X(2, 2) X(2, 3) X(3, 3)
+
+/* One term of the product for one step, where it is one; a tile is loaded only when the term before had another. */
+#define SA_TERM(a, b)                                                                                                          \
+    if ((a) < left_parts && (b) < right_parts && (a) + (b) < most) {                                                           \
+        const bool new_left = left_now != (a), new_right = right_now != (b);                                                   \
+        if (new_left) {                                                                                                        \
+            SA_TILE_LOAD(4, left + (a) * o->left_part);                                                                        \
         }                                                                                                                      \
-        SA_TILE_DOT(1, 4, 7);                                                                                                  \
-    }                                                                                                                          \
-    if (new_left) {                                                                                                            \
-        SA_TILE_LOAD(5, left + (a) * o->left_part + o->left_row);                                                              \
-    }                                                                                                                          \
-    SA_TILE_DOT(2, 5, 6);                                                                                                      \
-    if (lane_tiles == 2) {                                                                                                     \
-        SA_TILE_DOT(3, 5, 7);                                                                                                  \
+        if (new_right) {                                                                                                       \
+            SA_TILE_LOAD(6, right + (b) * o->right_part);                                                                      \
+        }                                                                                                                      \
+        SA_TILE_DOT(0, 4, 6);                                                                                                  \
+        if (lane_tiles == 2) {                                                                                                 \
+            if (new_right) {                                                                                                   \
+                SA_TILE_LOAD(7, right + (b) * o->right_part + SA_TILE_BYTES);                                                  \
+            }                                                                                                                  \
+            SA_TILE_DOT(1, 4, 7);                                                                                              \
+        }                                                                                                                      \
+        if (new_left) {                                                                                                        \
+            SA_TILE_LOAD(5, left + (a) * o->left_part + o->left_row);                                                          \
+        }                                                                                                                      \
+        SA_TILE_DOT(2, 5, 6);                                                                                                  \
+        if (lane_tiles == 2) {                                                                                                 \
+            SA_TILE_DOT(3, 5, 7);                                                                                              \
+        }                                                                                                                      \
+        left_now = (a);                                                                                                        \
+        right_now = (b);                                                                                                       \
     }
 
 /* c[32][lane_tiles·16], rows c_bytes apart, = left·right: two row tiles by one or two lane tiles. Small terms come first. */
-SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, const int parts, const int lane_tiles) {
+SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, const int left_parts, const int right_parts,
+                               const int lane_tiles) {
+    const int most = left_parts > right_parts ? left_parts : right_parts;
     SA_TILE_FENCE();
     SA_TILE_ZERO(0);
     SA_TILE_ZERO(1);
@@ -167,24 +183,13 @@ SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, 
     SA_TILE_ZERO(3);
     const char *left = o->left, *right = o->right;
     for (ptrdiff_t step = 0; step < o->steps; ++step, left += SA_TILE_BYTES, right += o->right_step) {
-        if (parts == 3) {
-            SA_TERM(0, 2, true, true)
-            SA_TERM(0, 1, false, true)
-            SA_TERM(1, 1, true, false)
-            SA_TERM(1, 0, false, true)
-            SA_TERM(2, 0, true, false)
-            SA_TERM(0, 0, true, false)
-        } else if (parts == 2) {
-            SA_TERM(0, 2, true, true)
-            SA_TERM(0, 1, false, true)
-            SA_TERM(1, 1, true, false)
-            SA_TERM(1, 0, false, true)
-            SA_TERM(0, 0, true, false)
-        } else {
-            SA_TERM(0, 2, true, true)
-            SA_TERM(0, 1, false, true)
-            SA_TERM(0, 0, false, true)
-        }
+        int left_now = -1, right_now = -1;
+        SA_TERM(0, 2)
+        SA_TERM(0, 1)
+        SA_TERM(1, 1)
+        SA_TERM(1, 0)
+        SA_TERM(2, 0)
+        SA_TERM(0, 0)
     }
     SA_TILE_STORE(0, c, c_bytes);
     SA_TILE_STORE(2, (char *)c + SA_TILE_ROWS * c_bytes, c_bytes);
@@ -196,30 +201,29 @@ SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, 
 }
 #undef SA_TERM
 
-#define SA_PRODUCT(parts, lane_tiles)                                                                                          \
-    SA_NOINLINE void FN(product_##parts##lane_tiles)(const FN(operands) * o, real * c, size_t c_bytes) {                       \
-        FN(product_any)(o, c, c_bytes, parts, lane_tiles);                                                                     \
+#define SA_PRODUCT(left, right)                                                                                                \
+    SA_NOINLINE void FN(product_##left##right##1)(const FN(operands) * o, real * c, size_t c_bytes) {                          \
+        FN(product_any)(o, c, c_bytes, left, right, 1);                                                                        \
+    }                                                                                                                          \
+    SA_NOINLINE void FN(product_##left##right##2)(const FN(operands) * o, real * c, size_t c_bytes) {                          \
+        FN(product_any)(o, c, c_bytes, left, right, 2);                                                                        \
     }
-SA_PRODUCT(1, 1)
-SA_PRODUCT(1, 2)
-SA_PRODUCT(2, 1)
-SA_PRODUCT(2, 2)
-SA_PRODUCT(3, 1)
-SA_PRODUCT(3, 2)
+SA_PARTS_OF_PRODUCTS(SA_PRODUCT)
 #undef SA_PRODUCT
 
-SA_INLINE void FN(product)(const FN(operands) * o, real *c, size_t c_bytes, int parts, int lane_tiles) {
-    if (lane_tiles == 2) {
-        switch (parts) {
-        case 1: FN(product_12)(o, c, c_bytes); break;
-        case 2: FN(product_22)(o, c, c_bytes); break;
-        default: FN(product_32)(o, c, c_bytes); break;
-        }
-    } else {
-        switch (parts) {
-        case 1: FN(product_11)(o, c, c_bytes); break;
-        case 2: FN(product_21)(o, c, c_bytes); break;
-        default: FN(product_31)(o, c, c_bytes); break;
-        }
+SA_INLINE void FN(product)(const FN(operands) * o, real *c, size_t c_bytes, int left_parts, int right_parts, int lane_tiles) {
+#define SA_PRODUCT(left, right)                                                                                                \
+    case left * 10 + right:                                                                                                    \
+        if (lane_tiles == 2) {                                                                                                 \
+            FN(product_##left##right##2)(o, c, c_bytes);                                                                       \
+        } else {                                                                                                               \
+            FN(product_##left##right##1)(o, c, c_bytes);                                                                       \
+        }                                                                                                                      \
+        break;
+    switch (left_parts * 10 + right_parts) {
+        SA_PARTS_OF_PRODUCTS(SA_PRODUCT)
+    default: break;
     }
+#undef SA_PRODUCT
 }
+#undef SA_PARTS_OF_PRODUCTS
