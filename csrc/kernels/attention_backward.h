@@ -48,6 +48,8 @@ static size_t FN(attention_backward_scratch)(const sa_attention_gradients *g) {
     return FN(lay_out_backward)(g, NULL, &s);
 }
 
+static bool FN(adds_by_lines)(const sa_attention *a) { return FN(uses_parts)(a); }
+
 /* ---- the rows of a block ------------------------------------------------------------------------------------------- */
 
 /* Σ x[i]·y[i] over n, both readable to whole vectors and padded with zeros. Eight sums: short ones keep the error small. */

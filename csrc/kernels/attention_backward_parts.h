@@ -129,6 +129,11 @@ SA_INLINE void FN(add_rows_product)(const FN(scratch) * s, int parts, const char
     for (ptrdiff_t v = 0; v < lane_tiles; v += 2) {
         const int tiles = v + 1 < lane_tiles ? 2 : 1;
         o.right = right + from * lane_tiles * SA_TILE_BYTES + v * SA_TILE_BYTES;
+        o.adds = n == SA_TILE_STEP && width - v * SA_LANES >= tiles * SA_LANES;
+        if (o.adds) {
+            FN(product)(&o, to + v * SA_LANES, (size_t)stride * sizeof(real), parts, parts, tiles);
+            continue;
+        }
         FN(product)(&o, s->parts.product, (size_t)tiles * SA_LANES * sizeof(real), parts, parts, tiles);
         for (ptrdiff_t r = 0; r < n; ++r) {
             for (int u = 0; u < tiles; ++u) {

@@ -127,6 +127,7 @@ typedef struct {
     /* Adds up the partial results of one block, chunk after chunk, and finishes it. partial: chunks in a row. */
     void (*attention_merge)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch);
     size_t (*backward_scratch)(const sa_attention_gradients *g);
+    bool (*adds_by_lines)(const sa_attention *a); /* whether the backward pass adds to dK and dV a cache line at a time */
     void (*attention_delta)(const sa_backward_block *b, void *scratch);
     void (*attention_backward)(const sa_backward_block *b, void *scratch);
     void (*rows[SA_ROW_KINDS])(const sa_row_block *b, void *scratch);

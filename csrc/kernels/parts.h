@@ -139,6 +139,7 @@ typedef struct {
     const char *left, *right;
     size_t left_part, left_row, right_part, right_step;
     ptrdiff_t steps;
+    bool adds;
 } FN(operands);
 
 /* The combinations of parts that products come in. */
@@ -149,20 +150,20 @@ typedef struct {
     if ((a) < left_parts && (b) < right_parts && (a) + (b) < most) {                                                           \
         const bool new_left = left_now != (a), new_right = right_now != (b);                                                   \
         if (new_left) {                                                                                                        \
-            SA_TILE_LOAD(4, left + (a) * o->left_part);                                                                        \
+            SA_TILE_LOAD(4, left + (a) * o->left_part, 64);                                                                    \
         }                                                                                                                      \
         if (new_right) {                                                                                                       \
-            SA_TILE_LOAD(6, right + (b) * o->right_part);                                                                      \
+            SA_TILE_LOAD(6, right + (b) * o->right_part, 64);                                                                  \
         }                                                                                                                      \
         SA_TILE_DOT(0, 4, 6);                                                                                                  \
         if (lane_tiles == 2) {                                                                                                 \
             if (new_right) {                                                                                                   \
-                SA_TILE_LOAD(7, right + (b) * o->right_part + SA_TILE_BYTES);                                                  \
+                SA_TILE_LOAD(7, right + (b) * o->right_part + SA_TILE_BYTES, 64);                                              \
             }                                                                                                                  \
             SA_TILE_DOT(1, 4, 7);                                                                                              \
         }                                                                                                                      \
         if (new_left) {                                                                                                        \
-            SA_TILE_LOAD(5, left + (a) * o->left_part + o->left_row);                                                          \
+            SA_TILE_LOAD(5, left + (a) * o->left_part + o->left_row, 64);                                                      \
         }                                                                                                                      \
         SA_TILE_DOT(2, 5, 6);                                                                                                  \
         if (lane_tiles == 2) {                                                                                                 \
@@ -172,15 +173,26 @@ typedef struct {
         right_now = (b);                                                                                                       \
     }
 
-/* c[32][lane_tiles·16], rows c_bytes apart, = left·right: two row tiles by one or two lane tiles. Small terms come first. */
+/* c[32][lane_tiles·16], rows c_bytes apart, = left·right, or += it: two row tiles by one or two lane tiles. Small terms come
+ * first. */
 SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, const int left_parts, const int right_parts,
                                const int lane_tiles) {
+    real *c_low = (real *)(void *)((char *)c + SA_TILE_ROWS * c_bytes);
     const int most = left_parts > right_parts ? left_parts : right_parts;
     SA_TILE_FENCE();
-    SA_TILE_ZERO(0);
-    SA_TILE_ZERO(1);
-    SA_TILE_ZERO(2);
-    SA_TILE_ZERO(3);
+    if (o->adds) {
+        SA_TILE_LOAD(0, c, c_bytes);
+        SA_TILE_LOAD(2, c_low, c_bytes);
+        if (lane_tiles == 2) {
+            SA_TILE_LOAD(1, c + SA_LANES, c_bytes);
+            SA_TILE_LOAD(3, c_low + SA_LANES, c_bytes);
+        }
+    } else {
+        SA_TILE_ZERO(0);
+        SA_TILE_ZERO(1);
+        SA_TILE_ZERO(2);
+        SA_TILE_ZERO(3);
+    }
     const char *left = o->left, *right = o->right;
     for (ptrdiff_t step = 0; step < o->steps; ++step, left += SA_TILE_BYTES, right += o->right_step) {
         int left_now = -1, right_now = -1;
@@ -192,10 +204,10 @@ SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, 
         SA_TERM(0, 0)
     }
     SA_TILE_STORE(0, c, c_bytes);
-    SA_TILE_STORE(2, (char *)c + SA_TILE_ROWS * c_bytes, c_bytes);
+    SA_TILE_STORE(2, c_low, c_bytes);
     if (lane_tiles == 2) {
         SA_TILE_STORE(1, c + SA_LANES, c_bytes);
-        SA_TILE_STORE(3, (char *)(c + SA_LANES) + SA_TILE_ROWS * c_bytes, c_bytes);
+        SA_TILE_STORE(3, c_low + SA_LANES, c_bytes);
     }
     SA_TILE_FENCE();
 }

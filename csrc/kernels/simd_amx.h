@@ -7,7 +7,7 @@
 #define SA_HAS_TILES 1
 
 #define SA_TILE_ZERO(t) _tile_zero(t)
-#define SA_TILE_LOAD(t, from) _tile_loadd(t, from, 64)
+#define SA_TILE_LOAD(t, from, stride) _tile_loadd(t, from, stride)
 #define SA_TILE_STORE(t, to, stride) _tile_stored(t, to, stride)
 #define SA_TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
 

@@ -67,6 +67,7 @@
         .attention_forward = SA_PASTE4(sa_, attention_forward, dtype, attention_isa),                                          \
         .attention_merge = SA_PASTE4(sa_, attention_merge, dtype, attention_isa),                                              \
         .backward_scratch = SA_PASTE4(sa_, attention_backward_scratch, dtype, attention_isa),                                  \
+        .adds_by_lines = SA_PASTE4(sa_, adds_by_lines, dtype, attention_isa),                                                  \
         .attention_delta = SA_PASTE4(sa_, attention_delta, dtype, attention_isa),                                              \
         .attention_backward = SA_PASTE4(sa_, attention_backward, dtype, attention_isa),                                        \
         .rows = SA_ROW_TABLE(dtype),                                                                                           \
