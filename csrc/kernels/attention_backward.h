@@ -15,7 +15,7 @@ typedef struct {
     FN(scratch) s; /* its O is dOᵀ[Dv][nv·lanes] here */
     real *q_rows;  /* [W][E rounded up], times scale */
     real *do_rows; /* [W][Dv rounded up], times 1/l and 1/(1 − p) */
-    real *dqT;     /* [E][nv·lanes] */
+    real *dqT;     /* [E rounded up, and a vector more][nv·lanes] */
     real *dS;      /* [keys][nv·lanes] */
     real *kept;    /* [keys][nv·lanes]: P after dropout */
     real *delta;   /* [W] */
@@ -33,7 +33,7 @@ SA_NOINLINE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *b
     SA_TAKE(dslope, real, W);
     SA_TAKE(q_rows, real, W * E);
     SA_TAKE(do_rows, real, W * Dv);
-    SA_TAKE(dqT, real, E * W);
+    SA_TAKE(dqT, real, (E + SA_LANES) * W);
     SA_TAKE(dS, real, tile);
     SA_TAKE(kept, real, a->dropout_p > 0 ? tile : 0);
     if (a->softcap > 0) {
@@ -197,7 +197,7 @@ SA_INLINE bool FN(pack_block)(const sa_backward_block *b, FN(backward_scratch) *
     FN(transpose_rows)(s->do_rows, rows->count, a->Dv, s->s.O, nv);
     FN(split_queries)(&b->b, &s->s, nv);
     FN(open_gradient_parts)(&b->b, &s->s, &s->parts, s->q_rows, s->do_rows, nv);
-    memset(s->dqT, 0, (size_t)a->E * (size_t)nv * SA_LANES * sizeof(real));
+    memset(s->dqT, 0, (FN(round_up)(a->E) + SA_LANES) * (size_t)nv * SA_LANES * sizeof(real));
     return finite;
 }
 
@@ -295,15 +295,15 @@ SA_INLINE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptr
     return check == 0;
 }
 
-/* (1), (3) and (6) over the open pairs only: P (or kept) is −1 where a pair is closed. */
-SA_NOINLINE void FN(products_careful)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
-                                      ptrdiff_t lanes) {
+/* (1), (3) and (6) from the tile's key `done` on, over the open pairs only: P (or kept) is −1 where a pair is closed. */
+SA_NOINLINE void FN(products_careful)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t done,
+                                      ptrdiff_t n, ptrdiff_t lanes) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t E = a->E, Dv = a->Dv;
     const real *P = a->dropout_p > 0 ? s->kept : s->s.P;
     const ptrdiff_t at_key = first - b->first_key;
     real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
-    for (ptrdiff_t j = 0; j < n; ++j) {
+    for (ptrdiff_t j = done; j < n; ++j) {
         for (int r = 0; r < b->b.rows->count; ++r) {
             const real p = P[j * lanes + r], ds = s->dS[j * lanes + r];
             if (p < 0) {
@@ -323,15 +323,16 @@ SA_NOINLINE void FN(products_careful)(const sa_backward_block *b, FN(backward_sc
     }
 }
 
-/* (1), (3) and (6). Vectors of lanes that causal closes for some of the keys are left out, as in the forward pass. */
-SA_INLINE void FN(products)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+/* (1), (3) and (6) likewise. Vectors of lanes that causal closes for some of the keys are left out, as in the forward pass. */
+SA_INLINE void FN(products)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
+                            const int nv) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t E = a->E, Dv = a->Dv, lanes = nv * SA_LANES;
     const ptrdiff_t q_stride = (ptrdiff_t)FN(round_up)(E), do_stride = (ptrdiff_t)FN(round_up)(Dv);
     const real *P = a->dropout_p > 0 ? s->kept : s->s.P;
     const ptrdiff_t at_key = first - b->first_key;
     real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
-    for (ptrdiff_t j = 0; j < n;) {
+    for (ptrdiff_t j = done; j < n;) {
         ptrdiff_t to;
         const int u = FN(first_open_vector)(b->b.rows, first + j, n - j, nv, &to);
         const ptrdiff_t row = u * SA_LANES, rows = b->b.rows->count - row, at = j * lanes + row;
@@ -362,9 +363,12 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
         return;
     }
     const bool by_parts = scores && FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
-    if (by_parts && !dropped && !b->with_mask && !b->g->dslope_rows.m.data && !s->s.gain &&
-        FN(gradients_by_parts)(b, &s->s, &s->parts, s->s.P, s->dS, s->delta, s->dqT, first, n, nv, true)) {
-        return;
+    ptrdiff_t done = 0;
+    if (by_parts && !dropped && !b->with_mask && !b->g->dslope_rows.m.data && !s->s.gain) {
+        done = FN(gradients_by_parts)(b, &s->s, &s->parts, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true);
+        if (done == n) {
+            return;
+        }
     }
     FN(weights_tile)(&s->s, n, nv, masked);
     if (dropped) {
@@ -400,9 +404,10 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     }
     const real *P = dropped ? s->kept : s->s.P;
     if (careful) {
-        FN(products_careful)(b, s, first, n, lanes);
-    } else if (!FN(gradients_by_parts)(b, &s->s, &s->parts, P, s->dS, s->delta, s->dqT, first, n, nv, false)) {
-        FN(products)(b, s, first, n, nv);
+        FN(products_careful)(b, s, first, done, n, lanes);
+    } else {
+        done = FN(gradients_by_parts)(b, &s->s, &s->parts, P, s->dS, s->delta, s->dqT, first, done, n, nv, false);
+        FN(products)(b, s, first, done, n, nv);
     }
 }
 

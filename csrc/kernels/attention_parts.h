@@ -215,37 +215,33 @@ SA_INLINE void FN(add_product)(const real *product, const real *alpha, real *O, 
     }
 }
 
-/* O[width][nv·lanes] = alpha·O + the columns of a cell of n keys times the right operand in s->weights. */
-SA_INLINE void FN(columns_by_parts)(const FN(parts) * s, const FN(cells) * cells, const char *cell, ptrdiff_t width,
-                                    int right_parts, const real *alpha, real *O, ptrdiff_t n, const int nv) {
-    const ptrdiff_t lanes = nv * SA_LANES, all_steps = FN(steps_of)(n);
+/* O = alpha·O + Vᵀ·P with the weights of weights_by_parts, of n keys. */
+SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t n, const int nv) {
+    const ptrdiff_t Dv = b->a->Dv, lanes = nv * SA_LANES, all_steps = FN(steps_of)(n);
     FN(operands)
-    o = {.left_part = cells->part_bytes,
+    o = {.left_part = s->parts.values.part_bytes,
          .left_row = FN(key_steps) * SA_TILE_BYTES,
          .right_part = (size_t)(FN(key_steps) * nv) * SA_TILE_BYTES,
          .right_step = (size_t)nv * SA_TILE_BYTES};
-    for (ptrdiff_t d = 0; d < width; d += 2 * SA_TILE_ROWS) {
-        const ptrdiff_t rows = width - d < 2 * SA_TILE_ROWS ? width - d : 2 * SA_TILE_ROWS;
-        o.left = cell + (size_t)(d / SA_TILE_ROWS) * o.left_row;
+    for (ptrdiff_t d = 0; d < Dv; d += 2 * SA_TILE_ROWS) {
+        const ptrdiff_t rows = Dv - d < 2 * SA_TILE_ROWS ? Dv - d : 2 * SA_TILE_ROWS;
+        o.left = s->parts.values_now + (size_t)(d / SA_TILE_ROWS) * o.left_row;
         for (int v = 0; v < nv; v += 2) {
-            const int tiles = v + 1 < nv ? 2 : 1;
-            for (o.steps = 0; o.steps < all_steps && s->from[o.steps] <= v;) {
+            real *O = s->O + d * lanes + v * SA_LANES;
+            const real *alpha = s->alpha + v * SA_LANES;
+            for (o.steps = 0; o.steps < all_steps && s->parts.from[o.steps] <= v;) {
                 ++o.steps;
             }
-            o.right = s->weights + v * SA_TILE_BYTES;
-            FN(product)(&o, s->product, (size_t)tiles * SA_LANES * sizeof(real), s->count, right_parts, tiles);
-            if (tiles == 2) {
-                FN(add_product)(s->product, alpha + v * SA_LANES, O + d * lanes + v * SA_LANES, lanes, rows, 2);
+            o.right = s->parts.weights + v * SA_TILE_BYTES;
+            if (v + 1 < nv) {
+                FN(product)(&o, s->parts.product, 2 * SA_LANES * sizeof(real), s->parts.count, SA_RIGHT_PARTS, 2);
+                FN(add_product)(s->parts.product, alpha, O, lanes, rows, 2);
             } else {
-                FN(add_product)(s->product, alpha + v * SA_LANES, O + d * lanes + v * SA_LANES, lanes, rows, 1);
+                FN(product)(&o, s->parts.product, SA_LANES * sizeof(real), s->parts.count, SA_RIGHT_PARTS, 1);
+                FN(add_product)(s->parts.product, alpha, O, lanes, rows, 1);
             }
         }
     }
-}
-
-/* O = alpha·O + Vᵀ·P with the weights of weights_by_parts, of n keys. */
-SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t n, const int nv) {
-    FN(columns_by_parts)(&s->parts, &s->parts.values, s->parts.values_now, b->a->Dv, SA_RIGHT_PARTS, s->alpha, s->O, n, nv);
 }
 
 #else /* everything by multiply-adds */
