@@ -38,7 +38,7 @@ typedef struct {
 
 /* Scratch of one thread, carved out of one allocation. W = block rows. */
 typedef struct {
-    real *q; /* wide: qT[E][nv·lanes]; few: [rows][E rounded up to lanes] */
+    real *q; /* wide: qT[E][nv·lanes]; few: [rows][E rounded up to pairs of vectors] */
     real *O; /* wide: [Dv][nv·lanes]; few: [rows][Dv rounded up] */
     real *P; /* [keys][nv·lanes] */
     FN(cache) key, value;
@@ -54,6 +54,7 @@ typedef struct {
 } FN(scratch);
 
 SA_INLINE bool FN(uses_parts)(const sa_attention *a);
+SA_INLINE void FN(pack_few_queries)(const sa_block *b, FN(scratch) * s, const int few);
 SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s);
 
 SA_INLINE size_t FN(round_up)(ptrdiff_t n) { return ((size_t)n + SA_LANES - 1) / SA_LANES * SA_LANES; }
@@ -124,6 +125,10 @@ static size_t FN(attention_partial)(const sa_attention *a) {
 /* ---- packing the queries ------------------------------------------------------------------------------------------- */
 
 SA_INLINE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, const int nv, const int few) {
+    if (few) {
+        FN(pack_few_queries)(b, s, few);
+        return;
+    }
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
     const real factor = (real)(a->scale * SA_LOG2E);
@@ -132,20 +137,6 @@ SA_INLINE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, const int nv
     bool direct = q.dtype == SA_REAL_DTYPE && !q.swapped && q.col_stride == (ptrdiff_t)sizeof(real);
     for (int r = 0; r < rows->count && direct; ++r) {
         direct = (uintptr_t)rows->query[r] % sizeof(real) == 0;
-    }
-    if (few) {
-        const size_t stride = FN(round_up)(E);
-        for (int r = 0; r < few; ++r) {
-            real *q_r = s->q + (size_t)r * stride;
-            memset(q_r, 0, stride * sizeof(real));
-            if (r < rows->count) {
-                FN(load_row)(q_r, rows->query[r], q.col_stride, E, q.dtype, q.swapped);
-                for (ptrdiff_t e = 0; e < E; ++e) {
-                    q_r[e] *= factor;
-                }
-            }
-        }
-        return;
     }
     if (!direct || E < SA_LANES) {
         memset(s->q, 0, (size_t)E * (size_t)nv * SA_LANES * sizeof(real));

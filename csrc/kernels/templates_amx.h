@@ -9,6 +9,7 @@
 #include "scores.h"
 #include "attention_block.h"
 #include "attention_parts.h"
+#include "attention_few.h"
 #include "attention_forward.h"
 #include "attention_backward_parts.h"
 #include "attention_backward.h"
