@@ -241,8 +241,11 @@ sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threa
     plan->parts = sa_ceil_div(e->tokens, SA_PART_TOKENS);
     plan->part_rows = smaller(e->tokens, SA_PART_TOKENS + e->longest);
     plan->attend_rows = kernels->block_rows;
-    if (e->sentences * e->most_heads * sa_ceil_div(e->longest, kernels->block_rows) == 1) {
-        plan->attend_rows /= 2; /* something for a second thread */
+    if (e->sentences * e->most_heads * sa_ceil_div(e->longest, kernels->block_rows) == 1 &&
+        4 * e->longest > 3 * kernels->block_rows) {
+        /* Something for a second thread. A half of few rows would leave the matrix unit, and a sentence alone have other bits
+         * than in company. */
+        plan->attend_rows /= 2;
     }
     plan->threads = sa_embedding_threads(e, 1, max_threads);
     plan->by_parts = plan->threads == 1 || plan->parts >= 2 * plan->threads;
