@@ -91,7 +91,9 @@ typedef struct {
     double *partial; /* the chunk's dweight[n] and dbias[n] so far, to add to; or NULL */
 } sa_row_block;
 
-/* A product of matrices for one task: at most block_rows columns of C. Strides count elements, n is the length of the sums. */
+/* A product of matrices for one task: at most block_rows columns of C, or in matmul_tn SA_WEIGHT_ROWS rows. Strides count
+ * elements, n is the length of the sums. */
+#define SA_WEIGHT_ROWS 64
 typedef struct {
     ptrdiff_t m, n, width;
     const void *a, *b;
