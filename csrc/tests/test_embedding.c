@@ -46,7 +46,11 @@ enum { NT, NN, TN };
 
 static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, bool f64) {
     const sa_real_kernels *kernels = kernels_of(f64);
-    width = width < kernels->block_rows ? width : kernels->block_rows;
+    if (kind == TN) {
+        m = m < SA_WEIGHT_ROWS ? m : SA_WEIGHT_ROWS;
+    } else {
+        width = width < kernels->block_rows ? width : kernels->block_rows;
+    }
     random_source random = {(uint64_t)(m * 1000 + n * 10 + width)};
     const ptrdiff_t a_rows = kind == TN ? n : m, a_columns = kind == TN ? m : n;
     const ptrdiff_t b_rows = kind == NT ? width : n, b_columns = kind == NT ? n : width, c_stride = width + 3;
@@ -337,7 +341,7 @@ static void try_model(const model_shape *shape, bool f64) {
 
 void test_embedding(void) {
     static const ptrdiff_t rows[] = {0, 1, 2, 5, 6, 13, 64, 97}, depths[] = {0, 1, 7, 16, 17, 128, 129},
-                           columns[] = {1, 2, 7, 8, 9, 16, 17, 33, 64};
+                           columns[] = {1, 2, 7, 8, 9, 16, 17, 33, 64, 97};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
         for (size_t j = 0; j < sizeof depths / sizeof *depths; ++j) {
             for (size_t k = quick ? i % 2 : 0; k < sizeof columns / sizeof *columns; k += quick ? 2 : 1) {
