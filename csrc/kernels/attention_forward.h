@@ -380,6 +380,8 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
         bool split = may_split && !drops && FN(weights_by_parts)(b, s, first, n, nv, true);
         if (careful) {
             FN(pass_exp_careful)(s->P, n, nv, s->maximum, s->tile_sum);
+        } else if (few) {
+            FN(few_pass_exp)(s->P, n, s->maximum, s->tile_sum, few);
         } else if (!split) {
             FN(pass_exp)(s->P, n, nv, s->maximum, s->tile_sum);
         }
