@@ -78,15 +78,19 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     if (!sa_count_rows(a, &heads, &rows)) {
         return SA_TOO_LARGE;
     }
-    *plan = (sa_attention_plan){.block_rows = kernels->block_rows, .chunks = 1, .chunk_keys = a->S, .threads = 1};
+    plan->group = plan->groups = plan->rows = plan->blocks = plan->tasks = 0; /* GCC clears a whole struct far more slowly */
+    plan->block_rows = kernels->block_rows;
+    plan->chunks = plan->threads = 1;
+    plan->chunk_keys = a->S;
+    plan->scratch_bytes = plan->partial_bytes = 0;
     const bool no_weights = a->weights.m.data == NULL || a->S == 0;
     if (rows == 0 || (a->Dv == 0 && a->lse.m.data == NULL && a->stats.m.data == NULL && no_weights)) {
         return SA_OK; /* no output has an element; the rows may be far too many to be walked over */
     }
     plan->group = sa_group_size(a);
-    plan->groups = (ptrdiff_t)heads / plan->group;
+    plan->groups = plan->group == 1 ? (ptrdiff_t)heads : (ptrdiff_t)heads / plan->group;
     plan->rows = plan->group * a->L;
-    plan->blocks = sa_ceil_div(plan->rows, plan->block_rows);
+    plan->blocks = plan->rows <= plan->block_rows ? 1 : sa_ceil_div(plan->rows, plan->block_rows);
     const ptrdiff_t whole = plan->groups * plan->blocks;
     if (whole < SA_ENOUGH_TASKS && a->S >= 2 * SA_LEAST_CHUNK) {
         const ptrdiff_t most = a->S / SA_LEAST_CHUNK, wanted = sa_ceil_div(SA_ENOUGH_TASKS, whole);
@@ -199,8 +203,8 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
             const sa_block_mask *block_mask = &a->block_masks[m];
             offset[m] = sa_lead_offset(a, block_mask->prefix.m.data ? &block_mask->prefix : &block_mask->classes, head, 1);
         }
-        for (ptrdiff_t r = first; r < count; r += G) {
-            const ptrdiff_t i = (from + r) / G;
+        ptrdiff_t i = (from + first) / G;
+        for (ptrdiff_t r = first; r < count; r += G, ++i) {
             rows->query[r] = q + i * a->query.m.row_stride;
             rows->mask[r] = mask ? mask + i * a->mask.m.row_stride : NULL;
             rows->out[r] = out + i * a->out.m.row_stride;

@@ -78,7 +78,8 @@ SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * 
     const size_t words = (W + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
     const bool key_packs = FN(some_tile_packs)(a, &a->key), value_packs = FN(some_tile_packs)(a, &a->value);
     const size_t key_width = key_packs ? (size_t)a->E : 0, value_width = value_packs ? (size_t)a->Dv : 0;
-    const size_t most = SA_CACHE_BYTES / (SA_KEYS_PER_TILE * sizeof(real) * (key_width + value_width + 1));
+    const size_t width = key_width + value_width; /* 0, as in most small calls: a division less */
+    const size_t most = width == 0 ? 0 : SA_CACHE_BYTES / (SA_KEYS_PER_TILE * sizeof(real) * (width + 1));
     const size_t kept = by_parts ? 0 : cells < most ? cells : most, places = kept < cells ? kept + 1 : kept;
     size_t used = 0;
     s->key.room = key_packs ? (ptrdiff_t)(kept * SA_KEYS_PER_TILE) : 0;

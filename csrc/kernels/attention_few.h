@@ -344,6 +344,29 @@ SA_INLINE bool FN(few_plain)(const sa_block *b, ptrdiff_t first, ptrdiff_t n) {
     return plain;
 }
 
+/* pass_exp for scores a vector apart. The sums are those of few_plain_tile to the bit: what a mask that closes nothing or
+ * dropout make of a tile must not change lse. */
+SA_INLINE void FN(few_pass_exp)(real *P, ptrdiff_t n, const real *maximum, real *tile_sum, const int few) {
+    const int keys = SA_LANES / few;
+    const vec m = V(load)(maximum);
+    vec sum[SA_LANES];
+    for (int i = 0; i < keys; ++i) {
+        sum[i] = V(set1)(0);
+    }
+    for (ptrdiff_t j = 0; j < n; j += keys) {
+        for (int i = 0; i < keys && j + i < n; ++i) {
+            real *p = P + (j + i) * SA_LANES;
+            const vec e = FN(exp2)(V(load)(p) - m);
+            sum[i] = sum[i] + e;
+            V(store)(p, e);
+        }
+    }
+    for (int i = 1; i < keys; ++i) {
+        sum[0] = sum[0] + sum[i];
+    }
+    V(store)(tile_sum, sum[0]);
+}
+
 /* The tile in the running maximum, sum and output. The sum adds up lanes first, then those of a row in order. */
 SA_INLINE void FN(few_plain_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int few) {
     FN(scores_of_few)(b, s, first, n, few, few);

@@ -227,12 +227,14 @@ SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) * s, const real *
             vec x[SA_LANES];
             if (nv == 1 && !few && native && rows->count * columns <= 16) { /* a handful of numbers: no transpose */
                 for (int r = 0; r < rows->count; ++r) {
+                    real check_r = 0; /* of its own: sums of several rows go side by side */
                     for (int i = 0; i < columns; ++i) {
                         const real y = s->O[(d + i) * SA_LANES + r] * factor[r];
                         char *to = partial ? (char *)(partial + r * Dv + d + i) : rows->out[r] + (d + i) * out->col_stride;
                         memcpy(to, &y, sizeof y);
-                        check = check + V(set1)(y - y);
+                        check_r += y - y;
                     }
+                    check = check + V(set1)(check_r);
                 }
                 continue;
             }
@@ -323,11 +325,14 @@ SA_INLINE void FN(write_weights)(const sa_block *b, FN(scratch) * s, const int n
 SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, const int nv, const int few) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
-    for (int r = 0; r < nv * SA_LANES; ++r) {
-        s->maximum[r] = -SA_REAL_MAX; /* not −inf: −inf − −inf would be NaN */
-        s->sum[r] = s->slope[r] = s->position[r] = s->lo[r] = 0;
-        s->hi[r] = (real)SA_KEYS_PER_TILE;
-        s->ones[r] = 1;
+    for (int r = 0; r < nv * SA_LANES; r += SA_LANES) {  /* whole vectors: they are read as such at once */
+        V(store)(s->maximum + r, V(set1)(-SA_REAL_MAX)); /* not −inf: −inf − −inf would be NaN */
+        V(store)(s->sum + r, V(set1)(0));
+        V(store)(s->slope + r, V(set1)(0));
+        V(store)(s->position + r, V(set1)(0));
+        V(store)(s->lo + r, V(set1)(0));
+        V(store)(s->hi + r, V(set1)((real)SA_KEYS_PER_TILE));
+        V(store)(s->ones + r, V(set1)(1));
     }
     for (int r = 0; r < rows->count; ++r) {
         if (a->alibi.m.data) {
@@ -380,6 +385,8 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
         bool split = may_split && !drops && FN(weights_by_parts)(b, s, first, n, nv, true);
         if (careful) {
             FN(pass_exp_careful)(s->P, n, nv, s->maximum, s->tile_sum);
+        } else if (few) {
+            FN(few_pass_exp)(s->P, n, s->maximum, s->tile_sum, few);
         } else if (!split) {
             FN(pass_exp)(s->P, n, nv, s->maximum, s->tile_sum);
         }

@@ -110,7 +110,8 @@ PyArrayObject *sa_new_array(int ndim, const npy_intp *shape, sa_dtype dtype, PyA
     if (descr == NULL) {
         return NULL;
     }
-    return (PyArrayObject *)(zeros ? PyArray_Zeros(ndim, shape, descr, 0) : PyArray_Empty(ndim, shape, descr, 0));
+    return (PyArrayObject *)(zeros ? PyArray_Zeros(ndim, shape, descr, 0)
+                                   : PyArray_NewFromDescr(&PyArray_Type, descr, ndim, shape, NULL, NULL, 0, NULL));
 }
 
 void sa_fill_tensor(sa_tensor *t, PyArrayObject *array, sa_dtype dtype, int n_lead, int core) {

@@ -52,9 +52,10 @@ int sa_parse(const sa_state *state, sa_signature_id id, PyObject *const *args, P
                      signature->positional, nargs);
         return -1;
     }
-    for (int i = 0; i < SA_MAX_PARAMETERS; ++i) {
-        values[i] = i < nargs ? args[i] : NULL;
+    for (Py_ssize_t i = 0; i < nargs; ++i) {
+        values[i] = args[i];
     }
+    memset(values + nargs, 0, (size_t)(SA_MAX_PARAMETERS - nargs) * sizeof *values);
     const Py_ssize_t keywords = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
     for (Py_ssize_t k = 0; k < keywords; ++k) {
         PyObject *keyword = PyTuple_GET_ITEM(kwnames, k);
