@@ -89,14 +89,29 @@ int sa_embedding_threads(const sa_embedding *e, double products, int max_threads
     return threads < max_threads ? (threads < 1 ? 1 : (int)threads) : max_threads;
 }
 
+ptrdiff_t sa_embedding_product_rows(const sa_embedding *e, int threads) {
+    const ptrdiff_t share = sa_ceil_div(e->tokens, threads);
+    return share < SA_PRODUCT_ROWS ? (share > 0 ? share : 1) : SA_PRODUCT_ROWS;
+}
+
 void sa_embedding_run_phase(const sa_embedding_phase *phase, const sa_embedding_part *p, ptrdiff_t block, char *scratch,
                             bool team) {
     const ptrdiff_t count = phase->count(p, block);
     if (team) {
         /* Independent: every task of a phase writes its own rows or columns. */
-#pragma omp for schedule(dynamic, 1)
-        for (ptrdiff_t t = 0; t < count; ++t) {
-            phase->task(p, block, t, scratch);
+        if (phase->by_rows) {
+#pragma omp for schedule(static) nowait
+            for (ptrdiff_t t = 0; t < count; ++t) {
+                phase->task(p, block, t, scratch);
+            }
+        } else {
+#pragma omp for schedule(dynamic, 1) nowait
+            for (ptrdiff_t t = 0; t < count; ++t) {
+                phase->task(p, block, t, scratch);
+            }
+        }
+        if (!phase->goes_on) {
+#pragma omp barrier
         }
         return;
     }
@@ -213,9 +228,11 @@ static void average(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, ch
     sa_embedding_kernels(e)->column_sums(x, NULL, length, e->d, e->d, 1 / (double)length, p->out + sentence * e->d * size);
 }
 
-static const sa_embedding_phase look_up_phase = {count_sentences, look_up}, project_phase = {count_projections, project},
-                                attend_phase = {count_attention, attend}, norm_phase = {count_norms, add_norm},
-                                average_phase = {count_sentences, average};
+static const sa_embedding_phase look_up_phase = {.count = count_sentences, .task = look_up, .by_rows = true},
+                                project_phase = {.count = count_projections, .task = project, .by_rows = true},
+                                attend_phase = {.count = count_attention, .task = attend},
+                                norm_phase = {.count = count_norms, .task = add_norm, .by_rows = true},
+                                average_phase = {.count = count_sentences, .task = average, .by_rows = true};
 
 static void run_part(const sa_embedding_part *p, char *scratch, bool team) {
     sa_embedding_run_phase(&look_up_phase, p, 0, scratch, team);
@@ -241,12 +258,15 @@ sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threa
     plan->parts = sa_ceil_div(e->tokens, SA_PART_TOKENS);
     plan->part_rows = smaller(e->tokens, SA_PART_TOKENS + e->longest);
     plan->attend_rows = kernels->block_rows;
-    if (e->sentences * e->most_heads * sa_ceil_div(e->longest, kernels->block_rows) == 1) {
-        plan->attend_rows /= 2; /* something for a second thread */
+    if (e->sentences * e->most_heads * sa_ceil_div(e->longest, kernels->block_rows) == 1 &&
+        4 * e->longest > 3 * kernels->block_rows) {
+        /* Something for a second thread. A half of few rows would leave the matrix unit, and a sentence alone have other bits
+         * than in company. */
+        plan->attend_rows /= 2;
     }
     plan->threads = sa_embedding_threads(e, 1, max_threads);
     plan->by_parts = plan->threads == 1 || plan->parts >= 2 * plan->threads;
-    plan->product_rows = plan->by_parts ? plan->part_rows : SA_PRODUCT_ROWS; /* a part packs its weights once */
+    plan->product_rows = plan->by_parts ? plan->part_rows : sa_embedding_product_rows(e, plan->threads); /* packs once */
     const size_t frame = sa_embedding_frame_bytes(e, plan->by_parts && !keep ? plan->part_rows : e->tokens, keep);
     if (keep) {
         plan->saved_bytes = (size_t)e->blocks * frame + sa_embedding_array(e, e->tokens, e->d);

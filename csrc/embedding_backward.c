@@ -8,8 +8,7 @@
 #include "embedding_tasks.h"
 #include "threads.h"
 
-/* Rows of a weight's gradient that one task owns, and how many ranges of ids share out the table's. */
-#define SA_WEIGHT_ROWS 96
+/* How many ranges of ids share out the table's gradient. */
 #define SA_TABLE_PARTS 16
 
 static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
@@ -34,41 +33,53 @@ static void spread(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, cha
                                     p->dy + bytes_of(e, start * e->d));
 }
 
-/* ---- y = LayerNorm(s):  ds by rows, and d weight = Σ dy·unit, d bias = Σ dy by columns --------------------------------- */
-
-static ptrdiff_t norm_tasks(const sa_embedding *e) { return sa_ceil_div(e->tokens, SA_NORM_ROWS); }
+/* ---- y = LayerNorm(s):  ds ---------------------------------------------------------------------------------------------- */
 
 static ptrdiff_t count_norms(const sa_embedding_part *p, ptrdiff_t block) {
     (void)block;
-    return norm_tasks(p->e) + panels_of(p->e);
+    return sa_ceil_div(p->e->tokens, SA_NORM_ROWS);
 }
 
 static void norm(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
     (void)scratch;
     const sa_embedding *e = p->e;
-    const sa_real_kernels *kernels = sa_embedding_kernels(e);
     const sa_embedding_frame f = sa_embedding_frame_of(p, block);
-    if (t < norm_tasks(e)) {
-        const ptrdiff_t row = t * SA_NORM_ROWS, at = bytes_of(e, row * e->d);
-        const sa_norm_rows n = {.rows = smaller(e->tokens - row, SA_NORM_ROWS),
-                                .d = e->d,
-                                .weight = e->block[block].norm_weight,
-                                .unit = f.unit + at,
-                                .scale = f.scale + bytes_of(e, row)};
-        kernels->norm_backward(&n, p->dy + at, p->ds + at);
-        return;
-    }
-    const ptrdiff_t column = (t - norm_tasks(e)) * kernels->block_rows, at = bytes_of(e, column);
-    const ptrdiff_t width = smaller(e->d - column, kernels->block_rows);
-    const sa_embedding_block_gradients *g = &p->g->block[block];
-    kernels->column_sums(p->dy + at, f.unit + at, e->tokens, e->d, width, 1, (char *)g->norm_weight + at);
-    kernels->column_sums(p->dy + at, NULL, e->tokens, e->d, width, 1, (char *)g->norm_bias + at);
+    const ptrdiff_t row = t * SA_NORM_ROWS, at = bytes_of(e, row * e->d);
+    const sa_norm_rows n = {.rows = smaller(e->tokens - row, SA_NORM_ROWS),
+                            .d = e->d,
+                            .weight = e->block[block].norm_weight,
+                            .unit = f.unit + at,
+                            .scale = f.scale + bytes_of(e, row)};
+    sa_embedding_kernels(e)->norm_backward(&n, p->dy + at, p->ds + at);
+}
+
+/* ---- the table's gradient begins with zeros ------------------------------------------------------------------------------ */
+
+static ptrdiff_t count_table(const sa_embedding_part *p, ptrdiff_t block) {
+    (void)block;
+    return smaller(p->plan->threads == 1 ? 1 : SA_TABLE_PARTS, p->e->vocabulary);
+}
+
+/* Where range t of the ids begins. */
+static ptrdiff_t first_id(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t) {
+    return smaller(t * sa_ceil_div(p->e->vocabulary, count_table(p, block)), p->e->vocabulary);
+}
+
+static void clear_table(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    (void)scratch;
+    const ptrdiff_t row_bytes = bytes_of(p->e, p->e->d), from = first_id(p, block, t), to = first_id(p, block, t + 1);
+    memset((char *)p->g->table + from * row_bytes, 0, (size_t)((to - from) * row_bytes));
 }
 
 /* ---- s = x + attention(q, k, v):  dq, dk, dv of one head of one sentence ---------------------------------------------- */
 
-static ptrdiff_t count_attention(const sa_embedding_part *p, ptrdiff_t block) {
+static ptrdiff_t attention_tasks(const sa_embedding_part *p, ptrdiff_t block) {
     return p->e->sentences * p->e->block[block].heads;
+}
+
+/* Three sentences leave one of two threads waiting: it clears the table meanwhile. */
+static ptrdiff_t count_attention(const sa_embedding_part *p, ptrdiff_t block) {
+    return attention_tasks(p, block) + (block == 0 ? count_table(p, block) : 0);
 }
 
 static sa_tensor matrix(const sa_embedding *e, char *data, ptrdiff_t stride) {
@@ -77,6 +88,10 @@ static sa_tensor matrix(const sa_embedding *e, char *data, ptrdiff_t stride) {
 
 static void attention(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
     const sa_embedding *e = p->e;
+    if (t >= attention_tasks(p, block)) {
+        clear_table(p, block, t - attention_tasks(p, block), scratch);
+        return;
+    }
     const ptrdiff_t heads = e->block[block].heads, head = t % heads, start = e->starts[t / heads];
     const ptrdiff_t length = e->starts[t / heads + 1] - start, width = e->d / heads;
     const ptrdiff_t at = bytes_of(e, start * e->d + head * width);
@@ -122,22 +137,18 @@ static size_t attention_scratch(const sa_embedding *e) {
 
 /* ---- q = x·Wᵀ + b, k and v likewise:  dx = ds + Σ dq·W,  dW = dqᵀ·x,  db = Σ dq --------------------------------------- */
 
-static ptrdiff_t input_tasks(const sa_embedding *e) { return panels_of(e) * sa_ceil_div(e->tokens, SA_PRODUCT_ROWS); }
-static ptrdiff_t weight_tasks(const sa_embedding *e) {
-    return SA_PROJECTIONS * panels_of(e) * sa_ceil_div(e->d, SA_WEIGHT_ROWS);
-}
-
-static ptrdiff_t count_products(const sa_embedding_part *p, ptrdiff_t block) {
+static ptrdiff_t count_input(const sa_embedding_part *p, ptrdiff_t block) {
     (void)block;
-    return input_tasks(p->e) + weight_tasks(p->e) + SA_PROJECTIONS * panels_of(p->e);
+    return panels_of(p->e) * sa_ceil_div(p->e->tokens, p->plan->product_rows);
 }
 
 /* ds becomes dx. */
 static void input_gradient(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
     const sa_embedding *e = p->e;
     const sa_real_kernels *kernels = sa_embedding_kernels(e);
-    const ptrdiff_t panels = panels_of(e), column = t % panels * kernels->block_rows, row = t / panels * SA_PRODUCT_ROWS;
-    sa_product product = {.m = smaller(e->tokens - row, SA_PRODUCT_ROWS),
+    const ptrdiff_t panels = panels_of(e), rows = p->plan->product_rows;
+    const ptrdiff_t column = t % panels * kernels->block_rows, row = t / panels * rows;
+    sa_product product = {.m = smaller(e->tokens - row, rows),
                           .n = e->d,
                           .width = smaller(e->d - column, kernels->block_rows),
                           .c = p->ds + bytes_of(e, row * e->d + column),
@@ -151,30 +162,31 @@ static void input_gradient(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_
     }
 }
 
+static ptrdiff_t weight_tasks(const sa_embedding *e) { return SA_PROJECTIONS * sa_ceil_div(e->d, SA_WEIGHT_ROWS); }
+
 static void weight_gradient(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
     const sa_embedding *e = p->e;
-    const sa_real_kernels *kernels = sa_embedding_kernels(e);
-    const ptrdiff_t panels = panels_of(e), column = t % panels * kernels->block_rows;
-    const ptrdiff_t which = t / panels % SA_PROJECTIONS, row = t / panels / SA_PROJECTIONS * SA_WEIGHT_ROWS;
+    const ptrdiff_t which = t % SA_PROJECTIONS, row = t / SA_PROJECTIONS * SA_WEIGHT_ROWS;
     const sa_product product = {.m = smaller(e->d - row, SA_WEIGHT_ROWS),
                                 .n = e->tokens,
-                                .width = smaller(e->d - column, kernels->block_rows),
+                                .width = e->d,
                                 .a = p->dprojected[which] + bytes_of(e, row),
-                                .b = sa_embedding_frame_of(p, block).x + bytes_of(e, column),
-                                .c = (char *)p->g->block[block].weight[which] + bytes_of(e, row * e->d + column),
+                                .b = sa_embedding_frame_of(p, block).x,
+                                .c = (char *)p->g->block[block].weight[which] + bytes_of(e, row * e->d),
                                 .a_stride = e->d,
                                 .b_stride = e->d,
                                 .c_stride = e->d};
-    kernels->matmul_tn(&product, scratch);
+    sa_embedding_kernels(e)->matmul_tn(&product, scratch);
 }
 
-static void products(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+/* The LayerNorm's are here too, as the rows of dy are still there:  d weight = Σ dy·unit,  d bias = Σ dy. */
+static ptrdiff_t count_parameters(const sa_embedding_part *p, ptrdiff_t block) {
+    (void)block;
+    return weight_tasks(p->e) + (SA_PROJECTIONS + 1) * panels_of(p->e);
+}
+
+static void parameter_gradients(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
     const sa_embedding *e = p->e;
-    if (t < input_tasks(e)) {
-        input_gradient(p, block, t, scratch);
-        return;
-    }
-    t -= input_tasks(e);
     if (t < weight_tasks(e)) {
         weight_gradient(p, block, t, scratch);
         return;
@@ -182,38 +194,41 @@ static void products(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, c
     t -= weight_tasks(e);
     const sa_real_kernels *kernels = sa_embedding_kernels(e);
     const ptrdiff_t which = t / panels_of(e), column = t % panels_of(e) * kernels->block_rows, at = bytes_of(e, column);
-    kernels->column_sums(p->dprojected[which] + at, NULL, e->tokens, e->d, smaller(e->d - column, kernels->block_rows), 1,
-                         (char *)p->g->block[block].bias[which] + at);
+    const ptrdiff_t width = smaller(e->d - column, kernels->block_rows);
+    const sa_embedding_block_gradients *g = &p->g->block[block];
+    if (which < SA_PROJECTIONS) {
+        kernels->column_sums(p->dprojected[which] + at, NULL, e->tokens, e->d, width, 1, (char *)g->bias[which] + at);
+    } else {
+        const char *unit = sa_embedding_frame_of(p, block).unit + at;
+        kernels->column_sums(p->dy + at, unit, e->tokens, e->d, width, 1, (char *)g->norm_weight + at);
+        kernels->column_sums(p->dy + at, NULL, e->tokens, e->d, width, 1, (char *)g->norm_bias + at);
+    }
 }
 
 /* ---- x = table[ids] + positions:  the rows of an id add up -------------------------------------------------------------- */
-
-static ptrdiff_t count_table(const sa_embedding_part *p, ptrdiff_t block) {
-    (void)block;
-    return smaller(SA_TABLE_PARTS, p->e->vocabulary);
-}
 
 /* A task owns a range of ids. */
 static void table(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
     (void)scratch;
     const sa_embedding *e = p->e;
     const sa_real_kernels *kernels = sa_embedding_kernels(e);
-    const ptrdiff_t ids = sa_ceil_div(e->vocabulary, count_table(p, block)), row_bytes = bytes_of(e, e->d);
-    const ptrdiff_t from = smaller(t * ids, e->vocabulary), to = smaller(from + ids, e->vocabulary);
-    char *gradient = p->g->table;
-    memset(gradient + from * row_bytes, 0, (size_t)((to - from) * row_bytes));
+    const ptrdiff_t from = first_id(p, block, t), to = first_id(p, block, t + 1), row_bytes = bytes_of(e, e->d);
     for (ptrdiff_t i = 0; i < e->tokens; ++i) {
         if (e->ids[i] >= from && e->ids[i] < to) {
-            kernels->add_row(p->dy + i * row_bytes, e->d, gradient + e->ids[i] * row_bytes);
+            kernels->add_row(p->dy + i * row_bytes, e->d, (char *)p->g->table + e->ids[i] * row_bytes);
         }
     }
 }
 
 /* ---- running --------------------------------------------------------------------------------------------------------- */
 
-static const sa_embedding_phase spread_phase = {count_sentences, spread}, norm_phase = {count_norms, norm},
-                                attention_phase = {count_attention, attention}, products_phase = {count_products, products},
-                                table_phase = {count_table, table};
+static const sa_embedding_phase spread_phase = {.count = count_sentences, .task = spread, .by_rows = true},
+                                norm_phase = {.count = count_norms, .task = norm, .by_rows = true},
+                                attention_phase = {.count = count_attention, .task = attention},
+                                input_phase = {.count = count_input, .task = input_gradient, .by_rows = true, .goes_on = true},
+                                parameters_phase = {.count = count_parameters, .task = parameter_gradients},
+                                clear_phase = {.count = count_table, .task = clear_table},
+                                table_phase = {.count = count_table, .task = table};
 
 /* Each thread of a team has its own p, and all of them swap alike. */
 static void run(sa_embedding_part p, char *scratch, bool team) {
@@ -221,10 +236,14 @@ static void run(sa_embedding_part p, char *scratch, bool team) {
     for (ptrdiff_t b = p.e->blocks - 1; b >= 0; --b) {
         sa_embedding_run_phase(&norm_phase, &p, b, scratch, team);
         sa_embedding_run_phase(&attention_phase, &p, b, scratch, team);
-        sa_embedding_run_phase(&products_phase, &p, b, scratch, team);
+        sa_embedding_run_phase(&input_phase, &p, b, scratch, team);
+        sa_embedding_run_phase(&parameters_phase, &p, b, scratch, team);
         char *dx = p.ds;
         p.ds = p.dy;
         p.dy = dx;
+    }
+    if (p.e->blocks == 0) {
+        sa_embedding_run_phase(&clear_phase, &p, 0, scratch, team);
     }
     sa_embedding_run_phase(&table_phase, &p, 0, scratch, team);
 }
@@ -238,6 +257,7 @@ sa_status sa_embedding_plan_backward(const sa_embedding *e, int max_threads, sa_
     plan->shared_bytes = 5 * sa_embedding_array(e, e->tokens, e->d);
     plan->scratch_bytes = ((matmul > attended ? matmul : attended) + 63) / 64 * 64;
     plan->threads = e->sentences == 0 ? 1 : sa_embedding_threads(e, 2.5, max_threads);
+    plan->product_rows = sa_embedding_product_rows(e, plan->threads);
     return SA_OK;
 }
 

@@ -102,6 +102,7 @@ def _sgd_step(
     nesterov: bool,
     /,
 ) -> None: ...
+def _are_plain(parameters: list[Any], gradients: list[Any], /) -> bool: ...
 def _adam_step(
     parameters: list[NDArray[Any]],
     gradients: list[NDArray[Any]],
@@ -116,6 +117,7 @@ def _adam_step(
     decoupled: bool,
     /,
 ) -> None: ...
+def _pack_ids(lists: list[list[int]], vocab_size: int, /) -> tuple[NDArray[Any], NDArray[Any]] | None: ...
 def _embedding_forward(
     ids: NDArray[np.intp],
     cu_seqlens: NDArray[np.intp],

@@ -99,8 +99,13 @@ class Optimizer:
             A name is none of the parameters', or a shape differs; ``lr`` or ``weight_decay`` was set to a number
             below 0, an infinite one or NaN. Nothing has been written then.
         """
-        gradients = []
-        for name, gradient in grads.items():
+        names = list(grads)
+        gradients: list[Any] = list(grads.values())
+        parameters: list[Any] = [self.params.get(name) for name in names]
+        if _core._are_plain(parameters, gradients):  # the usual case: one look at all of them is quicker
+            self._move(names, parameters, gradients)
+            return
+        for i, (name, gradient) in enumerate(grads.items()):
             parameter = self.params.get(name)
             if parameter is None:
                 raise ValueError(f"grads has {name!r}, which is none of the parameters {list(self.params)}")
@@ -111,9 +116,8 @@ class Optimizer:
                 )
             if array.dtype.kind in "bcOSU":
                 raise TypeError(f"the gradient of {name} must hold floats, not {array.dtype}")
-            gradients.append(_plain(array, self._computed_in[name]))
-        names = list(grads)
-        parameters = [_plain(self.params[name], self._computed_in[name]) for name in names]
+            gradients[i] = _plain(array, self._computed_in[name])
+            parameters[i] = _plain(parameter, self._computed_in[name])
         self._move(names, parameters, gradients)
         for name, moved in zip(names, parameters, strict=True):
             if moved is not self.params[name]:
@@ -207,9 +211,10 @@ class Optimizer:
 
     def _states(self, key: str, names: list[str], parameters: list[Array]) -> list[Array]:
         """Return one array of each parameter's state, new zeros at first."""
+        saved = [self.state[name].get(key) for name in names]
         return [
-            self.state[name][key] if key in self.state[name] else np.zeros(parameter.shape, parameter.dtype)
-            for name, parameter in zip(names, parameters, strict=True)
+            np.zeros(parameter.shape, parameter.dtype) if array is None else array
+            for array, parameter in zip(saved, parameters, strict=True)
         ]
 
 
@@ -329,8 +334,9 @@ class Adam(Optimizer):
             parameters, gradients, means, squares, steps,
             self.lr, *self.betas, self.eps, self.weight_decay, self._fixed["decoupled_weight_decay"],
         )  # fmt: skip
-        for name, *state in zip(names, steps, means, squares, strict=True):
-            self.state[name].update(zip(("step", "exp_avg", "exp_avg_sq"), state, strict=True))
+        for name, step, mean, square in zip(names, steps, means, squares, strict=True):
+            state = self.state[name]
+            state["step"], state["exp_avg"], state["exp_avg_sq"] = step, mean, square
 
 
 class AdamW(Adam):

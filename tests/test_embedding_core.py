@@ -97,6 +97,16 @@ def test_a_sentence_does_not_depend_on_its_company():
         np.testing.assert_array_equal(alone[0], together[n])
 
 
+@pytest.mark.parametrize("length", [16, 17, 32, 33, 40, 48, 49, 63, 64, 65, 97])
+def test_how_attention_shares_a_sentence_out_does_not_show(length, isa):
+    """A sentence alone may be halved for two threads, and few queries do not go through the matrix unit."""
+    rng = np.random.default_rng(0)
+    model = nn.EmbeddingModel(str.split, 50, 64, max_seq_len=100, rng=0)
+    sentence, other = rng.integers(0, 50, length).tolist(), rng.integers(0, 50, 100).tolist()
+    for company in ([sentence, other], [sentence] * 20):
+        np.testing.assert_array_equal(model(company)[0], model(sentence))
+
+
 def test_a_pullback_may_be_called_again_and_gives_new_arrays():
     arguments, grad = case(*SHAPES["heads"])
     _, saved = _core._embedding_forward(*arguments, True)
@@ -203,3 +213,27 @@ def test_what_is_saved_holds_the_parameters():
     assert [sys.getrefcount(x) for x in held] == [n + 1 for n in before]
     del kept
     assert [sys.getrefcount(x) for x in held] == before
+
+
+def test_ids_are_packed_or_want_a_closer_look():
+    ids, cu_seqlens = _core._pack_ids([[3, 1], [0], [9, 9, 9]], 10)
+    assert (ids.dtype, cu_seqlens.dtype) == (np.int64, np.int64)
+    assert (ids.tolist(), cu_seqlens.tolist()) == ([3, 1, 0, 9, 9, 9], [0, 2, 3, 6])
+    assert [array.tolist() for array in _core._pack_ids([], 10)] == [[], [0]]
+    for odd in (
+        [],
+        None,
+        (1,),
+        np.array([1]),
+        [10],
+        [-1],
+        [2**63],
+        [-(2**80)],
+        [True],
+        [1.0],
+        ["1"],
+        [np.int64(1)],
+    ):
+        assert _core._pack_ids([[1], odd], 10) is None
+    with pytest.raises(TypeError):
+        _core._pack_ids(([1],), 10)

@@ -15,35 +15,40 @@ typedef struct {
     FN(scratch) s; /* its O is dOᵀ[Dv][nv·lanes] here */
     real *q_rows;  /* [W][E rounded up], times scale */
     real *do_rows; /* [W][Dv rounded up], times 1/l and 1/(1 − p) */
-    real *dqT;     /* [E][nv·lanes] */
+    real *dqT;     /* [E rounded up, and a vector more][nv·lanes] */
     real *dS;      /* [keys][nv·lanes] */
     real *kept;    /* [keys][nv·lanes]: P after dropout */
     real *delta;   /* [W] */
     real *dslope;  /* [W] */
+    FN(gradient_parts) parts;
 } FN(backward_scratch);
 
 SA_NOINLINE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base, FN(backward_scratch) * s) {
     const sa_attention *a = g->a;
     const size_t W = FN(block_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
-    const size_t tile = FN(round_up)(a->S < SA_KEYS_PER_TILE ? a->S : SA_KEYS_PER_TILE) * W;
-    size_t used = (FN(lay_out)(a, base, &s->s, false) + 63) / 64 * 64;
+    const bool by_parts = FN(uses_parts)(a);
+    const size_t tile = FN(round_up)(a->S < SA_KEYS_PER_TILE && !by_parts ? a->S : SA_KEYS_PER_TILE) * W;
+    size_t used = (FN(lay_out)(a, base, &s->s, by_parts) + 63) / 64 * 64;
     SA_TAKE(delta, real, W);
     SA_TAKE(dslope, real, W);
     SA_TAKE(q_rows, real, W * E);
     SA_TAKE(do_rows, real, W * Dv);
-    SA_TAKE(dqT, real, E * W);
+    SA_TAKE(dqT, real, (E + SA_LANES) * W);
     SA_TAKE(dS, real, tile);
     SA_TAKE(kept, real, a->dropout_p > 0 ? tile : 0);
     if (a->softcap > 0) {
         SA_TAKE(s.gain, real, tile);
     }
-    return used;
+    s->parts.fit = false;
+    return FN(lay_out_gradient_parts)(a, base, used, &s->parts);
 }
 
 static size_t FN(attention_backward_scratch)(const sa_attention_gradients *g) {
     FN(backward_scratch) s;
     return FN(lay_out_backward)(g, NULL, &s);
 }
+
+static bool FN(adds_by_lines)(const sa_attention *a) { return FN(uses_parts)(a); }
 
 /* ---- the rows of a block ------------------------------------------------------------------------------------------- */
 
@@ -190,7 +195,9 @@ SA_INLINE bool FN(pack_block)(const sa_backward_block *b, FN(backward_scratch) *
     bool finite = FN(pack_rows)(rows->query, &a->query.m, rows->count, a->E, q_factor, s->q_rows);
     finite &= FN(pack_rows)(b->rows->grad_out, &b->g->grad_out.m, rows->count, a->Dv, factor, s->do_rows);
     FN(transpose_rows)(s->do_rows, rows->count, a->Dv, s->s.O, nv);
-    memset(s->dqT, 0, (size_t)a->E * (size_t)nv * SA_LANES * sizeof(real));
+    FN(split_queries)(&b->b, &s->s, nv);
+    FN(open_gradient_parts)(&b->b, &s->s, &s->parts, s->q_rows, s->do_rows, nv);
+    memset(s->dqT, 0, (FN(round_up)(a->E) + SA_LANES) * (size_t)nv * SA_LANES * sizeof(real));
     return finite;
 }
 
@@ -288,15 +295,15 @@ SA_INLINE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptr
     return check == 0;
 }
 
-/* (1), (3) and (6) over the open pairs only: P (or kept) is −1 where a pair is closed. */
-SA_NOINLINE void FN(products_careful)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
-                                      ptrdiff_t lanes) {
+/* (1), (3) and (6) from the tile's key `done` on, over the open pairs only: P (or kept) is −1 where a pair is closed. */
+SA_NOINLINE void FN(products_careful)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t done,
+                                      ptrdiff_t n, ptrdiff_t lanes) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t E = a->E, Dv = a->Dv;
     const real *P = a->dropout_p > 0 ? s->kept : s->s.P;
     const ptrdiff_t at_key = first - b->first_key;
     real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
-    for (ptrdiff_t j = 0; j < n; ++j) {
+    for (ptrdiff_t j = done; j < n; ++j) {
         for (int r = 0; r < b->b.rows->count; ++r) {
             const real p = P[j * lanes + r], ds = s->dS[j * lanes + r];
             if (p < 0) {
@@ -316,15 +323,16 @@ SA_NOINLINE void FN(products_careful)(const sa_backward_block *b, FN(backward_sc
     }
 }
 
-/* (1), (3) and (6). Vectors of lanes that causal closes for some of the keys are left out, as in the forward pass. */
-SA_INLINE void FN(products)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+/* (1), (3) and (6) likewise. Vectors of lanes that causal closes for some of the keys are left out, as in the forward pass. */
+SA_INLINE void FN(products)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
+                            const int nv) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t E = a->E, Dv = a->Dv, lanes = nv * SA_LANES;
     const ptrdiff_t q_stride = (ptrdiff_t)FN(round_up)(E), do_stride = (ptrdiff_t)FN(round_up)(Dv);
     const real *P = a->dropout_p > 0 ? s->kept : s->s.P;
     const ptrdiff_t at_key = first - b->first_key;
     real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
-    for (ptrdiff_t j = 0; j < n;) {
+    for (ptrdiff_t j = done; j < n;) {
         ptrdiff_t to;
         const int u = FN(first_open_vector)(b->b.rows, first + j, n - j, nv, &to);
         const ptrdiff_t row = u * SA_LANES, rows = b->b.rows->count - row, at = j * lanes + row;
@@ -354,15 +362,24 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {
         return;
     }
+    const bool by_parts = scores && FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
+    ptrdiff_t done = 0;
+    if (by_parts && !dropped && !b->with_mask && !b->g->dslope_rows.m.data && !s->s.gain) {
+        done = FN(gradients_by_parts)(b, &s->s, &s->parts, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true);
+        if (done == n) {
+            return;
+        }
+    }
     FN(weights_tile)(&s->s, n, nv, masked);
     if (dropped) {
         memcpy(s->kept, s->s.P, (size_t)(n * lanes) * sizeof(real));
         FN(drop)(a, &s->s, s->kept, first, n, nv);
     }
+    s->s.k = FN(tile_rows)(&b->b, &b->b.key, &s->s.key, first, n, a->E, &s->s.k_stride);
     const bool careful = masked && !(finite && FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E));
     ptrdiff_t v_stride;
     const real *value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
-    for (ptrdiff_t j = 0; scores && j < n;) {
+    for (ptrdiff_t j = 0; scores && !by_parts && j < n;) {
         ptrdiff_t to;
         const int u = FN(first_open_vector)(b->b.rows, first + j, n - j, nv, &to);
         FN(scores_wide)(s->s.O + u * SA_LANES, value + j * v_stride, v_stride, to, a->Dv, s->dS + j * lanes + u * SA_LANES,
@@ -385,10 +402,12 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
             V(store)(s->dS + i, V(select)(V(eq)(ds, zero), ds, ds * V(load)(s->s.gain + i)));
         }
     }
+    const real *P = dropped ? s->kept : s->s.P;
     if (careful) {
-        FN(products_careful)(b, s, first, n, lanes);
+        FN(products_careful)(b, s, first, done, n, lanes);
     } else {
-        FN(products)(b, s, first, n, nv);
+        done = FN(gradients_by_parts)(b, &s->s, &s->parts, P, s->dS, s->delta, s->dqT, first, done, n, nv, false);
+        FN(products)(b, s, first, done, n, nv);
     }
 }
 
@@ -448,10 +467,13 @@ SA_BACKWARD(4)
 #undef SA_BACKWARD
 
 /* Which kernel runs follows from the number of rows alone. */
-static void FN(attention_backward)(const sa_backward_block *b, void *scratch) {
+static void FN(attention_backward)(const sa_backward_block *given, void *scratch) {
     FN(backward_scratch) s;
-    FN(lay_out_backward)(b->g, scratch, &s);
-    FN(open_caches)(&b->b, &s.s);
+    FN(lay_out_backward)(given->g, scratch, &s);
+    FN(open_caches)(&given->b, &s.s);
+    FN(parts_open)(&given->b, &s.s.parts);
+    sa_backward_block on_cells = *given, *b = &on_cells;
+    b->b = FN(on_cells)(&given->b, &s.s.parts);
     switch ((b->b.rows->count + SA_LANES - 1) / SA_LANES) {
     case 1: FN(backward1)(b, &s); break;
     case 2: FN(backward2)(b, &s); break;
@@ -461,4 +483,5 @@ static void FN(attention_backward)(const sa_backward_block *b, void *scratch) {
 #endif
     default: break;
     }
+    FN(parts_close)(&s.s.parts);
 }

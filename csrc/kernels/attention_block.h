@@ -40,7 +40,7 @@ typedef struct {
 
 /* Scratch of one thread, carved out of one allocation. W = block rows. */
 typedef struct {
-    real *q; /* wide: qT[E][nv·lanes]; few: [rows][E rounded up to lanes] */
+    real *q; /* wide: qT[E][nv·lanes]; few: [rows][E rounded up to pairs of vectors] */
     real *O; /* wide: [Dv][nv·lanes]; few: [rows][Dv rounded up] */
     real *P; /* [keys][nv·lanes] */
     FN(cache) key, value;
@@ -58,6 +58,7 @@ typedef struct {
 } FN(scratch);
 
 SA_INLINE bool FN(uses_parts)(const sa_attention *a);
+SA_INLINE void FN(pack_few_queries)(const sa_block *b, FN(scratch) * s, const int few);
 SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s);
 
 SA_INLINE real FN(factor_of)(const sa_attention *a) { return (real)(a->scale * SA_LOG2E); }
@@ -192,25 +193,11 @@ SA_NOINLINE void FN(pack_wide)(const sa_block *b, FN(scratch) * s, int nv, real 
 
 /* The queries times scale·log2 e. */
 SA_NOINLINE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, int nv, int few) {
-    const sa_rows *rows = b->rows;
-    const real factor = FN(factor_of)(b->a);
-    const ptrdiff_t E = b->a->E;
-    const sa_matrix *q = &b->a->query.m;
     s->scaled = true;
-    if (!few) {
-        FN(pack_wide)(b, s, nv, factor);
-        return;
-    }
-    const size_t stride = FN(round_up)(E);
-    for (int r = 0; r < few; ++r) {
-        real *q_r = s->q + (size_t)r * stride;
-        memset(q_r, 0, stride * sizeof(real));
-        if (r < rows->count) {
-            FN(load_row)(q_r, rows->query[r], q->col_stride, E, q->dtype, q->swapped);
-            for (ptrdiff_t e = 0; e < E; ++e) {
-                q_r[e] *= factor;
-            }
-        }
+    if (few) {
+        FN(pack_few_queries)(b, s, few);
+    } else {
+        FN(pack_wide)(b, s, nv, FN(factor_of)(b->a));
     }
 }
 

@@ -48,13 +48,11 @@ SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     if (!s->scaled) {
         FN(pack_queries)(b, s, nv, few);
     }
-    s->k = FN(tile_rows)(b, &b->key, &s->key, first, n, a->E, &s->k_stride);
     if (few) {
-        const sa_ahead values = {b->value.data + first * b->value.row_stride, b->value.row_stride, n,
-                                 a->Dv * (ptrdiff_t)sa_itemsize(b->value.dtype)};
-        FN(scores_of_few)(s->q, (ptrdiff_t)FN(round_up)(a->E), s->k, s->k_stride, n, a->E, s->P, values, few);
+        FN(scores_of_few)(b, s, first, n, SA_LANES, few);
         return false;
     }
+    s->k = FN(tile_rows)(b, &b->key, &s->key, first, n, a->E, &s->k_stride);
     const ptrdiff_t lanes = nv * SA_LANES;
     for (ptrdiff_t j = 0; j < n;) {
         ptrdiff_t to;
@@ -181,16 +179,15 @@ SA_INLINE void FN(drop)(const sa_attention *a, FN(scratch) * s, real *P, ptrdiff
 
 SA_INLINE void FN(add_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, const int few,
                               bool careful) {
+    if (few && !careful) {
+        FN(values_of_few)(b, s, first, n, SA_LANES, few);
+        return;
+    }
     const ptrdiff_t Dv = b->a->Dv;
     ptrdiff_t v_stride;
     const real *v = FN(tile_rows)(b, &b->value, &s->value, first, n, Dv, &v_stride);
     if (careful) {
         FN(values_careful)(s->P, v, v_stride, n, Dv, s->O, s->alpha, nv);
-    } else if (few) {
-        const ptrdiff_t left = b->end - first - n;
-        const sa_ahead keys = {b->key.data + (left > 0 ? first + n : first) * b->key.row_stride, b->key.row_stride,
-                               left < n ? left : n, b->a->E * (ptrdiff_t)sa_itemsize(b->key.dtype)};
-        FN(values_of_few)(s->P, v, v_stride, n, Dv, s->O, (ptrdiff_t)FN(round_up)(Dv), s->alpha, keys, few);
     } else {
         const ptrdiff_t lanes = nv * SA_LANES;
         for (ptrdiff_t j = 0; j < n;) {
@@ -234,7 +231,7 @@ SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) * s, const real *
                                 const int few) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
-    const ptrdiff_t Dv = a->Dv, o_stride = (ptrdiff_t)FN(round_up)(Dv);
+    const ptrdiff_t Dv = a->Dv, o_stride = FN(few_width)(Dv);
     const sa_matrix *out = &a->out.m;
     const bool native = partial || (out->dtype == SA_REAL_DTYPE && out->col_stride == (ptrdiff_t)sizeof(real));
     const bool sixteen_bits = (out->dtype == SA_F16 || out->dtype == SA_BF16) && out->col_stride == 2 && !partial;
@@ -371,7 +368,7 @@ SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, const int nv, 
             s->head_hi[r] = (uint32_t)(rows->head[from] >> 32);
         }
     }
-    memset(s->O, 0, (few ? (size_t)few * FN(round_up)(a->Dv) : (size_t)a->Dv * (size_t)nv * SA_LANES) * sizeof(real));
+    memset(s->O, 0, (few ? (size_t)(few * FN(few_width)(a->Dv)) : (size_t)a->Dv * (size_t)nv * SA_LANES) * sizeof(real));
     if (few) {
         memset(s->P, 0, FN(round_up)(a->S < SA_KEYS_PER_TILE ? a->S : SA_KEYS_PER_TILE) * SA_LANES * sizeof(real));
     }
@@ -389,9 +386,16 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
     const bool drops = a->dropout_p > 0, may_split = !few && !careful;
     bool masked = false;
     s->scaled = false;
+    if (few) {
+        FN(pack_queries)(b, s, nv, few);
+    }
     FN(split_queries)(b, s, nv);
     FN(start_rows)(b, s, nv, few);
     for (ptrdiff_t n, first = FN(next_tile)(b, b->begin, &n); first < b->end; first = FN(next_tile)(b, first + n, &n)) {
+        if (few && FN(few_plain)(b, first, n)) {
+            FN(few_plain_tile)(b, s, first, n, few);
+            continue;
+        }
         if (!FN(score_tile)(b, s, first, n, nv, few, true, &masked)) {
             continue;
         }
@@ -424,6 +428,9 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
         } else {
             FN(add_values)(b, s, first, n, nv, few, careful);
         }
+    }
+    if (few) {
+        FN(restore_order)(b, s, few);
     }
     if (b->partial) {
         real *partial = b->partial;

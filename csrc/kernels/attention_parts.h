@@ -78,27 +78,27 @@ SA_INLINE void FN(parts_close)(const FN(parts) * s) {
 
 SA_INLINE bool FN(is_bf16_row)(const sa_matrix *m) { return m->dtype == SA_BF16 && !m->swapped && m->col_stride == 2; }
 
-/* The cell of the keys (or values, transposed) from `first` on, or NULL when parts do not hold it. */
-SA_INLINE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, const bool values) {
+/* The cell of the keys or values from `first` on, as they are or transposed, or NULL when parts do not hold it. */
+SA_INLINE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(cells) * cells, ptrdiff_t first,
+                                  const bool of_values, const bool transposed) {
     const sa_attention *a = b->a;
-    FN(cells) *cells = values ? &s->parts.values : &s->parts.keys;
     const ptrdiff_t at = (first - b->cache_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;
     char *tiles = cells->tiles + (size_t)cell * cells->bytes;
     if (at >= cells->room || cells->state[cell] == SA_CELL_UNKNOWN) {
         const ptrdiff_t n = a->S - first < SA_KEYS_PER_TILE ? a->S - first : SA_KEYS_PER_TILE;
-        const sa_matrix *m = values ? &b->value : &b->key;
-        const char *rows = m->data + first * m->row_stride;
-        ptrdiff_t stride;
+        const ptrdiff_t width = of_values ? a->Dv : a->E;
+        const sa_matrix *m = of_values ? &b->value : &b->key;
         bool fits;
-        if (FN(is_bf16_row)(m) && s->parts.count == 1) {
-            fits = values ? FN(copy_columns)(rows, m->row_stride, n, a->Dv, FN(row_tiles_of)(a->Dv), FN(key_steps), tiles)
-                          : FN(copy_rows)(rows, m->row_stride, n, a->E, FN(key_tiles), FN(steps_of)(a->E), tiles);
-        } else if (values) {
-            const real *v = FN(tile_rows)(b, &b->value, &s->value, first, n, a->Dv, &stride);
-            fits = FN(split_columns)(v, stride, n, a->Dv, FN(row_tiles_of)(a->Dv), FN(key_steps), tiles, s->parts.count);
+        if (s->parts.count == 1 && FN(is_bf16_row)(m)) {
+            const char *x = m->data + first * m->row_stride;
+            fits = transposed ? FN(copy_columns)(x, m->row_stride, n, width, FN(row_tiles_of)(width), FN(key_steps), tiles)
+                              : FN(copy_rows)(x, m->row_stride, n, width, FN(key_tiles), FN(steps_of)(width), tiles);
         } else {
-            const real *k = FN(tile_rows)(b, &b->key, &s->key, first, n, a->E, &stride);
-            fits = FN(split_rows)(k, stride, n, a->E, FN(key_tiles), FN(steps_of)(a->E), tiles, s->parts.count);
+            ptrdiff_t stride;
+            const real *x = FN(tile_rows)(b, m, of_values ? &s->value : &s->key, first, n, width, &stride);
+            fits = transposed
+                       ? FN(split_columns)(x, stride, n, width, FN(row_tiles_of)(width), FN(key_steps), tiles, s->parts.count)
+                       : FN(split_rows)(x, stride, n, width, FN(key_tiles), FN(steps_of)(width), tiles, s->parts.count);
         }
         if (at >= cells->room) {
             return fits ? tiles : NULL;
@@ -120,44 +120,60 @@ SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, const int n
         return;
     }
     if (parts->count == 1) {
+        s->scaled = false;
         FN(pack_wide)(b, s, nv, 1);
-    } else {
+    } else if (!s->scaled) {
         FN(pack_queries)(b, s, nv, 0);
     }
     parts->queries_fit = FN(split_lanes)(s->q, E, nv, parts->queries, parts->of_queries);
 }
 
-/* Leaves the products of the tile's keys with the queries in s->P, but for vectors that causal closes. False: nothing was
- * done. */
-SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
-    const char *keys = s->parts.count && s->parts.queries_fit ? FN(cell_of)(b, s, first, false) : NULL;
-    if (!keys) {
-        return false;
-    }
-    const ptrdiff_t steps = FN(steps_of)(b->a->E);
+/* to[n][nv·lanes] = the rows of a cell of keys or values, `width` wide, times the right operand of as many; but for vectors
+ * that causal closes. */
+SA_INLINE void FN(rows_by_parts)(const sa_block *b, const FN(parts) * s, const FN(cells) * cells, const char *cell,
+                                 const char *right, int right_parts, ptrdiff_t width, ptrdiff_t first, ptrdiff_t n, real *to,
+                                 const int nv) {
+    const ptrdiff_t steps = FN(steps_of)(width);
     FN(operands)
-    o = {.left_part = s->parts.keys.part_bytes,
+    o = {.left_part = cells->part_bytes,
          .left_row = (size_t)steps * SA_TILE_BYTES,
          .right_part = (size_t)(steps * nv) * SA_TILE_BYTES,
          .right_step = (size_t)nv * SA_TILE_BYTES,
          .steps = steps};
     for (ptrdiff_t j = 0; j < n; j += SA_TILE_STEP) {
-        ptrdiff_t to;
-        o.left = keys + (size_t)(j / SA_TILE_ROWS) * o.left_row;
-        for (int v = FN(first_open_vector)(b->rows, first + j, n - j, nv, &to); v < nv; v += 2) {
-            o.right = s->parts.queries + v * SA_TILE_BYTES;
-            FN(product)(&o, s->P + (j * nv + v) * SA_LANES, (size_t)nv * SA_LANES * sizeof(real), s->parts.count,
-                        s->parts.of_queries, v + 1 < nv ? 2 : 1);
+        ptrdiff_t keys;
+        o.left = cell + (size_t)(j / SA_TILE_ROWS) * o.left_row;
+        for (int v = FN(first_open_vector)(b->rows, first + j, n - j, nv, &keys) & ~1; v < nv; v += 2) {
+            o.right = right + v * SA_TILE_BYTES;
+            FN(product)(&o, to + (j * nv + v) * SA_LANES, (size_t)nv * SA_LANES * sizeof(real), s->count, right_parts,
+                        v + 1 < nv ? 2 : 1);
         }
     }
-    s->factor = s->parts.count == 1 ? FN(factor_of)(b->a) : 1;
-    return true;
+}
+
+/* Leaves the products of the tile's keys with the queries in s->P. False: nothing was done. */
+SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+    const FN(parts) *parts = &s->parts;
+    const char *keys = parts->count && parts->queries_fit ? FN(cell_of)(b, s, &parts->keys, first, false, false) : NULL;
+    if (keys) {
+        FN(rows_by_parts)(b, parts, &parts->keys, keys, parts->queries, parts->of_queries, b->a->E, first, n, s->P, nv);
+        s->factor = parts->count == 1 ? FN(factor_of)(b->a) : 1;
+    }
+    return keys != NULL;
+}
+
+/* For each step of keys, the first vector that causal leaves open, in twos. */
+SA_INLINE void FN(open_steps)(const sa_block *b, FN(parts) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+    for (ptrdiff_t j = 0; j < n; j += SA_TILE_STEP) {
+        ptrdiff_t to;
+        s->from[j / SA_TILE_STEP] = FN(first_open_vector)(b->rows, first + j, n - j, nv, &to) & ~1;
+    }
 }
 
 /* Whether the maximum of a tile may be anything near: weights of bfloat16 have more room above 1 than values within the bounds of
  * parts can use up. */
 SA_INLINE bool FN(may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) {
-    return s->parts.count == 1 && FN(cell_of)(b, s, first, true);
+    return s->parts.count == 1 && FN(cell_of)(b, s, &s->parts.values, first, true, true);
 }
 
 /* The weight of a score, or the weight itself, as exact as so many parts hold it. */
@@ -234,13 +250,10 @@ SA_INLINE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, const int nv, con
 /* The right operand from P, which holds scores, or the weights themselves. False: nothing was done, or some weight is NaN. */
 SA_INLINE bool FN(weights_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv,
                                     const bool scores) {
-    if (!s->parts.count || !(s->parts.values_now = FN(cell_of)(b, s, first, true))) {
+    if (!s->parts.count || !(s->parts.values_now = FN(cell_of)(b, s, &s->parts.values, first, true, true))) {
         return false;
     }
-    for (ptrdiff_t j = 0; j < n; j += SA_TILE_STEP) { /* from the first vector that causal leaves open, in twos */
-        ptrdiff_t to;
-        s->parts.from[j / SA_TILE_STEP] = FN(first_open_vector)(b->rows, first + j, n - j, nv, &to) & ~1;
-    }
+    FN(open_steps)(b, &s->parts, first, n, nv);
     const unsigned before = sa_flush_subnormals();
     if (s->parts.of_weights == 2) {
         FN(split_weights)(s, n, nv, scores, 2);

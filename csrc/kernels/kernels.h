@@ -91,7 +91,9 @@ typedef struct {
     double *partial; /* the chunk's dweight[n] and dbias[n] so far, to add to; or NULL */
 } sa_row_block;
 
-/* A product of matrices for one task: at most block_rows columns of C. Strides count elements, n is the length of the sums. */
+/* A product of matrices for one task: at most block_rows columns of C, or in matmul_tn SA_WEIGHT_ROWS rows. Strides count
+ * elements, n is the length of the sums. */
+#define SA_WEIGHT_ROWS 64
 typedef struct {
     ptrdiff_t m, n, width;
     const void *a, *b;
@@ -127,6 +129,7 @@ typedef struct {
     /* Adds up the partial results of one block, chunk after chunk, and finishes it. partial: chunks in a row. */
     void (*attention_merge)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch);
     size_t (*backward_scratch)(const sa_attention_gradients *g);
+    bool (*adds_by_lines)(const sa_attention *a); /* whether the backward pass adds to dK and dV a cache line at a time */
     void (*attention_delta)(const sa_backward_block *b, void *scratch);
     void (*attention_backward)(const sa_backward_block *b, void *scratch);
     void (*rows[SA_ROW_KINDS])(const sa_row_block *b, void *scratch);

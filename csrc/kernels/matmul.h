@@ -1,13 +1,13 @@
 /* Products of matrices, on the register tiles of attention: a panel of at most block_rows columns at a time, whose other
  * operand is packed into scratch in pieces that stay in L1 while all rows go by. Rows of A, B and C are contiguous, strides
- * count elements. Every element of C is a sum in the order of n, in pieces of SA_PANEL_DEPTH, whatever the rows and columns
- * beside it: how a product is cut into tasks does not change its bits. */
+ * count elements. Every element of C is a sum in the order of n, in pieces that depend on n alone, whatever the rows and
+ * columns beside it: how a product is cut into tasks does not change its bits. */
 
 #define SA_PANEL FN(block_rows)
 #define SA_PANEL_DEPTH 128
-#define SA_PANEL_ROWS 64 /* of C in matmul_tn: its tile stays in L1 beside the panel */
+#define SA_SUMMED 64 /* rows of A and B at a time in matmul_tn: both pieces stay in L1 */
 
-static size_t FN(matmul_scratch)(void) { return (SA_PANEL_DEPTH + SA_PANEL_ROWS) * SA_PANEL * sizeof(real); }
+static size_t FN(matmul_scratch)(void) { return (SA_PANEL_DEPTH * SA_PANEL + SA_WEIGHT_ROWS * SA_SUMMED) * sizeof(real); }
 
 /* panel[k][c] = b[k][c] for k < n, zeros up to a whole vector of columns. */
 SA_INLINE void FN(pack_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel) {
@@ -24,8 +24,9 @@ SA_INLINE void FN(pack_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, pt
     }
 }
 
-/* panel[k][c] = b[c][k] for k < n, zeros up to a whole vector of columns. */
-SA_INLINE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel) {
+/* panel[k][c] = b[c][k] for k < n, zeros up to a whole vector of columns; its rows are `stride` long. */
+SA_INLINE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel,
+                                         ptrdiff_t stride) {
     for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
         for (ptrdiff_t k = 0; k < n; k += SA_LANES) {
             const int depth = n - k < SA_LANES ? (int)(n - k) : SA_LANES;
@@ -40,7 +41,7 @@ SA_INLINE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrd
             }
             FN(transpose)(t);
             for (int i = 0; i < depth; ++i) {
-                V(store)(panel + (k + i) * SA_PANEL + c, t[i]);
+                V(store)(panel + (k + i) * stride + c, t[i]);
             }
         }
     }
@@ -55,7 +56,7 @@ SA_NOINLINE void FN(matmul_nt)(const sa_product *p, void *scratch) {
     }
     for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
         const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
-        FN(pack_panel_transposed)(b + k, p->b_stride, depth, p->width, panel);
+        FN(pack_panel_transposed)(b + k, p->b_stride, depth, p->width, panel, SA_PANEL);
         FN(outer)(a + k, p->a_stride, panel, SA_PANEL, depth, p->m, c, p->c_stride, p->width);
     }
 }
@@ -71,27 +72,25 @@ SA_NOINLINE void FN(matmul_nn)(const sa_product *p, void *scratch) {
     }
 }
 
-/* C[m][width] = A[n][m]ᵀ·B[n][width] */
+/* C[m][width] = A[n][m]ᵀ·B[n][width] for at most SA_WEIGHT_ROWS rows of C and any width. A is read once, and transposed for
+ * all columns together: another thread has just written it. */
 SA_NOINLINE void FN(matmul_tn)(const sa_product *p, void *scratch) {
     const real *a = p->a, *b = p->b;
-    real *panel = scratch, *tile = panel + SA_PANEL_DEPTH * SA_PANEL, ones[SA_PANEL];
-    const int vectors = (int)((p->width + SA_LANES - 1) / SA_LANES);
-    for (int i = 0; i < SA_PANEL; ++i) {
-        ones[i] = 1;
+    real *c = p->c, *panel = scratch, *aT = panel + SA_PANEL_DEPTH * SA_PANEL;
+    const ptrdiff_t pieces = (p->n + SA_SUMMED - 1) / SA_SUMMED;
+    for (ptrdiff_t r = 0; r < p->m; ++r) {
+        memset(c + r * p->c_stride, 0, (size_t)p->width * sizeof(real));
     }
-    for (ptrdiff_t first = 0; first < p->m; first += SA_PANEL_ROWS) {
-        const ptrdiff_t rows = p->m - first < SA_PANEL_ROWS ? p->m - first : SA_PANEL_ROWS;
-        memset(tile, 0, (size_t)(rows * SA_PANEL) * sizeof(real));
-        for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
-            const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
-            FN(pack_panel)(b + k * p->b_stride, p->b_stride, depth, p->width, panel);
-            FN(values_wide)(panel, a + k * p->a_stride + first, p->a_stride, depth, rows, tile, SA_PANEL, ones, vectors);
-        }
-        for (ptrdiff_t r = 0; r < rows; ++r) {
-            memcpy((real *)p->c + (first + r) * p->c_stride, tile + r * SA_PANEL, (size_t)p->width * sizeof(real));
+    for (ptrdiff_t piece = 0; piece < pieces; ++piece) { /* of equal length */
+        const ptrdiff_t k = p->n * piece / pieces, depth = p->n * (piece + 1) / pieces - k;
+        FN(pack_panel_transposed)(a + k * p->a_stride, p->a_stride, p->m, depth, aT, SA_SUMMED);
+        for (ptrdiff_t at = 0; at < p->width; at += SA_PANEL) {
+            const ptrdiff_t width = p->width - at < SA_PANEL ? p->width - at : SA_PANEL;
+            FN(pack_panel)(b + k * p->b_stride + at, p->b_stride, depth, width, panel);
+            FN(outer)(aT, SA_SUMMED, panel, SA_PANEL, depth, p->m, c + at, p->c_stride, width);
         }
     }
 }
 #undef SA_PANEL
 #undef SA_PANEL_DEPTH
-#undef SA_PANEL_ROWS
+#undef SA_SUMMED

@@ -94,32 +94,39 @@ SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t 
     return !V(any)(beyond);
 }
 
-/* xT[n][lane_tiles·16] as the right operand: sums run along the n rows. */
-SA_INLINE bool FN(split_lanes_any)(const real *xT, ptrdiff_t n, ptrdiff_t lane_tiles, char *to, const int parts) {
+/* x[n][lane_tiles·16] as the right operand: sums run along the n rows, in pairs of rows that are `apart` rows apart, 1 or
+ * half a step. */
+SA_INLINE bool FN(split_lanes_any)(const real *x, ptrdiff_t n, ptrdiff_t lane_tiles, char *to, const int parts,
+                                   const ptrdiff_t apart) {
     const ptrdiff_t steps = (n + SA_TILE_STEP - 1) / SA_TILE_STEP;
     const size_t part_bytes = (size_t)(steps * lane_tiles) * SA_TILE_BYTES;
     lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
-    for (ptrdiff_t e = 0; e < steps * SA_TILE_STEP; e += 2) {
+    for (ptrdiff_t pair = 0; pair < steps * SA_TILE_ROWS; ++pair) {
+        const ptrdiff_t step = pair / SA_TILE_ROWS, i = pair % SA_TILE_ROWS;
+        const ptrdiff_t e = step * SA_TILE_STEP + (apart == 1 ? 2 * i : i);
         for (ptrdiff_t v = 0; v < lane_tiles; ++v) {
-            const real *x = xT + (e * lane_tiles + v) * SA_LANES;
-            const vec a = e < n ? V(load)(x) : V(set1)(0);
-            const vec b = e + 1 < n ? V(load)(x + lane_tiles * SA_LANES) : V(set1)(0);
+            const real *row = x + (e * lane_tiles + v) * SA_LANES;
+            const vec a = e < n ? V(load)(row) : V(set1)(0);
+            const vec b = e + apart < n ? V(load)(row + apart * lane_tiles * SA_LANES) : V(set1)(0);
             beyond = V(either)(beyond, V(either)(V(beyond)(a, SA_LEAST(parts), SA_MOST(parts)),
                                                  V(beyond)(b, SA_LEAST(parts), SA_MOST(parts))));
-            FN(split_pairs)(a, b, to + (e / SA_TILE_STEP * lane_tiles + v) * SA_TILE_BYTES + e % SA_TILE_STEP / 2 * 64,
-                            part_bytes, parts, true);
+            FN(split_pairs)(a, b, to + (step * lane_tiles + v) * SA_TILE_BYTES + i * 64, part_bytes, parts, true);
         }
     }
     return !V(any)(beyond);
 }
 
-SA_NOINLINE bool FN(split_lanes)(const real *xT, ptrdiff_t n, ptrdiff_t lane_tiles, char *to, int parts) {
-    switch (parts) {
-    case 1: return FN(split_lanes_any)(xT, n, lane_tiles, to, 1);
-    case 2: return FN(split_lanes_any)(xT, n, lane_tiles, to, 2);
-    default: return FN(split_lanes_any)(xT, n, lane_tiles, to, 3);
+#define SA_SPLIT_LANES(name, apart)                                                                                            \
+    SA_NOINLINE bool FN(name)(const real *x, ptrdiff_t n, ptrdiff_t lane_tiles, char *to, int parts) {                         \
+        switch (parts) {                                                                                                       \
+        case 1: return FN(split_lanes_any)(x, n, lane_tiles, to, 1, apart);                                                    \
+        case 2: return FN(split_lanes_any)(x, n, lane_tiles, to, 2, apart);                                                    \
+        default: return FN(split_lanes_any)(x, n, lane_tiles, to, 3, apart);                                                   \
+        }                                                                                                                      \
     }
-}
+SA_SPLIT_LANES(split_lanes, 1)
+SA_SPLIT_LANES(split_lanes_apart, SA_TILE_STEP / 2)
+#undef SA_SPLIT_LANES
 
 /* The same three for rows of bfloat16 without gaps: each is its own only part. False where the parts of other operands, or
  * products, might leave the range of float32. */
@@ -207,7 +214,7 @@ typedef struct {
 } FN(operands);
 
 /* The combinations of parts that products come in. */
-#define SA_PARTS_OF_PRODUCTS(X) X(1, 1) X(1, 2) X(1, 3) X(2, 3) X(3, 3)
+#define SA_PARTS_OF_PRODUCTS(X) X(1, 1) X(1, 2) X(2, 2) X(2, 3) X(3, 3)
 
 /* One term of the product for one step, where it is one; a tile is loaded only when the term before had another. */
 #define SA_TERM(a, b)                                                                                                          \

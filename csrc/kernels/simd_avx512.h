@@ -39,6 +39,14 @@ SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) {
 }
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
 SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31); }
+/* 16 bits to float32 */
+#define SA_HAS_BF16_PAIRS 1
+#define SA_HAS_F16_LOADS 1
+SA_VERB vf32 vf32_even_bf16(const void *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16)); }
+SA_VERB vf32 vf32_odd_bf16(const void *p) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32((int)0xffff0000)));
+}
+SA_VERB vf32 vf32_load_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 
 /* float64 */
 #define SA_F64_LANES 8

@@ -68,6 +68,26 @@ SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 4, 1, 5); 
 SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 2, 6, 3, 7); }
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6); }
 SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7); }
+/* 16 bits to float32: the even element of a pair is the low half of a word where the lowest byte comes first */
+#define SA_HAS_BF16_PAIRS (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
+SA_VERB vf32 vf32_even_bf16(const void *p) {
+    vu32 pairs;
+    memcpy(&pairs, p, sizeof pairs);
+    return (vf32)(pairs << 16);
+}
+SA_VERB vf32 vf32_odd_bf16(const void *p) {
+    vu32 pairs;
+    memcpy(&pairs, p, sizeof pairs);
+    return (vf32)(pairs & 0xffff0000);
+}
+#if defined(SA_VEC128_NEON)
+#define SA_HAS_F16_LOADS 1
+SA_VERB vf32 vf32_load_f16(const void *p) {
+    float16x4_t halves;
+    memcpy(&halves, p, sizeof halves);
+    return (vf32)vcvt_f32_f16(halves);
+}
+#endif
 
 /* float64 */
 #define SA_F64_LANES 2

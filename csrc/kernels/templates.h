@@ -11,7 +11,9 @@
 #include "scores.h"
 #include "attention_block.h"
 #include "attention_parts.h"
+#include "attention_few.h"
 #include "attention_forward.h"
+#include "attention_backward_parts.h"
 #include "attention_backward.h"
 #include "rows.h"
 #include "rows_backward.h"
@@ -29,7 +31,9 @@
 #include "scores.h"
 #include "attention_block.h"
 #include "attention_parts.h"
+#include "attention_few.h"
 #include "attention_forward.h"
+#include "attention_backward_parts.h"
 #include "attention_backward.h"
 #include "rows.h"
 #include "rows_backward.h"
@@ -65,6 +69,7 @@
         .attention_forward = SA_PASTE4(sa_, attention_forward, dtype, attention_isa),                                          \
         .attention_merge = SA_PASTE4(sa_, attention_merge, dtype, attention_isa),                                              \
         .backward_scratch = SA_PASTE4(sa_, attention_backward_scratch, dtype, attention_isa),                                  \
+        .adds_by_lines = SA_PASTE4(sa_, adds_by_lines, dtype, attention_isa),                                                  \
         .attention_delta = SA_PASTE4(sa_, attention_delta, dtype, attention_isa),                                              \
         .attention_backward = SA_PASTE4(sa_, attention_backward, dtype, attention_isa),                                        \
         .rows = SA_ROW_TABLE(dtype),                                                                                           \

@@ -9,7 +9,9 @@
 #include "scores.h"
 #include "attention_block.h"
 #include "attention_parts.h"
+#include "attention_few.h"
 #include "attention_forward.h"
+#include "attention_backward_parts.h"
 #include "attention_backward.h"
 #include "real_end.h"
 

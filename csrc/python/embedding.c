@@ -189,6 +189,58 @@ static int take_numbers(embedding_call *c, PyObject *module, PyObject *ids_value
     return 0;
 }
 
+/* Adds the ids of a new list, which nobody else can change, to `to`; the number of them, or −1 where one wants a closer look. */
+static Py_ssize_t copy_ids(PyObject *list, Py_ssize_t vocabulary, int64_t *to) {
+    const Py_ssize_t n = PyList_GET_SIZE(list);
+    for (Py_ssize_t i = 0; i < n; ++i) {
+        PyObject *id = PyList_GET_ITEM(list, i);
+        int overflow = 0;
+        to[i] = PyLong_CheckExact(id) ? (int64_t)PyLong_AsLongLongAndOverflow(id, &overflow) : -1;
+        if (overflow != 0 || to[i] < 0 || to[i] >= vocabulary) {
+            return -1;
+        }
+    }
+    return n;
+}
+
+/* Packs new lists of ids. None where something is not a list of one id or more, each an int in 0 … vocabulary − 1: the caller
+ * knows how to say it. NumPy took 4 to 5 us for a sentence or three, as much as the smallest model itself. */
+static PyObject *pack_ids(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *lists, *result = NULL;
+    Py_ssize_t vocabulary;
+    if (!PyArg_ParseTuple(args, "O!n:_pack_ids", &PyList_Type, &lists, &vocabulary)) {
+        return NULL;
+    }
+    npy_intp tokens = 0, offsets = PyList_GET_SIZE(lists) + 1;
+    for (Py_ssize_t s = 0; s + 1 < offsets; ++s) {
+        PyObject *list = PyList_GET_ITEM(lists, s);
+        if (!PyList_CheckExact(list) || PyList_GET_SIZE(list) == 0) {
+            Py_RETURN_NONE;
+        }
+        tokens += PyList_GET_SIZE(list);
+    }
+    PyObject *ids = PyArray_SimpleNew(1, &tokens, NPY_INT64), *starts = PyArray_SimpleNew(1, &offsets, NPY_INT64);
+    if (ids == NULL || starts == NULL) {
+        goto done;
+    }
+    int64_t *to = PyArray_DATA((PyArrayObject *)ids), *start = PyArray_DATA((PyArrayObject *)starts);
+    start[0] = 0;
+    for (Py_ssize_t s = 0; s + 1 < offsets; ++s) {
+        const Py_ssize_t n = copy_ids(PyList_GET_ITEM(lists, s), vocabulary, to + start[s]);
+        if (n < 0) {
+            result = Py_NewRef(Py_None);
+            goto done;
+        }
+        start[s + 1] = start[s] + n;
+    }
+    result = PyTuple_Pack(2, ids, starts);
+done:
+    Py_XDECREF(ids);
+    Py_XDECREF(starts);
+    return result;
+}
+
 /* ---- forward ------------------------------------------------------------------------------------------------------------- */
 
 static double work_of(const sa_embedding *e) {
@@ -360,6 +412,7 @@ done:
 }
 
 PyMethodDef sa_embedding_methods[] = {
+    {"_pack_ids", pack_ids, METH_VARARGS, "The ids of lists one after the other, and where each list begins."},
     {"_embedding_forward", embedding_forward, METH_VARARGS,
      "The embeddings of packed sentences, and what the backward pass needs where that is wanted."},
     {"_embedding_backward", embedding_backward, METH_VARARGS, "The gradients of all parameters, from that of the embeddings."},

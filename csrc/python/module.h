@@ -19,7 +19,7 @@
 #include "../selfattn.h"
 
 #define SA_MAX_PARAMETERS 26
-#define SA_KEPT_BLOCKS 6
+#define SA_KEPT_BLOCKS 8
 
 /* One row per function that takes keywords: signatures.c. */
 typedef enum {

@@ -138,7 +138,26 @@ static PyObject *adam_step(PyObject *module, PyObject *args) {
     return run(&u, parameters, gradients, means, squares, steps);
 }
 
+/* Whether the update takes these parameters and gradients as they are: arrays of one type and shape each. */
+static PyObject *are_plain(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *parameters, *gradients;
+    if (!PyArg_ParseTuple(args, "O!O!:_are_plain", &PyList_Type, &parameters, &PyList_Type, &gradients)) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(parameters); ++i) {
+        PyArrayObject *parameter = plain_array(parameters, "parameters", i, NULL, true), *gradient;
+        if (parameter == NULL || (gradient = plain_array(gradients, "gradients", i, parameter, false)) == NULL ||
+            !PyArray_SAMESHAPE(parameter, gradient)) {
+            PyErr_Clear();
+            Py_RETURN_FALSE;
+        }
+    }
+    Py_RETURN_TRUE;
+}
+
 PyMethodDef sa_update_methods[] = {
+    {"_are_plain", are_plain, METH_VARARGS, "Whether nothing has to be checked or converted before a step."},
     {"_sgd_step", sgd_step, METH_VARARGS, "One step of SGD over all parameters; optim.SGD calls it."},
     {"_adam_step", adam_step, METH_VARARGS, "One step of Adam or AdamW over all parameters; optim.Adam calls it."},
     {NULL, NULL, 0, NULL},

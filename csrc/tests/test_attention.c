@@ -50,7 +50,10 @@ static void sizes(void) {
             case_try(&t, (uint64_t)e, "widths, wide kernels");
             t.L = 1 + (e + v) % 4;
             t.lead[0] = 1;
-            case_try(&t, (uint64_t)e, "widths, kernels of few queries");
+            for (int d = 0; d < 4; ++d) { /* 16 bits are read as they are */
+                t.query = t.key = t.value = t.out = floats[d];
+                case_try(&t, (uint64_t)e, "widths, kernels of few queries");
+            }
         }
     }
 }

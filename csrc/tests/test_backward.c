@@ -359,6 +359,13 @@ void test_backward(void) {
             t.block = 1 + options % 40;
             try(&t, (uint64_t)options);
         }
+        backward_case blocks = plain; /* so many that dK and dV may be brought together in whole cache lines */
+        blocks.L = 530;
+        blocks.S = 90;
+        for (int causal = 0; causal < 2; ++causal) {
+            blocks.causal = causal;
+            try(&blocks, 8);
+        }
         backward_case parts = plain;
         parts.heads = 1;
         parts.L = quick ? 520 : 800;

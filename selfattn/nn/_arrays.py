@@ -36,6 +36,8 @@ def check_size(name: str, value: Any, least: int = 1) -> int:
 
 def as_input(x: npt.ArrayLike, dtype: np.dtype[Any], name: str = "x") -> Array:
     """Take an input as an array of floats: lists and integers in the layer's dtype, float arrays as they are."""
+    if type(x) is np.ndarray and x.dtype == dtype:
+        return x
     if isinstance(x, np.ma.MaskedArray | np.matrix):
         raise TypeError(f"{name} is a {type(x).__name__}; pass a plain array")
     array = np.asarray(x)

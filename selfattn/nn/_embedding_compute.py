@@ -68,11 +68,14 @@ def embed_vjp(
         ``dy (n, d) -> [d_table, d_parameter, …]``: the gradients of the table, then of the
         parameters of each block, in their dtype. It reads the parameters again: they must not have changed.
     """
+    dtype = table.dtype
     y, saved = _core._embedding_forward(ids, cu_seqlens, *_computed_in(table, positions, blocks), True)
 
     def pullback(dy: Array) -> list[Array]:
         grads = _core._embedding_backward(saved, np.ascontiguousarray(widened(dy)))
-        return [grad.astype(table.dtype, copy=False) for grad in grads]
+        if dtype.itemsize == 2:
+            grads = [grad.astype(dtype) for grad in grads]
+        return grads
 
     return y.astype(table.dtype, copy=False), pullback
 

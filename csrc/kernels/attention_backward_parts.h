@@ -1,0 +1,235 @@
+/* The products of the backward pass on the matrix unit (parts.h), where there is one; numbers are those of docs/backward.md.
+ * Tiles are P[keys][queries] as everywhere, so that
+ *
+ *     dP = V·dOᵀ (2)       rows of a cell of values by the lanes of dOᵀ, as the scores are rows of keys by the lanes of Qᵀ
+ *     dV += P·dO (1), dK += dS·Q (6)   P and dS as left operands: sums run along the queries
+ *     dQᵀ += Kᵀ·dS (3)     dS as the right operand: sums run along the keys
+ *
+ * The left operands' sums take the queries in the order 0, 16, 1, 17, … of two vectors: their pairs are then two vectors, side
+ * by side, as the pairs of a right operand are. The rows of Q and dO are paired alike. */
+
+#if defined(SA_HAS_TILES)
+
+typedef struct {
+    FN(cells) key_columns;
+    char *grad_out;               /* dOᵀ, right operand [Dv] by queries */
+    char *query_rows, *grad_rows; /* Q and dO, right operands [queries] by E and by Dv, paired half a step apart */
+    char *weights, *dscores;      /* P and dS, left operands [keys of a step] by queries */
+    int count;                    /* parts of each of these */
+    bool fit;                     /* all of Q and dO */
+} FN(gradient_parts);
+
+SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention *a, char *base, size_t used, FN(gradient_parts) * s) {
+    if (!FN(uses_parts)(a)) {
+        return used;
+    }
+    const ptrdiff_t cells = FN(tiles_in)(a->S, SA_KEYS_PER_TILE), query_steps = FN(steps_of)(FN(block_rows));
+    s->count = FN(parts_of_call)(a) == 3 ? 3 : 2;
+    const size_t step = (size_t)s->count * SA_TILE_BYTES, left = step * (size_t)(2 * query_steps);
+    FN(lay_out_cells)(&s->key_columns, FN(row_tiles_of)(a->E) * FN(key_steps), cells, FN(parts_of_call)(a));
+    SA_TAKE(key_columns.tiles, char, (size_t)(s->key_columns.room + 1) * s->key_columns.bytes);
+    SA_TAKE(key_columns.state, unsigned char, (size_t)s->key_columns.room);
+    SA_TAKE(grad_out, char, step *(size_t)(FN(steps_of)(a->Dv) * SA_VECS));
+    SA_TAKE(query_rows, char, step *(size_t)(query_steps * FN(tiles_in)(a->E, SA_LANES)));
+    SA_TAKE(grad_rows, char, step *(size_t)(query_steps * FN(tiles_in)(a->Dv, SA_LANES)));
+    SA_TAKE(weights, char, left);
+    SA_TAKE(dscores, char, left);
+    return used;
+}
+
+/* The block's Q and dO: rows of `count` queries, dOᵀ. */
+SA_INLINE void FN(open_gradient_parts)(const sa_block *b, const FN(scratch) * s, FN(gradient_parts) * g, const real *q_rows,
+                                       const real *do_rows, const int nv) {
+    const sa_attention *a = b->a;
+    g->fit = false;
+    if (!s->parts.count) {
+        return;
+    }
+    if (!b->cache_holds) {
+        memset(g->key_columns.state, SA_CELL_UNKNOWN, (size_t)g->key_columns.room);
+    }
+    const ptrdiff_t count = b->rows->count;
+    g->fit = s->parts.queries_fit && FN(split_lanes)(s->O, a->Dv, nv, g->grad_out, g->count) &&
+             FN(split_lanes_apart)(q_rows, count, FN(tiles_in)(a->E, SA_LANES), g->query_rows, g->count) &&
+             FN(split_lanes_apart)(do_rows, count, FN(tiles_in)(a->Dv, SA_LANES), g->grad_rows, g->count);
+}
+
+/* (2), in dS. False: nothing was done. */
+SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const FN(gradient_parts) * g, ptrdiff_t first,
+                                     ptrdiff_t n, real *dS, const int nv) {
+    const char *values = s->parts.count && g->fit ? FN(cell_of)(b, s, &s->parts.values, first, true, false) : NULL;
+    if (values) {
+        FN(rows_by_parts)(b, &s->parts, &s->parts.values, values, g->grad_out, g->count, b->a->Dv, first, n, dS, nv);
+    }
+    return values != NULL;
+}
+
+/* The parts of P and dS as left operands and of dS as a right operand (in s->parts.weights), all cut towards zero: n rows of a
+ * step, vectors from `from` on. Plain: P holds scores and dS holds dP as yet, and stay so. False when some dS is not finite. */
+SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_parts) * g, const real *P, const real *dS,
+                                 const real *delta, int from, ptrdiff_t n, const int nv, const int parts, const bool plain) {
+    const ptrdiff_t query_steps = FN(steps_of)(nv * SA_LANES);
+    const size_t left_part = (size_t)(2 * query_steps) * SA_TILE_BYTES, right_part = (size_t)nv * SA_TILE_BYTES;
+    const vec zero = V(set1)(0);
+    vec check = zero; /* 0·x is 0 for a finite x and NaN for any other */
+    for (ptrdiff_t j = 0; j < SA_TILE_STEP; j += 2) {
+        const ptrdiff_t left_at = j / SA_TILE_ROWS * query_steps * SA_TILE_BYTES + j % SA_TILE_ROWS * 64;
+        char *right = s->parts.weights + j * 32;
+        if (j % 8 == 0) {
+            sa_tiles_stay_awake();
+        }
+        SA_UNROLL
+        for (int v = 0; v < nv; v += 2) {
+            if (v < from) {
+                continue;
+            }
+            const ptrdiff_t left = left_at + v / 2 * SA_TILE_BYTES;
+            vec p[2][2], ds[2][2]; /* [row][vector] */
+            SA_UNROLL
+            for (int i = 0; i < 4; ++i) {
+                const int row = i / 2, u = i % 2;
+                const ptrdiff_t at = ((j + row) * nv + v + u) * SA_LANES;
+                p[row][u] = ds[row][u] = zero;
+                if (j + row < n && v + u < nv) {
+                    p[row][u] = V(load)(P + at);
+                    ds[row][u] = V(load)(dS + at);
+                    if (plain) {
+                        p[row][u] = FN(exp2)(p[row][u] - V(load)(s->maximum + (v + u) * SA_LANES));
+                        ds[row][u] = p[row][u] * (ds[row][u] - V(load)(delta + (v + u) * SA_LANES));
+                    }
+                }
+                check = V(fma)(ds[row][u], zero, check);
+            }
+            for (int row = 0; row < 2; ++row) {
+                FN(split_pairs)(p[row][0], p[row][1], g->weights + left + row * 64, left_part, parts, false);
+                FN(split_pairs)(ds[row][0], ds[row][1], g->dscores + left + row * 64, left_part, parts, false);
+            }
+            FN(split_pairs)(ds[0][0], ds[1][0], right + v * SA_TILE_BYTES, right_part, parts, false);
+            if (v + 1 < nv) {
+                FN(split_pairs)(ds[0][1], ds[1][1], right + (v + 1) * SA_TILE_BYTES, right_part, parts, false);
+            }
+        }
+    }
+    return !V(any)(V(not_lt)(check, V(set1)(1)));
+}
+
+/* to[n][stride] += left·right, 32 rows of the left operand, `width` lanes; sums from query step `from` on. */
+SA_INLINE void FN(add_rows_product)(const FN(scratch) * s, int parts, const char *left, const char *right, ptrdiff_t from,
+                                    ptrdiff_t query_steps, ptrdiff_t width, ptrdiff_t n, real *to, ptrdiff_t stride) {
+    const ptrdiff_t lane_tiles = FN(tiles_in)(width, SA_LANES);
+    FN(operands)
+    o = {.left = left + from * SA_TILE_BYTES,
+         .left_part = (size_t)(2 * query_steps) * SA_TILE_BYTES,
+         .left_row = (size_t)query_steps * SA_TILE_BYTES,
+         .right_part = (size_t)(query_steps * lane_tiles) * SA_TILE_BYTES,
+         .right_step = (size_t)lane_tiles * SA_TILE_BYTES,
+         .steps = query_steps - from};
+    for (ptrdiff_t v = 0; v < lane_tiles; v += 2) {
+        const int tiles = v + 1 < lane_tiles ? 2 : 1;
+        o.right = right + from * lane_tiles * SA_TILE_BYTES + v * SA_TILE_BYTES;
+        o.adds = n == SA_TILE_STEP && width - v * SA_LANES >= tiles * SA_LANES;
+        if (o.adds) {
+            FN(product)(&o, to + v * SA_LANES, (size_t)stride * sizeof(real), parts, parts, tiles);
+            continue;
+        }
+        FN(product)(&o, s->parts.product, (size_t)tiles * SA_LANES * sizeof(real), parts, parts, tiles);
+        for (ptrdiff_t r = 0; r < n; ++r) {
+            for (int u = 0; u < tiles; ++u) {
+                real *row = to + r * stride + (v + u) * SA_LANES;
+                const vec more = V(load)(s->parts.product + (r * tiles + u) * SA_LANES);
+                const ptrdiff_t left_columns = width - (v + u) * SA_LANES;
+                if (left_columns >= SA_LANES) {
+                    V(store)(row, V(load)(row) + more);
+                } else {
+                    V(store_n)(row, V(load_n)(row, (int)left_columns) + more, (int)left_columns);
+                }
+            }
+        }
+    }
+}
+
+/* dqT[E][nv·lanes] += a step of the cell's columns times dS, vectors from `from` on. */
+SA_INLINE void FN(add_columns_product)(const sa_block *b, const FN(scratch) * s, const FN(gradient_parts) * g,
+                                       const char *columns, int from, real *dqT, const int nv) {
+    const ptrdiff_t lanes = nv * SA_LANES;
+    FN(operands)
+    o = {.left_part = g->key_columns.part_bytes,
+         .left_row = FN(key_steps) * SA_TILE_BYTES,
+         .right_part = (size_t)nv * SA_TILE_BYTES,
+         .steps = 1,
+         .adds = true};
+    for (ptrdiff_t e = 0; e < b->a->E; e += 2 * SA_TILE_ROWS) {
+        o.left = columns + (size_t)(e / SA_TILE_ROWS) * o.left_row;
+        for (int v = from; v < nv; v += 2) {
+            o.right = s->parts.weights + v * SA_TILE_BYTES;
+            FN(product)(&o, dqT + e * lanes + v * SA_LANES, (size_t)lanes * sizeof(real), s->parts.count, g->count,
+                        v + 1 < nv ? 2 : 1);
+        }
+    }
+}
+
+/* (1), (3) and (6) of a tile of n keys from its key `done` on, a step at a time: what is split then stays in the L1 (whole tiles
+ * took 3 to 10 % longer). dqT has E rounded up to row tiles. `plain` as in split_dscores. Returns where it came to: n, or the
+ * first key of the step that goes through multiply-adds. */
+SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_parts) * g,
+                                           const real *P, const real *dS, const real *delta, real *dqT, ptrdiff_t first,
+                                           ptrdiff_t done, ptrdiff_t n, const int nv, const bool plain) {
+    const sa_attention *a = b->g->a;
+    const char *columns = NULL;
+    if (!s->parts.count || !g->fit ||
+        (b->g->dquery.m.data && !(columns = FN(cell_of)(&b->b, s, &g->key_columns, first, false, true)))) {
+        return done;
+    }
+    FN(open_steps)(&b->b, &s->parts, first, n, nv);
+    const ptrdiff_t query_steps = FN(steps_of)(nv * SA_LANES);
+    for (; done < n; done += SA_TILE_STEP) {
+        const int from = s->parts.from[done / SA_TILE_STEP];
+        const ptrdiff_t keys = n - done < SA_TILE_STEP ? n - done : SA_TILE_STEP, at = done * nv * SA_LANES;
+        const ptrdiff_t row = first + done - b->first_key;
+        const unsigned before = sa_flush_subnormals();
+        const bool finite = g->count == 3 ? FN(split_dscores)(s, g, P + at, dS + at, delta, from, keys, nv, 3, plain)
+                                          : FN(split_dscores)(s, g, P + at, dS + at, delta, from, keys, nv, 2, plain);
+        sa_restore_subnormals(before);
+        if (!finite) {
+            return done;
+        }
+        if (b->dvalue) {
+            FN(add_rows_product)(s, g->count, g->weights, g->grad_rows, from / 2, query_steps, a->Dv, keys,
+                                 (real *)(void *)b->dvalue + row * b->dvalue_stride, b->dvalue_stride);
+        }
+        if (b->dkey) {
+            FN(add_rows_product)(s, g->count, g->dscores, g->query_rows, from / 2, query_steps, a->E, keys,
+                                 (real *)(void *)b->dkey + row * b->dkey_stride, b->dkey_stride);
+        }
+        if (columns) {
+            FN(add_columns_product)(&b->b, s, g, columns + done / SA_TILE_STEP * SA_TILE_BYTES, from, dqT, nv);
+        }
+    }
+    return n;
+}
+
+#else
+
+typedef struct {
+    bool fit;
+} FN(gradient_parts);
+
+SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention *a, char *base, size_t used, FN(gradient_parts) * s) {
+    return (void)a, (void)base, (void)s, used;
+}
+SA_INLINE void FN(open_gradient_parts)(const sa_block *b, const FN(scratch) * s, FN(gradient_parts) * g, const real *q_rows,
+                                       const real *do_rows, int nv) {
+    (void)b, (void)s, (void)g, (void)q_rows, (void)do_rows, (void)nv;
+}
+SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const FN(gradient_parts) * g, ptrdiff_t first,
+                                     ptrdiff_t n, real *dS, int nv) {
+    return (void)b, (void)s, (void)g, (void)first, (void)n, (void)dS, (void)nv, false;
+}
+SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_parts) * g,
+                                           const real *P, const real *dS, const real *delta, real *dqT, ptrdiff_t first,
+                                           ptrdiff_t done, ptrdiff_t n, int nv, bool plain) {
+    return (void)b, (void)s, (void)g, (void)P, (void)dS, (void)delta, (void)dqT, (void)first, (void)n, (void)nv, (void)plain,
+           done;
+}
+
+#endif

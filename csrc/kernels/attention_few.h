@@ -1,0 +1,389 @@
+/* A block of one to four queries against a key head (decoding). Lanes are features; bound by the reading of K and V, so those
+ * are read once, where they lie: rows of any stride, and float16 and bfloat16 as they are where there is a verb for it. */
+
+/* The most rows that are "few": a power of two, and all of them must fit one vector. */
+#define SA_FEW_ROWS (SA_LANES >= 4 ? 4 : SA_LANES)
+
+/* How elements of keys and values lie in memory. bfloat16 comes as pairs: a vector of the even elements and one of the odd
+ * ones, a shift and an and for twice the lanes. What meets them is put in that order (pack_few_queries, restore_order). */
+#define SA_READS_REAL 0
+#define SA_READS_BF16 1
+#define SA_READS_F16 2
+#define SA_READS_PAIRS 3 /* bfloat16 that had to be packed: in the same order, and so to the same bits */
+#if SA_REAL_IS_F64 || !SA_HAS_BF16_PAIRS
+#define SA_SOME_BF16 0
+#else
+#define SA_SOME_BF16 1
+#endif
+#if SA_REAL_IS_F64 || !defined(SA_HAS_F16_LOADS)
+#define SA_SOME_F16 0
+#else
+#define SA_SOME_F16 1
+#endif
+
+/* Rows are fetched into the L1 this far ahead: the hardware does not look beyond the end of a page. */
+#define SA_BYTES_AHEAD 4096
+
+/* Rows of keys or values, `stride` bytes apart. */
+typedef struct {
+    const char *at;
+    ptrdiff_t stride, ahead; /* ahead: bytes from a row to the one to be fetched meanwhile; 0: none */
+    int reads;
+} FN(few_rows);
+
+/* Rows of queries and of the output, rounded up to whole pairs of vectors. */
+SA_INLINE ptrdiff_t FN(few_width)(ptrdiff_t n) { return (n + 2 * SA_LANES - 1) / (2 * SA_LANES) * (2 * SA_LANES); }
+
+SA_INLINE int FN(few_reads)(const sa_matrix *m) {
+    const bool in_place = !m->swapped && m->col_stride == 2;
+    if (SA_SOME_BF16 && m->dtype == SA_BF16) {
+        return in_place ? SA_READS_BF16 : SA_READS_PAIRS;
+    }
+    return SA_SOME_F16 && m->dtype == SA_F16 && in_place ? SA_READS_F16 : SA_READS_REAL;
+}
+
+SA_INLINE FN(few_rows)
+    FN(few_rows_of)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
+    const int reads = FN(few_reads)(m);
+    if (reads == SA_READS_BF16 || reads == SA_READS_F16 || FN(is_direct)(m)) {
+        const ptrdiff_t bytes = width * (ptrdiff_t)sa_itemsize(m->dtype);
+        const ptrdiff_t rows = bytes * 4 > SA_BYTES_AHEAD || bytes == 0 ? 4 : SA_BYTES_AHEAD / bytes;
+        return (FN(few_rows)){m->data + first * m->row_stride, m->row_stride,
+                              first + n + rows <= b->end ? rows * m->row_stride : 0, reads};
+    }
+    ptrdiff_t stride;
+    const real *rows = FN(tile_rows)(b, m, cache, first, n, width, &stride);
+    return (FN(few_rows)){(const char *)rows, stride * (ptrdiff_t)sizeof(real), 0, reads};
+}
+
+/* ---- vectors of a row ---------------------------------------------------------------------------------------------- */
+
+#define SA_FEW_BYTES(reads) ((reads) == SA_READS_BF16 || (reads) == SA_READS_F16 ? 2 : (ptrdiff_t)sizeof(real))
+#define SA_FEW_VECS(reads) ((reads) == SA_READS_BF16 || (reads) == SA_READS_PAIRS ? 2 : 1)
+
+/* SA_FEW_VECS vectors of elements from p on, while those `ahead` bytes further are fetched. */
+SA_INLINE void FN(load_few)(const char *p, ptrdiff_t ahead, vec *x, const int reads) {
+    __builtin_prefetch(p + ahead, 0, 3);
+#if SA_SOME_BF16
+    if (reads == SA_READS_BF16) {
+        x[0] = V(even_bf16)(p);
+        x[1] = V(odd_bf16)(p);
+        return;
+    }
+#endif
+#if SA_SOME_F16
+    if (reads == SA_READS_F16) {
+        x[0] = V(load_f16)(p);
+        return;
+    }
+#endif
+    const real *from = (const real *)(const void *)p;
+    if (reads == SA_READS_PAIRS) {
+        const vec low = V(load)(from), high = V(load)(from + SA_LANES);
+        x[0] = V(even)(low, high);
+        x[1] = V(odd)(low, high);
+        return;
+    }
+    x[0] = V(load)(from);
+}
+
+/* The same of the last n elements of a row, fewer than the vectors hold; the rest is 0. */
+SA_INLINE void FN(load_few_n)(const char *p, ptrdiff_t n, vec *x, const int reads) {
+    if (reads == SA_READS_REAL) {
+        x[0] = V(load_n)((const real *)(const void *)p, (int)n);
+        return;
+    }
+    real padded[2 * SA_LANES] = {0};
+    memcpy(padded, p, (size_t)(n * SA_FEW_BYTES(reads)));
+    FN(load_few)((const char *)padded, 0, x, reads);
+}
+
+/* q[few][width] times the factor, in the order in which keys are read. */
+SA_INLINE void FN(pack_few_queries)(const sa_block *b, FN(scratch) * s, const int few) {
+    const sa_matrix *m = &b->a->query.m;
+    const vec factor = V(set1)((real)(b->a->scale * SA_LOG2E));
+    const ptrdiff_t E = b->a->E, width = FN(few_width)(E);
+    const bool in_pairs = SA_FEW_VECS(FN(few_reads)(&b->key)) == 2;
+    memset(s->q, 0, (size_t)(few * width) * sizeof(real));
+    for (int r = 0; r < few && r < b->rows->count; ++r) {
+        real *q_r = s->q + r * width;
+        FN(load_row)(q_r, b->rows->query[r], m->col_stride, E, m->dtype, m->swapped);
+        for (ptrdiff_t e = 0; e < width; e += 2 * SA_LANES) {
+            const vec x = V(load)(q_r + e) * factor, y = V(load)(q_r + e + SA_LANES) * factor;
+            V(store)(q_r + e, in_pairs ? V(even)(x, y) : x);
+            V(store)(q_r + e + SA_LANES, in_pairs ? V(odd)(x, y) : y);
+        }
+    }
+}
+
+/* The output's columns from the order in which values are read to their own. */
+SA_INLINE void FN(restore_order)(const sa_block *b, FN(scratch) * s, const int few) {
+    if (SA_FEW_VECS(FN(few_reads)(&b->value)) == 2) {
+        real *O = s->O;
+        for (ptrdiff_t i = 0; i < few * FN(few_width)(b->a->Dv); i += 2 * SA_LANES) {
+            const vec even = V(load)(O + i), odd = V(load)(O + i + SA_LANES);
+            V(store)(O + i, V(zip_lo)(even, odd));
+            V(store)(O + i + SA_LANES, V(zip_hi)(even, odd));
+        }
+    }
+}
+
+/* ---- products ------------------------------------------------------------------------------------------------------ */
+
+/* sum[i·R + r] += k_i·q[r] over a vector or a pair of them from element e on; the last of a row when left > 0. */
+SA_INLINE void FN(scores_few_step)(const real *q, ptrdiff_t q_stride, const char *const *k, ptrdiff_t ahead, ptrdiff_t e,
+                                   ptrdiff_t left, vec *sum, const int R, const int reads) {
+    const int U = SA_FEW_VECS(reads);
+    vec q_r[4][2];
+    SA_UNROLL
+    for (int r = 0; r < R; ++r) {
+        SA_UNROLL
+        for (int u = 0; u < U; ++u) {
+            q_r[r][u] = V(load)(q + r * q_stride + e + u * SA_LANES);
+        }
+    }
+    SA_UNROLL
+    for (int i = 0; i < SA_LANES / R; ++i) {
+        const char *k_i = k[i] + e * SA_FEW_BYTES(reads);
+        vec x[2];
+        if (left == 0) {
+            FN(load_few)(k_i, ahead, x, reads);
+        } else {
+            FN(load_few_n)(k_i, left, x, reads);
+        }
+        SA_UNROLL
+        for (int r = 0; r < R; ++r) {
+            SA_UNROLL
+            for (int u = 0; u < U; ++u) {
+                sum[i * R + r] = V(fma)(x[u], q_r[r][u], sum[i * R + r]);
+            }
+        }
+    }
+}
+
+/* P[n][p_stride], columns 0 … R − 1, = k[j]·q[r]. q[R][q_stride] is padded with zeros. p_stride is R, and P then has room for
+ * whole vectors (what is behind n keys is any product), or it is SA_LANES. */
+SA_INLINE void FN(scores_few)(const real *restrict q, const FN(few_rows) * rows, ptrdiff_t n, ptrdiff_t E, real *restrict P,
+                              ptrdiff_t p_stride, const int R, const int reads, const bool tail) {
+    const int keys = SA_LANES / R; /* products of one pass: keys × R = lanes */
+    const ptrdiff_t q_stride = FN(few_width)(E), step = SA_FEW_VECS(reads) * SA_LANES, whole = tail ? E - E % step : E;
+    const char *k = rows->at;
+    const ptrdiff_t k_stride = rows->stride, ahead = rows->ahead;
+    for (ptrdiff_t j = 0; j < n; j += keys) {
+        const int here = n - j < keys ? (int)(n - j) : keys;
+        const char *k_j[SA_LANES];
+        SA_UNROLL
+        for (int i = 0; i < keys; ++i) {
+            k_j[i] = k + (j + (i < here ? i : 0)) * k_stride;
+        }
+        vec sum[SA_LANES];
+        SA_UNROLL
+        for (int i = 0; i < SA_LANES; ++i) {
+            sum[i] = V(set1)(0);
+        }
+        for (ptrdiff_t e = 0; e < whole; e += step) {
+            FN(scores_few_step)(q, q_stride, k_j, ahead, e, 0, sum, R, reads);
+        }
+        if (tail) {
+            FN(scores_few_step)(q, q_stride, k_j, 0, whole, E - whole, sum, R, reads);
+        }
+        const vec each = FN(sum_each)(sum);
+        if (p_stride == R) {
+            V(store)(P + j * R, each);
+            continue;
+        }
+        real products[SA_LANES];
+        V(store)(products, each);
+        for (int i = 0; i < here; ++i) {
+            SA_UNROLL
+            for (int r = 0; r < R; ++r) {
+                P[(j + i) * p_stride + r] = products[i * R + r];
+            }
+        }
+    }
+}
+
+/* O[R][o_stride], C vectors of columns from d on, = alpha·O + Σ_j P[j][r]·v[j]; the last `tail` columns of a row, or 0. */
+SA_INLINE void FN(values_few_columns)(const real *restrict P, ptrdiff_t p_stride, const FN(few_rows) * rows, ptrdiff_t n,
+                                      ptrdiff_t d, real *restrict O, ptrdiff_t o_stride, const real *restrict alpha,
+                                      const int R, const int C, const int reads, ptrdiff_t tail) {
+    const int U = SA_FEW_VECS(reads);
+    const char *v = rows->at + d * SA_FEW_BYTES(reads);
+    const ptrdiff_t v_stride = rows->stride, ahead = rows->ahead;
+    vec sum[4][8];
+    SA_UNROLL
+    for (int r = 0; r < R; ++r) {
+        SA_UNROLL
+        for (int c = 0; c < C; ++c) {
+            sum[r][c] = V(set1)(0);
+        }
+    }
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        const char *v_j = v + j * v_stride;
+        vec x[8];
+        if (tail > 0) {
+            FN(load_few_n)(v_j, tail, x, reads);
+        } else {
+            SA_UNROLL
+            for (int c = 0; c < C; c += U) {
+                FN(load_few)(v_j + c * SA_LANES * SA_FEW_BYTES(reads), ahead, x + c, reads);
+            }
+        }
+        SA_UNROLL
+        for (int r = 0; r < R; ++r) {
+            vec p = V(set1)(P[j * p_stride + r]);
+            SA_UNROLL
+            for (int c = 0; c < C; ++c) {
+                sum[r][c] = V(fma)(p, x[c], sum[r][c]);
+            }
+        }
+    }
+    SA_UNROLL
+    for (int r = 0; r < R; ++r) {
+        SA_UNROLL
+        for (int c = 0; c < C; ++c) {
+            real *o = O + r * o_stride + d + c * SA_LANES;
+            V(store)(o, V(fma)(V(set1)(alpha[r]), V(load)(o), sum[r][c]));
+        }
+    }
+}
+
+SA_INLINE void FN(values_few)(const real *restrict P, ptrdiff_t p_stride, const FN(few_rows) * v, ptrdiff_t n, ptrdiff_t Dv,
+                              real *restrict O, const real *restrict alpha, const int R, const int reads) {
+    const int C = SA_VECTOR_REGISTERS == 32 ? (R == 4 ? 4 : 8) : (R == 4 ? 2 : 4), U = SA_FEW_VECS(reads);
+    const ptrdiff_t o_stride = FN(few_width)(Dv);
+    ptrdiff_t d = 0;
+    for (; d + C * SA_LANES <= Dv; d += C * SA_LANES) {
+        FN(values_few_columns)(P, p_stride, v, n, d, O, o_stride, alpha, R, C, reads, 0);
+    }
+    for (; d + U * SA_LANES <= Dv; d += U * SA_LANES) {
+        FN(values_few_columns)(P, p_stride, v, n, d, O, o_stride, alpha, R, U, reads, 0);
+    }
+    if (d < Dv) {
+        FN(values_few_columns)(P, p_stride, v, n, d, O, o_stride, alpha, R, U, reads, Dv - d);
+    }
+}
+
+#define SA_FEW(R, kind)                                                                                                        \
+    SA_NOINLINE void FN(scores_few##R##_##kind)(const real *q, const FN(few_rows) * k, ptrdiff_t n, ptrdiff_t E, real *P,      \
+                                                ptrdiff_t p_stride) {                                                          \
+        if (E % (SA_FEW_VECS(SA_READS_##kind) * SA_LANES) == 0) {                                                              \
+            FN(scores_few)(q, k, n, E, P, p_stride, R, SA_READS_##kind, false);                                                \
+        } else {                                                                                                               \
+            FN(scores_few)(q, k, n, E, P, p_stride, R, SA_READS_##kind, true);                                                 \
+        }                                                                                                                      \
+    }                                                                                                                          \
+    SA_NOINLINE void FN(values_few##R##_##kind)(const real *P, ptrdiff_t p_stride, const FN(few_rows) * v, ptrdiff_t n,        \
+                                                ptrdiff_t Dv, real *O, const real *alpha) {                                    \
+        FN(values_few)(P, p_stride, v, n, Dv, O, alpha, R, SA_READS_##kind);                                                   \
+    }
+#if SA_LANES >= 4
+#define SA_FEWS(kind) SA_FEW(1, kind) SA_FEW(2, kind) SA_FEW(4, kind)
+#define SA_BY_ROWS(name, kind) (few == 1 ? FN(name##1_##kind) : few == 2 ? FN(name##2_##kind) : FN(name##4_##kind))
+#else
+#define SA_FEWS(kind) SA_FEW(1, kind) SA_FEW(2, kind)
+#define SA_BY_ROWS(name, kind) (few == 1 ? FN(name##1_##kind) : FN(name##2_##kind))
+#endif
+SA_FEWS(REAL)
+#if SA_SOME_BF16
+SA_FEWS(BF16)
+SA_FEWS(PAIRS)
+#endif
+#if SA_SOME_F16
+SA_FEWS(F16)
+#endif
+
+SA_INLINE void FN(scores_of_few)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
+                                 const int few) {
+    const ptrdiff_t E = b->a->E;
+    const FN(few_rows) k = FN(few_rows_of)(b, &b->key, &s->key, first, n, E);
+    switch (k.reads) {
+#if SA_SOME_BF16
+    case SA_READS_BF16: SA_BY_ROWS(scores_few, BF16)(s->q, &k, n, E, s->P, p_stride); break;
+    case SA_READS_PAIRS: SA_BY_ROWS(scores_few, PAIRS)(s->q, &k, n, E, s->P, p_stride); break;
+#endif
+#if SA_SOME_F16
+    case SA_READS_F16: SA_BY_ROWS(scores_few, F16)(s->q, &k, n, E, s->P, p_stride); break;
+#endif
+    default: SA_BY_ROWS(scores_few, REAL)(s->q, &k, n, E, s->P, p_stride); break;
+    }
+}
+
+SA_INLINE void FN(values_of_few)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
+                                 const int few) {
+    const ptrdiff_t Dv = b->a->Dv;
+    const FN(few_rows) v = FN(few_rows_of)(b, &b->value, &s->value, first, n, Dv);
+    switch (v.reads) {
+#if SA_SOME_BF16
+    case SA_READS_BF16: SA_BY_ROWS(values_few, BF16)(s->P, p_stride, &v, n, Dv, s->O, s->alpha); break;
+    case SA_READS_PAIRS: SA_BY_ROWS(values_few, PAIRS)(s->P, p_stride, &v, n, Dv, s->O, s->alpha); break;
+#endif
+#if SA_SOME_F16
+    case SA_READS_F16: SA_BY_ROWS(values_few, F16)(s->P, p_stride, &v, n, Dv, s->O, s->alpha); break;
+#endif
+    default: SA_BY_ROWS(values_few, REAL)(s->P, p_stride, &v, n, Dv, s->O, s->alpha); break;
+    }
+}
+#undef SA_FEW
+#undef SA_FEWS
+#undef SA_BY_ROWS
+#undef SA_SOME_BF16
+#undef SA_SOME_F16
+
+/* ---- a tile with nothing but scores --------------------------------------------------------------------------------- */
+
+/* Whether the tile needs none of the passes of scores.h: its scores may then lie together, [n][few], and maximum and
+ * exponentials work on full vectors. */
+SA_INLINE bool FN(few_plain)(const sa_block *b, ptrdiff_t first, ptrdiff_t n) {
+    const sa_attention *a = b->a;
+    const sa_rows *rows = b->rows;
+    bool plain = a->softcap == 0 && a->alibi.m.data == NULL && a->mask.m.data == NULL && a->dropout_p == 0 && rows->gaps == 0;
+    for (int r = 0; r < rows->count && plain; ++r) {
+        plain = rows->lo[r] <= first && rows->hi[r] >= first + n;
+    }
+    return plain;
+}
+
+/* The tile in the running maximum, sum and output. The sum adds up lanes first, then those of a row in order. */
+SA_INLINE void FN(few_plain_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int few) {
+    FN(scores_of_few)(b, s, first, n, few, few);
+    real each[SA_LANES];
+    const ptrdiff_t count = n * few, padded = (ptrdiff_t)FN(round_up)(count);
+    for (ptrdiff_t i = count; i < padded; ++i) {
+        s->P[i] = -(real)INFINITY;
+    }
+    vec top = V(load)(s->P);
+    for (ptrdiff_t i = SA_LANES; i < padded; i += SA_LANES) {
+        top = V(max)(top, V(load)(s->P + i));
+    }
+    V(store)(each, top);
+    for (int r = 0; r < few; ++r) {
+        real now = s->maximum[r];
+        for (int i = r; i < SA_LANES; i += few) {
+            now = each[i] > now ? each[i] : now; /* a NaN is not lost: its exponential is one */
+        }
+        s->top[r] = now;
+    }
+    const vec old = V(load)(s->maximum), now = V(load)(s->top), alpha = FN(exp2)(old - now);
+    V(store)(s->alpha, alpha);
+    V(store)(s->maximum, now);
+    for (int i = 0; i < SA_LANES; ++i) {
+        each[i] = s->top[i % few];
+    }
+    const vec m = V(load)(each);
+    vec sum = V(set1)(0);
+    for (ptrdiff_t i = 0; i < padded; i += SA_LANES) {
+        const vec e = FN(exp2)(V(load)(s->P + i) - m);
+        sum = sum + e;
+        V(store)(s->P + i, e);
+    }
+    V(store)(each, sum);
+    for (int r = 0; r < few; ++r) {
+        s->tile_sum[r] = each[r];
+        for (int i = r + few; i < SA_LANES; i += few) {
+            s->tile_sum[r] += each[i];
+        }
+    }
+    V(store)(s->sum, V(fma)(alpha, V(load)(s->sum), V(load)(s->tile_sum)));
+    FN(values_of_few)(b, s, first, n, few, few);
+}
