@@ -206,6 +206,9 @@ def test_sixteen_bits_within_an_ulp(name, is_causal):
 
     Measured: 1 in 400 float16 results and 1 in 2500 bfloat16 results is the other neighbour, none farther off,
     except results so near to 0 that float32's own error (about 1e-7) exceeds their ulp: those are held to that.
+
+    On a matrix unit the weights of bfloat16 keep 17 bits (docs/decisions/0004): 1 in 220 is the other neighbour, and the
+    error near 0 is 1e-6.
     """
     dtype = sixteen_bits(name)
     query, key, value = (x.astype(dtype) for x in normal())
@@ -220,5 +223,25 @@ def test_sixteen_bits_within_an_ulp(name, is_causal):
     print(f"{sa.get_isa()}: {share:.2e} off, worst {distance[large].max()}, among the small {distance.max()}")
     assert distance[large].max() <= 1
     half_an_ulp = 2.0**-11 * {"float16": 2.0**-10, "bfloat16": 2.0**-7}[name] / 2
-    assert np.abs(out.astype(np.float64) - exact)[~large].max() <= half_an_ulp + 5e-7
-    assert share <= {"float16": 0.005, "bfloat16": 0.001}[name]
+    short = name == "bfloat16" and sa.get_isa() == "amx"
+    assert np.abs(out.astype(np.float64) - exact)[~large].max() <= half_an_ulp + (2e-6 if short else 5e-7)
+    assert share <= (0.006 if short else {"float16": 0.005, "bfloat16": 0.001}[name])
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_sixteen_bits_rms_is_not_above_torch(name, width, is_causal):
+    torch = pytest.importorskip("torch", reason="comparing with PyTorch needs the package torch")
+    dtype = sixteen_bits(name)
+    rng = np.random.default_rng(8)
+    arrays = [rng.standard_normal((1, 2, L, width), dtype=np.float32).astype(dtype) for _ in range(3)]
+    exact = reference.scaled_dot_product_attention(*arrays, is_causal=is_causal, compute_dtype=np.float64)
+    out = sa.scaled_dot_product_attention(*arrays, is_causal=is_causal)
+    tensors = [torch.from_numpy(x.astype(np.float32)).to(getattr(torch, name)) for x in arrays]
+    peer = torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=is_causal).float().numpy()
+    error, of_peer = rms(out.astype(np.float64) - exact), rms(peer - exact)
+    print(f"{sa.get_isa()}: {error:.3e}, PyTorch {of_peer:.3e}")
+    assert error <= of_peer
+    large = np.abs(exact) >= 2.0**-10
+    assert ulps(out, exact)[large].max() <= 1

@@ -1,7 +1,8 @@
 """Attention on the matrix unit, where the CPU has one: the sizes and the numbers at which it changes its ways.
 
 A float32 is multiplied there as the sum of three bfloat16 (docs/decisions/0004). What three cannot hold exactly (NaN, infinities,
-magnitudes beyond 2^126, and below 2^-100 but 0) goes through multiply-adds, tile by tile. The tests that go through all instruction
+magnitudes beyond 2^126, and below 2^-100 but 0) goes through multiply-adds, tile by tile. Where all is bfloat16, queries and keys are
+multiplied as they are (from 2^-80 to 2^50), the scale follows, and weights have two parts. The tests that go through all instruction
 sets run here as well; these ones look at the seams.
 """
 
@@ -188,3 +189,200 @@ def test_the_error_is_below_that_of_multiply_adds(factor):
         return np.sqrt(np.mean((out - truth) ** 2))
 
     assert error("amx") < error("avx512")
+
+
+# ---------------------------------------------------------------------------------------------------- bfloat16
+
+
+def bfloat16(*xs):
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 comes from the package ml_dtypes")
+    return [x.astype(ml_dtypes.bfloat16) for x in xs]
+
+
+def wide(*xs):
+    return [x.astype(np.float64) for x in xs]
+
+
+def assert_rounded(out, expected, largest):
+    """Within an ulp, and what 17 bits of a weight come to where values cancel: 2^-17 of the largest value."""
+    assert out.dtype.name == "bfloat16"
+    np.testing.assert_allclose(out.astype(np.float64), expected, rtol=2.0**-8, atol=2.0**-17 * largest)
+
+
+@pytest.mark.parametrize("width", [15, 16, 17, 31, 32, 33, 47, 64, 80])
+@pytest.mark.parametrize("value_width", [15, 16, 17, 33, 80])
+def test_bfloat16_widths_around_a_tile(width, value_width):
+    inputs = bfloat16(*arrays(length=70, keys=70, width=width, value_width=value_width))
+    assert_rounded(sa.scaled_dot_product_attention(*inputs), exact(*wide(*inputs)), 4)
+
+
+@pytest.mark.parametrize("keys", [31, 32, 33, 47, 63, 64, 65, 97, 129])
+@pytest.mark.parametrize("length", [17, 33, 49, 64, 65])
+def test_bfloat16_lengths_around_a_tile(length, keys):
+    inputs = bfloat16(*arrays(length=length, keys=keys))
+    for options in ({}, {"is_causal": True}, {"causal": "lower_right", "window": (20, 3)}):
+        assert_rounded(
+            sa.scaled_dot_product_attention(*inputs, **options), exact(*wide(*inputs), **options), 4
+        )
+
+
+@pytest.mark.parametrize("width", [16, 40, 64])
+def test_bfloat16_in_every_layout_gives_the_same_bits(width):
+    inputs = bfloat16(*arrays(heads=2, length=66, keys=99, width=width, value_width=width))
+    expected = sa.scaled_dot_product_attention(*inputs).view(np.uint16)
+    for which in range(3):
+        x = inputs[which]
+        padded = np.zeros((*x.shape[:-1], 2 * width + 3), x.dtype)
+        padded[..., 1 : 2 * width + 1 : 2] = x
+        odd = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+        odd[...] = x
+        steps = (padded[..., 1 : 2 * width + 1 : 2], x.swapaxes(1, 2).copy().swapaxes(1, 2), odd)
+        for same in (*steps, x[:, ::-1].copy()[:, ::-1]):
+            changed = [*inputs[:which], same, *inputs[which + 1 :]]
+            np.testing.assert_array_equal(sa.scaled_dot_product_attention(*changed).view(np.uint16), expected)
+
+
+def options_after_the_product(length, keys):
+    rng = np.random.default_rng(3)
+    return {
+        "softcap": {"softcap": 1.5},
+        "ALiBi": {"alibi_slopes": np.array([0.5, 0.125], np.float32)},
+        "boolean mask": {"attn_mask": rng.random((length, keys)) < 0.7},
+        "float mask": {"attn_mask": rng.standard_normal((length, keys)).astype(np.float32)},
+        "shared mask": {"attn_mask": rng.standard_normal((1, keys)).astype(np.float32)},
+        "key lengths": {"key_lengths": np.array([70, 33])},
+        "sinks": {"sinks": np.array([0.5, 3.0], np.float32)},
+        "causal, softcap": {"is_causal": True, "softcap": 2.0},
+    }
+
+
+@pytest.mark.parametrize("name", options_after_the_product(1, 1))
+def test_bfloat16_scores_are_scaled_before_what_follows(name):
+    inputs = bfloat16(*arrays(length=70, keys=99))
+    options = options_after_the_product(70, 99)[name]
+    assert_rounded(sa.scaled_dot_product_attention(*inputs, **options), exact(*wide(*inputs), **options), 4)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3, 0.02, 1.0, 2.0**-50, 2.0**-90, 2.0**45, 2.0**100])
+def test_bfloat16_scales_of_every_kind(scale):
+    query, key, value = arrays(length=70, keys=99)
+    if scale > 1:  # scores stay ordinary
+        query *= np.float32(2.0**-30) if scale == 2.0**45 else np.float32(2.0**-60)
+        key *= np.float32(2.0**-15) if scale == 2.0**45 else np.float32(2.0**-40)
+    inputs = bfloat16(query, key, value)
+    out = sa.scaled_dot_product_attention(*inputs, scale=scale)
+    assert_rounded(out, exact(*wide(*inputs), scale=scale), 4)
+
+
+def test_bfloat16_lse_and_weights():
+    inputs = bfloat16(*arrays(length=70, keys=99))
+    out, lse, weights = sa.scaled_dot_product_attention(*inputs, return_lse=True, return_weights=True)
+    expected, expected_lse, expected_weights = exact(*wide(*inputs), return_lse=True, return_weights=True)
+    assert_rounded(out, expected, 4)
+    np.testing.assert_allclose(lse, expected_lse, rtol=0, atol=2.0**-17)  # of a sum of weights of 17 bits
+    np.testing.assert_allclose(weights.astype(np.float64), expected_weights, rtol=2.0**-8)
+
+
+@pytest.mark.parametrize("at", OF_A_TILE)
+@pytest.mark.parametrize("magnitude", [2.0**-133, 2.0**-126, 2.0**-81, 2.0**-80, 2.0**49, 2.0**50, 2.0**127])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_bfloat16_magnitudes_at_the_bounds(which, magnitude, at):
+    inputs = arrays()
+    inputs[which][1, at, 3] = np.float32(magnitude)
+    if magnitude > 1 and which != 2:
+        inputs[1 - which][..., 3] *= np.float32(1 / magnitude)  # products stay small
+    inputs = bfloat16(*inputs)
+    out, expected = sa.scaled_dot_product_attention(*inputs), exact(*wide(*inputs))
+    if which == 2 and magnitude > 1:
+        assert_rounded(out[1, :, 3], expected[1, :, 3], magnitude)
+        out[1, :, 3] = expected[1, :, 3] = 0
+    assert_rounded(out, expected, 4)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("at", OF_A_TILE)
+def test_bfloat16_that_is_not_finite_reaches_the_same_results_as_with_multiply_adds(bad, which, at):
+    inputs = bfloat16(*arrays())
+    inputs[which][0, at, 5] = bad
+    mask = np.ones((100, 100), bool)
+    mask[::3, at] = False
+    for options in ({}, {"attn_mask": mask}):
+        out = sa.scaled_dot_product_attention(*inputs, **options).astype(np.float64)
+        _core._set_isa("avx512")
+        expected = sa.scaled_dot_product_attention(*inputs, **options).astype(np.float64)
+        _core._set_isa("amx")
+        np.testing.assert_array_equal(np.isnan(out), np.isnan(expected))
+        np.testing.assert_array_equal(np.isinf(out) * np.sign(out), np.isinf(expected) * np.sign(expected))
+        finite = np.isfinite(expected)
+        np.testing.assert_allclose(out[finite], expected[finite], rtol=2.0**-7, atol=2.0**-15)
+
+
+def test_bfloat16_dropout_drops_the_same_pairs_as_with_multiply_adds():
+    inputs = bfloat16(*arrays(length=70, keys=99))
+    out = sa.scaled_dot_product_attention(*inputs, dropout_p=0.4, rng=5).astype(np.float64)
+    _core._set_isa("avx512")
+    expected = sa.scaled_dot_product_attention(*inputs, dropout_p=0.4, rng=5).astype(np.float64)
+    np.testing.assert_allclose(out, expected, rtol=2.0**-7, atol=2.0**-15)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
+@pytest.mark.parametrize("length", [1, 3, 17, 65])
+def test_bfloat16_groups_of_heads_and_few_rows(heads, length):
+    rng = np.random.default_rng(0)
+    shapes = (1, heads[0], length, 32), (1, heads[1], 130, 32), (1, heads[1], 130, 32)
+    inputs = bfloat16(*(rng.standard_normal(shape).astype(np.float32) for shape in shapes))
+    out = sa.scaled_dot_product_attention(*inputs, enable_gqa=True)
+    repeated = [wide(inputs[0])[0], *(np.repeat(x, heads[0] // heads[1], axis=1) for x in wide(*inputs[1:]))]
+    assert_rounded(out, exact(*repeated), 4)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_bfloat16_the_same_bits_for_any_number_of_threads(threads):
+    inputs = bfloat16(*arrays(heads=6, length=150, keys=300))
+    inputs[1][2, 70, 3] = 2.0**60  # one tile of one head by multiply-adds
+    inputs[2][4, 10, 3] = np.inf
+    one = sa.scaled_dot_product_attention(*inputs, num_threads=1)
+    many = sa.scaled_dot_product_attention(*inputs, num_threads=threads)
+    np.testing.assert_array_equal(one.view(np.uint16), many.view(np.uint16))
+
+
+def test_bfloat16_weight_of_one_is_exact():
+    """A row that attends one key gives that key's value, bit by bit."""
+    query, key, value = bfloat16(*arrays(length=64, keys=64))
+    out = sa.scaled_dot_product_attention(query, key, value, attn_mask=np.eye(64, dtype=bool))
+    np.testing.assert_array_equal(out.view(np.uint16), value.view(np.uint16))
+    out = sa.scaled_dot_product_attention(query, key, value, window=(0, 0))
+    np.testing.assert_array_equal(out.view(np.uint16), value.view(np.uint16))
+
+
+@pytest.mark.parametrize("span", [4.0, 40.0, 400.0])
+@pytest.mark.parametrize("large", [None, 10, 70, 250])
+def test_bfloat16_maxima_that_grow_from_tile_to_tile(span, large):
+    """The running maximum lags behind by less than 2^8, or follows where values leave no room."""
+    query, key, value = arrays(heads=1, length=64, keys=256, width=16, value_width=32)
+    key[0, :, 0] = np.linspace(-span, span, 256)
+    query[0, :, 0] = np.where(np.arange(64) % 2, 2, -2)
+    if large is not None:
+        value[0, large] *= np.float32(2.0**118)
+    inputs = bfloat16(query, key, value)
+    for options in ({}, {"is_causal": True}, {"sinks": np.zeros(1, np.float32)}):
+        out = sa.scaled_dot_product_attention(*inputs, **options)
+        q, k, v = wide(*inputs)
+        near = 2.0**-8 * np.abs(exact(q, k, v, **options)) + 2.0**-16 * exact(q, k, np.abs(v), **options)
+        np.testing.assert_array_less(np.abs(out.astype(np.float64) - exact(q, k, v, **options)), near)
+
+
+def test_bfloat16_gradients_after_a_maximum_that_lags():
+    query, key, value = arrays(heads=1, length=64, keys=256, width=16, value_width=32)
+    key[0, :, 0] = np.linspace(-9, 9, 256)
+    query[0, :, 0] = 2
+    inputs = bfloat16(query, key, value)
+    gradients = []
+    for isa in ("amx", "avx512"):
+        _core._set_isa(isa)
+        out, vjp = sa.scaled_dot_product_attention_vjp(*inputs)
+        gradients.append(vjp(np.ones_like(out)))
+    for name in ("query", "key", "value"):
+        one, other = (getattr(g, name).astype(np.float64) for g in gradients)
+        np.testing.assert_allclose(one, other, rtol=2.0**-7, atol=2.0**-10 * np.abs(other).max())

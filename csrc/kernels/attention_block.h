@@ -27,7 +27,9 @@ typedef struct {
 } FN(cells);
 
 typedef struct {
-    int count; /* parts of an element of keys and values; 0: the block goes through multiply-adds */
+    int count;      /* parts of an element of keys and values; 0: the block goes through multiply-adds */
+    int of_queries; /* parts of an element of the queries */
+    int of_weights;
     FN(cells) keys, values;
     char *queries, *weights;         /* right operands */
     const char *values_now;          /* the tile's cell */
@@ -50,12 +52,16 @@ typedef struct {
     real *gain;    /* [keys][nv·lanes], backward with softcap: its derivative; else NULL */
     const real *k; /* the tile's keys, as score_tile found them: [n][k_stride] */
     ptrdiff_t k_stride;
+    real factor; /* what s->P is still to be multiplied with to be scores: 1 or scale·log2 e */
+    bool scaled; /* s->q is times scale·log2 e */
     FN(parts) parts;
 } FN(scratch);
 
 SA_INLINE bool FN(uses_parts)(const sa_attention *a);
 SA_INLINE void FN(pack_few_queries)(const sa_block *b, FN(scratch) * s, const int few);
 SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s);
+
+SA_INLINE real FN(factor_of)(const sa_attention *a) { return (real)(a->scale * SA_LOG2E); }
 
 SA_INLINE size_t FN(round_up)(ptrdiff_t n) { return ((size_t)n + SA_LANES - 1) / SA_LANES * SA_LANES; }
 
@@ -108,6 +114,8 @@ SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * 
     SA_TAKE(head_lo, uint32_t, a->dropout_p > 0 ? words : 0);
     SA_TAKE(head_hi, uint32_t, a->dropout_p > 0 ? words : 0);
     SA_TAKE(words, uint32_t, a->dropout_p > 0 ? 4 * words : 0);
+    s->factor = 1;
+    s->scaled = false;
     s->parts.count = 0;
     s->parts.queries_fit = false;
     return by_parts ? FN(lay_out_parts)(a, base, used, &s->parts) : used;
@@ -125,26 +133,21 @@ static size_t FN(attention_partial)(const sa_attention *a) {
 
 /* ---- packing the queries ------------------------------------------------------------------------------------------- */
 
-SA_INLINE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, const int nv, const int few) {
-    if (few) {
-        FN(pack_few_queries)(b, s, few);
-        return;
-    }
-    const sa_attention *a = b->a;
+/* The queries times `factor` in s->q, with the rows as lanes. */
+SA_NOINLINE void FN(pack_wide)(const sa_block *b, FN(scratch) * s, int nv, real factor) {
     const sa_rows *rows = b->rows;
-    const real factor = (real)(a->scale * SA_LOG2E);
-    const ptrdiff_t E = a->E;
-    sa_matrix q = a->query.m;
-    bool direct = q.dtype == SA_REAL_DTYPE && !q.swapped && q.col_stride == (ptrdiff_t)sizeof(real);
+    const ptrdiff_t E = b->a->E, stride = (ptrdiff_t)FN(round_up)(E);
+    const sa_matrix *q = &b->a->query.m;
+    bool direct = q->dtype == SA_REAL_DTYPE && !q->swapped && q->col_stride == (ptrdiff_t)sizeof(real);
     for (int r = 0; r < rows->count && direct; ++r) {
         direct = (uintptr_t)rows->query[r] % sizeof(real) == 0;
     }
-    if (!direct || E < SA_LANES) {
+    if (E < SA_LANES) {
         memset(s->q, 0, (size_t)E * (size_t)nv * SA_LANES * sizeof(real));
         for (int r = 0; r < rows->count; ++r) {
             const real *q_r = (const real *)(const void *)rows->query[r];
             if (!direct) {
-                FN(load_row)(s->row, rows->query[r], q.col_stride, E, q.dtype, q.swapped);
+                FN(load_row)(s->row, rows->query[r], q->col_stride, E, q->dtype, q->swapped);
                 q_r = s->row;
             }
             for (ptrdiff_t e = 0; e < E; ++e) {
@@ -154,16 +157,23 @@ SA_INLINE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, const int nv
         return;
     }
     for (int v = 0; v < nv; ++v) {
+        const int here = rows->count - v * SA_LANES; /* rows from this vector on */
+        const real *q_i[SA_LANES];
+        for (int i = 0; i < SA_LANES && i < here; ++i) {
+            const char *row = rows->query[v * SA_LANES + i];
+            q_i[i] = direct ? (const real *)(const void *)row : s->row + i * stride;
+            if (!direct) {
+                FN(load_row)(s->row + i * stride, row, q->col_stride, E, q->dtype, q->swapped);
+            }
+        }
         for (ptrdiff_t e = 0; e < E; e += SA_LANES) {
             const int columns = E - e < SA_LANES ? (int)(E - e) : SA_LANES;
             vec x[SA_LANES];
             SA_UNROLL
             for (int i = 0; i < SA_LANES; ++i) {
-                const int r = v * SA_LANES + i;
                 x[i] = V(set1)(0);
-                if (r < rows->count) {
-                    const real *q_re = (const real *)(const void *)rows->query[r] + e;
-                    x[i] = columns == SA_LANES ? V(load)(q_re) : V(load_n)(q_re, columns);
+                if (i < here) {
+                    x[i] = columns == SA_LANES ? V(load)(q_i[i] + e) : V(load_n)(q_i[i] + e, columns);
                     x[i] = x[i] * V(set1)(factor);
                 }
             }
@@ -179,6 +189,16 @@ SA_INLINE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, const int nv
                 }
             }
         }
+    }
+}
+
+/* The queries times scale·log2 e. */
+SA_NOINLINE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, int nv, int few) {
+    s->scaled = true;
+    if (few) {
+        FN(pack_few_queries)(b, s, few);
+    } else {
+        FN(pack_wide)(b, s, nv, FN(factor_of)(b->a));
     }
 }
 

@@ -35,14 +35,18 @@ SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return state;
 }
 
-/* Leaves the products of keys first … first + n − 1 with the queries in s->P, but for vectors that causal closes. Returns
- * whether s->top has their maxima. */
+/* Leaves the products of keys first … first + n − 1 with the queries in s->P, but for vectors that causal closes, and in s->factor
+ * what makes scores of them. Returns whether s->top has their maxima. */
 SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv,
                                  const int few) {
     const sa_attention *a = b->a;
     memcpy(s->top, s->maximum, (size_t)nv * SA_LANES * sizeof(real));
+    s->factor = 1;
     if (!few && FN(scores_by_parts)(b, s, first, n, nv)) {
         return false;
+    }
+    if (!s->scaled) {
+        FN(pack_queries)(b, s, nv, few);
     }
     if (few) {
         FN(scores_of_few)(b, s, first, n, SA_LANES, few);
@@ -60,13 +64,23 @@ SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     return true;
 }
 
-/* From the products in s->P to finished scores, with their maxima in s->top. *masked is set when any pair is closed. Without
- * want_top the maxima are left out. */
+SA_INLINE void FN(apply_factor)(FN(scratch) * s, ptrdiff_t n, const int nv) {
+    if (s->factor != 1) {
+        FN(pass_scale)(s->P, n, nv, s->factor);
+        s->factor = 1;
+    }
+}
+
+/* From the products in s->P to finished scores but for s->factor, with the scores' maxima in s->top. *masked is set when any pair
+ * is closed. Without want_top the maxima are left out, and the factor is 1. */
 SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, int mask_state,
                                  bool top_is_right, const bool want_top, bool *masked) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &a->mask.m;
+    if (a->softcap > 0 || a->alibi.m.data || mask_state == SA_TILE_MIXED || !want_top) {
+        FN(apply_factor)(s, n, nv);
+    }
     if (a->softcap > 0) {
         FN(pass_softcap)(s->P, n, nv, (real)(a->softcap * SA_LOG2E), s->gain);
         top_is_right = false;
@@ -134,7 +148,7 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     }
     if (want_top && !top_is_right) {
         memcpy(s->top, s->maximum, (size_t)nv * SA_LANES * sizeof(real));
-        FN(pass_max)(s->P, n, nv, s->top);
+        FN(pass_max)(s->P, n, nv, s->factor, s->top);
     }
 }
 
@@ -220,6 +234,7 @@ SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) * s, const real *
     const ptrdiff_t Dv = a->Dv, o_stride = FN(few_width)(Dv);
     const sa_matrix *out = &a->out.m;
     const bool native = partial || (out->dtype == SA_REAL_DTYPE && out->col_stride == (ptrdiff_t)sizeof(real));
+    const bool sixteen_bits = (out->dtype == SA_F16 || out->dtype == SA_BF16) && out->col_stride == 2 && !partial;
     vec check = V(set1)(0); /* x − x is 0 for a finite x and NaN for any other */
     for (int v = 0; v < nv; ++v) {
         for (ptrdiff_t d = 0; d < Dv; d += SA_LANES) {
@@ -251,7 +266,11 @@ SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) * s, const real *
                     }
                 } else {
                     V(store)(s->row, x[i]);
-                    FN(store_row)(to, out->col_stride, out->dtype, s->row, columns);
+                    if (sixteen_bits && columns == SA_LANES) {
+                        FN(store_16_bits)(to, out->dtype, s->row);
+                    } else {
+                        FN(store_row)(to, out->col_stride, out->dtype, s->row, columns);
+                    }
                 }
             }
         }
@@ -304,10 +323,11 @@ SA_INLINE void FN(write_weights)(const sa_block *b, FN(scratch) * s, const int n
         }
         for (int v = 0; v < nv; ++v) {
             const vec m = V(load)(s->maximum + v * SA_LANES), f = V(load)(s->alpha + v * SA_LANES);
+            const vec unit = V(set1)(s->factor);
             for (ptrdiff_t j = 0; j < n; ++j) {
                 real *p = s->P + (j * nv + v) * SA_LANES;
                 vec x = V(load)(p);
-                V(store)(p, V(select)(V(eq)(x, closed), V(set1)(0), FN(exp2)(x - m) * f));
+                V(store)(p, V(select)(V(eq)(x, closed), V(set1)(0), FN(exp2)(V(fma)(x, unit, -m)) * f));
             }
         }
         if (a->dropout_p > 0) {
@@ -361,12 +381,19 @@ SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, const int nv, 
 
 SA_NOINLINE void FN(run_careful)(const sa_block *b, FN(scratch) * s);
 
+/* Weights may exceed 1 by this power of 2 where that does no harm: a maximum that grows by less stays, and the output so far needs
+ * no factor. */
+#define SA_MAXIMUM_LAG 8
+
 /* nv vectors of lanes hold the rows; few is 0, or 1, 2, 4: the number of rows, rounded up, of the feature-lane kernels. */
 SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, const int few, bool careful) {
     const sa_attention *a = b->a;
     const bool drops = a->dropout_p > 0, may_split = !few && !careful;
     bool masked = false;
-    FN(pack_queries)(b, s, nv, few);
+    s->scaled = false;
+    if (few) {
+        FN(pack_queries)(b, s, nv, few);
+    }
     FN(split_queries)(b, s, nv);
     FN(start_rows)(b, s, nv, few);
     for (ptrdiff_t n, first = FN(next_tile)(b, b->begin, &n); first < b->end; first = FN(next_tile)(b, first + n, &n)) {
@@ -377,12 +404,17 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
         if (!FN(score_tile)(b, s, first, n, nv, few, true, &masked)) {
             continue;
         }
+        const vec lag = V(set1)(may_split && FN(may_lag)(b, s, first) ? SA_MAXIMUM_LAG : 0);
         for (int v = 0; v < nv; ++v) {
             vec old = V(load)(s->maximum + v * SA_LANES), now = V(load)(s->top + v * SA_LANES);
+            now = V(select)(V(lt)(now, old + lag), old, now);
             V(store)(s->alpha + v * SA_LANES, FN(exp2)(old - now));
             V(store)(s->maximum + v * SA_LANES, now);
         }
         bool split = may_split && !drops && FN(weights_by_parts)(b, s, first, n, nv, true);
+        if (!split) {
+            FN(apply_factor)(s, n, nv);
+        }
         if (careful) {
             FN(pass_exp_careful)(s->P, n, nv, s->maximum, s->tile_sum);
         } else if (few) {

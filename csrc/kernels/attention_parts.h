@@ -8,16 +8,20 @@
 
 enum { SA_CELL_UNKNOWN, SA_CELL_SPLIT, SA_CELL_BEYOND_PARTS };
 
-/* Below these sizes padding to whole tiles costs more than the unit gains. Calls of few queries have no wide blocks. */
-SA_INLINE bool FN(uses_parts)(const sa_attention *a) {
-    return a->S >= 32 && a->E >= 16 && a->Dv >= 16 && a->L > SA_LANES / a->gqa;
-}
-
+/* Of keys and values: 1 when all is of bfloat16. */
 SA_INLINE int FN(parts_of_call)(const sa_attention *a) {
     int parts = FN(left_parts)(a->query.m.dtype);
     const int of_key = FN(left_parts)(a->key.m.dtype), of_value = FN(left_parts)(a->value.m.dtype);
     parts = of_key > parts ? of_key : parts;
     return of_value > parts ? of_value : parts;
+}
+
+/* Below these sizes padding to whole tiles costs more than the unit gains. Calls of few queries have no wide blocks. Queries of
+ * bfloat16 are multiplied as they are, for which the factor must be an ordinary one. */
+SA_INLINE bool FN(uses_parts)(const sa_attention *a) {
+    const real factor = FN(factor_of)(a);
+    return a->S >= 32 && a->E >= 16 && a->Dv >= 16 && a->L > SA_LANES / a->gqa &&
+           (FN(parts_of_call)(a) > 1 || (factor >= 0x1p-40f && factor <= 0x1p40f));
 }
 
 SA_INLINE ptrdiff_t FN(tiles_in)(ptrdiff_t n, ptrdiff_t size) { return (n + size - 1) / size; }
@@ -60,6 +64,8 @@ SA_INLINE void FN(parts_open)(const sa_block *b, FN(parts) * s) {
     }
     if (b->rows->count > SA_LANES && b->rows->gaps == 0) { /* tiles of block masks with gaps begin anywhere */
         s->count = FN(parts_of_call)(b->a);
+        s->of_queries = s->count == 1 ? 1 : SA_RIGHT_PARTS;
+        s->of_weights = s->count == 1 ? 2 : SA_RIGHT_PARTS;
         sa_tiles_open();
     }
 }
@@ -70,6 +76,8 @@ SA_INLINE void FN(parts_close)(const FN(parts) * s) {
     }
 }
 
+SA_INLINE bool FN(is_bf16_row)(const sa_matrix *m) { return m->dtype == SA_BF16 && !m->swapped && m->col_stride == 2; }
+
 /* The cell of the keys or values from `first` on, as they are or transposed, or NULL when parts do not hold it. */
 SA_INLINE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(cells) * cells, ptrdiff_t first,
                                   const bool of_values, const bool transposed) {
@@ -79,12 +87,19 @@ SA_INLINE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(c
     if (at >= cells->room || cells->state[cell] == SA_CELL_UNKNOWN) {
         const ptrdiff_t n = a->S - first < SA_KEYS_PER_TILE ? a->S - first : SA_KEYS_PER_TILE;
         const ptrdiff_t width = of_values ? a->Dv : a->E;
-        ptrdiff_t stride;
-        const real *x = of_values ? FN(tile_rows)(b, &b->value, &s->value, first, n, width, &stride)
-                                  : FN(tile_rows)(b, &b->key, &s->key, first, n, width, &stride);
-        const bool fits =
-            transposed ? FN(split_columns)(x, stride, n, width, FN(row_tiles_of)(width), FN(key_steps), tiles, s->parts.count)
+        const sa_matrix *m = of_values ? &b->value : &b->key;
+        bool fits;
+        if (s->parts.count == 1 && FN(is_bf16_row)(m)) {
+            const char *x = m->data + first * m->row_stride;
+            fits = transposed ? FN(copy_columns)(x, m->row_stride, n, width, FN(row_tiles_of)(width), FN(key_steps), tiles)
+                              : FN(copy_rows)(x, m->row_stride, n, width, FN(key_tiles), FN(steps_of)(width), tiles);
+        } else {
+            ptrdiff_t stride;
+            const real *x = FN(tile_rows)(b, m, of_values ? &s->value : &s->key, first, n, width, &stride);
+            fits = transposed
+                       ? FN(split_columns)(x, stride, n, width, FN(row_tiles_of)(width), FN(key_steps), tiles, s->parts.count)
                        : FN(split_rows)(x, stride, n, width, FN(key_tiles), FN(steps_of)(width), tiles, s->parts.count);
+        }
         if (at >= cells->room) {
             return fits ? tiles : NULL;
         }
@@ -93,11 +108,24 @@ SA_INLINE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(c
     return cells->state[cell] == SA_CELL_SPLIT ? tiles : NULL;
 }
 
-/* The packed queries as the right operand. */
+/* The queries as the right operand; those of bfloat16 as they are, without the factor. */
 SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, const int nv) {
-    if (s->parts.count) {
-        s->parts.queries_fit = FN(split_lanes)(s->q, b->a->E, nv, s->parts.queries, SA_RIGHT_PARTS);
+    FN(parts) *parts = &s->parts;
+    if (!parts->count) {
+        return;
     }
+    const ptrdiff_t E = b->a->E;
+    if (parts->count == 1 && FN(is_bf16_row)(&b->a->query.m)) {
+        parts->queries_fit = FN(copy_lanes)(b->rows->query, b->rows->count, E, nv, parts->queries);
+        return;
+    }
+    if (parts->count == 1) {
+        s->scaled = false;
+        FN(pack_wide)(b, s, nv, 1);
+    } else if (!s->scaled) {
+        FN(pack_queries)(b, s, nv, 0);
+    }
+    parts->queries_fit = FN(split_lanes)(s->q, E, nv, parts->queries, parts->of_queries);
 }
 
 /* to[n][nv·lanes] = the rows of a cell of keys or values, `width` wide, times the right operand of as many; but for vectors
@@ -125,9 +153,11 @@ SA_INLINE void FN(rows_by_parts)(const sa_block *b, const FN(parts) * s, const F
 
 /* Leaves the products of the tile's keys with the queries in s->P. False: nothing was done. */
 SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
-    const char *keys = s->parts.count && s->parts.queries_fit ? FN(cell_of)(b, s, &s->parts.keys, first, false, false) : NULL;
+    const FN(parts) *parts = &s->parts;
+    const char *keys = parts->count && parts->queries_fit ? FN(cell_of)(b, s, &parts->keys, first, false, false) : NULL;
     if (keys) {
-        FN(rows_by_parts)(b, &s->parts, &s->parts.keys, keys, s->parts.queries, SA_RIGHT_PARTS, b->a->E, first, n, s->P, nv);
+        FN(rows_by_parts)(b, parts, &parts->keys, keys, parts->queries, parts->of_queries, b->a->E, first, n, s->P, nv);
+        s->factor = parts->count == 1 ? FN(factor_of)(b->a) : 1;
     }
     return keys != NULL;
 }
@@ -140,38 +170,75 @@ SA_INLINE void FN(open_steps)(const sa_block *b, FN(parts) * s, ptrdiff_t first,
     }
 }
 
-/* P as the right operand, cut towards zero, from vector s->parts.from of each step on; zeros from row n to the end of a step.
- * With `scores` the weights are 2^(P − maximum), P stays as it is, and their sums go to s->tile_sum. */
-SA_INLINE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, const int nv, const bool scores) {
+/* Whether the maximum of a tile may be anything near: weights of bfloat16 have more room above 1 than values within the bounds of
+ * parts can use up. */
+SA_INLINE bool FN(may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) {
+    return s->parts.count == 1 && FN(cell_of)(b, s, &s->parts.values, first, true, true);
+}
+
+/* The weight of a score, or the weight itself, as exact as so many parts hold it. */
+SA_INLINE vec FN(weight)(const real *p, vec factor, vec maximum, const bool scores, const int parts) {
+    const vec x = V(load)(p);
+    if (!scores) {
+        return x;
+    }
+    const vec below = V(fma)(x, factor, -maximum);
+    return parts == 2 ? FN(exp2_short)(below) : FN(exp2)(below);
+}
+
+/* The weights of the pairs of keys j and j + 1, or of key j alone, as a row of the right operand, from vector `from` on. */
+SA_INLINE void FN(split_pair)(const real *p, char *to, size_t part_bytes, vec factor, const vec *maximum, vec *sum,
+                              const int nv, const int from, const int keys, const bool scores, const int parts) {
+    SA_UNROLL
+    for (int v = from; v < nv; ++v) {
+        vec a = V(set1)(0), b = V(set1)(0);
+        if (keys > 0) {
+            a = FN(weight)(p + v * SA_LANES, factor, maximum[v], scores, parts);
+        }
+        if (keys > 1) {
+            b = FN(weight)(p + (nv + v) * SA_LANES, factor, maximum[v], scores, parts);
+        }
+        sum[v] = sum[v] + (a + b);
+        FN(split_pairs)(a, b, to + v * SA_TILE_BYTES, part_bytes, parts, false);
+    }
+}
+
+/* The same for the n keys of one step; zeros from row n to its end. */
+SA_INLINE void FN(split_step)(const real *P, char *to, ptrdiff_t n, size_t part_bytes, vec factor, const vec *maximum, vec *sum,
+                              const int nv, const int from, const bool scores, const int parts) {
+    for (ptrdiff_t j = 0; j < SA_TILE_STEP; j += 2, P += 2 * nv * SA_LANES, to += 64) {
+        if (j % (parts == 3 ? 16 : 32) == 0) {
+            sa_tiles_stay_awake();
+        }
+        if (j + 1 < n) {
+            FN(split_pair)(P, to, part_bytes, factor, maximum, sum, nv, from, 2, scores, parts);
+        } else if (j < n) {
+            FN(split_pair)(P, to, part_bytes, factor, maximum, sum, nv, from, 1, scores, parts);
+        } else {
+            FN(split_pair)(P, to, part_bytes, factor, maximum, sum, nv, from, 0, scores, parts);
+        }
+    }
+}
+
+/* P as the right operand, from vector s->parts.from of each step on. With `scores` the weights are 2^(P·factor − maximum), P stays
+ * as it is, and their sums go to s->tile_sum. */
+SA_INLINE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, const int nv, const bool scores, const int parts) {
     const size_t part_bytes = (size_t)(FN(key_steps) * nv) * SA_TILE_BYTES;
+    const vec factor = V(set1)(s->factor);
     vec m[4], sum[4];
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
         m[v] = V(load)(s->maximum + v * SA_LANES);
         sum[v] = V(set1)(0);
     }
-    for (ptrdiff_t j = 0; j < FN(steps_of)(n) * SA_TILE_STEP; j += 2) {
-        const ptrdiff_t step = j / SA_TILE_STEP;
-        const int from = s->parts.from[step];
-        char *to = s->parts.weights + step * nv * SA_TILE_BYTES + j % SA_TILE_STEP * 32;
-        if (j % 16 == 0) {
-            sa_tiles_stay_awake();
-        }
-        SA_UNROLL
-        for (int v = 0; v < nv; ++v) {
-            if (v < from) {
-                continue;
-            }
-            const real *p = s->P + (j * nv + v) * SA_LANES;
-            vec a = V(set1)(0), b = V(set1)(0);
-            if (j < n) {
-                a = scores ? FN(exp2)(V(load)(p) - m[v]) : V(load)(p);
-            }
-            if (j + 1 < n) {
-                b = scores ? FN(exp2)(V(load)(p + nv * SA_LANES) - m[v]) : V(load)(p + nv * SA_LANES);
-            }
-            sum[v] = sum[v] + (a + b);
-            FN(split_pairs)(a, b, to + v * SA_TILE_BYTES, part_bytes, SA_RIGHT_PARTS, false);
+    for (ptrdiff_t step = 0; step < FN(steps_of)(n); ++step) {
+        const real *P = s->P + step * SA_TILE_STEP * nv * SA_LANES;
+        char *to = s->parts.weights + step * nv * SA_TILE_BYTES;
+        const ptrdiff_t here = n - step * SA_TILE_STEP;
+        if (s->parts.from[step] == 0) {
+            FN(split_step)(P, to, here, part_bytes, factor, m, sum, nv, 0, scores, parts);
+        } else if (nv > 2) { /* a multiple of 2 */
+            FN(split_step)(P, to, here, part_bytes, factor, m, sum, nv, 2, scores, parts);
         }
     }
     SA_UNROLL
@@ -188,7 +255,11 @@ SA_INLINE bool FN(weights_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_
     }
     FN(open_steps)(b, &s->parts, first, n, nv);
     const unsigned before = sa_flush_subnormals();
-    FN(split_weights)(s, n, nv, scores);
+    if (s->parts.of_weights == 2) {
+        FN(split_weights)(s, n, nv, scores, 2);
+    } else {
+        FN(split_weights)(s, n, nv, scores, SA_RIGHT_PARTS);
+    }
     sa_restore_subnormals(before);
     for (int v = 0; v < nv; ++v) {
         if (V(any)(V(not_lt)(V(load)(s->tile_sum + v * SA_LANES), V(set1)((real)INFINITY)))) {
@@ -215,6 +286,12 @@ SA_INLINE void FN(add_product)(const real *product, const real *alpha, real *O, 
     }
 }
 
+SA_INLINE bool FN(all_one)(const real *alpha, int vectors) {
+    const vec one = V(set1)(1), last = V(load)(alpha + (vectors - 1) * SA_LANES);
+    const lanemask ones = V(both)(V(eq)(V(load)(alpha), one), V(eq)(last, one));
+    return !V(any)(V(not_lt)(V(zero_unless)(ones, -one), V(set1)(0)));
+}
+
 /* O = alpha·O + Vᵀ·P with the weights of weights_by_parts, of n keys. */
 SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t n, const int nv) {
     const ptrdiff_t Dv = b->a->Dv, lanes = nv * SA_LANES, all_steps = FN(steps_of)(n);
@@ -223,21 +300,25 @@ SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t
          .left_row = FN(key_steps) * SA_TILE_BYTES,
          .right_part = (size_t)(FN(key_steps) * nv) * SA_TILE_BYTES,
          .right_step = (size_t)nv * SA_TILE_BYTES};
-    for (ptrdiff_t d = 0; d < Dv; d += 2 * SA_TILE_ROWS) {
-        const ptrdiff_t rows = Dv - d < 2 * SA_TILE_ROWS ? Dv - d : 2 * SA_TILE_ROWS;
-        o.left = s->parts.values_now + (size_t)(d / SA_TILE_ROWS) * o.left_row;
-        for (int v = 0; v < nv; v += 2) {
+    for (int v = 0; v < nv; v += 2) { /* outside, so that their weights stay in the L1 */
+        const int vectors = v + 1 < nv ? 2 : 1;
+        const real *alpha = s->alpha + v * SA_LANES;
+        /* Sums of 64 products from zero on are the more exact ones: bfloat16 can do without. */
+        const bool adds = s->parts.count == 1 && FN(all_one)(alpha, vectors);
+        for (o.steps = 0; o.steps < all_steps && s->parts.from[o.steps] <= v;) {
+            ++o.steps;
+        }
+        o.right = s->parts.weights + v * SA_TILE_BYTES;
+        for (ptrdiff_t d = 0; d < Dv; d += 2 * SA_TILE_ROWS) {
+            const ptrdiff_t rows = Dv - d < 2 * SA_TILE_ROWS ? Dv - d : 2 * SA_TILE_ROWS;
             real *O = s->O + d * lanes + v * SA_LANES;
-            const real *alpha = s->alpha + v * SA_LANES;
-            for (o.steps = 0; o.steps < all_steps && s->parts.from[o.steps] <= v;) {
-                ++o.steps;
-            }
-            o.right = s->parts.weights + v * SA_TILE_BYTES;
-            if (v + 1 < nv) {
-                FN(product)(&o, s->parts.product, 2 * SA_LANES * sizeof(real), s->parts.count, SA_RIGHT_PARTS, 2);
+            o.left = s->parts.values_now + (size_t)(d / SA_TILE_ROWS) * o.left_row;
+            o.adds = adds && rows == 2 * SA_TILE_ROWS;
+            const size_t c_bytes = (size_t)(o.adds ? lanes : vectors * SA_LANES) * sizeof(real);
+            FN(product)(&o, o.adds ? O : s->parts.product, c_bytes, s->parts.count, s->parts.of_weights, vectors);
+            if (!o.adds && vectors == 2) {
                 FN(add_product)(s->parts.product, alpha, O, lanes, rows, 2);
-            } else {
-                FN(product)(&o, s->parts.product, SA_LANES * sizeof(real), s->parts.count, SA_RIGHT_PARTS, 1);
+            } else if (!o.adds) {
                 FN(add_product)(s->parts.product, alpha, O, lanes, rows, 1);
             }
         }
@@ -259,6 +340,7 @@ SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t
 SA_INLINE bool FN(weights_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool scores) {
     return (void)b, (void)s, (void)first, (void)n, (void)nv, (void)scores, false;
 }
+SA_INLINE bool FN(may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) { return (void)b, (void)s, (void)first, false; }
 SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t n, int nv) {
     (void)b, (void)s, (void)n, (void)nv;
 }

@@ -78,6 +78,19 @@ SA_INLINE vec FN(exp2)(vec x) {
 #endif
 }
 
+#if defined(SA_HAS_TILES) && !SA_REAL_IS_F64
+/* 2^x for weights of which 17 bits are kept: degree 4, p(0) = 1, relative error 2.9e-6 = 2^−18.4. With subnormals flushed results
+ * below FLT_MIN are 0; −inf gives 0 and NaN gives NaN. */
+SA_INLINE vec FN(exp2_short)(vec x) {
+    const vec f = V(fraction)(x);
+    vec q = SA_C(0.009582853095199975);
+    SA_HORNER(q, f, 0.05590642459716351);
+    SA_HORNER(q, f, 0.24024098609910552);
+    SA_HORNER(q, f, 0.6931241934177147);
+    return V(scalef)(V(fma)(q, f, SA_C(1)), x - f);
+}
+#endif
+
 /* e^x for x ≤ 88 (709): x = n·ln 2 + r, e^x = 2^n · e^r. Within 1 ulp for results ≥ FLT_MIN (DBL_MIN), 0
  * below. */
 SA_INLINE vec FN(exp)(vec x) {

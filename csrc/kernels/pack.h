@@ -79,6 +79,21 @@ SA_NOINLINE void FN(store_row)(char *dst, ptrdiff_t stride, sa_dtype dtype, cons
     default: return;
     }
 }
+
+/* A vector's worth of neighbouring 16-bit floats: the same numbers, without the loop's start and end. */
+SA_NOINLINE void FN(store_16_bits)(char *dst, sa_dtype dtype, const real *src) {
+    uint16_t x[SA_LANES];
+    if (dtype == SA_F16) {
+        for (int i = 0; i < SA_LANES; ++i) {
+            x[i] = sa_f16_of_float((float)src[i]);
+        }
+    } else {
+        for (int i = 0; i < SA_LANES; ++i) {
+            x[i] = sa_bf16_of_float((float)src[i]);
+        }
+    }
+    memcpy(dst, x, sizeof x);
+}
 #undef SA_STORE
 #undef SA_IDENTITY
 #undef SA_OPEN_OR_CLOSED

@@ -4,24 +4,30 @@
  * to x, x₁ the nearest to the rest, x₂ what is left. A product keeps the terms x_a·y_b with a + b below the number of parts of
  * the side that has more, six of the nine for float32: the others are below 2^−25 of x·y. Rounded to the nearest, the parts
  * have either sign, and the errors do not add up. That holds where no part is subnormal or infinite: for 0 and for magnitudes
- * from 2^−100 to 2^126. Anything else (and NaN) is reported, and its tile goes through multiply-adds.
+ * from 2^−100 to 2^126 (bfloat16: 2^−80 to 2^50). Anything else (and NaN) is reported, and goes through multiply-adds.
  *
  * The left operand has rows that are summed over: tiles [part][row tile][step] of 16 rows × 32 bfloat16. The right operand has
  * lanes and pairs along the sum: tiles [part][step][lane tile] of 16 pairs × 16 lanes. */
 
 enum { SA_TILE_BYTES = 1024, SA_TILE_ROWS = 16, SA_TILE_STEP = 32 };
 
+/* The magnitudes that go by parts, as exponents of 2: those of which no part is subnormal or infinite. Queries of
+ * bfloat16 are multiplied without the scale: their products must stay within float32, too. */
+#define SA_LEAST(parts) ((parts) == 1 ? -80 : -100)
+#define SA_MOST(parts) ((parts) == 1 ? 50 : 126)
+
 /* How many parts an element of the left operand has. The right one, queries times a factor or weights, takes all of float32's
- * 24 bits whatever the arrays hold. */
+ * 24 bits whatever the arrays hold, unless all of them are of bfloat16. */
 SA_INLINE int FN(left_parts)(sa_dtype dtype) { return dtype == SA_BF16 ? 1 : dtype == SA_F16 ? 2 : 3; }
 enum { SA_RIGHT_PARTS = 3 };
 
-/* The parts of the pairs (a[i], b[i]), a row of a tile each, part_bytes apart. */
+/* The parts of the pairs (a[i], b[i]), a row of a tile each, part_bytes apart. Three hold all; the last of fewer is the nearest to
+ * what is left. */
 SA_INLINE void FN(split_pairs)(vec a, vec b, char *to, size_t part_bytes, const int parts, const bool nearest) {
     SA_UNROLL
     for (int p = 0; p < parts; ++p) {
-        V(store_bf16_pairs)(to + (size_t)p * part_bytes, p + 1 < parts && nearest ? V(bf16_nearest)(a) : a,
-                            p + 1 < parts && nearest ? V(bf16_nearest)(b) : b);
+        const bool rounds = p + 1 < parts ? nearest : parts < 3;
+        V(store_bf16_pairs)(to + (size_t)p * part_bytes, rounds ? V(bf16_half_up)(a) : a, rounds ? V(bf16_half_up)(b) : b);
         if (p + 1 < parts) {
             a = a - (nearest ? V(bf16_nearest)(a) : V(bf16_towards_zero)(a));
             b = b - (nearest ? V(bf16_nearest)(b) : V(bf16_towards_zero)(b));
@@ -44,7 +50,7 @@ SA_INLINE bool FN(split_rows_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, 
                 half[h] = left >= SA_LANES ? V(load)(x + r * stride + e)
                           : left > 0       ? V(load_n)(x + r * stride + e, (int)left)
                                            : V(set1)(0);
-                beyond = V(either)(beyond, V(beyond_parts)(half[h]));
+                beyond = V(either)(beyond, V(beyond)(half[h], SA_LEAST(parts), SA_MOST(parts)));
             }
             const ptrdiff_t tile = r / SA_TILE_ROWS * steps + step;
             FN(split_pairs)(V(even)(half[0], half[1]), V(odd)(half[0], half[1]),
@@ -73,7 +79,7 @@ SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t 
                     if (j < n) {
                         half[h][i] = columns == SA_LANES ? V(load)(x + j * stride + d) : V(load_n)(x + j * stride + d, columns);
                     }
-                    beyond = V(either)(beyond, V(beyond_parts)(half[h][i]));
+                    beyond = V(either)(beyond, V(beyond)(half[h][i], SA_LEAST(parts), SA_MOST(parts)));
                 }
             }
             FN(transpose)(half[0]);
@@ -102,7 +108,8 @@ SA_INLINE bool FN(split_lanes_any)(const real *x, ptrdiff_t n, ptrdiff_t lane_ti
             const real *row = x + (e * lane_tiles + v) * SA_LANES;
             const vec a = e < n ? V(load)(row) : V(set1)(0);
             const vec b = e + apart < n ? V(load)(row + apart * lane_tiles * SA_LANES) : V(set1)(0);
-            beyond = V(either)(beyond, V(either)(V(beyond_parts)(a), V(beyond_parts)(b)));
+            beyond = V(either)(beyond, V(either)(V(beyond)(a, SA_LEAST(parts), SA_MOST(parts)),
+                                                 V(beyond)(b, SA_LEAST(parts), SA_MOST(parts))));
             FN(split_pairs)(a, b, to + (step * lane_tiles + v) * SA_TILE_BYTES + i * 64, part_bytes, parts, true);
         }
     }
@@ -120,6 +127,70 @@ SA_INLINE bool FN(split_lanes_any)(const real *x, ptrdiff_t n, ptrdiff_t lane_ti
 SA_SPLIT_LANES(split_lanes, 1)
 SA_SPLIT_LANES(split_lanes_apart, SA_TILE_STEP / 2)
 #undef SA_SPLIT_LANES
+
+/* The same three for rows of bfloat16 without gaps: each is its own only part. False where the parts of other operands, or
+ * products, might leave the range of float32. */
+SA_NOINLINE bool FN(copy_rows)(const char *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
+                               ptrdiff_t steps, char *to) {
+    int beyond = 0;
+    for (ptrdiff_t r = 0; r < row_tiles * SA_TILE_ROWS; ++r) {
+        for (ptrdiff_t step = 0; step < steps; ++step) {
+            const ptrdiff_t e = step * SA_TILE_STEP;
+            const vec pairs = r < n ? V(load_bf16)(x + r * stride + 2 * e, width - e) : V(set1)(0);
+            beyond |= V(bf16_beyond)(pairs, SA_LEAST(1), SA_MOST(1));
+            V(store)((real *)(void *)(to + (r / SA_TILE_ROWS * steps + step) * SA_TILE_BYTES + r % SA_TILE_ROWS * 64), pairs);
+        }
+    }
+    return !beyond;
+}
+
+SA_NOINLINE bool FN(copy_columns)(const char *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
+                                  ptrdiff_t steps, char *to) {
+    int beyond = 0;
+    for (ptrdiff_t tile = 0; tile < row_tiles; ++tile) {
+        const ptrdiff_t d = tile * SA_TILE_ROWS, columns = width > d ? width - d : 0;
+        for (ptrdiff_t step = 0; step < steps; ++step) {
+            vec pairs[SA_LANES];
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                const ptrdiff_t j = step * SA_TILE_STEP + 2 * i;
+                const ptrdiff_t even = j < n ? j : 0, odd = j + 1 < n ? j + 1 : 0;
+                pairs[i] = V(zip_bf16)(x + even * stride + 2 * d, j < n ? columns : 0, x + odd * stride + 2 * d,
+                                       j + 1 < n ? columns : 0);
+                beyond |= V(bf16_beyond)(pairs[i], SA_LEAST(1), SA_MOST(1));
+            }
+            FN(transpose)(pairs);
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                V(store)((real *)(void *)(to + (tile * steps + step) * SA_TILE_BYTES + i * 64), pairs[i]);
+            }
+        }
+    }
+    return !beyond;
+}
+
+/* x[i] are the rows of the lanes i = 0 … n − 1; lanes behind them are 0. */
+SA_NOINLINE bool FN(copy_lanes)(const char *const *x, ptrdiff_t n, ptrdiff_t width, ptrdiff_t lane_tiles, char *to) {
+    int beyond = 0;
+    for (ptrdiff_t step = 0; step * SA_TILE_STEP < width; ++step) {
+        const ptrdiff_t e = step * SA_TILE_STEP;
+        for (ptrdiff_t v = 0; v < lane_tiles; ++v) {
+            vec pairs[SA_LANES];
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                const ptrdiff_t r = v * SA_LANES + i;
+                pairs[i] = r < n ? V(load_bf16)(x[r] + 2 * e, width - e) : V(set1)(0);
+                beyond |= V(bf16_beyond)(pairs[i], SA_LEAST(1), SA_MOST(1));
+            }
+            FN(transpose)(pairs);
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                V(store)((real *)(void *)(to + (step * lane_tiles + v) * SA_TILE_BYTES + i * 64), pairs[i]);
+            }
+        }
+    }
+    return !beyond;
+}
 
 #define SA_SPLIT_LEFT(name)                                                                                                    \
     SA_NOINLINE bool FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,              \
@@ -143,7 +214,7 @@ typedef struct {
 } FN(operands);
 
 /* The combinations of parts that products come in. */
-#define SA_PARTS_OF_PRODUCTS(X) X(1, 1) X(1, 2) X(1, 3) X(2, 1) X(2, 2) X(2, 3) X(3, 3)
+#define SA_PARTS_OF_PRODUCTS(X) X(1, 1) X(1, 2) X(2, 2) X(2, 3) X(3, 3)
 
 /* One term of the product for one step, where it is one; a tile is loaded only when the term before had another. */
 #define SA_TERM(a, b)                                                                                                          \
@@ -239,3 +310,5 @@ SA_INLINE void FN(product)(const FN(operands) * o, real *c, size_t c_bytes, int 
 #undef SA_PRODUCT
 }
 #undef SA_PARTS_OF_PRODUCTS
+#undef SA_LEAST
+#undef SA_MOST

@@ -2,6 +2,13 @@
  * softcap → ALiBi → mask → gaps → closed keys → maximum → exp → dropout, and everything is in log2 units: the queries were packed
  * with scale·log2 e. A call runs only the passes that its options ask for, so there is no product of templates. */
 
+/* s = factor·s', of products that came without scale·log2 e. */
+SA_INLINE void FN(pass_scale)(real *P, ptrdiff_t n, const int nv, real factor) {
+    for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
+        V(store)(P + i, V(load)(P + i) * V(set1)(factor));
+    }
+}
+
 /* s = c'·tanh(s'/c') with c' = softcap·log2 e; gain, unless NULL, gets the derivative 1 − (s/c')². */
 SA_INLINE void FN(pass_softcap)(real *P, ptrdiff_t n, const int nv, real cap, real *gain) {
     const vec c = V(set1)(cap);
@@ -120,11 +127,12 @@ SA_NOINLINE bool FN(pass_gaps)(real *P, ptrdiff_t first, ptrdiff_t n, const int 
     return any;
 }
 
-SA_INLINE void FN(pass_max)(const real *P, ptrdiff_t n, const int nv, real *top) {
+/* top = max(top, factor·P); factor is positive. */
+SA_INLINE void FN(pass_max)(const real *P, ptrdiff_t n, const int nv, real factor, real *top) {
     vec m[4];
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
-        m[v] = V(load)(top + v * SA_LANES);
+        m[v] = V(set1)(-(real)INFINITY);
     }
     for (ptrdiff_t j = 0; j < n; ++j) {
         SA_UNROLL
@@ -134,7 +142,8 @@ SA_INLINE void FN(pass_max)(const real *P, ptrdiff_t n, const int nv, real *top)
     }
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
-        V(store)(top + v * SA_LANES, m[v]);
+        real *t = top + v * SA_LANES;
+        V(store)(t, V(max)(V(load)(t), m[v] * V(set1)(factor)));
     }
 }
 

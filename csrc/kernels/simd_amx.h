@@ -41,21 +41,43 @@ SA_VERB unsigned sa_flush_subnormals(void) {
 }
 SA_VERB void sa_restore_subnormals(unsigned before) { _mm_setcsr(before); }
 
-/* The bfloat16 nearest to x (ties away from zero), and the next towards zero; x must be finite and below 2^127. */
-SA_VERB vf32 vf32_bf16_nearest(vf32 x) {
-    const __m512i up = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
-    return _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(-0x10000)));
+/* What vf32_store_bf16_pairs cuts off of this is the bfloat16 nearest to x (ties away from zero). As in the next two, x is finite
+ * and below 2^127. */
+SA_VERB vf32 vf32_bf16_half_up(vf32 x) {
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000)));
 }
+/* The bfloat16 next to x towards zero, and the nearest. */
 SA_VERB vf32 vf32_bf16_towards_zero(vf32 x) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(-0x10000)));
 }
-/* Neither 0 nor of a magnitude from 2^−100 to 2^126; true for NaN. */
-SA_VERB mf32 vf32_beyond_parts(vf32 x) {
-    const __m512i least = _mm512_set1_epi32((127 - 100) << 23), span = _mm512_set1_epi32((126 + 100) << 23);
-    const __m512i above = _mm512_sub_epi32(_mm512_castps_si512(_mm512_abs_ps(x)), least);
+SA_VERB vf32 vf32_bf16_nearest(vf32 x) { return vf32_bf16_towards_zero(vf32_bf16_half_up(x)); }
+/* Neither 0 nor of a magnitude from 2^least to 2^most; true for NaN. */
+SA_VERB mf32 vf32_beyond(vf32 x, int least, int most) {
+    const __m512i from = _mm512_set1_epi32((127 + least) << 23), span = _mm512_set1_epi32((most - least) << 23);
+    const __m512i above = _mm512_sub_epi32(_mm512_castps_si512(_mm512_abs_ps(x)), from);
     return _mm512_mask_cmp_ps_mask(_mm512_cmpge_epu32_mask(above, span), x, _mm512_setzero_ps(), _CMP_NEQ_UQ);
 }
 SA_VERB mf32 vf32_either(mf32 a, mf32 b) { return (mf32)(a | b); }
+
+/* Rows of bfloat16 as they lie in memory: 16 pairs of neighbours, or of two rows; n (m) elements, and zeros behind them. */
+SA_VERB vf32 vf32_load_bf16(const char *row, ptrdiff_t n) {
+    return _mm512_castsi512_ps(n >= 32 ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi16((1u << n) - 1, row));
+}
+SA_VERB vf32 vf32_zip_bf16(const char *row, ptrdiff_t n, const char *other, ptrdiff_t m) {
+    const __m512i a = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(n >= 16 ? 0xffff : (1 << n) - 1), row));
+    const __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(m >= 16 ? 0xffff : (1 << m) - 1), other));
+    return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+}
+/* vf32_beyond of 32 bfloat16. */
+SA_VERB int vf32_bf16_beyond(vf32 pairs, int least, int most) {
+    const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi16(0x7fff));
+    const __m512i above = _mm512_sub_epi16(magnitude, _mm512_set1_epi16((short)((127 + least) << 7)));
+    return (_mm512_cmpge_epu16_mask(above, _mm512_set1_epi16((short)((most - least) << 7))) &
+            _mm512_test_epi16_mask(magnitude, magnitude)) != 0;
+}
+
+/* a·2^⌊n⌋; with flush_subnormals 0 where that is below 2^−126. */
+SA_VERB vf32 vf32_scalef(vf32 a, vf32 n) { return _mm512_scalef_ps(a, n); }
 
 /* The pairs (a[i], b[i]) as bfloat16, cut off: 64 bytes. */
 SA_VERB void vf32_store_bf16_pairs(char *to, vf32 a, vf32 b) {
