@@ -180,7 +180,8 @@ SA_INLINE bool FN(pack_block)(const sa_backward_block *b, FN(backward_scratch) *
     const sa_rows *rows = b->b.rows;
     const real keep = (real)(a->dropout_p > 0 && a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 1);
     real factor[FN(block_rows)], q_factor[FN(block_rows)];
-    FN(pack_queries)(&b->b, &s->s, nv, 0);
+    s->s.scaled = false;
+    FN(split_queries)(&b->b, &s->s, nv);
     FN(start_rows)(&b->b, &s->s, nv, 0);
     for (int r = 0; r < nv * SA_LANES; ++r) {
         s->s.maximum[r] = s->delta[r] = s->dslope[r] = 0;
@@ -195,7 +196,6 @@ SA_INLINE bool FN(pack_block)(const sa_backward_block *b, FN(backward_scratch) *
     bool finite = FN(pack_rows)(rows->query, &a->query.m, rows->count, a->E, q_factor, s->q_rows);
     finite &= FN(pack_rows)(b->rows->grad_out, &b->g->grad_out.m, rows->count, a->Dv, factor, s->do_rows);
     FN(transpose_rows)(s->do_rows, rows->count, a->Dv, s->s.O, nv);
-    FN(split_queries)(&b->b, &s->s, nv);
     FN(open_gradient_parts)(&b->b, &s->s, &s->parts, s->q_rows, s->do_rows, nv);
     memset(s->dqT, 0, (FN(round_up)(a->E) + SA_LANES) * (size_t)nv * SA_LANES * sizeof(real));
     return finite;
