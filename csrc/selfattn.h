@@ -102,7 +102,8 @@ typedef struct {
     sa_tensor out;         /* (B…, L, Dv) */
     sa_tensor lse;         /* (B…, L, 1), float32 or float64 */
     sa_tensor weights;     /* (B…, L, S); must come zero-filled */
-    sa_tensor stats;       /* (B…, L, 2) of what computes: the maximum in log2 units and 1/sum, for the backward pass */
+    sa_tensor stats;       /* (B…, L, 2) of what computes: what scores are taken less, in log2
+                              units (the maximum, or less by at most 8), and 1/sum, for the backward pass */
 
     const sa_block_mask *block_masks; /* a pair is open if it is in all of them */
     int block_mask_count;             /* 0 … SA_MAX_BLOCK_MASKS */

@@ -182,8 +182,8 @@ def scaled_dot_product_attention_forward(
     -------
     out : ndarray, shape (..., L, Ev)
     statistics : ndarray, shape (..., L, 2)
-        Of each row the maximum of its scores, in log2 units, and one over the sum of its exponentials;
-        float64 for float64, else float32.
+        Of each row the maximum of its scores, in log2 units (or less, by at most 8), and one over the sum of
+        its exponentials; float64 for float64, else float32.
     lse, weights
         If asked for.
 
