@@ -133,7 +133,7 @@ SA_INLINE void FN(restore_order)(const sa_block *b, FN(scratch) * s, const int f
 /* sum[i·R + r] += k_i·q[r] over a vector or a pair of them from element e on; the last of a row when left > 0. */
 SA_INLINE void FN(scores_few_step)(const real *q, ptrdiff_t q_stride, const char *const *k, ptrdiff_t ahead, ptrdiff_t e,
                                    ptrdiff_t left, vec *sum, const int R, const int reads) {
-    const int U = SA_FEW_VECS(reads);
+    const int U = SA_FEW_VECS(reads), keys = SA_LANES / R;
     vec q_r[4][2];
     SA_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -143,7 +143,7 @@ SA_INLINE void FN(scores_few_step)(const real *q, ptrdiff_t q_stride, const char
         }
     }
     SA_UNROLL
-    for (int i = 0; i < SA_LANES / R; ++i) {
+    for (int i = 0; i < keys; ++i) {
         const char *k_i = k[i] + e * SA_FEW_BYTES(reads);
         vec x[2];
         if (left == 0) {
