@@ -120,10 +120,9 @@ SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, const int n
         return;
     }
     if (parts->count == 1) {
-        s->scaled = false;
         FN(pack_wide)(b, s, nv, 1);
-    } else if (!s->scaled) {
-        FN(pack_queries)(b, s, nv, 0);
+    } else {
+        FN(pack_queries)(b, s, nv);
     }
     parts->queries_fit = FN(split_lanes)(s->q, E, nv, parts->queries, parts->of_queries);
 }
