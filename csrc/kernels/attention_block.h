@@ -27,9 +27,9 @@ typedef struct {
 } FN(cells);
 
 typedef struct {
-    int count;      /* parts of an element of keys and values; 0: the block goes through multiply-adds */
-    int of_queries; /* parts of an element of the queries */
-    int of_weights;
+    int count; /* parts of an element of keys and values; 0: the block goes through multiply-adds */
+    int of_queries, of_weights;
+    bool of_16_bits; /* the call */
     FN(cells) keys, values;
     char *queries, *weights;         /* right operands */
     const char *values_now;          /* the tile's cell */
