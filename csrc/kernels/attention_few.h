@@ -256,6 +256,10 @@ SA_INLINE void FN(values_few)(const real *restrict P, ptrdiff_t p_stride, const 
     for (; d + C * SA_LANES <= Dv; d += C * SA_LANES) {
         FN(values_few_columns)(P, p_stride, v, n, d, O, o_stride, alpha, R, C, reads, 0);
     }
+    if (C == 8 && d + 4 * SA_LANES <= Dv) { /* fewer sums would wait for one another */
+        FN(values_few_columns)(P, p_stride, v, n, d, O, o_stride, alpha, R, 4, reads, 0);
+        d += 4 * SA_LANES;
+    }
     for (; d + U * SA_LANES <= Dv; d += U * SA_LANES) {
         FN(values_few_columns)(P, p_stride, v, n, d, O, o_stride, alpha, R, U, reads, 0);
     }
