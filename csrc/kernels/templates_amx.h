@@ -1,4 +1,4 @@
-/* The kernels that the matrix unit changes, float32's attention; all others are those of AVX-512. */
+/* The kernels that the matrix unit changes, float32's attention and products; all others are those of AVX-512. */
 #include "philox.h"
 
 #define SA_REAL_IS_F64 0
@@ -13,6 +13,7 @@
 #include "attention_forward.h"
 #include "attention_backward_parts.h"
 #include "attention_backward.h"
+#include "matmul_parts.h"
 #include "real_end.h"
 
 #undef SA_ISA
