@@ -1,6 +1,7 @@
 /* All kernels of one instruction set: every template once for float32 and once for float64, and the table of the results.
  * No include guards below here on purpose: the same text is compiled for both types. */
 #include "philox.h"
+#include "checksum.h"
 #include "ahead.h"
 
 #define SA_REAL_IS_F64 0
@@ -101,5 +102,6 @@ const sa_kernels SA_PASTE(sa_kernels_, SA_ISA) = {
     .name = SA_STRING(SA_ISA),
     .f32 = SA_REAL_TABLE(f32, SA_ISA),
     .f64 = SA_REAL_TABLE(f64, SA_ISA),
+    .checksum = SA_PASTE(sa_checksum_, SA_ISA),
     .read_loop = SA_PASTE(sa_read_loop_, SA_ISA),
 };

@@ -22,5 +22,6 @@ const sa_kernels sa_kernels_amx = {
     .name = "amx",
     .f32 = SA_REAL_TABLE(f32, amx),
     .f64 = SA_REAL_TABLE(f64, avx512),
+    .checksum = sa_checksum_avx512,
     .read_loop = sa_read_loop_avx512,
 };
