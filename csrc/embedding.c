@@ -89,9 +89,21 @@ int sa_embedding_threads(const sa_embedding *e, double products, int max_threads
     return threads < max_threads ? (threads < 1 ? 1 : (int)threads) : max_threads;
 }
 
-ptrdiff_t sa_embedding_product_rows(const sa_embedding *e, int threads) {
-    const ptrdiff_t share = sa_ceil_div(e->tokens, threads);
-    return share < SA_PRODUCT_ROWS ? (share > 0 ? share : 1) : SA_PRODUCT_ROWS;
+bool sa_embedding_splits(const sa_embedding *e) { return e->d >= sa_embedding_kernels(e)->splits_from; }
+
+void sa_embedding_cut_products(const sa_embedding *e, int threads, sa_embedding_plan *plan) {
+    const bool splits = sa_embedding_splits(e);
+    const ptrdiff_t most = splits ? SA_SPLIT_ROWS : SA_PRODUCT_ROWS, share = sa_ceil_div(e->tokens, splits ? 1 : threads);
+    plan->product_rows = share < most ? (share > 0 ? share : 1) : most;
+    plan->product_shares = !splits ? 0 : sa_ceil_div(e->tokens, most) >= 2 * threads ? 1 : threads;
+}
+
+ptrdiff_t sa_embedding_unit(const sa_embedding *e) {
+    return sa_embedding_splits(e) ? SA_SPLIT_COLUMNS : sa_embedding_kernels(e)->block_rows;
+}
+
+ptrdiff_t sa_embedding_shares(const sa_embedding_plan *plan, ptrdiff_t units) {
+    return plan->product_shares > 0 && plan->product_shares < units ? plan->product_shares : units;
 }
 
 void sa_embedding_run_phase(const sa_embedding_phase *phase, const sa_embedding_part *p, ptrdiff_t block, char *scratch,
@@ -142,34 +154,45 @@ static void look_up(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, ch
     sa_embedding_kernels(e)->look_up(e->table, e->positions, e->ids + start, length, e->d, x);
 }
 
-static ptrdiff_t panels_of(const sa_embedding *e) { return sa_ceil_div(e->d, sa_embedding_kernels(e)->block_rows); }
+/* The units of columns of query, key and value, in a row. */
+static ptrdiff_t units_of(const sa_embedding *e) { return SA_PROJECTIONS * sa_ceil_div(e->d, sa_embedding_unit(e)); }
 
 static ptrdiff_t count_projections(const sa_embedding_part *p, ptrdiff_t block) {
     (void)block;
-    return SA_PROJECTIONS * panels_of(p->e) * sa_ceil_div(rows_of(p), p->plan->product_rows);
+    return sa_embedding_shares(p->plan, units_of(p->e)) * sa_ceil_div(rows_of(p), p->plan->product_rows);
 }
 
-/* Some columns of query, key or value for some rows. */
-static void project(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+/* The units from … to − 1 for some rows. */
+static void project_units(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t row, ptrdiff_t from, ptrdiff_t to,
+                          char *scratch) {
     const sa_embedding *e = p->e;
-    const sa_real_kernels *kernels = sa_embedding_kernels(e);
-    const ptrdiff_t panels = panels_of(e), column = t % panels * kernels->block_rows;
-    const ptrdiff_t which = t / panels % SA_PROJECTIONS, row = t / panels / SA_PROJECTIONS * p->plan->product_rows;
-    const ptrdiff_t size = (ptrdiff_t)sa_embedding_size(e), at = (first_row(p) + row) * e->d * size;
+    const ptrdiff_t unit = sa_embedding_unit(e), units = units_of(e) / SA_PROJECTIONS, size = (ptrdiff_t)sa_embedding_size(e);
+    const ptrdiff_t at = (first_row(p) + row) * e->d * size;
     const sa_embedding_frame f = sa_embedding_frame_of(p, block);
-    const sa_product product = {
-        .m = smaller(rows_of(p) - row, p->plan->product_rows),
-        .n = e->d,
-        .width = smaller(e->d - column, kernels->block_rows),
-        .a = f.x + at,
-        .b = (const char *)e->block[block].weight[which] + column * e->d * size,
-        .c = f.projected[which] + at + column * size,
-        .a_stride = e->d,
-        .b_stride = e->d,
-        .c_stride = e->d,
-        .start = (const char *)e->block[block].bias[which] + column * size,
-    };
-    kernels->matmul_nt(&product, scratch);
+    for (ptrdiff_t first = from; first < to;) {
+        const ptrdiff_t which = first / units, end = smaller((which + 1) * units, to);
+        const ptrdiff_t column = first % units * unit;
+        const sa_product product = {
+            .m = smaller(rows_of(p) - row, p->plan->product_rows),
+            .n = e->d,
+            .width = smaller(e->d - column, (end - first) * unit),
+            .a = f.x + at,
+            .b = (const char *)e->block[block].weight[which] + column * e->d * size,
+            .c = f.projected[which] + at + column * size,
+            .a_stride = e->d,
+            .b_stride = e->d,
+            .c_stride = e->d,
+            .start = (const char *)e->block[block].bias[which] + column * size,
+            .again = first > from,
+        };
+        sa_embedding_kernels(e)->matmul_nt(&product, scratch);
+        first = end;
+    }
+}
+
+static void project(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    const ptrdiff_t units = units_of(p->e), shares = sa_embedding_shares(p->plan, units), share = t % shares;
+    project_units(p, block, t / shares * p->plan->product_rows, units * share / shares, units * (share + 1) / shares, scratch);
 }
 
 static ptrdiff_t pieces_of(const sa_embedding_part *p) { return sa_ceil_div(p->e->longest, p->plan->attend_rows); }
@@ -266,7 +289,11 @@ sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threa
     }
     plan->threads = sa_embedding_threads(e, 1, max_threads);
     plan->by_parts = plan->threads == 1 || plan->parts >= 2 * plan->threads;
-    plan->product_rows = plan->by_parts ? plan->part_rows : sa_embedding_product_rows(e, plan->threads); /* packs once */
+    sa_embedding_cut_products(e, plan->threads, plan);
+    if (plan->by_parts) { /* packs once */
+        plan->product_rows = sa_embedding_splits(e) ? smaller(plan->part_rows, SA_SPLIT_ROWS) : plan->part_rows;
+        plan->product_shares = smaller(plan->product_shares, 1);
+    }
     const size_t frame = sa_embedding_frame_bytes(e, plan->by_parts && !keep ? plan->part_rows : e->tokens, keep);
     if (keep) {
         plan->saved_bytes = (size_t)e->blocks * frame + sa_embedding_array(e, e->tokens, e->d);
@@ -275,7 +302,7 @@ sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threa
     } else {
         plan->shared_bytes = frame;
     }
-    size_t scratch = kernels->matmul_scratch();
+    size_t scratch = kernels->matmul_scratch(plan->product_rows, e->d);
     for (ptrdiff_t b = 0; b < e->blocks; ++b) {
         sa_attention a;
         const sa_embedding_frame none = {0};

@@ -31,7 +31,8 @@ typedef struct {
     bool keep;
     bool by_parts;
     ptrdiff_t parts, part_rows; /* the most rows of a part */
-    ptrdiff_t product_rows;     /* rows of one task of a projection */
+    ptrdiff_t product_rows;     /* rows of one task of a product with weights */
+    ptrdiff_t product_shares;   /* into how many tasks its columns are cut, at most; 0: into as many as can be */
     ptrdiff_t attend_rows;      /* queries of one task of attention */
     int threads;
     size_t saved_bytes;   /* what the backward pass reads; 0 unless it is kept */

@@ -137,20 +137,24 @@ static size_t attention_scratch(const sa_embedding *e) {
 
 /* ---- q = x·Wᵀ + b, k and v likewise:  dx = ds + Σ dq·W,  dW = dqᵀ·x,  db = Σ dq --------------------------------------- */
 
+static ptrdiff_t input_shares(const sa_embedding_part *p) {
+    return sa_embedding_shares(p->plan, sa_ceil_div(p->e->d, sa_embedding_unit(p->e)));
+}
+
 static ptrdiff_t count_input(const sa_embedding_part *p, ptrdiff_t block) {
     (void)block;
-    return panels_of(p->e) * sa_ceil_div(p->e->tokens, p->plan->product_rows);
+    return input_shares(p) * sa_ceil_div(p->e->tokens, p->plan->product_rows);
 }
 
 /* ds becomes dx. */
 static void input_gradient(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
     const sa_embedding *e = p->e;
-    const sa_real_kernels *kernels = sa_embedding_kernels(e);
-    const ptrdiff_t panels = panels_of(e), rows = p->plan->product_rows;
-    const ptrdiff_t column = t % panels * kernels->block_rows, row = t / panels * rows;
-    sa_product product = {.m = smaller(e->tokens - row, rows),
+    const ptrdiff_t unit = sa_embedding_unit(e), units = sa_ceil_div(e->d, unit), shares = input_shares(p);
+    const ptrdiff_t share = t % shares, row = t / shares * p->plan->product_rows;
+    const ptrdiff_t column = units * share / shares * unit, end = smaller(units * (share + 1) / shares * unit, e->d);
+    sa_product product = {.m = smaller(e->tokens - row, p->plan->product_rows),
                           .n = e->d,
-                          .width = smaller(e->d - column, kernels->block_rows),
+                          .width = end - column,
                           .c = p->ds + bytes_of(e, row * e->d + column),
                           .a_stride = e->d,
                           .b_stride = e->d,
@@ -158,40 +162,62 @@ static void input_gradient(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_
     for (int which = 0; which < SA_PROJECTIONS; ++which) {
         product.a = p->dprojected[which] + bytes_of(e, row * e->d);
         product.b = (const char *)e->block[block].weight[which] + bytes_of(e, column);
-        kernels->matmul_nn(&product, scratch);
+        sa_embedding_kernels(e)->matmul_nn(&product, scratch);
     }
 }
 
-static ptrdiff_t weight_tasks(const sa_embedding *e) { return SA_PROJECTIONS * sa_ceil_div(e->d, SA_WEIGHT_ROWS); }
+/* Groups of rows of the three weights' gradients. */
+static ptrdiff_t weight_groups(const sa_embedding *e) { return SA_PROJECTIONS * sa_ceil_div(e->d, SA_WEIGHT_ROWS); }
 
-static void weight_gradient(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+static ptrdiff_t weight_tasks(const sa_embedding_part *p) {
+    const ptrdiff_t groups = weight_groups(p->e);
+    return sa_embedding_splits(p->e) ? smaller(p->plan->threads, groups) : groups;
+}
+
+/* The tokens from `from` on of group number `group`. */
+static void weight_gradient(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t group, ptrdiff_t from, bool again,
+                            char *scratch) {
     const sa_embedding *e = p->e;
-    const ptrdiff_t which = t % SA_PROJECTIONS, row = t / SA_PROJECTIONS * SA_WEIGHT_ROWS;
+    const ptrdiff_t which = group % SA_PROJECTIONS, row = group / SA_PROJECTIONS * SA_WEIGHT_ROWS;
     const sa_product product = {.m = smaller(e->d - row, SA_WEIGHT_ROWS),
-                                .n = e->tokens,
+                                .n = smaller(e->tokens - from, SA_SUM_ROWS),
                                 .width = e->d,
-                                .a = p->dprojected[which] + bytes_of(e, row),
-                                .b = sa_embedding_frame_of(p, block).x,
+                                .a = p->dprojected[which] + bytes_of(e, from * e->d + row),
+                                .b = sa_embedding_frame_of(p, block).x + bytes_of(e, from * e->d),
                                 .c = (char *)p->g->block[block].weight[which] + bytes_of(e, row * e->d),
                                 .a_stride = e->d,
                                 .b_stride = e->d,
-                                .c_stride = e->d};
+                                .c_stride = e->d,
+                                .again = again,
+                                .adds = from > 0};
     sa_embedding_kernels(e)->matmul_tn(&product, scratch);
+}
+
+static void weight_gradients(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    const ptrdiff_t groups = weight_groups(p->e), tasks = weight_tasks(p);
+    const ptrdiff_t first = groups * t / tasks, end = groups * (t + 1) / tasks;
+    ptrdiff_t from = 0;
+    do {
+        for (ptrdiff_t group = first; group < end; ++group) {
+            weight_gradient(p, block, group, from, group > first, scratch);
+        }
+        from += SA_SUM_ROWS;
+    } while (from < p->e->tokens);
 }
 
 /* The LayerNorm's are here too, as the rows of dy are still there:  d weight = Σ dy·unit,  d bias = Σ dy. */
 static ptrdiff_t count_parameters(const sa_embedding_part *p, ptrdiff_t block) {
     (void)block;
-    return weight_tasks(p->e) + (SA_PROJECTIONS + 1) * panels_of(p->e);
+    return weight_tasks(p) + (SA_PROJECTIONS + 1) * panels_of(p->e);
 }
 
 static void parameter_gradients(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
     const sa_embedding *e = p->e;
-    if (t < weight_tasks(e)) {
-        weight_gradient(p, block, t, scratch);
+    if (t < weight_tasks(p)) {
+        weight_gradients(p, block, t, scratch);
         return;
     }
-    t -= weight_tasks(e);
+    t -= weight_tasks(p);
     const sa_real_kernels *kernels = sa_embedding_kernels(e);
     const ptrdiff_t which = t / panels_of(e), column = t % panels_of(e) * kernels->block_rows, at = bytes_of(e, column);
     const ptrdiff_t width = smaller(e->d - column, kernels->block_rows);
@@ -253,11 +279,11 @@ sa_status sa_embedding_plan_backward(const sa_embedding *e, int max_threads, sa_
     if (!sa_embedding_fits(e)) {
         return SA_TOO_LARGE;
     }
-    const size_t matmul = sa_embedding_kernels(e)->matmul_scratch(), attended = attention_scratch(e);
+    plan->threads = e->sentences == 0 ? 1 : sa_embedding_threads(e, 2.5, max_threads);
+    sa_embedding_cut_products(e, plan->threads, plan);
+    const size_t matmul = sa_embedding_kernels(e)->matmul_scratch(plan->product_rows, e->d), attended = attention_scratch(e);
     plan->shared_bytes = 5 * sa_embedding_array(e, e->tokens, e->d);
     plan->scratch_bytes = ((matmul > attended ? matmul : attended) + 63) / 64 * 64;
-    plan->threads = e->sentences == 0 ? 1 : sa_embedding_threads(e, 2.5, max_threads);
-    plan->product_rows = sa_embedding_product_rows(e, plan->threads);
     return SA_OK;
 }
 

@@ -10,6 +10,9 @@
  * weights, which each task does. */
 #define SA_PRODUCT_ROWS 240
 
+/* The same where operands are split: the rows' parts stay in the L2 at d = 256. */
+#define SA_SPLIT_ROWS 512
+
 /* Rows that a task of a LayerNorm works on. */
 #define SA_NORM_ROWS 16
 
@@ -66,8 +69,18 @@ sa_embedding_frame sa_embedding_frame_of(const sa_embedding_part *p, ptrdiff_t b
 void sa_embedding_attention(const sa_embedding *e, ptrdiff_t block, const sa_embedding_frame *f, ptrdiff_t row,
                             ptrdiff_t length, ptrdiff_t head, sa_attention *a);
 
-/* Rows of one task of a product, where threads share the tasks out. */
-ptrdiff_t sa_embedding_product_rows(const sa_embedding *e, int threads);
+/* Whether products split both of their operands for a matrix unit. A task then takes all rows of few, and a share of the
+ * columns: weights are split once, by the thread that needs them. Else it takes a thread's share of the rows, and few columns. */
+bool sa_embedding_splits(const sa_embedding *e);
+
+/* Sets product_rows and product_shares for a product of so many rows, where threads share out the tasks. */
+void sa_embedding_cut_products(const sa_embedding *e, int threads, sa_embedding_plan *plan);
+
+/* Columns of a product are cut between units of so many. */
+ptrdiff_t sa_embedding_unit(const sa_embedding *e);
+
+/* Into how many shares so many units are cut. */
+ptrdiff_t sa_embedding_shares(const sa_embedding_plan *plan, ptrdiff_t units);
 
 int sa_embedding_threads(const sa_embedding *e, double products, int max_threads);
 

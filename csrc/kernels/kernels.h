@@ -91,15 +91,21 @@ typedef struct {
     double *partial; /* the chunk's dweight[n] and dbias[n] so far, to add to; or NULL */
 } sa_row_block;
 
-/* A product of matrices for one task: at most block_rows columns of C, or in matmul_tn SA_WEIGHT_ROWS rows. Strides count
- * elements, n is the length of the sums. */
+/* A product of matrices for one task: at most block_rows columns of C, or in matmul_tn SA_WEIGHT_ROWS rows and a sum over
+ * SA_SUM_ROWS. Strides count elements, n is the length of the sums. Where rows of d elements are split for a matrix unit
+ * (d ≥ splits_from), the number of columns is free, and `again` says that A, or in matmul_tn B, is that of the last product in
+ * the same scratch. */
 #define SA_WEIGHT_ROWS 64
+#define SA_SUM_ROWS 256
+#define SA_SPLIT_COLUMNS 32 /* columns are best cut at multiples of this */
 typedef struct {
     ptrdiff_t m, n, width;
     const void *a, *b;
     void *c;
     ptrdiff_t a_stride, b_stride, c_stride;
     const void *start; /* matmul_nt: what every row of C starts from, (width,) */
+    bool again;
+    bool adds; /* matmul_tn: to what C holds */
 } sa_product;
 
 /* Rows of d elements for the LayerNorm of the embedding model: y = unit·weight + bias, unit = (s − mean(s))·scale,
@@ -138,10 +144,11 @@ typedef struct {
     void (*parameter_gradients)(const sa_row_call *c, const sa_row_plan *p, void *row);
     void (*gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
                    ptrdiff_t n);
-    size_t (*matmul_scratch)(void);
+    ptrdiff_t splits_from;
+    size_t (*matmul_scratch)(ptrdiff_t rows, ptrdiff_t d); /* for products of so many rows of A, d × d weights */
     void (*matmul_nt)(const sa_product *p, void *scratch); /* C = start + A·Bᵀ */
     void (*matmul_nn)(const sa_product *p, void *scratch); /* C += A·B */
-    void (*matmul_tn)(const sa_product *p, void *scratch); /* C = Aᵀ·B */
+    void (*matmul_tn)(const sa_product *p, void *scratch); /* C = Aᵀ·B, or += */
     /* Of the embedding model: kernels/embedding.h. */
     void (*look_up)(const void *table, const void *positions, const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, void *x);
     void (*add_norm)(const sa_norm_rows *n);
@@ -162,6 +169,7 @@ typedef struct {
 typedef struct {
     const char *name;
     sa_real_kernels f32, f64;
+    uint64_t (*checksum)(uint64_t h, const void *data, size_t bytes);
     uint64_t (*read_loop)(const void *data, size_t bytes);
 } sa_kernels;
 

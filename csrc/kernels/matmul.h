@@ -7,7 +7,13 @@
 #define SA_PANEL_DEPTH 128
 #define SA_SUMMED 64 /* rows of A and B at a time in matmul_tn: both pieces stay in L1 */
 
-static size_t FN(matmul_scratch)(void) { return (SA_PANEL_DEPTH * SA_PANEL + SA_WEIGHT_ROWS * SA_SUMMED) * sizeof(real); }
+enum { FN(splits_from) = INT_MAX };
+
+static size_t FN(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
+    (void)rows;
+    (void)d;
+    return (SA_PANEL_DEPTH * SA_PANEL + SA_WEIGHT_ROWS * SA_SUMMED) * sizeof(real);
+}
 
 /* panel[k][c] = b[k][c] for k < n, zeros up to a whole vector of columns. */
 SA_INLINE void FN(pack_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel) {
@@ -72,13 +78,13 @@ SA_NOINLINE void FN(matmul_nn)(const sa_product *p, void *scratch) {
     }
 }
 
-/* C[m][width] = A[n][m]ᵀ·B[n][width] for at most SA_WEIGHT_ROWS rows of C and any width. A is read once, and transposed for
+/* C[m][width] = A[n][m]ᵀ·B[n][width], or += it, for at most SA_WEIGHT_ROWS rows of C and any width. A is read once, and transposed for
  * all columns together: another thread has just written it. */
 SA_NOINLINE void FN(matmul_tn)(const sa_product *p, void *scratch) {
     const real *a = p->a, *b = p->b;
     real *c = p->c, *panel = scratch, *aT = panel + SA_PANEL_DEPTH * SA_PANEL;
     const ptrdiff_t pieces = (p->n + SA_SUMMED - 1) / SA_SUMMED;
-    for (ptrdiff_t r = 0; r < p->m; ++r) {
+    for (ptrdiff_t r = 0; r < p->m && !p->adds; ++r) {
         memset(c + r * p->c_stride, 0, (size_t)p->width * sizeof(real));
     }
     for (ptrdiff_t piece = 0; piece < pieces; ++piece) { /* of equal length */

@@ -265,28 +265,34 @@ typedef struct {
             }                                                                                                                  \
             SA_TILE_DOT(1, 4, 7);                                                                                              \
         }                                                                                                                      \
-        if (new_left) {                                                                                                        \
-            SA_TILE_LOAD(5, left + (a) * o->left_part + o->left_row, 64);                                                      \
+        if (row_tiles == 2) {                                                                                                  \
+            if (new_left) {                                                                                                    \
+                SA_TILE_LOAD(5, left + (a) * o->left_part + o->left_row, 64);                                                  \
+            }                                                                                                                  \
+            SA_TILE_DOT(2, 5, 6);                                                                                              \
         }                                                                                                                      \
-        SA_TILE_DOT(2, 5, 6);                                                                                                  \
-        if (lane_tiles == 2) {                                                                                                 \
+        if (row_tiles == 2 && lane_tiles == 2) {                                                                               \
             SA_TILE_DOT(3, 5, 7);                                                                                              \
         }                                                                                                                      \
         left_now = (a);                                                                                                        \
         right_now = (b);                                                                                                       \
     }
 
-/* c[32][lane_tiles·16], rows c_bytes apart, = left·right, or += it: two row tiles by one or two lane tiles. Small terms come
+/* c[row_tiles·16][lane_tiles·16], rows c_bytes apart, = left·right, or += it; one or two tiles of each. Small terms come
  * first. */
 SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, const int left_parts, const int right_parts,
-                               const int orders, const int lane_tiles) {
+                               const int orders, const int row_tiles, const int lane_tiles) {
     real *c_low = (real *)(void *)((char *)c + SA_TILE_ROWS * c_bytes);
     SA_TILE_FENCE();
     if (o->adds) {
         SA_TILE_LOAD(0, c, c_bytes);
-        SA_TILE_LOAD(2, c_low, c_bytes);
         if (lane_tiles == 2) {
             SA_TILE_LOAD(1, c + SA_LANES, c_bytes);
+        }
+        if (row_tiles == 2) {
+            SA_TILE_LOAD(2, c_low, c_bytes);
+        }
+        if (row_tiles == 2 && lane_tiles == 2) {
             SA_TILE_LOAD(3, c_low + SA_LANES, c_bytes);
         }
     } else {
@@ -306,9 +312,13 @@ SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, 
         SA_TERM(0, 0)
     }
     SA_TILE_STORE(0, c, c_bytes);
-    SA_TILE_STORE(2, c_low, c_bytes);
     if (lane_tiles == 2) {
         SA_TILE_STORE(1, c + SA_LANES, c_bytes);
+    }
+    if (row_tiles == 2) {
+        SA_TILE_STORE(2, c_low, c_bytes);
+    }
+    if (row_tiles == 2 && lane_tiles == 2) {
         SA_TILE_STORE(3, c_low + SA_LANES, c_bytes);
     }
     SA_TILE_FENCE();
@@ -317,10 +327,10 @@ SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, 
 
 #define SA_PRODUCT(left, right, orders)                                                                                        \
     SA_NOINLINE void FN(product_##left##right##orders##1)(const FN(operands) * o, real * c, size_t c_bytes) {                  \
-        FN(product_any)(o, c, c_bytes, left, right, orders, 1);                                                                \
+        FN(product_any)(o, c, c_bytes, left, right, orders, 2, 1);                                                             \
     }                                                                                                                          \
     SA_NOINLINE void FN(product_##left##right##orders##2)(const FN(operands) * o, real * c, size_t c_bytes) {                  \
-        FN(product_any)(o, c, c_bytes, left, right, orders, 2);                                                                \
+        FN(product_any)(o, c, c_bytes, left, right, orders, 2, 2);                                                             \
     }
 SA_PARTS_OF_PRODUCTS(SA_PRODUCT)
 #undef SA_PRODUCT

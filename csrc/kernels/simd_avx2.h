@@ -97,6 +97,7 @@ SA_VERB vu32 vu32_load(const uint32_t *p) { return _mm256_loadu_si256((const __m
 SA_VERB void vu32_store(uint32_t *p, vu32 a) { _mm256_storeu_si256((__m256i *)p, a); }
 SA_VERB vu32 vu32_set1(uint32_t x) { return _mm256_set1_epi32((int)x); }
 SA_VERB vu32 vu32_xor(vu32 a, vu32 b) { return _mm256_xor_si256(a, b); }
+SA_VERB vu32 vu32_rotate(vu32 a, int n) { return _mm256_or_si256(_mm256_slli_epi32(a, n), _mm256_srli_epi32(a, 32 - n)); }
 SA_VERB vu32 vu32_mul_lo(vu32 a, vu32 b) { return _mm256_mullo_epi32(a, b); }
 SA_VERB vu32 vu32_mul_hi(vu32 a, vu32 b) {
     __m256i even = _mm256_srli_epi64(_mm256_mul_epu32(a, b), 32);

@@ -94,6 +94,7 @@ SA_VERB vu32 vu32_load(const uint32_t *p) { return _mm512_loadu_si512(p); }
 SA_VERB void vu32_store(uint32_t *p, vu32 a) { _mm512_storeu_si512(p, a); }
 SA_VERB vu32 vu32_set1(uint32_t x) { return _mm512_set1_epi32((int)x); }
 SA_VERB vu32 vu32_xor(vu32 a, vu32 b) { return _mm512_xor_si512(a, b); }
+SA_VERB vu32 vu32_rotate(vu32 a, int n) { return _mm512_rolv_epi32(a, _mm512_set1_epi32(n)); }
 SA_VERB vu32 vu32_mul_lo(vu32 a, vu32 b) { return _mm512_mullo_epi32(a, b); }
 SA_VERB vu32 vu32_mul_hi(vu32 a, vu32 b) {
     __m512i even = _mm512_srli_epi64(_mm512_mul_epu32(a, b), 32);

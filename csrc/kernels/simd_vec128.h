@@ -156,6 +156,7 @@ SA_VERB vu32 vu32_load(const uint32_t *p) {
 SA_VERB void vu32_store(uint32_t *p, vu32 a) { memcpy(p, &a, sizeof a); }
 SA_VERB vu32 vu32_set1(uint32_t x) { return (vu32){x, x, x, x}; }
 SA_VERB vu32 vu32_xor(vu32 a, vu32 b) { return a ^ b; }
+SA_VERB vu32 vu32_rotate(vu32 a, int n) { return a << n | a >> (32 - n); }
 SA_VERB vu32 vu32_mul_lo(vu32 a, vu32 b) { return a * b; }
 SA_VERB vu32 vu32_mul_hi(vu32 a, vu32 b) {
     vu32 hi;

@@ -1,6 +1,7 @@
 /* All kernels of one instruction set: every template once for float32 and once for float64, and the table of the results.
  * No include guards below here on purpose: the same text is compiled for both types. */
 #include "philox.h"
+#include "checksum.h"
 #include "ahead.h"
 
 #define SA_REAL_IS_F64 0
@@ -60,27 +61,28 @@
         [SA_GELU_BACKWARD] = SA_PASTE4(sa_, gelu_backward_rows, dtype, SA_ISA),                                                \
         [SA_GELU_TANH_BACKWARD] = SA_PASTE4(sa_, gelu_tanh_backward_rows, dtype, SA_ISA),                                      \
     }
-/* Attention may be another instruction set's than the rest. */
-#define SA_REAL_TABLE(dtype, attention_isa)                                                                                    \
+/* Attention and products may be another instruction set's than the rest. */
+#define SA_REAL_TABLE(dtype, matrix_isa)                                                                                       \
     {                                                                                                                          \
-        .block_rows = SA_PASTE4(sa_, block_rows, dtype, attention_isa),                                                        \
-        .attention_scratch = SA_PASTE4(sa_, attention_scratch, dtype, attention_isa),                                          \
-        .attention_partial = SA_PASTE4(sa_, attention_partial, dtype, attention_isa),                                          \
-        .attention_forward = SA_PASTE4(sa_, attention_forward, dtype, attention_isa),                                          \
-        .attention_merge = SA_PASTE4(sa_, attention_merge, dtype, attention_isa),                                              \
-        .backward_scratch = SA_PASTE4(sa_, attention_backward_scratch, dtype, attention_isa),                                  \
-        .adds_by_lines = SA_PASTE4(sa_, adds_by_lines, dtype, attention_isa),                                                  \
-        .attention_delta = SA_PASTE4(sa_, attention_delta, dtype, attention_isa),                                              \
-        .attention_backward = SA_PASTE4(sa_, attention_backward, dtype, attention_isa),                                        \
+        .block_rows = SA_PASTE4(sa_, block_rows, dtype, matrix_isa),                                                           \
+        .attention_scratch = SA_PASTE4(sa_, attention_scratch, dtype, matrix_isa),                                             \
+        .attention_partial = SA_PASTE4(sa_, attention_partial, dtype, matrix_isa),                                             \
+        .attention_forward = SA_PASTE4(sa_, attention_forward, dtype, matrix_isa),                                             \
+        .attention_merge = SA_PASTE4(sa_, attention_merge, dtype, matrix_isa),                                                 \
+        .backward_scratch = SA_PASTE4(sa_, attention_backward_scratch, dtype, matrix_isa),                                     \
+        .adds_by_lines = SA_PASTE4(sa_, adds_by_lines, dtype, matrix_isa),                                                     \
+        .attention_delta = SA_PASTE4(sa_, attention_delta, dtype, matrix_isa),                                                 \
+        .attention_backward = SA_PASTE4(sa_, attention_backward, dtype, matrix_isa),                                           \
         .rows = SA_ROW_TABLE(dtype),                                                                                           \
         .softmax_columns = SA_PASTE4(sa_, softmax_columns, dtype, SA_ISA),                                                     \
         .softmax_columns_backward = SA_PASTE4(sa_, softmax_columns_backward, dtype, SA_ISA),                                   \
         .parameter_gradients = SA_PASTE4(sa_, parameter_gradients, dtype, SA_ISA),                                             \
         .gather = SA_PASTE4(sa_, gather, dtype, SA_ISA),                                                                       \
-        .matmul_scratch = SA_PASTE4(sa_, matmul_scratch, dtype, SA_ISA),                                                       \
-        .matmul_nt = SA_PASTE4(sa_, matmul_nt, dtype, SA_ISA),                                                                 \
-        .matmul_nn = SA_PASTE4(sa_, matmul_nn, dtype, SA_ISA),                                                                 \
-        .matmul_tn = SA_PASTE4(sa_, matmul_tn, dtype, SA_ISA),                                                                 \
+        .splits_from = SA_PASTE4(sa_, splits_from, dtype, matrix_isa),                                                         \
+        .matmul_scratch = SA_PASTE4(sa_, matmul_scratch, dtype, matrix_isa),                                                   \
+        .matmul_nt = SA_PASTE4(sa_, matmul_nt, dtype, matrix_isa),                                                             \
+        .matmul_nn = SA_PASTE4(sa_, matmul_nn, dtype, matrix_isa),                                                             \
+        .matmul_tn = SA_PASTE4(sa_, matmul_tn, dtype, matrix_isa),                                                             \
         .look_up = SA_PASTE4(sa_, look_up, dtype, SA_ISA),                                                                     \
         .add_norm = SA_PASTE4(sa_, add_norm, dtype, SA_ISA),                                                                   \
         .norm_backward = SA_PASTE4(sa_, norm_backward, dtype, SA_ISA),                                                         \
@@ -100,5 +102,6 @@ const sa_kernels SA_PASTE(sa_kernels_, SA_ISA) = {
     .name = SA_STRING(SA_ISA),
     .f32 = SA_REAL_TABLE(f32, SA_ISA),
     .f64 = SA_REAL_TABLE(f64, SA_ISA),
+    .checksum = SA_PASTE(sa_checksum_, SA_ISA),
     .read_loop = SA_PASTE(sa_read_loop_, SA_ISA),
 };

@@ -1,4 +1,4 @@
-/* The kernels that the matrix unit changes, float32's attention; all others are those of AVX-512. */
+/* The kernels that the matrix unit changes, float32's attention and products; all others are those of AVX-512. */
 #include "philox.h"
 
 #define SA_REAL_IS_F64 0
@@ -13,6 +13,7 @@
 #include "attention_forward.h"
 #include "attention_backward_parts.h"
 #include "attention_backward.h"
+#include "matmul_parts.h"
 #include "real_end.h"
 
 #undef SA_ISA
@@ -21,5 +22,6 @@ const sa_kernels sa_kernels_amx = {
     .name = "amx",
     .f32 = SA_REAL_TABLE(f32, amx),
     .f64 = SA_REAL_TABLE(f64, avx512),
+    .checksum = sa_checksum_avx512,
     .read_loop = sa_read_loop_avx512,
 };

@@ -44,11 +44,17 @@ static const sa_real_kernels *kernels_of(bool f64) { return f64 ? &sa_kernels_ac
 
 enum { NT, NN, TN };
 
+static void multiply(int kind, const sa_real_kernels *kernels, const sa_product *p, void *scratch) {
+    (kind == NT ? kernels->matmul_nt : kind == NN ? kernels->matmul_nn : kernels->matmul_tn)(p, scratch);
+}
+
 static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, bool f64) {
     const sa_real_kernels *kernels = kernels_of(f64);
+    const ptrdiff_t d = kind == TN ? width : n;
     if (kind == TN) {
         m = m < SA_WEIGHT_ROWS ? m : SA_WEIGHT_ROWS;
-    } else {
+        n = n < SA_SUM_ROWS ? n : SA_SUM_ROWS;
+    } else if (n < kernels->splits_from) {
         width = width < kernels->block_rows ? width : kernels->block_rows;
     }
     random_source random = {(uint64_t)(m * 1000 + n * 10 + width)};
@@ -56,16 +62,17 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
     const ptrdiff_t b_rows = kind == NT ? width : n, b_columns = kind == NT ? n : width, c_stride = width + 3;
     void *a = draw(a_rows * a_columns, f64, &random), *b = draw(b_rows * b_columns, f64, &random);
     void *c = draw(m * c_stride, f64, &random), *before = malloc((size_t)(m * c_stride) * element_size(f64) + 1);
-    void *start = draw(width, f64, &random), *scratch = poison(kernels->matmul_scratch());
+    void *start = draw(width, f64, &random), *scratch = poison(kernels->matmul_scratch(m, d));
     memcpy(before, c, (size_t)(m * c_stride) * element_size(f64));
-    const sa_product p = {m, n, width, a, b, c, a_columns, b_columns, c_stride, start};
-    (kind == NT ? kernels->matmul_nt : kind == NN ? kernels->matmul_nn : kernels->matmul_tn)(&p, scratch);
+    const bool adds = kind == NN || (kind == TN && m % 2 == 1);
+    const sa_product p = {m, n, width, a, b, c, a_columns, b_columns, c_stride, start, .adds = adds};
+    multiply(kind, kernels, &p, scratch);
     double worst = 0;
     for (ptrdiff_t i = 0; i < m; ++i) {
         for (ptrdiff_t j = 0; j < c_stride; ++j) {
             double sum = get(before, f64, i * c_stride + j);
             if (j < width) {
-                sum = kind == NT ? get(start, f64, j) : kind == NN ? sum : 0;
+                sum = kind == NT ? get(start, f64, j) : adds ? sum : 0;
                 for (ptrdiff_t k = 0; k < n; ++k) {
                     sum +=
                         get(a, f64, kind == TN ? k * m + i : i * n + k) * get(b, f64, kind == NT ? j * n + k : k * width + j);
@@ -83,6 +90,74 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
     free(b);
     free(c);
     free(before);
+    free(start);
+    free(scratch);
+}
+
+/* Where products split their operands: a product whose operand is still in the scratch has the bits of one that splits it
+ * itself, and so has every row and column beside numbers that cannot be split. */
+static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float odd) {
+    const sa_real_kernels *kernels = kernels_of(false);
+    if ((kind == TN ? width : n) < kernels->splits_from) {
+        return;
+    }
+    random_source random = {(uint64_t)(m + n + width)};
+    const ptrdiff_t a_stride = kind == TN ? m : n, b_stride = kind == NT ? n : width;
+    float *a = draw(m * n, false, &random), *b = draw(n * width, false, &random),
+          *other = draw(n * (m + width), false, &random);
+    float *start = draw(width, false, &random), *c[3];
+    void *scratch = poison(kernels->matmul_scratch(m, kind == TN ? width : n));
+    const ptrdiff_t row = m / 2, column = width / 3, k = n / 2;
+    for (int run = 0; run < 3; ++run) { /* plainly, after another product, with odd numbers */
+        if (run == 2) {
+            a[kind == TN ? k * m + row : row * n + k] = odd;
+            b[kind == NT ? column * n + k : k * width + column] = odd;
+        }
+        c[run] = calloc((size_t)(m * width), sizeof(float));
+        sa_product p = {m, n, width, a, b, c[run], a_stride, b_stride, width, start, .adds = false};
+        if (run == 1) {
+            float *unused = calloc((size_t)(m * width), sizeof(float));
+            sa_product before = p;
+            *(kind == TN ? &before.a : &before.b) = other;
+            before.c = unused;
+            multiply(kind, kernels, &before, scratch);
+            free(unused);
+            p.again = true;
+        }
+        multiply(kind, kernels, &p, scratch);
+    }
+    CHECK(memcmp(c[0], c[1], (size_t)(m * width) * sizeof(float)) == 0, "product %d of %td: an operand used again", kind, n);
+    const double bound = (double)(n + 2) * sqrt((double)(n + 2)) * 1.2e-7;
+    for (ptrdiff_t i = 0; i < m; ++i) {
+        for (ptrdiff_t j = 0; j < width; ++j) {
+            const float before = c[0][i * width + j], now = c[2][i * width + j];
+            if (i == row || j == column) {
+                double sum = kind == NT ? (double)start[j] : 0, size = 0;
+                for (ptrdiff_t l = 0; l < n; ++l) {
+                    const double term =
+                        (double)a[kind == TN ? l * m + i : i * n + l] * (double)b[kind == NT ? j * n + l : l * width + j];
+                    sum += term;
+                    size += fabs(term);
+                }
+                if (fabs(sum) < 3.3e38) { /* NaN and what overflows show as such */
+                    CHECK(fabs((double)now - sum) <= bound * size, "product %d at %td, %td: %g, not %g", kind, i, j,
+                          (double)now, sum);
+                } else if (!(fabs(sum) < 3.5e38)) {
+                    CHECK(!isfinite(now), "product %d at %td, %td: %g, not %g", kind, i, j, (double)now, sum);
+                }
+            } else if (kind != TN && j / SA_SPLIT_COLUMNS != column / SA_SPLIT_COLUMNS) {
+                CHECK(memcmp(&before, &now, sizeof now) == 0, "product %d: %td, %td beside an odd number", kind, i, j);
+            } else {
+                CHECK(fabsf(before - now) <= (float)bound, "product %d: %td, %td in the panel of an odd number", kind, i, j);
+            }
+        }
+    }
+    for (int run = 0; run < 3; ++run) {
+        free(c[run]);
+    }
+    free(a);
+    free(b);
+    free(other);
     free(start);
     free(scratch);
 }
@@ -231,6 +306,7 @@ static void *run_forward(const model *m, int threads, bool by_parts, void **save
     plan.threads = threads;
     plan.by_parts = by_parts;
     plan.product_rows = by_parts ? plan.part_rows : SA_PRODUCT_ROWS;
+    plan.product_shares = sa_embedding_splits(&m->e) ? threads : 0;
     if (!by_parts && saved == NULL) {
         plan.shared_bytes = sa_embedding_frame_bytes(&m->e, m->e.tokens, false);
     }
@@ -259,6 +335,8 @@ static void check_gradients(model *m, const void *saved, const void *grad, int t
     sa_embedding_plan plan;
     CHECK(sa_embedding_plan_backward(&m->e, 1 << 10, &plan) == SA_OK, "a plan");
     plan.threads = threads;
+    plan.product_rows = 1 + plan.product_rows / 2;
+    plan.product_shares = sa_embedding_splits(&m->e) ? threads : 0;
     void *scratch = poison(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
     sa_embedding_backward(&m->e, &g, &plan, saved, scratch);
     free(scratch);
@@ -340,8 +418,8 @@ static void try_model(const model_shape *shape, bool f64) {
 }
 
 void test_embedding(void) {
-    static const ptrdiff_t rows[] = {0, 1, 2, 5, 6, 13, 64, 97}, depths[] = {0, 1, 7, 16, 17, 128, 129},
-                           columns[] = {1, 2, 7, 8, 9, 16, 17, 33, 64, 97};
+    static const ptrdiff_t rows[] = {0, 1, 2, 5, 6, 13, 64, 97}, depths[] = {0, 1, 7, 16, 17, 96, 128, 129, 270},
+                           columns[] = {1, 2, 7, 8, 9, 16, 17, 33, 64, 97, 130};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
         for (size_t j = 0; j < sizeof depths / sizeof *depths; ++j) {
             for (size_t k = quick ? i % 2 : 0; k < sizeof columns / sizeof *columns; k += quick ? 2 : 1) {
@@ -352,10 +430,17 @@ void test_embedding(void) {
             }
         }
     }
+    static const float odd[] = {NAN, -INFINITY, 3.4e38f, 2e38f, 1e-37f, 0};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; ++i) {
+        for (int kind = NT; kind <= TN; ++kind) {
+            try_split(kind, 40, 100, 130, odd[i]);
+            try_split(kind, 9, 129, 96, odd[i]);
+        }
+    }
     static const model_shape shapes[] = {
-        {2, 1, 1, 3, 1, {1}},        {4, 2, 3, 5, 3, {3, 1, 4}},       {6, 3, 1, 40, 2, {17, 9}},
-        {8, 1, 0, 7, 2, {2, 3}},     {18, 2, 2, 9, 4, {5, 66, 1, 30}}, {34, 1, 1, 9, 8, {40, 3, 60, 70, 1, 80, 30, 50}},
-        {66, 3, 1, 11, 2, {12, 20}},
+        {2, 1, 1, 3, 1, {1}},        {4, 2, 3, 5, 3, {3, 1, 4}},        {6, 3, 1, 40, 2, {17, 9}},
+        {8, 1, 0, 7, 2, {2, 3}},     {18, 2, 2, 9, 4, {5, 66, 1, 30}},  {34, 1, 1, 9, 8, {40, 3, 60, 70, 1, 80, 30, 50}},
+        {66, 3, 1, 11, 2, {12, 20}}, {100, 2, 2, 9, 4, {5, 66, 1, 30}}, {128, 1, 1, 9, 8, {40, 3, 60, 70, 1, 80, 30, 50}},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; ++i) {
         try_model(&shapes[i], false);

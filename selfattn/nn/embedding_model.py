@@ -173,13 +173,13 @@ class EmbeddingModel(Module):
 
         return y, pullback
 
-    def encode(self, sentences: Iterable[Sentence], batch_size: int = 256, progress: bool = False) -> Array:
+    def encode(self, sentences: Iterable[Sentence], batch_size: int = 1024, progress: bool = False) -> Array:
         """Compute the embeddings of many sentences.
 
         Parameters
         ----------
         sentences : iterable of str or of sequences of int
-        batch_size : int, default 256
+        batch_size : int, default 1024
             How many go through the model at once. They stand one after the other, not padded to the longest, so
             that their order does not matter for the time.
         progress : bool, default False

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
+from selfattn import _core
 from selfattn.nn._arrays import Array, Gradients, Pullback, as_input, widened
 from selfattn.nn.embedding_model import EmbeddingModel, Sentence, is_batch
 from selfattn.nn.module import Module
@@ -92,8 +91,8 @@ class ProxyTask(Module):
             As for :meth:`EmbeddingModel.forward`, or the lists differ in length.
         """
         rows = self.model(_all_of(main, similar, non_similar))
-        _, products = _dot_products(rows)
-        return self._confidence(products, is_batch(main))
+        confidences, _ = _core._proxy_confidences(_triplets(rows))
+        return _result(confidences.astype(rows.dtype, copy=False), is_batch(main))
 
     def vjp(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> tuple[Any, Pullback]:
         """Compute the confidence and its pullback, ``d_confidence -> grads``, keyed like ``model.parameters()``.
@@ -101,35 +100,29 @@ class ProxyTask(Module):
         Of n triplets, ``d_confidence`` is (n,), or a number for all of them: −1/n for a loss that is the mean.
         """
         rows, model_pullback = self.model.vjp(_all_of(main, similar, non_similar))
-        y, products = _dot_products(rows)
-        confidence = self._confidence(products, is_batch(main))
+        y = _triplets(rows)
+        confidences, slopes = _core._proxy_confidences(y)
+        confidence = _result(confidences.astype(rows.dtype, copy=False), is_batch(main))
 
         def pullback(d_confidence: npt.ArrayLike) -> Gradients:
             d = as_input(d_confidence, y.dtype, "d_confidence")
             if d.shape not in ((), confidence.shape):
                 raise ValueError(f"d_confidence must have shape {confidence.shape} or (), not {d.shape}")
-            # d log σ(x) / dx = σ(−x)
-            slopes = [[sigmoid(-near) for near in products[0]], [-sigmoid(far) for far in products[1]]]
-            d_products = (np.array(slopes, y.dtype) * d)[..., None]
-            dy = np.empty_like(y)
-            dy[1:] = d_products * y[0]
-            d_near, d_far = d_products * y[1:]
-            np.add(d_near, d_far, out=dy[0])
-            grads: Gradients = model_pullback(dy.reshape(rows.shape))
+            d_products = (slopes * d).astype(y.dtype, copy=False)
+            grads: Gradients = model_pullback(_core._proxy_gradients(y, d_products).reshape(rows.shape))
             return grads
 
         return confidence, pullback
 
-    def _confidence(self, products: list[list[float]], batch: bool) -> Any:
-        numbers = [log_sigmoid(near) + log_sigmoid(-far) for near, far in zip(*products, strict=True)]
-        dtype = self.model.embedding_layer.weight.dtype
-        return np.array(numbers, dtype) if batch else dtype.type(numbers[0])
+
+def _triplets(rows: Array) -> Array:
+    """See the embeddings of main, similar and non-similar sentences, (3·n, d), as (3, n, d)."""
+    return widened(rows).reshape(3, -1, rows.shape[-1])
 
 
-def _dot_products(rows: Array) -> tuple[Array, list[list[float]]]:
-    """See (3 n, d) as main, similar and other sentences, (3, n, d); and main · similar, main · other."""
-    y = widened(rows).reshape(3, -1, rows.shape[-1])
-    return y, np.vecdot(y[0], y[1:]).tolist()
+def _result(confidences: Array, batch: bool) -> Any:
+    """Return all confidences, or the only one."""
+    return confidences if batch else confidences[0]
 
 
 def _all_of(*parts: Sentences) -> list[Any]:
@@ -142,14 +135,3 @@ def _all_of(*parts: Sentences) -> list[Any]:
         lengths = ", ".join(str(len(part)) for part in parts)
         raise ValueError(f"main, similar and non_similar must have the same length, not {lengths}")
     return [sentence for part in parts for sentence in part]
-
-
-def log_sigmoid(x: float) -> float:
-    """log(1 / (1 + exp(−x))), for x of any size: about x far below 0, −exp(−x) far above."""
-    return min(x, 0.0) - math.log1p(math.exp(-abs(x)))
-
-
-def sigmoid(x: float) -> float:
-    """1 / (1 + exp(−x)), without an overflow for x of any size."""
-    e = math.exp(-abs(x))
-    return (e if x < 0 else 1.0) / (1.0 + e)

@@ -1,0 +1,43 @@
+/* A checksum of memory, with which a pullback notices that parameters have changed; not against malice. It is the same on every
+ * instruction set. A step is a bijection of h and of the word, so one changed word always shows. The rotation brings high bits
+ * down, where the next multiplication spreads them: without it the sign bits of two numbers would cancel. */
+
+/* Folds bytes into h, in 32-bit words; those of a last part are filled up with zeros. */
+SA_NOINLINE uint64_t SA_PASTE(sa_checksum_, SA_ISA)(uint64_t h, const void *data, size_t bytes) {
+    enum { VECTORS = 64 / SA_U32_LANES }; /* 64 words side by side hide a multiplication's latency */
+    const char *from = data;
+    uint32_t words[64];
+    vu32 lanes[VECTORS];
+    SA_UNROLL
+    for (int v = 0; v < VECTORS; ++v) {
+        lanes[v] = vu32_set1((uint32_t)h);
+    }
+    for (;; from += sizeof words, bytes -= sizeof words) {
+        const uint32_t *p = (const uint32_t *)(const void *)from;
+        if (bytes < sizeof words) {
+            if (bytes == 0) {
+                break;
+            }
+            memset(words, 0, sizeof words);
+            memcpy(words, from, bytes);
+            p = words;
+        }
+        SA_UNROLL
+        for (int v = 0; v < VECTORS; ++v) {
+            const vu32 mixed = vu32_xor(lanes[v], vu32_load(p + v * SA_U32_LANES));
+            lanes[v] = vu32_rotate(vu32_mul_lo(mixed, vu32_set1(0x9E3779B1u)), 15);
+        }
+        if (p == words) {
+            break;
+        }
+    }
+    SA_UNROLL
+    for (int v = 0; v < VECTORS; ++v) {
+        vu32_store(words + v * SA_U32_LANES, lanes[v]);
+    }
+    for (int i = 0; i < 64; i += 2) {
+        h ^= words[i] | (uint64_t)words[i + 1] << 32;
+        h = (h << 29 | h >> 35) * UINT64_C(0x9E3779B97F4A7C15);
+    }
+    return h;
+}

@@ -1,0 +1,315 @@
+/* The products of matmul.h on the matrix unit (decisions/0003): both operands are split into three parts (parts.h), and C is
+ * computed 32 rows by 32 columns at a time. A task should take many rows and columns: splitting costs as much as 40 rows of a
+ * product. The pairs of a sum are half a step apart, so that rows are split as they lie.
+ *
+ * Every element of C is a sum in the order of n, whatever the rows and columns beside it. Numbers below 2^−100 are off by up to
+ * 2^−126, as if subnormal numbers did not exist. Where one is NaN, infinite or next to overflow, its row of A or its panel of B,
+ * and in matmul_tn all of the call, goes through multiply-adds. */
+
+#define SA_SIDE 32                                /* rows and columns of C at a time */
+#define SA_SPLIT_TILE ((size_t)3 * SA_TILE_BYTES) /* of all parts */
+#define SA_PLAIN(name) SA_PASTE4(sa_, name, f32, avx512)
+
+/* Narrower rows take as long to split as to multiply. */
+enum { FN(splits_from) = 96 };
+
+/* One operand may be kept for the next product (sa_product.again). */
+typedef struct {
+    bool kept_fits; /* what is kept holds no number that parts cannot */
+    char *kept;     /* A of matmul_nt and matmul_nn, B of matmul_tn */
+    char *other;
+    real *sums; /* SA_SIDE × SA_SIDE */
+    void *plain;
+} FN(product_scratch);
+
+static size_t FN(lay_out_product)(char *base, ptrdiff_t rows, ptrdiff_t d, FN(product_scratch) * *scratch) {
+    FN(product_scratch) unused, *s = base ? (FN(product_scratch) *)(void *)base : &unused;
+    size_t used = (sizeof *s + 63) / 64 * 64;
+    const size_t width = (size_t)(FN(tiles_in)(d, SA_SIDE) * SA_SIDE), most = (size_t)(rows > SA_SUM_ROWS ? rows : SA_SUM_ROWS);
+    const size_t depth = width > SA_SUM_ROWS ? width : SA_SUM_ROWS, side = SA_WEIGHT_ROWS;
+    SA_TAKE(kept, char, (most + SA_SIDE) * width * SA_SPLIT_TILE / (SA_TILE_ROWS * SA_TILE_STEP));
+    SA_TAKE(other, char, side *depth *SA_SPLIT_TILE / (SA_TILE_ROWS * SA_TILE_STEP));
+    SA_TAKE(sums, real, SA_SIDE * SA_SIDE);
+    SA_TAKE(plain, char, SA_PLAIN(matmul_scratch)(rows, d));
+    if (base) {
+        *scratch = s;
+    }
+    return used;
+}
+
+static size_t FN(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
+    return d < FN(splits_from) ? SA_PLAIN(matmul_scratch)(rows, d) : FN(lay_out_product)(NULL, rows, d, NULL);
+}
+
+/* ---- splitting ------------------------------------------------------------------------------------------------------- */
+
+/* A block of at most SA_LANES × SA_LANES, padded with zeros. */
+SA_INLINE void FN(load_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, const bool transposed,
+                              vec *to) {
+    const int k = columns >= SA_LANES ? SA_LANES : columns > 0 ? (int)columns : 0;
+    const bool whole = rows >= SA_LANES && k == SA_LANES;
+    SA_UNROLL
+    for (int i = 0; i < SA_LANES; ++i) {
+        to[i] = V(set1)(0);
+        if (whole) {
+            to[i] = V(load)(x + i * stride);
+        } else if (i < rows && k > 0) {
+            to[i] = k == SA_LANES ? V(load)(x + i * stride) : V(load_n)(x + i * stride, k);
+        }
+    }
+    if (transposed) {
+        FN(transpose)(to);
+    }
+}
+
+/* The pairs (a, b) in three parts, part_bytes apart; returns 0, or NaN in the lanes where a number does not fit. */
+SA_INLINE vec FN(split_checked)(vec a, vec b, char *to, size_t part_bytes) {
+    SA_UNROLL
+    for (int part = 0; part < 2; ++part) {
+        V(store_bf16_pairs)(to + (size_t)part * part_bytes, V(bf16_half_up)(a), V(bf16_half_up)(b));
+        a = a - V(bf16_nearest)(a);
+        b = b - V(bf16_nearest)(b);
+    }
+    V(store_bf16_pairs)(to + 2 * part_bytes, a, b);
+    return V(fma)(a, V(set1)(0), b * V(set1)(0)); /* the rest of what rounds to infinity is NaN */
+}
+
+/* The tiles of one step, x being `rows` × `columns` from its first pair on: the second half of the step lies `below`, or to the
+ * right. Adds NaN to `wrong` where a number does not fit. */
+SA_INLINE vec FN(split_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t part_bytes,
+                              vec wrong, const bool below, const bool transposed) {
+    vec a[SA_LANES], b[SA_LANES];
+    FN(load_block)(x, stride, rows, columns, transposed, a);
+    if (below) {
+        FN(load_block)(x + SA_LANES * stride, stride, rows - SA_LANES, columns, transposed, b);
+    } else {
+        FN(load_block)(x + SA_LANES, stride, rows, columns - SA_LANES, transposed, b);
+    }
+    SA_UNROLL
+    for (int i = 0; i < SA_LANES; ++i) {
+        wrong = wrong + FN(split_checked)(a[i], b[i], to + i * 64, part_bytes);
+    }
+    return wrong;
+}
+
+#define SA_SPLIT_BLOCK(name, below, transposed)                                                                                \
+    SA_NOINLINE vec FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t part_bytes,  \
+                             vec wrong) {                                                                                      \
+        return FN(split_block)(x, stride, rows, columns, to, part_bytes, wrong, below, transposed);                            \
+    }
+SA_SPLIT_BLOCK(split_block_beside, false, false)
+SA_SPLIT_BLOCK(split_block_beside_transposed, false, true)
+SA_SPLIT_BLOCK(split_block_below, true, false)
+SA_SPLIT_BLOCK(split_block_below_transposed, true, true)
+#undef SA_SPLIT_BLOCK
+
+SA_INLINE bool FN(all_fits)(vec wrong) { return !V(any)(V(not_lt)(wrong, V(set1)(1))); }
+
+/* A left operand, tiles [row tile][part][step]: A[m][n], or of A[n][m] the transpose. False when some number does not fit. */
+SA_NOINLINE bool FN(split_left)(const real *x, ptrdiff_t stride, ptrdiff_t m, ptrdiff_t n, bool transposed, char *to) {
+    const size_t part_bytes = (size_t)FN(steps_of)(n) * SA_TILE_BYTES;
+    vec wrong = V(set1)(0);
+    for (ptrdiff_t r = 0; r < m; r += SA_TILE_ROWS, to += 3 * part_bytes) {
+        char *tile = to;
+        for (ptrdiff_t k = 0; k < n; k += SA_TILE_STEP, tile += SA_TILE_BYTES) {
+            sa_tiles_stay_awake();
+            if (transposed) {
+                wrong = FN(split_block_below_transposed)(x + k * stride + r, stride, n - k, m - r, tile, part_bytes, wrong);
+            } else {
+                wrong = FN(split_block_beside)(x + r * stride + k, stride, m - r, n - k, tile, part_bytes, wrong);
+            }
+        }
+    }
+    return FN(all_fits)(wrong);
+}
+
+/* A right operand of at most SA_SIDE columns, tiles [step][part][lane tile]: B[n][width], or of B[width][n] the transpose. */
+SA_NOINLINE bool FN(split_panel)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, bool transposed, char *to) {
+    const ptrdiff_t lane_tiles = FN(tiles_in)(width, SA_LANES);
+    const size_t part_bytes = (size_t)lane_tiles * SA_TILE_BYTES;
+    vec wrong = V(set1)(0);
+    for (ptrdiff_t k = 0; k < n; k += SA_TILE_STEP, to += 3 * part_bytes) {
+        for (ptrdiff_t v = 0; v < lane_tiles; ++v) {
+            const ptrdiff_t c = v * SA_LANES;
+            char *tile = to + v * SA_TILE_BYTES;
+            sa_tiles_stay_awake();
+            if (transposed) {
+                wrong =
+                    FN(split_block_beside_transposed)(x + c * stride + k, stride, width - c, n - k, tile, part_bytes, wrong);
+            } else {
+                wrong = FN(split_block_below)(x + k * stride + c, stride, n - k, width - c, tile, part_bytes, wrong);
+            }
+        }
+    }
+    return FN(all_fits)(wrong);
+}
+
+SA_NOINLINE bool FN(row_fits)(const real *x, ptrdiff_t n) {
+    char tiles[3][64] __attribute__((aligned(64)));
+    vec wrong = V(set1)(0);
+    for (ptrdiff_t k = 0; k < n; k += SA_LANES) {
+        const vec t = n - k < SA_LANES ? V(load_n)(x + k, (int)(n - k)) : V(load)(x + k);
+        wrong = wrong + FN(split_checked)(t, t, tiles[0], sizeof tiles[0]);
+    }
+    return FN(all_fits)(wrong);
+}
+
+/* ---- multiplying ----------------------------------------------------------------------------------------------------- */
+
+SA_NOINLINE void FN(product_low1)(const FN(operands) * o, real *c) {
+    FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 1);
+}
+SA_NOINLINE void FN(product_low2)(const FN(operands) * o, real *c) {
+    FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 2);
+}
+
+/* sums[rows][width] = left·right, of the rows from r on; rows and width are at most SA_SIDE, rows and columns behind them are of
+ * no use. */
+SA_INLINE void FN(multiply)(const char *left, const char *right, ptrdiff_t r, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t width,
+                            real *sums) {
+    const ptrdiff_t steps = FN(steps_of)(n), lane_tiles = FN(tiles_in)(width, SA_LANES);
+    const size_t part_bytes = (size_t)steps * SA_TILE_BYTES;
+    const FN(operands) o = {.left = left + (size_t)(r / SA_TILE_ROWS) * 3 * part_bytes,
+                            .right = right,
+                            .left_part = part_bytes,
+                            .left_row = 3 * part_bytes,
+                            .right_part = (size_t)lane_tiles * SA_TILE_BYTES,
+                            .right_step = (size_t)lane_tiles * SA_SPLIT_TILE,
+                            .steps = steps};
+    if (rows > SA_TILE_ROWS) {
+        FN(product)(&o, sums, SA_SIDE * sizeof(real), 3, 3, (int)lane_tiles);
+    } else if (lane_tiles == 2) {
+        FN(product_low2)(&o, sums);
+    } else {
+        FN(product_low1)(&o, sums);
+    }
+}
+
+/* C[rows][width] = start + sums, or C + sums where start is NULL. */
+SA_NOINLINE void FN(take_sums)(const real *sums, ptrdiff_t rows, ptrdiff_t width, const real *start, real *c,
+                               ptrdiff_t c_stride) {
+    for (ptrdiff_t at = 0; at < width; at += SA_LANES) {
+        const int k = width - at < SA_LANES ? (int)(width - at) : SA_LANES;
+        const vec first = start == NULL ? V(set1)(0) : k == SA_LANES ? V(load)(start + at) : V(load_n)(start + at, k);
+        for (ptrdiff_t r = 0; r < rows; ++r) {
+            real *to = c + r * c_stride + at;
+            const vec sum = V(load)(sums + r * SA_SIDE + at);
+            if (k == SA_LANES) {
+                V(store)(to, sum + (start == NULL ? V(load)(to) : first));
+            } else {
+                V(store_n)(to, sum + (start == NULL ? V(load_n)(to, k) : first), k);
+            }
+        }
+    }
+}
+
+/* Some rows and columns of the product, by multiply-adds. */
+static void FN(multiply_plainly)(const sa_product *p, ptrdiff_t r, ptrdiff_t rows, ptrdiff_t c, ptrdiff_t width, bool by_rows,
+                                 void *scratch) {
+    sa_product part = *p;
+    part.m = rows;
+    part.width = width;
+    part.a = (const real *)p->a + r * p->a_stride;
+    part.b = (const real *)p->b + (by_rows ? c * p->b_stride : c);
+    part.c = (real *)p->c + r * p->c_stride + c;
+    if (by_rows) {
+        part.start = (const real *)p->start + c;
+        SA_PLAIN(matmul_nt)(&part, scratch);
+    } else {
+        SA_PLAIN(matmul_nn)(&part, scratch);
+    }
+}
+
+/* C = start + A·Bᵀ, or C += A·B. */
+SA_INLINE void FN(matmul_rows)(const sa_product *p, void *scratch, const bool by_rows) {
+    const real *a = p->a, *b = p->b, *start = by_rows ? p->start : NULL;
+    FN(product_scratch) *s = NULL;
+    FN(lay_out_product)(scratch, p->m, p->n, &s);
+    sa_tiles_open();
+    const unsigned before = sa_flush_subnormals();
+    if (!p->again) {
+        s->kept_fits = FN(split_left)(a, p->a_stride, p->m, p->n, false, s->kept);
+    }
+    for (ptrdiff_t at = 0; at < p->width; at += SA_SIDE) {
+        const ptrdiff_t width = p->width - at < SA_SIDE ? p->width - at : SA_SIDE;
+        if (!FN(split_panel)(b + (by_rows ? at * p->b_stride : at), p->b_stride, p->n, width, by_rows, s->other)) {
+            FN(multiply_plainly)(p, 0, p->m, at, width, by_rows, s->plain);
+            continue;
+        }
+        for (ptrdiff_t r = 0; r < p->m; r += SA_SIDE) {
+            const ptrdiff_t rows = p->m - r < SA_SIDE ? p->m - r : SA_SIDE;
+            real *c = (real *)p->c + r * p->c_stride + at;
+            FN(multiply)(s->kept, s->other, r, rows, p->n, width, s->sums);
+            if (s->kept_fits) {
+                FN(take_sums)(s->sums, rows, width, start == NULL ? NULL : start + at, c, p->c_stride);
+                continue;
+            }
+            for (ptrdiff_t i = 0; i < rows; ++i) {
+                if (FN(row_fits)(a + (r + i) * p->a_stride, p->n)) {
+                    FN(take_sums)(s->sums + i * SA_SIDE, 1, width, start == NULL ? NULL : start + at, c + i * p->c_stride, 0);
+                } else {
+                    FN(multiply_plainly)(p, r + i, 1, at, width, by_rows, s->plain);
+                }
+            }
+        }
+    }
+    sa_restore_subnormals(before);
+    sa_tiles_close();
+}
+
+SA_NOINLINE void FN(matmul_nt)(const sa_product *p, void *scratch) {
+    if (p->n < FN(splits_from)) {
+        SA_PLAIN(matmul_nt)(p, scratch);
+    } else {
+        FN(matmul_rows)(p, scratch, true);
+    }
+}
+
+SA_NOINLINE void FN(matmul_nn)(const sa_product *p, void *scratch) {
+    if (p->n < FN(splits_from)) {
+        SA_PLAIN(matmul_nn)(p, scratch);
+    } else {
+        FN(matmul_rows)(p, scratch, false);
+    }
+}
+
+/* C = Aᵀ·B or C += Aᵀ·B, for at most SA_WEIGHT_ROWS rows of C and sums over at most SA_SUM_ROWS. */
+SA_NOINLINE void FN(matmul_tn)(const sa_product *p, void *scratch) {
+    static const real zeros[SA_SIDE];
+    const real *b = p->b;
+    FN(product_scratch) *s = NULL;
+    if (p->width < FN(splits_from)) {
+        SA_PLAIN(matmul_tn)(p, scratch);
+        return;
+    }
+    FN(lay_out_product)(scratch, 0, p->width, &s);
+    const size_t panel_bytes = (size_t)FN(steps_of)(p->n) * 2 * SA_SPLIT_TILE;
+    sa_tiles_open();
+    const unsigned before = sa_flush_subnormals();
+    if (!p->again) {
+        s->kept_fits = true;
+    }
+    for (ptrdiff_t at = 0; at < p->width && !p->again; at += SA_SIDE) {
+        const ptrdiff_t width = p->width - at < SA_SIDE ? p->width - at : SA_SIDE;
+        const bool fits =
+            FN(split_panel)(b + at, p->b_stride, p->n, width, false, s->kept + (size_t)(at / SA_SIDE) * panel_bytes);
+        s->kept_fits = s->kept_fits && fits;
+    }
+    if (!FN(split_left)(p->a, p->a_stride, p->m, p->n, true, s->other) || !s->kept_fits) {
+        SA_PLAIN(matmul_tn)(p, s->plain);
+    } else {
+        for (ptrdiff_t at = 0; at < p->width; at += SA_SIDE) {
+            const ptrdiff_t width = p->width - at < SA_SIDE ? p->width - at : SA_SIDE;
+            for (ptrdiff_t r = 0; r < p->m; r += SA_SIDE) {
+                const ptrdiff_t rows = p->m - r < SA_SIDE ? p->m - r : SA_SIDE;
+                FN(multiply)(s->other, s->kept + (size_t)(at / SA_SIDE) * panel_bytes, r, rows, p->n, width, s->sums);
+                FN(take_sums)(s->sums, rows, width, p->adds ? NULL : zeros, (real *)p->c + r * p->c_stride + at, p->c_stride);
+            }
+        }
+    }
+    sa_restore_subnormals(before);
+    sa_tiles_close();
+}
+#undef SA_SIDE
+#undef SA_SPLIT_TILE
+#undef SA_PLAIN

@@ -1,0 +1,146 @@
+/* What selfattn/nn/proxy_task.py computes of embeddings: a few sums for each triplet, which as a dozen calls of NumPy took
+ * longer than a small model. With main, similar and other = y[0], y[1], y[2] of y (3, n, d):
+ *
+ *     confidence = log σ(near) + log σ(−far),  near = main·similar,  far = main·other
+ *
+ * Sums are in float64. The GIL is kept: it is little beside the model. */
+#include "proxy.h"
+
+#include <math.h>
+
+/* Finite and exact to rounding for every finite x. */
+static double log_sigmoid(double x) { return (x < 0 ? x : 0) - log1p(exp(-fabs(x))); }
+
+static double sigmoid(double x) {
+    const double e = exp(-fabs(x));
+    return (x < 0 ? e : 1) / (1 + e);
+}
+
+/* In four sums, which do not wait for each other. */
+#define DOT_PRODUCT(type)                                                                                                      \
+    static double dot_product_of_##type(const type *a, const type *b, npy_intp n) {                                            \
+        double sum[4] = {0};                                                                                                   \
+        npy_intp i = 0;                                                                                                        \
+        for (; i + 4 <= n; i += 4) {                                                                                           \
+            for (int k = 0; k < 4; ++k) {                                                                                      \
+                sum[k] += (double)a[i + k] * (double)b[i + k];                                                                 \
+            }                                                                                                                  \
+        }                                                                                                                      \
+        for (; i < n; ++i) {                                                                                                   \
+            sum[0] += (double)a[i] * (double)b[i];                                                                             \
+        }                                                                                                                      \
+        return (sum[0] + sum[1]) + (sum[2] + sum[3]);                                                                          \
+    }
+DOT_PRODUCT(float)
+DOT_PRODUCT(double)
+#undef DOT_PRODUCT
+
+/* y, (3, n, d); or NULL with an exception. */
+static PyArrayObject *as_triplets(PyObject *value) {
+    PyArrayObject *y = PyArray_Check(value) ? (PyArrayObject *)value : NULL;
+    if (y == NULL || (PyArray_TYPE(y) != NPY_FLOAT && PyArray_TYPE(y) != NPY_DOUBLE) || !PyArray_ISCARRAY_RO(y) ||
+        PyArray_NDIM(y) != 3 || PyArray_DIM(y, 0) != 3) {
+        PyErr_SetString(PyExc_TypeError, "y must be a contiguous, aligned array (3, n, d) of float32 or float64");
+        return NULL;
+    }
+    return y;
+}
+
+static void put(PyArrayObject *array, npy_intp i, double x) {
+    if (PyArray_TYPE(array) == NPY_DOUBLE) {
+        ((double *)PyArray_DATA(array))[i] = x;
+    } else {
+        ((float *)PyArray_DATA(array))[i] = (float)x;
+    }
+}
+
+/* The confidences (n,), and what they change by with near and far, (2, n):  d log σ(x)/dx = σ(−x). */
+static PyObject *proxy_confidences(PyObject *module, PyObject *value) {
+    (void)module;
+    PyArrayObject *y = as_triplets(value);
+    if (y == NULL) {
+        return NULL;
+    }
+    npy_intp shape[2] = {2, PyArray_DIM(y, 1)};
+    const npy_intp n = shape[1], d = PyArray_DIM(y, 2);
+    PyObject *confidences = PyArray_SimpleNew(1, shape + 1, PyArray_TYPE(y)), *result = NULL;
+    PyObject *slopes = PyArray_SimpleNew(2, shape, PyArray_TYPE(y));
+    if (confidences == NULL || slopes == NULL) {
+        goto done;
+    }
+    for (npy_intp i = 0; i < n; ++i) {
+        double product[2];
+        for (int other = 0; other < 2; ++other) {
+            const npy_intp to = ((other + 1) * n + i) * d;
+            if (PyArray_TYPE(y) == NPY_DOUBLE) {
+                const double *rows = PyArray_DATA(y);
+                product[other] = dot_product_of_double(rows + i * d, rows + to, d);
+            } else {
+                const float *rows = PyArray_DATA(y);
+                product[other] = dot_product_of_float(rows + i * d, rows + to, d);
+            }
+        }
+        put((PyArrayObject *)confidences, i, log_sigmoid(product[0]) + log_sigmoid(-product[1]));
+        put((PyArrayObject *)slopes, i, sigmoid(-product[0]));
+        put((PyArrayObject *)slopes, n + i, -sigmoid(product[1]));
+    }
+    result = PyTuple_Pack(2, confidences, slopes);
+done:
+    Py_XDECREF(confidences);
+    Py_XDECREF(slopes);
+    return result;
+}
+
+/* dmain = dnear·similar + dfar·other,  dsimilar = dnear·main,  dother = dfar·main */
+#define GRADIENTS(type)                                                                                                        \
+    static void gradients_of_##type(const type *y, const type *products, npy_intp n, npy_intp d, type *dy) {                   \
+        for (npy_intp i = 0; i < n; ++i) {                                                                                     \
+            const type near = products[i], far = products[n + i];                                                              \
+            const type *main = y + i * d, *similar = main + n * d, *other = similar + n * d;                                   \
+            type *dmain = dy + i * d, *dsimilar = dmain + n * d, *dother = dsimilar + n * d;                                   \
+            for (npy_intp k = 0; k < d; ++k) {                                                                                 \
+                dmain[k] = near * similar[k] + far * other[k];                                                                 \
+                dsimilar[k] = near * main[k];                                                                                  \
+                dother[k] = far * main[k];                                                                                     \
+            }                                                                                                                  \
+        }                                                                                                                      \
+    }
+GRADIENTS(float)
+GRADIENTS(double)
+#undef GRADIENTS
+
+/* dy (3, n, d) from y and the gradients of near and far, (2, n). */
+static PyObject *proxy_gradients(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *value, *given;
+    if (!PyArg_ParseTuple(args, "OO!:_proxy_gradients", &value, &PyArray_Type, &given)) {
+        return NULL;
+    }
+    PyArrayObject *y = as_triplets(value), *products = (PyArrayObject *)given;
+    if (y == NULL) {
+        return NULL;
+    }
+    if (PyArray_TYPE(products) != PyArray_TYPE(y) || !PyArray_ISCARRAY_RO(products) || PyArray_NDIM(products) != 2 ||
+        PyArray_DIM(products, 0) != 2 || PyArray_DIM(products, 1) != PyArray_DIM(y, 1)) {
+        PyErr_SetString(PyExc_TypeError, "the gradients must be a contiguous, aligned array (2, n) of y's dtype");
+        return NULL;
+    }
+    PyObject *dy = PyArray_SimpleNew(3, PyArray_DIMS(y), PyArray_TYPE(y));
+    if (dy == NULL) {
+        return NULL;
+    }
+    if (PyArray_TYPE(y) == NPY_DOUBLE) {
+        gradients_of_double(PyArray_DATA(y), PyArray_DATA(products), PyArray_DIM(y, 1), PyArray_DIM(y, 2),
+                            PyArray_DATA((PyArrayObject *)dy));
+    } else {
+        gradients_of_float(PyArray_DATA(y), PyArray_DATA(products), PyArray_DIM(y, 1), PyArray_DIM(y, 2),
+                           PyArray_DATA((PyArrayObject *)dy));
+    }
+    return dy;
+}
+
+PyMethodDef sa_proxy_methods[] = {
+    {"_proxy_confidences", proxy_confidences, METH_O, "The confidences of triplets of embeddings, and their slopes."},
+    {"_proxy_gradients", proxy_gradients, METH_VARARGS, "The gradients of triplets of embeddings."},
+    {NULL, NULL, 0, NULL},
+};
