@@ -38,6 +38,14 @@ typedef struct {
     bool queries_fit;
 } FN(parts);
 
+/* The same of a block of few queries (attention_few_parts.h). */
+typedef struct {
+    bool use, open;
+    char *queries, *weights; /* right, left operands */
+    real *product;
+    char *rows; /* a tile of keys or values, where they cannot be read in place */
+} FN(few_parts);
+
 /* Scratch of one thread, carved out of one allocation. W = block rows. */
 typedef struct {
     real *q; /* wide: qT[E][nv·lanes]; few: [rows][E rounded up to pairs of vectors] */
@@ -55,10 +63,12 @@ typedef struct {
     real factor; /* what s->P is still to be multiplied with to be scores: 1 or scale·log2 e */
     bool scaled; /* wide: s->q holds the block's queries times scale·log2 e */
     FN(parts) parts;
+    FN(few_parts) few;
 } FN(scratch);
 
 SA_INLINE bool FN(uses_parts)(const sa_attention *a);
 SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s);
+SA_INLINE size_t FN(lay_out_few_parts)(const sa_attention *a, char *base, size_t used, FN(few_parts) * s);
 
 SA_INLINE real FN(factor_of)(const sa_attention *a) { return (real)(a->scale * SA_LOG2E); }
 
@@ -117,6 +127,8 @@ SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * 
     s->scaled = false;
     s->parts.count = 0;
     s->parts.queries_fit = false;
+    s->few.use = false;
+    used = FN(lay_out_few_parts)(a, base, used, &s->few);
     return by_parts ? FN(lay_out_parts)(a, base, used, &s->parts) : used;
 }
 

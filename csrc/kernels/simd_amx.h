@@ -27,6 +27,16 @@ SA_VERB void sa_tiles_open(void) {
     SA_TILE_FENCE();
     _tile_loadconfig(&sa_whole_tiles);
 }
+/* For `few` queries, 1, 2 or 4: the registers of attention_few_parts.h. */
+SA_VERB void sa_few_tiles_open(int few) {
+    const uint16_t words = (uint16_t)(4 * few);
+    const uint8_t weights = (uint8_t)(4 * few);
+    const sa_tile_shapes shapes = {.palette = 1,
+                                   .row_bytes = {words, words, 64, 64, 64, 64, 64, 64},
+                                   .rows = {16, 16, weights, 16, weights, weights, weights, weights}};
+    SA_TILE_FENCE();
+    _tile_loadconfig(&shapes);
+}
 SA_VERB void sa_tiles_close(void) { _tile_release(); }
 
 /* The unit falls asleep after half a microsecond without work, and the next product then takes 0.3 to 0.5 us longer (measured).
