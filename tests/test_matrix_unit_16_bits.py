@@ -15,18 +15,7 @@ from selfattn import _core, reference
 
 EPS = 2.0**-24
 
-pytestmark = pytest.mark.skipif(
-    "amx" not in _core.available_isas(), reason="this CPU, its operating system or this build has no AMX"
-)
-
-
-@pytest.fixture(autouse=True)
-def on_the_matrix_unit():
-    before = _core.get_isa()
-    _core._set_isa("amx")
-    yield
-    _core._set_isa(before)
-
+pytestmark = pytest.mark.usefixtures("on_the_matrix_unit")
 
 BOTH = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 
