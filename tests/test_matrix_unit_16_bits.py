@@ -15,18 +15,7 @@ from selfattn import _core, reference
 
 EPS = 2.0**-24
 
-pytestmark = pytest.mark.skipif(
-    "amx" not in _core.available_isas(), reason="this CPU, its operating system or this build has no AMX"
-)
-
-
-@pytest.fixture(autouse=True)
-def on_the_matrix_unit():
-    before = _core.get_isa()
-    _core._set_isa("amx")
-    yield
-    _core._set_isa(before)
-
+pytestmark = pytest.mark.usefixtures("on_the_matrix_unit")
 
 BOTH = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 
@@ -121,7 +110,7 @@ def test_scores_are_scaled_before_what_follows(name, dtype):
     assert_rounded(sa.scaled_dot_product_attention(*inputs, **options), exact(*inputs, **options))
 
 
-SCALES = [0.0, -0.3, 0.02, 1.0, 2.0**-50, 2.0**-90, 2.0**38, 2.0**45]
+SCALES = [0.0, -0.3, -3.0, 0.02, 1.0, 2.0**-50, 2.0**-90, 2.0**38, 2.0**45]
 
 
 @pytest.mark.parametrize(
@@ -235,6 +224,18 @@ def test_groups_of_heads_and_few_rows(heads, length, dtype):
     out = sa.scaled_dot_product_attention(*inputs, enable_gqa=True)
     repeated = [inputs[0][0], *(np.repeat(x[0], heads[0] // heads[1], axis=0) for x in inputs[1:])]
     assert_rounded(out[0], exact(*repeated))
+
+
+@BOTH
+def test_blocks_by_multiply_adds_leave_the_others_alone(dtype):
+    """Block masks with gaps, and the last six rows of a head, go through multiply-adds, beside blocks that do not."""
+    inputs = arrays(dtype, heads=3, length=262, keys=200)
+    pattern = np.ones((5, 5), bool)
+    pattern[::2, 1::2] = False
+    mask = sa.BlockMask.from_blocks(pattern, (64, 40))
+    out = sa.scaled_dot_product_attention(*inputs, block_mask=mask, num_threads=1)
+    dense = np.broadcast_to(mask.to_dense(262, 200), (3, 262, 200))
+    assert_rounded(out, exact(*inputs, attn_mask=dense))
 
 
 @BOTH

@@ -29,7 +29,7 @@ typedef struct {
 typedef struct {
     int count; /* parts of an element of keys and values; 0: the block goes through multiply-adds */
     int of_queries, of_weights;
-    bool of_16_bits; /* the call */
+    bool of_16_bits; /* what is_of_16_bits says of the call */
     FN(cells) keys, values;
     char *queries, *weights;         /* right operands */
     const char *values_now;          /* the tile's cell */
