@@ -45,12 +45,12 @@ SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     if (!few && FN(scores_by_parts)(b, s, first, n, nv)) {
         return false;
     }
-    if (!s->scaled) {
-        FN(pack_queries)(b, s, nv, few);
-    }
     if (few) {
         FN(scores_of_few)(b, s, first, n, SA_LANES, few);
         return false;
+    }
+    if (!s->scaled) {
+        FN(pack_queries)(b, s, nv);
     }
     s->k = FN(tile_rows)(b, &b->key, &s->key, first, n, a->E, &s->k_stride);
     const ptrdiff_t lanes = nv * SA_LANES;
@@ -393,7 +393,7 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
     bool masked = false;
     s->scaled = false;
     if (few) {
-        FN(pack_queries)(b, s, nv, few);
+        FN(pack_few_queries)(b, s, few);
     }
     FN(split_queries)(b, s, nv);
     FN(start_rows)(b, s, nv, few);
@@ -538,9 +538,6 @@ static void FN(attention_merge)(const sa_block *b, const char *partial, ptrdiff_
     FN(scratch) layout, *s = &layout;
     FN(lay_out)(a, scratch, s, FN(uses_parts)(a));
     FN(open_caches)(b, s);
-    if (a->weights.m.data) {
-        FN(pack_queries)(b, s, SA_VECS, 0);
-    }
     FN(start_rows)(b, s, SA_VECS, 0);
     for (ptrdiff_t c = 0; c < chunks; ++c) {
         const real *maximum_c = (const real *)(const void *)(partial + (size_t)c * bytes);
