@@ -237,6 +237,15 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
     b->value.data += sa_lead_offset(a, &a->value, group * G, a->gqa);
 }
 
+ptrdiff_t sa_rows_together(const sa_rows *rows) {
+    for (int r = 1; r < rows->count && rows->gaps == 0; ++r) {
+        if (rows->lo[r - 1] < rows->hi[r - 1] && rows->hi[r - 1] <= rows->lo[r] && rows->lo[r] < rows->hi[r]) {
+            return r;
+        }
+    }
+    return rows->count;
+}
+
 /* Groups outermost, so that threads share a head's keys; within a group the last rows first, which see the most keys when
  * causal. */
 void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
@@ -244,21 +253,28 @@ void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptr
     const sa_real_kernels *kernels = sa_kernels_of(a);
     const ptrdiff_t chunk = t % plan->chunks, block = plan->blocks - 1 - t / plan->chunks % plan->blocks;
     const ptrdiff_t group = t / plan->chunks / plan->blocks;
-    sa_rows rows;
-    sa_block b;
-    sa_describe_block(a, plan->group, group, block * plan->block_rows, plan->block_rows, &rows, &b);
-    const ptrdiff_t keys = group * plan->chunks + chunk;
-    b.cache_holds = *held == keys;
-    b.cache_from = chunk * plan->chunk_keys;
-    *held = keys;
-    if (plan->chunks > 1) {
-        const ptrdiff_t begin = chunk * plan->chunk_keys, end = begin + plan->chunk_keys;
-        b.begin = b.begin > begin ? b.begin : begin;
-        b.end = b.end < end ? b.end : end;
-        b.first_chunk = chunk == 0;
-        b.partial = partial + (size_t)t * kernels->attention_partial(a);
+    const ptrdiff_t keys = group * plan->chunks + chunk, end = (block + 1) * plan->block_rows;
+    for (ptrdiff_t from = block * plan->block_rows; from < end && from < plan->rows;) {
+        sa_rows rows;
+        sa_block b;
+        sa_describe_block(a, plan->group, group, from, end - from, &rows, &b);
+        const ptrdiff_t together = a->block_mask_count > 0 && plan->chunks == 1 ? sa_rows_together(&rows) : rows.count;
+        if (together < rows.count) {
+            sa_describe_block(a, plan->group, group, from, together, &rows, &b);
+        }
+        from += together;
+        b.cache_holds = *held == keys;
+        b.cache_from = chunk * plan->chunk_keys;
+        *held = keys;
+        if (plan->chunks > 1) {
+            const ptrdiff_t begin = chunk * plan->chunk_keys, until = begin + plan->chunk_keys;
+            b.begin = b.begin > begin ? b.begin : begin;
+            b.end = b.end < until ? b.end : until;
+            b.first_chunk = chunk == 0;
+            b.partial = partial + (size_t)t * kernels->attention_partial(a);
+        }
+        kernels->attention_forward(&b, scratch);
     }
-    kernels->attention_forward(&b, scratch);
 }
 
 void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch,

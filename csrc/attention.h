@@ -29,6 +29,10 @@ ptrdiff_t sa_lead_offset(const sa_attention *a, const sa_tensor *t, ptrdiff_t he
 void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most, sa_rows *rows,
                        sa_block *b);
 
+/* How many of a block's rows, from its first on, are best computed by themselves: those before the first row whose open keys begin
+ * where the ones of the row before it have ended, as at the edge of two documents. Together, each would walk over both. */
+ptrdiff_t sa_rows_together(const sa_rows *rows);
+
 /* About how many of the pairs the block masks leave open, 0 … 1: no more than the strictest of them does. */
 double sa_open_share(const sa_attention *a);
 

@@ -434,8 +434,8 @@ SA_INLINE void FN(few_parts_close)(const FN(few_parts) * s) { (void)s; }
 SA_INLINE ptrdiff_t FN(few_keys_by_parts)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first) {
     return (void)b, (void)s, (void)first, 0;
 }
-SA_INLINE bool FN(few_tile_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int few) {
-    return (void)b, (void)s, (void)first, (void)n, (void)few, false;
+SA_INLINE void FN(few_tile_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int few) {
+    (void)b, (void)s, (void)first, (void)n, (void)few;
 }
 SA_INLINE bool FN(few_parts_hold)(const sa_block *b, const FN(scratch) * s) { return (void)b, (void)s, true; }
 #endif
@@ -443,7 +443,8 @@ SA_INLINE bool FN(few_parts_hold)(const sa_block *b, const FN(scratch) * s) { re
 /* The tile of n keys, or a longer one, in the running maximum, sum and output. Returns its keys. */
 SA_INLINE ptrdiff_t FN(few_plain_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int few) {
     const ptrdiff_t longer = FN(few_keys_by_parts)(b, s, first);
-    if (longer > 0 && FN(few_plain)(b, first, longer) && FN(few_tile_by_parts)(b, s, first, longer, few)) {
+    if (longer > 0 && FN(few_plain)(b, first, longer)) {
+        FN(few_tile_by_parts)(b, s, first, longer, few);
         return longer;
     }
     FN(scores_of_few)(b, s, first, n, few, few);

@@ -7,9 +7,7 @@
  * 3 keys or values, 16 rows of 64 bytes. */
 
 /* Keys of a tile at most: what waits for one another in a tile, scores, maximum, exponentials, values, waits once for these. */
-#ifndef SA_FEW_KEYS
 #define SA_FEW_KEYS 256
-#endif
 
 /* Weights are this much larger here: no part of one is subnormal, and no product with an ordinary value. */
 #define SA_FEW_WEIGHT_UNIT 0x1p60f
@@ -79,26 +77,24 @@ SA_INLINE void FN(few_parts_close)(const FN(few_parts) * s) {
     }
 }
 
-/* 16 products to scores, in their maxima, and in `check`: x − x is 0 for a finite x and NaN for any other. */
-SA_INLINE void FN(few_scale)(real *P, vec factor, vec *top, vec *check, const int few) {
+/* 16 products to scores, and in their maxima. */
+SA_INLINE void FN(few_scale)(real *P, vec factor, vec *top, const int few) {
     SA_UNROLL
     for (int i = 0; i < few; ++i) {
         const vec x = V(load)(P + i * SA_LANES) * factor;
         V(store)(P + i * SA_LANES, x);
         *top = V(max)(*top, x);
-        *check = *check + (x - x);
     }
 }
 
-/* P[n][few] = factor·k[j]·q[r], n a multiple of 16, with the maxima of lanes in *top. False where one is not finite. Vectors are a
- * step behind the unit, and memory waits for neither. */
-SA_INLINE bool FN(few_scores)(const char *queries, const FN(few_rows) * rows, ptrdiff_t n, ptrdiff_t E, real factor, real *P,
-                              vec *top, const int few) {
+/* P[n][few] = factor·k[j]·q[r], n a multiple of 16. Returns the maxima of lanes. Vectors are a step behind the unit, and memory
+ * waits for neither. A score that is not finite may be so by the unit alone: if it is +inf or NaN, so becomes the output. */
+SA_INLINE vec FN(few_scores)(const char *queries, const FN(few_rows) * rows, ptrdiff_t n, ptrdiff_t E, real factor, real *P,
+                             const int few) {
     const ptrdiff_t stride = rows->stride, ahead = rows->ahead;
     const char *k = rows->at;
     const vec unit = V(set1)(factor);
-    vec check = V(set1)(0);
-    *top = V(set1)(-(real)INFINITY);
+    vec top = V(set1)(-(real)INFINITY);
     SA_TILE_FENCE();
     for (ptrdiff_t j = 0; j < n; j += SA_TILE_ROWS, k += SA_TILE_ROWS * stride) {
         SA_TILE_ZERO(0);
@@ -111,11 +107,11 @@ SA_INLINE bool FN(few_scores)(const char *queries, const FN(few_rows) * rows, pt
         SA_TILE_STORE(0, P + j * few, 4 * few);
         SA_TILE_FENCE();
         if (j > 0) {
-            FN(few_scale)(P + (j - SA_TILE_ROWS) * few, unit, top, &check, few);
+            FN(few_scale)(P + (j - SA_TILE_ROWS) * few, unit, &top, few);
         }
     }
-    FN(few_scale)(P + (n - SA_TILE_ROWS) * few, unit, top, &check, few);
-    return !V(any)(V(not_lt)(check, V(set1)(1)));
+    FN(few_scale)(P + (n - SA_TILE_ROWS) * few, unit, &top, few);
+    return top;
 }
 
 /* Of 16 scores P[16][few] the weights as a left operand; *sum takes them up. */
@@ -252,19 +248,16 @@ SA_INLINE ptrdiff_t FN(few_keys_by_parts)(const sa_block *b, const FN(scratch) *
     return s->few.use && n >= SA_KEYS_PER_TILE ? n : 0;
 }
 
-/* The n keys in the running maximum, sum and output. False where a score was not finite: nothing was done. */
-SA_INLINE bool FN(few_tile_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int few) {
+/* The n keys in the running maximum, sum and output. */
+SA_INLINE void FN(few_tile_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int few) {
     const ptrdiff_t E = b->a->E, Dv = b->a->Dv;
     const FN(few_rows) k = FN(few_bf16_rows)(b, s, &b->key, &s->key, first, n, E);
-    vec top, sum = V(set1)(0);
-    if (!FN(few_scores)(s->few.queries, &k, n, E, FN(factor_of)(b->a), s->P, &top, few)) {
-        return false;
-    }
+    const vec top = FN(few_scores)(s->few.queries, &k, n, E, FN(factor_of)(b->a), s->P, few);
     const vec maximum = FN(few_raise_maximum)(s, top, few);
     const FN(few_rows) v = FN(few_bf16_rows)(b, s, &b->value, &s->value, first, n, Dv);
+    vec sum = V(set1)(0);
     FN(few_values)(&s->few, s->P, maximum, &sum, &v, n, Dv, s->O, s->alpha, few);
     FN(few_take_sum)(s, sum, few);
-    return true;
 }
 
 /* Whether the sums so far are what multiply-adds would have given: finite, and far from subnormal. */

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../attention.h"
 #include "test.h"
 
 /* Runs the case with 1, 2, 3 and 7 threads and compares the bits of all outputs. */
@@ -166,7 +167,31 @@ static void dispatch(void) {
     CHECK(sa_get_num_threads() >= 1, "%d threads", sa_get_num_threads());
 }
 
+/* Blocks end where documents do, and nowhere else. */
+static void edges(void) {
+    static const ptrdiff_t documents[6][2] = {{0, 3}, {0, 3}, {3, 10}, {3, 10}, {10, 12}, {10, 12}};
+    static const ptrdiff_t windows[6][2] = {{0, 2}, {1, 3}, {2, 4}, {0, 0}, {4, 6}, {0, 0}};
+    sa_rows rows = {.count = 6};
+    for (int r = 0; r < 6; ++r) {
+        rows.lo[r] = documents[r][0];
+        rows.hi[r] = documents[r][1];
+    }
+    CHECK(sa_rows_together(&rows) == 2, "not up to the first edge: %d", (int)sa_rows_together(&rows));
+    rows.count = 2;
+    CHECK(sa_rows_together(&rows) == 2, "one document");
+    rows.count = 6;
+    rows.gaps = 1;
+    CHECK(sa_rows_together(&rows) == 6, "what gaps leave is found tile by tile");
+    rows.gaps = 0;
+    for (int r = 0; r < 6; ++r) {
+        rows.lo[r] = windows[r][0];
+        rows.hi[r] = windows[r][1];
+    }
+    CHECK(sa_rows_together(&rows) == 6, "keys that overlap, and rows without any, stay together");
+}
+
 void test_plan(void) {
+    edges();
     plans();
     too_large();
     dispatch();
