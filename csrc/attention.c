@@ -16,8 +16,8 @@
 /* A second thread pays from about this many multiply-adds per thread on (measured: docs/benchmarks.md, "Small sizes"). */
 #define SA_WORK_PER_THREAD 98304.0
 
-/* Heads of at most this many tasks are not shared between threads where there are enough of them. */
-#define SA_SHORT_HEAD 4
+/* Behind each thread's scratch lies how many tasks of its share are taken: a cache line of its own. */
+#define SA_TAKEN_BYTES 64
 
 bool sa_multiply(size_t a, size_t b, size_t *product) { return !__builtin_mul_overflow(a, b, product); }
 
@@ -102,7 +102,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
         return SA_TOO_LARGE;
     }
     plan->tasks = (ptrdiff_t)tasks;
-    plan->scratch_bytes = (kernels->attention_scratch(a) + 63) / 64 * 64;
+    plan->scratch_bytes = (kernels->attention_scratch(a) + 63) / 64 * 64 + SA_TAKEN_BYTES;
     if (plan->chunks > 1 && !sa_multiply(tasks, kernels->attention_partial(a), &plan->partial_bytes)) {
         return SA_TOO_LARGE;
     }
@@ -288,25 +288,50 @@ bool sa_cancelled(const sa_attention *a) {
     return stopped(a->watch);
 }
 
+#if defined(_OPENMP)
+static ptrdiff_t *tasks_taken(const sa_attention_plan *plan, void *scratch, int thread) {
+    return (ptrdiff_t *)(void *)((char *)scratch + (size_t)(thread + 1) * plan->scratch_bytes - SA_TAKEN_BYTES);
+}
+
+/* The next task for a thread, or plan->tasks. First come those of its own share, neighbours, for which it packs keys that no other
+ * thread then has to; then what others have not begun of theirs. */
+static ptrdiff_t take_task(const sa_attention_plan *plan, void *scratch, int thread, int threads) {
+    for (int i = 0; i < threads; ++i) {
+        const int owner = (thread + i) % threads;
+        const ptrdiff_t share = plan->tasks / threads, more = plan->tasks % threads;
+        const ptrdiff_t from = owner * share + (owner < more ? owner : more), count = share + (owner < more);
+        ptrdiff_t *taken = tasks_taken(plan, scratch, owner);
+        if (__atomic_load_n(taken, __ATOMIC_RELAXED) < count) {
+            const ptrdiff_t t = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
+            if (t < count) {
+                return from + t;
+            }
+        }
+    }
+    return plan->tasks;
+}
+#endif
+
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial) {
     const ptrdiff_t merges = plan->chunks > 1 ? plan->groups * plan->blocks : 0;
 #if defined(_OPENMP)
     if (plan->threads > 1) {
-        /* A thread takes a short head whole: what it packs of the keys serves all blocks. */
-        const ptrdiff_t of_head = plan->blocks * plan->chunks;
-        const int in_turn = of_head <= SA_SHORT_HEAD && plan->groups >= 2 * plan->threads ? (int)of_head : 1;
+        for (int thread = 0; thread < plan->threads; ++thread) {
+            *tasks_taken(plan, scratch, thread) = 0;
+        }
         sa_region_enter();
 #pragma omp parallel num_threads(plan->threads)
         {
-            char *mine = (char *)scratch + (size_t)omp_get_thread_num() * plan->scratch_bytes;
+            const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+            char *mine = (char *)scratch + (size_t)thread * plan->scratch_bytes;
             ptrdiff_t held = -1;
             /* Independent: a task writes its own rows of the outputs, or its own partial result, and its thread's scratch. */
-#pragma omp for schedule(dynamic, in_turn)
-            for (ptrdiff_t t = 0; t < plan->tasks; ++t) {
+            for (ptrdiff_t t; (t = take_task(plan, scratch, thread, threads)) < plan->tasks;) {
                 if (!sa_cancelled(a)) {
                     sa_attention_task(a, plan, t, mine, partial, &held);
                 }
             }
+#pragma omp barrier
             /* Independent: a merge reads the partial results of its own block, all finished, and writes that block's rows. */
 #pragma omp for schedule(dynamic, 1)
             for (ptrdiff_t t = 0; t < merges; ++t) {

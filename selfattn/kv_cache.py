@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -92,8 +93,8 @@ class KVCache:
             raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {own}")
         capacity = _size("capacity", capacity, 0)
         self._lengths = np.zeros(batch_size, np.int64)
-        self._key: Array = np.empty((batch_size, heads, capacity, head_dim), own)
-        self._value: Array = np.empty((batch_size, heads, capacity, value_dim), own)
+        self._key = _aligned((batch_size, heads, capacity, head_dim), own)
+        self._value = _aligned((batch_size, heads, capacity, value_dim), own)
 
     def __repr__(self) -> str:
         batch_size, heads, _, head_dim = self._key.shape
@@ -178,7 +179,7 @@ class KVCache:
         used = int(self._lengths.max())
         for name in ("_key", "_value"):
             old: Array = getattr(self, name)
-            new = np.empty((*old.shape[:2], max(tokens, 2 * capacity, 16), old.shape[3]), old.dtype)
+            new = _aligned((*old.shape[:2], max(tokens, 2 * capacity, 16), old.shape[3]), old.dtype)
             new[:, :, :used] = old[:, :, :used]
             setattr(self, name, new)
 
@@ -219,7 +220,9 @@ class KVCache:
         wanted = _integers("indices", indices, self._lengths.shape)
         if ((wanted < 0) | (wanted >= len(wanted))).any():
             raise ValueError(f"indices must be between 0 and {len(wanted) - 1}, got {wanted.tolist()}")
-        self._key, self._value = self._key[wanted], self._value[wanted]
+        for name in ("_key", "_value"):
+            old: Array = getattr(self, name)
+            setattr(self, name, np.take(old, wanted, axis=0, out=_aligned(old.shape, old.dtype)))
         self._lengths = self._lengths[wanted]
 
     # ------------------------------------------------------------------------------------------- attending
@@ -339,6 +342,17 @@ class KVCache:
         if ((counts < 0) | (counts > most)).any():
             raise ValueError(f"lengths must be between 0 and n = {most}, got {counts.tolist()}")
         return counts
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return an uninitialised array that begins with a cache line; NumPy's begin at a multiple of 16 bytes.
+
+    Vectors that straddle two lines halve the rate at which keys and values come from the L2.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    room = np.empty(nbytes + 63, np.uint8)
+    start = -room.ctypes.data % 64
+    return np.asarray(room[start : start + nbytes].view(dtype).reshape(shape))
 
 
 def _size(name: str, given: Any, least: int) -> int:

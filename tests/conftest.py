@@ -34,3 +34,14 @@ def isa(request):
     yield request.param
     assert _core.get_isa() == request.param  # nothing in between chose another
     _core._set_isa(before)
+
+
+@pytest.fixture
+def on_the_matrix_unit():
+    """AMX, whatever was chosen; elsewhere the test is skipped."""
+    if "amx" not in _core.available_isas():
+        pytest.skip("this CPU, its operating system or this build has no AMX")
+    before = _core.get_isa()
+    _core._set_isa("amx")
+    yield
+    _core._set_isa(before)

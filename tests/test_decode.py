@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from inputs import FLOATS, byte_swapped, last_axis_strided, unaligned
+from inputs import BFLOAT16, FLOATS, byte_swapped, heads_inside, last_axis_strided, negative, unaligned
 from tolerances import assert_attention, finfo
 
 import selfattn as sa
+from selfattn import reference
 
 pytestmark = pytest.mark.usefixtures("isa")
 dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -106,3 +107,73 @@ def test_what_is_attended_shows(dtype):
 def test_options_take_the_other_way_through_the_same_products(dtype, options):
     q, k, v = inputs(dtype, width=50, value_width=34)
     assert_attention(q, k, v, enable_gqa=True, **options)
+
+
+# ---- bfloat16 from 256 keys on, with widths that are multiples of 32: on the matrix unit where there is one
+
+LONG = {"keys": 600, "width": 64, "value_width": 96}
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4])
+@pytest.mark.parametrize("keys", [256, 257, 271, 319, 320, 512, 575, 2100])
+def test_bfloat16_with_numbers_of_keys_around_16_and_256(group, keys):
+    arrays = inputs(BFLOAT16, group, keys, 64, 32)
+    results = assert_attention(*arrays, enable_gqa=True, num_threads=1)
+    again = sa.scaled_dot_product_attention(*arrays, enable_gqa=True, num_threads=2)
+    np.testing.assert_array_equal(again, results[0])
+
+
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_bfloat16_with_widths_of_one_to_nine_steps_of_32(group):
+    for width, value_width in ((32, 160), (64, 128), (96, 96), (128, 64), (160, 32), (288, 288)):
+        assert_attention(
+            *inputs(BFLOAT16, group, 300, width, value_width), enable_gqa=True, what=f"{width}, {value_width}"
+        )
+
+
+def test_bfloat16_has_the_same_bits_from_any_memory():
+    q, k, v = inputs(BFLOAT16, **LONG)
+    plain = sa.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    for layout in (heads_inside, negative, last_axis_strided, byte_swapped, unaligned):
+        for arrays in ((layout(q), k, v), (q, layout(k), v), (q, k, layout(v)), map(layout, (q, k, v))):
+            got = sa.scaled_dot_product_attention(*arrays, enable_gqa=True)
+            np.testing.assert_array_equal(got, plain, err_msg=layout.__name__)
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "value", "scale"),
+    [
+        (2.0**45, 2.0**-45, 1, 0.125),
+        (2.0**60, 2.0**-60, 1, 0.125),
+        (2.0**-90, 2.0**90, 1, 0.125),
+        (2.0**49, 2.0**-133, 1, 2.0**40),
+        (2.0**45, 2.0**100, 1, 2.0**-39),  # products beyond float32, scores within
+        (1, 1, 2.0**-110, 0.125),
+        (1, 1, 2.0**-128, 0.125),  # subnormal
+        (1, 1, 2.0**70, 0.125),
+        (1, 1, 2.0**120, 0.125),
+    ],
+)
+def test_bfloat16_of_any_size(query, key, value, scale):
+    factors = (query, key, value)
+    arrays = [(x.astype(np.float32) * np.float32(f)).astype(BFLOAT16) for x, f in zip(inputs(BFLOAT16, **LONG), factors, strict=True)]  # fmt: skip
+    got = sa.scaled_dot_product_attention(*arrays, scale=scale, enable_gqa=True).astype(np.float64)
+    truth = reference.scaled_dot_product_attention(*(x.astype(np.float64) for x in arrays), scale=scale, enable_gqa=True)  # fmt: skip
+    # two roundings of what is largest in a row, or a step between subnormal numbers
+    bound = 2.0**-8 * np.abs(truth).max(axis=-1, keepdims=True) + 2.0**-133
+    assert (np.abs(got - truth) <= bound).all()
+    assert got.any()
+
+
+def test_bfloat16_columns_of_zeros_and_what_is_not_finite():
+    q, k, v = inputs(BFLOAT16, **LONG)
+    v[..., 7] = 0
+    out = assert_attention(q, k, v, enable_gqa=True)[0]
+    assert (out[..., 7] == 0).all()
+    v[0, 0, 300, 5], v[1, 1, 3, 6] = np.inf, np.nan
+    out = sa.scaled_dot_product_attention(q, k, v, enable_gqa=True).astype(np.float32)
+    assert (out[0, :4, 0, 5] == np.inf).all() and np.isnan(out[1, 4:, 0, 6]).all()
+    assert (~np.isfinite(out)).sum() == 8  # and nowhere else
+    k[0, 0, 300, 5] = np.nan
+    out = sa.scaled_dot_product_attention(q, k, v, enable_gqa=True).astype(np.float32)
+    assert np.isnan(out[0, :4]).all() and not np.isnan(out[0, 4:]).any()

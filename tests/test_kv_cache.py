@@ -310,3 +310,15 @@ def test_bad_input_says_what_is_wrong_and_changes_nothing(call, error, message):
     np.testing.assert_array_equal(cache.lengths, [3, 2])
     assert (cache.key[0] == 1).all()
     assert (cache.key[1, :, :2] == 1).all()
+
+
+def test_the_arrays_begin_with_a_cache_line():
+    cache = sa.KVCache(2, 3, 16, dtype=np.float16, capacity=5)
+    rng = np.random.default_rng(0)
+    for step in range(3):
+        new = rng.standard_normal((2, 3, 7, 16)).astype(np.float16)
+        cache.append(new, -new)
+        if step == 2:
+            cache.reorder([1, 0])
+        assert cache.key.ctypes.data % 64 == 0 and cache.value.ctypes.data % 64 == 0
+    np.testing.assert_array_equal(cache.key[:, :, 14:], new[::-1])

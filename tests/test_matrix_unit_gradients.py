@@ -14,17 +14,7 @@ from selfattn import _core
 
 EPS = 2.0**-24
 
-pytestmark = pytest.mark.skipif(
-    "amx" not in _core.available_isas(), reason="this CPU, its operating system or this build has no AMX"
-)
-
-
-@pytest.fixture(autouse=True)
-def on_the_matrix_unit():
-    before = _core.get_isa()
-    _core._set_isa("amx")
-    yield
-    _core._set_isa(before)
+pytestmark = pytest.mark.usefixtures("on_the_matrix_unit")
 
 
 def arrays(heads=2, length=100, keys=100, width=48, value_width=48, seed=0):

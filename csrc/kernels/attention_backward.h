@@ -362,6 +362,9 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {
         return;
     }
+    if (!scores) { /* dV alone needs no dP; dS is split all the same, and must be finite */
+        memset(s->dS, 0, (size_t)(n * lanes) * sizeof(real));
+    }
     const bool by_parts = scores && FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
     ptrdiff_t done = 0;
     if (by_parts && !dropped && !b->with_mask && !b->g->dslope_rows.m.data && !s->s.gain) {

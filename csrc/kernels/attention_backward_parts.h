@@ -59,7 +59,7 @@ SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const F
                                      ptrdiff_t n, real *dS, const int nv) {
     const char *values = s->parts.count && g->fit ? FN(cell_of)(b, s, &s->parts.values, first, true, false) : NULL;
     if (values) {
-        FN(rows_by_parts)(b, &s->parts, &s->parts.values, values, g->grad_out, g->count, b->a->Dv, first, n, dS, nv);
+        FN(rows_by_parts)(b, &s->parts, &s->parts.values, values, g->grad_out, g->count, b->a->Dv, first, n, dS, false, nv);
     }
     return values != NULL;
 }

@@ -27,9 +27,9 @@ typedef struct {
 } FN(cells);
 
 typedef struct {
-    int count;      /* parts of an element of keys and values; 0: the block goes through multiply-adds */
-    int of_queries; /* parts of an element of the queries */
-    int of_weights;
+    int count; /* parts of an element of keys and values; 0: the block goes through multiply-adds */
+    int of_queries, of_weights;
+    bool of_16_bits; /* the call */
     FN(cells) keys, values;
     char *queries, *weights;         /* right operands */
     const char *values_now;          /* the tile's cell */
@@ -37,6 +37,14 @@ typedef struct {
     int from[SA_KEYS_PER_TILE / 32]; /* the first vector with weights, for each 32 keys of the tile */
     bool queries_fit;
 } FN(parts);
+
+/* The same of a block of few queries (attention_few_parts.h). */
+typedef struct {
+    bool use, open;
+    char *queries, *weights; /* right, left operands */
+    real *product;
+    char *rows; /* a tile of keys or values, where they cannot be read in place */
+} FN(few_parts);
 
 /* Scratch of one thread, carved out of one allocation. W = block rows. */
 typedef struct {
@@ -53,13 +61,14 @@ typedef struct {
     const real *k; /* the tile's keys, as score_tile found them: [n][k_stride] */
     ptrdiff_t k_stride;
     real factor; /* what s->P is still to be multiplied with to be scores: 1 or scale·log2 e */
-    bool scaled; /* s->q is times scale·log2 e */
+    bool scaled; /* wide: s->q holds the block's queries times scale·log2 e */
     FN(parts) parts;
+    FN(few_parts) few;
 } FN(scratch);
 
 SA_INLINE bool FN(uses_parts)(const sa_attention *a);
-SA_INLINE void FN(pack_few_queries)(const sa_block *b, FN(scratch) * s, const int few);
 SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s);
+SA_INLINE size_t FN(lay_out_few_parts)(const sa_attention *a, char *base, size_t used, FN(few_parts) * s);
 
 SA_INLINE real FN(factor_of)(const sa_attention *a) { return (real)(a->scale * SA_LOG2E); }
 
@@ -118,6 +127,8 @@ SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * 
     s->scaled = false;
     s->parts.count = 0;
     s->parts.queries_fit = false;
+    s->few.use = false;
+    used = FN(lay_out_few_parts)(a, base, used, &s->few);
     return by_parts ? FN(lay_out_parts)(a, base, used, &s->parts) : used;
 }
 
@@ -193,13 +204,9 @@ SA_NOINLINE void FN(pack_wide)(const sa_block *b, FN(scratch) * s, int nv, real 
 }
 
 /* The queries times scale·log2 e. */
-SA_NOINLINE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, int nv, int few) {
+SA_INLINE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, int nv) {
+    FN(pack_wide)(b, s, nv, FN(factor_of)(b->a));
     s->scaled = true;
-    if (few) {
-        FN(pack_few_queries)(b, s, few);
-    } else {
-        FN(pack_wide)(b, s, nv, FN(factor_of)(b->a));
-    }
 }
 
 /* ---- rows of keys and values --------------------------------------------------------------------------------------- */

@@ -256,6 +256,10 @@ SA_INLINE void FN(values_few)(const real *restrict P, ptrdiff_t p_stride, const 
     for (; d + C * SA_LANES <= Dv; d += C * SA_LANES) {
         FN(values_few_columns)(P, p_stride, v, n, d, O, o_stride, alpha, R, C, reads, 0);
     }
+    if (C == 8 && d + 4 * SA_LANES <= Dv) { /* fewer sums would wait for one another */
+        FN(values_few_columns)(P, p_stride, v, n, d, O, o_stride, alpha, R, 4, reads, 0);
+        d += 4 * SA_LANES;
+    }
     for (; d + U * SA_LANES <= Dv; d += U * SA_LANES) {
         FN(values_few_columns)(P, p_stride, v, n, d, O, o_stride, alpha, R, U, reads, 0);
     }
@@ -344,7 +348,7 @@ SA_INLINE bool FN(few_plain)(const sa_block *b, ptrdiff_t first, ptrdiff_t n) {
     return plain;
 }
 
-/* pass_exp for scores a vector apart. The sums are those of few_plain_tile to the bit: what a mask that closes nothing or
+/* pass_exp for scores a vector apart. The sums are those of few_plain_exp to the bit: what a mask that closes nothing or
  * dropout make of a tile must not change lse. */
 SA_INLINE void FN(few_pass_exp)(real *P, ptrdiff_t n, const real *maximum, real *tile_sum, const int few) {
     const int keys = SA_LANES / few;
@@ -367,18 +371,9 @@ SA_INLINE void FN(few_pass_exp)(real *P, ptrdiff_t n, const real *maximum, real 
     V(store)(tile_sum, sum[0]);
 }
 
-/* The tile in the running maximum, sum and output. The sum adds up lanes first, then those of a row in order. */
-SA_INLINE void FN(few_plain_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int few) {
-    FN(scores_of_few)(b, s, first, n, few, few);
+/* The running maximum with that of scores [n][few], the lanes of `top`, and s->alpha. Returns the maximum as those lanes need it. */
+SA_INLINE vec FN(few_raise_maximum)(FN(scratch) * s, vec top, const int few) {
     real each[SA_LANES];
-    const ptrdiff_t count = n * few, padded = (ptrdiff_t)FN(round_up)(count);
-    for (ptrdiff_t i = count; i < padded; ++i) {
-        s->P[i] = -(real)INFINITY;
-    }
-    vec top = V(load)(s->P);
-    for (ptrdiff_t i = SA_LANES; i < padded; i += SA_LANES) {
-        top = V(max)(top, V(load)(s->P + i));
-    }
     V(store)(each, top);
     for (int r = 0; r < few; ++r) {
         real now = s->maximum[r];
@@ -387,19 +382,18 @@ SA_INLINE void FN(few_plain_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
         }
         s->top[r] = now;
     }
-    const vec old = V(load)(s->maximum), now = V(load)(s->top), alpha = FN(exp2)(old - now);
-    V(store)(s->alpha, alpha);
+    const vec old = V(load)(s->maximum), now = V(load)(s->top);
+    V(store)(s->alpha, FN(exp2)(old - now));
     V(store)(s->maximum, now);
     for (int i = 0; i < SA_LANES; ++i) {
         each[i] = s->top[i % few];
     }
-    const vec m = V(load)(each);
-    vec sum = V(set1)(0);
-    for (ptrdiff_t i = 0; i < padded; i += SA_LANES) {
-        const vec e = FN(exp2)(V(load)(s->P + i) - m);
-        sum = sum + e;
-        V(store)(s->P + i, e);
-    }
+    return V(load)(each);
+}
+
+/* The running sum with that of weights [n][few], the lanes of `sum`: those of a row in order. */
+SA_INLINE void FN(few_take_sum)(FN(scratch) * s, vec sum, const int few) {
+    real each[SA_LANES];
     V(store)(each, sum);
     for (int r = 0; r < few; ++r) {
         s->tile_sum[r] = each[r];
@@ -407,6 +401,53 @@ SA_INLINE void FN(few_plain_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
             s->tile_sum[r] += each[i];
         }
     }
-    V(store)(s->sum, V(fma)(alpha, V(load)(s->sum), V(load)(s->tile_sum)));
+    V(store)(s->sum, V(fma)(V(load)(s->alpha), V(load)(s->sum), V(load)(s->tile_sum)));
+}
+
+/* The scores P[n][few] in the running maximum and sum; P becomes weights. */
+SA_INLINE void FN(few_plain_exp)(FN(scratch) * s, ptrdiff_t n, const int few) {
+    const ptrdiff_t count = n * few, padded = (ptrdiff_t)FN(round_up)(count);
+    for (ptrdiff_t i = count; i < padded; ++i) {
+        s->P[i] = -(real)INFINITY;
+    }
+    vec top = V(load)(s->P), sum = V(set1)(0);
+    for (ptrdiff_t i = SA_LANES; i < padded; i += SA_LANES) {
+        top = V(max)(top, V(load)(s->P + i));
+    }
+    const vec m = FN(few_raise_maximum)(s, top, few);
+    for (ptrdiff_t i = 0; i < padded; i += SA_LANES) {
+        const vec e = FN(exp2)(V(load)(s->P + i) - m);
+        sum = sum + e;
+        V(store)(s->P + i, e);
+    }
+    FN(few_take_sum)(s, sum, few);
+}
+
+#if !SA_REAL_IS_F64 && defined(SA_HAS_TILES)
+#include "attention_few_parts.h"
+#else
+SA_INLINE size_t FN(lay_out_few_parts)(const sa_attention *a, char *base, size_t used, FN(few_parts) * s) {
+    return (void)a, (void)base, (void)s, used;
+}
+SA_INLINE void FN(few_parts_open)(const sa_block *b, FN(scratch) * s) { (void)b, (void)s; }
+SA_INLINE void FN(few_parts_close)(const FN(few_parts) * s) { (void)s; }
+SA_INLINE ptrdiff_t FN(few_keys_by_parts)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first) {
+    return (void)b, (void)s, (void)first, 0;
+}
+SA_INLINE bool FN(few_tile_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int few) {
+    return (void)b, (void)s, (void)first, (void)n, (void)few, false;
+}
+SA_INLINE bool FN(few_parts_hold)(const sa_block *b, const FN(scratch) * s) { return (void)b, (void)s, true; }
+#endif
+
+/* The tile of n keys, or a longer one, in the running maximum, sum and output. Returns its keys. */
+SA_INLINE ptrdiff_t FN(few_plain_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int few) {
+    const ptrdiff_t longer = FN(few_keys_by_parts)(b, s, first);
+    if (longer > 0 && FN(few_plain)(b, first, longer) && FN(few_tile_by_parts)(b, s, first, longer, few)) {
+        return longer;
+    }
+    FN(scores_of_few)(b, s, first, n, few, few);
+    FN(few_plain_exp)(s, n, few);
     FN(values_of_few)(b, s, first, n, few, few);
+    return n;
 }

@@ -45,12 +45,12 @@ SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     if (!few && FN(scores_by_parts)(b, s, first, n, nv)) {
         return false;
     }
-    if (!s->scaled) {
-        FN(pack_queries)(b, s, nv, few);
-    }
     if (few) {
         FN(scores_of_few)(b, s, first, n, SA_LANES, few);
         return false;
+    }
+    if (!s->scaled) {
+        FN(pack_queries)(b, s, nv);
     }
     s->k = FN(tile_rows)(b, &b->key, &s->key, first, n, a->E, &s->k_stride);
     const ptrdiff_t lanes = nv * SA_LANES;
@@ -380,6 +380,7 @@ SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, const int nv, 
 }
 
 SA_NOINLINE void FN(run_careful)(const sa_block *b, FN(scratch) * s);
+static void FN(run_few)(const sa_block *b, FN(scratch) * s);
 
 /* Weights may exceed 1 by this power of 2 where that does no harm: a maximum that grows by less stays, and the output so far needs
  * no factor. */
@@ -392,13 +393,13 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
     bool masked = false;
     s->scaled = false;
     if (few) {
-        FN(pack_queries)(b, s, nv, few);
+        FN(pack_few_queries)(b, s, few);
     }
     FN(split_queries)(b, s, nv);
     FN(start_rows)(b, s, nv, few);
     for (ptrdiff_t n, first = FN(next_tile)(b, b->begin, &n); first < b->end; first = FN(next_tile)(b, first + n, &n)) {
         if (few && FN(few_plain)(b, first, n)) {
-            FN(few_plain_tile)(b, s, first, n, few);
+            n = FN(few_plain_tile)(b, s, first, n, few);
             continue;
         }
         if (!FN(score_tile)(b, s, first, n, nv, few, true, &masked)) {
@@ -435,6 +436,11 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
         } else {
             FN(add_values)(b, s, first, n, nv, few, careful);
         }
+    }
+    if (few && !FN(few_parts_hold)(b, s)) {
+        s->few.use = false;
+        FN(run_few)(b, s);
+        return;
     }
     if (few) {
         FN(restore_order)(b, s, few);
@@ -475,6 +481,18 @@ SA_RUN(few4, 1, 4)
 #endif
 #undef SA_RUN
 
+static void FN(run_few)(const sa_block *b, FN(scratch) * s) {
+    if (b->rows->count == 1) {
+        FN(run_few1)(b, s);
+    } else if (b->rows->count == 2) {
+        FN(run_few2)(b, s);
+#if SA_LANES >= 4
+    } else {
+        FN(run_few4)(b, s);
+#endif
+    }
+}
+
 /* The block for the matrix unit: its tiles are the cells of the keys. */
 SA_INLINE sa_block FN(on_cells)(const sa_block *b, const FN(parts) * s) {
     sa_block aligned = *b;
@@ -495,15 +513,9 @@ static void FN(attention_forward)(const sa_block *given, void *scratch) {
     const int count = b->rows->count;
     /* Below 32 keys the feature-lane kernels lose to a single vector of queries: their sums across lanes are too short. */
     if (count <= SA_FEW_ROWS && b->a->S >= 32) {
-        if (count == 1) {
-            FN(run_few1)(b, &s);
-        } else if (count == 2) {
-            FN(run_few2)(b, &s);
-#if SA_LANES >= 4
-        } else {
-            FN(run_few4)(b, &s);
-#endif
-        }
+        FN(few_parts_open)(b, &s);
+        FN(run_few)(b, &s);
+        FN(few_parts_close)(&s.few);
     } else if (count <= SA_LANES) {
         FN(run_wide1)(b, &s);
     } else if (count <= 2 * SA_LANES) {
@@ -526,9 +538,6 @@ static void FN(attention_merge)(const sa_block *b, const char *partial, ptrdiff_
     FN(scratch) layout, *s = &layout;
     FN(lay_out)(a, scratch, s, FN(uses_parts)(a));
     FN(open_caches)(b, s);
-    if (a->weights.m.data) {
-        FN(pack_queries)(b, s, SA_VECS, 0);
-    }
     FN(start_rows)(b, s, SA_VECS, 0);
     for (ptrdiff_t c = 0; c < chunks; ++c) {
         const real *maximum_c = (const real *)(const void *)(partial + (size_t)c * bytes);

@@ -8,6 +8,13 @@
 
 enum { SA_CELL_UNKNOWN, SA_CELL_SPLIT, SA_CELL_BEYOND_PARTS };
 
+/* Whether all is of float16, or all of bfloat16. Queries are then multiplied as they are, with nothing lost, and the scale is
+ * applied to the scores; the running maximum lags, and the unit adds to the output in place. */
+SA_INLINE bool FN(is_of_16_bits)(const sa_attention *a) {
+    const sa_dtype dtype = a->query.m.dtype;
+    return (dtype == SA_F16 || dtype == SA_BF16) && a->key.m.dtype == dtype && a->value.m.dtype == dtype;
+}
+
 /* Of keys and values: 1 when all is of bfloat16. */
 SA_INLINE int FN(parts_of_call)(const sa_attention *a) {
     int parts = FN(left_parts)(a->query.m.dtype);
@@ -16,12 +23,12 @@ SA_INLINE int FN(parts_of_call)(const sa_attention *a) {
     return of_value > parts ? of_value : parts;
 }
 
-/* Below these sizes padding to whole tiles costs more than the unit gains. Calls of few queries have no wide blocks. Queries of
- * bfloat16 are multiplied as they are, for which the factor must be an ordinary one. */
+/* Below these sizes padding to whole tiles costs more than the unit gains. Calls of few queries have no wide blocks. Products
+ * without the scale need an ordinary one. */
 SA_INLINE bool FN(uses_parts)(const sa_attention *a) {
     const real factor = FN(factor_of)(a);
     return a->S >= 32 && a->E >= 16 && a->Dv >= 16 && a->L > SA_LANES / a->gqa &&
-           (FN(parts_of_call)(a) > 1 || (factor >= 0x1p-40f && factor <= 0x1p40f));
+           (!FN(is_of_16_bits)(a) || (factor >= 0x1p-40f && factor <= 0x1p40f));
 }
 
 SA_INLINE ptrdiff_t FN(tiles_in)(ptrdiff_t n, ptrdiff_t size) { return (n + size - 1) / size; }
@@ -42,6 +49,9 @@ SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t use
     const int parts = FN(parts_of_call)(a);
     const ptrdiff_t cells = FN(tiles_in)(a->S, SA_KEYS_PER_TILE);
     const size_t right = (size_t)(SA_RIGHT_PARTS * SA_VECS) * SA_TILE_BYTES;
+    s->of_16_bits = FN(is_of_16_bits)(a);
+    s->of_queries = s->of_16_bits ? parts : SA_RIGHT_PARTS;
+    s->of_weights = parts == 1 ? 2 : SA_RIGHT_PARTS;
     FN(lay_out_cells)(&s->keys, FN(key_tiles) * FN(steps_of)(a->E), cells, parts);
     FN(lay_out_cells)(&s->values, FN(row_tiles_of)(a->Dv) * FN(key_steps), cells, parts);
     SA_TAKE(keys.tiles, char, (size_t)(s->keys.room + 1) * s->keys.bytes);
@@ -64,8 +74,6 @@ SA_INLINE void FN(parts_open)(const sa_block *b, FN(parts) * s) {
     }
     if (b->rows->count > SA_LANES && b->rows->gaps == 0) { /* tiles of block masks with gaps begin anywhere */
         s->count = FN(parts_of_call)(b->a);
-        s->of_queries = s->count == 1 ? 1 : SA_RIGHT_PARTS;
-        s->of_weights = s->count == 1 ? 2 : SA_RIGHT_PARTS;
         sa_tiles_open();
     }
 }
@@ -76,7 +84,10 @@ SA_INLINE void FN(parts_close)(const FN(parts) * s) {
     }
 }
 
-SA_INLINE bool FN(is_bf16_row)(const sa_matrix *m) { return m->dtype == SA_BF16 && !m->swapped && m->col_stride == 2; }
+/* Whether rows are taken as they lie in memory: numbers of 16 bits without gaps, of so many parts. */
+SA_INLINE bool FN(is_taken)(const sa_matrix *m, int parts) {
+    return parts < 3 && parts == FN(left_parts)(m->dtype) && !m->swapped && m->col_stride == 2;
+}
 
 /* The cell of the keys or values from `first` on, as they are or transposed, or NULL when parts do not hold it. */
 SA_INLINE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(cells) * cells, ptrdiff_t first,
@@ -87,18 +98,20 @@ SA_INLINE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(c
     if (at >= cells->room || cells->state[cell] == SA_CELL_UNKNOWN) {
         const ptrdiff_t n = a->S - first < SA_KEYS_PER_TILE ? a->S - first : SA_KEYS_PER_TILE;
         const ptrdiff_t width = of_values ? a->Dv : a->E;
+        const ptrdiff_t row_tiles = transposed ? FN(row_tiles_of)(width) : FN(key_tiles);
+        const ptrdiff_t steps = transposed ? FN(key_steps) : FN(steps_of)(width);
         const sa_matrix *m = of_values ? &b->value : &b->key;
+        const int parts = s->parts.count;
         bool fits;
-        if (s->parts.count == 1 && FN(is_bf16_row)(m)) {
+        if (FN(is_taken)(m, parts)) {
             const char *x = m->data + first * m->row_stride;
-            fits = transposed ? FN(copy_columns)(x, m->row_stride, n, width, FN(row_tiles_of)(width), FN(key_steps), tiles)
-                              : FN(copy_rows)(x, m->row_stride, n, width, FN(key_tiles), FN(steps_of)(width), tiles);
+            fits = transposed ? FN(take_columns)(x, m->row_stride, n, width, row_tiles, steps, tiles, parts)
+                              : FN(take_rows)(x, m->row_stride, n, width, row_tiles, steps, tiles, parts);
         } else {
             ptrdiff_t stride;
             const real *x = FN(tile_rows)(b, m, of_values ? &s->value : &s->key, first, n, width, &stride);
-            fits = transposed
-                       ? FN(split_columns)(x, stride, n, width, FN(row_tiles_of)(width), FN(key_steps), tiles, s->parts.count)
-                       : FN(split_rows)(x, stride, n, width, FN(key_tiles), FN(steps_of)(width), tiles, s->parts.count);
+            fits = transposed ? FN(split_columns)(x, stride, n, width, row_tiles, steps, tiles, parts)
+                              : FN(split_rows)(x, stride, n, width, row_tiles, steps, tiles, parts);
         }
         if (at >= cells->room) {
             return fits ? tiles : NULL;
@@ -108,38 +121,38 @@ SA_INLINE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(c
     return cells->state[cell] == SA_CELL_SPLIT ? tiles : NULL;
 }
 
-/* The queries as the right operand; those of bfloat16 as they are, without the factor. */
+/* The queries as the right operand; in a call of 16 bits as they are, without the factor. */
 SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, const int nv) {
     FN(parts) *parts = &s->parts;
     if (!parts->count) {
         return;
     }
     const ptrdiff_t E = b->a->E;
-    if (parts->count == 1 && FN(is_bf16_row)(&b->a->query.m)) {
-        parts->queries_fit = FN(copy_lanes)(b->rows->query, b->rows->count, E, nv, parts->queries);
+    if (parts->of_16_bits && FN(is_taken)(&b->a->query.m, parts->count)) {
+        parts->queries_fit = FN(take_lanes)(b->rows->query, b->rows->count, E, nv, parts->queries, parts->count);
         return;
     }
-    if (parts->count == 1) {
-        s->scaled = false;
+    if (parts->of_16_bits) {
         FN(pack_wide)(b, s, nv, 1);
-    } else if (!s->scaled) {
-        FN(pack_queries)(b, s, nv, 0);
+    } else {
+        FN(pack_queries)(b, s, nv);
     }
     parts->queries_fit = FN(split_lanes)(s->q, E, nv, parts->queries, parts->of_queries);
 }
 
 /* to[n][nv·lanes] = the rows of a cell of keys or values, `width` wide, times the right operand of as many; but for vectors
- * that causal closes. */
+ * that causal closes. `exact` as in FN(operands). */
 SA_INLINE void FN(rows_by_parts)(const sa_block *b, const FN(parts) * s, const FN(cells) * cells, const char *cell,
                                  const char *right, int right_parts, ptrdiff_t width, ptrdiff_t first, ptrdiff_t n, real *to,
-                                 const int nv) {
+                                 bool exact, const int nv) {
     const ptrdiff_t steps = FN(steps_of)(width);
     FN(operands)
     o = {.left_part = cells->part_bytes,
          .left_row = (size_t)steps * SA_TILE_BYTES,
          .right_part = (size_t)(steps * nv) * SA_TILE_BYTES,
          .right_step = (size_t)nv * SA_TILE_BYTES,
-         .steps = steps};
+         .steps = steps,
+         .exact = exact};
     for (ptrdiff_t j = 0; j < n; j += SA_TILE_STEP) {
         ptrdiff_t keys;
         o.left = cell + (size_t)(j / SA_TILE_ROWS) * o.left_row;
@@ -156,8 +169,9 @@ SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t
     const FN(parts) *parts = &s->parts;
     const char *keys = parts->count && parts->queries_fit ? FN(cell_of)(b, s, &parts->keys, first, false, false) : NULL;
     if (keys) {
-        FN(rows_by_parts)(b, parts, &parts->keys, keys, parts->queries, parts->of_queries, b->a->E, first, n, s->P, nv);
-        s->factor = parts->count == 1 ? FN(factor_of)(b->a) : 1;
+        FN(rows_by_parts)(b, parts, &parts->keys, keys, parts->queries, parts->of_queries, b->a->E, first, n, s->P,
+                          parts->of_16_bits, nv);
+        s->factor = parts->of_16_bits ? FN(factor_of)(b->a) : 1;
     }
     return keys != NULL;
 }
@@ -170,10 +184,10 @@ SA_INLINE void FN(open_steps)(const sa_block *b, FN(parts) * s, ptrdiff_t first,
     }
 }
 
-/* Whether the maximum of a tile may be anything near: weights of bfloat16 have more room above 1 than values within the bounds of
- * parts can use up. */
+/* Whether the maximum of a tile may be anything near: weights have more room above 1 than 16-bit values within the bounds of parts
+ * can use up. */
 SA_INLINE bool FN(may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) {
-    return s->parts.count == 1 && FN(cell_of)(b, s, &s->parts.values, first, true, true);
+    return s->parts.of_16_bits && FN(cell_of)(b, s, &s->parts.values, first, true, true);
 }
 
 /* The weight of a score, or the weight itself, as exact as so many parts hold it. */
@@ -303,8 +317,8 @@ SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t
     for (int v = 0; v < nv; v += 2) { /* outside, so that their weights stay in the L1 */
         const int vectors = v + 1 < nv ? 2 : 1;
         const real *alpha = s->alpha + v * SA_LANES;
-        /* Sums of 64 products from zero on are the more exact ones: bfloat16 can do without. */
-        const bool adds = s->parts.count == 1 && FN(all_one)(alpha, vectors);
+        /* Sums of 64 products from zero on are the more exact ones: 16 bits can do without. */
+        const bool adds = s->parts.of_16_bits && FN(all_one)(alpha, vectors);
         for (o.steps = 0; o.steps < all_steps && s->parts.from[o.steps] <= v;) {
             ++o.steps;
         }

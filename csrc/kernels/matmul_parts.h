@@ -157,10 +157,10 @@ SA_NOINLINE bool FN(row_fits)(const real *x, ptrdiff_t n) {
 /* ---- multiplying ----------------------------------------------------------------------------------------------------- */
 
 SA_NOINLINE void FN(product_low1)(const FN(operands) * o, real *c) {
-    FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 1, 1);
+    FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 1);
 }
 SA_NOINLINE void FN(product_low2)(const FN(operands) * o, real *c) {
-    FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 1, 2);
+    FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 2);
 }
 
 /* sums[rows][width] = left·right, of the rows from r on; rows and width are at most SA_SIDE, rows and columns behind them are of

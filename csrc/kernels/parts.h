@@ -128,24 +128,48 @@ SA_SPLIT_LANES(split_lanes, 1)
 SA_SPLIT_LANES(split_lanes_apart, SA_TILE_STEP / 2)
 #undef SA_SPLIT_LANES
 
-/* The same three for rows of bfloat16 without gaps: each is its own only part. False where the parts of other operands, or
- * products, might leave the range of float32. */
-SA_NOINLINE bool FN(copy_rows)(const char *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
-                               ptrdiff_t steps, char *to) {
+/* ---- the same three for rows of 16 bits without gaps: bfloat16, each its own only part, or float16, of two parts. False where
+ * parts, or products of bfloat16, might leave the range of float32. */
+
+/* A tile's row of 16 pairs as they lie in memory. Tells whether one of them is beyond. */
+SA_INLINE int FN(take_pairs)(vec pairs, char *to, size_t part_bytes, const int parts) {
+    if (parts == 1) {
+        V(store)((real *)(void *)to, pairs);
+        return V(bf16_beyond)(pairs, SA_LEAST(1), SA_MOST(1));
+    }
+    FN(split_pairs)(V(low_f16)(pairs), V(high_f16)(pairs), to, part_bytes, 2, true);
+    return V(f16_not_finite)(pairs);
+}
+
+/* A tile of which pairs[i] is column i. */
+SA_INLINE int FN(take_transposed)(vec *pairs, char *to, size_t part_bytes, const int parts) {
+    int beyond = 0;
+    FN(transpose)(pairs);
+    SA_UNROLL
+    for (int i = 0; i < SA_LANES; ++i) {
+        beyond |= FN(take_pairs)(pairs[i], to + i * 64, part_bytes, parts);
+    }
+    return beyond;
+}
+
+SA_INLINE bool FN(take_rows_any)(const char *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
+                                 ptrdiff_t steps, char *to, const int parts) {
+    const size_t part_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
     int beyond = 0;
     for (ptrdiff_t r = 0; r < row_tiles * SA_TILE_ROWS; ++r) {
+        char *row = to + r / SA_TILE_ROWS * steps * SA_TILE_BYTES + r % SA_TILE_ROWS * 64;
         for (ptrdiff_t step = 0; step < steps; ++step) {
             const ptrdiff_t e = step * SA_TILE_STEP;
-            const vec pairs = r < n ? V(load_bf16)(x + r * stride + 2 * e, width - e) : V(set1)(0);
-            beyond |= V(bf16_beyond)(pairs, SA_LEAST(1), SA_MOST(1));
-            V(store)((real *)(void *)(to + (r / SA_TILE_ROWS * steps + step) * SA_TILE_BYTES + r % SA_TILE_ROWS * 64), pairs);
+            const vec pairs = r < n ? V(load_pairs)(x + r * stride + 2 * e, width - e) : V(set1)(0);
+            beyond |= FN(take_pairs)(pairs, row + step * SA_TILE_BYTES, part_bytes, parts);
         }
     }
     return !beyond;
 }
 
-SA_NOINLINE bool FN(copy_columns)(const char *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
-                                  ptrdiff_t steps, char *to) {
+SA_INLINE bool FN(take_columns_any)(const char *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
+                                    ptrdiff_t steps, char *to, const int parts) {
+    const size_t part_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
     int beyond = 0;
     for (ptrdiff_t tile = 0; tile < row_tiles; ++tile) {
         const ptrdiff_t d = tile * SA_TILE_ROWS, columns = width > d ? width - d : 0;
@@ -155,42 +179,49 @@ SA_NOINLINE bool FN(copy_columns)(const char *x, ptrdiff_t stride, ptrdiff_t n, 
             for (int i = 0; i < SA_LANES; ++i) {
                 const ptrdiff_t j = step * SA_TILE_STEP + 2 * i;
                 const ptrdiff_t even = j < n ? j : 0, odd = j + 1 < n ? j + 1 : 0;
-                pairs[i] = V(zip_bf16)(x + even * stride + 2 * d, j < n ? columns : 0, x + odd * stride + 2 * d,
-                                       j + 1 < n ? columns : 0);
-                beyond |= V(bf16_beyond)(pairs[i], SA_LEAST(1), SA_MOST(1));
+                pairs[i] = V(zip_pairs)(x + even * stride + 2 * d, j < n ? columns : 0, x + odd * stride + 2 * d,
+                                        j + 1 < n ? columns : 0);
             }
-            FN(transpose)(pairs);
-            SA_UNROLL
-            for (int i = 0; i < SA_LANES; ++i) {
-                V(store)((real *)(void *)(to + (tile * steps + step) * SA_TILE_BYTES + i * 64), pairs[i]);
-            }
+            beyond |= FN(take_transposed)(pairs, to + (tile * steps + step) * SA_TILE_BYTES, part_bytes, parts);
         }
     }
     return !beyond;
 }
 
 /* x[i] are the rows of the lanes i = 0 … n − 1; lanes behind them are 0. */
-SA_NOINLINE bool FN(copy_lanes)(const char *const *x, ptrdiff_t n, ptrdiff_t width, ptrdiff_t lane_tiles, char *to) {
+SA_INLINE bool FN(take_lanes_any)(const char *const *x, ptrdiff_t n, ptrdiff_t width, ptrdiff_t lane_tiles, char *to,
+                                  const int parts) {
+    const ptrdiff_t steps = (width + SA_TILE_STEP - 1) / SA_TILE_STEP;
+    const size_t part_bytes = (size_t)(steps * lane_tiles) * SA_TILE_BYTES;
     int beyond = 0;
-    for (ptrdiff_t step = 0; step * SA_TILE_STEP < width; ++step) {
+    for (ptrdiff_t step = 0; step < steps; ++step) {
         const ptrdiff_t e = step * SA_TILE_STEP;
         for (ptrdiff_t v = 0; v < lane_tiles; ++v) {
             vec pairs[SA_LANES];
             SA_UNROLL
             for (int i = 0; i < SA_LANES; ++i) {
                 const ptrdiff_t r = v * SA_LANES + i;
-                pairs[i] = r < n ? V(load_bf16)(x[r] + 2 * e, width - e) : V(set1)(0);
-                beyond |= V(bf16_beyond)(pairs[i], SA_LEAST(1), SA_MOST(1));
+                pairs[i] = r < n ? V(load_pairs)(x[r] + 2 * e, width - e) : V(set1)(0);
             }
-            FN(transpose)(pairs);
-            SA_UNROLL
-            for (int i = 0; i < SA_LANES; ++i) {
-                V(store)((real *)(void *)(to + (step * lane_tiles + v) * SA_TILE_BYTES + i * 64), pairs[i]);
-            }
+            beyond |= FN(take_transposed)(pairs, to + (step * lane_tiles + v) * SA_TILE_BYTES, part_bytes, parts);
         }
     }
     return !beyond;
 }
+
+SA_NOINLINE bool FN(take_lanes)(const char *const *x, ptrdiff_t n, ptrdiff_t width, ptrdiff_t lane_tiles, char *to, int parts) {
+    return parts == 1 ? FN(take_lanes_any)(x, n, width, lane_tiles, to, 1) : FN(take_lanes_any)(x, n, width, lane_tiles, to, 2);
+}
+
+#define SA_TAKE_LEFT(name)                                                                                                     \
+    SA_NOINLINE bool FN(name)(const char *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,              \
+                              ptrdiff_t steps, char *to, int parts) {                                                          \
+        return parts == 1 ? FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 1)                                       \
+                          : FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 2);                                      \
+    }
+SA_TAKE_LEFT(take_rows)
+SA_TAKE_LEFT(take_columns)
+#undef SA_TAKE_LEFT
 
 #define SA_SPLIT_LEFT(name)                                                                                                    \
     SA_NOINLINE bool FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,              \
@@ -211,14 +242,15 @@ typedef struct {
     size_t left_part, left_row, right_part, right_step;
     ptrdiff_t steps;
     bool adds;
+    bool exact; /* all terms, of two parts by two */
 } FN(operands);
 
-/* The combinations of parts that products come in. */
-#define SA_PARTS_OF_PRODUCTS(X) X(1, 1) X(1, 2) X(2, 2) X(2, 3) X(3, 3)
+/* The combinations of parts that products come in, and the orders of their terms: a + b is below that. */
+#define SA_PARTS_OF_PRODUCTS(X) X(1, 1, 1) X(1, 2, 2) X(2, 2, 2) X(2, 2, 3) X(2, 3, 3) X(3, 3, 3)
 
 /* One term of the product for one step, where it is one; a tile is loaded only when the term before had another. */
 #define SA_TERM(a, b)                                                                                                          \
-    if ((a) < left_parts && (b) < right_parts && (a) + (b) < most) {                                                           \
+    if ((a) < left_parts && (b) < right_parts && (a) + (b) < orders) {                                                         \
         const bool new_left = left_now != (a), new_right = right_now != (b);                                                   \
         if (new_left) {                                                                                                        \
             SA_TILE_LOAD(4, left + (a) * o->left_part, 64);                                                                    \
@@ -249,9 +281,8 @@ typedef struct {
 /* c[row_tiles·16][lane_tiles·16], rows c_bytes apart, = left·right, or += it; one or two tiles of each. Small terms come
  * first. */
 SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, const int left_parts, const int right_parts,
-                               const int row_tiles, const int lane_tiles) {
+                               const int orders, const int row_tiles, const int lane_tiles) {
     real *c_low = (real *)(void *)((char *)c + SA_TILE_ROWS * c_bytes);
-    const int most = left_parts > right_parts ? left_parts : right_parts;
     SA_TILE_FENCE();
     if (o->adds) {
         SA_TILE_LOAD(0, c, c_bytes);
@@ -294,26 +325,28 @@ SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, 
 }
 #undef SA_TERM
 
-#define SA_PRODUCT(left, right)                                                                                                \
-    SA_NOINLINE void FN(product_##left##right##1)(const FN(operands) * o, real * c, size_t c_bytes) {                          \
-        FN(product_any)(o, c, c_bytes, left, right, 2, 1);                                                                     \
+#define SA_PRODUCT(left, right, orders)                                                                                        \
+    SA_NOINLINE void FN(product_##left##right##orders##1)(const FN(operands) * o, real * c, size_t c_bytes) {                  \
+        FN(product_any)(o, c, c_bytes, left, right, orders, 2, 1);                                                             \
     }                                                                                                                          \
-    SA_NOINLINE void FN(product_##left##right##2)(const FN(operands) * o, real * c, size_t c_bytes) {                          \
-        FN(product_any)(o, c, c_bytes, left, right, 2, 2);                                                                     \
+    SA_NOINLINE void FN(product_##left##right##orders##2)(const FN(operands) * o, real * c, size_t c_bytes) {                  \
+        FN(product_any)(o, c, c_bytes, left, right, orders, 2, 2);                                                             \
     }
 SA_PARTS_OF_PRODUCTS(SA_PRODUCT)
 #undef SA_PRODUCT
 
 SA_INLINE void FN(product)(const FN(operands) * o, real *c, size_t c_bytes, int left_parts, int right_parts, int lane_tiles) {
-#define SA_PRODUCT(left, right)                                                                                                \
-    case left * 10 + right:                                                                                                    \
+    const int most = left_parts > right_parts ? left_parts : right_parts;
+    const int wanted = o->exact ? left_parts + right_parts - 1 : most;
+#define SA_PRODUCT(left, right, orders)                                                                                        \
+    case left * 100 + right * 10 + orders:                                                                                     \
         if (lane_tiles == 2) {                                                                                                 \
-            FN(product_##left##right##2)(o, c, c_bytes);                                                                       \
+            FN(product_##left##right##orders##2)(o, c, c_bytes);                                                               \
         } else {                                                                                                               \
-            FN(product_##left##right##1)(o, c, c_bytes);                                                                       \
+            FN(product_##left##right##orders##1)(o, c, c_bytes);                                                               \
         }                                                                                                                      \
         break;
-    switch (left_parts * 10 + right_parts) {
+    switch (left_parts * 100 + right_parts * 10 + wanted) {
         SA_PARTS_OF_PRODUCTS(SA_PRODUCT)
     default: break;
     }

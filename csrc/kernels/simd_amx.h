@@ -27,6 +27,16 @@ SA_VERB void sa_tiles_open(void) {
     SA_TILE_FENCE();
     _tile_loadconfig(&sa_whole_tiles);
 }
+/* For `few` queries, 1, 2 or 4: the registers of attention_few_parts.h. */
+SA_VERB void sa_few_tiles_open(int few) {
+    const uint16_t words = (uint16_t)(4 * few);
+    const uint8_t weights = (uint8_t)(4 * few);
+    const sa_tile_shapes shapes = {.palette = 1,
+                                   .row_bytes = {words, words, 64, 64, 64, 64, 64, 64},
+                                   .rows = {16, 16, weights, 16, weights, weights, weights, weights}};
+    SA_TILE_FENCE();
+    _tile_loadconfig(&shapes);
+}
 SA_VERB void sa_tiles_close(void) { _tile_release(); }
 
 /* The unit falls asleep after half a microsecond without work, and the next product then takes 0.3 to 0.5 us longer (measured).
@@ -59,11 +69,11 @@ SA_VERB mf32 vf32_beyond(vf32 x, int least, int most) {
 }
 SA_VERB mf32 vf32_either(mf32 a, mf32 b) { return (mf32)(a | b); }
 
-/* Rows of bfloat16 as they lie in memory: 16 pairs of neighbours, or of two rows; n (m) elements, and zeros behind them. */
-SA_VERB vf32 vf32_load_bf16(const char *row, ptrdiff_t n) {
+/* Rows of 16-bit numbers as they lie in memory: 16 pairs of neighbours, or of two rows; n (m) elements, and zeros behind them. */
+SA_VERB vf32 vf32_load_pairs(const char *row, ptrdiff_t n) {
     return _mm512_castsi512_ps(n >= 32 ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi16((1u << n) - 1, row));
 }
-SA_VERB vf32 vf32_zip_bf16(const char *row, ptrdiff_t n, const char *other, ptrdiff_t m) {
+SA_VERB vf32 vf32_zip_pairs(const char *row, ptrdiff_t n, const char *other, ptrdiff_t m) {
     const __m512i a = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(n >= 16 ? 0xffff : (1 << n) - 1), row));
     const __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(m >= 16 ? 0xffff : (1 << m) - 1), other));
     return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
@@ -74,6 +84,16 @@ SA_VERB int vf32_bf16_beyond(vf32 pairs, int least, int most) {
     const __m512i above = _mm512_sub_epi16(magnitude, _mm512_set1_epi16((short)((127 + least) << 7)));
     return (_mm512_cmpge_epu16_mask(above, _mm512_set1_epi16((short)((most - least) << 7))) &
             _mm512_test_epi16_mask(magnitude, magnitude)) != 0;
+}
+
+/* The first and the second of each of 16 pairs of float16. */
+SA_VERB vf32 vf32_low_f16(vf32 pairs) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_castps_si512(pairs))); }
+SA_VERB vf32 vf32_high_f16(vf32 pairs) {
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(pairs), 16)));
+}
+SA_VERB int vf32_f16_not_finite(vf32 pairs) {
+    const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi16(0x7fff));
+    return _mm512_cmpge_epu16_mask(magnitude, _mm512_set1_epi16(0x7c00)) != 0;
 }
 
 /* a·2^⌊n⌋; with flush_subnormals 0 where that is below 2^−126. */

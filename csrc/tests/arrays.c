@@ -113,6 +113,15 @@ double unit_roundoff(sa_dtype dtype) {
     return dtype == SA_F64 ? 0x1p-53 : dtype == SA_F32 ? 0x1p-24 : dtype == SA_F16 ? 0x1p-11 : 0x1p-8;
 }
 
+void *dirty_memory(size_t size) {
+    void *p = NULL;
+    if (posix_memalign(&p, 64, size ? size : 64) != 0) {
+        abort();
+    }
+    memset(p, 0xFF, size);
+    return p;
+}
+
 /* ---- arrays -------------------------------------------------------------------------------------------------------- */
 
 enum { MARGIN = 64, PATTERN = 0xA5 };

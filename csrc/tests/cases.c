@@ -225,16 +225,6 @@ static void blank(array *a, ptrdiff_t heads, double x) {
     }
 }
 
-/* size bytes, 64-byte aligned, every byte 0xFF: floats read from it before they are written are NaN. */
-static void *dirty(size_t size) {
-    void *p = NULL;
-    if (posix_memalign(&p, 64, size ? size : 64) != 0) {
-        abort();
-    }
-    memset(p, 0xFF, size);
-    return p;
-}
-
 sa_status case_run(live_case *c) {
     sa_attention_plan plan;
     blank(&c->out, c->heads, (double)NAN);
@@ -253,7 +243,7 @@ sa_status case_run(live_case *c) {
         plan.chunk_keys = c->spec.S;
     }
     c->chunks = plan.chunks;
-    void *scratch = dirty((size_t)plan.threads * plan.scratch_bytes), *partial = dirty(plan.partial_bytes);
+    void *scratch = dirty_memory((size_t)plan.threads * plan.scratch_bytes), *partial = dirty_memory(plan.partial_bytes);
     status = sa_attention_forward(&c->call, &plan, scratch, partial);
     free(scratch);
     free(partial);

@@ -35,6 +35,7 @@ double random_between(random_source *r, double least, double most);
 double element_get(const char *p, sa_dtype dtype, bool swapped);
 void element_set(char *p, sa_dtype dtype, bool swapped, double x); /* rounds to nearest even, as far as the dtype can */
 double unit_roundoff(sa_dtype dtype);                              /* eps/2 of a floating dtype */
+void *dirty_memory(size_t size); /* 64-byte aligned, every byte 0xFF: floats read before they are written are NaN */
 
 /* How an array lies in memory. Flags combine. */
 enum {

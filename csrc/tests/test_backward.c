@@ -12,7 +12,8 @@ typedef struct {
     bool f64, causal, mask, softcap, alibi, sinks, poison, grad_lse;
     ptrdiff_t heads, gqa, L, S, E, Dv, diagonal, left;
     double dropout;
-    int block; /* a block mask: its blocks have so many rows and keys, every third is closed */
+    int left_out; /* bits QUERY, KEY and VALUE: their gradients are not asked for */
+    int block;    /* a block mask: its blocks have so many rows and keys, every third is closed */
 } backward_case;
 
 typedef struct {
@@ -207,12 +208,8 @@ static void make_block_mask(backward_call *c) {
     c->a.block_mask_count = 1;
 }
 
-static void *aligned(size_t bytes) {
-    void *memory = NULL;
-    return posix_memalign(&memory, 64, bytes + 64) == 0 ? memory : NULL;
-}
-
-static void try(const backward_case *t, uint64_t seed) {
+/* Forward and backward. */
+static backward_call *run(const backward_case *t, uint64_t seed) {
     backward_call *c = calloc(1, sizeof *c);
     random_source r = {seed};
     c->t = *t;
@@ -243,9 +240,15 @@ static void try(const backward_case *t, uint64_t seed) {
     make(c, STATS, &a->stats, H, t->L, 2, NULL);
     make(c, LSE, &a->lse, H, t->L, 1, NULL);
     make(c, GRAD_OUT, &g->grad_out, H, t->L, t->Dv, &r);
-    make(c, D_QUERY, &g->dquery, H, t->L, t->E, NULL);
-    make(c, D_KEY, &g->dkey, K, t->S, t->E, NULL);
-    make(c, D_VALUE, &g->dvalue, K, t->S, t->Dv, NULL);
+    if (!(t->left_out & 1 << QUERY)) {
+        make(c, D_QUERY, &g->dquery, H, t->L, t->E, NULL);
+    }
+    if (!(t->left_out & 1 << KEY)) {
+        make(c, D_KEY, &g->dkey, K, t->S, t->E, NULL);
+    }
+    if (!(t->left_out & 1 << VALUE)) {
+        make(c, D_VALUE, &g->dvalue, K, t->S, t->Dv, NULL);
+    }
     if (t->grad_lse) {
         make(c, GRAD_LSE, &g->grad_lse, H, t->L, 1, &r);
     }
@@ -276,16 +279,52 @@ static void try(const backward_case *t, uint64_t seed) {
     sa_attention_plan forward;
     sa_backward_plan plan;
     CHECK(sa_attention_make_plan(a, 2, &forward) == SA_OK && sa_attention_plan_backward(g, 2, &plan) == SA_OK, "plans");
-    char *scratch = aligned((size_t)forward.threads * forward.scratch_bytes), *partial = aligned(forward.partial_bytes);
+    char *scratch = dirty_memory((size_t)forward.threads * forward.scratch_bytes),
+         *partial = dirty_memory(forward.partial_bytes);
     CHECK(sa_attention_forward(a, &forward, scratch, partial) == SA_OK, "forward");
     free(scratch);
     free(partial);
-    scratch = aligned((size_t)plan.threads * plan.scratch_bytes);
+    scratch = dirty_memory((size_t)plan.threads * plan.scratch_bytes);
     g->delta = calloc((size_t)plan.delta_count + 1, sizeof(double));
     CHECK(sa_attention_backward(g, &plan, scratch) == SA_OK, "backward");
     free(scratch);
     free(g->delta);
+    return c;
+}
 
+static void release(backward_call *c) {
+    for (int which = 0; which < ARRAYS; ++which) {
+        free(c->memory[which]);
+    }
+    free(c->classes);
+    free(c->starts);
+    free(c->runs);
+    free(c->dq);
+    free(c->dk);
+    free(c->dv);
+    free(c->dm);
+    free(c);
+}
+
+/* Gradients that are left out change no bit of the others. */
+static void try_without(const backward_case *given, int left_out, uint64_t seed) {
+    backward_case t = *given;
+    backward_call *all = run(&t, seed);
+    t.left_out = left_out;
+    backward_call *some = run(&t, seed);
+    for (int which = D_QUERY; which <= D_VALUE; ++which) {
+        const size_t bytes = (size_t)(all->heads[which] * all->rows[which] * all->cols[which]) * (t.f64 ? 8 : 4);
+        CHECK(!some->memory[which] || memcmp(some->memory[which], all->memory[which], bytes) == 0,
+              "gradient %d has other bits without %d: f64 %d causal %d mask %d dropout %g", which - D_QUERY, left_out, t.f64,
+              t.causal, t.mask, t.dropout);
+    }
+    release(all);
+    release(some);
+}
+
+static void try(const backward_case *t, uint64_t seed) {
+    backward_call *c = run(t, seed);
+    const ptrdiff_t H = t->heads, K = H / t->gqa;
     c->dq = calloc((size_t)(H * t->L * t->E) + 1, sizeof(double));
     c->dk = calloc((size_t)(K * t->S * t->E) + 1, sizeof(double));
     c->dv = calloc((size_t)(K * t->S * t->Dv) + 1, sizeof(double));
@@ -313,17 +352,7 @@ static void try(const backward_case *t, uint64_t seed) {
                   "%s %g is not %g", which == D_SLOPE ? "dslope" : "dsink", sum, expected);
         }
     }
-    for (int which = 0; which < ARRAYS; ++which) {
-        free(c->memory[which]);
-    }
-    free(c->classes);
-    free(c->starts);
-    free(c->runs);
-    free(c->dq);
-    free(c->dk);
-    free(c->dv);
-    free(c->dm);
-    free(c);
+    release(c);
 }
 
 void test_backward(void) {
@@ -358,6 +387,16 @@ void test_backward(void) {
             try(&t, (uint64_t)options);
             t.block = 1 + options % 40;
             try(&t, (uint64_t)options);
+        }
+        for (int options = 0; options < 8; ++options) {
+            backward_case t = plain;
+            t.L = t.S = 150;
+            t.causal = options & 1;
+            t.mask = options & 2;
+            t.dropout = options & 4 ? 0.3 : 0;
+            for (int left_out = 1; left_out < 7; ++left_out) {
+                try_without(&t, left_out << QUERY, (uint64_t)options);
+            }
         }
         backward_case blocks = plain; /* so many that dK and dV may be brought together in whole cache lines */
         blocks.L = 530;

@@ -128,15 +128,6 @@ static void build(ragged *c, const varlen_case *t, uint64_t seed) {
     g->delta = own(c, (size_t)(L * HEADS) * real_size(t));
 }
 
-static void *dirty(size_t bytes) {
-    void *memory = NULL;
-    if (posix_memalign(&memory, 64, bytes + 64) != 0) {
-        abort();
-    }
-    memset(memory, 0xFF, bytes);
-    return memory;
-}
-
 static void run_packed(ragged *c, int threads) {
     const bool masks = c->t.masks;
     const sa_varlen v = {&c->a, c->t.n, c->begin_q, c->begin_k, masks ? c->masks : NULL, c->t.lower_right};
@@ -145,13 +136,13 @@ static void run_packed(ragged *c, int threads) {
     sa_varlen_plan plan;
     CHECK(sa_varlen_make_plan(&v, threads, items, &plan) == SA_OK, "plan");
     plan.threads = threads;
-    char *scratch = dirty((size_t)threads * plan.scratch_bytes), *partial = dirty(plan.partial_bytes);
+    char *scratch = dirty_memory((size_t)threads * plan.scratch_bytes), *partial = dirty_memory(plan.partial_bytes);
     CHECK(sa_varlen_forward(&v, &plan, scratch, partial) == SA_OK, "forward");
     free(scratch);
     free(partial);
     CHECK(sa_varlen_plan_backward(&g, threads, items, &plan) == SA_OK, "backward plan");
     plan.threads = threads;
-    scratch = dirty((size_t)threads * plan.scratch_bytes);
+    scratch = dirty_memory((size_t)threads * plan.scratch_bytes);
     CHECK(sa_varlen_backward(&g, &plan, scratch) == SA_OK, "backward");
     free(scratch);
 }
@@ -185,12 +176,12 @@ static void run_alone(ragged *c) {
         sa_attention_plan plan;
         sa_backward_plan backward;
         CHECK(sa_attention_make_plan(&a, 1, &plan) == SA_OK && sa_attention_plan_backward(&g, 1, &backward) == SA_OK, "plans");
-        char *scratch = dirty(plan.scratch_bytes), *partial = dirty(plan.partial_bytes);
+        char *scratch = dirty_memory(plan.scratch_bytes), *partial = dirty_memory(plan.partial_bytes);
         sa_attention_forward(&a, &plan, scratch, partial);
         free(scratch);
         free(partial);
-        scratch = dirty(backward.scratch_bytes);
-        g.delta = dirty((size_t)backward.delta_count * real_size(&c->t));
+        scratch = dirty_memory(backward.scratch_bytes);
+        g.delta = dirty_memory((size_t)backward.delta_count * real_size(&c->t));
         sa_attention_backward(&g, &backward, scratch);
         free(g.delta);
         free(scratch);

@@ -1,0 +1,283 @@
+/* Scores and weighted values of one to four queries on the matrix unit, where all is of bfloat16. Nothing is converted or
+ * rearranged: 16 keys are a left operand as they lie. 16 rows of values are a right operand as they lie too: its pairs are
+ * neighbouring columns, of which the even ones are multiplied with (p, 0) and the odd ones with (0, p), two rows of the left
+ * operand for each part of a weight.
+ *
+ * Tile registers: 0 scores and 1 queries, 16 rows of `few` words; 2 weights and 4 to 7 outputs, 4·few rows of 64 bytes;
+ * 3 keys or values, 16 rows of 64 bytes. */
+
+/* Keys of a tile at most: what waits for one another in a tile, scores, maximum, exponentials, values, waits once for these. */
+#ifndef SA_FEW_KEYS
+#define SA_FEW_KEYS 256
+#endif
+
+/* Weights are this much larger here: no part of one is subnormal, and no product with an ordinary value. */
+#define SA_FEW_WEIGHT_UNIT 0x1p60f
+/* Outputs below this, or 0, may have lost something: the unit takes subnormal numbers for 0. */
+#define SA_FEW_LEAST_OUTPUT 0x1p-100f
+
+enum { FN(few_weight_rows) = 4 /* of a query: two parts, for even and for odd columns */ };
+
+SA_INLINE bool FN(few_by_parts)(const sa_attention *a) {
+    const real factor = FN(factor_of)(a);
+    return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->value.m.dtype == SA_BF16 && a->S >= SA_FEW_KEYS &&
+           a->E > 0 && a->Dv > 0 && a->E % SA_TILE_STEP == 0 && a->Dv % SA_TILE_STEP == 0 && factor >= 0x1p-40f &&
+           factor <= 0x1p40f;
+}
+
+SA_INLINE size_t FN(lay_out_few_parts)(const sa_attention *a, char *base, size_t used, FN(few_parts) * s) {
+    if (FN(few_by_parts)(a)) {
+        const size_t widest = (size_t)(a->E > a->Dv ? a->E : a->Dv);
+        SA_TAKE(queries, char, (size_t)a->E * 2 * SA_FEW_ROWS);
+        SA_TAKE(weights, char, SA_FEW_KEYS / SA_TILE_ROWS * FN(few_weight_rows) * SA_FEW_ROWS * 64);
+        SA_TAKE(product, real, 4 * FN(few_weight_rows) * SA_FEW_ROWS * SA_LANES);
+        SA_TAKE(rows, char, SA_FEW_KEYS *widest * 2);
+    }
+    return used;
+}
+
+/* The queries as they are, [E / 2][few] pairs. False where products with keys might leave the range of float32 unseen. */
+SA_INLINE bool FN(few_take_queries)(const sa_block *b, FN(scratch) * s, const int few) {
+    const sa_matrix *m = &b->a->query.m;
+    const ptrdiff_t E = b->a->E;
+    memset(s->few.queries, 0, (size_t)(E * 2 * few));
+    lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
+    for (int r = 0; r < b->rows->count; ++r) {
+        FN(load_row)(s->row, b->rows->query[r], m->col_stride, E, m->dtype, m->swapped);
+        for (ptrdiff_t e = 0; e < E; e += SA_LANES) {
+            beyond = V(either)(beyond, V(beyond)(V(load)(s->row + e), -80, 50));
+        }
+        for (ptrdiff_t e = 0; e < E; e += 2) {
+            uint32_t first, second;
+            memcpy(&first, s->row + e, 4);
+            memcpy(&second, s->row + e + 1, 4);
+            const uint32_t pair = first >> 16 | second;
+            memcpy(s->few.queries + (e / 2 * few + r) * 4, &pair, 4);
+        }
+    }
+    return !V(any)(beyond);
+}
+
+SA_INLINE void FN(few_fetch)(const char *rows, ptrdiff_t stride) {
+    SA_UNROLL
+    for (int i = 0; i < SA_TILE_ROWS; ++i) {
+        __builtin_prefetch(rows + i * stride, 0, 3);
+    }
+}
+
+SA_INLINE void FN(few_parts_open)(const sa_block *b, FN(scratch) * s) {
+    const int count = b->rows->count, few = count > 2 ? 4 : count;
+    s->few.use = s->few.open = FN(few_by_parts)(b->a) && FN(few_take_queries)(b, s, few);
+    if (s->few.open) {
+        sa_few_tiles_open(few);
+    }
+}
+
+SA_INLINE void FN(few_parts_close)(const FN(few_parts) * s) {
+    if (s->open) {
+        sa_tiles_close();
+    }
+}
+
+/* 16 products to scores, in their maxima, and in `check`: x − x is 0 for a finite x and NaN for any other. */
+SA_INLINE void FN(few_scale)(real *P, vec factor, vec *top, vec *check, const int few) {
+    SA_UNROLL
+    for (int i = 0; i < few; ++i) {
+        const vec x = V(load)(P + i * SA_LANES) * factor;
+        V(store)(P + i * SA_LANES, x);
+        *top = V(max)(*top, x);
+        *check = *check + (x - x);
+    }
+}
+
+/* P[n][few] = factor·k[j]·q[r], n a multiple of 16, with the maxima of lanes in *top. False where one is not finite. Vectors are a
+ * step behind the unit, and memory waits for neither. */
+SA_INLINE bool FN(few_scores)(const char *queries, const FN(few_rows) * rows, ptrdiff_t n, ptrdiff_t E, real factor, real *P,
+                              vec *top, const int few) {
+    const ptrdiff_t stride = rows->stride, ahead = rows->ahead;
+    const char *k = rows->at;
+    const vec unit = V(set1)(factor);
+    vec check = V(set1)(0);
+    *top = V(set1)(-(real)INFINITY);
+    SA_TILE_FENCE();
+    for (ptrdiff_t j = 0; j < n; j += SA_TILE_ROWS, k += SA_TILE_ROWS * stride) {
+        SA_TILE_ZERO(0);
+        for (ptrdiff_t e = 0; e < E; e += SA_TILE_STEP) {
+            SA_TILE_LOAD(1, queries + e * 2 * few, 4 * few);
+            SA_TILE_LOAD(3, k + 2 * e, stride);
+            FN(few_fetch)(k + 2 * e + ahead, stride);
+            SA_TILE_DOT(0, 3, 1);
+        }
+        SA_TILE_STORE(0, P + j * few, 4 * few);
+        SA_TILE_FENCE();
+        if (j > 0) {
+            FN(few_scale)(P + (j - SA_TILE_ROWS) * few, unit, top, &check, few);
+        }
+    }
+    FN(few_scale)(P + (n - SA_TILE_ROWS) * few, unit, top, &check, few);
+    return !V(any)(V(not_lt)(check, V(set1)(1)));
+}
+
+/* Of 16 scores P[16][few] the weights as a left operand; *sum takes them up. */
+SA_INLINE void FN(few_weights)(const real *P, vec maximum, vec *sum, char *to, const int few) {
+    const vec unit = V(set1)(SA_FEW_WEIGHT_UNIT), zero = V(set1)(0);
+    vec p[4];
+    SA_UNROLL
+    for (int i = 0; i < few; ++i) {
+        p[i] = FN(exp2)(V(load)(P + i * SA_LANES) - maximum);
+        *sum = *sum + p[i];
+    }
+    if (few == 2) {
+        const vec low = p[0], high = p[1];
+        p[0] = V(even)(low, high);
+        p[1] = V(odd)(low, high);
+    } else if (few == 4) {
+        const vec even_low = V(even)(p[0], p[1]), odd_low = V(odd)(p[0], p[1]);
+        const vec even_high = V(even)(p[2], p[3]), odd_high = V(odd)(p[2], p[3]);
+        p[0] = V(even)(even_low, even_high);
+        p[1] = V(even)(odd_low, odd_high);
+        p[2] = V(odd)(even_low, even_high);
+        p[3] = V(odd)(odd_low, odd_high);
+    }
+    SA_UNROLL
+    for (int r = 0; r < few; ++r, to += FN(few_weight_rows) * 64) {
+        const vec whole = p[r] * unit, high = V(bf16_nearest)(whole), low = V(bf16_nearest)(whole - high);
+        V(store_bf16_pairs)(to, high, zero);
+        V(store_bf16_pairs)(to + 64, zero, high);
+        V(store_bf16_pairs)(to + 128, low, zero);
+        V(store_bf16_pairs)(to + 192, zero, low);
+    }
+}
+
+#define SA_FEW_VALUES(to, at)                                                                                                  \
+    SA_TILE_LOAD(3, v + (at), stride);                                                                                         \
+    FN(few_fetch)(v + (at) + ahead, stride);                                                                                   \
+    SA_TILE_DOT(to, 2, 3);
+
+/* s->product[4][4·few][16]: the weights of n keys times the 32·`tiles` columns from v on; with one or two tiles, those of every
+ * other 16 keys are in the third and the fourth, so that products need not wait for one another. The weights are made of the
+ * scores P on the way, or with P = NULL are there. */
+SA_INLINE void FN(few_products)(const FN(few_parts) * s, const real *P, vec maximum, vec *sum, const char *v, ptrdiff_t stride,
+                                ptrdiff_t ahead, ptrdiff_t n, const ptrdiff_t tiles, const int few) {
+    const ptrdiff_t bytes = FN(few_weight_rows) * few * 64;
+    char *weights = s->weights;
+    SA_TILE_ZERO(4);
+    SA_TILE_ZERO(5);
+    SA_TILE_ZERO(6);
+    SA_TILE_ZERO(7);
+    for (ptrdiff_t j = 0; j < n; j += SA_TILE_ROWS, v += SA_TILE_ROWS * stride, weights += bytes) {
+        if (P) {
+            FN(few_weights)(P + j * few, maximum, sum, weights, few);
+        }
+        SA_TILE_FENCE();
+        SA_TILE_LOAD(2, weights, 64);
+        if (tiles > 2) {
+            SA_FEW_VALUES(4, 0)
+            SA_FEW_VALUES(5, 64)
+            SA_FEW_VALUES(6, 128)
+            if (tiles > 3) {
+                SA_FEW_VALUES(7, 192)
+            }
+        } else if (j / SA_TILE_ROWS % 2 == 0) {
+            SA_FEW_VALUES(4, 0)
+            if (tiles > 1) {
+                SA_FEW_VALUES(5, 64)
+            }
+        } else {
+            SA_FEW_VALUES(6, 0)
+            if (tiles > 1) {
+                SA_FEW_VALUES(7, 64)
+            }
+        }
+    }
+    char *to = (char *)s->product;
+    SA_TILE_STORE(4, to, 64);
+    SA_TILE_STORE(5, to + bytes, 64);
+    SA_TILE_STORE(6, to + 2 * bytes, 64);
+    SA_TILE_STORE(7, to + 3 * bytes, 64);
+    SA_TILE_FENCE();
+}
+#undef SA_FEW_VALUES
+
+/* O[few][Dv] = alpha·O + Σ_j 2^(P[j][r] − maximum)·v[j] over n keys, a multiple of 16, and *sum += the weights; the even and the
+ * odd of 32 columns lie together. */
+SA_INLINE void FN(few_values)(const FN(few_parts) * s, const real *P, vec maximum, vec *sum, const FN(few_rows) * rows,
+                              ptrdiff_t n, ptrdiff_t Dv, real *O, const real *alpha, const int few) {
+    const ptrdiff_t own = FN(few_weight_rows);
+    for (ptrdiff_t d = 0; d < Dv; d += 4 * SA_TILE_STEP) {
+        const ptrdiff_t left = (Dv - d) / SA_TILE_STEP, tiles = left < 4 ? left : 4;
+        FN(few_products)(s, d == 0 ? P : NULL, maximum, sum, rows->at + 2 * d, rows->stride, rows->ahead, n, tiles, few);
+        for (ptrdiff_t u = 0; u < tiles; ++u) {
+            const real *x = s->product + u * few * own * SA_LANES, *y = x + 2 * few * own * SA_LANES;
+            real *o = O + d + u * SA_TILE_STEP;
+            SA_UNROLL
+            for (int r = 0; r < few; ++r) {
+                SA_UNROLL
+                for (int odd = 0; odd < 2; ++odd) {
+                    const ptrdiff_t high = (r * own + odd) * SA_LANES, low = high + 2 * SA_LANES, at = r * Dv + odd * SA_LANES;
+                    vec add = V(load)(x + high) + V(load)(x + low);
+                    if (tiles <= 2) {
+                        add = add + (V(load)(y + high) + V(load)(y + low));
+                    }
+                    V(store)(o + at, V(fma)(add, V(set1)(1 / SA_FEW_WEIGHT_UNIT), V(set1)(alpha[r]) * V(load)(o + at)));
+                }
+            }
+        }
+    }
+}
+
+/* n rows as bfloat16: where they lie, or packed from those that had to be converted, a tile at a time. */
+SA_INLINE FN(few_rows) FN(few_bf16_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m, FN(cache) * cache,
+                                         ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
+    if (FN(few_reads)(m) == SA_READS_BF16) {
+        return FN(few_rows_of)(b, m, cache, first, n, width);
+    }
+    for (ptrdiff_t j = 0; j < n; j += SA_KEYS_PER_TILE) {
+        const ptrdiff_t here = n - j < SA_KEYS_PER_TILE ? n - j : SA_KEYS_PER_TILE;
+        ptrdiff_t stride;
+        const real *x = FN(tile_rows)(b, m, cache, first + j, here, width, &stride);
+        for (ptrdiff_t i = 0; i < here; ++i, x += stride) {
+            for (ptrdiff_t e = 0; e < width; e += 2 * SA_LANES) {
+                const vec low = V(load)(x + e), high = V(load)(x + e + SA_LANES);
+                V(store_bf16_pairs)(s->few.rows + ((j + i) * width + e) * 2, V(even)(low, high), V(odd)(low, high));
+            }
+        }
+    }
+    return (FN(few_rows)){s->few.rows, width * 2, 0, SA_READS_BF16};
+}
+
+/* The keys from `first` on that may be one tile here; 0: none. */
+SA_INLINE ptrdiff_t FN(few_keys_by_parts)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first) {
+    const ptrdiff_t left = b->end - first, n = left < SA_FEW_KEYS ? left / SA_TILE_ROWS * SA_TILE_ROWS : SA_FEW_KEYS;
+    return s->few.use && n >= SA_KEYS_PER_TILE ? n : 0;
+}
+
+/* The n keys in the running maximum, sum and output. False where a score was not finite: nothing was done. */
+SA_INLINE bool FN(few_tile_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int few) {
+    const ptrdiff_t E = b->a->E, Dv = b->a->Dv;
+    const FN(few_rows) k = FN(few_bf16_rows)(b, s, &b->key, &s->key, first, n, E);
+    vec top, sum = V(set1)(0);
+    if (!FN(few_scores)(s->few.queries, &k, n, E, FN(factor_of)(b->a), s->P, &top, few)) {
+        return false;
+    }
+    const vec maximum = FN(few_raise_maximum)(s, top, few);
+    const FN(few_rows) v = FN(few_bf16_rows)(b, s, &b->value, &s->value, first, n, Dv);
+    FN(few_values)(&s->few, s->P, maximum, &sum, &v, n, Dv, s->O, s->alpha, few);
+    FN(few_take_sum)(s, sum, few);
+    return true;
+}
+
+/* Whether the sums so far are what multiply-adds would have given: finite, and far from subnormal. */
+SA_INLINE bool FN(few_parts_hold)(const sa_block *b, const FN(scratch) * s) {
+    const sa_rows *rows = b->rows;
+    const vec least = V(set1)(SA_FEW_LEAST_OUTPUT), most = V(set1)((real)INFINITY);
+    bool hold = true;
+    for (int r = 0; r < rows->count && s->few.use; ++r) {
+        for (ptrdiff_t d = 0; d < b->a->Dv && rows->lo[r] < rows->hi[r]; d += SA_LANES) {
+            const vec x = V(abs)(V(load)(s->O + r * b->a->Dv + d));
+            const lanemask holds = V(both)(V(lt)(least, x), V(lt)(x, most));
+            hold &= !V(any)(V(lt)(V(zero_unless)(holds, V(set1)(1)), V(set1)(1)));
+        }
+    }
+    return hold;
+}
