@@ -187,7 +187,7 @@ SA_INLINE void FN(open_steps)(const sa_block *b, FN(parts) * s, ptrdiff_t first,
 /* Whether the maximum of a tile may be anything near: weights have more room above 1 than 16-bit values within the bounds of parts
  * can use up. */
 SA_INLINE bool FN(may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) {
-    return s->parts.of_16_bits && FN(cell_of)(b, s, &s->parts.values, first, true, true);
+    return s->parts.count && s->parts.of_16_bits && FN(cell_of)(b, s, &s->parts.values, first, true, true);
 }
 
 /* The weight of a score, or the weight itself, as exact as so many parts hold it. */
