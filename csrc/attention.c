@@ -331,7 +331,7 @@ static ptrdiff_t take_task(const sa_attention_plan *plan, void *scratch, int thr
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial) {
     const ptrdiff_t merges = plan->chunks > 1 ? plan->groups * plan->blocks : 0;
 #if defined(_OPENMP)
-    if (plan->threads > 1) {
+    if (plan->threads > 1 && plan->tasks > 0) { /* a plan without tasks has no scratch */
         for (int thread = 0; thread < plan->threads; ++thread) {
             *tasks_taken(plan, scratch, thread) = 0;
         }

@@ -50,8 +50,8 @@ void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *pla
  * writer, who goes through the heads (and rows, where they share it) in order: S and dP are computed a second time, but
  * nothing is held. */
 typedef struct {
-    ptrdiff_t owners, row_parts, key_parts, keys, heads;
-    ptrdiff_t tasks; /* 0 where the mask's gradient needs no pass of its own */
+    ptrdiff_t owners, row_parts, rows, key_parts, keys, heads; /* rows and keys of a part */
+    ptrdiff_t tasks;                                           /* 0 where the mask's gradient needs no pass of its own */
 } sa_mask_plan;
 
 sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan);

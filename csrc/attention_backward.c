@@ -20,6 +20,9 @@
 #define SA_MANY_TASKS 64
 #define SA_LARGE_PART 1024
 
+/* A task of a mask's gradient takes at most so many blocks of rows, for which it packs keys once (6 % of the pass at 1024 keys). */
+#define SA_MASK_BLOCKS 4
+
 /* Rows of dK or dV that lie further apart than this are brought together while a task adds to them, if its part takes no more
  * than so many bytes. They fall on few sets of the caches and on a page for every other row: packed sequences of eight heads
  * took a fifth longer. So are rows that do not begin at cache lines where the kernels load and store them a line at a time (a
@@ -242,17 +245,20 @@ sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_pla
     if (!plan->mask_apart) {
         return (sa_mask_plan){0};
     }
-    sa_mask_plan m = {.owners = 1, .row_parts = 1, .key_parts = 1, .keys = a->S, .heads = 1};
+    sa_mask_plan m = {.owners = 1, .row_parts = 1, .rows = a->L, .key_parts = 1, .keys = a->S, .heads = 1};
     for (int axis = 0; axis < a->n_lead; ++axis) {
         m.heads *= a->lead[axis];
         m.owners *= g->dmask.lead_stride[axis] != 0 ? a->lead[axis] : 1;
     }
-    if (g->dmask.m.row_stride != 0) {
-        m.row_parts = sa_ceil_div(a->L, plan->block_rows);
-    }
     if (g->dmask.m.col_stride != 0) {
         m.keys = 8 * SA_KEYS_PER_TILE;
         m.key_parts = sa_ceil_div(a->S, m.keys);
+    }
+    if (g->dmask.m.row_stride != 0) {
+        const ptrdiff_t blocks = sa_ceil_div(a->L, plan->block_rows);
+        const ptrdiff_t spare = blocks * m.owners * m.key_parts / SA_FEW_TASKS;
+        m.rows = plan->block_rows * (spare < 1 ? 1 : smaller(spare, SA_MASK_BLOCKS));
+        m.row_parts = sa_ceil_div(a->L, m.rows);
     }
     m.tasks = m.owners * m.row_parts * m.key_parts;
     return m;
@@ -277,9 +283,9 @@ void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_pl
     const sa_attention *a = g->a;
     const ptrdiff_t owner = t / m->key_parts / m->row_parts, part = t / m->key_parts % m->row_parts;
     const ptrdiff_t key = t % m->key_parts * m->keys, end = smaller(key + m->keys, a->S);
-    const ptrdiff_t from = m->row_parts > 1 ? part * plan->block_rows : 0;
-    const ptrdiff_t to = m->row_parts > 1 ? smaller(from + plan->block_rows, a->L) : a->L;
+    const ptrdiff_t from = part * m->rows, to = smaller(from + m->rows, a->L);
     for (ptrdiff_t head = 0; head < m->heads; ++head) {
+        bool held = false; /* the scratch holds packed keys of this head */
         if (!owns(g, owner, head)) {
             continue;
         }
@@ -290,7 +296,9 @@ void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_pl
             describe(g, 1, head, row, plan->block_rows, &rows, &grads, &b);
             b.mask_only = true;
             keep_keys(&b.b, key, end);
+            b.b.cache_holds = held;
             if (b.b.begin < b.b.end) {
+                held = true;
                 sa_kernels_of(a)->attention_backward(&b, scratch);
             }
         }

@@ -196,7 +196,7 @@ SA_INLINE bool FN(pack_block)(const sa_backward_block *b, FN(backward_scratch) *
     bool finite = FN(pack_rows)(rows->query, &a->query.m, rows->count, a->E, q_factor, s->q_rows);
     finite &= FN(pack_rows)(b->rows->grad_out, &b->g->grad_out.m, rows->count, a->Dv, factor, s->do_rows);
     FN(transpose_rows)(s->do_rows, rows->count, a->Dv, s->s.O, nv);
-    FN(open_gradient_parts)(&b->b, &s->s, &s->parts, s->q_rows, s->do_rows, nv);
+    FN(open_gradient_parts)(b, &s->s, &s->parts, s->q_rows, s->do_rows, nv);
     memset(s->dqT, 0, (FN(round_up)(a->E) + SA_LANES) * (size_t)nv * SA_LANES * sizeof(real));
     return finite;
 }
@@ -285,14 +285,19 @@ SA_INLINE void FN(add_dmask)(const sa_backward_block *b, FN(backward_scratch) * 
     }
 }
 
+/* Each row's sum is its own: they go side by side. */
 SA_INLINE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width) {
-    real check = 0;
+    const vec zero = V(set1)(0);
+    vec check = zero; /* 0·x is 0 for a finite x and NaN for any other */
     for (ptrdiff_t r = 0; r < n; ++r) {
-        for (ptrdiff_t i = 0; i < width; ++i) {
-            check += x[r * stride + i] - x[r * stride + i];
+        vec row = zero;
+        for (ptrdiff_t i = 0; i < width; i += SA_LANES) {
+            const real *from = x + r * stride + i;
+            row = V(fma)(width - i < SA_LANES ? V(load_n)(from, (int)(width - i)) : V(load)(from), zero, row);
         }
+        check = check + row;
     }
-    return check == 0;
+    return !V(any)(V(not_lt)(check, V(set1)(1)));
 }
 
 /* (1), (3) and (6) from the tile's key `done` on, over the open pairs only: P (or kept) is −1 where a pair is closed. */

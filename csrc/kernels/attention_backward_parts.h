@@ -38,20 +38,20 @@ SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention *a, char *base, s
 }
 
 /* The block's Q and dO: rows of `count` queries, dOᵀ. */
-SA_INLINE void FN(open_gradient_parts)(const sa_block *b, const FN(scratch) * s, FN(gradient_parts) * g, const real *q_rows,
-                                       const real *do_rows, const int nv) {
-    const sa_attention *a = b->a;
+SA_INLINE void FN(open_gradient_parts)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_parts) * g,
+                                       const real *q_rows, const real *do_rows, const int nv) {
+    const sa_attention *a = b->g->a;
     g->fit = false;
     if (!s->parts.count) {
         return;
     }
-    if (!b->cache_holds) {
+    if (!b->b.cache_holds) {
         memset(g->key_columns.state, SA_CELL_UNKNOWN, (size_t)g->key_columns.room);
     }
-    const ptrdiff_t count = b->rows->count;
+    const ptrdiff_t count = b->b.rows->count;
     g->fit = s->parts.queries_fit && FN(split_lanes)(s->O, a->Dv, nv, g->grad_out, g->count) &&
-             FN(split_lanes_apart)(q_rows, count, FN(tiles_in)(a->E, SA_LANES), g->query_rows, g->count) &&
-             FN(split_lanes_apart)(do_rows, count, FN(tiles_in)(a->Dv, SA_LANES), g->grad_rows, g->count);
+             (b->mask_only || (FN(split_lanes_apart)(q_rows, count, FN(tiles_in)(a->E, SA_LANES), g->query_rows, g->count) &&
+                               FN(split_lanes_apart)(do_rows, count, FN(tiles_in)(a->Dv, SA_LANES), g->grad_rows, g->count)));
 }
 
 /* (2), in dS. False: nothing was done. */
@@ -217,8 +217,8 @@ typedef struct {
 SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention *a, char *base, size_t used, FN(gradient_parts) * s) {
     return (void)a, (void)base, (void)s, used;
 }
-SA_INLINE void FN(open_gradient_parts)(const sa_block *b, const FN(scratch) * s, FN(gradient_parts) * g, const real *q_rows,
-                                       const real *do_rows, int nv) {
+SA_INLINE void FN(open_gradient_parts)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_parts) * g,
+                                       const real *q_rows, const real *do_rows, int nv) {
     (void)b, (void)s, (void)g, (void)q_rows, (void)do_rows, (void)nv;
 }
 SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const FN(gradient_parts) * g, ptrdiff_t first,
