@@ -8,22 +8,18 @@ import numpy as np
 import pytest
 
 import selfattn as sa
-from selfattn import _core, nn
+from selfattn import nn
 
 EPS = 2.0**-24
 
-pytestmark = pytest.mark.skipif(
-    "amx" not in _core.available_isas(), reason="this CPU, its operating system or this build has no AMX"
-)
+pytestmark = pytest.mark.usefixtures("on_the_matrix_unit", "threads_restored")
 
 
-@pytest.fixture(autouse=True)
-def on_the_matrix_unit():
-    before, threads = _core.get_isa(), sa.get_num_threads()
-    _core._set_isa("amx")
+@pytest.fixture
+def threads_restored():
+    before = sa.get_num_threads()
     yield
-    _core._set_isa(before)
-    sa.set_num_threads(threads)
+    sa.set_num_threads(before)
 
 
 def model_of(width, dtype=np.float32, layers=2):

@@ -28,16 +28,6 @@ static void *draw(ptrdiff_t n, bool f64, random_source *random) {
     return x;
 }
 
-/* All bytes 0xff: NaN. */
-static void *poison(size_t bytes) {
-    void *x = NULL;
-    if (posix_memalign(&x, 64, bytes + 64) != 0) {
-        abort();
-    }
-    memset(x, 0xff, bytes);
-    return x;
-}
-
 static const sa_real_kernels *kernels_of(bool f64) { return f64 ? &sa_kernels_active()->f64 : &sa_kernels_active()->f32; }
 
 /* ---- products ----------------------------------------------------------------------------------------------------------- */
@@ -62,7 +52,7 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
     const ptrdiff_t b_rows = kind == NT ? width : n, b_columns = kind == NT ? n : width, c_stride = width + 3;
     void *a = draw(a_rows * a_columns, f64, &random), *b = draw(b_rows * b_columns, f64, &random);
     void *c = draw(m * c_stride, f64, &random), *before = malloc((size_t)(m * c_stride) * element_size(f64) + 1);
-    void *start = draw(width, f64, &random), *scratch = poison(kernels->matmul_scratch(m, d));
+    void *start = draw(width, f64, &random), *scratch = dirty_memory(kernels->matmul_scratch(m, d));
     memcpy(before, c, (size_t)(m * c_stride) * element_size(f64));
     const bool adds = kind == NN || (kind == TN && m % 2 == 1);
     const sa_product p = {m, n, width, a, b, c, a_columns, b_columns, c_stride, start, .adds = adds};
@@ -106,7 +96,7 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
     float *a = draw(m * n, false, &random), *b = draw(n * width, false, &random),
           *other = draw(n * (m + width), false, &random);
     float *start = draw(width, false, &random), *c[3];
-    void *scratch = poison(kernels->matmul_scratch(m, kind == TN ? width : n));
+    void *scratch = dirty_memory(kernels->matmul_scratch(m, kind == TN ? width : n));
     const ptrdiff_t row = m / 2, column = width / 3, k = n / 2;
     for (int run = 0; run < 3; ++run) { /* plainly, after another product, with odd numbers */
         if (run == 2) {
@@ -310,10 +300,10 @@ static void *run_forward(const model *m, int threads, bool by_parts, void **save
     if (!by_parts && saved == NULL) {
         plan.shared_bytes = sa_embedding_frame_bytes(&m->e, m->e.tokens, false);
     }
-    void *out = poison((size_t)(m->e.sentences * m->e.d) * element_size(m->e.f64));
-    void *scratch = poison(plan.shared_bytes + (size_t)threads * plan.scratch_bytes), *memory = NULL;
+    void *out = dirty_memory((size_t)(m->e.sentences * m->e.d) * element_size(m->e.f64));
+    void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes), *memory = NULL;
     if (saved != NULL) {
-        memory = *saved = poison(plan.saved_bytes);
+        memory = *saved = dirty_memory(plan.saved_bytes);
     }
     sa_embedding_forward(&m->e, &plan, out, memory, scratch);
     free(scratch);
@@ -325,7 +315,7 @@ static void check_gradients(model *m, const void *saved, const void *grad, int t
     void *gradient[1 + 8 * MOST_BLOCKS];
     sa_embedding_block_gradients of_block[MOST_BLOCKS + 1];
     for (int i = 0; i < m->parameters; ++i) {
-        gradient[i] = poison((size_t)m->size[i] * element_size(f64));
+        gradient[i] = dirty_memory((size_t)m->size[i] * element_size(f64));
     }
     for (ptrdiff_t b = 0; b < m->e.blocks; ++b) {
         void **g = gradient + 1 + 8 * b;
@@ -337,7 +327,7 @@ static void check_gradients(model *m, const void *saved, const void *grad, int t
     plan.threads = threads;
     plan.product_rows = 1 + plan.product_rows / 2;
     plan.product_shares = sa_embedding_splits(&m->e) ? threads : 0;
-    void *scratch = poison(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
+    void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
     sa_embedding_backward(&m->e, &g, &plan, saved, scratch);
     free(scratch);
     /* Along one direction for each parameter: Σ grad·(out(p + h·u) − out(p − h·u))/2h against Σ gradient·u, in double. */
