@@ -173,6 +173,8 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
                        sa_block *b) {
     const ptrdiff_t left = G * a->L - from;
     const int count = (int)(left < most ? left : most);
+    const bool has_options = a->mask.m.data || a->lse.m.data || a->weights.m.data || a->stats.m.data || a->alibi.m.data ||
+                             a->sinks.m.data || a->dropout_p > 0;
     rows->count = count;
     rows->gaps = 0;
     ptrdiff_t begin = PTRDIFF_MAX, end = 0;
@@ -206,16 +208,18 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
         ptrdiff_t i = (from + first) / G;
         for (ptrdiff_t r = first; r < count; r += G, ++i) {
             rows->query[r] = q + i * a->query.m.row_stride;
-            rows->mask[r] = mask ? mask + i * a->mask.m.row_stride : NULL;
             rows->out[r] = out + i * a->out.m.row_stride;
-            rows->lse[r] = lse ? lse + i * a->lse.m.row_stride : NULL;
-            rows->weights[r] = weights ? weights + i * a->weights.m.row_stride : NULL;
-            rows->stats[r] = stats ? stats + i * a->stats.m.row_stride : NULL;
+            if (has_options) { /* as many stores as all the rest: 2 % at 128 x 64 */
+                rows->mask[r] = mask ? mask + i * a->mask.m.row_stride : NULL;
+                rows->lse[r] = lse ? lse + i * a->lse.m.row_stride : NULL;
+                rows->weights[r] = weights ? weights + i * a->weights.m.row_stride : NULL;
+                rows->stats[r] = stats ? stats + i * a->stats.m.row_stride : NULL;
+                rows->head[r] = (uint64_t)(a->first_head + head);
+                rows->slope[r] = slope;
+                rows->sink[r] = sink;
+            }
             rows->index[r] = i;
             rows->position[r] = i + diagonal;
-            rows->head[r] = (uint64_t)(a->first_head + head);
-            rows->slope[r] = slope;
-            rows->sink[r] = sink;
             open_keys(a, i + diagonal, i < queries ? length : 0, &rows->lo[r], &rows->hi[r]);
             if (a->block_mask_count > 0) {
                 narrow(a, offset, i, rows, (int)r);
@@ -347,12 +351,14 @@ sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *p
                     sa_attention_task(a, plan, t, mine, partial, &held);
                 }
             }
+            if (merges > 0) {
 #pragma omp barrier
-            /* Independent: a merge reads the partial results of its own block, all finished, and writes that block's rows. */
+                /* Independent: a merge reads the partial results of its own block, all finished, and writes that block's rows. */
 #pragma omp for schedule(dynamic, 1)
-            for (ptrdiff_t t = 0; t < merges; ++t) {
-                if (!sa_cancelled(a)) {
-                    sa_attention_merge_task(a, plan, t, mine, partial);
+                for (ptrdiff_t t = 0; t < merges; ++t) {
+                    if (!sa_cancelled(a)) {
+                        sa_attention_merge_task(a, plan, t, mine, partial);
+                    }
                 }
             }
         }

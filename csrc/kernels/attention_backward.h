@@ -20,6 +20,8 @@ typedef struct {
     real *kept;    /* [keys][nv·lanes]: P after dropout */
     real *delta;   /* [W] */
     real *dslope;  /* [W] */
+    bool packed;   /* q_rows, do_rows and dOᵀ hold the block's */
+    FN(gradient_rows) rows;
     FN(gradient_parts) parts;
 } FN(backward_scratch);
 
@@ -52,22 +54,24 @@ static bool FN(adds_by_lines)(const sa_attention *a) { return FN(uses_parts)(a);
 
 /* ---- the rows of a block ------------------------------------------------------------------------------------------- */
 
-/* Σ x[i]·y[i] over n, both readable to whole vectors and padded with zeros. Eight sums: short ones keep the error small. */
-SA_INLINE real FN(dot)(const real *x, const real *y, size_t n) {
+/* Σ x[i]·y[i] over n, but for those where x is 0. Eight sums: short ones keep the error small. */
+SA_INLINE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
+    const vec zero = V(set1)(0);
     vec sum[8];
     SA_UNROLL
     for (int c = 0; c < 8; ++c) {
-        sum[c] = V(set1)(0);
+        sum[c] = zero;
     }
-    size_t i = 0;
-    for (; i + 8 * SA_LANES <= n; i += 8 * SA_LANES) {
+    for (ptrdiff_t i = 0; i < n; i += 8 * SA_LANES) {
         SA_UNROLL
         for (int c = 0; c < 8; ++c) {
-            sum[c] = V(fma)(V(load)(x + i + c * SA_LANES), V(load)(y + i + c * SA_LANES), sum[c]);
+            const ptrdiff_t at = i + c * SA_LANES, left = n - at;
+            if (left > 0) {
+                const vec a = left >= SA_LANES ? V(load)(x + at) : V(load_n)(x + at, (int)left);
+                const vec b = left >= SA_LANES ? V(load)(y + at) : V(load_n)(y + at, (int)left);
+                sum[c] = V(fma)(a, V(select)(V(eq)(a, zero), zero, b), sum[c]);
+            }
         }
-    }
-    for (int c = 0; i < n; i += SA_LANES, ++c) {
-        sum[c] = V(fma)(V(load)(x + i), V(load)(y + i), sum[c]);
     }
     SA_UNROLL
     for (int half = 4; half > 0; half /= 2) {
@@ -144,20 +148,23 @@ static void FN(attention_delta)(const sa_backward_block *b, void *scratch) {
     const sa_rows *rows = b->b.rows;
     FN(backward_scratch) layout, *s = &layout;
     FN(lay_out_backward)(g, scratch, s);
-    const size_t width = FN(round_up)(a->Dv);
-    const real one = 1;
+    const bool in_place = FN(rows_in_place)((const char *const *)rows->out, rows->count, &a->out.m) &&
+                          FN(rows_in_place)(b->rows->grad_out, rows->count, &g->grad_out.m);
     for (int r = 0; r < rows->count; ++r) {
         const real *stats = (const real *)(const void *)rows->stats[r];
         real delta = 0;
         if (stats[1] != 0) { /* a dead row has no gradient, whatever dO holds */
-            real *out = s->do_rows, *grad_out = s->do_rows + width;
-            FN(pack_rows)((const char *const *)&rows->out[r], &a->out.m, 1, a->Dv, &one, out);
-            FN(pack_rows)(&b->rows->grad_out[r], &g->grad_out.m, 1, a->Dv, &one, grad_out);
-            for (size_t i = 0; i < width; i += SA_LANES) { /* a row without keys, alive by its sink, is 0 whatever dO holds */
-                const vec zero = V(set1)(0);
-                V(store)(grad_out + i, V(select)(V(eq)(V(load)(out + i), zero), zero, V(load)(grad_out + i)));
+            const real *out = (const real *)(const void *)rows->out[r];
+            const real *grad_out = (const real *)(const void *)b->rows->grad_out[r];
+            if (!in_place) {
+                real *more = s->do_rows + FN(round_up)(a->Dv);
+                FN(load_row)(s->do_rows, rows->out[r], a->out.m.col_stride, a->Dv, a->out.m.dtype, a->out.m.swapped);
+                FN(load_row)(more, b->rows->grad_out[r], g->grad_out.m.col_stride, a->Dv, g->grad_out.m.dtype,
+                             g->grad_out.m.swapped);
+                out = s->do_rows;
+                grad_out = more;
             }
-            delta = FN(dot)(out, grad_out, width);
+            delta = FN(dot)(out, grad_out, a->Dv); /* a row without keys, alive by its sink, is 0 whatever dO holds */
             if (g->grad_lse.m.data) {
                 real grad_lse;
                 FN(load_row)(&grad_lse, b->rows->grad_lse[r], 0, 1, g->grad_lse.m.dtype, g->grad_lse.m.swapped);
@@ -174,31 +181,60 @@ static void FN(attention_delta)(const sa_backward_block *b, void *scratch) {
     }
 }
 
+/* Q, dO and dOᵀ for multiply-adds. Tells whether the rows of Q and dO are finite. */
+SA_NOINLINE bool FN(pack_block)(const sa_backward_block *b, FN(backward_scratch) * s, int nv) {
+    const sa_attention *a = b->g->a;
+    const sa_rows *rows = b->b.rows;
+    s->packed = true;
+    bool finite = FN(pack_rows)(rows->query, &a->query.m, rows->count, a->E, s->rows.query_factor, s->q_rows);
+    finite &= FN(pack_rows)(b->rows->grad_out, &b->g->grad_out.m, rows->count, a->Dv, s->rows.grad_factor, s->do_rows);
+    FN(transpose_rows)(s->do_rows, rows->count, a->Dv, s->s.O, nv);
+    return finite;
+}
+
+/* Rows of m as they lie, or in `loaded`; NULL where the factor is 0. */
+SA_INLINE void FN(rows_as_real)(const char *const *from, const sa_matrix *m, int count, ptrdiff_t width, const real *factor,
+                                real *loaded, const real **row) {
+    const bool in_place = FN(rows_in_place)(from, count, m);
+    const size_t stride = FN(round_up)(width);
+    for (int r = 0; r < count; ++r) {
+        row[r] = (const real *)(const void *)from[r];
+        if (!in_place) {
+            FN(load_row)(loaded + (size_t)r * stride, from[r], m->col_stride, width, m->dtype, m->swapped);
+            row[r] = loaded + (size_t)r * stride;
+        }
+        if (factor[r] == 0) {
+            row[r] = NULL;
+        }
+    }
+}
+
 /* Q, dO and the statistics of the block's rows. Tells whether the rows of Q and dO are finite. */
-SA_INLINE bool FN(pack_block)(const sa_backward_block *b, FN(backward_scratch) * s, const int nv) {
+SA_INLINE bool FN(open_block)(const sa_backward_block *b, FN(backward_scratch) * s, const int nv) {
     const sa_attention *a = b->g->a;
     const sa_rows *rows = b->b.rows;
     const real keep = (real)(a->dropout_p > 0 && a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 1);
-    real factor[FN(block_rows)], q_factor[FN(block_rows)];
-    s->s.scaled = false;
+    s->s.scaled = s->packed = false;
     FN(split_queries)(&b->b, &s->s, nv);
-    FN(start_rows)(&b->b, &s->s, nv, 0);
+    FN(start_rows)(&b->b, &s->s, nv);
     for (int r = 0; r < nv * SA_LANES; ++r) {
         s->s.maximum[r] = s->delta[r] = s->dslope[r] = 0;
         if (r < rows->count) {
             const real *stats = (const real *)(const void *)rows->stats[r];
             s->s.maximum[r] = stats[0];
             s->delta[r] = *(const real *)(const void *)b->rows->delta[r] * stats[1];
-            factor[r] = stats[1] * keep;
-            q_factor[r] = (real)a->scale;
+            s->rows.grad_factor[r] = stats[1] * keep;
+            s->rows.query_factor[r] = (real)a->scale;
         }
     }
-    bool finite = FN(pack_rows)(rows->query, &a->query.m, rows->count, a->E, q_factor, s->q_rows);
-    finite &= FN(pack_rows)(b->rows->grad_out, &b->g->grad_out.m, rows->count, a->Dv, factor, s->do_rows);
-    FN(transpose_rows)(s->do_rows, rows->count, a->Dv, s->s.O, nv);
-    FN(open_gradient_parts)(b, &s->s, &s->parts, s->q_rows, s->do_rows, nv);
     memset(s->dqT, 0, (FN(round_up)(a->E) + SA_LANES) * (size_t)nv * SA_LANES * sizeof(real));
-    return finite;
+    if (s->s.parts.count) {
+        FN(gradient_rows) *x = &s->rows;
+        FN(rows_as_real)(rows->query, &a->query.m, rows->count, a->E, x->query_factor, s->q_rows, x->query);
+        FN(rows_as_real)(b->rows->grad_out, &b->g->grad_out.m, rows->count, a->Dv, x->grad_factor, s->do_rows, x->grad_out);
+        FN(open_gradient_parts)(b, &s->s, &s->parts, x, nv);
+    }
+    return s->parts.fit || FN(pack_block)(b, s, nv);
 }
 
 /* ---- one tile of keys ---------------------------------------------------------------------------------------------- */
@@ -387,6 +423,9 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     const bool careful = masked && !(finite && FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E));
     ptrdiff_t v_stride;
     const real *value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
+    if (!s->packed && ((scores && !by_parts) || careful)) {
+        FN(pack_block)(b, s, nv);
+    }
     for (ptrdiff_t j = 0; scores && !by_parts && j < n;) {
         ptrdiff_t to;
         const int u = FN(first_open_vector)(b->b.rows, first + j, n - j, nv, &to);
@@ -415,6 +454,9 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
         FN(products_careful)(b, s, first, done, n, lanes);
     } else {
         done = FN(gradients_by_parts)(b, &s->s, &s->parts, P, s->dS, s->delta, s->dqT, first, done, n, nv, false);
+        if (done < n && !s->packed) {
+            FN(pack_block)(b, s, nv);
+        }
         FN(products)(b, s, first, done, n, nv);
     }
 }
@@ -448,7 +490,7 @@ SA_INLINE void FN(add_dquery)(const sa_backward_block *b, const FN(backward_scra
 }
 
 SA_INLINE void FN(backward_block)(const sa_backward_block *b, FN(backward_scratch) * s, const int nv) {
-    const bool finite = FN(pack_block)(b, s, nv);
+    const bool finite = FN(open_block)(b, s, nv);
     for (ptrdiff_t n, first = FN(next_tile)(&b->b, b->b.begin, &n); first < b->b.end;
          first = FN(next_tile)(&b->b, first + n, &n)) {
         FN(backward_tile)(b, s, first, n, nv, finite);

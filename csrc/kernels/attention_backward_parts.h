@@ -8,6 +8,13 @@
  * The left operands' sums take the queries in the order 0, 16, 1, 17, … of two vectors: their pairs are then two vectors, side
  * by side, as the pairs of a right operand are. The rows of Q and dO are paired alike. */
 
+/* The block's rows of Q (all times the scale) and of dO (each times its factor), as they lie or packed. NULL stands for a row
+ * of zeros. */
+typedef struct {
+    const real *query[FN(block_rows)], *grad_out[FN(block_rows)];
+    real query_factor[FN(block_rows)], grad_factor[FN(block_rows)];
+} FN(gradient_rows);
+
 #if defined(SA_HAS_TILES)
 
 typedef struct {
@@ -37,21 +44,23 @@ SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention *a, char *base, s
     return used;
 }
 
-/* The block's Q and dO: rows of `count` queries, dOᵀ. */
+/* Splits Q and dO, as rows and as lanes. */
 SA_INLINE void FN(open_gradient_parts)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_parts) * g,
-                                       const real *q_rows, const real *do_rows, const int nv) {
+                                       const FN(gradient_rows) * x, const int nv) {
     const sa_attention *a = b->g->a;
-    g->fit = false;
-    if (!s->parts.count) {
-        return;
-    }
+    g->fit = s->parts.queries_fit;
     if (!b->b.cache_holds) {
         memset(g->key_columns.state, SA_CELL_UNKNOWN, (size_t)g->key_columns.room);
     }
-    const ptrdiff_t count = b->b.rows->count;
-    g->fit = s->parts.queries_fit && FN(split_lanes)(s->O, a->Dv, nv, g->grad_out, g->count) &&
-             (b->mask_only || (FN(split_lanes_apart)(q_rows, count, FN(tiles_in)(a->E, SA_LANES), g->query_rows, g->count) &&
-                               FN(split_lanes_apart)(do_rows, count, FN(tiles_in)(a->Dv, SA_LANES), g->grad_rows, g->count)));
+    const int count = b->b.rows->count;
+    for (int v = 0; v < nv && g->fit; ++v) {
+        const int row = v * SA_LANES, n = count - row < SA_LANES ? count - row : SA_LANES;
+        g->fit =
+            FN(split_lanes)(x->grad_out + row, x->grad_factor + row, n, a->Dv, nv, g->grad_out + v * SA_TILE_BYTES, g->count);
+    }
+    g->fit =
+        g->fit && (b->mask_only || (FN(split_summands)(x->query, x->query_factor, count, a->E, g->query_rows, g->count) &&
+                                    FN(split_summands)(x->grad_out, x->grad_factor, count, a->Dv, g->grad_rows, g->count)));
 }
 
 /* (2), in dS. False: nothing was done. */
@@ -218,8 +227,8 @@ SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention *a, char *base, s
     return (void)a, (void)base, (void)s, used;
 }
 SA_INLINE void FN(open_gradient_parts)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_parts) * g,
-                                       const real *q_rows, const real *do_rows, int nv) {
-    (void)b, (void)s, (void)g, (void)q_rows, (void)do_rows, (void)nv;
+                                       const FN(gradient_rows) * x, int nv) {
+    (void)b, (void)s, (void)g, (void)x, (void)nv;
 }
 SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const FN(gradient_parts) * g, ptrdiff_t first,
                                      ptrdiff_t n, real *dS, int nv) {

@@ -61,6 +61,7 @@ typedef struct {
     const real *k; /* the tile's keys, as score_tile found them: [n][k_stride] */
     ptrdiff_t k_stride;
     real factor; /* what s->P is still to be multiplied with to be scores: 1 or scale·log2 e */
+    bool empty;  /* wide: O is still to be zeroed */
     bool scaled; /* wide: s->q holds the block's queries times scale·log2 e */
     FN(parts) parts;
     FN(few_parts) few;
@@ -144,15 +145,38 @@ static size_t FN(attention_partial)(const sa_attention *a) {
 
 /* ---- packing the queries ------------------------------------------------------------------------------------------- */
 
-/* The queries times `factor` in s->q, with the rows as lanes. */
-SA_NOINLINE void FN(pack_wide)(const sa_block *b, FN(scratch) * s, int nv, real factor) {
-    const sa_rows *rows = b->rows;
-    const ptrdiff_t E = b->a->E, stride = (ptrdiff_t)FN(round_up)(E);
-    const sa_matrix *q = &b->a->query.m;
-    bool direct = q->dtype == SA_REAL_DTYPE && !q->swapped && q->col_stride == (ptrdiff_t)sizeof(real);
-    for (int r = 0; r < rows->count && direct; ++r) {
-        direct = (uintptr_t)rows->query[r] % sizeof(real) == 0;
+/* Whether rows can be read where they lie: aligned and without gaps. */
+SA_INLINE bool FN(rows_in_place)(const char *const *rows, int count, const sa_matrix *m) {
+    bool direct = m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real);
+    for (int r = 0; r < count && direct; ++r) {
+        direct = (uintptr_t)rows[r] % sizeof(real) == 0;
     }
+    return direct;
+}
+
+/* The queries of vector v, in place or in s->row. Returns how many there are. */
+SA_INLINE int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool direct, int v, const real **q) {
+    const sa_matrix *m = &b->a->query.m;
+    const int left = b->rows->count - v * SA_LANES, n = left < SA_LANES ? left : SA_LANES;
+    const size_t stride = FN(round_up)(b->a->E);
+    for (int i = 0; i < n; ++i) {
+        const char *row = b->rows->query[v * SA_LANES + i];
+        q[i] = direct ? (const real *)(const void *)row : s->row + (size_t)i * stride;
+        if (!direct) {
+            FN(load_row)(s->row + (size_t)i * stride, row, m->col_stride, b->a->E, m->dtype, m->swapped);
+        }
+    }
+    return n;
+}
+
+/* The queries times scale·log2 e in s->q, with the rows as lanes. */
+SA_NOINLINE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, int nv) {
+    const sa_rows *rows = b->rows;
+    const ptrdiff_t E = b->a->E;
+    const sa_matrix *q = &b->a->query.m;
+    const real factor = FN(factor_of)(b->a);
+    const bool direct = FN(rows_in_place)(rows->query, rows->count, q);
+    s->scaled = true;
     if (E < SA_LANES) {
         memset(s->q, 0, (size_t)E * (size_t)nv * SA_LANES * sizeof(real));
         for (int r = 0; r < rows->count; ++r) {
@@ -168,15 +192,8 @@ SA_NOINLINE void FN(pack_wide)(const sa_block *b, FN(scratch) * s, int nv, real 
         return;
     }
     for (int v = 0; v < nv; ++v) {
-        const int here = rows->count - v * SA_LANES; /* rows from this vector on */
         const real *q_i[SA_LANES];
-        for (int i = 0; i < SA_LANES && i < here; ++i) {
-            const char *row = rows->query[v * SA_LANES + i];
-            q_i[i] = direct ? (const real *)(const void *)row : s->row + i * stride;
-            if (!direct) {
-                FN(load_row)(s->row + i * stride, row, q->col_stride, E, q->dtype, q->swapped);
-            }
-        }
+        const int here = FN(queries_of_vector)(b, s, direct, v, q_i);
         for (ptrdiff_t e = 0; e < E; e += SA_LANES) {
             const int columns = E - e < SA_LANES ? (int)(E - e) : SA_LANES;
             vec x[SA_LANES];
@@ -201,12 +218,6 @@ SA_NOINLINE void FN(pack_wide)(const sa_block *b, FN(scratch) * s, int nv, real 
             }
         }
     }
-}
-
-/* The queries times scale·log2 e. */
-SA_INLINE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, int nv) {
-    FN(pack_wide)(b, s, nv, FN(factor_of)(b->a));
-    s->scaled = true;
 }
 
 /* ---- rows of keys and values --------------------------------------------------------------------------------------- */

@@ -342,7 +342,7 @@ SA_INLINE void FN(write_weights)(const sa_block *b, FN(scratch) * s, const int n
     }
 }
 
-SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, const int nv, const int few) {
+SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, const int nv) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
     for (int r = 0; r < nv * SA_LANES; r += SA_LANES) {  /* whole vectors: they are read as such at once */
@@ -373,9 +373,13 @@ SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, const int nv, 
             s->head_hi[r] = (uint32_t)(rows->head[from] >> 32);
         }
     }
-    memset(s->O, 0, (few ? (size_t)(few * FN(few_width)(a->Dv)) : (size_t)a->Dv * (size_t)nv * SA_LANES) * sizeof(real));
-    if (few) {
-        memset(s->P, 0, FN(round_up)(a->S < SA_KEYS_PER_TILE ? a->S : SA_KEYS_PER_TILE) * SA_LANES * sizeof(real));
+}
+
+/* The output of a wide block is zeroed late: the first product on the matrix unit is stored in its place. */
+SA_INLINE void FN(open_output)(const sa_block *b, FN(scratch) * s, const int nv) {
+    if (s->empty) {
+        memset(s->O, 0, (size_t)b->a->Dv * (size_t)nv * SA_LANES * sizeof(real));
+        s->empty = false;
     }
 }
 
@@ -392,11 +396,14 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
     const bool drops = a->dropout_p > 0, may_split = !few && !careful;
     bool masked = false;
     s->scaled = false;
+    s->empty = !few;
     if (few) {
         FN(pack_few_queries)(b, s, few);
+        memset(s->O, 0, (size_t)(few * FN(few_width)(a->Dv)) * sizeof(real));
+        memset(s->P, 0, FN(round_up)(a->S < SA_KEYS_PER_TILE ? a->S : SA_KEYS_PER_TILE) * SA_LANES * sizeof(real));
     }
     FN(split_queries)(b, s, nv);
-    FN(start_rows)(b, s, nv, few);
+    FN(start_rows)(b, s, nv);
     for (ptrdiff_t n, first = FN(next_tile)(b, b->begin, &n); first < b->end; first = FN(next_tile)(b, first + n, &n)) {
         if (few && FN(few_plain)(b, first, n)) {
             n = FN(few_plain_tile)(b, s, first, n, few);
@@ -434,9 +441,11 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
         if (split) {
             FN(values_by_parts)(b, s, n, nv);
         } else {
+            FN(open_output)(b, s, nv);
             FN(add_values)(b, s, first, n, nv, few, careful);
         }
     }
+    FN(open_output)(b, s, nv);
     if (few && !FN(few_parts_hold)(b, s)) {
         s->few.use = false;
         FN(run_few)(b, s);
@@ -538,7 +547,9 @@ static void FN(attention_merge)(const sa_block *b, const char *partial, ptrdiff_
     FN(scratch) layout, *s = &layout;
     FN(lay_out)(a, scratch, s, FN(uses_parts)(a));
     FN(open_caches)(b, s);
-    FN(start_rows)(b, s, SA_VECS, 0);
+    FN(start_rows)(b, s, SA_VECS);
+    s->empty = true;
+    FN(open_output)(b, s, SA_VECS);
     for (ptrdiff_t c = 0; c < chunks; ++c) {
         const real *maximum_c = (const real *)(const void *)(partial + (size_t)c * bytes);
         for (int r = 0; r < rows->count; ++r) {

@@ -132,12 +132,15 @@ SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, const int n
         parts->queries_fit = FN(take_lanes)(b->rows->query, b->rows->count, E, nv, parts->queries, parts->count);
         return;
     }
-    if (parts->of_16_bits) {
-        FN(pack_wide)(b, s, nv, 1);
-    } else {
-        FN(pack_queries)(b, s, nv);
+    const bool direct = FN(rows_in_place)(b->rows->query, b->rows->count, &b->a->query.m);
+    real factor[SA_LANES];
+    V(store)(factor, V(set1)(parts->of_16_bits ? 1 : FN(factor_of)(b->a)));
+    parts->queries_fit = true;
+    for (int v = 0; v < nv; ++v) {
+        const real *q[SA_LANES];
+        const int n = FN(queries_of_vector)(b, s, direct, v, q);
+        parts->queries_fit &= FN(split_lanes)(q, factor, n, E, nv, parts->queries + v * SA_TILE_BYTES, parts->of_queries);
     }
-    parts->queries_fit = FN(split_lanes)(s->q, E, nv, parts->queries, parts->of_queries);
 }
 
 /* to[n][nv·lanes] = the rows of a cell of keys or values, `width` wide, times the right operand of as many; but for vectors
@@ -308,7 +311,12 @@ SA_INLINE bool FN(all_one)(const real *alpha, int vectors) {
 
 /* O = alpha·O + Vᵀ·P with the weights of weights_by_parts, of n keys. */
 SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t n, const int nv) {
-    const ptrdiff_t Dv = b->a->Dv, lanes = nv * SA_LANES, all_steps = FN(steps_of)(n);
+    const ptrdiff_t Dv = b->a->Dv, lanes = nv * SA_LANES, all_steps = FN(steps_of)(n), odd = Dv % (2 * SA_TILE_ROWS);
+    const bool empty = s->empty;
+    s->empty = false;
+    if (empty) {
+        memset(s->O + (Dv - odd) * lanes, 0, (size_t)(odd * lanes) * sizeof(real));
+    }
     FN(operands)
     o = {.left_part = s->parts.values.part_bytes,
          .left_row = FN(key_steps) * SA_TILE_BYTES,
@@ -327,12 +335,13 @@ SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t
             const ptrdiff_t rows = Dv - d < 2 * SA_TILE_ROWS ? Dv - d : 2 * SA_TILE_ROWS;
             real *O = s->O + d * lanes + v * SA_LANES;
             o.left = s->parts.values_now + (size_t)(d / SA_TILE_ROWS) * o.left_row;
-            o.adds = adds && rows == 2 * SA_TILE_ROWS;
-            const size_t c_bytes = (size_t)(o.adds ? lanes : vectors * SA_LANES) * sizeof(real);
-            FN(product)(&o, o.adds ? O : s->parts.product, c_bytes, s->parts.count, s->parts.of_weights, vectors);
-            if (!o.adds && vectors == 2) {
+            const bool in_place = (adds || empty) && rows == 2 * SA_TILE_ROWS;
+            o.adds = in_place && !empty;
+            const size_t c_bytes = (size_t)(in_place ? lanes : vectors * SA_LANES) * sizeof(real);
+            FN(product)(&o, in_place ? O : s->parts.product, c_bytes, s->parts.count, s->parts.of_weights, vectors);
+            if (!in_place && vectors == 2) {
                 FN(add_product)(s->parts.product, alpha, O, lanes, rows, 2);
-            } else if (!o.adds) {
+            } else if (!in_place) {
                 FN(add_product)(s->parts.product, alpha, O, lanes, rows, 1);
             }
         }

@@ -94,39 +94,78 @@ SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t 
     return !V(any)(beyond);
 }
 
-/* x[n][lane_tiles·16] as the right operand: sums run along the n rows, in pairs of rows that are `apart` rows apart, 1 or
- * half a step. */
-SA_INLINE bool FN(split_lanes_any)(const real *x, ptrdiff_t n, ptrdiff_t lane_tiles, char *to, const int parts,
-                                   const ptrdiff_t apart) {
-    const ptrdiff_t steps = (n + SA_TILE_STEP - 1) / SA_TILE_STEP;
+/* The rows x[0 … n − 1], each times its factor, as the lanes of one tile of `lane_tiles` of the right operand: sums run along
+ * the width. A row of NULL, and lanes behind the last, are 0. */
+SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int n, ptrdiff_t width, ptrdiff_t lane_tiles,
+                                   char *to, const int parts) {
+    const ptrdiff_t steps = (width + SA_TILE_STEP - 1) / SA_TILE_STEP;
     const size_t part_bytes = (size_t)(steps * lane_tiles) * SA_TILE_BYTES;
     lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
-    for (ptrdiff_t pair = 0; pair < steps * SA_TILE_ROWS; ++pair) {
-        const ptrdiff_t step = pair / SA_TILE_ROWS, i = pair % SA_TILE_ROWS;
-        const ptrdiff_t e = step * SA_TILE_STEP + (apart == 1 ? 2 * i : i);
-        for (ptrdiff_t v = 0; v < lane_tiles; ++v) {
-            const real *row = x + (e * lane_tiles + v) * SA_LANES;
-            const vec a = e < n ? V(load)(row) : V(set1)(0);
-            const vec b = e + apart < n ? V(load)(row + apart * lane_tiles * SA_LANES) : V(set1)(0);
-            beyond = V(either)(beyond, V(either)(V(beyond)(a, SA_LEAST(parts), SA_MOST(parts)),
-                                                 V(beyond)(b, SA_LEAST(parts), SA_MOST(parts))));
-            FN(split_pairs)(a, b, to + (step * lane_tiles + v) * SA_TILE_BYTES + i * 64, part_bytes, parts, true);
+    for (ptrdiff_t e = 0; e < steps * SA_TILE_STEP; e += SA_LANES) {
+        const int columns = width - e >= SA_LANES ? SA_LANES : width > e ? (int)(width - e) : 0;
+        vec t[SA_LANES];
+        SA_UNROLL
+        for (int i = 0; i < SA_LANES; ++i) {
+            t[i] = V(set1)(0);
+            if (i < n && x[i]) {
+                t[i] = columns == SA_LANES ? V(load)(x[i] + e) : V(load_n)(x[i] + e, columns);
+                t[i] = t[i] * V(set1)(factor[i]);
+            }
+            beyond = V(either)(beyond, V(beyond)(t[i], SA_LEAST(parts), SA_MOST(parts)));
+        }
+        FN(transpose)(t);
+        char *rows = to + e / SA_TILE_STEP * lane_tiles * SA_TILE_BYTES + e % SA_TILE_STEP * 32;
+        SA_UNROLL
+        for (int i = 0; i < SA_LANES; i += 2) {
+            FN(split_pairs)(t[i], t[i + 1], rows + i * 32, part_bytes, parts, true);
         }
     }
     return !V(any)(beyond);
 }
 
-#define SA_SPLIT_LANES(name, apart)                                                                                            \
-    SA_NOINLINE bool FN(name)(const real *x, ptrdiff_t n, ptrdiff_t lane_tiles, char *to, int parts) {                         \
-        switch (parts) {                                                                                                       \
-        case 1: return FN(split_lanes_any)(x, n, lane_tiles, to, 1, apart);                                                    \
-        case 2: return FN(split_lanes_any)(x, n, lane_tiles, to, 2, apart);                                                    \
-        default: return FN(split_lanes_any)(x, n, lane_tiles, to, 3, apart);                                                   \
-        }                                                                                                                      \
+/* The rows x[0 … n − 1], each times its factor, as the right operand: sums run along the rows, in pairs that are half a step
+ * apart. A row of NULL is 0. */
+SA_INLINE bool FN(split_summands_any)(const real *const *x, const real *factor, ptrdiff_t n, ptrdiff_t width, char *to,
+                                      const int parts) {
+    const ptrdiff_t steps = (n + SA_TILE_STEP - 1) / SA_TILE_STEP, lane_tiles = (width + SA_LANES - 1) / SA_LANES;
+    const size_t part_bytes = (size_t)(steps * lane_tiles) * SA_TILE_BYTES;
+    lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
+    for (ptrdiff_t pair = 0; pair < steps * SA_TILE_ROWS; ++pair) {
+        const ptrdiff_t step = pair / SA_TILE_ROWS, i = pair % SA_TILE_ROWS;
+        for (ptrdiff_t v = 0; v < lane_tiles; ++v) {
+            const ptrdiff_t left = width - v * SA_LANES;
+            vec row[2];
+            SA_UNROLL
+            for (int h = 0; h < 2; ++h) {
+                const ptrdiff_t r = step * SA_TILE_STEP + i + h * SA_TILE_ROWS;
+                row[h] = V(set1)(0);
+                if (r < n && x[r]) {
+                    const real *from = x[r] + v * SA_LANES;
+                    row[h] = left >= SA_LANES ? V(load)(from) : V(load_n)(from, (int)left);
+                    row[h] = row[h] * V(set1)(factor[r]);
+                }
+                beyond = V(either)(beyond, V(beyond)(row[h], SA_LEAST(parts), SA_MOST(parts)));
+            }
+            FN(split_pairs)(row[0], row[1], to + (step * lane_tiles + v) * SA_TILE_BYTES + i * 64, part_bytes, parts, true);
+        }
     }
-SA_SPLIT_LANES(split_lanes, 1)
-SA_SPLIT_LANES(split_lanes_apart, SA_TILE_STEP / 2)
-#undef SA_SPLIT_LANES
+    return !V(any)(beyond);
+}
+
+SA_NOINLINE bool FN(split_lanes)(const real *const *x, const real *factor, int n, ptrdiff_t width, ptrdiff_t lane_tiles,
+                                 char *to, int parts) {
+    switch (parts) {
+    case 1: return FN(split_lanes_any)(x, factor, n, width, lane_tiles, to, 1);
+    case 2: return FN(split_lanes_any)(x, factor, n, width, lane_tiles, to, 2);
+    default: return FN(split_lanes_any)(x, factor, n, width, lane_tiles, to, 3);
+    }
+}
+
+/* Of two parts or three. */
+SA_NOINLINE bool FN(split_summands)(const real *const *x, const real *factor, ptrdiff_t n, ptrdiff_t width, char *to,
+                                    int parts) {
+    return parts == 2 ? FN(split_summands_any)(x, factor, n, width, to, 2) : FN(split_summands_any)(x, factor, n, width, to, 3);
+}
 
 /* ---- the same three for rows of 16 bits without gaps: bfloat16, each its own only part, or float16, of two parts. False where
  * parts, or products of bfloat16, might leave the range of float32. */
