@@ -6,6 +6,7 @@ call needed.
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -220,7 +221,36 @@ def forward_and_backward(arguments, options, grad_out):
     return tuple(gradient for gradient in pullback(grad_out) if gradient is not None)
 
 
+def fresh_pages() -> dict[str, float]:
+    """Give the pages that each of repeated calls takes from the system, with its results and without."""
+    import resource
+
+    query, key, value = inputs(length=512)
+    packed = [x[0].swapaxes(0, 1) for x in (query, key, value)]
+    offsets = np.array([0, 200, 512])
+    _, pullback = sa.scaled_dot_product_attention_vjp(query, key, value)
+    _, packed_pullback = sa.varlen_attention_vjp(*packed, offsets, offsets)
+    calls: dict[str, Callable[[], Any]] = {
+        "attention": lambda: sa.scaled_dot_product_attention(query, key, value),
+        "its gradients": lambda: pullback(query),
+        "packed sequences": lambda: sa.varlen_attention(*packed, offsets, offsets),
+        "their gradients": lambda: packed_pullback(packed[0]),
+    }
+    pages = {}
+    for name, call in calls.items():
+        for _ in range(3):
+            call()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(8):
+            call()
+        pages[name] = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 8
+    return pages
+
+
 def script(name: str) -> None:
+    if name == "fresh pages":
+        print(json.dumps(fresh_pages()))
+        return
     if name == "numpy":
         arrays = inputs(length=2048)
         needed, result = memory_beyond(lambda: five_lines(*arrays))
@@ -238,21 +268,22 @@ def script(name: str) -> None:
     print(json.dumps({"bytes": needed, "finite": finite}))
 
 
-def measure(name: str) -> int:
-    """Run one case in a fresh process, importing from where the tests do."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
-        # freed arrays go back to the system at once: none is left for the call to use unseen
-        "MALLOC_MMAP_THRESHOLD_": "131072",
-        "MALLOC_TRIM_THRESHOLD_": "131072",
-    }
+def in_a_fresh_process(name: str, **settings: str) -> dict[str, Any]:
+    """Run `script`, importing from where the tests do."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
+    environment["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     done = subprocess.run(
         [sys.executable, "-P", __file__, name],
-        capture_output=True, text=True, env=environment, timeout=600, check=False,
+        capture_output=True, text=True, env=environment | settings, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    return dict(json.loads(done.stdout))
+
+
+def measure(name: str) -> int:
+    # freed arrays go back to the system at once: none is left for the call to use unseen
+    settings = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+    answer = in_a_fresh_process(name, **settings)
     assert answer["finite"]
     print(f"{name}: {answer['bytes'] / MIB:.1f} MiB")
     return int(answer["bytes"])
@@ -293,6 +324,12 @@ def test_gradients_of_sixteen_thousand_tokens(name):
 def test_nothing_large_is_copied_for_gradients(name):
     """With the gradient of the mask, which is as small as the mask; 32 MiB of it are the output."""
     assert measure(f"backward of {name}") < LIMIT
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have rules of their own")
+def test_repeated_calls_live_on_the_same_pages():
+    """Fresh pages cost more than the arithmetic: a call's 256 to 768 for its results, and as many to work in."""
+    assert all(pages < 16 for pages in in_a_fresh_process("fresh pages").values())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 /* scaled_dot_product_attention as Python calls it: makes the outputs, runs, and builds the result. The arguments are read in
  * attention_call.c. */
 #include "attention_call.h"
+#include "blocks.h"
 #include "unlocked.h"
 
 /* Work below which the GIL is kept and scratch is taken from the stack: releasing and taking it back costs as much as such
@@ -97,7 +98,7 @@ static int make_outputs(sa_call *c, PyObject *out) {
 
 /* ---- running ------------------------------------------------------------------------------------------------------- */
 
-static int run(sa_call *c) {
+static int run(sa_call *c, PyObject *module) {
     _Alignas(64) char on_stack[SA_STACK_SCRATCH];
     sa_attention_plan plan;
     size_t scratch_bytes, bytes;
@@ -119,17 +120,15 @@ static int run(sa_call *c) {
         sa_attention_forward(&c->a, &plan, on_stack, on_stack + scratch_bytes);
         return 0;
     }
-    char *memory = PyMem_RawMalloc(bytes + 64);
-    if (memory == NULL) {
-        PyErr_Format(PyExc_MemoryError, "cannot allocate %zu bytes of scratch memory for %d thread(s)", bytes, plan.threads);
+    char *scratch = sa_block_take(module, bytes);
+    if (scratch == NULL) {
         return -1;
     }
-    char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
     sa_unlocked unlocked;
     c->a.watch = sa_unlock(&unlocked);
-    status = sa_attention_forward(&c->a, &plan, aligned, aligned + scratch_bytes);
+    status = sa_attention_forward(&c->a, &plan, scratch, scratch + scratch_bytes);
     sa_lock_again(&unlocked);
-    PyMem_RawFree(memory);
+    sa_block_give(scratch);
     return status == SA_OK ? 0 : -1; /* a signal's handler left its exception */
 }
 
@@ -165,7 +164,7 @@ static PyObject *forward(PyObject *module, sa_signature_id id, PyObject *const *
     const bool cached = id == SA_SIG_ATTENTION_CACHED;
     if (sa_call_read(&c, module, values) == 0 && (!cached || sa_call_read_query_lengths(&c, values[QUERY_LENGTHS]) == 0) &&
         make_outputs(&c, values[SA_ARG_OUT]) == 0 &&
-        (c.want_stats ? sa_call_read_fixed_seed : sa_call_read_seed)(&c, values[SA_ARG_RNG]) == 0 && run(&c) == 0) {
+        (c.want_stats ? sa_call_read_fixed_seed : sa_call_read_seed)(&c, values[SA_ARG_RNG]) == 0 && run(&c, module) == 0) {
         result = sa_call_result(&c);
     }
     sa_call_release(&c);

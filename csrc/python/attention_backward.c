@@ -2,6 +2,7 @@
  * what it returned, and the gradient of that; returns the gradients in the precision that computes, over all leading dims, as
  * a tuple. selfattn/attention_vjp.py brings them to the inputs' shapes and dtypes. */
 #include "attention_call.h"
+#include "blocks.h"
 #include "unlocked.h"
 
 enum { GRAD_OUT = SA_ARG_NUM_THREADS + 1, STATISTICS, GRAD_LSE, WRT };
@@ -183,14 +184,14 @@ static int make_gradients(backward_call *b, long wrt) {
     return 0;
 }
 
-static int run(backward_call *b) {
+static int run(backward_call *b, PyObject *module) {
     sa_backward_plan plan;
-    size_t scratch, delta;
+    size_t bytes, delta;
     const size_t size = b->c.a.f64 ? sizeof(double) : sizeof(float);
     sa_status status = sa_attention_plan_backward(&b->g, b->c.threads, &plan);
     if (status == SA_OK &&
-        (!sa_multiply((size_t)plan.threads, plan.scratch_bytes, &scratch) ||
-         !sa_multiply((size_t)plan.delta_count, size, &delta) || scratch > PTRDIFF_MAX / 4 || delta > PTRDIFF_MAX / 4)) {
+        (!sa_multiply((size_t)plan.threads, plan.scratch_bytes, &bytes) ||
+         !sa_multiply((size_t)plan.delta_count, size, &delta) || bytes > PTRDIFF_MAX / 4 || delta > PTRDIFF_MAX / 4)) {
         status = SA_TOO_LARGE;
     }
     if (status != SA_OK) {
@@ -200,19 +201,16 @@ static int run(backward_call *b) {
     if (plan.groups == 0) {
         return 0;
     }
-    char *memory = PyMem_RawMalloc(scratch + delta + 64);
-    if (memory == NULL) {
-        PyErr_Format(PyExc_MemoryError, "cannot allocate %zu bytes of scratch memory for %d thread(s)", scratch + delta,
-                     plan.threads);
+    char *scratch = sa_block_take(module, bytes + delta);
+    if (scratch == NULL) {
         return -1;
     }
-    char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
-    b->g.delta = aligned + scratch;
+    b->g.delta = scratch + bytes;
     sa_unlocked unlocked;
     b->c.a.watch = sa_unlock(&unlocked);
-    status = sa_attention_backward(&b->g, &plan, aligned);
+    status = sa_attention_backward(&b->g, &plan, scratch);
     sa_lock_again(&unlocked);
-    PyMem_RawFree(memory);
+    sa_block_give(scratch);
     return status == SA_OK ? 0 : -1; /* a signal's handler left its exception */
 }
 
@@ -229,7 +227,8 @@ PyObject *sa_py_attention_backward(PyObject *module, PyObject *const *args, Py_s
     const bool read = sa_call_read(&b.c, module, values) == 0;
     const long wrt = !read ? -1 : values[WRT] != NULL ? PyLong_AsLong(values[WRT]) : 7;
     if (read && !(wrt == -1 && PyErr_Occurred()) && read_results(&b, values) == 0 && make_gradients(&b, wrt) == 0 &&
-        sa_call_read_fixed_seed(&b.c, values[SA_ARG_RNG]) == 0 && run(&b) == 0 && (result = PyTuple_New(GRADIENTS)) != NULL) {
+        sa_call_read_fixed_seed(&b.c, values[SA_ARG_RNG]) == 0 && run(&b, module) == 0 &&
+        (result = PyTuple_New(GRADIENTS)) != NULL) {
         for (int i = 0; i < GRADIENTS; ++i) {
             PyTuple_SET_ITEM(result, i, b.gradients[i] ? Py_NewRef(b.gradients[i]) : Py_NewRef(Py_None));
         }

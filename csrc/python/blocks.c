@@ -5,6 +5,10 @@
 /* Larger blocks go back to the system at once: for them it is little beside their arithmetic. */
 #define SA_LARGEST_KEPT ((size_t)64 << 20)
 
+/* glibc hands the free end of its heap back to the system when that is more than twice the largest block it has freed, as the
+ * three gradients of a call are by themselves. */
+#define SA_FREED_AT_FIRST ((size_t)8 << 20)
+
 typedef struct {
     size_t bytes;
     PyObject *module; /* owned while the block is in use */
@@ -20,10 +24,17 @@ static header *header_of(void *block) { return (header *)block - 1; }
 
 static void free_block(header *h) { PyMem_RawFree(((origin *)(void *)h - 1)->memory); }
 
+/* Without it the gradients of 8 heads of 128 x 64 take 1.4 ms, with it 0.3. */
+static void let_malloc_keep_results(sa_state *state) {
+    if (!atomic_exchange(&state->malloc_keeps, true)) {
+        PyMem_RawFree(PyMem_RawMalloc(SA_FREED_AT_FIRST));
+    }
+}
+
 static header *new_block(size_t bytes) {
     char *memory = bytes > PTRDIFF_MAX / 2 ? NULL : PyMem_RawMalloc(bytes + sizeof(header) + sizeof(origin) + 64);
     if (memory == NULL) {
-        PyErr_Format(PyExc_MemoryError, "cannot allocate %zu bytes", bytes);
+        PyErr_Format(PyExc_MemoryError, "cannot allocate %zu bytes of memory to work in", bytes);
         return NULL;
     }
     char *at = memory + sizeof(origin);
@@ -46,8 +57,11 @@ void *sa_block_take(PyObject *module, size_t bytes) {
             h = NULL;
         }
     }
-    if (h == NULL && (h = new_block(bytes)) == NULL) {
-        return NULL;
+    if (h == NULL) {
+        let_malloc_keep_results(state);
+        if ((h = new_block(bytes)) == NULL) {
+            return NULL;
+        }
     }
     h->module = Py_NewRef(module);
     return h + 1;

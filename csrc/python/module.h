@@ -52,6 +52,7 @@ typedef struct {
     PyObject *masked_array, *matrix;                   /* array types that are refused */
     PyObject *shares_memory, *too_hard;                /* numpy.shares_memory and its TooHardError */
     _Atomic(void *) blocks[SA_KEPT_BLOCKS];            /* memory for the next calls: blocks.c */
+    atomic_bool malloc_keeps;                          /* has been told of large blocks: blocks.c */
 } sa_state;
 
 static inline sa_state *sa_state_of(PyObject *module) { return (sa_state *)PyModule_GetState(module); }

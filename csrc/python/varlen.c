@@ -1,4 +1,5 @@
 /* varlen_attention as Python calls it: makes the outputs, runs, and builds the result. selfattn/varlen.py documents it. */
+#include "blocks.h"
 #include "unlocked.h"
 #include "varlen_call.h"
 
@@ -35,11 +36,11 @@ static int make_outputs(sa_varlen_call *call, PyObject *out) {
     return 0;
 }
 
-static int run(sa_varlen_call *call) {
+static int run(sa_varlen_call *call, PyObject *module) {
     sa_varlen_plan plan;
-    size_t scratch;
+    size_t bytes;
     sa_status status = sa_varlen_make_plan(&call->v, call->c.threads, call->items, &plan);
-    if (status == SA_OK && (!sa_multiply((size_t)plan.threads, plan.scratch_bytes, &scratch) || scratch > PTRDIFF_MAX / 4 ||
+    if (status == SA_OK && (!sa_multiply((size_t)plan.threads, plan.scratch_bytes, &bytes) || bytes > PTRDIFF_MAX / 4 ||
                             plan.partial_bytes > PTRDIFF_MAX / 4)) {
         status = SA_TOO_LARGE;
     }
@@ -50,18 +51,15 @@ static int run(sa_varlen_call *call) {
     if (plan.tasks[0] == 0) {
         return 0;
     }
-    const size_t bytes = scratch + plan.partial_bytes;
-    char *memory = PyMem_RawMalloc(bytes + 64);
-    if (memory == NULL) {
-        PyErr_Format(PyExc_MemoryError, "cannot allocate %zu bytes of scratch memory for %d thread(s)", bytes, plan.threads);
+    char *scratch = sa_block_take(module, bytes + plan.partial_bytes);
+    if (scratch == NULL) {
         return -1;
     }
-    char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
     sa_unlocked unlocked;
     call->c.a.watch = sa_unlock(&unlocked);
-    status = sa_varlen_forward(&call->v, &plan, aligned, aligned + scratch);
+    status = sa_varlen_forward(&call->v, &plan, scratch, scratch + bytes);
     sa_lock_again(&unlocked);
-    PyMem_RawFree(memory);
+    sa_block_give(scratch);
     return status == SA_OK ? 0 : -1; /* a signal's handler left its exception */
 }
 
@@ -75,7 +73,8 @@ static PyObject *forward(PyObject *module, sa_signature_id id, PyObject *const *
     if (sa_varlen_call_read(&call, module, values) == 0) {
         c->want_stats = id == SA_SIG_VARLEN_FORWARD;
         if (make_outputs(&call, values[SA_ARG_OUT]) == 0 &&
-            (c->want_stats ? sa_call_read_fixed_seed : sa_call_read_seed)(c, values[SA_ARG_RNG]) == 0 && run(&call) == 0) {
+            (c->want_stats ? sa_call_read_fixed_seed : sa_call_read_seed)(c, values[SA_ARG_RNG]) == 0 &&
+            run(&call, module) == 0) {
             result = sa_call_result(c);
         }
     }

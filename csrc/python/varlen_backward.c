@@ -1,6 +1,7 @@
 /* The low-level half of varlen_attention_vjp: takes the forward call's arguments, what it returned, and the gradient of that;
  * returns the gradients in the precision that computes, packed as the inputs are. selfattn/varlen.py brings them to the inputs'
  * dtypes. */
+#include "blocks.h"
 #include "unlocked.h"
 #include "varlen_call.h"
 
@@ -157,15 +158,15 @@ static int make_gradients(backward_call *b, long wrt) {
     return 0;
 }
 
-static int run(backward_call *b) {
+static int run(backward_call *b, PyObject *module) {
     sa_varlen_plan plan;
-    size_t scratch, delta;
+    size_t bytes, delta;
     const sa_attention *a = &b->call.c.a;
     const size_t size = a->f64 ? sizeof(double) : sizeof(float);
     sa_status status = sa_varlen_plan_backward(&b->vg, b->call.c.threads, b->call.items, &plan);
-    if (status == SA_OK && (!sa_multiply((size_t)plan.threads, plan.scratch_bytes, &scratch) ||
+    if (status == SA_OK && (!sa_multiply((size_t)plan.threads, plan.scratch_bytes, &bytes) ||
                             !sa_multiply((size_t)a->L, (size_t)a->lead[1], &delta) || !sa_multiply(delta, size, &delta) ||
-                            scratch > PTRDIFF_MAX / 4 || delta > PTRDIFF_MAX / 4)) {
+                            bytes > PTRDIFF_MAX / 4 || delta > PTRDIFF_MAX / 4)) {
         status = SA_TOO_LARGE;
     }
     if (status != SA_OK) {
@@ -175,19 +176,16 @@ static int run(backward_call *b) {
     if (plan.tasks[0] == 0) {
         return 0;
     }
-    char *memory = PyMem_RawMalloc(scratch + delta + 64);
-    if (memory == NULL) {
-        PyErr_Format(PyExc_MemoryError, "cannot allocate %zu bytes of scratch memory for %d thread(s)", scratch + delta,
-                     plan.threads);
+    char *scratch = sa_block_take(module, bytes + delta);
+    if (scratch == NULL) {
         return -1;
     }
-    char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
-    b->g.delta = aligned + scratch;
+    b->g.delta = scratch + bytes;
     sa_unlocked unlocked;
     b->call.c.a.watch = sa_unlock(&unlocked);
-    status = sa_varlen_backward(&b->vg, &plan, aligned);
+    status = sa_varlen_backward(&b->vg, &plan, scratch);
     sa_lock_again(&unlocked);
-    PyMem_RawFree(memory);
+    sa_block_give(scratch);
     return status == SA_OK ? 0 : -1; /* a signal's handler left its exception */
 }
 
@@ -206,7 +204,7 @@ PyObject *sa_py_varlen_backward(PyObject *module, PyObject *const *args, Py_ssiz
     const bool read = sa_varlen_call_read(&b.call, module, values) == 0;
     const long wrt = !read ? -1 : values[WRT] != NULL ? PyLong_AsLong(values[WRT]) : 7;
     if (read && !(wrt == -1 && PyErr_Occurred()) && read_results(&b, values) == 0 && make_gradients(&b, wrt) == 0 &&
-        sa_call_read_fixed_seed(&b.call.c, values[SA_ARG_RNG]) == 0 && run(&b) == 0 &&
+        sa_call_read_fixed_seed(&b.call.c, values[SA_ARG_RNG]) == 0 && run(&b, module) == 0 &&
         (result = PyTuple_New(GRADIENTS)) != NULL) {
         for (int i = 0; i < GRADIENTS; ++i) {
             PyTuple_SET_ITEM(result, i, Py_NewRef(b.gradients[i] ? b.gradients[i] : Py_None));
