@@ -1,10 +1,16 @@
 /* Driver of the attention backward pass: how a call is cut into tasks so that every gradient has one writer at a time and one
  * order of additions. Arithmetic is left to the kernels, memory and checks to the caller.
  *
- * The rows and the keys of a group are cut into as many parts, N. In step t the task (group, c) works on the keys of part c
- * against the rows of part (c + t) mod N: within a step no two tasks share a row or a key, so each adds to its own part of
- * dQ, dK and dV, and over the N steps every pair has had its turn. No partial results, no memory beyond the gradients, and
- * the same bits for any number of threads, since N follows from the shape alone. */
+ * The keys of a group are cut into N parts, its rows into R, at least N. In step t the task (group, c) works on the keys of part
+ * c against the rows of part (c + t) mod R: within a step no two tasks share a row or a key, so each adds to its own part of
+ * dQ, dK and dV, and over the R steps every pair has had its turn.
+ *
+ * Groups that share a mask share the elements of its gradient. At most R of them are worked on at a time, and the one of rank k
+ * takes the rows of part (k + c + t) mod R: within a step no two tasks share an element of it either. The next R groups follow
+ * when these are done.
+ *
+ * No partial results, no memory beyond the gradients, and the same bits for any number of threads, since N and R follow from
+ * the shapes alone. */
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
@@ -19,9 +25,6 @@
 #define SA_LEAST_PART 256
 #define SA_MANY_TASKS 64
 #define SA_LARGE_PART 1024
-
-/* A task of a mask's gradient takes at most so many blocks of rows, for which it packs keys once (6 % of the pass at 1024 keys). */
-#define SA_MASK_BLOCKS 4
 
 /* Rows of dK or dV that lie further apart than this are brought together while a task adds to them, if its part takes no more
  * than so many bytes. They fall on few sets of the caches and on a page for every other row: packed sequences of eight heads
@@ -44,14 +47,44 @@ static ptrdiff_t count_parts(ptrdiff_t groups, ptrdiff_t length) {
     return parts > 1 ? parts : 1;
 }
 
-/* Whether several heads or rows add to the same element of the mask's gradient. */
-static bool mask_is_shared(const sa_attention_gradients *g) {
-    const sa_attention *a = g->a;
-    bool shared = a->L > 1 && g->dmask.m.row_stride == 0;
-    for (int axis = 0; axis < a->n_lead; ++axis) {
-        shared |= a->lead[axis] > 1 && g->dmask.lead_stride[axis] == 0;
+/* How many groups lie along an axis; from the last axis on, *inside is what is left of a group's heads. */
+static ptrdiff_t groups_along(const sa_attention *a, int axis, ptrdiff_t *inside) {
+    const ptrdiff_t within = smaller(*inside, a->lead[axis]);
+    *inside /= within;
+    return a->lead[axis] / within;
+}
+
+/* The group of rank `rank` among those that share the mask's elements of number `owner`. */
+static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t owner, ptrdiff_t rank) {
+    ptrdiff_t group = 0, times = 1, inside = plan->group;
+    for (int axis = g->a->n_lead - 1; axis >= 0; --axis) {
+        const ptrdiff_t n = groups_along(g->a, axis, &inside);
+        ptrdiff_t *number = plan->shares > 1 && g->dmask.lead_stride[axis] == 0 ? &rank : &owner;
+        group += *number % n * times;
+        *number /= n;
+        times *= n;
     }
-    return shared;
+    return group;
+}
+
+/* Cuts the rows, and puts the groups that share a mask in turns. */
+static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *plan) {
+    const sa_attention *a = g->a;
+    ptrdiff_t inside = plan->group;
+    plan->shares = 1;
+    for (int axis = a->n_lead - 1; axis >= 0; --axis) {
+        const ptrdiff_t n = groups_along(a, axis, &inside);
+        plan->shares *= g->dmask.m.data && g->dmask.lead_stride[axis] == 0 ? n : 1;
+    }
+    const bool rows_share = g->dmask.m.data && a->L > 1 && g->dmask.m.row_stride == 0;
+    plan->mask_apart = rows_share || (plan->shares > 1 && plan->blocks == 1);
+    plan->shares = plan->mask_apart ? 1 : plan->shares;
+    const ptrdiff_t turns = smaller(plan->shares, SA_FEW_TASKS);
+    plan->row_parts = plan->parts > turns ? plan->parts : smaller(turns, plan->blocks);
+    plan->part_blocks = sa_ceil_div(plan->blocks, plan->row_parts);
+    plan->together = smaller(plan->shares, plan->row_parts);
+    plan->tasks = plan->groups / plan->shares * plan->together * plan->parts;
+    plan->steps = sa_ceil_div(plan->shares, plan->row_parts) * plan->row_parts;
 }
 
 static size_t size_of(const sa_attention *a) { return a->f64 ? sizeof(double) : sizeof(float); }
@@ -95,18 +128,16 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     plan->rows = plan->group * a->L;
     plan->blocks = sa_ceil_div(plan->rows, plan->block_rows);
     plan->parts = count_parts(plan->groups, smaller(plan->rows, a->S));
-    plan->part_blocks = sa_ceil_div(plan->blocks, plan->parts);
+    plan_rotation(g, plan);
     plan->part_keys = sa_ceil_div(sa_ceil_div(a->S, plan->parts), SA_KEYS_PER_TILE) * SA_KEYS_PER_TILE;
     plan->delta_count = (ptrdiff_t)rows;
     plan->scratch_bytes = whole_lines(kernels->backward_scratch(g));
     const size_t gathered = gathered_bytes(g, plan);
     plan->gathered_at = gathered > 0 ? plan->scratch_bytes : 0;
     plan->scratch_bytes += whole_lines(gathered);
-    plan->mask_apart = g->dmask.m.data != NULL && mask_is_shared(g);
     const double work = (double)rows * (double)a->S * (double)(3 * a->E + 2 * a->Dv + 32) * sa_open_share(a);
     double threads = work / SA_BACKWARD_WORK_PER_THREAD;
-    const double tasks = (double)plan->groups * (double)plan->parts;
-    threads = threads < tasks || plan->mask_apart ? threads : tasks;
+    threads = threads < (double)plan->tasks || plan->mask_apart ? threads : (double)plan->tasks;
     plan->threads = threads < max_threads ? (threads < 1 ? 1 : (int)threads) : max_threads;
     return SA_OK;
 }
@@ -206,27 +237,38 @@ static void put_back_gathered(const gathered_rows rows[2], ptrdiff_t key, ptrdif
     }
 }
 
-/* Task t of a step: group t / parts, keys of part c = t mod parts, rows of part (c + step) mod parts. */
+static bool wants_rows_or_keys(const sa_attention_gradients *g) {
+    return g->dquery.m.data || g->dkey.m.data || g->dvalue.m.data || g->dslope_rows.m.data;
+}
+
+/* Task t of a step, in the words from the top of this file: keys of part c = t mod N, of the group of rank k = t / N mod K, where
+ * K groups are worked on together. */
 void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
                            char *scratch) {
-    const ptrdiff_t group = t / plan->parts, c = t % plan->parts, part = (c + step) % plan->parts;
+    const ptrdiff_t c = t % plan->parts, k = t / plan->parts % plan->together, owner = t / plan->parts / plan->together;
+    const ptrdiff_t rank = step / plan->row_parts * plan->row_parts + k;
+    if (rank >= plan->shares) { /* of the last turn */
+        return;
+    }
+    const ptrdiff_t group = group_of(g, plan, owner, rank), part = (k + c + step) % plan->row_parts;
     const ptrdiff_t key = c * plan->part_keys, end = smaller(key + plan->part_keys, g->a->S);
-    const ptrdiff_t to = smaller((part + 1) * plan->part_blocks, plan->blocks);
+    const ptrdiff_t from = part * plan->blocks / plan->row_parts, to = (part + 1) * plan->blocks / plan->row_parts;
     bool held = false; /* the scratch holds packed keys of this part, and its gradients if they are gathered */
     gathered_rows gathered[2];
-    for (ptrdiff_t block = part * plan->part_blocks; block < to; ++block) {
+    for (ptrdiff_t block = from; block < to; ++block) {
         sa_rows rows;
         sa_row_gradients grads;
         sa_backward_block b;
         describe(g, plan->group, group, block * plan->block_rows, plan->block_rows, &rows, &grads, &b);
         b.with_mask &= !plan->mask_apart;
+        b.mask_only = !wants_rows_or_keys(g);
         keep_keys(&b.b, key, end);
         b.b.cache_holds = held;
         if (b.b.begin < b.b.end && !sa_cancelled(g->a)) {
             if (plan->gathered_at > 0) {
                 gather(plan, &b, key, end, scratch, gathered);
                 if (!held) {
-                    fill_gathered(gathered, key, end - key, step == 0);
+                    fill_gathered(gathered, key, end - key, step % plan->row_parts == 0);
                 }
             }
             held = true;
@@ -238,14 +280,14 @@ void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_pl
     }
 }
 
-/* ---- the gradient of a mask that heads or rows share ------------------------------------------------------------------ */
+/* ---- the gradient of a mask that rows share --------------------------------------------------------------------------- */
 
 sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     if (!plan->mask_apart) {
         return (sa_mask_plan){0};
     }
-    sa_mask_plan m = {.owners = 1, .row_parts = 1, .rows = a->L, .key_parts = 1, .keys = a->S, .heads = 1};
+    sa_mask_plan m = {.owners = 1, .key_parts = 1, .keys = a->S, .heads = 1};
     for (int axis = 0; axis < a->n_lead; ++axis) {
         m.heads *= a->lead[axis];
         m.owners *= g->dmask.lead_stride[axis] != 0 ? a->lead[axis] : 1;
@@ -254,13 +296,7 @@ sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_pla
         m.keys = 8 * SA_KEYS_PER_TILE;
         m.key_parts = sa_ceil_div(a->S, m.keys);
     }
-    if (g->dmask.m.row_stride != 0) {
-        const ptrdiff_t blocks = sa_ceil_div(a->L, plan->block_rows);
-        const ptrdiff_t spare = blocks * m.owners * m.key_parts / SA_FEW_TASKS;
-        m.rows = plan->block_rows * (spare < 1 ? 1 : smaller(spare, SA_MASK_BLOCKS));
-        m.row_parts = sa_ceil_div(a->L, m.rows);
-    }
-    m.tasks = m.owners * m.row_parts * m.key_parts;
+    m.tasks = m.owners * m.key_parts;
     return m;
 }
 
@@ -281,15 +317,13 @@ static bool owns(const sa_attention_gradients *g, ptrdiff_t owner, ptrdiff_t hea
 void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const sa_mask_plan *m, ptrdiff_t t,
                            char *scratch) {
     const sa_attention *a = g->a;
-    const ptrdiff_t owner = t / m->key_parts / m->row_parts, part = t / m->key_parts % m->row_parts;
-    const ptrdiff_t key = t % m->key_parts * m->keys, end = smaller(key + m->keys, a->S);
-    const ptrdiff_t from = part * m->rows, to = smaller(from + m->rows, a->L);
+    const ptrdiff_t owner = t / m->key_parts, key = t % m->key_parts * m->keys, end = smaller(key + m->keys, a->S);
     for (ptrdiff_t head = 0; head < m->heads; ++head) {
         bool held = false; /* the scratch holds packed keys of this head */
         if (!owns(g, owner, head)) {
             continue;
         }
-        for (ptrdiff_t row = from; row < to && !sa_cancelled(a); row += plan->block_rows) {
+        for (ptrdiff_t row = 0; row < a->L && !sa_cancelled(a); row += plan->block_rows) {
             sa_rows rows;
             sa_row_gradients grads;
             sa_backward_block b;
@@ -308,9 +342,7 @@ void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_pl
 /* ---- running ---------------------------------------------------------------------------------------------------------- */
 
 ptrdiff_t sa_backward_part_tasks(const sa_attention_gradients *g, const sa_backward_plan *plan) {
-    const bool any = g->dquery.m.data || g->dkey.m.data || g->dvalue.m.data || g->dslope_rows.m.data ||
-                     (g->dmask.m.data && !plan->mask_apart);
-    return any ? plan->groups * plan->parts : 0;
+    return wants_rows_or_keys(g) || (g->dmask.m.data && !plan->mask_apart) ? plan->tasks : 0;
 }
 
 sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backward_plan *plan, void *scratch) {
@@ -328,8 +360,8 @@ sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backwa
             for (ptrdiff_t t = 0; t < blocks; ++t) {
                 sa_backward_delta_task(g, plan, t, mine);
             }
-            /* Independent within a step: no two tasks share a row or a key of a group (top of this file). */
-            for (ptrdiff_t step = 0; step < plan->parts; ++step) {
+            /* Independent within a step: no two tasks share what they add to (top of this file). */
+            for (ptrdiff_t step = 0; step < plan->steps; ++step) {
 #pragma omp for schedule(dynamic, 1)
                 for (ptrdiff_t t = 0; t < tasks; ++t) {
                     sa_backward_part_task(g, plan, step, t, mine);
@@ -348,7 +380,7 @@ sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backwa
     for (ptrdiff_t t = 0; t < blocks; ++t) {
         sa_backward_delta_task(g, plan, t, scratch);
     }
-    for (ptrdiff_t step = 0; step < plan->parts; ++step) {
+    for (ptrdiff_t step = 0; step < plan->steps; ++step) {
         for (ptrdiff_t t = 0; t < tasks; ++t) {
             sa_backward_part_task(g, plan, step, t, scratch);
         }

@@ -159,12 +159,14 @@ typedef struct {
 
 typedef struct {
     ptrdiff_t group, groups, rows, block_rows, blocks; /* as in the forward plan */
-    ptrdiff_t parts;                                   /* rows and keys of a group are cut into as many parts each */
-    ptrdiff_t part_blocks, part_keys;
-    ptrdiff_t delta_count; /* elements of delta */
-    size_t scratch_bytes;  /* for each thread */
-    size_t gathered_at;    /* where in it a part's dK and dV are brought together; 0: they are added to in place */
-    bool mask_apart;       /* the mask's gradient adds up over heads or rows: its own pass */
+    ptrdiff_t parts, row_parts;                        /* that the keys and the rows of a group are cut into */
+    ptrdiff_t part_blocks, part_keys;                  /* the most of a part */
+    ptrdiff_t shares, together;                        /* groups that share a mask's gradient; of those, so many at a time */
+    ptrdiff_t steps, tasks;                            /* of the rotation; tasks in each */
+    ptrdiff_t delta_count;                             /* elements of delta */
+    size_t scratch_bytes;                              /* for each thread */
+    size_t gathered_at; /* where in it a part's dK and dV are brought together; 0: they are added to in place */
+    bool mask_apart;    /* the mask's gradient has a pass of its own */
     int threads;
 } sa_backward_plan;
 

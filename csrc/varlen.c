@@ -73,11 +73,11 @@ static void set_gradients_to_sequence(const sa_varlen_gradients *vg, ptrdiff_t s
 
 /* ---- the order of work -------------------------------------------------------------------------------------------------- */
 
-/* More parts first, so that the sequences of each step of the rotation are the first ones; then the dearest tasks. */
+/* More steps first, so that the sequences of each step of the rotation are the first ones; then the dearest tasks. */
 static int compare_items(const void *x, const void *y) {
     const sa_varlen_item *a = x, *b = y;
-    if (a->parts != b->parts) {
-        return a->parts > b->parts ? -1 : 1;
+    if (a->steps != b->steps) {
+        return a->steps > b->steps ? -1 : 1;
     }
     if (a->cost != b->cost) {
         return a->cost > b->cost ? -1 : 1;
@@ -235,10 +235,10 @@ sa_status sa_varlen_plan_backward(const sa_varlen_gradients *vg, int max_threads
         const double rows = smaller((double)own.rows, (double)own.part_blocks * (double)own.block_rows);
         items[s] = (sa_varlen_item){
             .sequence = s,
-            .parts = own.parts,
+            .steps = own.steps,
             .before = {own.groups * own.blocks, sa_backward_part_tasks(&g, &own), sa_plan_mask(&g, &own).tasks},
             .cost = rows * smaller((double)a.S, (double)own.part_keys)};
-        plan->steps = own.parts > plan->steps ? own.parts : plan->steps;
+        plan->steps = own.steps > plan->steps ? own.steps : plan->steps;
         plan->scratch_bytes = own.scratch_bytes > plan->scratch_bytes ? own.scratch_bytes : plan->scratch_bytes;
         work += (double)own.groups * (double)own.rows * (double)a.S * (double)(3 * a.E + 2 * a.Dv + 32);
     }
@@ -283,12 +283,12 @@ static void backward_task(const sa_varlen_gradients *vg, const sa_varlen_plan *p
     }
 }
 
-/* How many tasks step number `step` of the rotation has: those of the sequences with more parts, which come first. */
+/* How many tasks step number `step` of the rotation has: those of the sequences with more steps, which come first. */
 static ptrdiff_t tasks_of_step(const sa_varlen_plan *plan, ptrdiff_t n, ptrdiff_t step) {
     ptrdiff_t first = 0, end = n;
     while (first < end) {
         const ptrdiff_t middle = first + (end - first) / 2;
-        if (plan->items[middle].parts > step) {
+        if (plan->items[middle].steps > step) {
             first = middle + 1;
         } else {
             end = middle;

@@ -19,7 +19,7 @@ typedef struct {
 
 /* A sequence's place in the order of work: how many tasks of each kind the sequences before it have. */
 typedef struct {
-    ptrdiff_t sequence, parts;
+    ptrdiff_t sequence, steps;
     ptrdiff_t before[3];
     size_t partial; /* bytes of partial results before this sequence's */
     double cost;    /* of its dearest task */
