@@ -403,15 +403,28 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {
         return;
     }
+    if (b->with_mask && b->rows->dmask[0]) { /* rows that lie pages apart: they are fetched while we multiply */
+        const sa_matrix *dmask = &b->g->dmask.m;
+        const sa_ahead rows = {b->rows->dmask[0] + first * dmask->col_stride, dmask->row_stride, b->b.rows->count,
+                               n * dmask->col_stride};
+        sa_look_ahead(rows, 0, rows.count);
+    }
     if (!scores) { /* dV alone needs no dP; dS is split all the same, and must be finite */
         memset(s->dS, 0, (size_t)(n * lanes) * sizeof(real));
     }
     const bool by_parts = scores && FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
     ptrdiff_t done = 0;
-    if (by_parts && !dropped && !b->with_mask && !b->g->dslope_rows.m.data && !s->s.gain) {
-        done = FN(gradients_by_parts)(b, &s->s, &s->parts, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true);
+    if (by_parts && !dropped && !b->mask_only && !b->g->dslope_rows.m.data && !s->s.gain) {
+        const bool keeps = b->with_mask;
+        done = FN(gradients_by_parts)(b, &s->s, &s->parts, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true, keeps);
         if (done == n) {
+            if (keeps) {
+                FN(add_dmask)(b, s, first, n, nv);
+            }
             return;
+        }
+        if (keeps) { /* dS is no longer dP */
+            FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
         }
     }
     FN(weights_tile)(&s->s, n, nv, masked);
@@ -453,7 +466,7 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     if (careful) {
         FN(products_careful)(b, s, first, done, n, lanes);
     } else {
-        done = FN(gradients_by_parts)(b, &s->s, &s->parts, P, s->dS, s->delta, s->dqT, first, done, n, nv, false);
+        done = FN(gradients_by_parts)(b, &s->s, &s->parts, P, s->dS, s->delta, s->dqT, first, done, n, nv, false, false);
         if (done < n && !s->packed) {
             FN(pack_block)(b, s, nv);
         }

@@ -74,9 +74,11 @@ SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const F
 }
 
 /* The parts of P and dS as left operands and of dS as a right operand (in s->parts.weights), all cut towards zero: n rows of a
- * step, vectors from `from` on. Plain: P holds scores and dS holds dP as yet, and stay so. False when some dS is not finite. */
-SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_parts) * g, const real *P, const real *dS,
-                                 const real *delta, int from, ptrdiff_t n, const int nv, const int parts, const bool plain) {
+ * step, vectors from `from` on. Plain: P holds scores and dS holds dP as yet, and stay so, but that dS is stored if it `keeps`.
+ * False when some dS is not finite. */
+SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_parts) * g, const real *P, real *dS,
+                                 const real *delta, int from, ptrdiff_t n, const int nv, const int parts, const bool plain,
+                                 bool keeps) {
     const ptrdiff_t query_steps = FN(steps_of)(nv * SA_LANES);
     const size_t left_part = (size_t)(2 * query_steps) * SA_TILE_BYTES, right_part = (size_t)nv * SA_TILE_BYTES;
     const vec zero = V(set1)(0);
@@ -105,6 +107,9 @@ SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_parts)
                     if (plain) {
                         p[row][u] = FN(exp2)(p[row][u] - V(load)(s->maximum + (v + u) * SA_LANES));
                         ds[row][u] = p[row][u] * (ds[row][u] - V(load)(delta + (v + u) * SA_LANES));
+                        if (keeps) {
+                            V(store)(dS + at, ds[row][u]);
+                        }
                     }
                 }
                 check = V(fma)(ds[row][u], zero, check);
@@ -178,11 +183,11 @@ SA_INLINE void FN(add_columns_product)(const sa_block *b, const FN(scratch) * s,
 }
 
 /* (1), (3) and (6) of a tile of n keys from its key `done` on, a step at a time: what is split then stays in the L1 (whole tiles
- * took 3 to 10 % longer). dqT has E rounded up to row tiles. `plain` as in split_dscores. Returns where it came to: n, or the
+ * took 3 to 10 % longer). dqT has E rounded up to row tiles. `plain` and `keeps` as in split_dscores. Returns where it came to: n, or the
  * first key of the step that goes through multiply-adds. */
 SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_parts) * g,
-                                           const real *P, const real *dS, const real *delta, real *dqT, ptrdiff_t first,
-                                           ptrdiff_t done, ptrdiff_t n, const int nv, const bool plain) {
+                                           const real *P, real *dS, const real *delta, real *dqT, ptrdiff_t first,
+                                           ptrdiff_t done, ptrdiff_t n, const int nv, const bool plain, bool keeps) {
     const sa_attention *a = b->g->a;
     const char *columns = NULL;
     if (!s->parts.count || !g->fit ||
@@ -195,9 +200,12 @@ SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratc
         const int from = s->parts.from[done / SA_TILE_STEP];
         const ptrdiff_t keys = n - done < SA_TILE_STEP ? n - done : SA_TILE_STEP, at = done * nv * SA_LANES;
         const ptrdiff_t row = first + done - b->first_key;
+        for (ptrdiff_t j = 0; keeps && from > 0 && j < keys; ++j) { /* what causal closes */
+            memset(dS + at + j * nv * SA_LANES, 0, (size_t)(from * SA_LANES) * sizeof(real));
+        }
         const unsigned before = sa_flush_subnormals();
-        const bool finite = g->count == 3 ? FN(split_dscores)(s, g, P + at, dS + at, delta, from, keys, nv, 3, plain)
-                                          : FN(split_dscores)(s, g, P + at, dS + at, delta, from, keys, nv, 2, plain);
+        const bool finite = g->count == 3 ? FN(split_dscores)(s, g, P + at, dS + at, delta, from, keys, nv, 3, plain, keeps)
+                                          : FN(split_dscores)(s, g, P + at, dS + at, delta, from, keys, nv, 2, plain, keeps);
         sa_restore_subnormals(before);
         if (!finite) {
             return done;
@@ -235,10 +243,10 @@ SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const F
     return (void)b, (void)s, (void)g, (void)first, (void)n, (void)dS, (void)nv, false;
 }
 SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_parts) * g,
-                                           const real *P, const real *dS, const real *delta, real *dqT, ptrdiff_t first,
-                                           ptrdiff_t done, ptrdiff_t n, int nv, bool plain) {
-    return (void)b, (void)s, (void)g, (void)P, (void)dS, (void)delta, (void)dqT, (void)first, (void)n, (void)nv, (void)plain,
-           done;
+                                           const real *P, real *dS, const real *delta, real *dqT, ptrdiff_t first,
+                                           ptrdiff_t done, ptrdiff_t n, int nv, bool plain, bool keeps) {
+    (void)plain, (void)keeps;
+    return (void)b, (void)s, (void)g, (void)P, (void)dS, (void)delta, (void)dqT, (void)first, (void)n, (void)nv, done;
 }
 
 #endif

@@ -1,0 +1,121 @@
+"""The gradient of a float mask that heads share: they take turns on its rows (csrc/attention_backward.c).
+
+Small masks, all broadcast shapes of them, are in test_attention_vjp.py.
+"""
+
+import numpy as np
+import pytest
+from gradients import assert_gradients
+from numpy.testing import assert_array_equal
+
+import selfattn as sa
+
+ALL = ("query", "key", "value", "attn_mask")
+
+
+def inputs(*lead, length=200, keys=150, key_heads=None, seed=0):
+    """Query, key and value of 20 and 24 features, and a gradient of the output."""
+    rng = np.random.default_rng(seed)
+    kv = lead if key_heads is None else (*lead[:-1], key_heads)
+    shapes = (*lead, length, 20), (*kv, keys, 20), (*kv, keys, 24), (*lead, length, 24)
+    return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+
+
+def mask_of(*shape, seed=1):
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+# Blocks of 64 rows or fewer: 200 rows are few parts for many heads to take turns on, 64 rows are one.
+@pytest.mark.parametrize("length", [64, 200])
+@pytest.mark.parametrize("lead", [(), (1, 1), (3, 1), (1, 5), (3, 5)], ids=str)
+def test_heads_that_share_a_mask(isa, lead, length):
+    *arguments, _ = inputs(3, 5, length=length)
+    assert_gradients(arguments, {"attn_mask": mask_of(*lead, length, 150)}, what=f"{lead} {length}")
+
+
+@pytest.mark.parametrize("shape", [(200, 1), (5, 200, 1), (150,), (3, 1, 1, 150), (3, 5, 200, 150)], ids=str)
+def test_masks_of_a_row_or_a_column(isa, shape):
+    *arguments, _ = inputs(3, 5)
+    assert_gradients(arguments, {"attn_mask": mask_of(*shape), "causal": "lower_right"}, what=f"{shape}")
+
+
+@pytest.mark.parametrize("lead", [(), (6,), (4, 1), (4, 6)], ids=str)
+@pytest.mark.parametrize("key_heads", [1, 2])
+def test_grouped_queries_that_share_a_mask(isa, lead, key_heads):
+    """The heads of a group are rows of one block, and add to the same elements of a mask that has no head axis."""
+    *arguments, _ = inputs(4, 6, key_heads=key_heads)
+    options = {"attn_mask": mask_of(*lead, 200, 150), "enable_gqa": True, "is_causal": True}
+    assert_gradients(arguments, options, what=f"{lead} {key_heads}")
+
+
+def test_long_keys_in_parts_and_few_heads_that_share(isa):
+    *arguments, _ = inputs(2, length=600, keys=700)
+    assert_gradients(arguments, {"attn_mask": mask_of(600, 700)}, what="parts of rows and of keys")
+
+
+@pytest.mark.parametrize("lead", [(9,), (4, 3)], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"softcap": 3.0}, {"dropout_p": 0.3, "rng": 5}], ids=str
+)
+def test_the_same_bits_for_any_number_of_threads(isa, lead, options):
+    query, key, value, grad_out = inputs(*lead, length=300)
+    mask = mask_of(300, 150)
+    found = []
+    for threads in (1, 2, 3, 7):
+        call = {**options, "wrt": ALL, "num_threads": threads}
+        _, pullback = sa.scaled_dot_product_attention_vjp(query, key, value, mask, **call)
+        found.append(pullback(grad_out))
+    for other in found[1:]:
+        for a, b in zip(other[:4], found[0][:4], strict=True):
+            assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("wrt", [("attn_mask",), ("value", "attn_mask"), ("query", "attn_mask")], ids=str)
+def test_what_wrt_leaves_out_changes_nothing_of_the_rest(isa, wrt):
+    query, key, value, grad_out = inputs(5, length=300)
+    mask = mask_of(300, 150)
+    every = sa.scaled_dot_product_attention_vjp(query, key, value, mask, wrt=ALL)[1](grad_out)
+    some = sa.scaled_dot_product_attention_vjp(query, key, value, mask, wrt=wrt)[1](grad_out)
+    size = np.abs(every.attn_mask).max()
+    for name in ALL:
+        if name == "attn_mask":  # a pass that computes nothing else rounds as it may
+            np.testing.assert_allclose(some.attn_mask, every.attn_mask, rtol=0, atol=4 * 2.0**-23 * size)
+        elif name in wrt:
+            assert_array_equal(getattr(some, name), getattr(every, name))
+        else:
+            assert getattr(some, name) is None
+
+
+@pytest.mark.parametrize("at", [0, 40, 70, 149])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_behind_the_mask(isa, bad, at):
+    """The tile's products are done again by another way: nothing of it is added twice, or lost."""
+    query, key, value, grad_out = inputs(5)
+    mask = mask_of(200, 150)
+    mask[:, at] = -np.inf
+    clean = sa.scaled_dot_product_attention_vjp(query, key, value, mask, wrt=ALL)[1](grad_out)
+    key[:, at] = value[:, at] = bad
+    found = sa.scaled_dot_product_attention_vjp(query, key, value, mask, wrt=ALL)[1](grad_out)
+    assert not found.attn_mask[:, at].any()
+    for a, b in zip(found[:4], clean[:4], strict=True):
+        assert np.isfinite(a).all()
+        np.testing.assert_allclose(a, b, rtol=0, atol=64 * 2.0**-23 * np.abs(b).max())
+
+
+def test_packed_sequences_whose_heads_share_masks():
+    """Rows of packed sequences lie far apart: dK and dV are gathered while heads take their turns."""
+    heads, lengths = 11, (130, 40, 300)
+    rng = np.random.default_rng(3)
+    packed = [rng.standard_normal((sum(lengths), heads, 32), dtype=np.float32) for _ in range(4)]
+    ends = np.cumsum([0, *lengths])
+    masks = [mask_of(n, n, seed=n) for n in lengths]
+    _, pullback = sa.varlen_attention_vjp(*packed[:3], ends, ends, attn_mask=masks, wrt=ALL)
+    found = pullback(packed[3])
+    for s, (n, mask) in enumerate(zip(lengths, masks, strict=True)):
+        own = [x[ends[s] : ends[s + 1]].swapaxes(0, 1) for x in packed]
+        _, pullback = sa.scaled_dot_product_attention_vjp(*(x.copy() for x in own[:3]), mask, wrt=ALL)
+        expected = pullback(own[3].copy())
+        assert_array_equal(found.attn_mask[s], expected.attn_mask, err_msg=str(n))
+        for name in ("query", "key", "value"):
+            rows = getattr(found, name)[ends[s] : ends[s + 1]].swapaxes(0, 1)
+            assert_array_equal(rows, getattr(expected, name), err_msg=f"{name} {n}")
