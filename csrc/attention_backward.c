@@ -67,24 +67,38 @@ static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_pla
     return group;
 }
 
-/* Cuts the rows, and puts the groups that share a mask in turns. */
+static ptrdiff_t common_divisor(ptrdiff_t a, ptrdiff_t b) { return b == 0 ? a : common_divisor(b, a % b); }
+
+/* Cuts the rows, and puts the groups that share a mask in turns. The heads of a group are neighbouring rows, block by block: where
+ * they share a row of the mask, parts end with a block that ends with such a row. */
 static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     ptrdiff_t inside = plan->group;
-    plan->shares = 1;
+    plan->shares = plan->unit_blocks = 1;
     for (int axis = a->n_lead - 1; axis >= 0; --axis) {
         const ptrdiff_t n = groups_along(a, axis, &inside);
         plan->shares *= g->dmask.m.data && g->dmask.lead_stride[axis] == 0 ? n : 1;
     }
+    const ptrdiff_t unit = plan->group / common_divisor(plan->group, plan->block_rows);
     const bool rows_share = g->dmask.m.data && a->L > 1 && g->dmask.m.row_stride == 0;
-    plan->mask_apart = rows_share || (plan->shares > 1 && plan->blocks == 1);
+    plan->mask_apart = rows_share || (plan->shares > 1 && plan->blocks <= unit);
     plan->shares = plan->mask_apart ? 1 : plan->shares;
-    const ptrdiff_t turns = smaller(plan->shares, SA_FEW_TASKS);
-    plan->row_parts = plan->parts > turns ? plan->parts : smaller(turns, plan->blocks);
-    plan->part_blocks = sa_ceil_div(plan->blocks, plan->row_parts);
+    if (plan->shares > 1) {
+        plan->unit_blocks = unit;
+        plan->parts = smaller(plan->parts, sa_ceil_div(plan->blocks, unit));
+    }
+    const ptrdiff_t units = sa_ceil_div(plan->blocks, plan->unit_blocks), turns = smaller(plan->shares, SA_FEW_TASKS);
+    plan->row_parts = plan->parts > turns ? plan->parts : smaller(turns, units);
+    plan->part_blocks = sa_ceil_div(units, plan->row_parts) * plan->unit_blocks;
     plan->together = smaller(plan->shares, plan->row_parts);
     plan->tasks = plan->groups / plan->shares * plan->together * plan->parts;
     plan->steps = sa_ceil_div(plan->shares, plan->row_parts) * plan->row_parts;
+}
+
+/* The first block of a part of the rows. */
+static ptrdiff_t first_block(const sa_backward_plan *plan, ptrdiff_t part) {
+    const ptrdiff_t units = sa_ceil_div(plan->blocks, plan->unit_blocks);
+    return smaller(part * units / plan->row_parts * plan->unit_blocks, plan->blocks);
 }
 
 static size_t size_of(const sa_attention *a) { return a->f64 ? sizeof(double) : sizeof(float); }
@@ -252,7 +266,7 @@ void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_pl
     }
     const ptrdiff_t group = group_of(g, plan, owner, rank), part = (k + c + step) % plan->row_parts;
     const ptrdiff_t key = c * plan->part_keys, end = smaller(key + plan->part_keys, g->a->S);
-    const ptrdiff_t from = part * plan->blocks / plan->row_parts, to = (part + 1) * plan->blocks / plan->row_parts;
+    const ptrdiff_t from = first_block(plan, part), to = first_block(plan, part + 1);
     bool held = false; /* the scratch holds packed keys of this part, and its gradients if they are gathered */
     gathered_rows gathered[2];
     for (ptrdiff_t block = from; block < to; ++block) {

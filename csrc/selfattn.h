@@ -161,6 +161,7 @@ typedef struct {
     ptrdiff_t group, groups, rows, block_rows, blocks; /* as in the forward plan */
     ptrdiff_t parts, row_parts;                        /* that the keys and the rows of a group are cut into */
     ptrdiff_t part_blocks, part_keys;                  /* the most of a part */
+    ptrdiff_t unit_blocks;                             /* parts of the rows are made of so many blocks at once */
     ptrdiff_t shares, together;                        /* groups that share a mask's gradient; of those, so many at a time */
     ptrdiff_t steps, tasks;                            /* of the rotation; tasks in each */
     ptrdiff_t delta_count;                             /* elements of delta */
