@@ -183,8 +183,8 @@ SA_INLINE void FN(add_columns_product)(const sa_block *b, const FN(scratch) * s,
 }
 
 /* (1), (3) and (6) of a tile of n keys from its key `done` on, a step at a time: what is split then stays in the L1 (whole tiles
- * took 3 to 10 % longer). dqT has E rounded up to row tiles. `plain` and `keeps` as in split_dscores. Returns where it came to: n, or the
- * first key of the step that goes through multiply-adds. */
+ * took 3 to 10 % longer). dqT has E rounded up to row tiles. `plain` and `keeps` as in split_dscores. Returns where it came to:
+ * n, or the first key of the step that goes through multiply-adds. */
 SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_parts) * g,
                                            const real *P, real *dS, const real *delta, real *dqT, ptrdiff_t first,
                                            ptrdiff_t done, ptrdiff_t n, const int nv, const bool plain, bool keeps) {
