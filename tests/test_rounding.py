@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import selfattn as sa
+from selfattn import _core
+from selfattn._gradients import rounded
 
 DTYPES = ("float16", "bfloat16")
 
@@ -49,3 +51,29 @@ def test_what_is_not_finite_stays_so(isa, name, n_queries):
     )
     sums = np.array([[6e4], [6e4], [np.finfo(np.float16).max]]).repeat(32, axis=1).astype(np.float16)
     assert np.isfinite(attend_evenly(sums, n_queries).astype(np.float64)).all()
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_gradients_are_rounded_as_numpy_rounds(name):
+    """Every pattern of the upper half of a float32, with lower halves around ties."""
+    dtype = as_dtype(name)
+    lower = np.array([0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    x = ((np.arange(1 << 16, dtype=np.uint32) << 16)[:, None] | lower).view(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = x.astype(dtype)
+    nan = np.isnan(x)
+    for threads in (1, 2, 3):
+        got = rounded(x, dtype, threads)
+        assert got.dtype == dtype and got.shape == x.shape
+        assert (got.view(np.uint16) == expected.view(np.uint16))[~nan].all()
+        assert np.isnan(got.astype(np.float32)[nan]).all()
+    for n in (0, 1, 5, 32768, 32769):
+        assert rounded(x.ravel()[:n], dtype, None).tobytes() == got.ravel()[:n].tobytes()
+
+
+def test_what_needs_no_rounding_is_returned_as_it_is():
+    x = np.ones((3, 4), np.float32)
+    assert rounded(x, np.dtype(np.float32), None) is x
+    assert rounded(x.T, np.dtype(np.float16), None).dtype == np.float16
+    with pytest.raises(TypeError, match="16 bits"):
+        _core._narrow(x, np.empty((3, 5), np.float16), 1)
