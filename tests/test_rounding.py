@@ -67,8 +67,17 @@ def test_gradients_are_rounded_as_numpy_rounds(name):
         assert got.dtype == dtype and got.shape == x.shape
         assert (got.view(np.uint16) == expected.view(np.uint16))[~nan].all()
         assert np.isnan(got.astype(np.float32)[nan]).all()
-    for n in (0, 1, 5, 32768, 32769):
+    for n in (5, 32769):
         assert rounded(x.ravel()[:n], dtype, None).tobytes() == got.ravel()[:n].tobytes()
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 32768, 65537, 100_003])
+def test_rounding_ends_where_the_array_ends(n):
+    x = np.linspace(-1, 1, 200_000, dtype=np.float32)
+    out = np.full(200_000, 7, np.float16)
+    _core._narrow(x[:n], out[:n], 3)
+    assert (out[:n] == x[:n].astype(np.float16)).all()
+    assert (out[n:] == 7).all()
 
 
 def test_what_needs_no_rounding_is_returned_as_it_is():
