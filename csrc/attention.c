@@ -19,6 +19,8 @@
 /* Behind each thread's scratch lies how many tasks of its share are taken: a cache line of its own. */
 #define SA_TAKEN_BYTES 64
 
+static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
+
 bool sa_multiply(size_t a, size_t b, size_t *product) { return !__builtin_mul_overflow(a, b, product); }
 
 size_t sa_itemsize(sa_dtype dtype) {
@@ -169,6 +171,8 @@ double sa_open_share(const sa_attention *a) {
     return share;
 }
 
+ptrdiff_t sa_tiles_from(const sa_attention *a, ptrdiff_t key) { return a->dropout_p > 0 ? key / 4 * 4 : key; }
+
 void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most, sa_rows *rows,
                        sa_block *b) {
     const ptrdiff_t left = G * a->L - from;
@@ -230,7 +234,7 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
             }
         }
     }
-    begin = begin < end ? begin / 4 * 4 : end; /* dropout draws for four keys at a time */
+    begin = begin >= end ? end : rows->gaps > 0 ? begin / 4 * 4 : sa_tiles_from(a, begin);
     rows->clipped = rows->gaps > 0;
     for (int r = 0; r < count; ++r) {
         rows->clipped |= rows->lo[r] > begin || rows->hi[r] < end;
@@ -241,35 +245,114 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
     b->value.data += sa_lead_offset(a, &a->value, group * G, a->gqa);
 }
 
-ptrdiff_t sa_rows_together(const sa_rows *rows) {
-    for (int r = 1; r < rows->count && rows->gaps == 0; ++r) {
-        if (rows->lo[r - 1] < rows->hi[r - 1] && rows->hi[r - 1] <= rows->lo[r] && rows->lo[r] < rows->hi[r]) {
-            return r;
+/* Of the rows that share entry `at` of a mask's classes. */
+static int64_t class_of(const sa_stretches *s, ptrdiff_t at) {
+    return *(const int64_t *)(const void *)(s->classes + at * s->mask->classes.m.row_stride);
+}
+
+static sa_run keys_of(const sa_stretches *s, ptrdiff_t at) {
+    const int64_t *start = s->mask->starts + class_of(s, at);
+    return start[0] < start[1] ? s->mask->runs[start[0]] : (sa_run){0, 0};
+}
+
+/* Whether a stretch goes on from entry at − 1 to entry `at`. */
+static bool goes_on(const sa_stretches *s, ptrdiff_t at) {
+    if (class_of(s, at - 1) == class_of(s, at)) {
+        return true;
+    }
+    const sa_run before = keys_of(s, at - 1), here = keys_of(s, at);
+    return before.lo < here.hi && here.lo < before.hi;
+}
+
+sa_stretches sa_find_stretches(const sa_attention *a, ptrdiff_t G, ptrdiff_t group) {
+    for (int m = 0; m < a->block_mask_count; ++m) {
+        const sa_block_mask *mask = &a->block_masks[m];
+        bool one = mask->prefix.m.data == NULL && !mask->gaps;
+        const ptrdiff_t offset = one ? sa_lead_offset(a, &mask->classes, group * G, 1) : 0;
+        for (ptrdiff_t head = 1; one && head < G; ++head) {
+            one = sa_lead_offset(a, &mask->classes, group * G + head, 1) == offset;
+        }
+        if (one) {
+            return (sa_stretches){
+                .mask = mask, .classes = mask->classes.m.data + offset, .class_rows = smaller(mask->class_rows, a->L) * G};
         }
     }
-    return rows->count;
+    return (sa_stretches){.mask = NULL};
+}
+
+ptrdiff_t sa_block_begin(const sa_stretches *s, ptrdiff_t row, ptrdiff_t most, ptrdiff_t until, ptrdiff_t *key) {
+    *key = 0;
+    if (s->mask == NULL || row >= until) {
+        return row;
+    }
+    ptrdiff_t at = row / s->class_rows;
+    while (at > 0 && goes_on(s, at)) {
+        --at;
+    }
+    const ptrdiff_t begin = at * s->class_rows, next = smaller(begin + sa_ceil_div(row - begin, most) * most, until);
+    const ptrdiff_t end = sa_block_end(s, row, next);
+    *key = (ptrdiff_t)keys_of(s, end < next ? end / s->class_rows : at).lo;
+    return end;
+}
+
+ptrdiff_t sa_block_end(const sa_stretches *s, ptrdiff_t from, ptrdiff_t until) {
+    if (s->mask == NULL) {
+        return until;
+    }
+    for (ptrdiff_t at = from / s->class_rows + 1; at * s->class_rows < until; ++at) {
+        if (!goes_on(s, at)) {
+            return at * s->class_rows;
+        }
+    }
+    return until;
+}
+
+sa_run sa_block_keys(const sa_stretches *s, ptrdiff_t from, ptrdiff_t to, ptrdiff_t S) {
+    if (s->mask == NULL) {
+        return (sa_run){0, S};
+    }
+    sa_run all = keys_of(s, from / s->class_rows);
+    for (ptrdiff_t at = from / s->class_rows + 1; at * s->class_rows < to; ++at) {
+        const sa_run here = keys_of(s, at);
+        all = (sa_run){here.lo < all.lo ? here.lo : all.lo, here.hi > all.hi ? here.hi : all.hi};
+    }
+    return all;
+}
+
+/* The query of row r of a group. */
+static const char *query_of(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t r) {
+    return a->query.m.data + sa_lead_offset(a, &a->query, group * G + r % G, 1) + r / G * a->query.m.row_stride;
+}
+
+/* Where the queries of the task after this one lie, seen from this one's. */
+static ptrdiff_t ahead_of(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t) {
+    if (plan->chunks > 1 || t + 1 >= plan->tasks) {
+        return 0;
+    }
+    const ptrdiff_t G = plan->group, row = (plan->blocks - 1 - t % plan->blocks) * plan->block_rows;
+    const ptrdiff_t next = (plan->blocks - 1 - (t + 1) % plan->blocks) * plan->block_rows;
+    return (ptrdiff_t)((uintptr_t)query_of(a, G, (t + 1) / plan->blocks, next) -
+                       (uintptr_t)query_of(a, G, t / plan->blocks, row));
 }
 
 /* Groups outermost, so that threads share a head's keys; within a group the last rows first, which see the most keys when
  * causal. */
 void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
-                       ptrdiff_t *held) {
+                       sa_held_keys *held) {
     const sa_real_kernels *kernels = sa_kernels_of(a);
     const ptrdiff_t chunk = t % plan->chunks, block = plan->blocks - 1 - t / plan->chunks % plan->blocks;
-    const ptrdiff_t group = t / plan->chunks / plan->blocks;
-    const ptrdiff_t keys = group * plan->chunks + chunk, end = (block + 1) * plan->block_rows;
-    for (ptrdiff_t from = block * plan->block_rows; from < end && from < plan->rows;) {
+    const ptrdiff_t group = t / plan->chunks / plan->blocks, most = plan->block_rows;
+    const ptrdiff_t first = block * most, end = smaller(first + most, plan->rows);
+    const sa_stretches stretches = plan->chunks == 1 ? sa_find_stretches(a, plan->group, group) : (sa_stretches){.mask = NULL};
+    for (ptrdiff_t key, from = first; (from = sa_block_begin(&stretches, from, most, plan->rows, &key)) < end;) {
         sa_rows rows;
         sa_block b;
-        sa_describe_block(a, plan->group, group, from, end - from, &rows, &b);
-        const ptrdiff_t together = a->block_mask_count > 0 && plan->chunks == 1 ? sa_rows_together(&rows) : rows.count;
-        if (together < rows.count) {
-            sa_describe_block(a, plan->group, group, from, together, &rows, &b);
-        }
-        from += together;
-        b.cache_holds = *held == keys;
-        b.cache_from = chunk * plan->chunk_keys;
-        *held = keys;
+        const ptrdiff_t to = sa_block_end(&stretches, from, smaller(from + most, plan->rows));
+        sa_describe_block(a, plan->group, group, from, to - from, &rows, &b);
+        b.ahead = ahead_of(a, plan, t);
+        b.cache_from = plan->chunks > 1 ? chunk * plan->chunk_keys : smaller(sa_tiles_from(a, key), b.begin);
+        b.cache_holds = held->keys == group * plan->chunks + chunk && held->from == b.cache_from;
+        *held = (sa_held_keys){.keys = group * plan->chunks + chunk, .from = b.cache_from};
         if (plan->chunks > 1) {
             const ptrdiff_t begin = chunk * plan->chunk_keys, until = begin + plan->chunk_keys;
             b.begin = b.begin > begin ? b.begin : begin;
@@ -278,6 +361,7 @@ void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptr
             b.partial = partial + (size_t)t * kernels->attention_partial(a);
         }
         kernels->attention_forward(&b, scratch);
+        from = to;
     }
 }
 
@@ -344,7 +428,7 @@ sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *p
         {
             const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
             char *mine = (char *)scratch + (size_t)thread * plan->scratch_bytes;
-            ptrdiff_t held = -1;
+            sa_held_keys held = {.keys = -1};
             /* Independent: a task writes its own rows of the outputs, or its own partial result, and its thread's scratch. */
             for (ptrdiff_t t; (t = take_task(plan, scratch, thread, threads)) < plan->tasks;) {
                 if (!sa_cancelled(a)) {
@@ -367,7 +451,7 @@ sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *p
     }
 #endif
     /* Not even an OpenMP region of one thread: entering one costs as much as a small call. */
-    ptrdiff_t held = -1;
+    sa_held_keys held = {.keys = -1};
     for (ptrdiff_t t = 0; t < plan->tasks && !sa_cancelled(a); ++t) {
         sa_attention_task(a, plan, t, scratch, partial, &held);
     }

@@ -29,9 +29,34 @@ ptrdiff_t sa_lead_offset(const sa_attention *a, const sa_tensor *t, ptrdiff_t he
 void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most, sa_rows *rows,
                        sa_block *b);
 
-/* How many of a block's rows, from its first on, are best computed by themselves: those before the first row whose open keys begin
- * where the ones of the row before it have ended, as at the edge of two documents. Together, each would walk over both. */
-ptrdiff_t sa_rows_together(const sa_rows *rows);
+/* Where tiles may begin for rows that see the keys from `key` on: dropout draws for four keys at a time. */
+ptrdiff_t sa_tiles_from(const sa_attention *a, ptrdiff_t key);
+
+/* Stretches of rows that a block mask gives keys of their own, as documents have: no row sees a key that the row before its
+ * stretch sees. Blocks of rows begin and end with stretches, and tiles of keys begin with the first key of theirs. */
+typedef struct {
+    const sa_block_mask *mask; /* NULL: all rows are one stretch */
+    const char *classes;       /* of the group's heads */
+    ptrdiff_t class_rows;      /* of the group, that share an entry of classes */
+} sa_stretches;
+
+/* Of group number `group`, of G heads. */
+sa_stretches sa_find_stretches(const sa_attention *a, ptrdiff_t G, ptrdiff_t group);
+
+/* The first row from `row` on, at most `until`, that begins a block, when blocks have `most` rows or end with a stretch; *key is
+ * the first key of the stretch's. */
+ptrdiff_t sa_block_begin(const sa_stretches *s, ptrdiff_t row, ptrdiff_t most, ptrdiff_t until, ptrdiff_t *key);
+
+/* The row after the block that begins with row `from`: at most `until`. */
+ptrdiff_t sa_block_end(const sa_stretches *s, ptrdiff_t from, ptrdiff_t until);
+
+/* The keys that the rows from … to − 1 may see, and others perhaps: of S. */
+sa_run sa_block_keys(const sa_stretches *s, ptrdiff_t from, ptrdiff_t to, ptrdiff_t S);
+
+/* Whose packed keys a thread's scratch holds. */
+typedef struct {
+    ptrdiff_t keys, from; /* the group (or one chunk of its keys), and the first key; −1 when the scratch or the call is new */
+} sa_held_keys;
 
 /* About how many of the pairs the block masks leave open, 0 … 1: no more than the strictest of them does. */
 double sa_open_share(const sa_attention *a);
@@ -39,10 +64,9 @@ double sa_open_share(const sa_attention *a);
 /* Between tasks: whether to stop. */
 bool sa_cancelled(const sa_attention *a);
 
-/* Task t of a forward plan, and the merge of block t where the keys are in chunks. *held says whose packed keys the scratch
- * holds: −1 when the scratch or the call is new. */
+/* Task t of a forward plan, the blocks that begin with its rows; and the merge of block t where the keys are in chunks. */
 void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
-                       ptrdiff_t *held);
+                       sa_held_keys *held);
 void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch,
                              const char *partial);
 

@@ -40,6 +40,8 @@
 
 static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 
+static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
+
 static ptrdiff_t count_parts(ptrdiff_t groups, ptrdiff_t length) {
     const ptrdiff_t few = smaller(sa_ceil_div(SA_FEW_TASKS, groups), length / SA_LEAST_PART);
     const ptrdiff_t many = smaller(sa_ceil_div(SA_MANY_TASKS, groups), length / SA_LARGE_PART);
@@ -193,7 +195,6 @@ static void describe(const sa_attention_gradients *g, ptrdiff_t G, ptrdiff_t gro
 
 /* Leaves a block with the keys from … to − 1, from the first on that a row may see. */
 static void keep_keys(sa_block *b, ptrdiff_t from, ptrdiff_t to) {
-    b->cache_from = from;
     b->begin = b->begin > from ? b->begin : from;
     b->end = smaller(b->end, to);
     if (b->rows->gaps > 0) {
@@ -266,18 +267,29 @@ void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_pl
     }
     const ptrdiff_t group = group_of(g, plan, owner, rank), part = (k + c + step) % plan->row_parts;
     const ptrdiff_t key = c * plan->part_keys, end = smaller(key + plan->part_keys, g->a->S);
-    const ptrdiff_t from = first_block(plan, part), to = first_block(plan, part + 1);
-    bool held = false; /* the scratch holds packed keys of this part, and its gradients if they are gathered */
+    const ptrdiff_t most = plan->block_rows, end_row = smaller(first_block(plan, part + 1) * most, plan->rows);
+    /* Heads in turns must not meet: what blocks their stretches have is not the same for all. */
+    const sa_stretches stretches =
+        plan->shares > 1 ? (sa_stretches){.mask = NULL} : sa_find_stretches(g->a, plan->group, group);
+    bool held = false;          /* the scratch holds gradients of this part's keys, if they are gathered, */
+    ptrdiff_t packed_from = -1; /* and packed keys from this one on */
     gathered_rows gathered[2];
-    for (ptrdiff_t block = from; block < to; ++block) {
+    for (ptrdiff_t first_key, until, from = first_block(plan, part) * most;
+         (from = sa_block_begin(&stretches, from, most, plan->rows, &first_key)) < end_row; from = until) {
         sa_rows rows;
         sa_row_gradients grads;
         sa_backward_block b;
-        describe(g, plan->group, group, block * plan->block_rows, plan->block_rows, &rows, &grads, &b);
+        until = sa_block_end(&stretches, from, smaller(from + most, plan->rows));
+        const sa_run keys = sa_block_keys(&stretches, from, until, g->a->S);
+        if (keys.lo >= end || keys.hi <= key) {
+            continue;
+        }
+        describe(g, plan->group, group, from, until - from, &rows, &grads, &b);
         b.with_mask &= !plan->mask_apart;
         b.mask_only = !wants_rows_or_keys(g);
         keep_keys(&b.b, key, end);
-        b.b.cache_holds = held;
+        b.b.cache_from = smaller(larger(sa_tiles_from(g->a, first_key), key), b.b.begin);
+        b.b.cache_holds = packed_from == b.b.cache_from;
         if (b.b.begin < b.b.end && !sa_cancelled(g->a)) {
             if (plan->gathered_at > 0) {
                 gather(plan, &b, key, end, scratch, gathered);
@@ -286,6 +298,7 @@ void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_pl
                 }
             }
             held = true;
+            packed_from = b.b.cache_from;
             sa_kernels_of(g->a)->attention_backward(&b, scratch);
         }
     }
@@ -344,6 +357,7 @@ void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_pl
             describe(g, 1, head, row, plan->block_rows, &rows, &grads, &b);
             b.mask_only = true;
             keep_keys(&b.b, key, end);
+            b.b.cache_from = key;
             b.b.cache_holds = held;
             if (b.b.begin < b.b.end) {
                 held = true;

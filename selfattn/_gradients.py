@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn import _core
 from selfattn.reference.attention_vjp import AttentionGradients
 from selfattn.reference.dropout import seed_from_rng
 
@@ -41,6 +42,15 @@ def apart(x: Array, axes: slice) -> Array:
     """
     repeated = any(n > 1 and step == 0 for n, step in zip(x.shape[axes], x.strides[axes], strict=True))
     return x.copy() if repeated else x
+
+
+def rounded(x: Array, dtype: np.dtype[Any], num_threads: int | None) -> Array:
+    """Round to the dtype of a gradient: x itself where it has that dtype."""
+    if x.dtype != np.float32 or dtype.itemsize != 2 or not x.flags.c_contiguous:
+        return x.astype(dtype, copy=False)
+    narrow = np.empty(x.shape, dtype)
+    _core._narrow(x, narrow, num_threads or 0)
+    return narrow
 
 
 def gradient_dtype(x: Array) -> np.dtype[Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._gradients import apart, check_names, gradient_dtype, settle_dropout
+from selfattn._gradients import apart, check_names, gradient_dtype, rounded, settle_dropout
 from selfattn.block_mask import BlockMask
 from selfattn.reference.attention_vjp import AttentionGradients, sum_to_shape
 
@@ -321,7 +321,7 @@ def scaled_dot_product_attention_backward(
         if whole.size == 0:  # no query head may be a broadcast of any number of key heads
             gradient = np.zeros(given.shape, dtype)
         else:
-            gradient = sum_to_shape(whole, given.shape).astype(dtype, copy=False)
+            gradient = rounded(sum_to_shape(whole, given.shape), dtype, num_threads)
         target = None if gradients is None else getattr(gradients, name)
         if target is not None:
             np.copyto(target, gradient)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._gradients import apart, check_names, gradient_dtype, settle_dropout
+from selfattn._gradients import apart, check_names, gradient_dtype, rounded, settle_dropout
 from selfattn.reference.attention_vjp import AttentionGradients, sum_to_shape
 
 __all__ = ["varlen_attention", "varlen_attention_vjp"]
@@ -234,7 +234,7 @@ def varlen_attention_vjp(
         )  # fmt: skip
         *arrays, masks, slopes, logits = found
         fitted: dict[str, Any] = {
-            name: None if raw is None else raw.astype(gradient_dtype(x), copy=False)
+            name: None if raw is None else rounded(raw, gradient_dtype(x), num_threads)
             for name, raw, x in zip(("query", "key", "value"), arrays, (q, k, v), strict=True)
         }
         if masks is not None and attn_mask is not None:

@@ -264,13 +264,11 @@ SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) * s, const real *
                     } else {
                         V(store_n)((real *)(void *)to, x[i], columns);
                     }
+                } else if (sixteen_bits && columns == SA_LANES) {
+                    FN(store_16_bits)(to, out->dtype, x[i]);
                 } else {
                     V(store)(s->row, x[i]);
-                    if (sixteen_bits && columns == SA_LANES) {
-                        FN(store_16_bits)(to, out->dtype, s->row);
-                    } else {
-                        FN(store_row)(to, out->col_stride, out->dtype, s->row, columns);
-                    }
+                    FN(store_row)(to, out->col_stride, out->dtype, s->row, columns);
                 }
             }
         }
@@ -383,6 +381,21 @@ SA_INLINE void FN(open_output)(const sa_block *b, FN(scratch) * s, const int nv)
     }
 }
 
+/* Fetches, during the tile from key `first` on, its share of the rows that this block will write and of the queries that the next
+ * one will read. All at once would be more than the processor waits for side by side. */
+SA_INLINE void FN(look_ahead)(const sa_block *b, ptrdiff_t first) {
+    const sa_rows *rows = b->rows;
+    const ptrdiff_t tiles = (b->end - b->begin + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
+    const ptrdiff_t share = (rows->count + tiles - 1) / tiles, from = (first - b->begin) / SA_KEYS_PER_TILE * share;
+    const ptrdiff_t query_bytes = b->a->E * b->a->query.m.col_stride, out_bytes = b->a->Dv * b->a->out.m.col_stride;
+    for (ptrdiff_t r = from; r < from + share && r < rows->count; ++r) {
+        if (b->ahead != 0) {
+            sa_fetch((uintptr_t)rows->query[r] + (uintptr_t)b->ahead, query_bytes);
+        }
+        sa_fetch((uintptr_t)rows->out[r], out_bytes);
+    }
+}
+
 SA_NOINLINE void FN(run_careful)(const sa_block *b, FN(scratch) * s);
 static void FN(run_few)(const sa_block *b, FN(scratch) * s);
 
@@ -408,6 +421,9 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
         if (few && FN(few_plain)(b, first, n)) {
             n = FN(few_plain_tile)(b, s, first, n, few);
             continue;
+        }
+        if (nv > 1) {
+            FN(look_ahead)(b, first);
         }
         if (!FN(score_tile)(b, s, first, n, nv, few, true, &masked)) {
             continue;

@@ -41,6 +41,7 @@ typedef struct {
     ptrdiff_t begin, end;
     ptrdiff_t cache_from; /* the key at which the scratch's packed tiles begin, at most begin */
     bool cache_holds;     /* the scratch's packed tiles are of these keys and values: the last block's were the same */
+    ptrdiff_t ahead;      /* from a row's query to that of a row of the block that probably comes next, in bytes; or 0 */
     bool first_chunk;     /* the sink belongs to exactly one chunk */
     void *partial;        /* NULL: finish; else leave (maximum, sum, unnormalised output) here for merge */
 } sa_block;

@@ -80,8 +80,21 @@ SA_NOINLINE void FN(store_row)(char *dst, ptrdiff_t stride, sa_dtype dtype, cons
     }
 }
 
+#undef SA_STORE
+#undef SA_IDENTITY
+#undef SA_OPEN_OR_CLOSED
+
 /* A vector's worth of neighbouring 16-bit floats: the same numbers, without the loop's start and end. */
-SA_NOINLINE void FN(store_16_bits)(char *dst, sa_dtype dtype, const real *src) {
+#if !SA_REAL_IS_F64 && defined(SA_HAS_16_BIT_STORES)
+SA_INLINE void FN(store_16_bits)(char *dst, sa_dtype dtype, vec x) {
+    if (dtype == SA_F16) {
+        V(store_f16)(dst, x);
+    } else {
+        V(store_bf16)(dst, x);
+    }
+}
+#else
+SA_NOINLINE void FN(store_lanes_16_bits)(char *dst, sa_dtype dtype, const real *src) {
     uint16_t x[SA_LANES];
     if (dtype == SA_F16) {
         for (int i = 0; i < SA_LANES; ++i) {
@@ -94,9 +107,12 @@ SA_NOINLINE void FN(store_16_bits)(char *dst, sa_dtype dtype, const real *src) {
     }
     memcpy(dst, x, sizeof x);
 }
-#undef SA_STORE
-#undef SA_IDENTITY
-#undef SA_OPEN_OR_CLOSED
+SA_INLINE void FN(store_16_bits)(char *dst, sa_dtype dtype, vec x) {
+    real lanes[SA_LANES];
+    V(store)(lanes, x);
+    FN(store_lanes_16_bits)(dst, dtype, lanes);
+}
+#endif
 
 /* n rows of width columns to dst[n][width]. */
 SA_INLINE void FN(load_rows)(real *dst, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {

@@ -6,6 +6,7 @@
 
 #include "blocks.h"
 #include "checksum.h"
+#include "narrow.h"
 #include "embedding.h"
 #include "proxy.h"
 #include "rows.h"
@@ -35,7 +36,7 @@ static int exec_module(PyObject *module) {
         (state->too_hard = PyObject_GetAttrString(exceptions, "TooHardError")) == NULL) {
         goto fail;
     }
-    PyMethodDef *const tables[] = {sa_checksum_methods, sa_embedding_methods, sa_proxy_methods,
+    PyMethodDef *const tables[] = {sa_checksum_methods, sa_embedding_methods, sa_narrow_methods, sa_proxy_methods,
                                    sa_rows_methods,     sa_runtime_methods,   sa_update_methods};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; ++i) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {

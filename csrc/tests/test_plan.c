@@ -167,27 +167,64 @@ static void dispatch(void) {
     CHECK(sa_get_num_threads() >= 1, "%d threads", sa_get_num_threads());
 }
 
-/* Blocks end where documents do, and nowhere else. */
+/* The first rows of the blocks of `rows` rows, as tasks of `most` rows each find them, and the first keys; returns how many. */
+static int find_blocks(const sa_attention *a, ptrdiff_t G, ptrdiff_t most, ptrdiff_t *first, ptrdiff_t *keys) {
+    const sa_stretches s = sa_find_stretches(a, G, 0);
+    const ptrdiff_t rows = G * a->L;
+    int count = 0;
+    ptrdiff_t covered = 0;
+    for (ptrdiff_t task = 0; task < rows; task += most) {
+        for (ptrdiff_t from = task, key; (from = sa_block_begin(&s, from, most, rows, &key)) < task + most && from < rows;) {
+            CHECK(from == covered, "the block from row %d on begins with row %d", (int)covered, (int)from);
+            first[count] = from;
+            keys[count++] = key;
+            from = covered = sa_block_end(&s, from, from + most < rows ? from + most : rows);
+            CHECK(from - first[count - 1] <= most, "a block of %d rows", (int)(from - first[count - 1]));
+        }
+    }
+    CHECK(covered == rows, "%d rows of %d", (int)covered, (int)rows);
+    return count;
+}
+
+static void check_blocks(const char *name, const sa_attention *a, ptrdiff_t G, ptrdiff_t most, int count,
+                         const ptrdiff_t *expected_first, const ptrdiff_t *expected_keys) {
+    ptrdiff_t first[32], keys[32];
+    const int found = find_blocks(a, G, most, first, keys);
+    CHECK(found == count, "%s: %d blocks, not %d", name, found, count);
+    for (int n = 0; n < found && n < count; ++n) {
+        CHECK(first[n] == expected_first[n] && keys[n] == expected_keys[n], "%s: block %d is from row %d, key %d", name, n,
+              (int)first[n], (int)keys[n]);
+    }
+}
+
+/* Blocks begin and end where documents do, and nowhere else. */
 static void edges(void) {
-    static const ptrdiff_t documents[6][2] = {{0, 3}, {0, 3}, {3, 10}, {3, 10}, {10, 12}, {10, 12}};
-    static const ptrdiff_t windows[6][2] = {{0, 2}, {1, 3}, {2, 4}, {0, 0}, {4, 6}, {0, 0}};
-    sa_rows rows = {.count = 6};
-    for (int r = 0; r < 6; ++r) {
-        rows.lo[r] = documents[r][0];
-        rows.hi[r] = documents[r][1];
-    }
-    CHECK(sa_rows_together(&rows) == 2, "not up to the first edge: %d", (int)sa_rows_together(&rows));
-    rows.count = 2;
-    CHECK(sa_rows_together(&rows) == 2, "one document");
-    rows.count = 6;
-    rows.gaps = 1;
-    CHECK(sa_rows_together(&rows) == 6, "what gaps leave is found tile by tile");
-    rows.gaps = 0;
-    for (int r = 0; r < 6; ++r) {
-        rows.lo[r] = windows[r][0];
-        rows.hi[r] = windows[r][1];
-    }
-    CHECK(sa_rows_together(&rows) == 6, "keys that overlap, and rows without any, stay together");
+    static const int64_t starts[] = {0, 0, 1, 2, 3}; /* class 0 sees nothing */
+    static const sa_run apart[] = {{0, 3}, {3, 10}, {10, 12}}, overlapping[] = {{0, 4}, {3, 10}, {9, 12}};
+    static int64_t rows[12] = {1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 0, 3}, blocks[3] = {1, 2, 3};
+    sa_block_mask mask = {.starts = starts, .runs = apart, .class_rows = 1};
+    mask.classes.m = (sa_matrix){.data = (char *)rows, .row_stride = 8};
+    sa_attention a = {.L = 12, .S = 12, .gqa = 1, .block_masks = &mask, .block_mask_count = 1};
+    check_blocks("documents", &a, 1, 4, 5, (ptrdiff_t[]){0, 3, 7, 10, 11}, (ptrdiff_t[]){0, 3, 3, 0, 10});
+    check_blocks("one block each", &a, 1, 64, 4, (ptrdiff_t[]){0, 3, 10, 11}, (ptrdiff_t[]){0, 3, 0, 10});
+    check_blocks("of two heads", &a, 2, 4, 8, (ptrdiff_t[]){0, 4, 6, 10, 14, 18, 20, 22},
+                 (ptrdiff_t[]){0, 0, 3, 3, 3, 3, 0, 10});
+    mask.classes.m.data = (char *)blocks;
+    mask.class_rows = 5;
+    check_blocks("blocks of rows", &a, 1, 4, 5, (ptrdiff_t[]){0, 4, 5, 9, 10}, (ptrdiff_t[]){0, 0, 3, 3, 10});
+    mask.class_rows = (ptrdiff_t)1 << 48;
+    check_blocks("rows beyond the last", &a, 2, 16, 2, (ptrdiff_t[]){0, 16}, (ptrdiff_t[]){0, 0});
+    mask.class_rows = 5;
+    mask.runs = overlapping;
+    check_blocks("keys in common", &a, 1, 4, 3, (ptrdiff_t[]){0, 4, 8}, (ptrdiff_t[]){0, 0, 0});
+    mask.runs = apart;
+    mask.gaps = true;
+    check_blocks("gaps", &a, 1, 4, 3, (ptrdiff_t[]){0, 4, 8}, (ptrdiff_t[]){0, 0, 0});
+    mask.gaps = false;
+    a.n_lead = 1;
+    a.lead[0] = 2;
+    mask.classes.lead_stride[0] = 8;
+    check_blocks("a mask of its own for each head", &a, 2, 8, 3, (ptrdiff_t[]){0, 8, 16}, (ptrdiff_t[]){0, 0, 0});
 }
 
 void test_plan(void) {
