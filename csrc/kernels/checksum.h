@@ -2,12 +2,17 @@
  * instruction set. A step is a bijection of h and of the word, so one changed word always shows. The rotation brings high bits
  * down, where the next multiplication spreads them: without it the sign bits of two numbers would cancel. */
 
+#define SA_MIXED(h, word) vu32_rotate(vu32_mul_lo(vu32_xor(h, word), vu32_set1(0x9E3779B1u)), 15)
+
 /* Folds bytes into h, in 32-bit words; those of a last part are filled up with zeros. */
 SA_NOINLINE uint64_t SA_PASTE(sa_checksum_, SA_ISA)(uint64_t h, const void *data, size_t bytes) {
-    enum { VECTORS = 64 / SA_U32_LANES }; /* 64 words side by side hide a multiplication's latency */
+    enum {
+        VECTORS = 128 / SA_U32_LANES,
+        GROUP = 16 / SA_U32_LANES
+    }; /* 128 words side by side hide a multiplication's latency */
     const char *from = data;
-    uint32_t words[64];
-    vu32 lanes[VECTORS];
+    uint32_t words[128];
+    vu32 lanes[VECTORS], folded[GROUP];
     SA_UNROLL
     for (int v = 0; v < VECTORS; ++v) {
         lanes[v] = vu32_set1((uint32_t)h);
@@ -24,20 +29,22 @@ SA_NOINLINE uint64_t SA_PASTE(sa_checksum_, SA_ISA)(uint64_t h, const void *data
         }
         SA_UNROLL
         for (int v = 0; v < VECTORS; ++v) {
-            const vu32 mixed = vu32_xor(lanes[v], vu32_load(p + v * SA_U32_LANES));
-            lanes[v] = vu32_rotate(vu32_mul_lo(mixed, vu32_set1(0x9E3779B1u)), 15);
+            lanes[v] = SA_MIXED(lanes[v], vu32_load(p + v * SA_U32_LANES));
         }
         if (p == words) {
             break;
         }
     }
-    SA_UNROLL
-    for (int v = 0; v < VECTORS; ++v) {
-        vu32_store(words + v * SA_U32_LANES, lanes[v]);
+    for (int v = 0; v < VECTORS; ++v) { /* 16 words by 16, on every instruction set; mixed before they meet others */
+        folded[v % GROUP] = SA_MIXED(v < GROUP ? vu32_set1((uint32_t)(h >> 32)) : folded[v % GROUP], lanes[v]);
     }
-    for (int i = 0; i < 64; i += 2) {
+    for (int v = 0; v < GROUP; ++v) {
+        vu32_store(words + v * SA_U32_LANES, folded[v]);
+    }
+    for (int i = 0; i < 16; i += 2) {
         h ^= words[i] | (uint64_t)words[i + 1] << 32;
         h = (h << 29 | h >> 35) * UINT64_C(0x9E3779B97F4A7C15);
     }
     return h;
 }
+#undef SA_MIXED

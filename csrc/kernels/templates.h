@@ -61,47 +61,46 @@
         [SA_GELU_BACKWARD] = SA_PASTE4(sa_, gelu_backward_rows, dtype, SA_ISA),                                                \
         [SA_GELU_TANH_BACKWARD] = SA_PASTE4(sa_, gelu_tanh_backward_rows, dtype, SA_ISA),                                      \
     }
-/* Attention and products may be another instruction set's than the rest. */
-#define SA_REAL_TABLE(dtype, matrix_isa)                                                                                       \
-    {                                                                                                                          \
-        .block_rows = SA_PASTE4(sa_, block_rows, dtype, matrix_isa),                                                           \
-        .attention_scratch = SA_PASTE4(sa_, attention_scratch, dtype, matrix_isa),                                             \
-        .attention_partial = SA_PASTE4(sa_, attention_partial, dtype, matrix_isa),                                             \
-        .attention_forward = SA_PASTE4(sa_, attention_forward, dtype, matrix_isa),                                             \
-        .attention_merge = SA_PASTE4(sa_, attention_merge, dtype, matrix_isa),                                                 \
-        .backward_scratch = SA_PASTE4(sa_, attention_backward_scratch, dtype, matrix_isa),                                     \
-        .adds_by_lines = SA_PASTE4(sa_, adds_by_lines, dtype, matrix_isa),                                                     \
-        .attention_delta = SA_PASTE4(sa_, attention_delta, dtype, matrix_isa),                                                 \
-        .attention_backward = SA_PASTE4(sa_, attention_backward, dtype, matrix_isa),                                           \
-        .rows = SA_ROW_TABLE(dtype),                                                                                           \
-        .softmax_columns = SA_PASTE4(sa_, softmax_columns, dtype, SA_ISA),                                                     \
-        .softmax_columns_backward = SA_PASTE4(sa_, softmax_columns_backward, dtype, SA_ISA),                                   \
-        .parameter_gradients = SA_PASTE4(sa_, parameter_gradients, dtype, SA_ISA),                                             \
-        .gather = SA_PASTE4(sa_, gather, dtype, SA_ISA),                                                                       \
-        .splits_from = SA_PASTE4(sa_, splits_from, dtype, matrix_isa),                                                         \
-        .matmul_scratch = SA_PASTE4(sa_, matmul_scratch, dtype, matrix_isa),                                                   \
-        .matmul_nt = SA_PASTE4(sa_, matmul_nt, dtype, matrix_isa),                                                             \
-        .matmul_nn = SA_PASTE4(sa_, matmul_nn, dtype, matrix_isa),                                                             \
-        .matmul_tn = SA_PASTE4(sa_, matmul_tn, dtype, matrix_isa),                                                             \
-        .look_up = SA_PASTE4(sa_, look_up, dtype, SA_ISA),                                                                     \
-        .add_norm = SA_PASTE4(sa_, add_norm, dtype, SA_ISA),                                                                   \
-        .norm_backward = SA_PASTE4(sa_, norm_backward, dtype, SA_ISA),                                                         \
-        .column_sums = SA_PASTE4(sa_, column_sums, dtype, SA_ISA),                                                             \
-        .spread = SA_PASTE4(sa_, spread, dtype, SA_ISA),                                                                       \
-        .add_row = SA_PASTE4(sa_, add_row, dtype, SA_ISA),                                                                     \
-        .update = {[SA_SGD] = SA_PASTE4(sa_, sgd, dtype, SA_ISA), [SA_ADAM] = SA_PASTE4(sa_, adam, dtype, SA_ISA)},            \
-        .exp2_array = SA_PASTE4(sa_, exp2_array, dtype, SA_ISA),                                                               \
-        .exp_array = SA_PASTE4(sa_, exp_array, dtype, SA_ISA),                                                                 \
-        .tanh_array = SA_PASTE4(sa_, tanh_array, dtype, SA_ISA),                                                               \
-        .fma_loop = SA_PASTE4(sa_, fma_loop, dtype, SA_ISA),                                                                   \
-    }
+/* Attention and products may be another instruction set's than the rest, and there may be more of them. */
+#define SA_REAL_TABLE(dtype, matrix_isa, ...)                                                                                  \
+    {.block_rows = SA_PASTE4(sa_, block_rows, dtype, matrix_isa),                                                              \
+     .attention_scratch = SA_PASTE4(sa_, attention_scratch, dtype, matrix_isa),                                                \
+     .attention_partial = SA_PASTE4(sa_, attention_partial, dtype, matrix_isa),                                                \
+     .attention_forward = SA_PASTE4(sa_, attention_forward, dtype, matrix_isa),                                                \
+     .attention_merge = SA_PASTE4(sa_, attention_merge, dtype, matrix_isa),                                                    \
+     .backward_scratch = SA_PASTE4(sa_, attention_backward_scratch, dtype, matrix_isa),                                        \
+     .adds_by_lines = SA_PASTE4(sa_, adds_by_lines, dtype, matrix_isa),                                                        \
+     .attention_delta = SA_PASTE4(sa_, attention_delta, dtype, matrix_isa),                                                    \
+     .attention_backward = SA_PASTE4(sa_, attention_backward, dtype, matrix_isa),                                              \
+     .rows = SA_ROW_TABLE(dtype),                                                                                              \
+     .softmax_columns = SA_PASTE4(sa_, softmax_columns, dtype, SA_ISA),                                                        \
+     .softmax_columns_backward = SA_PASTE4(sa_, softmax_columns_backward, dtype, SA_ISA),                                      \
+     .parameter_gradients = SA_PASTE4(sa_, parameter_gradients, dtype, SA_ISA),                                                \
+     .gather = SA_PASTE4(sa_, gather, dtype, SA_ISA),                                                                          \
+     .splits_from = SA_PASTE4(sa_, splits_from, dtype, matrix_isa),                                                            \
+     .matmul_scratch = SA_PASTE4(sa_, matmul_scratch, dtype, matrix_isa),                                                      \
+     .matmul_nt = SA_PASTE4(sa_, matmul_nt, dtype, matrix_isa),                                                                \
+     .matmul_nn = SA_PASTE4(sa_, matmul_nn, dtype, matrix_isa),                                                                \
+     .matmul_tn = SA_PASTE4(sa_, matmul_tn, dtype, matrix_isa),                                                                \
+     .look_up = SA_PASTE4(sa_, look_up, dtype, SA_ISA),                                                                        \
+     .add_norm = SA_PASTE4(sa_, add_norm, dtype, SA_ISA),                                                                      \
+     .norm_backward = SA_PASTE4(sa_, norm_backward, dtype, SA_ISA),                                                            \
+     .column_sums = SA_PASTE4(sa_, column_sums, dtype, SA_ISA),                                                                \
+     .spread = SA_PASTE4(sa_, spread, dtype, SA_ISA),                                                                          \
+     .add_row = SA_PASTE4(sa_, add_row, dtype, SA_ISA),                                                                        \
+     .update = {[SA_SGD] = SA_PASTE4(sa_, sgd, dtype, SA_ISA), [SA_ADAM] = SA_PASTE4(sa_, adam, dtype, SA_ISA)},               \
+     .exp2_array = SA_PASTE4(sa_, exp2_array, dtype, SA_ISA),                                                                  \
+     .exp_array = SA_PASTE4(sa_, exp_array, dtype, SA_ISA),                                                                    \
+     .tanh_array = SA_PASTE4(sa_, tanh_array, dtype, SA_ISA),                                                                  \
+     .fma_loop = SA_PASTE4(sa_, fma_loop, dtype, SA_ISA),                                                                      \
+     __VA_ARGS__}
 #define SA_STRING_(x) #x
 #define SA_STRING(x) SA_STRING_(x)
 
 const sa_kernels SA_PASTE(sa_kernels_, SA_ISA) = {
     .name = SA_STRING(SA_ISA),
-    .f32 = SA_REAL_TABLE(f32, SA_ISA),
-    .f64 = SA_REAL_TABLE(f64, SA_ISA),
+    .f32 = SA_REAL_TABLE(f32, SA_ISA, ),
+    .f64 = SA_REAL_TABLE(f64, SA_ISA, ),
     .checksum = SA_PASTE(sa_checksum_, SA_ISA),
     .read_loop = SA_PASTE(sa_read_loop_, SA_ISA),
 };

@@ -5,6 +5,7 @@
 
 #include "../embedding.h"
 #include "blocks.h"
+#include "kept.h"
 
 /* Multiply-adds below which the GIL is kept: giving it back and taking it again costs as much as such a call. */
 #define SA_SMALL_WORK 100000.0
@@ -265,6 +266,9 @@ static PyObject *run_forward(embedding_call *c, PyObject *module, bool keep) {
     if (scratch == NULL || (keep && (c->saved = sa_block_take(module, plan.saved_bytes)) == NULL)) {
         goto done;
     }
+    if (!keep && (c->e.kept = sa_kept_take(module, &c->e)) == NULL && PyErr_Occurred()) {
+        goto done;
+    }
     result = PyArray_SimpleNew(2, shape, c->e.f64 ? NPY_DOUBLE : NPY_FLOAT);
     if (result == NULL) {
         goto done;
@@ -277,6 +281,7 @@ static PyObject *run_forward(embedding_call *c, PyObject *module, bool keep) {
         Py_END_ALLOW_THREADS
     }
 done:
+    sa_kept_give(module, c->e.kept);
     sa_block_give(scratch);
     return result;
 }

@@ -8,6 +8,7 @@
 #include "checksum.h"
 #include "narrow.h"
 #include "embedding.h"
+#include "kept.h"
 #include "proxy.h"
 #include "rows.h"
 #include "runtime.h"
@@ -76,6 +77,7 @@ static int clear(PyObject *module) {
     Py_CLEAR(state->shares_memory);
     Py_CLEAR(state->too_hard);
     sa_blocks_clear(state);
+    sa_kept_clear(state);
     return 0;
 }
 
