@@ -213,7 +213,7 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
         for (ptrdiff_t r = first; r < count; r += G, ++i) {
             rows->query[r] = q + i * a->query.m.row_stride;
             rows->out[r] = out + i * a->out.m.row_stride;
-            if (has_options) { /* as many stores as all the rest: 2 % at 128 x 64 */
+            if (has_options) { /* as many stores as all the rest */
                 rows->mask[r] = mask ? mask + i * a->mask.m.row_stride : NULL;
                 rows->lse[r] = lse ? lse + i * a->lse.m.row_stride : NULL;
                 rows->weights[r] = weights ? weights + i * a->weights.m.row_stride : NULL;
