@@ -86,3 +86,14 @@ def test_what_needs_no_rounding_is_returned_as_it_is():
     assert rounded(x.T, np.dtype(np.float16), None).dtype == np.float16
     with pytest.raises(TypeError, match="16 bits"):
         _core._narrow(x, np.empty((3, 5), np.float16), 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_the_gradient_of_a_single_number_is_an_array(dtype):
+    query, key, value = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(dtype)
+    options = {"attn_mask": np.asarray(0.25, dtype), "alibi_slopes": np.asarray(0.5, dtype)}
+    out, pullback = sa.scaled_dot_product_attention_vjp(
+        query, key, value, **options, wrt=("query", "attn_mask", "alibi_slopes")
+    )
+    for gradient in (pullback(np.ones_like(out)).attn_mask, pullback(np.ones_like(out)).alibi_slopes):
+        assert isinstance(gradient, np.ndarray) and gradient.shape == () and gradient.dtype == dtype
