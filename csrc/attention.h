@@ -70,9 +70,9 @@ void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptr
 void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch,
                              const char *partial);
 
-/* The gradient of a mask that rows share, or that heads of a single block share. The work on it is cut by the mask's own elements,
- * so that each has one writer, who goes through the heads and rows in order: S and dP are computed a second time, but nothing
- * is held. */
+/* The gradient of a mask that rows share, or parts of the keys, or heads of a single block. The work on it is cut by the mask's own
+ * elements, so that each has one writer, who goes through the heads and rows in order: S and dP are computed a second time, but
+ * nothing is held. */
 typedef struct {
     ptrdiff_t owners, key_parts, keys, heads; /* keys of a part */
     ptrdiff_t tasks;                          /* 0 where the mask's gradient needs no pass of its own */

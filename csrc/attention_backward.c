@@ -7,7 +7,7 @@
  *
  * Groups that share a mask share the elements of its gradient. At most R of them are worked on at a time, and the one of rank k
  * takes the rows of part (k + c + t) mod R: within a step no two tasks share an element of it either. The next R groups follow
- * when these are done.
+ * when these are done. Elements that rows share, or keys of several parts, are left to a pass of their own.
  *
  * No partial results, no memory beyond the gradients, and the same bits for any number of threads, since N and R follow from
  * the shapes alone. */
@@ -83,7 +83,8 @@ static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *pla
     }
     const ptrdiff_t unit = plan->group / common_divisor(plan->group, plan->block_rows);
     const bool rows_share = g->dmask.m.data && a->L > 1 && g->dmask.m.row_stride == 0;
-    plan->mask_apart = rows_share || (plan->shares > 1 && plan->blocks <= unit);
+    const bool parts_share = g->dmask.m.data && plan->parts > 1 && g->dmask.m.col_stride == 0;
+    plan->mask_apart = rows_share || parts_share || (plan->shares > 1 && plan->blocks <= unit);
     plan->shares = plan->mask_apart ? 1 : plan->shares;
     if (plan->shares > 1) {
         plan->unit_blocks = unit;

@@ -172,7 +172,8 @@ static ptrdiff_t count_kept(const sa_embedding_part *p, ptrdiff_t block) {
     return p->plan->by_parts ? units_of(p->e) : sa_embedding_shares(p->plan, units_of(p->e));
 }
 
-/* Looks whether units are still what they were. Each thread does so for those that it will read. */
+/* Looks whether units are still what they were. Each thread does so for those that it will read, or most of them: the barrier behind
+ * this phase stands for the rest. */
 static void keep_weights(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
     (void)scratch;
     const sa_embedding *e = p->e;

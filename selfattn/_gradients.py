@@ -45,7 +45,7 @@ def apart(x: Array, axes: slice) -> Array:
 
 
 def rounded(x: Array, dtype: np.dtype[Any], num_threads: int | None) -> Array:
-    """Round to the dtype of a gradient: x itself where it has that dtype."""
+    """Round to the dtype of a gradient: x itself where it has that dtype. Beyond its range is inf, without a warning."""
     x = np.asarray(x)  # NumPy's sum of all elements is a number
     if x.dtype != np.float32 or dtype.itemsize != 2 or not x.flags.c_contiguous:
         return x.astype(dtype, copy=False)

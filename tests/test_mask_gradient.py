@@ -70,6 +70,26 @@ def test_the_same_bits_for_any_number_of_threads(isa, lead, options):
             assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("shape", [(900, 1), (900, 850), (6, 900, 1), (1, 850)], ids=str)
+@pytest.mark.parametrize("key_heads", [2, 6, 1])
+def test_parts_of_keys_do_not_meet_in_the_mask(shape, key_heads):
+    """Few groups have their keys in parts: those of a mask with one number for all keys are the same elements."""
+    query, key, value, grad_out = inputs(6, length=900, keys=850, key_heads=key_heads)
+    options = {"sinks": np.linspace(-1, 5, 6), "enable_gqa": True, "wrt": ALL}
+    mask, found = mask_of(*shape), []
+    for threads in (1, 2, 4, 2, 4, 3):
+        _, pullback = sa.scaled_dot_product_attention_vjp(
+            query, key, value, mask, **options, num_threads=threads
+        )
+        found.append(pullback(grad_out))
+    for other in found[1:]:
+        for a, b in zip(other[:4], found[0][:4], strict=True):
+            assert_array_equal(a, b)
+    if key_heads == 2:
+        options.pop("wrt")
+        assert_gradients((query, key, value), {**options, "attn_mask": mask}, what=f"{shape}")
+
+
 @pytest.mark.parametrize("wrt", [("attn_mask",), ("value", "attn_mask"), ("query", "attn_mask")], ids=str)
 def test_what_wrt_leaves_out_changes_nothing_of_the_rest(isa, wrt):
     query, key, value, grad_out = inputs(5, length=300)

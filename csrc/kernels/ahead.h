@@ -12,10 +12,13 @@ SA_INLINE void sa_fetch(uintptr_t at, ptrdiff_t bytes) {
     }
 }
 
+/* The bytes of n elements of a row, or none where they lie apart: there would be a line for each. */
+SA_INLINE ptrdiff_t sa_bytes_together(const sa_matrix *m, ptrdiff_t n) {
+    return m->col_stride > 0 && m->col_stride <= (ptrdiff_t)sizeof(double) ? n * m->col_stride : 0;
+}
+
 SA_INLINE void sa_look_ahead(sa_ahead a, ptrdiff_t from, ptrdiff_t to) {
     for (ptrdiff_t r = from; r < to && r < a.count; ++r) {
-        for (ptrdiff_t i = 0; i < a.bytes; i += 64) {
-            __builtin_prefetch(a.row + r * a.stride + i, 0, 2);
-        }
+        sa_fetch((uintptr_t)a.row + (uintptr_t)(r * a.stride), a.bytes);
     }
 }

@@ -406,7 +406,7 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     if (b->with_mask && b->rows->dmask[0]) { /* rows that lie pages apart: they are fetched while we multiply */
         const sa_matrix *dmask = &b->g->dmask.m;
         const sa_ahead rows = {b->rows->dmask[0] + first * dmask->col_stride, dmask->row_stride, b->b.rows->count,
-                               n * dmask->col_stride};
+                               sa_bytes_together(dmask, n)};
         sa_look_ahead(rows, 0, rows.count);
     }
     if (!scores) { /* dV alone needs no dP; dS is split all the same, and must be finite */

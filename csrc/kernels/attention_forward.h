@@ -29,7 +29,7 @@ SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     const int state = FN(inspect_mask)(rows->mask, rows->count, mask, first, n, s->row);
     if (state == SA_TILE_MIXED && !few && rows->count > 1) {
         const sa_ahead mask_rows = {rows->mask[0] + first * mask->col_stride, rows->mask[1] - rows->mask[0], rows->count,
-                                    mask->col_stride * n};
+                                    sa_bytes_together(mask, n)};
         sa_look_ahead(mask_rows, 0, rows->count);
     }
     return state;
@@ -387,7 +387,8 @@ SA_INLINE void FN(look_ahead)(const sa_block *b, ptrdiff_t first) {
     const sa_rows *rows = b->rows;
     const ptrdiff_t tiles = (b->end - b->begin + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
     const ptrdiff_t share = (rows->count + tiles - 1) / tiles, from = (first - b->begin) / SA_KEYS_PER_TILE * share;
-    const ptrdiff_t query_bytes = b->a->E * b->a->query.m.col_stride, out_bytes = b->a->Dv * b->a->out.m.col_stride;
+    const ptrdiff_t query_bytes = sa_bytes_together(&b->a->query.m, b->a->E);
+    const ptrdiff_t out_bytes = sa_bytes_together(&b->a->out.m, b->a->Dv);
     for (ptrdiff_t r = from; r < from + share && r < rows->count; ++r) {
         if (b->ahead != 0) {
             sa_fetch((uintptr_t)rows->query[r] + (uintptr_t)b->ahead, query_bytes);

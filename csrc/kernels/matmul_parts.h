@@ -147,7 +147,7 @@ SA_NOINLINE bool FN(split_panel)(const real *x, ptrdiff_t stride, ptrdiff_t n, p
 /* ---- weights that stay split ------------------------------------------------------------------------------------------- */
 
 /* A panel of B of matmul_nt, in front of its tiles, and a checksum of what they were made of, which takes a third of the time
- * that splitting does. One changed number always shows, of more all but one case in 2^32. */
+ * that splitting does. One changed number always shows; of more, all but about one case in 2^32 that was not made for it. */
 typedef struct {
     bool filled; /* the first byte */
     bool fits;

@@ -266,9 +266,7 @@ static PyObject *run_forward(embedding_call *c, PyObject *module, bool keep) {
     if (scratch == NULL || (keep && (c->saved = sa_block_take(module, plan.saved_bytes)) == NULL)) {
         goto done;
     }
-    if (!keep && (c->e.kept = sa_kept_take(module, &c->e)) == NULL && PyErr_Occurred()) {
-        goto done;
-    }
+    c->e.kept = keep ? NULL : sa_kept_take(module, &c->e);
     result = PyArray_SimpleNew(2, shape, c->e.f64 ? NPY_DOUBLE : NPY_FLOAT);
     if (result == NULL) {
         goto done;

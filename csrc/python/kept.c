@@ -39,8 +39,7 @@ char *sa_kept_take(PyObject *module, const sa_embedding *e) {
         }
     }
     header *h = aligned_alloc(64, (sizeof *h + bytes + 63) / 64 * 64);
-    if (h == NULL) {
-        PyErr_Format(PyExc_MemoryError, "cannot allocate %zu bytes", bytes);
+    if (h == NULL) { /* weights are split in every call then */
         return NULL;
     }
     memset(h, 0, sizeof *h + bytes);

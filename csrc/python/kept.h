@@ -6,7 +6,7 @@
 
 #include "../embedding.h"
 
-/* Memory for e->kept, to be given back after the call; NULL where nothing is to be kept, or with an exception. */
+/* Memory for e->kept, to be given back after the call; NULL where nothing is to be kept, or there is no memory. */
 char *sa_kept_take(PyObject *module, const sa_embedding *e);
 
 /* NULL is ignored. */

@@ -6,9 +6,9 @@
 
 #include "blocks.h"
 #include "checksum.h"
-#include "narrow.h"
 #include "embedding.h"
 #include "kept.h"
+#include "narrow.h"
 #include "proxy.h"
 #include "rows.h"
 #include "runtime.h"
