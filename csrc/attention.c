@@ -280,15 +280,17 @@ sa_stretches sa_find_stretches(const sa_attention *a, ptrdiff_t G, ptrdiff_t gro
     return (sa_stretches){.mask = NULL};
 }
 
-ptrdiff_t sa_block_begin(const sa_stretches *s, ptrdiff_t row, ptrdiff_t most, ptrdiff_t until, ptrdiff_t *key) {
+ptrdiff_t sa_block_begin(sa_stretches *s, ptrdiff_t row, ptrdiff_t most, ptrdiff_t until, ptrdiff_t *key) {
     *key = 0;
     if (s->mask == NULL || row >= until) {
         return row;
     }
     ptrdiff_t at = row / s->class_rows;
     while (at > 0 && goes_on(s, at)) {
-        --at;
+        at = at > s->known && at < s->until ? s->known : at - 1;
     }
+    s->known = at;
+    s->until = row / s->class_rows + 1;
     const ptrdiff_t begin = at * s->class_rows, next = smaller(begin + sa_ceil_div(row - begin, most) * most, until);
     const ptrdiff_t end = sa_block_end(s, row, next);
     *key = (ptrdiff_t)keys_of(s, end < next ? end / s->class_rows : at).lo;
@@ -338,21 +340,27 @@ static ptrdiff_t ahead_of(const sa_attention *a, const sa_attention_plan *plan, 
 /* Groups outermost, so that threads share a head's keys; within a group the last rows first, which see the most keys when
  * causal. */
 void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
-                       sa_held_keys *held) {
+                       sa_held *held) {
     const sa_real_kernels *kernels = sa_kernels_of(a);
     const ptrdiff_t chunk = t % plan->chunks, block = plan->blocks - 1 - t / plan->chunks % plan->blocks;
     const ptrdiff_t group = t / plan->chunks / plan->blocks, most = plan->block_rows;
     const ptrdiff_t first = block * most, end = smaller(first + most, plan->rows);
-    const sa_stretches stretches = plan->chunks == 1 ? sa_find_stretches(a, plan->group, group) : (sa_stretches){.mask = NULL};
-    for (ptrdiff_t key, from = first; (from = sa_block_begin(&stretches, from, most, plan->rows, &key)) < end;) {
+    sa_stretches *stretches = &held->stretches;
+    if (held->keys < 0 || held->keys / plan->chunks != group) {
+        *stretches = plan->chunks == 1 ? sa_find_stretches(a, plan->group, group) : (sa_stretches){.mask = NULL};
+        held->keys = group * plan->chunks + chunk;
+        held->from = -1;
+    }
+    for (ptrdiff_t key, from = first; (from = sa_block_begin(stretches, from, most, plan->rows, &key)) < end;) {
         sa_rows rows;
         sa_block b;
-        const ptrdiff_t to = sa_block_end(&stretches, from, smaller(from + most, plan->rows));
+        const ptrdiff_t to = sa_block_end(stretches, from, smaller(from + most, plan->rows));
         sa_describe_block(a, plan->group, group, from, to - from, &rows, &b);
         b.ahead = ahead_of(a, plan, t);
         b.cache_from = plan->chunks > 1 ? chunk * plan->chunk_keys : smaller(sa_tiles_from(a, key), b.begin);
         b.cache_holds = held->keys == group * plan->chunks + chunk && held->from == b.cache_from;
-        *held = (sa_held_keys){.keys = group * plan->chunks + chunk, .from = b.cache_from};
+        held->keys = group * plan->chunks + chunk;
+        held->from = b.cache_from;
         if (plan->chunks > 1) {
             const ptrdiff_t begin = chunk * plan->chunk_keys, until = begin + plan->chunk_keys;
             b.begin = b.begin > begin ? b.begin : begin;
@@ -428,7 +436,7 @@ sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *p
         {
             const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
             char *mine = (char *)scratch + (size_t)thread * plan->scratch_bytes;
-            sa_held_keys held = {.keys = -1};
+            sa_held held = {.keys = -1};
             /* Independent: a task writes its own rows of the outputs, or its own partial result, and its thread's scratch. */
             for (ptrdiff_t t; (t = take_task(plan, scratch, thread, threads)) < plan->tasks;) {
                 if (!sa_cancelled(a)) {
@@ -451,7 +459,7 @@ sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *p
     }
 #endif
     /* Not even an OpenMP region of one thread: entering one costs as much as a small call. */
-    sa_held_keys held = {.keys = -1};
+    sa_held held = {.keys = -1};
     for (ptrdiff_t t = 0; t < plan->tasks && !sa_cancelled(a); ++t) {
         sa_attention_task(a, plan, t, scratch, partial, &held);
     }

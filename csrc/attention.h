@@ -38,14 +38,15 @@ typedef struct {
     const sa_block_mask *mask; /* NULL: all rows are one stretch */
     const char *classes;       /* of the group's heads */
     ptrdiff_t class_rows;      /* of the group, that share an entry of classes */
+    ptrdiff_t known, until;    /* a stretch that was found begins with entry `known` and has `until` - 1 as well */
 } sa_stretches;
 
 /* Of group number `group`, of G heads. */
 sa_stretches sa_find_stretches(const sa_attention *a, ptrdiff_t G, ptrdiff_t group);
 
 /* The first row from `row` on, at most `until`, that begins a block, when blocks have `most` rows or end with a stretch; *key is
- * the first key of the stretch's. */
-ptrdiff_t sa_block_begin(const sa_stretches *s, ptrdiff_t row, ptrdiff_t most, ptrdiff_t until, ptrdiff_t *key);
+ * the first key of the stretch's. The beginning of a stretch is looked for once while rows follow each other, up or down. */
+ptrdiff_t sa_block_begin(sa_stretches *s, ptrdiff_t row, ptrdiff_t most, ptrdiff_t until, ptrdiff_t *key);
 
 /* The row after the block that begins with row `from`: at most `until`. */
 ptrdiff_t sa_block_end(const sa_stretches *s, ptrdiff_t from, ptrdiff_t until);
@@ -53,10 +54,11 @@ ptrdiff_t sa_block_end(const sa_stretches *s, ptrdiff_t from, ptrdiff_t until);
 /* The keys that the rows from … to − 1 may see, and others perhaps: of S. */
 sa_run sa_block_keys(const sa_stretches *s, ptrdiff_t from, ptrdiff_t to, ptrdiff_t S);
 
-/* Whose packed keys a thread's scratch holds. */
+/* What a thread keeps from task to task: whose packed keys its scratch holds, and the stretches of their group. */
 typedef struct {
-    ptrdiff_t keys, from; /* the group (or one chunk of its keys), and the first key; −1 when the scratch or the call is new */
-} sa_held_keys;
+    ptrdiff_t keys, from; /* the group (or one chunk of its keys), and the first key; −1 when there are none */
+    sa_stretches stretches;
+} sa_held;
 
 /* About how many of the pairs the block masks leave open, 0 … 1: no more than the strictest of them does. */
 double sa_open_share(const sa_attention *a);
@@ -66,7 +68,7 @@ bool sa_cancelled(const sa_attention *a);
 
 /* Task t of a forward plan, the blocks that begin with its rows; and the merge of block t where the keys are in chunks. */
 void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
-                       sa_held_keys *held);
+                       sa_held *held);
 void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch,
                              const char *partial);
 

@@ -270,8 +270,7 @@ void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_pl
     const ptrdiff_t key = c * plan->part_keys, end = smaller(key + plan->part_keys, g->a->S);
     const ptrdiff_t most = plan->block_rows, end_row = smaller(first_block(plan, part + 1) * most, plan->rows);
     /* Heads in turns must not meet: what blocks their stretches have is not the same for all. */
-    const sa_stretches stretches =
-        plan->shares > 1 ? (sa_stretches){.mask = NULL} : sa_find_stretches(g->a, plan->group, group);
+    sa_stretches stretches = plan->shares > 1 ? (sa_stretches){.mask = NULL} : sa_find_stretches(g->a, plan->group, group);
     bool held = false;          /* the scratch holds gradients of this part's keys, if they are gathered, */
     ptrdiff_t packed_from = -1; /* and packed keys from this one on */
     gathered_rows gathered[2];

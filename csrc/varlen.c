@@ -162,7 +162,7 @@ typedef struct {
     sa_attention a;
     sa_attention_plan plan;
     ptrdiff_t sequence;
-    sa_held_keys held;
+    sa_held held;
 } forward_state;
 
 static void forward_task(const sa_varlen *v, const sa_varlen_plan *plan, forward_state *at, int kind, ptrdiff_t t,
@@ -173,7 +173,7 @@ static void forward_task(const sa_varlen *v, const sa_varlen_plan *plan, forward
     const sa_varlen_item *item = item_of(plan, v->sequences, kind, t);
     if (item->sequence != at->sequence) {
         at->sequence = item->sequence;
-        at->held = (sa_held_keys){.keys = -1};
+        at->held = (sa_held){.keys = -1};
         set_to_sequence(v, item->sequence, &at->a);
         sa_attention_make_plan(&at->a, 1, &at->plan); /* went well before */
     }

@@ -37,6 +37,13 @@ def isa(request):
 
 
 @pytest.fixture
+def threads_restored():
+    before = _core.get_num_threads()
+    yield
+    _core.set_num_threads(before)
+
+
+@pytest.fixture
 def on_the_matrix_unit():
     """AMX, whatever was chosen; elsewhere the test is skipped."""
     if "amx" not in _core.available_isas():

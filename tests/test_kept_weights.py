@@ -9,16 +9,9 @@ import numpy as np
 import pytest
 
 import selfattn as sa
-from selfattn import nn
+from selfattn import nn, optim
 
 pytestmark = pytest.mark.usefixtures("on_the_matrix_unit", "threads_restored")
-
-
-@pytest.fixture
-def threads_restored():
-    before = sa.get_num_threads()
-    yield
-    sa.set_num_threads(before)
 
 
 def model_of(width, layers=2, rng=3):
@@ -71,7 +64,7 @@ def test_a_change_shows(change, lengths, threads):
 
 def test_steps_of_an_optimiser_show():
     model, sentences = model_of(128), sentences_of([20, 30, 40])
-    optimizer = sa.optim.Adam(model.parameters(), lr=1e-3)
+    optimizer = optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(4):
         y, pullback = model.vjp(sentences)
         np.testing.assert_array_equal(model(sentences), y)

@@ -15,13 +15,6 @@ EPS = 2.0**-24
 pytestmark = pytest.mark.usefixtures("on_the_matrix_unit", "threads_restored")
 
 
-@pytest.fixture
-def threads_restored():
-    before = sa.get_num_threads()
-    yield
-    sa.set_num_threads(before)
-
-
 def model_of(width, dtype=np.float32, layers=2):
     return nn.EmbeddingModel(
         str.split, 50, width, max_seq_len=90, num_layers=layers, num_heads=2, dtype=dtype, rng=3

@@ -85,9 +85,8 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
 
     finite = [np.where(np.isfinite(x), np.abs(x), 0) for x in (call.query, call.key, call.value)]
     n_queries, n_keys = call.allowed.shape[-2:]
-    if (
-        dtype == np.float64 and np.isfinite(call.value).all()
-    ):  # float64 adds n equal terms with n equal errors
+    # NumPy's float64 adds n equal terms with n equal errors
+    if dtype == np.float64 and np.isfinite(call.value).all():
         out = (weights.astype(np.longdouble) @ call.value).astype(np.float64)
     products = reference.attention.dot_products(*finite[:2]) * abs(call.scale)
     later = products

@@ -169,7 +169,7 @@ static void dispatch(void) {
 
 /* The first rows of the blocks of `rows` rows, as tasks of `most` rows each find them, and the first keys; returns how many. */
 static int find_blocks(const sa_attention *a, ptrdiff_t G, ptrdiff_t most, ptrdiff_t *first, ptrdiff_t *keys) {
-    const sa_stretches s = sa_find_stretches(a, G, 0);
+    sa_stretches s = sa_find_stretches(a, G, 0);
     const ptrdiff_t rows = G * a->L;
     int count = 0;
     ptrdiff_t covered = 0;
@@ -183,6 +183,14 @@ static int find_blocks(const sa_attention *a, ptrdiff_t G, ptrdiff_t most, ptrdi
         }
     }
     CHECK(covered == rows, "%d rows of %d", (int)covered, (int)rows);
+    sa_stretches known = s; /* what was found before, in this order or another, changes nothing */
+    for (ptrdiff_t row = rows - 1; row >= 0; row -= row % 3 == 1 ? 4 : 1) {
+        sa_stretches fresh = sa_find_stretches(a, G, 0);
+        ptrdiff_t key, fresh_key;
+        const ptrdiff_t begin = sa_block_begin(&known, row, most, rows, &key);
+        CHECK(begin == sa_block_begin(&fresh, row, most, rows, &fresh_key) && key == fresh_key,
+              "the block from row %d on is said to begin with row %d, key %d", (int)row, (int)begin, (int)key);
+    }
     return count;
 }
 
