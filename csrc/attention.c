@@ -109,9 +109,12 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
         return SA_TOO_LARGE;
     }
     const double work = (double)rows * (double)a->S * (double)(a->E + a->Dv + 16) * sa_open_share(a);
+    if (work < SA_WORK_PER_THREAD) {
+        return SA_OK;
+    }
     double threads = work / SA_WORK_PER_THREAD;
     threads = threads < (double)tasks ? threads : (double)tasks;
-    plan->threads = threads < max_threads ? (threads < 1 ? 1 : (int)threads) : max_threads;
+    plan->threads = threads < max_threads ? (int)threads : max_threads;
     return SA_OK;
 }
 
@@ -183,7 +186,8 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
     rows->gaps = 0;
     ptrdiff_t begin = PTRDIFF_MAX, end = 0;
     for (int first = 0; first < count && first < G; ++first) {
-        const ptrdiff_t head = group * G + (from + first) % G;
+        ptrdiff_t head, i = sa_divide(from + first, G, &head);
+        head += group * G;
         const char *q = a->query.m.data + sa_lead_offset(a, &a->query, head, 1);
         const char *mask = a->mask.m.data ? a->mask.m.data + sa_lead_offset(a, &a->mask, head, 1) : NULL;
         char *out = a->out.m.data + sa_lead_offset(a, &a->out, head, 1);
@@ -209,7 +213,6 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
             const sa_block_mask *block_mask = &a->block_masks[m];
             offset[m] = sa_lead_offset(a, block_mask->prefix.m.data ? &block_mask->prefix : &block_mask->classes, head, 1);
         }
-        ptrdiff_t i = (from + first) / G;
         for (ptrdiff_t r = first; r < count; r += G, ++i) {
             rows->query[r] = q + i * a->query.m.row_stride;
             rows->out[r] = out + i * a->out.m.row_stride;
@@ -239,8 +242,16 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
     for (int r = 0; r < count; ++r) {
         rows->clipped |= rows->lo[r] > begin || rows->hi[r] < end;
     }
-    *b =
-        (sa_block){.a = a, .rows = rows, .key = a->key.m, .value = a->value.m, .begin = begin, .end = end, .first_chunk = true};
+    b->a = a; /* field by field: GCC clears a whole struct far more slowly */
+    b->rows = rows;
+    b->key = a->key.m;
+    b->value = a->value.m;
+    b->begin = begin;
+    b->end = end;
+    b->cache_from = b->ahead = 0;
+    b->cache_holds = false;
+    b->first_chunk = true;
+    b->partial = NULL;
     b->key.data += sa_lead_offset(a, &a->key, group * G, a->gqa);
     b->value.data += sa_lead_offset(a, &a->value, group * G, a->gqa);
 }
@@ -331,10 +342,11 @@ static ptrdiff_t ahead_of(const sa_attention *a, const sa_attention_plan *plan, 
     if (plan->chunks > 1 || t + 1 >= plan->tasks) {
         return 0;
     }
-    const ptrdiff_t G = plan->group, row = (plan->blocks - 1 - t % plan->blocks) * plan->block_rows;
-    const ptrdiff_t next = (plan->blocks - 1 - (t + 1) % plan->blocks) * plan->block_rows;
-    return (ptrdiff_t)((uintptr_t)query_of(a, G, (t + 1) / plan->blocks, next) -
-                       (uintptr_t)query_of(a, G, t / plan->blocks, row));
+    ptrdiff_t here, next;
+    const ptrdiff_t G = plan->group, group = sa_divide(t, plan->blocks, &here),
+                    next_group = sa_divide(t + 1, plan->blocks, &next);
+    return (ptrdiff_t)((uintptr_t)query_of(a, G, next_group, (plan->blocks - 1 - next) * plan->block_rows) -
+                       (uintptr_t)query_of(a, G, group, (plan->blocks - 1 - here) * plan->block_rows));
 }
 
 /* Groups outermost, so that threads share a head's keys; within a group the last rows first, which see the most keys when
@@ -342,13 +354,14 @@ static ptrdiff_t ahead_of(const sa_attention *a, const sa_attention_plan *plan, 
 void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
                        sa_held *held) {
     const sa_real_kernels *kernels = sa_kernels_of(a);
-    const ptrdiff_t chunk = t % plan->chunks, block = plan->blocks - 1 - t / plan->chunks % plan->blocks;
-    const ptrdiff_t group = t / plan->chunks / plan->blocks, most = plan->block_rows;
-    const ptrdiff_t first = block * most, end = smaller(first + most, plan->rows);
+    ptrdiff_t chunk, block;
+    const ptrdiff_t group = sa_divide(sa_divide(t, plan->chunks, &chunk), plan->blocks, &block), most = plan->block_rows;
+    const ptrdiff_t first = (plan->blocks - 1 - block) * most, end = smaller(first + most, plan->rows);
+    const ptrdiff_t keys = group * plan->chunks + chunk;
     sa_stretches *stretches = &held->stretches;
-    if (held->keys < 0 || held->keys / plan->chunks != group) {
+    if (held->keys != keys) {
         *stretches = plan->chunks == 1 ? sa_find_stretches(a, plan->group, group) : (sa_stretches){.mask = NULL};
-        held->keys = group * plan->chunks + chunk;
+        held->keys = keys;
         held->from = -1;
     }
     for (ptrdiff_t key, from = first; (from = sa_block_begin(stretches, from, most, plan->rows, &key)) < end;) {
@@ -358,8 +371,7 @@ void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptr
         sa_describe_block(a, plan->group, group, from, to - from, &rows, &b);
         b.ahead = ahead_of(a, plan, t);
         b.cache_from = plan->chunks > 1 ? chunk * plan->chunk_keys : smaller(sa_tiles_from(a, key), b.begin);
-        b.cache_holds = held->keys == group * plan->chunks + chunk && held->from == b.cache_from;
-        held->keys = group * plan->chunks + chunk;
+        b.cache_holds = held->from == b.cache_from;
         held->from = b.cache_from;
         if (plan->chunks > 1) {
             const ptrdiff_t begin = chunk * plan->chunk_keys, until = begin + plan->chunk_keys;
