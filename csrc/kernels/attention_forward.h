@@ -27,7 +27,7 @@ SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
         return SA_TILE_OPEN;
     }
     const int state = FN(inspect_mask)(rows->mask, rows->count, mask, first, n, s->row);
-    if (state == SA_TILE_MIXED && !few && rows->count > 1) {
+    if ((state == SA_TILE_GATED || state == SA_TILE_BIASED) && !few && rows->count > 1) {
         const sa_ahead mask_rows = {rows->mask[0] + first * mask->col_stride, rows->mask[1] - rows->mask[0], rows->count,
                                     sa_bytes_together(mask, n)};
         sa_look_ahead(mask_rows, 0, rows->count);
@@ -71,14 +71,48 @@ SA_INLINE void FN(apply_factor)(FN(scratch) * s, ptrdiff_t n, const int nv) {
     }
 }
 
+/* Adds the tile of a float mask. Rows are read where they lie if all of them can be. */
+SA_INLINE void FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+    const sa_rows *rows = b->rows;
+    const sa_matrix *mask = &b->a->mask.m;
+    const ptrdiff_t offset = first * mask->col_stride;
+    bool shared = true;
+    uintptr_t bits = 0;
+    for (int r = 0; r < rows->count; ++r) {
+        shared &= rows->mask[r] == rows->mask[0];
+        bits |= (uintptr_t)rows->mask[r];
+    }
+    if (shared) {
+        FN(load_row)(s->bias, rows->mask[0] + offset, mask->col_stride, n, mask->dtype, mask->swapped);
+        FN(pass_shared_mask)(s->P, n, nv, s->bias);
+        return;
+    }
+    if (FN(is_direct)(mask) && bits % sizeof(real) == 0 && n % SA_LANES == 0 && rows->count == nv * SA_LANES) {
+        FN(pass_mask)(s->P, n, nv, rows->mask, offset);
+        return;
+    }
+    const size_t stride = FN(round_up)(n);
+    const char *row_of[FN(block_rows)];
+    for (int r = 0; r < nv * SA_LANES; ++r) {
+        real *row = s->bias + (size_t)(r < rows->count ? r : 0) * stride;
+        if (r < rows->count) {
+            FN(load_row)(row, rows->mask[r] + offset, mask->col_stride, n, mask->dtype, mask->swapped);
+            for (size_t j = (size_t)n; j < stride; ++j) {
+                row[j] = 0;
+            }
+        }
+        row_of[r] = (const char *)row;
+    }
+    FN(pass_mask)(s->P, n, nv, row_of, 0);
+}
+
 /* From the products in s->P to finished scores but for s->factor, with the scores' maxima in s->top. *masked is set when any pair
  * is closed. Without want_top the maxima are left out, and the factor is 1. */
 SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, int mask_state,
                                  bool top_is_right, const bool want_top, bool *masked) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
-    const sa_matrix *mask = &a->mask.m;
-    if (a->softcap > 0 || a->alibi.m.data || mask_state == SA_TILE_MIXED || !want_top) {
+    if (a->softcap > 0 || a->alibi.m.data || mask_state == SA_TILE_BIASED || !want_top) {
         FN(apply_factor)(s, n, nv);
     }
     if (a->softcap > 0) {
@@ -92,38 +126,15 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
         FN(pass_alibi)(s->P, n, nv, s->slope, s->position);
         top_is_right = false;
     }
-    if (mask_state == SA_TILE_MIXED) {
+    if (mask_state == SA_TILE_GATED) {
         *masked = true;
         top_is_right = false;
-        bool shared = true;
-        for (int r = 1; r < rows->count; ++r) {
-            shared &= rows->mask[r] == rows->mask[0];
-        }
-        if (shared) {
-            FN(load_row)(s->bias, rows->mask[0] + first * mask->col_stride, mask->col_stride, n, mask->dtype, mask->swapped);
-            FN(pass_shared_mask)(s->P, n, nv, s->bias);
-        } else {
-            const bool direct = FN(is_direct)(mask) && n % SA_LANES == 0;
-            const size_t stride = FN(round_up)(n);
-            const real *row_of[FN(block_rows)];
-            for (int r = 0; r < nv * SA_LANES; ++r) {
-                const int from = r < rows->count ? r : 0;
-                const char *at = rows->mask[from] + first * mask->col_stride;
-                if (direct && (uintptr_t)at % sizeof(real) == 0) {
-                    row_of[r] = (const real *)(const void *)at;
-                } else if (r < rows->count) {
-                    real *row = s->bias + (size_t)r * stride;
-                    for (size_t j = (size_t)n; j < stride; ++j) {
-                        row[j] = 0;
-                    }
-                    FN(load_row)(row, at, mask->col_stride, n, mask->dtype, mask->swapped);
-                    row_of[r] = row;
-                } else {
-                    row_of[r] = row_of[0];
-                }
-            }
-            FN(pass_mask)(s->P, n, nv, row_of);
-        }
+        FN(pass_gates)(s->P, rows->mask, rows->count, &a->mask.m, first, n, nv);
+    }
+    if (mask_state == SA_TILE_BIASED) {
+        *masked = true;
+        top_is_right = false;
+        FN(apply_bias)(b, s, first, n, nv);
     }
     if (rows->gaps > 0 && FN(pass_gaps)(s->P, first, n, nv, rows)) {
         *masked = true;

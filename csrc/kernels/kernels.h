@@ -10,8 +10,8 @@
 #define SA_MAX_BLOCK_ROWS 64
 #define SA_KEYS_PER_TILE 64 /* 64 queries × 64 scores and 64 rows of V at D = 64 fit a 48 kB L1; a multiple of 4, for dropout */
 
-/* What a mask does to a tile of scores. */
-enum { SA_TILE_OPEN, SA_TILE_MIXED, SA_TILE_CLOSED };
+/* What a mask does to a tile of scores: nothing; closes some; adds something; closes all. */
+enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_BIASED, SA_TILE_CLOSED };
 
 /* One row of a block: a query with everything that is its own. Rows of one block share a key head and nothing else. */
 typedef struct {

@@ -41,6 +41,10 @@ SA_VERB mf32 vf32_words_ge(const uint32_t *w, uint32_t t) {
     __m256i a = _mm256_loadu_si256((const __m256i *)w);
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_max_epu32(a, _mm256_set1_epi32((int)t)), a));
 }
+SA_VERB mf32 vf32_bit(const uint32_t *w, int i) {
+    const __m256i bit = _mm256_set1_epi32((int)(UINT32_C(1) << i));
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_loadu_si256((const __m256i *)w), bit), bit));
+}
 SA_VERB vf32 vf32_power(vf32 t) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23)); }
 SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
 SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
@@ -85,6 +89,11 @@ SA_VERB mf64 vf64_words_ge(const uint32_t *w, uint32_t t) {
     __m128i a = _mm_loadu_si128((const __m128i *)w);
     return _mm256_castsi256_pd(_mm256_cvtepi32_epi64(_mm_cmpeq_epi32(_mm_max_epu32(a, _mm_set1_epi32((int)t)), a)));
 }
+SA_VERB mf64 vf64_bit(const uint32_t *w, int i) {
+    const __m128i bit = _mm_set1_epi32((int)(UINT32_C(1) << i));
+    const __m128i set = _mm_cmpeq_epi32(_mm_and_si128(_mm_loadu_si128((const __m128i *)w), bit), bit);
+    return _mm256_castsi256_pd(_mm256_cvtepi32_epi64(set));
+}
 SA_VERB vf64 vf64_power(vf64 t) { return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(t), 52)); }
 SA_VERB vf64 vf64_zip_lo(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 4, 1, 5); }
 SA_VERB vf64 vf64_zip_hi(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 2, 6, 3, 7); }
@@ -96,6 +105,10 @@ SA_VERB vf64 vf64_odd(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7); }
 SA_VERB vu32 vu32_load(const uint32_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 SA_VERB void vu32_store(uint32_t *p, vu32 a) { _mm256_storeu_si256((__m256i *)p, a); }
 SA_VERB vu32 vu32_set1(uint32_t x) { return _mm256_set1_epi32((int)x); }
+SA_VERB uint32_t vu32_nonzero_bytes(const char *p) {
+    const __m256i zero = _mm256_cmpeq_epi8(_mm256_loadu_si256((const __m256i *)(const void *)p), _mm256_setzero_si256());
+    return ~(uint32_t)_mm256_movemask_epi8(zero);
+}
 SA_VERB vu32 vu32_xor(vu32 a, vu32 b) { return _mm256_xor_si256(a, b); }
 SA_VERB vu32 vu32_rotate(vu32 a, int n) { return _mm256_or_si256(_mm256_slli_epi32(a, n), _mm256_srli_epi32(a, 32 - n)); }
 SA_VERB vu32 vu32_mul_lo(vu32 a, vu32 b) { return _mm256_mullo_epi32(a, b); }

@@ -32,6 +32,9 @@ SA_VERB int vf32_any(mf32 m) { return m != 0; }
 SA_VERB mf32 vf32_words_ge(const uint32_t *w, uint32_t t) {
     return _mm512_cmpge_epu32_mask(_mm512_loadu_si512(w), _mm512_set1_epi32((int)t));
 }
+SA_VERB mf32 vf32_bit(const uint32_t *w, int i) {
+    return _mm512_test_epi32_mask(_mm512_loadu_si512(w), _mm512_set1_epi32((int)(UINT32_C(1) << i)));
+}
 SA_VERB vf32 vf32_power(vf32 t) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23)); }
 SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
 SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) {
@@ -84,6 +87,9 @@ SA_VERB int vf64_any(mf64 m) { return m != 0; }
 SA_VERB mf64 vf64_words_ge(const uint32_t *w, uint32_t t) {
     return _mm256_cmpge_epu32_mask(_mm256_loadu_si256((const __m256i *)w), _mm256_set1_epi32((int)t));
 }
+SA_VERB mf64 vf64_bit(const uint32_t *w, int i) {
+    return _mm256_test_epi32_mask(_mm256_loadu_si256((const __m256i *)w), _mm256_set1_epi32((int)(UINT32_C(1) << i)));
+}
 SA_VERB vf64 vf64_power(vf64 t) { return _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(t), 52)); }
 SA_VERB vf64 vf64_zip_lo(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
 SA_VERB vf64 vf64_zip_hi(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
@@ -106,6 +112,10 @@ SA_VERB vf64 vf64_scalef_unless_lt(vf64 a, vf64 n, vf64 x, vf64 least) {
 SA_VERB vu32 vu32_load(const uint32_t *p) { return _mm512_loadu_si512(p); }
 SA_VERB void vu32_store(uint32_t *p, vu32 a) { _mm512_storeu_si512(p, a); }
 SA_VERB vu32 vu32_set1(uint32_t x) { return _mm512_set1_epi32((int)x); }
+SA_VERB uint32_t vu32_nonzero_bytes(const char *p) {
+    const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    return _mm256_test_epi8_mask(x, x);
+}
 SA_VERB vu32 vu32_xor(vu32 a, vu32 b) { return _mm512_xor_si512(a, b); }
 SA_VERB vu32 vu32_rotate(vu32 a, int n) { return _mm512_rolv_epi32(a, _mm512_set1_epi32(n)); }
 SA_VERB vu32 vu32_mul_lo(vu32 a, vu32 b) { return _mm512_mullo_epi32(a, b); }

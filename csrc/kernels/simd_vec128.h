@@ -63,6 +63,11 @@ SA_VERB mf32 vf32_words_ge(const uint32_t *w, uint32_t t) {
     memcpy(&a, w, sizeof a);
     return (mf32)(a >= t);
 }
+SA_VERB mf32 vf32_bit(const uint32_t *w, int i) {
+    vu32 a;
+    memcpy(&a, w, sizeof a);
+    return (mf32)((a & (UINT32_C(1) << i)) != 0);
+}
 SA_VERB vf32 vf32_power(vf32 t) { return (vf32)((vu32)t << 23); }
 SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 4, 1, 5); }
 SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 2, 6, 3, 7); }
@@ -137,6 +142,7 @@ SA_VERB vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return (vf64)vfmaq_f64((float64x
 SA_VERB vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return a * b + c; }
 #endif
 SA_VERB mf64 vf64_words_ge(const uint32_t *w, uint32_t t) { return (mf64){-(int64_t)(w[0] >= t), -(int64_t)(w[1] >= t)}; }
+SA_VERB mf64 vf64_bit(const uint32_t *w, int i) { return (mf64){-(int64_t)(w[0] >> i & 1), -(int64_t)(w[1] >> i & 1)}; }
 SA_VERB vf64 vf64_power(vf64 t) {
     typedef uint64_t bits __attribute__((vector_size(16)));
     return (vf64)((bits)t << 52);
@@ -155,6 +161,20 @@ SA_VERB vu32 vu32_load(const uint32_t *p) {
 }
 SA_VERB void vu32_store(uint32_t *p, vu32 a) { memcpy(p, &a, sizeof a); }
 SA_VERB vu32 vu32_set1(uint32_t x) { return (vu32){x, x, x, x}; }
+SA_VERB uint32_t vu32_nonzero_bytes(const char *p) {
+    uint32_t bits = 0;
+#if defined(SA_VEC128_SSE2)
+    for (int i = 0; i < 2; ++i) {
+        const __m128i zero = _mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i)), _mm_setzero_si128());
+        bits |= (~(uint32_t)_mm_movemask_epi8(zero) & 0xffff) << 16 * i;
+    }
+#else
+    for (int i = 0; i < 32; ++i) {
+        bits |= (uint32_t)(p[i] != 0) << i;
+    }
+#endif
+    return bits;
+}
 SA_VERB vu32 vu32_xor(vu32 a, vu32 b) { return a ^ b; }
 SA_VERB vu32 vu32_rotate(vu32 a, int n) { return a << n | a >> (32 - n); }
 SA_VERB vu32 vu32_mul_lo(vu32 a, vu32 b) { return a * b; }
