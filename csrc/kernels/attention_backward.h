@@ -536,7 +536,8 @@ static void FN(attention_backward)(const sa_backward_block *given, void *scratch
     FN(open_caches)(&given->b, &s.s);
     FN(parts_open)(&given->b, &s.s.parts);
     sa_backward_block on_cells = *given, *b = &on_cells;
-    b->b = FN(on_cells)(&given->b, &s.s.parts);
+    sa_block aligned;
+    b->b = *FN(on_cells)(&given->b, &s.s.parts, &aligned);
     switch ((b->b.rows->count + SA_LANES - 1) / SA_LANES) {
     case 1: FN(backward1)(b, &s); break;
     case 2: FN(backward2)(b, &s); break;

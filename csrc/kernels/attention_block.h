@@ -115,15 +115,23 @@ SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * 
     SA_TAKE(O, real, Dv * W);
     SA_TAKE(P, real, keys * W);
     SA_TAKE(row, real, longest * SA_LANES);
-    SA_TAKE(key.rows, real, places * SA_KEYS_PER_TILE * key_width);
-    SA_TAKE(value.rows, real, places * SA_KEYS_PER_TILE * value_width);
-    SA_TAKE(key.filled, unsigned char, key_packs ? kept : 0);
-    SA_TAKE(value.filled, unsigned char, value_packs ? kept : 0);
-    SA_TAKE(bias, real, a->mask.m.data ? keys * W : 0);
-    SA_TAKE(index, uint32_t, a->dropout_p > 0 ? words : 0);
-    SA_TAKE(head_lo, uint32_t, a->dropout_p > 0 ? words : 0);
-    SA_TAKE(head_hi, uint32_t, a->dropout_p > 0 ? words : 0);
-    SA_TAKE(words, uint32_t, a->dropout_p > 0 ? 4 * words : 0);
+    if (key_packs) {
+        SA_TAKE(key.rows, real, places * SA_KEYS_PER_TILE * key_width);
+        SA_TAKE(key.filled, unsigned char, kept);
+    }
+    if (value_packs) {
+        SA_TAKE(value.rows, real, places * SA_KEYS_PER_TILE * value_width);
+        SA_TAKE(value.filled, unsigned char, kept);
+    }
+    if (a->mask.m.data) {
+        SA_TAKE(bias, real, keys * W);
+    }
+    if (a->dropout_p > 0) {
+        SA_TAKE(index, uint32_t, words);
+        SA_TAKE(head_lo, uint32_t, words);
+        SA_TAKE(head_hi, uint32_t, words);
+        SA_TAKE(words, uint32_t, 4 * words);
+    }
     s->factor = 1;
     s->scaled = false;
     s->parts.count = 0;

@@ -254,10 +254,11 @@ SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) * s, const real *
             if (nv == 1 && !few && native && rows->count * columns <= 16) { /* a handful of numbers: no transpose */
                 for (int r = 0; r < rows->count; ++r) {
                     real check_r = 0; /* of its own: sums of several rows go side by side */
+                    const real *from = s->O + d * SA_LANES + r, f = factor[r];
+                    char *to = (partial ? (char *)(partial + r * Dv) : rows->out[r]) + d * (ptrdiff_t)sizeof(real);
                     for (int i = 0; i < columns; ++i) {
-                        const real y = s->O[(d + i) * SA_LANES + r] * factor[r];
-                        char *to = partial ? (char *)(partial + r * Dv + d + i) : rows->out[r] + (d + i) * out->col_stride;
-                        memcpy(to, &y, sizeof y);
+                        const real y = from[i * SA_LANES] * f;
+                        memcpy(to + i * (ptrdiff_t)sizeof y, &y, sizeof y);
                         check_r += y - y;
                     }
                     check = check + V(set1)(check_r);
@@ -530,23 +531,26 @@ static void FN(run_few)(const sa_block *b, FN(scratch) * s) {
     }
 }
 
-/* The block for the matrix unit: its tiles are the cells of the keys. */
-SA_INLINE sa_block FN(on_cells)(const sa_block *b, const FN(parts) * s) {
-    sa_block aligned = *b;
-    if (s->count && b->begin < b->end) {
-        aligned.begin -= (b->begin - b->cache_from) % SA_KEYS_PER_TILE;
-        aligned.rows->clipped |= aligned.begin < b->begin;
+/* The block for the matrix unit, in `aligned` if it is another one: its tiles are the cells of the keys. */
+SA_INLINE const sa_block *FN(on_cells)(const sa_block *b, const FN(parts) * s, sa_block *aligned) {
+    const ptrdiff_t before = s->count && b->begin < b->end ? (b->begin - b->cache_from) % SA_KEYS_PER_TILE : 0;
+    if (before == 0) {
+        return b;
     }
+    *aligned = *b;
+    aligned->begin -= before;
+    aligned->rows->clipped = true;
     return aligned;
 }
 
 /* Which kernel runs follows from the number of rows and keys alone. */
 static void FN(attention_forward)(const sa_block *given, void *scratch) {
     FN(scratch) s;
+    sa_block aligned;
     FN(lay_out)(given->a, scratch, &s, FN(uses_parts)(given->a));
     FN(open_caches)(given, &s);
     FN(parts_open)(given, &s.parts);
-    const sa_block on_cells = FN(on_cells)(given, &s.parts), *b = &on_cells;
+    const sa_block *b = FN(on_cells)(given, &s.parts, &aligned);
     const int count = b->rows->count;
     /* Below 32 keys the feature-lane kernels lose to a single vector of queries: their sums across lanes are too short. */
     if (count <= SA_FEW_ROWS && b->a->S >= 32) {
