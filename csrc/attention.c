@@ -184,7 +184,7 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
                              a->sinks.m.data || a->dropout_p > 0;
     rows->count = count;
     rows->gaps = 0;
-    ptrdiff_t begin = PTRDIFF_MAX, end = 0;
+    ptrdiff_t begin = PTRDIFF_MAX, end = 0, open_from = 0, open_to = PTRDIFF_MAX;
     for (int first = 0; first < count && first < G; ++first) {
         ptrdiff_t head, i = sa_divide(from + first, G, &head);
         head += group * G;
@@ -235,13 +235,14 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
                 begin = rows->lo[r] < begin ? rows->lo[r] : begin;
                 end = rows->hi[r] > end ? rows->hi[r] : end;
             }
+            open_from = rows->lo[r] > open_from ? rows->lo[r] : open_from;
+            open_to = rows->hi[r] < open_to ? rows->hi[r] : open_to;
         }
     }
     begin = begin >= end ? end : rows->gaps > 0 ? begin / 4 * 4 : sa_tiles_from(a, begin);
-    rows->clipped = rows->gaps > 0;
-    for (int r = 0; r < count; ++r) {
-        rows->clipped |= rows->lo[r] > begin || rows->hi[r] < end;
-    }
+    rows->open_from = open_from;
+    rows->open_to = open_to;
+    rows->clipped = rows->gaps > 0 || open_from > begin || open_to < end;
     b->a = a; /* field by field: GCC clears a whole struct far more slowly */
     b->rows = rows;
     b->key = a->key.m;

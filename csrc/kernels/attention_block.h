@@ -292,7 +292,7 @@ SA_INLINE void FN(open_caches)(const sa_block *b, FN(scratch) * s) {
  * are sorted by position, so what causal closes are whole vectors from the left: their work is skipped, not masked. */
 SA_INLINE int FN(first_open_vector)(const sa_rows *rows, ptrdiff_t first, ptrdiff_t n, const int nv, ptrdiff_t *keys) {
     *keys = n;
-    if (nv == 1 || !rows->clipped) {
+    if (nv == 1 || !rows->clipped || first + n <= rows->open_to) {
         return 0;
     }
     for (int v = 0; v < nv; ++v) {

@@ -140,7 +140,7 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
         *masked = true;
         top_is_right = false;
     }
-    if (rows->clipped) {
+    if (rows->clipped && (first < rows->open_from || first + n > rows->open_to)) {
         ptrdiff_t all_from = 0, all_to = n;
         for (int r = 0; r < rows->count; ++r) {
             ptrdiff_t lo = rows->lo[r] - first, hi = rows->hi[r] - first;
@@ -151,11 +151,9 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
             all_from = lo > all_from ? lo : all_from;
             all_to = hi < all_to ? hi : all_to;
         }
-        if (all_from > 0 || all_to < n) {
-            *masked = true;
-            top_is_right = false;
-            FN(pass_closed)(s->P, n, nv, s->lo, s->hi, all_from, all_to);
-        }
+        *masked = true;
+        top_is_right = false;
+        FN(pass_closed)(s->P, n, nv, s->lo, s->hi, all_from, all_to);
     }
     if (want_top && !top_is_right) {
         memcpy(s->top, s->maximum, (size_t)nv * SA_LANES * sizeof(real));

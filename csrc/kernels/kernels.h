@@ -25,6 +25,7 @@ typedef struct {
     char *weights[SA_MAX_BLOCK_ROWS];
     char *stats[SA_MAX_BLOCK_ROWS];
     ptrdiff_t lo[SA_MAX_BLOCK_ROWS], hi[SA_MAX_BLOCK_ROWS]; /* keys lo … hi − 1 are open: causal, window and lengths in one */
+    ptrdiff_t open_from, open_to;                           /* open_from … open_to − 1, if any, are so for all rows */
     ptrdiff_t position[SA_MAX_BLOCK_ROWS];                  /* the key that the query stands on, i + o */
     ptrdiff_t index[SA_MAX_BLOCK_ROWS];                     /* i */
     uint64_t head[SA_MAX_BLOCK_ROWS];                       /* flattened leading index, for dropout */
