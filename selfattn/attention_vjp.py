@@ -315,18 +315,23 @@ def scaled_dot_product_attention_backward(
         if raw is None or given is None:
             fitted.append(None)
             continue
-        # of slopes and sinks there is each row's share
-        whole = raw.sum(axis=-1, dtype=np.float64) if name in ("alibi_slopes", "sinks") else raw
-        dtype = gradient_dtype(given)
-        if whole.size == 0:  # no query head may be a broadcast of any number of key heads
-            gradient = np.zeros(given.shape, dtype)
-        else:
-            gradient = rounded(sum_to_shape(whole, given.shape), dtype, num_threads)
+        gradient = _fitted(name, raw, given, num_threads)
         target = None if gradients is None else getattr(gradients, name)
         if target is not None:
             np.copyto(target, gradient)
         fitted.append(gradient if target is None else target)
     return AttentionGradients(*fitted)
+
+
+@np.errstate(all="ignore")
+def _fitted(name: str, raw: Array, given: Array, num_threads: int | None) -> Array:
+    """Sum what the core found to the shape of the input, in the gradient's dtype."""
+    # of slopes and sinks there is each row's share
+    whole = raw.sum(axis=-1, dtype=np.float64) if name in ("alibi_slopes", "sinks") else raw
+    dtype = gradient_dtype(given)
+    if whole.size == 0:  # no query head may be a broadcast of any number of key heads
+        return np.zeros(given.shape, dtype)
+    return rounded(sum_to_shape(whole, given.shape), dtype, num_threads)
 
 
 def _as_array(x: npt.ArrayLike) -> Any:

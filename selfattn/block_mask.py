@@ -216,6 +216,10 @@ class BlockMask:
             raise ValueError(
                 f"the leading dims of the masks do not broadcast: {self.shape[:-2]} and {other.shape[:-2]}"
             ) from None
+        for axis, what in enumerate(("queries", "keys")):
+            mine, theirs = self.shape[axis - 2], other.shape[axis - 2]
+            if mine is not None and theirs is not None and mine != theirs:
+                raise ValueError(f"no call fits both masks: one is for {mine} {what}, the other for {theirs}")
         return BlockMask(self._parts + other._parts)
 
     def __repr__(self) -> str:

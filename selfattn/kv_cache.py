@@ -89,6 +89,8 @@ class KVCache:
         head_dim = _size("head_dim", head_dim, 0)
         value_dim = head_dim if value_dim is None else _size("value_dim", value_dim, 0)
         own = np.dtype(dtype)
+        if not own.isnative:
+            raise TypeError(f"dtype must be in native byte order, got {own.str}")
         if own.char not in "efd" and own.name != "bfloat16":
             raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {own}")
         capacity = _size("capacity", capacity, 0)
@@ -142,7 +144,7 @@ class KVCache:
         ----------
         key : array_like, shape (batch_size, num_kv_heads, n, E)
         value : array_like, shape (batch_size, num_kv_heads, n, Ev)
-            In dtypes that the cache's dtype holds without loss.
+            In dtypes that the cache's dtype holds without loss; of 64-bit integers float64 holds those up to 2**53.
         lengths : array_like of int, shape (batch_size,) or (), optional
             How many of the n tokens each sequence gets, the first ones; all if not given.
 
@@ -329,7 +331,7 @@ class KVCache:
         batch_size, heads, _, width = mine.shape
         if array.ndim != 4 or array.shape[:2] != (batch_size, heads) or array.shape[3] != width:
             raise ValueError(f"{name} must have shape ({batch_size}, {heads}, n, {width}), got {array.shape}")
-        if array.dtype.kind == "b" or np.result_type(array.dtype, mine.dtype) != mine.dtype:
+        if not _holds(mine.dtype, array.dtype):
             raise TypeError(
                 f"{name} is {array.dtype}, which a cache of {mine.dtype} does not hold without loss"
             )
@@ -342,6 +344,14 @@ class KVCache:
         if ((counts < 0) | (counts > most)).any():
             raise ValueError(f"lengths must be between 0 and n = {most}, got {counts.tolist()}")
         return counts
+
+
+def _holds(own: np.dtype[Any], given: np.dtype[Any]) -> bool:
+    """Tell whether a cache of dtype `own` holds all numbers of dtype `given`, up to its own range of integers."""
+    try:
+        return given.kind != "b" and np.result_type(given, own) == own
+    except TypeError:  # NumPy does not know how the two meet: float16 and bfloat16
+        return False
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

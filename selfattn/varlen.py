@@ -219,6 +219,7 @@ def varlen_attention_vjp(
     )  # fmt: skip
     offsets_q, offsets_k = np.array(cu_seqlens_q), np.array(cu_seqlens_k)
 
+    @np.errstate(all="ignore")
     def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
         """Pull the gradient of the output (and of the log-sum-exp) back to the inputs that wrt names."""
         if grad_lse is not None and not return_lse:

@@ -539,6 +539,26 @@ def test_sinks_far_away(sink):
     assert_attention(*random_inputs((3, 20, 8), 70), sinks=[sink] * 3)
 
 
+@real_floats
+def test_numbers_beyond_what_log2_units_hold_are_the_largest(dtype, isa):
+    """max / log2 e = 0.69 max is where the change of units would make infinity of them, and infinity times 0 NaN."""
+    q, k, v = random_inputs((3, 20, 8), 70, dtype=dtype)
+    most = np.finfo(dtype).max
+    out, lse = attend(q, k, v, sinks=dtype(most), return_lse=True)
+    assert not out.any() and (lse > 0.69 * most).all() and np.isfinite(lse).all()
+    _, empty = attend(q, k, v, sinks=dtype(-most), key_lengths=0, return_lse=True)
+    assert (empty < -0.69 * most).all() and np.isfinite(empty).all()
+    grads = sa.scaled_dot_product_attention_vjp(q, k, v, sinks=dtype(most), wrt=("key", "sinks"))[1](
+        v[:, :20]
+    )
+    assert not grads.key.any() and not grads.sinks.any()
+    nearest = attend(q, k[:, :20], v[:, :20], alibi_slopes=dtype(most))
+    np.testing.assert_array_equal(nearest, v[:, :20])
+    for cap in (float(most), 1e39 if dtype == np.float32 else float(most)):
+        # scores over such a cap are subnormal
+        np.testing.assert_allclose(attend(q, k, v, softcap=cap), attend(q, k, v), rtol=0, atol=1e-5)
+
+
 # ------------------------------------------------------------------------------------------- NaN and infinities
 
 POISONS = [np.nan, np.inf, -np.inf]

@@ -166,6 +166,20 @@ def test_the_gradient_of_the_log_sum_exp():
         assert_allclose(got, want, rtol=0, atol=1e-13)
 
 
+def test_sums_over_rows_give_no_warnings():
+    """As arithmetic within C gives none: what overflows is inf, what has no meaning is NaN."""
+    o = np.ones((2, 1), np.float32)
+    with np.errstate(all="raise"):
+        _, pullback = sa.scaled_dot_product_attention_vjp(o, o, o, sinks=np.float16(0), wrt=("sinks",))
+        assert np.isnan(pullback(np.float32([[np.inf], [-np.inf]])).sinks)
+        assert pullback(np.full((2, 1), 1e6, np.float32)).sinks == -np.inf
+        rows = o[:, None]
+        _, pullback = sa.varlen_attention_vjp(
+            rows, rows, rows, [0, 2], [0, 2], sinks=np.float16([0]), wrt=("sinks",)
+        )
+        assert pullback(np.full((2, 1, 1), 1e6, np.float32)).sinks == -np.inf
+
+
 def test_without_keys_the_log_sum_exp_is_the_sink(isa):
     q, k = np.ones((2, 20, 8), np.float32), np.ones((2, 0, 8), np.float32)
     (out, lse), pullback = sa.scaled_dot_product_attention_vjp(

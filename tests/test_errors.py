@@ -151,7 +151,17 @@ def test_a_copied_input_cannot_overlap():
     _, k, v = random_inputs((2, 5, 4))
     out = memory.reshape(2, 5, 4)
     attend(out.astype(np.int8), k.astype(np.int8), v.tolist(), out=np.zeros((2, 5, 4)))
-    attend(out.copy(), k, v, sinks=memory[:2], out=out)  # float32 sinks are converted, and so copied
+
+
+@pytest.mark.parametrize("name", ["alibi_slopes", "sinks", "key_lengths"])
+@pytest.mark.parametrize("function", [attend, sa.scaled_dot_product_attention_vjp])
+def test_out_overlaps_an_input_that_is_converted(function, name):
+    """The forward call works on a copy, but a pullback reads the argument again."""
+    memory = np.zeros(40, np.float32)
+    q, k, v = random_inputs((2, 5, 4))
+    small = memory[:2].view(np.int32 if name == "key_lengths" else np.float32)
+    with pytest.raises(ValueError, match=f"out overlaps {name}"):
+        function(q, k, v, **{name: small}, out=memory.reshape(2, 5, 4))
 
 
 def test_an_overlap_that_cannot_be_decided_is_an_error():

@@ -199,6 +199,14 @@ def test_dropout_keeps_a_share_and_only_in_training():
     np.testing.assert_array_equal(layer.eval()(x), x)
     np.testing.assert_array_equal(nn.Dropout(1.0)(x), 0 * x)
     np.testing.assert_array_equal(nn.Dropout(0.0)(x), x)
+    endless = np.full(64, np.inf)
+    with np.errstate(all="raise"):  # what infinity times 0 is, is nobody's error
+        y, pullback = nn.Dropout(0.25, rng=0).vjp(endless)
+        assert (
+            np.isnan(y).any()
+            and np.isnan(pullback(endless)[0]).any()
+            and np.isnan(nn.Dropout(1.0)(endless)).all()
+        )
 
 
 # -------------------------------------------------------------------------------------------------- modules

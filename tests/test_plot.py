@@ -23,6 +23,7 @@ TOKENS = ["stream", "bank", "mud"]
 
 @pytest.fixture(autouse=True)
 def _no_figure_is_left():
+    matplotlib.use("Agg")  # an example that ran before may have chosen another
     yield
     plt.close("all")
 

@@ -380,6 +380,9 @@ def test_the_same_bits_for_any_number_of_threads(lengths, heads):
 # ------------------------------------------------------------------------------------------------------ errors
 
 Q, K, V, ROWS, KEYS = packed((2, 3), (3, 4), width=4, v_width=4)
+SHARED = np.zeros((5, HEADS, 4), np.float32)  # an output, whose bytes hold offsets as well
+SHARED.view(np.int64).reshape(-1)[:3] = ROWS
+SHARED.view(np.int32).reshape(-1)[6:9] = KEYS
 BAD = {
     "query is 2-D": ({"query": Q[:, 0]}, ValueError, r"query must have 3 dimensions, \(total_q, H, E\), got"),
     "widths": ({"key": K[..., :3]}, ValueError, "same last dimension: query has shape"),
@@ -408,6 +411,10 @@ BAD = {
     "out": ({"out": np.zeros((5, HEADS, 5), np.float32)}, ValueError, r"out must have shape \(5, 4, 4\)"),
     "out dtype": ({"out": np.zeros((5, HEADS, 4))}, TypeError, "out must be of dtype float32"),
     "out is query": ({"out": Q}, ValueError, "out overlaps query"),
+    "out is offsets": ({"out": SHARED, "cu_seqlens_q": SHARED.view(np.int64).reshape(-1)[:3]}, ValueError,
+                       "out overlaps cu_seqlens_q"),
+    "out is other offsets": ({"out": SHARED, "cu_seqlens_k": SHARED.view(np.int32).reshape(-1)[6:9]}, ValueError,
+                             "out overlaps cu_seqlens_k"),
 }  # fmt: skip
 
 

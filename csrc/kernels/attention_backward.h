@@ -171,9 +171,8 @@ static void FN(attention_delta)(const sa_backward_block *b, void *scratch) {
                 delta -= grad_lse;
             }
             if (g->dsink_rows.m.data) {
-                const real sink = (real)(rows->sink[r] * SA_LOG2E);
                 real share[SA_LANES];
-                V(store)(share, FN(exp2)(V(set1)((sink < -SA_REAL_MAX ? -SA_REAL_MAX : sink) - stats[0])));
+                V(store)(share, FN(exp2)(V(set1)(FN(in_log2)(rows->sink[r]) - stats[0])));
                 *(real *)(void *)b->rows->dsink[r] = rows->sink[r] == -INFINITY ? 0 : -share[0] * stats[1] * delta;
             }
         }

@@ -71,6 +71,15 @@ SA_INLINE bool FN(uses_parts)(const sa_attention *a);
 SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s);
 SA_INLINE size_t FN(lay_out_few_parts)(const sa_attention *a, char *base, size_t used, FN(few_parts) * s);
 
+/* A number in log2 units: what is finite stays finite. */
+SA_INLINE real FN(in_log2)(double x) {
+    const double y = x * SA_LOG2E;
+    if (x - x != 0) {
+        return (real)x;
+    }
+    return y > SA_REAL_MAX ? SA_REAL_MAX : y < -SA_REAL_MAX ? -SA_REAL_MAX : (real)y;
+}
+
 SA_INLINE real FN(factor_of)(const sa_attention *a) { return (real)(a->scale * SA_LOG2E); }
 
 SA_INLINE size_t FN(round_up)(ptrdiff_t n) { return ((size_t)n + SA_LANES - 1) / SA_LANES * SA_LANES; }

@@ -116,7 +116,7 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
         FN(apply_factor)(s, n, nv);
     }
     if (a->softcap > 0) {
-        FN(pass_softcap)(s->P, n, nv, (real)(a->softcap * SA_LOG2E), s->gain);
+        FN(pass_softcap)(s->P, n, nv, FN(in_log2)(a->softcap), s->gain);
         top_is_right = false;
     }
     if (a->alibi.m.data) {
@@ -364,11 +364,10 @@ SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, const int nv) 
     }
     for (int r = 0; r < rows->count; ++r) {
         if (a->alibi.m.data) {
-            s->slope[r] = (real)(rows->slope[r] * SA_LOG2E);
+            s->slope[r] = FN(in_log2)(rows->slope[r]);
         }
         if (a->sinks.m.data && b->first_chunk && rows->sink[r] != -INFINITY) {
-            real sink = (real)(rows->sink[r] * SA_LOG2E);
-            s->maximum[r] = sink < -SA_REAL_MAX ? -SA_REAL_MAX : sink;
+            s->maximum[r] = FN(in_log2)(rows->sink[r]);
             s->sum[r] = 1;
         }
     }

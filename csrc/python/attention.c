@@ -13,7 +13,12 @@ enum { QUERY_LENGTHS = SA_ARG_NUM_THREADS + 1 }; /* of sa_py_attention_cached al
 
 /* ---- outputs ------------------------------------------------------------------------------------------------------- */
 
-int sa_call_check_out(sa_call *c, PyObject *value, int ndim, const npy_intp *shape) {
+int sa_call_check_given(const sa_call *c, PyObject *given, const char *name) {
+    return given != NULL && PyArray_Check(given) ? sa_check_overlap(c->state, c->out, (PyArrayObject *)given, name) : 0;
+}
+
+int sa_call_check_out(sa_call *c, PyObject *const *values, int ndim, const npy_intp *shape) {
+    PyObject *value = values[SA_ARG_OUT];
     if (!PyArray_Check(value)) { /* sa_as_array refuses the subclasses that mean something else; a memmap will do */
         PyErr_Format(PyExc_TypeError, "out must be a NumPy array, got %s", Py_TYPE(value)->tp_name);
         return -1;
@@ -48,18 +53,23 @@ int sa_call_check_out(sa_call *c, PyObject *value, int ndim, const npy_intp *sha
             return -1;
         }
     }
-    return 0;
+    /* a pullback reads the arguments again */
+    return sa_call_check_given(c, values[SA_ARG_ALIBI_SLOPES], "alibi_slopes") < 0 ||
+                   sa_call_check_given(c, values[SA_ARG_SINKS], "sinks") < 0 ||
+                   sa_call_check_given(c, values[SA_ARG_KEY_LENGTHS], "key_lengths") < 0
+               ? -1
+               : 0;
 }
 
-static int make_outputs(sa_call *c, PyObject *out) {
+static int make_outputs(sa_call *c, PyObject *const *values) {
     sa_attention *a = &c->a;
     npy_intp shape[NPY_MAXDIMS + 2];
     const int n = a->n_lead;
     memcpy(shape, c->lead, (size_t)n * sizeof shape[0]);
     shape[n] = a->L;
     shape[n + 1] = a->Dv;
-    if (sa_given(out)) {
-        if (sa_call_check_out(c, out, n + 2, shape) < 0) {
+    if (sa_given(values[SA_ARG_OUT])) {
+        if (sa_call_check_out(c, values, n + 2, shape) < 0) {
             return -1;
         }
     } else if ((c->out = sa_new_array(n + 2, shape, c->result, sa_call_bf16_example(c), false)) == NULL) {
@@ -163,7 +173,7 @@ static PyObject *forward(PyObject *module, sa_signature_id id, PyObject *const *
     c.want_stats = id == SA_SIG_ATTENTION_FORWARD;
     const bool cached = id == SA_SIG_ATTENTION_CACHED;
     if (sa_call_read(&c, module, values) == 0 && (!cached || sa_call_read_query_lengths(&c, values[QUERY_LENGTHS]) == 0) &&
-        make_outputs(&c, values[SA_ARG_OUT]) == 0 &&
+        make_outputs(&c, values) == 0 &&
         (c.want_stats ? sa_call_read_fixed_seed : sa_call_read_seed)(&c, values[SA_ARG_RNG]) == 0 && run(&c, module) == 0) {
         result = sa_call_result(&c);
     }

@@ -63,8 +63,10 @@ int sa_call_read_block_mask(sa_call *c, PyObject *value);
  * dims a single element in one axis is taken as well. */
 bool sa_call_fits_lead(const sa_call *c, PyArrayObject *array, int core);
 
-/* Takes `value` as the call's out, of this shape: dtype, byte order, and no overlap with itself or an input. */
-int sa_call_check_out(sa_call *c, PyObject *value, int ndim, const npy_intp *shape);
+/* Takes values[SA_ARG_OUT] as the call's out, of this shape: dtype, byte order, and no overlap with itself or an input. */
+int sa_call_check_out(sa_call *c, PyObject *const *values, int ndim, const npy_intp *shape);
+/* No overlap of out with what was given as an argument, where the call works on a copy of it. */
+int sa_call_check_given(const sa_call *c, PyObject *given, const char *name);
 
 /* The outputs that were asked for, one array or a tuple: out, statistics, lse, weights. */
 PyObject *sa_call_result(const sa_call *c);

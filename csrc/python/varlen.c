@@ -3,13 +3,15 @@
 #include "unlocked.h"
 #include "varlen_call.h"
 
-static int make_outputs(sa_varlen_call *call, PyObject *out) {
+static int make_outputs(sa_varlen_call *call, PyObject *const *values) {
     sa_call *c = &call->c;
     sa_attention *a = &c->a;
     const npy_intp shape[3] = {a->L, a->lead[1], a->Dv}, rows[3] = {a->lead[1], a->L, 2};
     const sa_dtype computes = a->f64 ? SA_F64 : SA_F32;
-    if (sa_given(out)) {
-        if (sa_call_check_out(c, out, 3, shape) < 0) {
+    if (sa_given(values[SA_ARG_OUT])) {
+        if (sa_call_check_out(c, values, 3, shape) < 0 ||
+            sa_call_check_given(c, values[SA_ARG_CU_SEQLENS_Q], "cu_seqlens_q") < 0 ||
+            sa_call_check_given(c, values[SA_ARG_CU_SEQLENS_K], "cu_seqlens_k") < 0) {
             return -1;
         }
         for (ptrdiff_t s = 0; call->mask_arrays && s < call->v.sequences; ++s) {
@@ -72,7 +74,7 @@ static PyObject *forward(PyObject *module, sa_signature_id id, PyObject *const *
     }
     if (sa_varlen_call_read(&call, module, values) == 0) {
         c->want_stats = id == SA_SIG_VARLEN_FORWARD;
-        if (make_outputs(&call, values[SA_ARG_OUT]) == 0 &&
+        if (make_outputs(&call, values) == 0 &&
             (c->want_stats ? sa_call_read_fixed_seed : sa_call_read_seed)(c, values[SA_ARG_RNG]) == 0 &&
             run(&call, module) == 0) {
             result = sa_call_result(c);

@@ -50,16 +50,16 @@ class Dropout(Module):
     def forward(self, x: npt.ArrayLike) -> Array:
         """Drop from an array of any shape; a new array."""
         x = as_input(x, self.dtype)
-        return x * self._factors(x)
+        return _times(x, self._factors(x))
 
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, {})``, which drops the same places."""
         x = as_input(x, self.dtype)
         factors = self._factors(x)
-        y = x * factors
+        y = _times(x, factors)
 
         def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
-            return as_gradient(dy, y) * factors, {}
+            return _times(as_gradient(dy, y), factors), {}
 
         return y, pullback
 
@@ -73,3 +73,9 @@ class Dropout(Module):
         factors: Array = keep.astype(x.dtype)
         factors *= x.dtype.type(1 / (1 - self.p))
         return factors
+
+
+@np.errstate(all="ignore")
+def _times(x: Array, factors: Array) -> Array:
+    y: Array = x * factors  # infinity times 0 is NaN, without a warning
+    return y
