@@ -296,10 +296,11 @@ def scaled_dot_product_attention_backward(
     q, k, v = _as_array(query), _as_array(key), _as_array(value)
     extras = (attn_mask, alibi_slopes, sinks)
     inputs = AttentionGradients(q, k, v, *(None if x is None else np.asarray(x) for x in extras))
-    if not isinstance(grad_out, np.ndarray):
-        grad_out = np.asarray(grad_out, dtype=out.dtype)
-    if grad_lse is not None and not isinstance(grad_lse, np.ndarray):
-        grad_lse = np.asarray(grad_lse, dtype=statistics.dtype)
+    with np.errstate(over="ignore"):
+        if not isinstance(grad_out, np.ndarray):
+            grad_out = np.asarray(grad_out, dtype=out.dtype)
+        if grad_lse is not None and not isinstance(grad_lse, np.ndarray):
+            grad_lse = np.asarray(grad_lse, dtype=statistics.dtype)
     if gradients is not None:
         others = {"grad_out": grad_out, "out": out, "statistics": statistics, "grad_lse": grad_lse,
                   "key_lengths": key_lengths}  # fmt: skip

@@ -220,7 +220,12 @@ class BlockMask:
             mine, theirs = self.shape[axis - 2], other.shape[axis - 2]
             if mine is not None and theirs is not None and mine != theirs:
                 raise ValueError(f"no call fits both masks: one is for {mine} {what}, the other for {theirs}")
-        return BlockMask(self._parts + other._parts)
+        both = BlockMask(self._parts + other._parts)
+        n_queries, n_keys = both.shape[-2:]
+        if n_queries is not None and n_keys is not None:
+            for part in both._parts:
+                part.check(n_queries, n_keys)
+        return both
 
     def __repr__(self) -> str:
         kinds = " & ".join(part.kind for part in self._parts)

@@ -173,6 +173,9 @@ def test_sums_over_rows_give_no_warnings():
         _, pullback = sa.scaled_dot_product_attention_vjp(o, o, o, sinks=np.float16(0), wrt=("sinks",))
         assert np.isnan(pullback(np.float32([[np.inf], [-np.inf]])).sinks)
         assert pullback(np.full((2, 1), 1e6, np.float32)).sinks == -np.inf
+        half = o.astype(np.float16)
+        _, pullback = sa.scaled_dot_product_attention_vjp(half, half, half)
+        assert pullback([[1e6], [1.0]]).value[0] == np.inf  # a list, rounded to the dtype of the output
         rows = o[:, None]
         _, pullback = sa.varlen_attention_vjp(
             rows, rows, rows, [0, 2], [0, 2], sinks=np.float16([0]), wrt=("sinks",)

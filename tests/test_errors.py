@@ -160,8 +160,9 @@ def test_out_overlaps_an_input_that_is_converted(function, name):
     memory = np.zeros(40, np.float32)
     q, k, v = random_inputs((2, 5, 4))
     small = memory[:2].view(np.int32 if name == "key_lengths" else np.float32)
-    with pytest.raises(ValueError, match=f"out overlaps {name}"):
-        function(q, k, v, **{name: small}, out=memory.reshape(2, 5, 4))
+    for given in (small, memoryview(small)):
+        with pytest.raises(ValueError, match=f"out overlaps {name}"):
+            function(q, k, v, **{name: given}, out=memory.reshape(2, 5, 4))
 
 
 def test_an_overlap_that_cannot_be_decided_is_an_error():

@@ -14,7 +14,13 @@ enum { QUERY_LENGTHS = SA_ARG_NUM_THREADS + 1 }; /* of sa_py_attention_cached al
 /* ---- outputs ------------------------------------------------------------------------------------------------------- */
 
 int sa_call_check_given(const sa_call *c, PyObject *given, const char *name) {
-    return given != NULL && PyArray_Check(given) ? sa_check_overlap(c->state, c->out, (PyArrayObject *)given, name) : 0;
+    PyArrayObject *array = sa_given(given) ? (PyArrayObject *)PyArray_FROM_O(given) : NULL; /* a buffer's own memory */
+    if (array == NULL) {
+        return sa_given(given) ? -1 : 0;
+    }
+    const int status = sa_check_overlap(c->state, c->out, array, name);
+    Py_DECREF(array);
+    return status;
 }
 
 int sa_call_check_out(sa_call *c, PyObject *const *values, int ndim, const npy_intp *shape) {
