@@ -126,15 +126,14 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
         FN(pass_alibi)(s->P, n, nv, s->slope, s->position);
         top_is_right = false;
     }
-    if (mask_state == SA_TILE_GATED) {
+    if (mask_state != SA_TILE_OPEN) {
         *masked = true;
         top_is_right = false;
-        FN(pass_gates)(s->P, rows->mask, rows->count, &a->mask.m, first, n, nv);
-    }
-    if (mask_state == SA_TILE_BIASED) {
-        *masked = true;
-        top_is_right = false;
-        FN(apply_bias)(b, s, first, n, nv);
+        if (mask_state == SA_TILE_GATED) {
+            FN(pass_gates)(s->P, rows->mask, rows->count, &a->mask.m, first, n, nv);
+        } else {
+            FN(apply_bias)(b, s, first, n, nv);
+        }
     }
     if (rows->gaps > 0 && FN(pass_gaps)(s->P, first, n, nv, rows)) {
         *masked = true;
