@@ -1,0 +1,201 @@
+"""scaled_dot_product_attention at its edges: rows without open keys, sinks, NaN and infinities, numbers near the largest.
+
+Every instruction set of this CPU runs every test. Bounds: tolerances.py.
+"""
+
+import numpy as np
+import pytest
+from inputs import (
+    FLOAT_IDS,
+    FLOATS,
+    random_inputs,
+)
+from tolerances import assert_attention, assert_results, assert_within, truth
+
+import selfattn as sa
+
+pytestmark = pytest.mark.usefixtures("isa")
+attend = sa.scaled_dot_product_attention
+floats = pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
+real_floats = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+
+
+# ------------------------------------------------------------------------------------- rows without open keys
+
+CLOSED_ROWS = {
+    "bool_mask": {"attn_mask": [[False]]},
+    "float_mask": {"attn_mask": [[-np.inf]]},
+    "key_lengths": {"key_lengths": 0},
+    "window": {"window": (None, 0), "causal": "lower_right"},
+}
+
+
+@floats
+@pytest.mark.parametrize("how", CLOSED_ROWS)
+@pytest.mark.parametrize(
+    "extra", [{}, {"dropout_p": 0.5, "rng": 1}, {"softcap": 2.0}], ids=["", "dropout", "softcap"]
+)
+def test_dead_rows_are_zeros(dtype, how, extra):
+    n_queries, n_keys = (90, 40) if how == "window" else (40, 90)
+    arrays = random_inputs((2, n_queries, 8), n_keys, dtype=dtype)
+    out, lse, weights = assert_attention(*arrays, **CLOSED_ROWS[how], **extra)
+    dead = np.arange(n_queries) < (50 if how == "window" else n_queries)
+    assert out[:, dead].tobytes() == bytes(out[:, dead].nbytes)  # plus zero
+    assert not weights[:, dead].any()
+    assert (lse == -np.inf).all(axis=0).tolist() == dead.tolist()
+
+
+@real_floats
+@pytest.mark.parametrize("n_keys", [0, 1, 40, 3000])
+def test_dead_rows_with_a_sink_have_its_lse(dtype, n_keys):
+    arrays = random_inputs((2, 3, 5, 8), n_keys, dtype=dtype)
+    sinks = np.array([-3.5, 0.0, 100.0])
+    out, lse, weights = attend(*arrays, sinks=sinks, key_lengths=0, return_lse=True, return_weights=True)
+    assert not out.any() and not weights.any()
+    np.testing.assert_allclose(lse, np.broadcast_to(sinks[:, None], (2, 3, 5)), rtol=4 * np.finfo(dtype).eps)
+
+
+# ---------------------------------------------------------------------------------------------------- sinks
+
+
+@real_floats
+def test_a_sink_is_one_more_key_with_a_value_of_zero(dtype):
+    query, key, value = random_inputs((2, 3, 20, 8), 70, dtype=dtype)
+    sinks = np.array([0.5, -1.0, 3.0])
+    scores = np.zeros((2, 3, 20, 71), dtype)
+    scores[..., 70] = sinks[:, None]
+    # the sink as a key of zeros, whose score the mask gives
+    with_key = [np.concatenate([x, np.zeros_like(x[..., :1, :])], axis=-2) for x in (key, value)]
+    expected = truth(query, *with_key, scores)
+    out, lse, weights = assert_attention(query, key, value, sinks=sinks)
+    assert_within(out, expected.out, expected.out_bound)
+    assert_within(lse, expected.lse, expected.lse_bound)
+    assert_within(weights, expected.weights[..., :70], expected.weights_bound[..., :70])
+    for shape in ((3,), (1, 3), (2, 3), (1,), ()):
+        assert_attention(query, key, value, sinks=np.resize(sinks, shape))
+    minus = attend(query, key, value, sinks=-np.inf, return_lse=True)
+    for got, wanted in zip(minus, attend(query, key, value, return_lse=True), strict=True):
+        np.testing.assert_array_equal(got, wanted)  # exp(-inf) is nothing
+
+
+@pytest.mark.parametrize("sink", [-1e4, 1e4, -3e38])
+def test_sinks_far_away(sink):
+    assert_attention(*random_inputs((3, 20, 8), 70), sinks=[sink] * 3)
+
+
+@real_floats
+def test_numbers_beyond_what_log2_units_hold_are_the_largest(dtype, isa):
+    """max / log2 e = 0.69 max is where the change of units would make infinity of them, and infinity times 0 NaN."""
+    q, k, v = random_inputs((3, 20, 8), 70, dtype=dtype)
+    most = np.finfo(dtype).max
+    out, lse = attend(q, k, v, sinks=dtype(most), return_lse=True)
+    assert not out.any() and (lse > 0.69 * most).all() and np.isfinite(lse).all()
+    _, empty = attend(q, k, v, sinks=dtype(-most), key_lengths=0, return_lse=True)
+    assert (empty < -0.69 * most).all() and np.isfinite(empty).all()
+    grads = sa.scaled_dot_product_attention_vjp(q, k, v, sinks=dtype(most), wrt=("key", "sinks"))[1](
+        v[:, :20]
+    )
+    assert not grads.key.any() and not grads.sinks.any()
+    nearest = attend(q, k[:, :20], v[:, :20], alibi_slopes=dtype(most))
+    np.testing.assert_array_equal(nearest, v[:, :20])
+    for cap in (float(most), 1e39 if dtype == np.float32 else float(most)):
+        # scores over such a cap are subnormal
+        np.testing.assert_allclose(attend(q, k, v, softcap=cap), attend(q, k, v), rtol=0, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------- NaN and infinities
+
+POISONS = [np.nan, np.inf, -np.inf]
+
+
+def closing_options(n_queries, n_keys, closed):
+    """Ways to close the keys from `closed` on for every query, and more."""
+    open_keys = np.arange(n_keys) < closed
+    i, j = np.ogrid[:n_queries, :n_keys]
+    holes = open_keys & ((i + j) % 3 > 0)
+    return {
+        "bool_row": {"attn_mask": open_keys},
+        "bool_full": {"attn_mask": holes},
+        "float_row": {"attn_mask": np.where(open_keys, 0.0, -np.inf)},
+        "float_full": {"attn_mask": np.where(holes, 0.5, -np.inf).astype(np.float32)},
+        "key_lengths": {"key_lengths": closed},
+        "window_and_mask": {"window": (n_queries, 5), "attn_mask": open_keys},
+        "lengths_and_causal": {"key_lengths": closed, "is_causal": True},
+        "mask_and_dropout": {"attn_mask": holes, "dropout_p": 0.4, "rng": 7},
+        "mask_and_others": {"attn_mask": holes, "softcap": 2.0, "alibi_slopes": 0.1, "sinks": 0.5},
+    }
+
+
+@floats
+@pytest.mark.parametrize("shape", [(1, 80), (3, 80), (4, 40), (40, 80), (70, 200), (2, 4200)], ids=str)
+@pytest.mark.parametrize("poison", POISONS, ids=str)
+def test_a_closed_key_leaves_no_trace(dtype, shape, poison):
+    n_queries, n_keys = shape
+    closed = n_keys * 3 // 4 + 1
+    query, key, value = random_inputs((2, n_queries, 8), n_keys, dtype=dtype, v_width=5)
+    for name, options in closing_options(n_queries, n_keys, closed).items():
+        expected = truth(query, key, value, **options)
+        assert np.isfinite(expected.out).all()
+        for where in ("key", "value", "both"):
+            bad_key, bad_value = key.copy(), value.copy()
+            if where != "value":
+                bad_key[..., closed:, :] = poison
+            if where != "key":
+                bad_value[..., closed:, :] = poison
+            got = attend(query, bad_key, bad_value, **options, return_lse=True, return_weights=True)
+            assert_results(got, expected, f"{name}, {where}")
+
+
+@real_floats
+@pytest.mark.parametrize("options", [{"is_causal": True}, {"window": (2, 2)}, {"window": (2, 2), "causal": "lower_right"}],
+                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("shape", [(5, 5), (40, 70), (100, 100), (300, 130), (3, 2100)], ids=str)
+@pytest.mark.parametrize("poison", POISONS, ids=str)
+def test_a_poisoned_key_shows_in_the_rows_that_see_it_only(dtype, options, shape, poison):
+    n_queries, n_keys = shape
+    query, key, value = random_inputs((2, n_queries, 8), n_keys, dtype=dtype, v_width=20)
+    for j in {0, n_keys // 3, n_keys - 1}:
+        bad = value.copy()
+        bad[0, j, 3] = poison
+        out, *_ = assert_attention(query, key, bad, **options)  # NaN and inf are where the reference has them
+        seen = ~np.isfinite(out)
+        assert not seen[1].any() and not seen[0, :, :3].any() and not seen[0, :, 4:].any()
+        bad = key.copy()
+        bad[0, j] = np.nan
+        out, lse, _ = assert_attention(query, bad, value, **options)
+        assert np.isnan(out[0]).all(axis=-1).tolist() == np.isnan(lse[0]).tolist() == seen[0, :, 3].tolist()
+
+
+@floats
+@pytest.mark.parametrize("n_queries", [1, 2, 4, 5, 40, 100])
+@pytest.mark.parametrize(
+    "extra", [{}, {"softcap": 3.0}, {"dropout_p": 0.5, "rng": 3}, {"sinks": 1.0}], ids=str
+)
+def test_an_attended_nan_is_not_hidden(dtype, n_queries, extra):
+    for n_keys in (1, 33, 70, 2100):
+        query, key, value = random_inputs((n_queries, 8), n_keys, dtype=dtype)
+        for j in {0, n_keys - 1}:
+            bad = key.copy()
+            bad[j, 0] = np.nan
+            out, lse, weights = attend(query, bad, value, **extra, return_lse=True, return_weights=True)
+            assert np.isnan(lse).all() and np.isnan(weights).all() and np.isnan(out).all()
+            bad = value.copy()
+            bad[j, 0] = np.nan
+            out = attend(query, key, bad, **extra)
+            assert np.isnan(out[:, 0]).all() and np.isfinite(out[:, 1:]).all()
+        bad = query.copy()
+        bad[n_queries // 2, 1] = np.nan
+        out = attend(bad, key, value, **extra)
+        assert np.isnan(out).all(axis=-1).tolist() == [i == n_queries // 2 for i in range(n_queries)]
+
+
+@real_floats
+def test_infinite_values_and_masks_do_what_arithmetic_does(dtype):
+    query, key, value = random_inputs((3, 8), 40, dtype=dtype)
+    value[5, 0], value[6, 1], value[7, 1] = np.inf, np.inf, -np.inf
+    out, *_ = assert_attention(query, key, value)
+    assert (out[:, 0] == np.inf).all() and np.isnan(out[:, 1]).all()
+    mask = np.zeros((3, 40), dtype)
+    mask[1, 3], mask[2, 4] = np.inf, np.nan
+    out = attend(query, key, np.ones_like(value), mask)
+    assert np.isnan(out).all(axis=-1).tolist() == [False, True, True]
