@@ -84,6 +84,20 @@ def test_sinks_far_away(sink):
 
 
 @real_floats
+def test_a_mask_of_the_greatest_float_is_uniform_and_infinity_is_not_a_number(dtype):
+    """Like finfo.min, the greatest number stays finite in other units; +inf does what inf - inf is."""
+    q, k, v = random_inputs((3, 20, 8), 70, dtype=dtype)
+    out, lse = attend(q, k, v, np.full((20, 70), np.finfo(dtype).max, dtype), return_lse=True)
+    np.testing.assert_allclose(
+        out, np.broadcast_to(v.mean(axis=-2, keepdims=True), out.shape), atol=70 * np.finfo(dtype).eps
+    )
+    assert np.isfinite(lse).all()
+    endless = np.zeros((20, 70), dtype)
+    endless[3, 5] = np.inf
+    assert np.isnan(attend(q, k, v, endless)).all(axis=(0, 2)).tolist() == [i == 3 for i in range(20)]
+
+
+@real_floats
 def test_numbers_beyond_what_log2_units_hold_are_the_largest(dtype, isa):
     """max / log2 e = 0.69 max is where the change of units would make infinity of them, and infinity times 0 NaN."""
     q, k, v = random_inputs((3, 20, 8), 70, dtype=dtype)
