@@ -50,6 +50,13 @@ SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 8, 1, 9, 2
 SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
 SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
+/* even and odd cross the halves of a vector, at two slow shuffles each: three levels of them were a third of a product of few rows. */
+#define SA_HAS_SUM_EACH 1
+SA_VERB vf32 vf32_sum_each(const vf32 *a) {
+    const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
+    const __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(a[4], a[5]), _mm256_hadd_ps(a[6], a[7]));
+    return _mm256_permute2f128_ps(low, high, 0x20) + _mm256_permute2f128_ps(low, high, 0x31);
+}
 /* 16 bits to float32 */
 #define SA_HAS_BF16_PAIRS 1
 #define SA_HAS_F16_LOADS 1
@@ -99,6 +106,10 @@ SA_VERB vf64 vf64_zip_lo(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 4, 1, 5); 
 SA_VERB vf64 vf64_zip_hi(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 2, 6, 3, 7); }
 SA_VERB vf64 vf64_even(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6); }
 SA_VERB vf64 vf64_odd(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7); }
+SA_VERB vf64 vf64_sum_each(const vf64 *a) {
+    const __m256d low = _mm256_hadd_pd(a[0], a[1]), high = _mm256_hadd_pd(a[2], a[3]);
+    return _mm256_permute2f128_pd(low, high, 0x20) + _mm256_permute2f128_pd(low, high, 0x31);
+}
 
 /* 32-bit words */
 #define SA_U32_LANES 8

@@ -22,6 +22,9 @@ SA_INLINE void FN(transpose)(vec *a) {
 
 /* Lane i of the result is the sum over the lanes of a[i]; a is used up. */
 SA_INLINE vec FN(sum_each)(vec *a) {
+#if defined(SA_HAS_SUM_EACH)
+    return V(sum_each)(a);
+#else
     SA_UNROLL
     for (int n = SA_LANES; n > 1; n /= 2) {
         SA_UNROLL
@@ -30,6 +33,7 @@ SA_INLINE vec FN(sum_each)(vec *a) {
         }
     }
     return a[0];
+#endif
 }
 
 /* ---- wide ----------------------------------------------------------------------------------------------------------
