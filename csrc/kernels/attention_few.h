@@ -25,14 +25,15 @@
 #define SA_BYTES_AHEAD 4096
 
 /* A vector of a whole cache line fetches the one that will stand in its place, into the L1. Shorter ones would ask for each line
- * several times, and for the columns of values in an order that is slow to read from memory: there whole rows are fetched, a few
- * for every few (from memory 1.7 to 2.3 times as fast as with a fetch for each vector of 32 bytes; Zen 3). */
-#define SA_VECTOR_IS_LINE (SA_LANES * (SA_REAL_IS_F64 ? 8 : 4) == 64)
+ * several times, and for those of values in an order that is slow to read from memory: there whole rows are fetched
+ * (docs/decisions/0006-decoding.md), and values are added up by so many bytes of rows. */
+#define SA_VECTOR_IS_LINE (sizeof(vec) == 64)
+#define SA_VALUES_TOGETHER 4096
 
 /* Rows of keys or values, `stride` bytes apart. */
 typedef struct {
     const char *at;
-    ptrdiff_t stride, ahead; /* ahead: rows from the one that is read to the one that is fetched meanwhile; 0: none */
+    ptrdiff_t stride, ahead; /* ahead: bytes from a row to the one to be fetched meanwhile; 0: none */
     int reads;
 } FN(few_rows);
 
@@ -53,7 +54,8 @@ SA_INLINE FN(few_rows)
     if (reads == SA_READS_BF16 || reads == SA_READS_F16 || FN(is_direct)(m)) {
         const ptrdiff_t bytes = width * (ptrdiff_t)sa_itemsize(m->dtype);
         const ptrdiff_t rows = bytes * 4 > SA_BYTES_AHEAD || bytes == 0 ? 4 : SA_BYTES_AHEAD / bytes;
-        return (FN(few_rows)){m->data + first * m->row_stride, m->row_stride, first + n + rows <= b->end ? rows : 0, reads};
+        return (FN(few_rows)){m->data + first * m->row_stride, m->row_stride,
+                              first + n + rows <= b->end ? rows * m->row_stride : 0, reads};
     }
     ptrdiff_t stride;
     const real *rows = FN(tile_rows)(b, m, cache, first, n, width, &stride);
@@ -65,11 +67,10 @@ SA_INLINE FN(few_rows)
 #define SA_FEW_BYTES(reads) ((reads) == SA_READS_BF16 || (reads) == SA_READS_F16 ? 2 : (ptrdiff_t)sizeof(real))
 #define SA_FEW_VECS(reads) ((reads) == SA_READS_BF16 || (reads) == SA_READS_PAIRS ? 2 : 1)
 
-/* Fetches what is read `ahead` rows after the n rows from `first` on, where vectors do not do so themselves. */
-SA_INLINE void FN(fetch_rows)(const FN(few_rows) * rows, ptrdiff_t first, ptrdiff_t n, ptrdiff_t bytes) {
-    if (!SA_VECTOR_IS_LINE && rows->ahead > 0) {
-        const ptrdiff_t from = first + rows->ahead, to = from + n;
-        sa_look_ahead((sa_ahead){rows->at, rows->stride, to, bytes}, from, to);
+/* Fetches what will stand in place of the rows from … to − 1, where vectors do not do so themselves. */
+SA_INLINE void FN(fetch_rows)(const FN(few_rows) * rows, ptrdiff_t from, ptrdiff_t to, ptrdiff_t bytes) {
+    for (ptrdiff_t r = from; !SA_VECTOR_IS_LINE && rows->ahead != 0 && r < to; ++r) {
+        sa_fetch((uintptr_t)rows->at + (uintptr_t)(r * rows->stride + rows->ahead), bytes);
     }
 }
 
@@ -182,7 +183,7 @@ SA_INLINE void FN(scores_few)(const real *restrict q, const FN(few_rows) * rows,
     const int keys = SA_LANES / R; /* products of one pass: keys × R = lanes */
     const ptrdiff_t q_stride = FN(few_width)(E), step = SA_FEW_VECS(reads) * SA_LANES, whole = tail ? E - E % step : E;
     const char *k = rows->at;
-    const ptrdiff_t k_stride = rows->stride, ahead = rows->ahead * k_stride;
+    const ptrdiff_t k_stride = rows->stride, ahead = rows->ahead;
     for (ptrdiff_t j = 0; j < n; j += keys) {
         const int here = n - j < keys ? (int)(n - j) : keys;
         const char *k_j[SA_LANES];
@@ -195,7 +196,7 @@ SA_INLINE void FN(scores_few)(const real *restrict q, const FN(few_rows) * rows,
         for (int i = 0; i < SA_LANES; ++i) {
             sum[i] = V(set1)(0);
         }
-        FN(fetch_rows)(rows, j, keys, E * SA_FEW_BYTES(reads));
+        FN(fetch_rows)(rows, j, j + here, E * SA_FEW_BYTES(reads));
         for (ptrdiff_t e = 0; e < whole; e += step) {
             FN(scores_few_step)(q, q_stride, k_j, ahead, e, 0, sum, R, reads);
         }
@@ -224,7 +225,7 @@ SA_INLINE void FN(values_few_columns)(const real *restrict P, ptrdiff_t p_stride
                                       const int R, const int C, const int reads, ptrdiff_t tail) {
     const int U = SA_FEW_VECS(reads);
     const char *v = rows->at + d * SA_FEW_BYTES(reads);
-    const ptrdiff_t v_stride = rows->stride, ahead = rows->ahead * v_stride;
+    const ptrdiff_t v_stride = rows->stride, ahead = rows->ahead;
     vec sum[4][8];
     SA_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -263,18 +264,23 @@ SA_INLINE void FN(values_few_columns)(const real *restrict P, ptrdiff_t p_stride
     }
 }
 
-/* O[R][Dv] = alpha[r]·O + Σ_j P[j][r]·v[j] over n rows from `first` on. */
+/* O[R][Dv] = alpha[r]·O + Σ_j P[j][r]·v[j] over n rows from `first` on. With every C vectors of columns a share of the rows ahead is
+ * fetched. */
 SA_INLINE void FN(values_few_rows)(const real *restrict P, ptrdiff_t p_stride, const FN(few_rows) * v, ptrdiff_t first,
                                    ptrdiff_t n, ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R,
                                    const int reads) {
     const int C = SA_VECTOR_REGISTERS == 32 ? (R == 4 ? 4 : 8) : (R == 4 ? 2 : 4), U = SA_FEW_VECS(reads);
-    const ptrdiff_t o_stride = FN(few_width)(Dv), fetched = (n * C * SA_LANES + Dv - 1) / Dv; /* rows, with every C vectors */
+    const ptrdiff_t o_stride = FN(few_width)(Dv), bytes = Dv * SA_FEW_BYTES(reads);
+    const ptrdiff_t steps = Dv / (C * SA_LANES), share = steps > 0 ? (n + steps - 1) / steps : 0;
     const FN(few_rows) rows = {v->at + first * v->stride, v->stride, v->ahead, reads};
     const real *P_j = P + first * p_stride;
     ptrdiff_t d = 0;
-    for (ptrdiff_t row = 0; d + C * SA_LANES <= Dv; d += C * SA_LANES, row += fetched) {
-        FN(fetch_rows)(&rows, row, n - row < fetched ? n - row : fetched, Dv * SA_FEW_BYTES(reads));
+    for (ptrdiff_t row = 0; d + C * SA_LANES <= Dv; d += C * SA_LANES, row += share) {
+        FN(fetch_rows)(&rows, row, row + share < n ? row + share : n, bytes);
         FN(values_few_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, C, reads, 0);
+    }
+    if (steps == 0) {
+        FN(fetch_rows)(&rows, 0, n, bytes);
     }
     if (C == 8 && d + 4 * SA_LANES <= Dv) { /* fewer sums would wait for one another */
         FN(values_few_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, 4, reads, 0);
@@ -288,16 +294,18 @@ SA_INLINE void FN(values_few_rows)(const real *restrict P, ptrdiff_t p_stride, c
     }
 }
 
-/* The same over all n rows: a few at a time where rows are fetched as a whole. How many follows from Dv alone, and so do the bits. */
+/* The same over all n rows, in groups where rows are fetched as a whole. How many make one follows from Dv alone and not from the
+ * bytes that 16 bits take: packed or in place, their results have the same bits. */
 SA_INLINE void FN(values_few)(const real *restrict P, ptrdiff_t p_stride, const FN(few_rows) * v, ptrdiff_t n, ptrdiff_t Dv,
                               real *restrict O, const real *restrict alpha, const int R, const int reads) {
     static const real ones[4] = {1, 1, 1, 1};
-    if (Dv == 0) {
+    if (Dv == 0) { /* no columns, and nothing to divide by */
         return;
     }
-    const ptrdiff_t few = SA_BYTES_AHEAD / (ptrdiff_t)sizeof(real) / Dv, most = SA_VECTOR_IS_LINE ? n : few > 4 ? few : 4;
-    for (ptrdiff_t j = 0; j < n; j += most) {
-        FN(values_few_rows)(P, p_stride, v, j, n - j < most ? n - j : most, Dv, O, j == 0 ? alpha : ones, R, reads);
+    const ptrdiff_t rows = SA_VALUES_TOGETHER / (ptrdiff_t)sizeof(real) / Dv;
+    const ptrdiff_t group = SA_VECTOR_IS_LINE ? n : rows > 4 ? rows : 4;
+    for (ptrdiff_t j = 0; j < n; j += group) {
+        FN(values_few_rows)(P, p_stride, v, j, n - j < group ? n - j : group, Dv, O, j == 0 ? alpha : ones, R, reads);
     }
 }
 
