@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention, the C function, against the reference in float64: values, layouts, edges, bits.
+"""scaled_dot_product_attention, the C function, against the reference in float64: values, layouts, bits. Its edges: test_edges.py.
 
 Every instruction set of this CPU runs every test that takes the `isa` fixture. Bounds: tolerances.py.
 """
