@@ -5,11 +5,7 @@ Every instruction set of this CPU runs every test. Bounds: tolerances.py.
 
 import numpy as np
 import pytest
-from inputs import (
-    FLOAT_IDS,
-    FLOATS,
-    random_inputs,
-)
+from inputs import FLOAT_IDS, FLOATS, random_inputs
 from tolerances import assert_attention, assert_results, assert_within, truth
 
 import selfattn as sa
