@@ -135,7 +135,7 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     if (!sa_count_rows(a, &heads, &rows)) {
         return SA_TOO_LARGE;
     }
-    *plan = (sa_backward_plan){.block_rows = kernels->block_rows, .parts = 1, .threads = 1};
+    *plan = (sa_backward_plan){.block_rows = kernels->backward_rows, .parts = 1, .threads = 1};
     /* Without keys a sink may still have a gradient: lse is the sink then. */
     if (rows == 0 || (a->S == 0 && !(g->dsink_rows.m.data && g->grad_lse.m.data))) {
         return SA_OK; /* every gradient is zero; the rows may be far too many to be walked over */

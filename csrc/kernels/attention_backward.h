@@ -27,10 +27,10 @@ typedef struct {
 
 SA_NOINLINE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base, FN(backward_scratch) * s) {
     const sa_attention *a = g->a;
-    const size_t W = FN(block_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
+    const size_t W = FN(backward_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
     const bool by_parts = FN(uses_parts)(a);
     const size_t tile = FN(round_up)(a->S < SA_KEYS_PER_TILE && !by_parts ? a->S : SA_KEYS_PER_TILE) * W;
-    size_t used = (FN(lay_out)(a, base, &s->s, by_parts) + 63) / 64 * 64;
+    size_t used = (FN(lay_out)(a, base, &s->s, FN(backward_rows), by_parts) + 63) / 64 * 64;
     SA_TAKE(delta, real, W);
     SA_TAKE(dslope, real, W);
     SA_TAKE(q_rows, real, W * E);
@@ -523,8 +523,10 @@ SA_INLINE void FN(backward_block)(const sa_backward_block *b, FN(backward_scratc
 SA_BACKWARD(1)
 SA_BACKWARD(2)
 SA_BACKWARD(3)
-#if SA_VECS == 4
 SA_BACKWARD(4)
+#if SA_BACKWARD_VECS == 6
+SA_BACKWARD(5)
+SA_BACKWARD(6)
 #endif
 #undef SA_BACKWARD
 
@@ -541,8 +543,10 @@ static void FN(attention_backward)(const sa_backward_block *given, void *scratch
     case 1: FN(backward1)(b, &s); break;
     case 2: FN(backward2)(b, &s); break;
     case 3: FN(backward3)(b, &s); break;
-#if SA_VECS == 4
     case 4: FN(backward4)(b, &s); break;
+#if SA_BACKWARD_VECS == 6
+    case 5: FN(backward5)(b, &s); break;
+    case 6: FN(backward6)(b, &s); break;
 #endif
     default: break;
     }

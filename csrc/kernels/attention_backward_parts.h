@@ -11,8 +11,8 @@
 /* The block's rows of Q (all times the scale) and of dO (each times its factor), as they lie or packed. NULL stands for a row
  * of zeros. */
 typedef struct {
-    const real *query[FN(block_rows)], *grad_out[FN(block_rows)];
-    real query_factor[FN(block_rows)], grad_factor[FN(block_rows)];
+    const real *query[FN(backward_rows)], *grad_out[FN(backward_rows)];
+    real query_factor[FN(backward_rows)], grad_factor[FN(backward_rows)];
 } FN(gradient_rows);
 
 #if defined(SA_HAS_TILES)
@@ -30,13 +30,13 @@ SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention *a, char *base, s
     if (!FN(uses_parts)(a)) {
         return used;
     }
-    const ptrdiff_t cells = FN(tiles_in)(a->S, SA_KEYS_PER_TILE), query_steps = FN(steps_of)(FN(block_rows));
+    const ptrdiff_t cells = FN(tiles_in)(a->S, SA_KEYS_PER_TILE), query_steps = FN(steps_of)(FN(backward_rows));
     s->count = FN(parts_of_call)(a) == 3 ? 3 : 2;
     const size_t step = (size_t)s->count * SA_TILE_BYTES, left = step * (size_t)(2 * query_steps);
     FN(lay_out_cells)(&s->key_columns, FN(row_tiles_of)(a->E) * FN(key_steps), cells, FN(parts_of_call)(a));
     SA_TAKE(key_columns.tiles, char, (size_t)(s->key_columns.room + 1) * s->key_columns.bytes);
     SA_TAKE(key_columns.state, unsigned char, (size_t)s->key_columns.room);
-    SA_TAKE(grad_out, char, step *(size_t)(FN(steps_of)(a->Dv) * SA_VECS));
+    SA_TAKE(grad_out, char, step *(size_t)(FN(steps_of)(a->Dv) * SA_BACKWARD_VECS));
     SA_TAKE(query_rows, char, step *(size_t)(query_steps * FN(tiles_in)(a->E, SA_LANES)));
     SA_TAKE(grad_rows, char, step *(size_t)(query_steps * FN(tiles_in)(a->Dv, SA_LANES)));
     SA_TAKE(weights, char, left);

@@ -1,7 +1,7 @@
 /* What the forward and the backward pass over a block share: the scratch of a thread, the packing of queries, the rows of a
  * tile of keys or values, in place or packed, and what causal leaves open of a tile. */
 
-enum { FN(block_rows) = SA_VECS * SA_LANES };
+enum { FN(block_rows) = SA_VECS * SA_LANES, FN(backward_rows) = SA_BACKWARD_VECS * SA_LANES };
 
 /* A row's stride beyond this makes the tile worth packing: its lines fall on too few sets of the caches. */
 #define SA_DIRECT_STRIDE 1024
@@ -46,7 +46,7 @@ typedef struct {
     char *rows; /* a tile of keys or values, where they cannot be read in place */
 } FN(few_parts);
 
-/* Scratch of one thread, carved out of one allocation. W = block rows. */
+/* Scratch of one thread, carved out of one allocation. W = block rows, or the backward pass's. */
 typedef struct {
     real *q; /* wide: qT[E][nv·lanes]; few: [rows][E rounded up to pairs of vectors] */
     real *O; /* wide: [Dv][nv·lanes]; few: [rows][Dv rounded up] */
@@ -95,8 +95,8 @@ SA_INLINE bool FN(some_tile_packs)(const sa_attention *a, const sa_tensor *t) {
 
 /* Lays the scratch out from base on and returns its size; with base NULL it only measures. Sizes are linear in E and Dv,
  * which the driver has bounded. by_parts: for the matrix unit, whose cells stand in for packed keys and values. */
-SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, bool by_parts) {
-    const size_t W = FN(block_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
+SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, size_t W, bool by_parts) {
+    const size_t E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
     const size_t keys = a->S < SA_KEYS_PER_TILE && !by_parts ? FN(round_up)(a->S) : SA_KEYS_PER_TILE;
     const size_t longest = E > Dv ? (E > keys ? E : keys) : (Dv > keys ? Dv : keys);
     const size_t cells = ((size_t)a->S + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
@@ -152,7 +152,7 @@ SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * 
 
 static size_t FN(attention_scratch)(const sa_attention *a) {
     FN(scratch) s;
-    return FN(lay_out)(a, NULL, &s, FN(uses_parts)(a));
+    return FN(lay_out)(a, NULL, &s, FN(block_rows), FN(uses_parts)(a));
 }
 
 /* A partial result: maximum[W], sum[W], output[rows][Dv], unnormalised. */

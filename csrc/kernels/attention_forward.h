@@ -92,7 +92,7 @@ SA_INLINE void FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
         return;
     }
     const size_t stride = FN(round_up)(n);
-    const char *row_of[FN(block_rows)];
+    const char *row_of[FN(backward_rows)];
     for (int r = 0; r < nv * SA_LANES; ++r) {
         real *row = s->bias + (size_t)(r < rows->count ? r : 0) * stride;
         if (r < rows->count) {
@@ -543,7 +543,7 @@ SA_INLINE const sa_block *FN(on_cells)(const sa_block *b, const FN(parts) * s, s
 static void FN(attention_forward)(const sa_block *given, void *scratch) {
     FN(scratch) s;
     sa_block aligned;
-    FN(lay_out)(given->a, scratch, &s, FN(uses_parts)(given->a));
+    FN(lay_out)(given->a, scratch, &s, FN(block_rows), FN(uses_parts)(given->a));
     FN(open_caches)(given, &s);
     FN(parts_open)(given, &s.parts);
     const sa_block *b = FN(on_cells)(given, &s.parts, &aligned);
@@ -573,7 +573,7 @@ static void FN(attention_merge)(const sa_block *b, const char *partial, ptrdiff_
     const sa_rows *rows = b->rows;
     const size_t bytes = FN(attention_partial)(a);
     FN(scratch) layout, *s = &layout;
-    FN(lay_out)(a, scratch, s, FN(uses_parts)(a));
+    FN(lay_out)(a, scratch, s, FN(block_rows), FN(uses_parts)(a));
     FN(open_caches)(b, s);
     FN(start_rows)(b, s, SA_VECS);
     s->empty = true;

@@ -131,7 +131,7 @@ typedef struct {
 
 /* The kernels of one element type that computes. */
 typedef struct {
-    ptrdiff_t block_rows;
+    ptrdiff_t block_rows, backward_rows; /* the most rows of a block, forward and backward */
     size_t (*attention_scratch)(const sa_attention *a);
     size_t (*attention_partial)(const sa_attention *a); /* bytes of one block's partial result */
     void (*attention_forward)(const sa_block *b, void *scratch);

@@ -8,5 +8,7 @@
 #undef SA_REAL_DTYPE
 #undef FN
 #undef SA_ROWS
+#undef SA_AT_ONCE
+#undef SA_BACKWARD_VECS
 #undef SA_VECS
 #undef SA_REAL_IS_F64

@@ -103,7 +103,7 @@ SA_INLINE void FN(open_bits)(const char *const *row, int rows, const sa_matrix *
 SA_INLINE void FN(pass_gates)(real *P, const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n,
                               const int nv) {
     const vec closed = V(set1)(-(real)INFINITY);
-    uint32_t bits[4 * SA_LANES] = {0};
+    uint32_t bits[SA_BACKWARD_VECS * SA_LANES] = {0};
     for (ptrdiff_t from = 0; from < n; from += 32) {
         const int keys = n - from < 32 ? (int)(n - from) : 32;
         FN(open_bits)(row, rows, m, first + from, keys, bits);
@@ -163,7 +163,7 @@ SA_NOINLINE bool FN(pass_gaps)(real *P, ptrdiff_t first, ptrdiff_t n, const int 
 
 /* top = max(top, factor·P); factor is positive. */
 SA_INLINE void FN(pass_max)(const real *P, ptrdiff_t n, const int nv, real factor, real *top) {
-    vec m[4];
+    vec m[SA_BACKWARD_VECS];
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
         m[v] = V(set1)(-(real)INFINITY);
@@ -181,8 +181,8 @@ SA_INLINE void FN(pass_max)(const real *P, ptrdiff_t n, const int nv, real facto
     }
 }
 
-/* P = 2^(P − maximum), and the sums of its lanes. The sum is local to the tile: short sums keep the error small. */
-SA_INLINE void FN(pass_exp)(real *P, ptrdiff_t n, const int nv, const real *maximum, real *tile_sum) {
+/* P = 2^(P − maximum), and the sums of its lanes, for nv of `of` vectors. */
+SA_INLINE void FN(pass_exp_at_once)(real *P, ptrdiff_t n, const int nv, const int of, const real *maximum, real *tile_sum) {
     vec m[4], sum[4];
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
@@ -192,7 +192,7 @@ SA_INLINE void FN(pass_exp)(real *P, ptrdiff_t n, const int nv, const real *maxi
     for (ptrdiff_t j = 0; j < n; ++j) {
         SA_UNROLL
         for (int v = 0; v < nv; ++v) {
-            real *p = P + (j * nv + v) * SA_LANES;
+            real *p = P + (j * of + v) * SA_LANES;
             vec e = FN(exp2)(V(load)(p) - m[v]);
             sum[v] = sum[v] + e;
             V(store)(p, e);
@@ -201,6 +201,15 @@ SA_INLINE void FN(pass_exp)(real *P, ptrdiff_t n, const int nv, const real *maxi
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
         V(store)(tile_sum + v * SA_LANES, sum[v]);
+    }
+}
+
+/* The same for all vectors. The sums are local to the tile: short sums keep the error small. */
+SA_INLINE void FN(pass_exp)(real *P, ptrdiff_t n, const int nv, const real *maximum, real *tile_sum) {
+    const int now = SA_AT_ONCE(nv), at = now * SA_LANES;
+    FN(pass_exp_at_once)(P, n, now, nv, maximum, tile_sum);
+    if (now < nv) {
+        FN(pass_exp_at_once)(P + at, n, nv - now, nv, maximum + at, tile_sum + at);
     }
 }
 

@@ -64,6 +64,7 @@
 /* Attention and products may be another instruction set's than the rest, and there may be more of them. */
 #define SA_REAL_TABLE(dtype, matrix_isa, ...)                                                                                  \
     {.block_rows = SA_PASTE4(sa_, block_rows, dtype, matrix_isa),                                                              \
+     .backward_rows = SA_PASTE4(sa_, backward_rows, dtype, matrix_isa),                                                        \
      .attention_scratch = SA_PASTE4(sa_, attention_scratch, dtype, matrix_isa),                                                \
      .attention_partial = SA_PASTE4(sa_, attention_partial, dtype, matrix_isa),                                                \
      .attention_forward = SA_PASTE4(sa_, attention_forward, dtype, matrix_isa),                                                \

@@ -184,27 +184,37 @@ SA_WIDE(4)
 
 SA_INLINE void FN(scores_wide)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, real *P,
                                ptrdiff_t lanes, real *top, int nv) {
-    switch (nv) {
-    case 1: FN(scores_wide1)(qT, k, k_stride, n, E, P, lanes, top); break;
-    case 2: FN(scores_wide2)(qT, k, k_stride, n, E, P, lanes, top); break;
-    case 3: FN(scores_wide3)(qT, k, k_stride, n, E, P, lanes, top); break;
+    for (int now = SA_AT_ONCE(nv); nv > 0; nv -= now, now = nv < now ? nv : now) {
+        switch (now) {
+        case 1: FN(scores_wide1)(qT, k, k_stride, n, E, P, lanes, top); break;
+        case 2: FN(scores_wide2)(qT, k, k_stride, n, E, P, lanes, top); break;
+        case 3: FN(scores_wide3)(qT, k, k_stride, n, E, P, lanes, top); break;
 #if SA_VECS == 4
-    case 4: FN(scores_wide4)(qT, k, k_stride, n, E, P, lanes, top); break;
+        case 4: FN(scores_wide4)(qT, k, k_stride, n, E, P, lanes, top); break;
 #endif
-    default: break;
+        default: break;
+        }
+        qT += now * SA_LANES;
+        P += now * SA_LANES;
+        top += now * SA_LANES;
     }
 }
 
 SA_INLINE void FN(values_wide)(const real *P, const real *v, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,
                                ptrdiff_t lanes, const real *alpha, int nv) {
-    switch (nv) {
-    case 1: FN(values_wide1)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
-    case 2: FN(values_wide2)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
-    case 3: FN(values_wide3)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
+    for (int now = SA_AT_ONCE(nv); nv > 0; nv -= now, now = nv < now ? nv : now) {
+        switch (now) {
+        case 1: FN(values_wide1)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
+        case 2: FN(values_wide2)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
+        case 3: FN(values_wide3)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
 #if SA_VECS == 4
-    case 4: FN(values_wide4)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
+        case 4: FN(values_wide4)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
 #endif
-    default: break;
+        default: break;
+        }
+        P += now * SA_LANES;
+        O += now * SA_LANES;
+        alpha += now * SA_LANES;
     }
 }
 
