@@ -5,9 +5,11 @@
  * c against the rows of part (c + t) mod R: within a step no two tasks share a row or a key, so each adds to its own part of
  * dQ, dK and dV, and over the R steps every pair has had its turn.
  *
- * Groups that share a mask share the elements of its gradient. At most R of them are worked on at a time, and the one of rank k
- * takes the rows of part (k + c + t) mod R: within a step no two tasks share an element of it either. The next R groups follow
- * when these are done. Elements that rows share, or keys of several parts, are left to a pass of their own.
+ * Groups that share a float mask share the elements of its gradient. The one of rank k takes the rows of part (k + c + t) mod R, and
+ * at most R of them are worked on at a time: within a step no two tasks share an element of it either. The next R groups follow
+ * when these are done. Elements that rows share, or keys of several parts, are left to a pass of their own. Where the mask's
+ * gradient is not asked for, the order of the rows is the same, and so are the bits; but groups need not wait for each other, and
+ * without parts of the keys a task does all steps at once.
  *
  * No partial results, no memory beyond the gradients, and the same bits for any number of threads, since N and R follow from
  * the shapes alone. */
@@ -61,7 +63,7 @@ static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_pla
     ptrdiff_t group = 0, times = 1, inside = plan->group;
     for (int axis = g->a->n_lead - 1; axis >= 0; --axis) {
         const ptrdiff_t n = groups_along(g->a, axis, &inside);
-        ptrdiff_t *number = plan->shares > 1 && g->dmask.lead_stride[axis] == 0 ? &rank : &owner;
+        ptrdiff_t *number = plan->shares > 1 && g->a->mask.lead_stride[axis] == 0 ? &rank : &owner;
         group += *number % n * times;
         *number /= n;
         times *= n;
@@ -71,19 +73,20 @@ static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_pla
 
 static ptrdiff_t common_divisor(ptrdiff_t a, ptrdiff_t b) { return b == 0 ? a : common_divisor(b, a % b); }
 
-/* Cuts the rows, and puts the groups that share a mask in turns. The heads of a group are neighbouring rows, block by block: where
- * they share a row of the mask, parts end with a block that ends with such a row. */
+/* Cuts the rows, and puts the groups that share a float mask in turns, whether or not its gradient is wanted. The heads of a group
+ * are neighbouring rows, block by block: where they share a row of the mask, parts end with a block that ends with such a row. */
 static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *plan) {
     const sa_attention *a = g->a;
+    const bool with_mask = a->mask.m.data && a->mask.m.dtype != SA_BOOL;
     ptrdiff_t inside = plan->group;
     plan->shares = plan->unit_blocks = 1;
     for (int axis = a->n_lead - 1; axis >= 0; --axis) {
         const ptrdiff_t n = groups_along(a, axis, &inside);
-        plan->shares *= g->dmask.m.data && g->dmask.lead_stride[axis] == 0 ? n : 1;
+        plan->shares *= with_mask && a->mask.lead_stride[axis] == 0 ? n : 1;
     }
     const ptrdiff_t unit = plan->group / common_divisor(plan->group, plan->block_rows);
-    const bool rows_share = g->dmask.m.data && a->L > 1 && g->dmask.m.row_stride == 0;
-    const bool parts_share = g->dmask.m.data && plan->parts > 1 && g->dmask.m.col_stride == 0;
+    const bool rows_share = with_mask && a->L > 1 && a->mask.m.row_stride == 0;
+    const bool parts_share = with_mask && plan->parts > 1 && a->mask.m.col_stride == 0;
     plan->mask_apart = rows_share || parts_share || (plan->shares > 1 && plan->blocks <= unit);
     plan->shares = plan->mask_apart ? 1 : plan->shares;
     if (plan->shares > 1) {
@@ -93,9 +96,11 @@ static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *pla
     const ptrdiff_t units = sa_ceil_div(plan->blocks, plan->unit_blocks), turns = smaller(plan->shares, SA_FEW_TASKS);
     plan->row_parts = plan->parts > turns ? plan->parts : smaller(turns, units);
     plan->part_blocks = sa_ceil_div(units, plan->row_parts) * plan->unit_blocks;
-    plan->together = smaller(plan->shares, plan->row_parts);
+    const bool wait = g->dmask.m.data && plan->shares > 1;
+    plan->together = wait ? smaller(plan->shares, plan->row_parts) : plan->shares;
     plan->tasks = plan->groups / plan->shares * plan->together * plan->parts;
-    plan->steps = sa_ceil_div(plan->shares, plan->row_parts) * plan->row_parts;
+    plan->steps_at_once = wait || plan->parts > 1 ? 1 : plan->row_parts;
+    plan->steps = sa_ceil_div(plan->shares, plan->together) * plan->row_parts / plan->steps_at_once;
 }
 
 /* The first block of a part of the rows. */
@@ -257,53 +262,77 @@ static bool wants_rows_or_keys(const sa_attention_gradients *g) {
     return g->dquery.m.data || g->dkey.m.data || g->dvalue.m.data || g->dslope_rows.m.data;
 }
 
+/* Where the blocks of a group end. Groups in turns must not meet: their blocks have to be the same. */
+static sa_stretches stretches_of(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t group) {
+    bool alike = plan->unit_blocks == 1;
+    for (int m = 0; m < g->a->block_mask_count; ++m) {
+        for (int axis = 0; axis < g->a->n_lead; ++axis) {
+            alike &= g->a->block_masks[m].classes.lead_stride[axis] == 0;
+        }
+    }
+    return plan->shares == 1 || alike ? sa_find_stretches(g->a, plan->group, group) : (sa_stretches){.mask = NULL};
+}
+
+/* What a task is at: keys of one part, of one group. */
+typedef struct {
+    ptrdiff_t group, key, end;
+    sa_stretches stretches;
+    bool held;             /* the scratch holds gradients of these keys, if they are gathered, */
+    ptrdiff_t packed_from; /* and packed keys from this one on */
+    gathered_rows gathered[2];
+} part_state;
+
+/* These keys against part number `part` of the rows. fresh: no step has added to the keys' gradients. */
+static void work_on_rows(const sa_attention_gradients *g, const sa_backward_plan *plan, part_state *at, ptrdiff_t part,
+                         bool fresh, char *scratch) {
+    const ptrdiff_t most = plan->block_rows, end_row = smaller(first_block(plan, part + 1) * most, plan->rows);
+    for (ptrdiff_t first_key, until, from = first_block(plan, part) * most;
+         (from = sa_block_begin(&at->stretches, from, most, plan->rows, &first_key)) < end_row; from = until) {
+        sa_rows rows;
+        sa_row_gradients grads;
+        sa_backward_block b;
+        until = sa_block_end(&at->stretches, from, smaller(from + most, plan->rows));
+        const sa_run keys = sa_block_keys(&at->stretches, from, until, g->a->S);
+        if (keys.lo >= at->end || keys.hi <= at->key) {
+            continue;
+        }
+        describe(g, plan->group, at->group, from, until - from, &rows, &grads, &b);
+        b.with_mask &= !plan->mask_apart;
+        b.mask_only = !wants_rows_or_keys(g);
+        keep_keys(&b.b, at->key, at->end);
+        b.b.cache_from = smaller(larger(sa_tiles_from(g->a, first_key), at->key), b.b.begin);
+        b.b.cache_holds = at->packed_from == b.b.cache_from;
+        if (b.b.begin < b.b.end && !sa_cancelled(g->a)) {
+            if (plan->gathered_at > 0) {
+                gather(plan, &b, at->key, at->end, scratch, at->gathered);
+                if (!at->held) {
+                    fill_gathered(at->gathered, at->key, at->end - at->key, fresh);
+                }
+            }
+            at->held = true;
+            at->packed_from = b.b.cache_from;
+            sa_kernels_of(g->a)->attention_backward(&b, scratch);
+        }
+    }
+}
+
 /* Task t of a step, in the words from the top of this file: keys of part c = t mod N, of the group of rank k = t / N mod K, where
  * K groups are worked on together. */
 void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
                            char *scratch) {
     const ptrdiff_t c = t % plan->parts, k = t / plan->parts % plan->together, owner = t / plan->parts / plan->together;
-    const ptrdiff_t rank = step / plan->row_parts * plan->row_parts + k;
+    const ptrdiff_t turn = step * plan->steps_at_once / plan->row_parts, rank = turn * plan->together + k;
     if (rank >= plan->shares) { /* of the last turn */
         return;
     }
-    const ptrdiff_t group = group_of(g, plan, owner, rank), part = (k + c + step) % plan->row_parts;
-    const ptrdiff_t key = c * plan->part_keys, end = smaller(key + plan->part_keys, g->a->S);
-    const ptrdiff_t most = plan->block_rows, end_row = smaller(first_block(plan, part + 1) * most, plan->rows);
-    /* Heads in turns must not meet: what blocks their stretches have is not the same for all. */
-    sa_stretches stretches = plan->shares > 1 ? (sa_stretches){.mask = NULL} : sa_find_stretches(g->a, plan->group, group);
-    bool held = false;          /* the scratch holds gradients of this part's keys, if they are gathered, */
-    ptrdiff_t packed_from = -1; /* and packed keys from this one on */
-    gathered_rows gathered[2];
-    for (ptrdiff_t first_key, until, from = first_block(plan, part) * most;
-         (from = sa_block_begin(&stretches, from, most, plan->rows, &first_key)) < end_row; from = until) {
-        sa_rows rows;
-        sa_row_gradients grads;
-        sa_backward_block b;
-        until = sa_block_end(&stretches, from, smaller(from + most, plan->rows));
-        const sa_run keys = sa_block_keys(&stretches, from, until, g->a->S);
-        if (keys.lo >= end || keys.hi <= key) {
-            continue;
-        }
-        describe(g, plan->group, group, from, until - from, &rows, &grads, &b);
-        b.with_mask &= !plan->mask_apart;
-        b.mask_only = !wants_rows_or_keys(g);
-        keep_keys(&b.b, key, end);
-        b.b.cache_from = smaller(larger(sa_tiles_from(g->a, first_key), key), b.b.begin);
-        b.b.cache_holds = packed_from == b.b.cache_from;
-        if (b.b.begin < b.b.end && !sa_cancelled(g->a)) {
-            if (plan->gathered_at > 0) {
-                gather(plan, &b, key, end, scratch, gathered);
-                if (!held) {
-                    fill_gathered(gathered, key, end - key, step % plan->row_parts == 0);
-                }
-            }
-            held = true;
-            packed_from = b.b.cache_from;
-            sa_kernels_of(g->a)->attention_backward(&b, scratch);
-        }
+    part_state at = {.group = group_of(g, plan, owner, rank), .key = c * plan->part_keys, .packed_from = -1};
+    at.end = smaller(at.key + plan->part_keys, g->a->S);
+    at.stretches = stretches_of(g, plan, at.group);
+    for (ptrdiff_t i = 0; i < plan->steps_at_once; ++i) {
+        work_on_rows(g, plan, &at, (rank + c + step + i) % plan->row_parts, step % plan->row_parts == 0, scratch);
     }
-    if (held && plan->gathered_at > 0) {
-        put_back_gathered(gathered, key, end - key);
+    if (at.held && plan->gathered_at > 0) {
+        put_back_gathered(at.gathered, at.key, at.end - at.key);
     }
 }
 
@@ -311,7 +340,7 @@ void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_pl
 
 sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
-    if (!plan->mask_apart) {
+    if (!g->dmask.m.data || !plan->mask_apart) {
         return (sa_mask_plan){0};
     }
     sa_mask_plan m = {.owners = 1, .key_parts = 1, .keys = a->S, .heads = 1};

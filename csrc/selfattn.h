@@ -162,12 +162,12 @@ typedef struct {
     ptrdiff_t parts, row_parts;                        /* that the keys and the rows of a group are cut into */
     ptrdiff_t part_blocks, part_keys;                  /* the most of a part */
     ptrdiff_t unit_blocks;                             /* parts of the rows are made of so many blocks at once */
-    ptrdiff_t shares, together;                        /* groups that share a mask's gradient; of those, so many at a time */
-    ptrdiff_t steps, tasks;                            /* of the rotation; tasks in each */
+    ptrdiff_t shares, together;                        /* groups that share a float mask; of those, so many at a time */
+    ptrdiff_t steps, steps_at_once, tasks;             /* of the rotation; what a task does at once counts as one */
     ptrdiff_t delta_count;                             /* elements of delta */
     size_t scratch_bytes;                              /* for each thread */
     size_t gathered_at; /* where in it a part's dK and dV are brought together; 0: they are added to in place */
-    bool mask_apart;    /* the mask's gradient has a pass of its own */
+    bool mask_apart;    /* the mask's gradient, if it is wanted, has a pass of its own */
     int threads;
 } sa_backward_plan;
 

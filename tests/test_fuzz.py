@@ -146,12 +146,9 @@ def test_gradients_agree_with_the_reference(problem, isa, num_threads, data):
         whole = assert_gradients(arrays, options, num_threads=num_threads, **call)
         some = assert_gradients(arrays, options, num_threads=1, wrt=tuple(wrt), **call)
         same = assert_gradients(arrays, options, num_threads=num_threads, wrt=tuple(wrt), **call)
-    # neither threads nor what else is asked for change a bit, but for a mask, on whose rows heads take turns
-    same_turns = ("attn_mask" in wrt) == ("attn_mask" in everything(options))
-    for name in wrt:
+    for name in wrt:  # neither threads nor what else is asked for change a bit
         np.testing.assert_array_equal(getattr(same, name), getattr(some, name), err_msg=name)
-        if same_turns:
-            np.testing.assert_array_equal(getattr(some, name), getattr(whole, name), err_msg=name)
+        np.testing.assert_array_equal(getattr(some, name), getattr(whole, name), err_msg=name)
 
 
 # ----------------------------------------------------------------------------------------- anything whatever

@@ -106,6 +106,64 @@ def test_what_wrt_leaves_out_changes_nothing_of_the_rest(isa, wrt):
             assert getattr(some, name) is None
 
 
+@pytest.mark.parametrize("key_heads", [5, 1], ids="key_heads={}".format)
+@pytest.mark.parametrize(
+    "mask",
+    [
+        mask_of(200, 150),
+        mask_of(3, 1, 200, 150),
+        mask_of(5, 200, 150),
+        mask_of(3, 5, 200, 150),
+        mask_of(3, 1, 1, 150),
+        mask_of(200, 1),
+        np.broadcast_to(mask_of(200, 150), (3, 5, 200, 150)),
+        np.broadcast_to(mask_of(150), (3, 5, 200, 150)),
+    ],
+    ids=lambda mask: f"{mask.shape}{'view' if 0 in mask.strides else ''}",
+)
+def test_the_masks_gradient_changes_no_bit_of_the_others(isa, mask, key_heads):
+    """Heads that share a mask go through its rows in the same order, whether or not they have to wait for each other."""
+    query, key, value, grad_out = inputs(3, 5, key_heads=key_heads)
+    call = {"attn_mask": mask, "enable_gqa": True, "is_causal": True}
+    found = []
+    for wrt, threads in ((ALL, 2), (ALL[:3], 1), (ALL[:3], 2), (ALL[:3], 7), (("key", "value"), 3)):
+        _, pullback = sa.scaled_dot_product_attention_vjp(
+            query, key, value, **call, wrt=wrt, num_threads=threads
+        )
+        found.append((wrt, threads, pullback(grad_out)))
+    for wrt, threads, gradients in found[1:]:
+        for name in wrt:
+            assert_array_equal(
+                getattr(gradients, name), getattr(found[0][2], name), err_msg=f"{name} {threads}"
+            )
+    assert_gradients((query, key, value), call, what=f"{mask.shape} {mask.strides}")
+
+
+@pytest.mark.parametrize("length", [300, 900])
+@pytest.mark.parametrize("of_each_head", [False, True])
+@pytest.mark.parametrize("key_heads", [6, 2])
+def test_documents_whose_heads_share_a_mask(isa, key_heads, of_each_head, length):
+    """Blocks of rows end with documents only if these are the same for all heads: turns go by rows."""
+    rng = np.random.default_rng(4)
+    query, key, value, grad_out = inputs(6, length=length, keys=length, key_heads=key_heads)
+    ids = np.sort(rng.integers(0, 7, (6 if of_each_head else 1, length)))
+    options = {
+        "attn_mask": mask_of(length, length),
+        "block_mask": sa.BlockMask.from_documents(ids, ids),
+        "enable_gqa": True,
+    }
+    found = []
+    for threads, wrt in ((1, ALL), (2, ALL), (3, ALL), (2, ALL[:3])):
+        call = {**options, "wrt": wrt, "num_threads": threads}
+        found.append(sa.scaled_dot_product_attention_vjp(query, key, value, **call)[1](grad_out))
+    for other in found[1:]:
+        for name in ("query", "key", "value"):
+            assert_array_equal(getattr(other, name), getattr(found[0], name), err_msg=name)
+    assert_array_equal(found[1].attn_mask, found[0].attn_mask)
+    assert_array_equal(found[2].attn_mask, found[0].attn_mask)
+    assert_gradients((query, key, value), options)
+
+
 @pytest.mark.parametrize("at", [0, 40, 70, 149])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_behind_the_mask(isa, bad, at):
