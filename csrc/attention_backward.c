@@ -63,7 +63,7 @@ static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_pla
     ptrdiff_t group = 0, times = 1, inside = plan->group;
     for (int axis = g->a->n_lead - 1; axis >= 0; --axis) {
         const ptrdiff_t n = groups_along(g->a, axis, &inside);
-        ptrdiff_t *number = plan->shares > 1 && g->a->mask.lead_stride[axis] == 0 ? &rank : &owner;
+        ptrdiff_t *number = plan->shares > 1 && g->dmask.lead_stride[axis] == 0 ? &rank : &owner;
         group += *number % n * times;
         *number /= n;
         times *= n;
@@ -82,11 +82,11 @@ static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *pla
     plan->shares = plan->unit_blocks = 1;
     for (int axis = a->n_lead - 1; axis >= 0; --axis) {
         const ptrdiff_t n = groups_along(a, axis, &inside);
-        plan->shares *= with_mask && a->mask.lead_stride[axis] == 0 ? n : 1;
+        plan->shares *= with_mask && g->dmask.lead_stride[axis] == 0 ? n : 1;
     }
     const ptrdiff_t unit = plan->group / common_divisor(plan->group, plan->block_rows);
-    const bool rows_share = with_mask && a->L > 1 && a->mask.m.row_stride == 0;
-    const bool parts_share = with_mask && plan->parts > 1 && a->mask.m.col_stride == 0;
+    const bool rows_share = with_mask && a->L > 1 && g->dmask.m.row_stride == 0;
+    const bool parts_share = with_mask && plan->parts > 1 && g->dmask.m.col_stride == 0;
     plan->mask_apart = rows_share || parts_share || (plan->shares > 1 && plan->blocks <= unit);
     plan->shares = plan->mask_apart ? 1 : plan->shares;
     if (plan->shares > 1) {
@@ -124,7 +124,8 @@ static size_t whole_lines(size_t bytes) { return (bytes + SA_CACHE_LINE - 1) / S
 /* The bytes of a part's rows of dK and dV, laid one behind the other; 0 where they stay where they are. */
 static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
-    const bool lines = plan->part_blocks >= SA_LEAST_BLOCKS_TO_GATHER && sa_kernels_of(a)->adds_by_lines(a);
+    const bool lines =
+        plan->part_blocks * plan->steps_at_once >= SA_LEAST_BLOCKS_TO_GATHER && sa_kernels_of(a)->adds_by_lines(a);
     if (!is_spread(a, &g->dkey.m, a->E, lines) && !is_spread(a, &g->dvalue.m, a->Dv, lines)) {
         return 0;
     }
@@ -159,7 +160,7 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     plan->scratch_bytes += whole_lines(gathered);
     const double work = (double)rows * (double)a->S * (double)(3 * a->E + 2 * a->Dv + 32) * sa_open_share(a);
     double threads = work / SA_BACKWARD_WORK_PER_THREAD;
-    threads = threads < (double)plan->tasks || plan->mask_apart ? threads : (double)plan->tasks;
+    threads = threads < (double)plan->tasks || (g->dmask.m.data && plan->mask_apart) ? threads : (double)plan->tasks;
     plan->threads = threads < max_threads ? (threads < 1 ? 1 : (int)threads) : max_threads;
     return SA_OK;
 }

@@ -152,7 +152,9 @@ typedef struct {
     sa_tensor grad_lse;     /* (B…, L, 1), optional */
     sa_tensor dquery;       /* (B…, L, E) */
     sa_tensor dkey, dvalue; /* (B…, S, E), (B…, S, Dv); the last leading axis counts key heads; stride 0 along a group */
-    sa_tensor dmask;        /* (B…, L, S), stride 0 where the mask is broadcast */
+    /* (B…, L, S), stride 0 where the mask is broadcast. Of a float mask even where data is NULL: which heads share elements decides on
+     * the order of additions. */
+    sa_tensor dmask;
     sa_tensor dslope_rows, dsink_rows; /* (B…, L, 1): each row's share, to be summed over L */
     void *delta;                       /* what computes, one for each row: rows of all heads */
 } sa_attention_gradients;

@@ -233,7 +233,8 @@ sa_status sa_varlen_plan_backward(const sa_varlen_gradients *vg, int max_threads
         if (status != SA_OK) {
             return status;
         }
-        const double rows = smaller((double)own.rows, (double)own.part_blocks * (double)own.block_rows);
+        const double at_once = (double)own.part_blocks * (double)own.steps_at_once * (double)own.block_rows;
+        const double rows = smaller((double)own.rows, at_once);
         items[s] = (sa_varlen_item){
             .sequence = s,
             .steps = own.steps,

@@ -45,7 +45,7 @@ sa_status sa_varlen_forward(const sa_varlen *v, const sa_varlen_plan *plan, void
 typedef struct {
     const sa_varlen *v;
     const sa_attention_gradients *packed;
-    const sa_tensor *dmasks; /* as v->masks; NULL when not wanted */
+    const sa_tensor *dmasks; /* as v->masks; NULL where that is. Each data is NULL when not wanted */
 } sa_varlen_gradients;
 
 sa_status sa_varlen_plan_backward(const sa_varlen_gradients *g, int max_threads, sa_varlen_item *items, sa_varlen_plan *plan);

@@ -17,6 +17,8 @@ typedef struct {
 
 #if defined(SA_HAS_TILES)
 
+_Static_assert(SA_BACKWARD_VECS == SA_VECS, "what parts take of the scratch is the same in both passes");
+
 typedef struct {
     FN(cells) key_columns;
     char *grad_out;               /* dOᵀ, right operand [Dv] by queries */

@@ -2,6 +2,7 @@
  * tile of keys or values, in place or packed, and what causal leaves open of a tile. */
 
 enum { FN(block_rows) = SA_VECS * SA_LANES, FN(backward_rows) = SA_BACKWARD_VECS * SA_LANES };
+_Static_assert(FN(block_rows) <= FN(backward_rows) && FN(backward_rows) <= SA_MAX_BLOCK_ROWS, "rows of a block");
 
 /* A row's stride beyond this makes the tile worth packing: its lines fall on too few sets of the caches. */
 #define SA_DIRECT_STRIDE 1024

@@ -133,6 +133,22 @@ void sa_fill_tensor(sa_tensor *t, PyArrayObject *array, sa_dtype dtype, int n_le
     }
 }
 
+void sa_fill_new(sa_tensor *t, const npy_intp *shape, int ndim, sa_dtype dtype, int n_lead, int core) {
+    size_t stride = dtype == SA_F64 ? sizeof(double) : sizeof(float);
+    *t = (sa_tensor){.m.dtype = dtype};
+    for (int axis = ndim - 1; axis >= 0; --axis) {
+        const ptrdiff_t own = shape[axis] != 1 ? (ptrdiff_t)stride : 0;
+        if (axis == ndim - 1 && core >= 1) {
+            t->m.col_stride = own;
+        } else if (axis == ndim - 2 && core >= 2) {
+            t->m.row_stride = own;
+        } else {
+            t->lead_stride[n_lead - ndim + core + axis] = own;
+        }
+        stride *= (size_t)shape[axis];
+    }
+}
+
 PyArrayObject *sa_as_small(const sa_state *state, PyObject *x, const char *name, bool integers) {
     sa_dtype dtype;
     PyArrayObject *array = sa_as_numbers(state, x, name, &dtype);

@@ -23,6 +23,9 @@ PyArrayObject *sa_new_array(int ndim, const npy_intp *shape, sa_dtype dtype, PyA
  * checked to broadcast to n_lead dims. Axes of length 1 get stride 0, but for the two core ones, which keep a usable one. */
 void sa_fill_tensor(sa_tensor *t, PyArrayObject *array, sa_dtype dtype, int n_lead, int core);
 
+/* The same of a new array of this shape, float32 or float64, that there need not be: no data. */
+void sa_fill_new(sa_tensor *t, const npy_intp *shape, int ndim, sa_dtype dtype, int n_lead, int core);
+
 /* The array as float64 (or int64), aligned and native, for small per-head arguments: a new reference. */
 PyArrayObject *sa_as_small(const sa_state *state, PyObject *x, const char *name, bool integers);
 

@@ -128,20 +128,24 @@ static void key_lead(const sa_attention *a, npy_intp *lead) {
     }
 }
 
-/* The mask's own shape, seen in (B…, L, S): 1 where it is broadcast. */
-static int make_mask(backward_call *b) {
+/* Of a float mask: its own shape, seen in (B…, L, S), 1 where it is broadcast. Without `wanted` only the strides. */
+static int make_mask(backward_call *b, bool wanted) {
     const sa_attention *a = &b->c.a;
+    const sa_dtype dtype = a->f64 ? SA_F64 : SA_F32;
     const int n = a->n_lead, ndim = PyArray_NDIM(b->c.mask);
     npy_intp shape[NPY_MAXDIMS + 2];
     for (int i = 0; i < n + 2; ++i) {
         const int own = i - (n + 2) + ndim;
         shape[i] = own >= 0 ? PyArray_DIM(b->c.mask, own) : 1;
     }
-    if (make(b, D_MASK, shape, shape[n], shape[n + 1], &b->g.dmask) < 0) {
+    sa_fill_new(&b->g.dmask, shape, n + 2, dtype, n, 2);
+    if (a->S == 1) { /* one column, not a broadcast one */
+        b->g.dmask.m.col_stride = a->f64 ? sizeof(double) : sizeof(float);
+    }
+    if (wanted && (b->gradients[D_MASK] = sa_new_array(n + 2, shape, dtype, NULL, true)) == NULL) {
         return -1;
     }
-    b->g.dmask.m.row_stride = shape[n] == 1 && a->L != 1 ? 0 : b->g.dmask.m.row_stride;
-    b->g.dmask.m.col_stride = shape[n + 1] == 1 && a->S != 1 ? 0 : b->g.dmask.m.col_stride;
+    b->g.dmask.m.data = wanted ? PyArray_BYTES(b->gradients[D_MASK]) : NULL;
     return 0;
 }
 
@@ -154,14 +158,13 @@ static int make_gradients(backward_call *b, long wrt) {
         (wrt & 1 << D_VALUE && make(b, D_VALUE, keys, a->S, a->Dv, &b->g.dvalue) < 0)) {
         return -1;
     }
-    if (wrt & 1 << D_MASK) {
-        if (b->c.mask == NULL || a->mask.m.dtype == SA_BOOL) {
-            PyErr_SetString(PyExc_ValueError, "wrt names attn_mask, which has a gradient only when it is a float mask");
-            return -1;
-        }
-        if (make_mask(b) < 0) {
-            return -1;
-        }
+    const bool float_mask = b->c.mask != NULL && a->mask.m.dtype != SA_BOOL;
+    if (wrt & 1 << D_MASK && !float_mask) {
+        PyErr_SetString(PyExc_ValueError, "wrt names attn_mask, which has a gradient only when it is a float mask");
+        return -1;
+    }
+    if (float_mask && make_mask(b, wrt & 1 << D_MASK) < 0) {
+        return -1;
     }
     if (wrt & 1 << D_SLOPES) {
         if (b->c.alibi == NULL) {

@@ -93,44 +93,45 @@ static int make(backward_call *b, int which, npy_intp rows, npy_intp heads, npy_
     return 0;
 }
 
-/* The gradient of each float mask in its own shape: a list with None for the sequences without one. */
-static int make_masks(backward_call *b) {
+/* The gradient of each float mask in its own shape: a list with None for the sequences without one. Without `wanted` only the
+ * strides. */
+static int make_masks(backward_call *b, bool wanted) {
     sa_varlen_call *call = &b->call;
     const sa_attention *a = &call->c.a;
     const sa_dtype dtype = a->f64 ? SA_F64 : SA_F32;
     const ptrdiff_t n = call->v.sequences;
-    if (call->masks == NULL) {
-        PyErr_SetString(PyExc_ValueError, "wrt names attn_mask, which was not given");
-        return -1;
-    }
-    b->gradients[D_MASK] = PyList_New(n);
     b->dmasks = PyMem_RawCalloc((size_t)n + 1, sizeof(sa_tensor));
-    if (b->gradients[D_MASK] == NULL || b->dmasks == NULL) {
+    if (b->dmasks == NULL || (wanted && (b->gradients[D_MASK] = PyList_New(n)) == NULL)) {
         PyErr_NoMemory();
         return -1;
     }
     for (ptrdiff_t s = 0; s < n; ++s) {
-        PyArrayObject *mask = call->mask_arrays[s];
-        if (mask == NULL) {
-            PyList_SET_ITEM(b->gradients[D_MASK], s, Py_NewRef(Py_None));
+        PyArrayObject *mask = call->mask_arrays[s], *gradient = NULL;
+        const bool boolean = mask != NULL && call->masks[s].m.dtype == SA_BOOL;
+        sa_tensor *t = &b->dmasks[s];
+        if (mask != NULL && !boolean) {
+            const int ndim = PyArray_NDIM(mask);
+            sa_fill_new(t, PyArray_SHAPE(mask), ndim, dtype, 2, ndim < 2 ? ndim : 2);
+            if (ndim > 0 && call->v.begin_k[s + 1] - call->v.begin_k[s] == 1) { /* one column, not a broadcast one */
+                t->m.col_stride = a->f64 ? sizeof(double) : sizeof(float);
+            }
+        }
+        if (!wanted) {
             continue;
         }
-        if (call->masks[s].m.dtype == SA_BOOL) {
+        if (boolean) {
             PyErr_Format(PyExc_ValueError, "wrt names attn_mask, but attn_mask[%zd] is boolean and has no gradient",
                          (Py_ssize_t)s);
             return -1;
         }
-        PyArrayObject *gradient = sa_new_array(PyArray_NDIM(mask), PyArray_SHAPE(mask), dtype, NULL, true);
-        if (gradient == NULL) {
-            return -1;
+        if (mask != NULL) {
+            gradient = sa_new_array(PyArray_NDIM(mask), PyArray_SHAPE(mask), dtype, NULL, true);
+            if (gradient == NULL) {
+                return -1;
+            }
+            t->m.data = PyArray_BYTES(gradient);
         }
-        PyList_SET_ITEM(b->gradients[D_MASK], s, (PyObject *)gradient);
-        const int ndim = PyArray_NDIM(mask);
-        sa_fill_tensor(&b->dmasks[s], gradient, dtype, 2, ndim < 2 ? ndim : 2);
-        const ptrdiff_t S = (ptrdiff_t)(call->v.begin_k[s + 1] - call->v.begin_k[s]);
-        if (ndim > 0 && PyArray_DIM(mask, ndim - 1) == 1 && S == 1) {
-            b->dmasks[s].m.col_stride = PyArray_ITEMSIZE(gradient); /* one column, not a broadcast one */
-        }
+        PyList_SET_ITEM(b->gradients[D_MASK], s, gradient ? (PyObject *)gradient : Py_NewRef(Py_None));
     }
     b->vg.dmasks = b->dmasks;
     return 0;
@@ -142,8 +143,14 @@ static int make_gradients(backward_call *b, long wrt) {
     const ptrdiff_t heads = a->lead[1], key_heads = PyArray_DIM(c->key, 1);
     if ((wrt & 1 << D_QUERY && make(b, D_QUERY, a->L, heads, a->E, &b->g.dquery) < 0) ||
         (wrt & 1 << D_KEY && make(b, D_KEY, a->S, key_heads, a->E, &b->g.dkey) < 0) ||
-        (wrt & 1 << D_VALUE && make(b, D_VALUE, a->S, key_heads, a->Dv, &b->g.dvalue) < 0) ||
-        (wrt & 1 << D_MASK && make_masks(b) < 0)) {
+        (wrt & 1 << D_VALUE && make(b, D_VALUE, a->S, key_heads, a->Dv, &b->g.dvalue) < 0)) {
+        return -1;
+    }
+    if (wrt & 1 << D_MASK && b->call.masks == NULL) {
+        PyErr_SetString(PyExc_ValueError, "wrt names attn_mask, which was not given");
+        return -1;
+    }
+    if (b->call.masks != NULL && make_masks(b, wrt & 1 << D_MASK) < 0) {
         return -1;
     }
     if ((wrt & 1 << D_SLOPES && c->alibi == NULL) || (wrt & 1 << D_SINKS && c->sinks == NULL)) {
