@@ -139,16 +139,15 @@ def test_the_masks_gradient_changes_no_bit_of_the_others(isa, mask, key_heads):
     assert_gradients((query, key, value), call, what=f"{mask.shape} {mask.strides}")
 
 
-@pytest.mark.parametrize("length", [300, 900])
 @pytest.mark.parametrize("of_each_head", [False, True])
-@pytest.mark.parametrize("key_heads", [6, 2])
-def test_documents_whose_heads_share_a_mask(isa, key_heads, of_each_head, length):
+@pytest.mark.parametrize("key_heads", [10, 5, 2])
+def test_documents_whose_heads_share_a_mask(isa, key_heads, of_each_head):
     """Blocks of rows end with documents only if these are the same for all heads: turns go by rows."""
     rng = np.random.default_rng(4)
-    query, key, value, grad_out = inputs(6, length=length, keys=length, key_heads=key_heads)
-    ids = np.sort(rng.integers(0, 7, (6 if of_each_head else 1, length)))
+    query, key, value, grad_out = inputs(10, length=300, keys=300, key_heads=key_heads)
+    ids = np.sort(rng.integers(0, 7, (10 if of_each_head else 1, 300)))
     options = {
-        "attn_mask": mask_of(length, length),
+        "attn_mask": mask_of(300, 300),
         "block_mask": sa.BlockMask.from_documents(ids, ids),
         "enable_gqa": True,
     }
