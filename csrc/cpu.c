@@ -46,6 +46,17 @@ static bool has_avx512(void) {
     return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (ebx & needed) == needed;
 }
 
+/* AVX512_BF16 where it pays: on AMD's CPUs a product of pairs takes as long as a multiply-add, on an Intel (with AMX) it took 0.6 ns
+ * where that took 0.16. */
+static bool has_avx512bf16(void) {
+    unsigned eax, ebx, ecx, edx;
+    if (!has_avx512() || !__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & (1u << 5)) ||
+        !__get_cpuid(0, &eax, &ebx, &ecx, &edx)) {
+        return false;
+    }
+    return ebx == signature_AMD_ebx && edx == signature_AMD_edx && ecx == signature_AMD_ecx;
+}
+
 /* AMX with bfloat16. A process has to ask Linux for the tiles once, for all its threads; the answer does not change. */
 static bool has_amx(void) {
 #if defined(__linux__)
@@ -66,6 +77,9 @@ bool sa_cpu_runs(const char *isa) {
 #if defined(__x86_64__)
     if (strcmp(isa, "amx") == 0) {
         return has_amx();
+    }
+    if (strcmp(isa, "avx512bf16") == 0) {
+        return has_avx512bf16();
     }
     if (strcmp(isa, "avx512") == 0) {
         return has_avx512();

@@ -9,7 +9,7 @@
 /* Best first. */
 static const sa_kernels *const built[] = {
 #if defined(__x86_64__)
-    &sa_kernels_amx,     &sa_kernels_avx512, &sa_kernels_avx2, &sa_kernels_baseline,
+    &sa_kernels_amx,     &sa_kernels_avx512bf16, &sa_kernels_avx512, &sa_kernels_avx2, &sa_kernels_baseline,
 #endif
 #if defined(__aarch64__)
     &sa_kernels_neon,

@@ -47,7 +47,7 @@ def test_get_isa_and_what_is_available():
     assert sa.get_isa() in ISAS
     assert ISAS[-1] == "generic"  # plain C runs everywhere
     assert len(set(ISAS)) == len(ISAS)
-    known = ["amx", "avx512", "avx2", "baseline", "neon", "generic"]
+    known = ["amx", "avx512bf16", "avx512", "avx2", "baseline", "neon", "generic"]
     assert list(ISAS) == [name for name in known if name in ISAS]  # best first
 
 
@@ -59,6 +59,8 @@ def test_the_flags_of_the_cpu_agree():
         pytest.skip("no flags in /proc/cpuinfo")
     assert ("avx2" in ISAS) == ({"avx2", "fma", "f16c"} <= flags)
     assert ("avx512" in ISAS) == ({"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx2", "fma"} <= flags)
+    if "avx512bf16" in ISAS:  # not wherever it could be: see csrc/cpu.c
+        assert {"avx512f", "avx512_bf16"} <= flags
 
 
 @pytest.mark.parametrize("environment", [{}, {"SELFATTN_ISA": ""}], ids=["unset", "empty"])

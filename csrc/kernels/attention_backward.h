@@ -42,7 +42,7 @@ SA_NOINLINE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *b
         SA_TAKE(s.gain, real, tile);
     }
     s->parts.fit = false;
-    return FN(lay_out_gradient_parts)(a, base, used, &s->parts);
+    return FN(lay_out_gradient_parts)(g, base, used, &s->parts);
 }
 
 static size_t FN(attention_backward_scratch)(const sa_attention_gradients *g) {
@@ -50,7 +50,7 @@ static size_t FN(attention_backward_scratch)(const sa_attention_gradients *g) {
     return FN(lay_out_backward)(g, NULL, &s);
 }
 
-static bool FN(adds_by_lines)(const sa_attention *a) { return FN(uses_parts)(a); }
+static bool FN(adds_by_lines)(const sa_attention *a) { return FN(parts_replace_rows) && FN(uses_parts)(a); }
 
 /* ---- the rows of a block ------------------------------------------------------------------------------------------- */
 
@@ -191,23 +191,6 @@ SA_NOINLINE bool FN(pack_block)(const sa_backward_block *b, FN(backward_scratch)
     return finite;
 }
 
-/* Rows of m as they lie, or in `loaded`; NULL where the factor is 0. */
-SA_INLINE void FN(rows_as_real)(const char *const *from, const sa_matrix *m, int count, ptrdiff_t width, const real *factor,
-                                real *loaded, const real **row) {
-    const bool in_place = FN(rows_in_place)(from, count, m);
-    const size_t stride = FN(round_up)(width);
-    for (int r = 0; r < count; ++r) {
-        row[r] = (const real *)(const void *)from[r];
-        if (!in_place) {
-            FN(load_row)(loaded + (size_t)r * stride, from[r], m->col_stride, width, m->dtype, m->swapped);
-            row[r] = loaded + (size_t)r * stride;
-        }
-        if (factor[r] == 0) {
-            row[r] = NULL;
-        }
-    }
-}
-
 /* Q, dO and the statistics of the block's rows. Tells whether the rows of Q and dO are finite. */
 SA_INLINE bool FN(open_block)(const sa_backward_block *b, FN(backward_scratch) * s, const int nv) {
     const sa_attention *a = b->g->a;
@@ -228,10 +211,7 @@ SA_INLINE bool FN(open_block)(const sa_backward_block *b, FN(backward_scratch) *
     }
     memset(s->dqT, 0, (FN(round_up)(a->E) + SA_LANES) * (size_t)nv * SA_LANES * sizeof(real));
     if (s->s.parts.count) {
-        FN(gradient_rows) *x = &s->rows;
-        FN(rows_as_real)(rows->query, &a->query.m, rows->count, a->E, x->query_factor, s->q_rows, x->query);
-        FN(rows_as_real)(b->rows->grad_out, &b->g->grad_out.m, rows->count, a->Dv, x->grad_factor, s->do_rows, x->grad_out);
-        FN(open_gradient_parts)(b, &s->s, &s->parts, x, nv);
+        FN(open_gradient_parts)(b, &s->s, &s->parts, &s->rows, s->q_rows, s->do_rows, nv);
     }
     return s->parts.fit || FN(pack_block)(b, s, nv);
 }
@@ -415,7 +395,7 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     }
     const bool by_parts = scores && FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
     ptrdiff_t done = 0;
-    if (by_parts && !dropped && !b->mask_only && !b->g->dslope_rows.m.data && !s->s.gain) {
+    if (FN(parts_replace_rows) && by_parts && !dropped && !b->mask_only && !b->g->dslope_rows.m.data && !s->s.gain) {
         const bool keeps = b->with_mask;
         done = FN(gradients_by_parts)(b, &s->s, &s->parts, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true, keeps);
         if (done == n) {
@@ -435,13 +415,12 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     }
     s->s.k = FN(tile_rows)(&b->b, &b->b.key, &s->s.key, first, n, a->E, &s->s.k_stride);
     const bool careful = masked && !(finite && FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E));
-    ptrdiff_t v_stride;
-    const real *value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
     if (!s->packed && ((scores && !by_parts) || careful)) {
         FN(pack_block)(b, s, nv);
     }
     for (ptrdiff_t j = 0; scores && !by_parts && j < n;) {
-        ptrdiff_t to;
+        ptrdiff_t to, v_stride;
+        const real *value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
         const int u = FN(first_open_vector)(b->b.rows, first + j, n - j, nv, &to);
         FN(scores_wide)(s->s.O + u * SA_LANES, value + j * v_stride, v_stride, to, a->Dv, s->dS + j * lanes + u * SA_LANES,
                         lanes, s->s.tile_sum + u * SA_LANES, nv - u);

@@ -28,7 +28,8 @@ typedef struct {
     bool fit;                     /* all of Q and dO */
 } FN(gradient_parts);
 
-SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention *a, char *base, size_t used, FN(gradient_parts) * s) {
+SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention_gradients *d, char *base, size_t used, FN(gradient_parts) * s) {
+    const sa_attention *a = d->a;
     if (!FN(uses_parts)(a)) {
         return used;
     }
@@ -46,10 +47,30 @@ SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention *a, char *base, s
     return used;
 }
 
-/* Splits Q and dO, as rows and as lanes. */
+/* Rows of m as they lie, or in `loaded`; NULL where the factor is 0. */
+SA_INLINE void FN(rows_as_real)(const char *const *from, const sa_matrix *m, int count, ptrdiff_t width, const real *factor,
+                                real *loaded, const real **row) {
+    const bool in_place = FN(rows_in_place)(from, count, m);
+    const size_t stride = FN(round_up)(width);
+    for (int r = 0; r < count; ++r) {
+        row[r] = (const real *)(const void *)from[r];
+        if (!in_place) {
+            FN(load_row)(loaded + (size_t)r * stride, from[r], m->col_stride, width, m->dtype, m->swapped);
+            row[r] = loaded + (size_t)r * stride;
+        }
+        if (factor[r] == 0) {
+            row[r] = NULL;
+        }
+    }
+}
+
+/* Splits Q and dO, as rows (which q_rows and do_rows have room for) and as lanes. */
 SA_INLINE void FN(open_gradient_parts)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_parts) * g,
-                                       const FN(gradient_rows) * x, const int nv) {
+                                       FN(gradient_rows) * x, real *q_rows, real *do_rows, const int nv) {
     const sa_attention *a = b->g->a;
+    const char *const *query = b->b.rows->query, *const *grad_out = b->rows->grad_out;
+    FN(rows_as_real)(query, &a->query.m, b->b.rows->count, a->E, x->query_factor, q_rows, x->query);
+    FN(rows_as_real)(grad_out, &b->g->grad_out.m, b->b.rows->count, a->Dv, x->grad_factor, do_rows, x->grad_out);
     g->fit = s->parts.queries_fit;
     if (!b->b.cache_holds) {
         memset(g->key_columns.state, SA_CELL_UNKNOWN, (size_t)g->key_columns.room);
@@ -229,21 +250,77 @@ SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratc
 
 #else
 
+#if defined(SA_HAS_BF16_PRODUCTS)
+
+typedef struct {
+    FN(cells) values;
+    char *grad_out;                 /* dOᵀ as lanes of pairs, without its factor */
+    real factor[FN(backward_rows)]; /* and that */
+    bool fit;                       /* all products go by parts */
+    bool grad_out_fits;
+} FN(gradient_parts);
+
+SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention_gradients *d, char *base, size_t used, FN(gradient_parts) * s) {
+    const sa_attention *a = d->a;
+    if (!FN(uses_parts)(a) || a->value.m.dtype != SA_BF16 || d->grad_out.m.dtype != SA_BF16 || a->Dv < 16) {
+        s->grad_out = NULL;
+        return used;
+    }
+    FN(lay_out_pair_cells)(a, &s->values, a->Dv);
+    SA_TAKE(values.tiles, char, (size_t)(s->values.room + 1) * s->values.bytes);
+    SA_TAKE(values.state, unsigned char, (size_t)s->values.room);
+    SA_TAKE(grad_out, char, FN(pair_row_bytes)(a->Dv) * FN(backward_rows));
+    return used;
+}
+
+SA_INLINE void FN(open_gradient_parts)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_parts) * g,
+                                       FN(gradient_rows) * x, real *q_rows, real *do_rows, const int nv) {
+    (void)q_rows, (void)do_rows;
+    g->fit = g->grad_out_fits = false;
+    if (!g->grad_out) {
+        return;
+    }
+    if (!b->b.cache_holds) {
+        memset(g->values.state, SA_CELL_UNKNOWN, (size_t)g->values.room);
+    }
+    const int count = b->b.rows->count;
+    for (int r = 0; r < nv * SA_LANES; ++r) {
+        g->factor[r] = r < count ? x->grad_factor[r] : 0;
+    }
+    g->grad_out_fits = FN(pairs_of_lanes)(&s->parts, b->rows->grad_out, &b->g->grad_out.m, count, b->g->a->Dv, g->grad_out, nv);
+}
+
+/* (2), in dS, times the factors of dO. False: nothing was done. */
+SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const FN(gradient_parts) * g, ptrdiff_t first,
+                                     ptrdiff_t n, real *dS, const int nv) {
+    const ptrdiff_t Dv = b->a->Dv;
+    const real *values = s->parts.count && g->grad_out_fits ? FN(pairs_of_tile)(b, &g->values, &b->value, Dv, first) : NULL;
+    if (values) {
+        FN(rows_by_pairs)(b, &g->values, values, g->grad_out, Dv, g->factor, first, n, dS, s->tile_sum, nv);
+    }
+    return values != NULL;
+}
+
+#else
+
 typedef struct {
     bool fit;
 } FN(gradient_parts);
 
-SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention *a, char *base, size_t used, FN(gradient_parts) * s) {
-    return (void)a, (void)base, (void)s, used;
+SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention_gradients *d, char *base, size_t used, FN(gradient_parts) * s) {
+    return (void)d, (void)base, (void)s, used;
 }
 SA_INLINE void FN(open_gradient_parts)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_parts) * g,
-                                       const FN(gradient_rows) * x, int nv) {
-    (void)b, (void)s, (void)g, (void)x, (void)nv;
+                                       FN(gradient_rows) * x, real *q_rows, real *do_rows, int nv) {
+    (void)b, (void)s, (void)g, (void)x, (void)q_rows, (void)do_rows, (void)nv;
 }
 SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const FN(gradient_parts) * g, ptrdiff_t first,
                                      ptrdiff_t n, real *dS, int nv) {
     return (void)b, (void)s, (void)g, (void)first, (void)n, (void)dS, (void)nv, false;
 }
+
+#endif
+
 SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_parts) * g,
                                            const real *P, real *dS, const real *delta, real *dqT, ptrdiff_t first,
                                            ptrdiff_t done, ptrdiff_t n, int nv, bool plain, bool keeps) {

@@ -4,6 +4,16 @@
 enum { FN(block_rows) = SA_VECS * SA_LANES, FN(backward_rows) = SA_BACKWARD_VECS * SA_LANES };
 _Static_assert(FN(block_rows) <= FN(backward_rows) && FN(backward_rows) <= SA_MAX_BLOCK_ROWS, "rows of a block");
 
+/* Which products go by `parts` (below): on a matrix unit all of them, from cells that replace rows of keys and values; by products
+ * of bfloat16 those whose both sides are of that type, with scores that are complete and their maxima known; elsewhere none. */
+#if defined(SA_HAS_TILES)
+enum { FN(parts_replace_rows) = 1, FN(parts_know_top) = 0 };
+#elif defined(SA_HAS_BF16_PRODUCTS)
+enum { FN(parts_replace_rows) = 0, FN(parts_know_top) = 1 };
+#else
+enum { FN(parts_replace_rows) = 0, FN(parts_know_top) = 0 };
+#endif
+
 /* A row's stride beyond this makes the tile worth packing: its lines fall on too few sets of the caches. */
 #define SA_DIRECT_STRIDE 1024
 
@@ -19,7 +29,7 @@ typedef struct {
     ptrdiff_t room;
 } FN(cache);
 
-/* What the matrix unit works on, where there is one (attention_parts.h). */
+/* What the matrix unit works on (attention_parts.h), or products of pairs (attention_pairs.h), where there are such. */
 typedef struct {
     char *tiles; /* `room` cells, and behind them the place for one that is not kept */
     unsigned char *state;
@@ -33,6 +43,7 @@ typedef struct {
     bool of_16_bits; /* what is_of_16_bits says of the call */
     FN(cells) keys, values;
     char *queries, *weights;         /* right operands */
+    char *rows;                      /* [lanes] rows of pairs */
     const char *values_now;          /* the tile's cell */
     real *product;                   /* [32][32] */
     int from[SA_KEYS_PER_TILE / 32]; /* the first vector with weights, for each 32 keys of the tile */
@@ -95,7 +106,7 @@ SA_INLINE bool FN(some_tile_packs)(const sa_attention *a, const sa_tensor *t) {
 }
 
 /* Lays the scratch out from base on and returns its size; with base NULL it only measures. Sizes are linear in E and Dv,
- * which the driver has bounded. by_parts: for the matrix unit, whose cells stand in for packed keys and values. */
+ * which the driver has bounded. by_parts: with cells, which on a matrix unit stand in for packed keys and values. */
 SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, size_t W, bool by_parts) {
     const size_t E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
     const size_t keys = a->S < SA_KEYS_PER_TILE && !by_parts ? FN(round_up)(a->S) : SA_KEYS_PER_TILE;
@@ -106,7 +117,8 @@ SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * 
     const size_t key_width = key_packs ? (size_t)a->E : 0, value_width = value_packs ? (size_t)a->Dv : 0;
     const size_t width = key_width + value_width; /* 0, as in most small calls: a division less */
     const size_t most = width == 0 ? 0 : SA_CACHE_BYTES / (SA_KEYS_PER_TILE * sizeof(real) * (width + 1));
-    const size_t kept = by_parts ? 0 : cells < most ? cells : most, places = kept < cells ? kept + 1 : kept;
+    const bool replaced = by_parts && FN(parts_replace_rows);
+    const size_t kept = replaced ? 0 : cells < most ? cells : most, places = kept < cells ? kept + 1 : kept;
     size_t used = 0;
     s->key.room = key_packs ? (ptrdiff_t)(kept * SA_KEYS_PER_TILE) : 0;
     s->value.room = value_packs ? (ptrdiff_t)(kept * SA_KEYS_PER_TILE) : 0;

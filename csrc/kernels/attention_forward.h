@@ -43,7 +43,7 @@ SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     memcpy(s->top, s->maximum, (size_t)nv * SA_LANES * sizeof(real));
     s->factor = 1;
     if (!few && FN(scores_by_parts)(b, s, first, n, nv)) {
-        return false;
+        return FN(parts_know_top);
     }
     if (few) {
         FN(scores_of_few)(b, s, first, n, SA_LANES, few);

@@ -6,8 +6,6 @@
 #if defined(SA_HAS_TILES)
 #include "parts.h"
 
-enum { SA_CELL_UNKNOWN, SA_CELL_SPLIT, SA_CELL_BEYOND_PARTS };
-
 /* Whether all is of float16, or all of bfloat16. Queries are then multiplied as they are, with nothing lost, and the scale is
  * applied to the scores; the running maximum lags, and the unit adds to the output in place. */
 SA_INLINE bool FN(is_of_16_bits)(const sa_attention *a) {
@@ -116,9 +114,9 @@ SA_INLINE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(c
         if (at >= cells->room) {
             return fits ? tiles : NULL;
         }
-        cells->state[cell] = fits ? SA_CELL_SPLIT : SA_CELL_BEYOND_PARTS;
+        cells->state[cell] = fits ? SA_CELL_HOLDS : SA_CELL_BEYOND;
     }
-    return cells->state[cell] == SA_CELL_SPLIT ? tiles : NULL;
+    return cells->state[cell] == SA_CELL_HOLDS ? tiles : NULL;
 }
 
 /* The queries as the right operand; in a call of 16 bits as they are, without the factor. */
@@ -348,18 +346,8 @@ SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t
     }
 }
 
-#else /* everything by multiply-adds */
+#else /* weights and values by multiply-adds; scores: attention_pairs.h */
 
-SA_INLINE bool FN(uses_parts)(const sa_attention *a) { return (void)a, false; }
-SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s) {
-    return (void)a, (void)base, (void)s, used;
-}
-SA_INLINE void FN(parts_open)(const sa_block *b, FN(parts) * s) { (void)b, (void)s; }
-SA_INLINE void FN(parts_close)(const FN(parts) * s) { (void)s; }
-SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, int nv) { (void)b, (void)s, (void)nv; }
-SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
-    return (void)b, (void)s, (void)first, (void)n, (void)nv, false;
-}
 SA_INLINE bool FN(weights_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool scores) {
     return (void)b, (void)s, (void)first, (void)n, (void)nv, (void)scores, false;
 }

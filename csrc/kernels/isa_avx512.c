@@ -1,5 +1,5 @@
-/* The AVX-512 kernels: names the instruction set, then includes the templates. Then those of AMX: AVX-512 with attention in float32
- * (and 16 bits) on the matrix unit. */
+/* The AVX-512 kernels: names the instruction set, then includes the templates. Then AVX-512 with attention by products of bfloat16
+ * where arrays are of that type, and with attention in float32 and 16 bits on the matrix unit of AMX. */
 #include "common.h"
 #if defined(__x86_64__)
 #if defined(__clang__)
@@ -13,6 +13,19 @@
 #define SA_ISA avx512
 #include "simd_avx512.h"
 #include "templates.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"))),           \
+                             apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,prefer-vector-width=512")
+#endif
+#undef SA_ISA
+#define SA_ISA avx512bf16
+#include "simd_avx512bf16.h"
+#include "templates_avx512bf16.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16"))),    \

@@ -13,6 +13,10 @@
 /* What a mask does to a tile of scores: nothing; closes some; adds something; closes all. */
 enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_BIASED, SA_TILE_CLOSED };
 
+/* What a thread knows of a tile of keys or values that it copies as bfloat16, whole or in parts: nothing, that it was copied, or that
+ * some number of it is out of range. */
+enum { SA_CELL_UNKNOWN, SA_CELL_HOLDS, SA_CELL_BEYOND };
+
 /* One row of a block: a query with everything that is its own. Rows of one block share a key head and nothing else. */
 typedef struct {
     int count;
@@ -180,8 +184,8 @@ typedef struct {
     uint64_t (*read_loop)(const void *data, size_t bytes);
 } sa_kernels;
 
-extern const sa_kernels sa_kernels_amx, sa_kernels_avx512, sa_kernels_avx2, sa_kernels_baseline, sa_kernels_neon,
-    sa_kernels_generic;
+extern const sa_kernels sa_kernels_amx, sa_kernels_avx512bf16, sa_kernels_avx512, sa_kernels_avx2, sa_kernels_baseline,
+    sa_kernels_neon, sa_kernels_generic;
 
 /* The table in use; set once, when the library is loaded, and by tests. dispatch.c owns it. */
 const sa_kernels *sa_kernels_active(void);

@@ -69,23 +69,12 @@ SA_VERB mf32 vf32_beyond(vf32 x, int least, int most) {
 }
 SA_VERB mf32 vf32_either(mf32 a, mf32 b) { return (mf32)(a | b); }
 
-/* Rows of 16-bit numbers as they lie in memory: 16 pairs of neighbours, or of two rows; n (m) elements, and zeros behind them. */
-SA_VERB vf32 vf32_load_pairs(const char *row, ptrdiff_t n) {
-    return _mm512_castsi512_ps(n >= 32 ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi16((1u << n) - 1, row));
-}
+/* 16 pairs of two rows of 16-bit numbers: n (m) elements, and zeros behind them. */
 SA_VERB vf32 vf32_zip_pairs(const char *row, ptrdiff_t n, const char *other, ptrdiff_t m) {
     const __m512i a = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(n >= 16 ? 0xffff : (1 << n) - 1), row));
     const __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(m >= 16 ? 0xffff : (1 << m) - 1), other));
     return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
 }
-/* vf32_beyond of 32 bfloat16. */
-SA_VERB int vf32_bf16_beyond(vf32 pairs, int least, int most) {
-    const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi16(0x7fff));
-    const __m512i above = _mm512_sub_epi16(magnitude, _mm512_set1_epi16((short)((127 + least) << 7)));
-    return (_mm512_cmpge_epu16_mask(above, _mm512_set1_epi16((short)((most - least) << 7))) &
-            _mm512_test_epi16_mask(magnitude, magnitude)) != 0;
-}
-
 /* The first and the second of each of 16 pairs of float16. */
 SA_VERB vf32 vf32_low_f16(vf32 pairs) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_castps_si512(pairs))); }
 SA_VERB vf32 vf32_high_f16(vf32 pairs) {

@@ -63,6 +63,17 @@ SA_VERB void vf32_store_bf16(char *p, vf32 x) {
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, nearest, quiet)));
 }
+/* Rows of 16-bit numbers as they lie in memory: 16 pairs of neighbours, n elements and zeros behind them. */
+SA_VERB vf32 vf32_load_pairs(const char *row, ptrdiff_t n) {
+    return _mm512_castsi512_ps(n >= 32 ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi16((1u << n) - 1, row));
+}
+/* Whether one of 32 bfloat16 is neither 0 nor of a magnitude from 2^least to 2^most; NaN is such. */
+SA_VERB int vf32_bf16_beyond(vf32 pairs, int least, int most) {
+    const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi16(0x7fff));
+    const __m512i above = _mm512_sub_epi16(magnitude, _mm512_set1_epi16((short)((127 + least) << 7)));
+    return (_mm512_cmpge_epu16_mask(above, _mm512_set1_epi16((short)((most - least) << 7))) &
+            _mm512_test_epi16_mask(magnitude, magnitude)) != 0;
+}
 
 /* float64 */
 #define SA_F64_LANES 8

@@ -12,6 +12,7 @@
 #include "scores.h"
 #include "attention_block.h"
 #include "attention_parts.h"
+#include "attention_pairs.h"
 #include "attention_few.h"
 #include "attention_forward.h"
 #include "attention_backward_parts.h"
@@ -32,6 +33,7 @@
 #include "scores.h"
 #include "attention_block.h"
 #include "attention_parts.h"
+#include "attention_pairs.h"
 #include "attention_few.h"
 #include "attention_forward.h"
 #include "attention_backward_parts.h"
@@ -61,18 +63,18 @@
         [SA_GELU_BACKWARD] = SA_PASTE4(sa_, gelu_backward_rows, dtype, SA_ISA),                                                \
         [SA_GELU_TANH_BACKWARD] = SA_PASTE4(sa_, gelu_tanh_backward_rows, dtype, SA_ISA),                                      \
     }
-/* Attention and products may be another instruction set's than the rest, and there may be more of them. */
-#define SA_REAL_TABLE(dtype, matrix_isa, ...)                                                                                  \
-    {.block_rows = SA_PASTE4(sa_, block_rows, dtype, matrix_isa),                                                              \
-     .backward_rows = SA_PASTE4(sa_, backward_rows, dtype, matrix_isa),                                                        \
-     .attention_scratch = SA_PASTE4(sa_, attention_scratch, dtype, matrix_isa),                                                \
-     .attention_partial = SA_PASTE4(sa_, attention_partial, dtype, matrix_isa),                                                \
-     .attention_forward = SA_PASTE4(sa_, attention_forward, dtype, matrix_isa),                                                \
-     .attention_merge = SA_PASTE4(sa_, attention_merge, dtype, matrix_isa),                                                    \
-     .backward_scratch = SA_PASTE4(sa_, attention_backward_scratch, dtype, matrix_isa),                                        \
-     .adds_by_lines = SA_PASTE4(sa_, adds_by_lines, dtype, matrix_isa),                                                        \
-     .attention_delta = SA_PASTE4(sa_, attention_delta, dtype, matrix_isa),                                                    \
-     .attention_backward = SA_PASTE4(sa_, attention_backward, dtype, matrix_isa),                                              \
+/* Attention and products may be other instruction sets' than the rest, and there may be more of them. */
+#define SA_REAL_TABLE(dtype, attention_isa, matrix_isa, ...)                                                                   \
+    {.block_rows = SA_PASTE4(sa_, block_rows, dtype, attention_isa),                                                           \
+     .backward_rows = SA_PASTE4(sa_, backward_rows, dtype, attention_isa),                                                     \
+     .attention_scratch = SA_PASTE4(sa_, attention_scratch, dtype, attention_isa),                                             \
+     .attention_partial = SA_PASTE4(sa_, attention_partial, dtype, attention_isa),                                             \
+     .attention_forward = SA_PASTE4(sa_, attention_forward, dtype, attention_isa),                                             \
+     .attention_merge = SA_PASTE4(sa_, attention_merge, dtype, attention_isa),                                                 \
+     .backward_scratch = SA_PASTE4(sa_, attention_backward_scratch, dtype, attention_isa),                                     \
+     .adds_by_lines = SA_PASTE4(sa_, adds_by_lines, dtype, attention_isa),                                                     \
+     .attention_delta = SA_PASTE4(sa_, attention_delta, dtype, attention_isa),                                                 \
+     .attention_backward = SA_PASTE4(sa_, attention_backward, dtype, attention_isa),                                           \
      .rows = SA_ROW_TABLE(dtype),                                                                                              \
      .softmax_columns = SA_PASTE4(sa_, softmax_columns, dtype, SA_ISA),                                                        \
      .softmax_columns_backward = SA_PASTE4(sa_, softmax_columns_backward, dtype, SA_ISA),                                      \
@@ -100,8 +102,8 @@
 
 const sa_kernels SA_PASTE(sa_kernels_, SA_ISA) = {
     .name = SA_STRING(SA_ISA),
-    .f32 = SA_REAL_TABLE(f32, SA_ISA, ),
-    .f64 = SA_REAL_TABLE(f64, SA_ISA, ),
+    .f32 = SA_REAL_TABLE(f32, SA_ISA, SA_ISA, ),
+    .f64 = SA_REAL_TABLE(f64, SA_ISA, SA_ISA, ),
     .checksum = SA_PASTE(sa_checksum_, SA_ISA),
     .read_loop = SA_PASTE(sa_read_loop_, SA_ISA),
 };

@@ -39,9 +39,17 @@ SA_INLINE vec FN(sum_each)(vec *a) {
 /* ---- wide ----------------------------------------------------------------------------------------------------------
  * nv vectors of lanes are worked on, of rows that are `lanes` long: a causal tile leaves out vectors that it closes. */
 
-/* P[rows][nv·lanes] = k[rows][E] · qT[E][nv·lanes]; top takes the maximum of each lane. */
+#if defined(SA_HAS_BF16_PRODUCTS)
+#define SA_ADD_PRODUCTS(sum, a, b) V(add_products)(sum, a, b)
+#else
+#define SA_ADD_PRODUCTS(sum, a, b) (sum)
+#endif
+
+/* P[rows][nv·lanes] = k[rows][E] · qT[E][nv·lanes]; top takes the maximum of each lane. Of `pairs` of bfloat16, P is
+ * times a factor for each lane. */
 SA_INLINE void FN(scores_tile)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t E,
-                               real *restrict P, ptrdiff_t lanes, vec *top, const int rows, const int nv) {
+                               real *restrict P, ptrdiff_t lanes, const real *factor, vec *top, const int rows, const int nv,
+                               const bool pairs) {
     vec sum[8][4];
     SA_UNROLL
     for (int r = 0; r < rows; ++r) {
@@ -61,7 +69,11 @@ SA_INLINE void FN(scores_tile)(const real *restrict qT, const real *restrict k, 
             vec k_re = V(set1)(k[r * k_stride + e]);
             SA_UNROLL
             for (int v = 0; v < nv; ++v) {
-                sum[r][v] = V(fma)(k_re, q[v], sum[r][v]);
+                if (pairs) {
+                    sum[r][v] = SA_ADD_PRODUCTS(sum[r][v], q[v], k_re);
+                } else {
+                    sum[r][v] = V(fma)(k_re, q[v], sum[r][v]);
+                }
             }
         }
     }
@@ -69,14 +81,19 @@ SA_INLINE void FN(scores_tile)(const real *restrict qT, const real *restrict k, 
     for (int r = 0; r < rows; ++r) {
         SA_UNROLL
         for (int v = 0; v < nv; ++v) {
-            V(store)(P + r * lanes + v * SA_LANES, sum[r][v]);
-            top[v] = V(max)(top[v], sum[r][v]);
+            vec s = sum[r][v];
+            if (pairs) {
+                s = s * V(load)(factor + v * SA_LANES);
+            }
+            V(store)(P + r * lanes + v * SA_LANES, s);
+            top[v] = V(max)(top[v], s);
         }
     }
 }
 
 SA_INLINE void FN(scores_any)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E,
-                              real *restrict P, ptrdiff_t lanes, real *restrict top, const int nv) {
+                              real *restrict P, ptrdiff_t lanes, const real *factor, real *restrict top, const int nv,
+                              const bool pairs) {
     vec m[4];
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
@@ -84,18 +101,18 @@ SA_INLINE void FN(scores_any)(const real *restrict qT, const real *restrict k, p
     }
     ptrdiff_t j = 0;
     for (; j + SA_ROWS(nv) <= n; j += SA_ROWS(nv)) {
-        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, m, SA_ROWS(nv), nv);
+        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, factor, m, SA_ROWS(nv), nv, pairs);
     }
     if (SA_ROWS(nv) > 4 && j + 4 <= n) {
-        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, m, 4, nv);
+        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, factor, m, 4, nv, pairs);
         j += 4;
     }
     if (j + 2 <= n) {
-        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, m, 2, nv);
+        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, factor, m, 2, nv, pairs);
         j += 2;
     }
     if (j < n) {
-        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, m, 1, nv);
+        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, factor, m, 1, nv, pairs);
     }
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
@@ -168,7 +185,7 @@ SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, 
 #define SA_WIDE(nv)                                                                                                            \
     SA_NOINLINE void FN(scores_wide##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, real *P, \
                                          ptrdiff_t lanes, real *top) {                                                         \
-        FN(scores_any)(qT, k, k_stride, n, E, P, lanes, top, nv);                                                              \
+        FN(scores_any)(qT, k, k_stride, n, E, P, lanes, NULL, top, nv, false);                                                 \
     }                                                                                                                          \
     SA_NOINLINE void FN(values_wide##nv)(const real *P, const real *v, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O, \
                                          ptrdiff_t lanes, const real *alpha) {                                                 \
@@ -217,6 +234,32 @@ SA_INLINE void FN(values_wide)(const real *P, const real *v, ptrdiff_t v_stride,
         alpha += now * SA_LANES;
     }
 }
+
+#if defined(SA_HAS_BF16_PRODUCTS)
+#define SA_PAIRS_WIDE(nv)                                                                                                      \
+    SA_NOINLINE void FN(pairs_wide##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, real *P,  \
+                                        ptrdiff_t lanes, const real *factor, real *top) {                                      \
+        FN(scores_any)(qT, k, k_stride, n, E, P, lanes, factor, top, nv, true);                                                \
+    }
+SA_PAIRS_WIDE(1)
+SA_PAIRS_WIDE(2)
+SA_PAIRS_WIDE(3)
+SA_PAIRS_WIDE(4)
+#undef SA_PAIRS_WIDE
+
+/* As scores_wide, of pairs of bfloat16, times a factor for each lane. */
+SA_INLINE void FN(pairs_wide)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, real *P,
+                              ptrdiff_t lanes, const real *factor, real *top, int nv) {
+    switch (nv) {
+    case 1: FN(pairs_wide1)(qT, k, k_stride, n, E, P, lanes, factor, top); break;
+    case 2: FN(pairs_wide2)(qT, k, k_stride, n, E, P, lanes, factor, top); break;
+    case 3: FN(pairs_wide3)(qT, k, k_stride, n, E, P, lanes, factor, top); break;
+    default: FN(pairs_wide4)(qT, k, k_stride, n, E, P, lanes, factor, top); break;
+    }
+}
+#endif
+
+#undef SA_ADD_PRODUCTS
 
 /* ---- lanes are columns: the gradients of keys and values --------------------------------------------------------------- */
 

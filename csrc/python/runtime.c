@@ -137,7 +137,8 @@ PyMethodDef sa_runtime_methods[] = {
      "The instruction set of the kernels in use.\n\n"
      "Chosen once at import: the best that the CPU and the operating system can run, unless the\n"
      "environment variable ``SELFATTN_ISA`` names another.\n\n"
-     "Returns\n-------\nstr\n    ``'amx'``, ``'avx512'``, ``'avx2'``, ``'baseline'`` (x86-64), ``'neon'`` or ``'generic'``.\n\n"
+     "Returns\n-------\nstr\n    ``'amx'``, ``'avx512bf16'``, ``'avx512'``, ``'avx2'``, ``'baseline'`` (x86-64),\n"
+     "    ``'neon'`` or ``'generic'``.\n\n"
      "Examples\n--------\n>>> import selfattn as sa\n>>> isinstance(sa.get_isa(), str)\nTrue\n"},
     {"get_num_threads", get_num_threads, METH_NOARGS,
      "get_num_threads($module, /)\n--\n\n"

@@ -1,0 +1,172 @@
+/* Scores of a wide block, and what its backward pass does with values and dO, by products of pairs of bfloat16, where the
+ * CPU has them and the arrays are of bfloat16. Two terms of a sum cost what one multiply-add costs, and nothing is lost: the
+ * products are exact in float32, and the sums are float32's. The factors (scale·log2 e, 1/l) follow in float32. Weights and dS
+ * are not of bfloat16, so all other products stay multiply-adds (../../docs/decisions/0007-pairs.md).
+ *
+ * A tile of keys is a cell: [keys][steps · 32] bfloat16, copied when it is first asked for, padded with zeros, and kept for the next
+ * blocks of the same head, up to SA_CACHE_BYTES. Rows of queries become lanes of pairs, [E / 2][nv·lanes]. */
+
+#if defined(SA_HAS_BF16_PRODUCTS)
+
+enum { SA_PAIR_STEP = 32 };
+
+/* The magnitudes that go by pairs, as exponents of 2, besides 0: products stay within float32, and none is subnormal. */
+enum { SA_LEAST_OF_PAIRS = -60, SA_MOST_OF_PAIRS = 50 };
+
+/* Sizes below which padding and copying cost more than they gain, and the factors with which scores stay within float32. */
+SA_INLINE bool FN(uses_parts)(const sa_attention *a) {
+    const real factor = FN(factor_of)(a);
+    return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->S >= 32 && a->E >= 16 && a->L > SA_LANES / a->gqa &&
+           factor >= 0x1p-40f && factor <= 0x1p40f;
+}
+
+SA_INLINE size_t FN(pair_row_bytes)(ptrdiff_t width) {
+    return (size_t)((width + SA_PAIR_STEP - 1) / SA_PAIR_STEP) * SA_PAIR_STEP * 2;
+}
+
+SA_INLINE void FN(lay_out_pair_cells)(const sa_attention *a, FN(cells) * cells, ptrdiff_t width) {
+    const ptrdiff_t count = (a->S + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
+    cells->part_bytes = FN(pair_row_bytes)(width);
+    cells->bytes = cells->part_bytes * SA_KEYS_PER_TILE;
+    const ptrdiff_t most = (ptrdiff_t)(SA_CACHE_BYTES / cells->bytes);
+    cells->room = count < most ? count : most;
+}
+
+SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s) {
+    FN(lay_out_pair_cells)(a, &s->keys, a->E);
+    SA_TAKE(keys.tiles, char, (size_t)(s->keys.room + 1) * s->keys.bytes);
+    SA_TAKE(keys.state, unsigned char, (size_t)s->keys.room);
+    SA_TAKE(queries, char, FN(pair_row_bytes)(a->E) * SA_MAX_BLOCK_ROWS);
+    SA_TAKE(rows, char, FN(pair_row_bytes)(a->E > a->Dv ? a->E : a->Dv) * SA_LANES);
+    return used;
+}
+
+SA_INLINE void FN(parts_open)(const sa_block *b, FN(parts) * s) {
+    if (!FN(uses_parts)(b->a)) {
+        return;
+    }
+    if (!b->cache_holds) {
+        memset(s->keys.state, SA_CELL_UNKNOWN, (size_t)s->keys.room);
+    }
+    s->count = b->rows->count > SA_LANES && b->rows->gaps == 0; /* tiles of block masks with gaps begin anywhere */
+}
+
+SA_INLINE void FN(parts_close)(const FN(parts) * s) { (void)s; }
+
+/* n elements of a row as pairs, padded with zeros to whole steps. Tells whether one of them is beyond pairs. */
+SA_INLINE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, char *to) {
+    if (m->swapped || m->col_stride != 2) {
+        for (ptrdiff_t e = 0; e < n; ++e) {
+            const char *from = row + e * m->col_stride;
+            to[2 * e] = from[m->swapped];
+            to[2 * e + 1] = from[!m->swapped];
+        }
+        row = to;
+    }
+    int beyond = 0;
+    for (ptrdiff_t e = 0; e < n; e += SA_PAIR_STEP) {
+        const vec pairs = V(load_pairs)(row + 2 * e, n - e);
+        beyond |= V(bf16_beyond)(pairs, SA_LEAST_OF_PAIRS, SA_MOST_OF_PAIRS);
+        V(store)((real *)(void *)(to + 2 * e), pairs);
+    }
+    return beyond;
+}
+
+/* The cell of the keys or values from `first` on, or NULL where pairs do not hold it. */
+SA_INLINE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cells, const sa_matrix *m, ptrdiff_t width,
+                                        ptrdiff_t first) {
+    const ptrdiff_t at = (first - b->cache_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;
+    char *to = cells->tiles + (size_t)cell * cells->bytes;
+    unsigned char none = SA_CELL_UNKNOWN, *state = at < cells->room ? &cells->state[cell] : &none;
+    if (*state == SA_CELL_UNKNOWN) {
+        const ptrdiff_t n = b->a->S - first < SA_KEYS_PER_TILE ? b->a->S - first : SA_KEYS_PER_TILE;
+        int beyond = 0;
+        for (ptrdiff_t j = 0; j < n; ++j) {
+            beyond |= FN(copy_pairs)(m->data + (first + j) * m->row_stride, m, width, to + (size_t)j * cells->part_bytes);
+        }
+        *state = beyond ? SA_CELL_BEYOND : SA_CELL_HOLDS;
+    }
+    return *state == SA_CELL_HOLDS ? (const real *)(const void *)to : NULL;
+}
+
+/* The first `count` rows as lanes of pairs: to[width / 2 rounded up to steps][nv·lanes], other lanes 0. False where pairs do not
+ * hold them. */
+SA_INLINE bool FN(pairs_of_lanes)(const FN(parts) * s, const char *const *rows, const sa_matrix *m, int count, ptrdiff_t width,
+                                  char *to, const int nv) {
+    const size_t bytes = FN(pair_row_bytes)(width);
+    int beyond = 0;
+    for (int v = 0; v < nv; ++v) {
+        const int left = count - v * SA_LANES, n = left < SA_LANES ? left : SA_LANES;
+        for (int i = 0; i < n; ++i) {
+            beyond |= FN(copy_pairs)(rows[v * SA_LANES + i], m, width, s->rows + (size_t)i * bytes);
+        }
+        for (size_t at = 0; at < bytes; at += 64) {
+            vec x[SA_LANES];
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                x[i] = V(set1)(0);
+                if (i < n) {
+                    x[i] = V(load)((const real *)(const void *)(s->rows + (size_t)i * bytes + at));
+                }
+            }
+            FN(transpose)(x);
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                V(store)((real *)(void *)to + ((ptrdiff_t)(at / 4) + i) * nv * SA_LANES + v * SA_LANES, x[i]);
+            }
+        }
+    }
+    return !beyond;
+}
+
+SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, const int nv) {
+    if (s->parts.count) {
+        s->parts.queries_fit =
+            FN(pairs_of_lanes)(&s->parts, b->rows->query, &b->a->query.m, b->rows->count, b->a->E, s->parts.queries, nv);
+    }
+}
+
+/* to[n][nv·lanes] = factor · the rows of a cell times lanes of pairs; but for vectors that causal closes. top takes the maximum. */
+SA_INLINE void FN(rows_by_pairs)(const sa_block *b, const FN(cells) * cells, const real *cell, const char *lanes_of_pairs,
+                                 ptrdiff_t width, const real *factor, ptrdiff_t first, ptrdiff_t n, real *to, real *top,
+                                 const int nv) {
+    const ptrdiff_t lanes = nv * SA_LANES, stride = (ptrdiff_t)(cells->part_bytes / sizeof(real));
+    const real *q = (const real *)(const void *)lanes_of_pairs;
+    for (ptrdiff_t j = 0; j < n;) {
+        ptrdiff_t keys;
+        const int v = FN(first_open_vector)(b->rows, first + j, n - j, nv, &keys), at = v * SA_LANES;
+        FN(pairs_wide)(q + at, cell + j * stride, stride, keys, (width + 1) / 2, to + j * lanes + at, lanes, factor + at,
+                       top + at, nv - v);
+        j += keys;
+    }
+}
+
+/* Leaves the scores of the tile's keys in s->P, and their maxima in s->top. False: nothing was done. */
+SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+    const FN(parts) *parts = &s->parts;
+    const ptrdiff_t E = b->a->E;
+    const real *keys = parts->count && parts->queries_fit ? FN(pairs_of_tile)(b, &parts->keys, &b->key, E, first) : NULL;
+    if (keys) {
+        real factor[SA_MAX_BLOCK_ROWS];
+        for (int v = 0; v < nv; ++v) {
+            V(store)(factor + v * SA_LANES, V(set1)(FN(factor_of)(b->a)));
+        }
+        FN(rows_by_pairs)(b, &parts->keys, keys, parts->queries, E, factor, first, n, s->P, s->top, nv);
+    }
+    return keys != NULL;
+}
+
+#elif !defined(SA_HAS_TILES) /* everything by multiply-adds */
+
+SA_INLINE bool FN(uses_parts)(const sa_attention *a) { return (void)a, false; }
+SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s) {
+    return (void)a, (void)base, (void)s, used;
+}
+SA_INLINE void FN(parts_open)(const sa_block *b, FN(parts) * s) { (void)b, (void)s; }
+SA_INLINE void FN(parts_close)(const FN(parts) * s) { (void)s; }
+SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, int nv) { (void)b, (void)s, (void)nv; }
+SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
+    return (void)b, (void)s, (void)first, (void)n, (void)nv, false;
+}
+
+#endif
