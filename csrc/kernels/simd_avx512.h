@@ -42,6 +42,30 @@ SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) {
 }
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
 SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31); }
+/* even and odd take two full shuffles for each sum of two; two blends and a shuffle of one vector do as well. */
+#define SA_HAS_SUM_EACH 1
+#define SA_ADD_HALVES(bits, mask, shuffle)                                                                                     \
+    SA_VERB __m512 sa_add_halves_##bits(__m512 a, __m512 b) { /* lanes of a where `mask` is 0, of b elsewhere */               \
+        const __m512 x = _mm512_mask_blend_ps(mask, b, a);                                                                     \
+        return _mm512_mask_blend_ps(mask, a, b) + shuffle;                                                                     \
+    }
+SA_ADD_HALVES(0, 0xaaaa, _mm512_permute_ps(x, 0xb1))
+SA_ADD_HALVES(1, 0xcccc, _mm512_permute_ps(x, 0x4e))
+SA_ADD_HALVES(2, 0xf0f0, _mm512_shuffle_f32x4(x, x, 0xb1))
+SA_ADD_HALVES(3, 0xff00, _mm512_shuffle_f32x4(x, x, 0x4e))
+#undef SA_ADD_HALVES
+SA_VERB vf32 vf32_sum_each(const vf32 *a) {
+    vf32 two[8], four[4];
+    SA_UNROLL
+    for (int i = 0; i < 8; ++i) {
+        two[i] = sa_add_halves_0(a[2 * i], a[2 * i + 1]);
+    }
+    SA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        four[i] = sa_add_halves_1(two[2 * i], two[2 * i + 1]);
+    }
+    return sa_add_halves_3(sa_add_halves_2(four[0], four[1]), sa_add_halves_2(four[2], four[3]));
+}
 /* 16 bits to float32 */
 #define SA_HAS_BF16_PAIRS 1
 #define SA_HAS_F16_LOADS 1
@@ -106,6 +130,21 @@ SA_VERB vf64 vf64_zip_lo(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 8, 1, 9, 2
 SA_VERB vf64 vf64_zip_hi(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
 SA_VERB vf64 vf64_even(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
 SA_VERB vf64 vf64_odd(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
+SA_VERB vf64 vf64_sum_each(const vf64 *a) {
+    vf64 two[4], four[2];
+    SA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        const vf64 x = _mm512_mask_blend_pd(0xaa, a[2 * i + 1], a[2 * i]);
+        two[i] = _mm512_mask_blend_pd(0xaa, a[2 * i], a[2 * i + 1]) + _mm512_permute_pd(x, 0x55);
+    }
+    SA_UNROLL
+    for (int i = 0; i < 2; ++i) {
+        const vf64 x = _mm512_mask_blend_pd(0xcc, two[2 * i + 1], two[2 * i]);
+        four[i] = _mm512_mask_blend_pd(0xcc, two[2 * i], two[2 * i + 1]) + _mm512_permutex_pd(x, 0x4e);
+    }
+    const vf64 x = _mm512_mask_blend_pd(0xf0, four[1], four[0]);
+    return _mm512_mask_blend_pd(0xf0, four[0], four[1]) + _mm512_shuffle_f64x2(x, x, 0x4e);
+}
 
 /* 2^x in hardware steps: VREDUCE gives x minus the nearest integer, and VSCALEF multiplies by a power of two. */
 #define SA_HAS_SCALEF 1
