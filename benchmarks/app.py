@@ -23,7 +23,7 @@ suites:
   mask     float and boolean masks              isa      the other instruction sets of this CPU
   float64  in double precision                  backward gradients, with and without the forward call
   ragged   packed sequences of many lengths     blocks   block masks and a window
-  all      everything but the summary
+  16bit    bfloat16 and float16, and gradients  all      all but the summary
 
 examples:
   selfattn bench --quick

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -75,6 +77,16 @@ class Case:
         return np.cumsum([0, *self.lengths])
 
     @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """What NumPy, or ml_dtypes, calls the dtype."""
+        return np.dtype(import_module("ml_dtypes").bfloat16 if self.dtype == "bfloat16" else self.dtype)
+
+    @property
+    def limit_dtype(self) -> str:
+        """The dtype of the multiply-adds that bound the case: 16 bits are computed in float32."""
+        return self.dtype if self.dtype == "float64" else "float32"
+
+    @property
     def flops(self) -> float:
         """Floating-point operations that count: two products forward, five backward; of open blocks alone."""
         pairs = [(n, n) for n in self.lengths] if self.ragged else [(self.length, self.keys)]
@@ -97,15 +109,14 @@ class Case:
     def key_value_bytes(self) -> int:
         """Bytes of the keys and the values: what a call of one query must read."""
         keys = sum(self.lengths) if self.ragged else self.keys
-        return 2 * self.batch * self.kv_heads * keys * self.width * np.dtype(self.dtype).itemsize
+        return 2 * self.batch * self.kv_heads * keys * self.width * self.numpy_dtype.itemsize
 
     def inputs(self) -> Inputs:
         """Make the same numbers in every process that asks."""
         rng = np.random.default_rng(0)
 
         def tensor(heads: int, length: int) -> Array:
-            dtype = np.float64 if self.dtype == "float64" else np.float32
-            array = rng.standard_normal(self._shape(heads, length), dtype=dtype)
+            array = self._normal(rng, heads, length)
             if self.layout == "LD":
                 return np.asarray(array[0, 0])
             if self.layout == "BLHD":
@@ -124,13 +135,18 @@ class Case:
         elif self.mask == "float per head":
             mask = rng.standard_normal((self.batch, self.heads, *pairs), dtype=np.float32)
         if mask is not None and mask.dtype != np.bool_:
-            mask = mask.astype(self.dtype)
+            mask = mask.astype(self.numpy_dtype)
         return Inputs(query, key, value, mask)
 
     def grad_out(self) -> Array:
         """Make the gradient with respect to the output, contiguous."""
+        return self._normal(np.random.default_rng(1), self.heads, self.length)
+
+    def _normal(self, rng: np.random.Generator, heads: int, length: int) -> Array:
         dtype = np.float64 if self.dtype == "float64" else np.float32
-        return np.random.default_rng(1).standard_normal(self._shape(self.heads, self.length), dtype=dtype)
+        return rng.standard_normal(self._shape(heads, length), dtype=dtype).astype(
+            self.numpy_dtype, copy=False
+        )
 
     def _shape(self, heads: int, length: int) -> tuple[int, ...]:
         if self.ragged:
@@ -214,10 +230,25 @@ def _float64(choice: Choice) -> Iterator[Row]:
         )
 
 
-def _decode(choice: Choice) -> Iterator[Row]:
+def _16bit(choice: Choice) -> Iterator[Row]:
+    peers = [name for name in choice.peers if name in ("torch", "openvino")]
+    for dtype in ("bfloat16", "float16") if find_spec("ml_dtypes") else ("float16",):
+        for length, width in choice.shapes((512, 1024, 4096), (64, 128)):
+            case = Case(length, width, dtype=dtype)
+            yield _row("16bit", f"{dtype} {length} x {width}", case, peers)
+        for length, width in choice.shapes((1024,), (64, 128)):
+            case = Case(length, width, dtype=dtype)
+            yield _row("16bit", f"{dtype}, causal {length} x {width}", replace(case, causal=True), peers)
+            backward = replace(case, gradients=BACKWARD)
+            yield _row("16bit", f"{dtype}, backward {length} x {width}", backward, peers)
+        yield from _decode(replace(choice, lengths=choice.sizes((4096, 32768)), peers=peers), "16bit", dtype)
+
+
+def _decode(choice: Choice, suite: str = "decode", dtype: str = "float32") -> Iterator[Row]:
     for keys in choice.sizes((4096, 8192, 16384, 32768)):
-        case = Case(1, 128, keys=keys, heads=32, kv_heads=8)
-        yield _row("decode", f"1 query, {keys} keys, 32/8 heads", case, choice.peers, "bytes")
+        case = Case(1, 128, keys=keys, heads=32, kv_heads=8, dtype=dtype)
+        title = f"1 query, {keys} keys, 32/8 heads" + (f", {dtype}" if dtype != "float32" else "")
+        yield _row(suite, title, case, choice.peers, "bytes")
 
 
 def _small(choice: Choice) -> Iterator[Row]:
@@ -328,6 +359,7 @@ SUITES: dict[str, Callable[[Choice], Iterator[Row]]] = {
     "causal": _causal,
     "mask": _mask,
     "float64": _float64,
+    "16bit": _16bit,
     "decode": _decode,
     "small": _small,
     "strided": _strided,

@@ -83,25 +83,40 @@ def _numpy(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
     return [Spelling("attention(q, k, v)" if mask is None else "attention(q, k, v, mask)", names)]
 
 
+def _tensor(torch: Any, array: Array) -> Any:
+    """Give PyTorch the memory of an array; of bfloat16 it takes no NumPy array as such."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _array(tensor: Any) -> Array:
+    return np.asarray(tensor.double())
+
+
+def _arrays(tensors: Any) -> Array:
+    return one_array([_array(tensor) for tensor in tensors])
+
+
 def _torch(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
     torch: Any = import_module("torch")
 
     torch.set_num_threads(threads)
     if case.ragged:
         return torch_ragged(case, inputs, torch)
-    query, key, value = (torch.from_numpy(t) for t in inputs[:3])
+    query, key, value = (_tensor(torch, t) for t in inputs[:3])
     names = {"sdpa": torch.nn.functional.scaled_dot_product_attention, "q": query, "k": key, "v": value}
     if inputs.mask is not None:
-        names["mask"] = torch.from_numpy(inputs.mask)
+        names["mask"] = _tensor(torch, inputs.mask)
     if case.gradients:
         return [_torch_gradients(torch, case, names)]
     if case.kv_heads != case.heads:
-        spellings = [Spelling(f"sdpa({_arguments(case, gqa=True)})", names)]
+        spellings = [Spelling(f"sdpa({_arguments(case, gqa=True)})", names, _array)]
         if case.length == 1 and not case.mask and not case.causal:
             rows = query.view(case.batch, case.kv_heads, -1, case.width)
-            spellings.append(Spelling("sdpa(rows, k, v)", {**names, "rows": rows}))
+            spellings.append(Spelling("sdpa(rows, k, v)", {**names, "rows": rows}, _array))
         return spellings
-    spellings = [Spelling(f"sdpa({_arguments(case)})", names)]
+    spellings = [Spelling(f"sdpa({_arguments(case)})", names, _array)]
     if case.layout == "LD":
         four = {**names, "q4": query[None, None], "k4": key[None, None], "v4": value[None, None]}
         spellings.append(Spelling("sdpa(q4, k4, v4)", four))
@@ -112,12 +127,12 @@ def _torch_gradients(torch: Any, case: Case, names: dict[str, Any]) -> Spelling:
     wanted = [name for name in ("q", "k", "v", "mask") if name in names and names[name].is_floating_point()]
     names = names | {name: names[name].detach().requires_grad_() for name in wanted}
     names["wrt"] = [names[name] for name in wanted]
-    names.update(grad=torch.autograd.grad, grad_out=torch.from_numpy(case.grad_out()))
+    names.update(grad=torch.autograd.grad, grad_out=_tensor(torch, case.grad_out()))
     call = f"sdpa({_arguments(case, case.kv_heads != case.heads)})"
     if case.gradients == BACKWARD:
         names["out"] = eval(call, names)
-        return Spelling("grad(out, wrt, grad_out, retain_graph=True)", names, one_array)
-    return Spelling(f"grad({call}, wrt, grad_out)", names, one_array)
+        return Spelling("grad(out, wrt, grad_out, retain_graph=True)", names, _arrays)
+    return Spelling(f"grad({call}, wrt, grad_out)", names, _arrays)
 
 
 def _onnxruntime(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
@@ -201,15 +216,17 @@ def _openvino(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
     query, key, value, mask = inputs
     if query.ndim != 4:
         raise UnsupportedError("2-D inputs")
-    if case.dtype != "float32":
+    if case.dtype not in ("float32", "bfloat16"):
         raise UnsupportedError(case.dtype)
     if case.kv_heads != case.heads:
         query = _queries_as_rows(case, query)
     feeds = [query, key, value] + ([mask] if mask is not None else [])
+    if case.dtype == "bfloat16":  # float32 arrays, and a hint to compute in bfloat16
+        feeds = [array.astype(np.float32) for array in feeds]
     parameters = [opset13.parameter(list(a.shape), a.dtype) for a in feeds]
     node = opset13.scaled_dot_product_attention(*parameters, causal=case.causal)
     hints = {
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[case.dtype],
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",
     }

@@ -18,7 +18,7 @@ from .cases import Contestant, Row
 Result = dict[str, Any]
 
 # How far results may lie apart; they are averages of numbers of size 1.
-_AGREEMENT = {"float32": 1e-4, "float64": 1e-10}
+_AGREEMENT = {"float32": 1e-4, "float64": 1e-10, "float16": 4e-3, "bfloat16": 3e-2}
 
 
 class WorkerError(RuntimeError):
@@ -135,6 +135,7 @@ def _empty_result(contestant: Contestant) -> Result:
         "engine": contestant.engine,
         "environment": contestant.environment,
         "case": contestant.case.to_dict(),
+        "limit_dtype": contestant.case.limit_dtype,
         "flops": contestant.case.flops,
         "key_value_bytes": contestant.case.key_value_bytes,
         "times": {},

@@ -151,9 +151,8 @@ def limits_line(rows: Sequence[Result]) -> str:
     for row in rows:
         for contestant in row["contestants"]:
             isa = contestant["environment"].get("SELFATTN_ISA", "")
-            kind = (
-                "reading" if row["limit"] == "bytes" else f"{isa} {contestant['case']['dtype']} FMA".strip()
-            )
+            dtype = contestant.get("limit_dtype", contestant["case"]["dtype"])
+            kind = "reading" if row["limit"] == "bytes" else f"{isa} {dtype} FMA".strip()
             if contestant["limits"]:
                 found.setdefault(kind, []).extend(contestant["limits"])
     parts = []

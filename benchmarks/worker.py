@@ -40,7 +40,7 @@ def measure_limit(kind: str, case: Case, threads: int) -> float:
     from selfattn import _core
 
     if kind == "flops":
-        return float(_core._fma_peak(case.dtype, threads, 20))
+        return float(_core._fma_peak(case.limit_dtype, threads, 20))
     return float(_core._read_bandwidth(case.key_value_bytes, threads, 20))
 
 

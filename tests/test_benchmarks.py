@@ -163,6 +163,8 @@ def test_sample_times() -> None:
         Case(6, 4, causal=True),
         Case(6, 4, mask="bool"),
         Case(6, 4, mask="float per head", dtype="float64"),
+        Case(6, 4, mask="float", dtype="float16"),
+        Case(6, 4, causal=True, dtype="bfloat16"),
         Case(1, 4, keys=9, heads=4, kv_heads=2),
         Case(6, 4, heads=1, layout="LD"),
     ],
@@ -173,9 +175,26 @@ def test_engines_compute_the_case(engine: str, case: Case) -> None:
     expected = reference.scaled_dot_product_attention(
         query, key, value, mask, is_causal=case.causal, enable_gqa=case.kv_heads != case.heads
     )
+    digits = {"float16": 11, "bfloat16": 8}.get(case.dtype, 22)
     for spelling in engines.ENGINES[engine].spell(case, inputs, 1):
-        out = spelling.to_array(eval(spelling.statement, spelling.names))
-        np.testing.assert_allclose(out.reshape(expected.shape), expected, atol=1e-6)
+        out = spelling.to_array(eval(spelling.statement, spelling.names)).astype(np.float64)
+        near = 4 * 2.0**-digits  # NumPy rounds every step
+        np.testing.assert_allclose(out.reshape(expected.shape), expected.astype(np.float64), atol=near)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("gradients", ["", BACKWARD])
+def test_torch_computes_16_bits(dtype: str, gradients: str) -> None:
+    pytest.importorskip("torch", reason="needs the package torch")
+    case = Case(6, 4, dtype=dtype, gradients=gradients)
+    inputs = case.inputs()
+    assert inputs.query.dtype.name == case.grad_out().dtype.name == dtype
+    own, theirs = (
+        spelling.to_array(eval(spelling.statement, spelling.names)).astype(np.float64)
+        for engine in ("selfattn", "torch")
+        for spelling in engines.ENGINES[engine].spell(case, inputs, 1)
+    )
+    np.testing.assert_allclose(theirs, own, atol=16 * 2.0 ** -{"float16": 11, "bfloat16": 8}[dtype])
 
 
 @pytest.mark.parametrize("kind", [BACKWARD, BOTH])
@@ -389,7 +408,7 @@ def test_results_that_differ_are_noted() -> None:
 
 def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "results.json"
-    suites = "forward,causal,mask,float64,decode,small,strided,backward,ragged,blocks"
+    suites = "forward,causal,mask,float64,16bit,decode,small,strided,backward,ragged,blocks"
     assert app.main(["--suite", suites, *TINY, "--json", str(saved)]) == 0
     printed = capsys.readouterr().out
     run = json.loads(saved.read_text())
