@@ -191,12 +191,16 @@ SA_INLINE void FN(pass_exp_at_once)(real *P, ptrdiff_t n, const int nv, const in
         sum[v] = V(set1)(0);
     }
     for (ptrdiff_t j = 0; j < n; ++j) {
+        vec e[SA_VECS];
         SA_UNROLL
         for (int v = 0; v < nv; ++v) {
-            real *p = P + (j * of + v) * SA_LANES;
-            vec e = FN(exp2)(V(load)(p) - m[v]);
-            sum[v] = sum[v] + e;
-            V(store)(p, e);
+            e[v] = V(load)(P + (j * of + v) * SA_LANES) - m[v];
+        }
+        FN(exp2_each)(e, nv);
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            sum[v] = sum[v] + e[v];
+            V(store)(P + (j * of + v) * SA_LANES, e[v]);
         }
     }
     SA_UNROLL
