@@ -3,8 +3,11 @@
  * Lanes are queries. Everything is transposed, so K and V are read where they lie, nothing is summed across lanes,
  * and the width of a head is only an index of broadcasts. Needs many queries to fill the lanes. For few queries: attention_few.h. */
 
-/* a[i] lane j ↔ a[j] lane i, by log2(lanes) perfect shuffles. */
+/* a[i] lane j ↔ a[j] lane i, by log2(lanes) perfect shuffles where there is nothing faster. */
 SA_INLINE void FN(transpose)(vec *a) {
+#if defined(SA_HAS_TRANSPOSE) && !SA_REAL_IS_F64
+    V(transpose)(a);
+#else
     vec b[SA_LANES];
     SA_UNROLL
     for (int span = 1; span < SA_LANES; span *= 2) {
@@ -18,6 +21,7 @@ SA_INLINE void FN(transpose)(vec *a) {
             a[i] = b[i];
         }
     }
+#endif
 }
 
 /* Lane i of the result is the sum over the lanes of a[i]; a is used up. */
