@@ -1,14 +1,15 @@
-/* Rows that will be needed soon: fetched into the L2 while other work goes on. Hardware prefetchers stop at page ends and do
- * not see rows that lie far apart. */
+/* Rows that will be needed soon: fetched while other work goes on. Hardware prefetchers stop at page ends and do not see rows that
+ * lie far apart. Into all caches: fetched into the L2 alone, float masks of a Zen 5 cost 2 to 3 % of a call more. */
 typedef struct {
     const char *row;
     ptrdiff_t stride, count, bytes;
 } sa_ahead;
 
-/* bytes from `at` on; it need not be anybody's memory. */
+/* The lines of so many bytes from `at` on, the last one too; it need not be anybody's memory. */
 SA_INLINE void sa_fetch(uintptr_t at, ptrdiff_t bytes) {
-    for (ptrdiff_t i = 0; i < bytes; i += 64) {
-        __builtin_prefetch((const char *)at + i, 0, 2);
+    const uintptr_t end = at + (uintptr_t)(bytes > 0 ? bytes : 0);
+    for (uintptr_t line = at / 64 * 64; line < end; line += 64) {
+        __builtin_prefetch((const char *)line, 0, 3);
     }
 }
 

@@ -283,11 +283,22 @@ SA_INLINE void FN(add_dmask)(const sa_backward_block *b, FN(backward_scratch) * 
                 }
             }
             FN(transpose)(t);
-            for (int i = 0; i < SA_LANES && v * SA_LANES + i < b->b.rows->count; ++i) {
-                real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + (first + j) * step);
-                if (step != 0 && keys == SA_LANES) { /* masked stores of whole vectors took up to a tenth of a call on AVX2 */
+            if (step != 0 && keys == SA_LANES &&
+                (v + 1) * SA_LANES <= b->b.rows->count) { /* no masked stores: a tenth of a call on AVX2 */
+                SA_UNROLL
+                for (int i = 0; i < SA_LANES; ++i) {
+                    real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + (first + j) * step);
                     V(store)(to, V(load)(to) + t[i]);
-                } else if (step != 0) {
+                }
+                continue;
+            }
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) { /* unrolled, else all vectors would pass through memory */
+                if (v * SA_LANES + i >= b->b.rows->count) {
+                    continue;
+                }
+                real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + (first + j) * step);
+                if (step != 0) {
                     V(store_n)(to, V(load_n)(to, keys) + t[i], keys);
                 } else {
                     real lanes[SA_LANES], sum = 0;

@@ -29,53 +29,93 @@
 #define SA_C(x) V(set1)((real)(x))
 #define SA_HORNER(p, f, c) p = V(fma)(p, f, SA_C(c))
 
-/* p(f) = 1 + c1·f + q(f)·f² for f = x − n in [−1/2, 1/2] */
-SA_INLINE vec FN(exp2_polynomial)(vec x, vec n, vec f) {
+/* q = q·f + c for each of n vectors. */
+#define SA_HORNER_EACH(c)                                                                                                      \
+    SA_UNROLL                                                                                                                  \
+    for (int i = 0; i < n; ++i) {                                                                                              \
+        q[i] = V(fma)(q[i], f[i], SA_C(c));                                                                                    \
+    }
+
+/* p(f) = 1 + c1·f + q(f)·f² for f = x − whole in [−1/2, 1/2], of n vectors; leaves it in q. */
+SA_INLINE void FN(exp2_polynomial)(const vec *x, const vec *whole, const vec *f, vec *q, const int n) {
 #if SA_REAL_IS_F64
-    vec q = SA_C(4.434769663685358585e-10);
-    SA_HORNER(q, f, 7.0737831617506186749e-9);
-    SA_HORNER(q, f, 1.0178199582862336928e-7);
-    SA_HORNER(q, f, 1.3215435282866306031e-6);
-    SA_HORNER(q, f, 0.000015252733493101852814);
-    SA_HORNER(q, f, 0.00015403530457110889952);
-    SA_HORNER(q, f, 0.0013333558146774644348);
-    SA_HORNER(q, f, 0.0096181291075941210495);
-    SA_HORNER(q, f, 0.055504108664820083145);
-    SA_HORNER(q, f, 0.24022650695910131258);
+    SA_UNROLL
+    for (int i = 0; i < n; ++i) {
+        q[i] = SA_C(4.434769663685358585e-10);
+    }
+    SA_HORNER_EACH(7.0737831617506186749e-9)
+    SA_HORNER_EACH(1.0178199582862336928e-7)
+    SA_HORNER_EACH(1.3215435282866306031e-6)
+    SA_HORNER_EACH(0.000015252733493101852814)
+    SA_HORNER_EACH(0.00015403530457110889952)
+    SA_HORNER_EACH(0.0013333558146774644348)
+    SA_HORNER_EACH(0.0096181291075941210495)
+    SA_HORNER_EACH(0.055504108664820083145)
+    SA_HORNER_EACH(0.24022650695910131258)
 #else
-    vec q = SA_C(0.00015353421830532594765);
-    SA_HORNER(q, f, 0.0013398874138954063687);
-    SA_HORNER(q, f, 0.0096184371490820364303);
-    SA_HORNER(q, f, 0.055503324720404834021);
-    SA_HORNER(q, f, 0.24022647915138082381);
+    SA_UNROLL
+    for (int i = 0; i < n; ++i) {
+        q[i] = SA_C(0.00015353421830532594765);
+    }
+    SA_HORNER_EACH(0.0013398874138954063687)
+    SA_HORNER_EACH(0.0096184371490820364303)
+    SA_HORNER_EACH(0.055503324720404834021)
+    SA_HORNER_EACH(0.24022647915138082381)
 #endif
 #if SA_FMA_IS_FUSED
     (void)x;
-    (void)n;
-    SA_HORNER(q, f, SA_EXP2_C1);
-    return V(fma)(q, f, SA_C(1));
+    (void)whole;
+    SA_HORNER_EACH(SA_EXP2_C1)
+    SA_HORNER_EACH(1)
 #else
     /* Without a fused step the roundings of the last two products would come to 1.16 ulp: so x is cut into a part of few
      * bits, whose product with the high bits of c1 is exact, and the rest, and the error of 1 + product is kept (Dekker). */
-    vec x_hi = (x + SA_C(SA_SPLIT_MAGIC)) - SA_C(SA_SPLIT_MAGIC);
-    vec product = (x_hi - n) * SA_C(SA_EXP2_C1_HI);
-    vec sum = SA_C(1) + product;
-    vec lost = product - (sum - SA_C(1));
-    vec small = (x - x_hi) * SA_C(SA_EXP2_C1_HI) + f * SA_C(SA_EXP2_C1 - SA_EXP2_C1_HI) + f * f * q;
-    return sum + (lost + small);
+    SA_UNROLL
+    for (int i = 0; i < n; ++i) {
+        vec x_hi = (x[i] + SA_C(SA_SPLIT_MAGIC)) - SA_C(SA_SPLIT_MAGIC);
+        vec product = (x_hi - whole[i]) * SA_C(SA_EXP2_C1_HI);
+        vec sum = SA_C(1) + product;
+        vec lost = product - (sum - SA_C(1));
+        vec small = (x[i] - x_hi) * SA_C(SA_EXP2_C1_HI) + f[i] * SA_C(SA_EXP2_C1 - SA_EXP2_C1_HI) + f[i] * f[i] * q[i];
+        q[i] = sum + (lost + small);
+    }
+#endif
+}
+#undef SA_HORNER_EACH
+
+/* x = 2^x for n ≤ SA_VECS vectors, a step at a time for all of them. */
+SA_INLINE void FN(exp2_each)(vec *x, const int n) {
+    vec f[SA_VECS], whole[SA_VECS], p[SA_VECS];
+#if defined(SA_HAS_SCALEF)
+    SA_UNROLL
+    for (int i = 0; i < n; ++i) {
+        f[i] = V(fraction)(x[i]);
+        whole[i] = x[i] - f[i];
+    }
+    FN(exp2_polynomial)(x, whole, f, p, n);
+    SA_UNROLL
+    for (int i = 0; i < n; ++i) {
+        x[i] = V(scalef_unless_lt)(p[i], whole[i], x[i], SA_C(SA_EXP2_LEAST));
+    }
+#else
+    vec t[SA_VECS];
+    SA_UNROLL
+    for (int i = 0; i < n; ++i) {
+        t[i] = x[i] + SA_C(SA_ROUND_MAGIC);
+        whole[i] = t[i] - SA_C(SA_ROUND_MAGIC);
+        f[i] = x[i] - whole[i];
+    }
+    FN(exp2_polynomial)(x, whole, f, p, n);
+    SA_UNROLL
+    for (int i = 0; i < n; ++i) {
+        x[i] = V(zero_unless)(V(not_lt)(x[i], SA_C(SA_EXP2_LEAST)), p[i] * V(power)(t[i]));
+    }
 #endif
 }
 
 SA_INLINE vec FN(exp2)(vec x) {
-#if defined(SA_HAS_SCALEF)
-    vec f = V(fraction)(x), n = x - f;
-    return V(scalef_unless_lt)(FN(exp2_polynomial)(x, n, f), n, x, SA_C(SA_EXP2_LEAST));
-#else
-    vec t = x + SA_C(SA_ROUND_MAGIC);
-    vec n = t - SA_C(SA_ROUND_MAGIC), f = x - n;
-    vec p = FN(exp2_polynomial)(x, n, f) * V(power)(t);
-    return V(zero_unless)(V(not_lt)(x, SA_C(SA_EXP2_LEAST)), p);
-#endif
+    FN(exp2_each)(&x, 1);
+    return x;
 }
 
 #if defined(SA_HAS_TILES) && !SA_REAL_IS_F64

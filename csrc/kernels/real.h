@@ -7,6 +7,7 @@
 #define SA_DTYPE f64
 #define SA_LANES SA_F64_LANES
 #define SA_REAL_MAX DBL_MAX
+#define SA_REAL_EPSILON DBL_EPSILON
 #define SA_REAL_DTYPE SA_F64
 #else
 #define real float
@@ -16,6 +17,7 @@
 #define SA_DTYPE f32
 #define SA_LANES SA_F32_LANES
 #define SA_REAL_MAX FLT_MAX
+#define SA_REAL_EPSILON FLT_EPSILON
 #define SA_REAL_DTYPE SA_F32
 #endif
 #define FN(name) SA_PASTE4(sa_, name, SA_DTYPE, SA_ISA)

@@ -5,6 +5,7 @@
 #undef SA_DTYPE
 #undef SA_LANES
 #undef SA_REAL_MAX
+#undef SA_REAL_EPSILON
 #undef SA_REAL_DTYPE
 #undef FN
 #undef SA_ROWS

@@ -33,14 +33,27 @@ SA_INLINE void FN(pass_alibi)(real *P, ptrdiff_t n, const int nv, const real *sl
     }
 }
 
+/* The largest mask that stays finite in log2 units. */
+#define SA_MASK_MOST ((real)(SA_REAL_MAX * (1 - 4 * SA_REAL_EPSILON) / SA_LOG2E))
+
 /* One vector of a float mask on scores: −inf closes (a select: NaN + −inf would be NaN), what is finite stays finite after
  * the change of units, so that a row of finfo.min is uniform and not dead; +inf and NaN do what arithmetic does. */
 SA_INLINE vec FN(add_mask)(vec s, vec mask) {
-    const vec closed = V(set1)(-(real)INFINITY), most = V(set1)(SA_REAL_MAX);
-    vec bias = mask * V(set1)((real)SA_LOG2E);
-    bias = V(min)(V(max)(mask, most), bias); /* min and max keep a NaN in their second operand */
-    bias = V(max)(-most, bias);
-    return V(select)(V(eq)(mask, closed), closed, s + bias);
+    const vec closed = V(set1)(-(real)INFINITY), most = V(set1)(SA_MASK_MOST);
+    vec finite = V(min)(most, V(max)(-most, mask)); /* min and max keep a NaN in their second operand */
+    finite = V(select)(V(eq)(mask, -closed), mask, finite);
+    return V(select)(V(eq)(mask, closed), closed, V(fma)(finite, V(set1)((real)SA_LOG2E), s));
+}
+
+/* Whether add_mask comes to the multiply-add alone for a square of a mask. */
+SA_INLINE bool FN(is_plain_mask)(const vec *mask) {
+    vec low = V(set1)(0), high = V(set1)(0);
+    SA_UNROLL
+    for (int i = 0; i < SA_LANES; ++i) {
+        low = V(min)(mask[i], low); /* never NaN */
+        high = V(max)(mask[i], high);
+    }
+    return !V(any)(V(lt)(V(set1)(SA_MASK_MOST), V(max)(high, -low)));
 }
 
 /* The masks of the lanes i = 0 … nv·lanes − 1 begin at row[i] + offset, each readable up to n rounded up to whole vectors. Vector by
@@ -54,17 +67,21 @@ SA_INLINE void FN(pass_mask)(real *P, ptrdiff_t n, const int nv, const char *con
             for (int i = 0; i < SA_LANES; ++i) {
                 mask[i] = V(load)((const real *)(const void *)(row[v * SA_LANES + i] + offset) + j);
             }
+            const bool plain = keys == SA_LANES && FN(is_plain_mask)(mask);
             FN(transpose)(mask);
-            if (keys == SA_LANES) {
+            if (plain) {
                 SA_UNROLL
                 for (int i = 0; i < SA_LANES; ++i) {
                     real *p = P + ((j + i) * nv + v) * SA_LANES;
-                    V(store)(p, FN(add_mask)(V(load)(p), mask[i]));
+                    V(store)(p, V(fma)(mask[i], V(set1)((real)SA_LOG2E), V(load)(p)));
                 }
             } else {
-                for (int i = 0; i < keys; ++i) {
+                SA_UNROLL
+                for (int i = 0; i < SA_LANES; ++i) { /* unrolled, else all vectors would pass through memory */
                     real *p = P + ((j + i) * nv + v) * SA_LANES;
-                    V(store)(p, FN(add_mask)(V(load)(p), mask[i]));
+                    if (i < keys) {
+                        V(store)(p, FN(add_mask)(V(load)(p), mask[i]));
+                    }
                 }
             }
         }
@@ -191,12 +208,16 @@ SA_INLINE void FN(pass_exp_at_once)(real *P, ptrdiff_t n, const int nv, const in
         sum[v] = V(set1)(0);
     }
     for (ptrdiff_t j = 0; j < n; ++j) {
+        vec e[SA_VECS];
         SA_UNROLL
         for (int v = 0; v < nv; ++v) {
-            real *p = P + (j * of + v) * SA_LANES;
-            vec e = FN(exp2)(V(load)(p) - m[v]);
-            sum[v] = sum[v] + e;
-            V(store)(p, e);
+            e[v] = V(load)(P + (j * of + v) * SA_LANES) - m[v];
+        }
+        FN(exp2_each)(e, nv);
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            sum[v] = sum[v] + e[v];
+            V(store)(P + (j * of + v) * SA_LANES, e[v]);
         }
     }
     SA_UNROLL

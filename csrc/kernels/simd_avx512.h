@@ -66,6 +66,31 @@ SA_VERB vf32 vf32_sum_each(const vf32 *a) {
     }
     return sa_add_halves_3(sa_add_halves_2(four[0], four[1]), sa_add_halves_2(four[2], four[3]));
 }
+/* 4×4 within each quarter of the vectors, then the quarters: unlike the zips, no shuffle reads its indices or spoils an operand. */
+#define SA_HAS_TRANSPOSE 1
+SA_VERB void vf32_transpose(vf32 *a) {
+    vf32 b[16];
+    SA_UNROLL
+    for (int i = 0; i < 16; i += 4) {
+        const __m512d x = _mm512_castps_pd(_mm512_unpacklo_ps(a[i], a[i + 1]));
+        const __m512d y = _mm512_castps_pd(_mm512_unpackhi_ps(a[i], a[i + 1]));
+        const __m512d z = _mm512_castps_pd(_mm512_unpacklo_ps(a[i + 2], a[i + 3]));
+        const __m512d w = _mm512_castps_pd(_mm512_unpackhi_ps(a[i + 2], a[i + 3]));
+        b[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, z));
+        b[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, z));
+        b[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(y, w));
+        b[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(y, w));
+    }
+    SA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        const __m512 x = _mm512_shuffle_f32x4(b[i], b[i + 4], 0x88), y = _mm512_shuffle_f32x4(b[i], b[i + 4], 0xdd);
+        const __m512 z = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0x88), w = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0xdd);
+        a[i] = _mm512_shuffle_f32x4(x, z, 0x88);
+        a[i + 4] = _mm512_shuffle_f32x4(y, w, 0x88);
+        a[i + 8] = _mm512_shuffle_f32x4(x, z, 0xdd);
+        a[i + 12] = _mm512_shuffle_f32x4(y, w, 0xdd);
+    }
+}
 /* 16 bits to float32 */
 #define SA_HAS_BF16_PAIRS 1
 #define SA_HAS_F16_LOADS 1
