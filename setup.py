@@ -28,9 +28,9 @@ compile_args = [
     "-Wextra",
 ]
 if platform.machine() in ("x86_64", "AMD64"):
-    compile_args.append(
-        "-march=x86-64"
-    )  # comes after CFLAGS: a -march there must not leak into the ISA files
+    # After CFLAGS: a -march there must not leak into the ISA files. Without MMX: GCC 12 takes a register of it for a move of eight
+    # bytes now and then, and the thread's next x87 arithmetic, NumPy's longdouble, gives NaN.
+    compile_args += ["-march=x86-64", "-mno-mmx"]
 link_args: list[str] = []
 if sys.platform == "darwin":
     # Apple's clang ships no OpenMP: single-threaded there, and `selfattn info` says so.

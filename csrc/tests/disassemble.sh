@@ -1,7 +1,7 @@
 #!/bin/sh
 # disassemble.sh COMPILER FLAGS DIRECTORY: compiles the x86 ISA files plainly and with a user's
 # -march=native before the flags, as setuptools puts CFLAGS, and looks for
-# instructions that a CPU of that instruction set does not have. Run in csrc/.
+# instructions that a CPU of that instruction set does not have, and for MMX. Run in csrc/.
 set -eu
 compiler=$1 flags=$2 directory=$3
 mkdir -p "$directory"
@@ -25,15 +25,21 @@ look() {
     fi
 }
 
+# MMX: its registers are those of x87, whose arithmetic is spoilt
+mmx='%mm[0-7]'
+# shellcheck disable=SC2086 # flags are words
+$compiler $flags -O3 -c kernels/isa_avx512.c -o "$directory/avx512.o"
+look avx512 "" "$mmx" 'MMX'
+
 for march in "" -march=native; do
     for isa in avx2 baseline generic; do
         # shellcheck disable=SC2086 # flags are words
         $compiler $march $flags -O3 -c kernels/isa_$isa.c -o "$directory/$isa$march.o"
     done
     # AVX-512: wide registers, mask registers, and the sixteen new names of the narrow ones
-    look avx2 "$march" '%zmm|%k[0-7]|%[xy]mm(1[6-9]|2[0-9]|3[01])' 'AVX-512'
+    look avx2 "$march" "$mmx"'|%zmm|%k[0-7]|%[xy]mm(1[6-9]|2[0-9]|3[01])' 'AVX-512 or MMX'
     # anything VEX-encoded: its mnemonic begins with v (verr and verw are no user's)
-    look baseline "$march" '%ymm|%zmm|%k[0-7]|^ *[0-9a-f]+:[[:space:]]+v[a-z]' 'beyond SSE2'
-    look generic "$march" '%ymm|%zmm|%k[0-7]|^ *[0-9a-f]+:[[:space:]]+v[a-z]' 'beyond SSE2'
+    look baseline "$march" "$mmx"'|%ymm|%zmm|%k[0-7]|^ *[0-9a-f]+:[[:space:]]+v[a-z]' 'MMX or beyond SSE2'
+    look generic "$march" "$mmx"'|%ymm|%zmm|%k[0-7]|^ *[0-9a-f]+:[[:space:]]+v[a-z]' 'MMX or beyond SSE2'
 done
 exit $failed
