@@ -176,6 +176,13 @@ double sa_open_share(const sa_attention *a) {
 
 ptrdiff_t sa_tiles_from(const sa_attention *a, ptrdiff_t key) { return a->dropout_p > 0 ? key / 4 * 4 : key; }
 
+static ptrdiff_t key_length(const sa_attention *a, ptrdiff_t head) {
+    if (!a->key_lengths.m.data) {
+        return a->S;
+    }
+    return (ptrdiff_t)*(const int64_t *)(const void *)(a->key_lengths.m.data + sa_lead_offset(a, &a->key_lengths, head, 1));
+}
+
 void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most, sa_rows *rows,
                        sa_block *b) {
     const ptrdiff_t left = G * a->L - from;
@@ -198,10 +205,7 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
             a->alibi.m.data ? *(const double *)(const void *)(a->alibi.m.data + sa_lead_offset(a, &a->alibi, head, 1)) : 0;
         const double sink =
             a->sinks.m.data ? *(const double *)(const void *)(a->sinks.m.data + sa_lead_offset(a, &a->sinks, head, 1)) : 0;
-        const ptrdiff_t length = a->key_lengths.m.data
-                                     ? (ptrdiff_t)*(const int64_t *)(const void *)(a->key_lengths.m.data +
-                                                                                   sa_lead_offset(a, &a->key_lengths, head, 1))
-                                     : a->S;
+        const ptrdiff_t length = key_length(a, head);
         ptrdiff_t queries = a->L, diagonal = a->diagonal;
         if (a->query_lengths.m.data) {
             queries = (ptrdiff_t)*(const int64_t *)(const void *)(a->query_lengths.m.data +
@@ -249,6 +253,14 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
     b->value = a->value.m;
     b->begin = begin;
     b->end = end;
+    b->keys = a->S;
+    if (a->key_lengths.m.data) {
+        b->keys = 0;
+        for (ptrdiff_t g = 0; g < G; ++g) { /* of all heads of the group: blocks share what they pack of its keys */
+            const ptrdiff_t length = key_length(a, group * G + g);
+            b->keys = length > b->keys ? length : b->keys;
+        }
+    }
     b->cache_from = b->ahead = 0;
     b->cache_holds = false;
     b->first_chunk = true;

@@ -218,6 +218,14 @@ def test_heads_that_share_keys(heads):
         np.testing.assert_allclose(x, true, atol=(75 * group + 90 + 32) * EPS * np.abs(true).max())
 
 
+@pytest.mark.parametrize("rows", [1, 5, 16, 17])
+def test_heads_that_share_a_mask_begin_with_the_last_rows(rows):
+    """The last part of a head's rows is short, goes by multiply-adds, and may come first: keys are new then, too."""
+    inputs = arrays(length=64 + rows)
+    found = gradients(*inputs, attn_mask=np.zeros((64 + rows, 100), np.float32), num_threads=1)
+    assert_close(found, *inputs)
+
+
 @pytest.mark.parametrize("shape", [(6, 150, 300), (1, 700, 600)])
 def test_the_same_bits_for_any_number_of_threads(shape):
     heads, length, keys = shape

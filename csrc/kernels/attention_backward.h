@@ -298,7 +298,9 @@ SA_INLINE void FN(add_dmask)(const sa_backward_block *b, FN(backward_scratch) * 
                     continue;
                 }
                 real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + (first + j) * step);
-                if (step != 0) {
+                if (step != 0 && keys == SA_LANES) {
+                    V(store)(to, V(load)(to) + t[i]);
+                } else if (step != 0) {
                     V(store_n)(to, V(load_n)(to, keys) + t[i], keys);
                 } else {
                     real lanes[SA_LANES], sum = 0;
@@ -429,13 +431,16 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     if (!s->packed && ((scores && !by_parts) || careful)) {
         FN(pack_block)(b, s, nv);
     }
-    for (ptrdiff_t j = 0; scores && !by_parts && j < n;) {
-        ptrdiff_t to, v_stride;
+    if (scores && !by_parts) {
+        ptrdiff_t v_stride;
         const real *value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
-        const int u = FN(first_open_vector)(b->b.rows, first + j, n - j, nv, &to);
-        FN(scores_wide)(s->s.O + u * SA_LANES, value + j * v_stride, v_stride, to, a->Dv, s->dS + j * lanes + u * SA_LANES,
-                        lanes, s->s.tile_sum + u * SA_LANES, nv - u);
-        j += to;
+        for (ptrdiff_t j = 0; j < n;) {
+            ptrdiff_t to;
+            const int u = FN(first_open_vector)(b->b.rows, first + j, n - j, nv, &to);
+            FN(scores_wide)(s->s.O + u * SA_LANES, value + j * v_stride, v_stride, to, a->Dv, s->dS + j * lanes + u * SA_LANES,
+                            lanes, s->s.tile_sum + u * SA_LANES, nv - u);
+            j += to;
+        }
     }
     FN(pass_dscores)(s, n, nv, dropped, masked, careful);
     if (b->with_mask) {
@@ -528,6 +533,7 @@ static void FN(attention_backward)(const sa_backward_block *given, void *scratch
     FN(lay_out_backward)(given->g, scratch, &s);
     FN(open_caches)(&given->b, &s.s);
     FN(parts_open)(&given->b, &s.s.parts);
+    FN(open_gradient_cells)(&given->b, &s.parts);
     sa_backward_block on_cells = *given, *b = &on_cells;
     sa_block aligned;
     b->b = *FN(on_cells)(&given->b, &s.s.parts, &aligned);

@@ -47,6 +47,13 @@ SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention_gradients *d, cha
     return used;
 }
 
+/* Forgets the cells, unless they are this block's: also where the block itself goes through multiply-adds. */
+SA_INLINE void FN(open_gradient_cells)(const sa_block *b, FN(gradient_parts) * g) {
+    if (FN(uses_parts)(b->a) && !b->cache_holds) {
+        memset(g->key_columns.state, SA_CELL_UNKNOWN, (size_t)g->key_columns.room);
+    }
+}
+
 /* Rows of m as they lie, or in `loaded`; NULL where the factor is 0. */
 SA_INLINE void FN(rows_as_real)(const char *const *from, const sa_matrix *m, int count, ptrdiff_t width, const real *factor,
                                 real *loaded, const real **row) {
@@ -72,9 +79,6 @@ SA_INLINE void FN(open_gradient_parts)(const sa_backward_block *b, const FN(scra
     FN(rows_as_real)(query, &a->query.m, b->b.rows->count, a->E, x->query_factor, q_rows, x->query);
     FN(rows_as_real)(grad_out, &b->g->grad_out.m, b->b.rows->count, a->Dv, x->grad_factor, do_rows, x->grad_out);
     g->fit = s->parts.queries_fit;
-    if (!b->b.cache_holds) {
-        memset(g->key_columns.state, SA_CELL_UNKNOWN, (size_t)g->key_columns.room);
-    }
     const int count = b->b.rows->count;
     for (int v = 0; v < nv && g->fit; ++v) {
         const int row = v * SA_LANES, n = count - row < SA_LANES ? count - row : SA_LANES;
@@ -273,6 +277,13 @@ SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention_gradients *d, cha
     return used;
 }
 
+/* Forgets the cells, unless they are this block's: also where the block itself goes through multiply-adds. */
+SA_INLINE void FN(open_gradient_cells)(const sa_block *b, FN(gradient_parts) * g) {
+    if (g->grad_out && !b->cache_holds) {
+        memset(g->values.state, SA_CELL_UNKNOWN, (size_t)g->values.room);
+    }
+}
+
 SA_INLINE void FN(open_gradient_parts)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_parts) * g,
                                        FN(gradient_rows) * x, real *q_rows, real *do_rows, const int nv) {
     (void)q_rows, (void)do_rows;
@@ -280,21 +291,21 @@ SA_INLINE void FN(open_gradient_parts)(const sa_backward_block *b, const FN(scra
     if (!g->grad_out) {
         return;
     }
-    if (!b->b.cache_holds) {
-        memset(g->values.state, SA_CELL_UNKNOWN, (size_t)g->values.room);
-    }
     const int count = b->b.rows->count;
     for (int r = 0; r < nv * SA_LANES; ++r) {
         g->factor[r] = r < count ? x->grad_factor[r] : 0;
     }
-    g->grad_out_fits = FN(pairs_of_lanes)(&s->parts, b->rows->grad_out, &b->g->grad_out.m, count, b->g->a->Dv, g->grad_out, nv);
+    g->grad_out_fits = FN(pairs_of_lanes)(&s->parts, b->rows->grad_out, &b->g->grad_out.m, count, b->g->a->Dv,
+                                          SA_LEAST_OF_GRADIENTS, g->grad_out, nv);
 }
 
 /* (2), in dS, times the factors of dO. False: nothing was done. */
 SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const FN(gradient_parts) * g, ptrdiff_t first,
                                      ptrdiff_t n, real *dS, const int nv) {
     const ptrdiff_t Dv = b->a->Dv;
-    const real *values = s->parts.count && g->grad_out_fits ? FN(pairs_of_tile)(b, &g->values, &b->value, Dv, first) : NULL;
+    const real *values = s->parts.count && g->grad_out_fits
+                             ? FN(pairs_of_tile)(b, &g->values, &b->value, Dv, first, SA_LEAST_OF_GRADIENTS)
+                             : NULL;
     if (values) {
         FN(rows_by_pairs)(b, &g->values, values, g->grad_out, Dv, g->factor, first, n, dS, s->tile_sum, nv);
     }
@@ -310,6 +321,7 @@ typedef struct {
 SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention_gradients *d, char *base, size_t used, FN(gradient_parts) * s) {
     return (void)d, (void)base, (void)s, used;
 }
+SA_INLINE void FN(open_gradient_cells)(const sa_block *b, FN(gradient_parts) * g) { (void)b, (void)g; }
 SA_INLINE void FN(open_gradient_parts)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_parts) * g,
                                        FN(gradient_rows) * x, real *q_rows, real *do_rows, int nv) {
     (void)b, (void)s, (void)g, (void)x, (void)q_rows, (void)do_rows, (void)nv;

@@ -10,8 +10,9 @@
 
 enum { SA_PAIR_STEP = 32 };
 
-/* The magnitudes that go by pairs, as exponents of 2, besides 0: products stay within float32, and none is subnormal. */
-enum { SA_LEAST_OF_PAIRS = -60, SA_MOST_OF_PAIRS = 50 };
+/* Magnitudes below 2^50 go by pairs: products stay within float32. Of scores it does not matter what a subnormal number would have
+ * added to them; values and dO are 0 or at least 2^−60, and no product of theirs is subnormal. As exponents of 2: */
+enum { SA_LEAST_OF_SCORES = -127, SA_LEAST_OF_GRADIENTS = -60, SA_MOST_OF_PAIRS = 50 };
 
 /* Sizes below which padding and copying cost more than they gain, and the factors with which scores stay within float32. */
 SA_INLINE bool FN(uses_parts)(const sa_attention *a) {
@@ -54,7 +55,7 @@ SA_INLINE void FN(parts_open)(const sa_block *b, FN(parts) * s) {
 SA_INLINE void FN(parts_close)(const FN(parts) * s) { (void)s; }
 
 /* n elements of a row as pairs, padded with zeros to whole steps. Tells whether one of them is beyond pairs. */
-SA_INLINE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, char *to) {
+SA_INLINE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, int least, char *to) {
     if (m->swapped || m->col_stride != 2) {
         for (ptrdiff_t e = 0; e < n; ++e) {
             const char *from = row + e * m->col_stride;
@@ -66,7 +67,7 @@ SA_INLINE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, c
     int beyond = 0;
     for (ptrdiff_t e = 0; e < n; e += SA_PAIR_STEP) {
         const vec pairs = V(load_pairs)(row + 2 * e, n - e);
-        beyond |= V(bf16_beyond)(pairs, SA_LEAST_OF_PAIRS, SA_MOST_OF_PAIRS);
+        beyond |= V(bf16_beyond)(pairs, least, SA_MOST_OF_PAIRS);
         V(store)((real *)(void *)(to + 2 * e), pairs);
     }
     return beyond;
@@ -74,15 +75,16 @@ SA_INLINE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, c
 
 /* The cell of the keys or values from `first` on, or NULL where pairs do not hold it. */
 SA_INLINE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cells, const sa_matrix *m, ptrdiff_t width,
-                                        ptrdiff_t first) {
+                                        ptrdiff_t first, int least) {
     const ptrdiff_t at = (first - b->cache_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;
     char *to = cells->tiles + (size_t)cell * cells->bytes;
     unsigned char none = SA_CELL_UNKNOWN, *state = at < cells->room ? &cells->state[cell] : &none;
     if (*state == SA_CELL_UNKNOWN) {
-        const ptrdiff_t n = b->a->S - first < SA_KEYS_PER_TILE ? b->a->S - first : SA_KEYS_PER_TILE;
+        const ptrdiff_t n = b->keys - first < SA_KEYS_PER_TILE ? b->keys - first : SA_KEYS_PER_TILE;
         int beyond = 0;
         for (ptrdiff_t j = 0; j < n; ++j) {
-            beyond |= FN(copy_pairs)(m->data + (first + j) * m->row_stride, m, width, to + (size_t)j * cells->part_bytes);
+            beyond |=
+                FN(copy_pairs)(m->data + (first + j) * m->row_stride, m, width, least, to + (size_t)j * cells->part_bytes);
         }
         *state = beyond ? SA_CELL_BEYOND : SA_CELL_HOLDS;
     }
@@ -92,13 +94,13 @@ SA_INLINE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cel
 /* The first `count` rows as lanes of pairs: to[width / 2 rounded up to steps][nv·lanes], other lanes 0. False where pairs do not
  * hold them. */
 SA_INLINE bool FN(pairs_of_lanes)(const FN(parts) * s, const char *const *rows, const sa_matrix *m, int count, ptrdiff_t width,
-                                  char *to, const int nv) {
+                                  int least, char *to, const int nv) {
     const size_t bytes = FN(pair_row_bytes)(width);
     int beyond = 0;
     for (int v = 0; v < nv; ++v) {
         const int left = count - v * SA_LANES, n = left < SA_LANES ? left : SA_LANES;
         for (int i = 0; i < n; ++i) {
-            beyond |= FN(copy_pairs)(rows[v * SA_LANES + i], m, width, s->rows + (size_t)i * bytes);
+            beyond |= FN(copy_pairs)(rows[v * SA_LANES + i], m, width, least, s->rows + (size_t)i * bytes);
         }
         for (size_t at = 0; at < bytes; at += 64) {
             vec x[SA_LANES];
@@ -121,8 +123,8 @@ SA_INLINE bool FN(pairs_of_lanes)(const FN(parts) * s, const char *const *rows, 
 
 SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, const int nv) {
     if (s->parts.count) {
-        s->parts.queries_fit =
-            FN(pairs_of_lanes)(&s->parts, b->rows->query, &b->a->query.m, b->rows->count, b->a->E, s->parts.queries, nv);
+        s->parts.queries_fit = FN(pairs_of_lanes)(&s->parts, b->rows->query, &b->a->query.m, b->rows->count, b->a->E,
+                                                  SA_LEAST_OF_SCORES, s->parts.queries, nv);
     }
 }
 
@@ -145,7 +147,8 @@ SA_INLINE void FN(rows_by_pairs)(const sa_block *b, const FN(cells) * cells, con
 SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
     const FN(parts) *parts = &s->parts;
     const ptrdiff_t E = b->a->E;
-    const real *keys = parts->count && parts->queries_fit ? FN(pairs_of_tile)(b, &parts->keys, &b->key, E, first) : NULL;
+    const real *keys =
+        parts->count && parts->queries_fit ? FN(pairs_of_tile)(b, &parts->keys, &b->key, E, first, SA_LEAST_OF_SCORES) : NULL;
     if (keys) {
         real factor[SA_MAX_BLOCK_ROWS];
         for (int v = 0; v < nv; ++v) {

@@ -94,7 +94,7 @@ SA_INLINE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(c
     const ptrdiff_t at = (first - b->cache_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;
     char *tiles = cells->tiles + (size_t)cell * cells->bytes;
     if (at >= cells->room || cells->state[cell] == SA_CELL_UNKNOWN) {
-        const ptrdiff_t n = a->S - first < SA_KEYS_PER_TILE ? a->S - first : SA_KEYS_PER_TILE;
+        const ptrdiff_t n = b->keys - first < SA_KEYS_PER_TILE ? b->keys - first : SA_KEYS_PER_TILE;
         const ptrdiff_t width = of_values ? a->Dv : a->E;
         const ptrdiff_t row_tiles = transposed ? FN(row_tiles_of)(width) : FN(key_tiles);
         const ptrdiff_t steps = transposed ? FN(key_steps) : FN(steps_of)(width);

@@ -44,6 +44,8 @@ typedef struct {
     sa_rows *rows;
     sa_matrix key, value;
     ptrdiff_t begin, end;
+    ptrdiff_t
+        keys; /* those of the key head that some query may attend to by key_lengths: what is behind them is not looked at */
     ptrdiff_t cache_from; /* the key at which the scratch's packed tiles begin, at most begin */
     bool cache_holds;     /* the scratch's packed tiles are of these keys and values: the last block's were the same */
     ptrdiff_t ahead;      /* from a row's query to that of a row of the block that probably comes next, in bytes; or 0 */
