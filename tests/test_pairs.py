@@ -1,7 +1,7 @@
 """bfloat16 by products of pairs, where the CPU has them: the sizes, the layouts and the numbers at which the kernels change their ways.
 
-Scores, and the backward pass's products of values with dO, go that way where arrays are of bfloat16 and their numbers are 0 or from
-2^-60 to 2^50, tile by tile; weights and all sums are those of float32, and so are the bounds here (docs/decisions/0007).
+Scores, and the backward pass's products of values with dO, go that way where arrays are of bfloat16 and their numbers are below
+2^50, those of values and dO also 0 or at least 2^-60, tile by tile; weights and all sums are those of float32, and so are the bounds here (docs/decisions/0007).
 """
 
 import numpy as np

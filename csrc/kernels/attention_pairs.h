@@ -14,7 +14,7 @@ enum { SA_PAIR_STEP = 32 };
  * added to them; values and dO are 0 or at least 2^−60, and no product of theirs is subnormal. As exponents of 2: */
 enum { SA_LEAST_OF_SCORES = -127, SA_LEAST_OF_GRADIENTS = -60, SA_MOST_OF_PAIRS = 50 };
 
-/* Sizes below which padding and copying cost more than they gain, and the factors with which scores stay within float32. */
+/* Not for a handful of numbers, nor with a factor beside which the products' range would matter. */
 SA_INLINE bool FN(uses_parts)(const sa_attention *a) {
     const real factor = FN(factor_of)(a);
     return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->S >= 32 && a->E >= 16 && a->L > SA_LANES / a->gqa &&

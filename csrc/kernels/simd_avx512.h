@@ -116,7 +116,7 @@ SA_VERB void vf32_store_bf16(char *p, vf32 x) {
 SA_VERB vf32 vf32_load_pairs(const char *row, ptrdiff_t n) {
     return _mm512_castsi512_ps(n >= 32 ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi16((1u << n) - 1, row));
 }
-/* Whether one of 32 bfloat16 is neither 0 nor of a magnitude from 2^least to 2^most; NaN is such. */
+/* Whether one of 32 bfloat16 is neither 0 nor of a magnitude from 2^least to below 2^most; NaN is such. */
 SA_VERB int vf32_bf16_beyond(vf32 pairs, int least, int most) {
     const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi16(0x7fff));
     const __m512i above = _mm512_sub_epi16(magnitude, _mm512_set1_epi16((short)((127 + least) << 7)));
