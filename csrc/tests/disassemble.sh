@@ -27,9 +27,6 @@ look() {
 
 # MMX: its registers are those of x87, whose arithmetic is spoilt
 mmx='%mm[0-7]'
-# shellcheck disable=SC2086 # flags are words
-$compiler $flags -O3 -c kernels/isa_avx512.c -o "$directory/avx512.o"
-look avx512 "" "$mmx" 'MMX'
 
 for march in "" -march=native; do
     for isa in avx2 baseline generic; do
