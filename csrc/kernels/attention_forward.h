@@ -405,6 +405,22 @@ SA_INLINE void FN(look_ahead)(const sa_block *b, ptrdiff_t first) {
     }
 }
 
+/* Keys and values that no cache keeps until the next block wants them again are fetched ahead, from so many bytes on: on a Zen 5 with
+ * an L3 of 32 MB, one head of 65,536 keys in two threads runs at 384 instead of 278 GFLOP/s, two of 32,768 at 409 instead of 375; two of
+ * 16,384, of 8 MB each, at 422 instead of 435. */
+#define SA_FAR_BYTES ((ptrdiff_t)12 << 20)
+
+SA_INLINE void FN(fetch_far)(const sa_block *b, const sa_matrix *m, ptrdiff_t width, ptrdiff_t first) {
+    const ptrdiff_t bytes = sa_bytes_together(m, width),
+                    to = b->end - first < SA_KEYS_PER_TILE ? b->end : first + SA_KEYS_PER_TILE;
+    if (bytes == 0 || b->end - b->begin < SA_FAR_BYTES / 2 / bytes) {
+        return;
+    }
+    for (ptrdiff_t j = first; j < to; ++j) {
+        sa_fetch((uintptr_t)m->data + (uintptr_t)(j * m->row_stride), bytes);
+    }
+}
+
 SA_NOINLINE void FN(run_careful)(const sa_block *b, FN(scratch) * s);
 static void FN(run_few)(const sa_block *b, FN(scratch) * s);
 
@@ -433,6 +449,7 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
         }
         if (nv > 1) {
             FN(look_ahead)(b, first);
+            FN(fetch_far)(b, &b->value, a->Dv, first);
         }
         if (!FN(score_tile)(b, s, first, n, nv, few, true, &masked)) {
             continue;
@@ -443,6 +460,9 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
             now = V(select)(V(lt)(now, old + lag), old, now);
             V(store)(s->alpha + v * SA_LANES, FN(exp2)(old - now));
             V(store)(s->maximum + v * SA_LANES, now);
+        }
+        if (nv > 1) {
+            FN(fetch_far)(b, &b->key, a->E, first + n);
         }
         bool split = may_split && !drops && FN(weights_by_parts)(b, s, first, n, nv, true);
         if (!split) {
