@@ -1,7 +1,8 @@
-"""bfloat16 by products of pairs, where the CPU has them: the sizes, the layouts and the numbers at which the kernels change their ways.
+"""bfloat16 by products of pairs, where the CPU has them: the sizes, layouts and numbers at which the kernels change their ways.
 
-Scores, and the backward pass's products of values with dO, go that way where arrays are of bfloat16 and their numbers are below
-2^50, those of values and dO also 0 or at least 2^-60, tile by tile; weights and all sums are those of float32, and so are the bounds here (docs/decisions/0007).
+Scores, and the backward pass's products of values with dO, go that way where arrays are of bfloat16 and their numbers are
+below 2^50, those of values and dO also 0 or at least 2^-60, tile by tile; weights and all sums are those of float32, and so
+are the bounds here (docs/decisions/0007).
 """
 
 import numpy as np
@@ -13,15 +14,7 @@ from tolerances import assert_attention
 import selfattn as sa
 from selfattn import _core
 
-
-@pytest.fixture(autouse=True)
-def by_pairs():
-    if "avx512bf16" not in _core.available_isas():
-        pytest.skip("this CPU or this build has no fast products of bfloat16")
-    before = _core.get_isa()
-    _core._set_isa("avx512bf16")
-    yield
-    _core._set_isa(before)
+pytestmark = pytest.mark.usefixtures("by_pairs")
 
 
 def arrays(length=100, keys=100, width=48, value_width=48, heads=2, seed=0):

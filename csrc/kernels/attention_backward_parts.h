@@ -36,7 +36,8 @@ SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention_gradients *d, cha
     const ptrdiff_t cells = FN(tiles_in)(a->S, SA_KEYS_PER_TILE), query_steps = FN(steps_of)(FN(backward_rows));
     s->count = FN(parts_of_call)(a) == 3 ? 3 : 2;
     const size_t step = (size_t)s->count * SA_TILE_BYTES, left = step * (size_t)(2 * query_steps);
-    FN(lay_out_cells)(&s->key_columns, FN(row_tiles_of)(a->E) * FN(key_steps), cells, FN(parts_of_call)(a));
+    FN(lay_out_cells)(&s->key_columns, (size_t)(FN(row_tiles_of)(a->E) * FN(key_steps)) * SA_TILE_BYTES, FN(parts_of_call)(a),
+                      cells);
     SA_TAKE(key_columns.tiles, char, (size_t)(s->key_columns.room + 1) * s->key_columns.bytes);
     SA_TAKE(key_columns.state, unsigned char, (size_t)s->key_columns.room);
     SA_TAKE(grad_out, char, step *(size_t)(FN(steps_of)(a->Dv) * SA_BACKWARD_VECS));
@@ -270,7 +271,7 @@ SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention_gradients *d, cha
         s->grad_out = NULL;
         return used;
     }
-    FN(lay_out_pair_cells)(a, &s->values, a->Dv);
+    FN(lay_out_cells)(&s->values, FN(pair_row_bytes)(a->Dv), SA_KEYS_PER_TILE, FN(pair_cells)(a));
     SA_TAKE(values.tiles, char, (size_t)(s->values.room + 1) * s->values.bytes);
     SA_TAKE(values.state, unsigned char, (size_t)s->values.room);
     SA_TAKE(grad_out, char, FN(pair_row_bytes)(a->Dv) * FN(backward_rows));

@@ -37,6 +37,14 @@ typedef struct {
     size_t bytes, part_bytes; /* of a cell, and of one part of it */
 } FN(cells);
 
+/* Cells for `count` tiles of keys, as many of them as may be kept. */
+SA_INLINE void FN(lay_out_cells)(FN(cells) * cells, size_t part_bytes, int parts, ptrdiff_t count) {
+    cells->part_bytes = part_bytes;
+    cells->bytes = part_bytes * (size_t)parts;
+    const ptrdiff_t most = (ptrdiff_t)(SA_CACHE_BYTES / cells->bytes);
+    cells->room = count < most ? count : most;
+}
+
 typedef struct {
     int count; /* parts of an element of keys and values; 0: the block goes through multiply-adds */
     int of_queries, of_weights;

@@ -25,16 +25,10 @@ SA_INLINE size_t FN(pair_row_bytes)(ptrdiff_t width) {
     return (size_t)((width + SA_PAIR_STEP - 1) / SA_PAIR_STEP) * SA_PAIR_STEP * 2;
 }
 
-SA_INLINE void FN(lay_out_pair_cells)(const sa_attention *a, FN(cells) * cells, ptrdiff_t width) {
-    const ptrdiff_t count = (a->S + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
-    cells->part_bytes = FN(pair_row_bytes)(width);
-    cells->bytes = cells->part_bytes * SA_KEYS_PER_TILE;
-    const ptrdiff_t most = (ptrdiff_t)(SA_CACHE_BYTES / cells->bytes);
-    cells->room = count < most ? count : most;
-}
+SA_INLINE ptrdiff_t FN(pair_cells)(const sa_attention *a) { return (a->S + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE; }
 
 SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s) {
-    FN(lay_out_pair_cells)(a, &s->keys, a->E);
+    FN(lay_out_cells)(&s->keys, FN(pair_row_bytes)(a->E), SA_KEYS_PER_TILE, FN(pair_cells)(a)); /* a row is a part */
     SA_TAKE(keys.tiles, char, (size_t)(s->keys.room + 1) * s->keys.bytes);
     SA_TAKE(keys.state, unsigned char, (size_t)s->keys.room);
     SA_TAKE(queries, char, FN(pair_row_bytes)(a->E) * SA_MAX_BLOCK_ROWS);

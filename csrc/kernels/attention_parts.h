@@ -36,13 +36,6 @@ SA_INLINE ptrdiff_t FN(row_tiles_of)(ptrdiff_t n) { return FN(tiles_in)(n, 2 * S
 
 enum { FN(key_tiles) = SA_KEYS_PER_TILE / 16, FN(key_steps) = SA_KEYS_PER_TILE / 32 };
 
-SA_INLINE void FN(lay_out_cells)(FN(cells) * cells, ptrdiff_t tiles, ptrdiff_t count, int parts) {
-    cells->part_bytes = (size_t)tiles * SA_TILE_BYTES;
-    cells->bytes = cells->part_bytes * (size_t)parts;
-    const ptrdiff_t most = (ptrdiff_t)(SA_CACHE_BYTES / cells->bytes);
-    cells->room = count < most ? count : most;
-}
-
 SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s) {
     const int parts = FN(parts_of_call)(a);
     const ptrdiff_t cells = FN(tiles_in)(a->S, SA_KEYS_PER_TILE);
@@ -50,8 +43,8 @@ SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t use
     s->of_16_bits = FN(is_of_16_bits)(a);
     s->of_queries = s->of_16_bits ? parts : SA_RIGHT_PARTS;
     s->of_weights = parts == 1 ? 2 : SA_RIGHT_PARTS;
-    FN(lay_out_cells)(&s->keys, FN(key_tiles) * FN(steps_of)(a->E), cells, parts);
-    FN(lay_out_cells)(&s->values, FN(row_tiles_of)(a->Dv) * FN(key_steps), cells, parts);
+    FN(lay_out_cells)(&s->keys, (size_t)(FN(key_tiles) * FN(steps_of)(a->E)) * SA_TILE_BYTES, parts, cells);
+    FN(lay_out_cells)(&s->values, (size_t)(FN(row_tiles_of)(a->Dv) * FN(key_steps)) * SA_TILE_BYTES, parts, cells);
     SA_TAKE(keys.tiles, char, (size_t)(s->keys.room + 1) * s->keys.bytes);
     SA_TAKE(values.tiles, char, (size_t)(s->values.room + 1) * s->values.bytes);
     SA_TAKE(keys.state, unsigned char, (size_t)s->keys.room);
