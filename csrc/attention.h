@@ -23,6 +23,9 @@ const sa_real_kernels *sa_kernels_of(const sa_attention *a);
 /* The number of heads and of query rows of a call; false when they do not fit. */
 bool sa_count_rows(const sa_attention *a, size_t *heads, size_t *rows);
 
+/* Whether queries and outputs of so many rows of all heads are more than the caches of the cores hold. */
+bool sa_is_large(const sa_attention *a, ptrdiff_t rows);
+
 /* Query heads that read the same keys and values: by GQA, or because trailing leading axes are broadcast there. */
 ptrdiff_t sa_group_size(const sa_attention *a);
 

@@ -146,6 +146,7 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     if (rows == 0 || (a->S == 0 && !(g->dsink_rows.m.data && g->grad_lse.m.data))) {
         return SA_OK; /* every gradient is zero; the rows may be far too many to be walked over */
     }
+    plan->large = sa_is_large(a, (ptrdiff_t)rows);
     plan->group = sa_group_size(a);
     plan->groups = (ptrdiff_t)heads / plan->group;
     plan->rows = plan->group * a->L;
@@ -303,6 +304,7 @@ static void work_on_rows(const sa_attention_gradients *g, const sa_backward_plan
         keep_keys(&b.b, at->key, at->end);
         b.b.cache_from = smaller(larger(sa_tiles_from(g->a, first_key), at->key), b.b.begin);
         b.b.cache_holds = at->packed_from == b.b.cache_from;
+        b.b.fetches = plan->large && !b.b.cache_holds;
         if (b.b.begin < b.b.end && !sa_cancelled(g->a)) {
             if (plan->gathered_at > 0) {
                 gather(plan, &b, at->key, at->end, scratch, at->gathered);

@@ -134,6 +134,7 @@ typedef struct {
     ptrdiff_t tasks;      /* groups × blocks × chunks */
     size_t scratch_bytes; /* for each thread */
     size_t partial_bytes; /* for all chunks together */
+    bool large;           /* more than the caches of the cores hold: what comes next is fetched ahead */
     int threads;          /* how many threads pay, at most as many as were asked for */
 } sa_attention_plan;
 
@@ -170,6 +171,7 @@ typedef struct {
     size_t scratch_bytes;                              /* for each thread */
     size_t gathered_at; /* where in it a part's dK and dV are brought together; 0: they are added to in place */
     bool mask_apart;    /* the mask's gradient, if it is wanted, has a pass of its own */
+    bool large;         /* as in the forward plan */
     int threads;
 } sa_backward_plan;
 

@@ -133,6 +133,7 @@ static double smaller(double a, double b) { return a < b ? a : b; }
 sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_item *items, sa_varlen_plan *plan) {
     sa_attention a = *v->packed;
     double work = 0;
+    ptrdiff_t all_rows = 0; /* no more than packed rows */
     *plan = (sa_varlen_plan){.items = items};
     for (ptrdiff_t s = 0; s < v->sequences; ++s) {
         sa_attention_plan own;
@@ -149,10 +150,12 @@ sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_ite
                                     .cost = rows * smaller((double)a.S, (double)own.chunk_keys)};
         plan->scratch_bytes = own.scratch_bytes > plan->scratch_bytes ? own.scratch_bytes : plan->scratch_bytes;
         work += (double)own.groups * (double)own.rows * (double)a.S * (double)(a.E + a.Dv + 16);
+        all_rows += own.groups * own.rows;
     }
     if (!put_in_order(plan, v->sequences)) {
         return SA_TOO_LARGE;
     }
+    plan->large = sa_is_large(v->packed, all_rows);
     plan->threads = threads_for(work, (double)plan->tasks[0], max_threads);
     return SA_OK;
 }
@@ -176,6 +179,7 @@ static void forward_task(const sa_varlen *v, const sa_varlen_plan *plan, forward
         at->held = (sa_held){.keys = -1};
         set_to_sequence(v, item->sequence, &at->a);
         sa_attention_make_plan(&at->a, 1, &at->plan); /* went well before */
+        at->plan.large = plan->large;
     }
     if (kind == 0) {
         sa_attention_task(&at->a, &at->plan, t - item->before[0], scratch, partial + item->partial, &at->held);
@@ -223,6 +227,7 @@ sa_status sa_varlen_plan_backward(const sa_varlen_gradients *vg, int max_threads
     sa_attention a = *v->packed;
     sa_attention_gradients g = *vg->packed;
     double work = 0;
+    ptrdiff_t all_rows = 0;
     g.a = &a;
     *plan = (sa_varlen_plan){.items = items};
     for (ptrdiff_t s = 0; s < v->sequences; ++s) {
@@ -243,11 +248,13 @@ sa_status sa_varlen_plan_backward(const sa_varlen_gradients *vg, int max_threads
         plan->steps = own.steps > plan->steps ? own.steps : plan->steps;
         plan->scratch_bytes = own.scratch_bytes > plan->scratch_bytes ? own.scratch_bytes : plan->scratch_bytes;
         work += (double)own.groups * (double)own.rows * (double)a.S * (double)(3 * a.E + 2 * a.Dv + 32);
+        all_rows += own.groups * own.rows;
     }
     if (!put_in_order(plan, v->sequences)) {
         return SA_TOO_LARGE;
     }
     const ptrdiff_t most = plan->tasks[PARTS] > plan->tasks[MASKS] ? plan->tasks[PARTS] : plan->tasks[MASKS];
+    plan->large = sa_is_large(v->packed, all_rows);
     plan->threads = threads_for(work, (double)most, max_threads);
     return SA_OK;
 }
@@ -275,6 +282,7 @@ static void backward_task(const sa_varlen_gradients *vg, const sa_varlen_plan *p
         set_to_sequence(vg->v, item->sequence, &at->a);
         set_gradients_to_sequence(vg, item->sequence, &at->g);
         sa_attention_plan_backward(&at->g, 1, &at->plan); /* went well before */
+        at->plan.large = plan->large;
         at->mask = sa_plan_mask(&at->g, &at->plan);
     }
     t -= item->before[kind];

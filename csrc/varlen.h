@@ -32,6 +32,7 @@ typedef struct {
     ptrdiff_t steps;       /* backward: of the longest rotation */
     size_t scratch_bytes;  /* for each thread */
     size_t partial_bytes;
+    bool large; /* as in the plan of one call */
     int threads;
 } sa_varlen_plan;
 

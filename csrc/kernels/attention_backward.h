@@ -219,11 +219,11 @@ SA_INLINE bool FN(open_block)(const sa_backward_block *b, FN(backward_scratch) *
 /* ---- one tile of keys ---------------------------------------------------------------------------------------------- */
 
 /* Scores in P become 2^(s − m); where some pair is closed, those become −1. */
-SA_INLINE void FN(weights_tile)(FN(scratch) * s, ptrdiff_t n, const int nv, bool masked) {
+SA_INLINE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, bool masked) {
     if (masked) {
         FN(pass_exp_careful)(s->P, n, nv, s->maximum, s->tile_sum);
     } else {
-        FN(pass_exp)(s->P, n, nv, s->maximum, s->tile_sum);
+        FN(exp_tile)(b, s, first, n, nv);
     }
 }
 
@@ -367,23 +367,27 @@ SA_INLINE void FN(products)(const sa_backward_block *b, FN(backward_scratch) * s
     const real *P = a->dropout_p > 0 ? s->kept : s->s.P;
     const ptrdiff_t at_key = first - b->first_key;
     real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
-    for (ptrdiff_t j = done; j < n;) {
-        ptrdiff_t to;
-        const int u = FN(first_open_vector)(b->b.rows, first + j, n - j, nv, &to);
+    ptrdiff_t end[SA_BACKWARD_VECS];
+    FN(open_ends)(b->b.rows, &s->s, first + done, n - done, nv, end);
+    for (ptrdiff_t u = 0, from = 0; u < nv; ++u) {
+        const ptrdiff_t keys = end[u] - from, j = done + from;
         const ptrdiff_t row = u * SA_LANES, rows = b->b.rows->count - row, at = j * lanes + row;
+        if (keys <= 0) {
+            continue;
+        }
         if (dvalue) {
-            FN(outer)(P + at, lanes, s->do_rows + row * do_stride, do_stride, rows, to,
+            FN(outer)(P + at, lanes, s->do_rows + row * do_stride, do_stride, rows, keys,
                       dvalue + (at_key + j) * b->dvalue_stride, b->dvalue_stride, Dv);
         }
         if (dkey) {
-            FN(outer)(s->dS + at, lanes, s->q_rows + row * q_stride, q_stride, rows, to, dkey + (at_key + j) * b->dkey_stride,
+            FN(outer)(s->dS + at, lanes, s->q_rows + row * q_stride, q_stride, rows, keys, dkey + (at_key + j) * b->dkey_stride,
                       b->dkey_stride, E);
         }
-        if (b->g->dquery.m.data) {
-            FN(values_wide)(s->dS + at, s->s.k + j * s->s.k_stride, s->s.k_stride, to, E, s->dqT + row, lanes, s->s.ones + row,
-                            nv - u);
-        }
-        j += to;
+        from = end[u];
+    }
+    if (b->g->dquery.m.data) {
+        FN(values_wide)(s->dS + done * lanes, s->s.k + done * s->s.k_stride, s->s.k_stride, end, E, s->dqT, lanes, s->s.ones,
+                        nv);
     }
 }
 
@@ -394,6 +398,8 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     const bool dropped = a->dropout_p > 0;
     const bool scores = b->g->dquery.m.data || b->dkey || b->with_mask || b->g->dslope_rows.m.data;
     bool masked = false;
+    FN(fetch_tile)(&b->b, &b->b.value, a->Dv, first);
+    FN(fetch_tile)(&b->b, &b->b.key, a->E, first + n);
     if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {
         return;
     }
@@ -421,7 +427,7 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
             FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
         }
     }
-    FN(weights_tile)(&s->s, n, nv, masked);
+    FN(weights_tile)(&b->b, &s->s, first, n, nv, masked);
     if (dropped) {
         memcpy(s->kept, s->s.P, (size_t)(n * lanes) * sizeof(real));
         FN(drop)(a, &s->s, s->kept, first, n, nv);
@@ -434,13 +440,9 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     if (scores && !by_parts) {
         ptrdiff_t v_stride;
         const real *value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
-        for (ptrdiff_t j = 0; j < n;) {
-            ptrdiff_t to;
-            const int u = FN(first_open_vector)(b->b.rows, first + j, n - j, nv, &to);
-            FN(scores_wide)(s->s.O + u * SA_LANES, value + j * v_stride, v_stride, to, a->Dv, s->dS + j * lanes + u * SA_LANES,
-                            lanes, s->s.tile_sum + u * SA_LANES, nv - u);
-            j += to;
-        }
+        ptrdiff_t end[SA_BACKWARD_VECS];
+        FN(open_ends)(b->b.rows, &s->s, first, n, nv, end);
+        FN(scores_wide)(s->s.O, value, v_stride, end, a->Dv, s->dS, lanes, s->s.tile_sum, nv);
     }
     FN(pass_dscores)(s, n, nv, dropped, masked, careful);
     if (b->with_mask) {

@@ -96,7 +96,7 @@ SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const F
                                      ptrdiff_t n, real *dS, const int nv) {
     const char *values = s->parts.count && g->fit ? FN(cell_of)(b, s, &s->parts.values, first, true, false) : NULL;
     if (values) {
-        FN(rows_by_parts)(b, &s->parts, &s->parts.values, values, g->grad_out, g->count, b->a->Dv, first, n, dS, false, nv);
+        FN(rows_by_parts)(b, s, &s->parts.values, values, g->grad_out, g->count, b->a->Dv, first, n, dS, false, nv);
     }
     return values != NULL;
 }
@@ -222,7 +222,7 @@ SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratc
         (b->g->dquery.m.data && !(columns = FN(cell_of)(&b->b, s, &g->key_columns, first, false, true)))) {
         return done;
     }
-    FN(open_steps)(&b->b, &s->parts, first, n, nv);
+    FN(open_steps)(&b->b, s, first, n, nv, s->parts.from);
     const ptrdiff_t query_steps = FN(steps_of)(nv * SA_LANES);
     for (; done < n; done += SA_TILE_STEP) {
         const int from = s->parts.from[done / SA_TILE_STEP];
@@ -308,7 +308,7 @@ SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const F
                              ? FN(pairs_of_tile)(b, &g->values, &b->value, Dv, first, SA_LEAST_OF_GRADIENTS)
                              : NULL;
     if (values) {
-        FN(rows_by_pairs)(b, &g->values, values, g->grad_out, Dv, g->factor, first, n, dS, s->tile_sum, nv);
+        FN(rows_by_pairs)(b, s, &g->values, values, g->grad_out, Dv, g->factor, first, n, dS, s->tile_sum, nv);
     }
     return values != NULL;
 }

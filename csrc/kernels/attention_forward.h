@@ -53,14 +53,9 @@ SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
         FN(pack_queries)(b, s, nv);
     }
     s->k = FN(tile_rows)(b, &b->key, &s->key, first, n, a->E, &s->k_stride);
-    const ptrdiff_t lanes = nv * SA_LANES;
-    for (ptrdiff_t j = 0; j < n;) {
-        ptrdiff_t to;
-        const int v = FN(first_open_vector)(b->rows, first + j, n - j, nv, &to);
-        FN(scores_wide)(s->q + v * SA_LANES, s->k + j * s->k_stride, s->k_stride, to, a->E, s->P + j * lanes + v * SA_LANES,
-                        lanes, s->top + v * SA_LANES, nv - v);
-        j += to;
-    }
+    ptrdiff_t end[SA_BACKWARD_VECS];
+    FN(open_ends)(b->rows, s, first, n, nv, end);
+    FN(scores_wide)(s->q, s->k, s->k_stride, end, a->E, s->P, nv * SA_LANES, s->top, nv);
     return true;
 }
 
@@ -106,6 +101,42 @@ SA_INLINE void FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
     FN(pass_mask)(s->P, n, nv, row_of, 0);
 }
 
+/* The bounds of lanes rows from row `at` on, in s->lo and s->hi. */
+SA_INLINE void FN(bounds_in_tile)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int at, int lanes) {
+    for (int i = 0; i < lanes; ++i) {
+        s->lo[at + i] = (real)FN(in_tile)(rows->lo[at + i], first, n);
+        s->hi[at + i] = (real)FN(in_tile)(rows->hi[at + i], first, n);
+    }
+}
+
+/* Closes what causal, windows and lengths close of one vector. */
+SA_INLINE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, int v) {
+    const FN(open_keys) *open = &s->open[v];
+    const ptrdiff_t from = FN(in_tile)(open->any_from, first, n), to = FN(in_tile)(open->any_to, first, n);
+    ptrdiff_t all_from = FN(in_tile)(open->all_from, first, n), all_to = FN(in_tile)(open->all_to, first, n);
+    if (from >= to) {
+        FN(close_keys)(s->P, 0, n, nv, v);
+        return;
+    }
+    if (all_from >= all_to) {
+        all_from = all_to = to; /* no key is open in every lane */
+    }
+    FN(close_keys)(s->P, 0, from, nv, v);
+    FN(close_keys)(s->P, to, n, nv, v);
+    if (from == all_from && all_to == to) {
+        return;
+    }
+    const int at = v * SA_LANES, left = rows->count - at;
+    if (left >= SA_LANES) { /* apart, as in open_vectors */
+        FN(bounds_in_tile)(rows, s, first, n, at, SA_LANES);
+    } else {
+        FN(bounds_in_tile)(rows, s, first, n, at, left);
+    }
+    const vec lo = V(load)(s->lo + at), hi = V(load)(s->hi + at);
+    FN(close_lanes)(s->P, from, all_from, nv, v, lo, hi);
+    FN(close_lanes)(s->P, all_to, to, nv, v, lo, hi);
+}
+
 /* From the products in s->P to finished scores but for s->factor, with the scores' maxima in s->top. *masked is set when any pair
  * is closed. Without want_top the maxima are left out, and the factor is 1. */
 SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, int mask_state,
@@ -140,19 +171,11 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
         top_is_right = false;
     }
     if (rows->clipped && (first < rows->open_from || first + n > rows->open_to)) {
-        ptrdiff_t all_from = 0, all_to = n;
-        for (int r = 0; r < rows->count; ++r) {
-            ptrdiff_t lo = rows->lo[r] - first, hi = rows->hi[r] - first;
-            lo = lo < 0 ? 0 : lo > n ? n : lo;
-            hi = hi < 0 ? 0 : hi > n ? n : hi;
-            s->lo[r] = (real)lo;
-            s->hi[r] = (real)hi;
-            all_from = lo > all_from ? lo : all_from;
-            all_to = hi < all_to ? hi : all_to;
-        }
         *masked = true;
         top_is_right = false;
-        FN(pass_closed)(s->P, n, nv, s->lo, s->hi, all_from, all_to);
+        for (int v = 0; v < nv; ++v) {
+            FN(close_vector)(rows, s, first, n, nv, v);
+        }
     }
     if (want_top && !top_is_right) {
         memcpy(s->top, s->maximum, (size_t)nv * SA_LANES * sizeof(real));
@@ -171,6 +194,16 @@ SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
     const bool top_is_right = FN(products_tile)(b, s, first, n, nv, few);
     FN(finish_scores)(b, s, first, n, nv, state, top_is_right, want_top, masked);
     return true;
+}
+
+/* Scores in P become 2^(s − m), but for vectors that causal closes: values leave those out as well, the matrix unit goes in twos. */
+SA_INLINE void FN(exp_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+    ptrdiff_t end[SA_BACKWARD_VECS];
+    FN(open_ends)(b->rows, s, first, n, nv, end);
+    for (int v = 0; v < nv && FN(parts_replace_rows); ++v) {
+        end[v] = n;
+    }
+    FN(pass_exp)(s->P, end, s->maximum, s->tile_sum, nv);
 }
 
 /* A dropped weight counts in the denominator and not in the output. */
@@ -197,14 +230,9 @@ SA_INLINE void FN(add_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
     if (careful) {
         FN(values_careful)(s->P, v, v_stride, n, Dv, s->O, s->alpha, nv);
     } else {
-        const ptrdiff_t lanes = nv * SA_LANES;
-        for (ptrdiff_t j = 0; j < n;) {
-            ptrdiff_t to;
-            const int u = FN(first_open_vector)(b->rows, first + j, n - j, nv, &to);
-            FN(values_wide)(s->P + j * lanes + u * SA_LANES, v + j * v_stride, v_stride, to, Dv, s->O + u * SA_LANES, lanes,
-                            (j == 0 ? s->alpha : s->ones) + u * SA_LANES, nv - u);
-            j += to;
-        }
+        ptrdiff_t end[SA_BACKWARD_VECS];
+        FN(open_ends)(b->rows, s, first, n, nv, end);
+        FN(values_wide)(s->P, v, v_stride, end, Dv, s->O, nv * SA_LANES, s->alpha, nv);
     }
 }
 
@@ -242,8 +270,9 @@ SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) * s, const real *
     const ptrdiff_t Dv = a->Dv, o_stride = FN(few_width)(Dv);
     const sa_matrix *out = &a->out.m;
     const bool native = partial || (out->dtype == SA_REAL_DTYPE && out->col_stride == (ptrdiff_t)sizeof(real));
+    const bool in_place = partial || FN(rows_in_place)((const char *const *)rows->out, rows->count, out);
     const bool sixteen_bits = (out->dtype == SA_F16 || out->dtype == SA_BF16) && out->col_stride == 2 && !partial;
-    vec check = V(set1)(0); /* x − x is 0 for a finite x and NaN for any other */
+    vec check = V(set1)(0); /* x − x and 0·x are 0 for a finite x and NaN for any other */
     for (int v = 0; v < nv; ++v) {
         for (ptrdiff_t d = 0; d < Dv; d += SA_LANES) {
             const int columns = Dv - d < SA_LANES ? (int)(Dv - d) : SA_LANES;
@@ -263,6 +292,15 @@ SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) * s, const real *
                 continue;
             }
             FN(unpack_output)(s, d, columns, factor, x, nv, few, o_stride, v);
+            if (in_place && columns == SA_LANES && (v + 1) * SA_LANES <= rows->count) {
+                SA_UNROLL
+                for (int i = 0; i < SA_LANES; ++i) { /* unrolled, else all vectors would pass through memory: 3 % at 128×64 */
+                    const int r = v * SA_LANES + i;
+                    V(store)((partial ? partial + r * Dv : (real *)(void *)rows->out[r]) + d, x[i]);
+                    check = V(fma)(x[i], V(set1)(0), check);
+                }
+                continue;
+            }
             for (int i = 0; i < SA_LANES && v * SA_LANES + i < rows->count; ++i) {
                 const int r = v * SA_LANES + i;
                 check = check + (x[i] - x[i]);
@@ -361,6 +399,9 @@ SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, const int nv) 
         V(store)(s->hi + r, V(set1)((real)SA_KEYS_PER_TILE));
         V(store)(s->ones + r, V(set1)(1));
     }
+    if (rows->clipped) {
+        FN(open_vectors)(rows, s, nv);
+    }
     for (int r = 0; r < rows->count; ++r) {
         if (a->alibi.m.data) {
             s->slope[r] = FN(in_log2)(rows->slope[r]);
@@ -389,35 +430,26 @@ SA_INLINE void FN(open_output)(const sa_block *b, FN(scratch) * s, const int nv)
     }
 }
 
-/* Fetches, during the tile from key `first` on, its share of the rows that this block will write and of the queries that the next
- * one will read. All at once would be more than the processor waits for side by side. */
+/* Fetches, during the tile from key `first` on, its share of the rows that this block will write, of the queries that the next one
+ * will read, and of the first keys of the next head. All at once would be more than the processor waits for side by side. */
 SA_INLINE void FN(look_ahead)(const sa_block *b, ptrdiff_t first) {
-    const sa_rows *rows = b->rows;
-    const ptrdiff_t tiles = (b->end - b->begin + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
-    const ptrdiff_t share = (rows->count + tiles - 1) / tiles, from = (first - b->begin) / SA_KEYS_PER_TILE * share;
-    const ptrdiff_t query_bytes = sa_bytes_together(&b->a->query.m, b->a->E);
-    const ptrdiff_t out_bytes = sa_bytes_together(&b->a->out.m, b->a->Dv);
-    for (ptrdiff_t r = from; r < from + share && r < rows->count; ++r) {
-        if (b->ahead != 0) {
-            sa_fetch((uintptr_t)rows->query[r] + (uintptr_t)b->ahead, query_bytes);
-        }
-        sa_fetch((uintptr_t)rows->out[r], out_bytes);
-    }
-}
-
-/* Keys and values that no cache keeps until the next block wants them again are fetched ahead, from so many bytes on: on a Zen 5 with
- * an L3 of 32 MB, one head of 65,536 keys in two threads runs at 384 instead of 278 GFLOP/s, two of 32,768 at 409 instead of 375; two of
- * 16,384, of 8 MB each, at 422 instead of 435. */
-#define SA_FAR_BYTES ((ptrdiff_t)12 << 20)
-
-SA_INLINE void FN(fetch_far)(const sa_block *b, const sa_matrix *m, ptrdiff_t width, ptrdiff_t first) {
-    const ptrdiff_t bytes = sa_bytes_together(m, width),
-                    to = b->end - first < SA_KEYS_PER_TILE ? b->end : first + SA_KEYS_PER_TILE;
-    if (bytes == 0 || b->end - b->begin < SA_FAR_BYTES / 2 / bytes) {
+    if (b->ahead == 0) {
         return;
     }
-    for (ptrdiff_t j = first; j < to; ++j) {
-        sa_fetch((uintptr_t)m->data + (uintptr_t)(j * m->row_stride), bytes);
+    const sa_rows *rows = b->rows;
+    const ptrdiff_t tiles = (b->end - b->begin + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
+    const ptrdiff_t tile = (first - b->begin) / SA_KEYS_PER_TILE, share = (rows->count + tiles - 1) / tiles;
+    const ptrdiff_t query_bytes = sa_bytes_together(&b->a->query.m, b->a->E);
+    const ptrdiff_t out_bytes = sa_bytes_together(&b->a->out.m, b->a->Dv);
+    for (ptrdiff_t r = tile * share; r < (tile + 1) * share && r < rows->count; ++r) {
+        sa_fetch((uintptr_t)rows->query[r] + (uintptr_t)b->ahead, query_bytes);
+        sa_fetch((uintptr_t)rows->out[r], out_bytes);
+    }
+    const ptrdiff_t keys = b->keys_ahead == 0 ? 0 : b->a->S < SA_KEYS_PER_TILE ? b->a->S : SA_KEYS_PER_TILE;
+    const ptrdiff_t keys_share = (keys + tiles - 1) / tiles;
+    for (ptrdiff_t j = tile * keys_share; j < (tile + 1) * keys_share && j < keys; ++j) {
+        sa_fetch((uintptr_t)b->key.data + (uintptr_t)(b->keys_ahead + j * b->key.row_stride),
+                 sa_bytes_together(&b->key, b->a->E));
     }
 }
 
@@ -449,7 +481,7 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
         }
         if (nv > 1) {
             FN(look_ahead)(b, first);
-            FN(fetch_far)(b, &b->value, a->Dv, first);
+            FN(fetch_tile)(b, &b->value, a->Dv, first);
         }
         if (!FN(score_tile)(b, s, first, n, nv, few, true, &masked)) {
             continue;
@@ -462,7 +494,7 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
             V(store)(s->maximum + v * SA_LANES, now);
         }
         if (nv > 1) {
-            FN(fetch_far)(b, &b->key, a->E, first + n);
+            FN(fetch_tile)(b, &b->key, a->E, first + n);
         }
         bool split = may_split && !drops && FN(weights_by_parts)(b, s, first, n, nv, true);
         if (!split) {
@@ -473,7 +505,7 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
         } else if (few) {
             FN(few_pass_exp)(s->P, n, s->maximum, s->tile_sum, few);
         } else if (!split) {
-            FN(pass_exp)(s->P, n, nv, s->maximum, s->tile_sum);
+            FN(exp_tile)(b, s, first, n, nv);
         }
         for (int v = 0; v < nv; ++v) {
             vec alpha = V(load)(s->alpha + v * SA_LANES), l = V(load)(s->sum + v * SA_LANES);

@@ -123,18 +123,13 @@ SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, const int n
 }
 
 /* to[n][nv·lanes] = factor · the rows of a cell times lanes of pairs; but for vectors that causal closes. top takes the maximum. */
-SA_INLINE void FN(rows_by_pairs)(const sa_block *b, const FN(cells) * cells, const real *cell, const char *lanes_of_pairs,
-                                 ptrdiff_t width, const real *factor, ptrdiff_t first, ptrdiff_t n, real *to, real *top,
-                                 const int nv) {
-    const ptrdiff_t lanes = nv * SA_LANES, stride = (ptrdiff_t)(cells->part_bytes / sizeof(real));
-    const real *q = (const real *)(const void *)lanes_of_pairs;
-    for (ptrdiff_t j = 0; j < n;) {
-        ptrdiff_t keys;
-        const int v = FN(first_open_vector)(b->rows, first + j, n - j, nv, &keys), at = v * SA_LANES;
-        FN(pairs_wide)(q + at, cell + j * stride, stride, keys, (width + 1) / 2, to + j * lanes + at, lanes, factor + at,
-                       top + at, nv - v);
-        j += keys;
-    }
+SA_INLINE void FN(rows_by_pairs)(const sa_block *b, const FN(scratch) * s, const FN(cells) * cells, const real *cell,
+                                 const char *lanes_of_pairs, ptrdiff_t width, const real *factor, ptrdiff_t first, ptrdiff_t n,
+                                 real *to, real *top, const int nv) {
+    ptrdiff_t end[SA_VECS];
+    FN(open_ends)(b->rows, s, first, n, nv, end);
+    FN(pairs_wide)((const real *)(const void *)lanes_of_pairs, cell, (ptrdiff_t)(cells->part_bytes / sizeof(real)), end,
+                   (width + 1) / 2, to, nv * SA_LANES, factor, top, nv);
 }
 
 /* Leaves the scores of the tile's keys in s->P, and their maxima in s->top. False: nothing was done. */
@@ -148,7 +143,7 @@ SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t
         for (int v = 0; v < nv; ++v) {
             V(store)(factor + v * SA_LANES, V(set1)(FN(factor_of)(b->a)));
         }
-        FN(rows_by_pairs)(b, &parts->keys, keys, parts->queries, E, factor, first, n, s->P, s->top, nv);
+        FN(rows_by_pairs)(b, s, &parts->keys, keys, parts->queries, E, factor, first, n, s->P, s->top, nv);
     }
     return keys != NULL;
 }

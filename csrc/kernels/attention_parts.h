@@ -134,12 +134,27 @@ SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, const int n
     }
 }
 
+/* For each step of keys, the first vector that causal leaves open, in twos. */
+SA_INLINE void FN(open_steps)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, int *from) {
+    ptrdiff_t end[SA_VECS];
+    FN(open_ends)(b->rows, s, first, n, nv, end);
+    for (ptrdiff_t j = 0; j < n; j += SA_TILE_STEP) {
+        int v = 0;
+        while (v < nv - 1 && end[v] <= j) {
+            ++v;
+        }
+        from[j / SA_TILE_STEP] = v & ~1;
+    }
+}
+
 /* to[n][nv·lanes] = the rows of a cell of keys or values, `width` wide, times the right operand of as many; but for vectors
  * that causal closes. `exact` as in FN(operands). */
-SA_INLINE void FN(rows_by_parts)(const sa_block *b, const FN(parts) * s, const FN(cells) * cells, const char *cell,
+SA_INLINE void FN(rows_by_parts)(const sa_block *b, const FN(scratch) * s, const FN(cells) * cells, const char *cell,
                                  const char *right, int right_parts, ptrdiff_t width, ptrdiff_t first, ptrdiff_t n, real *to,
                                  bool exact, const int nv) {
     const ptrdiff_t steps = FN(steps_of)(width);
+    int from[FN(key_steps)];
+    FN(open_steps)(b, s, first, n, nv, from);
     FN(operands)
     o = {.left_part = cells->part_bytes,
          .left_row = (size_t)steps * SA_TILE_BYTES,
@@ -148,11 +163,10 @@ SA_INLINE void FN(rows_by_parts)(const sa_block *b, const FN(parts) * s, const F
          .steps = steps,
          .exact = exact};
     for (ptrdiff_t j = 0; j < n; j += SA_TILE_STEP) {
-        ptrdiff_t keys;
         o.left = cell + (size_t)(j / SA_TILE_ROWS) * o.left_row;
-        for (int v = FN(first_open_vector)(b->rows, first + j, n - j, nv, &keys) & ~1; v < nv; v += 2) {
+        for (int v = from[j / SA_TILE_STEP]; v < nv; v += 2) {
             o.right = right + v * SA_TILE_BYTES;
-            FN(product)(&o, to + (j * nv + v) * SA_LANES, (size_t)nv * SA_LANES * sizeof(real), s->count, right_parts,
+            FN(product)(&o, to + (j * nv + v) * SA_LANES, (size_t)nv * SA_LANES * sizeof(real), s->parts.count, right_parts,
                         v + 1 < nv ? 2 : 1);
         }
     }
@@ -163,19 +177,11 @@ SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t
     const FN(parts) *parts = &s->parts;
     const char *keys = parts->count && parts->queries_fit ? FN(cell_of)(b, s, &parts->keys, first, false, false) : NULL;
     if (keys) {
-        FN(rows_by_parts)(b, parts, &parts->keys, keys, parts->queries, parts->of_queries, b->a->E, first, n, s->P,
+        FN(rows_by_parts)(b, s, &parts->keys, keys, parts->queries, parts->of_queries, b->a->E, first, n, s->P,
                           parts->of_16_bits, nv);
         s->factor = parts->of_16_bits ? FN(factor_of)(b->a) : 1;
     }
     return keys != NULL;
-}
-
-/* For each step of keys, the first vector that causal leaves open, in twos. */
-SA_INLINE void FN(open_steps)(const sa_block *b, FN(parts) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
-    for (ptrdiff_t j = 0; j < n; j += SA_TILE_STEP) {
-        ptrdiff_t to;
-        s->from[j / SA_TILE_STEP] = FN(first_open_vector)(b->rows, first + j, n - j, nv, &to) & ~1;
-    }
 }
 
 /* Whether the maximum of a tile may be anything near: weights have more room above 1 than 16-bit values within the bounds of parts
@@ -261,7 +267,7 @@ SA_INLINE bool FN(weights_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_
     if (!s->parts.count || !(s->parts.values_now = FN(cell_of)(b, s, &s->parts.values, first, true, true))) {
         return false;
     }
-    FN(open_steps)(b, &s->parts, first, n, nv);
+    FN(open_steps)(b, s, first, n, nv, s->parts.from);
     const unsigned before = sa_flush_subnormals();
     if (s->parts.of_weights == 2) {
         FN(split_weights)(s, n, nv, scores, 2);

@@ -135,22 +135,21 @@ SA_INLINE void FN(pass_gates)(real *P, const char *const *row, int rows, const s
     }
 }
 
-/* Closes what is not in lo ≤ j < hi, lane by lane; lo and hi are relative to the tile and clamped to it. Keys
- * all_from … all_to − 1 are open in every lane. */
-SA_INLINE void FN(pass_closed)(real *P, ptrdiff_t n, const int nv, const real *lo, const real *hi, ptrdiff_t all_from,
-                               ptrdiff_t all_to) {
+/* Closes keys from … to − 1 of vector v: in all lanes, or in those where not lo ≤ j < hi, which are relative to the tile. */
+SA_INLINE void FN(close_keys)(real *P, ptrdiff_t from, ptrdiff_t to, const int nv, int v) {
     const vec closed = V(set1)(-(real)INFINITY);
-    if (all_from >= all_to) {
-        all_from = all_to = n; /* no key is open in every lane */
+    for (ptrdiff_t j = from; j < to; ++j) {
+        V(store)(P + (j * nv + v) * SA_LANES, closed);
     }
-    for (int v = 0; v < nv; ++v) {
-        const vec lo_v = V(load)(lo + v * SA_LANES), hi_v = V(load)(hi + v * SA_LANES);
-        for (ptrdiff_t j = all_from > 0 ? 0 : all_to; j < n; j = j + 1 == all_from ? all_to : j + 1) {
-            const vec j_tile = V(set1)((real)j);
-            real *p = P + (j * nv + v) * SA_LANES;
-            lanemask open = V(both)(V(not_lt)(j_tile, lo_v), V(lt)(j_tile, hi_v));
-            V(store)(p, V(select)(open, V(load)(p), closed));
-        }
+}
+
+SA_INLINE void FN(close_lanes)(real *P, ptrdiff_t from, ptrdiff_t to, const int nv, int v, vec lo, vec hi) {
+    const vec closed = V(set1)(-(real)INFINITY);
+    vec at = V(set1)((real)from);
+    for (ptrdiff_t j = from; j < to; ++j, at = at + V(set1)(1)) {
+        real *p = P + (j * nv + v) * SA_LANES;
+        const lanemask open = V(both)(V(not_lt)(at, lo), V(lt)(at, hi));
+        V(store)(p, V(select)(open, V(load)(p), closed));
     }
 }
 
@@ -199,25 +198,25 @@ SA_INLINE void FN(pass_max)(const real *P, ptrdiff_t n, const int nv, real facto
     }
 }
 
-/* P = 2^(P − maximum), and the sums of its lanes, for nv of `of` vectors. */
-SA_INLINE void FN(pass_exp_at_once)(real *P, ptrdiff_t n, const int nv, const int of, const real *maximum, real *tile_sum) {
+/* P = 2^(P − maximum) of nv vectors in rows that are `lanes` long; tile_sum takes the sums of the lanes. */
+SA_INLINE void FN(exp_any)(real *P, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum, const int nv) {
     vec m[SA_VECS], sum[SA_VECS];
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
         m[v] = V(load)(maximum + v * SA_LANES);
-        sum[v] = V(set1)(0);
+        sum[v] = V(load)(tile_sum + v * SA_LANES);
     }
     for (ptrdiff_t j = 0; j < n; ++j) {
         vec e[SA_VECS];
         SA_UNROLL
         for (int v = 0; v < nv; ++v) {
-            e[v] = V(load)(P + (j * of + v) * SA_LANES) - m[v];
+            e[v] = V(load)(P + j * lanes + v * SA_LANES) - m[v];
         }
         FN(exp2_each)(e, nv);
         SA_UNROLL
         for (int v = 0; v < nv; ++v) {
             sum[v] = sum[v] + e[v];
-            V(store)(P + (j * of + v) * SA_LANES, e[v]);
+            V(store)(P + j * lanes + v * SA_LANES, e[v]);
         }
     }
     SA_UNROLL
@@ -226,12 +225,39 @@ SA_INLINE void FN(pass_exp_at_once)(real *P, ptrdiff_t n, const int nv, const in
     }
 }
 
-/* The same for all vectors. The sums are local to the tile: short sums keep the error small. */
-SA_INLINE void FN(pass_exp)(real *P, ptrdiff_t n, const int nv, const real *maximum, real *tile_sum) {
-    const int now = SA_AT_ONCE(nv), at = now * SA_LANES;
-    FN(pass_exp_at_once)(P, n, now, nv, maximum, tile_sum);
-    if (now < nv) {
-        FN(pass_exp_at_once)(P + at, n, nv - now, nv, maximum + at, tile_sum + at);
+#define SA_EXP_WIDE(nv)                                                                                                        \
+    SA_NOINLINE void FN(exp_wide##nv)(real * P, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum) {           \
+        FN(exp_any)(P, n, lanes, maximum, tile_sum, nv);                                                                       \
+    }
+SA_EXP_WIDE(1)
+SA_EXP_WIDE(2)
+SA_EXP_WIDE(3)
+#if SA_VECS == 4
+SA_EXP_WIDE(4)
+#endif
+#undef SA_EXP_WIDE
+
+/* The same of vector v for the first end[v] keys (tiles.h): what lies behind them is left as it is. The sums are local to the tile:
+ * short sums keep the error small. */
+SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, const int nv) {
+    const ptrdiff_t lanes = nv * SA_LANES;
+    memset(tile_sum, 0, (size_t)lanes * sizeof(real));
+    ptrdiff_t j = 0;
+    for (int v = 0; v < nv; ++v) {
+        const ptrdiff_t n = end[v] - j;
+        for (int at = v, now = SA_AT_ONCE(nv - v); n > 0 && at < nv; at += now, now = nv - at < now ? nv - at : now) {
+            real *p = P + j * lanes + at * SA_LANES, *sum = tile_sum + at * SA_LANES;
+            switch (now) {
+            case 1: FN(exp_wide1)(p, n, lanes, maximum + at * SA_LANES, sum); break;
+            case 2: FN(exp_wide2)(p, n, lanes, maximum + at * SA_LANES, sum); break;
+            case 3: FN(exp_wide3)(p, n, lanes, maximum + at * SA_LANES, sum); break;
+#if SA_VECS == 4
+            case 4: FN(exp_wide4)(p, n, lanes, maximum + at * SA_LANES, sum); break;
+#endif
+            default: break;
+            }
+        }
+        j = n > 0 ? end[v] : j;
     }
 }
 

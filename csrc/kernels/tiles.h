@@ -41,7 +41,8 @@ SA_INLINE vec FN(sum_each)(vec *a) {
 }
 
 /* ---- wide ----------------------------------------------------------------------------------------------------------
- * nv vectors of lanes are worked on, of rows that are `lanes` long: a causal tile leaves out vectors that it closes. */
+ * nv vectors of lanes are worked on, of rows that are `lanes` long: a causal tile leaves out vectors that it closes for some of
+ * its keys, and works on vector v for the first end[v] of them; the ends grow. */
 
 /* Of eight rows after tiles of six, four and four are faster than six and two: a Zen 5 runs 2×4 at 198 GFLOP/s and 4×4 at 248, as
  * 6×4. */
@@ -127,9 +128,9 @@ SA_INLINE void FN(scores_any)(const real *restrict qT, const real *restrict k, p
     }
 }
 
-/* O[rows][nv·lanes] = alpha·O + Σ_j v[j][rows]·P[j][nv·lanes]. The sum starts at zero and meets the old output in one fused
- * step: half the RMS error of adding term by term to O, at no cost. */
-SA_INLINE void FN(values_tile)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, ptrdiff_t n,
+/* O[rows][nv·lanes] = alpha·O + Σ_j v[j][rows]·P[j][nv·lanes], j < end[v] for vector v. The sum starts at zero and meets the old
+ * output in one fused step: half the RMS error of adding term by term to O, at no cost. */
+SA_INLINE void FN(values_tile)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, const ptrdiff_t *end,
                                real *restrict O, ptrdiff_t lanes, const vec *alpha, const int rows, const int nv) {
     vec sum[8][4];
     SA_UNROLL
@@ -139,18 +140,22 @@ SA_INLINE void FN(values_tile)(const real *restrict P, const real *restrict v_j,
             sum[r][v] = V(set1)(0);
         }
     }
-    for (ptrdiff_t j = 0; j < n; ++j) {
-        vec p[4];
-        SA_UNROLL
-        for (int v = 0; v < nv; ++v) {
-            p[v] = V(load)(P + j * lanes + v * SA_LANES);
-        }
-        SA_UNROLL
-        for (int r = 0; r < rows; ++r) {
-            vec v_jr = V(set1)(v_j[j * v_stride + r]);
+    ptrdiff_t j = 0;
+    SA_UNROLL
+    for (int from = 0; from < nv; ++from) {
+        for (; j < end[from]; ++j) {
+            vec p[4];
             SA_UNROLL
-            for (int v = 0; v < nv; ++v) {
-                sum[r][v] = V(fma)(v_jr, p[v], sum[r][v]);
+            for (int v = from; v < nv; ++v) {
+                p[v] = V(load)(P + j * lanes + v * SA_LANES);
+            }
+            SA_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                vec v_jr = V(set1)(v_j[j * v_stride + r]);
+                SA_UNROLL
+                for (int v = from; v < nv; ++v) {
+                    sum[r][v] = V(fma)(v_jr, p[v], sum[r][v]);
+                }
             }
         }
     }
@@ -164,8 +169,8 @@ SA_INLINE void FN(values_tile)(const real *restrict P, const real *restrict v_j,
     }
 }
 
-SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv,
-                              real *restrict O, ptrdiff_t lanes, const real *restrict alpha, const int nv) {
+SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, const ptrdiff_t *end,
+                              ptrdiff_t Dv, real *restrict O, ptrdiff_t lanes, const real *restrict alpha, const int nv) {
     vec a[4];
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
@@ -173,17 +178,17 @@ SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, 
     }
     ptrdiff_t d = 0;
     for (; d + SA_ROWS(nv) <= Dv && !SA_ENDS_IN_FOURS(Dv - d, nv); d += SA_ROWS(nv)) {
-        FN(values_tile)(P, v_j + d, v_stride, n, O + d * lanes, lanes, a, SA_ROWS(nv), nv);
+        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, SA_ROWS(nv), nv);
     }
     for (; SA_ROWS(nv) > 4 && d + 4 <= Dv; d += 4) {
-        FN(values_tile)(P, v_j + d, v_stride, n, O + d * lanes, lanes, a, 4, nv);
+        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 4, nv);
     }
     if (d + 2 <= Dv) {
-        FN(values_tile)(P, v_j + d, v_stride, n, O + d * lanes, lanes, a, 2, nv);
+        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 2, nv);
         d += 2;
     }
     if (d < Dv) {
-        FN(values_tile)(P, v_j + d, v_stride, n, O + d * lanes, lanes, a, 1, nv);
+        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 1, nv);
     }
 }
 
@@ -193,9 +198,9 @@ SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, 
                                          ptrdiff_t lanes, real *top) {                                                         \
         FN(scores_any)(qT, k, k_stride, n, E, P, lanes, NULL, top, nv, false);                                                 \
     }                                                                                                                          \
-    SA_NOINLINE void FN(values_wide##nv)(const real *P, const real *v, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O, \
-                                         ptrdiff_t lanes, const real *alpha) {                                                 \
-        FN(values_any)(P, v, v_stride, n, Dv, O, lanes, alpha, nv);                                                            \
+    SA_NOINLINE void FN(values_wide##nv)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv, \
+                                         real *O, ptrdiff_t lanes, const real *alpha) {                                        \
+        FN(values_any)(P, v, v_stride, end, Dv, O, lanes, alpha, nv);                                                          \
     }
 SA_WIDE(1)
 SA_WIDE(2)
@@ -205,39 +210,43 @@ SA_WIDE(4)
 #endif
 #undef SA_WIDE
 
-SA_INLINE void FN(scores_wide)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, real *P,
-                               ptrdiff_t lanes, real *top, int nv) {
-    for (int now = SA_AT_ONCE(nv); nv > 0; nv -= now, now = nv < now ? nv : now) {
-        switch (now) {
-        case 1: FN(scores_wide1)(qT, k, k_stride, n, E, P, lanes, top); break;
-        case 2: FN(scores_wide2)(qT, k, k_stride, n, E, P, lanes, top); break;
-        case 3: FN(scores_wide3)(qT, k, k_stride, n, E, P, lanes, top); break;
+/* Vector v is worked on for the first end[v] keys; what lies behind them in P is left as it is. */
+SA_INLINE void FN(scores_wide)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end, ptrdiff_t E, real *P,
+                               ptrdiff_t lanes, real *top, const int nv) {
+    ptrdiff_t j = 0;
+    for (int v = 0; v < nv; ++v) {
+        const ptrdiff_t n = end[v] - j;
+        for (int at = v, now = SA_AT_ONCE(nv - v); n > 0 && at < nv; at += now, now = nv - at < now ? nv - at : now) {
+            const real *q = qT + at * SA_LANES, *rows = k + j * k_stride;
+            real *to = P + j * lanes + at * SA_LANES;
+            switch (now) {
+            case 1: FN(scores_wide1)(q, rows, k_stride, n, E, to, lanes, top + at * SA_LANES); break;
+            case 2: FN(scores_wide2)(q, rows, k_stride, n, E, to, lanes, top + at * SA_LANES); break;
+            case 3: FN(scores_wide3)(q, rows, k_stride, n, E, to, lanes, top + at * SA_LANES); break;
 #if SA_VECS == 4
-        case 4: FN(scores_wide4)(qT, k, k_stride, n, E, P, lanes, top); break;
+            case 4: FN(scores_wide4)(q, rows, k_stride, n, E, to, lanes, top + at * SA_LANES); break;
 #endif
-        default: break;
+            default: break;
+            }
         }
-        qT += now * SA_LANES;
-        P += now * SA_LANES;
-        top += now * SA_LANES;
+        j = n > 0 ? end[v] : j;
     }
 }
 
-SA_INLINE void FN(values_wide)(const real *P, const real *v, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,
-                               ptrdiff_t lanes, const real *alpha, int nv) {
-    for (int now = SA_AT_ONCE(nv); nv > 0; nv -= now, now = nv < now ? nv : now) {
+SA_INLINE void FN(values_wide)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv, real *O,
+                               ptrdiff_t lanes, const real *alpha, const int nv) {
+    for (int at = 0, now = SA_AT_ONCE(nv); at < nv; at += now, now = nv - at < now ? nv - at : now) {
+        const real *p = P + at * SA_LANES, *factor = alpha + at * SA_LANES;
+        real *o = O + at * SA_LANES;
         switch (now) {
-        case 1: FN(values_wide1)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
-        case 2: FN(values_wide2)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
-        case 3: FN(values_wide3)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
+        case 1: FN(values_wide1)(p, v, v_stride, end + at, Dv, o, lanes, factor); break;
+        case 2: FN(values_wide2)(p, v, v_stride, end + at, Dv, o, lanes, factor); break;
+        case 3: FN(values_wide3)(p, v, v_stride, end + at, Dv, o, lanes, factor); break;
 #if SA_VECS == 4
-        case 4: FN(values_wide4)(P, v, v_stride, n, Dv, O, lanes, alpha); break;
+        case 4: FN(values_wide4)(p, v, v_stride, end + at, Dv, o, lanes, factor); break;
 #endif
         default: break;
         }
-        P += now * SA_LANES;
-        O += now * SA_LANES;
-        alpha += now * SA_LANES;
     }
 }
 
@@ -254,13 +263,23 @@ SA_PAIRS_WIDE(4)
 #undef SA_PAIRS_WIDE
 
 /* As scores_wide, of pairs of bfloat16, times a factor for each lane. */
-SA_INLINE void FN(pairs_wide)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, real *P,
-                              ptrdiff_t lanes, const real *factor, real *top, int nv) {
-    switch (nv) {
-    case 1: FN(pairs_wide1)(qT, k, k_stride, n, E, P, lanes, factor, top); break;
-    case 2: FN(pairs_wide2)(qT, k, k_stride, n, E, P, lanes, factor, top); break;
-    case 3: FN(pairs_wide3)(qT, k, k_stride, n, E, P, lanes, factor, top); break;
-    default: FN(pairs_wide4)(qT, k, k_stride, n, E, P, lanes, factor, top); break;
+SA_INLINE void FN(pairs_wide)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end, ptrdiff_t E, real *P,
+                              ptrdiff_t lanes, const real *factor, real *top, const int nv) {
+    ptrdiff_t j = 0;
+    for (int v = 0; v < nv; ++v) {
+        const ptrdiff_t n = end[v] - j, at = v * SA_LANES;
+        if (n <= 0) {
+            continue;
+        }
+        const real *q = qT + at, *rows = k + j * k_stride;
+        real *to = P + j * lanes + at;
+        switch (nv - v) {
+        case 1: FN(pairs_wide1)(q, rows, k_stride, n, E, to, lanes, factor + at, top + at); break;
+        case 2: FN(pairs_wide2)(q, rows, k_stride, n, E, to, lanes, factor + at, top + at); break;
+        case 3: FN(pairs_wide3)(q, rows, k_stride, n, E, to, lanes, factor + at, top + at); break;
+        default: FN(pairs_wide4)(q, rows, k_stride, n, E, to, lanes, factor + at, top + at); break;
+        }
+        j = end[v];
     }
 }
 #endif
