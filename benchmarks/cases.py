@@ -63,6 +63,8 @@ class Case:
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", self.keys or self.length)
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads of query do not fall to {self.kv_heads} of key")
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -283,7 +285,9 @@ def _gradient_rows(choice: Choice, kind: str) -> Iterator[Row]:
         kind: plain,
         f"{kind}, causal": [replace(case, causal=True) for case in plain],
         f"{kind}, float mask": [replace(case, mask="float") for case in plain if case.length <= 1024],
-        f"{kind}, one head": [replace(case, heads=1) for case in plain if case.length == max(lengths)],
+        f"{kind}, one head": [
+            replace(case, heads=1, kv_heads=1) for case in plain if case.length == max(lengths)
+        ],
     }.items():
         for case in cases:
             yield _row("backward", f"{title} {case.length} x {case.width}", case, peers)

@@ -19,9 +19,12 @@
 /* Behind each thread's scratch lies how many tasks of its share are taken: a cache line of its own. */
 #define SA_TAKEN_BYTES 64
 
-/* From so many numbers of queries and outputs on a call is larger than the caches of its cores. Fetching ahead costs 2 to 3 % of one
- * of 8×128×64, which they hold, and saves 2 % of one of 8×1024×64. */
+/* From so many elements of queries and outputs on, of any size, a call is larger than the caches of its cores. Fetching ahead costs 2
+ * to 3 % of one of 8×128×64, which they hold, and saves 2 % of one of 8×1024×64. */
 #define SA_MANY_NUMBERS ((ptrdiff_t)1 << 18)
+
+/* Bytes of keys and values that come from memory, not from an L3 of 32 MB. */
+#define SA_FAR_BYTES 24e6
 
 static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 
@@ -78,7 +81,13 @@ bool sa_count_rows(const sa_attention *a, size_t *heads, size_t *rows) {
     return sa_multiply(*heads, (size_t)a->L, rows) && *rows <= PTRDIFF_MAX / 64;
 }
 
-bool sa_is_large(const sa_attention *a, ptrdiff_t rows) { return rows >= SA_MANY_NUMBERS / (a->E + a->Dv + 1); }
+bool sa_is_large(const sa_attention *a, ptrdiff_t rows) {
+    return rows >= SA_MANY_NUMBERS / (a->E + a->Dv + 1); /* widths may be 0 */
+}
+
+static size_t key_bytes(const sa_attention *a) {
+    return (size_t)a->E * sa_itemsize(a->key.m.dtype) + (size_t)a->Dv * sa_itemsize(a->value.m.dtype);
+}
 
 sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_attention_plan *plan) {
     const sa_real_kernels *kernels = sa_kernels_of(a);
@@ -89,7 +98,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     plan->group = plan->groups = plan->rows = plan->blocks = plan->tasks = 0; /* GCC clears a whole struct far more slowly */
     plan->block_rows = kernels->block_rows;
     plan->chunks = plan->threads = 1;
-    plan->large = sa_is_large(a, (ptrdiff_t)rows);
+    plan->large = plan->far = false;
     plan->chunk_keys = a->S;
     plan->scratch_bytes = plan->partial_bytes = 0;
     const bool no_weights = a->weights.m.data == NULL || a->S == 0;
@@ -98,6 +107,8 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     }
     plan->group = sa_group_size(a);
     plan->groups = plan->group == 1 ? (ptrdiff_t)heads : (ptrdiff_t)heads / plan->group;
+    plan->large = sa_is_large(a, (ptrdiff_t)rows);
+    plan->far = (double)plan->groups * (double)a->S * (double)key_bytes(a) >= SA_FAR_BYTES;
     plan->rows = plan->group * a->L;
     plan->blocks = plan->rows <= plan->block_rows ? 1 : sa_ceil_div(plan->rows, plan->block_rows);
     const ptrdiff_t whole = plan->groups * plan->blocks;
@@ -269,7 +280,7 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
         }
     }
     b->cache_from = b->ahead = b->keys_ahead = 0;
-    b->cache_holds = b->fetches = false;
+    b->cache_holds = b->fetches = b->far = false;
     b->first_chunk = true;
     b->partial = NULL;
     b->key.data += sa_lead_offset(a, &a->key, group * G, a->gqa);
@@ -396,6 +407,7 @@ void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptr
         b.cache_holds = held->from == b.cache_from;
         held->from = b.cache_from;
         b.fetches = plan->large && !b.cache_holds;
+        b.far = plan->far;
         look_ahead(a, plan, t, &b);
         if (plan->chunks > 1) {
             const ptrdiff_t begin = chunk * plan->chunk_keys, until = begin + plan->chunk_keys;

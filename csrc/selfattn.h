@@ -135,6 +135,7 @@ typedef struct {
     size_t scratch_bytes; /* for each thread */
     size_t partial_bytes; /* for all chunks together */
     bool large;           /* more than the caches of the cores hold: what comes next is fetched ahead */
+    bool far;             /* its keys and values are more than all caches hold */
     int threads;          /* how many threads pay, at most as many as were asked for */
 } sa_attention_plan;
 

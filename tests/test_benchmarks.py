@@ -60,6 +60,13 @@ def test_inputs_of_a_case(mask: str, dtype: str) -> None:
         np.testing.assert_array_equal(array, again)
 
 
+def test_heads_of_a_case() -> None:
+    assert Case(8, 4, heads=32, kv_heads=8).inputs().key.shape == (1, 8, 8, 4)
+    assert replace(Case(8, 4), heads=1, kv_heads=1).inputs().key.shape == (1, 1, 8, 4)
+    with pytest.raises(ValueError, match="1 heads of query do not fall to 8 of key"):
+        replace(Case(8, 4), heads=1)  # kv_heads stays 8
+
+
 def test_a_ragged_case() -> None:
     case = Case(2048, 4, heads=2, ragged=64)
     assert len(case.lengths) == 64

@@ -465,7 +465,10 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
         FN(products_careful)(b, s, first, done, n, lanes);
     } else {
         done = FN(gradients_by_parts)(b, &s->s, &s->parts, P, s->dS, s->delta, s->dqT, first, done, n, nv, false, false);
-        if (done < n && !s->packed) {
+        if (done == n) {
+            return;
+        }
+        if (!s->packed) {
             FN(pack_block)(b, s, nv);
         }
         FN(products)(b, s, first, done, n, nv);

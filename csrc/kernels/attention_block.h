@@ -1,5 +1,5 @@
 /* What the forward and the backward pass over a block share: the scratch of a thread, the packing of queries, the rows of a
- * tile of keys or values, in place or packed, and what causal leaves open of a tile. */
+ * tile of keys or values, in place, packed or fetched ahead, and what causal leaves open of a tile. */
 
 enum { FN(block_rows) = SA_VECS * SA_LANES, FN(backward_rows) = SA_BACKWARD_VECS * SA_LANES };
 _Static_assert(FN(block_rows) <= FN(backward_rows) && FN(backward_rows) <= SA_MAX_BLOCK_ROWS, "rows of a block");
@@ -69,7 +69,7 @@ typedef struct {
 /* Keys any_from … any_to − 1 are open for some lane of a vector, all_from … all_to − 1 for all of its lanes. */
 typedef struct {
     ptrdiff_t any_from, any_to, all_from, all_to;
-} FN(open_keys);
+} FN(open_bounds);
 
 /* Scratch of one thread, carved out of one allocation. W = block rows, or the backward pass's. */
 typedef struct {
@@ -85,10 +85,10 @@ typedef struct {
     real *gain;    /* [keys][nv·lanes], backward with softcap: its derivative; else NULL */
     const real *k; /* the tile's keys, as score_tile found them: [n][k_stride] */
     ptrdiff_t k_stride;
-    real factor;                          /* what s->P is still to be multiplied with to be scores: 1 or scale·log2 e */
-    bool empty;                           /* wide: O is still to be zeroed */
-    FN(open_keys) open[SA_BACKWARD_VECS]; /* where rows->clipped */
-    bool scaled;                          /* wide: s->q holds the block's queries times scale·log2 e */
+    real factor;                            /* what s->P is still to be multiplied with to be scores: 1 or scale·log2 e */
+    bool empty;                             /* wide: O is still to be zeroed */
+    FN(open_bounds) open[SA_BACKWARD_VECS]; /* where rows->clipped */
+    bool scaled;                            /* wide: s->q holds the block's queries times scale·log2 e */
     FN(parts) parts;
     FN(few_parts) few;
 } FN(scratch);
@@ -328,12 +328,12 @@ SA_INLINE void FN(open_caches)(const sa_block *b, FN(scratch) * s) {
  * Zen 5 is then 2 to 4 % faster at 8×1024×128 and 32×512×64, 12 % at 256×128×64, gradients 1 to 3 %), and all of them from so many
  * bytes on: with an L3 of 32 MB, one head of 65,536 keys in two threads runs at 384 instead of 278 GFLOP/s, two of 32,768 at 409
  * instead of 375; two of 16,384, of 8 MB each, at 422 instead of 435. */
-#define SA_FAR_BYTES ((ptrdiff_t)12 << 20)
+#define SA_FAR_HEAD_BYTES ((ptrdiff_t)12 << 20)
 
 SA_INLINE void FN(fetch_tile)(const sa_block *b, const sa_matrix *m, ptrdiff_t width, ptrdiff_t first) {
     const ptrdiff_t bytes = sa_bytes_together(m, width),
                     to = b->end - first < SA_KEYS_PER_TILE ? b->end : first + SA_KEYS_PER_TILE;
-    if (bytes == 0 || (!b->fetches && b->end - b->begin < SA_FAR_BYTES / 2 / bytes)) {
+    if (bytes == 0 || (!b->fetches && b->end - b->begin < SA_FAR_HEAD_BYTES / 2 / bytes)) {
         return;
     }
     for (ptrdiff_t j = first; j < to; ++j) {
@@ -341,9 +341,9 @@ SA_INLINE void FN(fetch_tile)(const sa_block *b, const sa_matrix *m, ptrdiff_t w
     }
 }
 
-/* What causal, windows and lengths leave open of the n rows of one vector. A row without keys, 0 … −1, only widens what some see. */
-SA_INLINE FN(open_keys) FN(open_rows)(const ptrdiff_t *lo, const ptrdiff_t *hi, int n) {
-    FN(open_keys) open = {.any_from = lo[0], .any_to = hi[0], .all_from = lo[0], .all_to = hi[0]};
+/* What causal, windows and lengths leave open of the n rows of one vector. Of a row without keys, 0 … −1, nothing is open to all. */
+SA_INLINE FN(open_bounds) FN(open_rows)(const ptrdiff_t *lo, const ptrdiff_t *hi, int n) {
+    FN(open_bounds) open = {.any_from = lo[0], .any_to = hi[0], .all_from = lo[0], .all_to = hi[0]};
     for (int r = 1; r < n; ++r) {
         open.any_from = lo[r] < open.any_from ? lo[r] : open.any_from;
         open.any_to = hi[r] > open.any_to ? hi[r] : open.any_to;
@@ -362,7 +362,7 @@ SA_INLINE void FN(open_vectors)(const sa_rows *rows, FN(scratch) * s, const int 
         } else if (left > 0) {
             s->open[v] = FN(open_rows)(rows->lo + at, rows->hi + at, left);
         } else {
-            s->open[v] = (FN(open_keys)){.any_from = 0, .any_to = 0, .all_from = 0, .all_to = 0};
+            s->open[v] = (FN(open_bounds)){.any_from = 0, .any_to = 0, .all_from = 0, .all_to = 0};
         }
     }
 }

@@ -21,8 +21,10 @@
 #define SA_SOME_F16 1
 #endif
 
-/* Rows are fetched this far ahead: the hardware does not look beyond the end of a page. */
-#define SA_BYTES_AHEAD 4096
+/* Rows are fetched this far ahead: the hardware does not look beyond the end of a page. From memory twice as far, by vectors of a
+ * whole line: a Zen 5 then decodes 4096 keys of 32/8 heads at 75 instead of 64 GB/s, 8192 in bfloat16 at 61 instead of 52. From its L3
+ * that would be 3 to 5 % slower. */
+#define SA_BYTES_AHEAD(far) ((far) && SA_VECTOR_IS_LINE ? 8192 : 4096)
 
 /* A vector of a whole cache line fetches the one that will stand in its place, into the L1. Shorter ones would ask for each line
  * several times, and for those of values in an order that is slow to read from memory: there whole rows are fetched
@@ -53,7 +55,7 @@ SA_INLINE FN(few_rows)
     const int reads = FN(few_reads)(m);
     if (reads == SA_READS_BF16 || reads == SA_READS_F16 || FN(is_direct)(m)) {
         const ptrdiff_t bytes = width * (ptrdiff_t)sa_itemsize(m->dtype);
-        const ptrdiff_t rows = bytes * 4 > SA_BYTES_AHEAD || bytes == 0 ? 4 : SA_BYTES_AHEAD / bytes;
+        const ptrdiff_t most = SA_BYTES_AHEAD(b->far), rows = bytes * 4 > most || bytes == 0 ? 4 : most / bytes;
         return (FN(few_rows)){m->data + first * m->row_stride, m->row_stride,
                               first + n + rows <= b->end ? rows * m->row_stride : 0, reads};
     }

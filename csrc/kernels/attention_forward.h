@@ -111,7 +111,7 @@ SA_INLINE void FN(bounds_in_tile)(const sa_rows *rows, FN(scratch) * s, ptrdiff_
 
 /* Closes what causal, windows and lengths close of one vector. */
 SA_INLINE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, int v) {
-    const FN(open_keys) *open = &s->open[v];
+    const FN(open_bounds) *open = &s->open[v];
     const ptrdiff_t from = FN(in_tile)(open->any_from, first, n), to = FN(in_tile)(open->any_to, first, n);
     ptrdiff_t all_from = FN(in_tile)(open->all_from, first, n), all_to = FN(in_tile)(open->all_to, first, n);
     if (from >= to) {
@@ -196,7 +196,8 @@ SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
     return true;
 }
 
-/* Scores in P become 2^(s − m), but for vectors that causal closes: values leave those out as well, the matrix unit goes in twos. */
+/* Scores in P become 2^(s − m), but for vectors that causal closes for some keys: those stay −inf, and values leave them out as well. On
+ * the matrix unit all of them: after dropout weights_by_parts reads whole steps of keys and vectors in twos. */
 SA_INLINE void FN(exp_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
     ptrdiff_t end[SA_BACKWARD_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
@@ -336,7 +337,8 @@ SA_INLINE void FN(close_rows)(const sa_block *b, FN(scratch) * s, const int nv) 
     if (a->stats.m.data) {
         for (int r = 0; r < rows->count; ++r) {
             real *stats = (real *)(void *)rows->stats[r];
-            stats[0] = s->maximum[r];
+            /* the maximum of a row with a NaN may be any number: 2^(s − m) would be one too, and not of a sign to be trusted */
+            stats[0] = s->sum[r] == s->sum[r] ? s->maximum[r] : s->sum[r];
             stats[1] = s->sum[r] == 0 ? 0 : 1 / s->sum[r];
         }
     }
@@ -430,7 +432,7 @@ SA_INLINE void FN(open_output)(const sa_block *b, FN(scratch) * s, const int nv)
     }
 }
 
-/* Fetches, during the tile from key `first` on, its share of the rows that this block will write, of the queries that the next one
+/* In a large call: fetches, during the tile from key `first` on, its share of the rows that this block will write, of the queries that the next one
  * will read, and of the first keys of the next head. All at once would be more than the processor waits for side by side. */
 SA_INLINE void FN(look_ahead)(const sa_block *b, ptrdiff_t first) {
     if (b->ahead == 0) {

@@ -48,9 +48,9 @@ typedef struct {
         keys; /* those of the key head that some query may attend to by key_lengths: what is behind them is not looked at */
     ptrdiff_t cache_from; /* the key at which the scratch's packed tiles begin, at most begin */
     bool cache_holds;     /* the scratch's packed tiles are of these keys and values: the last block's were the same */
-    bool
-        fetches; /* keys and values are fetched a tile ahead: this thread begins with them, and the call is larger than its caches */
-    ptrdiff_t ahead;      /* from a row's query to that of a row of the block that probably comes next, in bytes; or 0 */
+    bool fetches;         /* keys and values are fetched a tile ahead: of a large call, and this thread begins with them */
+    bool far;             /* keys and values of the call are more than all caches hold */
+    ptrdiff_t ahead; /* from a row's query to that of a row of the block that probably comes next, in bytes; 0: fetch no rows */
     ptrdiff_t keys_ahead; /* from the first key to that of the head that probably comes next, in bytes; or 0 */
     bool first_chunk;     /* the sink belongs to exactly one chunk */
     void *partial;        /* NULL: finish; else leave (maximum, sum, unnormalised output) here for merge */

@@ -9,7 +9,7 @@
 enum { QUERY, KEY, VALUE, OUT, STATS, GRAD_OUT, D_QUERY, D_KEY, D_VALUE, MASK, D_MASK, D_SLOPE, D_SINK, LSE, GRAD_LSE, ARRAYS };
 
 typedef struct {
-    bool f64, causal, mask, softcap, alibi, sinks, poison, grad_lse;
+    bool f64, causal, mask, softcap, alibi, sinks, poison, grad_lse, nan;
     ptrdiff_t heads, gqa, L, S, E, Dv, diagonal, left;
     double dropout;
     int left_out; /* bits QUERY, KEY, VALUE and MASK: their gradients are not asked for */
@@ -274,6 +274,9 @@ static backward_call *run(const backward_case *t, uint64_t seed) {
     if (t->poison) {
         poison_closed(c);
     }
+    for (ptrdiff_t head = 0; head < K && t->nan; ++head) {
+        element_set(c->memory[KEY] + (head * t->S + 1) * a->key.m.row_stride, a->key.m.dtype, false, (double)NAN);
+    }
     if (t->block) {
         make_block_mask(c);
     }
@@ -356,6 +359,41 @@ static void try(const backward_case *t, uint64_t seed) {
     release(c);
 }
 
+static bool is_open(const backward_call *c, ptrdiff_t i, ptrdiff_t j) {
+    const backward_case *t = &c->t;
+    const ptrdiff_t at = i + t->diagonal;
+    return !(t->causal && j > at) && !(t->left >= 0 && j < at - t->left) && !(t->mask && get(c, MASK, 0, i, j) == -INFINITY);
+}
+
+/* With a NaN in key 1: all gradients that come from a row which attends to it are NaN, and no others. */
+static void try_nan(const backward_case *given) {
+    backward_case t = *given;
+    t.nan = true;
+    backward_call *c = run(&t, 3);
+    bool right = true;
+    for (ptrdiff_t head = 0; head < t.heads; ++head) {
+        for (ptrdiff_t i = 0; i < t.L; ++i) {
+            for (ptrdiff_t e = 0; e < t.E; ++e) {
+                right &= isnan(get(c, D_QUERY, head, i, e)) == is_open(c, i, 1);
+            }
+        }
+        for (ptrdiff_t j = 0; j < t.S; ++j) {
+            bool reached = false;
+            for (ptrdiff_t i = 0; i < t.L; ++i) {
+                reached |= is_open(c, i, 1) && is_open(c, i, j);
+            }
+            for (ptrdiff_t e = 0; e < t.E; ++e) {
+                right &= isnan(get(c, D_KEY, head, j, e)) == reached;
+            }
+            for (ptrdiff_t d = 0; d < t.Dv; ++d) {
+                right &= isnan(get(c, D_VALUE, head, j, d)) == reached;
+            }
+        }
+    }
+    CHECK(right, "a NaN in an attended key: f64 %d causal %d left %td mask %d", t.f64, t.causal, t.left, t.mask);
+    release(c);
+}
+
 void test_backward(void) {
     for (int d = 0; d < 2; ++d) {
         const backward_case plain = {.f64 = d == 1, .heads = 2, .gqa = 1, .L = 37, .S = 70, .E = 20, .Dv = 33, .left = -1};
@@ -401,6 +439,13 @@ void test_backward(void) {
             for (int left_out = 1; left_out < 15; ++left_out) {
                 try_without(&t, (left_out & 7) << QUERY | (left_out & 8 ? 1 << MASK : 0), (uint64_t)options);
             }
+        }
+        for (int options = 0; options < 8; ++options) {
+            backward_case t = plain;
+            t.causal = options & 1;
+            t.left = options & 2 ? 20 : -1;
+            t.mask = t.poison = options & 4;
+            try_nan(&t);
         }
         backward_case blocks = plain; /* so many that dK and dV may be brought together in whole cache lines */
         blocks.L = 530;
