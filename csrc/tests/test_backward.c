@@ -9,11 +9,12 @@
 enum { QUERY, KEY, VALUE, OUT, STATS, GRAD_OUT, D_QUERY, D_KEY, D_VALUE, MASK, D_MASK, D_SLOPE, D_SINK, LSE, GRAD_LSE, ARRAYS };
 
 typedef struct {
-    bool f64, causal, mask, softcap, alibi, sinks, poison, grad_lse, nan;
+    bool f64, causal, mask, softcap, alibi, sinks, poison, grad_lse;
     ptrdiff_t heads, gqa, L, S, E, Dv, diagonal, left;
     double dropout;
-    int left_out; /* bits QUERY, KEY, VALUE and MASK: their gradients are not asked for */
-    int block;    /* a block mask: its blocks have so many rows and keys, every third is closed */
+    int left_out;  /* bits QUERY, KEY, VALUE and MASK: their gradients are not asked for */
+    ptrdiff_t nan; /* this key is NaN, if it is not 0 */
+    int block;     /* a block mask: its blocks have so many rows and keys, every third is closed */
 } backward_case;
 
 typedef struct {
@@ -275,7 +276,7 @@ static backward_call *run(const backward_case *t, uint64_t seed) {
         poison_closed(c);
     }
     for (ptrdiff_t head = 0; head < K && t->nan; ++head) {
-        element_set(c->memory[KEY] + (head * t->S + 1) * a->key.m.row_stride, a->key.m.dtype, false, (double)NAN);
+        element_set(c->memory[KEY] + (head * t->S + t->nan) * a->key.m.row_stride, a->key.m.dtype, false, (double)NAN);
     }
     if (t->block) {
         make_block_mask(c);
@@ -365,22 +366,22 @@ static bool is_open(const backward_call *c, ptrdiff_t i, ptrdiff_t j) {
     return !(t->causal && j > at) && !(t->left >= 0 && j < at - t->left) && !(t->mask && get(c, MASK, 0, i, j) == -INFINITY);
 }
 
-/* With a NaN in key 1: all gradients that come from a row which attends to it are NaN, and no others. */
+/* With a NaN in the last key that some row attends to: all gradients that come from such rows are NaN, and no others. */
 static void try_nan(const backward_case *given) {
     backward_case t = *given;
-    t.nan = true;
+    t.nan = t.causal ? t.L - (t.poison ? 2 : 1) : t.S - 4;
     backward_call *c = run(&t, 3);
     bool right = true;
     for (ptrdiff_t head = 0; head < t.heads; ++head) {
         for (ptrdiff_t i = 0; i < t.L; ++i) {
             for (ptrdiff_t e = 0; e < t.E; ++e) {
-                right &= isnan(get(c, D_QUERY, head, i, e)) == is_open(c, i, 1);
+                right &= isnan(get(c, D_QUERY, head, i, e)) == is_open(c, i, t.nan);
             }
         }
         for (ptrdiff_t j = 0; j < t.S; ++j) {
             bool reached = false;
             for (ptrdiff_t i = 0; i < t.L; ++i) {
-                reached |= is_open(c, i, 1) && is_open(c, i, j);
+                reached |= is_open(c, i, t.nan) && is_open(c, i, j);
             }
             for (ptrdiff_t e = 0; e < t.E; ++e) {
                 right &= isnan(get(c, D_KEY, head, j, e)) == reached;
