@@ -20,8 +20,8 @@
 #define SA_TAKEN_BYTES 64
 
 /* From so many elements of queries and outputs on, of any size, a call is larger than the caches of its cores. Fetching ahead costs 2
- * to 3 % of one of 8×128×64, which they hold, and saves 2 % of one of 8×1024×64. */
-#define SA_MANY_NUMBERS ((ptrdiff_t)1 << 18)
+ * to 3 % of one of 8×128×64 and 1 to 2 % of one of 8×512×64; it saves 2 % of one of 8×1024×64. */
+#define SA_MANY_NUMBERS ((ptrdiff_t)1 << 20)
 
 /* Bytes of keys and values that come from memory, not from an L3 of 32 MB. */
 #define SA_FAR_BYTES 24e6
