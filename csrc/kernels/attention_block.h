@@ -324,10 +324,10 @@ SA_INLINE void FN(open_caches)(const sa_block *b, FN(scratch) * s) {
     }
 }
 
-/* Keys and values that no near cache holds are fetched a tile ahead: those of a head that this thread begins with, in a large call (a
- * Zen 5 is then 2 to 4 % faster at 8×1024×128 and 32×512×64, 12 to 16 % at 256×128×64, gradients 0 to 3 %), and all of them from so many
- * bytes on: with an L3 of 32 MB, one head of 65,536 keys in two threads runs at 384 instead of 278 GFLOP/s, two of 32,768 at 409
- * instead of 375; two of 16,384, of 8 MB each, at 422 instead of 435. */
+/* Keys and values that no near cache holds are fetched a tile ahead: those of a head that this thread begins with, in a large call
+ * (a Zen 5 is then 2 to 4 % faster at 8×1024×128 and 32×512×64, 12 to 16 % at 256×128×64, gradients 0 to 3 %), and all of them from
+ * so many bytes on: with an L3 of 32 MB, one head of 65,536 keys in two threads runs at 384 instead of 278 GFLOP/s, two of 32,768 at
+ * 409 instead of 375; two of 16,384, of 8 MB each, at 422 instead of 435. */
 #define SA_FAR_HEAD_BYTES ((ptrdiff_t)12 << 20)
 
 SA_INLINE void FN(fetch_tile)(const sa_block *b, const sa_matrix *m, ptrdiff_t width, ptrdiff_t first) {
