@@ -358,7 +358,7 @@ def backward(**changes):
         (TypeError, "out must be the array that the forward call returned, got list", {"out": lambda x: x.tolist()}),
         (TypeError, "statistics must be the array .* got list", {"statistics": lambda x: x.tolist()}),
         (TypeError, "grad_lse has dtype float64, but lse has dtype float32", {"grad_lse": np.ones((2, 6))}),
-        (TypeError, "grad_out must be of a float or integer dtype, got bool", {"grad_out": lambda x: x > 0}),
+        (TypeError, "grad_out must be of dtype float16, bfloat16, float32 or float64, got bool", {"grad_out": lambda x: x > 0}),
         (TypeError, "rng must be an int here, .* got None", {"dropout_p": 0.5}),
         (TypeError, "rng must be an int here, .* got numpy.*Generator", {"dropout_p": np.array(0.5), "rng": np.random.default_rng(0)}),
     ],

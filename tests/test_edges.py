@@ -199,6 +199,38 @@ def test_an_attended_nan_is_not_hidden(dtype, n_queries, extra):
         assert np.isnan(out).all(axis=-1).tolist() == [i == n_queries // 2 for i in range(n_queries)]
 
 
+@floats
+@pytest.mark.parametrize("shape", [(1, 80), (4, 40), (40, 80), (70, 200), (2, 4200)], ids=str)
+def test_a_score_of_minus_infinity_is_open_all_the_same(dtype, shape):
+    n_queries, n_keys = shape
+    query, key, value = random_inputs((2, n_queries, 8), n_keys, dtype=dtype, v_width=5)
+    query[..., 0] = 1.0  # so that these scores are -inf, and nothing else about the rows changes
+    key[..., 3 :: n_keys // 4, 0] = -np.inf
+    value[..., 3 :: n_keys // 4, 2] = np.nan
+    grad_out = np.ones((2, n_queries, 5), dtype)
+    for name, options in closing_options(n_queries, n_keys, n_keys * 3 // 4 + 1).items():
+        expected = truth(query, key, value, **options)
+        assert np.isnan(expected.out[..., 2]).any() or (n_queries < 4 and "is_causal" in options), name
+        got = attend(query, key, value, **options, return_lse=True, return_weights=True)
+        assert_results(got, expected, name)
+        _, pullback = sa.scaled_dot_product_attention_vjp(query, key, value, **options)
+        _, reference = sa.reference.scaled_dot_product_attention_vjp(query, key, value, **options)
+        for got_gradient, gradient in zip(pullback(grad_out)[:3], reference(grad_out)[:3], strict=True):
+            assert np.isnan(got_gradient).tolist() == np.isnan(gradient).tolist(), name
+
+
+def test_a_nan_of_grad_lse_reaches_keys_whose_scores_overflow():
+    query, key, value = random_inputs((1, 6, 8), 40, dtype=np.float32)
+    options = {"is_causal": True, "alibi_slopes": np.array([2e38], np.float32), "return_lse": True}
+    grad_out, grad_lse = np.ones((1, 6, 8), np.float32), np.zeros((1, 6), np.float32)
+    grad_lse[0, 3] = np.nan
+    gradients = [f(query, key, value, **options)[1](grad_out, grad_lse)[:3]
+                 for f in (sa.scaled_dot_product_attention_vjp, sa.reference.scaled_dot_product_attention_vjp)]  # fmt: skip
+    assert np.isnan(gradients[1][1][0, :4]).all() and np.isfinite(gradients[1][1][0, 4:]).all()
+    for got, expected in zip(*gradients, strict=True):
+        assert np.isnan(got).tolist() == np.isnan(expected).tolist()
+
+
 @real_floats
 def test_infinite_values_and_masks_do_what_arithmetic_does(dtype):
     query, key, value = random_inputs((3, 8), 40, dtype=dtype)

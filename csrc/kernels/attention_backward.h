@@ -21,6 +21,7 @@ typedef struct {
     real *delta;   /* [W] */
     real *dslope;  /* [W] */
     bool packed;   /* q_rows, do_rows and dOᵀ hold the block's */
+    bool delta_finite;
     FN(gradient_rows) rows;
     FN(gradient_parts) parts;
 } FN(backward_scratch);
@@ -197,14 +198,16 @@ SA_INLINE bool FN(open_block)(const sa_backward_block *b, FN(backward_scratch) *
     const sa_rows *rows = b->b.rows;
     const real keep = (real)(a->dropout_p > 0 && a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 1);
     s->s.scaled = s->packed = false;
+    s->delta_finite = true;
     FN(split_queries)(&b->b, &s->s, nv);
     FN(start_rows)(&b->b, &s->s, nv);
     for (int r = 0; r < nv * SA_LANES; ++r) {
-        s->s.maximum[r] = s->delta[r] = s->dslope[r] = 0;
+        s->s.maximum[r] = s->s.tile_sum[r] = s->delta[r] = s->dslope[r] = 0;
         if (r < rows->count) {
             const real *stats = (const real *)(const void *)rows->stats[r];
             s->s.maximum[r] = stats[0];
             s->delta[r] = *(const real *)(const void *)b->rows->delta[r] * stats[1];
+            s->delta_finite &= s->delta[r] - s->delta[r] == 0;
             s->rows.grad_factor[r] = stats[1] * keep;
             s->rows.query_factor[r] = (real)a->scale;
         }
@@ -218,17 +221,21 @@ SA_INLINE bool FN(open_block)(const sa_backward_block *b, FN(backward_scratch) *
 
 /* ---- one tile of keys ---------------------------------------------------------------------------------------------- */
 
-/* Scores in P become 2^(s − m); where some pair is closed, those become −1. */
-SA_INLINE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, bool masked) {
-    if (masked) {
-        FN(pass_exp_careful)(s->P, n, nv, s->maximum, s->tile_sum);
-    } else {
+/* Scores in P become 2^(s − m); where some pair is closed, those become −inf. Where all numbers are finite, a score of −inf may
+ * count as that: an open pair's is then beyond the greatest number, and its weight of 0 makes nothing of any of them. */
+SA_INLINE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, bool masked,
+                                bool finite) {
+    if (!masked) {
         FN(exp_tile)(b, s, first, n, nv);
+    } else if (finite) {
+        FN(pass_exp_marking)(s->P, n, nv, s->maximum);
+    } else {
+        FN(exp_careful)(b, s, first, n, nv);
     }
 }
 
 /* dS holds dP and becomes (5): P·(dP − δ), with dP 0 where dropout took the weight. In a masked tile the closed pairs become
- * 0 in dS, and in P and kept too unless `marks` keeps their −1. */
+ * 0 in dS, and in P and kept too unless `marks` keeps their −inf. */
 SA_INLINE void FN(pass_dscores)(FN(backward_scratch) * s, ptrdiff_t n, const int nv, bool dropped, bool masked, bool marks) {
     const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
@@ -330,7 +337,7 @@ SA_INLINE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptr
     return !V(any)(V(not_lt)(check, V(set1)(1)));
 }
 
-/* (1), (3) and (6) from the tile's key `done` on, over the open pairs only: P (or kept) is −1 where a pair is closed. */
+/* (1), (3) and (6) from the tile's key `done` on, over the open pairs only: P (or kept) is −inf where a pair is closed. */
 SA_NOINLINE void FN(products_careful)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t done,
                                       ptrdiff_t n, ptrdiff_t lanes) {
     const sa_attention *a = b->g->a;
@@ -427,19 +434,23 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
             FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
         }
     }
-    FN(weights_tile)(&b->b, &s->s, first, n, nv, masked);
+    s->s.k = FN(tile_rows)(&b->b, &b->b.key, &s->s.key, first, n, a->E, &s->s.k_stride);
+    const real *value = NULL;
+    ptrdiff_t v_stride = 0;
+    if (scores && !by_parts) { /* by parts go finite numbers alone */
+        value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
+    }
+    const bool careful = masked && !(finite && FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E));
+    FN(weights_tile)(&b->b, &s->s, first, n, nv, masked,
+                     masked && !careful && s->delta_finite && (value == NULL || FN(rows_finite)(value, v_stride, n, a->Dv)));
     if (dropped) {
         memcpy(s->kept, s->s.P, (size_t)(n * lanes) * sizeof(real));
         FN(drop)(a, &s->s, s->kept, first, n, nv);
     }
-    s->s.k = FN(tile_rows)(&b->b, &b->b.key, &s->s.key, first, n, a->E, &s->s.k_stride);
-    const bool careful = masked && !(finite && FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E));
     if (!s->packed && ((scores && !by_parts) || careful)) {
         FN(pack_block)(b, s, nv);
     }
     if (scores && !by_parts) {
-        ptrdiff_t v_stride;
-        const real *value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
         ptrdiff_t end[SA_BACKWARD_VECS];
         FN(open_ends)(b->b.rows, &s->s, first, n, nv, end);
         FN(scores_wide)(s->s.O, value, v_stride, end, a->Dv, s->dS, lanes, s->s.tile_sum, nv);

@@ -66,8 +66,17 @@ SA_INLINE void FN(apply_factor)(FN(scratch) * s, ptrdiff_t n, const int nv) {
     }
 }
 
+/* One row of a float mask's tile in `to`; with `again` only what closes, −inf, and 0 elsewhere. */
+SA_INLINE void FN(load_mask)(real *to, const char *row, const sa_matrix *mask, ptrdiff_t n, const bool again) {
+    FN(load_row)(to, row, mask->col_stride, n, mask->dtype, mask->swapped);
+    for (ptrdiff_t j = 0; again && j < n; ++j) {
+        to[j] = to[j] == -(real)INFINITY ? to[j] : 0;
+    }
+}
+
 /* Adds the tile of a float mask. Rows are read where they lie if all of them can be. */
-SA_INLINE void FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+SA_INLINE void FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv,
+                              const bool again) {
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &b->a->mask.m;
     const ptrdiff_t offset = first * mask->col_stride;
@@ -78,11 +87,11 @@ SA_INLINE void FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
         bits |= (uintptr_t)rows->mask[r];
     }
     if (shared) {
-        FN(load_row)(s->bias, rows->mask[0] + offset, mask->col_stride, n, mask->dtype, mask->swapped);
+        FN(load_mask)(s->bias, rows->mask[0] + offset, mask, n, again);
         FN(pass_shared_mask)(s->P, n, nv, s->bias);
         return;
     }
-    if (FN(is_direct)(mask) && bits % sizeof(real) == 0 && n % SA_LANES == 0 && rows->count == nv * SA_LANES) {
+    if (!again && FN(is_direct)(mask) && bits % sizeof(real) == 0 && n % SA_LANES == 0 && rows->count == nv * SA_LANES) {
         FN(pass_mask)(s->P, n, nv, rows->mask, offset);
         return;
     }
@@ -91,7 +100,7 @@ SA_INLINE void FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
     for (int r = 0; r < nv * SA_LANES; ++r) {
         real *row = s->bias + (size_t)(r < rows->count ? r : 0) * stride;
         if (r < rows->count) {
-            FN(load_row)(row, rows->mask[r] + offset, mask->col_stride, n, mask->dtype, mask->swapped);
+            FN(load_mask)(row, rows->mask[r] + offset, mask, n, again);
             for (size_t j = (size_t)n; j < stride; ++j) {
                 row[j] = 0;
             }
@@ -137,6 +146,29 @@ SA_INLINE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t 
     FN(close_lanes)(s->P, all_to, to, nv, v, lo, hi);
 }
 
+/* Closed pairs become −inf, and a float mask is added: with `again`, on weights, pairs are only closed. Tells whether the tile
+ * had any masks. */
+SA_INLINE bool FN(apply_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, int mask_state,
+                               const bool again) {
+    const sa_rows *rows = b->rows;
+    bool masked = mask_state != SA_TILE_OPEN;
+    if (mask_state == SA_TILE_GATED) {
+        FN(pass_gates)(s->P, rows->mask, rows->count, &b->a->mask.m, first, n, nv);
+    } else if (mask_state != SA_TILE_OPEN) {
+        FN(apply_bias)(b, s, first, n, nv, again);
+    }
+    if (rows->gaps > 0 && FN(pass_gaps)(s->P, first, n, nv, rows)) {
+        masked = true;
+    }
+    if (rows->clipped && (first < rows->open_from || first + n > rows->open_to)) {
+        masked = true;
+        for (int v = 0; v < nv; ++v) {
+            FN(close_vector)(rows, s, first, n, nv, v);
+        }
+    }
+    return masked;
+}
+
 /* From the products in s->P to finished scores but for s->factor, with the scores' maxima in s->top. *masked is set when any pair
  * is closed. Without want_top the maxima are left out, and the factor is 1. */
 SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, int mask_state,
@@ -157,25 +189,9 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
         FN(pass_alibi)(s->P, n, nv, s->slope, s->position);
         top_is_right = false;
     }
-    if (mask_state != SA_TILE_OPEN) {
+    if (FN(apply_masks)(b, s, first, n, nv, mask_state, false)) {
         *masked = true;
         top_is_right = false;
-        if (mask_state == SA_TILE_GATED) {
-            FN(pass_gates)(s->P, rows->mask, rows->count, &a->mask.m, first, n, nv);
-        } else {
-            FN(apply_bias)(b, s, first, n, nv);
-        }
-    }
-    if (rows->gaps > 0 && FN(pass_gaps)(s->P, first, n, nv, rows)) {
-        *masked = true;
-        top_is_right = false;
-    }
-    if (rows->clipped && (first < rows->open_from || first + n > rows->open_to)) {
-        *masked = true;
-        top_is_right = false;
-        for (int v = 0; v < nv; ++v) {
-            FN(close_vector)(rows, s, first, n, nv, v);
-        }
     }
     if (want_top && !top_is_right) {
         memcpy(s->top, s->maximum, (size_t)nv * SA_LANES * sizeof(real));
@@ -205,6 +221,17 @@ SA_INLINE void FN(exp_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
         end[v] = n;
     }
     FN(pass_exp)(s->P, end, s->maximum, s->tile_sum, nv);
+}
+
+/* Scores in P become 2^(s − m), those of closed pairs −inf. By their scores those are −inf too, but so may pairs be that are
+ * open: what closes is asked once more. */
+SA_NOINLINE void FN(exp_careful)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+    ptrdiff_t end[SA_BACKWARD_VECS];
+    for (int v = 0; v < nv; ++v) {
+        end[v] = n;
+    }
+    FN(pass_exp)(s->P, end, s->maximum, s->tile_sum, nv);
+    FN(apply_masks)(b, s, first, n, nv, FN(open_tile)(b, s, first, n, 0), true);
 }
 
 /* A dropped weight counts in the denominator and not in the output. */
@@ -362,9 +389,9 @@ SA_INLINE void FN(write_weights)(const sa_block *b, FN(scratch) * s, const int n
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
     const sa_matrix *weights = &a->weights.m;
-    const vec closed = V(set1)(-(real)INFINITY);
-    bool masked;
+    const vec zero = V(set1)(0);
     for (ptrdiff_t n, first = FN(next_tile)(b, b->begin, &n); first < b->end; first = FN(next_tile)(b, first + n, &n)) {
+        bool masked = false;
         if (!FN(score_tile)(b, s, first, n, nv, few, true, &masked)) {
             continue;
         }
@@ -373,8 +400,14 @@ SA_INLINE void FN(write_weights)(const sa_block *b, FN(scratch) * s, const int n
             const vec unit = V(set1)(s->factor);
             for (ptrdiff_t j = 0; j < n; ++j) {
                 real *p = s->P + (j * nv + v) * SA_LANES;
-                vec x = V(load)(p);
-                V(store)(p, V(select)(V(eq)(x, closed), V(set1)(0), FN(exp2)(V(fma)(x, unit, -m)) * f));
+                V(store)(p, FN(exp2)(V(fma)(V(load)(p), unit, -m)) * f);
+            }
+        }
+        if (masked) { /* in a row of NaN a closed pair's weight is 0 still */
+            FN(apply_masks)(b, s, first, n, nv, FN(open_tile)(b, s, first, n, few), true);
+            for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
+                const vec x = V(load)(s->P + i);
+                V(store)(s->P + i, V(select)(V(lt)(x, zero), zero, x));
             }
         }
         if (a->dropout_p > 0) {
@@ -503,7 +536,7 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
             FN(apply_factor)(s, n, nv);
         }
         if (careful) {
-            FN(pass_exp_careful)(s->P, n, nv, s->maximum, s->tile_sum);
+            FN(exp_careful)(b, s, first, n, nv);
         } else if (few) {
             FN(few_pass_exp)(s->P, n, s->maximum, s->tile_sum, few);
         } else if (!split) {

@@ -127,7 +127,6 @@ SA_INLINE void FN(pass_gates)(real *P, const char *const *row, int rows, const s
         FN(open_bits)(row, rows, m, first + from, keys, bits);
         for (int j = 0; j < keys; ++j) {
             real *p = P + (from + j) * nv * SA_LANES;
-            SA_UNROLL
             for (int v = 0; v < nv; ++v, p += SA_LANES) {
                 V(store)(p, V(select)(V(bit)(bits + v * SA_LANES, j), V(load)(p), closed));
             }
@@ -261,22 +260,21 @@ SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, 
     }
 }
 
-/* As pass_exp, but a closed pair (score −inf) becomes −1: values_careful skips it, whatever its value row holds. */
-SA_INLINE void FN(pass_exp_careful)(real *P, ptrdiff_t n, const int nv, const real *maximum, real *tile_sum) {
+/* As pass_exp, but pairs whose score is −inf stay that. */
+SA_INLINE void FN(pass_exp_marking)(real *P, ptrdiff_t n, const int nv, const real *maximum) {
     const vec closed = V(set1)(-(real)INFINITY);
     for (int v = 0; v < nv; ++v) {
-        vec m = V(load)(maximum + v * SA_LANES), sum = V(set1)(0);
+        const vec m = V(load)(maximum + v * SA_LANES);
         for (ptrdiff_t j = 0; j < n; ++j) {
             real *p = P + (j * nv + v) * SA_LANES;
-            vec s = V(load)(p), e = FN(exp2)(s - m);
-            sum = sum + e;
-            V(store)(p, V(select)(V(eq)(s, closed), V(set1)(-1), e));
+            const vec s = V(load)(p);
+            V(store)(p, V(select)(V(eq)(s, closed), s, FN(exp2)(s - m)));
         }
-        V(store)(tile_sum + v * SA_LANES, sum);
     }
 }
 
-/* O[Dv][nv·lanes] = alpha·O + Σ over the pairs that are open: a product with a zero weight is not nothing, 0·NaN is NaN. */
+/* O[Dv][nv·lanes] = alpha·O + Σ over the pairs that are open, whose weights are not below 0: a product with a zero weight is not
+ * nothing, 0·NaN is NaN. */
 SA_INLINE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,
                                   const real *alpha, const int nv) {
     for (ptrdiff_t d = 0; d < Dv; ++d) {
@@ -295,7 +293,7 @@ SA_INLINE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_st
     }
 }
 
-/* Zeroes what dropout takes; first is the tile's first key, a multiple of 4. A closed pair of the careful path (−1) stays, and
+/* Zeroes what dropout takes; first is the tile's first key, a multiple of 4. A closed pair of the careful path (−inf) stays, and
  * so does a NaN: min keeps it in its second operand. */
 SA_INLINE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, const int nv, uint64_t seed, uint32_t least_kept,
                                 const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi, uint32_t *words) {

@@ -14,6 +14,7 @@ typedef struct {
     double dropout;
     int left_out;  /* bits QUERY, KEY, VALUE and MASK: their gradients are not asked for */
     ptrdiff_t nan; /* this key is NaN, if it is not 0 */
+    bool behind;   /* no: it scores −inf, and its value is NaN */
     int block;     /* a block mask: its blocks have so many rows and keys, every third is closed */
 } backward_case;
 
@@ -276,7 +277,15 @@ static backward_call *run(const backward_case *t, uint64_t seed) {
         poison_closed(c);
     }
     for (ptrdiff_t head = 0; head < K && t->nan; ++head) {
-        element_set(c->memory[KEY] + (head * t->S + t->nan) * a->key.m.row_stride, a->key.m.dtype, false, (double)NAN);
+        char *key = c->memory[KEY] + (head * t->S + t->nan) * a->key.m.row_stride,
+             *value = c->memory[VALUE] + (head * t->S + t->nan) * a->value.m.row_stride;
+        element_set(key, a->key.m.dtype, false, t->behind ? (double)-INFINITY : (double)NAN);
+        if (t->behind) {
+            element_set(value, a->value.m.dtype, false, (double)NAN);
+        }
+    }
+    for (ptrdiff_t row = 0; row < H * t->L && t->behind; ++row) {
+        element_set(c->memory[QUERY] + row * a->query.m.row_stride, a->query.m.dtype, false, 1);
     }
     if (t->block) {
         make_block_mask(c);
@@ -366,7 +375,8 @@ static bool is_open(const backward_call *c, ptrdiff_t i, ptrdiff_t j) {
     return !(t->causal && j > at) && !(t->left >= 0 && j < at - t->left) && !(t->mask && get(c, MASK, 0, i, j) == -INFINITY);
 }
 
-/* With a NaN in the last key that some row attends to: all gradients that come from such rows are NaN, and no others. */
+/* With a NaN in the last key that some row attends to, or behind its score of −inf: all gradients that come from such rows are NaN, and
+ * no others. A weight of 0 leaves the values theirs. */
 static void try_nan(const backward_case *given) {
     backward_case t = *given;
     t.nan = t.causal ? t.L - (t.poison ? 2 : 1) : t.S - 4;
@@ -387,11 +397,12 @@ static void try_nan(const backward_case *given) {
                 right &= isnan(get(c, D_KEY, head, j, e)) == reached;
             }
             for (ptrdiff_t d = 0; d < t.Dv; ++d) {
-                right &= isnan(get(c, D_VALUE, head, j, d)) == reached;
+                right &= isnan(get(c, D_VALUE, head, j, d)) == (reached && !t.behind);
             }
         }
     }
-    CHECK(right, "a NaN in an attended key: f64 %d causal %d left %td mask %d", t.f64, t.causal, t.left, t.mask);
+    CHECK(right, "a NaN in an attended key: behind -inf %d f64 %d causal %d left %td mask %d", t.behind, t.f64, t.causal,
+          t.left, t.mask);
     release(c);
 }
 
@@ -446,6 +457,8 @@ void test_backward(void) {
             t.causal = options & 1;
             t.left = options & 2 ? 20 : -1;
             t.mask = t.poison = options & 4;
+            try_nan(&t);
+            t.behind = true;
             try_nan(&t);
         }
         backward_case blocks = plain; /* so many that dK and dV may be brought together in whole cache lines */

@@ -58,6 +58,46 @@ static void poisoned_queries(void) {
     }
 }
 
+/* A key that scores −inf is attended to all the same: its weight is 0, and 0·NaN is NaN. Each way of closing other pairs, and of some
+ * rows this one. */
+static void infinite_scores(void) {
+    const ptrdiff_t queries[] = {1, 3, 9, 40, 70};
+    for (int n = 0; n < 5; ++n) {
+        for (int way = 0; way < 8; ++way) {
+            for (int d = 0; d < 4; ++d) {
+                const ptrdiff_t S = n % 2 ? 36 : 290;
+                test_case t = plain_case(floats[d], queries[n], S, 10, 7);
+                t.weights = true;
+                t.causal = way == 0 || way == 7;
+                t.diagonal = way == 7 ? t.S - t.L : 0;
+                t.window_left = way == 1 ? 6 : SA_UNBOUNDED;
+                t.lengths = way == 2;
+                t.mask = way == 3 ? SA_BOOL : way == 4 ? SA_F32 : way == 5 ? SA_F64 : SA_DTYPES;
+                t.mask_broadcast = way == 5 ? BROADCAST_ROWS : 0;
+                t.closed = 0.4;
+                t.dropout_p = way == 6 ? 0.4 : 0;
+                live_case c;
+                case_make(&c, &t, (uint64_t)(8 * n + way));
+                for (ptrdiff_t head = 0; head < c.heads; ++head) {
+                    for (ptrdiff_t i = 0; i < t.L; ++i) {
+                        element_set(array_at(&c.query, head, 1, i, 0), t.query, false, 1);
+                    }
+                    for (ptrdiff_t j = 1; j < S; j += S / 3) {
+                        element_set(array_at(&c.key, head, t.gqa, j, 0), t.key, false, (double)-INFINITY);
+                        element_set(array_at(&c.value, head, t.gqa, j, j % 7), t.value, false, (double)NAN);
+                    }
+                }
+                memcpy(c.query.before, c.query.memory, c.query.bytes);
+                memcpy(c.key.before, c.key.memory, c.key.bytes);
+                memcpy(c.value.before, c.value.memory, c.value.bytes);
+                CHECK(case_run(&c) == SA_OK, "status");
+                case_verify(&c, "scores of -inf");
+                case_free(&c);
+            }
+        }
+    }
+}
+
 /* Nothing to attend to: zeros and lse −inf, or the sink's logit when there is one. */
 static void dead_rows(void) {
     for (int way = 0; way < 5; ++way) {
@@ -174,6 +214,7 @@ static void large_scores(void) {
 void test_semantics(void) {
     poisoned();
     poisoned_queries();
+    infinite_scores();
     dead_rows();
     huge_masks();
     large_scores();
