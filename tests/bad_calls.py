@@ -107,7 +107,7 @@ BAD = [
     # masks
     Bad("integer mask", T, r"(?s)int64.*astype\(bool\).*astype\(numpy.float32\)", {"attn_mask": np.ones((3, 5), np.int64)}),
     Bad("uint8 mask", T, "uint8", {"attn_mask": np.ones((3, 5), np.uint8)}),
-    Bad("complex mask", T, "attn_mask.*complex64", {"attn_mask": np.ones((3, 5), np.complex64)}),
+    Bad("complex mask", T, "attn_mask must be of dtype bool, float16, bfloat16, float32 or float64, got complex64", {"attn_mask": np.ones((3, 5), np.complex64)}),
     Bad("object mask", T, "attn_mask.*object", {"attn_mask": np.ones((3, 5), object)}),
     Bad("mask columns", VE, r"attn_mask.*\(2, 3, 5\).*\(3, 4\)", {"attn_mask": np.ones((3, 4), bool)}),
     Bad("mask rows", VE, r"attn_mask.*\(2, 3, 5\).*\(2, 5\)", {"attn_mask": np.ones((2, 5), bool)}),
@@ -146,7 +146,9 @@ BAD = [
     *(Bad(f"{name} masked", T, f"{name}.*MaskedArray", {name: np.ma.ones(2)}) for name in ("alibi_slopes", "sinks")),
     *(Bad(f"key_lengths {x!r}", VE, r"key_lengths.*0 and S = 5", {"key_lengths": x})
       for x in (6, -1, [0, 6], np.array([2**64 - 1, 0], np.uint64), np.array([2**63, 0], np.uint64))),
-    *(Bad(f"key_lengths {x!r}", T, "key_lengths.*float", {"key_lengths": x}) for x in (2.0, np.float32(3), [1.0, 2.0])),
+    Bad("key_lengths beyond int64", VE, r"key_lengths must be between 0 and S = 5, got 18446744073709551615",
+        {"key_lengths": np.array([0, 2**64 - 1], np.uint64)}),
+    *(Bad(f"key_lengths {x!r}", T, "key_lengths must be of an integer dtype.*float", {"key_lengths": x}) for x in (2.0, np.float32(3), [1.0, 2.0])),
     # rng, with dropout and without
     *(Bad(f"rng {x!r} {p}", e, "rng", {"rng": x, "dropout_p": p})
       for p in (0.0, 0.5) for e, x in ((VE, -1), (VE, -(2**80)), (T, 0.5), (T, True), (T, "1"), (T, np.random), (T, [1]))),

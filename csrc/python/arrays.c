@@ -52,7 +52,20 @@ static sa_dtype dtype_of(PyArray_Descr *descr) {
     return SA_DTYPES;
 }
 
-PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name, sa_dtype *dtype) {
+static bool is_of_kind(sa_dtype dtype, sa_kind kind) {
+    switch (kind) {
+    case SA_INTEGERS: return sa_is_integer(dtype);
+    case SA_MASK: return dtype != SA_DTYPES;
+    case SA_ANY: return true;
+    default: return dtype != SA_DTYPES && dtype != SA_BOOL;
+    }
+}
+
+PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name, sa_kind kind, sa_dtype *dtype) {
+    static const char *const kinds[] = {"", "of dtype float16, bfloat16, float32, float64 or an integer type",
+                                        "of dtype float16, bfloat16, float32 or float64", "of an integer dtype",
+                                        "of dtype bool, float16, bfloat16, float32 or float64"};
+
     PyArrayObject *array;
     if (PyArray_CheckExact(x)) {
         array = (PyArrayObject *)Py_NewRef(x);
@@ -73,22 +86,25 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
         }
     }
     *dtype = dtype_of(PyArray_DESCR(array));
-    if (*dtype == SA_DTYPES) {
-        PyErr_Format(PyExc_TypeError, "%s must be of dtype float16, bfloat16, float32, float64 or an integer type, got %S",
-                     name, (PyObject *)PyArray_DESCR(array));
-        Py_DECREF(array);
-        return NULL;
+    if (!is_of_kind(*dtype, kind)) {
+        PyErr_Format(PyExc_TypeError, "%s must be %s, got %S", name, kinds[kind], (PyObject *)PyArray_DESCR(array));
+        Py_CLEAR(array);
     }
     return array;
 }
 
-PyArrayObject *sa_as_numbers(const sa_state *state, PyObject *x, const char *name, sa_dtype *dtype) {
-    PyArrayObject *array = sa_as_array(state, x, name, dtype);
-    if (array != NULL && *dtype == SA_BOOL) {
-        PyErr_Format(PyExc_TypeError, "%s must be of a float or integer dtype, got bool", name);
-        Py_CLEAR(array);
+PyObject *sa_element(PyObject *x, npy_intp i) {
+    PyArrayObject *array = (PyArrayObject *)PyArray_FromAny(x, NULL, 0, 0, 0, NULL);
+    PyArrayObject *flat = array ? (PyArrayObject *)PyArray_Ravel(array, NPY_CORDER) : NULL;
+    PyObject *element = NULL;
+    if (flat != NULL && i < PyArray_SIZE(flat)) {
+        element = PyArray_GETITEM(flat, PyArray_BYTES(flat) + i * PyArray_STRIDE(flat, 0));
+    } else if (flat != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "an argument became smaller during the call");
     }
-    return array;
+    Py_XDECREF(flat);
+    Py_XDECREF(array);
+    return element;
 }
 
 sa_dtype sa_promote(sa_dtype a, sa_dtype b) {
@@ -151,13 +167,8 @@ void sa_fill_new(sa_tensor *t, const npy_intp *shape, int ndim, sa_dtype dtype, 
 
 PyArrayObject *sa_as_small(const sa_state *state, PyObject *x, const char *name, bool integers) {
     sa_dtype dtype;
-    PyArrayObject *array = sa_as_numbers(state, x, name, &dtype);
+    PyArrayObject *array = sa_as_array(state, x, name, integers ? SA_INTEGERS : SA_NUMBERS, &dtype);
     if (array == NULL) {
-        return NULL;
-    }
-    if (integers && !sa_is_integer(dtype)) {
-        PyErr_Format(PyExc_TypeError, "%s must be of an integer dtype, got %s", name, sa_dtype_name(dtype));
-        Py_DECREF(array);
         return NULL;
     }
     PyArray_Descr *descr = PyArray_DescrFromType(integers ? NPY_INT64 : NPY_DOUBLE);

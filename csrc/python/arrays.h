@@ -4,14 +4,18 @@
 
 #include "module.h"
 
+static inline bool sa_is_integer(sa_dtype dtype) { return dtype >= SA_I8 && dtype < SA_DTYPES; }
+
+/* What an argument takes. Masks and floats of an integer dtype are left to the caller, who says more about them; so is all of
+ * SA_ANY, whose dtype may come out as SA_DTYPES. */
+typedef enum { SA_ANY, SA_NUMBERS, SA_FLOATS, SA_INTEGERS, SA_MASK } sa_kind;
+
 /* x as an array and its dtype: a new reference, or NULL with an exception that names the argument. Lists and objects with
  * the array protocol are converted; MaskedArray, matrix, complex, object and longdouble arrays are TypeErrors. */
-PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name, sa_dtype *dtype);
+PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name, sa_kind kind, sa_dtype *dtype);
 
-/* As sa_as_array, for a numeric argument: boolean arrays are refused too. */
-PyArrayObject *sa_as_numbers(const sa_state *state, PyObject *x, const char *name, sa_dtype *dtype);
-
-static inline bool sa_is_integer(sa_dtype dtype) { return dtype >= SA_I8; }
+/* Element number i of what the caller gave, for messages: as int64, numbers from 2^63 on are negative. */
+PyObject *sa_element(PyObject *x, npy_intp i);
 
 /* What arrays of these dtypes compute and come out as: integers count as float64; float16 with bfloat16 gives float32. */
 sa_dtype sa_promote(sa_dtype a, sa_dtype b);

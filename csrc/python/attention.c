@@ -31,7 +31,7 @@ int sa_call_check_out(sa_call *c, PyObject *const *values, int ndim, const npy_i
     }
     c->out = (PyArrayObject *)Py_NewRef(value);
     sa_dtype dtype;
-    PyArrayObject *same = sa_as_array(c->state, value, "out", &dtype);
+    PyArrayObject *same = sa_as_array(c->state, value, "out", SA_ANY, &dtype);
     if (same == NULL) {
         return -1;
     }

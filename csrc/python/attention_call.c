@@ -239,9 +239,9 @@ static int read_scalars(sa_call *c, PyObject *const *values) {
 /* Query, key and value: dtypes, ranks, and the shapes that must agree. */
 static int read_inputs(sa_call *c, PyObject *const *values) {
     sa_dtype q, k, v;
-    if ((c->query = sa_as_numbers(c->state, values[SA_ARG_QUERY], "query", &q)) == NULL ||
-        (c->key = sa_as_numbers(c->state, values[SA_ARG_KEY], "key", &k)) == NULL ||
-        (c->value = sa_as_numbers(c->state, values[SA_ARG_VALUE], "value", &v)) == NULL) {
+    if ((c->query = sa_as_array(c->state, values[SA_ARG_QUERY], "query", SA_NUMBERS, &q)) == NULL ||
+        (c->key = sa_as_array(c->state, values[SA_ARG_KEY], "key", SA_NUMBERS, &k)) == NULL ||
+        (c->value = sa_as_array(c->state, values[SA_ARG_VALUE], "value", SA_NUMBERS, &v)) == NULL) {
         return -1;
     }
     c->result = sa_promote(sa_promote(q, k), v);
@@ -363,7 +363,7 @@ static int lead_error(const sa_call *c, const char *name, PyArrayObject *array, 
 int sa_call_read_mask(sa_call *c, PyObject *value, const char *name) {
     sa_attention *a = &c->a;
     sa_dtype dtype;
-    if ((c->mask = sa_as_array(c->state, value, name, &dtype)) == NULL) {
+    if ((c->mask = sa_as_array(c->state, value, name, SA_MASK, &dtype)) == NULL) {
         return -1;
     }
     if (sa_is_integer(dtype)) {
@@ -396,7 +396,7 @@ static int read_per_head(sa_call *c, PyObject *value, const char *name, bool int
     return 0;
 }
 
-static int check_lengths(PyArrayObject *lengths, const char *name, const char *letter, ptrdiff_t most) {
+static int check_lengths(PyArrayObject *lengths, PyObject *given, const char *name, const char *letter, ptrdiff_t most) {
     PyArrayObject *flat = (PyArrayObject *)PyArray_Ravel(lengths, NPY_CORDER);
     if (flat == NULL) {
         return -1;
@@ -404,8 +404,12 @@ static int check_lengths(PyArrayObject *lengths, const char *name, const char *l
     const int64_t *length = (const int64_t *)PyArray_DATA(flat);
     for (npy_intp i = 0; i < PyArray_SIZE(flat); ++i) {
         if (length[i] < 0 || length[i] > most) {
-            PyErr_Format(PyExc_ValueError, "%s must be between 0 and %s = %zd, got %lld", name, letter, (Py_ssize_t)most,
-                         (long long)length[i]);
+            PyObject *got = sa_element(given, i);
+            if (got != NULL) {
+                PyErr_Format(PyExc_ValueError, "%s must be between 0 and %s = %zd, got %S", name, letter, (Py_ssize_t)most,
+                             got);
+                Py_DECREF(got);
+            }
             Py_DECREF(flat);
             return -1;
         }
@@ -428,7 +432,7 @@ static int read_options(sa_call *c, PyObject *const *values) {
     }
     if (sa_given(values[SA_ARG_KEY_LENGTHS])) {
         if (read_per_head(c, values[SA_ARG_KEY_LENGTHS], "key_lengths", true, &c->lengths, &a->key_lengths) < 0 ||
-            check_lengths(c->lengths, "key_lengths", "S", a->S) < 0) {
+            check_lengths(c->lengths, values[SA_ARG_KEY_LENGTHS], "key_lengths", "S", a->S) < 0) {
             return -1;
         }
     }
@@ -442,7 +446,7 @@ int sa_call_read_query_lengths(sa_call *c, PyObject *value) {
     }
     return read_per_head(c, value, "query_lengths", true, &c->query_lengths, &c->a.query_lengths) < 0
                ? -1
-               : check_lengths(c->query_lengths, "query_lengths", "L", c->a.L);
+               : check_lengths(c->query_lengths, value, "query_lengths", "L", c->a.L);
 }
 
 /* ---- the whole ----------------------------------------------------------------------------------------------------- */
@@ -495,7 +499,7 @@ PyArrayObject *sa_call_bf16_example(const sa_call *c) {
 
 int sa_read_float_array(const sa_state *state, PyObject *value, const char *name, int ndim, const npy_intp *shape,
                         PyArrayObject **array, sa_dtype *dtype) {
-    if ((*array = sa_as_numbers(state, value, name, dtype)) == NULL) {
+    if ((*array = sa_as_array(state, value, name, SA_FLOATS, dtype)) == NULL) {
         return -1;
     }
     if (sa_is_integer(*dtype)) {

@@ -59,7 +59,7 @@ static int shape_error(const char *format, const char *name, PyArrayObject *arra
 /* Takes an array into the call; its dtype takes part in the result's. x comes first. */
 static int take(call *k, const sa_state *state, int which, PyObject *value, const char *name) {
     sa_strided *s = &k->c.array[which];
-    PyArrayObject *array = sa_as_numbers(state, value, name, &s->dtype);
+    PyArrayObject *array = sa_as_array(state, value, name, SA_NUMBERS, &s->dtype);
     if (array == NULL) {
         return -1;
     }

@@ -34,7 +34,7 @@ static int read_packed(sa_call *c, PyObject *const *values) {
     PyArrayObject **const arrays[3] = {&c->query, &c->key, &c->value};
     sa_dtype dtypes[3];
     for (int i = 0; i < 3; ++i) {
-        if ((*arrays[i] = sa_as_numbers(c->state, values[i], names[i], &dtypes[i])) == NULL) {
+        if ((*arrays[i] = sa_as_array(c->state, values[i], names[i], SA_NUMBERS, &dtypes[i])) == NULL) {
             return -1;
         }
         if (PyArray_NDIM(*arrays[i]) != 3) {
@@ -85,16 +85,15 @@ static PyArrayObject *read_offsets(const sa_state *state, PyObject *value, const
                                    const char *rows_of) {
     sa_dtype dtype;
     if (!sa_given(value)) {
-        PyErr_Format(PyExc_TypeError, "varlen_attention() missing required argument: '%s'", name);
+        if (value == NULL) {
+            PyErr_Format(PyExc_TypeError, "varlen_attention() missing required argument: '%s'", name);
+        } else {
+            PyErr_Format(PyExc_TypeError, "%s must be an array of integers, got None", name);
+        }
         return NULL;
     }
-    PyArrayObject *array = sa_as_numbers(state, value, name, &dtype);
+    PyArrayObject *array = sa_as_array(state, value, name, SA_INTEGERS, &dtype);
     if (array == NULL) {
-        return NULL;
-    }
-    if (!sa_is_integer(dtype)) {
-        PyErr_Format(PyExc_TypeError, "%s must be of an integer dtype, got %s", name, sa_dtype_name(dtype));
-        Py_DECREF(array);
         return NULL;
     }
     PyArrayObject *copy = (PyArrayObject *)PyArray_FromArray(array, PyArray_DescrFromType(NPY_INT64),
@@ -112,22 +111,28 @@ static PyArrayObject *read_offsets(const sa_state *state, PyObject *value, const
             Py_DECREF(shape);
         }
         Py_CLEAR(copy);
-    } else if (offset[0] != 0) {
-        PyErr_Format(PyExc_ValueError, "%s must begin with 0, got %lld", name, (long long)offset[0]);
-        Py_CLEAR(copy);
-    } else if (offset[n - 1] != rows) {
-        PyErr_Format(PyExc_ValueError, "%s must end with the number of rows of %s, %zd, got %lld", name, rows_of,
-                     (Py_ssize_t)rows, (long long)offset[n - 1]);
-        Py_CLEAR(copy);
+        return NULL;
     }
-    for (npy_intp s = 1; copy != NULL && s < n; ++s) {
-        if (offset[s] < offset[s - 1]) {
-            PyErr_Format(PyExc_ValueError, "%s must not fall, but offset %zd is %lld after %lld", name, (Py_ssize_t)s,
-                         (long long)offset[s], (long long)offset[s - 1]);
-            Py_CLEAR(copy);
-        }
+    npy_intp wrong = offset[0] != 0 ? 0 : offset[n - 1] != rows ? n - 1 : -1;
+    for (npy_intp s = 1; wrong < 0 && s < n; ++s) {
+        wrong = offset[s] < offset[s - 1] ? s : -1;
     }
-    return copy;
+    if (wrong < 0) {
+        return copy;
+    }
+    PyObject *got = sa_element(value, wrong);
+    if (got != NULL && offset[0] != 0) {
+        PyErr_Format(PyExc_ValueError, "%s must begin with 0, got %S", name, got);
+    } else if (got != NULL && offset[n - 1] != rows) {
+        PyErr_Format(PyExc_ValueError, "%s must end with the number of rows of %s, %zd, got %S", name, rows_of,
+                     (Py_ssize_t)rows, got);
+    } else if (got != NULL) {
+        PyErr_Format(PyExc_ValueError, "%s must not fall, but offset %zd is %S after %lld", name, (Py_ssize_t)wrong, got,
+                     (long long)offset[wrong - 1]);
+    }
+    Py_XDECREF(got);
+    Py_DECREF(copy);
+    return NULL;
 }
 
 static int read_both_offsets(sa_varlen_call *call, PyObject *const *values) {
