@@ -8,11 +8,20 @@ products is off by sqrt(n) u times the sum of their absolute values), following 
 * δ = O·dO has the errors of all weights of its row, and that of an output rounded to 16 bits.
 * dS = P (dP - δ): the relative error of P times both terms, and P times their errors.
 * Soft-capping multiplies by 1 - t², which is off by a few u, and by 2e/softcap relatively.
+* Where weights are rounded to bfloat16 (tolerances.py), so is dS, and the output has that error already.
 * dQ, dK, dV and the other sums: their terms' errors, and their own rounding. Last comes that of the result.
 """
 
 import numpy as np
-from tolerances import FEW, assert_within, finfo, rounding, without_two_kinds_of_16_bits
+from tolerances import (
+    FEW,
+    assert_within,
+    finfo,
+    rounded_sum,
+    rounding,
+    rounds_weights,
+    without_two_kinds_of_16_bits,
+)
 
 import selfattn as sa
 from selfattn import reference
@@ -66,6 +75,9 @@ def bounds(arrays, options, grad_out, grad_lse, dtype):
     delta = (out * d_out).sum(-1) + np.abs(grad_lse)
     e_delta = (off * terms + u * (np.sqrt(S) + np.sqrt(Ev) + FEW) * P * terms).sum(-1)
     e_delta = e_delta + float(finfo(np.dtype(dtype)).eps) * delta
+    rounds = rounds_weights(*arrays, options.get("enable_gqa", False))
+    if rounds:
+        e_delta = e_delta + (keep * rounded_sum(P, v) * d_out).sum(-1)
     size = P * (terms + delta[..., None])  # |dS|
     e_size = off * (terms + delta[..., None]) + P * (u * (np.sqrt(Ev) + FEW) * terms + e_delta[..., None])
 
@@ -83,6 +95,10 @@ def bounds(arrays, options, grad_out, grad_lse, dtype):
     found["key"] = scale * (e_side @ q + u * (np.sqrt(rows) + FEW) * (side @ q))
     weights = keep * (off + u * (np.sqrt(rows) + FEW) * P).swapaxes(-1, -2)
     found["value"] = weights @ d_out
+    if rounds:
+        found["query"] += scale * rounded_sum(size, k)
+        found["key"] += scale * rounded_sum(side, q)
+        found["value"] += rounded_sum(keep * P.swapaxes(-1, -2), d_out)
     return found
 
 

@@ -199,6 +199,19 @@ def sixteen_bits(name):
     return pytest.importorskip("ml_dtypes", reason="bfloat16 comes from the package ml_dtypes").bfloat16
 
 
+def rounds_weights(name):
+    """Whether weights are rounded, as well as the result: where bfloat16 is multiplied in pairs (docs/decisions/0007)."""
+    return name == "bfloat16" and sa.get_isa() == "avx512bf16"
+
+
+def assert_within_an_ulp_of_the_largest(out, exact):
+    """Errors that do not follow the size of a result but that of the values: all within one ulp of the largest result."""
+    ulp = 2.0 ** (np.floor(np.log2(np.abs(exact).max())) - 7)
+    worst = np.abs(out.astype(np.float64) - exact.astype(out.dtype).astype(np.float64)).max() / ulp
+    print(f"{sa.get_isa()}: worst {worst:.2f} ulp of the largest")
+    assert worst <= 1
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_sixteen_bits_within_an_ulp(name, is_causal):
@@ -209,6 +222,8 @@ def test_sixteen_bits_within_an_ulp(name, is_causal):
 
     On a matrix unit the weights of bfloat16 keep 17 bits (docs/decisions/0004): 1 in 220 is the other neighbour, and the
     error near 0 is 1e-6.
+
+    Rounded weights leave 7 results of 8 within an ulp of their own, and all within one of the largest.
     """
     dtype = sixteen_bits(name)
     query, key, value = (x.astype(dtype) for x in normal())
@@ -218,6 +233,10 @@ def test_sixteen_bits_within_an_ulp(name, is_causal):
         query, key, value, is_causal=is_causal, compute_dtype=np.float64
     )
     distance = ulps(out, exact)
+    if rounds_weights(name):
+        assert_within_an_ulp_of_the_largest(out, exact)
+        assert np.mean(distance > 1) <= 1 / 8
+        return
     large = np.abs(exact) >= 2.0**-10  # an ulp of float16 is 2^-20 there, about 1e-6
     share = np.count_nonzero(distance) / distance.size
     print(f"{sa.get_isa()}: {share:.2e} off, worst {distance[large].max()}, among the small {distance.max()}")
@@ -243,5 +262,33 @@ def test_sixteen_bits_rms_is_not_above_torch(name, width, is_causal):
     error, of_peer = rms(out.astype(np.float64) - exact), rms(peer - exact)
     print(f"{sa.get_isa()}: {error:.3e}, PyTorch {of_peer:.3e}")
     assert error <= of_peer
+    if rounds_weights(name):
+        assert_within_an_ulp_of_the_largest(out, exact)
+        return
     large = np.abs(exact) >= 2.0**-10
     assert ulps(out, exact)[large].max() <= 1
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_sixteen_bits_gradients_rms_is_not_above_torch(name, is_causal):
+    """Measured of PyTorch's in bfloat16 with rounded weights: 0.90 to 0.96 (query), 0.66 to 0.76 (key, value)."""
+    torch = pytest.importorskip("torch", reason="comparing with PyTorch needs the package torch")
+    dtype = sixteen_bits(name)
+    rng = np.random.default_rng(9)
+    *arrays, grad_out = (rng.standard_normal((1, 2, L, D), dtype=np.float32).astype(dtype) for _ in range(4))
+    _, exact = reference.scaled_dot_product_attention_vjp(
+        *arrays, is_causal=is_causal, compute_dtype=np.float64
+    )
+    _, pullback = sa.scaled_dot_product_attention_vjp(*arrays, is_causal=is_causal)
+    tensors = [torch.from_numpy(x.astype(np.float32)).to(getattr(torch, name)) for x in (*arrays, grad_out)]
+    inputs = [x.requires_grad_() for x in tensors[:3]]
+    peer = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=is_causal)
+    peers = torch.autograd.grad(peer, inputs, tensors[3])
+    truths = exact(grad_out.astype(np.float64))[:3]
+    for field, got, of_torch, true in zip("qkv", pullback(grad_out)[:3], peers, truths, strict=True):
+        error, of_peer = rms(got.astype(np.float64) - true), rms(of_torch.float().numpy() - true)
+        print(f"{sa.get_isa()} {field}: {error:.3e}, PyTorch {of_peer:.3e}, {error / of_peer:.3f}")
+        assert error <= of_peer
+        if rounds_weights(name):
+            assert_within_an_ulp_of_the_largest(got, true)

@@ -9,6 +9,8 @@ The bounds follow the arithmetic, element by element, with u = eps of the precis
   exp itself costs a few u, and is 0 below the least normal number.
 * A row of the output is a sum of S terms: sqrt(S) u of the sum of their absolute values, plus what the errors
   of the weights amount to.
+* Where the instruction set multiplies pairs of bfloat16, weights are rounded to it before they meet values of that dtype
+  (docs/decisions/0007), in calls of some size: u' = 2^-8 of each term, errors that do not conspire either.
 * At the end the result is rounded once to its dtype.
 
 "A few" is FEW; the truth in float64 has errors of the same kind when float64 is tested. The largest error seen
@@ -65,10 +67,28 @@ def rounding(dtype, x):
     return np.where(np.isfinite(x), np.abs(x), 0) * float(info.eps) + float(info.smallest_subnormal)
 
 
+def rounds_weights(query, key, value, enable_gqa=False):
+    """Whether weights are rounded to bfloat16 in this call: attention_pairs.h says where."""
+    group = query.shape[-3] // max(key.shape[-3], 1) if enable_gqa and query.ndim > 2 else 1
+    return (
+        sa.get_isa() == "avx512bf16"
+        and all(x.dtype.name == "bfloat16" for x in (query, key, value))
+        and query.shape[-2] * group > 16
+        and key.shape[-2] >= 32
+        and query.shape[-1] >= 16
+    )
+
+
+def rounded_sum(weights, terms):
+    """Error of weights @ terms when each weight is rounded to bfloat16: never more than by the first, hardly by the second."""
+    return 2.0**-8 * np.minimum(weights @ terms, FEW * np.sqrt(weights**2 @ terms**2))
+
+
 @np.errstate(all="ignore")
 def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
     """Reference and bounds for one call. `rng` must be an int when there is dropout."""
     query, key, value = without_two_kinds_of_16_bits(query, key, value)
+    rounds = rounds_weights(query, key, value, options.get("enable_gqa", False))
     arguments = (query, key, value, attn_mask, dropout_p, is_causal)
     defaults = dict.fromkeys(
         ("scale", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng")
@@ -115,6 +135,8 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
     d_sum = d_sum / np.maximum(1 - d_sum, 0.1)
     d_weights = (d_weights + exact * (d_sum + FEW * u)) * keep
     d_out = d_weights @ finite[2] + u * (np.sqrt(n_keys) + FEW) * (exact * keep @ finite[2])
+    if rounds:
+        d_out = d_out + rounded_sum(exact * keep, finite[2])
     lse_bound = d_sum[..., 0] + FEW * u * (np.abs(np.where(np.isfinite(lse), lse, 0)) + 1)
     lse_bound = lse_bound + error.max(-1, initial=0, where=call.allowed)
     return Truth(

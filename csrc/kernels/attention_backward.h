@@ -434,13 +434,16 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
             FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
         }
     }
-    s->s.k = FN(tile_rows)(&b->b, &b->b.key, &s->s.key, first, n, a->E, &s->s.k_stride);
+    const bool keys_by_parts = FN(keys_by_parts)(&b->b, &s->s, &s->parts, first) != NULL;
+    if (!keys_by_parts) {
+        s->s.k = FN(tile_rows)(&b->b, &b->b.key, &s->s.key, first, n, a->E, &s->s.k_stride);
+    }
     const real *value = NULL;
     ptrdiff_t v_stride = 0;
     if (scores && !by_parts) { /* by parts go finite numbers alone */
         value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
     }
-    const bool careful = masked && !(finite && FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E));
+    const bool careful = masked && !(finite && (keys_by_parts || FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E)));
     FN(weights_tile)(&b->b, &s->s, first, n, nv, masked,
                      masked && !careful && s->delta_finite && (value == NULL || FN(rows_finite)(value, v_stride, n, a->Dv)));
     if (dropped) {
@@ -471,7 +474,7 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
             V(store)(s->dS + i, V(select)(V(eq)(ds, zero), ds, ds * V(load)(s->s.gain + i)));
         }
     }
-    const real *P = dropped ? s->kept : s->s.P;
+    real *P = dropped ? s->kept : s->s.P;
     if (careful) {
         FN(products_careful)(b, s, first, done, n, lanes);
     } else {

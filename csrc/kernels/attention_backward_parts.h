@@ -210,6 +210,11 @@ SA_INLINE void FN(add_columns_product)(const sa_block *b, const FN(scratch) * s,
     }
 }
 
+SA_INLINE const real *FN(keys_by_parts)(const sa_block *b, const FN(scratch) * s, const FN(gradient_parts) * g,
+                                        ptrdiff_t first) {
+    return (void)b, (void)s, (void)g, (void)first, NULL;
+}
+
 /* (1), (3) and (6) of a tile of n keys from its key `done` on, a step at a time: what is split then stays in the L1 (whole tiles
  * took 3 to 10 % longer). dqT has E rounded up to row tiles. `plain` and `keeps` as in split_dscores. Returns where it came to:
  * n, or the first key of the step that goes through multiply-adds. */
@@ -258,10 +263,12 @@ SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratc
 #if defined(SA_HAS_BF16_PRODUCTS)
 
 typedef struct {
-    FN(cells) values;
+    FN(cells) values, key_columns;  /* rows as they are; keys joined in twos */
     char *grad_out;                 /* dOᵀ as lanes of pairs, without its factor */
     real factor[FN(backward_rows)]; /* and that */
-    bool fit;                       /* all products go by parts */
+    char *query_rows, *grad_rows;   /* rows of the block joined in twos, [W / 2][width], without their factors */
+    real *dscores;                  /* dS as pairs of keys, [keys / 2][nv·lanes] */
+    bool fit;                       /* the block's rows of Q and dO are pairs: they are finite */
     bool grad_out_fits;
 } FN(gradient_parts);
 
@@ -271,10 +278,17 @@ SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention_gradients *d, cha
         s->grad_out = NULL;
         return used;
     }
-    FN(lay_out_cells)(&s->values, FN(pair_row_bytes)(a->Dv), SA_KEYS_PER_TILE, FN(pair_cells)(a));
+    const size_t key_bytes = FN(pair_row_bytes)(a->E), value_bytes = FN(pair_row_bytes)(a->Dv);
+    FN(lay_out_cells)(&s->values, value_bytes, SA_KEYS_PER_TILE, FN(pair_cells)(a));
+    FN(lay_out_cells)(&s->key_columns, 2 * key_bytes, SA_KEYS_PER_TILE / 2, FN(pair_cells)(a));
     SA_TAKE(values.tiles, char, (size_t)(s->values.room + 1) * s->values.bytes);
     SA_TAKE(values.state, unsigned char, (size_t)s->values.room);
-    SA_TAKE(grad_out, char, FN(pair_row_bytes)(a->Dv) * FN(backward_rows));
+    SA_TAKE(key_columns.tiles, char, (size_t)(s->key_columns.room + 1) * s->key_columns.bytes);
+    SA_TAKE(key_columns.state, unsigned char, (size_t)s->key_columns.room);
+    SA_TAKE(grad_out, char, value_bytes *FN(backward_rows));
+    SA_TAKE(query_rows, char, key_bytes *FN(backward_rows));
+    SA_TAKE(grad_rows, char, value_bytes *FN(backward_rows));
+    SA_TAKE(dscores, real, SA_KEYS_PER_TILE / 2 * FN(backward_rows));
     return used;
 }
 
@@ -282,7 +296,19 @@ SA_INLINE size_t FN(lay_out_gradient_parts)(const sa_attention_gradients *d, cha
 SA_INLINE void FN(open_gradient_cells)(const sa_block *b, FN(gradient_parts) * g) {
     if (g->grad_out && !b->cache_holds) {
         memset(g->values.state, SA_CELL_UNKNOWN, (size_t)g->values.room);
+        memset(g->key_columns.state, SA_CELL_UNKNOWN, (size_t)g->key_columns.room);
     }
+}
+
+/* The block's rows in twos. Tells whether pairs hold them. */
+SA_INLINE bool FN(join_block)(const FN(parts) * s, const char *const *rows, const sa_matrix *m, int count, ptrdiff_t width,
+                              char *to) {
+    int beyond = 0;
+    for (int r = 0; r < count; r += 2) {
+        beyond |= FN(join_rows)(rows[r], r + 1 < count ? rows[r + 1] : NULL, m, width, SA_LEAST_OF_GRADIENTS,
+                                to + (size_t)r * FN(pair_row_bytes)(width), s->rows);
+    }
+    return !beyond;
 }
 
 SA_INLINE void FN(open_gradient_parts)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_parts) * g,
@@ -292,12 +318,16 @@ SA_INLINE void FN(open_gradient_parts)(const sa_backward_block *b, const FN(scra
     if (!g->grad_out) {
         return;
     }
+    const sa_attention *a = b->g->a;
     const int count = b->b.rows->count;
     for (int r = 0; r < nv * SA_LANES; ++r) {
         g->factor[r] = r < count ? x->grad_factor[r] : 0;
     }
-    g->grad_out_fits = FN(pairs_of_lanes)(&s->parts, b->rows->grad_out, &b->g->grad_out.m, count, b->g->a->Dv,
-                                          SA_LEAST_OF_GRADIENTS, g->grad_out, nv);
+    g->grad_out_fits = FN(pairs_of_lanes)(&s->parts, b->rows->grad_out, &b->g->grad_out.m, count, a->Dv, SA_LEAST_OF_GRADIENTS,
+                                          g->grad_out, nv);
+    g->fit = g->grad_out_fits && s->parts.queries_fit &&
+             FN(join_block)(&s->parts, b->b.rows->query, &a->query.m, count, a->E, g->query_rows) &&
+             FN(join_block)(&s->parts, b->rows->grad_out, &b->g->grad_out.m, count, a->Dv, g->grad_rows);
 }
 
 /* (2), in dS, times the factors of dO. False: nothing was done. */
@@ -305,12 +335,93 @@ SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const F
                                      ptrdiff_t n, real *dS, const int nv) {
     const ptrdiff_t Dv = b->a->Dv;
     const real *values = s->parts.count && g->grad_out_fits
-                             ? FN(pairs_of_tile)(b, &g->values, &b->value, Dv, first, SA_LEAST_OF_GRADIENTS)
+                             ? FN(pairs_of_tile)(b, &g->values, &b->value, Dv, first, SA_LEAST_OF_GRADIENTS, NULL)
                              : NULL;
     if (values) {
         FN(rows_by_pairs)(b, s, &g->values, values, g->grad_out, Dv, g->factor, first, n, dS, s->tile_sum, nv);
     }
     return values != NULL;
+}
+
+/* The keys of a tile whose products (1), (3) and (6) go by pairs, joined in twos; else NULL. They are finite. */
+SA_INLINE const real *FN(keys_by_parts)(const sa_block *b, const FN(scratch) * s, const FN(gradient_parts) * g,
+                                        ptrdiff_t first) {
+    return s->parts.count && g->fit
+               ? FN(pairs_of_tile)(b, &g->key_columns, &b->key, b->a->E, first, SA_LEAST_OF_GRADIENTS, s->parts.rows)
+               : NULL;
+}
+
+/* P[keys][lanes] times the factor of each lane in bfloat16, in the first halves of its rows: pairs for sums over queries. */
+SA_NOINLINE void FN(round_rows)(real *P, const ptrdiff_t *end, const real *factor, int nv) {
+    for (int v = 0; v < nv; ++v) {
+        const vec f = V(load)(factor + v * SA_LANES);
+        for (ptrdiff_t j = 0; j < end[v]; ++j) {
+            real *row = P + j * nv * SA_LANES;
+            V(store_rounded)((char *)(row + v * (SA_LANES / 2)), f * V(load)(row + v * SA_LANES));
+        }
+    }
+}
+
+/* dS as pairs of keys in `joined`, for sums over keys, and its rows as those of P above, times a factor. */
+SA_NOINLINE void FN(round_dscores)(real *dS, const ptrdiff_t *end, real factor, real *joined, int nv) {
+    const ptrdiff_t lanes = nv * SA_LANES;
+    for (int v = 0; v < nv; ++v) {
+        for (ptrdiff_t j = 0; j < end[v]; j += 2) {
+            real *row = dS + j * lanes;
+            const vec a = V(load)(row + v * SA_LANES);
+            vec b = V(set1)(0);
+            if (j + 1 < end[v]) {
+                b = V(load)(row + lanes + v * SA_LANES);
+                V(store_rounded)((char *)(row + lanes + v * (SA_LANES / 2)), V(set1)(factor) * b);
+            }
+            V(store)(joined + j / 2 * lanes + v * SA_LANES, V(round_pairs)(a, b));
+            V(store_rounded)((char *)(row + v * (SA_LANES / 2)), V(set1)(factor) * a);
+        }
+    }
+}
+
+/* (1), (3) and (6) of a tile, whose P and dS are used up. Vectors of lanes that causal closes for some of the keys are left out. */
+SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_parts) * g, real *P,
+                                           real *dS, const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
+                                           const int nv, bool plain, bool keeps) {
+    (void)delta, (void)plain, (void)keeps;
+    const sa_attention *a = b->g->a;
+    const real *keys = FN(keys_by_parts)(&b->b, s, g, first);
+    if (!keys) {
+        return done;
+    }
+    const ptrdiff_t lanes = nv * SA_LANES, row = first - b->first_key, count = b->b.rows->count;
+    const ptrdiff_t query_stride = (ptrdiff_t)(2 * FN(pair_row_bytes)(a->E) / sizeof(real));
+    const ptrdiff_t grad_stride = (ptrdiff_t)(2 * FN(pair_row_bytes)(a->Dv) / sizeof(real));
+    const real *query_rows = (const real *)(const void *)g->query_rows, *grad_rows = (const real *)(const void *)g->grad_rows;
+    real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
+    ptrdiff_t end[SA_BACKWARD_VECS];
+    FN(open_ends)(b->b.rows, s, first, n, nv, end);
+    if (dvalue) {
+        FN(round_rows)(P, end, g->factor, nv);
+    }
+    if (dkey || b->g->dquery.m.data) {
+        FN(round_dscores)(dS, end, (real)a->scale, g->dscores, nv);
+    }
+    for (ptrdiff_t u = 0, from = 0; u < nv; ++u) {
+        const ptrdiff_t open = end[u] - from, pair = u * (SA_LANES / 2), pairs = (count + 1) / 2 - pair;
+        if (open <= 0) {
+            continue;
+        }
+        if (dvalue) {
+            FN(outer_pairs)(P + from * lanes + pair, lanes, grad_rows + pair * grad_stride, grad_stride, pairs, open,
+                            dvalue + (row + from) * b->dvalue_stride, b->dvalue_stride, a->Dv);
+        }
+        if (dkey) {
+            FN(outer_pairs)(dS + from * lanes + pair, lanes, query_rows + pair * query_stride, query_stride, pairs, open,
+                            dkey + (row + from) * b->dkey_stride, b->dkey_stride, a->E);
+        }
+        from = end[u];
+    }
+    if (b->g->dquery.m.data) {
+        FN(value_pairs_wide)(g->dscores, keys, query_stride, end, a->E, dqT, s->ones, nv);
+    }
+    return n;
 }
 
 #else
@@ -332,13 +443,17 @@ SA_INLINE bool FN(dweights_by_parts)(const sa_block *b, FN(scratch) * s, const F
     return (void)b, (void)s, (void)g, (void)first, (void)n, (void)dS, (void)nv, false;
 }
 
-#endif
-
+SA_INLINE const real *FN(keys_by_parts)(const sa_block *b, const FN(scratch) * s, const FN(gradient_parts) * g,
+                                        ptrdiff_t first) {
+    return (void)b, (void)s, (void)g, (void)first, NULL;
+}
 SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_parts) * g,
                                            const real *P, real *dS, const real *delta, real *dqT, ptrdiff_t first,
                                            ptrdiff_t done, ptrdiff_t n, int nv, bool plain, bool keeps) {
     (void)plain, (void)keeps;
     return (void)b, (void)s, (void)g, (void)P, (void)dS, (void)delta, (void)dqT, (void)first, (void)n, (void)nv, done;
 }
+
+#endif
 
 #endif

@@ -5,7 +5,7 @@ enum { FN(block_rows) = SA_VECS * SA_LANES, FN(backward_rows) = SA_BACKWARD_VECS
 _Static_assert(FN(block_rows) <= FN(backward_rows) && FN(backward_rows) <= SA_MAX_BLOCK_ROWS, "rows of a block");
 
 /* Which products go by `parts` (below): on a matrix unit all of them, from cells that replace rows of keys and values; by products
- * of bfloat16 those whose both sides are of that type, with scores that are complete and their maxima known; elsewhere none. */
+ * of bfloat16 all of tiles that are of that type, with scores that are complete and their maxima known; elsewhere none. */
 #if defined(SA_HAS_TILES)
 enum { FN(parts_replace_rows) = 1, FN(parts_know_top) = 0 };
 #elif defined(SA_HAS_BF16_PRODUCTS)
@@ -384,5 +384,13 @@ SA_INLINE void FN(open_ends)(const sa_rows *rows, const FN(scratch) * s, ptrdiff
             most = open > most ? open : most;
         }
         end[v] = all || most > n ? n : (most + 3) / 4 * 4 < n ? (most + 3) / 4 * 4 : n;
+    }
+}
+
+/* The output of a wide block is zeroed late: the first product on the matrix unit is stored in its place. */
+SA_INLINE void FN(open_output)(const sa_block *b, FN(scratch) * s, const int nv) {
+    if (s->empty) {
+        memset(s->O, 0, (size_t)b->a->Dv * (size_t)nv * SA_LANES * sizeof(real));
+        s->empty = false;
     }
 }

@@ -457,14 +457,6 @@ SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, const int nv) 
     }
 }
 
-/* The output of a wide block is zeroed late: the first product on the matrix unit is stored in its place. */
-SA_INLINE void FN(open_output)(const sa_block *b, FN(scratch) * s, const int nv) {
-    if (s->empty) {
-        memset(s->O, 0, (size_t)b->a->Dv * (size_t)nv * SA_LANES * sizeof(real));
-        s->empty = false;
-    }
-}
-
 /* In a large call: fetches, during the tile from key `first` on, its share of the rows that this block will write, of the queries that the next one
  * will read, and of the first keys of the next head. All at once would be more than the processor waits for side by side. */
 SA_INLINE void FN(look_ahead)(const sa_block *b, ptrdiff_t first) {
@@ -551,9 +543,10 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
             split = may_split && FN(weights_by_parts)(b, s, first, n, nv, false);
         }
         if (split) {
-            FN(values_by_parts)(b, s, n, nv);
+            FN(values_by_parts)(b, s, first, n, nv);
         } else {
             FN(open_output)(b, s, nv);
+            FN(round_weights)(s, n, nv);
             FN(add_values)(b, s, first, n, nv, few, careful);
         }
     }

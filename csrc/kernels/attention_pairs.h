@@ -1,10 +1,11 @@
-/* Scores of a wide block, and what its backward pass does with values and dO, by products of pairs of bfloat16, where the
- * CPU has them and the arrays are of bfloat16. Two terms of a sum cost what one multiply-add costs, and nothing is lost: the
- * products are exact in float32, and the sums are float32's. The factors (scale·log2 e, 1/l) follow in float32. Weights and dS
- * are not of bfloat16, so all other products stay multiply-adds (../../docs/decisions/0007-pairs.md).
+/* The products of a wide block by products of pairs of bfloat16, where the CPU has them and the arrays are of bfloat16. Two terms of a
+ * sum cost what one multiply-add costs. Products are exact in float32, sums are float32's, and factors (scale·log2 e, 1/l) are
+ * float32's: nothing is lost of scores. Weights are rounded to bfloat16 before they meet the values, where those are of
+ * that type, too, after their sum was taken (../../docs/decisions/0007-pairs.md).
  *
  * A tile of keys is a cell: [keys][steps · 32] bfloat16, copied when it is first asked for, padded with zeros, and kept for the next
- * blocks of the same head, up to SA_CACHE_BYTES. Rows of queries become lanes of pairs, [E / 2][nv·lanes]. */
+ * blocks of the same head, up to SA_CACHE_BYTES. Rows of queries become lanes of pairs, [E / 2][nv·lanes]. A tile of values is one of
+ * pairs of rows, [keys / 2][steps · 32][2], and its weights become pairs of keys, [keys / 2][nv·lanes]. */
 
 #if defined(SA_HAS_BF16_PRODUCTS)
 
@@ -27,12 +28,21 @@ SA_INLINE size_t FN(pair_row_bytes)(ptrdiff_t width) {
 
 SA_INLINE ptrdiff_t FN(pair_cells)(const sa_attention *a) { return (a->S + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE; }
 
+/* Values by pairs of keys: those that are of bfloat16. */
+SA_INLINE bool FN(pairs_take_values)(const sa_attention *a) { return a->value.m.dtype == SA_BF16 && a->Dv > 0; }
+
 SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s) {
     FN(lay_out_cells)(&s->keys, FN(pair_row_bytes)(a->E), SA_KEYS_PER_TILE, FN(pair_cells)(a)); /* a row is a part */
     SA_TAKE(keys.tiles, char, (size_t)(s->keys.room + 1) * s->keys.bytes);
     SA_TAKE(keys.state, unsigned char, (size_t)s->keys.room);
     SA_TAKE(queries, char, FN(pair_row_bytes)(a->E) * SA_MAX_BLOCK_ROWS);
     SA_TAKE(rows, char, FN(pair_row_bytes)(a->E > a->Dv ? a->E : a->Dv) * SA_LANES);
+    s->of_weights = FN(pairs_take_values)(a);
+    if (s->of_weights) {
+        FN(lay_out_cells)(&s->values, 2 * FN(pair_row_bytes)(a->Dv), SA_KEYS_PER_TILE / 2, FN(pair_cells)(a));
+        SA_TAKE(values.tiles, char, (size_t)(s->values.room + 1) * s->values.bytes);
+        SA_TAKE(values.state, unsigned char, (size_t)s->values.room);
+    }
     return used;
 }
 
@@ -42,6 +52,9 @@ SA_INLINE void FN(parts_open)(const sa_block *b, FN(parts) * s) {
     }
     if (!b->cache_holds) {
         memset(s->keys.state, SA_CELL_UNKNOWN, (size_t)s->keys.room);
+        if (s->of_weights) {
+            memset(s->values.state, SA_CELL_UNKNOWN, (size_t)s->values.room);
+        }
     }
     s->count = b->rows->count > SA_LANES && b->rows->gaps == 0; /* tiles of block masks with gaps begin anywhere */
 }
@@ -67,22 +80,38 @@ SA_INLINE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, i
     return beyond;
 }
 
-/* The cell of the keys or values from `first` on, or NULL where pairs do not hold it. */
+/* Two rows as one, a number of the first beside that of the second, or beside 0 where there is none: pairs for sums over rows. */
+SA_INLINE int FN(join_rows)(const char *row, const char *second, const sa_matrix *m, ptrdiff_t width, int least, char *to,
+                            char *two) {
+    const size_t bytes = FN(pair_row_bytes)(width);
+    int beyond = FN(copy_pairs)(row, m, width, least, two);
+    if (second) {
+        beyond |= FN(copy_pairs)(second, m, width, least, two + bytes);
+    }
+    for (size_t at = 0; at < bytes; at += 2 * SA_LANES) {
+        V(store)((real *)(void *)(to + 2 * at), V(zip_pairs)(two + at, SA_LANES, two + bytes + at, second ? SA_LANES : 0));
+    }
+    return beyond;
+}
+
+/* The cell of the keys or values from `first` on, or NULL where pairs do not hold it: of rows joined in twos when there is a place for
+ * two of them. */
 SA_INLINE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cells, const sa_matrix *m, ptrdiff_t width,
-                                        ptrdiff_t first, int least) {
+                                        ptrdiff_t first, int least, char *two) {
     const ptrdiff_t at = (first - b->cache_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;
-    char *to = cells->tiles + (size_t)cell * cells->bytes;
+    char *const tile = cells->tiles + (size_t)cell * cells->bytes, *to = tile;
     unsigned char none = SA_CELL_UNKNOWN, *state = at < cells->room ? &cells->state[cell] : &none;
     if (*state == SA_CELL_UNKNOWN) {
         const ptrdiff_t n = b->keys - first < SA_KEYS_PER_TILE ? b->keys - first : SA_KEYS_PER_TILE;
+        const char *row = m->data + first * m->row_stride;
         int beyond = 0;
-        for (ptrdiff_t j = 0; j < n; ++j) {
-            beyond |=
-                FN(copy_pairs)(m->data + (first + j) * m->row_stride, m, width, least, to + (size_t)j * cells->part_bytes);
+        for (ptrdiff_t j = 0; j < n; j += two ? 2 : 1, row += (two ? 2 : 1) * m->row_stride, to += cells->part_bytes) {
+            beyond |= two ? FN(join_rows)(row, j + 1 < n ? row + m->row_stride : NULL, m, width, least, to, two)
+                          : FN(copy_pairs)(row, m, width, least, to);
         }
         *state = beyond ? SA_CELL_BEYOND : SA_CELL_HOLDS;
     }
-    return *state == SA_CELL_HOLDS ? (const real *)(const void *)to : NULL;
+    return *state == SA_CELL_HOLDS ? (const real *)(const void *)tile : NULL;
 }
 
 /* The first `count` rows as lanes of pairs: to[width / 2 rounded up to steps][nv·lanes], other lanes 0. False where pairs do not
@@ -136,8 +165,9 @@ SA_INLINE void FN(rows_by_pairs)(const sa_block *b, const FN(scratch) * s, const
 SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
     const FN(parts) *parts = &s->parts;
     const ptrdiff_t E = b->a->E;
-    const real *keys =
-        parts->count && parts->queries_fit ? FN(pairs_of_tile)(b, &parts->keys, &b->key, E, first, SA_LEAST_OF_SCORES) : NULL;
+    const real *keys = parts->count && parts->queries_fit
+                           ? FN(pairs_of_tile)(b, &parts->keys, &b->key, E, first, SA_LEAST_OF_SCORES, NULL)
+                           : NULL;
     if (keys) {
         real factor[SA_MAX_BLOCK_ROWS];
         for (int v = 0; v < nv; ++v) {
@@ -147,6 +177,44 @@ SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t
     }
     return keys != NULL;
 }
+
+/* P, scores or already the weights, as pairs of weights in its place. False: nothing was done. */
+SA_INLINE bool FN(weights_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv,
+                                    bool scores) {
+    FN(parts) *parts = &s->parts;
+    const real *values = parts->count && parts->of_weights ? FN(pairs_of_tile)(b, &parts->values, &b->value, b->a->Dv, first,
+                                                                               SA_LEAST_OF_GRADIENTS, parts->rows)
+                                                           : NULL;
+    parts->values_now = (const char *)values;
+    if (values) {
+        ptrdiff_t end[SA_VECS];
+        FN(open_ends)(b->rows, s, first, n, nv, end);
+        FN(pass_pair_weights)(s->P, end, s->maximum, s->tile_sum, nv, scores);
+    }
+    return values != NULL;
+}
+
+/* O = alpha·O + Vᵀ·P with the weights of weights_by_parts. */
+SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+    ptrdiff_t end[SA_VECS];
+    FN(open_ends)(b->rows, s, first, n, nv, end);
+    FN(open_output)(b, s, nv);
+    FN(value_pairs_wide)(s->P, (const real *)(const void *)s->parts.values_now,
+                         (ptrdiff_t)(s->parts.values.part_bytes / sizeof(real)), end, b->a->Dv, s->O, s->alpha, nv);
+}
+
+/* The weights of a tile that pairs do not hold, in a block that is of pairs: as exact as its neighbours', whatever a key holds that
+ * is closed. */
+SA_INLINE void FN(round_weights)(FN(scratch) * s, ptrdiff_t n, const int nv) {
+    if (!s->parts.count || !s->parts.of_weights) {
+        return;
+    }
+    for (real *p = s->P; p < s->P + n * nv * SA_LANES; p += SA_LANES) {
+        V(store)(p, V(round_pairs)(V(set1)(0), V(load)(p)));
+    }
+}
+
+SA_INLINE bool FN(may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) { return (void)b, (void)s, (void)first, false; }
 
 #elif !defined(SA_HAS_TILES) /* everything by multiply-adds */
 
@@ -160,5 +228,13 @@ SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, int nv) { (
 SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     return (void)b, (void)s, (void)first, (void)n, (void)nv, false;
 }
+SA_INLINE bool FN(weights_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool scores) {
+    return (void)b, (void)s, (void)first, (void)n, (void)nv, (void)scores, false;
+}
+SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
+    (void)b, (void)s, (void)first, (void)n, (void)nv;
+}
+SA_INLINE void FN(round_weights)(FN(scratch) * s, ptrdiff_t n, int nv) { (void)s, (void)n, (void)nv; }
+SA_INLINE bool FN(may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) { return (void)b, (void)s, (void)first, false; }
 
 #endif

@@ -307,7 +307,8 @@ SA_INLINE bool FN(all_one)(const real *alpha, int vectors) {
 }
 
 /* O = alpha·O + Vᵀ·P with the weights of weights_by_parts, of n keys. */
-SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t n, const int nv) {
+SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+    (void)first;
     const ptrdiff_t Dv = b->a->Dv, lanes = nv * SA_LANES, all_steps = FN(steps_of)(n), odd = Dv % (2 * SA_TILE_ROWS);
     const bool empty = s->empty;
     s->empty = false;
@@ -345,14 +346,6 @@ SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t
     }
 }
 
-#else /* weights and values by multiply-adds; scores: attention_pairs.h */
-
-SA_INLINE bool FN(weights_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool scores) {
-    return (void)b, (void)s, (void)first, (void)n, (void)nv, (void)scores, false;
-}
-SA_INLINE bool FN(may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) { return (void)b, (void)s, (void)first, false; }
-SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t n, int nv) {
-    (void)b, (void)s, (void)n, (void)nv;
-}
+SA_INLINE void FN(round_weights)(FN(scratch) * s, ptrdiff_t n, int nv) { (void)s, (void)n, (void)nv; }
 
 #endif

@@ -260,6 +260,85 @@ SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, 
     }
 }
 
+#if defined(SA_HAS_BF16_PRODUCTS)
+/* Weights as pairs of bfloat16 of two keys each, in place: P[keys / 2][lanes] from the first row on, of the keys from `from` to n; a last
+ * one without a neighbour is paired with 0. With `scores` P holds scores still, and tile_sum takes the weights before they are rounded. */
+SA_INLINE void FN(pair_weights_any)(real *P, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum,
+                                    const int nv, const bool scores) {
+    vec m[SA_VECS], sum[SA_VECS];
+    SA_UNROLL
+    for (int v = 0; v < nv; ++v) {
+        m[v] = V(load)(maximum + v * SA_LANES);
+        sum[v] = V(load)(tile_sum + v * SA_LANES);
+    }
+    for (ptrdiff_t j = from; j < n; j += 2) {
+        const real *p = P + j * lanes, *next = j + 1 < n ? p + lanes : p;
+        vec a[SA_VECS], b[SA_VECS];
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            a[v] = V(load)(p + v * SA_LANES);
+            b[v] = V(load)(next + v * SA_LANES);
+            if (scores) {
+                a[v] = a[v] - m[v];
+                b[v] = b[v] - m[v];
+            }
+        }
+        if (scores) {
+            FN(exp2_each)(a, nv);
+            FN(exp2_each)(b, nv);
+        }
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            b[v] = j + 1 < n ? b[v] : V(set1)(0);
+            sum[v] = sum[v] + (a[v] + b[v]);
+            V(store)(P + j / 2 * lanes + v * SA_LANES, V(round_pairs)(a[v], b[v]));
+        }
+    }
+    SA_UNROLL
+    for (int v = 0; v < nv && scores; ++v) {
+        V(store)(tile_sum + v * SA_LANES, sum[v]);
+    }
+}
+
+#define SA_PAIR_WEIGHTS(nv)                                                                                                    \
+    SA_NOINLINE void FN(pair_weights##nv)(real * P, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,         \
+                                          real *tile_sum, bool scores) {                                                       \
+        if (scores) {                                                                                                          \
+            FN(pair_weights_any)(P, from, n, lanes, maximum, tile_sum, nv, true);                                              \
+        } else {                                                                                                               \
+            FN(pair_weights_any)(P, from, n, lanes, maximum, tile_sum, nv, false);                                             \
+        }                                                                                                                      \
+    }
+SA_PAIR_WEIGHTS(1)
+SA_PAIR_WEIGHTS(2)
+SA_PAIR_WEIGHTS(3)
+SA_PAIR_WEIGHTS(4)
+#undef SA_PAIR_WEIGHTS
+
+/* The same of vector v for the first end[v] keys, as pass_exp. */
+SA_INLINE void FN(pass_pair_weights)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, const int nv,
+                                     bool scores) {
+    const ptrdiff_t lanes = nv * SA_LANES;
+    if (scores) {
+        memset(tile_sum, 0, (size_t)lanes * sizeof(real));
+    }
+    ptrdiff_t j = 0;
+    for (int v = 0; v < nv; ++v) {
+        const ptrdiff_t at = v * SA_LANES;
+        if (end[v] <= j) {
+            continue;
+        }
+        switch (nv - v) {
+        case 1: FN(pair_weights1)(P + at, j, end[v], lanes, maximum + at, tile_sum + at, scores); break;
+        case 2: FN(pair_weights2)(P + at, j, end[v], lanes, maximum + at, tile_sum + at, scores); break;
+        case 3: FN(pair_weights3)(P + at, j, end[v], lanes, maximum + at, tile_sum + at, scores); break;
+        default: FN(pair_weights4)(P + at, j, end[v], lanes, maximum + at, tile_sum + at, scores); break;
+        }
+        j = end[v];
+    }
+}
+#endif
+
 /* As pass_exp, but pairs whose score is −inf stay that. */
 SA_INLINE void FN(pass_exp_marking)(real *P, ptrdiff_t n, const int nv, const real *maximum) {
     const vec closed = V(set1)(-(real)INFINITY);

@@ -69,12 +69,6 @@ SA_VERB mf32 vf32_beyond(vf32 x, int least, int most) {
 }
 SA_VERB mf32 vf32_either(mf32 a, mf32 b) { return (mf32)(a | b); }
 
-/* 16 pairs of two rows of 16-bit numbers: n (m) elements, and zeros behind them. */
-SA_VERB vf32 vf32_zip_pairs(const char *row, ptrdiff_t n, const char *other, ptrdiff_t m) {
-    const __m512i a = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(n >= 16 ? 0xffff : (1 << n) - 1), row));
-    const __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(m >= 16 ? 0xffff : (1 << m) - 1), other));
-    return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
-}
 /* The first and the second of each of 16 pairs of float16. */
 SA_VERB vf32 vf32_low_f16(vf32 pairs) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_castps_si512(pairs))); }
 SA_VERB vf32 vf32_high_f16(vf32 pairs) {

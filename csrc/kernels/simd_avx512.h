@@ -116,6 +116,12 @@ SA_VERB void vf32_store_bf16(char *p, vf32 x) {
 SA_VERB vf32 vf32_load_pairs(const char *row, ptrdiff_t n) {
     return _mm512_castsi512_ps(n >= 32 ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi16((1u << n) - 1, row));
 }
+/* 16 pairs of two rows of 16-bit numbers: n (m) elements, and zeros behind them. */
+SA_VERB vf32 vf32_zip_pairs(const char *row, ptrdiff_t n, const char *other, ptrdiff_t m) {
+    const __m512i a = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(n >= 16 ? 0xffff : (1 << n) - 1), row));
+    const __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(m >= 16 ? 0xffff : (1 << m) - 1), other));
+    return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+}
 /* Whether one of 32 bfloat16 is neither 0 nor of a magnitude from 2^least to below 2^most; NaN is such. */
 SA_VERB int vf32_bf16_beyond(vf32 pairs, int least, int most) {
     const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi16(0x7fff));

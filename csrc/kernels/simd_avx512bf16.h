@@ -5,3 +5,13 @@
 SA_VERB vf32 vf32_add_products(vf32 sum, vf32 a, vf32 b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(a), (__m512bh)_mm512_castps_si512(b));
 }
+/* Lane by lane the pair of both, rounded to the nearest, ties to even: of zero and b it is b, rounded. Subnormal numbers become 0. */
+SA_VERB vf32 vf32_round_pairs(vf32 a, vf32 b) {
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                           20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(b, a)));
+}
+/* Sixteen bfloat16 to `to`, rounded likewise. */
+SA_VERB void vf32_store_rounded(char *to, vf32 a) {
+    _mm256_storeu_si256((__m256i *)(void *)to, (__m256i)_mm512_cvtneps_pbh(a));
+}

@@ -129,9 +129,10 @@ SA_INLINE void FN(scores_any)(const real *restrict qT, const real *restrict k, p
 }
 
 /* O[rows][nv·lanes] = alpha·O + Σ_j v[j][rows]·P[j][nv·lanes], j < end[v] for vector v. The sum starts at zero and meets the old
- * output in one fused step: half the RMS error of adding term by term to O, at no cost. */
+ * output in one fused step: half the RMS error of adding term by term to O, at no cost. Of `pairs`, j counts two keys. */
 SA_INLINE void FN(values_tile)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, const ptrdiff_t *end,
-                               real *restrict O, ptrdiff_t lanes, const vec *alpha, const int rows, const int nv) {
+                               real *restrict O, ptrdiff_t lanes, const vec *alpha, const int rows, const int nv,
+                               const bool pairs) {
     vec sum[8][4];
     SA_UNROLL
     for (int r = 0; r < rows; ++r) {
@@ -154,7 +155,11 @@ SA_INLINE void FN(values_tile)(const real *restrict P, const real *restrict v_j,
                 vec v_jr = V(set1)(v_j[j * v_stride + r]);
                 SA_UNROLL
                 for (int v = from; v < nv; ++v) {
-                    sum[r][v] = V(fma)(v_jr, p[v], sum[r][v]);
+                    if (pairs) {
+                        sum[r][v] = SA_ADD_PRODUCTS(sum[r][v], p[v], v_jr);
+                    } else {
+                        sum[r][v] = V(fma)(v_jr, p[v], sum[r][v]);
+                    }
                 }
             }
         }
@@ -170,7 +175,8 @@ SA_INLINE void FN(values_tile)(const real *restrict P, const real *restrict v_j,
 }
 
 SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, const ptrdiff_t *end,
-                              ptrdiff_t Dv, real *restrict O, ptrdiff_t lanes, const real *restrict alpha, const int nv) {
+                              ptrdiff_t Dv, real *restrict O, ptrdiff_t lanes, const real *restrict alpha, const int nv,
+                              const bool pairs) {
     vec a[4];
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
@@ -178,17 +184,17 @@ SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, 
     }
     ptrdiff_t d = 0;
     for (; d + SA_ROWS(nv) <= Dv && !SA_ENDS_IN_FOURS(Dv - d, nv); d += SA_ROWS(nv)) {
-        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, SA_ROWS(nv), nv);
+        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, SA_ROWS(nv), nv, pairs);
     }
     for (; SA_ROWS(nv) > 4 && d + 4 <= Dv; d += 4) {
-        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 4, nv);
+        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 4, nv, pairs);
     }
     if (d + 2 <= Dv) {
-        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 2, nv);
+        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 2, nv, pairs);
         d += 2;
     }
     if (d < Dv) {
-        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 1, nv);
+        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 1, nv, pairs);
     }
 }
 
@@ -200,7 +206,7 @@ SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, 
     }                                                                                                                          \
     SA_NOINLINE void FN(values_wide##nv)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv, \
                                          real *O, ptrdiff_t lanes, const real *alpha) {                                        \
-        FN(values_any)(P, v, v_stride, end, Dv, O, lanes, alpha, nv);                                                          \
+        FN(values_any)(P, v, v_stride, end, Dv, O, lanes, alpha, nv, false);                                                   \
     }
 SA_WIDE(1)
 SA_WIDE(2)
@@ -255,6 +261,10 @@ SA_INLINE void FN(values_wide)(const real *P, const real *v, ptrdiff_t v_stride,
     SA_NOINLINE void FN(pairs_wide##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, real *P,  \
                                         ptrdiff_t lanes, const real *factor, real *top) {                                      \
         FN(scores_any)(qT, k, k_stride, n, E, P, lanes, factor, top, nv, true);                                                \
+    }                                                                                                                          \
+    SA_NOINLINE void FN(value_pairs_wide##nv)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end,          \
+                                              ptrdiff_t Dv, real *O, ptrdiff_t lanes, const real *alpha) {                     \
+        FN(values_any)(P, v, v_stride, end, Dv, O, lanes, alpha, nv, true);                                                    \
     }
 SA_PAIRS_WIDE(1)
 SA_PAIRS_WIDE(2)
@@ -282,16 +292,30 @@ SA_INLINE void FN(pairs_wide)(const real *qT, const real *k, ptrdiff_t k_stride,
         j = end[v];
     }
 }
-#endif
 
-#undef SA_ADD_PRODUCTS
+/* As values_wide, of pairs: of weights, P[pairs of keys][nv·lanes], and of rows of values. */
+SA_INLINE void FN(value_pairs_wide)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv,
+                                    real *O, const real *alpha, const int nv) {
+    ptrdiff_t pairs[SA_VECS];
+    for (int i = 0; i < nv; ++i) {
+        pairs[i] = (end[i] + 1) / 2;
+    }
+    switch (nv) {
+    case 1: FN(value_pairs_wide1)(P, v, v_stride, pairs, Dv, O, SA_LANES, alpha); break;
+    case 2: FN(value_pairs_wide2)(P, v, v_stride, pairs, Dv, O, 2 * SA_LANES, alpha); break;
+    case 3: FN(value_pairs_wide3)(P, v, v_stride, pairs, Dv, O, 3 * SA_LANES, alpha); break;
+    default: FN(value_pairs_wide4)(P, v, v_stride, pairs, Dv, O, 4 * SA_LANES, alpha); break;
+    }
+}
+#endif
 
 /* ---- lanes are columns: the gradients of keys and values --------------------------------------------------------------- */
 
 /* C[rows][nv·lanes] += Σ_i p[r][i]·x[i][nv·lanes]. The sum starts at zero, as in values_tile. The last vector of C has `tail`
- * columns; x is padded to whole vectors. */
+ * columns; x is padded to whole vectors. Of `pairs`, i counts two rows of x. */
 SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
-                              ptrdiff_t n, real *restrict C, ptrdiff_t c_stride, int tail, const int rows, const int nv) {
+                              ptrdiff_t n, real *restrict C, ptrdiff_t c_stride, int tail, const int rows, const int nv,
+                              const bool pairs) {
     vec sum[8][4];
     SA_UNROLL
     for (int r = 0; r < rows; ++r) {
@@ -311,7 +335,11 @@ SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const 
             vec p_ri = V(set1)(p[r * p_stride + i]);
             SA_UNROLL
             for (int v = 0; v < nv; ++v) {
-                sum[r][v] = V(fma)(p_ri, x_i[v], sum[r][v]);
+                if (pairs) {
+                    sum[r][v] = SA_ADD_PRODUCTS(sum[r][v], x_i[v], p_ri);
+                } else {
+                    sum[r][v] = V(fma)(p_ri, x_i[v], sum[r][v]);
+                }
             }
         }
     }
@@ -330,27 +358,28 @@ SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const 
 }
 
 SA_INLINE void FN(outer_any)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
-                             ptrdiff_t n, ptrdiff_t m, real *restrict C, ptrdiff_t c_stride, int tail, const int nv) {
+                             ptrdiff_t n, ptrdiff_t m, real *restrict C, ptrdiff_t c_stride, int tail, const int nv,
+                             const bool pairs) {
     ptrdiff_t r = 0;
     for (; r + SA_ROWS(nv) <= m && !SA_ENDS_IN_FOURS(m - r, nv); r += SA_ROWS(nv)) {
-        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, SA_ROWS(nv), nv);
+        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, SA_ROWS(nv), nv, pairs);
     }
     for (; SA_ROWS(nv) > 4 && r + 4 <= m; r += 4) {
-        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, 4, nv);
+        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, 4, nv, pairs);
     }
     if (r + 2 <= m) {
-        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, 2, nv);
+        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, 2, nv, pairs);
         r += 2;
     }
     if (r < m) {
-        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, 1, nv);
+        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, 1, nv, pairs);
     }
 }
 
 #define SA_OUTER(nv)                                                                                                           \
     SA_NOINLINE void FN(outer##nv)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n,          \
                                    ptrdiff_t m, real *C, ptrdiff_t c_stride, int tail) {                                       \
-        FN(outer_any)(p, p_stride, x, x_stride, n, m, C, c_stride, tail, nv);                                                  \
+        FN(outer_any)(p, p_stride, x, x_stride, n, m, C, c_stride, tail, nv, false);                                           \
     }
 SA_OUTER(1)
 SA_OUTER(2)
@@ -379,3 +408,36 @@ SA_INLINE void FN(outer)(const real *p, ptrdiff_t p_stride, const real *x, ptrdi
         d += nv * SA_LANES;
     }
 }
+
+#if defined(SA_HAS_BF16_PRODUCTS)
+#define SA_OUTER_PAIRS(nv)                                                                                                     \
+    SA_NOINLINE void FN(outer_pairs##nv)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n,    \
+                                         ptrdiff_t m, real *C, ptrdiff_t c_stride, int tail) {                                 \
+        FN(outer_any)(p, p_stride, x, x_stride, n, m, C, c_stride, tail, nv, true);                                            \
+    }
+SA_OUTER_PAIRS(1)
+SA_OUTER_PAIRS(2)
+SA_OUTER_PAIRS(3)
+SA_OUTER_PAIRS(4)
+#undef SA_OUTER_PAIRS
+
+/* The same of pairs: n counts two columns of p and two rows of x. */
+SA_INLINE void FN(outer_pairs)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n, ptrdiff_t m,
+                               real *C, ptrdiff_t c_stride, ptrdiff_t width) {
+    for (ptrdiff_t d = 0; d < width;) {
+        const ptrdiff_t left = (width - d + SA_LANES - 1) / SA_LANES;
+        const int nv = left == SA_VECS + 1 && SA_VECS == 4 ? 3 : left < SA_VECS ? (int)left : SA_VECS; /* 5 is 3 + 2 */
+        const int tail = width - d < nv * SA_LANES ? (int)(width - d) - (nv - 1) * SA_LANES : SA_LANES;
+        switch (nv) {
+        case 1: FN(outer_pairs1)(p, p_stride, x + d, x_stride, n, m, C + d, c_stride, tail); break;
+        case 2: FN(outer_pairs2)(p, p_stride, x + d, x_stride, n, m, C + d, c_stride, tail); break;
+        case 3: FN(outer_pairs3)(p, p_stride, x + d, x_stride, n, m, C + d, c_stride, tail); break;
+        case 4: FN(outer_pairs4)(p, p_stride, x + d, x_stride, n, m, C + d, c_stride, tail); break;
+        default: break;
+        }
+        d += nv * SA_LANES;
+    }
+}
+#endif
+
+#undef SA_ADD_PRODUCTS

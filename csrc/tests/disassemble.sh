@@ -1,9 +1,9 @@
 #!/bin/sh
-# disassemble.sh COMPILER FLAGS DIRECTORY: compiles the x86 ISA files plainly and with a user's
-# -march=native before the flags, as setuptools puts CFLAGS, and looks for
-# instructions that a CPU of that instruction set does not have, and for MMX. Run in csrc/.
+# disassemble.sh COMPILER FLAGS DIRECTORY OBJECTS: looks for instructions that a CPU of that instruction set does not have, and
+# for MMX, in the objects of the x86 ISA files in OBJECTS, and in those compiled with a user's
+# -march=native before the flags, as setuptools puts CFLAGS. Run in csrc/.
 set -eu
-compiler=$1 flags=$2 directory=$3
+compiler=$1 flags=$2 directory=$3 objects=$4
 mkdir -p "$directory"
 failed=0
 
@@ -28,11 +28,18 @@ look() {
 # MMX: its registers are those of x87, whose arithmetic is spoilt
 mmx='%mm[0-7]'
 
+compiling=
+for isa in avx2 baseline generic; do
+    cp "$objects/isa_$isa.o" "$directory/$isa.o"
+    # shellcheck disable=SC2086 # flags are words
+    $compiler -march=native $flags -c kernels/isa_$isa.c -o "$directory/$isa-march=native.o" &
+    compiling="$compiling $!"
+done
+for process in $compiling; do
+    wait "$process"
+done
+
 for march in "" -march=native; do
-    for isa in avx2 baseline generic; do
-        # shellcheck disable=SC2086 # flags are words
-        $compiler $march $flags -O3 -c kernels/isa_$isa.c -o "$directory/$isa$march.o"
-    done
     # AVX-512: wide registers, mask registers, and the sixteen new names of the narrow ones
     look avx2 "$march" "$mmx"'|%zmm|%k[0-7]|%[xy]mm(1[6-9]|2[0-9]|3[01])' 'AVX-512 or MMX'
     # anything VEX-encoded: its mnemonic begins with v (verr and verw are no user's)

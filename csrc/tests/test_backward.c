@@ -9,7 +9,7 @@
 enum { QUERY, KEY, VALUE, OUT, STATS, GRAD_OUT, D_QUERY, D_KEY, D_VALUE, MASK, D_MASK, D_SLOPE, D_SINK, LSE, GRAD_LSE, ARRAYS };
 
 typedef struct {
-    bool f64, causal, mask, softcap, alibi, sinks, poison, grad_lse;
+    bool f64, bf16, causal, mask, softcap, alibi, sinks, poison, grad_lse;
     ptrdiff_t heads, gqa, L, S, E, Dv, diagonal, left;
     double dropout;
     int left_out;  /* bits QUERY, KEY, VALUE and MASK: their gradients are not asked for */
@@ -17,6 +17,17 @@ typedef struct {
     bool behind;   /* no: it scores −inf, and its value is NaN */
     int block;     /* a block mask: its blocks have so many rows and keys, every third is closed */
 } backward_case;
+
+/* With bf16 what comes from outside is of bfloat16; gradients are summed in float32. */
+static sa_dtype dtype_of(const backward_case *t, int which) {
+    const bool given = which == QUERY || which == KEY || which == VALUE || which == OUT || which == GRAD_OUT;
+    return t->bf16 && given ? SA_BF16 : t->f64 ? SA_F64 : SA_F32;
+}
+
+static ptrdiff_t size_of(const backward_case *t, int which) {
+    const sa_dtype dtype = dtype_of(t, which);
+    return dtype == SA_BF16 ? 2 : dtype == SA_F64 ? 8 : 4;
+}
 
 typedef struct {
     backward_case t;
@@ -33,8 +44,7 @@ typedef struct {
 
 static double *element_of(const backward_call *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col, double *x) {
     const ptrdiff_t at = (head % c->heads[which] * c->rows[which] + row) * c->cols[which] + col;
-    *x = c->t.f64 ? ((const double *)(const void *)c->memory[which])[at]
-                  : (double)((const float *)(const void *)c->memory[which])[at];
+    *x = element_get(c->memory[which] + at * size_of(&c->t, which), dtype_of(&c->t, which), false);
     return x;
 }
 
@@ -45,20 +55,15 @@ static double get(const backward_call *c, int which, ptrdiff_t head, ptrdiff_t r
 
 static void make(backward_call *c, int which, sa_tensor *tensor, ptrdiff_t heads, ptrdiff_t rows, ptrdiff_t cols,
                  random_source *r) {
-    const ptrdiff_t size = c->t.f64 ? sizeof(double) : sizeof(float), n = heads * rows * cols;
+    const ptrdiff_t size = size_of(&c->t, which), n = heads * rows * cols;
     c->memory[which] = calloc((size_t)n + (n == 0), (size_t)size);
     c->heads[which] = heads;
     c->rows[which] = rows;
     c->cols[which] = cols;
     for (ptrdiff_t i = 0; i < n && r; ++i) {
-        const double x = random_between(r, -1.5, 1.5);
-        if (c->t.f64) {
-            ((double *)(void *)c->memory[which])[i] = x;
-        } else {
-            ((float *)(void *)c->memory[which])[i] = (float)x;
-        }
+        element_set(c->memory[which] + i * size, dtype_of(&c->t, which), false, random_between(r, -1.5, 1.5));
     }
-    tensor->m = (sa_matrix){c->memory[which], cols * size, size, c->t.f64 ? SA_F64 : SA_F32, false};
+    tensor->m = (sa_matrix){c->memory[which], cols * size, size, dtype_of(&c->t, which), false};
     tensor->lead_stride[0] = heads == 1 ? 0 : rows * cols * size;
 }
 
@@ -142,8 +147,10 @@ static void reference_row_of(backward_call *c, ptrdiff_t head, ptrdiff_t i) {
 
 static void compare(const backward_call *c, int which, const double *expected, const char *name) {
     const backward_case *t = &c->t;
-    /* Sums of at most a thousand terms of the size of 1, each off by a few dozen u: their scores and weights are. */
-    const double limit = (t->f64 ? DBL_EPSILON : (double)FLT_EPSILON) * 40 * sqrt((double)(t->L + t->S + 16)) * 4;
+    /* Sums of at most a thousand terms of the size of 1, each off by a few dozen u: their scores and weights are. In bfloat16 δ is a
+     * sum of Dv numbers of the output, each off by 2^−9 of 1; weights and dS may be off by that, of sums that are smaller. */
+    const double limit = t->bf16 ? 0x1p-8 * sqrt((double)t->Dv)
+                                 : (t->f64 ? DBL_EPSILON : (double)FLT_EPSILON) * 40 * sqrt((double)(t->L + t->S + 16)) * 4;
     double worst = 0;
     bool right = true;
     for (ptrdiff_t i = 0; i < c->heads[which] * c->rows[which] * c->cols[which]; ++i) {
@@ -154,10 +161,10 @@ static void compare(const backward_call *c, int which, const double *expected, c
         worst = error > worst ? error : worst;
     }
     CHECK(right,
-          "%s off by %g: f64 %d heads %td gqa %td L %td S %td E %td Dv %td causal %d o %td left %td mask %d softcap %d "
+          "%s off by %g: f64 %d bf16 %d heads %td gqa %td L %td S %td E %td Dv %td causal %d o %td left %td mask %d softcap %d "
           "alibi %d sinks %d dropout %g poison %d block %d",
-          name, worst, t->f64, t->heads, t->gqa, t->L, t->S, t->E, t->Dv, t->causal, t->diagonal, t->left, t->mask, t->softcap,
-          t->alibi, t->sinks, t->dropout, t->poison, t->block);
+          name, worst, t->f64, t->bf16, t->heads, t->gqa, t->L, t->S, t->E, t->Dv, t->causal, t->diagonal, t->left, t->mask,
+          t->softcap, t->alibi, t->sinks, t->dropout, t->poison, t->block);
 }
 
 /* NaN in the last keys, values, and queries and gradients of the last row, all closed by the mask. */
@@ -174,11 +181,11 @@ static void poison_closed(backward_call *c) {
     const int arrays[4] = {QUERY, GRAD_OUT, KEY, VALUE};
     for (int n = 0; n < 4; ++n) {
         const int which = arrays[n];
-        const ptrdiff_t size = t->f64 ? sizeof(double) : sizeof(float), first = c->rows[which] - (n < 2 ? 1 : 3);
+        const ptrdiff_t size = size_of(t, which), first = c->rows[which] - (n < 2 ? 1 : 3);
         for (ptrdiff_t head = 0; head < c->heads[which]; ++head) {
             for (ptrdiff_t at = first * c->cols[which]; at < c->rows[which] * c->cols[which]; ++at) {
-                element_set(c->memory[which] + (head * c->rows[which] * c->cols[which] + at) * size, t->f64 ? SA_F64 : SA_F32,
-                            false, at % 2 ? (double)NAN : (double)INFINITY);
+                element_set(c->memory[which] + (head * c->rows[which] * c->cols[which] + at) * size, dtype_of(t, which), false,
+                            at % 2 ? (double)NAN : (double)INFINITY);
             }
         }
     }
@@ -361,7 +368,7 @@ static void try(const backward_case *t, uint64_t seed) {
                 sum += get(c, which, head, i, 0);
             }
             const double expected = which == D_SLOPE ? c->dslope[head] : c->dsink[head];
-            const double u = t->f64 ? DBL_EPSILON : (double)FLT_EPSILON;
+            const double u = t->bf16 ? 0x1p-16 : t->f64 ? DBL_EPSILON : (double)FLT_EPSILON;
             CHECK(fabs(sum - expected) <= u * 100 * (double)(t->L + 1) * (double)(which == D_SLOPE ? t->S + 1 : 1),
                   "%s %g is not %g", which == D_SLOPE ? "dslope" : "dsink", sum, expected);
         }
@@ -406,7 +413,52 @@ static void try_nan(const backward_case *given) {
     release(c);
 }
 
+/* What products of pairs of bfloat16 cut into steps, vectors and tiles; elsewhere rows that are converted. */
+static void test_bf16(void) {
+    const backward_case plain = {.bf16 = true, .heads = 2, .gqa = 1, .L = 37, .S = 70, .E = 20, .Dv = 33, .left = -1};
+    const ptrdiff_t rows[] = {16, 17, 33, 64, 65, 131}, keys[] = {31, 32, 33, 64, 129, 200}, widths[] = {16, 17, 33, 64, 80};
+    for (int i = 0; i < 6; ++i) {
+        for (int j = 0; j < 6; ++j) {
+            backward_case t = plain;
+            t.L = rows[i];
+            t.S = keys[j];
+            t.E = widths[(i + j) % 5];
+            t.Dv = widths[(2 * i + j) % 5];
+            t.causal = (i + j) % 2;
+            try(&t, (uint64_t)(6 * i + j));
+        }
+    }
+    for (int options = 0; options < 256; options += quick ? 7 : 1) {
+        backward_case t = plain;
+        t.causal = options & 1;
+        t.mask = options & 2;
+        t.softcap = options & 4;
+        t.alibi = options & 8;
+        t.sinks = options & 16;
+        t.dropout = options & 32 ? 0.3 : 0;
+        t.grad_lse = options & 64;
+        t.gqa = options & 128 ? 2 : 1;
+        t.poison = t.mask && options % 3 == 0;
+        t.left = options % 5 == 0 ? 20 : -1;
+        t.diagonal = options % 7 == 0 ? t.S - t.L : 0;
+        t.block = options % 11 == 0 ? 33 : 0;
+        try(&t, (uint64_t)options);
+    }
+    for (int options = 0; options < 8; ++options) {
+        backward_case t = plain;
+        t.causal = options & 1;
+        t.left = options & 2 ? 20 : -1;
+        t.mask = t.poison = options & 4;
+        try_nan(&t);
+        for (int left_out = 1; left_out < 7; ++left_out) {
+            t.poison = false;
+            try_without(&t, left_out << QUERY, (uint64_t)options);
+        }
+    }
+}
+
 void test_backward(void) {
+    test_bf16();
     for (int d = 0; d < 2; ++d) {
         const backward_case plain = {.f64 = d == 1, .heads = 2, .gqa = 1, .L = 37, .S = 70, .E = 20, .Dv = 33, .left = -1};
         const ptrdiff_t sizes[] = {0, 1, 2, 3, 4, 7, 8, 16, 17, 33, 48, 64, 65, 80, 130};

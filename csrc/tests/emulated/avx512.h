@@ -210,6 +210,12 @@ EMU __m512i emu_cvtepu16_epi32(__m256i a) {
     EMU_LANES(16, r.u32[i] = x.u16[i])
     return r.si;
 }
+EMU __m512i emu_permutexvar_epi16(__m512i order, __m512i a) {
+    const emu_bits x = {.si = order}, y = {.si = a};
+    emu_bits r;
+    EMU_LANES(32, r.u16[i] = y.u16[x.u16[i] & 31])
+    return r.si;
+}
 EMU __m512 emu_cvtph_ps(__m256i a) {
     return ((emu_bits){
                 .half_ps = {_mm256_cvtph_ps(_mm256_castsi256_si128(a)), _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1))}})
@@ -288,6 +294,25 @@ EMU __m512 emu_dpbf16(__m512 sum, __m512i a, __m512i b) { /* VDPBF16PS: the seco
     return r.ps;
 }
 #define emu_dpbf16_ps(sum, a, b) emu_dpbf16(sum, (__m512i)(a), (__m512i)(b))
+EMU uint16_t emu_to_bf16(float x) {
+    uint32_t bits;
+    x = emu_flushed(x);
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)((isnan(x) ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+EMU __m256i emu_cvtneps_pbh(__m512 a) {
+    const emu_bits x = {.ps = a};
+    emu_bits r;
+    EMU_LANES(16, r.u16[i] = emu_to_bf16(x.f32[i]))
+    return r.half_si[0];
+}
+EMU __m512i emu_cvtne2ps_pbh(__m512 high, __m512 low) {
+    const emu_bits x = {.ps = low}, y = {.ps = high};
+    emu_bits r;
+    EMU_LANES(16, r.u16[i] = emu_to_bf16(x.f32[i]))
+    EMU_LANES(16, r.u16[16 + i] = emu_to_bf16(y.f32[i]))
+    return r.si;
+}
 
 /* ---- the matrix unit ------------------------------------------------------------------------------------------------- */
 
@@ -388,6 +413,12 @@ EMU void emu_tile_dot(int c, int a, int b) { /* TDPBF16PS */
 #define _mm512_cvtph_ps emu_cvtph_ps
 #undef _mm512_cvtps_ph
 #define _mm512_cvtps_ph emu_cvtps_ph
+#undef _mm512_cvtneps_pbh
+#define _mm512_cvtneps_pbh emu_cvtneps_pbh
+#undef _mm512_cvtne2ps_pbh
+#define _mm512_cvtne2ps_pbh emu_cvtne2ps_pbh
+#undef _mm512_permutexvar_epi16
+#define _mm512_permutexvar_epi16 emu_permutexvar_epi16
 #undef _mm512_dpbf16_ps
 #define _mm512_dpbf16_ps emu_dpbf16_ps
 #undef _mm512_fmadd_pd
