@@ -94,6 +94,15 @@ def test_options(names):
     assert_gradients(inputs, options)
 
 
+@pytest.mark.parametrize("length", [17, 37, 63, 101])
+def test_a_last_row_without_a_neighbour(length):
+    """Its pair is a lane that is no query, and that a mask like this one sends beyond float32's range."""
+    inputs = arrays(length=length, keys=70)
+    mask = np.full((length, 70), 300, np.float32)
+    assert_attention(*inputs, mask)
+    assert_gradients((*inputs,), {"attn_mask": mask})
+
+
 @pytest.mark.parametrize("scale", [0.0, -0.3, 0.02, 3.0, 2.0**-50, 2.0**38, 2.0**45])
 def test_scales_of_every_kind(scale):
     inputs = list(arrays(length=70, keys=99))

@@ -351,31 +351,36 @@ SA_INLINE const real *FN(keys_by_parts)(const sa_block *b, const FN(scratch) * s
                : NULL;
 }
 
-/* P[keys][lanes] times the factor of each lane in bfloat16, in the first halves of its rows: pairs for sums over queries. */
+/* P[keys][lanes] times the factor of each lane in bfloat16, in the first halves of its rows: pairs for sums over queries. The last
+ * query may be paired with a lane that is none, and has anything for weights: its factor is 0, and so it counts. */
 SA_NOINLINE void FN(round_rows)(real *P, const ptrdiff_t *end, const real *factor, int nv) {
+    const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
         const vec f = V(load)(factor + v * SA_LANES);
+        const lanemask none = V(eq)(f, zero);
         for (ptrdiff_t j = 0; j < end[v]; ++j) {
             real *row = P + j * nv * SA_LANES;
-            V(store_rounded)((char *)(row + v * (SA_LANES / 2)), f * V(load)(row + v * SA_LANES));
+            V(store_rounded)((char *)(row + v * (SA_LANES / 2)), V(select)(none, zero, f * V(load)(row + v * SA_LANES)));
         }
     }
 }
 
-/* dS as pairs of keys in `joined`, for sums over keys, and its rows as those of P above, times a factor. */
-SA_NOINLINE void FN(round_dscores)(real *dS, const ptrdiff_t *end, real factor, real *joined, int nv) {
+/* dS as pairs of keys in `joined`, for sums over keys, and its rows as those of P above, times the scale. */
+SA_NOINLINE void FN(round_dscores)(real *dS, const ptrdiff_t *end, const real *factor, real scale, real *joined, int nv) {
     const ptrdiff_t lanes = nv * SA_LANES;
+    const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
+        const lanemask none = V(eq)(V(load)(factor + v * SA_LANES), zero);
         for (ptrdiff_t j = 0; j < end[v]; j += 2) {
             real *row = dS + j * lanes;
-            const vec a = V(load)(row + v * SA_LANES);
-            vec b = V(set1)(0);
+            const vec a = V(select)(none, zero, V(load)(row + v * SA_LANES));
+            vec b = zero;
             if (j + 1 < end[v]) {
-                b = V(load)(row + lanes + v * SA_LANES);
-                V(store_rounded)((char *)(row + lanes + v * (SA_LANES / 2)), V(set1)(factor) * b);
+                b = V(select)(none, zero, V(load)(row + lanes + v * SA_LANES));
+                V(store_rounded)((char *)(row + lanes + v * (SA_LANES / 2)), V(set1)(scale) * b);
             }
             V(store)(joined + j / 2 * lanes + v * SA_LANES, V(round_pairs)(a, b));
-            V(store_rounded)((char *)(row + v * (SA_LANES / 2)), V(set1)(factor) * a);
+            V(store_rounded)((char *)(row + v * (SA_LANES / 2)), V(set1)(scale) * a);
         }
     }
 }
@@ -401,7 +406,7 @@ SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratc
         FN(round_rows)(P, end, g->factor, nv);
     }
     if (dkey || b->g->dquery.m.data) {
-        FN(round_dscores)(dS, end, (real)a->scale, g->dscores, nv);
+        FN(round_dscores)(dS, end, g->factor, (real)a->scale, g->dscores, nv);
     }
     for (ptrdiff_t u = 0, from = 0; u < nv; ++u) {
         const ptrdiff_t open = end[u] - from, pair = u * (SA_LANES / 2), pairs = (count + 1) / 2 - pair;
