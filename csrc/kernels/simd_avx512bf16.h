@@ -7,9 +7,9 @@ SA_VERB vf32 vf32_add_products(vf32 sum, vf32 a, vf32 b) {
 }
 /* Lane by lane the pair of both, rounded to the nearest, ties to even: of zero and b it is b, rounded. Subnormal numbers become 0. */
 SA_VERB vf32 vf32_round_pairs(vf32 a, vf32 b) {
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
-                                           20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(b, a)));
+    static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_loadu_si512(order), (__m512i)_mm512_cvtne2ps_pbh(b, a)));
 }
 /* Sixteen bfloat16 to `to`, rounded likewise. */
 SA_VERB void vf32_store_rounded(char *to, vf32 a) {
