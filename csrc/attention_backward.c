@@ -11,6 +11,11 @@
  * gradient is not asked for, the order of the rows is the same, and so are the bits; but groups need not wait for each other, and
  * without parts of the keys a task does all steps at once.
  *
+ * A step does not wait for the whole one before it. In it task (group, c) of rank k waits for the steps before of three tasks: of its
+ * own, of (group, c + 1), which had its rows in the step before, and of (rank k + 1, c), which had its elements of the mask. Those have
+ * waited in turn, so whoever had them still earlier is done as well: rows and elements wander from task to task, and no more than
+ * R of them work side by side, or in turns R exactly. Tasks are taken in the order of steps; what one waits for was taken before.
+ *
  * No partial results, no memory beyond the gradients, and the same bits for any number of threads, since N and R follow from
  * the shapes alone. */
 #if defined(_OPENMP)
@@ -163,6 +168,10 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     double threads = work / SA_BACKWARD_WORK_PER_THREAD;
     threads = threads < (double)plan->tasks || (g->dmask.m.data && plan->mask_apart) ? threads : (double)plan->tasks;
     plan->threads = threads < max_threads ? (threads < 1 ? 1 : (int)threads) : max_threads;
+    if (plan->threads > 1 && plan->steps > 1) {
+        plan->done_at = plan->scratch_bytes;
+        plan->scratch_bytes += whole_lines((size_t)sa_ceil_div(plan->tasks, plan->threads) * sizeof(ptrdiff_t));
+    }
     return SA_OK;
 }
 
@@ -339,6 +348,29 @@ void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_pl
     }
 }
 
+#if defined(_OPENMP)
+/* The steps that task t of each has done: neighbours' counts lie in different threads' scratch, on lines of their own. */
+static ptrdiff_t *steps_done(const sa_backward_plan *plan, char *scratch, ptrdiff_t t) {
+    char *lines = scratch + (size_t)(t % plan->threads) * plan->scratch_bytes + plan->done_at;
+    return (ptrdiff_t *)(void *)lines + t / plan->threads;
+}
+
+/* Task t of a step, after those that it follows on (top of this file). Also one without work of its own waits: others rely on it. */
+static void part_task_in_order(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
+                               char *scratch, char *mine) {
+    const ptrdiff_t N = plan->parts, K = plan->together, c = t % N, k = t / N % K, owner = t / N / K;
+    if (plan->steps > 1) {
+        sa_wait_for(steps_done(plan, scratch, t), step);
+        sa_wait_for(steps_done(plan, scratch, (owner * K + k) * N + (c + 1) % N), step);
+        sa_wait_for(steps_done(plan, scratch, (owner * K + (k + 1) % K) * N + c), g->dmask.m.data ? step : 0);
+    }
+    sa_backward_part_task(g, plan, step, t, mine);
+    if (plan->steps > 1) {
+        sa_raise(steps_done(plan, scratch, t));
+    }
+}
+#endif
+
 /* ---- the gradient of a mask that rows share --------------------------------------------------------------------------- */
 
 sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan) {
@@ -411,6 +443,10 @@ sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backwa
     const sa_mask_plan m = sa_plan_mask(g, plan);
 #if defined(_OPENMP)
     if (plan->threads > 1) {
+        ptrdiff_t taken = 0;
+        for (ptrdiff_t t = 0; plan->steps > 1 && t < tasks; ++t) {
+            *steps_done(plan, scratch, t) = 0;
+        }
         sa_region_enter();
 #pragma omp parallel num_threads(plan->threads)
         {
@@ -420,14 +456,12 @@ sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backwa
             for (ptrdiff_t t = 0; t < blocks; ++t) {
                 sa_backward_delta_task(g, plan, t, mine);
             }
-            /* Independent within a step: no two tasks share what they add to (top of this file). */
-            for (ptrdiff_t step = 0; step < plan->steps; ++step) {
-#pragma omp for schedule(dynamic, 1)
-                for (ptrdiff_t t = 0; t < tasks; ++t) {
-                    sa_backward_part_task(g, plan, step, t, mine);
-                }
+            /* No two tasks add to the same at a time, or in another order than that of the steps (top of this file). Taken by hand:
+             * a dynamic loop may give a thread later tasks before earlier ones. */
+            for (ptrdiff_t i; (i = __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED)) < plan->steps * tasks;) {
+                part_task_in_order(g, plan, i / tasks, i % tasks, scratch, mine);
             }
-            /* Independent: a task owns its elements of the mask's gradient. */
+            /* Independent: a task owns its elements of the mask's gradient, to which nobody else adds. */
 #pragma omp for schedule(dynamic, 1)
             for (ptrdiff_t t = 0; t < m.tasks; ++t) {
                 sa_backward_mask_task(g, plan, &m, t, mine);

@@ -5,6 +5,7 @@
 #include "threads.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #if defined(_OPENMP)
 #include <omp.h>
@@ -108,3 +109,22 @@ __attribute__((constructor)) static void register_fork_handlers(void) {
     }
 }
 #endif
+
+/* Waits are short, unless there are more threads than processors: then the one that is waited for needs ours. */
+#define SPINS 2000
+
+void sa_wait_for(const ptrdiff_t *count, ptrdiff_t least) {
+    for (int spins = 0; __atomic_load_n(count, __ATOMIC_ACQUIRE) < least; ++spins) {
+        if (spins >= SPINS) {
+            sched_yield();
+            continue;
+        }
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("yield");
+#endif
+    }
+}
+
+void sa_raise(ptrdiff_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_RELEASE); }

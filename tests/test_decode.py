@@ -1,4 +1,4 @@
-"""One to four queries per key head, as in decoding: keys and values are read where they lie, 16 bits as they are."""
+"""One to eight queries per key head, as in decoding: keys and values are read where they lie, 16 bits as they are."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def inputs(dtype, group=4, keys=150, width=64, value_width=64):
 
 
 @dtypes
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 8, 9])
 def test_widths_around_a_vector_and_a_pair_of_them(dtype, group):
     for width, value_width in (
         (1, 33),
@@ -114,7 +114,7 @@ def test_options_take_the_other_way_through_the_same_products(dtype, options):
 LONG = {"keys": 600, "width": 64, "value_width": 96}
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 4])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 8])
 @pytest.mark.parametrize("keys", [256, 257, 271, 319, 320, 512, 575, 2100])
 def test_bfloat16_with_numbers_of_keys_around_16_and_256(group, keys):
     arrays = inputs(BFLOAT16, group, keys, 64, 32)

@@ -68,12 +68,13 @@ def rounding(dtype, x):
 
 
 def rounds_weights(query, key, value, enable_gqa=False):
-    """Whether weights are rounded to bfloat16 in this call: attention_pairs.h says where."""
+    """Whether weights are rounded to bfloat16 in this call: attention_pairs.h and attention_few_pairs.h say where."""
     group = query.shape[-3] // max(key.shape[-3], 1) if enable_gqa and query.ndim > 2 else 1
+    rows = query.shape[-2] * group
     return (
         sa.get_isa() == "avx512bf16"
         and all(x.dtype.name == "bfloat16" for x in (query, key, value))
-        and query.shape[-2] * group > 16
+        and (rows > 16 or rows <= 8)
         and key.shape[-2] >= 32
         and query.shape[-1] >= 16
     )

@@ -1,8 +1,14 @@
-/* A block of one to four queries against a key head (decoding). Lanes are features; bound by the reading of K and V, so those
- * are read once, where they lie: rows of any stride, and float16 and bfloat16 as they are where there is a verb for it. */
+/* A block of up to four queries, or eight with 32 registers, against a key head (decoding). Lanes are features; bound by the reading of
+ * K and V, so those are read once, where they lie: rows of any stride, and float16 and bfloat16 as they are where there is a verb for it. */
 
-/* The most rows that are "few": a power of two, and all of them must fit one vector. */
-#define SA_FEW_ROWS (SA_LANES >= 4 ? 4 : SA_LANES)
+/* The most rows that are "few": a power of two, all of them in one vector. Eight need 16 sums and their operands in registers. */
+#if SA_LANES >= 8 && SA_VECTOR_REGISTERS == 32 && !(defined(SA_HAS_TILES) && !SA_REAL_IS_F64)
+#define SA_FEW_ROWS 8
+#elif SA_LANES >= 4
+#define SA_FEW_ROWS 4
+#else
+#define SA_FEW_ROWS SA_LANES
+#endif
 
 /* How elements of keys and values lie in memory. bfloat16 comes as pairs: a vector of the even elements and one of the odd
  * ones, a shift and an and for twice the lanes. What meets them is put in that order (pack_few_queries, restore_order). */
@@ -10,6 +16,7 @@
 #define SA_READS_BF16 1
 #define SA_READS_F16 2
 #define SA_READS_PAIRS 3 /* bfloat16 that had to be packed: in the same order, and so to the same bits */
+#define SA_READS_RAW 4   /* bfloat16 for products of pairs (attention_few_pairs.h): nothing is converted */
 #if SA_REAL_IS_F64 || !SA_HAS_BF16_PAIRS
 #define SA_SOME_BF16 0
 #else
@@ -21,10 +28,12 @@
 #define SA_SOME_F16 1
 #endif
 
-/* Rows are fetched this far ahead: the hardware does not look beyond the end of a page. From memory twice as far, by vectors of a
- * whole line: a Zen 5 then decodes 4096 keys of 32/8 heads at 75 instead of 64 GB/s, 8192 in bfloat16 at 61 instead of 52. From its L3
- * that would be 3 to 5 % slower. */
+/* Rows are fetched this far ahead: the hardware does not look beyond the end of a page. From memory, by vectors of a whole line, twice as
+ * far, and before that into the L2, where more can be on its way: a Zen 4 then decodes 8192 to 131,072 keys in bfloat16 at 30 to 49
+ * instead of 16 to 23 GB/s, in float32 at 35 instead of 17. A Zen 5 gets 75 instead of 64 GB/s by the first of both, which from its L3
+ * would be 3 to 5 % slower. */
 #define SA_BYTES_AHEAD(far) ((far) && SA_VECTOR_IS_LINE ? 8192 : 4096)
+#define SA_BYTES_LATER(far) ((far) && SA_VECTOR_IS_LINE ? 32768 : 0)
 
 /* A vector of a whole cache line fetches the one that will stand in its place, into the L1. Shorter ones would ask for each line
  * several times, and for those of values in an order that is slow to read from memory: there whole rows are fetched
@@ -32,10 +41,16 @@
 #define SA_VECTOR_IS_LINE (sizeof(vec) == 64)
 #define SA_VALUES_TOGETHER 4096
 
+/* Bytes from a row to those that are fetched meanwhile, the one of `later` into the L2 alone; 0: none. */
+typedef struct {
+    ptrdiff_t soon, later;
+} FN(few_ahead);
+
 /* Rows of keys or values, `stride` bytes apart. */
 typedef struct {
     const char *at;
-    ptrdiff_t stride, ahead; /* ahead: bytes from a row to the one to be fetched meanwhile; 0: none */
+    ptrdiff_t stride;
+    FN(few_ahead) ahead;
     int reads;
 } FN(few_rows);
 
@@ -50,37 +65,50 @@ SA_INLINE int FN(few_reads)(const sa_matrix *m) {
     return SA_SOME_F16 && m->dtype == SA_F16 && in_place ? SA_READS_F16 : SA_READS_REAL;
 }
 
+/* From a row to the one that many bytes of rows further, or four rows; 0 where it would be behind the block's keys. */
+SA_INLINE ptrdiff_t FN(rows_ahead)(const sa_block *b, const sa_matrix *m, ptrdiff_t last, ptrdiff_t row_bytes,
+                                   ptrdiff_t bytes) {
+    const ptrdiff_t rows = row_bytes * 4 > bytes || row_bytes == 0 ? 4 : bytes / row_bytes;
+    return bytes > 0 && last + rows <= b->end ? rows * m->row_stride : 0;
+}
+
 SA_INLINE FN(few_rows)
     FN(few_rows_of)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
     const int reads = FN(few_reads)(m);
     if (reads == SA_READS_BF16 || reads == SA_READS_F16 || FN(is_direct)(m)) {
-        const ptrdiff_t bytes = width * (ptrdiff_t)sa_itemsize(m->dtype);
-        const ptrdiff_t most = SA_BYTES_AHEAD(b->far), rows = bytes * 4 > most || bytes == 0 ? 4 : most / bytes;
-        return (FN(few_rows)){m->data + first * m->row_stride, m->row_stride,
-                              first + n + rows <= b->end ? rows * m->row_stride : 0, reads};
+        const ptrdiff_t bytes = width * (ptrdiff_t)sa_itemsize(m->dtype), last = first + n;
+        const FN(few_ahead) ahead = {FN(rows_ahead)(b, m, last, bytes, SA_BYTES_AHEAD(b->far)),
+                                     FN(rows_ahead)(b, m, last, bytes, SA_BYTES_LATER(b->far))};
+        return (FN(few_rows)){m->data + first * m->row_stride, m->row_stride, ahead, reads};
     }
     ptrdiff_t stride;
     const real *rows = FN(tile_rows)(b, m, cache, first, n, width, &stride);
-    return (FN(few_rows)){(const char *)rows, stride * (ptrdiff_t)sizeof(real), 0, reads};
+    return (FN(few_rows)){(const char *)rows, stride * (ptrdiff_t)sizeof(real), {0, 0}, reads};
 }
 
 /* ---- vectors of a row ---------------------------------------------------------------------------------------------- */
 
-#define SA_FEW_BYTES(reads) ((reads) == SA_READS_BF16 || (reads) == SA_READS_F16 ? 2 : (ptrdiff_t)sizeof(real))
+#define SA_FEW_BYTES(reads) ((reads) == SA_READS_REAL || (reads) == SA_READS_PAIRS ? (ptrdiff_t)sizeof(real) : 2)
 #define SA_FEW_VECS(reads) ((reads) == SA_READS_BF16 || (reads) == SA_READS_PAIRS ? 2 : 1)
+#define SA_FEW_STEP(reads) ((reads) == SA_READS_RAW ? 2 * SA_LANES : SA_FEW_VECS(reads) * SA_LANES) /* elements of those */
 
 /* Fetches what will stand in place of the rows from … to − 1, where vectors do not do so themselves. */
 SA_INLINE void FN(fetch_rows)(const FN(few_rows) * rows, ptrdiff_t from, ptrdiff_t to, ptrdiff_t bytes) {
-    for (ptrdiff_t r = from; !SA_VECTOR_IS_LINE && rows->ahead != 0 && r < to; ++r) {
-        sa_fetch((uintptr_t)rows->at + (uintptr_t)(r * rows->stride + rows->ahead), bytes);
+    for (ptrdiff_t r = from; !SA_VECTOR_IS_LINE && rows->ahead.soon != 0 && r < to; ++r) {
+        sa_fetch((uintptr_t)rows->at + (uintptr_t)(r * rows->stride + rows->ahead.soon), bytes);
     }
 }
 
-/* SA_FEW_VECS vectors of elements from p on, while those `ahead` bytes further are fetched. */
-SA_INLINE void FN(load_few)(const char *p, ptrdiff_t ahead, vec *x, const int reads) {
+/* Fetches the lines ahead of the one at p, where vectors are lines. */
+SA_INLINE void FN(fetch_lines)(const char *p, FN(few_ahead) ahead) {
     if (SA_VECTOR_IS_LINE) {
-        __builtin_prefetch(p + ahead, 0, 3);
+        __builtin_prefetch(p + ahead.soon, 0, 3);
+        __builtin_prefetch(p + ahead.later, 0, 2);
     }
+}
+
+/* SA_FEW_VECS vectors of elements from p on. */
+SA_INLINE void FN(load_few)(const char *p, vec *x, const int reads) {
 #if SA_SOME_BF16
     if (reads == SA_READS_BF16) {
         x[0] = V(even_bf16)(p);
@@ -91,6 +119,12 @@ SA_INLINE void FN(load_few)(const char *p, ptrdiff_t ahead, vec *x, const int re
 #if SA_SOME_F16
     if (reads == SA_READS_F16) {
         x[0] = V(load_f16)(p);
+        return;
+    }
+#endif
+#if defined(SA_HAS_BF16_PRODUCTS)
+    if (reads == SA_READS_RAW) {
+        x[0] = V(load_pairs)(p, 2 * SA_LANES);
         return;
     }
 #endif
@@ -112,16 +146,33 @@ SA_INLINE void FN(load_few_n)(const char *p, ptrdiff_t n, vec *x, const int read
     }
     real padded[2 * SA_LANES] = {0};
     memcpy(padded, p, (size_t)(n * SA_FEW_BYTES(reads)));
-    FN(load_few)((const char *)padded, 0, x, reads);
+    FN(load_few)((const char *)padded, x, reads);
 }
 
-/* q[few][width] times the factor, in the order in which keys are read. */
+/* sum + x·q, lane by lane. */
+SA_INLINE vec FN(few_product)(vec sum, vec x, vec q, const int reads) {
+#if defined(SA_HAS_BF16_PRODUCTS)
+    if (reads == SA_READS_RAW) {
+        return V(add_products)(sum, x, q);
+    }
+#endif
+    return (void)reads, V(fma)(x, q, sum);
+}
+
+SA_INLINE bool FN(few_queries_in_pairs)(const sa_block *b, FN(scratch) * s);
+SA_INLINE bool FN(few_in_pairs)(const FN(scratch) * s);
+SA_INLINE void FN(few_order_pairs)(vec *x, vec *y);
+
+/* q[few][width] times the factor, in the order in which keys are read. For products of pairs as they are, and without the factor. */
 SA_INLINE void FN(pack_few_queries)(const sa_block *b, FN(scratch) * s, const int few) {
     const sa_matrix *m = &b->a->query.m;
     const vec factor = V(set1)((real)(b->a->scale * SA_LOG2E));
     const ptrdiff_t E = b->a->E, width = FN(few_width)(E);
     const bool in_pairs = SA_FEW_VECS(FN(few_reads)(&b->key)) == 2;
     memset(s->q, 0, (size_t)(few * width) * sizeof(real));
+    if (FN(few_queries_in_pairs)(b, s)) {
+        return;
+    }
     for (int r = 0; r < few && r < b->rows->count; ++r) {
         real *q_r = s->q + r * width;
         FN(load_row)(q_r, b->rows->query[r], m->col_stride, E, m->dtype, m->swapped);
@@ -133,30 +184,43 @@ SA_INLINE void FN(pack_few_queries)(const sa_block *b, FN(scratch) * s, const in
     }
 }
 
-/* The output's columns from the order in which values are read to their own. */
+/* Two vectors of columns from the order in which values are read to their own: even and odd ones, or as products of pairs took them. */
+SA_INLINE void FN(few_order)(const FN(scratch) * s, vec *x, vec *y) {
+    if (FN(few_in_pairs)(s)) {
+        FN(few_order_pairs)(x, y);
+        return;
+    }
+    const vec even = *x, odd = *y;
+    *x = V(zip_lo)(even, odd);
+    *y = V(zip_hi)(even, odd);
+}
+
+/* The output's columns in their own order. */
 SA_INLINE void FN(restore_order)(const sa_block *b, FN(scratch) * s, const int few) {
     if (SA_FEW_VECS(FN(few_reads)(&b->value)) == 2) {
         real *O = s->O;
         for (ptrdiff_t i = 0; i < few * FN(few_width)(b->a->Dv); i += 2 * SA_LANES) {
-            const vec even = V(load)(O + i), odd = V(load)(O + i + SA_LANES);
-            V(store)(O + i, V(zip_lo)(even, odd));
-            V(store)(O + i + SA_LANES, V(zip_hi)(even, odd));
+            vec x = V(load)(O + i), y = V(load)(O + i + SA_LANES);
+            FN(few_order)(s, &x, &y);
+            V(store)(O + i, x);
+            V(store)(O + i + SA_LANES, y);
         }
     }
 }
 
 /* ---- products ------------------------------------------------------------------------------------------------------ */
 
-/* sum[i·R + r] += k_i·q[r] over a vector or a pair of them from element e on; the last of a row when left > 0. */
-SA_INLINE void FN(scores_few_step)(const real *q, ptrdiff_t q_stride, const char *const *k, ptrdiff_t ahead, ptrdiff_t e,
+/* sum[i·R + r] += k_i·q[r] over a step from element e on; the last of a row when left > 0. */
+SA_INLINE void FN(scores_few_step)(const real *q, ptrdiff_t q_stride, const char *const *k, FN(few_ahead) ahead, ptrdiff_t e,
                                    ptrdiff_t left, vec *sum, const int R, const int reads) {
     const int U = SA_FEW_VECS(reads), keys = SA_LANES / R;
-    vec q_r[4][2];
+    const ptrdiff_t at = reads == SA_READS_RAW ? e / 2 : e;
+    vec q_r[SA_FEW_ROWS][2];
     SA_UNROLL
     for (int r = 0; r < R; ++r) {
         SA_UNROLL
         for (int u = 0; u < U; ++u) {
-            q_r[r][u] = V(load)(q + r * q_stride + e + u * SA_LANES);
+            q_r[r][u] = V(load)(q + r * q_stride + at + u * SA_LANES);
         }
     }
     SA_UNROLL
@@ -164,7 +228,8 @@ SA_INLINE void FN(scores_few_step)(const real *q, ptrdiff_t q_stride, const char
         const char *k_i = k[i] + e * SA_FEW_BYTES(reads);
         vec x[2];
         if (left == 0) {
-            FN(load_few)(k_i, ahead, x, reads);
+            FN(load_few)(k_i, x, reads);
+            FN(fetch_lines)(k_i, ahead);
         } else {
             FN(load_few_n)(k_i, left, x, reads);
         }
@@ -172,20 +237,20 @@ SA_INLINE void FN(scores_few_step)(const real *q, ptrdiff_t q_stride, const char
         for (int r = 0; r < R; ++r) {
             SA_UNROLL
             for (int u = 0; u < U; ++u) {
-                sum[i * R + r] = V(fma)(x[u], q_r[r][u], sum[i * R + r]);
+                sum[i * R + r] = FN(few_product)(sum[i * R + r], x[u], q_r[r][u], reads);
             }
         }
     }
 }
 
-/* P[n][p_stride], columns 0 … R − 1, = k[j]·q[r]. q[R][q_stride] is padded with zeros. p_stride is R, and P then has room for
- * whole vectors (what is behind n keys is any product), or it is SA_LANES. */
+/* P[n][p_stride], columns 0 … R − 1, = factor·k[j]·q[r]; the factor is of SA_READS_RAW alone, other queries hold it. q[R][q_stride] is
+ * padded with zeros. p_stride is R, and P then has room for whole vectors (what is behind n keys is any product), or it is SA_LANES. */
 SA_INLINE void FN(scores_few)(const real *restrict q, const FN(few_rows) * rows, ptrdiff_t n, ptrdiff_t E, real *restrict P,
-                              ptrdiff_t p_stride, const int R, const int reads, const bool tail) {
+                              ptrdiff_t p_stride, real factor, const int R, const int reads, const bool tail) {
     const int keys = SA_LANES / R; /* products of one pass: keys × R = lanes */
-    const ptrdiff_t q_stride = FN(few_width)(E), step = SA_FEW_VECS(reads) * SA_LANES, whole = tail ? E - E % step : E;
+    const ptrdiff_t q_stride = FN(few_width)(E), step = SA_FEW_STEP(reads), whole = tail ? E - E % step : E;
     const char *k = rows->at;
-    const ptrdiff_t k_stride = rows->stride, ahead = rows->ahead;
+    const ptrdiff_t k_stride = rows->stride;
     for (ptrdiff_t j = 0; j < n; j += keys) {
         const int here = n - j < keys ? (int)(n - j) : keys;
         const char *k_j[SA_LANES];
@@ -200,12 +265,15 @@ SA_INLINE void FN(scores_few)(const real *restrict q, const FN(few_rows) * rows,
         }
         FN(fetch_rows)(rows, j, j + here, E * SA_FEW_BYTES(reads));
         for (ptrdiff_t e = 0; e < whole; e += step) {
-            FN(scores_few_step)(q, q_stride, k_j, ahead, e, 0, sum, R, reads);
+            FN(scores_few_step)(q, q_stride, k_j, rows->ahead, e, 0, sum, R, reads);
         }
         if (tail) {
-            FN(scores_few_step)(q, q_stride, k_j, 0, whole, E - whole, sum, R, reads);
+            FN(scores_few_step)(q, q_stride, k_j, rows->ahead, whole, E - whole, sum, R, reads);
         }
-        const vec each = FN(sum_each)(sum);
+        vec each = FN(sum_each)(sum);
+        if (reads == SA_READS_RAW) {
+            each = each * V(set1)(factor);
+        }
         if (p_stride == R) {
             V(store)(P + j * R, each);
             continue;
@@ -227,8 +295,8 @@ SA_INLINE void FN(values_few_columns)(const real *restrict P, ptrdiff_t p_stride
                                       const int R, const int C, const int reads, ptrdiff_t tail) {
     const int U = SA_FEW_VECS(reads);
     const char *v = rows->at + d * SA_FEW_BYTES(reads);
-    const ptrdiff_t v_stride = rows->stride, ahead = rows->ahead;
-    vec sum[4][8];
+    const ptrdiff_t v_stride = rows->stride;
+    vec sum[SA_FEW_ROWS][8];
     SA_UNROLL
     for (int r = 0; r < R; ++r) {
         SA_UNROLL
@@ -244,7 +312,8 @@ SA_INLINE void FN(values_few_columns)(const real *restrict P, ptrdiff_t p_stride
         } else {
             SA_UNROLL
             for (int c = 0; c < C; c += U) {
-                FN(load_few)(v_j + c * SA_LANES * SA_FEW_BYTES(reads), ahead, x + c, reads);
+                FN(load_few)(v_j + c * SA_LANES * SA_FEW_BYTES(reads), x + c, reads);
+                FN(fetch_lines)(v_j + c * SA_LANES * SA_FEW_BYTES(reads), rows->ahead);
             }
         }
         SA_UNROLL
@@ -271,7 +340,7 @@ SA_INLINE void FN(values_few_columns)(const real *restrict P, ptrdiff_t p_stride
 SA_INLINE void FN(values_few_rows)(const real *restrict P, ptrdiff_t p_stride, const FN(few_rows) * v, ptrdiff_t first,
                                    ptrdiff_t n, ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R,
                                    const int reads) {
-    const int C = SA_VECTOR_REGISTERS == 32 ? (R == 4 ? 4 : 8) : (R == 4 ? 2 : 4), U = SA_FEW_VECS(reads);
+    const int C = SA_VECTOR_REGISTERS == 32 ? (R == 8 ? 2 : R == 4 ? 4 : 8) : (R == 4 ? 2 : 4), U = SA_FEW_VECS(reads);
     const ptrdiff_t o_stride = FN(few_width)(Dv), bytes = Dv * SA_FEW_BYTES(reads);
     const ptrdiff_t steps = Dv / (C * SA_LANES), share = steps > 0 ? (n + steps - 1) / steps : 0;
     const FN(few_rows) rows = {v->at + first * v->stride, v->stride, v->ahead, reads};
@@ -300,7 +369,7 @@ SA_INLINE void FN(values_few_rows)(const real *restrict P, ptrdiff_t p_stride, c
  * bytes that 16 bits take: packed or in place, their results have the same bits. */
 SA_INLINE void FN(values_few)(const real *restrict P, ptrdiff_t p_stride, const FN(few_rows) * v, ptrdiff_t n, ptrdiff_t Dv,
                               real *restrict O, const real *restrict alpha, const int R, const int reads) {
-    static const real ones[4] = {1, 1, 1, 1};
+    static const real ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
     if (Dv == 0) { /* no columns, and nothing to divide by */
         return;
     }
@@ -311,20 +380,26 @@ SA_INLINE void FN(values_few)(const real *restrict P, ptrdiff_t p_stride, const 
     }
 }
 
-#define SA_FEW(R, kind)                                                                                                        \
+#define SA_FEW_SCORES(R, kind)                                                                                                 \
     SA_NOINLINE void FN(scores_few##R##_##kind)(const real *q, const FN(few_rows) * k, ptrdiff_t n, ptrdiff_t E, real *P,      \
-                                                ptrdiff_t p_stride) {                                                          \
-        if (E % (SA_FEW_VECS(SA_READS_##kind) * SA_LANES) == 0) {                                                              \
-            FN(scores_few)(q, k, n, E, P, p_stride, R, SA_READS_##kind, false);                                                \
+                                                ptrdiff_t p_stride, real factor) {                                             \
+        if (E % SA_FEW_STEP(SA_READS_##kind) == 0) {                                                                           \
+            FN(scores_few)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind, false);                                        \
         } else {                                                                                                               \
-            FN(scores_few)(q, k, n, E, P, p_stride, R, SA_READS_##kind, true);                                                 \
+            FN(scores_few)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind, true);                                         \
         }                                                                                                                      \
-    }                                                                                                                          \
+    }
+#define SA_FEW(R, kind)                                                                                                        \
+    SA_FEW_SCORES(R, kind)                                                                                                     \
     SA_NOINLINE void FN(values_few##R##_##kind)(const real *P, ptrdiff_t p_stride, const FN(few_rows) * v, ptrdiff_t n,        \
                                                 ptrdiff_t Dv, real *O, const real *alpha) {                                    \
         FN(values_few)(P, p_stride, v, n, Dv, O, alpha, R, SA_READS_##kind);                                                   \
     }
-#if SA_LANES >= 4
+#if SA_FEW_ROWS == 8
+#define SA_FEWS(kind) SA_FEW(1, kind) SA_FEW(2, kind) SA_FEW(4, kind) SA_FEW(8, kind)
+#define SA_BY_ROWS(name, kind)                                                                                                 \
+    (few == 1 ? FN(name##1_##kind) : few == 2 ? FN(name##2_##kind) : few == 4 ? FN(name##4_##kind) : FN(name##8_##kind))
+#elif SA_FEW_ROWS == 4
 #define SA_FEWS(kind) SA_FEW(1, kind) SA_FEW(2, kind) SA_FEW(4, kind)
 #define SA_BY_ROWS(name, kind) (few == 1 ? FN(name##1_##kind) : few == 2 ? FN(name##2_##kind) : FN(name##4_##kind))
 #else
@@ -340,24 +415,50 @@ SA_FEWS(PAIRS)
 SA_FEWS(F16)
 #endif
 
+#if defined(SA_HAS_BF16_PRODUCTS)
+#include "attention_few_pairs.h"
+#else
+SA_INLINE bool FN(few_in_pairs)(const FN(scratch) * s) { return (void)s, false; }
+SA_INLINE void FN(few_order_pairs)(vec *x, vec *y) { (void)x, (void)y; }
+SA_INLINE bool FN(few_queries_in_pairs)(const sa_block *b, FN(scratch) * s) { return (void)b, (void)s, false; }
+SA_INLINE void FN(scores_few_by_pairs)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
+                                       int few) {
+    (void)b, (void)s, (void)first, (void)n, (void)p_stride, (void)few;
+}
+SA_INLINE void FN(values_few_by_pairs)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
+                                       int few) {
+    (void)b, (void)s, (void)first, (void)n, (void)p_stride, (void)few;
+}
+#endif
+
 SA_INLINE void FN(scores_of_few)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
                                  const int few) {
+    if (FN(few_in_pairs)(s)) {
+        FN(scores_few_by_pairs)(b, s, first, n, p_stride, few);
+        return;
+    }
     const ptrdiff_t E = b->a->E;
+    const real factor = 1; /* queries hold it */
     const FN(few_rows) k = FN(few_rows_of)(b, &b->key, &s->key, first, n, E);
     switch (k.reads) {
 #if SA_SOME_BF16
-    case SA_READS_BF16: SA_BY_ROWS(scores_few, BF16)(s->q, &k, n, E, s->P, p_stride); break;
-    case SA_READS_PAIRS: SA_BY_ROWS(scores_few, PAIRS)(s->q, &k, n, E, s->P, p_stride); break;
+    case SA_READS_BF16: SA_BY_ROWS(scores_few, BF16)(s->q, &k, n, E, s->P, p_stride, factor); break;
+    case SA_READS_PAIRS: SA_BY_ROWS(scores_few, PAIRS)(s->q, &k, n, E, s->P, p_stride, factor); break;
 #endif
 #if SA_SOME_F16
-    case SA_READS_F16: SA_BY_ROWS(scores_few, F16)(s->q, &k, n, E, s->P, p_stride); break;
+    case SA_READS_F16: SA_BY_ROWS(scores_few, F16)(s->q, &k, n, E, s->P, p_stride, factor); break;
 #endif
-    default: SA_BY_ROWS(scores_few, REAL)(s->q, &k, n, E, s->P, p_stride); break;
+    default: SA_BY_ROWS(scores_few, REAL)(s->q, &k, n, E, s->P, p_stride, factor); break;
     }
 }
 
 SA_INLINE void FN(values_of_few)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
                                  const int few) {
+    if (FN(few_in_pairs)(s)) {
+        FN(values_few_by_pairs)(b, s, first, n, p_stride, few);
+        return;
+    }
+    FN(round_weights)(s, n * p_stride); /* where pairs did not hold this block */
     const ptrdiff_t Dv = b->a->Dv;
     const FN(few_rows) v = FN(few_rows_of)(b, &b->value, &s->value, first, n, Dv);
     switch (v.reads) {
@@ -372,6 +473,7 @@ SA_INLINE void FN(values_of_few)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     }
 }
 #undef SA_FEW
+#undef SA_FEW_SCORES
 #undef SA_FEWS
 #undef SA_BY_ROWS
 #undef SA_SOME_BF16
@@ -469,10 +571,12 @@ SA_INLINE void FN(few_plain_exp)(FN(scratch) * s, ptrdiff_t n, const int few) {
 #if !SA_REAL_IS_F64 && defined(SA_HAS_TILES)
 #include "attention_few_parts.h"
 #else
+#if !defined(SA_HAS_BF16_PRODUCTS)
 SA_INLINE size_t FN(lay_out_few_parts)(const sa_attention *a, char *base, size_t used, FN(few_parts) * s) {
     return (void)a, (void)base, (void)s, used;
 }
 SA_INLINE void FN(few_parts_open)(const sa_block *b, FN(scratch) * s) { (void)b, (void)s; }
+#endif
 SA_INLINE void FN(few_parts_close)(const FN(few_parts) * s) { (void)s; }
 SA_INLINE ptrdiff_t FN(few_keys_by_parts)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first) {
     return (void)b, (void)s, (void)first, 0;
@@ -480,8 +584,24 @@ SA_INLINE ptrdiff_t FN(few_keys_by_parts)(const sa_block *b, const FN(scratch) *
 SA_INLINE void FN(few_tile_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int few) {
     (void)b, (void)s, (void)first, (void)n, (void)few;
 }
-SA_INLINE bool FN(few_parts_hold)(const sa_block *b, const FN(scratch) * s) { return (void)b, (void)s, true; }
 #endif
+
+/* Outputs below this, or 0, may have lost something where subnormal numbers are taken for 0. */
+#define SA_FEW_LEAST_OUTPUT ((real)0x1p-100)
+
+/* Whether the sums so far are what multiply-adds would have given: finite, and far from subnormal. */
+SA_INLINE bool FN(few_sums_hold)(const sa_block *b, const FN(scratch) * s) {
+    const sa_rows *rows = b->rows;
+    bool hold = true;
+    for (int r = 0; r < rows->count && s->few.use; ++r) {
+        const real *O_r = s->O + r * FN(few_width)(b->a->Dv);
+        for (ptrdiff_t d = 0; d < b->a->Dv && rows->lo[r] < rows->hi[r]; ++d) {
+            const real x = O_r[d] < 0 ? -O_r[d] : O_r[d];
+            hold &= x >= SA_FEW_LEAST_OUTPUT && x <= SA_REAL_MAX;
+        }
+    }
+    return hold;
+}
 
 /* The tile of n keys, or a longer one, in the running maximum, sum and output. Returns its keys. */
 SA_INLINE ptrdiff_t FN(few_plain_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int few) {

@@ -11,8 +11,6 @@
 
 /* Weights are this much larger here: no part of one is subnormal, and no product with an ordinary value. */
 #define SA_FEW_WEIGHT_UNIT 0x1p60f
-/* Outputs below this, or 0, may have lost something: the unit takes subnormal numbers for 0. */
-#define SA_FEW_LEAST_OUTPUT 0x1p-100f
 
 enum { FN(few_weight_rows) = 4 /* of a query: two parts, for even and for odd columns */ };
 
@@ -91,7 +89,7 @@ SA_INLINE void FN(few_scale)(real *P, vec factor, vec *top, const int few) {
  * waits for neither. A score that is not finite may be so by the unit alone: if it is +inf or NaN, so becomes the output. */
 SA_INLINE vec FN(few_scores)(const char *queries, const FN(few_rows) * rows, ptrdiff_t n, ptrdiff_t E, real factor, real *P,
                              const int few) {
-    const ptrdiff_t stride = rows->stride, ahead = rows->ahead;
+    const ptrdiff_t stride = rows->stride, ahead = rows->ahead.soon;
     const char *k = rows->at;
     const vec unit = V(set1)(factor);
     vec top = V(set1)(-(real)INFINITY);
@@ -202,7 +200,7 @@ SA_INLINE void FN(few_values)(const FN(few_parts) * s, const real *P, vec maximu
     const ptrdiff_t own = FN(few_weight_rows);
     for (ptrdiff_t d = 0; d < Dv; d += 4 * SA_TILE_STEP) {
         const ptrdiff_t left = (Dv - d) / SA_TILE_STEP, tiles = left < 4 ? left : 4;
-        FN(few_products)(s, d == 0 ? P : NULL, maximum, sum, rows->at + 2 * d, rows->stride, rows->ahead, n, tiles, few);
+        FN(few_products)(s, d == 0 ? P : NULL, maximum, sum, rows->at + 2 * d, rows->stride, rows->ahead.soon, n, tiles, few);
         for (ptrdiff_t u = 0; u < tiles; ++u) {
             const real *x = s->product + u * few * own * SA_LANES, *y = x + 2 * few * own * SA_LANES;
             real *o = O + d + u * SA_TILE_STEP;
@@ -239,7 +237,7 @@ SA_INLINE FN(few_rows) FN(few_bf16_rows)(const sa_block *b, FN(scratch) * s, con
             }
         }
     }
-    return (FN(few_rows)){s->few.rows, width * 2, 0, SA_READS_BF16};
+    return (FN(few_rows)){s->few.rows, width * 2, {0, 0}, SA_READS_BF16};
 }
 
 /* The keys from `first` on that may be one tile here; 0: none. */
@@ -258,19 +256,4 @@ SA_INLINE void FN(few_tile_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff
     vec sum = V(set1)(0);
     FN(few_values)(&s->few, s->P, maximum, &sum, &v, n, Dv, s->O, s->alpha, few);
     FN(few_take_sum)(s, sum, few);
-}
-
-/* Whether the sums so far are what multiply-adds would have given: finite, and far from subnormal. */
-SA_INLINE bool FN(few_parts_hold)(const sa_block *b, const FN(scratch) * s) {
-    const sa_rows *rows = b->rows;
-    const vec least = V(set1)(SA_FEW_LEAST_OUTPUT), most = V(set1)((real)INFINITY);
-    bool hold = true;
-    for (int r = 0; r < rows->count && s->few.use; ++r) {
-        for (ptrdiff_t d = 0; d < b->a->Dv && rows->lo[r] < rows->hi[r]; d += SA_LANES) {
-            const vec x = V(abs)(V(load)(s->O + r * b->a->Dv + d));
-            const lanemask holds = V(both)(V(lt)(least, x), V(lt)(x, most));
-            hold &= !V(any)(V(lt)(V(zero_unless)(holds, V(set1)(1)), V(set1)(1)));
-        }
-    }
-    return hold;
 }

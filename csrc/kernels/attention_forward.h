@@ -487,7 +487,7 @@ static void FN(run_few)(const sa_block *b, FN(scratch) * s);
  * no factor. */
 #define SA_MAXIMUM_LAG 8
 
-/* nv vectors of lanes hold the rows; few is 0, or 1, 2, 4: the number of rows, rounded up, of the feature-lane kernels. */
+/* nv vectors of lanes hold the rows; few is 0, or 1, 2, 4, 8: the number of rows, rounded up, of the feature-lane kernels. */
 SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, const int few, bool careful) {
     const sa_attention *a = b->a;
     const bool drops = a->dropout_p > 0, may_split = !few && !careful;
@@ -546,18 +546,18 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
             FN(values_by_parts)(b, s, first, n, nv);
         } else {
             FN(open_output)(b, s, nv);
-            FN(round_weights)(s, n, nv);
+            FN(round_weights)(s, n * nv * SA_LANES);
             FN(add_values)(b, s, first, n, nv, few, careful);
         }
     }
     FN(open_output)(b, s, nv);
-    if (few && !FN(few_parts_hold)(b, s)) {
-        s->few.use = false;
-        FN(run_few)(b, s);
-        return;
-    }
     if (few) {
         FN(restore_order)(b, s, few);
+        if (!FN(few_sums_hold)(b, s)) {
+            s->few.use = false;
+            FN(run_few)(b, s);
+            return;
+        }
     }
     if (b->partial) {
         real *partial = b->partial;
@@ -590,8 +590,11 @@ SA_RUN(wide4, 4, 0)
 #endif
 SA_RUN(few1, 1, 1)
 SA_RUN(few2, 1, 2)
-#if SA_LANES >= 4
+#if SA_FEW_ROWS >= 4
 SA_RUN(few4, 1, 4)
+#endif
+#if SA_FEW_ROWS == 8
+SA_RUN(few8, 1, 8)
 #endif
 #undef SA_RUN
 
@@ -600,9 +603,13 @@ static void FN(run_few)(const sa_block *b, FN(scratch) * s) {
         FN(run_few1)(b, s);
     } else if (b->rows->count == 2) {
         FN(run_few2)(b, s);
-#if SA_LANES >= 4
-    } else {
+#if SA_FEW_ROWS >= 4
+    } else if (b->rows->count <= 4) {
         FN(run_few4)(b, s);
+#endif
+#if SA_FEW_ROWS == 8
+    } else {
+        FN(run_few8)(b, s);
 #endif
     }
 }

@@ -16,11 +16,14 @@ enum { SA_PAIR_STEP = 32 };
 enum { SA_LEAST_OF_SCORES = -127, SA_LEAST_OF_GRADIENTS = -60, SA_MOST_OF_PAIRS = 50 };
 
 /* Not for a handful of numbers, nor with a factor beside which the products' range would matter. */
-SA_INLINE bool FN(uses_parts)(const sa_attention *a) {
+SA_INLINE bool FN(pairs_take)(const sa_attention *a) {
     const real factor = FN(factor_of)(a);
-    return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->S >= 32 && a->E >= 16 && a->L > SA_LANES / a->gqa &&
-           factor >= 0x1p-40f && factor <= 0x1p40f;
+    return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->S >= 32 && a->E >= 16 && factor >= 0x1p-40f &&
+           factor <= 0x1p40f;
 }
+
+/* Nor in wide blocks that are all of one vector. */
+SA_INLINE bool FN(uses_parts)(const sa_attention *a) { return FN(pairs_take)(a) && a->L > SA_LANES / a->gqa; }
 
 SA_INLINE size_t FN(pair_row_bytes)(ptrdiff_t width) {
     return (size_t)((width + SA_PAIR_STEP - 1) / SA_PAIR_STEP) * SA_PAIR_STEP * 2;
@@ -203,13 +206,13 @@ SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t
                          (ptrdiff_t)(s->parts.values.part_bytes / sizeof(real)), end, b->a->Dv, s->O, s->alpha, nv);
 }
 
-/* The weights of a tile that pairs do not hold, in a block that is of pairs: as exact as its neighbours', whatever a key holds that
- * is closed. */
-SA_INLINE void FN(round_weights)(FN(scratch) * s, ptrdiff_t n, const int nv) {
-    if (!s->parts.count || !s->parts.of_weights) {
+/* The weights P[count] of a tile that pairs do not hold, in a block that is of pairs: as exact as its neighbours', whatever a key
+ * holds that is closed. */
+SA_INLINE void FN(round_weights)(FN(scratch) * s, ptrdiff_t count) {
+    if (!(s->parts.count && s->parts.of_weights) && !s->few.rounds) {
         return;
     }
-    for (real *p = s->P; p < s->P + n * nv * SA_LANES; p += SA_LANES) {
+    for (real *p = s->P; p < s->P + count; p += SA_LANES) {
         V(store)(p, V(round_pairs)(V(set1)(0), V(load)(p)));
     }
 }
@@ -234,7 +237,7 @@ SA_INLINE bool FN(weights_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_
 SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     (void)b, (void)s, (void)first, (void)n, (void)nv;
 }
-SA_INLINE void FN(round_weights)(FN(scratch) * s, ptrdiff_t n, int nv) { (void)s, (void)n, (void)nv; }
+SA_INLINE void FN(round_weights)(FN(scratch) * s, ptrdiff_t count) { (void)s, (void)count; }
 SA_INLINE bool FN(may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) { return (void)b, (void)s, (void)first, false; }
 
 #endif

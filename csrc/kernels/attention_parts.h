@@ -346,6 +346,6 @@ SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t
     }
 }
 
-SA_INLINE void FN(round_weights)(FN(scratch) * s, ptrdiff_t n, int nv) { (void)s, (void)n, (void)nv; }
+SA_INLINE void FN(round_weights)(FN(scratch) * s, ptrdiff_t count) { (void)s, (void)count; }
 
 #endif

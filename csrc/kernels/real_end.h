@@ -8,6 +8,7 @@
 #undef SA_REAL_EPSILON
 #undef SA_REAL_DTYPE
 #undef FN
+#undef SA_FEW_ROWS
 #undef SA_ROWS
 #undef SA_AT_ONCE
 #undef SA_BACKWARD_VECS

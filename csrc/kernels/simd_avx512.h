@@ -42,29 +42,24 @@ SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) {
 }
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
 SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31); }
-/* even and odd take two full shuffles for each sum of two; two blends and a shuffle of one vector do as well. */
+/* Halves of neighbours are added until a lane is left of each: two shuffles inside quarters, then of quarters, that need no indices. */
 #define SA_HAS_SUM_EACH 1
-#define SA_ADD_HALVES(bits, mask, shuffle)                                                                                     \
-    SA_VERB __m512 sa_add_halves_##bits(__m512 a, __m512 b) { /* lanes of a where `mask` is 0, of b elsewhere */               \
-        const __m512 x = _mm512_mask_blend_ps(mask, b, a);                                                                     \
-        return _mm512_mask_blend_ps(mask, a, b) + shuffle;                                                                     \
-    }
-SA_ADD_HALVES(0, 0xaaaa, _mm512_permute_ps(x, 0xb1))
-SA_ADD_HALVES(1, 0xcccc, _mm512_permute_ps(x, 0x4e))
-SA_ADD_HALVES(2, 0xf0f0, _mm512_shuffle_f32x4(x, x, 0xb1))
-SA_ADD_HALVES(3, 0xff00, _mm512_shuffle_f32x4(x, x, 0x4e))
-#undef SA_ADD_HALVES
+SA_VERB __m512 sa_add_quarters(__m512 a, __m512 b) {
+    return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+}
 SA_VERB vf32 vf32_sum_each(const vf32 *a) {
-    vf32 two[8], four[4];
+    __m512d two[8];
+    __m512 four[4];
     SA_UNROLL
     for (int i = 0; i < 8; ++i) {
-        two[i] = sa_add_halves_0(a[2 * i], a[2 * i + 1]);
+        two[i] = _mm512_castps_pd(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]) + _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
     }
     SA_UNROLL
     for (int i = 0; i < 4; ++i) {
-        four[i] = sa_add_halves_1(two[2 * i], two[2 * i + 1]);
+        four[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(two[2 * i], two[2 * i + 1])) +
+                  _mm512_castpd_ps(_mm512_unpackhi_pd(two[2 * i], two[2 * i + 1]));
     }
-    return sa_add_halves_3(sa_add_halves_2(four[0], four[1]), sa_add_halves_2(four[2], four[3]));
+    return sa_add_quarters(sa_add_quarters(four[0], four[1]), sa_add_quarters(four[2], four[3]));
 }
 /* 4×4 within each quarter of the vectors, then the quarters: unlike the zips, no shuffle reads its indices or spoils an operand. */
 #define SA_HAS_TRANSPOSE 1

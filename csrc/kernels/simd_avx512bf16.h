@@ -11,6 +11,19 @@ SA_VERB vf32 vf32_round_pairs(vf32 a, vf32 b) {
                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_loadu_si512(order), (__m512i)_mm512_cvtne2ps_pbh(b, a)));
 }
+/* Of 32 elements of two rows the first (last) four of each quarter, as pairs of both rows; and two such vectors back in order. */
+SA_VERB vf32 vf32_zip_low_pairs(vf32 a, vf32 b) {
+    return _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+SA_VERB vf32 vf32_zip_high_pairs(vf32 a, vf32 b) {
+    return _mm512_castsi512_ps(_mm512_unpackhi_epi16(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+SA_VERB vf32 vf32_first_quarters(vf32 low, vf32 high) {
+    return SA_SHUFFLE(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+}
+SA_VERB vf32 vf32_last_quarters(vf32 low, vf32 high) {
+    return SA_SHUFFLE(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+}
 /* Sixteen bfloat16 to `to`, rounded likewise. */
 SA_VERB void vf32_store_rounded(char *to, vf32 a) {
     _mm256_storeu_si256((__m256i *)(void *)to, (__m256i)_mm512_cvtneps_pbh(a));

@@ -126,9 +126,9 @@ void reference_attention_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, re
             r->out_error[d] += fabs((double)v) * r->weights_error[j];
         }
     }
-    /* Products of pairs of bfloat16 take weights rounded to it, in blocks of more than a vector of rows (attention_pairs.h). */
+    /* Products of pairs of bfloat16 take weights rounded to it, in blocks of few rows or of more than a vector of them. */
     const bool rounds = strcmp(sa_isa_name(), "avx512bf16") == 0 && a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 &&
-                        a->value.m.dtype == SA_BF16 && a->S >= 32 && a->E >= 16 && a->L > 16 / a->gqa;
+                        a->value.m.dtype == SA_BF16 && a->S >= 32 && a->E >= 16 && (a->L > 16 / a->gqa || a->L * a->gqa <= 8);
     for (ptrdiff_t d = 0; d < a->Dv && rounds; ++d) {
         for (ptrdiff_t j = 0; j < a->S; ++j) {
             const double v = open[j] ? array_get(&c->value, head, a->gqa, j, d) : 0;

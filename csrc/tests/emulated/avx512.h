@@ -55,6 +55,8 @@ EMU_HALVES(__m512, ps, abs_ps, (__m512 a), _mm256_andnot_ps(_mm256_set1_ps(-0.0f
 EMU_HALVES(__m512d, pd, abs_pd, (__m512d a), _mm256_andnot_pd(_mm256_set1_pd(-0.0), EMU_PD(a)))
 EMU_HALVES(__m512, ps, unpacklo_ps, (__m512 a, __m512 b), _mm256_unpacklo_ps(EMU_PS(a), EMU_PS(b)))
 EMU_HALVES(__m512, ps, unpackhi_ps, (__m512 a, __m512 b), _mm256_unpackhi_ps(EMU_PS(a), EMU_PS(b)))
+EMU_HALVES(__m512i, si, unpacklo_epi16, (__m512i a, __m512i b), _mm256_unpacklo_epi16(EMU_SI(a), EMU_SI(b)))
+EMU_HALVES(__m512i, si, unpackhi_epi16, (__m512i a, __m512i b), _mm256_unpackhi_epi16(EMU_SI(a), EMU_SI(b)))
 EMU_HALVES(__m512d, pd, unpacklo_pd, (__m512d a, __m512d b), _mm256_unpacklo_pd(EMU_PD(a), EMU_PD(b)))
 EMU_HALVES(__m512d, pd, unpackhi_pd, (__m512d a, __m512d b), _mm256_unpackhi_pd(EMU_PD(a), EMU_PD(b)))
 EMU_HALVES(__m512i, si, and_si512, (__m512i a, __m512i b), _mm256_and_si256(EMU_SI(a), EMU_SI(b)))
@@ -533,10 +535,14 @@ EMU void emu_tile_dot(int c, int a, int b) { /* TDPBF16PS */
 #define _mm512_test_epi16_mask emu_test_epi16_mask
 #undef _mm512_test_epi32_mask
 #define _mm512_test_epi32_mask emu_test_epi32_mask
+#undef _mm512_unpackhi_epi16
+#define _mm512_unpackhi_epi16 emu_unpackhi_epi16
 #undef _mm512_unpackhi_pd
 #define _mm512_unpackhi_pd emu_unpackhi_pd
 #undef _mm512_unpackhi_ps
 #define _mm512_unpackhi_ps emu_unpackhi_ps
+#undef _mm512_unpacklo_epi16
+#define _mm512_unpacklo_epi16 emu_unpacklo_epi16
 #undef _mm512_unpacklo_pd
 #define _mm512_unpacklo_pd emu_unpacklo_pd
 #undef _mm512_unpacklo_ps

@@ -1,0 +1,168 @@
+/* Scores and weighted values of one to eight queries by products of pairs of bfloat16, where all is of that type. Keys are read as
+ * they lie, pairs of neighbouring elements. Of values two rows at a time are zipped on the way into pairs of keys, and their
+ * weights are rounded to bfloat16 after their sum was taken, as in attention_pairs.h.
+ *
+ * Queries must be below 2^50, and 0 or no subnormal number: keys may be of any size. What else pairs cannot hold is found at the end,
+ * not by looking at every key (few_sums_hold): the block goes through multiply-adds again, with weights that are rounded as well. */
+
+enum { SA_LEAST_OF_FEW = -126 };
+
+SA_INLINE bool FN(few_by_pairs)(const sa_attention *a) { return FN(pairs_take)(a) && FN(pairs_take_values)(a); }
+
+SA_INLINE size_t FN(lay_out_few_parts)(const sa_attention *a, char *base, size_t used, FN(few_parts) * s) {
+    if (FN(few_by_pairs)(a) && (FN(few_reads)(&a->key.m) != SA_READS_BF16 || FN(few_reads)(&a->value.m) != SA_READS_BF16)) {
+        SA_TAKE(rows, char, SA_KEYS_PER_TILE *FN(pair_row_bytes)(a->E > a->Dv ? a->E : a->Dv));
+    }
+    return used;
+}
+
+SA_INLINE void FN(few_parts_open)(const sa_block *b, FN(scratch) * s) { s->few.use = s->few.rounds = FN(few_by_pairs)(b->a); }
+
+SA_INLINE bool FN(few_in_pairs)(const FN(scratch) * s) { return s->few.use; }
+
+SA_INLINE void FN(few_order_pairs)(vec *x, vec *y) {
+    const vec low = *x, high = *y;
+    *x = V(first_quarters)(low, high);
+    *y = V(last_quarters)(low, high);
+}
+
+/* The queries as they are, in s->q, if they go by pairs. */
+SA_INLINE bool FN(few_queries_in_pairs)(const sa_block *b, FN(scratch) * s) {
+    const sa_matrix *m = &b->a->query.m;
+    int beyond = 0;
+    for (int r = 0; r < b->rows->count && s->few.use; ++r) {
+        real *to = s->q + r * FN(few_width)(b->a->E);
+        beyond |= FN(copy_pairs)(b->rows->query[r], m, b->a->E, SA_LEAST_OF_FEW, (char *)to);
+    }
+    s->few.use &= !beyond;
+    return s->few.use;
+}
+
+/* n rows of bfloat16: where they lie, or copied. */
+SA_INLINE FN(few_rows) FN(few_raw_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m, FN(cache) * cache,
+                                        ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
+    if (FN(few_reads)(m) == SA_READS_BF16) {
+        return FN(few_rows_of)(b, m, cache, first, n, width);
+    }
+    const ptrdiff_t bytes = (ptrdiff_t)FN(pair_row_bytes)(width);
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        FN(copy_pairs)(m->data + (first + j) * m->row_stride, m, width, SA_LEAST_OF_SCORES, s->few.rows + j * bytes);
+    }
+    return (FN(few_rows)){s->few.rows, bytes, {0, 0}, SA_READS_RAW};
+}
+
+#define SA_FEW_PAIRS(R)                                                                                                        \
+    SA_FEW_SCORES(R, RAW)                                                                                                      \
+    SA_NOINLINE void FN(value_pairs_few##R)(const real *pairs, ptrdiff_t apart, const FN(few_rows) * v, ptrdiff_t n,           \
+                                            ptrdiff_t Dv, real *O, const real *alpha) {                                        \
+        FN(value_pairs_few)(pairs, apart, v, n, Dv, O, alpha, R);                                                              \
+    }
+
+/* sum[r][c] += p[r]·C vectors of columns of two rows; `left` columns are theirs. */
+SA_INLINE void FN(value_pair_few)(const real *p, const char *row, const char *second, FN(few_ahead) ahead, ptrdiff_t left,
+                                  vec sum[SA_FEW_ROWS][8], const int R, const int C) {
+    vec p_r[SA_FEW_ROWS];
+    SA_UNROLL
+    for (int r = 0; r < R; ++r) {
+        p_r[r] = V(set1)(p[r]);
+    }
+    SA_UNROLL
+    for (int c = 0; c < C; c += 2) {
+        const ptrdiff_t at = c * 2 * SA_LANES, n = left - c * SA_LANES;
+        const vec one = V(load_pairs)(row + at, n), other = V(load_pairs)(second + at, n);
+        FN(fetch_lines)(row + at, ahead);
+        FN(fetch_lines)(second + at, ahead);
+        const vec low = V(zip_low_pairs)(one, other), high = V(zip_high_pairs)(one, other);
+        SA_UNROLL
+        for (int r = 0; r < R; ++r) {
+            sum[r][c] = V(add_products)(sum[r][c], p_r[r], low);
+            sum[r][c + 1] = V(add_products)(sum[r][c + 1], p_r[r], high);
+        }
+    }
+}
+
+/* O[R][o_stride], C vectors of columns from d on, = alpha[r]·O + Σ_j p_j[r]·v[j]. A vector of pairs[] has the weights of 2·apart
+ * keys: lane i·R + r those of keys i and i + apart for row r. `left` columns are the array's. */
+SA_INLINE void FN(value_pairs_few_columns)(const real *restrict pairs, ptrdiff_t apart, const FN(few_rows) * rows, ptrdiff_t n,
+                                           ptrdiff_t d, ptrdiff_t left, real *restrict O, ptrdiff_t o_stride,
+                                           const real *restrict alpha, const int R, const int C) {
+    const ptrdiff_t stride = rows->stride, across = apart * stride;
+    const char *v = rows->at + 2 * d;
+    vec sum[SA_FEW_ROWS][8];
+    SA_UNROLL
+    for (int r = 0; r < R; ++r) {
+        SA_UNROLL
+        for (int c = 0; c < C; ++c) {
+            sum[r][c] = V(set1)(0);
+        }
+    }
+    for (ptrdiff_t j = 0; j < n; j += 2 * apart, pairs += SA_LANES) {
+        const ptrdiff_t here = n - j < apart ? n - j : apart, both = n - j - apart;
+        const char *v_j = v + j * stride;
+        for (ptrdiff_t i = 0; i < here; ++i, v_j += stride) { /* one that has no partner is its own, of no weight */
+            FN(value_pair_few)(pairs + i * R, v_j, i < both ? v_j + across : v_j, rows->ahead, left, sum, R, C);
+        }
+    }
+    SA_UNROLL
+    for (int r = 0; r < R; ++r) {
+        SA_UNROLL
+        for (int c = 0; c < C; ++c) {
+            real *o = O + r * o_stride + d + c * SA_LANES;
+            V(store)(o, V(fma)(V(set1)(alpha[r]), V(load)(o), sum[r][c]));
+        }
+    }
+}
+
+/* The same of all columns. */
+SA_INLINE void FN(value_pairs_few)(const real *restrict pairs, ptrdiff_t apart, const FN(few_rows) * v, ptrdiff_t n,
+                                   ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R) {
+    const int C = R == 8 ? 2 : R == 4 ? 4 : 8;
+    const ptrdiff_t o_stride = FN(few_width)(Dv);
+    ptrdiff_t d = 0;
+    for (; d + C * SA_LANES <= Dv; d += C * SA_LANES) {
+        FN(value_pairs_few_columns)(pairs, apart, v, n, d, C * SA_LANES, O, o_stride, alpha, R, C);
+    }
+    if (C == 8 && d + 4 * SA_LANES <= Dv) { /* fewer sums would wait for one another */
+        FN(value_pairs_few_columns)(pairs, apart, v, n, d, 4 * SA_LANES, O, o_stride, alpha, R, 4);
+        d += 4 * SA_LANES;
+    }
+    for (; d < Dv; d += 2 * SA_LANES) {
+        FN(value_pairs_few_columns)(pairs, apart, v, n, d, Dv - d, O, o_stride, alpha, R, 2);
+    }
+}
+SA_FEW_PAIRS(1)
+SA_FEW_PAIRS(2)
+SA_FEW_PAIRS(4)
+SA_FEW_PAIRS(8)
+#undef SA_FEW_PAIRS
+
+SA_INLINE void FN(scores_few_by_pairs)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
+                                       const int few) {
+    const ptrdiff_t E = b->a->E;
+    const FN(few_rows) k = FN(few_raw_rows)(b, s, &b->key, &s->key, first, n, E);
+    const real factor = FN(factor_of)(b->a);
+    switch (few) {
+    case 1: FN(scores_few1_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
+    case 2: FN(scores_few2_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
+    case 4: FN(scores_few4_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
+    default: FN(scores_few8_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
+    }
+}
+
+/* The weights P[n][p_stride] become pairs of two vectors each, and meet the values. */
+SA_INLINE void FN(values_few_by_pairs)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
+                                       const int few) {
+    const ptrdiff_t Dv = b->a->Dv, apart = SA_LANES / p_stride, count = (ptrdiff_t)FN(round_up)(n * p_stride);
+    real *P = s->P, *pairs = s->P;
+    for (ptrdiff_t i = 0; i < count; i += 2 * SA_LANES, pairs += SA_LANES) {
+        const vec other = i + SA_LANES < count ? V(load)(P + i + SA_LANES) : V(set1)(0);
+        V(store)(pairs, V(round_pairs)(V(load)(P + i), other));
+    }
+    const FN(few_rows) v = FN(few_raw_rows)(b, s, &b->value, &s->value, first, n, Dv);
+    switch (few) {
+    case 1: FN(value_pairs_few1)(P, apart, &v, n, Dv, s->O, s->alpha); break;
+    case 2: FN(value_pairs_few2)(P, apart, &v, n, Dv, s->O, s->alpha); break;
+    case 4: FN(value_pairs_few4)(P, apart, &v, n, Dv, s->O, s->alpha); break;
+    default: FN(value_pairs_few8)(P, apart, &v, n, Dv, s->O, s->alpha); break;
+    }
+}
