@@ -137,6 +137,21 @@ def test_values_of_any_size(power):
     )
 
 
+@ROWS
+@pytest.mark.parametrize("options", [{}, {"softcap": 5.0}])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_sum_that_leaves_float32_without_its_scale(length, options, sign):
+    """The score of key 0 is finite, and without scale its first terms are not: -inf would pass for a closed pair."""
+    query, key, value = arrays(length, 40, 64, 32)
+    query[...], key[...] = 1, 0
+    key[:, 0, [0, 1]] = -2e38 * sign
+    key[:, 0, [2, 4, 6]] = 1e38 * sign
+    key[:, 0, [8, 10, 12, 14]] = 0.7e38 * sign
+    assert_close(
+        attention(query, key, value, **options), by_multiply_adds(query, key, value, **options), largest=1
+    )
+
+
 @pytest.mark.parametrize("columns", [slice(3, 4), slice(0, 40), slice(None)])
 def test_columns_of_zeros(columns):
     query, key, value = arrays(2)

@@ -61,6 +61,7 @@ typedef struct {
 /* The same of a block of few queries (attention_few_parts.h, attention_few_pairs.h). */
 typedef struct {
     bool use, open;
+    bool lost;               /* a score left float32's range without its factor */
     bool rounds;             /* its weights are of bfloat16, whether or not it can be held */
     char *queries, *weights; /* right, left operands */
     real *product;
@@ -173,7 +174,7 @@ SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * 
     s->scaled = false;
     s->parts.count = 0;
     s->parts.queries_fit = false;
-    s->few.use = s->few.rounds = false;
+    s->few.use = s->few.rounds = s->few.lost = false;
     used = FN(lay_out_few_parts)(a, base, used, &s->few);
     return by_parts ? FN(lay_out_parts)(a, base, used, &s->parts) : used;
 }

@@ -1,4 +1,4 @@
-/* A block of up to four queries, or eight with 32 registers, against a key head (decoding). Lanes are features; bound by the reading of
+/* A block of up to four queries, or eight with AVX-512, against a key head (decoding). Lanes are features; bound by the reading of
  * K and V, so those are read once, where they lie: rows of any stride, and float16 and bfloat16 as they are where there is a verb for it. */
 
 /* The most rows that are "few": a power of two, all of them in one vector. Eight need 16 sums and their operands in registers. */
@@ -592,7 +592,7 @@ SA_INLINE void FN(few_tile_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff
 /* Whether the sums so far are what multiply-adds would have given: finite, and far from subnormal. */
 SA_INLINE bool FN(few_sums_hold)(const sa_block *b, const FN(scratch) * s) {
     const sa_rows *rows = b->rows;
-    bool hold = true;
+    bool hold = !(s->few.use && s->few.lost);
     for (int r = 0; r < rows->count && s->few.use; ++r) {
         const real *O_r = s->O + r * FN(few_width)(b->a->Dv);
         for (ptrdiff_t d = 0; d < b->a->Dv && rows->lo[r] < rows->hi[r]; ++d) {

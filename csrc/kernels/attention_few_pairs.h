@@ -2,7 +2,7 @@
  * they lie, pairs of neighbouring elements. Of values two rows at a time are zipped on the way into pairs of keys, and their
  * weights are rounded to bfloat16 after their sum was taken, as in attention_pairs.h.
  *
- * Queries must be below 2^50, and 0 or no subnormal number: keys may be of any size. What else pairs cannot hold is found at the end,
+ * Queries must be below 2^50, and 0 or no subnormal number: keys may be of any size. What else pairs cannot hold is found by the scores and at the end,
  * not by looking at every key (few_sums_hold): the block goes through multiply-adds again, with weights that are rounded as well. */
 
 enum { SA_LEAST_OF_FEW = -126 };
@@ -136,6 +136,21 @@ SA_FEW_PAIRS(4)
 SA_FEW_PAIRS(8)
 #undef SA_FEW_PAIRS
 
+/* Whether a score is beyond float32: −inf would pass for a closed pair, and a softcap hides infinities. */
+SA_INLINE bool FN(few_score_lost)(const real *P, ptrdiff_t n, ptrdiff_t p_stride, const int few) {
+    int lost = 0;
+    for (ptrdiff_t i = 0; p_stride == few && i < n * few; i += SA_LANES) {
+        lost |= V(any)(V(not_lt)(V(abs)(V(load)(P + i)), V(set1)((real)INFINITY)));
+    }
+    for (ptrdiff_t j = 0; p_stride != few && j < n; ++j) { /* the other lanes hold anything */
+        for (int r = 0; r < few; ++r) {
+            const real x = P[j * p_stride + r];
+            lost |= x - x != 0;
+        }
+    }
+    return lost;
+}
+
 SA_INLINE void FN(scores_few_by_pairs)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
                                        const int few) {
     const ptrdiff_t E = b->a->E;
@@ -147,6 +162,7 @@ SA_INLINE void FN(scores_few_by_pairs)(const sa_block *b, FN(scratch) * s, ptrdi
     case 4: FN(scores_few4_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
     default: FN(scores_few8_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
     }
+    s->few.lost |= FN(few_score_lost)(s->P, n, p_stride, few);
 }
 
 /* The weights P[n][p_stride] become pairs of two vectors each, and meet the values. */
