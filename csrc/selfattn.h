@@ -171,10 +171,9 @@ typedef struct {
     ptrdiff_t delta_count;                             /* elements of delta */
     size_t scratch_bytes;                              /* for each thread */
     size_t gathered_at; /* where in it a part's dK and dV are brought together; 0: they are added to in place */
-    size_t
-        done_at; /* where in it the steps that tasks have done are counted, where there are several of both steps and threads */
-    bool mask_apart; /* the mask's gradient, if it is wanted, has a pass of its own */
-    bool large;      /* as in the forward plan */
+    size_t done_at;     /* where in it the steps that tasks have done are counted, with several steps and threads */
+    bool mask_apart;    /* the mask's gradient, if it is wanted, has a pass of its own */
+    bool large;         /* as in the forward plan */
     int threads;
 } sa_backward_plan;
 

@@ -1,7 +1,7 @@
 """One to eight queries per key head by products of pairs of bfloat16, where the CPU has them.
 
 Keys are read in pairs as they lie, values two rows at a time, and weights are rounded to bfloat16 (docs/decisions/0006, 0007). What
-pairs cannot hold is found at the end, and then the block goes through multiply-adds. test_decode.py has what all dtypes share.
+pairs cannot hold is found by its results, and then the block goes through multiply-adds. test_decode.py has what all dtypes share.
 """
 
 import numpy as np

@@ -494,7 +494,7 @@ SA_INLINE bool FN(few_plain)(const sa_block *b, ptrdiff_t first, ptrdiff_t n) {
 }
 
 /* pass_exp for scores a vector apart. The sums are those of few_plain_exp to the bit: what a mask that closes nothing or
- * dropout make of a tile must not change lse. */
+ * dropout make of a tile must not change lse (but where pairs do not hold the output, attention_few_pairs.h). */
 SA_INLINE void FN(few_pass_exp)(real *P, ptrdiff_t n, const real *maximum, real *tile_sum, const int few) {
     const int keys = SA_LANES / few;
     const vec m = V(load)(maximum);
