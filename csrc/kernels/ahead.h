@@ -1,15 +1,16 @@
 /* Rows that will be needed soon: fetched while other work goes on. Hardware prefetchers stop at page ends and do not see rows that
- * lie far apart. Into all caches: fetched into the L2 alone, float masks of a Zen 5 cost 2 to 3 % of a call more. */
-typedef struct {
-    const char *row;
-    ptrdiff_t stride, count, bytes;
-} sa_ahead;
+ * lie far apart. */
 
-/* The lines of so many bytes from `at` on, the last one too; it need not be anybody's memory. */
-SA_INLINE void sa_fetch(uintptr_t at, ptrdiff_t bytes) {
+/* The lines of so many bytes from `at` on, the last one too; it need not be anybody's memory. Into the L1 if they come next, else the
+ * L2: what a product works on fills the L1. */
+SA_INLINE void sa_fetch(uintptr_t at, ptrdiff_t bytes, const bool next) {
     const uintptr_t end = at + (uintptr_t)(bytes > 0 ? bytes : 0);
     for (uintptr_t line = at / 64 * 64; line < end; line += 64) {
-        __builtin_prefetch((const char *)line, 0, 3);
+        if (next) {
+            __builtin_prefetch((const char *)line, 0, 3);
+        } else {
+            __builtin_prefetch((const char *)line, 0, 2);
+        }
     }
 }
 
@@ -18,8 +19,51 @@ SA_INLINE ptrdiff_t sa_bytes_together(const sa_matrix *m, ptrdiff_t n) {
     return m->col_stride > 0 && m->col_stride <= (ptrdiff_t)sizeof(double) ? n * m->col_stride : 0;
 }
 
-SA_INLINE void sa_look_ahead(sa_ahead a, ptrdiff_t from, ptrdiff_t to) {
-    for (ptrdiff_t r = from; r < to && r < a.count; ++r) {
-        sa_fetch((uintptr_t)a.row + (uintptr_t)(r * a.stride), a.bytes);
+/* Row r begins at row[r] + offset, or, with row NULL, at offset + r·stride. */
+typedef struct {
+    const char *const *row;
+    uintptr_t offset;
+    ptrdiff_t stride, done, count, bytes;
+} sa_rows_ahead;
+
+/* What a product fetches between its steps, a share in each: all at once would be more than the processor waits for side by side. In
+ * shares and into the L2, not all at once and into the L1, a Zen 4 is 7 to 25 % faster where keys come from memory, 2 to 3 % with 1024
+ * keys of eight heads, and 6 to 8 % with a float mask for each head. */
+typedef struct {
+    sa_rows_ahead rows[5];
+    int now, count;
+    ptrdiff_t bytes, share;
+} sa_ahead;
+
+SA_INLINE void sa_plan_ahead(sa_ahead *a, sa_rows_ahead rows) {
+    if (rows.bytes > 0 && rows.count > 0) {
+        a->rows[a->count++] = rows;
+        a->bytes += rows.count * rows.bytes;
+    }
+}
+
+SA_NOINLINE void sa_fetch_ahead(sa_ahead *a, ptrdiff_t bytes) {
+    while (bytes > 0 && a->now < a->count) {
+        sa_rows_ahead *rows = &a->rows[a->now];
+        const uintptr_t row = rows->row ? (uintptr_t)rows->row[rows->done] : (uintptr_t)(rows->done * rows->stride);
+        sa_fetch(row + rows->offset, rows->bytes, false);
+        bytes -= rows->bytes;
+        a->now += ++rows->done == rows->count;
+    }
+}
+
+/* Between two steps. */
+SA_INLINE void sa_look_ahead(sa_ahead *a) {
+    if (a->now < a->count) {
+        sa_fetch_ahead(a, a->share);
+    }
+}
+
+/* Whatever the product has left. */
+SA_INLINE void sa_end_ahead(sa_ahead *a) {
+    if (a->count > 0) {
+        sa_fetch_ahead(a, a->bytes);
+        a->now = a->count = 0;
+        a->bytes = 0;
     }
 }

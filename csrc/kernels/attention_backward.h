@@ -394,7 +394,7 @@ SA_INLINE void FN(products)(const sa_backward_block *b, FN(backward_scratch) * s
     }
     if (b->g->dquery.m.data) {
         FN(values_wide)(s->dS + done * lanes, s->s.k + done * s->s.k_stride, s->s.k_stride, end, E, s->dqT, lanes, s->s.ones,
-                        nv);
+                        &s->s.ahead, nv);
     }
 }
 
@@ -405,16 +405,18 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     const bool dropped = a->dropout_p > 0;
     const bool scores = b->g->dquery.m.data || b->dkey || b->with_mask || b->g->dslope_rows.m.data;
     bool masked = false;
-    FN(fetch_tile)(&b->b, &b->b.value, a->Dv, first);
-    FN(fetch_tile)(&b->b, &b->b.key, a->E, first + n);
+    FN(fetch_tile)(&b->b, &s->s.ahead, &b->b.value, a->Dv, first);
+    FN(fetch_tile)(&b->b, &s->s.ahead, &b->b.key, a->E, first + n);
     if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {
         return;
     }
     if (b->with_mask && b->rows->dmask[0]) { /* rows that lie pages apart: they are fetched while we multiply */
         const sa_matrix *dmask = &b->g->dmask.m;
-        const sa_ahead rows = {b->rows->dmask[0] + first * dmask->col_stride, dmask->row_stride, b->b.rows->count,
-                               sa_bytes_together(dmask, n)};
-        sa_look_ahead(rows, 0, rows.count);
+        sa_plan_ahead(&s->s.ahead, (sa_rows_ahead){.row = (const char *const *)b->rows->dmask,
+                                                   .offset = (uintptr_t)(first * dmask->col_stride),
+                                                   .count = b->b.rows->count,
+                                                   .bytes = sa_bytes_together(dmask, n)});
+        FN(share_ahead)(&s->s, n);
     }
     if (!scores) { /* dV alone needs no dP; dS is split all the same, and must be finite */
         memset(s->dS, 0, (size_t)(n * lanes) * sizeof(real));
@@ -456,8 +458,9 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     if (scores && !by_parts) {
         ptrdiff_t end[SA_BACKWARD_VECS];
         FN(open_ends)(b->b.rows, &s->s, first, n, nv, end);
-        FN(scores_wide)(s->s.O, value, v_stride, end, a->Dv, s->dS, lanes, s->s.tile_sum, nv);
+        FN(scores_wide)(s->s.O, value, v_stride, end, a->Dv, s->dS, lanes, s->s.tile_sum, &s->s.ahead, nv);
     }
+    sa_end_ahead(&s->s.ahead);
     FN(pass_dscores)(s, n, nv, dropped, masked, careful);
     if (b->with_mask) {
         FN(add_dmask)(b, s, first, n, nv);

@@ -424,7 +424,7 @@ SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratc
         from = end[u];
     }
     if (b->g->dquery.m.data) {
-        FN(value_pairs_wide)(g->dscores, keys, query_stride, end, a->E, dqT, s->ones, nv);
+        FN(value_pairs_wide)(g->dscores, keys, query_stride, end, a->E, dqT, s->ones, &s->ahead, nv);
     }
     return n;
 }

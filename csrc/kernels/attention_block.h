@@ -91,6 +91,7 @@ typedef struct {
     bool empty;                             /* wide: O is still to be zeroed */
     FN(open_bounds) open[SA_BACKWARD_VECS]; /* where rows->clipped */
     bool scaled;                            /* wide: s->q holds the block's queries times scale·log2 e */
+    sa_ahead ahead;
     FN(parts) parts;
     FN(few_parts) few;
 } FN(scratch);
@@ -172,6 +173,8 @@ SA_NOINLINE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * 
     }
     s->factor = 1;
     s->scaled = false;
+    s->ahead.now = s->ahead.count = 0;
+    s->ahead.bytes = 0;
     s->parts.count = 0;
     s->parts.queries_fit = false;
     s->few.use = s->few.rounds = s->few.lost = false;
@@ -326,21 +329,30 @@ SA_INLINE void FN(open_caches)(const sa_block *b, FN(scratch) * s) {
     }
 }
 
+/* What s->ahead holds is fetched by the product of so many rows that begins, or now where it has no steps to do so between. */
+SA_INLINE void FN(share_ahead)(FN(scratch) * s, ptrdiff_t rows) {
+    if (FN(parts_replace_rows) && s->parts.count) {
+        sa_end_ahead(&s->ahead);
+    }
+    s->ahead.share = s->ahead.bytes / (rows / 8 + 1) + 1;
+}
+
 /* Keys and values that no near cache holds are fetched a tile ahead: those of a head that this thread begins with, in a large call
  * (a Zen 5 is then 2 to 4 % faster at 8×1024×128 and 32×512×64, 12 to 16 % at 256×128×64, gradients 0 to 3 %), and all of them from
  * so many bytes on: with an L3 of 32 MB, one head of 65,536 keys in two threads runs at 384 instead of 278 GFLOP/s, two of 32,768 at
  * 409 instead of 375; two of 16,384, of 8 MB each, at 422 instead of 435. */
 #define SA_FAR_HEAD_BYTES ((ptrdiff_t)12 << 20)
 
-SA_INLINE void FN(fetch_tile)(const sa_block *b, const sa_matrix *m, ptrdiff_t width, ptrdiff_t first) {
+SA_INLINE void FN(fetch_tile)(const sa_block *b, sa_ahead *ahead, const sa_matrix *m, ptrdiff_t width, ptrdiff_t first) {
     const ptrdiff_t bytes = sa_bytes_together(m, width),
                     to = b->end - first < SA_KEYS_PER_TILE ? b->end : first + SA_KEYS_PER_TILE;
     if (bytes == 0 || (!b->fetches && b->end - b->begin < SA_FAR_HEAD_BYTES / 2 / bytes)) {
         return;
     }
-    for (ptrdiff_t j = first; j < to; ++j) {
-        sa_fetch((uintptr_t)m->data + (uintptr_t)(j * m->row_stride), bytes);
-    }
+    sa_plan_ahead(ahead, (sa_rows_ahead){.offset = (uintptr_t)m->data + (uintptr_t)(first * m->row_stride),
+                                         .stride = m->row_stride,
+                                         .count = to - first,
+                                         .bytes = bytes});
 }
 
 /* What causal, windows and lengths leave open of the n rows of one vector. Of a row without keys, 0 … −1, nothing is open to all. */

@@ -95,7 +95,7 @@ SA_INLINE FN(few_rows)
 /* Fetches what will stand in place of the rows from … to − 1, where vectors do not do so themselves. */
 SA_INLINE void FN(fetch_rows)(const FN(few_rows) * rows, ptrdiff_t from, ptrdiff_t to, ptrdiff_t bytes) {
     for (ptrdiff_t r = from; !SA_VECTOR_IS_LINE && rows->ahead.soon != 0 && r < to; ++r) {
-        sa_fetch((uintptr_t)rows->at + (uintptr_t)(r * rows->stride + rows->ahead.soon), bytes);
+        sa_fetch((uintptr_t)rows->at + (uintptr_t)(r * rows->stride + rows->ahead.soon), bytes, true);
     }
 }
 

@@ -19,20 +19,11 @@ SA_INLINE ptrdiff_t FN(next_tile)(const sa_block *b, ptrdiff_t from, ptrdiff_t *
     return from;
 }
 
-/* What the mask does to the tile. Its rows lie pages apart: they are fetched while we multiply. */
-SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int few) {
+/* What the mask does to the tile. */
+SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n) {
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &b->a->mask.m;
-    if (!mask->data) {
-        return SA_TILE_OPEN;
-    }
-    const int state = FN(inspect_mask)(rows->mask, rows->count, mask, first, n, s->row);
-    if ((state == SA_TILE_GATED || state == SA_TILE_BIASED) && !few && rows->count > 1) {
-        const sa_ahead mask_rows = {rows->mask[0] + first * mask->col_stride, rows->mask[1] - rows->mask[0], rows->count,
-                                    sa_bytes_together(mask, n)};
-        sa_look_ahead(mask_rows, 0, rows->count);
-    }
-    return state;
+    return mask->data ? FN(inspect_mask)(rows->mask, rows->count, mask, first, n, s->row) : SA_TILE_OPEN;
 }
 
 /* Leaves the products of keys first … first + n − 1 with the queries in s->P, but for vectors that causal closes, and in s->factor
@@ -42,12 +33,13 @@ SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     const sa_attention *a = b->a;
     memcpy(s->top, s->maximum, (size_t)nv * SA_LANES * sizeof(real));
     s->factor = 1;
-    if (!few && FN(scores_by_parts)(b, s, first, n, nv)) {
-        return FN(parts_know_top);
-    }
     if (few) {
         FN(scores_of_few)(b, s, first, n, SA_LANES, few);
         return false;
+    }
+    FN(share_ahead)(s, n);
+    if (FN(scores_by_parts)(b, s, first, n, nv)) {
+        return FN(parts_know_top);
     }
     if (!s->scaled) {
         FN(pack_queries)(b, s, nv);
@@ -55,7 +47,7 @@ SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     s->k = FN(tile_rows)(b, &b->key, &s->key, first, n, a->E, &s->k_stride);
     ptrdiff_t end[SA_BACKWARD_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
-    FN(scores_wide)(s->q, s->k, s->k_stride, end, a->E, s->P, nv * SA_LANES, s->top, nv);
+    FN(scores_wide)(s->q, s->k, s->k_stride, end, a->E, s->P, nv * SA_LANES, s->top, &s->ahead, nv);
     return true;
 }
 
@@ -202,12 +194,21 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
 /* All of it: false when the tile is closed altogether. */
 SA_INLINE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, const int few,
                               const bool want_top, bool *masked) {
-    const int state = FN(open_tile)(b, s, first, n, few);
+    const int state = FN(open_tile)(b, s, first, n);
     if (state == SA_TILE_CLOSED) {
+        sa_end_ahead(&s->ahead);
         *masked = true;
         return false;
     }
+    if (state != SA_TILE_OPEN && !few && b->rows->count > 1) { /* the mask's rows lie pages apart */
+        const sa_matrix *mask = &b->a->mask.m;
+        sa_plan_ahead(&s->ahead, (sa_rows_ahead){.row = b->rows->mask,
+                                                 .offset = (uintptr_t)(first * mask->col_stride),
+                                                 .count = b->rows->count,
+                                                 .bytes = sa_bytes_together(mask, n)});
+    }
     const bool top_is_right = FN(products_tile)(b, s, first, n, nv, few);
+    sa_end_ahead(&s->ahead);
     FN(finish_scores)(b, s, first, n, nv, state, top_is_right, want_top, masked);
     return true;
 }
@@ -231,7 +232,7 @@ SA_NOINLINE void FN(exp_careful)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
         end[v] = n;
     }
     FN(pass_exp)(s->P, end, s->maximum, s->tile_sum, nv);
-    FN(apply_masks)(b, s, first, n, nv, FN(open_tile)(b, s, first, n, 0), true);
+    FN(apply_masks)(b, s, first, n, nv, FN(open_tile)(b, s, first, n), true);
 }
 
 /* A dropped weight counts in the denominator and not in the output. */
@@ -260,7 +261,7 @@ SA_INLINE void FN(add_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
     } else {
         ptrdiff_t end[SA_BACKWARD_VECS];
         FN(open_ends)(b->rows, s, first, n, nv, end);
-        FN(values_wide)(s->P, v, v_stride, end, Dv, s->O, nv * SA_LANES, s->alpha, nv);
+        FN(values_wide)(s->P, v, v_stride, end, Dv, s->O, nv * SA_LANES, s->alpha, &s->ahead, nv);
     }
 }
 
@@ -404,7 +405,7 @@ SA_INLINE void FN(write_weights)(const sa_block *b, FN(scratch) * s, const int n
             }
         }
         if (masked) { /* in a row of NaN a closed pair's weight is 0 still */
-            FN(apply_masks)(b, s, first, n, nv, FN(open_tile)(b, s, first, n, few), true);
+            FN(apply_masks)(b, s, first, n, nv, FN(open_tile)(b, s, first, n), true);
             for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
                 const vec x = V(load)(s->P + i);
                 V(store)(s->P + i, V(select)(V(lt)(x, zero), zero, x));
@@ -457,27 +458,32 @@ SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, const int nv) 
     }
 }
 
-/* In a large call: fetches, during the tile from key `first` on, its share of the rows that this block will write, of the queries that the next one
- * will read, and of the first keys of the next head. All at once would be more than the processor waits for side by side. */
-SA_INLINE void FN(look_ahead)(const sa_block *b, ptrdiff_t first) {
+/* In a large call: plans, for the tile from key `first` on, its share of the rows that this block will write, of the queries that the
+ * next one will read, and of the first keys of the next head. */
+SA_INLINE void FN(look_ahead)(const sa_block *b, sa_ahead *ahead, ptrdiff_t first) {
     if (b->ahead == 0) {
         return;
     }
     const sa_rows *rows = b->rows;
     const ptrdiff_t tiles = (b->end - b->begin + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
-    const ptrdiff_t tile = (first - b->begin) / SA_KEYS_PER_TILE, share = (rows->count + tiles - 1) / tiles;
-    const ptrdiff_t query_bytes = sa_bytes_together(&b->a->query.m, b->a->E);
-    const ptrdiff_t out_bytes = sa_bytes_together(&b->a->out.m, b->a->Dv);
-    for (ptrdiff_t r = tile * share; r < (tile + 1) * share && r < rows->count; ++r) {
-        sa_fetch((uintptr_t)rows->query[r] + (uintptr_t)b->ahead, query_bytes);
-        sa_fetch((uintptr_t)rows->out[r], out_bytes);
+    const ptrdiff_t tile = (first - b->begin) / SA_KEYS_PER_TILE, share = (rows->count + tiles - 1) / tiles, at = tile * share;
+    if (at < rows->count) {
+        const ptrdiff_t count = rows->count - at < share ? rows->count - at : share;
+        sa_plan_ahead(ahead, (sa_rows_ahead){.row = rows->query + at,
+                                             .offset = (uintptr_t)b->ahead,
+                                             .count = count,
+                                             .bytes = sa_bytes_together(&b->a->query.m, b->a->E)});
+        sa_plan_ahead(ahead, (sa_rows_ahead){.row = (const char *const *)rows->out + at,
+                                             .count = count,
+                                             .bytes = sa_bytes_together(&b->a->out.m, b->a->Dv)});
     }
     const ptrdiff_t keys = b->keys_ahead == 0 ? 0 : b->a->S < SA_KEYS_PER_TILE ? b->a->S : SA_KEYS_PER_TILE;
-    const ptrdiff_t keys_share = (keys + tiles - 1) / tiles;
-    for (ptrdiff_t j = tile * keys_share; j < (tile + 1) * keys_share && j < keys; ++j) {
-        sa_fetch((uintptr_t)b->key.data + (uintptr_t)(b->keys_ahead + j * b->key.row_stride),
-                 sa_bytes_together(&b->key, b->a->E));
-    }
+    const ptrdiff_t key_share = (keys + tiles - 1) / tiles, key = tile * key_share;
+    sa_plan_ahead(ahead,
+                  (sa_rows_ahead){.offset = (uintptr_t)b->key.data + (uintptr_t)(b->keys_ahead + key * b->key.row_stride),
+                                  .stride = b->key.row_stride,
+                                  .count = keys - key < key_share ? keys - key : key_share,
+                                  .bytes = sa_bytes_together(&b->key, b->a->E)});
 }
 
 SA_NOINLINE void FN(run_careful)(const sa_block *b, FN(scratch) * s);
@@ -507,8 +513,8 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
             continue;
         }
         if (nv > 1) {
-            FN(look_ahead)(b, first);
-            FN(fetch_tile)(b, &b->value, a->Dv, first);
+            FN(look_ahead)(b, &s->ahead, first);
+            FN(fetch_tile)(b, &s->ahead, &b->value, a->Dv, first);
         }
         if (!FN(score_tile)(b, s, first, n, nv, few, true, &masked)) {
             continue;
@@ -521,7 +527,8 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
             V(store)(s->maximum + v * SA_LANES, now);
         }
         if (nv > 1) {
-            FN(fetch_tile)(b, &b->key, a->E, first + n);
+            FN(fetch_tile)(b, &s->ahead, &b->key, a->E, first + n);
+            FN(share_ahead)(s, a->Dv);
         }
         bool split = may_split && !drops && FN(weights_by_parts)(b, s, first, n, nv, true);
         if (!split) {
@@ -549,6 +556,7 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
             FN(round_weights)(s, n * nv * SA_LANES);
             FN(add_values)(b, s, first, n, nv, few, careful);
         }
+        sa_end_ahead(&s->ahead);
     }
     FN(open_output)(b, s, nv);
     if (few) {

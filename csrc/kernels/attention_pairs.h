@@ -155,13 +155,13 @@ SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, const int n
 }
 
 /* to[n][nv·lanes] = factor · the rows of a cell times lanes of pairs; but for vectors that causal closes. top takes the maximum. */
-SA_INLINE void FN(rows_by_pairs)(const sa_block *b, const FN(scratch) * s, const FN(cells) * cells, const real *cell,
+SA_INLINE void FN(rows_by_pairs)(const sa_block *b, FN(scratch) * s, const FN(cells) * cells, const real *cell,
                                  const char *lanes_of_pairs, ptrdiff_t width, const real *factor, ptrdiff_t first, ptrdiff_t n,
                                  real *to, real *top, const int nv) {
     ptrdiff_t end[SA_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
     FN(pairs_wide)((const real *)(const void *)lanes_of_pairs, cell, (ptrdiff_t)(cells->part_bytes / sizeof(real)), end,
-                   (width + 1) / 2, to, nv * SA_LANES, factor, top, nv);
+                   (width + 1) / 2, to, nv * SA_LANES, factor, top, &s->ahead, nv);
 }
 
 /* Leaves the scores of the tile's keys in s->P, and their maxima in s->top. False: nothing was done. */
@@ -203,7 +203,7 @@ SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t
     FN(open_ends)(b->rows, s, first, n, nv, end);
     FN(open_output)(b, s, nv);
     FN(value_pairs_wide)(s->P, (const real *)(const void *)s->parts.values_now,
-                         (ptrdiff_t)(s->parts.values.part_bytes / sizeof(real)), end, b->a->Dv, s->O, s->alpha, nv);
+                         (ptrdiff_t)(s->parts.values.part_bytes / sizeof(real)), end, b->a->Dv, s->O, s->alpha, &s->ahead, nv);
 }
 
 /* The weights P[count] of a tile that pairs do not hold, in a block that is of pairs: as exact as its neighbours', whatever a key

@@ -101,8 +101,8 @@ SA_INLINE void FN(scores_tile)(const real *restrict qT, const real *restrict k, 
 }
 
 SA_INLINE void FN(scores_any)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E,
-                              real *restrict P, ptrdiff_t lanes, const real *factor, real *restrict top, const int nv,
-                              const bool pairs) {
+                              real *restrict P, ptrdiff_t lanes, const real *factor, real *restrict top, sa_ahead *ahead,
+                              const int nv, const bool pairs) {
     vec m[4];
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
@@ -111,6 +111,7 @@ SA_INLINE void FN(scores_any)(const real *restrict qT, const real *restrict k, p
     ptrdiff_t j = 0;
     for (; j + SA_ROWS(nv) <= n && !SA_ENDS_IN_FOURS(n - j, nv); j += SA_ROWS(nv)) {
         FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, factor, m, SA_ROWS(nv), nv, pairs);
+        sa_look_ahead(ahead);
     }
     for (; SA_ROWS(nv) > 4 && j + 4 <= n; j += 4) {
         FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, factor, m, 4, nv, pairs);
@@ -175,8 +176,8 @@ SA_INLINE void FN(values_tile)(const real *restrict P, const real *restrict v_j,
 }
 
 SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, const ptrdiff_t *end,
-                              ptrdiff_t Dv, real *restrict O, ptrdiff_t lanes, const real *restrict alpha, const int nv,
-                              const bool pairs) {
+                              ptrdiff_t Dv, real *restrict O, ptrdiff_t lanes, const real *restrict alpha, sa_ahead *ahead,
+                              const int nv, const bool pairs) {
     vec a[4];
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
@@ -185,6 +186,7 @@ SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, 
     ptrdiff_t d = 0;
     for (; d + SA_ROWS(nv) <= Dv && !SA_ENDS_IN_FOURS(Dv - d, nv); d += SA_ROWS(nv)) {
         FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, SA_ROWS(nv), nv, pairs);
+        sa_look_ahead(ahead);
     }
     for (; SA_ROWS(nv) > 4 && d + 4 <= Dv; d += 4) {
         FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 4, nv, pairs);
@@ -201,12 +203,12 @@ SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, 
 /* One function for each number of vectors, so that the register tiles are compiled once and alone. */
 #define SA_WIDE(nv)                                                                                                            \
     SA_NOINLINE void FN(scores_wide##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, real *P, \
-                                         ptrdiff_t lanes, real *top) {                                                         \
-        FN(scores_any)(qT, k, k_stride, n, E, P, lanes, NULL, top, nv, false);                                                 \
+                                         ptrdiff_t lanes, real *top, sa_ahead *ahead) {                                        \
+        FN(scores_any)(qT, k, k_stride, n, E, P, lanes, NULL, top, ahead, nv, false);                                          \
     }                                                                                                                          \
     SA_NOINLINE void FN(values_wide##nv)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv, \
-                                         real *O, ptrdiff_t lanes, const real *alpha) {                                        \
-        FN(values_any)(P, v, v_stride, end, Dv, O, lanes, alpha, nv, false);                                                   \
+                                         real *O, ptrdiff_t lanes, const real *alpha, sa_ahead *ahead) {                       \
+        FN(values_any)(P, v, v_stride, end, Dv, O, lanes, alpha, ahead, nv, false);                                            \
     }
 SA_WIDE(1)
 SA_WIDE(2)
@@ -218,7 +220,7 @@ SA_WIDE(4)
 
 /* Vector v is worked on for the first end[v] keys; what lies behind them in P is left as it is. */
 SA_INLINE void FN(scores_wide)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end, ptrdiff_t E, real *P,
-                               ptrdiff_t lanes, real *top, const int nv) {
+                               ptrdiff_t lanes, real *top, sa_ahead *ahead, const int nv) {
     ptrdiff_t j = 0;
     for (int v = 0; v < nv; ++v) {
         const ptrdiff_t n = end[v] - j;
@@ -226,11 +228,11 @@ SA_INLINE void FN(scores_wide)(const real *qT, const real *k, ptrdiff_t k_stride
             const real *q = qT + at * SA_LANES, *rows = k + j * k_stride;
             real *to = P + j * lanes + at * SA_LANES;
             switch (now) {
-            case 1: FN(scores_wide1)(q, rows, k_stride, n, E, to, lanes, top + at * SA_LANES); break;
-            case 2: FN(scores_wide2)(q, rows, k_stride, n, E, to, lanes, top + at * SA_LANES); break;
-            case 3: FN(scores_wide3)(q, rows, k_stride, n, E, to, lanes, top + at * SA_LANES); break;
+            case 1: FN(scores_wide1)(q, rows, k_stride, n, E, to, lanes, top + at * SA_LANES, ahead); break;
+            case 2: FN(scores_wide2)(q, rows, k_stride, n, E, to, lanes, top + at * SA_LANES, ahead); break;
+            case 3: FN(scores_wide3)(q, rows, k_stride, n, E, to, lanes, top + at * SA_LANES, ahead); break;
 #if SA_VECS == 4
-            case 4: FN(scores_wide4)(q, rows, k_stride, n, E, to, lanes, top + at * SA_LANES); break;
+            case 4: FN(scores_wide4)(q, rows, k_stride, n, E, to, lanes, top + at * SA_LANES, ahead); break;
 #endif
             default: break;
             }
@@ -240,16 +242,16 @@ SA_INLINE void FN(scores_wide)(const real *qT, const real *k, ptrdiff_t k_stride
 }
 
 SA_INLINE void FN(values_wide)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv, real *O,
-                               ptrdiff_t lanes, const real *alpha, const int nv) {
+                               ptrdiff_t lanes, const real *alpha, sa_ahead *ahead, const int nv) {
     for (int at = 0, now = SA_AT_ONCE(nv); at < nv; at += now, now = nv - at < now ? nv - at : now) {
         const real *p = P + at * SA_LANES, *factor = alpha + at * SA_LANES;
         real *o = O + at * SA_LANES;
         switch (now) {
-        case 1: FN(values_wide1)(p, v, v_stride, end + at, Dv, o, lanes, factor); break;
-        case 2: FN(values_wide2)(p, v, v_stride, end + at, Dv, o, lanes, factor); break;
-        case 3: FN(values_wide3)(p, v, v_stride, end + at, Dv, o, lanes, factor); break;
+        case 1: FN(values_wide1)(p, v, v_stride, end + at, Dv, o, lanes, factor, ahead); break;
+        case 2: FN(values_wide2)(p, v, v_stride, end + at, Dv, o, lanes, factor, ahead); break;
+        case 3: FN(values_wide3)(p, v, v_stride, end + at, Dv, o, lanes, factor, ahead); break;
 #if SA_VECS == 4
-        case 4: FN(values_wide4)(p, v, v_stride, end + at, Dv, o, lanes, factor); break;
+        case 4: FN(values_wide4)(p, v, v_stride, end + at, Dv, o, lanes, factor, ahead); break;
 #endif
         default: break;
         }
@@ -259,12 +261,12 @@ SA_INLINE void FN(values_wide)(const real *P, const real *v, ptrdiff_t v_stride,
 #if defined(SA_HAS_BF16_PRODUCTS)
 #define SA_PAIRS_WIDE(nv)                                                                                                      \
     SA_NOINLINE void FN(pairs_wide##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, real *P,  \
-                                        ptrdiff_t lanes, const real *factor, real *top) {                                      \
-        FN(scores_any)(qT, k, k_stride, n, E, P, lanes, factor, top, nv, true);                                                \
+                                        ptrdiff_t lanes, const real *factor, real *top, sa_ahead *ahead) {                     \
+        FN(scores_any)(qT, k, k_stride, n, E, P, lanes, factor, top, ahead, nv, true);                                         \
     }                                                                                                                          \
     SA_NOINLINE void FN(value_pairs_wide##nv)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end,          \
-                                              ptrdiff_t Dv, real *O, ptrdiff_t lanes, const real *alpha) {                     \
-        FN(values_any)(P, v, v_stride, end, Dv, O, lanes, alpha, nv, true);                                                    \
+                                              ptrdiff_t Dv, real *O, ptrdiff_t lanes, const real *alpha, sa_ahead *ahead) {    \
+        FN(values_any)(P, v, v_stride, end, Dv, O, lanes, alpha, ahead, nv, true);                                             \
     }
 SA_PAIRS_WIDE(1)
 SA_PAIRS_WIDE(2)
@@ -274,7 +276,7 @@ SA_PAIRS_WIDE(4)
 
 /* As scores_wide, of pairs of bfloat16, times a factor for each lane. */
 SA_INLINE void FN(pairs_wide)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end, ptrdiff_t E, real *P,
-                              ptrdiff_t lanes, const real *factor, real *top, const int nv) {
+                              ptrdiff_t lanes, const real *factor, real *top, sa_ahead *ahead, const int nv) {
     ptrdiff_t j = 0;
     for (int v = 0; v < nv; ++v) {
         const ptrdiff_t n = end[v] - j, at = v * SA_LANES;
@@ -284,10 +286,10 @@ SA_INLINE void FN(pairs_wide)(const real *qT, const real *k, ptrdiff_t k_stride,
         const real *q = qT + at, *rows = k + j * k_stride;
         real *to = P + j * lanes + at;
         switch (nv - v) {
-        case 1: FN(pairs_wide1)(q, rows, k_stride, n, E, to, lanes, factor + at, top + at); break;
-        case 2: FN(pairs_wide2)(q, rows, k_stride, n, E, to, lanes, factor + at, top + at); break;
-        case 3: FN(pairs_wide3)(q, rows, k_stride, n, E, to, lanes, factor + at, top + at); break;
-        default: FN(pairs_wide4)(q, rows, k_stride, n, E, to, lanes, factor + at, top + at); break;
+        case 1: FN(pairs_wide1)(q, rows, k_stride, n, E, to, lanes, factor + at, top + at, ahead); break;
+        case 2: FN(pairs_wide2)(q, rows, k_stride, n, E, to, lanes, factor + at, top + at, ahead); break;
+        case 3: FN(pairs_wide3)(q, rows, k_stride, n, E, to, lanes, factor + at, top + at, ahead); break;
+        default: FN(pairs_wide4)(q, rows, k_stride, n, E, to, lanes, factor + at, top + at, ahead); break;
         }
         j = end[v];
     }
@@ -295,16 +297,16 @@ SA_INLINE void FN(pairs_wide)(const real *qT, const real *k, ptrdiff_t k_stride,
 
 /* As values_wide, of pairs: of weights, P[pairs of keys][nv·lanes], and of rows of values. */
 SA_INLINE void FN(value_pairs_wide)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv,
-                                    real *O, const real *alpha, const int nv) {
+                                    real *O, const real *alpha, sa_ahead *ahead, const int nv) {
     ptrdiff_t pairs[SA_VECS];
     for (int i = 0; i < nv; ++i) {
         pairs[i] = (end[i] + 1) / 2;
     }
     switch (nv) {
-    case 1: FN(value_pairs_wide1)(P, v, v_stride, pairs, Dv, O, SA_LANES, alpha); break;
-    case 2: FN(value_pairs_wide2)(P, v, v_stride, pairs, Dv, O, 2 * SA_LANES, alpha); break;
-    case 3: FN(value_pairs_wide3)(P, v, v_stride, pairs, Dv, O, 3 * SA_LANES, alpha); break;
-    default: FN(value_pairs_wide4)(P, v, v_stride, pairs, Dv, O, 4 * SA_LANES, alpha); break;
+    case 1: FN(value_pairs_wide1)(P, v, v_stride, pairs, Dv, O, SA_LANES, alpha, ahead); break;
+    case 2: FN(value_pairs_wide2)(P, v, v_stride, pairs, Dv, O, 2 * SA_LANES, alpha, ahead); break;
+    case 3: FN(value_pairs_wide3)(P, v, v_stride, pairs, Dv, O, 3 * SA_LANES, alpha, ahead); break;
+    default: FN(value_pairs_wide4)(P, v, v_stride, pairs, Dv, O, 4 * SA_LANES, alpha, ahead); break;
     }
 }
 #endif
