@@ -230,11 +230,16 @@ def fresh_pages() -> dict[str, float]:
     offsets = np.array([0, 200, 512])
     _, pullback = sa.scaled_dot_product_attention_vjp(query, key, value)
     _, packed_pullback = sa.varlen_attention_vjp(*packed, offsets, offsets)
+    larger = [normal(1, 8, 1024, 128) for _ in range(3)]  # with the mask's, its gradients are 16 MiB
+    _, larger_pullback = sa.scaled_dot_product_attention_vjp(
+        *larger, normal(1024, 1024), wrt=("query", "key", "value", "attn_mask")
+    )
     calls: dict[str, Callable[[], Any]] = {
         "attention": lambda: sa.scaled_dot_product_attention(query, key, value),
         "its gradients": lambda: pullback(query),
         "packed sequences": lambda: sa.varlen_attention(*packed, offsets, offsets),
         "their gradients": lambda: packed_pullback(packed[0]),
+        "larger gradients": lambda: larger_pullback(larger[0]),
     }
     pages = {}
     for name, call in calls.items():

@@ -50,6 +50,7 @@ typedef struct {
     bool cache_holds;     /* the scratch's packed tiles are of these keys and values: the last block's were the same */
     bool fetches;         /* keys and values are fetched a tile ahead: of a large call, and this thread begins with them */
     bool far;             /* keys and values of the call are more than all caches hold */
+    bool mask_far;        /* so is its mask */
     ptrdiff_t ahead; /* from a row's query to that of a row of the block that probably comes next, in bytes; 0: fetch no rows */
     ptrdiff_t keys_ahead; /* from the first key to that of the head that probably comes next, in bytes; or 0 */
     bool first_chunk;     /* the sink belongs to exactly one chunk */

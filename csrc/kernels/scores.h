@@ -57,8 +57,10 @@ SA_INLINE bool FN(is_plain_mask)(const vec *mask) {
 }
 
 /* The masks of the lanes i = 0 … nv·lanes − 1 begin at row[i] + offset, each readable up to n rounded up to whole vectors. Vector by
- * vector: where rows lie 4 kB apart few of their lines fit the L1 side by side (1024 keys on AVX2: 3 % of the call). */
-SA_INLINE void FN(pass_mask)(real *P, ptrdiff_t n, const int nv, const char *const *row, ptrdiff_t offset) {
+ * vector: where rows lie 4 kB apart few of their lines fit the L1 side by side (1024 keys on AVX2: 3 % of the call). Tells whether they
+ * may close some pair. */
+SA_INLINE bool FN(pass_mask)(real *P, ptrdiff_t n, const int nv, const char *const *row, ptrdiff_t offset) {
+    bool closes = false;
     for (int v = 0; v < nv; ++v) {
         for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
             const int keys = n - j < SA_LANES ? (int)(n - j) : SA_LANES;
@@ -67,9 +69,10 @@ SA_INLINE void FN(pass_mask)(real *P, ptrdiff_t n, const int nv, const char *con
             for (int i = 0; i < SA_LANES; ++i) {
                 mask[i] = V(load)((const real *)(const void *)(row[v * SA_LANES + i] + offset) + j);
             }
-            const bool plain = keys == SA_LANES && FN(is_plain_mask)(mask);
+            const bool plain = FN(is_plain_mask)(mask);
+            closes |= !plain;
             FN(transpose)(mask);
-            if (plain) {
+            if (plain && keys == SA_LANES) {
                 SA_UNROLL
                 for (int i = 0; i < SA_LANES; ++i) {
                     real *p = P + ((j + i) * nv + v) * SA_LANES;
@@ -86,19 +89,23 @@ SA_INLINE void FN(pass_mask)(real *P, ptrdiff_t n, const int nv, const char *con
             }
         }
     }
+    return closes;
 }
 
 /* The same where all rows share one mask row[n]. */
-SA_INLINE void FN(pass_shared_mask)(real *P, ptrdiff_t n, const int nv, const real *row) {
+SA_INLINE bool FN(pass_shared_mask)(real *P, ptrdiff_t n, const int nv, const real *row) {
+    bool closes = false;
     for (ptrdiff_t j = 0; j < n; ++j) {
         if (row[j] == 0) {
             continue;
         }
+        closes |= row[j] == -(real)INFINITY;
         for (int v = 0; v < nv; ++v) {
             real *p = P + (j * nv + v) * SA_LANES;
             V(store)(p, FN(add_mask)(V(load)(p), V(set1)(row[j])));
         }
     }
+    return closes;
 }
 
 /* bits[r], for n ≤ 32 keys from `first` on: bit j says that the boolean mask row[r] leaves key first + j open. */
