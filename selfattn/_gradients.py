@@ -40,8 +40,10 @@ def apart(x: Array, axes: slice) -> Array:
 
     The core adds up over heads that share keys and values in memory; those of length 1 are meant so.
     """
-    repeated = any(n > 1 and step == 0 for n, step in zip(x.shape[axes], x.strides[axes], strict=True))
-    return x.copy() if repeated else x
+    steps = x.strides[axes]
+    if 0 not in steps:
+        return x
+    return x.copy() if any(n > 1 and step == 0 for n, step in zip(x.shape[axes], steps, strict=True)) else x
 
 
 def rounded(x: Array, dtype: np.dtype[Any], num_threads: int | None) -> Array:
