@@ -163,12 +163,13 @@ def test_documents_whose_heads_share_a_mask(isa, key_heads, of_each_head):
     assert_gradients((query, key, value), options)
 
 
+@pytest.mark.parametrize("rows", [200, 1])
 @pytest.mark.parametrize("at", [0, 40, 70, 149])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_behind_the_mask(isa, bad, at):
+def test_what_is_not_finite_behind_the_mask(isa, bad, at, rows):
     """The tile's products are done again by another way: nothing of it is added twice, or lost."""
     query, key, value, grad_out = inputs(5)
-    mask = mask_of(200, 150)
+    mask = mask_of(rows, 150)
     mask[:, at] = -np.inf
     clean = sa.scaled_dot_product_attention_vjp(query, key, value, mask, wrt=ALL)[1](grad_out)
     key[:, at] = value[:, at] = bad
