@@ -11,6 +11,7 @@
 #include "attention_parts.h"
 #include "attention_pairs.h"
 #include "attention_few.h"
+#include "attention_masks.h"
 #include "attention_forward.h"
 #include "attention_backward_parts.h"
 #include "attention_backward.h"
