@@ -21,7 +21,7 @@ typedef struct {
     real *delta;   /* [W] */
     real *dslope;  /* [W] */
     bool packed;   /* q_rows, do_rows and dOᵀ hold the block's */
-    bool delta_finite;
+    bool delta_fits; /* at most half the greatest number: dP − δ is finite, if dP is not as large */
     FN(gradient_rows) rows;
     FN(gradient_parts) parts;
 } FN(backward_scratch);
@@ -198,7 +198,7 @@ SA_INLINE bool FN(open_block)(const sa_backward_block *b, FN(backward_scratch) *
     const sa_rows *rows = b->b.rows;
     const real keep = (real)(a->dropout_p > 0 && a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 1);
     s->s.scaled = s->packed = false;
-    s->delta_finite = true;
+    s->delta_fits = true;
     FN(split_queries)(&b->b, &s->s, nv);
     FN(start_rows)(&b->b, &s->s, nv);
     for (int r = 0; r < nv * SA_LANES; ++r) {
@@ -207,7 +207,7 @@ SA_INLINE bool FN(open_block)(const sa_backward_block *b, FN(backward_scratch) *
             const real *stats = (const real *)(const void *)rows->stats[r];
             s->s.maximum[r] = stats[0];
             s->delta[r] = *(const real *)(const void *)b->rows->delta[r] * stats[1];
-            s->delta_finite &= s->delta[r] - s->delta[r] == 0;
+            s->delta_fits &= s->delta[r] >= -SA_REAL_MAX / 2 && s->delta[r] <= SA_REAL_MAX / 2;
             s->rows.grad_factor[r] = stats[1] * keep;
             s->rows.query_factor[r] = (real)a->scale;
         }
@@ -423,10 +423,12 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     }
     const bool by_parts = scores && FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
     ptrdiff_t done = 0;
-    if (FN(parts_replace_rows) && by_parts && !dropped && !b->mask_only && !b->g->dslope_rows.m.data && !s->s.gain) {
+    if (FN(parts_take_scores) && by_parts && (FN(parts_replace_rows) || !b->with_mask) && (!masked || s->delta_fits) && !dropped &&
+        !b->mask_only && !b->g->dslope_rows.m.data && !s->s.gain) {
         const bool keeps = b->with_mask;
         done = FN(gradients_by_parts)(b, &s->s, &s->parts, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true, keeps);
         if (done == n) {
+            sa_end_ahead(&s->s.ahead);
             if (keeps) {
                 FN(add_dmask)(b, s, first, n, nv);
             }
@@ -447,7 +449,7 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     }
     const bool careful = masked && !(finite && (keys_by_parts || FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E)));
     FN(weights_tile)(&b->b, &s->s, first, n, nv, masked,
-                     masked && !careful && s->delta_finite && (value == NULL || FN(rows_finite)(value, v_stride, n, a->Dv)));
+                     masked && !careful && s->delta_fits && (value == NULL || FN(rows_finite)(value, v_stride, n, a->Dv)));
     if (dropped) {
         memcpy(s->kept, s->s.P, (size_t)(n * lanes) * sizeof(real));
         FN(drop)(a, &s->s, s->kept, first, n, nv);

@@ -351,47 +351,81 @@ SA_INLINE const real *FN(keys_by_parts)(const sa_block *b, const FN(scratch) * s
                : NULL;
 }
 
-/* P[keys][lanes] times the factor of each lane in bfloat16, in the first halves of its rows: pairs for sums over queries. The last
- * query may be paired with a lane that is none, and has anything for weights: its factor is 0, and so it counts. */
-SA_NOINLINE void FN(round_rows)(real *P, const ptrdiff_t *end, const real *factor, int nv) {
-    const vec zero = V(set1)(0);
-    for (int v = 0; v < nv; ++v) {
-        const vec f = V(load)(factor + v * SA_LANES);
-        const lanemask none = V(eq)(f, zero);
-        for (ptrdiff_t j = 0; j < end[v]; ++j) {
-            real *row = P + j * nv * SA_LANES;
-            V(store_rounded)((char *)(row + v * (SA_LANES / 2)), V(select)(none, zero, f * V(load)(row + v * SA_LANES)));
+/* Of the keys from … n − 1 of a tile and its last nv vectors, in place: P times the factor of each lane and dS times the scale as rows of bfloat16, [keys][lanes / 2]
+ * from the first row on, pairs for sums over queries; and in `joined` dS as pairs of keys, for sums over keys. With `scores` P holds
+ * scores as yet, and dS dP. A lane without a row has anything for weights: they count as 0, for the last query may be paired with it. */
+SA_INLINE void FN(pair_gradients_any)(real *P, real *dS, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,
+                                      const real *delta, const real *factor, real scale, real *joined, const int nv,
+                                      const bool scores) {
+    const vec zero = V(set1)(0), scales = V(set1)(scale);
+    const ptrdiff_t at = lanes - nv * SA_LANES;
+    for (ptrdiff_t j = from; j < n; j += 2) {
+        const ptrdiff_t row = j * lanes + at, next = j + 1 < n ? row + lanes : row;
+        vec a[SA_VECS], b[SA_VECS], da[SA_VECS], db[SA_VECS];
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            a[v] = V(load)(P + row + v * SA_LANES);
+            b[v] = V(load)(P + next + v * SA_LANES);
+            if (scores) {
+                const vec m = V(load)(maximum + at + v * SA_LANES);
+                a[v] = a[v] - m;
+                b[v] = b[v] - m;
+            }
+        }
+        if (scores) {
+            FN(exp2_each)(a, nv);
+            FN(exp2_each)(b, nv);
+        }
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            const vec f = V(load)(factor + at + v * SA_LANES);
+            const lanemask none = V(eq)(f, zero);
+            da[v] = V(load)(dS + row + v * SA_LANES);
+            db[v] = V(load)(dS + next + v * SA_LANES);
+            if (scores) {
+                const vec d = V(load)(delta + at + v * SA_LANES);
+                da[v] = a[v] * (da[v] - d);
+                db[v] = b[v] * (db[v] - d);
+            }
+            a[v] = V(select)(none, zero, f * a[v]);
+            b[v] = V(select)(none, zero, f * b[v]);
+            da[v] = V(select)(none, zero, da[v]);
+            db[v] = j + 1 < n ? V(select)(none, zero, db[v]) : zero;
+        }
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            const ptrdiff_t half = (j * lanes + at + v * SA_LANES) / 2;
+            V(store)(joined + j / 2 * lanes + at + v * SA_LANES, V(round_pairs)(da[v], db[v]));
+            V(store_rounded)((char *)(P + half), a[v]);
+            V(store_rounded)((char *)(dS + half), scales * da[v]);
+            V(store_rounded)((char *)(P + lanes / 2 + half), b[v]);
+            V(store_rounded)((char *)(dS + lanes / 2 + half), scales * db[v]);
         }
     }
 }
 
-/* dS as pairs of keys in `joined`, for sums over keys, and its rows as those of P above, times the scale. */
-SA_NOINLINE void FN(round_dscores)(real *dS, const ptrdiff_t *end, const real *factor, real scale, real *joined, int nv) {
-    const ptrdiff_t lanes = nv * SA_LANES;
-    const vec zero = V(set1)(0);
-    for (int v = 0; v < nv; ++v) {
-        const lanemask none = V(eq)(V(load)(factor + v * SA_LANES), zero);
-        for (ptrdiff_t j = 0; j < end[v]; j += 2) {
-            real *row = dS + j * lanes;
-            const vec a = V(select)(none, zero, V(load)(row + v * SA_LANES));
-            vec b = zero;
-            if (j + 1 < end[v]) {
-                b = V(select)(none, zero, V(load)(row + lanes + v * SA_LANES));
-                V(store_rounded)((char *)(row + lanes + v * (SA_LANES / 2)), V(set1)(scale) * b);
-            }
-            V(store)(joined + j / 2 * lanes + v * SA_LANES, V(round_pairs)(a, b));
-            V(store_rounded)((char *)(row + v * (SA_LANES / 2)), V(set1)(scale) * a);
-        }
+#define SA_PAIR_GRADIENTS(nv)                                                                                                  \
+    SA_NOINLINE void FN(pair_gradients##nv)(real * P, real * dS, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes,                 \
+                                            const real *maximum, const real *delta, const real *factor, real scale,            \
+                                            real *joined, bool scores) {                                                       \
+        if (scores) {                                                                                                          \
+            FN(pair_gradients_any)(P, dS, from, n, lanes, maximum, delta, factor, scale, joined, nv, true);                    \
+        } else {                                                                                                               \
+            FN(pair_gradients_any)(P, dS, from, n, lanes, maximum, delta, factor, scale, joined, nv, false);                   \
+        }                                                                                                                      \
     }
-}
+SA_PAIR_GRADIENTS(1)
+SA_PAIR_GRADIENTS(2)
+SA_PAIR_GRADIENTS(3)
+SA_PAIR_GRADIENTS(4)
+#undef SA_PAIR_GRADIENTS
 
 /* (1), (3) and (6) of a tile, whose P and dS are used up. Vectors of lanes that causal closes for some of the keys are left out. */
 SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_parts) * g, real *P,
                                            real *dS, const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
                                            const int nv, bool plain, bool keeps) {
-    (void)delta, (void)plain, (void)keeps;
     const sa_attention *a = b->g->a;
-    const real *keys = FN(keys_by_parts)(&b->b, s, g, first);
+    const real *keys = keeps ? NULL : FN(keys_by_parts)(&b->b, s, g, first);
     if (!keys) {
         return done;
     }
@@ -402,11 +436,16 @@ SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratc
     real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
     ptrdiff_t end[SA_BACKWARD_VECS];
     FN(open_ends)(b->b.rows, s, first, n, nv, end);
-    if (dvalue) {
-        FN(round_rows)(P, end, g->factor, nv);
-    }
-    if (dkey || b->g->dquery.m.data) {
-        FN(round_dscores)(dS, end, g->factor, (real)a->scale, g->dscores, nv);
+    for (ptrdiff_t v = 0, from = 0; v < nv; ++v) {
+        const real *m = s->maximum, *f = g->factor, scale = (real)a->scale;
+        switch (end[v] > from ? nv - v : 0) {
+        case 0: continue;
+        case 1: FN(pair_gradients1)(P, dS, from, end[v], lanes, m, delta, f, scale, g->dscores, plain); break;
+        case 2: FN(pair_gradients2)(P, dS, from, end[v], lanes, m, delta, f, scale, g->dscores, plain); break;
+        case 3: FN(pair_gradients3)(P, dS, from, end[v], lanes, m, delta, f, scale, g->dscores, plain); break;
+        default: FN(pair_gradients4)(P, dS, from, end[v], lanes, m, delta, f, scale, g->dscores, plain); break;
+        }
+        from = end[v];
     }
     for (ptrdiff_t u = 0, from = 0; u < nv; ++u) {
         const ptrdiff_t open = end[u] - from, pair = u * (SA_LANES / 2), pairs = (count + 1) / 2 - pair;
@@ -414,11 +453,11 @@ SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratc
             continue;
         }
         if (dvalue) {
-            FN(outer_pairs)(P + from * lanes + pair, lanes, grad_rows + pair * grad_stride, grad_stride, pairs, open,
+            FN(outer_pairs)(P + from * lanes / 2 + pair, lanes / 2, grad_rows + pair * grad_stride, grad_stride, pairs, open,
                             dvalue + (row + from) * b->dvalue_stride, b->dvalue_stride, a->Dv);
         }
         if (dkey) {
-            FN(outer_pairs)(dS + from * lanes + pair, lanes, query_rows + pair * query_stride, query_stride, pairs, open,
+            FN(outer_pairs)(dS + from * lanes / 2 + pair, lanes / 2, query_rows + pair * query_stride, query_stride, pairs, open,
                             dkey + (row + from) * b->dkey_stride, b->dkey_stride, a->E);
         }
         from = end[u];

@@ -7,11 +7,11 @@ _Static_assert(FN(block_rows) <= FN(backward_rows) && FN(backward_rows) <= SA_MA
 /* Which products go by `parts` (below): on a matrix unit all of them, from cells that replace rows of keys and values; by products
  * of bfloat16 all of tiles that are of that type, with scores that are complete and their maxima known; elsewhere none. */
 #if defined(SA_HAS_TILES)
-enum { FN(parts_replace_rows) = 1, FN(parts_know_top) = 0 };
+enum { FN(parts_replace_rows) = 1, FN(parts_know_top) = 0, FN(parts_take_scores) = 1 };
 #elif defined(SA_HAS_BF16_PRODUCTS)
-enum { FN(parts_replace_rows) = 0, FN(parts_know_top) = 1 };
+enum { FN(parts_replace_rows) = 0, FN(parts_know_top) = 1, FN(parts_take_scores) = 1 };
 #else
-enum { FN(parts_replace_rows) = 0, FN(parts_know_top) = 0 };
+enum { FN(parts_replace_rows) = 0, FN(parts_know_top) = 0, FN(parts_take_scores) = 0 };
 #endif
 
 /* A row's stride beyond this makes the tile worth packing: its lines fall on too few sets of the caches. */

@@ -2,6 +2,7 @@
  * No include guards below here on purpose: the same text is compiled for both types. */
 #include "philox.h"
 #include "checksum.h"
+#include "narrow.h"
 #include "ahead.h"
 
 #define SA_REAL_IS_F64 0
@@ -107,5 +108,6 @@ const sa_kernels SA_PASTE(sa_kernels_, SA_ISA) = {
     .f32 = SA_REAL_TABLE(f32, SA_ISA, SA_ISA, ),
     .f64 = SA_REAL_TABLE(f64, SA_ISA, SA_ISA, ),
     .checksum = SA_PASTE(sa_checksum_, SA_ISA),
+    .narrow = SA_PASTE(sa_narrow_, SA_ISA),
     .read_loop = SA_PASTE(sa_read_loop_, SA_ISA),
 };
