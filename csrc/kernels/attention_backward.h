@@ -12,15 +12,15 @@
  * from; and where a 0 would meet a NaN or an infinity of K, Q or dO, the tile is done again pair by pair. */
 
 typedef struct {
-    FN(scratch) s; /* its O is dOᵀ[Dv][nv·lanes] here */
-    real *q_rows;  /* [W][E rounded up], times scale */
-    real *do_rows; /* [W][Dv rounded up], times 1/l and 1/(1 − p) */
-    real *dqT;     /* [E rounded up, and a vector more][nv·lanes] */
-    real *dS;      /* [keys][nv·lanes] */
-    real *kept;    /* [keys][nv·lanes]: P after dropout */
-    real *delta;   /* [W] */
-    real *dslope;  /* [W] */
-    bool packed;   /* q_rows, do_rows and dOᵀ hold the block's */
+    FN(scratch) s;   /* its O is dOᵀ[Dv][nv·lanes] here */
+    real *q_rows;    /* [W][E rounded up], times scale */
+    real *do_rows;   /* [W][Dv rounded up], times 1/l and 1/(1 − p) */
+    real *dqT;       /* [E rounded up, and a vector more][nv·lanes] */
+    real *dS;        /* [keys][nv·lanes] */
+    real *kept;      /* [keys][nv·lanes]: P after dropout */
+    real *delta;     /* [W] */
+    real *dslope;    /* [W] */
+    bool packed;     /* q_rows, do_rows and dOᵀ hold the block's */
     bool delta_fits; /* at most half the greatest number: dP − δ is finite, if dP is not as large */
     FN(gradient_rows) rows;
     FN(gradient_parts) parts;
@@ -234,6 +234,61 @@ SA_INLINE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t fi
     }
 }
 
+/* Scores in P become 2^(P − m), and dP in dS becomes (5): of nv vectors in rows that are `lanes` long. */
+SA_INLINE void FN(weigh_any)(real *P, real *dS, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, const real *delta,
+                             const int nv) {
+    vec m[SA_VECS], d[SA_VECS];
+    SA_UNROLL
+    for (int v = 0; v < nv; ++v) {
+        m[v] = V(load)(maximum + v * SA_LANES);
+        d[v] = V(load)(delta + v * SA_LANES);
+    }
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        real *p = P + j * lanes, *ds = dS + j * lanes;
+        vec e[SA_VECS];
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            e[v] = V(load)(p + v * SA_LANES) - m[v];
+        }
+        FN(exp2_each)(e, nv);
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            V(store)(p + v * SA_LANES, e[v]);
+            V(store)(ds + v * SA_LANES, e[v] * (V(load)(ds + v * SA_LANES) - d[v]));
+        }
+    }
+}
+
+#define SA_WEIGH(nv)                                                                                                           \
+    SA_NOINLINE void FN(weigh_wide##nv)(real * P, real * dS, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,                \
+                                        const real *delta) {                                                                   \
+        FN(weigh_any)(P, dS, n, lanes, maximum, delta, nv);                                                                    \
+    }
+SA_WEIGH(1)
+SA_WEIGH(2)
+SA_WEIGH(3)
+#if SA_VECS == 4
+SA_WEIGH(4)
+#endif
+#undef SA_WEIGH
+
+/* Both of a tile without closed pairs. In one pass, which reads P once, gradients take 1 to 2 % less at D = 64, 5 at 32. */
+SA_INLINE void FN(pass_weigh)(FN(backward_scratch) * s, ptrdiff_t n, const int nv) {
+    for (int v = 0, now = SA_AT_ONCE(nv); v < nv; v += now, now = nv - v < now ? nv - v : now) {
+        const ptrdiff_t at = v * SA_LANES, lanes = nv * SA_LANES;
+        const real *maximum = s->s.maximum + at, *delta = s->delta + at;
+        switch (now) {
+        case 1: FN(weigh_wide1)(s->s.P + at, s->dS + at, n, lanes, maximum, delta); break;
+        case 2: FN(weigh_wide2)(s->s.P + at, s->dS + at, n, lanes, maximum, delta); break;
+        case 3: FN(weigh_wide3)(s->s.P + at, s->dS + at, n, lanes, maximum, delta); break;
+#if SA_VECS == 4
+        case 4: FN(weigh_wide4)(s->s.P + at, s->dS + at, n, lanes, maximum, delta); break;
+#endif
+        default: break;
+        }
+    }
+}
+
 /* dS holds dP and becomes (5): P·(dP − δ), with dP 0 where dropout took the weight. In a masked tile the closed pairs become
  * 0 in dS, and in P and kept too unless `marks` keeps their −inf. */
 SA_INLINE void FN(pass_dscores)(FN(backward_scratch) * s, ptrdiff_t n, const int nv, bool dropped, bool masked, bool marks) {
@@ -423,8 +478,8 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     }
     const bool by_parts = scores && FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
     ptrdiff_t done = 0;
-    if (FN(parts_take_scores) && by_parts && (FN(parts_replace_rows) || !b->with_mask) && (!masked || s->delta_fits) && !dropped &&
-        !b->mask_only && !b->g->dslope_rows.m.data && !s->s.gain) {
+    if (FN(parts_take_scores) && by_parts && (FN(parts_replace_rows) || !b->with_mask) && (!masked || s->delta_fits) &&
+        !dropped && !b->mask_only && !b->g->dslope_rows.m.data && !s->s.gain) {
         const bool keeps = b->with_mask;
         done = FN(gradients_by_parts)(b, &s->s, &s->parts, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true, keeps);
         if (done == n) {
@@ -448,8 +503,11 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
         value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
     }
     const bool careful = masked && !(finite && (keys_by_parts || FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E)));
-    FN(weights_tile)(&b->b, &s->s, first, n, nv, masked,
-                     masked && !careful && s->delta_fits && (value == NULL || FN(rows_finite)(value, v_stride, n, a->Dv)));
+    const bool plain = scores && !masked && !dropped;
+    if (!plain) {
+        FN(weights_tile)(&b->b, &s->s, first, n, nv, masked,
+                         masked && !careful && s->delta_fits && (value == NULL || FN(rows_finite)(value, v_stride, n, a->Dv)));
+    }
     if (dropped) {
         memcpy(s->kept, s->s.P, (size_t)(n * lanes) * sizeof(real));
         FN(drop)(a, &s->s, s->kept, first, n, nv);
@@ -463,7 +521,11 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
         FN(scores_wide)(s->s.O, value, v_stride, end, a->Dv, s->dS, lanes, s->s.tile_sum, &s->s.ahead, nv);
     }
     sa_end_ahead(&s->s.ahead);
-    FN(pass_dscores)(s, n, nv, dropped, masked, careful);
+    if (plain) {
+        FN(pass_weigh)(s, n, nv);
+    } else {
+        FN(pass_dscores)(s, n, nv, dropped, masked, careful);
+    }
     if (b->with_mask) {
         FN(add_dmask)(b, s, first, n, nv);
     }

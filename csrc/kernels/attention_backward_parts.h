@@ -457,8 +457,8 @@ SA_INLINE ptrdiff_t FN(gradients_by_parts)(const sa_backward_block *b, FN(scratc
                             dvalue + (row + from) * b->dvalue_stride, b->dvalue_stride, a->Dv);
         }
         if (dkey) {
-            FN(outer_pairs)(dS + from * lanes / 2 + pair, lanes / 2, query_rows + pair * query_stride, query_stride, pairs, open,
-                            dkey + (row + from) * b->dkey_stride, b->dkey_stride, a->E);
+            FN(outer_pairs)(dS + from * lanes / 2 + pair, lanes / 2, query_rows + pair * query_stride, query_stride, pairs,
+                            open, dkey + (row + from) * b->dkey_stride, b->dkey_stride, a->E);
         }
         from = end[u];
     }
