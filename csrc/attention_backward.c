@@ -135,8 +135,9 @@ static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_
         return 0;
     }
     const size_t row = (size_t)(a->E + a->Dv) * size_of(a), keys = (size_t)smaller(plan->part_keys, a->S);
-    return keys <= SA_GATHERED_BYTES / row ? whole_lines(keys * (size_t)a->E * size_of(a)) + keys * (size_t)a->Dv * size_of(a)
-                                           : 0;
+    return row > 0 && keys <= SA_GATHERED_BYTES / row
+               ? whole_lines(keys * (size_t)a->E * size_of(a)) + keys * (size_t)a->Dv * size_of(a)
+               : 0;
 }
 
 sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_threads, sa_backward_plan *plan) {
@@ -224,6 +225,9 @@ void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_p
     sa_rows rows;
     sa_row_gradients grads;
     sa_backward_block b;
+    if (sa_cancelled(g->a)) {
+        return;
+    }
     describe(g, plan->group, t / plan->blocks, t % plan->blocks * plan->block_rows, plan->block_rows, &rows, &grads, &b);
     sa_kernels_of(g->a)->attention_delta(&b, scratch);
 }

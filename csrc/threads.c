@@ -49,7 +49,8 @@ const char *sa_threading_layer(void) {
 /* libgomp's pool of threads does not survive fork(), but the child believes that it does and hangs in its first parallel
  * region. So the forking thread gives its pool back before the fork; parent and child each build a new one when they need
  * it. Pools of other threads don't exist in the child and need nothing. A fork waits for running regions, since one of
- * them may hold a lock of the OpenMP library at that moment. */
+ * them may hold a lock of the OpenMP library at that moment. Who forks in Python holds the GIL while it waits: a region that
+ * takes the GIL must pause before it does. */
 #if defined(PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP)
 #define FRESH_LOCK PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP /* threads that compute in turn can't starve a fork */
 #else
@@ -72,13 +73,30 @@ void sa_region_leave(void) {
     }
 }
 
+int sa_region_pause(void) {
+    const int paused = depth;
+    depth = 0;
+    if (paused > 0) {
+        pthread_rwlock_unlock(&region_lock);
+    }
+    return paused;
+}
+
+void sa_region_resume(int paused) {
+    if (paused > 0) {
+        pthread_rwlock_rdlock(&region_lock);
+    }
+    depth = paused;
+}
+
 #if defined(_OPENMP)
 /* libgomp has omp_pause_resource_all since GCC 9, beside an _OPENMP that still says 4.5: that macro alone will not do. */
 #if _OPENMP < 201811 && (defined(__clang__) || __GNUC__ < 9)
 #error "this compiler's OpenMP cannot give its threads back before fork(): GCC 9 or Clang 11, or later, is needed"
 #endif
 
-/* A signal's handler may fork in the midst of a region, usually to run another program: it would wait for itself. */
+/* A signal's handler in C may fork in the midst of a region, usually to run another program: it would wait for itself. (Those in Python
+ * run while the region is paused.) */
 static void before_fork(void) {
     if (depth == 0) {
         pthread_rwlock_wrlock(&region_lock);

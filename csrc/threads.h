@@ -8,6 +8,11 @@
 void sa_region_enter(void);
 void sa_region_leave(void);
 
+/* A thread that stops amid its work, for what may take a while or needs a lock that a forking thread holds, lets forks pass meanwhile: from
+ * pause on it is in no region, as far as they can tell. The number goes to resume, which waits for a fork that is under way. */
+int sa_region_pause(void);
+void sa_region_resume(int paused);
+
 /* Returns when a count that another thread raises has come to `least`; what that thread wrote before is visible then. */
 void sa_wait_for(const ptrdiff_t *count, ptrdiff_t least);
 void sa_raise(ptrdiff_t *count);

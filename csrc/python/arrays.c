@@ -70,9 +70,11 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
     if (PyArray_CheckExact(x)) {
         array = (PyArrayObject *)Py_NewRef(x);
     } else {
-        const int refused =
-            PyArray_Check(x) ? (PyObject_IsInstance(x, state->masked_array) == 1 || PyObject_IsInstance(x, state->matrix) == 1)
-                             : 0;
+        int refused = PyArray_Check(x) ? PyObject_IsInstance(x, state->masked_array) : 0;
+        refused = refused == 0 && PyArray_Check(x) ? PyObject_IsInstance(x, state->matrix) : refused;
+        if (refused < 0) {
+            return NULL;
+        }
         if (refused) {
             PyErr_Format(PyExc_TypeError,
                          "%s must be a plain array, got %s, whose arithmetic differs (use attn_mask for masks, and "
@@ -172,11 +174,14 @@ PyArrayObject *sa_as_small(const sa_state *state, PyObject *x, const char *name,
         return NULL;
     }
     PyArray_Descr *descr = PyArray_DescrFromType(integers ? NPY_INT64 : NPY_DOUBLE);
+    const int copy = integers ? NPY_ARRAY_ENSURECOPY : 0;
     PyArrayObject *small =
-        (PyArrayObject *)PyArray_FromArray(array, descr, NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST);
+        (PyArrayObject *)PyArray_FromArray(array, descr, NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST | copy);
     Py_DECREF(array);
     return small;
 }
+
+PyObject *sa_shape_of(PyArrayObject *array) { return PyArray_IntTupleFromIntp(PyArray_NDIM(array), PyArray_SHAPE(array)); }
 
 /* The first and the last byte + 1 that an array may touch; false when it has no element. */
 static bool extent(PyArrayObject *array, const char **low, const char **high) {

@@ -30,13 +30,17 @@ void sa_fill_tensor(sa_tensor *t, PyArrayObject *array, sa_dtype dtype, int n_le
 /* The same of a new array of this shape, float32 or float64, that there need not be: no data. */
 void sa_fill_new(sa_tensor *t, const npy_intp *shape, int ndim, sa_dtype dtype, int n_lead, int core);
 
-/* The array as float64 (or int64), aligned and native, for small per-head arguments: a new reference. */
+/* The array as float64 (or int64), aligned and native, for small per-head arguments: a new reference. Integers are a copy: they are
+ * checked, and nobody may change them before they are used. */
 PyArrayObject *sa_as_small(const sa_state *state, PyObject *x, const char *name, bool integers);
 
 /* 0 when out shares no memory with the array, −1 with a ValueError when it does or when that cannot be told. */
 int sa_check_overlap(const sa_state *state, PyArrayObject *out, PyArrayObject *array, const char *name);
 /* 0 when no two elements of out share memory, else −1 with a ValueError. */
 int sa_check_self_overlap(PyArrayObject *out);
+
+/* The shape as a tuple, for messages: a new reference. */
+PyObject *sa_shape_of(PyArrayObject *array);
 
 const char *sa_dtype_name(sa_dtype dtype);
 

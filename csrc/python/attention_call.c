@@ -20,8 +20,6 @@ void sa_call_release(sa_call *c) {
     Py_XDECREF(c->tables);
 }
 
-PyObject *sa_shape_of(PyArrayObject *array) { return PyArray_IntTupleFromIntp(PyArray_NDIM(array), PyArray_SHAPE(array)); }
-
 int sa_shape_error(const char *message, const char *name_a, PyArrayObject *a, const char *name_b, PyArrayObject *b) {
     PyObject *shape_a = sa_shape_of(a), *shape_b = sa_shape_of(b);
     if (shape_a != NULL && shape_b != NULL) {
@@ -33,23 +31,6 @@ int sa_shape_error(const char *message, const char *name_a, PyArrayObject *a, co
 }
 
 /* ---- scalars ------------------------------------------------------------------------------------------------------- */
-
-static int read_real(PyObject *value, const char *name, double *x) {
-    if (PyBool_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "%s must be a real number, got a bool", name);
-        return -1;
-    }
-    *x = PyFloat_AsDouble(value);
-    if (*x == -1 && PyErr_Occurred()) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Format(PyExc_TypeError, "%s must be a real number, got %s", name, Py_TYPE(value)->tp_name);
-        } else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
-            PyErr_Format(PyExc_ValueError, "%s is an integer too large for a float", name);
-        }
-        return -1;
-    }
-    return 0;
-}
 
 static int read_flag(PyObject *value, bool *flag) {
     const int truth = value == NULL ? 0 : PyObject_IsTrue(value);
@@ -63,8 +44,11 @@ static int read_bound(PyObject *value, PyObject *window, ptrdiff_t *bound) {
     if (value == Py_None) {
         return 0;
     }
-    PyObject *index = PyBool_Check(value) ? NULL : PyNumber_Index(value);
+    PyObject *index = sa_as_index(value);
     if (index == NULL) {
+        if (PyErr_Occurred()) {
+            return -1;
+        }
         PyErr_Format(PyExc_TypeError, "window must be (left, right), each an int >= 0 or None, got %R", window);
         return -1;
     }
@@ -166,8 +150,11 @@ static int read_seed(PyObject *rng, bool wanted, uint64_t *seed) {
             return -1;
         }
     } else {
-        number = PyBool_Check(rng) ? NULL : PyNumber_Index(rng);
+        number = sa_as_index(rng);
         if (number == NULL) {
+            if (PyErr_Occurred()) {
+                return -1;
+            }
             PyErr_Format(PyExc_TypeError, "rng must be an int >= 0, a numpy.random.Generator or None, got %s",
                          Py_TYPE(rng)->tp_name);
             return -1;
@@ -191,10 +178,10 @@ static int read_seed(PyObject *rng, bool wanted, uint64_t *seed) {
 static int read_scalars(sa_call *c, PyObject *const *values) {
     sa_attention *a = &c->a;
     a->scale = a->E > 0 ? 1 / sqrt((double)a->E) : 1;
-    if (sa_given(values[SA_ARG_SCALE]) && read_real(values[SA_ARG_SCALE], "scale", &a->scale) < 0) {
+    if (sa_given(values[SA_ARG_SCALE]) && sa_read_real(values[SA_ARG_SCALE], "scale", &a->scale) < 0) {
         return -1;
     }
-    if (values[SA_ARG_DROPOUT_P] != NULL && read_real(values[SA_ARG_DROPOUT_P], "dropout_p", &a->dropout_p) < 0) {
+    if (values[SA_ARG_DROPOUT_P] != NULL && sa_read_real(values[SA_ARG_DROPOUT_P], "dropout_p", &a->dropout_p) < 0) {
         return -1;
     }
     if (!(a->dropout_p >= 0 && a->dropout_p <= 1)) {
@@ -202,7 +189,7 @@ static int read_scalars(sa_call *c, PyObject *const *values) {
         return -1;
     }
     if (sa_given(values[SA_ARG_SOFTCAP])) {
-        if (read_real(values[SA_ARG_SOFTCAP], "softcap", &a->softcap) < 0) {
+        if (sa_read_real(values[SA_ARG_SOFTCAP], "softcap", &a->softcap) < 0) {
             return -1;
         }
         if (!(a->softcap > 0 && isfinite(a->softcap))) {
@@ -216,22 +203,7 @@ static int read_scalars(sa_call *c, PyObject *const *values) {
         return -1;
     }
     c->threads = sa_get_num_threads();
-    if (sa_given(values[SA_ARG_NUM_THREADS])) {
-        PyObject *index = PyBool_Check(values[SA_ARG_NUM_THREADS]) ? NULL : PyNumber_Index(values[SA_ARG_NUM_THREADS]);
-        if (index == NULL) {
-            PyErr_Format(PyExc_TypeError, "num_threads must be an int from 1 to 1024, got %R", values[SA_ARG_NUM_THREADS]);
-            return -1;
-        }
-        int overflow;
-        const long n = PyLong_AsLongAndOverflow(index, &overflow);
-        Py_DECREF(index);
-        if (overflow != 0 || n < 1 || n > 1024) {
-            PyErr_Format(PyExc_ValueError, "num_threads must be an int from 1 to 1024, got %R", values[SA_ARG_NUM_THREADS]);
-            return -1;
-        }
-        c->threads = (int)n;
-    }
-    return 0;
+    return sa_given(values[SA_ARG_NUM_THREADS]) ? sa_read_threads(values[SA_ARG_NUM_THREADS], "num_threads", &c->threads) : 0;
 }
 
 /* ---- arrays -------------------------------------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 #define SA_PYTHON_ATTENTION_CALL_H
 
 #include "arrays.h"
+#include "scalars.h"
 
 /* The arguments, in the order of their signatures. */
 enum {
@@ -78,14 +79,10 @@ int sa_read_float_array(const sa_state *state, PyObject *value, const char *name
 /* 0 when `array` has this shape, else −1 with a ValueError. */
 int sa_check_shape(const char *name, PyArrayObject *array, int ndim, const npy_intp *shape);
 
-PyObject *sa_shape_of(PyArrayObject *array);
-
 /* −1 with a ValueError that has the shapes of two arrays at its end. */
 int sa_shape_error(const char *message, const char *name_a, PyArrayObject *a, const char *name_b, PyArrayObject *b);
 
 /* Any of query, key and value whose dtype is bfloat16: where the type object of the results comes from. */
 PyArrayObject *sa_call_bf16_example(const sa_call *c);
-
-static inline bool sa_given(PyObject *value) { return value != NULL && value != Py_None; }
 
 #endif

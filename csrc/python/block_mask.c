@@ -12,6 +12,9 @@ static bool is_table(PyObject *x) {
            PyArray_ISCARRAY_RO((PyArrayObject *)x);
 }
 
+/* What plans go by: NaN is none. */
+static bool is_share(double share) { return share >= 0 && share <= 1; }
+
 /* The numbers of an array are within least … most. */
 static bool within(PyArrayObject *array, int64_t least, int64_t most) {
     const int64_t *x = PyArray_DATA(array);
@@ -31,8 +34,8 @@ static int read_prefix(const sa_call *c, PyObject *part, sa_block_mask *mask) {
     }
     PyArrayObject *array = (PyArrayObject *)lengths;
     const Py_ssize_t far = (Py_ssize_t)1 << 60;
-    if (!is_table(lengths) || !sa_call_fits_lead(c, array, 0) || !within(array, 0, c->a.S) || diagonal < -far ||
-        diagonal > far) {
+    if (!is_share(mask->share) || !is_table(lengths) || !sa_call_fits_lead(c, array, 0) || !within(array, 0, c->a.S) ||
+        diagonal < -far || diagonal > far) {
         return not_tables();
     }
     sa_fill_tensor(&mask->prefix, array, SA_I64, c->a.n_lead, 0);
@@ -68,7 +71,7 @@ static int read_runs(const sa_call *c, PyObject *part, sa_block_mask *mask) {
     if (!PyArg_ParseTuple(part, "OnOOd", &classes, &rows, &starts, &runs, &mask->share)) {
         return -1;
     }
-    if (!is_table(classes) || !is_table(starts) || !is_table(runs) || rows < 1) {
+    if (!is_share(mask->share) || !is_table(classes) || !is_table(starts) || !is_table(runs) || rows < 1) {
         return not_tables();
     }
     PyArrayObject *const class = (PyArrayObject *)classes, *const start = (PyArrayObject *)starts;

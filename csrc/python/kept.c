@@ -23,7 +23,7 @@ static bool is_of(const origin *a, const origin *b) {
 
 char *sa_kept_take(PyObject *module, const sa_embedding *e) {
     const size_t bytes = e->blocks > 0 ? sa_embedding_kept_bytes(e) : 0;
-    if (bytes == 0) {
+    if (bytes == 0 || bytes > PTRDIFF_MAX / 2) {
         return NULL;
     }
     sa_state *state = sa_state_of(module);

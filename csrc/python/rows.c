@@ -7,6 +7,7 @@
 
 #include "../rows.h"
 #include "arrays.h"
+#include "scalars.h"
 
 /* Elements below which the GIL is kept: releasing and taking it back costs as much as such a call. */
 #define SA_SMALL_ELEMENTS 2048
@@ -41,13 +42,9 @@ static void release(call *k) {
     Py_XDECREF(k->shape);
 }
 
-static PyObject *shape_of(PyArrayObject *array) { return PyArray_IntTupleFromIntp(PyArray_NDIM(array), PyArray_SHAPE(array)); }
-
-static bool given(PyObject *value) { return value != NULL && value != Py_None; }
-
 /* A ValueError whose format takes an array's name, its shape, and another object (a new reference, taken over). */
 static int shape_error(const char *format, const char *name, PyArrayObject *array, PyObject *other) {
-    PyObject *shape = shape_of(array);
+    PyObject *shape = sa_shape_of(array);
     if (shape != NULL && other != NULL) {
         PyErr_Format(PyExc_ValueError, format, name, shape, other);
     }
@@ -140,26 +137,28 @@ static PyObject *run(call *k) {
 
 /* axis as the axis of a row. NumPy's AxisError when there is no such axis; a scalar is taken as one element. */
 static int read_axis(call *k, PyObject *value) {
-    Py_ssize_t axis = -1;
-    if (value != NULL) {
-        axis = PyNumber_AsSsize_t(value, NULL);
-        if (axis == -1 && PyErr_Occurred()) {
+    PyObject *number = value ? sa_as_index(value) : PyLong_FromLong(-1);
+    if (number == NULL) {
+        if (!PyErr_Occurred()) {
             PyErr_Format(PyExc_TypeError, "axis must be an int, got %s", Py_TYPE(value)->tp_name);
-            return -1;
         }
+        return -1;
     }
+    const Py_ssize_t axis = PyNumber_AsSsize_t(number, NULL); /* clipped */
     const int ndim = k->c.ndim, most = ndim > 0 ? ndim : 1;
     if (axis < -most || axis >= most) {
-        PyObject *module = PyImport_ImportModule("numpy.exceptions"), *shape = shape_of(k->array[SA_ROW_X]);
+        PyObject *module = PyImport_ImportModule("numpy.exceptions"), *shape = sa_shape_of(k->array[SA_ROW_X]);
         PyObject *error = module ? PyObject_GetAttrString(module, "AxisError") : NULL;
         if (error != NULL && shape != NULL) {
-            PyErr_Format(error, "axis %zd is out of bounds for x of shape %R", axis, shape);
+            PyErr_Format(error, "axis %R is out of bounds for x of shape %R", number, shape);
         }
         Py_XDECREF(module);
         Py_XDECREF(shape);
         Py_XDECREF(error);
+        Py_DECREF(number);
         return -1;
     }
+    Py_DECREF(number);
     k->c.first = (int)(axis < 0 ? axis + most : axis);
     k->c.last = ndim > 0 ? k->c.first + 1 : 0;
     return 0;
@@ -193,17 +192,24 @@ static PyObject *log_softmax(PyObject *module, PyObject *const *args, Py_ssize_t
 static int read_normalized_shape(call *k, PyObject *value) {
     k->shape = PyIndex_Check(value) ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
     if (k->shape == NULL) {
-        PyErr_Format(PyExc_TypeError, "normalized_shape must be an int or a tuple of ints, got %s", Py_TYPE(value)->tp_name);
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Format(PyExc_TypeError, "normalized_shape must be an int or a tuple of ints, got %s",
+                         Py_TYPE(value)->tp_name);
+        }
         return -1;
     }
     const Py_ssize_t axes = PyTuple_GET_SIZE(k->shape);
     bool fits = axes > 0 && axes <= k->c.ndim;
     for (Py_ssize_t i = 0; i < axes; ++i) {
-        const Py_ssize_t n = PyNumber_AsSsize_t(PyTuple_GET_ITEM(k->shape, i), NULL);
-        if (n == -1 && PyErr_Occurred()) {
-            PyErr_Format(PyExc_TypeError, "normalized_shape must be an int or a tuple of ints, got %R", value);
+        PyObject *number = sa_as_index(PyTuple_GET_ITEM(k->shape, i));
+        if (number == NULL) {
+            if (!PyErr_Occurred()) {
+                PyErr_Format(PyExc_TypeError, "normalized_shape must be an int or a tuple of ints, got %R", value);
+            }
             return -1;
         }
+        const Py_ssize_t n = PyNumber_AsSsize_t(number, NULL); /* clipped: fits nothing */
+        Py_DECREF(number);
         fits = fits && k->c.shape[k->c.ndim - axes + i] == n;
     }
     if (!fits) {
@@ -215,7 +221,7 @@ static int read_normalized_shape(call *k, PyObject *value) {
 }
 
 static int read_parameter(call *k, const sa_state *state, int which, PyObject *value, const char *name) {
-    if (!given(value)) {
+    if (!sa_given(value)) {
         return 0;
     }
     if (take(k, state, which, value, name) < 0) {
@@ -230,15 +236,6 @@ static int read_parameter(call *k, const sa_state *state, int which, PyObject *v
     return 0;
 }
 
-static int read_eps(call *k, PyObject *value) {
-    k->c.eps = PyBool_Check(value) ? -1 : PyFloat_AsDouble(value);
-    if (PyBool_Check(value) || (k->c.eps == -1 && PyErr_Occurred())) {
-        PyErr_Format(PyExc_TypeError, "eps must be a real number, got %s", Py_TYPE(value)->tp_name);
-        return -1;
-    }
-    return 0;
-}
-
 static PyObject *layer_norm(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     const sa_state *state = sa_state_of(module);
     PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
@@ -248,7 +245,8 @@ static PyObject *layer_norm(PyObject *module, PyObject *const *args, Py_ssize_t 
     if (sa_parse(state, SA_SIG_LAYER_NORM, args, nargs, kwnames, values) == 0 &&
         take(&k, state, SA_ROW_X, values[0], "x") == 0 && read_normalized_shape(&k, values[1]) == 0 &&
         read_parameter(&k, state, SA_ROW_WEIGHT, values[2], "weight") == 0 &&
-        read_parameter(&k, state, SA_ROW_BIAS, values[3], "bias") == 0 && (values[4] == NULL || read_eps(&k, values[4]) == 0)) {
+        read_parameter(&k, state, SA_ROW_BIAS, values[3], "bias") == 0 &&
+        (values[4] == NULL || sa_read_real(values[4], "eps", &k.c.eps) == 0)) {
         result = run(&k);
     }
     release(&k);
@@ -262,8 +260,8 @@ static PyObject *rms_norm(PyObject *module, PyObject *const *args, Py_ssize_t na
     start(&k, SA_RMS_NORM);
     if (sa_parse(state, SA_SIG_RMS_NORM, args, nargs, kwnames, values) == 0 && take(&k, state, SA_ROW_X, values[0], "x") == 0 &&
         read_normalized_shape(&k, values[1]) == 0 && read_parameter(&k, state, SA_ROW_WEIGHT, values[2], "weight") == 0 &&
-        (!given(values[3]) || read_eps(&k, values[3]) == 0)) {
-        if (!given(values[3])) {
+        (!sa_given(values[3]) || sa_read_real(values[3], "eps", &k.c.eps) == 0)) {
+        if (!sa_given(values[3])) {
             k.c.eps = k.result == SA_F64 ? DBL_EPSILON : FLT_EPSILON;
         }
         result = run(&k);
@@ -373,7 +371,7 @@ static int take_both(call *k, const sa_state *state, PyObject *const *args) {
     PyArrayObject *dy = k->array[SA_ROW_DY];
     if (PyArray_NDIM(dy) != k->c.ndim || !PyArray_CompareLists(PyArray_SHAPE(dy), k->c.shape, k->c.ndim)) {
         return shape_error("%s has shape %R; the result that it is the gradient of has %R", "dy", dy,
-                           shape_of(k->array[SA_ROW_X]));
+                           sa_shape_of(k->array[SA_ROW_X]));
     }
     set_strides(k, SA_ROW_DY, false);
     return 0;
@@ -429,10 +427,11 @@ static PyObject *norm_gradient(sa_row_kind kind, PyObject *module, PyObject *con
     start(&k, kind);
     if (has_arguments("_norm_backward", nargs, 6) && take_both(&k, state, args) == 0 &&
         read_normalized_shape(&k, args[2]) == 0 && read_parameter(&k, state, SA_ROW_WEIGHT, args[3], "weight") == 0 &&
-        read_parameter(&k, state, SA_ROW_BIAS, args[4], "bias") == 0 && (!given(args[5]) || read_eps(&k, args[5]) == 0) &&
+        read_parameter(&k, state, SA_ROW_BIAS, args[4], "bias") == 0 &&
+        (!sa_given(args[5]) || sa_read_real(args[5], "eps", &k.c.eps) == 0) &&
         make_gradient(&k, SA_ROW_WEIGHT, &k.dweight, &k.c.dweight) == 0 &&
         make_gradient(&k, SA_ROW_BIAS, &k.dbias, &k.c.dbias) == 0) {
-        if (!given(args[5])) {
+        if (!sa_given(args[5])) {
             k.c.eps = k.result == SA_F64 ? DBL_EPSILON : FLT_EPSILON;
         }
         k.c.array[SA_ROW_BIAS].data = NULL; /* its dtype counts, its numbers do not */

@@ -1,6 +1,8 @@
 /* What the library tells about itself and lets be set: instruction set, threads, build, and this machine's limits. */
 #include "runtime.h"
 
+#include "scalars.h"
+
 static PyObject *get_isa(PyObject *module, PyObject *unused) {
     (void)module;
     (void)unused;
@@ -63,19 +65,11 @@ static PyObject *set_num_threads(PyObject *module, PyObject *number) {
         sa_set_num_threads(0);
         Py_RETURN_NONE;
     }
-    PyObject *index = PyBool_Check(number) ? NULL : PyNumber_Index(number);
-    if (index == NULL) {
-        PyErr_Format(PyExc_TypeError, "the number of threads must be an int from 1 to 1024 or None, got %R", number);
+    int threads;
+    if (sa_read_threads(number, "the number of threads", &threads) < 0) {
         return NULL;
     }
-    int overflow;
-    const long n = PyLong_AsLongAndOverflow(index, &overflow);
-    Py_DECREF(index);
-    if (overflow != 0 || n < 1 || n > 1024) {
-        PyErr_Format(PyExc_ValueError, "the number of threads must be an int from 1 to 1024 or None, got %R", number);
-        return NULL;
-    }
-    sa_set_num_threads((int)n);
+    sa_set_num_threads(threads);
     Py_RETURN_NONE;
 }
 
