@@ -1,5 +1,9 @@
 """Bad arguments to scaled_dot_product_attention: the exception, what it says, and that nothing was written."""
 
+import subprocess
+import sys
+import textwrap
+
 import numpy as np
 import pytest
 from bad_calls import BAD, array
@@ -92,6 +96,74 @@ def test_the_generators_own_error_comes_through():
         attend(q, q, q, dropout_p=0.5, rng=Odd())
     with pytest.raises(TypeError, match="RandomState"):
         attend(q, q, q, dropout_p=0.5, rng=np.random.RandomState(0))
+
+
+class Raises:
+    """What an argument raises when it is read is the caller's own."""
+
+    def __index__(self):
+        raise KeyboardInterrupt("while it was read")
+
+    __float__ = __index__
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: sa.scaled_dot_product_attention(x, x, x, window=(Raises(), None)),
+        lambda x: sa.scaled_dot_product_attention(x, x, x, num_threads=Raises()),
+        lambda x: sa.scaled_dot_product_attention(x, x, x, dropout_p=0.5, rng=Raises()),
+        lambda x: sa.scaled_dot_product_attention(x, x, x, scale=Raises()),
+        lambda x: sa.softmax(x, axis=Raises()),
+        lambda x: sa.layer_norm(x, Raises()),
+        lambda x: sa.layer_norm(x, (Raises(),)),
+        lambda x: sa.layer_norm(x, 3, eps=Raises()),
+        lambda x: sa.set_num_threads(Raises()),
+    ],
+)
+def test_what_an_argument_raises_comes_through(call):
+    with pytest.raises(KeyboardInterrupt, match="while it was read"):
+        call(np.ones((2, 3)))
+
+
+def test_lengths_that_change_during_a_call():
+    """They were checked: what another thread writes there later must not be read. In a process of its own, which could crash."""
+    script = """
+    import threading
+    import numpy as np
+    import selfattn as sa
+
+    q = np.random.default_rng(0).standard_normal((64, 1500, 32), dtype=np.float32)
+    lengths = np.full(64, 100)
+    expected = sa.scaled_dot_product_attention(q, q, q, key_lengths=lengths, num_threads=1)
+    stop = threading.Event()
+    def change():
+        while not stop.is_set():
+            lengths[:] = 10**12
+            lengths[:] = 100  # so it is when this thread loses the GIL, at the end of a loop
+    thread = threading.Thread(target=change)
+    thread.start()
+    right = 0
+    for _ in range(60):
+        try:
+            out = sa.scaled_dot_product_attention(q, q, q, key_lengths=lengths, num_threads=1)
+        except ValueError as error:
+            assert "key_lengths must be between 0 and" in str(error)
+        else:
+            assert (out == expected).all()
+            right += 1
+    stop.set()
+    thread.join()
+    assert right > 10, right
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_window_that_changes_while_it_is_read():

@@ -396,6 +396,52 @@ def test_fork_while_another_thread_computes():
     run(dedent(script))
 
 
+LONG = {
+    "forward": "call = lambda: sa.scaled_dot_product_attention(y, y, y, num_threads=2)",
+    "backward": """
+out, pullback = sa.scaled_dot_product_attention_vjp(y, y, y, num_threads=2)
+call = lambda: pullback(out).query
+""",
+    "packed": """
+packed, offsets = y.swapaxes(0, 1), [0, 1000, y.shape[1]]
+call = lambda: sa.varlen_attention(packed, packed, packed, offsets, offsets, num_threads=2)
+""",
+}
+
+
+@needs_fork
+@pytest.mark.parametrize("forks", ["the main thread", "another thread"])
+@pytest.mark.parametrize("name", LONG)
+def test_fork_while_a_long_call_looks_for_signals(name, forks):
+    """It takes the GIL for that, which the thread that forks holds while it waits for the call."""
+    turns = "forking, computing" if forks == "the main thread" else "computing, forking"
+    script = f"""
+    y = np.random.default_rng(0).standard_normal((8, 6000, 64), dtype=np.float32)
+    {{setup}}
+    expected = call()
+    begun, done, amid = threading.Event(), threading.Event(), [0]
+    def computing():
+        for _ in range(3):
+            begun.set()
+            assert (call() == expected).all()
+        done.set()
+    def forking():
+        begun.wait()
+        while not done.is_set():
+            time.sleep(0.02)
+            pid = child(lambda: attend(num_threads=2))
+            amid[0] += not done.is_set()
+            wait(pid)
+    first, second = {turns}
+    thread = threading.Thread(target=second)
+    thread.start()
+    first()
+    thread.join()
+    assert done.is_set() and amid[0] > 0
+    """
+    run(dedent(script).format(setup=LONG[name]))
+
+
 @needs_fork
 def test_fork_by_another_thread_than_the_one_that_computed():
     script = """
