@@ -157,8 +157,9 @@ typedef struct {
     /* (B…, L, S), stride 0 where the mask is broadcast. Of a float mask even where data is NULL: which heads share elements decides on
      * the order of additions. */
     sa_tensor dmask;
-    sa_tensor dslope_rows, dsink_rows; /* (B…, L, 1): each row's share, to be summed over L */
-    void *delta;                       /* what computes, one for each row: rows of all heads */
+    sa_tensor dslope_rows; /* (B…, L, 3): of x, y, z each row's share is x − y·z, to be summed over L (docs/backward.md) */
+    sa_tensor dsink_rows;  /* (B…, L, 1): each row's share */
+    void *delta;           /* what computes, one for each row: rows of all heads */
 } sa_attention_gradients;
 
 typedef struct {

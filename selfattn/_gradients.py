@@ -56,6 +56,13 @@ def rounded(x: Array, dtype: np.dtype[Any], num_threads: int | None) -> Array:
     return narrow
 
 
+def row_shares(name: str, raw: Array) -> Array:
+    """Give each row's share of the gradient of ALiBi's slopes or of sinks (docs/backward.md), in float64."""
+    rows = raw.astype(np.float64)
+    shares: Array = rows[..., 0] if name == "sinks" else rows[..., 0] - rows[..., 1] * rows[..., 2]
+    return shares
+
+
 def gradient_dtype(x: Array) -> np.dtype[Any]:
     """Give the dtype of the gradient of x: its own, float64 for integers."""
     return np.dtype(np.float64) if x.dtype.kind in "iu" else x.dtype.newbyteorder("=")

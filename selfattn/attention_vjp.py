@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._gradients import apart, check_names, gradient_dtype, rounded, settle_dropout
+from selfattn._gradients import apart, check_names, gradient_dtype, rounded, row_shares, settle_dropout
 from selfattn.block_mask import BlockMask
 from selfattn.reference.attention_vjp import AttentionGradients, sum_to_shape
 
@@ -328,7 +328,7 @@ def _fitted(name: str, raw: Array, given: Array, num_threads: int | None) -> Arr
         return raw  # as a rule: the rest takes 2 us for each gradient
     dtype = gradient_dtype(given)
     with np.errstate(all="ignore"):
-        whole = raw.sum(axis=-1, dtype=np.float64) if in_shares else raw
+        whole = row_shares(name, raw).sum(axis=-1) if in_shares else raw
         if whole.size == 0:  # no query head may be a broadcast of any number of key heads
             return np.zeros(given.shape, dtype)
         return rounded(sum_to_shape(whole, given.shape), dtype, num_threads)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._gradients import apart, check_names, gradient_dtype, rounded, settle_dropout
+from selfattn._gradients import apart, check_names, gradient_dtype, rounded, row_shares, settle_dropout
 from selfattn.reference.attention_vjp import AttentionGradients, sum_to_shape
 
 __all__ = ["varlen_attention", "varlen_attention_vjp"]
@@ -245,14 +245,15 @@ def varlen_attention_vjp(
             ]
         for name, shares in (("alibi_slopes", slopes), ("sinks", logits)):
             if shares is not None:
-                fitted[name] = _sum_shares(shares, offsets_q, np.asarray(given[name]))
+                fitted[name] = _sum_shares(name, shares, offsets_q, np.asarray(given[name]))
         return AttentionGradients(**fitted)
 
     return ((output, lse[0]) if return_lse else output), pullback
 
 
-def _sum_shares(shares: Array, offsets: Array, given: Array) -> Array:
-    """Sum each row's share (H, total_q) over the rows of a sequence, then to the shape that was given."""
-    sums = [shares[:, a:b].sum(axis=-1, dtype=np.float64) for a, b in pairwise(offsets)]
-    each = np.array(sums).reshape(len(offsets) - 1, shares.shape[0])
+def _sum_shares(name: str, raw: Array, offsets: Array, given: Array) -> Array:
+    """Sum each row's share (total_q, H) over the rows of a sequence, then to the shape that was given."""
+    shares = row_shares(name, raw)
+    sums = [shares[a:b].sum(axis=0) for a, b in pairwise(offsets)]
+    each = np.array(sums).reshape(len(offsets) - 1, shares.shape[1])
     return sum_to_shape(each, given.shape).astype(gradient_dtype(given))

@@ -148,6 +148,39 @@ def assert_gradients_of_integers(q):
     return got
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_slopes_of_16_bits_whose_distances_are_long(isa, sinks, packed):
+    """An output rounded to 16 bits is off by 2^-9, and distances here are a thousand: the slopes' gradient does not show it."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    r = np.random.default_rng(1)
+    shapes = ((4, 1024, 64), (4, 16, 64), (4, 16, 64), (4, 1024, 64))
+    exact = [r.standard_normal(shape).astype(ml_dtypes.bfloat16).astype(np.float64) for shape in shapes]
+    options = {"alibi_slopes": np.full(4, 0.01), "sinks": np.linspace(-1, 1, 4) if sinks else None}
+    lse = r.standard_normal((4, 1024))
+
+    def slopes(dtype):
+        q, k, v, d = (x.astype(dtype) for x in exact)
+        d_lse = lse.astype(np.float64 if dtype == np.float64 else np.float32)
+        if packed:
+            q, k, v, d = (x.swapaxes(0, 1) for x in (q, k, v, d))
+            *_, pullback = sa.varlen_attention_vjp(
+                q, k, v, [0, 1024], [0, 16], return_lse=True, wrt=("alibi_slopes",), **options
+            )
+        else:
+            *_, pullback = sa.scaled_dot_product_attention_vjp(
+                q, k, v, return_lse=True, wrt=("alibi_slopes",), **options
+            )
+        return pullback(d, d_lse).alibi_slopes
+
+    q, k, v, d = exact
+    expected = reference.scaled_dot_product_attention_vjp(q, k, v, return_lse=True, **options)[1](d, lse)
+    assert_allclose(slopes(np.float64), expected.alibi_slopes, rtol=1e-12)
+    for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
+        # sums of 16 thousand terms in float32, some of them a hundred times the result
+        assert_allclose(slopes(dtype), expected.alibi_slopes, rtol=3e-4, err_msg=str(dtype))
+
+
 def test_the_gradient_of_the_log_sum_exp():
     q, k, v = random_inputs((2, 33, 8), 50, dtype=np.float64)
     options = {"sinks": np.array([0.5, -1.0]), "is_causal": True}

@@ -19,7 +19,7 @@ typedef struct {
     real *dS;        /* [keys][nv·lanes] */
     real *kept;      /* [keys][nv·lanes]: P after dropout */
     real *delta;     /* [W] */
-    real *dslope;    /* [W] */
+    real *dslope;    /* [3][W], as dslope_rows */
     bool packed;     /* q_rows, do_rows and dOᵀ hold the block's */
     bool delta_fits; /* at most half the greatest number: dP − δ is finite, if dP is not as large */
     FN(gradient_rows) rows;
@@ -33,7 +33,7 @@ SA_NOINLINE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *b
     const size_t tile = FN(round_up)(a->S < SA_KEYS_PER_TILE && !by_parts ? a->S : SA_KEYS_PER_TILE) * W;
     size_t used = (FN(lay_out)(a, base, &s->s, FN(backward_rows), by_parts) + 63) / 64 * 64;
     SA_TAKE(delta, real, W);
-    SA_TAKE(dslope, real, W);
+    SA_TAKE(dslope, real, 3 * W);
     SA_TAKE(q_rows, real, W * E);
     SA_TAKE(do_rows, real, W * Dv);
     SA_TAKE(dqT, real, (E + SA_LANES) * W);
@@ -142,7 +142,7 @@ SA_INLINE void FN(transpose_rows)(const real *x, int count, ptrdiff_t width, rea
     }
 }
 
-/* δ of every row (4), and what the row gives to its sink's gradient: −2^(sink − m)/l·δ. */
+/* δ of every row (4), what the row gives to its sink's gradient: −2^(sink − m)/l·δ, and what Σ_j dS_ij should be (docs/backward.md). */
 static void FN(attention_delta)(const sa_backward_block *b, void *scratch) {
     const sa_attention_gradients *g = b->g;
     const sa_attention *a = g->a;
@@ -166,15 +166,21 @@ static void FN(attention_delta)(const sa_backward_block *b, void *scratch) {
                 grad_out = more;
             }
             delta = FN(dot)(out, grad_out, a->Dv); /* a row without keys, alive by its sink, is 0 whatever dO holds */
+            real grad_lse = 0, sink_weight = 0;
             if (g->grad_lse.m.data) {
-                real grad_lse;
                 FN(load_row)(&grad_lse, b->rows->grad_lse[r], 0, 1, g->grad_lse.m.dtype, g->grad_lse.m.swapped);
                 delta -= grad_lse;
             }
-            if (g->dsink_rows.m.data) {
+            if (a->sinks.m.data && rows->sink[r] != -INFINITY) {
                 real share[SA_LANES];
                 V(store)(share, FN(exp2)(V(set1)(FN(in_log2)(rows->sink[r]) - stats[0])));
-                *(real *)(void *)b->rows->dsink[r] = rows->sink[r] == -INFINITY ? 0 : -share[0] * stats[1] * delta;
+                sink_weight = share[0] * stats[1];
+            }
+            if (g->dsink_rows.m.data) {
+                *(real *)(void *)b->rows->dsink[r] = rows->sink[r] == -INFINITY ? 0 : -sink_weight * delta;
+            }
+            if (g->dslope_rows.m.data) {
+                ((real *)(void *)b->rows->dslope[r])[1] = grad_lse + sink_weight * delta;
             }
         }
         *(real *)(void *)b->rows->delta[r] = delta;
@@ -202,7 +208,8 @@ SA_INLINE bool FN(open_block)(const sa_backward_block *b, FN(backward_scratch) *
     FN(split_queries)(&b->b, &s->s, nv);
     FN(start_rows)(&b->b, &s->s, nv);
     for (int r = 0; r < nv * SA_LANES; ++r) {
-        s->s.maximum[r] = s->s.tile_sum[r] = s->delta[r] = s->dslope[r] = 0;
+        s->s.maximum[r] = s->s.tile_sum[r] = s->delta[r] = 0;
+        s->dslope[r] = s->dslope[FN(backward_rows) + r] = s->dslope[2 * FN(backward_rows) + r] = 0;
         if (r < rows->count) {
             const real *stats = (const real *)(const void *)rows->stats[r];
             s->s.maximum[r] = stats[0];
@@ -318,15 +325,23 @@ SA_INLINE void FN(pass_dscores)(FN(backward_scratch) * s, ptrdiff_t n, const int
     }
 }
 
-/* dslope_i −= Σ_j dS_ij·|i + o − j|; position is relative to the tile. */
+/* x_i −= Σ_j dS_ij·|i + o − j|, y_i −= Σ_j dS_ij and z_i += Σ_j P_ij·|i + o − j| of dslope; position is relative to the tile. */
 SA_INLINE void FN(pass_dslope)(FN(backward_scratch) * s, ptrdiff_t n, const int nv) {
+    const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
         const vec position = V(load)(s->s.position + v * SA_LANES);
-        vec sum = V(set1)(0);
+        vec x = zero, y = zero, z = zero;
         for (ptrdiff_t j = 0; j < n; ++j) {
-            sum = V(fma)(V(load)(s->dS + (j * nv + v) * SA_LANES), V(abs)(position - V(set1)((real)j)), sum);
+            const ptrdiff_t at = (j * nv + v) * SA_LANES;
+            const vec ds = V(load)(s->dS + at), distance = V(abs)(position - V(set1)((real)j));
+            x = V(fma)(ds, distance, x);
+            y = y + ds;
+            z = V(fma)(V(max)(V(load)(s->s.P + at), zero), distance, z); /* a closed pair's weight may be marked by −inf */
         }
-        V(store)(s->dslope + v * SA_LANES, V(load)(s->dslope + v * SA_LANES) - sum);
+        real *to = s->dslope + v * SA_LANES;
+        V(store)(to, V(load)(to) - x);
+        V(store)(to + FN(backward_rows), V(load)(to + FN(backward_rows)) - y);
+        V(store)(to + 2 * FN(backward_rows), V(load)(to + 2 * FN(backward_rows)) + z);
     }
 }
 
@@ -597,7 +612,10 @@ SA_INLINE void FN(backward_block)(const sa_backward_block *b, FN(backward_scratc
         FN(add_dquery)(b, s, nv);
     }
     for (int r = 0; b->g->dslope_rows.m.data && r < b->b.rows->count; ++r) {
-        *(real *)(void *)b->rows->dslope[r] += s->dslope[r];
+        real *to = (real *)(void *)b->rows->dslope[r];
+        to[0] += s->dslope[r];
+        to[1] += s->dslope[FN(backward_rows) + r];
+        to[2] += s->dslope[2 * FN(backward_rows) + r] * ((const real *)(const void *)b->b.rows->stats[r])[1];
     }
 }
 

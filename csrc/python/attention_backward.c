@@ -87,7 +87,7 @@ static int read_results(backward_call *b, PyObject *const *values) {
     return 0;
 }
 
-/* A zeroed gradient over the leading dims `lead`, then rows × cols (cols < 0: none). */
+/* A zeroed gradient over the leading dims `lead`, then rows × cols. */
 static int make(backward_call *b, int which, const npy_intp *lead, npy_intp rows, npy_intp cols, sa_tensor *t) {
     const sa_dtype dtype = b->c.a.f64 ? SA_F64 : SA_F32;
     const int n = b->c.a.n_lead;
@@ -95,17 +95,12 @@ static int make(backward_call *b, int which, const npy_intp *lead, npy_intp rows
     memcpy(shape, lead, (size_t)n * sizeof shape[0]);
     shape[n] = rows;
     shape[n + 1] = cols;
-    const int core = cols < 0 ? 1 : 2;
-    if ((b->gradients[which] = sa_new_array(n + core, shape, dtype, NULL, true)) == NULL) {
+    if ((b->gradients[which] = sa_new_array(n + 2, shape, dtype, NULL, true)) == NULL) {
         return -1;
     }
-    sa_fill_tensor(t, b->gradients[which], dtype, n, core);
-    if (core == 1) {
-        t->m.row_stride = t->m.col_stride;
-    } else {
-        t->m.row_stride = cols * PyArray_ITEMSIZE(b->gradients[which]);
-        t->m.col_stride = PyArray_ITEMSIZE(b->gradients[which]);
-    }
+    sa_fill_tensor(t, b->gradients[which], dtype, n, 2);
+    t->m.row_stride = cols * PyArray_ITEMSIZE(b->gradients[which]);
+    t->m.col_stride = PyArray_ITEMSIZE(b->gradients[which]);
     return 0;
 }
 
@@ -171,7 +166,7 @@ static int make_gradients(backward_call *b, long wrt) {
             PyErr_SetString(PyExc_ValueError, "wrt names alibi_slopes, which were not given");
             return -1;
         }
-        if (make(b, D_SLOPES, b->c.lead, a->L, -1, &b->g.dslope_rows) < 0) {
+        if (make(b, D_SLOPES, b->c.lead, a->L, 3, &b->g.dslope_rows) < 0) {
             return -1;
         }
     }
@@ -180,7 +175,7 @@ static int make_gradients(backward_call *b, long wrt) {
             PyErr_SetString(PyExc_ValueError, "wrt names sinks, which were not given");
             return -1;
         }
-        if (make(b, D_SINKS, b->c.lead, a->L, -1, &b->g.dsink_rows) < 0) {
+        if (make(b, D_SINKS, b->c.lead, a->L, 1, &b->g.dsink_rows) < 0) {
             return -1;
         }
     }

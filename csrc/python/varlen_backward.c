@@ -80,16 +80,16 @@ static int read_results(backward_call *b, PyObject *const *values) {
     return 0;
 }
 
-/* A zeroed gradient of the packed arrays; without columns (heads, rows). */
+/* A zeroed gradient of the packed arrays. */
 static int make(backward_call *b, int which, npy_intp rows, npy_intp heads, npy_intp cols, sa_tensor *t) {
     const sa_dtype dtype = b->call.c.a.f64 ? SA_F64 : SA_F32;
-    const npy_intp packed[3] = {rows, heads, cols}, shares[2] = {heads, rows};
-    PyArrayObject *array = sa_new_array(cols < 0 ? 2 : 3, cols < 0 ? shares : packed, dtype, NULL, true);
+    const npy_intp shape[3] = {rows, heads, cols};
+    PyArrayObject *array = sa_new_array(3, shape, dtype, NULL, true);
     if (array == NULL) {
         return -1;
     }
     b->gradients[which] = (PyObject *)array;
-    sa_fill_packed(t, array, dtype, cols >= 0);
+    sa_fill_packed(t, array, dtype, true);
     return 0;
 }
 
@@ -158,8 +158,8 @@ static int make_gradients(backward_call *b, long wrt) {
                      wrt & 1 << D_SLOPES && c->alibi == NULL ? "alibi_slopes" : "sinks");
         return -1;
     }
-    if ((wrt & 1 << D_SLOPES && make(b, D_SLOPES, a->L, heads, -1, &b->g.dslope_rows) < 0) ||
-        (wrt & 1 << D_SINKS && make(b, D_SINKS, a->L, heads, -1, &b->g.dsink_rows) < 0)) {
+    if ((wrt & 1 << D_SLOPES && make(b, D_SLOPES, a->L, heads, 3, &b->g.dslope_rows) < 0) ||
+        (wrt & 1 << D_SINKS && make(b, D_SINKS, a->L, heads, 1, &b->g.dsink_rows) < 0)) {
         return -1;
     }
     return 0;

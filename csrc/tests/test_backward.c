@@ -273,7 +273,7 @@ static backward_call *run(const backward_case *t, uint64_t seed) {
     if (t->alibi) {
         a->alibi.m = (sa_matrix){(char *)c->slope, 0, 0, SA_F64, false};
         a->alibi.lead_stride[0] = sizeof(double);
-        make(c, D_SLOPE, &g->dslope_rows, H, t->L, 1, NULL);
+        make(c, D_SLOPE, &g->dslope_rows, H, t->L, 3, NULL);
     }
     if (t->sinks) {
         a->sinks.m = (sa_matrix){(char *)c->sink, 0, 0, SA_F64, false};
@@ -366,6 +366,7 @@ static void try(const backward_case *t, uint64_t seed) {
             double sum = 0;
             for (ptrdiff_t i = 0; i < t->L; ++i) {
                 sum += get(c, which, head, i, 0);
+                sum -= which == D_SLOPE ? get(c, which, head, i, 1) * get(c, which, head, i, 2) : 0;
             }
             const double expected = which == D_SLOPE ? c->dslope[head] : c->dsink[head];
             const double u = t->bf16 ? 0x1p-16 : t->f64 ? DBL_EPSILON : (double)FLT_EPSILON;

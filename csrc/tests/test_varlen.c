@@ -118,7 +118,7 @@ static void build(ragged *c, const varlen_case *t, uint64_t seed) {
     if (t->alibi) { /* of every sequence its own; sinks are of all */
         a->alibi =
             (sa_tensor){.m = {(char *)c->slopes, 0, 0, SA_F64, false}, .lead_stride = {sizeof c->slopes[0], sizeof(double)}};
-        make(c, &g->dslope_rows, L, HEADS, 1, false, NULL);
+        make(c, &g->dslope_rows, L, HEADS, 3, false, NULL);
     }
     if (t->sinks) {
         a->sinks = (sa_tensor){.m = {(char *)c->sinks, 0, 0, SA_F64, false}, .lead_stride = {0, sizeof(double)}};
@@ -209,7 +209,7 @@ static void try(const varlen_case *t, uint64_t seed, const char *title) {
         SAME(g.dquery, L * t->E);
         SAME(g.dkey, S * t->E);
         SAME(g.dvalue, S * t->Dv);
-        SAME(g.dslope_rows, L);
+        SAME(g.dslope_rows, 3 * L);
         SAME(g.dsink_rows, L);
         for (int s = 0; s < t->n; ++s) {
             const ptrdiff_t heads = s % 4 == 0 ? HEADS : 1, rows = s % 4 == 2 ? 1 : t->lengths_q[s];
