@@ -6,8 +6,12 @@
 >>> sa.scaled_dot_product_attention(q, k, v, is_causal=True).shape
 (2, 8, 128, 64)
 
-`selfattn.reference` has the same functions in plain NumPy lines: read it to see what they compute.
+`selfattn.reference` has the same functions in plain NumPy lines: read it to see what they compute. It and the other
+modules (``nn``, ``optim``, ``training``, ``files``, ``text``, ``layer_steps``, ``views``) are loaded when they are first used.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from selfattn._core import (
     apply_rotary_emb,
@@ -52,6 +56,8 @@ from selfattn.varlen import varlen_attention, varlen_attention_vjp
 
 __version__ = "0.1.0"
 
+_MODULES = ("files", "layer_steps", "nn", "optim", "reference", "text", "training", "views")
+
 __all__ = [
     "AdditiveGradients",
     "AttentionGradients",
@@ -92,3 +98,17 @@ __all__ = [
     "varlen_attention",
     "varlen_attention_vjp",
 ]
+
+
+if TYPE_CHECKING:
+    from selfattn import files, layer_steps, nn, optim, reference, text, training, views  # noqa: F401
+else:
+
+    def __getattr__(name):
+        if name in _MODULES:
+            return import_module(f"selfattn.{name}")
+        raise AttributeError(f"module 'selfattn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

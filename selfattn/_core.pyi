@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from selfattn.block_mask import BlockMask
+from selfattn.random import TorchGenerator
 
 def scaled_dot_product_attention(
     query: ArrayLike,
@@ -25,7 +26,7 @@ def scaled_dot_product_attention(
     sinks: ArrayLike | None = None,
     key_lengths: ArrayLike | None = None,
     block_mask: BlockMask | None = None,
-    rng: int | np.random.Generator | None = None,
+    rng: int | np.random.Generator | TorchGenerator | None = None,
     return_lse: bool = False,
     return_weights: bool = False,
     out: NDArray[Any] | None = None,

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
+from selfattn.random import TorchGenerator
 from selfattn.reference.attention_vjp import AttentionGradients
 from selfattn.reference.dropout import seed_from_rng
 
@@ -24,8 +25,8 @@ def check_names(wrt: str | Any) -> tuple[str, ...]:
 
 
 def settle_dropout(
-    dropout_p: Any, rng: int | np.random.Generator | None
-) -> tuple[Any, int | np.random.Generator | None]:
+    dropout_p: Any, rng: int | np.random.Generator | TorchGenerator | None
+) -> tuple[Any, int | np.random.Generator | TorchGenerator | None]:
     """Give dropout as a number that cannot change, and with it a seed: forward and backward drop the same."""
     try:
         number = dropout_p if isinstance(dropout_p, str | bytes | bool) else float(dropout_p)
@@ -61,6 +62,16 @@ def row_shares(name: str, raw: Array) -> Array:
     rows = raw.astype(np.float64)
     shares: Array = rows[..., 0] if name == "sinks" else rows[..., 0] - rows[..., 1] * rows[..., 2]
     return shares
+
+
+def as_gradient(name: str, x: npt.ArrayLike | None, dtype: np.dtype[Any]) -> Array:
+    """Convert what is no array; beyond the dtype's range is inf, without a warning."""
+    if isinstance(x, np.ndarray):
+        return x
+    if x is None:
+        raise TypeError(f"{name} must be an array, not None")
+    with np.errstate(over="ignore"):
+        return np.asarray(x, dtype=dtype)
 
 
 def gradient_dtype(x: Array) -> np.dtype[Any]:

@@ -9,8 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._gradients import apart, check_names, gradient_dtype, rounded, row_shares, settle_dropout
+from selfattn._gradients import (
+    apart,
+    as_gradient,
+    check_names,
+    gradient_dtype,
+    rounded,
+    row_shares,
+    settle_dropout,
+)
 from selfattn.block_mask import BlockMask
+from selfattn.random import TorchGenerator
 from selfattn.reference.attention_vjp import AttentionGradients, sum_to_shape
 
 __all__ = [
@@ -44,7 +53,7 @@ def scaled_dot_product_attention_vjp(
     sinks: npt.ArrayLike | None = None,
     key_lengths: npt.ArrayLike | None = None,
     block_mask: BlockMask | None = None,
-    rng: int | np.random.Generator | None = None,
+    rng: int | np.random.Generator | TorchGenerator | None = None,
     return_lse: bool = False,
     return_weights: bool = False,
     out: Array | None = None,
@@ -94,6 +103,8 @@ def scaled_dot_product_attention_vjp(
 
     Notes
     -----
+    In ``pullback(None, grad_lse)`` None stands for zeros.
+
     A row with nothing to attend to, a masked key and a masked query get zeros, whatever they hold.
 
     References
@@ -131,10 +142,12 @@ def scaled_dot_product_attention_vjp(
     }  # fmt: skip
     output, statistics, *lse = _core._attention_forward(*arguments, **options, return_lse=return_lse, out=out)
 
-    def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
+    def pullback(grad_out: npt.ArrayLike | None, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
         """Pull the gradient of the output (and of the log-sum-exp) back to the inputs that wrt names."""
         if grad_lse is not None and not return_lse:
             raise TypeError("grad_lse was given, but the log-sum-exp was not returned: use return_lse=True")
+        if grad_out is None and grad_lse is not None:
+            grad_out = np.zeros_like(output)
         return scaled_dot_product_attention_backward(
             grad_out, output, statistics, *arguments, **options, grad_lse=grad_lse, wrt=names
         )
@@ -215,7 +228,7 @@ def scaled_dot_product_attention_forward(
 
 
 def scaled_dot_product_attention_backward(
-    grad_out: npt.ArrayLike,
+    grad_out: npt.ArrayLike | None,
     out: Array,
     statistics: Array,
     query: npt.ArrayLike,
@@ -296,8 +309,8 @@ def scaled_dot_product_attention_backward(
     q, k, v = _as_array(query), _as_array(key), _as_array(value)
     extras = (attn_mask, alibi_slopes, sinks)
     inputs = AttentionGradients(q, k, v, *(None if x is None else np.asarray(x) for x in extras))
-    grad_out = _as_gradient(grad_out, out.dtype)
-    grad_lse = None if grad_lse is None else _as_gradient(grad_lse, statistics.dtype)
+    grad_out = as_gradient("grad_out", grad_out, out.dtype)
+    grad_lse = None if grad_lse is None else as_gradient("grad_lse", grad_lse, statistics.dtype)
     if gradients is not None:
         others = {"grad_out": grad_out, "out": out, "statistics": statistics, "grad_lse": grad_lse,
                   "key_lengths": key_lengths}  # fmt: skip
@@ -332,14 +345,6 @@ def _fitted(name: str, raw: Array, given: Array, num_threads: int | None) -> Arr
         if whole.size == 0:  # no query head may be a broadcast of any number of key heads
             return np.zeros(given.shape, dtype)
         return rounded(sum_to_shape(whole, given.shape), dtype, num_threads)
-
-
-def _as_gradient(x: npt.ArrayLike, dtype: np.dtype[Any]) -> Array:
-    """Convert what is no array; beyond the dtype's range is inf, without a warning."""
-    if isinstance(x, np.ndarray):
-        return x
-    with np.errstate(over="ignore"):
-        return np.asarray(x, dtype=dtype)
 
 
 def _as_array(x: npt.ArrayLike) -> Any:

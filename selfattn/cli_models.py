@@ -131,7 +131,7 @@ def _train_parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the training in DIR; give the same options, or more --epochs",
+        help="go on with the unfinished training in DIR; give the same options, or more --epochs",
     )
     how.add_argument("--force", action="store_true", help="replace the model that is in DIR")
     return parser
@@ -187,7 +187,9 @@ def _check_place(options: argparse.Namespace, unfinished: Path) -> None:
         raise NotADirectoryError(f"--out must be a folder, and {out} is not one")
     if options.resume:
         if not unfinished.is_dir():
-            raise FileNotFoundError(f"{out} holds no unfinished training to go on with")
+            raise FileNotFoundError(
+                f"{out} holds no unfinished training to go on with; a finished model can only be replaced, with --force"
+            )
         _check_options(options, unfinished / OPTIONS)
     elif options.force:
         return

@@ -99,6 +99,9 @@ class Optimizer:
             A name is none of the parameters', or a shape differs; ``lr`` or ``weight_decay`` was set to a number
             below 0, an infinite one or NaN. Nothing has been written then.
         """
+        if not isinstance(grads, Mapping):
+            raise TypeError(f"grads must be a mapping of names to gradients, the second result of a pullback, not "
+                            f"{type(grads).__name__}")  # fmt: skip
         names = list(grads)
         gradients: list[Any] = list(grads.values())
         parameters: list[Any] = [self.params.get(name) for name in names]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from selfattn import reference
 from selfattn.block_mask import BlockMask
+from selfattn.random import TorchGenerator
 
 __all__ = ["AttentionSteps", "attention_steps"]  # steps of layers: selfattn.layer_steps
 
@@ -211,7 +212,7 @@ def attention_steps(
     sinks: npt.ArrayLike | None = None,
     key_lengths: npt.ArrayLike | None = None,
     block_mask: BlockMask | None = None,
-    rng: int | np.random.Generator | None = None,
+    rng: int | np.random.Generator | TorchGenerator | None = None,
 ) -> AttentionSteps:
     """Compute attention and keep every intermediate result.
 

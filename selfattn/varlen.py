@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._gradients import apart, check_names, gradient_dtype, rounded, row_shares, settle_dropout
+from selfattn._gradients import (
+    apart,
+    as_gradient,
+    check_names,
+    gradient_dtype,
+    rounded,
+    row_shares,
+    settle_dropout,
+)
+from selfattn.random import TorchGenerator
 from selfattn.reference.attention_vjp import AttentionGradients, sum_to_shape
 
 __all__ = ["varlen_attention", "varlen_attention_vjp"]
@@ -35,7 +44,7 @@ def varlen_attention(
     softcap: float | None = None,
     alibi_slopes: npt.ArrayLike | None = None,
     sinks: npt.ArrayLike | None = None,
-    rng: int | np.random.Generator | None = None,
+    rng: int | np.random.Generator | TorchGenerator | None = None,
     return_lse: bool = False,
     out: Array | None = None,
     num_threads: int | None = None,
@@ -141,7 +150,7 @@ def varlen_attention_vjp(
     softcap: float | None = None,
     alibi_slopes: npt.ArrayLike | None = None,
     sinks: npt.ArrayLike | None = None,
-    rng: int | np.random.Generator | None = None,
+    rng: int | np.random.Generator | TorchGenerator | None = None,
     return_lse: bool = False,
     out: Array | None = None,
     num_threads: int | None = None,
@@ -220,14 +229,14 @@ def varlen_attention_vjp(
     offsets_q, offsets_k = np.array(cu_seqlens_q), np.array(cu_seqlens_k)
 
     @np.errstate(all="ignore")
-    def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
+    def pullback(grad_out: npt.ArrayLike | None, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
         """Pull the gradient of the output (and of the log-sum-exp) back to the inputs that wrt names."""
         if grad_lse is not None and not return_lse:
             raise TypeError("grad_lse was given, but the log-sum-exp was not returned: use return_lse=True")
-        if not isinstance(grad_out, np.ndarray):
-            grad_out = np.asarray(grad_out, dtype=output.dtype)
-        if grad_lse is not None and not isinstance(grad_lse, np.ndarray):
-            grad_lse = np.asarray(grad_lse, dtype=statistics.dtype)
+        if grad_out is None and grad_lse is not None:
+            grad_out = np.zeros_like(output)
+        grad_out = as_gradient("grad_out", grad_out, output.dtype)
+        grad_lse = None if grad_lse is None else as_gradient("grad_lse", grad_lse, statistics.dtype)
         found = _core._varlen_backward(
             q, k, v, cu_seqlens_q=offsets_q, cu_seqlens_k=offsets_k, out=output, grad_out=grad_out,
             statistics=statistics, grad_lse=grad_lse,

@@ -199,6 +199,18 @@ def test_the_gradient_of_the_log_sum_exp():
         assert_allclose(got, want, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_gradient_of_the_output(packed):
+    q, k, v = random_inputs((5, 2, 4), 3)
+    arguments = (q, k[:3], v[:3], [0, 5], [0, 3]) if packed else (q, k, v)
+    function = sa.varlen_attention_vjp if packed else sa.scaled_dot_product_attention_vjp
+    (out, lse), pullback = function(*arguments, return_lse=True)
+    for got, expected in zip(pullback(None, lse)[:3], pullback(np.zeros_like(out), lse)[:3], strict=True):
+        assert_array_equal(got, expected)
+    with pytest.raises(TypeError, match="grad_out must be an array, not None"):
+        pullback(None)
+
+
 def test_sums_over_rows_give_no_warnings():
     """As arithmetic within C gives none: what overflows is inf, what has no meaning is NaN."""
     o = np.ones((2, 1), np.float32)

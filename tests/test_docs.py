@@ -6,6 +6,9 @@ import importlib
 import importlib.util
 import inspect
 import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -200,3 +203,26 @@ def test_every_parameter_is_described(name):
         for p in inspect.signature(CALLABLES[name]).parameters.values():
             written = re.search(rf"^{p.name}\b.*default (\S+)$", section[1], re.MULTILINE)
             assert not written or ast.literal_eval(written[1]) == p.default
+
+
+def test_modules_are_loaded_when_they_are_first_used():
+    script = """
+    import sys
+    import selfattn as sa
+
+    for name in ("files", "layer_steps", "nn", "optim", "reference", "text", "training", "views"):
+        assert name in dir(sa)
+        assert getattr(sa, name) is sys.modules[f"selfattn.{name}"]
+    try:
+        sa.softmin
+    except AttributeError as error:
+        print(error)
+    assert "selfattn.benchmarks" not in sys.modules
+    """
+    first = "import sys, selfattn; print('selfattn.nn' in sys.modules, 'selfattn.views' in sys.modules)"
+    for code, printed in (
+        (first, "False False"),
+        (textwrap.dedent(script), "module 'selfattn' has no attribute 'softmin'"),
+    ):
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        assert done.stdout.strip() == printed

@@ -321,7 +321,7 @@ def bad_tokenizer(sentence):
         (lambda m: m([3, 50]), ValueError, r"0\.\.\.49, as vocab_size is 50; \[3, 50\] has 50"),
         (lambda m: m([-1]), ValueError, r"\[-1\] has -1"),
         (lambda m: m([2**70]), TypeError, "sequence of integers; .*1180591620717411303424"),
-        (lambda m: m(None), TypeError, "expected a str or a sequence of integers; None"),
+        (lambda m: m(None), TypeError, "expected a str or a sequence of integers, not None"),
         (lambda m: m(b"tom"), TypeError, "integers; b'tom'"),
         (lambda m: m(7), TypeError, "integers; 7"),
         (lambda m: m([1.5]), TypeError, "integers; 1.5"),

@@ -119,7 +119,9 @@ def test_initial_numbers_are_those_of_pytorch_and_copies_are_equal(kind):
     torch.manual_seed(3)
     theirs = torch.nn.TransformerEncoderLayer(**BASE, **KINDS[kind])
     theirs = torch.nn.TransformerEncoder(theirs, 2, torch.nn.LayerNorm(D), enable_nested_tensor=False)
-    ours = nn.TransformerEncoder(layer_of(kind, rng=sa.torch_rng(3)), 2, nn.LayerNorm(D))
+    ours = nn.TransformerEncoder(
+        layer_of(kind, rng=sa.torch_rng(3)), 2, nn.LayerNorm(D), enable_nested_tensor=False, mask_check=False
+    )
     expected, got = torch_state(theirs), ours.state_dict()
     assert list(got) == list(expected) == list(ours.parameters())
     for name, array in got.items():
@@ -245,6 +247,16 @@ def test_float64_inputs_stay_float64_and_gradients_have_the_dtypes_of_what_they_
             lambda: nn.TransformerEncoder(layer_of("gelu"), 0),
             ValueError,
             "num_layers must be at least 1, not 0",
+        ),
+        (
+            lambda: nn.TransformerEncoderLayer(8, 3),
+            ValueError,
+            "nhead must divide d_model; 3 does not divide 8",
+        ),
+        (
+            lambda: layer_of("gelu").load_state_dict(None),
+            TypeError,
+            "state must be a mapping .*, not NoneType",
         ),
         (lambda: nn.TransformerEncoder(layer_of("gelu"), 1, 6), TypeError, "norm must be a Module or None"),
     ],

@@ -295,6 +295,7 @@ def test_a_learning_rate_set_later_is_checked_too(lr):
             ValueError,
             "'u', which is none of",
         ),
+        (lambda w: optim.Adam(w).step((np.ones(2), w)), TypeError, "grads must be a mapping .*, not tuple"),
         (lambda w: optim.Adam(w).step({"w": np.ones(2, complex)}), TypeError, "complex128"),
         (lambda w: optim.Adam(w).step({"w": np.ones(3)}), ValueError, r"shape \(3,\), the parameter \(2,\)"),
     ],

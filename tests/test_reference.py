@@ -429,6 +429,9 @@ def test_zero_sizes():
         (TypeError, "complex", {"attn_mask": np.ones((3, 5), complex)}),
         (ValueError, "attn_mask", {"attn_mask": np.ones((4, 5), bool)}),
         (ValueError, "attn_mask", {"attn_mask": np.ones((7, 2, 3, 5), bool)}),  # would enlarge the result
+        (TypeError, "is_causal must be a bool", {"is_causal": "lower_right"}),
+        (TypeError, "enable_gqa must be a bool", {"enable_gqa": 1.0}),
+        (TypeError, "attn_mask must be an array", {"attn_mask": True}),
         (ValueError, "causal", {"causal": "left"}),
         (ValueError, "contradicts", {"is_causal": True, "causal": "lower_right"}),
         (ValueError, "negative", {"window": (-1, 0)}),

@@ -32,7 +32,13 @@ int sa_shape_error(const char *message, const char *name_a, PyArrayObject *a, co
 
 /* ---- scalars ------------------------------------------------------------------------------------------------------- */
 
-static int read_flag(PyObject *value, bool *flag) {
+/* True, False and what NumPy and others have for them; None is False. Not everything that Python takes for true: a string is a mistake. */
+static int read_flag(PyObject *value, const char *name, bool *flag) {
+    if (value != NULL && (PyUnicode_Check(value) || PyBytes_Check(value) || PyFloat_CheckExact(value))) {
+        PyErr_Format(PyExc_TypeError, "%s must be a bool, got %R%s", name, value,
+                     strcmp(name, "is_causal") == 0 ? " (which diagonal it is, causal='lower_right' says)" : "");
+        return -1;
+    }
     const int truth = value == NULL ? 0 : PyObject_IsTrue(value);
     *flag = truth > 0;
     return truth < 0 ? -1 : 0;
@@ -90,7 +96,7 @@ static int read_window(PyObject *window, sa_attention *a) {
 static int read_causal(PyObject *is_causal, PyObject *causal, sa_call *c) {
     sa_attention *a = &c->a;
     c->lower_right = false;
-    if (read_flag(is_causal, &a->causal) < 0) {
+    if (read_flag(is_causal, "is_causal", &a->causal) < 0) {
         return -1;
     }
     a->diagonal = 0;
@@ -198,8 +204,8 @@ static int read_scalars(sa_call *c, PyObject *const *values) {
         }
     }
     if (read_causal(values[SA_ARG_IS_CAUSAL], values[SA_ARG_CAUSAL], c) < 0 || read_window(values[SA_ARG_WINDOW], a) < 0 ||
-        read_flag(values[SA_ARG_RETURN_LSE], &c->want_lse) < 0 ||
-        read_flag(values[SA_ARG_RETURN_WEIGHTS], &c->want_weights) < 0) {
+        read_flag(values[SA_ARG_RETURN_LSE], "return_lse", &c->want_lse) < 0 ||
+        read_flag(values[SA_ARG_RETURN_WEIGHTS], "return_weights", &c->want_weights) < 0) {
         return -1;
     }
     c->threads = sa_get_num_threads();
@@ -312,7 +318,8 @@ bool sa_call_fits_lead(const sa_call *c, PyArrayObject *array, int core) {
     return true;
 }
 
-static int lead_error(const sa_call *c, const char *name, PyArrayObject *array, const char *tail, npy_intp L, npy_intp S) {
+static int lead_error(const sa_call *c, const char *name, PyArrayObject *array, const char *tail, npy_intp L, npy_intp S,
+                      const char *hint) {
     npy_intp dims[NPY_MAXDIMS + 2];
     int n = 0;
     for (; n < c->a.n_lead; ++n) {
@@ -324,8 +331,8 @@ static int lead_error(const sa_call *c, const char *name, PyArrayObject *array, 
     }
     PyObject *wanted = PyArray_IntTupleFromIntp(n, dims), *shape = sa_shape_of(array);
     if (wanted != NULL && shape != NULL) {
-        PyErr_Format(PyExc_ValueError, "%s must broadcast to %s %R without enlarging it, got shape %R", name, tail, wanted,
-                     shape);
+        PyErr_Format(PyExc_ValueError, "%s must broadcast to %s %R without enlarging it, got shape %R%s", name, tail, wanted,
+                     shape, hint);
     }
     Py_XDECREF(wanted);
     Py_XDECREF(shape);
@@ -335,6 +342,10 @@ static int lead_error(const sa_call *c, const char *name, PyArrayObject *array, 
 int sa_call_read_mask(sa_call *c, PyObject *value, const char *name) {
     sa_attention *a = &c->a;
     sa_dtype dtype;
+    if (PyBool_Check(value)) { /* as a mask it would open or close everything */
+        PyErr_Format(PyExc_TypeError, "%s must be an array, got %R (a causal mask is is_causal=True)", name, value);
+        return -1;
+    }
     if ((c->mask = sa_as_array(c->state, value, name, SA_MASK, &dtype)) == NULL) {
         return -1;
     }
@@ -349,7 +360,10 @@ int sa_call_read_mask(sa_call *c, PyObject *value, const char *name) {
     const npy_intp columns = ndim >= 1 ? PyArray_DIM(c->mask, ndim - 1) : 1;
     const npy_intp rows = ndim >= 2 ? PyArray_DIM(c->mask, ndim - 2) : 1;
     if ((columns != 1 && columns != a->S) || (rows != 1 && rows != a->L) || !sa_call_fits_lead(c, c->mask, core)) {
-        return lead_error(c, name, c->mask, "(..., L, S) =", a->L, a->S);
+        return lead_error(c, name, c->mask, "(..., L, S) =", a->L, a->S,
+                          ndim == 2 && rows == c->lead[0] && columns == a->S && a->n_lead == 2
+                              ? " (one row for each batch entry is mask[:, None, None, :])"
+                              : "");
     }
     sa_fill_tensor(&a->mask, c->mask, dtype, a->n_lead, core);
     return 0;
@@ -362,7 +376,9 @@ static int read_per_head(sa_call *c, PyObject *value, const char *name, bool int
         return -1;
     }
     if (!sa_call_fits_lead(c, *owned, 0)) {
-        return lead_error(c, name, *owned, "the leading dimensions", -1, -1);
+        const bool of_batch = integers && PyArray_NDIM(*owned) == 1 && c->a.n_lead == 2 && PyArray_DIM(*owned, 0) == c->lead[0];
+        return lead_error(c, name, *owned, "the leading dimensions", -1, -1,
+                          of_batch ? " (a length for each batch entry has shape (B, 1))" : "");
     }
     sa_fill_tensor(t, *owned, integers ? SA_I64 : SA_F64, PyArray_NDIM(*owned) > c->a.n_lead ? 0 : c->a.n_lead, 0);
     return 0;
@@ -445,7 +461,7 @@ int sa_call_read_options(sa_call *c, PyObject *const *values) {
 
 int sa_call_read(sa_call *c, PyObject *module, PyObject *const *values) {
     sa_call_start(c, module);
-    return read_flag(values[SA_ARG_ENABLE_GQA], &c->enable_gqa) < 0 || read_inputs(c, values) < 0 ||
+    return read_flag(values[SA_ARG_ENABLE_GQA], "enable_gqa", &c->enable_gqa) < 0 || read_inputs(c, values) < 0 ||
                    sa_call_read_options(c, values) < 0
                ? -1
            : sa_given(values[SA_ARG_BLOCK_MASK]) ? sa_call_read_block_mask(c, values[SA_ARG_BLOCK_MASK])

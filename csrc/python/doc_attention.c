@@ -50,7 +50,7 @@ const char sa_doc_attention[] =
     "block_mask : BlockMask, optional\n"
     "    Closes pairs by documents, by a prefix or by a pattern of blocks, without an array of (L, S); what is\n"
     "    closed in blocks costs nothing. See `BlockMask`.\n"
-    "rng : int or numpy.random.Generator, optional\n"
+    "rng : int, numpy.random.Generator or TorchGenerator (`torch_rng`), optional\n"
     "    Where the dropout mask comes from: an int >= 0 is the seed (modulo 2**64), a generator draws one\n"
     "    uint64 per call. None takes fresh entropy. The mask does not depend on the number of threads.\n"
     "return_lse : bool, default False\n"

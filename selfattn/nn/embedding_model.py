@@ -287,8 +287,8 @@ class EmbeddingModel(Module):
         if found.ndim != 1 or (
             found.dtype.kind not in "iu" and not (found.size == 0 and found.dtype == float)
         ):
-            what = "" if ids is sentence else f"the tokenizer returned {quoted(ids)} for "
-            raise TypeError(f"expected a str or a sequence of integers; {what}{name}{quoted(sentence)}")
+            what = "not " if ids is sentence else f"the tokenizer returned {quoted(ids)} for "
+            raise TypeError(f"expected a str or a sequence of integers, {what}{name}{quoted(sentence)}")
         if found.size == 0:
             raise ValueError(f"{name}{quoted(sentence)} has no tokens")
         if found.min() < 0 or found.max() >= self.vocab_size:

@@ -220,6 +220,8 @@ class Module:
         ValueError
             A shape differs; or, when ``strict``, a name or a dtype does. The message lists all of them.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be a mapping of names to arrays, not {type(state).__name__}")
         parameters = dict(self._all_parameters())
         missing = [name for name in parameters if name not in state]
         unexpected = [name for name in state if name not in parameters]

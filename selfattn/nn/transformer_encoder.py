@@ -125,6 +125,8 @@ class TransformerEncoderLayer(Module):
         check_probability("dropout", dropout)
         generator = init.as_generator(rng)
         self.d_model, self.activation, self.norm_first = d_model, activation, norm_first
+        if check_size("d_model", d_model) % check_size("nhead", nhead):
+            raise ValueError(f"nhead must divide d_model; {nhead} does not divide {d_model}")
         self.self_attn = MultiheadAttention(
             d_model, nhead, dropout, bias, batch_first=batch_first, dtype=dtype, rng=generator
         )
@@ -278,6 +280,8 @@ class TransformerEncoder(Module):
     num_layers : int
     norm : LayerNorm, RMSNorm or another Module, optional
         What the last layer's output goes through; a model of ``norm_first`` layers needs one.
+    enable_nested_tensor, mask_check : bool
+        Without effect: they steer a fast path of PyTorch's, which changes no result.
 
     Attributes
     ----------
@@ -304,7 +308,15 @@ class TransformerEncoder(Module):
     ['layers.2.norm2.bias', 'norm.weight', 'norm.bias']
     """
 
-    def __init__(self, encoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
+    def __init__(
+        self,
+        encoder_layer: Module,
+        num_layers: int,
+        norm: Module | None = None,
+        enable_nested_tensor: bool = True,
+        mask_check: bool = True,
+    ) -> None:
+        del enable_nested_tensor, mask_check  # of PyTorch's fast path, which changes no result
         if not isinstance(encoder_layer, Module):
             raise TypeError(f"encoder_layer must be a Module, not {type(encoder_layer).__name__}")
         if not isinstance(norm, Module | None):

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn.block_mask import BlockMask
+from selfattn.random import TorchGenerator
 from selfattn.reference.dropout import check_seed, dropout_keep_mask, seed_from_rng
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -56,7 +57,7 @@ def prepare(
     alibi_slopes: npt.ArrayLike | None,
     sinks: npt.ArrayLike | None,
     key_lengths: npt.ArrayLike | None,
-    rng: int | np.random.Generator | None,
+    rng: int | np.random.Generator | TorchGenerator | None,
     compute_dtype: npt.DTypeLike | None,
     first_head: int = 0,
     block_mask: BlockMask | None = None,
@@ -86,6 +87,11 @@ def prepare(
     pairs = (*lead, n_queries, n_keys)
     q, k, v = (np.broadcast_to(a, lead + a.shape[-2:]).astype(compute) for a in (q, k, v))
 
+    for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
+        if isinstance(flag, str | bytes | float):
+            raise TypeError(f"{name} must be a bool, not {flag!r}")
+    if isinstance(attn_mask, bool):
+        raise TypeError(f"attn_mask must be an array, not {attn_mask} (a causal mask is is_causal=True)")
     if causal not in (None, "upper_left", "lower_right"):
         raise ValueError(f'causal must be None, "upper_left" or "lower_right", not {causal!r}')
     if is_causal and causal == "lower_right":

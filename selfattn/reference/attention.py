@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn.block_mask import BlockMask
+from selfattn.random import TorchGenerator
 from selfattn.reference.arguments import as_array, dtypes, prepare
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -35,7 +36,7 @@ def scaled_dot_product_attention(
     sinks: npt.ArrayLike | None = None,
     key_lengths: npt.ArrayLike | None = None,
     block_mask: BlockMask | None = None,
-    rng: int | np.random.Generator | None = None,
+    rng: int | np.random.Generator | TorchGenerator | None = None,
     return_lse: bool = False,
     return_weights: bool = False,
     compute_dtype: npt.DTypeLike | None = None,

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn.block_mask import BlockMask
+from selfattn.random import TorchGenerator
 from selfattn.reference.arguments import prepare
 from selfattn.reference.attention import (
     attention_weights,
@@ -60,7 +61,7 @@ def scaled_dot_product_attention_vjp(
     sinks: npt.ArrayLike | None = None,
     key_lengths: npt.ArrayLike | None = None,
     block_mask: BlockMask | None = None,
-    rng: int | np.random.Generator | None = None,
+    rng: int | np.random.Generator | TorchGenerator | None = None,
     return_lse: bool = False,
     compute_dtype: npt.DTypeLike | None = None,
     first_head: int = 0,

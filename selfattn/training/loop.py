@@ -201,6 +201,8 @@ def fit(
         checkpoint_every = check_size("checkpoint_every", checkpoint_every)
     if checkpoint is None and (resume or checkpoint_every is not None):
         raise ValueError("resume and checkpoint_every need checkpoint=, the file")
+    if not isinstance(callbacks, Iterable):
+        raise TypeError(f"callbacks must be a list of functions, not {type(callbacks).__name__}")
     training = _Training(
         task=task,
         triplets=triplets,
