@@ -143,9 +143,7 @@ def results(f: Callable[..., Any], arrays: list[Array]) -> tuple[list[Array], Ca
     """Call ``f``; return its outputs as a list, and the pullback."""
     pair = f(*(array.copy() for array in arrays))
     if not (isinstance(pair, tuple) and len(pair) == 2 and callable(pair[1])):
-        raise TypeError(
-            f"f must return (y, pullback), as a function named ..._vjp does, not {type(pair).__name__}"
-        )
+        raise TypeError(f"f must return (y, pullback), not {type(pair).__name__}; functions named ..._vjp do")
     ys = [np.asarray(y) for y in (pair[0] if isinstance(pair[0], tuple) else (pair[0],))]
     for y in ys:
         if y.dtype != np.float64:

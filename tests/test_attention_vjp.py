@@ -201,8 +201,8 @@ def test_the_gradient_of_the_log_sum_exp():
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_no_gradient_of_the_output(packed):
-    q, k, v = random_inputs((5, 2, 4), 3)
-    arguments = (q, k[:3], v[:3], [0, 5], [0, 3]) if packed else (q, k, v)
+    q, k, v = random_inputs((5, 2, 4), 2)
+    arguments = (q, q[:3], q[:3], [0, 5], [0, 3]) if packed else (q, k, v)
     function = sa.varlen_attention_vjp if packed else sa.scaled_dot_product_attention_vjp
     (out, lse), pullback = function(*arguments, return_lse=True)
     for got, expected in zip(pullback(None, lse)[:3], pullback(np.zeros_like(out), lse)[:3], strict=True):
