@@ -148,16 +148,17 @@ def assert_gradients_of_integers(q):
     return got
 
 
+@pytest.mark.parametrize(("heads", "keys"), [(4, 16), (1, 1024)], ids=["few keys", "keys in parts"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("sinks", [False, True])
-def test_slopes_of_16_bits_whose_distances_are_long(isa, sinks, packed):
+def test_slopes_of_16_bits_whose_distances_are_long(isa, sinks, packed, heads, keys):
     """An output rounded to 16 bits is off by 2^-9, and distances here are a thousand: the slopes' gradient does not show it."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     r = np.random.default_rng(1)
-    shapes = ((4, 1024, 64), (4, 16, 64), (4, 16, 64), (4, 1024, 64))
+    shapes = ((heads, 1024, 64), (heads, keys, 64), (heads, keys, 64), (heads, 1024, 64))
     exact = [r.standard_normal(shape).astype(ml_dtypes.bfloat16).astype(np.float64) for shape in shapes]
-    options = {"alibi_slopes": np.full(4, 0.01), "sinks": np.linspace(-1, 1, 4) if sinks else None}
-    lse = r.standard_normal((4, 1024))
+    options = {"alibi_slopes": np.full(heads, 0.01), "sinks": np.linspace(-1, 1, heads) if sinks else None}
+    lse = r.standard_normal((heads, 1024))
 
     def slopes(dtype):
         q, k, v, d = (x.astype(dtype) for x in exact)
@@ -165,7 +166,7 @@ def test_slopes_of_16_bits_whose_distances_are_long(isa, sinks, packed):
         if packed:
             q, k, v, d = (x.swapaxes(0, 1) for x in (q, k, v, d))
             *_, pullback = sa.varlen_attention_vjp(
-                q, k, v, [0, 1024], [0, 16], return_lse=True, wrt=("alibi_slopes",), **options
+                q, k, v, [0, 1024], [0, keys], return_lse=True, wrt=("alibi_slopes",), **options
             )
         else:
             *_, pullback = sa.scaled_dot_product_attention_vjp(
@@ -197,6 +198,37 @@ def test_the_gradient_of_the_log_sum_exp():
             assert got is None
             continue
         assert_allclose(got, want, rtol=0, atol=1e-13)
+
+
+def test_slopes_beside_a_closed_key_that_is_nan(isa):
+    q, k, v, d = random_inputs((2, 40, 16), 40) + random_inputs((2, 40, 16), 40)[:1]
+    mask = np.ones((40, 40), bool)
+    mask[:, 7] = False
+    poisoned = k.copy()
+    poisoned[:, 7] = np.nan
+    gradients = [
+        sa.scaled_dot_product_attention_vjp(
+            q, x, v, mask, alibi_slopes=np.array([0.1, 0.2]), wrt=("query", "alibi_slopes")
+        )[1](d)
+        for x in (k, poisoned)
+    ]
+    assert np.isfinite(gradients[1].query).all()
+    assert_allclose(gradients[1].alibi_slopes, gradients[0].alibi_slopes, rtol=1e-3)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3e38])
+def test_a_gradient_of_the_log_sum_exp_stays_in_its_row(isa, bad):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for dtype in (ml_dtypes.bfloat16, np.float16, np.float32):
+        q, k, v = (x.astype(dtype) for x in random_inputs((2, 64, 32), 64))
+        (out, lse), pullback = sa.scaled_dot_product_attention_vjp(q, k, v, is_causal=True, return_lse=True)
+        d_lse = np.zeros_like(lse)
+        expected = pullback(out, d_lse)
+        d_lse[:, 10] = bad
+        got = pullback(out, d_lse)
+        assert_array_equal(np.delete(got.query, 10, axis=1), np.delete(expected.query, 10, axis=1))
+        assert_array_equal(got.key[:, 11:], expected.key[:, 11:])
+        assert_array_equal(got.value, expected.value)
 
 
 @pytest.mark.parametrize("packed", [False, True])
