@@ -2,8 +2,8 @@
 
 The bounds follow the arithmetic, element by element, with u = eps of the precision that is computed in:
 
-* A score is a sum of E products, whose rounding errors do not conspire: sqrt(E) u times the sum of their
-  absolute values. Everything that is done to it later (scale, change of units, soft cap, ALiBi, float mask,
+* A score is a sum of E products, whose rounding errors do not conspire, unless they are equal: sqrt(E) u times the
+  sum of their absolute values. Everything that is done to it later (scale, change of units, soft cap, ALiBi, float mask,
   subtraction of the maximum) costs a few u of each term's absolute value.
 * An error d in a score changes its weight by the factor exp(d); the denominator by the weighted mean of that.
   exp itself costs a few u, and is 0 below the least normal number.
@@ -116,7 +116,9 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
         later = later + np.abs(call.alibi_slopes[..., None, None]) * distance
     if call.bias is not None:
         later = later + np.where(np.isfinite(call.bias), np.abs(call.bias), 0)
-    error = u * (np.sqrt(call.query.shape[-1]) * products + FEW * (later + 1))
+    width = call.query.shape[-1]
+    alike = all((x == x[..., :1]).all() for x in (call.query, call.key))  # equal terms, then, and equal errors
+    error = u * ((width if alike else np.sqrt(width)) * products + FEW * (later + 1))
 
     # weight and denominator: exp(score + error - lse) against exp(score - lse)
     scores = reference.attention.scaled_scores(
