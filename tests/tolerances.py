@@ -117,7 +117,9 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
     if call.bias is not None:
         later = later + np.where(np.isfinite(call.bias), np.abs(call.bias), 0)
     width = call.query.shape[-1]
-    alike = all((x == x[..., :1]).all() for x in (call.query, call.key))  # equal terms, then, and equal errors
+    alike = all(
+        (x == x[..., :1]).all() for x in (call.query, call.key)
+    )  # equal terms, then, and equal errors
     error = u * ((width if alike else np.sqrt(width)) * products + FEW * (later + 1))
 
     # weight and denominator: exp(score + error - lse) against exp(score - lse)
