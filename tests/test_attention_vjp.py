@@ -153,7 +153,7 @@ def assert_gradients_of_integers(q):
 @pytest.mark.parametrize("sinks", [False, True])
 def test_slopes_of_16_bits_whose_distances_are_long(isa, sinks, packed, heads, keys):
     """An output rounded to 16 bits is off by 2^-9, and distances here are a thousand: the slopes' gradient does not show it."""
-    ml_dtypes = pytest.importorskip("ml_dtypes")
+    ml_dtypes = pytest.importorskip("ml_dtypes")  # bfloat16 is its type, and no dependency of ours
     r = np.random.default_rng(1)
     shapes = ((heads, 1024, 64), (heads, keys, 64), (heads, keys, 64), (heads, 1024, 64))
     exact = [r.standard_normal(shape).astype(ml_dtypes.bfloat16).astype(np.float64) for shape in shapes]
@@ -218,7 +218,7 @@ def test_slopes_beside_a_closed_key_that_is_nan(isa):
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3e38])
 def test_a_gradient_of_the_log_sum_exp_stays_in_its_row(isa, bad):
-    ml_dtypes = pytest.importorskip("ml_dtypes")
+    ml_dtypes = pytest.importorskip("ml_dtypes")  # bfloat16 is its type, and no dependency of ours
     for dtype in (ml_dtypes.bfloat16, np.float16, np.float32):
         q, k, v = (x.astype(dtype) for x in random_inputs((2, 64, 32), 64))
         (out, lse), pullback = sa.scaled_dot_product_attention_vjp(q, k, v, is_causal=True, return_lse=True)
