@@ -1,9 +1,7 @@
 """The C core of the embedding model against the same model composed of the package's other functions."""
 
-import os
-import subprocess
 import sys
-from pathlib import Path
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -193,7 +191,7 @@ def test_hostile_gradients_are_refused():
             _core._embedding_backward(*arguments)
 
 
-def look_for_leaks():
+def test_nothing_leaks():
     arguments, grad = case(*SHAPES["heads"])
     held = [*arguments[:4], *(x for block in arguments[4] for x in block.parameters), grad]
 
@@ -208,16 +206,22 @@ def look_for_leaks():
     assert_nothing_stays(call, held)
 
 
-def test_nothing_leaks():
-    """In a process of its own: after some thousand other tests tracemalloc saw 450 bytes a call that a fresh one does not."""
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    code = "import test_embedding_core; test_embedding_core.look_for_leaks()"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        check=False, capture_output=True, text=True, timeout=300,
-        cwd=Path(__file__).parent, env=os.environ | {"PYTHONPATH": path},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+def test_memory_of_past_sizes_makes_room():
+    """What small models left behind must not keep a larger one from meeting its own memory again."""
+    small, _ = case(*SHAPES["tutorial"])
+    held = [_core._embedding_forward(*small, True) for _ in range(20)]  # more at a time than are kept
+    del held
+    arguments, grad = case(*SHAPES["wide"])
+    tracemalloc.start()
+    try:
+        for _ in range(10):
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            core_vjp(arguments, grad)
+            peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**15  # what it works in and its gradients are some MiB
 
 
 def test_what_is_saved_holds_the_parameters():

@@ -80,11 +80,12 @@ void sa_block_give(void *block) {
             h = NULL;
         }
     }
-    if (h != NULL) { /* all slots are taken: the oldest makes room, lest sizes of the past stay for ever */
-        header *first = h->bytes <= SA_LARGEST_KEPT ? atomic_exchange(&state->blocks[h->bytes % SA_KEPT_BLOCKS], h) : h;
-        if (first != NULL) {
-            free_block(first);
-        }
+    if (h != NULL && h->bytes <= SA_LARGEST_KEPT) { /* all slots are taken: they make room in turn */
+        const unsigned slot = atomic_fetch_add(&state->block_turn, 1) % SA_KEPT_BLOCKS;
+        h = atomic_exchange(&state->blocks[slot], h);
+    }
+    if (h != NULL) {
+        free_block(h);
     }
     Py_DECREF(module);
 }

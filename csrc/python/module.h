@@ -53,9 +53,10 @@ typedef struct {
     PyObject *masked_array, *matrix;                   /* array types that are refused */
     PyObject *shares_memory, *too_hard;                /* numpy.shares_memory and its TooHardError */
     _Atomic(void *) blocks[SA_KEPT_BLOCKS];            /* memory for the next calls: blocks.c */
+    atomic_uint block_turn;                            /* whose slot makes room next */
     atomic_bool malloc_keeps;                          /* has been told of large blocks: blocks.c */
     _Atomic(void *) kept[SA_KEPT_MODELS];              /* split weights: kept.c */
-    atomic_uint kept_turn;
+    atomic_uint kept_turn;                             /* as block_turn */
 } sa_state;
 
 static inline sa_state *sa_state_of(PyObject *module) { return (sa_state *)PyModule_GetState(module); }
