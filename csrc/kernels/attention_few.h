@@ -103,7 +103,9 @@ SA_INLINE void FN(fetch_rows)(const FN(few_rows) * rows, ptrdiff_t from, ptrdiff
 SA_INLINE void FN(fetch_lines)(const char *p, FN(few_ahead) ahead) {
     if (SA_VECTOR_IS_LINE) {
         __builtin_prefetch(p + ahead.soon, 0, 3);
-        __builtin_prefetch(p + ahead.later, 0, 2);
+        if (ahead.later != 0) {
+            __builtin_prefetch(p + ahead.later, 0, 2);
+        }
     }
 }
 
@@ -592,15 +594,22 @@ SA_INLINE void FN(few_tile_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff
 /* Whether the sums so far are what multiply-adds would have given: finite, and far from subnormal. */
 SA_INLINE bool FN(few_sums_hold)(const sa_block *b, const FN(scratch) * s) {
     const sa_rows *rows = b->rows;
-    bool hold = !(s->few.use && s->few.lost);
+    const vec least = V(set1)(SA_FEW_LEAST_OUTPUT), beyond = V(set1)((real)INFINITY);
+    int lost = s->few.use && s->few.lost;
     for (int r = 0; r < rows->count && s->few.use; ++r) {
         const real *O_r = s->O + r * FN(few_width)(b->a->Dv);
-        for (ptrdiff_t d = 0; d < b->a->Dv && rows->lo[r] < rows->hi[r]; ++d) {
+        const ptrdiff_t Dv = rows->lo[r] < rows->hi[r] ? b->a->Dv : 0;
+        ptrdiff_t d = 0;
+        for (; d + SA_LANES <= Dv; d += SA_LANES) {
+            const vec x = V(abs)(V(load)(O_r + d));
+            lost |= V(any)(V(lt)(x, least)) | V(any)(V(not_lt)(x, beyond));
+        }
+        for (; d < Dv; ++d) {
             const real x = O_r[d] < 0 ? -O_r[d] : O_r[d];
-            hold &= x >= SA_FEW_LEAST_OUTPUT && x <= SA_REAL_MAX;
+            lost |= !(x >= SA_FEW_LEAST_OUTPUT && x <= SA_REAL_MAX);
         }
     }
-    return hold;
+    return !lost;
 }
 
 /* The tile of n keys, or a longer one, in the running maximum, sum and output. Returns its keys. */

@@ -139,10 +139,14 @@ SA_FEW_PAIRS(8)
 /* Whether a score is beyond float32: −inf would pass for a closed pair, and a softcap hides infinities. */
 SA_INLINE bool FN(few_score_lost)(const real *P, ptrdiff_t n, ptrdiff_t p_stride, const int few) {
     int lost = 0;
-    for (ptrdiff_t i = 0; p_stride == few && i < n * few; i += SA_LANES) {
-        lost |= V(any)(V(not_lt)(V(abs)(V(load)(P + i)), V(set1)((real)INFINITY)));
+    if (p_stride == few) {
+        vec check = V(set1)(0); /* 0·x is 0 for a finite x and NaN for any other */
+        for (ptrdiff_t i = 0; i < n * few; i += SA_LANES) {
+            check = V(fma)(V(load)(P + i), V(set1)(0), check);
+        }
+        return V(any)(V(not_lt)(check, V(set1)(1)));
     }
-    for (ptrdiff_t j = 0; p_stride != few && j < n; ++j) { /* the other lanes hold anything */
+    for (ptrdiff_t j = 0; j < n; ++j) { /* the other lanes hold anything */
         for (int r = 0; r < few; ++r) {
             const real x = P[j * p_stride + r];
             lost |= x - x != 0;
