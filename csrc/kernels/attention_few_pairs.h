@@ -55,12 +55,16 @@ SA_INLINE FN(few_rows) FN(few_raw_rows)(const sa_block *b, FN(scratch) * s, cons
     SA_FEW_SCORES(R, RAW)                                                                                                      \
     SA_NOINLINE void FN(value_pairs_few##R)(const real *pairs, ptrdiff_t apart, const FN(few_rows) * v, ptrdiff_t n,           \
                                             ptrdiff_t Dv, real *O, const real *alpha) {                                        \
-        FN(value_pairs_few)(pairs, apart, v, n, Dv, O, alpha, R);                                                              \
+        if (SA_FAR(v)) {                                                                                                       \
+            FN(value_pairs_few)(pairs, apart, v, n, Dv, O, alpha, R, true);                                                    \
+        } else {                                                                                                               \
+            FN(value_pairs_few)(pairs, apart, v, n, Dv, O, alpha, R, false);                                                   \
+        }                                                                                                                      \
     }
 
 /* sum[r][c] += p[r]·C vectors of columns of two rows; `left` columns are theirs. */
 SA_INLINE void FN(value_pair_few)(const real *p, const char *row, const char *second, FN(few_ahead) ahead, ptrdiff_t left,
-                                  vec sum[SA_FEW_ROWS][8], const int R, const int C) {
+                                  vec sum[SA_FEW_ROWS][8], const int R, const int C, const bool far) {
     vec p_r[SA_FEW_ROWS];
     SA_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -70,8 +74,8 @@ SA_INLINE void FN(value_pair_few)(const real *p, const char *row, const char *se
     for (int c = 0; c < C; c += 2) {
         const ptrdiff_t at = c * 2 * SA_LANES, n = left - c * SA_LANES;
         const vec one = V(load_pairs)(row + at, n), other = V(load_pairs)(second + at, n);
-        FN(fetch_lines)(row + at, ahead);
-        FN(fetch_lines)(second + at, ahead);
+        FN(fetch_lines)(row + at, ahead, far);
+        FN(fetch_lines)(second + at, ahead, far);
         const vec low = V(zip_low_pairs)(one, other), high = V(zip_high_pairs)(one, other);
         SA_UNROLL
         for (int r = 0; r < R; ++r) {
@@ -85,7 +89,7 @@ SA_INLINE void FN(value_pair_few)(const real *p, const char *row, const char *se
  * keys: lane i·R + r those of keys i and i + apart for row r. `left` columns are the array's. */
 SA_INLINE void FN(value_pairs_few_columns)(const real *restrict pairs, ptrdiff_t apart, const FN(few_rows) * rows, ptrdiff_t n,
                                            ptrdiff_t d, ptrdiff_t left, real *restrict O, ptrdiff_t o_stride,
-                                           const real *restrict alpha, const int R, const int C) {
+                                           const real *restrict alpha, const int R, const int C, const bool far) {
     const ptrdiff_t stride = rows->stride, across = apart * stride;
     const char *v = rows->at + 2 * d;
     vec sum[SA_FEW_ROWS][8];
@@ -100,7 +104,7 @@ SA_INLINE void FN(value_pairs_few_columns)(const real *restrict pairs, ptrdiff_t
         const ptrdiff_t here = n - j < apart ? n - j : apart, both = n - j - apart;
         const char *v_j = v + j * stride;
         for (ptrdiff_t i = 0; i < here; ++i, v_j += stride) { /* one that has no partner is its own, of no weight */
-            FN(value_pair_few)(pairs + i * R, v_j, i < both ? v_j + across : v_j, rows->ahead, left, sum, R, C);
+            FN(value_pair_few)(pairs + i * R, v_j, i < both ? v_j + across : v_j, rows->ahead, left, sum, R, C, far);
         }
     }
     SA_UNROLL
@@ -115,19 +119,19 @@ SA_INLINE void FN(value_pairs_few_columns)(const real *restrict pairs, ptrdiff_t
 
 /* The same of all columns. */
 SA_INLINE void FN(value_pairs_few)(const real *restrict pairs, ptrdiff_t apart, const FN(few_rows) * v, ptrdiff_t n,
-                                   ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R) {
+                                   ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const bool far) {
     const int C = R == 8 ? 2 : R == 4 ? 4 : 8;
     const ptrdiff_t o_stride = FN(few_width)(Dv);
     ptrdiff_t d = 0;
     for (; d + C * SA_LANES <= Dv; d += C * SA_LANES) {
-        FN(value_pairs_few_columns)(pairs, apart, v, n, d, C * SA_LANES, O, o_stride, alpha, R, C);
+        FN(value_pairs_few_columns)(pairs, apart, v, n, d, C * SA_LANES, O, o_stride, alpha, R, C, far);
     }
     if (C == 8 && d + 4 * SA_LANES <= Dv) { /* fewer sums would wait for one another */
-        FN(value_pairs_few_columns)(pairs, apart, v, n, d, 4 * SA_LANES, O, o_stride, alpha, R, 4);
+        FN(value_pairs_few_columns)(pairs, apart, v, n, d, 4 * SA_LANES, O, o_stride, alpha, R, 4, far);
         d += 4 * SA_LANES;
     }
     for (; d < Dv; d += 2 * SA_LANES) {
-        FN(value_pairs_few_columns)(pairs, apart, v, n, d, Dv - d, O, o_stride, alpha, R, 2);
+        FN(value_pairs_few_columns)(pairs, apart, v, n, d, Dv - d, O, o_stride, alpha, R, 2, far);
     }
 }
 SA_FEW_PAIRS(1)
