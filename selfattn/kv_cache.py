@@ -360,7 +360,10 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     Vectors that straddle two lines halve the rate at which keys and values come from the L2.
     """
     nbytes = math.prod(shape) * dtype.itemsize
-    room = np.empty(nbytes + 63, np.uint8)
+    try:
+        room = np.empty(nbytes + 63, np.uint8)
+    except (ValueError, MemoryError):  # NumPy's tell of bytes, or of dimensions
+        raise MemoryError(f"cannot allocate {nbytes} bytes for {dtype} of shape {shape}") from None
     start = -room.ctypes.data % 64
     return np.asarray(room[start : start + nbytes].view(dtype).reshape(shape))
 

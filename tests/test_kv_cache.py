@@ -208,6 +208,14 @@ def test_appending_copies_little():
     assert peak < cache.nbytes / 10
 
 
+@pytest.mark.parametrize("capacity", [2**50, 2**62])
+def test_more_room_than_there_is(capacity):
+    with pytest.raises(
+        MemoryError, match=rf"{64 * capacity} bytes for float64 of shape \(1, 2, {capacity}, 4\)"
+    ):
+        sa.KVCache(1, 2, 4, dtype=np.float64, capacity=capacity)
+
+
 def test_appending_writes_the_new_tokens_and_nothing_else():
     """The arrays stay where they are, and what was in them too: an append touches its own place alone."""
     _, k, v = arrays(length=12)

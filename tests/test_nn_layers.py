@@ -185,6 +185,15 @@ def test_wrong_ids_are_errors(ids, error, message):
         nn.Embedding(5, 2, rng=0)(ids)
 
 
+@pytest.mark.parametrize("layer", [nn.LayerNorm, nn.RMSNorm])
+@pytest.mark.parametrize(
+    ("eps", "error"), [(-1e-5, ValueError), (np.nan, ValueError), ("1e-5", TypeError), (True, TypeError)]
+)
+def test_a_wrong_eps_is_refused_when_the_norm_is_made(layer, eps, error):
+    with pytest.raises(error, match="eps must be"):
+        layer(4, eps)
+
+
 def test_dropout_keeps_a_share_and_only_in_training():
     layer = nn.Dropout(0.25, rng=0)
     x = np.ones(20000)

@@ -584,6 +584,22 @@ def test_wrong_calls_change_nothing(options, error, message):
     np.testing.assert_equal(task.parameters(), before)
 
 
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (
+            make_task().model,
+            r"vjp\(main, similar, non_similar\); that of EmbeddingModel .* wrap .* nn.ProxyTask",
+        ),
+        (nn.Linear(3, 3), "that of Linear takes other arguments$"),
+        (make_task().parameters(), "task must be a ProxyTask, .*, which dict has not"),
+    ],
+)
+def test_what_is_no_task(task, message):
+    with pytest.raises(TypeError, match=message):
+        training.fit(task, TRIPLETS)
+
+
 def test_an_lr_beside_an_optimizer_that_has_another():
     task = make_task()
     with pytest.raises(ValueError, match=r"lr=0.5 and an optimizer with lr=0.001"):

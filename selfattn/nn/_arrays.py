@@ -34,6 +34,15 @@ def check_size(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
+def check_eps(eps: Any) -> float:
+    """Check what a norm adds to the variance."""
+    if isinstance(eps, bool | np.bool_) or not isinstance(eps, int | float | np.integer | np.floating):
+        raise TypeError(f"eps must be a real number, not {eps!r}")
+    if not eps >= 0:
+        raise ValueError(f"eps must be at least 0, not {eps!r}")
+    return float(eps)
+
+
 def as_input(x: npt.ArrayLike, dtype: np.dtype[Any], name: str = "x") -> Array:
     """Take an input as an array of floats: lists and integers in the layer's dtype, float arrays as they are."""
     if type(x) is np.ndarray and x.dtype == dtype:

@@ -15,6 +15,7 @@ from selfattn.nn._arrays import (
     Unchanged,
     as_gradient,
     as_input,
+    check_eps,
     check_size,
     float_dtype,
 )
@@ -63,7 +64,7 @@ class LayerNorm(Module):
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         self.normalized_shape = norm_shape(normalized_shape)
-        self.eps = eps
+        self.eps = check_eps(eps)
         self.dtype = float_dtype(dtype)
         self.register_parameter(
             "weight", np.ones(self.normalized_shape, self.dtype) if elementwise_affine else None

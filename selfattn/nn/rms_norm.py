@@ -8,7 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.nn._arrays import Array, Gradients, Pullback, Unchanged, as_gradient, as_input, float_dtype
+from selfattn.nn._arrays import (
+    Array,
+    Gradients,
+    Pullback,
+    Unchanged,
+    as_gradient,
+    as_input,
+    check_eps,
+    float_dtype,
+)
 from selfattn.nn.layer_norm import norm_shape
 from selfattn.nn.module import Module
 
@@ -53,7 +62,7 @@ class RMSNorm(Module):
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         self.normalized_shape = norm_shape(normalized_shape)
-        self.eps = eps
+        self.eps = None if eps is None else check_eps(eps)
         self.dtype = float_dtype(dtype)
         self.register_parameter(
             "weight", np.ones(self.normalized_shape, self.dtype) if elementwise_affine else None

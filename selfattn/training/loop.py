@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import signal
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from selfattn._extras import import_extra
 from selfattn.nn import init
 from selfattn.nn._arrays import Array, Gradients, check_size
+from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.optim import Adam, Optimizer
 from selfattn.training import checkpoint as checkpoints
 from selfattn.training.progress import Progress
@@ -193,6 +195,7 @@ def fit(
     >>> len(history.step_losses)
     4
     """
+    _check_task(task)
     triplets = _checked_triplets(triplets)
     epochs, batch_size = check_size("epochs", epochs, 0), check_size("batch_size", batch_size)
     if log_every is not None:
@@ -369,6 +372,18 @@ def loss_and_gradients(task: Any, batch: Sequence[Sequence[Any]]) -> tuple[float
         return -float(confidence), pullback(-1.0)
     confidences, pullback = task.vjp(*map(list, zip(*batch, strict=True)))
     return -float(np.mean(confidences, dtype=np.float64)), pullback(-1.0 / len(batch))
+
+
+def _check_task(task: Any) -> None:
+    wants = "task must be a ProxyTask, or have its parameters() and vjp(main, similar, non_similar)"
+    kind = type(task).__name__
+    if not (callable(getattr(task, "parameters", None)) and callable(getattr(task, "vjp", None))):
+        raise TypeError(f"{wants}, which {kind} has not")
+    try:
+        inspect.signature(task.vjp).bind("main", "similar", "non_similar")
+    except TypeError:
+        hint = "; wrap the model: nn.ProxyTask(model)" if isinstance(task, EmbeddingModel) else ""
+        raise TypeError(f"{wants}; that of {kind} takes other arguments{hint}") from None
 
 
 def _checked_triplets(triplets: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
