@@ -161,7 +161,18 @@ class AttentionSteps:
         return {}
 
     def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
-        """Return the steps by name, in order; without ``weighted_values``, the largest, if so asked."""
+        """Return the steps by name.
+
+        Parameters
+        ----------
+        weighted_values : bool, default True
+            False leaves out ``weighted_values``, the largest, which are computed when they are asked for.
+
+        Returns
+        -------
+        dict of str to ndarray
+            In the order in which they are computed, read-only; without those that are None.
+        """
         return {
             name: getattr(self, name)
             for name in self._formulas

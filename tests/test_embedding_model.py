@@ -324,6 +324,7 @@ def bad_tokenizer(sentence):
         (lambda m: m(None), TypeError, "expected a str or a sequence of integers, not None"),
         (lambda m: m(b"tom"), TypeError, "integers, not b'tom'"),
         (lambda m: m(7), TypeError, "integers, not 7"),
+        (lambda m: m(np.ma.array([1, 2], mask=[0, 1])), TypeError, "sequence of integers, not .*masked"),
         (lambda m: m([1.5]), TypeError, "integers, not 1.5"),
         (lambda m: m([[1, 2.5], [3]]), TypeError, r"sentence 0, \[1, 2.5\]"),
         (lambda m: m([[5], [True]]), TypeError, r"sentence 1, \[True\]"),

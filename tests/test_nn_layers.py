@@ -178,7 +178,12 @@ def test_embedding_looks_up_and_adds_up():
 
 @pytest.mark.parametrize(
     ("ids", "error", "message"),
-    [([5], ValueError, "0...4, not 5"), ([-1], ValueError, "not -1"), ([1.0], TypeError, "float64")],
+    [
+        ([5], ValueError, "0...4, not 5"),
+        ([-1], ValueError, "not -1"),
+        ([1.0], TypeError, "float64"),
+        (np.ma.array([1, 2], mask=[0, 1]), TypeError, "MaskedArray"),
+    ],
 )
 def test_wrong_ids_are_errors(ids, error, message):
     with pytest.raises(error, match=message):
@@ -192,6 +197,13 @@ def test_wrong_ids_are_errors(ids, error, message):
 def test_a_wrong_eps_is_refused_when_the_norm_is_made(layer, eps, error):
     with pytest.raises(error, match="eps must be"):
         layer(4, eps)
+
+
+def test_dropout_takes_no_bool_and_gives_arrays():
+    with pytest.raises(TypeError, match="p must be a real number, not True"):
+        nn.Dropout(True)
+    y = nn.Dropout(0.5, rng=0)(3.0)
+    assert isinstance(y, np.ndarray) and y.shape == ()
 
 
 def test_dropout_keeps_a_share_and_only_in_training():
@@ -254,6 +266,47 @@ def test_a_shared_layer_has_one_gradient_the_sum():
         return y, lambda dy: (lambda dx, grads: (dx, *grads.values()))(*pullback(dy))
 
     sa.check_vjp(f, np.eye(3), shared.weight, shared.bias)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *LAYERS.values(),
+        lambda: nn.SelfAttention(6, 4, score="dot", rng=0),
+        lambda: nn.SelfAttention(6, 4, score="additive", rng=0),
+        lambda: nn.Dropout(0.5, rng=0),
+        lambda: nn.Sequential(nn.Linear(6, 6, rng=0), nn.SelfAttention(6, 4, rng=0)),
+    ],
+)
+def test_what_a_layer_returned_may_be_changed(make):
+    """`y -= target` is how the gradient of a squared error is often written."""
+    y, pullback = make().vjp(ROWS)
+    dy = y - 0.5
+    expected = pullback(dy)
+    y -= 0.5
+    for got, want in zip(pullback(y), expected, strict=True):
+        np.testing.assert_equal(got, want)
+
+
+def test_modes_are_bools():
+    layer = nn.Sequential(nn.Dropout(0.5))
+    for mode in ("no", 1, None):
+        with pytest.raises(TypeError, match="mode must be True or False"):
+            layer.train(mode)
+    assert layer.train(np.False_)[0].training is False
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        (1, TypeError, "must be a str, not int"),
+        ("a b", ValueError, "must be an identifier, not 'a b'"),
+        ("forward", ValueError, "forward is a method of Module"),
+    ],
+)
+def test_names_that_no_parameter_can_have(name, error, message):
+    with pytest.raises(error, match=message):
+        nn.Module().register_parameter(name, np.ones(2))
 
 
 @pytest.mark.parametrize("name", LAYERS)

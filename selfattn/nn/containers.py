@@ -33,7 +33,22 @@ class ModuleList(Module):
             self.append(module)
 
     def append(self, module: Module) -> ModuleList:
-        """Add a module at the end; returns the list."""
+        """Add a module at the end.
+
+        Parameters
+        ----------
+        module : Module
+
+        Returns
+        -------
+        ModuleList
+            The list itself.
+
+        Raises
+        ------
+        TypeError
+            It is no Module.
+        """
         if not isinstance(module, Module):
             raise TypeError(f"only modules can be in a {type(self).__name__}, not {type(module).__name__}")
         self._modules.append(module)
@@ -76,13 +91,39 @@ class Sequential(ModuleList):
         super().__init__(modules)
 
     def forward(self, x: Any) -> Any:
-        """Call one module after the other."""
+        """Call one module after the other.
+
+        Parameters
+        ----------
+        x : object
+            What the first module takes.
+
+        Returns
+        -------
+        object
+            What the last module returns; ``x`` itself if there is none.
+        """
         for module in self:
             x = module(x)
         return x
 
     def vjp(self, x: Any) -> tuple[Any, Pullback]:
-        """Call one module after the other; the pullback goes back through them in reverse."""
+        """Call one module after the other; the pullback goes back through them in reverse.
+
+        Parameters
+        ----------
+        x : object
+            What the first module takes. Until the last call of the pullback, it must stay as it is.
+
+        Returns
+        -------
+        y : object
+            What :meth:`forward` returns.
+        pullback : callable
+            ``dx, grads = pullback(dy)`` with ``grads`` keyed like :meth:`parameters`, or
+            ``grads = pullback(dy)`` if the first module's pullback returns those alone. It raises what those
+            of the modules raise.
+        """
         pullbacks = []
         for module in self:
             x, module_pullback = module.vjp(x)

@@ -37,6 +37,8 @@ class Dropout(Module):
     """
 
     def __init__(self, p: float = 0.5, *, dtype: npt.DTypeLike = np.float32, rng: init.Rng = None) -> None:
+        if isinstance(p, bool | np.bool_):
+            raise TypeError(f"p must be a real number, not {p!r}")
         if not 0 <= p <= 1:
             raise ValueError(f"p must be between 0 and 1, not {p}")
         self.p = float(p)
@@ -48,12 +50,48 @@ class Dropout(Module):
         return f"p={self.p}"
 
     def forward(self, x: npt.ArrayLike) -> Array:
-        """Drop from an array of any shape; a new array."""
+        """Drop from an array of any shape.
+
+        Parameters
+        ----------
+        x : array_like
+            Lists and integers are taken in the layer's dtype.
+
+        Returns
+        -------
+        ndarray, in the shape and dtype of ``x``
+            A new array, outside of training too.
+
+        Raises
+        ------
+        TypeError
+            A boolean, complex, object or long double array, a masked array or a matrix.
+        """
         x = as_input(x, self.dtype)
         return _times(x, self._factors(x))
 
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, {})``, which drops the same places."""
+        """Compute the output and its pullback, ``dy -> (dx, {})``, which drops the same places.
+
+        Parameters
+        ----------
+        x : array_like
+            As :meth:`forward` takes it.
+
+        Returns
+        -------
+        y : ndarray, in the shape and dtype of ``x``
+            What :meth:`forward` returns.
+        pullback : callable
+            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``x``, and no
+            gradients of parameters, ``{}``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`forward`. In the pullback: ``dy`` has another shape than y, or holds neither floats
+            nor integers.
+        """
         x = as_input(x, self.dtype)
         factors = self._factors(x)
         y = _times(x, factors)
@@ -77,5 +115,4 @@ class Dropout(Module):
 
 @np.errstate(all="ignore")
 def _times(x: Array, factors: Array) -> Array:
-    y: Array = x * factors  # infinity times 0 is NaN, without a warning
-    return y
+    return np.asarray(x * factors)  # infinity times 0 is NaN, without a warning

@@ -89,13 +89,24 @@ class Embedding(Module):
     def check_ids(self, ids: npt.ArrayLike) -> npt.NDArray[np.intp]:
         """Take ids as an array of integers within the table.
 
+        Parameters
+        ----------
+        ids : array_like of int
+
+        Returns
+        -------
+        ndarray of intp, in the shape of ``ids``
+            The array itself if it is of that dtype.
+
         Raises
         ------
         TypeError
-            They are not integers.
+            They are not integers, or a masked array.
         ValueError
             One is negative or beyond the table.
         """
+        if isinstance(ids, np.ma.MaskedArray):
+            raise TypeError("ids is a MaskedArray; pass a plain array")
         array: npt.NDArray[Any] = np.asarray(ids)
         if array.size == 0 and not isinstance(ids, np.ndarray):
             array = array.astype(np.intp)  # an empty list counts as floats
@@ -107,11 +118,49 @@ class Embedding(Module):
         return array.astype(np.intp, copy=False)
 
     def forward(self, ids: npt.ArrayLike) -> Array:
-        """Look up (...,) ids: (..., embedding_dim)."""
+        """Look up ids.
+
+        Parameters
+        ----------
+        ids : array_like of int
+            Of any shape, each in 0 … num_embeddings − 1.
+
+        Returns
+        -------
+        ndarray, shape (*ids.shape, embedding_dim)
+            Copies of the rows, in the dtype of ``weight``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`check_ids`.
+        """
         return self.weight[self.check_ids(ids)]
 
     def vjp(self, ids: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Look up ids; the pullback is ``dy -> grads``."""
+        """Look up ids; the pullback is ``dy -> grads``.
+
+        Parameters
+        ----------
+        ids : array_like of int
+            As :meth:`forward` takes them. Until the last call of the pullback, they must stay as they are.
+
+        Returns
+        -------
+        y : ndarray, shape (*ids.shape, embedding_dim)
+            What :meth:`forward` returns.
+        pullback : callable
+            ``grads = pullback(dy)``, as often as wanted: ``{"weight": gradient}``, in the shape and dtype of
+            ``weight``. Each row is the sum of ``dy`` over the places of its id; that of ``padding_idx`` is 0.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`check_ids`. In the pullback: ``dy`` has another shape than y, or holds neither
+            floats nor integers.
+        RuntimeError
+            In the pullback: ``weight`` has changed.
+        """
         ids = self.check_ids(ids)
         y = self.weight[ids]
         # The gradient does not need the table, but a model's pullback is for one state of its parameters.

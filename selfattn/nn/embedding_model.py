@@ -157,7 +157,29 @@ class EmbeddingModel(Module):
         return y[0] if alone else y
 
     def vjp(self, sentence: Sentence | Sequence[Sentence]) -> tuple[Array, Pullback]:
-        """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``."""
+        """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``.
+
+        Parameters
+        ----------
+        sentence : str, sequence of int, or a list of such
+            As :meth:`forward` takes it.
+
+        Returns
+        -------
+        y : ndarray, shape (embedding_dim,) or (n, embedding_dim)
+            What :meth:`forward` returns.
+        pullback : callable
+            ``grads = pullback(dy)``, as often as wanted: keyed like :meth:`parameters`, in their shapes and
+            dtypes; of n sentences the sums.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`forward`. In the pullback: ``dy`` has another shape than y, or holds neither floats
+            nor integers.
+        RuntimeError
+            In the pullback: a parameter of a block has changed.
+        """
         alone = not is_batch(sentence)
         ids, cu_seqlens = self.pack([sentence] if alone else sentence)  # type: ignore[list-item,arg-type]
         table, positions, blocks = self._arrays()
@@ -275,13 +297,28 @@ class EmbeddingModel(Module):
         return np.concatenate(parts), _offsets(parts)
 
     def tokens(self, sentence: Sentence) -> npt.NDArray[np.intp]:
-        """Return the ids of a sentence, at most ``max_seq_len``, after a check of what the tokenizer returned."""
+        """Return the ids of a sentence, after a check of what the tokenizer returned.
+
+        Parameters
+        ----------
+        sentence : str or sequence of int
+
+        Returns
+        -------
+        ndarray of intp, shape (t,)
+            The first ``max_seq_len`` at most.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`forward`.
+        """
         return self.pack([sentence])[0]
 
     def _checked(self, ids: Any, sentence: Sentence, name: str) -> npt.NDArray[np.intp]:
         """Take what the tokenizer returned for a sentence, which has this name in messages."""
         try:
-            found = np.asarray(ids[: self.max_seq_len])
+            found = np.asarray(None if isinstance(ids, np.ma.MaskedArray) else ids[: self.max_seq_len])
         except (TypeError, ValueError, KeyError, IndexError):  # no sequence, or one of sequences
             found = np.empty(0, object)
         if found.ndim != 1 or (

@@ -77,12 +77,52 @@ class LayerNorm(Module):
         return f"{self.normalized_shape}, eps={self.eps}"
 
     def forward(self, x: npt.ArrayLike) -> Array:
-        """Normalise (..., *normalized_shape)."""
+        """Normalise.
+
+        Parameters
+        ----------
+        x : array_like, shape (..., *normalized_shape)
+            Lists and integers are taken in the layer's dtype.
+
+        Returns
+        -------
+        ndarray, in the shape of ``x``
+            In the dtype to which ``x``, weight and bias promote.
+
+        Raises
+        ------
+        TypeError
+            A boolean, complex, object or long double array, a masked array or a matrix.
+        ValueError
+            The shape of ``x`` does not end in ``normalized_shape``.
+        """
         x = as_input(x, self.dtype)
         return sa.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``."""
+        """Compute the output and its pullback, ``dy -> (dx, grads)``.
+
+        Parameters
+        ----------
+        x : array_like, shape (..., *normalized_shape)
+            As :meth:`forward` takes it. Until the last call of the pullback, it must stay as it is.
+
+        Returns
+        -------
+        y : ndarray, in the shape of ``x``
+            What :meth:`forward` returns.
+        pullback : callable
+            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``x``,
+            ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`forward`. In the pullback: ``dy`` has another shape than y, or holds neither floats
+            nor integers.
+        RuntimeError
+            In the pullback: ``weight`` has changed.
+        """
         x = as_input(x, self.dtype)
         y, norm_pullback = sa.layer_norm_vjp(x, self.normalized_shape, self.weight, self.bias, self.eps)
         unchanged = Unchanged("LayerNorm", self.weight)

@@ -86,11 +86,52 @@ class Linear(Module):
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
     def forward(self, x: npt.ArrayLike) -> Array:
-        """Map (..., in_features) to (..., out_features)."""
+        """Map (..., in_features) to (..., out_features).
+
+        Parameters
+        ----------
+        x : array_like, shape (..., in_features)
+            Lists and integers are taken in the layer's dtype.
+
+        Returns
+        -------
+        ndarray, shape (..., out_features)
+            In the dtype to which ``x`` and ``weight`` promote.
+
+        Raises
+        ------
+        TypeError
+            A boolean, complex, object or long double array, a masked array or a matrix; or float16 in a layer
+            of bfloat16, or the other way round.
+        ValueError
+            The last axis of ``x`` is not ``in_features`` long.
+        """
         return linear(as_features(x, self.in_features, self.weight.dtype), self.weight, self.bias)
 
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``."""
+        """Compute the output and its pullback, ``dy -> (dx, grads)``.
+
+        Parameters
+        ----------
+        x : array_like, shape (..., in_features)
+            As :meth:`forward` takes it. Until the last call of the pullback, it must stay as it is.
+
+        Returns
+        -------
+        y : ndarray, shape (..., out_features)
+            What :meth:`forward` returns.
+        pullback : callable
+            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``x``,
+            ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`forward`. In the pullback: ``dy`` has another shape than y, or holds neither floats
+            nor integers.
+        RuntimeError
+            In the pullback: ``weight`` has changed.
+        """
         x = as_features(x, self.in_features, self.weight.dtype)
         y = linear(x, self.weight, self.bias)
         unchanged = Unchanged("Linear", self.weight)

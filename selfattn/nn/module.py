@@ -44,8 +44,8 @@ class Module:
     Notes
     -----
     ``y, pullback = layer.vjp(x)`` and ``dx, grads = pullback(dy)``: ``grads`` is keyed like
-    :meth:`parameters`, new arrays in each parameter's dtype. A pullback may be called again. Once the
-    parameters have changed it raises, because what it kept belongs to the old ones.
+    :meth:`parameters`, new arrays in each parameter's dtype. A pullback may be called again. Once a
+    parameter has changed that its gradients depend on it raises, because what it kept belongs to the old one.
 
     Examples
     --------
@@ -87,11 +87,46 @@ class Module:
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the output; subclasses define it."""
+        """Compute the output; subclasses define it.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            What ``layer(...)`` was called with.
+
+        Returns
+        -------
+        object
+            As the subclass says.
+
+        Raises
+        ------
+        NotImplementedError
+            The class does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Pullback]:
-        """Compute the output and a function that takes gradients back; subclasses define it."""
+        """Compute the output and a function that takes gradients back; subclasses define it.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            As ``forward`` of the subclass takes them.
+
+        Returns
+        -------
+        y : object
+            What ``forward`` returns.
+        pullback : callable
+            ``dx, grads = pullback(dy)`` with ``grads`` keyed like :meth:`parameters`, or
+            ``grads = pullback(dy)`` where the input has no gradient.
+
+        Raises
+        ------
+        NotImplementedError
+            The class does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define vjp")
 
     # ------------------------------------------------------------------------------------------- parameters
@@ -100,9 +135,26 @@ class Module:
         """Make an array a parameter, an attribute that is trained and saved; None is one that is left out.
 
         The array itself is kept, not a copy. Registering one array in two places ties them.
+
+        Parameters
+        ----------
+        name : str
+            An identifier. If it names a parameter already, the new array takes its place.
+        array : ndarray or None
+
+        Raises
+        ------
+        ValueError
+            ``name`` is no identifier, or that of a method.
+        TypeError
+            ``name`` is no str, or ``array`` neither an ndarray nor None.
         """
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a parameter must be a str, not {type(name).__name__}")
         if not name.isidentifier():
             raise ValueError(f"the name of a parameter must be an identifier, not {name!r}")
+        if callable(getattr(type(self), name, None)):
+            raise ValueError(f"{name} is a method of {type(self).__name__}; a parameter needs another name")
         if array is not None and not isinstance(array, np.ndarray):
             raise TypeError(f"parameter {name} must be an ndarray or None, not {type(array).__name__}")
         if name not in self._parameter_names:
@@ -243,9 +295,27 @@ class Module:
     # -------------------------------------------------------------------------------------------------- modes
 
     def train(self, mode: bool = True) -> Module:
-        """Set training mode for this module and all below; returns the module."""
+        """Set training mode for this module and all below.
+
+        Parameters
+        ----------
+        mode : bool, default True
+            False leaves training mode, as :meth:`eval` does.
+
+        Returns
+        -------
+        Module
+            The module itself.
+
+        Raises
+        ------
+        TypeError
+            ``mode`` is no bool.
+        """
+        if not isinstance(mode, bool | np.bool_):
+            raise TypeError(f"mode must be True or False, not {mode!r}")
         for module in self.modules():
-            module.training = mode
+            module.training = bool(mode)
         return self
 
     def eval(self) -> Module:
@@ -274,6 +344,18 @@ def add_gradients(total: Gradients, more: Gradients) -> Gradients:
     """Add ``more`` to ``total``, name by name, and return ``total``; for a layer that is used more than once.
 
     Arrays in neither dict are written to.
+
+    Parameters
+    ----------
+    total : dict of str to ndarray
+        It is changed: each sum is a new array, and a name that it does not have gets the array of ``more``.
+    more : dict of str to ndarray
+        In the shapes of those of the same name in ``total``.
+
+    Returns
+    -------
+    dict of str to ndarray
+        ``total`` itself.
     """
     for name, gradient in more.items():
         total[name] = total[name] + gradient if name in total else gradient

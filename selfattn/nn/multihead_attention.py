@@ -232,6 +232,30 @@ class MultiheadAttention(Module):
 
         The weights are to look at: no gradient flows back through them. In self-attention, where one array
         is query, key and value, its gradient is ``dq + dk + dv``.
+
+        Parameters
+        ----------
+        query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights
+        is_causal, key_lengths
+            As :meth:`forward` takes them. Until the last call of the pullback, the arrays must stay as they
+            are.
+
+        Returns
+        -------
+        result : tuple
+            ``(output, weights)``, what :meth:`forward` returns.
+        pullback : callable
+            ``(dq, dk, dv), grads = pullback(d_output)``, as often as wanted, with ``d_output`` in the shape
+            of the output: the gradients of query, key and value in the shape and dtype of each, and ``grads``
+            keyed like :meth:`parameters`, in their shapes and dtypes. It drops what was dropped.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Inputs or masks that do not fit. In the pullback: ``d_output`` has another shape than the output,
+            or holds neither floats nor integers.
+        RuntimeError
+            In the pullback: a parameter that it needs has changed.
         """
         inputs = self._inputs(query, key, value)
         options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
@@ -264,13 +288,23 @@ class MultiheadAttention(Module):
         *,
         key_lengths: npt.ArrayLike | None = None,
     ) -> LayerSteps:
-        """Compute the output with every intermediate result, to look at; arguments as for :meth:`forward`.
+        """Compute the output with every intermediate result, to look at.
+
+        Parameters
+        ----------
+        query, key, value, key_padding_mask, attn_mask, is_causal, key_lengths
+            As :meth:`forward` takes them.
 
         Returns
         -------
         selfattn.layer_steps.LayerSteps
             Projections, scores and weights of each head (with one head there is no axis for it), then the
             heads side by side and projected. Batches are (N, …) whatever ``batch_first`` says.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Inputs or masks that do not fit.
         """
         inputs = self._inputs(query, key, value)
         options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)

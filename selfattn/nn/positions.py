@@ -58,8 +58,20 @@ class SinusoidalPositions(Module):
     def forward(self, x: npt.ArrayLike) -> Array:
         """Add the positions to (..., L, d_model).
 
+        Parameters
+        ----------
+        x : array_like, shape (..., L, d_model)
+            Lists and integers are taken in the layer's dtype.
+
+        Returns
+        -------
+        ndarray, shape (..., L, d_model)
+            A new array, in the dtype to which ``x`` and ``table`` promote.
+
         Raises
         ------
+        TypeError
+            A boolean, complex, object or long double array, a masked array or a matrix.
         ValueError
             L is above ``max_len``, or the width is another.
         """
@@ -71,7 +83,27 @@ class SinusoidalPositions(Module):
         return y
 
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, {})``."""
+        """Compute the output and its pullback, ``dy -> (dx, {})``.
+
+        Parameters
+        ----------
+        x : array_like, shape (..., L, d_model)
+            As :meth:`forward` takes it.
+
+        Returns
+        -------
+        y : ndarray, shape (..., L, d_model)
+            What :meth:`forward` returns.
+        pullback : callable
+            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` is a copy of ``dy`` in the dtype of
+            ``x``, and ``grads`` is ``{}``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`forward`. In the pullback: ``dy`` has another shape than y, or holds neither floats
+            nor integers.
+        """
         x = as_sequence(x, self.d_model, self.table.dtype)
         y = self(x)
 

@@ -69,7 +69,23 @@ class ProxyTask(Module):
         return self.model._all_parameters(prefix)
 
     def forward(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> Any:
-        """Compute the confidence; :meth:`execute` is another name for it."""
+        """Compute the confidence; :meth:`execute` is another name for it.
+
+        Parameters
+        ----------
+        main, similar, non_similar : str, sequence of int, or lists of n such
+            As :meth:`execute` takes them.
+
+        Returns
+        -------
+        floating, or ndarray of shape (n,)
+            Of the model's dtype.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`execute`.
+        """
         return self.execute(main, similar, non_similar)
 
     def execute(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> Any:
@@ -95,9 +111,28 @@ class ProxyTask(Module):
         return _result(confidences.astype(rows.dtype, copy=False), is_batch(main))
 
     def vjp(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> tuple[Any, Pullback]:
-        """Compute the confidence and its pullback, ``d_confidence -> grads``, keyed like ``model.parameters()``.
+        """Compute the confidence and its pullback, ``d_confidence -> grads``.
 
-        Of n triplets, ``d_confidence`` is (n,), or a number for all of them: −1/n for a loss that is the mean.
+        Parameters
+        ----------
+        main, similar, non_similar : str, sequence of int, or lists of n such
+            As :meth:`execute` takes them.
+
+        Returns
+        -------
+        confidence : floating, or ndarray of shape (n,)
+            What :meth:`execute` returns.
+        pullback : callable
+            ``grads = pullback(d_confidence)``, as often as wanted, keyed like ``model.parameters()``. Of n
+            triplets, ``d_confidence`` is (n,), or a number for all of them: −1/n for a loss that is the mean.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`execute`. In the pullback: ``d_confidence`` has another shape, or holds neither
+            floats nor integers.
+        RuntimeError
+            In the pullback: a parameter of a block has changed.
         """
         rows, model_pullback = self.model.vjp(_all_of(main, similar, non_similar))
         y = _triplets(rows)

@@ -123,6 +123,28 @@ class ScaledDotProductAttention(Module):
             dP = what dropout's pullback makes of dD
             dS = P * (dP - sum(P * dP))            # 0 where the mask put -1e9
             dQ = dS @ K / √d_k                     dK = dS.T @ Q / √d_k
+
+        Parameters
+        ----------
+        query, key, value, mask, attn_mask, key_lengths
+            As :meth:`forward` takes them. Until the last call of the pullback, they must stay as they are.
+        dropout : Module, optional
+            One with a ``vjp``.
+
+        Returns
+        -------
+        result : tuple
+            ``(values, weights)``, what :meth:`forward` returns.
+        pullback : callable
+            ``(dq, dk, dv), grads = pullback(d_values, d_weights=None)``, as often as wanted: the gradients of
+            query, key and value in the shape and dtype of each, summed over what was broadcast; ``grads`` is
+            ``{}``. Without ``d_weights``, the weights were not used.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Inputs or masks that do not fit, or ``dropout`` has no ``vjp``. In the pullback: a gradient has
+            another shape than its result, or holds neither floats nor integers.
         """
         inputs = self._inputs(query, key, value)
         masks = (mask, attn_mask, key_lengths)
@@ -160,7 +182,8 @@ class ScaledDotProductAttention(Module):
             d_q, d_k, d_v = (sum_to_shape(d, x.shape).astype(x.dtype, copy=False) for d, x in pairs)
             return (d_q, d_k, d_v), {}
 
-        return (values, dropped), pullback
+        # The pullback reads the weights: what is returned may be changed.
+        return (values, dropped.copy()), pullback
 
     def _inputs(self, query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike) -> Inputs:
         given = (("query", query), ("key", key), ("value", value))

@@ -204,13 +204,23 @@ class SelfAttention(Module):
         return 1.0 if self.score == "dot" else None
 
     def steps(self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any) -> LayerSteps:
-        """Compute the output with every intermediate result, to look at; arguments as for :meth:`forward`.
+        """Compute the output with every intermediate result, to look at.
+
+        Parameters
+        ----------
+        x, attn_mask, **options
+            As :meth:`forward` takes them. ``num_threads`` has no effect: the steps are NumPy's.
 
         Returns
         -------
         selfattn.layer_steps.LayerSteps
             Projections, scores, weights, weighted values; its ``result`` is the output. With an additive score
             its scores are ``tanh(query[i] + key[j]) @ v``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Inputs, masks or options that do not fit.
         """
         x = as_sequence(x, self.d_in, self.W_query.dtype)
         self._check_options(options)
@@ -226,7 +236,30 @@ class SelfAttention(Module):
     def vjp(
         self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``."""
+        """Compute the output and its pullback, ``dy -> (dx, grads)``.
+
+        Parameters
+        ----------
+        x, attn_mask, **options
+            As :meth:`forward` takes them. Until the last call of the pullback, the arrays must stay as they
+            are.
+
+        Returns
+        -------
+        y : ndarray, shape (..., L, d_v)
+            What :meth:`forward` returns.
+        pullback : callable
+            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``x``,
+            ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes. It drops what was dropped.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Inputs, masks or options that do not fit. In the pullback: ``dy`` has another shape than y, or
+            holds neither floats nor integers.
+        RuntimeError
+            In the pullback: the parameters have changed.
+        """
         x = as_sequence(x, self.d_in, self.W_query.dtype)
         self._check_options(options)
         if self.v is not None:
@@ -248,7 +281,8 @@ class SelfAttention(Module):
                 dx += part
             return dx, {name: grads[name] for name, _ in self._own_parameters()}
 
-        return y, pullback
+        # Attention's own pullback reads y: what is returned may be changed, as by `y -= target`.
+        return y.copy(), pullback
 
 
 class SelfAttentionBlock(Module):
@@ -361,12 +395,22 @@ class SelfAttentionBlock(Module):
         key_lengths: npt.ArrayLike | None = None,
         **options: Any,
     ) -> LayerSteps:
-        """Compute the output with every intermediate result, to look at; arguments as for :meth:`forward`.
+        """Compute the output with every intermediate result, to look at.
+
+        Parameters
+        ----------
+        x, attn_mask, key_lengths, **options
+            As :meth:`forward` takes them. ``num_threads`` has no effect: the steps are NumPy's.
 
         Returns
         -------
         selfattn.layer_steps.LayerSteps
             Projections, scores, weights, residual, norm; with several heads, each of them.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Inputs, masks or options that do not fit.
         """
         x = as_sequence(x, self.d_model, self.query.weight.dtype)
         check_options(options)
@@ -388,7 +432,30 @@ class SelfAttentionBlock(Module):
         key_lengths: npt.ArrayLike | None = None,
         **options: Any,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``."""
+        """Compute the output and its pullback, ``dy -> (dx, grads)``.
+
+        Parameters
+        ----------
+        x, attn_mask, key_lengths, **options
+            As :meth:`forward` takes them. Until the last call of the pullback, the arrays must stay as they
+            are.
+
+        Returns
+        -------
+        y : ndarray, shape (..., L, d_model)
+            What :meth:`forward` returns.
+        pullback : callable
+            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``x``,
+            ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes. It drops what was dropped.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Inputs, masks or options that do not fit. In the pullback: ``dy`` has another shape than y, or
+            holds neither floats nor integers.
+        RuntimeError
+            In the pullback: a parameter that it needs has changed.
+        """
         x = as_sequence(x, self.d_model, self.query.weight.dtype)
         projected, pullbacks = [], []
         for name in PROJECTIONS:

@@ -188,7 +188,30 @@ class TransformerEncoderLayer(Module):
         *,
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``."""
+        """Compute the output and its pullback, ``dy -> (dx, grads)``.
+
+        Parameters
+        ----------
+        src, src_mask, src_key_padding_mask, is_causal, key_lengths
+            As :meth:`forward` takes them. Until the last call of the pullback, the arrays must stay as they
+            are.
+
+        Returns
+        -------
+        y : ndarray, in the shape of ``src``
+            What :meth:`forward` returns.
+        pullback : callable
+            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``src``,
+            ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes. It drops what was dropped.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Inputs or masks that do not fit. In the pullback: ``dy`` has another shape than y, or holds
+            neither floats nor integers.
+        RuntimeError
+            In the pullback: a parameter that it needs has changed.
+        """
         masks = _attention_arguments(src_mask, src_key_padding_mask, is_causal, key_lengths)
         x = _as_src(src, self)
         middle, attention_pullback = self._sublayer_vjp(x, "norm1", lambda x: self._attend_vjp(x, masks))
@@ -362,7 +385,30 @@ class TransformerEncoder(Module):
         *,
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``."""
+        """Compute the output and its pullback, ``dy -> (dx, grads)``.
+
+        Parameters
+        ----------
+        src, mask, src_key_padding_mask, is_causal, key_lengths
+            As :meth:`forward` takes them. Until the last call of the pullback, the arrays must stay as they
+            are.
+
+        Returns
+        -------
+        y : ndarray, in the shape of ``src``
+            What :meth:`forward` returns.
+        pullback : callable
+            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``src``,
+            ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes. It drops what was dropped.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Inputs or masks that do not fit. In the pullback: ``dy`` has another shape than y, or holds
+            neither floats nor integers.
+        RuntimeError
+            In the pullback: a parameter that it needs has changed.
+        """
         x: Any = src
         pullbacks = []
         for n, layer in enumerate(self.layers):

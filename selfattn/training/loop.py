@@ -34,9 +34,19 @@ class Task(Protocol):
         """Return the live arrays by name."""
 
     def vjp(self, main: Any, similar: Any, non_similar: Any) -> tuple[Any, Callable[..., Gradients]]:
-        """Return the confidence and ``d_confidence -> grads``, keyed like the parameters.
+        """Compute the confidence and its pullback, ``d_confidence -> grads``.
 
-        Of three lists of n sentences, n confidences; then ``d_confidence`` is one number for all of them.
+        Parameters
+        ----------
+        main, similar, non_similar : object
+            The parts of one triplet; of a batch of n > 1, three lists of n.
+
+        Returns
+        -------
+        confidence : float, or array_like of shape (n,)
+        pullback : callable
+            ``grads = pullback(d_confidence)``, a dict keyed like :meth:`parameters`. ``d_confidence`` is one
+            number: −1, or −1/n for all of a batch.
         """
 
 

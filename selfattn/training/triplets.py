@@ -22,7 +22,7 @@ TRIES = 100
 
 
 def read_sentences(path: PathLike, split: str = "lines") -> list[str]:
-    """Read the sentences of a UTF-8 text file, in order.
+    r"""Read the sentences of a UTF-8 text file, in order.
 
     Parameters
     ----------
@@ -39,6 +39,15 @@ def read_sentences(path: PathLike, split: str = "lines") -> list[str]:
     ------
     ValueError
         The file is not UTF-8 or holds no sentence.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "text.txt")
+    ...     _ = path.write_text("Tom chases Jerry.\n\nJerry runs.\n", encoding="utf-8")
+    ...     read_sentences(path)
+    ['Tom chases Jerry.', 'Jerry runs.']
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {SPLITS}, not {split!r}")
@@ -73,7 +82,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def read_triplets(path: PathLike) -> list[Triplet]:
-    """Read triplets from a UTF-8 file with three columns between tabs: main, similar, non-similar.
+    r"""Read triplets from a UTF-8 file with three columns between tabs: main, similar, non-similar.
 
     Parameters
     ----------
@@ -88,6 +97,15 @@ def read_triplets(path: PathLike) -> list[Triplet]:
     ------
     ValueError
         A line has another number of columns, or an empty one; or there is no triplet at all.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "triplets.tsv")
+    ...     _ = path.write_text("tom chases\tjerry runs\tit snows\n", encoding="utf-8")
+    ...     read_triplets(path)
+    [('tom chases', 'jerry runs', 'it snows')]
     """
     triplets = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
@@ -181,10 +199,21 @@ def make_triplets(
 def read_lines(path: PathLike) -> list[str]:
     """Read the lines of a UTF-8 text file, without blanks at the ends; empty ones are kept, for their numbers.
 
+    Parameters
+    ----------
+    path : path
+
+    Returns
+    -------
+    list of str
+        Empty if the file is.
+
     Raises
     ------
     ValueError
         The file is not UTF-8.
+    OSError
+        It cannot be read.
     """
     lines = [line.strip() for line in read_text(path).split("\n")]
     return lines if lines[-1] else lines[:-1]
