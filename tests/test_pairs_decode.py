@@ -137,6 +137,17 @@ def test_values_of_any_size(power):
     )
 
 
+@pytest.mark.parametrize("power", [-133, -126, -110])
+@pytest.mark.parametrize("width", [1, 5, 16, 17, 31, 33])
+def test_a_small_last_column(width, power):
+    """Columns are looked at by vectors, and those behind the last whole one."""
+    query, key, value = arrays(2, value_width=width)
+    expected = attention(query, key, value)[..., -1].astype(np.float64) * 2.0**power
+    value[..., -1] = times(value[..., -1], power)
+    out = attention(query, key, value)[..., -1].astype(np.float64)
+    np.testing.assert_allclose(out, expected, rtol=2.0**-7, atol=2.0**-7 * np.abs(expected).max() + 2.0**-132)
+
+
 @ROWS
 @pytest.mark.parametrize("options", [{}, {"softcap": 5.0}])
 @pytest.mark.parametrize("sign", [1, -1])
