@@ -186,7 +186,7 @@ def layer_norm_vjp(
     Raises
     ------
     ValueError
-        Shapes that do not fit ``normalized_shape``, a negative ``eps``. In the pullback: ``dy`` has another shape than y.
+        Shapes that do not fit ``normalized_shape``. In the pullback: ``dy`` has another shape than y.
     TypeError
         A boolean, complex, object or long double array, a masked array or a matrix.
 
@@ -257,7 +257,7 @@ def rms_norm_vjp(
     Raises
     ------
     ValueError
-        Shapes that do not fit ``normalized_shape``, a negative ``eps``. In the pullback: ``dy`` has another shape than y.
+        Shapes that do not fit ``normalized_shape``. In the pullback: ``dy`` has another shape than y.
     TypeError
         A boolean, complex, object or long double array, a masked array or a matrix.
 

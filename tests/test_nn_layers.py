@@ -191,11 +191,9 @@ def test_wrong_ids_are_errors(ids, error, message):
 
 
 @pytest.mark.parametrize("layer", [nn.LayerNorm, nn.RMSNorm])
-@pytest.mark.parametrize(
-    ("eps", "error"), [(-1e-5, ValueError), (np.nan, ValueError), ("1e-5", TypeError), (True, TypeError)]
-)
-def test_a_wrong_eps_is_refused_when_the_norm_is_made(layer, eps, error):
-    with pytest.raises(error, match="eps must be"):
+@pytest.mark.parametrize("eps", ["1e-5", True, [1e-5]])
+def test_a_wrong_eps_is_refused_when_the_norm_is_made(layer, eps):
+    with pytest.raises(TypeError, match="eps must be a real number"):
         layer(4, eps)
 
 

@@ -455,8 +455,6 @@ BAD = {
     "axis_bool": (TypeError, "axis must be an int, got bool", lambda: sa.softmax(X, True)),
     "shape_bool": (TypeError, "normalized_shape must be .* got True", lambda: sa.layer_norm(X, True)),
     "eps_huge": (ValueError, "eps is an integer too large", lambda: sa.layer_norm(X, 4, eps=10**400)),
-    "eps_negative": (ValueError, "eps must be at least 0, got -1e-05", lambda: sa.layer_norm(X, 4, eps=-1e-5)),
-    "eps_nan": (ValueError, "eps must be at least 0, got nan", lambda: sa.rms_norm(X, 4, eps=np.nan)),
     "axis_none": (TypeError, "axis must be an int, got NoneType", lambda: sa.softmax(X, None)),
     "axis_float": (TypeError, "axis must be an int, got float", lambda: sa.softmax(X, 1.0)),
     "no_x": (TypeError, "missing required argument: 'x'", sa.softmax),

@@ -236,18 +236,6 @@ static int read_parameter(call *k, const sa_state *state, int which, PyObject *v
     return 0;
 }
 
-/* PyTorch takes any number, and returns NaN where variance + eps is negative. */
-static int read_eps(PyObject *value, double *eps) {
-    if (sa_read_real(value, "eps", eps) < 0) {
-        return -1;
-    }
-    if (!(*eps >= 0)) {
-        PyErr_Format(PyExc_ValueError, "eps must be at least 0, got %R", value);
-        return -1;
-    }
-    return 0;
-}
-
 static PyObject *layer_norm(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     const sa_state *state = sa_state_of(module);
     PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
@@ -258,7 +246,7 @@ static PyObject *layer_norm(PyObject *module, PyObject *const *args, Py_ssize_t 
         take(&k, state, SA_ROW_X, values[0], "x") == 0 && read_normalized_shape(&k, values[1]) == 0 &&
         read_parameter(&k, state, SA_ROW_WEIGHT, values[2], "weight") == 0 &&
         read_parameter(&k, state, SA_ROW_BIAS, values[3], "bias") == 0 &&
-        (values[4] == NULL || read_eps(values[4], &k.c.eps) == 0)) {
+        (values[4] == NULL || sa_read_real(values[4], "eps", &k.c.eps) == 0)) {
         result = run(&k);
     }
     release(&k);
@@ -272,7 +260,7 @@ static PyObject *rms_norm(PyObject *module, PyObject *const *args, Py_ssize_t na
     start(&k, SA_RMS_NORM);
     if (sa_parse(state, SA_SIG_RMS_NORM, args, nargs, kwnames, values) == 0 && take(&k, state, SA_ROW_X, values[0], "x") == 0 &&
         read_normalized_shape(&k, values[1]) == 0 && read_parameter(&k, state, SA_ROW_WEIGHT, values[2], "weight") == 0 &&
-        (!sa_given(values[3]) || read_eps(values[3], &k.c.eps) == 0)) {
+        (!sa_given(values[3]) || sa_read_real(values[3], "eps", &k.c.eps) == 0)) {
         if (!sa_given(values[3])) {
             k.c.eps = k.result == SA_F64 ? DBL_EPSILON : FLT_EPSILON;
         }
@@ -440,7 +428,7 @@ static PyObject *norm_gradient(sa_row_kind kind, PyObject *module, PyObject *con
     if (has_arguments("_norm_backward", nargs, 6) && take_both(&k, state, args) == 0 &&
         read_normalized_shape(&k, args[2]) == 0 && read_parameter(&k, state, SA_ROW_WEIGHT, args[3], "weight") == 0 &&
         read_parameter(&k, state, SA_ROW_BIAS, args[4], "bias") == 0 &&
-        (!sa_given(args[5]) || read_eps(args[5], &k.c.eps) == 0) &&
+        (!sa_given(args[5]) || sa_read_real(args[5], "eps", &k.c.eps) == 0) &&
         make_gradient(&k, SA_ROW_WEIGHT, &k.dweight, &k.c.dweight) == 0 &&
         make_gradient(&k, SA_ROW_BIAS, &k.dbias, &k.c.dbias) == 0) {
         if (!sa_given(args[5])) {
@@ -523,45 +511,36 @@ PyMethodDef sa_rows_methods[] = {
                                                                                  "selfattn as sa\n>>> "
                                                                                  "sa.log_softmax([0.0, -1000.0])\n"
                                                                                  "array([    0., -1000.])\n"),
-    SA_METHOD(
-        layer_norm, "layer_norm($module, /, x, normalized_shape, weight=None, bias=None, eps=1e-05)\n--\n\n"
-                    "Shift and scale to mean 0 and variance 1 over the last axes.\n\n"
-                    "``(x - mean) / sqrt(variance + eps) * weight + bias``, the variance being the biased one.\n\n"
-                    "Parameters\n----------\nx : array_like, shape (..., *normalized_shape)\n" SA_DTYPES_NOTE
-                    "normalized_shape : int or tuple of int\n    The last axes of `x`, over which mean and variance are "
-                    "taken.\n"
-                    "weight, bias : array_like, shape normalized_shape, optional\n    1 and 0 by default.\n"
-                    "eps : float, default 1e-5\n    At least 0.\n\n" SA_RETURNS("the dtype to which `x`, `weight` and `bias` "
-                                                                                "promote") "\n" SA_RAISES(
-                        "Shapes that do not fit `normalized_shape`, a negative eps.") "See Also\n--------\nrms_norm\n\n"
-                                                                                      "References\n----------\n"
-                                                                                      ".. [1] J. L. Ba, J. R. Kiros and G. E. "
-                                                                                      "Hinton, \"Layer "
-                                                                                      "normalization\", 2016, equations 3 and "
-                                                                                      "4.\n\n"
-                                                                                      "Examples\n--------\n>>> import selfattn "
-                                                                                      "as sa\n>>> "
-                                                                                      "sa.layer_norm([[1.0, 2.0, 3.0]], "
-                                                                                      "3).round(4)\n"
-                                                                                      "array([[-1.2247,  0.    ,  1.2247]])\n"),
-    SA_METHOD(
-        rms_norm,
-        "rms_norm($module, /, x, normalized_shape, weight=None, eps=None)\n--\n\n"
-        "Scale to mean square 1 over the last axes: ``x / sqrt(mean(x**2) + eps) * weight``.\n\n"
-        "Parameters\n----------\nx : array_like, shape (..., *normalized_shape)\n" SA_DTYPES_NOTE
-        "normalized_shape : int or tuple of int\n    The last axes of `x`, over which the mean is taken.\n"
-        "weight : array_like, shape normalized_shape, optional\n    1 by default.\n"
-        "eps : float, optional\n    At least 0. By default the machine epsilon of the precision that is computed in: float64's "
-        "for\n"
-        "    float64, else float32's.\n\n" SA_RETURNS("the dtype to which `x` and `weight` promote") "\n" SA_RAISES(
-            "Shapes that do not fit `normalized_shape`, a negative eps.") "See Also\n--------\nlayer_norm\n\n"
-                                                                          "References\n----------\n"
-                                                                          ".. [1] B. Zhang and R. Sennrich, \"Root mean square "
-                                                                          "layer "
-                                                                          "normalization\", 2019, equation 4.\n\n"
-                                                                          "Examples\n--------\n>>> import selfattn as sa\n>>> "
-                                                                          "sa.rms_norm([[3.0, 4.0]], 2).round(4)\n"
-                                                                          "array([[0.8485, 1.1314]])\n"),
+    SA_METHOD(layer_norm,
+              "layer_norm($module, /, x, normalized_shape, weight=None, bias=None, eps=1e-05)\n--\n\n"
+              "Shift and scale to mean 0 and variance 1 over the last axes.\n\n"
+              "``(x - mean) / sqrt(variance + eps) * weight + bias``, the variance being the biased one.\n\n"
+              "Parameters\n----------\nx : array_like, shape (..., *normalized_shape)\n" SA_DTYPES_NOTE
+              "normalized_shape : int or tuple of int\n    The last axes of `x`, over which mean and variance are taken.\n"
+              "weight, bias : array_like, shape normalized_shape, optional\n    1 and 0 by default.\n"
+              "eps : float, default 1e-5\n\n" SA_RETURNS("the dtype to which `x`, `weight` and `bias` promote") "\n" SA_RAISES(
+                  "Shapes that do not fit `normalized_shape`.") "See Also\n--------\nrms_norm\n\n"
+                                                                "References\n----------\n"
+                                                                ".. [1] J. L. Ba, J. R. Kiros and G. E. Hinton, \"Layer "
+                                                                "normalization\", 2016, equations 3 and 4.\n\n"
+                                                                "Examples\n--------\n>>> import selfattn as sa\n>>> "
+                                                                "sa.layer_norm([[1.0, 2.0, 3.0]], 3).round(4)\n"
+                                                                "array([[-1.2247,  0.    ,  1.2247]])\n"),
+    SA_METHOD(rms_norm,
+              "rms_norm($module, /, x, normalized_shape, weight=None, eps=None)\n--\n\n"
+              "Scale to mean square 1 over the last axes: ``x / sqrt(mean(x**2) + eps) * weight``.\n\n"
+              "Parameters\n----------\nx : array_like, shape (..., *normalized_shape)\n" SA_DTYPES_NOTE
+              "normalized_shape : int or tuple of int\n    The last axes of `x`, over which the mean is taken.\n"
+              "weight : array_like, shape normalized_shape, optional\n    1 by default.\n"
+              "eps : float, optional\n    By default the machine epsilon of the precision that is computed in: float64's for\n"
+              "    float64, else float32's.\n\n" SA_RETURNS("the dtype to which `x` and `weight` promote") "\n" SA_RAISES(
+                  "Shapes that do not fit `normalized_shape`.") "See Also\n--------\nlayer_norm\n\n"
+                                                                "References\n----------\n"
+                                                                ".. [1] B. Zhang and R. Sennrich, \"Root mean square layer "
+                                                                "normalization\", 2019, equation 4.\n\n"
+                                                                "Examples\n--------\n>>> import selfattn as sa\n>>> "
+                                                                "sa.rms_norm([[3.0, 4.0]], 2).round(4)\n"
+                                                                "array([[0.8485, 1.1314]])\n"),
     SA_METHOD(
         gelu,
         "gelu($module, /, x, approximate='none')\n--\n\n"

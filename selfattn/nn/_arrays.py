@@ -38,8 +38,6 @@ def check_eps(eps: Any) -> float:
     """Check what a norm adds to the variance."""
     if isinstance(eps, bool | np.bool_) or not isinstance(eps, int | float | np.integer | np.floating):
         raise TypeError(f"eps must be a real number, not {eps!r}")
-    if not eps >= 0:
-        raise ValueError(f"eps must be at least 0, not {eps!r}")
     return float(eps)
 
 
