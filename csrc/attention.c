@@ -4,14 +4,17 @@
 #include <omp.h>
 #endif
 #include <math.h>
+#include <string.h>
 
 #include "attention.h"
 #include "threads.h"
 
-/* Splitting the keys is worth it when there are fewer tasks than this, as long as every chunk keeps 1024 keys: it must
- * serve more cores than today's, and costs 0.3 % of a chunk to merge. */
-#define SA_ENOUGH_TASKS 64
+/* Keys are split into chunks where there are few tasks: up to so many as long as every chunk keeps 1024 keys, and up to four times as
+ * many, for more cores than today's, as long as it keeps 2048. A chunk of decoding costs 0.3 us, of eight heads with 8192 keys in
+ * bfloat16 2 to 4 % less with 2048 keys a chunk than with 1024. */
+#define SA_ENOUGH_TASKS 16
 #define SA_LEAST_CHUNK 1024
+#define SA_MANY_TASKS (4 * SA_ENOUGH_TASKS)
 
 /* A second thread pays from about this many multiply-adds per thread on (measured: docs/benchmarks.md, "Small sizes"). */
 #define SA_WORK_PER_THREAD 98304.0
@@ -89,6 +92,11 @@ static size_t key_bytes(const sa_attention *a) {
     return (size_t)a->E * sa_itemsize(a->key.m.dtype) + (size_t)a->Dv * sa_itemsize(a->value.m.dtype);
 }
 
+/* Of a task's partial result. */
+static size_t partial_bytes(const sa_attention *a, const sa_attention_plan *plan) {
+    return sa_kernels_of(a)->attention_partial(a, smaller(plan->rows, plan->block_rows));
+}
+
 sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_attention_plan *plan) {
     const sa_real_kernels *kernels = sa_kernels_of(a);
     size_t heads, rows, tasks;
@@ -112,9 +120,10 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     plan->rows = plan->group * a->L;
     plan->blocks = plan->rows <= plan->block_rows ? 1 : sa_ceil_div(plan->rows, plan->block_rows);
     const ptrdiff_t whole = plan->groups * plan->blocks;
-    if (whole < SA_ENOUGH_TASKS && a->S >= 2 * SA_LEAST_CHUNK) {
-        const ptrdiff_t most = a->S / SA_LEAST_CHUNK, wanted = sa_ceil_div(SA_ENOUGH_TASKS, whole);
-        const ptrdiff_t chunks = most < wanted ? most : wanted;
+    if (whole < SA_MANY_TASKS && a->S >= 2 * SA_LEAST_CHUNK) {
+        const ptrdiff_t enough = smaller(a->S / SA_LEAST_CHUNK, sa_ceil_div(SA_ENOUGH_TASKS, whole));
+        const ptrdiff_t many = smaller(a->S / (2 * SA_LEAST_CHUNK), sa_ceil_div(SA_MANY_TASKS, whole));
+        const ptrdiff_t chunks = enough > many ? enough : many;
         plan->chunk_keys = sa_ceil_div(sa_ceil_div(a->S, chunks), SA_KEYS_PER_TILE) * SA_KEYS_PER_TILE;
         plan->chunks = sa_ceil_div(a->S, plan->chunk_keys);
     }
@@ -123,7 +132,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     }
     plan->tasks = (ptrdiff_t)tasks;
     plan->scratch_bytes = (kernels->attention_scratch(a) + 63) / 64 * 64 + SA_TAKEN_BYTES;
-    if (plan->chunks > 1 && !sa_multiply(tasks, kernels->attention_partial(a), &plan->partial_bytes)) {
+    if (plan->chunks > 1 && !sa_multiply(tasks, partial_bytes(a, plan) + sizeof(ptrdiff_t), &plan->partial_bytes)) {
         return SA_TOO_LARGE;
     }
     const double work = (double)rows * (double)a->S * (double)(a->E + a->Dv + 16) * sa_open_share(a);
@@ -281,7 +290,7 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
     b->key = a->key.m;
     b->value = a->value.m;
     b->begin = begin;
-    b->end = end;
+    b->end = b->open_end = end;
     b->keys = a->S;
     if (a->key_lengths.m.data) {
         b->keys = 0;
@@ -426,7 +435,8 @@ void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptr
             b.begin = b.begin > begin ? b.begin : begin;
             b.end = b.end < until ? b.end : until;
             b.first_chunk = chunk == 0;
-            b.partial = partial + (size_t)t * kernels->attention_partial(a);
+            b.partial_rows = smaller(plan->rows, most);
+            b.partial = partial + (size_t)t * partial_bytes(a, plan);
         }
         kernels->attention_forward(&b, scratch);
         from = to;
@@ -440,7 +450,8 @@ void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *pla
     sa_block b;
     const ptrdiff_t block = plan->blocks - 1 - t % plan->blocks;
     sa_describe_block(a, plan->group, t / plan->blocks, block * plan->block_rows, plan->block_rows, &rows, &b);
-    kernels->attention_merge(&b, partial + (size_t)(t * plan->chunks) * kernels->attention_partial(a), plan->chunks, scratch);
+    b.partial_rows = smaller(plan->rows, plan->block_rows);
+    kernels->attention_merge(&b, partial + (size_t)(t * plan->chunks) * partial_bytes(a, plan), plan->chunks, scratch);
 }
 
 static bool stopped(const sa_watch *watch) { return __atomic_load_n(&watch->cancelled, __ATOMIC_RELAXED) != 0; }
@@ -484,8 +495,28 @@ static ptrdiff_t take_task(const sa_attention_plan *plan, void *scratch, int thr
 }
 #endif
 
+/* How many chunks of each block have ended; behind the partial results. */
+static ptrdiff_t *chunks_ended(const sa_attention *a, const sa_attention_plan *plan, char *partial) {
+    return (ptrdiff_t *)(void *)(partial + (size_t)plan->tasks * partial_bytes(a, plan));
+}
+
+/* The task; who ends the last chunk of a block merges them, in their order: nobody waits for anybody. */
+static void run_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
+                     sa_held *held) {
+    sa_attention_task(a, plan, t, scratch, partial, held);
+    if (plan->chunks > 1) {
+        const ptrdiff_t block = t / plan->chunks;
+        if (__atomic_add_fetch(&chunks_ended(a, plan, partial)[block], 1, __ATOMIC_ACQ_REL) == plan->chunks) {
+            sa_attention_merge_task(a, plan, block, scratch, partial);
+            held->keys = -1; /* the scratch was used for other things */
+        }
+    }
+}
+
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial) {
-    const ptrdiff_t merges = plan->chunks > 1 ? plan->groups * plan->blocks : 0;
+    if (plan->chunks > 1) {
+        memset(chunks_ended(a, plan, partial), 0, (size_t)(plan->tasks / plan->chunks) * sizeof(ptrdiff_t));
+    }
 #if defined(_OPENMP)
     if (plan->threads > 1 && plan->tasks > 0) { /* a plan without tasks has no scratch */
         for (int thread = 0; thread < plan->threads; ++thread) {
@@ -497,20 +528,11 @@ sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *p
             const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
             char *mine = (char *)scratch + (size_t)thread * plan->scratch_bytes;
             sa_held held = {.keys = -1};
-            /* Independent: a task writes its own rows of the outputs, or its own partial result, and its thread's scratch. */
+            /* Independent: a task writes its own rows of the outputs, or its own partial result, and its thread's scratch; a merge
+             * begins when all that it reads has ended. */
             for (ptrdiff_t t; (t = take_task(plan, scratch, thread, threads)) < plan->tasks;) {
                 if (!sa_cancelled(a)) {
-                    sa_attention_task(a, plan, t, mine, partial, &held);
-                }
-            }
-            if (merges > 0) {
-#pragma omp barrier
-                /* Independent: a merge reads the partial results of its own block, all finished, and writes that block's rows. */
-#pragma omp for schedule(dynamic, 1)
-                for (ptrdiff_t t = 0; t < merges; ++t) {
-                    if (!sa_cancelled(a)) {
-                        sa_attention_merge_task(a, plan, t, mine, partial);
-                    }
+                    run_task(a, plan, t, mine, partial, &held);
                 }
             }
         }
@@ -521,10 +543,7 @@ sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *p
     /* Not even an OpenMP region of one thread: entering one costs as much as a small call. */
     sa_held held = {.keys = -1};
     for (ptrdiff_t t = 0; t < plan->tasks && !sa_cancelled(a); ++t) {
-        sa_attention_task(a, plan, t, scratch, partial, &held);
-    }
-    for (ptrdiff_t t = 0; t < merges && !sa_cancelled(a); ++t) {
-        sa_attention_merge_task(a, plan, t, scratch, partial);
+        run_task(a, plan, t, scratch, partial, &held);
     }
     return sa_cancelled(a) ? SA_CANCELLED : SA_OK;
 }

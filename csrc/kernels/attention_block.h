@@ -187,9 +187,9 @@ static size_t FN(attention_scratch)(const sa_attention *a) {
     return FN(lay_out)(a, NULL, &s, FN(block_rows), FN(uses_parts)(a));
 }
 
-/* A partial result: maximum[W], sum[W], output[rows][Dv], unnormalised. */
-static size_t FN(attention_partial)(const sa_attention *a) {
-    return ((2 + (size_t)a->Dv) * FN(block_rows) * sizeof(real) + 63) / 64 * 64;
+/* A partial result: maximum[rows], sum[rows], output[rows][Dv], unnormalised. */
+static size_t FN(attention_partial)(const sa_attention *a, ptrdiff_t rows) {
+    return ((2 + (size_t)a->Dv) * (size_t)rows * sizeof(real) + 63) / 64 * 64;
 }
 
 /* ---- packing the queries ------------------------------------------------------------------------------------------- */

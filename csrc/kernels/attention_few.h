@@ -52,6 +52,7 @@ typedef struct {
     ptrdiff_t stride;
     FN(few_ahead) ahead;
     int reads;
+    bool together; /* without gaps between them */
 } FN(few_rows);
 
 /* Rows of queries and of the output, rounded up to whole pairs of vectors. */
@@ -65,11 +66,11 @@ SA_INLINE int FN(few_reads)(const sa_matrix *m) {
     return SA_SOME_F16 && m->dtype == SA_F16 && in_place ? SA_READS_F16 : SA_READS_REAL;
 }
 
-/* From a row to the one that many bytes of rows further, or four rows; 0 where it would be behind the block's keys. */
+/* From a row to the one that many bytes of rows further, or four rows; 0 where it would be behind the keys that are open. */
 SA_INLINE ptrdiff_t FN(rows_ahead)(const sa_block *b, const sa_matrix *m, ptrdiff_t last, ptrdiff_t row_bytes,
                                    ptrdiff_t bytes) {
     const ptrdiff_t rows = row_bytes * 4 > bytes || row_bytes == 0 ? 4 : bytes / row_bytes;
-    return bytes > 0 && last + rows <= b->end ? rows * m->row_stride : 0;
+    return bytes > 0 && last + rows <= b->open_end ? rows * m->row_stride : 0;
 }
 
 SA_INLINE FN(few_rows)
@@ -79,11 +80,11 @@ SA_INLINE FN(few_rows)
         const ptrdiff_t bytes = width * (ptrdiff_t)sa_itemsize(m->dtype), last = first + n;
         const FN(few_ahead) ahead = {FN(rows_ahead)(b, m, last, bytes, SA_BYTES_AHEAD(b->far)),
                                      FN(rows_ahead)(b, m, last, bytes, SA_BYTES_LATER(b->far))};
-        return (FN(few_rows)){m->data + first * m->row_stride, m->row_stride, ahead, reads};
+        return (FN(few_rows)){m->data + first * m->row_stride, m->row_stride, ahead, reads, m->row_stride == bytes};
     }
     ptrdiff_t stride;
     const real *rows = FN(tile_rows)(b, m, cache, first, n, width, &stride);
-    return (FN(few_rows)){(const char *)rows, stride * (ptrdiff_t)sizeof(real), {0, 0}, reads};
+    return (FN(few_rows)){(const char *)rows, stride * (ptrdiff_t)sizeof(real), {0, 0}, reads, false};
 }
 
 /* ---- vectors of a row ---------------------------------------------------------------------------------------------- */
@@ -99,15 +100,19 @@ SA_INLINE void FN(fetch_rows)(const FN(few_rows) * rows, ptrdiff_t from, ptrdiff
     }
 }
 
-/* Fetches the lines ahead of the one at p, where vectors are lines: both of them if `far`. */
-SA_INLINE void FN(fetch_lines)(const char *p, FN(few_ahead) ahead, const bool far) {
+/* Fetches the lines ahead of the one at p, where vectors are lines: both of them if `far`. An address: it may be nobody's. */
+SA_INLINE void FN(fetch_lines)(uintptr_t p, FN(few_ahead) ahead, const bool far) {
     if (SA_VECTOR_IS_LINE) {
-        __builtin_prefetch(p + ahead.soon, 0, 3);
+        __builtin_prefetch((const char *)(p + (uintptr_t)ahead.soon), 0, 3);
         if (far) {
-            __builtin_prefetch(p + ahead.later, 0, 2);
+            __builtin_prefetch((const char *)(p + (uintptr_t)ahead.later), 0, 2);
         }
     }
 }
+
+/* Which lines: those that lie ahead of a tile's are as many as the tile's. Far rows without gaps are fetched line after line, in
+ * whatever order the tile's own are read (some keys at a time, columns of values in groups): from memory that is 4 to 19 % faster,
+ * from the L3 up to 5 % slower. Others are fetched a line for the one that is read, in its place. */
 
 /* Whether rows are such; a loop of its own for those that are not has a tenth fewer instructions. */
 #define SA_FAR(rows) (SA_VECTOR_IS_LINE && (rows)->ahead.later != 0)
@@ -215,9 +220,10 @@ SA_INLINE void FN(restore_order)(const sa_block *b, FN(scratch) * s, const int f
 
 /* ---- products ------------------------------------------------------------------------------------------------------ */
 
-/* sum[i·R + r] += k_i·q[r] over a step from element e on, where q is; the last of a row when left > 0. */
-SA_INLINE void FN(scores_few_step)(const real *q, ptrdiff_t q_stride, const char *const *k, FN(few_ahead) ahead, ptrdiff_t e,
-                                   ptrdiff_t left, vec *sum, const int R, const int reads, const bool far) {
+/* sum[i·R + r] += k_i·q[r] over a step from element e on, where q is; the last of a row when left > 0. Lines ahead of those from
+ * `next` on are fetched, or, when it is 0, of each key's. */
+SA_INLINE void FN(scores_few_step)(const real *q, ptrdiff_t q_stride, const char *const *k, uintptr_t next, FN(few_ahead) ahead,
+                                   ptrdiff_t e, ptrdiff_t left, vec *sum, const int R, const int reads, const bool far) {
     const int U = SA_FEW_VECS(reads), keys = SA_LANES / R;
     vec q_r[SA_FEW_ROWS][2];
     SA_UNROLL
@@ -233,7 +239,8 @@ SA_INLINE void FN(scores_few_step)(const real *q, ptrdiff_t q_stride, const char
         vec x[2];
         if (left == 0) {
             FN(load_few)(k_i, x, reads);
-            FN(fetch_lines)(k_i, ahead, far);
+            FN(fetch_lines)(next != 0 ? next + (uintptr_t)(i * SA_FEW_STEP(reads) * SA_FEW_BYTES(reads)) : (uintptr_t)k_i,
+                            ahead, far);
         } else {
             FN(load_few_n)(k_i, left, x, reads);
         }
@@ -250,7 +257,8 @@ SA_INLINE void FN(scores_few_step)(const real *q, ptrdiff_t q_stride, const char
 /* P[n][p_stride], columns 0 … R − 1, = factor·k[j]·q[r]; the factor is of SA_READS_RAW alone, other queries hold it. q[R][q_stride] is
  * padded with zeros. p_stride is R, and P then has room for whole vectors (what is behind n keys is any product), or it is SA_LANES. */
 SA_INLINE void FN(scores_few)(const real *restrict q, const FN(few_rows) * rows, ptrdiff_t n, ptrdiff_t E, real *restrict P,
-                              ptrdiff_t p_stride, real factor, const int R, const int reads, const bool tail, const bool far) {
+                              ptrdiff_t p_stride, real factor, const int R, const int reads, const bool tail, const bool far,
+                              const bool together) {
     const int keys = SA_LANES / R; /* products of one pass: keys × R = lanes */
     const ptrdiff_t q_stride = FN(few_width)(E), step = SA_FEW_STEP(reads), whole = tail ? E - E % step : E;
     const char *k = rows->at;
@@ -270,10 +278,11 @@ SA_INLINE void FN(scores_few)(const real *restrict q, const FN(few_rows) * rows,
         FN(fetch_rows)(rows, j, j + here, E * SA_FEW_BYTES(reads));
         const real *q_e = q;
         for (ptrdiff_t e = 0; e < whole; e += step, q_e += SA_FEW_VECS(reads) * SA_LANES) {
-            FN(scores_few_step)(q_e, q_stride, k_j, rows->ahead, e, 0, sum, R, reads, far);
+            const uintptr_t next = together ? (uintptr_t)k_j[0] + (uintptr_t)(e * keys * SA_FEW_BYTES(reads)) : 0;
+            FN(scores_few_step)(q_e, q_stride, k_j, next, rows->ahead, e, 0, sum, R, reads, far);
         }
         if (tail) {
-            FN(scores_few_step)(q_e, q_stride, k_j, rows->ahead, whole, E - whole, sum, R, reads, far);
+            FN(scores_few_step)(q_e, q_stride, k_j, 0, rows->ahead, whole, E - whole, sum, R, reads, far);
         }
         vec each = FN(sum_each)(sum);
         if (reads == SA_READS_RAW) {
@@ -300,7 +309,9 @@ SA_INLINE void FN(values_few_columns)(const real *restrict P, ptrdiff_t p_stride
                                       const int R, const int C, const int reads, ptrdiff_t tail, const bool far) {
     const int U = SA_FEW_VECS(reads);
     const char *v = rows->at + d * SA_FEW_BYTES(reads);
-    const ptrdiff_t v_stride = rows->stride;
+    const ptrdiff_t v_stride = rows->stride, line = SA_LANES * SA_FEW_BYTES(reads);
+    const bool in_order = far && rows->together;
+    uintptr_t next = (uintptr_t)(in_order ? rows->at + n * d * SA_FEW_BYTES(reads) : v);
     vec sum[SA_FEW_ROWS][8];
     SA_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -309,7 +320,7 @@ SA_INLINE void FN(values_few_columns)(const real *restrict P, ptrdiff_t p_stride
             sum[r][c] = V(set1)(0);
         }
     }
-    for (ptrdiff_t j = 0; j < n; ++j) {
+    for (ptrdiff_t j = 0; j < n; ++j, next += (uintptr_t)(in_order ? C * line : v_stride)) {
         const char *v_j = v + j * v_stride;
         vec x[8];
         if (tail > 0) {
@@ -317,8 +328,8 @@ SA_INLINE void FN(values_few_columns)(const real *restrict P, ptrdiff_t p_stride
         } else {
             SA_UNROLL
             for (int c = 0; c < C; c += U) {
-                FN(load_few)(v_j + c * SA_LANES * SA_FEW_BYTES(reads), x + c, reads);
-                FN(fetch_lines)(v_j + c * SA_LANES * SA_FEW_BYTES(reads), rows->ahead, far);
+                FN(load_few)(v_j + c * line, x + c, reads);
+                FN(fetch_lines)(next + (uintptr_t)(c * line), rows->ahead, far);
             }
         }
         SA_UNROLL
@@ -348,7 +359,7 @@ SA_INLINE void FN(values_few_rows)(const real *restrict P, ptrdiff_t p_stride, c
     const int C = SA_VECTOR_REGISTERS == 32 ? (R == 8 ? 2 : R == 4 ? 4 : 8) : (R == 4 ? 2 : 4), U = SA_FEW_VECS(reads);
     const ptrdiff_t o_stride = FN(few_width)(Dv), bytes = Dv * SA_FEW_BYTES(reads);
     const ptrdiff_t steps = Dv / (C * SA_LANES), share = steps > 0 ? (n + steps - 1) / steps : 0;
-    const FN(few_rows) rows = {v->at + first * v->stride, v->stride, v->ahead, reads};
+    const FN(few_rows) rows = {v->at + first * v->stride, v->stride, v->ahead, reads, v->together};
     const real *P_j = P + first * p_stride;
     ptrdiff_t d = 0;
     for (ptrdiff_t row = 0; d + C * SA_LANES <= Dv; d += C * SA_LANES, row += share) {
@@ -389,11 +400,13 @@ SA_INLINE void FN(values_few)(const real *restrict P, ptrdiff_t p_stride, const 
     SA_NOINLINE void FN(scores_few##R##_##kind)(const real *q, const FN(few_rows) * k, ptrdiff_t n, ptrdiff_t E, real *P,      \
                                                 ptrdiff_t p_stride, real factor) {                                             \
         if (E % SA_FEW_STEP(SA_READS_##kind) != 0) {                                                                           \
-            FN(scores_few)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind, true, true);                                   \
-        } else if (SA_FAR(k)) {                                                                                                \
-            FN(scores_few)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind, false, true);                                  \
+            FN(scores_few)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind, true, true, false);                            \
+        } else if (!SA_FAR(k)) {                                                                                               \
+            FN(scores_few)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind, false, false, false);                          \
+        } else if (k->together) {                                                                                              \
+            FN(scores_few)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind, false, true, true);                            \
         } else {                                                                                                               \
-            FN(scores_few)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind, false, false);                                 \
+            FN(scores_few)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind, false, true, false);                           \
         }                                                                                                                      \
     }
 #define SA_FEW(R, kind)                                                                                                        \

@@ -48,7 +48,7 @@ SA_INLINE FN(few_rows) FN(few_raw_rows)(const sa_block *b, FN(scratch) * s, cons
     for (ptrdiff_t j = 0; j < n; ++j) {
         FN(copy_pairs)(m->data + (first + j) * m->row_stride, m, width, SA_LEAST_OF_SCORES, s->few.rows + j * bytes);
     }
-    return (FN(few_rows)){s->few.rows, bytes, {0, 0}, SA_READS_RAW};
+    return (FN(few_rows)){s->few.rows, bytes, {0, 0}, SA_READS_RAW, false};
 }
 
 #define SA_FEW_PAIRS(R)                                                                                                        \
@@ -62,9 +62,10 @@ SA_INLINE FN(few_rows) FN(few_raw_rows)(const sa_block *b, FN(scratch) * s, cons
         }                                                                                                                      \
     }
 
-/* sum[r][c] += p[r]·C vectors of columns of two rows; `left` columns are theirs. */
-SA_INLINE void FN(value_pair_few)(const real *p, const char *row, const char *second, FN(few_ahead) ahead, ptrdiff_t left,
-                                  vec sum[SA_FEW_ROWS][8], const int R, const int C, const bool far) {
+/* sum[r][c] += p[r]·C vectors of columns of two rows; `left` columns are theirs. Lines ahead of those from `next` on are fetched, or,
+ * when it is 0, of each row's. */
+SA_INLINE void FN(value_pair_few)(const real *p, const char *row, const char *second, uintptr_t next, FN(few_ahead) ahead,
+                                  ptrdiff_t left, vec sum[SA_FEW_ROWS][8], const int R, const int C, const bool far) {
     vec p_r[SA_FEW_ROWS];
     SA_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -74,8 +75,8 @@ SA_INLINE void FN(value_pair_few)(const real *p, const char *row, const char *se
     for (int c = 0; c < C; c += 2) {
         const ptrdiff_t at = c * 2 * SA_LANES, n = left - c * SA_LANES;
         const vec one = V(load_pairs)(row + at, n), other = V(load_pairs)(second + at, n);
-        FN(fetch_lines)(row + at, ahead, far);
-        FN(fetch_lines)(second + at, ahead, far);
+        FN(fetch_lines)(next != 0 ? next + (uintptr_t)(2 * at) : (uintptr_t)(row + at), ahead, far);
+        FN(fetch_lines)(next != 0 ? next + (uintptr_t)(2 * at + 4 * SA_LANES) : (uintptr_t)(second + at), ahead, far);
         const vec low = V(zip_low_pairs)(one, other), high = V(zip_high_pairs)(one, other);
         SA_UNROLL
         for (int r = 0; r < R; ++r) {
@@ -100,11 +101,13 @@ SA_INLINE void FN(value_pairs_few_columns)(const real *restrict pairs, ptrdiff_t
             sum[r][c] = V(set1)(0);
         }
     }
+    uintptr_t next = far && rows->together ? (uintptr_t)rows->at + (uintptr_t)(2 * d * n) : 0;
     for (ptrdiff_t j = 0; j < n; j += 2 * apart, pairs += SA_LANES) {
         const ptrdiff_t here = n - j < apart ? n - j : apart, both = n - j - apart;
         const char *v_j = v + j * stride;
         for (ptrdiff_t i = 0; i < here; ++i, v_j += stride) { /* one that has no partner is its own, of no weight */
-            FN(value_pair_few)(pairs + i * R, v_j, i < both ? v_j + across : v_j, rows->ahead, left, sum, R, C, far);
+            FN(value_pair_few)(pairs + i * R, v_j, i < both ? v_j + across : v_j, next, rows->ahead, left, sum, R, C, far);
+            next += far && rows->together ? (uintptr_t)(4 * C * SA_LANES) : 0;
         }
     }
     SA_UNROLL

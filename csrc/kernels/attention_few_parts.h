@@ -237,7 +237,7 @@ SA_INLINE FN(few_rows) FN(few_bf16_rows)(const sa_block *b, FN(scratch) * s, con
             }
         }
     }
-    return (FN(few_rows)){s->few.rows, width * 2, {0, 0}, SA_READS_BF16};
+    return (FN(few_rows)){s->few.rows, width * 2, {0, 0}, SA_READS_BF16, false};
 }
 
 /* The keys from `first` on that may be one tile here; 0: none. */

@@ -461,9 +461,9 @@ SA_INLINE void FN(run_block)(const sa_block *b, FN(scratch) * s, const int nv, c
     }
     if (b->partial) {
         real *partial = b->partial;
-        memcpy(partial, s->maximum, (size_t)nv * SA_LANES * sizeof(real));
-        memcpy(partial + FN(block_rows), s->sum, (size_t)nv * SA_LANES * sizeof(real));
-        FN(write_output)(b, s, s->ones, partial + 2 * FN(block_rows), nv, few);
+        memcpy(partial, s->maximum, (size_t)b->rows->count * sizeof(real));
+        memcpy(partial + b->partial_rows, s->sum, (size_t)b->rows->count * sizeof(real));
+        FN(write_output)(b, s, s->ones, partial + 2 * b->partial_rows, nv, few);
         return;
     }
     FN(close_rows)(b, s, nv);
@@ -554,17 +554,30 @@ static void FN(attention_forward)(const sa_block *given, void *scratch) {
     FN(parts_close)(&s.parts);
 }
 
+/* O[n] = O + alpha·x, or alpha·x when it is the first. */
+SA_INLINE void FN(merge_row)(real *O, const real *x, real alpha, ptrdiff_t n, bool first) {
+    const vec f = V(set1)(alpha), zero = V(set1)(0);
+    ptrdiff_t d = 0;
+    for (; d + SA_LANES <= n; d += SA_LANES) {
+        V(store)(O + d, (first ? zero : V(load)(O + d)) + f * V(load)(x + d));
+    }
+    if (d < n) {
+        const int left = (int)(n - d);
+        V(store_n)(O + d, (first ? zero : V(load_n)(O + d, left)) + f * V(load_n)(x + d, left), left);
+    }
+}
+
 /* With M = max_c m_c over the chunks c: l = Σ_c 2^(m_c − M)·l_c and O likewise, in the order of the chunks. */
 static void FN(attention_merge)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
-    const size_t bytes = FN(attention_partial)(a);
+    const ptrdiff_t Dv = a->Dv;
+    const size_t bytes = FN(attention_partial)(a, b->partial_rows);
+    const int nv = (rows->count + SA_LANES - 1) / SA_LANES;
     FN(scratch) layout, *s = &layout;
     FN(lay_out)(a, scratch, s, FN(block_rows), FN(uses_parts)(a));
     FN(open_caches)(b, s);
     FN(start_rows)(b, s, SA_VECS);
-    s->empty = true;
-    FN(open_output)(b, s, SA_VECS);
     for (ptrdiff_t c = 0; c < chunks; ++c) {
         const real *maximum_c = (const real *)(const void *)(partial + (size_t)c * bytes);
         for (int r = 0; r < rows->count; ++r) {
@@ -575,34 +588,32 @@ static void FN(attention_merge)(const sa_block *b, const char *partial, ptrdiff_
     }
     for (ptrdiff_t c = 0; c < chunks; ++c) {
         const real *maximum_c = (const real *)(const void *)(partial + (size_t)c * bytes);
-        const real *sum_c = maximum_c + FN(block_rows), *O_c = sum_c + FN(block_rows);
-        for (int r = 0; r < FN(block_rows); ++r) {
+        const real *sum_c = maximum_c + b->partial_rows, *O_c = sum_c + b->partial_rows;
+        for (int r = 0; r < nv * SA_LANES; ++r) {
             s->tile_sum[r] = r < rows->count ? maximum_c[r] - s->maximum[r] : 0;
         }
-        for (int v = 0; v < SA_VECS; ++v) {
+        for (int v = 0; v < nv; ++v) {
             V(store)(s->alpha + v * SA_LANES, FN(exp2)(V(load)(s->tile_sum + v * SA_LANES)));
         }
         for (int r = 0; r < rows->count; ++r) {
-            const real alpha = s->alpha[r];
-            s->sum[r] += alpha * sum_c[r];
-            for (ptrdiff_t d = 0; d < a->Dv; ++d) {
-                s->O[r * a->Dv + d] += alpha * O_c[r * a->Dv + d];
-            }
+            s->sum[r] += s->alpha[r] * sum_c[r];
+            FN(merge_row)(s->O + r * Dv, O_c + r * Dv, s->alpha[r], Dv, c == 0);
         }
     }
-    FN(close_rows)(b, s, SA_VECS);
-    bool finite = true;
+    FN(close_rows)(b, s, nv);
+    const vec zero = V(set1)(0);
+    vec check = zero; /* x − x is 0 for a finite x and NaN for any other */
     for (int r = 0; r < rows->count; ++r) {
-        real check = 0;
-        for (ptrdiff_t d = 0; d < a->Dv; ++d) {
-            const real x = s->O[r * a->Dv + d] * s->alpha[r];
-            s->row[d] = x;
-            check += x - x;
+        const vec f = V(set1)(s->alpha[r]);
+        for (ptrdiff_t d = 0; d < Dv; d += SA_LANES) {
+            const real *O_r = s->O + r * Dv + d;
+            const vec x = (Dv - d < SA_LANES ? V(load_n)(O_r, (int)(Dv - d)) : V(load)(O_r)) * f;
+            V(store)(s->row + d, x);
+            check = check + (x - x);
         }
-        finite &= check == 0;
-        FN(store_row)(rows->out[r], a->out.m.col_stride, a->out.m.dtype, s->row, a->Dv);
+        FN(store_row)(rows->out[r], a->out.m.col_stride, a->out.m.dtype, s->row, Dv);
     }
-    if (!finite && (rows->clipped || a->mask.m.data)) {
+    if (V(any)(V(not_lt)(check, V(set1)(1))) && (rows->clipped || a->mask.m.data)) {
         FN(run_careful)(b, s);
     } else if (a->weights.m.data) {
         FN(write_weights)(b, s, SA_VECS, 0);

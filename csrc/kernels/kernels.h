@@ -44,6 +44,7 @@ typedef struct {
     sa_rows *rows;
     sa_matrix key, value;
     ptrdiff_t begin, end;
+    ptrdiff_t open_end; /* of the keys that are open to its rows, of which begin … end − 1 may be a chunk */
     ptrdiff_t
         keys; /* those of the key head that some query may attend to by key_lengths: what is behind them is not looked at */
     ptrdiff_t cache_from; /* the key at which the scratch's packed tiles begin, at most begin */
@@ -52,9 +53,10 @@ typedef struct {
     bool far;             /* keys and values of the call are more than all caches hold */
     bool mask_far;        /* so is its mask */
     ptrdiff_t ahead; /* from a row's query to that of a row of the block that probably comes next, in bytes; 0: fetch no rows */
-    ptrdiff_t keys_ahead; /* from the first key to that of the head that probably comes next, in bytes; or 0 */
-    bool first_chunk;     /* the sink belongs to exactly one chunk */
-    void *partial;        /* NULL: finish; else leave (maximum, sum, unnormalised output) here for merge */
+    ptrdiff_t keys_ahead;   /* from the first key to that of the head that probably comes next, in bytes; or 0 */
+    bool first_chunk;       /* the sink belongs to exactly one chunk */
+    void *partial;          /* NULL: finish; else leave (maximum, sum, unnormalised output) here for merge */
+    ptrdiff_t partial_rows; /* how many rows that has room for */
 } sa_block;
 
 /* For a block whose rows have gaps: the first key of the next tile from `from` on, and its number of keys. The tile begins and
@@ -143,7 +145,7 @@ typedef struct {
 typedef struct {
     ptrdiff_t block_rows, backward_rows; /* the most rows of a block, forward and backward */
     size_t (*attention_scratch)(const sa_attention *a);
-    size_t (*attention_partial)(const sa_attention *a); /* bytes of one block's partial result */
+    size_t (*attention_partial)(const sa_attention *a, ptrdiff_t rows); /* bytes of a partial result of that many rows */
     void (*attention_forward)(const sa_block *b, void *scratch);
     /* Adds up the partial results of one block, chunk after chunk, and finishes it. partial: chunks in a row. */
     void (*attention_merge)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch);
