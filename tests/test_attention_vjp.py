@@ -182,6 +182,18 @@ def test_slopes_of_16_bits_whose_distances_are_long(isa, sinks, packed, heads, k
         assert_allclose(slopes(dtype), expected.alibi_slopes, rtol=3e-4, err_msg=str(dtype))
 
 
+def test_a_gradient_beyond_its_dtype_is_infinite():
+    """A sum over all pairs; of float16 slopes 65,504 is the largest."""
+    rng = np.random.default_rng(3)
+    arrays = [rng.standard_normal((2, 40, 8), dtype=np.float32) for _ in range(3)]
+    grad_out = np.float32(1e5) * rng.standard_normal((2, 40, 8), dtype=np.float32)
+    slopes = np.array([0.1, 0.2], np.float16)
+    got = assert_gradients(arrays, {"alibi_slopes": slopes}, grad_out=grad_out)
+    wide = assert_gradients(arrays, {"alibi_slopes": slopes.astype(np.float32)}, grad_out=grad_out)
+    assert np.abs(wide.alibi_slopes).min() > np.finfo(np.float16).max
+    assert_array_equal(got.alibi_slopes, np.copysign(np.float16(np.inf), wide.alibi_slopes))
+
+
 def test_the_gradient_of_the_log_sum_exp():
     q, k, v = random_inputs((2, 33, 8), 50, dtype=np.float64)
     options = {"sinks": np.array([0.5, -1.0]), "is_causal": True}
