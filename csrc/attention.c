@@ -92,9 +92,10 @@ static size_t key_bytes(const sa_attention *a) {
     return (size_t)a->E * sa_itemsize(a->key.m.dtype) + (size_t)a->Dv * sa_itemsize(a->value.m.dtype);
 }
 
-/* Of a task's partial result. */
+/* What a task's partial result has room for. */
+static ptrdiff_t partial_rows(const sa_attention_plan *plan) { return smaller(plan->rows, plan->block_rows); }
 static size_t partial_bytes(const sa_attention *a, const sa_attention_plan *plan) {
-    return sa_kernels_of(a)->attention_partial(a, smaller(plan->rows, plan->block_rows));
+    return sa_kernels_of(a)->attention_partial(a, partial_rows(plan));
 }
 
 sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_attention_plan *plan) {
@@ -435,7 +436,7 @@ void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptr
             b.begin = b.begin > begin ? b.begin : begin;
             b.end = b.end < until ? b.end : until;
             b.first_chunk = chunk == 0;
-            b.partial_rows = smaller(plan->rows, most);
+            b.partial_rows = partial_rows(plan);
             b.partial = partial + (size_t)t * partial_bytes(a, plan);
         }
         kernels->attention_forward(&b, scratch);
@@ -450,7 +451,7 @@ void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *pla
     sa_block b;
     const ptrdiff_t block = plan->blocks - 1 - t % plan->blocks;
     sa_describe_block(a, plan->group, t / plan->blocks, block * plan->block_rows, plan->block_rows, &rows, &b);
-    b.partial_rows = smaller(plan->rows, plan->block_rows);
+    b.partial_rows = partial_rows(plan);
     kernels->attention_merge(&b, partial + (size_t)(t * plan->chunks) * partial_bytes(a, plan), plan->chunks, scratch);
 }
 
