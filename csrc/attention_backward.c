@@ -11,6 +11,12 @@
  * gradient is not asked for, the order of the rows is the same, and so are the bits; but groups need not wait for each other, and
  * without parts of the keys a task does all steps at once.
  *
+ * Where groups share a mask, keys are not in parts and a group has many blocks of rows, they follow one another instead: each goes
+ * through all of its rows in order, and before a block waits until the group of the rank before has done with the block's rows of the
+ * mask. A thread stays with its keys then, and a handful of groups is worked on at a time, which the caches hold: with heads in turns
+ * all of them pass by in every step. It costs the time of a block for each thread but the first, once a call. Where nobody may wait
+ * (packed sequences), the one of rank k takes part t − k of the rows in step t instead, which is the same order.
+ *
  * A step does not wait for the whole one before it. In it task (group, c) of rank k waits for the steps before of three tasks: of its
  * own, of (group, c + 1), which had its rows in the step before, and of (rank k + 1, c), which had its elements of the mask. Those have
  * waited in turn, so whoever had them still earlier is done as well: rows and elements wander from task to task, and no more than
@@ -33,6 +39,12 @@
 #define SA_MANY_TASKS 64
 #define SA_LARGE_PART 1024
 
+/* Groups that share a mask follow one another if each has so many blocks of rows, and their keys, values and both gradients take more
+ * bytes together. Eight heads, gradients of a mask too, on a Zen 3 in two threads, with 12.7 and 16.8 MB: 777×128 in 51.8 → 42.8 ms,
+ * 1024×128 in 91 → 73; with 8.4: 1024×64 in 42.4 → 39.9, 512×128 in 20.2 → 18.8; with 4.2, 512×64 in 9.3 → 9.6: in turns it stays. */
+#define SA_BLOCKS_TO_FOLLOW 8
+#define SA_BYTES_TO_FOLLOW (6 << 20)
+
 /* Rows of dK or dV that lie further apart than this are brought together while a task adds to them, if its part takes no more
  * than so many bytes. They fall on few sets of the caches and on a page for every other row: packed sequences of eight heads
  * took a fifth longer. So are rows that do not begin at cache lines where the kernels load and store them a line at a time (a
@@ -48,6 +60,8 @@
 static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 
 static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
+
+static size_t size_of(const sa_attention *a) { return a->f64 ? sizeof(double) : sizeof(float); }
 
 static ptrdiff_t count_parts(ptrdiff_t groups, ptrdiff_t length) {
     const ptrdiff_t few = smaller(sa_ceil_div(SA_FEW_TASKS, groups), length / SA_LEAST_PART);
@@ -98,7 +112,20 @@ static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *pla
         plan->unit_blocks = unit;
         plan->parts = smaller(plan->parts, sa_ceil_div(plan->blocks, unit));
     }
-    const ptrdiff_t units = sa_ceil_div(plan->blocks, plan->unit_blocks), turns = smaller(plan->shares, SA_FEW_TASKS);
+    const ptrdiff_t units = sa_ceil_div(plan->blocks, plan->unit_blocks);
+    const double bytes = 2.0 * (double)plan->shares * (double)a->S * (double)(a->E + a->Dv) * (double)size_of(a);
+    plan->follow =
+        plan->shares > 1 && plan->parts == 1 && plan->blocks >= SA_BLOCKS_TO_FOLLOW && bytes > (double)SA_BYTES_TO_FOLLOW;
+    if (plan->follow) {
+        plan->row_parts = g->only_steps ? smaller(units, SA_FEW_TASKS) : 1;
+        plan->part_blocks = sa_ceil_div(units, plan->row_parts) * plan->unit_blocks;
+        plan->together = plan->shares;
+        plan->tasks = plan->groups;
+        plan->steps = g->only_steps ? plan->shares + plan->row_parts - 1 : 1;
+        plan->steps_at_once = 1;
+        return;
+    }
+    const ptrdiff_t turns = smaller(plan->shares, SA_FEW_TASKS);
     plan->row_parts = plan->parts > turns ? plan->parts : smaller(turns, units);
     plan->part_blocks = sa_ceil_div(units, plan->row_parts) * plan->unit_blocks;
     const bool wait = g->dmask.m.data && plan->shares > 1;
@@ -113,8 +140,6 @@ static ptrdiff_t first_block(const sa_backward_plan *plan, ptrdiff_t part) {
     const ptrdiff_t units = sa_ceil_div(plan->blocks, plan->unit_blocks);
     return smaller(part * units / plan->row_parts * plan->unit_blocks, plan->blocks);
 }
-
-static size_t size_of(const sa_attention *a) { return a->f64 ? sizeof(double) : sizeof(float); }
 
 /* Whether a gradient's rows of `width` elements are neither one behind the other nor close; with `lines`, also whether they
  * begin inside cache lines. */
@@ -139,6 +164,9 @@ static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_
                ? whole_lines(keys * (size_t)a->E * size_of(a)) + keys * (size_t)a->Dv * size_of(a)
                : 0;
 }
+
+/* Whether threads wait for what others have done. */
+static bool waits(const sa_backward_plan *plan) { return plan->steps > 1 || plan->follow; }
 
 sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_threads, sa_backward_plan *plan) {
     const sa_attention *a = g->a;
@@ -169,7 +197,7 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     double threads = work / SA_BACKWARD_WORK_PER_THREAD;
     threads = threads < (double)plan->tasks || (g->dmask.m.data && plan->mask_apart) ? threads : (double)plan->tasks;
     plan->threads = threads < max_threads ? (threads < 1 ? 1 : (int)threads) : max_threads;
-    if (plan->threads > 1 && plan->steps > 1) {
+    if (plan->threads > 1 && waits(plan)) {
         plan->done_at = plan->scratch_bytes;
         plan->scratch_bytes += whole_lines((size_t)sa_ceil_div(plan->tasks, plan->threads) * sizeof(ptrdiff_t));
     }
@@ -295,6 +323,8 @@ typedef struct {
     bool held;             /* the scratch holds gradients of these keys, if they are gathered, */
     ptrdiff_t packed_from; /* and packed keys from this one on */
     gathered_rows gathered[2];
+    const ptrdiff_t *ahead; /* rows that the group before has done with, where one must wait for that; else NULL */
+    ptrdiff_t *done;        /* rows of this one, or NULL */
 } part_state;
 
 /* These keys against part number `part` of the rows. fresh: no step has added to the keys' gradients. */
@@ -318,6 +348,9 @@ static void work_on_rows(const sa_attention_gradients *g, const sa_backward_plan
         b.b.cache_from = smaller(larger(sa_tiles_from(g->a, first_key), at->key), b.b.begin);
         b.b.cache_holds = at->packed_from == b.b.cache_from;
         b.b.fetches = plan->large && fresh && !b.b.cache_holds; /* in each step of a rotation: 2 to 4 % slower */
+        if (at->ahead) {                                        /* heads of a group share a row of the mask */
+            sa_wait_for(at->ahead, smaller(sa_ceil_div(until, plan->group) * plan->group, plan->rows));
+        }
         if (b.b.begin < b.b.end && !sa_cancelled(g->a)) {
             if (plan->gathered_at > 0) {
                 gather(plan, &b, at->key, at->end, scratch, at->gathered);
@@ -329,31 +362,43 @@ static void work_on_rows(const sa_attention_gradients *g, const sa_backward_plan
             at->packed_from = b.b.cache_from;
             sa_kernels_of(g->a)->attention_backward(&b, scratch);
         }
+        if (at->done) {
+            sa_raise(at->done, until);
+        }
     }
 }
 
 /* Task t of a step, in the words from the top of this file: keys of part c = t mod N, of the group of rank k = t / N mod K, where
  * K groups are worked on together. */
-void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
-                           char *scratch) {
+static void part_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t, char *scratch,
+                      const ptrdiff_t *ahead, ptrdiff_t *done) {
     const ptrdiff_t c = t % plan->parts, k = t / plan->parts % plan->together, owner = t / plan->parts / plan->together;
-    const ptrdiff_t turn = step * plan->steps_at_once / plan->row_parts, rank = turn * plan->together + k;
-    if (rank >= plan->shares) { /* of the last turn */
+    const ptrdiff_t turn = plan->follow ? 0 : step * plan->steps_at_once / plan->row_parts, rank = turn * plan->together + k;
+    const ptrdiff_t late = plan->follow && g->only_steps ? k : 0;
+    const ptrdiff_t begun = plan->follow ? step - late : step % plan->row_parts; /* parts of the rows that had their turn */
+    if (rank >= plan->shares || begun < 0 || begun >= plan->row_parts) {         /* of the last turn, or not its step */
         return;
     }
-    part_state at = {.group = group_of(g, plan, owner, rank), .key = c * plan->part_keys, .packed_from = -1};
+    part_state at = {
+        .group = group_of(g, plan, owner, rank), .key = c * plan->part_keys, .packed_from = -1, .ahead = ahead, .done = done};
     at.end = smaller(at.key + plan->part_keys, g->a->S);
     at.stretches = stretches_of(g, plan, at.group);
     for (ptrdiff_t i = 0; i < plan->steps_at_once; ++i) {
-        work_on_rows(g, plan, &at, (rank + c + step + i) % plan->row_parts, step % plan->row_parts == 0, scratch);
+        const ptrdiff_t part = plan->follow ? begun : (rank + c + step + i) % plan->row_parts;
+        work_on_rows(g, plan, &at, part, begun == 0, scratch);
     }
     if (at.held && plan->gathered_at > 0) {
         put_back_gathered(at.gathered, at.key, at.end - at.key);
     }
 }
 
+void sa_backward_part_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
+                           char *scratch) {
+    part_task(g, plan, step, t, scratch, NULL, NULL);
+}
+
 #if defined(_OPENMP)
-/* The steps that task t of each has done: neighbours' counts lie in different threads' scratch, on lines of their own. */
+/* The steps, or the rows, that task t has done: neighbours' counts lie in different threads' scratch, on lines of their own. */
 static ptrdiff_t *steps_done(const sa_backward_plan *plan, char *scratch, ptrdiff_t t) {
     char *lines = scratch + (size_t)(t % plan->threads) * plan->scratch_bytes + plan->done_at;
     return (ptrdiff_t *)(void *)lines + t / plan->threads;
@@ -363,6 +408,12 @@ static ptrdiff_t *steps_done(const sa_backward_plan *plan, char *scratch, ptrdif
 static void part_task_in_order(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
                                char *scratch, char *mine) {
     const ptrdiff_t N = plan->parts, K = plan->together, c = t % N, k = t / N % K, owner = t / N / K;
+    if (plan->follow) {
+        ptrdiff_t *done = steps_done(plan, scratch, t);
+        part_task(g, plan, step, t, mine, k > 0 && g->dmask.m.data ? steps_done(plan, scratch, t - 1) : NULL, done);
+        sa_raise(done, plan->rows); /* not all have keys here */
+        return;
+    }
     if (plan->steps > 1) {
         sa_wait_for(steps_done(plan, scratch, t), step);
         sa_wait_for(steps_done(plan, scratch, (owner * K + k) * N + (c + 1) % N), step);
@@ -370,7 +421,7 @@ static void part_task_in_order(const sa_attention_gradients *g, const sa_backwar
     }
     sa_backward_part_task(g, plan, step, t, mine);
     if (plan->steps > 1) {
-        sa_raise(steps_done(plan, scratch, t));
+        sa_raise(steps_done(plan, scratch, t), step + 1);
     }
 }
 #endif
@@ -448,7 +499,7 @@ sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backwa
 #if defined(_OPENMP)
     if (plan->threads > 1) {
         ptrdiff_t taken = 0;
-        for (ptrdiff_t t = 0; plan->steps > 1 && t < tasks; ++t) {
+        for (ptrdiff_t t = 0; waits(plan) && t < tasks; ++t) {
             *steps_done(plan, scratch, t) = 0;
         }
         sa_region_enter();

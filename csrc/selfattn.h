@@ -160,6 +160,7 @@ typedef struct {
     sa_tensor dslope_rows; /* (B…, L, 3): of x, y, z each row's share is x − y·z, to be summed over L (docs/backward.md) */
     sa_tensor dsink_rows;  /* (B…, L, 1): each row's share */
     void *delta;           /* what computes, one for each row: rows of all heads */
+    bool only_steps;       /* tasks of a step are run in any order, and wait for nobody */
 } sa_attention_gradients;
 
 typedef struct {
@@ -173,6 +174,7 @@ typedef struct {
     size_t scratch_bytes;                              /* for each thread */
     size_t gathered_at; /* where in it a part's dK and dV are brought together; 0: they are added to in place */
     size_t done_at;     /* where in it the steps that tasks have done are counted, with several steps and threads */
+    bool follow;        /* groups that share a mask follow one another through its rows */
     bool mask_apart;    /* the mask's gradient, if it is wanted, has a pass of its own */
     bool large;         /* as in the forward plan */
     int threads;

@@ -145,4 +145,4 @@ void sa_wait_for(const ptrdiff_t *count, ptrdiff_t least) {
     }
 }
 
-void sa_raise(ptrdiff_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_RELEASE); }
+void sa_raise(ptrdiff_t *count, ptrdiff_t to) { __atomic_store_n(count, to, __ATOMIC_RELEASE); }

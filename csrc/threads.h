@@ -15,6 +15,6 @@ void sa_region_resume(int paused);
 
 /* Returns when a count that another thread raises has come to `least`; what that thread wrote before is visible then. */
 void sa_wait_for(const ptrdiff_t *count, ptrdiff_t least);
-void sa_raise(ptrdiff_t *count);
+void sa_raise(ptrdiff_t *count, ptrdiff_t to);
 
 #endif

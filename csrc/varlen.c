@@ -69,6 +69,7 @@ static void set_gradients_to_sequence(const sa_varlen_gradients *vg, ptrdiff_t s
     if (vg->dmasks) {
         g->dmask = vg->dmasks[s];
     }
+    g->only_steps = true;
 }
 
 /* ---- the order of work -------------------------------------------------------------------------------------------------- */

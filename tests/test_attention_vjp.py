@@ -360,8 +360,9 @@ def test_nan_in_what_is_attended_propagates():
         ((1, 8, 200, 32), {}),
         ((1, 1, 1300, 32), {"is_causal": True}),
         ((2, 3, 90, 16), {"dropout_p": 0.2, "rng": 1}),
+        ((1, 9, 521, 128), {"is_causal": True}),
     ],
-    ids=["heads", "inside a head", "dropout"],
+    ids=["heads", "inside a head", "dropout", "heads that follow"],
 )
 def test_the_same_bits_for_any_number_of_threads(isa, shape, options):
     arguments = random_inputs(shape)
@@ -378,6 +379,48 @@ def test_the_same_bits_for_any_number_of_threads(isa, shape, options):
         assert_array_equal(again, out)
         for a, b in zip(pullback(grad_out)[:4], expected[:4], strict=True):
             assert_array_equal(a, b, err_msg=str(threads))
+
+
+# So many keys and heads that share a mask that one head follows another through its rows: attention_backward.c.
+LARGE = {
+    "heads": ((8, 520, 128), (8, 410, 128), {}),
+    "causal": ((2, 8, 520, 96), (2, 8, 520, 96), {"is_causal": True, "dropout_p": 0.1, "rng": 4}),
+    "groups of three": ((12, 230, 128), (4, 780, 128), {"enable_gqa": True, "causal": "lower_right"}),
+    "closed blocks": ((8, 640, 64), (8, 900, 64), {"block_mask": "documents"}),
+}
+
+
+def large(name):
+    of_queries, of_keys, options = LARGE[name]
+    rng = np.random.default_rng(6)
+    q, k, v = (rng.standard_normal(shape, dtype=np.float32) for shape in (of_queries, of_keys, of_keys))
+    if "block_mask" in options:
+        ids = np.arange(640) // 150, np.arange(900) // 210
+        options = {"block_mask": sa.BlockMask.from_documents(*ids)}
+    mask = rng.standard_normal((of_queries[-2], of_keys[-2]), dtype=np.float32)
+    mask[7:9] = -np.inf
+    return (q, k, v), {"attn_mask": mask, **options}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_heads_that_follow_one_another_through_a_mask(name, isa):
+    assert_gradients(*large(name), num_threads=3, what=name)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_heads_that_follow_have_the_same_bits_without_the_mask(name):
+    """And in as many threads as there are heads: each waits for the one before."""
+    arguments, options = large(name)
+    expected = None
+    for threads in (1, 2, 8):
+        for wrt in (("query", "key", "value", "attn_mask"), ("query", "key", "value")):
+            out, pullback = sa.scaled_dot_product_attention_vjp(
+                *arguments, **options, wrt=wrt, num_threads=threads
+            )
+            got = pullback(out)
+            expected = expected or got
+            for a, b in zip(got[: len(wrt)], expected, strict=False):
+                assert_array_equal(a, b, err_msg=f"{threads} {wrt}")
 
 
 def test_wrt_leaves_the_others_out_and_changes_no_bit():

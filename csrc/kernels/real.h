@@ -20,6 +20,9 @@
 #define SA_REAL_EPSILON FLT_EPSILON
 #define SA_REAL_DTYPE SA_F32
 #endif
+#if !defined(SA_HOLD)
+#define SA_HOLD(vector) ((void)(vector))
+#endif
 #define FN(name) SA_PASTE4(sa_, name, SA_DTYPE, SA_ISA)
 
 /* Registers hold SA_ROWS(nv) broadcast operands times nv vectors of lanes as accumulators; a full block has SA_VECS vectors.

@@ -3,6 +3,8 @@
  * all-zeros lanes. */
 #define SA_FMA_IS_FUSED 1
 #define SA_VECTOR_REGISTERS 16
+/* Keeps a loaded vector in its register: GCC would rather load it once more for its second use, and two loads a cycle are all there are. */
+#define SA_HOLD(vector) __asm__("" : "+x"(vector))
 
 typedef __m256 vf32;
 typedef __m256d vf64;
