@@ -348,7 +348,7 @@ static void work_on_rows(const sa_attention_gradients *g, const sa_backward_plan
         b.b.cache_from = smaller(larger(sa_tiles_from(g->a, first_key), at->key), b.b.begin);
         b.b.cache_holds = at->packed_from == b.b.cache_from;
         b.b.fetches = plan->large && fresh && !b.b.cache_holds; /* in each step of a rotation: 2 to 4 % slower */
-        if (at->ahead) {                                        /* heads of a group share a row of the mask */
+        if (at->ahead) { /* until all of a mask's row is done, which heads of a group share */
             sa_wait_for(at->ahead, smaller(sa_ceil_div(until, plan->group) * plan->group, plan->rows));
         }
         if (b.b.begin < b.b.end && !sa_cancelled(g->a)) {
@@ -369,7 +369,7 @@ static void work_on_rows(const sa_attention_gradients *g, const sa_backward_plan
 }
 
 /* Task t of a step, in the words from the top of this file: keys of part c = t mod N, of the group of rank k = t / N mod K, where
- * K groups are worked on together. */
+ * K groups are worked on together. ahead and done as in part_state. */
 static void part_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t, char *scratch,
                       const ptrdiff_t *ahead, ptrdiff_t *done) {
     const ptrdiff_t c = t % plan->parts, k = t / plan->parts % plan->together, owner = t / plan->parts / plan->together;

@@ -13,7 +13,7 @@ void sa_region_leave(void);
 int sa_region_pause(void);
 void sa_region_resume(int paused);
 
-/* Returns when a count that another thread raises has come to `least`; what that thread wrote before is visible then. */
+/* Returns when a count that others raise, one at a time, has come to `least`; what they wrote before is visible then. */
 void sa_wait_for(const ptrdiff_t *count, ptrdiff_t least);
 void sa_raise(ptrdiff_t *count, ptrdiff_t to);
 

@@ -291,19 +291,23 @@ def test_rows_of_gradients_that_lie_far_apart(options, wrt):
                 assert_array_equal(got[i].swapaxes(0, 1), wanted)
 
 
-def test_masks_of_heads_that_follow_one_another():
+@pytest.mark.parametrize(("heads", "lengths"), [(8, [700, 40, 520]), (40, [450, 40])])
+def test_masks_of_heads_that_follow_one_another(heads, lengths):
     """Long sequences whose heads share a mask: in calls of their own heads wait for each other, here nobody does."""
-    lengths = [700, 40, 520]
     rng = np.random.default_rng(3)
     mask = [rng.standard_normal((n, n), dtype=np.float32) for n in lengths]
-    *arrays, at_q, at_k = packed(lengths, lengths, heads=8, width=100, v_width=124)
+    *arrays, at_q, at_k = packed(lengths, lengths, heads=heads, key_heads=8, width=100, v_width=124)
     wrt = ("query", "key", "value", "attn_mask")
     for threads in (1, 2, 7):
-        out, pullback = sa.varlen_attention_vjp(*arrays, at_q, at_k, attn_mask=mask, wrt=wrt, num_threads=threads)
+        out, pullback = sa.varlen_attention_vjp(
+            *arrays, at_q, at_k, attn_mask=mask, enable_gqa=True, wrt=wrt, num_threads=threads
+        )
         grads = pullback(out)
         for s, (begin, end) in enumerate(pairwise(at_q)):
             one = [x[begin:end].swapaxes(0, 1) for x in arrays]
-            own = sa.scaled_dot_product_attention_vjp(*one, mask[s], wrt=wrt)[1](out[begin:end].swapaxes(0, 1))
+            own = sa.scaled_dot_product_attention_vjp(*one, mask[s], enable_gqa=True, wrt=wrt)[1](
+                out[begin:end].swapaxes(0, 1)
+            )
             assert_array_equal(grads.attn_mask[s], own.attn_mask)
             for got, wanted in zip(grads[:3], own[:3], strict=True):
                 assert_array_equal(got[begin:end].swapaxes(0, 1), wanted)

@@ -235,8 +235,38 @@ static void edges(void) {
     check_blocks("a mask of its own for each head", &a, 2, 8, 3, (ptrdiff_t[]){0, 8, 16}, (ptrdiff_t[]){0, 0, 0});
 }
 
+/* Large heads that share a mask follow one another through its rows, small ones and those in parts take turns. */
+static void heads_that_share_a_mask(void) {
+    static const struct {
+        ptrdiff_t heads, L, S, width;
+        bool only_steps, follow;
+        ptrdiff_t row_parts, steps;
+    } t[] = {
+        {8, 777, 777, 128, false, true, 1, 1},   {8, 777, 777, 128, true, true, 8, 15},
+        {3, 600, 2000, 128, false, false, 3, 3}, {8, 512, 512, 64, false, false, 8, 8}, /* 4 MB of keys, values and gradients */
+        {8, 100, 4000, 128, false, false, 0, 0},                                        /* few blocks */
+    };
+    static char data;
+    for (size_t n = 0; n < sizeof t / sizeof *t; ++n) {
+        sa_attention a = {.L = t[n].L, .S = t[n].S, .E = t[n].width, .Dv = t[n].width, .n_lead = 1, .gqa = 1};
+        sa_attention_gradients g = {.a = &a, .only_steps = t[n].only_steps};
+        a.lead[0] = t[n].heads;
+        a.query.lead_stride[0] = a.key.lead_stride[0] = a.value.lead_stride[0] = 8;
+        a.mask.m = (sa_matrix){.data = &data, .dtype = SA_F32};
+        g.dmask.m = (sa_matrix){.data = &data, .dtype = SA_F32, .row_stride = 4 * t[n].S, .col_stride = 4};
+        sa_backward_plan plan = {.follow = !t[n].follow};
+        CHECK(sa_attention_plan_backward(&g, 2, &plan) == SA_OK, "plan");
+        CHECK(plan.follow == t[n].follow, "%td heads of %td×%td×%td follow: %d", t[n].heads, t[n].L, t[n].S, t[n].width,
+              plan.follow);
+        CHECK(t[n].steps == 0 || (plan.row_parts == t[n].row_parts && plan.steps == t[n].steps),
+              "%td heads of %td×%td×%td: %td parts of the rows, %td steps", t[n].heads, t[n].L, t[n].S, t[n].width,
+              plan.row_parts, plan.steps);
+    }
+}
+
 void test_plan(void) {
     edges();
+    heads_that_share_a_mask();
     plans();
     too_large();
     dispatch();
