@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn.random import TorchGenerator
+from selfattn.reference.arguments import as_array, float_dtype
 from selfattn.reference.attention_vjp import AttentionGradients
 from selfattn.reference.dropout import seed_from_rng
 
@@ -72,6 +73,25 @@ def as_gradient(name: str, x: npt.ArrayLike | None, dtype: np.dtype[Any]) -> Arr
         raise TypeError(f"{name} must be an array, not None")
     with np.errstate(over="ignore"):
         return np.asarray(x, dtype=dtype)
+
+
+def as_fitting_gradient(name: str, x: npt.ArrayLike, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return the gradient of a result of ``shape`` and ``dtype``, in ``dtype`` if it was no array.
+
+    Refuses float64, and integers, which count as that, where the result has fewer bits.
+    """
+    found = as_array(name, x)
+    if found.shape != shape:
+        raise ValueError(f"{name} has shape {found.shape}; the result that it is the gradient of has {shape}")
+    counts_as = float_dtype(name, found)
+    if not isinstance(x, np.ndarray):
+        with np.errstate(over="ignore"):
+            return found.astype(dtype)
+    if counts_as == np.float64 != dtype:
+        raise TypeError(
+            f"{name} has dtype {found.dtype.name}, but the result has {dtype}: it would be narrowed"
+        )
+    return found
 
 
 def gradient_dtype(x: Array) -> np.dtype[Any]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
+from selfattn._gradients import as_fitting_gradient
 from selfattn.attention_vjp import scaled_dot_product_attention_vjp
 from selfattn.reference.additive import AdditiveGradients
 from selfattn.reference.arguments import as_array, check_key_lengths, check_mask, dtypes
@@ -153,7 +154,8 @@ def additive_attention_vjp(
     Raises
     ------
     TypeError, ValueError
-        As :func:`additive_attention`; in the pullback, a ``grad_out`` of another shape.
+        As :func:`additive_attention`; in the pullback, a ``grad_out`` of another shape, or float64 where the output
+        has fewer bits.
 
     References
     ----------
@@ -178,13 +180,12 @@ def additive_attention_vjp(
     }
     call = _Call.read(query, key, value, w_query, w_key, v, **masks)
     out = additive_attention(query, key, value, w_query, w_key, v, **masks, num_threads=num_threads)
+    shape = out.shape
 
     @np.errstate(all="ignore")
     def pullback(grad_out: npt.ArrayLike) -> AdditiveGradients:
         """Pull the gradient of the output back to the six arrays."""
-        d_out = as_array("grad_out", grad_out)
-        if d_out.shape != out.shape:
-            raise ValueError(f"grad_out must have shape {out.shape}, got {d_out.shape}")
+        d_out = as_fitting_gradient("grad_out", grad_out, shape, call.result)
         hidden, width = call.v.size, call.value.shape[-1]
         d_query = np.zeros((*call.lead, call.length, hidden), call.compute)
         d_key = np.zeros((*call.lead, call.n_keys, hidden), call.compute)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
+from selfattn._gradients import as_fitting_gradient
 from selfattn.functional import merge_attention
 from selfattn.reference.arguments import as_array, float_dtype, rotary_table
 from selfattn.reference.rows_vjp import (
@@ -24,7 +25,6 @@ from selfattn.reference.rows_vjp import (
     RMSNormGradients,
     RotaryGradients,
     check_wrt,
-    gradient,
     pairs,
     sum_to_shape,
 )
@@ -72,7 +72,8 @@ def softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     ValueError
         ``numpy.exceptions.AxisError``: no such axis. In the pullback: ``dy`` has another shape than y.
     TypeError
-        A boolean, complex, object or long double array, a masked array or a matrix.
+        A boolean, complex, object or long double array, a masked array or a matrix. In the pullback: ``dy`` is
+        float64 where y has fewer bits.
 
     See Also
     --------
@@ -90,9 +91,10 @@ def softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     """
     x = as_array("x", x)
     y = _core.softmax(x, axis)
+    dtype = y.dtype
 
     def pullback(dy: npt.ArrayLike) -> Array:
-        return _core._softmax_backward(x, dy, axis)
+        return _core._softmax_backward(x, as_fitting_gradient("dy", dy, x.shape, dtype), axis)
 
     return y, pullback
 
@@ -122,7 +124,8 @@ def log_softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     ValueError
         ``numpy.exceptions.AxisError``: no such axis. In the pullback: ``dy`` has another shape than y.
     TypeError
-        A boolean, complex, object or long double array, a masked array or a matrix.
+        A boolean, complex, object or long double array, a masked array or a matrix. In the pullback: ``dy`` is
+        float64 where y has fewer bits.
 
     See Also
     --------
@@ -136,9 +139,10 @@ def log_softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     """
     x = as_array("x", x)
     y = _core.log_softmax(x, axis)
+    dtype = y.dtype
 
     def pullback(dy: npt.ArrayLike) -> Array:
-        return _core._log_softmax_backward(x, dy, axis)
+        return _core._log_softmax_backward(x, as_fitting_gradient("dy", dy, x.shape, dtype), axis)
 
     return y, pullback
 
@@ -188,7 +192,8 @@ def layer_norm_vjp(
     ValueError
         Shapes that do not fit ``normalized_shape``. In the pullback: ``dy`` has another shape than y.
     TypeError
-        A boolean, complex, object or long double array, a masked array or a matrix.
+        A boolean, complex, object or long double array, a masked array or a matrix. In the pullback: ``dy`` is
+        float64 where y has fewer bits.
 
     See Also
     --------
@@ -207,8 +212,10 @@ def layer_norm_vjp(
     """
     x, weight, bias = as_array("x", x), optional("weight", weight), optional("bias", bias)
     y = _core.layer_norm(x, normalized_shape, weight, bias, eps)
+    dtype = y.dtype
 
     def pullback(dy: npt.ArrayLike) -> LayerNormGradients:
+        dy = as_fitting_gradient("dy", dy, x.shape, dtype)
         return LayerNormGradients(*_core._layer_norm_backward(x, dy, normalized_shape, weight, bias, eps))
 
     return y, pullback
@@ -259,7 +266,8 @@ def rms_norm_vjp(
     ValueError
         Shapes that do not fit ``normalized_shape``. In the pullback: ``dy`` has another shape than y.
     TypeError
-        A boolean, complex, object or long double array, a masked array or a matrix.
+        A boolean, complex, object or long double array, a masked array or a matrix. In the pullback: ``dy`` is
+        float64 where y has fewer bits.
 
     See Also
     --------
@@ -278,8 +286,10 @@ def rms_norm_vjp(
     """
     x, weight = as_array("x", x), optional("weight", weight)
     y = _core.rms_norm(x, normalized_shape, weight, eps)
+    dtype = y.dtype
 
     def pullback(dy: npt.ArrayLike) -> RMSNormGradients:
+        dy = as_fitting_gradient("dy", dy, x.shape, dtype)
         dx, dweight, _ = _core._rms_norm_backward(x, dy, normalized_shape, weight, None, eps)
         return RMSNormGradients(dx, dweight)
 
@@ -314,7 +324,8 @@ def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") ->
     ValueError
         Another ``approximate``. In the pullback: ``dy`` has another shape than y.
     TypeError
-        A boolean, complex, object or long double array, a masked array or a matrix.
+        A boolean, complex, object or long double array, a masked array or a matrix. In the pullback: ``dy`` is
+        float64 where y has fewer bits.
 
     See Also
     --------
@@ -332,9 +343,10 @@ def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") ->
     """
     x = as_array("x", x)
     y = _core.gelu(x, approximate)
+    dtype = y.dtype
 
     def pullback(dy: npt.ArrayLike) -> Array:
-        return _core._gelu_backward(x, dy, approximate)
+        return _core._gelu_backward(x, as_fitting_gradient("dy", dy, x.shape, dtype), approximate)
 
     return y, pullback
 
@@ -383,7 +395,8 @@ def apply_rotary_emb_vjp(
         An odd D, tables that do not fit ``x``, another name in ``wrt``. In the pullback: ``dy`` has another
         shape than y.
     TypeError
-        A boolean, complex, object or long double array, a masked array or a matrix.
+        A boolean, complex, object or long double array, a masked array or a matrix. In the pullback: ``dy`` is
+        float64 where y has fewer bits.
 
     See Also
     --------
@@ -403,6 +416,7 @@ def apply_rotary_emb_vjp(
     names = check_wrt(wrt, RotaryGradients._fields)
     x, cos, sin = as_array("x", x), as_array("cos", cos), as_array("sin", sin)
     y = _core.apply_rotary_emb(x, cos, sin, interleaved)
+    dtype = y.dtype
 
     def table_gradient(name: str, table: Array, d: Array) -> Array:
         broadcast = rotary_table(name, table, x.ndim, d.shape)
@@ -411,7 +425,7 @@ def apply_rotary_emb_vjp(
     @np.errstate(all="ignore")
     def pullback(dy: npt.ArrayLike) -> RotaryGradients:
         compute = compute_dtype(x, cos, sin)
-        dy = gradient("dy", dy, x.shape, compute)
+        dy = as_fitting_gradient("dy", dy, x.shape, dtype).astype(compute, copy=False)
         dx = dcos = dsin = None
         if "x" in names:
             back = -sin.astype(compute, copy=False)
@@ -464,7 +478,8 @@ def merge_attention_vjp(
         No part at all, not as many ``lses`` as ``outs``, or shapes that differ. In the pullback: a gradient
         of another shape than its result.
     TypeError
-        A boolean, complex, object or long double array, a masked array or a matrix.
+        A boolean, complex, object or long double array, a masked array or a matrix. In the pullback: a gradient
+        that is float64 where its result has fewer bits.
 
     See Also
     --------
@@ -483,12 +498,14 @@ def merge_attention_vjp(
     parts = [as_array(f"outs[{n}]", out) for n, out in enumerate(outs)]
     sums = [as_array(f"lses[{n}]", lse) for n, lse in enumerate(lses)]
     result = merge_attention(parts, sums)
+    compute = compute_dtype(*parts, *sums)
+    dtype = result[0].dtype if compute == np.float32 else compute
 
     @np.errstate(all="ignore")
     def pullback(dout: npt.ArrayLike, dlse: npt.ArrayLike | None = None) -> MergeGradients:
-        compute = compute_dtype(*parts, *sums)
-        dout = gradient("dout", dout, parts[0].shape, compute)
-        dlse = 0 if dlse is None else gradient("dlse", dlse, sums[0].shape, compute)
+        dout = as_fitting_gradient("dout", dout, parts[0].shape, dtype).astype(compute, copy=False)
+        if dlse is not None:
+            dlse = as_fitting_gradient("dlse", dlse, sums[0].shape, compute).astype(compute, copy=False)
         wide = [part.astype(compute, copy=False) for part in parts]
         wide_lses = [part_lse.astype(compute, copy=False) for part_lse in sums]
         out, lse = (merged.astype(compute, copy=False) for merged in merge_attention(wide, wide_lses))
@@ -496,7 +513,8 @@ def merge_attention_vjp(
         for n, (part, part_lse) in enumerate(zip(wide, wide_lses, strict=True)):
             absent = part_lse == -np.inf
             share = np.where(absent, 0, np.exp(part_lse - lse))
-            along = np.where(absent[..., None], 0, dout * (part - out)).sum(axis=-1) + dlse
+            along = np.where(absent[..., None], 0, dout * (part - out)).sum(axis=-1)
+            along = along if dlse is None else along + dlse
             grads.outs.append(like(parts[n], np.where(absent[..., None], 0, share[..., None] * dout)))
             grads.lses.append(like(sums[n], np.where(absent, 0, share * along)))
         return grads

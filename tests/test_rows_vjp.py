@@ -452,6 +452,46 @@ def test_a_gradient_that_does_not_fit(module):
         pullbacks[-1](x, x)
 
 
+NARROWED = r"{} has dtype {}, but the result has {}: it would be narrowed"
+
+
+def test_a_gradient_of_more_bits_than_the_result_is_refused():
+    """Never narrowed in silence, as attention's own pullback has it; lists are read in the result's dtype."""
+    for dtype in (np.float16, BFLOAT16, np.float32):
+        x, table = np.ones((2, 4), dtype), np.ones((2, 2), dtype)
+        calls = {
+            "softmax": (sa.softmax_vjp(x), "dy"),
+            "log_softmax": (sa.log_softmax_vjp(x), "dy"),
+            "layer_norm": (sa.layer_norm_vjp(x, 4, x[0], x[0]), "dy"),
+            "rms_norm": (sa.rms_norm_vjp(x, 4, x[0]), "dy"),
+            "gelu": (sa.gelu_vjp(x), "dy"),
+            "rotary": (sa.apply_rotary_emb_vjp(x, table, table), "dy"),
+            "merge": (sa.merge_attention_vjp([x], [x[:, 0]]), "dout"),
+            "additive": (sa.additive_attention_vjp(x, x, x, x.T, x.T, x[:, 0]), "grad_out"),
+        }
+        for (_, pullback), name in calls.values():
+            result = np.dtype(dtype)
+            for dy in (np.ones((2, 4)), np.ones((2, 4), ">f8"), np.ones((2, 4), np.int64)):
+                with pytest.raises(TypeError, match=NARROWED.format(name, dy.dtype.name, result)):
+                    pullback(dy)
+            same = flat(pullback(np.ones((2, 4), dtype)))
+            for dy in (
+                np.ones((2, 4)).tolist(),
+                np.ones((2, 4), np.float32),
+            ):  # float32 is computed in anyway
+                for got, expected in zip(flat(pullback(dy)), same, strict=True):
+                    np.testing.assert_array_equal(got, expected)
+        with pytest.raises(TypeError, match=NARROWED.format("dlse", "float64", "float32")):
+            calls["merge"][0][1](x, np.ones(2))
+
+
+def test_one_input_of_float64_makes_the_gradient_one_of_float64():
+    x, dy = np.ones((2, 4), np.float32), np.ones((2, 4))
+    assert sa.layer_norm_vjp(x, 4, np.ones(4))[1](dy).weight.dtype == np.float64
+    assert sa.apply_rotary_emb_vjp(x, np.ones((2, 2)), np.ones((2, 2)))[1](dy).cos.dtype == np.float64
+    assert sa.merge_attention_vjp([x], [np.ones(2)])[1](dy, np.ones(2)).lses[0].dtype == np.float64
+
+
 @modules
 def test_bad_arguments_are_refused_by_the_call(module):
     x = np.ones((2, 4), np.float32)
