@@ -191,6 +191,7 @@ def additive_attention_vjp(
         d_key = np.zeros((*call.lead, call.n_keys, hidden), call.compute)
         d_value = np.zeros((*call.lead, call.n_keys, width), call.compute)
         d_v = np.zeros(hidden, call.compute)
+        query_is_used, key_is_used = (np.zeros(x.shape[:-1], np.bool_) for x in (d_query, d_key))
         for head, rows in call.blocks():
             _, pull = scaled_dot_product_attention_vjp(
                 *call.arguments(head, rows), scale=1.0, wrt=("value", "attn_mask"), num_threads=num_threads
@@ -199,14 +200,17 @@ def additive_attention_vjp(
             d_value[head] += found.value
             for keys, tangents in call.tiles(head, rows):
                 d_scores = np.asarray(found.attn_mask)[:, keys]
-                tangents[d_scores == 0] = 0  # a closed pair may hold anything
+                used = d_scores != 0
+                tangents[~used] = 0  # a closed pair may hold anything
+                query_is_used[head][rows] |= used.any(axis=1)
+                key_is_used[head][keys] |= used.any(axis=0)
                 d_v += np.tensordot(d_scores, tangents, 2)
                 d_sum = np.square(tangents, out=tangents)
                 np.subtract(1, d_sum, out=d_sum)
                 d_sum *= d_scores[..., None]
                 d_query[head][rows] += d_sum.sum(axis=1)
                 d_key[head][keys] += d_sum.sum(axis=0)
-        return call.gradients(d_query * call.v, d_key * call.v, d_value, d_v)
+        return call.gradients(d_query * call.v, d_key * call.v, d_value, d_v, query_is_used, key_is_used)
 
     return out, pullback
 
@@ -311,20 +315,29 @@ class _Call:
         nothing = np.empty((max(scores.shape), 0), self.compute)  # of width 0: products are 0
         return nothing[: scores.shape[0]], nothing[: self.n_keys], value, scores
 
-    def gradients(self, d_query: Array, d_key: Array, d_value: Array, d_v: Array) -> AdditiveGradients:
-        """From those of the projections to those of the arguments."""
+    def gradients(
+        self,
+        d_query: Array,
+        d_key: Array,
+        d_value: Array,
+        d_v: Array,
+        query_is_used: Array,
+        key_is_used: Array,
+    ) -> AdditiveGradients:
+        """From those of the projections to those of the arguments; rows in closed pairs alone may hold anything."""
         query, key, value, w_query, w_key, _ = self.given
         shapes = (*query.shape[:-1], self.v.size), (*key.shape[:-1], self.v.size)
         d_query, d_key = sum_to_shape(d_query, shapes[0]), sum_to_shape(d_key, shapes[1])
 
-        def weights_of(x: Array, d_x: Array) -> Array:
+        def weights_of(x: Array, d_x: Array, is_used: Array) -> Array:
             rows = x.reshape(-1, x.shape[-1]).astype(self.compute, copy=False)
+            rows = np.where(sum_to_shape(is_used, x.shape[:-1]).reshape(-1, 1) > 0, rows, 0)
             return rows.T @ d_x.reshape(-1, self.v.size)
 
         found = (
             d_query @ w_query.astype(self.compute, copy=False).T,
             d_key @ w_key.astype(self.compute, copy=False).T,
-            sum_to_shape(d_value, value.shape), weights_of(query, d_query), weights_of(key, d_key), d_v,
+            sum_to_shape(d_value, value.shape), weights_of(query, d_query, query_is_used), weights_of(key, d_key, key_is_used), d_v,
         )  # fmt: skip
         return AdditiveGradients(
             *(

@@ -178,12 +178,13 @@ class KVCache:
         capacity = self.capacity
         if tokens <= capacity:
             return
-        used = int(self._lengths.max())
-        for name in ("_key", "_value"):
-            old: Array = getattr(self, name)
-            new = _aligned((*old.shape[:2], max(tokens, 2 * capacity, 16), old.shape[3]), old.dtype)
+        used, wanted = int(self._lengths.max()), max(tokens, 2 * capacity, 16)
+        grown = []
+        for old in (self._key, self._value):
+            new = _aligned((*old.shape[:2], wanted, old.shape[3]), old.dtype)
             new[:, :, :used] = old[:, :, :used]
-            setattr(self, name, new)
+            grown.append(new)
+        self._key, self._value = grown  # both or neither, whatever memory there is
 
     def truncate(self, lengths: npt.ArrayLike) -> None:
         """Forget the tokens from ``lengths`` on, as when a guess is taken back. 0 empties the cache.
@@ -222,10 +223,11 @@ class KVCache:
         wanted = _integers("indices", indices, self._lengths.shape)
         if ((wanted < 0) | (wanted >= len(wanted))).any():
             raise ValueError(f"indices must be between 0 and {len(wanted) - 1}, got {wanted.tolist()}")
-        for name in ("_key", "_value"):
-            old: Array = getattr(self, name)
-            setattr(self, name, np.take(old, wanted, axis=0, out=_aligned(old.shape, old.dtype)))
-        self._lengths = self._lengths[wanted]
+        key, value = (
+            np.take(old, wanted, axis=0, out=_aligned(old.shape, old.dtype))
+            for old in (self._key, self._value)
+        )
+        self._key, self._value, self._lengths = key, value, self._lengths[wanted]
 
     # ------------------------------------------------------------------------------------------- attending
 
@@ -284,33 +286,43 @@ class KVCache:
         queries = self._queries(query)
         counts = self._counts(lengths, queries.shape[2])
         before = self._lengths
-        if key is not None and value is not None:
-            keys, values = self._new("key", key, self._key), self._new("value", value, self._value)
-            if not queries.shape[2] == keys.shape[2] == values.shape[2]:
-                raise ValueError(
-                    f"query {queries.shape}, key {keys.shape} and value {values.shape} differ in how many tokens they bring"
-                )
-            self._append(keys, values, counts)
-        elif (counts > before).any():
-            raise ValueError(
-                f"each query needs its own key; the sequences have {before.tolist()}, the queries are {counts.tolist()}"
-            )
         options: dict[str, Any] = {
             "attn_mask": attn_mask, "scale": scale, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes, "sinks": sinks,
             "num_threads": num_threads, "enable_gqa": queries.shape[1] != self._key.shape[1],
         }  # fmt: skip
         try:
+            self._append_for(queries, key, value, counts)
             out, lse = _cached_attention(
                 queries, self.key, self.value, causal="lower_right", key_lengths=self._lengths[:, None],
                 query_lengths=counts[:, None], return_lse=True, **options,
             )  # fmt: skip
+            is_padding = np.arange(queries.shape[2]) >= counts[:, None]
+            lse.swapaxes(1, 2)[is_padding] = -np.inf  # it has no sink either
         except BaseException:  # an option that is wrong, or Ctrl-C: as if it had not been called
             self._lengths = before
             raise
-        lse.swapaxes(1, 2)[
-            np.arange(queries.shape[2]) >= counts[:, None]
-        ] = -np.inf  # padding has no sink either
         return (out, lse) if return_lse else out
+
+    def _append_for(
+        self,
+        queries: Array,
+        key: npt.ArrayLike | None,
+        value: npt.ArrayLike | None,
+        counts: npt.NDArray[np.int64],
+    ) -> None:
+        """Append what the queries bring along; each of them must have a key."""
+        if key is None or value is None:
+            if (counts > self._lengths).any():
+                raise ValueError(
+                    f"each query needs its own key; the sequences have {self._lengths.tolist()}, the queries are {counts.tolist()}"
+                )
+            return
+        keys, values = self._new("key", key, self._key), self._new("value", value, self._value)
+        if not queries.shape[2] == keys.shape[2] == values.shape[2]:
+            raise ValueError(
+                f"query {queries.shape}, key {keys.shape} and value {values.shape} differ in how many tokens they bring"
+            )
+        self._append(keys, values, counts)
 
     # ------------------------------------------------------------------------------------------ arguments
 

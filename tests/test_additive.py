@@ -95,18 +95,27 @@ def test_the_references_gradients_agree_with_finite_differences(name):
         assert_allclose((gradient * direction).sum(), slope, rtol=1e-7, atol=1e-9)
 
 
-def test_a_masked_key_touches_nothing(small_tiles):
+@pytest.mark.parametrize("module", [sa, reference], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_closed_keys_and_dead_queries_touch_nothing(small_tiles, module, bad):
+    """Whatever they hold, and in all six gradients: products with their gradients of 0 are no zeros."""
     given = arguments(np.float32)
-    lengths = np.full(LEAD, S - 2)
-    expected, pullback = sa.additive_attention_vjp(*given, key_lengths=lengths)
+    open_pairs = np.ones((L, S), np.bool_)
+    open_pairs[1] = False
+    masks = {
+        "key_lengths": np.full(LEAD, S - 2),
+        "attn_mask": np.where(open_pairs, np.float32(0.5), -np.inf),
+    }
+    expected, pullback = module.additive_attention_vjp(*given, **masks)
     gradients = pullback(expected)
+    given[0][..., 1, :] = bad
     for x in given[1:3]:
-        x[..., S - 2 :, :] = np.nan
-    out, poisoned = sa.additive_attention_vjp(*given, key_lengths=lengths)
+        x[..., S - 2 :, :] = bad
+    out, poisoned = module.additive_attention_vjp(*given, **masks)
     assert_array_equal(out, expected)
-    for name in ("query", "value", "w_query", "v"):
-        assert_allclose(getattr(poisoned(out), name), getattr(gradients, name), rtol=1e-5, atol=1e-6)
-    assert not poisoned(out).key[..., S - 2 :, :].any()
+    for name, found, clean in zip(gradients._fields, poisoned(out), gradients, strict=True):
+        assert_allclose(found, clean, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert not poisoned(out).key[..., S - 2 :, :].any() and not poisoned(out).query[..., 1, :].any()
 
 
 @pytest.mark.parametrize("sizes", [{"n_queries": 0}, {"n_keys": 0}, {"lead": (0, 3)}, {"lead": ()}])

@@ -216,6 +216,40 @@ def test_more_room_than_there_is(capacity):
         sa.KVCache(1, 2, 4, dtype=np.float64, capacity=capacity)
 
 
+@pytest.mark.parametrize("failing", [1, 2])
+@pytest.mark.parametrize("method", ["append", "attend", "reorder"])
+def test_no_memory_leaves_the_cache_as_it_was(monkeypatch, method, failing):
+    """Keys and values grow, or change places, together: also where there is memory for the first of them alone."""
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 2, 1, 17, 4), dtype=np.float32)
+    cache = sa.KVCache(2, 1, 4)
+    cache.append(k[:, :, :16], v[:, :, :16])
+    kept, make, calls = (cache.key.copy(), cache.value.copy()), sa.kv_cache._aligned, itertools.count(1)
+
+    def aligned(shape, dtype):
+        if next(calls) == failing:
+            raise MemoryError("none left")
+        return make(shape, dtype)
+
+    monkeypatch.setattr(sa.kv_cache, "_aligned", aligned)
+    more = k[:, :, 16:], v[:, :, 16:]
+    with pytest.raises(MemoryError, match="none left"):
+        match method:
+            case "append":
+                cache.append(*more)
+            case "attend":
+                cache.attend(q[:, :, 16:], *more)
+            case _:
+                cache.reorder([1, 0])
+    assert cache.lengths.tolist() == [16, 16] and cache.capacity == 16
+    np.testing.assert_array_equal(cache.key, kept[0])
+    np.testing.assert_array_equal(cache.value, kept[1])
+    cache.append(*more)
+    cache.reorder([1, 0])
+    np.testing.assert_array_equal(cache.key, k[::-1])
+    np.testing.assert_array_equal(cache.value, v[::-1])
+
+
 def test_appending_writes_the_new_tokens_and_nothing_else():
     """The arrays stay where they are, and what was in them too: an append touches its own place alone."""
     _, k, v = arrays(length=12)
