@@ -273,7 +273,9 @@ def scaled_dot_product_attention_backward(
         See :func:`scaled_dot_product_attention_vjp`.
     gradients : AttentionGradients, optional
         Arrays to write the gradients to: exact shapes and dtypes, writable, without overlap with an input
-        or with one another; None for those that should be new.
+        or with one another; None for those that should be new. C-contiguous arrays of the precision that
+        computes (float32, or float64) are written in place; what has other strides, 16 bits or a broadcast
+        shape, and what is summed from shares of rows, is computed beside them and copied.
 
     Returns
     -------
@@ -319,7 +321,7 @@ def scaled_dot_product_attention_backward(
     found = _core._attention_backward(
         q, apart(k, HEADS), apart(v, HEADS), attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
         causal=causal, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-        key_lengths=key_lengths, block_mask=block_mask, rng=rng, num_threads=num_threads, out=out, grad_out=grad_out, statistics=statistics, grad_lse=grad_lse, wrt=bits,
+        key_lengths=key_lengths, block_mask=block_mask, rng=rng, num_threads=num_threads, out=out, grad_out=grad_out, statistics=statistics, grad_lse=grad_lse, wrt=bits, gradients=gradients,
     )  # fmt: skip
     fitted: list[Array | None] = []
     for name, raw, given in zip(AttentionGradients._fields, found, inputs, strict=True):
@@ -328,7 +330,7 @@ def scaled_dot_product_attention_backward(
             continue
         gradient = _fitted(name, raw, given, num_threads)
         target = None if gradients is None else getattr(gradients, name)
-        if target is not None:
+        if target is not None and target is not gradient:
             np.copyto(target, gradient)
         fitted.append(gradient if target is None else target)
     return AttentionGradients(*fitted)

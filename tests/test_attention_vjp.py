@@ -1,6 +1,7 @@
 """Gradients of attention: finite differences check the reference, and the reference checks the C core."""
 
 import inspect
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -395,6 +396,68 @@ def test_gradients_are_written_where_they_are_wanted():
     assert got.query is mine.query and got.value is mine.value
     for a, b in zip(got[:3], new[:3], strict=True):
         assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gradients_in_place_take_no_memory_of_their_own(dtype):
+    """C-contiguous arrays of the precision that computes are written where they are, whatever they held."""
+    q, k, v = random_inputs((2, 3, 400, 64), dtype=dtype)
+    mask = np.random.default_rng(0).standard_normal((400, 400)).astype(dtype)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v, mask)
+    wrt = ("query", "key", "value", "attn_mask")
+    call = np.ones_like(out), out, statistics, q, k, v, mask
+    new = sa.scaled_dot_product_attention_backward(*call, wrt=wrt)
+    mine = sa.AttentionGradients(*(np.full_like(x, np.nan) for x in (q, k, v, mask)))
+    sa.scaled_dot_product_attention_backward(
+        *call, wrt=wrt, gradients=mine
+    )  # the core keeps its working memory
+    tracemalloc.start()
+    try:
+        got = sa.scaled_dot_product_attention_backward(*call, wrt=wrt, gradients=mine)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    for a, b, target in zip(got[:4], new[:4], mine[:4], strict=True):
+        assert a is target
+        assert_array_equal(a, b)
+    assert peak < q.nbytes // 8  # objects, not arrays
+
+
+@pytest.mark.parametrize("layout", ["strided", "swapped heads", "unaligned"])
+def test_gradients_in_place_of_any_layout(layout):
+    q, k, v = random_inputs((2, 20, 8))
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    new = sa.scaled_dot_product_attention_backward(np.ones_like(out), out, statistics, q, k, v)
+
+    def target(x):
+        match layout:
+            case "strided":
+                return np.full((*x.shape, 2), np.nan, x.dtype)[..., 0]
+            case "swapped heads":
+                return np.full((20, 2, 8), np.nan, x.dtype).swapaxes(0, 1)
+            case _:
+                return np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+
+    mine = sa.AttentionGradients(target(q), target(k), target(v))
+    got = sa.scaled_dot_product_attention_backward(
+        np.ones_like(out), out, statistics, q, k, v, gradients=mine
+    )
+    for a, b, own in zip(got[:3], new[:3], mine[:3], strict=True):
+        assert a is own
+        assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("mask_shape", [(20, 30), (1, 20, 30), (2, 20, 30), (20, 1), (30,), (1, 1)], ids=str)
+def test_a_masks_gradient_in_place(mask_shape):
+    q, k, v = random_inputs((2, 20, 8), 30)
+    mask = np.random.default_rng(0).standard_normal(mask_shape, dtype=np.float32)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v, mask)
+    call = np.ones_like(out), out, statistics, q, k, v, mask
+    new = sa.scaled_dot_product_attention_backward(*call, wrt="attn_mask")
+    mine = sa.AttentionGradients(None, None, None, np.full_like(mask, np.nan))
+    got = sa.scaled_dot_product_attention_backward(*call, wrt="attn_mask", gradients=mine)
+    assert got.attn_mask is mine.attn_mask
+    assert_array_equal(got.attn_mask, new.attn_mask)
 
 
 # ------------------------------------------------------------------------------------------------ bad input

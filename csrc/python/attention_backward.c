@@ -1,11 +1,12 @@
 /* scaled_dot_product_attention_backward as Python calls it: the low-level half of the vjp. Takes the forward call's arguments,
  * what it returned, and the gradient of that; returns the gradients in the precision that computes, over all leading dims, as
- * a tuple. selfattn/attention_vjp.py brings them to the inputs' shapes and dtypes. */
+ * a tuple: in arrays of the caller's (`gradients`) where they are just such arrays, else in new ones. selfattn/attention_vjp.py
+ * brings them to the inputs' shapes and dtypes. */
 #include "attention_call.h"
 #include "blocks.h"
 #include "unlocked.h"
 
-enum { GRAD_OUT = SA_ARG_NUM_THREADS + 1, STATISTICS, GRAD_LSE, WRT };
+enum { GRAD_OUT = SA_ARG_NUM_THREADS + 1, STATISTICS, GRAD_LSE, WRT, TARGETS };
 
 /* The gradients, in the order of the result and of the bits of `wrt`. */
 enum { D_QUERY, D_KEY, D_VALUE, D_MASK, D_SLOPES, D_SINKS, GRADIENTS };
@@ -14,6 +15,7 @@ typedef struct {
     sa_call c;
     PyArrayObject *grad_out, *grad_lse;  /* owned */
     PyArrayObject *gradients[GRADIENTS]; /* owned */
+    PyObject *targets;                   /* borrowed: a tuple of arrays and None, or NULL */
     sa_attention_gradients g;
 } backward_call;
 
@@ -87,18 +89,46 @@ static int read_results(backward_call *b, PyObject *const *values) {
     return 0;
 }
 
-/* A zeroed gradient over the leading dims `lead`, then rows × cols. */
-static int make(backward_call *b, int which, const npy_intp *lead, npy_intp rows, npy_intp cols, sa_tensor *t) {
+/* Whether an array has that shape, but perhaps not its leading 1s, and can be written as a new one would be. */
+static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype dtype) {
+    if (!PyArray_CheckExact(object)) {
+        return false;
+    }
+    PyArrayObject *array = (PyArrayObject *)object;
+    const int missing = ndim - PyArray_NDIM(array);
+    bool fits = missing >= 0 && PyArray_ISCARRAY(array) && PyArray_ISNOTSWAPPED(array) &&
+                PyArray_TYPE(array) == (dtype == SA_F64 ? NPY_DOUBLE : NPY_FLOAT);
+    for (int i = 0; i < ndim && fits; ++i) {
+        fits = shape[i] == (i < missing ? 1 : PyArray_DIM(array, i - missing));
+    }
+    return fits;
+}
+
+/* A zeroed gradient: the caller's array, or a new one. */
+static int place(backward_call *b, int which, const npy_intp *shape) {
     const sa_dtype dtype = b->c.a.f64 ? SA_F64 : SA_F32;
+    const int ndim = b->c.a.n_lead + 2;
+    PyObject *target = b->targets ? PyTuple_GET_ITEM(b->targets, which) : Py_None;
+    if (can_be(target, ndim, shape, dtype)) {
+        b->gradients[which] = (PyArrayObject *)Py_NewRef(target);
+        memset(PyArray_DATA(b->gradients[which]), 0, (size_t)PyArray_NBYTES(b->gradients[which]));
+    } else {
+        b->gradients[which] = sa_new_array(ndim, shape, dtype, NULL, true);
+    }
+    return b->gradients[which] ? 0 : -1;
+}
+
+/* One over the leading dims `lead`, then rows × cols. */
+static int make(backward_call *b, int which, const npy_intp *lead, npy_intp rows, npy_intp cols, sa_tensor *t) {
     const int n = b->c.a.n_lead;
     npy_intp shape[NPY_MAXDIMS + 2];
     memcpy(shape, lead, (size_t)n * sizeof shape[0]);
     shape[n] = rows;
     shape[n + 1] = cols;
-    if ((b->gradients[which] = sa_new_array(n + 2, shape, dtype, NULL, true)) == NULL) {
+    if (place(b, which, shape) < 0) {
         return -1;
     }
-    sa_fill_tensor(t, b->gradients[which], dtype, n, 2);
+    sa_fill_tensor(t, b->gradients[which], b->c.a.f64 ? SA_F64 : SA_F32, n, 2);
     t->m.row_stride = cols * PyArray_ITEMSIZE(b->gradients[which]);
     t->m.col_stride = PyArray_ITEMSIZE(b->gradients[which]);
     return 0;
@@ -137,7 +167,7 @@ static int make_mask(backward_call *b, bool wanted) {
     if (a->S == 1) { /* one column, not a broadcast one */
         b->g.dmask.m.col_stride = a->f64 ? sizeof(double) : sizeof(float);
     }
-    if (wanted && (b->gradients[D_MASK] = sa_new_array(n + 2, shape, dtype, NULL, true)) == NULL) {
+    if (wanted && place(b, D_MASK, shape) < 0) {
         return -1;
     }
     b->g.dmask.m.data = wanted ? PyArray_BYTES(b->gradients[D_MASK]) : NULL;
@@ -222,6 +252,9 @@ PyObject *sa_py_attention_backward(PyObject *module, PyObject *const *args, Py_s
     b.g.a = &b.c.a;
     b.grad_out = b.grad_lse = NULL;
     memset(b.gradients, 0, sizeof b.gradients);
+    b.targets = values[TARGETS] && PyTuple_Check(values[TARGETS]) && PyTuple_GET_SIZE(values[TARGETS]) == GRADIENTS
+                    ? values[TARGETS]
+                    : NULL;
     const bool read = sa_call_read(&b.c, module, values) == 0;
     const long wrt = !read ? -1 : values[WRT] != NULL ? PyLong_AsLong(values[WRT]) : 7;
     if (read && !(wrt == -1 && PyErr_Occurred()) && read_results(&b, values) == 0 && make_gradients(&b, wrt) == 0 &&
