@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +19,8 @@ Array: TypeAlias = npt.NDArray[Any]
 
 def check_names(wrt: str | Any) -> tuple[str, ...]:
     """Return ``wrt`` as a tuple of names that have gradients."""
+    if not isinstance(wrt, Iterable):
+        raise TypeError(f"wrt must be a name or a sequence of names, got {type(wrt).__name__}")
     names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
     for name in names:
         if name not in AttentionGradients._fields:
@@ -71,8 +74,12 @@ def as_gradient(name: str, x: npt.ArrayLike | None, dtype: np.dtype[Any]) -> Arr
         return x
     if x is None:
         raise TypeError(f"{name} must be an array, not None")
-    with np.errstate(over="ignore"):
-        return np.asarray(x, dtype=dtype)
+    try:
+        with np.errstate(over="ignore"):
+            return np.asarray(x, dtype=dtype)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name} cannot become an array of {dtype}: {error}") from None
 
 
 def as_fitting_gradient(name: str, x: npt.ArrayLike, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -80,6 +87,8 @@ def as_fitting_gradient(name: str, x: npt.ArrayLike, shape: tuple[int, ...], dty
 
     Refuses float64, and integers, which count as that, where the result has fewer bits.
     """
+    if x is None:
+        raise TypeError(f"{name} must be an array, not None")
     found = as_array(name, x)
     if found.shape != shape:
         raise ValueError(f"{name} has shape {found.shape}; the result that it is the gradient of has {shape}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from selfattn.reference.arguments import as_array, float_dtype, promoted
 
 __all__ = ["merge_attention"]
 
@@ -65,8 +67,7 @@ def merge_attention(outs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
     >>> lse.round(4)
     array([0.6931])
     """
-    out_arrays = [_array(f"outs[{n}]", out) for n, out in enumerate(outs)]
-    lse_arrays = [_array(f"lses[{n}]", lse) for n, lse in enumerate(lses)]
+    out_arrays, lse_arrays = as_parts("outs", outs), as_parts("lses", lses)
     if not out_arrays:
         raise ValueError("outs is empty; at least one part is needed")
     if len(out_arrays) != len(lse_arrays):
@@ -80,38 +81,29 @@ def merge_attention(outs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
         if lse.shape != shape[:-1]:
             raise ValueError(f"lses[{n}] has shape {lse.shape}; outs {shape} needs (..., L) = {shape[:-1]}")
 
-    result = np.result_type(*(_float_dtype(f"outs[{n}]", out) for n, out in enumerate(out_arrays)))
-    wide = [_float_dtype(f"lses[{n}]", lse) for n, lse in enumerate(lse_arrays)]
+    result = promoted(float_dtype(f"outs[{n}]", out) for n, out in enumerate(out_arrays))
+    wide = [float_dtype(f"lses[{n}]", lse) for n, lse in enumerate(lse_arrays)]
     compute = np.dtype(np.float64 if np.float64 in (result, *wide) else np.float32)
     lse_dtype = np.dtype(np.float64 if result == np.float64 else np.float32)
 
     zero = compute.type(0)
-    parts = [lse.astype(compute) for lse in lse_arrays]
+    wide_lses = [lse.astype(compute) for lse in lse_arrays]
     top = np.full(shape[:-1], -np.inf, compute)
-    for part in parts:
+    for part in wide_lses:
         top = np.maximum(top, part)
     top = np.where(top == -np.inf, zero, top)  # -inf - -inf would be NaN
     total = np.zeros(shape[:-1], compute)
-    for part in parts:
+    for part in wide_lses:
         total += np.exp(part - top)
     merged = np.zeros(shape, compute)
-    for out, part in zip(out_arrays, parts, strict=True):
+    for out, part in zip(out_arrays, wide_lses, strict=True):
         share = np.exp(part - top) / total
         merged += np.where((part == -np.inf)[..., None], zero, share[..., None] * out.astype(compute))
     return merged.astype(result), (np.log(total) + top).astype(lse_dtype)
 
 
-def _array(name: str, x: npt.ArrayLike) -> Array:
-    """Convert lists and the like; refuse the subclasses of ndarray that would mean something else by it."""
-    if isinstance(x, np.ma.MaskedArray | np.matrix):
-        raise TypeError(f"{name} is a {type(x).__name__}; pass a plain array")
-    return np.asarray(x)
-
-
-def _float_dtype(name: str, array: Array) -> np.dtype[Any]:
-    """Give the floating-point dtype that an input counts as; integers count as float64."""
-    if array.dtype.kind in "iu":
-        return np.dtype(np.float64)
-    if array.dtype.char in "efd" or array.dtype.name == "bfloat16":
-        return array.dtype.newbyteorder("=")
-    raise TypeError(f"{name} has dtype {array.dtype}; float16, bfloat16, float32, float64 or integers work")
+def as_parts(name: str, arrays: Sequence[npt.ArrayLike]) -> list[Array]:
+    """Convert a sequence of array_like to arrays."""
+    if not isinstance(arrays, Iterable):
+        raise TypeError(f"{name} must be a sequence of arrays, got {type(arrays).__name__}")
+    return [as_array(f"{name}[{n}]", array) for n, array in enumerate(arrays)]

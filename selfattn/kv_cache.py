@@ -88,13 +88,17 @@ class KVCache:
         heads = _size("num_kv_heads", num_kv_heads, 1)
         head_dim = _size("head_dim", head_dim, 0)
         value_dim = head_dim if value_dim is None else _size("value_dim", value_dim, 0)
-        own = np.dtype(dtype)
+        try:
+            own = np.dtype(dtype)
+        except TypeError:
+            raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype!r}") from None
         if not own.isnative:
             raise TypeError(f"dtype must be in native byte order, got {own.str}")
         if own.char not in "efd" and own.name != "bfloat16":
             raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {own}")
         capacity = _size("capacity", capacity, 0)
-        self._lengths = np.zeros(batch_size, np.int64)
+        self._lengths: npt.NDArray[np.int64] = _aligned((batch_size,), np.dtype(np.int64))
+        self._lengths[:] = 0
         self._key = _aligned((batch_size, heads, capacity, head_dim), own)
         self._value = _aligned((batch_size, heads, capacity, value_dim), own)
 
@@ -374,10 +378,10 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     nbytes = math.prod(shape) * dtype.itemsize
     try:
         room = np.empty(nbytes + 63, np.uint8)
+        start = -room.ctypes.data % 64
+        return np.asarray(room[start : start + nbytes].view(dtype).reshape(shape))
     except (ValueError, MemoryError):  # NumPy's tell of bytes, or of dimensions
         raise MemoryError(f"cannot allocate {nbytes} bytes for {dtype} of shape {shape}") from None
-    start = -room.ctypes.data % 64
-    return np.asarray(room[start : start + nbytes].view(dtype).reshape(shape))
 
 
 def _size(name: str, given: Any, least: int) -> int:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._gradients import as_fitting_gradient
-from selfattn.functional import merge_attention
+from selfattn.functional import as_parts, merge_attention
 from selfattn.reference.arguments import as_array, float_dtype, rotary_table
 from selfattn.reference.rows_vjp import (
     LayerNormGradients,
@@ -470,7 +470,7 @@ def merge_attention_vjp(
     pullback : callable
         ``pullback(dout, dlse=None)`` gives `MergeGradients` ``(outs, lses)``, as often as wanted: two lists
         with one array for each part, in its shape and dtype (float64 for integers). Without ``dlse``, the
-        merged lse was not used. 16 bits are computed in float32.
+        merged lse was not used, and with ``dout=None`` the merged output. 16 bits are computed in float32.
 
     Raises
     ------
@@ -495,14 +495,15 @@ def merge_attention_vjp(
     >>> pullback([[1.0]])
     MergeGradients(outs=[array([[0.5]]), array([[0.5]])], lses=[array([-0.5]), array([0.5])])
     """
-    parts = [as_array(f"outs[{n}]", out) for n, out in enumerate(outs)]
-    sums = [as_array(f"lses[{n}]", lse) for n, lse in enumerate(lses)]
+    parts, sums = as_parts("outs", outs), as_parts("lses", lses)
     result = merge_attention(parts, sums)
     compute = compute_dtype(*parts, *sums)
     dtype = result[0].dtype if compute == np.float32 else compute
 
     @np.errstate(all="ignore")
-    def pullback(dout: npt.ArrayLike, dlse: npt.ArrayLike | None = None) -> MergeGradients:
+    def pullback(dout: npt.ArrayLike | None, dlse: npt.ArrayLike | None = None) -> MergeGradients:
+        if dout is None and dlse is not None:
+            dout = np.zeros(parts[0].shape, dtype)
         dout = as_fitting_gradient("dout", dout, parts[0].shape, dtype).astype(compute, copy=False)
         if dlse is not None:
             dlse = as_fitting_gradient("dlse", dlse, sums[0].shape, compute).astype(compute, copy=False)

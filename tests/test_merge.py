@@ -141,6 +141,22 @@ def test_dtypes(merge):
 
 
 @merges
+def test_float16_and_bfloat16_meet_in_float32(merge):
+    """As in attention; NumPy does not promote them."""
+    outs = np.ones((1, 2), np.float16), np.full((1, 2), 2, "bfloat16")
+    out, lse = merge(outs, [np.zeros(1, np.float32)] * 2)
+    assert out.dtype == np.float32 and lse.dtype == np.float32
+    np.testing.assert_array_equal(out, [[1.5, 1.5]])
+
+
+def test_what_is_no_sequence_of_parts():
+    with pytest.raises(TypeError, match="outs must be a sequence of arrays, got NoneType"):
+        sa.merge_attention(None, None)
+    with pytest.raises(TypeError, match="lses must be a sequence of arrays, got int"):
+        sa.merge_attention_vjp([np.ones((1, 2))], 3)
+
+
+@merges
 def test_shapes_without_elements(merge):
     out, lse = merge([np.ones((0, 3, 4))] * 2, [np.ones((0, 3))] * 2)
     assert (out.shape, lse.shape) == ((0, 3, 4), (0, 3))

@@ -485,6 +485,16 @@ def test_a_gradient_of_more_bits_than_the_result_is_refused():
             calls["merge"][0][1](x, np.ones(2))
 
 
+def test_merging_of_which_the_output_was_not_used():
+    rng = np.random.default_rng(0)
+    outs, lses, dlse = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 3)), rng.normal(size=3)
+    _, pullback = sa.merge_attention_vjp(list(outs), list(lses))
+    for got, expected in zip(flat(pullback(None, dlse)), flat(pullback(np.zeros((3, 4)), dlse)), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    with pytest.raises(TypeError, match="dout"):
+        pullback(None)
+
+
 def test_one_input_of_float64_makes_the_gradient_one_of_float64():
     x, dy = np.ones((2, 4), np.float32), np.ones((2, 4))
     assert sa.layer_norm_vjp(x, 4, np.ones(4))[1](dy).weight.dtype == np.float64

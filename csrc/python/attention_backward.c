@@ -33,7 +33,6 @@ static int read_results(backward_call *b, PyObject *const *values) {
     sa_call *c = &b->c;
     sa_attention *a = &c->a;
     const int n = a->n_lead;
-    const sa_dtype computes = a->f64 ? SA_F64 : SA_F32;
     npy_intp shape[NPY_MAXDIMS + 2];
     sa_dtype dtype;
     if (!sa_given(values[SA_ARG_OUT]) || !sa_given(values[GRAD_OUT]) || !sa_given(values[STATISTICS])) {
@@ -52,12 +51,7 @@ static int read_results(backward_call *b, PyObject *const *values) {
                      sa_dtype_name(c->result));
         return -1;
     }
-    if (sa_read_float_array(c->state, values[GRAD_OUT], "grad_out", n + 2, shape, &b->grad_out, &dtype) < 0) {
-        return -1;
-    }
-    if (dtype == SA_F64 && !a->f64) {
-        PyErr_Format(PyExc_TypeError, "grad_out has dtype float64, but the output has dtype %s: it would be narrowed",
-                     sa_dtype_name(c->result));
+    if (sa_read_gradient(c, values[GRAD_OUT], "grad_out", "the output", c->result, n + 2, shape, &b->grad_out, &dtype) < 0) {
         return -1;
     }
     sa_fill_tensor(&b->g.grad_out, b->grad_out, dtype, n, 2);
@@ -66,27 +60,14 @@ static int read_results(backward_call *b, PyObject *const *values) {
         b->g.grad_out.m.col_stride = PyArray_ITEMSIZE(b->grad_out);
     }
     if (sa_given(values[GRAD_LSE])) {
-        if (sa_read_float_array(c->state, values[GRAD_LSE], "grad_lse", n + 1, shape, &b->grad_lse, &dtype) < 0) {
-            return -1;
-        }
-        if (dtype == SA_F64 && !a->f64) {
-            PyErr_SetString(PyExc_TypeError, "grad_lse has dtype float64, but lse has dtype float32: it would be narrowed");
+        if (sa_read_gradient(c, values[GRAD_LSE], "grad_lse", "lse", SA_F32, n + 1, shape, &b->grad_lse, &dtype) < 0) {
             return -1;
         }
         sa_fill_tensor(&b->g.grad_lse, b->grad_lse, dtype, n, 1);
         b->g.grad_lse.m.row_stride = b->g.grad_lse.m.col_stride; /* (…, L) seen as (…, L, 1) */
     }
     shape[n + 1] = 2;
-    if (sa_read_float_array(c->state, values[STATISTICS], "statistics", n + 2, shape, &c->stats, &dtype) < 0) {
-        return -1;
-    }
-    if (dtype != computes || !PyArray_ISCARRAY_RO(c->stats)) {
-        PyErr_Format(PyExc_TypeError, "statistics must be what the forward call returned, a C-contiguous %s array",
-                     sa_dtype_name(computes));
-        return -1;
-    }
-    sa_fill_tensor(&a->stats, c->stats, dtype, n, 2);
-    return 0;
+    return sa_read_statistics(c, values[STATISTICS], n + 2, shape);
 }
 
 /* Whether an array has that shape, but perhaps not its leading 1s, and can be written as a new one would be. */

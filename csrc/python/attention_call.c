@@ -498,6 +498,34 @@ int sa_read_float_array(const sa_state *state, PyObject *value, const char *name
     return sa_check_shape(name, *array, ndim, shape);
 }
 
+int sa_read_gradient(const sa_call *c, PyObject *value, const char *name, const char *of, sa_dtype of_dtype, int ndim,
+                     const npy_intp *shape, PyArrayObject **array, sa_dtype *dtype) {
+    if (sa_read_float_array(c->state, value, name, ndim, shape, array, dtype) < 0) {
+        return -1;
+    }
+    if (*dtype == SA_F64 && !c->a.f64) {
+        PyErr_Format(PyExc_TypeError, "%s has dtype float64, but %s has dtype %s: it would be narrowed", name, of,
+                     sa_dtype_name(of_dtype));
+        return -1;
+    }
+    return 0;
+}
+
+int sa_read_statistics(sa_call *c, PyObject *value, int ndim, const npy_intp *shape) {
+    const sa_dtype computes = c->a.f64 ? SA_F64 : SA_F32;
+    sa_dtype dtype;
+    if (sa_read_float_array(c->state, value, "statistics", ndim, shape, &c->stats, &dtype) < 0) {
+        return -1;
+    }
+    if (dtype != computes || !PyArray_ISCARRAY_RO(c->stats)) {
+        PyErr_Format(PyExc_TypeError, "statistics must be what the forward call returned, a C-contiguous %s array, got %s%s",
+                     sa_dtype_name(computes), dtype != computes ? "" : "other strides or byte order of ", sa_dtype_name(dtype));
+        return -1;
+    }
+    sa_fill_tensor(&c->a.stats, c->stats, dtype, ndim - 2, 2);
+    return 0;
+}
+
 int sa_check_shape(const char *name, PyArrayObject *array, int ndim, const npy_intp *shape) {
     bool fits = PyArray_NDIM(array) == ndim;
     for (int axis = 0; fits && axis < ndim; ++axis) {

@@ -76,6 +76,13 @@ PyObject *sa_call_result(const sa_call *c);
 int sa_read_float_array(const sa_state *state, PyObject *value, const char *name, int ndim, const npy_intp *shape,
                         PyArrayObject **array, sa_dtype *dtype);
 
+/* The same of what a backward call is given as `name`: never of more bits than what it belongs to, `of`, has. */
+int sa_read_gradient(const sa_call *c, PyObject *value, const char *name, const char *of, sa_dtype of_dtype, int ndim,
+                     const npy_intp *shape, PyArrayObject **array, sa_dtype *dtype);
+
+/* The statistics that the forward call returned, of this shape, as the call's. */
+int sa_read_statistics(sa_call *c, PyObject *value, int ndim, const npy_intp *shape);
+
 /* 0 when `array` has this shape, else −1 with a ValueError. */
 int sa_check_shape(const char *name, PyArrayObject *array, int ndim, const npy_intp *shape);
 

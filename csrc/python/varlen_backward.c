@@ -34,7 +34,6 @@ static int read_results(backward_call *b, PyObject *const *values) {
     sa_call *c = &b->call.c;
     sa_attention *a = &c->a;
     const npy_intp shape[3] = {a->L, a->lead[1], a->Dv}, rows[3] = {a->lead[1], a->L, 2};
-    const sa_dtype computes = a->f64 ? SA_F64 : SA_F32;
     sa_dtype dtype;
     if (!sa_given(values[SA_ARG_OUT]) || !sa_given(values[GRAD_OUT]) || !sa_given(values[STATISTICS])) {
         PyErr_SetString(PyExc_TypeError, "varlen_attention_backward() needs grad_out, out and statistics");
@@ -49,35 +48,17 @@ static int read_results(backward_call *b, PyObject *const *values) {
         return -1;
     }
     sa_fill_packed(&a->out, c->out, dtype, true);
-    if (sa_read_float_array(c->state, values[GRAD_OUT], "grad_out", 3, shape, &b->grad_out, &dtype) < 0) {
-        return -1;
-    }
-    if (dtype == SA_F64 && !a->f64) {
-        PyErr_Format(PyExc_TypeError, "grad_out has dtype float64, but the output has dtype %s: it would be narrowed",
-                     sa_dtype_name(c->result));
+    if (sa_read_gradient(c, values[GRAD_OUT], "grad_out", "the output", c->result, 3, shape, &b->grad_out, &dtype) < 0) {
         return -1;
     }
     sa_fill_packed(&b->g.grad_out, b->grad_out, dtype, true);
     if (sa_given(values[GRAD_LSE])) {
-        if (sa_read_float_array(c->state, values[GRAD_LSE], "grad_lse", 2, rows, &b->grad_lse, &dtype) < 0) {
-            return -1;
-        }
-        if (dtype == SA_F64 && !a->f64) {
-            PyErr_SetString(PyExc_TypeError, "grad_lse has dtype float64, but lse has dtype float32: it would be narrowed");
+        if (sa_read_gradient(c, values[GRAD_LSE], "grad_lse", "lse", SA_F32, 2, rows, &b->grad_lse, &dtype) < 0) {
             return -1;
         }
         sa_fill_packed(&b->g.grad_lse, b->grad_lse, dtype, false);
     }
-    if (sa_read_float_array(c->state, values[STATISTICS], "statistics", 3, rows, &c->stats, &dtype) < 0) {
-        return -1;
-    }
-    if (dtype != computes || !PyArray_ISCARRAY_RO(c->stats)) {
-        PyErr_Format(PyExc_TypeError, "statistics must be what the forward call returned, a C-contiguous %s array",
-                     sa_dtype_name(computes));
-        return -1;
-    }
-    sa_fill_tensor(&a->stats, c->stats, dtype, 2, 2);
-    return 0;
+    return sa_read_statistics(c, values[STATISTICS], 3, rows);
 }
 
 /* A zeroed gradient of the packed arrays. */

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -182,7 +182,10 @@ def as_array(name: str, x: npt.ArrayLike) -> Array:
     """Convert lists and the like; refuse the subclasses of ndarray that would mean something else by it."""
     if isinstance(x, np.ma.MaskedArray | np.matrix):
         raise TypeError(f"{name} is a {type(x).__name__}; pass a plain array")
-    return np.asarray(x)
+    try:
+        return np.asarray(x)
+    except ValueError as error:  # lists of different lengths
+        raise ValueError(f"{name} cannot become an array: {error}") from None
 
 
 def float_dtype(name: str, array: Array) -> np.dtype[Any]:
@@ -194,11 +197,19 @@ def float_dtype(name: str, array: Array) -> np.dtype[Any]:
     raise TypeError(f"{name} has dtype {array.dtype}; float16, bfloat16, float32, float64 or integers work")
 
 
+def promoted(found: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
+    """Promote as NumPy does; float16 and bfloat16, which it does not promote, meet in float32."""
+    kinds = set(found)
+    if {dtype.name for dtype in kinds} >= {"float16", "bfloat16"}:
+        kinds = {dtype for dtype in kinds if dtype.itemsize > 2} | {np.dtype(np.float32)}
+    return np.result_type(*kinds)
+
+
 def dtypes(
     compute_dtype: npt.DTypeLike | None, arrays: dict[str, Array]
 ) -> tuple[np.dtype[Any], np.dtype[Any]]:
     """Choose the dtype to compute in, and the dtype of the result, for the named inputs."""
-    result = np.result_type(*(float_dtype(name, array) for name, array in arrays.items()))
+    result = promoted(float_dtype(name, array) for name, array in arrays.items())
     if compute_dtype is not None:
         compute = np.dtype(compute_dtype)
         if compute.char not in "fd":
