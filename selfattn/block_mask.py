@@ -208,6 +208,32 @@ class BlockMask:
         return self._parts[0].open_share if len(self._parts) == 1 else None
 
     def __and__(self, other: BlockMask) -> BlockMask:
+        """Combine two masks: a pair is open if it is open in both.
+
+        Parameters
+        ----------
+        other : BlockMask
+
+        Returns
+        -------
+        BlockMask
+
+        Raises
+        ------
+        TypeError
+            ``other`` is no BlockMask.
+        ValueError
+            Leading dims that do not broadcast, masks for different lengths, or more than four masks in all.
+
+        Examples
+        --------
+        >>> documents = BlockMask.from_documents([0, 0, 0, 1])
+        >>> (documents & BlockMask.prefix_lm(1)).to_dense(4, 4).astype(int)
+        array([[1, 0, 0, 0],
+               [1, 1, 0, 0],
+               [1, 1, 1, 0],
+               [0, 0, 0, 1]])
+        """
         if not isinstance(other, BlockMask):
             return NotImplemented
         try:
@@ -248,6 +274,13 @@ class BlockMask:
         ------
         ValueError
             Lengths that the mask does not fit.
+
+        Examples
+        --------
+        >>> BlockMask.from_documents([0, 0, 1]).to_dense(3, 3)
+        array([[ True,  True, False],
+               [ True,  True, False],
+               [False, False,  True]])
         """
         dense: npt.NDArray[np.bool_] = np.ones((n_queries, n_keys), np.bool_)
         for part in self._parts:

@@ -22,7 +22,7 @@ class KVCache:
     ``cache.attend(query, key, value)`` appends the new keys and values in place and attends from the new
     queries to all keys of their sequence so far: query i of n new ones stands where its own key does, and sees
     the keys up to there (the lower-right diagonal). The sequences of a batch may differ in length. The arrays
-    double when they are full, so an append costs a copy of the new keys and values only, but for a few times.
+    double when they are full; all other appends copy the new keys and values alone.
 
     Parameters
     ----------
@@ -49,6 +49,15 @@ class KVCache:
         Tokens for which there is room.
     nbytes : int
         Bytes that the arrays take.
+
+    Raises
+    ------
+    TypeError
+        A size that is no int, or a dtype that is none of the above.
+    ValueError
+        A size below its least: 1 for ``batch_size`` and ``num_kv_heads``, else 0.
+    MemoryError
+        Room for ``capacity`` tokens cannot be had.
 
     See Also
     --------
@@ -158,6 +167,16 @@ class KVCache:
             A dtype that would be narrowed, or ``lengths`` that are not integers.
         ValueError
             Shapes that don't fit, or ``lengths`` outside 0 … n.
+        MemoryError
+            The arrays cannot grow. The cache is then as it was.
+
+        Examples
+        --------
+        >>> cache = KVCache(2, 1, 4)
+        >>> key, value = np.ones((2, 2, 1, 3, 4), np.float32)  # up to 3 tokens for each of 2 sequences
+        >>> cache.append(key, value, lengths=[3, 1])
+        >>> cache.lengths
+        array([3, 1])
         """
         keys, values = self._new("key", key, self._key), self._new("value", value, self._value)
         if keys.shape[2] != values.shape[2]:
@@ -204,6 +223,14 @@ class KVCache:
             Not integers.
         ValueError
             Of another shape, or outside that range.
+
+        Examples
+        --------
+        >>> cache = KVCache(2, 1, 4)
+        >>> cache.append(*np.ones((2, 2, 1, 5, 4), np.float32))
+        >>> cache.truncate([4, 2])
+        >>> cache.lengths
+        array([4, 2])
         """
         wanted = _integers("lengths", lengths, self._lengths.shape)
         if ((wanted < 0) | (wanted > self._lengths)).any():
@@ -223,6 +250,17 @@ class KVCache:
             Not integers.
         ValueError
             Of another shape, or outside 0 … batch_size − 1.
+        MemoryError
+            The arrays are copied, and there is no room. The cache is then as it was.
+
+        Examples
+        --------
+        >>> cache = KVCache(3, 1, 1)
+        >>> tokens = np.array([10, 20, 30], np.float32).reshape(3, 1, 1, 1)
+        >>> cache.append(tokens, tokens)
+        >>> cache.reorder([2, 2, 0])
+        >>> cache.key.ravel()
+        array([30., 30., 10.], dtype=float32)
         """
         wanted = _integers("indices", indices, self._lengths.shape)
         if ((wanted < 0) | (wanted >= len(wanted))).any():
@@ -254,7 +292,7 @@ class KVCache:
         """Append new keys and values, if given, and attend from the queries to all keys of their sequence.
 
         The queries are the last tokens of each sequence: query i of n sees the keys up to its own, which is
-        n − 1 − i before the last. Nothing is appended when an argument is wrong.
+        n − 1 − i before the last. Nothing is appended when an exception is raised.
 
         Parameters
         ----------
@@ -281,9 +319,23 @@ class KVCache:
 
         Raises
         ------
-        TypeError, ValueError
+        TypeError, ValueError, MemoryError
             As for :meth:`append` and :func:`selfattn.scaled_dot_product_attention`; or more queries than their
             sequence has keys.
+        KeyboardInterrupt
+            Ctrl-C during the call, in Python's main thread.
+
+        Examples
+        --------
+        One token, and then two; each sees what came before it and itself:
+
+        >>> cache = KVCache(1, 1, 1)
+        >>> zero = np.zeros((1, 1, 3, 1), np.float32)  # equal scores: weights are equal
+        >>> value = np.array([3, 5, 7], np.float32).reshape(1, 1, 3, 1)
+        >>> cache.attend(zero[:, :, :1], zero[:, :, :1], value[:, :, :1]).ravel()
+        array([3.], dtype=float32)
+        >>> cache.attend(zero[:, :, 1:], zero[:, :, 1:], value[:, :, 1:]).ravel()
+        array([4., 5.], dtype=float32)
         """
         if (key is None) != (value is None):
             raise ValueError("key and value come together: one of them is missing")

@@ -172,6 +172,12 @@ class AttentionSteps:
         -------
         dict of str to ndarray
             In the order in which they are computed, read-only; without those that are None.
+
+        Examples
+        --------
+        >>> steps = attention_steps([[1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], [[10.0], [20.0]])
+        >>> list(steps.to_dict(weighted_values=False))[:3]
+        ['scores', 'scaled_scores', 'masked_scores']
         """
         return {
             name: getattr(self, name)

@@ -15,39 +15,20 @@ import numpy as np
 import pytest
 
 import selfattn as sa
-from selfattn import _core
+from selfattn import _core, nn, optim
 
 ROOT = Path(__file__).parent.parent
+EXTRAS = {"selfattn.views.plot": "matplotlib"}  # what a module's examples need beyond the tests' own packages
 MODULES = [
-    "selfattn",
-    *(f"selfattn.{name}" for name in ("block_mask", "checks", "config", "functional", "rows_vjp", "steps")),
-    "selfattn.reference",
-    *(
-        f"selfattn.reference.{name}"
-        for name in ("additive", "attention", "dropout", "rows", "rows_vjp", "varlen")
-    ),
-    "selfattn.steps",
-    "selfattn.functional",
-    "selfattn.config",
-    "selfattn.random",
-    "selfattn.layer_steps",
-    *(f"selfattn.views.{name}" for name in ("app", "page", "texts", "tutorial_pages", "writing")),
-    "selfattn.optim",
-    "selfattn.nn",
-    *(f"selfattn.{name}" for name in ("files", "training", "training.loop", "training.triplets")),
-    *(f"selfattn.{name}" for name in ("nn.embedding_model", "nn.proxy_task", "text")),
-    *(
-        f"selfattn.nn.{name}"
-        for name in ("containers", "dropout", "embedding", "init", "layer_norm", "linear", "module")
-    ),
-    *(f"selfattn.nn.{name}" for name in ("positions", "rms_norm", "self_attention")),
-    *(
-        f"selfattn.nn.{name}"
-        for name in ("multihead_attention", "transformer_encoder", "scaled_dot_product_attention")
-    ),
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted((ROOT / "selfattn").rglob("*.py"))
+    if ">>> " in path.read_text(encoding="utf-8")
 ]
 PUBLIC = {name: getattr(sa, name) for name in sa.__all__}
 CALLABLES = {name: thing for name, thing in PUBLIC.items() if callable(thing)}
+SECTIONS = [
+    "Parameters", "Returns", "Attributes", "Raises", "See Also", "Notes", "References", "Examples",
+]  # fmt: skip
 MARKDOWN = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("csrc/*.md")])
 
 
@@ -84,6 +65,8 @@ def test_examples_of_public_names(name):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_modules(name):
+    if name in EXTRAS:
+        pytest.importorskip(EXTRAS[name])
     module = importlib.import_module(name)
     runner = doctest.DocTestRunner()
     for test in doctest.DocTestFinder().find(module):
@@ -175,8 +158,7 @@ def test_docstrings_have_their_sections(name):
     assert doc and re.match(r"[A-Z].*[.)]$", doc.split("\n", maxsplit=1)[0]), (
         "a first line that is a sentence"
     )
-    sections = re.findall(r"^([A-Z][A-Za-z ]*)\n-{3,}$", doc, re.MULTILINE)
-    assert len(sections) == len(set(sections))
+    sections = sections_of(doc)
     if inspect.isclass(thing):
         assert {"Attributes", "Parameters"} & set(sections)
         return
@@ -185,18 +167,60 @@ def test_docstrings_have_their_sections(name):
     returns_nothing = name.startswith(("set_", "check_"))
     assert returns_nothing or "Returns" in sections
     assert "Examples" in sections
-    order = ["Parameters", "Returns", "Raises", "See Also", "Notes", "References", "Examples"]
-    assert sections == sorted(sections, key=order.index)
 
 
-@pytest.mark.parametrize("name", [name for name in CALLABLES if not inspect.isclass(CALLABLES[name])])
-def test_every_parameter_is_described(name):
-    doc, missing = inspect.getdoc(CALLABLES[name]), []
+def sections_of(doc):
+    """The headings of a docstring, which must be known, in their order, and once each."""
+    sections = re.findall(r"^([A-Z][A-Za-z ]*)\n-{3,}$", doc, re.MULTILINE)
+    assert sections == sorted(set(sections), key=SECTIONS.index)
+    return sections
+
+
+def described_in(doc):
+    """The text of the section Parameters, if there is one, and the words of its headings."""
     section = re.search(
         r"^Parameters\n-+\n(.*?)(?=^[A-Z][A-Za-z ]*\n-{3,}$|\Z)", doc, re.MULTILINE | re.DOTALL
     )
     heads = re.findall(r"^(?!\s)(.*(?:\n(?!\s).*)*)", section[1], re.MULTILINE) if section else []
-    described = {word for head in heads for word in re.findall(r"\w+", head)}
+    return section, {word for head in heads for word in re.findall(r"\w+", head)}
+
+
+def methods_of(modules):
+    """What public classes define for their users: "Class.method" and the function."""
+    classes = {thing for module in modules for thing in map(vars(module).get, module.__all__)}
+    return {
+        f"{cls.__name__}.{name}": getattr(cls, name)
+        for cls in sorted(filter(inspect.isclass, classes), key=lambda cls: cls.__name__)
+        for name, thing in vars(cls).items()
+        if (inspect.isfunction(thing) or isinstance(thing, classmethod | staticmethod))
+        and (not name.startswith("_") or name == "__and__")
+    }
+
+
+METHODS = methods_of([sa, nn, optim])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_public_methods_have_their_sections(name):
+    """As functions; those of layers and optimisers have their examples with the class."""
+    method, doc = METHODS[name], inspect.getdoc(METHODS[name])
+    assert doc and re.match(r"[A-Z].*[.)]$", doc.split("\n", maxsplit=1)[0]), (
+        "a first line that is a sentence"
+    )
+    sections, (_, described) = sections_of(doc), described_in(doc)
+    signature = inspect.signature(method)
+    parameters = [p for p in signature.parameters if p != "self"]
+    assert ("Parameters" in sections) == bool(parameters)
+    assert not [p for p in parameters if p not in described]
+    if parameters and signature.return_annotation not in (None, "None"):
+        assert "Returns" in sections
+    if name.split(".")[0] in PUBLIC:
+        assert "Examples" in sections
+
+
+@pytest.mark.parametrize("name", [name for name in CALLABLES if not inspect.isclass(CALLABLES[name])])
+def test_every_parameter_is_described(name):
+    section, described = described_in(inspect.getdoc(CALLABLES[name]))
     missing = [p for p in inspect.signature(CALLABLES[name]).parameters if p not in described]
     assert not missing
     if name in stub_functions() and section:
