@@ -84,26 +84,34 @@ def scaled_dot_product_attention_vjp(
         See :func:`scaled_dot_product_attention`. ``num_threads`` counts for the pullback as well.
     wrt : sequence of str, default ("query", "key", "value")
         What to differentiate with respect to: also "attn_mask" (a float mask), "alibi_slopes", "sinks".
-        What is left out costs nothing.
+        Gradients that are left out are not computed.
 
     Returns
     -------
     out : ndarray, shape (..., L, Ev), or (out, lse)
     pullback : callable
         ``pullback(grad_out)`` returns :class:`AttentionGradients`, a named tuple; with ``return_lse`` it is
-        ``pullback(grad_out, grad_lse)``. Each gradient has the shape and dtype of its input (float64 for
-        integers), summed over what was broadcast. It may be called again. It holds references to the inputs
-        and to ``out``, not copies: changed in place, they make later gradients meaningless, never unsafe.
+        ``pullback(grad_out, grad_lse)``, of shapes (..., L, Ev) and (..., L). Each gradient has the shape and
+        dtype of its input (float64 for integers), summed over what was broadcast. It may be called again. It
+        holds references to the arguments and to ``out``: changed in place, they make later gradients
+        meaningless, never unsafe. See the notes for what it copies.
 
     Raises
     ------
     TypeError, ValueError, MemoryError
         As :func:`scaled_dot_product_attention`; a ``wrt`` that names what has no gradient; in the pullback,
-        a ``grad_out`` that has not the shape of ``out``, or float64 where the output has fewer bits.
+        a ``grad_out`` or ``grad_lse`` of another shape than its result, or float64 where that has fewer bits.
+    KeyboardInterrupt
+        Ctrl-C, in Python's main thread, during the call, which leaves ``out`` undefined, or in the pullback,
+        which may be called again.
 
     Notes
     -----
     In ``pullback(None, grad_lse)`` None stands for zeros.
+
+    Two kinds of inputs are copied: queries, keys and values that NumPy has to convert, such as lists; and keys
+    and values that are views which repeat themselves along a leading axis (as ``numpy.broadcast_to`` makes),
+    since each repetition has a gradient of its own.
 
     A row with nothing to attend to, a masked key and a masked query get zeros, whatever they hold.
 
@@ -204,6 +212,8 @@ def scaled_dot_product_attention_forward(
     ------
     TypeError, ValueError, MemoryError
         As :func:`scaled_dot_product_attention`.
+    KeyboardInterrupt
+        Ctrl-C during the call, in Python's main thread. What ``out`` holds is then undefined.
 
     References
     ----------
@@ -285,6 +295,9 @@ def scaled_dot_product_attention_backward(
     ------
     TypeError, ValueError, MemoryError
         As :func:`scaled_dot_product_attention_vjp`.
+    KeyboardInterrupt
+        Ctrl-C during the call, in Python's main thread. What the arrays of ``gradients`` hold is then
+        undefined.
 
     References
     ----------

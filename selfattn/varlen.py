@@ -51,9 +51,9 @@ def varlen_attention(
 ) -> Any:
     """Compute attention over n sequences of any lengths, packed one behind the other; each sees itself alone.
 
-    Nothing is padded: the work is that of the sequences. The tasks of all of them share the threads, the
-    dearest first. Every sequence's result has the bits that :func:`scaled_dot_product_attention` gives for it
-    alone, without dropout.
+    Nothing is padded: the work is that of the sequences. The tasks of all of them are shared among the threads,
+    the costliest first. Every sequence's result has the bits that :func:`scaled_dot_product_attention` gives for
+    it alone, without dropout.
 
     Parameters
     ----------
@@ -101,12 +101,14 @@ def varlen_attention(
     TypeError, ValueError, MemoryError
         As :func:`scaled_dot_product_attention`; offsets that do not begin with 0, that fall, or that do not
         end with the number of rows: they are checked before anything is read.
+    KeyboardInterrupt
+        Ctrl-C during the call, in Python's main thread. What ``out`` holds is then undefined.
 
     Notes
     -----
     The arguments are those of FlashAttention's ``flash_attn_varlen_func``; the lengths of the longest
-    sequences, which that takes besides, are not needed. It has causal on the lower right, here
-    ``causal='lower_right'``.
+    sequences, which that takes besides, are not needed. That always counts from the lower-right
+    diagonal: its ``causal=True`` is ``causal='lower_right'`` here.
 
     References
     ----------
@@ -174,21 +176,25 @@ def varlen_attention_vjp(
         See :func:`varlen_attention`. ``num_threads`` counts for the pullback as well.
     wrt : sequence of str, default ("query", "key", "value")
         What to differentiate with respect to: also "attn_mask" (float masks), "alibi_slopes", "sinks".
+        Gradients that are left out are not computed.
 
     Returns
     -------
     out : ndarray, shape (total_q, H, Ev), or (out, lse)
     pullback : callable
         ``pullback(grad_out)`` returns :class:`AttentionGradients`, a named tuple; with ``return_lse`` it is
-        ``pullback(grad_out, grad_lse)``. Each gradient has the shape and dtype of its input (float64 for
-        integers); that of ``attn_mask`` is a list. It may be called again. It holds references to the inputs
-        and to ``out``, not copies, save of the offsets.
+        ``pullback(grad_out, grad_lse)``, of shapes (total_q, H, Ev) and (H, total_q). Each gradient has the
+        shape and dtype of its input (float64 for integers); that of ``attn_mask`` is a list. It may be called
+        again. It holds references to the arguments and to ``out``, which must not change until then, and
+        copies of the offsets and of what :func:`scaled_dot_product_attention_vjp` copies.
 
     Raises
     ------
     TypeError, ValueError, MemoryError
-        As :func:`varlen_attention`; a ``wrt`` that names what has no gradient; in the pullback, a
-        ``grad_out`` that has not the shape of ``out``, or float64 where the output has fewer bits.
+        As :func:`varlen_attention`; a ``wrt`` that names what has no gradient; in the pullback, a ``grad_out``
+        or ``grad_lse`` of another shape than its result, or float64 where that has fewer bits.
+    KeyboardInterrupt
+        As :func:`scaled_dot_product_attention_vjp`.
 
     References
     ----------
