@@ -82,7 +82,9 @@ def as_gradient(name: str, x: npt.ArrayLike | None, dtype: np.dtype[Any]) -> Arr
         raise kind(f"{name} cannot become an array of {dtype}: {error}") from None
 
 
-def as_fitting_gradient(name: str, x: npt.ArrayLike, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def as_fitting_gradient(
+    name: str, x: npt.ArrayLike | None, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> Array:
     """Return the gradient of a result of ``shape`` and ``dtype``, in ``dtype`` if it was no array.
 
     Refuses float64, and integers, which count as that, where the result has fewer bits.

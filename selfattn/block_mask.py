@@ -235,7 +235,8 @@ class BlockMask:
                [0, 0, 0, 1]])
         """
         if not isinstance(other, BlockMask):
-            return NotImplemented
+            kind = type(other).__name__
+            raise TypeError(f"a BlockMask meets another one, not {kind}: pass that beside it, as attn_mask")
         try:
             np.broadcast_shapes(*(part.lead for part in self._parts + other._parts))
         except ValueError:
@@ -282,6 +283,9 @@ class BlockMask:
                [ True,  True, False],
                [False, False,  True]])
         """
+        for name, length in (("n_queries", n_queries), ("n_keys", n_keys)):
+            if operator.index(length) < 0:
+                raise ValueError(f"{name} must be an int >= 0, got {length}")
         dense: npt.NDArray[np.bool_] = np.ones((n_queries, n_keys), np.bool_)
         for part in self._parts:
             part.check(n_queries, n_keys)
