@@ -522,7 +522,7 @@ int sa_read_statistics(sa_call *c, PyObject *value, int ndim, const npy_intp *sh
                      sa_dtype_name(computes), dtype != computes ? "" : "other strides or byte order of ", sa_dtype_name(dtype));
         return -1;
     }
-    sa_fill_tensor(&c->a.stats, c->stats, dtype, ndim - 2, 2);
+    sa_fill_tensor(&c->a.stats, c->stats, dtype, c->a.n_lead, 2);
     return 0;
 }
 
