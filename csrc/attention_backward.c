@@ -54,6 +54,9 @@
 #define SA_CACHE_LINE 64
 #define SA_LEAST_BLOCKS_TO_GATHER 8
 
+/* Keys of a block that go by without a look whether the call was cancelled, counted in elements of keys and values: tens of milliseconds. */
+#define SA_ELEMENTS_AT_ONCE ((ptrdiff_t)1 << 22)
+
 /* A second thread pays from about this many multiply-adds per thread on. */
 #define SA_BACKWARD_WORK_PER_THREAD 98304.0
 
@@ -327,6 +330,21 @@ typedef struct {
     ptrdiff_t *done;        /* rows of this one, or NULL */
 } part_state;
 
+/* All keys of a block, some at a time. */
+static void work_on_keys(sa_backward_block *b, char *scratch) {
+    const sa_attention *a = b->g->a;
+    const ptrdiff_t tiles = SA_ELEMENTS_AT_ONCE / SA_KEYS_PER_TILE / larger(a->E + a->Dv, 1);
+    const ptrdiff_t at_once = larger(tiles, 1) * SA_KEYS_PER_TILE, end = b->b.end;
+    for (ptrdiff_t key = b->b.begin; key < end && !sa_cancelled(a); key += at_once) {
+        sa_backward_block some = *b;
+        keep_keys(&some.b, key, smaller(key + at_once, end));
+        if (some.b.begin < some.b.end) {
+            sa_kernels_of(a)->attention_backward(&some, scratch);
+            b->b.cache_holds = true;
+        }
+    }
+}
+
 /* These keys against part number `part` of the rows. fresh: no step has added to the keys' gradients. */
 static void work_on_rows(const sa_attention_gradients *g, const sa_backward_plan *plan, part_state *at, ptrdiff_t part,
                          bool fresh, char *scratch) {
@@ -360,7 +378,7 @@ static void work_on_rows(const sa_attention_gradients *g, const sa_backward_plan
             }
             at->held = true;
             at->packed_from = b.b.cache_from;
-            sa_kernels_of(g->a)->attention_backward(&b, scratch);
+            work_on_keys(&b, scratch);
         }
         if (at->done) {
             sa_raise(at->done, until);

@@ -33,7 +33,7 @@ def settle_dropout(
 ) -> tuple[Any, int | np.random.Generator | TorchGenerator | None]:
     """Give dropout as a number that cannot change, and with it a seed: forward and backward drop the same."""
     try:
-        number = dropout_p if isinstance(dropout_p, str | bytes | bool) else float(dropout_p)
+        number = dropout_p if isinstance(dropout_p, str | bytes | bool | np.bool_) else float(dropout_p)
     except (TypeError, ValueError, OverflowError):
         return dropout_p, rng  # the core says what is wrong with it
     drops = isinstance(number, float) and 0 < number <= 1
@@ -69,17 +69,17 @@ def row_shares(name: str, raw: Array) -> Array:
 
 
 def as_gradient(name: str, x: npt.ArrayLike | None, dtype: np.dtype[Any]) -> Array:
-    """Convert what is no array; beyond the dtype's range is inf, without a warning."""
+    """Convert what is no array. Lists and numbers are taken in ``dtype``; beyond its range is inf, without a warning."""
     if isinstance(x, np.ndarray):
         return x
     if x is None:
         raise TypeError(f"{name} must be an array, not None")
-    try:
-        with np.errstate(over="ignore"):
-            return np.asarray(x, dtype=dtype)
-    except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{name} cannot become an array of {dtype}: {error}") from None
+    array = as_array(name, x)
+    if not isinstance(x, list | tuple | float | int):  # it has a dtype of its own, such as a PyTorch tensor
+        return array
+    float_dtype(name, array)
+    with np.errstate(over="ignore"):
+        return array.astype(dtype)
 
 
 def as_fitting_gradient(
@@ -89,16 +89,10 @@ def as_fitting_gradient(
 
     Refuses float64, and integers, which count as that, where the result has fewer bits.
     """
-    if x is None:
-        raise TypeError(f"{name} must be an array, not None")
-    found = as_array(name, x)
+    found = as_array(name, as_gradient(name, x, dtype))
     if found.shape != shape:
         raise ValueError(f"{name} has shape {found.shape}; the result that it is the gradient of has {shape}")
-    counts_as = float_dtype(name, found)
-    if not isinstance(x, np.ndarray):
-        with np.errstate(over="ignore"):
-            return found.astype(dtype)
-    if counts_as == np.float64 != dtype:
+    if float_dtype(name, found) == np.float64 != dtype:
         raise TypeError(
             f"{name} has dtype {found.dtype.name}, but the result has {dtype}: it would be narrowed"
         )

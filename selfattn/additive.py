@@ -252,6 +252,10 @@ class _Call:
                 f"{given[2].shape}"
             ) from None
         length, n_keys = q.shape[-2], k.shape[-2]
+        if not isinstance(is_causal, bool | np.bool_):
+            raise TypeError(f"is_causal must be a bool, got {type(is_causal).__name__}")
+        if isinstance(attn_mask, bool):
+            raise TypeError(f"attn_mask must be an array, not {attn_mask} (a causal mask is is_causal=True)")
         if causal not in (None, "upper_left", "lower_right"):
             raise ValueError(f"causal must be None, 'upper_left' or 'lower_right', got {causal!r}")
         if is_causal and causal == "lower_right":
@@ -330,9 +334,9 @@ class _Call:
         d_query, d_key = sum_to_shape(d_query, shapes[0]), sum_to_shape(d_key, shapes[1])
 
         def weights_of(x: Array, d_x: Array, is_used: Array) -> Array:
-            rows = x.reshape(-1, x.shape[-1]).astype(self.compute, copy=False)
-            rows = np.where(sum_to_shape(is_used, x.shape[:-1]).reshape(-1, 1) > 0, rows, 0)
-            return rows.T @ d_x.reshape(-1, self.v.size)
+            used = sum_to_shape(is_used, x.shape[:-1]).reshape(-1, 1) > 0
+            rows = x.reshape(len(used), x.shape[-1]).astype(self.compute, copy=False)
+            return np.where(used, rows, 0).T @ d_x.reshape(len(used), self.v.size)
 
         found = (
             d_query @ w_query.astype(self.compute, copy=False).T,

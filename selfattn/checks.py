@@ -36,7 +36,8 @@ def check_vjp(
     f : callable
         ``f(*args)`` returns ``(y, pullback)``, y being an array or a tuple of arrays, as the functions of
         selfattn do whose names end in ``_vjp``. It must give the same for the same arguments: dropout needs a
-        seed. ``pullback(dy)``, or ``pullback(dy_1, dy_2, ...)``, returns the gradients: an array or a tuple.
+        seed. ``pullback(dy)``, or ``pullback(dy_1, dy_2, ...)``, returns the gradients: an array, or a tuple of arrays and
+        of lists of them.
     *args : array_like
         Floating-point arrays, or integers to be taken as such; ``f`` gets them in float64. Everything else
         belongs into a lambda: ``lambda x: layer_norm_vjp(x, 64)``. Gradients that are not None belong to the
@@ -153,7 +154,9 @@ def results(f: Callable[..., Any], arrays: list[Array]) -> tuple[list[Array], Ca
 
 def match(grads: Any, n: int) -> list[Array | None]:
     """Return one gradient, or None, for each of n arguments."""
-    given = list(grads) if isinstance(grads, tuple) else [grads]
+    given: list[Any] = []
+    for grad in grads if isinstance(grads, tuple) else [grads]:
+        given += grad if isinstance(grad, list) else [grad]  # of parts, or of the masks of packed sequences
     found = [grad for grad in given if grad is not None]
     if not found:
         raise ValueError("the pullback returns no gradient, so there is nothing to check")

@@ -232,7 +232,7 @@ def varlen_attention_vjp(
         q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, return_lse=return_lse, out=out,
         **options,
     )  # fmt: skip
-    offsets_q, offsets_k = np.array(cu_seqlens_q), np.array(cu_seqlens_k)
+    offsets_q, offsets_k = (np.asarray(x).copy() for x in (cu_seqlens_q, cu_seqlens_k))
 
     @np.errstate(all="ignore")
     def pullback(grad_out: npt.ArrayLike | None, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:

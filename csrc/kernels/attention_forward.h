@@ -535,8 +535,10 @@ static void FN(attention_forward)(const sa_block *given, void *scratch) {
     FN(parts_open)(given, &s.parts);
     const sa_block *b = FN(on_cells)(given, &s.parts, &aligned);
     const int count = b->rows->count;
-    /* Below 32 keys the feature-lane kernels lose to a single vector of queries: their sums across lanes are too short. */
-    if (count <= SA_FEW_ROWS && b->a->S >= 32) {
+    /* Below 32 keys the feature-lane kernels lose to a single vector of queries: their sums across lanes are too short. Where statistics
+     * are kept for a backward pass, its kernels' sums must have made them: a score of 10^4 that was summed in another order is 10^−3
+     * off, and so would be its weight. */
+    if (count <= SA_FEW_ROWS && b->a->S >= 32 && b->a->stats.m.data == NULL) {
         FN(few_parts_open)(b, &s);
         FN(run_few)(b, &s);
         FN(few_parts_close)(&s.few);

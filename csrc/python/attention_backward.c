@@ -46,9 +46,9 @@ static int read_results(backward_call *b, PyObject *const *values) {
         return -1;
     }
     sa_fill_tensor(&a->out, c->out, dtype, n, 2);
-    if (dtype == SA_F64 && !a->f64) {
-        PyErr_Format(PyExc_TypeError, "out must have the dtype of the forward call's result, %s, got float64",
-                     sa_dtype_name(c->result));
+    if (dtype != c->result) {
+        PyErr_Format(PyExc_TypeError, "out must have the dtype of the forward call's result, %s, got %s",
+                     sa_dtype_name(c->result), sa_dtype_name(dtype));
         return -1;
     }
     if (sa_read_gradient(c, values[GRAD_OUT], "grad_out", "the output", c->result, n + 2, shape, &b->grad_out, &dtype) < 0) {

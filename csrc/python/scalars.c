@@ -10,7 +10,7 @@ PyObject *sa_as_index(PyObject *value) {
 }
 
 int sa_read_real(PyObject *value, const char *name, double *x) {
-    if (PyBool_Check(value)) {
+    if (PyBool_Check(value) || PyArray_IsScalar(value, Bool)) {
         PyErr_Format(PyExc_TypeError, "%s must be a real number, got a bool", name);
         return -1;
     }

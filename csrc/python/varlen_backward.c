@@ -42,9 +42,9 @@ static int read_results(backward_call *b, PyObject *const *values) {
     if (sa_read_float_array(c->state, values[SA_ARG_OUT], "out", 3, shape, &c->out, &dtype) < 0) {
         return -1;
     }
-    if (dtype == SA_F64 && !a->f64) {
-        PyErr_Format(PyExc_TypeError, "out must have the dtype of the forward call's result, %s, got float64",
-                     sa_dtype_name(c->result));
+    if (dtype != c->result) {
+        PyErr_Format(PyExc_TypeError, "out must have the dtype of the forward call's result, %s, got %s",
+                     sa_dtype_name(c->result), sa_dtype_name(dtype));
         return -1;
     }
     sa_fill_packed(&a->out, c->out, dtype, true);

@@ -123,7 +123,9 @@ def scaled_dot_product_attention_vjp(
     def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
         alive = (lse != -np.inf)[..., None]
         d_out = np.where(alive, np.asarray(grad_out, dtype=compute), zero)
-        delta = np.where(alive, output * d_out, zero).sum(axis=-1)
+        delta = np.where(alive & (output != 0), output * d_out, zero).sum(
+            axis=-1
+        )  # an output of 0 meets anything
         if grad_lse is not None:
             delta = delta - np.where(alive[..., 0], np.asarray(grad_lse, dtype=compute), zero)
 

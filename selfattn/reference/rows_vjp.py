@@ -9,7 +9,7 @@ inputs. Gradients have the shapes and dtypes of the inputs, integers counting as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -368,6 +368,8 @@ def merge_attention_vjp(
 
 def check_wrt(wrt: str | Sequence[str], known: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of the inputs whose gradients are wanted."""
+    if not isinstance(wrt, Iterable):
+        raise TypeError(f"wrt must be a name or a sequence of names, got {type(wrt).__name__}")
     names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
     for name in names:
         if name not in known:
