@@ -2,12 +2,15 @@
 
 `torch.nn.functional` has masks, causality, scale and grouped queries; soft-capping, ALiBi, windows, key
 lengths and lse are compared with `flex_attention`, which takes them as functions; sinks with a few lines.
+Gradients are compared with autograd's, of a few lines where `torch.nn.functional` lacks the option.
 """
 
 import warnings
 
 import numpy as np
 import pytest
+from gradients import bounds
+from tolerances import assert_within
 
 import selfattn as sa
 from selfattn import reference
@@ -228,6 +231,167 @@ def test_sinks_as_one_more_logit(function):
     got = function.scaled_dot_product_attention(q, k, v, sinks=sinks, return_lse=True, return_weights=True)
     for a, b in zip(got, (weights @ tensor(v), logits.logsumexp(-1), weights), strict=True):
         assert_close(a, b, tolerance(q, k, extra=4.0))
+
+
+# ------------------------------------------------------------------------------------------ gradients of attention
+
+
+def limit_of(name, limits, shape):
+    """Sum the bounds of each query head's gradient over what shares an array of this shape: broadcast axes, and groups."""
+    limit = limits[name]
+    if name in ("key", "value") and len(shape) > 2 and limit.shape[-3] % shape[-3] == 0:
+        limit = limit.reshape(*limit.shape[:-3], shape[-3], -1, *limit.shape[-2:]).sum(-3)
+    return reference.attention_vjp.sum_to_shape(limit, shape)
+
+
+def assert_same_gradients(function, inputs, options, attend, *, with_lse=False):
+    """Compare the gradients of all floating inputs, by name, with those that autograd makes of `attend`.
+
+    `attend` takes the same inputs as tensors. gradients.py says how far rounding may move each element (measured: a
+    twelfth of it); and nowhere more than 1e-12 of the largest.
+    """
+    tensors = {name: tensor(x).requires_grad_(x.dtype == np.float64) for name, x in inputs.items()}
+    names = [name for name, x in tensors.items() if x.requires_grad]
+    results = attend(**tensors) if with_lse else (attend(**tensors),)
+    grads = [normal(*x.shape) for x in results]
+    wanted = torch.autograd.grad(results, [tensors[name] for name in names], list(map(tensor, grads)))
+
+    call = {**inputs, **options, "return_lse": with_lse}
+    _, pullback = function.scaled_dot_product_attention_vjp(
+        **call, **({"wrt": names} if function is sa else {})
+    )
+    got = pullback(*grads)
+    arrays = [inputs[name] for name in ("query", "key", "value")]
+    others = {name: x for name, x in inputs.items() if name not in ("query", "key", "value")}
+    grad_lse = grads[1] if with_lse else np.zeros(results[0].shape[:-1])
+    limits = bounds(arrays, others | options, grads[0], grad_lse, np.dtype(np.float64))
+    for name, expected in zip(names, wanted, strict=True):
+        gradient, shape = getattr(got, name), inputs[name].shape
+        assert gradient.dtype == np.float64 and gradient.shape == shape == tuple(expected.shape), name
+        largest = max(1.0, float(expected.abs().max()))
+        limit = np.minimum(limit_of(name, limits, shape), 1e-12 * largest)
+        assert_within(gradient, expected.numpy(), limit, name)
+
+
+def qkv(query, key, value):
+    return {"query": normal(*query), "key": normal(*key), "value": normal(*value)}
+
+
+@functions
+@pytest.mark.parametrize(
+    ("query", "key", "value"),
+    [
+        ((5, 8), (7, 8), (7, 8)),
+        ((2, 3, 33, 17), (2, 3, 40, 17), (2, 3, 40, 65)),
+        ((3, 1, 5, 8), (1, 2, 7, 8), (7, 6)),  # leading dims are broadcast
+        ((2, 4, 5, 8), (2, 1, 7, 8), (2, 1, 7, 3)),
+        ((2, 2, 1, 64), (2, 2, 130, 64), (2, 2, 130, 64)),
+        ((1, 1), (1, 1), (1, 1)),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.7}, {"scale": -1.0}], ids=str)
+def test_gradients_of_shapes_causal_and_scale(function, query, key, value, options):
+    def attend(query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, **options)
+
+    assert_same_gradients(function, qkv(query, key, value), options, attend)
+
+
+MASK_SHAPES = [(5, 7), (7,), (1, 7), (5, 1), (1, 1), (2, 1, 5, 7), (2, 1, 1, 7), (2, 1, 5, 1),
+               (3, 5, 7), (3, 1, 1), (1, 3, 5, 7), (2, 3, 1, 7), (2, 3, 5, 1), (2, 3, 5, 7)]  # fmt: skip
+
+
+@functions
+@pytest.mark.parametrize("shape", MASK_SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_gradients_of_and_with_masks(function, shape, kind):
+    inputs = qkv((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 6))
+    mask = RNG.random(shape) < 0.7 if kind == "bool" else normal(*shape)
+    mask[..., 0] = True if kind == "bool" else mask[..., 0]  # no row without keys
+
+    def attend(query, key, value, attn_mask):  # PyTorch takes no boolean mask of one axis
+        return F.scaled_dot_product_attention(query, key, value, torch.atleast_2d(attn_mask))
+
+    assert_same_gradients(function, {**inputs, "attn_mask": mask}, {}, attend)
+
+
+@functions
+@pytest.mark.parametrize("heads", [1, 2, 3, 6])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.5}, "mask"], ids=str)
+def test_gradients_of_grouped_queries(function, heads, options):
+    inputs = qkv((2, 6, 5, 8), (2, heads, 7, 8), (2, heads, 7, 3))
+    if options == "mask":
+        inputs, options = inputs | {"attn_mask": normal(2, 1, 5, 7)}, {}
+    options = {**options, "enable_gqa": True}
+    assert_same_gradients(
+        function, inputs, options, lambda **given: F.scaled_dot_product_attention(**given, **options)
+    )
+
+
+def written_out(
+    query, key, value, attn_mask=None, alibi_slopes=None, sinks=None, *, softcap=None, offset=0, allowed=None
+):
+    """Attention and its log-sum-exp in PyTorch's operations, for any number of query heads to a key head."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    i, j = torch.arange(scores.shape[-2])[:, None] + offset, torch.arange(scores.shape[-1])
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        scores = scores - alibi_slopes[..., None, None] * (i - j).abs()
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed(i, j), -torch.inf)
+    if sinks is None:
+        return scores.softmax(-1) @ value, scores.logsumexp(-1)
+    one_more = sinks[..., None, None].expand(*scores.shape[:-1], 1)
+    scores = torch.cat([scores, one_more], dim=-1)
+    return scores.softmax(-1)[..., :-1] @ value, scores.logsumexp(-1)
+
+
+# Name -> arrays to differentiate with respect to; the other options; and how these are written above.
+GRADIENTS = {
+    "softcap": ({}, {"softcap": 1.5}, {"softcap": 1.5}),
+    "window": ({}, {"window": (2, 1)}, {"allowed": lambda i, j: (j >= i - 2) & (j <= i + 1)}),
+    "causal window": (
+        {}, {"window": (2, None), "causal": "upper_left"}, {"allowed": lambda i, j: (j >= i - 2) & (j <= i)},
+    ),
+    "causal, lower right": ({}, {"causal": "lower_right"}, {"offset": 2, "allowed": lambda i, j: j <= i}),
+    "key lengths": (
+        {}, {"key_lengths": LENGTHS[:, None]}, {"allowed": lambda i, j: (j < tensor(LENGTHS)[:, None])[:, None, None]},
+    ),
+    "alibi": ({"alibi_slopes": SLOPES}, {}, {}),
+    "alibi of each head of a batch": ({"alibi_slopes": np.outer([1.0, -0.5], SLOPES)}, {}, {}),
+    "alibi, lower right window": (
+        {"alibi_slopes": SLOPES}, {"window": (3, 0), "causal": "lower_right"},
+        {"offset": 2, "allowed": lambda i, j: (j >= i - 3) & (j <= i)},
+    ),
+    "sinks": ({"sinks": np.array([0.5, -3.0, 2.0, 0.0])}, {}, {}),
+    "sinks of each head of a batch": ({"sinks": np.linspace(-2.0, 2.0, 8).reshape(2, 4)}, {}, {}),
+    "a number for all keys in the mask, and sinks": (
+        {"attn_mask": np.linspace(-1.0, 1.0, 5)[:, None], "sinks": np.array([0.5, -3.0, 2.0, 0.0])}, {}, {},
+    ),
+    "all": (
+        {"attn_mask": np.linspace(-1.0, 1.0, 70).reshape(2, 1, 5, 7), "alibi_slopes": SLOPES,
+         "sinks": np.array([0.5, -3.0, 2.0, 0.0])},
+        {"softcap": 2.5, "window": (3, 2), "causal": None},
+        {"softcap": 2.5, "allowed": lambda i, j: (j >= i - 3) & (j <= i + 2)},
+    ),
+}  # fmt: skip
+
+
+@functions
+@pytest.mark.parametrize(("arrays", "options", "written"), GRADIENTS.values(), ids=GRADIENTS)
+@pytest.mark.parametrize("key_heads", [2, 4])
+def test_gradients_of_what_autograd_is_told_in_code(function, arrays, options, written, key_heads):
+    """With those of the log-sum-exp."""
+    inputs = qkv((2, 4, 5, 8), (2, key_heads, 7, 8), (2, key_heads, 7, 6)) | arrays
+    options = {**options, "enable_gqa": True}
+    assert_same_gradients(
+        function, inputs, options, lambda **given: written_out(**given, **written), with_lse=True
+    )
 
 
 # --------------------------------------------------------------------------------------- the other operations
