@@ -28,6 +28,7 @@ pytestmark = pytest.mark.skipif(not memory.AVAILABLE, reason="VmHWM is Linux's")
 
 CASES: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {}
 LONG: list[str] = []  # those that the project promises by name: L = S = 16384, H = 8
+VERY_LONG: list[str] = []  # 131,072 tokens, with gradients
 
 
 def case(function):
@@ -47,6 +48,11 @@ def normal(*shape: int) -> np.ndarray:
 def inputs(length: int = 16384, heads: int = 8, width: int = 64) -> tuple[np.ndarray, ...]:
     """Query, key and value of one shape; each is what `normal` gives, so they are equal but apart."""
     return tuple(normal(1, heads, length, width) for _ in range(3))
+
+
+def very_long_case(function):
+    VERY_LONG.append(function.__name__)
+    return case(function)
 
 
 @long_case
@@ -91,6 +97,25 @@ def causal_bfloat16():
     import ml_dtypes
 
     return tuple(x.astype(ml_dtypes.bfloat16) for x in inputs()), {"is_causal": True}
+
+
+# 131,072 tokens of four heads of 64 take minutes, with a window they are in test_long.py. Without one, all pairs of a narrow head
+# show what grows with L·S; many queries of few keys, and many keys of few queries, what grows with the width and with either.
+
+
+@very_long_case
+def all_pairs():
+    return inputs(length=131072, heads=1, width=8), {"is_causal": True}
+
+
+@very_long_case
+def many_queries_of_few_keys():
+    return (normal(1, 4, 131072, 64), normal(1, 4, 64, 64), normal(1, 4, 64, 64)), {}
+
+
+@very_long_case
+def many_keys_of_few_queries():
+    return (normal(1, 4, 64, 64), normal(1, 4, 131072, 64), normal(1, 4, 131072, 64)), {}
 
 
 # Below: what would be large if it were copied, converted or broadcast. Windows keep the arithmetic small.
@@ -310,7 +335,7 @@ def test_sixteen_thousand_tokens(name):
     assert measure(name) < LIMIT
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in LONG])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in LONG + VERY_LONG])
 def test_nothing_large_is_copied(name):
     assert measure(name) < LIMIT
 
@@ -323,6 +348,16 @@ BACKWARD_LIMIT = 256 * MIB
 @pytest.mark.parametrize("name", ["causal", "dropout", "d_v_differs_from_d_k"])
 def test_gradients_of_sixteen_thousand_tokens(name):
     assert measure(f"backward of {name}") < BACKWARD_LIMIT
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "all_pairs" else ()) for name in VERY_LONG]
+)
+def test_gradients_of_131072_tokens(name):
+    """A byte for each pair of a head would be 16 GiB, for each pair of many with few 32 MiB; a copy of what is long 128 MiB."""
+    (query, _, value), _ = CASES[name]()
+    output = query[..., 0].size * value.shape[-1] * 4  # the pullback holds it
+    assert output < measure(f"backward of {name}") < output + 32 * MIB
 
 
 @pytest.mark.parametrize("name", ["float_mask_of_b11s"])
