@@ -1,7 +1,13 @@
 """Gradients of attention: finite differences check the reference, and the reference checks the C core."""
 
+import ctypes
+import ctypes.util
 import inspect
 import tracemalloc
+import platform
+import sys
+import tracemalloc
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -432,6 +438,61 @@ def test_16_bit_gradients_do_not_know_that_the_output_was_rounded(isa, shape, dt
         bound = ulp / 2 + float(np.spacing(np.abs(truth).max().astype(dtype))) / 4
         error = np.abs(getattr(found, name).astype(np.float64) - truth)
         assert (error <= bound).all(), f"{name}: {(error / bound).max()}"
+
+
+def flag_of_overflow():
+    """How to clear and to read the flag that an overflow leaves behind in the thread that computed it."""
+    bit = {"x86_64": 8, "AMD64": 8, "aarch64": 4, "arm64": 4}.get(platform.machine())
+    library = ctypes.util.find_library("m")
+    if bit is None or sys.platform == "win32" or library is None:
+        pytest.skip("it is not known here how to read floating-point flags")
+    functions = ctypes.CDLL(library)
+    return lambda: functions.feclearexcept(bit), lambda: bool(functions.fetestexcept(bit) & bit)
+
+
+# The product that overflows -> factors of query, key, value and grad_out, and the gradients that need the product.
+OVERFLOWING = {
+    "dP = dO V": ((1, 1, 1e30, 1e30), {"query", "key"}),
+    "dQ = dS K": ((1e-25, 1e25, 1, 1e15), {"query"}),
+    "dK = dS Q": ((1e25, 1e-25, 1, 1e15), {"key"}),
+    "dV = P dO": ((1, 1, 1e-30, 5e37), {"value"}),
+}
+
+
+@pytest.mark.parametrize("wrt", [names for n in (1, 2, 3) for names in combinations(FIELDS[:3], n)], ids=str)
+@pytest.mark.parametrize("product", OVERFLOWING)
+def test_what_wrt_leaves_out_is_not_computed(isa, product, wrt):
+    """Each product in turn is made to overflow, and nothing else: the CPU's flag tells whether it was computed."""
+    clear, overflowed = flag_of_overflow()
+    factors, needed_by = OVERFLOWING[product]
+    rng = np.random.default_rng(0)
+    query, key, value, grad_out = (
+        (np.abs(rng.standard_normal((2, n, 16))) * factor).astype(np.float32)
+        for n, factor in zip((200, 8, 8, 200), factors, strict=True)
+    )
+    _, statistics = sa.scaled_dot_product_attention_forward(query, key, value)
+    zeros = np.zeros_like(grad_out)  # as output, lest δ = O·dO overflow
+    clear()
+    sa.scaled_dot_product_attention_backward(
+        grad_out, zeros, statistics, query, key, value, wrt=wrt, num_threads=1
+    )
+    assert overflowed() == bool(needed_by & set(wrt))
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_what_wrt_leaves_out_takes_no_memory(name):
+    """Each gradient has 8 MiB, scratch and statistics far less: NumPy tells tracemalloc of its arrays."""
+    arguments = random_inputs((1, 65536, 32))
+    options = {"window": (8, 0), "num_threads": 1}
+    out, pullback = sa.scaled_dot_product_attention_vjp(*arguments, **options, wrt=name)
+    pullback(out)
+    tracemalloc.start()
+    try:
+        gradient = getattr(pullback(out), name)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert gradient.nbytes == 2**23 < peak < 1.5 * 2**23
 
 
 def test_gradients_are_written_where_they_are_wanted():

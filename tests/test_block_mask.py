@@ -499,3 +499,23 @@ def test_memory_grows_with_the_lengths_alone():
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
         tracemalloc.stop()
+
+
+def test_tables_that_change_after_they_were_checked():
+    """They may be those of a derived class, and drawing dropout's seed runs other Python code: the call has copies."""
+    classes = np.zeros(64, np.int64)
+
+    class Derived(BlockMask):
+        def _tables(self, *_):
+            return ((classes, 1, np.array([0, 1]), np.array([[0, 64]]), 0.5),)
+
+    class Changes(np.random.Generator):
+        def integers(self, *args, **kwargs):
+            classes[:] = 2**40
+            return np.uint64(1)
+
+    q = np.random.default_rng(0).standard_normal((1, 64, 8), dtype=np.float32)
+    mask = Derived(BlockMask.prefix_lm(0)._parts)
+    out = attend(q, q, q, dropout_p=0.1, rng=Changes(np.random.PCG64(0)), block_mask=mask)
+    assert (classes == 2**40).all()
+    np.testing.assert_array_equal(out, attend(q, q, q, dropout_p=0.1, rng=1))

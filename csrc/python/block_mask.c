@@ -12,6 +12,22 @@ static bool is_table(PyObject *x) {
            PyArray_ISCARRAY_RO((PyArrayObject *)x);
 }
 
+/* A part's tables as they are now, in arrays that nobody else can change: other Python code runs before the core reads them. What is no
+ * table stays what it is, and is refused. */
+static PyObject *copied(PyObject *part) {
+    PyObject *copy = PyTuple_New(PyTuple_GET_SIZE(part));
+    for (Py_ssize_t i = 0; copy != NULL && i < PyTuple_GET_SIZE(part); ++i) {
+        PyObject *item = PyTuple_GET_ITEM(part, i);
+        item = is_table(item) ? PyArray_NewCopy((PyArrayObject *)item, NPY_CORDER) : Py_NewRef(item);
+        if (item == NULL) {
+            Py_CLEAR(copy);
+        } else {
+            PyTuple_SET_ITEM(copy, i, item);
+        }
+    }
+    return copy;
+}
+
 /* What plans go by: NaN is none. */
 static bool is_share(double share) { return share >= 0 && share <= 1; }
 
@@ -111,11 +127,25 @@ static PyObject *make_tables(const sa_call *c, PyObject *value) {
 }
 
 int sa_call_read_block_mask(sa_call *c, PyObject *value) {
-    if ((c->tables = make_tables(c, value)) == NULL) {
+    PyObject *tables = make_tables(c, value);
+    if (tables == NULL) {
         return -1;
     }
-    if (!PyTuple_CheckExact(c->tables) || PyTuple_GET_SIZE(c->tables) > SA_MAX_BLOCK_MASKS) {
-        return not_tables();
+    const bool good = PyTuple_CheckExact(tables) && PyTuple_GET_SIZE(tables) <= SA_MAX_BLOCK_MASKS;
+    const Py_ssize_t count = good ? PyTuple_GET_SIZE(tables) : 0;
+    c->tables = good ? PyTuple_New(count) : NULL;
+    for (Py_ssize_t n = 0; c->tables != NULL && n < count; ++n) {
+        PyObject *part = PyTuple_GET_ITEM(tables, n);
+        part = PyTuple_CheckExact(part) ? copied(part) : Py_NewRef(part);
+        if (part == NULL) {
+            Py_CLEAR(c->tables);
+        } else {
+            PyTuple_SET_ITEM(c->tables, n, part);
+        }
+    }
+    Py_DECREF(tables);
+    if (c->tables == NULL) {
+        return good ? -1 : not_tables();
     }
     for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(c->tables); ++n) {
         PyObject *part = PyTuple_GET_ITEM(c->tables, n);
