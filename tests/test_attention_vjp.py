@@ -3,7 +3,6 @@
 import ctypes
 import ctypes.util
 import inspect
-import tracemalloc
 import platform
 import sys
 import tracemalloc
