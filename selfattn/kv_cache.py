@@ -98,13 +98,15 @@ class KVCache:
         head_dim = _size("head_dim", head_dim, 0)
         value_dim = head_dim if value_dim is None else _size("value_dim", value_dim, 0)
         try:
-            own = np.dtype(dtype)
+            own = np.dtype(np.void if dtype is None else dtype)  # NumPy's own default is float64
         except TypeError:
             raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype!r}") from None
         if not own.isnative:
             raise TypeError(f"dtype must be in native byte order, got {own.str}")
         if own.char not in "efd" and own.name != "bfloat16":
-            raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {own}")
+            raise TypeError(
+                f"dtype must be float16, bfloat16, float32 or float64, got {None if dtype is None else own}"
+            )
         capacity = _size("capacity", capacity, 0)
         self._lengths: npt.NDArray[np.int64] = _aligned((batch_size,), np.dtype(np.int64))
         self._lengths[:] = 0
@@ -242,7 +244,7 @@ class KVCache:
 
         Parameters
         ----------
-        indices : array_like of int, shape (batch_size,)
+        indices : array_like of int, shape (batch_size,) or ()
 
         Raises
         ------
@@ -292,7 +294,8 @@ class KVCache:
         """Append new keys and values, if given, and attend from the queries to all keys of their sequence.
 
         The queries are the last tokens of each sequence: query i of n sees the keys up to its own, which is
-        n − 1 − i before the last. Nothing is appended when an exception is raised.
+        n − 1 − i before the last. Where a sequence has fewer keys than that, the query sees none. Nothing is
+        appended when an exception is raised.
 
         Parameters
         ----------
@@ -313,15 +316,14 @@ class KVCache:
         Returns
         -------
         out : ndarray, shape (batch_size, num_heads, n, Ev)
-            Zeros where the query is padding.
+            Zeros where the query is padding, or sees no key.
         lse : ndarray, shape (batch_size, num_heads, n)
-            With ``return_lse``; -inf where the query is padding.
+            With ``return_lse``; -inf where the query is padding, or sees neither key nor sink.
 
         Raises
         ------
         TypeError, ValueError, MemoryError
-            As for :meth:`append` and :func:`selfattn.scaled_dot_product_attention`; or more queries than their
-            sequence has keys.
+            As for :meth:`append` and :func:`selfattn.scaled_dot_product_attention`.
         KeyboardInterrupt
             Ctrl-C during the call, in Python's main thread.
 
@@ -366,12 +368,8 @@ class KVCache:
         value: npt.ArrayLike | None,
         counts: npt.NDArray[np.int64],
     ) -> None:
-        """Append what the queries bring along; each of them must have a key."""
+        """Append what the queries bring along."""
         if key is None or value is None:
-            if (counts > self._lengths).any():
-                raise ValueError(
-                    f"each query needs its own key; the sequences have {self._lengths.tolist()}, the queries are {counts.tolist()}"
-                )
             return
         keys, values = self._new("key", key, self._key), self._new("value", value, self._value)
         if not queries.shape[2] == keys.shape[2] == values.shape[2]:
