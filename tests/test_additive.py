@@ -127,6 +127,28 @@ def test_sizes_of_nothing(sizes):
         assert gradient.shape == x.shape and np.isfinite(gradient).all()
 
 
+@pytest.mark.parametrize(
+    "widths", [(4, 4, 3, 0), (0, 4, 3, 2), (4, 0, 3, 2), (4, 4, 0, 2), (0, 0, 0, 0)], ids=str
+)
+def test_widths_of_nothing(widths):
+    of_query, of_key, of_value, hidden = widths
+    rng = np.random.default_rng(0)
+    shapes = (
+        (2, 5, of_query),
+        (2, 6, of_key),
+        (2, 6, of_value),
+        (of_query, hidden),
+        (of_key, hidden),
+        (hidden,),
+    )
+    given = [rng.standard_normal(shape) for shape in shapes]
+    out, pullback = sa.additive_attention_vjp(*given)
+    _, exact = reference.additive_attention_vjp(*given)
+    d_out = rng.standard_normal(out.shape)
+    for name, found, expected in zip(exact(d_out)._fields, pullback(d_out), exact(d_out), strict=True):
+        assert_allclose(found, expected, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
 def test_integers_and_lists():
     x, w = [[1, 2], [3, 4]], [[1, 0], [0, 1]]
     out, pullback = sa.additive_attention_vjp(x, x, x, w, w, [1, 1])
@@ -145,6 +167,8 @@ def test_integers_and_lists():
         ({"w_key": np.ones((4, 5))}, ValueError, "w_key must have shape"),
         ({"value": np.ones((4, 3, 9, 3))}, ValueError, "leading dimensions must broadcast"),
         ({"attn_mask": np.ones((L, S), int)}, TypeError, "could mean two things"),
+        ({"attn_mask": True}, TypeError, "attn_mask must be an array, not True"),
+        ({"is_causal": "no"}, TypeError, "is_causal must be a bool, got str"),
         ({"key_lengths": S + 1}, ValueError, "key_lengths must lie in 0...9"),
         ({"causal": "left"}, ValueError, "causal must be None"),
         ({"causal": "lower_right", "is_causal": True}, ValueError, "causal='lower_right' was given too"),

@@ -573,6 +573,18 @@ def test_a_masks_gradient_in_place(mask_shape):
 GRADIENTS = sa.AttentionGradients
 
 
+def test_a_row_that_only_a_sink_keeps_alive_does_not_see_its_gradient():
+    """Its output is 0 whatever it meets: a NaN in the gradient of it reaches nothing, in the core as in the reference."""
+    x, mask = np.ones((2, 3)), np.array([[False, False], [True, True]])
+    grad_out = np.array([[np.nan] * 3, [1.0] * 3])
+    for module in (sa, reference):
+        _, pullback = module.scaled_dot_product_attention_vjp(x, x, x, mask, sinks=0.3)
+        clean = pullback(np.where(np.isnan(grad_out), 0, grad_out))
+        for a, b in zip(pullback(grad_out), clean, strict=True):
+            if a is not None:
+                assert_array_equal(a, b)
+
+
 class Convertible:
     """An array of another library, in float64."""
 
@@ -628,6 +640,7 @@ def backward(**changes):
         (TypeError, "grad_lse has dtype float64, but lse has dtype float32", {"grad_lse": np.ones((2, 6))}),
         (TypeError, "grad_out must be of dtype float16, bfloat16, float32 or float64, got bool", {"grad_out": lambda x: x > 0}),
         (TypeError, "rng must be an int here, .* got None", {"dropout_p": 0.5}),
+        (TypeError, "dropout_p must be a real number, got a bool", {"dropout_p": np.True_}),
         (TypeError, "rng must be an int here, .* got numpy.*Generator", {"dropout_p": np.array(0.5), "rng": np.random.default_rng(0)}),
     ],
     ids=lambda x: x if isinstance(x, str) else "",

@@ -155,3 +155,17 @@ def test_the_step_can_be_chosen():
     with pytest.raises(AssertionError):
         sa.check_vjp(f, A)
     sa.check_vjp(f, A, eps=1e-10, rtol=1e-3)
+
+
+def test_gradients_in_lists_belong_to_arguments_in_order():
+    """Those of merged parts, and of the masks of packed sequences."""
+    rng = np.random.default_rng(0)
+    outs, lses = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 3))
+    sa.check_vjp(lambda a, b, c, d: sa.merge_attention_vjp([a, b], [c, d]), *outs, *lses)
+    q, k, v = rng.normal(size=(3, 5, 2, 4))
+    mask = rng.normal(size=(5, 5))
+    sa.check_vjp(
+        lambda m: sa.varlen_attention_vjp(q, k, v, [0, 5], [0, 5], attn_mask=[m], wrt="attn_mask"), mask
+    )
+    with pytest.raises(AssertionError, match="argument 1"):
+        sa.check_vjp(lambda x, y: (x * y, lambda dy: ([dy * y, 2 * dy * x],)), np.ones(3), np.ones(3))

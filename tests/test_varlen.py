@@ -1,6 +1,7 @@
 """Packed sequences: each has the bits of a call of its own, and the gradients too; offsets of any kind are survived."""
 
 import inspect
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -554,3 +555,24 @@ def test_nothing_stays_of_pullbacks_that_fail():
     out, statistics = sa._core._varlen_forward(**{n: x for n, x in boolean.items() if n != "wrt"})
     given = boolean | {"out": out, "grad_out": out, "statistics": statistics}
     assert_nothing_stays(lambda: fails(function=sa._core._varlen_backward, **given), list(given.values()))
+
+
+def test_offsets_of_another_library():
+    """Whose arrays convert themselves without a copy of their own: no warning, and the pullback keeps one."""
+
+    class Offsets:
+        def __init__(self):
+            self.numbers = np.array([0, 3, 5])
+
+        def __array__(self, dtype=None):
+            return self.numbers
+
+    q, k, v = np.random.default_rng(0).standard_normal((3, 5, 2, 4))
+    offsets = Offsets()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out, pullback = sa.varlen_attention_vjp(q, k, v, offsets, offsets)
+    expected = sa.varlen_attention_vjp(q, k, v, [0, 3, 5], [0, 3, 5])[1](out)
+    offsets.numbers[1] = 2
+    for a, b in zip(pullback(out)[:3], expected[:3], strict=True):
+        np.testing.assert_array_equal(a, b)
