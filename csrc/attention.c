@@ -16,9 +16,6 @@
 #define SA_LEAST_CHUNK 1024
 #define SA_MANY_TASKS (4 * SA_ENOUGH_TASKS)
 
-/* A second thread pays from about this many multiply-adds per thread on (measured: docs/benchmarks.md, "Small sizes"). */
-#define SA_WORK_PER_THREAD 98304.0
-
 /* Behind each thread's scratch lies how many tasks of its share are taken: a cache line of its own. */
 #define SA_TAKEN_BYTES 64
 

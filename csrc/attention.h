@@ -70,6 +70,9 @@ typedef struct {
     sa_stretches stretches;
 } sa_held;
 
+/* A second thread pays from about this many multiply-adds per thread on (measured: docs/benchmarks.md, "Small sizes"). */
+#define SA_WORK_PER_THREAD 98304.0
+
 /* About how many of the pairs the block masks leave open, 0 … 1: no more than the strictest of them does. */
 double sa_open_share(const sa_attention *a);
 

@@ -41,7 +41,8 @@
 
 /* Groups that share a mask follow one another if each has so many blocks of rows, and their keys, values and both gradients take more
  * bytes together. Eight heads, gradients of a mask too, on a Zen 3 in two threads, with 12.7 and 16.8 MB: 777×128 in 51.8 → 42.8 ms,
- * 1024×128 in 91 → 73; with 8.4: 1024×64 in 42.4 → 39.9, 512×128 in 20.2 → 18.8; with 4.2, 512×64 in 9.3 → 9.6: in turns it stays. */
+ * 1024×128 in 91 → 73; with 8.4: 1024×64 in 42.4 → 39.9, 512×128 in 20.2 → 18.8; with 4.2, 512×64
+ * in 9.3 → 9.6: in turns it stays. */
 #define SA_BLOCKS_TO_FOLLOW 8
 #define SA_BYTES_TO_FOLLOW (6 << 20)
 
@@ -54,11 +55,9 @@
 #define SA_CACHE_LINE 64
 #define SA_LEAST_BLOCKS_TO_GATHER 8
 
-/* Keys of a block that go by without a look whether the call was cancelled, counted in elements of keys and values: tens of milliseconds. */
+/* Keys of a block that go by without a look whether the call was cancelled, counted in elements of keys and values: tens of
+ * milliseconds. */
 #define SA_ELEMENTS_AT_ONCE ((ptrdiff_t)1 << 22)
-
-/* A second thread pays from about this many multiply-adds per thread on. */
-#define SA_BACKWARD_WORK_PER_THREAD 98304.0
 
 static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 
@@ -95,9 +94,9 @@ static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_pla
 
 static ptrdiff_t common_divisor(ptrdiff_t a, ptrdiff_t b) { return b == 0 ? a : common_divisor(b, a % b); }
 
-/* Cuts the rows, and puts the groups that share a float mask in turns, whether or not its gradient is wanted. The heads of a group
- * are neighbouring rows, block by block: where they share a row of the mask, parts end with a block that ends with such a row. */
-static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *plan) {
+/* How many groups share the elements of a float mask, whether or not its gradient is wanted. The heads of a group are neighbouring
+ * rows, block by block: where they share a row of the mask, parts end with a block that ends with such a row. */
+static void plan_shares(const sa_attention_gradients *g, sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const bool with_mask = a->mask.m.data && a->mask.m.dtype != SA_BOOL;
     ptrdiff_t inside = plan->group;
@@ -115,27 +114,40 @@ static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *pla
         plan->unit_blocks = unit;
         plan->parts = smaller(plan->parts, sa_ceil_div(plan->blocks, unit));
     }
-    const ptrdiff_t units = sa_ceil_div(plan->blocks, plan->unit_blocks);
+}
+
+static bool are_to_follow(const sa_attention *a, const sa_backward_plan *plan) {
     const double bytes = 2.0 * (double)plan->shares * (double)a->S * (double)(a->E + a->Dv) * (double)size_of(a);
-    plan->follow =
-        plan->shares > 1 && plan->parts == 1 && plan->blocks >= SA_BLOCKS_TO_FOLLOW && bytes > (double)SA_BYTES_TO_FOLLOW;
-    if (plan->follow) {
-        plan->row_parts = g->only_steps ? smaller(units, SA_FEW_TASKS) : 1;
-        plan->part_blocks = sa_ceil_div(units, plan->row_parts) * plan->unit_blocks;
-        plan->together = plan->shares;
-        plan->tasks = plan->groups;
-        plan->steps = g->only_steps ? plan->shares + plan->row_parts - 1 : 1;
-        plan->steps_at_once = 1;
-        return;
-    }
+    return plan->shares > 1 && plan->parts == 1 && plan->blocks >= SA_BLOCKS_TO_FOLLOW && bytes > (double)SA_BYTES_TO_FOLLOW;
+}
+
+/* Groups go through all rows, each behind the one before; in steps where nobody may wait. */
+static void plan_following(const sa_attention_gradients *g, sa_backward_plan *plan, ptrdiff_t units) {
+    plan->row_parts = g->only_steps ? smaller(units, SA_FEW_TASKS) : 1;
+    plan->together = plan->shares;
+    plan->tasks = plan->groups;
+    plan->steps = g->only_steps ? plan->shares + plan->row_parts - 1 : 1;
+    plan->steps_at_once = 1;
+}
+
+/* Parts of the keys, and groups that share a mask, take turns on parts of the rows. */
+static void plan_turns(const sa_attention_gradients *g, sa_backward_plan *plan, ptrdiff_t units) {
     const ptrdiff_t turns = smaller(plan->shares, SA_FEW_TASKS);
-    plan->row_parts = plan->parts > turns ? plan->parts : smaller(turns, units);
-    plan->part_blocks = sa_ceil_div(units, plan->row_parts) * plan->unit_blocks;
     const bool wait = g->dmask.m.data && plan->shares > 1;
+    plan->row_parts = plan->parts > turns ? plan->parts : smaller(turns, units);
     plan->together = wait ? smaller(plan->shares, plan->row_parts) : plan->shares;
     plan->tasks = plan->groups / plan->shares * plan->together * plan->parts;
     plan->steps_at_once = wait || plan->parts > 1 ? 1 : plan->row_parts;
     plan->steps = sa_ceil_div(plan->shares, plan->together) * plan->row_parts / plan->steps_at_once;
+}
+
+/* Cuts the rows and puts the tasks in steps (top of this file). */
+static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *plan) {
+    plan_shares(g, plan);
+    const ptrdiff_t units = sa_ceil_div(plan->blocks, plan->unit_blocks);
+    plan->follow = are_to_follow(g->a, plan);
+    (plan->follow ? plan_following : plan_turns)(g, plan, units);
+    plan->part_blocks = sa_ceil_div(units, plan->row_parts) * plan->unit_blocks;
 }
 
 /* The first block of a part of the rows. */
@@ -197,7 +209,7 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     plan->gathered_at = gathered > 0 ? plan->scratch_bytes : 0;
     plan->scratch_bytes += whole_lines(gathered);
     const double work = (double)rows * (double)a->S * (double)(3 * a->E + 2 * a->Dv + 32) * sa_open_share(a);
-    double threads = work / SA_BACKWARD_WORK_PER_THREAD;
+    double threads = work / SA_WORK_PER_THREAD;
     threads = threads < (double)plan->tasks || (g->dmask.m.data && plan->mask_apart) ? threads : (double)plan->tasks;
     plan->threads = threads < max_threads ? (threads < 1 ? 1 : (int)threads) : max_threads;
     if (plan->threads > 1 && waits(plan)) {

@@ -12,9 +12,6 @@
 #include "attention.h"
 #include "threads.h"
 
-/* A second thread pays from about this many multiply-adds per thread on, as in the drivers of one call. */
-#define SA_WORK_PER_THREAD 98304.0
-
 /* ---- one sequence ----------------------------------------------------------------------------------------------------- */
 
 static ptrdiff_t begin(const int64_t *offsets, ptrdiff_t s) { return (ptrdiff_t)offsets[s]; }

@@ -280,7 +280,8 @@ SA_INLINE void FN(pass_dscores)(FN(backward_scratch) * s, ptrdiff_t n, const int
     }
 }
 
-/* x_i −= Σ_j dS_ij·|i + o − j|, y_i −= Σ_j dS_ij and z_i += Σ_j P_ij·|i + o − j| of dslope; position is relative to the tile. */
+/* x_i −= Σ_j dS_ij·|i + o − j|, y_i −= Σ_j dS_ij and z_i += Σ_j P_ij·|i + o − j| of dslope; position is relative to the
+ * tile. */
 SA_INLINE void FN(pass_dslope)(FN(backward_scratch) * s, ptrdiff_t n, const int nv) {
     const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
@@ -347,7 +348,7 @@ SA_INLINE void FN(add_dmask)(const sa_backward_block *b, FN(backward_scratch) * 
     }
 }
 
-/* Each row's sum is its own: they go side by side. */
+/* Whether n rows of that width hold neither NaN nor infinity. Each row's sum is its own: they go side by side. */
 SA_INLINE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width) {
     const vec zero = V(set1)(0);
     vec check = zero; /* 0·x is 0 for a finite x and NaN for any other */
@@ -423,6 +424,9 @@ SA_INLINE void FN(products)(const sa_backward_block *b, FN(backward_scratch) * s
     }
 }
 
+/* A tile of keys: scores and dP, then weights and dS from them, then the products (1), (3) and (6). By parts, where tiles of parts
+ * hold its numbers, all of it in one step (`done` comes to n) or some of the products; what is left goes by multiply-adds: `plain`
+ * in one pass over scores and dP, `careful` pair by pair, where a closed pair's 0 could meet what is not finite. */
 SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
                                  const int nv, bool finite) {
     const sa_attention *a = b->g->a;
@@ -528,8 +532,9 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
 
 /* ---- δ ------------------------------------------------------------------------------------------------------------------ */
 
-/* An output that was rounded to 16 bits makes O·dO wrong by as much for all keys of a row, which dQ and dK add up: there δ is Σ_j P_ij·dP_ij,
- * by two products more. Not where the products go by parts: they round P and dS as well, or are to be fast. */
+/* An output that was rounded to 16 bits makes O·dO wrong by as much for all keys of a row, which dQ and dK add up: there δ is
+ * Σ_j P_ij·dP_ij, by two products more. Not where the products go by parts: with weights that are rounded as well it would gain
+ * little. */
 SA_INLINE bool FN(delta_is_summed)(const sa_attention *a) {
     return !SA_REAL_IS_F64 && (a->out.m.dtype == SA_F16 || a->out.m.dtype == SA_BF16) && !FN(uses_parts)(a);
 }
