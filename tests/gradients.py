@@ -76,7 +76,7 @@ def bounds(arrays, options, grad_out, grad_lse, dtype):
     e_delta = (off * terms + u * (np.sqrt(S) + np.sqrt(Ev) + FEW) * P * terms).sum(-1)
     of_out = finfo(np.dtype(dtype))
     e_delta = e_delta + float(of_out.eps) * delta + float(of_out.smallest_subnormal) * d_out.sum(-1)
-    rounds = rounds_weights(*arrays, options.get("enable_gqa", False))
+    rounds = rounds_weights(*arrays, options.get("enable_gqa", False), options.get("block_mask"))
     if rounds:
         e_delta = e_delta + (keep * rounded_sum(P, v) * d_out).sum(-1)
     size = P * (terms + delta[..., None])  # |dS|

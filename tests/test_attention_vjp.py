@@ -531,6 +531,33 @@ def test_gradients_in_place_take_no_memory_of_their_own(dtype):
     assert peak < q.nbytes // 8  # objects, not arrays
 
 
+def test_gradients_in_place_are_left_alone_when_the_call_is_wrong():
+    q, k, v = random_inputs((2, 20, 8))
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    mine = sa.AttentionGradients(np.full_like(q, 9), np.full_like(k, 9), np.full_like(v, 9))
+    for wrong in (
+        {"rng": 1.5, "dropout_p": 0.5},
+        {"num_threads": 0},
+        {"wrt": ("query", "key", "value", "sinks")},
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, gradients=mine, **wrong)
+    assert all((x == 9).all() for x in mine[:3])
+
+
+@pytest.mark.parametrize("keys", [0, 20])
+def test_gradients_in_place_of_nothing(keys):
+    """Without queries, or without keys, they are zeros."""
+    for length in (0, 20):
+        q, k, v = random_inputs((2, length, 8), keys)
+        out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+        mine = sa.AttentionGradients(np.full_like(q, 9), np.full_like(k, 9), np.full_like(v, 9))
+        got = sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, gradients=mine)
+        new = sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v)
+        for a, b in zip(got[:3], new[:3], strict=True):
+            assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("layout", ["strided", "swapped heads", "unaligned"])
 def test_gradients_in_place_of_any_layout(layout):
     q, k, v = random_inputs((2, 20, 8))

@@ -536,9 +536,9 @@ static void FN(attention_forward)(const sa_block *given, void *scratch) {
     const sa_block *b = FN(on_cells)(given, &s.parts, &aligned);
     const int count = b->rows->count;
     /* Below 32 keys the feature-lane kernels lose to a single vector of queries: their sums across lanes are too short. Where statistics
-     * are kept for a backward pass, its kernels' sums must have made them: a score of 10^4 that was summed in another order is 10^−3
+     * are kept for a backward pass, its kernels' sums must have made them: a score of 10^5 that was summed in another order is 10^−2
      * off, and so would be its weight. */
-    if (count <= SA_FEW_ROWS && b->a->S >= 32 && b->a->stats.m.data == NULL) {
+    if (count <= SA_FEW_ROWS && b->a->S >= 32 && b->a->stats.m.data == NULL && !b->a->like_backward) {
         FN(few_parts_open)(b, &s);
         FN(run_few)(b, &s);
         FN(few_parts_close)(&s.few);

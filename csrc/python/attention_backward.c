@@ -85,14 +85,13 @@ static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype d
     return fits;
 }
 
-/* A zeroed gradient: the caller's array, or a new one. */
+/* The caller's array, which is zeroed when nothing can go wrong any more, or a new one of zeros. */
 static int place(backward_call *b, int which, const npy_intp *shape) {
     const sa_dtype dtype = b->c.a.f64 ? SA_F64 : SA_F32;
     const int ndim = b->c.a.n_lead + 2;
     PyObject *target = b->targets ? PyTuple_GET_ITEM(b->targets, which) : Py_None;
     if (can_be(target, ndim, shape, dtype)) {
         b->gradients[which] = (PyArrayObject *)Py_NewRef(target);
-        memset(PyArray_DATA(b->gradients[which]), 0, (size_t)PyArray_NBYTES(b->gradients[which]));
     } else {
         b->gradients[which] = sa_new_array(ndim, shape, dtype, NULL, true);
     }
@@ -193,6 +192,14 @@ static int make_gradients(backward_call *b, long wrt) {
     return 0;
 }
 
+static void clear_targets(const backward_call *b) {
+    for (int i = 0; i < GRADIENTS && b->targets; ++i) {
+        if (b->gradients[i] && (PyObject *)b->gradients[i] == PyTuple_GET_ITEM(b->targets, i)) {
+            memset(PyArray_DATA(b->gradients[i]), 0, (size_t)PyArray_NBYTES(b->gradients[i]));
+        }
+    }
+}
+
 static int run(backward_call *b, PyObject *module) {
     sa_backward_plan plan;
     size_t bytes, delta;
@@ -208,12 +215,14 @@ static int run(backward_call *b, PyObject *module) {
         return -1;
     }
     if (plan.groups == 0) {
+        clear_targets(b);
         return 0;
     }
     char *scratch = sa_block_take(module, bytes + delta);
     if (scratch == NULL) {
         return -1;
     }
+    clear_targets(b);
     b->g.delta = scratch + bytes;
     sa_unlocked unlocked;
     b->c.a.watch = sa_unlock(&unlocked);
