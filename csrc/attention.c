@@ -300,6 +300,7 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
     b->cache_from = b->ahead = b->keys_ahead = 0;
     b->cache_holds = b->fetches = b->far = false;
     b->mask_far = a->mask.m.data && is_mask_far(a);
+    b->whole = count == G * a->L;
     b->first_chunk = true;
     b->partial = NULL;
     b->key.data += sa_lead_offset(a, &a->key, group * G, a->gqa);

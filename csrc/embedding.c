@@ -74,7 +74,6 @@ void sa_embedding_attention(const sa_embedding *e, ptrdiff_t block, const sa_emb
                         .key = matrix(e, f->projected[SA_KEY] + at, e->d),
                         .value = matrix(e, f->projected[SA_VALUE] + at, e->d),
                         .out = matrix(e, f->attended + at, e->d),
-                        .like_backward = true,
                         .scale = 1 / sqrt((double)width),
                         .window_left = SA_UNBOUNDED,
                         .window_right = SA_UNBOUNDED};

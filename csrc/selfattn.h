@@ -108,9 +108,6 @@ typedef struct {
     const sa_block_mask *block_masks; /* a pair is open if it is in all of them */
     int block_mask_count;             /* 0 … SA_MAX_BLOCK_MASKS */
 
-    bool
-        like_backward; /* scores are summed as the backward pass sums them, as they are where stats are kept: with their bits */
-
     ptrdiff_t first_head;  /* dropout counts heads from here on: 0, but in a ragged batch */
     double scale, softcap; /* softcap 0: none */
     bool causal;

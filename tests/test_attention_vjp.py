@@ -391,6 +391,15 @@ def test_wrt_leaves_the_others_out_and_changes_no_bit():
         assert_array_equal(getattr(got, name), getattr(whole, name))
 
 
+@pytest.mark.parametrize("length", [9, 65, 70, 100, 197])
+def test_the_output_has_the_bits_of_a_call_without_gradients(isa, length):
+    for dtype in (np.float32, np.float64, np.float16, "bfloat16"):
+        arguments = random_inputs((2, length, 20), 90, dtype=np.dtype(dtype))
+        for options in ({}, {"is_causal": True}, {"dropout_p": 0.3, "rng": 1}):
+            out, _ = sa.scaled_dot_product_attention_vjp(*arguments, **options)
+            assert_array_equal(out, sa.scaled_dot_product_attention(*arguments, **options))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("length", [1, 3, 4, 8, 28, 52, 65, 68, 72, 76, 129, 200])
 def test_the_backward_pass_has_the_weights_of_the_forward_pass(isa, length, dtype):

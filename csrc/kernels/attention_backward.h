@@ -539,7 +539,7 @@ SA_INLINE bool FN(delta_is_summed)(const sa_attention *a) {
     return !SA_REAL_IS_F64 && (a->out.m.dtype == SA_F16 || a->out.m.dtype == SA_BF16) && !FN(uses_parts)(a);
 }
 
-/* Σ_j P_ij·dP_ij of each row in s->dslope. What is closed or dropped takes no part, whatever it holds. */
+/* Σ_j P_ij·dP_ij of each row in s->dslope. What is closed takes no part, whatever it holds. */
 SA_INLINE void FN(sum_delta)(const sa_backward_block *b, FN(backward_scratch) * s, const int nv) {
     const sa_attention *a = b->g->a;
     const vec zero = V(set1)(0);
@@ -565,9 +565,9 @@ SA_INLINE void FN(sum_delta)(const sa_backward_block *b, FN(backward_scratch) * 
             vec sum = zero;
             for (ptrdiff_t j = 0; j < n; ++j) {
                 const ptrdiff_t at = (j * nv + v) * SA_LANES;
-                vec p = V(load)(s->s.P + at);
-                p = V(select)(V(lt)(p, zero), zero, p); /* a closed pair is marked by −inf */
-                sum = V(fma)(p, V(select)(V(eq)(p, zero), zero, V(load)(s->dS + at)), sum);
+                const vec p = V(load)(s->s.P + at);
+                const lanemask closed = V(lt)(p, zero); /* marked by −inf; the weight of an open pair may be 0 and meet a NaN */
+                sum = V(fma)(V(select)(closed, zero, p), V(select)(closed, zero, V(load)(s->dS + at)), sum);
             }
             real *to = s->dslope + v * SA_LANES;
             V(store)(to, V(load)(to) + sum);

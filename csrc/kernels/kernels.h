@@ -54,6 +54,7 @@ typedef struct {
     bool mask_far;        /* so is its mask */
     ptrdiff_t ahead; /* from a row's query to that of a row of the block that probably comes next, in bytes; 0: fetch no rows */
     ptrdiff_t keys_ahead;   /* from the first key to that of the head that probably comes next, in bytes; or 0 */
+    bool whole;             /* these are all rows of the group */
     bool first_chunk;       /* the sink belongs to exactly one chunk */
     void *partial;          /* NULL: finish; else leave (maximum, sum, unnormalised output) here for merge */
     ptrdiff_t partial_rows; /* how many rows that has room for */

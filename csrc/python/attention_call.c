@@ -449,7 +449,6 @@ void sa_call_start(sa_call *c, PyObject *module) {
     c->a.softcap = c->a.dropout_p = 0;
     c->a.seed = 0;
     c->a.first_head = 0;
-    c->a.like_backward = false;
     c->a.watch = NULL;
     c->a.block_masks = c->block_masks;
     c->a.block_mask_count = 0;
