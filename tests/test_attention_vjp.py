@@ -471,6 +471,8 @@ OVERFLOWING = {
 @pytest.mark.parametrize("product", OVERFLOWING)
 def test_what_wrt_leaves_out_is_not_computed(isa, product, wrt):
     """Each product in turn is made to overflow, and nothing else: the CPU's flag tells whether it was computed."""
+    if isa == "amx":
+        pytest.skip("a matrix unit leaves no flags")
     clear, overflowed = flag_of_overflow()
     factors, needed_by = OVERFLOWING[product]
     rng = np.random.default_rng(0)

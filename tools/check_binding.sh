@@ -3,7 +3,7 @@
 # built with them in a copy of the sources, and the tests of hostile lengths, offsets, patterns, strides and caches run on it.
 # Usage: tools/check_binding.sh PYTHON DIRECTORY; PYTHON has NumPy, setuptools and the packages of the extra test.
 set -eu
-python=$1
+python=$(cd "$(dirname "$(command -v "$1")")" && pwd)/$(basename "$1") # as it is: of an environment it is a link
 mkdir -p "$2"
 directory=$(cd "$2" && pwd)
 cd "$(dirname "$0")/.."
