@@ -41,8 +41,8 @@
 
 /* Groups that share a mask follow one another if each has so many blocks of rows, and their keys, values and both gradients take more
  * bytes together. Eight heads, gradients of a mask too, on a Zen 3 in two threads, with 12.7 and 16.8 MB: 777×128 in 51.8 → 42.8 ms,
- * 1024×128 in 91 → 73; with 8.4: 1024×64 in 42.4 → 39.9, 512×128 in 20.2 → 18.8; with 4.2, 512×64
- * in 9.3 → 9.6: in turns it stays. */
+ * 1024×128 in 91 → 73; with 8.4: 1024×64 in 42.4 → 39.9, 512×128 in 20.2 → 18.8; with 4.2, 512×64 in 9.3 → 9.6, where they stay in
+ * turns. */
 #define SA_BLOCKS_TO_FOLLOW 8
 #define SA_BYTES_TO_FOLLOW (6 << 20)
 
@@ -55,8 +55,7 @@
 #define SA_CACHE_LINE 64
 #define SA_LEAST_BLOCKS_TO_GATHER 8
 
-/* Keys of a block that go by without a look whether the call was cancelled, counted in elements of keys and values: tens of
- * milliseconds. */
+/* So many elements of keys and values, tens of milliseconds, go by before a block looks whether the call was cancelled. */
 #define SA_ELEMENTS_AT_ONCE ((ptrdiff_t)1 << 22)
 
 static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
@@ -342,7 +341,7 @@ typedef struct {
     ptrdiff_t *done;        /* rows of this one, or NULL */
 } part_state;
 
-/* All keys of a block, some at a time. */
+/* All keys of a block, some at a time: a call of few rows and a million keys would not see Ctrl-C for seconds. */
 static void work_on_keys(sa_backward_block *b, char *scratch) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t tiles = SA_ELEMENTS_AT_ONCE / SA_KEYS_PER_TILE / larger(a->E + a->Dv, 1);

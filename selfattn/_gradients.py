@@ -1,4 +1,4 @@
-"""What attention and attention over packed sequences do alike to make gradients."""
+"""What the functions with a pullback do alike: attention, packed or not, and in part row operations and merging."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ def check_vjp(
     f : callable
         ``f(*args)`` returns ``(y, pullback)``, y being an array or a tuple of arrays, as the functions of
         selfattn do whose names end in ``_vjp``. It must give the same for the same arguments: dropout needs a
-        seed. ``pullback(dy)``, or ``pullback(dy_1, dy_2, ...)``, returns the gradients: an array, or a tuple of arrays and
-        of lists of them.
+        seed. ``pullback(dy)``, or ``pullback(dy_1, dy_2, ...)``, returns the gradients: an array, or a tuple of
+        arrays and of lists of them.
     *args : array_like
         Floating-point arrays, or integers to be taken as such; ``f`` gets them in float64. Everything else
         belongs into a lambda: ``lambda x: layer_norm_vjp(x, 64)``. Gradients that are not None belong to the

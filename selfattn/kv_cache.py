@@ -97,16 +97,7 @@ class KVCache:
         heads = _size("num_kv_heads", num_kv_heads, 1)
         head_dim = _size("head_dim", head_dim, 0)
         value_dim = head_dim if value_dim is None else _size("value_dim", value_dim, 0)
-        try:
-            own = np.dtype(np.void if dtype is None else dtype)  # NumPy's own default is float64
-        except TypeError:
-            raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype!r}") from None
-        if not own.isnative:
-            raise TypeError(f"dtype must be in native byte order, got {own.str}")
-        if own.char not in "efd" and own.name != "bfloat16":
-            raise TypeError(
-                f"dtype must be float16, bfloat16, float32 or float64, got {None if dtype is None else own}"
-            )
+        own = _float_dtype(dtype)
         capacity = _size("capacity", capacity, 0)
         self._lengths: npt.NDArray[np.int64] = _aligned((batch_size,), np.dtype(np.int64))
         self._lengths[:] = 0
@@ -410,6 +401,18 @@ class KVCache:
         if ((counts < 0) | (counts > most)).any():
             raise ValueError(f"lengths must be between 0 and n = {most}, got {counts.tolist()}")
         return counts
+
+
+def _float_dtype(given: npt.DTypeLike) -> np.dtype[Any]:
+    try:
+        own = None if given is None else np.dtype(given)  # NumPy's None is float64
+    except TypeError:
+        own = None
+    if own is None or (own.char not in "efd" and own.name != "bfloat16"):
+        raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {own or repr(given)}")
+    if not own.isnative:
+        raise TypeError(f"dtype must be in native byte order, got {own.str}")
+    return own
 
 
 def _holds(own: np.dtype[Any], given: np.dtype[Any]) -> bool:

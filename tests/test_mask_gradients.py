@@ -235,11 +235,8 @@ def test_packed_sequences_whose_heads_share_masks():
 LARGE = {
     "heads": ((8, 520, 128), (8, 410, 128), {}),
     "causal": ((2, 8, 520, 96), (2, 8, 520, 96), {"is_causal": True, "dropout_p": 0.1, "rng": 4}),
-    "groups of five": (
-        (40, 110, 128),
-        (8, 410, 128),
-        {"enable_gqa": True},
-    ),  # blocks end amid a row of the mask
+    # blocks end amid a row of the mask
+    "groups of five": ((40, 110, 128), (8, 410, 128), {"enable_gqa": True}),
     "closed blocks": ((8, 640, 64), (8, 900, 64), {"block_mask": "documents"}),
 }
 

@@ -67,17 +67,14 @@ def rounding(dtype, x):
     return np.where(np.isfinite(x), np.abs(x), 0) * float(info.eps) + float(info.smallest_subnormal)
 
 
-def rounds_weights(query, key, value, enable_gqa=False, block_mask=None):
-    """Whether weights may be rounded to bfloat16 in this call: attention_pairs.h and attention_few_pairs.h say where.
-
-    Blocks of 9 to 16 rows are not. With a block mask there may be smaller ones: they end with documents.
-    """
+def rounds_weights(query, key, value, enable_gqa=False, has_pullback=False):
+    """Whether weights are rounded to bfloat16 in this call: attention_pairs.h and attention_few_pairs.h say where."""
     group = query.shape[-3] // max(key.shape[-3], 1) if enable_gqa and query.ndim > 2 else 1
     rows = query.shape[-2] * group
     return (
         sa.get_isa() == "avx512bf16"
         and all(x.dtype.name == "bfloat16" for x in (query, key, value))
-        and (rows > 16 or rows <= 8 or block_mask is not None)
+        and (rows > 16 or (rows <= 8 and not has_pullback))
         and key.shape[-2] >= 32
         and query.shape[-1] >= 16
     )
@@ -92,7 +89,7 @@ def rounded_sum(weights, terms):
 def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
     """Reference and bounds for one call. `rng` must be an int when there is dropout."""
     query, key, value = without_two_kinds_of_16_bits(query, key, value)
-    rounds = rounds_weights(query, key, value, options.get("enable_gqa", False), options.get("block_mask"))
+    rounds = rounds_weights(query, key, value, options.get("enable_gqa", False))
     arguments = (query, key, value, attn_mask, dropout_p, is_causal)
     defaults = dict.fromkeys(
         ("scale", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng")

@@ -18,5 +18,5 @@ LD_PRELOAD="$runtimes" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 U
     PYTHONPATH="$directory/sources" HYPOTHESIS_STORAGE_DIRECTORY="$directory/hypothesis" \
     "$python" -m pytest -q -p no:cacheprovider --capture=sys -m "not slow" \
     tests/test_errors.py tests/test_edges.py tests/test_kv_cache.py tests/test_block_mask.py tests/test_fuzz.py \
-    tests/test_varlen.py tests/test_attention_vjp.py \
+    tests/test_varlen.py tests/test_attention_vjp.py tests/test_attention_backward.py \
     -k "bad or refuse or hostile or overlap or lengths or cache or strid or layout or fuzz or random or place"

@@ -352,8 +352,9 @@ SA_INLINE const real *FN(keys_by_parts)(const sa_block *b, const FN(scratch) * s
 }
 
 /* Of the keys from … n − 1 of a tile and its last nv vectors, in place: P times the factor of each lane and dS times the scale as
- * rows of bfloat16, [keys][lanes / 2] from the first row on, pairs for sums over queries; and in `joined` dS as pairs of keys, for sums over keys. With `scores` P holds
- * scores as yet, and dS dP. A lane without a row has anything for weights: they count as 0, for the last query may be paired with it. */
+ * rows of bfloat16, [keys][lanes / 2] from the first row on, pairs for sums over queries; and in `joined` dS as pairs of keys, for
+ * sums over keys. With `scores` P holds scores as yet, and dS dP. A lane without a row has anything for weights: they count as 0,
+ * for the last query may be paired with it. */
 SA_INLINE void FN(pair_gradients_any)(real *P, real *dS, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,
                                       const real *delta, const real *factor, real scale, real *joined, const int nv,
                                       const bool scores) {

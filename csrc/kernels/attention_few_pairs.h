@@ -3,7 +3,8 @@
  * weights are rounded to bfloat16 after their sum was taken, as in attention_pairs.h.
  *
  * Queries must be below 2^50, and 0 or no subnormal number: keys may be of any size. What else pairs cannot hold is found by the
- * scores and at the end, not by looking at every key (few_sums_hold): the block goes through multiply-adds again, with weights that are rounded as well. */
+ * scores and at the end, not by looking at every key (few_sums_hold): the block goes through multiply-adds again, with weights that
+ * are rounded as well. */
 
 enum { SA_LEAST_OF_FEW = -126 };
 

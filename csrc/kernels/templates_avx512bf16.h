@@ -15,6 +15,7 @@
 #include "attention_forward.h"
 #include "attention_backward_parts.h"
 #include "attention_backward.h"
+#include "attention_delta.h"
 #include "real_end.h"
 #undef SA_HAS_BF16_PRODUCTS
 

@@ -70,15 +70,14 @@ static int read_results(backward_call *b, PyObject *const *values) {
     return sa_read_statistics(c, values[STATISTICS], n + 2, shape);
 }
 
-/* Whether an array has that shape, but perhaps not its leading 1s, and can be written as a new one would be. */
+/* Whether it is an array of that shape, perhaps without leading 1s of it, that can be written as a new one would be. */
 static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype dtype) {
     if (!PyArray_CheckExact(object)) {
         return false;
     }
     PyArrayObject *array = (PyArrayObject *)object;
     const int missing = ndim - PyArray_NDIM(array);
-    bool fits = missing >= 0 && PyArray_ISCARRAY(array) && PyArray_ISNOTSWAPPED(array) &&
-                PyArray_TYPE(array) == (dtype == SA_F64 ? NPY_DOUBLE : NPY_FLOAT);
+    bool fits = missing >= 0 && PyArray_ISCARRAY(array) && PyArray_TYPE(array) == (dtype == SA_F64 ? NPY_DOUBLE : NPY_FLOAT);
     for (int i = 0; i < ndim && fits; ++i) {
         fits = shape[i] == (i < missing ? 1 : PyArray_DIM(array, i - missing));
     }

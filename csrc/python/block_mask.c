@@ -12,8 +12,8 @@ static bool is_table(PyObject *x) {
            PyArray_ISCARRAY_RO((PyArrayObject *)x);
 }
 
-/* A part's tables as they are now, in arrays that nobody else can change: other Python code runs before the core reads them. What is no
- * table stays what it is, and is refused. */
+/* A part's tables as they are now, in arrays that nobody else can change: other Python code runs before the core reads them. What
+ * is no table stays what it is, and is refused. */
 static PyObject *copied(PyObject *part) {
     PyObject *copy = PyTuple_New(PyTuple_GET_SIZE(part));
     for (Py_ssize_t i = 0; copy != NULL && i < PyTuple_GET_SIZE(part); ++i) {
@@ -126,35 +126,37 @@ static PyObject *make_tables(const sa_call *c, PyObject *value) {
     return tables;
 }
 
+/* c->tables: a tuple of tuples, copied. */
+static int take_tables(sa_call *c, PyObject *tables) {
+    if (!PyTuple_CheckExact(tables) || PyTuple_GET_SIZE(tables) > SA_MAX_BLOCK_MASKS) {
+        return not_tables();
+    }
+    c->tables = PyTuple_New(PyTuple_GET_SIZE(tables));
+    for (Py_ssize_t n = 0; c->tables != NULL && n < PyTuple_GET_SIZE(tables); ++n) {
+        PyObject *part = PyTuple_GET_ITEM(tables, n);
+        if (!PyTuple_CheckExact(part)) {
+            return not_tables();
+        }
+        if ((part = copied(part)) == NULL) {
+            return -1;
+        }
+        PyTuple_SET_ITEM(c->tables, n, part);
+    }
+    return c->tables != NULL ? 0 : -1;
+}
+
 int sa_call_read_block_mask(sa_call *c, PyObject *value) {
     PyObject *tables = make_tables(c, value);
-    if (tables == NULL) {
+    const int taken = tables != NULL ? take_tables(c, tables) : -1;
+    Py_XDECREF(tables);
+    if (taken < 0) {
         return -1;
-    }
-    const bool good = PyTuple_CheckExact(tables) && PyTuple_GET_SIZE(tables) <= SA_MAX_BLOCK_MASKS;
-    const Py_ssize_t count = good ? PyTuple_GET_SIZE(tables) : 0;
-    c->tables = good ? PyTuple_New(count) : NULL;
-    for (Py_ssize_t n = 0; c->tables != NULL && n < count; ++n) {
-        PyObject *part = PyTuple_GET_ITEM(tables, n);
-        part = PyTuple_CheckExact(part) ? copied(part) : Py_NewRef(part);
-        if (part == NULL) {
-            Py_CLEAR(c->tables);
-        } else {
-            PyTuple_SET_ITEM(c->tables, n, part);
-        }
-    }
-    Py_DECREF(tables);
-    if (c->tables == NULL) {
-        return good ? -1 : not_tables();
     }
     for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(c->tables); ++n) {
         PyObject *part = PyTuple_GET_ITEM(c->tables, n);
         sa_block_mask *mask = &c->block_masks[n];
         mask->prefix.m.data = mask->classes.m.data = NULL;
         mask->gaps = false;
-        if (!PyTuple_CheckExact(part)) {
-            return not_tables();
-        }
         if ((PyTuple_GET_SIZE(part) == 3 ? read_prefix : read_runs)(c, part, mask) < 0) {
             return -1;
         }

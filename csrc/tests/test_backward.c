@@ -217,6 +217,14 @@ static void make_block_mask(backward_call *c) {
     c->a.block_mask_count = 1;
 }
 
+/* How often the last call looked whether to stop. */
+static int looks;
+
+static void count_looks(sa_watch *watch) {
+    (void)watch;
+    ++looks;
+}
+
 /* Forward and backward. */
 static backward_call *run(const backward_case *t, uint64_t seed) {
     backward_call *c = calloc(1, sizeof *c);
@@ -307,7 +315,11 @@ static backward_call *run(const backward_case *t, uint64_t seed) {
     free(partial);
     scratch = dirty_memory((size_t)plan.threads * plan.scratch_bytes);
     g->delta = calloc((size_t)plan.delta_count + 1, sizeof(double));
+    sa_watch watch = {.poll = count_looks};
+    a->watch = &watch;
+    looks = 0;
     CHECK(sa_attention_backward(g, &plan, scratch) == SA_OK, "backward");
+    a->watch = NULL;
     free(scratch);
     free(g->delta);
     return c;
@@ -458,8 +470,23 @@ static void test_bf16(void) {
     }
 }
 
+/* A block of few rows goes over its keys some at a time, and looks whether it was cancelled between: here 2048 of them. */
+static void test_long_keys(void) {
+    backward_case t = {.heads = 1, .gqa = 1, .L = 3, .S = 2048, .E = 1024, .Dv = 1024, .left = -1, .mask = true, .alibi = true};
+    try(&t, 11);
+    const int once = looks;
+    t.S = 2 * 2048 + 150;
+    try(&t, 12);
+    CHECK(looks == once + 2, "%d looks over %td keys, %d over 2048", looks, t.S, once);
+    t.causal = true;
+    t.diagonal = t.S - t.L;
+    t.block = 100;
+    try(&t, 13);
+}
+
 void test_backward(void) {
     test_bf16();
+    test_long_keys();
     for (int d = 0; d < 2; ++d) {
         const backward_case plain = {.f64 = d == 1, .heads = 2, .gqa = 1, .L = 37, .S = 70, .E = 20, .Dv = 33, .left = -1};
         const ptrdiff_t sizes[] = {0, 1, 2, 3, 4, 7, 8, 16, 17, 33, 48, 64, 65, 80, 130};

@@ -123,9 +123,10 @@ def scaled_dot_product_attention_vjp(
     def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
         alive = (lse != -np.inf)[..., None]
         d_out = np.where(alive, np.asarray(grad_out, dtype=compute), zero)
-        delta = np.where(alive & (output != 0), output * d_out, zero).sum(
-            axis=-1
-        )  # an output of 0 meets anything
+        meets = alive & (
+            output != 0
+        )  # as the output of a row that only a sink keeps alive: 0, whatever meets it
+        delta = np.where(meets, output * d_out, zero).sum(axis=-1)
         if grad_lse is not None:
             delta = delta - np.where(alive[..., 0], np.asarray(grad_lse, dtype=compute), zero)
 

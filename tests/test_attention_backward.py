@@ -1,0 +1,238 @@
+"""The lower half of the vjp: statistics and gradients in, gradients out, in the caller's own arrays where these are given."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from inputs import random_inputs
+from numpy.testing import assert_array_equal
+
+import selfattn as sa
+
+GRADIENTS = sa.AttentionGradients
+
+
+# ------------------------------------------------------------------------------------------------ in place
+
+
+def test_gradients_are_written_where_they_are_wanted():
+    q, k, v = random_inputs((2, 20, 8))
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    d = np.ones_like(out)
+    new = sa.scaled_dot_product_attention_backward(d, out, statistics, q, k, v)
+    mine = sa.AttentionGradients(np.full_like(q, 9), None, np.asfortranarray(v))
+    got = sa.scaled_dot_product_attention_backward(d, out, statistics, q, k, v, gradients=mine)
+    assert got.query is mine.query and got.value is mine.value
+    for a, b in zip(got[:3], new[:3], strict=True):
+        assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gradients_in_place_take_no_memory_of_their_own(dtype):
+    """C-contiguous arrays of the precision that computes are written where they are, whatever they held."""
+    q, k, v = random_inputs((2, 3, 400, 64), dtype=dtype)
+    mask = np.random.default_rng(0).standard_normal((400, 400)).astype(dtype)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v, mask)
+    wrt = ("query", "key", "value", "attn_mask")
+    call = np.ones_like(out), out, statistics, q, k, v, mask
+    new = sa.scaled_dot_product_attention_backward(*call, wrt=wrt)
+    mine = sa.AttentionGradients(*(np.full_like(x, np.nan) for x in (q, k, v, mask)))
+    sa.scaled_dot_product_attention_backward(
+        *call, wrt=wrt, gradients=mine
+    )  # the core keeps its working memory
+    tracemalloc.start()
+    try:
+        got = sa.scaled_dot_product_attention_backward(*call, wrt=wrt, gradients=mine)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    for a, b, target in zip(got[:4], new[:4], mine[:4], strict=True):
+        assert a is target
+        assert_array_equal(a, b)
+    assert peak < q.nbytes // 8  # objects, not arrays
+
+
+def test_gradients_in_place_are_left_alone_when_the_call_is_wrong():
+    q, k, v = random_inputs((2, 20, 8))
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    mine = sa.AttentionGradients(np.full_like(q, 9), np.full_like(k, 9), np.full_like(v, 9))
+    for wrong in (
+        {"rng": 1.5, "dropout_p": 0.5},
+        {"num_threads": 0},
+        {"wrt": ("query", "key", "value", "sinks")},
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, gradients=mine, **wrong)
+    assert all((x == 9).all() for x in mine[:3])
+
+
+@pytest.mark.parametrize("keys", [0, 20])
+def test_gradients_in_place_of_nothing(keys):
+    """Without queries, or without keys, they are zeros."""
+    for length in (0, 20):
+        q, k, v = random_inputs((2, length, 8), keys)
+        out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+        mine = sa.AttentionGradients(np.full_like(q, 9), np.full_like(k, 9), np.full_like(v, 9))
+        got = sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, gradients=mine)
+        new = sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v)
+        for a, b in zip(got[:3], new[:3], strict=True):
+            assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("layout", ["strided", "swapped heads", "unaligned"])
+def test_gradients_in_place_of_any_layout(layout):
+    q, k, v = random_inputs((2, 20, 8))
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    new = sa.scaled_dot_product_attention_backward(np.ones_like(out), out, statistics, q, k, v)
+
+    def target(x):
+        match layout:
+            case "strided":
+                return np.full((*x.shape, 2), np.nan, x.dtype)[..., 0]
+            case "swapped heads":
+                return np.full((20, 2, 8), np.nan, x.dtype).swapaxes(0, 1)
+            case _:
+                return np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+
+    mine = sa.AttentionGradients(target(q), target(k), target(v))
+    got = sa.scaled_dot_product_attention_backward(
+        np.ones_like(out), out, statistics, q, k, v, gradients=mine
+    )
+    for a, b, own in zip(got[:3], new[:3], mine[:3], strict=True):
+        assert a is own
+        assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("mask_shape", [(20, 30), (1, 20, 30), (2, 20, 30), (20, 1), (30,), (1, 1)], ids=str)
+def test_a_masks_gradient_in_place(mask_shape):
+    q, k, v = random_inputs((2, 20, 8), 30)
+    mask = np.random.default_rng(0).standard_normal(mask_shape, dtype=np.float32)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v, mask)
+    call = np.ones_like(out), out, statistics, q, k, v, mask
+    new = sa.scaled_dot_product_attention_backward(*call, wrt="attn_mask")
+    mine = sa.AttentionGradients(None, None, None, np.full_like(mask, np.nan))
+    got = sa.scaled_dot_product_attention_backward(*call, wrt="attn_mask", gradients=mine)
+    assert got.attn_mask is mine.attn_mask
+    assert_array_equal(got.attn_mask, new.attn_mask)
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+class Convertible:
+    """An array of another library, in float64."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array.astype(np.float64)
+
+
+def backward(**changes):
+    q, k, v = random_inputs((2, 6, 4), 5)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    arguments = {
+        "grad_out": np.ones_like(out),
+        "out": out,
+        "statistics": statistics,
+        "query": q,
+        "key": k,
+        "value": v,
+    }
+    changed = {
+        name: change(arguments[name]) if callable(change) else change for name, change in changes.items()
+    }
+    return sa.scaled_dot_product_attention_backward(**(arguments | changed))
+
+
+@pytest.mark.parametrize(
+    "error, words, changes",
+    [
+        (ValueError, r"grad_out must have shape \(2, 6, 4\), got \(6, 4\)", {"grad_out": lambda x: x[0]}),
+        (TypeError, "grad_out has dtype float64", {"grad_out": lambda x: x.astype(np.float64)}),
+        (TypeError, "grad_out must have a floating dtype, .* got int64", {"grad_out": lambda x: x.astype(np.int64)}),
+        (ValueError, r"statistics must have shape \(2, 6, 2\)", {"statistics": lambda x: x[:, :3]}),
+        (TypeError, "statistics must be what the forward call returned, a C-contiguous float32 array, got float64$", {"statistics": lambda x: x.astype(np.float64)}),
+        (TypeError, "statistics must be what .*, got other strides or byte order of float32", {"statistics": np.asfortranarray}),
+        (ValueError, r"out must have shape", {"out": lambda x: x[:1]}),
+        (ValueError, r"grad_lse must have shape \(2, 6\)", {"grad_lse": np.ones((2, 5), np.float32)}),
+        (ValueError, "wrt may name query, key.*it has 'q'", {"wrt": ("q",)}),
+        (ValueError, "wrt names sinks", {"wrt": ("sinks",)}),
+        (TypeError, "wrt must be a name or a sequence of names, got NoneType", {"wrt": None}),
+        (TypeError, "grad_out must be of dtype float16, bfloat16, float32 or float64, got <U1", {"grad_out": "x"}),
+        (TypeError, "grad_out has dtype bool", {"grad_out": [True]}),
+        (TypeError, "grad_out has dtype float64, but the output has dtype float32", {"grad_out": Convertible}),
+        (ValueError, "grad_out cannot become an array: .*inhomogeneous", {"grad_out": [[1.0], [1.0, 2.0]]}),
+        (TypeError, "out must have the dtype of the forward call's result, float32, got float16", {"out": lambda x: x.astype(np.float16)}),
+        (ValueError, "has an array for key, which wrt", {"wrt": "query", "gradients": GRADIENTS(None, np.ones(1), None)}),
+        (ValueError, r"gradients.key must be an array of shape \(2, 5, 4\)", {"gradients": GRADIENTS(None, np.ones(1), None)}),
+        (TypeError, r"gradients.key must be a plain array of shape \(2, 5, 4\) .* got list", {"gradients": GRADIENTS(None, [1], None)}),
+        (TypeError, "gradients must be an AttentionGradients, got tuple", {"gradients": (None, None, None)}),
+        (TypeError, "out must be the array that the forward call returned, got list", {"out": lambda x: x.tolist()}),
+        (TypeError, "statistics must be the array .* got list", {"statistics": lambda x: x.tolist()}),
+        (TypeError, "grad_lse has dtype float64, but lse has dtype float32", {"grad_lse": np.ones((2, 6))}),
+        (TypeError, "grad_out must be of dtype float16, bfloat16, float32 or float64, got bool", {"grad_out": lambda x: x > 0}),
+        (TypeError, "rng must be an int here, .* got None", {"dropout_p": 0.5}),
+        (TypeError, "dropout_p must be a real number, got a bool", {"dropout_p": np.True_}),
+        (TypeError, "rng must be an int here, .* got numpy.*Generator", {"dropout_p": np.array(0.5), "rng": np.random.default_rng(0)}),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)  # fmt: skip
+def test_bad_input(error, words, changes):
+    with pytest.raises(error, match=words):
+        backward(**changes)
+
+
+def test_gradients_must_not_overlap():
+    q, k, v = random_inputs((2, 6, 4), 6)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    half = np.zeros((2, 6, 4), np.float32)
+    grad_lse = np.zeros(60, np.float32)
+
+    def pull(query=None, key=None, value=None):
+        return sa.scaled_dot_product_attention_backward(
+            np.ones_like(out), out, statistics, q, k, v, grad_lse=grad_lse[:12].reshape(2, 6),
+            gradients=GRADIENTS(query, key, value),
+        )  # fmt: skip
+
+    for words, targets in [
+        (r"gradients\.query overlaps query in memory", {"query": q}),
+        (r"gradients\.key overlaps out in memory", {"key": out[::-1]}),
+        (r"gradients\.query overlaps grad_lse in memory", {"query": grad_lse[11:59].reshape(2, 6, 4)}),
+        (r"gradients\.value overlaps gradients\.key in memory", {"key": half, "value": half[:, ::-1]}),
+        (r"gradients\.query overlaps itself", {"query": np.lib.stride_tricks.as_strided(half, strides=(48, 4, 4))}),
+        (r"gradients\.query is read-only", {"query": np.broadcast_to(half[:, :1], half.shape)}),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            pull(**targets)
+    # interlaced: bounds that overlap, and no element that does
+    together = np.zeros((2, 6, 8), np.float32)
+    got = pull(query=together[..., ::2], key=together[..., 1::2])
+    assert_array_equal(together[..., ::2], pull().query)
+    assert got.key.base is together
+
+
+def test_an_overlap_that_cannot_be_decided_is_an_error():
+    """Whether two sets of strides hit one address is a knapsack problem: the work spent on it has a limit."""
+    as_strided, rng = np.lib.stride_tricks.as_strided, np.random.default_rng(0)
+    memory = np.zeros(2**20, np.uint8)
+    first, ones, too_hard = np.frombuffer(memory, np.float64, count=1, offset=1), np.ones((2, 2)), 0
+    while not too_hard:
+        query = as_strided(memory[4:], (2,) * 12, [int(2 * n) for n in rng.integers(1000, 40000, 12)])
+        strides = [9]
+        while len(strides) < 12:
+            strides.insert(0, int(strides[0] * 2 + rng.integers(2) * strides[0]))
+        if sum(strides) > 2**19:
+            continue
+        target = as_strided(first, (2,) * 12, strides)
+        try:
+            np.shares_memory(target, query, 10_000)
+        except np.exceptions.TooHardError:
+            too_hard += 1
+            out, statistics = sa.scaled_dot_product_attention_forward(query, ones, ones)
+            with pytest.raises(ValueError, match=r"cannot tell whether gradients\.query overlaps query"):
+                sa.scaled_dot_product_attention_backward(
+                    out, out, statistics, query, ones, ones, gradients=GRADIENTS(target, None, None)
+                )
+    assert not memory.any()
