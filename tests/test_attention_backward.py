@@ -103,6 +103,22 @@ def test_gradients_in_place_of_any_layout(layout):
         assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("shapes", [((20, 8), (2, 30, 8)), ((2, 20, 8), (30, 8)), ((1, 20, 8), (3, 30, 8)), ((3, 20, 8), (1, 30, 8))],
+                         ids=str)  # fmt: skip
+def test_gradients_in_place_of_what_was_broadcast(shapes, dtype):
+    """They are sums over what the core finds, which is larger."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(shape).astype(dtype) for shape in (shapes[0], shapes[1], shapes[1]))
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    new = sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v)
+    mine = sa.AttentionGradients(*(np.full_like(x, np.nan) for x in (q, k, v)))
+    got = sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, gradients=mine)
+    for a, b, own in zip(got[:3], new[:3], mine[:3], strict=True):
+        assert a is own
+        assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("mask_shape", [(20, 30), (1, 20, 30), (2, 20, 30), (20, 1), (30,), (1, 1)], ids=str)
 def test_a_masks_gradient_in_place(mask_shape):
     q, k, v = random_inputs((2, 20, 8), 30)

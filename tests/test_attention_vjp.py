@@ -98,9 +98,15 @@ def test_rows_and_keys_in_several_parts(isa):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"causal": "lower_right", "softcap": 3.0}, {"dropout_p": 0.2, "rng": 3}], ids=str
+    ("dtype", "options"),
+    [
+        (np.float32, {"dropout_p": 0.2, "rng": 3}),
+        (np.float64, {"causal": "lower_right", "softcap": 3.0}),
+        (np.float16, {}),
+        ("bfloat16", {"alibi_slopes": np.array([0.1, 0.2])}),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, "bfloat16"], ids=str)
 def test_more_keys_than_go_by_at_once(isa, dtype, options):
     """2048 of this width, then a block looks for signals; heads lie side by side, so that dK and dV are gathered meanwhile."""
     q, k, v = (np.ascontiguousarray(x.swapaxes(0, 1)).swapaxes(0, 1)
