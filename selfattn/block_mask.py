@@ -236,7 +236,9 @@ class BlockMask:
         """
         if not isinstance(other, BlockMask):
             kind = type(other).__name__
-            raise TypeError(f"a BlockMask meets another one, not {kind}: pass that beside it, as attn_mask")
+            raise TypeError(
+                f"& takes two BlockMasks, got {kind}: an array goes beside block_mask, as attn_mask"
+            )
         try:
             np.broadcast_shapes(*(part.lead for part in self._parts + other._parts))
         except ValueError:
@@ -273,8 +275,10 @@ class BlockMask:
 
         Raises
         ------
+        TypeError
+            A length that is no int.
         ValueError
-            Lengths that the mask does not fit.
+            Lengths below 0, or that the mask does not fit.
 
         Examples
         --------
@@ -284,7 +288,9 @@ class BlockMask:
                [False, False,  True]])
         """
         for name, length in (("n_queries", n_queries), ("n_keys", n_keys)):
-            if operator.index(length) < 0:
+            if not hasattr(length, "__index__"):
+                raise TypeError(f"{name} must be an int >= 0, got {type(length).__name__}")
+            if length < 0:
                 raise ValueError(f"{name} must be an int >= 0, got {length}")
         dense: npt.NDArray[np.bool_] = np.ones((n_queries, n_keys), np.bool_)
         for part in self._parts:

@@ -423,7 +423,8 @@ BAD = [
     (lambda: BlockMask.from_documents([0]) & BlockMask.from_documents([0, 0]), ValueError, "one is for 1 queries"),
     (lambda: DOCUMENTS & BlockMask.from_blocks([[True]], 4), ValueError, "L = 8 and S = 8 need (2, 2)"),
     (lambda: BlockMask.prefix_lm(9) & DOCUMENTS, ValueError, "between 0 and S = 8, got 9"),
-    (lambda: DOCUMENTS & np.ones((8, 8), bool), TypeError, "a BlockMask meets another one, not ndarray: pass that beside it, as attn_mask"),
+    (lambda: DOCUMENTS & np.ones((8, 8), bool), TypeError, "& takes two BlockMasks, got ndarray: an array goes beside block_mask, as attn_mask"),
+    (lambda: DOCUMENTS.to_dense(8, 8.0), TypeError, "n_keys must be an int >= 0, got float"),
     (lambda: DOCUMENTS.to_dense(-1, 8), ValueError, "n_queries must be an int >= 0, got -1"),
     (lambda: DOCUMENTS.to_dense(8, 7), ValueError, "here L = 8 and S = 7"),
     *((lambda mask=mask: attend(Q, Q, Q, block_mask=mask), error, message) for mask, error, message in [
