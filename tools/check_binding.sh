@@ -1,7 +1,7 @@
 #!/bin/sh
 # The binding, which checks whatever Python hands to the core, under AddressSanitizer and UndefinedBehaviorSanitizer: the extension is
 # built with them in a copy of the sources, and the tests of hostile lengths, offsets, patterns, strides and caches run on it.
-# Usage: tools/check_binding.sh PYTHON DIRECTORY; PYTHON has NumPy, setuptools and the packages of the extra test.
+# Usage: tools/check_binding.sh PYTHON DIRECTORY; PYTHON has what pyproject.toml builds with and the packages of the extra test.
 set -eu
 python=$(cd "$(dirname "$(command -v "$1")")" && pwd)/$(basename "$1") # as it is: of an environment it is a link
 mkdir -p "$2"
