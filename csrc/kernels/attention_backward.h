@@ -145,7 +145,12 @@ SA_INLINE bool FN(open_block)(const sa_backward_block *b, FN(backward_scratch) *
     return s->parts.fit || FN(pack_block)(b, s, nv);
 }
 
-/* ---- one tile of keys ---------------------------------------------------------------------------------------------- */
+/* ---- passes over a tile -------------------------------------------------------------------------------------------- */
+
+/* Whether anything is asked for that dS is needed for: all but dV. */
+SA_INLINE bool FN(wants_dscores)(const sa_backward_block *b) {
+    return b->g->dquery.m.data || b->dkey || b->with_mask || b->g->dslope_rows.m.data;
+}
 
 /* Scores in P become 2^(s − m); where some pair is closed, those become −inf. Where all numbers are finite, a score of −inf may
  * count as that: an open pair's is then beyond the greatest number, and its weight of 0 makes nothing of any of them. */
@@ -388,60 +393,60 @@ SA_INLINE void FN(products)(const sa_backward_block *b, FN(backward_scratch) * s
     }
 }
 
-/* A tile of keys: scores and dP, then weights and dS from them, then the products (1), (3) and (6). By parts, where tiles of parts
- * hold its numbers, all of it in one step (`done` comes to n) or some of the products; what is left goes by multiply-adds: `plain`
- * in one pass over scores and dP, `careful` pair by pair, where a closed pair's 0 could meet what is not finite. */
-SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
-                                 const int nv, bool finite) {
-    const sa_attention *a = b->g->a;
-    const ptrdiff_t lanes = nv * SA_LANES;
-    const bool dropped = a->dropout_p > 0;
-    const bool scores = b->g->dquery.m.data || b->dkey || b->with_mask || b->g->dslope_rows.m.data;
-    bool masked = false;
-    FN(fetch_tile)(&b->b, &s->s.ahead, &b->b.value, a->Dv, first);
-    FN(fetch_tile)(&b->b, &s->s.ahead, &b->b.key, a->E, first + n);
-    if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {
-        return;
-    }
-    if (b->with_mask && b->rows->dmask[0]) { /* rows that lie pages apart: they are fetched while we multiply */
-        const sa_matrix *dmask = &b->g->dmask.m;
+/* ---- a tile, step by step ------------------------------------------------------------------------------------------ */
+
+/* Rows of the mask's gradient lie pages apart: they are fetched while we multiply. */
+SA_INLINE void FN(fetch_dmask)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n) {
+    const sa_matrix *dmask = &b->g->dmask.m;
+    if (b->with_mask && b->rows->dmask[0]) {
         sa_plan_ahead(&s->s.ahead, (sa_rows_ahead){.row = (const char *const *)b->rows->dmask,
                                                    .offset = (uintptr_t)(first * dmask->col_stride),
                                                    .count = b->b.rows->count,
                                                    .bytes = sa_bytes_together(dmask, n)});
         FN(share_ahead)(&s->s, n);
     }
-    if (!scores) { /* dV alone needs no dP; dS is split all the same, and must be finite */
-        memset(s->dS, 0, (size_t)(n * lanes) * sizeof(real));
+}
+
+/* By parts, weights, dS and the products in one step, where nothing but the mask's gradient is wanted of dS beside those. Returns how
+ * many keys are done, as tiles of parts hold their numbers; of the others P holds scores and dS dP as before. */
+SA_INLINE ptrdiff_t FN(step_by_parts)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
+                                      const int nv, bool masked) {
+    const bool keeps = b->with_mask;
+    if (!FN(parts_take_scores) || (keeps && !FN(parts_replace_rows)) || (masked && !s->delta_fits) || b->g->a->dropout_p > 0 ||
+        b->mask_only || b->g->dslope_rows.m.data || s->s.gain) {
+        return 0;
     }
-    const bool by_parts = scores && FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
-    ptrdiff_t done = 0;
-    if (FN(parts_take_scores) && by_parts && (FN(parts_replace_rows) || !b->with_mask) && (!masked || s->delta_fits) &&
-        !dropped && !b->mask_only && !b->g->dslope_rows.m.data && !s->s.gain) {
-        const bool keeps = b->with_mask;
-        done = FN(gradients_by_parts)(b, &s->s, &s->parts, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true, keeps);
-        if (done == n) {
-            sa_end_ahead(&s->s.ahead);
-            if (keeps) {
-                FN(add_dmask)(b, s, first, n, nv);
-            }
-            return;
-        }
-        if (keeps) { /* dS is no longer dP */
-            FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
-        }
+    const ptrdiff_t done =
+        FN(gradients_by_parts)(b, &s->s, &s->parts, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true, keeps);
+    if (done == n) {
+        sa_end_ahead(&s->s.ahead);
     }
+    if (keeps && done == n) {
+        FN(add_dmask)(b, s, first, n, nv);
+    } else if (keeps) { /* dS is no longer dP */
+        FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
+    }
+    return done;
+}
+
+/* Scores in P become weights, kept those after dropout, and dS dS: `plain` in one pass over scores and dP. Where dP is wanted and not
+ * there by parts, it is computed. Tells whether products must go pair by pair, as a closed pair's 0 could meet what is not finite. */
+SA_INLINE bool FN(dscores_tile)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
+                                const int nv, bool masked, bool finite, bool wants_dp) {
+    const sa_attention *a = b->g->a;
+    const ptrdiff_t lanes = nv * SA_LANES;
+    const bool dropped = a->dropout_p > 0;
     const bool keys_by_parts = FN(keys_by_parts)(&b->b, &s->s, &s->parts, first) != NULL;
     if (!keys_by_parts) {
         s->s.k = FN(tile_rows)(&b->b, &b->b.key, &s->s.key, first, n, a->E, &s->s.k_stride);
     }
     const real *value = NULL;
     ptrdiff_t v_stride = 0;
-    if (scores && !by_parts) { /* by parts go finite numbers alone */
+    if (wants_dp) { /* by parts go finite numbers alone */
         value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
     }
     const bool careful = masked && !(finite && (keys_by_parts || FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E)));
-    const bool plain = scores && !masked && !dropped;
+    const bool plain = FN(wants_dscores)(b) && !masked && !dropped;
     if (!plain) {
         FN(weights_tile)(&b->b, &s->s, first, n, nv, masked,
                          masked && !careful && s->delta_fits && (value == NULL || FN(rows_finite)(value, v_stride, n, a->Dv)));
@@ -450,10 +455,10 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
         memcpy(s->kept, s->s.P, (size_t)(n * lanes) * sizeof(real));
         FN(drop)(a, &s->s, s->kept, first, n, nv);
     }
-    if (!s->packed && ((scores && !by_parts) || careful)) {
+    if (!s->packed && (wants_dp || careful)) {
         FN(pack_block)(b, s, nv);
     }
-    if (scores && !by_parts) {
+    if (wants_dp) {
         ptrdiff_t end[SA_BACKWARD_VECS];
         FN(open_ends)(b->b.rows, &s->s, first, n, nv, end);
         FN(scores_wide)(s->s.O, value, v_stride, end, a->Dv, s->dS, lanes, s->s.tile_sum, &s->s.ahead, nv);
@@ -464,6 +469,56 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     } else {
         FN(pass_dscores)(s, n, nv, dropped, masked, careful);
     }
+    return careful;
+}
+
+/* dS times softcap's derivative, which of a closed pair may be NaN. */
+SA_INLINE void FN(pass_gain)(FN(backward_scratch) * s, ptrdiff_t n, const int nv) {
+    const vec zero = V(set1)(0);
+    for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
+        const vec ds = V(load)(s->dS + i);
+        V(store)(s->dS + i, V(select)(V(eq)(ds, zero), ds, ds * V(load)(s->s.gain + i)));
+    }
+}
+
+/* (1), (3) and (6) from the tile's key `done` on: pair by pair if careful, else by parts as far as those hold its numbers. */
+SA_INLINE void FN(backward_products)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t done,
+                                     ptrdiff_t n, const int nv, bool careful) {
+    if (careful) {
+        FN(products_careful)(b, s, first, done, n, nv * SA_LANES);
+        return;
+    }
+    real *P = b->g->a->dropout_p > 0 ? s->kept : s->s.P;
+    done = FN(gradients_by_parts)(b, &s->s, &s->parts, P, s->dS, s->delta, s->dqT, first, done, n, nv, false, false);
+    if (done < n) {
+        if (!s->packed) {
+            FN(pack_block)(b, s, nv);
+        }
+        FN(products)(b, s, first, done, n, nv);
+    }
+}
+
+/* A tile of keys: scores and dP, then weights and dS from them, then the products (1), (3) and (6). */
+SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
+                                 const int nv, bool finite) {
+    const sa_attention *a = b->g->a;
+    bool masked = false;
+    FN(fetch_tile)(&b->b, &s->s.ahead, &b->b.value, a->Dv, first);
+    FN(fetch_tile)(&b->b, &s->s.ahead, &b->b.key, a->E, first + n);
+    if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {
+        return;
+    }
+    FN(fetch_dmask)(b, s, first, n);
+    const bool dscores = FN(wants_dscores)(b);
+    if (!dscores) { /* dV alone needs no dP; dS is split all the same, and must be finite */
+        memset(s->dS, 0, (size_t)(n * nv * SA_LANES) * sizeof(real));
+    }
+    const bool by_parts = dscores && FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
+    const ptrdiff_t done = by_parts ? FN(step_by_parts)(b, s, first, n, nv, masked) : 0;
+    if (done == n) {
+        return;
+    }
+    const bool careful = FN(dscores_tile)(b, s, first, n, nv, masked, finite, dscores && !by_parts);
     if (b->with_mask) {
         FN(add_dmask)(b, s, first, n, nv);
     }
@@ -474,24 +529,9 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
         FN(pass_dslope)(s, n, nv);
     }
     if (s->s.gain) {
-        for (ptrdiff_t i = 0; i < n * lanes; i += SA_LANES) { /* a closed pair's derivative may be NaN */
-            const vec ds = V(load)(s->dS + i), zero = V(set1)(0);
-            V(store)(s->dS + i, V(select)(V(eq)(ds, zero), ds, ds * V(load)(s->s.gain + i)));
-        }
+        FN(pass_gain)(s, n, nv);
     }
-    real *P = dropped ? s->kept : s->s.P;
-    if (careful) {
-        FN(products_careful)(b, s, first, done, n, lanes);
-    } else {
-        done = FN(gradients_by_parts)(b, &s->s, &s->parts, P, s->dS, s->delta, s->dqT, first, done, n, nv, false, false);
-        if (done == n) {
-            return;
-        }
-        if (!s->packed) {
-            FN(pack_block)(b, s, nv);
-        }
-        FN(products)(b, s, first, done, n, nv);
-    }
+    FN(backward_products)(b, s, first, done, n, nv, careful);
 }
 
 /* dQ of the block's rows from s->dqT, times scale. */
