@@ -55,6 +55,11 @@
 #define SA_CACHE_LINE 64
 #define SA_LEAST_BLOCKS_TO_GATHER 8
 
+/* A mask's gradient that has a pass of its own is cut into tasks of so many keys. Where rows share elements, those are sums over all rows
+ * of all heads: so many blocks of rows are added up in the scratch before that is added to the gradient. */
+#define SA_MASK_KEYS ((ptrdiff_t)8 * SA_KEYS_PER_TILE)
+#define SA_BLOCKS_IN_A_SUM 64
+
 /* So many elements of keys and values, tens of milliseconds, go by before a block looks whether the call was cancelled. */
 #define SA_ELEMENTS_AT_ONCE ((ptrdiff_t)1 << 22)
 
@@ -179,6 +184,11 @@ static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_
                : 0;
 }
 
+/* Whether its rows share elements, so that they are summed in the scratch. */
+static bool sums_mask_apart(const sa_attention_gradients *g, const sa_backward_plan *plan) {
+    return g->dmask.m.data && plan->mask_apart && g->dmask.m.row_stride == 0;
+}
+
 /* Whether threads wait for what others have done. */
 static bool waits(const sa_backward_plan *plan) { return plan->steps > 1 || plan->follow; }
 
@@ -207,6 +217,8 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     const size_t gathered = gathered_bytes(g, plan);
     plan->gathered_at = gathered > 0 ? plan->scratch_bytes : 0;
     plan->scratch_bytes += whole_lines(gathered);
+    plan->mask_sums_at = plan->scratch_bytes;
+    plan->scratch_bytes += whole_lines(sums_mask_apart(g, plan) ? SA_MASK_KEYS * size_of(a) : 0);
     const double work = (double)rows * (double)a->S * (double)(3 * a->E + 2 * a->Dv + 32) * sa_open_share(a);
     double threads = work / SA_WORK_PER_THREAD;
     threads = threads < (double)plan->tasks || (g->dmask.m.data && plan->mask_apart) ? threads : (double)plan->tasks;
@@ -468,7 +480,7 @@ sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_pla
         m.owners *= g->dmask.lead_stride[axis] != 0 ? a->lead[axis] : 1;
     }
     if (g->dmask.m.col_stride != 0) {
-        m.keys = 8 * SA_KEYS_PER_TILE;
+        m.keys = SA_MASK_KEYS;
         m.key_parts = sa_ceil_div(a->S, m.keys);
     }
     m.tasks = m.owners * m.key_parts;
@@ -489,28 +501,59 @@ static bool owns(const sa_attention_gradients *g, ptrdiff_t owner, ptrdiff_t hea
     return own == owner;
 }
 
+/* to[n] += from[n]. */
+static void add_sums(const sa_attention *a, char *to, const char *from, ptrdiff_t n) {
+    for (ptrdiff_t i = 0; i < n && a->f64; ++i) {
+        ((double *)(void *)to)[i] += ((const double *)(const void *)from)[i];
+    }
+    for (ptrdiff_t i = 0; i < n && !a->f64; ++i) {
+        ((float *)(void *)to)[i] += ((const float *)(const void *)from)[i];
+    }
+}
+
+/* The rows of one head, all blocks of it, to the elements from key `key` on. */
+static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t head, ptrdiff_t key,
+                         ptrdiff_t end, char *scratch) {
+    const sa_attention *a = g->a;
+    const ptrdiff_t step = g->dmask.m.col_stride, elements = step != 0 ? end - key : 1;
+    const bool apart = sums_mask_apart(g, plan);
+    char *sums = scratch + plan->mask_sums_at;
+    bool held = false; /* the scratch holds packed keys of this head */
+    ptrdiff_t summed = 0;
+    for (ptrdiff_t row = 0; row < a->L && !sa_cancelled(a); row += plan->block_rows) {
+        sa_rows rows;
+        sa_row_gradients grads;
+        sa_backward_block b;
+        describe(g, 1, head, row, plan->block_rows, &rows, &grads, &b);
+        char *to = grads.dmask[0] + key * step;
+        if (apart && summed == 0) {
+            memset(sums, 0, (size_t)elements * size_of(a));
+        }
+        for (int r = 0; r < rows.count && apart; ++r) {
+            grads.dmask[r] = sums;
+        }
+        b.dmask_key = apart ? key : 0;
+        b.mask_only = true;
+        keep_keys(&b.b, key, end);
+        b.b.cache_from = key;
+        b.b.cache_holds = held;
+        if (b.b.begin < b.b.end) {
+            held = true;
+            sa_kernels_of(a)->attention_backward(&b, scratch);
+        }
+        if (apart && (++summed == SA_BLOCKS_IN_A_SUM || row + plan->block_rows >= a->L)) {
+            add_sums(a, to, sums, elements);
+            summed = 0;
+        }
+    }
+}
+
 void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const sa_mask_plan *m, ptrdiff_t t,
                            char *scratch) {
-    const sa_attention *a = g->a;
-    const ptrdiff_t owner = t / m->key_parts, key = t % m->key_parts * m->keys, end = smaller(key + m->keys, a->S);
+    const ptrdiff_t owner = t / m->key_parts, key = t % m->key_parts * m->keys, end = smaller(key + m->keys, g->a->S);
     for (ptrdiff_t head = 0; head < m->heads; ++head) {
-        bool held = false; /* the scratch holds packed keys of this head */
-        if (!owns(g, owner, head)) {
-            continue;
-        }
-        for (ptrdiff_t row = 0; row < a->L && !sa_cancelled(a); row += plan->block_rows) {
-            sa_rows rows;
-            sa_row_gradients grads;
-            sa_backward_block b;
-            describe(g, 1, head, row, plan->block_rows, &rows, &grads, &b);
-            b.mask_only = true;
-            keep_keys(&b.b, key, end);
-            b.b.cache_from = key;
-            b.b.cache_holds = held;
-            if (b.b.begin < b.b.end) {
-                held = true;
-                sa_kernels_of(a)->attention_backward(&b, scratch);
-            }
+        if (owns(g, owner, head)) {
+            mask_of_head(g, plan, head, key, end, scratch);
         }
     }
 }

@@ -172,11 +172,12 @@ typedef struct {
     ptrdiff_t steps, steps_at_once, tasks;             /* of the rotation; what a task does at once counts as one */
     ptrdiff_t delta_count;                             /* elements of delta */
     size_t scratch_bytes;                              /* for each thread */
-    size_t gathered_at; /* where in it a part's dK and dV are brought together; 0: they are added to in place */
-    size_t done_at;     /* where in it the steps, or rows, that tasks have done are counted, if threads wait for them */
-    bool follow;        /* groups that share a mask follow one another through its rows */
-    bool mask_apart;    /* the mask's gradient, if it is wanted, has a pass of its own */
-    bool large;         /* as in the forward plan */
+    size_t gathered_at;  /* where in it a part's dK and dV are brought together; 0: they are added to in place */
+    size_t mask_sums_at; /* where in it elements of the mask's gradient are summed that rows share */
+    size_t done_at;      /* where in it the steps, or rows, that tasks have done are counted, if threads wait for them */
+    bool follow;         /* groups that share a mask follow one another through its rows */
+    bool mask_apart;     /* the mask's gradient, if it is wanted, has a pass of its own */
+    bool large;          /* as in the forward plan */
     int threads;
 } sa_backward_plan;
 

@@ -61,6 +61,14 @@ def rounded(x: Array, dtype: np.dtype[Any], num_threads: int | None) -> Array:
     return narrow
 
 
+def round_into(out: Array, x: Array, num_threads: int | None) -> None:
+    """Round float32, C-contiguous, to an array of 16 bits of any strides."""
+    if out.flags.c_contiguous and out.flags.aligned:
+        _core._narrow(x, out, num_threads or 0)
+    else:
+        out[...] = rounded(x, out.dtype, num_threads)
+
+
 def row_shares(name: str, raw: Array) -> Array:
     """Give each row's share of the gradient of ALiBi's slopes or of sinks (docs/backward.md), in float64."""
     rows = raw.astype(np.float64)

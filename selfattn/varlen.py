@@ -15,6 +15,7 @@ from selfattn._gradients import (
     as_gradient,
     check_names,
     gradient_dtype,
+    round_into,
     rounded,
     row_shares,
     settle_dropout,
@@ -185,8 +186,8 @@ def varlen_attention_vjp(
         ``pullback(grad_out)`` returns :class:`AttentionGradients`, a named tuple; with ``return_lse`` it is
         ``pullback(grad_out, grad_lse)``, of shapes (total_q, H, Ev) and (H, total_q). Each gradient has the
         shape and dtype of its input (float64 for integers); that of ``attn_mask`` is a list. It may be called
-        again. It holds references to the arguments and to ``out``, which must not change until then, and
-        copies of the offsets and of what :func:`scaled_dot_product_attention_vjp` copies.
+        again. It holds references to the arguments and to ``out`` (of 16 bits to one in float32), which must not
+        change until then, and copies of the offsets and of what :func:`scaled_dot_product_attention_vjp` copies.
 
     Raises
     ------
@@ -228,10 +229,12 @@ def varlen_attention_vjp(
         "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa,
         "causal": causal, "window": window, "softcap": softcap, "rng": rng, "num_threads": num_threads,
     }  # fmt: skip
-    output, statistics, *lse = _core._varlen_forward(
+    output, statistics, unrounded, *lse = _core._varlen_forward(
         q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, return_lse=return_lse, out=out,
-        **options,
+        unrounded=True, **options,
     )  # fmt: skip
+    if unrounded is not output:
+        round_into(output, unrounded, num_threads)
     offsets_q, offsets_k = (np.asarray(x).copy() for x in (cu_seqlens_q, cu_seqlens_k))
 
     @np.errstate(all="ignore")
@@ -244,7 +247,7 @@ def varlen_attention_vjp(
         grad_out = as_gradient("grad_out", grad_out, output.dtype)
         grad_lse = None if grad_lse is None else as_gradient("grad_lse", grad_lse, statistics.dtype)
         found = _core._varlen_backward(
-            q, k, v, cu_seqlens_q=offsets_q, cu_seqlens_k=offsets_k, out=output, grad_out=grad_out,
+            q, k, v, cu_seqlens_q=offsets_q, cu_seqlens_k=offsets_k, out=unrounded, grad_out=grad_out,
             statistics=statistics, grad_lse=grad_lse,
             wrt=sum(1 << n for n, name in enumerate(AttentionGradients._fields) if name in names), **options,
         )  # fmt: skip

@@ -5,7 +5,7 @@ products is off by sqrt(n) u times the sum of their absolute values), following 
 
 * A score is off by what tolerances.py says; call it e. Its weight is then off by the factor e plus the weighted
   mean of e, which is the denominator's error.
-* δ = O·dO has the errors of all weights of its row, and by parts that of an output rounded to 16 bits, which may be subnormal.
+* δ = O·dO has the errors of all weights of its row, and the output's own, which may be subnormal; never those of 16 bits.
 * dS = P (dP - δ): the relative error of P times both terms, and P times their errors.
 * Soft-capping multiplies by 1 - t², which is off by a few u, and by 2e/softcap relatively.
 * Where weights are rounded to bfloat16 (tolerances.py), so is dS, and the output has that error already.
@@ -75,9 +75,7 @@ def bounds(arrays, options, grad_out, grad_lse, dtype):
     delta = (out * d_out).sum(-1) + np.abs(grad_lse)
     e_delta = (off * terms + u * (np.sqrt(S) + np.sqrt(Ev) + FEW) * P * terms).sum(-1)
     rounds = rounds_weights(*arrays, options.get("enable_gqa", False), has_pullback=True)
-    uses_output = rounds or sa.get_isa() == "amx" or np.dtype(dtype).itemsize > 2
-    of_out = finfo(np.dtype(dtype if uses_output else np.float32))
-    e_delta = e_delta + float(of_out.eps) * delta + float(of_out.smallest_subnormal) * d_out.sum(-1)
+    e_delta = e_delta + u * delta + float(info.smallest_subnormal) * d_out.sum(-1)
     if rounds:
         e_delta = e_delta + (keep * rounded_sum(P, v) * d_out).sum(-1)
     size = P * (terms + delta[..., None])  # |dS|

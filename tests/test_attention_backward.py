@@ -252,3 +252,70 @@ def test_an_overlap_that_cannot_be_decided_is_an_error():
                     out, out, statistics, query, ones, ones, gradients=GRADIENTS(target, None, None)
                 )
     assert not memory.any()
+
+
+# ------------------------------------------------------------------------------------------------ outputs that are not rounded
+
+
+@pytest.mark.parametrize("dtype", [np.float16, "bfloat16"])
+@pytest.mark.parametrize("shape", [(2, 3, 8), (2, 70, 32)], ids=str)
+def test_an_output_of_float32_is_that_of_16_bits_before_it_was_rounded(isa, shape, dtype):
+    pytest.importorskip("ml_dtypes")
+    q, k, v = (x.astype(dtype) for x in random_inputs(shape, 50))
+    mine = np.full((*shape[:-1], 2 * shape[-1]), np.nan, np.float32)[..., ::2]
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v, out=mine)
+    rounded, pullback = sa.scaled_dot_product_attention_vjp(q, k, v)
+    assert out is mine and rounded.dtype == dtype
+    assert_array_equal(out.astype(dtype), rounded)
+    assert (out != rounded.astype(np.float32)).any()
+    d = np.ones_like(rounded)
+    got = sa.scaled_dot_product_attention_backward(d, out, statistics, q, k, v)
+    for a, b in zip(got[:3], pullback(d)[:3], strict=True):
+        assert a.dtype == dtype
+        assert_array_equal(a, b)
+
+
+def test_outputs_of_other_dtypes_are_refused():
+    q, k, v = (x.astype(np.float16) for x in random_inputs((2, 20, 8)))
+    for dtype in (np.float64, np.dtype(np.float16).newbyteorder()):
+        with pytest.raises(
+            TypeError, match="out must be of dtype float16 or float32 in native byte order, got"
+        ):
+            sa.scaled_dot_product_attention_forward(q, k, v, out=np.empty(q.shape, dtype))
+    for call in (sa.scaled_dot_product_attention_vjp, sa.scaled_dot_product_attention):
+        with pytest.raises(TypeError, match="out must be of dtype float16 in native byte order, got float32"):
+            call(q, k, v, out=np.empty(q.shape, np.float32))
+    wide = q.astype(np.float64), k.astype(np.float64), v.astype(np.float64)
+    with pytest.raises(TypeError, match="out must be of dtype float64 in native byte order, got float32"):
+        sa.scaled_dot_product_attention_forward(*wide, out=np.empty(q.shape, np.float32))
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    with pytest.raises(
+        TypeError, match=r"dtype of the forward call's result, float16 \(or float32, not rounded\), got"
+    ):
+        sa.scaled_dot_product_attention_backward(out, out.astype(np.float64), statistics, q, k, v)
+    out, statistics = sa.scaled_dot_product_attention_forward(*wide)
+    with pytest.raises(TypeError, match="dtype of the forward call's result, float64, got float32"):
+        sa.scaled_dot_product_attention_backward(out, out.astype(np.float32), statistics, *wide)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, "bfloat16"])
+def test_the_pullbacks_output_is_written_where_it_is_wanted(dtype):
+    """It is rounded from float32, to the bits of a plain call, into arrays of any strides."""
+    pytest.importorskip("ml_dtypes")
+    q, k, v = (x.astype(dtype) for x in random_inputs((2, 3, 40, 8)))
+    k[0, 0, 3], v[1, 1] = np.nan, np.inf
+    expected = sa.scaled_dot_product_attention(q, k, v, is_causal=True)
+    strided = np.zeros((2, 40, 3, 8), dtype).swapaxes(1, 2)
+    unaligned = np.zeros(expected.nbytes + 1, np.uint8)[1:].view(dtype).reshape(expected.shape)
+    for mine in (np.zeros_like(expected), strided, unaligned):
+        out, _ = sa.scaled_dot_product_attention_vjp(q, k, v, is_causal=True, out=mine)
+        assert out is mine
+        assert_array_equal(out.astype(np.float32), expected.astype(np.float32))  # NaN included
+    packed = [np.zeros((40, 3, 8), dtype) for _ in range(2)]
+    sa.varlen_attention(
+        q[0].swapaxes(0, 1), k[0].swapaxes(0, 1), v[0].swapaxes(0, 1), [0, 40], [0, 40], out=packed[0]
+    )
+    sa.varlen_attention_vjp(
+        q[0].swapaxes(0, 1), k[0].swapaxes(0, 1), v[0].swapaxes(0, 1), [0, 40], [0, 40], out=packed[1]
+    )
+    assert_array_equal(*(x.astype(np.float32) for x in packed))

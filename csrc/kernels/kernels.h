@@ -88,6 +88,7 @@ typedef struct {
     char *dkey, *dvalue;                  /* rows of the key head's gradients, NULL where not wanted */
     ptrdiff_t first_key;                  /* the key whose rows these are */
     ptrdiff_t dkey_stride, dvalue_stride; /* from row to row, in elements */
+    ptrdiff_t dmask_key;                  /* the first key of the rows of the mask's gradient */
     bool mask_only;                       /* add to the mask's gradient and to nothing else */
     bool with_mask;                       /* add to the mask's gradient */
 } sa_backward_block;

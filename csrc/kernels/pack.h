@@ -84,6 +84,15 @@ SA_NOINLINE void FN(store_row)(char *dst, ptrdiff_t stride, sa_dtype dtype, cons
 #undef SA_IDENTITY
 #undef SA_OPEN_OR_CLOSED
 
+/* Σ of the lanes. */
+SA_INLINE real FN(sum_lanes)(vec v) {
+    SA_UNROLL
+    for (int lanes = SA_LANES; lanes > 1; lanes /= 2) {
+        v = V(even)(v, v) + V(odd)(v, v);
+    }
+    return v[0];
+}
+
 /* A vector's worth of neighbouring 16-bit floats: the same numbers, without the loop's start and end. */
 #if !SA_REAL_IS_F64 && defined(SA_HAS_16_BIT_STORES)
 SA_INLINE void FN(store_16_bits)(char *dst, sa_dtype dtype, vec x) {

@@ -19,14 +19,6 @@ SA_INLINE vec FN(pad_from)(vec v, ptrdiff_t k, real pad) {
     return V(select)(V(lt)(V(load)(index), V(set1)((real)k)), v, V(set1)(pad));
 }
 
-SA_INLINE real FN(sum_lanes)(vec v) {
-    SA_UNROLL
-    for (int lanes = SA_LANES; lanes > 1; lanes /= 2) {
-        v = V(even)(v, v) + V(odd)(v, v);
-    }
-    return v[0];
-}
-
 /* The largest of x[n], NaN left out; −inf for none. */
 SA_INLINE real FN(row_max)(const real *x, ptrdiff_t n) {
     vec top[4];

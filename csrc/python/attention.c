@@ -9,7 +9,8 @@
 #define SA_SMALL_WORK 65536.0
 #define SA_STACK_SCRATCH 32768
 
-enum { QUERY_LENGTHS = SA_ARG_NUM_THREADS + 1 }; /* of sa_py_attention_cached alone */
+/* Behind the parameters that all have: of sa_py_attention_cached alone, and of sa_py_attention_forward. */
+enum { QUERY_LENGTHS = SA_ARG_NUM_THREADS + 1, UNROUNDED = SA_ARG_NUM_THREADS + 1 };
 
 /* ---- outputs ------------------------------------------------------------------------------------------------------- */
 
@@ -23,21 +24,26 @@ int sa_call_check_given(const sa_call *c, PyObject *given, const char *name) {
     return status;
 }
 
-int sa_call_check_out(sa_call *c, PyObject *const *values, int ndim, const npy_intp *shape) {
+bool sa_call_takes_out(const sa_call *c, sa_dtype dtype) {
+    return dtype == c->result || (dtype == SA_F32 && c->want_stats && !c->want_unrounded && sa_itemsize(c->result) == 2);
+}
+
+/* values[SA_ARG_OUT] as the call's out. */
+static int take_out(sa_call *c, PyObject *const *values, int ndim, const npy_intp *shape, sa_dtype *dtype) {
     PyObject *value = values[SA_ARG_OUT];
     if (!PyArray_Check(value)) { /* sa_as_array refuses the subclasses that mean something else; a memmap will do */
         PyErr_Format(PyExc_TypeError, "out must be a NumPy array, got %s", Py_TYPE(value)->tp_name);
         return -1;
     }
     c->out = (PyArrayObject *)Py_NewRef(value);
-    sa_dtype dtype;
-    PyArrayObject *same = sa_as_array(c->state, value, "out", SA_ANY, &dtype);
+    PyArrayObject *same = sa_as_array(c->state, value, "out", SA_ANY, dtype);
     if (same == NULL) {
         return -1;
     }
     Py_DECREF(same);
-    if (dtype != c->result || !PyArray_ISNOTSWAPPED(c->out)) {
-        PyErr_Format(PyExc_TypeError, "out must be of dtype %s in native byte order, got %S", sa_dtype_name(c->result),
+    if (!sa_call_takes_out(c, *dtype) || !PyArray_ISNOTSWAPPED(c->out)) {
+        PyErr_Format(PyExc_TypeError, "out must be of dtype %s%s in native byte order, got %S", sa_dtype_name(c->result),
+                     c->result != SA_F32 && sa_call_takes_out(c, SA_F32) ? " or float32" : "",
                      (PyObject *)PyArray_DESCR(c->out));
         return -1;
     }
@@ -67,6 +73,22 @@ int sa_call_check_out(sa_call *c, PyObject *const *values, int ndim, const npy_i
                : 0;
 }
 
+PyArrayObject *sa_call_make_out(sa_call *c, PyObject *const *values, int ndim, const npy_intp *shape, sa_dtype *dtype) {
+    *dtype = c->result;
+    if (sa_given(values[SA_ARG_OUT])) {
+        if (take_out(c, values, ndim, shape, dtype) < 0) {
+            return NULL;
+        }
+    } else if ((c->out = sa_new_array(ndim, shape, c->result, sa_call_bf16_example(c), false)) == NULL) {
+        return NULL;
+    }
+    if (c->want_unrounded && sa_itemsize(c->result) == 2) {
+        *dtype = SA_F32;
+        return c->unrounded = sa_new_array(ndim, shape, SA_F32, NULL, false);
+    }
+    return c->out;
+}
+
 static int make_outputs(sa_call *c, PyObject *const *values) {
     sa_attention *a = &c->a;
     npy_intp shape[NPY_MAXDIMS + 2];
@@ -74,19 +96,17 @@ static int make_outputs(sa_call *c, PyObject *const *values) {
     memcpy(shape, c->lead, (size_t)n * sizeof shape[0]);
     shape[n] = a->L;
     shape[n + 1] = a->Dv;
-    if (sa_given(values[SA_ARG_OUT])) {
-        if (sa_call_check_out(c, values, n + 2, shape) < 0) {
-            return -1;
-        }
-    } else if ((c->out = sa_new_array(n + 2, shape, c->result, sa_call_bf16_example(c), false)) == NULL) {
+    sa_dtype dtype;
+    PyArrayObject *out = sa_call_make_out(c, values, n + 2, shape, &dtype);
+    if (out == NULL) {
         return -1;
     }
-    sa_fill_tensor(&a->out, c->out, c->result, n, 2);
+    sa_fill_tensor(&a->out, out, dtype, n, 2);
     if (a->Dv == 1) {
-        a->out.m.col_stride = PyArray_ITEMSIZE(c->out);
+        a->out.m.col_stride = PyArray_ITEMSIZE(out);
     }
     if (c->want_lse) {
-        const sa_dtype dtype = a->f64 ? SA_F64 : SA_F32;
+        dtype = a->f64 ? SA_F64 : SA_F32;
         if ((c->lse = sa_new_array(n + 1, shape, dtype, NULL, false)) == NULL) {
             return -1;
         }
@@ -94,7 +114,7 @@ static int make_outputs(sa_call *c, PyObject *const *values) {
         a->lse.m.row_stride = a->lse.m.col_stride; /* (…, L) seen as (…, L, 1) */
     }
     if (c->want_stats) {
-        const sa_dtype dtype = a->f64 ? SA_F64 : SA_F32;
+        dtype = a->f64 ? SA_F64 : SA_F32;
         shape[n + 1] = 2;
         if ((c->stats = sa_new_array(n + 2, shape, dtype, NULL, true)) == NULL) {
             return -1;
@@ -149,10 +169,13 @@ static int run(sa_call *c, PyObject *module) {
 }
 
 PyObject *sa_call_result(const sa_call *c) {
-    PyObject *results[4] = {(PyObject *)c->out};
+    PyObject *results[5] = {(PyObject *)c->out};
     Py_ssize_t n = 1;
     if (c->want_stats) {
         results[n++] = (PyObject *)c->stats;
+    }
+    if (c->want_unrounded) {
+        results[n++] = (PyObject *)(c->unrounded ? c->unrounded : c->out);
     }
     if (c->want_lse) {
         results[n++] = (PyObject *)c->lse;
@@ -177,6 +200,7 @@ static PyObject *forward(PyObject *module, sa_signature_id id, PyObject *const *
         return NULL;
     }
     c.want_stats = id == SA_SIG_ATTENTION_FORWARD;
+    c.want_unrounded = c.want_stats && values[UNROUNDED] == Py_True;
     const bool cached = id == SA_SIG_ATTENTION_CACHED;
     if (sa_call_read(&c, module, values) == 0 && (!cached || sa_call_read_query_lengths(&c, values[QUERY_LENGTHS]) == 0) &&
         make_outputs(&c, values) == 0 &&

@@ -46,9 +46,10 @@ static int read_results(backward_call *b, PyObject *const *values) {
         return -1;
     }
     sa_fill_tensor(&a->out, c->out, dtype, n, 2);
-    if (dtype != c->result) {
-        PyErr_Format(PyExc_TypeError, "out must have the dtype of the forward call's result, %s, got %s",
-                     sa_dtype_name(c->result), sa_dtype_name(dtype));
+    if (!sa_call_takes_out(c, dtype)) {
+        PyErr_Format(PyExc_TypeError, "out must have the dtype of the forward call's result, %s%s, got %s",
+                     sa_dtype_name(c->result), sa_itemsize(c->result) == 2 ? " (or float32, not rounded)" : "",
+                     sa_dtype_name(dtype));
         return -1;
     }
     if (sa_read_gradient(c, values[GRAD_OUT], "grad_out", "the output", c->result, n + 2, shape, &b->grad_out, &dtype) < 0) {
@@ -239,6 +240,8 @@ PyObject *sa_py_attention_backward(PyObject *module, PyObject *const *args, Py_s
     }
     memset(&b.g, 0, sizeof b.g);
     b.g.a = &b.c.a;
+    b.c.want_stats = true; /* as in the forward call */
+    b.c.want_unrounded = false;
     b.grad_out = b.grad_lse = NULL;
     memset(b.gradients, 0, sizeof b.gradients);
     b.targets = values[TARGETS] && PyTuple_Check(values[TARGETS]) && PyTuple_GET_SIZE(values[TARGETS]) == GRADIENTS

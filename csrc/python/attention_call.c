@@ -17,6 +17,7 @@ void sa_call_release(sa_call *c) {
     Py_XDECREF(c->lse);
     Py_XDECREF(c->weights);
     Py_XDECREF(c->stats);
+    Py_XDECREF(c->unrounded);
     Py_XDECREF(c->tables);
 }
 
@@ -443,7 +444,7 @@ void sa_call_start(sa_call *c, PyObject *module) {
     /* the strides' tails stay uninitialised: only n_lead of them are ever read */
     c->state = sa_state_of(module);
     c->query = c->key = c->value = c->mask = c->alibi = c->sinks = c->lengths = c->query_lengths = NULL;
-    c->out = c->lse = c->weights = c->stats = NULL;
+    c->out = c->lse = c->weights = c->stats = c->unrounded = NULL;
     c->a.mask.m.data = c->a.alibi.m.data = c->a.sinks.m.data = c->a.key_lengths.m.data = NULL;
     c->a.lse.m.data = c->a.weights.m.data = c->a.stats.m.data = c->a.query_lengths.m.data = NULL;
     c->a.softcap = c->a.dropout_p = 0;

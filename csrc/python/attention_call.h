@@ -34,8 +34,9 @@ typedef struct {
     const sa_state *state;
     PyArrayObject *query, *key, *value, *mask, *alibi, *sinks, *lengths, *query_lengths; /* owned */
     PyArrayObject *out, *lse, *weights, *stats;                                          /* owned */
+    PyArrayObject *unrounded; /* owned: what is computed in place of an out of 16 bits, or NULL */
     sa_dtype result;
-    bool enable_gqa, lower_right, want_lse, want_weights, want_stats;
+    bool enable_gqa, lower_right, want_lse, want_weights, want_stats, want_unrounded;
     int threads;
     npy_intp lead[NPY_MAXDIMS];
     sa_attention a;
@@ -64,12 +65,17 @@ int sa_call_read_block_mask(sa_call *c, PyObject *value);
  * dims a single element in one axis is taken as well. */
 bool sa_call_fits_lead(const sa_call *c, PyArrayObject *array, int core);
 
-/* Takes values[SA_ARG_OUT] as the call's out, of this shape: dtype, byte order, and no overlap with itself or an input. */
-int sa_call_check_out(sa_call *c, PyObject *const *values, int ndim, const npy_intp *shape);
+/* Whether out may have this dtype: the result's, or, where statistics are kept, float32 in place of 16 bits. */
+bool sa_call_takes_out(const sa_call *c, sa_dtype dtype);
+
+/* The call's out, of this shape: values[SA_ARG_OUT] (dtype, byte order, and no overlap with itself or an input are checked) or a new
+ * one; and `unrounded` if that is wanted of 16 bits. Returns the one of both that is to be computed, borrowed, and its dtype, or NULL
+ * with an exception. */
+PyArrayObject *sa_call_make_out(sa_call *c, PyObject *const *values, int ndim, const npy_intp *shape, sa_dtype *dtype);
 /* No overlap of out with what was given as an argument, where the call works on a copy of it. */
 int sa_call_check_given(const sa_call *c, PyObject *given, const char *name);
 
-/* The outputs that were asked for, one array or a tuple: out, statistics, lse, weights. */
+/* The outputs that were asked for, one array or a tuple: out, statistics, unrounded (out itself where it is), lse, weights. */
 PyObject *sa_call_result(const sa_call *c);
 
 /* A floating array of this shape; −1 with an exception, and *array owned in any case. */

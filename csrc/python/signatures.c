@@ -8,14 +8,14 @@
 
 const sa_signature sa_signatures[SA_SIGNATURES] = {
     [SA_SIG_ATTENTION] = {"scaled_dot_product_attention", 6, 3, {SA_ATTENTION_NAMES}},
-    [SA_SIG_ATTENTION_FORWARD] = {"scaled_dot_product_attention_forward", 6, 3, {SA_ATTENTION_NAMES}},
+    [SA_SIG_ATTENTION_FORWARD] = {"scaled_dot_product_attention_forward", 6, 3, {SA_ATTENTION_NAMES, "unrounded"}},
     [SA_SIG_ATTENTION_BACKWARD] = {"scaled_dot_product_attention_backward",
                                    6,
                                    3,
                                    {SA_ATTENTION_NAMES, "grad_out", "statistics", "grad_lse", "wrt", "gradients"}},
     [SA_SIG_ATTENTION_CACHED] = {"_cached_attention", 3, 3, {SA_ATTENTION_NAMES, "query_lengths"}},
     [SA_SIG_VARLEN] = {"varlen_attention", 3, 3, {SA_ATTENTION_NAMES, "cu_seqlens_q", "cu_seqlens_k"}},
-    [SA_SIG_VARLEN_FORWARD] = {"varlen_attention", 3, 3, {SA_ATTENTION_NAMES, "cu_seqlens_q", "cu_seqlens_k"}},
+    [SA_SIG_VARLEN_FORWARD] = {"varlen_attention", 3, 3, {SA_ATTENTION_NAMES, "cu_seqlens_q", "cu_seqlens_k", "unrounded"}},
     [SA_SIG_VARLEN_BACKWARD] = {"varlen_attention_backward",
                                 3,
                                 3,

@@ -8,9 +8,13 @@ static int make_outputs(sa_varlen_call *call, PyObject *const *values) {
     sa_attention *a = &c->a;
     const npy_intp shape[3] = {a->L, a->lead[1], a->Dv}, rows[3] = {a->lead[1], a->L, 2};
     const sa_dtype computes = a->f64 ? SA_F64 : SA_F32;
+    sa_dtype dtype;
+    PyArrayObject *out = sa_call_make_out(c, values, 3, shape, &dtype);
+    if (out == NULL) {
+        return -1;
+    }
     if (sa_given(values[SA_ARG_OUT])) {
-        if (sa_call_check_out(c, values, 3, shape) < 0 ||
-            sa_call_check_given(c, values[SA_ARG_CU_SEQLENS_Q], "cu_seqlens_q") < 0 ||
+        if (sa_call_check_given(c, values[SA_ARG_CU_SEQLENS_Q], "cu_seqlens_q") < 0 ||
             sa_call_check_given(c, values[SA_ARG_CU_SEQLENS_K], "cu_seqlens_k") < 0) {
             return -1;
         }
@@ -19,10 +23,8 @@ static int make_outputs(sa_varlen_call *call, PyObject *const *values) {
                 return -1;
             }
         }
-    } else if ((c->out = sa_new_array(3, shape, c->result, sa_call_bf16_example(c), false)) == NULL) {
-        return -1;
     }
-    sa_fill_packed(&a->out, c->out, c->result, true);
+    sa_fill_packed(&a->out, out, dtype, true);
     if (c->want_lse) {
         if ((c->lse = sa_new_array(2, rows, computes, NULL, false)) == NULL) {
             return -1;
@@ -74,6 +76,7 @@ static PyObject *forward(PyObject *module, sa_signature_id id, PyObject *const *
     }
     if (sa_varlen_call_read(&call, module, values) == 0) {
         c->want_stats = id == SA_SIG_VARLEN_FORWARD;
+        c->want_unrounded = c->want_stats && values[SA_ARG_VARLEN_END] == Py_True;
         if (make_outputs(&call, values) == 0 &&
             (c->want_stats ? sa_call_read_fixed_seed : sa_call_read_seed)(c, values[SA_ARG_RNG]) == 0 &&
             run(&call, module) == 0) {

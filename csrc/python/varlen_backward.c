@@ -42,9 +42,10 @@ static int read_results(backward_call *b, PyObject *const *values) {
     if (sa_read_float_array(c->state, values[SA_ARG_OUT], "out", 3, shape, &c->out, &dtype) < 0) {
         return -1;
     }
-    if (dtype != c->result) {
-        PyErr_Format(PyExc_TypeError, "out must have the dtype of the forward call's result, %s, got %s",
-                     sa_dtype_name(c->result), sa_dtype_name(dtype));
+    if (!sa_call_takes_out(c, dtype)) {
+        PyErr_Format(PyExc_TypeError, "out must have the dtype of the forward call's result, %s%s, got %s",
+                     sa_dtype_name(c->result), sa_itemsize(c->result) == 2 ? " (or float32, not rounded)" : "",
+                     sa_dtype_name(dtype));
         return -1;
     }
     sa_fill_packed(&a->out, c->out, dtype, true);
@@ -185,6 +186,8 @@ PyObject *sa_py_varlen_backward(PyObject *module, PyObject *const *args, Py_ssiz
     }
     memset(&b.g, 0, sizeof b.g);
     b.g.a = &b.call.c.a;
+    b.call.c.want_stats = true; /* as in the forward call */
+    b.call.c.want_unrounded = false;
     b.vg = (sa_varlen_gradients){.v = &b.call.v, .packed = &b.g};
     b.grad_out = b.grad_lse = NULL;
     b.dmasks = NULL;
