@@ -76,9 +76,6 @@ typedef struct {
 /* About how many of the pairs the block masks leave open, 0 … 1: no more than the strictest of them does. */
 double sa_open_share(const sa_attention *a);
 
-/* Between tasks: whether to stop. */
-bool sa_cancelled(const sa_attention *a);
-
 /* Task t of a forward plan, the blocks that begin with its rows; and the merge of block t where the keys are in chunks. */
 void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
                        sa_held *held);

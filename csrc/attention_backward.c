@@ -60,9 +60,6 @@
 #define SA_MASK_KEYS ((ptrdiff_t)8 * SA_KEYS_PER_TILE)
 #define SA_BLOCKS_IN_A_SUM 64
 
-/* So many elements of keys and values, tens of milliseconds, go by before a block looks whether the call was cancelled. */
-#define SA_ELEMENTS_AT_ONCE ((ptrdiff_t)1 << 22)
-
 static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 
 static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
@@ -353,14 +350,17 @@ typedef struct {
     ptrdiff_t *done;        /* rows of this one, or NULL */
 } part_state;
 
-/* All keys of a block, some at a time: a call of few rows and a million keys would not see Ctrl-C for seconds. */
+/* All keys of a block, some at a time: a call of few rows and a million keys would not see Ctrl-C for seconds. Where tiles of packed keys
+ * are counted from cache_from, which only gaps prevent, the keys end with one: kernels begin with a whole one. */
 static void work_on_keys(sa_backward_block *b, char *scratch) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t tiles = SA_ELEMENTS_AT_ONCE / SA_KEYS_PER_TILE / larger(a->E + a->Dv, 1);
     const ptrdiff_t at_once = larger(tiles, 1) * SA_KEYS_PER_TILE, end = b->b.end;
-    for (ptrdiff_t key = b->b.begin; key < end && !sa_cancelled(a); key += at_once) {
+    const ptrdiff_t into_tile = b->b.rows->gaps > 0 ? 0 : (b->b.begin - b->b.cache_from) % SA_KEYS_PER_TILE;
+    for (ptrdiff_t next, key = b->b.begin; key < end && !sa_cancelled(a); key = next) {
         sa_backward_block some = *b;
-        keep_keys(&some.b, key, smaller(key + at_once, end));
+        next = key + at_once - (key == b->b.begin ? into_tile : 0);
+        keep_keys(&some.b, key, smaller(next, end));
         if (some.b.begin < some.b.end) {
             sa_kernels_of(a)->attention_backward(&some, scratch);
             b->b.cache_holds = true;

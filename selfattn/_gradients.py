@@ -33,7 +33,8 @@ def settle_dropout(
 ) -> tuple[Any, int | np.random.Generator | TorchGenerator | None]:
     """Give dropout as a number that cannot change, and with it a seed: forward and backward drop the same."""
     try:
-        number = dropout_p if isinstance(dropout_p, str | bytes | bool | np.bool_) else float(dropout_p)
+        is_bool = isinstance(dropout_p, bool) or getattr(dropout_p, "dtype", None) == np.bool_
+        number = dropout_p if is_bool or isinstance(dropout_p, str | bytes) else float(dropout_p)
     except (TypeError, ValueError, OverflowError):
         return dropout_p, rng  # the core says what is wrong with it
     drops = isinstance(number, float) and 0 < number <= 1

@@ -288,9 +288,11 @@ class BlockMask:
                [False, False,  True]])
         """
         for name, length in (("n_queries", n_queries), ("n_keys", n_keys)):
-            if not hasattr(length, "__index__"):
-                raise TypeError(f"{name} must be an int >= 0, got {type(length).__name__}")
-            if length < 0:
+            try:
+                negative = operator.index(length) < 0
+            except TypeError:
+                raise TypeError(f"{name} must be an int >= 0, got {type(length).__name__}") from None
+            if negative:
                 raise ValueError(f"{name} must be an int >= 0, got {length}")
         dense: npt.NDArray[np.bool_] = np.ones((n_queries, n_keys), np.bool_)
         for part in self._parts:

@@ -406,7 +406,7 @@ class KVCache:
 def _float_dtype(given: npt.DTypeLike) -> np.dtype[Any]:
     try:
         own = None if given is None else np.dtype(given)  # NumPy's None is float64
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
         own = None
     if own is None or (own.char not in "efd" and own.name != "bfloat16"):
         raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {own or repr(given)}")

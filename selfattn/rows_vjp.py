@@ -479,7 +479,7 @@ def merge_attention_vjp(
         of another shape than its result.
     TypeError
         A boolean, complex, object or long double array, a masked array or a matrix. In the pullback: a gradient
-        that is float64 where its result has fewer bits.
+        that is float64 where all ``outs`` and ``lses`` have fewer bits.
 
     See Also
     --------

@@ -79,6 +79,18 @@ def test_gradients_in_place_of_nothing(keys):
             assert_array_equal(a, b)
 
 
+def test_gradients_in_place_of_a_single_number():
+    """A sink's gradient is the sum of its rows' shares, also where there is one row."""
+    q, k, v = random_inputs((1, 4))
+    sinks = np.zeros((), np.float32)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v, sinks=sinks)
+    call = (np.ones_like(out), out, statistics, q, k, v)
+    new = sa.scaled_dot_product_attention_backward(*call, sinks=sinks, wrt="sinks")
+    mine = GRADIENTS(None, None, None, None, None, np.full((), 7, np.float32))
+    got = sa.scaled_dot_product_attention_backward(*call, sinks=sinks, wrt="sinks", gradients=mine)
+    assert got.sinks is mine.sinks and got.sinks == new.sinks != 0
+
+
 @pytest.mark.parametrize("layout", ["strided", "swapped heads", "unaligned"])
 def test_gradients_in_place_of_any_layout(layout):
     q, k, v = random_inputs((2, 20, 8))
@@ -191,6 +203,7 @@ def backward(**changes):
         (TypeError, "grad_out must be of dtype float16, bfloat16, float32 or float64, got bool", {"grad_out": lambda x: x > 0}),
         (TypeError, "rng must be an int here, .* got None", {"dropout_p": 0.5}),
         (TypeError, "dropout_p must be a real number, got a bool", {"dropout_p": np.True_}),
+        (TypeError, "dropout_p must be a real number, got a bool", {"dropout_p": np.array(True)}),
         (TypeError, "rng must be an int here, .* got numpy.*Generator", {"dropout_p": np.array(0.5), "rng": np.random.default_rng(0)}),
     ],
     ids=lambda x: x if isinstance(x, str) else "",

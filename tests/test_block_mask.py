@@ -425,6 +425,7 @@ BAD = [
     (lambda: BlockMask.prefix_lm(9) & DOCUMENTS, ValueError, "between 0 and S = 8, got 9"),
     (lambda: DOCUMENTS & np.ones((8, 8), bool), TypeError, "& takes two BlockMasks, got ndarray: an array goes beside block_mask, as attn_mask"),
     (lambda: DOCUMENTS.to_dense(8, 8.0), TypeError, "n_keys must be an int >= 0, got float"),
+    (lambda: DOCUMENTS.to_dense(8, np.array([3])), TypeError, "n_keys must be an int >= 0, got ndarray"),
     (lambda: DOCUMENTS.to_dense(-1, 8), ValueError, "n_queries must be an int >= 0, got -1"),
     (lambda: DOCUMENTS.to_dense(8, 7), ValueError, "here L = 8 and S = 7"),
     *((lambda mask=mask: attend(Q, Q, Q, block_mask=mask), error, message) for mask, error, message in [

@@ -79,6 +79,21 @@ def test_signals_are_handled_during_a_call_and_not_after_it(which: str, threads:
             sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, num_threads=threads)
 
 
+def test_a_block_of_few_rows_and_very_many_keys_looks_for_signals() -> None:
+    """One task: where outputs were rounded to 16 bits it sums delta over the keys, which is all that sinks need."""
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((64, 64)).astype(np.float16)
+    k, v = (np.broadcast_to(rng.standard_normal(64).astype(np.float16), (1 << 21, 64)) for _ in range(2))
+    sinks = np.zeros((), np.float32)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k[:5], v[:5], sinks=sinks)
+    handled: list[float] = []
+    start = time.monotonic()
+    with alarm_after(0.02, lambda: handled.append(time.monotonic())):
+        sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, sinks=sinks, wrt=("sinks",))
+        end = time.monotonic()
+    assert handled[0] - start < 0.9 * (end - start)
+
+
 def long_call(kind: str) -> tuple[Callable[[], Any], list[Any]]:
     """A call of this kind that takes longer on its threads than an interrupt is waited for, and its inputs."""
     if kind.startswith("cache"):

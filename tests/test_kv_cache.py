@@ -344,6 +344,7 @@ Q = np.zeros((2, 4, 3, 8), np.float32)
         (lambda c: sa.KVCache(1, 1, 8.0), TypeError, "head_dim must be an int >= 0, got float"),
         (lambda c: sa.KVCache(1, 1, 8, dtype=int), TypeError, "dtype must be float16, bfloat16, float32 or float64"),
         (lambda c: sa.KVCache(1, 1, 8, dtype=None), TypeError, "dtype must be float16, bfloat16, float32 or float64, got None"),
+        (lambda c: sa.KVCache(1, 1, 8, dtype="(2,"), TypeError, "dtype must be float16, bfloat16, float32 or float64, got '(2,'"),
         (lambda c: sa.KVCache(1, 1, 8, dtype=[1]), TypeError, "dtype must be float16, bfloat16, float32 or float64, got [1]"),
         (lambda c: sa.KVCache(2**70, 1, 8), MemoryError, "cannot allocate 9444732965739290427392 bytes for int64 of shape"),
         (lambda c: sa.KVCache(1, 2**40, 2**40), MemoryError, "cannot allocate 0 bytes for float32 of shape (1, 1099511627776, 0,"),

@@ -52,8 +52,15 @@ SA_INLINE void FN(sum_delta)(const sa_backward_block *b, FN(backward_scratch) * 
         *(real *)(void *)b->rows->delta[r] = 0;
     }
     FN(open_block)(b, s, nv);
+    ptrdiff_t look_at = b->b.begin + SA_ELEMENTS_AT_ONCE / (a->E + a->Dv + 1);
     for (ptrdiff_t n, first = FN(next_tile)(&b->b, b->b.begin, &n); first < b->b.end;
          first = FN(next_tile)(&b->b, first + n, &n)) {
+        if (first >= look_at) {
+            if (sa_cancelled(a)) {
+                return;
+            }
+            look_at = first + SA_ELEMENTS_AT_ONCE / (a->E + a->Dv + 1);
+        }
         bool masked = false;
         ptrdiff_t v_stride, end[SA_BACKWARD_VECS];
         if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {

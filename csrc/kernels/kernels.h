@@ -93,6 +93,11 @@ typedef struct {
     bool with_mask;                       /* add to the mask's gradient */
 } sa_backward_block;
 
+/* Whether to stop (attention.c): asked between tasks, and in a block each time that so many elements of keys and values, tens of
+ * milliseconds, have gone by. */
+bool sa_cancelled(const sa_attention *a);
+#define SA_ELEMENTS_AT_ONCE ((ptrdiff_t)1 << 22)
+
 #define SA_ROW_BLOCK 64    /* rows that a task of a row operation describes at a time */
 #define SA_ROW_COLUMNS 256 /* neighbouring columns of a softmax down the columns: four arrays of them stay in L1 */
 

@@ -89,7 +89,8 @@ static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype d
 static int place(backward_call *b, int which, const npy_intp *shape) {
     const sa_dtype dtype = b->c.a.f64 ? SA_F64 : SA_F32;
     const int ndim = b->c.a.n_lead + 2;
-    PyObject *target = b->targets ? PyTuple_GET_ITEM(b->targets, which) : Py_None;
+    const bool in_shares = which == D_SLOPES || which == D_SINKS; /* which are summed afterwards */
+    PyObject *target = b->targets && !in_shares ? PyTuple_GET_ITEM(b->targets, which) : Py_None;
     if (can_be(target, ndim, shape, dtype)) {
         b->gradients[which] = (PyArrayObject *)Py_NewRef(target);
     } else {

@@ -10,7 +10,8 @@ PyObject *sa_as_index(PyObject *value) {
 }
 
 int sa_read_real(PyObject *value, const char *name, double *x) {
-    if (PyBool_Check(value) || PyArray_IsScalar(value, Bool)) {
+    if (PyBool_Check(value) || PyArray_IsScalar(value, Bool) ||
+        (PyArray_Check(value) && PyArray_TYPE((PyArrayObject *)value) == NPY_BOOL)) {
         PyErr_Format(PyExc_TypeError, "%s must be a real number, got a bool", name);
         return -1;
     }
