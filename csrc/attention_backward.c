@@ -350,8 +350,9 @@ typedef struct {
     ptrdiff_t *done;        /* rows of this one, or NULL */
 } part_state;
 
-/* All keys of a block, some at a time: a call of few rows and a million keys would not see Ctrl-C for seconds. Where tiles of packed keys
- * are counted from cache_from, which only gaps prevent, the keys end with one: kernels begin with a whole one. */
+/* All keys of a block, some at a time: a call of few rows and a million keys would not see Ctrl-C for seconds. All but the first some begin
+ * with a tile as counted from cache_from: kernels of packed tiles begin with a whole one, and no key must come twice. (Where there are
+ * gaps they pack none.) */
 static void work_on_keys(sa_backward_block *b, char *scratch) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t tiles = SA_ELEMENTS_AT_ONCE / SA_KEYS_PER_TILE / larger(a->E + a->Dv, 1);
