@@ -155,14 +155,15 @@ def scaled_dot_product_attention_vjp(
     )
     if unrounded is not output:
         round_into(output, unrounded, num_threads)
+    dtype = output.dtype  # the pullback holds the other one alone
 
     def pullback(grad_out: npt.ArrayLike | None, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
         """Pull the gradient of the output (and of the log-sum-exp) back to the inputs that wrt names."""
         if grad_lse is not None and not return_lse:
             raise TypeError("grad_lse was given, but the log-sum-exp was not returned: use return_lse=True")
         if grad_out is None and grad_lse is not None:
-            grad_out = np.zeros_like(output)
-        grad_out = as_gradient("grad_out", grad_out, output.dtype)
+            grad_out = np.zeros_like(unrounded, dtype)
+        grad_out = as_gradient("grad_out", grad_out, dtype)
         return scaled_dot_product_attention_backward(
             grad_out, unrounded, statistics, *arguments, **options, grad_lse=grad_lse, wrt=names
         )

@@ -235,6 +235,7 @@ def varlen_attention_vjp(
     )  # fmt: skip
     if unrounded is not output:
         round_into(output, unrounded, num_threads)
+    dtype = output.dtype  # the pullback holds the other one alone
     offsets_q, offsets_k = (np.asarray(x).copy() for x in (cu_seqlens_q, cu_seqlens_k))
 
     @np.errstate(all="ignore")
@@ -243,8 +244,8 @@ def varlen_attention_vjp(
         if grad_lse is not None and not return_lse:
             raise TypeError("grad_lse was given, but the log-sum-exp was not returned: use return_lse=True")
         if grad_out is None and grad_lse is not None:
-            grad_out = np.zeros_like(output)
-        grad_out = as_gradient("grad_out", grad_out, output.dtype)
+            grad_out = np.zeros_like(unrounded, dtype)
+        grad_out = as_gradient("grad_out", grad_out, dtype)
         grad_lse = None if grad_lse is None else as_gradient("grad_lse", grad_lse, statistics.dtype)
         found = _core._varlen_backward(
             q, k, v, cu_seqlens_q=offsets_q, cu_seqlens_k=offsets_k, out=unrounded, grad_out=grad_out,

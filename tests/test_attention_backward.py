@@ -1,6 +1,7 @@
 """The lower half of the vjp: statistics and gradients in, gradients out, in the caller's own arrays where these are given."""
 
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -273,7 +274,6 @@ def test_an_overlap_that_cannot_be_decided_is_an_error():
 @pytest.mark.parametrize("dtype", [np.float16, "bfloat16"])
 @pytest.mark.parametrize("shape", [(2, 3, 8), (2, 70, 32)], ids=str)
 def test_an_output_of_float32_is_that_of_16_bits_before_it_was_rounded(isa, shape, dtype):
-    pytest.importorskip("ml_dtypes")
     q, k, v = (x.astype(dtype) for x in random_inputs(shape, 50))
     mine = np.full((*shape[:-1], 2 * shape[-1]), np.nan, np.float32)[..., ::2]
     out, statistics = sa.scaled_dot_product_attention_forward(q, k, v, out=mine)
@@ -314,7 +314,6 @@ def test_outputs_of_other_dtypes_are_refused():
 @pytest.mark.parametrize("dtype", [np.float16, "bfloat16"])
 def test_the_pullbacks_output_is_written_where_it_is_wanted(dtype):
     """It is rounded from float32, to the bits of a plain call, into arrays of any strides."""
-    pytest.importorskip("ml_dtypes")
     q, k, v = (x.astype(dtype) for x in random_inputs((2, 3, 40, 8)))
     k[0, 0, 3], v[1, 1] = np.nan, np.inf
     expected = sa.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -332,3 +331,18 @@ def test_the_pullbacks_output_is_written_where_it_is_wanted(dtype):
         q[0].swapaxes(0, 1), k[0].swapaxes(0, 1), v[0].swapaxes(0, 1), [0, 40], [0, 40], out=packed[1]
     )
     assert_array_equal(*(x.astype(np.float32) for x in packed))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, "bfloat16", np.float32])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_pullback_holds_one_output(dtype, packed):
+    """Of 16 bits that in float32: the rounded one goes when its caller lets go of it."""
+    q, k, v = (x.astype(dtype) for x in random_inputs((6, 2, 8)))
+    if packed:
+        out, pullback = sa.varlen_attention_vjp(q, k, v, [0, 6], [0, 6])
+    else:
+        out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v)
+    held, grad_out = weakref.ref(out), np.ones_like(out)
+    del out
+    assert (held() is None) == (dtype != np.float32)
+    assert pullback(grad_out).query.dtype == dtype

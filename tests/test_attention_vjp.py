@@ -605,6 +605,30 @@ def test_gradients_given_as_lists():
         assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_given_as_lists_have_the_dtype_of_the_result(packed):
+    """Not that of the output that the pullback holds, which is float32: 0.1 is another number there."""
+    q, k, v = (x.astype(np.float16) for x in random_inputs((6, 2, 8)))
+    if packed:
+        out, pullback = sa.varlen_attention_vjp(q, k, v, [0, 6], [0, 6])
+    else:
+        out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v)
+    numbers = np.full(out.shape, 0.1)
+    assert_array_equal(pullback(numbers.tolist()).value, pullback(numbers.astype(np.float16)).value)
+
+
+@pytest.mark.parametrize("dropout_p", [True, np.True_, np.array(True)], ids=repr)
+def test_a_boolean_is_no_probability(dropout_p):
+    q, k, v = random_inputs((6, 2, 4))
+    for call in (
+        lambda: sa.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p),
+        lambda: sa.scaled_dot_product_attention_vjp(q, k, v, dropout_p=dropout_p),
+        lambda: sa.varlen_attention_vjp(q, k, v, [0, 6], [0, 6], dropout_p=dropout_p),
+    ):
+        with pytest.raises(TypeError, match="dropout_p must be a real number, got a bool"):
+            call()
+
+
 def test_wrong_gradients_in_the_pullback():
     q, k, v = random_inputs((2, 6, 4), 5)
     (out, lse), pullback = sa.scaled_dot_product_attention_vjp(q, k, v, return_lse=True)

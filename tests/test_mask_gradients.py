@@ -52,15 +52,16 @@ def test_the_gradient_of_a_mask_that_is_one_number_for_all_keys(shape, isa):
 
 
 @pytest.mark.parametrize("shape", [(64,), (1, 64), (2, 1, 1, 64), (1, 4, 1, 64)], ids=str)
-def test_sums_over_many_rows_keep_their_digits(isa, shape):
-    """Rows are summed in blocks, and blocks in the sum of a head, before those are added up.
+@pytest.mark.parametrize("length", [2048, 4500])
+def test_sums_over_many_rows_keep_their_digits(isa, shape, length):
+    """Rows are summed in blocks, and at most 64 blocks of a head, which 4500 rows are more than, before those are added up.
 
     An addition is off by eps/√12 of the sum so far, in the root of the mean square: n of them to a sum that grows evenly by
     √(n/3)/√12 of its eps. That is 1 for 32 blocks, a half for 8 heads, and 21 for all rows one by one. (The shares' own
     errors do not conspire, since grad_out differs from row to row.)
     """
     rng = np.random.default_rng(0)
-    query, key, value = (rng.standard_normal((2, 4, n, 16), dtype=np.float32) for n in (2048, 64, 64))
+    query, key, value = (rng.standard_normal((2, 4, n, 16), dtype=np.float32) for n in (length, 64, 64))
     mask = rng.standard_normal(shape, dtype=np.float32)
     grad_out = rng.uniform(0.5, 1.5, query.shape).astype(np.float32)
     _, exact = reference.scaled_dot_product_attention_vjp(query, key, value, mask, compute_dtype=np.float64)

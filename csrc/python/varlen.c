@@ -3,6 +3,8 @@
 #include "unlocked.h"
 #include "varlen_call.h"
 
+enum { UNROUNDED = SA_ARG_VARLEN_END }; /* of sa_py_varlen_forward alone */
+
 static int make_outputs(sa_varlen_call *call, PyObject *const *values) {
     sa_call *c = &call->c;
     sa_attention *a = &c->a;
@@ -76,7 +78,7 @@ static PyObject *forward(PyObject *module, sa_signature_id id, PyObject *const *
     }
     if (sa_varlen_call_read(&call, module, values) == 0) {
         c->want_stats = id == SA_SIG_VARLEN_FORWARD;
-        c->want_unrounded = c->want_stats && values[SA_ARG_VARLEN_END] == Py_True;
+        c->want_unrounded = c->want_stats && values[UNROUNDED] == Py_True;
         if (make_outputs(&call, values) == 0 &&
             (c->want_stats ? sa_call_read_fixed_seed : sa_call_read_seed)(c, values[SA_ARG_RNG]) == 0 &&
             run(&call, module) == 0) {
