@@ -13,7 +13,7 @@ from setuptools.command.build_ext import build_ext
 windows = sys.platform == "win32"
 if windows:
     raise SystemExit(
-        "selfattn needs GCC 12 or later, or Clang; MSVC is not supported (see docs/semantics.md)."
+        "selfattn needs GCC 12 or later, or Clang; MSVC is not supported (see docs/guide/semantics.md)."
     )
 
 # -ffp-contract=off: a fused multiply-add stands where the kernels say so, and nowhere else, or results would depend on the
@@ -42,14 +42,15 @@ else:
 if os.environ.get("SELFATTN_WERROR"):
     compile_args.append("-Werror")
 if sanitizers := os.environ.get("SELFATTN_SANITIZE"):
-    # What kernels inline stays apart, or one file takes ten minutes (csrc/kernels/common.h).
+    # What kernels inline stays apart, or one file takes ten minutes (csrc/simd/common.h).
     compile_args += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
     compile_args += ["-g1", "-O1", "-DSA_PARTS_APART"]
     link_args.append(f"-fsanitize={sanitizers}")
 
 headers = glob("csrc/**/*.h", recursive=True)
 # What takes longest to compile comes first: AVX-512 takes as long as all others.
-sources = sorted(glob("csrc/kernels/*.c")) + sorted(glob("csrc/*.c") + glob("csrc/python/*.c"))
+folders = ("isa", "kernels/*", "drivers", "runtime", "python")
+sources = [path for folder in folders for path in sorted(glob(f"csrc/{folder}/*.c"))]
 
 
 class BuildExt(build_ext):
@@ -80,7 +81,7 @@ setup(
             "selfattn._core",
             sources=sources,
             depends=headers,
-            include_dirs=[numpy.get_include()],
+            include_dirs=["csrc", numpy.get_include()],
             extra_compile_args=compile_args,
             extra_link_args=link_args,
         )

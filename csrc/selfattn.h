@@ -157,10 +157,11 @@ typedef struct {
     /* (B…, L, S), stride 0 where the mask is broadcast. Of a float mask even where data is NULL: which heads share elements decides on
      * the order of additions. */
     sa_tensor dmask;
-    sa_tensor dslope_rows; /* (B…, L, 3): of x, y, z each row's share is x − y·z, to be summed over L (docs/backward.md) */
-    sa_tensor dsink_rows;  /* (B…, L, 1): each row's share */
-    void *delta;           /* what computes, one for each row: rows of all heads */
-    bool only_steps;       /* tasks of a step are run in any order, and wait for nobody */
+    sa_tensor
+        dslope_rows; /* (B…, L, 3): of x, y, z each row's share is x − y·z, to be summed over L (docs/theory/backward.md) */
+    sa_tensor dsink_rows; /* (B…, L, 1): each row's share */
+    void *delta;          /* what computes, one for each row: rows of all heads */
+    bool only_steps;      /* tasks of a step are run in any order, and wait for nobody */
 } sa_attention_gradients;
 
 typedef struct {

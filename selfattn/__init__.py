@@ -13,46 +13,43 @@ modules (``nn``, ``optim``, ``training``, ``files``, ``text``, ``layer_steps``, 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from selfattn._core import (
-    apply_rotary_emb,
-    gelu,
-    get_isa,
-    get_num_threads,
-    layer_norm,
-    log_softmax,
-    rms_norm,
-    scaled_dot_product_attention,
-    set_num_threads,
-    softmax,
-)
-from selfattn.additive import AdditiveGradients, additive_attention, additive_attention_vjp
-from selfattn.attention_vjp import (
-    AttentionGradients,
-    scaled_dot_product_attention_backward,
-    scaled_dot_product_attention_forward,
-    scaled_dot_product_attention_vjp,
-)
-from selfattn.block_mask import BlockMask
-from selfattn.checks import check_vjp
+from selfattn._core import get_isa, get_num_threads, set_num_threads
 from selfattn.config import show_config
-from selfattn.functional import merge_attention
-from selfattn.kv_cache import KVCache
-from selfattn.random import torch_rng
-from selfattn.rows_vjp import (
+from selfattn.functional import (
+    AdditiveGradients,
+    AttentionGradients,
+    BlockMask,
+    KVCache,
     LayerNormGradients,
     MergeGradients,
     RMSNormGradients,
     RotaryGradients,
+    additive_attention,
+    additive_attention_vjp,
+    apply_rotary_emb,
     apply_rotary_emb_vjp,
+    check_vjp,
+    gelu,
     gelu_vjp,
+    layer_norm,
     layer_norm_vjp,
+    log_softmax,
     log_softmax_vjp,
+    merge_attention,
     merge_attention_vjp,
+    rms_norm,
     rms_norm_vjp,
+    scaled_dot_product_attention,
+    scaled_dot_product_attention_backward,
+    scaled_dot_product_attention_forward,
+    scaled_dot_product_attention_vjp,
+    softmax,
     softmax_vjp,
+    varlen_attention,
+    varlen_attention_vjp,
 )
+from selfattn.random import torch_rng
 from selfattn.steps import AttentionSteps, attention_steps
-from selfattn.varlen import varlen_attention, varlen_attention_vjp
 
 __version__ = "0.1.0"
 

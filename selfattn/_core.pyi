@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from selfattn.block_mask import BlockMask
+from selfattn.functional.block_mask import BlockMask
 from selfattn.random import TorchGenerator
 
 def scaled_dot_product_attention(

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from selfattn import _core
 
 sys.path.insert(
-    0, str(Path(__file__).parent)
+    0, str(Path(__file__).parent / "support")
 )  # inputs.py, tolerances.py, bad_calls.py: importlib mode does not
 
 # A shell starts what runs in the background with Ctrl-C ignored, and so would be the tests of Ctrl-C, and their children.

@@ -17,6 +17,6 @@ runtimes="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)
 LD_PRELOAD="$runtimes" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
     PYTHONPATH="$directory/sources" HYPOTHESIS_STORAGE_DIRECTORY="$directory/hypothesis" \
     "$python" -m pytest -q -p no:cacheprovider --capture=sys -m "not slow" \
-    tests/test_errors.py tests/test_edges.py tests/test_kv_cache.py tests/test_block_mask.py tests/test_fuzz.py \
-    tests/test_varlen.py tests/test_attention_vjp.py tests/test_attention_backward.py \
+    tests/attention/test_errors.py tests/attention/test_edges.py tests/attention/test_kv_cache.py tests/attention/test_block_mask.py tests/attention/test_fuzz.py \
+    tests/attention/test_varlen.py tests/attention/test_attention_vjp.py tests/attention/test_attention_backward.py \
     -k "bad or refuse or hostile or overlap or lengths or cache or strid or layout or fuzz or random or place"

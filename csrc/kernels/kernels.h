@@ -3,9 +3,9 @@
 #ifndef SA_KERNELS_H
 #define SA_KERNELS_H
 
-#include "../rows.h"
-#include "../selfattn.h"
-#include "../update.h"
+#include "drivers/rowops.h"
+#include "selfattn.h"
+#include "drivers/optimizer.h"
 
 #define SA_MAX_BLOCK_ROWS 64
 #define SA_KEYS_PER_TILE 64 /* 64 queries × 64 scores and 64 rows of V at D = 64 fit a 48 kB L1; a multiple of 4, for dropout */

@@ -1,5 +1,5 @@
 /* Owns the way from Python objects to the core's tensors. */
-#include "arrays.h"
+#include "python/arrays.h"
 
 const char *sa_dtype_name(sa_dtype dtype) {
     static const char *const names[SA_DTYPES] = {"float16", "bfloat16", "float32", "float64", "bool",  "int8",  "uint8",

@@ -2,7 +2,7 @@
 #ifndef SA_PYTHON_ARRAYS_H
 #define SA_PYTHON_ARRAYS_H
 
-#include "module.h"
+#include "python/module.h"
 
 static inline bool sa_is_integer(sa_dtype dtype) { return dtype >= SA_I8 && dtype < SA_DTYPES; }
 

@@ -1,8 +1,8 @@
 /* scaled_dot_product_attention as Python calls it: makes the outputs, runs, and builds the result. The arguments are read in
  * attention_call.c. */
-#include "attention_call.h"
-#include "blocks.h"
-#include "unlocked.h"
+#include "python/attention_call.h"
+#include "python/blocks.h"
+#include "python/unlocked.h"
 
 /* Work below which the GIL is kept and scratch is taken from the stack: releasing and taking it back costs as much as such
  * a call. In multiply-adds. */

@@ -1,10 +1,10 @@
 /* scaled_dot_product_attention_backward as Python calls it: the low-level half of the vjp. Takes the forward call's arguments,
  * what it returned, and the gradient of that; returns the gradients in the precision that computes, over all leading dims, as
- * a tuple: in arrays of the caller's (`gradients`) where they are just such arrays, else in new ones. selfattn/attention_vjp.py
+ * a tuple: in arrays of the caller's (`gradients`) where they are just such arrays, else in new ones. selfattn/functional/attention.py
  * brings them to the inputs' shapes and dtypes. */
-#include "attention_call.h"
-#include "blocks.h"
-#include "unlocked.h"
+#include "python/attention_call.h"
+#include "python/blocks.h"
+#include "python/unlocked.h"
 
 enum { GRAD_OUT = SA_ARG_NUM_THREADS + 1, STATISTICS, GRAD_LSE, WRT, TARGETS };
 

@@ -1,6 +1,6 @@
 /* The arguments of an attention call: reads and checks every one and fills the core's struct. Nothing is written before
  * everything has been checked. */
-#include "attention_call.h"
+#include "python/attention_call.h"
 
 #include <math.h>
 

@@ -2,8 +2,8 @@
 #ifndef SA_PYTHON_ATTENTION_CALL_H
 #define SA_PYTHON_ATTENTION_CALL_H
 
-#include "arrays.h"
-#include "scalars.h"
+#include "python/arrays.h"
+#include "python/scalars.h"
 
 /* The arguments, in the order of their signatures. */
 enum {

@@ -1,6 +1,6 @@
 /* The argument block_mask: has a selfattn.BlockMask make its tables for the call, and checks them, so that the core may read
  * them without looking: they come from Python code, of a class that may have been derived from. */
-#include "attention_call.h"
+#include "python/attention_call.h"
 
 static int not_tables(void) {
     PyErr_SetString(PyExc_TypeError, "block_mask has tables that selfattn.BlockMask does not make");
@@ -109,7 +109,7 @@ static int read_runs(const sa_call *c, PyObject *part, sa_block_mask *mask) {
 
 /* The tables as a tuple of tuples, or NULL with an exception. */
 static PyObject *make_tables(const sa_call *c, PyObject *value) {
-    PyObject *module = PyImport_ImportModule("selfattn.block_mask"), *tables = NULL;
+    PyObject *module = PyImport_ImportModule("selfattn.functional.block_mask"), *tables = NULL;
     PyObject *class = module ? PyObject_GetAttrString(module, "BlockMask") : NULL;
     PyObject *lead = class ? PyArray_IntTupleFromIntp(c->a.n_lead, c->lead) : NULL;
     const int is_one = lead ? PyObject_IsInstance(value, class) : -1;

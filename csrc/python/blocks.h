@@ -4,7 +4,7 @@
 #ifndef SA_PYTHON_BLOCKS_H
 #define SA_PYTHON_BLOCKS_H
 
-#include "module.h"
+#include "python/module.h"
 
 /* A block of at least so many bytes, 64-byte aligned, or NULL with a MemoryError. It holds on to the module. */
 void *sa_block_take(PyObject *module, size_t bytes);

@@ -1,7 +1,7 @@
 /* A checksum of the memory of arrays (kernels/checksum.h). */
-#include "checksum.h"
+#include "python/checksum.h"
 
-#include "../kernels/kernels.h"
+#include "kernels/kernels.h"
 
 /* The GIL is kept: the caller's parameters are small beside what it does with them. */
 static PyObject *sum_of_arrays(PyObject *module, PyObject *arrays) {

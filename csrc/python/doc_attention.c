@@ -1,5 +1,5 @@
 /* The docstring of scaled_dot_product_attention; its examples run as doctests. */
-#include "module.h"
+#include "python/module.h"
 
 const char sa_doc_attention[] =
     "scaled_dot_product_attention($module, /, query, key, value, attn_mask=None, dropout_p=0.0,\n"

@@ -1,10 +1,10 @@
 /* Owns the memory of split weights. A slot is exchanged atomically: a call has its memory alone, and a second one of the same
  * model at the same time begins afresh. Which memory a call gets changes no result: the core looks at the weights themselves. */
-#include "kept.h"
+#include "python/kept.h"
 
 #include <stdlib.h>
 
-#include "../kernels/kernels.h"
+#include "kernels/kernels.h"
 
 typedef struct {
     const sa_kernels *kernels;

@@ -2,9 +2,9 @@
 #ifndef SA_PYTHON_KEPT_H
 #define SA_PYTHON_KEPT_H
 
-#include "module.h"
+#include "python/module.h"
 
-#include "../embedding.h"
+#include "drivers/transformer.h"
 
 /* Memory for e->kept, to be given back after the call; NULL where nothing is to be kept, or there is no memory. */
 char *sa_kept_take(PyObject *module, const sa_embedding *e);

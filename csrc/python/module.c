@@ -1,18 +1,18 @@
 /* The extension module: its state, its initialisation and its method table. */
 #define SA_IMPORTS_NUMPY
-#include "module.h"
+#include "python/module.h"
 
 #include <stdlib.h>
 
-#include "blocks.h"
-#include "checksum.h"
-#include "embedding.h"
-#include "kept.h"
-#include "narrow.h"
-#include "proxy.h"
-#include "rows.h"
-#include "runtime.h"
-#include "update.h"
+#include "python/blocks.h"
+#include "python/checksum.h"
+#include "python/transformer.h"
+#include "python/kept.h"
+#include "python/narrow.h"
+#include "python/proxy.h"
+#include "python/rowops.h"
+#include "python/runtime.h"
+#include "python/optimizer.h"
 
 static int exec_module(PyObject *module) {
     sa_state *state = sa_state_of(module);

@@ -16,7 +16,7 @@
 
 #include <stdatomic.h>
 
-#include "../selfattn.h"
+#include "selfattn.h"
 
 #define SA_MAX_PARAMETERS 26
 #define SA_KEPT_BLOCKS 8

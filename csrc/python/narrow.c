@@ -1,7 +1,7 @@
-/* Arrays of float32 rounded into arrays of 16 bits, for selfattn/_gradients.py: NumPy rounds to float16 one by one. */
-#include "narrow.h"
+/* Arrays of float32 rounded into arrays of 16 bits, for selfattn/functional/_gradients.py: NumPy rounds to float16 one by one. */
+#include "python/narrow.h"
 
-#include "../narrow.h"
+#include "drivers/narrow.h"
 
 static bool fits(PyArrayObject *x, int itemsize) {
     return PyArray_IS_C_CONTIGUOUS(x) && PyArray_ISALIGNED(x) && PyArray_ISNOTSWAPPED(x) && PyArray_ITEMSIZE(x) == itemsize;

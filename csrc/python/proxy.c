@@ -4,7 +4,7 @@
  *     confidence = log σ(near) + log σ(−far),  near = main·similar,  far = main·other
  *
  * Sums are in float64. The GIL is kept: it is little beside the model. */
-#include "proxy.h"
+#include "python/proxy.h"
 
 #include <math.h>
 

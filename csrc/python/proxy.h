@@ -2,7 +2,7 @@
 #ifndef SA_PYTHON_PROXY_H
 #define SA_PYTHON_PROXY_H
 
-#include "module.h"
+#include "python/module.h"
 
 extern PyMethodDef sa_proxy_methods[];
 

@@ -1,7 +1,7 @@
 /* What the library tells about itself and lets be set: instruction set, threads, build, and this machine's limits. */
-#include "runtime.h"
+#include "python/runtime.h"
 
-#include "scalars.h"
+#include "python/scalars.h"
 
 static PyObject *get_isa(PyObject *module, PyObject *unused) {
     (void)module;

@@ -2,7 +2,7 @@
 #ifndef SA_PYTHON_RUNTIME_H
 #define SA_PYTHON_RUNTIME_H
 
-#include "module.h"
+#include "python/module.h"
 
 extern PyMethodDef sa_runtime_methods[];
 

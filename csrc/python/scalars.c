@@ -1,5 +1,5 @@
 /* Owns the way from Python objects to numbers. */
-#include "scalars.h"
+#include "python/scalars.h"
 
 PyObject *sa_as_index(PyObject *value) {
     PyObject *index = PyBool_Check(value) ? NULL : PyNumber_Index(value);

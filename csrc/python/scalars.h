@@ -2,7 +2,7 @@
 #ifndef SA_PYTHON_SCALARS_H
 #define SA_PYTHON_SCALARS_H
 
-#include "module.h"
+#include "python/module.h"
 
 static inline bool sa_given(PyObject *value) { return value != NULL && value != Py_None; }
 

@@ -1,6 +1,6 @@
 /* Owns the signatures of the functions that take keywords, and the sorting of a call's arguments into them. It loops over
  * the arguments that were given, not over the parameters: a plain call pays for three. */
-#include "module.h"
+#include "python/module.h"
 
 #define SA_ATTENTION_NAMES                                                                                                     \
     "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "causal", "window", "softcap",      \

@@ -1,9 +1,9 @@
 /* Computing without the GIL, and yet stopping on Ctrl-C. */
-#include "unlocked.h"
+#include "python/unlocked.h"
 
 #include <time.h>
 
-#include "../threads.h"
+#include "runtime/threads.h"
 
 /* A person does not notice a twentieth of a second, and looking costs a few microseconds unless other threads compute in
  * Python: those may keep the GIL for their switch interval of 5 ms, in which only this thread waits. */

@@ -2,7 +2,7 @@
 #ifndef SA_PYTHON_UNLOCKED_H
 #define SA_PYTHON_UNLOCKED_H
 
-#include "module.h"
+#include "python/module.h"
 
 typedef struct {
     sa_watch watch; /* first: the core hands out a pointer to it */

@@ -1,7 +1,7 @@
-/* varlen_attention as Python calls it: makes the outputs, runs, and builds the result. selfattn/varlen.py documents it. */
-#include "blocks.h"
-#include "unlocked.h"
-#include "varlen_call.h"
+/* varlen_attention as Python calls it: makes the outputs, runs, and builds the result. selfattn/functional/varlen.py documents it. */
+#include "python/blocks.h"
+#include "python/unlocked.h"
+#include "python/varlen_call.h"
 
 enum { UNROUNDED = SA_ARG_VARLEN_END }; /* of sa_py_varlen_forward alone */
 

@@ -1,9 +1,9 @@
 /* The low-level half of varlen_attention_vjp: takes the forward call's arguments, what it returned, and the gradient of that;
- * returns the gradients in the precision that computes, packed as the inputs are. selfattn/varlen.py brings them to the inputs'
+ * returns the gradients in the precision that computes, packed as the inputs are. selfattn/functional/varlen.py brings them to the inputs'
  * dtypes. */
-#include "blocks.h"
-#include "unlocked.h"
-#include "varlen_call.h"
+#include "python/blocks.h"
+#include "python/unlocked.h"
+#include "python/varlen_call.h"
 
 enum { GRAD_OUT = SA_ARG_VARLEN_END, STATISTICS, GRAD_LSE, WRT };
 

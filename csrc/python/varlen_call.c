@@ -1,6 +1,6 @@
 /* The arguments of attention over packed sequences: shapes, offsets, and a mask for each sequence; the other options are read
  * where those of every attention call are. No element of an array is read before all has been checked. */
-#include "varlen_call.h"
+#include "python/varlen_call.h"
 
 void sa_varlen_call_release(sa_varlen_call *call) {
     Py_XDECREF(call->offsets_q);

@@ -2,9 +2,9 @@
 #ifndef SA_PYTHON_VARLEN_CALL_H
 #define SA_PYTHON_VARLEN_CALL_H
 
-#include "attention_call.h"
+#include "python/attention_call.h"
 
-#include "../varlen.h"
+#include "drivers/varlen.h"
 
 /* Parameters beyond those of an attention call. */
 enum { SA_ARG_CU_SEQLENS_Q = SA_ARG_NUM_THREADS + 1, SA_ARG_CU_SEQLENS_K, SA_ARG_VARLEN_END };

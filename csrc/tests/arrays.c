@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "test.h"
+#include "tests/test.h"
 
 uint64_t random_bits(random_source *r) {
     uint64_t z = (r->state += UINT64_C(0x9E3779B97F4A7C15));

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "test.h"
+#include "tests/test.h"
 
 /* Stretches of open and closed keys of random lengths, some of whole tiles; `single`: one stretch at most. */
 static void fill_open(char *open, ptrdiff_t S, bool single, random_source *r) {

@@ -30,9 +30,9 @@ mmx='%mm[0-7]'
 
 compiling=
 for isa in avx2 baseline generic; do
-    cp "$objects/isa_$isa.o" "$directory/$isa.o"
+    cp "$objects/$isa.o" "$directory/$isa.o"
     # shellcheck disable=SC2086 # flags are words
-    $compiler -march=native $flags -c kernels/isa_$isa.c -o "$directory/$isa-march=native.o" &
+    $compiler -march=native $flags -c isa/$isa.c -o "$directory/$isa-march=native.o" &
     compiling="$compiling $!"
 done
 for process in $compiling; do

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "test.h"
+#include "tests/test.h"
 
 #if LDBL_MANT_DIG == 64
 #define WIDE(function) function##l

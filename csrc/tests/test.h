@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../kernels/kernels.h"
+#include "kernels/kernels.h"
 
 /* ---- checks (test_core.c) ------------------------------------------------------------------------------------------ */
 

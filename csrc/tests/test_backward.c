@@ -1,10 +1,10 @@
-/* The backward pass against its definition (docs/backward.md), pair by pair in double: options, sizes around the vectors and
+/* The backward pass against its definition (docs/theory/backward.md), pair by pair in double: options, sizes around the vectors and
  * tiles, parts that take turns, and NaN behind a mask. Every array is an allocation of its own, for the sanitizers. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "test.h"
+#include "tests/test.h"
 
 enum { QUERY, KEY, VALUE, OUT, STATS, GRAD_OUT, D_QUERY, D_KEY, D_VALUE, MASK, D_MASK, D_SLOPE, D_SINK, LSE, GRAD_LSE, ARRAYS };
 

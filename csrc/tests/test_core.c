@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "test.h"
+#include "tests/test.h"
 
 bool quick;
 static long passed, failed;

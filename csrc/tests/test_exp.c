@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "test.h"
+#include "tests/test.h"
 
 enum { BLOCK = 1 << 14 }; /* floats of one block share sign and exponent */
 

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "test.h"
+#include "tests/test.h"
 
 /* 16 heads of one query, one key and 4096 columns: the value and output of 65536 conversions. */
 static void make_conversion(live_case *c, sa_dtype value, sa_dtype out, unsigned value_layout, unsigned out_layout) {

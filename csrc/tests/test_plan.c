@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../attention.h"
-#include "test.h"
+#include "drivers/attention.h"
+#include "tests/test.h"
 
 /* Runs the case with 1, 2, 3 and 7 threads and compares the bits of all outputs. */
 static void same_bits(const test_case *spec, const char *title) {

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "test.h"
+#include "tests/test.h"
 
 static ptrdiff_t random_size(random_source *r) {
     static const ptrdiff_t sizes[] = {0,

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "test.h"
+#include "tests/test.h"
 
 static const sa_dtype floats[4] = {SA_F32, SA_F64, SA_F16, SA_BF16};
 

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../varlen.h"
-#include "test.h"
+#include "drivers/varlen.h"
+#include "tests/test.h"
 
 enum { MOST = 8, HEADS = 4 };
 

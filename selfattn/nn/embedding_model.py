@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._extras import import_extra
-from selfattn.layer_steps import ModelSteps, model_steps
 from selfattn.nn import _embedding_compute, init
 from selfattn.nn._arrays import Array, Gradients, Pullback, Unchanged, as_gradient, check_size
 from selfattn.nn.containers import ModuleList
@@ -20,6 +19,7 @@ from selfattn.nn.embedding import Embedding
 from selfattn.nn.module import Module
 from selfattn.nn.positions import SinusoidalPositions
 from selfattn.nn.self_attention import SelfAttentionBlock
+from selfattn.steps.layers import ModelSteps, model_steps
 from selfattn.text import as_tokenizer
 
 Sentence: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -249,7 +249,7 @@ class EmbeddingModel(Module):
 
         Returns
         -------
-        selfattn.layer_steps.ModelSteps
+        selfattn.steps.layers.ModelSteps
             Embeddings, positions, the steps of each block, and the mean. They are computed in NumPy, and so
             equal what :meth:`forward` computes up to rounding.
 

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.layer_steps import LayerSteps, layer_steps
 from selfattn.nn import init
 from selfattn.nn._arrays import (
     Array,
@@ -33,6 +32,7 @@ from selfattn.nn._attention import (
 from selfattn.nn.linear import Linear
 from selfattn.nn.module import Module
 from selfattn.reference.dropout import seed_from_rng
+from selfattn.steps.layers import LayerSteps, layer_steps
 
 Inputs = tuple[Array, Array, Array]
 
@@ -297,7 +297,7 @@ class MultiheadAttention(Module):
 
         Returns
         -------
-        selfattn.layer_steps.LayerSteps
+        selfattn.steps.layers.LayerSteps
             Projections, scores and weights of each head (with one head there is no axis for it), then the
             heads side by side and projected. Batches are (N, …) whatever ``batch_first`` says.
 

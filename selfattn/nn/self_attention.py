@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.layer_steps import LayerSteps, layer_steps
 from selfattn.nn import init
 from selfattn.nn._arrays import (
     Array,
@@ -35,6 +34,7 @@ from selfattn.nn._attention import (
 from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
 from selfattn.nn.module import Module
+from selfattn.steps.layers import LayerSteps, layer_steps
 
 SCORES = ("scaled_dot", "dot", "additive")
 
@@ -213,7 +213,7 @@ class SelfAttention(Module):
 
         Returns
         -------
-        selfattn.layer_steps.LayerSteps
+        selfattn.steps.layers.LayerSteps
             Projections, scores, weights, weighted values; its ``result`` is the output. With an additive score
             its scores are ``tanh(query[i] + key[j]) @ v``.
 
@@ -404,7 +404,7 @@ class SelfAttentionBlock(Module):
 
         Returns
         -------
-        selfattn.layer_steps.LayerSteps
+        selfattn.steps.layers.LayerSteps
             Projections, scores, weights, residual, norm; with several heads, each of them.
 
         Raises

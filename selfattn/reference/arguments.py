@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.block_mask import BlockMask
+from selfattn.functional.block_mask import BlockMask
 from selfattn.random import TorchGenerator
 from selfattn.reference.dropout import check_seed, dropout_keep_mask, seed_from_rng
 

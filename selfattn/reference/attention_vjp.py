@@ -1,6 +1,6 @@
 """The gradients of attention in plain NumPy: every line of the forward pass, differentiated.
 
-Shape letters, precision, NaN: see :mod:`selfattn.reference`. The derivation is in docs/backward.md.
+Shape letters, precision, NaN: see :mod:`selfattn.reference`. The derivation is in docs/theory/backward.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.block_mask import BlockMask
+from selfattn.functional.block_mask import BlockMask
 from selfattn.random import TorchGenerator
 from selfattn.reference.arguments import prepare
 from selfattn.reference.attention import (

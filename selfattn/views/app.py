@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.layer_steps import layer_steps
-from selfattn.steps import AttentionSteps, attention_steps
+from selfattn.steps.attention import AttentionSteps, attention_steps
+from selfattn.steps.layers import layer_steps
 from selfattn.views.page import Page, steps_page
 from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
 
@@ -67,7 +67,7 @@ def page_of_arrays(arrays: Arrays, tokens: Sequence[str] | None = None, *, exerc
     ----------
     arrays : mapping of str to ndarray
         ``query``, ``key`` and ``value``, or ``inputs``, ``W_query``, ``W_key`` and ``W_value``; and the other
-        arguments of :func:`~selfattn.attention_steps` or :func:`~selfattn.layer_steps.layer_steps` by their
+        arguments of :func:`~selfattn.attention_steps` or :func:`~selfattn.steps.layers.layer_steps` by their
         names, ``norm`` as ``norm_weight``, ``norm_bias`` and ``norm_eps``. ``tokens`` and ``key_tokens``: arrays
         of strings.
     tokens : sequence of str, optional

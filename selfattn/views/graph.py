@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.layer_steps import AdditiveSteps, LayerSteps, ModelSteps
-from selfattn.steps import AttentionSteps
+from selfattn.steps.attention import AttentionSteps
+from selfattn.steps.layers import AdditiveSteps, LayerSteps, ModelSteps
 
 Array: TypeAlias = npt.NDArray[Any]
 Steps: TypeAlias = AttentionSteps | ModelSteps

@@ -193,8 +193,8 @@ def check_tokens(
     steps: Steps, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, where: str = ""
 ) -> tuple[list[str], list[str]]:
     """Return the labels of queries and keys; complain about what does not fit."""
-    from selfattn.layer_steps import ModelSteps
-    from selfattn.steps import AttentionSteps
+    from selfattn.steps.attention import AttentionSteps
+    from selfattn.steps.layers import ModelSteps
 
     if not isinstance(steps, AttentionSteps | ModelSteps):
         raise TypeError(

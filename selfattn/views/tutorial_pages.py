@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from selfattn import tutorials
-from selfattn.layer_steps import LayerSteps, layer_steps
-from selfattn.steps import AttentionSteps, attention_steps
+from selfattn.steps import tutorials
+from selfattn.steps.attention import AttentionSteps, attention_steps
+from selfattn.steps.layers import LayerSteps, layer_steps
 from selfattn.views.graph import linear
 from selfattn.views.page import Page, join_pages, render, steps_page
 from selfattn.views.texts import merged

@@ -1,5 +1,5 @@
 /* In the place of cpu.c: every instruction set of x86-64 runs, some of them as tests/emulated/avx512.h has them. */
-#include "../../cpu.h"
+#include "runtime/cpu.h"
 
 #include <string.h>
 

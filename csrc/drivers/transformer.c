@@ -1,0 +1,426 @@
+/* Driver of the embedding model's forward pass: phases whose tasks are independent, over parts of the sentences. A part's
+ * activations fit a core's own cache, so where there are many parts each goes through all phases on one thread; else threads
+ * share out the tasks of every phase. */
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#include <math.h>
+#include <string.h>
+
+#include "drivers/transformer_tasks.h"
+#include "runtime/threads.h"
+
+/* A part begins with the first sentence after so many more tokens. */
+#define SA_PART_TOKENS 384
+
+/* ---- what the backward pass shares ------------------------------------------------------------------------------------ */
+
+const sa_real_kernels *sa_embedding_kernels(const sa_embedding *e) {
+    const sa_kernels *k = sa_kernels_active();
+    return e->f64 ? &k->f64 : &k->f32;
+}
+
+size_t sa_embedding_size(const sa_embedding *e) { return e->f64 ? sizeof(double) : sizeof(float); }
+
+size_t sa_embedding_array(const sa_embedding *e, ptrdiff_t rows, ptrdiff_t columns) {
+    return ((size_t)rows * (size_t)columns * sa_embedding_size(e) + 63) / 64 * 64;
+}
+
+bool sa_embedding_fits(const sa_embedding *e) {
+    size_t bytes;
+    return e->d <= SA_MAX_WIDTH && e->longest <= SA_MAX_LENGTH && sa_multiply((size_t)e->tokens + 1, (size_t)e->d, &bytes) &&
+           sa_multiply(bytes, 64 * sizeof(double), &bytes) && sa_multiply(bytes, (size_t)e->blocks + 1, &bytes) &&
+           bytes <= PTRDIFF_MAX / 1024;
+}
+
+size_t sa_embedding_frame_bytes(const sa_embedding *e, ptrdiff_t rows, bool keep) {
+    return 6 * sa_embedding_array(e, rows, e->d) + sa_embedding_array(e, rows, 1) +
+           (keep ? sa_embedding_array(e, rows, 2 * e->most_heads) : 0);
+}
+
+sa_embedding_frame sa_embedding_frame_of(const sa_embedding_part *p, ptrdiff_t block) {
+    const sa_embedding *e = p->e;
+    const bool keep = p->plan->keep;
+    const size_t array = sa_embedding_array(e, p->capacity, e->d), bytes = sa_embedding_frame_bytes(e, p->capacity, keep);
+    sa_embedding_frame f;
+    f.x = p->frames + (keep ? (size_t)block * bytes : 0);
+    for (int i = 0; i < SA_PROJECTIONS; ++i) {
+        f.projected[i] = f.x + (size_t)(i + 1) * array;
+    }
+    f.attended = f.x + 4 * array;
+    f.unit = f.x + 5 * array;
+    f.scale = f.x + 6 * array;
+    f.stats = keep ? f.scale + sa_embedding_array(e, p->capacity, 1) : NULL;
+    f.y = keep ? f.x + bytes : f.x;
+    return f;
+}
+
+static sa_tensor matrix(const sa_embedding *e, char *data, ptrdiff_t columns) {
+    const ptrdiff_t size = (ptrdiff_t)sa_embedding_size(e);
+    return (sa_tensor){.m = {data, columns * size, size, e->f64 ? SA_F64 : SA_F32, false}};
+}
+
+void sa_embedding_attention(const sa_embedding *e, ptrdiff_t block, const sa_embedding_frame *f, ptrdiff_t row,
+                            ptrdiff_t length, ptrdiff_t head, sa_attention *a) {
+    const ptrdiff_t heads = e->block[block].heads, width = e->d / heads, size = (ptrdiff_t)sa_embedding_size(e);
+    const ptrdiff_t at = (row * e->d + head * width) * size;
+    *a = (sa_attention){.L = length,
+                        .S = length,
+                        .E = width,
+                        .Dv = width,
+                        .gqa = 1,
+                        .f64 = e->f64,
+                        .query = matrix(e, f->projected[SA_QUERY] + at, e->d),
+                        .key = matrix(e, f->projected[SA_KEY] + at, e->d),
+                        .value = matrix(e, f->projected[SA_VALUE] + at, e->d),
+                        .out = matrix(e, f->attended + at, e->d),
+                        .scale = 1 / sqrt((double)width),
+                        .window_left = SA_UNBOUNDED,
+                        .window_right = SA_UNBOUNDED};
+    if (f->stats != NULL) {
+        a->stats = matrix(e, f->stats + (row * heads + head) * 2 * size, 2 * heads);
+    }
+}
+
+int sa_embedding_threads(const sa_embedding *e, double products, int max_threads) {
+    const double rows = (double)e->tokens, d = (double)e->d;
+    const double work = products * (double)e->blocks * rows * d * (3 * d + 2 * rows / (double)e->sentences);
+    const double threads = work / SA_EMBEDDING_WORK_PER_THREAD;
+    return threads < max_threads ? (threads < 1 ? 1 : (int)threads) : max_threads;
+}
+
+bool sa_embedding_splits(const sa_embedding *e) { return e->d >= sa_embedding_kernels(e)->splits_from; }
+
+void sa_embedding_cut_products(const sa_embedding *e, int threads, sa_embedding_plan *plan) {
+    const bool splits = sa_embedding_splits(e);
+    const ptrdiff_t most = splits ? SA_SPLIT_ROWS : SA_PRODUCT_ROWS, share = sa_ceil_div(e->tokens, splits ? 1 : threads);
+    plan->product_rows = share < most ? (share > 0 ? share : 1) : most;
+    plan->product_shares = !splits ? 0 : sa_ceil_div(e->tokens, most) >= 2 * threads ? 1 : threads;
+}
+
+ptrdiff_t sa_embedding_unit(const sa_embedding *e) {
+    return sa_embedding_splits(e) ? SA_SPLIT_COLUMNS : sa_embedding_kernels(e)->block_rows;
+}
+
+ptrdiff_t sa_embedding_shares(const sa_embedding_plan *plan, ptrdiff_t units) {
+    return plan->product_shares > 0 && plan->product_shares < units ? plan->product_shares : units;
+}
+
+void sa_embedding_run_phase(const sa_embedding_phase *phase, const sa_embedding_part *p, ptrdiff_t block, char *scratch,
+                            bool team) {
+    const ptrdiff_t count = phase->count(p, block);
+    if (team) {
+        /* Independent: every task of a phase writes its own rows or columns. */
+        if (phase->by_rows) {
+#pragma omp for schedule(static) nowait
+            for (ptrdiff_t t = 0; t < count; ++t) {
+                phase->task(p, block, t, scratch);
+            }
+        } else {
+#pragma omp for schedule(dynamic, 1) nowait
+            for (ptrdiff_t t = 0; t < count; ++t) {
+                phase->task(p, block, t, scratch);
+            }
+        }
+        if (!phase->goes_on) {
+#pragma omp barrier
+        }
+        return;
+    }
+    for (ptrdiff_t t = 0; t < count; ++t) {
+        phase->task(p, block, t, scratch);
+    }
+}
+
+/* ---- the phases ------------------------------------------------------------------------------------------------------ */
+
+static ptrdiff_t rows_of(const sa_embedding_part *p) { return p->e->starts[p->to] - p->e->starts[p->from]; }
+
+/* The frame's row that row 0 of the part is. */
+static ptrdiff_t first_row(const sa_embedding_part *p) { return p->e->starts[p->from] - p->origin; }
+
+static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
+
+static ptrdiff_t count_sentences(const sa_embedding_part *p, ptrdiff_t block) {
+    (void)block;
+    return p->to - p->from;
+}
+
+static void look_up(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    (void)scratch;
+    const sa_embedding *e = p->e;
+    const ptrdiff_t start = e->starts[p->from + t], length = e->starts[p->from + t + 1] - start;
+    char *x = sa_embedding_frame_of(p, block).x + (start - p->origin) * e->d * (ptrdiff_t)sa_embedding_size(e);
+    sa_embedding_kernels(e)->look_up(e->table, e->positions, e->ids + start, length, e->d, x);
+}
+
+/* The units of columns of query, key and value, in a row. */
+static ptrdiff_t units_of(const sa_embedding *e) { return SA_PROJECTIONS * sa_ceil_div(e->d, sa_embedding_unit(e)); }
+
+static ptrdiff_t count_projections(const sa_embedding_part *p, ptrdiff_t block) {
+    (void)block;
+    return sa_embedding_shares(p->plan, units_of(p->e)) * sa_ceil_div(rows_of(p), p->plan->product_rows);
+}
+
+/* Where unit number `unit` of a block is kept. */
+static char *kept_unit(const sa_embedding *e, ptrdiff_t block, ptrdiff_t unit) {
+    return e->kept + (size_t)(block * units_of(e) + unit) * sa_embedding_kernels(e)->kept_bytes(e->d);
+}
+
+static ptrdiff_t count_kept(const sa_embedding_part *p, ptrdiff_t block) {
+    (void)block;
+    return p->plan->by_parts ? units_of(p->e) : sa_embedding_shares(p->plan, units_of(p->e));
+}
+
+/* Looks whether units are still what they were. Each thread does so for those that it will read, or most of them: the barrier behind
+ * this phase stands for the rest. */
+static void keep_weights(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    (void)scratch;
+    const sa_embedding *e = p->e;
+    const ptrdiff_t units = units_of(e), tasks = count_kept(p, block), side = sa_embedding_unit(e);
+    for (ptrdiff_t unit = units * t / tasks; unit < units * (t + 1) / tasks; ++unit) {
+        const ptrdiff_t which = unit / (units / SA_PROJECTIONS), column = unit % (units / SA_PROJECTIONS) * side;
+        const char *weight = e->block[block].weight[which];
+        sa_embedding_kernels(e)->keep_panel(weight + column * e->d * (ptrdiff_t)sa_embedding_size(e), e->d,
+                                            smaller(e->d - column, side), kept_unit(e, block, unit));
+    }
+}
+
+/* The units from … to − 1 for some rows. */
+static void project_units(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t row, ptrdiff_t from, ptrdiff_t to,
+                          char *scratch) {
+    const sa_embedding *e = p->e;
+    const ptrdiff_t unit = sa_embedding_unit(e), units = units_of(e) / SA_PROJECTIONS, size = (ptrdiff_t)sa_embedding_size(e);
+    const ptrdiff_t at = (first_row(p) + row) * e->d * size;
+    const sa_embedding_frame f = sa_embedding_frame_of(p, block);
+    for (ptrdiff_t first = from; first < to;) {
+        const ptrdiff_t which = first / units, end = smaller((which + 1) * units, to);
+        const ptrdiff_t column = first % units * unit;
+        const sa_product product = {
+            .m = smaller(rows_of(p) - row, p->plan->product_rows),
+            .n = e->d,
+            .width = smaller(e->d - column, (end - first) * unit),
+            .a = f.x + at,
+            .b = (const char *)e->block[block].weight[which] + column * e->d * size,
+            .c = f.projected[which] + at + column * size,
+            .a_stride = e->d,
+            .b_stride = e->d,
+            .c_stride = e->d,
+            .start = (const char *)e->block[block].bias[which] + column * size,
+            .kept = e->kept == NULL ? NULL : kept_unit(e, block, first),
+            .again = first > from,
+        };
+        sa_embedding_kernels(e)->matmul_nt(&product, scratch);
+        first = end;
+    }
+}
+
+static void project(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    const ptrdiff_t units = units_of(p->e), shares = sa_embedding_shares(p->plan, units), share = t % shares;
+    project_units(p, block, t / shares * p->plan->product_rows, units * share / shares, units * (share + 1) / shares, scratch);
+}
+
+static ptrdiff_t pieces_of(const sa_embedding_part *p) { return sa_ceil_div(p->e->longest, p->plan->attend_rows); }
+
+static ptrdiff_t count_attention(const sa_embedding_part *p, ptrdiff_t block) {
+    return (p->to - p->from) * p->e->block[block].heads * pieces_of(p);
+}
+
+/* One head of some rows of a sentence. */
+static void attend(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    const sa_embedding *e = p->e;
+    const ptrdiff_t pieces = pieces_of(p), heads = e->block[block].heads, sentence = p->from + t / pieces / heads;
+    const ptrdiff_t start = e->starts[sentence], length = e->starts[sentence + 1] - start;
+    const ptrdiff_t from = t % pieces * p->plan->attend_rows;
+    if (from >= length) {
+        return;
+    }
+    const sa_embedding_frame f = sa_embedding_frame_of(p, block);
+    sa_attention a;
+    sa_rows rows;
+    sa_block b;
+    sa_embedding_attention(e, block, &f, start - p->origin, length, t / pieces % heads, &a);
+    sa_describe_block(&a, 1, 0, from, p->plan->attend_rows, &rows, &b);
+    sa_embedding_kernels(e)->attention_forward(&b, scratch);
+}
+
+static ptrdiff_t count_norms(const sa_embedding_part *p, ptrdiff_t block) {
+    (void)block;
+    return sa_ceil_div(rows_of(p), SA_NORM_ROWS);
+}
+
+static void add_norm(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    (void)scratch;
+    const sa_embedding *e = p->e;
+    const ptrdiff_t size = (ptrdiff_t)sa_embedding_size(e), row = first_row(p) + t * SA_NORM_ROWS, at = row * e->d * size;
+    const sa_embedding_frame f = sa_embedding_frame_of(p, block);
+    const sa_norm_rows n = {.rows = smaller(rows_of(p) - t * SA_NORM_ROWS, SA_NORM_ROWS),
+                            .d = e->d,
+                            .eps = e->block[block].eps,
+                            .weight = e->block[block].norm_weight,
+                            .bias = e->block[block].norm_bias,
+                            .x = f.x + at,
+                            .attended = f.attended + at,
+                            .unit = f.unit + at,
+                            .scale = f.scale + row * size,
+                            .y = f.y + at};
+    sa_embedding_kernels(e)->add_norm(&n);
+}
+
+static void average(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+    (void)scratch;
+    const sa_embedding *e = p->e;
+    const ptrdiff_t size = (ptrdiff_t)sa_embedding_size(e), sentence = p->from + t;
+    const ptrdiff_t start = e->starts[sentence], length = e->starts[sentence + 1] - start;
+    const char *x = sa_embedding_frame_of(p, block).x + (start - p->origin) * e->d * size;
+    sa_embedding_kernels(e)->column_sums(x, NULL, length, e->d, e->d, 1 / (double)length, p->out + sentence * e->d * size);
+}
+
+static const sa_embedding_phase keep_phase = {.count = count_kept, .task = keep_weights, .by_rows = true, .goes_on = true},
+                                look_up_phase = {.count = count_sentences, .task = look_up, .by_rows = true},
+                                project_phase = {.count = count_projections, .task = project, .by_rows = true},
+                                attend_phase = {.count = count_attention, .task = attend},
+                                norm_phase = {.count = count_norms, .task = add_norm, .by_rows = true},
+                                average_phase = {.count = count_sentences, .task = average, .by_rows = true};
+
+static void run_part(const sa_embedding_part *p, char *scratch, bool team) {
+    sa_embedding_run_phase(&look_up_phase, p, 0, scratch, team);
+    for (ptrdiff_t b = 0; b < p->e->blocks; ++b) {
+        sa_embedding_run_phase(&project_phase, p, b, scratch, team);
+        sa_embedding_run_phase(&attend_phase, p, b, scratch, team);
+        sa_embedding_run_phase(&norm_phase, p, b, scratch, team);
+    }
+    sa_embedding_run_phase(&average_phase, p, p->e->blocks, scratch, team); /* its x is what came out of the last one */
+}
+
+/* Before all parts; where parts go their own ways the caller lets threads wait for each other. */
+static void run_keep_phase(const sa_embedding_part *all, bool team) {
+    for (ptrdiff_t b = 0; b < all->e->blocks && all->e->kept != NULL; ++b) {
+        sa_embedding_run_phase(&keep_phase, all, b, NULL, team);
+    }
+}
+
+/* ---- running --------------------------------------------------------------------------------------------------------- */
+
+/* Beyond, they fall out of the caches between calls, and splitting anew is as fast. */
+#define SA_MOST_KEPT ((size_t)8 << 20)
+
+size_t sa_embedding_kept_bytes(const sa_embedding *e) {
+    const sa_real_kernels *kernels = sa_embedding_kernels(e);
+    if (!sa_embedding_splits(e) || e->d > SA_MAX_WIDTH || e->blocks > SA_MAX_WIDTH) {
+        return 0;
+    }
+    const size_t panel = kernels->kept_bytes(e->d), most = SA_MOST_KEPT / panel;
+    const size_t panels = (size_t)e->blocks * (size_t)units_of(e);
+    return panels <= most ? panels * panel : 0;
+}
+
+sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threads, sa_embedding_plan *plan) {
+    const sa_real_kernels *kernels = sa_embedding_kernels(e);
+    *plan = (sa_embedding_plan){.keep = keep, .threads = 1};
+    if (!sa_embedding_fits(e)) {
+        return SA_TOO_LARGE;
+    }
+    if (e->sentences == 0) {
+        return SA_OK;
+    }
+    plan->parts = sa_ceil_div(e->tokens, SA_PART_TOKENS);
+    plan->part_rows = smaller(e->tokens, SA_PART_TOKENS + e->longest);
+    plan->attend_rows = kernels->block_rows;
+    if (e->sentences * e->most_heads * sa_ceil_div(e->longest, kernels->block_rows) == 1 &&
+        4 * e->longest > 3 * kernels->block_rows) {
+        /* Something for a second thread. A half of few rows would leave the matrix unit, and a sentence alone have other bits
+         * than in company. */
+        plan->attend_rows /= 2;
+    }
+    plan->threads = sa_embedding_threads(e, 1, max_threads);
+    plan->by_parts = plan->threads == 1 || plan->parts >= 2 * plan->threads;
+    sa_embedding_cut_products(e, plan->threads, plan);
+    if (plan->by_parts) { /* packs once */
+        plan->product_rows = sa_embedding_splits(e) ? smaller(plan->part_rows, SA_SPLIT_ROWS) : plan->part_rows;
+        plan->product_shares = smaller(plan->product_shares, 1);
+    }
+    const size_t frame = sa_embedding_frame_bytes(e, plan->by_parts && !keep ? plan->part_rows : e->tokens, keep);
+    if (keep) {
+        plan->saved_bytes = (size_t)e->blocks * frame + sa_embedding_array(e, e->tokens, e->d);
+    } else if (plan->by_parts) {
+        plan->scratch_bytes = frame;
+    } else {
+        plan->shared_bytes = frame;
+    }
+    size_t scratch = kernels->matmul_scratch(plan->product_rows, e->d);
+    for (ptrdiff_t b = 0; b < e->blocks; ++b) {
+        sa_attention a;
+        const sa_embedding_frame none = {0};
+        sa_embedding_attention(e, b, &none, 0, e->longest, 0, &a);
+        const size_t attention = kernels->attention_scratch(&a);
+        scratch = attention > scratch ? attention : scratch;
+    }
+    plan->scratch_bytes += (scratch + 63) / 64 * 64;
+    return SA_OK;
+}
+
+/* The first sentence that begins at token number `token` or later. */
+static ptrdiff_t sentence_from(const sa_embedding *e, ptrdiff_t token) {
+    ptrdiff_t low = 0, high = e->sentences;
+    while (low < high) {
+        const ptrdiff_t middle = low + (high - low) / 2;
+        if (e->starts[middle] < token) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+static void run_part_number(const sa_embedding_part *all, ptrdiff_t number, char *scratch) {
+    sa_embedding_part p = *all;
+    p.from = sentence_from(p.e, number * SA_PART_TOKENS);
+    p.to = sentence_from(p.e, (number + 1) * SA_PART_TOKENS);
+    if (p.from == p.to) {
+        return;
+    }
+    if (!p.plan->keep) { /* the thread's own frame, reused by all blocks */
+        p.frames = scratch;
+        p.capacity = p.plan->part_rows;
+        p.origin = p.e->starts[p.from];
+        scratch += sa_embedding_frame_bytes(p.e, p.capacity, false);
+    }
+    run_part(&p, scratch, false);
+}
+
+void sa_embedding_forward(const sa_embedding *e, const sa_embedding_plan *plan, void *out, void *saved, void *scratch) {
+    if (e->sentences == 0) {
+        return;
+    }
+    const sa_embedding_part all = {
+        .e = e, .plan = plan, .out = out, .to = e->sentences, .frames = plan->keep ? saved : scratch, .capacity = e->tokens};
+    char *own = (char *)scratch + plan->shared_bytes;
+#if defined(_OPENMP)
+    if (plan->threads > 1) {
+        sa_region_enter();
+#pragma omp parallel num_threads(plan->threads)
+        {
+            char *mine = own + (size_t)omp_get_thread_num() * plan->scratch_bytes;
+            run_keep_phase(&all, true);
+            if (plan->by_parts) {
+#pragma omp barrier
+                /* Independent: a part writes the activations and the results of its own sentences. */
+#pragma omp for schedule(dynamic, 1)
+                for (ptrdiff_t number = 0; number < plan->parts; ++number) {
+                    run_part_number(&all, number, mine);
+                }
+            } else {
+                run_part(&all, mine, true);
+            }
+        }
+        sa_region_leave();
+        return;
+    }
+#endif
+    run_keep_phase(&all, false);
+    for (ptrdiff_t number = 0; number < plan->parts; ++number) {
+        run_part_number(&all, number, own);
+    }
+}

@@ -1,0 +1,22 @@
+/* The AVX2 + FMA kernels: names the instruction set, then includes the templates. */
+#include "simd/common.h"
+#if defined(__x86_64__)
+#if defined(__clang__)
+#include <immintrin.h>
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,no-avx512f"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,no-avx512f")
+#include <immintrin.h> /* after the pragma: with -march=native before it, GCC would not inline its functions */
+#endif
+#define SA_ISA avx2
+#include "simd/avx2.h"
+#include "isa/templates.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#else
+typedef int sa_no_avx2_here;
+#endif

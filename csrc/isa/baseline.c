@@ -1,0 +1,24 @@
+/* The x86-64 baseline (SSE2) kernels, which every 64-bit x86 runs. */
+#include "simd/common.h"
+#if defined(__x86_64__)
+#if defined(__clang__)
+#include <emmintrin.h>
+#pragma clang attribute push(__attribute__((target("no-sse3,no-avx"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("no-sse3,no-avx")
+#include <emmintrin.h> /* after the pragma: with -march=native before it, GCC would not inline its functions */
+#endif
+#define SA_ISA baseline
+#define SA_VEC128_SSE2
+#define SA_VEC128_REGISTERS 16
+#include "simd/vec128.h"
+#include "isa/templates.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#else
+typedef int sa_no_baseline_here;
+#endif

@@ -1,0 +1,6 @@
+/* The kernels in plain C, for any CPU: the compiler lowers the 16-byte vectors to what the target has. */
+#include "simd/common.h"
+#define SA_ISA generic
+#define SA_VEC128_REGISTERS 16
+#include "simd/vec128.h"
+#include "isa/templates.h"

@@ -1,0 +1,12 @@
+/* The NEON kernels: every aarch64 has it, so no target pragma is needed. */
+#include "simd/common.h"
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#define SA_ISA neon
+#define SA_VEC128_NEON
+#define SA_VEC128_REGISTERS 32
+#include "simd/vec128.h"
+#include "isa/templates.h"
+#else
+typedef int sa_no_neon_here;
+#endif

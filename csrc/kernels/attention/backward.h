@@ -1,0 +1,692 @@
+/* The backward pass over one block: rows that share a key head, against the keys begin … end − 1 of it. Derivation, in this
+ * notation: docs/theory/backward.md. For the row i and the key j, with P = 2^(s − m)/l recomputed from the saved m and 1/l,
+ *
+ *     dV_j += P_ij·dO_i                      (1)      δ_i = O_i·dO_i − dlse_i        (4)
+ *     dP_ij = V_j·dO_i                       (2)      dS_ij = P_ij·(dP_ij − δ_i)     (5)
+ *     dQ_i += scale·dS_ij·K_j                (3)      dK_j += scale·dS_ij·Q_i        (6)
+ *
+ * dO_i is packed times 1/l_i, and δ_i scaled alike, so that P is used as 2^(s − m): no rounding of a log-sum-exp, and one
+ * product less for every pair. Tiles are as in the forward pass: P[keys][queries], and so is dS.
+ *
+ * A closed pair takes part in none of the five products. Its P and dS are set to 0 by selection, whatever they were computed
+ * from; and where a 0 would meet a NaN or an infinity of K, Q or dO, the tile is done again pair by pair. */
+
+typedef struct {
+    FN(scratch) s;   /* its O is dOᵀ[Dv][nv·lanes] here */
+    real *q_rows;    /* [W][E rounded up], times scale */
+    real *do_rows;   /* [W][Dv rounded up], times 1/l and 1/(1 − p) */
+    real *dqT;       /* [E rounded up, and a vector more][nv·lanes] */
+    real *dS;        /* [keys][nv·lanes] */
+    real *kept;      /* [keys][nv·lanes]: P after dropout */
+    real *delta;     /* [W] */
+    real *dslope;    /* [3][W], as dslope_rows */
+    bool packed;     /* q_rows, do_rows and dOᵀ hold the block's */
+    bool delta_fits; /* at most half the greatest number: dP − δ is finite, if dP is not as large */
+    FN(gradient_rows) rows;
+    FN(gradient_parts) parts;
+} FN(backward_scratch);
+
+SA_NOINLINE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base, FN(backward_scratch) * s) {
+    const sa_attention *a = g->a;
+    const size_t W = FN(backward_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
+    const bool by_parts = FN(uses_parts)(a);
+    const size_t tile = FN(round_up)(a->S < SA_KEYS_PER_TILE && !by_parts ? a->S : SA_KEYS_PER_TILE) * W;
+    size_t used = (FN(lay_out)(a, base, &s->s, FN(backward_rows), by_parts) + 63) / 64 * 64;
+    SA_TAKE(delta, real, W);
+    SA_TAKE(dslope, real, 3 * W);
+    SA_TAKE(q_rows, real, W * E);
+    SA_TAKE(do_rows, real, W * Dv);
+    SA_TAKE(dqT, real, (E + SA_LANES) * W);
+    SA_TAKE(dS, real, tile);
+    SA_TAKE(kept, real, a->dropout_p > 0 ? tile : 0);
+    if (a->softcap > 0) {
+        SA_TAKE(s.gain, real, tile);
+    }
+    s->parts.fit = false;
+    return FN(lay_out_gradient_parts)(g, base, used, &s->parts);
+}
+
+static size_t FN(attention_backward_scratch)(const sa_attention_gradients *g) {
+    FN(backward_scratch) s;
+    return FN(lay_out_backward)(g, NULL, &s);
+}
+
+static bool FN(adds_by_lines)(const sa_attention *a) { return FN(parts_replace_rows) && FN(uses_parts)(a); }
+
+/* ---- the rows of a block ------------------------------------------------------------------------------------------- */
+
+/* The rows src[r] of n elements to dst[r][n rounded up], times factor[r], padded with zeros. A factor of 0 makes zeros of
+ * anything. Tells whether all that was written is finite. */
+SA_INLINE bool FN(pack_rows)(const char *const *src, const sa_matrix *m, int count, ptrdiff_t n, const real *factor,
+                             real *dst) {
+    const size_t stride = FN(round_up)(n);
+    const bool direct = m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real);
+    vec check = V(set1)(0); /* x − x is 0 for a finite x and NaN for any other */
+    for (int r = 0; r < count; ++r) {
+        real *to = dst + (size_t)r * stride;
+        if (factor[r] == 0) {
+            memset(to, 0, stride * sizeof(real));
+            continue;
+        }
+        const real *from = (const real *)(const void *)src[r];
+        if (!direct || (uintptr_t)from % sizeof(real) != 0) {
+            FN(load_row)(to, src[r], m->col_stride, n, m->dtype, m->swapped);
+            from = to;
+        }
+        const vec f = V(set1)(factor[r]);
+        for (ptrdiff_t i = 0; i < n; i += SA_LANES) {
+            const int columns = n - i < SA_LANES ? (int)(n - i) : SA_LANES;
+            const vec x = f * (columns == SA_LANES ? V(load)(from + i) : V(load_n)(from + i, columns));
+            V(store)(to + i, x);
+            check = check + (x - x);
+        }
+    }
+    return !V(any)(V(not_lt)(check, V(set1)(1)));
+}
+
+/* xT[width][nv·lanes] from x[count][width rounded up]; lanes without a row are zeros. */
+SA_INLINE void FN(transpose_rows)(const real *x, int count, ptrdiff_t width, real *xT, const int nv) {
+    const size_t stride = FN(round_up)(width);
+    for (int v = 0; v < nv; ++v) {
+        for (ptrdiff_t d = 0; d < width; d += SA_LANES) {
+            vec t[SA_LANES];
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                const int r = v * SA_LANES + i;
+                t[i] = V(set1)(0);
+                if (r < count) {
+                    t[i] = V(load)(x + (size_t)r * stride + d);
+                }
+            }
+            FN(transpose)(t);
+            for (int i = 0; i < SA_LANES && d + i < width; ++i) {
+                V(store)(xT + ((d + i) * nv + v) * SA_LANES, t[i]);
+            }
+        }
+    }
+}
+
+/* Q, dO and dOᵀ for multiply-adds. Tells whether the rows of Q and dO are finite. */
+SA_NOINLINE bool FN(pack_block)(const sa_backward_block *b, FN(backward_scratch) * s, int nv) {
+    const sa_attention *a = b->g->a;
+    const sa_rows *rows = b->b.rows;
+    s->packed = true;
+    bool finite = FN(pack_rows)(rows->query, &a->query.m, rows->count, a->E, s->rows.query_factor, s->q_rows);
+    finite &= FN(pack_rows)(b->rows->grad_out, &b->g->grad_out.m, rows->count, a->Dv, s->rows.grad_factor, s->do_rows);
+    FN(transpose_rows)(s->do_rows, rows->count, a->Dv, s->s.O, nv);
+    return finite;
+}
+
+/* Q, dO and the statistics of the block's rows. Tells whether the rows of Q and dO are finite. */
+SA_INLINE bool FN(open_block)(const sa_backward_block *b, FN(backward_scratch) * s, const int nv) {
+    const sa_attention *a = b->g->a;
+    const sa_rows *rows = b->b.rows;
+    const real keep = (real)(a->dropout_p > 0 && a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 1);
+    s->s.scaled = s->packed = false;
+    s->delta_fits = true;
+    FN(split_queries)(&b->b, &s->s, nv);
+    FN(start_rows)(&b->b, &s->s, nv);
+    for (int r = 0; r < nv * SA_LANES; ++r) {
+        s->s.maximum[r] = s->s.tile_sum[r] = s->delta[r] = 0;
+        s->dslope[r] = s->dslope[FN(backward_rows) + r] = s->dslope[2 * FN(backward_rows) + r] = 0;
+        if (r < rows->count) {
+            const real *stats = (const real *)(const void *)rows->stats[r];
+            s->s.maximum[r] = stats[0];
+            s->delta[r] = *(const real *)(const void *)b->rows->delta[r] * stats[1];
+            s->delta_fits &= s->delta[r] >= -SA_REAL_MAX / 2 && s->delta[r] <= SA_REAL_MAX / 2;
+            s->rows.grad_factor[r] = stats[1] * keep;
+            s->rows.query_factor[r] = (real)a->scale;
+        }
+    }
+    memset(s->dqT, 0, (FN(round_up)(a->E) + SA_LANES) * (size_t)nv * SA_LANES * sizeof(real));
+    if (s->s.parts.count) {
+        FN(open_gradient_parts)(b, &s->s, &s->parts, &s->rows, s->q_rows, s->do_rows, nv);
+    }
+    return s->parts.fit || FN(pack_block)(b, s, nv);
+}
+
+/* ---- passes over a tile -------------------------------------------------------------------------------------------- */
+
+/* Whether anything is asked for that dS is needed for: all but dV. */
+SA_INLINE bool FN(wants_dscores)(const sa_backward_block *b) {
+    return b->g->dquery.m.data || b->dkey || b->with_mask || b->g->dslope_rows.m.data;
+}
+
+/* Scores in P become 2^(s − m); where some pair is closed, those become −inf. Where all numbers are finite, a score of −inf may
+ * count as that: an open pair's is then beyond the greatest number, and its weight of 0 makes nothing of any of them. */
+SA_INLINE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, bool masked,
+                                bool finite) {
+    if (!masked) {
+        FN(exp_tile)(b, s, first, n, nv);
+    } else if (finite) {
+        FN(pass_exp_marking)(s->P, n, nv, s->maximum);
+    } else {
+        FN(exp_careful)(b, s, first, n, nv);
+    }
+}
+
+/* Scores in P become 2^(P − m), and dP in dS becomes (5): of nv vectors in rows that are `lanes` long. */
+SA_INLINE void FN(weigh_any)(real *P, real *dS, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, const real *delta,
+                             const int nv) {
+    vec m[SA_VECS], d[SA_VECS];
+    SA_UNROLL
+    for (int v = 0; v < nv; ++v) {
+        m[v] = V(load)(maximum + v * SA_LANES);
+        d[v] = V(load)(delta + v * SA_LANES);
+    }
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        real *p = P + j * lanes, *ds = dS + j * lanes;
+        vec e[SA_VECS];
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            e[v] = V(load)(p + v * SA_LANES) - m[v];
+        }
+        FN(exp2_each)(e, nv);
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            V(store)(p + v * SA_LANES, e[v]);
+            V(store)(ds + v * SA_LANES, e[v] * (V(load)(ds + v * SA_LANES) - d[v]));
+        }
+    }
+}
+
+#define SA_WEIGH(nv)                                                                                                           \
+    SA_NOINLINE void FN(weigh_wide##nv)(real * P, real * dS, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,                \
+                                        const real *delta) {                                                                   \
+        FN(weigh_any)(P, dS, n, lanes, maximum, delta, nv);                                                                    \
+    }
+SA_WEIGH(1)
+SA_WEIGH(2)
+SA_WEIGH(3)
+#if SA_VECS == 4
+SA_WEIGH(4)
+#endif
+#undef SA_WEIGH
+
+/* Both of a tile without closed pairs. In one pass, which reads P once, gradients take 1 to 2 % less at D = 64, 5 at 32. */
+SA_INLINE void FN(pass_weigh)(FN(backward_scratch) * s, ptrdiff_t n, const int nv) {
+    for (int v = 0, now = SA_AT_ONCE(nv); v < nv; v += now, now = nv - v < now ? nv - v : now) {
+        const ptrdiff_t at = v * SA_LANES, lanes = nv * SA_LANES;
+        const real *maximum = s->s.maximum + at, *delta = s->delta + at;
+        switch (now) {
+        case 1: FN(weigh_wide1)(s->s.P + at, s->dS + at, n, lanes, maximum, delta); break;
+        case 2: FN(weigh_wide2)(s->s.P + at, s->dS + at, n, lanes, maximum, delta); break;
+        case 3: FN(weigh_wide3)(s->s.P + at, s->dS + at, n, lanes, maximum, delta); break;
+#if SA_VECS == 4
+        case 4: FN(weigh_wide4)(s->s.P + at, s->dS + at, n, lanes, maximum, delta); break;
+#endif
+        default: break;
+        }
+    }
+}
+
+/* dS holds dP and becomes (5): P·(dP − δ), with dP 0 where dropout took the weight. In a masked tile the closed pairs become
+ * 0 in dS, and in P and kept too unless `marks` keeps their −inf. */
+SA_INLINE void FN(pass_dscores)(FN(backward_scratch) * s, ptrdiff_t n, const int nv, bool dropped, bool masked, bool marks) {
+    const vec zero = V(set1)(0);
+    for (int v = 0; v < nv; ++v) {
+        const vec delta = V(load)(s->delta + v * SA_LANES);
+        for (ptrdiff_t j = 0; j < n; ++j) {
+            const ptrdiff_t at = (j * nv + v) * SA_LANES;
+            const vec p = V(load)(s->s.P + at);
+            vec dp = V(load)(s->dS + at);
+            if (dropped) {
+                dp = V(select)(V(eq)(V(load)(s->kept + at), zero), zero, dp);
+            }
+            vec ds = p * (dp - delta);
+            if (masked) {
+                const lanemask closed = V(lt)(p, zero);
+                ds = V(select)(closed, zero, ds);
+                if (!marks) {
+                    V(store)(s->s.P + at, V(select)(closed, zero, p));
+                    if (dropped) {
+                        V(store)(s->kept + at, V(select)(closed, zero, V(load)(s->kept + at)));
+                    }
+                }
+            }
+            V(store)(s->dS + at, ds);
+        }
+    }
+}
+
+/* x_i −= Σ_j dS_ij·|i + o − j|, y_i −= Σ_j dS_ij and z_i += Σ_j P_ij·|i + o − j| of dslope; position is relative to the
+ * tile. */
+SA_INLINE void FN(pass_dslope)(FN(backward_scratch) * s, ptrdiff_t n, const int nv) {
+    const vec zero = V(set1)(0);
+    for (int v = 0; v < nv; ++v) {
+        const vec position = V(load)(s->s.position + v * SA_LANES);
+        vec x = zero, y = zero, z = zero;
+        for (ptrdiff_t j = 0; j < n; ++j) {
+            const ptrdiff_t at = (j * nv + v) * SA_LANES;
+            const vec ds = V(load)(s->dS + at), distance = V(abs)(position - V(set1)((real)j));
+            x = V(fma)(ds, distance, x);
+            y = y + ds;
+            z = V(fma)(V(max)(V(load)(s->s.P + at), zero), distance, z); /* a closed pair's weight may be marked by −inf */
+        }
+        real *to = s->dslope + v * SA_LANES;
+        V(store)(to, V(load)(to) - x);
+        V(store)(to + FN(backward_rows), V(load)(to + FN(backward_rows)) - y);
+        V(store)(to + 2 * FN(backward_rows), V(load)(to + 2 * FN(backward_rows)) + z);
+    }
+}
+
+/* dS of LANES keys from key j on, its rows summed, in the lanes of a vector; of keys from n on 0. What lies behind the block's rows may
+ * be anything. */
+SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t count, const int nv) {
+    vec t[SA_LANES];
+    SA_UNROLL
+    for (int i = 0; i < SA_LANES; ++i) {
+        t[i] = V(set1)(0);
+        for (int v = 0; v < nv && j + i < n; ++v) {
+            const real *from = dS + ((j + i) * nv + v) * SA_LANES;
+            const ptrdiff_t rows = count - v * SA_LANES;
+            t[i] = t[i] + (rows < SA_LANES ? V(load_n)(from, (int)rows) : V(load)(from));
+        }
+    }
+    FN(transpose)(t);
+    SA_UNROLL
+    for (int half = SA_LANES / 2; half > 0; half /= 2) {
+        SA_UNROLL
+        for (int i = 0; i < half; ++i) {
+            t[i] = t[i] + t[i + half];
+        }
+    }
+    return t[0];
+}
+
+/* add_dmask where the block's rows share their elements of the mask, or where the keys of a row do. Those are summed first: added to
+ * memory one by one, their errors grew with the length, to ten times PyTorch's at 512 rows. */
+SA_INLINE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
+                                     const int nv) {
+    const ptrdiff_t step = b->g->dmask.m.col_stride;
+    char *to = b->rows->dmask[0] + (first - b->dmask_key) * step;
+    vec all = V(set1)(0);
+    for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
+        const int keys = n - j < SA_LANES ? (int)(n - j) : SA_LANES;
+        const vec sum = FN(sum_rows)(s->dS, j, n, b->b.rows->count, nv);
+        real *elements = (real *)(void *)(to + j * step);
+        if (step != 0) {
+            V(store_n)(elements, V(load_n)(elements, keys) + sum, keys);
+        }
+        all = all + sum;
+    }
+    if (step == 0) {
+        *(real *)(void *)to += FN(sum_lanes)(all);
+    }
+}
+
+SA_INLINE void FN(add_dmask_of_keys)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t n, const int nv) {
+    for (int v = 0; v < nv; ++v) {
+        vec sum[4];
+        SA_UNROLL
+        for (int c = 0; c < 4; ++c) {
+            sum[c] = V(set1)(0);
+        }
+        for (ptrdiff_t j = 0; j < n; j += 4) {
+            SA_UNROLL
+            for (int c = 0; c < 4; ++c) {
+                if (j + c < n) {
+                    sum[c] = sum[c] + V(load)(s->dS + ((j + c) * nv + v) * SA_LANES);
+                }
+            }
+        }
+        real of_rows[SA_LANES];
+        V(store)(of_rows, (sum[0] + sum[1]) + (sum[2] + sum[3]));
+        for (int i = 0; i < SA_LANES && v * SA_LANES + i < b->b.rows->count; ++i) {
+            *(real *)(void *)b->rows->dmask[v * SA_LANES + i] += of_rows[i];
+        }
+    }
+}
+
+SA_INLINE bool FN(rows_share_mask)(const sa_backward_block *b) {
+    const int count = b->b.rows->count;
+    bool share = count > 1;
+    for (int r = 1; r < count && share; ++r) {
+        share = b->rows->dmask[r] == b->rows->dmask[0];
+    }
+    return share;
+}
+
+/* dmask_ij += dS_ij: the rows of the mask's gradient lie anywhere, are contiguous or one element (stride 0). */
+SA_INLINE void FN(add_dmask)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+    const ptrdiff_t step = b->g->dmask.m.col_stride;
+    if (FN(rows_share_mask)(b)) {
+        FN(add_dmask_of_rows)(b, s, first, n, nv);
+        return;
+    }
+    if (step == 0) {
+        FN(add_dmask_of_keys)(b, s, n, nv);
+        return;
+    }
+    for (int v = 0; v < nv; ++v) {
+        for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
+            const int keys = n - j < SA_LANES ? (int)(n - j) : SA_LANES;
+            const ptrdiff_t at = (first - b->dmask_key + j) * step;
+            vec t[SA_LANES];
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                t[i] = V(set1)(0);
+                if (i < keys) {
+                    t[i] = V(load)(s->dS + ((j + i) * nv + v) * SA_LANES);
+                }
+            }
+            FN(transpose)(t);
+            if (keys == SA_LANES && (v + 1) * SA_LANES <= b->b.rows->count) { /* no masked stores: a tenth of a call on AVX2 */
+                SA_UNROLL
+                for (int i = 0; i < SA_LANES; ++i) {
+                    real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + at);
+                    V(store)(to, V(load)(to) + t[i]);
+                }
+                continue;
+            }
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) { /* unrolled, else all vectors would pass through memory */
+                if (v * SA_LANES + i < b->b.rows->count) {
+                    real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + at);
+                    V(store_n)(to, V(load_n)(to, keys) + t[i], keys);
+                }
+            }
+        }
+    }
+}
+
+/* Whether n rows of that width hold neither NaN nor infinity. Each row's sum is its own: they go side by side. */
+SA_INLINE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width) {
+    const vec zero = V(set1)(0);
+    vec check = zero; /* 0·x is 0 for a finite x and NaN for any other */
+    for (ptrdiff_t r = 0; r < n; ++r) {
+        vec row = zero;
+        for (ptrdiff_t i = 0; i < width; i += SA_LANES) {
+            const real *from = x + r * stride + i;
+            row = V(fma)(width - i < SA_LANES ? V(load_n)(from, (int)(width - i)) : V(load)(from), zero, row);
+        }
+        check = check + row;
+    }
+    return !V(any)(V(not_lt)(check, V(set1)(1)));
+}
+
+/* (1), (3) and (6) from the tile's key `done` on, over the open pairs only: P (or kept) is −inf where a pair is closed. */
+SA_NOINLINE void FN(products_careful)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t done,
+                                      ptrdiff_t n, ptrdiff_t lanes) {
+    const sa_attention *a = b->g->a;
+    const ptrdiff_t E = a->E, Dv = a->Dv;
+    const real *P = a->dropout_p > 0 ? s->kept : s->s.P;
+    const ptrdiff_t at_key = first - b->first_key;
+    real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
+    for (ptrdiff_t j = done; j < n; ++j) {
+        for (int r = 0; r < b->b.rows->count; ++r) {
+            const real p = P[j * lanes + r], ds = s->dS[j * lanes + r];
+            if (p < 0) {
+                continue;
+            }
+            const real *q_r = s->q_rows + (size_t)r * FN(round_up)(E), *do_r = s->do_rows + (size_t)r * FN(round_up)(Dv);
+            for (ptrdiff_t e = 0; e < E; ++e) {
+                s->dqT[e * lanes + r] += ds * s->s.k[j * s->s.k_stride + e];
+                if (dkey) {
+                    dkey[(at_key + j) * b->dkey_stride + e] += ds * q_r[e];
+                }
+            }
+            for (ptrdiff_t d = 0; dvalue && d < Dv; ++d) {
+                dvalue[(at_key + j) * b->dvalue_stride + d] += p * do_r[d];
+            }
+        }
+    }
+}
+
+/* (1), (3) and (6) likewise. Vectors of lanes that causal closes for some of the keys are left out, as in the forward pass. */
+SA_INLINE void FN(products)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
+                            const int nv) {
+    const sa_attention *a = b->g->a;
+    const ptrdiff_t E = a->E, Dv = a->Dv, lanes = nv * SA_LANES;
+    const ptrdiff_t q_stride = (ptrdiff_t)FN(round_up)(E), do_stride = (ptrdiff_t)FN(round_up)(Dv);
+    const real *P = a->dropout_p > 0 ? s->kept : s->s.P;
+    const ptrdiff_t at_key = first - b->first_key;
+    real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
+    ptrdiff_t end[SA_BACKWARD_VECS];
+    FN(open_ends)(b->b.rows, &s->s, first + done, n - done, nv, end);
+    for (ptrdiff_t u = 0, from = 0; u < nv; ++u) {
+        const ptrdiff_t keys = end[u] - from, j = done + from;
+        const ptrdiff_t row = u * SA_LANES, rows = b->b.rows->count - row, at = j * lanes + row;
+        if (keys <= 0) {
+            continue;
+        }
+        if (dvalue) {
+            FN(outer)(P + at, lanes, s->do_rows + row * do_stride, do_stride, rows, keys,
+                      dvalue + (at_key + j) * b->dvalue_stride, b->dvalue_stride, Dv);
+        }
+        if (dkey) {
+            FN(outer)(s->dS + at, lanes, s->q_rows + row * q_stride, q_stride, rows, keys, dkey + (at_key + j) * b->dkey_stride,
+                      b->dkey_stride, E);
+        }
+        from = end[u];
+    }
+    if (b->g->dquery.m.data) {
+        FN(values_wide)(s->dS + done * lanes, s->s.k + done * s->s.k_stride, s->s.k_stride, end, E, s->dqT, lanes, s->s.ones,
+                        &s->s.ahead, nv);
+    }
+}
+
+/* ---- a tile, step by step ------------------------------------------------------------------------------------------ */
+
+/* Rows of the mask's gradient lie pages apart: they are fetched while we multiply. */
+SA_INLINE void FN(fetch_dmask)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n) {
+    const sa_matrix *dmask = &b->g->dmask.m;
+    if (b->with_mask && b->rows->dmask[0]) {
+        sa_plan_ahead(&s->s.ahead, (sa_rows_ahead){.row = (const char *const *)b->rows->dmask,
+                                                   .offset = (uintptr_t)((first - b->dmask_key) * dmask->col_stride),
+                                                   .count = b->b.rows->count,
+                                                   .bytes = sa_bytes_together(dmask, n)});
+        FN(share_ahead)(&s->s, n);
+    }
+}
+
+/* By parts, weights, dS and the products in one step, where nothing but the mask's gradient is wanted of dS beside those. Returns how
+ * many keys are done, as tiles of parts hold their numbers; of the others P holds scores and dS dP as before. */
+SA_INLINE ptrdiff_t FN(step_by_parts)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
+                                      const int nv, bool masked) {
+    const bool keeps = b->with_mask;
+    if (!FN(parts_take_scores) || (keeps && !FN(parts_replace_rows)) || (masked && !s->delta_fits) || b->g->a->dropout_p > 0 ||
+        b->mask_only || b->g->dslope_rows.m.data || s->s.gain) {
+        return 0;
+    }
+    const ptrdiff_t done =
+        FN(gradients_by_parts)(b, &s->s, &s->parts, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true, keeps);
+    if (done == n) {
+        sa_end_ahead(&s->s.ahead);
+    }
+    if (keeps && done == n) {
+        FN(add_dmask)(b, s, first, n, nv);
+    } else if (keeps) { /* dS is no longer dP */
+        FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
+    }
+    return done;
+}
+
+/* Scores in P become weights, kept those after dropout, and dS dS: `plain` in one pass over scores and dP. Where dP is wanted and not
+ * there by parts, it is computed. Tells whether products must go pair by pair, as a closed pair's 0 could meet what is not finite. */
+SA_INLINE bool FN(dscores_tile)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
+                                const int nv, bool masked, bool finite, bool wants_dp) {
+    const sa_attention *a = b->g->a;
+    const ptrdiff_t lanes = nv * SA_LANES;
+    const bool dropped = a->dropout_p > 0;
+    const bool keys_by_parts = FN(keys_by_parts)(&b->b, &s->s, &s->parts, first) != NULL;
+    if (!keys_by_parts) {
+        s->s.k = FN(tile_rows)(&b->b, &b->b.key, &s->s.key, first, n, a->E, &s->s.k_stride);
+    }
+    const real *value = NULL;
+    ptrdiff_t v_stride = 0;
+    if (wants_dp) { /* by parts go finite numbers alone */
+        value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
+    }
+    const bool careful = masked && !(finite && (keys_by_parts || FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E)));
+    const bool plain = FN(wants_dscores)(b) && !masked && !dropped;
+    if (!plain) {
+        FN(weights_tile)(&b->b, &s->s, first, n, nv, masked,
+                         masked && !careful && s->delta_fits && (value == NULL || FN(rows_finite)(value, v_stride, n, a->Dv)));
+    }
+    if (dropped) {
+        memcpy(s->kept, s->s.P, (size_t)(n * lanes) * sizeof(real));
+        FN(drop)(a, &s->s, s->kept, first, n, nv);
+    }
+    if (!s->packed && (wants_dp || careful)) {
+        FN(pack_block)(b, s, nv);
+    }
+    if (wants_dp) {
+        ptrdiff_t end[SA_BACKWARD_VECS];
+        FN(open_ends)(b->b.rows, &s->s, first, n, nv, end);
+        FN(scores_wide)(s->s.O, value, v_stride, end, a->Dv, s->dS, lanes, s->s.tile_sum, &s->s.ahead, nv);
+    }
+    sa_end_ahead(&s->s.ahead);
+    if (plain) {
+        FN(pass_weigh)(s, n, nv);
+    } else {
+        FN(pass_dscores)(s, n, nv, dropped, masked, careful);
+    }
+    return careful;
+}
+
+/* dS times softcap's derivative, which of a closed pair may be NaN. */
+SA_INLINE void FN(pass_gain)(FN(backward_scratch) * s, ptrdiff_t n, const int nv) {
+    const vec zero = V(set1)(0);
+    for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
+        const vec ds = V(load)(s->dS + i);
+        V(store)(s->dS + i, V(select)(V(eq)(ds, zero), ds, ds * V(load)(s->s.gain + i)));
+    }
+}
+
+/* (1), (3) and (6) from the tile's key `done` on: pair by pair if careful, else by parts as far as those hold its numbers. */
+SA_INLINE void FN(backward_products)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t done,
+                                     ptrdiff_t n, const int nv, bool careful) {
+    if (careful) {
+        FN(products_careful)(b, s, first, done, n, nv * SA_LANES);
+        return;
+    }
+    real *P = b->g->a->dropout_p > 0 ? s->kept : s->s.P;
+    done = FN(gradients_by_parts)(b, &s->s, &s->parts, P, s->dS, s->delta, s->dqT, first, done, n, nv, false, false);
+    if (done < n) {
+        if (!s->packed) {
+            FN(pack_block)(b, s, nv);
+        }
+        FN(products)(b, s, first, done, n, nv);
+    }
+}
+
+/* A tile of keys: scores and dP, then weights and dS from them, then the products (1), (3) and (6). */
+SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
+                                 const int nv, bool finite) {
+    const sa_attention *a = b->g->a;
+    bool masked = false;
+    FN(fetch_tile)(&b->b, &s->s.ahead, &b->b.value, a->Dv, first);
+    FN(fetch_tile)(&b->b, &s->s.ahead, &b->b.key, a->E, first + n);
+    if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {
+        return;
+    }
+    FN(fetch_dmask)(b, s, first, n);
+    const bool dscores = FN(wants_dscores)(b);
+    if (!dscores) { /* dV alone needs no dP; dS is split all the same, and must be finite */
+        memset(s->dS, 0, (size_t)(n * nv * SA_LANES) * sizeof(real));
+    }
+    const bool by_parts = dscores && FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
+    const ptrdiff_t done = by_parts ? FN(step_by_parts)(b, s, first, n, nv, masked) : 0;
+    if (done == n) {
+        return;
+    }
+    const bool careful = FN(dscores_tile)(b, s, first, n, nv, masked, finite, dscores && !by_parts);
+    if (b->with_mask) {
+        FN(add_dmask)(b, s, first, n, nv);
+    }
+    if (b->mask_only) {
+        return;
+    }
+    if (b->g->dslope_rows.m.data) {
+        FN(pass_dslope)(s, n, nv);
+    }
+    if (s->s.gain) {
+        FN(pass_gain)(s, n, nv);
+    }
+    FN(backward_products)(b, s, first, done, n, nv, careful);
+}
+
+/* dQ of the block's rows from s->dqT, times scale. */
+SA_INLINE void FN(add_dquery)(const sa_backward_block *b, const FN(backward_scratch) * s, const int nv) {
+    const ptrdiff_t E = b->g->a->E;
+    const vec scale = V(set1)((real)b->g->a->scale);
+    for (int v = 0; v < nv; ++v) {
+        for (ptrdiff_t e = 0; e < E; e += SA_LANES) {
+            const int columns = E - e < SA_LANES ? (int)(E - e) : SA_LANES;
+            vec t[SA_LANES];
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                t[i] = V(set1)(0);
+                if (i < columns) {
+                    t[i] = V(load)(s->dqT + ((e + i) * nv + v) * SA_LANES);
+                }
+            }
+            FN(transpose)(t);
+            for (int i = 0; i < SA_LANES && v * SA_LANES + i < b->b.rows->count; ++i) {
+                real *to = (real *)(void *)b->rows->dquery[v * SA_LANES + i] + e;
+                if (columns == SA_LANES) {
+                    V(store)(to, V(fma)(scale, t[i], V(load)(to)));
+                } else {
+                    V(store_n)(to, V(fma)(scale, t[i], V(load_n)(to, columns)), columns);
+                }
+            }
+        }
+    }
+}
+
+SA_INLINE void FN(backward_block)(const sa_backward_block *b, FN(backward_scratch) * s, const int nv) {
+    const bool finite = FN(open_block)(b, s, nv);
+    for (ptrdiff_t n, first = FN(next_tile)(&b->b, b->b.begin, &n); first < b->b.end;
+         first = FN(next_tile)(&b->b, first + n, &n)) {
+        FN(backward_tile)(b, s, first, n, nv, finite);
+    }
+    if (b->mask_only) {
+        return;
+    }
+    if (b->g->dquery.m.data) {
+        FN(add_dquery)(b, s, nv);
+    }
+    for (int r = 0; b->g->dslope_rows.m.data && r < b->b.rows->count; ++r) {
+        real *to = (real *)(void *)b->rows->dslope[r];
+        to[0] += s->dslope[r];
+        to[1] += s->dslope[FN(backward_rows) + r];
+        to[2] += s->dslope[2 * FN(backward_rows) + r] * ((const real *)(const void *)b->b.rows->stats[r])[1];
+    }
+}
+
+#define SA_BACKWARD(nv)                                                                                                        \
+    SA_NOINLINE void FN(backward##nv)(const sa_backward_block *b, FN(backward_scratch) * s) { FN(backward_block)(b, s, nv); }
+SA_BACKWARD(1)
+SA_BACKWARD(2)
+SA_BACKWARD(3)
+SA_BACKWARD(4)
+#if SA_BACKWARD_VECS == 6
+SA_BACKWARD(5)
+SA_BACKWARD(6)
+#endif
+#undef SA_BACKWARD
+
+/* Which kernel runs follows from the number of rows alone. */
+static void FN(attention_backward)(const sa_backward_block *given, void *scratch) {
+    FN(backward_scratch) s;
+    FN(lay_out_backward)(given->g, scratch, &s);
+    FN(open_caches)(&given->b, &s.s);
+    FN(parts_open)(&given->b, &s.s.parts);
+    FN(open_gradient_cells)(&given->b, &s.parts);
+    sa_backward_block on_cells = *given, *b = &on_cells;
+    sa_block aligned;
+    b->b = *FN(on_cells)(&given->b, &s.s.parts, &aligned);
+    switch ((b->b.rows->count + SA_LANES - 1) / SA_LANES) {
+    case 1: FN(backward1)(b, &s); break;
+    case 2: FN(backward2)(b, &s); break;
+    case 3: FN(backward3)(b, &s); break;
+    case 4: FN(backward4)(b, &s); break;
+#if SA_BACKWARD_VECS == 6
+    case 5: FN(backward5)(b, &s); break;
+    case 6: FN(backward6)(b, &s); break;
+#endif
+    default: break;
+    }
+    FN(parts_close)(&s.s.parts);
+}

@@ -1,6 +1,0 @@
-/* The kernels in plain C, for any CPU: the compiler lowers the 16-byte vectors to what the target has. */
-#include "common.h"
-#define SA_ISA generic
-#define SA_VEC128_REGISTERS 16
-#include "simd_vec128.h"
-#include "templates.h"

@@ -1,0 +1,408 @@
+/* Softmax, norms, gelu and rotary embeddings: kernels over a block of rows that the driver has described (rows.c).
+ *
+ * A row is computed where its result belongs: in place in the output when that has the type that computes, else in scratch.
+ * Sums run in 4 vectors of lanes over a piece of at most SA_SUM_PIECE elements; pieces add up in float64. So a sum of
+ * positive terms is right to a few ulp for any length.
+ *
+ * Errors against exact arithmetic, in ulp of the result (float32 / float64), measured by tests/rowops/test_rows.py:
+ *     softmax       4 + |x − max|/2, the second from rounding x − max; likewise log_softmax, absolute for results near 0
+ *     layer_norm    4 of the larger of |result| and |bias|, also when the mean is much larger than the deviation
+ *     rms_norm      3
+ *     gelu          6 in both tails, as long as the result is ≥ FLT_MIN; gelu 'tanh': 4 + 3·|2u| where x is negative
+ * NaN makes its row NaN (gelu, rotary: its element). A softmax row that is −inf throughout, or holds +inf, is NaN. */
+
+#define SA_SUM_PIECE (128 * SA_LANES)
+
+/* Lanes k … of v become pad. */
+SA_INLINE vec FN(pad_from)(vec v, ptrdiff_t k, real pad) {
+    static const real index[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return V(select)(V(lt)(V(load)(index), V(set1)((real)k)), v, V(set1)(pad));
+}
+
+/* The largest of x[n], NaN left out; −inf for none. */
+SA_INLINE real FN(row_max)(const real *x, ptrdiff_t n) {
+    vec top[4];
+    SA_UNROLL
+    for (int v = 0; v < 4; ++v) {
+        top[v] = V(set1)(-(real)INFINITY);
+    }
+    ptrdiff_t i = 0;
+    for (; i + 4 * SA_LANES <= n; i += 4 * SA_LANES) {
+        SA_UNROLL
+        for (int v = 0; v < 4; ++v) {
+            top[v] = V(max)(V(load)(x + i + v * SA_LANES), top[v]); /* a NaN in the first operand is passed over */
+        }
+    }
+    for (; i + SA_LANES <= n; i += SA_LANES) {
+        top[0] = V(max)(V(load)(x + i), top[0]);
+    }
+    if (i < n) {
+        top[1] = V(max)(FN(pad_from)(V(load_n)(x + i, (int)(n - i)), n - i, -(real)INFINITY), top[1]);
+    }
+    vec all = V(max)(V(max)(top[0], top[1]), V(max)(top[2], top[3]));
+    SA_UNROLL
+    for (int lanes = SA_LANES; lanes > 1; lanes /= 2) {
+        all = V(max)(V(even)(all, all), V(odd)(all, all));
+    }
+    return all[0];
+}
+
+/* What is added up over a row. */
+enum { FN(SUM), FN(SQUARES), FN(CENTRED), FN(EXP), FN(EXP_STORED) };
+
+typedef struct {
+    double sum, squares;
+} FN(sums);
+
+/* SUM Σx; SQUARES Σx²; CENTRED Σ(x − a) and Σ(x − a)²; EXP Σe^(x − a), EXP_STORED with y = e^(x − a). y may be x. */
+SA_INLINE FN(sums) FN(reduce)(const real *x, real *y, ptrdiff_t n, real a, const int what) {
+    const vec a_all = V(set1)(a);
+    const real pad = what == FN(EXP) || what == FN(EXP_STORED) ? -(real)INFINITY : what == FN(CENTRED) ? a : 0;
+    FN(sums) total = {0, 0};
+    ptrdiff_t i = 0;
+    while (i < n) {
+        const ptrdiff_t end = n - i < SA_SUM_PIECE ? n : i + SA_SUM_PIECE;
+        vec sum[4], squares[4];
+        SA_UNROLL
+        for (int v = 0; v < 4; ++v) {
+            sum[v] = squares[v] = V(set1)(0);
+        }
+#define SA_ADD(v, load, store)                                                                                                 \
+    do {                                                                                                                       \
+        vec t = load;                                                                                                          \
+        if (what == FN(CENTRED)) {                                                                                             \
+            t = t - a_all;                                                                                                     \
+        } else if (what == FN(EXP) || what == FN(EXP_STORED)) {                                                                \
+            t = FN(exp)(t - a_all);                                                                                            \
+        }                                                                                                                      \
+        if (what == FN(EXP_STORED)) {                                                                                          \
+            store;                                                                                                             \
+        }                                                                                                                      \
+        if (what != FN(SQUARES)) {                                                                                             \
+            sum[v] = sum[v] + t;                                                                                               \
+        }                                                                                                                      \
+        if (what == FN(SQUARES) || what == FN(CENTRED)) {                                                                      \
+            squares[v] = V(fma)(t, t, squares[v]);                                                                             \
+        }                                                                                                                      \
+    } while (0)
+        for (; i + 4 * SA_LANES <= end; i += 4 * SA_LANES) {
+            SA_UNROLL
+            for (int v = 0; v < 4; ++v) {
+                SA_ADD(v, V(load)(x + i + v * SA_LANES), V(store)(y + i + v * SA_LANES, t));
+            }
+        }
+        for (; i + SA_LANES <= end; i += SA_LANES) {
+            SA_ADD(0, V(load)(x + i), V(store)(y + i, t));
+        }
+        if (i < end) {
+            const int k = (int)(end - i);
+            SA_ADD(1, FN(pad_from)(V(load_n)(x + i, k), k, pad), V(store_n)(y + i, t, k));
+            i = end;
+        }
+#undef SA_ADD
+        total.sum += (double)FN(sum_lanes)((sum[0] + sum[1]) + (sum[2] + sum[3]));
+        total.squares += (double)FN(sum_lanes)((squares[0] + squares[1]) + (squares[2] + squares[3]));
+    }
+    return total;
+}
+
+/* What layer_norm makes of a row is ((x − hi) − lo)·scale. */
+typedef struct {
+    real hi, lo, scale;
+} FN(statistics);
+
+/* The mean is hi + lo: hi rounded, lo from a second sum, which also corrects the sum of squares (Chan, Golub & LeVeque
+ * 1983, equation 1.7). */
+SA_INLINE FN(statistics) FN(layer_statistics)(const real *x, ptrdiff_t n, double eps) {
+    const real hi = (real)(FN(reduce)(x, NULL, n, 0, FN(SUM)).sum / (double)n);
+    const FN(sums) s = FN(reduce)(x, NULL, n, hi, FN(CENTRED));
+    const double lo = s.sum / (double)n, variance = s.squares / (double)n - lo * lo;
+    return (FN(statistics)){hi, (real)lo, (real)(1 / sqrt((variance < 0 ? 0 : variance) + eps))};
+}
+
+SA_INLINE real FN(rms_scale)(const real *x, ptrdiff_t n, double eps) {
+    return (real)(1 / sqrt(FN(reduce)(x, NULL, n, 0, FN(SQUARES)).squares / (double)n + eps));
+}
+
+/* Φ(−a), a = |x|, Φ the distribution function of the standard normal, and *bell = e^(−a²/2).
+ *
+ * Φ(−a) = e^(−a²/2)·R(a), R(a) = erfcx(a/√2)/2, and Φ(a) = 1 − Φ(−a), so both tails keep their digits.
+ * (a + k)·R(a) is a polynomial in q = (a − k)/(a + k), minimax in relative error: degree 9, k = 4, 7.7e-9 on [0, 13.5] for
+ * float32; degree 22, k = 5, 5.9e-18 on [0, 39] for float64. Beyond, e^(−a²/2) is 0. a² is taken in two parts, high and low:
+ * rounding it would cost a²/4 ulp. */
+SA_INLINE vec FN(normal_tail)(vec x, vec *bell) {
+    const vec a = V(min)(SA_C(SA_REAL_IS_F64 ? 40 : 14), V(abs)(x)); /* keeps NaN */
+    const real k = SA_REAL_IS_F64 ? 5 : 4;
+    const vec w = SA_C(1) / (a + SA_C(k));
+    const vec q = V(fma)(w, SA_C(-2 * k), SA_C(1));
+#if SA_REAL_IS_F64
+    vec p = SA_C(-3.0288748794737520354e-10);
+    SA_HORNER(p, q, 1.4320603141867522406e-9);
+    SA_HORNER(p, q, 7.9422991732842827208e-9);
+    SA_HORNER(p, q, -8.2949927912680457605e-9);
+    SA_HORNER(p, q, -6.6011930387055335403e-8);
+    SA_HORNER(p, q, 4.0880618855127610655e-8);
+    SA_HORNER(p, q, 4.3288463616446889658e-7);
+    SA_HORNER(p, q, -3.3553720189261257284e-7);
+    SA_HORNER(p, q, -2.7689528662271061614e-6);
+    SA_HORNER(p, q, 3.9803846631455221091e-6);
+    SA_HORNER(p, q, 0.000016681041392883594278);
+    SA_HORNER(p, q, -0.000049762654885996720326);
+    SA_HORNER(p, q, -0.000059375674839236765625);
+    SA_HORNER(p, q, 0.00054489903338376065074);
+    SA_HORNER(p, q, -0.00079786940800181112314);
+    SA_HORNER(p, q, -0.002993376766704651114);
+    SA_HORNER(p, q, 0.020795066800836897693);
+    SA_HORNER(p, q, -0.069118638706570073817);
+    SA_HORNER(p, q, 0.16502036617033745796);
+    SA_HORNER(p, q, -0.31353315667129619294);
+    SA_HORNER(p, q, 0.49530561596997729822);
+    SA_HORNER(p, q, -0.66538250289005678122);
+    SA_HORNER(p, q, 0.76919304975006295592);
+#else
+    vec p = SA_C(-0.00012683962172648041563);
+    SA_HORNER(p, q, 0.00019057536308962358552);
+    SA_HORNER(p, q, 0.0015743132403836670852);
+    SA_HORNER(p, q, -0.0035174716413538321709);
+    SA_HORNER(p, q, -0.0075283963272897280518);
+    SA_HORNER(p, q, 0.060404412992307352754);
+    SA_HORNER(p, q, -0.18652295021690300111);
+    SA_HORNER(p, q, 0.38713688374722108217);
+    SA_HORNER(p, q, -0.60789660646747496094);
+    SA_HORNER(p, q, 0.75528513546699024524);
+#endif
+    const vec high = a * a;
+#if SA_FMA_IS_FUSED
+    const vec low = V(fma)(a, a, -high);
+#else
+    /* Dekker's product: a = top + rest with half the bits each */
+    const vec split = a * SA_C(SA_REAL_IS_F64 ? 134217729 : 4097);
+    const vec top = split - (split - a), rest = a - top;
+    const vec low = ((top * top - high) + SA_C(2) * top * rest) + rest * rest;
+#endif
+    const vec e = FN(exp)(SA_C(-0.5) * high);
+    *bell = V(fma)(e, SA_C(-0.5) * low, e);
+    return *bell * (p * w);
+}
+
+/* x·Φ(x). −inf gives NaN (−inf·0), as it does in PyTorch. */
+SA_INLINE vec FN(gelu)(vec x) {
+    vec bell;
+    const vec tail = FN(normal_tail)(x, &bell);
+    return x * V(select)(V(lt)(x, SA_C(0)), tail, SA_C(1) - tail);
+}
+
+/* x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³), written as x/(1 + e^(−2u)): nothing cancels for negative x. e^(−2|u|) is
+ * the square of h = e^(−|u|), multiplied in one h at a time: by itself it would be flushed to 0 where x·e^(−2|u|) is not. */
+SA_INLINE vec FN(gelu_tanh)(vec x) {
+    const vec a = V(abs)(x);
+    const vec h = FN(exp)(a * V(fma)(a * a, SA_C(0.044715), SA_C(1)) * SA_C(-0.79788456080286535588));
+    const vec right = SA_C(1) / (SA_C(1) + h * h);
+    return V(select)(V(lt)(x, SA_C(0)), x * h * h, x) * right;
+}
+
+/* y = ((x − hi) − lo)·scale·weight + bias, each part where the kind has it. y may be x. */
+SA_INLINE void FN(map)(const real *x, real *y, ptrdiff_t n, const int kind, real hi, real lo, real scale, const real *weight,
+                       const real *bias) {
+#define SA_MAP(load, store)                                                                                                    \
+    do {                                                                                                                       \
+        vec t = load(x);                                                                                                       \
+        if (kind == SA_GELU) {                                                                                                 \
+            t = FN(gelu)(t);                                                                                                   \
+        } else if (kind == SA_GELU_TANH) {                                                                                     \
+            t = FN(gelu_tanh)(t);                                                                                              \
+        }                                                                                                                      \
+        if (kind == SA_LOG_SOFTMAX || kind == SA_LAYER_NORM) {                                                                 \
+            t = (t - V(set1)(hi)) - V(set1)(lo);                                                                               \
+        }                                                                                                                      \
+        if (kind == SA_SOFTMAX || kind == SA_LAYER_NORM || kind == SA_RMS_NORM) {                                              \
+            t = t * V(set1)(scale);                                                                                            \
+        }                                                                                                                      \
+        if (weight != NULL && bias != NULL) {                                                                                  \
+            t = V(fma)(t, load(weight), load(bias));                                                                           \
+        } else if (weight != NULL) {                                                                                           \
+            t = t * load(weight);                                                                                              \
+        } else if (bias != NULL) {                                                                                             \
+            t = t + load(bias);                                                                                                \
+        }                                                                                                                      \
+        store;                                                                                                                 \
+    } while (0)
+#define SA_LOAD_FULL(p) V(load)(p + i)
+#define SA_LOAD_TAIL(p) V(load_n)(p + i, (int)(n - i))
+    ptrdiff_t i = 0;
+    for (; i + SA_LANES <= n; i += SA_LANES) {
+        SA_MAP(SA_LOAD_FULL, V(store)(y + i, t));
+    }
+    if (i < n) {
+        SA_MAP(SA_LOAD_TAIL, V(store_n)(y + i, t, (int)(n - i)));
+    }
+#undef SA_MAP
+#undef SA_LOAD_FULL
+#undef SA_LOAD_TAIL
+}
+
+/* The pairs (x[i], x[half + i]), or (x[2i], x[2i + 1]), turned by the angles in cos[half], sin[half]. y may be x. */
+SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, const real *sin, const int interleaved) {
+    const ptrdiff_t half = n / 2;
+    for (ptrdiff_t i = 0; i < half; i += SA_LANES) {
+        const int k = half - i < SA_LANES ? (int)(half - i) : SA_LANES;
+        const bool full = k == SA_LANES;
+        const vec c = full ? V(load)(cos + i) : V(load_n)(cos + i, k), s = full ? V(load)(sin + i) : V(load_n)(sin + i, k);
+        real copy[2 * SA_LANES];
+        const real *from = interleaved ? x + 2 * i : x + i;
+        real *to = interleaved ? y + 2 * i : y + i;
+        ptrdiff_t step = interleaved ? SA_LANES : half; /* from one vector of the two to the other */
+        if (!full) {
+            step = SA_LANES;
+            memset(copy, 0, sizeof copy);
+            memcpy(copy, from, (size_t)(interleaved ? 2 * k : k) * sizeof(real));
+            if (!interleaved) {
+                memcpy(copy + step, x + half + i, (size_t)k * sizeof(real));
+            }
+            from = to = copy;
+        }
+        const vec u = V(load)(from), v = V(load)(from + step);
+        const vec a = interleaved ? V(even)(u, v) : u, b = interleaved ? V(odd)(u, v) : v;
+        const vec left = V(fma)(a, c, -(b * s)), right = V(fma)(a, s, b * c);
+        V(store)(to, interleaved ? V(zip_lo)(left, right) : left);
+        V(store)(to + step, interleaved ? V(zip_hi)(left, right) : right);
+        if (!full) {
+            memcpy(interleaved ? y + 2 * i : y + i, copy, (size_t)(interleaved ? 2 * k : k) * sizeof(real));
+            if (!interleaved) {
+                memcpy(y + half + i, copy + step, (size_t)k * sizeof(real));
+            }
+        }
+    }
+}
+
+/* n elements of one array, along `axes` axes, to dst. n may be less than the only axis has: a piece. */
+SA_NOINLINE void FN(gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
+                            ptrdiff_t n) {
+    if (axes == 1) {
+        FN(load_row)(dst, src, axis->stride[which], n, array->dtype, array->swapped);
+        return;
+    }
+    const ptrdiff_t inner = n / axis->n;
+    for (ptrdiff_t i = 0; i < axis->n; ++i) {
+        FN(gather)((real *)dst + i * inner, src + i * axis->stride[which], array, which, axis + 1, axes - 1, inner);
+    }
+}
+
+SA_INLINE void FN(each_row)(const sa_row_block *b, real *scratch, const sa_row_kind kind) {
+    const sa_row_plan *p = b->plan;
+    const sa_strided *array = b->call->array;
+    const ptrdiff_t n = b->n;
+    const real *weight = p->weight, *bias = p->bias;
+    for (int r = 0; r < b->count; ++r) {
+        char *out = b->out[r];
+        real *y = p->direct[SA_ROW_OUT] ? (real *)(void *)out : scratch;
+        const real *x = y;
+        if (p->direct[SA_ROW_X]) {
+            x = (const real *)(const void *)b->x[r];
+        } else {
+            FN(gather)(y, b->x[r], &array[SA_ROW_X], SA_ROW_X, p->row, p->n_row, n);
+        }
+        if (kind == SA_SOFTMAX) {
+            const double sum = FN(reduce)(x, y, n, FN(row_max)(x, n), FN(EXP_STORED)).sum;
+            FN(map)(y, y, n, kind, 0, 0, (real)(1 / sum), NULL, NULL);
+        } else if (kind == SA_LOG_SOFTMAX) {
+            const real top = FN(row_max)(x, n);
+            const double sum = FN(reduce)(x, NULL, n, top, FN(EXP)).sum;
+            FN(map)(x, y, n, kind, top, (real)log(sum), 0, NULL, NULL);
+        } else if (kind == SA_LAYER_NORM) {
+            const FN(statistics) m = FN(layer_statistics)(x, n, b->call->eps);
+            FN(map)(x, y, n, kind, m.hi, m.lo, m.scale, weight, bias);
+        } else if (kind == SA_RMS_NORM) {
+            FN(map)(x, y, n, kind, 0, 0, FN(rms_scale)(x, n, b->call->eps), weight, NULL);
+        } else if (kind == SA_GELU || kind == SA_GELU_TANH) {
+            FN(map)(x, y, n, kind, 0, 0, 0, NULL, NULL);
+        } else {
+            const real *table[2];
+            for (int t = 0; t < 2; ++t) {
+                const int which = SA_ROW_COS + t;
+                const char *from = t == 0 ? b->cos[r] : b->sin[r];
+                table[t] = (const real *)(const void *)from;
+                if (!p->direct[which]) {
+                    real *to = scratch + p->n + t * (n / 2);
+                    FN(load_row)(to, from, p->row[0].stride[which], n / 2, array[which].dtype, array[which].swapped);
+                    table[t] = to;
+                }
+            }
+            FN(rotate)(x, y, n, table[0], table[1], kind == SA_ROTARY_INTERLEAVED);
+        }
+        if (!p->direct[SA_ROW_OUT]) {
+            FN(store_row)(out, (ptrdiff_t)sa_itemsize(array[SA_ROW_OUT].dtype), array[SA_ROW_OUT].dtype, y, n);
+        }
+    }
+}
+
+#define SA_ROW_KERNEL(name, kind)                                                                                              \
+    SA_NOINLINE void FN(name##_rows)(const sa_row_block *b, void *scratch) { FN(each_row)(b, scratch, kind); }
+SA_ROW_KERNEL(softmax, SA_SOFTMAX)
+SA_ROW_KERNEL(log_softmax, SA_LOG_SOFTMAX)
+SA_ROW_KERNEL(layer_norm, SA_LAYER_NORM)
+SA_ROW_KERNEL(rms_norm, SA_RMS_NORM)
+SA_ROW_KERNEL(gelu, SA_GELU)
+SA_ROW_KERNEL(gelu_tanh, SA_GELU_TANH)
+SA_ROW_KERNEL(rotary, SA_ROTARY)
+SA_ROW_KERNEL(rotary_interleaved, SA_ROTARY_INTERLEAVED)
+#undef SA_ROW_KERNEL
+
+/* Softmax down the columns of x[n][width], width ≤ SA_ROW_COLUMNS: a lane is a column, and three passes go over the rows:
+ * maximum, sum (with Kahan's compensation, since one lane adds up the whole column), result. e^(x − max) is computed twice:
+ * there is nowhere to keep it when the output has 16 bits, and reading it back costs as much when it has not. */
+SA_NOINLINE void FN(softmax_columns)(const sa_row_block *b, void *unused) {
+    (void)unused;
+    const sa_row_plan *p = b->plan;
+    const sa_strided *in = &b->call->array[SA_ROW_X], *result = &b->call->array[SA_ROW_OUT];
+    const bool is_log = b->call->kind == SA_LOG_SOFTMAX;
+    const ptrdiff_t width = b->width;
+    real top[SA_ROW_COLUMNS], sum[SA_ROW_COLUMNS], error[SA_ROW_COLUMNS], tile[SA_ROW_COLUMNS];
+    for (int r = 0; r < b->count; ++r) {
+        for (ptrdiff_t j = 0; j < width; j += SA_LANES) {
+            V(store)(top + j, V(set1)(-(real)INFINITY));
+            V(store)(sum + j, V(set1)(0));
+            V(store)(error + j, V(set1)(0));
+        }
+        for (int pass = 0; pass < 3; ++pass) {
+            for (ptrdiff_t i = 0; i < b->n; ++i) {
+                const char *from = b->x[r] + i * p->row[0].stride[SA_ROW_X];
+                char *out = b->out[r] + i * p->row[0].stride[SA_ROW_OUT];
+                real *y = p->direct[SA_ROW_OUT] ? (real *)(void *)out : tile;
+                const real *x = tile;
+                if (p->direct[SA_ROW_X]) {
+                    x = (const real *)(const void *)from;
+                } else {
+                    FN(load_row)(tile, from, p->column.stride[SA_ROW_X], width, in->dtype, in->swapped);
+                }
+                for (ptrdiff_t j = 0; j < width; j += SA_LANES) {
+                    const int k = width - j < SA_LANES ? (int)(width - j) : SA_LANES;
+                    vec t = k == SA_LANES ? V(load)(x + j) : V(load_n)(x + j, k);
+                    const vec top_j = V(load)(top + j), sum_j = V(load)(sum + j);
+                    if (pass == 0) {
+                        V(store)(top + j, V(max)(t, top_j));
+                    } else if (pass == 1) {
+                        t = FN(exp)(t - top_j) - V(load)(error + j);
+                        const vec more = sum_j + t;
+                        V(store)(error + j, (more - sum_j) - t);
+                        V(store)(sum + j, more);
+                    } else {
+                        t = is_log ? (t - top_j) - sum_j : FN(exp)(t - top_j) * sum_j;
+                        if (k == SA_LANES) {
+                            V(store)(y + j, t);
+                        } else {
+                            V(store_n)(y + j, t, k);
+                        }
+                    }
+                }
+                if (pass == 2 && y == tile) {
+                    FN(store_row)(out, (ptrdiff_t)sa_itemsize(result->dtype), result->dtype, tile, width);
+                }
+            }
+            for (ptrdiff_t j = 0; j < width && pass == 1; ++j) {
+                sum[j] = is_log ? (real)log((double)sum[j]) : 1 / sum[j];
+            }
+        }
+    }
+}
+#undef SA_SUM_PIECE

@@ -1,0 +1,424 @@
+/* The embedding model's forward and backward pass as selfattn/nn/_embedding_compute.py calls them. Ids and offsets are copied
+ * and then checked, so that nobody can change them underneath. What the backward pass needs travels in a capsule, which
+ * holds the parameters too. */
+#include "python/transformer.h"
+
+#include "drivers/transformer.h"
+#include "python/blocks.h"
+#include "python/kept.h"
+
+/* Multiply-adds below which the GIL is kept: giving it back and taking it again costs as much as such a call. */
+#define SA_SMALL_WORK 100000.0
+
+/* The parameters of a block in the order of its gradients: weight and bias of query, key and value, and of the LayerNorm. */
+#define BLOCK_ARRAYS 8
+enum { TABLE, POSITIONS, FIRST_OF_BLOCKS };
+
+static const char capsule_name[] = "selfattn._embedding_saved";
+
+/* Everything a call holds. */
+typedef struct {
+    sa_embedding e;
+    Py_ssize_t arrays;
+    PyArrayObject **array; /* owned: table, positions, then block by block */
+    sa_embedding_block *block;
+    int64_t *numbers; /* ids, then offsets: a block */
+    void *saved;      /* a block; NULL unless a backward pass will follow */
+} embedding_call;
+
+static void release(embedding_call *c) {
+    for (Py_ssize_t i = 0; i < c->arrays; ++i) {
+        Py_XDECREF(c->array[i]);
+    }
+    PyMem_Free(c->array);
+    PyMem_Free(c->block);
+    sa_block_give(c->numbers);
+    sa_block_give(c->saved);
+    PyMem_Free(c);
+}
+
+static void release_capsule(PyObject *capsule) { release(PyCapsule_GetPointer(capsule, capsule_name)); }
+
+/* ---- the parameters ---------------------------------------------------------------------------------------------------- */
+
+/* Takes array number i, which must have `rows` rows of d elements (−1: any number of them; 0: it is one row). */
+static int take_array(embedding_call *c, Py_ssize_t i, PyObject *value, npy_intp rows) {
+    PyArrayObject *array = PyArray_Check(value) ? (PyArrayObject *)value : NULL;
+    const int type = c->e.f64 ? NPY_DOUBLE : NPY_FLOAT, ndim = rows == 0 ? 1 : 2;
+    if (array == NULL || PyArray_TYPE(array) != type || !PyArray_ISCARRAY_RO(array)) {
+        PyErr_Format(PyExc_TypeError, "parameter %zd must be a contiguous, aligned array of %s as the table is, not %R", i,
+                     c->e.f64 ? "float64" : "float32",
+                     array == NULL ? (PyObject *)Py_TYPE(value) : (PyObject *)PyArray_DESCR(array));
+        return -1;
+    }
+    if (PyArray_NDIM(array) != ndim || PyArray_DIM(array, ndim - 1) != c->e.d || (rows > 0 && PyArray_DIM(array, 0) != rows)) {
+        PyErr_Format(PyExc_ValueError, "parameter %zd has the wrong shape for a table with rows of %zd elements", i, c->e.d);
+        return -1;
+    }
+    c->array[i] = (PyArrayObject *)Py_NewRef(value);
+    return 0;
+}
+
+/* Where the arrays lie now. */
+static void point(embedding_call *c) {
+    c->e.table = PyArray_DATA(c->array[TABLE]);
+    c->e.positions = PyArray_DATA(c->array[POSITIONS]);
+    for (Py_ssize_t b = 0; b < c->e.blocks; ++b) {
+        PyArrayObject **of = c->array + FIRST_OF_BLOCKS + b * BLOCK_ARRAYS;
+        for (int which = 0; which < SA_PROJECTIONS; ++which) {
+            c->block[b].weight[which] = PyArray_DATA(of[2 * which]);
+            c->block[b].bias[which] = PyArray_DATA(of[2 * which + 1]);
+        }
+        c->block[b].norm_weight = PyArray_DATA(of[BLOCK_ARRAYS - 2]);
+        c->block[b].norm_bias = PyArray_DATA(of[BLOCK_ARRAYS - 1]);
+    }
+    c->e.block = c->block;
+}
+
+/* A block: (eight arrays, number of heads, eps). */
+static int take_block(embedding_call *c, Py_ssize_t b, PyObject *value) {
+    PyObject *parameters = NULL;
+    Py_ssize_t heads;
+    double eps;
+    if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "Ond", &parameters, &heads, &eps)) {
+        if (!PyErr_Occurred()) {
+            PyErr_Format(PyExc_TypeError, "blocks[%zd] must be a tuple (parameters, num_heads, eps)", b);
+        }
+        return -1;
+    }
+    if (heads < 1 || c->e.d % heads != 0) {
+        PyErr_Format(PyExc_ValueError, "num_heads must divide the width, %zd; %zd does not", c->e.d, heads);
+        return -1;
+    }
+    if (!PyList_Check(parameters) || PyList_GET_SIZE(parameters) != BLOCK_ARRAYS) {
+        PyErr_Format(PyExc_TypeError, "the parameters of blocks[%zd] must be a list of %d arrays", b, BLOCK_ARRAYS);
+        return -1;
+    }
+    for (int i = 0; i < BLOCK_ARRAYS; ++i) {
+        const bool is_matrix = i < 2 * SA_PROJECTIONS && i % 2 == 0;
+        if (take_array(c, FIRST_OF_BLOCKS + b * BLOCK_ARRAYS + i, PyList_GET_ITEM(parameters, i), is_matrix ? c->e.d : 0) < 0) {
+            return -1;
+        }
+    }
+    c->block[b].heads = heads;
+    c->block[b].eps = eps;
+    c->e.most_heads = heads > c->e.most_heads ? heads : c->e.most_heads;
+    return 0;
+}
+
+static int take_parameters(embedding_call *c, PyObject *table, PyObject *positions, PyObject *blocks) {
+    if (!PyArray_Check(table) || PyArray_NDIM((PyArrayObject *)table) != 2 || PyArray_SIZE((PyArrayObject *)table) == 0 ||
+        !PyList_Check(blocks)) {
+        PyErr_SetString(PyExc_TypeError, "table must be an array (vocab_size, d), blocks a list");
+        return -1;
+    }
+    c->e.f64 = PyArray_TYPE((PyArrayObject *)table) == NPY_DOUBLE;
+    c->e.vocabulary = PyArray_DIM((PyArrayObject *)table, 0);
+    c->e.d = PyArray_DIM((PyArrayObject *)table, 1);
+    c->e.blocks = PyList_GET_SIZE(blocks);
+    c->e.most_heads = 1;
+    c->arrays = FIRST_OF_BLOCKS + c->e.blocks * BLOCK_ARRAYS;
+    c->array = PyMem_Calloc((size_t)c->arrays, sizeof *c->array);
+    c->block = PyMem_Calloc((size_t)c->e.blocks + 1, sizeof *c->block);
+    if (c->array == NULL || c->block == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (take_array(c, TABLE, table, -1) < 0 || take_array(c, POSITIONS, positions, -1) < 0) {
+        return -1;
+    }
+    for (Py_ssize_t b = 0; b < c->e.blocks; ++b) {
+        if (take_block(c, b, PyList_GET_ITEM(blocks, b)) < 0) {
+            return -1;
+        }
+    }
+    point(c);
+    return 0;
+}
+
+/* ---- ids and offsets ----------------------------------------------------------------------------------------------------- */
+
+static PyArrayObject *as_numbers(PyObject *value, const char *name) {
+    if (!PyArray_Check(value) || PyArray_NDIM((PyArrayObject *)value) != 1 || PyArray_ITEMSIZE((PyArrayObject *)value) != 8 ||
+        PyArray_DESCR((PyArrayObject *)value)->kind != 'i' || !PyArray_ISCARRAY_RO((PyArrayObject *)value)) {
+        PyErr_Format(PyExc_TypeError, "%s must be a contiguous 1-D array of int64", name);
+        return NULL;
+    }
+    return (PyArrayObject *)value;
+}
+
+static int take_numbers(embedding_call *c, PyObject *module, PyObject *ids_value, PyObject *starts_value) {
+    PyArrayObject *ids = as_numbers(ids_value, "ids");
+    PyArrayObject *starts = ids == NULL ? NULL : as_numbers(starts_value, "cu_seqlens");
+    if (starts == NULL) {
+        return -1;
+    }
+    const npy_intp tokens = PyArray_SIZE(ids), offsets = PyArray_SIZE(starts), longest = PyArray_DIM(c->array[POSITIONS], 0);
+    c->numbers = sa_block_take(module, (size_t)(tokens + offsets + 1) * sizeof *c->numbers);
+    if (c->numbers == NULL) {
+        return -1;
+    }
+    int64_t *own_ids = c->numbers, *own_starts = c->numbers + tokens;
+    memcpy(own_ids, PyArray_DATA(ids), (size_t)tokens * sizeof *own_ids);
+    memcpy(own_starts, PyArray_DATA(starts), (size_t)offsets * sizeof *own_starts);
+    if (offsets < 1 || own_starts[0] != 0 || own_starts[offsets - 1] != tokens) {
+        PyErr_Format(PyExc_ValueError, "cu_seqlens must go from 0 to the number of ids, %zd", tokens);
+        return -1;
+    }
+    for (npy_intp s = 0; s + 1 < offsets; ++s) {
+        /* compared before they are subtracted: hostile offsets overflow */
+        const bool rises = own_starts[s + 1] > own_starts[s] && own_starts[s + 1] <= tokens;
+        const int64_t length = rises ? own_starts[s + 1] - own_starts[s] : 0;
+        if (length < 1 || length > longest) {
+            PyErr_Format(PyExc_ValueError, "sentence %zd must have 1 to %zd tokens, cu_seqlens goes from %lld to %lld", s,
+                         longest, (long long)own_starts[s], (long long)own_starts[s + 1]);
+            return -1;
+        }
+        c->e.longest = length > c->e.longest ? (ptrdiff_t)length : c->e.longest;
+    }
+    for (npy_intp i = 0; i < tokens; ++i) {
+        if (own_ids[i] < 0 || own_ids[i] >= c->e.vocabulary) {
+            PyErr_Format(PyExc_ValueError, "ids must be in 0...%zd, ids[%zd] is %lld", c->e.vocabulary - 1, i,
+                         (long long)own_ids[i]);
+            return -1;
+        }
+    }
+    c->e.tokens = tokens;
+    c->e.sentences = offsets - 1;
+    c->e.ids = own_ids;
+    c->e.starts = own_starts;
+    return 0;
+}
+
+/* Adds the ids of a new list, which nobody else can change, to `to`; the number of them, or −1 where one wants a closer look. */
+static Py_ssize_t copy_ids(PyObject *list, Py_ssize_t vocabulary, int64_t *to) {
+    const Py_ssize_t n = PyList_GET_SIZE(list);
+    for (Py_ssize_t i = 0; i < n; ++i) {
+        PyObject *id = PyList_GET_ITEM(list, i);
+        int overflow = 0;
+        to[i] = PyLong_CheckExact(id) ? (int64_t)PyLong_AsLongLongAndOverflow(id, &overflow) : -1;
+        if (overflow != 0 || to[i] < 0 || to[i] >= vocabulary) {
+            return -1;
+        }
+    }
+    return n;
+}
+
+/* Packs new lists of ids. None where something is not a list of one id or more, each an int in 0 … vocabulary − 1: the caller
+ * knows how to say it. NumPy took 4 to 5 us for a sentence or three, as much as the smallest model itself. */
+static PyObject *pack_ids(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *lists, *result = NULL;
+    Py_ssize_t vocabulary;
+    if (!PyArg_ParseTuple(args, "O!n:_pack_ids", &PyList_Type, &lists, &vocabulary)) {
+        return NULL;
+    }
+    npy_intp tokens = 0, offsets = PyList_GET_SIZE(lists) + 1;
+    for (Py_ssize_t s = 0; s + 1 < offsets; ++s) {
+        PyObject *list = PyList_GET_ITEM(lists, s);
+        if (!PyList_CheckExact(list) || PyList_GET_SIZE(list) == 0) {
+            Py_RETURN_NONE;
+        }
+        tokens += PyList_GET_SIZE(list);
+    }
+    PyObject *ids = PyArray_SimpleNew(1, &tokens, NPY_INT64), *starts = PyArray_SimpleNew(1, &offsets, NPY_INT64);
+    if (ids == NULL || starts == NULL) {
+        goto done;
+    }
+    int64_t *to = PyArray_DATA((PyArrayObject *)ids), *start = PyArray_DATA((PyArrayObject *)starts);
+    start[0] = 0;
+    for (Py_ssize_t s = 0; s + 1 < offsets; ++s) {
+        const Py_ssize_t n = copy_ids(PyList_GET_ITEM(lists, s), vocabulary, to + start[s]);
+        if (n < 0) {
+            result = Py_NewRef(Py_None);
+            goto done;
+        }
+        start[s + 1] = start[s] + n;
+    }
+    result = PyTuple_Pack(2, ids, starts);
+done:
+    Py_XDECREF(ids);
+    Py_XDECREF(starts);
+    return result;
+}
+
+/* ---- forward ------------------------------------------------------------------------------------------------------------- */
+
+/* Multiply-adds, if all sentences are as long as the longest. */
+static double work_of(const sa_embedding *e) {
+    return (double)e->blocks * (double)e->tokens * (double)e->d * (3.0 * (double)e->d + 2.0 * (double)e->longest);
+}
+
+/* Scratch for a plan; NULL with an exception. */
+static void *scratch_of(PyObject *module, sa_status status, const sa_embedding_plan *plan) {
+    size_t bytes = 0;
+    if (status != SA_OK || !sa_multiply((size_t)plan->threads, plan->scratch_bytes, &bytes) || bytes > PTRDIFF_MAX / 4) {
+        PyErr_SetString(PyExc_ValueError, "the sizes of this call do not fit the address space");
+        return NULL;
+    }
+    return sa_block_take(module, bytes + plan->shared_bytes);
+}
+
+static PyObject *run_forward(embedding_call *c, PyObject *module, bool keep) {
+    sa_embedding_plan plan;
+    PyObject *result = NULL;
+    const npy_intp shape[2] = {c->e.sentences, c->e.d};
+    void *scratch = scratch_of(module, sa_embedding_make_plan(&c->e, keep, sa_get_num_threads(), &plan), &plan);
+    if (scratch == NULL || (keep && (c->saved = sa_block_take(module, plan.saved_bytes)) == NULL)) {
+        goto done;
+    }
+    c->e.kept = keep ? NULL : sa_kept_take(module, &c->e);
+    result = PyArray_SimpleNew(2, shape, c->e.f64 ? NPY_DOUBLE : NPY_FLOAT);
+    if (result == NULL) {
+        goto done;
+    }
+    void *out = PyArray_DATA((PyArrayObject *)result);
+    if (work_of(&c->e) < SA_SMALL_WORK) {
+        sa_embedding_forward(&c->e, &plan, out, c->saved, scratch);
+    } else {
+        Py_BEGIN_ALLOW_THREADS sa_embedding_forward(&c->e, &plan, out, c->saved, scratch);
+        Py_END_ALLOW_THREADS
+    }
+done:
+    sa_kept_give(module, c->e.kept);
+    sa_block_give(scratch);
+    return result;
+}
+
+static PyObject *embedding_forward(PyObject *module, PyObject *args) {
+    PyObject *ids, *starts, *table, *positions, *blocks, *out = NULL, *result = NULL;
+    int keep;
+    if (!PyArg_ParseTuple(args, "OOOOOp:_embedding_forward", &ids, &starts, &table, &positions, &blocks, &keep)) {
+        return NULL;
+    }
+    embedding_call *c = PyMem_Calloc(1, sizeof *c);
+    if (c == NULL) {
+        return PyErr_NoMemory();
+    }
+    if (take_parameters(c, table, positions, blocks) == 0 && take_numbers(c, module, ids, starts) == 0) {
+        out = run_forward(c, module, keep);
+    }
+    if (out == NULL || !keep) {
+        release(c);
+        return out;
+    }
+    PyObject *capsule = PyCapsule_New(c, capsule_name, release_capsule);
+    if (capsule == NULL) {
+        release(c);
+        Py_DECREF(out);
+        return NULL;
+    }
+    result = PyTuple_Pack(2, out, capsule);
+    Py_DECREF(out);
+    Py_DECREF(capsule);
+    return result;
+}
+
+/* ---- backward ------------------------------------------------------------------------------------------------------------ */
+
+static void release_gradients(PyObject *capsule) { sa_block_give(PyCapsule_GetPointer(capsule, NULL)); }
+
+static size_t gradient_bytes(const embedding_call *c, Py_ssize_t i) {
+    return ((size_t)PyArray_NBYTES(c->array[i]) + 63) / 64 * 64;
+}
+
+/* Where gradient number i is to be written: 0 is the table's, then block by block. */
+static void place_gradient(sa_embedding_gradients *g, sa_embedding_block_gradients *of_block, Py_ssize_t i, void *data) {
+    if (i == 0) {
+        g->table = data;
+        return;
+    }
+    sa_embedding_block_gradients *b = &of_block[(i - 1) / BLOCK_ARRAYS];
+    const Py_ssize_t which = (i - 1) % BLOCK_ARRAYS;
+    if (which < 2 * SA_PROJECTIONS) {
+        *(which % 2 == 0 ? &b->weight[which / 2] : &b->bias[which / 2]) = data;
+    } else {
+        *(which == BLOCK_ARRAYS - 2 ? &b->norm_weight : &b->norm_bias) = data;
+    }
+}
+
+/* A list of new arrays, which lie in one block; its capsule is their base. */
+static PyObject *make_gradients(const embedding_call *c, PyObject *module, sa_embedding_gradients *g,
+                                sa_embedding_block_gradients *of_block) {
+    size_t bytes = 0;
+    for (Py_ssize_t i = 0; i < c->arrays; ++i) {
+        bytes += gradient_bytes(c, i);
+    }
+    char *data = sa_block_take(module, bytes);
+    PyObject *capsule = data == NULL ? NULL : PyCapsule_New(data, NULL, release_gradients);
+    if (capsule == NULL) {
+        sa_block_give(data);
+        return NULL;
+    }
+    PyObject *gradients = PyList_New(1 + c->e.blocks * BLOCK_ARRAYS);
+    for (Py_ssize_t i = 0; gradients != NULL && i < PyList_GET_SIZE(gradients); ++i) {
+        const Py_ssize_t of = i == 0 ? TABLE : FIRST_OF_BLOCKS + i - 1;
+        PyArrayObject *like = c->array[of];
+        PyArray_Descr *descr = (PyArray_Descr *)Py_NewRef(PyArray_DESCR(like));
+        PyObject *array = PyArray_NewFromDescr(&PyArray_Type, descr, PyArray_NDIM(like), PyArray_SHAPE(like), NULL, data,
+                                               NPY_ARRAY_CARRAY, NULL);
+        if (array == NULL || PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(capsule)) < 0) {
+            Py_XDECREF(array);
+            Py_CLEAR(gradients);
+            break;
+        }
+        PyList_SET_ITEM(gradients, i, array);
+        place_gradient(g, of_block, i, data);
+        data += gradient_bytes(c, of);
+    }
+    Py_DECREF(capsule);
+    return gradients;
+}
+
+static void run_backward(const embedding_call *c, const sa_embedding_gradients *g, const sa_embedding_plan *plan,
+                         void *scratch) {
+    if (work_of(&c->e) < SA_SMALL_WORK) {
+        sa_embedding_backward(&c->e, g, plan, c->saved, scratch);
+    } else {
+        Py_BEGIN_ALLOW_THREADS sa_embedding_backward(&c->e, g, plan, c->saved, scratch);
+        Py_END_ALLOW_THREADS
+    }
+}
+
+static PyObject *embedding_backward(PyObject *module, PyObject *args) {
+    PyObject *capsule, *grad;
+    if (!PyArg_ParseTuple(args, "OO!:_embedding_backward", &capsule, &PyArray_Type, &grad)) {
+        return NULL;
+    }
+    const embedding_call *c = PyCapsule_GetPointer(capsule, capsule_name);
+    if (c == NULL) {
+        return NULL;
+    }
+    PyArrayObject *dy = (PyArrayObject *)grad;
+    if (PyArray_TYPE(dy) != (c->e.f64 ? NPY_DOUBLE : NPY_FLOAT) || !PyArray_ISCARRAY_RO(dy) || PyArray_NDIM(dy) != 2 ||
+        PyArray_DIM(dy, 0) != c->e.sentences || PyArray_DIM(dy, 1) != c->e.d) {
+        PyErr_Format(PyExc_ValueError, "the gradient must be a contiguous, aligned array of %s with shape (%zd, %zd)",
+                     c->e.f64 ? "float64" : "float32", c->e.sentences, c->e.d);
+        return NULL;
+    }
+    sa_embedding_plan plan;
+    sa_embedding_gradients g = {.grad_out = PyArray_DATA(dy)};
+    PyObject *gradients = NULL;
+    sa_embedding_block_gradients *of_block = PyMem_Calloc((size_t)c->e.blocks + 1, sizeof *of_block);
+    void *scratch = scratch_of(module, sa_embedding_plan_backward(&c->e, sa_get_num_threads(), &plan), &plan);
+    if (of_block == NULL && !PyErr_Occurred()) {
+        PyErr_NoMemory();
+    }
+    if (scratch == NULL || of_block == NULL || (gradients = make_gradients(c, module, &g, of_block)) == NULL) {
+        goto done;
+    }
+    g.block = of_block;
+    run_backward(c, &g, &plan, scratch);
+done:
+    sa_block_give(scratch);
+    PyMem_Free(of_block);
+    return gradients;
+}
+
+PyMethodDef sa_embedding_methods[] = {
+    {"_pack_ids", pack_ids, METH_VARARGS, "The ids of lists one after the other, and where each list begins."},
+    {"_embedding_forward", embedding_forward, METH_VARARGS,
+     "The embeddings of packed sentences, and what the backward pass needs where that is wanted."},
+    {"_embedding_backward", embedding_backward, METH_VARARGS, "The gradients of all parameters, from that of the embeddings."},
+    {NULL, NULL, 0, NULL},
+};

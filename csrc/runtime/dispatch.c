@@ -1,0 +1,62 @@
+/* Owns the choice of the kernel table: the best that this CPU and OS can run, unless another was asked for. */
+#include <stdatomic.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "runtime/cpu.h"
+#include "kernels/kernels.h"
+
+/* Best first. */
+static const sa_kernels *const built[] = {
+#if defined(__x86_64__)
+    &sa_kernels_amx,     &sa_kernels_avx512bf16, &sa_kernels_avx512, &sa_kernels_avx2, &sa_kernels_baseline,
+#endif
+#if defined(__aarch64__)
+    &sa_kernels_neon,
+#endif
+    &sa_kernels_generic,
+};
+enum { BUILT = sizeof built / sizeof built[0] };
+
+static _Atomic(const sa_kernels *) active;
+
+const sa_kernels *sa_kernels_find(const char *name) {
+    for (size_t i = 0; i < BUILT; ++i) {
+        if (sa_cpu_runs(built[i]->name) && (name == NULL || strcmp(built[i]->name, name) == 0)) {
+            return built[i];
+        }
+    }
+    return NULL;
+}
+
+const sa_kernels *sa_kernels_active(void) {
+    const sa_kernels *k = atomic_load_explicit(&active, memory_order_relaxed);
+    if (k == NULL) {
+        k = sa_kernels_find(NULL);
+        atomic_store(&active, k);
+    }
+    return k;
+}
+
+const char *sa_isa_name(void) { return sa_kernels_active()->name; }
+
+const char *const *sa_isa_available(void) {
+    static _Thread_local const char *names[BUILT + 1];
+    size_t n = 0;
+    for (size_t i = 0; i < BUILT; ++i) {
+        if (sa_cpu_runs(built[i]->name)) {
+            names[n++] = built[i]->name;
+        }
+    }
+    names[n] = NULL;
+    return names;
+}
+
+sa_status sa_isa_set(const char *name) {
+    const sa_kernels *k = sa_kernels_find(name);
+    if (k == NULL) {
+        return SA_BAD_ISA;
+    }
+    atomic_store(&active, k);
+    return SA_OK;
+}

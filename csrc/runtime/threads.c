@@ -1,0 +1,148 @@
+/* Owns the number of threads and what fork() needs. The parallel loops themselves stand in the drivers. */
+#if !defined(_GNU_SOURCE)
+#define _GNU_SOURCE /* for the lock that prefers writers */
+#endif
+#include "runtime/threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "selfattn.h"
+
+/* The number asked for by sa_set_num_threads (0: none), and what OpenMP said at that time. */
+static atomic_int chosen_threads, openmp_then;
+
+static int openmp_threads(void) {
+#if defined(_OPENMP)
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+/* The number set here, unless OpenMP's own limit was lowered after that (threadpoolctl does so): then the smaller one. */
+int sa_get_num_threads(void) {
+    const int chosen = atomic_load(&chosen_threads), now = openmp_threads();
+    if (chosen == 0) {
+        return now;
+    }
+    return now < atomic_load(&openmp_then) && now < chosen ? now : chosen;
+}
+
+void sa_set_num_threads(int n) {
+    atomic_store(&openmp_then, openmp_threads());
+    atomic_store(&chosen_threads, n);
+}
+
+const char *sa_threading_layer(void) {
+#if defined(_OPENMP)
+    return "OpenMP";
+#else
+    return "none";
+#endif
+}
+
+/* libgomp's pool of threads does not survive fork(), but the child believes that it does and hangs in its first parallel
+ * region. So the forking thread gives its pool back before the fork; parent and child each build a new one when they need
+ * it. Pools of other threads don't exist in the child and need nothing. A fork waits for running regions, since one of
+ * them may hold a lock of the OpenMP library at that moment. Who forks in Python holds the GIL while it waits: a region that
+ * takes the GIL must pause before it does. */
+#if defined(PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP)
+#define FRESH_LOCK PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP /* threads that compute in turn can't starve a fork */
+#else
+#define FRESH_LOCK PTHREAD_RWLOCK_INITIALIZER
+#endif
+static pthread_rwlock_t region_lock = FRESH_LOCK;
+
+/* How many regions this thread is in: more than one when a signal's handler computes in the midst of a call. */
+static _Thread_local int depth;
+
+void sa_region_enter(void) {
+    if (depth++ == 0) {
+        pthread_rwlock_rdlock(&region_lock);
+    }
+}
+
+void sa_region_leave(void) {
+    if (--depth == 0) {
+        pthread_rwlock_unlock(&region_lock);
+    }
+}
+
+int sa_region_pause(void) {
+    const int paused = depth;
+    depth = 0;
+    if (paused > 0) {
+        pthread_rwlock_unlock(&region_lock);
+    }
+    return paused;
+}
+
+void sa_region_resume(int paused) {
+    if (paused > 0) {
+        pthread_rwlock_rdlock(&region_lock);
+    }
+    depth = paused;
+}
+
+#if defined(_OPENMP)
+/* libgomp has omp_pause_resource_all since GCC 9, beside an _OPENMP that still says 4.5: that macro alone will not do. */
+#if _OPENMP < 201811 && (defined(__clang__) || __GNUC__ < 9)
+#error "this compiler's OpenMP cannot give its threads back before fork(): GCC 9 or Clang 11, or later, is needed"
+#endif
+
+/* A signal's handler in C may fork in the midst of a region, usually to run another program: it would wait for itself. (Those in Python
+ * run while the region is paused.) */
+static void before_fork(void) {
+    if (depth == 0) {
+        pthread_rwlock_wrlock(&region_lock);
+        omp_pause_resource_all(omp_pause_hard);
+    }
+}
+
+static void after_fork_parent(void) {
+    if (depth == 0) {
+        pthread_rwlock_unlock(&region_lock);
+    }
+}
+
+static void after_fork_child(void) {
+    /* The lock's owner is this thread, but its bookkeeping may name the parent's: start afresh. */
+    static const pthread_rwlock_t fresh = FRESH_LOCK;
+    region_lock = fresh;
+}
+
+/* LLVM's libomp, which Clang links and conda puts in libgomp's place, has fork handlers of its own. Ours would run after
+ * they took the locks that running regions need, and wait for ever. It is known by this function, which libgomp lacks. */
+int kmp_get_blocktime(void);
+#pragma weak kmp_get_blocktime
+
+__attribute__((constructor)) static void register_fork_handlers(void) {
+    if (kmp_get_blocktime == NULL) {
+        pthread_atfork(before_fork, after_fork_parent, after_fork_child);
+    }
+}
+#endif
+
+/* Waits are short, unless there are more threads than processors: then the one that is waited for needs ours. */
+#define SPINS 2000
+
+void sa_wait_for(const ptrdiff_t *count, ptrdiff_t least) {
+    for (int spins = 0; __atomic_load_n(count, __ATOMIC_ACQUIRE) < least; ++spins) {
+        if (spins >= SPINS) {
+            sched_yield();
+            continue;
+        }
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("yield");
+#endif
+    }
+}
+
+void sa_raise(ptrdiff_t *count, ptrdiff_t to) { __atomic_store_n(count, to, __ATOMIC_RELEASE); }

@@ -1,0 +1,503 @@
+/* The embedding model: its products against plain loops, its forward pass against a plain model in double, its gradients
+ * against differences of that. Arrays are allocated to the byte, scratch comes full of NaN. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "drivers/transformer_tasks.h"
+#include "tests/test.h"
+
+static size_t element_size(bool f64) { return f64 ? sizeof(double) : sizeof(float); }
+
+static double get(const void *x, bool f64, ptrdiff_t i) { return f64 ? ((const double *)x)[i] : (double)((const float *)x)[i]; }
+
+static void put(void *x, bool f64, ptrdiff_t i, double value) {
+    if (f64) {
+        ((double *)x)[i] = value;
+    } else {
+        ((float *)x)[i] = (float)value;
+    }
+}
+
+static void *draw(ptrdiff_t n, bool f64, random_source *random) {
+    void *x = malloc((size_t)n * element_size(f64) + (n == 0));
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        put(x, f64, i, random_between(random, -1, 1));
+    }
+    return x;
+}
+
+static const sa_real_kernels *kernels_of(bool f64) { return f64 ? &sa_kernels_active()->f64 : &sa_kernels_active()->f32; }
+
+/* ---- products ----------------------------------------------------------------------------------------------------------- */
+
+enum { NT, NN, TN };
+
+static void multiply(int kind, const sa_real_kernels *kernels, const sa_product *p, void *scratch) {
+    (kind == NT ? kernels->matmul_nt : kind == NN ? kernels->matmul_nn : kernels->matmul_tn)(p, scratch);
+}
+
+static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, bool f64) {
+    const sa_real_kernels *kernels = kernels_of(f64);
+    const ptrdiff_t d = kind == TN ? width : n;
+    if (kind == TN) {
+        m = m < SA_WEIGHT_ROWS ? m : SA_WEIGHT_ROWS;
+        n = n < SA_SUM_ROWS ? n : SA_SUM_ROWS;
+    } else if (n < kernels->splits_from) {
+        width = width < kernels->block_rows ? width : kernels->block_rows;
+    }
+    random_source random = {(uint64_t)(m * 1000 + n * 10 + width)};
+    const ptrdiff_t a_rows = kind == TN ? n : m, a_columns = kind == TN ? m : n;
+    const ptrdiff_t b_rows = kind == NT ? width : n, b_columns = kind == NT ? n : width, c_stride = width + 3;
+    void *a = draw(a_rows * a_columns, f64, &random), *b = draw(b_rows * b_columns, f64, &random);
+    void *c = draw(m * c_stride, f64, &random), *before = malloc((size_t)(m * c_stride) * element_size(f64) + 1);
+    void *start = draw(width, f64, &random), *scratch = dirty_memory(kernels->matmul_scratch(m, d));
+    memcpy(before, c, (size_t)(m * c_stride) * element_size(f64));
+    const bool adds = kind == NN || (kind == TN && m % 2 == 1);
+    const sa_product p = {m, n, width, a, b, c, a_columns, b_columns, c_stride, start, .adds = adds};
+    multiply(kind, kernels, &p, scratch);
+    double worst = 0;
+    for (ptrdiff_t i = 0; i < m; ++i) {
+        for (ptrdiff_t j = 0; j < c_stride; ++j) {
+            double sum = get(before, f64, i * c_stride + j);
+            if (j < width) {
+                sum = kind == NT ? get(start, f64, j) : adds ? sum : 0;
+                for (ptrdiff_t k = 0; k < n; ++k) {
+                    sum +=
+                        get(a, f64, kind == TN ? k * m + i : i * n + k) * get(b, f64, kind == NT ? j * n + k : k * width + j);
+                }
+            }
+            const double error = fabs(get(c, f64, i * c_stride + j) - sum);
+            worst = error <= worst ? worst : error; /* NaN counts */
+        }
+    }
+    /* n + 2 terms of at most 1, each rounded, and so is their sum */
+    const double bound = (double)(n + 2) * sqrt((double)(n + 2)) * (f64 ? 2.3e-16 : 1.2e-7);
+    CHECK(worst <= bound, "product %d, %td x %td x %td, float%d: off by %g, more than %g", kind, m, n, width, f64 ? 64 : 32,
+          worst, bound);
+    free(a);
+    free(b);
+    free(c);
+    free(before);
+    free(start);
+    free(scratch);
+}
+
+/* Where products split their operands: a product whose operand is still in the scratch has the bits of one that splits it
+ * itself, and so has every row and column beside numbers that cannot be split. */
+static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float odd) {
+    const sa_real_kernels *kernels = kernels_of(false);
+    if ((kind == TN ? width : n) < kernels->splits_from) {
+        return;
+    }
+    random_source random = {(uint64_t)(m + n + width)};
+    const ptrdiff_t a_stride = kind == TN ? m : n, b_stride = kind == NT ? n : width;
+    float *a = draw(m * n, false, &random), *b = draw(n * width, false, &random),
+          *other = draw(n * (m + width), false, &random);
+    float *start = draw(width, false, &random), *c[3];
+    void *scratch = dirty_memory(kernels->matmul_scratch(m, kind == TN ? width : n));
+    const ptrdiff_t row = m / 2, column = width / 3, k = n / 2;
+    for (int run = 0; run < 3; ++run) { /* plainly, after another product, with odd numbers */
+        if (run == 2) {
+            a[kind == TN ? k * m + row : row * n + k] = odd;
+            b[kind == NT ? column * n + k : k * width + column] = odd;
+        }
+        c[run] = calloc((size_t)(m * width), sizeof(float));
+        sa_product p = {m, n, width, a, b, c[run], a_stride, b_stride, width, start, .adds = false};
+        if (run == 1) {
+            float *unused = calloc((size_t)(m * width), sizeof(float));
+            sa_product before = p;
+            *(kind == TN ? &before.a : &before.b) = other;
+            before.c = unused;
+            multiply(kind, kernels, &before, scratch);
+            free(unused);
+            p.again = true;
+        }
+        multiply(kind, kernels, &p, scratch);
+    }
+    CHECK(memcmp(c[0], c[1], (size_t)(m * width) * sizeof(float)) == 0, "product %d of %td: an operand used again", kind, n);
+    const double bound = (double)(n + 2) * sqrt((double)(n + 2)) * 1.2e-7;
+    for (ptrdiff_t i = 0; i < m; ++i) {
+        for (ptrdiff_t j = 0; j < width; ++j) {
+            const float before = c[0][i * width + j], now = c[2][i * width + j];
+            if (i == row || j == column) {
+                double sum = kind == NT ? (double)start[j] : 0, size = 0;
+                for (ptrdiff_t l = 0; l < n; ++l) {
+                    const double term =
+                        (double)a[kind == TN ? l * m + i : i * n + l] * (double)b[kind == NT ? j * n + l : l * width + j];
+                    sum += term;
+                    size += fabs(term);
+                }
+                if (fabs(sum) < 3.3e38) { /* NaN and what overflows show as such */
+                    CHECK(fabs((double)now - sum) <= bound * size, "product %d at %td, %td: %g, not %g", kind, i, j,
+                          (double)now, sum);
+                } else if (!(fabs(sum) < 3.5e38)) {
+                    CHECK(!isfinite(now), "product %d at %td, %td: %g, not %g", kind, i, j, (double)now, sum);
+                }
+            } else if (kind != TN && j / SA_SPLIT_COLUMNS != column / SA_SPLIT_COLUMNS) {
+                CHECK(memcmp(&before, &now, sizeof now) == 0, "product %d: %td, %td beside an odd number", kind, i, j);
+            } else {
+                CHECK(fabsf(before - now) <= (float)bound, "product %d: %td, %td in the panel of an odd number", kind, i, j);
+            }
+        }
+    }
+    for (int run = 0; run < 3; ++run) {
+        free(c[run]);
+    }
+    free(a);
+    free(b);
+    free(other);
+    free(start);
+    free(scratch);
+}
+
+/* ---- the model ---------------------------------------------------------------------------------------------------------- */
+
+#define MOST_BLOCKS 3
+
+typedef struct {
+    ptrdiff_t d, heads, blocks, vocabulary, sentences;
+    ptrdiff_t length[8];
+} model_shape;
+
+/* Parameters in one array, in the order of the gradients: table, then block by block. */
+typedef struct {
+    sa_embedding e;
+    sa_embedding_block block[MOST_BLOCKS];
+    void *parameter[1 + 8 * MOST_BLOCKS], *positions;
+    ptrdiff_t size[1 + 8 * MOST_BLOCKS];
+    int parameters;
+    int64_t *ids, starts[9];
+} model;
+
+static void model_make(model *m, const model_shape *shape, bool f64) {
+    random_source random = {(uint64_t)shape->d};
+    const ptrdiff_t d = shape->d;
+    memset(m, 0, sizeof *m);
+    m->e = (sa_embedding){.f64 = f64,
+                          .d = d,
+                          .vocabulary = shape->vocabulary,
+                          .sentences = shape->sentences,
+                          .blocks = shape->blocks,
+                          .most_heads = shape->heads,
+                          .block = m->block,
+                          .starts = m->starts};
+    for (ptrdiff_t s = 0; s < shape->sentences; ++s) {
+        m->starts[s + 1] = m->starts[s] + shape->length[s];
+        m->e.longest = shape->length[s] > m->e.longest ? shape->length[s] : m->e.longest;
+    }
+    m->e.tokens = (ptrdiff_t)m->starts[shape->sentences];
+    m->ids = malloc((size_t)m->e.tokens * sizeof *m->ids + 1);
+    for (ptrdiff_t i = 0; i < m->e.tokens; ++i) {
+        m->ids[i] = random_below(&random, shape->vocabulary);
+    }
+    m->e.ids = m->ids;
+    m->parameters = (int)(1 + 8 * shape->blocks);
+    for (int i = 0; i < m->parameters; ++i) {
+        m->size[i] = i == 0 ? shape->vocabulary * d : (i - 1) % 8 < 6 && (i - 1) % 2 == 0 ? d * d : d;
+        m->parameter[i] = draw(m->size[i], f64, &random);
+    }
+    m->positions = draw(m->e.longest * d, f64, &random);
+    m->e.table = m->parameter[0];
+    m->e.positions = m->positions;
+    for (ptrdiff_t b = 0; b < shape->blocks; ++b) {
+        void **p = m->parameter + 1 + 8 * b;
+        m->block[b] = (sa_embedding_block){{p[0], p[2], p[4]}, {p[1], p[3], p[5]}, p[6], p[7], shape->heads, 1e-5};
+    }
+}
+
+static void model_free(model *m) {
+    for (int i = 0; i < m->parameters; ++i) {
+        free(m->parameter[i]);
+    }
+    free(m->positions);
+    free(m->ids);
+}
+
+/* One block in double: x becomes LayerNorm(x + attention). */
+static void plain_block(const model *m, ptrdiff_t b, double *x, ptrdiff_t n) {
+    const ptrdiff_t d = m->e.d, heads = m->block[b].heads, width = d / heads;
+    const bool f64 = m->e.f64;
+    double *projected = malloc(3 * (size_t)(n * d) * sizeof(double)), *weight = malloc((size_t)n * sizeof(double));
+    for (int which = 0; which < 3; ++which) {
+        for (ptrdiff_t i = 0; i < n * d; ++i) {
+            double sum = get(m->block[b].bias[which], f64, i % d);
+            for (ptrdiff_t k = 0; k < d; ++k) {
+                sum += x[i / d * d + k] * get(m->block[b].weight[which], f64, i % d * d + k);
+            }
+            projected[which * n * d + i] = sum;
+        }
+    }
+    const double *q = projected, *k = q + n * d, *v = k + n * d;
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        for (ptrdiff_t h = 0; h < heads; ++h) {
+            double total = 0, out;
+            for (ptrdiff_t j = 0; j < n; ++j) {
+                double score = 0;
+                for (ptrdiff_t c = h * width; c < (h + 1) * width; ++c) {
+                    score += q[i * d + c] * k[j * d + c];
+                }
+                total += weight[j] = exp(score / sqrt((double)width));
+            }
+            for (ptrdiff_t c = h * width; c < (h + 1) * width; ++c) {
+                out = 0;
+                for (ptrdiff_t j = 0; j < n; ++j) {
+                    out += weight[j] / total * v[j * d + c];
+                }
+                x[i * d + c] += out;
+            }
+        }
+    }
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        double mean = 0, variance = 0;
+        for (ptrdiff_t c = 0; c < d; ++c) {
+            mean += x[i * d + c] / (double)d;
+        }
+        for (ptrdiff_t c = 0; c < d; ++c) {
+            variance += (x[i * d + c] - mean) * (x[i * d + c] - mean) / (double)d;
+        }
+        for (ptrdiff_t c = 0; c < d; ++c) {
+            x[i * d + c] = (x[i * d + c] - mean) / sqrt(variance + m->block[b].eps) * get(m->block[b].norm_weight, f64, c) +
+                           get(m->block[b].norm_bias, f64, c);
+        }
+    }
+    free(projected);
+    free(weight);
+}
+
+/* out[sentences][d] in double. */
+static void plain_model(const model *m, double *out) {
+    const ptrdiff_t d = m->e.d;
+    for (ptrdiff_t s = 0; s < m->e.sentences; ++s) {
+        const ptrdiff_t start = (ptrdiff_t)m->starts[s], n = (ptrdiff_t)m->starts[s + 1] - start;
+        double *x = malloc((size_t)(n * d) * sizeof(double));
+        for (ptrdiff_t i = 0; i < n * d; ++i) {
+            x[i] = get(m->e.table, m->e.f64, (ptrdiff_t)m->ids[start + i / d] * d + i % d) + get(m->positions, m->e.f64, i);
+        }
+        for (ptrdiff_t b = 0; b < m->e.blocks; ++b) {
+            plain_block(m, b, x, n);
+        }
+        for (ptrdiff_t c = 0; c < d; ++c) {
+            out[s * d + c] = 0;
+            for (ptrdiff_t i = 0; i < n; ++i) {
+                out[s * d + c] += x[i * d + c] / (double)n;
+            }
+        }
+        free(x);
+    }
+}
+
+/* Runs with so many threads, however small the case, which share out parts or the tasks of phases; what is saved is left in
+ * *saved when that is not NULL. */
+static void *run_forward(const model *m, int threads, bool by_parts, void **saved) {
+    sa_embedding_plan plan;
+    CHECK(sa_embedding_make_plan(&m->e, saved != NULL, 1, &plan) == SA_OK, "a plan");
+    plan.threads = threads;
+    plan.by_parts = by_parts;
+    plan.product_rows = by_parts ? plan.part_rows : SA_PRODUCT_ROWS;
+    plan.product_shares = sa_embedding_splits(&m->e) ? threads : 0;
+    if (!by_parts && saved == NULL) {
+        plan.shared_bytes = sa_embedding_frame_bytes(&m->e, m->e.tokens, false);
+    }
+    void *out = dirty_memory((size_t)(m->e.sentences * m->e.d) * element_size(m->e.f64));
+    void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes), *memory = NULL;
+    if (saved != NULL) {
+        memory = *saved = dirty_memory(plan.saved_bytes);
+    }
+    sa_embedding_forward(&m->e, &plan, out, memory, scratch);
+    const size_t kept = saved == NULL ? sa_embedding_kept_bytes(&m->e) : 0;
+    if (kept > 0) { /* the same bits with weights that stay split */
+        sa_embedding e = m->e;
+        void *again = dirty_memory((size_t)(e.sentences * e.d) * sizeof(float));
+        e.kept = memset(dirty_memory(kept), 0, kept);
+        sa_embedding_forward(&e, &plan, again, NULL, scratch);
+        sa_embedding_forward(&e, &plan, again, NULL, scratch);
+        CHECK(memcmp(again, out, (size_t)(e.sentences * e.d) * sizeof(float)) == 0, "kept weights of a model");
+        free(e.kept);
+        free(again);
+    }
+    free(scratch);
+    return out;
+}
+
+static void check_gradients(model *m, const void *saved, const void *grad, int threads) {
+    const bool f64 = m->e.f64;
+    void *gradient[1 + 8 * MOST_BLOCKS];
+    sa_embedding_block_gradients of_block[MOST_BLOCKS + 1];
+    for (int i = 0; i < m->parameters; ++i) {
+        gradient[i] = dirty_memory((size_t)m->size[i] * element_size(f64));
+    }
+    for (ptrdiff_t b = 0; b < m->e.blocks; ++b) {
+        void **g = gradient + 1 + 8 * b;
+        of_block[b] = (sa_embedding_block_gradients){{g[0], g[2], g[4]}, {g[1], g[3], g[5]}, g[6], g[7]};
+    }
+    const sa_embedding_gradients g = {grad, gradient[0], of_block};
+    sa_embedding_plan plan;
+    CHECK(sa_embedding_plan_backward(&m->e, 1 << 10, &plan) == SA_OK, "a plan");
+    plan.threads = threads;
+    plan.product_rows = 1 + plan.product_rows / 2;
+    plan.product_shares = sa_embedding_splits(&m->e) ? threads : 0;
+    void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
+    sa_embedding_backward(&m->e, &g, &plan, saved, scratch);
+    free(scratch);
+    /* Along one direction for each parameter: Σ grad·(out(p + h·u) − out(p − h·u))/2h against Σ gradient·u, in double. */
+    const ptrdiff_t outputs = m->e.sentences * m->e.d;
+    double *plus = malloc((size_t)outputs * sizeof(double)), *minus = malloc((size_t)outputs * sizeof(double));
+    for (int i = 0; f64 && i < m->parameters; ++i) {
+        random_source random = {(uint64_t)i};
+        double *p = m->parameter[i], *direction = draw(m->size[i], true, &random), expected = 0, got = 0, size = 1;
+        const double h = 1e-6;
+        for (int side = 0; side < 3; ++side) { /* to +h, from there to −h, and back */
+            const double step = side == 0 ? h : side == 1 ? -2 * h : h;
+            for (ptrdiff_t j = 0; j < m->size[i]; ++j) {
+                p[j] += step * direction[j];
+            }
+            if (side < 2) {
+                plain_model(m, side == 0 ? plus : minus);
+            }
+        }
+        for (ptrdiff_t j = 0; j < outputs; ++j) {
+            expected += ((const double *)grad)[j] * (plus[j] - minus[j]) / (2 * h);
+        }
+        for (ptrdiff_t j = 0; j < m->size[i]; ++j) {
+            got += ((const double *)gradient[i])[j] * direction[j];
+            size += fabs(((const double *)gradient[i])[j]);
+        }
+        /* h² of the third derivative, and rounding divided by h */
+        CHECK(fabs(got - expected) <= 1e-7 * size, "d %td, parameter %d: the gradient gives %g, differences %g", m->e.d, i, got,
+              expected);
+        free(direction);
+    }
+    for (int i = 0; i < m->parameters; ++i) {
+        bool finite = true;
+        for (ptrdiff_t j = 0; j < m->size[i]; ++j) {
+            finite &= isfinite(get(gradient[i], f64, j)) != 0;
+        }
+        CHECK(finite, "d %td, parameter %d: the gradient is finite", m->e.d, i);
+        free(gradient[i]);
+    }
+    free(plus);
+    free(minus);
+}
+
+static void try_model(const model_shape *shape, bool f64) {
+    model m;
+    model_make(&m, shape, f64);
+    const ptrdiff_t outputs = shape->sentences * shape->d;
+    const size_t bytes = (size_t)outputs * element_size(f64);
+    double *expected = malloc((size_t)outputs * sizeof(double));
+    plain_model(&m, expected);
+    void *saved, *saved_by_three, *one = run_forward(&m, 1, true, &saved), *others[4];
+    others[0] = run_forward(&m, 3, false, &saved_by_three);
+    others[1] = run_forward(&m, 1, true, NULL);
+    others[2] = run_forward(&m, 3, true, NULL);
+    others[3] = run_forward(&m, 3, false, NULL);
+    double worst = 0;
+    for (ptrdiff_t i = 0; i < outputs; ++i) {
+        const double error = fabs(get(one, f64, i) - expected[i]);
+        worst = error <= worst ? worst : error;
+    }
+    /* sums of d terms and a softmax in every block; the norms bring all back to size 1 */
+    const double bound = 256 * (f64 ? 2.3e-16 : 1.2e-7);
+    CHECK(worst <= bound, "model of width %td, float%d: off by %g, more than %g", shape->d, f64 ? 64 : 32, worst, bound);
+    for (int other = 0; other < 4; ++other) {
+        CHECK(memcmp(one, others[other], bytes) == 0, "model of width %td, float%d: the bits of way %d differ", shape->d,
+              f64 ? 64 : 32, other);
+        free(others[other]);
+    }
+    random_source random = {1};
+    void *grad = draw(outputs, f64, &random);
+    check_gradients(&m, saved, grad, 1);
+    check_gradients(&m, saved_by_three, grad, 3);
+    free(grad);
+    free(one);
+    free(saved);
+    free(saved_by_three);
+    free(expected);
+    model_free(&m);
+}
+
+/* Weights that stay split: the bits of a product that splits them itself, now and after a number changed. */
+static void try_kept(ptrdiff_t m, ptrdiff_t n, ptrdiff_t width) {
+    const sa_real_kernels *kernels = kernels_of(false);
+    if (n < kernels->splits_from) {
+        return;
+    }
+    random_source random = {(uint64_t)(m + n + width)};
+    float *a = draw(m * n, false, &random), *b = draw(width * n, false, &random), *start = draw(width, false, &random);
+    float *expected = calloc((size_t)(m * width), sizeof *expected), *c = calloc((size_t)(m * width), sizeof *c);
+    const ptrdiff_t panels = sa_ceil_div(width, SA_SPLIT_COLUMNS), changed[] = {0, n - 1, width / 2 * n, width * n - 1};
+    const size_t bytes = kernels->kept_bytes(n);
+    char *kept = dirty_memory((size_t)panels * bytes);
+    void *scratch = dirty_memory(kernels->matmul_scratch(m, n));
+    for (ptrdiff_t panel = 0; panel < panels; ++panel) {
+        memset(kept + (size_t)panel * bytes, 0, 1);
+    }
+    for (int run = 0; run < 6; ++run) { /* fresh, as it was, and changed */
+        if (run > 1) {
+            b[changed[run - 2]] = run == 4 ? NAN : -b[changed[run - 2]];
+        }
+        for (ptrdiff_t panel = 0; panel < panels; ++panel) {
+            const ptrdiff_t from = panel * SA_SPLIT_COLUMNS, left = width - from;
+            kernels->keep_panel(b + from * n, n, left < SA_SPLIT_COLUMNS ? left : SA_SPLIT_COLUMNS,
+                                kept + (size_t)panel * bytes);
+        }
+        sa_product p = {.m = m,
+                        .n = n,
+                        .width = width,
+                        .a = a,
+                        .b = b,
+                        .c = expected,
+                        .a_stride = n,
+                        .b_stride = n,
+                        .c_stride = width,
+                        .start = start};
+        kernels->matmul_nt(&p, scratch);
+        p.c = c;
+        p.kept = kept;
+        kernels->matmul_nt(&p, scratch);
+        CHECK(memcmp(c, expected, (size_t)(m * width) * sizeof *c) == 0, "kept weights of %td x %td, change %d", width, n, run);
+    }
+    free(a);
+    free(b);
+    free(start);
+    free(expected);
+    free(c);
+    free(kept);
+    free(scratch);
+}
+
+void test_embedding(void) {
+    static const ptrdiff_t rows[] = {0, 1, 2, 5, 6, 13, 64, 97}, depths[] = {0, 1, 7, 16, 17, 96, 128, 129, 270},
+                           columns[] = {1, 2, 7, 8, 9, 16, 17, 33, 64, 97, 130};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
+        for (size_t j = 0; j < sizeof depths / sizeof *depths; ++j) {
+            for (size_t k = quick ? i % 2 : 0; k < sizeof columns / sizeof *columns; k += quick ? 2 : 1) {
+                for (int kind = NT; kind <= TN; ++kind) {
+                    try_product(kind, rows[i], depths[j], columns[k], false);
+                    try_product(kind, rows[i], depths[j], columns[k], true);
+                }
+            }
+        }
+    }
+    static const float odd[] = {NAN, -INFINITY, 3.4e38f, 2e38f, 1e-37f, 0};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; ++i) {
+        for (int kind = NT; kind <= TN; ++kind) {
+            try_split(kind, 40, 100, 130, odd[i]);
+            try_split(kind, 9, 129, 96, odd[i]);
+        }
+    }
+    try_kept(40, 100, 130);
+    try_kept(9, 129, 96);
+    try_kept(1, 256, 33);
+    static const model_shape shapes[] = {
+        {2, 1, 1, 3, 1, {1}},        {4, 2, 3, 5, 3, {3, 1, 4}},        {6, 3, 1, 40, 2, {17, 9}},
+        {8, 1, 0, 7, 2, {2, 3}},     {18, 2, 2, 9, 4, {5, 66, 1, 30}},  {34, 1, 1, 9, 8, {40, 3, 60, 70, 1, 80, 30, 50}},
+        {66, 3, 1, 11, 2, {12, 20}}, {100, 2, 2, 9, 4, {5, 66, 1, 30}}, {128, 1, 1, 9, 8, {40, 3, 60, 70, 1, 80, 30, 50}},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; ++i) {
+        try_model(&shapes[i], false);
+        try_model(&shapes[i], true);
+    }
+}

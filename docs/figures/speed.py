@@ -1,0 +1,111 @@
+"""Draw ``docs/images/speed.svg`` from a saved benchmark, as plain SVG text.
+
+selfattn bench --json results.json
+python docs/figures/speed.py results.json docs/images/speed.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from selfattn.benchmarks.report import best_time, rate, title_of
+
+COLORS = {
+    "selfattn": "#2f6fde",
+    "onnxruntime": "#8c6bb1",
+    "openvino": "#3a9d8f",
+    "torch": "#e07b39",
+    "jax": "#b5a642",
+    "numpy": "#8a8f98",
+}
+LABEL_WIDTH, BAR_WIDTH, BAR_HEIGHT, GAP, TOP = 210, 500, 13, 16, 58
+
+STYLE = """\
+text { font: 12px system-ui, sans-serif; fill: #24292f }
+.title { font-size: 15px; font-weight: 600 }
+.small { font-size: 10.5px; fill: #57606a }
+.limit { stroke: #57606a; stroke-dasharray: 3 3 }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3 } .small { fill: #9da7b3 } .limit { stroke: #9da7b3 }
+}"""
+
+
+def chosen(row: dict[str, Any]) -> bool:
+    """Tell whether a row's rate is in GFLOP/s of the main instruction set."""
+    return row["limit"] == "flops" and row["suite"] in ("forward", "causal", "mask", "float64")
+
+
+def bars(rows: list[dict[str, Any]], per_unit: float) -> Iterator[str]:
+    """Draw a group of bars for each row, and a tick at the limit that was measured with it."""
+    y = float(TOP)
+    for row in rows:
+        runners = [c for c in row["contestants"] if best_time(c)]
+        height = BAR_HEIGHT * len(runners)
+        label = escape(row["label"])
+        yield f'<text x="{LABEL_WIDTH - 10}" y="{y + height / 2 + 4}" text-anchor="end">{label}</text>'
+        limit = max(row["contestants"][0]["limits"], default=0) * per_unit + LABEL_WIDTH
+        yield f'<line class="limit" x1="{limit:.1f}" x2="{limit:.1f}" y1="{y - 3}" y2="{y + height + 3}"/>'
+        for contestant in runners:
+            speed = rate(row, contestant) or 0.0
+            width, name = speed * per_unit, contestant["name"]
+            yield (
+                f'<rect x="{LABEL_WIDTH}" y="{y}" width="{width:.1f}" height="{BAR_HEIGHT - 2}" rx="2"'
+                f' fill="{COLORS.get(name, "#999999")}"><title>{escape(title_of(name))}</title></rect>'
+                f'<text class="small" x="{LABEL_WIDTH + width + 4:.1f}" y="{y + BAR_HEIGHT - 4}">'
+                f"{speed / 1e9:.0f}</text>"
+            )
+            y += BAR_HEIGHT
+        y += GAP
+
+
+def draw(run: dict[str, Any]) -> str:
+    """Return the picture of a run as the text of an SVG file."""
+    rows = [row for row in run["rows"] if chosen(row) and best_time(row["contestants"][0])]
+    if not rows:
+        raise SystemExit("no row of this run has a rate in GFLOP/s")
+    highest = max(max(c["limits"], default=0) for row in rows for c in row["contestants"])
+    highest = max([highest, *(rate(row, c) or 0.0 for row in rows for c in row["contestants"])])
+    names = list(dict.fromkeys(c["name"] for row in rows for c in row["contestants"] if best_time(c)))
+    body = list(bars(rows, BAR_WIDTH / highest))
+    height = TOP + sum(BAR_HEIGHT * sum(bool(best_time(c)) for c in row["contestants"]) + GAP for row in rows)
+    legend = "".join(
+        f'<rect x="{x}" y="34" width="10" height="10" rx="2" fill="{COLORS.get(name, "#999999")}"/>'
+        f'<text x="{x + 14}" y="43">{escape(title_of(name))}</text>'
+        for x, name in zip(range(20, 10**4, 112), names, strict=False)
+    )
+    config, threads = run["config"], run["settings"]["threads"]
+    machine = f"{config['cpu']}, {config['isa']}, {threads} threads; dashed: FMA peak of the same rounds"
+    width = LABEL_WIDTH + BAR_WIDTH + 60
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + 22}" role="img">',
+            f"<style>{STYLE}</style>",
+            '<text class="title" x="20" y="20">Forward attention, GFLOP/s, more is better</text>',
+            legend,
+            *body,
+            f'<text class="small" x="{LABEL_WIDTH}" y="{height + 10}">{escape(machine)}</text>',
+            "</svg>\n",
+        ]
+    )
+
+
+def main() -> None:
+    """Read the run and write the picture."""
+    parser = argparse.ArgumentParser(description="Draw a saved benchmark as an SVG picture.")
+    parser.add_argument("results", type=Path, help="what `selfattn bench --json` saved")
+    parser.add_argument(
+        "picture", type=Path, nargs="?", default=Path(__file__).parents[1] / "images" / "speed.svg"
+    )
+    options = parser.parse_args()
+    picture = draw(json.loads(options.results.read_text(encoding="utf-8")))
+    options.picture.parent.mkdir(parents=True, exist_ok=True)
+    options.picture.write_text(picture, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""The command ``selfattn``: five tutorials and a timing, pages, the benchmark, facts about this installation.
+
+Parses arguments and prints; what is computed lives in `tutorials`, `config`, `_timing` and the benchmarks. The commands
+that train and use models are in `cli_models`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import selfattn as sa
+from selfattn import _timing, config
+from selfattn.steps import tutorials
+
+_EPILOG = """\
+examples:
+  selfattn                      the five tutorials, then a timing against NumPy
+  selfattn --no-timing          the tutorials alone
+  selfattn train book.txt --out model       sentence embeddings learnt from a text
+  selfattn search model book.txt "a storm"  the lines nearest to a query
+  selfattn info                 version, CPU, instruction set, threads
+  selfattn steps 3 --open       every number of every step, on a page in the browser
+  selfattn bench --quick        a short benchmark against whatever is installed
+  selfattn bench --help         all about the benchmark
+  SELFATTN_ISA=avx2 selfattn    the same on another instruction set
+
+exit codes:
+  0  every tensor agrees      1  some tensor does not      2  wrong usage
+  130  interrupted            141  the reader of the output went away
+"""
+
+
+class Style:
+    """Marks and colours.
+
+    Colours on a terminal unless NO_COLOR is set; plain ASCII where the encoding knows no better.
+    """
+
+    def __init__(self, color: str = "auto") -> None:
+        terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+        self.colored = color == "always" or (color == "auto" and terminal)
+        try:
+            "✓✗—×".encode(sys.stdout.encoding or "ascii")
+            self.yes, self.no, self.dash, self.times = "✓ agrees", "✗ differs", "—", "×"
+        except (UnicodeEncodeError, LookupError):
+            self.yes, self.no, self.dash, self.times = "agrees", "DIFFERS", "-", "x"
+
+    def paint(self, text: str, code: str) -> str:
+        """Put an ANSI code around the text where colours are on."""
+        return f"\x1b[{code}m{text}\x1b[0m" if self.colored else text
+
+    def bold(self, text: str) -> str:
+        """Make a heading of the text."""
+        return self.paint(text, "1")
+
+    def dim(self, text: str) -> str:
+        """Set the text back."""
+        return self.paint(text, "2")
+
+    def verdict(self, agrees: bool) -> str:
+        """Say whether something agrees."""
+        return self.paint(self.yes, "32") if agrees else self.paint(self.no, "1;31")
+
+
+def _format_rows(array: tutorials.Array, style: str) -> list[str]:
+    """Write an array row by row, columns aligned; an empty row sets the matrices of a higher one apart."""
+    array = np.atleast_2d(array)
+    text = np.array([format(float(x) + 0.0, style) for x in array.ravel()], dtype=object).reshape(array.shape)
+    width = max(map(len, text.ravel()), default=0)
+    rows: list[str] = []
+    for matrix in text.reshape(-1, *array.shape[-2:]):
+        rows += [""] if rows else []
+        rows += ["  ".join(f"{x:>{width}}" for x in row) for row in matrix]
+    return rows
+
+
+def _comparison_lines(comparison: tutorials.Comparison, style: Style) -> Iterator[str]:
+    expected = [comparison.source, *_format_rows(comparison.expected, comparison.style)]
+    computed = ["computed", *_format_rows(comparison.computed, comparison.style)]
+    yield f"  {style.bold(comparison.name)}  {style.verdict(comparison.agrees)}"
+    width = max(map(len, expected))
+    for i, (left, right) in enumerate(zip_longest(expected, computed, fillvalue="")):
+        line = f"    {left:<{width}}    {right}".rstrip()
+        yield style.dim(line) if i == 0 else line
+    if not comparison.agrees and comparison.expected.shape == comparison.computed.shape:
+        yield f"    largest difference: {np.max(np.abs(comparison.computed - comparison.expected)):.3g}"
+
+
+def _show_tutorials(style: Style) -> bool:
+    computed = tutorials.compute_all()
+    for tutorial in computed:
+        print(style.bold(f"{tutorial.number}. {tutorial.title}"), f"({tutorial.precision})")
+        for comparison in tutorial.comparisons:
+            print(*_comparison_lines(comparison, style), sep="\n")
+        for slip in tutorial.errata:
+            print(style.dim(f"  known slip in the text: {slip}"))
+        print()
+    comparisons = [comparison for tutorial in computed for comparison in tutorial.comparisons]
+    agreeing = sum(comparison.agrees for comparison in comparisons)
+    everything = agreeing == len(comparisons)
+    print(f"{agreeing} of {len(comparisons)} tensors agree  {style.verdict(everything)}\n")
+    return everything
+
+
+def _show_timing(style: Style, rounds: int = 5) -> bool:
+    """Time one forward pass of real size, selfattn and NumPy in turn; the results must agree too."""
+    batch, heads, length, width = 1, 8, 1024, 64
+    rng = np.random.default_rng(0)
+    query, key, value = (
+        rng.standard_normal((batch, heads, length, width), dtype=np.float32) for _ in range(3)
+    )
+    functions: dict[str, Callable[..., Any]] = {
+        "selfattn": sa.scaled_dot_product_attention,
+        "NumPy": _timing.numpy_attention,
+    }
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            names = {"attention": function, "q": query, "k": key, "v": value}
+            _timing.wait_until_quiet()
+            times[name] += _timing.sample_times("attention(q, k, v)", names, seconds=0.05)
+    difference = float(
+        np.max(np.abs(functions["selfattn"](query, key, value) - functions["NumPy"](query, key, value)))
+    )
+    agrees = difference < 1e-5  # outputs are averages of numbers of size 1; float32 keeps 7 digits of them
+
+    print(
+        style.bold("One forward pass"),
+        f"({batch} sequence, {heads} heads, {length} tokens, width {width},"
+        f" float32; best of {rounds} rounds in turn)",
+    )
+    flops = _timing.attention_flops(batch, heads, length, length, width)
+    threads = sa.get_num_threads()
+    details = {
+        "selfattn": f"{sa.get_isa()}, {threads} thread{'s' * (threads != 1)}",
+        "NumPy": f"five lines, NumPy {np.__version__}",
+    }
+    for name, samples in times.items():
+        best = min(samples)
+        print(
+            f"  {name:<8}  {best * 1e3:8.2f} ms  (median {median(samples) * 1e3:.2f} ms)"
+            f"  {flops / best / 1e9:6.0f} GFLOP/s  {details[name]}"
+        )
+    print(
+        f"  {min(times['NumPy']) / min(times['selfattn']):.1f} {style.times} as fast;"
+        f" largest difference of the results {difference:.1e}  {style.verdict(agrees)}"
+    )
+    return agrees
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="selfattn",
+        description="Compute the attention of five tutorials, print every printed tensor beside\n"
+        "what came out, and time a forward pass of real size against NumPy.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"selfattn {sa.__version__}")
+    parser.add_argument("--no-timing", action="store_true", help="leave out the timing against NumPy")
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colours; 'auto' (the default) means on a terminal, unless NO_COLOR is set",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="{steps,train,embed,search,bench,info}")
+    # These have parsers of their own; the ones here only make them appear in the help.
+    commands.add_parser("steps", add_help=False, help="write a page that shows every step of attention")
+    commands.add_parser("train", add_help=False, help="train a sentence-embedding model on a text")
+    commands.add_parser("embed", add_help=False, help="turn sentences into vectors")
+    commands.add_parser(
+        "search", add_help=False, help="print the lines of a text that are nearest to a query"
+    )
+    commands.add_parser("bench", add_help=False, help="time selfattn against the peers that are installed")
+    info = commands.add_parser(
+        "info", help="print version, CPU, instruction set, threads, NumPy and compiler"
+    )
+    info.add_argument("--json", action="store_true", help="print the same as JSON")
+    return parser
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["steps"]:
+        from selfattn.views.app import main as steps
+
+        return steps(arguments[1:], prog="selfattn steps")
+    if arguments[:1] == ["bench"]:
+        from selfattn.benchmarks.app import main as bench
+
+        return bench(arguments[1:], prog="selfattn bench")
+    if arguments[:1] and arguments[0] in ("train", "embed", "search"):
+        from selfattn.cli.models import main as models
+
+        return models(arguments[0], arguments[1:])
+    options = _parser().parse_args(arguments)
+    if options.command == "info":
+        facts = config.show_config("dicts")
+        print(json.dumps(facts, indent=2) if options.json else config.format_config(facts))
+        return 0
+    style = Style(options.color)
+    agrees = _show_tutorials(style)
+    if not options.no_timing:
+        sys.stdout.flush()
+        agrees &= _show_timing(style)
+    return 0 if agrees else 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    try:
+        try:
+            code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        except SystemExit as stop:  # argparse, after --help, --version or an error
+            code = stop.code if isinstance(stop.code, int) else 0
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader, say `head`, has seen enough. Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return 130

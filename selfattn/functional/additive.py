@@ -1,0 +1,368 @@
+"""Additive attention (Bahdanau's score), tile by tile: what one pair needs is never held for all pairs at once.
+
+The scores of a few rows are made here, in NumPy; everything from the masks on is the C core's. The tangents of
+a tile take as much memory as a tile's, and are computed anew for the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn import _core
+from selfattn.functional._gradients import as_fitting_gradient
+from selfattn.functional.attention import scaled_dot_product_attention_vjp
+from selfattn.reference.additive import AdditiveGradients
+from selfattn.reference.arguments import as_array, check_key_lengths, check_mask, dtypes
+from selfattn.reference.attention_vjp import sum_to_shape
+
+__all__ = ["AdditiveGradients", "additive_attention", "additive_attention_vjp"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+# Elements of a tile of tangents (a megabyte in float32), of the scores of some rows, and rows at a time.
+TILE, SCORES, ROWS = 2**18, 2**21, 64
+
+
+def additive_attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    w_query: npt.ArrayLike,
+    w_key: npt.ArrayLike,
+    v: npt.ArrayLike,
+    *,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    causal: Literal["upper_left", "lower_right"] | None = None,
+    key_lengths: npt.ArrayLike | None = None,
+    return_lse: bool = False,
+    return_weights: bool = False,
+    num_threads: int | None = None,
+) -> Any:
+    """Compute attention whose score is ``v @ tanh(w_query.T @ query[i] + w_key.T @ key[j])``.
+
+    Queries and keys may differ in width: each is projected to the A dimensions of a hidden layer first. Memory
+    grows with L + S: tangents are computed tile by tile.
+
+    Parameters
+    ----------
+    query : array_like, shape (..., L, Eq)
+    key : array_like, shape (..., S, Ek)
+    value : array_like, shape (..., S, Ev)
+        Leading dimensions broadcast.
+    w_query : array_like, shape (Eq, A)
+    w_key : array_like, shape (Ek, A)
+    v : array_like, shape (A,)
+        The weights of the score, applied as ``query @ w_query``.
+    attn_mask : array_like of bool or float, optional
+    is_causal : bool, default False
+    causal : {None, 'upper_left', 'lower_right'}, optional
+    key_lengths : array_like of int, optional
+        As in :func:`scaled_dot_product_attention`.
+    return_lse, return_weights : bool, default False
+        Append the log-sum-exp of each row (..., L), and the weights (..., L, S).
+    num_threads : int, optional
+        Threads of the part that is in C.
+
+    Returns
+    -------
+    out : ndarray, shape (..., L, Ev)
+        The dtype to which all six arrays promote; integers count as float64. A query with nothing to attend
+        to gets 0.
+    lse : ndarray, shape (..., L)
+    weights : ndarray, shape (..., L, S)
+        If asked for.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`scaled_dot_product_attention`; weights whose shapes do not fit.
+
+    Notes
+    -----
+    The tangents cost A times as much as a score of the dot product, and are NumPy's: for speed use
+    :func:`scaled_dot_product_attention`.
+
+    References
+    ----------
+    D. Bahdanau, K. Cho and Y. Bengio, "Neural machine translation by jointly learning to align and
+    translate", 2015, section 3.1 and appendix A.1.2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import selfattn as sa
+    >>> x, w = np.array([[1.0], [2.0]]), np.array([[1.0]])
+    >>> out, weights = sa.additive_attention(x, x, x, w, w, v=[5.0], return_weights=True)
+    >>> weights.round(3)
+    array([[0.461, 0.539],
+           [0.495, 0.505]])
+    >>> bool(np.allclose(out, weights @ x))
+    True
+    """
+    call = _Call.read(query, key, value, w_query, w_key, v, attn_mask, is_causal, causal, key_lengths)
+    length, n_keys = call.length, call.n_keys
+    out = np.empty((*call.lead, length, call.value.shape[-1]), call.result)
+    lse = np.empty((*call.lead, length), call.compute)
+    weights = np.empty((*call.lead, length, n_keys), call.result) if return_weights else None
+    for head, rows in call.blocks():
+        out[head][rows], lse[head][rows], *more = _core.scaled_dot_product_attention(
+            *call.arguments(head, rows), scale=1.0, return_lse=True, return_weights=return_weights,
+            num_threads=num_threads,
+        )  # fmt: skip
+        if weights is not None:
+            weights[head][rows] = more[0]
+    results = [out, *([lse] if return_lse else []), *([] if weights is None else [weights])]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def additive_attention_vjp(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    w_query: npt.ArrayLike,
+    w_key: npt.ArrayLike,
+    v: npt.ArrayLike,
+    *,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    causal: Literal["upper_left", "lower_right"] | None = None,
+    key_lengths: npt.ArrayLike | None = None,
+    num_threads: int | None = None,
+) -> tuple[Array, Callable[[npt.ArrayLike], AdditiveGradients]]:
+    """Compute additive attention, and return with it the function that pulls gradients back through it.
+
+    Parameters
+    ----------
+    query, key, value, w_query, w_key, v : array_like
+    attn_mask, is_causal, causal, key_lengths, num_threads
+        See :func:`additive_attention`.
+
+    Returns
+    -------
+    out : ndarray, shape (..., L, Ev)
+    pullback : callable
+        ``pullback(grad_out)`` returns :class:`AdditiveGradients`, a named tuple with the gradient of each of
+        the six arrays in its shape and dtype (float64 for integers). It may be called again; it holds no more
+        than the inputs and their projections.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`additive_attention`; in the pullback, a ``grad_out`` of another shape, or float64 where the output
+        has fewer bits.
+
+    References
+    ----------
+    Bahdanau et al., 2015, appendix A.1.2, differentiated: `selfattn/reference/additive.py`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import selfattn as sa
+    >>> rng = np.random.default_rng(0)
+    >>> x, w_query, w_key = rng.standard_normal((3, 4, 4))
+    >>> out, pullback = sa.additive_attention_vjp(x, x, x, w_query, w_key, np.ones(4))
+    >>> grads = pullback(np.ones_like(out))
+    >>> grads.v.shape, bool(np.allclose(grads.value.sum(axis=0), 4))  # four rows of weights with sum 1
+    ((4,), True)
+    """
+    masks: dict[str, Any] = {
+        "attn_mask": attn_mask,
+        "is_causal": is_causal,
+        "causal": causal,
+        "key_lengths": key_lengths,
+    }
+    call = _Call.read(query, key, value, w_query, w_key, v, **masks)
+    out = additive_attention(query, key, value, w_query, w_key, v, **masks, num_threads=num_threads)
+    shape = out.shape
+
+    @np.errstate(all="ignore")
+    def pullback(grad_out: npt.ArrayLike) -> AdditiveGradients:
+        """Pull the gradient of the output back to the six arrays."""
+        d_out = as_fitting_gradient("grad_out", grad_out, shape, call.result)
+        hidden, width = call.v.size, call.value.shape[-1]
+        d_query = np.zeros((*call.lead, call.length, hidden), call.compute)
+        d_key = np.zeros((*call.lead, call.n_keys, hidden), call.compute)
+        d_value = np.zeros((*call.lead, call.n_keys, width), call.compute)
+        d_v = np.zeros(hidden, call.compute)
+        query_is_used, key_is_used = (np.zeros(x.shape[:-1], np.bool_) for x in (d_query, d_key))
+        for head, rows in call.blocks():
+            _, pull = scaled_dot_product_attention_vjp(
+                *call.arguments(head, rows), scale=1.0, wrt=("value", "attn_mask"), num_threads=num_threads
+            )
+            found = pull(d_out[head][rows].astype(call.compute))
+            d_value[head] += found.value
+            for keys, tangents in call.tiles(head, rows):
+                d_scores = np.asarray(found.attn_mask)[:, keys]
+                used = d_scores != 0
+                tangents[~used] = 0  # a closed pair may hold anything
+                query_is_used[head][rows] |= used.any(axis=1)
+                key_is_used[head][keys] |= used.any(axis=0)
+                d_v += np.tensordot(d_scores, tangents, 2)
+                d_sum = np.square(tangents, out=tangents)
+                np.subtract(1, d_sum, out=d_sum)
+                d_sum *= d_scores[..., None]
+                d_query[head][rows] += d_sum.sum(axis=1)
+                d_key[head][keys] += d_sum.sum(axis=0)
+        return call.gradients(d_query * call.v, d_key * call.v, d_value, d_v, query_is_used, key_is_used)
+
+    return out, pullback
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call, checked: arrays in the precision that computes, projected, their leading dims broadcast."""
+
+    given: tuple[Array, ...]
+    query: Array  # (..., L, A), projected
+    key: Array  # (..., S, A), projected
+    value: Array  # (..., S, Ev)
+    v: Array
+    mask: Array | None  # (..., L, S), a view
+    lengths: Array | None  # (...,)
+    diagonal: int | None  # the last key of query i is i + diagonal, when causal
+    lead: tuple[int, ...]
+    compute: np.dtype[Any]
+    result: np.dtype[Any]
+
+    @classmethod
+    @np.errstate(all="ignore")
+    def read(
+        cls, query: Any, key: Any, value: Any, w_query: Any, w_key: Any, v: Any,
+        attn_mask: Any, is_causal: bool, causal: str | None, key_lengths: Any,
+    ) -> _Call:  # fmt: skip
+        names = AdditiveGradients._fields
+        given = tuple(
+            as_array(n, x) for n, x in zip(names, (query, key, value, w_query, w_key, v), strict=True)
+        )
+        compute, result = dtypes(None, dict(zip(names, given, strict=True)))
+        _check_shapes(*given)
+        q, k, values, w_q, w_k, weights = (x.astype(compute, copy=False) for x in given)
+        try:
+            lead = np.broadcast_shapes(*(x.shape[:-2] for x in given[:3]))
+        except ValueError:
+            raise ValueError(
+                f"leading dimensions must broadcast: query {given[0].shape}, key {given[1].shape}, value "
+                f"{given[2].shape}"
+            ) from None
+        length, n_keys = q.shape[-2], k.shape[-2]
+        if not isinstance(is_causal, bool | np.bool_):
+            raise TypeError(f"is_causal must be a bool, got {type(is_causal).__name__}")
+        if isinstance(attn_mask, bool):
+            raise TypeError(f"attn_mask must be an array, not {attn_mask} (a causal mask is is_causal=True)")
+        if causal not in (None, "upper_left", "lower_right"):
+            raise ValueError(f"causal must be None, 'upper_left' or 'lower_right', got {causal!r}")
+        if is_causal and causal == "lower_right":
+            raise ValueError(
+                "is_causal=True means causal='upper_left', but causal='lower_right' was given too"
+            )
+        diagonal = None
+        if is_causal or causal:
+            diagonal = n_keys - length if causal == "lower_right" else 0
+        q, k, values = (np.broadcast_to(x, lead + x.shape[-2:]) for x in (q @ w_q, k @ w_k, values))
+        return cls(
+            given, q, k, values, weights,
+            None if attn_mask is None else check_mask(attn_mask, (*lead, length, n_keys)),
+            check_key_lengths(key_lengths, lead, n_keys), diagonal, lead, compute, result,
+        )  # fmt: skip
+
+    @property
+    def length(self) -> int:
+        return int(self.query.shape[-2])
+
+    @property
+    def n_keys(self) -> int:
+        return int(self.key.shape[-2])
+
+    def blocks(self) -> Iterator[tuple[tuple[int, ...], slice]]:
+        """Yield head after head, and of each some rows at a time: never more scores than SCORES, or one row."""
+        step = max(1, min(ROWS, SCORES // max(self.n_keys, 1)))
+        for head in np.ndindex(*self.lead):
+            for first in range(0, self.length, step):
+                yield head, slice(first, min(first + step, self.length))
+
+    def tiles(self, head: tuple[int, ...], rows: slice) -> Iterator[tuple[slice, Array]]:
+        """Yield some keys and the tangents of those rows with them, (rows, keys, A): new arrays."""
+        query = self.query[head][rows]
+        step = max(1, TILE // max(query.size, 1))
+        for first in range(0, self.n_keys, step):
+            keys = slice(first, min(first + step, self.n_keys))
+            tangents = query[:, None, :] + self.key[head][keys]
+            yield keys, np.tanh(tangents, out=tangents)
+
+    @np.errstate(all="ignore")
+    def arguments(self, head: tuple[int, ...], rows: slice) -> tuple[Array, Array, Array, Array]:
+        """Return query, key, value and float mask of a call whose scores are those of the rows."""
+        scores = np.empty((rows.stop - rows.start, self.n_keys), self.compute)
+        for keys, tangents in self.tiles(head, rows):
+            scores[:, keys] = tangents @ self.v
+        if self.mask is not None:
+            mask = self.mask[head][rows]
+            if mask.dtype == np.bool_:
+                scores[~mask] = -np.inf
+            else:
+                most = np.finfo(self.compute).max  # what is finite in a wider dtype stays so
+                scores += np.where(np.isfinite(mask), np.clip(mask, -most, most), mask).astype(self.compute)
+                scores[mask == -np.inf] = -np.inf
+        if self.diagonal is not None:
+            last = np.arange(rows.start, rows.stop)[:, None] + self.diagonal
+            scores[np.arange(self.n_keys) > last] = -np.inf
+        if self.lengths is not None:
+            scores[:, int(self.lengths[head]) :] = -np.inf
+        value = self.value[head]
+        nothing = np.empty((max(scores.shape), 0), self.compute)  # of width 0: products are 0
+        return nothing[: scores.shape[0]], nothing[: self.n_keys], value, scores
+
+    def gradients(
+        self,
+        d_query: Array,
+        d_key: Array,
+        d_value: Array,
+        d_v: Array,
+        query_is_used: Array,
+        key_is_used: Array,
+    ) -> AdditiveGradients:
+        """From those of the projections to those of the arguments; rows in closed pairs alone may hold anything."""
+        query, key, value, w_query, w_key, _ = self.given
+        shapes = (*query.shape[:-1], self.v.size), (*key.shape[:-1], self.v.size)
+        d_query, d_key = sum_to_shape(d_query, shapes[0]), sum_to_shape(d_key, shapes[1])
+
+        def weights_of(x: Array, d_x: Array, is_used: Array) -> Array:
+            used = sum_to_shape(is_used, x.shape[:-1]).reshape(-1, 1) > 0
+            rows = x.reshape(len(used), x.shape[-1]).astype(self.compute, copy=False)
+            return np.where(used, rows, 0).T @ d_x.reshape(len(used), self.v.size)
+
+        found = (
+            d_query @ w_query.astype(self.compute, copy=False).T,
+            d_key @ w_key.astype(self.compute, copy=False).T,
+            sum_to_shape(d_value, value.shape), weights_of(query, d_query, query_is_used), weights_of(key, d_key, key_is_used), d_v,
+        )  # fmt: skip
+        return AdditiveGradients(
+            *(
+                gradient.astype(np.float64 if x.dtype.kind in "iu" else x.dtype.newbyteorder("="), copy=False)
+                for x, gradient in zip(self.given, found, strict=True)
+            )
+        )
+
+
+def _check_shapes(query: Array, key: Array, value: Array, w_query: Array, w_key: Array, v: Array) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim < 2:
+            raise ValueError(
+                f"{name} must have at least 2 dimensions, (..., length, width), got shape {x.shape}"
+            )
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(
+            f"key and value must have the same length (axis -2), got shapes {key.shape} and {value.shape}"
+        )
+    if v.ndim != 1:
+        raise ValueError(f"v must have shape (A,), got {v.shape}")
+    for name, x, width in (("w_query", w_query, query.shape[-1]), ("w_key", w_key, key.shape[-1])):
+        if x.shape != (width, v.size):
+            raise ValueError(f"{name} must have shape (width, A) = {(width, v.size)}, got {x.shape}")

@@ -1,0 +1,312 @@
+"""Attention step by step: every intermediate result, named, for notebooks and for finding mistakes.
+
+The steps are the functions of :mod:`selfattn.reference`, called one after the other, so what is shown here
+is the definition that the fast core is tested against. All of it is kept: memory grows with L times S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn import reference
+from selfattn.functional.block_mask import BlockMask
+from selfattn.random import TorchGenerator
+
+__all__ = ["AttentionSteps", "attention_steps"]  # steps of layers: selfattn.layer_steps
+
+Array: TypeAlias = npt.NDArray[Any]
+
+# The steps in order, with their formulas.
+STEPS = {
+    "scores": "query @ key.T",
+    "scaled_scores": "scale * scores, soft-capped",
+    "masked_scores": "+ ALiBi + float mask; -inf where masked",
+    "weights": "softmax(masked_scores)",
+    "dropped_weights": "dropout(weights)",
+    "weighted_values": "dropped_weights[i, j] * value[j]",
+    "output": "weighted_values.sum over j",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class AttentionSteps:
+    """The intermediate results of one call of attention, as :func:`attention_steps` returns them.
+
+    An immutable record: attributes cannot be set, and the arrays are read-only; take a ``.copy()`` to
+    change one. ``...`` are the leading dims, L the queries, S the keys, Ev the width of a value. The scores
+    have the precision that was computed in (float64 for float64 and integer input, else float32); the
+    others have the dtype of the result.
+
+    Attributes
+    ----------
+    scores : ndarray, shape (..., L, S)
+        ``query @ key.T``. Masks have no say yet: a masked key shows its score, NaN included.
+    scaled_scores : ndarray, shape (..., L, S)
+        Times ``scale``, then soft-capped if there is a ``softcap``: ``softcap * tanh(scale * scores /
+        softcap)``.
+    masked_scores : ndarray, shape (..., L, S)
+        Plus ALiBi, plus a float mask; then -inf wherever a mask, ``is_causal``, ``window``,
+        ``key_lengths`` or ``block_mask`` forbids it.
+    weights : ndarray, shape (..., L, S)
+        The softmax of a row, with the sink in the denominator if there is one; before dropout. Zeros in a
+        row that may attend to nothing.
+    dropped_weights : ndarray, shape (..., L, S)
+        After dropout; without dropout the same as ``weights``.
+    weighted_values : ndarray, shape (..., L, S, Ev)
+        ``dropped_weights[..., i, j] * value[..., j, :]``, what key j contributes to query i. Computed each
+        time it is asked for, since it is Ev times larger than the rest.
+    output : ndarray, shape (..., L, Ev)
+        The sum of ``weighted_values`` over the keys.
+    query, key, value : ndarray
+        What the scores and the output are made of, one for every head: (..., L, E), (..., S, E) and
+        (..., S, Ev), in the precision that was computed in. Given rather than computed, so they are not
+        among the steps of :meth:`to_dict`.
+    """
+
+    _formulas: ClassVar[Mapping[str, str]] = STEPS
+
+    scores: Array
+    scaled_scores: Array
+    masked_scores: Array
+    weights: Array
+    dropped_weights: Array
+    output: Array
+    _call: reference.arguments.Call  # what was asked, checked, in the precision that is computed in
+    _replaced: bool = False  # the weights after dropout are not computed but given
+
+    def __post_init__(self) -> None:
+        for array in (*vars(self).values(), *vars(self._call).values()):
+            if isinstance(array, np.ndarray):
+                array.flags.writeable = False
+
+    @property
+    def query(self) -> Array:
+        """The queries, (..., L, E)."""
+        return self._call.query
+
+    @property
+    def key(self) -> Array:
+        """The keys, (..., S, E), one for every query head."""
+        return self._call.key
+
+    @property
+    def value(self) -> Array:
+        """The values, (..., S, Ev), one for every query head."""
+        return self._call.value
+
+    @property
+    def weighted_values(self) -> Array:
+        """What each key contributes to each query, (..., L, S, Ev); computed whenever it is asked for."""
+        call = self._call
+        with np.errstate(all="ignore"):
+            weights = self.dropped_weights.astype(call.value.dtype)
+            terms = reference.attention.weighted_values(weights, call.value, call.allowed).astype(
+                self.output.dtype
+            )
+        terms.flags.writeable = False
+        return terms
+
+    def with_weights(self, weights: npt.ArrayLike) -> Self:
+        """Go on from other weights: the steps as they are, but what follows the weights computed from these.
+
+        To see what rounding does, or what picking the best key instead of mixing all of them would give.
+
+        Parameters
+        ----------
+        weights : array_like, broadcastable to (..., L, S)
+            They stand where the weights after dropout stood, in ``dropped_weights``. They need not sum to 1.
+
+        Returns
+        -------
+        AttentionSteps
+            Or the class of these steps.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A dtype that is no number, or a shape that does not fit.
+
+        Examples
+        --------
+        >>> query, key = [[1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]]
+        >>> value = [[10.0], [20.0]]
+        >>> steps = attention_steps(query, key, value)
+        >>> steps.output.round(2)
+        array([[13.3]])
+        >>> steps.with_weights(steps.weights == steps.weights.max(axis=-1, keepdims=True)).output
+        array([[10.]])
+        """
+        given = reference.arguments.as_array("weights", weights)
+        if given.dtype != np.bool_:
+            reference.arguments.float_dtype("weights", given)
+        call, dtype = self._call, self.output.dtype
+        try:
+            given = np.broadcast_to(given, self.weights.shape).astype(call.value.dtype)
+        except ValueError:
+            raise ValueError(
+                f"weights {given.shape} do not broadcast to (..., L, S) = {self.weights.shape}"
+            ) from None
+        with np.errstate(all="ignore"):
+            output = reference.attention.weighted_sum(given, call.value, call.allowed).astype(dtype)
+        after: dict[str, Any] = self._after(output)
+        return replace(self, dropped_weights=given.astype(dtype), output=output, _replaced=True, **after)
+
+    def _after(self, output: Array) -> dict[str, Array]:
+        """Compute the steps that follow the weighted sum, by name; attention alone has none."""
+        return {}
+
+    def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
+        """Return the steps by name.
+
+        Parameters
+        ----------
+        weighted_values : bool, default True
+            False leaves out ``weighted_values``, the largest, which are computed when they are asked for.
+
+        Returns
+        -------
+        dict of str to ndarray
+            In the order in which they are computed, read-only; without those that are None.
+
+        Examples
+        --------
+        >>> steps = attention_steps([[1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], [[10.0], [20.0]])
+        >>> list(steps.to_dict(weighted_values=False))[:3]
+        ['scores', 'scaled_scores', 'masked_scores']
+        """
+        return {
+            name: getattr(self, name)
+            for name in self._formulas
+            if (weighted_values or name != "weighted_values") and getattr(self, name, None) is not None
+        }
+
+    def _repr_html_(self) -> str | None:
+        from selfattn import views
+
+        return views.notebook_html(self)
+
+    def _repr_svg_(self) -> str | None:
+        from selfattn import views
+
+        return views.notebook_svg(self)
+
+    def _head(self) -> str:
+        *lead, n_queries, n_keys = self.scores.shape
+        return f"AttentionSteps: {n_queries} queries, {n_keys} keys, leading dims {tuple(lead)}"
+
+    def __repr__(self) -> str:
+        shapes = {name: array.shape for name, array in self.to_dict(weighted_values=False).items()}
+        shapes["weighted_values"] = (*self.scores.shape, self.output.shape[-1])
+        columns = [max(len(name) for name in shapes), max(len(str(shape)) for shape in shapes.values())]
+        rows = [
+            f"  {name:{columns[0]}}  {shapes[name]!s:{columns[1]}}  {text}"
+            for name, text in self._formulas.items()
+            if name in shapes
+        ]
+        return "\n".join([self._head(), *rows])
+
+
+@np.errstate(all="ignore")
+def attention_steps(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    attn_mask: npt.ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal: str | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: npt.ArrayLike | None = None,
+    sinks: npt.ArrayLike | None = None,
+    key_lengths: npt.ArrayLike | None = None,
+    block_mask: BlockMask | None = None,
+    rng: int | np.random.Generator | TorchGenerator | None = None,
+) -> AttentionSteps:
+    """Compute attention and keep every intermediate result.
+
+    The arguments, with shapes, dtypes and errors, are those of
+    :func:`~selfattn.reference.scaled_dot_product_attention`; with the same ``rng``, dropout drops the same
+    weights. All key and value heads are shown as the query heads see them: with ``enable_gqa``, repeated.
+
+    Parameters
+    ----------
+    query : array_like, shape (..., L, E)
+    key : array_like, shape (..., S, E)
+    value : array_like, shape (..., S, Ev)
+        Floating point or integers; integers count as float64.
+    attn_mask, dropout_p, is_causal, scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks,
+    key_lengths, block_mask, rng
+        See :func:`~selfattn.reference.scaled_dot_product_attention`.
+
+    Returns
+    -------
+    AttentionSteps
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`~selfattn.reference.scaled_dot_product_attention`.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need", 2017, equation 1 and figure 2 (left).
+
+    Examples
+    --------
+    >>> query, key = [[1, 0, 2], [2, 2, 2]], [[0, 1, 1], [4, 4, 0]]
+    >>> value = [[1, 2, 3], [2, 8, 0]]
+    >>> steps = attention_steps(query, key, value, scale=1.0, is_causal=True)
+    >>> steps.scores
+    array([[ 2.,  4.],
+           [ 4., 16.]])
+    >>> steps.masked_scores
+    array([[  2., -inf],
+           [  4.,  16.]])
+    >>> steps.weights.round(4)
+    array([[1., 0.],
+           [0., 1.]])
+    >>> steps
+    AttentionSteps: 2 queries, 2 keys, leading dims ()
+      scores           (2, 2)     query @ key.T
+      scaled_scores    (2, 2)     scale * scores, soft-capped
+      masked_scores    (2, 2)     + ALiBi + float mask; -inf where masked
+      weights          (2, 2)     softmax(masked_scores)
+      dropped_weights  (2, 2)     dropout(weights)
+      weighted_values  (2, 2, 3)  dropped_weights[i, j] * value[j]
+      output           (2, 3)     weighted_values.sum over j
+    """
+    call = reference.arguments.prepare(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
+        window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
+        block_mask=block_mask, rng=rng, compute_dtype=None,
+    )  # fmt: skip
+    return steps_from_scores(call, reference.attention.dot_products(call.query, call.key))
+
+
+def steps_from_scores(call: reference.arguments.Call, scores: Array) -> AttentionSteps:
+    """Go on from the scores of a call: what follows does not depend on what they were made of."""
+    scaled = reference.attention.scaled_scores(scores, call.scale, call.softcap)
+    masked = reference.attention.masked_scores(
+        scaled, call.allowed, call.bias, call.alibi_slopes, call.offset
+    )
+    weights, _ = reference.attention.attention_weights(masked, call.allowed, call.sinks)
+    dropped = reference.attention.drop_weights(weights, call.keep, call.dropout_p)
+    output = reference.attention.weighted_sum(dropped, call.value, call.allowed)
+    return AttentionSteps(
+        scores=scores,
+        scaled_scores=scaled,
+        masked_scores=masked,
+        weights=weights.astype(call.result_dtype),
+        dropped_weights=dropped.astype(call.result_dtype),
+        output=output.astype(call.result_dtype),
+        _call=call,
+    )

@@ -1,0 +1,262 @@
+"""The five tutorials: their inputs, their printed tensors, and the same tensors computed by selfattn.
+
+Three of them print tensors; those are in ``data/*.json`` with their inputs. The other two describe
+modules without printing numbers: their attention is compared with `selfattn.reference` on small inputs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import selfattn as sa
+from selfattn import reference
+
+Array = npt.NDArray[Any]
+Function = Callable[..., Any]
+
+_exact_attention = partial(reference.scaled_dot_product_attention, compute_dtype=np.float64)
+_exact_layer_norm = partial(reference.layer_norm, compute_dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tensor: what is expected, what came out, how to print it, and how far apart the two may be."""
+
+    name: str
+    expected: Array
+    computed: Array
+    style: str  # a format specification for one number
+    tolerance: Array  # broadcastable to `expected`
+    source: str = "printed"
+
+    @property
+    def agrees(self) -> bool:
+        """True when the shapes are the same and no element is further off than it may be."""
+        if self.expected.shape != self.computed.shape:
+            return False
+        return bool(np.all(np.abs(self.computed - self.expected) <= self.tolerance))
+
+
+@dataclass(frozen=True)
+class Tutorial:
+    """A tutorial: its title, how precise its numbers are, the comparisons, and the slips in its text."""
+
+    number: int
+    title: str
+    precision: str
+    comparisons: tuple[Comparison, ...]
+    errata: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """True when every tensor agrees."""
+        return all(comparison.agrees for comparison in self.comparisons)
+
+
+def load(name: str) -> dict[str, Any]:
+    """Read the inputs and printed tensors of one tutorial, such as ``"first_principles"``."""
+    text = resources.files("selfattn.steps").joinpath(f"data/{name}.json").read_text(encoding="utf-8")
+    data: dict[str, Any] = json.loads(text)
+    return data
+
+
+def _rounding_slack(computed: Array) -> Array:
+    """Allow a computed number that lies on a rounding boundary to fall on either side of it."""
+    eps = np.finfo(computed.dtype).eps if computed.dtype.kind == "f" else 0.0
+    return np.asarray(16 * eps * (1 + np.abs(computed.astype(np.float64))))
+
+
+def _to_decimals(name: str, printed: Any, computed: Array, decimals: int) -> Comparison:
+    tolerance = 0.5 * 10.0**-decimals + _rounding_slack(computed)
+    return Comparison(name, np.asarray(printed, np.float64), computed, f".{decimals}f", tolerance)
+
+
+def _to_digits(name: str, printed: Any, computed: Array, digits: int) -> Comparison:
+    """Allow half a unit in the last of `digits` significant digits; a printed zero means zero."""
+    expected = np.asarray(printed, np.float64)
+    size = np.abs(expected)
+    exponent = np.floor(np.log10(np.where(size > 0, size, 1.0)))
+    unit = np.where(size > 0, 10.0 ** (exponent - digits + 1), 0.0)
+    tolerance = 0.5 * unit + _rounding_slack(computed)
+    return Comparison(name, expected, computed, f".{digits}g", tolerance)
+
+
+def _to_reference(name: str, expected: Array, computed: Array) -> Comparison:
+    # Sums of a few terms of size 1, and a LayerNorm that divides by a deviation not much below 1.
+    tolerance = 64 * np.finfo(computed.dtype).eps * (1 + np.abs(expected))
+    return Comparison(name, np.asarray(expected, np.float64), computed, ".6f", tolerance, "reference")
+
+
+def first_principles(dtype: npt.DTypeLike = np.float64) -> Tutorial:
+    """Embed five words, *bank* in a river sentence and in a finance sentence."""
+    data = load("first_principles")
+    decimals = data["printed_decimals"]
+    projected = data["projected_attention"]
+    w_query, w_key, w_value = (np.array(projected[w], dtype) for w in ("W_query", "W_key", "W_value"))
+    # The class draws its three 4×3 weights from PyTorch's CPU generator: MT19937, 24 bits of each word.
+    words = np.random.RandomState(0).randint(0, 2**32, (3, 4, 3), np.uint32)
+    class_query, class_key, class_value = ((words & 0xFFFFFF) * 2.0**-24).astype(dtype)
+
+    def compute(x: Array) -> dict[str, Array]:
+        return {
+            "embed": x,
+            "linear_layer": x @ np.array(data["linear_layer"]["W"], dtype),
+            "raw_dot_product_scores": sa.attention_steps(x, x, x, scale=1.0).scores,
+            "attention_on_raw_embeddings": sa.scaled_dot_product_attention(x, x, x, scale=1.0),
+            "projected_attention": sa.scaled_dot_product_attention(x @ w_query, x @ w_key, x @ w_value),
+            "self_attention_class": sa.scaled_dot_product_attention(
+                x @ class_query, x @ class_key, x @ class_value
+            ),
+        }
+
+    computed = {
+        sentence: compute(np.array([data["vocab"][token] for token in tokens], dtype))
+        for sentence, tokens in data["tokens"].items()
+    }
+    comparisons = tuple(
+        _to_decimals(f"{step}, {sentence}", printed, computed[sentence][step], decimals)
+        for step in computed["river"]
+        for sentence, printed in data[step]["printed"].items()
+    )
+    return Tutorial(1, data["tutorial"], f"printed to {decimals} decimals", comparisons)
+
+
+def sentence_embeddings(dtype: npt.DTypeLike = np.float64) -> Tutorial:
+    """Compute a sentence-embedding model's block: three Linears, attention, residual, LayerNorm."""
+    rng = np.random.RandomState(2)
+    length, width = 3, 4
+    x = rng.standard_normal((length, width)).astype(dtype)
+    query, key, value = (
+        x @ rng.uniform(-0.5, 0.5, (width, width)).astype(dtype) + rng.uniform(-0.5, 0.5, width).astype(dtype)
+        for _ in range(3)
+    )
+
+    def split(t: Array, heads: int) -> Array:
+        return t.reshape(length, heads, -1).swapaxes(0, 1)
+
+    def block(attention: Function, layer_norm: Function, heads: int) -> tuple[Array, Array]:
+        q, k, v = (split(t, heads) for t in (query, key, value))
+        attended, weights = attention(q, k, v, return_weights=True)
+        return layer_norm(attended.swapaxes(0, 1).reshape(x.shape) + x, (width,)), weights
+
+    def compare(heads: int) -> Iterator[Comparison]:
+        output, weights = block(sa.scaled_dot_product_attention, sa.layer_norm, heads)
+        expected_output, expected_weights = block(_exact_attention, _exact_layer_norm, heads)
+        title = "one head" if heads == 1 else f"{heads} heads"
+        yield _to_reference(f"attention weights, {title}", expected_weights, weights)
+        yield _to_reference(f"block output, {title}", expected_output, output)
+        yield _to_reference(f"sentence embedding, {title}", expected_output.mean(axis=0), output.mean(axis=0))
+
+    comparisons = (*compare(1), *compare(2))
+    return Tutorial(
+        2, "LLMs: Self Attention", "prints no tensors; compared with the reference, to rounding", comparisons
+    )
+
+
+def basics_notebook(dtype: npt.DTypeLike = np.float64) -> Tutorial:
+    """Compute every stage of one small attention, "sky is blue"."""
+    data = load("basics_notebook")
+    decimals = data["printed_decimals"]
+    x, w_query, w_key, w_value = (
+        np.array(data[name], dtype) for name in ("embedded_tokens", "WQ", "WK", "WV")
+    )
+    query, key, value = x @ w_query, x @ w_key, x @ w_value
+    steps = sa.attention_steps(query, key, value)
+    output, weights = sa.scaled_dot_product_attention(query, key, value, return_weights=True)
+    stages = {
+        "Q": query,
+        "K": key,
+        "V": value,
+        "attn_logits": steps.scores,
+        "scaled_attention_logits": steps.scaled_scores,
+        "attention_weights": weights,
+        "row_sums": weights.sum(axis=-1),
+        "output": output,
+    }
+    printed = data["printed"]
+    comparisons = [_to_decimals(name, printed[name], computed, decimals) for name, computed in stages.items()]
+    comparisons.append(_to_decimals("output, weights @ V", printed["output"], weights @ value, decimals))
+    return Tutorial(
+        3, data["tutorial"], f"printed to {decimals} decimals", tuple(comparisons), tuple(data["errata"])
+    )
+
+
+def illustrated(dtype: npt.DTypeLike = np.float64) -> Tutorial:
+    """Compute floats from integers; the last two steps use weights that the author rounded by hand."""
+    data = load("illustrated")
+    digits = data["printed_significant_digits"]
+    printed = data["printed"]
+    x, w_key, w_query, w_value = (np.array(data[name]) for name in ("x", "w_key", "w_query", "w_value"))
+    keys, querys, values = x @ w_key, x @ w_query, x @ w_value
+    as_floats = [t.astype(dtype) for t in (querys, keys, values)]
+    scores = sa.attention_steps(*as_floats, scale=1.0).scores
+    _, weights = sa.scaled_dot_product_attention(*as_floats, scale=1.0, return_weights=True)
+    # Scores that are the logarithms of given weights have those weights as their softmax.
+    with np.errstate(divide="ignore"):
+        log_weights = np.log(np.array(printed["attn_scores_softmax_rounded"], dtype))
+    nothing = np.zeros((len(x), 0), dtype)
+    rounded = sa.attention_steps(nothing, nothing, values.astype(dtype), attn_mask=log_weights)
+    outputs = sa.scaled_dot_product_attention(nothing, nothing, values.astype(dtype), attn_mask=log_weights)
+    left_to_reader = data["computed_not_printed"]["outputs_2_and_3_rounded"]
+    comparisons = (
+        _to_digits("keys", printed["keys"], keys, digits),
+        _to_digits("querys", printed["querys"], querys, digits),
+        _to_digits("values", printed["values"], values, digits),
+        _to_digits("attn_scores", printed["attn_scores"], scores, digits),
+        _to_digits("attn_scores_softmax", printed["attn_scores_softmax"], weights, digits),
+        _to_digits(
+            "weighted_values_rounded [key][query]",
+            printed["weighted_values_rounded"],
+            rounded.weighted_values.swapaxes(0, 1),
+            digits,
+        ),
+        _to_digits("output_1_rounded", printed["output_1_rounded"], outputs[0], digits),
+        _to_digits("outputs 2 and 3, left to the reader", left_to_reader, outputs[1:], digits),
+    )
+    return Tutorial(
+        4, data["tutorial"], f"printed to {digits} significant digits", comparisons, tuple(data["errata"])
+    )
+
+
+def attention_module(dtype: npt.DTypeLike = np.float64) -> Tutorial:
+    """Compute (batch, n_heads, len, d) attention without and with a (batch, 1, 1, len) mask of integers."""
+    rng = np.random.RandomState(5)
+    query, key, value = (rng.standard_normal((1, 2, 4, 3)).astype(dtype) for _ in range(3))
+    integers = np.array([1, 1, 1, 0]).reshape(1, 1, 1, 4)
+    masks = {"no mask": None, "mask 1 1 1 0": integers != 0}
+
+    def compare() -> Iterator[Comparison]:
+        for title, mask in masks.items():
+            output, weights = sa.scaled_dot_product_attention(query, key, value, mask, return_weights=True)
+            expected = _exact_attention(query, key, value, mask, return_weights=True)
+            yield _to_reference(f"attention weights, {title}", expected[1], weights)
+            yield _to_reference(f"weighted values, {title}", expected[0], output)
+
+    return Tutorial(
+        5,
+        "Self-Attention: ScaledDotProductAttention module",
+        "prints no tensors; compared with the reference, to rounding",
+        tuple(compare()),
+    )
+
+
+TUTORIALS: tuple[Callable[[npt.DTypeLike], Tutorial], ...] = (
+    first_principles,
+    sentence_embeddings,
+    basics_notebook,
+    illustrated,
+    attention_module,
+)
+
+
+def compute_all(dtype: npt.DTypeLike = np.float64) -> list[Tutorial]:
+    """Compute all five, in the order of the tutorials."""
+    return [tutorial(dtype) for tutorial in TUTORIALS]

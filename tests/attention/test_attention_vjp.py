@@ -1,0 +1,717 @@
+"""Gradients of attention: finite differences check the reference, and the reference checks the C core."""
+
+import ctypes
+import ctypes.util
+import inspect
+import platform
+import sys
+import tracemalloc
+from itertools import combinations
+
+import numpy as np
+import pytest
+from gradients import FIELDS, assert_gradients, everything
+from inputs import LAYOUTS, OPTIONS, options_together, random_inputs
+from numpy.testing import assert_allclose, assert_array_equal
+
+import selfattn as sa
+from selfattn import reference
+
+PAIRS = [
+    ("float_mask", "is_causal"), ("float_mask", "dropout"), ("softcap", "dropout"), ("softcap", "float_mask", "window"),
+    ("alibi_slopes", "lower_right", "softcap"), ("sinks", "dropout", "key_lengths"), ("bool_mask", "sinks"),
+    ("float_mask", "alibi_slopes", "sinks", "scale", "softcap", "dropout", "is_causal", "key_lengths"),
+]  # fmt: skip
+COMBINATIONS = [(name,) for name in OPTIONS] + PAIRS
+
+
+# ------------------------------------------------------------------------------------------------ the reference
+
+
+@pytest.mark.parametrize("names", COMBINATIONS, ids="+".join)
+def test_reference_agrees_with_finite_differences(names):
+    rng = np.random.default_rng(1)
+    arguments = random_inputs((2, 3, 7, 4), 9, dtype=np.float64, v_width=5)
+    options = options_together(names, (2, 3), 7, 9, rng)
+    if (mask := options.get("attn_mask")) is not None and mask.dtype != np.bool_:
+        options["attn_mask"] = mask.astype(np.float64)
+    moving = {name: np.array(x) for name, x in zip(("query", "key", "value"), arguments, strict=True)}
+    moving |= {name: options[name] for name in everything(options)[3:]}
+    rest = {name: x for name, x in options.items() if name not in moving}
+    (out, lse), pullback = reference.scaled_dot_product_attention_vjp(**moving, **rest, return_lse=True)
+    d_out, d_lse = rng.standard_normal(out.shape), rng.standard_normal(lse.shape)
+    gradients = pullback(d_out, d_lse)
+    step = 1e-5
+    for name, x in moving.items():
+        direction = rng.standard_normal(x.shape)
+
+        def along(t, name=name, x=x, direction=direction):
+            y, log_sum = reference.scaled_dot_product_attention(
+                **(moving | {name: x + t * direction}), **rest, return_lse=True
+            )
+            return (y * d_out).sum() + np.where(np.isfinite(log_sum), log_sum, 0).ravel() @ d_lse.ravel()
+
+        slope = (along(step) - along(-step)) / (2 * step)
+        # the difference's own error: step**2 from its third derivative, eps / step from rounding
+        assert_allclose((np.where(direction == 0, 0, getattr(gradients, name)) * direction).sum(), slope,
+                        rtol=1e-6, atol=1e-7, err_msg=name)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ the C core
+
+
+@pytest.mark.parametrize("names", COMBINATIONS, ids="+".join)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_options(isa, dtype, names):
+    for shape, n_keys, v_width in [((2, 2, 37, 20), 70, 33), ((1, 2, 130, 8), 67, 8)]:
+        arguments = random_inputs(shape, n_keys, dtype=dtype, v_width=v_width)
+        options = options_together(names, shape[:2], shape[2], n_keys, np.random.default_rng(2))
+        assert_gradients(arguments, options, what=f"{shape} {names}")
+
+
+@pytest.mark.parametrize("L", [0, 1, 2, 15, 16, 17, 63, 64, 65, 129])
+def test_sizes(isa, L):
+    for S, E, Ev in [(1, 1, 1), (64, 16, 64), (65, 17, 80), (3, 128, 31), (0, 4, 4), (5, 0, 3), (4, 3, 0)]:
+        arguments = random_inputs((1, 2, L, E), S, v_width=Ev)
+        assert_gradients(arguments, {"is_causal": L % 2 == 1}, what=f"{L, S, E, Ev}")
+
+
+@pytest.mark.parametrize(("query", "key"), [((0, 3, 8), (0, 5, 8)), ((2, 0, 3, 8), (0, 5, 8)), ((0, 3, 8), (1, 5, 8)),
+                                            ((0, 3, 8), (5, 8)), ((3, 0, 3, 8), (1, 1, 5, 8))], ids=str)  # fmt: skip
+def test_no_heads(query, key):
+    q, k = np.ones(query, np.float32), np.ones(key, np.float32)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, k)
+    for gradient, given in zip(pullback(out)[:3], (q, k, k), strict=True):
+        assert_array_equal(gradient, np.zeros_like(given))
+    pair = np.ones((2, 5, 8), np.float32)
+    _, pullback = sa.scaled_dot_product_attention_vjp(
+        np.ones((0, 3, 8), np.float32), pair, pair, enable_gqa=True
+    )
+    assert_array_equal(pullback(np.ones((0, 3, 8), np.float32)).key, np.zeros_like(pair))
+
+
+def test_rows_and_keys_in_several_parts(isa):
+    """One head of 1100 x 900: cut into parts that take turns."""
+    arguments = random_inputs((1, 1, 1100, 24), 900)
+    for options in ({}, {"is_causal": True}, {"window": (100, 50), "causal": "lower_right"}):
+        assert_gradients(arguments, options, what=str(options))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        (np.float32, {"dropout_p": 0.2, "rng": 3}),
+        (np.float64, {"causal": "lower_right", "softcap": 3.0}),
+        (np.float16, {}),
+        ("bfloat16", {"alibi_slopes": np.array([0.1, 0.2])}),
+        (np.float32, {"causal": "lower_right", "window": (4390, 0)}),
+        ("bfloat16", {"causal": "lower_right", "window": (4390, 0)}),
+        ("bfloat16", {"causal": "lower_right", "window": (4390, 0), "attn_mask": None}),
+    ],
+    ids=str,
+)
+def test_more_keys_than_go_by_at_once(isa, dtype, options):
+    """2048 of this width, then a block looks for signals; heads lie side by side, so that dK and dV are gathered meanwhile.
+
+    With a window the first key is inside of a tile, and what is packed goes by whole ones: no key may come twice.
+    """
+    q, k, v = (np.ascontiguousarray(x.swapaxes(0, 1)).swapaxes(0, 1)
+               for x in random_inputs((2, 20, 1024), 4500, dtype=np.dtype(dtype)))  # fmt: skip
+    mask = np.random.default_rng(0).standard_normal((20, 4500)).astype(np.float32)
+    options = {"attn_mask": mask, "scale": 0.02, **options}
+    assert_gradients((q, k, v), {name: x for name, x in options.items() if x is not None}, what=f"{dtype}")
+
+
+def test_grouped_queries_and_broadcasting(isa):
+    rng = np.random.default_rng(3)
+    q = rng.standard_normal((2, 6, 21, 12))
+    k, v = rng.standard_normal((2, 2, 2, 30, 12))
+    assert_gradients((q, k, v), {"enable_gqa": True, "is_causal": True}, what="gqa")
+    assert_gradients((q, k[:, :1], v[:, :1]), {"enable_gqa": True}, what="one key head")
+    assert_gradients((q, k[:1, :1], v[:1, :1]), {}, what="all share one")
+    assert_gradients((q, k[0, :1], v[:, :1]), {}, what="keys shared more than values")
+    assert_gradients((q[:1, :1], np.repeat(k, 3, 1), np.repeat(v, 3, 1)), {}, what="queries shared")
+    assert_gradients((q[0, 0], np.repeat(k, 3, 1), v[0, 0]), {}, what="2-D queries and values")
+    view = np.broadcast_to(k[:, :1], (2, 6, 30, 12))  # of length 6: each head has its own gradient
+    assert_gradients((q, view, view), {}, what="a broadcast view")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_strides(layout):
+    for dtype in (np.float32, np.float64):
+        arguments = random_inputs((2, 2, 37, 12), 66, dtype=dtype)
+        assert_gradients(tuple(LAYOUTS[layout](x) for x in arguments), {"is_causal": True}, what=layout)
+
+
+def test_16_bits_integers_and_mixed_dtypes():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        q, k, v = (x.astype(dtype) for x in random_inputs((2, 20, 16), 33))
+        out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v)
+        assert out.dtype == dtype
+        grad_out = np.ones_like(out)
+        _, exact = reference.scaled_dot_product_attention_vjp(q, k, v, compute_dtype=np.float64)
+        eps = float(ml_dtypes.finfo(dtype).eps)
+        for got, expected in zip(pullback(grad_out)[:3], exact(np.ones(out.shape))[:3], strict=True):
+            assert got.dtype == dtype
+            # one rounding of the result, and by pairs of bfloat16 those of weights
+            assert_allclose(got.astype(np.float64), expected, rtol=2 * eps, atol=4 * eps)
+    q = np.arange(12).reshape(3, 4) % 5
+    gradients = assert_gradients_of_integers(q)
+    assert {x.dtype for x in gradients[:3]} == {np.dtype(np.float64)}
+
+
+def assert_gradients_of_integers(q):
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, q, q)
+    got = pullback(np.ones_like(out))
+    expected = reference.scaled_dot_product_attention_vjp(q, q, q)[1](np.ones_like(out))
+    for a, b in zip(got[:3], expected[:3], strict=True):
+        assert_allclose(a, b, rtol=0, atol=1e-13)  # a few eps of sums of a dozen small integers
+    return got
+
+
+@pytest.mark.parametrize(("heads", "keys"), [(4, 16), (1, 1024)], ids=["few keys", "keys in parts"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_slopes_of_16_bits_whose_distances_are_long(isa, sinks, packed, heads, keys):
+    """An output rounded to 16 bits is off by 2^-9, and distances here are a thousand: the slopes' gradient does not show it."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")  # bfloat16 is its type, and no dependency of ours
+    r = np.random.default_rng(1)
+    shapes = ((heads, 1024, 64), (heads, keys, 64), (heads, keys, 64), (heads, 1024, 64))
+    exact = [r.standard_normal(shape).astype(ml_dtypes.bfloat16).astype(np.float64) for shape in shapes]
+    options = {"alibi_slopes": np.full(heads, 0.01), "sinks": np.linspace(-1, 1, heads) if sinks else None}
+    lse = r.standard_normal((heads, 1024))
+
+    def slopes(dtype):
+        q, k, v, d = (x.astype(dtype) for x in exact)
+        d_lse = lse.astype(np.float64 if dtype == np.float64 else np.float32)
+        if packed:
+            q, k, v, d = (x.swapaxes(0, 1) for x in (q, k, v, d))
+            *_, pullback = sa.varlen_attention_vjp(
+                q, k, v, [0, 1024], [0, keys], return_lse=True, wrt=("alibi_slopes",), **options
+            )
+        else:
+            *_, pullback = sa.scaled_dot_product_attention_vjp(
+                q, k, v, return_lse=True, wrt=("alibi_slopes",), **options
+            )
+        return pullback(d, d_lse).alibi_slopes
+
+    q, k, v, d = exact
+    expected = reference.scaled_dot_product_attention_vjp(q, k, v, return_lse=True, **options)[1](d, lse)
+    assert_allclose(slopes(np.float64), expected.alibi_slopes, rtol=1e-12)
+    for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
+        # sums of 16 thousand terms in float32, some of them a hundred times the result
+        assert_allclose(slopes(dtype), expected.alibi_slopes, rtol=3e-4, err_msg=str(dtype))
+
+
+def test_a_gradient_beyond_its_dtype_is_infinite():
+    """A sum over all pairs; of float16 slopes 65,504 is the largest."""
+    rng = np.random.default_rng(3)
+    arrays = [rng.standard_normal((2, 40, 8), dtype=np.float32) for _ in range(3)]
+    grad_out = np.float32(1e5) * rng.standard_normal((2, 40, 8), dtype=np.float32)
+    slopes = np.array([0.1, 0.2], np.float16)
+    got = assert_gradients(arrays, {"alibi_slopes": slopes}, grad_out=grad_out)
+    wide = assert_gradients(arrays, {"alibi_slopes": slopes.astype(np.float32)}, grad_out=grad_out)
+    assert np.abs(wide.alibi_slopes).min() > np.finfo(np.float16).max
+    assert_array_equal(got.alibi_slopes, np.copysign(np.float16(np.inf), wide.alibi_slopes))
+
+
+def test_the_gradient_of_the_log_sum_exp():
+    q, k, v = random_inputs((2, 33, 8), 50, dtype=np.float64)
+    options = {"sinks": np.array([0.5, -1.0]), "is_causal": True}
+    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(
+        q, k, v, **options, return_lse=True, wrt=("query", "key", "value", "sinks")
+    )
+    rng = np.random.default_rng(0)
+    d_out, d_lse = rng.standard_normal(out.shape), rng.standard_normal(lse.shape)
+    expected = reference.scaled_dot_product_attention_vjp(q, k, v, **options, return_lse=True)[1](
+        d_out, d_lse
+    )
+    for got, want in zip(pullback(d_out, d_lse), expected, strict=True):
+        if want is None:
+            assert got is None
+            continue
+        assert_allclose(got, want, rtol=0, atol=1e-13)
+
+
+def test_slopes_beside_a_closed_key_that_is_nan(isa):
+    q, k, v, d = random_inputs((2, 40, 16), 40) + random_inputs((2, 40, 16), 40)[:1]
+    mask = np.ones((40, 40), bool)
+    mask[:, 7] = False
+    poisoned = k.copy()
+    poisoned[:, 7] = np.nan
+    gradients = [
+        sa.scaled_dot_product_attention_vjp(
+            q, x, v, mask, alibi_slopes=np.array([0.1, 0.2]), wrt=("query", "alibi_slopes")
+        )[1](d)
+        for x in (k, poisoned)
+    ]
+    assert np.isfinite(gradients[1].query).all()
+    assert_allclose(gradients[1].alibi_slopes, gradients[0].alibi_slopes, rtol=1e-3)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3e38])
+def test_a_gradient_of_the_log_sum_exp_stays_in_its_row(isa, bad):
+    ml_dtypes = pytest.importorskip("ml_dtypes")  # bfloat16 is its type, and no dependency of ours
+    for dtype in (ml_dtypes.bfloat16, np.float16, np.float32):
+        q, k, v = (x.astype(dtype) for x in random_inputs((2, 64, 32), 64))
+        (out, lse), pullback = sa.scaled_dot_product_attention_vjp(q, k, v, is_causal=True, return_lse=True)
+        d_lse = np.zeros_like(lse)
+        expected = pullback(out, d_lse)
+        d_lse[:, 10] = bad
+        got = pullback(out, d_lse)
+        assert_array_equal(np.delete(got.query, 10, axis=1), np.delete(expected.query, 10, axis=1))
+        assert_array_equal(got.key[:, 11:], expected.key[:, 11:])
+        assert_array_equal(got.value, expected.value)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_gradient_of_the_output(packed):
+    q, k, v = random_inputs((5, 2, 4), 2)
+    arguments = (q, q[:3], q[:3], [0, 5], [0, 3]) if packed else (q, k, v)
+    function = sa.varlen_attention_vjp if packed else sa.scaled_dot_product_attention_vjp
+    (out, lse), pullback = function(*arguments, return_lse=True)
+    for got, expected in zip(pullback(None, lse)[:3], pullback(np.zeros_like(out), lse)[:3], strict=True):
+        assert_array_equal(got, expected)
+    with pytest.raises(TypeError, match="grad_out must be an array, not None"):
+        pullback(None)
+
+
+def test_sums_over_rows_give_no_warnings():
+    """As arithmetic within C gives none: what overflows is inf, what has no meaning is NaN."""
+    o = np.ones((2, 1), np.float32)
+    with np.errstate(all="raise"):
+        _, pullback = sa.scaled_dot_product_attention_vjp(o, o, o, sinks=np.float16(0), wrt=("sinks",))
+        assert np.isnan(pullback(np.float32([[np.inf], [-np.inf]])).sinks)
+        assert pullback(np.full((2, 1), 1e6, np.float32)).sinks == -np.inf
+        half = o.astype(np.float16)
+        _, pullback = sa.scaled_dot_product_attention_vjp(half, half, half)
+        assert pullback([[1e6], [1.0]]).value[0] == np.inf  # a list, rounded to the dtype of the output
+        rows = o[:, None]
+        _, pullback = sa.varlen_attention_vjp(
+            rows, rows, rows, [0, 2], [0, 2], sinks=np.float16([0]), wrt=("sinks",)
+        )
+        assert pullback(np.full((2, 1, 1), 1e6, np.float32)).sinks == -np.inf
+
+
+def test_without_keys_the_log_sum_exp_is_the_sink(isa):
+    q, k = np.ones((2, 20, 8), np.float32), np.ones((2, 0, 8), np.float32)
+    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(
+        q, k, k, np.zeros((20, 1), np.float32), sinks=[0.5, -1.0], return_lse=True,
+        wrt=("query", "key", "attn_mask", "sinks"),
+    )  # fmt: skip
+    got = pullback(np.ones_like(out), np.ones_like(lse))
+    assert_array_equal(got.sinks, [20, 20])
+    assert not got.query.any() and not got.attn_mask.any() and got.key.shape == k.shape
+
+
+def test_without_columns_of_values_the_log_sum_exp_has_gradients(isa):
+    q, k, _ = random_inputs((2, 20, 8), 30)
+    v, d_lse = np.ones((2, 30, 0), np.float32), np.ones((2, 20), np.float32)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    got = sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, grad_lse=d_lse)
+    _, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, return_lse=True)
+    expected = pullback(out, d_lse)
+    assert_array_equal(got.query, expected.query)
+    assert got.query.any() and got.key.any()
+
+
+# -------------------------------------------------------------------------------------------- promises
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_masked_pairs_never_leak(isa, bad):
+    """A masked key, value, query or gradient may hold anything: the other gradients stay what they were."""
+    q, k, v = random_inputs((1, 2, 70, 16), 90)
+    mask = np.ones((70, 90), bool)
+    mask[:, 80:] = False  # keys that nobody sees
+    mask[5] = False  # a query that sees nothing
+    clean_out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, mask)
+    grad_out = np.random.default_rng(0).standard_normal(clean_out.shape).astype(np.float32)
+    clean = pullback(grad_out)
+    k[..., 80:, :] = bad
+    v[..., 85:, :] = bad
+    q[..., 5, :] = bad
+    grad_out[..., 5, :] = bad
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, mask)
+    got = pullback(grad_out)
+    assert_allclose(out, clean_out, rtol=0, atol=1e-6)
+    for a, b in zip(got[:3], clean[:3], strict=True):
+        assert_allclose(a, b, rtol=0, atol=2e-5)  # another order of the same few hundred terms
+    assert (
+        not got.key[..., 80:, :].any() and not got.value[..., 80:, :].any() and not got.query[..., 5, :].any()
+    )
+
+
+def test_a_closed_pair_whose_score_is_nan_from_finite_numbers(isa):
+    """Infinity minus infinity within a product of finite numbers: neither its score nor softcap's slope leaks."""
+    q, k, v = random_inputs((1, 2, 70, 16), 90)
+    q = np.abs(q) + 1
+    mask = np.arange(90) < 80
+    options = {"attn_mask": mask, "softcap": 5.0}
+    clean_out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, **options)
+    clean = pullback(np.ones_like(clean_out))
+    k[..., 80:, ::2], k[..., 80:, 1::2] = 3e38, -3e38
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, **options)
+    assert_allclose(out, clean_out, rtol=0, atol=1e-6)  # the careful kernel sums in another order
+    for a, b in zip(pullback(np.ones_like(out))[:3], clean[:3], strict=True):
+        assert_allclose(a, b, rtol=0, atol=2e-5)
+
+
+def test_dead_rows_have_zero_gradients():
+    q, k, v = random_inputs((3, 6, 4), 5)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, key_lengths=np.array([0, 3, 5]))
+    grad_out = np.ones_like(out)
+    grad_out[0] = np.inf
+    got = pullback(grad_out)
+    assert not any(x[0].any() for x in got[:3])
+    assert all(np.isfinite(x).all() and x[1:].any() for x in got[:3])
+
+
+def test_nan_in_what_is_attended_propagates():
+    q, k, v = random_inputs((40, 8), 70)
+    v[3] = np.nan
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v)
+    got = pullback(np.ones_like(out))
+    assert np.isnan(got.query).all() and np.isnan(got.key).all() and not np.isnan(got.value).any()
+
+
+@pytest.mark.parametrize(
+    "shape, options",
+    [
+        ((1, 8, 200, 32), {}),
+        ((1, 1, 1300, 32), {"is_causal": True}),
+        ((2, 3, 90, 16), {"dropout_p": 0.2, "rng": 1}),
+        ((1, 9, 521, 128), {"is_causal": True}),
+    ],
+    ids=["heads", "inside a head", "dropout", "heads that follow"],
+)
+def test_the_same_bits_for_any_number_of_threads(isa, shape, options):
+    arguments = random_inputs(shape)
+    mask = np.random.default_rng(0).standard_normal(shape[-2:-1] * 2).astype(np.float32)
+    out, pullback = sa.scaled_dot_product_attention_vjp(
+        *arguments, mask, **options, wrt=("query", "key", "value", "attn_mask"), num_threads=1
+    )
+    grad_out = np.random.default_rng(1).standard_normal(out.shape).astype(np.float32)
+    expected = pullback(grad_out)
+    for threads in (1, 2, 3, 7):
+        again, pullback = sa.scaled_dot_product_attention_vjp(
+            *arguments, mask, **options, wrt=("query", "key", "value", "attn_mask"), num_threads=threads
+        )
+        assert_array_equal(again, out)
+        for a, b in zip(pullback(grad_out)[:4], expected[:4], strict=True):
+            assert_array_equal(a, b, err_msg=str(threads))
+
+
+def test_wrt_leaves_the_others_out_and_changes_no_bit():
+    arguments = random_inputs((2, 70, 16), 80)
+    options = {"alibi_slopes": np.array([0.1, 0.2]), "sinks": np.zeros(2)}
+    names = ("query", "key", "value", "alibi_slopes", "sinks")
+    out, pullback = sa.scaled_dot_product_attention_vjp(*arguments, **options, wrt=names)
+    whole = pullback(np.ones_like(out))
+    for name in names:
+        _, pullback = sa.scaled_dot_product_attention_vjp(*arguments, **options, wrt=name)
+        got = pullback(np.ones_like(out))
+        assert [f for f in FIELDS if getattr(got, f) is not None] == [name]
+        assert_array_equal(getattr(got, name), getattr(whole, name))
+
+
+@pytest.mark.parametrize("length", [9, 65, 70, 100, 197])
+def test_the_output_has_the_bits_of_a_call_without_gradients(isa, length):
+    for dtype in (np.float32, np.float64, np.float16, "bfloat16"):
+        arguments = random_inputs((2, length, 20), 90, dtype=np.dtype(dtype))
+        for options in ({}, {"is_causal": True}, {"dropout_p": 0.3, "rng": 1}):
+            out, _ = sa.scaled_dot_product_attention_vjp(*arguments, **options)
+            assert_array_equal(out, sa.scaled_dot_product_attention(*arguments, **options))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("length", [1, 3, 4, 8, 28, 52, 65, 68, 72, 76, 129, 200])
+def test_the_backward_pass_has_the_weights_of_the_forward_pass(isa, length, dtype):
+    """Whatever the scores, which are large here: one that was summed in another order is off by an ulp of 10^5, and its weight by a
+    hundredth. Weights sum to 1, so dV sums to dO along the keys, and dS to 0."""
+    rng = np.random.default_rng(length)
+    size = 300 if dtype == np.float32 else 3e4
+    q, k = (rng.uniform(-size, size, (2, n, 64)).astype(dtype) for n in (length, 150))
+    v, grad_out = (rng.standard_normal((2, n, 20)).astype(dtype) for n in (150, length))
+    mask = np.zeros((2, length, 150), dtype)
+    _, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, mask, wrt=("value", "attn_mask"))
+    found = pullback(grad_out)
+    eps = float(np.finfo(dtype).eps)
+    # A row is off by its sum of weights, of 150 terms, and those of dP and delta, of 20: a few eps of the largest |dP|.
+    largest = np.abs(grad_out).sum(-1).max() * np.abs(v).max()
+    assert_allclose(
+        found.value.sum(axis=1), grad_out.sum(axis=1), rtol=0, atol=16 * eps * np.abs(grad_out).sum(1).max()
+    )
+    assert_allclose(found.attn_mask.sum(axis=-1), 0, rtol=0, atol=16 * eps * largest)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"dropout_p": 0.3, "rng": 1}, {"sinks": 2.0}], ids=str
+)
+@pytest.mark.parametrize("dtype", [np.float16, "bfloat16"])
+@pytest.mark.parametrize("shape", [(3, 6, 8), (70, 128, 64)], ids=str)
+@pytest.mark.parametrize("halves", [False, True])
+def test_16_bit_gradients_do_not_know_that_the_output_was_rounded(isa, shape, dtype, options, halves):
+    """Delta is not the sum of rounded outputs: with numbers that are all positive, dQ would be off by seven ulps.
+
+    The pullback has the output from before it was rounded; of the halves, delta is summed over the keys.
+    """
+    length, keys, width = shape
+    if width >= 16 and isa == "avx512bf16" and dtype == "bfloat16":
+        pytest.skip("weights are rounded (tests/attention/test_accuracy.py)")
+    if width >= 16 and isa == "amx" and halves:
+        pytest.skip("by parts, where delta is the sum of outputs as they are (docs/theory/backward.md)")
+    rng = np.random.default_rng(0)
+    q, k, v, grad_out = (rng.uniform(0, 1, (2, n, width)).astype(dtype) for n in (length, keys, keys, length))
+    if isinstance(options.get("sinks"), float):
+        options = options | {"sinks": np.full(2, options["sinks"], np.float32)}
+    if halves:
+        out, statistics = sa.scaled_dot_product_attention_forward(q, k, v, **options)
+        assert out.dtype == dtype
+        found = sa.scaled_dot_product_attention_backward(grad_out, out, statistics, q, k, v, **options)
+    else:
+        found = sa.scaled_dot_product_attention_vjp(q, k, v, **options)[1](grad_out)
+    wide = (x.astype(np.float64) for x in (q, k, v))
+    _, pullback = reference.scaled_dot_product_attention_vjp(*wide, **options)
+    expected = pullback(grad_out.astype(np.float64))
+    for name in ("query", "key", "value"):
+        truth = getattr(expected, name)
+        ulp = np.abs(np.spacing(truth.astype(dtype))).astype(np.float64)
+        # Half an ulp of rounding, and what float32's sums leave where dP, of 20, and delta leave a difference of 1.
+        bound = ulp / 2 + float(np.spacing(np.abs(truth).max().astype(dtype))) / 4
+        error = np.abs(getattr(found, name).astype(np.float64) - truth)
+        assert (error <= bound).all(), f"{name}: {(error / bound).max()}"
+
+
+def flag_of_overflow():
+    """How to clear and to read the flag that an overflow leaves behind in the thread that computed it."""
+    bit = {"x86_64": 8, "AMD64": 8, "aarch64": 4, "arm64": 4}.get(platform.machine())
+    library = ctypes.util.find_library("m")
+    if bit is None or sys.platform == "win32" or library is None:
+        pytest.skip("it is not known here how to read floating-point flags")
+    functions = ctypes.CDLL(library)
+    return lambda: functions.feclearexcept(bit), lambda: bool(functions.fetestexcept(bit) & bit)
+
+
+# The product that overflows -> factors of query, key, value and grad_out, and the gradients that need the product.
+OVERFLOWING = {
+    "dP = dO V": ((1, 1, 1e30, 1e30), {"query", "key"}),
+    "dQ = dS K": ((1e-25, 1e25, 1, 1e15), {"query"}),
+    "dK = dS Q": ((1e25, 1e-25, 1, 1e15), {"key"}),
+    "dV = P dO": ((1, 1, 1e-30, 5e37), {"value"}),
+}
+
+
+@pytest.mark.parametrize("wrt", [names for n in (1, 2, 3) for names in combinations(FIELDS[:3], n)], ids=str)
+@pytest.mark.parametrize("product", OVERFLOWING)
+def test_what_wrt_leaves_out_is_not_computed(isa, product, wrt):
+    """Each product in turn is made to overflow, and nothing else: the CPU's flag tells whether it was computed."""
+    if isa == "amx":
+        pytest.skip("a matrix unit leaves no flags")
+    clear, overflowed = flag_of_overflow()
+    factors, needed_by = OVERFLOWING[product]
+    rng = np.random.default_rng(0)
+    query, key, value, grad_out = (
+        (np.abs(rng.standard_normal((2, n, 16))) * factor).astype(np.float32)
+        for n, factor in zip((200, 8, 8, 200), factors, strict=True)
+    )
+    _, statistics = sa.scaled_dot_product_attention_forward(query, key, value)
+    zeros = np.zeros_like(grad_out)  # as output, lest δ = O·dO overflow
+    clear()
+    sa.scaled_dot_product_attention_backward(
+        grad_out, zeros, statistics, query, key, value, wrt=wrt, num_threads=1
+    )
+    assert overflowed() == bool(needed_by & set(wrt))
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_what_wrt_leaves_out_takes_no_memory(name):
+    """Each gradient has 8 MiB, scratch and statistics far less: NumPy tells tracemalloc of its arrays."""
+    arguments = random_inputs((1, 65536, 32))
+    options = {"window": (8, 0), "num_threads": 1}
+    out, pullback = sa.scaled_dot_product_attention_vjp(*arguments, **options, wrt=name)
+    pullback(out)
+    tracemalloc.start()
+    try:
+        gradient = getattr(pullback(out), name)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert gradient.nbytes == 2**23 < peak < 1.5 * 2**23
+
+
+def test_a_row_that_only_a_sink_keeps_alive_does_not_see_its_gradient():
+    """Its output is 0 whatever it meets: a NaN in the gradient of it reaches nothing, in the core as in the reference."""
+    x, mask = np.ones((2, 3)), np.array([[False, False], [True, True]])
+    grad_out = np.array([[np.nan] * 3, [1.0] * 3])
+    for module in (sa, reference):
+        _, pullback = module.scaled_dot_product_attention_vjp(x, x, x, mask, sinks=0.3)
+        clean = pullback(np.where(np.isnan(grad_out), 0, grad_out))
+        for a, b in zip(pullback(grad_out), clean, strict=True):
+            if a is not None:
+                assert_array_equal(a, b)
+
+
+# ------------------------------------------------------------------------------------------------ arguments
+
+
+def test_signatures_are_those_of_the_forward_call():
+    forward = inspect.signature(sa.scaled_dot_product_attention).parameters
+    names = list(forward)
+    for function, extra, missing in [
+        (sa.scaled_dot_product_attention_vjp, ["wrt"], []),
+        (sa.scaled_dot_product_attention_forward, [], []),
+        (sa.scaled_dot_product_attention_backward, ["grad_lse", "wrt", "gradients"], ["return_lse", "return_weights", "out"]),
+    ]:  # fmt: skip
+        own = inspect.signature(function).parameters
+        shared = [name for name in names if name not in missing]
+        first = list(own).index("query")
+        assert list(own)[first:] == shared + extra
+        for name in shared:
+            assert own[name].default == forward[name].default and own[name].kind == forward[name].kind, name
+
+
+@pytest.mark.parametrize("p", [np.array(0.4), np.float32(0.4), np.array(0.4, np.float16), 0.4], ids=repr)
+@pytest.mark.parametrize("rng", [None, np.random.default_rng(0)], ids=["entropy", "generator"])
+def test_dropout_is_the_same_forward_and_backward(p, rng):
+    """Of the value's gradient for ones, column sums are what each key was given: so they are in the output."""
+    q, k, _ = random_inputs((1, 40, 8), 60, dtype=np.float64)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, np.eye(60)[None], dropout_p=p, rng=rng)
+    given = out.sum(axis=-2)[0]  # V is the identity: the output is the weights after dropout
+    for _ in range(2):
+        got = pullback(np.ones_like(out)).value[0]
+        assert_allclose(got, np.broadcast_to(given[:, None], got.shape), rtol=0, atol=1e-14)
+    assert (given == 0).sum() < 60 and (out == 0).sum() > 100
+
+
+def test_dropout_that_changes_in_place_changes_nothing():
+    q, k, v = random_inputs((1, 20, 8), 30)
+    p = np.array(0.5)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, dropout_p=p)
+    before = pullback(np.ones_like(out))
+    p[...] = 0
+    for a, b in zip(pullback(np.ones_like(out))[:3], before[:3], strict=True):
+        assert_array_equal(a, b)
+
+
+def test_gradients_given_as_lists():
+    q, k, v = random_inputs((2, 6, 4), 5)
+    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(q, k, v, return_lse=True)
+    expected = pullback(np.ones_like(out), np.ones_like(lse))
+    got = pullback(np.ones_like(out).tolist(), np.ones_like(lse).tolist())
+    for a, b in zip(got[:3], expected[:3], strict=True):
+        assert a.dtype == np.float32
+        assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_given_as_lists_have_the_dtype_of_the_result(packed):
+    """Not that of the output that the pullback holds, which is float32: 0.1 is another number there."""
+    q, k, v = (x.astype(np.float16) for x in random_inputs((6, 2, 8)))
+    if packed:
+        out, pullback = sa.varlen_attention_vjp(q, k, v, [0, 6], [0, 6])
+    else:
+        out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v)
+    numbers = np.full(out.shape, 0.1)
+    assert_array_equal(pullback(numbers.tolist()).value, pullback(numbers.astype(np.float16)).value)
+
+
+@pytest.mark.parametrize("dropout_p", [True, np.True_, np.array(True)], ids=repr)
+def test_a_boolean_is_no_probability(dropout_p):
+    q, k, v = random_inputs((6, 2, 4))
+    for call in (
+        lambda: sa.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p),
+        lambda: sa.scaled_dot_product_attention_vjp(q, k, v, dropout_p=dropout_p),
+        lambda: sa.varlen_attention_vjp(q, k, v, [0, 6], [0, 6], dropout_p=dropout_p),
+    ):
+        with pytest.raises(TypeError, match="dropout_p must be a real number, got a bool"):
+            call()
+
+
+def test_wrong_gradients_in_the_pullback():
+    q, k, v = random_inputs((2, 6, 4), 5)
+    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(q, k, v, return_lse=True)
+    for error, words, d_out, d_lse in [
+        (ValueError, r"grad_out must have shape \(2, 6, 4\), got \(2, 6, 5\)", np.ones((2, 6, 5), np.float32), None),
+        (ValueError, r"grad_out must have shape \(2, 6, 4\), got \(\)", 1.0, None),
+        (TypeError, "grad_out has dtype float64, but the output has dtype float32", out.astype(np.float64), None),
+        (ValueError, r"grad_lse must have shape \(2, 6\), got \(2, 6, 1\)", out, lse[..., None]),
+        (TypeError, "grad_lse must have a floating dtype, .* got int32", out, lse.astype(np.int32)),
+        (TypeError, "got complex64", out.astype(np.complex64), None),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=words):
+            pullback(d_out, d_lse)
+
+
+def test_what_has_no_gradient_is_said_at_the_call():
+    q, k, v = random_inputs((2, 6, 4), 5)
+    with pytest.raises(ValueError, match="wrt names attn_mask, but a boolean mask has no gradient"):
+        sa.scaled_dot_product_attention_vjp(q, k, v, np.ones((6, 5), bool), wrt="attn_mask")
+    with pytest.raises(ValueError, match="wrt names alibi_slopes, which was not given"):
+        sa.scaled_dot_product_attention_vjp(q, k, v, wrt="alibi_slopes")
+    with pytest.raises(TypeError, match="grad_lse was given"):
+        sa.scaled_dot_product_attention_vjp(q, k, v)[1](
+            np.ones((2, 6, 4), np.float32), np.ones((2, 6), np.float32)
+        )
+
+
+@pytest.mark.parametrize("which", ["key", "value", "both"])
+def test_a_broadcast_view_has_a_gradient_for_each_of_its_heads(which):
+    q, k, v = random_inputs((2, 6, 4), 9)
+    k, v = k[0], v[0]  # no head axis at all, but in the view
+    seen = {"key": k, "value": v}
+    for name in ("key", "value") if which == "both" else (which,):
+        seen[name] = np.broadcast_to(seen[name], (2, *seen[name].shape))
+    d = np.random.default_rng(0).standard_normal((2, 6, v.shape[-1])).astype(np.float32)
+    got = sa.scaled_dot_product_attention_vjp(q, seen["key"], seen["value"])[1](d)
+    copies = {name: x.copy() for name, x in seen.items()}
+    expected = sa.scaled_dot_product_attention_vjp(q, copies["key"], copies["value"])[1](d)
+    for a, b in zip(got[:3], expected[:3], strict=True):
+        assert_array_equal(a, b)
+
+
+def test_a_pullback_may_be_called_again():
+    q, k, v = random_inputs((2, 50, 8), 70)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, is_causal=True)
+    d = np.random.default_rng(0).standard_normal(out.shape).astype(np.float32)
+    first, other, again = pullback(d), pullback(-2 * d), pullback(d)
+    for a, b, c in zip(first[:3], other[:3], again[:3], strict=True):
+        assert a is not c
+        assert_array_equal(a, c)
+        assert_array_equal(-2 * a, b)  # a power of two rounds nothing
+
+
+def test_a_pullback_outlives_its_inputs():
+    arguments = list(random_inputs((2, 50, 8), 70))
+    mask = np.random.default_rng(0).standard_normal((50, 70)).astype(np.float32)
+    expected_out, expected = sa.scaled_dot_product_attention_vjp(*arguments, mask)
+    expected = expected(np.ones_like(expected_out))
+    out, pullback = sa.scaled_dot_product_attention_vjp(*(x.copy() for x in arguments), mask.copy())
+    d = np.ones_like(out)
+    del out
+    for a, b in zip(pullback(d)[:3], expected[:3], strict=True):
+        assert_array_equal(a, b)
+
+
+def test_changed_inputs_change_later_gradients():
+    """It holds references, not copies: of changed inputs it makes numbers that mean nothing, of the right shape."""
+    q, k, v = random_inputs((2, 20, 8), 30)
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v)
+    before = pullback(np.ones_like(out))
+    k[...] = 1e30
+    got = pullback(np.ones_like(out))
+    assert got.query.shape == q.shape and not np.array_equal(got.query, before.query)
+    q.resize((2, 20, 4), refcheck=False)
+    with pytest.raises(ValueError, match=r"query has shape \(2, 20, 4\)"):
+        pullback(np.ones_like(out))
+
+
+def test_changed_inputs_are_checked_again():
+    """A pullback holds references: whatever they become, nothing is read out of bounds."""
+    q, k, v = random_inputs((2, 6, 4), 5)
+    lengths = np.array([2, 5])
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, key_lengths=lengths)
+    lengths[0] = 10**9
+    with pytest.raises(ValueError, match="key_lengths must be between 0 and S = 5"):
+        pullback(np.ones_like(out))

@@ -1,0 +1,75 @@
+"""Long sequences: the benchmark of them, its figure, and their memory at the full length, with a window."""
+
+import importlib.util
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from selfattn.benchmarks import long, memory
+
+MIB = 2**20
+
+
+@pytest.mark.skipif(not memory.AVAILABLE, reason="VmHWM is Linux's")
+def test_memory_of_131072_tokens_forward_and_backward():
+    """The window keeps the arithmetic small; what is allocated is the same without it."""
+    result = long.in_a_process(long.measure, "window", 131072, 2, 0.0)
+    output = 131072 * long.HEADS * long.WIDTH * 4
+    assert output < result["memory"] < 256 * MIB  # the output, which the pullback holds, is half of that
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    saved = tmp_path_factory.mktemp("long") / "long.json"
+    assert long.main(["--lengths", "64,1024", "--seconds", "0", "--threads", "1", "--json", str(saved)]) == 0
+    return json.loads(saved.read_text())
+
+
+def test_a_run(run, capsys):
+    found = [(row["kind"], row["length"]) for row in run["rows"]]
+    assert found == [(kind, length) for length in (64, 1024) for kind in ("plain", "causal", "window")]
+    for row in run["rows"]:
+        assert min(row["forward"], row["backward"]) > 0
+        assert row["calls"] == 1
+        assert f"{row['kind']:8s}{row['length']:8d}" in long.line(row)
+
+
+def test_more_calls_when_there_is_time():
+    assert long.measure("window", 256, 1, 0.05)["calls"] > 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--kinds", "nonsense"], ["--lengths", "0"], ["--lengths", "x"], ["--threads", "0"]]
+)
+def test_wrong_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        long.main(arguments)
+    assert stop.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_the_figure(run):
+    path = Path(__file__).parents[2] / "docs" / "figures" / "long.py"
+    spec = importlib.util.spec_from_file_location("make_long_figure", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    picture = ElementTree.fromstring(module.draw(run))
+    text = "".join(picture.itertext())
+    assert all(word in text for word in ("forward", "backward", "plain", "causal", "window", "1k", "64"))
+    heights = {
+        kind: [
+            float(circle.get("cy"))
+            for circle in picture.iter("{http://www.w3.org/2000/svg}circle")
+            if (circle[0].text or "").startswith(kind)
+        ]
+        for kind in ("plain", "causal", "window")
+    }
+    assert [len(ys) for ys in heights.values()] == [4, 4, 4]  # two lengths in two panels
+    for panel in (heights["window"][:2], heights["window"][2:]):
+        assert panel[1] > panel[0]  # further down: less time for a pair, the more of them are closed
+    with pytest.raises(SystemExit, match="no rows"):
+        module.draw({**run, "rows": []})

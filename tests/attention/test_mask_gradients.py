@@ -1,0 +1,295 @@
+"""Gradients of float masks: sums over what was broadcast, and the order of heads that share a mask, which take turns on its rows or
+follow one another through them (csrc/drivers/attention_backward.c)."""
+
+import numpy as np
+import pytest
+from gradients import assert_gradients
+from inputs import random_inputs
+from numpy.testing import assert_allclose, assert_array_equal
+
+import selfattn as sa
+from selfattn import reference
+
+ALL = ("query", "key", "value", "attn_mask")
+
+
+def inputs(*lead, length=200, keys=150, key_heads=None, seed=0):
+    """Query, key and value of 20 and 24 features, and a gradient of the output."""
+    rng = np.random.default_rng(seed)
+    kv = lead if key_heads is None else (*lead[:-1], key_heads)
+    shapes = (*lead, length, 20), (*kv, keys, 20), (*kv, keys, 24), (*lead, length, 24)
+    return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+
+
+def mask_of(*shape, seed=1):
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+# ------------------------------------------------------------------------------------------------------- broadcast axes
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 40, 70), (40, 70), (3, 1, 70), (2, 1, 40, 70), (40, 1), (2, 3, 1, 1),
+                                   (70,), (1, 3, 40, 1), (1,)], ids=str)  # fmt: skip
+def test_mask_gradients_are_summed_over_broadcast_axes(isa, shape):
+    for dtype in (np.float32, np.float64):
+        arguments = random_inputs((2, 3, 40, 16), 70, dtype=dtype)
+        mask = np.random.default_rng(4).standard_normal(shape).astype(np.float32)
+        assert_gradients(arguments, {"attn_mask": mask, "is_causal": True}, what=f"{shape} {dtype}")
+
+
+@pytest.mark.parametrize("shape", [(20, 1), (1, 1), (2, 1, 1)], ids=str)
+def test_the_gradient_of_a_mask_that_is_one_number_for_all_keys(shape, isa):
+    """The softmax does not see such a mask, and its gradient is 0, but for a sink, which has no part in it."""
+    rng = np.random.default_rng(0)
+    query, key, value, grad_out = rng.normal(size=(4, 2, 20, 8))
+    arguments = query, key, value, rng.normal(size=shape)
+    options = {"sinks": np.array([0.5, 1.0]), "wrt": "attn_mask"}
+    got = sa.scaled_dot_product_attention_vjp(*arguments, **options)[1](grad_out).attn_mask
+    _, pullback = reference.scaled_dot_product_attention_vjp(*arguments, sinks=options["sinks"])
+    expected = pullback(grad_out).attn_mask
+    assert np.abs(expected).max() > 0.01
+    assert_allclose(got, expected, rtol=0, atol=1e-13)  # sums of at most 800 terms below 10, a rounding each
+
+
+@pytest.mark.parametrize("shape", [(64,), (1, 64), (2, 1, 1, 64), (1, 4, 1, 64)], ids=str)
+@pytest.mark.parametrize("length", [2048, 4500])
+def test_sums_over_many_rows_keep_their_digits(isa, shape, length):
+    """Rows are summed in blocks, and at most 64 blocks of a head, which 4500 rows are more than, before those are added up.
+
+    An addition is off by eps/√12 of the sum so far, in the root of the mean square: n of them to a sum that grows evenly by
+    √(n/3)/√12 of its eps. That is 1 for 32 blocks, a half for 8 heads, and 21 for all rows one by one. (The shares' own
+    errors do not conspire, since grad_out differs from row to row.)
+    """
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.standard_normal((2, 4, n, 16), dtype=np.float32) for n in (length, 64, 64))
+    mask = rng.standard_normal(shape, dtype=np.float32)
+    grad_out = rng.uniform(0.5, 1.5, query.shape).astype(np.float32)
+    _, exact = reference.scaled_dot_product_attention_vjp(query, key, value, mask, compute_dtype=np.float64)
+    truth = exact(grad_out.astype(np.float64)).attn_mask
+    _, pullback = sa.scaled_dot_product_attention_vjp(query, key, value, mask, wrt="attn_mask")
+    error = np.sqrt(np.mean((pullback(grad_out).attn_mask - truth) ** 2) / np.mean(truth**2))
+    print(f"{sa.get_isa()} {shape}: {error / np.finfo(np.float32).eps:.2f} eps")
+    assert error <= 3 * np.finfo(np.float32).eps
+
+
+# ------------------------------------------------------------------------------------------------------- heads in turns
+
+
+# Blocks of 64 rows or fewer: 200 rows are few parts for many heads to take turns on, 64 rows are one.
+@pytest.mark.parametrize("length", [64, 200])
+@pytest.mark.parametrize("lead", [(), (1, 1), (3, 1), (1, 5), (3, 5)], ids=str)
+def test_heads_that_share_a_mask(isa, lead, length):
+    *arguments, _ = inputs(3, 5, length=length)
+    assert_gradients(arguments, {"attn_mask": mask_of(*lead, length, 150)}, what=f"{lead} {length}")
+
+
+@pytest.mark.parametrize("shape", [(200, 1), (5, 200, 1), (150,), (3, 1, 1, 150), (3, 5, 200, 150)], ids=str)
+def test_masks_of_a_row_or_a_column(isa, shape):
+    *arguments, _ = inputs(3, 5)
+    assert_gradients(arguments, {"attn_mask": mask_of(*shape), "causal": "lower_right"}, what=f"{shape}")
+
+
+@pytest.mark.parametrize("lead", [(), (6,), (4, 1), (4, 6)], ids=str)
+@pytest.mark.parametrize("key_heads", [1, 2])
+def test_grouped_queries_that_share_a_mask(isa, lead, key_heads):
+    """The heads of a group are rows of one block, and add to the same elements of a mask that has no head axis."""
+    *arguments, _ = inputs(4, 6, key_heads=key_heads)
+    options = {"attn_mask": mask_of(*lead, 200, 150), "enable_gqa": True, "is_causal": True}
+    assert_gradients(arguments, options, what=f"{lead} {key_heads}")
+
+
+def test_long_keys_in_parts_and_few_heads_that_share(isa):
+    *arguments, _ = inputs(2, length=800, keys=780)
+    assert_gradients(arguments, {"attn_mask": mask_of(800, 780)}, what="parts of rows and of keys")
+
+
+@pytest.mark.parametrize("lead", [(9,), (4, 3)], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"softcap": 3.0}, {"dropout_p": 0.3, "rng": 5}], ids=str
+)
+def test_the_same_bits_for_any_number_of_threads(isa, lead, options):
+    query, key, value, grad_out = inputs(*lead, length=300)
+    mask = mask_of(300, 150)
+    found = []
+    for threads in (1, 2, 3, 7):
+        call = {**options, "wrt": ALL, "num_threads": threads}
+        _, pullback = sa.scaled_dot_product_attention_vjp(query, key, value, mask, **call)
+        found.append(pullback(grad_out))
+    for other in found[1:]:
+        for a, b in zip(other[:4], found[0][:4], strict=True):
+            assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("shape", [(900, 1), (900, 850), (6, 900, 1), (1, 850)], ids=str)
+@pytest.mark.parametrize("key_heads", [2, 6, 1])
+def test_parts_of_keys_do_not_meet_in_the_mask(shape, key_heads):
+    """Few groups have their keys in parts: those of a mask with one number for all keys are the same elements."""
+    query, key, value, grad_out = inputs(6, length=900, keys=850, key_heads=key_heads)
+    options = {"sinks": np.linspace(-1, 5, 6), "enable_gqa": True, "wrt": ALL}
+    mask, found = mask_of(*shape), []
+    for threads in (1, 2, 4, 2, 4, 3):
+        _, pullback = sa.scaled_dot_product_attention_vjp(
+            query, key, value, mask, **options, num_threads=threads
+        )
+        found.append(pullback(grad_out))
+    for other in found[1:]:
+        for a, b in zip(other[:4], found[0][:4], strict=True):
+            assert_array_equal(a, b)
+    if key_heads == 2:
+        options.pop("wrt")
+        assert_gradients((query, key, value), {**options, "attn_mask": mask}, what=f"{shape}")
+
+
+@pytest.mark.parametrize("wrt", [("attn_mask",), ("value", "attn_mask"), ("query", "attn_mask")], ids=str)
+def test_what_wrt_leaves_out_changes_nothing_of_the_rest(isa, wrt):
+    query, key, value, grad_out = inputs(5, length=300)
+    mask = mask_of(300, 150)
+    every = sa.scaled_dot_product_attention_vjp(query, key, value, mask, wrt=ALL)[1](grad_out)
+    some = sa.scaled_dot_product_attention_vjp(query, key, value, mask, wrt=wrt)[1](grad_out)
+    size = np.abs(every.attn_mask).max()
+    for name in ALL:
+        if name == "attn_mask":  # a pass that computes nothing else rounds as it may
+            assert_allclose(some.attn_mask, every.attn_mask, rtol=0, atol=4 * 2.0**-23 * size)
+        elif name in wrt:
+            assert_array_equal(getattr(some, name), getattr(every, name))
+        else:
+            assert getattr(some, name) is None
+
+
+@pytest.mark.parametrize("key_heads", [5, 1], ids="key_heads={}".format)
+@pytest.mark.parametrize(
+    "mask",
+    [
+        mask_of(200, 150),
+        mask_of(3, 1, 200, 150),
+        mask_of(5, 200, 150),
+        mask_of(3, 5, 200, 150),
+        mask_of(3, 1, 1, 150),
+        mask_of(200, 1),
+        np.broadcast_to(mask_of(200, 150), (3, 5, 200, 150)),
+        np.broadcast_to(mask_of(150), (3, 5, 200, 150)),
+    ],
+    ids=lambda mask: f"{mask.shape}{'view' if 0 in mask.strides else ''}",
+)
+def test_the_masks_gradient_changes_no_bit_of_the_others(isa, mask, key_heads):
+    """Heads that share a mask go through its rows in the same order, whether or not they have to wait for each other."""
+    query, key, value, grad_out = inputs(3, 5, key_heads=key_heads)
+    call = {"attn_mask": mask, "enable_gqa": True, "is_causal": True}
+    found = []
+    for wrt, threads in ((ALL, 2), (ALL[:3], 1), (ALL[:3], 2), (ALL[:3], 7), (("key", "value"), 3)):
+        _, pullback = sa.scaled_dot_product_attention_vjp(
+            query, key, value, **call, wrt=wrt, num_threads=threads
+        )
+        found.append((wrt, threads, pullback(grad_out)))
+    for wrt, threads, gradients in found[1:]:
+        for name in wrt:
+            assert_array_equal(
+                getattr(gradients, name), getattr(found[0][2], name), err_msg=f"{name} {threads}"
+            )
+    assert_gradients((query, key, value), call, what=f"{mask.shape} {mask.strides}")
+
+
+@pytest.mark.parametrize("of_each_head", [False, True])
+@pytest.mark.parametrize("key_heads", [10, 5, 2])
+def test_documents_whose_heads_share_a_mask(isa, key_heads, of_each_head):
+    """Blocks of rows end with documents only if these are the same for all heads: turns go by rows."""
+    rng = np.random.default_rng(4)
+    query, key, value, grad_out = inputs(10, length=300, keys=300, key_heads=key_heads)
+    ids = np.sort(rng.integers(0, 7, (10 if of_each_head else 1, 300)))
+    options = {
+        "attn_mask": mask_of(300, 300),
+        "block_mask": sa.BlockMask.from_documents(ids, ids),
+        "enable_gqa": True,
+    }
+    found = []
+    for threads, wrt in ((1, ALL), (2, ALL), (3, ALL), (2, ALL[:3])):
+        call = {**options, "wrt": wrt, "num_threads": threads}
+        found.append(sa.scaled_dot_product_attention_vjp(query, key, value, **call)[1](grad_out))
+    for other in found[1:]:
+        for name in ("query", "key", "value"):
+            assert_array_equal(getattr(other, name), getattr(found[0], name), err_msg=name)
+    assert_array_equal(found[1].attn_mask, found[0].attn_mask)
+    assert_array_equal(found[2].attn_mask, found[0].attn_mask)
+    assert_gradients((query, key, value), options)
+
+
+@pytest.mark.parametrize("rows", [200, 1])
+@pytest.mark.parametrize("at", [0, 40, 70, 149])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_behind_the_mask(isa, bad, at, rows):
+    """The tile's products are done again by another way: nothing of it is added twice, or lost."""
+    query, key, value, grad_out = inputs(5)
+    mask = mask_of(rows, 150)
+    mask[:, at] = -np.inf
+    clean = sa.scaled_dot_product_attention_vjp(query, key, value, mask, wrt=ALL)[1](grad_out)
+    key[:, at] = value[:, at] = bad
+    found = sa.scaled_dot_product_attention_vjp(query, key, value, mask, wrt=ALL)[1](grad_out)
+    assert not found.attn_mask[:, at].any()
+    for a, b in zip(found[:4], clean[:4], strict=True):
+        assert np.isfinite(a).all()
+        assert_allclose(a, b, rtol=0, atol=64 * 2.0**-23 * np.abs(b).max())
+
+
+def test_packed_sequences_whose_heads_share_masks():
+    """Rows of packed sequences lie far apart: dK and dV are gathered while heads take their turns."""
+    heads, lengths = 11, (130, 40, 300)
+    rng = np.random.default_rng(3)
+    packed = [rng.standard_normal((sum(lengths), heads, 32), dtype=np.float32) for _ in range(4)]
+    ends = np.cumsum([0, *lengths])
+    masks = [mask_of(n, n, seed=n) for n in lengths]
+    _, pullback = sa.varlen_attention_vjp(*packed[:3], ends, ends, attn_mask=masks, wrt=ALL)
+    found = pullback(packed[3])
+    for s, (n, mask) in enumerate(zip(lengths, masks, strict=True)):
+        own = [x[ends[s] : ends[s + 1]].swapaxes(0, 1) for x in packed]
+        _, pullback = sa.scaled_dot_product_attention_vjp(*(x.copy() for x in own[:3]), mask, wrt=ALL)
+        expected = pullback(own[3].copy())
+        assert_array_equal(found.attn_mask[s], expected.attn_mask, err_msg=str(n))
+        for name in ("query", "key", "value"):
+            rows = getattr(found, name)[ends[s] : ends[s + 1]].swapaxes(0, 1)
+            assert_array_equal(rows, getattr(expected, name), err_msg=f"{name} {n}")
+
+
+# ---------------------------------------------------------------------------------------------------- heads that follow
+
+
+# So many keys and heads that share a mask that one head follows another through its rows: attention_backward.c.
+LARGE = {
+    "heads": ((8, 520, 128), (8, 410, 128), {}),
+    "causal": ((2, 8, 520, 96), (2, 8, 520, 96), {"is_causal": True, "dropout_p": 0.1, "rng": 4}),
+    # blocks end amid a row of the mask
+    "groups of five": ((40, 110, 128), (8, 410, 128), {"enable_gqa": True}),
+    "closed blocks": ((8, 640, 64), (8, 900, 64), {"block_mask": "documents"}),
+}
+
+
+def large(name):
+    of_queries, of_keys, options = LARGE[name]
+    rng = np.random.default_rng(6)
+    q, k, v = (rng.standard_normal(shape, dtype=np.float32) for shape in (of_queries, of_keys, of_keys))
+    if "block_mask" in options:
+        ids = np.arange(640) // 150, np.arange(900) // 210
+        options = {"block_mask": sa.BlockMask.from_documents(*ids)}
+    mask = rng.standard_normal((of_queries[-2], of_keys[-2]), dtype=np.float32)
+    mask[7:9] = -np.inf
+    return (q, k, v), {"attn_mask": mask, **options}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_heads_that_follow_one_another_through_a_mask(name, isa):
+    assert_gradients(*large(name), num_threads=3, what=name)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_heads_that_follow_have_the_same_bits_without_the_mask(name):
+    """And in as many threads as there are heads: each waits for the one before."""
+    arguments, options = large(name)
+    expected = None
+    for threads in (1, 2, 8):
+        for wrt in (ALL, ALL[:3]):
+            out, pullback = sa.scaled_dot_product_attention_vjp(
+                *arguments, **options, wrt=wrt, num_threads=threads
+            )
+            got = pullback(out)
+            expected = expected or got
+            for a, b in zip(got[: len(wrt)], expected, strict=False):
+                assert_array_equal(a, b, err_msg=f"{threads} {wrt}")

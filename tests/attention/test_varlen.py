@@ -1,0 +1,578 @@
+"""Packed sequences: each has the bits of a call of its own, and the gradients too; offsets of any kind are survived."""
+
+import inspect
+import warnings
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inputs import FLOAT_IDS, FLOATS, LAYOUTS, normal, random_mask
+from leaks import assert_nothing_stays, fails
+from numpy.testing import assert_allclose, assert_array_equal
+from tolerances import assert_within, truth
+
+import selfattn as sa
+from selfattn import reference
+
+HEADS = 4
+LENGTHS_Q = (5, 0, 70, 1, 64, 3, 33)
+LENGTHS_K = (7, 9, 0, 40, 130, 3, 65)
+
+
+def offsets(lengths, dtype=np.int32):
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(dtype)
+
+
+def packed(
+    lengths_q, lengths_k, *, dtype=np.float32, heads=HEADS, key_heads=None, width=12, v_width=9, seed=0
+):
+    """(query, key, value, cu_seqlens_q, cu_seqlens_k)."""
+    rng = np.random.default_rng(seed)
+    key_heads = heads if key_heads is None else key_heads
+    return (
+        normal(rng, (sum(lengths_q), heads, width), dtype),
+        normal(rng, (sum(lengths_k), key_heads, width), dtype),
+        normal(rng, (sum(lengths_k), key_heads, v_width), dtype),
+        offsets(lengths_q),
+        offsets(lengths_k),
+    )
+
+
+def masks(kind):
+    """A mask of another shape for each sequence, and none for one of them."""
+    rng = np.random.default_rng(1)
+    shapes = [(HEADS, n, m) for n, m in zip(LENGTHS_Q, LENGTHS_K, strict=True)]
+    shapes[3], shapes[4], shapes[6] = (1, 40), (HEADS, 1, 130), (65,)
+    return [None if s == 5 else random_mask(rng, shape, kind) for s, shape in enumerate(shapes)]
+
+
+RNG = np.random.default_rng(2)
+OPTIONS = {
+    "plain": {},
+    "bool_mask": {"attn_mask": masks(np.bool_)},
+    "float_mask": {"attn_mask": masks(np.float32)},
+    "is_causal": {"is_causal": True},
+    "lower_right": {"causal": "lower_right"},
+    "window": {"window": (3, 2)},
+    "left_window": {"window": (17, None), "causal": "lower_right"},
+    "softcap": {"softcap": 1.5},
+    "alibi_slopes": {"alibi_slopes": RNG.random(HEADS) / 4, "causal": "lower_right"},
+    "alibi_of_sequences": {"alibi_slopes": RNG.random((len(LENGTHS_Q), HEADS)) / 4},
+    "sinks": {"sinks": RNG.standard_normal(HEADS)},
+    "sinks_of_sequences": {"sinks": RNG.standard_normal((len(LENGTHS_Q), 1))},
+    "scale": {"scale": -0.7},
+    "dropout": {"dropout_p": 0.3, "rng": 12345678901234567890},
+    "gqa": {"enable_gqa": True},
+    "everything": {
+        "attn_mask": masks(np.float32), "causal": "lower_right", "window": (60, 30), "softcap": 2.0,
+        "alibi_slopes": RNG.random((len(LENGTHS_Q), HEADS)) / 4, "sinks": RNG.standard_normal(HEADS),
+        "scale": 0.4, "dropout_p": 0.2, "rng": 3, "enable_gqa": True,
+    },
+}  # fmt: skip
+
+
+def arguments_for(options, **how):
+    return packed(LENGTHS_Q, LENGTHS_K, key_heads=2 if options.get("enable_gqa") else None, **how)
+
+
+def alone(arguments, options):
+    """Each sequence's rows, and the arguments and options of a dense call for it."""
+    q, k, v, rows, keys = arguments
+    for s, ((a, b), (c, d)) in enumerate(zip(pairwise(rows), pairwise(keys), strict=True)):
+        own = dict(options)
+        if own.get("attn_mask") is not None:
+            own["attn_mask"] = own["attn_mask"][s]
+        for name in ("alibi_slopes", "sinks"):
+            if name in own:
+                own[name] = np.broadcast_to(own[name], (len(rows) - 1, q.shape[1]))[s]
+        yield s, slice(a, b), slice(c, d), tuple(x.swapaxes(0, 1) for x in (q[a:b], k[c:d], v[c:d])), own
+
+
+def wrt_of(options):
+    names = ["query", "key", "value"]
+    if options.get("attn_mask") is not None and options["attn_mask"][0].dtype != np.bool_:
+        names.append("attn_mask")
+    return (*names, *(name for name in ("alibi_slopes", "sinks") if name in options))
+
+
+# ---------------------------------------------------------------------------------------------------- forward
+
+
+@pytest.mark.parametrize("name", [name for name, options in OPTIONS.items() if "dropout_p" not in options])
+def test_each_sequence_has_the_bits_of_its_own_call(name, isa):
+    options = OPTIONS[name]
+    arguments = arguments_for(options)
+    out, lse = sa.varlen_attention(*arguments, **options, return_lse=True)
+    assert_array_equal(sa.varlen_attention(*arguments, **options), out)
+    assert lse.shape == (HEADS, sum(LENGTHS_Q)) and out.flags.c_contiguous and out.flags.owndata
+    for _, rows, _, one, own in alone(arguments, options):
+        expected, expected_lse = sa.scaled_dot_product_attention(*one, **own, return_lse=True)
+        assert_array_equal(out[rows].swapaxes(0, 1), expected)
+        assert_array_equal(lse[:, rows], expected_lse)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_agrees_with_the_reference(name, dtype):
+    options = OPTIONS[name]
+    arguments = arguments_for(options, dtype=dtype)
+    out, lse = sa.varlen_attention(*arguments, **options, return_lse=True)
+    assert out.dtype == dtype and lse.dtype == (np.float64 if dtype == np.float64 else np.float32)
+    for s, rows, _, one, own in alone(arguments, options):
+        exact = truth(*one, **own, first_head=s * HEADS)
+        assert_within(out[rows].swapaxes(0, 1), exact.out, exact.out_bound, f"sequence {s}")
+        assert_within(lse[:, rows], exact.lse, exact.lse_bound, f"lse {s}")
+
+
+def test_the_reference_is_a_loop_of_dense_calls():
+    arguments = arguments_for({}, dtype=np.float64)
+    options = OPTIONS["alibi_of_sequences"] | {"dropout_p": 0.3, "rng": np.random.default_rng(5)}
+    out = reference.varlen_attention(*arguments, **options)
+    seed = int(np.random.default_rng(5).integers(0, 2**64, dtype=np.uint64))
+    for s, rows, _, one, own in alone(arguments, options):
+        own["rng"] = seed
+        expected = reference.scaled_dot_product_attention(*one, **own, first_head=s * HEADS)
+        assert_array_equal(out[rows].swapaxes(0, 1), expected)
+
+
+@pytest.mark.parametrize("p", [0.3, np.float32(0.3), np.array(0.3)], ids=["float", "scalar", "0-d array"])
+def test_a_pullback_drops_what_the_call_dropped_without_a_seed_too(p):
+    rng = np.random.default_rng(0)
+    q, k, v, d = rng.standard_normal((4, 40, 2, 8))
+    out, pullback = sa.varlen_attention_vjp(q, k, v, [0, 13, 40], [0, 13, 40], dropout_p=p)
+    # linear in the values, so both are <d, W v>: 40 sums of 27 products and fewer
+    np.testing.assert_allclose((out * d).sum(), (pullback(d).value * v).sum(), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("which", ["key", "value", "both"])
+def test_a_broadcast_view_has_a_gradient_for_each_of_its_heads(which):
+    rng = np.random.default_rng(0)
+    q, d = rng.standard_normal((2, 12, 2, 4))
+    seen = {name: rng.standard_normal((12, 1, 4)).repeat(2, axis=1) for name in ("key", "value")}
+    for name in ("key", "value") if which == "both" else (which,):
+        seen[name] = np.broadcast_to(seen[name][:, :1], (12, 2, 4))
+    pullbacks = [
+        sa.varlen_attention_vjp(q, keys, values, [0, 5, 12], [0, 5, 12])[1]
+        for keys, values in ((seen["key"], seen["value"]), (seen["key"].copy(), seen["value"].copy()))
+    ]
+    got, expected = (pullback(d) for pullback in pullbacks)
+    for a, b in zip(got[:3], expected[:3], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_dropout_counts_as_a_batch_does():
+    """Sequences of equal length are a batch: (n, H, L, E)."""
+    n, length = 5, 37
+    arguments = packed([length] * n, [length] * n)
+    out = sa.varlen_attention(*arguments, dropout_p=0.4, rng=7, is_causal=True)
+    batch = [x.reshape(n, length, HEADS, -1).swapaxes(1, 2) for x in arguments[:3]]
+    expected = sa.scaled_dot_product_attention(*batch, dropout_p=0.4, rng=7, is_causal=True)
+    assert_array_equal(out.reshape(n, length, HEADS, -1).swapaxes(1, 2), expected)
+    assert (out != sa.varlen_attention(*arguments, is_causal=True)).any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_layouts(layout, dtype, isa):
+    arguments = packed(LENGTHS_Q, LENGTHS_K, dtype=dtype)
+    expected = sa.varlen_attention(*arguments, is_causal=True)
+    moved = [LAYOUTS[layout](x) for x in arguments]
+    assert_array_equal(sa.varlen_attention(*moved, is_causal=True), expected)
+    _, pullback = sa.varlen_attention_vjp(*moved, is_causal=True)
+    _, plain = sa.varlen_attention_vjp(*arguments, is_causal=True)
+    for got, same in zip(pullback(LAYOUTS[layout](expected))[:3], plain(expected)[:3], strict=True):
+        assert_array_equal(got, same)
+        assert got.dtype == dtype
+
+
+def test_keys_in_chunks():
+    """A long cache behind few queries is split: between short sequences too, with the same bits."""
+    arguments = packed([1, 20, 3, 0, 130], [5000, 20, 2100, 2048, 4100], heads=1)
+    out, lse = sa.varlen_attention(*arguments, causal="lower_right", return_lse=True)
+    for _, rows, _, one, own in alone(arguments, {"causal": "lower_right"}):
+        expected, expected_lse = sa.scaled_dot_product_attention(*one, **own, return_lse=True)
+        assert_array_equal(out[rows].swapaxes(0, 1), expected)
+        assert_array_equal(lse[:, rows], expected_lse)
+
+
+@pytest.mark.parametrize(
+    ("lengths_q", "lengths_k", "how"),
+    [
+        ([], [], {}), ([0], [0], {}), ([0, 0], [3, 0], {}), ([2], [0], {}), ([3, 2], [1, 2], {"heads": 0, "key_heads": 0}),
+        ([3, 2], [1, 2], {"width": 0}), ([3, 2], [1, 2], {"v_width": 0}), ([1], [1], {"width": 1, "v_width": 1, "heads": 1}),
+    ],
+)  # fmt: skip
+def test_nothing_is_legal(lengths_q, lengths_k, how):
+    arguments = packed(lengths_q, lengths_k, **how)
+    sinks = np.ones(arguments[0].shape[1])
+    for options in ({}, {"sinks": sinks}, {"attn_mask": [None] * len(lengths_q)}):
+        (out, lse), pullback = sa.varlen_attention_vjp(
+            *arguments, **options, return_lse=True, wrt=("query", "key", "value", *options)
+        )
+        expected, expected_lse = reference.varlen_attention(*arguments, **options, return_lse=True)
+        assert out.shape == expected.shape and lse.shape == expected_lse.shape
+        assert_allclose(out, expected, rtol=1e-5)
+        assert_allclose(lse, expected_lse, rtol=1e-5)
+        grads = pullback(out, lse)
+        for gradient, x in zip(grads[:3], arguments[:3], strict=True):
+            assert gradient.shape == x.shape and np.isfinite(gradient).all()
+        assert grads.attn_mask == options.get("attn_mask")
+        assert grads.sinks is None or grads.sinks.shape == sinks.shape
+
+
+def test_out():
+    arguments = packed(LENGTHS_Q, LENGTHS_K)
+    expected = sa.varlen_attention(*arguments)
+    out = np.full((2, *expected.shape[::-1]), 7, np.float32)[1].T
+    assert sa.varlen_attention(*arguments, out=out) is out
+    assert_array_equal(out, expected)
+
+
+def test_a_masked_key_touches_nothing():
+    q, k, v, rows, keys = packed(LENGTHS_Q, LENGTHS_K)
+    mask = [np.ones((n, m), bool) for n, m in zip(LENGTHS_Q, LENGTHS_K, strict=True)]
+    mask[4][:, 100:] = False
+    expected, _ = sa.varlen_attention_vjp(q, k, v, rows, keys, attn_mask=mask)
+    k[keys[4] + 100 : keys[5]] = np.nan
+    v[keys[4] + 100 : keys[5]] = np.inf
+    out, pullback = sa.varlen_attention_vjp(q, k, v, rows, keys, attn_mask=mask)
+    assert_array_equal(out, expected)
+    assert all(np.isfinite(gradient).all() for gradient in pullback(out)[:3])
+
+
+# --------------------------------------------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize("name", [name for name, options in OPTIONS.items() if "dropout_p" not in options])
+def test_gradients_have_the_bits_of_each_sequences_own(name, isa):
+    options = OPTIONS[name]
+    arguments = arguments_for(options)
+    wrt = wrt_of(options)
+    (out, lse), pullback = sa.varlen_attention_vjp(*arguments, **options, wrt=wrt, return_lse=True)
+    grads = pullback(out, lse)
+    sums = {name: [] for name in wrt[3:]}
+    for s, rows, keys, one, own in alone(arguments, options):
+        names = wrt if own.get("attn_mask") is not None else [x for x in wrt if x != "attn_mask"]
+        _, pull = sa.scaled_dot_product_attention_vjp(*one, **own, wrt=names, return_lse=True)
+        expected = pull(out[rows].swapaxes(0, 1), lse[:, rows])
+        assert_array_equal(grads.query[rows].swapaxes(0, 1), expected.query)
+        assert_array_equal(grads.key[keys].swapaxes(0, 1), expected.key)
+        assert_array_equal(grads.value[keys].swapaxes(0, 1), expected.value)
+        if "attn_mask" in wrt:
+            assert_array_equal(grads.attn_mask[s], expected.attn_mask)
+        for x in sums.keys() - {"attn_mask"}:
+            sums[x].append(getattr(expected, x))
+    for x in sums.keys() - {"attn_mask"}:
+        given = options[x]
+        total = reference.attention_vjp.sum_to_shape(np.array(sums[x]), given.shape)
+        assert getattr(grads, x).shape == given.shape
+        assert_allclose(getattr(grads, x), total, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": (40, 0)}, {"is_causal": True}], ids=str)
+@pytest.mark.parametrize("wrt", [("query", "key", "value"), "key", "value", "query"], ids=str)
+def test_rows_of_gradients_that_lie_far_apart(options, wrt):
+    """Beyond 1 KiB they are brought together for a while.
+
+    1040 rows and keys are worked on in four parts, and must come before the 500 that are one, and dearer than each.
+    """
+    lengths_q, lengths_k = [1040, 500, 0, 3], [1040, 510, 5, 0]
+    *arrays, at_q, at_k = packed(lengths_q, lengths_k, heads=5, width=64, v_width=60)
+    out, pullback = sa.varlen_attention_vjp(*arrays, at_q, at_k, wrt=wrt, **options)
+    grads = pullback(out)
+    for of_q, of_k in zip(pairwise(at_q), pairwise(at_k), strict=True):
+        rows, keys = slice(*of_q), slice(*of_k)
+        one = [x[i].swapaxes(0, 1) for x, i in zip(arrays, (rows, keys, keys), strict=True)]
+        expected = sa.scaled_dot_product_attention_vjp(*one, wrt=wrt, **options)[1](out[rows].swapaxes(0, 1))
+        for got, wanted, i in zip(grads[:3], expected[:3], (rows, keys, keys), strict=True):
+            assert (got is None) == (wanted is None)
+            if got is not None:
+                assert_array_equal(got[i].swapaxes(0, 1), wanted)
+
+
+@pytest.mark.parametrize(("heads", "lengths"), [(8, [700, 40, 520]), (40, [450, 40])])
+def test_masks_of_heads_that_follow_one_another(heads, lengths):
+    """Long sequences whose heads share a mask: in calls of their own heads wait for each other, here nobody does."""
+    rng = np.random.default_rng(3)
+    mask = [rng.standard_normal((n, n), dtype=np.float32) for n in lengths]
+    *arrays, at_q, at_k = packed(lengths, lengths, heads=heads, key_heads=8, width=100, v_width=124)
+    wrt = ("query", "key", "value", "attn_mask")
+    for threads in (1, 2, 7):
+        out, pullback = sa.varlen_attention_vjp(
+            *arrays, at_q, at_k, attn_mask=mask, enable_gqa=True, wrt=wrt, num_threads=threads
+        )
+        grads = pullback(out)
+        for s, (begin, end) in enumerate(pairwise(at_q)):
+            one = [x[begin:end].swapaxes(0, 1) for x in arrays]
+            own = sa.scaled_dot_product_attention_vjp(*one, mask[s], enable_gqa=True, wrt=wrt)[1](
+                out[begin:end].swapaxes(0, 1)
+            )
+            assert_array_equal(grads.attn_mask[s], own.attn_mask)
+            for got, wanted in zip(grads[:3], own[:3], strict=True):
+                assert_array_equal(got[begin:end].swapaxes(0, 1), wanted)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_agree_with_the_reference(name):
+    """In float64 both are right to a few eps times sums of at most a hundred terms of the size of 1."""
+    options = OPTIONS[name]
+    arguments = arguments_for(options, dtype=np.float64)
+    (out, lse), exact = reference.varlen_attention_vjp(*arguments, **options, return_lse=True)
+    wrt = wrt_of(options)
+    (got, _), pullback = sa.varlen_attention_vjp(*arguments, **options, wrt=wrt, return_lse=True)
+    assert_allclose(got, out, rtol=1e-12, atol=1e-12)
+    rng = np.random.default_rng(4)
+    grad_out, grad_lse = rng.standard_normal(out.shape), rng.standard_normal(lse.shape)
+    expected, grads = exact(grad_out, grad_lse), pullback(grad_out, grad_lse)
+    for field in sa.AttentionGradients._fields:
+        pairs = [(getattr(grads, field), getattr(expected, field))]
+        if field == "attn_mask" and field in wrt:
+            pairs = list(zip(*pairs[0], strict=True))
+        for mine, theirs in pairs:
+            assert (mine is None) or mine.dtype == theirs.dtype
+            if mine is not None:  # float32 masks have gradients rounded to float32
+                limit = 1e-11 if mine.dtype == np.float64 else 1e-6
+                assert_allclose(mine, theirs, rtol=limit, atol=limit, err_msg=field)
+
+
+def test_the_references_gradients_agree_with_finite_differences():
+    arguments = packed((3, 0, 4), (2, 1, 5), dtype=np.float64, width=3, v_width=2, heads=2)
+    options = {"softcap": 2.0, "dropout_p": 0.3, "rng": 1, "sinks": np.array([0.3, -0.2])}
+    (out, lse), pullback = reference.varlen_attention_vjp(*arguments, **options, return_lse=True)
+    rng = np.random.default_rng(6)
+    d_out, d_lse = rng.standard_normal(out.shape), rng.standard_normal(lse.shape)
+    grads = pullback(d_out, d_lse)
+    for n, x in enumerate(arguments[:3]):
+        direction = rng.standard_normal(x.shape)
+
+        def along(t, n=n, x=x, direction=direction):
+            moved = [x + t * direction if m == n else y for m, y in enumerate(arguments)]
+            y, log_sum = reference.varlen_attention(*moved, **options, return_lse=True)
+            return (y * d_out).sum() + (log_sum * d_lse).sum()
+
+        slope = (along(1e-5) - along(-1e-5)) / 2e-5
+        assert_allclose((grads[n] * direction).sum(), slope, rtol=1e-7, atol=1e-8)
+
+
+def test_heads_that_are_views_of_one_have_gradients_of_their_own():
+    q, k, v, rows, keys = packed(LENGTHS_Q, LENGTHS_K, key_heads=1)
+    k, v = (np.broadcast_to(x, (x.shape[0], HEADS, x.shape[2])) for x in (k, v))
+    out, pullback = sa.varlen_attention_vjp(q, k, v, rows, keys)
+    _, plain = sa.varlen_attention_vjp(q, k.copy(), v.copy(), rows, keys)
+    for got, expected in zip(pullback(out)[:3], plain(out)[:3], strict=True):
+        assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
+def test_gradients_have_the_inputs_dtypes(dtype):
+    arguments = packed((40, 3), (40, 5), dtype=dtype)
+    out, pullback = sa.varlen_attention_vjp(*arguments)
+    grads = pullback(out)
+    _, exact = reference.varlen_attention_vjp(*arguments, compute_dtype=np.float64)
+    bits = {"float16": 2.0**-9, "bfloat16": 2.0**-6, "float32": 1e-5, "float64": 1e-12}[dtype.name]
+    for got, expected in zip(grads[:3], exact(out.astype(np.float64))[:3], strict=True):
+        assert got.dtype == dtype
+        assert_allclose(got.astype(np.float64), expected, rtol=bits, atol=bits)
+
+
+# ------------------------------------------------------------------------------------------------- determinism
+
+
+@pytest.mark.parametrize(
+    ("lengths", "heads"), [((700, 16, 90, 1, 300, 33, 5, 1200), 2), ((1500,), 1), ((3000, 10, 10, 2), 1)]
+)
+def test_the_same_bits_for_any_number_of_threads(lengths, heads):
+    arguments = packed(lengths, lengths, heads=heads, width=16, v_width=16)
+    rng = np.random.default_rng(0)
+    options = {"is_causal": True, "sinks": np.ones(heads), "alibi_slopes": np.full(heads, 0.1),
+               "attn_mask": [rng.standard_normal(n).astype(np.float32) for n in lengths]}  # fmt: skip
+    results = []
+    for threads in (1, 2, 3, 7):
+        out, pullback = sa.varlen_attention_vjp(
+            *arguments, **options, wrt=wrt_of(options), num_threads=threads, dropout_p=0.1, rng=2
+        )
+        grads = pullback(arguments[2])
+        results.append([out, *grads[:3], *grads.attn_mask, grads.alibi_slopes, grads.sinks])
+    for others in results[1:]:
+        for a, b in zip(results[0], others, strict=True):
+            assert_array_equal(a, b)
+
+
+# ------------------------------------------------------------------------------------------------------ errors
+
+Q, K, V, ROWS, KEYS = packed((2, 3), (3, 4), width=4, v_width=4)
+SHARED = np.zeros((5, HEADS, 4), np.float32)  # an output, whose bytes hold offsets as well
+SHARED.view(np.int64).reshape(-1)[:3] = ROWS
+SHARED.view(np.int32).reshape(-1)[6:9] = KEYS
+BAD = {
+    "query is 2-D": ({"query": Q[:, 0]}, ValueError, r"query must have 3 dimensions, \(total_q, H, E\), got"),
+    "widths": ({"key": K[..., :3]}, ValueError, "same last dimension: query has shape"),
+    "rows of value": ({"value": V[1:]}, ValueError, "key and value must have the same rows and heads"),
+    "heads": ({"key": K[:, :2], "value": V[:, :2]}, ValueError, "pass enable_gqa=True"),
+    "gqa": ({"key": K[:, :3], "value": V[:, :3], "enable_gqa": True}, ValueError, "must be a multiple"),
+    "bool": ({"query": Q > 0}, TypeError, "query must be of dtype float16, .* integer type, got bool"),
+    "masked array": ({"query": np.ma.masked_array(Q)}, TypeError, "query must be a plain array"),
+    "float offsets": ({"cu_seqlens_q": ROWS * 1.0}, TypeError, "cu_seqlens_q must be of an integer dtype, got float64"),
+    "no offsets": ({"cu_seqlens_k": None}, TypeError, "cu_seqlens_k must be an array of integers, got None"),
+    "huge offsets": ({"cu_seqlens_k": np.array([0, 2**63 + 7], np.uint64)}, ValueError, "of key, 7, got 9223372036854775815"),
+    "2-D offsets": ({"cu_seqlens_k": KEYS[None]}, ValueError, r"must have shape \(n \+ 1,\).* got \(1, 3\)"),
+    "empty offsets": ({"cu_seqlens_k": KEYS[:0]}, ValueError, r"must have shape \(n \+ 1,\).* got \(0,\)"),
+    "begin": ({"cu_seqlens_q": [1, 2, 5]}, ValueError, "cu_seqlens_q must begin with 0, got 1"),
+    "end": ({"cu_seqlens_q": [0, 2, 6]}, ValueError, "number of rows of query, 5, got 6"),
+    "end of keys": ({"cu_seqlens_k": [0, 2, 6]}, ValueError, "number of rows of key, 7, got 6"),
+    "falls": ({"cu_seqlens_k": [0, 9, 7]}, ValueError, "cu_seqlens_k must not fall, but offset 2 is 7 after 9"),
+    "lengths": ({"cu_seqlens_k": [0, 7]}, ValueError, r"cu_seqlens_q has shape \(3,\), cu_seqlens_k has shape \(2,\)"),
+    "one mask": ({"attn_mask": np.ones((5, 7), bool)}, TypeError, "a list with a mask or None for each of the 2 seq"),
+    "few masks": ({"attn_mask": [None]}, ValueError, "each of the 2 sequences, got 1"),
+    "shape of a mask": ({"attn_mask": [None, np.ones((2, 4), bool)]}, ValueError, r"attn_mask\[1\] must broadcast"),
+    "integer mask": ({"attn_mask": [np.ones((2, 3), int), None]}, TypeError, r"attn_mask\[0\] must be boolean"),
+    "slopes": ({"alibi_slopes": np.ones((3, HEADS))}, ValueError, "alibi_slopes must broadcast"),
+    "causal": ({"causal": "lower"}, ValueError, "causal must be None"),
+    "dropout": ({"dropout_p": 2}, ValueError, "dropout_p must be between 0 and 1"),
+    "rng": ({"rng": "x"}, TypeError, "rng must be an int"),
+    "out": ({"out": np.zeros((5, HEADS, 5), np.float32)}, ValueError, r"out must have shape \(5, 4, 4\)"),
+    "out dtype": ({"out": np.zeros((5, HEADS, 4))}, TypeError, "out must be of dtype float32"),
+    "out is query": ({"out": Q}, ValueError, "out overlaps query"),
+    "out is offsets": ({"out": SHARED, "cu_seqlens_q": SHARED.view(np.int64).reshape(-1)[:3]}, ValueError,
+                       "out overlaps cu_seqlens_q"),
+    "out is other offsets": ({"out": SHARED, "cu_seqlens_k": SHARED.view(np.int32).reshape(-1)[6:9]}, ValueError,
+                             "out overlaps cu_seqlens_k"),
+}  # fmt: skip
+
+
+def call_with(changes):
+    given = {"query": Q, "key": K, "value": V, "cu_seqlens_q": ROWS, "cu_seqlens_k": KEYS}
+    return given | changes
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_errors(name):
+    changes, kind, message = BAD[name]
+    for function in (sa.varlen_attention, sa.varlen_attention_vjp):
+        with pytest.raises(kind, match=message):
+            function(**call_with(changes))
+
+
+def test_the_signature_of_the_vjp_is_that_of_the_forward_call():
+    forward, vjp = (inspect.signature(f).parameters for f in (sa.varlen_attention, sa.varlen_attention_vjp))
+    assert list(vjp) == [*forward, "wrt"]
+    for name, parameter in forward.items():
+        assert (vjp[name].default, vjp[name].kind) == (parameter.default, parameter.kind), name
+
+
+def test_errors_of_the_vjp():
+    vjp = sa.varlen_attention_vjp
+    for changes, kind, message in [
+        ({"wrt": "weights"}, ValueError, "wrt may name query"),
+        ({"wrt": "sinks"}, ValueError, "wrt names sinks, which was not given"),
+        ({"wrt": "attn_mask", "attn_mask": [None, np.ones((3, 4), bool)]}, ValueError, r"attn_mask\[1\] is boolean"),
+        ({"return_weights": True}, TypeError, "unexpected keyword argument 'return_weights'"),
+        ({"key_lengths": [1, 2]}, TypeError, "unexpected keyword argument 'key_lengths'"),
+    ]:  # fmt: skip
+        with pytest.raises(kind, match=message):
+            vjp(**call_with(changes))
+    out, pullback = vjp(Q, K, V, ROWS, KEYS)
+    with pytest.raises(ValueError, match="grad_out must have shape"):
+        pullback(out[:3])
+    with pytest.raises(TypeError, match="grad_out has dtype float64"):
+        pullback(out.astype(np.float64))
+    with pytest.raises(TypeError, match="grad_lse was given"):
+        pullback(out, np.zeros((HEADS, 5), np.float32))
+
+
+@st.composite
+def hostile_offsets(draw):
+    if draw(st.booleans()):
+        inner = draw(st.lists(st.integers(-1, 7), max_size=4))
+        dtype = draw(st.sampled_from([np.int8, np.int16, np.int32, np.int64]))
+        found = np.array(
+            [draw(st.sampled_from([0, 0, 0, 1])), *sorted(inner), draw(st.integers(4, 8))], dtype
+        )
+        return found if draw(st.booleans()) else found.byteswap().view(found.dtype.newbyteorder())
+    extreme = st.sampled_from([0, 1, 5, 7, 2**31 - 1, 2**63 - 1, -(2**63), -1])
+    return np.array(
+        draw(st.lists(extreme, max_size=5)), draw(st.sampled_from([np.int64, np.float64, object]))
+    )
+
+
+@settings(max_examples=300)
+@given(hostile_offsets(), hostile_offsets())
+def test_offsets_of_any_kind(rows, keys):
+    def right(x, total):
+        x = x.tolist()
+        return bool(x) and x[0] == 0 and x[-1] == total and x == sorted(x)
+
+    legal = right(rows, 5) and right(keys, 7) and len(rows) == len(keys)
+    legal = legal and rows.dtype.kind == keys.dtype.kind == "i"
+    if legal:
+        out, pullback = sa.varlen_attention_vjp(Q, K, V, rows, keys)
+        assert_allclose(out, reference.varlen_attention(Q, K, V, rows, keys), rtol=1e-5, atol=1e-6)
+        assert all(np.isfinite(gradient).all() for gradient in pullback(out)[:3])
+    else:
+        with pytest.raises((ValueError, TypeError)):
+            sa.varlen_attention(Q, K, V, rows, keys)
+
+
+def test_offsets_changed_later_do_not_matter():
+    rows = ROWS.copy()
+    out, pullback = sa.varlen_attention_vjp(Q, K, V, rows, KEYS)
+    expected = pullback(out)
+    rows[:] = 10**6
+    assert_array_equal(pullback(out).query, expected.query)
+
+
+# ------------------------------------------------------------------------------------------------------- leaks
+
+
+def pull_all(**options):
+    wrt = ("query", "key", "value", "attn_mask", "alibi_slopes", "sinks")
+    out, pullback = sa.varlen_attention_vjp(**options, wrt=wrt)
+    pullback(out)
+
+
+def test_nothing_stays_of_calls_that_succeed():
+    everything = {
+        "attn_mask": [np.zeros((3,), np.float32), np.zeros((HEADS, 3, 4))], "alibi_slopes": np.ones(HEADS),
+        "sinks": [1.0] * HEADS, "dropout_p": 0.5, "rng": 3, "window": (1, 1),
+    }  # fmt: skip
+    given = call_with(everything)
+    assert_nothing_stays(lambda: pull_all(**given), list(given.values()))
+    assert_nothing_stays(lambda: sa.varlen_attention(**given, return_lse=True), list(given.values()))
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_nothing_stays_of_calls_that_fail(name):
+    given = call_with(BAD[name][0])
+    assert_nothing_stays(lambda: fails(function=sa.varlen_attention, **given), list(given.values()))
+
+
+def test_nothing_stays_of_pullbacks_that_fail():
+    out, pullback = sa.varlen_attention_vjp(Q, K, V, ROWS, KEYS)
+    assert_nothing_stays(lambda: fails(out[:2], function=pullback), [out, Q])
+    boolean = call_with({"attn_mask": [np.zeros((2, 3)), np.ones((3, 4), bool)], "wrt": 15})
+    out, statistics = sa._core._varlen_forward(**{n: x for n, x in boolean.items() if n != "wrt"})
+    given = boolean | {"out": out, "grad_out": out, "statistics": statistics}
+    assert_nothing_stays(lambda: fails(function=sa._core._varlen_backward, **given), list(given.values()))
+
+
+def test_offsets_of_another_library():
+    """Whose arrays convert themselves without a copy of their own: no warning, and the pullback keeps one."""
+
+    class Offsets:
+        def __init__(self):
+            self.numbers = np.array([0, 3, 5])
+
+        def __array__(self, dtype=None):
+            return self.numbers
+
+    q, k, v = np.random.default_rng(0).standard_normal((3, 5, 2, 4))
+    offsets = Offsets()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out, pullback = sa.varlen_attention_vjp(q, k, v, offsets, offsets)
+    expected = sa.varlen_attention_vjp(q, k, v, [0, 3, 5], [0, 3, 5])[1](out)
+    offsets.numbers[1] = 2
+    for a, b in zip(pullback(out)[:3], expected[:3], strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,258 @@
+"""The C core of the embedding model against the same model composed of the package's other functions."""
+
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from composed_embedding import embed_vjp as composed_vjp
+from leaks import assert_nothing_stays, fails
+
+import selfattn as sa
+from selfattn import _core, nn
+
+# width, heads, blocks, and the lengths of the sentences: around the vectors, the panels and tiles of every instruction
+# set (64 columns, 24, 12, 6), the depth of a panel (128), the rows of a product (240) and of a part (384)
+SHAPES = {
+    "one token": (2, 1, 1, [1]),
+    "narrow": (6, 3, 2, [1, 2, 3, 40]),
+    "no blocks": (20, 2, 0, [3, 4]),
+    "no sentences": (4, 1, 1, []),
+    "tutorial": (32, 1, 1, [6, 6, 6]),
+    "heads": (24, 4, 3, [6, 3, 12]),
+    "wide": (130, 2, 2, [70, 1, 150]),
+    "panels": (66, 3, 1, [64] * 5),
+    "parts": (32, 2, 2, [19, 23, 1, 40, 7] * 20),
+    "one long sentence": (64, 1, 1, [300]),
+}
+LAYER_NORM = ("ln.weight", "ln.bias")
+
+
+def case(width, heads, layers, lengths, dtype=np.float64):
+    """Arrays of a model, packed ids and a gradient; drawn anew each time, so that nothing is shared."""
+    rng = np.random.default_rng(0)
+    model = nn.EmbeddingModel(
+        str.split, 50, width,
+        max_seq_len=max(lengths, default=1), num_layers=layers, num_heads=heads, dtype=dtype, rng=1,
+    )  # fmt: skip
+    for name, array in model.parameters().items():
+        if name.endswith(LAYER_NORM):
+            array[...] = rng.standard_normal(array.shape)
+    cu_seqlens = np.cumsum([0, *lengths])
+    ids = rng.integers(0, 50, cu_seqlens[-1])
+    return (ids, cu_seqlens, *model._arrays()), rng.standard_normal((len(lengths), width)).astype(dtype)
+
+
+def core_vjp(arguments, grad):
+    y, saved = _core._embedding_forward(*arguments, True)
+    return [y, *_core._embedding_backward(saved, grad)]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_results_and_gradients(shape, dtype, isa):
+    arguments, grad = case(*shape, dtype)
+    if len(arguments[1]) == 1:  # reduceat has no empty sums
+        expected = [np.empty((0, shape[0])), *(np.zeros_like(x) for x in arguments[4][0].parameters)]
+        expected.insert(1, np.zeros_like(arguments[2]))
+    else:
+        wide = [x.astype(np.float64) for x in arguments[2:4]]
+        blocks = [([x.astype(np.float64) for x in b.parameters], b.num_heads, b.eps) for b in arguments[4]]
+        y, pullback = composed_vjp(*arguments[:2], *wide, blocks)
+        expected = [y, *pullback(grad.astype(np.float64))]
+    got = core_vjp(arguments, grad)
+    np.testing.assert_array_equal(_core._embedding_forward(*arguments, False), got[0])
+    assert len(got) == len(expected)
+    sizes = [max(1.0, np.abs(x).max(initial=0)) for x in expected]
+    for n in range(5, len(expected), 8):  # key.bias: its true gradient is 0, what comes out is rounding
+        expected[n], sizes[n] = 0 * expected[n], sizes[n - 1]
+    for n, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
+        assert (ours.shape, ours.dtype) == (theirs.shape, dtype)
+        # sums of up to 300 terms, three layers in a row, relative to the largest element
+        atol = 512 * np.finfo(dtype).eps * sizes[n]
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol, err_msg=str(n))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_same_bits_for_any_number_of_threads(shape, isa):
+    arguments, grad = case(*shape, np.float32)
+    try:
+        sa.set_num_threads(1)
+        expected = core_vjp(arguments, grad)
+        for threads in (2, 3, 7):
+            sa.set_num_threads(threads)
+            for ours, one in zip(core_vjp(arguments, grad), expected, strict=True):
+                np.testing.assert_array_equal(ours, one)
+            np.testing.assert_array_equal(_core._embedding_forward(*arguments, False), expected[0])
+    finally:
+        sa.set_num_threads(None)
+
+
+def test_a_sentence_does_not_depend_on_its_company():
+    """Its bits are the same alone, first and last: how products are cut does not show."""
+    (ids, cu_seqlens, *arrays), _ = case(*SHAPES["parts"], np.float32)
+    together = _core._embedding_forward(ids, cu_seqlens, *arrays, False)
+    for n in (0, 17, len(together) - 1):
+        own = ids[cu_seqlens[n] : cu_seqlens[n + 1]]
+        alone = _core._embedding_forward(own, np.array([0, len(own)]), *arrays, False)
+        np.testing.assert_array_equal(alone[0], together[n])
+
+
+@pytest.mark.parametrize("length", [16, 17, 32, 33, 40, 48, 49, 63, 64, 65, 97])
+def test_how_attention_shares_a_sentence_out_does_not_show(length, isa):
+    """A sentence alone may be halved for two threads, and few queries do not go through the matrix unit."""
+    rng = np.random.default_rng(0)
+    model = nn.EmbeddingModel(str.split, 50, 64, max_seq_len=100, rng=0)
+    sentence, other = rng.integers(0, 50, length).tolist(), rng.integers(0, 50, 100).tolist()
+    for company in ([sentence, other], [sentence] * 20):
+        np.testing.assert_array_equal(model(company)[0], model(sentence))
+
+
+def test_a_pullback_may_be_called_again_and_gives_new_arrays():
+    arguments, grad = case(*SHAPES["heads"])
+    _, saved = _core._embedding_forward(*arguments, True)
+    first, second = (_core._embedding_backward(saved, grad) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert not np.shares_memory(one, other)
+        np.testing.assert_array_equal(one, other)
+    copies = [x.copy() for x in first]
+    del saved, second
+    core_vjp(arguments, 2 * grad)  # memory that was given back is used again
+    for one, copy in zip(first, copies, strict=True):
+        np.testing.assert_array_equal(one, copy)
+
+
+def hostile():
+    """Calls that must not read beyond an array, each with what is wrong."""
+    (ids, cu_seqlens, table, positions, blocks), _ = case(*SHAPES["heads"])
+    good = {"ids": ids, "cu_seqlens": cu_seqlens, "table": table, "positions": positions, "blocks": blocks}
+    block = blocks[0]
+
+    def with_parameter(n, array):
+        parameters = list(block.parameters)
+        parameters[n] = array
+        return [(parameters, 4, 1e-5)]
+
+    big = 2**62
+    yield "an id too large", good | {"ids": np.where(ids == ids[3], 50, ids)}
+    yield "a negative id", good | {"ids": np.where(ids == ids[3], -1, ids)}
+    yield "a huge id", good | {"ids": np.where(ids == ids[3], big, ids)}
+    yield "offsets beyond the ids", good | {"cu_seqlens": np.array([0, 6, 9, 22])}
+    yield "offsets short of the ids", good | {"cu_seqlens": np.array([0, 6, 9])}
+    yield "offsets that go back", good | {"cu_seqlens": np.array([0, 9, 6, 21])}
+    yield "offsets that overflow", good | {"cu_seqlens": np.array([0, big, -big, 21])}
+    yield "offsets below 0", good | {"cu_seqlens": np.array([0, -6, 9, 21])}
+    yield "a first offset of 1", good | {"cu_seqlens": np.array([1, 6, 9, 21])}
+    yield "an empty sentence", good | {"cu_seqlens": np.array([0, 6, 6, 9, 21])}
+    yield "no offsets", good | {"cu_seqlens": np.zeros(0, int)}
+    yield "a sentence longer than the positions", good | {"cu_seqlens": np.array([0, 21])}
+    yield "ids of 32 bits", good | {"ids": ids.astype(np.int32)}
+    yield "unsigned ids", good | {"ids": ids.astype(np.uint64)}
+    yield "ids in two axes", good | {"ids": ids[None]}
+    yield "ids with steps", good | {"ids": np.repeat(ids, 2)[::2]}
+    yield "swapped ids", good | {"ids": ids.astype(">i8")}
+    yield "a list of ids", good | {"ids": ids.tolist()}
+    yield "a table of another width", good | {"table": np.ones((50, 22))}
+    yield "a table of another dtype", good | {"table": table.astype(np.float32)}
+    yield "an empty table", good | {"table": table[:0]}
+    yield "a table in Fortran's order", good | {"table": np.asfortranarray(table)}
+    yield "positions of another width", good | {"positions": np.ones((50, 22))}
+    yield "a weight with too few rows", good | {"blocks": with_parameter(2, np.ones((23, 24)))}
+    yield "a weight of one axis", good | {"blocks": with_parameter(2, np.ones(24))}
+    yield "a short bias", good | {"blocks": with_parameter(7, np.ones(23))}
+    yield "a weight transposed", good | {"blocks": with_parameter(0, np.ones((24, 24)).T[::-1])}
+    yield "None for a weight", good | {"blocks": with_parameter(0, None)}
+    yield "seven parameters", good | {"blocks": [(block.parameters[:7], 4, 1e-5)]}
+    yield "a tuple of parameters", good | {"blocks": [(tuple(block.parameters), 4, 1e-5)]}
+    yield "heads that do not divide", good | {"blocks": [(block.parameters, 5, 1e-5)]}
+    yield "no heads", good | {"blocks": [(block.parameters, 0, 1e-5)]}
+    yield "a block of two", good | {"blocks": [(block.parameters, 4)]}
+    yield "a tuple of blocks", good | {"blocks": tuple(blocks)}
+
+
+HOSTILE = dict(hostile())
+
+
+@pytest.mark.parametrize("call", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("keep", [False, True])
+def test_hostile_calls_are_refused(call, keep):
+    with pytest.raises((TypeError, ValueError)):
+        _core._embedding_forward(*call.values(), keep)
+
+
+def test_hostile_gradients_are_refused():
+    arguments, grad = case(*SHAPES["heads"])
+    _, saved = _core._embedding_forward(*arguments, True)
+    for wrong in (grad[:2], grad[:, :-1], grad.astype(np.float32), grad.T, np.asfortranarray(grad), grad[0]):
+        with pytest.raises(ValueError, match=r"float64 with shape \(3, 24\)"):
+            _core._embedding_backward(saved, wrong)
+    for arguments in ((None, grad), (saved, None), (saved,), (grad, grad)):
+        with pytest.raises((TypeError, ValueError)):
+            _core._embedding_backward(*arguments)
+
+
+def test_nothing_leaks():
+    arguments, grad = case(*SHAPES["heads"])
+    held = [*arguments[:4], *(x for block in arguments[4] for x in block.parameters), grad]
+
+    def call():
+        _, saved = _core._embedding_forward(*arguments, True)
+        _core._embedding_backward(saved, grad)
+        _core._embedding_forward(*arguments, False)
+        for wrong in HOSTILE.values():
+            fails(*wrong.values(), True, function=_core._embedding_forward)
+        fails(saved, grad[:2], function=_core._embedding_backward)
+
+    assert_nothing_stays(call, held)
+
+
+def test_memory_of_past_sizes_makes_room():
+    """What small models left behind must not keep a larger one from meeting its own memory again."""
+    small, _ = case(*SHAPES["tutorial"])
+    held = [_core._embedding_forward(*small, True) for _ in range(20)]  # more at a time than are kept
+    del held
+    arguments, grad = case(*SHAPES["wide"])
+    tracemalloc.start()
+    try:
+        for _ in range(10):
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            core_vjp(arguments, grad)
+            peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**15  # what it works in and its gradients are some MiB
+
+
+def test_what_is_saved_holds_the_parameters():
+    arguments, _ = case(*SHAPES["tutorial"])
+    held = [*arguments[2:4], *arguments[4][0].parameters]
+    before = [sys.getrefcount(x) for x in held]
+    kept = _core._embedding_forward(*arguments, True)
+    assert [sys.getrefcount(x) for x in held] == [n + 1 for n in before]
+    del kept
+    assert [sys.getrefcount(x) for x in held] == before
+
+
+def test_ids_are_packed_or_want_a_closer_look():
+    ids, cu_seqlens = _core._pack_ids([[3, 1], [0], [9, 9, 9]], 10)
+    assert (ids.dtype, cu_seqlens.dtype) == (np.int64, np.int64)
+    assert (ids.tolist(), cu_seqlens.tolist()) == ([3, 1, 0, 9, 9, 9], [0, 2, 3, 6])
+    assert [array.tolist() for array in _core._pack_ids([], 10)] == [[], [0]]
+    for odd in (
+        [],
+        None,
+        (1,),
+        np.array([1]),
+        [10],
+        [-1],
+        [2**63],
+        [-(2**80)],
+        [True],
+        [1.0],
+        ["1"],
+        [np.int64(1)],
+    ):
+        assert _core._pack_ids([[1], odd], 10) is None
+    with pytest.raises(TypeError):
+        _core._pack_ids(([1],), 10)

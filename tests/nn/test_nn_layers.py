@@ -1,0 +1,439 @@
+"""selfattn.nn: gradients against finite differences, PyTorch's numbers and keys, printed tensors, errors."""
+
+import numpy as np
+import pytest
+
+import selfattn as sa
+from selfattn import nn, reference
+from selfattn.steps import tutorials
+
+EPS32 = float(np.finfo(np.float32).eps)
+ROWS = np.random.default_rng(5).standard_normal((2, 5, 6))
+
+
+def check_layer(layer, x):
+    """Compare the gradients of the input and of every parameter with finite differences, in float64."""
+    names = list(layer.parameters())
+
+    def f(x, *arrays):
+        layer.load_state_dict(dict(zip(names, arrays, strict=True)))
+        y, pullback = layer.vjp(x)
+        np.testing.assert_array_equal(layer(x), y)
+
+        def both(dy):
+            dx, grads = pullback(dy)
+            assert list(grads) == names
+            return dx, *grads.values()
+
+        return y, both
+
+    sa.check_vjp(f, x, *layer.parameters().values())
+
+
+def perturbed(layer):
+    rng = np.random.default_rng(1)
+    for array in layer.parameters().values():
+        array[...] += 0.1 * rng.standard_normal(array.shape)
+    return layer
+
+
+F64 = {"dtype": np.float64}
+LAYERS = {
+    "Linear": lambda: nn.Linear(6, 3, rng=0, **F64),
+    "Linear without bias": lambda: nn.Linear(6, 3, bias=False, rng=0, **F64),
+    "LayerNorm": lambda: nn.LayerNorm(6, **F64),
+    "LayerNorm of two axes": lambda: nn.LayerNorm((5, 6), **F64),
+    "LayerNorm without bias": lambda: nn.LayerNorm(6, bias=False, **F64),
+    "LayerNorm without parameters": lambda: nn.LayerNorm(6, elementwise_affine=False, **F64),
+    "RMSNorm": lambda: nn.RMSNorm(6, **F64),
+    "SinusoidalPositions": lambda: nn.SinusoidalPositions(6, **F64),
+    "SelfAttention": lambda: nn.SelfAttention(6, 4, rng=0, **F64),
+    "SelfAttention with bias": lambda: nn.SelfAttention(6, 4, bias=True, scale=False, rng=0, **F64),
+    "SelfAttentionBlock": lambda: nn.SelfAttentionBlock(6, rng=0, **F64),
+    "SelfAttentionBlock of 3 heads": lambda: nn.SelfAttentionBlock(6, 3, rng=0, **F64),
+    "Sequential": lambda: nn.Sequential(
+        nn.Linear(6, 4, rng=0, **F64), nn.SelfAttentionBlock(4, rng=1, **F64)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_are_those_of_finite_differences(name):
+    check_layer(perturbed(LAYERS[name]()), ROWS)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"is_causal": True},
+        {"window": (1, 0)},
+        {"key_lengths": [5, 2]},
+        {"attn_mask": np.tri(5, dtype=bool)},
+        {"attn_mask": np.random.default_rng(0).standard_normal((2, 5, 5))},
+    ],
+    ids=["causal", "window", "key_lengths", "mask", "bias per sequence"],
+)
+def test_options_of_a_block_reach_every_head(heads, options):
+    block = nn.SelfAttentionBlock(6, heads, rng=0, dtype=np.float64)
+    x = ROWS
+    outs = []
+    q, k, v = (layer(x) for layer in (block.query, block.key, block.value))
+    for part in np.split(np.arange(6), heads):
+        outs.append(
+            reference.scaled_dot_product_attention(q[..., part], k[..., part], v[..., part], **options)
+        )
+    expected = reference.layer_norm(x + np.concatenate(outs, -1), (6,), block.ln.weight, block.ln.bias)
+    y, pullback = block.vjp(x, **options)
+    # sums of at most 6 products of numbers below 4, divided by a deviation of about 1
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-13)
+    np.testing.assert_array_equal(block(x, **options), y)
+    sa.check_vjp(lambda x: (block.vjp(x, **options)[0], lambda dy: block.vjp(x, **options)[1](dy)[0]), x)
+    assert pullback(y)[0].shape == x.shape
+
+
+@pytest.mark.parametrize("sentence", ["river", "finance"])
+def test_the_class_of_first_principles_comes_out_as_printed(sentence):
+    data = tutorials.load("first_principles")
+    x = np.array([data["vocab"][token] for token in data["tokens"][sentence]])
+    layer = nn.SelfAttention(4, 3, rng=sa.torch_rng(0))
+    printed = data["self_attention_class"]["printed"][sentence]
+    # three decimals, and float32 sums of four products
+    np.testing.assert_allclose(layer(x.astype(np.float32)), printed, rtol=0, atol=0.5e-3 + 16 * EPS32)
+    np.testing.assert_allclose(layer.forward(x.tolist()), printed, rtol=0, atol=0.5e-3 + 16 * EPS32)
+
+
+def test_the_basics_notebook_comes_out_as_printed():
+    data = tutorials.load("basics_notebook")
+    table = np.array(data["embedded_tokens"], np.float64)
+    ids = np.arange(table.reshape(-1, table.shape[-1]).shape[0]).reshape(table.shape[:-1])
+    embedding = nn.Embedding(ids.size, table.shape[-1], dtype=np.float64)
+    embedding.weight = table.reshape(ids.size, -1)
+    d_in, d_out = np.shape(data["WQ"])
+    layer = nn.SelfAttention(d_in, d_out, dtype=np.float64)
+    layer.load_state_dict({"W_query": data["WQ"], "W_key": data["WK"], "W_value": data["WV"]})
+    got = layer(embedding(ids))
+    np.testing.assert_allclose(got, data["printed"]["output"], rtol=0, atol=0.5e-4 + 1e-15)
+
+
+def test_the_scores_of_the_illustrated_tutorial_are_unscaled():
+    data = tutorials.load("illustrated")
+    layer = nn.SelfAttention(4, 3, scale=False, dtype=np.float64)
+    state = {f"W_{name}": data[f"w_{name}"] for name in ("query", "key", "value")}
+    layer.load_state_dict(state)
+    q, k, v = (np.array(data["x"], np.float64) @ np.array(w, np.float64) for w in state.values())
+    e = np.exp(q @ k.T - (q @ k.T).max(-1, keepdims=True))
+    np.testing.assert_allclose(layer(data["x"]), e / e.sum(-1, keepdims=True) @ v, rtol=1e-14)
+
+
+def test_linear_by_its_definition_for_any_leading_shape():
+    layer = nn.Linear(6, 3, rng=0, dtype=np.float64)
+    for shape in [(6,), (0, 6), (1, 6), (2, 0, 6), (2, 3, 6)]:
+        x = np.random.default_rng(0).standard_normal(shape)
+        y, pullback = layer.vjp(x)
+        np.testing.assert_allclose(y, np.einsum("...i,oi->...o", x, layer.weight) + layer.bias, atol=1e-14)
+        dx, grads = pullback(y)
+        assert dx.shape == shape and grads["weight"].shape == (3, 6)
+
+
+def test_half_precision_adds_up_in_float32():
+    layer = nn.Linear(4096, 1, bias=False, rng=0, dtype=np.float16)
+    layer.weight[...] = 1
+    x = np.full((1, 4096), 0.25, np.float16)
+    y = layer(x)
+    assert y.dtype == np.float16 and y[0, 0] == 1024
+    ones = np.ones((4096, 4096), np.float16)
+    assert layer.vjp(ones)[1](np.full((4096, 1), 0.25, np.float16))[1]["weight"][0, 0] == 1024
+
+
+def test_float64_inputs_stay_float64_and_lists_take_the_dtype_of_the_layer():
+    for make in (
+        lambda: nn.Linear(6, 6, rng=0),
+        lambda: nn.LayerNorm(6),
+        lambda: nn.SelfAttentionBlock(6, 2, rng=0),
+    ):
+        layer = make()
+        y, pullback = layer.vjp(ROWS)
+        dx, grads = pullback(y)
+        assert y.dtype == dx.dtype == np.float64
+        assert {g.dtype for g in grads.values()} == {np.dtype(np.float32)}
+        assert layer(ROWS.tolist()).dtype == np.float32
+
+
+# ----------------------------------------------------------------------------------------- embedding, dropout
+
+
+def test_embedding_looks_up_and_adds_up():
+    table = nn.Embedding(5, 2, padding_idx=-1, rng=0, dtype=np.float64)
+    np.testing.assert_array_equal(table.weight[4], 0)
+    ids = np.array([[1, 1, 4], [0, 1, 3]])
+    y, pullback = table.vjp(ids)
+    np.testing.assert_array_equal(y, table.weight[ids])
+    dy = np.arange(12.0).reshape(2, 3, 2)
+    expected = np.zeros((5, 2))
+    for row, grad in zip(ids.ravel(), dy.reshape(-1, 2), strict=True):
+        expected[row] += grad if row != 4 else 0
+    np.testing.assert_array_equal(pullback(dy)["weight"], expected)
+    assert table([]).shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        ([5], ValueError, "0...4, not 5"),
+        ([-1], ValueError, "not -1"),
+        ([1.0], TypeError, "float64"),
+        (np.ma.array([1, 2], mask=[0, 1]), TypeError, "MaskedArray"),
+    ],
+)
+def test_wrong_ids_are_errors(ids, error, message):
+    with pytest.raises(error, match=message):
+        nn.Embedding(5, 2, rng=0)(ids)
+
+
+@pytest.mark.parametrize("layer", [nn.LayerNorm, nn.RMSNorm])
+@pytest.mark.parametrize("eps", ["1e-5", True, [1e-5]])
+def test_a_wrong_eps_is_refused_when_the_norm_is_made(layer, eps):
+    with pytest.raises(TypeError, match="eps must be a real number"):
+        layer(4, eps)
+
+
+def test_dropout_takes_no_bool_and_gives_arrays():
+    with pytest.raises(TypeError, match="p must be a real number, not True"):
+        nn.Dropout(True)
+    y = nn.Dropout(0.5, rng=0)(3.0)
+    assert isinstance(y, np.ndarray) and y.shape == ()
+
+
+def test_dropout_keeps_a_share_and_only_in_training():
+    layer = nn.Dropout(0.25, rng=0)
+    x = np.ones(20000)
+    y, pullback = layer.vjp(x)
+    assert set(np.unique(y)) == {0, 1 / 0.75}
+    # five standard deviations of a mean of 20000
+    assert abs((y == 0).mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 20000)
+    np.testing.assert_array_equal(pullback(x)[0], y)
+    assert pullback(x)[1] == {}
+    assert (layer(x) != y).any()
+    np.testing.assert_array_equal(nn.Dropout(0.25, rng=0)(x), y)
+    np.testing.assert_array_equal(layer.eval()(x), x)
+    np.testing.assert_array_equal(nn.Dropout(1.0)(x), 0 * x)
+    np.testing.assert_array_equal(nn.Dropout(0.0)(x), x)
+    endless = np.full(64, np.inf)
+    with np.errstate(all="raise"):  # what infinity times 0 is, is nobody's error
+        y, pullback = nn.Dropout(0.25, rng=0).vjp(endless)
+        assert (
+            np.isnan(y).any()
+            and np.isnan(pullback(endless)[0]).any()
+            and np.isnan(nn.Dropout(1.0)(endless)).all()
+        )
+
+
+# -------------------------------------------------------------------------------------------------- modules
+
+
+def test_state_dicts_go_round_and_are_checked_first():
+    a, b = (nn.SelfAttentionBlock(4, rng=seed) for seed in (0, 1))
+    names = [f"{n}.{p}" for n in ("query", "key", "value", "ln") for p in ("weight", "bias")]
+    assert list(a.state_dict()) == list(a.parameters()) == names
+    live = b.parameters()["query.weight"]
+    assert b.load_state_dict(a.state_dict()) == ([], [])
+    np.testing.assert_array_equal(live, a.query.weight)
+    state = a.state_dict() | {"query.bias": np.zeros(3, np.float32), "more": np.zeros(1)}
+    state["query.weight"] += 1
+    del state["ln.bias"]
+    with pytest.raises(
+        ValueError, match=r"missing: ln.bias(.|\n)*unexpected: more(.|\n)*query.bias has shape"
+    ):
+        b.load_state_dict(state)
+    np.testing.assert_array_equal(live, a.query.weight)
+    del state["query.bias"]
+    assert b.load_state_dict(state, strict=False) == (["query.bias", "ln.bias"], ["more"])
+    with pytest.raises(ValueError, match="lose precision"):
+        b.load_state_dict({name: array.astype(np.float64) for name, array in a.state_dict().items()})
+
+
+def test_a_shared_layer_has_one_gradient_the_sum():
+    shared = nn.Linear(3, 3, rng=0, dtype=np.float64)
+    model = nn.Sequential(shared, shared)
+    assert list(model.parameters()) == ["0.weight", "0.bias"]
+    assert list(model.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+    def f(x, weight, bias):
+        shared.weight, shared.bias = weight, bias
+        y, pullback = model.vjp(x)
+        return y, lambda dy: (lambda dx, grads: (dx, *grads.values()))(*pullback(dy))
+
+    sa.check_vjp(f, np.eye(3), shared.weight, shared.bias)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *LAYERS.values(),
+        lambda: nn.SelfAttention(6, 4, score="dot", rng=0),
+        lambda: nn.SelfAttention(6, 4, score="additive", rng=0),
+        lambda: nn.Dropout(0.5, rng=0),
+        lambda: nn.Sequential(nn.Linear(6, 6, rng=0), nn.SelfAttention(6, 4, rng=0)),
+    ],
+)
+def test_what_a_layer_returned_may_be_changed(make):
+    """`y -= target` is how the gradient of a squared error is often written."""
+    y, pullback = make().vjp(ROWS)
+    dy = y - 0.5
+    expected = pullback(dy)
+    y -= 0.5
+    for got, want in zip(pullback(y), expected, strict=True):
+        np.testing.assert_equal(got, want)
+
+
+def test_modes_are_bools():
+    layer = nn.Sequential(nn.Dropout(0.5))
+    for mode in ("no", 1, None):
+        with pytest.raises(TypeError, match="mode must be True or False"):
+            layer.train(mode)
+    assert layer.train(np.False_)[0].training is False
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        (1, TypeError, "must be a str, not int"),
+        ("a b", ValueError, "must be an identifier, not 'a b'"),
+        ("forward", ValueError, "forward is a method of Module"),
+    ],
+)
+def test_names_that_no_parameter_can_have(name, error, message):
+    with pytest.raises(error, match=message):
+        nn.Module().register_parameter(name, np.ones(2))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_pullback_is_for_one_state_of_the_parameters(name):
+    layer = LAYERS[name]()
+    y, pullback = layer.vjp(ROWS)
+    first, again = pullback(y), pullback(y)
+    np.testing.assert_array_equal(first[0], again[0])
+    if "weight" in repr(layer) or "W_query" in repr(layer):
+        next(iter(layer.parameters().values()))[...] *= 2
+        with pytest.raises(RuntimeError, match="call vjp again"):
+            pullback(y)
+
+
+def test_modes_reach_everything_below():
+    model = nn.Sequential(nn.Linear(2, 2, rng=0), nn.Sequential(nn.Dropout()))
+    assert model.training and model.eval() is model
+    assert not any(module.training for module in model.modules())
+    assert model.train()[1][0].training
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: nn.Linear(0, 1), ValueError, "in_features must be at least 1, not 0"),
+        (lambda: nn.Linear(2.0, 1), TypeError, "in_features must be an int"),
+        (lambda: nn.Linear(2, 1, dtype=int), TypeError, "dtype must be one of"),
+        (lambda: nn.Linear(2, 1, rng="0"), TypeError, "rng must be"),
+        (lambda: nn.Linear(2, 1)(np.ones(3)), ValueError, r"\(..., 2\), not \(3,\)"),
+        (lambda: nn.Linear(2, 1)(np.ones(2, bool)), TypeError, "not bool"),
+        (lambda: nn.Linear(2, 1).vjp([[1, 2]])[1]([1.0]), ValueError, r"\(1, 1\), not \(1,\)"),
+        (lambda: nn.SelfAttention(2, 1)(np.ones(2)), ValueError, r"\(..., L, 2\)"),
+        (lambda: nn.SelfAttention(2, 1)(np.ones((1, 2)), return_lse=True), TypeError, "return_lse"),
+        (lambda: nn.SelfAttentionBlock(4, 3), ValueError, "3 does not divide 4"),
+        (lambda: nn.SinusoidalPositions(3), ValueError, "even"),
+        (lambda: nn.SinusoidalPositions(2, 1)(np.ones((2, 2))), ValueError, "max_len=1"),
+        (lambda: nn.Dropout(1.5), ValueError, "between 0 and 1, not 1.5"),
+        (lambda: nn.Embedding(3, 2, padding_idx=3), ValueError, "below 3"),
+        (lambda: nn.ModuleList([1]), TypeError, "only modules"),
+        (lambda: setattr(nn.Linear(2, 1), "weight", np.ones(3)), ValueError, r"\(1, 2\), not \(3,\)"),
+        (lambda: setattr(nn.Linear(2, 1, bias=False), "bias", [1.0]), AttributeError, "without bias"),
+        (lambda: nn.Module()(1), NotImplementedError, "forward"),
+        (lambda: nn.init.kaiming_normal_(np.ones(3)), ValueError, "at least 2 dims"),
+        (lambda: nn.init.calculate_gain("cube"), ValueError, "cube"),
+    ],
+)
+def test_wrong_calls_say_what_is_wrong(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+# -------------------------------------------------------------------------------------------------- PyTorch
+
+
+def torch_state(module):
+    return {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+
+
+def test_initial_numbers_are_those_of_pytorch():
+    torch = pytest.importorskip("torch")
+    for ours, theirs in [
+        (lambda rng: nn.Linear(7, 5, rng=rng), lambda: torch.nn.Linear(7, 5)),
+        (lambda rng: nn.Embedding(7, 5, rng=rng), lambda: torch.nn.Embedding(7, 5)),
+    ]:
+        torch.manual_seed(3)
+        expected, got = torch_state(theirs()), ours(sa.torch_rng(3)).state_dict()
+        assert list(expected) == list(got)
+        for name, array in got.items():  # normal numbers differ by 3 ulp
+            np.testing.assert_allclose(array, expected[name], rtol=4 * EPS32)
+
+
+@pytest.mark.parametrize("name", ["xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_"])
+def test_init_agrees_with_pytorch(name):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(3)
+    expected = getattr(torch.nn.init, name)(torch.empty(7, 5)).numpy()
+    got = getattr(nn.init, name)(np.empty((7, 5), np.float32), rng=sa.torch_rng(3))
+    np.testing.assert_allclose(got, expected, rtol=8 * EPS32)
+
+
+@pytest.mark.parametrize("name", ["Linear", "LayerNorm", "RMSNorm"])
+def test_layers_and_gradients_agree_with_pytorch(name):
+    torch = pytest.importorskip("torch")
+    arguments = (6, 3) if name == "Linear" else (6,)
+    theirs = getattr(torch.nn, name)(*arguments, dtype=torch.float64)
+    ours = getattr(nn, name)(*arguments, dtype=np.float64)
+    ours.load_state_dict(torch_state(theirs.requires_grad_(False)))
+    theirs.requires_grad_(True)
+    x = torch.tensor(ROWS, requires_grad=True)
+    expected = theirs(x)
+    dy = np.cos(np.arange(expected.numel())).reshape(expected.shape)
+    expected.backward(torch.tensor(dy))
+    y, pullback = ours.vjp(ROWS)
+    dx, grads = pullback(dy)
+    # sums of at most ten products of numbers of about 1
+    np.testing.assert_allclose(y, expected.detach().numpy(), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(dx, x.grad.numpy(), rtol=0, atol=1e-13)
+    for parameter, tensor in theirs.named_parameters():
+        np.testing.assert_allclose(grads[parameter], tensor.grad.numpy(), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_block_agrees_with_the_same_one_in_pytorch(heads):
+    """From the same seed: weights drawn in the same order, then output and gradients in float64."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(7)
+    theirs = torch.nn.ModuleDict({name: torch.nn.Linear(6, 6) for name in ("query", "key", "value")})
+    theirs["ln"] = torch.nn.LayerNorm(6)
+    drawn = nn.SelfAttentionBlock(6, heads, rng=sa.torch_rng(7)).state_dict()
+    for name, array in torch_state(theirs).items():
+        np.testing.assert_array_equal(drawn[name], array)
+
+    theirs.double()
+    ours = nn.SelfAttentionBlock(6, heads, dtype=np.float64)
+    ours.load_state_dict(torch_state(theirs))
+    x = torch.tensor(ROWS, requires_grad=True)
+    q, k, v = (
+        theirs[name](x).unflatten(-1, (heads, 6 // heads)).transpose(1, 2)
+        for name in ("query", "key", "value")
+    )
+    weights = torch.softmax(q @ k.transpose(-1, -2) / (6 / heads) ** 0.5, dim=-1)
+    expected = theirs["ln"]((weights @ v).transpose(1, 2).flatten(-2) + x)
+    dy = np.cos(np.arange(ROWS.size)).reshape(ROWS.shape)
+    expected.backward(torch.tensor(dy))
+    y, pullback = ours.vjp(ROWS)
+    dx, grads = pullback(dy)
+    # a few sums of at most ten products of numbers of about 1
+    np.testing.assert_allclose(y, expected.detach().numpy(), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(dx, x.grad.numpy(), rtol=0, atol=1e-13)
+    for name, tensor in theirs.named_parameters():
+        np.testing.assert_allclose(grads[name], tensor.grad.numpy(), rtol=0, atol=1e-13)

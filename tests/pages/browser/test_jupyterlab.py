@@ -1,0 +1,273 @@
+"""A notebook in JupyterLab: a real server, Chromium, trusted and untrusted, run to the end; two views in it."""
+
+import itertools
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pages import NASTY, model
+
+from selfattn import views as views_module
+from selfattn.steps.tutorials import load
+from selfattn.views.writing import visible
+
+nbformat = pytest.importorskip("nbformat", reason="notebooks need the extra docs")
+pytest.importorskip("jupyterlab", reason="JupyterLab comes with the extra docs")
+pytest.importorskip("ipykernel", reason="a kernel comes with the extra docs")
+
+pytestmark = pytest.mark.slow
+
+NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
+NAME = "3_basics.ipynb"  # two views; every tensor of a tutorial
+PATIENCE = 180_000  # milliseconds: the machine may be busy
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """Serve copies of the notebook, one of them trusted; nobody's settings, nothing kept: its address."""
+    home = tmp_path_factory.mktemp("lab")
+    work = home / "work"
+    work.mkdir()
+    shutil.copy(NOTEBOOKS / NAME, work / "trusted.ipynb")
+    # Trust belongs to the content, whatever the file is called: one word makes it another notebook.
+    text = (NOTEBOOKS / NAME).read_text(encoding="utf-8")
+    (work / "untrusted.ipynb").write_text(text.replace("slowly", "very slowly"), encoding="utf-8")
+    for trust in ("trusted", "untrusted"):
+        nbformat.write(nasty(trust), work / f"nasty_{trust}.ipynb")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+        "HOME": str(home),
+        "IPYTHONDIR": str(home / "ipython"),
+        **{f"JUPYTER_{name}_DIR": str(home / name) for name in ("CONFIG", "DATA", "RUNTIME")},
+        **{f"JUPYTERLAB_{name}_DIR": str(home / name) for name in ("SETTINGS", "WORKSPACES")},
+    }
+    run = [sys.executable, "-P", "-m"]
+    trusted = [str(work / name) for name in ("trusted.ipynb", "nasty_trusted.ipynb")]
+    subprocess.run([*run, "jupyter", "trust", *trusted], env=environment, check=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    token = secrets.token_hex(16)
+    options = {
+        "ServerApp.port": port, "ServerApp.port_retries": 0, "ServerApp.root_dir": work, "IdentityProvider.token": token,
+        "LabApp.expose_app_in_browser": True, "LabApp.extension_manager": "readonly", "LabApp.news_url": None,
+        "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate", "LanguageServerManager.autodetect": False,
+    }  # fmt: skip
+    command = [
+        *run,
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        *(f"--{k}={v}" for k, v in options.items()),
+    ]
+    with open(home / "log", "wb") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=work)
+        try:
+            wait_for(f"http://127.0.0.1:{port}/api?token={token}", server, home / "log")
+            # A workspace of its own for each visit: nothing of the visits before is opened again.
+            number = itertools.count()
+            base = f"http://127.0.0.1:{port}/lab/workspaces"
+            yield lambda name: f"{base}/visit{next(number)}/tree/{name}?token={token}"
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+def nasty(word):
+    """A notebook with two views whose tokens, captions and titles try to be more than text."""
+    steps, _ = model(len(NASTY))
+    captions = {name: NASTY[n % len(NASTY)] for n, name in enumerate(views_module.CAPTIONS)}
+    outputs = [
+        nbformat.v4.new_output(
+            "display_data",
+            {"text/html": page._repr_html_(), "image/svg+xml": page._repr_svg_(), "text/plain": repr(page)},
+        )
+        for page in (
+            views_module.steps_page(steps, NASTY),
+            views_module.steps_page(steps, NASTY, captions=captions),
+        )
+    ]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    return nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(f"# {word}", outputs=outputs, id="one")], metadata=kernel
+    )
+
+
+def wait_for(address, server, log):
+    for _ in range(PATIENCE // 500):
+        try:
+            with urllib.request.urlopen(address, timeout=10):
+                return
+        except OSError:
+            assert server.poll() is None, log.read_text()
+            time.sleep(0.5)
+    pytest.fail(f"the server does not answer: {log.read_text()}")
+
+
+@pytest.fixture
+def visit(lab, browser):
+    """Open a notebook; at the end, nothing came from elsewhere, and no script failed."""
+    contexts, trouble = [], []
+
+    def open_notebook(name, *, alive):
+        context = browser.new_context(viewport={"width": 1400, "height": 1000}, reduced_motion="reduce")
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE)
+        page = context.new_page()
+        page.on("pageerror", lambda error: trouble.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: trouble.append(f"dialog: {dialog.message}"))
+        page.on("request", lambda r: None if local(r.url) else trouble.append(f"fetched {r.url}"))
+        page.goto(lab(name))
+        page.wait_for_function("document.querySelectorAll('.jp-Notebook .sa-steps').length == 2")
+        if alive:  # their scripts run
+            page.wait_for_function("document.querySelectorAll('.jp-Notebook .sa-bar').length == 2")
+        page.wait_for_function(
+            "jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status == 'idle'"
+        )
+        return page
+
+    yield open_notebook
+    for context in contexts:
+        context.close()
+    assert trouble == []
+
+
+def local(url):
+    return url.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:"))
+
+
+def views(page):
+    return page.locator(".jp-OutputArea-output .sa-steps")
+
+
+def number(view, stage, node, i, j):
+    """A cell of the first table of a matrix in a stage."""
+    tables = view.locator(f"[data-stage='{stage}'] table[data-node='{node}']:not([data-t])")
+    return tables.first.locator("tbody tr").nth(i).locator("td").nth(j)
+
+
+def notebook_state(page):
+    """What Jupyter's own keys would change."""
+    return page.evaluate(
+        """() => {
+        const notebook = jupyterapp.shell.currentWidget.content;
+        return {cells: notebook.widgets.length, active: notebook.activeCellIndex, mode: notebook.mode,
+                sources: notebook.widgets.map(w => w.model.sharedModel.getSource()),
+                runs: notebook.widgets.map(w => w.model.executionCount ?? null)};
+    }"""
+    )
+
+
+def test_an_untrusted_notebook_shows_every_number(visit):
+    """JupyterLab takes scripts and data attributes out; the tables are what is left, with their captions."""
+    page = visit("untrusted.ipynb", alive=False)
+    assert page.locator(".sa-bar, .jp-OutputArea-output script").count() == 0  # no script has run
+    tables = (
+        views(page)
+        .nth(0)
+        .evaluate(
+            """view => [...view.querySelectorAll("table")].map(table => [
+            table.caption.innerText.split(/\\s/)[0],
+            [...table.tBodies[0].rows].map(row => [...row.cells].slice(1).map(td => td.innerText))])"""
+        )
+    )
+    names = {
+        "Q": "query", "K": "key", "V": "value", "attn_logits": "scores",
+        "scaled_attention_logits": "scaled_scores", "attention_weights": "weights", "output": "output",
+    }  # fmt: skip
+    for printed, name in names.items():
+        expected = load("basics_notebook")["printed"][printed]
+        shown = [np.array(rows, float) for caption, rows in tables if caption == name]
+        # Both are rounded to four decimals, which may differ by one unit of the last.
+        assert any(np.allclose(t, expected, rtol=0, atol=1.01e-4) for t in shown), (printed, shown)
+    assert page.locator(".sa-steps table").first.is_visible()
+
+
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+def test_nasty_tokens_are_text(visit, trust):
+    """In outputs whose scripts run, and in those that JupyterLab has cleaned."""
+    page = visit(f"nasty_{trust}.ipynb", alive=trust == "trusted")
+    for view in views(page).all():
+        rows = view.locator("table").first.locator("tbody th").all_inner_texts()
+        assert [row.strip() for row in rows] == [" ".join(visible(token).split()) for token in NASTY]
+        assert view.locator("img, iframe, object").count() == 0
+    if trust == "trusted":
+        for _ in range(4):  # past the stages where all is given
+            views(page).nth(1).locator("[data-do=next]").click()
+        assert views(page).nth(1).locator("td.sa-to").count() > 0
+
+
+def test_two_trusted_views_work_and_leave_each_other_alone(visit):
+    page = visit("trusted.ipynb", alive=True)
+    first, second = views(page).nth(0), views(page).nth(1)
+    assert page.locator(".jp-OutputArea-output [id]").count() == 0
+    number(first, "scores", "scores", 0, 1).hover()
+    assert first.locator("[data-stage='scores'] .sa-say").inner_text().startswith("scores[sky, is] = ")
+    assert first.locator("td.sa-to").count() and not second.locator("td.sa-to").count()
+    before = second.locator("td").all_inner_texts()
+    number(first, "inputs", "inputs", 0, 0).dblclick()
+    page.keyboard.type("2.5")
+    page.keyboard.press("Enter")
+    assert first.locator("td.sa-moved").count() > 10
+    assert second.locator("td.sa-moved").count() == 0
+    second.locator("[data-do=next]").click()
+    assert first.locator(".sa-now").count() == 0
+    first.locator("[data-do=reset]").click()
+    assert first.locator("td.sa-moved").count() == 0
+    assert second.locator("td").all_inner_texts() == before
+
+
+def test_jupyters_keys_and_those_of_a_view_do_not_meet(visit):
+    page = visit("trusted.ipynb", alive=True)
+    view, before = views(page).nth(0), notebook_state(page)
+    number(view, "weights", "weights", 0, 0).click()
+    active = notebook_state(page)["active"]
+    # Keys by which Jupyter would add, cut, convert, move, edit or run cells.
+    for key in ("a", "b", "x", "d", "d", "m", "y", "1", "ArrowDown", "ArrowUp", "j", "k", "Enter", "Escape"):
+        page.keyboard.press(key)
+        number(view, "weights", "weights", 0, 0).focus()
+    after = notebook_state(page)
+    assert after == before | {"active": active}
+    # An input being typed into: Enter takes the number, and no cell is run.
+    number(view, "inputs", "inputs", 0, 0).dblclick()
+    page.keyboard.type("0.5")
+    page.keyboard.press("Enter")
+    assert number(view, "inputs", "inputs", 0, 0).inner_text().startswith("0.5")
+    assert notebook_state(page) == after
+    # Outside the view, Jupyter's keys are Jupyter's.
+    page.locator(".jp-MarkdownCell").first.click()
+    page.keyboard.press("b")
+    page.wait_for_function(f"jupyterapp.shell.currentWidget.content.widgets.length == {after['cells'] + 1}")
+    page.keyboard.press("z")
+    page.wait_for_function(f"jupyterapp.shell.currentWidget.content.widgets.length == {after['cells']}")
+
+
+@pytest.mark.parametrize("name", ["untrusted.ipynb", "trusted.ipynb"])
+def test_run_to_the_end(visit, name):
+    """After a run the outputs are one's own, and so trusted: both views are alive, whatever they were before."""
+    page = visit(name, alive=name == "trusted.ipynb")
+    # The views that are there already are alive as well, if they were trusted: wait for those that replace them.
+    page.evaluate("document.querySelectorAll('.sa-steps').forEach(view => { view.dataset.before = '' })")
+    page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells')")
+    page.wait_for_function(
+        "document.querySelectorAll('.jp-Notebook .sa-steps:not([data-before]) .sa-bar').length == 2"
+    )
+    runs = notebook_state(page)["runs"]
+    assert [n for n in runs if n is not None] == list(range(1, len(runs) - runs.count(None) + 1))
+    assert page.locator(".jp-OutputArea-output[data-mime-type*='error'], .jp-mod-stderr").count() == 0
+    assert page.locator(".sa-steps[data-before]").count() == 0
+    first, second = views(page).nth(0), views(page).nth(1)
+    number(second, "inputs", "inputs", 0, 0).dblclick()
+    page.keyboard.type("1")
+    page.keyboard.press("Enter")
+    assert second.locator("td.sa-moved").count() > 10
+    assert first.locator("td.sa-moved").count() == 0

@@ -1,0 +1,276 @@
+"""The steps page in Chromium: numbers that are changed, two sentences, exercises."""
+
+import re
+
+import numpy as np
+import pytest
+from page_driver import cell, change, lit, said, table
+from pages import Reader, additive, bank, dead_row, everything, illustrated, model, numbers_by_node
+
+import selfattn as sa
+from selfattn import views
+from selfattn.steps.layers import layer_steps
+from selfattn.views.writing import number
+
+
+def test_an_input_that_changes_moves_what_follows_from_it_and_reset_brings_it_back(small):
+    before = small.evaluate("document.body.innerText")
+    (steps, _), x = illustrated(), illustrated()[0].inputs.copy()
+    change(small, "inputs", "inputs", 0, 1, "2.5")
+    x[0, 1] = 2.5
+    p = steps.parameters
+    expected = layer_steps(x, p.W_query, p.W_key, p.W_value, scale=1.0)
+    for stage in ("query", "key", "value", "scores", "weights", "output"):
+        got = table(small, stage, stage)
+        want = getattr(expected, stage)
+        assert np.allclose(got, want, rtol=5e-4, atol=5e-5), stage
+    assert table(small, "inputs", "inputs")[0, 1] == 2.5
+    moved = small.locator("[data-stage='scores'] table[data-node='scores'] td.sa-moved").count()
+    assert moved == np.sum(expected.scores != steps.scores)
+    assert re.match(
+        r"Numbers that moved: \d+\. The one that moved most is \w+.*: .* became ", said(small, "inputs")
+    )
+    count = int(re.search(r"\d+", said(small, "inputs"))[0])
+    assert count == len(set(lit(small, "moved")) - {"inputs[0,1]"})  # what was typed has not moved by itself
+    cell(small, "scores", "scores", 0, 0).hover()
+    assert said(small, "scores").endswith("was 2")
+    small.locator("[data-do=reset]").click()
+    assert small.locator("td.sa-moved").count() == 0
+    assert small.locator("[data-do=reset]").is_disabled()
+    cell(small, "scores", "scores", 0, 0).hover()
+    small.dispatch_event(".sa-steps", "pointerleave")
+    small.evaluate("document.querySelectorAll('.sa-say').forEach(e => e.replaceChildren())")
+    assert small.evaluate("document.body.innerText") == before
+
+
+def test_a_mask_cell_closes_and_opens(small):
+    cell(small, "masked_scores", "mask", 0, 1).click()
+    weights = table(small, "weights", "weights")
+    assert table(small, "masked_scores", "masked_scores")[0, 1] == -np.inf
+    np.testing.assert_allclose(weights[0], np.exp([2, -np.inf, 4]) / np.exp([2, -np.inf, 4]).sum(), atol=5e-5)
+    cell(small, "masked_scores", "masked_scores", 0, 1).hover()
+    assert said(small, "masked_scores") == "masked_scores[one, two] = masked = -inf was 4"
+    cell(small, "weights", "weights", 0, 1).hover()
+    assert said(small, "weights").startswith(
+        "weights[one, two] = masked ≈ 0.0000 was"
+    ) or "masked = 0" in said(small, "weights")
+    for j in (0, 2):
+        cell(small, "masked_scores", "mask", 0, j).click()
+    assert not table(small, "weights", "weights")[0].any()  # a row without keys is zeros, not NaN
+    assert not table(small, "output", "output")[0].any()
+    cell(small, "masked_scores", "mask", 0, 2).focus()
+    small.keyboard.press(" ")
+    assert table(small, "weights", "weights")[0].tolist() == [0, 0, 1]
+
+
+def test_the_scale_moves_with_its_slider(small):
+    slider = small.locator("[data-stage='scaled_scores'] .sa-scale input")
+    slider.evaluate("e => { e.value = '0.5'; e.dispatchEvent(new Event('input')) }")
+    assert table(small, "scaled_scores", "scale").tolist() == [[0.5]]
+    scores = illustrated()[0].scores / 2
+    np.testing.assert_array_equal(table(small, "scaled_scores", "scaled_scores"), scores)
+    exps = np.exp(scores - scores.max(1, keepdims=True))
+    np.testing.assert_allclose(
+        table(small, "weights", "weights"), exps / exps.sum(1, keepdims=True), atol=5e-5
+    )
+    small.locator("[data-do=reset]").click()
+    assert float(slider.input_value()) == 1
+
+
+def test_what_is_no_number_is_refused_and_escape_leaves_all_as_it_was(small):
+    change(small, "inputs", "inputs", 0, 0, "<b>one</b>")
+    assert said(small, "inputs") == '"<b>one</b>" is not a number; 2.5, -1e-3, inf and nan are.'
+    assert small.locator("[data-stage='inputs'] .sa-say b").count() == 0
+    cell(small, "inputs", "inputs", 0, 0).dblclick()
+    small.keyboard.type("7")
+    small.keyboard.press("Escape")
+    assert small.locator("td.sa-moved").count() == 0
+    assert cell(small, "inputs", "inputs", 0, 0).inner_text() == "1"
+    cell(small, "scores", "scores", 0, 0).dblclick()  # computed: cannot be changed
+    assert small.locator("td input").count() == 0
+
+
+@pytest.mark.parametrize("typed", ["abc", "1e999", "", " ", "0x10", "1,5", "1 2", "--1", "infinity"])
+def test_what_is_typed_and_is_no_number(small, typed):
+    cell(small, "inputs", "inputs", 0, 0).dblclick()
+    small.keyboard.press("Delete")
+    small.keyboard.type(typed)
+    small.keyboard.press("Enter")
+    assert said(small, "inputs").startswith(f'"{typed}" is not a number; ')
+    assert cell(small, "inputs", "inputs", 0, 0).inner_text() == "1"
+    assert small.locator("td.sa-moved").count() == 0 and small.locator("[data-do=reset]").is_disabled()
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("nan", "nan"),
+        ("-inf", "-inf"),
+        ("−2", "-2"),
+        (" 1e-3 ", "0.001"),
+        (".5", "0.5"),
+        ("1e200", "1.000e+200"),
+    ],
+)
+def test_what_is_typed_and_is_a_number(small, typed, shown):
+    change(small, "inputs", "inputs", 0, 0, typed)
+    assert cell(small, "inputs", "inputs", 0, 0).inner_text() == shown
+    x, (steps, _) = illustrated()[0].inputs.copy(), illustrated()
+    x[0, 0] = float(typed.replace("−", "-"))
+    p = steps.parameters
+    with np.errstate(all="ignore"):
+        expected = layer_steps(x, p.W_query, p.W_key, p.W_value, scale=1.0)
+    for name in ("query", "scores", "weights", "output"):
+        # four decimals; huge numbers four digits
+        np.testing.assert_allclose(
+            table(small, name, name), getattr(expected, name), rtol=5.1e-4, atol=5.1e-5
+        )
+    small.locator("[data-do=reset]").click()
+    assert small.locator("td.sa-moved").count() == 0
+    np.testing.assert_array_equal(table(small, "scores", "scores"), steps.scores)
+
+
+def all_numbers(page):
+    """Every matrix of the page, from the DOM."""
+    found = page.eval_on_selector_all(
+        "table[data-node]",
+        """tables => tables.map(t => [t.dataset.node, "t" in t.dataset,
+            [...t.tBodies[0].rows].map(r => [...r.cells].slice(1).map(c => Number(c.textContent.replace("inf", "Infinity"))))])""",
+    )
+    return {name: np.array(rows).T if transposed else np.array(rows) for name, transposed, rows in found}
+
+
+@pytest.mark.parametrize(
+    ("make", "eps"),
+    [
+        (everything, 1e-9),
+        (model, 1e-9),
+        (additive, 1e-9),
+        (lambda **add: everything(np.float32, **add), 1e-4),
+    ],
+    ids=["everything", "model", "additive", "float32"],
+)
+def test_the_browser_computes_what_python_computes(visit, make, eps):
+    """Change an input in the browser and in Python: every number of every step agrees. And reset brings all back.
+
+    The page shows 12 decimals, and sums have a dozen terms of size 10; what float32 kernels computed differs
+    by their rounding from what the browser computes in float64.
+    """
+    steps, tokens = make()
+    page = visit(views.steps_page(steps, tokens, precision=12).html)
+    stage = next(iter(Reader(page.content()).stages))
+    before = all_numbers(page)
+    change(page, stage, stage, 0, 0, str(before[stage][0, 0] + 1))
+    expected, got = numbers_by_node(make(add=1)[0]), all_numbers(page)
+    assert expected.keys() <= got.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(got[name], array, rtol=eps, atol=eps, err_msg=name)
+    page.locator("[data-do=reset]").click()
+    after = all_numbers(page)
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array, err_msg=name)
+
+
+def test_what_an_edit_does_not_reach_keeps_the_numbers_of_the_kernel(visit):
+    """In float32, which the browser's float64 would not give again: under a causal mask only the last row moves."""
+    steps, tokens = everything(np.float32)
+    page = visit(views.steps_page(steps, tokens, precision=12).html)
+    before = all_numbers(page)
+    change(page, "inputs", "inputs", 4, 0, "9")
+    moved = set(lit(page, "moved"))
+    for node in (
+        "weights.0",
+        "weights.1",
+        "output.0",
+        "concatenated",
+        "projected_output",
+        "residual",
+        "norm",
+    ):
+        rows = {int(name.split("[")[1].split(",")[0]) for name in moved if name.startswith(f"{node}[")}
+        assert rows == {4}, node
+        np.testing.assert_array_equal(all_numbers(page)[node][:4], before[node][:4])
+
+
+# ------------------------------------------------------------------------------------------- two sentences
+
+
+def test_two_sentences_and_their_difference(visit):
+    page = visit(views.steps_page(*bank("river"), compare=bank("finance")).html)
+    river, finance = bank("river")[0], bank("finance")[0]
+    np.testing.assert_allclose(table(page, "output", "output"), river.output, atol=5e-5)
+    np.testing.assert_allclose(table(page, "output", "output~1"), finance.output, atol=5e-5)
+    difference = page.locator("[data-stage='output'] table.sa-diff tbody tr").nth(1).locator("td").nth(0)
+    difference.hover()
+    a, b = river.output[1, 0], finance.output[1, 0]
+    assert said(page, "output") == (
+        f"second minus first: output[bank, 0] = {number(b, 4, 4)} - {number(a, 4, 4)} ≈ {number(b - a, 4, 4)}"
+    )
+    assert lit(page, "a", "output") == ["output[1,0]"]
+    assert lit(page, "b", "output") == ["output~1[1,0]"]
+    change(page, "query", "W_query", 0, 0, "9")  # shared: both sentences move
+    for node in ("query", "query~1"):
+        assert page.locator(f"table[data-node='{node}'] td.sa-moved").count()
+    weights = [w.copy() for w in (river.parameters.W_query, river.parameters.W_key, river.parameters.W_value)]
+    weights[0][0, 0] = 9
+    moved = layer_steps(finance.inputs, *weights).output - layer_steps(river.inputs, *weights).output
+    shown = page.locator("[data-stage='output'] table.sa-diff").evaluate(
+        "t => [...t.tBodies[0].rows].map(r => [...r.cells].slice(1).map(c => Number(c.textContent)))"
+    )
+    np.testing.assert_allclose(shown, moved, rtol=5e-4, atol=5e-5)
+
+
+def test_sentences_of_different_lengths_and_a_dead_row_step_through_without_complaint(visit):
+    rng = np.random.default_rng(2)
+    a, b = (sa.attention_steps(x, x, x) for x in (rng.standard_normal((2, 3)), rng.standard_normal((4, 3))))
+    for html in (
+        views.steps_page(a, ["a", "b"], compare=(b, ["a", "c", "d", "e"])).html,
+        views.steps_page(dead_row()).html,
+        views.steps_page(sa.attention_steps(np.ones((2, 0)), np.ones((0, 0)), np.ones((0, 2)))).html,
+    ):
+        page = visit(html)
+        page.evaluate(
+            """() => {
+            const count = document.querySelector(".sa-count").textContent.split("/")[1];
+            for (let n = 0; n < Math.min(Number(count), 40); n++) document.querySelector("[data-do=next]").click();
+            for (const td of document.querySelectorAll("table.sa-m tbody tr:last-child td:last-child")) td.click();
+        }"""
+        )
+        total = page.locator(".sa-count").inner_text().split(" / ")[1]
+        assert int(total) > 3
+
+
+# ------------------------------------------------------------------------------------------------- exercise
+
+
+def test_predicting_and_revealing(visit):
+    page = visit(views.steps_page(*illustrated(), exercise=True).html)
+    field = page.locator("[data-stage='scores'] table[data-node='scores'] td input").first
+    assert field.get_attribute("aria-label") == "Predict scores[one, two]"
+    cell(page, "scores", "scores", 0, 1).hover()
+    assert said(page, "scores").startswith("scores[one, two] = ")
+    assert said(page, "scores").endswith("= ?")
+    field.fill("5")
+    field.press("Enter")
+    assert said(page, "scores") == "Not 5. Try again, or reveal."
+    field.fill("4")
+    field.press("Enter")
+    assert said(page, "scores").startswith("Right: ")
+    assert said(page, "scores").endswith(" = 4")
+    assert cell(page, "scores", "scores", 0, 1).inner_text() == "4"
+    assert cell(page, "scaled_scores", "scores", 0, 1).inner_text() == "4"
+    assert cell(page, "scores", "scores", 1, 0).locator("input").count() == 1
+    page.locator("[data-stage='scores'] [data-do=reveal]").click()
+    np.testing.assert_array_equal(table(page, "scores", "scores"), illustrated()[0].scores)
+    assert page.locator("[data-stage='weights'] td input").count() == 3
+    page.locator("[data-do='reveal all']").click()
+    assert page.locator("td input, .sa-blank").count() == 0
+    np.testing.assert_allclose(table(page, "weights", "weights"), illustrated()[0].weights, atol=5e-5)
+
+
+def test_the_printed_sheet_has_its_answers(visit):
+    page = visit(views.steps_page(*illustrated(), exercise=True).html)
+    page.emulate_media(media="print")
+    assert page.locator(".sa-answers li").first.is_visible()
+    assert not page.locator(".sa-bar").is_visible()
+    assert "\nscores[one, two] = 4\n" in page.locator(".sa-answers").inner_text()

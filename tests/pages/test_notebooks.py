@@ -1,0 +1,256 @@
+"""The five notebooks, executed: what they compute is what the tutorials print, what they show is what is saved."""
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from selfattn.steps import tutorials
+
+REASON = "executing notebooks needs the extra docs"
+nbformat = pytest.importorskip("nbformat", reason=REASON)
+pytest.importorskip("nbclient", reason=REASON)
+pytest.importorskip("ipykernel", reason=REASON)
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+_spec = importlib.util.spec_from_file_location("notebooks_build", NOTEBOOKS / "build.py")
+build = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(build)
+
+NAMES = [path.stem for path in build.SOURCES]
+notebooks = pytest.mark.parametrize("name", NAMES)
+EPS = float(np.finfo(np.float64).eps)
+
+RESULTS = """\
+import json as _json, time as _time
+print(_json.dumps([results, _time.process_time()], default=lambda array: array.tolist()))
+"""
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """Execute a notebook once: the notebook with fresh outputs, and its dictionary `results`."""
+    done = {}
+    environment = {
+        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+        "IPYTHONDIR": str(tmp_path_factory.mktemp("ipython")),  # nobody's start-up files
+        "PYTHONSAFEPATH": "1",
+    }
+    patch = pytest.MonkeyPatch()
+    for name, value in environment.items():
+        patch.setenv(name, value)
+
+    def execute(name):
+        if name not in done:
+            notebook = build.read_source(NOTEBOOKS / "src" / f"{name}.py")
+            results, execute.seconds[name] = json.loads(build.execute(notebook, last=RESULTS))
+            done[name] = notebook, results
+        return done[name]
+
+    execute.seconds = {}
+    yield execute
+    patch.undo()
+
+
+def saved(name):
+    return nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=nbformat.NO_CONVERT)
+
+
+# --------------------------------------------------------------------------------------------- what is saved
+
+
+def test_there_is_one_for_each_tutorial():
+    assert [name[0] for name in NAMES] == list("12345")
+    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == set(NAMES)
+
+
+@notebooks
+def test_the_saved_cells_are_those_of_the_source(name):
+    source, notebook = build.read_source(NOTEBOOKS / "src" / f"{name}.py"), saved(name)
+    cells = [[(cell.id, cell.cell_type, cell.source) for cell in some.cells] for some in (source, notebook)]
+    assert cells[0] == cells[1], "run notebooks/build.py"
+    assert notebook.metadata == build.METADATA
+    assert not any(cell.metadata for cell in notebook.cells)
+    runs = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert runs == list(range(1, len(runs) + 1))
+
+
+@notebooks
+def test_the_size(name):
+    assert (NOTEBOOKS / f"{name}.ipynb").stat().st_size <= 500_000
+
+
+@notebooks
+def test_nothing_but_selfattn_and_numpy_is_imported(name):
+    tree = ast.parse((NOTEBOOKS / "src" / f"{name}.py").read_text(encoding="utf-8"))
+    modules = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert {module.partition(".")[0] for module in modules} == {"numpy", "selfattn"}
+
+
+@notebooks
+def test_links_lead_somewhere(name):
+    text = "\n".join(cell.source for cell in saved(name).cells if cell.cell_type == "markdown")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        assert (NOTEBOOKS / target).exists(), target
+
+
+NUMBER = re.compile(r"[-−]?\d+(?:\.\d*)?(?:e[-+]?\d+)?")
+
+
+def alike(a, b):
+    """Tell whether two texts differ at most in the last place of numbers, as between two kinds of CPU."""
+    if a == b:
+        return True
+    if NUMBER.split(a) != NUMBER.split(b):
+        return False
+    return all(map(numbers_alike, NUMBER.findall(a), NUMBER.findall(b)))
+
+
+def numbers_alike(a, b):
+    if a == b:
+        return True
+    places = [len(text.partition("e")[0].partition(".")[2]) for text in (a, b)]
+    exponent = int(a.partition("e")[2] or 0)
+    x, y = (float(text.replace("−", "-")) for text in (a, b))
+    # The second is for attributes in HTML, which hold all seventeen digits.
+    return abs(x - y) <= max(1.5 * 10.0 ** (exponent - min(places)), 1e-9 * abs(x))
+
+
+def shown(cell):
+    """What a reader sees of the outputs of a cell, by kind; what stands in scripts is all in the tables, too."""
+    for output in cell.get("outputs", []):
+        if output.output_type == "stream":
+            yield output.name, output.text
+        else:
+            for kind, text in sorted(output.data.items()):
+                yield kind, re.sub(r"<(script|style).*?</\1>", "", text, flags=re.DOTALL)
+
+
+@notebooks
+def test_the_outputs_are_those_saved(executed, name):
+    for new, old in zip(executed(name)[0].cells, saved(name).cells, strict=True):
+        assert [kind for kind, _ in shown(new)] == [kind for kind, _ in shown(old)], new.source
+        for (kind, text), (_, before) in zip(shown(new), shown(old), strict=True):
+            assert alike(text, before), f"{kind} of {new.source!r}; run notebooks/build.py"
+
+
+# ------------------------------------------------------------------------- what is computed, and what is printed
+
+
+def within_decimals(computed, printed, decimals):
+    # The printed numbers are rounded; ours may sit on the other side of a half by a few roundings of float32.
+    np.testing.assert_allclose(computed, printed, rtol=0, atol=0.5 * 10.0**-decimals + 1e-6)
+
+
+def test_every_tensor_of_the_first_principles(executed):
+    data, (_, results) = tutorials.load("first_principles"), executed("1_first_principles")
+    steps = {name for name, step in data.items() if isinstance(step, dict) and "printed" in step}
+    assert set(results) == steps
+    for name in steps:
+        for sentence, printed in data[name]["printed"].items():
+            within_decimals(results[name][sentence], printed, data["printed_decimals"])
+
+
+def test_every_tensor_of_the_basics(executed):
+    data, (_, results) = tutorials.load("basics_notebook"), executed("3_basics")
+    assert set(results) == set(data["printed"])
+    for name, printed in data["printed"].items():
+        within_decimals(results[name], printed, data["printed_decimals"])
+
+
+def test_every_tensor_of_the_illustrated(executed):
+    data, (_, results) = tutorials.load("illustrated"), executed("4_illustrated")
+    printed = data["printed"] | data["computed_not_printed"]
+    assert set(results) == set(printed)
+    for name, tensor in printed.items():
+        size = np.abs(tensor)
+        digits = 10.0 ** np.floor(
+            np.log10(np.where(size == 0, 1, size)) - data["printed_significant_digits"] + 1
+        )
+        # Half a unit in the last of the printed digits; zeros and sums of decimals to a few roundings.
+        off = np.abs(np.asarray(results[name]) - tensor)
+        assert np.all(off <= np.where(size == 0, 0, 0.5 * digits) + 64 * EPS), name
+
+
+@pytest.mark.parametrize(
+    ("name", "compared"),
+    [
+        (
+            "2_sentence_embeddings",
+            {"block, heads: 1", "block, heads: 2", "sentence embedding", "confidence"},
+        ),
+        ("5_attention_module", {"no mask", "padding", "dead row", "masked NaN"}),
+    ],
+)
+def test_what_has_no_printed_tensors_agrees_with_plain_numpy(executed, name, compared):
+    results = executed(name)[1]
+    assert set(results) == compared
+    for ours, plain in results.values():
+        # Sums of up to eight products of numbers around 1, through three blocks at most.
+        for a, b in zip(np.atleast_1d(ours), np.atleast_1d(plain), strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=4096 * EPS)
+
+
+def test_training_takes_less_than_twenty_seconds(executed):
+    """Of processor time, for the whole notebook, which trains four models."""
+    executed("2_sentence_embeddings")
+    assert executed.seconds["2_sentence_embeddings"] < 20
+
+
+@notebooks
+def test_a_page_has_a_picture_beside_it(name):
+    """For readers that show no HTML."""
+    outputs = [
+        output.data for cell in saved(name).cells for output in cell.get("outputs", []) if "data" in output
+    ]
+    pages = [data for data in outputs if "text/html" in data]
+    assert len(pages) >= 2
+    for data in pages:
+        assert data["text/html"].count("<table") > 10
+        assert "</svg>" in data["image/svg+xml"]
+
+
+def test_the_trained_model_looks_at_the_telling_word(executed):
+    """The notebook says so, in words that no new run would change by itself."""
+    notebook, _ = executed("2_sentence_embeddings")
+    (output,) = (cell.outputs[0].text for cell in notebook.cells if "untrained, trained in" in cell.source)
+    lines = output.splitlines()
+    for tokens, _, after in zip(lines[0::3], lines[1::3], lines[2::3], strict=True):
+        weights = dict(zip(tokens.split(), map(float, after.split()[1:]), strict=True))
+        assert max(weights, key=weights.get) in {"stream", "mud", "money", "loan"}
+        assert max(weights.values()) > 0.8
+
+
+# ---------------------------------------------------------------------------------------------------- the builder
+
+
+def test_a_wrong_number_stops_the_notebook(tmp_path, executed):
+    source = (NOTEBOOKS / "src" / "3_basics.py").read_text(encoding="utf-8")
+    wrong = tmp_path / "3_basics.py"
+    wrong.write_text(source.replace("[-0.0271, -0.384]", "[-0.0281, -0.384]"), encoding="utf-8")
+    with pytest.raises(build.CellExecutionError, match="AssertionError"):
+        build.execute(build.read_source(wrong))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"), [("x = 1\n# %%\nx\n", "before the first"), ("# %% [raw]\n# x\n", r"\[raw\]")]
+)
+def test_a_source_that_is_none(tmp_path, source, message):
+    path = tmp_path / "wrong.py"
+    path.write_text(source)
+    with pytest.raises(ValueError, match=message):
+        build.read_source(path)
+
+
+def test_alike():
+    assert alike("a 0.1234 b 1e-6", "a 0.1235 b 1e-6")
+    assert not alike("a 0.1234", "a 0.1236")
+    assert not alike("a 0.1234", "b 0.1234")
+    assert not alike("row 1.0 2.0", "row 1.0")

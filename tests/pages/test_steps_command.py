@@ -1,0 +1,159 @@
+"""`selfattn steps`: what it writes, where, what it opens, and what it refuses."""
+
+import re
+
+import numpy as np
+import pytest
+from pages import Reader
+
+from selfattn import cli, views
+from selfattn.steps.layers import layer_steps
+from selfattn.views import app
+
+X = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+ATTENTION = {"query": X, "key": X, "value": X}
+RNG = np.random.default_rng(0)
+LAYER = {"inputs": X, **{name: RNG.standard_normal((2, 2)) for name in ("W_query", "W_key", "W_value")}}
+
+
+@pytest.fixture(autouse=True)
+def opened(monkeypatch, tmp_path):
+    """Nothing opens a browser; what would be opened is in this list."""
+    monkeypatch.chdir(tmp_path)
+    addresses = []
+    monkeypatch.setattr("webbrowser.open", lambda address: addresses.append(address) or True)
+    return addresses
+
+
+def run(*arguments):
+    return cli.main(["steps", *map(str, arguments)])
+
+
+@pytest.mark.parametrize(("number", "name"), list(enumerate(views.TUTORIAL_PAGES, 1)))
+def test_tutorials_by_number_and_by_name(number, name, tmp_path, capsys, opened):
+    assert run(number) == 0
+    assert capsys.readouterr().out == f"{name}.html\n"
+    written = (tmp_path / f"{name}.html").read_bytes()
+    assert written.decode() == views.tutorial_page(name).html
+    assert run(name, "--out", tmp_path / "x.html") == 0
+    assert (tmp_path / "x.html").read_bytes() == written
+    assert opened == []
+
+
+def test_open_shows_what_was_written(tmp_path, opened, monkeypatch, capsys):
+    assert run("illustrated", "--open") == 0
+    assert opened == [(tmp_path / "illustrated.html").as_uri()]
+    monkeypatch.setattr("webbrowser.open", lambda address: False)
+    assert run("illustrated", "--open") == 0
+    assert "no browser; open illustrated.html yourself" in capsys.readouterr().err
+
+
+def test_the_page_on_stdout(capfdbinary):
+    assert run("basics_notebook", "--out", "-") == 0
+    assert capfdbinary.readouterr().out.decode() == views.tutorial_page("basics_notebook").html
+
+
+def test_attention_from_a_file(tmp_path):
+    np.savez(tmp_path / "mine.npz", **ATTENTION, tokens=["sky", "is", "blue"], is_causal=True, scale=0.5)
+    assert run("mine.npz") == 0
+    page = Reader((tmp_path / "mine.html").read_text(encoding="utf-8"))
+    assert page.of("weights").rows == ["sky", "is", "blue"]
+    np.testing.assert_array_equal(page.numbers("scaled_scores"), 0.5 * X @ X.T)
+    assert page.of("masked_scores").cells[0][1:] == ["-inf", "-inf"]
+
+
+def test_a_layer_from_a_file(tmp_path):
+    norm = {"norm_weight": np.array([1.0, 2.0]), "norm_eps": 1e-3}
+    np.savez(tmp_path / "layer.npz", **LAYER, num_heads=2, residual=True, b_value=np.ones(2), **norm)
+    assert run("layer.npz", "--tokens", "a <b> c") == 0
+    page = Reader((tmp_path / "layer.html").read_text(encoding="utf-8"))
+    assert page.of("inputs").rows == ["a", "<b>", "c"]
+    steps = layer_steps(
+        **LAYER, num_heads=2, residual=True, b_value=np.ones(2), norm=(norm["norm_weight"], None, 1e-3)
+    )
+    np.testing.assert_allclose(page.numbers("norm"), steps.norm, atol=0.5e-4 + 1e-12)  # four decimals
+
+
+def test_an_exercise(tmp_path):
+    np.savez(tmp_path / "mine.npz", **ATTENTION)
+    assert run("mine.npz", "--exercise") == 0
+    assert "____" in (tmp_path / "mine.html").read_text(encoding="utf-8")
+
+
+def test_every_option_of_a_file_is_passed_on(tmp_path):
+    options = {
+        "attn_mask": np.zeros((3, 3)), "is_causal": True, "causal": "upper_left", "scale": 2.0, "softcap": 3.0,
+        "window": (1, 1), "key_lengths": 3, "alibi_slopes": 0.5, "sinks": 0.25, "enable_gqa": False,
+        "dropout_p": 0.5, "rng": 1, "key_tokens": ["x", "y", "z"],
+    }  # fmt: skip
+    assert set(options) | {"tokens"} == {*app.OPTIONS, *app.DROPOUT, *app.TOKENS}
+    np.savez(tmp_path / "mine.npz", **ATTENTION, **options)
+    arrays = app._read(tmp_path / "mine.npz")
+    given = {name: value for name, value in options.items() if name != "key_tokens"}
+    expected = views.steps_page(app.attention_steps(X, X, X, **given), key_tokens=options["key_tokens"])
+    assert app.page_of_arrays(arrays).html == expected.html
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"query": X, "key": X}, "value missing; there are query, key"),
+        ({**ATTENTION, "W_out": X}, "W_out not known; the names are query, key, value"),
+        ({**ATTENTION, "W_query": X}, "inputs, W_key, W_value missing"),
+        ({}, "missing; there are no arrays"),
+        ({**ATTENTION, "tokens": ["a"]}, "1 tokens do not fit the 3 rows"),
+        ({**ATTENTION, "tokens": [1, 2, 3]}, "tokens is int64 .* not a list of strings"),
+        ({**ATTENTION, "key": X[:, :1]}, r"\(3, 1\)"),
+        ({name: np.array(["a"]) for name in ATTENTION}, "query"),
+        ({name: np.zeros((1000, 300)) for name in ATTENTION}, "numbers"),
+    ],
+)
+def test_arrays_that_do_not_do(arrays, message, tmp_path, capsys):
+    np.savez(tmp_path / "mine.npz", **arrays)
+    assert run("mine.npz") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("selfattn steps: mine.npz: ") and error.count("\n") == 1
+    assert re.search(message, error)
+    assert not (tmp_path / "mine.html").exists()
+
+
+def test_files_that_are_none(tmp_path, capsys):
+    (tmp_path / "text.npz").write_text("no zip")
+    (tmp_path / "empty.npz").write_text("")
+    np.savez(tmp_path / "objects.npz", **{name: np.array([{}]) for name in ATTENTION})
+    np.savez(tmp_path / "cut.npz", **ATTENTION)
+    whole = (tmp_path / "cut.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    with open(tmp_path / "one.npz", "wb") as file:
+        np.save(file, X)
+    for name in ("text", "empty", "objects", "cut", "one", "missing"):
+        assert run(f"{name}.npz") == 1, name
+        assert capsys.readouterr().err.startswith(f"selfattn steps: {name}.npz: ")
+    assert run("illustrated", "--out", tmp_path / "no" / "such.html") == 1
+    assert "No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: TUTORIAL|FILE.npz"),
+        (["6"], "'6' is no tutorial (first_principles,"),
+        (["12"], "'12' is no tutorial"),
+        (["illustrated", "--exercise"], "are for a FILE.npz"),
+        (["illustrated", "--out", "-", "--open"], "--open needs a file"),
+        (["mine.npz", "--out", "mine.npz"], "would replace what is shown"),
+    ],
+)
+def test_wrong_usage(arguments, message, tmp_path, capsys):
+    np.savez(tmp_path / "mine.npz", **ATTENTION)
+    before = (tmp_path / "mine.npz").read_bytes()
+    assert run(*arguments) == 2
+    assert message in capsys.readouterr().err
+    assert (tmp_path / "mine.npz").read_bytes() == before
+
+
+def test_help(capsys):
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in (*views.TUTORIAL_PAGES, *app.LAYER, *app.OPTIONS, "examples:"))
+    assert max(map(len, text.splitlines())) <= 110

@@ -1,0 +1,491 @@
+"""The HTML of a steps page: all numbers, tokens as text whatever they hold, sizes, errors."""
+
+import itertools
+import json
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from pages import (
+    NASTY,
+    Reader,
+    additive,
+    bank,
+    dead_row,
+    everything,
+    illustrated,
+    large,
+    model,
+    numbers_by_node,
+)
+
+import selfattn as sa
+from selfattn import views
+from selfattn.steps.layers import layer_steps
+from selfattn.views.writing import letters, visible
+
+
+@pytest.mark.parametrize("make", [illustrated, lambda: bank("river"), everything, additive, model], ids=str)
+@pytest.mark.parametrize("precision", [2, 4, 12])
+def test_every_number_of_every_step_is_in_the_static_tables(make, precision):
+    steps, tokens = make()
+    page = Reader(views.steps_page(steps, tokens, precision=precision).html)
+    expected = numbers_by_node(steps)
+    assert expected.keys() <= {table.node for table in page.tables}
+    for name, array in expected.items():
+        size = np.where(np.isfinite(array), np.abs(array), 0.0)
+        # half a unit of the last decimal; where that would hide a number, of the last significant digit
+        unit = np.where(size < 1e-3, np.maximum(10.0 ** (1 - precision) * size, 1e-12), 10.0**-precision)
+        got = page.numbers(name)
+        assert got.shape == array.shape, name
+        same = (got == array) | (np.isnan(got) & np.isnan(array))
+        with np.errstate(invalid="ignore"):
+            assert np.all(same | (np.abs(got - array) <= 0.5 * unit + 1e-15 * (1 + size))), name
+
+
+def test_rows_and_columns_are_labelled_with_the_tokens():
+    steps, tokens = bank("river")
+    page = Reader(views.steps_page(steps, tokens).html)
+    for name, columns in (("query", ["0", "1"]), ("scores", tokens), ("output", ["0", "1", "2"])):
+        assert page.of(name).rows == tokens
+        assert page.of(name).columns == columns
+    transposed = next(t for t in page.tables if t.node == "key" and "data-t" in t.attributes)
+    assert transposed.columns == tokens
+    np.testing.assert_array_equal(transposed.numbers, page.of("key").numbers.T)
+
+
+def test_stages_come_in_order_with_formula_numpy_and_sentence():
+    html = views.steps_page(*illustrated()).html
+    assert re.findall(r'<section[^>]* data-stage="(\w+)"', html) == [
+        "inputs", "query", "key", "value", "scores", "scaled_scores", "masked_scores", "weights", "weighted_values",
+        "output",
+    ]  # fmt: skip
+    scores = re.search(r'data-stage="scores".*?</section>', html, re.DOTALL)[0]
+    assert "scores = query @ key.T" in scores
+    assert "s<sub>ij</sub>" in scores
+    assert views.CAPTIONS["scores"] in scores
+
+
+def run_lines(steps, page):
+    """Run the lines of NumPy that a page of one head shows, from the given arrays; returns the names."""
+    p = steps.parameters
+    names = {"np": np, "x": steps.inputs, "scale": steps._call.scale, "mask": steps._call.allowed}
+    names |= {name: array for name, array in vars(p).items() if array is not None}
+    names |= {"softcap": steps._call.softcap, "sink": steps._call.sinks, "ln_weight": 1.0, "ln_bias": 0.0}
+    if p.norm is not None:
+        x = steps.residual
+        names |= {"mean": x.mean(-1, keepdims=True), "variance": x.var(-1, keepdims=True), "eps": p.norm[2]}
+    if steps._call.bias is not None:
+        names["added"] = steps._call.bias
+    if steps._call.keep is not None:
+        names["keep"] = steps._call.keep / (1 - steps._call.dropout_p)
+    for line in re.findall(r"<pre><code>(.*?)</code></pre>", page.html):
+        exec(line.replace("&lt;", "<"), names)
+    return names
+
+
+def test_the_lines_of_numpy_compute_the_steps():
+    rng = np.random.default_rng(1)
+    x, *weights = rng.standard_normal((5, 4, 4))
+    options = [
+        {},
+        {
+            "is_causal": True,
+            "b_query": x[0],
+            "residual": True,
+            "norm": (None, None, 1e-5),
+            "W_out": weights[3],
+        },
+        {"softcap": 1.5, "sinks": np.array(0.3), "attn_mask": rng.standard_normal((4, 4)), "b_key": x[1]},
+        {"dropout_p": 0.4, "rng": 0},
+    ]
+    for chosen in options:
+        steps = layer_steps(x, *weights[:3], **chosen)
+        names = run_lines(steps, views.steps_page(steps))
+        for name, array in steps.to_dict().items():
+            if name in names:
+                # sums of at most 4 terms of size 10, softmaxed and normalised
+                np.testing.assert_allclose(names[name], array, rtol=1e-13, atol=1e-13, err_msg=name)
+        assert {"query", "weights", "output"} <= names.keys()
+
+
+def test_numbers_that_are_not_numbers_are_shown_as_they_are():
+    page = Reader(views.steps_page(dead_row()).html)
+    assert page.of("key").cells == [["1", "2"], ["nan", "0"], ["inf", "1"]]
+    assert page.of("masked_scores").cells[1] == ["-inf"] * 3
+    assert page.of("weights").cells == [["nan", "nan", "0"], ["0", "0", "0"]]
+    assert page.of("output").cells == [["nan", "nan"], ["0", "0"]]
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2, 2), (2, 0, 2, 2), (2, 3, 0, 2), (2, 3, 2, 0), (1, 1, 1, 1)])
+def test_sizes_of_zero_and_one(shape):
+    L, S, E, Ev = shape
+    page = Reader(
+        views.steps_page(sa.attention_steps(np.ones((L, E)), np.ones((S, E)), np.ones((S, Ev)))).html
+    )
+    assert page.of("scores").cells == [[str(E)] * S] * L
+    assert page.of("output").cells == [["1" if S else "0"] * Ev] * L
+
+
+# --------------------------------------------------------------------------------------------------------- safe
+
+
+def test_tokens_are_text_whatever_they_hold():
+    steps, _ = model(len(NASTY))
+    for exercise in (False, True):
+        page = views.steps_page(
+            steps, NASTY, exercise=exercise, captions={"title": NASTY[0], "scores": NASTY[1]}
+        )
+        for html in (page.html, page.fragment):
+            html.encode("utf-8")
+            assert "\u2028" not in html
+            assert "\x00" not in html
+            read = Reader(html)
+            assert read.of("block0.scores").rows == [visible(token) for token in NASTY]
+            assert "img" not in {tag for tag, _ in read.elements}
+            assert all(not name.startswith("on") for _, attributes in read.elements for name in attributes)
+            assert sum(tag == "script" for tag, _ in read.elements) == 2
+        ElementTree.fromstring(page.svg)
+
+
+def test_captions_and_titles_are_text_whatever_they_hold():
+    steps, tokens = everything()
+    captions = {name: NASTY[n % len(NASTY)] + "\n" for n, name in enumerate(views.CAPTIONS)}
+    page = views.steps_page(steps, tokens, captions=captions, exercise=True)
+    plain = [tag for tag, _ in Reader(views.steps_page(steps, tokens, exercise=True).html).elements]
+    for some in (page, views.join_pages([page, page], "".join(NASTY))):
+        for html in (some.html, some.fragment, some.svg):
+            html.encode("utf-8")
+            assert not {"\u2028", "\x00", "\ud800"} & set(html)
+        ElementTree.fromstring(some.svg)
+        assert Reader(some.html).scripts  # and all tags are closed
+    assert [tag for tag, _ in Reader(page.html).elements] == plain  # no element has come or gone
+    assert "\n" not in page.title
+    assert NASTY[0] in "".join(Reader(page.html).text)
+
+
+def test_the_data_of_the_script_is_json_that_ends_no_element():
+    page = views.steps_page(model(6)[0], NASTY)
+    text = next(s for s in Reader(page.html).scripts if s.startswith("{"))
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text)["labels"]["t0"] == [visible(token) for token in NASTY]
+
+
+def test_the_page_fetches_nothing_and_the_fragment_has_no_ids():
+    page = views.steps_page(*illustrated())
+    for tag, attributes in Reader(page.html).elements:
+        assert "src" not in attributes
+        assert tag not in ("iframe", "img", "object", "embed")
+        if tag == "link":
+            assert attributes["href"] == "data:,"
+    ids = [a["id"] for _, a in Reader(page.html).elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    assert "stage=scores&row=2" in ids
+    assert not [a for _, a in Reader(page.fragment).elements if "id" in a]
+    assert page.html == views.steps_page(*illustrated()).html
+
+
+def test_pages_in_one_document_have_ids_once():
+    pages = [views.steps_page(*illustrated()), views.steps_page(*bank("river"))]
+    ids = [a["id"] for _, a in Reader(views.join_pages(pages, "Two").html).elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    assert {"stage=scores", "view=2&stage=scores", "view=2&stage=scores&row=2"} <= set(ids)
+    assert "id=" not in re.sub(
+        r"<script>.*?</script>", "", views.join_pages(pages, "Two").fragment, flags=re.DOTALL
+    )
+
+
+# -------------------------------------------------------------------------------------------------- sizes, errors
+
+
+def test_sizes_of_pages():
+    assert len(views.steps_page(*illustrated()).html.encode()) < 150_000
+    assert len(views.steps_page(*bank("river"), compare=bank("finance")).html.encode()) < 150_000
+    for name in ("sentence_embeddings", "basics_notebook", "illustrated"):  # three tokens, up to two blocks
+        assert len(views.tutorial_page(name).html.encode()) < 150_000, name
+    page = views.steps_page(*large())
+    assert len(page.html.encode()) < 2_000_000
+    assert "Abridged: 16 of 64 rows and columns are shown" in page.html
+    assert "Abridged: shown for 8 of 64 queries" in page.html
+
+
+def test_too_many_numbers_are_an_error_and_leave_a_notebook_to_the_text():
+    n = 10_000
+    steps = sa.attention_steps(
+        np.ones((n, 1), np.float32), np.ones((50, 1), np.float32), np.ones((50, 1), np.float32)
+    )
+    with pytest.raises(views.PageError, match=r"at most 200000 numbers.*\(10000, 50\)"):
+        views.steps_page(steps, [f"t{i}" for i in range(n)])
+    assert steps._repr_html_() is None
+    assert steps._repr_svg_() is None
+    batch = layer_steps(np.ones((2, 3, 4)), *np.ones((3, 4, 4)))
+    with pytest.raises(views.PageError, match=r"one sentence.*\(2, 3, 4\)"):
+        views.steps_page(batch)
+    assert batch._repr_html_() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"tokens": ["a", "b"]}, ValueError, "2 tokens do not fit the 3 rows"),
+        ({"tokens": ["a", "b", "c"] * 3334}, ValueError, "10002 tokens do not fit the 3 rows"),
+        ({"tokens": []}, ValueError, "0 tokens do not fit the 3 rows"),
+        ({"tokens": "abc"}, TypeError, "sequence of strings.*'abc'"),
+        ({"tokens": [1, 2, 3]}, TypeError, r"sequence of strings.*\[1, 2, 3\]"),
+        ({"key_tokens": ["a"]}, ValueError, "1 key_tokens do not fit the 3 rows"),
+        ({"captions": {"score": "x"}}, ValueError, "captions has no 'score'; there are .*scores"),
+        ({"captions": {"scores": 1}}, TypeError, r"captions\['scores'\] is a int"),
+        ({"captions": {7: "x"}}, ValueError, "captions has no 7"),
+        ({"captions": ["scores"]}, TypeError, "captions maps names to sentences; it is not a list"),
+        ({"captions": 5}, TypeError, "captions maps names to sentences; it is not a int"),
+        ({"tokens": 3}, TypeError, "tokens is a sequence of strings, one for each row, not 3"),
+        ({"tokens": iter("abc")}, TypeError, "tokens is a sequence of strings"),
+        ({"tokens": [b"a", b"b", b"c"]}, TypeError, "tokens is a sequence of strings"),
+        ({"tokens": {"a", "b", "c"}}, TypeError, "tokens is a sequence of strings"),
+        ({"precision": 0}, ValueError, "precision must be an integer from 1 to 12, not 0"),
+        ({"max_side": 1000}, ValueError, "max_side must be an integer from 4 to 256, not 1000"),
+        ({"compare": illustrated()[0]}, TypeError, r"compare is \(steps, tokens\), not LayerSteps"),
+        (
+            {"compare": (illustrated()[0],)},
+            TypeError,
+            r"compare is \(steps, tokens\), not tuple \(LayerSteps",
+        ),
+        ({"compare": ("steps", ["a"])}, TypeError, "compare: steps is a str"),
+        (
+            {"compare": (illustrated()[0], "abc")},
+            TypeError,
+            "compare: tokens is a sequence of strings.*'abc'",
+        ),
+        ({"compare": (illustrated()[0], ["a"])}, ValueError, "compare: 1 tokens do not fit the 3 rows"),
+        ({"compare": (dead_row(), None)}, ValueError, "compare= has other steps"),
+    ],
+)
+def test_errors_say_what_was_given(arguments, error, message):
+    with pytest.raises(error, match=message):
+        views.steps_page(illustrated()[0], **arguments)
+
+
+def test_tokens_from_numpy():
+    steps, tokens = illustrated()
+    assert views.steps_page(steps, np.array(tokens)).html == views.steps_page(steps, tokens).html
+
+
+def test_without_heads_there_is_nothing_to_show():
+    steps = sa.attention_steps(*np.ones((3, 0, 2, 2)))
+    with pytest.raises(views.PageError, match=r"no heads to show: the scores have shape \(0, 2, 2\)"):
+        views.steps_page(steps)
+    assert steps._repr_html_() is None and steps._repr_svg_() is None
+
+
+def test_ten_thousand_tokens():
+    n = 10_000
+    steps = sa.attention_steps(np.ones((2, 1)), np.ones((n, 1)), np.arange(float(n))[:, None])
+    page = Reader(views.steps_page(steps, ["a", "b"], key_tokens=[f"t{i}" for i in range(n)]).html)
+    assert page.of("weights").columns == [
+        *(f"t{i}" for i in range(11)),
+        "…",
+        *(f"t{i}" for i in range(n - 5, n)),
+    ]
+    assert page.of("output").cells == [["4999.5"], ["4999.5"]]
+
+
+def test_what_is_left_out_is_said_in_every_stage():
+    rng = np.random.default_rng(6)
+    x, *weights = rng.standard_normal((4, 3, 12, 12))[:, 0]
+    steps = layer_steps(x, *weights, num_heads=6, dropout_p=0.5, rng=1)
+    html = views.steps_page(steps).html
+    for name in (
+        "scores",
+        "scaled_scores",
+        "masked_scores",
+        "weights",
+        "dropped_weights",
+        "weighted_values",
+        "output",
+        "concatenated",
+    ):
+        stage = re.search(rf'data-stage="{name}".*?</section>', html, re.DOTALL)[0]
+        assert "Abridged: 4 of 6 heads are shown." in stage, name
+    given = views.steps_page(sa.attention_steps(*rng.standard_normal((3, 6, 2, 2)))).html
+    assert "Abridged: 4 of 6 heads" in re.search(r'data-stage="given".*?</section>', given, re.DOTALL)[0]
+
+
+def test_the_note_of_an_open_mask_is_there_when_all_masks_are_open():
+    x = np.eye(3)
+    for options, said in (({}, True), ({"is_causal": True}, False)):
+        html = views.steps_page(sa.attention_steps(x, x, x, **options)).html
+        assert (views.CAPTIONS["open mask"] in Reader(html).text) is said
+    closed = sa.attention_steps(x, x, x, is_causal=True)
+    html = views.steps_page(sa.attention_steps(x, x, x), compare=(closed, None)).html
+    assert views.CAPTIONS["open mask"] not in Reader(html).text
+
+
+def test_the_legend_names_each_matrix_and_its_range():
+    html = views.steps_page(*illustrated()).html
+    for name, ends in (("query", "0.00 1.50 3.00"), ("scores", "0 8 16"), ("weights", "0.00 0.49 0.98")):
+        stage = re.search(rf'data-stage="{name}".*?</section>', html, re.DOTALL)[0]
+        legend = re.sub("<.*?>", "", re.search(r'<p class="sa-legend">.*?</p>', stage)[0])
+        assert legend == f"Colours of {name}: {ends}"
+    given = views.steps_page(sa.attention_steps([[2.0]], [[-1.0]], [[3.0]])).html
+    legend = re.sub("<.*?>", "", re.search(r'<p class="sa-legend">.*?</p>', given)[0])
+    assert (
+        legend
+        == "Colours of query: 0 1 2 Colours of key: -1.00 -0.50 0.00 0.50 1.00 Colours of value: 0.00 1.50 3.00"
+    )
+
+
+def test_other_objects_are_a_type_error():
+    with pytest.raises(TypeError, match="steps is a list"):
+        views.steps_page([1, 2])
+
+
+# ------------------------------------------------------------------------------- captions, exercise, notebooks
+
+
+def test_captions_replace_every_sentence():
+    german = {name: f"«{name}»" for name in views.CAPTIONS} | {"lang": "de"}
+    steps, tokens = everything()
+    page = views.steps_page(steps, tokens, captions=german, exercise=True)
+    assert '<html lang="de">' in page.html
+    text = " ".join(Reader(page.html).text)
+    for name, sentence in views.CAPTIONS.items():
+        if len(sentence) > 12:
+            assert sentence not in text, name
+    assert "«biased_scores»" in text
+
+
+def test_an_exercise_hides_its_blanks_everywhere_but_in_the_answers():
+    steps, tokens = illustrated()
+    page = Reader(views.steps_page(steps, tokens, exercise=True).html)
+    open_page = Reader(views.steps_page(steps, tokens).html)
+    blanks = 0
+    for table, shown in zip(page.tables, open_page.tables, strict=True):
+        for row, full in zip(table.cells, shown.cells, strict=True):
+            blanks += row.count("____")
+            assert all(x in (y, "____") for x, y in zip(row, full, strict=True))
+    assert page.of("scores").cells == [["2", "____", "4"], ["____", "16", "12"], ["4", "12", "____"]]
+    assert blanks > 30
+    text = " ".join("".join(page.text).split())
+    assert "scores[one, two] = 4" in text
+    assert "scores[three, three] = 10" in text
+
+
+def test_an_exercise_has_one_blank_in_each_row_of_what_is_computed():
+    steps, tokens = bank("river")  # three rows; two columns, or three
+    page = Reader(views.steps_page(steps, tokens, exercise=True).html)
+    for name in ("query", "key", "value", "scores", "scaled_scores", "masked_scores", "weights", "output"):
+        columns = [row.index("____") for row in page.of(name).cells if row.count("____") == 1]
+        assert len(columns) == 3 and len(set(columns)) > 1, name
+    for name in ("inputs", "W_query", "scale", "mask", "row_sums"):
+        assert not any("____" in row for row in page.of(name).cells), name
+
+
+def test_two_sentences_have_their_differences():
+    (river, tokens), (finance, others) = bank("river"), bank("finance")
+    page = Reader(views.steps_page(river, tokens, compare=(finance, others)).html)
+    difference = next(t for t in page.tables if t.attributes.get("data-a") == "output")
+    np.testing.assert_allclose(difference.numbers, finance.output - river.output, rtol=0, atol=0.5e-4 + 1e-12)
+    assert difference.rows == [x if x == y else f"{x} → {y}" for x, y in zip(tokens, others, strict=True)]
+    assert len([t for t in page.tables if t.node == "W_query~1"]) == 0  # shared
+
+
+def test_the_picture_has_the_weights():
+    steps, tokens = bank("river")
+    texts = [
+        e.text
+        for e in ElementTree.fromstring(views.steps_page(steps, tokens).svg).iter()
+        if e.tag.endswith("text")
+    ]
+    assert texts[:3] == tokens
+    assert [float(t) for t in texts if t not in tokens] == [float(f"{w:.2f}") for w in steps.weights.ravel()]
+    assert set(tokens) < set(texts)
+
+
+def picture_of(page):
+    """The texts of the picture, and where they stand."""
+    found = []
+    for group in ElementTree.fromstring(page.svg).iter("{http://www.w3.org/2000/svg}g"):
+        found.append(
+            [
+                (t.text, float(t.get("x")), t.get("text-anchor"))
+                for t in group.iter("{http://www.w3.org/2000/svg}text")
+            ]
+        )
+    return found
+
+
+def test_the_picture_names_heads_and_sentences_and_says_what_it_leaves_out():
+    river, finance = bank("river"), bank("finance")
+    names = [group[0][0] for group in picture_of(views.steps_page(*river, compare=finance))]
+    assert names == ["stream bank mud", "money bank loan"]
+    assert [group[0][0] for group in picture_of(views.steps_page(*everything()))] == ["head 0", "head 1"]
+    rng = np.random.default_rng(0)
+    page = views.steps_page(sa.attention_steps(*rng.standard_normal((3, 6, 40, 2))))
+    assert len(picture_of(page)) == 4
+    assert "Abridged: 4 of 6 heads" in page.svg and "Abridged: 32 of 40 rows" in page.svg
+    assert "Abridged" not in views.steps_page(*river).svg
+
+
+def test_joined_pages_have_the_pictures_of_all_that_have_weights():
+    for name, views_with_weights in (
+        ("first_principles", 3),
+        ("attention_module", 2),
+        ("sentence_embeddings", 2),
+    ):
+        page = views.tutorial_page(name)
+        root = ElementTree.fromstring(page.svg)
+        inner = [e for e in root if e.tag.endswith("svg")]
+        assert len(inner) == views_with_weights
+        places = [(float(e.get("y")), float(e.get("height"))) for e in inner]
+        assert all(y + high <= below for (y, high), (below, _) in itertools.pairwise(places))
+        assert sum(places[-1]) <= float(root.get("height"))
+        headings = [e.text for e in root if e.tag.endswith("text")]
+        assert len(headings) == len(inner)
+        assert set(headings) <= set(re.findall(r'<h2 class="sa-head">(.*?)</h2>', page.html))
+
+
+def test_the_picture_has_room_for_long_tokens():
+    tokens = ["television", "天気天気天気天気", "a" * 40]
+    (texts,) = picture_of(views.steps_page(illustrated()[0], tokens))
+    columns = [(name, x) for name, x, anchor in texts[:3]]
+    assert [name for name, _ in columns] == [tokens[0], tokens[1], "a" * 11 + "…"]
+    for (name, x), (after, y) in itertools.pairwise(columns):
+        assert y - x >= 7 * (letters(name) + letters(after)) / 2  # at 12 pixels a letter is about 7 wide
+    assert all(x >= 7 * letters(name) for name, x, anchor in texts if anchor == "end")
+
+
+def test_the_picture_of_an_exercise_keeps_its_blanks():
+    page = views.steps_page(*illustrated(), exercise=True)
+    blanks = sum(row.count("____") for row in Reader(page.html).of("weights").cells)
+    (texts,) = picture_of(page)
+    assert [text for text, *_ in texts].count("____") == blanks == 3
+
+
+def test_sentences_of_different_lengths_are_compared_as_far_as_both_reach():
+    rng = np.random.default_rng(2)
+    short, long = rng.standard_normal((2, 3)), rng.standard_normal((4, 3))
+    a, b = (sa.attention_steps(x, x, x) for x in (short, long))
+    page = Reader(views.steps_page(a, ["a", "b"], compare=(b, ["a", "c", "d", "e"])).html)
+    difference = next(t for t in page.tables if t.attributes.get("data-a") == "weights")
+    np.testing.assert_allclose(difference.numbers, b.weights[:2, :2] - a.weights, rtol=0, atol=0.51e-4)
+    assert difference.rows == ["a", "b → c"]
+    assert {"weighted_values[1]", "weighted_values[3]~1"} <= {t.node for t in page.tables}
+
+
+def test_keys_of_another_sentence():
+    rng = np.random.default_rng(3)
+    x, y, *weights = (rng.standard_normal(shape) for shape in [(2, 3), (4, 3), (3, 3), (3, 3), (3, 3)])
+    steps = layer_steps(x, *weights, key_inputs=y, residual=True)
+    page = Reader(views.steps_page(steps, ["q0", "q1"], key_tokens=["k0", "k1", "k2", "k3"]).html)
+    assert page.of("scores").rows == ["q0", "q1"]
+    assert page.of("scores").columns == ["k0", "k1", "k2", "k3"]
+    np.testing.assert_allclose(page.numbers("key_inputs"), y, rtol=0, atol=0.51e-4)
+    np.testing.assert_allclose(page.numbers("residual"), steps.residual, rtol=0, atol=0.51e-4)
+
+
+def test_steps_show_themselves_in_a_notebook():
+    for steps, _ in (illustrated(), everything(), model()):
+        assert Reader(steps._repr_html_()).tables
+        ElementTree.fromstring(steps._repr_svg_())
+        assert "data-alone" not in steps._repr_html_().split("<script>")[0].split("</style>")[1]

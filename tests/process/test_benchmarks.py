@@ -1,0 +1,482 @@
+"""The benchmark's own logic, on tiny cases and with NumPy as the only peer."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import selfattn as sa
+from selfattn import reference
+from selfattn._timing import numpy_attention, sample_times, wait_until_quiet
+from selfattn.benchmarks import app, engines, measure, report
+from selfattn.benchmarks.cases import BACKWARD, BOTH, SUITES, Case, Choice, Contestant, Row, rows_of
+from selfattn.benchmarks.spelling import UnsupportedError
+from selfattn.benchmarks.worker import Library, serve
+
+TINY = ["--lengths", "8", "--dims", "4", "--peers", "numpy", "--rounds", "1", "--seconds", "0.001"]
+
+# --------------------------------------------------------------------------------------------------- cases
+
+
+def test_work_of_a_case() -> None:
+    case = Case(10, 4, keys=20, batch=2, heads=6, kv_heads=3)
+    assert case.flops == 4 * 2 * 6 * 10 * 20 * 4
+    assert Case(10, 4, causal=True).flops == Case(10, 4).flops / 2
+    assert case.key_value_bytes == 2 * 2 * 3 * 20 * 4 * 4
+    assert Case(**case.to_dict()) == case
+    assert Case(10, 4, gradients=BACKWARD).flops == 10 * 8 * 10 * 10 * 4
+    assert Case(10, 4, gradients=BOTH, causal=True).flops == 7 * 8 * 10 * 10 * 4
+    for blocks, open_pairs in {
+        "documents": 8 * 2,
+        "prefix": 2 + 2 + 3 + 4 + 5 + 6 + 7 + 8,
+        "window": 1 + 2 + 6 * 3,
+    }.items():
+        case = Case(8, 4, blocks=blocks, block_length=2)
+        assert case.flops == pytest.approx(Case(8, 4).flops * open_pairs / 64)
+
+
+@pytest.mark.parametrize("mask", ["", "float", "float per head", "bool"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_inputs_of_a_case(mask: str, dtype: str) -> None:
+    case = Case(5, 3, keys=7, heads=4, kv_heads=2, dtype=dtype, mask=mask)
+    query, key, value, made = case.inputs()
+    assert query.shape == (1, 4, 5, 3)
+    assert key.shape == value.shape == (1, 2, 7, 3)
+    assert {query.dtype, key.dtype, value.dtype} == {np.dtype(dtype)}
+    if mask:
+        assert made is not None
+        assert made.shape == ((1, 4, 5, 7) if mask == "float per head" else (5, 7))
+        assert made.dtype == (np.bool_ if mask == "bool" else np.dtype(dtype))
+        assert mask != "bool" or made.any(axis=-1).all()
+    for array, again in zip((query, key, value), case.inputs()[:3], strict=True):
+        np.testing.assert_array_equal(array, again)
+
+
+def test_heads_of_a_case() -> None:
+    assert Case(8, 4, heads=32, kv_heads=8).inputs().key.shape == (1, 8, 8, 4)
+    assert replace(Case(8, 4), heads=1, kv_heads=1).inputs().key.shape == (1, 1, 8, 4)
+    with pytest.raises(ValueError, match="1 heads of query do not fall to 8 of key"):
+        replace(Case(8, 4), heads=1)  # kv_heads stays 8
+
+
+def test_a_ragged_case() -> None:
+    case = Case(2048, 4, heads=2, ragged=64)
+    assert len(case.lengths) == 64
+    assert 16 <= min(case.lengths) < 32
+    assert 1024 < max(case.lengths) <= 2048
+    assert 24 <= sum(n < 181 for n in case.lengths) <= 40  # 181 = √(16·2048), the middle of the logarithms
+    assert case.offsets.tolist() == [sum(case.lengths[:n]) for n in range(65)]
+    assert case.flops == sum(Case(n, 4, heads=2).flops for n in case.lengths)
+    assert case.key_value_bytes == 2 * 2 * sum(case.lengths) * 4 * 4
+    assert {array.shape for array in (*case.inputs()[:3], case.grad_out())} == {(sum(case.lengths), 2, 4)}
+    assert Case(**case.to_dict()).lengths == case.lengths
+
+
+def test_layouts_hold_the_same_numbers() -> None:
+    plain, strided = Case(5, 3).inputs(), Case(5, 3, layout="BLHD").inputs()
+    np.testing.assert_array_equal(plain.query, strided.query)
+    assert strided.query.swapaxes(1, 2).flags.c_contiguous
+    assert Case(5, 3, heads=1, layout="LD").inputs().query.shape == (5, 3)
+
+
+def test_suites() -> None:
+    choice = Choice(["numpy", "torch"], other_isas=["avx2"])
+    rows = {name: rows_of([name], choice) for name in SUITES}
+    assert len(rows["forward"]) == len(rows["causal"]) == 7 * 4
+    for name, members in rows.items():
+        assert members, name
+        assert len({row.label for row in members}) == len(members), name
+        for row in members:
+            assert row.contestants[0].engine == "selfattn"
+    everything = rows_of(["all"], choice)
+    assert len(everything) == sum(len(members) for name, members in rows.items() if name != "summary")
+    assert rows_of(["forward", "forward"], choice) == rows["forward"]
+    assert rows["isa"][0].contestants[0].environment == {"SELFATTN_ISA": "avx2"}
+    assert [c.name for c in rows["strided"][0].contestants][:2] == ["selfattn", "contiguous"]
+    for row in rows["blocks"]:
+        assert [(c.name, c.yardstick) for c in row.contestants] == [("selfattn", False), ("dense", True)]
+    assert "documents of 512 in 4096 x 64" in [row.label for row in rows["blocks"]]
+
+
+def test_suite_of_gradients() -> None:
+    few, full = (rows_of(["backward"], Choice(["torch", "jax"], full=full)) for full in (False, True))
+    for rows in (few, full):
+        assert {name.name for row in rows for name in row.contestants} == {"selfattn", "torch"}
+        assert len({row.label for row in rows}) == len(rows)
+    shapes = [(row.contestants[0].case.length, row.contestants[0].case.width) for row in full]
+    assert len(few) < len(full)
+    assert len(set(shapes)) == 7 * 4
+    assert "backward, one head 4096 x 64" in [row.label for row in few]
+
+
+def test_suite_of_ragged_batches() -> None:
+    rows = rows_of(["ragged"], Choice(["numpy", "torch"]))
+    assert len(rows) == 4  # forward and backward, causal and not
+    for row in rows:
+        own, equal, apart, padded, parts = row.contestants
+        assert [c.yardstick for c in row.contestants] == [False, True, False, False, False]
+        assert own.case == padded.case
+        assert apart.case == parts.case == replace(own.case, split=True)
+        assert abs(equal.case.flops / own.case.flops - 1) < 0.05  # the same work in sequences of one length
+    assert [len(row.contestants) for row in rows_of(["ragged"], Choice(["numpy"], quick=True))] == [3] * 4
+
+
+def test_choice_of_shapes() -> None:
+    rows = rows_of(["forward"], Choice([], lengths=[16, 32], widths=[8]))
+    assert [row.label for row in rows] == ["16 x 8", "32 x 8"]
+    assert len(rows_of(["summary"], Choice([], quick=True))) < len(rows_of(["summary"], Choice([])))
+
+
+# ------------------------------------------------------------------------------------------------- timing
+
+
+def test_numpy_attention_is_attention() -> None:
+    query, key, value, mask = Case(6, 4, mask="float").inputs()
+    np.testing.assert_allclose(
+        numpy_attention(query, key, value, mask),
+        sa.scaled_dot_product_attention(query, key, value, mask),
+        atol=1e-6,
+    )
+
+
+def test_sample_times() -> None:
+    calls: list[int] = []
+    samples = sample_times("calls.append(1)", {"calls": calls}, seconds=0.005)
+    assert samples
+    assert 0 < min(samples) < 1e-3
+    assert len(calls) > len(samples)
+    slow = sample_times("sleep(0.002)", {"sleep": __import__("time").sleep}, seconds=0)
+    assert len(slow) == 1
+    assert slow[0] >= 0.002
+    wait_until_quiet(0.1)
+
+
+# ------------------------------------------------------------------------------------------------- workers
+
+
+@pytest.mark.parametrize("engine", ["selfattn", "numpy"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(6, 4),
+        Case(6, 4, causal=True),
+        Case(6, 4, mask="bool"),
+        Case(6, 4, mask="float per head", dtype="float64"),
+        Case(6, 4, mask="float", dtype="float16"),
+        Case(6, 4, causal=True, dtype="bfloat16"),
+        Case(1, 4, keys=9, heads=4, kv_heads=2),
+        Case(6, 4, heads=1, layout="LD"),
+    ],
+    ids=str,
+)
+def test_engines_compute_the_case(engine: str, case: Case) -> None:
+    query, key, value, mask = inputs = case.inputs()
+    expected = reference.scaled_dot_product_attention(
+        query, key, value, mask, is_causal=case.causal, enable_gqa=case.kv_heads != case.heads
+    )
+    digits = {"float16": 11, "bfloat16": 8}.get(case.dtype, 22)
+    for spelling in engines.ENGINES[engine].spell(case, inputs, 1):
+        out = spelling.to_array(eval(spelling.statement, spelling.names)).astype(np.float64)
+        near = 4 * 2.0**-digits  # NumPy rounds every step
+        np.testing.assert_allclose(out.reshape(expected.shape), expected.astype(np.float64), atol=near)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("gradients", ["", BACKWARD])
+def test_torch_computes_16_bits(dtype: str, gradients: str) -> None:
+    pytest.importorskip("torch", reason="needs the package torch")
+    case = Case(6, 4, dtype=dtype, gradients=gradients)
+    inputs = case.inputs()
+    assert inputs.query.dtype.name == case.grad_out().dtype.name == dtype
+    own, theirs = (
+        spelling.to_array(eval(spelling.statement, spelling.names)).astype(np.float64)
+        for engine in ("selfattn", "torch")
+        for spelling in engines.ENGINES[engine].spell(case, inputs, 1)
+    )
+    np.testing.assert_allclose(theirs, own, atol=16 * 2.0 ** -{"float16": 11, "bfloat16": 8}[dtype])
+
+
+@pytest.mark.parametrize("kind", [BACKWARD, BOTH])
+@pytest.mark.parametrize("engine", ["selfattn", "torch"])
+@pytest.mark.parametrize("mask", ["", "float", "bool"])
+def test_gradients_of_a_case(kind: str, engine: str, mask: str) -> None:
+    pytest.importorskip(engine, reason=f"needs the package {engine}")
+    case = Case(6, 4, mask=mask, causal=not mask, gradients=kind)
+    query, key, value, made = inputs = case.inputs()
+    _, pullback = reference.scaled_dot_product_attention_vjp(query, key, value, made, is_causal=case.causal)
+    grads = pullback(case.grad_out())[: 4 if mask == "float" else 3]
+    expected = np.concatenate([np.asarray(x).reshape(-1) for x in grads])
+    for spelling in engines.ENGINES[engine].spell(case, inputs, 1):
+        for _ in range(2):  # both can be asked again and again
+            got = spelling.to_array(eval(spelling.statement, spelling.names))
+            np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["", BACKWARD, BOTH])
+@pytest.mark.parametrize("engine", ["selfattn", "torch"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_ragged_batch_in_every_spelling(kind: str, engine: str, causal: bool) -> None:
+    pytest.importorskip(engine, reason=f"needs the package {engine}")
+    case = Case(40, 4, heads=2, ragged=11, causal=causal, gradients=kind)
+    query, key, value, _ = case.inputs()
+    out, pullback = reference.varlen_attention_vjp(
+        query, key, value, case.offsets, case.offsets, is_causal=causal
+    )
+    wanted = np.concatenate([x.reshape(-1) for x in pullback(case.grad_out())[:3]]) if kind else out
+    statements = []
+    for split in (False, True):
+        part = replace(case, split=split)
+        for spelling in engines.ENGINES[engine].spell(part, part.inputs(), 1):
+            statements.append(spelling.statement)
+            for _ in range(2):
+                got = spelling.to_array(eval(spelling.statement, spelling.names))
+                np.testing.assert_allclose(got, wanted, atol=1e-5)
+    # packed and one by one; padded, in two buckets and one by one
+    assert len(set(statements)) == {"selfattn": 2, "torch": 3}[engine]
+
+
+def test_libraries_without_ragged_batches_say_so() -> None:
+    case = Case(6, 4, ragged=3)
+    for name in ("numpy", "onnxruntime", "openvino", "jax"):
+        with pytest.raises(UnsupportedError, match="ragged"):
+            engines.ENGINES[name].spell(case, case.inputs(), 1)
+
+
+def test_libraries_without_gradients_say_so() -> None:
+    case = Case(6, 4, gradients=BACKWARD)
+    for name in ("numpy", "onnxruntime", "openvino", "jax"):
+        with pytest.raises(UnsupportedError, match="gradients"):
+            engines.ENGINES[name].spell(case, case.inputs(), 1)
+
+
+def test_worker_protocol() -> None:
+    requests: list[dict[str, Any]] = [
+        {"do": "prepare", "id": 3, "case": Case(4, 2).to_dict()},
+        {"do": "run", "id": 3, "seconds": 0.001},
+        {"do": "run", "id": 4, "seconds": 0.001},
+        {"do": "forget"},
+        {"do": "run", "id": 3, "seconds": 0.001},
+        {"do": "something"},
+    ]
+    answers = io.StringIO()
+    serve(Library("numpy", 1), map(json.dumps, requests), answers)
+    prepared, timed, unknown, forgotten, gone, nonsense = map(json.loads, answers.getvalue().splitlines())
+    assert list(prepared["samples"]) == list(timed["times"]) == ["attention(q, k, v)"]
+    assert timed["times"]["attention(q, k, v)"]
+    assert timed["limits"] == []
+    assert forgotten == {}
+    assert all("error" in answer for answer in (unknown, gone, nonsense))
+
+
+def test_limits_are_measured_around_a_batch() -> None:
+    library = Library("selfattn", 1)
+    for limit in ("flops", "bytes"):
+        library.prepare({"id": 0, "case": Case(16, 8).to_dict()})
+        limits = library.run({"id": 0, "seconds": 0.001, "limit": limit})["limits"]
+        assert len(limits) == 2
+        assert min(limits) > 1e8
+
+
+def test_a_worker_that_dies_is_reported() -> None:
+    worker = measure.Worker("numpy", 1, {})
+    try:
+        assert worker.ask(do="forget") == {}
+        worker.process.kill()
+        with pytest.raises(measure.WorkerError, match="numpy"):
+            worker.ask(do="forget")
+    finally:
+        worker.close()
+
+
+def test_one_process_for_each_environment() -> None:
+    case = Case(4, 2)
+    contestants = [
+        Contestant("selfattn", "selfattn", case),
+        Contestant("again", "selfattn", case),
+        Contestant("other", "selfattn", case, {"SELFATTN_ISA": sa.get_isa()}),
+    ]
+    yardstick = Contestant("larger", "selfattn", Case(5, 2), yardstick=True)
+    with measure.Bench(threads=1, rounds=2, seconds=0.0) as bench:
+        row = bench.measure(Row("forward", "tiny", (*contestants, yardstick)))
+        assert len(bench.workers) == 2
+    last = row["contestants"].pop()
+    assert last["times"]
+    assert "agrees" not in last
+    assert "samples" not in last
+    for contestant in row["contestants"]:
+        assert contestant["agrees"]
+        assert "samples" not in contestant
+        assert [len(rounds) for rounds in contestant["times"].values()] == [2]
+        assert len(contestant["limits"]) == 4
+
+
+# -------------------------------------------------------------------------------------------------- report
+
+
+def make_contestant(name: str, times: dict[str, list[list[float]]], **more: Any) -> dict[str, Any]:
+    case = Case(100, 10)
+    return {
+        "name": name,
+        "engine": name,
+        "environment": {},
+        "case": case.to_dict(),
+        "flops": case.flops,
+        "key_value_bytes": case.key_value_bytes,
+        "times": times,
+        "limits": [],
+        **more,
+    }
+
+
+def make_row() -> dict[str, Any]:
+    flops = Case(100, 10).flops
+    own = make_contestant(
+        "selfattn", {"a": [[3.0, 2.0], [4.0, 5.0]]}, limits=[flops, 0.9 * flops], agrees=True
+    )
+    peer = make_contestant("numpy", {"b": [[9.0], [9.0]], "c": [[6.0], [10.0]]}, agrees=False, difference=1.0)
+    absent = make_contestant("torch", {}, unsupported="nothing")
+    return {"suite": "forward", "label": "100 x 10", "limit": "flops", "contestants": [own, peer, absent]}
+
+
+def test_figures_of_a_row() -> None:
+    row = make_row()
+    own, peer, absent = row["contestants"]
+    assert report.best_time(own) == 2
+    assert report.median_time(own) == 3.5
+    assert report.best_spelling(peer) == "c"
+    assert report.median_time(peer) == 8
+    assert report.best_time(absent) is report.median_time(absent) is None
+    assert report.rate(row, own) == own["flops"] / 2
+    assert report.share_of_limit(row, own) == 0.5
+    assert report.rate({**row, "limit": "bytes"}, own) == own["key_value_bytes"] / 2
+    assert report.rate({**row, "limit": ""}, own) is None
+    assert report.ratio(row, "numpy") == 3
+    assert report.ratio(row, "torch") is report.ratio(row, "nobody") is None
+
+
+def test_a_yardstick_is_compared_by_the_operation() -> None:
+    row = make_row()
+    peer = row["contestants"][1]
+    peer["flops"] *= 4  # in three times the time
+    assert report.ratio(row, "numpy") == 0.75
+
+
+def test_problems_of_a_run() -> None:
+    row = make_row()
+    assert not report.is_sound([row])
+    text = "\n".join(report.problems([row]))
+    assert "NumPy differs" in text
+    assert "not possible with PyTorch: nothing" in text
+    row["contestants"][1]["agrees"] = True
+    assert report.is_sound([row])
+    row["contestants"][0]["times"] = {}
+    assert not report.is_sound([row])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2.0, "2 s"), (0.01234, "12.3 ms"), (4.5e-5, "45 us"), (2.64e-7, "264 ns")]
+)
+def test_format_time(seconds: float, text: str) -> None:
+    assert report.format_time(seconds) == text
+
+
+@pytest.mark.parametrize("markdown", [False, True])
+def test_table(markdown: bool) -> None:
+    table = report.Table(["numpy", "torch"], 12, markdown)
+    lines = [*table.header().splitlines(), table.row(make_row())]
+    assert "3.00x!" in lines[-1]
+    assert "50%" in lines[-1]
+    if markdown:
+        assert {line.count("|") for line in lines} == {8}
+    else:
+        assert "|" not in "".join(lines)
+
+
+def test_results_that_differ_are_noted() -> None:
+    results: list[dict[str, Any]] = [
+        {"case": {"dtype": "float32"}, "samples": {"f": values}} for values in ([1.0, 2.0], [1.0, 2.5], [1.0])
+    ]
+    results.append({"case": {"dtype": "float32"}, "unsupported": "no"})
+    measure.compare(results)
+    assert [result.get("agrees") for result in results] == [True, False, False, None]
+    assert results[1]["difference"] == 0.5
+
+
+# -------------------------------------------------------------------------------------------- command line
+
+
+def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "results.json"
+    suites = "forward,causal,mask,float64,16bit,decode,small,strided,backward,ragged,blocks"
+    assert app.main(["--suite", suites, *TINY, "--json", str(saved)]) == 0
+    printed = capsys.readouterr().out
+    run = json.loads(saved.read_text())
+    assert {row["suite"] for row in run["rows"]} == set(suites.split(","))
+    for row in run["rows"]:
+        assert row["label"] in printed
+        assert all(contestant.get("agrees", True) for contestant in row["contestants"]), row["label"]
+        assert bool(row["contestants"][0]["limits"]) == bool(row["limit"])
+    for text in (run["config"]["cpu"], run["config"]["isa"], f"NumPy {np.__version__}", "vs NumPy"):
+        assert text in printed
+
+    assert app.main(["--load", str(saved)]) == 0
+    assert capsys.readouterr().out == printed
+    assert app.main(["--load", str(saved), "--markdown"]) == 0
+    assert "| 8 x 4 " in capsys.readouterr().out
+
+
+def test_other_isas(capsys: pytest.CaptureFixture[str]) -> None:
+    others = [isa for isa in sa.show_config("dicts")["available_isas"] if isa != sa.get_isa()]
+    assert app.main(["--suite", "isa", *TINY]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"{isa} 8 x 4" in printed for isa in others)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--suite", "nonsense"],
+        ["--peers", "nonsense"],
+        ["--lengths", "0"],
+        ["--dims", "x"],
+        ["--load", "/nonexistent/results.json"],
+    ],
+)
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        app.main(arguments)
+    assert stop.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_a_peer_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(app, "is_installed", lambda name: name == "numpy")
+    with pytest.raises(SystemExit):
+        app.main(["--peers", "torch"])
+    assert "not installed" in capsys.readouterr().err
+
+
+def test_speed_figure() -> None:
+    path = Path(__file__).parents[2] / "docs" / "figures" / "speed.py"
+    spec = importlib.util.spec_from_file_location("make_speed_figure", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    run = {"config": {"cpu": "A & B", "isa": "avx2"}, "settings": {"threads": 2}, "rows": [make_row()]}
+    picture = ElementTree.fromstring(module.draw(run))
+    text = "".join(picture.itertext())
+    assert "100 x 10" in text
+    assert "A & B" in text
+    with pytest.raises(SystemExit, match="no row"):
+        module.draw({**run, "rows": []})

@@ -1,0 +1,234 @@
+"""The command line, and the tutorials that it shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import selfattn as sa
+from selfattn import cli, config
+from selfattn.steps import tutorials
+
+ESCAPE = "\x1b["
+# The command, importing from where the tests do.
+COMMAND = (sys.executable, "-P", "-m", "selfattn")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m selfattn`` with its output in a pipe, in UTF-8 unless told otherwise."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        encoding="utf-8",
+        env={**ENVIRONMENT, "PYTHONIOENCODING": "utf-8", **environment},
+        timeout=120,
+        check=False,
+    )
+
+
+# ----------------------------------------------------------------------------------------------- tutorials
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("compute", tutorials.TUTORIALS, ids=lambda compute: compute.__name__)
+def test_tutorial_agrees(compute: Any, dtype: type) -> None:
+    tutorial = compute(dtype)
+    assert tutorial.comparisons
+    assert [comparison.name for comparison in tutorial.comparisons if not comparison.agrees] == []
+
+
+def test_no_printed_tensor_is_forgotten() -> None:
+    first, _, basics, illustrated, _ = tutorials.compute_all()
+    data = tutorials.load("first_principles").items()
+    steps = [name for name, step in data if isinstance(step, dict) and "printed" in step]
+    names = {f"{step}, {sentence}" for step in steps for sentence in ("river", "finance")}
+    assert names == {comparison.name for comparison in first.comparisons}
+    assert set(tutorials.load("basics_notebook")["printed"]) <= {c.name for c in basics.comparisons}
+    given = {"attn_scores_softmax_rounded"}  # made by hand: an input
+    expected = set(tutorials.load("illustrated")["printed"]) - given
+    assert expected <= {c.name.partition(" [")[0] for c in illustrated.comparisons}
+
+
+@pytest.mark.parametrize("change", [1e-3, np.nan, np.inf])
+def test_a_wrong_digit_is_seen(change: float) -> None:
+    for tutorial in tutorials.compute_all():
+        for comparison in tutorial.comparisons:
+            computed = comparison.computed.astype(np.float64)
+            computed.flat[-1] += change
+            wrong = dataclasses.replace(comparison, computed=computed)
+            assert not wrong.agrees, comparison.name
+
+
+def test_another_shape_does_not_agree() -> None:
+    comparison = tutorials.basics_notebook().comparisons[0]
+    assert not dataclasses.replace(comparison, computed=comparison.computed[:1]).agrees
+
+
+def test_significant_digits() -> None:
+    printed = [6.0337e-06, 0.98201, 0.0]
+    close = tutorials._to_digits("", printed, np.array([6.03374e-06, 0.982014, 0.0]), 5)
+    assert close.agrees
+    for wrong in ([6.0338e-06, 0.98201, 0.0], [6.0337e-06, 0.98202, 0.0], [6.0337e-06, 0.98201, 1e-9]):
+        assert not tutorials._to_digits("", printed, np.array(wrong), 5).agrees
+
+
+# ------------------------------------------------------------------------------------------------ main job
+
+
+def test_main_job_in_a_pipe() -> None:
+    done = run("--no-timing")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert ESCAPE not in done.stdout
+    assert re.findall(r"^(\d)\. ", done.stdout, re.MULTILINE) == list("12345")
+    total = sum(len(tutorial.comparisons) for tutorial in tutorials.compute_all())
+    assert f"{total} of {total} tensors agree" in done.stdout
+    assert done.stdout.count("✓") == total + 1
+    assert "✗" not in done.stdout
+    # A printed row beside the computed one, and the three precisions.
+    assert re.search(r"0\.992  0\.221  0\.261 +0\.992  0\.221  0\.261", done.stdout)
+    assert re.search(r"0\.2809  0\.3595  0\.3595 +0\.2809  0\.3595  0\.3595", done.stdout)
+    assert re.search(r"6\.0337e-06 +0\.98201 +0\.017986 +6\.0337e-06 +0\.98201 +0\.017986", done.stdout)
+
+
+def test_ascii_output() -> None:
+    done = run("--no-timing", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert "agrees" in done.stdout
+
+
+def test_colour_can_be_forced() -> None:
+    assert ESCAPE in run("--no-timing", "--color", "always").stdout
+
+
+@pytest.mark.parametrize(
+    ("environment", "colored"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_colour_on_a_terminal(environment: dict[str, str], colored: bool) -> None:
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    variables = {name: value for name, value in ENVIRONMENT.items() if name != "NO_COLOR"}
+    process = subprocess.Popen(
+        [*COMMAND, "--no-timing"],
+        stdout=theirs,
+        env={**variables, "TERM": "xterm", **environment},
+    )
+    os.close(theirs)
+    output = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not part:
+            break
+        output += part
+    os.close(ours)
+    assert process.wait(60) == 0
+    assert (ESCAPE.encode() in output) == colored
+
+
+def test_timing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    last = capsys.readouterr().out.partition("One forward pass")[2]
+    assert len(re.findall(r"^  (selfattn|NumPy) +[\d.]+ ms .* GFLOP/s", last, re.MULTILINE)) == 2
+    assert re.search(r"[\d.]+ (×|x) as fast", last)
+    assert sa.get_isa() in last
+
+
+def test_exit_code_when_a_tensor_differs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    everything = tutorials.compute_all()
+    comparison = everything[2].comparisons[5]
+    wrong = dataclasses.replace(comparison, computed=comparison.computed + 0.25)
+    everything[2] = dataclasses.replace(everything[2], comparisons=(wrong,))
+    monkeypatch.setattr(tutorials, "compute_all", lambda: everything)
+    assert cli.main(["--no-timing"]) == 1
+    output = capsys.readouterr().out
+    assert "largest difference: 0.25" in output
+    assert "differs" in output.lower()
+
+
+# --------------------------------------------------------------------------------------- info, help, errors
+
+
+def test_info() -> None:
+    done = run("info")
+    assert done.returncode == 0, done.stderr
+    for text in (sa.__version__, np.__version__, sa.get_isa(), config.cpu_model(), "threads"):
+        assert text in done.stdout
+
+
+def test_info_as_json() -> None:
+    facts = json.loads(run("info", "--json").stdout)
+    assert facts["selfattn"] == sa.__version__
+    assert facts["isa"] in facts["available_isas"]
+    assert facts["threads"] >= 1
+    assert facts["build"]["compiler"]
+
+
+def test_show_config(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = sa.show_config("dicts")
+    assert json.loads(json.dumps(facts)) == facts
+    assert sa.show_config() is None
+    assert capsys.readouterr().out == config.format_config(facts) + "\n"
+    with pytest.raises(ValueError, match="mode"):
+        sa.show_config("yaml")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--help"], "examples:"),
+        (["info", "--help"], "--json"),
+        (["bench", "--help"], "--suite"),
+        (["--version"], f"selfattn {sa.__version__}"),
+    ],
+)
+def test_help(arguments: list[str], text: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 0
+    assert text in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--bogus"], ["bogus"], ["info", "more"], ["bench", "--suite", "bogus"], ["bench", "--rounds", "0"]],
+)
+def test_wrong_usage(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "usage:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "codes"),
+    [(["--no-timing"], {141}), (["info"], {141}), (["--help"], {0, 141})],  # argparse may hide the error
+)
+def test_broken_pipe(arguments: list[str], codes: set[int]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+        timeout=60,
+        check=False,
+    )
+    os.close(writing)
+    assert done.returncode in codes
+    assert done.stderr == b""

@@ -1,0 +1,252 @@
+"""The documentation runs: doctests of everything public, code in Markdown files; signatures agree with the stub."""
+
+import ast
+import doctest
+import importlib
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import selfattn as sa
+from selfattn import _core, nn, optim
+
+ROOT = Path(__file__).parents[2]
+EXTRAS = {"selfattn.views.plot": "matplotlib"}  # what a module's examples need beyond the tests' own packages
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted((ROOT / "selfattn").rglob("*.py"))
+    if ">>> " in path.read_text(encoding="utf-8")
+]
+PUBLIC = {name: getattr(sa, name) for name in sa.__all__}
+CALLABLES = {name: thing for name, thing in PUBLIC.items() if callable(thing)}
+SECTIONS = [
+    "Parameters", "Returns", "Attributes", "Raises", "See Also", "Notes", "References", "Examples",
+]  # fmt: skip
+MARKDOWN = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("csrc/*.md")])
+
+
+def run_examples(text, name, namespace, path=None, line=0):
+    test = doctest.DocTestParser().get_doctest(text, namespace, name, str(path) if path else None, line)
+    report = []
+    runner = doctest.DocTestRunner()
+    runner.run(test, out=report.append, clear_globs=False)
+    namespace.update(test.globs)  # the test had a copy; the next block goes on from here
+    assert not runner.failures, "".join(report)
+    return runner.tries
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was():
+    """Examples may set threads and print options."""
+    with np.printoptions():
+        yield
+    sa.set_num_threads(None)
+
+
+# --------------------------------------------------------------------------------------------------- doctests
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_examples_of_public_names(name):
+    namespace = (
+        {}
+        if type(PUBLIC[name]).__name__ == "builtin_function_or_method"
+        else vars(importlib.import_module(getattr(PUBLIC[name], "__module__", None) or "selfattn")).copy()
+    )
+    assert run_examples(PUBLIC[name].__doc__, name, namespace) or inspect.isclass(PUBLIC[name])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_of_modules(name):
+    if name in EXTRAS:
+        pytest.importorskip(EXTRAS[name])
+    module = importlib.import_module(name)
+    runner = doctest.DocTestRunner()
+    for test in doctest.DocTestFinder().find(module):
+        report = []
+        runner.run(test, out=report.append)
+        assert not runner.failures, "".join(report)
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_code_in_markdown(path, tmp_path, monkeypatch):
+    """The ```python blocks of a file, one after the other, in one namespace: sessions (>>>) or plain code."""
+    monkeypatch.chdir(tmp_path)
+    namespace, text = {"__name__": "__example__"}, path.read_text(encoding="utf-8")
+    for block in re.finditer(r"^```(?:python|pycon)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        line, code = text.count("\n", 0, block.start(1)), block[1]
+        if "import torch" in code and importlib.util.find_spec("torch") is None:
+            continue  # the other blocks do not depend on it
+        if ">>> " in code:
+            run_examples(code, path.name, namespace, path, line)
+        else:
+            exec(compile("\n" * line + code, str(path), "exec"), namespace)
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_in_markdown_lead_somewhere(path):
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in target and not target.startswith(("#", "mailto:")):
+            assert (path.parent / target.split("#")[0]).exists(), target
+
+
+# --------------------------------------------------------------------------------------- signatures and stub
+
+
+def stub_functions():
+    tree = ast.parse((ROOT / "selfattn" / "_core.pyi").read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def parameters_of_stub(node):
+    """[(name, kind, default)] of a function in a stub; a missing default is Parameter.empty."""
+    kinds, empty = inspect.Parameter, inspect.Parameter.empty
+    positional = [(a.arg, kinds.POSITIONAL_ONLY) for a in node.args.posonlyargs]
+    positional += [(a.arg, kinds.POSITIONAL_OR_KEYWORD) for a in node.args.args]
+    defaults = [empty] * (len(positional) - len(node.args.defaults)) + node.args.defaults
+    all_of_them = [(*a, d) for a, d in zip(positional, defaults, strict=True)]
+    for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+        all_of_them.append((a.arg, kinds.KEYWORD_ONLY, empty if d is None else d))
+    return [(name, kind, d if d is empty else ast.literal_eval(d)) for name, kind, d in all_of_them]
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_public_callables_have_signatures(name):
+    signature = inspect.signature(CALLABLES[name])
+    assert "kwargs" not in signature.parameters
+
+
+def test_the_stub_names_what_the_extension_has():
+    functions = {name for name, thing in vars(_core).items() if callable(thing)}
+    assert functions == set(stub_functions())
+
+
+@pytest.mark.parametrize("name", sorted(stub_functions()))
+def test_the_stub_agrees_with_the_signature(name):
+    function = getattr(_core, name)
+    if name in PUBLIC or function.__text_signature__ is not None:
+        parameters = inspect.signature(function).parameters.values()
+        assert parameters_of_stub(stub_functions()[name]) == [(p.name, p.kind, p.default) for p in parameters]
+
+
+def test_every_parameter_of_the_signature_is_taken():
+    """The signature is text; here each name in it is passed to the function."""
+    q = np.ones((2, 2))
+    signature = inspect.signature(sa.scaled_dot_product_attention)
+    given = {"query": q, "key": q, "value": q}
+    defaults = {p.name: p.default for p in signature.parameters.values() if p.name not in given}
+    np.testing.assert_array_equal(sa.scaled_dot_product_attention(**given, **defaults), q)
+    positional = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert [p.name for p in positional] == ["query", "key", "value", "attn_mask", "dropout_p", "is_causal"]
+    sa.scaled_dot_product_attention(q, q, q, *(p.default for p in positional[3:]))
+
+
+# -------------------------------------------------------------------------------------------------- docstrings
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_docstrings_have_their_sections(name):
+    thing, doc = PUBLIC[name], inspect.getdoc(PUBLIC[name])
+    assert doc and re.match(r"[A-Z].*[.)]$", doc.split("\n", maxsplit=1)[0]), (
+        "a first line that is a sentence"
+    )
+    sections = sections_of(doc)
+    if inspect.isclass(thing):
+        assert {"Attributes", "Parameters"} & set(sections)
+        return
+    parameters = inspect.signature(thing).parameters
+    assert ("Parameters" in sections) == bool(parameters)
+    returns_nothing = name.startswith(("set_", "check_"))
+    assert returns_nothing or "Returns" in sections
+    assert "Examples" in sections
+
+
+def sections_of(doc):
+    """The headings of a docstring, which must be known, in their order, and once each."""
+    sections = re.findall(r"^([A-Z][A-Za-z ]*)\n-{3,}$", doc, re.MULTILINE)
+    assert sections == sorted(set(sections), key=SECTIONS.index)
+    return sections
+
+
+def described_in(doc):
+    """The text of the section Parameters, if there is one, and the words of its headings."""
+    section = re.search(
+        r"^Parameters\n-+\n(.*?)(?=^[A-Z][A-Za-z ]*\n-{3,}$|\Z)", doc, re.MULTILINE | re.DOTALL
+    )
+    heads = re.findall(r"^(?!\s)(.*(?:\n(?!\s).*)*)", section[1], re.MULTILINE) if section else []
+    return section, {word for head in heads for word in re.findall(r"\w+", head)}
+
+
+def methods_of(modules):
+    """What public classes define for their users: "Class.method" and the function."""
+    classes = {thing for module in modules for thing in map(vars(module).get, module.__all__)}
+    return {
+        f"{cls.__name__}.{name}": getattr(cls, name)
+        for cls in sorted(filter(inspect.isclass, classes), key=lambda cls: cls.__name__)
+        for name, thing in vars(cls).items()
+        if (inspect.isfunction(thing) or isinstance(thing, classmethod | staticmethod))
+        and (not name.startswith("_") or name == "__and__")
+    }
+
+
+METHODS = methods_of([sa, nn, optim])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_public_methods_have_their_sections(name):
+    """As functions; those of layers and optimisers have their examples with the class."""
+    method, doc = METHODS[name], inspect.getdoc(METHODS[name])
+    assert doc and re.match(r"[A-Z].*[.)]$", doc.split("\n", maxsplit=1)[0]), (
+        "a first line that is a sentence"
+    )
+    sections, (_, described) = sections_of(doc), described_in(doc)
+    signature = inspect.signature(method)
+    parameters = [p for p in signature.parameters if p != "self"]
+    assert ("Parameters" in sections) == bool(parameters)
+    assert not [p for p in parameters if p not in described]
+    if parameters and signature.return_annotation not in (None, "None"):
+        assert "Returns" in sections
+    if name.split(".")[0] in PUBLIC:
+        assert "Examples" in sections
+
+
+@pytest.mark.parametrize("name", [name for name in CALLABLES if not inspect.isclass(CALLABLES[name])])
+def test_every_parameter_is_described(name):
+    section, described = described_in(inspect.getdoc(CALLABLES[name]))
+    missing = [p for p in inspect.signature(CALLABLES[name]).parameters if p not in described]
+    assert not missing
+    if name in stub_functions() and section:
+        for p in inspect.signature(CALLABLES[name]).parameters.values():
+            written = re.search(rf"^{p.name}\b.*default (\S+)$", section[1], re.MULTILINE)
+            assert not written or ast.literal_eval(written[1]) == p.default
+
+
+def test_modules_are_loaded_when_they_are_first_used():
+    script = """
+    import sys
+    import selfattn as sa
+
+    for name in ("files", "layer_steps", "nn", "optim", "reference", "text", "training", "views"):
+        assert name in dir(sa)
+        assert getattr(sa, name) is sys.modules[f"selfattn.{name}"]
+    try:
+        sa.softmin
+    except AttributeError as error:
+        print(error)
+    assert "selfattn.benchmarks" not in sys.modules
+    """
+    first = "import sys, selfattn; print('selfattn.nn' in sys.modules, 'selfattn.views' in sys.modules)"
+    for code, printed in (
+        (first, "False False"),
+        (textwrap.dedent(script), "module 'selfattn' has no attribute 'softmin'"),
+    ):
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        assert done.stdout.strip() == printed

@@ -1,0 +1,333 @@
+"""Ctrl-C and other signals in the midst of a call: it stops, leaks nothing, and the next call is right."""
+
+import gc
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import selfattn as sa
+from selfattn.benchmarks import memory
+from selfattn.benchmarks.memory import status
+
+if not hasattr(signal, "setitimer"):
+    pytest.skip("interval timers are POSIX", allow_module_level=True)
+
+
+class InterruptedCallError(Exception):
+    """What the handler raises: not KeyboardInterrupt, which would stop the test run should it escape."""
+
+
+@contextmanager
+def alarm_after(seconds: float, handler: Callable[[], None]) -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, lambda *_: handler())
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def interrupt() -> None:
+    raise InterruptedCallError
+
+
+def inputs(heads: int, length: int) -> tuple[Any, ...]:
+    rng = np.random.default_rng(0)
+    return tuple(rng.standard_normal((3, heads, length, 64), dtype=np.float32))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_forward_call_stops_in_the_middle(threads: int) -> None:
+    q, k, v = inputs(8, 8192)
+    out = np.full_like(q, np.nan)
+    with pytest.raises(InterruptedCallError), alarm_after(0.1, interrupt):
+        sa.scaled_dot_product_attention(q, k, v, out=out, num_threads=threads)
+    assert np.isnan(out).any()  # a call that had gone on to its end would have written everything
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("which", ["forward", "backward"])
+def test_signals_are_handled_during_a_call_and_not_after_it(which: str, threads: int) -> None:
+    q, k, v = inputs(4, 8192)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v, window=(0, 0))
+    handled: list[float] = []
+    start = time.monotonic()
+    with alarm_after(0.05, lambda: handled.append(time.monotonic())):
+        if which == "forward":
+            sa.scaled_dot_product_attention(q, k, v, num_threads=threads)
+        else:
+            sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, num_threads=threads)
+        end = time.monotonic()
+    assert handled[0] - start < 0.9 * (end - start)
+    with pytest.raises(InterruptedCallError), alarm_after(0.05, interrupt):
+        if which == "forward":
+            sa.scaled_dot_product_attention(q, k, v, num_threads=threads)
+        else:
+            sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, num_threads=threads)
+
+
+def test_a_block_of_few_rows_and_very_many_keys_looks_for_signals() -> None:
+    """One task: where outputs were rounded to 16 bits it sums delta over the keys, which is all that sinks need."""
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((64, 64)).astype(np.float16)
+    k, v = (np.broadcast_to(rng.standard_normal(64).astype(np.float16), (1 << 21, 64)) for _ in range(2))
+    sinks = np.zeros((), np.float32)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k[:5], v[:5], sinks=sinks)
+    handled: list[float] = []
+    start = time.monotonic()
+    with alarm_after(0.02, lambda: handled.append(time.monotonic())):
+        sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, sinks=sinks, wrt=("sinks",))
+        end = time.monotonic()
+    assert handled[0] - start < 0.9 * (end - start)
+
+
+def long_call(kind: str) -> tuple[Callable[[], Any], list[Any]]:
+    """A call of this kind that takes longer on its threads than an interrupt is waited for, and its inputs."""
+    if kind.startswith("cache"):
+        return call_of_a_cache(int(kind[-1]))
+    if kind.startswith("shared mask"):
+        return call_with_a_shared_mask(int(kind[-1]))
+    q, k, v = arrays = inputs(4, 6144)
+    if kind == "forward":
+        return lambda: sa.scaled_dot_product_attention(q, k, v, num_threads=1), [*arrays]
+    if kind == "backward":
+        out, statistics = sa.scaled_dot_product_attention_forward(q, k, v, window=(0, 0))
+        given = (out, out, statistics, q, k, v)
+        return lambda: sa.scaled_dot_product_attention_backward(*given, num_threads=1), [*given]
+    packed, at = (
+        [np.ascontiguousarray(x.swapaxes(0, 1)) for x in arrays],
+        np.array([0, 100, 1000, 1000, 6144]),
+    )
+    if kind == "varlen":
+        return lambda: sa.varlen_attention(*packed, at, at, num_threads=1), [*packed, at]
+    if kind == "varlen backward":
+        out, pullback = sa.varlen_attention_vjp(*packed, at, at, num_threads=1)
+        return lambda: pullback(out), [*packed, at, out]
+    rows, weights = q[:, :2048, :32], np.eye(32, dtype=np.float32)
+    given = (rows, rows, rows, weights, weights, weights[0])
+    return lambda: sa.additive_attention_vjp(*given, num_threads=1)[1](rows), [q, weights]
+
+
+def call_of_a_cache(threads: int) -> tuple[Callable[[], Any], list[Any]]:
+    """Append 6144 tokens to two sequences and attend to them; that, or an interrupt, leaves the lengths as they were."""
+    q, k, v = (x.reshape(2, -1, 12288, 64) for x in inputs(4 * threads, 12288))
+    cache = sa.KVCache(2, 2 * threads, 64)
+    cache.append(k[:, :, :6144], v[:, :, :6144], lengths=[6144, 5000])
+    new = [x[:, :, 6144:] for x in (q, k, v)]
+
+    def call() -> Any:
+        try:
+            out = cache.attend(*new, num_threads=threads)
+        except (KeyboardInterrupt, InterruptedCallError):
+            assert cache.lengths.tolist() == [6144, 5000]
+            raise
+        assert cache.lengths.tolist() == [12288, 11144]
+        cache.truncate([6144, 5000])
+        return out
+
+    return call, new
+
+
+def call_with_a_shared_mask(threads: int) -> tuple[Callable[[], Any], list[Any]]:
+    """All gradients of heads that follow one another through the rows of their mask (csrc/drivers/attention_backward.c).
+
+    They do, as their keys, values and both gradients are 8 MB at least, they have more than 8 blocks of 64 rows, and fewer
+    than 2048 keys are not in parts. A thread that stopped must not leave another waiting for rows that nobody does.
+    """
+    heads = 8 * threads
+    q, (k, v) = inputs(heads, 5120)[0], (x[:, :2000] for x in inputs(heads, 5120)[1:])
+    mask = np.linspace(-1, 1, 5120 * 2000, dtype=np.float32).reshape(5120, 2000)
+    wrt = ("query", "key", "value", "attn_mask")
+    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, mask, wrt=wrt, num_threads=threads)
+    return lambda: pullback(out), [q, k, v, mask, out]
+
+
+THREADED = ("cache 1", "cache 2", "shared mask 1", "shared mask 2")  # and the number of threads
+KINDS = ("forward", "backward", "varlen", "varlen backward", "additive", *THREADED)
+TIMES = 1 + 1000 // len(KINDS)
+
+
+def interrupt_many_times(kind: str) -> dict[str, Any]:
+    """Stop a long call at random moments, and look at what stays of it: in a process of its own."""
+    call, arrays = long_call(kind)
+    rng = random.Random(kind)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)  # what Ctrl-C does
+    waited = []
+
+    def interrupted() -> bool:
+        start = time.monotonic()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 0.06))
+            call()
+        except KeyboardInterrupt:
+            waited.append(time.monotonic() - start)
+            return True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return False
+
+    start = time.monotonic()
+    expected = call()
+    whole = time.monotonic() - start
+    caught = [interrupted() for _ in range(20)]  # caches fill
+    gc.collect()
+    references, size = [sys.getrefcount(x) for x in arrays], status("VmRSS")
+    caught += [interrupted() for _ in range(TIMES - 20)]
+    gc.collect()
+    found = call()
+    same = [np.array_equal(x, y) for x, y in zip(flat(found), flat(expected), strict=True)]
+    del found
+    return {
+        "caught": sum(caught),
+        "in the middle": sum(t < whole for t in waited),
+        "references": np.subtract([sys.getrefcount(x) for x in arrays], references).tolist(),
+        "bytes": status("VmRSS") - size,
+        "same": all(same),
+    }
+
+
+def flat(result: Any) -> list[Any]:
+    return [x for x in (result if isinstance(result, tuple) else (result,)) if x is not None]
+
+
+@pytest.mark.parametrize("kind", THREADED)
+def test_the_same_call_after_an_interrupt_gives_the_same_bits(kind: str) -> None:
+    """Gradients of a mask that heads share, and a cache, whose lengths are as before."""
+    call, _ = long_call(kind)
+    expected = flat(call())
+    for delay in (0.001, 0.04):
+        with pytest.raises(InterruptedCallError), alarm_after(delay, interrupt):
+            call()
+        for got, wanted in zip(flat(call()), expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not memory.AVAILABLE, reason="the size of a process is read as on Linux")
+def test_a_thousand_interrupts_at_random_moments_leak_nothing_and_leave_the_next_call_right() -> None:
+    """All kinds at once: they mostly wait for the next look at signals, twenty times a second."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    processes = {
+        kind: subprocess.Popen(
+            [sys.executable, "-P", __file__, kind], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for kind in KINDS
+    }
+    try:
+        found = {kind: json.loads(process.communicate(timeout=600)[0]) for kind, process in processes.items()}
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+    for kind, result in found.items():
+        print(kind, result)
+        assert result["caught"] == TIMES, kind
+        assert result["in the middle"] > 0.9 * TIMES, kind
+        assert not any(result["references"]), kind
+        # a single lost output (8 MiB) for each, or even scratch (300 kB), would be many times that
+        assert result["bytes"] < 16 * 2**20, kind
+        assert result["same"], kind
+
+
+def test_a_handler_that_returns_lets_the_call_go_on() -> None:
+    q, k, v = inputs(8, 4096)
+    expected = sa.scaled_dot_product_attention(q, k, v)
+    seen = []
+
+    def look() -> None:  # a handler may compute as well, and start programs
+        seen.append(sa.softmax(np.zeros(4), -1))
+        seen.append(sa.scaled_dot_product_attention(q[:1, :256], k[:1, :256], v[:1, :256], num_threads=2))
+        seen.append(
+            subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, check=True).stdout
+        )
+
+    with alarm_after(0.01, look):
+        result = expected
+        deadline = time.monotonic() + 60
+        while not seen and time.monotonic() < deadline:
+            result = sa.scaled_dot_product_attention(q, k, v)
+    assert seen[-1].strip() == b"1"
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_a_handler_may_fork_in_the_midst_of_a_call() -> None:
+    """The fork must not wait for the region that it happens in, nor a later one for a region within a region."""
+    script = textwrap.dedent("""
+        import os, signal
+        import numpy as np, selfattn as sa
+
+        handled = []
+        def handler(*_):
+            sa.scaled_dot_product_attention(x[:, :256], x[:, :256], x[:, :256], num_threads=2)
+            fork()
+
+        def fork():
+            child = os.fork()
+            if child == 0:
+                os._exit(7)
+            handled.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+        signal.signal(signal.SIGALRM, handler)
+        x = np.random.default_rng(0).standard_normal((8, 4096, 64), dtype=np.float32)
+        expected = sa.scaled_dot_product_attention(x, x, x, num_threads=2)
+        while not handled:
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            found = sa.scaled_dot_product_attention(x, x, x, num_threads=2)
+        fork()
+        print(handled[0], handled[-1], (found == expected).all())
+    """)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert done.stdout == "7 7 True\n"
+
+
+def test_a_call_in_another_thread_is_left_alone() -> None:
+    q, k, v = inputs(8, 4096)
+    expected = sa.scaled_dot_product_attention(q, k, v)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(sa.scaled_dot_product_attention(q, k, v)))
+    with pytest.raises(InterruptedCallError), alarm_after(0.05, interrupt):
+        thread.start()
+        time.sleep(60)
+    thread.join()
+    np.testing.assert_array_equal(results[0], expected)
+
+
+def test_ctrl_c_ends_a_script_with_keyboard_interrupt() -> None:
+    script = textwrap.dedent("""
+        import numpy as np, selfattn as sa
+        x = np.ones((8, 131072, 64), np.float32)
+        print("ready", flush=True)
+        sa.scaled_dot_product_attention(x, x, x)
+    """)
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    assert "KeyboardInterrupt" in errors
+    assert process.returncode == -signal.SIGINT
+
+
+if __name__ == "__main__":
+    print(json.dumps(interrupt_many_times(sys.argv[1])))

@@ -1,0 +1,216 @@
+"""References and memory: every way through the binding, good and bad, leaves everything as it was."""
+
+import weakref
+
+import numpy as np
+import pytest
+from bad_calls import BAD
+from inputs import BFLOAT16, FLOATS, LAYOUTS, OPTIONS, options_together, random_inputs
+from leaks import assert_nothing_stays, fails
+
+import selfattn as sa
+from selfattn import optim
+
+attend = sa.scaled_dot_product_attention
+
+
+def good_calls():
+    rng = np.random.default_rng(0)
+    for name in OPTIONS:
+        yield name, random_inputs((2, 3, 8), 5), OPTIONS[name]((2,), 3, 5, rng)
+    everything = options_together(OPTIONS, (2,), 3, 70, rng)
+    for dtype in [*FLOATS, np.dtype(np.int8)]:
+        arrays = random_inputs((2, 3, 8), 70, dtype=dtype)
+        yield f"all options {dtype.name}", arrays, everything | {"return_lse": True, "return_weights": True}
+    for name, layout in LAYOUTS.items():
+        yield name, tuple(layout(x) for x in random_inputs((2, 3, 8), 70, dtype=BFLOAT16)), {}
+    arrays = random_inputs((2, 3, 8), 70)
+    yield (
+        "lists",
+        tuple(x.tolist() for x in arrays),
+        {"window": [1, 2], "key_lengths": [3, 4], "sinks": [0.5, 0.25]},
+    )
+    yield "out", arrays, {"out": np.zeros((2, 3, 8), np.float32), "return_lse": True}
+    yield "entropy", arrays, {"dropout_p": 0.5}
+    yield "generator", arrays, {"dropout_p": 0.5, "rng": np.random.default_rng(0)}
+    yield (
+        "huge numbers",
+        arrays,
+        {"window": (2**70, np.int64(3)), "dropout_p": 0.5, "rng": 2**100, "num_threads": 2},
+    )
+    yield "heap", random_inputs((2, 50, 64), 3000), {"num_threads": 2}
+    yield "empty", random_inputs((0, 3, 8)), {"return_weights": True}
+
+
+GOOD = list(good_calls())
+
+
+@pytest.mark.parametrize(("arrays", "options"), [case[1:] for case in GOOD], ids=[case[0] for case in GOOD])
+def test_calls_that_succeed(arrays, options):
+    assert_nothing_stays(lambda: attend(*arrays, **options), [*arrays, *options.values()])
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+def test_calls_that_fail(bad):
+    arguments = bad.arguments()
+    assert_nothing_stays(lambda: fails(**arguments), list(arguments.values()))
+
+
+def test_errors_late_in_a_call():
+    """All arrays are held by then: the last argument is wrong."""
+    arrays = random_inputs((2, 3, 8), 70, dtype=BFLOAT16)
+    options = options_together(OPTIONS, (2,), 3, 70, np.random.default_rng(0))
+    out = np.zeros((2, 3, 8), np.float32)
+    for wrong in ({"rng": "x"}, {"out": out}, {"out": arrays[0]}, {"key_lengths": 71}, {"window": (1, "x")}):
+        given = options | wrong | {"return_lse": True, "return_weights": True}
+        assert_nothing_stays(lambda given=given: fails(*arrays, **given), [*arrays, *given.values()])
+
+
+def differentiate(*arrays, wrt=None, pulls=1, **options):
+    """Call attention with gradients, as users do: everything that has a gradient, and the lse too."""
+    floats = (np.asarray(options[name]).dtype.kind == "f" if name in options else False
+              for name in ("attn_mask", "alibi_slopes", "sinks"))  # fmt: skip
+    others = [n for n, given in zip(("attn_mask", "alibi_slopes", "sinks"), floats, strict=True) if given]
+    options = {name: x for name, x in options.items() if name != "return_weights"} | {"return_lse": True}
+    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(
+        *arrays, **options, wrt=wrt or ("query", "key", "value", *others)
+    )
+    for _ in range(pulls):
+        pullback(out, lse)
+
+
+@pytest.mark.parametrize("case", [case for case in GOOD if case[0] != "heap"], ids=lambda case: case[0])
+def test_gradients_that_succeed(case):
+    _, arrays, options = case
+    assert_nothing_stays(lambda: differentiate(*arrays, **options), [*arrays, *options.values()])
+
+
+@pytest.mark.parametrize("bad", [bad for bad in BAD if "weights" not in bad.name], ids=lambda bad: bad.name)
+def test_gradients_that_fail_in_the_forward_pass(bad):
+    arguments = bad.arguments()
+    assert_nothing_stays(
+        lambda: fails(**arguments, function=sa.scaled_dot_product_attention_vjp), list(arguments.values())
+    )
+
+
+def test_gradients_that_fail_in_the_backward_pass():
+    """One argument after the other is wrong, the last ones when everything else has been made."""
+    arrays = random_inputs((2, 3, 8), 70, dtype=BFLOAT16)
+    options = options_together(OPTIONS, (2,), 3, 70, np.random.default_rng(0))
+    out, statistics, lse = sa.scaled_dot_product_attention_forward(*arrays, **options, return_lse=True)
+    names = ("query", "key", "value")
+    good = options | dict(zip(names, arrays, strict=True))
+    good |= {"grad_out": out, "out": out, "statistics": statistics, "grad_lse": lse}
+    sa.scaled_dot_product_attention_backward(**good)
+    bools = np.ones((2, 3, 70), bool)
+    for wrong in (
+        {"query": arrays[0][:, :2]}, {"key": arrays[1][..., 1:]}, {"window": (1, "x")}, {"key_lengths": 71},
+        {"out": out[:1]}, {"out": out.astype(np.float64)}, {"out": None}, {"grad_out": out[:, 1:]},
+        {"grad_out": out.astype(np.float64)}, {"grad_out": bools}, {"grad_lse": out},
+        {"grad_lse": lse.astype(np.float64)}, {"statistics": statistics[..., :1]},
+        {"statistics": statistics.astype(np.float64)}, {"attn_mask": bools, "wrt": (*names, "attn_mask")},
+        {"alibi_slopes": None, "wrt": (*names, "alibi_slopes")}, {"sinks": None, "wrt": (*names, "sinks")},
+        {"rng": None}, {"rng": np.random.default_rng(0)}, {"rng": "x"}, {"wrt": ("keys",)},
+        {"gradients": sa.AttentionGradients(arrays[0], None, None)}, {"gradients": (1, 2, 3)},
+    ):  # fmt: skip
+        given = good | wrong
+        assert_nothing_stays(
+            lambda given=given: fails(**given, function=sa.scaled_dot_product_attention_backward),
+            list(given.values()),
+        )
+
+
+def test_the_core_of_the_backward_pass_checks_for_itself():
+    q, k, v = random_inputs((2, 3, 8), 5)
+    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
+    given = {"query": q, "key": k, "value": v, "out": out, "grad_out": out, "statistics": statistics}
+    for wrong in ({"wrt": "x"}, {"wrt": 2**80}, {"wrt": 8}, {"wrt": 16}, {"wrt": 32}, {"out": None}):
+        arguments = given | wrong
+        assert_nothing_stays(
+            lambda arguments=arguments: failing(sa._core._attention_backward, **arguments),
+            list(arguments.values()),
+        )
+
+
+def failing(function, **arguments):
+    try:
+        function(**arguments)
+    except (TypeError, ValueError, OverflowError):
+        return
+    raise AssertionError("no error")
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, np.dtype(np.int8)], ids=lambda dtype: dtype.name)
+def test_gradients_of_row_operations(dtype):
+    x, weight, bias = random_inputs((3, 40, 8), dtype=dtype)[0], np.ones(8, dtype), np.zeros(8, dtype)
+    dy = np.ones(x.shape, np.float32)
+    calls = (
+        (sa._core._softmax_backward, (x, dy, 1), (x, dy[..., :3], 1), (x, dy, 3), (x, dy > 0, 1), (x, dy)),
+        (sa._core._log_softmax_backward, (x, dy, -1), (x, dy, "x")),
+        (sa._core._layer_norm_backward, (x, dy, 8, weight, bias, 0.1), (x, dy, 8, weight, bias, "x"),
+         (x, dy, 7, weight, bias, 0.1), (x, dy, (8,), weight[1:], bias, 0.1), (x, dy, 8, weight, bias > 0, 0.1)),
+        (sa._core._rms_norm_backward, (x, dy, 8, weight, None, None), (x, dy, 8, weight, None, True)),
+        (sa._core._gelu_backward, (x, dy, "tanh"), (x, dy, "soft"), (x, dy[0], "none"), (x, dy, None)),
+    )  # fmt: skip
+    for function, good, *bad in calls:
+        assert_nothing_stays(lambda f=function, g=good: f(*g), [x, dy, weight, bias])
+        for arguments in bad:
+            assert_nothing_stays(lambda f=function, b=arguments: fails(*b, function=f), list(arguments))
+
+
+def test_a_pullback_frees_what_it_holds():
+    arrays = random_inputs((2, 3, 8), 70)
+    assert_nothing_stays(lambda: differentiate(*arrays, pulls=2), list(arrays))
+    references = [weakref.ref(x) for x in arrays]
+    out, pullback = sa.scaled_dot_product_attention_vjp(*arrays)
+    references.append(weakref.ref(out))
+    arrays = out = None
+    assert all(reference() is not None for reference in references)
+    del pullback
+    assert all(reference() is None for reference in references)
+
+
+def test_the_other_functions():
+    def call():
+        sa.get_isa()
+        sa.get_num_threads()
+        sa._core.available_isas()
+        sa._core.build_info()
+        sa.set_num_threads(None)
+        for wrong in (0, "1", 10**30):
+            fails(wrong, function=sa.set_num_threads)
+        fails("no such", function=sa._core._set_isa)
+
+    assert_nothing_stays(call, [])
+
+
+def test_steps_of_optimisers():
+    w, grad = np.ones((100, 100), np.float32), np.ones((100, 100), np.float32)
+    adam, sgd = optim.Adam({"w": w}), optim.SGD({"w": w}, momentum=0.9)
+
+    def call():
+        adam.step({"w": grad})
+        sgd.step({"w": grad})
+        for wrong in ([w], [grad, None], [w[::2]], 3):
+            fails([w], wrong, [w], [w], [0], 0.1, 0.9, 0.9, 0.1, 0.1, False, function=sa._core._adam_step)
+
+    assert_nothing_stays(call, [w, grad])
+
+
+def test_the_scratch_of_large_calls_is_given_back():
+    """Resident memory, which sees what tracemalloc does not."""
+    statm = "/proc/self/statm"
+    arrays = random_inputs((2, 300, 128), 5000)
+
+    def resident():
+        try:
+            with open(statm) as file:
+                return int(file.read().split()[1]) * 4096
+        except OSError:
+            pytest.skip("no /proc here")
+
+    attend(*arrays, is_causal=True)
+    before = resident()
+    for _ in range(30):
+        attend(*arrays, is_causal=True)
+    assert resident() - before < 4 << 20

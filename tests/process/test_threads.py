@@ -1,0 +1,660 @@
+"""How many threads a call uses; calls from many Python threads; fork; other packages with threads of their own.
+
+What may hang runs in a process of its own with a time limit, so that a hang is a failure and not the end of
+the run. A call here is large enough for two threads and small enough for a hundred calls.
+"""
+
+import functools
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import selfattn as sa
+from selfattn import _core
+
+TIME_LIMIT = 120  # seconds: a script needs a few, unless it hangs
+
+# What every script begins with. `attend` is far above the work from which a second thread pays.
+PRELUDE = """
+import os, sys, threading, time
+import numpy as np
+import selfattn as sa
+
+x = np.random.default_rng(0).standard_normal((2, 4, 256, 32), dtype=np.float32)
+def attend(**options):
+    return sa.scaled_dot_product_attention(x, x, x, **options)
+def tasks():
+    return len(os.listdir("/proc/self/task"))
+def wait(pid):
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, f"the child ended with status {status}"
+def child(work):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return pid
+"""
+
+
+def run(script, prelude=PRELUDE, **environment):
+    """Run a script in a fresh Python that imports from where the tests do; return what it printed."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))
+    }
+    environment = {
+        **kept,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "4",
+        "PYTHONFAULTHANDLER": "1",
+        **environment,
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-W", "ignore", "-c", prelude + script],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={name: value for name, value in environment.items() if value is not None},
+    )  # fmt: skip
+    try:
+        output, errors = process.communicate(timeout=TIME_LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # its children too, which may be what hangs
+        output, errors = process.communicate()
+        pytest.fail(f"hangs: no end after {TIME_LIMIT} s. It printed {output!r}, {errors!r}")
+    assert process.returncode == 0, errors + output
+    return output.strip()
+
+
+def needs(module):
+    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs the package {module}")
+
+
+has_openmp = _core.build_info()["threading"] == "OpenMP"
+needs_openmp = pytest.mark.skipif(not has_openmp, reason="this build has no threads of its own")
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+
+@pytest.fixture(autouse=True)
+def _threads_set_back():
+    yield
+    sa.set_num_threads(None)
+
+
+@functools.cache
+def arrays():
+    rng = np.random.default_rng(1)
+    return tuple(rng.standard_normal((2, 4, 300, 32), dtype=np.float32) for _ in range(3))
+
+
+# ------------------------------------------------------------------------------------------ how many threads
+
+
+def test_set_and_get():
+    default = sa.get_num_threads()
+    assert default >= 1
+    sa.set_num_threads(3)
+    assert sa.get_num_threads() == 3
+    sa.set_num_threads(np.int64(2))
+    assert sa.get_num_threads() == 2
+    sa.set_num_threads(None)
+    assert sa.get_num_threads() == default
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [(0, ValueError), (-1, ValueError), (1025, ValueError), (2**70, ValueError), (-(2**70), ValueError),
+     (True, TypeError), (2.0, TypeError), ("2", TypeError), ([2], TypeError)],
+)  # fmt: skip
+def test_a_bad_number_changes_nothing(number, error):
+    sa.set_num_threads(2)
+    with pytest.raises(error, match=re.escape(f"from 1 to 1024 or None, got {number!r}")):
+        sa.set_num_threads(number)
+    assert sa.get_num_threads() == 2
+    with pytest.raises((error, OverflowError), match="num_threads must be an int from 1 to 1024"):
+        sa.scaled_dot_product_attention(*arrays(), num_threads=number)
+
+
+def test_the_bits_do_not_depend_on_the_number():
+    expected = sa.scaled_dot_product_attention(*arrays(), num_threads=1)
+    for number in (2, 3, 7, 64, 1024):
+        got = sa.scaled_dot_product_attention(*arrays(), num_threads=number)
+        np.testing.assert_array_equal(got, expected, err_msg=f"{number} threads", strict=True)
+    sa.set_num_threads(5)
+    np.testing.assert_array_equal(sa.scaled_dot_product_attention(*arrays(), num_threads=None), expected)
+
+
+@needs_openmp
+def test_the_argument_rules_over_the_setting_and_small_calls_use_one():
+    """Counted where it shows: libgomp keeps its workers, so the process has that many."""
+    script = """
+    sa.set_num_threads(1)
+    before = tasks(); attend(); small = tasks() - before
+    attend(num_threads=3); three = tasks() - before
+    print(small, three)
+    """
+    assert run(dedent(script)) == "0 2"
+    script = """
+    y = np.ones((3, 4), np.float32)
+    before = tasks(); sa.scaled_dot_product_attention(y, y, y, num_threads=8); print(tasks() - before)
+    """
+    assert run(dedent(script)) == "0"
+
+
+@needs_openmp
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_omp_num_threads(number):
+    script = "before = tasks(); attend(); print(sa.get_num_threads(), tasks() - before)"
+    assert run(script, OMP_NUM_THREADS=str(number)) == f"{number} {number - 1}"
+
+
+@needs_openmp
+def test_without_omp_num_threads_it_is_the_cpus_this_process_may_use():
+    script = "print(sa.get_num_threads(), len(os.sched_getaffinity(0)))"
+    got, cpus = run(script, OMP_NUM_THREADS=None).split()
+    assert got == cpus
+    script = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); import selfattn; print(selfattn.get_num_threads())"
+    assert run(script, prelude="import os\n", OMP_NUM_THREADS=None) == "1"
+
+
+@needs_openmp
+@needs("threadpoolctl")
+def test_threadpoolctl_finds_and_limits():
+    script = """
+    from threadpoolctl import threadpool_info, threadpool_limits
+    print(any(pool["user_api"] == "openmp" for pool in threadpool_info()))
+    before = tasks()
+    with threadpool_limits(limits=1):
+        print(sa.get_num_threads())
+        attend()
+        print(tasks() - before)
+    print(sa.get_num_threads())
+    with threadpool_limits(limits=2, user_api="openmp"):
+        attend()
+        print(sa.get_num_threads(), tasks() - before)
+    print(sa.get_num_threads())
+    """
+    assert run(dedent(script)).split("\n") == ["True", "1", "0", "4", "2 1", "4"]
+
+
+@needs_openmp
+@needs("threadpoolctl")
+def test_a_later_and_lower_limit_of_threadpoolctl_rules_over_the_setting():
+    script = """
+    from threadpoolctl import threadpool_limits
+    sa.set_num_threads(3)
+    with threadpool_limits(limits=1):
+        print(sa.get_num_threads())
+        sa.set_num_threads(2)  # said later
+        print(sa.get_num_threads())
+    sa.set_num_threads(3)
+    with threadpool_limits(limits=8):
+        print(sa.get_num_threads())
+    print(sa.get_num_threads())
+    sa.set_num_threads(None)
+    print(sa.get_num_threads())
+    """
+    assert run(dedent(script)).split() == ["1", "2", "3", "3", "4"]
+
+
+def dedent(script):
+    lines = script.strip("\n").split("\n")
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    return "\n".join(line[indent:] for line in lines)
+
+
+# ------------------------------------------------------------------------------------------ many Python threads
+
+
+@pytest.mark.parametrize("number", [None, 1, 2, 3])
+def test_many_python_threads_at_once(number):
+    query, key, value = arrays()
+    options = [
+        {}, {"is_causal": True}, {"window": (20, 5)}, {"dropout_p": 0.3, "rng": 5}, {"attn_mask": query[0, 0, :, :1] > 0},
+        {"return_weights": True}, {"softcap": 5.0}, {"key_lengths": np.array([[30], [300]])},
+    ]  # fmt: skip
+    expected = [sa.scaled_dot_product_attention(query, key, value, num_threads=1, **o) for o in options]
+    start = threading.Barrier(8)
+
+    def work(first):
+        start.wait()
+        for turn in range(12):
+            which = (first + turn) % len(options)
+            got = sa.scaled_dot_product_attention(query, key, value, num_threads=number, **options[which])
+            for a, b in zip(as_tuple(got), as_tuple(expected[which]), strict=True):
+                np.testing.assert_array_equal(a, b)
+
+    with ThreadPoolExecutor(8) as pool:
+        for future in [pool.submit(work, first) for first in range(8)]:
+            future.result(timeout=TIME_LIMIT)
+
+
+def as_tuple(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
+@pytest.mark.skipif(
+    "Clang" in _core.build_info()["compiler"], reason="libomp keeps its threads for the next one"
+)
+def test_python_threads_that_come_and_go_leave_no_threads_behind():
+    script = """
+    def once():
+        attend()
+    for _ in range(40):
+        thread = threading.Thread(target=once); thread.start(); thread.join()
+    for _ in range(200):
+        if tasks() == 1: break
+        time.sleep(0.05)
+    print(tasks())
+    """
+    # the interpreter's own thread; NumPy's BLAS was told to have none
+    if os.path.isdir("/proc/self/task"):
+        assert run(dedent(script), OPENBLAS_NUM_THREADS="1") == "1"
+
+
+def test_setting_the_number_while_others_compute():
+    expected = sa.scaled_dot_product_attention(*arrays(), num_threads=1)
+    stop = threading.Event()
+
+    def work():
+        while not stop.is_set():
+            np.testing.assert_array_equal(sa.scaled_dot_product_attention(*arrays()), expected)
+
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(work) for _ in range(3)]
+        for turn in range(200):
+            sa.set_num_threads(None if turn % 4 == 0 else turn % 4)
+            time.sleep(0.001)
+        stop.set()
+        for future in futures:
+            future.result(timeout=TIME_LIMIT)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_other_python_threads_run_during_a_long_call(number):
+    """A call keeps the GIL only when it is too short to matter: a thread that counts must get on meanwhile."""
+    x = np.random.default_rng(2).standard_normal((4, 3000, 64), dtype=np.float32)
+    counts = [0]
+    stop = threading.Event()
+
+    def count():
+        while not stop.is_set():
+            counts[0] += 1
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        progress = seconds = 0.0
+        for _ in range(
+            20
+        ):  # while the GIL is kept a count rises by 1 at most per call, by the time it is released
+            start, began = counts[0], time.perf_counter()
+            sa.scaled_dot_product_attention(x, x, x, num_threads=number)
+            progress, seconds = progress + counts[0] - start, seconds + time.perf_counter() - began
+            if seconds > 0.3:
+                break
+    finally:
+        stop.set()
+        thread.join()
+    assert progress > 20 * seconds + 20  # at 0.5 ms each, up to 2000 per second
+
+
+# --------------------------------------------------------------------------------------------------------- fork
+
+
+@needs_fork
+def test_a_forked_child_can_call():
+    script = """
+    expected = attend()
+    def work():
+        for _ in range(3):
+            assert (attend() == expected).all()
+    for _ in range(20):
+        pid = child(work)
+        assert (attend() == expected).all()  # parent and child at the same time
+        wait(pid)
+    """
+    run(dedent(script))
+
+
+@needs_fork
+def test_a_forked_child_uses_threads_of_its_own_again():
+    script = """
+    attend()
+    before = tasks()
+    def work():
+        assert tasks() == 1, tasks()
+        attend()
+        assert tasks() == 4, tasks()
+    wait(child(work))
+    attend()
+    assert tasks() == before
+    """
+    if has_openmp and os.path.isdir("/proc/self/task"):
+        run(dedent(script), OPENBLAS_NUM_THREADS="1")
+
+
+@needs_fork
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_children_of_children(number):
+    script = f"""
+    expected = attend(num_threads={number})
+    def descend(generations):
+        assert (attend(num_threads={number}) == expected).all()
+        if generations:
+            pids = [child(lambda: descend(generations - 1)) for _ in range(2)]
+            assert (attend(num_threads=3) == expected).all()
+            for pid in pids:
+                wait(pid)
+    descend(4)
+    """
+    run(dedent(script))
+
+
+@needs_fork
+def test_fork_while_another_thread_computes():
+    """Every moment of another thread's parallel region must do: forks and regions start at all sorts of times."""
+    script = """
+    expected = attend()
+    stop = threading.Event()
+    calls = [0]
+    def compute():
+        while not stop.is_set():
+            assert (attend() == expected).all()
+            calls[0] += 1
+    def work():
+        for _ in range(2):
+            assert (attend() == expected).all()
+    threads = [threading.Thread(target=compute) for _ in range(2)]
+    for thread in threads: thread.start()
+    for turn in range(100):
+        wait(child(work))
+        time.sleep(0.0003 * (turn % 5))
+    before = calls[0]
+    time.sleep(0.2)
+    stop.set()
+    for thread in threads: thread.join()
+    assert before > 0 and calls[0] > before
+    """
+    run(dedent(script))
+
+
+LONG = {
+    "forward": "call = lambda: sa.scaled_dot_product_attention(y, y, y, num_threads=2)",
+    "backward": """
+out, pullback = sa.scaled_dot_product_attention_vjp(y, y, y, num_threads=2)
+call = lambda: pullback(out).query
+""",
+    "packed": """
+packed, offsets = y.swapaxes(0, 1), [0, 1000, y.shape[1]]
+call = lambda: sa.varlen_attention(packed, packed, packed, offsets, offsets, num_threads=2)
+""",
+}
+
+
+@needs_fork
+@pytest.mark.parametrize("forks", ["the main thread", "another thread"])
+@pytest.mark.parametrize("name", LONG)
+def test_fork_while_a_long_call_looks_for_signals(name, forks):
+    """It takes the GIL for that, which the thread that forks holds while it waits for the call."""
+    turns = "forking, computing" if forks == "the main thread" else "computing, forking"
+    script = f"""
+    y = np.random.default_rng(0).standard_normal((8, 6000, 64), dtype=np.float32)
+    {{setup}}
+    expected = call()
+    begun, done, amid = threading.Event(), threading.Event(), [0]
+    def computing():
+        for _ in range(3):
+            begun.set()
+            assert (call() == expected).all()
+        done.set()
+    def forking():
+        begun.wait()
+        while not done.is_set():
+            time.sleep(0.02)
+            pid = child(lambda: attend(num_threads=2))
+            amid[0] += not done.is_set()
+            wait(pid)
+    first, second = {turns}
+    thread = threading.Thread(target=second)
+    thread.start()
+    first()
+    thread.join()
+    assert done.is_set() and amid[0] > 0
+    """
+    run(dedent(script).format(setup=LONG[name]))
+
+
+@needs_fork
+def test_fork_by_another_thread_than_the_one_that_computed():
+    script = """
+    expected = attend()
+    errors = []
+    def forks():
+        try:
+            for turn in range(10):
+                if turn % 2:
+                    assert (attend() == expected).all()
+                def work():
+                    assert (attend() == expected).all()
+                    wait(child(lambda: attend()))
+                pid = child(work)
+                assert (attend() == expected).all()
+                wait(pid)
+        except BaseException as error:
+            errors.append(error)
+    threads = [threading.Thread(target=forks) for _ in range(3)]
+    for thread in threads: thread.start()
+    assert (attend() == expected).all()
+    for thread in threads: thread.join()
+    assert not errors, errors
+    """
+    run(dedent(script))
+
+
+@needs_fork
+def test_fork_waits_for_no_more_than_the_calls_under_way():
+    """Threads that compute without a pause must not keep a fork waiting for ever."""
+    script = """
+    stop = threading.Event()
+    def compute():
+        while not stop.is_set():
+            attend(num_threads=2)
+    threads = [threading.Thread(target=compute) for _ in range(8)]
+    for thread in threads: thread.start()
+    longest = 0
+    for _ in range(10):
+        start = time.perf_counter()
+        pid = child(lambda: None)
+        longest = max(longest, time.perf_counter() - start)
+        wait(pid)
+        time.sleep(0.01)
+    stop.set()
+    for thread in threads: thread.join()
+    print(longest)
+    """
+    assert float(run(dedent(script))) < 10  # some milliseconds, were the machine idle
+
+
+@needs_fork
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_multiprocessing(start_method, tmp_path):
+    script = f"""
+    def work(seed):
+        x = np.random.default_rng(seed).standard_normal((8, 128, 32), dtype=np.float32)
+        return sa.scaled_dot_product_attention(x, x, x)
+    if __name__ == "__main__":
+        import multiprocessing
+        expected = [work(seed) for seed in range(8)]
+        with multiprocessing.get_context("{start_method}").Pool(3) as pool:
+            for _ in range(2):
+                for a, b in zip(pool.map(work, range(8)), expected, strict=True):
+                    np.testing.assert_array_equal(a, b)
+        print("done")
+    """
+    path = tmp_path / "script.py"
+    path.write_text("import numpy as np\nimport selfattn as sa\n" + dedent(script), encoding="utf-8")
+    launcher = (
+        f"import runpy\nif __name__ == '__main__':\n    runpy.run_path({str(path)!r}, run_name='__main__')"
+    )
+    if start_method != "fork":  # these import the script by its own name
+        launcher = (
+            f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, {str(path)!r}]).returncode)"
+        )
+    assert run(launcher, prelude="") == "done"
+
+
+@needs_fork
+def test_process_pool_that_forks_while_a_thread_pool_computes():
+    script = """
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+    expected = attend()
+    def work(_):
+        return bool((attend() == expected).all())
+    with ThreadPoolExecutor(2) as threads:
+        futures = [threads.submit(work, n) for n in range(200)]
+        with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("fork")) as processes:
+            assert all(processes.map(work, range(12)))
+        assert all(future.result() for future in futures)
+    """
+    run(dedent(script))
+
+
+# ------------------------------------------------------------------------- beside others with threads of their own
+
+BESIDE = """
+expected = reference = None
+def both(turns=6):
+    for _ in range(turns):
+        assert (attend() == expected).all()
+        other()
+def in_turn_and_at_once():
+    global expected
+    expected = attend(num_threads=1)
+    both()
+    threads = [threading.Thread(target=both) for _ in range(3)]
+    for thread in threads: thread.start()
+    both()
+    for thread in threads: thread.join()
+    both()
+"""
+
+TORCH = """
+def other():
+    y = torch.from_numpy(x)
+    got = torch.nn.functional.scaled_dot_product_attention(y, y, y)
+    assert abs(got.numpy() - expected).max() < 1e-5
+    (y @ y.transpose(-1, -2)).sum().item()
+"""
+
+
+@needs("torch")
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["torch first", "selfattn first", "selfattn used first"])
+def test_beside_torch(order):
+    script = {
+        "torch first": "import torch\n" + PRELUDE,
+        "selfattn first": PRELUDE + "import torch\n",
+        "selfattn used first": PRELUDE + "attend()\nimport torch\n",
+    }[order]
+    run(TORCH + BESIDE + "in_turn_and_at_once()", prelude=script)
+
+
+@needs("torch")
+@needs_fork
+def test_fork_after_both_computed():
+    """PyTorch's own pool is not ours to mend, but a child that calls us only must go on, as must the parent."""
+    script = """
+    expected = attend()
+    def work():
+        for _ in range(3):
+            assert (attend() == expected).all()
+    for _ in range(5):
+        other()
+        wait(child(work))
+        assert (attend() == expected).all()
+    """
+    run(dedent(script), prelude="import torch\n" + PRELUDE + TORCH)
+
+
+@needs("torch")
+@needs_openmp
+def test_a_thread_number_set_in_torch_is_not_forgotten_there():
+    script = """
+    torch.set_num_threads(2)
+    sa.set_num_threads(3)
+    attend(); attend(num_threads=4)
+    sa.set_num_threads(None)
+    print(torch.get_num_threads())
+    """
+    assert run(dedent(script), prelude="import torch\n" + PRELUDE) == "2"
+
+
+ONNXRUNTIME = """
+import onnx, onnxruntime
+node = onnx.helper.make_node("MatMul", ["a", "b"], ["c"])
+info = onnx.helper.make_tensor_value_info
+graph = onnx.helper.make_graph(
+    [node], "g", [info("a", 1, [2, 4, 256, 32]), info("b", 1, [2, 4, 32, 256])], [info("c", 1, [2, 4, 256, 256])])
+model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+def other():
+    y = np.ascontiguousarray(x.swapaxes(-1, -2))
+    assert np.allclose(session.run(None, {"a": x, "b": y})[0], x @ y, atol=1e-3)
+"""
+
+OPENVINO = """
+import openvino
+opset = openvino.opset13
+a = opset.parameter([2, 4, 256, 32], np.float32)
+model = openvino.compile_model(openvino.Model([opset.matmul(a, a, False, True)], [a]), "CPU")
+lock = threading.Lock()
+def other():
+    with lock:  # a compiled model called directly is one request
+        assert np.allclose(model(x)[0], x @ x.swapaxes(-1, -2), atol=1)  # in bfloat16 where the CPU has it
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["other first", "selfattn first"])
+@pytest.mark.parametrize(
+    "setup",
+    [
+        pytest.param(ONNXRUNTIME, id="onnxruntime", marks=[needs("onnxruntime"), needs("onnx")]),
+        pytest.param(OPENVINO, id="openvino", marks=needs("openvino")),
+    ],
+)
+def test_beside(setup, order):
+    first = {"other first": "", "selfattn first": "attend()\n"}[order]
+    imports = re.findall(r"^import .*", setup, re.MULTILINE) if order == "other first" else []
+    run(first + setup + BESIDE + "in_turn_and_at_once()", prelude="\n".join(imports) + PRELUDE)
+
+
+# ------------------------------------------------------------------------------------------------ free threading
+
+
+def test_the_module_says_that_it_needs_no_gil():
+    if getattr(sys, "_is_gil_enabled", lambda: True)() is False:
+        return  # importing the extension would have switched it on
+    source = Path(__file__).parents[2] / "csrc" / "python" / "module.c"
+    if not source.exists():
+        pytest.skip("neither a free-threaded Python nor the sources are here")
+    assert "{Py_mod_gil, Py_MOD_GIL_NOT_USED}" in source.read_text(encoding="utf-8")

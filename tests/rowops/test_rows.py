@@ -1,0 +1,540 @@
+"""softmax, log_softmax, layer_norm, rms_norm, gelu and apply_rotary_emb against `selfattn.reference` in float64.
+
+The bounds are those that csrc/kernels/rowops/forward.h gives, with u = eps of the precision that is computed in; the
+result is then rounded once to its dtype. The truth in float64 errs in the same way, so float64 gets twice
+the bound.
+"""
+
+import math
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inputs import BFLOAT16, FLOAT_IDS, FLOATS, LAYOUTS, normal
+from tolerances import assert_within, rounding
+
+import selfattn as sa
+from selfattn import reference
+
+dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
+
+# Around 1, 2 and 4 vectors of 2 to 16 lanes, and more than one piece of a sum; columns around a tile of 256.
+LENGTHS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130, 1000, 2049, 5000]
+COLUMNS = [2, 3, 4, 8, 15, 17, 64, 255, 256, 257, 600]
+
+
+def last_axes(x, axes):
+    return tuple(range(x.ndim - axes, x.ndim))
+
+
+def softmax_bound(x, y, u, axis=-1):
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
+    return u * y * (4 + np.where(np.isfinite(distance), distance, 0)) + np.finfo(np.float32).tiny
+
+
+def log_softmax_bound(x, y, u, axis=-1):
+    return u * (4 + 2 * np.abs(x - x.max(axis=axis, keepdims=True, initial=-np.inf)) + 2 * np.abs(y))
+
+
+def layer_norm_bound(x, y, u, axes, weight=None, bias=None):
+    mean, deviation = x.mean(axis=axes, keepdims=True), np.sqrt(x.var(axis=axes, keepdims=True) + 1e-5)
+    shift = 1 + u * np.abs(mean) / deviation  # the mean is known to u deviations, and to u² of itself
+    before = (4 * np.abs(x - mean) / deviation + 20 * shift) * (1 if weight is None else np.abs(weight))
+    return u * (before + 2 * np.abs(y) + (0 if bias is None else np.abs(bias)))
+
+
+def rotary_bound(x, cos, sin, u, interleaved):
+    pairs = reference.apply_rotary_emb(np.abs(x), np.abs(cos), -np.abs(sin), interleaved)
+    return (
+        2 * u * (np.abs(pairs) + reference.apply_rotary_emb(np.abs(x), np.abs(cos), np.abs(sin), interleaved))
+    )
+
+
+def assert_like_reference(name, x, *arguments, bound, **options):
+    """Call the function of this name; compare with the reference in float64 within `bound(x, y, u)`."""
+    got = getattr(sa, name)(x, *arguments, **options)
+    function = getattr(reference, name)
+    plain = function(x, *arguments, **options)
+    assert type(got) is np.ndarray and got.flags.c_contiguous and got.flags.writeable and got.flags.aligned
+    assert (got.shape, got.dtype) == (plain.shape, plain.dtype)
+    exact = np.asarray(function(x, *arguments, **options, compute_dtype=np.float64))
+    u = 2 * 2.0**-52 if got.dtype == np.float64 else 2.0**-23
+    with np.errstate(all="ignore"):
+        limit = bound(np.asarray(x, np.float64), exact, u) + rounding(got.dtype, exact)
+    assert_within(got, exact, limit, name)
+    return got
+
+
+def relative(ulp):
+    return lambda x, y, u: ulp * u * np.abs(y)
+
+
+# ------------------------------------------------------------------------------------- every length and dtype
+
+
+@dtypes
+def test_softmax(isa, dtype):
+    rng = np.random.default_rng(1)
+    for n in LENGTHS:
+        x = normal(rng, (3, n), dtype) * np.asarray(4, dtype)
+        assert_like_reference("softmax", x, bound=softmax_bound)
+        assert_like_reference("log_softmax", x, bound=log_softmax_bound)
+
+
+@dtypes
+def test_softmax_along_other_axes(isa, dtype):
+    rng = np.random.default_rng(2)
+    for n in (1, 2, 5, 40):
+        for columns in COLUMNS:
+            x = normal(rng, (2, n, columns), dtype)
+            for axis in (0, 1, -2):
+                assert_like_reference("softmax", x, axis=axis, bound=partial(softmax_bound, axis=axis))
+                assert_like_reference(
+                    "log_softmax", x, axis=axis, bound=partial(log_softmax_bound, axis=axis)
+                )
+
+
+def test_softmax_axes_between_others():
+    rng = np.random.default_rng(3)
+    x = normal(rng, (3, 4, 5, 6), np.float32).transpose(2, 0, 3, 1)
+    for axis in range(-4, 4):
+        expected = np.moveaxis(sa.softmax(np.moveaxis(x, axis, -1)), -1, axis)
+        np.testing.assert_allclose(sa.softmax(x, axis), expected, rtol=4e-7)
+        np.testing.assert_array_equal(sa.softmax(x, axis=axis), sa.softmax(x.copy(), axis))
+
+
+@dtypes
+@pytest.mark.parametrize("given_parameters", ["none", "weight", "bias", "both"])
+def test_norms(isa, dtype, given_parameters):
+    rng = np.random.default_rng(4)
+    for n in LENGTHS:
+        x = normal(rng, (3, n), dtype) + np.asarray(0.5, dtype)
+        weight = normal(rng, n, dtype) if given_parameters in ("weight", "both") else None
+        bias = normal(rng, n, dtype) if given_parameters in ("bias", "both") else None
+        w, b = (None if p is None else p.astype(np.float64) for p in (weight, bias))
+
+        def bound(x, y, u, w=w, b=b):
+            return layer_norm_bound(x, y, u, (-1,), w, b)
+
+        assert_like_reference("layer_norm", x, n, weight, bias, bound=bound)
+        if bias is None:
+            assert_like_reference("rms_norm", x, (n,), weight, bound=relative(4))
+
+
+@dtypes
+def test_norms_over_several_axes(isa, dtype):
+    rng = np.random.default_rng(5)
+    x, weight = normal(rng, (2, 3, 4, 5), dtype), normal(rng, (5, 4, 3), dtype).T
+    for axes in (1, 2, 3, 4):
+        shape = x.shape[-axes:]
+        w = weight[(0,) * (3 - axes)] if axes <= 3 else None
+        wide = None if w is None else w.astype(np.float64)
+
+        def bound(x, y, u, axes=axes, wide=wide):
+            return layer_norm_bound(x, y, u, last_axes(x, axes), wide)
+
+        for layout in (np.ascontiguousarray, np.asfortranarray):
+            assert_like_reference("layer_norm", layout(x), shape, w, bound=bound)
+            assert_like_reference("rms_norm", layout(x), list(shape), w, bound=relative(4))
+
+
+@dtypes
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary(isa, dtype, interleaved):
+    rng = np.random.default_rng(6)
+    for width in (2, 4, 6, 8, 14, 16, 18, 32, 34, 64, 66, 130):
+        x = normal(rng, (2, 3, 5, width), dtype)
+        for shape in [(5,), (1,), (2, 1, 5), (2, 3, 5), (1, 3, 1), (2, 5), (2, 1), (1, 1)]:
+            cos, sin = normal(rng, (*shape, width // 2), dtype), normal(rng, (*shape, width // 2), dtype)
+            if len(shape) == 2:  # no head axis
+                wide = [t.astype(np.float64)[:, None] for t in (cos, sin)]
+            else:
+                wide = [t.astype(np.float64) for t in (cos, sin)]
+            assert_like_reference(
+                "apply_rotary_emb", x, cos, sin, interleaved,
+                bound=lambda x, y, u, wide=wide: rotary_bound(x, *wide, u, interleaved),
+            )  # fmt: skip
+
+
+@dtypes
+def test_gelu(isa, dtype):
+    x = np.linspace(-9, 9, 4001).astype(dtype)
+    for n in (0, 1, 5, 17, 4001):
+        assert_like_reference(
+            "gelu", x[-n:], bound=relative(6 if dtype != np.float64 else 50)
+        )  # truth: x²/2 ulp
+
+        # the reference loses the digits of negative x: 1 + tanh
+        def bound(x, y, u):
+            return u * np.abs(y) * (4 + 6 * np.abs(x) * (1 + x * x / 20)) + 4 * 2.0**-52 * np.abs(x)
+
+        assert_like_reference("gelu", x[-n:], "tanh", bound=bound)
+
+
+# ------------------------------------------------------------------------------------------------- accuracy
+
+
+def test_gelu_keeps_the_digits_of_both_tails(isa):
+    # mpmath with 40 digits: x·erfc(−x/√2)/2
+    golden = {
+        -0.5: -1.5426876936299345e-1,
+        -1.0: -1.5865525393145705e-1,
+        -5.0: -1.4332578593959696e-6,
+        -12.5: -4.6657053735971417e-35,
+        -25.0: -7.6417417659564023e-137,
+        -37.0: -2.1184613523340934e-298,
+    }
+    for x, y in golden.items():
+        assert abs(sa.gelu(x) - y) <= 6 * 2.0**-52 * abs(y)
+        if x > -13:
+            assert abs(float(sa.gelu(np.float32(x))) - y) <= 6 * 2.0**-23 * abs(y)
+    x = np.linspace(-12.9, 12.9, 200_001).astype(np.float32)
+    exact = np.array([v * math.erfc(-v / math.sqrt(2)) / 2 for v in x.tolist()])
+    assert np.max(np.abs(sa.gelu(x) / exact - 1), where=x != 0, initial=0) <= 6 * 2.0**-23
+    wide = x.astype(np.float64)
+    twice_u = 2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
+    with np.errstate(over="ignore"):
+        exact = wide / (1 + np.exp(-twice_u))
+    keep = np.abs(exact) > np.finfo(np.float32).tiny
+    error = np.abs(sa.gelu(x, "tanh")[keep] / exact[keep] - 1)
+    assert np.all(error <= 2.0**-23 * (4 + 3 * np.maximum(-twice_u[keep], 0)))
+
+
+def test_layer_norm_where_the_mean_is_much_larger_than_the_deviation(isa):
+    x = (10_000 + np.random.default_rng(7).standard_normal((4, 5000))).astype(np.float32)
+    exact = reference.layer_norm(x, 5000, compute_dtype=np.float64)
+    assert np.max(np.abs(sa.layer_norm(x, 5000) - exact)) < 8 * 2.0**-23 * 4
+
+
+def test_long_sums_do_not_drift(isa):
+    n = 1_000_000
+    for x in (np.zeros((1, n), np.float32), np.zeros((n, 2), np.float32)):
+        axis = int(np.argmax(x.shape))
+        np.testing.assert_allclose(sa.softmax(x, axis), 1 / n, rtol=3 * 2.0**-23)
+        np.testing.assert_allclose(sa.log_softmax(x, axis), -math.log(n), rtol=2 * 2.0**-23)
+
+
+def test_log_softmax_where_softmax_is_zero(isa):
+    assert sa.log_softmax(np.array([0, -1000], np.float32)).tolist() == [0.0, -1000.0]
+    assert sa.softmax(np.array([0, -1000], np.float32)).tolist() == [1.0, 0.0]
+
+
+def test_16_bits_are_computed_in_float32(isa):
+    x = np.full((1, 1000), 60000, np.float16)  # its square, and the sum, are beyond float16
+    np.testing.assert_array_equal(sa.rms_norm(x, 1000), np.ones_like(x))
+    np.testing.assert_array_equal(sa.layer_norm(x, 1000), np.zeros_like(x))
+
+
+# -------------------------------------------------------------------------------------------- special values
+
+
+def test_infinities_and_nan(isa):
+    inf, nan = np.inf, np.nan
+    for dtype in (np.float16, np.float32, np.float64):
+        for n in (3, 70):
+            x = np.zeros((6, n), dtype)
+            x[0] = -inf
+            x[1, :2] = -inf
+            x[2, 1] = inf
+            x[3, n - 1] = nan
+            x[4] = [nan] * n
+            x[5, 0] = -inf
+            for name in ("softmax", "log_softmax"):
+                exact = getattr(reference, name)(x)
+                np.testing.assert_allclose(getattr(sa, name)(x), exact, rtol=1e-3, atol=0)
+                np.testing.assert_allclose(getattr(sa, name)(x.T, 0), exact.T, rtol=1e-3, atol=0)
+            for name in ("layer_norm", "rms_norm"):
+                exact = getattr(reference, name)(x[2:], n)
+                np.testing.assert_array_equal(np.isnan(getattr(sa, name)(x[2:], n)), np.isnan(exact))
+            special = np.array([inf, -inf, nan, -0.0, 0.0, 60000, -60000], dtype)
+            np.testing.assert_array_equal(sa.gelu(special), reference.gelu(special))
+            np.testing.assert_array_equal(sa.gelu(special, "tanh"), reference.gelu(special, "tanh"))
+
+
+def test_constant_rows():
+    x = np.full((2, 1000), 0.1, np.float32)
+    np.testing.assert_array_equal(sa.layer_norm(x, 1000), np.zeros_like(x))
+    assert np.isnan(sa.layer_norm(np.full(4, 2.0), 4, eps=0)).all()  # 0/0, as the formula has it
+
+
+def test_eps():
+    x = np.full((1, 4), 1e-4, np.float32)
+    for eps in (1e-5, 1e-12, 3):
+        np.testing.assert_allclose(sa.rms_norm(x, 4, eps=eps), reference.rms_norm(x, 4, eps=eps), rtol=1e-6)
+        np.testing.assert_allclose(
+            sa.layer_norm(x * [[1, 2, 3, 4]], 4, eps=eps),
+            reference.layer_norm(x * [[1, 2, 3, 4]], 4, eps=eps),
+        )
+    for dtype in FLOATS:
+        y = x.astype(dtype)
+        np.testing.assert_allclose(
+            sa.rms_norm(y, 4).astype(float), reference.rms_norm(y, 4).astype(float), rtol=2.0**-7
+        )
+
+
+# ------------------------------------------------------------------------------------------- shapes and memory
+
+CALLS = {
+    "softmax": sa.softmax,
+    "softmax_columns": lambda x: sa.softmax(x, 0),
+    "softmax_middle": lambda x: sa.softmax(x, 1),
+    "log_softmax": sa.log_softmax,
+    "log_softmax_columns": lambda x: sa.log_softmax(x, -2),
+    "layer_norm": lambda x: sa.layer_norm(x, x.shape[-1]),
+    "layer_norm_axes": lambda x: sa.layer_norm(x, x.shape[-2:], x[0, 0], x[0, 1]),
+    "rms_norm": lambda x: sa.rms_norm(x, x.shape[-1], x[0, 0, 0]),
+    "rms_norm_axes": lambda x: sa.rms_norm(x, x.shape, x),
+    "gelu": sa.gelu,
+    "gelu_tanh": lambda x: sa.gelu(x, "tanh"),
+    "rotary": lambda x: sa.apply_rotary_emb(x, x[..., : x.shape[-1] // 2], x[0, 0, :, 1::2]),
+    "rotary_interleaved": lambda x: sa.apply_rotary_emb(
+        x, x[:, :1, :, ::2], x[:, 0, :, ::2], interleaved=True
+    ),
+}
+calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+@calls
+@dtypes
+def test_layouts_give_the_same_bits(isa, call, dtype):
+    x = normal(np.random.default_rng(8), (2, 3, 4, 18), dtype)
+    expected = call(x)
+    before = x.copy()
+    for name, layout in LAYOUTS.items():
+        y = call(layout(x))
+        assert y.flags.c_contiguous and y.dtype == dtype, name
+        np.testing.assert_array_equal(y, expected, err_msg=name)
+    np.testing.assert_array_equal(x, before)
+
+
+@calls
+def test_threads_give_the_same_bits(call):
+    x = normal(np.random.default_rng(9), (4, 7, 250, 38), np.float32)
+    before = sa.get_num_threads()
+    try:
+        sa.set_num_threads(1)
+        expected = [call(x), call(x.astype(np.float16)), call(x[::-1, :, ::2])]
+        for threads in (2, 3, 8):
+            sa.set_num_threads(threads)
+            for y, once in zip(
+                [call(x), call(x.astype(np.float16)), call(x[::-1, :, ::2])], expected, strict=True
+            ):
+                np.testing.assert_array_equal(y, once)
+    finally:
+        sa.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
+)
+def test_integers_count_as_float64(dtype):
+    x = normal(np.random.default_rng(10), (2, 3, 4, 6), dtype)
+    for call in CALLS.values():
+        y = call(x)
+        assert y.dtype == np.float64
+        np.testing.assert_array_equal(y, call(x.astype(np.float64)))
+
+
+def test_dtypes_promote_as_numpy_has_it():
+    x = normal(np.random.default_rng(11), (3, 8), np.float32)
+    for dtype in FLOATS:
+        for other in FLOATS:
+            if {dtype.name, other.name} == {"float16", "bfloat16"}:
+                expected = np.float32
+            else:
+                expected = np.result_type(dtype, other)
+            assert sa.layer_norm(x.astype(dtype), 8, x[0].astype(other)).dtype == expected
+            assert sa.layer_norm(x.astype(dtype), 8, bias=x[0].astype(other)).dtype == expected
+            assert sa.rms_norm(x.astype(dtype), 8, x[0].astype(other)).dtype == expected
+            tables = x[:, :4].astype(other), x[:, 4:].astype(dtype)
+            assert sa.apply_rotary_emb(x.astype(dtype), *tables).dtype == expected
+    np.testing.assert_array_equal(
+        sa.layer_norm(x, 8, x[0].astype(np.float64)),
+        sa.layer_norm(x.astype(np.float64), 8, x[0].astype(np.float64)),
+    )
+
+
+def test_empty_and_scalar():
+    for shape in [(0,), (3, 0), (0, 4), (2, 0, 3)]:
+        x = np.zeros(shape, np.float32)
+        for axis in range(-x.ndim, x.ndim):
+            assert sa.softmax(x, axis).shape == shape
+            assert sa.log_softmax(x, axis).shape == shape
+        assert sa.gelu(x).shape == shape
+        assert sa.layer_norm(x, shape[-1], np.ones(shape[-1]), np.ones(shape[-1])).shape == shape
+        assert sa.rms_norm(x, shape).shape == shape
+    assert sa.apply_rotary_emb(np.zeros((2, 0)), np.zeros((2, 0)), np.zeros((2, 0))).shape == (2, 0)
+    assert sa.apply_rotary_emb(np.zeros((0, 4)), np.zeros((0, 2)), np.zeros((0, 2))).shape == (0, 4)
+    for axis in (0, -1):
+        assert sa.softmax(3.0, axis) == 1 and sa.softmax(3.0, axis).shape == ()
+    assert sa.gelu(0).shape == ()
+    assert sa.softmax(np.zeros((1,) * 40 + (2,)), 3).shape == (1,) * 40 + (2,)
+
+
+def test_broadcast_views_take_no_memory():
+    x = np.broadcast_to(np.float32(1), (1000, 300))
+    np.testing.assert_array_equal(sa.softmax(x), np.full((1000, 300), np.float32(1) / 300))
+    np.testing.assert_array_equal(sa.gelu(x), np.full((1000, 300), sa.gelu(np.float32(1))))
+
+
+@given(st.data())
+def test_any_shape_and_strides(data):
+    """A slice of a transposed array, any function: the same bits as its contiguous copy, near the reference."""
+    ndim = data.draw(st.integers(1, 4))
+    shape = data.draw(st.lists(st.integers(0, 9), min_size=ndim, max_size=ndim))
+    dtype = data.draw(st.sampled_from([*FLOATS, np.dtype(">f4"), np.dtype("i2")]))
+    steps = data.draw(st.lists(st.sampled_from([1, 2, -1, -3]), min_size=ndim, max_size=ndim))
+    order = data.draw(st.permutations(range(ndim)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    base = normal(rng, [n * abs(step) for n, step in zip(shape, steps, strict=True)], dtype.newbyteorder("="))
+    x = base.astype(dtype)[tuple(slice(None, None, step) for step in steps)].transpose(order)
+    axis = data.draw(st.integers(-ndim, ndim - 1))
+    first = data.draw(st.integers(0, ndim - 1))
+    ends = x.shape[first:]
+    weight = normal(rng, ends, data.draw(st.sampled_from(FLOATS)))
+    calls = {
+        "softmax": (axis,),
+        "log_softmax": (axis,),
+        "layer_norm": (ends, weight),
+        "rms_norm": (ends, weight),
+        "gelu": (data.draw(st.sampled_from(["none", "tanh"])),),
+    }
+    if ndim >= 2 and x.shape[-1] % 2 == 0:
+        table = normal(rng, (*x.shape[-2:-1], x.shape[-1] // 2), np.float32)
+        calls["apply_rotary_emb"] = (table, table[::-1], data.draw(st.booleans()))
+    for name, arguments in calls.items():
+        y = getattr(sa, name)(x, *arguments)
+        np.testing.assert_array_equal(y, getattr(sa, name)(np.ascontiguousarray(x), *arguments), err_msg=name)
+        if BFLOAT16 in (x.dtype, weight.dtype) and np.float16 in (x.dtype, weight.dtype):
+            continue  # NumPy does not promote them
+        exact = getattr(reference, name)(x, *arguments, compute_dtype=np.float64)
+        with np.errstate(all="ignore"):
+            size = np.where(np.isfinite(exact), np.abs(exact), 0).max(initial=1)
+        tolerance = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(y.dtype.name, 2.0**-17) * size
+        np.testing.assert_allclose(y.astype(np.float64), exact, rtol=0, atol=tolerance, err_msg=name)
+
+
+# ---------------------------------------------------------------------------------------------------- PyTorch
+
+
+def test_pytorch_parity():
+    torch = pytest.importorskip("torch", reason="comparing with PyTorch needs the package torch")
+    functional = torch.nn.functional
+    rng = np.random.default_rng(12)
+    x, weight, bias = rng.standard_normal((3, 5, 64)), rng.standard_normal(64), rng.standard_normal(64)
+    t, tw, tb = (torch.from_numpy(a) for a in (x, weight, bias))
+    for got, expected in [
+        (sa.softmax(x), torch.softmax(t, -1)),
+        (sa.softmax(x, 1), torch.softmax(t, 1)),
+        (sa.log_softmax(x, 0), torch.log_softmax(t, 0)),
+        (sa.layer_norm(x, 64, weight, bias), functional.layer_norm(t, (64,), tw, tb)),
+        (sa.layer_norm(x, (5, 64)), functional.layer_norm(t, (5, 64))),
+        (sa.rms_norm(x, 64, weight), functional.rms_norm(t, (64,), tw)),
+        (sa.rms_norm(1e-6 * x, 64), functional.rms_norm(1e-6 * t, (64,))),
+        (sa.gelu(x), functional.gelu(t)),
+        (sa.gelu(x, approximate="tanh"), functional.gelu(t, approximate="tanh")),
+    ]:
+        np.testing.assert_allclose(got, expected.numpy(), rtol=1e-13, atol=1e-14)
+    small = (1e-3 * x).astype(np.float32)  # eps=None matters here
+    expected = functional.rms_norm(torch.from_numpy(small), (64,)).numpy()
+    np.testing.assert_allclose(sa.rms_norm(small, 64), expected, rtol=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------- errors
+
+X = np.ones((2, 3, 4), np.float32)
+BAD = {
+    "axis_high": (np.exceptions.AxisError, r"axis 3 .*\(2, 3, 4\)", lambda: sa.softmax(X, 3)),
+    "axis_low": (np.exceptions.AxisError, r"axis -4 ", lambda: sa.log_softmax(X, axis=-4)),
+    "axis_scalar": (np.exceptions.AxisError, r"axis 1 .*\(\)", lambda: sa.softmax(1.0, 1)),
+    "axis_huge": (np.exceptions.AxisError, f"axis {2**70} is out of bounds", lambda: sa.softmax(X, 2**70)),
+    "axis_bool": (TypeError, "axis must be an int, got bool", lambda: sa.softmax(X, True)),
+    "shape_bool": (TypeError, "normalized_shape must be .* got True", lambda: sa.layer_norm(X, True)),
+    "eps_huge": (ValueError, "eps is an integer too large", lambda: sa.layer_norm(X, 4, eps=10**400)),
+    "axis_none": (TypeError, "axis must be an int, got NoneType", lambda: sa.softmax(X, None)),
+    "axis_float": (TypeError, "axis must be an int, got float", lambda: sa.softmax(X, 1.0)),
+    "no_x": (TypeError, "missing required argument: 'x'", sa.softmax),
+    "unknown_keyword": (TypeError, "unexpected keyword argument 'dim'", lambda: sa.softmax(X, dim=0)),
+    "twice": (TypeError, "multiple values for argument 'axis'", lambda: sa.softmax(X, 0, axis=0)),
+    "bool": (TypeError, "x must be .*bool", lambda: sa.softmax(X > 0)),
+    "complex": (TypeError, "x must be .*complex", lambda: sa.gelu(X * 1j)),
+    "object": (TypeError, "x must be .*object", lambda: sa.gelu(X.astype(object))),
+    "longdouble": (TypeError, "x must be .*(longdouble|float128)", lambda: sa.gelu(X.astype(np.longdouble))),
+    "masked": (TypeError, "MaskedArray", lambda: sa.layer_norm(np.ma.array(X), 4)),
+    "matrix": (TypeError, "matrix", lambda: sa.softmax(X[0].view(np.matrix))),
+    "weight_masked": (TypeError, "weight .*MaskedArray", lambda: sa.layer_norm(X, 4, np.ma.array(X[0, 0]))),
+    "norm_end": (
+        ValueError, r"x of shape \(2, 3, 4\) does not end in normalized_shape \(3,\)",
+        lambda: sa.layer_norm(X, 3),
+    ),
+    "norm_long": (ValueError, "does not end in", lambda: sa.rms_norm(X, (1, 2, 3, 4))),
+    "norm_empty": (ValueError, r"does not end in normalized_shape \(\)", lambda: sa.rms_norm(X, ())),
+    "norm_negative": (ValueError, r"normalized_shape \(-1,\)", lambda: sa.rms_norm(X, -1)),
+    "norm_float": (TypeError, "normalized_shape must be .*float", lambda: sa.layer_norm(X, 4.0)),
+    "norm_floats": (TypeError, "normalized_shape must be", lambda: sa.layer_norm(X, (4.0,))),
+    "norm_none": (TypeError, "normalized_shape must be .*NoneType", lambda: sa.layer_norm(X, None)),
+    "weight_shape": (
+        ValueError, r"weight has shape \(3,\), not normalized_shape \(4,\)",
+        lambda: sa.layer_norm(X, 4, np.ones(3)),
+    ),
+    "weight_ndim": (ValueError, r"weight has shape \(1, 4\)", lambda: sa.rms_norm(X, 4, np.ones((1, 4)))),
+    "bias_shape": (ValueError, r"bias has shape \(\)", lambda: sa.layer_norm(X, 4, None, 1.0)),
+    "weight_bool": (TypeError, "weight must be .*bool", lambda: sa.layer_norm(X, 4, np.ones(4, bool))),
+    "eps_text": (TypeError, "eps must be a real number, got str", lambda: sa.layer_norm(X, 4, eps="1")),
+    "eps_bool": (TypeError, "eps must be a real number, got a bool", lambda: sa.rms_norm(X, 4, eps=True)),
+    "eps_none": (TypeError, "eps must be a real number, got NoneType", lambda: sa.layer_norm(X, 4, eps=None)),
+    "gelu_other": (ValueError, "'none' or 'tanh', got 'erf'", lambda: sa.gelu(X, "erf")),
+    "gelu_none": (TypeError, "'none' or 'tanh', got None", lambda: sa.gelu(X, None)),
+    "rotary_odd": (
+        ValueError, r"x has shape \(2, 3\), not \(..., L, D\) with an even D",
+        lambda: sa.apply_rotary_emb(np.ones((2, 3)), 1.0, 1.0),
+    ),
+    "rotary_1d": (ValueError, "even D", lambda: sa.apply_rotary_emb(np.ones(4), np.ones(2), np.ones(2))),
+    "rotary_cos": (
+        ValueError, r"cos of shape \(3, 4\) does not broadcast to \(..., L, D / 2\) = \(2, 3, 2\)",
+        lambda: sa.apply_rotary_emb(X, X[0], X[0, :, :2]),
+    ),
+    "rotary_sin": (ValueError, r"sin of shape", lambda: sa.apply_rotary_emb(X, X[0, :, :2], X[:, :2, :2])),
+    "rotary_ndim": (
+        ValueError, r"cos of shape \(1, 2, 3, 2\)", lambda: sa.apply_rotary_emb(X, X[None, ..., :2], X[..., :2])
+    ),
+    "rotary_no_heads": (
+        ValueError,
+        r"cos of shape \(3, 1, 2\), one axis less than x .*\(..., L, D / 2\) = \(2, 5, 2\); .* all axes of x",
+        lambda: sa.apply_rotary_emb(np.ones((2, 3, 5, 4)), np.ones((3, 1, 2)), np.ones((5, 2))),
+    ),
+    "rotary_bool": (TypeError, "sin must be", lambda: sa.apply_rotary_emb(X, X[..., :2], X[..., :2] > 0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_calls(name):
+    error, match, call = BAD[name]
+    references = sys.getrefcount(X)
+    for _ in range(3):
+        with pytest.raises(error, match=match):
+            call()
+    assert sys.getrefcount(X) == references
+
+
+@pytest.mark.parametrize("name", [name for name in BAD if name.startswith("rotary_")])
+def test_tables_that_do_not_fit_are_refused_by_the_reference_too(name, monkeypatch):
+    error, match, call = BAD[name]
+    monkeypatch.setattr(sa, "apply_rotary_emb", reference.apply_rotary_emb)
+    with pytest.raises(error, match=match if name in ("rotary_no_heads", "rotary_cos") else None):
+        call()
+
+
+def test_signatures_are_those_of_the_reference():
+    import inspect
+
+    for name in ("softmax", "log_softmax", "layer_norm", "rms_norm", "gelu", "apply_rotary_emb"):
+        own = inspect.signature(getattr(sa, name)).parameters
+        model = dict(inspect.signature(getattr(reference, name)).parameters)
+        del model["compute_dtype"]
+        assert [(p.name, p.default) for p in own.values()] == [(p.name, p.default) for p in model.values()]
+        assert getattr(sa, name).__doc__

@@ -1,0 +1,149 @@
+"""How far a gradient of attention may be from the truth, and the truth: `selfattn.reference` in float64.
+
+With u = eps of the precision that is computed in, and sums whose rounding errors do not conspire (a sum of n
+products is off by sqrt(n) u times the sum of their absolute values), following docs/theory/backward.md line by line:
+
+* A score is off by what tolerances.py says; call it e. Its weight is then off by the factor e plus the weighted
+  mean of e, which is the denominator's error.
+* δ = O·dO has the errors of all weights of its row, and the output's own, which may be subnormal; never those of 16 bits.
+* dS = P (dP - δ): the relative error of P times both terms, and P times their errors.
+* Soft-capping multiplies by 1 - t², which is off by a few u, and by 2e/softcap relatively.
+* Where weights are rounded to bfloat16 (tolerances.py), so is dS, and the output has that error already.
+* dQ, dK, dV and the other sums: their terms' errors, and their own rounding. Last comes that of the result.
+"""
+
+import numpy as np
+from tolerances import (
+    FEW,
+    assert_within,
+    finfo,
+    rounded_sum,
+    rounding,
+    rounds_weights,
+    without_two_kinds_of_16_bits,
+)
+
+import selfattn as sa
+from selfattn import reference
+
+FIELDS = sa.AttentionGradients._fields
+DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False} | dict.fromkeys(
+    ("scale", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng")
+)
+
+
+def everything(options):
+    """What there is to differentiate with respect to."""
+    names = ["query", "key", "value"]
+    mask = options.get("attn_mask")
+    if mask is not None and mask.dtype != np.bool_:
+        names.append("attn_mask")
+    return (*names, *(name for name in ("alibi_slopes", "sinks") if name in options))
+
+
+@np.errstate(all="ignore")
+def bounds(arrays, options, grad_out, grad_lse, dtype):
+    """Errors that rounding may cause in each gradient, over all leading dims; `dtype` is that of the output."""
+    info = np.finfo(np.float64 if dtype == np.float64 else np.float32)
+    u, least = float(info.eps), float(info.tiny)
+    call = reference.arguments.prepare(*arrays, **(DEFAULTS | options), compute_dtype=np.float64)
+    out, lse = reference.scaled_dot_product_attention(
+        *arrays, **options, return_lse=True, compute_dtype=np.float64
+    )
+    clean = {name: x for name, x in options.items() if name != "dropout_p"}
+    _, P = reference.scaled_dot_product_attention(
+        *arrays, **clean, return_weights=True, compute_dtype=np.float64
+    )
+    q, k, v, d_out = np.abs(call.query), np.abs(call.key), np.abs(call.value), np.abs(grad_out)
+    L, S = call.allowed.shape[-2:]
+    E, Ev, scale = q.shape[-1], v.shape[-1], abs(call.scale)
+    keep = 1 / (1 - call.dropout_p) if call.dropout_p < 1 else 1.0
+    out, rows = np.abs(out), lse.size  # no sum over rows and heads has more terms
+
+    products = scale * (q @ k.swapaxes(-1, -2))
+    later, distance = products, np.zeros((L, S))
+    if call.alibi_slopes is not None:
+        distance = np.abs(np.arange(L)[:, None] + call.offset - np.arange(S))
+        later = later + np.abs(call.alibi_slopes[..., None, None]) * distance
+    if call.bias is not None:
+        later = later + np.where(np.isfinite(call.bias), np.abs(call.bias), 0)
+    e = u * (np.sqrt(E) * products + FEW * (later + 1))
+    mean_e = (P * e).sum(-1, keepdims=True)
+    off = P * (e + mean_e + u * (np.sqrt(S) + FEW)) + np.where(call.allowed, least, 0)  # of a weight
+
+    terms = keep * (d_out @ v.swapaxes(-1, -2))  # |dP|, term by term
+    delta = (out * d_out).sum(-1) + np.abs(grad_lse)
+    e_delta = (off * terms + u * (np.sqrt(S) + np.sqrt(Ev) + FEW) * P * terms).sum(-1)
+    rounds = rounds_weights(*arrays, options.get("enable_gqa", False), has_pullback=True)
+    e_delta = e_delta + u * delta + float(info.smallest_subnormal) * d_out.sum(-1)
+    if rounds:
+        e_delta = e_delta + (keep * rounded_sum(P, v) * d_out).sum(-1)
+    size = P * (terms + delta[..., None])  # |dS|
+    e_size = off * (terms + delta[..., None]) + P * (u * (np.sqrt(Ev) + FEW) * terms + e_delta[..., None])
+
+    found = {"attn_mask": e_size + u * (np.sqrt(rows * S) + FEW) * size}
+    found["alibi_slopes"] = ((e_size + u * (np.sqrt(rows * S) + FEW) * size) * distance).sum((-2, -1))
+    if call.sinks is not None:
+        share = np.nan_to_num(np.exp(call.sinks[..., None] - lse), posinf=0.0)
+        size_of_sink = 1 + np.abs(call.sinks[..., None]) + np.abs(np.nan_to_num(lse, neginf=0.0))
+        factor = mean_e[..., 0] + u * (np.sqrt(S) + np.sqrt(rows) + FEW * size_of_sink)
+        found["sinks"] = (share * (factor * delta + e_delta) + least * delta).sum(-1)
+    if call.softcap is not None:
+        e_size = e_size + size * (2 * FEW * u + 2 * e / call.softcap)
+    side, e_side = size.swapaxes(-1, -2), e_size.swapaxes(-1, -2)
+    found["query"] = scale * (e_size @ k + u * (np.sqrt(S) + FEW) * (size @ k))
+    found["key"] = scale * (e_side @ q + u * (np.sqrt(rows) + FEW) * (side @ q))
+    weights = keep * (off + u * (np.sqrt(rows) + FEW) * P).swapaxes(-1, -2)
+    found["value"] = weights @ d_out
+    if rounds:
+        found["query"] += scale * rounded_sum(size, k)
+        found["key"] += scale * rounded_sum(side, q)
+        found["value"] += rounded_sum(keep * P.swapaxes(-1, -2), d_out)
+    return found
+
+
+def assert_gradients(arrays, options, *, what="", num_threads=None, grad_out=None, grad_lse=None, wrt=None):
+    """Call vjp and the reference with the same arguments; compare all gradients; return them."""
+    wrt = everything(options) if wrt is None else wrt
+    rng = np.random.default_rng(5)
+    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(
+        *arrays, **options, wrt=wrt, num_threads=num_threads, return_lse=True
+    )
+    if grad_out is None:
+        grad_out = rng.standard_normal(out.shape).astype(out.dtype)
+    got = pullback(grad_out, grad_lse)
+    d_out = np.asarray(grad_out, np.float64)
+    d_lse = np.zeros(lse.shape) if grad_lse is None else np.asarray(grad_lse, np.float64)
+    wide = without_two_kinds_of_16_bits(*arrays)
+    _, exact = reference.scaled_dot_product_attention_vjp(
+        *wide, **options, return_lse=True, compute_dtype=np.float64
+    )
+    expected = exact(d_out, d_lse)
+    limits = bounds(wide, options, d_out, d_lse, out.dtype)
+    others = (options.get(name) for name in FIELDS[3:])
+    for name, given in zip(FIELDS, (*arrays, *others), strict=True):
+        gradient, truth = getattr(got, name), getattr(expected, name)
+        assert (gradient is None) == (name not in wrt), (name, what)
+        if gradient is None:
+            continue
+        limit, shape = limits[name], np.shape(given)
+        dtype = (
+            np.result_type(given, 0.0) if np.asarray(given).dtype.kind in "iu" else np.asarray(given).dtype
+        )
+        assert gradient.shape == shape and gradient.dtype == dtype.newbyteorder("="), (name, what)
+        if name in ("key", "value") and options.get("enable_gqa"):
+            *lead, heads, rows, width = limit.shape
+            shared = shape[-3]
+            limit = limit.reshape(*lead, shared, heads // max(shared, 1), rows, width).sum(-3)
+        limit = reference.attention_vjp.sum_to_shape(limit, shape) + rounding(gradient.dtype, truth)
+        right = overflowed(gradient, truth, limit)
+        assert_within(np.where(right, truth, gradient), truth, limit, f"{name} {what}")
+    return got
+
+
+def overflowed(gradient, truth, limit):
+    """Where a gradient is rightly infinite: what is summed up to the truth's bound is beyond its dtype."""
+    info = finfo(gradient.dtype)
+    least = float(info.max) * (1 + float(info.eps) / 4)  # half a step beyond the largest number
+    beyond = np.isfinite(truth) & (np.abs(truth) + limit >= least)
+    return beyond & np.isinf(gradient) & (np.signbit(gradient) == np.signbit(truth))

@@ -1,0 +1,185 @@
+"""Steps that the tests of the pages share, and a reader of their tables."""
+
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+
+import numpy as np
+
+from selfattn import attention_steps
+from selfattn.steps.layers import LayerSteps, ModelSteps, layer_steps, model_steps
+from selfattn.steps.tutorials import load
+
+NASTY = [
+    "<script>alert(1)</script>",
+    "</script><img src=x onerror=alert(1)>",
+    "\"quoted\" 'twice' &amp; <!-- -->",
+    "\u202eright to left\u202c שלום",
+    "👩‍👩‍👧 ]]> \u2028 \u2029 \x00 \ud800",
+    "${alert(1)} `x` \\u003c",
+]
+
+
+def illustrated():
+    """Tutorial 4: whole numbers up to the scores."""
+    data = load("illustrated")
+    weights = (np.array(data[name]) for name in ("w_query", "w_key", "w_value"))
+    return layer_steps(np.array(data["x"]), *weights, scale=1.0), ["one", "two", "three"]
+
+
+def bank(sentence):
+    """Tutorial 1: *bank* in a sentence, projected."""
+    data = load("first_principles")
+    tokens, given = data["tokens"][sentence], data["projected_attention"]
+    x = np.array([data["vocab"][token] for token in tokens])
+    return layer_steps(x, *(np.array(given[name]) for name in ("W_query", "W_key", "W_value"))), tokens
+
+
+def everything(dtype=np.float64, add=0.0):
+    """Every option at once, in two heads; `add` is added to the first input."""
+    rng = np.random.default_rng(7)
+    x, *weights = (
+        rng.standard_normal(shape).astype(dtype) for shape in [(5, 8), (8, 8), (8, 8), (8, 6), (6, 8)]
+    )
+    x[0, 0] += add
+    biases = [rng.standard_normal(n).astype(dtype) for n in (8, 8, 6, 8, 8)]
+    mask = rng.standard_normal((5, 5))
+    mask[2, 1] = -np.inf
+    return layer_steps(
+        x, *weights[:3], W_out=weights[3], num_heads=2, b_query=biases[0], b_key=biases[1], b_value=biases[2],
+        b_out=biases[3], residual=True, norm=(biases[4], None, 1e-5), attn_mask=mask, is_causal=True,
+        softcap=2.0, alibi_slopes=[0.5, 0.25], sinks=[0.1, -0.2], dropout_p=0.3, rng=3,
+    ), list("abcde")  # fmt: skip
+
+
+def additive(add=0.0):
+    """A layer with an additive score; `add` is added to the first input."""
+    rng = np.random.default_rng(10)
+    x, *weights = (rng.standard_normal(shape) for shape in [(4, 3), (3, 5), (3, 5), (3, 2)])
+    x[0, 0] += add
+    biases = {f"b_{name}": rng.standard_normal(n) for name, n in (("query", 5), ("key", 5), ("value", 2))}
+    return layer_steps(x, *weights, v=rng.standard_normal(5), **biases, is_causal=True), list("abcd")
+
+
+def model(tokens=4, add=0.0):
+    """Two blocks of a sentence-embedding model; `add` is added to the first number of the embeddings."""
+    rng = np.random.default_rng(8)
+    embeddings, positions = rng.standard_normal((2, tokens, 6))
+    embeddings[0, 0] += add
+    x, blocks = embeddings + positions, []
+    for _ in range(2):
+        weights = rng.standard_normal((3, 6, 6)) / 2
+        blocks.append(layer_steps(x, *weights, residual=True, norm=(None, None, 1e-5)))
+        x = blocks[-1].result
+    return model_steps(embeddings, positions, blocks), [f"word{n}" for n in range(tokens)]
+
+
+def large(length=64, width=64):
+    """A layer of 64 tokens and 64 dims."""
+    rng = np.random.default_rng(9)
+    x, *weights = rng.standard_normal((4, length, width)) / np.sqrt(width)
+    return layer_steps(x * np.sqrt(width), *weights), [f"token{n}" for n in range(length)]
+
+
+def dead_row():
+    """Attention alone, given queries and keys of other lengths; the second query may see nothing."""
+    mask = np.array([[True, True, False], [False, False, False]])
+    q, k, v = np.eye(2), np.array([[1.0, 2.0], [np.nan, 0.0], [np.inf, 1.0]]), np.arange(6.0).reshape(3, 2)
+    return attention_steps(q, k, v, mask)
+
+
+def numbers_by_node(steps):
+    """What a page must show: name of a node -> matrix."""
+    if isinstance(steps, ModelSteps):
+        found = {"embeddings": steps.embeddings, "positions": steps.positions, "inputs": steps.inputs,
+                 "mean": steps.output[None]}  # fmt: skip
+        for n, block in enumerate(steps.blocks):
+            found |= {f"block{n}.{name}": a for name, a in numbers_by_node(block).items() if name != "inputs"}
+        return found
+    found, heads = {}, isinstance(steps, LayerSteps) and steps.parameters.num_heads > 1
+    names = steps.to_dict() | {"query": steps.query, "key": steps.key, "value": steps.value}
+    if isinstance(steps, LayerSteps):
+        names |= {n: a for n, a in vars(steps.parameters).items() if n[:2] in ("W_", "b_") and a is not None}
+    if steps._call.keep is None:
+        del names["dropped_weights"]
+    for name, array in names.items():
+        per_head = heads and array.ndim > (3 if name == "weighted_values" else 2)
+        for h in range(len(array) if per_head else 1):
+            matrix, end = (array[h], f".{h}") if per_head else (array, "")
+            if name == "weighted_values":
+                found |= {f"{name}{end}[{i}]": matrix[i] for i in range(min(8, len(matrix)))}
+            else:
+                found[name + end] = np.atleast_2d(matrix)
+    return found
+
+
+@dataclass
+class Table:
+    """A table of the page: attributes, caption, labels, the texts of its cells."""
+
+    attributes: dict[str, str]
+    caption: str = ""
+    columns: list[str] = field(default_factory=list)
+    rows: list[str] = field(default_factory=list)
+    cells: list[list[str]] = field(default_factory=list)
+
+    @property
+    def node(self):
+        return self.attributes.get("data-node")
+
+    @property
+    def numbers(self):
+        return np.array([[float(cell) for cell in row] for row in self.cells])
+
+
+class Reader(HTMLParser):
+    """Collects tables, elements, headings and text of a page."""
+
+    def __init__(self, html):
+        super().__init__(convert_charrefs=True)
+        self.tables, self.elements, self.text, self.scripts, self.stages = [], [], [], [], {}
+        self.open = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.elements.append((tag, attributes))
+        if tag in ("meta", "link", "input"):
+            return
+        self.open.append(tag)
+        if tag == "section":
+            self.stage = attributes["data-stage"]
+            self.stages[self.stage] = []
+        if tag == "table":
+            self.tables.append(Table(attributes))
+            self.stages[self.stage].append(self.tables[-1])
+        if tag == "tr" and "tbody" in self.open:
+            self.tables[-1].cells.append([])
+        if tag == "td" and "tbody" in self.open:
+            self.tables[-1].cells[-1].append("")
+        if tag == "th":
+            (self.tables[-1].rows if "tbody" in self.open else self.tables[-1].columns).append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("script", "style"):
+            self.scripts.append(data)
+            return
+        self.text.append(data)
+        if "caption" in self.open:
+            self.tables[-1].caption += data
+        elif "td" in self.open and "tbody" in self.open:
+            self.tables[-1].cells[-1][-1] += data
+        elif "th" in self.open:
+            (self.tables[-1].rows if "tbody" in self.open else self.tables[-1].columns)[-1] += data
+
+    def of(self, node):
+        """The first table of a node that is not transposed."""
+        return next(t for t in self.tables if t.node == node and "data-t" not in t.attributes)
+
+    def numbers(self, node):
+        """What the page shows of a node, from its first table."""
+        table = next(t for t in self.tables if t.node == node)
+        return table.numbers.T if "data-t" in table.attributes else table.numbers

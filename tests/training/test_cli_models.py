@@ -1,0 +1,514 @@
+"""The commands that train and use models, as a new user would type them."""
+
+import errno
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from selfattn import cli, files, training
+from selfattn.cli import models as cli_models
+
+pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
+pytest.importorskip("sentencepiece", reason="the extra 'text' is not installed")
+
+COMMAND = [sys.executable, "-P", "-m", "selfattn"]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+    "PYTHONIOENCODING": "utf-8",
+}
+# Two topics, which take turns in blocks of five lines.
+TOPICS = {
+    "sea": [
+        "the ship",
+        "a sailor",
+        "the captain",
+        "a wave",
+        "the harbour",
+        "one anchor",
+        "the storm",
+        "a fish",
+    ],
+    "garden": [
+        "the rose",
+        "a gardener",
+        "the tulip",
+        "a spade",
+        "the hedge",
+        "one bee",
+        "the lawn",
+        "a seed",
+    ],
+}
+VERBS = ["met", "saw", "left", "found", "lost", "kept"]
+
+
+def make_text():
+    rng = np.random.default_rng(0)
+    blocks = [list(TOPICS.values())[i % 2] for i in range(24)]
+    return [
+        f"{rng.choice(block)} {rng.choice(VERBS)} {rng.choice(block)}" for block in blocks for _ in range(5)
+    ]
+
+
+def run(*arguments, **options):
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        encoding="utf-8",
+        env=ENVIRONMENT,
+        timeout=240,
+        check=False,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A text, and a model that the command has trained on it."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "text.txt").write_text("\n".join(make_text()) + "\n")
+    done = run(
+        "train",
+        "text.txt",
+        "--out",
+        "model",
+        *["--dim", "16", "--vocab-size", "100", "--epochs", "20", "--lr", "0.01"],
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert re.match(r"120 triplets, \d+ tokens, \d+ parameters\n", done.stdout)
+    assert (
+        len(re.findall(r"^--- Epoch \d+ completed\. Average Loss: \d\.\d{4} ---$", done.stdout, re.MULTILINE))
+        == 20
+    )
+    assert done.stdout.splitlines()[-1].startswith("saved in model after ")
+    return folder
+
+
+@pytest.fixture
+def here(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    return folder
+
+
+# ------------------------------------------------------------------------------------------- train, embed, search
+
+
+def test_the_folder_holds_a_model_and_nothing_else(here):
+    assert {path.name for path in (here / "model").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.model",
+    }
+    assert files.load_model("model")("the ship").shape == (16,)
+
+
+def test_search_finds_the_topic(here, capsys):
+    for topic, words in TOPICS.items():
+        assert cli.main(["search", "model", "text.txt", " ".join(words[:3]), "-k", "5"]) == 0
+        rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+        assert len(rows) == 5
+        lines = make_text()
+        assert all(lines[int(number) - 1] == text for _, number, text in rows)
+        scores = [float(score) for score, _, _ in rows]
+        assert scores == sorted(scores, reverse=True)
+        assert sum(any(word in text for word in words) for *_, text in rows) >= 4, topic
+
+
+def test_search_as_json_with_several_queries(here, capsys):
+    assert cli.main(["search", "model", "text.txt", "the ship", "the rose", "-k", "2", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["query"], set(each)) for each in found] == [
+        (query, {"query", "score", "number", "text"})
+        for query in ("the ship", "the ship", "the rose", "the rose")
+    ]
+    assert cli.main(["search", "model", "text.txt", "the ship", "the rose", "-k", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], lines[2], len(lines)) == ("the ship:", "the rose:", 4)
+
+
+def test_a_line_finds_itself_with_a_cosine_of_one(here, capsys):
+    assert cli.main(["search", "model", "text.txt", make_text()[7], "-k", "1"]) == 0
+    assert capsys.readouterr().out.startswith("1.000\t")
+
+
+def test_the_number_of_a_line_counts_empty_ones(here, tmp_path, capsys):
+    (tmp_path / "gaps.txt").write_text("\n\nthe ship met a fish\n\nthe rose\n")
+    assert cli.main(["search", "model", str(tmp_path / "gaps.txt"), "the ship met a fish", "-k", "1"]) == 0
+    assert capsys.readouterr().out == "1.000\t3\tthe ship met a fish\n"
+
+
+def test_embed_prints_json_lines(here, capsys):
+    assert cli.main(["embed", "model", "the ship", "the “rosé”"]) == 0
+    out = capsys.readouterr().out
+    assert out.isascii()
+    lines = [json.loads(line) for line in out.splitlines()]
+    model = files.load_model("model")
+    assert [line["sentence"] for line in lines] == ["the ship", "the “rosé”"]
+    for line, vector in zip(lines, model.encode(["the ship", "the “rosé”"]), strict=True):
+        np.testing.assert_array_equal(np.array(line["embedding"], np.float32), vector)
+
+
+def test_embed_writes_files(here, tmp_path, capsys):
+    model, text = files.load_model("model"), make_text()
+    assert cli.main(["embed", "model", "--file", "text.txt", "--out", str(tmp_path / "v.npy")]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "v.npy", allow_pickle=False), model.encode(text))
+    assert cli.main(["embed", "model", "--file", "text.txt", "--out", str(tmp_path / "v.jsonl")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
+    assert [line["sentence"] for line in lines] == text
+    assert capsys.readouterr() == ("", "")
+
+
+def test_pipes(here):
+    done = run("embed", "model", "--out", "v.npy", input="the ship\n\n  \nthe rose\n", cwd=here)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "selfattn embed: 2 empty lines left out\n"
+    assert np.load(here / "v.npy").shape == (2, 16)
+    done = run("search", "model", "-", "the ship", "-k", "1", input="the rose\r\nthe ship\r\n", cwd=here)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1.000\t2\tthe ship\n", "")
+
+
+def test_a_text_from_a_pipe(here, tmp_path):
+    out = str(tmp_path / "m")
+    done = run("train", "-", "--out", out, *SMALL, "1", input="\n".join(make_text()))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert cli.main(["train", "text.txt", "--out", str(tmp_path / "same"), *SMALL, "1"]) == 0
+    piped, same = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("m", "same"))
+    assert piped == same
+
+
+def test_a_reader_that_goes_away(here):
+    reading, writing = os.pipe()
+    os.close(reading)
+    for arguments in (["embed", "model", "--file", "text.txt"], ["search", "model", "text.txt", "the ship"]):
+        done = subprocess.run(
+            [*COMMAND, *arguments],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+            timeout=240,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (141, b"")
+    os.close(writing)
+
+
+def test_text_that_the_terminal_cannot_show(here, tmp_path):
+    (tmp_path / "text.txt").write_text("the rosé\n")
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [*COMMAND, "search", "model", str(tmp_path / "text.txt"), "the ship"],
+        capture_output=True,
+        env=environment,
+        timeout=240,
+        check=True,
+    )
+    assert done.stdout.endswith(b"the ros\\xe9\n")
+
+
+# --------------------------------------------------------------------------------------------- kinds of training
+
+
+def test_triplets_in_a_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    triplets = training.make_triplets(make_text(), rng=0)
+    (tmp_path / "t.tsv").write_text(
+        "\ufeff" + "\r\n".join("\t".join(triplet) for triplet in triplets) + "\r\n\r\n"
+    )
+    assert (
+        cli.main(
+            [
+                "train",
+                "t.tsv",
+                "--out",
+                "m",
+                "--tokenizer",
+                "whitespace",
+                "--dim",
+                "8",
+                "--epochs",
+                "1",
+                "--quiet",
+            ]
+        )
+        == 0
+    )
+    assert capsys.readouterr() == ("", "")
+    model = files.load_model("m")
+    assert set(model.tokenizer.vocabulary) == {"<unk>", *" ".join(make_text()).split()}
+
+
+def test_running_text(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sentences = [f"{line.capitalize()}." for line in make_text()]
+    (tmp_path / "t.txt").write_text(" ".join(sentences))
+    assert cli.main(["train", "t.txt", "--out", "m"]) == 1
+    assert "a text of 1 sentence is too short" in (error := capsys.readouterr().err)
+    assert "--split sentences" in error
+    arguments = [
+        "--split",
+        "sentences",
+        "--tokenizer",
+        "whitespace",
+        "--dim",
+        "8",
+        "--epochs",
+        "1",
+        "--layers",
+        "2",
+        "--heads",
+        "2",
+    ]
+    assert cli.main(["train", "t.txt", "--out", "m", *arguments]) == 0
+    assert capsys.readouterr().out.startswith("120 triplets")
+    assert cli.main(["search", "m", "t.txt", sentences[3], "--split", "sentences", "-k", "1"]) == 0
+    assert capsys.readouterr().out.startswith("1.000\t")
+
+
+SMALL = ["--tokenizer", "whitespace", "--dim", "8", "--quiet", "--epochs"]
+
+
+def test_the_same_seed_gives_the_same_model(here, tmp_path):
+    for name, seed in (("a", "3"), ("b", "3"), ("c", "4")):
+        assert (
+            cli.main(["train", "text.txt", "--out", str(tmp_path / name), *SMALL, "1", "--seed", seed]) == 0
+        )
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c
+
+
+def test_ctrl_c_and_resume(folder, tmp_path):
+    """Ctrl-C keeps the model as it is; --resume ends where an uninterrupted training does."""
+    text = str(folder / "text.txt")
+    arguments = ["train", text, "--out", "m", *SMALL]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments, "100000"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+        encoding="utf-8",
+    )
+    checkpoint = tmp_path / "m" / "unfinished" / "checkpoint.safetensors"
+    while not checkpoint.exists():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=240)
+    assert process.returncode == 130, error
+    assert error == "\nstopped; the model as it is now is in m, and --resume goes on\n"
+    files.load_model(tmp_path / "m")
+    epochs = len(training.loop.checkpoints.load(checkpoint)["epoch_losses"]) + 2
+
+    assert run(*arguments, epochs, cwd=tmp_path).returncode == 1  # neither --resume nor --force
+    done = run(*arguments, epochs, "--resume", "--dim", "16", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "begun with --dim 8, not 16" in done.stderr
+    done = run(*arguments, epochs, "--resume", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not checkpoint.parent.exists()
+    assert run("train", text, "--out", "whole", *SMALL, epochs, cwd=tmp_path).returncode == 0
+    resumed, whole = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("m", "whole"))
+    assert resumed == whole
+
+
+def test_a_model_is_not_replaced_unasked(here, tmp_path, capsys):
+    out = str(tmp_path / "m")
+    assert cli.main(["train", "text.txt", "--out", out, *SMALL, "1"]) == 0
+    before = (tmp_path / "m" / "model.safetensors").read_bytes()
+    assert cli.main(["train", "text.txt", "--out", out, *SMALL, "2"]) == 1
+    assert "holds a model: --force replaces it" in capsys.readouterr().err
+    assert (tmp_path / "m" / "model.safetensors").read_bytes() == before
+    assert cli.main(["train", "text.txt", "--out", out, *SMALL, "2", "--force"]) == 0
+    assert (tmp_path / "m" / "model.safetensors").read_bytes() != before
+
+
+# -------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        (b"", "", "holds no sentence"),
+        (b"\n \n\n", "", "holds no sentence"),
+        (b"one line\n", "", "a text of 1 sentence is too short: with far=1 at least 4 are needed"),
+        (b"a\nb\nc\nd\n", "--far 10", "at least 22 are needed"),
+        (b"same\n" * 30, "", "distant sentences were all the same as 'same'"),
+        (b"fine\n\xff\n", "", "is not UTF-8: byte 0xff in line 2"),
+        (b"a b\nb c\nc d\nd e\n", "--lr 1e30", "the loss is nan in epoch"),
+        (b"a b\nb c\nc d\nd e\n", "--dim 7", "embedding_dim must be even"),
+        (b"a b\nb c\nc d\nd e\n", "--heads 3", "num_heads must divide"),
+        (b"a b\nb c\nc d\nd e\n", "--seed -1", "--seed must not be negative"),
+        (b"a b\nb c\nc d\nd e\n", "--resume", "no unfinished training"),
+    ],
+)
+def test_texts_and_numbers_that_will_not_do(tmp_path, capsys, content, arguments, message):
+    (tmp_path / "t.txt").write_bytes(content)
+    out = tmp_path / "m"
+    code = cli.main(
+        ["train", str(tmp_path / "t.txt"), "--out", str(out), "--tokenizer", "whitespace", *arguments.split()]
+    )
+    assert code == 1
+    error = capsys.readouterr().err
+    assert error.startswith("selfattn train: error: ")
+    assert message in error
+    assert not (out / "config.json").exists()
+
+
+def test_a_folder_that_is_a_file(here, capsys):
+    assert cli.main(["train", "text.txt", "--out", "text.txt"]) == 1
+    assert "--out must be a folder, and text.txt is not one" in capsys.readouterr().err
+    assert (here / "text.txt").is_file()
+
+
+def test_arguments_that_are_no_text(here):
+    for arguments in (["embed", "model", b"the \xff"], ["search", "model", "text.txt", b"the \xff"]):
+        done = subprocess.run(
+            [*COMMAND, *arguments], capture_output=True, env=ENVIRONMENT, timeout=240, check=False
+        )
+        assert done.returncode == 2
+        assert b"must be UTF-8, not b'the \\xff'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a\tb\n", "line 1: expected three sentences between tabs, not 'a\\tb'"),
+        ("a\tb\tc\na\t\tc\n", "line 2"),
+        ("a\tb\tc\td\n", "line 1"),
+        ("\n", "holds no triplet"),
+    ],
+)
+def test_tables_that_will_not_do(tmp_path, capsys, content, message):
+    (tmp_path / "t.tsv").write_text(content)
+    assert cli.main(["train", str(tmp_path / "t.tsv"), "--out", str(tmp_path / "m")]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train nowhere.txt --out m", "nowhere.txt"),
+        ("train . --out m", "directory"),
+        ("embed nowhere sentence", "nowhere is not a folder"),
+        ("embed . sentence", "config.json"),
+        ("embed model --file nowhere.txt", "nowhere.txt"),
+        ("embed model --file model/config.json --out nowhere/v.npy", "nowhere"),
+        ("search model nowhere.txt query", "nowhere.txt"),
+        ("search nowhere text.txt query", "nowhere is not a folder"),
+        ("search model /dev/null query", "holds no sentence"),
+    ],
+)
+def test_files_that_will_not_do(here, capsys, arguments, message):
+    assert cli.main(arguments.split()) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith(f"selfattn {arguments.split()[0]}: error: ")
+    assert message in error
+    assert not (here / "m").exists()
+
+
+def test_an_empty_query(here, capsys):
+    assert cli.main(["search", "model", "text.txt", ""]) == 1
+    assert "no tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--lr nan", "argument --lr: must be at least 0 and finite, not nan"),
+        ("--lr=-inf", "argument --lr: must be at least 0 and finite, not -inf"),
+        ("--lr=-1", "argument --lr: must be at least 0 and finite, not -1"),
+        ("--lr fast", "argument --lr: must be a number, not 'fast'"),
+        ("--epochs 1e3", "argument --epochs: must be a whole number, not '1e3'"),
+        ("--dim -2", "argument --dim: must be at least 1, not -2"),
+    ],
+)
+def test_numbers_that_are_none(here, capsys, arguments, message):
+    assert cli.main(["train", "text.txt", "--out", "m", *arguments.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert not (here / "m").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "train",
+        "train text.txt",
+        "train text.txt --out m --dim 0",
+        "train text.txt --out m --epochs many",
+        "train text.txt --out m --resume --force",
+        "train text.txt --out m --tokenizer bytes",
+        "embed",
+        "embed model sentence --file text.txt",
+        "search model text.txt",
+        "search model text.txt query -k 0",
+    ],
+)
+def test_wrong_usage(here, capsys, arguments):
+    assert cli.main(arguments.split()) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith(f"usage: selfattn {arguments.split()[0]}")
+
+
+def test_embed_does_not_wait_for_a_terminal(here, capsys, monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", terminal)
+    assert cli.main(["embed", "model"]) == 2
+    assert "give a sentence" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", cli_models.COMMANDS)
+def test_help_has_examples_and_needs_no_extra(command, capsys, monkeypatch):
+    for module in ("safetensors", "sentencepiece", "tqdm"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert cli.main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"selfattn {command} " in out.split("examples:")[1]
+    assert "exit codes:" in out
+    assert cli.main(["--help"]) == 0
+    assert command in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", ["safetensors", "sentencepiece"])
+def test_a_missing_extra_is_named_before_anything_is_done(module, here, tmp_path, capsys, monkeypatch):
+    for name in list(sys.modules):
+        if name.split(".")[0] == module:
+            monkeypatch.setitem(sys.modules, name, None)
+    assert cli.main(["train", "text.txt", "--out", str(tmp_path / "m")]) == 1
+    assert "pip install 'selfattn[text]'" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("n", [0, 2, 4, 5])
+def test_a_full_disk(here, tmp_path, capsys, monkeypatch, n):
+    """Wherever it strikes there is no model, and --resume or a new start gives the one that was to come."""
+    real, calls = os.fsync, iter(range(10**6))
+
+    def full(descriptor):
+        if next(calls) >= n:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    arguments = ["train", "text.txt", "--out", str(tmp_path / "m"), *SMALL, "1"]
+    assert cli.main(arguments) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    monkeypatch.setattr(os, "fsync", real)
+    assert not (tmp_path / "m" / "config.json").exists()
+    again = ["--resume"] if (tmp_path / "m" / "unfinished").exists() else []
+    assert cli.main([*arguments, *again]) == 0
+    assert cli.main(["train", "text.txt", "--out", str(tmp_path / "whole"), *SMALL, "1"]) == 0
+    made, whole = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("m", "whole"))
+    assert made == whole
