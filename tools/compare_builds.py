@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""Compares two builds of the extension in one process: the bits of their results, or their speed.
+
+    tools/compare_builds.py OLD NEW [--isa avx2,avx512] [--quick]     bits
+    tools/compare_builds.py OLD NEW --speed [--isa …]                 times, new / old
+
+OLD and NEW are built extensions (`_core.….so`), used with the Python layer of this checkout, or checkouts with an
+extension built in place, used with their own. Bits are compared over cases that are drawn with a seed
+(compare_cases.py); the same seed and number give the same case. The exit status is 1 when a result in float32 or
+float64 differs, or when one build fails where the other does not. Float16 and bfloat16 are reported alone.
+
+This file owns loading, comparing and timing; what is computed is in compare_cases.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import statistics
+import sys
+import time
+import timeit
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+sys.path.insert(0, str(Path(__file__).parent))
+import compare_cases
+
+ROOT = Path(__file__).resolve().parent.parent
+EXACT = ("float32", "float64")  # the dtypes whose bits must not change
+
+
+class Build:
+    """A build: its own copy of the package `selfattn`, over its own extension."""
+
+    def __init__(self, path: Path) -> None:
+        folder, extension = (path, None) if path.is_dir() else (ROOT, path.resolve())
+        if extension is None:
+            extension = next((folder / "selfattn").glob("_core.*.so")).resolve()
+        self.modules: dict[str, ModuleType] = {}
+        with self.imported():
+            spec = importlib.util.spec_from_file_location("selfattn._core", extension)
+            assert spec is not None
+            assert spec.loader is not None
+            self.core: Any = importlib.util.module_from_spec(spec)
+            sys.modules["selfattn._core"] = self.core
+            spec.loader.exec_module(self.core)
+            sys.path.insert(0, str(folder))
+            self.package: Any = importlib.import_module("selfattn")
+            importlib.import_module("selfattn.nn")
+            importlib.import_module("selfattn.optim")
+            sys.path.remove(str(folder))
+            # an extension from before the package had folders looks for this module where it was
+            sys.modules.setdefault("selfattn.block_mask", sys.modules[self.package.BlockMask.__module__])
+            assert self.package.get_num_threads.__self__ is self.core
+
+    @contextmanager
+    def imported(self) -> Iterator[Build]:
+        """Let `import selfattn` mean this build."""
+        others = {name: sys.modules.pop(name) for name in list(sys.modules) if is_package(name)}
+        sys.modules.update(self.modules)
+        try:
+            yield self
+        finally:
+            self.modules = {name: sys.modules.pop(name) for name in list(sys.modules) if is_package(name)}
+            sys.modules.update(others)
+
+
+def is_package(name: str) -> bool:
+    """Tell whether a module belongs to the package."""
+    return name == "selfattn" or name.startswith("selfattn.")
+
+
+# ------------------------------------------------------------------------------------------------- bits
+
+Results = dict[str, npt.NDArray[Any]]
+
+
+def results_of(build: Build, case: compare_cases.Case) -> Results | str:
+    """Compute a case; an exception becomes its text."""
+    with build.imported():
+        try:
+            found = case.compute(build.package)
+        except Exception as error:  # to be compared: the other build must raise the same
+            return f"{type(error).__name__}: {error}"
+    return {name: np.asarray(x) for name, x in found.items() if x is not None}
+
+
+def distance(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
+    """Return the largest difference in units in the last place: 0 for the same bits. One NaN is as good as another."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return np.inf
+    bits = np.dtype(f"i{a.dtype.itemsize}")
+    integers = [np.ascontiguousarray(x).view(bits) for x in (a, b)]
+    nan = [np.isnan(x) for x in (a, b)]
+    if not np.array_equal(*nan):
+        return np.inf
+    if not np.any(different := (integers[0] != integers[1]) & ~nan[0]):
+        return 0.0
+    least = np.iinfo(bits).min
+    places = [np.where(x < 0, float(least) - x, x.astype(float))[different] for x in integers]  # in order
+    return max(1.0, float(np.abs(places[0] - places[1]).max()))
+
+
+def difference(old: Results | str, new: Results | str) -> dict[str, float]:
+    """Name the results that differ, with the distance of each."""
+    if isinstance(old, str) or isinstance(new, str):
+        return {} if isinstance(old, str) and old == new else {"error": np.inf}
+    if old.keys() != new.keys():
+        return {"names": np.inf}
+    distances = {name: distance(old[name], new[name]) for name in old}
+    return {name: d for name, d in distances.items() if d > 0}
+
+
+def compare_bits(builds: list[Build], isa: str, numbers: list[int], seed: int, show: int) -> bool:
+    """Compare all cases on one instruction set, print what came of it, and return whether it is well."""
+    equal: Counter[str] = Counter()
+    errors = 0
+    differing: dict[str, list[tuple[float, str]]] = {}
+    start = time.monotonic()
+    for number in numbers:
+        case = compare_cases.draw(seed, number)
+        old, new = (results_of(build, case) for build in builds)
+        found = difference(old, new)
+        errors += isinstance(old, str)
+        if not found:
+            equal[case.dtype] += 1
+            continue
+        worst = max(found.values())
+        text = ", ".join(f"{name} {d:.0f} ulp" for name, d in found.items())
+        text += "".join(
+            f"\n      {which}: {x}" for which, x in (("old", old), ("new", new)) if isinstance(x, str)
+        )
+        differing.setdefault(case.dtype, []).append((worst, f"case {number}: {case}\n      {text}"))
+    print(
+        f"{isa}: {len(numbers)} cases, {errors} refused by both or either, {time.monotonic() - start:.0f} s"
+    )
+    for dtype in sorted(equal.keys() | differing.keys()):
+        bad = differing.get(dtype, [])
+        worst = f", at most {max(d for d, _ in bad):.0f} ulp" if bad else ""
+        print(f"  {dtype}: {equal[dtype]} equal, {len(bad)} different{worst}")
+        for _, text in sorted(bad, reverse=True)[:show]:
+            print(f"    {text}")
+    sys.stdout.flush()
+    return not any(dtype in EXACT or any(np.isinf(d) for d, _ in bad) for dtype, bad in differing.items())
+
+
+# ------------------------------------------------------------------------------------------------ speed
+
+
+def ratio_of(builds: list[Build], timers: list[timeit.Timer], seconds: float) -> tuple[float, float, int]:
+    """Time old, new, new, old, in turn, and return the median of new / old, the old time, and how often."""
+
+    def sample(which: int) -> float:
+        with builds[which].imported():
+            return timers[which].timeit(number)
+
+    number = 1
+    while (elapsed := sample(0)) < min(2e-3, seconds / 20):
+        number *= 2
+    sample(1)
+    ratios: list[float] = []
+    olds: list[float] = []
+    end = time.monotonic() + max(seconds, 8 * elapsed)
+    while time.monotonic() < end:
+        times = [sample(which) / number for which in (0, 1, 1, 0)]
+        ratios += [times[1] / times[0], times[2] / times[3]]
+        olds += [times[0], times[3]]
+    return statistics.median(ratios), statistics.median(olds), len(ratios)
+
+
+def compare_speed(builds: list[Build], isa: str, seconds: float, only: str, threads: int) -> None:
+    """Time all cases on one instruction set, and print the ratios, the worst of them again at the end."""
+    found: list[tuple[float, str]] = []
+    with builds[1].imported():
+        cases = {name: make for name, make in compare_cases.speed_cases().items() if only in name}
+    for name in list(cases):
+        make = cases.pop(name)  # its arrays go with it
+        timers = []
+        for build in builds:
+            with build.imported():
+                statement, names = make(build.package, threads)
+                timer = timeit.Timer(statement, globals=names)
+                timer.timeit(1)
+                timers.append(timer)
+        ratio, old, count = ratio_of(builds, timers, seconds)
+        found.append((ratio, name))
+        print(f"{isa:11s} {name:48s} {old * 1e6:11.2f} µs  new/old {ratio:6.3f}  ({count} pairs)", flush=True)
+    if found:
+        middle = statistics.geometric_mean(ratio for ratio, _ in found)
+        print(
+            f"{isa}: geometric mean {middle:.3f}, worst:",
+            *(f"{r:.3f} {n}" for r, n in sorted(found)[:-4:-1]),
+            sep="\n    ",
+        )
+
+
+# -------------------------------------------------------------------------------------------------- main
+
+
+def main() -> int:
+    """Run what the command line asks for and return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("old", type=Path, metavar="OLD")
+    parser.add_argument("new", type=Path, metavar="NEW")
+    parser.add_argument("--isa", metavar="A,B", help="instruction sets; all that both builds have here")
+    parser.add_argument("--quick", action="store_true", help="1500 cases in place of 8000")
+    parser.add_argument("--cases", metavar="N or A:B or A,B", help="how many cases, or which")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--show", type=int, default=5, metavar="N", help="of each dtype so many differing cases"
+    )
+    parser.add_argument("--speed", action="store_true", help="compare times")
+    parser.add_argument("--seconds", type=float, default=1.0, metavar="T", help="for each timed case")
+    parser.add_argument("--only", default="", metavar="TEXT", help="timed cases whose name has it")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of timed calls")
+    options = parser.parse_args()
+
+    builds = [Build(options.old), Build(options.new)]
+    available = [isa for isa in builds[0].core.available_isas() if isa in builds[1].core.available_isas()]
+    isas = options.isa.split(",") if options.isa else available
+    if unknown := set(isas) - set(available):
+        parser.error(f"not here: {', '.join(sorted(unknown))}; there are {', '.join(available)}")
+    well = True
+    for isa in isas:
+        for build in builds:
+            build.core._set_isa(isa)
+        if options.speed:
+            compare_speed(builds, isa, options.seconds, options.only, options.threads)
+        else:
+            numbers = numbers_of(options.cases or ("1500" if options.quick else "8000"))
+            well &= compare_bits(builds, isa, numbers, options.seed, options.show)
+    return 0 if well else 1
+
+
+def numbers_of(text: str) -> list[int]:
+    """Read "N", "A:B" or "A,B,C"."""
+    if "," in text:
+        return [int(number) for number in text.split(",") if number]
+    first, colon, last = text.rpartition(":")
+    return list(range(int(first) if colon and first else 0, int(last)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
