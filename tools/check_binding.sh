@@ -1,7 +1,9 @@
 #!/bin/sh
-# The binding, which checks whatever Python hands to the core, under AddressSanitizer and UndefinedBehaviorSanitizer: the extension is
-# built with them in a copy of the sources, and the tests of hostile lengths, offsets, patterns, strides and caches run on it.
-# Usage: tools/check_binding.sh PYTHON DIRECTORY; PYTHON has what pyproject.toml builds with and the packages of the extra test.
+# The binding, which checks whatever Python hands to the core, under AddressSanitizer and UndefinedBehaviorSanitizer:
+# the extension is built with them in a copy of the sources, and the tests of hostile lengths, offsets, patterns,
+# strides and caches run on it.
+# Usage: tools/check_binding.sh PYTHON DIRECTORY; PYTHON has what pyproject.toml builds with and the packages of the
+# extra test.
 set -eu
 python=$(cd "$(dirname "$(command -v "$1")")" && pwd)/$(basename "$1") # as it is: of an environment it is a link
 mkdir -p "$2"
@@ -14,9 +16,12 @@ cd "$directory/sources"
 SELFATTN_SANITIZE=address,undefined "$python" setup.py --quiet build_ext --inplace
 runtimes="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)"
 # Python does not free all it has; what is allocated is looked at, not what is left.
-LD_PRELOAD="$runtimes" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-    PYTHONPATH="$directory/sources" HYPOTHESIS_STORAGE_DIRECTORY="$directory/hypothesis" \
-    "$python" -m pytest -q -p no:cacheprovider --capture=sys -m "not slow" \
-    tests/attention/test_errors.py tests/attention/test_edges.py tests/attention/test_kv_cache.py tests/attention/test_block_mask.py tests/attention/test_fuzz.py \
-    tests/attention/test_varlen.py tests/attention/test_attention_vjp.py tests/attention/test_attention_backward.py \
+export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+export PYTHONPATH="$directory/sources" HYPOTHESIS_STORAGE_DIRECTORY="$directory/hypothesis"
+tests=
+for name in errors edges kv_cache block_mask fuzz varlen attention_vjp attention_backward; do
+    tests="$tests tests/attention/test_$name.py"
+done
+# shellcheck disable=SC2086 # names of files
+LD_PRELOAD="$runtimes" "$python" -m pytest -q -p no:cacheprovider --capture=sys -m "not slow and not exhaustive" $tests \
     -k "bad or refuse or hostile or overlap or lengths or cache or strid or layout or fuzz or random or place"
