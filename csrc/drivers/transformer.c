@@ -162,30 +162,6 @@ static ptrdiff_t count_projections(const sa_embedding_part *p, ptrdiff_t block) 
     return sa_embedding_shares(p->plan, units_of(p->e)) * sa_ceil_div(rows_of(p), p->plan->product_rows);
 }
 
-/* Where unit number `unit` of a block is kept. */
-static char *kept_unit(const sa_embedding *e, ptrdiff_t block, ptrdiff_t unit) {
-    return e->kept + (size_t)(block * units_of(e) + unit) * sa_embedding_kernels(e)->kept_bytes(e->d);
-}
-
-static ptrdiff_t count_kept(const sa_embedding_part *p, ptrdiff_t block) {
-    (void)block;
-    return p->plan->by_parts ? units_of(p->e) : sa_embedding_shares(p->plan, units_of(p->e));
-}
-
-/* Looks whether units are still what they were. Each thread does so for those that it will read, or most of them: the barrier behind
- * this phase stands for the rest. */
-static void keep_weights(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
-    (void)scratch;
-    const sa_embedding *e = p->e;
-    const ptrdiff_t units = units_of(e), tasks = count_kept(p, block), side = sa_embedding_unit(e);
-    for (ptrdiff_t unit = units * t / tasks; unit < units * (t + 1) / tasks; ++unit) {
-        const ptrdiff_t which = unit / (units / SA_PROJECTIONS), column = unit % (units / SA_PROJECTIONS) * side;
-        const char *weight = e->block[block].weight[which];
-        sa_embedding_kernels(e)->keep_panel(weight + column * e->d * (ptrdiff_t)sa_embedding_size(e), e->d,
-                                            smaller(e->d - column, side), kept_unit(e, block, unit));
-    }
-}
-
 /* The units from … to − 1 for some rows. */
 static void project_units(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t row, ptrdiff_t from, ptrdiff_t to,
                           char *scratch) {
@@ -207,7 +183,6 @@ static void project_units(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t
             .b_stride = e->d,
             .c_stride = e->d,
             .start = (const char *)e->block[block].bias[which] + column * size,
-            .kept = e->kept == NULL ? NULL : kept_unit(e, block, first),
             .again = first > from,
         };
         sa_embedding_kernels(e)->matmul_nt(&product, scratch);
@@ -276,8 +251,7 @@ static void average(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, ch
     sa_embedding_kernels(e)->column_sums(x, NULL, length, e->d, e->d, 1 / (double)length, p->out + sentence * e->d * size);
 }
 
-static const sa_embedding_phase keep_phase = {.count = count_kept, .task = keep_weights, .by_rows = true, .goes_on = true},
-                                look_up_phase = {.count = count_sentences, .task = look_up, .by_rows = true},
+static const sa_embedding_phase look_up_phase = {.count = count_sentences, .task = look_up, .by_rows = true},
                                 project_phase = {.count = count_projections, .task = project, .by_rows = true},
                                 attend_phase = {.count = count_attention, .task = attend},
                                 norm_phase = {.count = count_norms, .task = add_norm, .by_rows = true},
@@ -293,27 +267,7 @@ static void run_part(const sa_embedding_part *p, char *scratch, bool team) {
     sa_embedding_run_phase(&average_phase, p, p->e->blocks, scratch, team); /* its x is what came out of the last one */
 }
 
-/* Before all parts; where parts go their own ways the caller lets threads wait for each other. */
-static void run_keep_phase(const sa_embedding_part *all, bool team) {
-    for (ptrdiff_t b = 0; b < all->e->blocks && all->e->kept != NULL; ++b) {
-        sa_embedding_run_phase(&keep_phase, all, b, NULL, team);
-    }
-}
-
 /* ---- running --------------------------------------------------------------------------------------------------------- */
-
-/* Beyond, they fall out of the caches between calls, and splitting anew is as fast. */
-#define SA_MOST_KEPT ((size_t)8 << 20)
-
-size_t sa_embedding_kept_bytes(const sa_embedding *e) {
-    const sa_real_kernels *kernels = sa_embedding_kernels(e);
-    if (!sa_embedding_splits(e) || e->d > SA_MAX_WIDTH || e->blocks > SA_MAX_WIDTH) {
-        return 0;
-    }
-    const size_t panel = kernels->kept_bytes(e->d), most = SA_MOST_KEPT / panel;
-    const size_t panels = (size_t)e->blocks * (size_t)units_of(e);
-    return panels <= most ? panels * panel : 0;
-}
 
 sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threads, sa_embedding_plan *plan) {
     const sa_real_kernels *kernels = sa_embedding_kernels(e);
@@ -403,9 +357,7 @@ void sa_embedding_forward(const sa_embedding *e, const sa_embedding_plan *plan, 
 #pragma omp parallel num_threads(plan->threads)
         {
             char *mine = own + (size_t)omp_get_thread_num() * plan->scratch_bytes;
-            run_keep_phase(&all, true);
             if (plan->by_parts) {
-#pragma omp barrier
                 /* Independent: a part writes the activations and the results of its own sentences. */
 #pragma omp for schedule(dynamic, 1)
                 for (ptrdiff_t number = 0; number < plan->parts; ++number) {
@@ -419,7 +371,6 @@ void sa_embedding_forward(const sa_embedding *e, const sa_embedding_plan *plan, 
         return;
     }
 #endif
-    run_keep_phase(&all, false);
     for (ptrdiff_t number = 0; number < plan->parts; ++number) {
         run_part_number(&all, number, own);
     }

@@ -24,13 +24,7 @@ typedef struct {
     const sa_embedding_block *block;
     const int64_t *ids;    /* (tokens,), each in 0 … vocabulary − 1 */
     const int64_t *starts; /* (sentences + 1,), from 0 to tokens, each sentence of 1 … longest tokens */
-    char *kept;            /* sa_embedding_kept_bytes, or NULL: goes without */
 } sa_embedding;
-
-/* Weights that stay split for the matrix unit, for calls without a backward pass: memory that begins with zeros, belongs to
- * one call at a time, and may be handed on to any call of the same kernels, d and number of blocks. Bits do not depend on it. 0
- * where nothing is split, or it would not stay in the caches. */
-size_t sa_embedding_kept_bytes(const sa_embedding *e);
 
 /* How a call is cut up. Threads share out parts, or where those are few the tasks of every phase; bits depend on neither. */
 typedef struct {

@@ -69,7 +69,7 @@
         [SA_GELU_TANH_BACKWARD] = SA_PASTE4(sa_, gelu_tanh_backward_rows, dtype, SA_ISA),                                      \
     }
 /* Attention and products may be other instruction sets' than the rest, and there may be more of them. */
-#define SA_REAL_TABLE(dtype, attention_isa, matrix_isa, ...)                                                                   \
+#define SA_REAL_TABLE(dtype, attention_isa, matrix_isa)                                                                        \
     {.block_rows = SA_PASTE4(sa_, block_rows, dtype, attention_isa),                                                           \
      .backward_rows = SA_PASTE4(sa_, backward_rows, dtype, attention_isa),                                                     \
      .attention_scratch = SA_PASTE4(sa_, attention_scratch, dtype, attention_isa),                                             \
@@ -100,15 +100,14 @@
      .exp2_array = SA_PASTE4(sa_, exp2_array, dtype, SA_ISA),                                                                  \
      .exp_array = SA_PASTE4(sa_, exp_array, dtype, SA_ISA),                                                                    \
      .tanh_array = SA_PASTE4(sa_, tanh_array, dtype, SA_ISA),                                                                  \
-     .fma_loop = SA_PASTE4(sa_, fma_loop, dtype, SA_ISA),                                                                      \
-     __VA_ARGS__}
+     .fma_loop = SA_PASTE4(sa_, fma_loop, dtype, SA_ISA)}
 #define SA_STRING_(x) #x
 #define SA_STRING(x) SA_STRING_(x)
 
 const sa_kernels SA_PASTE(sa_kernels_, SA_ISA) = {
     .name = SA_STRING(SA_ISA),
-    .f32 = SA_REAL_TABLE(f32, SA_ISA, SA_ISA, ),
-    .f64 = SA_REAL_TABLE(f64, SA_ISA, SA_ISA, ),
+    .f32 = SA_REAL_TABLE(f32, SA_ISA, SA_ISA),
+    .f64 = SA_REAL_TABLE(f64, SA_ISA, SA_ISA),
     .checksum = SA_PASTE(sa_checksum_, SA_ISA),
     .narrow = SA_PASTE(sa_narrow_, SA_ISA),
     .read_loop = SA_PASTE(sa_read_loop_, SA_ISA),

@@ -23,8 +23,8 @@
 #define SA_ISA avx512
 const sa_kernels sa_kernels_amx = {
     .name = "amx",
-    .f32 = SA_REAL_TABLE(f32, amx, amx, .kept_bytes = sa_kept_bytes_f32_amx, .keep_panel = sa_keep_panel_f32_amx),
-    .f64 = SA_REAL_TABLE(f64, avx512, avx512, ),
+    .f32 = SA_REAL_TABLE(f32, amx, amx),
+    .f64 = SA_REAL_TABLE(f64, avx512, avx512),
     .checksum = sa_checksum_avx512,
     .narrow = sa_narrow_avx512,
     .read_loop = sa_read_loop_avx512,

@@ -23,8 +23,8 @@
 #define SA_ISA avx512
 const sa_kernels sa_kernels_avx512bf16 = {
     .name = "avx512bf16",
-    .f32 = SA_REAL_TABLE(f32, avx512bf16, avx512, ),
-    .f64 = SA_REAL_TABLE(f64, avx512, avx512, ),
+    .f32 = SA_REAL_TABLE(f32, avx512bf16, avx512),
+    .f64 = SA_REAL_TABLE(f64, avx512, avx512),
     .checksum = sa_checksum_avx512,
     .narrow = sa_narrow_avx512,
     .read_loop = sa_read_loop_avx512,

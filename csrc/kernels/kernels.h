@@ -125,7 +125,6 @@ typedef struct {
     void *c;
     ptrdiff_t a_stride, b_stride, c_stride;
     const void *start; /* matmul_nt: what every row of C starts from, (width,) */
-    const char *kept;  /* matmul_nt where operands are split: B's panels as keep_panel left them; NULL: B is split here */
     bool again;
     bool adds; /* matmul_tn: to what C holds */
 } sa_product;
@@ -171,10 +170,6 @@ typedef struct {
     void (*matmul_nt)(const sa_product *p, void *scratch); /* C = start + A·Bᵀ */
     void (*matmul_nn)(const sa_product *p, void *scratch); /* C += A·B */
     void (*matmul_tn)(const sa_product *p, void *scratch); /* C = Aᵀ·B, or += */
-    /* Where products split their operands, else NULL: weights that stay split from call to call. A panel has at most
-     * SA_SPLIT_COLUMNS rows of B of d elements without gaps, and takes so many bytes, of which the first is 0 before all. */
-    size_t (*kept_bytes)(ptrdiff_t d);
-    void (*keep_panel)(const void *b, ptrdiff_t d, ptrdiff_t width, char *kept);
     /* Of the embedding model: kernels/embedding.h. */
     void (*look_up)(const void *table, const void *positions, const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, void *x);
     void (*add_norm)(const sa_norm_rows *n);

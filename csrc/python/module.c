@@ -7,7 +7,6 @@
 #include "python/blocks.h"
 #include "python/checksum.h"
 #include "python/transformer.h"
-#include "python/kept.h"
 #include "python/narrow.h"
 #include "python/proxy.h"
 #include "python/rowops.h"
@@ -77,7 +76,6 @@ static int clear(PyObject *module) {
     Py_CLEAR(state->shares_memory);
     Py_CLEAR(state->too_hard);
     sa_blocks_clear(state);
-    sa_kept_clear(state);
     return 0;
 }
 

@@ -20,7 +20,6 @@
 
 #define SA_MAX_PARAMETERS 26
 #define SA_KEPT_BLOCKS 8
-#define SA_KEPT_MODELS 4
 
 /* One row per function that takes keywords: signatures.c. */
 typedef enum {
@@ -55,8 +54,6 @@ typedef struct {
     _Atomic(void *) blocks[SA_KEPT_BLOCKS];            /* memory for the next calls: blocks.c */
     atomic_uint block_turn;                            /* whose slot makes room next */
     atomic_bool malloc_keeps;                          /* has been told of large blocks: blocks.c */
-    _Atomic(void *) kept[SA_KEPT_MODELS];              /* split weights: kept.c */
-    atomic_uint kept_turn;                             /* as block_turn */
 } sa_state;
 
 static inline sa_state *sa_state_of(PyObject *module) { return (sa_state *)PyModule_GetState(module); }

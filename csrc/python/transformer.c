@@ -5,7 +5,6 @@
 
 #include "drivers/transformer.h"
 #include "python/blocks.h"
-#include "python/kept.h"
 
 /* Multiply-adds below which the GIL is kept: giving it back and taking it again costs as much as such a call. */
 #define SA_SMALL_WORK 100000.0
@@ -267,7 +266,6 @@ static PyObject *run_forward(embedding_call *c, PyObject *module, bool keep) {
     if (scratch == NULL || (keep && (c->saved = sa_block_take(module, plan.saved_bytes)) == NULL)) {
         goto done;
     }
-    c->e.kept = keep ? NULL : sa_kept_take(module, &c->e);
     result = PyArray_SimpleNew(2, shape, c->e.f64 ? NPY_DOUBLE : NPY_FLOAT);
     if (result == NULL) {
         goto done;
@@ -280,7 +278,6 @@ static PyObject *run_forward(embedding_call *c, PyObject *module, bool keep) {
         Py_END_ALLOW_THREADS
     }
 done:
-    sa_kept_give(module, c->e.kept);
     sa_block_give(scratch);
     return result;
 }

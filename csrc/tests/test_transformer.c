@@ -306,17 +306,6 @@ static void *run_forward(const model *m, int threads, bool by_parts, void **save
         memory = *saved = dirty_memory(plan.saved_bytes);
     }
     sa_embedding_forward(&m->e, &plan, out, memory, scratch);
-    const size_t kept = saved == NULL ? sa_embedding_kept_bytes(&m->e) : 0;
-    if (kept > 0) { /* the same bits with weights that stay split */
-        sa_embedding e = m->e;
-        void *again = dirty_memory((size_t)(e.sentences * e.d) * sizeof(float));
-        e.kept = memset(dirty_memory(kept), 0, kept);
-        sa_embedding_forward(&e, &plan, again, NULL, scratch);
-        sa_embedding_forward(&e, &plan, again, NULL, scratch);
-        CHECK(memcmp(again, out, (size_t)(e.sentences * e.d) * sizeof(float)) == 0, "kept weights of a model");
-        free(e.kept);
-        free(again);
-    }
     free(scratch);
     return out;
 }
@@ -418,56 +407,6 @@ static void try_model(const model_shape *shape, bool f64) {
     model_free(&m);
 }
 
-/* Weights that stay split: the bits of a product that splits them itself, now and after a number changed. */
-static void try_kept(ptrdiff_t m, ptrdiff_t n, ptrdiff_t width) {
-    const sa_real_kernels *kernels = kernels_of(false);
-    if (n < kernels->splits_from) {
-        return;
-    }
-    random_source random = {(uint64_t)(m + n + width)};
-    float *a = draw(m * n, false, &random), *b = draw(width * n, false, &random), *start = draw(width, false, &random);
-    float *expected = calloc((size_t)(m * width), sizeof *expected), *c = calloc((size_t)(m * width), sizeof *c);
-    const ptrdiff_t panels = sa_ceil_div(width, SA_SPLIT_COLUMNS), changed[] = {0, n - 1, width / 2 * n, width * n - 1};
-    const size_t bytes = kernels->kept_bytes(n);
-    char *kept = dirty_memory((size_t)panels * bytes);
-    void *scratch = dirty_memory(kernels->matmul_scratch(m, n));
-    for (ptrdiff_t panel = 0; panel < panels; ++panel) {
-        memset(kept + (size_t)panel * bytes, 0, 1);
-    }
-    for (int run = 0; run < 6; ++run) { /* fresh, as it was, and changed */
-        if (run > 1) {
-            b[changed[run - 2]] = run == 4 ? NAN : -b[changed[run - 2]];
-        }
-        for (ptrdiff_t panel = 0; panel < panels; ++panel) {
-            const ptrdiff_t from = panel * SA_SPLIT_COLUMNS, left = width - from;
-            kernels->keep_panel(b + from * n, n, left < SA_SPLIT_COLUMNS ? left : SA_SPLIT_COLUMNS,
-                                kept + (size_t)panel * bytes);
-        }
-        sa_product p = {.m = m,
-                        .n = n,
-                        .width = width,
-                        .a = a,
-                        .b = b,
-                        .c = expected,
-                        .a_stride = n,
-                        .b_stride = n,
-                        .c_stride = width,
-                        .start = start};
-        kernels->matmul_nt(&p, scratch);
-        p.c = c;
-        p.kept = kept;
-        kernels->matmul_nt(&p, scratch);
-        CHECK(memcmp(c, expected, (size_t)(m * width) * sizeof *c) == 0, "kept weights of %td x %td, change %d", width, n, run);
-    }
-    free(a);
-    free(b);
-    free(start);
-    free(expected);
-    free(c);
-    free(kept);
-    free(scratch);
-}
-
 void test_embedding(void) {
     static const ptrdiff_t rows[] = {0, 1, 2, 5, 6, 13, 64, 97}, depths[] = {0, 1, 7, 16, 17, 96, 128, 129, 270},
                            columns[] = {1, 2, 7, 8, 9, 16, 17, 33, 64, 97, 130};
@@ -488,9 +427,6 @@ void test_embedding(void) {
             try_split(kind, 9, 129, 96, odd[i]);
         }
     }
-    try_kept(40, 100, 130);
-    try_kept(9, 129, 96);
-    try_kept(1, 256, 33);
     static const model_shape shapes[] = {
         {2, 1, 1, 3, 1, {1}},        {4, 2, 3, 5, 3, {3, 1, 4}},        {6, 3, 1, 40, 2, {17, 9}},
         {8, 1, 0, 7, 2, {2, 3}},     {18, 2, 2, 9, 4, {5, 66, 1, 30}},  {34, 1, 1, 9, 8, {40, 3, 60, 70, 1, 80, 30, 50}},

@@ -13,10 +13,10 @@
 /* Narrower rows take as long to split as to multiply. */
 enum { FN(splits_from) = 96 };
 
-/* One operand may be kept for the next product (sa_product.again). */
+/* One operand may be the same in the next product (sa_product.again). */
 typedef struct {
-    bool kept_fits; /* what is kept holds no number that parts cannot */
-    char *kept;     /* A of matmul_nt and matmul_nn, B of matmul_tn */
+    bool same_fits; /* it holds no number that parts cannot */
+    char *same;     /* A of matmul_nt and matmul_nn, B of matmul_tn */
     char *other;
     real *sums; /* SA_SIDE × SA_SIDE */
     void *plain;
@@ -27,7 +27,7 @@ static size_t FN(lay_out_product)(char *base, ptrdiff_t rows, ptrdiff_t d, FN(pr
     size_t used = (sizeof *s + 63) / 64 * 64;
     const size_t width = (size_t)(FN(tiles_in)(d, SA_SIDE) * SA_SIDE), most = (size_t)(rows > SA_SUM_ROWS ? rows : SA_SUM_ROWS);
     const size_t depth = width > SA_SUM_ROWS ? width : SA_SUM_ROWS, side = SA_WEIGHT_ROWS;
-    SA_TAKE(kept, char, (most + SA_SIDE) * width * SA_SPLIT_TILE / (SA_TILE_ROWS * SA_TILE_STEP));
+    SA_TAKE(same, char, (most + SA_SIDE) * width * SA_SPLIT_TILE / (SA_TILE_ROWS * SA_TILE_STEP));
     SA_TAKE(other, char, side *depth *SA_SPLIT_TILE / (SA_TILE_ROWS * SA_TILE_STEP));
     SA_TAKE(sums, real, SA_SIDE * SA_SIDE);
     SA_TAKE(plain, char, SA_PLAIN(matmul_scratch)(rows, d));
@@ -144,40 +144,6 @@ SA_NOINLINE bool FN(split_panel)(const real *x, ptrdiff_t stride, ptrdiff_t n, p
     return FN(all_fits)(wrong);
 }
 
-/* ---- weights that stay split ------------------------------------------------------------------------------------------- */
-
-/* A panel of B of matmul_nt, in front of its tiles, and a checksum of what they were made of, which takes a third of the time
- * that splitting does. One changed number always shows; of more, all but about one case in 2^32 that was not made for it. */
-typedef struct {
-    bool filled; /* the first byte */
-    bool fits;
-    uint64_t checksum;
-    char padding[48];
-} FN(panel);
-
-static size_t FN(kept_bytes)(ptrdiff_t d) { return sizeof(FN(panel)) + (size_t)FN(steps_of)(d) * 2 * SA_SPLIT_TILE; }
-
-SA_NOINLINE void FN(keep_panel)(const void *b, ptrdiff_t d, ptrdiff_t width, char *kept) {
-    FN(panel) *panel = (FN(panel) *)(void *)kept;
-    const uint64_t checksum = sa_checksum_avx512(0, b, (size_t)(width * d) * sizeof(real));
-    if (panel->filled && panel->checksum == checksum) {
-        return;
-    }
-    sa_tiles_open();
-    const unsigned before = sa_flush_subnormals();
-    panel->fits = FN(split_panel)(b, d, d, width, true, kept + sizeof *panel);
-    sa_restore_subnormals(before);
-    sa_tiles_close();
-    panel->checksum = checksum;
-    panel->filled = true;
-}
-
-/* The tiles of the panel that begins with column `at` of B; NULL when some number does not fit. */
-SA_INLINE const char *FN(kept_tiles)(const sa_product *p, ptrdiff_t at) {
-    const char *kept = p->kept + (size_t)(at / SA_SIDE) * FN(kept_bytes)(p->n);
-    return ((const FN(panel) *)(const void *)kept)->fits ? kept + sizeof(FN(panel)) : NULL;
-}
-
 SA_NOINLINE bool FN(row_fits)(const real *x, ptrdiff_t n) {
     char tiles[3][64] __attribute__((aligned(64)));
     vec wrong = V(set1)(0);
@@ -262,26 +228,20 @@ SA_INLINE void FN(matmul_rows)(const sa_product *p, void *scratch, const bool by
     sa_tiles_open();
     const unsigned before = sa_flush_subnormals();
     if (!p->again) {
-        s->kept_fits = FN(split_left)(a, p->a_stride, p->m, p->n, false, s->kept);
+        s->same_fits = FN(split_left)(a, p->a_stride, p->m, p->n, false, s->same);
     }
     for (ptrdiff_t at = 0; at < p->width; at += SA_SIDE) {
         const ptrdiff_t width = p->width - at < SA_SIDE ? p->width - at : SA_SIDE;
         const real *b_at = b + (by_rows ? at * p->b_stride : at);
-        const char *tiles = s->other;
-        if (by_rows && p->kept != NULL) {
-            tiles = FN(kept_tiles)(p, at);
-        } else if (!FN(split_panel)(b_at, p->b_stride, p->n, width, by_rows, s->other)) {
-            tiles = NULL;
-        }
-        if (tiles == NULL) {
+        if (!FN(split_panel)(b_at, p->b_stride, p->n, width, by_rows, s->other)) {
             FN(multiply_plainly)(p, 0, p->m, at, width, by_rows, s->plain);
             continue;
         }
         for (ptrdiff_t r = 0; r < p->m; r += SA_SIDE) {
             const ptrdiff_t rows = p->m - r < SA_SIDE ? p->m - r : SA_SIDE;
             real *c = (real *)p->c + r * p->c_stride + at;
-            FN(multiply)(s->kept, tiles, r, rows, p->n, width, s->sums);
-            if (s->kept_fits) {
+            FN(multiply)(s->same, s->other, r, rows, p->n, width, s->sums);
+            if (s->same_fits) {
                 FN(take_sums)(s->sums, rows, width, start == NULL ? NULL : start + at, c, p->c_stride);
                 continue;
             }
@@ -328,22 +288,22 @@ SA_NOINLINE void FN(matmul_tn)(const sa_product *p, void *scratch) {
     sa_tiles_open();
     const unsigned before = sa_flush_subnormals();
     if (!p->again) {
-        s->kept_fits = true;
+        s->same_fits = true;
     }
     for (ptrdiff_t at = 0; at < p->width && !p->again; at += SA_SIDE) {
         const ptrdiff_t width = p->width - at < SA_SIDE ? p->width - at : SA_SIDE;
         const bool fits =
-            FN(split_panel)(b + at, p->b_stride, p->n, width, false, s->kept + (size_t)(at / SA_SIDE) * panel_bytes);
-        s->kept_fits = s->kept_fits && fits;
+            FN(split_panel)(b + at, p->b_stride, p->n, width, false, s->same + (size_t)(at / SA_SIDE) * panel_bytes);
+        s->same_fits = s->same_fits && fits;
     }
-    if (!FN(split_left)(p->a, p->a_stride, p->m, p->n, true, s->other) || !s->kept_fits) {
+    if (!FN(split_left)(p->a, p->a_stride, p->m, p->n, true, s->other) || !s->same_fits) {
         SA_PLAIN(matmul_tn)(p, s->plain);
     } else {
         for (ptrdiff_t at = 0; at < p->width; at += SA_SIDE) {
             const ptrdiff_t width = p->width - at < SA_SIDE ? p->width - at : SA_SIDE;
             for (ptrdiff_t r = 0; r < p->m; r += SA_SIDE) {
                 const ptrdiff_t rows = p->m - r < SA_SIDE ? p->m - r : SA_SIDE;
-                FN(multiply)(s->other, s->kept + (size_t)(at / SA_SIDE) * panel_bytes, r, rows, p->n, width, s->sums);
+                FN(multiply)(s->other, s->same + (size_t)(at / SA_SIDE) * panel_bytes, r, rows, p->n, width, s->sums);
                 FN(take_sums)(s->sums, rows, width, p->adds ? NULL : zeros, (real *)p->c + r * p->c_stride + at, p->c_stride);
             }
         }
