@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# On a busy machine, threads that spin while they wait take the time of those that work: of selfattn, and of NumPy's products in the
+# reference. (Read when the libraries are loaded.)
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from selfattn import _core
 
-sys.path.insert(
-    0, str(Path(__file__).parent / "support")
-)  # inputs.py, tolerances.py, bad_calls.py: importlib mode does not
+sys.path.insert(0, str(Path(__file__).parent / "support"))  # its modules: importlib mode does not find them
 
 # A shell starts what runs in the background with Ctrl-C ignored, and so would be the tests of Ctrl-C, and their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -41,6 +44,14 @@ def threads_restored():
     before = _core.get_num_threads()
     yield
     _core.set_num_threads(before)
+
+
+@pytest.fixture
+def one_thread():
+    """For many small calls, which say how many threads where that matters: starting others takes longer than the calls."""
+    _core.set_num_threads(1)
+    yield
+    _core.set_num_threads(None)
 
 
 def _only_on(isa, lacking):
