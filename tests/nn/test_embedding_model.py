@@ -11,7 +11,6 @@ import selfattn as sa
 from selfattn import nn, optim
 from selfattn.text import WhitespaceTokenizer
 
-SHAPES = [(1, 1), (3, 1), (1, 4), (3, 4), (0, 1)]  # layers, heads
 VOCABULARY, WIDTH, LONGEST = 50, 16, 12
 TRIPLET = [5, 3, 3, 49, 0, 7], [7, 5, 3], list(range(20))  # the last one is cut to LONGEST
 
@@ -27,9 +26,7 @@ def torch_model(layers, heads, dtype=np.float32, seed=1):
     torch = pytest.importorskip("torch")
     from torch_embedding import TorchEmbeddingModel
 
-    torch.set_num_threads(
-        1
-    )  # on a busy machine its threads wait for each other, 20 times as long as they work
+    torch.set_num_threads(1)  # on a busy machine its threads wait for each other most of the time
     torch.manual_seed(seed)
     theirs = TorchEmbeddingModel(VOCABULARY, WIDTH, LONGEST, layers, heads)
     return theirs.to(torch.float64 if dtype == np.float64 else torch.float32)
@@ -38,7 +35,7 @@ def torch_model(layers, heads, dtype=np.float32, seed=1):
 # -------------------------------------------------------------------------------------------------- PyTorch
 
 
-@pytest.mark.parametrize(("layers", "heads"), SHAPES)
+@pytest.mark.parametrize(("layers", "heads"), [(0, 1), (3, 4)])
 def test_the_same_seed_gives_the_weights_of_pytorch(layers, heads):
     expected = torch_model(layers, heads, seed=3).numpy_state()
     got = model_of(layers, heads, rng=sa.torch_rng(3)).state_dict()
@@ -51,8 +48,10 @@ def test_the_same_seed_gives_the_weights_of_pytorch(layers, heads):
             np.testing.assert_array_equal(array, expected[name])
 
 
-@pytest.mark.parametrize(("layers", "heads"), SHAPES)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("layers", "heads", "dtype"),
+    [(0, 1, np.float32), (1, 4, np.float64), (3, 1, np.float32), (3, 4, np.float64)],
+)
 def test_confidence_and_gradients_are_those_of_pytorch(layers, heads, dtype):
     theirs = torch_model(layers, heads, dtype)
     ours = model_of(layers, heads, dtype)
@@ -78,8 +77,9 @@ def test_confidence_and_gradients_are_those_of_pytorch(layers, heads, dtype):
         )
 
 
-@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (3, 4)])
-@pytest.mark.parametrize(("dtype", "close"), [(np.float32, 3e-5), (np.float64, 1e-10)])
+@pytest.mark.parametrize(
+    ("layers", "heads", "dtype", "close"), [(1, 1, np.float32, 3e-5), (3, 4, np.float64, 1e-10)]
+)
 def test_every_loss_of_300_steps_is_that_of_pytorch(layers, heads, dtype, close):
     """From the same seed, with a batch of one; the rounding of 300 steps adds up, hence not a few eps."""
     torch = pytest.importorskip("torch")
@@ -112,7 +112,7 @@ def test_every_loss_of_300_steps_is_that_of_pytorch(layers, heads, dtype, close)
 # ----------------------------------------------------------------------------------- without another library
 
 
-@pytest.mark.parametrize(("layers", "heads"), SHAPES)
+@pytest.mark.parametrize(("layers", "heads"), [(0, 1), (1, 1), (2, 4)])
 def test_gradients_by_finite_differences(layers, heads):
     task = nn.ProxyTask(model_of(layers, heads, np.float64))
     names = list(task.parameters())
@@ -126,17 +126,7 @@ def test_gradients_by_finite_differences(layers, heads):
     sa.check_vjp(f, *(array.copy() for array in task.parameters().values()))
 
 
-def test_one_token_goes_through_by_hand():
-    """A softmax over one key is 1: the block is LayerNorm(x + value(x)), and there is nothing to average."""
-    model = model_of(1, 2, np.float64)
-    block = model.attention_layers[0]
-    x = model.embedding_layer.weight[7] + np.tile([0.0, 1.0], WIDTH // 2)
-    s = x + block.value.weight @ x + block.value.bias
-    expected = (s - s.mean()) / np.sqrt(s.var() + 1e-5)
-    np.testing.assert_allclose(model([7]), expected, rtol=0, atol=64 * np.finfo(float).eps)
-
-
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float64"])
 def test_a_list_of_sentences_is_each_of_them(name):
     dtype = getattr(pytest.importorskip("ml_dtypes"), name) if name == "bfloat16" else np.dtype(name)
     eps = 2.0**-7 if name == "bfloat16" else np.finfo(dtype).eps
@@ -213,20 +203,6 @@ def test_a_long_sentence_is_cut():
     np.testing.assert_array_equal(model(long.tolist()), model(long[:LONGEST]))
     beyond = [*range(LONGEST), VOCABULARY]  # what is cut is not looked at
     np.testing.assert_array_equal(model(beyond), model(beyond[:LONGEST]))
-
-
-@pytest.mark.parametrize(("layers", "heads"), SHAPES)
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_the_last_step_is_the_embedding(layers, heads, dtype):
-    model = model_of(layers, heads, dtype)
-    steps = model.steps(TRIPLET[2])
-    assert len(steps.blocks) == layers and steps.inputs.shape == (LONGEST, WIDTH)
-    np.testing.assert_array_equal(steps.embeddings, model.embedding_layer.weight[TRIPLET[2][:LONGEST]])
-    for block in steps.blocks:
-        assert block.weights.shape == (heads, LONGEST, LONGEST)[heads == 1 :]
-    # three blocks of sums of 16 products of numbers up to 4
-    got, close = steps.output.astype(np.float64), 64 * np.finfo(dtype).eps
-    np.testing.assert_allclose(got, model(TRIPLET[2]).astype(np.float64), rtol=0, atol=close)
 
 
 def test_tied_blocks_have_one_gradient():

@@ -2,39 +2,13 @@
 
 import numpy as np
 import pytest
+from nn_checks import check_gradients, compare_with_torch, perturbed, torch_state, torch_twin, with_one_input
 
 import selfattn as sa
 from selfattn import nn, reference
-from selfattn.steps import tutorials
 
 EPS32 = float(np.finfo(np.float32).eps)
 ROWS = np.random.default_rng(5).standard_normal((2, 5, 6))
-
-
-def check_layer(layer, x):
-    """Compare the gradients of the input and of every parameter with finite differences, in float64."""
-    names = list(layer.parameters())
-
-    def f(x, *arrays):
-        layer.load_state_dict(dict(zip(names, arrays, strict=True)))
-        y, pullback = layer.vjp(x)
-        np.testing.assert_array_equal(layer(x), y)
-
-        def both(dy):
-            dx, grads = pullback(dy)
-            assert list(grads) == names
-            return dx, *grads.values()
-
-        return y, both
-
-    sa.check_vjp(f, x, *layer.parameters().values())
-
-
-def perturbed(layer):
-    rng = np.random.default_rng(1)
-    for array in layer.parameters().values():
-        array[...] += 0.1 * rng.standard_normal(array.shape)
-    return layer
 
 
 F64 = {"dtype": np.float64}
@@ -59,7 +33,8 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_are_those_of_finite_differences(name):
-    check_layer(perturbed(LAYERS[name]()), ROWS)
+    layer = perturbed(LAYERS[name]())
+    check_gradients(layer, with_one_input(layer), ROWS)
 
 
 @pytest.mark.parametrize("heads", [1, 2])
@@ -90,40 +65,6 @@ def test_options_of_a_block_reach_every_head(heads, options):
     np.testing.assert_array_equal(block(x, **options), y)
     sa.check_vjp(lambda x: (block.vjp(x, **options)[0], lambda dy: block.vjp(x, **options)[1](dy)[0]), x)
     assert pullback(y)[0].shape == x.shape
-
-
-@pytest.mark.parametrize("sentence", ["river", "finance"])
-def test_the_class_of_first_principles_comes_out_as_printed(sentence):
-    data = tutorials.load("first_principles")
-    x = np.array([data["vocab"][token] for token in data["tokens"][sentence]])
-    layer = nn.SelfAttention(4, 3, rng=sa.torch_rng(0))
-    printed = data["self_attention_class"]["printed"][sentence]
-    # three decimals, and float32 sums of four products
-    np.testing.assert_allclose(layer(x.astype(np.float32)), printed, rtol=0, atol=0.5e-3 + 16 * EPS32)
-    np.testing.assert_allclose(layer.forward(x.tolist()), printed, rtol=0, atol=0.5e-3 + 16 * EPS32)
-
-
-def test_the_basics_notebook_comes_out_as_printed():
-    data = tutorials.load("basics_notebook")
-    table = np.array(data["embedded_tokens"], np.float64)
-    ids = np.arange(table.reshape(-1, table.shape[-1]).shape[0]).reshape(table.shape[:-1])
-    embedding = nn.Embedding(ids.size, table.shape[-1], dtype=np.float64)
-    embedding.weight = table.reshape(ids.size, -1)
-    d_in, d_out = np.shape(data["WQ"])
-    layer = nn.SelfAttention(d_in, d_out, dtype=np.float64)
-    layer.load_state_dict({"W_query": data["WQ"], "W_key": data["WK"], "W_value": data["WV"]})
-    got = layer(embedding(ids))
-    np.testing.assert_allclose(got, data["printed"]["output"], rtol=0, atol=0.5e-4 + 1e-15)
-
-
-def test_the_scores_of_the_illustrated_tutorial_are_unscaled():
-    data = tutorials.load("illustrated")
-    layer = nn.SelfAttention(4, 3, scale=False, dtype=np.float64)
-    state = {f"W_{name}": data[f"w_{name}"] for name in ("query", "key", "value")}
-    layer.load_state_dict(state)
-    q, k, v = (np.array(data["x"], np.float64) @ np.array(w, np.float64) for w in state.values())
-    e = np.exp(q @ k.T - (q @ k.T).max(-1, keepdims=True))
-    np.testing.assert_allclose(layer(data["x"]), e / e.sum(-1, keepdims=True) @ v, rtol=1e-14)
 
 
 def test_linear_by_its_definition_for_any_leading_shape():
@@ -320,13 +261,6 @@ def test_a_pullback_is_for_one_state_of_the_parameters(name):
             pullback(y)
 
 
-def test_modes_reach_everything_below():
-    model = nn.Sequential(nn.Linear(2, 2, rng=0), nn.Sequential(nn.Dropout()))
-    assert model.training and model.eval() is model
-    assert not any(module.training for module in model.modules())
-    assert model.train()[1][0].training
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -360,10 +294,6 @@ def test_wrong_calls_say_what_is_wrong(call, error, message):
 # -------------------------------------------------------------------------------------------------- PyTorch
 
 
-def torch_state(module):
-    return {name: tensor.numpy() for name, tensor in module.state_dict().items()}
-
-
 def test_initial_numbers_are_those_of_pytorch():
     torch = pytest.importorskip("torch")
     for ours, theirs in [
@@ -388,52 +318,29 @@ def test_init_agrees_with_pytorch(name):
 
 @pytest.mark.parametrize("name", ["Linear", "LayerNorm", "RMSNorm"])
 def test_layers_and_gradients_agree_with_pytorch(name):
-    torch = pytest.importorskip("torch")
     arguments = (6, 3) if name == "Linear" else (6,)
-    theirs = getattr(torch.nn, name)(*arguments, dtype=torch.float64)
-    ours = getattr(nn, name)(*arguments, dtype=np.float64)
-    ours.load_state_dict(torch_state(theirs.requires_grad_(False)))
-    theirs.requires_grad_(True)
-    x = torch.tensor(ROWS, requires_grad=True)
-    expected = theirs(x)
-    dy = np.cos(np.arange(expected.numel())).reshape(expected.shape)
-    expected.backward(torch.tensor(dy))
-    y, pullback = ours.vjp(ROWS)
-    dx, grads = pullback(dy)
-    # sums of at most ten products of numbers of about 1
-    np.testing.assert_allclose(y, expected.detach().numpy(), rtol=0, atol=1e-13)
-    np.testing.assert_allclose(dx, x.grad.numpy(), rtol=0, atol=1e-13)
-    for parameter, tensor in theirs.named_parameters():
-        np.testing.assert_allclose(grads[parameter], tensor.grad.numpy(), rtol=0, atol=1e-13)
+    ours, theirs = torch_twin(
+        lambda dtype: getattr(nn, name)(*arguments, dtype=dtype),
+        lambda torch: getattr(torch.nn, name)(*arguments),
+        "float64",
+    )
+    compare_with_torch(ours, theirs, [ROWS], with_one_input(ours), theirs, "float64", n=10)
 
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_a_block_agrees_with_the_same_one_in_pytorch(heads):
     """From the same seed: weights drawn in the same order, then output and gradients in float64."""
     torch = pytest.importorskip("torch")
-    torch.manual_seed(7)
-    theirs = torch.nn.ModuleDict({name: torch.nn.Linear(6, 6) for name in ("query", "key", "value")})
-    theirs["ln"] = torch.nn.LayerNorm(6)
-    drawn = nn.SelfAttentionBlock(6, heads, rng=sa.torch_rng(7)).state_dict()
-    for name, array in torch_state(theirs).items():
-        np.testing.assert_array_equal(drawn[name], array)
+    from torch_embedding import TorchBlock
 
-    theirs.double()
-    ours = nn.SelfAttentionBlock(6, heads, dtype=np.float64)
-    ours.load_state_dict(torch_state(theirs))
-    x = torch.tensor(ROWS, requires_grad=True)
-    q, k, v = (
-        theirs[name](x).unflatten(-1, (heads, 6 // heads)).transpose(1, 2)
-        for name in ("query", "key", "value")
+    torch.manual_seed(7)
+    drawn = torch_state(TorchBlock(6, heads))
+    for name, array in nn.SelfAttentionBlock(6, heads, rng=sa.torch_rng(7)).state_dict().items():
+        np.testing.assert_array_equal(drawn[name], array)
+    ours, theirs = torch_twin(
+        lambda dtype: nn.SelfAttentionBlock(6, heads, dtype=dtype),
+        lambda torch: TorchBlock(6, heads),
+        "float64",
     )
-    weights = torch.softmax(q @ k.transpose(-1, -2) / (6 / heads) ** 0.5, dim=-1)
-    expected = theirs["ln"]((weights @ v).transpose(1, 2).flatten(-2) + x)
-    dy = np.cos(np.arange(ROWS.size)).reshape(ROWS.shape)
-    expected.backward(torch.tensor(dy))
-    y, pullback = ours.vjp(ROWS)
-    dx, grads = pullback(dy)
-    # a few sums of at most ten products of numbers of about 1
-    np.testing.assert_allclose(y, expected.detach().numpy(), rtol=0, atol=1e-13)
-    np.testing.assert_allclose(dx, x.grad.numpy(), rtol=0, atol=1e-13)
-    for name, tensor in theirs.named_parameters():
-        np.testing.assert_allclose(grads[name], tensor.grad.numpy(), rtol=0, atol=1e-13)
+    x = ROWS[0]
+    compare_with_torch(ours, theirs, [x], with_one_input(ours), theirs, "float64", n=10)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from nn_checks import assert_close, check_gradients, compare_with_torch, perturbed
+from nn_checks import assert_close, check_gradients, compare_with_torch, perturbed, with_one_input
 
 import selfattn as sa
 from selfattn import nn
@@ -26,24 +26,10 @@ def layer_of(kind, **more):
     return nn.SelfAttention(6, 4, **KINDS[kind], **({"rng": 0} | F64 | more))
 
 
-def call(layer, **options):
-    def vjp(x):
-        y, pullback = layer.vjp(x, **options)
-        np.testing.assert_array_equal(layer(x, **options), y)
-
-        def flat(dy):
-            dx, grads = pullback(dy)
-            return (dx,), grads
-
-        return y, flat
-
-    return vjp
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_finite_differences(kind):
     layer = perturbed(layer_of(kind))
-    check_gradients(layer, call(layer, is_causal=True, key_lengths=LENGTHS), X)
+    check_gradients(layer, with_one_input(layer, is_causal=True, key_lengths=LENGTHS), X)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -73,7 +59,7 @@ def test_outputs_and_gradients_are_those_of_pytorch(kind, dtype):
     layer = perturbed(layer_of(kind, dtype=dtype))
     theirs = Theirs(layer.state_dict())
     # sums over the tokens, of what was summed over the widths and the keys
-    compare_with_torch(layer, theirs, [X / 2], call(layer), theirs, dtype, n=10 * 5 * 6)
+    compare_with_torch(layer, theirs, [X / 2], with_one_input(layer), theirs, dtype, n=10 * 5 * 6)
 
 
 def test_weights_and_biases_are_drawn_one_after_the_other():
@@ -141,8 +127,7 @@ def test_the_last_step_of_an_additive_score_is_the_output(kind, options):
     assert "tanh(query[i] + key[j]) @ v" in repr(steps)
 
 
-@pytest.mark.parametrize("heads", [1, 2])
-@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize(("heads", "batch_first"), [(1, True), (2, False)])
 @pytest.mark.parametrize(
     "options",
     [

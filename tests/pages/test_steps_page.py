@@ -266,28 +266,11 @@ def test_errors_say_what_was_given(arguments, error, message):
         views.steps_page(illustrated()[0], **arguments)
 
 
-def test_tokens_from_numpy():
-    steps, tokens = illustrated()
-    assert views.steps_page(steps, np.array(tokens)).html == views.steps_page(steps, tokens).html
-
-
 def test_without_heads_there_is_nothing_to_show():
     steps = sa.attention_steps(*np.ones((3, 0, 2, 2)))
     with pytest.raises(views.PageError, match=r"no heads to show: the scores have shape \(0, 2, 2\)"):
         views.steps_page(steps)
     assert steps._repr_html_() is None and steps._repr_svg_() is None
-
-
-def test_ten_thousand_tokens():
-    n = 10_000
-    steps = sa.attention_steps(np.ones((2, 1)), np.ones((n, 1)), np.arange(float(n))[:, None])
-    page = Reader(views.steps_page(steps, ["a", "b"], key_tokens=[f"t{i}" for i in range(n)]).html)
-    assert page.of("weights").columns == [
-        *(f"t{i}" for i in range(11)),
-        "…",
-        *(f"t{i}" for i in range(n - 5, n)),
-    ]
-    assert page.of("output").cells == [["4999.5"], ["4999.5"]]
 
 
 def test_what_is_left_out_is_said_in_every_stage():
@@ -309,16 +292,6 @@ def test_what_is_left_out_is_said_in_every_stage():
         assert "Abridged: 4 of 6 heads are shown." in stage, name
     given = views.steps_page(sa.attention_steps(*rng.standard_normal((3, 6, 2, 2)))).html
     assert "Abridged: 4 of 6 heads" in re.search(r'data-stage="given".*?</section>', given, re.DOTALL)[0]
-
-
-def test_the_note_of_an_open_mask_is_there_when_all_masks_are_open():
-    x = np.eye(3)
-    for options, said in (({}, True), ({"is_causal": True}, False)):
-        html = views.steps_page(sa.attention_steps(x, x, x, **options)).html
-        assert (views.CAPTIONS["open mask"] in Reader(html).text) is said
-    closed = sa.attention_steps(x, x, x, is_causal=True)
-    html = views.steps_page(sa.attention_steps(x, x, x), compare=(closed, None)).html
-    assert views.CAPTIONS["open mask"] not in Reader(html).text
 
 
 def test_the_legend_names_each_matrix_and_its_range():
@@ -371,16 +344,6 @@ def test_an_exercise_hides_its_blanks_everywhere_but_in_the_answers():
     assert "scores[three, three] = 10" in text
 
 
-def test_an_exercise_has_one_blank_in_each_row_of_what_is_computed():
-    steps, tokens = bank("river")  # three rows; two columns, or three
-    page = Reader(views.steps_page(steps, tokens, exercise=True).html)
-    for name in ("query", "key", "value", "scores", "scaled_scores", "masked_scores", "weights", "output"):
-        columns = [row.index("____") for row in page.of(name).cells if row.count("____") == 1]
-        assert len(columns) == 3 and len(set(columns)) > 1, name
-    for name in ("inputs", "W_query", "scale", "mask", "row_sums"):
-        assert not any("____" in row for row in page.of(name).cells), name
-
-
 def test_two_sentences_have_their_differences():
     (river, tokens), (finance, others) = bank("river"), bank("finance")
     page = Reader(views.steps_page(river, tokens, compare=(finance, others)).html)
@@ -427,6 +390,34 @@ def test_the_picture_names_heads_and_sentences_and_says_what_it_leaves_out():
     assert "Abridged" not in views.steps_page(*river).svg
 
 
+def test_sentences_of_different_lengths_are_compared_as_far_as_both_reach():
+    rng = np.random.default_rng(2)
+    short, long = rng.standard_normal((2, 3)), rng.standard_normal((4, 3))
+    a, b = (sa.attention_steps(x, x, x) for x in (short, long))
+    page = Reader(views.steps_page(a, ["a", "b"], compare=(b, ["a", "c", "d", "e"])).html)
+    difference = next(t for t in page.tables if t.attributes.get("data-a") == "weights")
+    np.testing.assert_allclose(difference.numbers, b.weights[:2, :2] - a.weights, rtol=0, atol=0.51e-4)
+    assert difference.rows == ["a", "b → c"]
+    assert {"weighted_values[1]", "weighted_values[3]~1"} <= {t.node for t in page.tables}
+
+
+def test_steps_show_themselves_in_a_notebook():
+    for steps, _ in (illustrated(), everything(), model()):
+        assert Reader(steps._repr_html_()).tables
+        ElementTree.fromstring(steps._repr_svg_())
+        assert "data-alone" not in steps._repr_html_().split("<script>")[0].split("</style>")[1]
+
+
+def test_the_note_of_an_open_mask_is_there_when_all_masks_are_open():
+    x = np.eye(3)
+    for options, said in (({}, True), ({"is_causal": True}, False)):
+        html = views.steps_page(sa.attention_steps(x, x, x, **options)).html
+        assert (views.CAPTIONS["open mask"] in Reader(html).text) is said
+    closed = sa.attention_steps(x, x, x, is_causal=True)
+    html = views.steps_page(sa.attention_steps(x, x, x), compare=(closed, None)).html
+    assert views.CAPTIONS["open mask"] not in Reader(html).text
+
+
 def test_joined_pages_have_the_pictures_of_all_that_have_weights():
     for name, views_with_weights in (
         ("first_principles", 3),
@@ -453,39 +444,3 @@ def test_the_picture_has_room_for_long_tokens():
     for (name, x), (after, y) in itertools.pairwise(columns):
         assert y - x >= 7 * (letters(name) + letters(after)) / 2  # at 12 pixels a letter is about 7 wide
     assert all(x >= 7 * letters(name) for name, x, anchor in texts if anchor == "end")
-
-
-def test_the_picture_of_an_exercise_keeps_its_blanks():
-    page = views.steps_page(*illustrated(), exercise=True)
-    blanks = sum(row.count("____") for row in Reader(page.html).of("weights").cells)
-    (texts,) = picture_of(page)
-    assert [text for text, *_ in texts].count("____") == blanks == 3
-
-
-def test_sentences_of_different_lengths_are_compared_as_far_as_both_reach():
-    rng = np.random.default_rng(2)
-    short, long = rng.standard_normal((2, 3)), rng.standard_normal((4, 3))
-    a, b = (sa.attention_steps(x, x, x) for x in (short, long))
-    page = Reader(views.steps_page(a, ["a", "b"], compare=(b, ["a", "c", "d", "e"])).html)
-    difference = next(t for t in page.tables if t.attributes.get("data-a") == "weights")
-    np.testing.assert_allclose(difference.numbers, b.weights[:2, :2] - a.weights, rtol=0, atol=0.51e-4)
-    assert difference.rows == ["a", "b → c"]
-    assert {"weighted_values[1]", "weighted_values[3]~1"} <= {t.node for t in page.tables}
-
-
-def test_keys_of_another_sentence():
-    rng = np.random.default_rng(3)
-    x, y, *weights = (rng.standard_normal(shape) for shape in [(2, 3), (4, 3), (3, 3), (3, 3), (3, 3)])
-    steps = layer_steps(x, *weights, key_inputs=y, residual=True)
-    page = Reader(views.steps_page(steps, ["q0", "q1"], key_tokens=["k0", "k1", "k2", "k3"]).html)
-    assert page.of("scores").rows == ["q0", "q1"]
-    assert page.of("scores").columns == ["k0", "k1", "k2", "k3"]
-    np.testing.assert_allclose(page.numbers("key_inputs"), y, rtol=0, atol=0.51e-4)
-    np.testing.assert_allclose(page.numbers("residual"), steps.residual, rtol=0, atol=0.51e-4)
-
-
-def test_steps_show_themselves_in_a_notebook():
-    for steps, _ in (illustrated(), everything(), model()):
-        assert Reader(steps._repr_html_()).tables
-        ElementTree.fromstring(steps._repr_svg_())
-        assert "data-alone" not in steps._repr_html_().split("<script>")[0].split("</style>")[1]

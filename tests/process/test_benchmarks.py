@@ -15,7 +15,7 @@ import pytest
 
 import selfattn as sa
 from selfattn import reference
-from selfattn._timing import numpy_attention, sample_times, wait_until_quiet
+from selfattn._timing import sample_times, wait_until_quiet
 from selfattn.benchmarks import app, engines, measure, report
 from selfattn.benchmarks.cases import BACKWARD, BOTH, SUITES, Case, Choice, Contestant, Row, rows_of
 from selfattn.benchmarks.spelling import UnsupportedError
@@ -60,13 +60,6 @@ def test_inputs_of_a_case(mask: str, dtype: str) -> None:
         np.testing.assert_array_equal(array, again)
 
 
-def test_heads_of_a_case() -> None:
-    assert Case(8, 4, heads=32, kv_heads=8).inputs().key.shape == (1, 8, 8, 4)
-    assert replace(Case(8, 4), heads=1, kv_heads=1).inputs().key.shape == (1, 1, 8, 4)
-    with pytest.raises(ValueError, match="1 heads of query do not fall to 8 of key"):
-        replace(Case(8, 4), heads=1)  # kv_heads stays 8
-
-
 def test_a_ragged_case() -> None:
     case = Case(2048, 4, heads=2, ragged=64)
     assert len(case.lengths) == 64
@@ -78,13 +71,6 @@ def test_a_ragged_case() -> None:
     assert case.key_value_bytes == 2 * 2 * sum(case.lengths) * 4 * 4
     assert {array.shape for array in (*case.inputs()[:3], case.grad_out())} == {(sum(case.lengths), 2, 4)}
     assert Case(**case.to_dict()).lengths == case.lengths
-
-
-def test_layouts_hold_the_same_numbers() -> None:
-    plain, strided = Case(5, 3).inputs(), Case(5, 3, layout="BLHD").inputs()
-    np.testing.assert_array_equal(plain.query, strided.query)
-    assert strided.query.swapaxes(1, 2).flags.c_contiguous
-    assert Case(5, 3, heads=1, layout="LD").inputs().query.shape == (5, 3)
 
 
 def test_suites() -> None:
@@ -106,17 +92,6 @@ def test_suites() -> None:
     assert "documents of 512 in 4096 x 64" in [row.label for row in rows["blocks"]]
 
 
-def test_suite_of_gradients() -> None:
-    few, full = (rows_of(["backward"], Choice(["torch", "jax"], full=full)) for full in (False, True))
-    for rows in (few, full):
-        assert {name.name for row in rows for name in row.contestants} == {"selfattn", "torch"}
-        assert len({row.label for row in rows}) == len(rows)
-    shapes = [(row.contestants[0].case.length, row.contestants[0].case.width) for row in full]
-    assert len(few) < len(full)
-    assert len(set(shapes)) == 7 * 4
-    assert "backward, one head 4096 x 64" in [row.label for row in few]
-
-
 def test_suite_of_ragged_batches() -> None:
     rows = rows_of(["ragged"], Choice(["numpy", "torch"]))
     assert len(rows) == 4  # forward and backward, causal and not
@@ -129,22 +104,7 @@ def test_suite_of_ragged_batches() -> None:
     assert [len(row.contestants) for row in rows_of(["ragged"], Choice(["numpy"], quick=True))] == [3] * 4
 
 
-def test_choice_of_shapes() -> None:
-    rows = rows_of(["forward"], Choice([], lengths=[16, 32], widths=[8]))
-    assert [row.label for row in rows] == ["16 x 8", "32 x 8"]
-    assert len(rows_of(["summary"], Choice([], quick=True))) < len(rows_of(["summary"], Choice([])))
-
-
 # ------------------------------------------------------------------------------------------------- timing
-
-
-def test_numpy_attention_is_attention() -> None:
-    query, key, value, mask = Case(6, 4, mask="float").inputs()
-    np.testing.assert_allclose(
-        numpy_attention(query, key, value, mask),
-        sa.scaled_dot_product_attention(query, key, value, mask),
-        atol=1e-6,
-    )
 
 
 def test_sample_times() -> None:
@@ -189,21 +149,6 @@ def test_engines_compute_the_case(engine: str, case: Case) -> None:
         np.testing.assert_allclose(out.reshape(expected.shape), expected.astype(np.float64), atol=near)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("gradients", ["", BACKWARD])
-def test_torch_computes_16_bits(dtype: str, gradients: str) -> None:
-    pytest.importorskip("torch", reason="needs the package torch")
-    case = Case(6, 4, dtype=dtype, gradients=gradients)
-    inputs = case.inputs()
-    assert inputs.query.dtype.name == case.grad_out().dtype.name == dtype
-    own, theirs = (
-        spelling.to_array(eval(spelling.statement, spelling.names)).astype(np.float64)
-        for engine in ("selfattn", "torch")
-        for spelling in engines.ENGINES[engine].spell(case, inputs, 1)
-    )
-    np.testing.assert_allclose(theirs, own, atol=16 * 2.0 ** -{"float16": 11, "bfloat16": 8}[dtype])
-
-
 @pytest.mark.parametrize("kind", [BACKWARD, BOTH])
 @pytest.mark.parametrize("engine", ["selfattn", "torch"])
 @pytest.mark.parametrize("mask", ["", "float", "bool"])
@@ -243,13 +188,6 @@ def test_a_ragged_batch_in_every_spelling(kind: str, engine: str, causal: bool) 
     assert len(set(statements)) == {"selfattn": 2, "torch": 3}[engine]
 
 
-def test_libraries_without_ragged_batches_say_so() -> None:
-    case = Case(6, 4, ragged=3)
-    for name in ("numpy", "onnxruntime", "openvino", "jax"):
-        with pytest.raises(UnsupportedError, match="ragged"):
-            engines.ENGINES[name].spell(case, case.inputs(), 1)
-
-
 def test_libraries_without_gradients_say_so() -> None:
     case = Case(6, 4, gradients=BACKWARD)
     for name in ("numpy", "onnxruntime", "openvino", "jax"):
@@ -274,15 +212,6 @@ def test_worker_protocol() -> None:
     assert timed["limits"] == []
     assert forgotten == {}
     assert all("error" in answer for answer in (unknown, gone, nonsense))
-
-
-def test_limits_are_measured_around_a_batch() -> None:
-    library = Library("selfattn", 1)
-    for limit in ("flops", "bytes"):
-        library.prepare({"id": 0, "case": Case(16, 8).to_dict()})
-        limits = library.run({"id": 0, "seconds": 0.001, "limit": limit})["limits"]
-        assert len(limits) == 2
-        assert min(limits) > 1e8
 
 
 def test_a_worker_that_dies_is_reported() -> None:
@@ -362,13 +291,6 @@ def test_figures_of_a_row() -> None:
     assert report.ratio(row, "torch") is report.ratio(row, "nobody") is None
 
 
-def test_a_yardstick_is_compared_by_the_operation() -> None:
-    row = make_row()
-    peer = row["contestants"][1]
-    peer["flops"] *= 4  # in three times the time
-    assert report.ratio(row, "numpy") == 0.75
-
-
 def test_problems_of_a_run() -> None:
     row = make_row()
     assert not report.is_sound([row])
@@ -431,13 +353,6 @@ def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == printed
     assert app.main(["--load", str(saved), "--markdown"]) == 0
     assert "| 8 x 4 " in capsys.readouterr().out
-
-
-def test_other_isas(capsys: pytest.CaptureFixture[str]) -> None:
-    others = [isa for isa in sa.show_config("dicts")["available_isas"] if isa != sa.get_isa()]
-    assert app.main(["--suite", "isa", *TINY]) == 0
-    printed = capsys.readouterr().out
-    assert all(f"{isa} 8 x 4" in printed for isa in others)
 
 
 @pytest.mark.parametrize(

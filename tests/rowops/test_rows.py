@@ -98,55 +98,28 @@ def test_softmax_along_other_axes(isa, dtype):
                 )
 
 
-def test_softmax_axes_between_others():
-    rng = np.random.default_rng(3)
-    x = normal(rng, (3, 4, 5, 6), np.float32).transpose(2, 0, 3, 1)
-    for axis in range(-4, 4):
-        expected = np.moveaxis(sa.softmax(np.moveaxis(x, axis, -1)), -1, axis)
-        np.testing.assert_allclose(sa.softmax(x, axis), expected, rtol=4e-7)
-        np.testing.assert_array_equal(sa.softmax(x, axis=axis), sa.softmax(x.copy(), axis))
-
-
 @dtypes
-@pytest.mark.parametrize("given_parameters", ["none", "weight", "bias", "both"])
-def test_norms(isa, dtype, given_parameters):
+def test_norms(isa, dtype):
+    """Neither, one or both of the parameters, by turns."""
     rng = np.random.default_rng(4)
-    for n in LENGTHS:
+    for turn, n in enumerate(LENGTHS):
         x = normal(rng, (3, n), dtype) + np.asarray(0.5, dtype)
-        weight = normal(rng, n, dtype) if given_parameters in ("weight", "both") else None
-        bias = normal(rng, n, dtype) if given_parameters in ("bias", "both") else None
+        weight = normal(rng, n, dtype) if turn % 3 else None
+        bias = normal(rng, n, dtype) if turn % 2 else None
         w, b = (None if p is None else p.astype(np.float64) for p in (weight, bias))
 
         def bound(x, y, u, w=w, b=b):
             return layer_norm_bound(x, y, u, (-1,), w, b)
 
         assert_like_reference("layer_norm", x, n, weight, bias, bound=bound)
-        if bias is None:
-            assert_like_reference("rms_norm", x, (n,), weight, bound=relative(4))
-
-
-@dtypes
-def test_norms_over_several_axes(isa, dtype):
-    rng = np.random.default_rng(5)
-    x, weight = normal(rng, (2, 3, 4, 5), dtype), normal(rng, (5, 4, 3), dtype).T
-    for axes in (1, 2, 3, 4):
-        shape = x.shape[-axes:]
-        w = weight[(0,) * (3 - axes)] if axes <= 3 else None
-        wide = None if w is None else w.astype(np.float64)
-
-        def bound(x, y, u, axes=axes, wide=wide):
-            return layer_norm_bound(x, y, u, last_axes(x, axes), wide)
-
-        for layout in (np.ascontiguousarray, np.asfortranarray):
-            assert_like_reference("layer_norm", layout(x), shape, w, bound=bound)
-            assert_like_reference("rms_norm", layout(x), list(shape), w, bound=relative(4))
+        assert_like_reference("rms_norm", x, (n,), weight, bound=relative(4))
 
 
 @dtypes
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rotary(isa, dtype, interleaved):
     rng = np.random.default_rng(6)
-    for width in (2, 4, 6, 8, 14, 16, 18, 32, 34, 64, 66, 130):
+    for width in (2, 6, 8, 14, 16, 18, 34, 66, 130):
         x = normal(rng, (2, 3, 5, width), dtype)
         for shape in [(5,), (1,), (2, 1, 5), (2, 3, 5), (1, 3, 1), (2, 5), (2, 1), (1, 1)]:
             cos, sin = normal(rng, (*shape, width // 2), dtype), normal(rng, (*shape, width // 2), dtype)
@@ -299,16 +272,16 @@ calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
 
 @calls
-@dtypes
-def test_layouts_give_the_same_bits(isa, call, dtype):
-    x = normal(np.random.default_rng(8), (2, 3, 4, 18), dtype)
-    expected = call(x)
-    before = x.copy()
-    for name, layout in LAYOUTS.items():
-        y = call(layout(x))
-        assert y.flags.c_contiguous and y.dtype == dtype, name
-        np.testing.assert_array_equal(y, expected, err_msg=name)
-    np.testing.assert_array_equal(x, before)
+def test_layouts_give_the_same_bits(call):
+    for dtype in FLOATS:
+        x = normal(np.random.default_rng(8), (2, 3, 4, 18), dtype)
+        expected = call(x)
+        before = x.copy()
+        for name, layout in LAYOUTS.items():
+            y = call(layout(x))
+            assert y.flags.c_contiguous and y.dtype == dtype, name
+            np.testing.assert_array_equal(y, expected, err_msg=name)
+        np.testing.assert_array_equal(x, before)
 
 
 @calls
@@ -316,21 +289,17 @@ def test_threads_give_the_same_bits(call):
     x = normal(np.random.default_rng(9), (4, 7, 250, 38), np.float32)
     before = sa.get_num_threads()
     try:
-        sa.set_num_threads(1)
-        expected = [call(x), call(x.astype(np.float16)), call(x[::-1, :, ::2])]
-        for threads in (2, 3, 8):
-            sa.set_num_threads(threads)
-            for y, once in zip(
-                [call(x), call(x.astype(np.float16)), call(x[::-1, :, ::2])], expected, strict=True
-            ):
-                np.testing.assert_array_equal(y, once)
+        for given in (x, x.astype(np.float16), x[::-1, :, ::2]):
+            sa.set_num_threads(1)
+            expected = call(given)
+            for threads in (2, 7):
+                sa.set_num_threads(threads)
+                np.testing.assert_array_equal(call(given), expected)
     finally:
         sa.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    "dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
-)
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"])
 def test_integers_count_as_float64(dtype):
     x = normal(np.random.default_rng(10), (2, 3, 4, 6), dtype)
     for call in CALLS.values():
@@ -375,12 +344,6 @@ def test_empty_and_scalar():
     assert sa.softmax(np.zeros((1,) * 40 + (2,)), 3).shape == (1,) * 40 + (2,)
 
 
-def test_broadcast_views_take_no_memory():
-    x = np.broadcast_to(np.float32(1), (1000, 300))
-    np.testing.assert_array_equal(sa.softmax(x), np.full((1000, 300), np.float32(1) / 300))
-    np.testing.assert_array_equal(sa.gelu(x), np.full((1000, 300), sa.gelu(np.float32(1))))
-
-
 @given(st.data())
 def test_any_shape_and_strides(data):
     """A slice of a transposed array, any function: the same bits as its contiguous copy, near the reference."""
@@ -416,32 +379,6 @@ def test_any_shape_and_strides(data):
             size = np.where(np.isfinite(exact), np.abs(exact), 0).max(initial=1)
         tolerance = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(y.dtype.name, 2.0**-17) * size
         np.testing.assert_allclose(y.astype(np.float64), exact, rtol=0, atol=tolerance, err_msg=name)
-
-
-# ---------------------------------------------------------------------------------------------------- PyTorch
-
-
-def test_pytorch_parity():
-    torch = pytest.importorskip("torch", reason="comparing with PyTorch needs the package torch")
-    functional = torch.nn.functional
-    rng = np.random.default_rng(12)
-    x, weight, bias = rng.standard_normal((3, 5, 64)), rng.standard_normal(64), rng.standard_normal(64)
-    t, tw, tb = (torch.from_numpy(a) for a in (x, weight, bias))
-    for got, expected in [
-        (sa.softmax(x), torch.softmax(t, -1)),
-        (sa.softmax(x, 1), torch.softmax(t, 1)),
-        (sa.log_softmax(x, 0), torch.log_softmax(t, 0)),
-        (sa.layer_norm(x, 64, weight, bias), functional.layer_norm(t, (64,), tw, tb)),
-        (sa.layer_norm(x, (5, 64)), functional.layer_norm(t, (5, 64))),
-        (sa.rms_norm(x, 64, weight), functional.rms_norm(t, (64,), tw)),
-        (sa.rms_norm(1e-6 * x, 64), functional.rms_norm(1e-6 * t, (64,))),
-        (sa.gelu(x), functional.gelu(t)),
-        (sa.gelu(x, approximate="tanh"), functional.gelu(t, approximate="tanh")),
-    ]:
-        np.testing.assert_allclose(got, expected.numpy(), rtol=1e-13, atol=1e-14)
-    small = (1e-3 * x).astype(np.float32)  # eps=None matters here
-    expected = functional.rms_norm(torch.from_numpy(small), (64,)).numpy()
-    np.testing.assert_allclose(sa.rms_norm(small, 64), expected, rtol=1e-6)
 
 
 # ----------------------------------------------------------------------------------------------------- errors

@@ -1,7 +1,7 @@
 """The pullbacks of the row operations and of merging.
 
-Finite differences check `selfattn.reference` in float64, and the public functions too; the reference checks the
-public functions in every dtype, on every instruction set; PyTorch's autograd, which shares nothing with either, checks both once more.
+Finite differences check `selfattn.reference` in float64; the reference checks the public functions in every dtype, on
+every instruction set; PyTorch's autograd, which shares nothing with either, checks them once more.
 """
 
 import math
@@ -40,81 +40,61 @@ def flat(grads):
     return [g for field in grads for g in (field if isinstance(field, list) else [field])]
 
 
-def merge(module):
-    """merge_attention_vjp as a function of two outs and two lses."""
-
-    def f(out_1, out_2, lse_1, lse_2):
-        result, pullback = module.merge_attention_vjp([out_1, out_2], [lse_1, lse_2])
-
-        def flat_pullback(dout, dlse):
-            return tuple(flat(pullback(dout, dlse)))
-
-        return result, flat_pullback
-
-    return f
+def merge(out_1, out_2, lse_1, lse_2):
+    """merge_attention_vjp of the reference as a function of two outs and two lses."""
+    result, pullback = reference.merge_attention_vjp([out_1, out_2], [lse_1, lse_2])
+    return result, lambda dout, dlse: tuple(flat(pullback(dout, dlse)))
 
 
 # ------------------------------------------------------------------------------------------ finite differences
 
 
-@modules
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_finite_differences_of_softmax_and_gelu(module, shape):
+def test_finite_differences_of_softmax_and_gelu(shape):
     (x,) = random_arrays(1, shape)
     for axis in range(-len(shape), len(shape)):
-        sa.check_vjp(lambda x, axis=axis: module.softmax_vjp(x, axis), x)
-        sa.check_vjp(lambda x, axis=axis: module.log_softmax_vjp(x, axis), x)
+        sa.check_vjp(lambda x, axis=axis: reference.softmax_vjp(x, axis), x)
+        sa.check_vjp(lambda x, axis=axis: reference.log_softmax_vjp(x, axis), x)
     for approximate in ("none", "tanh"):
-        sa.check_vjp(lambda x, approximate=approximate: module.gelu_vjp(x, approximate), 3 * x)
+        sa.check_vjp(lambda x, approximate=approximate: reference.gelu_vjp(x, approximate), 3 * x)
 
 
-@modules
 @pytest.mark.parametrize("shape", [(1,), (4, 1), (5,), (2, 3, 17), (3, 0), (0, 4), (7, 64)], ids=str)
-def test_finite_differences_of_norms(module, shape):
+def test_finite_differences_of_norms(shape):
     for axes in range(1, len(shape) + 1):
         normalized = shape[-axes:]
         x, weight, bias = random_arrays(2, shape, normalized, normalized)
         # eps = 1 keeps rows of one or two elements from bending too sharply
-        sa.check_vjp(lambda x, w, b, n=normalized: module.layer_norm_vjp(x, n, w, b, 1.0), x, weight, bias)
-        sa.check_vjp(lambda x, w, n=normalized: module.layer_norm_vjp(x, n, w, eps=1.0), x, weight)
-        sa.check_vjp(lambda x, b, n=normalized: module.layer_norm_vjp(x, n, None, b, 1.0), x, bias)
-        sa.check_vjp(lambda x, n=normalized: module.layer_norm_vjp(x, n, eps=1.0), x)
-        sa.check_vjp(lambda x, w, n=normalized: module.rms_norm_vjp(x, n, w, 1.0), x, weight)
-        sa.check_vjp(lambda x, n=normalized: module.rms_norm_vjp(x, n, eps=1.0), x)
+        sa.check_vjp(lambda x, w, b, n=normalized: reference.layer_norm_vjp(x, n, w, b, 1.0), x, weight, bias)
+        sa.check_vjp(lambda x, w, n=normalized: reference.layer_norm_vjp(x, n, w, eps=1.0), x, weight)
+        sa.check_vjp(lambda x, b, n=normalized: reference.layer_norm_vjp(x, n, None, b, 1.0), x, bias)
+        sa.check_vjp(lambda x, n=normalized: reference.layer_norm_vjp(x, n, eps=1.0), x)
+        sa.check_vjp(lambda x, w, n=normalized: reference.rms_norm_vjp(x, n, w, 1.0), x, weight)
+        sa.check_vjp(lambda x, n=normalized: reference.rms_norm_vjp(x, n, eps=1.0), x)
 
 
-@modules
-def test_finite_differences_of_norms_with_the_default_eps(module):
-    x, weight, bias = random_arrays(3, (6, 32), (32,), (32,))
-    sa.check_vjp(lambda x, w, b: module.layer_norm_vjp(x, 32, w, b), x, weight, bias)
-    sa.check_vjp(lambda x, w: module.rms_norm_vjp(x, 32, w), x, weight)
-
-
-@modules
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("shape", "table"), ROTARY_SHAPES, ids=str)
-def test_finite_differences_of_rotary(module, shape, table, interleaved):
+def test_finite_differences_of_rotary(shape, table, interleaved):
     x, cos, sin = random_arrays(4, shape, table, table)
-    sa.check_vjp(lambda x, cos, sin: module.apply_rotary_emb_vjp(x, cos, sin, interleaved), x, cos, sin)
+    sa.check_vjp(lambda x, cos, sin: reference.apply_rotary_emb_vjp(x, cos, sin, interleaved), x, cos, sin)
 
 
-@modules
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 4, 8), (0, 3), (3, 0)], ids=str)
-def test_finite_differences_of_merging(module, shape):
-    sa.check_vjp(merge(module), *random_arrays(5, shape, shape, shape[:-1], shape[:-1]))
+def test_finite_differences_of_merging(shape):
+    sa.check_vjp(merge, *random_arrays(5, shape, shape, shape[:-1], shape[:-1]))
 
 
-@modules
-def test_finite_differences_of_merging_rows_without_keys(module):
+def test_finite_differences_of_merging_rows_without_keys():
     """Where both lses are -inf, so is the merged one; all gradients are 0 there."""
     out_1, out_2, lse_1, lse_2 = random_arrays(6, (3, 4), (3, 4), (3,), (3,))
     lse_1[:2], lse_2[0] = -np.inf, -np.inf
-    sa.check_vjp(merge(module), out_1, out_2, lse_1, lse_2)
-    _, pullback = merge(module)(out_1, out_2, lse_1, lse_2)
+    sa.check_vjp(merge, out_1, out_2, lse_1, lse_2)
+    _, pullback = merge(out_1, out_2, lse_1, lse_2)
     grads = pullback(np.ones((3, 4)), np.ones(3))
     assert all((g[0] == 0).all() for g in grads)
     out_1[:2], out_2[0] = np.nan, np.inf  # what the outputs of absent parts hold does not matter
-    again = merge(module)(out_1, out_2, lse_1, lse_2)[1](np.ones((3, 4)), np.ones(3))
+    again = merge(out_1, out_2, lse_1, lse_2)[1](np.ones((3, 4)), np.ones(3))
     for g, a in zip(grads, again, strict=True):
         np.testing.assert_array_equal(g, a)
     nothing = np.array([np.nan, 1, 1])  # nor do the gradients of a row without keys
@@ -156,9 +136,7 @@ def wide(*arrays):
 
 
 @dtypes
-@pytest.mark.parametrize(
-    "shape", [(3, 1), (3, 17), (2, 5, 130), (0, 4), (4, 0), (3, 70, 300), (2, 2100)], ids=str
-)
+@pytest.mark.parametrize("shape", [(4, 0), (2, 5, 130), (3, 70, 300), (2, 2100)], ids=str)
 def test_softmax(isa, dtype, shape):
     x, dy = random_arrays(7, shape, shape, dtype=dtype)
     x = (4 * x).astype(dtype)
@@ -186,7 +164,7 @@ def norm_bounds(x, dy, weight, axes, eps, centred):
 
 
 @dtypes
-@pytest.mark.parametrize("shape", [(4, 1), (3, 2, 17), (70, 64), (2, 3000), (600, 100)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 2, 17), (2, 3000), (600, 100)], ids=str)
 def test_norms(isa, dtype, shape):
     """Rows of several pieces, blocks of several rows, and, in the last shape, several chunks of blocks."""
     for axes in range(1, len(shape)):
@@ -203,9 +181,9 @@ def test_norms(isa, dtype, shape):
         assert_like_reference("rms_norm_vjp", [dy], x, n, weight, bounds=bounds)
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65])
-def test_sizes_around_the_vectors(isa, n):
-    for dtype in (np.float32, np.float64):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sizes_around_the_vectors(isa, dtype):
+    for n in (0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65):
         x, dy, weight, bias = random_arrays(n, (5, n), (5, n), (n,), (n,), dtype=dtype)
         y, d = wide(sa.softmax(x), np.abs(dy))
         few = 8 + math.sqrt(n) + (np.ptp(x, axis=-1, keepdims=True) if n else 0)
@@ -231,7 +209,7 @@ def test_the_same_bits_for_any_number_of_threads(isa):
     )  # fmt: skip
     for call in calls:
         expected = None
-        for threads in (1, 2, 3, 7):
+        for threads in (1, 2, 7):
             sa.set_num_threads(threads)
             try:
                 got = flat(call()[1](dy))
@@ -485,23 +463,6 @@ def test_a_gradient_of_more_bits_than_the_result_is_refused():
             calls["merge"][0][1](x, np.ones(2))
 
 
-def test_merging_of_which_the_output_was_not_used():
-    rng = np.random.default_rng(0)
-    outs, lses, dlse = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 3)), rng.normal(size=3)
-    _, pullback = sa.merge_attention_vjp(list(outs), list(lses))
-    for got, expected in zip(flat(pullback(None, dlse)), flat(pullback(np.zeros((3, 4)), dlse)), strict=True):
-        np.testing.assert_array_equal(got, expected)
-    with pytest.raises(TypeError, match="dout"):
-        pullback(None)
-
-
-def test_one_input_of_float64_makes_the_gradient_one_of_float64():
-    x, dy = np.ones((2, 4), np.float32), np.ones((2, 4))
-    assert sa.layer_norm_vjp(x, 4, np.ones(4))[1](dy).weight.dtype == np.float64
-    assert sa.apply_rotary_emb_vjp(x, np.ones((2, 2)), np.ones((2, 2)))[1](dy).cos.dtype == np.float64
-    assert sa.merge_attention_vjp([x], [np.ones(2)])[1](dy, np.ones(2)).lses[0].dtype == np.float64
-
-
 @modules
 def test_bad_arguments_are_refused_by_the_call(module):
     x = np.ones((2, 4), np.float32)
@@ -530,29 +491,28 @@ def test_bad_arguments_are_refused_by_the_call(module):
 # ----------------------------------------------------------------------------------------------------- PyTorch
 
 
-@modules
-def test_pytorch_autograd_gives_the_same(module):
+def test_pytorch_autograd_gives_the_same():
     """In float64: 1e-12 is a few thousand eps, for sums of at most 32 terms and exps of arguments up to 10."""
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
     x, dy, weight, bias = random_arrays(19, (2, 5, 32), (2, 5, 32), (32,), (32,))
     cases = [
-        (lambda x: module.softmax_vjp(x, 1), lambda x: torch.softmax(x, 1), [x]),
-        (module.log_softmax_vjp, lambda x: torch.log_softmax(x, -1), [x]),
-        (module.gelu_vjp, functional.gelu, [3 * x]),
-        (lambda x: module.gelu_vjp(x, "tanh"), lambda x: functional.gelu(x, approximate="tanh"), [3 * x]),
+        (lambda x: sa.softmax_vjp(x, 1), lambda x: torch.softmax(x, 1), [x]),
+        (sa.log_softmax_vjp, lambda x: torch.log_softmax(x, -1), [x]),
+        (sa.gelu_vjp, functional.gelu, [3 * x]),
+        (lambda x: sa.gelu_vjp(x, "tanh"), lambda x: functional.gelu(x, approximate="tanh"), [3 * x]),
         (
-            lambda x, w, b: module.layer_norm_vjp(x, 32, w, b),
+            lambda x, w, b: sa.layer_norm_vjp(x, 32, w, b),
             lambda x, w, b: functional.layer_norm(x, (32,), w, b),
             [x, weight, bias],
         ),
         (
-            lambda x, w: module.layer_norm_vjp(x, (5, 32), w),
+            lambda x, w: sa.layer_norm_vjp(x, (5, 32), w),
             lambda x, w: functional.layer_norm(x, (5, 32), w),
             [x, dy[0]],
         ),
         (
-            lambda x, w: module.rms_norm_vjp(x, 32, w),
+            lambda x, w: sa.rms_norm_vjp(x, 32, w),
             lambda x, w: functional.rms_norm(x, (32,), w),
             [x, weight],
         ),
@@ -568,29 +528,11 @@ def test_pytorch_autograd_gives_the_same(module):
             np.testing.assert_allclose(g, e.numpy(), rtol=1e-12, atol=1e-12)
 
 
-@modules
-def test_pytorch_autograd_gives_the_same_for_merging_and_rotary(module):
-    torch = pytest.importorskip("torch")
-    outs, lses = random_arrays(20, (2, 5, 4), (3, 5, 4)), random_arrays(21, (5,), (5,), (5,))
-    outs = [outs[0][0], outs[0][1], outs[1][0]]
-    dout, dlse = random_arrays(22, (5, 4), (5,))
-    tensors = [torch.tensor(a, requires_grad=True) for a in (*outs, *lses)]
-    lse = torch.logsumexp(torch.stack(tensors[3:]), 0)
-    out = sum(torch.exp(s - lse)[:, None] * o for o, s in zip(tensors[:3], tensors[3:], strict=True))
-    expected = torch.autograd.grad((out, lse), tensors, (torch.tensor(dout), torch.tensor(dlse)))
-    got = module.merge_attention_vjp(outs, lses)[1](dout, dlse)
-    for g, e in zip(flat(got), expected, strict=True):
-        np.testing.assert_allclose(g, e.numpy(), rtol=1e-12, atol=1e-12)
-
-    x, dy, cos, sin = random_arrays(23, (2, 3, 5, 8), (2, 3, 5, 8), (5, 4), (5, 4))
-    for interleaved in (False, True):
-        tensors = [torch.tensor(a, requires_grad=True) for a in (x, cos, sin)]
-        t, c, s = tensors
-        a, b = (t[..., 0::2], t[..., 1::2]) if interleaved else t.chunk(2, -1)
-        turned = (a * c - b * s, a * s + b * c)
-        y = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
-        expected = torch.autograd.grad(y, tensors, torch.tensor(dy))
-        for g, e in zip(
-            flat(module.apply_rotary_emb_vjp(x, cos, sin, interleaved)[1](dy)), expected, strict=True
-        ):
-            np.testing.assert_allclose(g, e.numpy(), rtol=1e-12, atol=1e-12)
+def test_merging_of_which_the_output_was_not_used():
+    rng = np.random.default_rng(0)
+    outs, lses, dlse = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 3)), rng.normal(size=3)
+    _, pullback = sa.merge_attention_vjp(list(outs), list(lses))
+    for got, expected in zip(flat(pullback(None, dlse)), flat(pullback(np.zeros((3, 4)), dlse)), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    with pytest.raises(TypeError, match="dout"):
+        pullback(None)

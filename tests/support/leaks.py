@@ -10,24 +10,32 @@ from inputs import BFLOAT16
 import selfattn as sa
 
 attend = sa.scaled_dot_product_attention
-TIMES = 200
+TIMES = 100
 ALL_DTYPES = [np.dtype(kind) for kind in "?bhilqBHILQefd"] + [BFLOAT16]
 
 
 def watched(arguments):
-    """Everything a call might keep a reference to: the arguments, what they hold, dtypes and small objects."""
+    """Everything a call might keep a reference to, once: the arguments, what they hold, dtypes and small objects."""
     inside = [x for argument in arguments if isinstance(argument, list | tuple) for x in argument]
-    return [
-        *arguments,
-        *inside,
-        *ALL_DTYPES,
-        *(np.dtype(x) for x in ("float32", "float64")),
-        np.float32,
-        3,
-        1.5,
-        (),
-        "query",
-    ]
+    things = [*arguments, *inside, *ALL_DTYPES, np.float32, 3, 1.5, (), "query"]
+    return list({id(x): x for x in things}.values())
+
+
+def counts(things):
+    """The reference counts of things and the number of objects, in an array, which refers to none of them."""
+    return np.array([*map(sys.getrefcount, things), len(gc.get_objects())])
+
+
+def counts_changed(call, things):
+    gc.collect()
+    gc.disable()
+    try:
+        before = counts(things)
+        for _ in range(TIMES):
+            call()
+        return int(np.abs(counts(things) - before).max())
+    finally:
+        gc.enable()
 
 
 def memory_kept(call):
@@ -46,27 +54,17 @@ def fails(*arguments, function=attend, **options):
     """Call a function that must raise. (pytest.raises would keep more than what is looked for.)"""
     try:
         function(*arguments, **options)
-    except (TypeError, ValueError, MemoryError, ZeroDivisionError):
+    except (TypeError, ValueError, OverflowError, MemoryError, ZeroDivisionError):
         return
     raise AssertionError("no error")
 
 
 def assert_nothing_stays(call, arguments):
+    """A leak shows in every round, once a call; what a cache or another thread keeps, it keeps once."""
     for _ in range(20):  # caches fill
         call()
     things = watched(arguments)
-    gc.collect()
-    gc.disable()
-    try:
-        before = [sys.getrefcount(x) for x in things]
-        objects = len(gc.get_objects())
-        for _ in range(TIMES):
-            call()
-        after = [sys.getrefcount(x) for x in things]
-        # a leak would show once a call; the loop itself may hold one or two
-        assert max(abs(b - a) for a, b in zip(before, after, strict=True)) < TIMES // 10
-        assert abs(len(gc.get_objects()) - objects) < TIMES // 10
-    finally:
-        gc.enable()
-    more = min(memory_kept(call) for _ in range(3))  # what another thread or a cache keeps, it keeps once
-    assert more < 10 * TIMES, f"{more} bytes more after {TIMES} calls"  # the least object has 16 bytes
+    assert any(counts_changed(call, things) < TIMES // 5 for _ in range(3)), "references or objects stay"
+    assert any(memory_kept(call) < 10 * TIMES for _ in range(3)), (
+        "memory stays: the least object has 16 bytes"
+    )

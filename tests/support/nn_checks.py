@@ -34,6 +34,22 @@ def check_gradients(layer, vjp, *inputs):
     sa.check_vjp(f, *inputs, *layer.parameters().values())
 
 
+def with_one_input(layer, **options):
+    """``layer.vjp`` in the form that the other functions take; forward must give the same bits."""
+
+    def vjp(x):
+        y, pullback = layer.vjp(x, **options)
+        np.testing.assert_array_equal(layer(x, **options), y)
+
+        def flat(dy):
+            dx, grads = pullback(dy)
+            return (dx,), grads
+
+        return y, flat
+
+    return vjp
+
+
 def torch_state(module):
     """Copy the parameters of a PyTorch module into arrays."""
     return {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}

@@ -3,12 +3,10 @@
 import errno
 import json
 import os
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
+from processes import run_script
 
 from selfattn import files, nn
 from selfattn.text import WhitespaceTokenizer, train_sentencepiece
@@ -68,8 +66,10 @@ def test_a_model_comes_back(make, tmp_path):
     assert repr(again) == repr(model)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize(("layers", "heads"), [(0, 1), (1, 1), (3, 4)])
+@pytest.mark.parametrize(
+    ("dtype", "layers", "heads"),
+    [("float16", 0, 1), ("bfloat16", 1, 1), ("float32", 3, 4), ("float64", 1, 2)],
+)
 def test_sizes_and_dtypes_come_back(dtype, layers, heads, tmp_path):
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes")
@@ -79,11 +79,6 @@ def test_sizes_and_dtypes_come_back(dtype, layers, heads, tmp_path):
     for name, array in model.state_dict().items():
         assert state[name].dtype == array.dtype
         np.testing.assert_array_equal(state[name], array)
-
-
-def test_what_is_loaded_can_be_trained(saved):
-    model = files.load_model(saved)
-    model.parameters()["embedding_layer.weight"][...] += 1
 
 
 def test_a_tokenizer_that_no_file_holds(tmp_path):
@@ -119,16 +114,6 @@ def test_pytorch_reads_the_weights_and_writes_them(tmp_path):
         {name: torch.zeros_like(tensor) for name, tensor in theirs.items()}, tmp_path / "model.safetensors"
     )
     assert not files.load_model(tmp_path).embedding_layer.weight.any()
-
-
-def test_the_recipe_for_pytorch_checkpoints(tmp_path):
-    torch = pytest.importorskip("torch")
-    model = whitespace_model()
-    tensors = {name: torch.tensor(array) for name, array in whitespace_model(rng=1).state_dict().items()}
-    torch.save(tensors, tmp_path / "model.pt")
-    state = torch.load(tmp_path / "model.pt", map_location="cpu", weights_only=True)
-    model.load_state_dict({name: tensor.numpy() for name, tensor in state.items()})
-    np.testing.assert_array_equal(model("tom"), whitespace_model(rng=1)("tom"))
 
 
 def test_arrays_of_any_layout_and_dtype_come_back(tmp_path):
@@ -350,10 +335,19 @@ def fail_at(monkeypatch, name, n, error):
     monkeypatch.setattr(os, name, function)
 
 
-@pytest.mark.parametrize("function", ["fsync", "replace"])
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("n", range(3))
-def test_a_failure_leaves_the_model_that_was_there(saved, monkeypatch, function, error, n):
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("function", "n", "error"),
+    [
+        ("fsync", 0, FULL),
+        ("fsync", 2, KeyboardInterrupt()),
+        ("replace", 1, KeyboardInterrupt()),
+        ("replace", 2, FULL),
+    ],
+)
+def test_a_failure_leaves_the_model_that_was_there(saved, monkeypatch, function, n, error):
     before = everything_in(saved)
     fail_at(monkeypatch, function, n, error)
     with pytest.raises(type(error)):
@@ -361,10 +355,9 @@ def test_a_failure_leaves_the_model_that_was_there(saved, monkeypatch, function,
     assert everything_in(saved) == before
 
 
-@pytest.mark.parametrize("function", ["fsync", "replace"])
-@pytest.mark.parametrize("n", range(3))
+@pytest.mark.parametrize(("function", "n"), [("fsync", 0), ("fsync", 2), ("replace", 1)])
 def test_a_failure_leaves_no_folder_where_there_was_none(tmp_path, monkeypatch, function, n):
-    fail_at(monkeypatch, function, n, OSError(errno.ENOSPC, "No space left on device"))
+    fail_at(monkeypatch, function, n, FULL)
     with pytest.raises(OSError, match="No space left on device"):
         files.save_model(whitespace_model(), tmp_path / "model")
     assert not (tmp_path / "model").exists()
@@ -395,16 +388,7 @@ def test_a_disk_that_is_full_for_real(tmp_path):
         except OSError as error:
             print(error)
     """
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", textwrap.dedent(script), str(tmp_path / "model")],
-        capture_output=True,
-        encoding="utf-8",
-        env={**os.environ, "PYTHONPATH": path},
-        check=True,
-        timeout=240,
-    )
-    assert "File too large while writing" in done.stdout
+    assert "File too large while writing" in run_script(script, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 

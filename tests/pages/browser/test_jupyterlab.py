@@ -23,8 +23,6 @@ nbformat = pytest.importorskip("nbformat", reason="notebooks need the extra docs
 pytest.importorskip("jupyterlab", reason="JupyterLab comes with the extra docs")
 pytest.importorskip("ipykernel", reason="a kernel comes with the extra docs")
 
-pytestmark = pytest.mark.slow
-
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 NAME = "3_basics.ipynb"  # two views; every tensor of a tutorial
 PATIENCE = 180_000  # milliseconds: the machine may be busy

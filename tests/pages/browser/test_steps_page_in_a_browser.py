@@ -65,41 +65,9 @@ def test_an_additive_score_lights_up_a_query_a_key_and_v(visit):
     assert_lit(page, {("scores", "scores", 1, 2): ({"query[1,*5]"}, {"key[2,*5]"}, {"v[0,*5]"})})
 
 
-SPELLED = {
-    ("query", "query", 0, 2): "query[one, 2] = 1·1 + 0·0 + 1·1 + 0·1 = 2",
-    ("scaled_scores", "scaled_scores", 1, 1): "scaled_scores[two, two] = 16·1 = 16",
-    ("masked_scores", "masked_scores", 1, 1): "masked_scores[two, two] = scaled_scores[two, two] = 16",
-    ("weights", "weights", 0, 0): "weights[one, one] = exp(2) / (exp(2) + exp(4) + exp(4)) ≈ 0.0634",
-    ("weighted_values", "weighted_values[0]", 1, 1): "weighted_values[0][two, 1] = 0.4683·8 ≈ 3.7465",
-    ("output", "output", 0, 0): "output[one, 0] = 0.0634·1 + 0.4683·2 + 0.4683·2 ≈ 1.9366",
-}
-
-
-def test_every_kind_of_number_is_spelled(small):
-    for (stage, node, i, j), text in SPELLED.items():
-        cell(small, stage, node, i, j).hover()
-        assert said(small, stage) == text
-    cell(small, "inputs", "inputs", 1, 1).hover()
-    assert said(small, "inputs") == "inputs[two, 1] = 2, given; double-click or press Enter to change it"
-    cell(small, "masked_scores", "mask", 1, 1).hover()
-    assert (
-        said(small, "masked_scores") == "mask[two, two] = 1, given; click or press Enter to open or close it"
-    )
-
-
 @pytest.mark.parametrize("make", [illustrated, lambda: bank("river"), everything, additive, model], ids=str)
 def test_every_sum_that_is_spelled_gives_the_number_it_is_for(visit, make):
     assert_spelled(visit(views.steps_page(*make(), precision=12).html), 60)
-
-
-def test_leaving_and_coming_back(small):
-    cell(small, "scores", "scores", 0, 1).click()
-    cell(small, "scores", "scores", 1, 0).hover()
-    assert lit(small, "to", "scores") == ["scores[1,0]"]
-    small.locator("h2.sa-head").hover()
-    small.mouse.move(1279, 1)
-    small.dispatch_event(".sa-steps", "pointerleave")
-    assert lit(small, "to", "scores") == ["scores[0,1]"]  # the one that has the focus
 
 
 def test_the_browser_writes_numbers_as_the_page_does(visit):
@@ -232,32 +200,7 @@ def test_a_link_leads_to_a_stage_and_a_row(visit):
     page.wait_for_url("**#stage=value&row=0")
 
 
-def test_the_list_of_stages_leads_to_one(small):
-    small.get_by_label("Go to").select_option("Weights")
-    assert small.locator(".sa-stage.sa-now").get_attribute("data-stage") == "weights"
-    assert lit(small, "to", "weights") == ["weights[0,0]"]
-
-
-def test_a_link_leads_into_the_second_of_two_views(visit):
-    pages = [views.steps_page(*illustrated()), views.steps_page(*bank("river"))]
-    page = visit(views.join_pages(pages, "Two").html, fragment="#view=2&stage=scores&row=1")
-    assert page.locator(".sa-stage.sa-now").count() == 1
-    assert (
-        page.locator(".sa-steps").nth(1).locator(".sa-now .sa-say b").inner_text() == "scores[bank, stream]"
-    )
-
-
 # ------------------------------------------------------------------------------------------------ where it stands
-
-
-def test_without_scripts_every_number_is_there(visit):
-    page = visit(views.steps_page(*bank("river")).html, java_script_enabled=False)
-    steps = bank("river")[0]
-    for name in ("query", "key", "value", "scores", "weights", "output"):
-        text = page.locator(f"[data-stage='{name}'] table[data-node='{name}']").inner_text()
-        for value in getattr(steps, name).ravel():
-            assert number(value, 4, 4) in text or number(value, 2, 4) in text or number(value, 3, 4) in text
-    assert page.locator(".sa-bar").count() == 0
 
 
 def test_two_views_in_one_document_leave_each_other_alone(visit):

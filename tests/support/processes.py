@@ -1,0 +1,56 @@
+"""Fresh Pythons that import from where the tests do: scripts that may hang, and the command `selfattn`.
+
+What may hang has a time limit, so that a hang is a failure and not the end of the run.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+TIME_LIMIT = 240  # seconds: a script needs a few, unless it hangs
+PYTHON = (sys.executable, "-P", "-W", "ignore")
+COMMAND = (*PYTHON, "-m", "selfattn")
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+    "PYTHONIOENCODING": "utf-8",
+    "PYTHONFAULTHANDLER": "1",
+}
+
+
+def start(arguments, environment=None, **options):
+    """Start a program; a variable that is None in `environment` is taken out."""
+    variables = {name: x for name, x in {**ENVIRONMENT, **(environment or {})}.items() if x is not None}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(
+        [*map(str, arguments)], env=variables, start_new_session=True, **(pipes | options)
+    )
+
+
+def finish(process, given=None):
+    """Wait for the end of a process, as `subprocess.run` does; its children die with it when it hangs."""
+    try:
+        output, errors = process.communicate(given, timeout=TIME_LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, errors = process.communicate()
+        pytest.fail(f"hangs: no end after {TIME_LIMIT} s. It printed {output!r}, {errors!r}")
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def run_script(script, *arguments, prelude="", **environment):
+    """Run a script that must end well; return what it printed."""
+    script = prelude + textwrap.dedent(script)
+    done = finish(start([*PYTHON, "-c", script, *arguments], environment))
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout.strip()
+
+
+def run_command(*arguments, given=None, environment=None, **options):
+    """Run `python -m selfattn` with its output in pipes, and text on its standard input."""
+    stdin = subprocess.DEVNULL if given is None else subprocess.PIPE
+    return finish(start([*COMMAND, *arguments], environment, stdin=stdin, **options), given)
