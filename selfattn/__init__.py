@@ -13,46 +13,49 @@ modules (``nn``, ``optim``, ``training``, ``files``, ``text``, ``layer_steps``, 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from selfattn._core import get_isa, get_num_threads, set_num_threads
+from selfattn._core import (
+    apply_rotary_emb,
+    gelu,
+    get_isa,
+    get_num_threads,
+    layer_norm,
+    log_softmax,
+    rms_norm,
+    scaled_dot_product_attention,
+    set_num_threads,
+    softmax,
+)
 from selfattn.config import show_config
-from selfattn.functional import (
-    AdditiveGradients,
+from selfattn.functional.additive import AdditiveGradients, additive_attention, additive_attention_vjp
+from selfattn.functional.attention import (
     AttentionGradients,
-    BlockMask,
-    KVCache,
+    scaled_dot_product_attention_backward,
+    scaled_dot_product_attention_forward,
+    scaled_dot_product_attention_vjp,
+)
+from selfattn.functional.block_mask import BlockMask
+from selfattn.functional.checks import check_vjp
+from selfattn.functional.kv_cache import KVCache
+from selfattn.functional.merge import merge_attention
+from selfattn.functional.rowops import (
     LayerNormGradients,
     MergeGradients,
     RMSNormGradients,
     RotaryGradients,
-    additive_attention,
-    additive_attention_vjp,
-    apply_rotary_emb,
     apply_rotary_emb_vjp,
-    check_vjp,
-    gelu,
     gelu_vjp,
-    layer_norm,
     layer_norm_vjp,
-    log_softmax,
     log_softmax_vjp,
-    merge_attention,
     merge_attention_vjp,
-    rms_norm,
     rms_norm_vjp,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_backward,
-    scaled_dot_product_attention_forward,
-    scaled_dot_product_attention_vjp,
-    softmax,
     softmax_vjp,
-    varlen_attention,
-    varlen_attention_vjp,
 )
+from selfattn.functional.varlen import varlen_attention, varlen_attention_vjp
 from selfattn.random import torch_rng
-from selfattn.steps import AttentionSteps, attention_steps
 
 __version__ = "0.1.0"
 
+_STEPS = ("AttentionSteps", "attention_steps")  # not needed by those who only compute
 _MODULES = ("files", "layer_steps", "nn", "optim", "reference", "text", "training", "views")
 
 __all__ = [
@@ -99,13 +102,16 @@ __all__ = [
 
 if TYPE_CHECKING:
     from selfattn import files, layer_steps, nn, optim, reference, text, training, views  # noqa: F401
+    from selfattn.steps import AttentionSteps, attention_steps
 else:
 
     def __getattr__(name):
         if name in _MODULES:
             return import_module(f"selfattn.{name}")
+        if name in _STEPS:
+            return getattr(import_module("selfattn.steps"), name)
         raise AttributeError(f"module 'selfattn' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return sorted({*globals(), *_MODULES, *_STEPS})

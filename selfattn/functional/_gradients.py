@@ -1,36 +1,176 @@
-"""What the functions with a pullback do alike: attention, packed or not, and in part row operations and merging."""
+"""Gradients of attention, packed or not: what the C core finds, brought to the shapes and dtypes of the inputs.
+
+Each function checks its own arguments and names its own halves of the core. What they do alike is here; row operations
+and merging use a part of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn.random import TorchGenerator
-from selfattn.reference.arguments import as_array, float_dtype
-from selfattn.reference.attention_vjp import AttentionGradients
-from selfattn.reference.dropout import seed_from_rng
+from selfattn.functional._arguments import as_array, float_dtype, seed_from_rng
 
 Array: TypeAlias = npt.NDArray[Any]
 
+WRT = ("query", "key", "value")
 
-def check_names(wrt: str | Any) -> tuple[str, ...]:
+
+class AttentionGradients(NamedTuple):
+    """The gradients that a pullback of attention returns; None for what was not asked for.
+
+    Attributes
+    ----------
+    query, key, value, attn_mask, alibi_slopes, sinks : ndarray or None
+        Each has the shape and the dtype of the argument of that name (float64 for integers).
+    """
+
+    query: Array | None
+    key: Array | None
+    value: Array | None
+    attn_mask: Any = None  # of packed sequences a list
+    alibi_slopes: Array | None = None
+    sinks: Array | None = None
+
+
+Pullback: TypeAlias = Callable[..., AttentionGradients]
+
+_BITS = {name: 1 << n for n, name in enumerate(AttentionGradients._fields)}
+
+
+# ------------------------------------------------------------------------------------------------- both passes
+
+
+def attention_vjp(
+    forward: Callable[..., Any],
+    backward: Callable[..., AttentionGradients],
+    arrays: tuple[npt.ArrayLike, ...],
+    heads: slice,
+    options: dict[str, Any],
+    *,
+    names: tuple[str, ...],
+    return_lse: bool,
+    out: Array | None,
+) -> tuple[Any, Pullback]:
+    """Run the forward pass, and return its result and its pullback.
+
+    ``forward`` is the core's. ``backward(q, k, v, **options, names, grad_out, grad_lse, out, statistics)`` returns the
+    gradients, of what ``names`` has. ``heads`` are the axes of the heads in query, key and value, ``arrays``.
+    """
+    for name in ("attn_mask", "alibi_slopes", "sinks"):
+        if name in names and options.get(name) is None:
+            raise ValueError(f"wrt names {name}, which was not given")
+    q, k, v = (x if isinstance(x, np.ndarray) else np.asarray(x) for x in arrays)  # the core checks the rest
+    k, v = apart(k, heads), apart(v, heads)
+    dropout_p, rng = _settled(options["dropout_p"], options.get("rng"))
+    options = options | {"dropout_p": dropout_p, "rng": rng}
+    output, statistics, unrounded, *lse = forward(
+        q, k, v, **options, return_lse=return_lse, out=out, unrounded=True
+    )
+    if unrounded is not output:
+        _round_into(output, unrounded, options.get("num_threads"))
+    dtype = output.dtype  # the pullback holds the other one alone
+
+    def pullback(grad_out: npt.ArrayLike | None, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
+        """Pull the gradient of the output (and of the log-sum-exp) back to the inputs that wrt names."""
+        if grad_lse is not None and not return_lse:
+            raise TypeError("grad_lse was given, but the log-sum-exp was not returned: use return_lse=True")
+        if grad_out is None and grad_lse is not None:
+            grad_out = np.zeros_like(unrounded, dtype)
+        grad_out = as_gradient("grad_out", grad_out, dtype)
+        return backward(
+            q, k, v, **options, names=names, grad_out=grad_out, grad_lse=grad_lse, out=unrounded, statistics=statistics
+        )  # fmt: skip
+
+    return ((output, lse[0]) if return_lse else output), pullback
+
+
+def take_gradients(
+    backward: Callable[..., Any],
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    names: tuple[str, ...],
+    row_sums: Callable[[Array], Array],
+    grad_lse: npt.ArrayLike | None,
+    statistics: Array,
+    **options: Any,
+) -> AttentionGradients:
+    """Run the core's backward pass and fit what it finds to the inputs.
+
+    ``row_sums`` adds up what each row has found for the ALiBi slope, or the sink, of its head.
+    """
+    grad_lse = None if grad_lse is None else as_gradient("grad_lse", grad_lse, statistics.dtype)
+    bits, threads = 0, options.get("num_threads")
+    for name in names:
+        bits |= _BITS[name]
+    found = backward(q, k, v, **options, statistics=statistics, grad_lse=grad_lse, wrt=bits)
+    query, key, value, attn_mask, *shares = found
+    per_head = [
+        None if raw is None else _fitted(np.asarray(row_sums(_row_shares(name, raw))), options[name], threads)
+        for name, raw in zip(("alibi_slopes", "sinks"), shares, strict=True)
+    ]
+    return AttentionGradients(
+        _fitted(query, q, threads),
+        _fitted(key, k, threads),
+        _fitted(value, v, threads),
+        _fitted(attn_mask, options.get("attn_mask"), threads),
+        *per_head,
+    )
+
+
+def _fitted(raw: Any, given: Any, num_threads: int | None) -> Any:
+    """Sum what the core found to the shape of the input, in the gradient's dtype."""
+    if raw is None:
+        return None
+    if isinstance(raw, list | tuple):  # of the masks of packed sequences
+        return [_fitted(*each, num_threads) for each in zip(raw, given, strict=True)]
+    given = np.asarray(given)
+    if raw.shape == given.shape and raw.dtype == given.dtype:
+        return raw  # as a rule: the rest takes 2 us for each gradient
+    dtype = gradient_dtype(given)
+    if raw.size == 0:  # no query head may be a broadcast of any number of key heads
+        return np.zeros(given.shape, dtype)
+    with np.errstate(all="ignore"):
+        return rounded(sum_to_shape(raw, given.shape), dtype, num_threads)
+
+
+@np.errstate(all="ignore")
+def _row_shares(name: str, raw: Array) -> Array:
+    """Give each row's share of the gradient of ALiBi's slopes or of sinks (docs/theory/backward.md), in float64."""
+    rows = raw.astype(np.float64)
+    shares: Array = rows[..., 0] if name == "sinks" else rows[..., 0] - rows[..., 1] * rows[..., 2]
+    return shares
+
+
+def sum_to_shape(gradient: Array, shape: tuple[int, ...]) -> Array:
+    """Sum over the axes along which an array of ``shape`` was broadcast: the transpose of broadcasting."""
+    if gradient.ndim > len(shape):
+        gradient = gradient.sum(axis=tuple(range(gradient.ndim - len(shape))))
+    axes = tuple(axis for axis, n in enumerate(gradient.shape) if n != 1 and shape[axis] == 1)
+    return (gradient.sum(axis=axes, keepdims=True) if axes else gradient).reshape(shape)
+
+
+# -------------------------------------------------------------------------------------------------- arguments
+
+
+def check_wrt(wrt: str | Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
     """Return ``wrt`` as a tuple of names that have gradients."""
     if not isinstance(wrt, Iterable):
         raise TypeError(f"wrt must be a name or a sequence of names, got {type(wrt).__name__}")
     names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
     for name in names:
-        if name not in AttentionGradients._fields:
-            raise ValueError(f"wrt may name {', '.join(AttentionGradients._fields)}; it has {name!r}")
+        if name not in known:
+            raise ValueError(f"wrt may name {', '.join(known)}; it has {name!r}")
     return names
 
 
-def settle_dropout(
-    dropout_p: Any, rng: int | np.random.Generator | TorchGenerator | None
-) -> tuple[Any, int | np.random.Generator | TorchGenerator | None]:
+def _settled(dropout_p: Any, rng: Any) -> tuple[Any, Any]:
     """Give dropout as a number that cannot change, and with it a seed: forward and backward drop the same."""
     try:
         is_bool = isinstance(dropout_p, bool) or getattr(dropout_p, "dtype", None) == np.bool_
@@ -50,31 +190,6 @@ def apart(x: Array, axes: slice) -> Array:
     if 0 not in steps:
         return x
     return x.copy() if any(n > 1 and step == 0 for n, step in zip(x.shape[axes], steps, strict=True)) else x
-
-
-def rounded(x: Array, dtype: np.dtype[Any], num_threads: int | None) -> Array:
-    """Round to the dtype of a gradient: x itself where it has that dtype. Beyond its range is inf, without a warning."""
-    x = np.asarray(x)  # NumPy's sum of all elements is a number
-    if x.dtype != np.float32 or dtype.itemsize != 2 or not x.flags.c_contiguous:
-        return x.astype(dtype, copy=False)
-    narrow = np.empty(x.shape, dtype)
-    _core._narrow(x, narrow, num_threads or 0)
-    return narrow
-
-
-def round_into(out: Array, x: Array, num_threads: int | None) -> None:
-    """Round float32, C-contiguous, to an array of 16 bits of any strides."""
-    if out.flags.c_contiguous and out.flags.aligned:
-        _core._narrow(x, out, num_threads or 0)
-    else:
-        out[...] = rounded(x, out.dtype, num_threads)
-
-
-def row_shares(name: str, raw: Array) -> Array:
-    """Give each row's share of the gradient of ALiBi's slopes or of sinks (docs/theory/backward.md), in float64."""
-    rows = raw.astype(np.float64)
-    shares: Array = rows[..., 0] if name == "sinks" else rows[..., 0] - rows[..., 1] * rows[..., 2]
-    return shares
 
 
 def as_gradient(name: str, x: npt.ArrayLike | None, dtype: np.dtype[Any]) -> Array:
@@ -111,3 +226,24 @@ def as_fitting_gradient(
 def gradient_dtype(x: Array) -> np.dtype[Any]:
     """Give the dtype of the gradient of x: its own, float64 for integers."""
     return np.dtype(np.float64) if x.dtype.kind in "iu" else x.dtype.newbyteorder("=")
+
+
+# --------------------------------------------------------------------------------------------------- rounding
+
+
+def rounded(x: Array, dtype: np.dtype[Any], num_threads: int | None) -> Array:
+    """Round to the dtype of a gradient: x itself where it has that dtype. Beyond its range is inf, without a warning."""
+    x = np.asarray(x)  # NumPy's sum of all elements is a number
+    if x.dtype != np.float32 or dtype.itemsize != 2 or not x.flags.c_contiguous:
+        return x.astype(dtype, copy=False)
+    narrow = np.empty(x.shape, dtype)
+    _core._narrow(x, narrow, num_threads or 0)
+    return narrow
+
+
+def _round_into(out: Array, x: Array, num_threads: int | None) -> None:
+    """Round float32, C-contiguous, to an array of 16 bits of any strides."""
+    if out.flags.c_contiguous and out.flags.aligned:
+        _core._narrow(x, out, num_threads or 0)
+    else:
+        out[...] = rounded(x, out.dtype, num_threads)

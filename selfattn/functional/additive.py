@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn.functional._gradients import as_fitting_gradient
+from selfattn.functional._arguments import (
+    as_array,
+    check_key_lengths,
+    check_mask,
+    compute_dtype,
+    float_dtype,
+    promoted,
+)
+from selfattn.functional._gradients import as_fitting_gradient, gradient_dtype, sum_to_shape
+from selfattn.functional._options import AdditiveOptions, takes
 from selfattn.functional.attention import scaled_dot_product_attention_vjp
-from selfattn.reference.additive import AdditiveGradients
-from selfattn.reference.arguments import as_array, check_key_lengths, check_mask, dtypes
-from selfattn.reference.attention_vjp import sum_to_shape
 
 __all__ = ["AdditiveGradients", "additive_attention", "additive_attention_vjp"]
 
@@ -28,6 +34,24 @@ Array: TypeAlias = npt.NDArray[Any]
 TILE, SCORES, ROWS = 2**18, 2**21, 64
 
 
+class AdditiveGradients(NamedTuple):
+    """The gradients that a pullback of additive attention returns.
+
+    Attributes
+    ----------
+    query, key, value, w_query, w_key, v : ndarray
+        Each has the shape and the dtype of the argument of that name (float64 for integers).
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    w_query: Array
+    w_key: Array
+    v: Array
+
+
+@takes(AdditiveOptions)
 def additive_attention(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
@@ -36,13 +60,10 @@ def additive_attention(
     w_key: npt.ArrayLike,
     v: npt.ArrayLike,
     *,
-    attn_mask: npt.ArrayLike | None = None,
-    is_causal: bool = False,
-    causal: Literal["upper_left", "lower_right"] | None = None,
-    key_lengths: npt.ArrayLike | None = None,
     return_lse: bool = False,
     return_weights: bool = False,
     num_threads: int | None = None,
+    **options: Unpack[AdditiveOptions],
 ) -> Any:
     """Compute attention whose score is ``v @ tanh(w_query.T @ query[i] + w_key.T @ key[j])``.
 
@@ -59,10 +80,7 @@ def additive_attention(
     w_key : array_like, shape (Ek, A)
     v : array_like, shape (A,)
         The weights of the score, applied as ``query @ w_query``.
-    attn_mask : array_like of bool or float, optional
-    is_causal : bool, default False
-    causal : {None, 'upper_left', 'lower_right'}, optional
-    key_lengths : array_like of int, optional
+    **options
         As in :func:`scaled_dot_product_attention`.
     return_lse, return_weights : bool, default False
         Append the log-sum-exp of each row (..., L), and the weights (..., L, S).
@@ -105,7 +123,7 @@ def additive_attention(
     >>> bool(np.allclose(out, weights @ x))
     True
     """
-    call = _Call.read(query, key, value, w_query, w_key, v, attn_mask, is_causal, causal, key_lengths)
+    call = _Call.read((query, key, value, w_query, w_key, v), **options)
     length, n_keys = call.length, call.n_keys
     out = np.empty((*call.lead, length, call.value.shape[-1]), call.result)
     lse = np.empty((*call.lead, length), call.compute)
@@ -121,6 +139,7 @@ def additive_attention(
     return results[0] if len(results) == 1 else tuple(results)
 
 
+@takes(AdditiveOptions)
 def additive_attention_vjp(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
@@ -129,19 +148,17 @@ def additive_attention_vjp(
     w_key: npt.ArrayLike,
     v: npt.ArrayLike,
     *,
-    attn_mask: npt.ArrayLike | None = None,
-    is_causal: bool = False,
-    causal: Literal["upper_left", "lower_right"] | None = None,
-    key_lengths: npt.ArrayLike | None = None,
     num_threads: int | None = None,
+    **options: Unpack[AdditiveOptions],
 ) -> tuple[Array, Callable[[npt.ArrayLike], AdditiveGradients]]:
     """Compute additive attention, and return with it the function that pulls gradients back through it.
 
     Parameters
     ----------
-    query, key, value, w_query, w_key, v : array_like
-    attn_mask, is_causal, causal, key_lengths, num_threads
+    query, key, value, w_query, w_key, v, num_threads
         See :func:`additive_attention`.
+    **options
+        The same.
 
     Returns
     -------
@@ -172,14 +189,9 @@ def additive_attention_vjp(
     >>> grads.v.shape, bool(np.allclose(grads.value.sum(axis=0), 4))  # four rows of weights with sum 1
     ((4,), True)
     """
-    masks: dict[str, Any] = {
-        "attn_mask": attn_mask,
-        "is_causal": is_causal,
-        "causal": causal,
-        "key_lengths": key_lengths,
-    }
-    call = _Call.read(query, key, value, w_query, w_key, v, **masks)
-    out = additive_attention(query, key, value, w_query, w_key, v, **masks, num_threads=num_threads)
+    arrays = (query, key, value, w_query, w_key, v)
+    call = _Call.read(arrays, **options)
+    out = additive_attention(*arrays, num_threads=num_threads, **options)
     shape = out.shape
 
     @np.errstate(all="ignore")
@@ -234,14 +246,18 @@ class _Call:
     @classmethod
     @np.errstate(all="ignore")
     def read(
-        cls, query: Any, key: Any, value: Any, w_query: Any, w_key: Any, v: Any,
-        attn_mask: Any, is_causal: bool, causal: str | None, key_lengths: Any,
-    ) -> _Call:  # fmt: skip
+        cls,
+        arrays: tuple[npt.ArrayLike, ...],
+        *,
+        attn_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        causal: str | None = None,
+        key_lengths: npt.ArrayLike | None = None,
+    ) -> _Call:
         names = AdditiveGradients._fields
-        given = tuple(
-            as_array(n, x) for n, x in zip(names, (query, key, value, w_query, w_key, v), strict=True)
-        )
-        compute, result = dtypes(None, dict(zip(names, given, strict=True)))
+        given = tuple(as_array(name, x) for name, x in zip(names, arrays, strict=True))
+        result = promoted(float_dtype(name, x) for name, x in zip(names, given, strict=True))
+        compute = compute_dtype(*given)
         _check_shapes(*given)
         q, k, values, w_q, w_k, weights = (x.astype(compute, copy=False) for x in given)
         try:
@@ -254,8 +270,6 @@ class _Call:
         length, n_keys = q.shape[-2], k.shape[-2]
         if not isinstance(is_causal, bool | np.bool_):
             raise TypeError(f"is_causal must be a bool, got {type(is_causal).__name__}")
-        if isinstance(attn_mask, bool):
-            raise TypeError(f"attn_mask must be an array, not {attn_mask} (a causal mask is is_causal=True)")
         if causal not in (None, "upper_left", "lower_right"):
             raise ValueError(f"causal must be None, 'upper_left' or 'lower_right', got {causal!r}")
         if is_causal and causal == "lower_right":
@@ -269,7 +283,7 @@ class _Call:
         return cls(
             given, q, k, values, weights,
             None if attn_mask is None else check_mask(attn_mask, (*lead, length, n_keys)),
-            check_key_lengths(key_lengths, lead, n_keys), diagonal, lead, compute, result,
+            None if key_lengths is None else check_key_lengths(key_lengths, lead, n_keys), diagonal, lead, compute, result,
         )  # fmt: skip
 
     @property
@@ -320,14 +334,8 @@ class _Call:
         return nothing[: scores.shape[0]], nothing[: self.n_keys], value, scores
 
     def gradients(
-        self,
-        d_query: Array,
-        d_key: Array,
-        d_value: Array,
-        d_v: Array,
-        query_is_used: Array,
-        key_is_used: Array,
-    ) -> AdditiveGradients:
+        self, d_query: Array, d_key: Array, d_value: Array, d_v: Array, query_is_used: Array, key_is_used: Array
+    ) -> AdditiveGradients:  # fmt: skip
         """From those of the projections to those of the arguments; rows in closed pairs alone may hold anything."""
         query, key, value, w_query, w_key, _ = self.given
         shapes = (*query.shape[:-1], self.v.size), (*key.shape[:-1], self.v.size)
@@ -343,12 +351,8 @@ class _Call:
             d_key @ w_key.astype(self.compute, copy=False).T,
             sum_to_shape(d_value, value.shape), weights_of(query, d_query, query_is_used), weights_of(key, d_key, key_is_used), d_v,
         )  # fmt: skip
-        return AdditiveGradients(
-            *(
-                gradient.astype(np.float64 if x.dtype.kind in "iu" else x.dtype.newbyteorder("="), copy=False)
-                for x, gradient in zip(self.given, found, strict=True)
-            )
-        )
+        pairs = zip(self.given, found, strict=True)
+        return AdditiveGradients(*(gradient.astype(gradient_dtype(x), copy=False) for x, gradient in pairs))
 
 
 def _check_shapes(query: Array, key: Array, value: Array, w_query: Array, w_key: Array, v: Array) -> None:

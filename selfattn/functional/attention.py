@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
 from selfattn.functional._gradients import (
+    WRT,
+    AttentionGradients,
+    Pullback,
     apart,
     as_gradient,
-    check_names,
+    attention_vjp,
+    check_wrt,
     gradient_dtype,
-    round_into,
-    rounded,
-    row_shares,
-    settle_dropout,
+    take_gradients,
 )
-from selfattn.functional.block_mask import BlockMask
-from selfattn.random import TorchGenerator
-from selfattn.reference.attention_vjp import AttentionGradients, sum_to_shape
+from selfattn.functional._options import AttentionOptions, refuse_others, takes
 
 __all__ = [
     "AttentionGradients",
@@ -32,11 +31,11 @@ __all__ = [
 
 Array: TypeAlias = npt.NDArray[Any]
 HEADS = slice(None, -2)  # the axes before length and width
-Causal: TypeAlias = Literal["upper_left", "lower_right"]
 
 _OVERLAP_WORK = 10_000  # steps of the search for a shared element, as in the core for out
 
 
+@takes(AttentionOptions)
 def scaled_dot_product_attention_vjp(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
@@ -45,22 +44,12 @@ def scaled_dot_product_attention_vjp(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    causal: Causal | None = None,
-    window: Sequence[int | None] | None = None,
-    softcap: float | None = None,
-    alibi_slopes: npt.ArrayLike | None = None,
-    sinks: npt.ArrayLike | None = None,
-    key_lengths: npt.ArrayLike | None = None,
-    block_mask: BlockMask | None = None,
-    rng: int | np.random.Generator | TorchGenerator | None = None,
     return_lse: bool = False,
     return_weights: bool = False,
     out: Array | None = None,
-    num_threads: int | None = None,
-    wrt: Sequence[str] = ("query", "key", "value"),
-) -> tuple[Any, Callable[..., AttentionGradients]]:
+    wrt: Sequence[str] = WRT,
+    **options: Unpack[AttentionOptions],
+) -> tuple[Any, Pullback]:
     """Compute attention, and return with it the function that pulls gradients back through it.
 
     The backward pass recomputes the weights tile by tile from two numbers a row, so forward and backward
@@ -73,16 +62,15 @@ def scaled_dot_product_attention_vjp(
     value : array_like, shape (..., S, Ev)
         Floating point or integers; integers count as float64.
     attn_mask, dropout_p, is_causal
-    scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks, key_lengths, block_mask
         See :func:`scaled_dot_product_attention`.
-    rng : int or numpy.random.Generator, optional
-        The seed of dropout. The pullback drops the same weights.
+    **options
+        These and their descriptions are of :func:`scaled_dot_product_attention`, and count for the pullback too.
     return_lse : bool, default False
         Return ``(out, lse)`` in place of ``out``; the pullback then takes the gradient of both.
     return_weights : bool, default False
         Refused: the weights have no gradient here.
-    out, num_threads
-        See :func:`scaled_dot_product_attention`. ``num_threads`` counts for the pullback as well.
+    out : ndarray, optional
+        See :func:`scaled_dot_product_attention`.
     wrt : sequence of str, default ("query", "key", "value")
         What to differentiate with respect to: also "attn_mask" (a float mask), "alibi_slopes", "sinks".
         Gradients that are left out are not computed.
@@ -109,7 +97,7 @@ def scaled_dot_product_attention_vjp(
 
     Notes
     -----
-    In ``pullback(None, grad_lse)`` None stands for zeros.
+    In ``pullback(None, grad_lse)`` None stands for zeros. The pullback drops the weights that the forward pass dropped.
 
     Two kinds of inputs are copied: queries, keys and values that NumPy has to convert, such as lists; and keys
     and values that are views which repeat themselves along a leading axis (as ``numpy.broadcast_to`` makes),
@@ -134,43 +122,18 @@ def scaled_dot_product_attention_vjp(
     >>> np.allclose(grads.value.sum(axis=1), 5)  # five rows of weights with sum 1
     True
     """
-    names = check_names(wrt)
+    names = check_wrt(wrt, AttentionGradients._fields)
     if return_weights:
         raise TypeError("return_weights has no gradient; call scaled_dot_product_attention for the weights")
-    for name, what in {"attn_mask": attn_mask, "alibi_slopes": alibi_slopes, "sinks": sinks}.items():
-        if name in names and what is None:
-            raise ValueError(f"wrt names {name}, which was not given")
-    if "attn_mask" in names and np.asarray(attn_mask).dtype == np.bool_:
+    if "attn_mask" in names and attn_mask is not None and np.asarray(attn_mask).dtype == np.bool_:
         raise ValueError("wrt names attn_mask, but a boolean mask has no gradient: pass a float mask")
-    q, k, v = _as_array(query), apart(_as_array(key), HEADS), apart(_as_array(value), HEADS)
-    dropout_p, rng = settle_dropout(dropout_p, rng)
-    arguments = (q, k, v, attn_mask, dropout_p, is_causal)
-    options: dict[str, Any] = {
-        "scale": scale, "enable_gqa": enable_gqa, "causal": causal, "window": window, "softcap": softcap,
-        "alibi_slopes": alibi_slopes, "sinks": sinks, "key_lengths": key_lengths, "block_mask": block_mask,
-        "rng": rng, "num_threads": num_threads,
-    }  # fmt: skip
-    output, statistics, unrounded, *lse = _core._attention_forward(
-        *arguments, **options, return_lse=return_lse, out=out, unrounded=True
-    )
-    if unrounded is not output:
-        round_into(output, unrounded, num_threads)
-    dtype = output.dtype  # the pullback holds the other one alone
-
-    def pullback(grad_out: npt.ArrayLike | None, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
-        """Pull the gradient of the output (and of the log-sum-exp) back to the inputs that wrt names."""
-        if grad_lse is not None and not return_lse:
-            raise TypeError("grad_lse was given, but the log-sum-exp was not returned: use return_lse=True")
-        if grad_out is None and grad_lse is not None:
-            grad_out = np.zeros_like(unrounded, dtype)
-        grad_out = as_gradient("grad_out", grad_out, dtype)
-        return scaled_dot_product_attention_backward(
-            grad_out, unrounded, statistics, *arguments, **options, grad_lse=grad_lse, wrt=names
-        )
-
-    return ((output, lse[0]) if return_lse else output), pullback
+    arguments = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, **options}
+    return attention_vjp(
+        _core._attention_forward, _backward, (query, key, value), HEADS, arguments, names=names, return_lse=return_lse, out=out
+    )  # fmt: skip
 
 
+@takes(AttentionOptions)
 def scaled_dot_product_attention_forward(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
@@ -179,20 +142,10 @@ def scaled_dot_product_attention_forward(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    causal: Causal | None = None,
-    window: Sequence[int | None] | None = None,
-    softcap: float | None = None,
-    alibi_slopes: npt.ArrayLike | None = None,
-    sinks: npt.ArrayLike | None = None,
-    key_lengths: npt.ArrayLike | None = None,
-    block_mask: BlockMask | None = None,
-    rng: int | None = None,
     return_lse: bool = False,
     return_weights: bool = False,
     out: Array | None = None,
-    num_threads: int | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Array, ...]:
     """Compute attention and keep what the backward pass needs: the lower half of the vjp.
 
@@ -200,12 +153,10 @@ def scaled_dot_product_attention_forward(
 
     Parameters
     ----------
-    query, key, value, attn_mask, dropout_p, is_causal
-    scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks, key_lengths, block_mask
-    return_lse, return_weights, num_threads
+    query, key, value, attn_mask, dropout_p, is_causal, return_lse, return_weights
         As :func:`scaled_dot_product_attention`.
-    rng : int, optional
-        The seed of dropout, needed with it: the backward call must be given the same.
+    **options
+        The same. Dropout needs an int as ``rng``: the backward call must be given the same.
     out : ndarray, optional
         As :func:`scaled_dot_product_attention`. In place of 16 bits it may be of float32: it is then not rounded,
         and gradients from it take less time and are more exact, as those of the vjp.
@@ -240,14 +191,15 @@ def scaled_dot_product_attention_forward(
     >>> grads.query.shape
     (3, 3)
     """
+    refuse_others("scaled_dot_product_attention_forward", options, AttentionOptions)
     results: tuple[Array, ...] = _core._attention_forward(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
-        window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
-        block_mask=block_mask, rng=rng, return_lse=return_lse, return_weights=return_weights, out=out, num_threads=num_threads,
+        query, key, value, attn_mask, dropout_p, is_causal, return_lse=return_lse, return_weights=return_weights, out=out,
+        **options,
     )  # fmt: skip
     return results
 
 
+@takes(AttentionOptions)
 def scaled_dot_product_attention_backward(
     grad_out: npt.ArrayLike | None,
     out: Array,
@@ -259,20 +211,10 @@ def scaled_dot_product_attention_backward(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    causal: Causal | None = None,
-    window: Sequence[int | None] | None = None,
-    softcap: float | None = None,
-    alibi_slopes: npt.ArrayLike | None = None,
-    sinks: npt.ArrayLike | None = None,
-    key_lengths: npt.ArrayLike | None = None,
-    block_mask: BlockMask | None = None,
-    rng: int | None = None,
-    num_threads: int | None = None,
     grad_lse: npt.ArrayLike | None = None,
-    wrt: Sequence[str] = ("query", "key", "value"),
+    wrt: Sequence[str] = WRT,
     gradients: AttentionGradients | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> AttentionGradients:
     """Compute the gradients of attention from what the forward half returned.
 
@@ -284,10 +226,9 @@ def scaled_dot_product_attention_backward(
     statistics : ndarray, shape (..., L, 2)
         As :func:`scaled_dot_product_attention_forward` returned them.
     query, key, value, attn_mask, dropout_p, is_causal
-    scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks, key_lengths, block_mask, rng
         Those of the forward call.
-    num_threads : int, optional
-        See :func:`scaled_dot_product_attention`.
+    **options
+        Those of the forward call.
     grad_lse : array_like, shape (..., L), optional
         The gradient with respect to the log-sum-exp.
     wrt : sequence of str
@@ -326,71 +267,50 @@ def scaled_dot_product_attention_backward(
     >>> grads.query is mine.query
     True
     """
-    names = check_names(wrt)
+    refuse_others("scaled_dot_product_attention_backward", options, AttentionOptions)
+    names = check_wrt(wrt, AttentionGradients._fields)
     for name, kept in (("out", out), ("statistics", statistics)):
         if not isinstance(kept, np.ndarray):
             raise TypeError(
                 f"{name} must be the array that the forward call returned, got {type(kept).__name__}"
             )
-    q, k, v = _as_array(query), _as_array(key), _as_array(value)
-    extras = (attn_mask, alibi_slopes, sinks)
-    inputs = AttentionGradients(q, k, v, *(None if x is None else np.asarray(x) for x in extras))
+    q, k, v = (x if isinstance(x, np.ndarray) else np.asarray(x) for x in (query, key, value))
     grad_out = as_gradient("grad_out", grad_out, out.dtype)
-    grad_lse = None if grad_lse is None else as_gradient("grad_lse", grad_lse, statistics.dtype)
+    arguments = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, **options}
     if gradients is not None:
-        others = {"grad_out": grad_out, "out": out, "statistics": statistics, "grad_lse": grad_lse,
-                  "key_lengths": key_lengths}  # fmt: skip
-        _check_gradients(gradients, names, inputs, others)
-    bits = sum(1 << n for n, name in enumerate(AttentionGradients._fields) if name in names)
-    found = _core._attention_backward(
-        q, apart(k, HEADS), apart(v, HEADS), attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
-        causal=causal, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-        key_lengths=key_lengths, block_mask=block_mask, rng=rng, num_threads=num_threads, out=out, grad_out=grad_out, statistics=statistics, grad_lse=grad_lse, wrt=bits, gradients=gradients,
+        given = {"query": q, "key": k, "value": v, "grad_out": grad_out, "out": out, "statistics": statistics,
+                 "grad_lse": grad_lse, **arguments}  # fmt: skip
+        _check_gradients(gradients, names, given)
+    found = _backward(
+        q, apart(k, HEADS), apart(v, HEADS), names=names, grad_out=grad_out, grad_lse=grad_lse, out=out,
+        statistics=statistics, gradients=gradients, **arguments,
     )  # fmt: skip
-    fitted: list[Array | None] = []
-    for name, raw, given in zip(AttentionGradients._fields, found, inputs, strict=True):
-        if raw is None or given is None:
-            fitted.append(None)
-            continue
-        gradient = _fitted(name, raw, given, num_threads)
-        target = None if gradients is None else getattr(gradients, name)
+    if gradients is None:
+        return found
+    for target, gradient in zip(gradients, found, strict=True):
         if target is not None and target is not gradient:
             np.copyto(target, gradient)
-        fitted.append(gradient if target is None else target)
-    return AttentionGradients(*fitted)
+    pairs = zip(gradients, found, strict=True)
+    return AttentionGradients(*[new if mine is None else mine for mine, new in pairs])
 
 
-def _fitted(name: str, raw: Array, given: Array, num_threads: int | None) -> Array:
-    """Sum what the core found to the shape of the input, in the gradient's dtype."""
-    in_shares = name in ("alibi_slopes", "sinks")  # of those there is each row's share
-    if not in_shares and raw.shape == given.shape and raw.dtype == given.dtype:
-        return raw  # as a rule: the rest takes 2 us for each gradient
-    dtype = gradient_dtype(given)
-    with np.errstate(all="ignore"):
-        whole = row_shares(name, raw).sum(axis=-1) if in_shares else raw
-        if whole.size == 0:  # no query head may be a broadcast of any number of key heads
-            return np.zeros(given.shape, dtype)
-        return rounded(sum_to_shape(whole, given.shape), dtype, num_threads)
+def _backward(*arrays: Array, **arguments: Any) -> AttentionGradients:
+    return take_gradients(
+        _core._attention_backward, *arrays, row_sums=lambda rows: rows.sum(axis=-1), **arguments
+    )
 
 
-def _as_array(x: npt.ArrayLike) -> Any:
-    """Convert what is no array once, so that the backward pass need not; the core checks the rest."""
-    return x if isinstance(x, np.ndarray) else np.asarray(x)
-
-
-def _check_gradients(
-    gradients: AttentionGradients, names: tuple[str, ...], inputs: AttentionGradients, others: dict[str, Any]
-) -> None:
+def _check_gradients(gradients: AttentionGradients, names: tuple[str, ...], given: dict[str, Any]) -> None:
+    """Check arrays to write to against one another and against all that the call reads."""
     if not isinstance(gradients, AttentionGradients):
         raise TypeError(f"gradients must be an AttentionGradients, got {type(gradients).__name__}")
-    readers = {name: x for name, x in (inputs._asdict() | others).items() if isinstance(x, np.ndarray)}
+    readers = {name: x for name, x in given.items() if isinstance(x, np.ndarray)}
     for name, target in gradients._asdict().items():
         if target is None:
             continue
-        given = getattr(inputs, name)
-        if name not in names or given is None:
+        if name not in names or given.get(name) is None:
             raise ValueError(f"gradients has an array for {name}, which wrt does not name")
-        _check_target(f"gradients.{name}", target, given)
+        _check_target(f"gradients.{name}", target, np.asarray(given[name]))
         for other, x in readers.items():
             _check_overlap(f"gradients.{name}", target, other, x)
         readers[f"gradients.{name}"] = target

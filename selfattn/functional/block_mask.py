@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from selfattn.functional._arguments import as_array, as_integers
 
 __all__ = ["BlockMask"]
 
@@ -145,7 +147,7 @@ class BlockMask:
                [1, 1, 1, 0],
                [1, 1, 1, 1]])
         """
-        lengths = _integers("prefix_lengths", prefix_lengths)
+        lengths = as_integers("prefix_lengths", prefix_lengths)
         if lengths.size and lengths.min() < 0:
             raise ValueError(f"prefix_lengths must be at least 0, got {lengths.min()}")
         if causal not in ("upper_left", "lower_right"):
@@ -183,7 +185,7 @@ class BlockMask:
                [1, 1, 1, 0, 0],
                [1, 1, 1, 1, 1]])
         """
-        array = _plain("pattern", pattern)
+        array = as_array("pattern", pattern)
         if array.dtype != np.bool_:
             raise TypeError(f"pattern must be boolean, True = open, got {array.dtype}")
         if array.ndim < 2:
@@ -319,8 +321,7 @@ class BlockMask:
 # ------------------------------------------------------------------------------------------------- the kinds
 
 
-@dataclass(frozen=True, eq=False)
-class _Runs:
+class _Runs(NamedTuple):
     """The open keys of classes of rows, as runs: see sa_block_mask in csrc/selfattn.h."""
 
     classes: Array  # (..., n)
@@ -329,15 +330,25 @@ class _Runs:
     runs: Array  # (number of runs, 2)
     share: float  # of the pairs that are open
 
-    def table(self) -> Table:
-        return self.classes, self.rows, self.starts, self.runs, self.share
+
+@dataclass(frozen=True, eq=False)
+class _InRuns:
+    """What the kinds have in common whose open keys are runs."""
+
+    found: _Runs
+
+    @property
+    def open_share(self) -> float | None:
+        return self.found.share
+
+    def table(self, n_queries: int, n_keys: int) -> Table:
+        return tuple(self.found)
 
 
 @dataclass(frozen=True, eq=False)
-class _Documents:
+class _Documents(_InRuns):
     query_ids: Array
     key_ids: Array
-    found: _Runs
     kind: ClassVar[str] = "documents"
 
     @classmethod
@@ -349,7 +360,7 @@ class _Documents:
                 f"the leading dims of query_ids {query_ids.shape} and key_ids {key_ids.shape} do not broadcast"
             ) from None
         found = _runs_of_documents(query_ids, key_ids, lead)
-        return cls(_frozen(query_ids), _frozen(key_ids), found)
+        return cls(found, _frozen(query_ids), _frozen(key_ids))
 
     @property
     def lead(self) -> Lead:
@@ -358,10 +369,6 @@ class _Documents:
     @property
     def lengths(self) -> tuple[int | None, int | None]:
         return self.query_ids.shape[-1], self.key_ids.shape[-1]
-
-    @property
-    def open_share(self) -> float | None:
-        return self.found.share
 
     def check(self, n_queries: int, n_keys: int) -> None:
         if self.lengths != (n_queries, n_keys):
@@ -373,9 +380,6 @@ class _Documents:
     def dense(self, n_queries: int, n_keys: int) -> npt.NDArray[np.bool_]:
         same: npt.NDArray[np.bool_] = self.query_ids[..., :, None] == self.key_ids[..., None, :]
         return same
-
-    def table(self, n_queries: int, n_keys: int) -> Table:
-        return self.found.table()
 
 
 @dataclass(frozen=True, eq=False)
@@ -409,10 +413,9 @@ class _Prefix:
 
 
 @dataclass(frozen=True, eq=False)
-class _Blocks:
+class _Blocks(_InRuns):
     pattern: Array
     sizes: tuple[int, int]
-    found: _Runs
     kind: ClassVar[str] = "blocks"
     lengths: ClassVar[tuple[int | None, int | None]] = (None, None)
 
@@ -420,15 +423,11 @@ class _Blocks:
     def of(cls, pattern: Array, sizes: tuple[int, int]) -> _Blocks:
         if (pattern.shape[-1] - 1) * sizes[1] >= _NO_LENGTH:
             raise ValueError(f"{pattern.shape[-1]} blocks of {sizes[1]} keys are more keys than there can be")
-        return cls(_frozen(pattern), sizes, _runs_of_blocks(pattern, sizes))
+        return cls(_runs_of_blocks(pattern, sizes), _frozen(pattern), sizes)
 
     @property
     def lead(self) -> Lead:
         return self.pattern.shape[:-2]
-
-    @property
-    def open_share(self) -> float | None:
-        return self.found.share
 
     def check(self, n_queries: int, n_keys: int) -> None:
         needed = tuple(-(-n // size) for n, size in zip((n_queries, n_keys), self.sizes, strict=True))
@@ -442,9 +441,6 @@ class _Blocks:
         i, j = np.arange(n_queries) // self.sizes[0], np.arange(n_keys) // self.sizes[1]
         opened: npt.NDArray[np.bool_] = self.pattern[..., i[:, None], j]
         return opened
-
-    def table(self, n_queries: int, n_keys: int) -> Table:
-        return self.found.table()
 
 
 def _runs_of_documents(query_ids: Array, key_ids: Array, lead: Lead) -> _Runs:
@@ -499,23 +495,8 @@ def _frozen(array: Array) -> Array:
     return np.ndarray(array.shape, array.dtype, array.tobytes())
 
 
-def _plain(name: str, given: npt.ArrayLike) -> Array:
-    if isinstance(given, np.ma.MaskedArray | np.matrix):
-        raise TypeError(f"{name} is a {type(given).__name__}; pass a plain array")
-    return np.asarray(given)
-
-
-def _integers(name: str, given: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    array = _plain(name, given)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
-    if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
-        raise ValueError(f"{name} has a number beyond 2**63 - 1: {array.max()}")
-    return array.astype(np.int64)
-
-
 def _ids(name: str, given: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    array = _integers(name, given)
+    array = as_integers(name, given)
     if array.ndim == 0:
         raise ValueError(f"{name} must have an id for each token, shape (..., length), got shape ()")
     return array

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn._core import _cached_attention
+from selfattn.functional._arguments import as_array, as_integers, is_float
+from selfattn.functional._options import CacheOptions, refuse_others, takes
 
 __all__ = ["KVCache"]
 
@@ -266,6 +268,7 @@ class KVCache:
 
     # ------------------------------------------------------------------------------------------- attending
 
+    @takes(CacheOptions)
     def attend(
         self,
         query: npt.ArrayLike,
@@ -274,19 +277,14 @@ class KVCache:
         *,
         lengths: npt.ArrayLike | None = None,
         attn_mask: npt.ArrayLike | None = None,
-        scale: float | None = None,
-        window: tuple[int | None, int | None] | None = None,
-        softcap: float | None = None,
-        alibi_slopes: npt.ArrayLike | None = None,
-        sinks: npt.ArrayLike | None = None,
         return_lse: bool = False,
-        num_threads: int | None = None,
+        **options: Unpack[CacheOptions],
     ) -> Any:
         """Append new keys and values, if given, and attend from the queries to all keys of their sequence.
 
         The queries are the last tokens of each sequence: query i of n sees the keys up to its own, which is
         n − 1 − i before the last. Where a sequence has fewer keys than that, the query sees none. Nothing is
-        appended when an exception is raised.
+        appended when an exception is raised. ``window=(left, 0)`` is a sliding window.
 
         Parameters
         ----------
@@ -299,8 +297,8 @@ class KVCache:
             rest is padding.
         attn_mask : array_like of bool or float, broadcastable to (batch_size, num_heads, n, S), optional
             S is the longest of the lengths, new tokens included. A key must be open in the mask as well.
-        scale, window, softcap, alibi_slopes, sinks, num_threads
-            As for :func:`selfattn.scaled_dot_product_attention`; ``window=(left, 0)`` is a sliding window.
+        **options
+            As for :func:`selfattn.scaled_dot_product_attention`.
         return_lse : bool, default False
             Return the log-sum-exp as well.
 
@@ -330,19 +328,17 @@ class KVCache:
         >>> cache.attend(zero[:, :, 1:], zero[:, :, 1:], value[:, :, 1:]).ravel()
         array([4., 5.], dtype=float32)
         """
+        refuse_others("attend", options, CacheOptions)
         if (key is None) != (value is None):
             raise ValueError("key and value come together: one of them is missing")
         queries = self._queries(query)
         counts = self._counts(lengths, queries.shape[2])
         before = self._lengths
-        options: dict[str, Any] = {
-            "attn_mask": attn_mask, "scale": scale, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes, "sinks": sinks,
-            "num_threads": num_threads, "enable_gqa": queries.shape[1] != self._key.shape[1],
-        }  # fmt: skip
         try:
             self._append_for(queries, key, value, counts)
             out, lse = _cached_attention(
-                queries, self.key, self.value, causal="lower_right", key_lengths=self._lengths[:, None],
+                queries, self.key, self.value, attn_mask=attn_mask, causal="lower_right",
+                enable_gqa=queries.shape[1] != self._key.shape[1], key_lengths=self._lengths[:, None],
                 query_lengths=counts[:, None], return_lse=True, **options,
             )  # fmt: skip
             is_padding = np.arange(queries.shape[2]) >= counts[:, None]
@@ -382,9 +378,7 @@ class KVCache:
         return queries
 
     def _new(self, name: str, given: npt.ArrayLike, mine: Array) -> Array:
-        array = np.asanyarray(given)
-        if isinstance(array, np.ma.MaskedArray | np.matrix):
-            raise TypeError(f"{name} is a {type(array).__name__}; pass a plain array")
+        array = as_array(name, given)
         batch_size, heads, _, width = mine.shape
         if array.ndim != 4 or array.shape[:2] != (batch_size, heads) or array.shape[3] != width:
             raise ValueError(f"{name} must have shape ({batch_size}, {heads}, n, {width}), got {array.shape}")
@@ -408,7 +402,7 @@ def _float_dtype(given: npt.DTypeLike) -> np.dtype[Any]:
         own = None if given is None else np.dtype(given)  # NumPy's None is float64
     except (TypeError, ValueError, SyntaxError):
         own = None
-    if own is None or (own.char not in "efd" and own.name != "bfloat16"):
+    if own is None or not is_float(own):
         raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {own or repr(given)}")
     if not own.isnative:
         raise TypeError(f"dtype must be in native byte order, got {own.str}")
@@ -450,11 +444,7 @@ def _size(name: str, given: Any, least: int) -> int:
 
 
 def _integers(name: str, given: npt.ArrayLike, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    array = np.asarray(given)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    array = as_integers(name, given)
     if array.shape not in (shape, ()):
         raise ValueError(f"{name} must have shape {shape} or (), got {array.shape}")
-    if array.dtype.kind == "u" and (array > np.iinfo(np.int64).max).any():
-        raise ValueError(f"{name} has a number beyond 2**63 - 1")
-    return np.broadcast_to(array, shape).astype(np.int64)
+    return np.broadcast_to(array, shape).copy()

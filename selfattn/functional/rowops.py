@@ -10,24 +10,16 @@ stay in NumPy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn.functional._gradients import as_fitting_gradient
+from selfattn._docs import described, put
+from selfattn.functional._arguments import as_array, compute_dtype
+from selfattn.functional._gradients import as_fitting_gradient, check_wrt, gradient_dtype, sum_to_shape
 from selfattn.functional.merge import as_parts, merge_attention
-from selfattn.reference.arguments import as_array, float_dtype, rotary_table
-from selfattn.reference.rows_vjp import (
-    LayerNormGradients,
-    MergeGradients,
-    RMSNormGradients,
-    RotaryGradients,
-    check_wrt,
-    pairs,
-    sum_to_shape,
-)
 
 __all__ = [
     "LayerNormGradients",
@@ -45,39 +37,110 @@ __all__ = [
 
 Array: TypeAlias = npt.NDArray[Any]
 Pullback: TypeAlias = Callable[[npt.ArrayLike], Array]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_SECTIONS = """\
+Parameters
+----------
+{parameters}
+
+Returns
+-------
+{y}
+    As `{name}` returns it.
+pullback : callable
+    {gives}, as often as wanted, in the shape and dtype of the input (float64 for integers).
+    Arrays must stay as they are until its last call. 16 bits are computed in float32; sums over rows are kept in float64.
+
+Raises
+------
+TypeError, ValueError
+    As `{name}`. In the pullback: a gradient has another shape than its result, or is float64 where that has fewer bits.
+
+See Also
+--------
+{name}"""
 
 
+def gradient_of(
+    function: Callable[..., Any], gives: str = "``dx = pullback(dy)``", more: str = "", y: str = "y : ndarray"
+) -> Callable[[Function], Function]:
+    """Put the sections that all docstrings here have in the place of ``{sections}``; ``more`` describes a parameter."""
+
+    def documented(vjp: Function) -> Function:
+        parameters = "\n".join(filter(None, [described(function), more]))
+        text = _SECTIONS.format(parameters=parameters, name=function.__name__, gives=gives, y=y)
+        put(vjp, "{sections}", text)
+        return vjp
+
+    return documented
+
+
+class LayerNormGradients(NamedTuple):
+    """What the pullback of `layer_norm_vjp` gives.
+
+    Attributes
+    ----------
+    x : ndarray
+        The gradient with respect to ``x``.
+    weight, bias : ndarray or None
+        Those of the parameters; None for one that was not given.
+    """
+
+    x: Array
+    weight: Array | None
+    bias: Array | None
+
+
+class RMSNormGradients(NamedTuple):
+    """What the pullback of `rms_norm_vjp` gives.
+
+    Attributes
+    ----------
+    x : ndarray
+        The gradient with respect to ``x``.
+    weight : ndarray or None
+        That of the weight; None if there was none.
+    """
+
+    x: Array
+    weight: Array | None
+
+
+class RotaryGradients(NamedTuple):
+    """What the pullback of `apply_rotary_emb_vjp` gives.
+
+    Attributes
+    ----------
+    x, cos, sin : ndarray or None
+        The gradients with respect to each; None for what ``wrt`` does not name.
+    """
+
+    x: Array | None
+    cos: Array | None
+    sin: Array | None
+
+
+class MergeGradients(NamedTuple):
+    """What the pullback of `merge_attention_vjp` gives.
+
+    Attributes
+    ----------
+    outs, lses : list of ndarray
+        The gradients with respect to the outputs and the log-sum-exps, one array for each part.
+    """
+
+    outs: list[Array]
+    lses: list[Array]
+
+
+@gradient_of(_core.softmax)
 def softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     """Softmax and the function that takes gradients back through it.
 
     ``y = exp(x) / sum(exp(x))``, ``dx = y * (dy - sum(y * dy))``, the sums along ``axis``.
 
-    Parameters
-    ----------
-    x : array_like
-        float16, bfloat16, float32, float64 or integers (which count as float64). Until the last call of the
-        pullback it must stay as it is.
-    axis : int, default -1
-
-    Returns
-    -------
-    y : ndarray, the shape of ``x``
-        `softmax` of ``x``.
-    pullback : callable
-        ``dx = pullback(dy)``, as often as wanted: from the gradient with respect to y, of its shape, that
-        with respect to ``x``, in the dtype of ``x`` (float64 for integers). 16 bits are computed in float32.
-
-    Raises
-    ------
-    ValueError
-        ``numpy.exceptions.AxisError``: no such axis. In the pullback: ``dy`` has another shape than y.
-    TypeError
-        A boolean, complex, object or long double array, a masked array or a matrix. In the pullback: ``dy`` is
-        float64 where y has fewer bits.
-
-    See Also
-    --------
-    softmax, log_softmax_vjp
+    {sections}
 
     References
     ----------
@@ -89,47 +152,16 @@ def softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     >>> pullback([1.0, 0.0])
     array([ 0.25, -0.25])
     """
-    x = as_array("x", x)
-    y = _core.softmax(x, axis)
-    dtype = y.dtype
-
-    def pullback(dy: npt.ArrayLike) -> Array:
-        return _core._softmax_backward(x, as_fitting_gradient("dy", dy, x.shape, dtype), axis)
-
-    return y, pullback
+    return _with_pullback(_core.softmax, _core._softmax_backward, x, axis)
 
 
+@gradient_of(_core.log_softmax)
 def log_softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     """Log-softmax and the function that takes gradients back through it.
 
     ``y = x - log(sum(exp(x)))``, ``dx = dy - exp(y) * sum(dy)``, the sums along ``axis``.
 
-    Parameters
-    ----------
-    x : array_like
-        float16, bfloat16, float32, float64 or integers (which count as float64). Until the last call of the
-        pullback it must stay as it is.
-    axis : int, default -1
-
-    Returns
-    -------
-    y : ndarray, the shape of ``x``
-        `log_softmax` of ``x``.
-    pullback : callable
-        ``dx = pullback(dy)``, as often as wanted: from the gradient with respect to y, of its shape, that
-        with respect to ``x``, in the dtype of ``x`` (float64 for integers). 16 bits are computed in float32.
-
-    Raises
-    ------
-    ValueError
-        ``numpy.exceptions.AxisError``: no such axis. In the pullback: ``dy`` has another shape than y.
-    TypeError
-        A boolean, complex, object or long double array, a masked array or a matrix. In the pullback: ``dy`` is
-        float64 where y has fewer bits.
-
-    See Also
-    --------
-    log_softmax, softmax_vjp
+    {sections}
 
     Examples
     --------
@@ -137,16 +169,10 @@ def log_softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     >>> pullback([1.0, 0.0])
     array([ 0.5, -0.5])
     """
-    x = as_array("x", x)
-    y = _core.log_softmax(x, axis)
-    dtype = y.dtype
-
-    def pullback(dy: npt.ArrayLike) -> Array:
-        return _core._log_softmax_backward(x, as_fitting_gradient("dy", dy, x.shape, dtype), axis)
-
-    return y, pullback
+    return _with_pullback(_core.log_softmax, _core._log_softmax_backward, x, axis)
 
 
+@gradient_of(_core.layer_norm, "``pullback(dy)`` gives `LayerNormGradients` ``(x, weight, bias)``")
 def layer_norm_vjp(
     x: npt.ArrayLike,
     normalized_shape: int | Sequence[int],
@@ -167,37 +193,7 @@ def layer_norm_vjp(
         dunit   = dy * weight
         dx      = r * (dunit - mean(dunit) - unit * mean(dunit * unit))   # means over normalized_shape
 
-    Parameters
-    ----------
-    x : array_like, shape (..., *normalized_shape)
-        float16, bfloat16, float32, float64 or integers (which count as float64). Until the last call of the
-        pullback, it and the parameters must stay as they are.
-    normalized_shape : int or sequence of int
-        The last axes of ``x``, over which mean and variance are taken.
-    weight, bias : array_like, shape normalized_shape, optional
-        1 and 0 by default.
-    eps : float, default 1e-5
-
-    Returns
-    -------
-    y : ndarray, the shape of ``x``
-        `layer_norm` of the arguments.
-    pullback : callable
-        ``pullback(dy)`` gives `LayerNormGradients` ``(x, weight, bias)``, as often as wanted: the gradients
-        with respect to each, in its shape and dtype (float64 for integers), None for a parameter that was not
-        given. 16 bits are computed in float32; sums over rows are kept in float64.
-
-    Raises
-    ------
-    ValueError
-        Shapes that do not fit ``normalized_shape``. In the pullback: ``dy`` has another shape than y.
-    TypeError
-        A boolean, complex, object or long double array, a masked array or a matrix. In the pullback: ``dy`` is
-        float64 where y has fewer bits.
-
-    See Also
-    --------
-    layer_norm, rms_norm_vjp
+    {sections}
 
     References
     ----------
@@ -221,6 +217,7 @@ def layer_norm_vjp(
     return y, pullback
 
 
+@gradient_of(_core.rms_norm, "``pullback(dy)`` gives `RMSNormGradients` ``(x, weight)``")
 def rms_norm_vjp(
     x: npt.ArrayLike,
     normalized_shape: int | Sequence[int],
@@ -239,39 +236,7 @@ def rms_norm_vjp(
         dunit   = dy * weight
         dx      = r * (dunit - unit * mean(dunit * unit))        # means over normalized_shape
 
-    Parameters
-    ----------
-    x : array_like, shape (..., *normalized_shape)
-        float16, bfloat16, float32, float64 or integers (which count as float64). Until the last call of the
-        pullback, it and the weight must stay as they are.
-    normalized_shape : int or sequence of int
-        The last axes of ``x``, over which the mean is taken.
-    weight : array_like, shape normalized_shape, optional
-        1 by default.
-    eps : float, optional
-        By default the machine epsilon of the precision that is computed in: float64's for float64, else
-        float32's.
-
-    Returns
-    -------
-    y : ndarray, the shape of ``x``
-        `rms_norm` of the arguments.
-    pullback : callable
-        ``pullback(dy)`` gives `RMSNormGradients` ``(x, weight)``, as often as wanted: the gradients with
-        respect to each, in its shape and dtype (float64 for integers), None for a weight that was not given.
-        16 bits are computed in float32; sums over rows are kept in float64.
-
-    Raises
-    ------
-    ValueError
-        Shapes that do not fit ``normalized_shape``. In the pullback: ``dy`` has another shape than y.
-    TypeError
-        A boolean, complex, object or long double array, a masked array or a matrix. In the pullback: ``dy`` is
-        float64 where y has fewer bits.
-
-    See Also
-    --------
-    rms_norm, layer_norm_vjp
+    {sections}
 
     References
     ----------
@@ -296,40 +261,16 @@ def rms_norm_vjp(
     return y, pullback
 
 
+@gradient_of(_core.gelu)
 def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") -> tuple[Array, Pullback]:
     """Gelu and the function that takes gradients back through it.
 
     ``"none"``: ``y = x * Phi(x)``, so ``dx = dy * (Phi(x) + x * phi(x))``, phi the density of the standard
     normal. ``"tanh"``: ``y = x * s(z)`` with the logistic function ``s(z) = 1 / (1 + exp(-z))`` and
-    ``z = 2 * sqrt(2 / pi) * (x + 0.044715 * x**3)``, so ``dx = dy * (s + x * s * (1 - s) * dz/dx)``.
+    ``z = 2 * sqrt(2 / pi) * (x + 0.044715 * x**3)``, so ``dx = dy * (s + x * s * (1 - s) * dz/dx)``. NaN where x is
+    infinite, as in PyTorch.
 
-    Parameters
-    ----------
-    x : array_like
-        float16, bfloat16, float32, float64 or integers (which count as float64). Until the last call of the
-        pullback it must stay as it is.
-    approximate : {"none", "tanh"}
-
-    Returns
-    -------
-    y : ndarray, the shape of ``x``
-        `gelu` of ``x``.
-    pullback : callable
-        ``dx = pullback(dy)``, as often as wanted: from the gradient with respect to y, of its shape, that
-        with respect to ``x``, in the dtype of ``x`` (float64 for integers). 16 bits are computed in float32.
-        NaN where ``x`` is infinite, as in PyTorch.
-
-    Raises
-    ------
-    ValueError
-        Another ``approximate``. In the pullback: ``dy`` has another shape than y.
-    TypeError
-        A boolean, complex, object or long double array, a masked array or a matrix. In the pullback: ``dy`` is
-        float64 where y has fewer bits.
-
-    See Also
-    --------
-    gelu
+    {sections}
 
     References
     ----------
@@ -341,16 +282,16 @@ def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") ->
     >>> pullback([1.0, 1.0, 1.0]).round(4)
     array([-0.0833,  0.5   ,  1.0833])
     """
-    x = as_array("x", x)
-    y = _core.gelu(x, approximate)
-    dtype = y.dtype
-
-    def pullback(dy: npt.ArrayLike) -> Array:
-        return _core._gelu_backward(x, as_fitting_gradient("dy", dy, x.shape, dtype), approximate)
-
-    return y, pullback
+    return _with_pullback(_core.gelu, _core._gelu_backward, x, approximate)
 
 
+@gradient_of(
+    _core.apply_rotary_emb,
+    "``pullback(dy)`` gives `RotaryGradients` ``(x, cos, sin)``, those of the tables summed over what was broadcast",
+    """\
+wrt : str or sequence of str
+    What gradients are wanted of. ``wrt="x"`` saves the work for tables that nobody trains.""",
+)
 def apply_rotary_emb_vjp(
     x: npt.ArrayLike,
     cos: npt.ArrayLike,
@@ -367,40 +308,7 @@ def apply_rotary_emb_vjp(
         da = dp * cos + dq * sin          db = dq * cos - dp * sin          # turned back
         dcos = dp * a + dq * b            dsin = dq * a - dp * b
 
-    Parameters
-    ----------
-    x : array_like, shape (..., L, D), D even
-        float16, bfloat16, float32, float64 or integers (which count as float64). Until the last call of the
-        pullback, it and the tables must stay as they are.
-    cos, sin : array_like, shape (L, D / 2) or (..., L, D / 2)
-        Tables of the angles, as `apply_rotary_emb` takes them.
-    interleaved : bool, default False
-        Pairs are neighbouring columns (2 n, 2 n + 1); by default column n goes with column n + D / 2.
-    wrt : str or sequence of str
-        What gradients are wanted of. ``wrt="x"`` saves the work for tables that nobody trains.
-
-    Returns
-    -------
-    y : ndarray, the shape of ``x``
-        `apply_rotary_emb` of the arguments.
-    pullback : callable
-        ``pullback(dy)`` gives `RotaryGradients` ``(x, cos, sin)``, as often as wanted: the gradients with
-        respect to each, in its shape and dtype (float64 for integers), None for what ``wrt`` does not name.
-        Those of the tables are summed over the axes along which they were broadcast. 16 bits are computed in
-        float32.
-
-    Raises
-    ------
-    ValueError
-        An odd D, tables that do not fit ``x``, another name in ``wrt``. In the pullback: ``dy`` has another
-        shape than y.
-    TypeError
-        A boolean, complex, object or long double array, a masked array or a matrix. In the pullback: ``dy`` is
-        float64 where y has fewer bits.
-
-    See Also
-    --------
-    apply_rotary_emb
+    {sections}
 
     References
     ----------
@@ -418,9 +326,10 @@ def apply_rotary_emb_vjp(
     y = _core.apply_rotary_emb(x, cos, sin, interleaved)
     dtype = y.dtype
 
-    def table_gradient(name: str, table: Array, d: Array) -> Array:
-        broadcast = rotary_table(name, table, x.ndim, d.shape)
-        return like(table, sum_to_shape(d, broadcast.shape).reshape(table.shape))
+    def table_gradient(table: Array, d: Array) -> Array:
+        without_heads = table.ndim == x.ndim - 1 and table.ndim >= 3
+        shape = (*table.shape[:-2], 1, *table.shape[-2:]) if without_heads else table.shape
+        return like(table, sum_to_shape(d, shape).reshape(table.shape))
 
     @np.errstate(all="ignore")
     def pullback(dy: npt.ArrayLike) -> RotaryGradients:
@@ -433,13 +342,18 @@ def apply_rotary_emb_vjp(
         if "cos" in names or "sin" in names:
             a, b = pairs(x.astype(compute, copy=False), interleaved)
             dp, dq = pairs(dy, interleaved)
-            dcos = table_gradient("cos", cos, dp * a + dq * b) if "cos" in names else None
-            dsin = table_gradient("sin", sin, dq * a - dp * b) if "sin" in names else None
+            dcos = table_gradient(cos, dp * a + dq * b) if "cos" in names else None
+            dsin = table_gradient(sin, dq * a - dp * b) if "sin" in names else None
         return RotaryGradients(dx, dcos, dsin)
 
     return y, pullback
 
 
+@gradient_of(
+    merge_attention,
+    "``pullback(dout, dlse=None)`` gives `MergeGradients` ``(outs, lses)``, two lists with one array for each part",
+    y="result : tuple, (out, lse)",
+)
 def merge_attention_vjp(
     outs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
 ) -> tuple[tuple[Array, Array], Callable[..., MergeGradients]]:
@@ -454,36 +368,10 @@ def merge_attention_vjp(
         dout_n = share_n * dout
         dlse_n = share_n * (sum(dout * (out_n - out)) + dlse)        # the sum over Ev
 
-    Parameters
-    ----------
-    outs : sequence of array_like, each of shape (..., L, Ev)
-        As `merge_attention` takes them. Until the last call of the pullback, they and ``lses`` must stay as
-        they are.
-    lses : sequence of array_like, each of shape (..., L)
-        The log-sum-exp of each part. A part that is -inf has no share: its gradients are 0 there, whatever
-        its output holds.
+    A part whose lse is -inf has no share: its gradients are 0 there, whatever its output holds. Without ``dlse`` the
+    merged lse was not used, and with ``dout=None`` the merged output.
 
-    Returns
-    -------
-    result : tuple of ndarray
-        ``(out, lse)``, as `merge_attention` returns them.
-    pullback : callable
-        ``pullback(dout, dlse=None)`` gives `MergeGradients` ``(outs, lses)``, as often as wanted: two lists
-        with one array for each part, in its shape and dtype (float64 for integers). Without ``dlse``, the
-        merged lse was not used, and with ``dout=None`` the merged output. 16 bits are computed in float32.
-
-    Raises
-    ------
-    ValueError
-        No part at all, not as many ``lses`` as ``outs``, or shapes that differ. In the pullback: a gradient
-        of another shape than its result.
-    TypeError
-        A boolean, complex, object or long double array, a masked array or a matrix. In the pullback: a gradient
-        that is float64 where all ``outs`` and ``lses`` have fewer bits.
-
-    See Also
-    --------
-    merge_attention
+    {sections}
 
     References
     ----------
@@ -523,10 +411,18 @@ def merge_attention_vjp(
     return result, pullback
 
 
-def compute_dtype(*arrays: Array | None) -> np.dtype[Any]:
-    """Choose the dtype to compute in: float64 if an array is or counts as that, else float32."""
-    wide = any(float_dtype("x", array) == np.float64 for array in arrays if array is not None)
-    return np.dtype(np.float64 if wide else np.float32)
+def _with_pullback(
+    forward: Callable[..., Array], backward: Callable[..., Array], x: npt.ArrayLike, option: Any
+) -> tuple[Array, Pullback]:
+    """Run an operation of one array, both halves of which are in the core."""
+    array = as_array("x", x)
+    y = forward(array, option)
+    dtype = y.dtype  # the pullback does not hold y
+
+    def pullback(dy: npt.ArrayLike) -> Array:
+        return backward(array, as_fitting_gradient("dy", dy, array.shape, dtype), option)
+
+    return y, pullback
 
 
 def optional(name: str, x: npt.ArrayLike | None) -> Array | None:
@@ -536,4 +432,12 @@ def optional(name: str, x: npt.ArrayLike | None) -> Array | None:
 
 def like(x: Array, dx: Array) -> Array:
     """Return a gradient in the dtype of its input; integers count as float64."""
-    return dx.astype(float_dtype("x", x), order="C", copy=False)
+    return dx.astype(gradient_dtype(x), order="C", copy=False)
+
+
+def pairs(x: Array, interleaved: bool) -> tuple[Array, Array]:
+    """Return the two halves of the pairs that rotary embeddings turn, each (..., L, D / 2)."""
+    if interleaved:
+        return x[..., 0::2], x[..., 1::2]
+    half = x.shape[-1] // 2
+    return x[..., :half], x[..., half:]

@@ -7,6 +7,8 @@
 >>> dx, grads = pullback(y)
 >>> grads["query.weight"].shape
 (8, 8)
+
+What all layers take, return and refuse is said at :class:`Module`.
 """
 
 from selfattn.nn import init

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
+from selfattn.functional._arguments import as_array
 
 Array: TypeAlias = npt.NDArray[Any]
 Gradients: TypeAlias = dict[str, Array]
@@ -45,9 +46,7 @@ def as_input(x: npt.ArrayLike, dtype: np.dtype[Any], name: str = "x") -> Array:
     """Take an input as an array of floats: lists and integers in the layer's dtype, float arrays as they are."""
     if type(x) is np.ndarray and x.dtype == dtype:
         return x
-    if isinstance(x, np.ma.MaskedArray | np.matrix):
-        raise TypeError(f"{name} is a {type(x).__name__}; pass a plain array")
-    array = np.asarray(x)
+    array = as_array(name, x)
     if array.dtype.kind in "iu" or (not isinstance(x, np.ndarray | np.generic) and array.dtype.kind == "f"):
         return array.astype(dtype)
     if array.dtype.name not in FLOATS:
@@ -104,15 +103,31 @@ def mask_for_heads(mask: npt.ArrayLike | None) -> Array | None:
     """Give a mask (..., L, S) that heads share the axis of the heads."""
     if mask is None:
         return None
-    if isinstance(mask, np.ma.MaskedArray | np.matrix):
-        raise TypeError(f"attn_mask is a {type(mask).__name__}; pass a plain array")
-    array = np.asarray(mask)
+    array = as_array("attn_mask", mask)
     return array[..., None, :, :] if array.ndim > 2 else array
 
 
 def lengths_for_heads(key_lengths: npt.ArrayLike | None) -> Array | None:
     """Give key lengths, one per sequence, the axis of the heads."""
     return None if key_lengths is None else np.asarray(key_lengths)[..., None]
+
+
+def checked_pullback(
+    owner: Any,
+    y: Array,
+    parameters: Iterable[Array | None],
+    backward: Callable[[Array], Any],
+    name: str = "dy",
+) -> Pullback:
+    """Return a pullback that takes the gradient of y, sees that the parameters are what they were, and calls backward."""
+    unchanged = Unchanged(type(owner).__name__, *parameters)
+
+    def pullback(dy: npt.ArrayLike) -> Any:
+        dy = as_gradient(dy, y, name)
+        unchanged.check()
+        return backward(dy)
+
+    return pullback
 
 
 class Unchanged:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.nn._arrays import FLOATS, Array
+from selfattn.functional._arguments import as_array, is_float
+from selfattn.nn._arrays import Array
 from selfattn.nn.linear import linear, linear_backward
 
 PROJECTIONS = ("query", "key", "value")
@@ -56,6 +57,21 @@ def project_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, 
     return dx, d_weight, d_bias
 
 
+def weighted_sum(weights: Array, value: Array, allowed: Array) -> Array:
+    """Compute ``weights @ value``, (..., L, Ev); a pair that is not ``allowed`` contributes nothing at all.
+
+    Its weight is 0, but 0 · NaN is NaN. So the NaN and infinite values are set to 0 first, and added key by key for the
+    queries that are allowed to see them.
+    """
+    finite, zero = np.isfinite(value), value.dtype.type(0)
+    output: Array = weights @ np.where(finite, value, zero)
+    rest = np.where(finite, zero, value)
+    for j in np.flatnonzero(~finite.all(axis=(*range(value.ndim - 2), -1))):
+        term = weights[..., :, j, None] * rest[..., None, j, :]
+        output += np.where(allowed[..., :, j, None], term, zero)
+    return output
+
+
 def mask_from_ignored(
     attn_mask: npt.ArrayLike | None,
     key_padding_mask: npt.ArrayLike | None,
@@ -96,10 +112,8 @@ def mask_from_ignored(
 
 
 def _checked_mask(name: str, mask: npt.ArrayLike, named: str, *shapes: tuple[int, ...]) -> Array:
-    if isinstance(mask, np.ma.MaskedArray | np.matrix):
-        raise TypeError(f"{name} is a {type(mask).__name__}; pass a plain array")
-    array = np.asarray(mask)
-    if array.dtype != np.bool_ and array.dtype.name not in FLOATS:
+    array = as_array(name, mask)
+    if array.dtype != np.bool_ and not is_float(array.dtype):
         raise TypeError(
             f"{name} must be boolean, True where attention is to ignore something, or floats that are added to "
             f"the scores, not {array.dtype}"

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from selfattn.nn import init
 from selfattn.nn._arrays import Array, Gradients, Pullback, as_gradient, as_input, float_dtype
+from selfattn.nn._docs import documented_vjp
 from selfattn.nn.module import Module
 
 
@@ -55,43 +56,18 @@ class Dropout(Module):
         Parameters
         ----------
         x : array_like
-            Lists and integers are taken in the layer's dtype.
 
         Returns
         -------
         ndarray, in the shape and dtype of ``x``
             A new array, outside of training too.
-
-        Raises
-        ------
-        TypeError
-            A boolean, complex, object or long double array, a masked array or a matrix.
         """
         x = as_input(x, self.dtype)
         return _times(x, self._factors(x))
 
+    @documented_vjp(None)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, {})``, which drops the same places.
-
-        Parameters
-        ----------
-        x : array_like
-            As :meth:`forward` takes it.
-
-        Returns
-        -------
-        y : ndarray, in the shape and dtype of ``x``
-            What :meth:`forward` returns.
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``x``, and no
-            gradients of parameters, ``{}``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`forward`. In the pullback: ``dy`` has another shape than y, or holds neither floats
-            nor integers.
-        """
+        """Compute the output and its pullback, ``dy -> (dx, {})``, which drops the same places."""
         x = as_input(x, self.dtype)
         factors = self._factors(x)
         y = _times(x, factors)

@@ -12,13 +12,13 @@ from selfattn.nn._arrays import (
     Array,
     Gradients,
     Pullback,
-    Unchanged,
-    as_gradient,
     check_size,
+    checked_pullback,
     float_dtype,
     rows,
     widened,
 )
+from selfattn.nn._docs import documented_vjp
 from selfattn.nn.module import Module
 
 
@@ -137,42 +137,24 @@ class Embedding(Module):
         """
         return self.weight[self.check_ids(ids)]
 
+    @documented_vjp(
+        "``weight``",
+        result="y : ndarray, shape (*ids.shape, embedding_dim)",
+        pullback="""\
+``grads = pullback(dy)``, as often as wanted: ``{{"weight": gradient}}``, in the shape and dtype of ``weight``.
+    Each row is the sum of ``dy`` over the places of its id; that of ``padding_idx`` is 0.""",
+    )
     def vjp(self, ids: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Look up ids; the pullback is ``dy -> grads``.
-
-        Parameters
-        ----------
-        ids : array_like of int
-            As :meth:`forward` takes them. Until the last call of the pullback, they must stay as they are.
-
-        Returns
-        -------
-        y : ndarray, shape (*ids.shape, embedding_dim)
-            What :meth:`forward` returns.
-        pullback : callable
-            ``grads = pullback(dy)``, as often as wanted: ``{"weight": gradient}``, in the shape and dtype of
-            ``weight``. Each row is the sum of ``dy`` over the places of its id; that of ``padding_idx`` is 0.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`check_ids`. In the pullback: ``dy`` has another shape than y, or holds neither
-            floats nor integers.
-        RuntimeError
-            In the pullback: ``weight`` has changed.
-        """
+        """Look up ids; the pullback is ``dy -> grads``."""
         ids = self.check_ids(ids)
         y = self.weight[ids]
-        # The gradient does not need the table, but a model's pullback is for one state of its parameters.
-        unchanged = Unchanged("Embedding", self.weight)
 
-        def pullback(dy: npt.ArrayLike) -> Gradients:
-            dy = as_gradient(dy, y)
-            unchanged.check()
+        def backward(dy: Array) -> Gradients:
             d_weight = np.zeros_like(widened(self.weight))
             np.add.at(d_weight, ids.reshape(-1), rows(widened(dy)))
             if self.padding_idx is not None:
                 d_weight[self.padding_idx] = 0
             return {"weight": d_weight.astype(self.weight.dtype, copy=False)}
 
-        return y, pullback
+        # The gradient does not need the table, but a model's pullback is for one state of its parameters.
+        return y, checked_pullback(self, y, [self.weight], backward)

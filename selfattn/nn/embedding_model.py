@@ -5,24 +5,36 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Sequence, Sized
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._extras import import_extra
-from selfattn.nn import _embedding_compute, init
-from selfattn.nn._arrays import Array, Gradients, Pullback, Unchanged, as_gradient, check_size
+from selfattn.nn import init
+from selfattn.nn._arrays import Array, Gradients, Pullback, check_size, checked_pullback, widened
+from selfattn.nn._docs import documented_vjp
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.embedding import Embedding
 from selfattn.nn.module import Module
 from selfattn.nn.positions import SinusoidalPositions
 from selfattn.nn.self_attention import SelfAttentionBlock
-from selfattn.steps.layers import ModelSteps, model_steps
 from selfattn.text import as_tokenizer
 
+if TYPE_CHECKING:
+    from selfattn.steps.layers import ModelSteps
+
 Sentence: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
+
+
+class _Block(NamedTuple):
+    """What the core needs of a block: its eight parameters, the number of its heads, and eps of its LayerNorm."""
+
+    parameters: list[Array]
+    num_heads: int
+    eps: float
+
 
 BLOCK_PARAMETERS = [
     f"{layer}.{kind}" for layer in ("query", "key", "value", "ln") for kind in ("weight", "bias")
@@ -153,47 +165,33 @@ class EmbeddingModel(Module):
         """
         alone = not is_batch(sentence)
         ids, cu_seqlens = self.pack([sentence] if alone else sentence)  # type: ignore[list-item,arg-type]
-        y = _embedding_compute.embed(ids, cu_seqlens, *self._arrays())
+        y = self._embed(ids, cu_seqlens, self._arrays())
         return y[0] if alone else y
 
+    @documented_vjp(
+        "a parameter of a block",
+        result="y : ndarray, shape (embedding_dim,) or (n, embedding_dim)",
+        pullback="""\
+``grads = pullback(dy)``, as often as wanted: keyed like :meth:`parameters`, in their shapes and dtypes; of n
+    sentences the sums.""",
+    )
     def vjp(self, sentence: Sentence | Sequence[Sentence]) -> tuple[Array, Pullback]:
-        """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``.
-
-        Parameters
-        ----------
-        sentence : str, sequence of int, or a list of such
-            As :meth:`forward` takes it.
-
-        Returns
-        -------
-        y : ndarray, shape (embedding_dim,) or (n, embedding_dim)
-            What :meth:`forward` returns.
-        pullback : callable
-            ``grads = pullback(dy)``, as often as wanted: keyed like :meth:`parameters`, in their shapes and
-            dtypes; of n sentences the sums.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`forward`. In the pullback: ``dy`` has another shape than y, or holds neither floats
-            nor integers.
-        RuntimeError
-            In the pullback: a parameter of a block has changed.
-        """
+        """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``."""
         alone = not is_batch(sentence)
         ids, cu_seqlens = self.pack([sentence] if alone else sentence)  # type: ignore[list-item,arg-type]
-        table, positions, blocks = self._arrays()
-        rows, compute_pullback = _embedding_compute.embed_vjp(ids, cu_seqlens, table, positions, blocks)
+        computed, saved = _core._embedding_forward(ids, cu_seqlens, *self._arrays(), True)
+        dtype = self.embedding_layer.weight.dtype
+        rows = computed.astype(dtype, copy=False)
         y = rows[0] if alone else rows
-        parameters = [table, *itertools.chain.from_iterable(block.parameters for block in blocks)]
-        unchanged = Unchanged("EmbeddingModel", *parameters[1:])  # no gradient needs the table again
+        of_blocks = [x for block in self.attention_layers for x in _parameters(block)]
+        parameters = [self.embedding_layer.weight, *of_blocks]
 
-        def pullback(dy: npt.ArrayLike) -> Gradients:
-            dy = as_gradient(dy, y)
-            unchanged.check()
-            return self._named(compute_pullback(dy.reshape(rows.shape)), parameters)
+        def backward(dy: Array) -> Gradients:
+            wide = np.ascontiguousarray(widened(dy.reshape(rows.shape)))
+            grads = [grad.astype(dtype, copy=False) for grad in _core._embedding_backward(saved, wide)]
+            return self._named(grads, parameters)
 
-        return y, pullback
+        return y, checked_pullback(self, y, of_blocks, backward)  # no gradient needs the table again
 
     def encode(self, sentences: Iterable[Sentence], batch_size: int = 1024, progress: bool = False) -> Array:
         """Compute the embeddings of many sentences.
@@ -236,7 +234,7 @@ class EmbeddingModel(Module):
         arrays = self._arrays()
         for start in starts:
             ids, cu_seqlens = self.pack(given[start : start + batch_size], first=start)
-            y[start : start + batch_size] = _embedding_compute.embed(ids, cu_seqlens, *arrays)
+            y[start : start + batch_size] = self._embed(ids, cu_seqlens, arrays)
         return y
 
     def steps(self, sentence: Sentence) -> ModelSteps:
@@ -260,6 +258,8 @@ class EmbeddingModel(Module):
         >>> model.steps("tom").blocks[0].weights
         array([[1.]], dtype=float32)
         """
+        from selfattn.steps.layers import model_steps  # NumPy's definition, which nothing else here needs
+
         embeddings = self.embedding_layer.weight[self.tokens(sentence)]
         positions = self.positions.table[: len(embeddings)]
         x, blocks = embeddings + positions, []
@@ -336,20 +336,29 @@ class EmbeddingModel(Module):
             )
         return found.astype(np.intp, copy=False)
 
-    def _arrays(self) -> tuple[Array, Array, list[_embedding_compute.Block]]:
-        blocks = []
-        block: Any
-        for block in self.attention_layers:
-            layers = (block.query, block.key, block.value, block.ln)
-            parameters = [each for layer in layers for each in (layer.weight, layer.bias)]
-            blocks.append(_embedding_compute.Block(parameters, block.num_heads, block.ln.eps))
-        return self.embedding_layer.weight, self.positions.table, blocks
+    def _arrays(self) -> tuple[Array, Array, list[_Block]]:
+        """Return what the core computes with: 16-bit parameters as float32."""
+        table, positions = widened(self.embedding_layer.weight), widened(self.positions.table)
+        layers: Any = self.attention_layers
+        blocks = [_Block([widened(x) for x in _parameters(b)], b.num_heads, b.ln.eps) for b in layers]
+        return table, positions, blocks
+
+    def _embed(self, ids: Array, cu_seqlens: Array, arrays: tuple[Array, Array, list[_Block]]) -> Array:
+        """Compute a row for each sentence: they stand one after the other, with no padding in between."""
+        y: Array = _core._embedding_forward(ids, cu_seqlens, *arrays, False)
+        return y.astype(self.embedding_layer.weight.dtype, copy=False)
 
     def _named(self, gradients: list[Array], parameters: list[Array]) -> Gradients:
         named = dict(zip(_names(len(self.attention_layers)), gradients, strict=True))
         if len(set(map(id, parameters))) == len(parameters):
             return named
         return self.gather_gradients({"": named})  # some are shared
+
+
+def _parameters(block: Any) -> list[Array]:
+    """Return weight and bias of query, key, value and the norm of a block."""
+    layers = (block.query, block.key, block.value, block.ln)
+    return [x for layer in layers for x in (layer.weight, layer.bias)]
 
 
 @functools.cache

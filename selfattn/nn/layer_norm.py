@@ -8,21 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.nn._arrays import (
-    Array,
-    Gradients,
-    Pullback,
-    Unchanged,
-    as_gradient,
-    as_input,
-    check_eps,
-    check_size,
-    float_dtype,
-)
-from selfattn.nn.module import Module
+from selfattn.nn._arrays import Array, check_eps
+from selfattn.nn._norm import Norm
 
 
-class LayerNorm(Module):
+class LayerNorm(Norm):
     """``(x − mean) / sqrt(variance + eps) * weight + bias`` over the last axes.
 
     Parameters
@@ -51,8 +41,11 @@ class LayerNorm(Module):
     array([[-1.2247,  0.    ,  1.2247]], dtype=float32)
     """
 
+    eps: float
     weight: Array | None
     bias: Array | None
+
+    _function, _function_vjp = staticmethod(sa.layer_norm), staticmethod(sa.layer_norm_vjp)
 
     def __init__(
         self,
@@ -63,80 +56,5 @@ class LayerNorm(Module):
         *,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        self.normalized_shape = norm_shape(normalized_shape)
-        self.eps = check_eps(eps)
-        self.dtype = float_dtype(dtype)
-        self.register_parameter(
-            "weight", np.ones(self.normalized_shape, self.dtype) if elementwise_affine else None
-        )
-        affine_bias = elementwise_affine and bias
-        self.register_parameter("bias", np.zeros(self.normalized_shape, self.dtype) if affine_bias else None)
-
-    def extra_repr(self) -> str:
-        """Return shape and eps."""
-        return f"{self.normalized_shape}, eps={self.eps}"
-
-    def forward(self, x: npt.ArrayLike) -> Array:
-        """Normalise.
-
-        Parameters
-        ----------
-        x : array_like, shape (..., *normalized_shape)
-            Lists and integers are taken in the layer's dtype.
-
-        Returns
-        -------
-        ndarray, in the shape of ``x``
-            In the dtype to which ``x``, weight and bias promote.
-
-        Raises
-        ------
-        TypeError
-            A boolean, complex, object or long double array, a masked array or a matrix.
-        ValueError
-            The shape of ``x`` does not end in ``normalized_shape``.
-        """
-        x = as_input(x, self.dtype)
-        return sa.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
-
-    def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``.
-
-        Parameters
-        ----------
-        x : array_like, shape (..., *normalized_shape)
-            As :meth:`forward` takes it. Until the last call of the pullback, it must stay as it is.
-
-        Returns
-        -------
-        y : ndarray, in the shape of ``x``
-            What :meth:`forward` returns.
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``x``,
-            ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`forward`. In the pullback: ``dy`` has another shape than y, or holds neither floats
-            nor integers.
-        RuntimeError
-            In the pullback: ``weight`` has changed.
-        """
-        x = as_input(x, self.dtype)
-        y, norm_pullback = sa.layer_norm_vjp(x, self.normalized_shape, self.weight, self.bias, self.eps)
-        unchanged = Unchanged("LayerNorm", self.weight)
-
-        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
-            dy = as_gradient(dy, y)
-            unchanged.check()
-            grads = norm_pullback(dy)
-            return grads.x, {name: getattr(grads, name) for name, _ in self._own_parameters()}
-
-        return y, pullback
-
-
-def norm_shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
-    """Check the axes that a norm is taken over."""
-    sizes = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
-    return tuple(check_size("normalized_shape", size) for size in sizes)
+        weight, shift = (1.0 if elementwise_affine else None, 0.0 if elementwise_affine and bias else None)
+        super().__init__(normalized_shape, check_eps(eps), dtype, {"weight": weight, "bias": shift})

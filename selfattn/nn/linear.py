@@ -12,14 +12,14 @@ from selfattn.nn._arrays import (
     Array,
     Gradients,
     Pullback,
-    Unchanged,
     as_features,
-    as_gradient,
     check_size,
+    checked_pullback,
     float_dtype,
     rows,
     widened,
 )
+from selfattn.nn._docs import documented_vjp
 from selfattn.nn.module import Module
 
 
@@ -91,7 +91,6 @@ class Linear(Module):
         Parameters
         ----------
         x : array_like, shape (..., in_features)
-            Lists and integers are taken in the layer's dtype.
 
         Returns
         -------
@@ -100,49 +99,22 @@ class Linear(Module):
 
         Raises
         ------
-        TypeError
-            A boolean, complex, object or long double array, a masked array or a matrix; or float16 in a layer
-            of bfloat16, or the other way round.
         ValueError
             The last axis of ``x`` is not ``in_features`` long.
         """
         return linear(as_features(x, self.in_features, self.weight.dtype), self.weight, self.bias)
 
+    @documented_vjp("``weight``", result="y : ndarray, shape (..., out_features)")
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``.
-
-        Parameters
-        ----------
-        x : array_like, shape (..., in_features)
-            As :meth:`forward` takes it. Until the last call of the pullback, it must stay as it is.
-
-        Returns
-        -------
-        y : ndarray, shape (..., out_features)
-            What :meth:`forward` returns.
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``x``,
-            ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`forward`. In the pullback: ``dy`` has another shape than y, or holds neither floats
-            nor integers.
-        RuntimeError
-            In the pullback: ``weight`` has changed.
-        """
+        """Compute the output and its pullback, ``dy -> (dx, grads)``."""
         x = as_features(x, self.in_features, self.weight.dtype)
         y = linear(x, self.weight, self.bias)
-        unchanged = Unchanged("Linear", self.weight)
 
-        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
-            dy = as_gradient(dy, y)
-            unchanged.check()
+        def backward(dy: Array) -> tuple[Array, Gradients]:
             dx, d_weight, d_bias = linear_backward(dy, x, self.weight)
             return dx, {"weight": d_weight} | ({} if self.bias is None else {"bias": d_bias})
 
-        return y, pullback
+        return y, checked_pullback(self, y, [self.weight], backward)
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:

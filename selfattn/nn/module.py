@@ -43,6 +43,10 @@ class Module:
 
     Notes
     -----
+    Layers take lists and integers in their own dtype, arrays of floats as they are, and give what these and the parameters
+    promote to. Arrays of another dtype, masked arrays and matrices are a TypeError; so is float16 in a layer of bfloat16,
+    or the other way round. Shapes that do not fit are a ValueError.
+
     ``y, pullback = layer.vjp(x)`` and ``dx, grads = pullback(dy)``: ``grads`` is keyed like
     :meth:`parameters`, new arrays in each parameter's dtype. A pullback may be called again. Once a
     parameter has changed that its gradients depend on it raises, because what it kept belongs to the old one.

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
+from selfattn.functional._arguments import seed_from_rng
 from selfattn.nn import init
 from selfattn.nn._arrays import (
     Array,
     Gradients,
     Pullback,
-    Unchanged,
     as_features,
-    as_gradient,
     check_size,
+    checked_pullback,
     float_dtype,
     lengths_for_heads,
     split_heads,
@@ -29,10 +29,12 @@ from selfattn.nn._attention import (
     project,
     project_backward,
 )
+from selfattn.nn._docs import documented_vjp
 from selfattn.nn.linear import Linear
 from selfattn.nn.module import Module
-from selfattn.reference.dropout import seed_from_rng
-from selfattn.steps.layers import LayerSteps, layer_steps
+
+if TYPE_CHECKING:
+    from selfattn.steps.layers import LayerSteps
 
 Inputs = tuple[Array, Array, Array]
 
@@ -215,6 +217,12 @@ class MultiheadAttention(Module):
         attended, weights = result if need_weights else (result, None)
         return self.out_proj(self._merge(attended)), _averaged(weights, average_attn_weights)
 
+    @documented_vjp(
+        result="result : tuple, (output, weights)",
+        pullback="""\
+``(dq, dk, dv), grads = pullback(d_output)``, as often as wanted: the gradients of query, key and value in the
+    shape and dtype of each, and ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes.""",
+    )
     def vjp(
         self,
         query: npt.ArrayLike,
@@ -231,31 +239,7 @@ class MultiheadAttention(Module):
         """Compute ``(output, weights)`` and the pullback ``d_output -> ((dq, dk, dv), grads)``.
 
         The weights are to look at: no gradient flows back through them. In self-attention, where one array
-        is query, key and value, its gradient is ``dq + dk + dv``.
-
-        Parameters
-        ----------
-        query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights
-        is_causal, key_lengths
-            As :meth:`forward` takes them. Until the last call of the pullback, the arrays must stay as they
-            are.
-
-        Returns
-        -------
-        result : tuple
-            ``(output, weights)``, what :meth:`forward` returns.
-        pullback : callable
-            ``(dq, dk, dv), grads = pullback(d_output)``, as often as wanted, with ``d_output`` in the shape
-            of the output: the gradients of query, key and value in the shape and dtype of each, and ``grads``
-            keyed like :meth:`parameters`, in their shapes and dtypes. It drops what was dropped.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Inputs or masks that do not fit. In the pullback: ``d_output`` has another shape than the output,
-            or holds neither floats nor integers.
-        RuntimeError
-            In the pullback: a parameter that it needs has changed.
+        is query, key and value, its gradient is ``dq + dk + dv``. The pullback drops what was dropped.
         """
         inputs = self._inputs(query, key, value)
         options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
@@ -264,18 +248,18 @@ class MultiheadAttention(Module):
             q, k, v, **options, return_weights=bool(need_weights)
         )
         output, out_pullback = self.out_proj.vjp(self._merge(attended))
-        unchanged = Unchanged("MultiheadAttention", *dict(self._own_parameters()).values())
 
-        def pullback(d_output: npt.ArrayLike) -> tuple[Inputs, Gradients]:
-            unchanged.check()
-            d_merged, out_grads = out_pullback(as_gradient(d_output, output, "d_output"))
+        def backward(d_output: Array) -> tuple[Inputs, Gradients]:
+            d_merged, out_grads = out_pullback(d_output)
             d_heads: Any = sa.scaled_dot_product_attention_backward(
                 self._split(d_merged), attended, statistics, q, k, v, **options
             )
             d_inputs, own = self._project_backward(inputs, d_heads[:3])
             return d_inputs, self.gather_gradients({"": own, "out_proj": out_grads})
 
-        return (output, _averaged(weights[0] if need_weights else None, average_attn_weights)), pullback
+        result = output, _averaged(weights[0] if need_weights else None, average_attn_weights)
+        own = dict(self._own_parameters()).values()
+        return result, checked_pullback(self, output, own, backward, "d_output")
 
     def steps(
         self,
@@ -306,6 +290,8 @@ class MultiheadAttention(Module):
         TypeError, ValueError
             Inputs or masks that do not fit.
         """
+        from selfattn.steps.layers import layer_steps  # NumPy's definition, which nothing else here needs
+
         inputs = self._inputs(query, key, value)
         options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
         if self.num_heads == 1:

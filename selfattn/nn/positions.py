@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn.nn._arrays import Array, Gradients, Pullback, as_gradient, as_sequence, check_size, float_dtype
+from selfattn.nn._docs import documented_vjp
 from selfattn.nn.module import Module
 
 
@@ -61,7 +62,6 @@ class SinusoidalPositions(Module):
         Parameters
         ----------
         x : array_like, shape (..., L, d_model)
-            Lists and integers are taken in the layer's dtype.
 
         Returns
         -------
@@ -70,8 +70,6 @@ class SinusoidalPositions(Module):
 
         Raises
         ------
-        TypeError
-            A boolean, complex, object or long double array, a masked array or a matrix.
         ValueError
             L is above ``max_len``, or the width is another.
         """
@@ -82,28 +80,9 @@ class SinusoidalPositions(Module):
         y: Array = x + self.table[:length]
         return y
 
+    @documented_vjp(None)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, {})``.
-
-        Parameters
-        ----------
-        x : array_like, shape (..., L, d_model)
-            As :meth:`forward` takes it.
-
-        Returns
-        -------
-        y : ndarray, shape (..., L, d_model)
-            What :meth:`forward` returns.
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` is a copy of ``dy`` in the dtype of
-            ``x``, and ``grads`` is ``{}``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`forward`. In the pullback: ``dy`` has another shape than y, or holds neither floats
-            nor integers.
-        """
+        """Compute the output and its pullback, ``dy -> (dx, {})``; ``dx`` is a copy of ``dy``."""
         x = as_sequence(x, self.d_model, self.table.dtype)
         y = self(x)
 

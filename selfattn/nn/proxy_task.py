@@ -68,26 +68,6 @@ class ProxyTask(Module):
     def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Array]]:
         return self.model._all_parameters(prefix)
 
-    def forward(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> Any:
-        """Compute the confidence; :meth:`execute` is another name for it.
-
-        Parameters
-        ----------
-        main, similar, non_similar : str, sequence of int, or lists of n such
-            As :meth:`execute` takes them.
-
-        Returns
-        -------
-        floating, or ndarray of shape (n,)
-            Of the model's dtype.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`execute`.
-        """
-        return self.execute(main, similar, non_similar)
-
     def execute(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> Any:
         """Compute the confidence.
 
@@ -109,6 +89,8 @@ class ProxyTask(Module):
         rows = self.model(_all_of(main, similar, non_similar))
         confidences, _ = _core._proxy_confidences(_triplets(rows))
         return _result(confidences.astype(rows.dtype, copy=False), is_batch(main))
+
+    forward = execute
 
     def vjp(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> tuple[Any, Pullback]:
         """Compute the confidence and its pullback, ``d_confidence -> grads``.

@@ -8,21 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.nn._arrays import (
-    Array,
-    Gradients,
-    Pullback,
-    Unchanged,
-    as_gradient,
-    as_input,
-    check_eps,
-    float_dtype,
-)
-from selfattn.nn.layer_norm import norm_shape
-from selfattn.nn.module import Module
+from selfattn.nn._arrays import Array
+from selfattn.nn._norm import Norm
 
 
-class RMSNorm(Module):
+class RMSNorm(Norm):
     """``x / sqrt(mean(x²) + eps) * weight`` over the last axes.
 
     Parameters
@@ -53,6 +43,8 @@ class RMSNorm(Module):
 
     weight: Array | None
 
+    _function, _function_vjp = staticmethod(sa.rms_norm), staticmethod(sa.rms_norm_vjp)
+
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -61,71 +53,4 @@ class RMSNorm(Module):
         *,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        self.normalized_shape = norm_shape(normalized_shape)
-        self.eps = None if eps is None else check_eps(eps)
-        self.dtype = float_dtype(dtype)
-        self.register_parameter(
-            "weight", np.ones(self.normalized_shape, self.dtype) if elementwise_affine else None
-        )
-
-    def extra_repr(self) -> str:
-        """Return shape and eps."""
-        return f"{self.normalized_shape}, eps={self.eps}"
-
-    def forward(self, x: npt.ArrayLike) -> Array:
-        """Normalise.
-
-        Parameters
-        ----------
-        x : array_like, shape (..., *normalized_shape)
-            Lists and integers are taken in the layer's dtype.
-
-        Returns
-        -------
-        ndarray, in the shape of ``x``
-            In the dtype to which ``x`` and weight promote.
-
-        Raises
-        ------
-        TypeError
-            A boolean, complex, object or long double array, a masked array or a matrix.
-        ValueError
-            The shape of ``x`` does not end in ``normalized_shape``.
-        """
-        return sa.rms_norm(as_input(x, self.dtype), self.normalized_shape, self.weight, self.eps)
-
-    def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``.
-
-        Parameters
-        ----------
-        x : array_like, shape (..., *normalized_shape)
-            As :meth:`forward` takes it. Until the last call of the pullback, it must stay as it is.
-
-        Returns
-        -------
-        y : ndarray, in the shape of ``x``
-            What :meth:`forward` returns.
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``x``,
-            ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`forward`. In the pullback: ``dy`` has another shape than y, or holds neither floats
-            nor integers.
-        RuntimeError
-            In the pullback: ``weight`` has changed.
-        """
-        x = as_input(x, self.dtype)
-        y, norm_pullback = sa.rms_norm_vjp(x, self.normalized_shape, self.weight, self.eps)
-        unchanged = Unchanged("RMSNorm", self.weight)
-
-        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
-            dy = as_gradient(dy, y)
-            unchanged.check()
-            grads = norm_pullback(dy)
-            return grads.x, {name: getattr(grads, name) for name, _ in self._own_parameters()}
-
-        return y, pullback
+        super().__init__(normalized_shape, eps, dtype, {"weight": 1.0 if elementwise_affine else None})

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn import reference
+from selfattn.functional._arguments import check_key_lengths, check_mask
+from selfattn.functional._gradients import sum_to_shape
 from selfattn.nn._arrays import Array, Gradients, Pullback, as_gradient, as_input, float_dtype, widened
+from selfattn.nn._attention import weighted_sum
 from selfattn.nn.module import Module
-from selfattn.reference.attention import weighted_sum
-from selfattn.reference.attention_vjp import sum_to_shape
 
 Inputs = tuple[Array, Array, Array]
 
@@ -188,6 +188,10 @@ class ScaledDotProductAttention(Module):
     def _inputs(self, query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike) -> Inputs:
         given = (("query", query), ("key", key), ("value", value))
         q, k, v = (as_input(x, self.dtype, name) for name, x in given)
+        if min(q.ndim, k.ndim, v.ndim) < 2:
+            raise ValueError(
+                f"query, key and value need at least 2 dims, not shapes {q.shape}, {k.shape} and {v.shape}"
+            )
         return q, k, v
 
 
@@ -230,10 +234,13 @@ def _pairs(
     They differ in rows that the mask closes everywhere, where all scores are the same number.
     """
     q, k, v = inputs
-    exist = reference.arguments.prepare(
-        q, k, v, attn_mask, 0.0, False, scale=None, enable_gqa=False, causal=None, window=None, softcap=None,
-        alibi_slopes=None, sinks=None, key_lengths=key_lengths, rng=None, compute_dtype=None,
-    ).allowed  # fmt: skip
+    lead, n_keys = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2]), k.shape[-2]
+    exist = np.ones((*lead, q.shape[-2], n_keys), np.bool_)
+    if attn_mask is not None:
+        open_in_mask = check_mask(attn_mask, exist.shape)
+        exist &= open_in_mask if open_in_mask.dtype == np.bool_ else open_in_mask != -np.inf
+    if key_lengths is not None:
+        exist &= np.arange(n_keys) < check_key_lengths(key_lengths, lead, n_keys)[..., None, None]
     if mask is None:
         return exist, exist
     scored = exist & _kept(mask, exist.shape)

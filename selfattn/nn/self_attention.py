@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,9 @@ from selfattn.nn._arrays import (
     Array,
     Gradients,
     Pullback,
-    Unchanged,
-    as_gradient,
     as_sequence,
     check_size,
+    checked_pullback,
     float_dtype,
     lengths_for_heads,
     mask_for_heads,
@@ -31,10 +31,13 @@ from selfattn.nn._attention import (
     project,
     project_backward,
 )
+from selfattn.nn._docs import documented_vjp
 from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
 from selfattn.nn.module import Module
-from selfattn.steps.layers import LayerSteps, layer_steps
+
+if TYPE_CHECKING:
+    from selfattn.steps.layers import LayerSteps
 
 SCORES = ("scaled_dot", "dot", "additive")
 
@@ -182,11 +185,8 @@ class SelfAttention(Module):
         y, attention_pullback = sa.additive_attention_vjp(
             *self._additive_arguments(x), attn_mask=attn_mask, **options
         )
-        unchanged = Unchanged("SelfAttention", *dict(self._own_parameters()).values())
 
-        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
-            dy = as_gradient(dy, y)
-            unchanged.check()
+        def backward(dy: Array) -> tuple[Array, Gradients]:
             d = attention_pullback(dy)
             dx, d_weight, d_bias = project_backward(d.value, x, self.W_value.T)
             dx = dx + (d.query + d.key)[..., : self.d_in]
@@ -195,7 +195,10 @@ class SelfAttention(Module):
                 grads[f"W_{name}"], grads[f"b_{name}"] = wide[: self.d_in], wide[-1]
             return dx, {name: grads[name] for name, _ in self._own_parameters()}
 
-        return y, pullback
+        return y, self._checked(y, backward)
+
+    def _checked(self, y: Array, backward: Callable[[Array], Any]) -> Pullback:
+        return checked_pullback(self, y, dict(self._own_parameters()).values(), backward)
 
     def _check_options(self, options: dict[str, Any]) -> None:
         check_options(options, OPTIONS if self.v is None else ADDITIVE_OPTIONS)
@@ -222,6 +225,8 @@ class SelfAttention(Module):
         TypeError, ValueError
             Inputs, masks or options that do not fit.
         """
+        from selfattn.steps.layers import layer_steps  # NumPy's definition, which nothing else here needs
+
         x = as_sequence(x, self.d_in, self.W_query.dtype)
         self._check_options(options)
         options.pop("num_threads", None)  # the steps are NumPy's
@@ -233,33 +238,11 @@ class SelfAttention(Module):
             attn_mask=attn_mask, **options,
         )  # fmt: skip
 
+    @documented_vjp("a parameter", result="y : ndarray, shape (..., L, d_v)")
     def vjp(
         self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``.
-
-        Parameters
-        ----------
-        x, attn_mask, **options
-            As :meth:`forward` takes them. Until the last call of the pullback, the arrays must stay as they
-            are.
-
-        Returns
-        -------
-        y : ndarray, shape (..., L, d_v)
-            What :meth:`forward` returns.
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``x``,
-            ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes. It drops what was dropped.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Inputs, masks or options that do not fit. In the pullback: ``dy`` has another shape than y, or
-            holds neither floats nor integers.
-        RuntimeError
-            In the pullback: the parameters have changed.
-        """
+        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped."""
         x = as_sequence(x, self.d_in, self.W_query.dtype)
         self._check_options(options)
         if self.v is not None:
@@ -268,11 +251,8 @@ class SelfAttention(Module):
         y, attention_pullback = sa.scaled_dot_product_attention_vjp(
             q, k, v, attn_mask, scale=self._scale(), **options
         )
-        unchanged = Unchanged("SelfAttention", *dict(self._own_parameters()).values())
 
-        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
-            dy = as_gradient(dy, y)
-            unchanged.check()
+        def backward(dy: Array) -> tuple[Array, Gradients]:
             d_projected: Any = attention_pullback(dy)[:3]
             dx, grads = np.zeros_like(x), {}
             for name, weight, d in zip(PROJECTIONS, self._weights(), d_projected, strict=True):
@@ -282,7 +262,7 @@ class SelfAttention(Module):
             return dx, {name: grads[name] for name, _ in self._own_parameters()}
 
         # Attention's own pullback reads y: what is returned may be changed, as by `y -= target`.
-        return y.copy(), pullback
+        return y.copy(), self._checked(y, backward)
 
 
 class SelfAttentionBlock(Module):
@@ -412,6 +392,8 @@ class SelfAttentionBlock(Module):
         TypeError, ValueError
             Inputs, masks or options that do not fit.
         """
+        from selfattn.steps.layers import layer_steps  # NumPy's definition, which nothing else here needs
+
         x = as_sequence(x, self.d_model, self.query.weight.dtype)
         check_options(options)
         options.pop("num_threads", None)  # the steps are NumPy's
@@ -424,6 +406,7 @@ class SelfAttentionBlock(Module):
             attn_mask=attn_mask, key_lengths=key_lengths, **options,
         )  # fmt: skip
 
+    @documented_vjp(result="y : ndarray, shape (..., L, d_model)")
     def vjp(
         self,
         x: npt.ArrayLike,
@@ -432,30 +415,7 @@ class SelfAttentionBlock(Module):
         key_lengths: npt.ArrayLike | None = None,
         **options: Any,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``.
-
-        Parameters
-        ----------
-        x, attn_mask, key_lengths, **options
-            As :meth:`forward` takes them. Until the last call of the pullback, the arrays must stay as they
-            are.
-
-        Returns
-        -------
-        y : ndarray, shape (..., L, d_model)
-            What :meth:`forward` returns.
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``x``,
-            ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes. It drops what was dropped.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Inputs, masks or options that do not fit. In the pullback: ``dy`` has another shape than y, or
-            holds neither floats nor integers.
-        RuntimeError
-            In the pullback: a parameter that it needs has changed.
-        """
+        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped."""
         x = as_sequence(x, self.d_model, self.query.weight.dtype)
         projected, pullbacks = [], []
         for name in PROJECTIONS:

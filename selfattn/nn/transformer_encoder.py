@@ -13,6 +13,7 @@ import selfattn as sa
 from selfattn.nn import init
 from selfattn.nn._arrays import Array, Gradients, Pullback, as_features, as_gradient, check_size
 from selfattn.nn._attention import check_probability
+from selfattn.nn._docs import documented_vjp
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.dropout import Dropout
 from selfattn.nn.layer_norm import LayerNorm
@@ -170,7 +171,10 @@ class TransformerEncoderLayer(Module):
         ndarray, in the shape of ``src``
             What stands in the places of ignored tokens has no meaning.
         """
-        masks = _attention_arguments(src_mask, src_key_padding_mask, is_causal, key_lengths)
+        masks = {
+            "attn_mask": src_mask, "key_padding_mask": src_key_padding_mask, "is_causal": is_causal,
+            "key_lengths": key_lengths, "need_weights": False,
+        }  # fmt: skip
 
         def attend(x: Array) -> Array:
             attended: Array = self.dropout1(self.self_attn(x, x, x, **masks)[0])
@@ -179,6 +183,7 @@ class TransformerEncoderLayer(Module):
         x = self._sublayer(_as_src(src, self), self.norm1, attend)
         return self._sublayer(x, self.norm2, self._feed_forward)
 
+    @documented_vjp(result="y : ndarray, in the shape of ``src``")
     def vjp(
         self,
         src: npt.ArrayLike,
@@ -188,31 +193,11 @@ class TransformerEncoderLayer(Module):
         *,
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``.
-
-        Parameters
-        ----------
-        src, src_mask, src_key_padding_mask, is_causal, key_lengths
-            As :meth:`forward` takes them. Until the last call of the pullback, the arrays must stay as they
-            are.
-
-        Returns
-        -------
-        y : ndarray, in the shape of ``src``
-            What :meth:`forward` returns.
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``src``,
-            ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes. It drops what was dropped.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Inputs or masks that do not fit. In the pullback: ``dy`` has another shape than y, or holds
-            neither floats nor integers.
-        RuntimeError
-            In the pullback: a parameter that it needs has changed.
-        """
-        masks = _attention_arguments(src_mask, src_key_padding_mask, is_causal, key_lengths)
+        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped."""
+        masks = {
+            "attn_mask": src_mask, "key_padding_mask": src_key_padding_mask, "is_causal": is_causal,
+            "key_lengths": key_lengths, "need_weights": False,
+        }  # fmt: skip
         x = _as_src(src, self)
         middle, attention_pullback = self._sublayer_vjp(x, "norm1", lambda x: self._attend_vjp(x, masks))
         y, feed_forward_pullback = self._sublayer_vjp(middle, "norm2", self._feed_forward_vjp)
@@ -376,6 +361,7 @@ class TransformerEncoder(Module):
         y: Array = x if self.norm is None else self.norm(x)
         return y
 
+    @documented_vjp(result="y : ndarray, in the shape of ``src``")
     def vjp(
         self,
         src: npt.ArrayLike,
@@ -385,30 +371,7 @@ class TransformerEncoder(Module):
         *,
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``.
-
-        Parameters
-        ----------
-        src, mask, src_key_padding_mask, is_causal, key_lengths
-            As :meth:`forward` takes them. Until the last call of the pullback, the arrays must stay as they
-            are.
-
-        Returns
-        -------
-        y : ndarray, in the shape of ``src``
-            What :meth:`forward` returns.
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``src``,
-            ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes. It drops what was dropped.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Inputs or masks that do not fit. In the pullback: ``dy`` has another shape than y, or holds
-            neither floats nor integers.
-        RuntimeError
-            In the pullback: a parameter that it needs has changed.
-        """
+        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped."""
         x: Any = src
         pullbacks = []
         for n, layer in enumerate(self.layers):
@@ -429,21 +392,6 @@ class TransformerEncoder(Module):
             return dx, self.gather_gradients(dict(reversed(parts)))
 
         return x, pullback
-
-
-def _attention_arguments(
-    attn_mask: npt.ArrayLike | None,
-    key_padding_mask: npt.ArrayLike | None,
-    is_causal: bool,
-    key_lengths: npt.ArrayLike | None,
-) -> dict[str, Any]:
-    return {
-        "attn_mask": attn_mask,
-        "key_padding_mask": key_padding_mask,
-        "is_causal": is_causal,
-        "key_lengths": key_lengths,
-        "need_weights": False,
-    }
 
 
 def _as_src(src: npt.ArrayLike, layer: TransformerEncoderLayer) -> Array:

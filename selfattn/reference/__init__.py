@@ -18,6 +18,9 @@ as long as its formula, `rows_vjp.py` their gradients; `dropout.py` the random n
 Shape letters: ``...`` are leading (batch and head) dims, H the heads, L the queries, S the keys, E the
 width of a query and of a key, Ev the width of a value.
 
+Arguments, results and errors of a function are those of the function of that name in :mod:`selfattn`, save for
+``compute_dtype``; what is written here is what it computes.
+
 **Precision.** Results have the dtype that NumPy's promotion gives the inputs, integers counting as float64.
 Arithmetic is in float64 when that is float64, else in float32. Every function takes ``compute_dtype``: with
 ``np.float64`` the inputs are converted first, and the result stays float64; it is the "truth" that results

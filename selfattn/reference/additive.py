@@ -16,13 +16,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class AdditiveGradients(NamedTuple):
-    """The gradients that a pullback of additive attention returns.
-
-    Attributes
-    ----------
-    query, key, value, w_query, w_key, v : ndarray
-        Each has the shape and the dtype of the argument of that name (float64 for integers).
-    """
+    """The gradients with respect to the arguments of these names, in their shapes and dtypes."""
 
     query: Array
     key: Array
@@ -47,21 +41,8 @@ def additive_attention(
 ) -> Any:
     """Attention whose score is ``v @ tanh(w_query.T @ query[i] + w_key.T @ key[j])``.
 
-    Parameters
-    ----------
-    query, key, value : array_like, shapes (..., L, Eq), (..., S, Ek), (..., S, Ev)
-    w_query, w_key, v : array_like, shapes (Eq, A), (Ek, A), (A,)
-    return_lse, return_weights : bool, default False
-    compute_dtype : dtype, optional
-    **masks
-        ``attn_mask``, ``is_causal``, ``causal``, ``window``, ``key_lengths`` of
-        :func:`~selfattn.reference.scaled_dot_product_attention`.
-
-    Returns
-    -------
-    out : ndarray, shape (..., L, Ev)
-    lse : ndarray, shape (..., L)
-    weights : ndarray, shape (..., L, S)
+    ``masks`` are ``attn_mask``, ``is_causal``, ``causal``, ``window`` and ``key_lengths`` of
+    :func:`~selfattn.reference.scaled_dot_product_attention`.
 
     References
     ----------
@@ -104,16 +85,6 @@ def additive_attention_vjp(
         dv    = sum_ij dS_ij * T_ij
         dQ_i  = sum_j dS_ij * v * (1 - T_ij**2)          dK_j = sum_i the same
         dw_query = query.T @ dQ                          dquery = dQ @ w_query.T
-
-    Parameters
-    ----------
-    query, key, value, w_query, w_key, v, compute_dtype, **masks
-        See :func:`additive_attention`.
-
-    Returns
-    -------
-    out : ndarray
-    pullback : callable
 
     References
     ----------
@@ -177,10 +148,7 @@ def _forward(
 ) -> tuple[Array, Array, Array, tuple[Array, Array]]:
     q, k, value, w_q, w_k, w_v = arrays
     tangents = np.tanh((q @ w_q)[..., :, None, :] + (k @ w_k)[..., None, :, :])  # (..., L, S, A)
-    options: dict[str, Any] = dict.fromkeys(
-        ("scale", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng")
-    )
-    options |= {"attn_mask": None, "is_causal": False, "enable_gqa": False, "dropout_p": 0.0} | masks
+    options: dict[str, Any] = {"attn_mask": None, "is_causal": False, "dropout_p": 0.0} | masks
     call = prepare(q[..., :0], k[..., :0], value, **options, compute_dtype=value.dtype)
     scores = masked_scores(tangents @ w_v, call.allowed, call.bias, None, call.offset)
     weights, lse = attention_weights(scores, call.allowed)

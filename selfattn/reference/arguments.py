@@ -11,8 +11,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional.block_mask import BlockMask
-from selfattn.random import TorchGenerator
 from selfattn.reference.dropout import check_seed, dropout_keep_mask, seed_from_rng
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -49,18 +47,18 @@ def prepare(
     dropout_p: float,
     is_causal: bool,
     *,
-    scale: float | None,
-    enable_gqa: bool,
-    causal: str | None,
-    window: tuple[int | None, int | None] | None,
-    softcap: float | None,
-    alibi_slopes: npt.ArrayLike | None,
-    sinks: npt.ArrayLike | None,
-    key_lengths: npt.ArrayLike | None,
-    rng: int | np.random.Generator | TorchGenerator | None,
-    compute_dtype: npt.DTypeLike | None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal: str | None = None,
+    window: Sequence[int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: npt.ArrayLike | None = None,
+    sinks: npt.ArrayLike | None = None,
+    key_lengths: npt.ArrayLike | None = None,
+    block_mask: Any = None,
+    rng: Any = None,
+    compute_dtype: npt.DTypeLike | None = None,
     first_head: int = 0,
-    block_mask: BlockMask | None = None,
 ) -> Call:
     """Check the arguments of :func:`scaled_dot_product_attention` and bring them into a :class:`Call`."""
     q, k, v = as_array("query", query), as_array("key", key), as_array("value", value)
@@ -234,9 +232,9 @@ def check_mask(attn_mask: npt.ArrayLike, pairs: tuple[int, ...]) -> Array:
         raise ValueError(f"attn_mask {mask.shape} does not broadcast to (..., L, S) = {pairs}") from None
 
 
-def dense_block_mask(block_mask: BlockMask, pairs: tuple[int, ...]) -> Array:
+def dense_block_mask(block_mask: Any, pairs: tuple[int, ...]) -> Array:
     """Return the pairs that a block mask leaves open, broadcast to (..., L, S)."""
-    if not isinstance(block_mask, BlockMask):
+    if not hasattr(block_mask, "to_dense"):
         raise TypeError(f"block_mask must be a selfattn.BlockMask or None, not {type(block_mask).__name__}")
     dense = block_mask.to_dense(*pairs[-2:])
     try:
@@ -280,7 +278,7 @@ def check_key_lengths(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], 
         ) from None
 
 
-def check_window(window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+def check_window(window: Sequence[int | None] | None) -> tuple[int | None, int | None]:
     """Return (left, right), each an int >= 0 or None."""
     if window is None:
         return None, None

@@ -11,8 +11,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional.block_mask import BlockMask
-from selfattn.random import TorchGenerator
 from selfattn.reference.arguments import as_array, dtypes, prepare
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -27,20 +25,9 @@ def scaled_dot_product_attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    causal: str | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    softcap: float | None = None,
-    alibi_slopes: npt.ArrayLike | None = None,
-    sinks: npt.ArrayLike | None = None,
-    key_lengths: npt.ArrayLike | None = None,
-    block_mask: BlockMask | None = None,
-    rng: int | np.random.Generator | TorchGenerator | None = None,
     return_lse: bool = False,
     return_weights: bool = False,
-    compute_dtype: npt.DTypeLike | None = None,
-    first_head: int = 0,
+    **options: Any,
 ) -> Any:
     """Let every query gather a weighted mean of the values; the weights tell how well it fits their keys.
 
@@ -48,69 +35,9 @@ def scaled_dot_product_attention(
     then ALiBi, then a float mask; then every mask that forbids the pair. A softmax over j turns scores into
     weights.
 
-    Parameters
-    ----------
-    query : array_like, shape (..., L, E)
-    key : array_like, shape (..., S, E)
-    value : array_like, shape (..., S, Ev)
-        float16, bfloat16, float32, float64 or integers (which count as float64). The leading dims are
-        broadcast.
-    attn_mask : array_like, broadcastable to (..., L, S), optional
-        Boolean: True = attend. Floating point: added to the scores; ``-inf`` forbids the pair as False does.
-    dropout_p : float, default 0.0
-        Probability, 0 to 1, with which a weight is dropped; the others are divided by ``1 - dropout_p``.
-    is_causal : bool, default False
-        Query i sees the keys j <= i, whatever L and S are. The same as ``causal="upper_left"``.
-    scale : float, optional
-        Factor of the dot products, 1/sqrt(E) by default.
-    enable_gqa : bool, default False
-        Grouped queries: with H query heads and H_kv key and value heads (axis -3), each key head serves H /
-        H_kv query heads in a row.
-    causal : {None, "upper_left", "lower_right"}
-        ``"lower_right"``: query i sees the keys j <= i + o with o = S - L, so the last query sees all keys.
-    window : (left, right), optional
-        Query i sees the keys from i + o - left to i + o + right, both included; None leaves a side open. o
-        is S - L for ``causal="lower_right"``, else 0.
-    softcap : float > 0, optional
-        Bounds the scores softly: ``softcap * tanh(score / softcap)``.
-    alibi_slopes : array_like, shape (H,) or broadcastable to the leading dims, optional
-        Adds ``-slope * |i + o - j|``.
-    sinks : array_like, shape (H,) or broadcastable to the leading dims, optional
-        A score that takes part in the softmax's denominator alone, so that a row of weights may sum to less
-        than 1.
-    key_lengths : array_like of integers in 0...S, broadcastable to the leading dims, optional
-        The keys from this index on do not exist.
-    block_mask : BlockMask, optional
-        Forbids the pairs that are False in ``block_mask.to_dense(L, S)``.
-    rng : int or numpy.random.Generator, optional
-        Makes dropout repeatable. An int, modulo 2**64, is the seed; a generator is asked for one uint64 when
-        ``dropout_p > 0``; None takes fresh entropy.
-    return_lse : bool, default False
-        Also return the natural log of each softmax's denominator, sink included, dropout not.
-    return_weights : bool, default False
-        Also return the weights, after dropout.
-    compute_dtype : dtype, optional
-        float32 or float64: compute in this precision and return it. See the top of the module.
-    first_head : int, default 0
-        Where dropout begins to count heads: see :func:`dropout_keep_mask`.
-
-    Returns
-    -------
-    output : ndarray, shape (..., L, Ev)
-        A query that may attend to nothing gets zeros.
-    lse : ndarray, shape (..., L)
-        Only with ``return_lse``. float64 where the output is float64, else float32; -inf where there is
-        nothing to attend to and no sink.
-    weights : ndarray, shape (..., L, S)
-        Only with ``return_weights``; in the dtype of the output.
-
-    Raises
-    ------
-    TypeError
-        A dtype that is not listed above (booleans, complex numbers, long double, objects), a masked array
-        or a matrix, an integer mask, an ``rng`` of another kind.
-    ValueError
-        Shapes that do not fit each other, or an argument outside its range. The message names both.
+    Arguments, results and errors are those of :func:`selfattn.scaled_dot_product_attention`, and are read by
+    :func:`~selfattn.reference.arguments.prepare`. Two are of the reference alone: ``compute_dtype`` (see the top of the
+    package), and ``first_head``, where dropout begins to count heads (see :func:`dropout_keep_mask`).
 
     References
     ----------
@@ -135,11 +62,7 @@ def scaled_dot_product_attention(
     >>> scaled_dot_product_attention(query, key, value, attn_mask=[[False, True]])
     array([[20.]])
     """
-    call = prepare(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
-        window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
-        block_mask=block_mask, rng=rng, compute_dtype=compute_dtype, first_head=first_head,
-    )  # fmt: skip
+    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, **options)
     scores = dot_products(call.query, call.key)
     scores = scaled_scores(scores, call.scale, call.softcap)
     scores = masked_scores(scores, call.allowed, call.bias, call.alibi_slopes, call.offset)
@@ -252,20 +175,7 @@ def merge_attention(
 
     With ``lse = log(sum_n exp(lse_n))`` the result is ``sum_n exp(lse_n - lse) * out_n``.
 
-    Parameters
-    ----------
-    outs : sequence of array_like, each of shape (..., L, Ev)
-    lses : sequence of array_like, each of shape (..., L)
-        What ``scaled_dot_product_attention(..., return_lse=True)`` gave for each part. -inf marks a row
-        that attended to nothing; its output is not looked at.
-    compute_dtype : dtype, optional
-        See the top of the module.
-
-    Returns
-    -------
-    out : ndarray, shape (..., L, Ev)
-        Zeros where every part has lse -inf.
-    lse : ndarray, shape (..., L)
+    A part whose lse is -inf attended to nothing; its output is not looked at.
 
     References
     ----------

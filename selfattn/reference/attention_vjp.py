@@ -11,8 +11,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional.block_mask import BlockMask
-from selfattn.random import TorchGenerator
 from selfattn.reference.arguments import prepare
 from selfattn.reference.attention import (
     attention_weights,
@@ -27,13 +25,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class AttentionGradients(NamedTuple):
-    """The gradients that a pullback of attention returns; None for what was not asked for.
-
-    Attributes
-    ----------
-    query, key, value, attn_mask, alibi_slopes, sinks : ndarray or None
-        Each has the shape and the dtype of the argument of that name (float64 for integers).
-    """
+    """The gradients with respect to the arguments of these names, in their shapes and dtypes; None for what was not given."""
 
     query: Array | None
     key: Array | None
@@ -52,19 +44,8 @@ def scaled_dot_product_attention_vjp(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    causal: str | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    softcap: float | None = None,
-    alibi_slopes: npt.ArrayLike | None = None,
-    sinks: npt.ArrayLike | None = None,
-    key_lengths: npt.ArrayLike | None = None,
-    block_mask: BlockMask | None = None,
-    rng: int | np.random.Generator | TorchGenerator | None = None,
     return_lse: bool = False,
-    compute_dtype: npt.DTypeLike | None = None,
-    first_head: int = 0,
+    **options: Any,
 ) -> tuple[Any, Callable[..., AttentionGradients]]:
     """Attention, and the function that pulls gradients of its output back to its inputs.
 
@@ -80,17 +61,7 @@ def scaled_dot_product_attention_vjp(
 
     and at the end a sum over whatever was broadcast.
 
-    Parameters
-    ----------
-    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, causal, window, softcap,
-    alibi_slopes, sinks, key_lengths, block_mask, rng, return_lse, compute_dtype, first_head
-        See :func:`~selfattn.reference.scaled_dot_product_attention`.
-
-    Returns
-    -------
-    out : ndarray, or (out, lse)
-    pullback : callable
-        ``pullback(grad_out, grad_lse=None)`` returns :class:`AttentionGradients` of all that was given.
+    The pullback takes ``(grad_out, grad_lse=None)`` and returns the gradients of all that was given.
 
     References
     ----------
@@ -104,11 +75,7 @@ def scaled_dot_product_attention_vjp(
     >>> pullback(np.ones((2, 2))).value.sum()  # the weights of each of 2 rows sum to 1, in 2 columns
     np.float64(4.0)
     """
-    call = prepare(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
-        window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
-        block_mask=block_mask, rng=rng, compute_dtype=compute_dtype, first_head=first_head,
-    )  # fmt: skip
+    call = prepare(query, key, value, attn_mask, dropout_p, is_causal, **options)
     capped = scaled_scores(dot_products(call.query, call.key), call.scale, call.softcap)
     scores = masked_scores(capped, call.allowed, call.bias, call.alibi_slopes, call.offset)
     weights, lse = attention_weights(scores, call.allowed, call.sinks)
@@ -117,7 +84,7 @@ def scaled_dot_product_attention_vjp(
     compute = output.dtype
     zero = compute.type(0)
     inputs = {"query": query, "key": key, "value": value, "attn_mask": attn_mask,
-              "alibi_slopes": alibi_slopes, "sinks": sinks}  # fmt: skip
+              "alibi_slopes": options.get("alibi_slopes"), "sinks": options.get("sinks")}  # fmt: skip
 
     @np.errstate(all="ignore")
     def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
@@ -160,11 +127,18 @@ def scaled_dot_product_attention_vjp(
                 continue
             given = np.asarray(inputs[name])
             gradient = whole
-            if enable_gqa and name in ("key", "value"):  # the heads that shared a key head, in a row
+            if options.get("enable_gqa") and name in (
+                "key",
+                "value",
+            ):  # the heads that shared a key head, in a row
                 *lead, heads, rows, width = whole.shape
                 shared = given.shape[-3]
                 gradient = whole.reshape(*lead, shared, heads // max(shared, 1), rows, width).sum(axis=-3)
-            dtype = given.dtype if given.dtype.kind not in "iu" and compute_dtype is None else compute
+            dtype = (
+                given.dtype
+                if given.dtype.kind not in "iu" and options.get("compute_dtype") is None
+                else compute
+            )
             fitted[name] = sum_to_shape(gradient, given.shape).astype(dtype)
         return AttentionGradients(**fitted)
 

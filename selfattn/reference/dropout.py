@@ -16,17 +16,8 @@ Array: TypeAlias = npt.NDArray[Any]
 def philox4x32(key: npt.ArrayLike, counter: npt.ArrayLike, rounds: int = 7) -> npt.NDArray[np.uint32]:
     """Philox4x32: four random 32-bit words from a counter and a key, with no state to keep.
 
-    Parameters
-    ----------
-    key : array_like of integers, shape (..., 2)
-    counter : array_like of integers, shape (..., 4)
-        32-bit words each, the lowest first. The leading dims are broadcast.
-    rounds : int, default 7
-        7 is the fewest that passes the BigCrush tests; 10 is the paper's choice with a margin.
-
-    Returns
-    -------
-    ndarray of uint32, shape (..., 4)
+    ``key`` (..., 2) and ``counter`` (..., 4) are 32-bit words, the lowest first; so is the result, (..., 4). 7 rounds are the
+    fewest that pass the BigCrush tests; 10 are the paper's choice with a margin.
 
     References
     ----------
@@ -61,23 +52,7 @@ def dropout_keep_mask(
     modulo 2**32. A weight is kept when its word is at least ``round(p * 2**32)`` (a half goes to the even
     neighbour).
 
-    Parameters
-    ----------
-    seed : int
-        Taken modulo 2**64.
-    p : float in 0...1
-        Probability to drop a weight.
-    lead_shape : sequence of int
-        The leading dims of the attention, broadcast: (B, H) for instance.
-    n_queries, n_keys : int
-        L and S.
-    first_head : int, default 0
-        Where h begins to count: for a part of a larger batch.
-
-    Returns
-    -------
-    ndarray of bool, shape (*lead_shape, L, S)
-        True = kept.
+    The result is (*lead_shape, L, S). For a part of a larger batch, h begins to count at ``first_head``.
 
     Examples
     --------

@@ -21,19 +21,7 @@ Array: TypeAlias = npt.NDArray[Any]
 def softmax(x: npt.ArrayLike, axis: int = -1, *, compute_dtype: npt.DTypeLike | None = None) -> Array:
     """Turn numbers into positive ones with sum 1 along ``axis``: ``exp(x) / sum(exp(x))``.
 
-    Parameters
-    ----------
-    x : array_like
-        Any shape; float16, bfloat16, float32, float64 or integers.
-    axis : int, default -1
-    compute_dtype : dtype, optional
-        See the top of the module.
-
-    Returns
-    -------
-    ndarray, the shape of ``x``
-        A slice that is -inf throughout gives NaN, 0/0. (Attention defines its rows without keys as zeros
-        instead.)
+    A slice that is -inf throughout gives NaN, 0/0. (Attention defines its rows without keys as zeros instead.)
 
     References
     ----------
@@ -55,8 +43,6 @@ def softmax(x: npt.ArrayLike, axis: int = -1, *, compute_dtype: npt.DTypeLike | 
 @np.errstate(all="ignore")
 def log_softmax(x: npt.ArrayLike, axis: int = -1, *, compute_dtype: npt.DTypeLike | None = None) -> Array:
     """Take the log of :func:`softmax`, ``x - log(sum(exp(x)))``, accurate where softmax itself underflows.
-
-    Parameters, result and errors are those of :func:`softmax`.
 
     Examples
     --------
@@ -85,28 +71,7 @@ def layer_norm(
 
     ``(x - mean) / sqrt(variance + eps) * weight + bias``
 
-    Parameters
-    ----------
-    x : array_like, shape (..., *normalized_shape)
-    normalized_shape : int or sequence of int
-        The last axes of ``x``, over which mean and (biased) variance are taken.
-    weight, bias : array_like, shape normalized_shape, optional
-        1 and 0 by default.
-    eps : float, default 1e-5
-    compute_dtype : dtype, optional
-        See the top of the module.
-
-    Returns
-    -------
-    ndarray, the shape of ``x``
-        In the dtype to which ``x``, ``weight`` and ``bias`` promote.
-
-    Raises
-    ------
-    ValueError
-        Shapes that do not fit ``normalized_shape``.
-    TypeError
-        A dtype that is not floating point or integer.
+    Mean and variance, the biased one, are taken over the last axes, ``normalized_shape``.
 
     References
     ----------
@@ -142,30 +107,9 @@ def rms_norm(
 ) -> Array:
     """Scale to mean square 1 over the last axes: ``x / sqrt(mean(x**2) + eps) * weight``.
 
-    Parameters
-    ----------
-    x : array_like, shape (..., *normalized_shape)
-    normalized_shape : int or sequence of int
-        The last axes of ``x``, over which the mean is taken.
-    weight : array_like, shape normalized_shape, optional
-        1 by default.
-    eps : float, optional
-        The machine epsilon of the precision that is computed in by default: float64's for float64, else
-        float32's. It is what PyTorch does (its page says "of x's dtype", which differs for 16-bit input).
-    compute_dtype : dtype, optional
-        See the top of the module. It has no influence on the default of ``eps``.
-
-    Returns
-    -------
-    ndarray, the shape of ``x``
-        In the dtype to which ``x`` and ``weight`` promote.
-
-    Raises
-    ------
-    ValueError
-        Shapes that do not fit ``normalized_shape``.
-    TypeError
-        A dtype that is not floating point or integer.
+    ``eps`` is by default the machine epsilon of the precision that is computed in: float64's for float64, else float32's.
+    It is what PyTorch does (its page says "of x's dtype", which differs for 16-bit input). ``compute_dtype`` has no
+    influence on it.
 
     References
     ----------
@@ -190,25 +134,7 @@ def rms_norm(
 def gelu(x: npt.ArrayLike, approximate: str = "none", *, compute_dtype: npt.DTypeLike | None = None) -> Array:
     """Multiply x by Phi(x), the distribution function of the standard normal: a smooth ``max(x, 0)``.
 
-    Parameters
-    ----------
-    x : array_like
-        Any shape; float16, bfloat16, float32, float64 or integers.
-    approximate : {"none", "tanh"}
-        ``"tanh"``: ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``.
-    compute_dtype : dtype, optional
-        See the top of the module.
-
-    Returns
-    -------
-    ndarray, the shape of ``x``
-
-    Raises
-    ------
-    ValueError
-        Another ``approximate``.
-    TypeError
-        A dtype that is not floating point or integer.
+    ``approximate="tanh"``: ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``.
 
     References
     ----------
@@ -245,29 +171,9 @@ def apply_rotary_emb(
 
     The pair (a, b) becomes ``(a * cos - b * sin, a * sin + b * cos)``.
 
-    Parameters
-    ----------
-    x : array_like, shape (..., L, D), D even
-        Queries or keys, with any leading dims, heads last among them: (B, H, L, D) for instance.
-    cos, sin : array_like, shape (L, D / 2) or (..., L, D / 2)
-        Tables of the angles. With one axis less than ``x``, and three or more, they have no head axis, (B,
-        L, D / 2), and are the same for every head. Else they broadcast to (..., L, D / 2).
-    interleaved : bool, default False
-        Pairs are neighbouring columns (2 n, 2 n + 1); by default column n goes with column n + D / 2.
-    compute_dtype : dtype, optional
-        See the top of the module.
-
-    Returns
-    -------
-    ndarray, the shape of ``x``
-        In the dtype to which ``x``, ``cos`` and ``sin`` promote.
-
-    Raises
-    ------
-    ValueError
-        An odd D, or tables that do not fit ``x``.
-    TypeError
-        A dtype that is not floating point or integer.
+    Pairs are the columns n and n + D / 2, or neighbours, (2 n, 2 n + 1), if ``interleaved``. Tables with one axis less than
+    ``x``, and three or more, have no head axis, (B, L, D / 2), and are the same for every head. Else they broadcast to
+    (..., L, D / 2).
 
     References
     ----------

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from selfattn.reference.arguments import as_array, dtypes, float_dtype, norm_arguments, rotary_table
 from selfattn.reference.attention import merge_attention
+from selfattn.reference.attention_vjp import sum_to_shape
 from selfattn.reference.rows import apply_rotary_emb, gelu, layer_norm, log_softmax, rms_norm, softmax
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -24,15 +25,7 @@ Pullback: TypeAlias = Callable[[npt.ArrayLike], Array]
 
 
 class LayerNormGradients(NamedTuple):
-    """What the pullback of `layer_norm_vjp` gives.
-
-    Attributes
-    ----------
-    x : ndarray
-        The gradient with respect to ``x``.
-    weight, bias : ndarray or None
-        Those of the parameters; None for one that was not given.
-    """
+    """What the pullback of `layer_norm_vjp` gives."""
 
     x: Array
     weight: Array | None
@@ -40,28 +33,14 @@ class LayerNormGradients(NamedTuple):
 
 
 class RMSNormGradients(NamedTuple):
-    """What the pullback of `rms_norm_vjp` gives.
-
-    Attributes
-    ----------
-    x : ndarray
-        The gradient with respect to ``x``.
-    weight : ndarray or None
-        That of the weight; None if there was none.
-    """
+    """What the pullback of `rms_norm_vjp` gives."""
 
     x: Array
     weight: Array | None
 
 
 class RotaryGradients(NamedTuple):
-    """What the pullback of `apply_rotary_emb_vjp` gives.
-
-    Attributes
-    ----------
-    x, cos, sin : ndarray or None
-        The gradients with respect to each; None for what ``wrt`` does not name.
-    """
+    """What the pullback of `apply_rotary_emb_vjp` gives."""
 
     x: Array | None
     cos: Array | None
@@ -69,13 +48,7 @@ class RotaryGradients(NamedTuple):
 
 
 class MergeGradients(NamedTuple):
-    """What the pullback of `merge_attention_vjp` gives.
-
-    Attributes
-    ----------
-    outs, lses : list of ndarray
-        The gradients with respect to the outputs and the log-sum-exps, one array for each part.
-    """
+    """What the pullback of `merge_attention_vjp` gives."""
 
     outs: list[Array]
     lses: list[Array]
@@ -92,16 +65,13 @@ def softmax_vjp(
     >>> pullback([1.0, 0.0])
     array([ 0.25, -0.25])
     """
-    x = as_array("x", x)
-    compute, _ = dtypes(compute_dtype, {"x": x})
 
-    @np.errstate(all="ignore")
-    def pullback(dy: npt.ArrayLike) -> Array:
-        dy = gradient("dy", dy, x.shape, compute)
-        y = softmax(x.astype(compute), axis)
-        return like(x, y * (dy - (y * dy).sum(axis=axis, keepdims=True)), compute_dtype)
+    def backward(x: Array, dy: Array) -> Array:
+        y = softmax(x, axis)
+        dx: Array = y * (dy - (y * dy).sum(axis=axis, keepdims=True))
+        return dx
 
-    return softmax(x, axis, compute_dtype=compute_dtype), pullback
+    return softmax(x, axis, compute_dtype=compute_dtype), pullback_of(backward, x, compute_dtype)
 
 
 def log_softmax_vjp(
@@ -115,16 +85,12 @@ def log_softmax_vjp(
     >>> pullback([1.0, 0.0])
     array([ 0.5, -0.5])
     """
-    x = as_array("x", x)
-    compute, _ = dtypes(compute_dtype, {"x": x})
 
-    @np.errstate(all="ignore")
-    def pullback(dy: npt.ArrayLike) -> Array:
-        dy = gradient("dy", dy, x.shape, compute)
-        y = softmax(x.astype(compute), axis)
-        return like(x, dy - y * dy.sum(axis=axis, keepdims=True), compute_dtype)
+    def backward(x: Array, dy: Array) -> Array:
+        dx: Array = dy - softmax(x, axis) * dy.sum(axis=axis, keepdims=True)
+        return dx
 
-    return log_softmax(x, axis, compute_dtype=compute_dtype), pullback
+    return log_softmax(x, axis, compute_dtype=compute_dtype), pullback_of(backward, x, compute_dtype)
 
 
 def layer_norm_vjp(
@@ -245,25 +211,20 @@ def gelu_vjp(
     >>> pullback([1.0, 1.0, 1.0]).round(4)
     array([-0.0833,  0.5   ,  1.0833])
     """
-    x = as_array("x", x)
-    compute, _ = dtypes(compute_dtype, {"x": x})
 
-    @np.errstate(all="ignore")
-    def pullback(dy: npt.ArrayLike) -> Array:
-        dy = gradient("dy", dy, x.shape, compute)
-        wide = x.astype(compute)
+    def backward(x: Array, dy: Array) -> Array:
         if approximate == "none":
-            phi = np.exp(-wide * wide / 2) / math.sqrt(2 * math.pi)
-            slope = np.vectorize(math.erfc, otypes=[np.float64])(-wide / math.sqrt(2.0)) / 2.0 + wide * phi
+            phi = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+            slope = np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2.0)) / 2.0 + x * phi
         else:
             c = 2 * math.sqrt(2 / math.pi)
-            z = c * (wide + 0.044715 * wide * wide * wide)
+            z = c * (x + 0.044715 * x * x * x)
             s, one_minus_s = 1 / (1 + np.exp(-z)), 1 / (1 + np.exp(z))
-            near = np.clip(wide, -100, 100)  # beyond, s * (1 - s) is 0, and must not meet an infinite dz/dx
-            slope = s + wide * s * one_minus_s * c * (1 + 3 * 0.044715 * near * near)
-        return like(x, dy * slope.astype(compute), compute_dtype)
+            near = np.clip(x, -100, 100)  # beyond, s * (1 - s) is 0, and must not meet an infinite dz/dx
+            slope = s + x * s * one_minus_s * c * (1 + 3 * 0.044715 * near * near)
+        return np.asarray(dy * slope.astype(x.dtype))
 
-    return gelu(x, approximate, compute_dtype=compute_dtype), pullback
+    return gelu(x, approximate, compute_dtype=compute_dtype), pullback_of(backward, x, compute_dtype)
 
 
 def apply_rotary_emb_vjp(
@@ -373,8 +334,23 @@ def check_wrt(wrt: str | Sequence[str], known: tuple[str, ...]) -> tuple[str, ..
     names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
     for name in names:
         if name not in known:
-            raise ValueError(f"wrt names {name!r}, which is none of {', '.join(known)}")
+            raise ValueError(f"wrt may name {', '.join(known)}; it has {name!r}")
     return names
+
+
+def pullback_of(
+    backward: Callable[[Array, Array], Array], x: npt.ArrayLike, compute_dtype: npt.DTypeLike | None
+) -> Pullback:
+    """Return the pullback of an operation of one array; ``backward`` gets x and dy in the precision to compute in."""
+    given = as_array("x", x)
+    compute, _ = dtypes(compute_dtype, {"x": given})
+
+    @np.errstate(all="ignore")
+    def pullback(dy: npt.ArrayLike) -> Array:
+        dx = backward(given.astype(compute), gradient("dy", dy, given.shape, compute))
+        return like(given, dx, compute_dtype)
+
+    return pullback
 
 
 def gradient(name: str, dy: npt.ArrayLike, shape: tuple[int, ...], compute: np.dtype[Any]) -> Array:
@@ -389,14 +365,6 @@ def gradient(name: str, dy: npt.ArrayLike, shape: tuple[int, ...], compute: np.d
 def like(x: npt.ArrayLike, dx: Array, compute_dtype: npt.DTypeLike | None) -> Array:
     """Return a gradient in the dtype of its input, or as it is where a ``compute_dtype`` was asked for."""
     return dx if compute_dtype is not None else dx.astype(float_dtype("x", np.asarray(x)), order="C")
-
-
-def sum_to_shape(dx: Array, shape: tuple[int, ...]) -> Array:
-    """Sum over the axes along which an array of ``shape`` was broadcast to become as large as ``dx``."""
-    lead = dx.ndim - len(shape)
-    axes = (*range(lead), *(lead + axis for axis, n in enumerate(shape) if n == 1))
-    total: Array = dx.sum(axis=axes).reshape(shape)
-    return total
 
 
 def pairs(x: Array, interleaved: bool) -> tuple[Array, Array]:

@@ -34,26 +34,10 @@ def varlen_attention(
 ) -> Any:
     """Let each of n packed sequences attend to itself alone.
 
-    Parameters
-    ----------
-    query : array_like, shape (total_q, H, E)
-    key : array_like, shape (total_k, H_kv, E)
-    value : array_like, shape (total_k, H_kv, Ev)
-        The sequences' rows, one sequence behind the other.
-    cu_seqlens_q, cu_seqlens_k : array_like of int, shape (n + 1,)
-        Sequence s has the rows ``cu_seqlens_q[s]`` to ``cu_seqlens_q[s + 1] - 1``, and the keys likewise.
-    return_lse : bool, default False
-    compute_dtype : dtype, optional
-    **options
-        Those of :func:`~selfattn.reference.scaled_dot_product_attention`: of ``attn_mask`` one for each
-        sequence or None, in a list; ``alibi_slopes`` and ``sinks`` of shape (H,) or (n, H). Dropout counts
-        heads over the whole batch, s · H + h, and rows and keys within a sequence.
-
-    Returns
-    -------
-    out : ndarray, shape (total_q, H, Ev)
-    lse : ndarray, shape (H, total_q)
-        Only with ``return_lse``.
+    Sequence s has the rows ``cu_seqlens_q[s]`` to ``cu_seqlens_q[s + 1] - 1`` of ``query`` (total_q, H, E), and those of
+    key and value likewise. ``options`` are those of :func:`~selfattn.reference.scaled_dot_product_attention`: of
+    ``attn_mask`` one for each sequence or None, in a list; ``alibi_slopes`` and ``sinks`` of shape (H,) or (n, H). Dropout
+    counts heads over the whole batch, s · H + h, and rows and keys within a sequence.
 
     Examples
     --------
@@ -89,17 +73,7 @@ def varlen_attention_vjp(
 ) -> tuple[Any, Callable[..., AttentionGradients]]:
     """Attention over packed sequences, and the function that pulls gradients back through it.
 
-    Parameters
-    ----------
-    query, key, value, cu_seqlens_q, cu_seqlens_k, return_lse, compute_dtype, **options
-        See :func:`varlen_attention`.
-
-    Returns
-    -------
-    out : ndarray, or (out, lse)
-    pullback : callable
-        ``pullback(grad_out, grad_lse=None)`` returns :class:`AttentionGradients` of all that was given; that
-        of ``attn_mask`` is a list.
+    The gradient of ``attn_mask`` is a list.
 
     Examples
     --------

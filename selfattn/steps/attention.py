@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import reference
-from selfattn.functional.block_mask import BlockMask
-from selfattn.random import TorchGenerator
+from selfattn.functional._options import StepsOptions, refuse_others, takes
 
 __all__ = ["AttentionSteps", "attention_steps"]  # steps of layers: selfattn.layer_steps
 
@@ -211,6 +210,7 @@ class AttentionSteps:
         return "\n".join([self._head(), *rows])
 
 
+@takes(StepsOptions)
 @np.errstate(all="ignore")
 def attention_steps(
     query: npt.ArrayLike,
@@ -219,17 +219,7 @@ def attention_steps(
     attn_mask: npt.ArrayLike | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    causal: str | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    softcap: float | None = None,
-    alibi_slopes: npt.ArrayLike | None = None,
-    sinks: npt.ArrayLike | None = None,
-    key_lengths: npt.ArrayLike | None = None,
-    block_mask: BlockMask | None = None,
-    rng: int | np.random.Generator | TorchGenerator | None = None,
+    **options: Unpack[StepsOptions],
 ) -> AttentionSteps:
     """Compute attention and keep every intermediate result.
 
@@ -243,9 +233,10 @@ def attention_steps(
     key : array_like, shape (..., S, E)
     value : array_like, shape (..., S, Ev)
         Floating point or integers; integers count as float64.
-    attn_mask, dropout_p, is_causal, scale, enable_gqa, causal, window, softcap, alibi_slopes, sinks,
-    key_lengths, block_mask, rng
+    attn_mask, dropout_p, is_causal
         See :func:`~selfattn.reference.scaled_dot_product_attention`.
+    **options
+        The same.
 
     Returns
     -------
@@ -284,11 +275,8 @@ def attention_steps(
       weighted_values  (2, 2, 3)  dropped_weights[i, j] * value[j]
       output           (2, 3)     weighted_values.sum over j
     """
-    call = reference.arguments.prepare(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal,
-        window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, key_lengths=key_lengths,
-        block_mask=block_mask, rng=rng, compute_dtype=None,
-    )  # fmt: skip
+    refuse_others("attention_steps", options, StepsOptions)
+    call = reference.arguments.prepare(query, key, value, attn_mask, dropout_p, is_causal, **options)
     return steps_from_scores(call, reference.attention.dot_products(call.query, call.key))
 
 

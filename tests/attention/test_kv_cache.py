@@ -242,14 +242,18 @@ def test_no_memory_leaves_the_cache_as_it_was(monkeypatch, method, failing):
     q, k, v = rng.standard_normal((3, 2, 1, 17, 4), dtype=np.float32)
     cache = sa.KVCache(2, 1, 4)
     cache.append(k[:, :, :16], v[:, :, :16])
-    kept, make, calls = (cache.key.copy(), cache.value.copy()), sa.kv_cache._aligned, itertools.count(1)
+    kept, make, calls = (
+        (cache.key.copy(), cache.value.copy()),
+        sa.functional.kv_cache._aligned,
+        itertools.count(1),
+    )
 
     def aligned(shape, dtype):
         if next(calls) == failing:
             raise MemoryError("none left")
         return make(shape, dtype)
 
-    monkeypatch.setattr(sa.kv_cache, "_aligned", aligned)
+    monkeypatch.setattr(sa.functional.kv_cache, "_aligned", aligned)
     more = k[:, :, 16:], v[:, :, 16:]
     with pytest.raises(MemoryError, match="none left"):
         match method:
@@ -290,8 +294,10 @@ def test_ragged_steps_are_one_call(monkeypatch):
     q, k, v = arrays(batch=3)
     cache, calls = new_cache(k, v), []
     cache.append(k[:, :, :6], v[:, :, :6], lengths=[6, 2, 0])
-    real = sa.kv_cache._cached_attention
-    monkeypatch.setattr(sa.kv_cache, "_cached_attention", lambda *a, **o: calls.append(1) or real(*a, **o))
+    real = sa.functional.kv_cache._cached_attention
+    monkeypatch.setattr(
+        sa.functional.kv_cache, "_cached_attention", lambda *a, **o: calls.append(1) or real(*a, **o)
+    )
     new = (x[:, :, 6:9] for x in (q, k, v))
     cache.attend(*new, lengths=[3, 1, 2], window=(2, 0), alibi_slopes=[0.5, 1.0, 0.25, 2.0])
     assert calls == [1]

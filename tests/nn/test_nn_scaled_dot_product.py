@@ -218,7 +218,11 @@ def test_lists_and_integers_take_the_dtype_of_the_module():
             ValueError,
             r"query has shape \(2, 3, 4, 6\), key .* \(2, 3, 5, 5\)",
         ),
-        (lambda: attention(Q, K[..., 1:], V, PADDING), ValueError, "query and key differ in width"),
+        (
+            lambda: attention(Q, K[..., 1:], V, PADDING),
+            ValueError,
+            "query and key must have the same last dimension",
+        ),
         (lambda: attention(Q > 0, K, V), TypeError, "query must hold floats or integers, not bool"),
         (
             lambda: attention.vjp(Q, K, V)[1](np.ones(3)),

@@ -229,6 +229,35 @@ def test_every_parameter_is_described(name):
             assert not written or ast.literal_eval(written[1]) == p.default
 
 
+def modules_imported_by(path):
+    """The modules that a file imports, anywhere in it, and the names that it takes from them."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        if isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *filter(None, [node.module])])
+            yield from (f"{module}.{name.name}" for name in node.names)
+
+
+def test_the_reference_stands_apart():
+    """It imports nothing of the package, and only the steps, which show it, import it."""
+    for path in sorted((ROOT / "selfattn").rglob("*.py")):
+        imported = [f"{name}." for name in modules_imported_by(path) if name.startswith("selfattn")]
+        of_reference = [name for name in imported if name.startswith("selfattn.reference.")]
+        folder = path.relative_to(ROOT / "selfattn").parts[0]
+        if folder == "reference":
+            assert imported == of_reference, path
+        elif folder != "steps" and path != ROOT / "selfattn" / "__init__.py":
+            assert not of_reference, path
+    script = (
+        "import sys, selfattn, selfattn.nn, selfattn.training; print('selfattn.reference' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_modules_are_loaded_when_they_are_first_used():
     script = """
     import sys

@@ -1,0 +1,111 @@
+"""The options of attention, for all functions that take them.
+
+Names, defaults, order and descriptions are those of `scaled_dot_product_attention`, in the C core, which checks them too.
+A function takes ``**options: Unpack[...]`` of one of the classes here and is decorated with `takes`: its signature and its
+docstring then show every option.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypedDict, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn import _core
+from selfattn._docs import described, put
+from selfattn.functional.block_mask import BlockMask
+from selfattn.random import TorchGenerator
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class ScoreOptions(TypedDict, total=False):
+    """What a score is made of, in every form of attention by dot products."""
+
+    scale: float | None
+    window: Sequence[int | None] | None
+    softcap: float | None
+    alibi_slopes: npt.ArrayLike | None
+    sinks: npt.ArrayLike | None
+
+
+class CacheOptions(ScoreOptions, total=False):
+    """What attention over a cache takes: its heads are grouped as they are, its rule is causal."""
+
+    num_threads: int | None
+
+
+class PairOptions(ScoreOptions, total=False):
+    """What else says which pairs there are, and which of them dropout drops."""
+
+    enable_gqa: bool
+    causal: Literal["upper_left", "lower_right"] | None
+    rng: int | np.random.Generator | TorchGenerator | None
+
+
+class VarlenOptions(PairOptions, total=False):
+    """What attention over packed sequences takes."""
+
+    dropout_p: float
+    is_causal: bool
+    num_threads: int | None
+
+
+class StepsOptions(PairOptions, total=False):
+    """What attention step by step takes, in NumPy."""
+
+    key_lengths: npt.ArrayLike | None
+    block_mask: BlockMask | None
+
+
+class AttentionOptions(StepsOptions, total=False):
+    """What `scaled_dot_product_attention` takes, and its halves."""
+
+    num_threads: int | None
+
+
+class AdditiveOptions(TypedDict, total=False):
+    """What additive attention takes."""
+
+    attn_mask: npt.ArrayLike | None
+    is_causal: bool
+    causal: Literal["upper_left", "lower_right"] | None
+    key_lengths: npt.ArrayLike | None
+
+
+_PARAMETERS = inspect.signature(_core.scaled_dot_product_attention).parameters
+_PLACES = {name: place for place, name in enumerate(_PARAMETERS)}
+
+
+def takes(options: type[Any]) -> Callable[[Function], Function]:
+    """Show the options of a class above in the signature and in the docstring of a function.
+
+    In the docstring they stand in the place of the parameter ``**options``.
+    """
+    types = {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.__annotations__.items()}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    taken = [_PARAMETERS[name].replace(kind=keyword, annotation=kind) for name, kind in types.items()]
+
+    def shown(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        # Shared ones have one order everywhere; others stand before or behind them, as the function has them.
+        shared = [p.name in _PLACES and p.kind is keyword for p in own]
+        first = shared.index(True) if any(shared) else sum(p.kind is not keyword for p in own)
+        rest = sorted([*own[first:], *taken], key=lambda p: _PLACES.get(p.name, len(_PLACES)))
+        function.__signature__ = signature.replace(parameters=own[:first] + rest)  # type: ignore[attr-defined]
+        text = described(_core.scaled_dot_product_attention, sorted(types, key=_PLACES.__getitem__))
+        put(function, r"\*\*options(?:\n\1    .*)*", text)
+        return function
+
+    return shown
+
+
+def refuse_others(function: str, options: Any, known: type[Any]) -> None:
+    """Refuse options that are not of a class above, where what is called below takes more than these."""
+    for name in options:
+        if name not in known.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")

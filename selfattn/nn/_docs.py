@@ -1,0 +1,71 @@
+"""The docstrings of the layers' `vjp`: what is the same for all of them, written once."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+_SECTIONS = """
+
+Parameters
+----------
+{names}
+    As :meth:`forward` takes {them}. Until the last call of the pullback, {they} must stay as {they} {are}.
+
+Returns
+-------
+{result}
+    What :meth:`forward` returns.
+pullback : callable
+    {pullback}
+
+Raises
+------
+TypeError, ValueError
+    As for :meth:`forward`. In the pullback: the gradient has another shape than its result, or holds neither
+    floats nor integers.
+"""
+_CHANGED = """\
+RuntimeError
+    In the pullback: {changed} has changed.
+"""
+_PULLBACK = """\
+``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``{first}``, ``grads`` keyed
+    like :meth:`parameters`, in their shapes and dtypes."""
+
+
+def documented_vjp(
+    changed: str | None = "a parameter that it needs",
+    *,
+    result: str = "y : ndarray",
+    pullback: str = _PULLBACK,
+) -> Callable[[Method], Method]:
+    """Put the sections of a `vjp` behind what its docstring says.
+
+    ``changed`` says what must not change before the pullback is called, if there is such a thing; ``result`` and
+    ``pullback`` are entries of the section Returns.
+    """
+
+    def documented(method: Method) -> Method:
+        names = [str(p).split(":")[0].split("=")[0] for p in inspect.signature(method).parameters.values()][
+            1:
+        ]
+        several = len(names) > 1
+        text = _SECTIONS.format(
+            names="\n".join(textwrap.wrap(", ".join(names), 100)),
+            them="them" if several else "it",
+            they="they" if several else "it",
+            are="are" if several else "is",
+            result=result,
+            pullback=pullback.format(first=names[0]),
+        )
+        text += "" if changed is None else _CHANGED.format(changed=changed)
+        if method.__doc__:  # none under -OO
+            method.__doc__ = method.__doc__.rstrip() + textwrap.indent(text, " " * 8) + " " * 8
+        return method
+
+    return documented
