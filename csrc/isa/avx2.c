@@ -1,4 +1,4 @@
-/* The AVX2 + FMA kernels: names the instruction set, then includes the templates. */
+/* The AVX2 + FMA kernels: names the instruction set, then includes the kernels. */
 #include "simd/common.h"
 #if defined(__x86_64__)
 #if defined(__clang__)
@@ -11,7 +11,7 @@
 #endif
 #define SA_ISA avx2
 #include "simd/avx2.h"
-#include "isa/templates.h"
+#include "isa/all.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #else

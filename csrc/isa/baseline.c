@@ -13,7 +13,7 @@
 #define SA_VEC128_SSE2
 #define SA_VEC128_REGISTERS 16
 #include "simd/vec128.h"
-#include "isa/templates.h"
+#include "isa/all.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #else

@@ -3,4 +3,4 @@
 #define SA_ISA generic
 #define SA_VEC128_REGISTERS 16
 #include "simd/vec128.h"
-#include "isa/templates.h"
+#include "isa/all.h"

@@ -6,7 +6,7 @@
 #define SA_VEC128_NEON
 #define SA_VEC128_REGISTERS 32
 #include "simd/vec128.h"
-#include "isa/templates.h"
+#include "isa/all.h"
 #else
 typedef int sa_no_neon_here;
 #endif

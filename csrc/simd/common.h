@@ -8,15 +8,27 @@
 
 #include "kernels/kernels.h"
 
-/* Templates are written in parts that vanish into a few large functions. Sanitizers take minutes for one of those, so their builds
- * leave the parts apart: 30 s instead of 517 for AVX-512. */
+/* How a function is compiled. What holds accumulators in registers, takes or returns vectors, or is a line or two, vanishes
+ * into its caller. A leaf is a caller of such with literal counts of rows and vectors. Everything above leaves is compiled
+ * once, with counts that are known at run time: GCC must not clone it for constants either. What the files of two instruction
+ * sets call is shared: it has external linkage, and stays inside the library. */
 #define SA_VERB static inline __attribute__((always_inline, unused))
 #if defined(SA_PARTS_APART)
-#define SA_INLINE static __attribute__((unused))
+#define SA_INLINE static __attribute__((unused)) /* sanitizers take minutes for large functions */
 #else
 #define SA_INLINE SA_VERB
 #endif
-#define SA_NOINLINE static __attribute__((noinline, unused))
+#define SA_LEAF static __attribute__((noinline, unused))
+#if defined(__clang__)
+#define SA_ONCE static __attribute__((noinline, unused))
+#define SA_SHARED __attribute__((noinline, visibility("hidden")))
+#else
+#define SA_ONCE static __attribute__((noinline, noclone, unused))
+#define SA_SHARED __attribute__((noinline, noclone, visibility("hidden")))
+#endif
+
+/* An entry of the table of kernels. */
+#define SA_KERNEL __attribute__((visibility("hidden")))
 
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
@@ -27,8 +39,7 @@
 #error "selfattn needs GCC 12 or later, or Clang: __builtin_shufflevector is missing"
 #endif
 
-/* Loops over tile rows and vectors must disappear: the accumulators are registers only then (measured: 154 against
- * 409 GFLOP/s at -O2). */
+/* Loops over tile rows and vectors must disappear: only then are accumulators registers. */
 #if defined(SA_PARTS_APART)
 #define SA_UNROLL
 #elif defined(__clang__)
@@ -36,6 +47,9 @@
 #else
 #define SA_UNROLL _Pragma("GCC unroll 64")
 #endif
+
+/* In a loop that must not become a call of memcpy or memset. */
+#define SA_KEEP_LOOP() __asm__ volatile("")
 
 #define SA_PASTE2(a, b) a##b
 #define SA_PASTE(a, b) SA_PASTE2(a, b)

@@ -198,27 +198,3 @@ SA_INLINE vec FN(tanh)(vec x) {
     vec far = SA_C(1) - SA_C(2) / (FN(exp2)(capped * SA_C(2 * SA_LOG2E)) + SA_C(1));
     return V(copysign)(V(select)(V(lt)(a, SA_C(0.625)), near, far), x); /* near(−0) would be +0 */
 }
-
-#define SA_ARRAY_OF(operation)                                                                                                 \
-    SA_NOINLINE void FN(operation##_array)(const void *x_n, void *y_n, ptrdiff_t n) {                                          \
-        const real *x = x_n;                                                                                                   \
-        real *y = y_n;                                                                                                         \
-        ptrdiff_t i = 0;                                                                                                       \
-        for (; i + SA_LANES <= n; i += SA_LANES) {                                                                             \
-            V(store)(y + i, FN(operation)(V(load)(x + i)));                                                                    \
-        }                                                                                                                      \
-        if (i < n) {                                                                                                           \
-            V(store_n)(y + i, FN(operation)(V(load_n)(x + i, (int)(n - i))), (int)(n - i));                                    \
-        }                                                                                                                      \
-    }
-SA_ARRAY_OF(exp2)
-SA_ARRAY_OF(exp)
-SA_ARRAY_OF(tanh)
-#undef SA_ARRAY_OF
-#undef SA_EXP2_LEAST
-#undef SA_ROUND_MAGIC
-#undef SA_SPLIT_MAGIC
-#undef SA_EXP2_C1
-#undef SA_EXP2_C1_HI
-#undef SA_LN2_HI
-#undef SA_LN2_LO

@@ -2,11 +2,11 @@
  * generator behind dropout. One evaluation over lanes = queries gives the words of four consecutive keys, which is the
  * layout of a tile of scores: nothing is transposed. */
 
-#define SA_PHILOX_ROUNDS 7 /* the fewest that pass BigCrush; 10 rounds cost 26 % of a tile, 7 cost 13 % */
+#define SA_PHILOX_ROUNDS 7 /* the fewest that pass BigCrush */
 
 /* words[w][lane] for the keys 4·quad + w. count lanes, a multiple of SA_U32_LANES; words has row length count. */
-SA_NOINLINE void SA_PASTE(sa_philox_, SA_ISA)(uint64_t seed, uint32_t quad, const uint32_t *index, const uint32_t *head_lo,
-                                              const uint32_t *head_hi, int count, uint32_t *words) {
+SA_ONCE void SA_PASTE(sa_philox_, SA_ISA)(uint64_t seed, uint32_t quad, const uint32_t *index, const uint32_t *head_lo,
+                                          const uint32_t *head_hi, int count, uint32_t *words) {
     const vu32 m0 = vu32_set1(0xD2511F53u), m1 = vu32_set1(0xCD9E8D57u);
     for (int i = 0; i < count; i += SA_U32_LANES) {
         vu32 c0 = vu32_set1(quad), c1 = vu32_load(index + i), c2 = vu32_load(head_lo + i), c3 = vu32_load(head_hi + i);

@@ -8,8 +8,10 @@
 #undef SA_REAL_EPSILON
 #undef SA_REAL_DTYPE
 #undef FN
-#undef SA_FEW_ROWS
+#undef SA_DECODE_ROWS
 #undef SA_ROWS
+#undef SA_LEAVES
+#undef SA_CALL_LEAF
 #undef SA_AT_ONCE
 #undef SA_BACKWARD_VECS
 #undef SA_VECS

@@ -23,15 +23,16 @@ typedef struct {
     bool packed;     /* q_rows, do_rows and dOᵀ hold the block's */
     bool delta_fits; /* at most half the greatest number: dP − δ is finite, if dP is not as large */
     FN(gradient_rows) rows;
-    FN(gradient_parts) parts;
-} FN(backward_scratch);
+    FN(gradient_state) gradients;
+} FN(gradient_scratch);
 
-SA_NOINLINE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base, FN(backward_scratch) * s) {
+SA_ONCE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base, FN(gradient_scratch) * s,
+                                    const FN(products) * products) {
     const sa_attention *a = g->a;
     const size_t W = FN(backward_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
-    const bool by_parts = FN(uses_parts)(a);
-    const size_t tile = FN(round_up)(a->S < SA_KEYS_PER_TILE && !by_parts ? a->S : SA_KEYS_PER_TILE) * W;
-    size_t used = (FN(lay_out)(a, base, &s->s, FN(backward_rows), by_parts) + 63) / 64 * 64;
+    const bool in_cells = products && products->take(a);
+    const size_t tile = FN(round_up)(a->S < SA_KEYS_PER_TILE && !in_cells ? a->S : SA_KEYS_PER_TILE) * W;
+    size_t used = (FN(lay_out)(a, base, &s->s, FN(backward_rows), products) + 63) / 64 * 64;
     SA_TAKE(delta, real, W);
     SA_TAKE(dslope, real, 3 * W);
     SA_TAKE(q_rows, real, W * E);
@@ -42,23 +43,15 @@ SA_NOINLINE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *b
     if (a->softcap > 0) {
         SA_TAKE(s.gain, real, tile);
     }
-    s->parts.fit = false;
-    return FN(lay_out_gradient_parts)(g, base, used, &s->parts);
+    s->gradients.fit = false;
+    return products ? products->lay_out_gradients(g, base, used, &s->gradients) : used;
 }
-
-static size_t FN(attention_backward_scratch)(const sa_attention_gradients *g) {
-    FN(backward_scratch) s;
-    return FN(lay_out_backward)(g, NULL, &s);
-}
-
-static bool FN(adds_by_lines)(const sa_attention *a) { return FN(parts_replace_rows) && FN(uses_parts)(a); }
 
 /* ---- the rows of a block ------------------------------------------------------------------------------------------- */
 
 /* The rows src[r] of n elements to dst[r][n rounded up], times factor[r], padded with zeros. A factor of 0 makes zeros of
  * anything. Tells whether all that was written is finite. */
-SA_INLINE bool FN(pack_rows)(const char *const *src, const sa_matrix *m, int count, ptrdiff_t n, const real *factor,
-                             real *dst) {
+SA_ONCE bool FN(pack_rows)(const char *const *src, const sa_matrix *m, int count, ptrdiff_t n, const real *factor, real *dst) {
     const size_t stride = FN(round_up)(n);
     const bool direct = m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real);
     vec check = V(set1)(0); /* x − x is 0 for a finite x and NaN for any other */
@@ -85,7 +78,7 @@ SA_INLINE bool FN(pack_rows)(const char *const *src, const sa_matrix *m, int cou
 }
 
 /* xT[width][nv·lanes] from x[count][width rounded up]; lanes without a row are zeros. */
-SA_INLINE void FN(transpose_rows)(const real *x, int count, ptrdiff_t width, real *xT, const int nv) {
+SA_ONCE void FN(transpose_rows)(const real *x, int count, ptrdiff_t width, real *xT, int nv) {
     const size_t stride = FN(round_up)(width);
     for (int v = 0; v < nv; ++v) {
         for (ptrdiff_t d = 0; d < width; d += SA_LANES) {
@@ -107,7 +100,7 @@ SA_INLINE void FN(transpose_rows)(const real *x, int count, ptrdiff_t width, rea
 }
 
 /* Q, dO and dOᵀ for multiply-adds. Tells whether the rows of Q and dO are finite. */
-SA_NOINLINE bool FN(pack_block)(const sa_backward_block *b, FN(backward_scratch) * s, int nv) {
+SA_ONCE bool FN(pack_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const sa_rows *rows = b->b.rows;
     s->packed = true;
@@ -118,13 +111,15 @@ SA_NOINLINE bool FN(pack_block)(const sa_backward_block *b, FN(backward_scratch)
 }
 
 /* Q, dO and the statistics of the block's rows. Tells whether the rows of Q and dO are finite. */
-SA_INLINE bool FN(open_block)(const sa_backward_block *b, FN(backward_scratch) * s, const int nv) {
+SA_ONCE bool FN(open_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const sa_rows *rows = b->b.rows;
     const real keep = (real)(a->dropout_p > 0 && a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 1);
     s->s.scaled = s->packed = false;
     s->delta_fits = true;
-    FN(split_queries)(&b->b, &s->s, nv);
+    if (s->s.wide.terms) {
+        s->s.products->pack_queries(&b->b, &s->s, nv);
+    }
     FN(start_rows)(&b->b, &s->s, nv);
     for (int r = 0; r < nv * SA_LANES; ++r) {
         s->s.maximum[r] = s->s.tile_sum[r] = s->delta[r] = 0;
@@ -139,10 +134,10 @@ SA_INLINE bool FN(open_block)(const sa_backward_block *b, FN(backward_scratch) *
         }
     }
     memset(s->dqT, 0, (FN(round_up)(a->E) + SA_LANES) * (size_t)nv * SA_LANES * sizeof(real));
-    if (s->s.parts.count) {
-        FN(open_gradient_parts)(b, &s->s, &s->parts, &s->rows, s->q_rows, s->do_rows, nv);
+    if (s->s.wide.terms) {
+        s->s.products->pack_gradients(b, &s->s, &s->gradients, &s->rows, s->q_rows, s->do_rows, nv);
     }
-    return s->parts.fit || FN(pack_block)(b, s, nv);
+    return s->gradients.fit || FN(pack_block)(b, s, nv);
 }
 
 /* ---- passes over a tile -------------------------------------------------------------------------------------------- */
@@ -154,8 +149,8 @@ SA_INLINE bool FN(wants_dscores)(const sa_backward_block *b) {
 
 /* Scores in P become 2^(s − m); where some pair is closed, those become −inf. Where all numbers are finite, a score of −inf may
  * count as that: an open pair's is then beyond the greatest number, and its weight of 0 makes nothing of any of them. */
-SA_INLINE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, bool masked,
-                                bool finite) {
+SA_ONCE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool masked,
+                              bool finite) {
     if (!masked) {
         FN(exp_tile)(b, s, first, n, nv);
     } else if (finite) {
@@ -190,39 +185,25 @@ SA_INLINE void FN(weigh_any)(real *P, real *dS, ptrdiff_t n, ptrdiff_t lanes, co
     }
 }
 
-#define SA_WEIGH(nv)                                                                                                           \
-    SA_NOINLINE void FN(weigh_wide##nv)(real * P, real * dS, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,                \
-                                        const real *delta) {                                                                   \
+#define SA_WEIGH_LEAF(nv)                                                                                                      \
+    SA_LEAF void FN(weigh_wide##nv)(real * P, real * dS, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,                    \
+                                    const real *delta) {                                                                       \
         FN(weigh_any)(P, dS, n, lanes, maximum, delta, nv);                                                                    \
     }
-SA_WEIGH(1)
-SA_WEIGH(2)
-SA_WEIGH(3)
-#if SA_VECS == 4
-SA_WEIGH(4)
-#endif
-#undef SA_WEIGH
+SA_LEAVES(SA_WEIGH_LEAF)
+#undef SA_WEIGH_LEAF
 
-/* Both of a tile without closed pairs. In one pass, which reads P once, gradients take 1 to 2 % less at D = 64, 5 at 32. */
-SA_INLINE void FN(pass_weigh)(FN(backward_scratch) * s, ptrdiff_t n, const int nv) {
+/* Both of a tile without closed pairs: one pass reads P once. */
+SA_ONCE void FN(pass_weigh)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     for (int v = 0, now = SA_AT_ONCE(nv); v < nv; v += now, now = nv - v < now ? nv - v : now) {
-        const ptrdiff_t at = v * SA_LANES, lanes = nv * SA_LANES;
-        const real *maximum = s->s.maximum + at, *delta = s->delta + at;
-        switch (now) {
-        case 1: FN(weigh_wide1)(s->s.P + at, s->dS + at, n, lanes, maximum, delta); break;
-        case 2: FN(weigh_wide2)(s->s.P + at, s->dS + at, n, lanes, maximum, delta); break;
-        case 3: FN(weigh_wide3)(s->s.P + at, s->dS + at, n, lanes, maximum, delta); break;
-#if SA_VECS == 4
-        case 4: FN(weigh_wide4)(s->s.P + at, s->dS + at, n, lanes, maximum, delta); break;
-#endif
-        default: break;
-        }
+        const ptrdiff_t at = v * SA_LANES;
+        SA_CALL_LEAF(weigh_wide, now, s->s.P + at, s->dS + at, n, nv * SA_LANES, s->s.maximum + at, s->delta + at)
     }
 }
 
 /* dS holds dP and becomes (5): P·(dP − δ), with dP 0 where dropout took the weight. In a masked tile the closed pairs become
  * 0 in dS, and in P and kept too unless `marks` keeps their −inf. */
-SA_INLINE void FN(pass_dscores)(FN(backward_scratch) * s, ptrdiff_t n, const int nv, bool dropped, bool masked, bool marks) {
+SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, bool dropped, bool masked, bool marks) {
     const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
         const vec delta = V(load)(s->delta + v * SA_LANES);
@@ -251,7 +232,7 @@ SA_INLINE void FN(pass_dscores)(FN(backward_scratch) * s, ptrdiff_t n, const int
 
 /* x_i −= Σ_j dS_ij·|i + o − j|, y_i −= Σ_j dS_ij and z_i += Σ_j P_ij·|i + o − j| of dslope; position is relative to the
  * tile. */
-SA_INLINE void FN(pass_dslope)(FN(backward_scratch) * s, ptrdiff_t n, const int nv) {
+SA_ONCE void FN(pass_dslope)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
         const vec position = V(load)(s->s.position + v * SA_LANES);
@@ -272,7 +253,7 @@ SA_INLINE void FN(pass_dslope)(FN(backward_scratch) * s, ptrdiff_t n, const int 
 
 /* dS of LANES keys from key j on, its rows summed, in the lanes of a vector; of keys from n on 0. What lies behind the block's rows may
  * be anything. */
-SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t count, const int nv) {
+SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t count, int nv) {
     vec t[SA_LANES];
     SA_UNROLL
     for (int i = 0; i < SA_LANES; ++i) {
@@ -294,10 +275,9 @@ SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t c
     return t[0];
 }
 
-/* add_dmask where the block's rows share their elements of the mask, or where the keys of a row do. Those are summed first: added to
- * memory one by one, their errors grew with the length, to ten times PyTorch's at 512 rows. */
-SA_INLINE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
-                                     const int nv) {
+/* add_dmask where the block's rows share their elements of the mask, or where the keys of a row do. Those are summed first: added
+ * to memory one by one, their errors would grow with the length. */
+SA_ONCE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const ptrdiff_t step = b->g->dmask.m.col_stride;
     char *to = b->rows->dmask[0] + (first - b->dmask_key) * step;
     vec all = V(set1)(0);
@@ -315,7 +295,7 @@ SA_INLINE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(backward_scr
     }
 }
 
-SA_INLINE void FN(add_dmask_of_keys)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t n, const int nv) {
+SA_ONCE void FN(add_dmask_of_keys)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     for (int v = 0; v < nv; ++v) {
         vec sum[4];
         SA_UNROLL
@@ -338,7 +318,7 @@ SA_INLINE void FN(add_dmask_of_keys)(const sa_backward_block *b, FN(backward_scr
     }
 }
 
-SA_INLINE bool FN(rows_share_mask)(const sa_backward_block *b) {
+SA_ONCE bool FN(rows_share_mask)(const sa_backward_block *b) {
     const int count = b->b.rows->count;
     bool share = count > 1;
     for (int r = 1; r < count && share; ++r) {
@@ -348,7 +328,7 @@ SA_INLINE bool FN(rows_share_mask)(const sa_backward_block *b) {
 }
 
 /* dmask_ij += dS_ij: the rows of the mask's gradient lie anywhere, are contiguous or one element (stride 0). */
-SA_INLINE void FN(add_dmask)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+SA_ONCE void FN(add_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const ptrdiff_t step = b->g->dmask.m.col_stride;
     if (FN(rows_share_mask)(b)) {
         FN(add_dmask_of_rows)(b, s, first, n, nv);
@@ -371,7 +351,7 @@ SA_INLINE void FN(add_dmask)(const sa_backward_block *b, FN(backward_scratch) * 
                 }
             }
             FN(transpose)(t);
-            if (keys == SA_LANES && (v + 1) * SA_LANES <= b->b.rows->count) { /* no masked stores: a tenth of a call on AVX2 */
+            if (keys == SA_LANES && (v + 1) * SA_LANES <= b->b.rows->count) { /* masked stores are slow */
                 SA_UNROLL
                 for (int i = 0; i < SA_LANES; ++i) {
                     real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + at);
@@ -391,7 +371,7 @@ SA_INLINE void FN(add_dmask)(const sa_backward_block *b, FN(backward_scratch) * 
 }
 
 /* Whether n rows of that width hold neither NaN nor infinity. Each row's sum is its own: they go side by side. */
-SA_INLINE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width) {
+SA_ONCE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width) {
     const vec zero = V(set1)(0);
     vec check = zero; /* 0·x is 0 for a finite x and NaN for any other */
     for (ptrdiff_t r = 0; r < n; ++r) {
@@ -406,8 +386,8 @@ SA_INLINE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptr
 }
 
 /* (1), (3) and (6) from the tile's key `done` on, over the open pairs only: P (or kept) is −inf where a pair is closed. */
-SA_NOINLINE void FN(products_careful)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t done,
-                                      ptrdiff_t n, ptrdiff_t lanes) {
+SA_ONCE void FN(products_careful)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
+                                  ptrdiff_t n, ptrdiff_t lanes) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t E = a->E, Dv = a->Dv;
     const real *P = a->dropout_p > 0 ? s->kept : s->s.P;
@@ -434,8 +414,8 @@ SA_NOINLINE void FN(products_careful)(const sa_backward_block *b, FN(backward_sc
 }
 
 /* (1), (3) and (6) likewise. Vectors of lanes that causal closes for some of the keys are left out, as in the forward pass. */
-SA_INLINE void FN(products)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
-                            const int nv) {
+SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
+                                ptrdiff_t n, int nv) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t E = a->E, Dv = a->Dv, lanes = nv * SA_LANES;
     const ptrdiff_t q_stride = (ptrdiff_t)FN(round_up)(E), do_stride = (ptrdiff_t)FN(round_up)(Dv);
@@ -469,7 +449,7 @@ SA_INLINE void FN(products)(const sa_backward_block *b, FN(backward_scratch) * s
 /* ---- a tile, step by step ------------------------------------------------------------------------------------------ */
 
 /* Rows of the mask's gradient lie pages apart: they are fetched while we multiply. */
-SA_INLINE void FN(fetch_dmask)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n) {
+SA_ONCE void FN(fetch_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n) {
     const sa_matrix *dmask = &b->g->dmask.m;
     if (b->with_mask && b->rows->dmask[0]) {
         sa_plan_ahead(&s->s.ahead, (sa_rows_ahead){.row = (const char *const *)b->rows->dmask,
@@ -480,45 +460,47 @@ SA_INLINE void FN(fetch_dmask)(const sa_backward_block *b, FN(backward_scratch) 
     }
 }
 
-/* By parts, weights, dS and the products in one step, where nothing but the mask's gradient is wanted of dS beside those. Returns how
- * many keys are done, as tiles of parts hold their numbers; of the others P holds scores and dS dP as before. */
-SA_INLINE ptrdiff_t FN(step_by_parts)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
-                                      const int nv, bool masked) {
+/* By other products, weights, dS and the gradients in one step, where nothing but the mask's gradient is wanted of dS beside those.
+ * Returns how many keys are done, as far as they hold their numbers; of the others P holds scores and dS dP as before. */
+SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n,
+                                        int nv, bool masked) {
+    const FN(products) *products = s->s.products;
     const bool keeps = b->with_mask;
-    if (!FN(parts_take_scores) || (keeps && !FN(parts_replace_rows)) || (masked && !s->delta_fits) || b->g->a->dropout_p > 0 ||
-        b->mask_only || b->g->dslope_rows.m.data || s->s.gain) {
+    if ((keeps && !products->replace_rows) || (masked && !s->delta_fits) || b->g->a->dropout_p > 0 || b->mask_only ||
+        b->g->dslope_rows.m.data || s->s.gain) {
         return 0;
     }
     const ptrdiff_t done =
-        FN(gradients_by_parts)(b, &s->s, &s->parts, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true, keeps);
+        products->gradients(b, &s->s, &s->gradients, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true, keeps);
     if (done == n) {
         sa_end_ahead(&s->s.ahead);
     }
     if (keeps && done == n) {
         FN(add_dmask)(b, s, first, n, nv);
     } else if (keeps) { /* dS is no longer dP */
-        FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
+        products->dweights(&b->b, &s->s, &s->gradients, first, n, s->dS, nv);
     }
     return done;
 }
 
 /* Scores in P become weights, kept those after dropout, and dS dS: `plain` in one pass over scores and dP. Where dP is wanted and not
- * there by parts, it is computed. Tells whether products must go pair by pair, as a closed pair's 0 could meet what is not finite. */
-SA_INLINE bool FN(dscores_tile)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
-                                const int nv, bool masked, bool finite, bool wants_dp) {
+ * there yet, it is computed. Tells whether products must go pair by pair, as a closed pair's 0 could meet what is not finite. */
+SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
+                              bool masked, bool finite, bool wants_dp) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t lanes = nv * SA_LANES;
     const bool dropped = a->dropout_p > 0;
-    const bool keys_by_parts = FN(keys_by_parts)(&b->b, &s->s, &s->parts, first) != NULL;
-    if (!keys_by_parts) {
+    const FN(products) *products = s->s.wide.terms ? s->s.products : NULL;
+    const bool keys_elsewhere = products && products->keys && products->keys(&b->b, &s->s, &s->gradients, first);
+    if (!keys_elsewhere) {
         s->s.k = FN(tile_rows)(&b->b, &b->b.key, &s->s.key, first, n, a->E, &s->s.k_stride);
     }
     const real *value = NULL;
     ptrdiff_t v_stride = 0;
-    if (wants_dp) { /* by parts go finite numbers alone */
+    if (wants_dp) { /* other products hold finite numbers alone */
         value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
     }
-    const bool careful = masked && !(finite && (keys_by_parts || FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E)));
+    const bool careful = masked && !(finite && (keys_elsewhere || FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E)));
     const bool plain = FN(wants_dscores)(b) && !masked && !dropped;
     if (!plain) {
         FN(weights_tile)(&b->b, &s->s, first, n, nv, masked,
@@ -546,7 +528,7 @@ SA_INLINE bool FN(dscores_tile)(const sa_backward_block *b, FN(backward_scratch)
 }
 
 /* dS times softcap's derivative, which of a closed pair may be NaN. */
-SA_INLINE void FN(pass_gain)(FN(backward_scratch) * s, ptrdiff_t n, const int nv) {
+SA_ONCE void FN(pass_gain)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     const vec zero = V(set1)(0);
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
         const vec ds = V(load)(s->dS + i);
@@ -554,26 +536,29 @@ SA_INLINE void FN(pass_gain)(FN(backward_scratch) * s, ptrdiff_t n, const int nv
     }
 }
 
-/* (1), (3) and (6) from the tile's key `done` on: pair by pair if careful, else by parts as far as those hold its numbers. */
-SA_INLINE void FN(backward_products)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t done,
-                                     ptrdiff_t n, const int nv, bool careful) {
+/* (1), (3) and (6) from the tile's key `done` on: pair by pair if careful, else by other products as far as those hold its
+ * numbers. */
+SA_ONCE void FN(backward_products)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
+                                   ptrdiff_t n, int nv, bool careful) {
     if (careful) {
         FN(products_careful)(b, s, first, done, n, nv * SA_LANES);
         return;
     }
     real *P = b->g->a->dropout_p > 0 ? s->kept : s->s.P;
-    done = FN(gradients_by_parts)(b, &s->s, &s->parts, P, s->dS, s->delta, s->dqT, first, done, n, nv, false, false);
+    if (s->s.wide.terms) {
+        done = s->s.products->gradients(b, &s->s, &s->gradients, P, s->dS, s->delta, s->dqT, first, done, n, nv, false, false);
+    }
     if (done < n) {
         if (!s->packed) {
             FN(pack_block)(b, s, nv);
         }
-        FN(products)(b, s, first, done, n, nv);
+        FN(products_plain)(b, s, first, done, n, nv);
     }
 }
 
 /* A tile of keys: scores and dP, then weights and dS from them, then the products (1), (3) and (6). */
-SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch) * s, ptrdiff_t first, ptrdiff_t n,
-                                 const int nv, bool finite) {
+SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
+                               bool finite) {
     const sa_attention *a = b->g->a;
     bool masked = false;
     FN(fetch_tile)(&b->b, &s->s.ahead, &b->b.value, a->Dv, first);
@@ -586,12 +571,12 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
     if (!dscores) { /* dV alone needs no dP; dS is split all the same, and must be finite */
         memset(s->dS, 0, (size_t)(n * nv * SA_LANES) * sizeof(real));
     }
-    const bool by_parts = dscores && FN(dweights_by_parts)(&b->b, &s->s, &s->parts, first, n, s->dS, nv);
-    const ptrdiff_t done = by_parts ? FN(step_by_parts)(b, s, first, n, nv, masked) : 0;
+    const bool has_dp = dscores && s->s.wide.terms && s->s.products->dweights(&b->b, &s->s, &s->gradients, first, n, s->dS, nv);
+    const ptrdiff_t done = has_dp ? FN(gradients_at_once)(b, s, first, n, nv, masked) : 0;
     if (done == n) {
         return;
     }
-    const bool careful = FN(dscores_tile)(b, s, first, n, nv, masked, finite, dscores && !by_parts);
+    const bool careful = FN(dscores_tile)(b, s, first, n, nv, masked, finite, dscores && !has_dp);
     if (b->with_mask) {
         FN(add_dmask)(b, s, first, n, nv);
     }
@@ -608,7 +593,7 @@ SA_INLINE void FN(backward_tile)(const sa_backward_block *b, FN(backward_scratch
 }
 
 /* dQ of the block's rows from s->dqT, times scale. */
-SA_INLINE void FN(add_dquery)(const sa_backward_block *b, const FN(backward_scratch) * s, const int nv) {
+SA_ONCE void FN(add_dquery)(const sa_backward_block *b, const FN(gradient_scratch) * s, int nv) {
     const ptrdiff_t E = b->g->a->E;
     const vec scale = V(set1)((real)b->g->a->scale);
     for (int v = 0; v < nv; ++v) {
@@ -635,7 +620,7 @@ SA_INLINE void FN(add_dquery)(const sa_backward_block *b, const FN(backward_scra
     }
 }
 
-SA_INLINE void FN(backward_block)(const sa_backward_block *b, FN(backward_scratch) * s, const int nv) {
+SA_ONCE void FN(backward_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const bool finite = FN(open_block)(b, s, nv);
     for (ptrdiff_t n, first = FN(next_tile)(&b->b, b->b.begin, &n); first < b->b.end;
          first = FN(next_tile)(&b->b, first + n, &n)) {
@@ -655,38 +640,25 @@ SA_INLINE void FN(backward_block)(const sa_backward_block *b, FN(backward_scratc
     }
 }
 
-#define SA_BACKWARD(nv)                                                                                                        \
-    SA_NOINLINE void FN(backward##nv)(const sa_backward_block *b, FN(backward_scratch) * s) { FN(backward_block)(b, s, nv); }
-SA_BACKWARD(1)
-SA_BACKWARD(2)
-SA_BACKWARD(3)
-SA_BACKWARD(4)
-#if SA_BACKWARD_VECS == 6
-SA_BACKWARD(5)
-SA_BACKWARD(6)
-#endif
-#undef SA_BACKWARD
+SA_SHARED size_t FN(gradient_bytes)(const sa_attention_gradients *g, const FN(products) * products) {
+    FN(gradient_scratch) s;
+    return FN(lay_out_backward)(g, NULL, &s, products);
+}
 
-/* Which kernel runs follows from the number of rows alone. */
-static void FN(attention_backward)(const sa_backward_block *given, void *scratch) {
-    FN(backward_scratch) s;
-    FN(lay_out_backward)(given->g, scratch, &s);
+/* The backward pass of a block from beginning to end. */
+SA_SHARED void FN(gradient_block)(const sa_backward_block *given, void *scratch, const FN(products) * products) {
+    FN(gradient_scratch) s;
+    FN(lay_out_backward)(given->g, scratch, &s, products);
     FN(open_caches)(&given->b, &s.s);
-    FN(parts_open)(&given->b, &s.s.parts);
-    FN(open_gradient_cells)(&given->b, &s.parts);
+    if (products) {
+        products->open(&given->b, &s.s.wide);
+        products->open_gradients(&given->b, &s.gradients);
+    }
     sa_backward_block on_cells = *given, *b = &on_cells;
     sa_block aligned;
-    b->b = *FN(on_cells)(&given->b, &s.s.parts, &aligned);
-    switch ((b->b.rows->count + SA_LANES - 1) / SA_LANES) {
-    case 1: FN(backward1)(b, &s); break;
-    case 2: FN(backward2)(b, &s); break;
-    case 3: FN(backward3)(b, &s); break;
-    case 4: FN(backward4)(b, &s); break;
-#if SA_BACKWARD_VECS == 6
-    case 5: FN(backward5)(b, &s); break;
-    case 6: FN(backward6)(b, &s); break;
-#endif
-    default: break;
+    b->b = *FN(on_cells)(&given->b, &s.s.wide, &aligned);
+    FN(backward_block)(b, &s, (b->b.rows->count + SA_LANES - 1) / SA_LANES);
+    if (s.s.wide.terms) {
+        products->close();
     }
-    FN(parts_close)(&s.s.parts);
 }

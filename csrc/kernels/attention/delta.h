@@ -1,8 +1,8 @@
-/* δ_i = O_i·dO_i − dlse_i of every row, number (4) of docs/theory/backward.md, before the blocks of attention_backward.h need it: as that sum
+/* δ_i = O_i·dO_i − dlse_i of every row, number (4) of docs/theory/backward.md, before the blocks of backward.h need it: as that sum
  * of products, or over the keys where the output was rounded. And what δ makes of the gradients of sinks and slopes. */
 
 /* Σ x[i]·y[i] over n, but for those where x is 0. Eight sums: short ones keep the error small. */
-SA_INLINE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
+SA_ONCE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
     const vec zero = V(set1)(0);
     vec sum[8];
     SA_UNROLL
@@ -38,14 +38,14 @@ SA_INLINE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
 }
 
 /* An output that was rounded to 16 bits makes O·dO wrong by as much for all keys of a row, which dQ and dK add up: there δ is
- * Σ_j P_ij·dP_ij, by two products more. Not where the products go by parts: with weights that are rounded as well it would gain
- * little. */
-SA_INLINE bool FN(delta_is_summed)(const sa_attention *a) {
-    return !SA_REAL_IS_F64 && (a->out.m.dtype == SA_F16 || a->out.m.dtype == SA_BF16) && !FN(uses_parts)(a);
+ * Σ_j P_ij·dP_ij, by two products more. Not where other products round the weights as well: it would
+ * gain little. */
+SA_INLINE bool FN(delta_is_summed)(const sa_attention *a, const FN(products) * products) {
+    return !SA_REAL_IS_F64 && (a->out.m.dtype == SA_F16 || a->out.m.dtype == SA_BF16) && !(products && products->take(a));
 }
 
 /* Σ_j P_ij·dP_ij of each row in s->dslope. What is closed takes no part, whatever it holds. */
-SA_INLINE void FN(sum_delta)(const sa_backward_block *b, FN(backward_scratch) * s, const int nv) {
+SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const vec zero = V(set1)(0);
     for (int r = 0; r < b->b.rows->count; ++r) {
@@ -87,27 +87,17 @@ SA_INLINE void FN(sum_delta)(const sa_backward_block *b, FN(backward_scratch) * 
     }
 }
 
-/* Few rows are one vector of lanes: most of the others would be empty. */
-SA_NOINLINE void FN(sum_delta1)(const sa_backward_block *b, FN(backward_scratch) * s) { FN(sum_delta)(b, s, 1); }
-SA_NOINLINE void FN(sum_delta_all)(const sa_backward_block *b, FN(backward_scratch) * s) {
-    FN(sum_delta)(b, s, SA_BACKWARD_VECS);
-}
-
 /* δ of every row (4), what the row gives to its sink's gradient: −2^(sink − m)/l·δ, and what Σ_j dS_ij should be (docs/theory/backward.md). */
-static void FN(attention_delta)(const sa_backward_block *b, void *scratch) {
+SA_SHARED void FN(delta_block)(const sa_backward_block *b, void *scratch, const FN(products) * products) {
     const sa_attention_gradients *g = b->g;
     const sa_attention *a = g->a;
     const sa_rows *rows = b->b.rows;
-    FN(backward_scratch) layout, *s = &layout;
-    FN(lay_out_backward)(g, scratch, s);
-    const bool summed = FN(delta_is_summed)(a);
+    FN(gradient_scratch) layout, *s = &layout;
+    FN(lay_out_backward)(g, scratch, s, products);
+    const bool summed = FN(delta_is_summed)(a, products);
     if (summed) {
         FN(open_caches)(&b->b, &s->s);
-        if (rows->count <= SA_LANES) {
-            FN(sum_delta1)(b, s);
-        } else {
-            FN(sum_delta_all)(b, s);
-        }
+        FN(sum_delta)(b, s, (rows->count + SA_LANES - 1) / SA_LANES);
     }
     const bool in_place = FN(rows_in_place)((const char *const *)rows->out, rows->count, &a->out.m) &&
                           FN(rows_in_place)(b->rows->grad_out, rows->count, &g->grad_out.m);

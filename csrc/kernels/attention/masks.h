@@ -1,5 +1,5 @@
-/* What closes pairs of a tile, or adds to their scores: the mask, the bounds of rows (causal, windows, lengths) and the gaps of block
- * masks, in turn. The passes themselves are in scores.h; when they run is up to attention_forward.h and attention_backward.h. */
+/* What closes pairs of a tile, or adds to their scores: the mask, the bounds of rows (causal, windows, lengths) and the gaps of
+ * block masks, in turn. The passes themselves are in scores.h; when they run is up to forward.h and backward.h. */
 
 /* What the mask does to the tile. */
 SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n) {
@@ -9,7 +9,7 @@ SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
 }
 
 /* One row of a float mask's tile in `to`; with `again` only what closes, −inf, and 0 elsewhere. */
-SA_INLINE void FN(load_mask)(real *to, const char *row, const sa_matrix *mask, ptrdiff_t n, const bool again) {
+SA_ONCE void FN(load_mask)(real *to, const char *row, const sa_matrix *mask, ptrdiff_t n, bool again) {
     FN(load_row)(to, row, mask->col_stride, n, mask->dtype, mask->swapped);
     for (ptrdiff_t j = 0; again && j < n; ++j) {
         to[j] = to[j] == -(real)INFINITY ? to[j] : 0;
@@ -17,8 +17,7 @@ SA_INLINE void FN(load_mask)(real *to, const char *row, const sa_matrix *mask, p
 }
 
 /* Adds the tile of a float mask, and tells whether it may close some pair. Rows are read where they lie if all of them can be. */
-SA_INLINE bool FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv,
-                              const bool again) {
+SA_ONCE bool FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool again) {
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &b->a->mask.m;
     const ptrdiff_t offset = first * mask->col_stride;
@@ -51,7 +50,7 @@ SA_INLINE bool FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
 }
 
 /* The bounds of lanes rows from row `at` on, in s->lo and s->hi. */
-SA_INLINE void FN(bounds_in_tile)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int at, int lanes) {
+SA_ONCE void FN(bounds_in_tile)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int at, int lanes) {
     for (int i = 0; i < lanes; ++i) {
         s->lo[at + i] = (real)FN(in_tile)(rows->lo[at + i], first, n);
         s->hi[at + i] = (real)FN(in_tile)(rows->hi[at + i], first, n);
@@ -59,7 +58,7 @@ SA_INLINE void FN(bounds_in_tile)(const sa_rows *rows, FN(scratch) * s, ptrdiff_
 }
 
 /* Closes what causal, windows and lengths close of one vector. */
-SA_INLINE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, int v) {
+SA_ONCE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int v) {
     const FN(open_bounds) *open = &s->open[v];
     const ptrdiff_t from = FN(in_tile)(open->any_from, first, n), to = FN(in_tile)(open->any_to, first, n);
     ptrdiff_t all_from = FN(in_tile)(open->all_from, first, n), all_to = FN(in_tile)(open->all_to, first, n);
@@ -87,10 +86,10 @@ SA_INLINE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t 
 }
 
 /* Closed pairs become −inf, and a float mask is added: with `again`, on weights, pairs are only closed. Tells whether the tile
- * had any masks; *closes is set when some pair may be closed. A float mask often closes none: its gradients take 4 to 10 % less for
+ * had any masks; *closes is set when some pair may be closed. A float mask often closes none, and its gradients are faster for
  * knowing. */
-SA_INLINE bool FN(apply_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv, int mask_state,
-                               const bool again, bool *closes) {
+SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
+                                  bool again, bool *closes) {
     const sa_rows *rows = b->rows;
     bool biased = false;
     if (mask_state == SA_TILE_GATED) {
@@ -110,4 +109,15 @@ SA_INLINE bool FN(apply_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t fir
         }
     }
     return biased || *closes;
+}
+
+/* The same; most calls have none. */
+SA_INLINE bool FN(apply_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
+                               bool again, bool *closes) {
+    const sa_rows *rows = b->rows;
+    if (mask_state == SA_TILE_OPEN && rows->gaps <= 0 &&
+        !(rows->clipped && (first < rows->open_from || first + n > rows->open_to))) {
+        return *closes;
+    }
+    return FN(apply_some_masks)(b, s, first, n, nv, mask_state, again, closes);
 }

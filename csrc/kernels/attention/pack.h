@@ -1,5 +1,5 @@
 /* The one way from elements of any dtype, stride, alignment and byte order to rows of `real`, and back. Kernels themselves
- * read aligned native elements only; what is anything else comes through here, a tile at a time. */
+ * read aligned native elements only; what is anything else comes through here, a tile at a time. convert.h has the loops. */
 #include "simd/bits.h"
 
 /* True when the rows of m can be read in place as real[…][stride]. */
@@ -8,81 +8,11 @@ SA_INLINE bool FN(is_direct)(const sa_matrix *m) {
            m->row_stride % (ptrdiff_t)sizeof(real) == 0 && (uintptr_t)m->data % sizeof(real) == 0;
 }
 
-#define SA_IDENTITY(x) (x)
-#define SA_OPEN_OR_CLOSED(x) ((x) ? (real)0 : -(real)INFINITY)
-#define SA_LOAD(ctype, swap, convert)                                                                                          \
-    {                                                                                                                          \
-        if (stride == (ptrdiff_t)sizeof(ctype) && !swapped) {                                                                  \
-            for (ptrdiff_t i = 0; i < n; ++i) {                                                                                \
-                ctype x;                                                                                                       \
-                memcpy(&x, src + i * (ptrdiff_t)sizeof(ctype), sizeof x);                                                      \
-                dst[i] = (real)convert(x);                                                                                     \
-            }                                                                                                                  \
-        } else {                                                                                                               \
-            for (ptrdiff_t i = 0; i < n; ++i) {                                                                                \
-                swap##_t x;                                                                                                    \
-                memcpy(&x, src + i * stride, sizeof x);                                                                        \
-                x = swapped ? sa_##swap##_swapped(x) : x;                                                                      \
-                ctype y;                                                                                                       \
-                memcpy(&y, &x, sizeof y);                                                                                      \
-                dst[i] = (real)convert(y);                                                                                     \
-            }                                                                                                                  \
-        }                                                                                                                      \
-        return;                                                                                                                \
-    }
-
 /* n elements from src on, stride bytes apart, to dst. A boolean becomes 0 (open) or −inf (closed): only masks are boolean. */
-SA_NOINLINE void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t stride, ptrdiff_t n, sa_dtype dtype,
-                              bool swapped) {
-    switch (dtype) {
-    case SA_F32: SA_LOAD(float, uint32, SA_IDENTITY)
-#if SA_REAL_IS_F64
-    case SA_F64: SA_LOAD(double, uint64, SA_IDENTITY)
-#else
-    case SA_F64: SA_LOAD(double, uint64, sa_float_of_f64) /* only masks are wider than what computes */
-#endif
-    case SA_F16: SA_LOAD(uint16_t, uint16, sa_float_of_f16)
-    case SA_BF16: SA_LOAD(uint16_t, uint16, sa_float_of_bf16)
-    case SA_BOOL: SA_LOAD(uint8_t, uint8, SA_OPEN_OR_CLOSED)
-    case SA_I8: SA_LOAD(int8_t, uint8, SA_IDENTITY)
-    case SA_U8: SA_LOAD(uint8_t, uint8, SA_IDENTITY)
-    case SA_I16: SA_LOAD(int16_t, uint16, SA_IDENTITY)
-    case SA_U16: SA_LOAD(uint16_t, uint16, SA_IDENTITY)
-    case SA_I32: SA_LOAD(int32_t, uint32, SA_IDENTITY)
-    case SA_U32: SA_LOAD(uint32_t, uint32, SA_IDENTITY)
-    case SA_I64: SA_LOAD(int64_t, uint64, SA_IDENTITY)
-    case SA_U64: SA_LOAD(uint64_t, uint64, SA_IDENTITY)
-    case SA_DTYPES: break;
-    }
-}
-#undef SA_LOAD
+void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t stride, ptrdiff_t n, sa_dtype dtype, bool swapped);
 
-#define SA_STORE(ctype, convert, via)                                                                                          \
-    for (ptrdiff_t i = 0; i < n; ++i) {                                                                                        \
-        ctype x = convert((via)src[i]);                                                                                        \
-        memcpy(dst + i * stride, &x, sizeof x);                                                                                \
-    }                                                                                                                          \
-    return;
-
-/* The way back, for outputs: floating dtypes only, native byte order. */
-SA_NOINLINE void FN(store_row)(char *dst, ptrdiff_t stride, sa_dtype dtype, const real *restrict src, ptrdiff_t n) {
-    switch (dtype) {
-    case SA_F32:
-        if (!SA_REAL_IS_F64 && stride == (ptrdiff_t)sizeof(real)) {
-            memcpy(dst, src, (size_t)n * sizeof(real));
-            return;
-        }
-        SA_STORE(float, SA_IDENTITY, float)
-    case SA_F64: SA_STORE(double, SA_IDENTITY, double)
-    case SA_F16: SA_STORE(uint16_t, sa_f16_of_float, float)
-    case SA_BF16: SA_STORE(uint16_t, sa_bf16_of_float, float)
-    default: return;
-    }
-}
-
-#undef SA_STORE
-#undef SA_IDENTITY
-#undef SA_OPEN_OR_CLOSED
+/* n rows of width columns to dst[n][width]. */
+void FN(load_rows)(real *dst, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width);
 
 /* Σ of the lanes. */
 SA_INLINE real FN(sum_lanes)(vec v) {
@@ -103,7 +33,7 @@ SA_INLINE void FN(store_16_bits)(char *dst, sa_dtype dtype, vec x) {
     }
 }
 #else
-SA_NOINLINE void FN(store_lanes_16_bits)(char *dst, sa_dtype dtype, const real *src) {
+SA_LEAF void FN(store_lanes_16_bits)(char *dst, sa_dtype dtype, const real *src) {
     uint16_t x[SA_LANES];
     if (dtype == SA_F16) {
         for (int i = 0; i < SA_LANES; ++i) {
@@ -122,10 +52,3 @@ SA_INLINE void FN(store_16_bits)(char *dst, sa_dtype dtype, vec x) {
     FN(store_lanes_16_bits)(dst, dtype, lanes);
 }
 #endif
-
-/* n rows of width columns to dst[n][width]. */
-SA_INLINE void FN(load_rows)(real *dst, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
-    for (ptrdiff_t r = 0; r < n; ++r) {
-        FN(load_row)(dst + r * width, m->data + (first + r) * m->row_stride, m->col_stride, width, m->dtype, m->swapped);
-    }
-}

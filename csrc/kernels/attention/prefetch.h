@@ -44,7 +44,7 @@ SA_INLINE void sa_plan_ahead(sa_ahead *a, sa_rows_ahead rows) {
 
 /* Rows are counted in a register: a row took 19 cycles when it was counted in memory, 4 to 9 % of a call of
  * 8×128×64 that fetches. */
-SA_NOINLINE void sa_fetch_ahead(sa_ahead *a, ptrdiff_t bytes) {
+SA_LEAF void sa_fetch_ahead(sa_ahead *a, ptrdiff_t bytes) {
     while (bytes > 0 && a->now < a->count) {
         sa_rows_ahead *rows = &a->rows[a->now];
         const ptrdiff_t count = rows->count, each = rows->bytes;

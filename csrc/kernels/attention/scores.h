@@ -3,14 +3,14 @@
  * with scale·log2 e. A call runs only the passes that its options ask for, so there is no product of templates. */
 
 /* s = factor·s', of products that came without scale·log2 e. */
-SA_INLINE void FN(pass_scale)(real *P, ptrdiff_t n, const int nv, real factor) {
+SA_ONCE void FN(pass_scale)(real *P, ptrdiff_t n, int nv, real factor) {
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
         V(store)(P + i, V(load)(P + i) * V(set1)(factor));
     }
 }
 
 /* s = c'·tanh(s'/c') with c' = softcap·log2 e; gain, unless NULL, gets the derivative 1 − (s/c')². */
-SA_INLINE void FN(pass_softcap)(real *P, ptrdiff_t n, const int nv, real cap, real *gain) {
+SA_ONCE void FN(pass_softcap)(real *P, ptrdiff_t n, int nv, real cap, real *gain) {
     const vec c = V(set1)(cap);
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
         const vec t = FN(tanh)(V(load)(P + i) / c);
@@ -22,7 +22,7 @@ SA_INLINE void FN(pass_softcap)(real *P, ptrdiff_t n, const int nv, real cap, re
 }
 
 /* s −= slope·|i + o − j|. slope[lanes] is times log2 e; position[lanes] is relative to the tile's first key. */
-SA_INLINE void FN(pass_alibi)(real *P, ptrdiff_t n, const int nv, const real *slope, const real *position) {
+SA_ONCE void FN(pass_alibi)(real *P, ptrdiff_t n, int nv, const real *slope, const real *position) {
     for (ptrdiff_t j = 0; j < n; ++j) {
         const vec j_tile = V(set1)((real)j);
         for (int v = 0; v < nv; ++v) {
@@ -56,10 +56,9 @@ SA_INLINE bool FN(is_plain_mask)(const vec *mask) {
     return !V(any)(V(lt)(V(set1)(SA_MASK_MOST), V(max)(high, -low)));
 }
 
-/* The masks of the lanes i = 0 … nv·lanes − 1 begin at row[i] + offset, each readable up to n rounded up to whole vectors. Vector by
- * vector: where rows lie 4 kB apart few of their lines fit the L1 side by side (1024 keys on AVX2: 3 % of the call). Tells whether they
- * may close some pair. */
-SA_INLINE bool FN(pass_mask)(real *P, ptrdiff_t n, const int nv, const char *const *row, ptrdiff_t offset) {
+/* The masks of the lanes i = 0 … nv·lanes − 1 begin at row[i] + offset, each readable up to n rounded up to whole vectors. Vector
+ * by vector: where rows lie 4 kB apart few of their lines fit the L1 side by side. Tells whether they may close some pair. */
+SA_ONCE bool FN(pass_mask)(real *P, ptrdiff_t n, int nv, const char *const *row, ptrdiff_t offset) {
     bool closes = false;
     for (int v = 0; v < nv; ++v) {
         for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
@@ -93,7 +92,7 @@ SA_INLINE bool FN(pass_mask)(real *P, ptrdiff_t n, const int nv, const char *con
 }
 
 /* The same where all rows share one mask row[n]. */
-SA_INLINE bool FN(pass_shared_mask)(real *P, ptrdiff_t n, const int nv, const real *row) {
+SA_ONCE bool FN(pass_shared_mask)(real *P, ptrdiff_t n, int nv, const real *row) {
     bool closes = false;
     for (ptrdiff_t j = 0; j < n; ++j) {
         if (row[j] == 0) {
@@ -109,7 +108,7 @@ SA_INLINE bool FN(pass_shared_mask)(real *P, ptrdiff_t n, const int nv, const re
 }
 
 /* bits[r], for n ≤ 32 keys from `first` on: bit j says that the boolean mask row[r] leaves key first + j open. */
-SA_INLINE void FN(open_bits)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, int n, uint32_t *bits) {
+SA_ONCE void FN(open_bits)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, int n, uint32_t *bits) {
     for (int r = 0; r < rows; ++r) {
         const char *p = row[r] + first * m->col_stride;
         if (n == 32 && m->col_stride == 1) {
@@ -123,10 +122,9 @@ SA_INLINE void FN(open_bits)(const char *const *row, int rows, const sa_matrix *
     }
 }
 
-/* Closes what a boolean mask closes. A bit for each pair is turned into lanes faster than elements are transposed: at 1024×64 the
- * pass takes a tenth of the time that adding a float mask takes. */
-SA_INLINE void FN(pass_gates)(real *P, const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n,
-                              const int nv) {
+/* Closes what a boolean mask closes. A bit for each pair is turned into lanes faster than elements are transposed. */
+SA_ONCE void FN(pass_gates)(real *P, const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n,
+                            int nv) {
     const vec closed = V(set1)(-(real)INFINITY);
     uint32_t bits[SA_BACKWARD_VECS * SA_LANES] = {0};
     for (ptrdiff_t from = 0; from < n; from += 32) {
@@ -142,14 +140,14 @@ SA_INLINE void FN(pass_gates)(real *P, const char *const *row, int rows, const s
 }
 
 /* Closes keys from … to − 1 of vector v: in all lanes, or in those where not lo ≤ j < hi, which are relative to the tile. */
-SA_INLINE void FN(close_keys)(real *P, ptrdiff_t from, ptrdiff_t to, const int nv, int v) {
+SA_INLINE void FN(close_keys)(real *P, ptrdiff_t from, ptrdiff_t to, int nv, int v) {
     const vec closed = V(set1)(-(real)INFINITY);
     for (ptrdiff_t j = from; j < to; ++j) {
         V(store)(P + (j * nv + v) * SA_LANES, closed);
     }
 }
 
-SA_INLINE void FN(close_lanes)(real *P, ptrdiff_t from, ptrdiff_t to, const int nv, int v, vec lo, vec hi) {
+SA_INLINE void FN(close_lanes)(real *P, ptrdiff_t from, ptrdiff_t to, int nv, int v, vec lo, vec hi) {
     const vec closed = V(set1)(-(real)INFINITY);
     vec at = V(set1)((real)from);
     for (ptrdiff_t j = from; j < to; ++j, at = at + V(set1)(1)) {
@@ -160,7 +158,7 @@ SA_INLINE void FN(close_lanes)(real *P, ptrdiff_t from, ptrdiff_t to, const int 
 }
 
 /* Closes what lies between the runs of a row, for rows with equal runs at once; tells whether there was anything. */
-SA_NOINLINE bool FN(pass_gaps)(real *P, ptrdiff_t first, ptrdiff_t n, const int nv, const sa_rows *rows) {
+SA_ONCE bool FN(pass_gaps)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, const sa_rows *rows) {
     bool any = false;
     for (int r = 0, to; r < rows->count; r = to) {
         to = sa_same_runs(rows, r);
@@ -185,22 +183,25 @@ SA_NOINLINE bool FN(pass_gaps)(real *P, ptrdiff_t first, ptrdiff_t n, const int 
 }
 
 /* top = max(top, factor·P); factor is positive. */
-SA_INLINE void FN(pass_max)(const real *P, ptrdiff_t n, const int nv, real factor, real *top) {
-    vec m[SA_BACKWARD_VECS];
-    SA_UNROLL
+SA_ONCE void FN(pass_max)(const real *P, ptrdiff_t n, int nv, real factor, real *top) {
+    const vec least = V(set1)(-(real)INFINITY);
+    const ptrdiff_t lanes = nv * SA_LANES;
     for (int v = 0; v < nv; ++v) {
-        m[v] = V(set1)(-(real)INFINITY);
-    }
-    for (ptrdiff_t j = 0; j < n; ++j) {
-        SA_UNROLL
-        for (int v = 0; v < nv; ++v) {
-            m[v] = V(max)(m[v], V(load)(P + (j * nv + v) * SA_LANES));
+        const real *p = P + v * SA_LANES;
+        vec m[4] = {least, least, least, least}; /* of every fourth key: they do not wait for one another */
+        ptrdiff_t j = 0;
+        for (; j + 4 <= n; j += 4, p += 4 * lanes) {
+            SA_UNROLL
+            for (int c = 0; c < 4; ++c) {
+                m[c] = V(max)(m[c], V(load)(p + c * lanes));
+            }
         }
-    }
-    SA_UNROLL
-    for (int v = 0; v < nv; ++v) {
+        for (; j < n; ++j, p += lanes) {
+            m[0] = V(max)(m[0], V(load)(p));
+        }
         real *t = top + v * SA_LANES;
-        V(store)(t, V(max)(V(load)(t), m[v] * V(set1)(factor)));
+        const vec all = V(max)(V(max)(m[0], m[1]), V(max)(m[2], m[3]));
+        V(store)(t, V(max)(V(load)(t), all * V(set1)(factor)));
     }
 }
 
@@ -231,123 +232,31 @@ SA_INLINE void FN(exp_any)(real *P, ptrdiff_t n, ptrdiff_t lanes, const real *ma
     }
 }
 
-#define SA_EXP_WIDE(nv)                                                                                                        \
-    SA_NOINLINE void FN(exp_wide##nv)(real * P, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum) {           \
+#define SA_EXP_LEAF(nv)                                                                                                        \
+    SA_LEAF void FN(exp_wide##nv)(real * P, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum) {               \
         FN(exp_any)(P, n, lanes, maximum, tile_sum, nv);                                                                       \
     }
-SA_EXP_WIDE(1)
-SA_EXP_WIDE(2)
-SA_EXP_WIDE(3)
-#if SA_VECS == 4
-SA_EXP_WIDE(4)
-#endif
-#undef SA_EXP_WIDE
+SA_LEAVES(SA_EXP_LEAF)
+#undef SA_EXP_LEAF
 
-/* The same of vector v for the first end[v] keys (tiles.h): what lies behind them is left as it is. The sums are local to the tile:
- * short sums keep the error small. */
-SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, const int nv) {
+/* The same of vector v for the first end[v] keys (products/fma.h): what lies behind them is left as it is. The sums are local to
+ * the tile: short sums keep the error small. */
+SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, int nv) {
     const ptrdiff_t lanes = nv * SA_LANES;
-    memset(tile_sum, 0, (size_t)lanes * sizeof(real));
+    FN(clear_vectors)(tile_sum, nv);
     ptrdiff_t j = 0;
     for (int v = 0; v < nv; ++v) {
         const ptrdiff_t n = end[v] - j;
         for (int at = v, now = SA_AT_ONCE(nv - v); n > 0 && at < nv; at += now, now = nv - at < now ? nv - at : now) {
-            real *p = P + j * lanes + at * SA_LANES, *sum = tile_sum + at * SA_LANES;
-            switch (now) {
-            case 1: FN(exp_wide1)(p, n, lanes, maximum + at * SA_LANES, sum); break;
-            case 2: FN(exp_wide2)(p, n, lanes, maximum + at * SA_LANES, sum); break;
-            case 3: FN(exp_wide3)(p, n, lanes, maximum + at * SA_LANES, sum); break;
-#if SA_VECS == 4
-            case 4: FN(exp_wide4)(p, n, lanes, maximum + at * SA_LANES, sum); break;
-#endif
-            default: break;
-            }
+            SA_CALL_LEAF(exp_wide, now, P + j * lanes + at * SA_LANES, n, lanes, maximum + at * SA_LANES,
+                         tile_sum + at * SA_LANES)
         }
         j = n > 0 ? end[v] : j;
     }
 }
 
-#if defined(SA_HAS_BF16_PRODUCTS)
-/* Weights as pairs of bfloat16 of two keys each, in place: P[keys / 2][lanes] from the first row on, of the keys from `from` to n; a last
- * one without a neighbour is paired with 0. With `scores` P holds scores still, and tile_sum takes the weights before they are rounded. */
-SA_INLINE void FN(pair_weights_any)(real *P, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum,
-                                    const int nv, const bool scores) {
-    vec m[SA_VECS], sum[SA_VECS];
-    SA_UNROLL
-    for (int v = 0; v < nv; ++v) {
-        m[v] = V(load)(maximum + v * SA_LANES);
-        sum[v] = V(load)(tile_sum + v * SA_LANES);
-    }
-    for (ptrdiff_t j = from; j < n; j += 2) {
-        const real *p = P + j * lanes, *next = j + 1 < n ? p + lanes : p;
-        vec a[SA_VECS], b[SA_VECS];
-        SA_UNROLL
-        for (int v = 0; v < nv; ++v) {
-            a[v] = V(load)(p + v * SA_LANES);
-            b[v] = V(load)(next + v * SA_LANES);
-            if (scores) {
-                a[v] = a[v] - m[v];
-                b[v] = b[v] - m[v];
-            }
-        }
-        if (scores) {
-            FN(exp2_each)(a, nv);
-            FN(exp2_each)(b, nv);
-        }
-        SA_UNROLL
-        for (int v = 0; v < nv; ++v) {
-            b[v] = j + 1 < n ? b[v] : V(set1)(0);
-            sum[v] = sum[v] + (a[v] + b[v]);
-            V(store)(P + j / 2 * lanes + v * SA_LANES, V(round_pairs)(a[v], b[v]));
-        }
-    }
-    SA_UNROLL
-    for (int v = 0; v < nv && scores; ++v) {
-        V(store)(tile_sum + v * SA_LANES, sum[v]);
-    }
-}
-
-#define SA_PAIR_WEIGHTS(nv)                                                                                                    \
-    SA_NOINLINE void FN(pair_weights##nv)(real * P, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,         \
-                                          real *tile_sum, bool scores) {                                                       \
-        if (scores) {                                                                                                          \
-            FN(pair_weights_any)(P, from, n, lanes, maximum, tile_sum, nv, true);                                              \
-        } else {                                                                                                               \
-            FN(pair_weights_any)(P, from, n, lanes, maximum, tile_sum, nv, false);                                             \
-        }                                                                                                                      \
-    }
-SA_PAIR_WEIGHTS(1)
-SA_PAIR_WEIGHTS(2)
-SA_PAIR_WEIGHTS(3)
-SA_PAIR_WEIGHTS(4)
-#undef SA_PAIR_WEIGHTS
-
-/* The same of vector v for the first end[v] keys, as pass_exp. */
-SA_INLINE void FN(pass_pair_weights)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, const int nv,
-                                     bool scores) {
-    const ptrdiff_t lanes = nv * SA_LANES;
-    if (scores) {
-        memset(tile_sum, 0, (size_t)lanes * sizeof(real));
-    }
-    ptrdiff_t j = 0;
-    for (int v = 0; v < nv; ++v) {
-        const ptrdiff_t at = v * SA_LANES;
-        if (end[v] <= j) {
-            continue;
-        }
-        switch (nv - v) {
-        case 1: FN(pair_weights1)(P + at, j, end[v], lanes, maximum + at, tile_sum + at, scores); break;
-        case 2: FN(pair_weights2)(P + at, j, end[v], lanes, maximum + at, tile_sum + at, scores); break;
-        case 3: FN(pair_weights3)(P + at, j, end[v], lanes, maximum + at, tile_sum + at, scores); break;
-        default: FN(pair_weights4)(P + at, j, end[v], lanes, maximum + at, tile_sum + at, scores); break;
-        }
-        j = end[v];
-    }
-}
-#endif
-
 /* As pass_exp, but pairs whose score is −inf stay that. */
-SA_INLINE void FN(pass_exp_marking)(real *P, ptrdiff_t n, const int nv, const real *maximum) {
+SA_ONCE void FN(pass_exp_marking)(real *P, ptrdiff_t n, int nv, const real *maximum) {
     const vec closed = V(set1)(-(real)INFINITY);
     for (int v = 0; v < nv; ++v) {
         const vec m = V(load)(maximum + v * SA_LANES);
@@ -361,8 +270,8 @@ SA_INLINE void FN(pass_exp_marking)(real *P, ptrdiff_t n, const int nv, const re
 
 /* O[Dv][nv·lanes] = alpha·O + Σ over the pairs that are open, whose weights are not below 0: a product with a zero weight is not
  * nothing, 0·NaN is NaN. */
-SA_INLINE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,
-                                  const real *alpha, const int nv) {
+SA_ONCE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,
+                                const real *alpha, int nv) {
     for (ptrdiff_t d = 0; d < Dv; ++d) {
         for (int v = 0; v < nv; ++v) {
             vec sum = V(set1)(0);
@@ -381,8 +290,8 @@ SA_INLINE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_st
 
 /* Zeroes what dropout takes; first is the tile's first key, a multiple of 4. A closed pair of the careful path (−inf) stays, and
  * so does a NaN: min keeps it in its second operand. */
-SA_INLINE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, const int nv, uint64_t seed, uint32_t least_kept,
-                                const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi, uint32_t *words) {
+SA_INLINE void FN(dropout_any)(real *P, ptrdiff_t first, ptrdiff_t n, const int nv, uint64_t seed, uint32_t least_kept,
+                               const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi, uint32_t *words) {
     const int lanes = nv * SA_LANES;
     const int padded = (lanes + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
     for (ptrdiff_t j = 0; j < n; j += 4) {
@@ -399,12 +308,20 @@ SA_INLINE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, const int
     }
 }
 
+SA_ONCE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, uint64_t seed, uint32_t least_kept,
+                              const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi, uint32_t *words) {
+    if (nv == SA_VECS) { /* literal, where most of the time goes */
+        FN(dropout_any)(P, first, n, SA_VECS, seed, least_kept, index, head_lo, head_hi, words);
+    } else {
+        FN(dropout_any)(P, first, n, nv, seed, least_kept, index, head_lo, head_hi, words);
+    }
+}
+
 /* ---- looking at a mask before working on its tile ------------------------------------------------------------------- */
 
 /* What a tile of the mask does; of a float mask, whether it closes everything. Stops at the first element that decides, so an
  * ordinary float mask costs one look. */
-SA_INLINE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n,
-                               real *buffer) {
+SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, real *buffer) {
     if (m->dtype == SA_BOOL) {
         bool seen_open = false, seen_closed = false;
         for (int r = 0; r < rows; ++r) {

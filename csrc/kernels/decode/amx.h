@@ -3,40 +3,42 @@
  * neighbouring columns, of which the even ones are multiplied with (p, 0) and the odd ones with (0, p), two rows of the left
  * operand for each part of a weight.
  *
- * Tile registers: 0 scores and 1 queries, 16 rows of `few` words; 2 weights and 4 to 7 outputs, 4·few rows of 64 bytes;
+ * Tile registers: 0 scores and 1 queries, 16 rows of `few` words; 2 weights and 4 to 7 outputs, 4·R rows of 64 bytes;
  * 3 keys or values, 16 rows of 64 bytes. */
 
+enum { SA_AMX_DECODE_ROWS = 4 };
+
 /* Keys of a tile at most: what waits for one another in a tile, scores, maximum, exponentials, values, waits once for these. */
-#define SA_FEW_KEYS 256
+#define SA_DECODE_KEYS 256
 
 /* Weights are this much larger here: no part of one is subnormal, and no product with an ordinary value. */
-#define SA_FEW_WEIGHT_UNIT 0x1p60f
+#define SA_DECODE_WEIGHT_UNIT 0x1p60f
 
-enum { FN(few_weight_rows) = 4 /* of a query: two parts, for even and for odd columns */ };
+enum { FN(decode_weight_rows) = 4 /* of a query: two parts, for even and for odd columns */ };
 
-SA_INLINE bool FN(few_by_parts)(const sa_attention *a) {
+SA_ONCE bool FN(amx_takes_decode)(const sa_attention *a) {
     const real factor = FN(factor_of)(a);
-    return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->value.m.dtype == SA_BF16 && a->S >= SA_FEW_KEYS &&
+    return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->value.m.dtype == SA_BF16 && a->S >= SA_DECODE_KEYS &&
            a->E > 0 && a->Dv > 0 && a->E % SA_TILE_STEP == 0 && a->Dv % SA_TILE_STEP == 0 && factor >= 0x1p-40f &&
            factor <= 0x1p40f;
 }
 
-SA_INLINE size_t FN(lay_out_few_parts)(const sa_attention *a, char *base, size_t used, FN(few_parts) * s) {
-    if (FN(few_by_parts)(a)) {
+SA_ONCE size_t FN(amx_lay_out_decode)(const sa_attention *a, char *base, size_t used, FN(decode_state) * s) {
+    if (FN(amx_takes_decode)(a)) {
         const size_t widest = (size_t)(a->E > a->Dv ? a->E : a->Dv);
-        SA_TAKE(queries, char, (size_t)a->E * 2 * SA_FEW_ROWS);
-        SA_TAKE(weights, char, SA_FEW_KEYS / SA_TILE_ROWS * FN(few_weight_rows) * SA_FEW_ROWS * 64);
-        SA_TAKE(product, real, 4 * FN(few_weight_rows) * SA_FEW_ROWS * SA_LANES);
-        SA_TAKE(rows, char, SA_FEW_KEYS *widest * 2);
+        SA_TAKE(queries, char, (size_t)a->E * 2 * SA_AMX_DECODE_ROWS);
+        SA_TAKE(weights, char, SA_DECODE_KEYS / SA_TILE_ROWS * FN(decode_weight_rows) * SA_AMX_DECODE_ROWS * 64);
+        SA_TAKE(product, real, 4 * FN(decode_weight_rows) * SA_AMX_DECODE_ROWS * SA_LANES);
+        SA_TAKE(rows, char, SA_DECODE_KEYS *widest * 2);
     }
     return used;
 }
 
-/* The queries as they are, [E / 2][few] pairs. False where products with keys might leave the range of float32 unseen. */
-SA_INLINE bool FN(few_take_queries)(const sa_block *b, FN(scratch) * s, const int few) {
+/* The queries as they are, [E / 2][R] pairs. False where products with keys might leave the range of float32 unseen. */
+SA_ONCE bool FN(decode_take_queries)(const sa_block *b, FN(scratch) * s, const int R) {
     const sa_matrix *m = &b->a->query.m;
     const ptrdiff_t E = b->a->E;
-    memset(s->few.queries, 0, (size_t)(E * 2 * few));
+    memset(s->decode.queries, 0, (size_t)(E * 2 * R));
     lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
     for (int r = 0; r < b->rows->count; ++r) {
         FN(load_row)(s->row, b->rows->query[r], m->col_stride, E, m->dtype, m->swapped);
@@ -48,47 +50,41 @@ SA_INLINE bool FN(few_take_queries)(const sa_block *b, FN(scratch) * s, const in
             memcpy(&first, s->row + e, 4);
             memcpy(&second, s->row + e + 1, 4);
             const uint32_t pair = first >> 16 | second;
-            memcpy(s->few.queries + (e / 2 * few + r) * 4, &pair, 4);
+            memcpy(s->decode.queries + (e / 2 * R + r) * 4, &pair, 4);
         }
     }
     return !V(any)(beyond);
 }
 
-SA_INLINE void FN(few_fetch)(const char *rows, ptrdiff_t stride) {
+SA_INLINE void FN(decode_fetch)(const char *rows, ptrdiff_t stride) {
     SA_UNROLL
     for (int i = 0; i < SA_TILE_ROWS; ++i) {
         __builtin_prefetch(rows + i * stride, 0, 3);
     }
 }
 
-SA_INLINE void FN(few_parts_open)(const sa_block *b, FN(scratch) * s) {
-    const int count = b->rows->count, few = count > 2 ? 4 : count;
-    s->few.use = s->few.open = FN(few_by_parts)(b->a) && FN(few_take_queries)(b, s, few);
-    if (s->few.open) {
-        sa_few_tiles_open(few);
-    }
-}
-
-SA_INLINE void FN(few_parts_close)(const FN(few_parts) * s) {
-    if (s->open) {
-        sa_tiles_close();
+SA_ONCE void FN(amx_open_decode)(const sa_block *b, FN(scratch) * s) {
+    const int count = b->rows->count, R = count > 2 ? 4 : count;
+    s->decode.use = s->decode.open = FN(amx_takes_decode)(b->a) && FN(decode_take_queries)(b, s, R);
+    if (s->decode.open) {
+        sa_few_tiles_open(R);
     }
 }
 
 /* 16 products to scores, and in their maxima. */
-SA_INLINE void FN(few_scale)(real *P, vec factor, vec *top, const int few) {
+SA_INLINE void FN(decode_scale)(real *P, vec factor, vec *top, const int R) {
     SA_UNROLL
-    for (int i = 0; i < few; ++i) {
+    for (int i = 0; i < R; ++i) {
         const vec x = V(load)(P + i * SA_LANES) * factor;
         V(store)(P + i * SA_LANES, x);
         *top = V(max)(*top, x);
     }
 }
 
-/* P[n][few] = factor·k[j]·q[r], n a multiple of 16. Returns the maxima of lanes. Vectors are a step behind the unit, and memory
+/* P[n][R] = factor·k[j]·q[r], n a multiple of 16. Returns the maxima of lanes. Vectors are a step behind the unit, and memory
  * waits for neither. A score that is not finite may be so by the unit alone: if it is +inf or NaN, so becomes the output. */
-SA_INLINE vec FN(few_scores)(const char *queries, const FN(few_rows) * rows, ptrdiff_t n, ptrdiff_t E, real factor, real *P,
-                             const int few) {
+SA_INLINE vec FN(amx_decode_scores)(const char *queries, const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t E, real factor,
+                                    real *P, const int R) {
     const ptrdiff_t stride = rows->stride, ahead = rows->ahead.soon;
     const char *k = rows->at;
     const vec unit = V(set1)(factor);
@@ -97,35 +93,35 @@ SA_INLINE vec FN(few_scores)(const char *queries, const FN(few_rows) * rows, ptr
     for (ptrdiff_t j = 0; j < n; j += SA_TILE_ROWS, k += SA_TILE_ROWS * stride) {
         SA_TILE_ZERO(0);
         for (ptrdiff_t e = 0; e < E; e += SA_TILE_STEP) {
-            SA_TILE_LOAD(1, queries + e * 2 * few, 4 * few);
+            SA_TILE_LOAD(1, queries + e * 2 * R, 4 * R);
             SA_TILE_LOAD(3, k + 2 * e, stride);
-            FN(few_fetch)(k + 2 * e + ahead, stride);
+            FN(decode_fetch)(k + 2 * e + ahead, stride);
             SA_TILE_DOT(0, 3, 1);
         }
-        SA_TILE_STORE(0, P + j * few, 4 * few);
+        SA_TILE_STORE(0, P + j * R, 4 * R);
         SA_TILE_FENCE();
         if (j > 0) {
-            FN(few_scale)(P + (j - SA_TILE_ROWS) * few, unit, &top, few);
+            FN(decode_scale)(P + (j - SA_TILE_ROWS) * R, unit, &top, R);
         }
     }
-    FN(few_scale)(P + (n - SA_TILE_ROWS) * few, unit, &top, few);
+    FN(decode_scale)(P + (n - SA_TILE_ROWS) * R, unit, &top, R);
     return top;
 }
 
-/* Of 16 scores P[16][few] the weights as a left operand; *sum takes them up. */
-SA_INLINE void FN(few_weights)(const real *P, vec maximum, vec *sum, char *to, const int few) {
-    const vec unit = V(set1)(SA_FEW_WEIGHT_UNIT), zero = V(set1)(0);
+/* Of 16 scores P[16][R] the weights as a left operand; *sum takes them up. */
+SA_INLINE void FN(decode_weights)(const real *P, vec maximum, vec *sum, char *to, const int R) {
+    const vec unit = V(set1)(SA_DECODE_WEIGHT_UNIT), zero = V(set1)(0);
     vec p[4];
     SA_UNROLL
-    for (int i = 0; i < few; ++i) {
+    for (int i = 0; i < R; ++i) {
         p[i] = FN(exp2)(V(load)(P + i * SA_LANES) - maximum);
         *sum = *sum + p[i];
     }
-    if (few == 2) {
+    if (R == 2) {
         const vec low = p[0], high = p[1];
         p[0] = V(even)(low, high);
         p[1] = V(odd)(low, high);
-    } else if (few == 4) {
+    } else if (R == 4) {
         const vec even_low = V(even)(p[0], p[1]), odd_low = V(odd)(p[0], p[1]);
         const vec even_high = V(even)(p[2], p[3]), odd_high = V(odd)(p[2], p[3]);
         p[0] = V(even)(even_low, even_high);
@@ -134,7 +130,7 @@ SA_INLINE void FN(few_weights)(const real *P, vec maximum, vec *sum, char *to, c
         p[3] = V(odd)(odd_low, odd_high);
     }
     SA_UNROLL
-    for (int r = 0; r < few; ++r, to += FN(few_weight_rows) * 64) {
+    for (int r = 0; r < R; ++r, to += FN(decode_weight_rows) * 64) {
         const vec whole = p[r] * unit, high = V(bf16_nearest)(whole), low = V(bf16_nearest)(whole - high);
         V(store_bf16_pairs)(to, high, zero);
         V(store_bf16_pairs)(to + 64, zero, high);
@@ -143,17 +139,17 @@ SA_INLINE void FN(few_weights)(const real *P, vec maximum, vec *sum, char *to, c
     }
 }
 
-#define SA_FEW_VALUES(to, at)                                                                                                  \
+#define SA_DECODE_VALUES(to, at)                                                                                               \
     SA_TILE_LOAD(3, v + (at), stride);                                                                                         \
-    FN(few_fetch)(v + (at) + ahead, stride);                                                                                   \
+    FN(decode_fetch)(v + (at) + ahead, stride);                                                                                \
     SA_TILE_DOT(to, 2, 3);
 
-/* s->product[4][4·few][16]: the weights of n keys times the 32·`tiles` columns from v on; with one or two tiles, those of every
+/* s->product[4][4·R][16]: the weights of n keys times the 32·`tiles` columns from v on; with one or two tiles, those of every
  * other 16 keys are in the third and the fourth, so that products need not wait for one another. The weights are made of the
  * scores P on the way, or with P = NULL are there. */
-SA_INLINE void FN(few_products)(const FN(few_parts) * s, const real *P, vec maximum, vec *sum, const char *v, ptrdiff_t stride,
-                                ptrdiff_t ahead, ptrdiff_t n, const ptrdiff_t tiles, const int few) {
-    const ptrdiff_t bytes = FN(few_weight_rows) * few * 64;
+SA_INLINE void FN(decode_products)(const FN(decode_state) * s, const real *P, vec maximum, vec *sum, const char *v,
+                                   ptrdiff_t stride, ptrdiff_t ahead, ptrdiff_t n, const ptrdiff_t tiles, const int R) {
+    const ptrdiff_t bytes = FN(decode_weight_rows) * R * 64;
     char *weights = s->weights;
     SA_TILE_ZERO(4);
     SA_TILE_ZERO(5);
@@ -161,26 +157,26 @@ SA_INLINE void FN(few_products)(const FN(few_parts) * s, const real *P, vec maxi
     SA_TILE_ZERO(7);
     for (ptrdiff_t j = 0; j < n; j += SA_TILE_ROWS, v += SA_TILE_ROWS * stride, weights += bytes) {
         if (P) {
-            FN(few_weights)(P + j * few, maximum, sum, weights, few);
+            FN(decode_weights)(P + j * R, maximum, sum, weights, R);
         }
         SA_TILE_FENCE();
         SA_TILE_LOAD(2, weights, 64);
         if (tiles > 2) {
-            SA_FEW_VALUES(4, 0)
-            SA_FEW_VALUES(5, 64)
-            SA_FEW_VALUES(6, 128)
+            SA_DECODE_VALUES(4, 0)
+            SA_DECODE_VALUES(5, 64)
+            SA_DECODE_VALUES(6, 128)
             if (tiles > 3) {
-                SA_FEW_VALUES(7, 192)
+                SA_DECODE_VALUES(7, 192)
             }
         } else if (j / SA_TILE_ROWS % 2 == 0) {
-            SA_FEW_VALUES(4, 0)
+            SA_DECODE_VALUES(4, 0)
             if (tiles > 1) {
-                SA_FEW_VALUES(5, 64)
+                SA_DECODE_VALUES(5, 64)
             }
         } else {
-            SA_FEW_VALUES(6, 0)
+            SA_DECODE_VALUES(6, 0)
             if (tiles > 1) {
-                SA_FEW_VALUES(7, 64)
+                SA_DECODE_VALUES(7, 64)
             }
         }
     }
@@ -191,21 +187,22 @@ SA_INLINE void FN(few_products)(const FN(few_parts) * s, const real *P, vec maxi
     SA_TILE_STORE(7, to + 3 * bytes, 64);
     SA_TILE_FENCE();
 }
-#undef SA_FEW_VALUES
+#undef SA_DECODE_VALUES
 
-/* O[few][Dv] = alpha·O + Σ_j 2^(P[j][r] − maximum)·v[j] over n keys, a multiple of 16, and *sum += the weights; the even and the
+/* O[R][Dv] = alpha·O + Σ_j 2^(P[j][r] − maximum)·v[j] over n keys, a multiple of 16, and *sum += the weights; the even and the
  * odd of 32 columns lie together. */
-SA_INLINE void FN(few_values)(const FN(few_parts) * s, const real *P, vec maximum, vec *sum, const FN(few_rows) * rows,
-                              ptrdiff_t n, ptrdiff_t Dv, real *O, const real *alpha, const int few) {
-    const ptrdiff_t own = FN(few_weight_rows);
+SA_INLINE void FN(amx_decode_values)(const FN(decode_state) * s, const real *P, vec maximum, vec *sum,
+                                     const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t Dv, real *O, const real *alpha,
+                                     const int R) {
+    const ptrdiff_t own = FN(decode_weight_rows);
     for (ptrdiff_t d = 0; d < Dv; d += 4 * SA_TILE_STEP) {
         const ptrdiff_t left = (Dv - d) / SA_TILE_STEP, tiles = left < 4 ? left : 4;
-        FN(few_products)(s, d == 0 ? P : NULL, maximum, sum, rows->at + 2 * d, rows->stride, rows->ahead.soon, n, tiles, few);
+        FN(decode_products)(s, d == 0 ? P : NULL, maximum, sum, rows->at + 2 * d, rows->stride, rows->ahead.soon, n, tiles, R);
         for (ptrdiff_t u = 0; u < tiles; ++u) {
-            const real *x = s->product + u * few * own * SA_LANES, *y = x + 2 * few * own * SA_LANES;
+            const real *x = s->product + u * R * own * SA_LANES, *y = x + 2 * R * own * SA_LANES;
             real *o = O + d + u * SA_TILE_STEP;
             SA_UNROLL
-            for (int r = 0; r < few; ++r) {
+            for (int r = 0; r < R; ++r) {
                 SA_UNROLL
                 for (int odd = 0; odd < 2; ++odd) {
                     const ptrdiff_t high = (r * own + odd) * SA_LANES, low = high + 2 * SA_LANES, at = r * Dv + odd * SA_LANES;
@@ -213,7 +210,7 @@ SA_INLINE void FN(few_values)(const FN(few_parts) * s, const real *P, vec maximu
                     if (tiles <= 2) {
                         add = add + (V(load)(y + high) + V(load)(y + low));
                     }
-                    V(store)(o + at, V(fma)(add, V(set1)(1 / SA_FEW_WEIGHT_UNIT), V(set1)(alpha[r]) * V(load)(o + at)));
+                    V(store)(o + at, V(fma)(add, V(set1)(1 / SA_DECODE_WEIGHT_UNIT), V(set1)(alpha[r]) * V(load)(o + at)));
                 }
             }
         }
@@ -221,10 +218,10 @@ SA_INLINE void FN(few_values)(const FN(few_parts) * s, const real *P, vec maximu
 }
 
 /* n rows as bfloat16: where they lie, or packed from those that had to be converted, a tile at a time. */
-SA_INLINE FN(few_rows) FN(few_bf16_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m, FN(cache) * cache,
-                                         ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
-    if (FN(few_reads)(m) == SA_READS_BF16) {
-        return FN(few_rows_of)(b, m, cache, first, n, width);
+SA_ONCE FN(decode_rows) FN(decode_bf16_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m, FN(cache) * cache,
+                                             ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
+    if (FN(decode_reads)(m) == SA_READS_BF16) {
+        return FN(decode_rows_of)(b, m, cache, first, n, width);
     }
     for (ptrdiff_t j = 0; j < n; j += SA_KEYS_PER_TILE) {
         const ptrdiff_t here = n - j < SA_KEYS_PER_TILE ? n - j : SA_KEYS_PER_TILE;
@@ -233,27 +230,44 @@ SA_INLINE FN(few_rows) FN(few_bf16_rows)(const sa_block *b, FN(scratch) * s, con
         for (ptrdiff_t i = 0; i < here; ++i, x += stride) {
             for (ptrdiff_t e = 0; e < width; e += 2 * SA_LANES) {
                 const vec low = V(load)(x + e), high = V(load)(x + e + SA_LANES);
-                V(store_bf16_pairs)(s->few.rows + ((j + i) * width + e) * 2, V(even)(low, high), V(odd)(low, high));
+                V(store_bf16_pairs)(s->decode.rows + ((j + i) * width + e) * 2, V(even)(low, high), V(odd)(low, high));
             }
         }
     }
-    return (FN(few_rows)){s->few.rows, width * 2, {0, 0}, SA_READS_BF16, false};
+    return (FN(decode_rows)){s->decode.rows, width * 2, {0, 0}, SA_READS_BF16, false};
 }
 
 /* The keys from `first` on that may be one tile here; 0: none. */
-SA_INLINE ptrdiff_t FN(few_keys_by_parts)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first) {
-    const ptrdiff_t left = b->end - first, n = left < SA_FEW_KEYS ? left / SA_TILE_ROWS * SA_TILE_ROWS : SA_FEW_KEYS;
-    return s->few.use && n >= SA_KEYS_PER_TILE ? n : 0;
+SA_ONCE ptrdiff_t FN(amx_decode_keys)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first) {
+    const ptrdiff_t left = b->end - first, n = left < SA_DECODE_KEYS ? left / SA_TILE_ROWS * SA_TILE_ROWS : SA_DECODE_KEYS;
+    return s->decode.use && n >= SA_KEYS_PER_TILE ? n : 0;
 }
 
 /* The n keys in the running maximum, sum and output. */
-SA_INLINE void FN(few_tile_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int few) {
+SA_INLINE void FN(amx_decode_tile_any)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int R) {
     const ptrdiff_t E = b->a->E, Dv = b->a->Dv;
-    const FN(few_rows) k = FN(few_bf16_rows)(b, s, &b->key, &s->key, first, n, E);
-    const vec top = FN(few_scores)(s->few.queries, &k, n, E, FN(factor_of)(b->a), s->P, few);
-    const vec maximum = FN(few_raise_maximum)(s, top, few);
-    const FN(few_rows) v = FN(few_bf16_rows)(b, s, &b->value, &s->value, first, n, Dv);
+    const FN(decode_rows) k = FN(decode_bf16_rows)(b, s, &b->key, &s->key, first, n, E);
+    const vec top = FN(amx_decode_scores)(s->decode.queries, &k, n, E, FN(factor_of)(b->a), s->P, R);
+    const vec maximum = FN(decode_raise_maximum)(s, top, R);
+    const FN(decode_rows) v = FN(decode_bf16_rows)(b, s, &b->value, &s->value, first, n, Dv);
     vec sum = V(set1)(0);
-    FN(few_values)(&s->few, s->P, maximum, &sum, &v, n, Dv, s->O, s->alpha, few);
-    FN(few_take_sum)(s, sum, few);
+    FN(amx_decode_values)(&s->decode, s->P, maximum, &sum, &v, n, Dv, s->O, s->alpha, R);
+    FN(decode_take_sum)(s, sum, R);
+}
+
+#define SA_AMX_DECODE_TILE(R)                                                                                                  \
+    SA_LEAF void FN(amx_decode_tile##R)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n) {                    \
+        FN(amx_decode_tile_any)(b, s, first, n, R);                                                                            \
+    }
+SA_AMX_DECODE_TILE(1)
+SA_AMX_DECODE_TILE(2)
+SA_AMX_DECODE_TILE(4)
+#undef SA_AMX_DECODE_TILE
+
+SA_ONCE void FN(amx_decode_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int R) {
+    switch (R) {
+    case 1: FN(amx_decode_tile1)(b, s, first, n); break;
+    case 2: FN(amx_decode_tile2)(b, s, first, n); break;
+    default: FN(amx_decode_tile4)(b, s, first, n); break;
+    }
 }

@@ -1,73 +1,77 @@
-/* Scores and weighted values of one to eight queries by products of pairs of bfloat16, where all is of that type. Keys are read as
+/* Scores and weighted values of one to eight queries by dot products of pairs of bfloat16, where all is of that type. Keys are read as
  * they lie, pairs of neighbouring elements. Of values two rows at a time are zipped on the way into pairs of keys, and their
- * weights are rounded to bfloat16 after their sum was taken, as in attention_pairs.h.
+ * weights are rounded to bfloat16 after their sum was taken, as in products/bf16dot.h.
  *
  * Queries must be below 2^50, and 0 or no subnormal number: keys may be of any size. What else pairs cannot hold is found by the
- * scores and at the end, not by looking at every key (few_sums_hold): the block goes through multiply-adds again, with weights that
+ * scores and at the end, not by looking at every key (decode_sums_hold): the block goes through multiply-adds again, with weights that
  * are rounded as well. */
 
-enum { SA_LEAST_OF_FEW = -126 };
+enum { SA_LEAST_OF_DECODE = -126 };
 
-SA_INLINE bool FN(few_by_pairs)(const sa_attention *a) { return FN(pairs_take)(a) && FN(pairs_take_values)(a); }
+SA_INLINE bool FN(decode_by_pairs)(const sa_attention *a) { return FN(pairs_take)(a) && FN(pairs_take_values)(a); }
 
-SA_INLINE size_t FN(lay_out_few_parts)(const sa_attention *a, char *base, size_t used, FN(few_parts) * s) {
-    if (FN(few_by_pairs)(a) && (FN(few_reads)(&a->key.m) != SA_READS_BF16 || FN(few_reads)(&a->value.m) != SA_READS_BF16)) {
+SA_ONCE size_t FN(bf16dot_lay_out_decode)(const sa_attention *a, char *base, size_t used, FN(decode_state) * s) {
+    if (FN(decode_by_pairs)(a) &&
+        (FN(decode_reads)(&a->key.m) != SA_READS_BF16 || FN(decode_reads)(&a->value.m) != SA_READS_BF16)) {
         SA_TAKE(rows, char, SA_KEYS_PER_TILE *FN(pair_row_bytes)(a->E > a->Dv ? a->E : a->Dv));
     }
     return used;
 }
 
-SA_INLINE void FN(few_parts_open)(const sa_block *b, FN(scratch) * s) { s->few.use = s->few.rounds = FN(few_by_pairs)(b->a); }
+SA_ONCE void FN(bf16dot_open_decode)(const sa_block *b, FN(scratch) * s) {
+    s->decode.use = s->decode.rounds = FN(decode_by_pairs)(b->a);
+}
 
-SA_INLINE bool FN(few_in_pairs)(const FN(scratch) * s) { return s->few.use; }
-
-SA_INLINE void FN(few_order_pairs)(vec *x, vec *y) {
-    const vec low = *x, high = *y;
-    *x = V(first_quarters)(low, high);
-    *y = V(last_quarters)(low, high);
+/* Columns in their own order, of values that were zipped as pairs. */
+SA_ONCE void FN(bf16dot_decode_order)(real *O, ptrdiff_t count) {
+    for (ptrdiff_t i = 0; i < count; i += 2 * SA_LANES) {
+        const vec low = V(load)(O + i), high = V(load)(O + i + SA_LANES);
+        V(store)(O + i, V(first_quarters)(low, high));
+        V(store)(O + i + SA_LANES, V(last_quarters)(low, high));
+    }
 }
 
 /* The queries as they are, in s->q, if they go by pairs. */
-SA_INLINE bool FN(few_queries_in_pairs)(const sa_block *b, FN(scratch) * s) {
+SA_ONCE bool FN(bf16dot_decode_queries)(const sa_block *b, FN(scratch) * s) {
     const sa_matrix *m = &b->a->query.m;
     int beyond = 0;
-    for (int r = 0; r < b->rows->count && s->few.use; ++r) {
-        real *to = s->q + r * FN(few_width)(b->a->E);
-        beyond |= FN(copy_pairs)(b->rows->query[r], m, b->a->E, SA_LEAST_OF_FEW, (char *)to);
+    for (int r = 0; r < b->rows->count && s->decode.use; ++r) {
+        real *to = s->q + r * FN(decode_width)(b->a->E);
+        beyond |= FN(copy_pairs)(b->rows->query[r], m, b->a->E, SA_LEAST_OF_DECODE, (char *)to);
     }
-    s->few.use &= !beyond;
-    return s->few.use;
+    s->decode.use &= !beyond;
+    return s->decode.use;
 }
 
 /* n rows of bfloat16: where they lie, or copied. */
-SA_INLINE FN(few_rows) FN(few_raw_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m, FN(cache) * cache,
-                                        ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
-    if (FN(few_reads)(m) == SA_READS_BF16) {
-        return FN(few_rows_of)(b, m, cache, first, n, width);
+SA_ONCE FN(decode_rows) FN(decode_raw_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m, FN(cache) * cache,
+                                            ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
+    if (FN(decode_reads)(m) == SA_READS_BF16) {
+        return FN(decode_rows_of)(b, m, cache, first, n, width);
     }
     const ptrdiff_t bytes = (ptrdiff_t)FN(pair_row_bytes)(width);
     for (ptrdiff_t j = 0; j < n; ++j) {
-        FN(copy_pairs)(m->data + (first + j) * m->row_stride, m, width, SA_LEAST_OF_SCORES, s->few.rows + j * bytes);
+        FN(copy_pairs)(m->data + (first + j) * m->row_stride, m, width, SA_LEAST_OF_SCORES, s->decode.rows + j * bytes);
     }
-    return (FN(few_rows)){s->few.rows, bytes, {0, 0}, SA_READS_RAW, false};
+    return (FN(decode_rows)){s->decode.rows, bytes, {0, 0}, SA_READS_RAW, false};
 }
 
-#define SA_FEW_PAIRS(R)                                                                                                        \
-    SA_FEW_SCORES(R, RAW)                                                                                                      \
-    SA_NOINLINE void FN(value_pairs_few##R)(const real *pairs, ptrdiff_t apart, const FN(few_rows) * v, ptrdiff_t n,           \
-                                            ptrdiff_t Dv, real *O, const real *alpha) {                                        \
+#define SA_DECODE_PAIR_LEAVES(R)                                                                                               \
+    SA_DECODE_SCORES_LEAF(R, RAW)                                                                                              \
+    SA_LEAF void FN(decode_pair_values##R)(const real *pairs, ptrdiff_t apart, const FN(decode_rows) * v, ptrdiff_t n,         \
+                                           ptrdiff_t Dv, real *O, const real *alpha) {                                         \
         if (SA_FAR(v)) {                                                                                                       \
-            FN(value_pairs_few)(pairs, apart, v, n, Dv, O, alpha, R, true);                                                    \
+            FN(decode_pair_values)(pairs, apart, v, n, Dv, O, alpha, R, true);                                                 \
         } else {                                                                                                               \
-            FN(value_pairs_few)(pairs, apart, v, n, Dv, O, alpha, R, false);                                                   \
+            FN(decode_pair_values)(pairs, apart, v, n, Dv, O, alpha, R, false);                                                \
         }                                                                                                                      \
     }
 
 /* sum[r][c] += p[r]·C vectors of columns of two rows; `left` columns are theirs. Lines ahead of those from `next` on are fetched, or,
  * when it is 0, of each row's. */
-SA_INLINE void FN(value_pair_few)(const real *p, const char *row, const char *second, uintptr_t next, FN(few_ahead) ahead,
-                                  ptrdiff_t left, vec sum[SA_FEW_ROWS][8], const int R, const int C, const bool far) {
-    vec p_r[SA_FEW_ROWS];
+SA_INLINE void FN(decode_pair_step)(const real *p, const char *row, const char *second, uintptr_t next, FN(decode_ahead) ahead,
+                                    ptrdiff_t left, vec sum[SA_DECODE_ROWS][8], const int R, const int C, const bool far) {
+    vec p_r[SA_DECODE_ROWS];
     SA_UNROLL
     for (int r = 0; r < R; ++r) {
         p_r[r] = V(set1)(p[r]);
@@ -89,12 +93,12 @@ SA_INLINE void FN(value_pair_few)(const real *p, const char *row, const char *se
 
 /* O[R][o_stride], C vectors of columns from d on, = alpha[r]·O + Σ_j p_j[r]·v[j]. A vector of pairs[] has the weights of 2·apart
  * keys: lane i·R + r those of keys i and i + apart for row r. `left` columns are the array's. */
-SA_INLINE void FN(value_pairs_few_columns)(const real *restrict pairs, ptrdiff_t apart, const FN(few_rows) * rows, ptrdiff_t n,
-                                           ptrdiff_t d, ptrdiff_t left, real *restrict O, ptrdiff_t o_stride,
-                                           const real *restrict alpha, const int R, const int C, const bool far) {
+SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apart, const FN(decode_rows) * rows, ptrdiff_t n,
+                                       ptrdiff_t d, ptrdiff_t left, real *restrict O, ptrdiff_t o_stride,
+                                       const real *restrict alpha, const int R, const int C, const bool far) {
     const ptrdiff_t stride = rows->stride, across = apart * stride;
     const char *v = rows->at + 2 * d;
-    vec sum[SA_FEW_ROWS][8];
+    vec sum[SA_DECODE_ROWS][8];
     SA_UNROLL
     for (int r = 0; r < R; ++r) {
         SA_UNROLL
@@ -107,7 +111,7 @@ SA_INLINE void FN(value_pairs_few_columns)(const real *restrict pairs, ptrdiff_t
         const ptrdiff_t here = n - j < apart ? n - j : apart, both = n - j - apart;
         const char *v_j = v + j * stride;
         for (ptrdiff_t i = 0; i < here; ++i, v_j += stride) { /* one that has no partner is its own, of no weight */
-            FN(value_pair_few)(pairs + i * R, v_j, i < both ? v_j + across : v_j, next, rows->ahead, left, sum, R, C, far);
+            FN(decode_pair_step)(pairs + i * R, v_j, i < both ? v_j + across : v_j, next, rows->ahead, left, sum, R, C, far);
             next += far && rows->together ? (uintptr_t)(4 * C * SA_LANES) : 0;
         }
     }
@@ -122,40 +126,40 @@ SA_INLINE void FN(value_pairs_few_columns)(const real *restrict pairs, ptrdiff_t
 }
 
 /* The same of all columns. */
-SA_INLINE void FN(value_pairs_few)(const real *restrict pairs, ptrdiff_t apart, const FN(few_rows) * v, ptrdiff_t n,
-                                   ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const bool far) {
+SA_INLINE void FN(decode_pair_values)(const real *restrict pairs, ptrdiff_t apart, const FN(decode_rows) * v, ptrdiff_t n,
+                                      ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const bool far) {
     const int C = R == 8 ? 2 : R == 4 ? 4 : 8;
-    const ptrdiff_t o_stride = FN(few_width)(Dv);
+    const ptrdiff_t o_stride = FN(decode_width)(Dv);
     ptrdiff_t d = 0;
     for (; d + C * SA_LANES <= Dv; d += C * SA_LANES) {
-        FN(value_pairs_few_columns)(pairs, apart, v, n, d, C * SA_LANES, O, o_stride, alpha, R, C, far);
+        FN(decode_pair_columns)(pairs, apart, v, n, d, C * SA_LANES, O, o_stride, alpha, R, C, far);
     }
     if (C == 8 && d + 4 * SA_LANES <= Dv) { /* fewer sums would wait for one another */
-        FN(value_pairs_few_columns)(pairs, apart, v, n, d, 4 * SA_LANES, O, o_stride, alpha, R, 4, far);
+        FN(decode_pair_columns)(pairs, apart, v, n, d, 4 * SA_LANES, O, o_stride, alpha, R, 4, far);
         d += 4 * SA_LANES;
     }
     for (; d < Dv; d += 2 * SA_LANES) {
-        FN(value_pairs_few_columns)(pairs, apart, v, n, d, Dv - d, O, o_stride, alpha, R, 2, far);
+        FN(decode_pair_columns)(pairs, apart, v, n, d, Dv - d, O, o_stride, alpha, R, 2, far);
     }
 }
-SA_FEW_PAIRS(1)
-SA_FEW_PAIRS(2)
-SA_FEW_PAIRS(4)
-SA_FEW_PAIRS(8)
-#undef SA_FEW_PAIRS
+SA_DECODE_PAIR_LEAVES(1)
+SA_DECODE_PAIR_LEAVES(2)
+SA_DECODE_PAIR_LEAVES(4)
+SA_DECODE_PAIR_LEAVES(8)
+#undef SA_DECODE_PAIR_LEAVES
 
 /* Whether a score is beyond float32: −inf would pass for a closed pair, and a softcap hides infinities. */
-SA_INLINE bool FN(few_score_lost)(const real *P, ptrdiff_t n, ptrdiff_t p_stride, const int few) {
+SA_ONCE bool FN(decode_score_lost)(const real *P, ptrdiff_t n, ptrdiff_t p_stride, const int R) {
     int lost = 0;
-    if (p_stride == few) {
+    if (p_stride == R) {
         vec check = V(set1)(0); /* 0·x is 0 for a finite x and NaN for any other */
-        for (ptrdiff_t i = 0; i < n * few; i += SA_LANES) {
+        for (ptrdiff_t i = 0; i < n * R; i += SA_LANES) {
             check = V(fma)(V(load)(P + i), V(set1)(0), check);
         }
         return V(any)(V(not_lt)(check, V(set1)(1)));
     }
     for (ptrdiff_t j = 0; j < n; ++j) { /* the other lanes hold anything */
-        for (int r = 0; r < few; ++r) {
+        for (int r = 0; r < R; ++r) {
             const real x = P[j * p_stride + r];
             lost |= x - x != 0;
         }
@@ -163,34 +167,34 @@ SA_INLINE bool FN(few_score_lost)(const real *P, ptrdiff_t n, ptrdiff_t p_stride
     return lost;
 }
 
-SA_INLINE void FN(scores_few_by_pairs)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
-                                       const int few) {
+SA_ONCE void FN(bf16dot_decode_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
+                                       const int R) {
     const ptrdiff_t E = b->a->E;
-    const FN(few_rows) k = FN(few_raw_rows)(b, s, &b->key, &s->key, first, n, E);
+    const FN(decode_rows) k = FN(decode_raw_rows)(b, s, &b->key, &s->key, first, n, E);
     const real factor = FN(factor_of)(b->a);
-    switch (few) {
-    case 1: FN(scores_few1_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
-    case 2: FN(scores_few2_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
-    case 4: FN(scores_few4_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
-    default: FN(scores_few8_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
+    switch (R) {
+    case 1: FN(decode_scores1_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
+    case 2: FN(decode_scores2_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
+    case 4: FN(decode_scores4_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
+    default: FN(decode_scores8_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
     }
-    s->few.lost |= FN(few_score_lost)(s->P, n, p_stride, few);
+    s->decode.lost |= FN(decode_score_lost)(s->P, n, p_stride, R);
 }
 
 /* The weights P[n][p_stride] become pairs of two vectors each, and meet the values. */
-SA_INLINE void FN(values_few_by_pairs)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
-                                       const int few) {
+SA_ONCE void FN(bf16dot_decode_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
+                                       const int R) {
     const ptrdiff_t Dv = b->a->Dv, apart = SA_LANES / p_stride, count = (ptrdiff_t)FN(round_up)(n * p_stride);
     real *P = s->P, *pairs = s->P;
     for (ptrdiff_t i = 0; i < count; i += 2 * SA_LANES, pairs += SA_LANES) {
         const vec other = i + SA_LANES < count ? V(load)(P + i + SA_LANES) : V(set1)(0);
         V(store)(pairs, V(round_pairs)(V(load)(P + i), other));
     }
-    const FN(few_rows) v = FN(few_raw_rows)(b, s, &b->value, &s->value, first, n, Dv);
-    switch (few) {
-    case 1: FN(value_pairs_few1)(P, apart, &v, n, Dv, s->O, s->alpha); break;
-    case 2: FN(value_pairs_few2)(P, apart, &v, n, Dv, s->O, s->alpha); break;
-    case 4: FN(value_pairs_few4)(P, apart, &v, n, Dv, s->O, s->alpha); break;
-    default: FN(value_pairs_few8)(P, apart, &v, n, Dv, s->O, s->alpha); break;
+    const FN(decode_rows) v = FN(decode_raw_rows)(b, s, &b->value, &s->value, first, n, Dv);
+    switch (R) {
+    case 1: FN(decode_pair_values1)(P, apart, &v, n, Dv, s->O, s->alpha); break;
+    case 2: FN(decode_pair_values2)(P, apart, &v, n, Dv, s->O, s->alpha); break;
+    case 4: FN(decode_pair_values4)(P, apart, &v, n, Dv, s->O, s->alpha); break;
+    default: FN(decode_pair_values8)(P, apart, &v, n, Dv, s->O, s->alpha); break;
     }
 }

@@ -16,8 +16,8 @@
 
 /* Sutskever et al. 2013, section 2, the rate applied to v:  g += decay·p,  v = momentum·v + (1 − dampening)·g (g at the first
  * step),  p −= lr·v, or lr·(g + momentum·v) with Nesterov. */
-SA_NOINLINE void FN(sgd)(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean, void *square,
-                         ptrdiff_t n) {
+SA_KERNEL void FN(sgd)(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean, void *square,
+                       ptrdiff_t n) {
     (void)square;
     real *restrict p = parameter, *restrict m = mean;
     const real *restrict g = gradient;
@@ -46,8 +46,8 @@ SA_NOINLINE void FN(sgd)(const sa_update_scalars *s, void *parameter, const void
 
 /* Kingma & Ba 2015, algorithm 1, with the corrections moved into two scalars:  p −= rate·m/(root·√v + eps),
  * rate = lr/(1 − β1^t), root = 1/√(1 − β2^t). */
-SA_NOINLINE void FN(adam)(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean, void *square,
-                          ptrdiff_t n) {
+SA_KERNEL void FN(adam)(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean, void *square,
+                        ptrdiff_t n) {
     real *restrict p = parameter, *restrict m = mean, *restrict v = square;
     const real *restrict g = gradient;
     const vec decay = SA_C(s->added_decay), shrink = SA_C(s->shrink), rate = SA_C(s->rate), root = SA_C(s->root);

@@ -1,34 +1,34 @@
-/* Products on a matrix unit that multiplies bfloat16 and adds in float32, exact enough for float32 (decisions/0004).
+/* Products on a matrix unit that multiplies bfloat16 and adds in float32, exact enough for float32 (docs/decisions/0004-matrix-unit.md).
  *
  * A float32 is the exact sum of three bfloat16, a float16 of two, a bfloat16 of one: x = x₀ + x₁ + x₂, where x₀ is the nearest
- * to x, x₁ the nearest to the rest, x₂ what is left. A product keeps the terms x_a·y_b with a + b below the number of parts of
- * the side that has more, six of the nine for float32: the others are below 2^−25 of x·y. Rounded to the nearest, the parts
- * have either sign, and the errors do not add up. That holds where no part is subnormal or infinite: for 0 and for magnitudes
+ * to x, x₁ the nearest to the rest, x₂ what is left. A product keeps the terms x_a·y_b with a + b below the number of terms of
+ * the side that has more, six of the nine for float32: the others are below 2^−25 of x·y. Rounded to the nearest, the terms
+ * have either sign, and the errors do not add up. That holds where no term is subnormal or infinite: for 0 and for magnitudes
  * from 2^−100 to 2^126 (bfloat16: 2^−80 to 2^50). Anything else (and NaN) is reported, and goes through multiply-adds.
  *
- * The left operand has rows that are summed over: tiles [part][row tile][step] of 16 rows × 32 bfloat16. The right operand has
- * lanes and pairs along the sum: tiles [part][step][lane tile] of 16 pairs × 16 lanes. */
+ * The left operand has rows that are summed over: tiles [term][row tile][step] of 16 rows × 32 bfloat16. The right operand has
+ * lanes and pairs along the sum: tiles [term][step][lane tile] of 16 pairs × 16 lanes. */
 
 enum { SA_TILE_BYTES = 1024, SA_TILE_ROWS = 16, SA_TILE_STEP = 32 };
 
-/* The magnitudes that go by parts, as exponents of 2: those of which no part is subnormal or infinite. Queries of
+/* The magnitudes that go by terms, as exponents of 2: those of which no term is subnormal or infinite. Queries of
  * bfloat16 are multiplied without the scale: their products must stay within float32, too. */
-#define SA_LEAST(parts) ((parts) == 1 ? -80 : -100)
-#define SA_MOST(parts) ((parts) == 1 ? 50 : 126)
+#define SA_LEAST(terms) ((terms) == 1 ? -80 : -100)
+#define SA_MOST(terms) ((terms) == 1 ? 50 : 126)
 
-/* How many parts an element of the left operand has. The right one, queries times a factor or weights, takes all of float32's
+/* How many terms an element of the left operand has. The right one, queries times a factor or weights, takes all of float32's
  * 24 bits whatever the arrays hold, unless all of them are of bfloat16. */
-SA_INLINE int FN(left_parts)(sa_dtype dtype) { return dtype == SA_BF16 ? 1 : dtype == SA_F16 ? 2 : 3; }
-enum { SA_RIGHT_PARTS = 3 };
+SA_INLINE int FN(left_terms)(sa_dtype dtype) { return dtype == SA_BF16 ? 1 : dtype == SA_F16 ? 2 : 3; }
+enum { SA_RIGHT_TERMS = 3 };
 
-/* The parts of the pairs (a[i], b[i]), a row of a tile each, part_bytes apart. Three hold all; the last of fewer is the nearest to
+/* The terms of the pairs (a[i], b[i]), a row of a tile each, term_bytes apart. Three hold all; the last of fewer is the nearest to
  * what is left. */
-SA_INLINE void FN(split_pairs)(vec a, vec b, char *to, size_t part_bytes, const int parts, const bool nearest) {
+SA_INLINE void FN(split_pairs)(vec a, vec b, char *to, size_t term_bytes, const int terms, const bool nearest) {
     SA_UNROLL
-    for (int p = 0; p < parts; ++p) {
-        const bool rounds = p + 1 < parts ? nearest : parts < 3;
-        V(store_bf16_pairs)(to + (size_t)p * part_bytes, rounds ? V(bf16_half_up)(a) : a, rounds ? V(bf16_half_up)(b) : b);
-        if (p + 1 < parts) {
+    for (int p = 0; p < terms; ++p) {
+        const bool rounds = p + 1 < terms ? nearest : terms < 3;
+        V(store_bf16_pairs)(to + (size_t)p * term_bytes, rounds ? V(bf16_half_up)(a) : a, rounds ? V(bf16_half_up)(b) : b);
+        if (p + 1 < terms) {
             a = a - (nearest ? V(bf16_nearest)(a) : V(bf16_towards_zero)(a));
             b = b - (nearest ? V(bf16_nearest)(b) : V(bf16_towards_zero)(b));
         }
@@ -38,8 +38,8 @@ SA_INLINE void FN(split_pairs)(vec a, vec b, char *to, size_t part_bytes, const 
 /* x[n][width], rows `stride` apart, as the left operand of tile_rows row tiles × `steps` steps, padded with zeros: rows are
  * rows, sums run along the width. False when some element does not fit. */
 SA_INLINE bool FN(split_rows_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
-                                  ptrdiff_t steps, char *to, const int parts) {
-    const size_t part_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
+                                  ptrdiff_t steps, char *to, const int terms) {
+    const size_t term_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
     lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
     for (ptrdiff_t r = 0; r < row_tiles * SA_TILE_ROWS; ++r) {
         for (ptrdiff_t step = 0; step < steps; ++step) {
@@ -50,11 +50,11 @@ SA_INLINE bool FN(split_rows_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, 
                 half[h] = left >= SA_LANES ? V(load)(x + r * stride + e)
                           : left > 0       ? V(load_n)(x + r * stride + e, (int)left)
                                            : V(set1)(0);
-                beyond = V(either)(beyond, V(beyond)(half[h], SA_LEAST(parts), SA_MOST(parts)));
+                beyond = V(either)(beyond, V(beyond)(half[h], SA_LEAST(terms), SA_MOST(terms)));
             }
             const ptrdiff_t tile = r / SA_TILE_ROWS * steps + step;
             FN(split_pairs)(V(even)(half[0], half[1]), V(odd)(half[0], half[1]),
-                            to + tile * SA_TILE_BYTES + r % SA_TILE_ROWS * 64, part_bytes, parts, true);
+                            to + tile * SA_TILE_BYTES + r % SA_TILE_ROWS * 64, term_bytes, terms, true);
         }
     }
     return !V(any)(beyond);
@@ -62,8 +62,8 @@ SA_INLINE bool FN(split_rows_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, 
 
 /* x[n][width] transposed, as a left operand: columns are rows, sums run along the n rows. */
 SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
-                                     ptrdiff_t steps, char *to, const int parts) {
-    const size_t part_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
+                                     ptrdiff_t steps, char *to, const int terms) {
+    const size_t term_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
     lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
     for (ptrdiff_t tile = 0; tile < row_tiles; ++tile) {
         const ptrdiff_t d = tile * SA_TILE_ROWS;
@@ -79,14 +79,14 @@ SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t 
                     if (j < n) {
                         half[h][i] = columns == SA_LANES ? V(load)(x + j * stride + d) : V(load_n)(x + j * stride + d, columns);
                     }
-                    beyond = V(either)(beyond, V(beyond)(half[h][i], SA_LEAST(parts), SA_MOST(parts)));
+                    beyond = V(either)(beyond, V(beyond)(half[h][i], SA_LEAST(terms), SA_MOST(terms)));
                 }
             }
             FN(transpose)(half[0]);
             FN(transpose)(half[1]);
             SA_UNROLL
             for (int i = 0; i < SA_LANES; ++i) {
-                FN(split_pairs)(half[0][i], half[1][i], to + (tile * steps + step) * SA_TILE_BYTES + i * 64, part_bytes, parts,
+                FN(split_pairs)(half[0][i], half[1][i], to + (tile * steps + step) * SA_TILE_BYTES + i * 64, term_bytes, terms,
                                 true);
             }
         }
@@ -97,9 +97,9 @@ SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t 
 /* The rows x[0 … n − 1], each times its factor, as the lanes of one tile of `lane_tiles` of the right operand: sums run along
  * the width. A row of NULL, and lanes behind the last, are 0. */
 SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int n, ptrdiff_t width, ptrdiff_t lane_tiles,
-                                   char *to, const int parts) {
+                                   char *to, const int terms) {
     const ptrdiff_t steps = (width + SA_TILE_STEP - 1) / SA_TILE_STEP;
-    const size_t part_bytes = (size_t)(steps * lane_tiles) * SA_TILE_BYTES;
+    const size_t term_bytes = (size_t)(steps * lane_tiles) * SA_TILE_BYTES;
     lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
     for (ptrdiff_t e = 0; e < steps * SA_TILE_STEP; e += SA_LANES) {
         const int columns = width - e >= SA_LANES ? SA_LANES : width > e ? (int)(width - e) : 0;
@@ -111,13 +111,13 @@ SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int
                 t[i] = columns == SA_LANES ? V(load)(x[i] + e) : V(load_n)(x[i] + e, columns);
                 t[i] = t[i] * V(set1)(factor[i]);
             }
-            beyond = V(either)(beyond, V(beyond)(t[i], SA_LEAST(parts), SA_MOST(parts)));
+            beyond = V(either)(beyond, V(beyond)(t[i], SA_LEAST(terms), SA_MOST(terms)));
         }
         FN(transpose)(t);
         char *rows = to + e / SA_TILE_STEP * lane_tiles * SA_TILE_BYTES + e % SA_TILE_STEP * 32;
         SA_UNROLL
         for (int i = 0; i < SA_LANES; i += 2) {
-            FN(split_pairs)(t[i], t[i + 1], rows + i * 32, part_bytes, parts, true);
+            FN(split_pairs)(t[i], t[i + 1], rows + i * 32, term_bytes, terms, true);
         }
     }
     return !V(any)(beyond);
@@ -126,9 +126,9 @@ SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int
 /* The rows x[0 … n − 1], each times its factor, as the right operand: sums run along the rows, in pairs that are half a step
  * apart. A row of NULL is 0. */
 SA_INLINE bool FN(split_summands_any)(const real *const *x, const real *factor, ptrdiff_t n, ptrdiff_t width, char *to,
-                                      const int parts) {
+                                      const int terms) {
     const ptrdiff_t steps = (n + SA_TILE_STEP - 1) / SA_TILE_STEP, lane_tiles = (width + SA_LANES - 1) / SA_LANES;
-    const size_t part_bytes = (size_t)(steps * lane_tiles) * SA_TILE_BYTES;
+    const size_t term_bytes = (size_t)(steps * lane_tiles) * SA_TILE_BYTES;
     lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
     for (ptrdiff_t pair = 0; pair < steps * SA_TILE_ROWS; ++pair) {
         const ptrdiff_t step = pair / SA_TILE_ROWS, i = pair % SA_TILE_ROWS;
@@ -144,71 +144,70 @@ SA_INLINE bool FN(split_summands_any)(const real *const *x, const real *factor, 
                     row[h] = left >= SA_LANES ? V(load)(from) : V(load_n)(from, (int)left);
                     row[h] = row[h] * V(set1)(factor[r]);
                 }
-                beyond = V(either)(beyond, V(beyond)(row[h], SA_LEAST(parts), SA_MOST(parts)));
+                beyond = V(either)(beyond, V(beyond)(row[h], SA_LEAST(terms), SA_MOST(terms)));
             }
-            FN(split_pairs)(row[0], row[1], to + (step * lane_tiles + v) * SA_TILE_BYTES + i * 64, part_bytes, parts, true);
+            FN(split_pairs)(row[0], row[1], to + (step * lane_tiles + v) * SA_TILE_BYTES + i * 64, term_bytes, terms, true);
         }
     }
     return !V(any)(beyond);
 }
 
-SA_NOINLINE bool FN(split_lanes)(const real *const *x, const real *factor, int n, ptrdiff_t width, ptrdiff_t lane_tiles,
-                                 char *to, int parts) {
-    switch (parts) {
+SA_LEAF bool FN(split_lanes)(const real *const *x, const real *factor, int n, ptrdiff_t width, ptrdiff_t lane_tiles, char *to,
+                             int terms) {
+    switch (terms) {
     case 1: return FN(split_lanes_any)(x, factor, n, width, lane_tiles, to, 1);
     case 2: return FN(split_lanes_any)(x, factor, n, width, lane_tiles, to, 2);
     default: return FN(split_lanes_any)(x, factor, n, width, lane_tiles, to, 3);
     }
 }
 
-/* Of two parts or three. */
-SA_NOINLINE bool FN(split_summands)(const real *const *x, const real *factor, ptrdiff_t n, ptrdiff_t width, char *to,
-                                    int parts) {
-    return parts == 2 ? FN(split_summands_any)(x, factor, n, width, to, 2) : FN(split_summands_any)(x, factor, n, width, to, 3);
+/* Of two terms or three. */
+SA_LEAF bool FN(split_summands)(const real *const *x, const real *factor, ptrdiff_t n, ptrdiff_t width, char *to, int terms) {
+    return terms == 2 ? FN(split_summands_any)(x, factor, n, width, to, 2) : FN(split_summands_any)(x, factor, n, width, to, 3);
 }
 
-/* ---- the same three for rows of 16 bits without gaps: bfloat16, each its own only part, or float16, of two parts. False where
- * parts, or products of bfloat16, might leave the range of float32. */
+/* ---- the same three for rows of 16 bits without gaps: bfloat16, each its own only term, or float16, of two terms. False where
+ * terms, or products of bfloat16, might leave the range of float32. */
 
 /* A tile's row of 16 pairs as they lie in memory. Tells whether one of them is beyond. */
-SA_INLINE int FN(take_pairs)(vec pairs, char *to, size_t part_bytes, const int parts) {
-    if (parts == 1) {
+SA_INLINE int FN(take_pairs)(vec pairs, char *to, size_t term_bytes, const int terms) {
+    if (terms == 1) {
         V(store)((real *)(void *)to, pairs);
         return V(bf16_beyond)(pairs, SA_LEAST(1), SA_MOST(1));
     }
-    FN(split_pairs)(V(low_f16)(pairs), V(high_f16)(pairs), to, part_bytes, 2, true);
+    FN(split_pairs)(V(low_f16)(pairs), V(high_f16)(pairs), to, term_bytes, 2, true);
     return V(f16_not_finite)(pairs);
 }
 
 /* A tile of which pairs[i] is column i. */
-SA_INLINE int FN(take_transposed)(vec *pairs, char *to, size_t part_bytes, const int parts) {
+SA_INLINE int FN(take_transposed)(vec *pairs, char *to, size_t term_bytes, const int terms) {
     int beyond = 0;
     FN(transpose)(pairs);
     SA_UNROLL
     for (int i = 0; i < SA_LANES; ++i) {
-        beyond |= FN(take_pairs)(pairs[i], to + i * 64, part_bytes, parts);
+        beyond |= FN(take_pairs)(pairs[i], to + i * 64, term_bytes, terms);
     }
     return beyond;
 }
 
 SA_INLINE bool FN(take_rows_any)(const char *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
-                                 ptrdiff_t steps, char *to, const int parts) {
-    const size_t part_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
+                                 ptrdiff_t steps, char *to, const int terms) {
+    const size_t term_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
     int beyond = 0;
     for (ptrdiff_t r = 0; r < row_tiles * SA_TILE_ROWS; ++r) {
         char *row = to + r / SA_TILE_ROWS * steps * SA_TILE_BYTES + r % SA_TILE_ROWS * 64;
         for (ptrdiff_t step = 0; step < steps; ++step) {
             const ptrdiff_t e = step * SA_TILE_STEP;
             const vec pairs = r < n ? V(load_pairs)(x + r * stride + 2 * e, width - e) : V(set1)(0);
-            beyond |= FN(take_pairs)(pairs, row + step * SA_TILE_BYTES, part_bytes, parts);
+            beyond |= FN(take_pairs)(pairs, row + step * SA_TILE_BYTES, term_bytes, terms);
         }
     }
     return !beyond;
 }
 
 SA_INLINE bool FN(take_columns_any)(const char *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
-                                    ptrdiff_t steps, char *to, const int parts) {
-    const size_t part_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
+                                    ptrdiff_t steps, char *to, const int terms) {
+    const size_t term_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
     int beyond = 0;
     for (ptrdiff_t tile = 0; tile < row_tiles; ++tile) {
         const ptrdiff_t d = tile * SA_TILE_ROWS, columns = width > d ? width - d : 0;
@@ -221,7 +220,7 @@ SA_INLINE bool FN(take_columns_any)(const char *x, ptrdiff_t stride, ptrdiff_t n
                 pairs[i] = V(zip_pairs)(x + even * stride + 2 * d, j < n ? columns : 0, x + odd * stride + 2 * d,
                                         j + 1 < n ? columns : 0);
             }
-            beyond |= FN(take_transposed)(pairs, to + (tile * steps + step) * SA_TILE_BYTES, part_bytes, parts);
+            beyond |= FN(take_transposed)(pairs, to + (tile * steps + step) * SA_TILE_BYTES, term_bytes, terms);
         }
     }
     return !beyond;
@@ -229,9 +228,9 @@ SA_INLINE bool FN(take_columns_any)(const char *x, ptrdiff_t stride, ptrdiff_t n
 
 /* x[i] are the rows of the lanes i = 0 … n − 1; lanes behind them are 0. */
 SA_INLINE bool FN(take_lanes_any)(const char *const *x, ptrdiff_t n, ptrdiff_t width, ptrdiff_t lane_tiles, char *to,
-                                  const int parts) {
+                                  const int terms) {
     const ptrdiff_t steps = (width + SA_TILE_STEP - 1) / SA_TILE_STEP;
-    const size_t part_bytes = (size_t)(steps * lane_tiles) * SA_TILE_BYTES;
+    const size_t term_bytes = (size_t)(steps * lane_tiles) * SA_TILE_BYTES;
     int beyond = 0;
     for (ptrdiff_t step = 0; step < steps; ++step) {
         const ptrdiff_t e = step * SA_TILE_STEP;
@@ -242,20 +241,20 @@ SA_INLINE bool FN(take_lanes_any)(const char *const *x, ptrdiff_t n, ptrdiff_t w
                 const ptrdiff_t r = v * SA_LANES + i;
                 pairs[i] = r < n ? V(load_pairs)(x[r] + 2 * e, width - e) : V(set1)(0);
             }
-            beyond |= FN(take_transposed)(pairs, to + (step * lane_tiles + v) * SA_TILE_BYTES, part_bytes, parts);
+            beyond |= FN(take_transposed)(pairs, to + (step * lane_tiles + v) * SA_TILE_BYTES, term_bytes, terms);
         }
     }
     return !beyond;
 }
 
-SA_NOINLINE bool FN(take_lanes)(const char *const *x, ptrdiff_t n, ptrdiff_t width, ptrdiff_t lane_tiles, char *to, int parts) {
-    return parts == 1 ? FN(take_lanes_any)(x, n, width, lane_tiles, to, 1) : FN(take_lanes_any)(x, n, width, lane_tiles, to, 2);
+SA_LEAF bool FN(take_lanes)(const char *const *x, ptrdiff_t n, ptrdiff_t width, ptrdiff_t lane_tiles, char *to, int terms) {
+    return terms == 1 ? FN(take_lanes_any)(x, n, width, lane_tiles, to, 1) : FN(take_lanes_any)(x, n, width, lane_tiles, to, 2);
 }
 
 #define SA_TAKE_LEFT(name)                                                                                                     \
-    SA_NOINLINE bool FN(name)(const char *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,              \
-                              ptrdiff_t steps, char *to, int parts) {                                                          \
-        return parts == 1 ? FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 1)                                       \
+    SA_LEAF bool FN(name)(const char *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles, ptrdiff_t steps, \
+                          char *to, int terms) {                                                                               \
+        return terms == 1 ? FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 1)                                       \
                           : FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 2);                                      \
     }
 SA_TAKE_LEFT(take_rows)
@@ -263,9 +262,9 @@ SA_TAKE_LEFT(take_columns)
 #undef SA_TAKE_LEFT
 
 #define SA_SPLIT_LEFT(name)                                                                                                    \
-    SA_NOINLINE bool FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,              \
-                              ptrdiff_t steps, char *to, int parts) {                                                          \
-        switch (parts) {                                                                                                       \
+    SA_LEAF bool FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles, ptrdiff_t steps, \
+                          char *to, int terms) {                                                                               \
+        switch (terms) {                                                                                                       \
         case 1: return FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 1);                                           \
         case 2: return FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 2);                                           \
         default: return FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 3);                                          \
@@ -275,38 +274,38 @@ SA_SPLIT_LEFT(split_rows)
 SA_SPLIT_LEFT(split_columns)
 #undef SA_SPLIT_LEFT
 
-/* A product's operands as it sees them: bytes from part to part and from tile to tile. */
+/* A product's operands as it sees them: bytes from term to term and from tile to tile. */
 typedef struct {
     const char *left, *right;
-    size_t left_part, left_row, right_part, right_step;
+    size_t left_term, left_row, right_term, right_step;
     ptrdiff_t steps;
     bool adds;
-    bool exact; /* all terms, of two parts by two */
+    bool exact; /* all terms, of two terms by two */
 } FN(operands);
 
-/* The combinations of parts that products come in, and the orders of their terms: a + b is below that. */
-#define SA_PARTS_OF_PRODUCTS(X) X(1, 1, 1) X(1, 2, 2) X(2, 2, 2) X(2, 2, 3) X(2, 3, 3) X(3, 3, 3)
+/* The combinations of terms that products come in, and the orders of their terms: a + b is below that. */
+#define SA_TERMS_OF_PRODUCTS(X) X(1, 1, 1) X(1, 2, 2) X(2, 2, 2) X(2, 2, 3) X(2, 3, 3) X(3, 3, 3)
 
 /* One term of the product for one step, where it is one; a tile is loaded only when the term before had another. */
 #define SA_TERM(a, b)                                                                                                          \
-    if ((a) < left_parts && (b) < right_parts && (a) + (b) < orders) {                                                         \
+    if ((a) < left_terms && (b) < right_terms && (a) + (b) < orders) {                                                         \
         const bool new_left = left_now != (a), new_right = right_now != (b);                                                   \
         if (new_left) {                                                                                                        \
-            SA_TILE_LOAD(4, left + (a) * o->left_part, 64);                                                                    \
+            SA_TILE_LOAD(4, left + (a) * o->left_term, 64);                                                                    \
         }                                                                                                                      \
         if (new_right) {                                                                                                       \
-            SA_TILE_LOAD(6, right + (b) * o->right_part, 64);                                                                  \
+            SA_TILE_LOAD(6, right + (b) * o->right_term, 64);                                                                  \
         }                                                                                                                      \
         SA_TILE_DOT(0, 4, 6);                                                                                                  \
         if (lane_tiles == 2) {                                                                                                 \
             if (new_right) {                                                                                                   \
-                SA_TILE_LOAD(7, right + (b) * o->right_part + SA_TILE_BYTES, 64);                                              \
+                SA_TILE_LOAD(7, right + (b) * o->right_term + SA_TILE_BYTES, 64);                                              \
             }                                                                                                                  \
             SA_TILE_DOT(1, 4, 7);                                                                                              \
         }                                                                                                                      \
         if (row_tiles == 2) {                                                                                                  \
             if (new_left) {                                                                                                    \
-                SA_TILE_LOAD(5, left + (a) * o->left_part + o->left_row, 64);                                                  \
+                SA_TILE_LOAD(5, left + (a) * o->left_term + o->left_row, 64);                                                  \
             }                                                                                                                  \
             SA_TILE_DOT(2, 5, 6);                                                                                              \
         }                                                                                                                      \
@@ -319,7 +318,7 @@ typedef struct {
 
 /* c[row_tiles·16][lane_tiles·16], rows c_bytes apart, = left·right, or += it; one or two tiles of each. Small terms come
  * first. */
-SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, const int left_parts, const int right_parts,
+SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, const int left_terms, const int right_terms,
                                const int orders, const int row_tiles, const int lane_tiles) {
     real *c_low = (real *)(void *)((char *)c + SA_TILE_ROWS * c_bytes);
     SA_TILE_FENCE();
@@ -365,18 +364,18 @@ SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, 
 #undef SA_TERM
 
 #define SA_PRODUCT(left, right, orders)                                                                                        \
-    SA_NOINLINE void FN(product_##left##right##orders##1)(const FN(operands) * o, real * c, size_t c_bytes) {                  \
+    SA_LEAF void FN(product_##left##right##orders##1)(const FN(operands) * o, real * c, size_t c_bytes) {                      \
         FN(product_any)(o, c, c_bytes, left, right, orders, 2, 1);                                                             \
     }                                                                                                                          \
-    SA_NOINLINE void FN(product_##left##right##orders##2)(const FN(operands) * o, real * c, size_t c_bytes) {                  \
+    SA_LEAF void FN(product_##left##right##orders##2)(const FN(operands) * o, real * c, size_t c_bytes) {                      \
         FN(product_any)(o, c, c_bytes, left, right, orders, 2, 2);                                                             \
     }
-SA_PARTS_OF_PRODUCTS(SA_PRODUCT)
+SA_TERMS_OF_PRODUCTS(SA_PRODUCT)
 #undef SA_PRODUCT
 
-SA_INLINE void FN(product)(const FN(operands) * o, real *c, size_t c_bytes, int left_parts, int right_parts, int lane_tiles) {
-    const int most = left_parts > right_parts ? left_parts : right_parts;
-    const int wanted = o->exact ? left_parts + right_parts - 1 : most;
+SA_INLINE void FN(product)(const FN(operands) * o, real *c, size_t c_bytes, int left_terms, int right_terms, int lane_tiles) {
+    const int most = left_terms > right_terms ? left_terms : right_terms;
+    const int wanted = o->exact ? left_terms + right_terms - 1 : most;
 #define SA_PRODUCT(left, right, orders)                                                                                        \
     case left * 100 + right * 10 + orders:                                                                                     \
         if (lane_tiles == 2) {                                                                                                 \
@@ -385,12 +384,10 @@ SA_INLINE void FN(product)(const FN(operands) * o, real *c, size_t c_bytes, int 
             FN(product_##left##right##orders##1)(o, c, c_bytes);                                                               \
         }                                                                                                                      \
         break;
-    switch (left_parts * 100 + right_parts * 10 + wanted) {
-        SA_PARTS_OF_PRODUCTS(SA_PRODUCT)
+    switch (left_terms * 100 + right_terms * 10 + wanted) {
+        SA_TERMS_OF_PRODUCTS(SA_PRODUCT)
     default: break;
     }
 #undef SA_PRODUCT
 }
-#undef SA_PARTS_OF_PRODUCTS
-#undef SA_LEAST
-#undef SA_MOST
+#undef SA_TERMS_OF_PRODUCTS

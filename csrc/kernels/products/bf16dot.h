@@ -1,13 +1,11 @@
-/* The products of a wide block by products of pairs of bfloat16, where the CPU has them and the arrays are of bfloat16. Two terms of a
- * sum cost what one multiply-add costs. Products are exact in float32, sums are float32's, and factors (scale·log2 e, 1/l) are
+/* Dot products of pairs of bfloat16, where the CPU has them and the arrays are of bfloat16: a wide block's (products.h). Two terms
+ * of a sum cost what one multiply-add costs. Products are exact in float32, sums are float32's, and factors (scale·log2 e, 1/l) are
  * float32's: nothing is lost of scores. Weights are rounded to bfloat16 before they meet the values, where those are of
- * that type, too, after their sum was taken (../../docs/decisions/0007-pairs.md).
+ * that type, too, after their sum was taken (docs/decisions/0007-pairs.md).
  *
  * A tile of keys is a cell: [keys][steps · 32] bfloat16, copied when it is first asked for, padded with zeros, and kept for the next
  * blocks of the same head, up to SA_CACHE_BYTES. Rows of queries become lanes of pairs, [E / 2][nv·lanes]. A tile of values is one of
  * pairs of rows, [keys / 2][steps · 32][2], and its weights become pairs of keys, [keys / 2][nv·lanes]. */
-
-#if defined(SA_HAS_BF16_PRODUCTS)
 
 enum { SA_PAIR_STEP = 32 };
 
@@ -23,7 +21,7 @@ SA_INLINE bool FN(pairs_take)(const sa_attention *a) {
 }
 
 /* Nor in wide blocks that are all of one vector. */
-SA_INLINE bool FN(uses_parts)(const sa_attention *a) { return FN(pairs_take)(a) && a->L > SA_LANES / a->gqa; }
+SA_ONCE bool FN(bf16dot_take)(const sa_attention *a) { return FN(pairs_take)(a) && a->L > SA_LANES / a->gqa; }
 
 SA_INLINE size_t FN(pair_row_bytes)(ptrdiff_t width) {
     return (size_t)((width + SA_PAIR_STEP - 1) / SA_PAIR_STEP) * SA_PAIR_STEP * 2;
@@ -34,14 +32,14 @@ SA_INLINE ptrdiff_t FN(pair_cells)(const sa_attention *a) { return (a->S + SA_KE
 /* Values by pairs of keys: those that are of bfloat16. */
 SA_INLINE bool FN(pairs_take_values)(const sa_attention *a) { return a->value.m.dtype == SA_BF16 && a->Dv > 0; }
 
-SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s) {
+SA_ONCE size_t FN(bf16dot_lay_out)(const sa_attention *a, char *base, size_t used, FN(wide_state) * s) {
     FN(lay_out_cells)(&s->keys, FN(pair_row_bytes)(a->E), SA_KEYS_PER_TILE, FN(pair_cells)(a)); /* a row is a part */
     SA_TAKE(keys.tiles, char, (size_t)(s->keys.room + 1) * s->keys.bytes);
     SA_TAKE(keys.state, unsigned char, (size_t)s->keys.room);
     SA_TAKE(queries, char, FN(pair_row_bytes)(a->E) * SA_MAX_BLOCK_ROWS);
     SA_TAKE(rows, char, FN(pair_row_bytes)(a->E > a->Dv ? a->E : a->Dv) * SA_LANES);
-    s->of_weights = FN(pairs_take_values)(a);
-    if (s->of_weights) {
+    s->weight_terms = FN(pairs_take_values)(a);
+    if (s->weight_terms) {
         FN(lay_out_cells)(&s->values, 2 * FN(pair_row_bytes)(a->Dv), SA_KEYS_PER_TILE / 2, FN(pair_cells)(a));
         SA_TAKE(values.tiles, char, (size_t)(s->values.room + 1) * s->values.bytes);
         SA_TAKE(values.state, unsigned char, (size_t)s->values.room);
@@ -49,23 +47,138 @@ SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t use
     return used;
 }
 
-SA_INLINE void FN(parts_open)(const sa_block *b, FN(parts) * s) {
-    if (!FN(uses_parts)(b->a)) {
+SA_ONCE void FN(bf16dot_open)(const sa_block *b, FN(wide_state) * s) {
+    if (!FN(bf16dot_take)(b->a)) {
         return;
     }
     if (!b->cache_holds) {
         memset(s->keys.state, SA_CELL_UNKNOWN, (size_t)s->keys.room);
-        if (s->of_weights) {
+        if (s->weight_terms) {
             memset(s->values.state, SA_CELL_UNKNOWN, (size_t)s->values.room);
         }
     }
-    s->count = b->rows->count > SA_LANES && b->rows->gaps == 0; /* tiles of block masks with gaps begin anywhere */
+    s->terms = b->rows->count > SA_LANES && b->rows->gaps == 0; /* tiles of block masks with gaps begin anywhere */
 }
 
-SA_INLINE void FN(parts_close)(const FN(parts) * s) { (void)s; }
+SA_ONCE void FN(bf16dot_close)(void) {}
+
+/* Weights as pairs of bfloat16 of two keys each, in place: P[keys / 2][lanes] from the first row on, of the keys from `from` to n; a last
+ * one without a neighbour is paired with 0. With `scores` P holds scores still, and tile_sum takes the weights before they are rounded. */
+SA_INLINE void FN(pair_weights_any)(real *P, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum,
+                                    const int nv, const bool scores) {
+    vec m[SA_VECS], sum[SA_VECS];
+    SA_UNROLL
+    for (int v = 0; v < nv; ++v) {
+        m[v] = V(load)(maximum + v * SA_LANES);
+        sum[v] = V(load)(tile_sum + v * SA_LANES);
+    }
+    for (ptrdiff_t j = from; j < n; j += 2) {
+        const real *p = P + j * lanes, *next = j + 1 < n ? p + lanes : p;
+        vec a[SA_VECS], b[SA_VECS];
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            a[v] = V(load)(p + v * SA_LANES);
+            b[v] = V(load)(next + v * SA_LANES);
+            if (scores) {
+                a[v] = a[v] - m[v];
+                b[v] = b[v] - m[v];
+            }
+        }
+        if (scores) {
+            FN(exp2_each)(a, nv);
+            FN(exp2_each)(b, nv);
+        }
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            b[v] = j + 1 < n ? b[v] : V(set1)(0);
+            sum[v] = sum[v] + (a[v] + b[v]);
+            V(store)(P + j / 2 * lanes + v * SA_LANES, V(round_pairs)(a[v], b[v]));
+        }
+    }
+    SA_UNROLL
+    for (int v = 0; v < nv && scores; ++v) {
+        V(store)(tile_sum + v * SA_LANES, sum[v]);
+    }
+}
+
+#define SA_PAIR_LEAVES(nv)                                                                                                     \
+    SA_LEAF void FN(pairs_wide##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, real *P,      \
+                                    ptrdiff_t lanes, const real *factor, real *top, sa_ahead *ahead) {                         \
+        FN(scores_any)(qT, k, k_stride, n, E, P, lanes, factor, top, ahead, nv, true);                                         \
+    }                                                                                                                          \
+    SA_LEAF void FN(value_pairs_wide##nv)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end,              \
+                                          ptrdiff_t Dv, real *O, ptrdiff_t lanes, const real *alpha, sa_ahead *ahead) {        \
+        FN(values_any)(P, v, v_stride, end, Dv, O, lanes, alpha, ahead, nv, true);                                             \
+    }                                                                                                                          \
+    SA_LEAF void FN(outer_pairs##nv)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n,        \
+                                     ptrdiff_t m, real *C, ptrdiff_t c_stride, int tail) {                                     \
+        FN(outer_any)(p, p_stride, x, x_stride, n, m, C, c_stride, tail, nv, true);                                            \
+    }                                                                                                                          \
+    SA_LEAF void FN(pair_weights##nv)(real * P, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,             \
+                                      real *tile_sum, bool scores) {                                                           \
+        if (scores) {                                                                                                          \
+            FN(pair_weights_any)(P, from, n, lanes, maximum, tile_sum, nv, true);                                              \
+        } else {                                                                                                               \
+            FN(pair_weights_any)(P, from, n, lanes, maximum, tile_sum, nv, false);                                             \
+        }                                                                                                                      \
+    }
+SA_LEAVES(SA_PAIR_LEAVES)
+#undef SA_PAIR_LEAVES
+
+/* As scores_wide, of pairs of bfloat16, times a factor for each lane. */
+SA_ONCE void FN(pairs_wide)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end, ptrdiff_t E, real *P,
+                            ptrdiff_t lanes, const real *factor, real *top, sa_ahead *ahead, int nv) {
+    ptrdiff_t j = 0;
+    for (int v = 0; v < nv; ++v) {
+        const ptrdiff_t n = end[v] - j, at = v * SA_LANES;
+        if (n <= 0) {
+            continue;
+        }
+        SA_CALL_LEAF(pairs_wide, nv - v, qT + at, k + j * k_stride, k_stride, n, E, P + j * lanes + at, lanes, factor + at,
+                     top + at, ahead)
+        j = end[v];
+    }
+}
+
+/* As values_wide, of pairs: of weights, P[pairs of keys][nv·lanes], and of rows of values. */
+SA_ONCE void FN(value_pairs_wide)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv, real *O,
+                                  const real *alpha, sa_ahead *ahead, int nv) {
+    ptrdiff_t pairs[SA_VECS];
+    for (int i = 0; i < nv; ++i) {
+        pairs[i] = (end[i] + 1) / 2;
+    }
+    SA_CALL_LEAF(value_pairs_wide, nv, P, v, v_stride, pairs, Dv, O, nv * SA_LANES, alpha, ahead)
+}
+
+/* As outer, of pairs: n counts two columns of p and two rows of x. */
+SA_ONCE void FN(outer_pairs)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n, ptrdiff_t m,
+                             real *C, ptrdiff_t c_stride, ptrdiff_t width) {
+    for (ptrdiff_t d = 0; d < width;) {
+        int tail;
+        const int nv = FN(vectors_at_once)(width - d, &tail);
+        SA_CALL_LEAF(outer_pairs, nv, p, p_stride, x + d, x_stride, n, m, C + d, c_stride, tail)
+        d += nv * SA_LANES;
+    }
+}
+
+/* As pass_exp: weights as pairs of keys, of vector v for the first end[v] keys. */
+SA_ONCE void FN(pass_pair_weights)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, int nv, bool scores) {
+    const ptrdiff_t lanes = nv * SA_LANES;
+    if (scores) {
+        FN(clear_vectors)(tile_sum, nv);
+    }
+    ptrdiff_t j = 0;
+    for (int v = 0; v < nv; ++v) {
+        const ptrdiff_t at = v * SA_LANES;
+        if (end[v] > j) {
+            SA_CALL_LEAF(pair_weights, nv - v, P + at, j, end[v], lanes, maximum + at, tile_sum + at, scores)
+            j = end[v];
+        }
+    }
+}
 
 /* n elements of a row as pairs, padded with zeros to whole steps. Tells whether one of them is beyond pairs. */
-SA_INLINE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, int least, char *to) {
+SA_ONCE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, int least, char *to) {
     if (m->swapped || m->col_stride != 2) {
         for (ptrdiff_t e = 0; e < n; ++e) {
             const char *from = row + e * m->col_stride;
@@ -84,8 +197,8 @@ SA_INLINE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, i
 }
 
 /* Two rows as one, a number of the first beside that of the second, or beside 0 where there is none: pairs for sums over rows. */
-SA_INLINE int FN(join_rows)(const char *row, const char *second, const sa_matrix *m, ptrdiff_t width, int least, char *to,
-                            char *two) {
+SA_ONCE int FN(join_rows)(const char *row, const char *second, const sa_matrix *m, ptrdiff_t width, int least, char *to,
+                          char *two) {
     const size_t bytes = FN(pair_row_bytes)(width);
     int beyond = FN(copy_pairs)(row, m, width, least, two);
     if (second) {
@@ -99,8 +212,8 @@ SA_INLINE int FN(join_rows)(const char *row, const char *second, const sa_matrix
 
 /* The cell of the keys or values from `first` on, or NULL where pairs do not hold it: of rows joined in twos when there is a place for
  * two of them. */
-SA_INLINE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cells, const sa_matrix *m, ptrdiff_t width,
-                                        ptrdiff_t first, int least, char *two) {
+SA_ONCE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cells, const sa_matrix *m, ptrdiff_t width,
+                                      ptrdiff_t first, int least, char *two) {
     const ptrdiff_t at = (first - b->cache_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;
     char *const tile = cells->tiles + (size_t)cell * cells->bytes, *to = tile;
     unsigned char none = SA_CELL_UNKNOWN, *state = at < cells->room ? &cells->state[cell] : &none;
@@ -119,8 +232,8 @@ SA_INLINE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cel
 
 /* The first `count` rows as lanes of pairs: to[width / 2 rounded up to steps][nv·lanes], other lanes 0. False where pairs do not
  * hold them. */
-SA_INLINE bool FN(pairs_of_lanes)(const FN(parts) * s, const char *const *rows, const sa_matrix *m, int count, ptrdiff_t width,
-                                  int least, char *to, const int nv) {
+SA_ONCE bool FN(pairs_of_lanes)(const FN(wide_state) * s, const char *const *rows, const sa_matrix *m, int count,
+                                ptrdiff_t width, int least, char *to, int nv) {
     const size_t bytes = FN(pair_row_bytes)(width);
     int beyond = 0;
     for (int v = 0; v < nv; ++v) {
@@ -147,17 +260,15 @@ SA_INLINE bool FN(pairs_of_lanes)(const FN(parts) * s, const char *const *rows, 
     return !beyond;
 }
 
-SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, const int nv) {
-    if (s->parts.count) {
-        s->parts.queries_fit = FN(pairs_of_lanes)(&s->parts, b->rows->query, &b->a->query.m, b->rows->count, b->a->E,
-                                                  SA_LEAST_OF_SCORES, s->parts.queries, nv);
-    }
+SA_ONCE void FN(bf16dot_queries)(const sa_block *b, FN(scratch) * s, int nv) {
+    s->wide.queries_fit = FN(pairs_of_lanes)(&s->wide, b->rows->query, &b->a->query.m, b->rows->count, b->a->E,
+                                             SA_LEAST_OF_SCORES, s->wide.queries, nv);
 }
 
 /* to[n][nv·lanes] = factor · the rows of a cell times lanes of pairs; but for vectors that causal closes. top takes the maximum. */
-SA_INLINE void FN(rows_by_pairs)(const sa_block *b, FN(scratch) * s, const FN(cells) * cells, const real *cell,
-                                 const char *lanes_of_pairs, ptrdiff_t width, const real *factor, ptrdiff_t first, ptrdiff_t n,
-                                 real *to, real *top, const int nv) {
+SA_ONCE void FN(rows_by_pairs)(const sa_block *b, FN(scratch) * s, const FN(cells) * cells, const real *cell,
+                               const char *lanes_of_pairs, ptrdiff_t width, const real *factor, ptrdiff_t first, ptrdiff_t n,
+                               real *to, real *top, int nv) {
     ptrdiff_t end[SA_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
     FN(pairs_wide)((const real *)(const void *)lanes_of_pairs, cell, (ptrdiff_t)(cells->part_bytes / sizeof(real)), end,
@@ -165,30 +276,28 @@ SA_INLINE void FN(rows_by_pairs)(const sa_block *b, FN(scratch) * s, const FN(ce
 }
 
 /* Leaves the scores of the tile's keys in s->P, and their maxima in s->top. False: nothing was done. */
-SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
-    const FN(parts) *parts = &s->parts;
+SA_ONCE bool FN(bf16dot_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
+    const FN(wide_state) *wide = &s->wide;
     const ptrdiff_t E = b->a->E;
-    const real *keys = parts->count && parts->queries_fit
-                           ? FN(pairs_of_tile)(b, &parts->keys, &b->key, E, first, SA_LEAST_OF_SCORES, NULL)
-                           : NULL;
+    const real *keys =
+        wide->queries_fit ? FN(pairs_of_tile)(b, &wide->keys, &b->key, E, first, SA_LEAST_OF_SCORES, NULL) : NULL;
     if (keys) {
         real factor[SA_MAX_BLOCK_ROWS];
         for (int v = 0; v < nv; ++v) {
             V(store)(factor + v * SA_LANES, V(set1)(FN(factor_of)(b->a)));
         }
-        FN(rows_by_pairs)(b, s, &parts->keys, keys, parts->queries, E, factor, first, n, s->P, s->top, nv);
+        FN(rows_by_pairs)(b, s, &wide->keys, keys, wide->queries, E, factor, first, n, s->P, s->top, nv);
     }
     return keys != NULL;
 }
 
 /* P, scores or already the weights, as pairs of weights in its place. False: nothing was done. */
-SA_INLINE bool FN(weights_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv,
-                                    bool scores) {
-    FN(parts) *parts = &s->parts;
-    const real *values = parts->count && parts->of_weights ? FN(pairs_of_tile)(b, &parts->values, &b->value, b->a->Dv, first,
-                                                                               SA_LEAST_OF_GRADIENTS, parts->rows)
-                                                           : NULL;
-    parts->values_now = (const char *)values;
+SA_ONCE bool FN(bf16dot_weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool scores) {
+    FN(wide_state) *wide = &s->wide;
+    const real *values =
+        wide->weight_terms ? FN(pairs_of_tile)(b, &wide->values, &b->value, b->a->Dv, first, SA_LEAST_OF_GRADIENTS, wide->rows)
+                           : NULL;
+    wide->values_now = (const char *)values;
     if (values) {
         ptrdiff_t end[SA_VECS];
         FN(open_ends)(b->rows, s, first, n, nv, end);
@@ -197,47 +306,19 @@ SA_INLINE bool FN(weights_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_
     return values != NULL;
 }
 
-/* O = alpha·O + Vᵀ·P with the weights of weights_by_parts. */
-SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int nv) {
+/* O = alpha·O + Vᵀ·P with the weights of bf16dot_weights. */
+SA_ONCE void FN(bf16dot_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t end[SA_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
     FN(open_output)(b, s, nv);
-    FN(value_pairs_wide)(s->P, (const real *)(const void *)s->parts.values_now,
-                         (ptrdiff_t)(s->parts.values.part_bytes / sizeof(real)), end, b->a->Dv, s->O, s->alpha, &s->ahead, nv);
+    FN(value_pairs_wide)(s->P, (const real *)(const void *)s->wide.values_now,
+                         (ptrdiff_t)(s->wide.values.part_bytes / sizeof(real)), end, b->a->Dv, s->O, s->alpha, &s->ahead, nv);
 }
 
 /* The weights P[count] of a tile that pairs do not hold, in a block that is of pairs: as exact as its neighbours', whatever a key
  * holds that is closed. */
-SA_INLINE void FN(round_weights)(FN(scratch) * s, ptrdiff_t count) {
-    if (!(s->parts.count && s->parts.of_weights) && !s->few.rounds) {
-        return;
-    }
+SA_ONCE void FN(bf16dot_round)(FN(scratch) * s, ptrdiff_t count) {
     for (real *p = s->P; p < s->P + count; p += SA_LANES) {
         V(store)(p, V(round_pairs)(V(set1)(0), V(load)(p)));
     }
 }
-
-SA_INLINE bool FN(may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) { return (void)b, (void)s, (void)first, false; }
-
-#elif !defined(SA_HAS_TILES) /* everything by multiply-adds */
-
-SA_INLINE bool FN(uses_parts)(const sa_attention *a) { return (void)a, false; }
-SA_INLINE size_t FN(lay_out_parts)(const sa_attention *a, char *base, size_t used, FN(parts) * s) {
-    return (void)a, (void)base, (void)s, used;
-}
-SA_INLINE void FN(parts_open)(const sa_block *b, FN(parts) * s) { (void)b, (void)s; }
-SA_INLINE void FN(parts_close)(const FN(parts) * s) { (void)s; }
-SA_INLINE void FN(split_queries)(const sa_block *b, FN(scratch) * s, int nv) { (void)b, (void)s, (void)nv; }
-SA_INLINE bool FN(scores_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
-    return (void)b, (void)s, (void)first, (void)n, (void)nv, false;
-}
-SA_INLINE bool FN(weights_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool scores) {
-    return (void)b, (void)s, (void)first, (void)n, (void)nv, (void)scores, false;
-}
-SA_INLINE void FN(values_by_parts)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
-    (void)b, (void)s, (void)first, (void)n, (void)nv;
-}
-SA_INLINE void FN(round_weights)(FN(scratch) * s, ptrdiff_t count) { (void)s, (void)count; }
-SA_INLINE bool FN(may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) { return (void)b, (void)s, (void)first, false; }
-
-#endif

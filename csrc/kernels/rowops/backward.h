@@ -195,7 +195,7 @@ SA_INLINE void FN(each_row_backward)(const sa_row_block *b, real *scratch, const
 }
 
 #define SA_ROW_KERNEL(name, kind)                                                                                              \
-    SA_NOINLINE void FN(name##_rows)(const sa_row_block *b, void *scratch) { FN(each_row_backward)(b, scratch, kind); }
+    SA_KERNEL void FN(name##_rows)(const sa_row_block *b, void *scratch) { FN(each_row_backward)(b, scratch, kind); }
 SA_ROW_KERNEL(softmax_backward, SA_SOFTMAX_BACKWARD)
 SA_ROW_KERNEL(log_softmax_backward, SA_LOG_SOFTMAX_BACKWARD)
 SA_ROW_KERNEL(layer_norm_backward, SA_LAYER_NORM_BACKWARD)
@@ -205,7 +205,7 @@ SA_ROW_KERNEL(gelu_tanh_backward, SA_GELU_TANH_BACKWARD)
 #undef SA_ROW_KERNEL
 
 /* The chunks' sums, added up in their order, to dweight and dbias. row: n elements of scratch. */
-SA_NOINLINE void FN(parameter_gradients)(const sa_row_call *c, const sa_row_plan *p, void *row) {
+SA_KERNEL void FN(parameter_gradients)(const sa_row_call *c, const sa_row_plan *p, void *row) {
     const ptrdiff_t n = p->n;
     for (int which = 0; which < 2; ++which) {
         const sa_row_gradient *to = which == 0 ? &c->dweight : &c->dbias;
@@ -236,7 +236,7 @@ SA_INLINE void FN(add_carefully)(real *sum, real *error, vec t) {
 
 /* The gradient of softmax down the columns of x[n][width], as the forward goes (softmax_columns): passes for the maximum,
  * for the sums, and for dx = y·(dy − Σy·dy), or dx = dy − e^y·Σdy for log_softmax. */
-SA_NOINLINE void FN(softmax_columns_backward)(const sa_row_block *b, void *unused) {
+SA_KERNEL void FN(softmax_columns_backward)(const sa_row_block *b, void *unused) {
     (void)unused;
     const sa_row_plan *p = b->plan;
     const sa_strided *array = b->call->array, *result = &array[SA_ROW_OUT];

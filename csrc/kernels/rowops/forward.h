@@ -276,8 +276,8 @@ SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, 
 }
 
 /* n elements of one array, along `axes` axes, to dst. n may be less than the only axis has: a piece. */
-SA_NOINLINE void FN(gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
-                            ptrdiff_t n) {
+SA_KERNEL void FN(gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
+                          ptrdiff_t n) {
     if (axes == 1) {
         FN(load_row)(dst, src, axis->stride[which], n, array->dtype, array->swapped);
         return;
@@ -337,7 +337,7 @@ SA_INLINE void FN(each_row)(const sa_row_block *b, real *scratch, const sa_row_k
 }
 
 #define SA_ROW_KERNEL(name, kind)                                                                                              \
-    SA_NOINLINE void FN(name##_rows)(const sa_row_block *b, void *scratch) { FN(each_row)(b, scratch, kind); }
+    SA_KERNEL void FN(name##_rows)(const sa_row_block *b, void *scratch) { FN(each_row)(b, scratch, kind); }
 SA_ROW_KERNEL(softmax, SA_SOFTMAX)
 SA_ROW_KERNEL(log_softmax, SA_LOG_SOFTMAX)
 SA_ROW_KERNEL(layer_norm, SA_LAYER_NORM)
@@ -351,7 +351,7 @@ SA_ROW_KERNEL(rotary_interleaved, SA_ROTARY_INTERLEAVED)
 /* Softmax down the columns of x[n][width], width ≤ SA_ROW_COLUMNS: a lane is a column, and three passes go over the rows:
  * maximum, sum (with Kahan's compensation, since one lane adds up the whole column), result. e^(x − max) is computed twice:
  * there is nowhere to keep it when the output has 16 bits, and reading it back costs as much when it has not. */
-SA_NOINLINE void FN(softmax_columns)(const sa_row_block *b, void *unused) {
+SA_KERNEL void FN(softmax_columns)(const sa_row_block *b, void *unused) {
     (void)unused;
     const sa_row_plan *p = b->plan;
     const sa_strided *in = &b->call->array[SA_ROW_X], *result = &b->call->array[SA_ROW_OUT];

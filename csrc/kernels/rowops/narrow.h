@@ -2,7 +2,7 @@
  * of the baseline took 3 % of the gradients of 8 heads of 1024×64. */
 #include "simd/bits.h"
 
-SA_NOINLINE void SA_PASTE(sa_narrow_, SA_ISA)(const float *restrict from, ptrdiff_t n, sa_dtype dtype, uint16_t *restrict to) {
+SA_KERNEL void SA_PASTE(sa_narrow_, SA_ISA)(const float *restrict from, ptrdiff_t n, sa_dtype dtype, uint16_t *restrict to) {
     if (dtype == SA_BF16) {
         for (ptrdiff_t i = 0; i < n; ++i) {
             to[i] = sa_bf16_of_float(from[i]);

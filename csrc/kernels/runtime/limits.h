@@ -4,7 +4,7 @@
 /* Enough independent chains to hide the latency of two FMA units, few enough to stay in registers. Returns FLOPs.
  * x ← x² − 1.9 is chaotic and stays in [−1.9, 1.71]: the bits change as those of real data do. With operands that settle on
  * a constant a CPU draws less power and clocked 10 % higher here than it does in any kernel. */
-SA_NOINLINE double FN(fma_loop)(ptrdiff_t rounds) {
+SA_KERNEL double FN(fma_loop)(ptrdiff_t rounds) {
     enum { CHAINS = SA_VECTOR_REGISTERS == 32 ? 20 : 12 };
     vec sum[CHAINS];
     const vec c = V(set1)((real)-1.9);
@@ -32,7 +32,7 @@ SA_NOINLINE double FN(fma_loop)(ptrdiff_t rounds) {
 
 #if !SA_REAL_IS_F64
 /* Reads all bytes (a multiple of 8 vectors; the rest is left out) and returns something that depends on them. */
-SA_NOINLINE uint64_t SA_PASTE(sa_read_loop_, SA_ISA)(const void *data, size_t bytes) {
+SA_KERNEL uint64_t SA_PASTE(sa_read_loop_, SA_ISA)(const void *data, size_t bytes) {
     const uint32_t *p = data;
     const size_t n = bytes / sizeof(uint32_t) / (8 * SA_U32_LANES) * (8 * SA_U32_LANES);
     vu32 all[8];

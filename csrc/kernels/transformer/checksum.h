@@ -5,7 +5,7 @@
 #define SA_MIXED(h, word) vu32_rotate(vu32_mul_lo(vu32_xor(h, word), vu32_set1(0x9E3779B1u)), 15)
 
 /* Folds bytes into h, in 32-bit words; those of a last part are filled up with zeros. */
-SA_NOINLINE uint64_t SA_PASTE(sa_checksum_, SA_ISA)(uint64_t h, const void *data, size_t bytes) {
+SA_KERNEL uint64_t SA_PASTE(sa_checksum_, SA_ISA)(uint64_t h, const void *data, size_t bytes) {
     enum {
         VECTORS = 128 / SA_U32_LANES,
         GROUP = 16 / SA_U32_LANES

@@ -2,8 +2,7 @@
  * their gradients. All rows are d contiguous elements. */
 
 /* x[r] = table[ids[r]] + positions[r] */
-SA_NOINLINE void FN(look_up)(const void *table, const void *positions, const int64_t *ids, ptrdiff_t rows, ptrdiff_t d,
-                             void *x) {
+SA_KERNEL void FN(look_up)(const void *table, const void *positions, const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, void *x) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
         const real *e = (const real *)table + ids[r] * d, *p = (const real *)positions + r * d;
         real *to = (real *)x + r * d;
@@ -20,7 +19,7 @@ SA_NOINLINE void FN(look_up)(const void *table, const void *positions, const int
 
 /* u = (s − mean(s))·scale with s = x + attended and scale = 1/√(variance(s) + eps), y = u·weight + bias: as layer_norm in
  * rows.h, whose sums it uses. y may be x. */
-SA_NOINLINE void FN(add_norm)(const sa_norm_rows *n) {
+SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
     const ptrdiff_t d = n->d;
     const real *weight = n->weight, *bias = n->bias;
     for (ptrdiff_t r = 0; r < n->rows; ++r) {
@@ -55,7 +54,7 @@ SA_NOINLINE void FN(add_norm)(const sa_norm_rows *n) {
 }
 
 /* From dy, in this notation, with g = dy·weight:  ds = (g − mean(g) − u·mean(g·u))·scale. */
-SA_NOINLINE void FN(norm_backward)(const sa_norm_rows *n, const void *dy, void *ds) {
+SA_KERNEL void FN(norm_backward)(const sa_norm_rows *n, const void *dy, void *ds) {
     const ptrdiff_t d = n->d;
     const real *weight = n->weight;
     for (ptrdiff_t r = 0; r < n->rows; ++r) {
@@ -86,8 +85,8 @@ SA_NOINLINE void FN(norm_backward)(const sa_norm_rows *n, const void *dy, void *
 
 /* to[c] = factor·Σ_r x[r][c]·times[r][c] for `width` columns, times being ones when NULL. Sums over 128 rows add up in
  * float64. */
-SA_NOINLINE void FN(column_sums)(const void *x, const void *times, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,
-                                 double factor, void *to) {
+SA_KERNEL void FN(column_sums)(const void *x, const void *times, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,
+                               double factor, void *to) {
     for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
         const int k = width - c < SA_LANES ? (int)(width - c) : SA_LANES;
         double total[SA_LANES] = {0};
@@ -116,7 +115,7 @@ SA_NOINLINE void FN(column_sums)(const void *x, const void *times, ptrdiff_t row
 }
 
 /* to[r] = factor·x for all rows */
-SA_NOINLINE void FN(spread)(const void *x, double factor, ptrdiff_t rows, ptrdiff_t d, void *to) {
+SA_KERNEL void FN(spread)(const void *x, double factor, ptrdiff_t rows, ptrdiff_t d, void *to) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
         for (ptrdiff_t i = 0; i < d; ++i) {
             ((real *)to)[r * d + i] = ((const real *)x)[i] * (real)factor;
@@ -125,7 +124,7 @@ SA_NOINLINE void FN(spread)(const void *x, double factor, ptrdiff_t rows, ptrdif
 }
 
 /* to += x */
-SA_NOINLINE void FN(add_row)(const void *x, ptrdiff_t d, void *to) {
+SA_KERNEL void FN(add_row)(const void *x, ptrdiff_t d, void *to) {
     for (ptrdiff_t i = 0; i < d; ++i) {
         ((real *)to)[i] += ((const real *)x)[i];
     }

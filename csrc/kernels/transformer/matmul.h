@@ -7,16 +7,14 @@
 #define SA_PANEL_DEPTH 128
 #define SA_SUMMED 64 /* rows of A and B at a time in matmul_tn: both pieces stay in L1 */
 
-enum { FN(splits_from) = INT_MAX };
-
-static size_t FN(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
+SA_KERNEL size_t FN(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
     (void)rows;
     (void)d;
     return (SA_PANEL_DEPTH * SA_PANEL + SA_WEIGHT_ROWS * SA_SUMMED) * sizeof(real);
 }
 
 /* panel[k][c] = b[k][c] for k < n, zeros up to a whole vector of columns. */
-SA_INLINE void FN(pack_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel) {
+SA_ONCE void FN(pack_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel) {
     for (ptrdiff_t k = 0; k < n; ++k) {
         const real *from = b + k * b_stride;
         real *to = panel + k * SA_PANEL;
@@ -31,8 +29,8 @@ SA_INLINE void FN(pack_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, pt
 }
 
 /* panel[k][c] = b[c][k] for k < n, zeros up to a whole vector of columns; its rows are `stride` long. */
-SA_INLINE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel,
-                                         ptrdiff_t stride) {
+SA_ONCE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel,
+                                       ptrdiff_t stride) {
     for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
         for (ptrdiff_t k = 0; k < n; k += SA_LANES) {
             const int depth = n - k < SA_LANES ? (int)(n - k) : SA_LANES;
@@ -54,7 +52,7 @@ SA_INLINE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrd
 }
 
 /* C[m][width] = start[width] + A[m][n]·B[width][n]ᵀ */
-SA_NOINLINE void FN(matmul_nt)(const sa_product *p, void *scratch) {
+SA_KERNEL void FN(matmul_nt)(const sa_product *p, void *scratch) {
     const real *a = p->a, *b = p->b;
     real *c = p->c, *panel = scratch;
     for (ptrdiff_t r = 0; r < p->m; ++r) {
@@ -68,7 +66,7 @@ SA_NOINLINE void FN(matmul_nt)(const sa_product *p, void *scratch) {
 }
 
 /* C[m][width] += A[m][n]·B[n][width] */
-SA_NOINLINE void FN(matmul_nn)(const sa_product *p, void *scratch) {
+SA_KERNEL void FN(matmul_nn)(const sa_product *p, void *scratch) {
     const real *a = p->a, *b = p->b;
     real *panel = scratch;
     for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
@@ -80,7 +78,7 @@ SA_NOINLINE void FN(matmul_nn)(const sa_product *p, void *scratch) {
 
 /* C[m][width] = A[n][m]ᵀ·B[n][width], or += it, for at most SA_WEIGHT_ROWS rows of C and any width. A is read once, and transposed for
  * all columns together: another thread has just written it. */
-SA_NOINLINE void FN(matmul_tn)(const sa_product *p, void *scratch) {
+SA_KERNEL void FN(matmul_tn)(const sa_product *p, void *scratch) {
     const real *a = p->a, *b = p->b;
     real *c = p->c, *panel = scratch, *aT = panel + SA_PANEL_DEPTH * SA_PANEL;
     const ptrdiff_t pieces = (p->n + SA_SUMMED - 1) / SA_SUMMED;

@@ -8,10 +8,10 @@
 
 #define SA_SIDE 32                                /* rows and columns of C at a time */
 #define SA_SPLIT_TILE ((size_t)3 * SA_TILE_BYTES) /* of all parts */
-#define SA_PLAIN(name) SA_PASTE4(sa_, name, f32, avx512)
+#define SA_PLAIN(name) FN(name)
 
 /* Narrower rows take as long to split as to multiply. */
-enum { FN(splits_from) = 96 };
+enum { SA_AMX(splits_from) = 96 };
 
 /* One operand may be the same in the next product (sa_product.again). */
 typedef struct {
@@ -37,8 +37,8 @@ static size_t FN(lay_out_product)(char *base, ptrdiff_t rows, ptrdiff_t d, FN(pr
     return used;
 }
 
-static size_t FN(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
-    return d < FN(splits_from) ? SA_PLAIN(matmul_scratch)(rows, d) : FN(lay_out_product)(NULL, rows, d, NULL);
+SA_KERNEL size_t SA_AMX(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
+    return d < SA_AMX(splits_from) ? SA_PLAIN(matmul_scratch)(rows, d) : FN(lay_out_product)(NULL, rows, d, NULL);
 }
 
 /* ---- splitting ------------------------------------------------------------------------------------------------------- */
@@ -93,8 +93,8 @@ SA_INLINE vec FN(split_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, p
 }
 
 #define SA_SPLIT_BLOCK(name, below, transposed)                                                                                \
-    SA_NOINLINE vec FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t part_bytes,  \
-                             vec wrong) {                                                                                      \
+    SA_LEAF vec FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t part_bytes,      \
+                         vec wrong) {                                                                                          \
         return FN(split_block)(x, stride, rows, columns, to, part_bytes, wrong, below, transposed);                            \
     }
 SA_SPLIT_BLOCK(split_block_beside, false, false)
@@ -106,7 +106,7 @@ SA_SPLIT_BLOCK(split_block_below_transposed, true, true)
 SA_INLINE bool FN(all_fits)(vec wrong) { return !V(any)(V(not_lt)(wrong, V(set1)(1))); }
 
 /* A left operand, tiles [row tile][part][step]: A[m][n], or of A[n][m] the transpose. False when some number does not fit. */
-SA_NOINLINE bool FN(split_left)(const real *x, ptrdiff_t stride, ptrdiff_t m, ptrdiff_t n, bool transposed, char *to) {
+SA_LEAF bool FN(split_left)(const real *x, ptrdiff_t stride, ptrdiff_t m, ptrdiff_t n, bool transposed, char *to) {
     const size_t part_bytes = (size_t)FN(steps_of)(n) * SA_TILE_BYTES;
     vec wrong = V(set1)(0);
     for (ptrdiff_t r = 0; r < m; r += SA_TILE_ROWS, to += 3 * part_bytes) {
@@ -124,7 +124,7 @@ SA_NOINLINE bool FN(split_left)(const real *x, ptrdiff_t stride, ptrdiff_t m, pt
 }
 
 /* A right operand of at most SA_SIDE columns, tiles [step][part][lane tile]: B[n][width], or of B[width][n] the transpose. */
-SA_NOINLINE bool FN(split_panel)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, bool transposed, char *to) {
+SA_LEAF bool FN(split_panel)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, bool transposed, char *to) {
     const ptrdiff_t lane_tiles = FN(tiles_in)(width, SA_LANES);
     const size_t part_bytes = (size_t)lane_tiles * SA_TILE_BYTES;
     vec wrong = V(set1)(0);
@@ -144,7 +144,7 @@ SA_NOINLINE bool FN(split_panel)(const real *x, ptrdiff_t stride, ptrdiff_t n, p
     return FN(all_fits)(wrong);
 }
 
-SA_NOINLINE bool FN(row_fits)(const real *x, ptrdiff_t n) {
+SA_LEAF bool FN(row_fits)(const real *x, ptrdiff_t n) {
     char tiles[3][64] __attribute__((aligned(64)));
     vec wrong = V(set1)(0);
     for (ptrdiff_t k = 0; k < n; k += SA_LANES) {
@@ -156,12 +156,8 @@ SA_NOINLINE bool FN(row_fits)(const real *x, ptrdiff_t n) {
 
 /* ---- multiplying ----------------------------------------------------------------------------------------------------- */
 
-SA_NOINLINE void FN(product_low1)(const FN(operands) * o, real *c) {
-    FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 1);
-}
-SA_NOINLINE void FN(product_low2)(const FN(operands) * o, real *c) {
-    FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 2);
-}
+SA_LEAF void FN(product_low1)(const FN(operands) * o, real *c) { FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 1); }
+SA_LEAF void FN(product_low2)(const FN(operands) * o, real *c) { FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 2); }
 
 /* sums[rows][width] = left·right, of the rows from r on; rows and width are at most SA_SIDE, rows and columns behind them are of
  * no use. */
@@ -171,9 +167,9 @@ SA_INLINE void FN(multiply)(const char *left, const char *right, ptrdiff_t r, pt
     const size_t part_bytes = (size_t)steps * SA_TILE_BYTES;
     const FN(operands) o = {.left = left + (size_t)(r / SA_TILE_ROWS) * 3 * part_bytes,
                             .right = right,
-                            .left_part = part_bytes,
+                            .left_term = part_bytes,
                             .left_row = 3 * part_bytes,
-                            .right_part = (size_t)lane_tiles * SA_TILE_BYTES,
+                            .right_term = (size_t)lane_tiles * SA_TILE_BYTES,
                             .right_step = (size_t)lane_tiles * SA_SPLIT_TILE,
                             .steps = steps};
     if (rows > SA_TILE_ROWS) {
@@ -186,8 +182,7 @@ SA_INLINE void FN(multiply)(const char *left, const char *right, ptrdiff_t r, pt
 }
 
 /* C[rows][width] = start + sums, or C + sums where start is NULL. */
-SA_NOINLINE void FN(take_sums)(const real *sums, ptrdiff_t rows, ptrdiff_t width, const real *start, real *c,
-                               ptrdiff_t c_stride) {
+SA_LEAF void FN(take_sums)(const real *sums, ptrdiff_t rows, ptrdiff_t width, const real *start, real *c, ptrdiff_t c_stride) {
     for (ptrdiff_t at = 0; at < width; at += SA_LANES) {
         const int k = width - at < SA_LANES ? (int)(width - at) : SA_LANES;
         const vec first = start == NULL ? V(set1)(0) : k == SA_LANES ? V(load)(start + at) : V(load_n)(start + at, k);
@@ -258,16 +253,16 @@ SA_INLINE void FN(matmul_rows)(const sa_product *p, void *scratch, const bool by
     sa_tiles_close();
 }
 
-SA_NOINLINE void FN(matmul_nt)(const sa_product *p, void *scratch) {
-    if (p->n < FN(splits_from)) {
+SA_KERNEL void SA_AMX(matmul_nt)(const sa_product *p, void *scratch) {
+    if (p->n < SA_AMX(splits_from)) {
         SA_PLAIN(matmul_nt)(p, scratch);
     } else {
         FN(matmul_rows)(p, scratch, true);
     }
 }
 
-SA_NOINLINE void FN(matmul_nn)(const sa_product *p, void *scratch) {
-    if (p->n < FN(splits_from)) {
+SA_KERNEL void SA_AMX(matmul_nn)(const sa_product *p, void *scratch) {
+    if (p->n < SA_AMX(splits_from)) {
         SA_PLAIN(matmul_nn)(p, scratch);
     } else {
         FN(matmul_rows)(p, scratch, false);
@@ -275,11 +270,11 @@ SA_NOINLINE void FN(matmul_nn)(const sa_product *p, void *scratch) {
 }
 
 /* C = Aᵀ·B or C += Aᵀ·B, for at most SA_WEIGHT_ROWS rows of C and sums over at most SA_SUM_ROWS. */
-SA_NOINLINE void FN(matmul_tn)(const sa_product *p, void *scratch) {
+SA_KERNEL void SA_AMX(matmul_tn)(const sa_product *p, void *scratch) {
     static const real zeros[SA_SIDE];
     const real *b = p->b;
     FN(product_scratch) *s = NULL;
-    if (p->width < FN(splits_from)) {
+    if (p->width < SA_AMX(splits_from)) {
         SA_PLAIN(matmul_tn)(p, scratch);
         return;
     }

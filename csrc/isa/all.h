@@ -1,0 +1,22 @@
+/* One instruction set: all kernels for both element types, and their table. Included by the file of the set, after its verbs. */
+#include "simd/philox.h"
+#include "kernels/transformer/checksum.h"
+#include "kernels/rowops/narrow.h"
+#include "kernels/attention/prefetch.h"
+#include "isa/table.h"
+
+#define SA_REAL_IS_F64 0
+#include "kernels/all.h"
+
+#define SA_REAL_IS_F64 1
+#include "kernels/all.h"
+
+SA_DECLARE_TABLE(SA_ISA, SA_ISA, SA_ISA)
+const sa_kernels SA_PASTE(sa_kernels_, SA_ISA) = {
+    .name = SA_STRING(SA_ISA),
+    .f32 = SA_FILL_REAL(f32, SA_ISA, SA_ISA, SA_ISA, INT_MAX),
+    .f64 = SA_FILL_REAL(f64, SA_ISA, SA_ISA, SA_ISA, INT_MAX),
+    .checksum = SA_PASTE(sa_checksum_, SA_ISA),
+    .narrow = SA_PASTE(sa_narrow_, SA_ISA),
+    .read_loop = SA_PASTE(sa_read_loop_, SA_ISA),
+};

@@ -1,0 +1,65 @@
+/* AVX-512 with the matrix unit: attention and products of matrices in float32 and 16 bits by it, and all else of isa/avx512.c. */
+#include "simd/common.h"
+#if defined(__x86_64__)
+#if defined(__clang__)
+#include <immintrin.h>
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16"))),    \
+                             apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16,prefer-vector-width=512")
+#include <immintrin.h> /* after the pragma: with -march=native before it, GCC would not inline its functions */
+#endif
+#define SA_ISA avx512
+#define SA_AMX(name) SA_PASTE4(sa_, name, f32, amx)
+#include "simd/avx512.h"
+#include "simd/amx.h"
+#include "isa/avx512_products.h"
+#include "kernels/products/amx.h"
+#include "kernels/products/amx_gradients.h"
+#include "kernels/decode/amx.h"
+
+SA_DECLARE_TABLE(avx512, amx, amx)
+SA_MATMUL_ENTRIES(SA_DECLARE_ENTRY, f32, avx512)
+#include "kernels/transformer/matmul_amx.h"
+
+static const FN(products) amx = {
+    .replace_rows = true,
+    .decode_rows = SA_AMX_DECODE_ROWS,
+    .take = FN(amx_take),
+    .lay_out = FN(amx_lay_out),
+    .open = FN(amx_open),
+    .close = FN(amx_close),
+    .pack_queries = FN(amx_queries),
+    .scores = FN(amx_scores),
+    .may_lag = FN(amx_may_lag),
+    .weights = FN(amx_weights),
+    .values = FN(amx_values),
+    .lay_out_gradients = FN(amx_lay_out_gradients),
+    .open_gradients = FN(amx_open_gradients),
+    .pack_gradients = FN(amx_pack_gradients),
+    .dweights = FN(amx_dweights),
+    .gradients = FN(amx_gradients),
+    .lay_out_decode = FN(amx_lay_out_decode),
+    .open_decode = FN(amx_open_decode),
+    .decode_keys = FN(amx_decode_keys),
+    .decode_tile = FN(amx_decode_tile),
+};
+SA_ATTENTION_KERNELS(amx, &amx)
+
+const sa_kernels sa_kernels_amx = {
+    .name = "amx",
+    .f32 = SA_FILL_REAL(f32, avx512, amx, amx, SA_AMX(splits_from)),
+    .f64 = SA_FILL_REAL(f64, avx512, avx512, avx512, INT_MAX),
+    .checksum = sa_checksum_avx512,
+    .narrow = sa_narrow_avx512,
+    .read_loop = sa_read_loop_avx512,
+};
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#else
+typedef int sa_no_amx_here;
+#endif

@@ -1,0 +1,64 @@
+/* AVX-512 with dot products of bfloat16: attention by those where arrays are of that type, and all else of isa/avx512.c. */
+#include "simd/common.h"
+#if defined(__x86_64__)
+#if defined(__clang__)
+#include <immintrin.h>
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"))),           \
+                             apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,prefer-vector-width=512")
+#include <immintrin.h> /* after the pragma: with -march=native before it, GCC would not inline its functions */
+#endif
+#define SA_ISA avx512
+#include "simd/avx512.h"
+#include "simd/avx512bf16.h"
+#include "isa/avx512_products.h"
+#include "kernels/products/bf16dot.h"
+#include "kernels/products/bf16dot_gradients.h"
+#include "kernels/decode/bf16dot.h"
+
+static const FN(products) bf16dot = {
+    .know_top = true,
+    .decode_rows = SA_DECODE_ROWS,
+    .take = FN(bf16dot_take),
+    .lay_out = FN(bf16dot_lay_out),
+    .open = FN(bf16dot_open),
+    .close = FN(bf16dot_close),
+    .pack_queries = FN(bf16dot_queries),
+    .scores = FN(bf16dot_scores),
+    .weights = FN(bf16dot_weights),
+    .values = FN(bf16dot_values),
+    .round_weights = FN(bf16dot_round),
+    .lay_out_gradients = FN(bf16dot_lay_out_gradients),
+    .open_gradients = FN(bf16dot_open_gradients),
+    .pack_gradients = FN(bf16dot_pack_gradients),
+    .dweights = FN(bf16dot_dweights),
+    .keys = FN(bf16dot_keys),
+    .gradients = FN(bf16dot_gradients),
+    .lay_out_decode = FN(bf16dot_lay_out_decode),
+    .open_decode = FN(bf16dot_open_decode),
+    .decode_queries = FN(bf16dot_decode_queries),
+    .decode_scores = FN(bf16dot_decode_scores),
+    .decode_values = FN(bf16dot_decode_values),
+    .decode_order = FN(bf16dot_decode_order),
+};
+SA_ATTENTION_KERNELS(avx512bf16, &bf16dot)
+
+SA_DECLARE_TABLE(avx512, avx512bf16, avx512)
+const sa_kernels sa_kernels_avx512bf16 = {
+    .name = "avx512bf16",
+    .f32 = SA_FILL_REAL(f32, avx512, avx512bf16, avx512, INT_MAX),
+    .f64 = SA_FILL_REAL(f64, avx512, avx512, avx512, INT_MAX),
+    .checksum = sa_checksum_avx512,
+    .narrow = sa_narrow_avx512,
+    .read_loop = sa_read_loop_avx512,
+};
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#else
+typedef int sa_no_avx512bf16_here;
+#endif

@@ -1,0 +1,102 @@
+/* The forward pass of a block from beginning to end, and the merging of its partial results. */
+
+SA_SHARED size_t FN(forward_bytes)(const sa_attention *a, const FN(products) * products) {
+    FN(scratch) s;
+    return FN(lay_out)(a, NULL, &s, FN(block_rows), products);
+}
+
+/* Which way a block goes follows from the number of rows and keys alone. */
+SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(products) * products) {
+    FN(scratch) s;
+    sa_block aligned;
+    FN(lay_out)(given->a, scratch, &s, FN(block_rows), products);
+    FN(open_caches)(given, &s);
+    if (products) {
+        products->open(given, &s.wide);
+    }
+    const sa_block *b = FN(on_cells)(given, &s.wide, &aligned);
+    const int count = b->rows->count, decode_rows = products ? products->decode_rows : SA_DECODE_ROWS;
+    /* Decoding sums across lanes, which takes 32 keys to pay. The last rows of a call of many go the way of the others, and so do
+     * few rows whose statistics are kept: the backward pass sums scores as wide blocks do, and in another order a large score is
+     * off by much, and so would be its weight. */
+    if (count <= decode_rows && b->whole && b->a->S >= 32 && b->a->stats.m.data == NULL) {
+        if (products) {
+            products->open_decode(b, &s);
+        }
+        FN(run_decode)(b, &s);
+    } else if (count <= SA_LANES) {
+        FN(run_vector)(b, &s);
+    } else {
+        FN(run_wide)(b, &s, (count + SA_LANES - 1) / SA_LANES);
+    }
+    if (products && (s.wide.terms || s.decode.open)) {
+        products->close();
+    }
+}
+
+/* O[n] = O + alpha·x, or alpha·x when it is the first. */
+SA_ONCE void FN(merge_row)(real *O, const real *x, real alpha, ptrdiff_t n, bool first) {
+    const vec f = V(set1)(alpha), zero = V(set1)(0);
+    ptrdiff_t d = 0;
+    for (; d + SA_LANES <= n; d += SA_LANES) {
+        V(store)(O + d, (first ? zero : V(load)(O + d)) + f * V(load)(x + d));
+    }
+    if (d < n) {
+        const int left = (int)(n - d);
+        V(store_n)(O + d, (first ? zero : V(load_n)(O + d, left)) + f * V(load_n)(x + d, left), left);
+    }
+}
+
+/* With M = max_c m_c over the chunks c: l = Σ_c 2^(m_c − M)·l_c and O likewise, in the order of the chunks. */
+SA_SHARED void FN(merge_block)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch,
+                               const FN(products) * products) {
+    const sa_attention *a = b->a;
+    const sa_rows *rows = b->rows;
+    const ptrdiff_t Dv = a->Dv;
+    const size_t bytes = FN(attention_partial)(a, b->partial_rows);
+    const int nv = (rows->count + SA_LANES - 1) / SA_LANES;
+    FN(scratch) layout, *s = &layout;
+    FN(lay_out)(a, scratch, s, FN(block_rows), products);
+    FN(open_caches)(b, s);
+    FN(start_rows)(b, s, SA_VECS);
+    for (ptrdiff_t c = 0; c < chunks; ++c) {
+        const real *maximum_c = (const real *)(const void *)(partial + (size_t)c * bytes);
+        for (int r = 0; r < rows->count; ++r) {
+            s->maximum[r] =
+                c == 0 || maximum_c[r] > s->maximum[r] || maximum_c[r] != maximum_c[r] ? maximum_c[r] : s->maximum[r];
+            s->sum[r] = 0;
+        }
+    }
+    for (ptrdiff_t c = 0; c < chunks; ++c) {
+        const real *maximum_c = (const real *)(const void *)(partial + (size_t)c * bytes);
+        const real *sum_c = maximum_c + b->partial_rows, *O_c = sum_c + b->partial_rows;
+        for (int r = 0; r < nv * SA_LANES; ++r) {
+            s->tile_sum[r] = r < rows->count ? maximum_c[r] - s->maximum[r] : 0;
+        }
+        for (int v = 0; v < nv; ++v) {
+            V(store)(s->alpha + v * SA_LANES, FN(exp2)(V(load)(s->tile_sum + v * SA_LANES)));
+        }
+        for (int r = 0; r < rows->count; ++r) {
+            s->sum[r] += s->alpha[r] * sum_c[r];
+            FN(merge_row)(s->O + r * Dv, O_c + r * Dv, s->alpha[r], Dv, c == 0);
+        }
+    }
+    FN(close_rows)(b, s, nv);
+    const vec zero = V(set1)(0);
+    vec check = zero; /* x − x is 0 for a finite x and NaN for any other */
+    for (int r = 0; r < rows->count; ++r) {
+        const vec f = V(set1)(s->alpha[r]);
+        for (ptrdiff_t d = 0; d < Dv; d += SA_LANES) {
+            const real *O_r = s->O + r * Dv + d;
+            const vec x = (Dv - d < SA_LANES ? V(load_n)(O_r, (int)(Dv - d)) : V(load)(O_r)) * f;
+            V(store)(s->row + d, x);
+            check = check + (x - x);
+        }
+        FN(store_row)(rows->out[r], a->out.m.col_stride, a->out.m.dtype, s->row, Dv);
+    }
+    if (V(any)(V(not_lt)(check, V(set1)(1))) && (rows->clipped || a->mask.m.data)) {
+        FN(run_careful)(b, s);
+    } else if (a->weights.m.data) {
+        FN(write_weights)(b, s, SA_VECS, 0);
+    }
+}

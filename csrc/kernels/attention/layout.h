@@ -1,0 +1,82 @@
+/* Lays out the scratch of a thread: sizes and places of what scratch.h declares. */
+
+/* Whether tile_rows has to pack the tiles of some head. */
+SA_INLINE bool FN(some_tile_packs)(const sa_attention *a, const sa_tensor *t) {
+    bool packs = !FN(is_direct)(&t->m) || t->m.row_stride > SA_DIRECT_STRIDE || t->m.row_stride < -SA_DIRECT_STRIDE;
+    for (int axis = 0; axis < a->n_lead; ++axis) { /* a field of a packed record: the first head aligned, others not */
+        packs |= t->lead_stride[axis] % (ptrdiff_t)sizeof(real) != 0;
+    }
+    return packs;
+}
+
+/* Lays the scratch out from base on and returns its size; with base NULL it only measures. Sizes are linear in E and Dv,
+ * which the driver has bounded. */
+SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, size_t W, const FN(products) * products) {
+    const bool in_cells = products && products->take(a);
+    const size_t E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
+    const size_t keys = a->S < SA_KEYS_PER_TILE && !in_cells ? FN(round_up)(a->S) : SA_KEYS_PER_TILE;
+    const size_t longest = E > Dv ? (E > keys ? E : keys) : (Dv > keys ? Dv : keys);
+    const size_t cells = ((size_t)a->S + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
+    const size_t words = (W + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
+    const bool key_packs = FN(some_tile_packs)(a, &a->key), value_packs = FN(some_tile_packs)(a, &a->value);
+    const size_t key_width = key_packs ? (size_t)a->E : 0, value_width = value_packs ? (size_t)a->Dv : 0;
+    const size_t width = key_width + value_width; /* 0, as in most small calls: a division less */
+    const size_t most = width == 0 ? 0 : SA_CACHE_BYTES / (SA_KEYS_PER_TILE * sizeof(real) * (width + 1));
+    const size_t kept = in_cells && products->replace_rows ? 0
+                        : cells < most                     ? cells
+                                                           : most,
+                 places = kept < cells ? kept + 1 : kept;
+    size_t used = 0;
+    s->key.room = key_packs ? (ptrdiff_t)(kept * SA_KEYS_PER_TILE) : 0;
+    s->value.room = value_packs ? (ptrdiff_t)(kept * SA_KEYS_PER_TILE) : 0;
+    s->products = products;
+    s->gain = NULL;
+    SA_TAKE(top, real, W);
+    SA_TAKE(maximum, real, W);
+    SA_TAKE(sum, real, W);
+    SA_TAKE(alpha, real, W);
+    SA_TAKE(tile_sum, real, W);
+    SA_TAKE(lo, real, W);
+    SA_TAKE(hi, real, W);
+    SA_TAKE(slope, real, W);
+    SA_TAKE(position, real, W);
+    SA_TAKE(ones, real, W);
+    SA_TAKE(q, real, E * W);
+    SA_TAKE(O, real, Dv * W);
+    SA_TAKE(P, real, keys * W);
+    SA_TAKE(row, real, longest * SA_LANES);
+    if (key_packs) {
+        SA_TAKE(key.rows, real, places * SA_KEYS_PER_TILE * key_width);
+        SA_TAKE(key.filled, unsigned char, kept);
+    }
+    if (value_packs) {
+        SA_TAKE(value.rows, real, places * SA_KEYS_PER_TILE * value_width);
+        SA_TAKE(value.filled, unsigned char, kept);
+    }
+    if (a->mask.m.data) {
+        SA_TAKE(bias, real, keys * W);
+    }
+    if (a->dropout_p > 0) {
+        SA_TAKE(index, uint32_t, words);
+        SA_TAKE(head_lo, uint32_t, words);
+        SA_TAKE(head_hi, uint32_t, words);
+        SA_TAKE(words, uint32_t, 4 * words);
+    }
+    s->factor = 1;
+    s->scaled = false;
+    s->ahead.now = s->ahead.count = 0;
+    s->ahead.bytes = 0;
+    s->wide.terms = 0;
+    s->wide.queries_fit = false;
+    s->decode.use = s->decode.open = s->decode.rounds = s->decode.lost = false;
+    if (products) {
+        used = products->lay_out_decode(a, base, used, &s->decode);
+        used = in_cells ? products->lay_out(a, base, used, &s->wide) : used;
+    }
+    return used;
+}
+
+/* A partial result: maximum[rows], sum[rows], output[rows][Dv], unnormalised. */
+SA_KERNEL size_t FN(attention_partial)(const sa_attention *a, ptrdiff_t rows) {
+    return ((2 + (size_t)a->Dv) * (size_t)rows * sizeof(real) + 63) / 64 * 64;
+}

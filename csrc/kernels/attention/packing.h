@@ -1,0 +1,169 @@
+/* What a block packs, compiled once: its queries into lanes, tiles of keys and values into rows. And which rows are fetched
+ * ahead, and what causal, windows and lengths leave open to each vector of rows. */
+
+SA_SHARED int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool direct, int v, const real **q) {
+    const sa_matrix *m = &b->a->query.m;
+    const int left = b->rows->count - v * SA_LANES, n = left < SA_LANES ? left : SA_LANES;
+    const size_t stride = FN(round_up)(b->a->E);
+    for (int i = 0; i < n; ++i) {
+        const char *row = b->rows->query[v * SA_LANES + i];
+        q[i] = direct ? (const real *)(const void *)row : s->row + (size_t)i * stride;
+        if (!direct) {
+            FN(load_row)(s->row + (size_t)i * stride, row, m->col_stride, b->a->E, m->dtype, m->swapped);
+        }
+    }
+    return n;
+}
+
+/* The queries times scale·log2 e in s->q, with the rows as lanes. */
+SA_ONCE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, int nv) {
+    const sa_rows *rows = b->rows;
+    const ptrdiff_t E = b->a->E;
+    const sa_matrix *q = &b->a->query.m;
+    const real factor = FN(factor_of)(b->a);
+    const bool direct = FN(rows_in_place)(rows->query, rows->count, q);
+    s->scaled = true;
+    if (E < SA_LANES) {
+        memset(s->q, 0, (size_t)E * (size_t)nv * SA_LANES * sizeof(real));
+        for (int r = 0; r < rows->count; ++r) {
+            const real *q_r = (const real *)(const void *)rows->query[r];
+            if (!direct) {
+                FN(load_row)(s->row, rows->query[r], q->col_stride, E, q->dtype, q->swapped);
+                q_r = s->row;
+            }
+            for (ptrdiff_t e = 0; e < E; ++e) {
+                s->q[e * nv * SA_LANES + r] = q_r[e] * factor;
+            }
+        }
+        return;
+    }
+    for (int v = 0; v < nv; ++v) {
+        const real *q_i[SA_LANES];
+        const int here = FN(queries_of_vector)(b, s, direct, v, q_i);
+        for (ptrdiff_t e = 0; e < E; e += SA_LANES) {
+            const int columns = E - e < SA_LANES ? (int)(E - e) : SA_LANES;
+            vec x[SA_LANES];
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                x[i] = V(set1)(0);
+                if (i < here) {
+                    x[i] = columns == SA_LANES ? V(load)(q_i[i] + e) : V(load_n)(q_i[i] + e, columns);
+                    x[i] = x[i] * V(set1)(factor);
+                }
+            }
+            FN(transpose)(x);
+            if (columns == SA_LANES) {
+                SA_UNROLL
+                for (int i = 0; i < SA_LANES; ++i) {
+                    V(store)(s->q + ((e + i) * nv + v) * SA_LANES, x[i]);
+                }
+            } else {
+                for (int i = 0; i < columns; ++i) {
+                    V(store)(s->q + ((e + i) * nv + v) * SA_LANES, x[i]);
+                }
+            }
+        }
+    }
+}
+
+/* n rows of m from `first` on as real[n][width]. */
+SA_ONCE void FN(pack_tile)(real *packed, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
+    if (!FN(is_direct)(m)) {
+        FN(load_rows)(packed, m, first, n, width);
+        return;
+    }
+    for (ptrdiff_t r = 0; r < n; ++r) {
+        const real *from = (const real *)(const void *)(m->data + (first + r) * m->row_stride);
+        real *to = packed + r * width;
+        ptrdiff_t i = 0;
+        for (; i + SA_LANES <= width; i += SA_LANES) {
+            V(store)(to + i, V(load)(from + i));
+        }
+        if (i < width) {
+            V(store_n)(to + i, V(load_n)(from + i, (int)(width - i)), (int)(width - i));
+        }
+    }
+}
+
+SA_SHARED const real *FN(packed_rows)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n,
+                                      ptrdiff_t width) {
+    const ptrdiff_t at = first - b->cache_from, S = b->a->S;
+    if (at + n > cache->room) {
+        real *packed = cache->rows + cache->room * width;
+        FN(pack_tile)(packed, m, first, n, width);
+        return packed;
+    }
+    for (ptrdiff_t cell = at / SA_KEYS_PER_TILE; cell * SA_KEYS_PER_TILE < at + n; ++cell) {
+        if (!cache->filled[cell]) {
+            const ptrdiff_t row = cell * SA_KEYS_PER_TILE, from = b->cache_from + row;
+            FN(pack_tile)(cache->rows + row * width, m, from, S - from < SA_KEYS_PER_TILE ? S - from : SA_KEYS_PER_TILE, width);
+            cache->filled[cell] = 1;
+        }
+    }
+    return cache->rows + at * width;
+}
+
+/* A memset of nothing is not free, and tiny calls would make two of them. */
+SA_INLINE void FN(open_cache)(FN(cache) * cache) {
+    if (cache->room > 0) {
+        memset(cache->filled, 0, (size_t)cache->room / SA_KEYS_PER_TILE);
+    }
+}
+
+/* Forgets the packed tiles, unless they are this block's. */
+SA_INLINE void FN(open_caches)(const sa_block *b, FN(scratch) * s) {
+    if (!b->cache_holds) {
+        FN(open_cache)(&s->key);
+        FN(open_cache)(&s->value);
+    }
+}
+
+/* What s->ahead holds is fetched by the product of so many rows that begins, or now where it has no steps to do so between. */
+SA_INLINE void FN(share_ahead)(FN(scratch) * s, ptrdiff_t rows) {
+    if (s->wide.terms && s->products->replace_rows) {
+        sa_end_ahead(&s->ahead);
+    }
+    s->ahead.share = s->ahead.bytes / (rows / 8 + 1) + 1;
+}
+
+/* Keys and values that no near cache holds are fetched a tile ahead: those of a head that this thread begins with, in a large
+ * call, and all of them from so many bytes on. */
+#define SA_FAR_HEAD_BYTES ((ptrdiff_t)12 << 20)
+
+SA_ONCE void FN(fetch_tile)(const sa_block *b, sa_ahead *ahead, const sa_matrix *m, ptrdiff_t width, ptrdiff_t first) {
+    const ptrdiff_t bytes = sa_bytes_together(m, width),
+                    to = b->end - first < SA_KEYS_PER_TILE ? b->end : first + SA_KEYS_PER_TILE;
+    if (bytes == 0 || (!b->fetches && b->end - b->begin < SA_FAR_HEAD_BYTES / 2 / bytes)) {
+        return;
+    }
+    sa_plan_ahead(ahead, (sa_rows_ahead){.offset = (uintptr_t)m->data + (uintptr_t)(first * m->row_stride),
+                                         .stride = m->row_stride,
+                                         .count = to - first,
+                                         .bytes = bytes});
+}
+
+/* What causal, windows and lengths leave open of the n rows of one vector. Of a row without keys, 0 … −1, nothing is open to all. */
+SA_INLINE FN(open_bounds) FN(open_rows)(const ptrdiff_t *lo, const ptrdiff_t *hi, int n) {
+    FN(open_bounds) open = {.any_from = lo[0], .any_to = hi[0], .all_from = lo[0], .all_to = hi[0]};
+    for (int r = 1; r < n; ++r) {
+        open.any_from = lo[r] < open.any_from ? lo[r] : open.any_from;
+        open.any_to = hi[r] > open.any_to ? hi[r] : open.any_to;
+        open.all_from = lo[r] > open.all_from ? lo[r] : open.all_from;
+        open.all_to = hi[r] < open.all_to ? hi[r] : open.all_to;
+    }
+    return open;
+}
+
+/* The same of each vector, in s->open; called when rows->clipped. Whole vectors apart: their loops become vector code. */
+SA_ONCE void FN(open_vectors)(const sa_rows *rows, FN(scratch) * s, int nv) {
+    for (int v = 0; v < nv; ++v) {
+        const int at = v * SA_LANES, left = rows->count - at;
+        if (left >= SA_LANES) {
+            s->open[v] = FN(open_rows)(rows->lo + at, rows->hi + at, SA_LANES);
+        } else if (left > 0) {
+            s->open[v] = FN(open_rows)(rows->lo + at, rows->hi + at, left);
+        } else {
+            s->open[v] = (FN(open_bounds)){.any_from = 0, .any_to = 0, .all_from = 0, .all_to = 0};
+        }
+    }
+}

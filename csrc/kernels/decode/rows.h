@@ -1,0 +1,394 @@
+/* What leaves of decoding are made of: a few queries, R of them, rounded up to a power of two, against the rows of a key head. Lanes
+ * are features. What bounds it is the reading of K and V, so those are read once, where they lie: rows of any stride, and float16
+ * and bfloat16 as they are where there is a verb for it. leaves.h makes the leaves, block.h walks over the keys. */
+
+/* The most rows: a power of two, all of them in one vector. Eight need 16 sums and their operands in registers. */
+#if SA_LANES >= 8 && SA_VECTOR_REGISTERS == 32
+#define SA_DECODE_ROWS 8
+#elif SA_LANES >= 4
+#define SA_DECODE_ROWS 4
+#else
+#define SA_DECODE_ROWS SA_LANES
+#endif
+
+/* How elements of keys and values lie in memory. bfloat16 comes as pairs: a vector of the even elements and one of the odd
+ * ones, a shift and an and for twice the lanes. What meets them is put in that order (pack_decode_queries, restore_order). */
+#define SA_READS_REAL 0
+#define SA_READS_BF16 1
+#define SA_READS_F16 2
+#define SA_READS_PAIRS 3 /* bfloat16 that had to be packed: in the same order, and so to the same bits */
+#define SA_READS_RAW 4   /* bfloat16 for products of pairs (bf16dot.h): nothing is converted */
+#undef SA_SOME_BF16
+#undef SA_SOME_F16
+#if SA_REAL_IS_F64 || !SA_HAS_BF16_PAIRS
+#define SA_SOME_BF16 0
+#else
+#define SA_SOME_BF16 1
+#endif
+#if SA_REAL_IS_F64 || !defined(SA_HAS_F16_LOADS)
+#define SA_SOME_F16 0
+#else
+#define SA_SOME_F16 1
+#endif
+
+/* Rows are fetched this far ahead: the hardware does not look beyond the end of a page. From memory, by vectors of a whole line,
+ * twice as far, and before that into the L2, where more can be on its way. */
+#define SA_BYTES_AHEAD(far) ((far) && SA_VECTOR_IS_LINE ? 8192 : 4096)
+#define SA_BYTES_LATER(far) ((far) && SA_VECTOR_IS_LINE ? 32768 : 0)
+
+/* A vector of a whole cache line fetches the one that will stand in its place, into the L1. Shorter ones would ask for each line
+ * several times, and for those of values in an order that is slow to read from memory: there whole rows are fetched
+ * (docs/decisions/0006-decoding.md), and values are added up by so many bytes of rows. */
+#define SA_VECTOR_IS_LINE (sizeof(vec) == 64)
+#define SA_VALUES_TOGETHER 4096
+
+/* Bytes from a row to those that are fetched meanwhile, the one of `later` into the L2 alone; 0: none. */
+typedef struct {
+    ptrdiff_t soon, later;
+} FN(decode_ahead);
+
+/* Rows of keys or values, `stride` bytes apart. */
+typedef struct {
+    const char *at;
+    ptrdiff_t stride;
+    FN(decode_ahead) ahead;
+    int reads;
+    bool together; /* without gaps between them */
+} FN(decode_rows);
+
+/* Rows of queries and of the output, rounded up to whole pairs of vectors. */
+SA_INLINE ptrdiff_t FN(decode_width)(ptrdiff_t n) { return (n + 2 * SA_LANES - 1) / (2 * SA_LANES) * (2 * SA_LANES); }
+
+SA_INLINE int FN(decode_reads)(const sa_matrix *m) {
+    const bool in_place = !m->swapped && m->col_stride == 2;
+    if (SA_SOME_BF16 && m->dtype == SA_BF16) {
+        return in_place ? SA_READS_BF16 : SA_READS_PAIRS;
+    }
+    return SA_SOME_F16 && m->dtype == SA_F16 && in_place ? SA_READS_F16 : SA_READS_REAL;
+}
+
+/* From a row to the one that many bytes of rows further, or four rows; 0 where it would be behind the keys that are open. */
+SA_INLINE ptrdiff_t FN(rows_ahead)(const sa_block *b, const sa_matrix *m, ptrdiff_t last, ptrdiff_t row_bytes,
+                                   ptrdiff_t bytes) {
+    const ptrdiff_t rows = row_bytes * 4 > bytes || row_bytes == 0 ? 4 : bytes / row_bytes;
+    return bytes > 0 && last + rows <= b->open_end ? rows * m->row_stride : 0;
+}
+
+/* n rows of keys or values from `first` on, as they lie or packed. */
+FN(decode_rows)
+FN(decode_rows_of)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width);
+
+/* ---- vectors of a row ---------------------------------------------------------------------------------------------- */
+
+#define SA_DECODE_BYTES(reads) ((reads) == SA_READS_REAL || (reads) == SA_READS_PAIRS ? (ptrdiff_t)sizeof(real) : 2)
+#define SA_DECODE_VECS(reads) ((reads) == SA_READS_BF16 || (reads) == SA_READS_PAIRS ? 2 : 1)
+#define SA_DECODE_STEP(reads)                                                                                                  \
+    ((reads) == SA_READS_RAW ? 2 * SA_LANES : SA_DECODE_VECS(reads) * SA_LANES) /* elements of those */
+
+/* Fetches what will stand in place of the rows from … to − 1, where vectors do not do so themselves. */
+SA_INLINE void FN(fetch_rows)(const FN(decode_rows) * rows, ptrdiff_t from, ptrdiff_t to, ptrdiff_t bytes) {
+    for (ptrdiff_t r = from; !SA_VECTOR_IS_LINE && rows->ahead.soon != 0 && r < to; ++r) {
+        sa_fetch((uintptr_t)rows->at + (uintptr_t)(r * rows->stride + rows->ahead.soon), bytes, true);
+    }
+}
+
+/* Fetches the lines ahead of the one at p, where vectors are lines: both of them if `far`. An address: it may be nobody's. It is that
+ * of the line which is read, but where rows are far and together: as many lines as a tile has are then fetched one after the other,
+ * whatever the order in which the tile's own are read (by some keys, by groups of columns). */
+SA_INLINE void FN(fetch_lines)(uintptr_t p, FN(decode_ahead) ahead, const bool far) {
+    if (SA_VECTOR_IS_LINE) {
+        __builtin_prefetch((const char *)(p + (uintptr_t)ahead.soon), 0, 3);
+        if (far) {
+            __builtin_prefetch((const char *)(p + (uintptr_t)ahead.later), 0, 2);
+        }
+    }
+}
+
+/* Whether rows are far; those that are not have a loop of their own, with fewer instructions. */
+#define SA_FAR(rows) (SA_VECTOR_IS_LINE && (rows)->ahead.later != 0)
+
+/* SA_DECODE_VECS vectors of elements from p on. */
+SA_INLINE void FN(decode_load)(const char *p, vec *x, const int reads) {
+#if SA_SOME_BF16
+    if (reads == SA_READS_BF16) {
+        x[0] = V(even_bf16)(p);
+        x[1] = V(odd_bf16)(p);
+        return;
+    }
+#endif
+#if SA_SOME_F16
+    if (reads == SA_READS_F16) {
+        x[0] = V(load_f16)(p);
+        return;
+    }
+#endif
+#if defined(SA_HAS_BF16_PRODUCTS)
+    if (reads == SA_READS_RAW) {
+        x[0] = V(load_pairs)(p, 2 * SA_LANES);
+        return;
+    }
+#endif
+    const real *from = (const real *)(const void *)p;
+    if (reads == SA_READS_PAIRS) {
+        const vec low = V(load)(from), high = V(load)(from + SA_LANES);
+        x[0] = V(even)(low, high);
+        x[1] = V(odd)(low, high);
+        return;
+    }
+    x[0] = V(load)(from);
+}
+
+/* The same of the last n elements of a row, fewer than the vectors hold; the rest is 0. */
+SA_INLINE void FN(decode_load_n)(const char *p, ptrdiff_t n, vec *x, const int reads) {
+    if (reads == SA_READS_REAL) {
+        x[0] = V(load_n)((const real *)(const void *)p, (int)n);
+        return;
+    }
+    real padded[2 * SA_LANES] = {0};
+    memcpy(padded, p, (size_t)(n * SA_DECODE_BYTES(reads)));
+    FN(decode_load)((const char *)padded, x, reads);
+}
+
+/* sum + x·q, lane by lane. */
+SA_INLINE vec FN(decode_product)(vec sum, vec x, vec q, const int reads) {
+#if defined(SA_HAS_BF16_PRODUCTS)
+    if (reads == SA_READS_RAW) {
+        return V(add_products)(sum, x, q);
+    }
+#endif
+    return (void)reads, V(fma)(x, q, sum);
+}
+
+/* ---- products ------------------------------------------------------------------------------------------------------ */
+
+/* sum[i·R + r] += k_i·q[r] over a step from element e on, where q is; the last of a row when left > 0. Lines ahead of those from
+ * `next` on are fetched, `apart` from key to key. */
+SA_INLINE void FN(decode_scores_step)(const real *q, ptrdiff_t q_stride, const char *const *k, uintptr_t next, ptrdiff_t apart,
+                                      FN(decode_ahead) ahead, ptrdiff_t e, ptrdiff_t left, vec *sum, const int R,
+                                      const int reads, const bool far) {
+    const int U = SA_DECODE_VECS(reads), keys = SA_LANES / R;
+    const int held =
+        keys == 2 && SA_VECTOR_REGISTERS == 16 ? 1 : U; /* beside 8 sums there is room for 4 queries, not for 4×2 */
+    SA_UNROLL
+    for (int from = 0; from < U; from += held) {
+        vec q_r[SA_DECODE_ROWS][2];
+        SA_UNROLL
+        for (int r = 0; r < R; ++r) {
+            SA_UNROLL
+            for (int u = from; u < from + held; ++u) {
+                q_r[r][u] = V(load)(q + r * q_stride + u * SA_LANES);
+                if (keys == 2) { /* else GCC loads it twice */
+                    SA_HOLD(q_r[r][u]);
+                }
+            }
+        }
+        SA_UNROLL
+        for (int i = 0; i < keys; ++i) {
+            const char *k_i = k[i] + e * SA_DECODE_BYTES(reads);
+            vec x[2];
+            if (left != 0) {
+                FN(decode_load_n)(k_i, left, x, reads);
+            } else {
+                FN(decode_load)(k_i, x, reads);
+            }
+            if (left == 0 && from == 0) {
+                FN(fetch_lines)(next + (uintptr_t)(i * apart), ahead, far);
+            }
+            SA_UNROLL
+            for (int r = 0; r < R; ++r) {
+                SA_UNROLL
+                for (int u = from; u < from + held; ++u) {
+                    sum[i * R + r] = FN(decode_product)(sum[i * R + r], x[u], q_r[r][u], reads);
+                }
+            }
+        }
+    }
+}
+
+/* P[n][p_stride], columns 0 … R − 1, = factor·k[j]·q[r]; the factor is of SA_READS_RAW alone, other queries hold it. q[R][q_stride] is
+ * padded with zeros. p_stride is R, and P then has room for whole vectors (what is behind n keys is any product), or it is SA_LANES. */
+SA_INLINE void FN(decode_scores)(const real *restrict q, const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t E,
+                                 real *restrict P, ptrdiff_t p_stride, real factor, const int R, const int reads,
+                                 const bool far) {
+    const int keys = SA_LANES / R; /* products of one pass: keys × R = lanes */
+    const ptrdiff_t q_stride = FN(decode_width)(E), step = SA_DECODE_STEP(reads), tail = E % step, whole = E - tail;
+    const char *k = rows->at;
+    const ptrdiff_t k_stride = rows->stride;
+    const bool together = far && rows->together && tail == 0;
+    const ptrdiff_t apart = together ? step * SA_DECODE_BYTES(reads) : k_stride; /* from line to line that is fetched */
+    for (ptrdiff_t j = 0; j < n; j += keys) {
+        const int here = n - j < keys ? (int)(n - j) : keys;
+        const char *k_j[SA_LANES];
+        SA_UNROLL
+        for (int i = 0; i < keys; ++i) {
+            k_j[i] = k + (j + (i < here ? i : 0)) * k_stride;
+        }
+        vec sum[SA_LANES];
+        SA_UNROLL
+        for (int i = 0; i < SA_LANES; ++i) {
+            sum[i] = V(set1)(0);
+        }
+        FN(fetch_rows)(rows, j, j + here, E * SA_DECODE_BYTES(reads));
+        const real *q_e = q;
+        for (ptrdiff_t e = 0; e < whole; e += step, q_e += SA_DECODE_VECS(reads) * SA_LANES) {
+            const uintptr_t next = (uintptr_t)k_j[0] + (uintptr_t)((together ? e * keys : e) * SA_DECODE_BYTES(reads));
+            FN(decode_scores_step)(q_e, q_stride, k_j, next, apart, rows->ahead, e, 0, sum, R, reads, far);
+        }
+        if (tail != 0) {
+            FN(decode_scores_step)(q_e, q_stride, k_j, 0, 0, rows->ahead, whole, tail, sum, R, reads, far);
+        }
+        vec each = FN(sum_each)(sum);
+        if (reads == SA_READS_RAW) {
+            each = each * V(set1)(factor);
+        }
+        if (p_stride == R) {
+            V(store)(P + j * R, each);
+            continue;
+        }
+        real products[SA_LANES];
+        V(store)(products, each);
+        for (int i = 0; i < here; ++i) {
+            SA_UNROLL
+            for (int r = 0; r < R; ++r) {
+                P[(j + i) * p_stride + r] = products[i * R + r];
+            }
+        }
+    }
+}
+
+/* O[R][o_stride], C vectors of columns from d on, = alpha[r]·O + Σ_j P[j][r]·v[j]; the last `tail` columns of a row, or 0. */
+SA_INLINE void FN(decode_values_columns)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * rows, ptrdiff_t n,
+                                         ptrdiff_t d, real *restrict O, ptrdiff_t o_stride, const real *restrict alpha,
+                                         const int R, const int C, const int reads, ptrdiff_t tail, const bool far) {
+    const int U = SA_DECODE_VECS(reads);
+    const char *v = rows->at + d * SA_DECODE_BYTES(reads);
+    const ptrdiff_t v_stride = rows->stride, line = SA_LANES * SA_DECODE_BYTES(reads);
+    const bool in_order = far && rows->together;
+    uintptr_t next = (uintptr_t)(in_order ? rows->at + n * d * SA_DECODE_BYTES(reads) : v);
+    vec sum[SA_DECODE_ROWS][8];
+    SA_UNROLL
+    for (int r = 0; r < R; ++r) {
+        SA_UNROLL
+        for (int c = 0; c < C; ++c) {
+            sum[r][c] = V(set1)(0);
+        }
+    }
+    for (ptrdiff_t j = 0; j < n; ++j, next += (uintptr_t)(in_order ? C * line : v_stride)) {
+        const char *v_j = v + j * v_stride;
+        vec x[8];
+        if (tail > 0) {
+            FN(decode_load_n)(v_j, tail, x, reads);
+        } else {
+            SA_UNROLL
+            for (int c = 0; c < C; c += U) {
+                FN(decode_load)(v_j + c * line, x + c, reads);
+                FN(fetch_lines)(next + (uintptr_t)(c * line), rows->ahead, far);
+            }
+        }
+        SA_UNROLL
+        for (int r = 0; r < R; ++r) {
+            vec p = V(set1)(P[j * p_stride + r]);
+            SA_UNROLL
+            for (int c = 0; c < C; ++c) {
+                sum[r][c] = V(fma)(p, x[c], sum[r][c]);
+            }
+        }
+    }
+    SA_UNROLL
+    for (int r = 0; r < R; ++r) {
+        SA_UNROLL
+        for (int c = 0; c < C; ++c) {
+            real *o = O + r * o_stride + d + c * SA_LANES;
+            V(store)(o, V(fma)(V(set1)(alpha[r]), V(load)(o), sum[r][c]));
+        }
+    }
+}
+
+/* O[R][Dv] = alpha[r]·O + Σ_j P[j][r]·v[j] over n rows from `first` on. With every C vectors of columns a share of the rows ahead is
+ * fetched. */
+SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t first,
+                                      ptrdiff_t n, ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R,
+                                      const int reads, const bool far) {
+    const int C = SA_VECTOR_REGISTERS == 32 ? (R == 8 ? 2 : R == 4 ? 4 : 8) : (R == 4 ? 2 : 4), U = SA_DECODE_VECS(reads);
+    const ptrdiff_t o_stride = FN(decode_width)(Dv), bytes = Dv * SA_DECODE_BYTES(reads);
+    const ptrdiff_t steps = Dv / (C * SA_LANES), share = steps > 0 ? (n + steps - 1) / steps : 0;
+    const FN(decode_rows) rows = {v->at + first * v->stride, v->stride, v->ahead, reads, v->together};
+    const real *P_j = P + first * p_stride;
+    ptrdiff_t d = 0;
+    for (ptrdiff_t row = 0; d + C * SA_LANES <= Dv; d += C * SA_LANES, row += share) {
+        FN(fetch_rows)(&rows, row, row + share < n ? row + share : n, bytes);
+        FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, C, reads, 0, far);
+    }
+    if (steps == 0) {
+        FN(fetch_rows)(&rows, 0, n, bytes);
+    }
+    if (C == 8 && d + 4 * SA_LANES <= Dv) { /* fewer sums would wait for one another */
+        FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, 4, reads, 0, far);
+        d += 4 * SA_LANES;
+    }
+    for (; d + U * SA_LANES <= Dv; d += U * SA_LANES) {
+        FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, U, reads, 0, far);
+    }
+    if (d < Dv) {
+        FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, U, reads, Dv - d, far);
+    }
+}
+
+/* The same over all n rows, in groups where rows are fetched as a whole. How many make one follows from Dv alone and not from the
+ * bytes that 16 bits take: packed or in place, their results have the same bits. */
+SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t n,
+                                 ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const int reads,
+                                 const bool far) {
+    static const real ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    if (Dv == 0) { /* no columns, and nothing to divide by */
+        return;
+    }
+    const ptrdiff_t rows = SA_VALUES_TOGETHER / (ptrdiff_t)sizeof(real) / Dv;
+    const ptrdiff_t group = SA_VECTOR_IS_LINE ? n : rows > 4 ? rows : 4;
+    for (ptrdiff_t j = 0; j < n; j += group) {
+        FN(decode_values_rows)(P, p_stride, v, j, n - j < group ? n - j : group, Dv, O, j == 0 ? alpha : ones, R, reads, far);
+    }
+}
+
+#define SA_DECODE_SCORES_LEAF(R, kind)                                                                                         \
+    SA_LEAF void FN(decode_scores##R##_##kind)(const real *q, const FN(decode_rows) * k, ptrdiff_t n, ptrdiff_t E, real *P,    \
+                                               ptrdiff_t p_stride, real factor) {                                              \
+        if (SA_READS_##kind != SA_READS_PAIRS && SA_FAR(k)) {                                                                  \
+            FN(decode_scores)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind, true);                                      \
+        } else {                                                                                                               \
+            FN(decode_scores)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind, false);                                     \
+        }                                                                                                                      \
+    }
+
+/* The running maximum with that of scores [n][R], the lanes of `top`, and s->alpha. Returns the maximum as those lanes need it. */
+SA_INLINE vec FN(decode_raise_maximum)(FN(scratch) * s, vec top, const int R) {
+    real each[SA_LANES];
+    V(store)(each, top);
+    for (int r = 0; r < R; ++r) {
+        real now = s->maximum[r];
+        for (int i = r; i < SA_LANES; i += R) {
+            now = each[i] > now ? each[i] : now; /* a NaN is not lost: its exponential is one */
+        }
+        s->top[r] = now;
+    }
+    const vec old = V(load)(s->maximum), now = V(load)(s->top);
+    V(store)(s->alpha, FN(exp2)(old - now));
+    V(store)(s->maximum, now);
+    for (int i = 0; i < SA_LANES; ++i) {
+        each[i] = s->top[i & (R - 1)];
+    }
+    return V(load)(each);
+}
+
+/* The running sum with that of weights [n][R], the lanes of `sum`: those of a row in order. */
+SA_INLINE void FN(decode_take_sum)(FN(scratch) * s, vec sum, const int R) {
+    real each[SA_LANES];
+    V(store)(each, sum);
+    for (int r = 0; r < R; ++r) {
+        s->tile_sum[r] = each[r];
+        for (int i = r + R; i < SA_LANES; i += R) {
+            s->tile_sum[r] += each[i];
+        }
+    }
+    V(store)(s->sum, V(fma)(V(load)(s->alpha), V(load)(s->sum), V(load)(s->tile_sum)));
+}

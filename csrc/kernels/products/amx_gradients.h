@@ -1,0 +1,238 @@
+/* The gradients of a wide block on the matrix unit (amx.h, products.h); numbers are those of docs/theory/backward.md. Tiles are
+ * P[keys][queries] as everywhere, so that
+ *
+ *     dP = V·dOᵀ (2)       rows of a cell of values by the lanes of dOᵀ, as the scores are rows of keys by the lanes of Qᵀ
+ *     dV += P·dO (1), dK += dS·Q (6)   P and dS as left operands: sums run along the queries
+ *     dQᵀ += Kᵀ·dS (3)     dS as the right operand: sums run along the keys
+ *
+ * The left operands' sums take the queries in the order 0, 16, 1, 17, … of two vectors: their pairs are then two vectors, side
+ * by side, as the pairs of a right operand are. The rows of Q and dO are paired alike. */
+
+_Static_assert(SA_BACKWARD_VECS == SA_VECS, "what these products take of the scratch is the same in both passes");
+
+SA_ONCE size_t FN(amx_lay_out_gradients)(const sa_attention_gradients *d, char *base, size_t used, FN(gradient_state) * s) {
+    const sa_attention *a = d->a;
+    if (!FN(amx_take)(a)) {
+        return used;
+    }
+    const ptrdiff_t cells = FN(tiles_in)(a->S, SA_KEYS_PER_TILE), query_steps = FN(steps_of)(FN(backward_rows));
+    s->terms = FN(terms_of_call)(a) == 3 ? 3 : 2;
+    const size_t step = (size_t)s->terms * SA_TILE_BYTES, left = step * (size_t)(2 * query_steps);
+    FN(lay_out_cells)(&s->key_columns, (size_t)(FN(row_tiles_of)(a->E) * FN(key_steps)) * SA_TILE_BYTES, FN(terms_of_call)(a),
+                      cells);
+    SA_TAKE(key_columns.tiles, char, (size_t)(s->key_columns.room + 1) * s->key_columns.bytes);
+    SA_TAKE(key_columns.state, unsigned char, (size_t)s->key_columns.room);
+    SA_TAKE(grad_out, char, step *(size_t)(FN(steps_of)(a->Dv) * SA_BACKWARD_VECS));
+    SA_TAKE(query_rows, char, step *(size_t)(query_steps * FN(tiles_in)(a->E, SA_LANES)));
+    SA_TAKE(grad_rows, char, step *(size_t)(query_steps * FN(tiles_in)(a->Dv, SA_LANES)));
+    SA_TAKE(weights, char, left);
+    SA_TAKE(dscores, char, left);
+    return used;
+}
+
+/* Forgets the cells, unless they are this block's: also where the block itself goes through multiply-adds. */
+SA_ONCE void FN(amx_open_gradients)(const sa_block *b, FN(gradient_state) * g) {
+    if (FN(amx_take)(b->a) && !b->cache_holds) {
+        memset(g->key_columns.state, SA_CELL_UNKNOWN, (size_t)g->key_columns.room);
+    }
+}
+
+/* Rows of m as they lie, or in `loaded`; NULL where the factor is 0. */
+SA_ONCE void FN(rows_as_real)(const char *const *from, const sa_matrix *m, int count, ptrdiff_t width, const real *factor,
+                              real *loaded, const real **row) {
+    const bool in_place = FN(rows_in_place)(from, count, m);
+    const size_t stride = FN(round_up)(width);
+    for (int r = 0; r < count; ++r) {
+        row[r] = (const real *)(const void *)from[r];
+        if (!in_place) {
+            FN(load_row)(loaded + (size_t)r * stride, from[r], m->col_stride, width, m->dtype, m->swapped);
+            row[r] = loaded + (size_t)r * stride;
+        }
+        if (factor[r] == 0) {
+            row[r] = NULL;
+        }
+    }
+}
+
+/* Splits Q and dO, as rows (which q_rows and do_rows have room for) and as lanes. */
+SA_ONCE void FN(amx_pack_gradients)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_state) * g,
+                                    FN(gradient_rows) * x, real *q_rows, real *do_rows, int nv) {
+    const sa_attention *a = b->g->a;
+    const char *const *query = b->b.rows->query, *const *grad_out = b->rows->grad_out;
+    FN(rows_as_real)(query, &a->query.m, b->b.rows->count, a->E, x->query_factor, q_rows, x->query);
+    FN(rows_as_real)(grad_out, &b->g->grad_out.m, b->b.rows->count, a->Dv, x->grad_factor, do_rows, x->grad_out);
+    g->fit = s->wide.queries_fit;
+    const int count = b->b.rows->count;
+    for (int v = 0; v < nv && g->fit; ++v) {
+        const int row = v * SA_LANES, n = count - row < SA_LANES ? count - row : SA_LANES;
+        g->fit =
+            FN(split_lanes)(x->grad_out + row, x->grad_factor + row, n, a->Dv, nv, g->grad_out + v * SA_TILE_BYTES, g->terms);
+    }
+    g->fit =
+        g->fit && (b->mask_only || (FN(split_summands)(x->query, x->query_factor, count, a->E, g->query_rows, g->terms) &&
+                                    FN(split_summands)(x->grad_out, x->grad_factor, count, a->Dv, g->grad_rows, g->terms)));
+}
+
+/* (2), in dS. False: nothing was done. */
+SA_ONCE bool FN(amx_dweights)(const sa_block *b, FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first, ptrdiff_t n,
+                              real *dS, int nv) {
+    const char *values = g->fit ? FN(cell_of)(b, s, &s->wide.values, first, true, false) : NULL;
+    if (values) {
+        FN(amx_rows)(b, s, &s->wide.values, values, g->grad_out, g->terms, b->a->Dv, first, n, dS, false, nv);
+    }
+    return values != NULL;
+}
+
+/* The terms of P and dS as left operands and of dS as a right operand (in s->wide.weights), all cut towards zero: n rows of a
+ * step, vectors from `from` on. Plain: P holds scores and dS holds dP as yet, and stay so, but that dS is stored if it `keeps`.
+ * False when some dS is not finite. */
+SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_state) * g, const real *P, real *dS,
+                                 const real *delta, int from, ptrdiff_t n, int nv, const int terms, bool plain, bool keeps) {
+    const ptrdiff_t query_steps = FN(steps_of)(nv * SA_LANES);
+    const size_t left_term = (size_t)(2 * query_steps) * SA_TILE_BYTES, right_term = (size_t)nv * SA_TILE_BYTES;
+    const vec zero = V(set1)(0);
+    vec check = zero; /* 0·x is 0 for a finite x and NaN for any other */
+    for (ptrdiff_t j = 0; j < SA_TILE_STEP; j += 2) {
+        const ptrdiff_t left_at = j / SA_TILE_ROWS * query_steps * SA_TILE_BYTES + j % SA_TILE_ROWS * 64;
+        char *right = s->wide.weights + j * 32;
+        if (j % 8 == 0) {
+            sa_tiles_stay_awake();
+        }
+        for (int v = from; v < nv; v += 2) {
+            const ptrdiff_t left = left_at + v / 2 * SA_TILE_BYTES;
+            vec p[2][2], ds[2][2]; /* [row][vector] */
+            SA_UNROLL
+            for (int i = 0; i < 4; ++i) {
+                const int row = i / 2, u = i % 2;
+                const ptrdiff_t at = ((j + row) * nv + v + u) * SA_LANES;
+                p[row][u] = ds[row][u] = zero;
+                if (j + row < n && v + u < nv) {
+                    p[row][u] = V(load)(P + at);
+                    ds[row][u] = V(load)(dS + at);
+                    if (plain) {
+                        p[row][u] = FN(exp2)(p[row][u] - V(load)(s->maximum + (v + u) * SA_LANES));
+                        ds[row][u] = p[row][u] * (ds[row][u] - V(load)(delta + (v + u) * SA_LANES));
+                        if (keeps) {
+                            V(store)(dS + at, ds[row][u]);
+                        }
+                    }
+                }
+                check = V(fma)(ds[row][u], zero, check);
+            }
+            for (int row = 0; row < 2; ++row) {
+                FN(split_pairs)(p[row][0], p[row][1], g->weights + left + row * 64, left_term, terms, false);
+                FN(split_pairs)(ds[row][0], ds[row][1], g->dscores + left + row * 64, left_term, terms, false);
+            }
+            FN(split_pairs)(ds[0][0], ds[1][0], right + v * SA_TILE_BYTES, right_term, terms, false);
+            if (v + 1 < nv) {
+                FN(split_pairs)(ds[0][1], ds[1][1], right + (v + 1) * SA_TILE_BYTES, right_term, terms, false);
+            }
+        }
+    }
+    return !V(any)(V(not_lt)(check, V(set1)(1)));
+}
+
+SA_LEAF bool FN(split_dscores2)(const FN(scratch) * s, const FN(gradient_state) * g, const real *P, real *dS, const real *delta,
+                                int from, ptrdiff_t n, int nv, bool plain, bool keeps) {
+    return FN(split_dscores)(s, g, P, dS, delta, from, n, nv, 2, plain, keeps);
+}
+SA_LEAF bool FN(split_dscores3)(const FN(scratch) * s, const FN(gradient_state) * g, const real *P, real *dS, const real *delta,
+                                int from, ptrdiff_t n, int nv, bool plain, bool keeps) {
+    return FN(split_dscores)(s, g, P, dS, delta, from, n, nv, 3, plain, keeps);
+}
+
+/* to[n][stride] += left·right, 32 rows of the left operand, `width` lanes; sums from query step `from` on. */
+SA_ONCE void FN(add_rows_product)(const FN(scratch) * s, int terms, const char *left, const char *right, ptrdiff_t from,
+                                  ptrdiff_t query_steps, ptrdiff_t width, ptrdiff_t n, real *to, ptrdiff_t stride) {
+    const ptrdiff_t lane_tiles = FN(tiles_in)(width, SA_LANES);
+    FN(operands)
+    o = {.left = left + from * SA_TILE_BYTES,
+         .left_term = (size_t)(2 * query_steps) * SA_TILE_BYTES,
+         .left_row = (size_t)query_steps * SA_TILE_BYTES,
+         .right_term = (size_t)(query_steps * lane_tiles) * SA_TILE_BYTES,
+         .right_step = (size_t)lane_tiles * SA_TILE_BYTES,
+         .steps = query_steps - from};
+    for (ptrdiff_t v = 0; v < lane_tiles; v += 2) {
+        const int tiles = v + 1 < lane_tiles ? 2 : 1;
+        o.right = right + from * lane_tiles * SA_TILE_BYTES + v * SA_TILE_BYTES;
+        o.adds = n == SA_TILE_STEP && width - v * SA_LANES >= tiles * SA_LANES;
+        if (o.adds) {
+            FN(product)(&o, to + v * SA_LANES, (size_t)stride * sizeof(real), terms, terms, tiles);
+            continue;
+        }
+        FN(product)(&o, s->wide.product, (size_t)tiles * SA_LANES * sizeof(real), terms, terms, tiles);
+        for (ptrdiff_t r = 0; r < n; ++r) {
+            for (int u = 0; u < tiles; ++u) {
+                real *row = to + r * stride + (v + u) * SA_LANES;
+                const vec more = V(load)(s->wide.product + (r * tiles + u) * SA_LANES);
+                const ptrdiff_t left_columns = width - (v + u) * SA_LANES;
+                if (left_columns >= SA_LANES) {
+                    V(store)(row, V(load)(row) + more);
+                } else {
+                    V(store_n)(row, V(load_n)(row, (int)left_columns) + more, (int)left_columns);
+                }
+            }
+        }
+    }
+}
+
+/* dqT[E][nv·lanes] += a step of the cell's columns times dS, vectors from `from` on. */
+SA_ONCE void FN(add_columns_product)(const sa_block *b, const FN(scratch) * s, const FN(gradient_state) * g,
+                                     const char *columns, int from, real *dqT, int nv) {
+    const ptrdiff_t lanes = nv * SA_LANES;
+    FN(operands)
+    o = {.left_term = g->key_columns.part_bytes,
+         .left_row = FN(key_steps) * SA_TILE_BYTES,
+         .right_term = (size_t)nv * SA_TILE_BYTES,
+         .steps = 1,
+         .adds = true};
+    for (ptrdiff_t e = 0; e < b->a->E; e += 2 * SA_TILE_ROWS) {
+        o.left = columns + (size_t)(e / SA_TILE_ROWS) * o.left_row;
+        for (int v = from; v < nv; v += 2) {
+            o.right = s->wide.weights + v * SA_TILE_BYTES;
+            FN(product)(&o, dqT + e * lanes + v * SA_LANES, (size_t)lanes * sizeof(real), s->wide.terms, g->terms,
+                        v + 1 < nv ? 2 : 1);
+        }
+    }
+}
+
+/* (1), (3) and (6) of a tile of n keys from its key `done` on, a step at a time: what is split then stays in the L1. dqT has E rounded up to row tiles. `plain` and `keeps` as in split_dscores. Returns where it came to:
+ * n, or the first key of the step that goes through multiply-adds. */
+SA_ONCE ptrdiff_t FN(amx_gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g, real *P,
+                                    real *dS, const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
+                                    int nv, bool plain, bool keeps) {
+    const sa_attention *a = b->g->a;
+    const char *columns = NULL;
+    if (!g->fit || (b->g->dquery.m.data && !(columns = FN(cell_of)(&b->b, s, &g->key_columns, first, false, true)))) {
+        return done;
+    }
+    FN(open_steps)(&b->b, s, first, n, nv, s->wide.from);
+    const ptrdiff_t query_steps = FN(steps_of)(nv * SA_LANES);
+    for (; done < n; done += SA_TILE_STEP) {
+        const int from = s->wide.from[done / SA_TILE_STEP];
+        const ptrdiff_t keys = n - done < SA_TILE_STEP ? n - done : SA_TILE_STEP, at = done * nv * SA_LANES;
+        const ptrdiff_t row = first + done - b->first_key;
+        for (ptrdiff_t j = 0; keeps && from > 0 && j < keys; ++j) { /* what causal closes */
+            memset(dS + at + j * nv * SA_LANES, 0, (size_t)(from * SA_LANES) * sizeof(real));
+        }
+        const unsigned before = sa_flush_subnormals();
+        const bool finite = g->terms == 3 ? FN(split_dscores3)(s, g, P + at, dS + at, delta, from, keys, nv, plain, keeps)
+                                          : FN(split_dscores2)(s, g, P + at, dS + at, delta, from, keys, nv, plain, keeps);
+        sa_restore_subnormals(before);
+        if (!finite) {
+            return done;
+        }
+        if (b->dvalue) {
+            FN(add_rows_product)(s, g->terms, g->weights, g->grad_rows, from / 2, query_steps, a->Dv, keys,
+                                 (real *)(void *)b->dvalue + row * b->dvalue_stride, b->dvalue_stride);
+        }
+        if (b->dkey) {
+            FN(add_rows_product)(s, g->terms, g->dscores, g->query_rows, from / 2, query_steps, a->E, keys,
+                                 (real *)(void *)b->dkey + row * b->dkey_stride, b->dkey_stride);
+        }
+        if (columns) {
+            FN(add_columns_product)(&b->b, s, g, columns + done / SA_TILE_STEP * SA_TILE_BYTES, from, dqT, nv);
+        }
+    }
+    return n;
+}

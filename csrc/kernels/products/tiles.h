@@ -1,0 +1,268 @@
+/* The matrix products of attention as register tiles: what leaves are made of, of multiply-adds in fma.h and of dot products of
+ * pairs of bfloat16 in bf16dot.h.
+ *
+ * Lanes are queries. Everything is transposed, so K and V are read where they lie, nothing is summed across lanes,
+ * and the width of a head is only an index of broadcasts. Needs many queries to fill the lanes. For few queries: decode/. */
+
+/* a[i] lane j ↔ a[j] lane i, by log2(lanes) perfect shuffles where there is nothing faster. */
+SA_INLINE void FN(transpose)(vec *a) {
+#if defined(SA_HAS_TRANSPOSE) && !SA_REAL_IS_F64
+    V(transpose)(a);
+#else
+    vec b[SA_LANES];
+    SA_UNROLL
+    for (int span = 1; span < SA_LANES; span *= 2) {
+        SA_UNROLL
+        for (int i = 0; i < SA_LANES / 2; ++i) {
+            b[2 * i] = V(zip_lo)(a[i], a[i + SA_LANES / 2]);
+            b[2 * i + 1] = V(zip_hi)(a[i], a[i + SA_LANES / 2]);
+        }
+        SA_UNROLL
+        for (int i = 0; i < SA_LANES; ++i) {
+            a[i] = b[i];
+        }
+    }
+#endif
+}
+
+/* Lane i of the result is the sum over the lanes of a[i]; a is used up. */
+SA_INLINE vec FN(sum_each)(vec *a) {
+#if defined(SA_HAS_SUM_EACH)
+    return V(sum_each)(a);
+#else
+    SA_UNROLL
+    for (int n = SA_LANES; n > 1; n /= 2) {
+        SA_UNROLL
+        for (int i = 0; i < n / 2; ++i) {
+            a[i] = V(even)(a[2 * i], a[2 * i + 1]) + V(odd)(a[2 * i], a[2 * i + 1]);
+        }
+    }
+    return a[0];
+#endif
+}
+
+/* ---- wide ----------------------------------------------------------------------------------------------------------
+ * nv vectors of lanes are worked on, of rows that are `lanes` long: a causal tile leaves out vectors that it closes for some of
+ * its keys, and works on vector v for the first end[v] of them; the ends grow. */
+
+/* Of eight rows after tiles of six, four and four are faster than six and two. */
+#define SA_ENDS_IN_FOURS(left, nv) (SA_ROWS(nv) == 6 && (left) == 8)
+
+/* sum + a·b, or of `pairs` of bfloat16 both products of a pair. */
+SA_INLINE vec FN(add_product)(vec sum, vec a, vec b, const bool pairs) {
+#if defined(SA_HAS_BF16_PRODUCTS)
+    if (pairs) {
+        return V(add_products)(sum, b, a);
+    }
+#endif
+    return (void)pairs, V(fma)(a, b, sum);
+}
+
+/* P[rows][nv·lanes] = k[rows][E] · qT[E][nv·lanes]; top takes the maximum of each lane. Of `pairs` of bfloat16, P is
+ * times a factor for each lane. */
+SA_INLINE void FN(scores_tile)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t E,
+                               real *restrict P, ptrdiff_t lanes, const real *factor, vec *top, const int rows, const int nv,
+                               const bool pairs) {
+    vec sum[8][4];
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            sum[r][v] = V(set1)(0);
+        }
+    }
+    for (ptrdiff_t e = 0; e < E; ++e) {
+        vec q[4];
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            q[v] = V(load)(qT + e * lanes + v * SA_LANES);
+        }
+        SA_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            vec k_re = V(set1)(k[r * k_stride + e]);
+            SA_UNROLL
+            for (int v = 0; v < nv; ++v) {
+                sum[r][v] = FN(add_product)(sum[r][v], k_re, q[v], pairs);
+            }
+        }
+    }
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            vec s = sum[r][v];
+            if (pairs) {
+                s = s * V(load)(factor + v * SA_LANES);
+            }
+            V(store)(P + r * lanes + v * SA_LANES, s);
+            top[v] = V(max)(top[v], s);
+        }
+    }
+}
+
+SA_INLINE void FN(scores_any)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E,
+                              real *restrict P, ptrdiff_t lanes, const real *factor, real *restrict top, sa_ahead *ahead,
+                              const int nv, const bool pairs) {
+    vec m[4];
+    SA_UNROLL
+    for (int v = 0; v < nv; ++v) {
+        m[v] = V(load)(top + v * SA_LANES);
+    }
+    ptrdiff_t j = 0;
+    for (; j + SA_ROWS(nv) <= n && !SA_ENDS_IN_FOURS(n - j, nv); j += SA_ROWS(nv)) {
+        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, factor, m, SA_ROWS(nv), nv, pairs);
+        sa_look_ahead(ahead);
+    }
+    for (; SA_ROWS(nv) > 4 && j + 4 <= n; j += 4) {
+        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, factor, m, 4, nv, pairs);
+    }
+    if (j + 2 <= n) {
+        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, factor, m, 2, nv, pairs);
+        j += 2;
+    }
+    if (j < n) {
+        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, factor, m, 1, nv, pairs);
+    }
+    SA_UNROLL
+    for (int v = 0; v < nv; ++v) {
+        V(store)(top + v * SA_LANES, m[v]);
+    }
+}
+
+/* O[rows][nv·lanes] = alpha·O + Σ_j v[j][rows]·P[j][nv·lanes], j < end[v] for vector v. The sum starts at zero and meets the old
+ * output in one fused step: half the RMS error of adding term by term to O, at no cost. Of `pairs`, j counts two keys. */
+SA_INLINE void FN(values_tile)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, const ptrdiff_t *end,
+                               real *restrict O, ptrdiff_t lanes, const vec *alpha, const int rows, const int nv,
+                               const bool pairs) {
+    vec sum[8][4];
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            sum[r][v] = V(set1)(0);
+        }
+    }
+    ptrdiff_t j = 0;
+    SA_UNROLL
+    for (int from = 0; from < nv; ++from) {
+        for (; j < end[from]; ++j) {
+            vec p[4];
+            SA_UNROLL
+            for (int v = from; v < nv; ++v) {
+                p[v] = V(load)(P + j * lanes + v * SA_LANES);
+            }
+            SA_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                vec v_jr = V(set1)(v_j[j * v_stride + r]);
+                SA_UNROLL
+                for (int v = from; v < nv; ++v) {
+                    sum[r][v] = FN(add_product)(sum[r][v], v_jr, p[v], pairs);
+                }
+            }
+        }
+    }
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            real *o = O + r * lanes + v * SA_LANES;
+            V(store)(o, V(fma)(alpha[v], V(load)(o), sum[r][v]));
+        }
+    }
+}
+
+SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, const ptrdiff_t *end,
+                              ptrdiff_t Dv, real *restrict O, ptrdiff_t lanes, const real *restrict alpha, sa_ahead *ahead,
+                              const int nv, const bool pairs) {
+    vec a[4];
+    SA_UNROLL
+    for (int v = 0; v < nv; ++v) {
+        a[v] = V(load)(alpha + v * SA_LANES);
+    }
+    ptrdiff_t d = 0;
+    for (; d + SA_ROWS(nv) <= Dv && !SA_ENDS_IN_FOURS(Dv - d, nv); d += SA_ROWS(nv)) {
+        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, SA_ROWS(nv), nv, pairs);
+        sa_look_ahead(ahead);
+    }
+    for (; SA_ROWS(nv) > 4 && d + 4 <= Dv; d += 4) {
+        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 4, nv, pairs);
+    }
+    if (d + 2 <= Dv) {
+        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 2, nv, pairs);
+        d += 2;
+    }
+    if (d < Dv) {
+        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 1, nv, pairs);
+    }
+}
+
+/* ---- lanes are columns: the gradients of keys and values --------------------------------------------------------------- */
+
+/* C[rows][nv·lanes] += Σ_i p[r][i]·x[i][nv·lanes]. The sum starts at zero, as in values_tile. The last vector of C has `tail`
+ * columns; x is padded to whole vectors. Of `pairs`, i counts two rows of x. */
+SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
+                              ptrdiff_t n, real *restrict C, ptrdiff_t c_stride, int tail, const int rows, const int nv,
+                              const bool pairs) {
+    vec sum[8][4];
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            sum[r][v] = V(set1)(0);
+        }
+    }
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        vec x_i[4];
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            x_i[v] = V(load)(x + i * x_stride + v * SA_LANES);
+        }
+        SA_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            vec p_ri = V(set1)(p[r * p_stride + i]);
+            SA_UNROLL
+            for (int v = 0; v < nv; ++v) {
+                sum[r][v] = FN(add_product)(sum[r][v], p_ri, x_i[v], pairs);
+            }
+        }
+    }
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            real *c = C + r * c_stride + v * SA_LANES;
+            if (v < nv - 1 || tail == SA_LANES) {
+                V(store)(c, V(load)(c) + sum[r][v]);
+            } else {
+                V(store_n)(c, V(load_n)(c, tail) + sum[r][v], tail);
+            }
+        }
+    }
+}
+
+SA_INLINE void FN(outer_any)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
+                             ptrdiff_t n, ptrdiff_t m, real *restrict C, ptrdiff_t c_stride, int tail, const int nv,
+                             const bool pairs) {
+    ptrdiff_t r = 0;
+    for (; r + SA_ROWS(nv) <= m && !SA_ENDS_IN_FOURS(m - r, nv); r += SA_ROWS(nv)) {
+        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, SA_ROWS(nv), nv, pairs);
+    }
+    for (; SA_ROWS(nv) > 4 && r + 4 <= m; r += 4) {
+        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, 4, nv, pairs);
+    }
+    if (r + 2 <= m) {
+        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, 2, nv, pairs);
+        r += 2;
+    }
+    if (r < m) {
+        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, 1, nv, pairs);
+    }
+}
+
+/* How many of the vectors that are left a leaf takes at once, and the columns of the last one: five are three and two. */
+SA_INLINE int FN(vectors_at_once)(ptrdiff_t width, int *tail) {
+    const ptrdiff_t left = (width + SA_LANES - 1) / SA_LANES;
+    const int nv = left == SA_VECS + 1 && SA_VECS == 4 ? 3 : left < SA_VECS ? (int)left : SA_VECS;
+    *tail = width < nv * SA_LANES ? (int)width - (nv - 1) * SA_LANES : SA_LANES;
+    return nv;
+}
