@@ -1,7 +1,8 @@
 /* AVX-512 with the matrix unit: attention and products of matrices in float32 and 16 bits by it, and all else of isa/avx512.c. */
 #include "simd/common.h"
 #if defined(__x86_64__)
-#if defined(__clang__)
+#if defined(SA_EMULATED) /* csrc/tests/emulated */
+#elif defined(__clang__)
 #include <immintrin.h>
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16"))),    \
                              apply_to = function)
@@ -55,7 +56,8 @@ const sa_kernels sa_kernels_amx = {
     .narrow = sa_narrow_avx512,
     .read_loop = sa_read_loop_avx512,
 };
-#if defined(__clang__)
+#if defined(SA_EMULATED)
+#elif defined(__clang__)
 #pragma clang attribute pop
 #else
 #pragma GCC pop_options

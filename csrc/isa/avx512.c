@@ -1,7 +1,8 @@
 /* The AVX-512 kernels: names the instruction set, then includes the kernels. */
 #include "simd/common.h"
 #if defined(__x86_64__)
-#if defined(__clang__)
+#if defined(SA_EMULATED) /* csrc/tests/emulated */
+#elif defined(__clang__)
 #include <immintrin.h>
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
 #else
@@ -12,7 +13,8 @@
 #define SA_ISA avx512
 #include "simd/avx512.h"
 #include "isa/all.h"
-#if defined(__clang__)
+#if defined(SA_EMULATED)
+#elif defined(__clang__)
 #pragma clang attribute pop
 #else
 #pragma GCC pop_options

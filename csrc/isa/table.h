@@ -68,13 +68,14 @@
 #define SA_FILL_REAL(dtype, isa, attention_isa, matmul_isa, splits)                                                            \
     {                                                                                                                          \
         SA_ATTENTION_ENTRIES(SA_FILL_ENTRY, dtype, attention_isa)                                                              \
-        SA_MATMUL_ENTRIES(SA_FILL_ENTRY, dtype, matmul_isa) SA_OTHER_ENTRIES(SA_FILL_ENTRY, dtype, isa)                        \
-            .block_rows = SA_PASTE4(sa_, block_rows, dtype, isa),                                                              \
-        .backward_rows = SA_PASTE4(sa_, backward_rows, dtype, isa), .splits_from = splits,                                     \
-        .rows = {SA_ROW_ENTRIES(SA_FILL_ROWS, dtype, isa)}, .update = {                                                        \
-            [SA_SGD] = SA_PASTE4(sa_, sgd, dtype, isa),                                                                        \
-            [SA_ADAM] = SA_PASTE4(sa_, adam, dtype, isa)                                                                       \
-        }                                                                                                                      \
+        SA_MATMUL_ENTRIES(SA_FILL_ENTRY, dtype, matmul_isa)                                                                    \
+        SA_OTHER_ENTRIES(SA_FILL_ENTRY, dtype, isa).block_rows = SA_PASTE4(sa_, block_rows, dtype, isa),                       \
+                                               .backward_rows = SA_PASTE4(sa_, backward_rows, dtype, isa),                     \
+                                               .splits_from = splits, .rows = {SA_ROW_ENTRIES(SA_FILL_ROWS, dtype, isa)},      \
+                                               .update = {                                                                     \
+                                                   [SA_SGD] = SA_PASTE4(sa_, sgd, dtype, isa),                                 \
+                                                   [SA_ADAM] = SA_PASTE4(sa_, adam, dtype, isa)                                \
+                                               }                                                                               \
     }
 
 #define SA_STRING_(x) #x

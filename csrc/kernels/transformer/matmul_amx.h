@@ -93,8 +93,8 @@ SA_INLINE vec FN(split_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, p
 }
 
 #define SA_SPLIT_BLOCK(name, below, transposed)                                                                                \
-    SA_LEAF vec FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t part_bytes,  \
-                             vec wrong) {                                                                                      \
+    SA_LEAF vec FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t part_bytes,      \
+                         vec wrong) {                                                                                          \
         return FN(split_block)(x, stride, rows, columns, to, part_bytes, wrong, below, transposed);                            \
     }
 SA_SPLIT_BLOCK(split_block_beside, false, false)
@@ -156,12 +156,8 @@ SA_LEAF bool FN(row_fits)(const real *x, ptrdiff_t n) {
 
 /* ---- multiplying ----------------------------------------------------------------------------------------------------- */
 
-SA_LEAF void FN(product_low1)(const FN(operands) * o, real *c) {
-    FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 1);
-}
-SA_LEAF void FN(product_low2)(const FN(operands) * o, real *c) {
-    FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 2);
-}
+SA_LEAF void FN(product_low1)(const FN(operands) * o, real *c) { FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 1); }
+SA_LEAF void FN(product_low2)(const FN(operands) * o, real *c) { FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 2); }
 
 /* sums[rows][width] = left·right, of the rows from r on; rows and width are at most SA_SIDE, rows and columns behind them are of
  * no use. */
@@ -186,8 +182,7 @@ SA_INLINE void FN(multiply)(const char *left, const char *right, ptrdiff_t r, pt
 }
 
 /* C[rows][width] = start + sums, or C + sums where start is NULL. */
-SA_LEAF void FN(take_sums)(const real *sums, ptrdiff_t rows, ptrdiff_t width, const real *start, real *c,
-                               ptrdiff_t c_stride) {
+SA_LEAF void FN(take_sums)(const real *sums, ptrdiff_t rows, ptrdiff_t width, const real *start, real *c, ptrdiff_t c_stride) {
     for (ptrdiff_t at = 0; at < width; at += SA_LANES) {
         const int k = width - at < SA_LANES ? (int)(width - at) : SA_LANES;
         const vec first = start == NULL ? V(set1)(0) : k == SA_LANES ? V(load)(start + at) : V(load_n)(start + at, k);

@@ -1,5 +1,5 @@
 /* The instructions of AVX-512, of its products of bfloat16 and of the matrix unit (AMX) that the kernels use, in terms of AVX2:
- * isa_avx512.c beside this compiles the verbs and templates for CPUs that have none of them (make -C csrc emulate).
+ * the files beside this compile the kernels for CPUs that have none of them (make -C csrc emulate).
  *
  * Slow, and meant to be read beside the pseudocode of each instruction in the manual (Intel SDM, volume 2). MXCSR counts: what is
  * computed here rounds, and takes subnormal numbers for 0, as it says. */
