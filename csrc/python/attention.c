@@ -1,13 +1,10 @@
 /* scaled_dot_product_attention as Python calls it: makes the outputs, runs, and builds the result. The arguments are read in
  * attention_call.c. */
 #include "python/attention_call.h"
-#include "python/blocks.h"
-#include "python/unlocked.h"
+#include "python/run.h"
 
-/* Work below which the GIL is kept and scratch is taken from the stack: releasing and taking it back costs as much as such
- * a call. In multiply-adds. */
+/* Multiply-adds below which the GIL is kept. */
 #define SA_SMALL_WORK 65536.0
-#define SA_STACK_SCRATCH 32768
 
 /* Behind the parameters that all have: of sa_py_attention_cached alone, and of sa_py_attention_forward. */
 enum { QUERY_LENGTHS = SA_ARG_NUM_THREADS + 1, UNROUNDED = SA_ARG_NUM_THREADS + 1 };
@@ -134,38 +131,30 @@ static int make_outputs(sa_call *c, PyObject *const *values) {
 
 /* ---- running ------------------------------------------------------------------------------------------------------- */
 
-static int run(sa_call *c, PyObject *module) {
-    _Alignas(64) char on_stack[SA_STACK_SCRATCH];
+typedef struct {
+    sa_call *c;
     sa_attention_plan plan;
-    size_t scratch_bytes, bytes;
-    sa_status status = sa_attention_make_plan(&c->a, c->threads, &plan);
-    if (status == SA_OK && (!sa_multiply((size_t)plan.threads, plan.scratch_bytes, &scratch_bytes) ||
-                            scratch_bytes > PTRDIFF_MAX / 2 || plan.partial_bytes > PTRDIFF_MAX / 2)) {
-        status = SA_TOO_LARGE;
-    }
-    if (status != SA_OK) {
-        PyErr_SetString(PyExc_ValueError, "the sizes of this call do not fit the address space");
-        return -1;
-    }
-    if (plan.tasks == 0) {
-        return 0;
-    }
-    bytes = scratch_bytes + plan.partial_bytes;
-    if (bytes <= SA_STACK_SCRATCH && plan.threads == 1 &&
-        (double)plan.rows * (double)plan.groups * (double)c->a.S * (double)(c->a.E + c->a.Dv) < SA_SMALL_WORK) {
-        sa_attention_forward(&c->a, &plan, on_stack, on_stack + scratch_bytes);
-        return 0;
-    }
-    char *scratch = sa_block_take(module, bytes);
-    if (scratch == NULL) {
-        return -1;
-    }
-    sa_unlocked unlocked;
-    c->a.watch = sa_unlock(&unlocked);
-    status = sa_attention_forward(&c->a, &plan, scratch, scratch + scratch_bytes);
-    sa_lock_again(&unlocked);
-    sa_block_give(scratch);
-    return status == SA_OK ? 0 : -1; /* a signal's handler left its exception */
+} forward_run;
+
+static sa_status compute(void *call, char *scratch, char *partial) {
+    const forward_run *r = call;
+    return sa_attention_forward(&r->c->a, &r->plan, scratch, partial);
+}
+
+static int run(sa_call *c, PyObject *module) {
+    forward_run r;
+    sa_attention_plan *plan = &r.plan;
+    r.c = c;
+    const sa_status planned = sa_attention_make_plan(&c->a, c->threads, plan);
+    const double work = (double)plan->rows * (double)plan->groups * (double)c->a.S * (double)(c->a.E + c->a.Dv);
+    return sa_run_job(module, &(sa_job){.planned = planned,
+                                        .threads = plan->threads,
+                                        .scratch_bytes = plan->scratch_bytes,
+                                        .shared_bytes = plan->partial_bytes,
+                                        .small = plan->threads == 1 && work < SA_SMALL_WORK,
+                                        .watch = &c->a.watch,
+                                        .compute = compute,
+                                        .call = &r});
 }
 
 PyObject *sa_call_result(const sa_call *c) {

@@ -3,8 +3,7 @@
  * a tuple: in arrays of the caller's (`gradients`) where they are just such arrays, else in new ones. selfattn/functional/attention.py
  * brings them to the inputs' shapes and dtypes. */
 #include "python/attention_call.h"
-#include "python/blocks.h"
-#include "python/unlocked.h"
+#include "python/run.h"
 
 enum { GRAD_OUT = SA_ARG_NUM_THREADS + 1, STATISTICS, GRAD_LSE, WRT, TARGETS };
 
@@ -17,6 +16,7 @@ typedef struct {
     PyArrayObject *gradients[GRADIENTS]; /* owned */
     PyObject *targets;                   /* borrowed: a tuple of arrays and None, or NULL */
     sa_attention_gradients g;
+    sa_backward_plan plan;
 } backward_call;
 
 static void release(backward_call *b) {
@@ -201,36 +201,24 @@ static void clear_targets(const backward_call *b) {
     }
 }
 
-static int run(backward_call *b, PyObject *module) {
-    sa_backward_plan plan;
-    size_t bytes, delta;
-    const size_t size = b->c.a.f64 ? sizeof(double) : sizeof(float);
-    sa_status status = sa_attention_plan_backward(&b->g, b->c.threads, &plan);
-    if (status == SA_OK &&
-        (!sa_multiply((size_t)plan.threads, plan.scratch_bytes, &bytes) ||
-         !sa_multiply((size_t)plan.delta_count, size, &delta) || bytes > PTRDIFF_MAX / 4 || delta > PTRDIFF_MAX / 4)) {
-        status = SA_TOO_LARGE;
-    }
-    if (status != SA_OK) {
-        PyErr_SetString(PyExc_ValueError, "the sizes of this call do not fit the address space");
-        return -1;
-    }
-    if (plan.groups == 0) {
-        clear_targets(b);
-        return 0;
-    }
-    char *scratch = sa_block_take(module, bytes + delta);
-    if (scratch == NULL) {
-        return -1;
-    }
+static sa_status compute(void *call, char *scratch, char *delta) {
+    backward_call *b = call;
     clear_targets(b);
-    b->g.delta = scratch + bytes;
-    sa_unlocked unlocked;
-    b->c.a.watch = sa_unlock(&unlocked);
-    status = sa_attention_backward(&b->g, &plan, scratch);
-    sa_lock_again(&unlocked);
-    sa_block_give(scratch);
-    return status == SA_OK ? 0 : -1; /* a signal's handler left its exception */
+    b->g.delta = delta;
+    return sa_attention_backward(&b->g, &b->plan, scratch);
+}
+
+static int run(backward_call *b, PyObject *module) {
+    sa_backward_plan *plan = &b->plan;
+    const sa_status planned = sa_attention_plan_backward(&b->g, b->c.threads, plan);
+    return sa_run_job(module,
+                      &(sa_job){.planned = planned,
+                                .threads = plan->threads,
+                                .scratch_bytes = plan->scratch_bytes,
+                                .shared_bytes = (size_t)plan->delta_count * (b->c.a.f64 ? sizeof(double) : sizeof(float)),
+                                .watch = &b->c.a.watch,
+                                .compute = compute,
+                                .call = b});
 }
 
 PyObject *sa_py_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {

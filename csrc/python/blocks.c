@@ -1,6 +1,6 @@
 /* Owns the blocks of memory that calls take and give back. A slot is exchanged atomically, so that threads without a GIL
  * get a block each; the worst that a race does is to free one more. */
-#include "python/blocks.h"
+#include "python/run.h"
 
 /* Larger blocks go back to the system at once: for them it is little beside their arithmetic. */
 #define SA_LARGEST_KEPT ((size_t)64 << 20)

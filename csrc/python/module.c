@@ -4,12 +4,12 @@
 
 #include <stdlib.h>
 
-#include "python/blocks.h"
 #include "python/checksum.h"
 #include "python/transformer.h"
 #include "python/narrow.h"
 #include "python/proxy.h"
 #include "python/rowops.h"
+#include "python/run.h"
 #include "python/runtime.h"
 #include "python/optimizer.h"
 

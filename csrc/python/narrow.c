@@ -2,33 +2,38 @@
 #include "python/narrow.h"
 
 #include "drivers/narrow.h"
+#include "python/run.h"
+
+typedef struct {
+    PyArrayObject *from, *to;
+    Py_ssize_t threads; /* 0: the usual number */
+} narrow_call;
 
 static bool fits(PyArrayObject *x, int itemsize) {
     return PyArray_IS_C_CONTIGUOUS(x) && PyArray_ISALIGNED(x) && PyArray_ISNOTSWAPPED(x) && PyArray_ITEMSIZE(x) == itemsize;
 }
 
+static sa_status compute(void *call, char *scratch, char *shared) {
+    (void)scratch, (void)shared;
+    const narrow_call *n = call;
+    const int threads = n->threads < 1 ? sa_get_num_threads() : n->threads < INT_MAX ? (int)n->threads : INT_MAX;
+    sa_narrow(PyArray_DATA(n->from), PyArray_SIZE(n->from), PyArray_TYPE(n->to) == NPY_FLOAT16 ? SA_F16 : SA_BF16,
+              PyArray_DATA(n->to), threads);
+    return SA_OK;
+}
+
 /* (from, to, number of threads or 0) */
 static PyObject *narrow(PyObject *module, PyObject *args) {
-    (void)module;
-    PyArrayObject *from, *to;
-    Py_ssize_t threads;
-    if (!PyArg_ParseTuple(args, "O!O!n", &PyArray_Type, &from, &PyArray_Type, &to, &threads)) {
+    narrow_call n;
+    if (!PyArg_ParseTuple(args, "O!O!n", &PyArray_Type, &n.from, &PyArray_Type, &n.to, &n.threads)) {
         return NULL;
     }
-    if (PyArray_TYPE(from) != NPY_FLOAT32 || !fits(from, 4) || !fits(to, 2) || !PyArray_ISWRITEABLE(to) ||
-        PyArray_SIZE(from) != PyArray_SIZE(to)) {
+    if (PyArray_TYPE(n.from) != NPY_FLOAT32 || !fits(n.from, 4) || !fits(n.to, 2) || !PyArray_ISWRITEABLE(n.to) ||
+        PyArray_SIZE(n.from) != PyArray_SIZE(n.to)) {
         PyErr_SetString(PyExc_TypeError, "expected float32 and an array of 16 bits of as many elements, both contiguous");
         return NULL;
     }
-    const float *data = PyArray_DATA(from);
-    uint16_t *target = PyArray_DATA(to);
-    const ptrdiff_t n = PyArray_SIZE(from);
-    const sa_dtype dtype = PyArray_TYPE(to) == NPY_FLOAT16 ? SA_F16 : SA_BF16;
-    const int most = threads < 1 ? sa_get_num_threads() : threads < INT_MAX ? (int)threads : INT_MAX;
-    Py_BEGIN_ALLOW_THREADS;
-    sa_narrow(data, n, dtype, target, most);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    return sa_run_job(module, &(sa_job){.compute = compute, .call = &n}) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 PyMethodDef sa_narrow_methods[] = {

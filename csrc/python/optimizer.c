@@ -5,8 +5,9 @@
 #include <math.h>
 
 #include "drivers/optimizer.h"
+#include "python/run.h"
 
-/* Elements below which the GIL is kept, as in rows.c. */
+/* Elements below which the GIL is kept. */
 #define SA_SMALL_ELEMENTS 2048
 #define SA_ARRAYS_ON_STACK 64
 
@@ -65,8 +66,14 @@ static int read_array(sa_update_array *a, Py_ssize_t i, PyObject *parameters, Py
     return 0;
 }
 
-static PyObject *run(sa_update *u, PyObject *parameters, PyObject *gradients, PyObject *means, PyObject *squares,
-                     PyObject *steps) {
+static sa_status compute(void *call, char *scratch, char *shared) {
+    (void)scratch, (void)shared;
+    sa_update_run(call, sa_get_num_threads());
+    return SA_OK;
+}
+
+static PyObject *run(PyObject *module, sa_update *u, PyObject *parameters, PyObject *gradients, PyObject *means,
+                     PyObject *squares, PyObject *steps) {
     if (!PyList_Check(parameters) || !PyList_Check(gradients) || !(means == Py_None || PyList_Check(means)) ||
         !(squares == Py_None || PyList_Check(squares)) || !PyList_Check(steps)) {
         PyErr_SetString(PyExc_TypeError, "arrays and steps must come in lists");
@@ -98,13 +105,9 @@ static PyObject *run(sa_update *u, PyObject *parameters, PyObject *gradients, Py
     }
     u->count = count;
     u->arrays = arrays;
-    if (elements < SA_SMALL_ELEMENTS) {
-        sa_update_run(u, 1);
-    } else {
-        Py_BEGIN_ALLOW_THREADS sa_update_run(u, sa_get_num_threads());
-        Py_END_ALLOW_THREADS
+    if (sa_run_job(module, &(sa_job){.small = elements < SA_SMALL_ELEMENTS, .compute = compute, .call = u}) == 0) {
+        result = Py_NewRef(Py_None);
     }
-    result = Py_NewRef(Py_None);
 fail:
     if (arrays != on_stack) {
         PyMem_RawFree(arrays);
@@ -113,7 +116,6 @@ fail:
 }
 
 static PyObject *sgd_step(PyObject *module, PyObject *args) {
-    (void)module;
     PyObject *parameters, *gradients, *means, *steps;
     sa_update u = {.kind = SA_SGD};
     int nesterov;
@@ -122,11 +124,10 @@ static PyObject *sgd_step(PyObject *module, PyObject *args) {
         return NULL;
     }
     u.nesterov = nesterov != 0;
-    return run(&u, parameters, gradients, means, Py_None, steps);
+    return run(module, &u, parameters, gradients, means, Py_None, steps);
 }
 
 static PyObject *adam_step(PyObject *module, PyObject *args) {
-    (void)module;
     PyObject *parameters, *gradients, *means, *squares, *steps;
     sa_update u = {.kind = SA_ADAM};
     int decoupled;
@@ -135,7 +136,7 @@ static PyObject *adam_step(PyObject *module, PyObject *args) {
         return NULL;
     }
     u.decoupled = decoupled != 0;
-    return run(&u, parameters, gradients, means, squares, steps);
+    return run(module, &u, parameters, gradients, means, squares, steps);
 }
 
 /* Whether the update takes these parameters and gradients as they are: arrays of one type and shape each. */

@@ -7,11 +7,11 @@
 
 #include "drivers/rowops.h"
 #include "python/arrays.h"
+#include "python/run.h"
 #include "python/scalars.h"
 
-/* Elements below which the GIL is kept: releasing and taking it back costs as much as such a call. */
+/* Elements below which the GIL is kept. */
 #define SA_SMALL_ELEMENTS 2048
-#define SA_STACK_SCRATCH 8192
 
 typedef struct {
     PyArrayObject *array[SA_ROW_ARRAYS]; /* owned; the output is one of them */
@@ -19,6 +19,7 @@ typedef struct {
     PyObject *shape;                     /* owned: normalized_shape as a tuple */
     sa_dtype result;
     sa_row_call c;
+    sa_row_plan plan;
 } call;
 
 static void start(call *k, sa_row_kind kind) {
@@ -85,8 +86,15 @@ static void set_strides(call *k, int which, bool gap) {
 
 static sa_dtype floating(sa_dtype dtype) { return sa_is_integer(dtype) ? SA_F64 : dtype; }
 
+static sa_status compute(void *call_, char *scratch, char *shared) {
+    (void)shared; /* behind the scratch: the core divides both */
+    call *k = call_;
+    sa_row_run(&k->c, &k->plan, scratch);
+    return SA_OK;
+}
+
 /* Makes the output, runs, and returns it. A gradient has the dtype of x, whatever the result was promoted to. */
-static PyObject *run(call *k) {
+static PyObject *run(call *k, PyObject *module) {
     const sa_dtype dtype = k->c.kind >= SA_SOFTMAX_BACKWARD ? floating(k->c.array[SA_ROW_X].dtype) : k->result;
     PyArrayObject *bf16 = NULL;
     for (int i = 0; i < SA_ROW_ARRAYS; ++i) {
@@ -104,32 +112,16 @@ static PyObject *run(call *k) {
     set_strides(k, SA_ROW_OUT, false);
     k->c.f64 = k->result == SA_F64;
 
-    _Alignas(64) char on_stack[SA_STACK_SCRATCH];
-    sa_row_plan plan;
-    size_t bytes;
-    if (sa_row_make_plan(&k->c, sa_get_num_threads(), &plan) != SA_OK ||
-        !sa_multiply((size_t)plan.threads, plan.scratch_bytes, &bytes) || bytes > PTRDIFF_MAX / 4 ||
-        plan.shared_bytes > PTRDIFF_MAX / 2) {
-        PyErr_SetString(PyExc_ValueError, "the sizes of this call do not fit the address space");
+    const sa_status planned = sa_row_make_plan(&k->c, sa_get_num_threads(), &k->plan);
+    if (sa_run_job(module, &(sa_job){.planned = planned,
+                                     .threads = k->plan.threads,
+                                     .scratch_bytes = k->plan.scratch_bytes,
+                                     .shared_bytes = k->plan.shared_bytes,
+                                     .small = PyArray_SIZE(k->array[SA_ROW_OUT]) < SA_SMALL_ELEMENTS,
+                                     .compute = compute,
+                                     .call = k}) < 0) {
         return NULL;
     }
-    bytes += plan.shared_bytes;
-    char *memory = NULL, *scratch = on_stack;
-    if (bytes > SA_STACK_SCRATCH) {
-        memory = PyMem_RawMalloc(bytes + 64);
-        if (memory == NULL) {
-            PyErr_Format(PyExc_MemoryError, "no %zu bytes of scratch for %d threads", bytes, plan.threads);
-            return NULL;
-        }
-        scratch = memory + (64 - (uintptr_t)memory % 64) % 64;
-    }
-    if (PyArray_SIZE(k->array[SA_ROW_OUT]) < SA_SMALL_ELEMENTS) {
-        sa_row_run(&k->c, &plan, scratch);
-    } else {
-        Py_BEGIN_ALLOW_THREADS sa_row_run(&k->c, &plan, scratch);
-        Py_END_ALLOW_THREADS
-    }
-    PyMem_RawFree(memory);
     return Py_NewRef(k->array[SA_ROW_OUT]);
 }
 
@@ -172,7 +164,7 @@ static PyObject *any_softmax(sa_row_kind kind, sa_signature_id id, PyObject *mod
     start(&k, kind);
     if (sa_parse(state, id, args, nargs, kwnames, values) == 0 && take(&k, state, SA_ROW_X, values[0], "x") == 0 &&
         read_axis(&k, values[1]) == 0) {
-        result = run(&k);
+        result = run(&k, module);
     }
     release(&k);
     return result;
@@ -247,7 +239,7 @@ static PyObject *layer_norm(PyObject *module, PyObject *const *args, Py_ssize_t 
         read_parameter(&k, state, SA_ROW_WEIGHT, values[2], "weight") == 0 &&
         read_parameter(&k, state, SA_ROW_BIAS, values[3], "bias") == 0 &&
         (values[4] == NULL || sa_read_real(values[4], "eps", &k.c.eps) == 0)) {
-        result = run(&k);
+        result = run(&k, module);
     }
     release(&k);
     return result;
@@ -264,7 +256,7 @@ static PyObject *rms_norm(PyObject *module, PyObject *const *args, Py_ssize_t na
         if (!sa_given(values[3])) {
             k.c.eps = k.result == SA_F64 ? DBL_EPSILON : FLT_EPSILON;
         }
-        result = run(&k);
+        result = run(&k, module);
     }
     release(&k);
     return result;
@@ -291,7 +283,7 @@ static PyObject *gelu(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     k.c.first = k.c.last = 0;
     if (sa_parse(state, SA_SIG_GELU, args, nargs, kwnames, values) == 0 && take(&k, state, SA_ROW_X, values[0], "x") == 0 &&
         read_approximate(&k, values[1]) == 0) {
-        result = run(&k);
+        result = run(&k, module);
     }
     release(&k);
     return result;
@@ -350,7 +342,7 @@ static PyObject *apply_rotary_emb(PyObject *module, PyObject *const *args, Py_ss
     k.c.kind = interleaved ? SA_ROTARY_INTERLEAVED : SA_ROTARY;
     k.c.first = k.c.ndim - 1;
     k.c.last = k.c.ndim;
-    result = run(&k);
+    result = run(&k, module);
 fail:
     release(&k);
     return result;
@@ -390,7 +382,7 @@ static PyObject *softmax_gradient(sa_row_kind kind, PyObject *module, PyObject *
     start(&k, kind);
     if (has_arguments("_softmax_backward", nargs, 3) && take_both(&k, sa_state_of(module), args) == 0 &&
         read_axis(&k, args[2]) == 0) {
-        result = run(&k);
+        result = run(&k, module);
     }
     release(&k);
     return result;
@@ -435,7 +427,7 @@ static PyObject *norm_gradient(sa_row_kind kind, PyObject *module, PyObject *con
             k.c.eps = k.result == SA_F64 ? DBL_EPSILON : FLT_EPSILON;
         }
         k.c.array[SA_ROW_BIAS].data = NULL; /* its dtype counts, its numbers do not */
-        dx = run(&k);
+        dx = run(&k, module);
     }
     if (dx != NULL) {
         result = PyTuple_Pack(3, dx, k.dweight ? (PyObject *)k.dweight : Py_None, k.dbias ? (PyObject *)k.dbias : Py_None);
@@ -461,7 +453,7 @@ static PyObject *gelu_backward(PyObject *module, PyObject *const *args, Py_ssize
     if (has_arguments("_gelu_backward", nargs, 3) && take_both(&k, sa_state_of(module), args) == 0 &&
         read_approximate(&k, args[2]) == 0) {
         k.c.kind = k.c.kind == SA_GELU_TANH ? SA_GELU_TANH_BACKWARD : SA_GELU_BACKWARD;
-        result = run(&k);
+        result = run(&k, module);
     }
     release(&k);
     return result;

@@ -4,9 +4,9 @@
 #include "python/transformer.h"
 
 #include "drivers/transformer.h"
-#include "python/blocks.h"
+#include "python/run.h"
 
-/* Multiply-adds below which the GIL is kept: giving it back and taking it again costs as much as such a call. */
+/* Multiply-adds below which the GIL is kept. */
 #define SA_SMALL_WORK 100000.0
 
 /* The parameters of a block in the order of its gradients: weight and bias of query, key and value, and of the LayerNorm. */
@@ -23,6 +23,9 @@ typedef struct {
     sa_embedding_block *block;
     int64_t *numbers; /* ids, then offsets: a block */
     void *saved;      /* a block; NULL unless a backward pass will follow */
+    void *out;        /* of the forward pass */
+    sa_embedding_gradients g;
+    sa_embedding_plan plan;
 } embedding_call;
 
 static void release(embedding_call *c) {
@@ -248,37 +251,37 @@ static double work_of(const sa_embedding *e) {
     return (double)e->blocks * (double)e->tokens * (double)e->d * (3.0 * (double)e->d + 2.0 * (double)e->longest);
 }
 
-/* Scratch for a plan; NULL with an exception. */
-static void *scratch_of(PyObject *module, sa_status status, const sa_embedding_plan *plan) {
-    size_t bytes = 0;
-    if (status != SA_OK || !sa_multiply((size_t)plan->threads, plan->scratch_bytes, &bytes) || bytes > PTRDIFF_MAX / 4) {
-        PyErr_SetString(PyExc_ValueError, "the sizes of this call do not fit the address space");
-        return NULL;
-    }
-    return sa_block_take(module, bytes + plan->shared_bytes);
+static int run(embedding_call *c, PyObject *module, sa_status planned, sa_status (*compute)(void *, char *, char *)) {
+    return sa_run_job(module, &(sa_job){.planned = planned,
+                                        .threads = c->plan.threads,
+                                        .scratch_bytes = c->plan.scratch_bytes,
+                                        .shared_bytes = c->plan.shared_bytes,
+                                        .small = work_of(&c->e) < SA_SMALL_WORK,
+                                        .compute = compute,
+                                        .call = c});
+}
+
+static sa_status forward(void *call, char *scratch, char *shared) {
+    (void)shared; /* behind the scratch: the core divides both */
+    const embedding_call *c = call;
+    sa_embedding_forward(&c->e, &c->plan, c->out, c->saved, scratch);
+    return SA_OK;
 }
 
 static PyObject *run_forward(embedding_call *c, PyObject *module, bool keep) {
-    sa_embedding_plan plan;
-    PyObject *result = NULL;
     const npy_intp shape[2] = {c->e.sentences, c->e.d};
-    void *scratch = scratch_of(module, sa_embedding_make_plan(&c->e, keep, sa_get_num_threads(), &plan), &plan);
-    if (scratch == NULL || (keep && (c->saved = sa_block_take(module, plan.saved_bytes)) == NULL)) {
-        goto done;
+    const sa_status planned = sa_embedding_make_plan(&c->e, keep, sa_get_num_threads(), &c->plan);
+    if (planned == SA_OK && keep && (c->saved = sa_block_take(module, c->plan.saved_bytes)) == NULL) {
+        return NULL;
     }
-    result = PyArray_SimpleNew(2, shape, c->e.f64 ? NPY_DOUBLE : NPY_FLOAT);
+    PyObject *result = PyArray_SimpleNew(2, shape, c->e.f64 ? NPY_DOUBLE : NPY_FLOAT);
     if (result == NULL) {
-        goto done;
+        return NULL;
     }
-    void *out = PyArray_DATA((PyArrayObject *)result);
-    if (work_of(&c->e) < SA_SMALL_WORK) {
-        sa_embedding_forward(&c->e, &plan, out, c->saved, scratch);
-    } else {
-        Py_BEGIN_ALLOW_THREADS sa_embedding_forward(&c->e, &plan, out, c->saved, scratch);
-        Py_END_ALLOW_THREADS
+    c->out = PyArray_DATA((PyArrayObject *)result);
+    if (run(c, module, planned, forward) < 0) {
+        Py_CLEAR(result);
     }
-done:
-    sa_block_give(scratch);
     return result;
 }
 
@@ -335,8 +338,7 @@ static void place_gradient(sa_embedding_gradients *g, sa_embedding_block_gradien
 }
 
 /* A list of new arrays, which lie in one block; its capsule is their base. */
-static PyObject *make_gradients(const embedding_call *c, PyObject *module, sa_embedding_gradients *g,
-                                sa_embedding_block_gradients *of_block) {
+static PyObject *make_gradients(embedding_call *c, PyObject *module, sa_embedding_block_gradients *of_block) {
     size_t bytes = 0;
     for (Py_ssize_t i = 0; i < c->arrays; ++i) {
         bytes += gradient_bytes(c, i);
@@ -360,21 +362,18 @@ static PyObject *make_gradients(const embedding_call *c, PyObject *module, sa_em
             break;
         }
         PyList_SET_ITEM(gradients, i, array);
-        place_gradient(g, of_block, i, data);
+        place_gradient(&c->g, of_block, i, data);
         data += gradient_bytes(c, of);
     }
     Py_DECREF(capsule);
     return gradients;
 }
 
-static void run_backward(const embedding_call *c, const sa_embedding_gradients *g, const sa_embedding_plan *plan,
-                         void *scratch) {
-    if (work_of(&c->e) < SA_SMALL_WORK) {
-        sa_embedding_backward(&c->e, g, plan, c->saved, scratch);
-    } else {
-        Py_BEGIN_ALLOW_THREADS sa_embedding_backward(&c->e, g, plan, c->saved, scratch);
-        Py_END_ALLOW_THREADS
-    }
+static sa_status backward(void *call, char *scratch, char *shared) {
+    (void)shared;
+    const embedding_call *c = call;
+    sa_embedding_backward(&c->e, &c->g, &c->plan, c->saved, scratch);
+    return SA_OK;
 }
 
 static PyObject *embedding_backward(PyObject *module, PyObject *args) {
@@ -393,21 +392,19 @@ static PyObject *embedding_backward(PyObject *module, PyObject *args) {
                      c->e.f64 ? "float64" : "float32", c->e.sentences, c->e.d);
         return NULL;
     }
-    sa_embedding_plan plan;
-    sa_embedding_gradients g = {.grad_out = PyArray_DATA(dy)};
+    /* a copy: pullbacks may run at the same time */
+    embedding_call own = *c;
     PyObject *gradients = NULL;
     sa_embedding_block_gradients *of_block = PyMem_Calloc((size_t)c->e.blocks + 1, sizeof *of_block);
-    void *scratch = scratch_of(module, sa_embedding_plan_backward(&c->e, sa_get_num_threads(), &plan), &plan);
-    if (of_block == NULL && !PyErr_Occurred()) {
-        PyErr_NoMemory();
+    if (of_block == NULL) {
+        return PyErr_NoMemory();
     }
-    if (scratch == NULL || of_block == NULL || (gradients = make_gradients(c, module, &g, of_block)) == NULL) {
-        goto done;
+    own.g = (sa_embedding_gradients){.grad_out = PyArray_DATA(dy), .block = of_block};
+    const sa_status planned = sa_embedding_plan_backward(&own.e, sa_get_num_threads(), &own.plan);
+    gradients = make_gradients(&own, module, of_block);
+    if (gradients != NULL && run(&own, module, planned, backward) < 0) {
+        Py_CLEAR(gradients);
     }
-    g.block = of_block;
-    run_backward(c, &g, &plan, scratch);
-done:
-    sa_block_give(scratch);
     PyMem_Free(of_block);
     return gradients;
 }

@@ -1,6 +1,5 @@
 /* varlen_attention as Python calls it: makes the outputs, runs, and builds the result. selfattn/functional/varlen.py documents it. */
-#include "python/blocks.h"
-#include "python/unlocked.h"
+#include "python/run.h"
 #include "python/varlen_call.h"
 
 enum { UNROUNDED = SA_ARG_VARLEN_END }; /* of sa_py_varlen_forward alone */
@@ -42,31 +41,26 @@ static int make_outputs(sa_varlen_call *call, PyObject *const *values) {
     return 0;
 }
 
-static int run(sa_varlen_call *call, PyObject *module) {
+typedef struct {
+    const sa_varlen *v;
     sa_varlen_plan plan;
-    size_t bytes;
-    sa_status status = sa_varlen_make_plan(&call->v, call->c.threads, call->items, &plan);
-    if (status == SA_OK && (!sa_multiply((size_t)plan.threads, plan.scratch_bytes, &bytes) || bytes > PTRDIFF_MAX / 4 ||
-                            plan.partial_bytes > PTRDIFF_MAX / 4)) {
-        status = SA_TOO_LARGE;
-    }
-    if (status != SA_OK) {
-        PyErr_SetString(PyExc_ValueError, "the sizes of this call do not fit the address space");
-        return -1;
-    }
-    if (plan.tasks[0] == 0) {
-        return 0;
-    }
-    char *scratch = sa_block_take(module, bytes + plan.partial_bytes);
-    if (scratch == NULL) {
-        return -1;
-    }
-    sa_unlocked unlocked;
-    call->c.a.watch = sa_unlock(&unlocked);
-    status = sa_varlen_forward(&call->v, &plan, scratch, scratch + bytes);
-    sa_lock_again(&unlocked);
-    sa_block_give(scratch);
-    return status == SA_OK ? 0 : -1; /* a signal's handler left its exception */
+} forward_run;
+
+static sa_status compute(void *call, char *scratch, char *partial) {
+    const forward_run *r = call;
+    return sa_varlen_forward(r->v, &r->plan, scratch, partial);
+}
+
+static int run(sa_varlen_call *call, PyObject *module) {
+    forward_run r = {.v = &call->v};
+    const sa_status planned = sa_varlen_make_plan(&call->v, call->c.threads, call->items, &r.plan);
+    return sa_run_job(module, &(sa_job){.planned = planned,
+                                        .threads = r.plan.threads,
+                                        .scratch_bytes = r.plan.scratch_bytes,
+                                        .shared_bytes = r.plan.partial_bytes,
+                                        .watch = &call->c.a.watch,
+                                        .compute = compute,
+                                        .call = &r});
 }
 
 static PyObject *forward(PyObject *module, sa_signature_id id, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {

@@ -1,8 +1,7 @@
 /* The low-level half of varlen_attention_vjp: takes the forward call's arguments, what it returned, and the gradient of that;
  * returns the gradients in the precision that computes, packed as the inputs are. selfattn/functional/varlen.py brings them to the inputs'
  * dtypes. */
-#include "python/blocks.h"
-#include "python/unlocked.h"
+#include "python/run.h"
 #include "python/varlen_call.h"
 
 enum { GRAD_OUT = SA_ARG_VARLEN_END, STATISTICS, GRAD_LSE, WRT };
@@ -17,6 +16,7 @@ typedef struct {
     sa_tensor *dmasks;                  /* owned */
     sa_attention_gradients g;
     sa_varlen_gradients vg;
+    sa_varlen_plan plan;
 } backward_call;
 
 static void release(backward_call *b) {
@@ -147,35 +147,27 @@ static int make_gradients(backward_call *b, long wrt) {
     return 0;
 }
 
+static sa_status compute(void *call, char *scratch, char *delta) {
+    backward_call *b = call;
+    b->g.delta = delta;
+    return sa_varlen_backward(&b->vg, &b->plan, scratch);
+}
+
 static int run(backward_call *b, PyObject *module) {
-    sa_varlen_plan plan;
-    size_t bytes, delta;
     const sa_attention *a = &b->call.c.a;
-    const size_t size = a->f64 ? sizeof(double) : sizeof(float);
-    sa_status status = sa_varlen_plan_backward(&b->vg, b->call.c.threads, b->call.items, &plan);
-    if (status == SA_OK && (!sa_multiply((size_t)plan.threads, plan.scratch_bytes, &bytes) ||
-                            !sa_multiply((size_t)a->L, (size_t)a->lead[1], &delta) || !sa_multiply(delta, size, &delta) ||
-                            bytes > PTRDIFF_MAX / 4 || delta > PTRDIFF_MAX / 4)) {
-        status = SA_TOO_LARGE;
+    sa_status planned = sa_varlen_plan_backward(&b->vg, b->call.c.threads, b->call.items, &b->plan);
+    size_t delta = 0;
+    if (!sa_multiply((size_t)a->L, (size_t)a->lead[1], &delta) ||
+        !sa_multiply(delta, a->f64 ? sizeof(double) : sizeof(float), &delta)) {
+        planned = SA_TOO_LARGE;
     }
-    if (status != SA_OK) {
-        PyErr_SetString(PyExc_ValueError, "the sizes of this call do not fit the address space");
-        return -1;
-    }
-    if (plan.tasks[0] == 0) {
-        return 0;
-    }
-    char *scratch = sa_block_take(module, bytes + delta);
-    if (scratch == NULL) {
-        return -1;
-    }
-    b->g.delta = scratch + bytes;
-    sa_unlocked unlocked;
-    b->call.c.a.watch = sa_unlock(&unlocked);
-    status = sa_varlen_backward(&b->vg, &plan, scratch);
-    sa_lock_again(&unlocked);
-    sa_block_give(scratch);
-    return status == SA_OK ? 0 : -1; /* a signal's handler left its exception */
+    return sa_run_job(module, &(sa_job){.planned = planned,
+                                        .threads = b->plan.threads,
+                                        .scratch_bytes = b->plan.scratch_bytes,
+                                        .shared_bytes = delta,
+                                        .watch = &b->call.c.a.watch,
+                                        .compute = compute,
+                                        .call = b});
 }
 
 PyObject *sa_py_varlen_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {

@@ -1,0 +1,74 @@
+/* Owns the run of every operation: takes scratch, lets go of the GIL, looks for Ctrl-C, and turns a status into an exception.
+ * The memory comes from blocks.c, the plan and the arithmetic from the operation. */
+#include "python/run.h"
+
+#include <time.h>
+
+#include "runtime/threads.h"
+
+/* As much scratch lies on the stack. */
+#define SA_STACK_SCRATCH 32768
+
+/* Nanoseconds from one look for signals to the next. A person does not notice so little, and looking takes microseconds,
+ * unless other threads compute in Python: those may keep the GIL for 5 ms, in which this thread alone waits. */
+#define SA_BETWEEN_LOOKS 50000000
+
+typedef struct {
+    sa_watch watch; /* first: the core hands out a pointer to it */
+    PyThreadState *thread;
+    int64_t next; /* when to look again */
+} unlocked;
+
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Handlers run in Python's main thread alone; in others PyErr_CheckSignals does nothing. A handler may fork, and a thread that
+ * forks has the GIL and waits until no region runs: so this region is paused. */
+static void look_for_signals(sa_watch *watch) {
+    unlocked *u = (unlocked *)(void *)watch;
+    if (now() < u->next) {
+        return;
+    }
+    const int paused = sa_region_pause();
+    PyEval_RestoreThread(u->thread);
+    if (PyErr_CheckSignals() < 0) {
+        __atomic_store_n(&watch->cancelled, 1, __ATOMIC_RELAXED);
+    }
+    u->thread = PyEval_SaveThread();
+    sa_region_resume(paused);
+    u->next = now() + SA_BETWEEN_LOOKS;
+}
+
+static sa_status run_unlocked(const sa_job *job, char *scratch, char *shared) {
+    unlocked u = {.watch.poll = look_for_signals};
+    if (job->watch != NULL) {
+        u.next = now() + SA_BETWEEN_LOOKS;
+        *job->watch = &u.watch;
+    }
+    u.thread = PyEval_SaveThread();
+    const sa_status status = job->compute(job->call, scratch, shared);
+    PyEval_RestoreThread(u.thread);
+    return status;
+}
+
+int sa_run_job(PyObject *module, const sa_job *job) {
+    _Alignas(64) char on_stack[SA_STACK_SCRATCH];
+    size_t bytes = 0;
+    if (job->planned != SA_OK || !sa_multiply((size_t)job->threads, job->scratch_bytes, &bytes) || bytes > PTRDIFF_MAX / 4 ||
+        job->shared_bytes > PTRDIFF_MAX / 4) {
+        PyErr_SetString(PyExc_ValueError, "the sizes of this call do not fit the address space");
+        return -1;
+    }
+    const bool fits = bytes + job->shared_bytes <= SA_STACK_SCRATCH;
+    char *scratch = fits ? on_stack : sa_block_take(module, bytes + job->shared_bytes);
+    if (scratch == NULL) {
+        return -1;
+    }
+    const sa_status status =
+        job->small ? job->compute(job->call, scratch, scratch + bytes) : run_unlocked(job, scratch, scratch + bytes);
+    sa_block_give(fits ? NULL : scratch);
+    return status == SA_OK ? 0 : -1; /* cancelled: the handler has left its exception */
+}
