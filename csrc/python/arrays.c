@@ -7,28 +7,22 @@ const char *sa_dtype_name(sa_dtype dtype) {
     return names[dtype];
 }
 
-/* bfloat16 is a type that ml_dtypes registers with NumPy. It is looked for among the loaded modules and never imported: an
- * array of it cannot exist before. */
+/* bfloat16 is a type of ml_dtypes. That is not imported here: before it has been, no array of the type exists. */
 static bool is_bfloat16(PyArray_Descr *descr) {
     PyObject *name = PyUnicode_FromString("ml_dtypes");
     PyObject *module = name ? PyImport_GetModule(name) : NULL;
+    PyObject *type = module ? PyObject_GetAttrString(module, "bfloat16") : NULL;
+    const bool same = type != NULL && (PyObject *)descr->typeobj == type;
     Py_XDECREF(name);
-    if (module == NULL) {
-        PyErr_Clear();
-        return false;
-    }
-    PyObject *type = PyObject_GetAttrString(module, "bfloat16");
-    Py_DECREF(module);
-    if (type == NULL) {
-        PyErr_Clear();
-        return false;
-    }
-    const bool same = (PyObject *)descr->typeobj == type;
-    Py_DECREF(type);
+    Py_XDECREF(module);
+    Py_XDECREF(type);
+    PyErr_Clear();
     return same;
 }
 
 static sa_dtype dtype_of(PyArray_Descr *descr) {
+    static const sa_dtype integers[9][2] = {
+        [1] = {SA_U8, SA_I8}, [2] = {SA_U16, SA_I16}, [4] = {SA_U32, SA_I32}, [8] = {SA_U64, SA_I64}};
     switch (descr->type_num) {
     case NPY_FLOAT: return SA_F32;
     case NPY_DOUBLE: return SA_F64;
@@ -37,19 +31,9 @@ static sa_dtype dtype_of(PyArray_Descr *descr) {
     default: break;
     }
     if (PyTypeNum_ISINTEGER(descr->type_num)) {
-        const bool is_signed = PyTypeNum_ISSIGNED(descr->type_num);
-        switch (PyDataType_ELSIZE(descr)) {
-        case 1: return is_signed ? SA_I8 : SA_U8;
-        case 2: return is_signed ? SA_I16 : SA_U16;
-        case 4: return is_signed ? SA_I32 : SA_U32;
-        case 8: return is_signed ? SA_I64 : SA_U64;
-        default: return SA_DTYPES;
-        }
+        return integers[PyDataType_ELSIZE(descr)][PyTypeNum_ISSIGNED(descr->type_num)];
     }
-    if (PyTypeNum_ISUSERDEF(descr->type_num) && is_bfloat16(descr)) {
-        return SA_BF16;
-    }
-    return SA_DTYPES;
+    return PyTypeNum_ISUSERDEF(descr->type_num) && is_bfloat16(descr) ? SA_BF16 : SA_DTYPES;
 }
 
 static bool is_of_kind(sa_dtype dtype, sa_kind kind) {
@@ -65,31 +49,25 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
     static const char *const kinds[] = {"", "of dtype float16, bfloat16, float32, float64 or an integer type",
                                         "of dtype float16, bfloat16, float32 or float64", "of an integer dtype",
                                         "of dtype bool, float16, bfloat16, float32 or float64"};
-
-    PyArrayObject *array;
     if (PyArray_CheckExact(x)) {
-        array = (PyArrayObject *)Py_NewRef(x);
+        Py_INCREF(x);
     } else {
         int refused = PyArray_Check(x) ? PyObject_IsInstance(x, state->masked_array) : 0;
         refused = refused == 0 && PyArray_Check(x) ? PyObject_IsInstance(x, state->matrix) : refused;
-        if (refused < 0) {
-            return NULL;
+        if (refused > 0) {
+            sa_error(PyExc_TypeError,
+                     "%s must be a plain array, got %s, whose arithmetic differs (use attn_mask for masks, and "
+                     "numpy.asarray for the data)",
+                     name, Py_TYPE(x)->tp_name);
         }
-        if (refused) {
-            PyErr_Format(PyExc_TypeError,
-                         "%s must be a plain array, got %s, whose arithmetic differs (use attn_mask for masks, and "
-                         "numpy.asarray for the data)",
-                         name, Py_TYPE(x)->tp_name);
-            return NULL;
-        }
-        array = (PyArrayObject *)PyArray_FromAny(x, NULL, 0, 0, 0, NULL);
-        if (array == NULL) {
+        if (refused != 0 || (x = PyArray_FromAny(x, NULL, 0, 0, 0, NULL)) == NULL) {
             return NULL;
         }
     }
+    PyArrayObject *array = (PyArrayObject *)x;
     *dtype = dtype_of(PyArray_DESCR(array));
     if (!is_of_kind(*dtype, kind)) {
-        PyErr_Format(PyExc_TypeError, "%s must be %s, got %S", name, kinds[kind], (PyObject *)PyArray_DESCR(array));
+        sa_error(PyExc_TypeError, "%s must be %s, got %S", name, kinds[kind], (PyObject *)PyArray_DESCR(array));
         Py_CLEAR(array);
     }
     return array;
@@ -181,7 +159,27 @@ PyArrayObject *sa_as_small(const sa_state *state, PyObject *x, const char *name,
     return small;
 }
 
-PyObject *sa_shape_of(PyArrayObject *array) { return PyArray_IntTupleFromIntp(PyArray_NDIM(array), PyArray_SHAPE(array)); }
+const char *sa_print_shape(char *text, int ndim, const npy_intp *shape) {
+    char *to = text;
+    *to++ = '(';
+    for (int axis = 0; axis < ndim; ++axis) {
+        to += sprintf(to, axis > 0 ? ", %zd" : "%zd", (Py_ssize_t)shape[axis]);
+    }
+    strcpy(to, ndim == 1 ? ",)" : ")");
+    return text;
+}
+
+int sa_shapes_error(const char *message, const char *name, PyArrayObject *array, const char *other_name, PyArrayObject *other) {
+    return sa_error(PyExc_ValueError, "%s: %s has shape %s, %s has shape %s", message, name, sa_shape_of(array), other_name,
+                    sa_shape_of(other));
+}
+
+int sa_check_shape(const char *name, PyArrayObject *array, int ndim, const npy_intp *shape) {
+    if (PyArray_NDIM(array) == ndim && PyArray_CompareLists(PyArray_SHAPE(array), shape, ndim)) {
+        return 0;
+    }
+    return sa_error(PyExc_ValueError, "%s must have shape %s, got %s", name, sa_shape_text(ndim, shape), sa_shape_of(array));
+}
 
 /* The first and the last byte + 1 that an array may touch; false when it has no element. */
 static bool extent(PyArrayObject *array, const char **low, const char **high) {
@@ -225,8 +223,8 @@ int sa_check_overlap(const sa_state *state, PyArrayObject *out, PyArrayObject *a
 }
 
 int sa_check_self_overlap(PyArrayObject *out) {
-    /* Axes in order of stride: each step must be longer than everything below it. Stricter than need be only for strides
-     * that interleave, which no slicing or transposing makes. */
+    /* Axes in order of stride: each step must be longer than all below it. Too strict only for strides that interleave, which
+     * neither slicing nor transposing makes. */
     const int ndim = PyArray_NDIM(out);
     bool used[NPY_MAXDIMS] = {false};
     if (PyArray_SIZE(out) == 0) {
@@ -247,8 +245,7 @@ int sa_check_self_overlap(PyArrayObject *out) {
         const npy_intp n = PyArray_DIM(out, next);
         if (n > 1) {
             if (least < reach) {
-                PyErr_SetString(PyExc_ValueError, "out overlaps itself in memory: several of its elements are one");
-                return -1;
+                return sa_error(PyExc_ValueError, "out overlaps itself in memory: several of its elements are one");
             }
             reach += (n - 1) * least;
         }

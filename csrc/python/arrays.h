@@ -6,15 +6,21 @@
 
 static inline bool sa_is_integer(sa_dtype dtype) { return dtype >= SA_I8 && dtype < SA_DTYPES; }
 
-/* What an argument takes. Masks and floats of an integer dtype are left to the caller, who says more about them; so is all of
- * SA_ANY, whose dtype may come out as SA_DTYPES. */
+/* What an argument takes. Integers in place of floats or masks, and all of SA_ANY, are the caller's to refuse; the dtype of
+ * SA_ANY may be SA_DTYPES. */
 typedef enum { SA_ANY, SA_NUMBERS, SA_FLOATS, SA_INTEGERS, SA_MASK } sa_kind;
 
-/* x as an array and its dtype: a new reference, or NULL with an exception that names the argument. Lists and objects with
- * the array protocol are converted; MaskedArray, matrix, complex, object and longdouble arrays are TypeErrors. */
+/* x as an array, a new reference, and its dtype. Lists and objects with the array protocol are converted; MaskedArray, matrix,
+ * and dtypes without a place here are TypeErrors. */
 PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name, sa_kind kind, sa_dtype *dtype);
 
-/* Element number i of what the caller gave, for messages: as int64, numbers from 2^63 on are negative. */
+/* Whether x is an array of this NumPy type and number of axes (−1: any) that the core reads as it lies in memory. */
+static inline bool sa_is_plain(PyObject *x, int type, int ndim) {
+    return PyArray_Check(x) && PyArray_TYPE((PyArrayObject *)x) == type && PyArray_ISCARRAY_RO((PyArrayObject *)x) &&
+           (ndim < 0 || PyArray_NDIM((PyArrayObject *)x) == ndim);
+}
+
+/* Element number i of what the caller gave, for messages: as int64 it may have another sign. */
 PyObject *sa_element(PyObject *x, npy_intp i);
 
 /* What arrays of these dtypes compute and come out as: integers count as float64; float16 with bfloat16 gives float32. */
@@ -23,24 +29,33 @@ sa_dtype sa_promote(sa_dtype a, sa_dtype b);
 /* A new C-contiguous array. like_bf16: any bfloat16 array, needed when dtype is SA_BF16. */
 PyArrayObject *sa_new_array(int ndim, const npy_intp *shape, sa_dtype dtype, PyArrayObject *like_bf16, bool zeros);
 
-/* t as the core sees the array: the last core (0, 1 or 2) axes are (rows, cols), the ones before are leading and have been
- * checked to broadcast to n_lead dims. Axes of length 1 get stride 0, but for the two core ones, which keep a usable one. */
+/* The array as the core sees it: its last `core` (0, 1 or 2) axes are (rows, cols), those before broadcast to n_lead dims. Axes
+ * of length 1 get stride 0. */
 void sa_fill_tensor(sa_tensor *t, PyArrayObject *array, sa_dtype dtype, int n_lead, int core);
 
-/* The same of a new array of this shape, float32 or float64, that there need not be: no data. */
+/* The strides of a new array of float32 or float64, which need not exist: no data. */
 void sa_fill_new(sa_tensor *t, const npy_intp *shape, int ndim, sa_dtype dtype, int n_lead, int core);
 
-/* The array as float64 (or int64), aligned and native, for small per-head arguments: a new reference. Integers are a copy: they are
- * checked, and nobody may change them before they are used. */
+/* x as float64 or int64, aligned and native, a new reference. Integers are a copy, which nobody can change after they have been
+ * checked. */
 PyArrayObject *sa_as_small(const sa_state *state, PyObject *x, const char *name, bool integers);
 
-/* 0 when out shares no memory with the array, −1 with a ValueError when it does or when that cannot be told. */
+/* −1 with a ValueError if out shares memory with the array, or if that cannot be told. */
 int sa_check_overlap(const sa_state *state, PyArrayObject *out, PyArrayObject *array, const char *name);
-/* 0 when no two elements of out share memory, else −1 with a ValueError. */
+/* −1 with a ValueError if two elements of out share memory. */
 int sa_check_self_overlap(PyArrayObject *out);
 
-/* The shape as a tuple, for messages: a new reference. */
-PyObject *sa_shape_of(PyArrayObject *array);
+/* For messages: a shape as Python prints it, in memory of the block that asks for it. */
+#define sa_shape_text(ndim, shape) sa_print_shape((char[SA_SHAPE_CHARS]){0}, ndim, shape)
+#define sa_shape_of(array) sa_shape_text(PyArray_NDIM(array), PyArray_SHAPE(array))
+#define SA_SHAPE_CHARS (24 * (NPY_MAXDIMS + 2))
+const char *sa_print_shape(char *text, int ndim, const npy_intp *shape);
+
+/* −1 with a ValueError that has the shapes of two arrays at its end. */
+int sa_shapes_error(const char *message, const char *name, PyArrayObject *array, const char *other_name, PyArrayObject *other);
+
+/* −1 with a ValueError unless the array has this shape. */
+int sa_check_shape(const char *name, PyArrayObject *array, int ndim, const npy_intp *shape);
 
 const char *sa_dtype_name(sa_dtype dtype);
 

@@ -1,130 +1,126 @@
-/* scaled_dot_product_attention as Python calls it: makes the outputs, runs, and builds the result. The arguments are read in
- * attention_call.c. */
+/* Attention forward: makes the outputs, runs, and builds the result. The arguments are read in attention_call.c. */
 #include "python/attention_call.h"
 #include "python/run.h"
 
 /* Multiply-adds below which the GIL is kept. */
 #define SA_SMALL_WORK 65536.0
 
-/* Behind the parameters that all have: of sa_py_attention_cached alone, and of sa_py_attention_forward. */
-enum { QUERY_LENGTHS = SA_ARG_NUM_THREADS + 1, UNROUNDED = SA_ARG_NUM_THREADS + 1 };
-
 /* ---- outputs ------------------------------------------------------------------------------------------------------- */
 
-int sa_call_check_given(const sa_call *c, PyObject *given, const char *name) {
-    PyArrayObject *array = sa_given(given) ? (PyArrayObject *)PyArray_FROM_O(given) : NULL; /* a buffer's own memory */
+/* out may not overlap what was given either where the call reads a copy of it: a pullback reads it again. */
+static int check_given(const sa_call *c, PyObject *given, const char *name) {
+    PyArrayObject *array = given ? (PyArrayObject *)PyArray_FROM_O(given) : NULL; /* a buffer's own memory */
     if (array == NULL) {
-        return sa_given(given) ? -1 : 0;
+        return given ? -1 : 0;
     }
-    const int status = sa_check_overlap(c->state, c->out, array, name);
+    const int status = sa_check_overlap(c->state, c->results[SA_OUT], array, name);
     Py_DECREF(array);
     return status;
+}
+
+static int check_overlaps(const sa_call *c) {
+    for (int i = 0; i < c->owned_count; ++i) {
+        if (sa_check_overlap(c->state, c->results[SA_OUT], c->owned[i], c->owned_names[i]) < 0) {
+            return -1;
+        }
+    }
+    for (ptrdiff_t s = 0; c->packed && c->mask_arrays && s < c->v.sequences; ++s) {
+        if (c->mask_arrays[s] && sa_check_overlap(c->state, c->results[SA_OUT], c->mask_arrays[s], "attn_mask") < 0) {
+            return -1;
+        }
+    }
+    return check_given(c, c->given.alibi_slopes, "alibi_slopes") < 0 || check_given(c, c->given.sinks, "sinks") < 0 ||
+                   check_given(c, c->given.key_lengths, "key_lengths") < 0 ||
+                   check_given(c, c->given.cu_seqlens_q, "cu_seqlens_q") < 0 ||
+                   check_given(c, c->given.cu_seqlens_k, "cu_seqlens_k") < 0
+               ? -1
+               : 0;
 }
 
 bool sa_call_takes_out(const sa_call *c, sa_dtype dtype) {
     return dtype == c->result || (dtype == SA_F32 && c->want_stats && !c->want_unrounded && sa_itemsize(c->result) == 2);
 }
 
-/* values[SA_ARG_OUT] as the call's out. */
-static int take_out(sa_call *c, PyObject *const *values, int ndim, const npy_intp *shape, sa_dtype *dtype) {
-    PyObject *value = values[SA_ARG_OUT];
-    if (!PyArray_Check(value)) { /* sa_as_array refuses the subclasses that mean something else; a memmap will do */
-        PyErr_Format(PyExc_TypeError, "out must be a NumPy array, got %s", Py_TYPE(value)->tp_name);
-        return -1;
+/* The caller's array as the call's out. */
+static int take_out(sa_call *c, int ndim, const npy_intp *shape, sa_dtype *dtype) {
+    PyObject *given = c->given.out;
+    if (!PyArray_Check(given)) { /* sa_as_array refuses the subclasses that mean something else; a memmap will do */
+        return sa_error(PyExc_TypeError, "out must be a NumPy array, got %s", Py_TYPE(given)->tp_name);
     }
-    c->out = (PyArrayObject *)Py_NewRef(value);
-    PyArrayObject *same = sa_as_array(c->state, value, "out", SA_ANY, dtype);
+    c->results[SA_OUT] = (PyArrayObject *)Py_NewRef(given);
+    PyArrayObject *same = sa_as_array(c->state, given, "out", SA_ANY, dtype);
     if (same == NULL) {
         return -1;
     }
     Py_DECREF(same);
-    if (!sa_call_takes_out(c, *dtype) || !PyArray_ISNOTSWAPPED(c->out)) {
-        PyErr_Format(PyExc_TypeError, "out must be of dtype %s%s in native byte order, got %S", sa_dtype_name(c->result),
-                     c->result != SA_F32 && sa_call_takes_out(c, SA_F32) ? " or float32" : "",
-                     (PyObject *)PyArray_DESCR(c->out));
+    if (!sa_call_takes_out(c, *dtype) || !PyArray_ISNOTSWAPPED(c->results[SA_OUT])) {
+        return sa_error(PyExc_TypeError, "out must be of dtype %s%s in native byte order, got %S", sa_dtype_name(c->result),
+                        c->result != SA_F32 && sa_call_takes_out(c, SA_F32) ? " or float32" : "",
+                        (PyObject *)PyArray_DESCR(c->results[SA_OUT]));
+    }
+    if (sa_check_shape("out", c->results[SA_OUT], ndim, shape) < 0) {
         return -1;
     }
-    if (sa_check_shape("out", c->out, ndim, shape) < 0) {
+    if (!PyArray_ISWRITEABLE(c->results[SA_OUT])) {
+        return sa_error(PyExc_ValueError, "out is read-only");
+    }
+    return sa_check_self_overlap(c->results[SA_OUT]) < 0 ? -1 : check_overlaps(c);
+}
+
+/* A new array of this shape among the results, or NULL. */
+static PyArrayObject *make(sa_call *c, int which, int ndim, const npy_intp *shape, sa_dtype dtype, bool zeros) {
+    const sa_attention *a = &c->a;
+    PyArrayObject *like = a->query.m.dtype == SA_BF16 ? c->query : a->key.m.dtype == SA_BF16 ? c->key : c->value;
+    return c->results[which] = sa_new_array(ndim, shape, dtype, like, zeros);
+}
+
+/* out, the caller's or a new one; and beside it, if it has 16 bits and that is wanted, what is computed in place of it. */
+static int make_out(sa_call *c) {
+    npy_intp shape[NPY_MAXDIMS + 2];
+    const int ndim = sa_call_shape(c, c->lead, c->a.L, c->a.Dv, shape);
+    sa_dtype dtype = c->result;
+    if (c->given.out ? take_out(c, ndim, shape, &dtype) < 0 : make(c, SA_OUT, ndim, shape, dtype, false) == NULL) {
         return -1;
     }
-    if (!PyArray_ISWRITEABLE(c->out)) {
-        PyErr_SetString(PyExc_ValueError, "out is read-only");
-        return -1;
-    }
-    if (sa_check_self_overlap(c->out) < 0) {
-        return -1;
-    }
-    PyArrayObject *const inputs[8] = {c->query, c->key, c->value, c->mask, c->alibi, c->sinks, c->lengths, c->query_lengths};
-    static const char *const names[8] = {"query",        "key",   "value",       "attn_mask",
-                                         "alibi_slopes", "sinks", "key_lengths", "query_lengths"};
-    for (int i = 0; i < 8; ++i) {
-        if (inputs[i] != NULL && sa_check_overlap(c->state, c->out, inputs[i], names[i]) < 0) {
+    PyArrayObject *computed = c->results[SA_OUT];
+    if (c->want_unrounded && sa_itemsize(dtype) == 2) {
+        dtype = SA_F32;
+        if ((computed = make(c, SA_UNROUNDED, ndim, shape, dtype, false)) == NULL) {
             return -1;
         }
+    } else if (c->want_unrounded) {
+        c->results[SA_UNROUNDED] = (PyArrayObject *)Py_NewRef(computed);
     }
-    /* a pullback reads the arguments again */
-    return sa_call_check_given(c, values[SA_ARG_ALIBI_SLOPES], "alibi_slopes") < 0 ||
-                   sa_call_check_given(c, values[SA_ARG_SINKS], "sinks") < 0 ||
-                   sa_call_check_given(c, values[SA_ARG_KEY_LENGTHS], "key_lengths") < 0
-               ? -1
-               : 0;
+    sa_call_fill(c, &c->a.out, computed, dtype);
+    return 0;
 }
 
-PyArrayObject *sa_call_make_out(sa_call *c, PyObject *const *values, int ndim, const npy_intp *shape, sa_dtype *dtype) {
-    *dtype = c->result;
-    if (sa_given(values[SA_ARG_OUT])) {
-        if (take_out(c, values, ndim, shape, dtype) < 0) {
-            return NULL;
-        }
-    } else if ((c->out = sa_new_array(ndim, shape, c->result, sa_call_bf16_example(c), false)) == NULL) {
-        return NULL;
-    }
-    if (c->want_unrounded && sa_itemsize(c->result) == 2) {
-        *dtype = SA_F32;
-        return c->unrounded = sa_new_array(ndim, shape, SA_F32, NULL, false);
-    }
-    return c->out;
-}
-
-static int make_outputs(sa_call *c, PyObject *const *values) {
+static int make_outputs(sa_call *c) {
     sa_attention *a = &c->a;
     npy_intp shape[NPY_MAXDIMS + 2];
-    const int n = a->n_lead;
-    memcpy(shape, c->lead, (size_t)n * sizeof shape[0]);
-    shape[n] = a->L;
-    shape[n + 1] = a->Dv;
-    sa_dtype dtype;
-    PyArrayObject *out = sa_call_make_out(c, values, n + 2, shape, &dtype);
-    if (out == NULL) {
+    if (make_out(c) < 0) {
         return -1;
     }
-    sa_fill_tensor(&a->out, out, dtype, n, 2);
-    if (a->Dv == 1) {
-        a->out.m.col_stride = PyArray_ITEMSIZE(out);
-    }
     if (c->want_lse) {
-        dtype = a->f64 ? SA_F64 : SA_F32;
-        if ((c->lse = sa_new_array(n + 1, shape, dtype, NULL, false)) == NULL) {
+        PyArrayObject *lse = make(c, SA_LSE, sa_call_row_shape(c, 0, shape), shape, c->computes, false);
+        if (lse == NULL) {
             return -1;
         }
-        sa_fill_tensor(&a->lse, c->lse, dtype, n, 1);
-        a->lse.m.row_stride = a->lse.m.col_stride; /* (…, L) seen as (…, L, 1) */
+        sa_call_fill_rows(c, &a->lse, lse, c->computes);
     }
     if (c->want_stats) {
-        dtype = a->f64 ? SA_F64 : SA_F32;
-        shape[n + 1] = 2;
-        if ((c->stats = sa_new_array(n + 2, shape, dtype, NULL, true)) == NULL) {
+        PyArrayObject *stats = make(c, SA_STATISTICS, sa_call_row_shape(c, 2, shape), shape, c->computes, true);
+        if (stats == NULL) {
             return -1;
         }
-        sa_fill_tensor(&a->stats, c->stats, dtype, n, 2);
+        sa_fill_tensor(&a->stats, stats, c->computes, a->n_lead, 2);
     }
     if (c->want_weights) {
-        shape[n + 1] = a->S;
-        if ((c->weights = sa_new_array(n + 2, shape, c->result, sa_call_bf16_example(c), true)) == NULL) {
+        PyArrayObject *weights = make(c, SA_WEIGHTS, sa_call_shape(c, c->lead, a->L, a->S, shape), shape, c->result, true);
+        if (weights == NULL) {
             return -1;
         }
-        sa_fill_tensor(&a->weights, c->weights, c->result, n, 2);
-        a->weights.m.col_stride = PyArray_ITEMSIZE(c->weights);
+        sa_call_fill(c, &a->weights, weights, c->result);
     }
     return 0;
 }
@@ -134,80 +130,76 @@ static int make_outputs(sa_call *c, PyObject *const *values) {
 typedef struct {
     sa_call *c;
     sa_attention_plan plan;
+    sa_varlen_plan packed_plan;
 } forward_run;
 
 static sa_status compute(void *call, char *scratch, char *partial) {
     const forward_run *r = call;
-    return sa_attention_forward(&r->c->a, &r->plan, scratch, partial);
+    return r->c->packed ? sa_varlen_forward(&r->c->v, &r->packed_plan, scratch, partial)
+                        : sa_attention_forward(&r->c->a, &r->plan, scratch, partial);
 }
 
 static int run(sa_call *c, PyObject *module) {
     forward_run r;
-    sa_attention_plan *plan = &r.plan;
     r.c = c;
-    const sa_status planned = sa_attention_make_plan(&c->a, c->threads, plan);
-    const double work = (double)plan->rows * (double)plan->groups * (double)c->a.S * (double)(c->a.E + c->a.Dv);
-    return sa_run_job(module, &(sa_job){.planned = planned,
-                                        .threads = plan->threads,
-                                        .scratch_bytes = plan->scratch_bytes,
-                                        .shared_bytes = plan->partial_bytes,
-                                        .small = plan->threads == 1 && work < SA_SMALL_WORK,
-                                        .watch = &c->a.watch,
-                                        .compute = compute,
-                                        .call = &r});
+    sa_job job = {.watch = &c->a.watch, .compute = compute, .call = &r};
+    if (c->packed) {
+        c->v.lower_right = c->lower_right;
+        job.planned = sa_varlen_make_plan(&c->v, c->threads, c->items, &r.packed_plan);
+        job.threads = r.packed_plan.threads;
+        job.scratch_bytes = r.packed_plan.scratch_bytes;
+        job.shared_bytes = r.packed_plan.partial_bytes;
+    } else {
+        job.planned = sa_attention_make_plan(&c->a, c->threads, &r.plan);
+        job.threads = r.plan.threads;
+        job.scratch_bytes = r.plan.scratch_bytes;
+        job.shared_bytes = r.plan.partial_bytes;
+        const double work = (double)r.plan.rows * (double)r.plan.groups * (double)c->a.S * (double)(c->a.E + c->a.Dv);
+        job.small = job.threads == 1 && work < SA_SMALL_WORK;
+    }
+    return sa_run_job(module, &job);
 }
 
-PyObject *sa_call_result(const sa_call *c) {
-    PyObject *results[5] = {(PyObject *)c->out};
-    Py_ssize_t n = 1;
-    if (c->want_stats) {
-        results[n++] = (PyObject *)c->stats;
-    }
-    if (c->want_unrounded) {
-        results[n++] = (PyObject *)(c->unrounded ? c->unrounded : c->out);
-    }
-    if (c->want_lse) {
-        results[n++] = (PyObject *)c->lse;
-    }
-    if (c->want_weights) {
-        results[n++] = (PyObject *)c->weights;
+/* What was asked for: one array or a tuple. */
+static PyObject *make_result(const sa_call *c) {
+    Py_ssize_t n = 0;
+    for (int i = 0; i < SA_RESULTS; ++i) {
+        n += c->results[i] != NULL;
     }
     if (n == 1) {
-        return Py_NewRef(c->out);
+        return Py_NewRef(c->results[SA_OUT]);
     }
-    PyObject *result = PyTuple_New(n);
-    for (Py_ssize_t i = 0; result != NULL && i < n; ++i) {
-        PyTuple_SET_ITEM(result, i, Py_NewRef(results[i]));
+    PyObject *tuple = PyTuple_New(n);
+    for (int i = SA_RESULTS - 1; tuple != NULL && i >= 0; --i) {
+        if (c->results[i] != NULL) {
+            PyTuple_SET_ITEM(tuple, --n, Py_NewRef(c->results[i]));
+        }
     }
-    return result;
+    return tuple;
 }
 
-static PyObject *forward(PyObject *module, sa_signature_id id, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
+static PyObject *forward(PyObject *module, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    PyObject *result = NULL;
     sa_call c;
-    if (sa_parse(sa_state_of(module), id, args, nargs, kwnames, values) < 0) {
-        return NULL;
-    }
-    c.want_stats = id == SA_SIG_ATTENTION_FORWARD;
-    c.want_unrounded = c.want_stats && values[UNROUNDED] == Py_True;
-    const bool cached = id == SA_SIG_ATTENTION_CACHED;
-    if (sa_call_read(&c, module, values) == 0 && (!cached || sa_call_read_query_lengths(&c, values[QUERY_LENGTHS]) == 0) &&
-        make_outputs(&c, values) == 0 &&
-        (c.want_stats ? sa_call_read_fixed_seed : sa_call_read_seed)(&c, values[SA_ARG_RNG]) == 0 && run(&c, module) == 0) {
-        result = sa_call_result(&c);
+    if (sa_call_read(&c, module, function, args, nargs, kwnames) == 0 && make_outputs(&c) == 0 && sa_call_read_seed(&c) == 0 &&
+        run(&c, module) == 0) {
+        result = make_result(&c);
     }
     sa_call_release(&c);
     return result;
 }
 
-PyObject *sa_py_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    return forward(module, SA_SIG_ATTENTION, args, nargs, kwnames);
-}
+SA_FUNCTION(attention, forward, SA_FN_ATTENTION)
+SA_FUNCTION(cached, forward, SA_FN_CACHED)
+SA_FUNCTION(forward_half, forward, SA_FN_FORWARD)
+SA_FUNCTION(packed, forward, SA_FN_PACKED)
+SA_FUNCTION(packed_forward_half, forward, SA_FN_PACKED_FORWARD)
 
-PyObject *sa_py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    return forward(module, SA_SIG_ATTENTION_FORWARD, args, nargs, kwnames);
-}
-
-PyObject *sa_py_attention_cached(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    return forward(module, SA_SIG_ATTENTION_CACHED, args, nargs, kwnames);
-}
+PyMethodDef sa_attention_methods[] = {
+    SA_METHOD("scaled_dot_product_attention", attention, sa_doc_attention),
+    SA_METHOD("_cached_attention", cached, NULL),
+    SA_METHOD("_attention_forward", forward_half, NULL),
+    SA_METHOD("_varlen_attention", packed, NULL),
+    SA_METHOD("_varlen_forward", packed_forward_half, NULL),
+    {NULL, NULL, 0, NULL},
+};

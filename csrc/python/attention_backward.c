@@ -1,77 +1,115 @@
-/* scaled_dot_product_attention_backward as Python calls it: the low-level half of the vjp. Takes the forward call's arguments,
- * what it returned, and the gradient of that; returns the gradients in the precision that computes, over all leading dims, as
- * a tuple: in arrays of the caller's (`gradients`) where they are just such arrays, else in new ones. selfattn/functional/attention.py
- * brings them to the inputs' shapes and dtypes. */
+/* Attention backward. Takes the forward call's arguments, what it returned, and the gradient of that; returns the gradients as
+ * a tuple, over all leading dims and in the precision that computes. selfattn/functional/attention.py and varlen.py bring them
+ * to the inputs' shapes and dtypes. */
 #include "python/attention_call.h"
 #include "python/run.h"
-
-enum { GRAD_OUT = SA_ARG_NUM_THREADS + 1, STATISTICS, GRAD_LSE, WRT, TARGETS };
 
 /* The gradients, in the order of the result and of the bits of `wrt`. */
 enum { D_QUERY, D_KEY, D_VALUE, D_MASK, D_SLOPES, D_SINKS, GRADIENTS };
 
 typedef struct {
     sa_call c;
-    PyArrayObject *grad_out, *grad_lse;  /* owned */
-    PyArrayObject *gradients[GRADIENTS]; /* owned */
-    PyObject *targets;                   /* borrowed: a tuple of arrays and None, or NULL */
+    PyObject *gradients[GRADIENTS]; /* owned; that of packed masks is a list, with None for sequences without one */
+    PyObject *targets;              /* borrowed: a tuple of arrays and None, or NULL */
     sa_attention_gradients g;
     sa_backward_plan plan;
+
+    /* Of packed sequences alone. */
+    sa_varlen_gradients vg;
+    sa_varlen_plan packed_plan;
+    sa_tensor *dmasks; /* owned */
 } backward_call;
 
 static void release(backward_call *b) {
-    Py_XDECREF(b->grad_out);
-    Py_XDECREF(b->grad_lse);
     for (int i = 0; i < GRADIENTS; ++i) {
         Py_XDECREF(b->gradients[i]);
     }
+    PyMem_RawFree(b->dmasks);
     sa_call_release(&b->c);
 }
 
-/* What the forward call returned, and the gradients of it. */
-static int read_results(backward_call *b, PyObject *const *values) {
-    sa_call *c = &b->c;
-    sa_attention *a = &c->a;
-    const int n = a->n_lead;
-    npy_intp shape[NPY_MAXDIMS + 2];
-    sa_dtype dtype;
-    if (!sa_given(values[SA_ARG_OUT]) || !sa_given(values[GRAD_OUT]) || !sa_given(values[STATISTICS])) {
-        PyErr_SetString(PyExc_TypeError, "scaled_dot_product_attention_backward() needs grad_out, out and statistics");
-        return -1;
+/* ---- what the forward call returned, and the gradients of it -------------------------------------------------------- */
+
+/* An array of that shape, which the call owns from then on, or NULL. */
+static PyArrayObject *read_floats(sa_call *c, PyObject *value, const char *name, int ndim, const npy_intp *shape,
+                                  sa_dtype *dtype) {
+    PyArrayObject *array = sa_as_array(c->state, value, name, SA_FLOATS, dtype);
+    if (array == NULL) {
+        return NULL;
     }
-    memcpy(shape, c->lead, (size_t)n * sizeof shape[0]);
-    shape[n] = a->L;
-    shape[n + 1] = a->Dv;
-    if (sa_read_float_array(c->state, values[SA_ARG_OUT], "out", n + 2, shape, &c->out, &dtype) < 0) {
-        return -1;
+    sa_call_own(c, array, name);
+    if (sa_is_integer(*dtype)) {
+        sa_error(PyExc_TypeError, "%s must have a floating dtype, as the forward call's result has, got %s", name,
+                 sa_dtype_name(*dtype));
+        return NULL;
     }
-    sa_fill_tensor(&a->out, c->out, dtype, n, 2);
-    if (!sa_call_takes_out(c, dtype)) {
-        PyErr_Format(PyExc_TypeError, "out must have the dtype of the forward call's result, %s%s, got %s",
-                     sa_dtype_name(c->result), sa_itemsize(c->result) == 2 ? " (or float32, not rounded)" : "",
-                     sa_dtype_name(dtype));
-        return -1;
-    }
-    if (sa_read_gradient(c, values[GRAD_OUT], "grad_out", "the output", c->result, n + 2, shape, &b->grad_out, &dtype) < 0) {
-        return -1;
-    }
-    sa_fill_tensor(&b->g.grad_out, b->grad_out, dtype, n, 2);
-    if (a->Dv == 1) {
-        a->out.m.col_stride = PyArray_ITEMSIZE(c->out);
-        b->g.grad_out.m.col_stride = PyArray_ITEMSIZE(b->grad_out);
-    }
-    if (sa_given(values[GRAD_LSE])) {
-        if (sa_read_gradient(c, values[GRAD_LSE], "grad_lse", "lse", SA_F32, n + 1, shape, &b->grad_lse, &dtype) < 0) {
-            return -1;
-        }
-        sa_fill_tensor(&b->g.grad_lse, b->grad_lse, dtype, n, 1);
-        b->g.grad_lse.m.row_stride = b->g.grad_lse.m.col_stride; /* (…, L) seen as (…, L, 1) */
-    }
-    shape[n + 1] = 2;
-    return sa_read_statistics(c, values[STATISTICS], n + 2, shape);
+    return sa_check_shape(name, array, ndim, shape) < 0 ? NULL : array;
 }
 
-/* Whether it is an array of that shape, perhaps without leading 1s of it, that can be written as a new one would be. */
+/* The gradient of `of`, never of more bits than that has. */
+static PyArrayObject *read_gradient(sa_call *c, PyObject *value, const char *name, const char *of, sa_dtype of_dtype, int ndim,
+                                    const npy_intp *shape, sa_dtype *dtype) {
+    PyArrayObject *array = read_floats(c, value, name, ndim, shape, dtype);
+    if (array != NULL && *dtype == SA_F64 && !c->a.f64) {
+        sa_error(PyExc_TypeError, "%s has dtype float64, but %s has dtype %s: it would be narrowed", name, of,
+                 sa_dtype_name(of_dtype));
+        return NULL;
+    }
+    return array;
+}
+
+static int read_statistics(sa_call *c) {
+    npy_intp shape[NPY_MAXDIMS + 2];
+    const int ndim = sa_call_row_shape(c, 2, shape);
+    sa_dtype dtype;
+    PyArrayObject *statistics = read_floats(c, c->given.statistics, "statistics", ndim, shape, &dtype);
+    if (statistics == NULL) {
+        return -1;
+    }
+    if (dtype != c->computes || !PyArray_ISCARRAY_RO(statistics)) {
+        return sa_error(PyExc_TypeError, "statistics must be what the forward call returned, a C-contiguous %s array, got %s%s",
+                        sa_dtype_name(c->computes), dtype != c->computes ? "" : "other strides or byte order of ",
+                        sa_dtype_name(dtype));
+    }
+    sa_fill_tensor(&c->a.stats, statistics, dtype, c->a.n_lead, 2);
+    return 0;
+}
+
+static int read_results(backward_call *b, const char *function) {
+    sa_call *c = &b->c;
+    npy_intp shape[NPY_MAXDIMS + 2];
+    sa_dtype dtype;
+    if (c->given.out == NULL || c->given.grad_out == NULL || c->given.statistics == NULL) {
+        return sa_error(PyExc_TypeError, "%s() needs grad_out, out and statistics", function);
+    }
+    int ndim = sa_call_shape(c, c->lead, c->a.L, c->a.Dv, shape);
+    PyArrayObject *array = read_floats(c, c->given.out, "out", ndim, shape, &dtype);
+    if (array == NULL) {
+        return -1;
+    }
+    if (!sa_call_takes_out(c, dtype)) {
+        return sa_error(PyExc_TypeError, "out must have the dtype of the forward call's result, %s%s, got %s",
+                        sa_dtype_name(c->result), sa_itemsize(c->result) == 2 ? " (or float32, not rounded)" : "",
+                        sa_dtype_name(dtype));
+    }
+    sa_call_fill(c, &c->a.out, array, dtype);
+    if ((array = read_gradient(c, c->given.grad_out, "grad_out", "the output", c->result, ndim, shape, &dtype)) == NULL) {
+        return -1;
+    }
+    sa_call_fill(c, &b->g.grad_out, array, dtype);
+    if (c->given.grad_lse != NULL) {
+        ndim = sa_call_row_shape(c, 0, shape);
+        if ((array = read_gradient(c, c->given.grad_lse, "grad_lse", "lse", SA_F32, ndim, shape, &dtype)) == NULL) {
+            return -1;
+        }
+        sa_call_fill_rows(c, &b->g.grad_lse, array, dtype);
+    }
+    return read_statistics(c);
+}
+
+/* ---- the gradients -------------------------------------------------------------------------------------------------- */
+
+/* Whether it can stand for a new array of that shape, whose leading 1s it may lack. */
 static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype dtype) {
     if (!PyArray_CheckExact(object)) {
         return false;
@@ -85,42 +123,42 @@ static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype d
     return fits;
 }
 
-/* The caller's array, which is zeroed when nothing can go wrong any more, or a new one of zeros. */
-static int place(backward_call *b, int which, const npy_intp *shape) {
-    const sa_dtype dtype = b->c.a.f64 ? SA_F64 : SA_F32;
-    const int ndim = b->c.a.n_lead + 2;
+/* The caller's array, which is zeroed in the run, when nothing can fail any more; or a new one of zeros. */
+static PyArrayObject *place(backward_call *b, int which, int ndim, const npy_intp *shape) {
+    const sa_dtype dtype = b->c.computes;
     const bool in_shares = which == D_SLOPES || which == D_SINKS; /* which are summed afterwards */
     PyObject *target = b->targets && !in_shares ? PyTuple_GET_ITEM(b->targets, which) : Py_None;
-    if (can_be(target, ndim, shape, dtype)) {
-        b->gradients[which] = (PyArrayObject *)Py_NewRef(target);
-    } else {
-        b->gradients[which] = sa_new_array(ndim, shape, dtype, NULL, true);
-    }
-    return b->gradients[which] ? 0 : -1;
+    b->gradients[which] =
+        can_be(target, ndim, shape, dtype) ? Py_NewRef(target) : (PyObject *)sa_new_array(ndim, shape, dtype, NULL, true);
+    return (PyArrayObject *)b->gradients[which];
 }
 
-/* One over the leading dims `lead`, then rows × cols. */
-static int make(backward_call *b, int which, const npy_intp *lead, npy_intp rows, npy_intp cols, sa_tensor *t) {
-    const int n = b->c.a.n_lead;
+/* One over the leading dims `lead`, then rows × cols, if it is wanted. */
+static int make(backward_call *b, long wrt, int which, const npy_intp *lead, npy_intp rows, npy_intp cols, sa_tensor *t) {
     npy_intp shape[NPY_MAXDIMS + 2];
-    memcpy(shape, lead, (size_t)n * sizeof shape[0]);
-    shape[n] = rows;
-    shape[n + 1] = cols;
-    if (place(b, which, shape) < 0) {
+    if (!(wrt & 1 << which)) {
+        return 0;
+    }
+    const int ndim = sa_call_shape(&b->c, lead, rows, cols, shape);
+    PyArrayObject *array = place(b, which, ndim, shape);
+    if (array == NULL) {
         return -1;
     }
-    sa_fill_tensor(t, b->gradients[which], b->c.a.f64 ? SA_F64 : SA_F32, n, 2);
-    t->m.row_stride = cols * PyArray_ITEMSIZE(b->gradients[which]);
-    t->m.col_stride = PyArray_ITEMSIZE(b->gradients[which]);
+    sa_call_fill(&b->c, t, array, b->c.computes);
+    t->m.col_stride = PyArray_ITEMSIZE(array);
+    t->m.row_stride = cols * PyArray_ITEMSIZE(array) * (b->c.packed ? lead[1] : 1);
     return 0;
 }
 
-/* The leading dims of dK and dV: those of the query, but key heads instead of heads, and 1 along a group's broadcast axes,
- * whose gradients add up in the kernel (attention.c, sa_group_size). */
-static void key_lead(const sa_attention *a, npy_intp *lead) {
+/* The leading dims of dK and dV: those of the query, with key heads for heads, and 1 along a group's broadcast axes, whose
+ * gradients the kernel adds up (sa_group_size). */
+static void key_lead(const sa_call *c, npy_intp *lead) {
+    const sa_attention *a = &c->a;
     int axis = a->n_lead - 1;
-    for (int i = 0; i < a->n_lead; ++i) {
-        lead[i] = a->lead[i];
+    memcpy(lead, c->lead, (size_t)a->n_lead * sizeof *lead);
+    if (c->packed) {
+        lead[axis] = PyArray_DIM(c->key, 1);
+        return;
     }
     if (axis >= 0 && a->gqa > 1) {
         lead[axis] /= a->gqa;
@@ -134,69 +172,111 @@ static void key_lead(const sa_attention *a, npy_intp *lead) {
     }
 }
 
+/* The strides of the gradient of a mask, which there need not be. */
+static void fill_mask_gradient(const sa_call *c, sa_tensor *t, const npy_intp *shape, int ndim, ptrdiff_t keys) {
+    sa_fill_new(t, shape, ndim, c->computes, c->a.n_lead, ndim < 2 ? ndim : 2);
+    if (keys == 1 && ndim > 0) { /* one column, not a broadcast one */
+        t->m.col_stride = (ptrdiff_t)sa_itemsize(c->computes);
+    }
+}
+
 /* Of a float mask: its own shape, seen in (B…, L, S), 1 where it is broadcast. Without `wanted` only the strides. */
 static int make_mask(backward_call *b, bool wanted) {
-    const sa_attention *a = &b->c.a;
-    const sa_dtype dtype = a->f64 ? SA_F64 : SA_F32;
-    const int n = a->n_lead, ndim = PyArray_NDIM(b->c.mask);
-    npy_intp shape[NPY_MAXDIMS + 2];
-    for (int i = 0; i < n + 2; ++i) {
-        const int own = i - (n + 2) + ndim;
-        shape[i] = own >= 0 ? PyArray_DIM(b->c.mask, own) : 1;
+    const sa_call *c = &b->c;
+    if (wanted && (c->mask == NULL || c->a.mask.m.dtype == SA_BOOL)) {
+        return sa_error(PyExc_ValueError, "wrt names attn_mask, which has a gradient only when it is a float mask");
     }
-    sa_fill_new(&b->g.dmask, shape, n + 2, dtype, n, 2);
-    if (a->S == 1) { /* one column, not a broadcast one */
-        b->g.dmask.m.col_stride = a->f64 ? sizeof(double) : sizeof(float);
+    if (c->mask == NULL || c->a.mask.m.dtype == SA_BOOL) {
+        return 0;
     }
-    if (wanted && place(b, D_MASK, shape) < 0) {
+    const int ndim = c->a.n_lead + 2;
+    npy_intp shape[NPY_MAXDIMS + 2] = {0};
+    for (int i = 0; i < ndim; ++i) {
+        const int own = i - ndim + PyArray_NDIM(c->mask);
+        shape[i] = own >= 0 ? PyArray_DIM(c->mask, own) : 1;
+    }
+    fill_mask_gradient(c, &b->g.dmask, shape, ndim, c->a.S);
+    if (wanted && place(b, D_MASK, ndim, shape) == NULL) {
         return -1;
     }
-    b->g.dmask.m.data = wanted ? PyArray_BYTES(b->gradients[D_MASK]) : NULL;
+    b->g.dmask.m.data = wanted ? PyArray_BYTES((PyArrayObject *)b->gradients[D_MASK]) : NULL;
+    return 0;
+}
+
+/* Of the mask of sequence s, in the mask's own shape; None without a mask. Without `wanted` only the strides. */
+static int make_mask_of(backward_call *b, ptrdiff_t s, bool wanted) {
+    const sa_call *c = &b->c;
+    PyArrayObject *mask = c->mask_arrays[s];
+    PyObject *gradient = Py_None;
+    const bool boolean = mask != NULL && c->masks[s].m.dtype == SA_BOOL;
+    if (boolean && wanted) {
+        return sa_error(PyExc_ValueError, "wrt names attn_mask, but attn_mask[%zd] is boolean and has no gradient",
+                        (Py_ssize_t)s);
+    }
+    if (mask != NULL && !boolean) {
+        fill_mask_gradient(c, &b->dmasks[s], PyArray_SHAPE(mask), PyArray_NDIM(mask),
+                           (ptrdiff_t)(c->v.begin_k[s + 1] - c->v.begin_k[s]));
+    }
+    if (mask != NULL && wanted) {
+        gradient = (PyObject *)sa_new_array(PyArray_NDIM(mask), PyArray_SHAPE(mask), c->computes, NULL, true);
+        if (gradient == NULL || PyList_Append(b->gradients[D_MASK], gradient) < 0) {
+            Py_XDECREF(gradient);
+            return -1;
+        }
+        b->dmasks[s].m.data = PyArray_BYTES((PyArrayObject *)gradient);
+        Py_DECREF(gradient); /* the list has it */
+        return 0;
+    }
+    return wanted ? PyList_Append(b->gradients[D_MASK], Py_None) : 0;
+}
+
+static int make_packed_masks(backward_call *b, bool wanted) {
+    const ptrdiff_t n = b->c.v.sequences;
+    if (b->c.masks == NULL) {
+        return wanted ? sa_error(PyExc_ValueError, "wrt names attn_mask, which was not given") : 0;
+    }
+    b->dmasks = PyMem_RawCalloc((size_t)n + 1, sizeof(sa_tensor));
+    if (b->dmasks == NULL || (wanted && (b->gradients[D_MASK] = PyList_New(0)) == NULL)) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (ptrdiff_t s = 0; s < n; ++s) {
+        if (make_mask_of(b, s, wanted) < 0) {
+            return -1;
+        }
+    }
+    b->vg.dmasks = b->dmasks;
     return 0;
 }
 
 static int make_gradients(backward_call *b, long wrt) {
-    const sa_attention *a = &b->c.a;
+    const sa_call *c = &b->c;
+    const sa_attention *a = &c->a;
     npy_intp keys[NPY_MAXDIMS];
-    key_lead(a, keys);
-    if ((wrt & 1 << D_QUERY && make(b, D_QUERY, b->c.lead, a->L, a->E, &b->g.dquery) < 0) ||
-        (wrt & 1 << D_KEY && make(b, D_KEY, keys, a->S, a->E, &b->g.dkey) < 0) ||
-        (wrt & 1 << D_VALUE && make(b, D_VALUE, keys, a->S, a->Dv, &b->g.dvalue) < 0)) {
+    key_lead(c, keys);
+    if (make(b, wrt, D_QUERY, c->lead, a->L, a->E, &b->g.dquery) < 0 || make(b, wrt, D_KEY, keys, a->S, a->E, &b->g.dkey) < 0 ||
+        make(b, wrt, D_VALUE, keys, a->S, a->Dv, &b->g.dvalue) < 0 ||
+        (c->packed ? make_packed_masks : make_mask)(b, wrt & 1 << D_MASK) < 0) {
         return -1;
     }
-    const bool float_mask = b->c.mask != NULL && a->mask.m.dtype != SA_BOOL;
-    if (wrt & 1 << D_MASK && !float_mask) {
-        PyErr_SetString(PyExc_ValueError, "wrt names attn_mask, which has a gradient only when it is a float mask");
-        return -1;
+    if (wrt & 1 << D_SLOPES && c->a.alibi.m.data == NULL) {
+        return sa_error(PyExc_ValueError, "wrt names alibi_slopes, which were not given");
     }
-    if (float_mask && make_mask(b, wrt & 1 << D_MASK) < 0) {
-        return -1;
+    if (wrt & 1 << D_SINKS && c->a.sinks.m.data == NULL) {
+        return sa_error(PyExc_ValueError, "wrt names sinks, which were not given");
     }
-    if (wrt & 1 << D_SLOPES) {
-        if (b->c.alibi == NULL) {
-            PyErr_SetString(PyExc_ValueError, "wrt names alibi_slopes, which were not given");
-            return -1;
-        }
-        if (make(b, D_SLOPES, b->c.lead, a->L, 3, &b->g.dslope_rows) < 0) {
-            return -1;
-        }
-    }
-    if (wrt & 1 << D_SINKS) {
-        if (b->c.sinks == NULL) {
-            PyErr_SetString(PyExc_ValueError, "wrt names sinks, which were not given");
-            return -1;
-        }
-        if (make(b, D_SINKS, b->c.lead, a->L, 1, &b->g.dsink_rows) < 0) {
-            return -1;
-        }
-    }
-    return 0;
+    return make(b, wrt, D_SLOPES, c->lead, a->L, 3, &b->g.dslope_rows) < 0
+               ? -1
+               : make(b, wrt, D_SINKS, c->lead, a->L, 1, &b->g.dsink_rows);
 }
+
+/* ---- running -------------------------------------------------------------------------------------------------------- */
 
 static void clear_targets(const backward_call *b) {
     for (int i = 0; i < GRADIENTS && b->targets; ++i) {
-        if (b->gradients[i] && (PyObject *)b->gradients[i] == PyTuple_GET_ITEM(b->targets, i)) {
-            memset(PyArray_DATA(b->gradients[i]), 0, (size_t)PyArray_NBYTES(b->gradients[i]));
+        PyArrayObject *gradient = (PyArrayObject *)b->gradients[i];
+        if (gradient && b->gradients[i] == PyTuple_GET_ITEM(b->targets, i)) {
+            memset(PyArray_DATA(gradient), 0, (size_t)PyArray_NBYTES(gradient));
         }
     }
 }
@@ -205,46 +285,63 @@ static sa_status compute(void *call, char *scratch, char *delta) {
     backward_call *b = call;
     clear_targets(b);
     b->g.delta = delta;
-    return sa_attention_backward(&b->g, &b->plan, scratch);
+    return b->c.packed ? sa_varlen_backward(&b->vg, &b->packed_plan, scratch) : sa_attention_backward(&b->g, &b->plan, scratch);
 }
 
 static int run(backward_call *b, PyObject *module) {
-    sa_backward_plan *plan = &b->plan;
-    const sa_status planned = sa_attention_plan_backward(&b->g, b->c.threads, plan);
-    return sa_run_job(module,
-                      &(sa_job){.planned = planned,
-                                .threads = plan->threads,
-                                .scratch_bytes = plan->scratch_bytes,
-                                .shared_bytes = (size_t)plan->delta_count * (b->c.a.f64 ? sizeof(double) : sizeof(float)),
-                                .watch = &b->c.a.watch,
-                                .compute = compute,
-                                .call = b});
+    sa_call *c = &b->c;
+    sa_job job = {.watch = &c->a.watch, .compute = compute, .call = b};
+    size_t delta_count;
+    if (c->packed) {
+        c->v.lower_right = c->lower_right;
+        job.planned = sa_varlen_plan_backward(&b->vg, c->threads, c->items, &b->packed_plan);
+        job.threads = b->packed_plan.threads;
+        job.scratch_bytes = b->packed_plan.scratch_bytes;
+        delta_count = (size_t)(c->a.L * c->a.lead[1]); /* elements of query, but for its last axis */
+    } else {
+        job.planned = sa_attention_plan_backward(&b->g, c->threads, &b->plan);
+        job.threads = b->plan.threads;
+        job.scratch_bytes = b->plan.scratch_bytes;
+        delta_count = job.planned == SA_OK ? (size_t)b->plan.delta_count : 0;
+    }
+    if (!sa_multiply(delta_count, sa_itemsize(c->computes), &job.shared_bytes)) {
+        job.planned = SA_TOO_LARGE;
+    }
+    return sa_run_job(module, &job);
 }
 
-PyObject *sa_py_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
+static PyObject *backward(PyObject *module, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    PyObject *result = NULL;
     backward_call b;
-    if (sa_parse(sa_state_of(module), SA_SIG_ATTENTION_BACKWARD, args, nargs, kwnames, values) < 0) {
-        return NULL;
-    }
     memset(&b.g, 0, sizeof b.g);
-    b.g.a = &b.c.a;
-    b.c.want_stats = true; /* as in the forward call */
-    b.c.want_unrounded = false;
-    b.grad_out = b.grad_lse = NULL;
     memset(b.gradients, 0, sizeof b.gradients);
-    b.targets = values[TARGETS] && PyTuple_Check(values[TARGETS]) && PyTuple_GET_SIZE(values[TARGETS]) == GRADIENTS
-                    ? values[TARGETS]
-                    : NULL;
-    const bool read = sa_call_read(&b.c, module, values) == 0;
-    const long wrt = !read ? -1 : values[WRT] != NULL ? PyLong_AsLong(values[WRT]) : 7;
-    if (read && !(wrt == -1 && PyErr_Occurred()) && read_results(&b, values) == 0 && make_gradients(&b, wrt) == 0 &&
-        sa_call_read_fixed_seed(&b.c, values[SA_ARG_RNG]) == 0 && run(&b, module) == 0 &&
-        (result = PyTuple_New(GRADIENTS)) != NULL) {
-        for (int i = 0; i < GRADIENTS; ++i) {
-            PyTuple_SET_ITEM(result, i, b.gradients[i] ? Py_NewRef(b.gradients[i]) : Py_NewRef(Py_None));
-        }
+    b.g.a = &b.c.a;
+    b.vg = (sa_varlen_gradients){.v = &b.c.v, .packed = &b.g};
+    b.dmasks = NULL;
+    if (sa_call_read(&b.c, module, function, args, nargs, kwnames) < 0) {
+        goto fail;
     }
+    PyObject *const targets = b.c.given.gradients;
+    b.targets = targets && PyTuple_Check(targets) && PyTuple_GET_SIZE(targets) == GRADIENTS ? targets : NULL;
+    const long wrt = b.c.given.wrt != NULL ? PyLong_AsLong(b.c.given.wrt) : 7;
+    if ((wrt == -1 && PyErr_Occurred()) || read_results(&b, sa_attention_family.functions[function].name) < 0 ||
+        make_gradients(&b, wrt) < 0 || sa_call_read_seed(&b.c) < 0 || run(&b, module) < 0) {
+        goto fail;
+    }
+    result = PyTuple_New(GRADIENTS);
+    for (int i = 0; result != NULL && i < GRADIENTS; ++i) {
+        PyTuple_SET_ITEM(result, i, Py_NewRef(b.gradients[i] ? b.gradients[i] : Py_None));
+    }
+fail:
     release(&b);
     return result;
 }
+
+SA_FUNCTION(backward_half, backward, SA_FN_BACKWARD)
+SA_FUNCTION(packed_backward_half, backward, SA_FN_PACKED_BACKWARD)
+
+PyMethodDef sa_attention_backward_methods[] = {
+    SA_METHOD("_attention_backward", backward_half, NULL),
+    SA_METHOD("_varlen_backward", packed_backward_half, NULL),
+    {NULL, NULL, 0, NULL},
+};

@@ -1,29 +1,19 @@
-/* The argument block_mask: has a selfattn.BlockMask make its tables for the call, and checks them, so that the core may read
- * them without looking: they come from Python code, of a class that may have been derived from. */
+/* Owns the argument block_mask: has a selfattn.BlockMask make its tables, and checks them, since a class derived from it may
+ * make any. The core trusts them. */
 #include "python/attention_call.h"
 
-static int not_tables(void) {
-    PyErr_SetString(PyExc_TypeError, "block_mask has tables that selfattn.BlockMask does not make");
-    return -1;
-}
+static int not_tables(void) { return sa_error(PyExc_TypeError, "block_mask has tables that selfattn.BlockMask does not make"); }
 
-static bool is_table(PyObject *x) {
-    return PyArray_CheckExact(x) && PyArray_EquivTypenums(PyArray_TYPE((PyArrayObject *)x), NPY_INT64) &&
-           PyArray_ISCARRAY_RO((PyArrayObject *)x);
-}
-
-/* A part's tables as they are now, in arrays that nobody else can change: other Python code runs before the core reads them. What
- * is no table stays what it is, and is refused. */
-static PyObject *copied(PyObject *part) {
-    PyObject *copy = PyTuple_New(PyTuple_GET_SIZE(part));
-    for (Py_ssize_t i = 0; copy != NULL && i < PyTuple_GET_SIZE(part); ++i) {
-        PyObject *item = PyTuple_GET_ITEM(part, i);
-        item = is_table(item) ? PyArray_NewCopy((PyArrayObject *)item, NPY_CORDER) : Py_NewRef(item);
-        if (item == NULL) {
-            Py_CLEAR(copy);
-        } else {
-            PyTuple_SET_ITEM(copy, i, item);
-        }
+/* A copy of a table, which the call owns: other Python code runs before the core reads it. */
+static PyArrayObject *take_table(sa_call *c, PyObject *x) {
+    if (!PyArray_CheckExact(x) || !PyArray_EquivTypenums(PyArray_TYPE((PyArrayObject *)x), NPY_INT64) ||
+        !PyArray_ISCARRAY_RO((PyArrayObject *)x)) {
+        not_tables();
+        return NULL;
+    }
+    PyArrayObject *copy = (PyArrayObject *)PyArray_NewCopy((PyArrayObject *)x, NPY_CORDER);
+    if (copy != NULL) {
+        sa_call_own(c, copy, "block_mask");
     }
     return copy;
 }
@@ -42,19 +32,19 @@ static bool within(PyArrayObject *array, int64_t least, int64_t most) {
 }
 
 /* (lengths, diagonal, share) */
-static int read_prefix(const sa_call *c, PyObject *part, sa_block_mask *mask) {
-    PyObject *lengths;
+static int read_prefix(sa_call *c, PyObject *part, sa_block_mask *mask) {
+    PyObject *given;
     Py_ssize_t diagonal;
-    if (!PyArg_ParseTuple(part, "Ond", &lengths, &diagonal, &mask->share)) {
+    PyArrayObject *lengths;
+    if (!PyArg_ParseTuple(part, "Ond", &given, &diagonal, &mask->share) || (lengths = take_table(c, given)) == NULL) {
         return -1;
     }
-    PyArrayObject *array = (PyArrayObject *)lengths;
     const Py_ssize_t far = (Py_ssize_t)1 << 60;
-    if (!is_share(mask->share) || !is_table(lengths) || !sa_call_fits_lead(c, array, 0) || !within(array, 0, c->a.S) ||
-        diagonal < -far || diagonal > far) {
+    if (!is_share(mask->share) || !sa_call_fits_lead(c, lengths, 0) || !within(lengths, 0, c->a.S) || diagonal < -far ||
+        diagonal > far) {
         return not_tables();
     }
-    sa_fill_tensor(&mask->prefix, array, SA_I64, c->a.n_lead, 0);
+    sa_fill_tensor(&mask->prefix, lengths, SA_I64, c->a.n_lead, 0);
     mask->diagonal = diagonal;
     return 0;
 }
@@ -81,29 +71,27 @@ static bool good_runs(PyArrayObject *starts, PyArrayObject *runs, bool *gaps) {
 }
 
 /* (classes, class_rows, starts, runs, share) */
-static int read_runs(const sa_call *c, PyObject *part, sa_block_mask *mask) {
-    PyObject *classes, *starts, *runs;
+static int read_runs(sa_call *c, PyObject *part, sa_block_mask *mask) {
+    PyObject *given[3];
     Py_ssize_t rows;
-    if (!PyArg_ParseTuple(part, "OnOOd", &classes, &rows, &starts, &runs, &mask->share)) {
+    PyArrayObject *classes, *starts, *runs;
+    if (!PyArg_ParseTuple(part, "OnOOd", &given[0], &rows, &given[1], &given[2], &mask->share) ||
+        (classes = take_table(c, given[0])) == NULL || (starts = take_table(c, given[1])) == NULL ||
+        (runs = take_table(c, given[2])) == NULL) {
         return -1;
     }
-    if (!is_share(mask->share) || !is_table(classes) || !is_table(starts) || !is_table(runs) || rows < 1) {
+    const int ndim = PyArray_NDIM(classes);
+    if (!is_share(mask->share) || rows < 1 || ndim < 1 ||
+        PyArray_DIM(classes, ndim - 1) != c->a.L / rows + (c->a.L % rows != 0) || !sa_call_fits_lead(c, classes, 1) ||
+        PyArray_NDIM(starts) != 1 || PyArray_NDIM(runs) != 2 || PyArray_DIM(runs, 1) != 2 ||
+        !good_runs(starts, runs, &mask->gaps) || !within(classes, 0, PyArray_SIZE(starts) - 2)) {
         return not_tables();
     }
-    PyArrayObject *const class = (PyArrayObject *)classes, *const start = (PyArrayObject *)starts;
-    PyArrayObject *const run = (PyArrayObject *)runs;
-    const int ndim = PyArray_NDIM(class);
-    const npy_intp needed = c->a.L / rows + (c->a.L % rows != 0);
-    if (ndim < 1 || PyArray_DIM(class, ndim - 1) != needed || !sa_call_fits_lead(c, class, 1) || PyArray_NDIM(start) != 1 ||
-        PyArray_NDIM(run) != 2 || PyArray_DIM(run, 1) != 2 || !good_runs(start, run, &mask->gaps) ||
-        !within(class, 0, PyArray_SIZE(start) - 2)) {
-        return not_tables();
-    }
-    sa_fill_tensor(&mask->classes, class, SA_I64, c->a.n_lead, 1);
+    sa_fill_tensor(&mask->classes, classes, SA_I64, c->a.n_lead, 1);
     mask->classes.m.row_stride = mask->classes.m.col_stride; /* (…, rows) seen as (…, rows, 1) */
     mask->class_rows = rows;
-    mask->starts = PyArray_DATA(start);
-    mask->runs = PyArray_DATA(run);
+    mask->starts = PyArray_DATA(starts);
+    mask->runs = PyArray_DATA(runs);
     return 0;
 }
 
@@ -126,41 +114,20 @@ static PyObject *make_tables(const sa_call *c, PyObject *value) {
     return tables;
 }
 
-/* c->tables: a tuple of tuples, copied. */
-static int take_tables(sa_call *c, PyObject *tables) {
-    if (!PyTuple_CheckExact(tables) || PyTuple_GET_SIZE(tables) > SA_MAX_BLOCK_MASKS) {
-        return not_tables();
-    }
-    c->tables = PyTuple_New(PyTuple_GET_SIZE(tables));
-    for (Py_ssize_t n = 0; c->tables != NULL && n < PyTuple_GET_SIZE(tables); ++n) {
-        PyObject *part = PyTuple_GET_ITEM(tables, n);
-        if (!PyTuple_CheckExact(part)) {
-            return not_tables();
-        }
-        if ((part = copied(part)) == NULL) {
-            return -1;
-        }
-        PyTuple_SET_ITEM(c->tables, n, part);
-    }
-    return c->tables != NULL ? 0 : -1;
-}
-
 int sa_call_read_block_mask(sa_call *c, PyObject *value) {
     PyObject *tables = make_tables(c, value);
-    const int taken = tables != NULL ? take_tables(c, tables) : -1;
-    Py_XDECREF(tables);
-    if (taken < 0) {
-        return -1;
-    }
-    for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(c->tables); ++n) {
-        PyObject *part = PyTuple_GET_ITEM(c->tables, n);
+    int status = tables == NULL                                                                 ? -1
+                 : !PyTuple_CheckExact(tables) || PyTuple_GET_SIZE(tables) > SA_MAX_BLOCK_MASKS ? not_tables()
+                                                                                                : 0;
+    for (Py_ssize_t n = 0; status == 0 && n < PyTuple_GET_SIZE(tables); ++n) {
+        PyObject *part = PyTuple_GET_ITEM(tables, n);
         sa_block_mask *mask = &c->block_masks[n];
         mask->prefix.m.data = mask->classes.m.data = NULL;
         mask->gaps = false;
-        if ((PyTuple_GET_SIZE(part) == 3 ? read_prefix : read_runs)(c, part, mask) < 0) {
-            return -1;
-        }
+        status =
+            !PyTuple_CheckExact(part) ? not_tables() : (PyTuple_GET_SIZE(part) == 3 ? read_prefix : read_runs)(c, part, mask);
         c->a.block_mask_count = (int)n + 1;
     }
-    return 0;
+    Py_XDECREF(tables);
+    return status;
 }

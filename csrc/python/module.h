@@ -1,5 +1,4 @@
-/* What the binding's files share: the module's state, the table of signatures, and NumPy's C API. The only C that includes
- * Python.h lives in this folder. */
+/* What the binding's files share: the module's state, its functions, and NumPy's C API. No other folder includes Python.h. */
 #ifndef SA_PYTHON_MODULE_H
 #define SA_PYTHON_MODULE_H
 
@@ -16,60 +15,39 @@
 
 #include <stdatomic.h>
 
+#include "python/parameters.h"
 #include "selfattn.h"
 
-#define SA_MAX_PARAMETERS 26
 #define SA_KEPT_BLOCKS 8
 
-/* One row per function that takes keywords: signatures.c. */
-typedef enum {
-    SA_SIG_ATTENTION,
-    SA_SIG_ATTENTION_FORWARD,
-    SA_SIG_ATTENTION_BACKWARD,
-    SA_SIG_ATTENTION_CACHED,
-    SA_SIG_VARLEN,
-    SA_SIG_VARLEN_FORWARD,
-    SA_SIG_VARLEN_BACKWARD,
-    SA_SIG_SOFTMAX,
-    SA_SIG_LOG_SOFTMAX,
-    SA_SIG_LAYER_NORM,
-    SA_SIG_RMS_NORM,
-    SA_SIG_GELU,
-    SA_SIG_ROTARY,
-    SA_SIGNATURES
-} sa_signature_id;
-
 typedef struct {
-    const char *function;
-    int positional, required; /* how many may be given by position; how many must be given */
-    const char *names[SA_MAX_PARAMETERS + 1];
-} sa_signature;
-
-extern const sa_signature sa_signatures[SA_SIGNATURES];
-
-typedef struct {
-    PyObject *names[SA_SIGNATURES][SA_MAX_PARAMETERS]; /* interned */
-    PyObject *masked_array, *matrix;                   /* array types that are refused */
-    PyObject *shares_memory, *too_hard;                /* numpy.shares_memory and its TooHardError */
-    _Atomic(void *) blocks[SA_KEPT_BLOCKS];            /* memory for the next calls: blocks.c */
-    atomic_uint block_turn;                            /* whose slot makes room next */
-    atomic_bool malloc_keeps;                          /* has been told of large blocks: blocks.c */
+    sa_family_state attention, rows;
+    PyObject *masked_array, *matrix;        /* array types that are refused */
+    PyObject *shares_memory;                /* numpy's function */
+    PyObject *too_hard, *axis_error;        /* numpy's exceptions */
+    _Atomic(void *) blocks[SA_KEPT_BLOCKS]; /* memory for the next calls: blocks.c */
+    atomic_uint block_turn;                 /* whose slot makes room next */
+    atomic_bool malloc_keeps;               /* has been told of large blocks: blocks.c */
 } sa_state;
 
 static inline sa_state *sa_state_of(PyObject *module) { return (sa_state *)PyModule_GetState(module); }
 
-/* Sorts a fastcall's arguments into values[] in the order of the signature; NULL where one was not given. The references
- * are borrowed. Returns −1 with a TypeError set. */
-int sa_parse(const sa_state *state, sa_signature_id id, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-             PyObject **values);
+/* Raises as PyErr_Format does; −1. */
+int sa_error(PyObject *type, const char *format, ...);
 
-PyObject *sa_py_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-PyObject *sa_py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-PyObject *sa_py_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-PyObject *sa_py_attention_cached(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-PyObject *sa_py_varlen(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-PyObject *sa_py_varlen_forward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-PyObject *sa_py_varlen_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-extern const char sa_doc_attention[];
+/* A function for a method table that calls `call(module, number, …)` of its family. */
+#define SA_FUNCTION(name, call, number)                                                                                        \
+    static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {                      \
+        return call(module, number, args, nargs, kwnames);                                                                     \
+    }
+#define SA_METHOD(name, function, doc) {name, (PyCFunction)(void (*)(void))function, METH_FASTCALL | METH_KEYWORDS, doc}
+
+/* The functions of one file each, and the families of them that share parameters. */
+extern PyMethodDef sa_attention_methods[], sa_attention_backward_methods[], sa_embedding_methods[], sa_narrow_methods[],
+    sa_proxy_methods[], sa_rows_methods[], sa_runtime_methods[], sa_update_methods[];
+extern const sa_family sa_attention_family, sa_row_family;
+
+/* Chooses the instruction set; −1 with `error`, whose message begins with `what`. */
+int sa_py_choose_isa(const char *name, PyObject *error, const char *what);
 
 #endif

@@ -1,5 +1,5 @@
 /* Arrays of float32 rounded into arrays of 16 bits, for selfattn/functional/_gradients.py: NumPy rounds to float16 one by one. */
-#include "python/narrow.h"
+#include "python/module.h"
 
 #include "drivers/narrow.h"
 #include "python/run.h"
@@ -30,8 +30,7 @@ static PyObject *narrow(PyObject *module, PyObject *args) {
     }
     if (PyArray_TYPE(n.from) != NPY_FLOAT32 || !fits(n.from, 4) || !fits(n.to, 2) || !PyArray_ISWRITEABLE(n.to) ||
         PyArray_SIZE(n.from) != PyArray_SIZE(n.to)) {
-        PyErr_SetString(PyExc_TypeError, "expected float32 and an array of 16 bits of as many elements, both contiguous");
-        return NULL;
+        return PyErr_Format(PyExc_TypeError, "expected float32 and an array of 16 bits of as many elements, both contiguous");
     }
     return sa_run_job(module, &(sa_job){.compute = compute, .call = &n}) < 0 ? NULL : Py_NewRef(Py_None);
 }

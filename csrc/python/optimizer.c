@@ -1,6 +1,6 @@
-/* One step of an optimiser over all parameters, as selfattn/optim.py calls it: lists of arrays of equal length. Everything is
- * checked before anything is written; names, shapes and conversions are optim.py's. */
-#include "python/optimizer.h"
+/* One step of an optimiser over all parameters, which selfattn/optim.py gives as lists of arrays; names, shapes and conversions
+ * are its own. All is checked before anything is written. */
+#include "python/arrays.h"
 
 #include <math.h>
 
@@ -11,57 +11,55 @@
 #define SA_SMALL_ELEMENTS 2048
 #define SA_ARRAYS_ON_STACK 64
 
-/* Item i of a list: an aligned, contiguous, native float array, of the type and size of `like` unless that is NULL. */
+/* What a step is given: lists of equal length. Moments are None where the optimiser has none of the kind. */
+enum { PARAMETERS, GRADIENTS, MEANS, SQUARES, STEPS, LISTS };
+static const char *const names[STEPS] = {"parameters", "gradients", "means", "squares"};
+
+/* Item i of a list: a float array as it lies in memory, of the type and size of `like` unless that is NULL. */
 static PyArrayObject *plain_array(PyObject *list, const char *name, Py_ssize_t i, PyArrayObject *like, bool written) {
     PyObject *item = i < PyList_GET_SIZE(list) ? PyList_GET_ITEM(list, i) : NULL;
+    PyArrayObject *array = (PyArrayObject *)item;
     if (item == NULL || !PyArray_Check(item)) {
-        PyErr_Format(PyExc_TypeError, "%s[%zd] must be an array", name, i);
+        sa_error(PyExc_TypeError, "%s[%zd] must be an array", name, i);
         return NULL;
     }
-    PyArrayObject *array = (PyArrayObject *)item;
-    const int type = PyArray_TYPE(array);
-    if ((type != NPY_FLOAT && type != NPY_DOUBLE) || !PyArray_ISCARRAY_RO(array) ||
-        (like != NULL && (type != PyArray_TYPE(like) || PyArray_SIZE(array) != PyArray_SIZE(like)))) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s[%zd] must be a contiguous, aligned array of float32 or float64, of the parameter's dtype and size",
-                     name, i);
+    const int type = PyArray_TYPE(like ? like : array);
+    if ((type != NPY_FLOAT && type != NPY_DOUBLE) || !sa_is_plain(item, type, -1) ||
+        (like != NULL && PyArray_SIZE(array) != PyArray_SIZE(like))) {
+        sa_error(PyExc_TypeError,
+                 "%s[%zd] must be a contiguous, aligned array of float32 or float64, of the parameter's dtype and size", name,
+                 i);
         return NULL;
     }
     if (written && !PyArray_ISWRITEABLE(array)) {
-        PyErr_Format(PyExc_ValueError, "%s[%zd] is read-only", name, i);
+        sa_error(PyExc_ValueError, "%s[%zd] is read-only", name, i);
         return NULL;
     }
     return array;
 }
 
-static int read_array(sa_update_array *a, Py_ssize_t i, PyObject *parameters, PyObject *gradients, PyObject *means,
-                      PyObject *squares, PyObject *steps) {
-    PyArrayObject *parameter = plain_array(parameters, "parameters", i, NULL, true), *gradient, *mean, *square;
-    if (parameter == NULL || (gradient = plain_array(gradients, "gradients", i, parameter, false)) == NULL) {
-        return -1;
+static int read_array(sa_update_array *a, Py_ssize_t i, PyObject *const *lists) {
+    PyArrayObject *parameter = NULL;
+    void *data[STEPS] = {NULL};
+    for (int n = 0; n < STEPS; ++n) {
+        if (lists[n] != Py_None) {
+            PyArrayObject *array = plain_array(lists[n], names[n], i, parameter, n != GRADIENTS);
+            if (array == NULL) {
+                return -1;
+            }
+            parameter = n == PARAMETERS ? array : parameter;
+            data[n] = PyArray_DATA(array);
+        }
     }
     *a = (sa_update_array){.f64 = PyArray_TYPE(parameter) == NPY_DOUBLE,
                            .n = PyArray_SIZE(parameter),
-                           .parameter = PyArray_DATA(parameter),
-                           .gradient = PyArray_DATA(gradient)};
-    if (means != Py_None) {
-        if ((mean = plain_array(means, "means", i, parameter, true)) == NULL) {
-            return -1;
-        }
-        a->mean = PyArray_DATA(mean);
-    }
-    if (squares != Py_None) {
-        if ((square = plain_array(squares, "squares", i, parameter, true)) == NULL) {
-            return -1;
-        }
-        a->square = PyArray_DATA(square);
-    }
-    a->step = i < PyList_GET_SIZE(steps) ? PyLong_AsLongLong(PyList_GET_ITEM(steps, i)) : 0;
+                           .parameter = data[PARAMETERS],
+                           .gradient = data[GRADIENTS],
+                           .mean = data[MEANS],
+                           .square = data[SQUARES]};
+    a->step = i < PyList_GET_SIZE(lists[STEPS]) ? PyLong_AsLongLong(PyList_GET_ITEM(lists[STEPS], i)) : 0;
     if (a->step < 1) {
-        if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_ValueError, "steps[%zd] must be at least 1", i);
-        }
-        return -1;
+        return PyErr_Occurred() ? -1 : sa_error(PyExc_ValueError, "steps[%zd] must be at least 1", i);
     }
     return 0;
 }
@@ -72,12 +70,11 @@ static sa_status compute(void *call, char *scratch, char *shared) {
     return SA_OK;
 }
 
-static PyObject *run(PyObject *module, sa_update *u, PyObject *parameters, PyObject *gradients, PyObject *means,
-                     PyObject *squares, PyObject *steps) {
-    if (!PyList_Check(parameters) || !PyList_Check(gradients) || !(means == Py_None || PyList_Check(means)) ||
-        !(squares == Py_None || PyList_Check(squares)) || !PyList_Check(steps)) {
-        PyErr_SetString(PyExc_TypeError, "arrays and steps must come in lists");
-        return NULL;
+static PyObject *run(PyObject *module, sa_update *u, PyObject *const *lists) {
+    for (int n = 0; n < LISTS; ++n) {
+        if (!PyList_Check(lists[n]) && !(lists[n] == Py_None && (n == MEANS || n == SQUARES))) {
+            return PyErr_Format(PyExc_TypeError, "arrays and steps must come in lists");
+        }
     }
     if (!(u->lr >= 0 && isfinite(u->lr) && u->weight_decay >= 0 && isfinite(u->weight_decay))) {
         PyObject *given = Py_BuildValue("(dd)", u->lr, u->weight_decay);
@@ -88,7 +85,7 @@ static PyObject *run(PyObject *module, sa_update *u, PyObject *parameters, PyObj
         return NULL;
     }
     sa_update_array on_stack[SA_ARRAYS_ON_STACK], *arrays = on_stack;
-    const Py_ssize_t count = PyList_GET_SIZE(parameters);
+    const Py_ssize_t count = PyList_GET_SIZE(lists[PARAMETERS]);
     if (count > SA_ARRAYS_ON_STACK) {
         arrays = PyMem_RawCalloc((size_t)count, sizeof *arrays);
         if (arrays == NULL) {
@@ -98,7 +95,7 @@ static PyObject *run(PyObject *module, sa_update *u, PyObject *parameters, PyObj
     PyObject *result = NULL;
     npy_intp elements = 0;
     for (Py_ssize_t i = 0; i < count; ++i) {
-        if (read_array(&arrays[i], i, parameters, gradients, means, squares, steps) < 0) {
+        if (read_array(&arrays[i], i, lists) < 0) {
             goto fail;
         }
         elements += arrays[i].n;
@@ -116,27 +113,28 @@ fail:
 }
 
 static PyObject *sgd_step(PyObject *module, PyObject *args) {
-    PyObject *parameters, *gradients, *means, *steps;
+    PyObject *lists[LISTS] = {[SQUARES] = Py_None};
     sa_update u = {.kind = SA_SGD};
     int nesterov;
-    if (!PyArg_ParseTuple(args, "OOOOddddp:_sgd_step", &parameters, &gradients, &means, &steps, &u.lr, &u.momentum,
-                          &u.dampening, &u.weight_decay, &nesterov)) {
+    if (!PyArg_ParseTuple(args, "OOOOddddp:_sgd_step", &lists[PARAMETERS], &lists[GRADIENTS], &lists[MEANS], &lists[STEPS],
+                          &u.lr, &u.momentum, &u.dampening, &u.weight_decay, &nesterov)) {
         return NULL;
     }
     u.nesterov = nesterov != 0;
-    return run(module, &u, parameters, gradients, means, Py_None, steps);
+    return run(module, &u, lists);
 }
 
 static PyObject *adam_step(PyObject *module, PyObject *args) {
-    PyObject *parameters, *gradients, *means, *squares, *steps;
+    PyObject *lists[LISTS];
     sa_update u = {.kind = SA_ADAM};
     int decoupled;
-    if (!PyArg_ParseTuple(args, "OOO!O!Odddddp:_adam_step", &parameters, &gradients, &PyList_Type, &means, &PyList_Type,
-                          &squares, &steps, &u.lr, &u.beta1, &u.beta2, &u.eps, &u.weight_decay, &decoupled)) {
+    if (!PyArg_ParseTuple(args, "OOO!O!Odddddp:_adam_step", &lists[PARAMETERS], &lists[GRADIENTS], &PyList_Type, &lists[MEANS],
+                          &PyList_Type, &lists[SQUARES], &lists[STEPS], &u.lr, &u.beta1, &u.beta2, &u.eps, &u.weight_decay,
+                          &decoupled)) {
         return NULL;
     }
     u.decoupled = decoupled != 0;
-    return run(module, &u, parameters, gradients, means, squares, steps);
+    return run(module, &u, lists);
 }
 
 /* Whether the update takes these parameters and gradients as they are: arrays of one type and shape each. */

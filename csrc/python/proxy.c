@@ -1,10 +1,10 @@
-/* What selfattn/nn/proxy_task.py computes of embeddings: a few sums for each triplet, which as a dozen calls of NumPy took
- * longer than a small model. With main, similar and other = y[0], y[1], y[2] of y (3, n, d):
+/* What selfattn/nn/proxy_task.py computes of embeddings: a few sums for each triplet. With main, similar and other = y[0],
+ * y[1], y[2] of y (3, n, d):
  *
  *     confidence = log σ(near) + log σ(−far),  near = main·similar,  far = main·other
  *
  * Sums are in float64. The GIL is kept: it is little beside the model. */
-#include "python/proxy.h"
+#include "python/arrays.h"
 
 #include <math.h>
 
@@ -37,13 +37,12 @@ DOT_PRODUCT(double)
 
 /* y, (3, n, d); or NULL with an exception. */
 static PyArrayObject *as_triplets(PyObject *value) {
-    PyArrayObject *y = PyArray_Check(value) ? (PyArrayObject *)value : NULL;
-    if (y == NULL || (PyArray_TYPE(y) != NPY_FLOAT && PyArray_TYPE(y) != NPY_DOUBLE) || !PyArray_ISCARRAY_RO(y) ||
-        PyArray_NDIM(y) != 3 || PyArray_DIM(y, 0) != 3) {
-        PyErr_SetString(PyExc_TypeError, "y must be a contiguous, aligned array (3, n, d) of float32 or float64");
+    if ((!sa_is_plain(value, NPY_FLOAT, 3) && !sa_is_plain(value, NPY_DOUBLE, 3)) ||
+        PyArray_DIM((PyArrayObject *)value, 0) != 3) {
+        sa_error(PyExc_TypeError, "y must be a contiguous, aligned array (3, n, d) of float32 or float64");
         return NULL;
     }
-    return y;
+    return (PyArrayObject *)value;
 }
 
 static void put(PyArrayObject *array, npy_intp i, double x) {
@@ -120,9 +119,9 @@ static PyObject *proxy_gradients(PyObject *module, PyObject *args) {
     if (y == NULL) {
         return NULL;
     }
-    if (PyArray_TYPE(products) != PyArray_TYPE(y) || !PyArray_ISCARRAY_RO(products) || PyArray_NDIM(products) != 2 ||
-        PyArray_DIM(products, 0) != 2 || PyArray_DIM(products, 1) != PyArray_DIM(y, 1)) {
-        PyErr_SetString(PyExc_TypeError, "the gradients must be a contiguous, aligned array (2, n) of y's dtype");
+    if (!sa_is_plain(given, PyArray_TYPE(y), 2) || PyArray_DIM(products, 0) != 2 ||
+        PyArray_DIM(products, 1) != PyArray_DIM(y, 1)) {
+        sa_error(PyExc_TypeError, "the gradients must be a contiguous, aligned array (2, n) of y's dtype");
         return NULL;
     }
     PyObject *dy = PyArray_SimpleNew(3, PyArray_DIMS(y), PyArray_TYPE(y));

@@ -1,12 +1,11 @@
-/* softmax, log_softmax, layer_norm, rms_norm, gelu and apply_rotary_emb as Python calls them, and the gradients that
- * selfattn/functional/rowops.py makes pullbacks of: checks, the output, the run.
- * Nothing is computed before everything has been checked. */
-#include "python/rowops.h"
+/* The row operations and their gradients: parameters, outputs, the run. Nothing is computed before all has been checked.
+ * Docstrings are in doc_rowops.h; selfattn/functional/rowops.py makes pullbacks of the gradients. */
+#include "python/arrays.h"
 
 #include <float.h>
 
 #include "drivers/rowops.h"
-#include "python/arrays.h"
+#include "python/doc_rowops.h"
 #include "python/run.h"
 #include "python/scalars.h"
 
@@ -14,67 +13,55 @@
 #define SA_SMALL_ELEMENTS 2048
 
 typedef struct {
+    const sa_state *state;
     PyArrayObject *array[SA_ROW_ARRAYS]; /* owned; the output is one of them */
     PyArrayObject *dweight, *dbias;      /* owned */
-    PyObject *shape;                     /* owned: normalized_shape as a tuple */
     sa_dtype result;
+    bool has_eps;
     sa_row_call c;
     sa_row_plan plan;
-} call;
+} row_call;
 
-static void start(call *k, sa_row_kind kind) {
-    k->c.kind = kind;
+static void start(row_call *k, PyObject *module, int kind) {
+    k->state = sa_state_of(module);
+    k->c.kind = (sa_row_kind)kind;
     k->c.eps = 0;
     k->c.dweight.data = k->c.dbias.data = NULL;
     k->dweight = k->dbias = NULL;
-    k->shape = NULL;
+    k->has_eps = false;
     for (int i = 0; i < SA_ROW_ARRAYS; ++i) {
         k->array[i] = NULL;
         k->c.array[i].data = NULL;
     }
 }
 
-static void release(call *k) {
+static void release(row_call *k) {
     for (int i = 0; i < SA_ROW_ARRAYS; ++i) {
         Py_XDECREF(k->array[i]);
     }
     Py_XDECREF(k->dweight);
     Py_XDECREF(k->dbias);
-    Py_XDECREF(k->shape);
 }
 
-/* A ValueError whose format takes an array's name, its shape, and another object (a new reference, taken over). */
-static int shape_error(const char *format, const char *name, PyArrayObject *array, PyObject *other) {
-    PyObject *shape = sa_shape_of(array);
-    if (shape != NULL && other != NULL) {
-        PyErr_Format(PyExc_ValueError, format, name, shape, other);
-    }
-    Py_XDECREF(shape);
-    Py_XDECREF(other);
-    return -1;
-}
+/* ---- arrays --------------------------------------------------------------------------------------------------------- */
 
-/* Takes an array into the call; its dtype takes part in the result's. x comes first. */
-static int take(call *k, const sa_state *state, int which, PyObject *value, const char *name) {
-    sa_strided *s = &k->c.array[which];
-    PyArrayObject *array = sa_as_array(state, value, name, SA_NUMBERS, &s->dtype);
+/* Takes an array into the call, x first; its dtype takes part in the result's. */
+static int take(row_call *k, sa_strided *s, PyObject *value, const char *name) {
+    const int which = (int)(s - k->c.array);
+    PyArrayObject *array = sa_as_array(k->state, value, name, SA_NUMBERS, &s->dtype);
     if (array == NULL) {
         return -1;
     }
     k->array[which] = array;
-    k->result = sa_promote(which == SA_ROW_X ? s->dtype : k->result, s->dtype);
+    k->result = which == SA_ROW_X ? sa_promote(s->dtype, s->dtype) : sa_promote(k->result, s->dtype);
     s->data = PyArray_BYTES(array);
     s->swapped = !PyArray_ISNOTSWAPPED(array);
-    if (which == SA_ROW_X) {
-        k->c.ndim = PyArray_NDIM(array);
-        memcpy(k->c.shape, PyArray_SHAPE(array), (size_t)k->c.ndim * sizeof(ptrdiff_t));
-    }
     return 0;
 }
 
 /* Strides along the axes of x: those of the array's last axes, 0 where it is broadcast. With a gap, the axis before the last
  * two (the heads) is one that the array lacks. */
-static void set_strides(call *k, int which, bool gap) {
+static void set_strides(row_call *k, int which, bool gap) {
     PyArrayObject *array = k->array[which];
     int own = PyArray_NDIM(array) - 1;
     for (int axis = k->c.ndim - 1; axis >= 0; --axis) {
@@ -84,220 +71,143 @@ static void set_strides(call *k, int which, bool gap) {
     }
 }
 
-static sa_dtype floating(sa_dtype dtype) { return sa_is_integer(dtype) ? SA_F64 : dtype; }
-
-static sa_status compute(void *call_, char *scratch, char *shared) {
-    (void)shared; /* behind the scratch: the core divides both */
-    call *k = call_;
-    sa_row_run(&k->c, &k->plan, scratch);
-    return SA_OK;
-}
-
-/* Makes the output, runs, and returns it. A gradient has the dtype of x, whatever the result was promoted to. */
-static PyObject *run(call *k, PyObject *module) {
-    const sa_dtype dtype = k->c.kind >= SA_SOFTMAX_BACKWARD ? floating(k->c.array[SA_ROW_X].dtype) : k->result;
-    PyArrayObject *bf16 = NULL;
-    for (int i = 0; i < SA_ROW_ARRAYS; ++i) {
-        bf16 = k->array[i] != NULL && k->c.array[i].dtype == SA_BF16 ? k->array[i] : bf16;
-    }
-    sa_strided *out = &k->c.array[SA_ROW_OUT];
-    k->array[SA_ROW_OUT] = sa_new_array(k->c.ndim, PyArray_SHAPE(k->array[SA_ROW_X]), dtype, bf16, false);
-    if (k->array[SA_ROW_OUT] == NULL) {
-        return NULL;
-    }
-    out->data = PyArray_BYTES(k->array[SA_ROW_OUT]);
-    out->dtype = dtype;
-    out->swapped = false;
-    set_strides(k, SA_ROW_X, false);
-    set_strides(k, SA_ROW_OUT, false);
-    k->c.f64 = k->result == SA_F64;
-
-    const sa_status planned = sa_row_make_plan(&k->c, sa_get_num_threads(), &k->plan);
-    if (sa_run_job(module, &(sa_job){.planned = planned,
-                                     .threads = k->plan.threads,
-                                     .scratch_bytes = k->plan.scratch_bytes,
-                                     .shared_bytes = k->plan.shared_bytes,
-                                     .small = PyArray_SIZE(k->array[SA_ROW_OUT]) < SA_SMALL_ELEMENTS,
-                                     .compute = compute,
-                                     .call = k}) < 0) {
-        return NULL;
-    }
-    return Py_NewRef(k->array[SA_ROW_OUT]);
-}
-
-/* ---- softmax ------------------------------------------------------------------------------------------------------- */
-
-/* axis as the axis of a row. NumPy's AxisError when there is no such axis; a scalar is taken as one element. */
-static int read_axis(call *k, PyObject *value) {
-    PyObject *number = value ? sa_as_index(value) : PyLong_FromLong(-1);
-    if (number == NULL) {
-        if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_TypeError, "axis must be an int, got %s", Py_TYPE(value)->tp_name);
-        }
+/* x, and as its rows the last axis, which a reader behind it may change; a scalar is one element. */
+static int read_x(void *call, PyObject *value, const char *name, void *to) {
+    row_call *k = call;
+    if (take(k, to, value, name) < 0) {
         return -1;
     }
-    const Py_ssize_t axis = PyNumber_AsSsize_t(number, NULL); /* clipped */
-    const int ndim = k->c.ndim, most = ndim > 0 ? ndim : 1;
-    if (axis < -most || axis >= most) {
-        PyObject *module = PyImport_ImportModule("numpy.exceptions"), *shape = sa_shape_of(k->array[SA_ROW_X]);
-        PyObject *error = module ? PyObject_GetAttrString(module, "AxisError") : NULL;
-        if (error != NULL && shape != NULL) {
-            PyErr_Format(error, "axis %R is out of bounds for x of shape %R", number, shape);
-        }
-        Py_XDECREF(module);
-        Py_XDECREF(shape);
-        Py_XDECREF(error);
-        Py_DECREF(number);
-        return -1;
-    }
-    Py_DECREF(number);
-    k->c.first = (int)(axis < 0 ? axis + most : axis);
-    k->c.last = ndim > 0 ? k->c.first + 1 : 0;
+    const bool elementwise = k->c.kind == SA_GELU || k->c.kind == SA_GELU_BACKWARD;
+    const int ndim = k->c.ndim = PyArray_NDIM(k->array[SA_ROW_X]);
+    memcpy(k->c.shape, PyArray_SHAPE(k->array[SA_ROW_X]), (size_t)ndim * sizeof(ptrdiff_t));
+    k->c.first = elementwise || ndim == 0 ? 0 : ndim - 1;
+    k->c.last = elementwise ? 0 : ndim;
     return 0;
 }
 
-static PyObject *any_softmax(sa_row_kind kind, sa_signature_id id, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
-                             PyObject *kwnames) {
-    const sa_state *state = sa_state_of(module);
-    PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
-    call k;
-    start(&k, kind);
-    if (sa_parse(state, id, args, nargs, kwnames, values) == 0 && take(&k, state, SA_ROW_X, values[0], "x") == 0 &&
-        read_axis(&k, values[1]) == 0) {
-        result = run(&k, module);
+static int read_dy(void *call, PyObject *value, const char *name, void *to) {
+    row_call *k = call;
+    const sa_dtype result = k->result;
+    if (take(k, to, value, name) < 0) {
+        return -1;
     }
-    release(&k);
-    return result;
+    k->result = result; /* its dtype has no say in what computes */
+    PyArrayObject *dy = k->array[SA_ROW_DY];
+    if (PyArray_NDIM(dy) != k->c.ndim || !PyArray_CompareLists(PyArray_SHAPE(dy), k->c.shape, k->c.ndim)) {
+        return sa_error(PyExc_ValueError, "dy has shape %s; the result that it is the gradient of has %s", sa_shape_of(dy),
+                        sa_shape_of(k->array[SA_ROW_X]));
+    }
+    set_strides(k, SA_ROW_DY, false);
+    return 0;
 }
 
-static PyObject *softmax(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    return any_softmax(SA_SOFTMAX, SA_SIG_SOFTMAX, module, args, nargs, kwnames);
+/* ---- options -------------------------------------------------------------------------------------------------------- */
+
+/* axis as the axis of a row. NumPy's AxisError when there is no such axis. */
+static int read_axis(void *call, PyObject *value, const char *name, void *to) {
+    row_call *k = call;
+    PyObject *number = sa_as_index(value);
+    if (number == NULL) {
+        return PyErr_Occurred() ? -1 : sa_error(PyExc_TypeError, "%s must be an int, got %s", name, Py_TYPE(value)->tp_name);
+    }
+    const Py_ssize_t axis = PyNumber_AsSsize_t(number, NULL); /* clipped */
+    const int most = k->c.ndim > 0 ? k->c.ndim : 1;
+    const bool fits = axis >= -most && axis < most;
+    if (fits) {
+        int *first = to;
+        *first = (int)(axis < 0 ? axis + most : axis);
+        k->c.last = k->c.ndim > 0 ? *first + 1 : 0;
+    } else {
+        sa_error(k->state->axis_error, "axis %R is out of bounds for x of shape %s", number, sa_shape_of(k->array[SA_ROW_X]));
+    }
+    Py_DECREF(number);
+    return fits ? 0 : -1;
 }
 
-static PyObject *log_softmax(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    return any_softmax(SA_LOG_SOFTMAX, SA_SIG_LOG_SOFTMAX, module, args, nargs, kwnames);
-}
-
-/* ---- norms --------------------------------------------------------------------------------------------------------- */
-
-/* normalized_shape, an int or a sequence of them, must be the end of x's shape. */
-static int read_normalized_shape(call *k, PyObject *value) {
-    k->shape = PyIndex_Check(value) ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
-    if (k->shape == NULL) {
+/* An int or a sequence of them, which must be the end of x's shape. */
+static int read_normalized_shape(void *call, PyObject *value, const char *name, void *to) {
+    row_call *k = call;
+    PyObject *shape = PyIndex_Check(value) ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
+    if (shape == NULL) {
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Format(PyExc_TypeError, "normalized_shape must be an int or a tuple of ints, got %s",
-                         Py_TYPE(value)->tp_name);
+            sa_error(PyExc_TypeError, "%s must be an int or a tuple of ints, got %s", name, Py_TYPE(value)->tp_name);
         }
         return -1;
     }
-    const Py_ssize_t axes = PyTuple_GET_SIZE(k->shape);
+    const Py_ssize_t axes = PyTuple_GET_SIZE(shape);
     bool fits = axes > 0 && axes <= k->c.ndim;
     for (Py_ssize_t i = 0; i < axes; ++i) {
-        PyObject *number = sa_as_index(PyTuple_GET_ITEM(k->shape, i));
+        PyObject *number = sa_as_index(PyTuple_GET_ITEM(shape, i));
         if (number == NULL) {
             if (!PyErr_Occurred()) {
-                PyErr_Format(PyExc_TypeError, "normalized_shape must be an int or a tuple of ints, got %R", value);
+                sa_error(PyExc_TypeError, "%s must be an int or a tuple of ints, got %R", name, value);
             }
-            return -1;
+            goto fail;
         }
         const Py_ssize_t n = PyNumber_AsSsize_t(number, NULL); /* clipped: fits nothing */
         Py_DECREF(number);
         fits = fits && k->c.shape[k->c.ndim - axes + i] == n;
     }
     if (!fits) {
-        return shape_error("%s of shape %R does not end in normalized_shape %R", "x", k->array[SA_ROW_X], Py_NewRef(k->shape));
+        sa_error(PyExc_ValueError, "x of shape %s does not end in %s %R", sa_shape_of(k->array[SA_ROW_X]), name, shape);
+        goto fail;
     }
-    k->c.first = k->c.ndim - (int)axes;
-    k->c.last = k->c.ndim;
+    Py_DECREF(shape);
+    *(int *)to = k->c.ndim - (int)axes;
     return 0;
+fail:
+    Py_DECREF(shape);
+    return -1;
 }
 
-static int read_parameter(call *k, const sa_state *state, int which, PyObject *value, const char *name) {
-    if (!sa_given(value)) {
-        return 0;
-    }
-    if (take(k, state, which, value, name) < 0) {
+/* A weight or bias. */
+static int read_parameter(void *call, PyObject *value, const char *name, void *to) {
+    row_call *k = call;
+    const int which = (int)((sa_strided *)to - k->c.array);
+    if (take(k, to, value, name) < 0) {
         return -1;
     }
     PyArrayObject *array = k->array[which];
     const int axes = k->c.last - k->c.first;
     if (PyArray_NDIM(array) != axes || !PyArray_CompareLists(PyArray_SHAPE(array), k->c.shape + k->c.first, axes)) {
-        return shape_error("%s has shape %R, not normalized_shape %R", name, array, Py_NewRef(k->shape));
+        return sa_error(PyExc_ValueError, "%s has shape %s, not normalized_shape %s", name, sa_shape_of(array),
+                        sa_shape_text(axes, PyArray_SHAPE(k->array[SA_ROW_X]) + k->c.first));
     }
     set_strides(k, which, false);
     return 0;
 }
 
-static PyObject *layer_norm(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    const sa_state *state = sa_state_of(module);
-    PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
-    call k;
-    start(&k, SA_LAYER_NORM);
-    k.c.eps = 1e-5;
-    if (sa_parse(state, SA_SIG_LAYER_NORM, args, nargs, kwnames, values) == 0 &&
-        take(&k, state, SA_ROW_X, values[0], "x") == 0 && read_normalized_shape(&k, values[1]) == 0 &&
-        read_parameter(&k, state, SA_ROW_WEIGHT, values[2], "weight") == 0 &&
-        read_parameter(&k, state, SA_ROW_BIAS, values[3], "bias") == 0 &&
-        (values[4] == NULL || sa_read_real(values[4], "eps", &k.c.eps) == 0)) {
-        result = run(&k, module);
-    }
-    release(&k);
-    return result;
+static int read_eps(void *call, PyObject *value, const char *name, void *to) {
+    row_call *k = call;
+    k->has_eps = true;
+    return sa_read_real(call, value, name, to);
 }
 
-static PyObject *rms_norm(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    const sa_state *state = sa_state_of(module);
-    PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
-    call k;
-    start(&k, SA_RMS_NORM);
-    if (sa_parse(state, SA_SIG_RMS_NORM, args, nargs, kwnames, values) == 0 && take(&k, state, SA_ROW_X, values[0], "x") == 0 &&
-        read_normalized_shape(&k, values[1]) == 0 && read_parameter(&k, state, SA_ROW_WEIGHT, values[2], "weight") == 0 &&
-        (!sa_given(values[3]) || sa_read_real(values[3], "eps", &k.c.eps) == 0)) {
-        if (!sa_given(values[3])) {
-            k.c.eps = k.result == SA_F64 ? DBL_EPSILON : FLT_EPSILON;
-        }
-        result = run(&k, module);
-    }
-    release(&k);
-    return result;
-}
-
-/* ---- gelu ---------------------------------------------------------------------------------------------------------- */
-
-static int read_approximate(call *k, PyObject *value) {
-    const bool text = value == NULL || PyUnicode_Check(value);
-    if (text && value != NULL && PyUnicode_CompareWithASCIIString(value, "tanh") == 0) {
-        k->c.kind = SA_GELU_TANH;
-    } else if (!text || (value != NULL && PyUnicode_CompareWithASCIIString(value, "none") != 0)) {
-        PyErr_Format(text ? PyExc_ValueError : PyExc_TypeError, "approximate must be 'none' or 'tanh', got %R", value);
-        return -1;
+static int read_approximate(void *call, PyObject *value, const char *name, void *to) {
+    (void)call;
+    sa_row_kind *kind = to;
+    const bool text = PyUnicode_Check(value);
+    if (text && PyUnicode_CompareWithASCIIString(value, "tanh") == 0) {
+        *kind = *kind == SA_GELU ? SA_GELU_TANH : SA_GELU_TANH_BACKWARD;
+    } else if (!text || PyUnicode_CompareWithASCIIString(value, "none") != 0) {
+        return sa_error(text ? PyExc_ValueError : PyExc_TypeError, "%s must be 'none' or 'tanh', got %R", name, value);
     }
     return 0;
 }
 
-static PyObject *gelu(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    const sa_state *state = sa_state_of(module);
-    PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
-    call k;
-    start(&k, SA_GELU);
-    k.c.first = k.c.last = 0;
-    if (sa_parse(state, SA_SIG_GELU, args, nargs, kwnames, values) == 0 && take(&k, state, SA_ROW_X, values[0], "x") == 0 &&
-        read_approximate(&k, values[1]) == 0) {
-        result = run(&k, module);
-    }
-    release(&k);
-    return result;
-}
-
-/* ---- rotary embeddings --------------------------------------------------------------------------------------------- */
-
 /* A table (…, L, D/2). With one axis less than x, and three or more, it lacks the head axis. */
-static int read_table(call *k, const sa_state *state, int which, PyObject *value, const char *name) {
-    if (take(k, state, which, value, name) < 0) {
+static int read_table(void *call, PyObject *value, const char *name, void *to) {
+    row_call *k = call;
+    const int which = (int)((sa_strided *)to - k->c.array);
+    const int ndim = k->c.ndim;
+    if (ndim < 2 || k->c.shape[ndim - 1] % 2 != 0) {
+        return sa_error(PyExc_ValueError, "x has shape %s, not (..., L, D) with an even D", sa_shape_of(k->array[SA_ROW_X]));
+    }
+    if (take(k, to, value, name) < 0) {
         return -1;
     }
     PyArrayObject *table = k->array[which];
-    const int ndim = k->c.ndim, own_ndim = PyArray_NDIM(table);
+    const int own_ndim = PyArray_NDIM(table);
     const bool gap = own_ndim == ndim - 1 && own_ndim >= 3;
     npy_intp half[NPY_MAXDIMS];
     memcpy(half, k->c.shape, (size_t)ndim * sizeof half[0]);
@@ -307,97 +217,96 @@ static int read_table(call *k, const sa_state *state, int which, PyObject *value
         axis -= gap && axis == ndim - 3;
         fits = PyArray_DIM(table, own) == 1 || PyArray_DIM(table, own) == half[axis];
     }
-    if (!fits && gap) { /* never read as NumPy would instead: what a table means must not depend on which sizes are equal */
+    if (!fits && gap) { /* not read as NumPy would: what a table means must not depend on which sizes are equal */
         half[ndim - 3] = half[ndim - 2];
         half[ndim - 2] = half[ndim - 1];
-        return shape_error("%s of shape %R, one axis less than x and so without a head axis, does not broadcast to "
-                           "(..., L, D / 2) = %R; a table that differs between heads needs all axes of x",
-                           name, table, PyArray_IntTupleFromIntp(ndim - 1, half));
+        return sa_error(PyExc_ValueError,
+                        "%s of shape %s, one axis less than x and so without a head axis, does not broadcast to "
+                        "(..., L, D / 2) = %s; a table that differs between heads needs all axes of x",
+                        name, sa_shape_of(table), sa_shape_text(ndim - 1, half));
     }
     if (!fits) {
-        return shape_error("%s of shape %R does not broadcast to (..., L, D / 2) = %R", name, table,
-                           PyArray_IntTupleFromIntp(ndim, half));
+        return sa_error(PyExc_ValueError, "%s of shape %s does not broadcast to (..., L, D / 2) = %s", name, sa_shape_of(table),
+                        sa_shape_text(ndim, half));
     }
     set_strides(k, which, gap);
     return 0;
 }
 
-static PyObject *apply_rotary_emb(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    const sa_state *state = sa_state_of(module);
-    PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
-    call k;
-    start(&k, SA_ROTARY);
-    if (sa_parse(state, SA_SIG_ROTARY, args, nargs, kwnames, values) < 0 || take(&k, state, SA_ROW_X, values[0], "x") < 0) {
-        goto fail;
-    }
-    if (k.c.ndim < 2 || k.c.shape[k.c.ndim - 1] % 2 != 0) {
-        shape_error("%s has shape %R, not %U", "x", k.array[SA_ROW_X], PyUnicode_FromString("(..., L, D) with an even D"));
-        goto fail;
-    }
-    const int interleaved = values[3] == NULL ? 0 : PyObject_IsTrue(values[3]);
-    if (interleaved < 0 || read_table(&k, state, SA_ROW_COS, values[1], "cos") < 0 ||
-        read_table(&k, state, SA_ROW_SIN, values[2], "sin") < 0) {
-        goto fail;
-    }
-    k.c.kind = interleaved ? SA_ROTARY_INTERLEAVED : SA_ROTARY;
-    k.c.first = k.c.ndim - 1;
-    k.c.last = k.c.ndim;
-    result = run(&k, module);
-fail:
-    release(&k);
-    return result;
+static int read_interleaved(void *call, PyObject *value, const char *name, void *to) {
+    (void)call, (void)name;
+    const int interleaved = PyObject_IsTrue(value);
+    *(sa_row_kind *)to = interleaved > 0 ? SA_ROTARY_INTERLEAVED : SA_ROTARY;
+    return interleaved < 0 ? -1 : 0;
 }
 
-/* ---- gradients ----------------------------------------------------------------------------------------------------- */
+/* ---- the table, in which the number of a function is its kind ------------------------------------------------------- */
 
-/* x and dy, which has its shape: what every gradient starts with. dy's dtype has no say in what computes. */
-static int take_both(call *k, const sa_state *state, PyObject *const *args) {
-    if (take(k, state, SA_ROW_X, args[0], "x") < 0) {
+#define AT(field) offsetof(row_call, field)
+#define BIT(kind) ((uint32_t)1 << (kind))
+#define SOFTMAXES (BIT(SA_SOFTMAX) | BIT(SA_LOG_SOFTMAX))
+#define SOFTMAX_GRADIENTS (BIT(SA_SOFTMAX_BACKWARD) | BIT(SA_LOG_SOFTMAX_BACKWARD))
+#define NORM_GRADIENTS (BIT(SA_LAYER_NORM_BACKWARD) | BIT(SA_RMS_NORM_BACKWARD))
+#define NORMS (BIT(SA_LAYER_NORM) | BIT(SA_RMS_NORM) | NORM_GRADIENTS)
+#define GRADIENTS (NORM_GRADIENTS | SOFTMAX_GRADIENTS | BIT(SA_GELU_BACKWARD))
+
+/* The options of a gradient are required. */
+static const sa_parameter parameters[] = {
+    {"x", "", SOFTMAXES | NORMS | BIT(SA_GELU) | BIT(SA_ROTARY) | GRADIENTS, read_x, AT(c.array[SA_ROW_X])},
+    {"dy", "", GRADIENTS, read_dy, AT(c.array[SA_ROW_DY])},
+    {"axis", "=-1", SOFTMAXES, read_axis, AT(c.first)},
+    {"axis", "", SOFTMAX_GRADIENTS, read_axis, AT(c.first)},
+    {"normalized_shape", "", NORMS, read_normalized_shape, AT(c.first)},
+    {"weight", "=None", NORMS, read_parameter, AT(c.array[SA_ROW_WEIGHT])},
+    {"bias", "=None", NORMS & ~BIT(SA_RMS_NORM), read_parameter, AT(c.array[SA_ROW_BIAS])},
+    {"eps", "=1e-05", BIT(SA_LAYER_NORM), read_eps, AT(c.eps)},
+    {"eps", "=None", NORMS & ~BIT(SA_LAYER_NORM), read_eps, AT(c.eps)},
+    {"approximate", "='none'", BIT(SA_GELU), read_approximate, AT(c.kind)},
+    {"approximate", "", BIT(SA_GELU_BACKWARD), read_approximate, AT(c.kind)},
+    {"cos", "", BIT(SA_ROTARY), read_table, AT(c.array[SA_ROW_COS])},
+    {"sin", "", BIT(SA_ROTARY), read_table, AT(c.array[SA_ROW_SIN])},
+    {"interleaved", "=False", BIT(SA_ROTARY), read_interleaved, AT(c.kind)},
+    {NULL, NULL, 0, NULL, 0},
+};
+
+const sa_family sa_row_family = {parameters,
+                                 {[SA_SOFTMAX] = {"softmax", 2},
+                                  [SA_LOG_SOFTMAX] = {"log_softmax", 2},
+                                  [SA_LAYER_NORM] = {"layer_norm", 5},
+                                  [SA_RMS_NORM] = {"rms_norm", 4},
+                                  [SA_GELU] = {"gelu", 2},
+                                  [SA_ROTARY] = {"apply_rotary_emb", 4},
+                                  [SA_SOFTMAX_BACKWARD] = {"_softmax_backward", 3},
+                                  [SA_LOG_SOFTMAX_BACKWARD] = {"_log_softmax_backward", 3},
+                                  [SA_LAYER_NORM_BACKWARD] = {"_layer_norm_backward", 6},
+                                  [SA_RMS_NORM_BACKWARD] = {"_rms_norm_backward", 6},
+                                  [SA_GELU_BACKWARD] = {"_gelu_backward", 3}}};
+
+/* ---- outputs and the run -------------------------------------------------------------------------------------------- */
+
+static sa_dtype floating(sa_dtype dtype) { return sa_is_integer(dtype) ? SA_F64 : dtype; }
+
+/* A gradient has the dtype of x, whatever the result was promoted to. */
+static int make_output(row_call *k) {
+    sa_strided *out = &k->c.array[SA_ROW_OUT];
+    PyArrayObject *like_bf16 = NULL;
+    for (int i = 0; i < SA_ROW_ARRAYS; ++i) {
+        like_bf16 = k->array[i] != NULL && k->c.array[i].dtype == SA_BF16 ? k->array[i] : like_bf16;
+    }
+    out->dtype = k->c.kind >= SA_SOFTMAX_BACKWARD ? floating(k->c.array[SA_ROW_X].dtype) : k->result;
+    out->swapped = false;
+    k->array[SA_ROW_OUT] = sa_new_array(k->c.ndim, PyArray_SHAPE(k->array[SA_ROW_X]), out->dtype, like_bf16, false);
+    if (k->array[SA_ROW_OUT] == NULL) {
         return -1;
     }
-    const sa_dtype result = k->result;
-    if (take(k, state, SA_ROW_DY, args[1], "dy") < 0) {
-        return -1;
-    }
-    k->result = result;
-    PyArrayObject *dy = k->array[SA_ROW_DY];
-    if (PyArray_NDIM(dy) != k->c.ndim || !PyArray_CompareLists(PyArray_SHAPE(dy), k->c.shape, k->c.ndim)) {
-        return shape_error("%s has shape %R; the result that it is the gradient of has %R", "dy", dy,
-                           sa_shape_of(k->array[SA_ROW_X]));
-    }
-    set_strides(k, SA_ROW_DY, false);
+    out->data = PyArray_BYTES(k->array[SA_ROW_OUT]);
+    set_strides(k, SA_ROW_X, false);
+    set_strides(k, SA_ROW_OUT, false);
     return 0;
 }
 
-static bool has_arguments(const char *name, Py_ssize_t nargs, Py_ssize_t wanted) {
-    if (nargs != wanted) {
-        PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments (%zd given)", name, wanted, nargs);
-    }
-    return nargs == wanted;
-}
-
-static PyObject *softmax_gradient(sa_row_kind kind, PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    PyObject *result = NULL;
-    call k;
-    start(&k, kind);
-    if (has_arguments("_softmax_backward", nargs, 3) && take_both(&k, sa_state_of(module), args) == 0 &&
-        read_axis(&k, args[2]) == 0) {
-        result = run(&k, module);
-    }
-    release(&k);
-    return result;
-}
-
-static PyObject *softmax_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    return softmax_gradient(SA_SOFTMAX_BACKWARD, module, args, nargs);
-}
-
-static PyObject *log_softmax_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    return softmax_gradient(SA_LOG_SOFTMAX_BACKWARD, module, args, nargs);
-}
-
 /* A zeroed gradient like the weight or bias, if there is one. */
-static int make_gradient(const call *k, int which, PyArrayObject **owned, sa_row_gradient *to) {
+static int make_gradient(const row_call *k, int which, PyArrayObject **owned, sa_row_gradient *to) {
     PyArrayObject *like = k->array[which];
     if (like == NULL) {
         return 0;
@@ -411,200 +320,82 @@ static int make_gradient(const call *k, int which, PyArrayObject **owned, sa_row
     return 0;
 }
 
-/* (x, dy, normalized_shape, weight, bias, eps) to (dx, dweight, dbias), None for a parameter that is None. */
-static PyObject *norm_gradient(sa_row_kind kind, PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    const sa_state *state = sa_state_of(module);
-    PyObject *dx = NULL, *result = NULL;
-    call k;
-    start(&k, kind);
-    if (has_arguments("_norm_backward", nargs, 6) && take_both(&k, state, args) == 0 &&
-        read_normalized_shape(&k, args[2]) == 0 && read_parameter(&k, state, SA_ROW_WEIGHT, args[3], "weight") == 0 &&
-        read_parameter(&k, state, SA_ROW_BIAS, args[4], "bias") == 0 &&
-        (!sa_given(args[5]) || sa_read_real(args[5], "eps", &k.c.eps) == 0) &&
-        make_gradient(&k, SA_ROW_WEIGHT, &k.dweight, &k.c.dweight) == 0 &&
-        make_gradient(&k, SA_ROW_BIAS, &k.dbias, &k.c.dbias) == 0) {
-        if (!sa_given(args[5])) {
-            k.c.eps = k.result == SA_F64 ? DBL_EPSILON : FLT_EPSILON;
-        }
+static sa_status compute(void *call, char *scratch, char *shared) {
+    (void)shared; /* behind the scratch: the core divides both */
+    row_call *k = call;
+    sa_row_run(&k->c, &k->plan, scratch);
+    return SA_OK;
+}
+
+static int run(row_call *k, PyObject *module) {
+    const sa_status planned = sa_row_make_plan(&k->c, sa_get_num_threads(), &k->plan);
+    return sa_run_job(module, &(sa_job){.planned = planned,
+                                        .threads = k->plan.threads,
+                                        .scratch_bytes = k->plan.scratch_bytes,
+                                        .shared_bytes = k->plan.shared_bytes,
+                                        .small = PyArray_SIZE(k->array[SA_ROW_OUT]) < SA_SMALL_ELEMENTS,
+                                        .compute = compute,
+                                        .call = k});
+}
+
+/* The output; of a norm's gradient (dx, dweight, dbias), None for a parameter that is None. */
+static PyObject *row_function(PyObject *module, int kind, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
+    uint32_t given;
+    row_call k;
+    start(&k, module, kind);
+    const sa_family_state *family = &k.state->rows;
+    if (sa_sort_arguments(family, kind, args, nargs, kwnames, values, &given) < 0 ||
+        sa_read_arguments(family, &k, values, given) < 0) {
+        goto fail;
+    }
+    k.c.f64 = k.result == SA_F64;
+    if (!k.has_eps) {
+        k.c.eps = kind == SA_LAYER_NORM ? 1e-5 : k.c.f64 ? DBL_EPSILON : FLT_EPSILON;
+    }
+    const bool of_norm = kind == SA_LAYER_NORM_BACKWARD || kind == SA_RMS_NORM_BACKWARD;
+    if (of_norm && (make_gradient(&k, SA_ROW_WEIGHT, &k.dweight, &k.c.dweight) < 0 ||
+                    make_gradient(&k, SA_ROW_BIAS, &k.dbias, &k.c.dbias) < 0)) {
+        goto fail;
+    }
+    if (of_norm) {
         k.c.array[SA_ROW_BIAS].data = NULL; /* its dtype counts, its numbers do not */
-        dx = run(&k, module);
     }
-    if (dx != NULL) {
-        result = PyTuple_Pack(3, dx, k.dweight ? (PyObject *)k.dweight : Py_None, k.dbias ? (PyObject *)k.dbias : Py_None);
-        Py_DECREF(dx);
+    if (make_output(&k) < 0 || run(&k, module) < 0) {
+        goto fail;
     }
+    PyObject *const out = (PyObject *)k.array[SA_ROW_OUT];
+    result = of_norm
+                 ? PyTuple_Pack(3, out, k.dweight ? (PyObject *)k.dweight : Py_None, k.dbias ? (PyObject *)k.dbias : Py_None)
+                 : Py_NewRef(out);
+fail:
     release(&k);
     return result;
 }
 
-static PyObject *layer_norm_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    return norm_gradient(SA_LAYER_NORM_BACKWARD, module, args, nargs);
-}
+SA_FUNCTION(softmax, row_function, SA_SOFTMAX)
+SA_FUNCTION(log_softmax, row_function, SA_LOG_SOFTMAX)
+SA_FUNCTION(layer_norm, row_function, SA_LAYER_NORM)
+SA_FUNCTION(rms_norm, row_function, SA_RMS_NORM)
+SA_FUNCTION(gelu, row_function, SA_GELU)
+SA_FUNCTION(rotary, row_function, SA_ROTARY)
+SA_FUNCTION(softmax_backward, row_function, SA_SOFTMAX_BACKWARD)
+SA_FUNCTION(log_softmax_backward, row_function, SA_LOG_SOFTMAX_BACKWARD)
+SA_FUNCTION(layer_norm_backward, row_function, SA_LAYER_NORM_BACKWARD)
+SA_FUNCTION(rms_norm_backward, row_function, SA_RMS_NORM_BACKWARD)
+SA_FUNCTION(gelu_backward, row_function, SA_GELU_BACKWARD)
 
-static PyObject *rms_norm_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    return norm_gradient(SA_RMS_NORM_BACKWARD, module, args, nargs);
-}
-
-static PyObject *gelu_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    PyObject *result = NULL;
-    call k;
-    start(&k, SA_GELU);
-    k.c.first = k.c.last = 0;
-    if (has_arguments("_gelu_backward", nargs, 3) && take_both(&k, sa_state_of(module), args) == 0 &&
-        read_approximate(&k, args[2]) == 0) {
-        k.c.kind = k.c.kind == SA_GELU_TANH ? SA_GELU_TANH_BACKWARD : SA_GELU_BACKWARD;
-        result = run(&k, module);
-    }
-    release(&k);
-    return result;
-}
-
-/* ---- documentation; its examples run as doctests ------------------------------------------------------------------- */
-
-#define SA_DTYPES_NOTE                                                                                                         \
-    "    float16, bfloat16, float32, float64 or integers (which count as float64); any strides, alignment\n"                   \
-    "    and byte order.\n"
-#define SA_RETURNS(dtype)                                                                                                      \
-    "Returns\n-------\nout : ndarray, the shape of `x`\n    New and C-contiguous, in " dtype ".\n"                             \
-    "    16-bit inputs are computed in float32.\n"
-#define SA_RAISES(which)                                                                                                       \
-    "Raises\n------\nValueError\n    " which "\nTypeError\n"                                                                   \
-    "    A boolean, complex, object or long double array, a masked array or a matrix.\n\n"
-
-#define SA_METHOD(name, doc) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL | METH_KEYWORDS, doc}
-
-/* clang-format off: docstrings, laid out as they print */
 PyMethodDef sa_rows_methods[] = {
-    SA_METHOD(softmax, "softmax($module, /, x, axis=-1)\n--\n\n"
-                       "Turn numbers into positive ones with sum 1 along an axis: ``exp(x) / sum(exp(x))``.\n\n"
-                       "Parameters\n----------\nx : array_like\n" SA_DTYPES_NOTE "axis : int, default -1\n\n" SA_RETURNS(
-                           "the dtype of `x`") "    A slice that is -inf throughout gives NaN, "
-                                               "0/0; attention makes such rows "
-                                               "zeros.\n\n" SA_RAISES("``numpy.exceptions.AxisError``: no such "
-                                                                      "axis.") "See Also\n--------\nlog_softmax\n\n"
-                                                                               "References\n----------\n"
-                                                                               ".. [1] J. S. Bridle, "
-                                                                               "\"Probabilistic interpretation of "
-                                                                               "feedforward classification network "
-                                                                               "outputs\",\n"
-                                                                               "       1990.\n\n"
-                                                                               "Examples\n--------\n>>> import "
-                                                                               "selfattn as sa\n>>> sa.softmax([2, "
-                                                                               "4, 4]).round(5)\n"
-                                                                               "array([0.06338, 0.46831, "
-                                                                               "0.46831])\n"),
-    SA_METHOD(log_softmax, "log_softmax($module, /, x, axis=-1)\n--\n\n"
-                           "Take the log of `softmax`, ``x - log(sum(exp(x)))``, accurate where softmax itself underflows.\n\n"
-                           "Parameters\n----------\nx : array_like\n" SA_DTYPES_NOTE "axis : int, default -1\n\n" SA_RETURNS(
-                               "the dtype of `x`") "    A slice that is -inf throughout gives "
-                                                   "NaN.\n\n" SA_RAISES("``numpy.exceptions.AxisError``: no such "
-                                                                        "axis.") "See Also\n--------\nsoftmax\n\n"
-                                                                                 "Examples\n--------\n>>> import "
-                                                                                 "selfattn as sa\n>>> "
-                                                                                 "sa.log_softmax([0.0, -1000.0])\n"
-                                                                                 "array([    0., -1000.])\n"),
-    SA_METHOD(layer_norm,
-              "layer_norm($module, /, x, normalized_shape, weight=None, bias=None, eps=1e-05)\n--\n\n"
-              "Shift and scale to mean 0 and variance 1 over the last axes.\n\n"
-              "``(x - mean) / sqrt(variance + eps) * weight + bias``, the variance being the biased one.\n\n"
-              "Parameters\n----------\nx : array_like, shape (..., *normalized_shape)\n" SA_DTYPES_NOTE
-              "normalized_shape : int or tuple of int\n    The last axes of `x`, over which mean and variance are taken.\n"
-              "weight, bias : array_like, shape normalized_shape, optional\n    1 and 0 by default.\n"
-              "eps : float, default 1e-5\n\n" SA_RETURNS("the dtype to which `x`, `weight` and `bias` promote") "\n" SA_RAISES(
-                  "Shapes that do not fit `normalized_shape`.") "See Also\n--------\nrms_norm\n\n"
-                                                                "References\n----------\n"
-                                                                ".. [1] J. L. Ba, J. R. Kiros and G. E. Hinton, \"Layer "
-                                                                "normalization\", 2016, equations 3 and 4.\n\n"
-                                                                "Examples\n--------\n>>> import selfattn as sa\n>>> "
-                                                                "sa.layer_norm([[1.0, 2.0, 3.0]], 3).round(4)\n"
-                                                                "array([[-1.2247,  0.    ,  1.2247]])\n"),
-    SA_METHOD(rms_norm,
-              "rms_norm($module, /, x, normalized_shape, weight=None, eps=None)\n--\n\n"
-              "Scale to mean square 1 over the last axes: ``x / sqrt(mean(x**2) + eps) * weight``.\n\n"
-              "Parameters\n----------\nx : array_like, shape (..., *normalized_shape)\n" SA_DTYPES_NOTE
-              "normalized_shape : int or tuple of int\n    The last axes of `x`, over which the mean is taken.\n"
-              "weight : array_like, shape normalized_shape, optional\n    1 by default.\n"
-              "eps : float, optional\n    By default the machine epsilon of the precision that is computed in: float64's for\n"
-              "    float64, else float32's.\n\n" SA_RETURNS("the dtype to which `x` and `weight` promote") "\n" SA_RAISES(
-                  "Shapes that do not fit `normalized_shape`.") "See Also\n--------\nlayer_norm\n\n"
-                                                                "References\n----------\n"
-                                                                ".. [1] B. Zhang and R. Sennrich, \"Root mean square layer "
-                                                                "normalization\", 2019, equation 4.\n\n"
-                                                                "Examples\n--------\n>>> import selfattn as sa\n>>> "
-                                                                "sa.rms_norm([[3.0, 4.0]], 2).round(4)\n"
-                                                                "array([[0.8485, 1.1314]])\n"),
-    SA_METHOD(
-        gelu,
-        "gelu($module, /, x, approximate='none')\n--\n\n"
-        "Multiply x by Phi(x), the distribution function of the standard normal: a smooth ``max(x, 0)``.\n\n"
-        "Parameters\n----------\nx : array_like\n" SA_DTYPES_NOTE "approximate : {'none', 'tanh'}\n"
-        "    'tanh': ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``.\n\n" SA_RETURNS(
-            "the dtype of `x`") "    Both tails keep their relative accuracy.\n\n" SA_RAISES("Another `approximate`.") "Referen"
-                                                                                                                       "ces\n--"
-                                                                                                                       "-------"
-                                                                                                                       "-\n"
-                                                                                                                       ".. [1] "
-                                                                                                                       "D. "
-                                                                                                                       "Hendryc"
-                                                                                                                       "ks and "
-                                                                                                                       "K. "
-                                                                                                                       "Gimpel,"
-                                                                                                                       " \"Gaus"
-                                                                                                                       "sian "
-                                                                                                                       "error "
-                                                                                                                       "linear "
-                                                                                                                       "units\""
-                                                                                                                       ", "
-                                                                                                                       "2016, "
-                                                                                                                       "section"
-                                                                                                                       " 2.\n\n"
-                                                                                                                       "Example"
-                                                                                                                       "s\n----"
-                                                                                                                       "----\n>"
-                                                                                                                       ">> "
-                                                                                                                       "import "
-                                                                                                                       "selfatt"
-                                                                                                                       "n as "
-                                                                                                                       "sa\n>>>"
-                                                                                                                       " sa."
-                                                                                                                       "gelu([-"
-                                                                                                                       "1.0, "
-                                                                                                                       "0.0, "
-                                                                                                                       "1.0])."
-                                                                                                                       "round("
-                                                                                                                       "4)\n"
-                                                                                                                       "array(["
-                                                                                                                       "-0."
-                                                                                                                       "1587,  "
-                                                                                                                       "0.    "
-                                                                                                                       ",  "
-                                                                                                                       "0.8413]"
-                                                                                                                       ")\n"),
-    SA_METHOD(apply_rotary_emb,
-              "apply_rotary_emb($module, /, x, cos, sin, interleaved=False)\n--\n\n"
-              "Rotate pairs of columns by angles that grow with the position, so that dot products tell distances.\n\n"
-              "The pair (a, b) becomes ``(a * cos - b * sin, a * sin + b * cos)``.\n\n"
-              "Parameters\n----------\nx : array_like, shape (..., L, D), D even\n"
-              "    Queries or keys, heads last among the leading dims: (B, H, L, D) for instance.\n" SA_DTYPES_NOTE
-              "cos, sin : array_like, shape (L, D / 2) or (..., L, D / 2)\n"
-              "    Tables of the angles. With one axis less than `x`, and three or more, they have no head axis,\n"
-              "    (B, L, D / 2), and are the same for every head. Else they broadcast to (..., L, D / 2).\n"
-              "interleaved : bool, default False\n"
-              "    Pairs are neighbouring columns (2 n, 2 n + 1); by default column n goes with column n + D / "
-              "2.\n\n" SA_RETURNS("the dtype to which `x`, `cos` and `sin` promote") "\n" SA_RAISES(
-                  "An odd D, or tables that do not fit `x`.") "References\n----------\n"
-                                                              ".. [1] J. Su et al., \"RoFormer: enhanced transformer with "
-                                                              "rotary position embedding\", 2021,\n"
-                                                              "       equation 34 (interleaved pairs).\n\n"
-                                                              "Examples\n--------\nA quarter turn takes (1, 0) to (0, "
-                                                              "1):\n\n>>> import selfattn as sa\n"
-                                                              ">>> sa.apply_rotary_emb([[1.0, 0.0]], cos=[[0.0]], "
-                                                              "sin=[[1.0]])\narray([[0., 1.]])\n"),
-    {"_softmax_backward", (PyCFunction)(void (*)(void))softmax_backward, METH_FASTCALL, NULL},
-    {"_log_softmax_backward", (PyCFunction)(void (*)(void))log_softmax_backward, METH_FASTCALL, NULL},
-    {"_layer_norm_backward", (PyCFunction)(void (*)(void))layer_norm_backward, METH_FASTCALL, NULL},
-    {"_rms_norm_backward", (PyCFunction)(void (*)(void))rms_norm_backward, METH_FASTCALL, NULL},
-    {"_gelu_backward", (PyCFunction)(void (*)(void))gelu_backward, METH_FASTCALL, NULL},
+    SA_METHOD("softmax", softmax, doc_softmax),
+    SA_METHOD("log_softmax", log_softmax, doc_log_softmax),
+    SA_METHOD("layer_norm", layer_norm, doc_layer_norm),
+    SA_METHOD("rms_norm", rms_norm, doc_rms_norm),
+    SA_METHOD("gelu", gelu, doc_gelu),
+    SA_METHOD("apply_rotary_emb", rotary, doc_rotary),
+    SA_METHOD("_softmax_backward", softmax_backward, NULL),
+    SA_METHOD("_log_softmax_backward", log_softmax_backward, NULL),
+    SA_METHOD("_layer_norm_backward", layer_norm_backward, NULL),
+    SA_METHOD("_rms_norm_backward", rms_norm_backward, NULL),
+    SA_METHOD("_gelu_backward", gelu_backward, NULL),
     {NULL, NULL, 0, NULL},
 };
-/* clang-format on */

@@ -1,5 +1,5 @@
-/* Owns the run of every operation: takes scratch, lets go of the GIL, looks for Ctrl-C, and turns a status into an exception.
- * The memory comes from blocks.c, the plan and the arithmetic from the operation. */
+/* Owns the run of every operation: scratch, the GIL, Ctrl-C, and the exception. Memory comes from blocks.c, the plan and the
+ * arithmetic from the operation. */
 #include "python/run.h"
 
 #include <time.h>
@@ -9,8 +9,8 @@
 /* As much scratch lies on the stack. */
 #define SA_STACK_SCRATCH 32768
 
-/* Nanoseconds from one look for signals to the next. A person does not notice so little, and looking takes microseconds,
- * unless other threads compute in Python: those may keep the GIL for 5 ms, in which this thread alone waits. */
+/* Nanoseconds from one look for signals to the next: too short to notice, and long beside the 5 ms for which other threads may
+ * keep the GIL. */
 #define SA_BETWEEN_LOOKS 50000000
 
 typedef struct {
@@ -25,8 +25,7 @@ static int64_t now(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Handlers run in Python's main thread alone; in others PyErr_CheckSignals does nothing. A handler may fork, and a thread that
- * forks has the GIL and waits until no region runs: so this region is paused. */
+/* A handler may fork, and any thread that forks has the GIL and waits until no region runs: so this one is paused. */
 static void look_for_signals(sa_watch *watch) {
     unlocked *u = (unlocked *)(void *)watch;
     if (now() < u->next) {
@@ -57,10 +56,9 @@ static sa_status run_unlocked(const sa_job *job, char *scratch, char *shared) {
 int sa_run_job(PyObject *module, const sa_job *job) {
     _Alignas(64) char on_stack[SA_STACK_SCRATCH];
     size_t bytes = 0;
-    if (job->planned != SA_OK || !sa_multiply((size_t)job->threads, job->scratch_bytes, &bytes) || bytes > PTRDIFF_MAX / 4 ||
-        job->shared_bytes > PTRDIFF_MAX / 4) {
-        PyErr_SetString(PyExc_ValueError, "the sizes of this call do not fit the address space");
-        return -1;
+    if (job->planned != SA_OK || __builtin_mul_overflow((size_t)job->threads, job->scratch_bytes, &bytes) ||
+        bytes > PTRDIFF_MAX / 4 || job->shared_bytes > PTRDIFF_MAX / 4) {
+        return sa_error(PyExc_ValueError, "the sizes of this call do not fit the address space");
     }
     const bool fits = bytes + job->shared_bytes <= SA_STACK_SCRATCH;
     char *scratch = fits ? on_stack : sa_block_take(module, bytes + job->shared_bytes);
@@ -69,6 +67,8 @@ int sa_run_job(PyObject *module, const sa_job *job) {
     }
     const sa_status status =
         job->small ? job->compute(job->call, scratch, scratch + bytes) : run_unlocked(job, scratch, scratch + bytes);
-    sa_block_give(fits ? NULL : scratch);
+    if (!fits) {
+        sa_block_give(scratch);
+    }
     return status == SA_OK ? 0 : -1; /* cancelled: the handler has left its exception */
 }

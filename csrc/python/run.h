@@ -20,7 +20,7 @@ typedef struct {
 int sa_run_job(PyObject *module, const sa_job *job);
 
 /* A block of at least so many bytes, 64-byte aligned, or NULL with a MemoryError. Blocks are kept from call to call, since
- * fresh pages cost more than much arithmetic (docs/decisions/0003-fused-training.md). A block holds on to the module. */
+ * fresh pages are dear (docs/decisions/0003-fused-training.md). A block holds on to the module. */
 void *sa_block_take(PyObject *module, size_t bytes);
 
 /* Takes a block back, or NULL. With the GIL. */

@@ -1,17 +1,15 @@
 /* What the library tells about itself and lets be set: instruction set, threads, build, and this machine's limits. */
-#include "python/runtime.h"
+#include "python/module.h"
 
 #include "python/scalars.h"
 
 static PyObject *get_isa(PyObject *module, PyObject *unused) {
-    (void)module;
-    (void)unused;
+    (void)module, (void)unused;
     return PyUnicode_FromString(sa_isa_name());
 }
 
 static PyObject *available_isas(PyObject *module, PyObject *unused) {
-    (void)module;
-    (void)unused;
+    (void)module, (void)unused;
     const char *const *names = sa_isa_available();
     Py_ssize_t n = 0;
     while (names[n] != NULL) {
@@ -19,12 +17,10 @@ static PyObject *available_isas(PyObject *module, PyObject *unused) {
     }
     PyObject *tuple = PyTuple_New(n);
     for (Py_ssize_t i = 0; tuple != NULL && i < n; ++i) {
-        PyObject *name = PyUnicode_FromString(names[i]);
-        if (name == NULL) {
+        PyTuple_SET_ITEM(tuple, i, PyUnicode_FromString(names[i]));
+        if (PyTuple_GET_ITEM(tuple, i) == NULL) {
             Py_CLEAR(tuple);
-            break;
         }
-        PyTuple_SET_ITEM(tuple, i, name);
     }
     return tuple;
 }
@@ -54,8 +50,7 @@ static PyObject *set_isa(PyObject *module, PyObject *name) {
 }
 
 static PyObject *get_num_threads(PyObject *module, PyObject *unused) {
-    (void)module;
-    (void)unused;
+    (void)module, (void)unused;
     return PyLong_FromLong(sa_get_num_threads());
 }
 
@@ -66,7 +61,7 @@ static PyObject *set_num_threads(PyObject *module, PyObject *number) {
         Py_RETURN_NONE;
     }
     int threads;
-    if (sa_read_threads(number, "the number of threads", &threads) < 0) {
+    if (sa_read_threads(NULL, number, "the number of threads", &threads) < 0) {
         return NULL;
     }
     sa_set_num_threads(threads);
@@ -74,8 +69,7 @@ static PyObject *set_num_threads(PyObject *module, PyObject *number) {
 }
 
 static PyObject *build_info(PyObject *module, PyObject *unused) {
-    (void)module;
-    (void)unused;
+    (void)module, (void)unused;
     return Py_BuildValue("{s:s,s:s}", "compiler",
 #if defined(__clang__)
                          "Clang " __clang_version__,
@@ -94,9 +88,8 @@ static PyObject *fma_peak(PyObject *module, PyObject *args) {
     }
     const bool f64 = strcmp(dtype, "float64") == 0;
     if ((!f64 && strcmp(dtype, "float32") != 0) || threads < 1 || threads > 1024 || milliseconds < 1) {
-        PyErr_SetString(PyExc_ValueError,
-                        "_fma_peak takes 'float32' or 'float64', threads from 1 to 1024 and milliseconds >= 1");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError,
+                            "_fma_peak takes 'float32' or 'float64', threads from 1 to 1024 and milliseconds >= 1");
     }
     double rate;
     Py_BEGIN_ALLOW_THREADS rate = sa_measure_flops(f64, threads, 1e-3 * milliseconds);
@@ -111,8 +104,7 @@ static PyObject *read_bandwidth(PyObject *module, PyObject *args) {
         return NULL;
     }
     if (bytes < 1 || threads < 1 || threads > 1024 || milliseconds < 1) {
-        PyErr_SetString(PyExc_ValueError, "_read_bandwidth takes bytes >= 1, threads from 1 to 1024 and milliseconds >= 1");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "_read_bandwidth takes bytes >= 1, threads from 1 to 1024 and milliseconds >= 1");
     }
     char *data = PyMem_RawMalloc((size_t)bytes + 64);
     if (data == NULL) {

@@ -9,39 +9,50 @@ PyObject *sa_as_index(PyObject *value) {
     return index;
 }
 
-int sa_read_real(PyObject *value, const char *name, double *x) {
+int sa_read_real(void *call, PyObject *value, const char *name, void *to) {
+    (void)call;
     if (PyBool_Check(value) || PyArray_IsScalar(value, Bool) ||
         (PyArray_Check(value) && PyArray_TYPE((PyArrayObject *)value) == NPY_BOOL)) {
-        PyErr_Format(PyExc_TypeError, "%s must be a real number, got a bool", name);
-        return -1;
+        return sa_error(PyExc_TypeError, "%s must be a real number, got a bool", name);
     }
-    *x = PyFloat_AsDouble(value);
-    if (*x == -1 && PyErr_Occurred()) {
+    const double x = PyFloat_AsDouble(value);
+    if (x == -1 && PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Format(PyExc_TypeError, "%s must be a real number, got %s", name, Py_TYPE(value)->tp_name);
+            sa_error(PyExc_TypeError, "%s must be a real number, got %s", name, Py_TYPE(value)->tp_name);
         } else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
-            PyErr_Format(PyExc_ValueError, "%s is an integer too large for a float", name);
+            sa_error(PyExc_ValueError, "%s is an integer too large for a float", name);
         }
         return -1;
     }
+    *(double *)to = x;
     return 0;
 }
 
-int sa_read_threads(PyObject *value, const char *name, int *threads) {
+int sa_read_threads(void *call, PyObject *value, const char *name, void *to) {
+    (void)call;
     PyObject *index = sa_as_index(value);
     int overflow = 0;
     const long n = index ? PyLong_AsLongAndOverflow(index, &overflow) : 0;
-    if (index == NULL) {
-        if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_TypeError, "%s must be an int from 1 to 1024 or None, got %R", name, value);
-        }
+    if (index == NULL && PyErr_Occurred()) {
         return -1;
+    }
+    if (index == NULL || overflow != 0 || n < 1 || n > 1024) {
+        PyObject *type = index == NULL ? PyExc_TypeError : PyExc_ValueError;
+        Py_XDECREF(index);
+        return sa_error(type, "%s must be an int from 1 to 1024 or None, got %R", name, value);
     }
     Py_DECREF(index);
-    if (overflow != 0 || n < 1 || n > 1024) {
-        PyErr_Format(PyExc_ValueError, "%s must be an int from 1 to 1024 or None, got %R", name, value);
-        return -1;
-    }
-    *threads = (int)n;
+    *(int *)to = (int)n;
     return 0;
+}
+
+int sa_read_flag(void *call, PyObject *value, const char *name, void *to) {
+    (void)call;
+    if (PyUnicode_Check(value) || PyBytes_Check(value) || PyFloat_CheckExact(value)) {
+        return sa_error(PyExc_TypeError, "%s must be a bool, got %R%s", name, value,
+                        strcmp(name, "is_causal") == 0 ? " (which diagonal it is, causal='lower_right' says)" : "");
+    }
+    const int truth = PyObject_IsTrue(value);
+    *(bool *)to = truth > 0;
+    return truth < 0 ? -1 : 0;
 }

@@ -1,7 +1,6 @@
-/* The embedding model's forward and backward pass as selfattn/nn/_embedding_compute.py calls them. Ids and offsets are copied
- * and then checked, so that nobody can change them underneath. What the backward pass needs travels in a capsule, which
- * holds the parameters too. */
-#include "python/transformer.h"
+/* The embedding model's forward and backward pass, for selfattn/nn/_embedding_compute.py. Ids and offsets are copied and then
+ * checked, so that nobody can change them. What the backward pass needs travels in a capsule, the parameters too. */
+#include "python/arrays.h"
 
 #include "drivers/transformer.h"
 #include "python/run.h"
@@ -9,9 +8,18 @@
 /* Multiply-adds below which the GIL is kept. */
 #define SA_SMALL_WORK 100000.0
 
-/* The parameters of a block in the order of its gradients: weight and bias of query, key and value, and of the LayerNorm. */
+/* The parameters, which a list of gradients has in the same order, but for the positions: table, positions, and of every block
+ * weight and bias of query, key and value, and of the LayerNorm. */
 #define BLOCK_ARRAYS 8
 enum { TABLE, POSITIONS, FIRST_OF_BLOCKS };
+
+#define IN_BLOCK(field) offsetof(sa_embedding_block, field)
+static const size_t places[BLOCK_ARRAYS] = {IN_BLOCK(weight[0]), IN_BLOCK(bias[0]), IN_BLOCK(weight[1]),   IN_BLOCK(bias[1]),
+                                            IN_BLOCK(weight[2]), IN_BLOCK(bias[2]), IN_BLOCK(norm_weight), IN_BLOCK(norm_bias)};
+_Static_assert(IN_BLOCK(bias) == offsetof(sa_embedding_block_gradients, bias) &&
+                   IN_BLOCK(norm_weight) == offsetof(sa_embedding_block_gradients, norm_weight) &&
+                   IN_BLOCK(norm_bias) == offsetof(sa_embedding_block_gradients, norm_bias),
+               "a block and its gradients have their pointers in the same places");
 
 static const char capsule_name[] = "selfattn._embedding_saved";
 
@@ -19,10 +27,10 @@ static const char capsule_name[] = "selfattn._embedding_saved";
 typedef struct {
     sa_embedding e;
     Py_ssize_t arrays;
-    PyArrayObject **array; /* owned: table, positions, then block by block */
+    PyArrayObject **array; /* owned */
     sa_embedding_block *block;
-    int64_t *numbers; /* ids, then offsets: a block */
-    void *saved;      /* a block; NULL unless a backward pass will follow */
+    int64_t *numbers; /* ids, then offsets: a block of memory */
+    void *saved;      /* a block of memory; NULL unless a backward pass will follow */
     void *out;        /* of the forward pass */
     sa_embedding_gradients g;
     sa_embedding_plan plan;
@@ -41,78 +49,58 @@ static void release(embedding_call *c) {
 
 static void release_capsule(PyObject *capsule) { release(PyCapsule_GetPointer(capsule, capsule_name)); }
 
+static int type_of(const embedding_call *c) { return c->e.f64 ? NPY_DOUBLE : NPY_FLOAT; }
+
 /* ---- the parameters ---------------------------------------------------------------------------------------------------- */
 
 /* Takes array number i, which must have `rows` rows of d elements (−1: any number of them; 0: it is one row). */
 static int take_array(embedding_call *c, Py_ssize_t i, PyObject *value, npy_intp rows) {
-    PyArrayObject *array = PyArray_Check(value) ? (PyArrayObject *)value : NULL;
-    const int type = c->e.f64 ? NPY_DOUBLE : NPY_FLOAT, ndim = rows == 0 ? 1 : 2;
-    if (array == NULL || PyArray_TYPE(array) != type || !PyArray_ISCARRAY_RO(array)) {
-        PyErr_Format(PyExc_TypeError, "parameter %zd must be a contiguous, aligned array of %s as the table is, not %R", i,
-                     c->e.f64 ? "float64" : "float32",
-                     array == NULL ? (PyObject *)Py_TYPE(value) : (PyObject *)PyArray_DESCR(array));
-        return -1;
+    if (!sa_is_plain(value, type_of(c), -1)) {
+        return sa_error(PyExc_TypeError, "parameter %zd must be a contiguous, aligned array of %s as the table is, not %R", i,
+                        c->e.f64 ? "float64" : "float32",
+                        PyArray_Check(value) ? (PyObject *)PyArray_DESCR((PyArrayObject *)value) : (PyObject *)Py_TYPE(value));
     }
+    PyArrayObject *array = (PyArrayObject *)value;
+    const int ndim = rows == 0 ? 1 : 2;
     if (PyArray_NDIM(array) != ndim || PyArray_DIM(array, ndim - 1) != c->e.d || (rows > 0 && PyArray_DIM(array, 0) != rows)) {
-        PyErr_Format(PyExc_ValueError, "parameter %zd has the wrong shape for a table with rows of %zd elements", i, c->e.d);
-        return -1;
+        return sa_error(PyExc_ValueError, "parameter %zd has the wrong shape for a table with rows of %zd elements", i, c->e.d);
     }
     c->array[i] = (PyArrayObject *)Py_NewRef(value);
     return 0;
 }
 
-/* Where the arrays lie now. */
-static void point(embedding_call *c) {
-    c->e.table = PyArray_DATA(c->array[TABLE]);
-    c->e.positions = PyArray_DATA(c->array[POSITIONS]);
-    for (Py_ssize_t b = 0; b < c->e.blocks; ++b) {
-        PyArrayObject **of = c->array + FIRST_OF_BLOCKS + b * BLOCK_ARRAYS;
-        for (int which = 0; which < SA_PROJECTIONS; ++which) {
-            c->block[b].weight[which] = PyArray_DATA(of[2 * which]);
-            c->block[b].bias[which] = PyArray_DATA(of[2 * which + 1]);
-        }
-        c->block[b].norm_weight = PyArray_DATA(of[BLOCK_ARRAYS - 2]);
-        c->block[b].norm_bias = PyArray_DATA(of[BLOCK_ARRAYS - 1]);
-    }
-    c->e.block = c->block;
-}
-
 /* A block: (eight arrays, number of heads, eps). */
 static int take_block(embedding_call *c, Py_ssize_t b, PyObject *value) {
     PyObject *parameters = NULL;
-    Py_ssize_t heads;
-    double eps;
-    if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "Ond", &parameters, &heads, &eps)) {
-        if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_TypeError, "blocks[%zd] must be a tuple (parameters, num_heads, eps)", b);
-        }
+    sa_embedding_block *block = &c->block[b];
+    if (!PyTuple_Check(value)) {
+        return sa_error(PyExc_TypeError, "blocks[%zd] must be a tuple (parameters, num_heads, eps)", b);
+    }
+    if (!PyArg_ParseTuple(value, "Ond", &parameters, &block->heads, &block->eps)) {
         return -1;
     }
-    if (heads < 1 || c->e.d % heads != 0) {
-        PyErr_Format(PyExc_ValueError, "num_heads must divide the width, %zd; %zd does not", c->e.d, heads);
-        return -1;
+    if (block->heads < 1 || c->e.d % block->heads != 0) {
+        return sa_error(PyExc_ValueError, "num_heads must divide the width, %zd; %zd does not", c->e.d, block->heads);
     }
     if (!PyList_Check(parameters) || PyList_GET_SIZE(parameters) != BLOCK_ARRAYS) {
-        PyErr_Format(PyExc_TypeError, "the parameters of blocks[%zd] must be a list of %d arrays", b, BLOCK_ARRAYS);
-        return -1;
+        return sa_error(PyExc_TypeError, "the parameters of blocks[%zd] must be a list of %d arrays", b, BLOCK_ARRAYS);
     }
     for (int i = 0; i < BLOCK_ARRAYS; ++i) {
         const bool is_matrix = i < 2 * SA_PROJECTIONS && i % 2 == 0;
-        if (take_array(c, FIRST_OF_BLOCKS + b * BLOCK_ARRAYS + i, PyList_GET_ITEM(parameters, i), is_matrix ? c->e.d : 0) < 0) {
+        const Py_ssize_t number = FIRST_OF_BLOCKS + b * BLOCK_ARRAYS + i;
+        if (take_array(c, number, PyList_GET_ITEM(parameters, i), is_matrix ? c->e.d : 0) < 0) {
             return -1;
         }
+        *(const void **)(void *)((char *)block + places[i]) = PyArray_DATA(c->array[number]);
     }
-    c->block[b].heads = heads;
-    c->block[b].eps = eps;
-    c->e.most_heads = heads > c->e.most_heads ? heads : c->e.most_heads;
+    c->e.most_heads = block->heads > c->e.most_heads ? block->heads : c->e.most_heads;
     return 0;
 }
 
 static int take_parameters(embedding_call *c, PyObject *table, PyObject *positions, PyObject *blocks) {
     if (!PyArray_Check(table) || PyArray_NDIM((PyArrayObject *)table) != 2 || PyArray_SIZE((PyArrayObject *)table) == 0 ||
         !PyList_Check(blocks)) {
-        PyErr_SetString(PyExc_TypeError, "table must be an array (vocab_size, d), blocks a list");
-        return -1;
+        return sa_error(PyExc_TypeError, "table must be an array (vocab_size, d), blocks a list");
     }
     c->e.f64 = PyArray_TYPE((PyArrayObject *)table) == NPY_DOUBLE;
     c->e.vocabulary = PyArray_DIM((PyArrayObject *)table, 0);
@@ -121,7 +109,7 @@ static int take_parameters(embedding_call *c, PyObject *table, PyObject *positio
     c->e.most_heads = 1;
     c->arrays = FIRST_OF_BLOCKS + c->e.blocks * BLOCK_ARRAYS;
     c->array = PyMem_Calloc((size_t)c->arrays, sizeof *c->array);
-    c->block = PyMem_Calloc((size_t)c->e.blocks + 1, sizeof *c->block);
+    c->e.block = c->block = PyMem_Calloc((size_t)c->e.blocks + 1, sizeof *c->block);
     if (c->array == NULL || c->block == NULL) {
         PyErr_NoMemory();
         return -1;
@@ -129,60 +117,53 @@ static int take_parameters(embedding_call *c, PyObject *table, PyObject *positio
     if (take_array(c, TABLE, table, -1) < 0 || take_array(c, POSITIONS, positions, -1) < 0) {
         return -1;
     }
+    c->e.table = PyArray_DATA(c->array[TABLE]);
+    c->e.positions = PyArray_DATA(c->array[POSITIONS]);
     for (Py_ssize_t b = 0; b < c->e.blocks; ++b) {
         if (take_block(c, b, PyList_GET_ITEM(blocks, b)) < 0) {
             return -1;
         }
     }
-    point(c);
     return 0;
 }
 
 /* ---- ids and offsets ----------------------------------------------------------------------------------------------------- */
 
-static PyArrayObject *as_numbers(PyObject *value, const char *name) {
-    if (!PyArray_Check(value) || PyArray_NDIM((PyArrayObject *)value) != 1 || PyArray_ITEMSIZE((PyArrayObject *)value) != 8 ||
-        PyArray_DESCR((PyArrayObject *)value)->kind != 'i' || !PyArray_ISCARRAY_RO((PyArrayObject *)value)) {
-        PyErr_Format(PyExc_TypeError, "%s must be a contiguous 1-D array of int64", name);
-        return NULL;
+/* A copy of packed ids and offsets, checked. */
+static int take_numbers(embedding_call *c, PyObject *module, PyObject *ids, PyObject *starts) {
+    PyObject *const given[2] = {ids, starts};
+    for (int i = 0; i < 2; ++i) {
+        if (!PyArray_Check(given[i]) || !PyArray_EquivTypenums(PyArray_TYPE((PyArrayObject *)given[i]), NPY_INT64) ||
+            !sa_is_plain(given[i], PyArray_TYPE((PyArrayObject *)given[i]), 1)) {
+            return sa_error(PyExc_TypeError, "%s must be a contiguous 1-D array of int64", i == 0 ? "ids" : "cu_seqlens");
+        }
     }
-    return (PyArrayObject *)value;
-}
-
-static int take_numbers(embedding_call *c, PyObject *module, PyObject *ids_value, PyObject *starts_value) {
-    PyArrayObject *ids = as_numbers(ids_value, "ids");
-    PyArrayObject *starts = ids == NULL ? NULL : as_numbers(starts_value, "cu_seqlens");
-    if (starts == NULL) {
-        return -1;
-    }
-    const npy_intp tokens = PyArray_SIZE(ids), offsets = PyArray_SIZE(starts), longest = PyArray_DIM(c->array[POSITIONS], 0);
+    const npy_intp tokens = PyArray_SIZE((PyArrayObject *)ids), offsets = PyArray_SIZE((PyArrayObject *)starts);
+    const npy_intp longest = PyArray_DIM(c->array[POSITIONS], 0);
     c->numbers = sa_block_take(module, (size_t)(tokens + offsets + 1) * sizeof *c->numbers);
     if (c->numbers == NULL) {
         return -1;
     }
     int64_t *own_ids = c->numbers, *own_starts = c->numbers + tokens;
-    memcpy(own_ids, PyArray_DATA(ids), (size_t)tokens * sizeof *own_ids);
-    memcpy(own_starts, PyArray_DATA(starts), (size_t)offsets * sizeof *own_starts);
+    memcpy(own_ids, PyArray_DATA((PyArrayObject *)ids), (size_t)tokens * sizeof *own_ids);
+    memcpy(own_starts, PyArray_DATA((PyArrayObject *)starts), (size_t)offsets * sizeof *own_starts);
     if (offsets < 1 || own_starts[0] != 0 || own_starts[offsets - 1] != tokens) {
-        PyErr_Format(PyExc_ValueError, "cu_seqlens must go from 0 to the number of ids, %zd", tokens);
-        return -1;
+        return sa_error(PyExc_ValueError, "cu_seqlens must go from 0 to the number of ids, %zd", tokens);
     }
     for (npy_intp s = 0; s + 1 < offsets; ++s) {
         /* compared before they are subtracted: hostile offsets overflow */
         const bool rises = own_starts[s + 1] > own_starts[s] && own_starts[s + 1] <= tokens;
         const int64_t length = rises ? own_starts[s + 1] - own_starts[s] : 0;
         if (length < 1 || length > longest) {
-            PyErr_Format(PyExc_ValueError, "sentence %zd must have 1 to %zd tokens, cu_seqlens goes from %lld to %lld", s,
-                         longest, (long long)own_starts[s], (long long)own_starts[s + 1]);
-            return -1;
+            return sa_error(PyExc_ValueError, "sentence %zd must have 1 to %zd tokens, cu_seqlens goes from %lld to %lld", s,
+                            longest, (long long)own_starts[s], (long long)own_starts[s + 1]);
         }
         c->e.longest = length > c->e.longest ? (ptrdiff_t)length : c->e.longest;
     }
     for (npy_intp i = 0; i < tokens; ++i) {
         if (own_ids[i] < 0 || own_ids[i] >= c->e.vocabulary) {
-            PyErr_Format(PyExc_ValueError, "ids must be in 0...%zd, ids[%zd] is %lld", c->e.vocabulary - 1, i,
-                         (long long)own_ids[i]);
-            return -1;
+            return sa_error(PyExc_ValueError, "ids must be in 0...%zd, ids[%zd] is %lld", c->e.vocabulary - 1, i,
+                            (long long)own_ids[i]);
         }
     }
     c->e.tokens = tokens;
@@ -192,7 +173,7 @@ static int take_numbers(embedding_call *c, PyObject *module, PyObject *ids_value
     return 0;
 }
 
-/* Adds the ids of a new list, which nobody else can change, to `to`; the number of them, or −1 where one wants a closer look. */
+/* Copies the ids of a list; the number of them, or −1 if one is no id. */
 static Py_ssize_t copy_ids(PyObject *list, Py_ssize_t vocabulary, int64_t *to) {
     const Py_ssize_t n = PyList_GET_SIZE(list);
     for (Py_ssize_t i = 0; i < n; ++i) {
@@ -206,8 +187,8 @@ static Py_ssize_t copy_ids(PyObject *list, Py_ssize_t vocabulary, int64_t *to) {
     return n;
 }
 
-/* Packs new lists of ids. None where something is not a list of one id or more, each an int in 0 … vocabulary − 1: the caller
- * knows how to say it. NumPy took 4 to 5 us for a sentence or three, as much as the smallest model itself. */
+/* Packs lists of ids, which nobody else can change. None unless each has one id or more, all in 0 … vocabulary − 1: the caller
+ * says what is wrong. */
 static PyObject *pack_ids(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *lists, *result = NULL;
@@ -274,7 +255,7 @@ static PyObject *run_forward(embedding_call *c, PyObject *module, bool keep) {
     if (planned == SA_OK && keep && (c->saved = sa_block_take(module, c->plan.saved_bytes)) == NULL) {
         return NULL;
     }
-    PyObject *result = PyArray_SimpleNew(2, shape, c->e.f64 ? NPY_DOUBLE : NPY_FLOAT);
+    PyObject *result = PyArray_SimpleNew(2, shape, type_of(c));
     if (result == NULL) {
         return NULL;
     }
@@ -298,19 +279,16 @@ static PyObject *embedding_forward(PyObject *module, PyObject *args) {
     if (take_parameters(c, table, positions, blocks) == 0 && take_numbers(c, module, ids, starts) == 0) {
         out = run_forward(c, module, keep);
     }
-    if (out == NULL || !keep) {
-        release(c);
-        return out;
-    }
-    PyObject *capsule = PyCapsule_New(c, capsule_name, release_capsule);
+    PyObject *capsule = out && keep ? PyCapsule_New(c, capsule_name, release_capsule) : NULL;
     if (capsule == NULL) {
         release(c);
-        Py_DECREF(out);
-        return NULL;
     }
-    result = PyTuple_Pack(2, out, capsule);
-    Py_DECREF(out);
-    Py_DECREF(capsule);
+    if (!keep) {
+        return out;
+    }
+    result = capsule ? PyTuple_Pack(2, out, capsule) : NULL;
+    Py_XDECREF(out);
+    Py_XDECREF(capsule);
     return result;
 }
 
@@ -320,21 +298,6 @@ static void release_gradients(PyObject *capsule) { sa_block_give(PyCapsule_GetPo
 
 static size_t gradient_bytes(const embedding_call *c, Py_ssize_t i) {
     return ((size_t)PyArray_NBYTES(c->array[i]) + 63) / 64 * 64;
-}
-
-/* Where gradient number i is to be written: 0 is the table's, then block by block. */
-static void place_gradient(sa_embedding_gradients *g, sa_embedding_block_gradients *of_block, Py_ssize_t i, void *data) {
-    if (i == 0) {
-        g->table = data;
-        return;
-    }
-    sa_embedding_block_gradients *b = &of_block[(i - 1) / BLOCK_ARRAYS];
-    const Py_ssize_t which = (i - 1) % BLOCK_ARRAYS;
-    if (which < 2 * SA_PROJECTIONS) {
-        *(which % 2 == 0 ? &b->weight[which / 2] : &b->bias[which / 2]) = data;
-    } else {
-        *(which == BLOCK_ARRAYS - 2 ? &b->norm_weight : &b->norm_bias) = data;
-    }
 }
 
 /* A list of new arrays, which lie in one block; its capsule is their base. */
@@ -362,7 +325,11 @@ static PyObject *make_gradients(embedding_call *c, PyObject *module, sa_embeddin
             break;
         }
         PyList_SET_ITEM(gradients, i, array);
-        place_gradient(&c->g, of_block, i, data);
+        if (i == 0) {
+            c->g.table = data;
+        } else {
+            *(void **)(void *)((char *)&of_block[(i - 1) / BLOCK_ARRAYS] + places[(i - 1) % BLOCK_ARRAYS]) = data;
+        }
         data += gradient_bytes(c, of);
     }
     Py_DECREF(capsule);
@@ -386,11 +353,9 @@ static PyObject *embedding_backward(PyObject *module, PyObject *args) {
         return NULL;
     }
     PyArrayObject *dy = (PyArrayObject *)grad;
-    if (PyArray_TYPE(dy) != (c->e.f64 ? NPY_DOUBLE : NPY_FLOAT) || !PyArray_ISCARRAY_RO(dy) || PyArray_NDIM(dy) != 2 ||
-        PyArray_DIM(dy, 0) != c->e.sentences || PyArray_DIM(dy, 1) != c->e.d) {
-        PyErr_Format(PyExc_ValueError, "the gradient must be a contiguous, aligned array of %s with shape (%zd, %zd)",
-                     c->e.f64 ? "float64" : "float32", c->e.sentences, c->e.d);
-        return NULL;
+    if (!sa_is_plain(grad, type_of(c), 2) || PyArray_DIM(dy, 0) != c->e.sentences || PyArray_DIM(dy, 1) != c->e.d) {
+        return PyErr_Format(PyExc_ValueError, "the gradient must be a contiguous, aligned array of %s with shape (%zd, %zd)",
+                            c->e.f64 ? "float64" : "float32", c->e.sentences, c->e.d);
     }
     /* a copy: pullbacks may run at the same time */
     embedding_call own = *c;
