@@ -1,4 +1,4 @@
-"""What arguments of functions may be: plain arrays, their dtypes, masks, lengths and seeds.
+"""What arguments of functions may be: plain arrays, their dtypes, and seeds.
 
 The C core checks what it is given itself. This is for the functions that work in NumPy, and for the layers.
 """
@@ -63,41 +63,6 @@ def as_integers(name: str, x: npt.ArrayLike) -> npt.NDArray[np.int64]:
     if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{name} has a number beyond 2**63 - 1: {array.max()}")
     return array.astype(np.int64)
-
-
-def check_mask(attn_mask: npt.ArrayLike, pairs: tuple[int, ...]) -> Array:
-    """Return the mask, boolean or float, broadcast to (..., L, S)."""
-    if isinstance(attn_mask, bool):
-        raise TypeError(f"attn_mask must be an array, not {attn_mask} (a causal mask is is_causal=True)")
-    mask = as_array("attn_mask", attn_mask)
-    if mask.dtype.kind in "iu":
-        raise TypeError(
-            f"attn_mask has dtype {mask.dtype}, which could mean two things: use .astype(bool) "
-            "if nonzero means attend, or a float dtype if it is to be added to the scores"
-        )
-    if mask.dtype != np.bool_ and not is_float(mask.dtype):
-        raise TypeError(f"attn_mask has dtype {mask.dtype}; bool or a float dtype is needed")
-    try:
-        return np.broadcast_to(mask, pairs)
-    except ValueError:
-        raise ValueError(f"attn_mask {mask.shape} does not broadcast to (..., L, S) = {pairs}") from None
-
-
-def check_key_lengths(key_lengths: npt.ArrayLike, lead: tuple[int, ...], n_keys: int) -> Array:
-    """Return the key lengths, broadcast to the leading dims; (1,) will do when there are none."""
-    lengths = as_array("key_lengths", key_lengths)
-    if lengths.dtype.kind not in "iu":
-        raise TypeError(f"key_lengths must be integers, not {lengths.dtype}")
-    if lengths.size and (lengths.min() < 0 or lengths.max() > n_keys):
-        raise ValueError(f"key_lengths must lie in 0...{n_keys}, not {lengths.min()}...{lengths.max()}")
-    if lead == () and lengths.shape == (1,):
-        lengths = lengths.reshape(())
-    try:
-        return np.broadcast_to(lengths, lead)
-    except ValueError:
-        raise ValueError(
-            f"key_lengths {lengths.shape} does not broadcast to the leading dims {lead}"
-        ) from None
 
 
 def seed_from_rng(rng: Any) -> int:

@@ -14,14 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn.functional._arguments import (
-    as_array,
-    check_key_lengths,
-    check_mask,
-    compute_dtype,
-    float_dtype,
-    promoted,
-)
+from selfattn.functional._arguments import as_array, compute_dtype, float_dtype, promoted
 from selfattn.functional._gradients import as_fitting_gradient, gradient_dtype, sum_to_shape
 from selfattn.functional._options import AdditiveOptions, takes
 from selfattn.functional.attention import scaled_dot_product_attention_vjp
@@ -259,31 +252,21 @@ class _Call:
         result = promoted(float_dtype(name, x) for name, x in zip(names, given, strict=True))
         compute = compute_dtype(*given)
         _check_shapes(*given)
+        options: dict[str, Any] = {"is_causal": is_causal, "causal": causal, "key_lengths": key_lengths}
+        # The core checks the rest; of arrays without width it has little to compute.
+        q, k, values, *_ = (x[..., :0] for x in given)
+        lead = _core.scaled_dot_product_attention(q, k, values, attn_mask, **options).shape[:-2]
         q, k, values, w_q, w_k, weights = (x.astype(compute, copy=False) for x in given)
-        try:
-            lead = np.broadcast_shapes(*(x.shape[:-2] for x in given[:3]))
-        except ValueError:
-            raise ValueError(
-                f"leading dimensions must broadcast: query {given[0].shape}, key {given[1].shape}, value "
-                f"{given[2].shape}"
-            ) from None
         length, n_keys = q.shape[-2], k.shape[-2]
-        if not isinstance(is_causal, bool | np.bool_):
-            raise TypeError(f"is_causal must be a bool, got {type(is_causal).__name__}")
-        if causal not in (None, "upper_left", "lower_right"):
-            raise ValueError(f"causal must be None, 'upper_left' or 'lower_right', got {causal!r}")
-        if is_causal and causal == "lower_right":
-            raise ValueError(
-                "is_causal=True means causal='upper_left', but causal='lower_right' was given too"
-            )
         diagonal = None
         if is_causal or causal:
             diagonal = n_keys - length if causal == "lower_right" else 0
         q, k, values = (np.broadcast_to(x, lead + x.shape[-2:]) for x in (q @ w_q, k @ w_k, values))
         return cls(
             given, q, k, values, weights,
-            None if attn_mask is None else check_mask(attn_mask, (*lead, length, n_keys)),
-            None if key_lengths is None else check_key_lengths(key_lengths, lead, n_keys), diagonal, lead, compute, result,
+            None if attn_mask is None else np.broadcast_to(attn_mask, (*lead, length, n_keys)),
+            None if key_lengths is None else np.broadcast_to(key_lengths, lead or np.shape(key_lengths)).reshape(lead),
+            diagonal, lead, compute, result,
         )  # fmt: skip
 
     @property
@@ -361,10 +344,6 @@ def _check_shapes(query: Array, key: Array, value: Array, w_query: Array, w_key:
             raise ValueError(
                 f"{name} must have at least 2 dimensions, (..., length, width), got shape {x.shape}"
             )
-    if key.shape[-2] != value.shape[-2]:
-        raise ValueError(
-            f"key and value must have the same length (axis -2), got shapes {key.shape} and {value.shape}"
-        )
     if v.ndim != 1:
         raise ValueError(f"v must have shape (A,), got {v.shape}")
     for name, x, width in (("w_query", w_query, query.shape[-1]), ("w_key", w_key, key.shape[-1])):

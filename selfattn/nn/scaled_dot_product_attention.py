@@ -10,9 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.functional._arguments import check_key_lengths, check_mask
+from selfattn.functional._arguments import as_array
 from selfattn.functional._gradients import sum_to_shape
-from selfattn.nn._arrays import Array, Gradients, Pullback, as_gradient, as_input, float_dtype, widened
+from selfattn.nn._arrays import (
+    FLOATS,
+    Array,
+    Gradients,
+    Pullback,
+    as_gradient,
+    as_input,
+    float_dtype,
+    widened,
+)
 from selfattn.nn._attention import weighted_sum
 from selfattn.nn.module import Module
 
@@ -233,14 +242,15 @@ def _pairs(
 
     They differ in rows that the mask closes everywhere, where all scores are the same number.
     """
-    q, k, v = inputs
-    lead, n_keys = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2]), k.shape[-2]
-    exist = np.ones((*lead, q.shape[-2], n_keys), np.bool_)
-    if attn_mask is not None:
-        open_in_mask = check_mask(attn_mask, exist.shape)
-        exist &= open_in_mask if open_in_mask.dtype == np.bool_ else open_in_mask != -np.inf
-    if key_lengths is not None:
-        exist &= np.arange(n_keys) < check_key_lengths(key_lengths, lead, n_keys)[..., None, None]
+    finite = attn_mask
+    if attn_mask is not None and (given := as_array("attn_mask", attn_mask)).dtype.name in FLOATS:
+        finite = given != -np.inf
+    # All scores of arrays without width are the same: a pair that exists has a weight.
+    q, k, v = (np.empty((*x.shape[:-1], 0), np.float32) for x in inputs)
+    _, weights = sa.scaled_dot_product_attention(
+        q, k, v, finite, key_lengths=key_lengths, return_weights=True
+    )
+    exist = weights > 0
     if mask is None:
         return exist, exist
     scored = exist & _kept(mask, exist.shape)
