@@ -1,7 +1,7 @@
 /* Dot products of pairs of bfloat16, where the CPU has them and the arrays are of bfloat16: a wide block's (products.h). Two terms
  * of a sum cost what one multiply-add costs. Products are exact in float32, sums are float32's, and factors (scale·log2 e, 1/l) are
  * float32's: nothing is lost of scores. Weights are rounded to bfloat16 before they meet the values, where those are of
- * that type, too, after their sum was taken (docs/decisions/0007-pairs.md).
+ * that type, too, after their sum was taken (docs/decisions/0007-bf16dot.md).
  *
  * A tile of keys is a cell: [keys][steps · 32] bfloat16, copied when it is first asked for, padded with zeros, and kept for the next
  * blocks of the same head, up to SA_CACHE_BYTES. Rows of queries become lanes of pairs, [E / 2][nv·lanes]. A tile of values is one of
