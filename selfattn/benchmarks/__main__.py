@@ -1,4 +1,4 @@
-"""``python -m benchmarks`` in a checkout, ``python -m selfattn.benchmarks`` once installed."""
+"""``python -m selfattn.benchmarks`` is the command ``selfattn bench``."""
 
 from .app import main
 

@@ -1,7 +1,7 @@
 """The command ``selfattn``: five tutorials and a timing, pages, the benchmark, facts about this installation.
 
-Parses arguments and prints; what is computed lives in `tutorials`, `config`, `_timing` and the benchmarks. The commands
-that train and use models are in `cli_models`.
+Parses arguments and prints; what is computed lives in `steps.tutorials`, `config`, `_timing` and the benchmarks. The commands
+that train and use models are in `models`.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _fitted(raw: Any, given: Any, num_threads: int | None) -> Any:
         return [_fitted(*each, num_threads) for each in zip(raw, given, strict=True)]
     given = np.asarray(given)
     if raw.shape == given.shape and raw.dtype == given.dtype:
-        return raw  # as a rule: the rest takes 2 us for each gradient
+        return raw  # as a rule
     dtype = gradient_dtype(given)
     if raw.size == 0:  # no query head may be a broadcast of any number of key heads
         return np.zeros(given.shape, dtype)

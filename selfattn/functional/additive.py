@@ -1,7 +1,7 @@
 """Additive attention (Bahdanau's score), tile by tile: what one pair needs is never held for all pairs at once.
 
-The scores of a few rows are made here, in NumPy; everything from the masks on is the C core's. The tangents of
-a tile take as much memory as a tile's, and are computed anew for the gradients.
+The scores of a few rows are made here, in NumPy, masks included; the C core has the softmax and the rest. The tangents
+of a tile take as much memory as a tile's, and are computed anew for the gradients.
 """
 
 from __future__ import annotations

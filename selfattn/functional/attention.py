@@ -1,4 +1,7 @@
-"""Attention with its gradients: the C core's two halves, put together and brought to the inputs' shapes and dtypes."""
+"""Attention with its gradients, and the two halves of it for those who manage memory themselves.
+
+Both halves are the C core's. What packed attention does alike is in `_gradients`; checks of ``gradients=`` are here.
+"""
 
 from __future__ import annotations
 

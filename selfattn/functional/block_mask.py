@@ -1,4 +1,7 @@
-"""Masks that are described in blocks: documents, a prefix, a pattern of blocks."""
+"""Masks that are described in blocks: documents, a prefix, a pattern of blocks.
+
+Owns what they are made from and the tables of runs that the C core walks.
+"""
 
 from __future__ import annotations
 

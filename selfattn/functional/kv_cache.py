@@ -1,4 +1,7 @@
-"""Keys and values that grow as a sequence is decoded, and attention over them."""
+"""Keys and values that grow as a sequence is decoded.
+
+Owns their memory: what is appended, forgotten, put in another order. Attention over them is one call of the C core.
+"""
 
 from __future__ import annotations
 

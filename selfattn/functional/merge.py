@@ -1,4 +1,4 @@
-"""Functions that work on the results of attention, in NumPy: merging the parts of a split call."""
+"""Merging the parts of a split call of attention, in NumPy; its gradients are in `rowops`."""
 
 from __future__ import annotations
 

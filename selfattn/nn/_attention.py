@@ -1,4 +1,4 @@
-"""What attention layers share: projections that masked tokens do not touch, and masks that say what to ignore."""
+"""What attention layers share: projections and sums that masked tokens do not touch, and masks that say what to ignore."""
 
 from __future__ import annotations
 

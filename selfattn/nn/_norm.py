@@ -1,4 +1,4 @@
-"""What LayerNorm and RMSNorm share."""
+"""What LayerNorm and RMSNorm share: all but their parameters at birth and the function that they call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The sentence-embedding model: tokens, positions, blocks of self-attention, mean."""
+"""The sentence-embedding model: tokens, positions, blocks of self-attention, mean.
+
+Owns names, tokens and messages. The numbers of all blocks are one call of the C core each way.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The linear layer."""
+"""The linear layer, and its product and gradients, with which other layers project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The training loop."""
+"""The training loop: batches in order, steps of the optimiser, when to save, and Ctrl-C.
+
+What a checkpoint holds lies in the file as `checkpoint` writes it; what is shown on the way is `progress`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of the five tutorials: their inputs, from the data that `selfattn.tutorials` compares with, step by step."""
+"""The pages of the five tutorials: their inputs, from the data of `selfattn.steps.tutorials`, step by step."""
 
 from __future__ import annotations
 
