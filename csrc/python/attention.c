@@ -154,7 +154,7 @@ static int run(sa_call *c, PyObject *module) {
         job.threads = r.plan.threads;
         job.scratch_bytes = r.plan.scratch_bytes;
         job.shared_bytes = r.plan.partial_bytes;
-        const double work = (double)r.plan.rows * (double)r.plan.groups * (double)c->a.S * (double)(c->a.E + c->a.Dv);
+        const double work = (double)r.plan.rows * (double)r.plan.groups * (double)c->a.S * (double)(c->a.E + c->a.Dv + 1);
         job.small = job.threads == 1 && work < SA_SMALL_WORK;
     }
     return sa_run_job(module, &job);

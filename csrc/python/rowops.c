@@ -269,19 +269,6 @@ static const sa_parameter parameters[] = {
     {NULL, NULL, 0, NULL, 0},
 };
 
-const sa_family sa_row_family = {parameters,
-                                 {[SA_SOFTMAX] = {"softmax", 2},
-                                  [SA_LOG_SOFTMAX] = {"log_softmax", 2},
-                                  [SA_LAYER_NORM] = {"layer_norm", 5},
-                                  [SA_RMS_NORM] = {"rms_norm", 4},
-                                  [SA_GELU] = {"gelu", 2},
-                                  [SA_ROTARY] = {"apply_rotary_emb", 4},
-                                  [SA_SOFTMAX_BACKWARD] = {"_softmax_backward", 3},
-                                  [SA_LOG_SOFTMAX_BACKWARD] = {"_log_softmax_backward", 3},
-                                  [SA_LAYER_NORM_BACKWARD] = {"_layer_norm_backward", 6},
-                                  [SA_RMS_NORM_BACKWARD] = {"_rms_norm_backward", 6},
-                                  [SA_GELU_BACKWARD] = {"_gelu_backward", 3}}};
-
 /* ---- outputs and the run -------------------------------------------------------------------------------------------- */
 
 static sa_dtype floating(sa_dtype dtype) { return sa_is_integer(dtype) ? SA_F64 : dtype; }
@@ -373,29 +360,24 @@ fail:
     return result;
 }
 
-SA_FUNCTION(softmax, row_function, SA_SOFTMAX)
-SA_FUNCTION(log_softmax, row_function, SA_LOG_SOFTMAX)
-SA_FUNCTION(layer_norm, row_function, SA_LAYER_NORM)
-SA_FUNCTION(rms_norm, row_function, SA_RMS_NORM)
-SA_FUNCTION(gelu, row_function, SA_GELU)
-SA_FUNCTION(rotary, row_function, SA_ROTARY)
-SA_FUNCTION(softmax_backward, row_function, SA_SOFTMAX_BACKWARD)
-SA_FUNCTION(log_softmax_backward, row_function, SA_LOG_SOFTMAX_BACKWARD)
-SA_FUNCTION(layer_norm_backward, row_function, SA_LAYER_NORM_BACKWARD)
-SA_FUNCTION(rms_norm_backward, row_function, SA_RMS_NORM_BACKWARD)
-SA_FUNCTION(gelu_backward, row_function, SA_GELU_BACKWARD)
+/* Each function once: its name, its kind, how many parameters may be given by position, its docstring. */
+#define FUNCTIONS(F)                                                                                                           \
+    F(softmax, SA_SOFTMAX, 2, doc_softmax)                                                                                     \
+    F(log_softmax, SA_LOG_SOFTMAX, 2, doc_log_softmax)                                                                         \
+    F(layer_norm, SA_LAYER_NORM, 5, doc_layer_norm)                                                                            \
+    F(rms_norm, SA_RMS_NORM, 4, doc_rms_norm)                                                                                  \
+    F(gelu, SA_GELU, 2, doc_gelu)                                                                                              \
+    F(apply_rotary_emb, SA_ROTARY, 4, doc_rotary)                                                                              \
+    F(_softmax_backward, SA_SOFTMAX_BACKWARD, 3, NULL)                                                                         \
+    F(_log_softmax_backward, SA_LOG_SOFTMAX_BACKWARD, 3, NULL)                                                                 \
+    F(_layer_norm_backward, SA_LAYER_NORM_BACKWARD, 6, NULL)                                                                   \
+    F(_rms_norm_backward, SA_RMS_NORM_BACKWARD, 6, NULL)                                                                       \
+    F(_gelu_backward, SA_GELU_BACKWARD, 3, NULL)
 
-PyMethodDef sa_rows_methods[] = {
-    SA_METHOD("softmax", softmax, doc_softmax),
-    SA_METHOD("log_softmax", log_softmax, doc_log_softmax),
-    SA_METHOD("layer_norm", layer_norm, doc_layer_norm),
-    SA_METHOD("rms_norm", rms_norm, doc_rms_norm),
-    SA_METHOD("gelu", gelu, doc_gelu),
-    SA_METHOD("apply_rotary_emb", rotary, doc_rotary),
-    SA_METHOD("_softmax_backward", softmax_backward, NULL),
-    SA_METHOD("_log_softmax_backward", log_softmax_backward, NULL),
-    SA_METHOD("_layer_norm_backward", layer_norm_backward, NULL),
-    SA_METHOD("_rms_norm_backward", rms_norm_backward, NULL),
-    SA_METHOD("_gelu_backward", gelu_backward, NULL),
-    {NULL, NULL, 0, NULL},
-};
+#define ENTRY(name, kind, positional, doc) SA_FUNCTION(call_##name, row_function, kind)
+#define SIGNATURE(name, kind, positional, doc) [kind] = {#name, positional},
+#define METHOD(name, kind, positional, doc) SA_METHOD(#name, call_##name, doc),
+
+FUNCTIONS(ENTRY)
+const sa_family sa_row_family = {parameters, {FUNCTIONS(SIGNATURE)}};
+PyMethodDef sa_rows_methods[] = {FUNCTIONS(METHOD){NULL, NULL, 0, NULL}};
