@@ -59,15 +59,15 @@ def attention_vjp(
     """Run the forward pass, and return its result and its pullback.
 
     ``forward`` is the core's. ``backward(q, k, v, **options, names, grad_out, grad_lse, out, statistics)`` returns the
-    gradients, of what ``names`` has. ``heads`` are the axes of the heads in query, key and value, ``arrays``.
+    gradients of what ``names`` has. ``options`` are those of both halves; dropout is settled in place. ``heads`` are the
+    axes of the heads in query, key and value, ``arrays``.
     """
-    for name in ("attn_mask", "alibi_slopes", "sinks"):
-        if name in names and options.get(name) is None:
+    for name in names:
+        if name not in WRT and options.get(name) is None:
             raise ValueError(f"wrt names {name}, which was not given")
     q, k, v = (x if isinstance(x, np.ndarray) else np.asarray(x) for x in arrays)  # the core checks the rest
     k, v = apart(k, heads), apart(v, heads)
-    dropout_p, rng = _settled(options["dropout_p"], options.get("rng"))
-    options = options | {"dropout_p": dropout_p, "rng": rng}
+    options["dropout_p"], options["rng"] = _settled(options["dropout_p"], options.get("rng"))
     output, statistics, unrounded, *lse = forward(
         q, k, v, **options, return_lse=return_lse, out=out, unrounded=True
     )
