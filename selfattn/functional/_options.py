@@ -83,7 +83,8 @@ _PLACES = {name: place for place, name in enumerate(_PARAMETERS)}
 def takes(options: type[Any]) -> Callable[[Function], Function]:
     """Show the options of a class above in the signature and in the docstring of a function.
 
-    In the docstring they stand in the place of the parameter ``**options``.
+    In the docstring they stand in the place of the parameter ``**options``, behind masks and dropout where these are
+    positional.
     """
     types = {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.__annotations__.items()}
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -97,7 +98,9 @@ def takes(options: type[Any]) -> Callable[[Function], Function]:
         first = shared.index(True) if any(shared) else sum(p.kind is not keyword for p in own)
         rest = sorted([*own[first:], *taken], key=lambda p: _PLACES.get(p.name, len(_PLACES)))
         function.__signature__ = signature.replace(parameters=own[:first] + rest)  # type: ignore[attr-defined]
-        text = described(_core.scaled_dot_product_attention, sorted(types, key=_PLACES.__getitem__))
+        positional = [p.name for p in own[:first] if p.name in _PLACES and p.default is not p.empty]
+        names = sorted([*positional, *types], key=_PLACES.__getitem__)
+        text = described(_core.scaled_dot_product_attention, names)
         put(function, r"\*\*options(?:\n\1    .*)*", text)
         return function
 

@@ -64,8 +64,6 @@ def scaled_dot_product_attention_vjp(
     key : array_like, shape (..., S, E)
     value : array_like, shape (..., S, Ev)
         Floating point or integers; integers count as float64.
-    attn_mask, dropout_p, is_causal
-        See :func:`scaled_dot_product_attention`.
     **options
         These and their descriptions are of :func:`scaled_dot_product_attention`, and count for the pullback too.
     return_lse : bool, default False
@@ -156,7 +154,7 @@ def scaled_dot_product_attention_forward(
 
     Parameters
     ----------
-    query, key, value, attn_mask, dropout_p, is_causal, return_lse, return_weights
+    query, key, value, return_lse, return_weights
         As :func:`scaled_dot_product_attention`.
     **options
         The same. Dropout needs an int as ``rng``: the backward call must be given the same.
@@ -228,8 +226,8 @@ def scaled_dot_product_attention_backward(
     out : ndarray, shape (..., L, Ev)
     statistics : ndarray, shape (..., L, 2)
         As :func:`scaled_dot_product_attention_forward` returned them.
-    query, key, value, attn_mask, dropout_p, is_causal
-        Those of the forward call.
+    query, key, value
+        Those of the forward call, as all that follows up to ``num_threads``.
     **options
         Those of the forward call.
     grad_lse : array_like, shape (..., L), optional

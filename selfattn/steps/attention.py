@@ -233,10 +233,8 @@ def attention_steps(
     key : array_like, shape (..., S, E)
     value : array_like, shape (..., S, Ev)
         Floating point or integers; integers count as float64.
-    attn_mask, dropout_p, is_causal
-        See :func:`~selfattn.reference.scaled_dot_product_attention`.
     **options
-        The same.
+        As in :func:`~selfattn.scaled_dot_product_attention`.
 
     Returns
     -------
