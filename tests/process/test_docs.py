@@ -149,6 +149,37 @@ def test_every_parameter_of_the_signature_is_taken():
     sa.scaled_dot_product_attention(q, q, q, *(p.default for p in positional[3:]))
 
 
+def test_options_that_a_function_does_not_show_are_refused():
+    """Those that take them in one go, and hand them on to what takes more."""
+    x, y, at = np.ones((2, 3, 4)), np.ones((1, 2, 3, 4)), [0, 2]
+    calls = {
+        sa.scaled_dot_product_attention_vjp: (x, x, x),
+        sa.scaled_dot_product_attention_forward: (x, x, x),
+        sa.scaled_dot_product_attention_backward: (x, x, np.ones((2, 3, 2)), x, x, x),
+        sa.varlen_attention: (x, x, x, at, at),
+        sa.varlen_attention_vjp: (x, x, x, at, at),
+        sa.additive_attention: (x, x, x, np.eye(4), np.eye(4), np.ones(4)),
+        sa.additive_attention_vjp: (x, x, x, np.eye(4), np.eye(4), np.ones(4)),
+        sa.attention_steps: (x, x, x),
+        sa.KVCache(1, 2, 4, dtype=np.float64).attend: (y, y, y),
+    }
+    known = {
+        "rng",
+        "dropout_p",
+        "block_mask",
+        "key_lengths",
+        "out",
+        "return_weights",
+        "unrounded",
+        "first_head",
+    }
+    for function, arguments in calls.items():
+        function(*arguments)
+        for name in (known - set(inspect.signature(function).parameters)) | {"window_size"}:
+            with pytest.raises(TypeError):
+                function(*arguments, **{name: None})
+
+
 # -------------------------------------------------------------------------------------------------- docstrings
 
 
