@@ -48,11 +48,6 @@ def test_open_shows_what_was_written(tmp_path, opened, monkeypatch, capsys):
     assert "no browser; open illustrated.html yourself" in capsys.readouterr().err
 
 
-def test_the_page_on_stdout(capfdbinary):
-    assert run("basics_notebook", "--out", "-") == 0
-    assert capfdbinary.readouterr().out.decode() == views.tutorial_page("basics_notebook").html
-
-
 def test_attention_from_a_file(tmp_path):
     np.savez(tmp_path / "mine.npz", **ATTENTION, tokens=["sky", "is", "blue"], is_causal=True, scale=0.5)
     assert run("mine.npz") == 0
@@ -72,12 +67,6 @@ def test_a_layer_from_a_file(tmp_path):
         **LAYER, num_heads=2, residual=True, b_value=np.ones(2), norm=(norm["norm_weight"], None, 1e-3)
     )
     np.testing.assert_allclose(page.numbers("norm"), steps.norm, atol=0.5e-4 + 1e-12)  # four decimals
-
-
-def test_an_exercise(tmp_path):
-    np.savez(tmp_path / "mine.npz", **ATTENTION)
-    assert run("mine.npz", "--exercise") == 0
-    assert "____" in (tmp_path / "mine.html").read_text(encoding="utf-8")
 
 
 def test_every_option_of_a_file_is_passed_on(tmp_path):

@@ -183,81 +183,50 @@ def test_options_that_a_function_does_not_show_are_refused():
 # -------------------------------------------------------------------------------------------------- docstrings
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_docstrings_have_their_sections(name):
-    thing, doc = PUBLIC[name], inspect.getdoc(PUBLIC[name])
+def described():
+    """Every public function and what public classes define for their users: names and the thing itself."""
+    found = {name: thing for name, thing in CALLABLES.items() if not inspect.isclass(thing)}
+    classes = {getattr(module, name) for module in (sa, nn, optim) for name in module.__all__}
+    for cls in sorted(filter(inspect.isclass, classes), key=lambda cls: cls.__name__):
+        for name, thing in vars(cls).items():
+            is_method = inspect.isfunction(thing) or isinstance(thing, classmethod | staticmethod)
+            if is_method and (not name.startswith("_") or name == "__and__"):
+                found[f"{cls.__name__}.{name}"] = getattr(cls, name)
+    return found
+
+
+DESCRIBED = described()
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_docstrings_have_their_sections_and_describe_every_parameter(name):
+    """Those of layers and optimisers have their examples with the class."""
+    doc, signature = inspect.getdoc(DESCRIBED[name]), inspect.signature(DESCRIBED[name])
     assert doc and re.match(r"[A-Z].*[.)]$", doc.split("\n", maxsplit=1)[0]), (
         "a first line that is a sentence"
     )
-    sections = sections_of(doc)
-    if inspect.isclass(thing):
-        assert {"Attributes", "Parameters"} & set(sections)
-        return
-    parameters = inspect.signature(thing).parameters
-    assert ("Parameters" in sections) == bool(parameters)
-    returns_nothing = name.startswith(("set_", "check_"))
-    assert returns_nothing or "Returns" in sections
-    assert "Examples" in sections
-
-
-def sections_of(doc):
-    """The headings of a docstring, which must be known, in their order, and once each."""
     sections = re.findall(r"^([A-Z][A-Za-z ]*)\n-{3,}$", doc, re.MULTILINE)
     assert sections == sorted(set(sections), key=SECTIONS.index)
-    return sections
-
-
-def described_in(doc):
-    """The text of the section Parameters, if there is one, and the words of its headings."""
+    parameters = [p for p in signature.parameters.values() if p.name != "self"]
+    assert ("Parameters" in sections) == bool(parameters)
+    assert "Examples" in sections or name.split(".")[0] not in PUBLIC
+    returns_nothing = name.startswith(("set_", "check_")) or signature.return_annotation in (None, "None")
+    assert "Returns" in sections or returns_nothing or ("." in name and not parameters)
     section = re.search(
         r"^Parameters\n-+\n(.*?)(?=^[A-Z][A-Za-z ]*\n-{3,}$|\Z)", doc, re.MULTILINE | re.DOTALL
     )
     heads = re.findall(r"^(?!\s)(.*(?:\n(?!\s).*)*)", section[1], re.MULTILINE) if section else []
-    return section, {word for head in heads for word in re.findall(r"\w+", head)}
-
-
-def methods_of(modules):
-    """What public classes define for their users: "Class.method" and the function."""
-    classes = {thing for module in modules for thing in map(vars(module).get, module.__all__)}
-    return {
-        f"{cls.__name__}.{name}": getattr(cls, name)
-        for cls in sorted(filter(inspect.isclass, classes), key=lambda cls: cls.__name__)
-        for name, thing in vars(cls).items()
-        if (inspect.isfunction(thing) or isinstance(thing, classmethod | staticmethod))
-        and (not name.startswith("_") or name == "__and__")
-    }
-
-
-METHODS = methods_of([sa, nn, optim])
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_public_methods_have_their_sections(name):
-    """As functions; those of layers and optimisers have their examples with the class."""
-    method, doc = METHODS[name], inspect.getdoc(METHODS[name])
-    assert doc and re.match(r"[A-Z].*[.)]$", doc.split("\n", maxsplit=1)[0]), (
-        "a first line that is a sentence"
-    )
-    sections, (_, described) = sections_of(doc), described_in(doc)
-    signature = inspect.signature(method)
-    parameters = [p for p in signature.parameters if p != "self"]
-    assert ("Parameters" in sections) == bool(parameters)
-    assert not [p for p in parameters if p not in described]
-    if parameters and signature.return_annotation not in (None, "None"):
-        assert "Returns" in sections
-    if name.split(".")[0] in PUBLIC:
-        assert "Examples" in sections
-
-
-@pytest.mark.parametrize("name", [name for name in CALLABLES if not inspect.isclass(CALLABLES[name])])
-def test_every_parameter_is_described(name):
-    section, described = described_in(inspect.getdoc(CALLABLES[name]))
-    missing = [p for p in inspect.signature(CALLABLES[name]).parameters if p not in described]
-    assert not missing
+    words = {word for head in heads for word in re.findall(r"\w+", head)}
+    assert not [p.name for p in parameters if p.name not in words]
     if name in stub_functions() and section:
-        for p in inspect.signature(CALLABLES[name]).parameters.values():
+        for p in parameters:
             written = re.search(rf"^{p.name}\b.*default (\S+)$", section[1], re.MULTILINE)
             assert not written or ast.literal_eval(written[1]) == p.default
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if inspect.isclass(PUBLIC[name])])
+def test_docstrings_of_classes_say_what_they_hold(name):
+    assert re.search(r"^(Attributes|Parameters)\n-+$", inspect.getdoc(PUBLIC[name]), re.MULTILINE)
 
 
 def modules_imported_by(path):

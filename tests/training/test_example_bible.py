@@ -9,9 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from selfattn import nn
-from selfattn.text import train_sentencepiece
-
 pytest.importorskip("sentencepiece", reason="the extra 'text' is not installed")
 PATH = Path(__file__).parents[2] / "examples" / "bible.py"
 WORDS = [
@@ -39,24 +36,6 @@ def test_the_measure(bible):
     pairs[::2] *= 100
     assert bible.found_among_the_first(pairs)["cosine"] == 1
     assert bible.found_among_the_first(pairs)["product"] < 1
-
-
-def test_the_baseline_is_the_model_without_positions_and_blocks(bible):
-    sentences = [" ".join(np.random.default_rng(n).choice(WORDS, n % 6 + 1)) for n in range(12)]
-    tokenizer = train_sentencepiece(sentences * 4, 60)
-    mean = bible.MeanOfTokens(tokenizer, 0)
-    model = nn.EmbeddingModel(
-        tokenizer, tokenizer.get_piece_size(), bible.DIM, max_seq_len=64, num_layers=0, rng=0
-    )
-    model.positions.table[...] = 0
-    task = nn.ProxyTask(model)
-    batch = sentences[:4], sentences[4:8], sentences[8:]
-    for triplets in (batch, tuple(part[0] for part in batch)):
-        (ours, pullback), (expected, expected_pullback) = mean.vjp(*triplets), task.vjp(*triplets)
-        # sums of 64 products of means of numbers of size 1
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
-        for name, grad in expected_pullback(-0.25).items():
-            np.testing.assert_allclose(pullback(-0.25)[name], grad, rtol=0, atol=1e-5)
 
 
 def test_a_run(bible, monkeypatch, tmp_path, capsys):

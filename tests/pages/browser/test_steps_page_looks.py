@@ -141,11 +141,18 @@ def test_all_can_be_done_with_keys(small):
 
 
 @pytest.mark.parametrize("name", views.TUTORIAL_PAGES)
-def test_a_narrow_page_scrolls_in_its_equations_only(visit, name):
+def test_a_narrow_page_scrolls_in_its_equations_only_and_print_cuts_nothing_off(visit, name):
     page = visit(views.tutorial_page(name).html, width=360, height=640)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.locator(".sa-steps").evaluate_all("views => views.forEach(v => v.dataset.projector = '')")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.locator(".sa-steps").evaluate_all("views => views.forEach(v => delete v.dataset.projector)")
+    page.set_viewport_size({"width": 718, "height": 900})  # A4, less the margins that Chromium leaves
+    page.emulate_media(media="print")
+    right = page.evaluate(
+        "Math.max(...[...document.querySelectorAll('table, pre, p, h3')].map((e) => e.getBoundingClientRect().right))"
+    )
+    assert right <= 718
 
 
 # ------------------------------------------------------------------------------------------------ speed, safety
