@@ -1,154 +1,56 @@
-"""scaled_dot_product_attention, the C function, against the reference in float64: values, layouts, bits. Its edges: test_edges.py.
+"""scaled_dot_product_attention, the C function: what its arguments and results are, against the reference in float64.
 
-Every instruction set of this CPU runs every test that takes the `isa` fixture. Bounds: tolerances.py.
+Sizes, options and layouts on every instruction set: tests/kernels/test_instruction_sets.py. All options in any combination:
+test_fuzz.py. Edges: test_edges.py. Bounds: tolerances.py.
 """
 
-import functools
 import itertools
 import threading
 
 import numpy as np
 import pytest
-from inputs import (
-    BFLOAT16,
-    FLOAT_IDS,
-    FLOATS,
-    LAYOUTS,
-    OPTIONS,
-    normal,
-    options_together,
-    random_inputs,
-    random_mask,
-)
+from covering import covering
+from inputs import FLOAT_IDS, FLOATS, LAYOUTS, OPTIONS, normal, options_together, random_inputs, random_mask
 from tolerances import assert_attention, assert_results, assert_within, finfo, truth
 
 import selfattn as sa
 from selfattn import reference
 
-pytestmark = pytest.mark.usefixtures("isa")
+pytestmark = pytest.mark.usefixtures("one_thread")
 attend = sa.scaled_dot_product_attention
 floats = pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
 real_floats = pytest.mark.parametrize("dtype", [np.float32, np.float64])
-LENGTHS = [0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 200]
-WIDTHS = [0, 1, 2, 3, 5, 8, 17, 64, 80, 128]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Where the number of threads is not the matter: on a busy machine, waiting for a second one takes long."""
-    sa.set_num_threads(1)
-    yield
-    sa.set_num_threads(None)
 
 
 def bits(x):
     return np.ascontiguousarray(x).tobytes()
 
 
-@functools.cache
-def case(dtype, shape, n_keys, v_width, names, key_heads=None):
-    """Arguments and truth, computed once for all instruction sets."""
-    rng = np.random.default_rng([*shape, n_keys, v_width])
-    arrays = random_inputs(shape, n_keys, dtype=dtype, v_width=v_width, key_heads=key_heads, seed=1)
-    options = options_together(names, shape[:-2], shape[-2], n_keys, rng)
-    if key_heads is not None:
-        options["enable_gqa"] = True
-    return arrays, options, truth(*arrays, **options)
-
-
-def check(dtype, shape, n_keys, v_width, names=(), key_heads=None):
-    arrays, options, expected = case(dtype, shape, n_keys, v_width, tuple(names), key_heads)
-    what = f"query {shape}, {n_keys} keys, v_width {v_width}, {names}"
-    results = attend(*arrays, **options, return_lse=True, return_weights=True)
-    assert_results(results, expected, what)
-    assert bits(attend(*arrays, **options)) == bits(results[0]), what
-
-
-# ------------------------------------------------------------------------------------------- sizes and widths
+# ------------------------------------------------------------------------------------------- sizes and numbers
 
 
 @floats
-def test_every_number_of_queries_and_keys(dtype):
-    for n, n_queries in enumerate(LENGTHS):
-        for n_keys in (*LENGTHS[n % 3 :: 3], n_queries):
-            check(dtype, (2, n_queries, 8), n_keys, 5)
+def test_sizes_of_nothing_and_of_one(dtype):
+    sizes = [0, 1, 5]
+    for case in covering(
+        lead=[(), (0,), (2, 0), (1, 3)],
+        length=[0, 1, 5, 70],
+        keys=[*sizes, 130],
+        width=sizes,
+        value_width=sizes,
+    ):
+        lead, length, keys, width, value_width = case.values()
+        arrays = random_inputs((*lead, length, width), keys, dtype=dtype, v_width=value_width)
+        assert_attention(*arrays, is_causal=bool(length % 2), what=str(case))
 
 
-@floats
-@pytest.mark.parametrize("n_queries", [1, 2, 4, 7, 40])  # the kernels for few rows and for many
-def test_every_pair_of_widths(dtype, n_queries):
-    for width, v_width in itertools.product(WIDTHS, WIDTHS):
-        check(dtype, (n_queries, width), 37, v_width)
-
-
-@floats
-@pytest.mark.parametrize(
-    ("shape", "n_keys"), [((1, 2, 2000, 16), 100), ((2, 3, 3000), 2100), ((1, 4, 32), 5000), ((9, 40), 3000)]
-)
-def test_long_ones(dtype, shape, n_keys):
-    """Many blocks of queries, wide heads, and keys that are split into chunks."""
-    check(dtype, shape, n_keys, 24)
-
-
-# ---------------------------------------------------------------------------------------------------- options
-
-
-@floats
-@pytest.mark.parametrize("name", OPTIONS)
-def test_each_option(dtype, name):
-    for n_queries, n_keys in [
-        (1, 1),
-        (1, 70),
-        (3, 200),
-        (17, 5),
-        (33, 33),
-        (65, 130),
-        (130, 65),
-        (200, 7),
-        (5, 0),
-    ]:
-        check(dtype, (2, 3, n_queries, 17), n_keys, 9, [name])
-        check(dtype, (2, 4, n_queries, 8), n_keys, 8, [name], key_heads=2)
-
-
-@floats
-def test_each_pair_of_options(dtype):
-    for names in itertools.combinations(OPTIONS, 2):
-        check(dtype, (1, 2, 37, 8), 75, 5, names)
-        check(dtype, (1, 4, 1, 8), 75, 5, names, key_heads=2)
-
-
-@real_floats
-def test_all_options_but_one(dtype):
-    for names in itertools.combinations(OPTIONS, len(OPTIONS) - 1):
-        check(np.dtype(dtype), (2, 2, 70, 8), 140, 5, names)
-        check(np.dtype(dtype), (2, 2, 5, 8), 2200, 5, names)  # keys in chunks
-
-
-@real_floats
-@pytest.mark.parametrize("name", OPTIONS)
-def test_each_option_where_keys_are_split_into_chunks(dtype, name):
-    check(np.dtype(dtype), (2, 3, 32), 4100, 8, [name])
-    check(np.dtype(dtype), (1, 4, 2, 32), 4100, 8, [name], key_heads=1)
-    check(np.dtype(dtype), (70, 16), 2100, 8, [name])
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, 1e-30, 1, np.float32(0.5), np.float64(3)])
-def test_scale(scale):
-    assert_attention(*random_inputs((2, 9, 4)), scale=scale)
-
-
-@pytest.mark.parametrize("softcap", [1e-3, 0.3, 50, 1e30])
-@real_floats
-def test_softcap_weak_and_strong(softcap, dtype):
-    assert_attention(*random_inputs((2, 40, 16), 90, dtype=dtype), softcap=softcap, scale=3.0)
-
-
-@real_floats
-@pytest.mark.parametrize("size", [10.0, 100.0, 1e4])
-def test_large_scores(dtype, size):
-    query, key, value = random_inputs((2, 40, 16), 300, dtype=dtype)
-    assert_attention(query * dtype(size), key, value)
+@pytest.mark.parametrize("options", [
+    *({"scale": x} for x in (0.0, -1.0, 1e-30, 1, np.float32(0.5), np.float64(3))),
+    *({"scale": 3.0, "softcap": x} for x in (1e-3, 0.3, 50, 1e30)),
+], ids=str)  # fmt: skip
+def test_scale_and_softcap(options):
+    for dtype in (np.float32, np.float64):
+        assert_attention(*random_inputs((2, 40, 16), 90, dtype=dtype), **options)
 
 
 def test_inputs_that_overflow_float16_inside():
@@ -157,9 +59,8 @@ def test_inputs_that_overflow_float16_inside():
     assert np.isfinite(out).all()
 
 
-@real_floats
-def test_window_bounds_are_clamped(dtype):
-    arrays = random_inputs((2, 30, 8), 70, dtype=dtype)
+def test_window_bounds_are_clamped():
+    arrays = random_inputs((2, 30, 8), 70)
     plain = attend(*arrays)
     for huge in (1000, 2**31, 2**63 - 1, 2**63, 2**64, 10**100, np.int64(2**62), np.uint64(2**64 - 1)):
         assert bits(attend(*arrays, window=(huge, huge))) == bits(plain)
@@ -189,9 +90,8 @@ def test_lower_right(n_queries, n_keys):
 
 
 @pytest.mark.parametrize("kind", [np.dtype(np.bool_), *FLOATS], ids=["bool", *FLOAT_IDS])
-@real_floats
-def test_masks_of_every_shape(kind, dtype):
-    arrays = random_inputs((2, 3, 17, 8), 70, dtype=dtype)
+def test_masks_of_every_shape(kind):
+    arrays = random_inputs((2, 3, 17, 8), 70)
     pairs, rng = (2, 3, 17, 70), np.random.default_rng(5)
     for n_axes in range(5):
         for kept in itertools.product([False, True], repeat=n_axes):
@@ -297,15 +197,10 @@ def test_leading_dims_broadcast(q_lead, k_lead, v_lead, options):
     np.testing.assert_array_equal(attend(*whole, **arguments), out)
 
 
-@pytest.mark.parametrize("q_heads", [1, 2, 6, 12])
-@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+@pytest.mark.parametrize(("q_heads", "kv_heads"), [(1, 1), (2, 1), (6, 2), (12, 6), (6, 6), (12, 1)])
 @pytest.mark.parametrize("n_queries", [1, 3, 40])
 def test_grouped_queries(q_heads, kv_heads, n_queries):
     query, key, value = random_inputs((2, q_heads, n_queries, 16), 70, key_heads=kv_heads)
-    if q_heads % kv_heads:
-        with pytest.raises(ValueError, match="multiple"):
-            attend(query, key, value, enable_gqa=True)
-        return
     rng = np.random.default_rng(1)
     options = options_together(
         ["is_causal", "alibi_slopes", "sinks", "bool_mask"], (2, q_heads), n_queries, 70, rng
@@ -327,20 +222,16 @@ def test_integers_are_float64(kind):
     out, *_ = assert_attention(query, key, value)
     assert out.dtype == np.float64
     assert bits(out) == bits(attend(*(x.astype(np.float64) for x in (query, key, value))))
-    assert bits(out) == bits(attend(*(byte_order(x) for x in (query, key, value))))
+    assert bits(out) == bits(attend(*(LAYOUTS["byte_swapped"](x) for x in (query, key, value))))
 
 
-def byte_order(x):
-    return LAYOUTS["byte_swapped"](x)
-
-
-@pytest.mark.parametrize("kinds", list(itertools.product([*FLOATS, np.dtype(np.int32)], repeat=3)), ids=str)
-def test_dtypes_that_differ_are_promoted(kinds):
+def test_dtypes_that_differ_are_promoted():
     rng = np.random.default_rng(3)
-    arrays = [normal(rng, (2, 6, 4), kind) for kind in kinds]
-    assert_attention(*arrays)
-    lse = attend(*arrays, return_lse=True)[1]
-    assert lse.dtype == (np.float64 if {"float64", "int32"} & {kind.name for kind in kinds} else np.float32)
+    for kinds in itertools.product([*FLOATS, np.dtype(np.int32)], repeat=3):
+        _, lse, _ = assert_attention(*(normal(rng, (2, 6, 4), kind) for kind in kinds), what=str(kinds))
+        assert lse.dtype == (
+            np.float64 if {"float64", "int32"} & {kind.name for kind in kinds} else np.float32
+        )
 
 
 def test_lists_and_the_array_protocol():
@@ -358,26 +249,6 @@ def test_lists_and_the_array_protocol():
 
 
 # ---------------------------------------------------------------------------------------------------- layouts
-
-
-@floats
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(dtype, layout):
-    for shape, n_keys, v_width in [
-        ((2, 3, 20, 17), 70, 9),
-        ((2, 2, 1, 64), 70, 1),
-        ((3, 1), 5, 64),
-        ((2, 3, 16), 4100, 16),
-    ]:
-        arrays = random_inputs(shape, n_keys, dtype=dtype, v_width=v_width)
-        plain = attend(*arrays, return_lse=True, return_weights=True)
-        assert_results(plain, truth(*arrays))
-        for which in ((0, 1, 2), (0,), (1,), (2,)):
-            other = [LAYOUTS[layout](x) if n in which else x for n, x in enumerate(arrays)]
-            for got, expected in zip(
-                attend(*other, return_lse=True, return_weights=True), plain, strict=True
-            ):
-                assert bits(got) == bits(expected), (which, shape)
 
 
 @floats
@@ -406,7 +277,7 @@ def test_memory_maps(tmp_path):
     assert bits(out) == bits(plain)
 
 
-def test_inputs_are_never_changed(isa):
+def test_inputs_are_never_changed():
     rng = np.random.default_rng(0)
     arrays = random_inputs((2, 3, 20, 8), 70)
     options = options_together(OPTIONS, (2, 3), 20, 70, rng)
@@ -480,31 +351,21 @@ def test_out_may_lie_between_the_inputs_without_touching_them():
 
 
 @floats
-@pytest.mark.parametrize("shape", [(2, 3, 1, 70), (2, 3, 20, 70), (1, 1, 3, 2100), (1, 1, 130, 5)], ids=str)
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.97])
-def test_dropout_drops_what_the_reference_drops(dtype, shape, p):
-    batch, heads, n_queries, n_keys = shape
-    arrays = random_inputs((batch, heads, n_queries, 8), n_keys, dtype=dtype)
-    for seed in (0, 1, 2**64 - 1, 2**64 + 5, np.uint8(3)):
-        out, lse, weights = attend(*arrays, dropout_p=p, rng=seed, return_lse=True, return_weights=True)
-        keep = reference.dropout_keep_mask(int(seed), p, (batch, heads), n_queries, n_keys)
-        np.testing.assert_array_equal(weights != 0, keep)
-        assert_results((out, lse, weights), truth(*arrays, dropout_p=p, rng=int(seed)))
-    np.testing.assert_array_equal(lse, attend(*arrays, return_lse=True)[1])
-
-
-@real_floats
-def test_dropout_under_masks_and_windows_uses_absolute_positions(dtype):
-    arrays = random_inputs((2, 70, 8), 2100, dtype=dtype)
-    keep = reference.dropout_keep_mask(11, 0.5, (2,), 70, 2100)
-    for options in (
-        {"window": (5, 2), "causal": "lower_right"},
-        {"is_causal": True},
-        {"key_lengths": [3, 2099]},
-    ):
-        plain = attend(*arrays, **options, return_weights=True)[1] != 0
-        weights = attend(*arrays, **options, dropout_p=0.5, rng=11, return_weights=True)[1]
-        np.testing.assert_array_equal(weights != 0, plain & keep)
+def test_dropout_drops_what_the_reference_drops(dtype):
+    """By absolute positions, also under windows, and in heads of any batch."""
+    shapes = [(2, 3, 1, 70), (2, 3, 20, 70), (1, 1, 3, 2100), (1, 1, 130, 5)]
+    for case in covering(
+        shape=shapes, p=[0.1, 0.5, 0.97], seed=[0, 1, 2**64 - 1, 2**64 + 5, np.uint8(3)],
+        options=[{}, {"window": (5, 2), "causal": "lower_right"}, {"is_causal": True}, {"key_lengths": 3}],
+    ):  # fmt: skip
+        (*lead, n_queries, n_keys), p, seed, options = case.values()
+        arrays = random_inputs((*lead, n_queries, 8), n_keys, dtype=dtype)
+        plain, lse, weights = attend(*arrays, **options, return_lse=True, return_weights=True)
+        dropped = assert_attention(*arrays, **options, dropout_p=p, rng=int(seed), what=str(case))
+        assert bits(attend(*arrays, **options, dropout_p=p, rng=seed)) == bits(dropped[0]) != bits(plain)
+        keep = reference.dropout_keep_mask(int(seed), p, tuple(lead), n_queries, n_keys)
+        np.testing.assert_array_equal(dropped[2] != 0, keep & (weights != 0))
+        np.testing.assert_array_equal(dropped[1], lse)
 
 
 def test_dropout_of_nothing_and_of_everything():
@@ -530,34 +391,8 @@ def test_the_generator_is_asked_for_one_number():
     assert bits(attend(*arrays, dropout_p=0.5)) != bits(attend(*arrays, dropout_p=0.5))  # fresh entropy
 
 
-# ------------------------------------------------------------------------------- the same bits, whatever runs it
-
-
-@floats
-@pytest.mark.parametrize(
-    ("shape", "n_keys", "key_heads", "names"),
-    [
-        ((2, 8, 64, 32), 70, None, []),  # over heads
-        ((700, 32), 300, None, ["is_causal"]),  # over blocks of queries
-        ((2, 2, 300, 16), 200, None, ["window", "dropout", "sinks"]),
-        ((2, 64), 9000, None, []),  # over keys
-        ((1, 8, 1, 64), 6000, 2, ["key_lengths", "softcap"]),
-        ((2, 3, 16), 6000, None, ["float_mask", "dropout", "alibi_slopes"]),
-    ],
-    ids=str,
-)
-def test_the_number_of_threads_does_not_change_a_bit(dtype, shape, n_keys, key_heads, names):
-    arrays = random_inputs(shape, n_keys, dtype=dtype, key_heads=key_heads)
-    options = options_together(names, shape[:-2], shape[-2], n_keys, np.random.default_rng(0))
-    options |= {"enable_gqa": key_heads is not None, "return_lse": True}
-    once = [bits(x) for x in attend(*arrays, **options, num_threads=1)]
-    for num_threads in (2, 3, 7, None, 1):
-        assert [bits(x) for x in attend(*arrays, **options, num_threads=num_threads)] == once, num_threads
-
-
-@real_floats
-def test_many_callers_at_once_get_the_same_bits(dtype):
-    arrays = random_inputs((4, 100, 32), 300, dtype=dtype)
+def test_many_callers_at_once_get_the_same_bits():
+    arrays = random_inputs((4, 100, 32), 300)
     expected, got = bits(attend(*arrays)), []
     callers = [
         threading.Thread(target=lambda: got.extend(bits(attend(*arrays)) for _ in range(5))) for _ in range(6)
@@ -567,29 +402,3 @@ def test_many_callers_at_once_get_the_same_bits(dtype):
     for caller in callers:
         caller.join()
     assert len(got) == 30 and set(got) == {expected}
-
-
-# ------------------------------------------------------------------------------------------------------- merge
-
-
-@floats
-@pytest.mark.parametrize("cuts", [[0, 30, 70], [0, 1, 2, 50, 70], [0, 0, 70, 70]], ids=str)
-def test_parts_of_the_keys_merge_to_the_whole(dtype, cuts):
-    query, key, value = random_inputs((2, 20, 8), 70, dtype=dtype)
-    mask = random_mask(np.random.default_rng(8), (20, 70), np.bool_)
-    mask[4] = False
-    parts = [
-        attend(
-            query, key[:, a:b], value[:, a:b], mask[:, a:b], return_lse=True, sinks=1.0 if n == 0 else None
-        )
-        for n, (a, b) in enumerate(itertools.pairwise(cuts))
-    ]
-    out, lse = sa.merge_attention(*zip(*parts, strict=True))
-    whole = truth(query, key, value, mask, sinks=1.0)
-    assert (out.dtype, lse.dtype) == (whole.dtype, whole.lse_dtype)
-    # each part is rounded to the dtype once more
-    more = max(np.abs(part.astype(float)).max() for part, _ in parts) * 2.0 ** -(
-        7 if dtype == BFLOAT16 else 10
-    )
-    assert_within(out, whole.out, 2 * whole.out_bound + (more if dtype.itemsize == 2 else 0))
-    assert_within(lse, whole.lse, 2 * whole.lse_bound)

@@ -7,18 +7,18 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from covering import TOGETHER, covering
 from gradients import assert_gradients
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from inputs import FLOAT_IDS, FLOATS, OPTIONS, options_together, random_inputs
+from inputs import FLOAT_IDS, FLOATS, options_together, random_inputs
+from instruction_sets import ISAS, using
 from tolerances import assert_attention, assert_results, truth
 
 import selfattn as sa
-from selfattn import BlockMask, _core, reference
+from selfattn import BlockMask, reference
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 attend = sa.scaled_dot_product_attention
-LEAD = (2, 3)
-SIZES = [(1, 1), (1, 70), (3, 200), (17, 5), (33, 33), (63, 64), (64, 65), (130, 65), (200, 7), (65, 193)]
+SIZES = [(1, 1), (1, 70), (3, 2300), (17, 5), (33, 33), (64, 65), (130, 65), (65, 193)]
 
 
 def contiguous_ids(rng, lead, length):
@@ -71,119 +71,27 @@ def assert_same_as_dense(arrays, mask, options, what=""):
     return out, lse, weights
 
 
-@kinds
-@floats
-def test_each_kind(kind, dtype):
-    for n, (n_queries, n_keys) in enumerate(SIZES):
+def test_each_kind_with_every_option():
+    """Any two of kind, size, options, dtype, heads and instruction set are together in one of these cases."""
+    cases = covering(
+        kind=list(KINDS), size=SIZES, options=[(), *TOGETHER], dtype=FLOATS, key_heads=[None, 1, 2],
+        lead=[(), (1,), (2, 1), (2, 2)], isa=ISAS,
+    )  # fmt: skip
+    for n, case in enumerate(cases):
+        kind, (n_queries, n_keys), names, dtype, key_heads, lead, isa = case.values()
         rng = np.random.default_rng(n)
-        arrays = random_inputs((*LEAD, n_queries, 17), n_keys, dtype=dtype, v_width=9)
-        lead = [(), (3,), (2, 1), LEAD][n % 4]
+        arrays = random_inputs((2, 2, n_queries, 17), n_keys, dtype=dtype, v_width=9, key_heads=key_heads)
+        options = options_together(names, (2, 2), n_queries, n_keys, rng) | {
+            "enable_gqa": key_heads is not None
+        }
+        if "float_mask" in names:  # shared by the heads: its gradient is a pass of its own
+            options["attn_mask"] = options["attn_mask"][0, 0]
         mask = KINDS[kind](rng, lead, n_queries, n_keys)
-        assert_same_as_dense(arrays, mask, {}, f"{kind} {lead} {n_queries} x {n_keys}")
-
-
-@kinds
-@pytest.mark.parametrize("name", OPTIONS)
-def test_each_kind_with_each_option(kind, name):
-    rng = np.random.default_rng(0)
-    for (n_queries, n_keys), dtype in zip([(3, 200), (70, 150), (130, 65)], FLOATS[1:], strict=True):
-        options = options_together([name], LEAD, n_queries, n_keys, rng)
-        mask = KINDS[kind](rng, (2, 1), n_queries, n_keys)
-        assert_same_as_dense(random_inputs((*LEAD, n_queries, 8), n_keys, dtype=dtype), mask, options, name)
-
-
-@kinds
-def test_grouped_queries_and_keys_in_chunks(kind):
-    rng = np.random.default_rng(1)
-    for dtype in (np.float32, np.float64):
-        for shape, n_keys, heads in [
-            ((2, 6, 1, 16), 2300, 2),
-            ((2, 6, 40, 16), 130, 3),
-            ((1, 2, 3, 16), 4200, 2),
-        ]:
-            lead = (shape[0], 1)
-            arrays = random_inputs(shape, n_keys, dtype=dtype, key_heads=heads)
-            mask = KINDS[kind](rng, lead, shape[-2], n_keys)
-            assert_same_as_dense(arrays, mask, {"enable_gqa": True}, f"{shape} {n_keys}")
-            per_head = KINDS[kind](rng, shape[:2], shape[-2], n_keys)
-            assert_same_as_dense(
-                arrays, per_head, {"enable_gqa": True, "is_causal": True}, f"{shape} {n_keys}"
-            )
-
-
-@kinds
-@pytest.mark.parametrize("isa", _core.available_isas())
-def test_gradients(kind, isa):
-    before = _core.get_isa()
-    _core._set_isa(isa)
-    try:
-        assert _core.get_isa() == isa
-        for n, (n_queries, n_keys) in enumerate([(1, 40), (17, 70), (70, 130), (130, 65)]):
-            rng = np.random.default_rng(n)
-            mask = KINDS[kind](rng, (2, 1), n_queries, n_keys)
-            for dtype in (np.float32, np.float64):
-                arrays = random_inputs((*LEAD, n_queries, 9), n_keys, dtype=dtype, v_width=7)
-                lse = rng.standard_normal((*LEAD, n_queries))
-                assert_gradients(arrays, {"block_mask": mask}, grad_lse=lse.astype(dtype), what=f"{kind} {n}")
-    finally:
-        _core._set_isa(before)
-
-
-@kinds
-@pytest.mark.parametrize("name", OPTIONS)
-def test_gradients_with_each_option(kind, name):
-    rng = np.random.default_rng(2)
-    n_queries, n_keys = 40, 100
-    options = options_together([name], LEAD, n_queries, n_keys, rng)
-    if name == "float_mask":  # shared by the heads: its gradient is a pass of its own
-        options["attn_mask"] = options["attn_mask"][0, 0]
-    options["block_mask"] = KINDS[kind](rng, (2, 1), n_queries, n_keys)
-    assert_gradients(random_inputs((*LEAD, n_queries, 8), n_keys, dtype=np.float64), options, what=name)
-
-
-def test_gradients_of_16_bits_and_of_keys_in_parts():
-    rng = np.random.default_rng(3)
-    for kind, make in KINDS.items():
-        for dtype in FLOATS[:2]:
-            arrays = random_inputs((1, 2, 70, 8), 90, dtype=dtype)
-            assert_gradients(arrays, {"block_mask": make(rng, (1, 1), 70, 90)}, what=kind)
-        arrays = random_inputs((1, 1, 600, 8), 700, dtype=np.float32)
-        assert_gradients(arrays, {"block_mask": make(rng, (1, 1), 600, 700), "is_causal": True}, what=kind)
-
-
-@st.composite
-def problems(draw):
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    n_queries, n_keys = draw(st.integers(0, 150)), draw(st.integers(0, 250))
-    lead = draw(st.sampled_from([(2,), (2, 2), (1, 4)]))
-    mask = None
-    for kind in draw(
-        st.lists(st.sampled_from(["documents", "scattered", "prefix", "blocks"]), min_size=1, max_size=4)
-    ):
-        own = draw(st.sampled_from([(), (1,), lead, (1,) * len(lead)]))
-        if kind == "blocks":
-            sizes = draw(st.tuples(*[st.sampled_from([1, 5, 16, 64, 65, 128, 10**30])] * 2))
-            one = blocks(sizes)(rng, own, n_queries, n_keys)
-        else:
-            one = KINDS[kind](rng, own, n_queries, n_keys)
-        mask = one if mask is None else mask & one
-    names = draw(st.lists(st.sampled_from(sorted(set(OPTIONS) - {"plain"})), max_size=3, unique=True))
-    options = options_together(names, lead, n_queries, n_keys, rng)
-    dtype = draw(st.sampled_from(FLOATS))
-    arrays = random_inputs((*lead, n_queries, draw(st.sampled_from([1, 8, 17]))), n_keys, dtype=dtype)
-    return arrays, options, mask
-
-
-@settings(max_examples=250, deadline=None)
-@given(problems(), st.sampled_from(_core.available_isas()))
-def test_all_together(problem, isa):
-    arrays, options, mask = problem
-    before = _core.get_isa()
-    _core._set_isa(isa)
-    try:
-        assert_same_as_dense(arrays, mask, options)
-    finally:
-        _core._set_isa(before)
+        with using(isa):
+            assert_same_as_dense(arrays, mask, options, str(case))
+            lse = rng.standard_normal((2, 2, n_queries))
+            lse = lse.astype(np.float64 if dtype == np.float64 else np.float32)
+            assert_gradients(arrays, options | {"block_mask": mask}, grad_lse=lse, what=str(case))
 
 
 # -------------------------------------------------------------------------------------------------- semantics

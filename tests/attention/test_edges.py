@@ -1,18 +1,19 @@
 """scaled_dot_product_attention at its edges: rows without open keys, sinks, NaN and infinities, numbers near the largest.
 
-Every instruction set of this CPU runs every test. Bounds: tolerances.py.
+What is closed or not finite on every instruction set, by sizes: tests/kernels/test_instruction_sets.py. Bounds: tolerances.py.
 """
 
 import numpy as np
 import pytest
-from inputs import FLOAT_IDS, FLOATS, random_inputs
+from covering import covering
+from inputs import FLOATS, random_inputs
+from instruction_sets import ISAS, using
 from tolerances import assert_attention, assert_results, assert_within, truth
 
 import selfattn as sa
 
-pytestmark = pytest.mark.usefixtures("isa")
+pytestmark = pytest.mark.usefixtures("one_thread")
 attend = sa.scaled_dot_product_attention
-floats = pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
 real_floats = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
@@ -26,24 +27,22 @@ CLOSED_ROWS = {
 }
 
 
-@floats
 @pytest.mark.parametrize("how", CLOSED_ROWS)
-@pytest.mark.parametrize(
-    "extra", [{}, {"dropout_p": 0.5, "rng": 1}, {"softcap": 2.0}], ids=["", "dropout", "softcap"]
-)
-def test_dead_rows_are_zeros(dtype, how, extra):
-    n_queries, n_keys = (90, 40) if how == "window" else (40, 90)
-    arrays = random_inputs((2, n_queries, 8), n_keys, dtype=dtype)
-    out, lse, weights = assert_attention(*arrays, **CLOSED_ROWS[how], **extra)
-    dead = np.arange(n_queries) < (50 if how == "window" else n_queries)
-    assert out[:, dead].tobytes() == bytes(out[:, dead].nbytes)  # plus zero
-    assert not weights[:, dead].any()
-    assert (lse == -np.inf).all(axis=0).tolist() == dead.tolist()
+def test_dead_rows_are_zeros(isa, how):
+    for extra in ({}, {"dropout_p": 0.5, "rng": 1}, {"softcap": 2.0}):
+        for dtype in FLOATS:
+            n_queries, n_keys = (90, 40) if how == "window" else (40, 90)
+            arrays = random_inputs((2, n_queries, 8), n_keys, dtype=dtype)
+            out, lse, weights = assert_attention(*arrays, **CLOSED_ROWS[how], **extra)
+            dead = np.arange(n_queries) < (50 if how == "window" else n_queries)
+            assert out[:, dead].tobytes() == bytes(out[:, dead].nbytes)  # plus zero
+            assert not weights[:, dead].any()
+            assert (lse == -np.inf).all(axis=0).tolist() == dead.tolist()
 
 
 @real_floats
 @pytest.mark.parametrize("n_keys", [0, 1, 40, 3000])
-def test_dead_rows_with_a_sink_have_its_lse(dtype, n_keys):
+def test_dead_rows_with_a_sink_have_its_lse(isa, dtype, n_keys):
     arrays = random_inputs((2, 3, 5, 8), n_keys, dtype=dtype)
     sinks = np.array([-3.5, 0.0, 100.0])
     out, lse, weights = attend(*arrays, sinks=sinks, key_lengths=0, return_lse=True, return_weights=True)
@@ -55,7 +54,7 @@ def test_dead_rows_with_a_sink_have_its_lse(dtype, n_keys):
 
 
 @real_floats
-def test_a_sink_is_one_more_key_with_a_value_of_zero(dtype):
+def test_a_sink_is_one_more_key_with_a_value_of_zero(isa, dtype):
     query, key, value = random_inputs((2, 3, 20, 8), 70, dtype=dtype)
     sinks = np.array([0.5, -1.0, 3.0])
     scores = np.zeros((2, 3, 20, 71), dtype)
@@ -75,12 +74,12 @@ def test_a_sink_is_one_more_key_with_a_value_of_zero(dtype):
 
 
 @pytest.mark.parametrize("sink", [-1e4, 1e4, -3e38])
-def test_sinks_far_away(sink):
+def test_sinks_far_away(isa, sink):
     assert_attention(*random_inputs((3, 20, 8), 70), sinks=[sink] * 3)
 
 
 @real_floats
-def test_a_mask_of_the_greatest_float_is_uniform_and_infinity_is_not_a_number(dtype):
+def test_a_mask_of_the_greatest_float_is_uniform_and_infinity_is_not_a_number(isa, dtype):
     """Like finfo.min, the greatest number stays finite in other units; +inf does what inf - inf is."""
     q, k, v = random_inputs((3, 20, 8), 70, dtype=dtype)
     out, lse = attend(q, k, v, np.full((20, 70), np.finfo(dtype).max, dtype), return_lse=True)
@@ -94,7 +93,7 @@ def test_a_mask_of_the_greatest_float_is_uniform_and_infinity_is_not_a_number(dt
 
 
 @real_floats
-def test_numbers_beyond_what_log2_units_hold_are_the_largest(dtype, isa):
+def test_numbers_beyond_what_log2_units_hold_are_the_largest(isa, dtype):
     """max / log2 e = 0.69 max is where the change of units would make infinity of them, and infinity times 0 NaN."""
     q, k, v = random_inputs((3, 20, 8), 70, dtype=dtype)
     most = np.finfo(dtype).max
@@ -136,90 +135,100 @@ def closing_options(n_queries, n_keys, closed):
     }
 
 
-@floats
-@pytest.mark.parametrize("shape", [(1, 80), (3, 80), (4, 40), (40, 80), (70, 200), (2, 4200)], ids=str)
-@pytest.mark.parametrize("poison", POISONS, ids=str)
-def test_a_closed_key_leaves_no_trace(dtype, shape, poison):
-    n_queries, n_keys = shape
-    closed = n_keys * 3 // 4 + 1
-    query, key, value = random_inputs((2, n_queries, 8), n_keys, dtype=dtype, v_width=5)
-    for name, options in closing_options(n_queries, n_keys, closed).items():
-        expected = truth(query, key, value, **options)
-        assert np.isfinite(expected.out).all()
-        for where in ("key", "value", "both"):
-            bad_key, bad_value = key.copy(), value.copy()
-            if where != "value":
-                bad_key[..., closed:, :] = poison
-            if where != "key":
-                bad_value[..., closed:, :] = poison
-            got = attend(query, bad_key, bad_value, **options, return_lse=True, return_weights=True)
-            assert_results(got, expected, f"{name}, {where}")
+CLOSING = list(closing_options(1, 1, 1))
 
 
-@real_floats
-@pytest.mark.parametrize("options", [{"is_causal": True}, {"window": (2, 2)}, {"window": (2, 2), "causal": "lower_right"}],
-                         ids=str)  # fmt: skip
-@pytest.mark.parametrize("shape", [(5, 5), (40, 70), (100, 100), (300, 130), (3, 2100)], ids=str)
-@pytest.mark.parametrize("poison", POISONS, ids=str)
-def test_a_poisoned_key_shows_in_the_rows_that_see_it_only(dtype, options, shape, poison):
-    n_queries, n_keys = shape
-    query, key, value = random_inputs((2, n_queries, 8), n_keys, dtype=dtype, v_width=20)
-    for j in {0, n_keys // 3, n_keys - 1}:
-        bad = value.copy()
-        bad[0, j, 3] = poison
-        out, *_ = assert_attention(query, key, bad, **options)  # NaN and inf are where the reference has them
-        seen = ~np.isfinite(out)
-        assert not seen[1].any() and not seen[0, :, :3].any() and not seen[0, :, 4:].any()
-        bad = key.copy()
-        bad[0, j] = np.nan
-        out, lse, _ = assert_attention(query, bad, value, **options)
+def test_a_closed_key_leaves_no_trace():
+    shapes = [(1, 80), (3, 80), (4, 40), (40, 80), (70, 200), (2, 4200)]
+    where = [("key",), ("value",), ("key", "value")]
+    for case in covering(shape=shapes, name=CLOSING, dtype=FLOATS, poison=POISONS, where=where, isa=ISAS):
+        (n_queries, n_keys), name, dtype, poison, where, isa = case.values()
+        closed = n_keys * 3 // 4 + 1
+        arrays = dict(
+            zip(
+                ("query", "key", "value"),
+                random_inputs((2, n_queries, 8), n_keys, dtype=dtype, v_width=5),
+                strict=True,
+            )
+        )
+        options = closing_options(n_queries, n_keys, closed)[name]
+        with using(isa):
+            expected = truth(**arrays, **options)
+            assert np.isfinite(expected.out).all()
+            for which in where:
+                arrays[which][..., closed:, :] = poison
+            assert_results(
+                attend(**arrays, **options, return_lse=True, return_weights=True), expected, str(case)
+            )
+
+
+def test_a_poisoned_key_shows_in_the_rows_that_see_it_only():
+    shapes = [(5, 5), (40, 70), (100, 100), (300, 130), (3, 2100)]
+    diagonals = [{"is_causal": True}, {"window": (2, 2)}, {"window": (2, 2), "causal": "lower_right"}]
+    for case in covering(
+        shape=shapes, options=diagonals, at=[0, 1 / 3, 1], dtype=FLOATS, poison=POISONS, isa=ISAS
+    ):
+        (n_queries, n_keys), options, at, dtype, poison, isa = case.values()
+        query, key, value = random_inputs((2, n_queries, 8), n_keys, dtype=dtype, v_width=20)
+        j = int(at * (n_keys - 1))
+        bad_key, bad_value = key.copy(), value.copy()
+        bad_value[0, j, 3], bad_key[0, j] = poison, np.nan
+        with using(isa):  # NaN and inf are where the reference has them
+            out, *_ = assert_attention(query, key, bad_value, **options, what=str(case))
+            seen = ~np.isfinite(out.astype(np.float64))
+            assert not seen[1].any() and not seen[0, :, :3].any() and not seen[0, :, 4:].any()
+            out, lse, _ = assert_attention(query, bad_key, value, **options, what=str(case))
         assert np.isnan(out[0]).all(axis=-1).tolist() == np.isnan(lse[0]).tolist() == seen[0, :, 3].tolist()
 
 
-@floats
-@pytest.mark.parametrize("n_queries", [1, 2, 4, 5, 40, 100])
-@pytest.mark.parametrize(
-    "extra", [{}, {"softcap": 3.0}, {"dropout_p": 0.5, "rng": 3}, {"sinks": 1.0}], ids=str
-)
-def test_an_attended_nan_is_not_hidden(dtype, n_queries, extra):
-    for n_keys in (1, 33, 70, 2100):
+def test_an_attended_nan_is_not_hidden():
+    extras = [{}, {"softcap": 3.0}, {"dropout_p": 0.5, "rng": 3}, {"sinks": 1.0}]
+    for case in covering(
+        length=[1, 2, 4, 5, 40, 100],
+        keys=[1, 33, 70, 2100],
+        extra=extras,
+        last=[0, 1],
+        dtype=FLOATS,
+        isa=ISAS,
+    ):
+        n_queries, n_keys, extra, last, dtype, isa = case.values()
         query, key, value = random_inputs((n_queries, 8), n_keys, dtype=dtype)
-        for j in {0, n_keys - 1}:
-            bad = key.copy()
-            bad[j, 0] = np.nan
-            out, lse, weights = attend(query, bad, value, **extra, return_lse=True, return_weights=True)
-            assert np.isnan(lse).all() and np.isnan(weights).all() and np.isnan(out).all()
-            bad = value.copy()
-            bad[j, 0] = np.nan
-            out = attend(query, key, bad, **extra)
-            assert np.isnan(out[:, 0]).all() and np.isfinite(out[:, 1:]).all()
-        bad = query.copy()
-        bad[n_queries // 2, 1] = np.nan
-        out = attend(bad, key, value, **extra)
-        assert np.isnan(out).all(axis=-1).tolist() == [i == n_queries // 2 for i in range(n_queries)]
+        bad_query, bad_key, bad_value = query.copy(), key.copy(), value.copy()
+        bad_query[n_queries // 2, 1] = bad_key[-last, 0] = bad_value[-last, 0] = np.nan
+        with using(isa):
+            results = attend(query, bad_key, value, **extra, return_lse=True, return_weights=True)
+            assert all(np.isnan(x).all() for x in results), case
+            out = attend(query, key, bad_value, **extra)
+            assert np.isnan(out[:, 0]).all() and np.isfinite(out[:, 1:]).all(), case
+            out = attend(bad_query, key, value, **extra)
+            assert np.isnan(out).all(axis=-1).tolist() == [i == n_queries // 2 for i in range(n_queries)], (
+                case
+            )
 
 
-@floats
-@pytest.mark.parametrize("shape", [(1, 80), (4, 40), (40, 80), (70, 200), (2, 4200)], ids=str)
-def test_a_score_of_minus_infinity_is_open_all_the_same(dtype, shape):
-    n_queries, n_keys = shape
-    query, key, value = random_inputs((2, n_queries, 8), n_keys, dtype=dtype, v_width=5)
-    query[..., 0] = 1.0  # so that these scores are -inf, and nothing else about the rows changes
-    key[..., 3 :: n_keys // 4, 0] = -np.inf
-    value[..., 3 :: n_keys // 4, 2] = np.nan
-    grad_out = np.ones((2, n_queries, 5), dtype)
-    for name, options in closing_options(n_queries, n_keys, n_keys * 3 // 4 + 1).items():
-        expected = truth(query, key, value, **options)
-        assert np.isnan(expected.out[..., 2]).any() or (n_queries < 4 and "is_causal" in options), name
-        got = attend(query, key, value, **options, return_lse=True, return_weights=True)
-        assert_results(got, expected, name)
-        _, pullback = sa.scaled_dot_product_attention_vjp(query, key, value, **options)
-        _, reference = sa.reference.scaled_dot_product_attention_vjp(query, key, value, **options)
-        for got_gradient, gradient in zip(pullback(grad_out)[:3], reference(grad_out)[:3], strict=True):
-            assert np.isnan(got_gradient).tolist() == np.isnan(gradient).tolist(), name
+def test_a_score_of_minus_infinity_is_open_all_the_same():
+    for case in covering(
+        shape=[(1, 80), (4, 40), (40, 80), (70, 200), (2, 4200)], name=CLOSING, dtype=FLOATS, isa=ISAS
+    ):
+        (n_queries, n_keys), name, dtype, isa = case.values()
+        query, key, value = random_inputs((2, n_queries, 8), n_keys, dtype=dtype, v_width=5)
+        query[..., 0] = 1.0  # so that these scores are -inf, and nothing else about the rows changes
+        key[..., 3 :: n_keys // 4, 0] = -np.inf
+        value[..., 3 :: n_keys // 4, 2] = np.nan
+        grad_out = np.ones((2, n_queries, 5), dtype)
+        options = closing_options(n_queries, n_keys, n_keys * 3 // 4 + 1)[name]
+        with using(isa):
+            expected = truth(query, key, value, **options)
+            assert np.isnan(expected.out[..., 2]).any() or (n_queries < 4 and "is_causal" in options), case
+            got = attend(query, key, value, **options, return_lse=True, return_weights=True)
+            assert_results(got, expected, str(case))
+            _, pullback = sa.scaled_dot_product_attention_vjp(query, key, value, **options)
+            _, reference = sa.reference.scaled_dot_product_attention_vjp(query, key, value, **options)
+            for got_gradient, gradient in zip(pullback(grad_out)[:3], reference(grad_out)[:3], strict=True):
+                assert np.isnan(got_gradient).tolist() == np.isnan(gradient).tolist(), case
 
 
-def test_a_nan_of_grad_lse_reaches_keys_whose_scores_overflow():
+def test_a_nan_of_grad_lse_reaches_keys_whose_scores_overflow(isa):
     query, key, value = random_inputs((1, 6, 8), 40, dtype=np.float32)
     options = {"is_causal": True, "alibi_slopes": np.array([2e38], np.float32), "return_lse": True}
     grad_out, grad_lse = np.ones((1, 6, 8), np.float32), np.zeros((1, 6), np.float32)
@@ -232,7 +241,7 @@ def test_a_nan_of_grad_lse_reaches_keys_whose_scores_overflow():
 
 
 @real_floats
-def test_infinite_values_and_masks_do_what_arithmetic_does(dtype):
+def test_infinite_values_and_masks_do_what_arithmetic_does(isa, dtype):
     query, key, value = random_inputs((3, 8), 40, dtype=dtype)
     value[5, 0], value[6, 1], value[7, 1] = np.inf, np.inf, -np.inf
     out, *_ = assert_attention(query, key, value)

@@ -16,30 +16,17 @@ attend = sa.scaled_dot_product_attention
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
 def test_bad_arguments(bad):
+    """The exception is right, and neither an output that is wrong nor one that is right is written to."""
     with pytest.raises(bad.error, match=bad.match) as caught:
         attend(**bad.arguments())
-    assert type(caught.value) in (TypeError, ValueError, MemoryError, ZeroDivisionError) or isinstance(
+    assert type(caught.value) in (TypeError, ValueError, ZeroDivisionError) or isinstance(
         caught.value, MemoryError
     )
-
-
-@pytest.mark.parametrize("bad", [bad for bad in BAD if "out" not in bad.change], ids=lambda bad: bad.name)
-def test_nothing_is_written_when_arguments_are_bad(bad):
-    out = np.full((2, 3, 6), 7.0, np.float32)
-    with pytest.raises(Exception):  # noqa: B017 which one: see above
-        attend(**bad.arguments(), out=out)
-    assert (out == 7).all()
-
-
-@pytest.mark.parametrize(
-    "bad", [bad for bad in BAD if isinstance(bad.change.get("out"), np.ndarray)], ids=lambda bad: bad.name
-)
-def test_a_bad_out_is_not_written_to(bad):
-    out = bad.change["out"]
-    before = out.tobytes()
-    with pytest.raises((TypeError, ValueError)):
-        attend(**bad.arguments())
-    assert out.tobytes() == before
+    out = bad.change.get("out", np.full((2, 3, 6), 7.0, np.float32))
+    before = None if np.asarray(out).dtype.hasobject else np.asarray(out).tobytes()
+    with pytest.raises((TypeError, ValueError, ZeroDivisionError, MemoryError)):
+        attend(**bad.arguments() | {"out": out})
+    assert before is None or np.asarray(out).tobytes() == before
 
 
 def test_the_call_itself():
@@ -63,20 +50,8 @@ def test_the_call_itself():
 
 def test_values_that_count_as_not_given():
     q, k, v = random_inputs((3, 4), 5)
-    nothing = dict.fromkeys(
-        (
-            "scale",
-            "causal",
-            "window",
-            "softcap",
-            "alibi_slopes",
-            "sinks",
-            "key_lengths",
-            "rng",
-            "out",
-            "num_threads",
-        )
-    )
+    names = "scale causal window softcap alibi_slopes sinks key_lengths rng out num_threads"
+    nothing = dict.fromkeys(names.split())
     np.testing.assert_array_equal(attend(q, k, v, None, 0, None, **nothing), attend(q, k, v))
 
 

@@ -1,10 +1,14 @@
 """Gradients of float masks: sums over what was broadcast, and the order of heads that share a mask, which take turns on its rows or
 follow one another through them (csrc/drivers/attention_backward.c)."""
 
+import itertools
+
 import numpy as np
 import pytest
+from covering import covering
 from gradients import assert_gradients
-from inputs import random_inputs
+from inputs import BFLOAT16
+from instruction_sets import ISAS, check, using
 from numpy.testing import assert_allclose, assert_array_equal
 
 import selfattn as sa
@@ -28,15 +32,6 @@ def mask_of(*shape, seed=1):
 # ------------------------------------------------------------------------------------------------------- broadcast axes
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 40, 70), (40, 70), (3, 1, 70), (2, 1, 40, 70), (40, 1), (2, 3, 1, 1),
-                                   (70,), (1, 3, 40, 1), (1,)], ids=str)  # fmt: skip
-def test_mask_gradients_are_summed_over_broadcast_axes(isa, shape):
-    for dtype in (np.float32, np.float64):
-        arguments = random_inputs((2, 3, 40, 16), 70, dtype=dtype)
-        mask = np.random.default_rng(4).standard_normal(shape).astype(np.float32)
-        assert_gradients(arguments, {"attn_mask": mask, "is_causal": True}, what=f"{shape} {dtype}")
-
-
 @pytest.mark.parametrize("shape", [(20, 1), (1, 1), (2, 1, 1)], ids=str)
 def test_the_gradient_of_a_mask_that_is_one_number_for_all_keys(shape, isa):
     """The softmax does not see such a mask, and its gradient is 0, but for a sink, which has no part in it."""
@@ -51,9 +46,9 @@ def test_the_gradient_of_a_mask_that_is_one_number_for_all_keys(shape, isa):
     assert_allclose(got, expected, rtol=0, atol=1e-13)  # sums of at most 800 terms below 10, a rounding each
 
 
-@pytest.mark.parametrize("shape", [(64,), (1, 64), (2, 1, 1, 64), (1, 4, 1, 64)], ids=str)
+@pytest.mark.parametrize("shape", [(64,), (2, 1, 1, 64), (1, 4, 1, 64)], ids=str)
 @pytest.mark.parametrize("length", [2048, 4500])
-def test_sums_over_many_rows_keep_their_digits(isa, shape, length):
+def test_sums_over_many_rows_keep_their_digits(shape, length):
     """Rows are summed in blocks, and at most 64 blocks of a head, which 4500 rows are more than, before those are added up.
 
     An addition is off by eps/√12 of the sum so far, in the root of the mean square: n of them to a sum that grows evenly by
@@ -75,142 +70,100 @@ def test_sums_over_many_rows_keep_their_digits(isa, shape, length):
 # ------------------------------------------------------------------------------------------------------- heads in turns
 
 
-# Blocks of 64 rows or fewer: 200 rows are few parts for many heads to take turns on, 64 rows are one.
-@pytest.mark.parametrize("length", [64, 200])
-@pytest.mark.parametrize("lead", [(), (1, 1), (3, 1), (1, 5), (3, 5)], ids=str)
-def test_heads_that_share_a_mask(isa, lead, length):
-    *arguments, _ = inputs(3, 5, length=length)
-    assert_gradients(arguments, {"attn_mask": mask_of(*lead, length, 150)}, what=f"{lead} {length}")
+def test_masks_of_every_shape():
+    """Heads that share a mask or a row of it, or have one number for all keys; heads of a group, which are rows of one block."""
+    shapes = [(200, 150), (64, 150), (1, 1, 200, 150), (2, 1, 200, 150), (3, 200, 150), (1, 3, 64, 150), (2, 3, 200, 150),
+              (200, 1), (3, 200, 1), (150,), (2, 1, 1, 150), (2, 3, 1, 1), (1,)]  # fmt: skip
+    options = [
+        {},
+        {"is_causal": True},
+        {"causal": "lower_right"},
+        {"sinks": np.array([0.5, 1.0, -1.0])},
+    ]
+    for case in covering(
+        shape=shapes, options=options, key_heads=[None, 1], isa=ISAS, dtype=[np.float32, np.float64, BFLOAT16]
+    ):
+        shape, options, key_heads, isa, dtype = case.values()
+        length = 64 if 64 in shape else 200  # several blocks of rows, or one
+        arrays = [x.astype(dtype) for x in inputs(2, 3, length=length, key_heads=key_heads)[:3]]
+        with using(isa):
+            assert_gradients(
+                arrays, options | {"attn_mask": mask_of(*shape), "enable_gqa": True}, what=str(case)
+            )
 
 
-@pytest.mark.parametrize("shape", [(200, 1), (5, 200, 1), (150,), (3, 1, 1, 150), (3, 5, 200, 150)], ids=str)
-def test_masks_of_a_row_or_a_column(isa, shape):
-    *arguments, _ = inputs(3, 5)
-    assert_gradients(arguments, {"attn_mask": mask_of(*shape), "causal": "lower_right"}, what=f"{shape}")
+@pytest.mark.parametrize("options", [{}, {"window": (30, 20)}], ids=str)
+def test_long_keys_in_parts_and_few_heads_that_share(options):
+    *arrays, _ = inputs(2, length=800, keys=780)
+    check(arrays, options | {"attn_mask": mask_of(800, 780)}, num_threads=2)
 
 
-@pytest.mark.parametrize("lead", [(), (6,), (4, 1), (4, 6)], ids=str)
-@pytest.mark.parametrize("key_heads", [1, 2])
-def test_grouped_queries_that_share_a_mask(isa, lead, key_heads):
-    """The heads of a group are rows of one block, and add to the same elements of a mask that has no head axis."""
-    *arguments, _ = inputs(4, 6, key_heads=key_heads)
-    options = {"attn_mask": mask_of(*lead, 200, 150), "enable_gqa": True, "is_causal": True}
-    assert_gradients(arguments, options, what=f"{lead} {key_heads}")
-
-
-def test_long_keys_in_parts_and_few_heads_that_share(isa):
-    *arguments, _ = inputs(2, length=800, keys=780)
-    assert_gradients(arguments, {"attn_mask": mask_of(800, 780)}, what="parts of rows and of keys")
+def assert_same_bits(arrays, grad_out, options, threads, wrts=(ALL,)):
+    """Neither threads nor what else is asked for change a bit; the last gradients."""
+    first = {}
+    for n, wrt in itertools.product(threads, wrts):
+        _, pullback = sa.scaled_dot_product_attention_vjp(*arrays, **options, wrt=wrt, num_threads=n)
+        got = pullback(grad_out)
+        for name in wrt:
+            kind = (
+                (name, wrt) if name == "attn_mask" else name
+            )  # a pass that computes nothing else rounds as it may
+            assert_array_equal(
+                getattr(got, name), first.setdefault(kind, getattr(got, name)), err_msg=f"{name} {n} {wrt}"
+            )
+    return got
 
 
 @pytest.mark.parametrize("lead", [(9,), (4, 3)], ids=str)
-@pytest.mark.parametrize(
-    "options", [{}, {"is_causal": True}, {"softcap": 3.0}, {"dropout_p": 0.3, "rng": 5}], ids=str
-)
-def test_the_same_bits_for_any_number_of_threads(isa, lead, options):
-    query, key, value, grad_out = inputs(*lead, length=300)
-    mask = mask_of(300, 150)
-    found = []
-    for threads in (1, 2, 3, 7):
-        call = {**options, "wrt": ALL, "num_threads": threads}
-        _, pullback = sa.scaled_dot_product_attention_vjp(query, key, value, mask, **call)
-        found.append(pullback(grad_out))
-    for other in found[1:]:
-        for a, b in zip(other[:4], found[0][:4], strict=True):
-            assert_array_equal(a, b)
+def test_the_same_bits_for_any_number_of_threads(isa, lead):
+    *arrays, grad_out = inputs(*lead, length=300)
+    for options in ({}, {"is_causal": True}, {"softcap": 3.0}, {"dropout_p": 0.3, "rng": 5}):
+        assert_same_bits(arrays, grad_out, {"attn_mask": mask_of(300, 150), **options}, (1, 2, 7))
 
 
 @pytest.mark.parametrize("shape", [(900, 1), (900, 850), (6, 900, 1), (1, 850)], ids=str)
-@pytest.mark.parametrize("key_heads", [2, 6, 1])
-def test_parts_of_keys_do_not_meet_in_the_mask(shape, key_heads):
+def test_parts_of_keys_do_not_meet_in_the_mask(shape):
     """Few groups have their keys in parts: those of a mask with one number for all keys are the same elements."""
-    query, key, value, grad_out = inputs(6, length=900, keys=850, key_heads=key_heads)
-    options = {"sinks": np.linspace(-1, 5, 6), "enable_gqa": True, "wrt": ALL}
-    mask, found = mask_of(*shape), []
-    for threads in (1, 2, 4, 2, 4, 3):
-        _, pullback = sa.scaled_dot_product_attention_vjp(
-            query, key, value, mask, **options, num_threads=threads
-        )
-        found.append(pullback(grad_out))
-    for other in found[1:]:
-        for a, b in zip(other[:4], found[0][:4], strict=True):
-            assert_array_equal(a, b)
-    if key_heads == 2:
-        options.pop("wrt")
-        assert_gradients((query, key, value), {**options, "attn_mask": mask}, what=f"{shape}")
+    for key_heads in (2, 6, 1):
+        *arrays, grad_out = inputs(6, length=900, keys=850, key_heads=key_heads)
+        options = {"attn_mask": mask_of(*shape), "sinks": np.linspace(-1, 5, 6), "enable_gqa": True}
+        assert_same_bits(arrays, grad_out, options, (1, 2, 4, 2, 3))
+    assert_gradients(arrays, options, what=f"{shape}")
 
 
 @pytest.mark.parametrize("wrt", [("attn_mask",), ("value", "attn_mask"), ("query", "attn_mask")], ids=str)
-def test_what_wrt_leaves_out_changes_nothing_of_the_rest(isa, wrt):
-    query, key, value, grad_out = inputs(5, length=300)
+def test_a_masks_gradient_without_the_others(isa, wrt):
+    *arrays, grad_out = inputs(5, length=300)
     mask = mask_of(300, 150)
-    every = sa.scaled_dot_product_attention_vjp(query, key, value, mask, wrt=ALL)[1](grad_out)
-    some = sa.scaled_dot_product_attention_vjp(query, key, value, mask, wrt=wrt)[1](grad_out)
-    size = np.abs(every.attn_mask).max()
-    for name in ALL:
-        if name == "attn_mask":  # a pass that computes nothing else rounds as it may
-            assert_allclose(some.attn_mask, every.attn_mask, rtol=0, atol=4 * 2.0**-23 * size)
-        elif name in wrt:
-            assert_array_equal(getattr(some, name), getattr(every, name))
-        else:
-            assert getattr(some, name) is None
+    every = assert_gradients(arrays, {"attn_mask": mask}, grad_out=grad_out)
+    some = assert_gradients(arrays, {"attn_mask": mask}, grad_out=grad_out, wrt=wrt)
+    for name in wrt[:-1]:
+        assert_array_equal(getattr(some, name), getattr(every, name))
 
 
-@pytest.mark.parametrize("key_heads", [5, 1], ids="key_heads={}".format)
-@pytest.mark.parametrize(
-    "mask",
-    [
-        mask_of(200, 150),
-        mask_of(3, 1, 200, 150),
-        mask_of(5, 200, 150),
-        mask_of(3, 5, 200, 150),
-        mask_of(3, 1, 1, 150),
-        mask_of(200, 1),
-        np.broadcast_to(mask_of(200, 150), (3, 5, 200, 150)),
-        np.broadcast_to(mask_of(150), (3, 5, 200, 150)),
-    ],
-    ids=lambda mask: f"{mask.shape}{'view' if 0 in mask.strides else ''}",
-)
-def test_the_masks_gradient_changes_no_bit_of_the_others(isa, mask, key_heads):
+MASKS = [mask_of(200, 150), mask_of(3, 1, 200, 150), mask_of(3, 5, 200, 150), mask_of(3, 1, 1, 150), mask_of(200, 1),
+         np.broadcast_to(mask_of(200, 150), (3, 5, 200, 150)), np.broadcast_to(mask_of(150), (3, 5, 200, 150))]  # fmt: skip
+
+
+@pytest.mark.parametrize("key_heads", [5, 1])
+def test_the_masks_gradient_changes_no_bit_of_the_others(isa, key_heads):
     """Heads that share a mask go through its rows in the same order, whether or not they have to wait for each other."""
-    query, key, value, grad_out = inputs(3, 5, key_heads=key_heads)
-    call = {"attn_mask": mask, "enable_gqa": True, "is_causal": True}
-    found = []
-    for wrt, threads in ((ALL, 2), (ALL[:3], 1), (ALL[:3], 2), (ALL[:3], 7), (("key", "value"), 3)):
-        _, pullback = sa.scaled_dot_product_attention_vjp(
-            query, key, value, **call, wrt=wrt, num_threads=threads
-        )
-        found.append((wrt, threads, pullback(grad_out)))
-    for wrt, threads, gradients in found[1:]:
-        for name in wrt:
-            assert_array_equal(
-                getattr(gradients, name), getattr(found[0][2], name), err_msg=f"{name} {threads}"
-            )
-    assert_gradients((query, key, value), call, what=f"{mask.shape} {mask.strides}")
+    *arrays, grad_out = inputs(3, 5, key_heads=key_heads)
+    for mask in MASKS:
+        options = {"attn_mask": mask, "enable_gqa": True, "is_causal": True}
+        assert_same_bits(arrays, grad_out, options, (1, 2, 7), (ALL, ALL[:3], ("key", "value")))
 
 
 @pytest.mark.parametrize("of_each_head", [False, True])
-@pytest.mark.parametrize("key_heads", [10, 5, 2])
-def test_documents_whose_heads_share_a_mask(isa, key_heads, of_each_head):
+def test_documents_whose_heads_share_a_mask(isa, of_each_head):
     """Blocks of rows end with documents only if these are the same for all heads: turns go by rows."""
-    rng = np.random.default_rng(4)
-    query, key, value, grad_out = inputs(10, length=300, keys=300, key_heads=key_heads)
-    ids = np.sort(rng.integers(0, 7, (10 if of_each_head else 1, 300)))
-    options = {
-        "attn_mask": mask_of(300, 300),
-        "block_mask": sa.BlockMask.from_documents(ids, ids),
-        "enable_gqa": True,
-    }
-    found = []
-    for threads, wrt in ((1, ALL), (2, ALL), (3, ALL), (2, ALL[:3])):
-        call = {**options, "wrt": wrt, "num_threads": threads}
-        found.append(sa.scaled_dot_product_attention_vjp(query, key, value, **call)[1](grad_out))
-    for other in found[1:]:
-        for name in ("query", "key", "value"):
-            assert_array_equal(getattr(other, name), getattr(found[0], name), err_msg=name)
-    assert_array_equal(found[1].attn_mask, found[0].attn_mask)
-    assert_array_equal(found[2].attn_mask, found[0].attn_mask)
-    assert_gradients((query, key, value), options)
+    ids = np.sort(np.random.default_rng(4).integers(0, 7, (10 if of_each_head else 1, 300)))
+    mask, documents = mask_of(300, 300), sa.BlockMask.from_documents(ids, ids)
+    for key_heads in (10, 5, 2):
+        *arrays, grad_out = inputs(10, length=300, keys=300, key_heads=key_heads)
+        options = {"attn_mask": mask, "block_mask": documents, "enable_gqa": True}
+        assert_same_bits(arrays, grad_out, options, (1, 2, 3), (ALL, ALL[:3]))
+    assert_gradients(arrays, options)
 
 
 @pytest.mark.parametrize("rows", [200, 1])
@@ -275,21 +228,13 @@ def large(name):
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_heads_that_follow_one_another_through_a_mask(name, isa):
+def test_heads_that_follow_one_another_through_a_mask(name):
     assert_gradients(*large(name), num_threads=3, what=name)
 
 
 @pytest.mark.parametrize("name", LARGE)
 def test_heads_that_follow_have_the_same_bits_without_the_mask(name):
     """And in as many threads as there are heads: each waits for the one before."""
-    arguments, options = large(name)
-    expected = None
-    for threads in (1, 2, 8):
-        for wrt in (ALL, ALL[:3]):
-            out, pullback = sa.scaled_dot_product_attention_vjp(
-                *arguments, **options, wrt=wrt, num_threads=threads
-            )
-            got = pullback(out)
-            expected = expected or got
-            for a, b in zip(got[: len(wrt)], expected, strict=False):
-                assert_array_equal(a, b, err_msg=f"{threads} {wrt}")
+    arrays, options = large(name)
+    out = sa.scaled_dot_product_attention(*arrays, **options)
+    assert_same_bits(arrays, out, options, (1, 2, 8), (ALL, ALL[:3]))

@@ -12,6 +12,8 @@ products is off by sqrt(n) u times the sum of their absolute values), following 
 * dQ, dK, dV and the other sums: their terms' errors, and their own rounding. Last comes that of the result.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from tolerances import (
     FEW,
@@ -102,42 +104,65 @@ def bounds(arrays, options, grad_out, grad_lse, dtype):
     return found
 
 
+@dataclass(frozen=True)
+class TrueGradient:
+    """One gradient in float64, and how far what is computed may be from it."""
+
+    exact: np.ndarray
+    limit: np.ndarray
+    dtype: np.dtype
+
+
+def true_gradients(arrays, options, grad_out, grad_lse=None):
+    """What a pullback should give for each floating argument, by name; `grad_out` has the dtype of the output."""
+    d_out = np.asarray(grad_out, np.float64)
+    d_lse = np.zeros(d_out.shape[:-1]) if grad_lse is None else np.asarray(grad_lse, np.float64)
+    wide = without_two_kinds_of_16_bits(*arrays)
+    _, pullback = reference.scaled_dot_product_attention_vjp(
+        *wide, **options, return_lse=True, compute_dtype=np.float64
+    )
+    exact = pullback(d_out, d_lse)
+    limits = bounds(wide, options, d_out, d_lse, np.asarray(grad_out).dtype)
+    given = dict(zip(FIELDS, (*arrays, *(options.get(name) for name in FIELDS[3:])), strict=True))
+    found = {}
+    for name in everything(options):
+        x, limit = np.asarray(given[name]), limits[name]
+        dtype = (np.result_type(x, 0.0) if x.dtype.kind in "iu" else x.dtype).newbyteorder("=")
+        if name in ("key", "value") and options.get("enable_gqa"):
+            *lead, heads, rows, width = limit.shape
+            limit = limit.reshape(*lead, x.shape[-3], heads // max(x.shape[-3], 1), rows, width).sum(-3)
+        limit = reference.attention_vjp.sum_to_shape(limit, x.shape)
+        truth = getattr(exact, name)
+        found[name] = TrueGradient(truth, limit + rounding(dtype, truth), dtype)
+    return found
+
+
+def assert_true_gradients(got, expected, what="", wrt=FIELDS):
+    """Hold an AttentionGradients to `true_gradients`; what `wrt` leaves out is None."""
+    for name in FIELDS:
+        gradient = getattr(got, name)
+        if name not in expected or name not in wrt:
+            assert gradient is None, (name, what)
+            continue
+        truth = expected[name]
+        assert (gradient.shape, gradient.dtype) == (truth.exact.shape, truth.dtype), (name, what)
+        right = overflowed(gradient, truth.exact, truth.limit)
+        assert_within(
+            np.where(right, truth.exact, gradient), truth.exact, truth.limit, f"gradient of {name}, {what}"
+        )
+
+
 def assert_gradients(arrays, options, *, what="", num_threads=None, grad_out=None, grad_lse=None, wrt=None):
     """Call vjp and the reference with the same arguments; compare all gradients; return them."""
     wrt = everything(options) if wrt is None else wrt
-    rng = np.random.default_rng(5)
-    (out, lse), pullback = sa.scaled_dot_product_attention_vjp(
-        *arrays, **options, wrt=wrt, num_threads=num_threads, return_lse=True
+    out, pullback = sa.scaled_dot_product_attention_vjp(
+        *arrays, **options, wrt=wrt, num_threads=num_threads, return_lse=grad_lse is not None
     )
+    out = out[0] if grad_lse is not None else out
     if grad_out is None:
-        grad_out = rng.standard_normal(out.shape).astype(out.dtype)
-    got = pullback(grad_out, grad_lse)
-    d_out = np.asarray(grad_out, np.float64)
-    d_lse = np.zeros(lse.shape) if grad_lse is None else np.asarray(grad_lse, np.float64)
-    wide = without_two_kinds_of_16_bits(*arrays)
-    _, exact = reference.scaled_dot_product_attention_vjp(
-        *wide, **options, return_lse=True, compute_dtype=np.float64
-    )
-    expected = exact(d_out, d_lse)
-    limits = bounds(wide, options, d_out, d_lse, out.dtype)
-    others = (options.get(name) for name in FIELDS[3:])
-    for name, given in zip(FIELDS, (*arrays, *others), strict=True):
-        gradient, truth = getattr(got, name), getattr(expected, name)
-        assert (gradient is None) == (name not in wrt), (name, what)
-        if gradient is None:
-            continue
-        limit, shape = limits[name], np.shape(given)
-        dtype = (
-            np.result_type(given, 0.0) if np.asarray(given).dtype.kind in "iu" else np.asarray(given).dtype
-        )
-        assert gradient.shape == shape and gradient.dtype == dtype.newbyteorder("="), (name, what)
-        if name in ("key", "value") and options.get("enable_gqa"):
-            *lead, heads, rows, width = limit.shape
-            shared = shape[-3]
-            limit = limit.reshape(*lead, shared, heads // max(shared, 1), rows, width).sum(-3)
-        limit = reference.attention_vjp.sum_to_shape(limit, shape) + rounding(gradient.dtype, truth)
-        right = overflowed(gradient, truth, limit)
-        assert_within(np.where(right, truth, gradient), truth, limit, f"{name} {what}")
+        grad_out = np.random.default_rng(5).standard_normal(out.shape).astype(out.dtype)
+    got = pullback(grad_out) if grad_lse is None else pullback(grad_out, grad_lse)
+    assert_true_gradients(got, true_gradients(arrays, options, grad_out, grad_lse), what, wrt)
     return got
 
 

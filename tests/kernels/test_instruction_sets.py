@@ -1,0 +1,466 @@
+"""Every instruction set against float64, forward and backward, where its kernels change their way.
+
+Kernels differ by the number of rows (1 to 8 of them read keys where they lie), go by tiles of 64 keys and by vectors of 2 to 32
+numbers, and multiply by bfloat16 pairs or on the matrix unit what fits into bfloat16 or a sum of three (docs/decisions/0004, 0006,
+0007): the rest goes by multiply-adds, tile by tile. So the cases are sizes around these, every layout, every option, numbers at the
+bounds of what fits, and what is not finite. `check` runs a case on all instruction sets and holds each to the bounds of
+tolerances.py and gradients.py. What does not depend on the instruction set is tested elsewhere, on one.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from covering import SETS_OF_OPTIONS, covering
+from gradients import FIELDS, assert_true_gradients, everything, true_gradients
+from inputs import BFLOAT16, FLOAT_IDS, FLOATS, LAYOUTS, heads_inside, normal, options_together, random_inputs
+from instruction_sets import ISAS, check, using
+
+import selfattn as sa
+
+attend, attend_vjp = sa.scaled_dot_product_attention, sa.scaled_dot_product_attention_vjp
+pytestmark = pytest.mark.usefixtures("one_thread")
+floats = pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
+IN_TILES = [0, 40, 64, 99]  # of 100 keys: in the first tile, in the second, and at its end
+
+
+def assert_same_bits(function, calls):
+    """The results of a function, called with each of these (arguments, options), are the same on an instruction set, bit by bit."""
+    for isa in ISAS:
+        with using(isa):
+            results = [function(*arguments, **options) for arguments, options in calls]
+        results = [[np.ascontiguousarray(x).tobytes() for x in result] for result in results]
+        for (_, options), result in zip(calls, results, strict=True):
+            assert result == results[0], (isa, options)
+
+
+def attended(*arrays, **options):
+    return [attend(*arrays, **options)]
+
+
+def differentiated(query, key, value, grad_out=None, **options):
+    """The output and all gradients."""
+    out, pullback = attend_vjp(query, key, value, **options, wrt=everything(options))
+    return [out, *(x for x in pullback(out if grad_out is None else grad_out) if x is not None)]
+
+
+def inputs(dtype, length=100, keys=100, width=48, value_width=48, heads=2, **options):
+    return list(random_inputs((heads, length, width), keys, dtype=dtype, v_width=value_width, **options))
+
+
+def scaled(x, factor):
+    """X times a number, rounded to its dtype."""
+    return (x.astype(np.float64) * factor).astype(x.dtype)
+
+
+# ------------------------------------------------------------------------------------------------------- sizes
+
+
+@floats
+def test_sizes_at_which_kernels_change_their_way(dtype):
+    cases = covering(
+        length=[1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 49, 63, 64, 65, 129],
+        keys=[1, 16, 31, 32, 33, 47, 63, 64, 65, 72, 97, 129, 191],
+        width=[1, 8, 15, 16, 17, 31, 32, 33, 64, 80, 128, 130],
+        value_width=[1, 4, 15, 16, 17, 31, 33, 65, 80, 128, 161],
+        heads=[(2, None), (4, 2), (8, 2), (6, 1)],
+        options=[{}, {}, {"is_causal": True}, {"causal": "lower_right", "window": (20, 3)}, {"softcap": 3.0}],
+    )
+    for case in cases:
+        heads, key_heads = case.pop("heads")
+        options = case.pop("options") | {"enable_gqa": key_heads is not None}
+        arrays = inputs(dtype, **case, heads=heads, key_heads=key_heads)
+        check(arrays, options, what=f"{options}")
+
+
+@floats
+def test_few_queries_of_many_keys(dtype):
+    """Split into chunks of keys; and bfloat16 on the matrix unit, in steps of 16, 32 and 256."""
+    cases = covering(
+        heads=[(1, 1), (2, 1), (4, 1), (7, 1), (8, 1), (9, 1)],
+        keys=[255, 256, 257, 320, 575, 2055, 4100],
+        widths=[(32, 160), (64, 64), (96, 128), (128, 32), (40, 24), (288, 288)],
+    )
+    for case in cases:
+        heads, key_heads = case["heads"]
+        width, value_width = case["widths"]
+        arrays = inputs(dtype, 1, case["keys"], width, value_width, heads, key_heads=key_heads)
+        check(arrays, {"enable_gqa": True}, backward=False)
+
+
+SLIDING = {"causal": "lower_right", "window": (4390, 0)}  # the first key is inside of a tile
+
+
+@pytest.mark.parametrize(
+    ("dtype", "length", "keys", "width", "options"),
+    [
+        (np.float32, 40, 12_000, 100, {}),
+        (BFLOAT16, 2, 4200, 512, {}),
+        (np.float32, 20, 4500, 1024, {"attn_mask": "shared", "dropout_p": 0.2, "rng": 3}),
+        (BFLOAT16, 20, 4500, 1024, {"attn_mask": "shared"} | SLIDING),
+        (np.float64, 20, 4500, 500, {"attn_mask": "shared", "softcap": 3.0}),
+    ],
+    ids=str,
+)
+def test_more_keys_than_the_scratch_keeps(dtype, length, keys, width, options):
+    """Heads lie side by side, so that gradients of keys and values are gathered; where heads share a mask they take turns."""
+    arrays = [heads_inside(x) for x in inputs(np.dtype(dtype), length, keys, width, width)]
+    if "attn_mask" in options:
+        mask = np.random.default_rng(0).standard_normal((length, keys)).astype(np.float32)
+        options = options | {"attn_mask": mask}
+    check(arrays, options | {"scale": 0.02})
+
+
+@floats
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"window": (100, 50), "causal": "lower_right"}], ids=str
+)
+def test_rows_and_keys_of_one_head_in_parts(dtype, options):
+    check(inputs(dtype, 1100, 900, 24, 24, heads=1), options)
+
+
+def test_mixed_dtypes():
+    """Queries and keys may go by pairs where both are of bfloat16, values and the output's gradient where they are."""
+    for kinds in covering(query=FLOATS, key=FLOATS, value=FLOATS, grad_out=FLOATS, length=[3, 40]):
+        length, of_grad_out = kinds.pop("length"), kinds.pop("grad_out")
+        arrays = [
+            x.astype(dtype) for x, dtype in zip(inputs(np.float64, length), kinds.values(), strict=True)
+        ]
+        out = attend(*arrays)
+        grad_out = normal(np.random.default_rng(5), out.shape, of_grad_out).astype(out.dtype)
+        check(arrays, grad_out=grad_out, what=f"{[str(dtype) for dtype in kinds.values()]}")
+
+
+# ------------------------------------------------------------------------------------------ options and layouts
+
+
+@floats
+def test_options_alone_and_together(dtype):
+    for n, names in enumerate(SETS_OF_OPTIONS):
+        for length, keys in [(1 + n % 4, 170), (4 + n % 5, 97), (70, 170), (130, 67)]:
+            rng = np.random.default_rng(n)
+            options = options_together(names, (4,), length, keys, rng)
+            arrays = inputs(dtype, length, keys, 41, 33, heads=4, key_heads=2)
+            check(arrays, options | {"enable_gqa": True}, what=f"{names}")
+
+
+@floats
+def test_every_layout_has_the_same_bits(dtype):
+    for length, keys, width, value_width in [
+        (1, 99, 41, 40),
+        (1, 600, 64, 96),
+        (4, 99, 16, 17),
+        (66, 99, 41, 40),
+    ]:
+        given = inputs(dtype, length, keys, width, value_width)
+        given.append(normal(np.random.default_rng(5), (2, length, value_width), dtype))
+        others = [
+            [layout(x) if n in which else x for n, x in enumerate(given)]
+            for layout in LAYOUTS.values()
+            for which in ((0,), (1,), (2,), (3,), (1, 2), (0, 1, 2, 3))
+        ]
+        for options in ({}, {"softcap": 3.0}):
+            assert_same_bits(attended, [(arrays[:3], options) for arrays in [given, *others]])
+        assert_same_bits(differentiated, [(arrays, {}) for arrays in [given, *others]])
+
+
+@floats
+def test_the_same_bits_for_any_number_of_threads(dtype):
+    for shape, keys, options in [
+        ((6, 150, 16), 300, {}),
+        ((1, 700, 32), 600, {"is_causal": True}),
+        ((2, 40, 16), 200, {"dropout_p": 0.3, "rng": 5, "window": (30, 3)}),
+        ((2, 1, 64), 9000, {}),
+        ((8, 1, 64), 6000, {"key_lengths": np.arange(8) * 800, "softcap": 2.0}),
+    ]:
+        arrays = random_inputs(shape, keys, dtype=dtype)
+        arrays[1][0, 70, 3] = 1e-38 if dtype.itemsize > 2 else 2.0**-20  # that tile by multiply-adds
+        arrays[2][0, 20, 3] = np.inf
+        for function in (attended, differentiated):
+            assert_same_bits(function, [(arrays, options | {"num_threads": n}) for n in (1, 2, 3, 7)])
+
+
+@floats
+@pytest.mark.parametrize("length", [17, 37, 63, 101])
+def test_a_last_row_without_a_neighbour(dtype, length):
+    """Its pair is a lane that is no query, and that a mask like this one sends beyond float32's range."""
+    check(inputs(dtype, length, 70), {"attn_mask": np.full((length, 70), 300, np.float32)})
+
+
+@floats
+@pytest.mark.parametrize("rows", [1, 5, 16, 17])
+def test_heads_that_share_a_mask_begin_with_the_last_rows(dtype, rows):
+    """The last part of a head's rows is short, and may come first: keys and values are new then, too."""
+    arrays = inputs(dtype, 64 + rows, 100, 32, 32)
+    mask = normal(np.random.default_rng(2), (64 + rows, 100), np.float32)
+    for options in ({"attn_mask": mask}, {"attn_mask": mask, "is_causal": True}):
+        check(arrays, options)
+
+
+@floats
+def test_block_masks_with_gaps(dtype):
+    gaps = np.ones((5, 5), bool)
+    gaps[::2, 1::2] = False
+    short_before_long = np.array([[1, 0], [0, 1], [1, 1]], bool)
+    for pattern, sizes, (length, keys) in [
+        (gaps, (64, 40), (262, 200)),
+        (short_before_long, (16, 32), (48, 64)),
+    ]:
+        mask = sa.BlockMask.from_blocks(pattern, sizes)
+        for seed in range(3):  # what an earlier call left in memory is of other values
+            check(inputs(dtype, length, keys, seed=seed), {"block_mask": mask})
+
+
+@pytest.mark.parametrize("shift", [0, 1, 3, 16])
+@pytest.mark.parametrize("isa", ISAS)
+def test_gradients_anywhere_in_a_cache_line(isa, shift):
+    """Those of keys and values are added to in place or gathered: 600 rows are more than eight blocks."""
+    arrays = inputs(np.float32, 600, 150, 64, 32)
+    with using(isa):
+        out, statistics = sa.scaled_dot_product_attention_forward(*arrays)
+        places = []
+        for like in arrays:
+            memory = np.zeros(like.size + 64, np.float32)
+            start = -(memory.ctypes.data // 4) % 16 + shift
+            places.append(memory[start : start + like.size].reshape(like.shape))
+        mine = sa.AttentionGradients(*places)
+        got = sa.scaled_dot_product_attention_backward(out, out, statistics, *arrays, gradients=mine)
+        assert_true_gradients(got, true_gradients(arrays, {}, out))
+
+
+# ------------------------------------------------------------------------------------------------ sizes of numbers
+
+# Around the least and the largest number, and where three bfloat16 or a product of pairs no longer hold them.
+MAGNITUDES = {
+    "float16": [2.0**-24, 1023 * 2.0**-24, 2.0**-14, 65504.0],
+    "bfloat16": [2.0**n for n in (-133, -126, -81, -80, -61, -60, 49, 50, 51, 100, 127)],
+    "float32": [2.0**n for n in (-149, -130, -101, -100, 60, 126, 127)],
+    "float64": [2.0**n for n in (-1074, -1022, -100, 60, 1022)],
+}
+
+
+def differentiable(magnitude):
+    """Whether products of gradients of this size stay within what float32 holds as normal numbers."""
+    return 2.0**-102 < magnitude < 2.0**61
+
+
+@floats
+@pytest.mark.parametrize("length", [3, 100])
+def test_one_number_of_any_size(dtype, length):
+    for case in covering(magnitude=MAGNITUDES[dtype.name], at=IN_TILES, which=[0, 1, 2]):
+        magnitude, at, which = case.values()
+        arrays = inputs(dtype, length)
+        arrays[which][1, at % arrays[which].shape[1], 3] = magnitude
+        if magnitude > 1 and which != 2:  # products stay small
+            arrays[1 - which][..., 3] = scaled(arrays[1 - which][..., 3], 1 / magnitude)
+        check(arrays, backward=magnitude < 2.0**61, what=f"{case}")
+
+
+@floats
+@pytest.mark.parametrize("length", [2, 70])
+def test_all_numbers_of_any_size(dtype, length):
+    """Values, and the gradient of the output; one column of the queries, and the inverse in the keys."""
+    grad_out = normal(np.random.default_rng(5), (2, length, 48), dtype)
+    for magnitude in MAGNITUDES[dtype.name]:
+        query, key, value = inputs(dtype, length, 99)
+        of_value = [query, key, scaled(value, magnitude / 8)]
+        check(of_value, backward=differentiable(magnitude), what=f"value {magnitude}")
+        if differentiable(magnitude):
+            of_grad_out = scaled(grad_out, magnitude / 8)
+            check([query, key, value], grad_out=of_grad_out, what=f"grad_out {magnitude}")
+        if differentiable(magnitude) and dtype != np.float16:
+            query[..., 3] = scaled(query[..., 3], magnitude)
+            key[..., 3] = scaled(key[..., 3], 1 / magnitude)
+            check([query, key, value], what=f"column {magnitude}")
+
+
+@floats
+@pytest.mark.parametrize("length", [2, 70])
+@pytest.mark.parametrize(
+    "scale", [0.0, -0.3, -3.0, 0.02, 1.0, 2.0**-90, 2.0**-50, 2.0**38, 2.0**45, 2.0**100]
+)
+def test_scales_of_every_kind(dtype, length, scale):
+    query, key, value = inputs(dtype, length, 99)
+    if scale > 4:  # scores stay ordinary
+        query, key = scaled(query, scale**-0.5), scaled(key, scale**-0.5)
+    check([query, key, value], {"scale": scale}, backward=scale < 2.0**50)
+
+
+@floats
+@pytest.mark.parametrize("width", [1, 5, 16, 17, 31, 33])
+def test_a_small_last_column(dtype, width):
+    """Columns are looked at by vectors, and those behind the last whole one; where all is 0, the result is too."""
+    for length, magnitude in itertools.product(
+        (2, 40), (0, MAGNITUDES[dtype.name][0], MAGNITUDES[dtype.name][1])
+    ):
+        arrays = inputs(dtype, length, value_width=width)
+        arrays[2][..., -1] = scaled(arrays[2][..., -1], magnitude)
+        check(arrays, backward=False, what=f"{magnitude}")
+        if magnitude == 0:
+            assert not attend(*arrays)[..., -1].any()
+
+
+@floats
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 7, 8, 40])
+def test_a_sum_that_leaves_float32_without_its_scale(dtype, length):
+    """The score of key 0 is finite, and without scale its first terms are not: -inf would pass for a closed pair."""
+    if dtype == np.float16:
+        pytest.skip("no such numbers")
+    for sign, options, isa in itertools.product((1, -1), ({}, {"softcap": 500.0}), ISAS):
+        query, key, value = inputs(dtype, length, 40, 64, 32)
+        query[...], key[...] = 1, 0
+        key[:, 0, [0, 1]] = -2e38 * sign
+        key[:, 0, [2, 4, 6]] = 1e38 * sign
+        key[:, 0, [8, 10, 12, 14]] = 0.7e38 * sign  # in all 1.8e38 / 8
+        with using(isa):
+            out = attend(query, key, value, **options).astype(np.float64)
+        rest = value[:, 1:].astype(np.float64).mean(axis=1, keepdims=True)
+        expected = value[:, :1].astype(np.float64) if sign > 0 else rest
+        np.testing.assert_allclose(out, np.broadcast_to(expected, out.shape), rtol=0, atol=2.0**-8)
+
+
+@floats
+@pytest.mark.parametrize("span", [4.0, 40.0, 400.0])
+@pytest.mark.parametrize("large", [None, 10, 70, 250])
+def test_maxima_that_grow_from_tile_to_tile(dtype, span, large):
+    """The running maximum lags behind by less than 2^8, or follows where values leave no room."""
+    for length in (2, 64):
+        query, key, value = inputs(dtype, length, 256, 16, 32)
+        key[..., 0] = np.linspace(-span, span, 256)
+        query[..., 0] = np.where(np.arange(length) % 2, 2, -2)
+        if large is not None:
+            value[:, large] = scaled(
+                value[:, large], {"float16": 2.0**13, "bfloat16": 2.0**118}.get(dtype.name, 2.0**60)
+            )
+        for options in ({}, {"is_causal": True}, {"sinks": np.zeros(2, np.float32)}):
+            check(
+                [query, key, value],
+                options,
+                backward=large is None or dtype.name != "bfloat16",
+                what=f"{options}",
+            )
+
+
+def test_weights_too_small_for_three_parts():
+    """Scores from 0 down to -140 in base 2: the last parts of the weights are subnormal, and values make up for it."""
+    query, key, value = (np.zeros((1, n, 16), np.float32) for n in (32, 128, 128))
+    query[..., 0] = 1
+    key[0, :, 0] = -np.log(2) * np.linspace(0, 140, 128)
+    value[0] = np.exp2(np.minimum(100, np.linspace(0, 140, 128)))[:, None]
+    check([query, key, value], {"scale": 1.0})
+
+
+@floats
+def test_a_weight_of_one_is_exact(dtype):
+    """A row that attends one key gives that key's value, bit by bit."""
+    query, key, value = inputs(dtype, 64, 64)
+    for options in ({"attn_mask": np.eye(64, dtype=bool)}, {"window": (0, 0)}):
+        for isa in ISAS:
+            with using(isa):
+                assert attend(query, key, value, **options).tobytes() == value.tobytes(), isa
+
+
+# -------------------------------------------------------------------------------------------------- not finite
+
+
+@floats
+@pytest.mark.parametrize("length", [3, 100])
+def test_what_is_not_finite_reaches_what_attends_it(dtype, length):
+    closed = np.ones((length, 100), bool)
+    closed[::3, IN_TILES] = False
+    bads = [np.nan, -np.nan, np.inf, -np.inf]
+    for case in covering(bad=bads, at=IN_TILES, which=[0, 1, 2, 3], options=[{}, {"attn_mask": closed}]):
+        bad, at, which, options = case.values()
+        given = [*inputs(dtype, length), normal(np.random.default_rng(5), (2, length, 48), dtype)]
+        given[which][0, at % given[which].shape[1], 5] = bad
+        check(given[:3], options, backward=False, what=f"{case}")
+        for isa in ISAS:
+            with using(isa):
+                assert_same_as_float64(given, options, f"{isa} {bad} {at} {which}")
+
+
+def assert_same_as_float64(given, options, what):
+    """Gradients are NaN or infinite where those of float64 are not finite, and there only."""
+    *arrays, grad_out = given
+    got = attend_vjp(*arrays, **options)[1](grad_out)
+    _, pullback = sa.reference.scaled_dot_product_attention_vjp(*arrays, **options, compute_dtype=np.float64)
+    for name, truth_of_it in zip(FIELDS[:3], pullback(grad_out.astype(np.float64)), strict=False):
+        finite = np.isfinite(getattr(got, name).astype(np.float64))
+        np.testing.assert_array_equal(finite, np.isfinite(truth_of_it), err_msg=f"{name} {what}")
+
+
+@floats
+@pytest.mark.parametrize("length", [1, 3, 40, 100])
+def test_what_is_closed_leaves_no_trace(dtype, length):
+    lengths = np.array([90, 33])
+    for case in covering(
+        bad=[np.nan, np.inf, 2.0**127, 1e-38], at=IN_TILES, how=["mask", "holes", "lengths"], which=[1, 2]
+    ):
+        bad, at, how, which = case.values()
+        clean = inputs(dtype, length)
+        arrays = [x.copy() for x in clean]
+        with np.errstate(over="ignore"):
+            if how == "lengths":
+                options = {"key_lengths": lengths}
+                for head, n in enumerate(lengths):
+                    arrays[which][head, n:] = bad
+            else:
+                mask = np.ones((length, 100), bool)
+                mask[:, at] = False
+                if how == "holes":
+                    mask[::2, (at + 1) % 100] = False
+                options = {"attn_mask": mask}
+                arrays[which][0, at, 5] = bad
+        check(arrays, options, clean=clean, what=f"{case}")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_products_that_overflow_do_what_arithmetic_does(isa):
+    """V·dO is beyond float32 although both fit: dS is infinite or NaN, dV is not touched by it."""
+    query, key, value = inputs(np.float32, 40, 70)
+    grad_out = normal(np.random.default_rng(5), (2, 40, 48), np.float32)
+    value[0, 33, 0] = grad_out[0, 20, 0] = 2.0**90
+    with using(isa):
+        dq, dk, dv = attend_vjp(query, key, value)[1](grad_out)[:3]
+    assert not np.isfinite(dq[0, 20]).any() and np.isfinite(np.delete(dq[0], 20, axis=0)).all()
+    assert not np.isfinite(dk[0, 33]).any()
+    assert np.isfinite(dv).all()
+
+
+# --------------------------------------------------------------------------------- which products are in use
+
+
+@pytest.mark.parametrize(
+    ("isa", "dtype", "lengths"),
+    [("amx", np.float32, [64]), ("amx", np.float16, [64]), ("amx", BFLOAT16, [1, 64]), ("avx512bf16", BFLOAT16, [1, 2, 3, 4, 7, 8, 64])],
+    ids=str,
+)  # fmt: skip
+def test_other_products_than_multiply_adds_are_used(isa, dtype, lengths):
+    """They round otherwise: of so many results, sums of 512 terms, some differ."""
+    if isa not in ISAS:
+        pytest.skip(f"this CPU or this build has no {isa}")
+    for length in lengths:
+        arrays = inputs(dtype, length, 640, 512, 512)
+        found = []
+        for name in (isa, "avx512"):
+            with using(name):
+                found.append([attend(*arrays), *(differentiated(*arrays) if length > 8 else [])])
+        for one, other in zip(*found, strict=True):
+            assert (one != other).any(), length
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 2.0**127])
+def test_weights_are_rounded_alike_whatever_a_closed_key_holds(bad):
+    """That tile goes by multiply-adds, and all but a few results are the same to the last bit."""
+    if "avx512bf16" not in ISAS:
+        pytest.skip("this CPU or this build has no avx512bf16")
+    for length, heads, keys in [(4, 40, 100), (200, 2, 64)]:
+        arrays = inputs(BFLOAT16, length, keys, heads=heads)
+        mask = np.arange(keys) != 30
+        with using("avx512"):
+            unrounded = attend(*arrays, mask)
+        with using("avx512bf16"):
+            clean = attend(*arrays, mask)
+            arrays[1][:, 30, 5] = arrays[2][:, 30, 7] = bad
+            found = attend(*arrays, mask)
+        assert np.mean(found != clean) < 0.02 < np.mean(unrounded != clean)

@@ -1,0 +1,50 @@
+"""Few cases in which any two choices meet, where all cases would be too many."""
+
+import itertools
+
+import numpy as np
+from inputs import OPTIONS
+
+
+def covering(**axes):
+    """Dicts with one value of each axis; any two values of two axes are together in one of them."""
+    rng = np.random.default_rng(0)
+    names = list(axes)
+    missing = {
+        ((a, i), (b, j))
+        for a, b in itertools.combinations(names, 2)
+        for i in range(len(axes[a]))
+        for j in range(len(axes[b]))
+    }
+
+    def newly_met(name, i, chosen):
+        return sum(pair(names, (name, i), other) in missing for other in chosen.items())
+
+    found = []
+    while missing:
+        chosen = dict(min(missing))
+        for name in rng.permutation([name for name in names if name not in chosen]).tolist():
+            most = rng.permutation(len(axes[name])).tolist()
+            chosen[name] = max(most, key=lambda i, name=name: newly_met(name, i, chosen))
+        missing -= set(itertools.combinations([(name, chosen[name]) for name in names], 2))
+        found.append({name: axes[name][chosen[name]] for name in names})
+    return found
+
+
+def pair(names, one, other):
+    return (one, other) if names.index(one[0]) < names.index(other[0]) else (other, one)
+
+
+ALONE = [(name,) for name in OPTIONS]
+TOGETHER = [
+    tuple(name for name in case.values() if name is not None)
+    for case in covering(
+        mask=[None, "bool_mask", "float_mask"],
+        diagonal=[None, "is_causal", "lower_right", "window", "left_window"],
+        **{
+            name: [None, name]
+            for name in ("softcap", "alibi_slopes", "sinks", "key_lengths", "scale", "dropout")
+        },
+    )
+]
+SETS_OF_OPTIONS = ALONE + TOGETHER  # each alone; and all, of which any two meet
