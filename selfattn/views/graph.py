@@ -250,6 +250,9 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
     def node(name: str, data: Array, op: str, args: tuple[str, ...], **options: Any) -> str:
         return graph.add(Node(f"{prefix}{name}{end}", name, data, t, c, op, args, options))
 
+    def given(name: str, data: Array, rows: str = t, columns: str = c) -> str:
+        return graph.add(Node(f"{prefix}{name}{end}", name, data, rows, columns, editable=True))
+
     def show(name: str, *terms: Term, variant: str = "", source: str = "") -> None:
         if shown:
             graph.show(name, terms, label, prefix, variant, source)
@@ -278,8 +281,10 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
         show("scaled_scores", scores, "·", scale, "", softcap, "=", scaled, variant="capped_scores")
 
     allowed = call.allowed[at].astype(np.float64)
-    mask = graph.add(Node(f"{prefix}mask{end}", "mask", allowed, t, c, editable=True))
-    added, plus = _added(graph, steps, prefix, end, at)
+    mask = given("mask", allowed)
+    data = _added(steps, at)
+    added = () if data is None else (given("added", data),)
+    plus = ["+", *added] if added else []
     masked = node("masked_scores", steps.masked_scores[at], "mask", (scaled, mask, *added))
     show("masked_scores", scaled, *plus, "where", mask, "=", masked, variant="biased_scores" if added else "")
 
@@ -291,25 +296,16 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
         weights = node("weights", steps.weights[at], "softmax", (masked, mask))
         show("weights", masked, "→", weights, "", sums(weights))
     else:
-        sink = graph.add(Node(f"{prefix}sink{end}", "sink", call.sinks[at], "one", "one", editable=True))
+        sink = given("sink", call.sinks[at], "one", "one")
         weights = node("weights", steps.weights[at], "softmax", (masked, mask, sink))
         show("weights", masked, "", sink, "→", weights, "", sums(weights), variant="sink_weights")
 
     if steps._replaced:
-        weights = graph.add(
-            Node(
-                f"{prefix}replaced_weights{end}",
-                "replaced_weights",
-                steps.dropped_weights[at],
-                t,
-                c,
-                editable=True,
-            )
-        )
+        weights = given("replaced_weights", steps.dropped_weights[at])
         show("replaced_weights", weights)
     elif call.keep is not None:
         factor = 0.0 if call.dropout_p >= 1 else 1 / (1 - call.dropout_p)
-        keep = graph.add(Node(f"{prefix}keep{end}", "keep", call.keep[at] * factor, t, c, editable=True))
+        keep = given("keep", call.keep[at] * factor)
         dropped = node("dropped_weights", steps.dropped_weights[at], "multiply", (weights, keep))
         show("dropped_weights", weights, "·", keep, "=", dropped)
         weights = dropped
@@ -328,21 +324,18 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
     return output
 
 
-def _added(
-    graph: Graph, steps: AttentionSteps, prefix: str, end: str, at: tuple[Any, ...]
-) -> tuple[tuple[str, ...], list[str]]:
-    """Add what is added to the scores, ALiBi and a float mask, as one node if there is any."""
-    call, side = steps._call, graph.side
+def _added(steps: AttentionSteps, at: tuple[Any, ...]) -> Array | None:
+    """Return what is added to the scores, ALiBi and a float mask together, if there is any."""
+    call = steps._call
     if call.bias is None and call.alibi_slopes is None:
-        return (), []
+        return None
     data = np.zeros(steps.scores.shape[-2:])
     if call.alibi_slopes is not None:
         i, j = np.indices(data.shape)
         data = data - float(call.alibi_slopes[at]) * np.abs(i + call.offset - j)
     if call.bias is not None:
         data = data + np.where(np.isneginf(call.bias[at]), 0, call.bias[at])
-    name = graph.add(Node(f"{prefix}added{end}", "added", data, f"t{side}", f"k{side}", editable=True))
-    return (name,), ["+", name]
+    return data
 
 
 def _pairs(
@@ -378,18 +371,15 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
     if inputs is None:
         inputs = graph.add(Node(f"{prefix}inputs", "inputs", flat(steps.inputs), t, editable=True))
         terms = [inputs]
-        sources = {"query": inputs, "key": inputs, "value": inputs}
-        if steps.key_inputs is not steps.inputs:
-            sources["key"] = graph.add(
-                Node(f"{prefix}key_inputs", "key_inputs", flat(steps.key_inputs), c, editable=True)
-            )
-            terms += ["", sources["key"]]
-        sources["value"] = sources["key"]
-        if steps.value_inputs is not steps.key_inputs:
-            sources["value"] = graph.add(
-                Node(f"{prefix}value_inputs", "value_inputs", flat(steps.value_inputs), c, editable=True)
-            )
-            terms += ["", sources["value"]]
+        sources, before = {"query": inputs}, steps.inputs
+        source = inputs
+        for name in ("key", "value"):  # each made of what the one before it is made of, unless given
+            array = getattr(steps, f"{name}_inputs")
+            if array is not before:
+                full_name = f"{name}_inputs"
+                source = graph.add(Node(prefix + full_name, full_name, flat(array), c, editable=True))
+                terms += ["", source]
+            sources[name], before = source, array
         graph.show("inputs", terms, prefix=prefix)
     else:
         sources = dict.fromkeys(("query", "key", "value"), inputs)
@@ -407,22 +397,11 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
         heads.append(_split(graph, whole, _by_head(per_head), rows))
     outputs = _attention(graph, steps, prefix, heads)
 
-    last, width = outputs[0], ""
+    last = outputs[0]
     if steps.concatenated is not None:
-        last = graph.add(
-            Node(
-                f"{prefix}concatenated",
-                "concatenated",
-                flat(steps.concatenated),
-                t,
-                width,
-                "concat",
-                tuple(outputs),
-            )
-        )
-        joined: list[str] = []
-        for output in outputs[:MAX_HEADS]:
-            joined += [output, ""]
+        data = flat(steps.concatenated)
+        last = graph.add(Node(f"{prefix}concatenated", "concatenated", data, t, "", "concat", tuple(outputs)))
+        joined = [term for output in outputs[:MAX_HEADS] for term in (output, "")]
         graph.show("concatenated", [*joined[:-1], "=", last], prefix=prefix)
         _note_heads(graph, f"{prefix}concatenated", len(outputs))
     if steps.projected_output is not None and p.W_out is not None:
