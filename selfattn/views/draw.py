@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -204,37 +204,27 @@ class Drawing:
         rows, columns = (self.shown(n) for n in data.shape)
         if len(rows) < data.shape[0] or len(columns) < data.shape[1]:
             attributes += f' data-rows="{_list(rows)}" data-columns="{_list(columns)}"'
-        gap = '<td class="sa-gap">…</td>'
+
+        def cell(i: int, j: int) -> str:
+            if (i, j) in hidden:
+                return '<td class="sa-blank">____</td>'
+            level = shade(data[i, j], size)
+            written = number(data[i, j], decimals, self.precision)
+            return f"<td{f' class={level}' if level else ''}>{written}</td>"
 
         def line(i: int) -> str:
-            cells = []
-            for n, j in enumerate(columns):
-                if n and j != columns[n - 1] + 1:
-                    cells.append(gap)
-                if (i, j) in hidden:
-                    cells.append('<td class="sa-blank">____</td>')
-                    continue
-                level = shade(data[i, j], size)
-                cells.append(
-                    f"<td{f' class={level}' if level else ''}>{number(data[i, j], decimals, self.precision)}</td>"
-                )
+            cells = with_gaps(columns, lambda j: cell(i, j), '<td class="sa-gap">…</td>')
             where = f' id="stage={ids}&amp;row={i}"' if ids else ""
-            return f"<tr{where}><th scope=row>{isolated(labels[0][i])}</th>{''.join(cells)}</tr>"
+            return f"<tr{where}><th scope=row>{isolated(labels[0][i])}</th>{cells}</tr>"
 
-        body = []
-        for n, i in enumerate(rows):
-            if n and i != rows[n - 1] + 1:
-                body.append(f'<tr class="sa-gap"><th>…</th><td colspan={len(columns) + 1}></td></tr>')
-            body.append(line(i))
-        head = []
-        for n, j in enumerate(columns):
-            if n and j != columns[n - 1] + 1:
-                head.append("<th>…</th>")
-            head.append(f"<th scope=col>{isolated(labels[1][j])}</th>")
+        body = with_gaps(
+            rows, line, f'<tr class="sa-gap"><th>…</th><td colspan={len(columns) + 1}></td></tr>'
+        )
+        head = with_gaps(columns, lambda j: f"<th scope=col>{isolated(labels[1][j])}</th>", "<th>…</th>")
         shape = " × ".join(map(str, data.shape))
         return (
             f'<table class="{kind}" {attributes}><caption>{caption} <small>{shape}</small></caption>'
-            f"<thead><tr><td></td>{''.join(head)}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+            f"<thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>"
         )
 
     def legend(self, stage: Stage) -> str:
@@ -311,6 +301,12 @@ class Drawing:
         used = {key: line for key, line in self.texts.items() if "." not in key and key not in sentences}
         payload = {"nodes": nodes, "labels": self.graph.labels, "precision": self.precision, "texts": used}
         return f'<script type="application/json" class="sa-data">{script_json(payload)}</script>'
+
+
+def with_gaps(shown: Sequence[int], drawn: Callable[[int], str], gap: str) -> str:
+    """Draw what is at the indices that are shown, with a gap wherever some between two of them are not."""
+    parts = [gap * (n > 0 and i != shown[n - 1] + 1) + drawn(i) for n, i in enumerate(shown)]
+    return "".join(parts)
 
 
 def results(terms: Sequence[str]) -> list[str]:
