@@ -35,11 +35,18 @@ def check_size(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
-def check_eps(eps: Any) -> float:
-    """Check what a norm adds to the variance."""
-    if isinstance(eps, bool | np.bool_) or not isinstance(eps, int | float | np.integer | np.floating):
-        raise TypeError(f"eps must be a real number, not {eps!r}")
-    return float(eps)
+def check_real(name: str, number: Any) -> float:
+    """Check an argument that is a real number, such as what a norm adds to the variance."""
+    if isinstance(number, bool | np.bool_) or not isinstance(number, int | float | np.integer | np.floating):
+        raise TypeError(f"{name} must be a real number, not {number!r}")
+    return float(number)
+
+
+def check_probability(name: str, p: Any) -> float:
+    """Check a probability to drop something."""
+    if not 0 <= check_real(name, p) <= 1:
+        raise ValueError(f"{name} must be between 0 and 1, not {p}")
+    return float(p)
 
 
 def as_input(x: npt.ArrayLike, dtype: np.dtype[Any], name: str = "x") -> Array:

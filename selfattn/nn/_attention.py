@@ -28,15 +28,6 @@ def check_options(options: dict[str, Any], known: tuple[str, ...] = OPTIONS) -> 
             raise TypeError(f"unknown option {name!r}; a layer takes {', '.join(known)}")
 
 
-def check_probability(name: str, p: Any) -> float:
-    """Check a probability to drop something."""
-    if isinstance(p, bool | np.bool_) or not isinstance(p, int | float | np.number):
-        raise TypeError(f"{name} must be a number, not {p!r}")
-    if not 0 <= p <= 1:
-        raise ValueError(f"{name} must be between 0 and 1, not {p}")
-    return float(p)
-
-
 def project(x: Array, weight: Array, bias: Array | None) -> Array:
     """Compute ``x @ weight.T + bias``; padding that holds infinities makes NaN of itself, quietly."""
     with np.errstate(invalid="ignore", over="ignore"):

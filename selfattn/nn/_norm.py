@@ -13,7 +13,7 @@ from selfattn.nn._arrays import (
     Gradients,
     Pullback,
     as_input,
-    check_eps,
+    check_real,
     check_size,
     checked_pullback,
     float_dtype,
@@ -40,7 +40,7 @@ class Norm(Module):
     ) -> None:
         sizes = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
         self.normalized_shape = tuple(check_size("normalized_shape", size) for size in sizes)
-        self.eps = None if eps is None else check_eps(eps)
+        self.eps = None if eps is None else check_real("eps", eps)
         self.dtype = float_dtype(dtype)
         for name, number in at_birth.items():
             filled = None if number is None else np.full(self.normalized_shape, number, self.dtype)

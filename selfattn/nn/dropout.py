@@ -6,7 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn.nn import init
-from selfattn.nn._arrays import Array, Gradients, Pullback, as_gradient, as_input, float_dtype
+from selfattn.nn._arrays import (
+    Array,
+    Gradients,
+    Pullback,
+    as_gradient,
+    as_input,
+    check_probability,
+    float_dtype,
+)
 from selfattn.nn._docs import documented_vjp
 from selfattn.nn.module import Module
 
@@ -38,11 +46,7 @@ class Dropout(Module):
     """
 
     def __init__(self, p: float = 0.5, *, dtype: npt.DTypeLike = np.float32, rng: init.Rng = None) -> None:
-        if isinstance(p, bool | np.bool_):
-            raise TypeError(f"p must be a real number, not {p!r}")
-        if not 0 <= p <= 1:
-            raise ValueError(f"p must be between 0 and 1, not {p}")
-        self.p = float(p)
+        self.p = check_probability("p", p)
         self.dtype = float_dtype(dtype)
         self.rng = init.as_generator(rng)
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.nn._arrays import Array, check_eps
+from selfattn.nn._arrays import Array, check_real
 from selfattn.nn._norm import Norm
 
 
@@ -57,4 +57,4 @@ class LayerNorm(Norm):
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         weight, shift = (1.0 if elementwise_affine else None, 0.0 if elementwise_affine and bias else None)
-        super().__init__(normalized_shape, check_eps(eps), dtype, {"weight": weight, "bias": shift})
+        super().__init__(normalized_shape, check_real("eps", eps), dtype, {"weight": weight, "bias": shift})

@@ -15,6 +15,7 @@ from selfattn.nn._arrays import (
     Gradients,
     Pullback,
     as_features,
+    check_probability,
     check_size,
     checked_pullback,
     float_dtype,
@@ -24,7 +25,6 @@ from selfattn.nn._arrays import (
 )
 from selfattn.nn._attention import (
     PROJECTIONS,
-    check_probability,
     mask_from_ignored,
     project,
     project_backward,

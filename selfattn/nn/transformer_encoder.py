@@ -11,8 +11,15 @@ import numpy.typing as npt
 
 import selfattn as sa
 from selfattn.nn import init
-from selfattn.nn._arrays import Array, Gradients, Pullback, as_features, as_gradient, check_size
-from selfattn.nn._attention import check_probability
+from selfattn.nn._arrays import (
+    Array,
+    Gradients,
+    Pullback,
+    as_features,
+    as_gradient,
+    check_probability,
+    check_size,
+)
 from selfattn.nn._docs import documented_vjp
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.dropout import Dropout

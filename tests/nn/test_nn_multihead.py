@@ -290,7 +290,7 @@ def test_a_pullback_is_for_one_state_of_the_parameters():
         (lambda: make({"add_bias_kv": True}), NotImplementedError, "add_bias_kv=True is not supported"),
         (lambda: make({"add_zero_attn": True}), NotImplementedError, "add_zero_attn=True is not supported"),
         (lambda: make({"dropout": 1.5}), ValueError, "dropout must be between 0 and 1, not 1.5"),
-        (lambda: make({"dropout": "0.5"}), TypeError, "dropout must be a number, not '0.5'"),
+        (lambda: make({"dropout": "0.5"}), TypeError, "dropout must be a real number, not '0.5'"),
         (lambda: make({})(ones(3, 2, 7), ones(3, 2, 8), ones(3, 2, 8)), ValueError, r"query .* \(..., 8\)"),
         (
             lambda: make({"kdim": 5})(ones(3, 2, 8), ones(3, 2, 8), ones(3, 2, 8)),
