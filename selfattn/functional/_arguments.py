@@ -65,6 +65,19 @@ def as_integers(name: str, x: npt.ArrayLike) -> npt.NDArray[np.int64]:
     return array.astype(np.int64)
 
 
+def as_size(name: str, given: Any, least: int) -> int:
+    """Take a number that counts something."""
+    try:
+        size = operator.index(given)
+    except TypeError:
+        size = None
+    if size is None or isinstance(given, bool):
+        raise TypeError(f"{name} must be an int >= {least}, got {type(given).__name__}")
+    if size < least:
+        raise ValueError(f"{name} must be an int >= {least}, got {size}")
+    return size
+
+
 def seed_from_rng(rng: Any) -> int:
     """Turn ``rng`` into the 64-bit seed of dropout: an int modulo 2**64, or one uint64 of a generator.
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import as_array, as_integers
+from selfattn.functional._arguments import as_array, as_integers, as_size
 
 __all__ = ["BlockMask"]
 
@@ -292,13 +292,7 @@ class BlockMask:
                [ True,  True, False],
                [False, False,  True]])
         """
-        for name, length in (("n_queries", n_queries), ("n_keys", n_keys)):
-            try:
-                negative = operator.index(length) < 0
-            except TypeError:
-                raise TypeError(f"{name} must be an int >= 0, got {type(length).__name__}") from None
-            if negative:
-                raise ValueError(f"{name} must be an int >= 0, got {length}")
+        n_queries, n_keys = as_size("n_queries", n_queries, 0), as_size("n_keys", n_keys, 0)
         dense: npt.NDArray[np.bool_] = np.ones((n_queries, n_keys), np.bool_)
         for part in self._parts:
             part.check(n_queries, n_keys)
@@ -476,9 +470,7 @@ def _runs_of_documents(query_ids: Array, key_ids: Array, lead: Lead) -> _Runs:
 def _runs_of_blocks(pattern: Array, sizes: tuple[int, int]) -> _Runs:
     """Make a class of every row of blocks."""
     *lead, n_rows, n_columns = pattern.shape
-    rows = (
-        pattern.reshape(-1, n_columns) if n_columns else np.zeros((math.prod((*lead, n_rows)), 0), np.bool_)
-    )
+    rows = pattern.reshape(math.prod((*lead, n_rows)), n_columns)
     closed = np.zeros((len(rows), 1), np.bool_)
     row, lo = np.nonzero(rows & ~np.hstack([closed, rows[:, :-1]]))
     hi = np.nonzero(rows & ~np.hstack([rows[:, 1:], closed]))[1] + 1

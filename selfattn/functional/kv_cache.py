@@ -6,14 +6,13 @@ Owns their memory: what is appended, forgotten, put in another order. Attention 
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn._core import _cached_attention
-from selfattn.functional._arguments import as_array, as_integers, is_float
+from selfattn.functional._arguments import as_array, as_integers, as_size, is_float
 from selfattn.functional._options import CacheOptions, refuse_others, takes
 
 __all__ = ["KVCache"]
@@ -98,12 +97,12 @@ class KVCache:
         dtype: npt.DTypeLike = np.float32,
         capacity: int = 0,
     ) -> None:
-        batch_size = _size("batch_size", batch_size, 1)
-        heads = _size("num_kv_heads", num_kv_heads, 1)
-        head_dim = _size("head_dim", head_dim, 0)
-        value_dim = head_dim if value_dim is None else _size("value_dim", value_dim, 0)
+        batch_size = as_size("batch_size", batch_size, 1)
+        heads = as_size("num_kv_heads", num_kv_heads, 1)
+        head_dim = as_size("head_dim", head_dim, 0)
+        value_dim = head_dim if value_dim is None else as_size("value_dim", value_dim, 0)
         own = _float_dtype(dtype)
-        capacity = _size("capacity", capacity, 0)
+        capacity = as_size("capacity", capacity, 0)
         self._lengths: npt.NDArray[np.int64] = _aligned((batch_size,), np.dtype(np.int64))
         self._lengths[:] = 0
         self._key = _aligned((batch_size, heads, capacity, head_dim), own)
@@ -432,18 +431,6 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return np.asarray(room[start : start + nbytes].view(dtype).reshape(shape))
     except (ValueError, MemoryError):  # NumPy's tell of bytes, or of dimensions
         raise MemoryError(f"cannot allocate {nbytes} bytes for {dtype} of shape {shape}") from None
-
-
-def _size(name: str, given: Any, least: int) -> int:
-    try:
-        size = operator.index(given)
-    except TypeError:
-        size = None
-    if size is None or isinstance(given, bool):
-        raise TypeError(f"{name} must be an int >= {least}, got {type(given).__name__}")
-    if size < least:
-        raise ValueError(f"{name} must be an int >= {least}, got {size}")
-    return size
 
 
 def _integers(name: str, given: npt.ArrayLike, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
