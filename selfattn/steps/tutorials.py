@@ -68,6 +68,11 @@ def load(name: str) -> dict[str, Any]:
     return data
 
 
+def class_weights() -> Array:
+    """Return the three 4×3 weights that the first tutorial's class draws: query, key and value."""
+    return sa.torch_rng(0).random((3, 4, 3))
+
+
 def _rounding_slack(computed: Array) -> Array:
     """Allow a computed number that lies on a rounding boundary to fall on either side of it."""
     eps = np.finfo(computed.dtype).eps if computed.dtype.kind == "f" else 0.0
@@ -101,9 +106,7 @@ def first_principles(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     decimals = data["printed_decimals"]
     projected = data["projected_attention"]
     w_query, w_key, w_value = (np.array(projected[w], dtype) for w in ("W_query", "W_key", "W_value"))
-    # The class draws its three 4×3 weights from PyTorch's CPU generator: MT19937, 24 bits of each word.
-    words = np.random.RandomState(0).randint(0, 2**32, (3, 4, 3), np.uint32)
-    class_query, class_key, class_value = ((words & 0xFFFFFF) * 2.0**-24).astype(dtype)
+    class_query, class_key, class_value = class_weights().astype(dtype)
 
     def compute(x: Array) -> dict[str, Array]:
         return {

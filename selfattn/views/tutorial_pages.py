@@ -37,13 +37,12 @@ def _first_principles() -> Page:
     texts = merged({"title": "A linear layer: no word sees another"})
     alone = linear(y, weight, finance, linear(x, weight, river))
     given = data["projected_attention"]
-    words = np.random.RandomState(0).randint(0, 2**32, (3, 4, 3), np.uint32)
     return join_pages(
         [
             render(alone, [" ".join(river), " ".join(finance)], texts, precision=3),
             pair("Attention on the embeddings themselves", lambda x: attention_steps(x, x, x, scale=1.0)),
             pair("Attention with projections", projected([np.array(given[f"W_{n}"]) for n in ("query", "key", "value")])),
-            pair("The class SelfAttention", projected(list((words & 0xFFFFFF) * 2.0**-24))),
+            pair("The class SelfAttention", projected(list(tutorials.class_weights().astype(np.float64)))),
         ],
         f"{data['tutorial']}: bank, by a river and in finance",
     )  # fmt: skip
