@@ -49,35 +49,6 @@ def test_the_same_seed_gives_the_weights_of_pytorch(layers, heads):
 
 
 @pytest.mark.parametrize(
-    ("layers", "heads", "dtype"),
-    [(0, 1, np.float32), (1, 4, np.float64), (3, 1, np.float32), (3, 4, np.float64)],
-)
-def test_confidence_and_gradients_are_those_of_pytorch(layers, heads, dtype):
-    theirs = torch_model(layers, heads, dtype)
-    ours = model_of(layers, heads, dtype)
-    assert ours.load_state_dict(theirs.numpy_state()) == ([], [])
-    # sums of 16 products of numbers of about 1, three blocks of three in a row; a LayerNorm divides by about 1
-    close = 64 * np.finfo(dtype).eps
-    for ids in TRIPLET:
-        np.testing.assert_allclose(ours(ids), theirs(ids).detach().numpy(), rtol=0, atol=close)
-
-    loss = -theirs.confidence(*TRIPLET)
-    loss.backward()
-    confidence, pullback = nn.ProxyTask(ours).vjp(*TRIPLET)
-    assert confidence.dtype == dtype
-    # dot products of 16 numbers, here up to 30
-    np.testing.assert_allclose(-confidence, loss.item(), rtol=0, atol=16 * close)
-    grads = pullback(-1.0)
-    assert list(grads) == list(ours.parameters())
-    for name, tensor in theirs.named_parameters():
-        expected = tensor.grad.numpy()
-        assert grads[name].dtype == dtype
-        np.testing.assert_allclose(
-            grads[name], expected, rtol=0, atol=close * max(1, np.abs(expected).max()), err_msg=name
-        )
-
-
-@pytest.mark.parametrize(
     ("layers", "heads", "dtype", "close"), [(1, 1, np.float32, 3e-5), (3, 4, np.float64, 1e-10)]
 )
 def test_every_loss_of_300_steps_is_that_of_pytorch(layers, heads, dtype, close):
@@ -314,11 +285,7 @@ def bad_tokenizer(sentence):
         (lambda m: m.vjp([1])[1](np.ones(3)), ValueError, r"\(16,\), not \(3,\)"),
         (lambda m: nn.ProxyTask(m)([[1]], [[1]], [1]), TypeError, "three sentences or three lists"),
         (lambda m: nn.ProxyTask(m)([[1]], [[1]], [[1]] * 2), ValueError, "same length, not 1, 1, 2"),
-        (
-            lambda m: nn.ProxyTask(m).vjp([1], [1], [1])[1]([1.0]),
-            ValueError,
-            r"shape \(\) or \(\), not \(1,\)",
-        ),
+        (lambda m: nn.ProxyTask(m).vjp([1], [1], [1])[1]([1.0]), ValueError, r"\(\), not \(1,\)"),
         (lambda m: nn.ProxyTask("m"), TypeError, "must be an EmbeddingModel, not str"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from nn_checks import assert_close, check_gradients, compare_with_torch, perturbed, torch_state, torch_twin
+from nn_checks import assert_close, check_gradients, compare_with_torch, perturbed, torch_twin
 
 import selfattn as sa
 from selfattn import nn
@@ -98,42 +98,10 @@ def test_masks_mean_what_they_mean_in_pytorch(mask):
         assert_close(got, expected.numpy(), "float64", n=E)
 
 
-@pytest.mark.parametrize("key_padding_mask", [None, PADDING[:, :L]], ids=["causal", "causal and padding"])
-def test_is_causal_is_the_triangle_that_pytorch_wants_with_it(key_padding_mask):
-    torch = pytest.importorskip("torch")
-    ours, theirs = torch_twin(
-        lambda dtype: make({"batch_first": True}, dtype=dtype),
-        lambda torch: torch.nn.MultiheadAttention(E, HEADS, batch_first=True),
-        "float64",
-    )
-    x = RNG.standard_normal((N, L, E))
-    triangle = ~np.tri(L, dtype=bool)
-    padding = None if key_padding_mask is None else torch.tensor(key_padding_mask)
-    tensor = torch.tensor(x)
-    expected = theirs(
-        tensor, tensor, tensor, padding, attn_mask=torch.tensor(triangle), is_causal=True, need_weights=False
-    )[0]
-    for mask in (None, triangle):
-        got = ours(x, x, x, key_padding_mask, attn_mask=mask, is_causal=True)[0]
-        assert_close(got, expected.detach().numpy(), "float64", n=E)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gradients_are_those_of_finite_differences(shape):
     layer = perturbed(make(SHAPES[shape], dtype=np.float64, rng=0))
     check_gradients(layer, call(layer, key_lengths=[5, 7]), *inputs_for(layer))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_initial_numbers_are_those_of_pytorch(shape):
-    torch = pytest.importorskip("torch")
-    arguments = {"embed_dim": E, "num_heads": HEADS} | SHAPES[shape]
-    torch.manual_seed(11)
-    expected = torch_state(torch.nn.MultiheadAttention(**arguments))
-    got = make(arguments, rng=sa.torch_rng(11)).state_dict()
-    assert list(got) == list(expected)
-    for name, array in got.items():
-        np.testing.assert_array_equal(array, expected[name])
 
 
 def test_the_class_in_plain_numpy():
@@ -292,48 +260,28 @@ def test_a_pullback_is_for_one_state_of_the_parameters():
         (lambda: make({"dropout": 1.5}), ValueError, "dropout must be between 0 and 1, not 1.5"),
         (lambda: make({"dropout": "0.5"}), TypeError, "dropout must be a real number, not '0.5'"),
         (lambda: make({})(ones(3, 2, 7), ones(3, 2, 8), ones(3, 2, 8)), ValueError, r"query .* \(..., 8\)"),
-        (
-            lambda: make({"kdim": 5})(ones(3, 2, 8), ones(3, 2, 8), ones(3, 2, 8)),
-            ValueError,
-            r"key .* \(..., 5\)",
-        ),
+        (lambda: make({"kdim": 5})(*3 * [ones(3, 2, 8)]), ValueError, r"key .* \(..., 5\)"),
         (
             lambda: make({})(ones(3, 8), ones(3, 2, 8), ones(3, 2, 8)),
             ValueError,
-            r"all be \(L, N, E\), not \(3, 8\)",
+            r"\(L, N, E\), not \(3, 8\)",
         ),
         (lambda: make({})(*3 * [ones(1, 3, 2, 8)]), ValueError, r"not \(1, 3, 2, 8\)"),
+        (lambda: make({})(ones(3, 2, 8), ones(4, 2, 8), ones(3, 2, 8)), ValueError, r"\(4, 2, 8\) and value"),
+        (lambda: make({})(ones(2, 3, 8), ones(2, 4, 8), ones(2, 4, 8)), ValueError, "batch_first=False"),
+        (lambda: make({})(*3 * [ones(3, 2, 8)], PADDING[:, :3].T), ValueError, r"\(2, 3\), not \(3, 2\)"),
         (
-            lambda: make({})(ones(3, 2, 8), ones(4, 2, 8), ones(3, 2, 8)),
+            lambda: make({})(*3 * [ones(3, 2, 8)], attn_mask=PER_HEAD[:2, :3, :3]),
             ValueError,
-            r"key \(4, 2, 8\) and value \(3, 2, 8\)",
-        ),
-        (
-            lambda: make({})(ones(2, 3, 8), ones(2, 4, 8), ones(2, 4, 8)),
-            ValueError,
-            "axis 1 because batch_first=False",
-        ),
-        (
-            lambda: make({})(*3 * [ones(3, 2, 8)], key_padding_mask=np.zeros((3, 2), bool)),
-            ValueError,
-            r"key_padding_mask must have shape \(N, S\), here \(2, 3\), not \(3, 2\)",
-        ),
-        (
-            lambda: make({})(*3 * [ones(3, 2, 8)], attn_mask=np.zeros((2, 3, 3), bool)),
-            ValueError,
-            r"here \(3, 3\) or \(4, 3, 3\), not \(2, 3, 3\)",
+            r"\(4, 3, 3\), not \(2, 3, 3\)",
         ),
         (
             lambda: make({})(*3 * [ones(3, 8)], attn_mask=np.zeros((3, 3), int)),
             TypeError,
-            "attn_mask must be boolean, True where .* ignore .* int64",
+            "True where .* ignore .* int64",
         ),
         (lambda: make({})(*3 * [ones(3, 2, 8)], key_lengths=[4, 1]), ValueError, "key_lengths"),
-        (
-            lambda: make({}).vjp(*3 * [ones(3, 8)])[1](ones(3, 7)),
-            ValueError,
-            r"d_output .* \(3, 8\), not \(3, 7\)",
-        ),
+        (lambda: make({}).vjp(*3 * [ones(3, 8)])[1](ones(3, 7)), ValueError, r"d_output .* not \(3, 7\)"),
     ],
 )
 def test_wrong_calls_say_what_is_wrong(call, error, message):

@@ -35,31 +35,36 @@ def trajectory(name, options, dtype):
     return start, steps, live
 
 
+def by_hand(name, options, theta, grads):
+    """The algorithms as their papers and PyTorch's documentation write them, for one parameter."""
+    o = {"lr": 1e-3, "momentum": 0, "dampening": 0, "nesterov": False, "betas": (0.9, 0.999), "eps": 1e-8}
+    o |= {"weight_decay": 0.01 if name == "AdamW" else 0} | options
+    m, v = np.zeros_like(theta), np.zeros_like(theta)
+    for t, grad in enumerate(grads, 1):
+        decay = o["weight_decay"] * theta
+        g = grad if name == "AdamW" else grad + decay
+        if name == "AdamW":
+            theta = theta - o["lr"] * decay
+        if name == "SGD":
+            m = o["momentum"] * m + (g if t == 1 else (1 - o["dampening"]) * g)
+            theta = theta - o["lr"] * (g + o["momentum"] * m if o["nesterov"] else m)
+            continue
+        (b, c) = o["betas"]
+        m, v = b * m + (1 - b) * g, c * v + (1 - c) * g * g
+        theta = theta - o["lr"] * (m / (1 - b**t)) / (np.sqrt(v / (1 - c**t)) + o["eps"])
+    return theta
+
+
 @pytest.mark.parametrize(("name", "options"), CASES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_ten_steps_are_those_of_pytorch(name, options, dtype):
-    torch = pytest.importorskip("torch")
+def test_ten_steps_are_those_of_the_algorithm(name, options, dtype):
     start, steps, live = trajectory(name, options, dtype)
-    theirs = {key: torch.nn.Parameter(torch.tensor(array)) for key, array in start.items()}
-    optimizer = getattr(torch.optim, name)(theirs.values(), **options)
-    for grads in steps:
-        for key, tensor in theirs.items():
-            tensor.grad = torch.tensor(grads[key]) if key in grads else None
-        optimizer.step()
-    for key, tensor in theirs.items():
-        # ten steps of a few roundings of numbers below 8
-        np.testing.assert_allclose(live[key], tensor.detach().numpy(), rtol=0, atol=64 * np.finfo(dtype).eps)
-
-
-def test_adam_by_algorithm_1_of_its_paper():
-    start, steps, live = trajectory("Adam", {"lr": 0.1}, np.float64)
-    theta, m, v = start["a"], 0.0, 0.0
-    for t, grads in enumerate(steps, 1):
-        m = 0.9 * m + 0.1 * grads["a"]
-        v = 0.999 * v + 0.001 * grads["a"] ** 2
-        theta = theta - 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
-    # 1 - 0.999 is not 0.001 to the last bit: a relative error of 1e-13 in v
-    np.testing.assert_allclose(live["a"], theta, rtol=0, atol=1e-12)
+    for key, theta in start.items():
+        grads = [grads[key].astype(np.float64) for grads in steps if key in grads]
+        expected = by_hand(name, options, theta.astype(np.float64), grads)
+        # ten steps of a few roundings of numbers below 8; 1 - 0.999 has an error of 1e-13
+        close = max(64 * np.finfo(dtype).eps, 1e-12)
+        np.testing.assert_allclose(live[key], expected, rtol=0, atol=close)
 
 
 @pytest.mark.parametrize(("name", "options"), [CASES[1], CASES[4], CASES[6]])
@@ -225,11 +230,7 @@ def adam_state(**changes):
         (None, ValueError, "'state' and 'param_groups', not None"),
         ({"state": {}, "param_groups": []}, ValueError, "list of one dict"),
         (optim.SGD({"w": np.ones(2)}).state_dict(), ValueError, "must have .*'betas'.* for Adam"),
-        (
-            optim.AdamW({"w": np.ones(2)}).state_dict(),
-            ValueError,
-            "Adam has decoupled_weight_decay=False, not True",
-        ),
+        (optim.AdamW({"w": np.ones(2)}).state_dict(), ValueError, "decoupled_weight_decay=False, not True"),
         (adam_state(params=["v"]), ValueError, r"of the parameters \['v'\], not \['w'\]"),
         (adam_state(lr=float("nan")), ValueError, "lr must be at least 0"),
         (adam_state(betas=(1.0, 0.5)), ValueError, r"betas must be .* not \(1.0, 0.5\)"),
@@ -270,11 +271,7 @@ def test_a_learning_rate_set_later_is_checked_too(lr):
         (lambda w: optim.Adam(list(w.values())), TypeError, "params must be a dict"),
         (lambda w: optim.Adam({"w": [1.0]}), TypeError, "ndarray of floats"),
         (lambda w: optim.Adam({"w": np.ones(2, int)}), TypeError, "ndarray of floats"),
-        (
-            lambda w: optim.Adam(w).step({"w": np.ones(2), "u": np.ones(2)}),
-            ValueError,
-            "'u', which is none of",
-        ),
+        (lambda w: optim.Adam(w).step({"w": np.ones(2), "u": np.ones(2)}), ValueError, "'u', which is none"),
         (lambda w: optim.Adam(w).step((np.ones(2), w)), TypeError, "grads must be a mapping .*, not tuple"),
         (lambda w: optim.Adam(w).step({"w": np.ones(2, complex)}), TypeError, "complex128"),
         (lambda w: optim.Adam(w).step({"w": np.ones(3)}), ValueError, r"shape \(3,\), the parameter \(2,\)"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 import selfattn as sa
-from selfattn import reference
 from selfattn._timing import sample_times, wait_until_quiet
 from selfattn.benchmarks import app, engines, measure, report
 from selfattn.benchmarks.cases import BACKWARD, BOTH, SUITES, Case, Choice, Contestant, Row, rows_of
@@ -62,18 +60,6 @@ def test_suites() -> None:
     assert "documents of 512 in 4096 x 64" in [row.label for row in rows["blocks"]]
 
 
-def test_suite_of_ragged_batches() -> None:
-    rows = rows_of(["ragged"], Choice(["numpy", "torch"]))
-    assert len(rows) == 4  # forward and backward, causal and not
-    for row in rows:
-        own, equal, apart, padded, parts = row.contestants
-        assert [c.yardstick for c in row.contestants] == [False, True, False, False, False]
-        assert own.case == padded.case
-        assert apart.case == parts.case == replace(own.case, split=True)
-        assert abs(equal.case.flops / own.case.flops - 1) < 0.05  # the same work in sequences of one length
-    assert [len(row.contestants) for row in rows_of(["ragged"], Choice(["numpy"], quick=True))] == [3] * 4
-
-
 # ------------------------------------------------------------------------------------------------- timing
 
 
@@ -90,55 +76,6 @@ def test_sample_times() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- workers
-
-
-@pytest.mark.parametrize("engine", ["selfattn", "numpy"])
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(6, 4),
-        Case(6, 4, causal=True),
-        Case(6, 4, mask="bool"),
-        Case(6, 4, mask="float per head", dtype="float64"),
-        Case(6, 4, mask="float", dtype="float16"),
-        Case(6, 4, causal=True, dtype="bfloat16"),
-        Case(1, 4, keys=9, heads=4, kv_heads=2),
-        Case(6, 4, heads=1, layout="LD"),
-    ],
-    ids=str,
-)
-def test_engines_compute_the_case(engine: str, case: Case) -> None:
-    query, key, value, mask = inputs = case.inputs()
-    expected = reference.scaled_dot_product_attention(
-        query, key, value, mask, is_causal=case.causal, enable_gqa=case.kv_heads != case.heads
-    )
-    digits = {"float16": 11, "bfloat16": 8}.get(case.dtype, 22)
-    for spelling in engines.ENGINES[engine].spell(case, inputs, 1):
-        out = spelling.to_array(eval(spelling.statement, spelling.names)).astype(np.float64)
-        near = 4 * 2.0**-digits  # NumPy rounds every step
-        np.testing.assert_allclose(out.reshape(expected.shape), expected.astype(np.float64), atol=near)
-
-
-@pytest.mark.parametrize(("kind", "causal"), [("", True), (BACKWARD, False), (BOTH, True)])
-@pytest.mark.parametrize("engine", ["selfattn", "torch"])
-def test_a_ragged_batch_in_every_spelling(kind: str, causal: bool, engine: str) -> None:
-    pytest.importorskip(engine, reason=f"needs the package {engine}")
-    case = Case(40, 4, heads=2, ragged=11, causal=causal, gradients=kind)
-    query, key, value, _ = case.inputs()
-    out, pullback = reference.varlen_attention_vjp(
-        query, key, value, case.offsets, case.offsets, is_causal=causal
-    )
-    wanted = np.concatenate([x.reshape(-1) for x in pullback(case.grad_out())[:3]]) if kind else out
-    statements = []
-    for split in (False, True):
-        part = replace(case, split=split)
-        for spelling in engines.ENGINES[engine].spell(part, part.inputs(), 1):
-            statements.append(spelling.statement)
-            for _ in range(2):
-                got = spelling.to_array(eval(spelling.statement, spelling.names))
-                np.testing.assert_allclose(got, wanted, atol=1e-5)
-    # packed and one by one; padded, in two buckets and one by one
-    assert len(set(statements)) == {"selfattn": 2, "torch": 3}[engine]
 
 
 def test_libraries_without_gradients_say_so() -> None:

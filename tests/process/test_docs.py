@@ -118,12 +118,6 @@ def parameters_of_stub(node):
     return [(name, kind, d if d is empty else ast.literal_eval(d)) for name, kind, d in all_of_them]
 
 
-@pytest.mark.parametrize("name", CALLABLES)
-def test_public_callables_have_signatures(name):
-    signature = inspect.signature(CALLABLES[name])
-    assert "kwargs" not in signature.parameters
-
-
 def test_the_stub_names_what_the_extension_has():
     functions = {name for name, thing in vars(_core).items() if callable(thing)}
     assert functions == set(stub_functions())

@@ -469,43 +469,6 @@ def test_beside_torch(order):
     assert run(script, prelude=prelude + TORCH + BESIDE) == "2" or not has_openmp
 
 
-ONNXRUNTIME = """
-import onnx, onnxruntime
-node = onnx.helper.make_node("MatMul", ["a", "b"], ["c"])
-info = onnx.helper.make_tensor_value_info
-graph = onnx.helper.make_graph(
-    [node], "g", [info("a", 1, [2, 4, 256, 32]), info("b", 1, [2, 4, 32, 256])], [info("c", 1, [2, 4, 256, 256])])
-model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-def other():
-    y = np.ascontiguousarray(x.swapaxes(-1, -2))
-    assert np.allclose(session.run(None, {"a": x, "b": y})[0], x @ y, atol=1e-3)
-"""
-
-OPENVINO = """
-import openvino
-opset = openvino.opset13
-a = opset.parameter([2, 4, 256, 32], np.float32)
-model = openvino.compile_model(openvino.Model([opset.matmul(a, a, False, True)], [a]), "CPU")
-lock = threading.Lock()
-def other():
-    with lock:  # a compiled model called directly is one request
-        assert np.allclose(model(x)[0], x @ x.swapaxes(-1, -2), atol=1)  # in bfloat16 where the CPU has it
-"""
-
-
-@pytest.mark.parametrize(
-    "setup",
-    [
-        pytest.param(ONNXRUNTIME, id="onnxruntime", marks=[needs("onnxruntime"), needs("onnx")]),
-        pytest.param(OPENVINO, id="openvino", marks=needs("openvino")),
-    ],
-)
-def test_beside(setup):
-    imports = re.findall(r"^import .*", setup, re.MULTILINE)
-    run(setup + BESIDE + "in_turn_and_at_once()", prelude="\n".join(imports) + PRELUDE)
-
-
 # ------------------------------------------------------------------------------------------------ free threading
 
 

@@ -429,18 +429,6 @@ def test_philox_gives_its_authors_known_answers(counter, key, expected):
     assert got.tolist() == words(expected)
 
 
-@pytest.mark.parametrize(
-    ("counter", "key", "expected"),
-    [
-        ("00000000 00000000 00000000 00000000", "00000000 00000000", "5f6fb709 0d893f64 4f121f81 4f730a48"),
-        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "5207ddc2 45165e59 4d8ee751 8c52f662"),
-        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "4dfccaba 190a87f0 c47362ba b6b5242a"),
-    ],
-)
-def test_philox_with_seven_rounds_is_frozen(counter, key, expected):
-    assert reference.philox4x32(words(key), words(counter)).tolist() == words(expected)
-
-
 def philox_by_hand(key, counter, rounds):
     """Philox4x32 on Python ints."""
     (k0, k1), (c0, c1, c2, c3) = key, counter
@@ -456,31 +444,6 @@ def philox_by_hand(key, counter, rounds):
 def test_philox_agrees_with_integers(numbers, rounds):
     key, counter = numbers[:2], numbers[2:]
     assert reference.philox4x32(key, counter, rounds).tolist() == philox_by_hand(key, counter, rounds)
-
-
-# A string per query, heads one after the other; "#" is kept. They are the same on every machine, for good.
-GOLDEN_MASKS = {
-    # seed, p, leading dims, L, S
-    (0, 0.5, (), 3, 10): "....##.#.# ##.####### ..##..#...",
-    (
-        2026,
-        0.1,
-        (2, 2),
-        2,
-        9,
-    ): "######### ###.##### ######.## ####.#### ######### ####.#### #####.### .###...##",
-    (2**64 - 1, 0.9, (3,), 2, 7): ".....#. ....... ....... .....## .....#. .......",
-    (1 << 32, 0.25, (1, 1), 4, 5): "##### ##### ##### #.###",
-}
-
-
-@pytest.mark.parametrize("arguments", GOLDEN_MASKS)
-def test_dropout_masks_are_frozen(arguments):
-    seed, p, lead, n_queries, n_keys = arguments
-    mask = reference.dropout_keep_mask(seed, p, lead, n_queries, n_keys)
-    assert mask.shape == (*lead, n_queries, n_keys)
-    rows = ["".join(".#"[kept] for kept in row) for row in mask.reshape(-1, n_keys).astype(int)]
-    assert rows == GOLDEN_MASKS[arguments].split()
 
 
 def test_dropout_mask_by_definition():

@@ -244,18 +244,6 @@ def test_resumed_training_has_the_same_bits(optimizer, rng, tmp_path):
     assert_same_bits(whole, again)
 
 
-def test_the_cached_normal_is_part_of_a_checkpoint(tmp_path):
-    pytest.importorskip("safetensors")
-    rng = sa.torch_rng(0)
-    rng.normal(size=1)  # its partner waits
-    file = tmp_path / "checkpoint"
-    run("Adam", rng, file, epochs=1)
-    other = sa.torch_rng(1)
-    run("Adam", other, file, epochs=1, resume=True)
-    assert other.get_state() == rng.get_state()
-    assert other.get_state()["next_normal"] is not None
-
-
 class WithDropout(nn.Module):
     """A task of one's own, whose layer draws too."""
 
@@ -439,11 +427,7 @@ def test_damaged_checkpoints(tmp_path):
             r"triplets\[0\] must be \(main, similar, non_similar\), not 'tom'",
         ),
         ({"triplets": [("a", "b")]}, ValueError, r"triplets\[0\] must be .* not \('a', 'b'\)"),
-        (
-            {"triplets": [TRIPLETS[0], ("tom", " ", "jerry")]},
-            ValueError,
-            r"triplets\[1\] has an empty sentence",
-        ),
+        ({"triplets": [TRIPLETS[0], ("tom", " ", "jerry")]}, ValueError, r"\[1\] has an empty sentence"),
         ({"lr": float("nan")}, ValueError, "lr must be at least 0 and finite, not nan"),
         ({"lr": -1}, ValueError, "lr must be at least 0"),
         ({"epochs": -1}, ValueError, "epochs must be at least 0, not -1"),

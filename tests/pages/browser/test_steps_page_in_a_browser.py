@@ -201,20 +201,3 @@ def test_a_link_leads_to_a_stage_and_a_row(visit):
 
 
 # ------------------------------------------------------------------------------------------------ where it stands
-
-
-def test_two_views_in_one_document_leave_each_other_alone(visit):
-    first, second = views.steps_page(*illustrated()).fragment, views.steps_page(*bank("river")).fragment
-    page = visit(f"<!DOCTYPE html><meta charset=utf-8><title>two</title>{first}<p>between</p>{second}{first}")
-    roots = page.locator(".sa-steps")
-    assert roots.count() == 3
-    assert page.locator(".sa-bar").count() == 3
-    roots.nth(2).locator("[data-do=next]").click()
-    assert roots.nth(0).locator(".sa-now").count() == 0
-    assert "#" not in page.url
-    cell(roots.nth(0), "inputs", "inputs", 0, 0).dblclick()
-    page.keyboard.type("3")
-    page.keyboard.press("Enter")
-    assert roots.nth(0).locator("td.sa-moved").count() > 3
-    assert roots.nth(2).locator("td.sa-moved").count() == 0
-    assert page.locator("[id]").count() == 0
