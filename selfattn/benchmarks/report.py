@@ -23,12 +23,6 @@ def median_time(contestant: Result) -> float | None:
     return min(medians, default=None)
 
 
-def best_spelling(contestant: Result) -> str:
-    """Return the statement that `best_time` belongs to."""
-    fastest = {statement: min(map(min, rounds)) for statement, rounds in contestant["times"].items()}
-    return min(fastest, key=lambda statement: fastest[statement], default="")
-
-
 def rate(row: Result, contestant: Result) -> float | None:
     """Return operations or bytes per second, best of all rounds."""
     best = best_time(contestant)

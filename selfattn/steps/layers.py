@@ -219,8 +219,10 @@ def layer_steps(
         norm=None if norm is None else (arrays.get("norm weight"), arrays.get("norm bias"), float(eps)),
     )
     query, key, value = (
-        _split_heads(name, _project(name, source, arrays), num_heads).astype(result)
-        for name, source in (("query", x), ("key", key_x), ("value", value_x))
+        _split_heads(name, _project(name, y, arrays[f"W_{name}"], arrays.get(f"b_{name}")), num_heads).astype(
+            result
+        )
+        for name, y in (("query", x), ("key", key_x), ("value", value_x))
     )
     if parameters.v is None:
         steps, kind = attention_steps(query, key, value, **options), LayerSteps
@@ -249,9 +251,8 @@ def _additive_steps(
         return steps_from_scores(call, tangents @ v.astype(tangents.dtype))
 
 
-def _project(name: str, x: Array, arrays: Mapping[str, Array]) -> Array:
+def _project(name: str, x: Array, weight: Array, bias: Array | None) -> Array:
     """``x @ W_name + b_name``, after a look at the shapes."""
-    weight, bias = arrays[f"W_{name}"], arrays.get(f"b_{name}")
     if x.ndim < 2 or weight.ndim != 2 or x.shape[-1] != weight.shape[0]:
         raise ValueError(
             f"inputs {x.shape} and W_{name} {weight.shape} are not (..., L, d_in) and (d_in, d_out)"
@@ -278,7 +279,7 @@ def _after_attention(output: Array, inputs: Array, parameters: LayerParameters) 
         merged = y.swapaxes(-2, -3)
         after["concatenated"] = y = merged.reshape(*merged.shape[:-2], -1)
     if parameters.W_out is not None:
-        y = _project("out", y, {"W_out": parameters.W_out, **_present("b_out", parameters.b_out)})
+        y = _project("out", y, parameters.W_out, parameters.b_out)
         after["projected_output"] = y = y.astype(output.dtype)
     if parameters.residual:
         if y.shape != inputs.shape:
@@ -288,10 +289,6 @@ def _after_attention(output: Array, inputs: Array, parameters: LayerParameters) 
         weight, bias, eps = parameters.norm
         after["norm"] = reference.layer_norm(y, y.shape[-1], weight, bias, eps).astype(output.dtype)
     return after
-
-
-def _present(name: str, array: Array | None) -> dict[str, Array]:
-    return {} if array is None else {name: array}
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

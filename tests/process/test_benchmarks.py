@@ -170,7 +170,6 @@ def test_figures_of_a_row() -> None:
     own, peer, absent = row["contestants"]
     assert report.best_time(own) == 2
     assert report.median_time(own) == 3.5
-    assert report.best_spelling(peer) == "c"
     assert report.median_time(peer) == 8
     assert report.best_time(absent) is report.median_time(absent) is None
     assert report.rate(row, own) == own["flops"] / 2
