@@ -11,6 +11,7 @@
 #include "kernels/attention/layout.h"
 #include "kernels/attention/block.h"
 #include "kernels/attention/packing.h"
+#include "kernels/attention/ahead.h"
 #include "kernels/attention/scores.h"
 #include "kernels/attention/masks.h"
 #include "kernels/decode/rows.h"

@@ -13,8 +13,8 @@
 /* What a mask does to a tile of scores: nothing; closes some; adds something; closes all. */
 enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_BIASED, SA_TILE_CLOSED };
 
-/* What a thread knows of a tile of keys or values that it copies as bfloat16, whole or in parts: nothing, that it was copied, or that
- * some number of it is out of range. */
+/* What a thread knows of a tile of keys or values that it copies as bfloat16, whole or split into terms: nothing, that it was copied,
+ * or that some number of it is out of range. */
 enum { SA_CELL_UNKNOWN, SA_CELL_HOLDS, SA_CELL_BEYOND };
 
 /* One row of a block: a query with everything that is its own. Rows of one block share a key head and nothing else. */
@@ -101,7 +101,7 @@ bool sa_cancelled(const sa_attention *a);
 #define SA_ROW_BLOCK 64    /* rows that a task of a row operation describes at a time */
 #define SA_ROW_COLUMNS 256 /* neighbouring columns of a softmax down the columns: four arrays of them stay in L1 */
 
-/* A block of rows of a row operation (rows.h): n elements each, or for softmax along another axis n × width. */
+/* A block of rows of a row operation (kernels/rowops): n elements each, or for softmax along another axis n × width. */
 typedef struct {
     const sa_row_call *call;
     const sa_row_plan *plan;
@@ -138,7 +138,7 @@ typedef struct {
     void *unit, *scale, *y;
 } sa_norm_rows;
 
-/* What an optimiser does to every element of one array; kernels/update.h has the formulas. */
+/* What an optimiser does to every element of one array; kernels/optimizer/update.h has the formulas. */
 typedef struct {
     double shrink;      /* of the parameter, first of all */
     double added_decay; /* times the parameter: added to the gradient */

@@ -1,4 +1,4 @@
-/* The matrix unit of x86-64 (AMX with bfloat16), beside the verbs of simd_avx512.h. It has eight registers t of 16 rows of 64
+/* The matrix unit of x86-64 (AMX with bfloat16), beside the verbs of simd/avx512.h. It has eight registers t of 16 rows of 64
  * bytes; dot adds to the 16×16 float32 of c the product of the 16×32 bfloat16 of a with those of b, whose rows hold 16 pairs:
  *
  *     c[i][l] += Σ_k a[i][2k]·b[k][l].first + a[i][2k+1]·b[k][l].second
@@ -27,7 +27,7 @@ SA_VERB void sa_tiles_open(void) {
     SA_TILE_FENCE();
     _tile_loadconfig(&sa_whole_tiles);
 }
-/* For `few` queries, 1, 2 or 4: the registers of attention_few_parts.h. */
+/* For `few` queries, 1, 2 or 4: the registers of kernels/decode/amx.h. */
 SA_VERB void sa_few_tiles_open(int few) {
     const uint16_t words = (uint16_t)(4 * few);
     const uint8_t weights = (uint8_t)(4 * few);
@@ -39,8 +39,8 @@ SA_VERB void sa_few_tiles_open(int few) {
 }
 SA_VERB void sa_tiles_close(void) { _tile_release(); }
 
-/* The unit falls asleep after half a microsecond without work, and the next product then takes 0.3 to 0.5 us longer (measured).
- * Long passes of other work give it something to do, on tiles that hold nothing: at least once in 500 cycles. */
+/* The unit falls asleep after half a microsecond without work, and is slow to wake. Long passes of other work give it something to
+ * do, on tiles that hold nothing: at least once in 500 cycles. */
 SA_VERB void sa_tiles_stay_awake(void) { _tile_dpbf16ps(0, 4, 6); }
 
 /* While on, results that are subnormal become 0 at once: each would cost over a hundred cycles. Returns the state before. */

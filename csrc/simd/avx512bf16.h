@@ -1,4 +1,4 @@
-/* The products of pairs of bfloat16 (AVX512_BF16), beside the verbs of simd_avx512.h. */
+/* The products of pairs of bfloat16 (AVX512_BF16), beside the verbs of simd/avx512.h. */
 #define SA_HAS_BF16_PRODUCTS 1
 
 /* sum + a.first·b.first + a.second·b.second, lane by lane: two fused steps. Subnormal numbers are taken for 0, and become 0. */

@@ -448,18 +448,6 @@ SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch)
 
 /* ---- a tile, step by step ------------------------------------------------------------------------------------------ */
 
-/* Rows of the mask's gradient lie pages apart: they are fetched while we multiply. */
-SA_ONCE void FN(fetch_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n) {
-    const sa_matrix *dmask = &b->g->dmask.m;
-    if (b->with_mask && b->rows->dmask[0]) {
-        sa_plan_ahead(&s->s.ahead, (sa_rows_ahead){.row = (const char *const *)b->rows->dmask,
-                                                   .offset = (uintptr_t)((first - b->dmask_key) * dmask->col_stride),
-                                                   .count = b->b.rows->count,
-                                                   .bytes = sa_bytes_together(dmask, n)});
-        FN(share_ahead)(&s->s, n);
-    }
-}
-
 /* By other products, weights, dS and the gradients in one step, where nothing but the mask's gradient is wanted of dS beside those.
  * Returns how many keys are done, as far as they hold their numbers; of the others P holds scores and dS dP as before. */
 SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n,
@@ -566,7 +554,10 @@ SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) 
     if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {
         return;
     }
-    FN(fetch_dmask)(b, s, first, n);
+    if (b->with_mask && b->rows->dmask[0]) {
+        FN(fetch_dmask)(b, &s->s.ahead, first, n);
+        FN(share_ahead)(&s->s, n);
+    }
     const bool dscores = FN(wants_dscores)(b);
     if (!dscores) { /* dV alone needs no dP; dS is split all the same, and must be finite */
         memset(s->dS, 0, (size_t)(n * nv * SA_LANES) * sizeof(real));

@@ -91,12 +91,8 @@ SA_INLINE bool FN(score_tile_here)(const sa_block *b, FN(scratch) * s, ptrdiff_t
         *masked = true;
         return false;
     }
-    if (b->mask_far && state != SA_TILE_OPEN && !R && b->rows->count > 1) { /* its rows lie pages apart */
-        const sa_matrix *mask = &b->a->mask.m;
-        sa_plan_ahead(&s->ahead, (sa_rows_ahead){.row = b->rows->mask,
-                                                 .offset = (uintptr_t)(first * mask->col_stride),
-                                                 .count = b->rows->count,
-                                                 .bytes = sa_bytes_together(mask, n)});
+    if (b->mask_far && state != SA_TILE_OPEN && !R && b->rows->count > 1) {
+        FN(fetch_mask)(b, &s->ahead, first, n);
     }
     const bool top_is_right = FN(products_tile)(b, s, first, n, nv, R);
     sa_end_ahead(&s->ahead);
@@ -362,34 +358,6 @@ SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, int nv) {
             s->head_hi[r] = (uint32_t)(rows->head[from] >> 32);
         }
     }
-}
-
-/* In a large call: plans, for the tile from key `first` on, its share of the rows that this block will write, of the queries that the
- * next one will read, and of the first keys of the next head. */
-SA_ONCE void FN(look_ahead)(const sa_block *b, sa_ahead *ahead, ptrdiff_t first) {
-    if (b->ahead == 0) {
-        return;
-    }
-    const sa_rows *rows = b->rows;
-    const ptrdiff_t tiles = (b->end - b->begin + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
-    const ptrdiff_t tile = (first - b->begin) / SA_KEYS_PER_TILE, share = (rows->count + tiles - 1) / tiles, at = tile * share;
-    if (at < rows->count) {
-        const ptrdiff_t count = rows->count - at < share ? rows->count - at : share;
-        sa_plan_ahead(ahead, (sa_rows_ahead){.row = rows->query + at,
-                                             .offset = (uintptr_t)b->ahead,
-                                             .count = count,
-                                             .bytes = sa_bytes_together(&b->a->query.m, b->a->E)});
-        sa_plan_ahead(ahead, (sa_rows_ahead){.row = (const char *const *)rows->out + at,
-                                             .count = count,
-                                             .bytes = sa_bytes_together(&b->a->out.m, b->a->Dv)});
-    }
-    const ptrdiff_t keys = b->keys_ahead == 0 ? 0 : b->a->S < SA_KEYS_PER_TILE ? b->a->S : SA_KEYS_PER_TILE;
-    const ptrdiff_t key_share = (keys + tiles - 1) / tiles, key = tile * key_share;
-    sa_plan_ahead(ahead,
-                  (sa_rows_ahead){.offset = (uintptr_t)b->key.data + (uintptr_t)(b->keys_ahead + key * b->key.row_stride),
-                                  .stride = b->key.row_stride,
-                                  .count = keys - key < key_share ? keys - key : key_share,
-                                  .bytes = sa_bytes_together(&b->key, b->a->E)});
 }
 
 /* Weights may exceed 1 by this power of 2 where that does no harm: a maximum that grows by less stays, and the output so far needs

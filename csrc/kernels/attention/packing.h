@@ -1,5 +1,5 @@
-/* What a block packs, compiled once: its queries into lanes, tiles of keys and values into rows. And which rows are fetched
- * ahead, and what causal, windows and lengths leave open to each vector of rows. */
+/* What a block packs, compiled once: its queries into lanes, tiles of keys and values into rows. And what
+ * causal, windows and lengths leave open to each vector of rows. */
 
 SA_SHARED int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool direct, int v, const real **q) {
     const sa_matrix *m = &b->a->query.m;
@@ -116,30 +116,6 @@ SA_INLINE void FN(open_caches)(const sa_block *b, FN(scratch) * s) {
         FN(open_cache)(&s->key);
         FN(open_cache)(&s->value);
     }
-}
-
-/* What s->ahead holds is fetched by the product of so many rows that begins, or now where it has no steps to do so between. */
-SA_INLINE void FN(share_ahead)(FN(scratch) * s, ptrdiff_t rows) {
-    if (s->wide.terms && s->products->replace_rows) {
-        sa_end_ahead(&s->ahead);
-    }
-    s->ahead.share = s->ahead.bytes / (rows / 8 + 1) + 1;
-}
-
-/* Keys and values that no near cache holds are fetched a tile ahead: those of a head that this thread begins with, in a large
- * call, and all of them from so many bytes on. */
-#define SA_FAR_HEAD_BYTES ((ptrdiff_t)12 << 20)
-
-SA_ONCE void FN(fetch_tile)(const sa_block *b, sa_ahead *ahead, const sa_matrix *m, ptrdiff_t width, ptrdiff_t first) {
-    const ptrdiff_t bytes = sa_bytes_together(m, width),
-                    to = b->end - first < SA_KEYS_PER_TILE ? b->end : first + SA_KEYS_PER_TILE;
-    if (bytes == 0 || (!b->fetches && b->end - b->begin < SA_FAR_HEAD_BYTES / 2 / bytes)) {
-        return;
-    }
-    sa_plan_ahead(ahead, (sa_rows_ahead){.offset = (uintptr_t)m->data + (uintptr_t)(first * m->row_stride),
-                                         .stride = m->row_stride,
-                                         .count = to - first,
-                                         .bytes = bytes});
 }
 
 /* What causal, windows and lengths leave open of the n rows of one vector. Of a row without keys, 0 … −1, nothing is open to all. */

@@ -1,5 +1,5 @@
-/* Rows that will be needed soon: fetched while other work goes on. Hardware prefetchers stop at page ends and do not see rows that
- * lie far apart. */
+/* How rows that will be needed soon are fetched while other work goes on: hardware prefetchers stop at page ends and do not see rows
+ * that lie far apart. Which rows those are is up to ahead.h, and in decoding to decode/rows.h. */
 
 /* The lines of so many bytes from `at` on, the last one too; it need not be anybody's memory. Into the L1 if they come next, else the
  * L2: what a product works on fills the L1. */
@@ -26,9 +26,8 @@ typedef struct {
     ptrdiff_t stride, done, count, bytes;
 } sa_rows_ahead;
 
-/* What a product fetches between its steps, a share in each: all at once would be more than the processor waits for side by side. In
- * shares and into the L2, not all at once and into the L1, a Zen 4 is 7 to 25 % faster where keys come from memory, 2 to 3 % with 1024
- * keys of eight heads, and 6 to 8 % with a float mask for each head. */
+/* What a product fetches between its steps, a share in each, into the L2: all at once would be more than the processor waits for side
+ * by side. */
 typedef struct {
     sa_rows_ahead rows[5];
     int now, count;
@@ -42,8 +41,7 @@ SA_INLINE void sa_plan_ahead(sa_ahead *a, sa_rows_ahead rows) {
     }
 }
 
-/* Rows are counted in a register: a row took 19 cycles when it was counted in memory, 4 to 9 % of a call of
- * 8×128×64 that fetches. */
+/* Rows are counted in a register: a store for each row would wait for the last one. */
 SA_LEAF void sa_fetch_ahead(sa_ahead *a, ptrdiff_t bytes) {
     while (bytes > 0 && a->now < a->count) {
         sa_rows_ahead *rows = &a->rows[a->now];

@@ -2,7 +2,7 @@
  * forward line that it differentiates and gives the closed form.
  *
  * Nothing of the forward pass is kept but its inputs: a row's maximum, mean or norm is computed again while the row is in
- * L1, by the functions of rows.h, so that gradients of 16-bit arrays are as exact as those of float32. dx is computed where
+ * L1, by the functions of forward.h, so that gradients of 16-bit arrays are as exact as those of float32. dx is computed where
  * it belongs, as the results there are, and dy is read in place or packed to the second row of the scratch.
  *
  * NaN in x or dy makes its row NaN (gelu: its element). */

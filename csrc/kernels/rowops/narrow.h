@@ -1,5 +1,4 @@
-/* to[n] = the float16 or bfloat16 nearest to from[n], ties to even. Plain C of which compilers make this instruction set's vectors: those
- * of the baseline took 3 % of the gradients of 8 heads of 1024×64. */
+/* to[n] = the float16 or bfloat16 nearest to from[n], ties to even. Plain C of which compilers make this instruction set's vectors. */
 #include "simd/bits.h"
 
 SA_KERNEL void SA_PASTE(sa_narrow_, SA_ISA)(const float *restrict from, ptrdiff_t n, sa_dtype dtype, uint16_t *restrict to) {

@@ -3,7 +3,7 @@
 
 /* Enough independent chains to hide the latency of two FMA units, few enough to stay in registers. Returns FLOPs.
  * x ← x² − 1.9 is chaotic and stays in [−1.9, 1.71]: the bits change as those of real data do. With operands that settle on
- * a constant a CPU draws less power and clocked 10 % higher here than it does in any kernel. */
+ * a constant a CPU draws less power, and clocks higher than it does in any kernel. */
 SA_KERNEL double FN(fma_loop)(ptrdiff_t rounds) {
     enum { CHAINS = SA_VECTOR_REGISTERS == 32 ? 20 : 12 };
     vec sum[CHAINS];

@@ -18,7 +18,7 @@ SA_KERNEL void FN(look_up)(const void *table, const void *positions, const int64
 }
 
 /* u = (s − mean(s))·scale with s = x + attended and scale = 1/√(variance(s) + eps), y = u·weight + bias: as layer_norm in
- * rows.h, whose sums it uses. y may be x. */
+ * kernels/rowops/forward.h, whose sums it uses. y may be x. */
 SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
     const ptrdiff_t d = n->d;
     const real *weight = n->weight, *bias = n->bias;

@@ -1,4 +1,4 @@
-/* The products of matmul.h on the matrix unit (decisions/0003): both operands are split into three parts (parts.h), and C is
+/* The products of matmul.h on the matrix unit (docs/decisions/0003-fused-training.md): both operands are split into three terms (products/amx_tiles.h), and C is
  * computed 32 rows by 32 columns at a time. A task should take many rows and columns: splitting costs as much as 40 rows of a
  * product. The pairs of a sum are half a step apart, so that rows are split as they lie.
  *
@@ -7,7 +7,7 @@
  * and in matmul_tn all of the call, goes through multiply-adds. */
 
 #define SA_SIDE 32                                /* rows and columns of C at a time */
-#define SA_SPLIT_TILE ((size_t)3 * SA_TILE_BYTES) /* of all parts */
+#define SA_SPLIT_TILE ((size_t)3 * SA_TILE_BYTES) /* of all terms */
 #define SA_PLAIN(name) FN(name)
 
 /* Narrower rows take as long to split as to multiply. */
@@ -15,7 +15,7 @@ enum { SA_AMX(splits_from) = 96 };
 
 /* One operand may be the same in the next product (sa_product.again). */
 typedef struct {
-    bool same_fits; /* it holds no number that parts cannot */
+    bool same_fits; /* it holds no number that terms cannot */
     char *same;     /* A of matmul_nt and matmul_nn, B of matmul_tn */
     char *other;
     real *sums; /* SA_SIDE × SA_SIDE */
