@@ -1,4 +1,4 @@
-"""selfattn.nn: gradients against finite differences, PyTorch's numbers and keys, printed tensors, errors."""
+"""selfattn.nn: gradients against finite differences, PyTorch's numbers and keys, errors."""
 
 import numpy as np
 import pytest

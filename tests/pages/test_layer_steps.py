@@ -1,4 +1,4 @@
-"""layer_steps and model_steps: the printed tutorials, the definitions in plain NumPy, and errors."""
+"""layer_steps and model_steps: the definitions in plain NumPy, and errors."""
 
 import numpy as np
 import pytest

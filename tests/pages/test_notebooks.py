@@ -8,7 +8,6 @@ import re
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from selfattn.steps import tutorials
@@ -25,7 +24,6 @@ _spec.loader.exec_module(build)
 
 NAMES = [path.stem for path in build.SOURCES]
 notebooks = pytest.mark.parametrize("name", NAMES)
-EPS = float(np.finfo(np.float64).eps)
 
 RESULTS = """\
 import json as _json, time as _time
@@ -139,58 +137,27 @@ def test_the_outputs_are_those_saved(executed, name):
 # ------------------------------------------------------------------------- what is computed, and what is printed
 
 
-def within_decimals(computed, printed, decimals):
-    # The printed numbers are rounded; ours may sit on the other side of a half by a few roundings of float32.
-    np.testing.assert_allclose(computed, printed, rtol=0, atol=0.5 * 10.0**-decimals + 1e-6)
-
-
-def test_every_tensor_of_the_first_principles(executed):
-    data, (_, results) = tutorials.load("first_principles"), executed("1_first_principles")
-    steps = {name for name, step in data.items() if isinstance(step, dict) and "printed" in step}
-    assert set(results) == steps
-    for name in steps:
-        for sentence, printed in data[name]["printed"].items():
-            within_decimals(results[name][sentence], printed, data["printed_decimals"])
-
-
-def test_every_tensor_of_the_basics(executed):
-    data, (_, results) = tutorials.load("basics_notebook"), executed("3_basics")
-    assert set(results) == set(data["printed"])
-    for name, printed in data["printed"].items():
-        within_decimals(results[name], printed, data["printed_decimals"])
-
-
-def test_every_tensor_of_the_illustrated(executed):
-    data, (_, results) = tutorials.load("illustrated"), executed("4_illustrated")
-    printed = data["printed"] | data["computed_not_printed"]
-    assert set(results) == set(printed)
-    for name, tensor in printed.items():
-        size = np.abs(tensor)
-        digits = 10.0 ** np.floor(
-            np.log10(np.where(size == 0, 1, size)) - data["printed_significant_digits"] + 1
-        )
-        # Half a unit in the last of the printed digits; zeros and sums of decimals to a few roundings.
-        off = np.abs(np.asarray(results[name]) - tensor)
-        assert np.all(off <= np.where(size == 0, 0, 0.5 * digits) + 64 * EPS), name
+def printed_in(tutorial):
+    """The names of the tensors that a tutorial prints."""
+    data = tutorials.load(tutorial)
+    if "printed" not in data:
+        return {name for name, step in data.items() if isinstance(step, dict) and "printed" in step}
+    return {*data["printed"], *data.get("computed_not_printed", ())}
 
 
 @pytest.mark.parametrize(
     ("name", "compared"),
     [
-        (
-            "2_sentence_embeddings",
-            {"block, heads: 1", "block, heads: 2", "sentence embedding", "confidence"},
-        ),
+        ("1_first_principles", printed_in("first_principles")),
+        ("2_sentence_embeddings", {"block, heads: 1", "block, heads: 2", "sentence embedding", "confidence"}),
+        ("3_basics", printed_in("basics_notebook")),
+        ("4_illustrated", printed_in("illustrated")),
         ("5_attention_module", {"no mask", "padding", "dead row", "masked NaN"}),
     ],
 )
-def test_what_has_no_printed_tensors_agrees_with_plain_numpy(executed, name, compared):
-    results = executed(name)[1]
-    assert set(results) == compared
-    for ours, plain in results.values():
-        # Sums of up to eight products of numbers around 1, through three blocks at most.
-        for a, b in zip(np.atleast_1d(ours), np.atleast_1d(plain), strict=True):
-            np.testing.assert_allclose(a, b, rtol=0, atol=4096 * EPS)
+def test_nothing_that_is_printed_is_left_out(executed, name, compared):
+    """A notebook stops by itself where a number differs, as below; here is that it compares all of them."""
+    assert set(executed(name)[1]) == compared
 
 
 def test_training_takes_less_than_twenty_seconds(executed):

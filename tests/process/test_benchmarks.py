@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -268,19 +266,3 @@ def test_a_peer_that_is_not_installed(
     with pytest.raises(SystemExit):
         app.main(["--peers", "torch"])
     assert "not installed" in capsys.readouterr().err
-
-
-def test_speed_figure() -> None:
-    path = Path(__file__).parents[2] / "docs" / "figures" / "speed.py"
-    spec = importlib.util.spec_from_file_location("make_speed_figure", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    run = {"config": {"cpu": "A & B", "isa": "avx2"}, "settings": {"threads": 2}, "rows": [make_row()]}
-    picture = ElementTree.fromstring(module.draw(run))
-    text = "".join(picture.itertext())
-    assert "100 x 10" in text
-    assert "A & B" in text
-    with pytest.raises(SystemExit, match="no row"):
-        module.draw({**run, "rows": []})

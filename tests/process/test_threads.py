@@ -375,33 +375,6 @@ def test_fork_while_a_long_call_looks_for_signals(name, turns):
 
 
 @needs_fork
-def test_fork_by_another_thread_than_the_one_that_computed():
-    script = """
-    expected = attend()
-    errors = []
-    def forks():
-        try:
-            for turn in range(4):
-                if turn % 2:
-                    assert (attend() == expected).all()
-                def work():
-                    assert (attend() == expected).all()
-                    wait(child(lambda: attend()))
-                pid = child(work)
-                assert (attend() == expected).all()
-                wait(pid)
-        except BaseException as error:
-            errors.append(error)
-    threads = [threading.Thread(target=forks) for _ in range(3)]
-    for thread in threads: thread.start()
-    assert (attend() == expected).all()
-    for thread in threads: thread.join()
-    assert not errors, errors
-    """
-    run(script)
-
-
-@needs_fork
 def test_process_pool_that_forks_while_a_thread_pool_computes():
     script = """
     import multiprocessing

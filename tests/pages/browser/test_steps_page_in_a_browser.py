@@ -1,4 +1,4 @@
-"""The steps page in Chromium: what lights up, what is spelled, how one gets about; where it stands."""
+"""The steps page in Chromium: what lights up, what is spelled, how one gets about."""
 
 import re
 from importlib import resources
@@ -198,6 +198,3 @@ def test_a_link_leads_to_a_stage_and_a_row(visit):
     assert lit(page, "to", "weights") == ["weights[1,0]"]
     page.locator("[data-stage=value] h3 a").click()
     page.wait_for_url("**#stage=value&row=0")
-
-
-# ------------------------------------------------------------------------------------------------ where it stands
