@@ -74,15 +74,8 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
 }
 
 PyObject *sa_element(PyObject *x, npy_intp i) {
-    PyArrayObject *array = (PyArrayObject *)PyArray_FromAny(x, NULL, 0, 0, 0, NULL);
-    PyArrayObject *flat = array ? (PyArrayObject *)PyArray_Ravel(array, NPY_CORDER) : NULL;
-    PyObject *element = NULL;
-    if (flat != NULL && i < PyArray_SIZE(flat)) {
-        element = PyArray_GETITEM(flat, PyArray_BYTES(flat) + i * PyArray_STRIDE(flat, 0));
-    } else if (flat != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "an argument became smaller during the call");
-    }
-    Py_XDECREF(flat);
+    PyObject *array = PyArray_FromAny(x, NULL, 0, 0, 0, NULL);
+    PyObject *element = array ? PyObject_CallMethod(array, "item", "n", i) : NULL; /* IndexError if x has become smaller */
     Py_XDECREF(array);
     return element;
 }
