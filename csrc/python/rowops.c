@@ -79,7 +79,9 @@ static int read_x(void *call, PyObject *value, const char *name, void *to) {
     }
     const bool elementwise = k->c.kind == SA_GELU || k->c.kind == SA_GELU_BACKWARD;
     const int ndim = k->c.ndim = PyArray_NDIM(k->array[SA_ROW_X]);
-    memcpy(k->c.shape, PyArray_SHAPE(k->array[SA_ROW_X]), (size_t)ndim * sizeof(ptrdiff_t));
+    for (int axis = 0; axis < ndim; ++axis) {
+        k->c.shape[axis] = PyArray_DIM(k->array[SA_ROW_X], axis);
+    }
     k->c.first = elementwise || ndim == 0 ? 0 : ndim - 1;
     k->c.last = elementwise ? 0 : ndim;
     return 0;
