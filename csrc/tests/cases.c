@@ -32,21 +32,47 @@ test_case plain_case(sa_dtype dtype, ptrdiff_t L, ptrdiff_t S, ptrdiff_t E, ptrd
 void case_describe(const test_case *t, char *text, size_t size) {
     snprintf(text, size,
              "L %td S %td E %td Dv %td lead %d (%td %td %td) gqa %td dtypes q%d k%d v%d o%d m%d layouts q%x k%x v%x m%x o%x "
-             "broadcast q%x k%x v%x m%x s%x%s%s%s%s%s%s o=%td window %td %td scale %g softcap %g dropout %g magnitude %g "
-             "closed %g finite %g block masks %d poison %d threads %d%s",
+             "broadcast q%x k%x v%x m%x s%x%s%s%s%s%s%s%s%s without %x o=%td window %td %td scale %g softcap %g dropout %g "
+             "magnitude %g closed %g finite %g block masks %d poison %d threads %d%s",
              t->L, t->S, t->E, t->Dv, t->n_lead, t->lead[0], t->lead[1], t->lead[2], t->gqa, t->query, t->key, t->value, t->out,
              t->mask, t->query_layout, t->key_layout, t->value_layout, t->mask_layout, t->out_layout, t->query_broadcast,
              t->key_broadcast, t->value_broadcast, t->mask_broadcast, t->scalar_broadcast, t->alibi ? " alibi" : "",
              t->sinks ? " sinks" : "", t->lengths ? " lengths" : "", t->lse ? " lse" : "", t->weights ? " weights" : "",
-             t->causal ? " causal" : "", t->diagonal, t->window_left, t->window_right, t->scale, t->softcap, t->dropout_p,
-             t->magnitude, t->closed, t->mask_finite, t->block_masks, t->poison, t->threads, t->unsplit ? " unsplit" : "");
+             t->causal ? " causal" : "", t->backward ? " backward" : "", t->grad_lse ? " grad_lse" : "", t->without,
+             t->diagonal, t->window_left, t->window_right, t->scale, t->softcap, t->dropout_p, t->magnitude, t->closed,
+             t->mask_finite, t->block_masks, t->poison, t->threads, t->unsplit ? " unsplit" : "");
+}
+
+/* ---- elements ------------------------------------------------------------------------------------------------------ */
+
+char *case_at(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col) {
+    const bool by_key_heads = which == KEY || which == VALUE || which == D_KEY || which == D_VALUE;
+    return array_at(&c->arrays[which], head, by_key_heads ? c->spec.gqa : 1, row, col);
+}
+
+size_t case_index(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col) {
+    const array *a = &c->arrays[which];
+    return (size_t)(case_at(c, which, head, row, col) - a->memory) / sa_itemsize(a->tensor.m.dtype);
+}
+
+double case_get(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col) {
+    if (which < INPUTS && c->numbers[which]) {
+        const array_shape *s = &c->arrays[which].shape;
+        return c->numbers[which][(head * s->rows + row) * s->cols + col];
+    }
+    return element_get(case_at(c, which, head, row, col), c->arrays[which].tensor.m.dtype, c->arrays[which].tensor.m.swapped);
+}
+
+void case_set(live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col, double x) {
+    element_set(case_at(c, which, head, row, col), c->arrays[which].tensor.m.dtype, c->arrays[which].tensor.m.swapped, x);
 }
 
 /* ---- filling ------------------------------------------------------------------------------------------------------- */
 
-static void fill(array *a, ptrdiff_t heads, double magnitude, random_source *r) {
+static void fill(live_case *c, int which, double magnitude, random_source *r) {
+    const array *a = &c->arrays[which];
     const sa_dtype dtype = a->tensor.m.dtype;
-    for (ptrdiff_t head = 0; head < heads; ++head) {
+    for (ptrdiff_t head = 0; head < c->heads && a->memory; ++head) {
         for (ptrdiff_t i = 0; i < a->shape.rows; ++i) {
             for (ptrdiff_t j = 0; j < a->shape.cols; ++j) {
                 double x = random_between(r, -magnitude, magnitude);
@@ -54,73 +80,164 @@ static void fill(array *a, ptrdiff_t heads, double magnitude, random_source *r) 
                     x = rint(x);
                     x = x < 0 && (dtype == SA_U8 || dtype == SA_U16 || dtype == SA_U32 || dtype == SA_U64) ? -x : x;
                 }
-                element_set(array_at(a, head, 1, i, j), dtype, a->tensor.m.swapped, x);
+                case_set(c, which, head, i, j, x);
             }
         }
     }
 }
 
-/* A quarter of the tiles is closed or open altogether, the rest element by element. */
-static void fill_mask(array *a, ptrdiff_t heads, const test_case *t, random_source *r) {
-    for (ptrdiff_t head = 0; head < heads; ++head) {
+/* finfo.min */
+static double least_of(sa_dtype dtype) {
+    return dtype == SA_F32 ? (double)-FLT_MAX : dtype == SA_F64 ? -DBL_MAX : dtype == SA_F16 ? -65504 : -0x1.fep127;
+}
+
+/* A quarter of the heads is closed or open altogether, the rest element by element. */
+static void fill_mask(live_case *c, random_source *r) {
+    const test_case *t = &c->spec;
+    for (ptrdiff_t head = 0; head < c->heads; ++head) {
         const int whole = (int)random_below(r, 8); /* 0: all closed, 1: all open */
-        for (ptrdiff_t i = 0; i < a->shape.rows; ++i) {
-            for (ptrdiff_t j = 0; j < a->shape.cols; ++j) {
+        for (ptrdiff_t i = 0; i < t->L; ++i) {
+            for (ptrdiff_t j = 0; j < t->S; ++j) {
                 const bool closed = whole == 0 || (whole > 1 && random_chance(r, t->closed));
-                double x = !closed;
-                if (t->mask != SA_BOOL) {
-                    x = closed ? (double)-INFINITY : random_between(r, -t->mask_finite, t->mask_finite);
-                }
-                element_set(array_at(a, head, 1, i, j), t->mask, a->tensor.m.swapped, x);
+                const double finite = t->mask_finite < INFINITY ? random_between(r, -t->mask_finite, t->mask_finite)
+                                      : random_chance(r, 0.1)   ? 0.5
+                                                                : least_of(t->mask);
+                const double x = t->mask == SA_BOOL ? !closed : closed ? (double)-INFINITY : finite;
+                case_set(c, MASK, head, i, j, x);
             }
         }
     }
 }
 
-/* NaN and infinities into rows of keys and values: into those that no query may see, or into one in eight. */
-static void poison(live_case *c, random_source *r) {
-    array *const arrays[2] = {&c->key, &c->value};
+/* Half of the elements of a row become one of `count` odd numbers. */
+static void poison_row(live_case *c, int which, ptrdiff_t head, ptrdiff_t row, int count, random_source *r) {
     const uint64_t marked = UINT64_C(0x7ff8000020000001); /* a NaN whose payload reaches float32's last bit, and float64's */
     double bad[4] = {(double)NAN, 0, (double)INFINITY, (double)-INFINITY};
     memcpy(&bad[1], &marked, sizeof marked);
-    for (int n = 0; n < 2; ++n) {
-        array *a = arrays[n];
-        if (a->tensor.m.dtype > SA_F64 || a->bytes == 0) {
-            continue;
+    for (ptrdiff_t d = 0; d < c->arrays[which].shape.cols; ++d) {
+        if (random_chance(r, 0.5)) {
+            case_set(c, which, head, row, d, bad[random_below(r, count)]);
         }
-        char *seen = calloc(a->bytes, 1);
-        for (ptrdiff_t head = 0; head < c->heads && c->spec.poison == POISON_CLOSED; ++head) {
-            for (ptrdiff_t j = 0; j < c->spec.S && a->shape.cols > 0; ++j) {
-                for (ptrdiff_t i = 0; i < c->spec.L; ++i) {
-                    if (case_allows(c, head, i, j)) {
-                        seen[array_at(a, head, c->spec.gqa, j, 0) - a->memory] = 1;
-                    }
-                }
-            }
-        }
-        for (ptrdiff_t head = 0; head < c->heads; ++head) {
-            for (ptrdiff_t j = 0; j < c->spec.S && a->shape.cols > 0; ++j) {
-                const bool hit = c->spec.poison == POISON_CLOSED ? !seen[array_at(a, head, c->spec.gqa, j, 0) - a->memory]
-                                                                 : random_chance(r, 0.125);
-                for (ptrdiff_t d = 0; d < a->shape.cols && hit; ++d) {
-                    if (random_chance(r, 0.5)) { /* −inf in open keys makes rows dead by arithmetic: another question */
-                        const double x = bad[random_below(r, c->spec.poison == POISON_CLOSED ? 4 : 2)];
-                        element_set(array_at(a, head, c->spec.gqa, j, d), a->tensor.m.dtype, a->tensor.m.swapped, x);
-                    }
-                }
-            }
-        }
-        free(seen);
     }
 }
 
-static array_shape shape_of(const live_case *c, ptrdiff_t rows, ptrdiff_t cols, ptrdiff_t gqa) {
+/* Rows of an array of keys or queries that nobody sees, or that see nothing. Those that are broadcast are seen by others. */
+static void poison_closed(live_case *c, int which, random_source *r) {
+    const array *a = &c->arrays[which];
+    const bool of_keys = which == KEY || which == VALUE;
+    const ptrdiff_t rows = a->shape.rows, others = of_keys ? c->spec.L : c->spec.S;
+    char *seen = calloc(a->bytes + 1, 1);
+    for (int turn = 0; turn < 2; ++turn) {
+        for (ptrdiff_t head = 0; head < c->heads; ++head) {
+            for (ptrdiff_t row = 0; row < rows && a->shape.cols > 0; ++row) {
+                char *mark = &seen[case_at(c, which, head, row, 0) - a->memory];
+                for (ptrdiff_t other = 0; other < others && turn == 0; ++other) {
+                    *mark |= case_allows(c, head, of_keys ? other : row, of_keys ? row : other);
+                }
+                if (turn == 1 && !*mark) {
+                    poison_row(c, which, head, row, 4, r);
+                }
+            }
+        }
+    }
+    free(seen);
+}
+
+static void poison(live_case *c, random_source *r) {
+    const int kind = c->spec.poison, rows = kind == POISON_QUERIES ? QUERY : VALUE;
+    const ptrdiff_t n = c->arrays[rows].shape.rows;
+    for (int which = 0; which < INPUTS && kind == POISON_CLOSED; ++which) {
+        if (which <= VALUE || which == GRAD_OUT) {
+            if (c->arrays[which].memory && c->arrays[which].tensor.m.dtype <= SA_F64) {
+                poison_closed(c, which, r);
+            }
+        }
+    }
+    for (ptrdiff_t head = 0; head < c->heads && c->spec.query <= SA_F64; ++head) {
+        for (ptrdiff_t row = 0; row < n; ++row) {
+            if (kind == POISON_BEHIND && c->spec.E > 0) {
+                for (ptrdiff_t i = 0; i < c->spec.L; ++i) {
+                    case_set(c, QUERY, head, i, 0, 1); /* times a scale above 0 */
+                }
+                if (row % 97 == 1) { /* a weight of 0, and 0·NaN is NaN */
+                    case_set(c, KEY, head, row, 0, (double)-INFINITY);
+                    poison_row(c, VALUE, head, row, 2, r);
+                }
+            } else if (kind == POISON_QUERIES && row % 3 == 0) {
+                poison_row(c, QUERY, head, row, 2, r);
+            } else if (kind == POISON_SOME && random_chance(r, 0.125)) { /* −inf in open keys is POISON_BEHIND's */
+                poison_row(c, random_chance(r, 0.5) ? KEY : VALUE, head, row, 2, r);
+            }
+        }
+    }
+}
+
+/* ---- making -------------------------------------------------------------------------------------------------------- */
+
+/* Makes one array, (B…, rows, cols), whose last leading axis counts in groups of gqa. */
+static void make(live_case *c, int which, ptrdiff_t rows, ptrdiff_t cols, ptrdiff_t gqa, sa_dtype dtype, unsigned layout,
+                 unsigned broadcast) {
     array_shape s = {.n_lead = c->call.n_lead, .rows = rows, .cols = cols};
     memcpy(s.lead, c->call.lead, sizeof s.lead);
     if (s.n_lead > 0) {
         s.lead[s.n_lead - 1] /= gqa;
     }
-    return s;
+    array_make(&c->arrays[which], &s, dtype, layout, broadcast, which >= INPUTS);
+}
+
+/* The trailing leading axes that make groups of query heads, whose gradients of keys and values are one. */
+static unsigned group_axes(const test_case *t) {
+    unsigned axes = 0;
+    int axis = t->n_lead - 1;
+    if (axis >= 0 && t->gqa > 1 && t->lead[axis--] != t->gqa) {
+        return 0;
+    }
+    for (; axis >= 0 && t->key_broadcast & t->value_broadcast & 1u << axis; --axis) {
+        axes |= 1u << axis;
+    }
+    return axes;
+}
+
+static void make_gradients(live_case *c) {
+    const test_case *t = &c->spec;
+    const sa_dtype computes = c->call.f64 ? SA_F64 : SA_F32;
+    const unsigned group = group_axes(t);
+    make(c, STATS, t->L, 2, 1, computes, 0, 0);
+    make(c, GRAD_OUT, t->L, t->Dv, 1, t->out, t->out_layout, 0);
+    if (t->grad_lse) {
+        make(c, GRAD_LSE, t->L, 1, 1, computes, 0, 0);
+    }
+    const bool wanted[] = {true, true, true, t->mask <= SA_F64, t->alibi, t->sinks};
+    const ptrdiff_t rows[] = {t->L, t->S, t->S, t->L, t->L, t->L}, cols[] = {t->E, t->E, t->Dv, t->S, 3, 1};
+    for (int n = 0; n < 6; ++n) {
+        if (wanted[n] && !(t->without & 1u << (D_QUERY + n))) {
+            const bool of_keys = n == 1 || n == 2;
+            make(c, D_QUERY + n, rows[n], cols[n], of_keys ? t->gqa : 1, computes, 0,
+                 of_keys  ? group
+                 : n == 3 ? t->mask_broadcast
+                          : 0);
+        }
+    }
+}
+
+/* What the call knows of each array. */
+static void attach(live_case *c) {
+    sa_attention *a = &c->call;
+    sa_attention_gradients *g = &c->gradients;
+    sa_tensor *const tensors[ARRAYS] = {&a->query,  &a->key,         &a->value,       &a->mask,      &a->alibi,
+                                        &a->sinks,  &a->key_lengths, &g->grad_out,    &g->grad_lse,  &a->out,
+                                        &a->lse,    &a->weights,     &a->stats,       &g->dquery,    &g->dkey,
+                                        &g->dvalue, &g->dmask,       &g->dslope_rows, &g->dsink_rows};
+    for (int which = 0; which < ARRAYS; ++which) {
+        *tensors[which] = c->arrays[which].tensor;
+    }
+    if (c->spec.backward && c->spec.mask <= SA_F64 && g->dmask.m.data == NULL) { /* its strides count all the same */
+        make(c, D_MASK, c->spec.L, c->spec.S, 1, a->f64 ? SA_F64 : SA_F32, 0, c->spec.mask_broadcast);
+        g->dmask = c->arrays[D_MASK].tensor;
+        g->dmask.m.data = NULL;
+        array_free(&c->arrays[D_MASK]);
+    }
+    g->a = a;
 }
 
 void case_make(live_case *c, const test_case *t, uint64_t seed) {
@@ -147,89 +264,98 @@ void case_make(live_case *c, const test_case *t, uint64_t seed) {
         c->call.lead[axis] = t->lead[axis];
         c->heads *= t->lead[axis];
     }
-    const ptrdiff_t key_heads = c->heads / t->gqa;
-    const array_shape query = shape_of(c, t->L, t->E, 1), key = shape_of(c, t->S, t->E, t->gqa);
-    const array_shape value = shape_of(c, t->S, t->Dv, t->gqa), pairs = shape_of(c, t->L, t->S, 1);
-    const array_shape out = shape_of(c, t->L, t->Dv, 1), scalar = shape_of(c, 1, 1, 1), column = shape_of(c, t->L, 1, 1);
-
-    array_make(&c->query, &query, t->query, t->query_layout, t->query_broadcast, false);
-    array_make(&c->key, &key, t->key, t->key_layout, t->key_broadcast, false);
-    array_make(&c->value, &value, t->value, t->value_layout, t->value_broadcast, false);
-    fill(&c->query, c->heads, t->magnitude, &r);
-    fill(&c->key, key_heads, t->magnitude, &r);
-    fill(&c->value, key_heads, t->query <= SA_F64 ? 1 : 9, &r);
+    make(c, QUERY, t->L, t->E, 1, t->query, t->query_layout, t->query_broadcast);
+    make(c, KEY, t->S, t->E, t->gqa, t->key, t->key_layout, t->key_broadcast);
+    make(c, VALUE, t->S, t->Dv, t->gqa, t->value, t->value_layout, t->value_broadcast);
     if (t->mask != SA_DTYPES) {
-        array_make(&c->mask, &pairs, t->mask, t->mask_layout, t->mask_broadcast, false);
-        fill_mask(&c->mask, c->heads, t, &r);
+        make(c, MASK, t->L, t->S, 1, t->mask, t->mask_layout, t->mask_broadcast);
+        fill_mask(c, &r);
     }
-    if (t->alibi) {
-        array_make(&c->alibi, &scalar, SA_F64, 0, t->scalar_broadcast, false);
-        fill(&c->alibi, c->heads, 0.2, &r);
-    }
-    if (t->sinks) {
-        array_make(&c->sinks, &scalar, SA_F64, 0, t->scalar_broadcast, false);
-        fill(&c->sinks, c->heads, 4, &r);
-    }
-    if (t->lengths) {
-        array_make(&c->lengths, &scalar, SA_I64, 0, t->scalar_broadcast, false);
-        for (ptrdiff_t head = 0; head < c->heads; ++head) {
-            const double n = random_chance(&r, 0.3) ? 0.0 : (double)random_below(&r, t->S + 1);
-            element_set(array_at(&c->lengths, head, 1, 0, 0), SA_I64, false, n);
+    const bool scalars[] = {t->alibi, t->sinks, t->lengths};
+    for (int n = 0; n < 3; ++n) {
+        if (scalars[n]) {
+            make(c, ALIBI + n, 1, 1, 1, n == 2 ? SA_I64 : SA_F64, 0, t->scalar_broadcast);
         }
     }
-    array_make(&c->out, &out, t->out, t->out_layout, 0, true);
+    make(c, OUT, t->L, t->Dv, 1, t->out, t->out_layout & ~(unsigned)SWAPPED, 0);
     if (t->lse) {
-        array_make(&c->lse, &column, t->out == SA_F64 ? SA_F64 : SA_F32, 0, 0, true);
+        make(c, LSE, t->L, 1, 1, c->call.f64 ? SA_F64 : SA_F32, 0, 0);
     }
     if (t->weights) {
-        array_make(&c->weights, &pairs, t->out, t->out_layout, 0, true);
+        make(c, WEIGHTS, t->L, t->S, 1, t->out, t->out_layout & ~(unsigned)SWAPPED, 0);
     }
-    c->call.query = c->query.tensor;
-    c->call.key = c->key.tensor;
-    c->call.value = c->value.tensor;
-    c->call.mask = c->mask.tensor;
-    c->call.alibi = c->alibi.tensor;
-    c->call.sinks = c->sinks.tensor;
-    c->call.key_lengths = c->lengths.tensor;
-    c->call.out = c->out.tensor;
-    c->call.lse = c->lse.tensor;
-    c->call.weights = c->weights.tensor;
+    if (t->backward) {
+        make_gradients(c);
+    }
+    fill(c, QUERY, t->magnitude, &r);
+    fill(c, KEY, t->magnitude, &r);
+    fill(c, VALUE, t->query <= SA_F64 ? 1 : 9, &r);
+    fill(c, ALIBI, 0.2, &r);
+    fill(c, SINKS, 4, &r);
+    fill(c, GRAD_OUT, 1, &r);
+    fill(c, GRAD_LSE, 1.5, &r);
+    for (ptrdiff_t head = 0; head < c->heads && t->lengths; ++head) {
+        case_set(c, LENGTHS, head, 0, 0, random_chance(&r, 0.3) ? 0.0 : (double)random_below(&r, t->S + 1));
+    }
+    attach(c);
     block_masks_make(c, &r);
-    if (t->poison != NOT_POISONED) {
-        poison(c, &r);
-    }
-    array *const inputs[7] = {&c->query, &c->key, &c->value, &c->mask, &c->alibi, &c->sinks, &c->lengths};
-    for (int n = 0; n < 7; ++n) {
-        array_remember(inputs[n]);
+    poison(c, &r);
+    for (int which = 0; which < INPUTS; ++which) {
+        array_remember(&c->arrays[which]);
     }
 }
 
 void case_free(live_case *c) {
     block_masks_free(c);
-    array *const all[10] = {&c->query, &c->key,     &c->value, &c->mask, &c->alibi,
-                            &c->sinks, &c->lengths, &c->out,   &c->lse,  &c->weights};
-    for (int n = 0; n < 10; ++n) {
-        array_free(all[n]);
+    for (int which = 0; which < ARRAYS; ++which) {
+        array_free(&c->arrays[which]);
     }
 }
 
 /* ---- running ------------------------------------------------------------------------------------------------------- */
 
-static void blank(array *a, ptrdiff_t heads, double x) {
-    for (ptrdiff_t head = 0; head < heads && a->memory; ++head) {
+static void blank(live_case *c, int which, double x) {
+    const array *a = &c->arrays[which];
+    for (ptrdiff_t head = 0; head < c->heads && a->memory; ++head) {
         for (ptrdiff_t i = 0; i < a->shape.rows; ++i) {
             for (ptrdiff_t j = 0; j < a->shape.cols; ++j) {
-                element_set(array_at(a, head, 1, i, j), a->tensor.m.dtype, false, x);
+                case_set(c, which, head, i, j, x);
             }
         }
     }
 }
 
+static live_case *looking; /* whose backward pass runs */
+
+static void count_looks(sa_watch *watch) {
+    (void)watch;
+    ++looking->looks;
+}
+
+static sa_status run_backward(live_case *c) {
+    sa_backward_plan plan;
+    sa_status status = sa_attention_plan_backward(&c->gradients, c->spec.threads > 0 ? c->spec.threads : 2, &plan);
+    if (status != SA_OK || plan.groups == 0) {
+        return status;
+    }
+    void *scratch = dirty_memory((size_t)plan.threads * plan.scratch_bytes);
+    c->gradients.delta = dirty_memory((size_t)plan.delta_count * sizeof(double));
+    sa_watch watch = {.poll = count_looks};
+    looking = c;
+    c->looks = 0;
+    c->call.watch = &watch;
+    status = sa_attention_backward(&c->gradients, &plan, scratch);
+    c->call.watch = NULL;
+    free(c->gradients.delta);
+    free(scratch);
+    return status;
+}
+
 sa_status case_run(live_case *c) {
     sa_attention_plan plan;
-    blank(&c->out, c->heads, (double)NAN);
-    blank(&c->lse, c->heads, (double)NAN);
-    blank(&c->weights, c->heads, 0);
+    for (int which = OUT; which < ARRAYS; ++which) {
+        blank(c, which, which == OUT || which == LSE ? (double)NAN : 0);
+    }
     sa_status status = sa_attention_make_plan(&c->call, 2, &plan);
     if (status != SA_OK) {
         return status;
@@ -247,7 +373,7 @@ sa_status case_run(live_case *c) {
     status = sa_attention_forward(&c->call, &plan, scratch, partial);
     free(scratch);
     free(partial);
-    return status;
+    return status == SA_OK && c->spec.backward ? run_backward(c) : status;
 }
 
 /* ---- comparing ----------------------------------------------------------------------------------------------------- */
@@ -255,7 +381,7 @@ sa_status case_run(live_case *c) {
 bool case_allows(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j) {
     const sa_attention *a = &c->call;
     const ptrdiff_t at = i + a->diagonal;
-    if (a->key_lengths.m.data && j >= (ptrdiff_t)array_get(&c->lengths, head, 1, 0, 0)) {
+    if (a->key_lengths.m.data && j >= (ptrdiff_t)case_get(c, LENGTHS, head, 0, 0)) {
         return false;
     }
     if (a->causal && j > at) {
@@ -271,7 +397,7 @@ bool case_allows(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j) {
         return false;
     }
     if (a->mask.m.data) {
-        const double x = array_get(&c->mask, head, 1, i, j);
+        const double x = case_get(c, MASK, head, i, j);
         return a->mask.m.dtype == SA_BOOL ? x != 0 : x != (double)-INFINITY;
     }
     return true;
@@ -289,51 +415,87 @@ static bool agrees(double got, wide right, double error, sa_dtype dtype) {
     return fabs((double)(got - right)) <= error;
 }
 
-void case_verify(live_case *c, const char *title) {
-    const sa_attention *a = &c->call;
-    char text[1000], first[200] = "";
+/* Compares an array and returns how many elements are wrong; the first of all is described in `first`. */
+static long compare(const live_case *c, int which, const expected_array *expected, char *first, size_t size) {
+    static const char *const names[ARRAYS] = {
+        [OUT] = "out",        [LSE] = "lse",      [WEIGHTS] = "weights", [D_QUERY] = "dquery", [D_KEY] = "dkey",
+        [D_VALUE] = "dvalue", [D_MASK] = "dmask", [D_SLOPES] = "slope",  [D_SINKS] = "sink"};
+    const array *a = &c->arrays[which];
     long wrong = 0;
-    reference_row r = {.out = calloc((size_t)a->Dv + 1, sizeof *r.out),
-                       .weights = calloc((size_t)a->S + 1, sizeof *r.weights),
-                       .out_error = calloc((size_t)a->Dv + 1, sizeof *r.out_error),
-                       .weights_error = calloc((size_t)a->S + 1, sizeof *r.weights_error)};
-#define COMPARE(array, row, col, right, error)                                                                                 \
-    do {                                                                                                                       \
-        const double got_ = array_get(&c->array, head, 1, row, col);                                                           \
-        if (!agrees(got_, right, error, c->array.tensor.m.dtype) && wrong++ == 0) {                                            \
-            snprintf(first, sizeof first, #array " head %td row %td col %td: %.17g, not %.17Lg ± %.3g", head,                  \
-                     (ptrdiff_t)(row), (ptrdiff_t)(col), got_, (long double)(right), error);                                   \
-        }                                                                                                                      \
-    } while (0)
-    for (ptrdiff_t head = 0; head < c->heads; ++head) {
-        for (ptrdiff_t i = 0; i < a->L; ++i) {
-            reference_attention_row(c, head, i, &r);
-            for (ptrdiff_t d = 0; d < a->Dv; ++d) {
-                COMPARE(out, i, d, r.out[d], r.out_error[d]);
-            }
-            if (c->spec.lse) {
-                COMPARE(lse, i, 0, r.lse, r.lse_error);
-            }
-            for (ptrdiff_t j = 0; j < a->S && c->spec.weights; ++j) {
-                COMPARE(weights, i, j, r.weights[j], r.weights_error[j]);
+    for (ptrdiff_t head = 0; head < c->heads && a->memory && names[which]; ++head) {
+        for (ptrdiff_t i = 0; i < a->shape.rows; ++i) {
+            for (ptrdiff_t j = 0; j < (which == D_SLOPES ? 1 : a->shape.cols); ++j) {
+                const size_t at = case_index(c, which, head, i, j);
+                double got = case_get(c, which, head, i, j);
+                if (which == D_SLOPES) {
+                    got -= case_get(c, which, head, i, 1) * case_get(c, which, head, i, 2);
+                }
+                if (!agrees(got, expected->value[at], expected->error[at], a->tensor.m.dtype) && wrong++ == 0 && !*first) {
+                    snprintf(first, size, "%s head %td row %td col %td: %.17g, not %.17Lg ± %.3g", names[which], head, i, j,
+                             got, (long double)expected->value[at], expected->error[at]);
+                }
             }
         }
     }
-#undef COMPARE
-    free(r.out);
-    free(r.weights);
-    free(r.out_error);
-    free(r.weights_error);
-    array *const inputs[7] = {&c->query, &c->key, &c->value, &c->mask, &c->alibi, &c->sinks, &c->lengths};
-    bool unchanged = true;
-    for (int n = 0; n < 7; ++n) {
-        unchanged &= array_unchanged(inputs[n]);
+    return wrong;
+}
+
+/* The inputs as plain numbers, which the reference reads many times. */
+static void read_numbers(live_case *c) {
+    for (int which = 0; which < INPUTS; ++which) {
+        const ptrdiff_t rows = c->arrays[which].shape.rows, cols = c->arrays[which].shape.cols;
+        double *numbers = c->arrays[which].memory ? malloc((size_t)(c->heads * rows * cols) * sizeof *numbers + 1) : NULL;
+        for (ptrdiff_t n = 0; n < c->heads * rows * cols && numbers; ++n) {
+            numbers[n] = case_get(c, which, n / cols / rows, n / cols % rows, n % cols);
+        }
+        c->numbers[which] = numbers;
     }
-    const bool intact = array_margins_intact(&c->out) && (!c->spec.lse || array_margins_intact(&c->lse)) &&
-                        (!c->spec.weights || array_margins_intact(&c->weights));
+}
+
+static void forget_numbers(live_case *c) {
+    for (int which = 0; which < INPUTS; ++which) {
+        free(c->numbers[which]);
+        c->numbers[which] = NULL;
+    }
+}
+
+void case_verify(live_case *c, const char *title) {
+    expected_array expected[ARRAYS];
+    char text[1000], first[200] = "";
+    long wrong = 0;
+    bool unchanged = true, intact = true;
+    for (int which = 0; which < ARRAYS; ++which) {
+        const size_t n = c->arrays[which].bytes / sa_itemsize(c->arrays[which].tensor.m.dtype) + 1;
+        expected[which].count = c->arrays[which].memory ? n : 0;
+        expected[which].value = calloc(n, sizeof *expected[which].value);
+        expected[which].error = calloc(n, sizeof *expected[which].error);
+    }
+    read_numbers(c);
+    for (ptrdiff_t head = 0; head < c->heads; ++head) {
+        for (ptrdiff_t i = 0; i < c->call.L; ++i) {
+            reference_row(c, head, i, expected);
+        }
+    }
+    forget_numbers(c);
+    for (int which = 0; which < ARRAYS; ++which) {
+        wrong += compare(c, which, &expected[which], first, sizeof first);
+        unchanged &= which >= INPUTS || array_unchanged(&c->arrays[which]);
+        intact &= which < INPUTS || array_margins_intact(&c->arrays[which]);
+        free(expected[which].value);
+        free(expected[which].error);
+    }
     case_describe(&c->spec, text, sizeof text);
     CHECK(wrong == 0 && unchanged && intact, "%s: %ld wrong%s%s; %s\n    %s", title, wrong,
           unchanged ? "" : ", an input was changed", intact ? "" : ", written outside an output", first, text);
+}
+
+bool case_same_bits(const live_case *c, const live_case *other) {
+    bool same = true;
+    for (int which = OUT; which < ARRAYS; ++which) {
+        const array *a = &c->arrays[which], *b = &other->arrays[which];
+        same &= !a->memory || !b->memory || (a->bytes == b->bytes && memcmp(a->memory, b->memory, a->bytes) == 0);
+    }
+    return same;
 }
 
 void case_try(const test_case *spec, uint64_t seed, const char *title) {

@@ -1,5 +1,5 @@
-/* Attention as its definition says, one query at a time, in more precision than the kernels have; and how far a right result
- * may be from it. */
+/* Attention and its gradients (docs/theory/backward.md) as their definitions say, one query at a time, in more precision than
+ * the kernels have; and how far a right result may be from it. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,117 +33,231 @@ static bool dropout_keeps(const sa_attention *a, ptrdiff_t head, ptrdiff_t i, pt
     return (double)words[j % 4] >= rint(a->dropout_p * 4294967296.0);
 }
 
-/* The score of one pair, and a bound of its error, in units of the last place u of what the kernels compute in: each line
- * adds what its own roundings can do to first order (Higham, "Accuracy and Stability", section 3.1). */
-static wide score(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j, double *error) {
+/* What is known of one row: its pairs, and bounds of errors in units of the last place u of what the kernels compute in. Each
+ * line adds what its own roundings can do to first order (Higham, "Accuracy and Stability", section 3.1). */
+typedef struct {
+    bool *open;
+    wide *s, *gain;                /* scores, and the slope of softcap */
+    double *s_error, *gain_error;  /* of gain: absolute */
+    wide *weight;                  /* before dropout */
+    double *weight_error, *factor; /* relative; what dropout multiplies by */
+    wide lse, sink;                /* sink: its share of the sum */
+    double lse_error, mean_error, sums;
+    bool live; /* something, if only a sink, is attended to */
+} row_state;
+
+static void score(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j, row_state *r) {
     const sa_attention *a = &c->call;
     wide dot = 0;
     double absolute = 0;
     for (ptrdiff_t e = 0; e < a->E; ++e) {
-        const wide product = (wide)array_get(&c->query, head, 1, i, e) * array_get(&c->key, head, a->gqa, j, e);
+        const wide product = (wide)case_get(c, QUERY, head, i, e) * case_get(c, KEY, head, j, e);
         dot += product;
         absolute += fabs((double)product);
     }
     wide s = dot * a->scale;
     /* E products and sums, the packed factor scale·log2 e and its product with the query */
-    *error = (double)(a->E + 4) * absolute * fabs(a->scale);
+    double error = (double)(a->E + 4) * absolute * fabs(a->scale);
+    r->gain[j] = 1;
+    r->gain_error[j] = 0;
     if (a->softcap > 0) {
-        s = a->softcap * WIDE(tanh)(s / a->softcap);
-        *error += 8 * fabs((double)s); /* c·log2 e, a quotient, tanh in 2 ulp = 4 u, a product */
+        const wide t = WIDE(tanh)(s / a->softcap);
+        r->gain[j] = 1 - t * t;
+        r->gain_error[j] = 12 + 2 * error / a->softcap;
+        s = a->softcap * t;
+        error += 8 * fabs((double)s); /* c·log2 e, a quotient, tanh in 2 ulp = 4 u, a product */
     }
     if (a->alibi.m.data) {
-        const wide bias = array_get(&c->alibi, head, 1, 0, 0) * WIDE(fabs)((wide)(i + a->diagonal - j));
+        const wide bias = case_get(c, ALIBI, head, 0, 0) * WIDE(fabs)((wide)(i + a->diagonal - j));
         s -= bias;
-        *error += 3 * fabs((double)bias) + fabs((double)s);
+        error += 3 * fabs((double)bias) + fabs((double)s);
     }
     if (a->mask.m.data && a->mask.m.dtype != SA_BOOL) {
         const double most = (a->f64 ? DBL_MAX : FLT_MAX) * 0.69314718055994531; /* what is finite stays finite in log2 units */
-        double bias = array_get(&c->mask, head, 1, i, j);
+        double bias = case_get(c, MASK, head, i, j);
         if (isfinite(bias)) {
             bias = bias > most ? most : bias < -most ? -most : bias;
         }
         s += bias;
-        *error += 4 * fabs(bias) + fabs((double)s);
+        error += 4 * fabs(bias) + fabs((double)s);
     }
-    return s;
+    r->s[j] = s;
+    r->s_error[j] = error;
 }
 
-void reference_attention_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, reference_row *r) {
+static void weigh(const live_case *c, ptrdiff_t head, ptrdiff_t i, row_state *r) {
     const sa_attention *a = &c->call;
-    const double u = unit_roundoff(a->f64 ? SA_F64 : SA_F32), least = a->f64 ? DBL_MIN : (double)FLT_MIN;
-    wide *s = calloc((size_t)a->S + 1, sizeof *s);
-    double *s_error = calloc((size_t)a->S + 1, sizeof *s_error);
-    bool *open = calloc((size_t)a->S + 1, sizeof *open);
-    const wide sink = a->sinks.m.data ? (wide)array_get(&c->sinks, head, 1, 0, 0) : -(wide)INFINITY;
+    const wide sink = a->sinks.m.data ? (wide)case_get(c, SINKS, head, 0, 0) : -(wide)INFINITY;
+    const double keep = a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 0;
     wide top = sink, sum = 0;
     for (ptrdiff_t j = 0; j < a->S; ++j) {
-        open[j] = case_allows(c, head, i, j);
-        if (open[j]) {
-            s[j] = score(c, head, i, j, &s_error[j]);
-            top = s[j] > top || isnan(s[j]) ? s[j] : top;
+        r->open[j] = case_allows(c, head, i, j);
+        if (r->open[j]) {
+            score(c, head, i, j, r);
+            top = r->s[j] > top || isnan(r->s[j]) ? r->s[j] : top;
         }
     }
     top = top == -(wide)INFINITY ? 0 : top;
     for (ptrdiff_t j = 0; j < a->S; ++j) {
-        r->weights[j] = open[j] ? WIDE(exp)(s[j] - top) : 0;
-        sum += r->weights[j];
+        r->weight[j] = r->open[j] ? WIDE(exp)(r->s[j] - top) : 0;
+        sum += r->weight[j];
     }
-    sum += WIDE(exp)(sink - top);
+    r->sink = WIDE(exp)(sink - top);
+    sum += r->sink;
+    r->live = sum != 0;
+    r->sink = r->live ? r->sink / sum : 0;
 
     /* Sums run within a tile of keys first, then over tiles and chunks; both are in the numerator and in the denominator. A
      * change of the maximum costs a factor, and differences to it are rounded. */
     const double tiles = (double)(a->S / SA_KEYS_PER_TILE + 1);
     const double tile = a->S < SA_KEYS_PER_TILE ? (double)a->S : SA_KEYS_PER_TILE;
-    const double sums = 2 * (tile + 6 * tiles + 16);
-    double mean_error = sink > -(wide)INFINITY ? 4 * fabs((double)sink) : 0;
+    r->sums = 2 * (tile + 6 * tiles + 16);
+    r->mean_error = sink > -(wide)INFINITY ? 4 * fabs((double)sink) : 0;
     for (ptrdiff_t j = 0; j < a->S; ++j) {
-        r->weights[j] = sum == 0 || !open[j] ? 0 : r->weights[j] / sum;
-        s_error[j] += 2 * fabs((double)(s[j] - top)) + 4;
-        if (r->weights[j] > 0) {
-            mean_error += (double)r->weights[j] * s_error[j];
+        r->weight[j] = r->live && r->open[j] ? r->weight[j] / sum : 0;
+        r->s_error[j] += 2 * fabs((double)(r->s[j] - top)) + 4;
+        if (r->weight[j] > 0) {
+            r->mean_error += (double)r->weight[j] * r->s_error[j];
         }
+    }
+    for (ptrdiff_t j = 0; j < a->S; ++j) {
+        r->weight_error[j] = r->weight[j] > 0 ? r->s_error[j] + r->mean_error + r->sums : 0;
+        r->factor[j] = a->dropout_p == 0 ? 1 : dropout_keeps(a, head, i, j) ? keep : 0;
     }
     r->lse = WIDE(log)(sum) + top;
-    r->lse_error = u * (mean_error + sums + 4 * fabs((double)r->lse) + 4) + least;
+    r->lse_error = r->mean_error + r->sums + 4 * fabs((double)r->lse) + 4;
+}
 
-    const double keep = a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 0;
-    for (ptrdiff_t d = 0; d < a->Dv; ++d) {
-        r->out[d] = r->out_error[d] = 0;
+/* Adds to element `at`, if there is such an array: the error is a share of x and more. */
+static void expect_at(expected_array *to, size_t at, wide x, double share, double more) {
+    if (at < to->count) {
+        to->value[at] += x;
+        to->error[at] += share * fabs((double)x) + more;
     }
+}
+
+static void expect(const live_case *c, expected_array *all, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col, wide x,
+                   double error) {
+    if (c->arrays[which].memory) {
+        expect_at(&all[which], case_index(c, which, head, row, col), x, 0, error);
+    }
+}
+
+/* What writing a number to an array's dtype adds to its error; 16 bits underflow gradually. */
+static double stored(const live_case *c, int which, wide x, double error) {
+    const sa_dtype dtype = c->arrays[which].tensor.m.dtype;
+    const double smallest = dtype == SA_F16 ? 0x1p-24 : 4 * (c->call.f64 ? DBL_MIN : (double)FLT_MIN);
+    return error + 1.01 * unit_roundoff(dtype) * (fabs((double)x) + error) + smallest;
+}
+
+/* Of calls of bfloat16, products of pairs of it take weights rounded to it, in blocks of few rows or of more than a vector of them;
+ * those of the matrix unit take them as two terms of it, of 17 bits together. */
+static double rounding_of_weights(const live_case *c) {
+    const sa_attention *a = &c->call;
+    if (a->query.m.dtype != SA_BF16 || a->key.m.dtype != SA_BF16 || a->value.m.dtype != SA_BF16) {
+        return 0;
+    }
+    const bool pairs = strcmp(sa_isa_name(), "avx512bf16") == 0 && a->S >= 32 && a->E >= 16;
+    return strcmp(sa_isa_name(), "amx") == 0 ? 0x1p-17 : pairs && (a->L > 16 / a->gqa || a->L * a->gqa <= 8) ? 0x1p-8 : 0;
+}
+
+static void gradients_of_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, const row_state *r, expected_array *all) {
+    const sa_attention *a = &c->call;
+    const double u = unit_roundoff(a->f64 ? SA_F64 : SA_F32), least = a->f64 ? DBL_MIN : (double)FLT_MIN;
+    const double coarse = rounding_of_weights(c), rows = (double)(a->L * c->heads) + 16; /* that share a key, at most */
+    wide *dp = calloc((size_t)a->S + 1, sizeof *dp);
+    double *dp_error = calloc((size_t)a->S + 1, sizeof *dp_error);
+    const wide grad_lse = c->spec.grad_lse ? (wide)case_get(c, GRAD_LSE, head, i, 0) : 0;
+    wide delta = -grad_lse;
+    double delta_error = u * 2 * fabs((double)grad_lse);
     for (ptrdiff_t j = 0; j < a->S; ++j) {
-        if (!open[j]) {
-            r->weights_error[j] = 0;
+        const double error = u * (r->weight_error[j] + rows) + coarse;
+        const size_t dvalue = c->arrays[D_VALUE].memory ? case_index(c, D_VALUE, head, j, 0) : 0;
+        for (ptrdiff_t d = 0; d < a->Dv && r->open[j]; ++d) {
+            const double go = case_get(c, GRAD_OUT, head, i, d);
+            const wide product = r->factor[j] * (wide)go * case_get(c, VALUE, head, j, d);
+            dp[j] += product;
+            dp_error[j] += u * (double)(a->Dv + 4) * fabs((double)product);
+            expect_at(&all[D_VALUE], dvalue + (size_t)d, r->weight[j] * r->factor[j] * go, error, least);
+        }
+        delta += r->open[j] ? r->weight[j] * dp[j] : 0;
+    }
+    bool sees = false;
+    for (ptrdiff_t j = 0; j < a->S; ++j) {
+        sees |= r->open[j];
+    }
+    for (ptrdiff_t d = 0; d < a->Dv && sees; ++d) { /* the kernels take it from the output, as it was stored */
+        const size_t at = case_index(c, OUT, head, i, d);
+        const double go = fabs(case_get(c, GRAD_OUT, head, i, d));
+        delta_error += go * (all[OUT].error[at] + u * (double)(a->Dv + 4) * fabs((double)all[OUT].value[at]));
+    }
+    double slope_error = 0;
+    wide slope = 0;
+    for (ptrdiff_t j = 0; j < a->S; ++j) {
+        if (!r->open[j]) {
             continue;
         }
-        if (a->dropout_p > 0) {
-            r->weights[j] *= dropout_keeps(a, head, i, j) ? keep : 0;
-        }
-        const double w = (double)r->weights[j];
-        r->weights_error[j] = w > 0 ? u * w * (s_error[j] + mean_error + sums) + 4 * keep * least : 0;
-        for (ptrdiff_t d = 0; d < a->Dv; ++d) {
-            const wide v = array_get(&c->value, head, a->gqa, j, d);
-            r->out[d] += r->weights[j] * v;
-            r->out_error[d] += fabs((double)v) * r->weights_error[j];
+        const wide p = r->weight[j], ds = p * (dp[j] - delta);
+        const double size = fabs((double)dp[j]) + fabs((double)delta);
+        const double error = (double)p * (dp_error[j] + delta_error + u * (r->weight_error[j] + 4) * size) + least * size;
+        const double distance = fabs((double)(i + a->diagonal - j));
+        expect(c, all, D_MASK, head, i, j, ds, error + u * rows * fabs((double)ds));
+        slope -= ds * distance;
+        slope_error += distance * (error + u * (double)(a->S + 8) * (double)p * size);
+        const wide of_dot = ds * a->scale * r->gain[j];
+        const double dot_error = fabs(a->scale) * (error * (double)r->gain[j] + u * fabs((double)ds) * (r->gain_error[j] + 4)) +
+                                 coarse * fabs((double)of_dot) + least;
+        const double more = dot_error + u * fabs((double)of_dot) * ((double)a->S + rows);
+        const size_t dquery = c->arrays[D_QUERY].memory ? case_index(c, D_QUERY, head, i, 0) : 0;
+        const size_t dkey = c->arrays[D_KEY].memory ? case_index(c, D_KEY, head, j, 0) : 0;
+        for (ptrdiff_t e = 0; e < a->E; ++e) {
+            const double q = case_get(c, QUERY, head, i, e), k = case_get(c, KEY, head, j, e);
+            expect_at(&all[D_QUERY], dquery + (size_t)e, of_dot * k, 0, more * fabs(k));
+            expect_at(&all[D_KEY], dkey + (size_t)e, of_dot * q, 0, more * fabs(q));
         }
     }
-    /* Products of pairs of bfloat16 take weights rounded to it, in blocks of few rows or of more than a vector of them. */
-    const bool rounds = strcmp(sa_isa_name(), "avx512bf16") == 0 && a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 &&
-                        a->value.m.dtype == SA_BF16 && a->S >= 32 && a->E >= 16 && (a->L > 16 / a->gqa || a->L * a->gqa <= 8);
-    for (ptrdiff_t d = 0; d < a->Dv && rounds; ++d) {
-        for (ptrdiff_t j = 0; j < a->S; ++j) {
-            const double v = open[j] ? array_get(&c->value, head, a->gqa, j, d) : 0;
-            r->out_error[d] += 0x1p-8 * fabs(v) * (double)r->weights[j];
-        }
-    }
-    const double store = a->out.m.data ? unit_roundoff(a->out.m.dtype) : 0;
-    const double smallest = a->out.m.dtype == SA_F16 ? 0x1p-24 : 4 * least; /* gradual underflow */
+    expect(c, all, D_SLOPES, head, i, 0, slope, slope_error + least);
+    const double sink = (double)r->sink;
+    expect(c, all, D_SINKS, head, i, 0, r->live ? -r->sink * delta : 0,
+           sink * (delta_error + u * (r->mean_error + r->sums + 8) * fabs((double)delta)) + least);
+    free(dp);
+    free(dp_error);
+}
+
+void reference_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, expected_array *all) {
+    const sa_attention *a = &c->call;
+    const double u = unit_roundoff(a->f64 ? SA_F64 : SA_F32), least = a->f64 ? DBL_MIN : (double)FLT_MIN;
+    const double coarse = rounding_of_weights(c);
+    const size_t n = (size_t)a->S + 1;
+    wide *wides = calloc(3 * n, sizeof *wides);
+    double *doubles = calloc(4 * n, sizeof *doubles);
+    row_state r = {.open = calloc(n, 1), .s = wides, .gain = wides + n, .weight = wides + 2 * n};
+    r.s_error = doubles;
+    r.gain_error = doubles + n;
+    r.weight_error = doubles + 2 * n;
+    r.factor = doubles + 3 * n;
+    weigh(c, head, i, &r);
+    expect(c, all, LSE, head, i, 0, r.lse, u * r.lse_error + least);
     for (ptrdiff_t d = 0; d < a->Dv; ++d) {
-        r->out_error[d] += 1.01 * store * (fabs((double)r->out[d]) + r->out_error[d]) + smallest;
+        expect(c, all, OUT, head, i, d, 0, 0);
     }
     for (ptrdiff_t j = 0; j < a->S; ++j) {
-        r->weights_error[j] += r->weights[j] != 0 ? 1.01 * store * ((double)r->weights[j] + r->weights_error[j]) + smallest : 0;
+        const wide w = r.weight[j] * r.factor[j];
+        const double error = w > 0 ? u * (double)w * r.weight_error[j] + 4 * r.factor[j] * least : 0;
+        expect(c, all, WEIGHTS, head, i, j, w, w != 0 ? stored(c, WEIGHTS, w, error) : 0);
+        for (ptrdiff_t d = 0; d < a->Dv && r.open[j]; ++d) {
+            const wide v = case_get(c, VALUE, head, j, d);
+            expect(c, all, OUT, head, i, d, w * v, fabs((double)v) * (error + coarse * (double)w));
+        }
     }
-    free(s);
-    free(s_error);
-    free(open);
+    for (ptrdiff_t d = 0; d < a->Dv; ++d) {
+        const size_t at = case_index(c, OUT, head, i, d);
+        all[OUT].error[at] = stored(c, OUT, all[OUT].value[at], all[OUT].error[at]);
+    }
+    if (c->spec.backward && r.live) {
+        gradients_of_row(c, head, i, &r, all);
+    }
+    free(wides);
+    free(doubles);
+    free(r.open);
 }

@@ -17,7 +17,8 @@
 #define CHECK_(ok, ...) check_that((ok), __FILE__, __LINE__, __VA_ARGS__)
 bool check_that(bool ok, const char *file, int line, const char *format, ...) __attribute__((format(printf, 4, 5)));
 
-extern bool quick; /* a sample instead of everything: for emulators and sanitizers */
+extern bool quick;      /* fewer cases: for emulators and sanitizers */
+extern bool exhaustive; /* every float32 */
 
 /* ---- random numbers (arrays.c) ------------------------------------------------------------------------------------- */
 
@@ -83,31 +84,39 @@ double array_get(const array *a, ptrdiff_t head, ptrdiff_t gqa, ptrdiff_t row, p
 
 /* ---- cases (cases.c) ----------------------------------------------------------------------------------------------- */
 
-enum { NOT_POISONED, POISON_CLOSED, POISON_SOME };
+/* NaN and infinities: none; in keys and values that nobody sees, and in queries that see nothing; NaN in some keys and values;
+ * keys that score −inf, with NaN in their values; NaN in some queries. */
+enum { NOT_POISONED, POISON_CLOSED, POISON_SOME, POISON_BEHIND, POISON_QUERIES };
 
 /* Kinds of block masks; they combine. */
 enum { PREFIX = 1, ONE_RUN = 2, RUNS = 4, MORE_RUNS = 8 };
+
+/* The arrays of a case: those that are read, then those that are written. */
+enum { QUERY, KEY, VALUE, MASK, ALIBI, SINKS, LENGTHS, GRAD_OUT, GRAD_LSE, INPUTS };
+enum { OUT = INPUTS, LSE, WEIGHTS, STATS, D_QUERY, D_KEY, D_VALUE, D_MASK, D_SLOPES, D_SINKS, ARRAYS };
 
 /* A call in a few numbers. Zero means the plain thing, save where said. */
 typedef struct {
     ptrdiff_t L, S, E, Dv;
     int n_lead;
     ptrdiff_t lead[8];
-    ptrdiff_t gqa;                         /* 1 without */
-    sa_dtype query, key, value, out, mask; /* mask: SA_DTYPES for none */
-    unsigned query_layout, key_layout, value_layout, mask_layout, out_layout;
+    ptrdiff_t gqa;                                                            /* 1 without */
+    sa_dtype query, key, value, out, mask;                                    /* mask: SA_DTYPES for none */
+    unsigned query_layout, key_layout, value_layout, mask_layout, out_layout; /* that of grad_out is the output's */
     unsigned query_broadcast, key_broadcast, value_broadcast, mask_broadcast, scalar_broadcast;
     bool alibi, sinks, lengths, lse, weights, causal;
+    bool backward, grad_lse;                       /* gradients of all inputs as well, also with one of lse */
+    unsigned without;                              /* but not those: bits 1 << D_QUERY … */
     ptrdiff_t diagonal, window_left, window_right; /* windows: SA_UNBOUNDED where open */
     double scale, softcap, dropout_p;
     uint64_t seed;
     double magnitude;   /* of queries and keys */
     double closed;      /* share of mask elements that are closed */
-    double mask_finite; /* the magnitude of a float mask */
+    double mask_finite; /* the magnitude of a float mask; INFINITY: finfo.min, and 0.5 here and there */
     int block_masks;    /* kinds of them */
-    int poison;         /* NaN and infinities: in keys and values that nobody sees, or in some that somebody may */
-    int threads;        /* 0: as many as the plan wants of 2 */
-    bool unsplit;       /* one chunk, whatever the plan wanted */
+    int poison;
+    int threads;  /* 0: as many as the plan wants of 2 */
+    bool unsplit; /* one chunk, whatever the plan wanted */
 } test_case;
 
 /* What a block mask of a case points into (block_masks.c). */
@@ -124,9 +133,12 @@ typedef struct {
     sa_attention call;
     sa_block_mask block_masks[SA_MAX_BLOCK_MASKS];
     test_block_mask block_tables[SA_MAX_BLOCK_MASKS];
-    array query, key, value, mask, alibi, sinks, lengths, out, lse, weights;
+    sa_attention_gradients gradients;
+    array arrays[ARRAYS];    /* without memory where the call has none */
+    double *numbers[INPUTS]; /* [heads][rows][cols] of inputs, while the reference is computed; else NULL */
     ptrdiff_t heads;
     ptrdiff_t chunks; /* of the last run */
+    int looks;        /* how often its backward pass looked whether to stop */
 } live_case;
 
 test_case plain_case(sa_dtype dtype, ptrdiff_t L, ptrdiff_t S, ptrdiff_t E, ptrdiff_t Dv);
@@ -135,8 +147,12 @@ void case_free(live_case *c);
 sa_status case_run(live_case *c);                                       /* clears the outputs, plans, runs */
 void case_verify(live_case *c, const char *title);                      /* against the reference; one CHECK */
 void case_try(const test_case *spec, uint64_t seed, const char *title); /* all of that */
+char *case_at(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col);
+size_t case_index(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col); /* of an element, in memory */
+double case_get(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col);
+void case_set(live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col, double x);
 bool case_allows(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j);
-void case_describe(const test_case *spec, char *text, size_t size);
+bool case_same_bits(const live_case *c, const live_case *other); /* of all outputs that both have */
 
 /* ---- block masks (block_masks.c) ------------------------------------------------------------------------------------ */
 
@@ -152,13 +168,14 @@ typedef long double wide;
 typedef double wide; /* where long double is emulated, or is double */
 #endif
 
-/* One row: output[Dv], weights[S] and lse, and how far from them a right result may be. */
+/* What the outputs should be, and how far from it a right result may be: for each array by case_index. */
 typedef struct {
-    wide *out, *weights, lse;
-    double *out_error, *weights_error, lse_error;
-} reference_row;
+    wide *value;
+    double *error;
+    size_t count; /* 0 where the call has no such array */
+} expected_array;
 
-void reference_attention_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, reference_row *r);
+void reference_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, expected_array *expected); /* adds its gradients */
 void reference_philox(int rounds, const uint32_t counter[4], const uint32_t key[2], uint32_t words[4]);
 
 /* ---- the tests ----------------------------------------------------------------------------------------------------- */
@@ -166,10 +183,8 @@ void reference_philox(int rounds, const uint32_t counter[4], const uint32_t key[
 void test_exp(void);
 void test_pack(void);
 void test_attention(void);
-void test_backward(void);
 void test_varlen(void);
 void test_rows(void);
-void test_semantics(void);
 void test_plan(void);
 void test_random(void);
 void test_update(void);

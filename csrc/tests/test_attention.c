@@ -1,292 +1,11 @@
-/* Attention against the reference: every option alone, every size around the vectors and tiles, every layout. What happens
- * when all of it comes together is test_random.c's part. */
-#include <stdio.h>
+/* Attention and its gradients against the reference: every size around the vectors and tiles, and the points where a plausible
+ * kernel goes wrong. All options, layouts and dtypes together are test_random.c's part. */
+#include <math.h>
 #include <string.h>
 
 #include "tests/test.h"
 
 static const sa_dtype floats[4] = {SA_F32, SA_F64, SA_F16, SA_BF16};
-
-/* Around the lanes of a vector (2 … 16), the rows of a block (6 … 64) and the keys of one tile and of two. */
-static void sizes(void) {
-    const ptrdiff_t queries[] = {0,  1,  2,  3,  4,  5,  7,  8,  9,  12, 13, 15,  16, 17,
-                                 24, 25, 31, 32, 33, 47, 48, 49, 63, 64, 65, 130, 200};
-    const ptrdiff_t keys[] = {0,
-                              1,
-                              2,
-                              3,
-                              5,
-                              6,
-                              31,
-                              32,
-                              33,
-                              63,
-                              SA_KEYS_PER_TILE - 1,
-                              SA_KEYS_PER_TILE,
-                              SA_KEYS_PER_TILE + 1,
-                              2 * SA_KEYS_PER_TILE - 1,
-                              2 * SA_KEYS_PER_TILE,
-                              2 * SA_KEYS_PER_TILE + 1,
-                              200,
-                              265};
-    const ptrdiff_t widths[] = {0, 1, 3, 4, 5, 8, 15, 16, 17, 31, 33, 64, 66, 80, 128, 130};
-    const int NQ = sizeof queries / sizeof *queries, NK = sizeof keys / sizeof *keys, NW = sizeof widths / sizeof *widths;
-    for (int d = 0; d < 2; ++d) {
-        for (int i = 0; i < NQ; ++i) {
-            for (int j = 0; j < NK; ++j) {
-                const int n = 5 * i + 3 * j; /* a different width each time: together they cover all pairs of neighbours */
-                if (quick && (n + d) % 7 != 0) {
-                    continue;
-                }
-                test_case t = plain_case(floats[d], queries[i], keys[j], widths[n % NW], widths[(n / 2 + 1) % NW]);
-                t.weights = n % 3 == 0;
-                case_try(&t, (uint64_t)n, "sizes");
-            }
-        }
-    }
-    for (int e = 0; e < NW; ++e) {
-        for (int v = 0; v < NW; ++v) {
-            test_case t = plain_case(SA_F32, quick ? 3 : 17, 35, widths[e], widths[v]);
-            case_try(&t, (uint64_t)e, "widths, wide kernels");
-            t.L = 1 + (e + v) % 8;
-            t.lead[0] = 1;
-            for (int d = 0; d < 4; ++d) { /* 16 bits are read as they are */
-                t.query = t.key = t.value = t.out = floats[d];
-                case_try(&t, (uint64_t)e, "widths, kernels of few queries");
-            }
-        }
-    }
-}
-
-/* Sets one option of a case; false when there are no more. */
-static bool option(int n, test_case *t) {
-    const ptrdiff_t S = t->S, L = t->L;
-    switch (n) {
-    case 0: return true;
-    case 1: t->causal = true; return true;
-    case 2:
-        t->causal = true;
-        t->diagonal = S - L;
-        return true;
-    case 3: t->window_left = 5; return true;
-    case 4: t->window_right = 3; return true;
-    case 5:
-        t->window_left = 20;
-        t->window_right = 0;
-        t->diagonal = S - L;
-        return true;
-    case 6:
-        t->window_left = 0;
-        t->window_right = 0;
-        return true;
-    case 7:
-        t->causal = true;
-        t->window_left = 40;
-        t->window_right = 7;
-        return true;
-    case 8: t->softcap = 1.5; return true;
-    case 9: t->alibi = true; return true;
-    case 10:
-        t->alibi = true;
-        t->diagonal = S - L;
-        return true;
-    case 11: t->sinks = true; return true;
-    case 12: t->lengths = true; return true;
-    case 13:
-        t->dropout_p = 0.3;
-        t->seed = UINT64_C(0x123456789abcdef0);
-        return true;
-    case 14: t->dropout_p = 1; return true;
-    case 15:
-        t->dropout_p = 0x1p-30;
-        t->seed = 7;
-        return true;
-    case 16: t->mask = SA_BOOL; return true;
-    case 17: t->mask = SA_F32; return true;
-    case 18: t->mask = SA_F64; return true;
-    case 19: t->mask = SA_F16; return true;
-    case 20: t->mask = SA_BF16; return true;
-    case 21:
-        t->mask = SA_BOOL;
-        t->closed = 1;
-        return true;
-    case 22:
-        t->mask = t->out;
-        t->closed = 0;
-        return true;
-    case 23: t->scale = -3; return true;
-    case 24: t->magnitude = 60; return true; /* scores of some thousands */
-    case 25: t->scale = 0; return true;
-    case 26: t->block_masks = PREFIX; return true;
-    case 27:
-        t->block_masks = PREFIX;
-        t->diagonal = S - L;
-        return true;
-    case 28: t->block_masks = ONE_RUN; return true;
-    case 29: t->block_masks = RUNS; return true;
-    case 30: t->block_masks = RUNS | MORE_RUNS; return true;
-    case 31:
-        t->block_masks = PREFIX | ONE_RUN | RUNS | MORE_RUNS;
-        t->dropout_p = 0.4;
-        return true;
-    case 32:
-        t->block_masks = RUNS;
-        t->causal = true;
-        t->softcap = 2;
-        t->alibi = true;
-        return true;
-    case 33:
-        t->block_masks = RUNS;
-        t->mask = SA_F32;
-        t->window_left = 60;
-        t->sinks = true;
-        t->lengths = true;
-        return true;
-    case 34:
-        t->mask = SA_BOOL;
-        t->causal = true;
-        t->lengths = true;
-        t->softcap = 2;
-        t->alibi = true;
-        t->sinks = true;
-        t->dropout_p = 0.5;
-        t->window_left = 100;
-        return true;
-    default: return false;
-    }
-}
-
-static void options(void) {
-    const ptrdiff_t sizes[][4] = {{1, 40, 16, 8}, {3, 200, 40, 24}, {70, 150, 20, 33}, {13, 7, 5, 3}};
-    for (int d = 0; d < 4; ++d) {
-        for (int size = 0; size < 4; ++size) {
-            for (int n = 0;; ++n) {
-                test_case t = plain_case(floats[d], sizes[size][0], sizes[size][1], sizes[size][2], sizes[size][3]);
-                if (!option(n, &t)) {
-                    break;
-                }
-                t.weights = n % 2 == 0;
-                if (quick && (n + d + size) % 3 != 0) {
-                    continue;
-                }
-                char title[40];
-                snprintf(title, sizeof title, "option %d", n);
-                case_try(&t, (uint64_t)(100 * n + size), title);
-                t.weights = !t.weights;
-                t.lse = false;
-                t.threads = 2;
-                case_try(&t, (uint64_t)(100 * n + size), title);
-            }
-        }
-    }
-}
-
-/* Every layout of every array, alone. */
-static void layouts(void) {
-    for (int d = 0; d < 4; ++d) {
-        for (int which = 0; which < 5; ++which) {
-            for (unsigned layout = 1; layout < ALL_LAYOUTS; layout *= 2) {
-                const bool out = which == 4;
-                if ((out && layout == SWAPPED) || (quick && d > 1)) {
-                    continue;
-                }
-                for (int few = 0; few < 2; ++few) {
-                    test_case t = plain_case(floats[d], few ? 2 : 19, 40, 17, 6);
-                    t.n_lead = 2;
-                    t.lead[1] = 3;
-                    t.weights = out;
-                    t.mask = which == 3 ? (d % 2 ? SA_BOOL : floats[d]) : SA_DTYPES;
-                    *(which == 0   ? &t.query_layout
-                      : which == 1 ? &t.key_layout
-                      : which == 2 ? &t.value_layout
-                      : which == 3 ? &t.mask_layout
-                                   : &t.out_layout) = layout;
-                    char title[40];
-                    snprintf(title, sizeof title, "layout %u of array %d", layout, which);
-                    case_try(&t, layout, title);
-                }
-            }
-        }
-    }
-}
-
-/* Every way to broadcast a mask over two leading axes, rows and columns; the same for keys and values; grouped queries. */
-static void broadcasts(void) {
-    for (unsigned n = 0; n < 16; ++n) {
-        const unsigned pattern = (n & 3) | (n & 4 ? BROADCAST_ROWS : 0) | (n & 8 ? BROADCAST_COLS : 0);
-        for (int kind = 0; kind < 3; ++kind) {
-            for (int few = 0; few < 2; ++few) {
-                test_case t = plain_case(SA_F32, few ? 1 : 20, 150, 8, 8);
-                t.n_lead = 2;
-                t.lead[1] = 3;
-                t.mask = kind == 0 ? SA_BOOL : kind == 1 ? SA_F32 : SA_F64;
-                t.mask_broadcast = pattern;
-                t.lengths = t.alibi = t.sinks = n % 2 == 0;
-                t.scalar_broadcast = n & 3;
-                case_try(&t, n, "broadcast mask");
-                t.mask = SA_DTYPES;
-                t.query_broadcast = pattern;
-                case_try(&t, n, "broadcast query");
-                t.query_broadcast = 0;
-                t.key_broadcast = t.value_broadcast = pattern;
-                case_try(&t, n, "broadcast key and value");
-                t.key_broadcast = pattern & 1;
-                t.mask = SA_BOOL;
-                case_try(&t, n, "broadcast value, partly key");
-            }
-        }
-    }
-    for (int kv = 0; kv < 16; ++kv) {
-        for (ptrdiff_t L = 1; L < 30; L += 7) {
-            test_case t = plain_case(kv % 2 ? SA_F64 : SA_F32, L, 50, 12, 7);
-            t.n_lead = 1 + kv % 3;
-            t.gqa = 1 + kv / 4;
-            t.lead[0] = t.lead[1] = t.lead[2] = 2;
-            t.lead[t.n_lead - 1] = t.gqa * (1 + kv % 2);
-            t.key_broadcast = t.value_broadcast = kv % 4 == 3 ? 1 : 0;
-            t.causal = kv % 3 == 0;
-            t.diagonal = t.causal ? 50 - L : 0;
-            t.sinks = t.alibi = t.lengths = true;
-            t.dropout_p = kv % 2 ? 0.2 : 0;
-            t.weights = true;
-            case_try(&t, (uint64_t)kv, "grouped queries");
-        }
-    }
-    test_case none = plain_case(SA_F32, 9, 9, 4, 4);
-    none.n_lead = 0;
-    case_try(&none, 1, "no leading axis");
-    none.n_lead = 2;
-    none.lead[1] = 0;
-    case_try(&none, 1, "an empty leading axis");
-}
-
-/* Block masks at more sizes, with heads that share keys, keys in chunks, and NaN in what is closed. */
-static void block_masks(void) {
-    for (int seed = 0; seed < (quick ? 24 : 240); ++seed) {
-        random_source r = {(uint64_t)seed};
-        const bool chunks = seed % 8 == 7;
-        test_case t = plain_case(floats[seed % 4], 1 + random_below(&r, 150), 1 + random_below(&r, 400), 8, 5);
-        if (chunks) {
-            t.L = 1 + random_below(&r, 5);
-            t.S = 2048 + random_below(&r, 300);
-        }
-        t.n_lead = 2;
-        t.gqa = 1 + seed % 3;
-        t.lead[1] = 2 * t.gqa;
-        t.lead[0] = 1 + random_below(&r, 2);
-        t.scalar_broadcast = (unsigned)random_below(&r, 4);
-        t.block_masks = 1 + (int)random_below(&r, 15);
-        t.causal = seed % 3 == 0;
-        t.lengths = seed % 5 == 0;
-        t.mask = seed % 7 == 0 ? SA_BOOL : SA_DTYPES;
-        t.dropout_p = seed % 4 == 1 ? 0.3 : 0;
-        t.key_layout = t.value_layout = seed % 3 == 1 ? LONG_ROWS : 0;
-        t.weights = seed % 2 == 0;
-        t.poison = seed % 3;
-        t.threads = 1 + seed % 3;
-        case_try(&t, (uint64_t)seed, "block masks");
-    }
-}
 
 static void philox(void) {
     /* Known answers of Random123's own tests (kat_vectors): counter, key, rounds. */
@@ -308,18 +27,156 @@ static void philox(void) {
     }
 }
 
+/* Around the lanes of a vector (2 … 16), the rows of a block (6 … 64) and the keys of one tile and of two. */
+static void sizes(void) {
+    enum { T = SA_KEYS_PER_TILE };
+    static const ptrdiff_t queries[] = {0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 24, 25, 32, 33, 48, 49, 64, 65, 130};
+    static const ptrdiff_t keys[] = {0, 1, 2, 3, 6, 31, 32, 33, T - 1, T, T + 1, 2 * T - 1, 2 * T, 2 * T + 1, 265};
+    static const ptrdiff_t widths[] = {0, 1, 3, 4, 5, 8, 15, 16, 17, 31, 33, 64, 66, 80, 128, 130};
+    const int NQ = sizeof queries / sizeof *queries, NK = sizeof keys / sizeof *keys, NW = sizeof widths / sizeof *widths;
+    for (int i = 0; i < NQ; ++i) {
+        for (int j = i % (quick ? 4 : 2); j < NK; j += quick ? 4 : 2) {
+            const int n = 5 * i + 3 * j; /* different widths each time: together they cover all pairs of neighbours */
+            for (int d = 0; d < 4; d += d == 1 && n % 3 ? 3 : 1) {
+                test_case t = plain_case(floats[d], queries[i], keys[j], widths[n % NW], widths[(n / 2 + 1) % NW]);
+                t.weights = n % 3 == 0;
+                t.causal = n % 4 == 1;
+                t.backward = true;
+                case_try(&t, (uint64_t)n, "sizes");
+            }
+        }
+    }
+    for (int e = 0; e < NW; ++e) {
+        for (int v = e % (quick ? 5 : 1); v < NW; v += quick ? 5 : 1) {
+            for (int d = 0; d < 4; ++d) { /* kernels of many rows, and those of few, which read 16 bits as they are */
+                test_case t = plain_case(floats[d], d % 2 ? 1 + (e + v) % 8 : 17 + d, 35, widths[e], widths[v]);
+                t.lead[0] = 1;
+                t.backward = (e + v) % 4 == d;
+                case_try(&t, (uint64_t)e, "widths");
+                t.L = d % 2 ? 20 : 1 + (e + 2 * v) % 8;
+                case_try(&t, (uint64_t)e, "widths");
+            }
+        }
+    }
+}
+
+/* One way to close pairs of a case. */
+static void close_some(test_case *t, int way) {
+    t->causal = way == 0 || way == 7;
+    t->diagonal = way == 7 ? t->S - t->L : 0;
+    t->window_left = way == 1 ? 6 : SA_UNBOUNDED;
+    t->lengths = way == 2;
+    t->mask = way == 3 ? SA_BOOL : way == 4 ? SA_F32 : way == 5 || way == 6 ? SA_F64 : SA_DTYPES;
+    t->mask_broadcast = way == 5 ? BROADCAST_ROWS : 0;
+    t->dropout_p = way == 6 ? 0.4 : 0;
+    t->closed = 0.5;
+}
+
+/* NaN and infinities stay where they are seen. */
+static void poisoned(void) {
+    static const ptrdiff_t queries[] = {1, 3, 4, 9, 40, 70};
+    for (int n = 0; n < 6; ++n) {
+        for (int way = 0; way < 8; ++way) {
+            for (int kind = POISON_CLOSED; kind <= POISON_QUERIES; ++kind) {
+                for (int d = quick ? (n + way + kind) % 4 : 0; d < 4; d += quick ? 4 : 1) {
+                    test_case t = plain_case(floats[d], queries[n], n % 2 ? 36 : 150, 17, 7);
+                    t.lead[0] = 1 + n % 2;
+                    close_some(&t, way);
+                    t.poison = kind;
+                    t.weights = t.backward = true;
+                    t.alibi = n % 3 == 1;
+                    t.sinks = n % 3 == 2;
+                    case_try(&t, (uint64_t)(10 * n + way), "NaN and infinities");
+                }
+            }
+        }
+    }
+}
+
+/* Nothing to attend to, in five ways: zeros, and lse −inf or the sink. Masks of finfo.min are no closed ones. Scores of millions. */
+static void edges(void) {
+    for (int way = 0; way < 11; ++way) {
+        for (ptrdiff_t L = 1; L < 80; L += 26) {
+            for (int d = 0; d < 4; ++d) {
+                test_case t = plain_case(floats[d], L, way == 0 ? 0 : 90, 8, 8);
+                t.lead[0] = 1;
+                t.weights = t.backward = true;
+                t.sinks = L % 2;
+                t.causal = way == 1;
+                t.diagonal = way == 1 ? -1000 : way == 2 ? 1000 : 0;
+                t.window_left = way == 2 ? 30 : SA_UNBOUNDED;
+                t.mask = way == 3 ? SA_BOOL : way > 3 && way < 8 ? floats[way - 4] : SA_DTYPES;
+                t.closed = way == 3 || way == 4 ? 1.1 : 0.3;
+                t.mask_finite = way > 4 ? (double)INFINITY : 1;
+                t.magnitude = way < 8 ? 2 : pow(10, way - 6);
+                t.scale = way == 10 ? 0 : t.scale;
+                case_try(&t, (uint64_t)way, "edges");
+            }
+        }
+    }
+}
+
+/* Scores climb by tiles, by more than exp can bridge. */
+static void climbing(void) {
+    for (int d = 0; d < 2; ++d) {
+        for (ptrdiff_t L = 1; L < 70; L += 22) {
+            test_case t = plain_case(floats[d], L, 300, 4, 3);
+            t.weights = true;
+            t.lead[0] = 1;
+            live_case c;
+            case_make(&c, &t, 10);
+            for (ptrdiff_t j = 0; j < t.S; ++j) {
+                for (ptrdiff_t e = 0; e < 4; ++e) {
+                    case_set(&c, KEY, 0, j, e, (double)(j / 50) * 100 - 250);
+                    for (ptrdiff_t i = 0; i < L; ++i) {
+                        case_set(&c, QUERY, 0, i, e, i % 2 ? -1.0 : 1.0);
+                    }
+                }
+            }
+            memcpy(c.arrays[KEY].before, c.arrays[KEY].memory, c.arrays[KEY].bytes);
+            memcpy(c.arrays[QUERY].before, c.arrays[QUERY].memory, c.arrays[QUERY].bytes);
+            CHECK(case_run(&c) == SA_OK, "status");
+            case_verify(&c, "climbing scores");
+            case_free(&c);
+        }
+    }
+}
+
+/* A block of few rows goes over its keys some at a time, and looks whether it was cancelled between: here 2048 of them. */
+static void long_keys(void) {
+    int once = 0;
+    for (int n = 0; n < 3; ++n) {
+        test_case t = plain_case(SA_F32, 3, n == 0 ? 2048 : 2 * 2048 + 150, 1024, 1024);
+        t.lead[0] = 1;
+        t.mask = SA_F32;
+        t.alibi = t.backward = true;
+        t.causal = n == 2;
+        t.diagonal = n == 2 ? t.S - t.L : 0;
+        t.block_masks = n == 2 ? RUNS : 0;
+        live_case c;
+        case_make(&c, &t, 11);
+        CHECK(case_run(&c) == SA_OK, "status");
+        if (n == 2) {
+            case_verify(&c, "long keys");
+        }
+        once = n == 0 ? c.looks : once;
+        CHECK(n != 1 || c.looks == once + 2, "%d looks over %td keys, %d over 2048", c.looks, t.S, once);
+        case_free(&c);
+    }
+}
+
 void test_attention(void) {
     philox();
     sizes();
-    options();
-    layouts();
-    broadcasts();
-    block_masks();
-    const sa_dtype integers[] = {SA_I8, SA_U8, SA_I16, SA_U16, SA_I32, SA_U32, SA_I64, SA_U64};
-    for (int n = 0; n < 8; ++n) {
-        test_case t = plain_case(integers[n], 20, 40, 6, 5);
-        case_try(&t, (uint64_t)n, "integers");
-        t.query_layout = t.key_layout = t.value_layout = SWAPPED | UNALIGNED;
-        case_try(&t, (uint64_t)n, "swapped integers");
+    poisoned();
+    edges();
+    climbing();
+    long_keys();
+    for (sa_dtype dtype = SA_I8; dtype <= SA_U64; ++dtype) {
+        test_case t = plain_case(dtype, 20, 90, 7, 6);
+        t.weights = t.causal = t.backward = true;
+        case_try(&t, 4, "integers");
+        t.L = 2;
+        case_try(&t, 4, "integers, few queries");
     }
 }

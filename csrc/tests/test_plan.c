@@ -7,72 +7,83 @@
 #include "drivers/attention.h"
 #include "tests/test.h"
 
-/* Runs the case with 1, 2, 3 and 7 threads and compares the bits of all outputs. */
+/* Runs the case with 1, 2, 3 and 7 threads, then without some of the gradients, and compares the bits of all outputs. */
 static void same_bits(const test_case *spec, const char *title) {
-    static const int counts[3] = {2, 3, 7};
+    static const int threads[] = {2, 3, 7, 1, 2, 1, 1};
+    static const unsigned without[] = {0, 0, 0, 1, 2, 4, 15};
     test_case t = *spec;
     live_case first, other;
     t.threads = 1;
     case_make(&first, &t, 21);
-    bool good = case_run(&first) == SA_OK;
-    for (int n = 0; n < 3; ++n) {
-        t.threads = counts[n];
+    CHECK(case_run(&first) == SA_OK, "status");
+    for (int n = 0; n < (t.backward ? 7 : 3); ++n) {
+        t.threads = threads[n];
+        t.without = without[n] << D_QUERY;
         case_make(&other, &t, 21);
-        good &= case_run(&other) == SA_OK;
-        good &= memcmp(first.out.memory, other.out.memory, first.out.bytes) == 0;
-        good &= memcmp(first.lse.memory, other.lse.memory, first.lse.bytes) == 0;
-        good &= !t.weights || memcmp(first.weights.memory, other.weights.memory, first.weights.bytes) == 0;
+        CHECK(case_run(&other) == SA_OK && case_same_bits(&first, &other), "%s: other bits with %d threads, without %x", title,
+              t.threads, without[n]);
         case_free(&other);
     }
-    CHECK(good, "%s: the bits depend on the number of threads", title);
     case_verify(&first, title);
     case_free(&first);
 }
 
 static void threads(void) {
-    for (int d = 0; d < 2; ++d) {
-        test_case t = plain_case(d ? SA_F64 : SA_F32, 150, 300, 24, 20);
+    for (int d = 0; d < 4; ++d) {
+        const sa_dtype dtype = d == 0 ? SA_F32 : d == 1 ? SA_F64 : d == 2 ? SA_BF16 : SA_F16;
+        test_case t = plain_case(dtype, 150, 300, 24, 20);
         t.lead[0] = 3;
-        same_bits(&t, "threads, plain");
-        t.causal = t.sinks = t.alibi = t.weights = true;
+        t.backward = true;
+        same_bits(&t, "plain");
+        t.causal = t.sinks = t.alibi = t.weights = t.grad_lse = true;
         t.dropout_p = 0.1;
         t.mask = SA_F32;
-        same_bits(&t, "threads, options");
-        t = plain_case(d ? SA_F64 : SA_F32, 2, 5000, 16, 16);
-        same_bits(&t, "threads, split keys");
+        same_bits(&t, "options");
+        t.mask_broadcast = 1; /* heads take turns */
+        t.gqa = 3;
+        same_bits(&t, "a mask of all heads");
+        t.mask_broadcast = 1 | BROADCAST_ROWS;
+        same_bits(&t, "a mask of all rows");
+        t = plain_case(dtype, 2, 5000, 16, 16);
+        same_bits(&t, "split keys");
+        t = plain_case(dtype, d < 2 ? 800 : 530, 540, 6, 6); /* many blocks, and parts of the keys that take turns */
+        t.lead[0] = 1;
+        t.backward = true;
+        t.causal = d % 2;
+        t.block_masks = d % 2 ? 0 : RUNS;
+        same_bits(&t, "parts");
     }
 }
 
 /* Few queries and many keys: split or in one piece, both right. */
 static void split(void) {
-    const ptrdiff_t keys[] = {2047, 2048, 2049, 3000, 4096, 5003};
-    for (int k = 0; k < (quick ? 3 : 6); ++k) {
-        for (ptrdiff_t L = 1; L < 20; L += quick ? 9 : 3) {
-            for (int way = 0; way < 10; ++way) {
-                if (quick && way % 3 != k) {
-                    continue;
-                }
-                test_case t = plain_case(way % 3 == 2 ? SA_F64 : way % 3 == 1 ? SA_F16 : SA_F32, L, keys[k], 6, 5);
-                t.weights = way == 1 || way == 8;
-                t.sinks = way == 2 || way == 8;
-                t.lengths = way == 3;
-                t.causal = way == 4 || way == 8;
-                t.diagonal = t.causal ? t.S - L : 0;
-                t.window_left = way == 5 ? 100 : SA_UNBOUNDED;
-                t.mask = way == 6 ? SA_BOOL : way == 7 || way == 9 ? SA_F32 : SA_DTYPES;
-                t.mask_broadcast = way == 6 ? BROADCAST_ROWS : 0;
-                t.dropout_p = way == 8 ? 0.25 : 0;
-                t.poison = way == 3 || way == 5 || way == 6 ? POISON_CLOSED : way == 9 ? POISON_SOME : NOT_POISONED;
-                t.gqa = way == 4 ? 2 : 1;
-                live_case c;
-                case_make(&c, &t, (uint64_t)(k * 10 + way));
-                CHECK(case_run(&c) == SA_OK && (c.chunks > 1) == (t.S >= 2048), "%td keys in %td chunks", t.S, c.chunks);
-                case_verify(&c, "split keys");
-                c.spec.unsplit = true;
-                CHECK(case_run(&c) == SA_OK && c.chunks == 1, "unsplit");
-                case_verify(&c, "the same unsplit");
-                case_free(&c);
-            }
+    static const ptrdiff_t keys[] = {2047, 2048, 3000, 5003};
+    for (int n = 0; n < 4; ++n) {
+        for (int way = n % (quick ? 4 : 1); way < 10; way += quick ? 4 : 1) {
+            test_case t = plain_case(way % 3 == 2   ? SA_F64
+                                     : way % 3 == 1 ? SA_F16
+                                                    : SA_F32,
+                                     1 + 5 * n + way % 3, keys[n], 6, 5);
+            t.weights = way == 1 || way == 8;
+            t.sinks = way == 2 || way == 8;
+            t.lengths = way == 3;
+            t.causal = way == 4 || way == 8;
+            t.diagonal = t.causal ? t.S - t.L : 0;
+            t.window_left = way == 5 ? 100 : SA_UNBOUNDED;
+            t.mask = way == 6 ? SA_BOOL : way == 7 || way == 9 ? SA_F32 : SA_DTYPES;
+            t.mask_broadcast = way == 6 ? BROADCAST_ROWS : 0;
+            t.dropout_p = way == 8 ? 0.25 : 0;
+            t.poison = way == 3 || way == 5 || way == 6 ? POISON_CLOSED : way == 9 ? POISON_SOME : NOT_POISONED;
+            t.gqa = way == 4 ? 2 : 1;
+            t.block_masks = way == 2 ? RUNS : 0;
+            live_case c;
+            case_make(&c, &t, (uint64_t)(n * 10 + way));
+            CHECK(case_run(&c) == SA_OK && (c.chunks > 1) == (t.S >= 2048), "%td keys in %td chunks", t.S, c.chunks);
+            case_verify(&c, "split keys");
+            c.spec.unsplit = true;
+            CHECK(case_run(&c) == SA_OK && c.chunks == 1, "unsplit");
+            case_verify(&c, "the same unsplit");
+            case_free(&c);
         }
     }
 }
@@ -141,7 +152,7 @@ static void cancelling(void) {
         sa_watch watch = {.cancelled = 1};
         c.call.watch = &watch;
         CHECK(case_run(&c) == SA_CANCELLED, "a cancelled call says so");
-        CHECK(array_margins_intact(&c.out), "and writes nothing elsewhere");
+        CHECK(array_margins_intact(&c.arrays[OUT]), "and writes nothing elsewhere");
         watch.cancelled = 0;
         CHECK(case_run(&c) == SA_OK, "a flag that is not set");
         case_verify(&c, "a flag that is not set");

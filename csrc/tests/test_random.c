@@ -6,37 +6,8 @@
 #include "tests/test.h"
 
 static ptrdiff_t random_size(random_source *r) {
-    static const ptrdiff_t sizes[] = {0,
-                                      1,
-                                      1,
-                                      2,
-                                      3,
-                                      4,
-                                      5,
-                                      6,
-                                      7,
-                                      8,
-                                      9,
-                                      12,
-                                      15,
-                                      16,
-                                      17,
-                                      31,
-                                      32,
-                                      33,
-                                      48,
-                                      63,
-                                      64,
-                                      65,
-                                      66,
-                                      127,
-                                      128,
-                                      129,
-                                      130,
-                                      SA_KEYS_PER_TILE,
-                                      SA_KEYS_PER_TILE + 1,
-                                      200,
-                                      265};
+    enum { T = SA_KEYS_PER_TILE };
+    static const ptrdiff_t sizes[] = {0, 1, 1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 63, 64, 65, 128, 130, T, T + 1, 200, 265};
     return random_chance(r, 0.5) ? random_below(r, 40) : sizes[random_below(r, sizeof sizes / sizeof *sizes)];
 }
 
@@ -57,9 +28,8 @@ static unsigned random_broadcast(random_source *r, double p) {
 }
 
 static test_case random_case(random_source *r) {
-    static const sa_dtype floats[4] = {SA_F32, SA_F32, SA_F64, SA_F16};
-    sa_dtype dtype = floats[random_below(r, 4)];
-    dtype = random_chance(r, 0.1) ? SA_BF16 : dtype;
+    static const sa_dtype floats[] = {SA_F32, SA_F32, SA_F64, SA_F16, SA_BF16};
+    sa_dtype dtype = floats[random_below(r, 5)];
     if (random_chance(r, 0.08)) {
         dtype = (sa_dtype)(SA_I8 + random_below(r, 8));
     }
@@ -74,12 +44,15 @@ static test_case random_case(random_source *r) {
         t.gqa = 1 + random_below(r, 4);
         t.lead[t.n_lead - 1] *= t.gqa;
     }
+    t.backward = random_chance(r, 0.6);
+    t.grad_lse = t.backward && random_chance(r, 0.4);
+    t.out = sa_itemsize(dtype) == 2 && dtype <= SA_F64 && t.backward && random_chance(r, 0.5) ? SA_F32 : t.out;
     const unsigned any = ALL_LAYOUTS - 1;
     t.query_layout = random_layout(r, any);
     t.key_layout = random_layout(r, any);
     t.value_layout = random_layout(r, any);
     t.mask_layout = random_layout(r, any);
-    t.out_layout = random_layout(r, any & ~(unsigned)SWAPPED);
+    t.out_layout = random_layout(r, any);
     t.query_broadcast = random_broadcast(r, 0.1);
     t.key_broadcast = random_broadcast(r, 0.2);
     t.value_broadcast = random_chance(r, 0.5) ? t.key_broadcast : random_broadcast(r, 0.2);
@@ -106,6 +79,7 @@ static test_case random_case(random_source *r) {
     t.scale = random_chance(r, 0.7) ? t.scale : random_between(r, -2, 2);
     t.magnitude = random_chance(r, 0.8) ? t.magnitude : dtype <= SA_F64 ? exp(random_between(r, -5, 5)) : 5;
     t.poison = random_chance(r, 0.2) ? POISON_CLOSED : random_chance(r, 0.1) ? POISON_SOME : NOT_POISONED;
+    t.unsplit = random_chance(r, 0.2);
     t.threads = (int)random_below(r, 4);
     return t;
 }
@@ -119,12 +93,12 @@ static double work_of(const test_case *t) {
 }
 
 void test_random(void) {
-    double left = quick ? 4e6 : 4e8; /* pairs × widths: what the reference has to do */
+    double left = quick ? 1.5e7 : 1e8; /* pairs × widths: what the reference has to do */
     for (uint64_t seed = 1; left > 0; ++seed) {
         random_source r = {seed * 7919};
         const test_case t = random_case(&r);
         const double work = work_of(&t);
-        if (work > (quick ? 2e5 : 2e7)) {
+        if (work > (quick ? 5e5 : 1e7)) {
             continue;
         }
         char title[40];
