@@ -34,8 +34,15 @@ static test_case random_case(random_source *r) {
         dtype = (sa_dtype)(SA_I8 + random_below(r, 8));
     }
     ptrdiff_t L = random_size(r), S = random_size(r), E = random_size(r), Dv = random_size(r);
+    const bool long_keys = random_chance(r, 0.07); /* that are split */
+    if (long_keys) {
+        L = 1 + random_below(r, 20);
+        S = 2000 + random_below(r, 600);
+        E = random_below(r, 9);
+        Dv = 1 + random_below(r, 5);
+    }
     test_case t = plain_case(dtype, L, S, E, Dv);
-    t.n_lead = (int)random_below(r, 4);
+    t.n_lead = long_keys ? 1 : (int)random_below(r, 4);
     t.lead[0] = 1;
     for (int axis = 0; axis < t.n_lead; ++axis) {
         t.lead[axis] = 1 + random_below(r, 3);
@@ -98,7 +105,7 @@ void test_random(void) {
         random_source r = {seed * 7919};
         const test_case t = random_case(&r);
         const double work = work_of(&t);
-        if (work > (quick ? 5e5 : 1e7)) {
+        if (work > (quick ? 8e5 : 1e7)) {
             continue;
         }
         char title[40];
