@@ -102,11 +102,11 @@ static void plans(void) {
 
 static void too_large(void) {
     enum { HUGE_AXES = 3 };
-    const ptrdiff_t most = PTRDIFF_MAX / 2, wide = PTRDIFF_MAX / 8, many = (ptrdiff_t)1 << 40;
+    const ptrdiff_t most = PTRDIFF_MAX / 2, eighth = PTRDIFF_MAX / 8, many = (ptrdiff_t)1 << 40;
     const struct {
         ptrdiff_t L, S, E, Dv, lead[HUGE_AXES];
-    } sizes[] = {{most, 4, 4, 4, {1, 1, 1}}, {4, most, 4, 4, {1, 1, 1}},       {4, 4, wide, 4, {1, 1, 1}},
-                 {4, 4, 4, wide, {1, 1, 1}}, {4, 4, 4, 4, {many, many, many}}, {many, 4, 4, 4, {many, 1, 1}}};
+    } sizes[] = {{most, 4, 4, 4, {1, 1, 1}},   {4, most, 4, 4, {1, 1, 1}},       {4, 4, eighth, 4, {1, 1, 1}},
+                 {4, 4, 4, eighth, {1, 1, 1}}, {4, 4, 4, 4, {many, many, many}}, {many, 4, 4, 4, {many, 1, 1}}};
     for (size_t n = 0; n < sizeof sizes / sizeof *sizes; ++n) {
         sa_attention a = {.L = sizes[n].L, .S = sizes[n].S, .E = sizes[n].E, .Dv = sizes[n].Dv, .n_lead = HUGE_AXES, .gqa = 1};
         memcpy(a.lead, sizes[n].lead, sizeof sizes[n].lead);
