@@ -18,10 +18,6 @@ runtimes="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)
 # Python does not free all it has; what is allocated is looked at, not what is left.
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export PYTHONPATH="$directory/sources" HYPOTHESIS_STORAGE_DIRECTORY="$directory/hypothesis"
-tests=
-for name in errors edges kv_cache block_mask fuzz varlen attention_vjp attention_backward; do
-    tests="$tests tests/attention/test_$name.py"
-done
-# shellcheck disable=SC2086 # names of files
-LD_PRELOAD="$runtimes" "$python" -m pytest -q -p no:cacheprovider --capture=sys -m "not slow and not exhaustive" $tests \
+LD_PRELOAD="$runtimes" "$python" -m pytest -q -p no:cacheprovider --capture=sys tests/attention \
+    -m "not slow and not exhaustive" \
     -k "bad or refuse or hostile or overlap or lengths or cache or strid or layout or fuzz or random or place"

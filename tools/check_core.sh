@@ -1,6 +1,7 @@
 #!/bin/sh
-# Everything that the C core promises by itself, without Python: GCC, Clang, sanitizers, aarch64 and AVX-512 under emulation,
-# and a look at the disassembly. What is not installed is named and left out, unless CI is set: then it is an error.
+# Everything that the C core promises by itself, without Python: GCC, Clang, sanitizers, aarch64 and AVX-512 under
+# emulation, and a look at the disassembly. What is not installed is named and left out, unless CI is set: then it is an
+# error.
 # Usage: tools/check_core.sh [DIRECTORY], where to build; a temporary one by default.
 set -eu
 cd "$(dirname "$0")/../csrc"

@@ -33,7 +33,8 @@ cd "$directory/clone"
 
 # The first code block below a heading of the README.
 command_below() {
-    awk -v heading="## $1" '$0 == heading {found = 1} found && /^```/ {n++; next} n == 1 {print} n == 2 {exit}' README.md
+    awk -v heading="## $1" \
+        '$0 == heading {found = 1} found && /^```/ {n++; next} n == 1 {print} n == 2 {exit}' README.md
 }
 run_as_written() {
     local command
@@ -57,7 +58,8 @@ print(sa.__version__, sa.get_isa(), sa.__file__)'
 (cd / && "$directory/clone/.venv/bin/python" -c "$check" | tee "$directory/where")
 grep -q site-packages "$directory/where"
 (cd / && "$directory/clone/.venv/bin/selfattn" info)
-installed=$(.venv/bin/pip list --format=freeze --exclude pip --exclude setuptools --exclude wheel | cut -d= -f1 | sort | xargs)
+installed=$(.venv/bin/pip list --format=freeze --exclude pip --exclude setuptools --exclude wheel |
+    cut -d= -f1 | sort | xargs)
 [ "$installed" = "numpy selfattn" ] || { echo "pip install brought: $installed" >&2; exit 1; }
 
 step "wheel and sdist"
@@ -106,5 +108,9 @@ if [ "$tests" = yes ]; then
     # an editable install: from elsewhere Python now finds the clone itself
     (cd / && "$directory/clone/.venv/bin/python" -c "$check")
 fi
-[ "$worktree" = yes ] || [ -z "$(git status --porcelain)" ] || { echo "the commands leave files that git sees:" >&2; git status --short >&2; exit 1; }
+if [ "$worktree" = no ] && [ -n "$(git status --porcelain)" ]; then
+    echo "the commands leave files that git sees:" >&2
+    git status --short >&2
+    exit 1
+fi
 step "fresh clone: all is well"
