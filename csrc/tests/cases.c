@@ -220,14 +220,20 @@ static void make_gradients(live_case *c) {
     }
 }
 
+void case_tensors(sa_attention *a, sa_attention_gradients *g, sa_tensor **tensors) {
+    sa_tensor *const all[ARRAYS] = {&a->query,  &a->key,         &a->value,       &a->mask,      &a->alibi,
+                                    &a->sinks,  &a->key_lengths, &g->grad_out,    &g->grad_lse,  &a->out,
+                                    &a->lse,    &a->weights,     &a->stats,       &g->dquery,    &g->dkey,
+                                    &g->dvalue, &g->dmask,       &g->dslope_rows, &g->dsink_rows};
+    memcpy(tensors, all, sizeof all);
+}
+
 /* What the call knows of each array. */
 static void attach(live_case *c) {
     sa_attention *a = &c->call;
     sa_attention_gradients *g = &c->gradients;
-    sa_tensor *const tensors[ARRAYS] = {&a->query,  &a->key,         &a->value,       &a->mask,      &a->alibi,
-                                        &a->sinks,  &a->key_lengths, &g->grad_out,    &g->grad_lse,  &a->out,
-                                        &a->lse,    &a->weights,     &a->stats,       &g->dquery,    &g->dkey,
-                                        &g->dvalue, &g->dmask,       &g->dslope_rows, &g->dsink_rows};
+    sa_tensor *tensors[ARRAYS];
+    case_tensors(a, g, tensors);
     for (int which = 0; which < ARRAYS; ++which) {
         *tensors[which] = c->arrays[which].tensor;
     }

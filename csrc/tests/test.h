@@ -144,9 +144,10 @@ typedef struct {
 test_case plain_case(sa_dtype dtype, ptrdiff_t L, ptrdiff_t S, ptrdiff_t E, ptrdiff_t Dv);
 void case_make(live_case *c, const test_case *spec, uint64_t seed);
 void case_free(live_case *c);
-sa_status case_run(live_case *c);                                       /* clears the outputs, plans, runs */
-void case_verify(live_case *c, const char *title);                      /* against the reference; one CHECK */
-void case_try(const test_case *spec, uint64_t seed, const char *title); /* all of that */
+sa_status case_run(live_case *c);                                                   /* clears the outputs, plans, runs */
+void case_verify(live_case *c, const char *title);                                  /* against the reference; one CHECK */
+void case_try(const test_case *spec, uint64_t seed, const char *title);             /* all of that */
+void case_tensors(sa_attention *a, sa_attention_gradients *g, sa_tensor **tensors); /* of all arrays, in their order */
 char *case_at(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col);
 size_t case_index(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col); /* of an element, in memory */
 double case_get(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col);

@@ -1,5 +1,5 @@
-/* Ragged batches: every sequence has the bits of a call of its own, which the other tests hold against the definition. Every
- * array is an allocation of exactly its bytes, for the sanitizers; scratch comes full of NaN. */
+/* Ragged batches: every sequence has the bits of a call of its own, which the other tests hold against the definition. Arrays
+ * are allocations of exactly their bytes, for the sanitizers; scratch comes full of NaN. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,131 +9,131 @@
 
 enum { MOST = 8, HEADS = 4 };
 
+/* Sequences by themselves, and the same packed one behind the other: (rows, heads, cols), or (heads, rows, cols) of what there
+ * is one number of for each row. */
 typedef struct {
-    bool f64, causal, lower_right, masks, sinks, alibi;
-    ptrdiff_t gqa, E, Dv, left;
-    double softcap, dropout;
     int n;
-    ptrdiff_t lengths_q[MOST], lengths_k[MOST];
-} varlen_case;
-
-/* The packed arrays of a case, as (rows, heads, cols), and what is computed from them. */
-typedef struct {
-    varlen_case t;
+    bool masks, lower_right;
+    live_case alone[MOST];
+    array arrays[ARRAYS], dmasks[MOST];
+    sa_tensor mask_tensors[MOST], dmask_tensors[MOST];
+    int64_t begin_q[MOST + 1], begin_k[MOST + 1];
     sa_attention a;
     sa_attention_gradients g;
-    int64_t begin_q[MOST + 1], begin_k[MOST + 1];
-    sa_tensor masks[MOST], dmasks[MOST];
-    double slopes[MOST][HEADS], sinks[MOST][HEADS];
-    char *owned[64];
-    int n_owned;
+    void *delta;
 } ragged;
 
-static size_t real_size(const varlen_case *t) { return t->f64 ? sizeof(double) : sizeof(float); }
+static bool is_of_keys(int which) { return which == KEY || which == VALUE || which == D_KEY || which == D_VALUE; }
 
-static char *own(ragged *c, size_t bytes) {
-    char *memory = malloc(bytes ? bytes : 1);
-    memset(memory, 0, bytes);
-    c->owned[c->n_owned++] = memory;
-    return memory;
-}
+/* Scalars of heads and masks are each sequence's own. */
+static bool is_packed(int which) { return which != MASK && which != D_MASK && which != LENGTHS && which != WEIGHTS; }
 
-static void fill(char *memory, const varlen_case *t, ptrdiff_t n, random_source *r) {
-    for (ptrdiff_t i = 0; i < n && r; ++i) {
-        element_set(memory + i * (ptrdiff_t)real_size(t), t->f64 ? SA_F64 : SA_F32, false, random_between(r, -1.5, 1.5));
+static void make_packed(ragged *c, int which) {
+    const array *own = &c->alone[0].arrays[which];
+    if (!own->memory || !is_packed(which)) {
+        return;
     }
+    const bool scalars = which == ALIBI || which == SINKS;
+    const bool inside = which == QUERY || which == OUT || which == GRAD_OUT || which == D_QUERY || is_of_keys(which);
+    array_shape shape = own->shape;
+    shape.lead[0] = scalars && c->n > 0 ? c->n : 1;
+    shape.rows = scalars ? 1 : (ptrdiff_t)(is_of_keys(which) ? c->begin_k : c->begin_q)[c->n];
+    array_make(&c->arrays[which], &shape, own->tensor.m.dtype, inside ? HEADS_INSIDE : 0, 0, which >= INPUTS);
 }
 
-/* (rows, heads, cols) where `inside`, else (heads, rows, cols). */
-static void make(ragged *c, sa_tensor *tensor, ptrdiff_t rows, ptrdiff_t heads, ptrdiff_t cols, bool inside, random_source *r) {
-    const ptrdiff_t size = (ptrdiff_t)real_size(&c->t);
-    char *memory = own(c, (size_t)(rows * heads * cols * size));
-    fill(memory, &c->t, rows * heads * cols, r);
-    *tensor = (sa_tensor){.m = {memory, (inside ? heads * cols : cols) * size, size, c->t.f64 ? SA_F64 : SA_F32, false}};
-    tensor->lead_stride[1] = (inside ? cols : rows * cols) * size;
+/* Element (row, col) of a head of sequence s in the packed array. */
+static char *packed_at(const ragged *c, int which, int s, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col) {
+    const array *a = &c->arrays[which];
+    const bool scalars = which == ALIBI || which == SINKS;
+    const ptrdiff_t before = scalars ? 0 : (ptrdiff_t)(is_of_keys(which) ? c->begin_k : c->begin_q)[s];
+    return array_at(a, head + (scalars ? s * a->shape.lead[1] : 0), 1, before + row, col);
 }
 
-/* One mask of every kind of shape: whole, shared by heads, by rows, and none. */
-static void make_masks(ragged *c, random_source *r) {
-    for (int s = 0; s < c->t.n && c->t.masks; ++s) {
-        const ptrdiff_t heads = s % 4 == 0 ? HEADS : 1, rows = s % 4 == 2 ? 1 : c->t.lengths_q[s];
-        if (s % 4 == 3) {
-            continue;
-        }
-        make(c, &c->masks[s], rows, heads, c->t.lengths_k[s], false, r);
-        make(c, &c->dmasks[s], rows, heads, c->t.lengths_k[s], false, NULL);
-        for (int which = 0; which < 2; ++which) {
-            sa_tensor *t = which ? &c->dmasks[s] : &c->masks[s];
-            t->lead_stride[1] = heads == 1 ? 0 : t->lead_stride[1];
-            t->m.row_stride = rows == 1 && c->t.lengths_q[s] != 1 ? 0 : t->m.row_stride;
-        }
-        for (ptrdiff_t j = 0; j < rows * heads * c->t.lengths_k[s]; j += 3) {
-            element_set(c->masks[s].m.data + j * (ptrdiff_t)real_size(&c->t), c->masks[s].m.dtype, false, (double)-INFINITY);
+/* Copies the inputs of all sequences into the packed arrays, or compares what was written; false where it differs. */
+static bool copy_or_compare(ragged *c, int which, bool copies) {
+    bool same = true;
+    for (int s = 0; s < c->n && c->arrays[which].memory; ++s) {
+        const array *own = &c->alone[s].arrays[which];
+        const size_t item = sa_itemsize(own->tensor.m.dtype);
+        for (ptrdiff_t head = 0; head < own->shape.lead[1]; ++head) {
+            for (ptrdiff_t i = 0; i < own->shape.rows; ++i) {
+                for (ptrdiff_t j = 0; j < own->shape.cols; ++j) {
+                    char *to = packed_at(c, which, s, head, i, j);
+                    const char *from = array_at(own, head, 1, i, j);
+                    if (copies) {
+                        memcpy(to, from, item);
+                    }
+                    same &= memcmp(to, from, item) == 0;
+                }
+            }
         }
     }
+    return same;
 }
 
-static void build(ragged *c, const varlen_case *t, uint64_t seed) {
-    random_source r = {seed};
+static void make_ragged(ragged *c, const test_case *spec, int n, const ptrdiff_t *lengths_q, const ptrdiff_t *lengths_k,
+                        uint64_t seed) {
     memset(c, 0, sizeof *c);
-    c->t = *t;
-    for (int s = 0; s < t->n; ++s) {
-        c->begin_q[s + 1] = c->begin_q[s] + t->lengths_q[s];
-        c->begin_k[s + 1] = c->begin_k[s] + t->lengths_k[s];
-        for (int h = 0; h < HEADS; ++h) {
-            c->slopes[s][h] = random_between(&r, 0, 0.2);
-            c->sinks[s][h] = random_between(&r, -2, 2);
+    c->n = n;
+    c->masks = spec->mask != SA_DTYPES;
+    for (int s = 0; s < (n > 0 ? n : 1); ++s) { /* without a sequence the first still says how wide arrays are */
+        test_case t = *spec;
+        t.L = lengths_q[s];
+        t.S = lengths_k[s];
+        t.diagonal = c->lower_right ? t.S - t.L : 0;
+        t.mask = s % 4 == 3 ? SA_DTYPES : t.mask; /* of every kind: none, whole, of all heads, of all rows */
+        t.mask_broadcast = s % 4 == 1 ? 2 : s % 4 == 2 ? BROADCAST_ROWS : 0;
+        case_make(&c->alone[s], &t, seed + (uint64_t)s);
+        c->alone[s].call.first_head = s * HEADS;
+        c->begin_q[s + 1] = c->begin_q[s] + t.L;
+        c->begin_k[s + 1] = c->begin_k[s] + t.S;
+    }
+    c->a = c->alone[0].call;
+    c->a.lead[0] = n;
+    c->a.L = (ptrdiff_t)c->begin_q[n];
+    c->a.S = (ptrdiff_t)c->begin_k[n];
+    sa_tensor *tensors[ARRAYS];
+    case_tensors(&c->a, &c->g, tensors);
+    for (int which = 0; which < ARRAYS; ++which) {
+        make_packed(c, which);
+        *tensors[which] = c->arrays[which].tensor;
+        if (which < INPUTS) {
+            copy_or_compare(c, which, true);
         }
     }
-    sa_attention *a = &c->a;
-    sa_attention_gradients *g = &c->g;
-    const ptrdiff_t L = (ptrdiff_t)c->begin_q[t->n], S = (ptrdiff_t)c->begin_k[t->n], K = HEADS / t->gqa;
-    *a = (sa_attention){.L = L,
-                        .S = S,
-                        .E = t->E,
-                        .Dv = t->Dv,
-                        .n_lead = 2,
-                        .lead = {t->n, HEADS},
-                        .gqa = t->gqa,
-                        .f64 = t->f64,
-                        .scale = t->E ? 1 / sqrt((double)t->E) : 1,
-                        .softcap = t->softcap,
-                        .causal = t->causal,
-                        .window_left = t->left < 0 ? SA_UNBOUNDED : t->left,
-                        .window_right = SA_UNBOUNDED,
-                        .dropout_p = t->dropout,
-                        .seed = UINT64_C(0x123456789abcdef)};
-    make(c, &a->query, L, HEADS, t->E, true, &r);
-    make(c, &a->key, S, K, t->E, true, &r);
-    make(c, &a->value, S, K, t->Dv, true, &r);
-    make(c, &a->out, L, HEADS, t->Dv, true, NULL);
-    make(c, &a->lse, L, HEADS, 1, false, NULL);
-    make(c, &a->stats, L, HEADS, 2, false, NULL);
-    make(c, &g->grad_out, L, HEADS, t->Dv, true, &r);
-    make(c, &g->grad_lse, L, HEADS, 1, false, &r);
-    make(c, &g->dquery, L, HEADS, t->E, true, NULL);
-    make(c, &g->dkey, S, K, t->E, true, NULL);
-    make(c, &g->dvalue, S, K, t->Dv, true, NULL);
-    make_masks(c, &r);
-    if (t->alibi) { /* of every sequence its own; sinks are of all */
-        a->alibi =
-            (sa_tensor){.m = {(char *)c->slopes, 0, 0, SA_F64, false}, .lead_stride = {sizeof c->slopes[0], sizeof(double)}};
-        make(c, &g->dslope_rows, L, HEADS, 3, false, NULL);
+    for (int s = 0; s < n && c->masks; ++s) {
+        const array *dmask = &c->alone[s].arrays[D_MASK];
+        c->mask_tensors[s] = c->alone[s].arrays[MASK].tensor;
+        if (dmask->memory) {
+            array_make(&c->dmasks[s], &dmask->shape, dmask->tensor.m.dtype, 0, c->alone[s].spec.mask_broadcast, true);
+        }
+        c->dmask_tensors[s] = c->dmasks[s].tensor;
     }
-    if (t->sinks) {
-        a->sinks = (sa_tensor){.m = {(char *)c->sinks, 0, 0, SA_F64, false}, .lead_stride = {0, sizeof(double)}};
-        make(c, &g->dsink_rows, L, HEADS, 1, false, NULL);
+    c->g.a = &c->a;
+    c->g.delta = c->delta = dirty_memory((size_t)(c->a.L * HEADS) * sizeof(double));
+}
+
+static void clear(array *a) {
+    for (ptrdiff_t head = 0; head < HEADS && a->memory; ++head) {
+        for (ptrdiff_t i = 0; i < a->shape.rows; ++i) {
+            for (ptrdiff_t j = 0; j < a->shape.cols; ++j) {
+                element_set(array_at(a, head % (a->shape.lead[0] * a->shape.lead[1]), 1, i, j), a->tensor.m.dtype, false, 0);
+            }
+        }
     }
-    g->a = a;
-    g->delta = own(c, (size_t)(L * HEADS) * real_size(t));
 }
 
 static void run_packed(ragged *c, int threads) {
-    const bool masks = c->t.masks;
-    const sa_varlen v = {&c->a, c->t.n, c->begin_q, c->begin_k, masks ? c->masks : NULL, c->t.lower_right};
-    const sa_varlen_gradients g = {&v, &c->g, masks ? c->dmasks : NULL};
+    const sa_varlen v = {&c->a, c->n, c->begin_q, c->begin_k, c->masks ? c->mask_tensors : NULL, c->lower_right};
+    const sa_varlen_gradients g = {&v, &c->g, c->masks ? c->dmask_tensors : NULL};
     sa_varlen_item items[MOST];
     sa_varlen_plan plan;
+    for (int which = OUT; which < ARRAYS; ++which) {
+        clear(&c->arrays[which]);
+    }
+    for (int s = 0; s < c->n; ++s) {
+        clear(&c->dmasks[s]);
+    }
     CHECK(sa_varlen_make_plan(&v, threads, items, &plan) == SA_OK, "plan");
     plan.threads = threads;
     char *scratch = dirty_memory((size_t)threads * plan.scratch_bytes), *partial = dirty_memory(plan.partial_bytes);
@@ -147,128 +147,61 @@ static void run_packed(ragged *c, int threads) {
     free(scratch);
 }
 
-static void at_row(sa_tensor *t, int64_t row) { t->m.data += t->m.data ? row * t->m.row_stride : 0; }
-
-/* The same by a call for each sequence. */
-static void run_alone(ragged *c) {
-    for (int s = 0; s < c->t.n; ++s) {
-        sa_attention a = c->a;
-        sa_attention_gradients g = c->g;
-        const int64_t row = c->begin_q[s], key = c->begin_k[s];
-        a.lead[0] = 1;
-        a.L = c->t.lengths_q[s];
-        a.S = c->t.lengths_k[s];
-        a.diagonal = c->t.lower_right ? a.S - a.L : 0;
-        a.first_head = s * HEADS;
-        a.mask = c->masks[s];
-        a.alibi.m.data = c->t.alibi ? (char *)c->slopes[s] : NULL;
-        g.a = &a;
-        g.dmask = c->dmasks[s];
-        sa_tensor *const rows[8] = {&a.query, &a.out, &a.lse, &a.stats, &g.grad_out, &g.dquery, &g.dslope_rows, &g.dsink_rows};
-        sa_tensor *const keys[4] = {&a.key, &a.value, &g.dkey, &g.dvalue};
-        for (int n = 0; n < 8; ++n) {
-            at_row(rows[n], row);
-        }
-        for (int n = 0; n < 4; ++n) {
-            at_row(keys[n], key);
-        }
-        at_row(&g.grad_lse, row);
-        sa_attention_plan plan;
-        sa_backward_plan backward;
-        CHECK(sa_attention_make_plan(&a, 1, &plan) == SA_OK && sa_attention_plan_backward(&g, 1, &backward) == SA_OK, "plans");
-        char *scratch = dirty_memory(plan.scratch_bytes), *partial = dirty_memory(plan.partial_bytes);
-        sa_attention_forward(&a, &plan, scratch, partial);
-        free(scratch);
-        free(partial);
-        scratch = dirty_memory(backward.scratch_bytes);
-        g.delta = dirty_memory((size_t)backward.delta_count * real_size(&c->t));
-        sa_attention_backward(&g, &backward, scratch);
-        free(g.delta);
-        free(scratch);
+static void try(const test_case *spec, int n, const ptrdiff_t *lengths_q, const ptrdiff_t *lengths_k, bool lower_right,
+                uint64_t seed, const char *title) {
+    ragged *c = malloc(sizeof *c);
+    c->lower_right = lower_right;
+    make_ragged(c, spec, n, lengths_q, lengths_k, seed);
+    for (int s = 0; s < n; ++s) {
+        CHECK(case_run(&c->alone[s]) == SA_OK, "alone");
     }
-}
-
-static bool same(const ragged *x, const ragged *y, const sa_tensor *tx, const sa_tensor *ty, ptrdiff_t elements) {
-    return tx->m.data == NULL || (memcmp(tx->m.data, ty->m.data, (size_t)elements * real_size(&x->t)) == 0 && x->t.n == y->t.n);
-}
-
-static void try(const varlen_case *t, uint64_t seed, const char *title) {
-    ragged *alone = malloc(sizeof *alone), *packed = malloc(sizeof *packed);
-    build(alone, t, seed);
-    run_alone(alone);
     for (int threads = 1; threads <= 3; ++threads) {
-        build(packed, t, seed);
-        run_packed(packed, threads);
-        const ptrdiff_t L = packed->a.L * HEADS, S = packed->a.S * HEADS / t->gqa;
-        bool right = true;
-#define SAME(field, n) (right &= same(alone, packed, &alone->field, &packed->field, n))
-        SAME(a.out, L * t->Dv);
-        SAME(a.lse, L);
-        SAME(a.stats, 2 * L);
-        CHECK(right, "%s: forward differs with %d threads", title, threads);
-        SAME(g.dquery, L * t->E);
-        SAME(g.dkey, S * t->E);
-        SAME(g.dvalue, S * t->Dv);
-        SAME(g.dslope_rows, 3 * L);
-        SAME(g.dsink_rows, L);
-        for (int s = 0; s < t->n; ++s) {
-            const ptrdiff_t heads = s % 4 == 0 ? HEADS : 1, rows = s % 4 == 2 ? 1 : t->lengths_q[s];
-            SAME(dmasks[s], heads * rows * t->lengths_k[s]);
+        run_packed(c, threads);
+        for (int which = OUT; which < ARRAYS; ++which) {
+            CHECK(copy_or_compare(c, which, false), "%s: array %d has other bits with %d threads", title, which, threads);
         }
-#undef SAME
-        CHECK(right, "%s: backward differs with %d threads", title, threads);
-        for (int n = 0; n < packed->n_owned; ++n) {
-            free(packed->owned[n]);
+        for (int s = 0; s < n; ++s) {
+            const array *own = &c->alone[s].arrays[D_MASK];
+            CHECK(!c->dmasks[s].memory || memcmp(c->dmasks[s].memory, own->memory, own->bytes) == 0,
+                  "%s: the gradient of mask %d has other bits with %d threads", title, s, threads);
         }
     }
-    for (int n = 0; n < alone->n_owned; ++n) {
-        free(alone->owned[n]);
+    for (int s = 0; s < (n > 0 ? n : 1); ++s) {
+        case_free(&c->alone[s]);
+        array_free(&c->dmasks[s]);
     }
-    free(alone);
-    free(packed);
+    for (int which = 0; which < ARRAYS; ++which) {
+        array_free(&c->arrays[which]);
+    }
+    free(c->delta);
+    free(c);
 }
 
 void test_varlen(void) {
-    const varlen_case plain = {.gqa = 1,
-                               .E = 20,
-                               .Dv = 33,
-                               .left = -1,
-                               .n = 7,
-                               .lengths_q = {5, 0, 70, 1, 64, 3, 33},
-                               .lengths_k = {7, 9, 0, 40, 130, 3, 65}};
-    for (int f64 = 0; f64 < 2; ++f64) {
-        varlen_case t = plain;
-        t.f64 = f64;
-        try(&t, 1, "plain");
-        t.causal = true;
-        try(&t, 2, "causal");
-        t.lower_right = true;
-        t.gqa = 2;
-        try(&t, 3, "lower right, grouped");
-        t.left = 11;
-        t.alibi = t.sinks = true;
-        try(&t, 4, "window, slopes, sinks");
-        t.masks = true;
-        t.softcap = 1.5;
-        t.dropout = 0.3;
-        try(&t, 5, "everything");
-        t = plain;
-        t.f64 = f64;
-        t.masks = true;
-        t.E = t.Dv = 1;
-        try(&t, 6, "masks, narrow");
+    static const ptrdiff_t few_q[MOST] = {5, 0, 70, 1, 64, 3, 33}, few_k[MOST] = {7, 9, 0, 40, 130, 3, 65};
+    static const ptrdiff_t mixed_q[MOST] = {2, 20, 600}, mixed_k[MOST] = {2200, 20, 600}; /* chunks, and parts in turns */
+    for (int way = 0; way < 12; ++way) {
+        test_case t = plain_case(way % 2 ? SA_F64 : SA_F32, 1, 1, 20, 33);
+        t.n_lead = 2;
+        t.lead[0] = 1;
+        t.lead[1] = HEADS;
+        t.lse = t.backward = t.grad_lse = true;
+        t.causal = way >= 2 && way < 8;
+        t.gqa = way >= 4 && way < 8 ? 2 : 1;
+        t.window_left = way >= 6 && way < 8 ? 11 : SA_UNBOUNDED;
+        t.alibi = t.sinks = way >= 6 && way < 8;
+        t.mask = way >= 6 && way < 10 ? t.out : SA_DTYPES;
+        t.softcap = way >= 6 && way < 8 ? 1.5 : 0;
+        t.dropout_p = way >= 6 && way < 8 ? 0.3 : 0;
+        if (way >= 8) {
+            t.E = t.Dv = way >= 10 ? 8 : 1;
+        }
+        try(&t, way >= 10 ? 3 : 7, way >= 10 ? mixed_q : few_q, way >= 10 ? mixed_k : few_k, way >= 4 && way < 8, (uint64_t)way,
+            "sequences");
+        if (way == 0) {
+            try(&t, 0, few_q, few_k, false, 1, "no sequence");
+            t.E = t.Dv = 0;
+            try(&t, 7, few_q, few_k, false, 1, "no width");
+        }
     }
-    varlen_case t = plain; /* keys in chunks, and parts that take turns, beside a short sequence */
-    t.n = 3;
-    t.E = t.Dv = 8;
-    t.lengths_q[0] = 2;
-    t.lengths_k[0] = 2200;
-    t.lengths_q[1] = t.lengths_k[1] = 20;
-    t.lengths_q[2] = t.lengths_k[2] = 600;
-    try(&t, 7, "chunks and parts");
-    t.n = 0;
-    try(&t, 8, "no sequence");
-    t = plain;
-    t.E = t.Dv = 0;
-    try(&t, 9, "no width");
 }
