@@ -145,8 +145,8 @@ def compare_bits(builds: list[Build], isa: str, numbers: list[int], seed: int, s
     )
     for dtype in sorted(equal.keys() | differing.keys()):
         bad = differing.get(dtype, [])
-        worst = f", at most {max(d for d, _ in bad):.0f} ulp" if bad else ""
-        print(f"  {dtype}: {equal[dtype]} equal, {len(bad)} different{worst}")
+        most = f", at most {max(d for d, _ in bad):.0f} ulp" if bad else ""
+        print(f"  {dtype}: {equal[dtype]} equal, {len(bad)} different{most}")
         for _, text in sorted(bad, reverse=True)[:show]:
             print(f"    {text}")
     sys.stdout.flush()

@@ -124,7 +124,7 @@ def mask_of(d: Draw, lead: tuple[int, int], n: int, s: int) -> Array | None:
     shape = d.one_of([(n, s), (n, s), (*lead, n, s), (lead[0], 1, n, s), (1, s), (n, 1), (lead[1], 1, s)])
     d.words.append(f"{kind} mask {shape}")
     if kind == "bool":
-        return d.rng.random(shape) < 0.7
+        return np.asarray(d.rng.random(shape) < 0.7)
     mask = d.normal(*shape)
     if kind == "float with -inf":
         mask[d.rng.random(shape) < 0.3] = -np.inf
@@ -284,7 +284,7 @@ def varlen(d: Draw) -> Callable[[Any], dict[str, Any]]:
     def compute(sa: Any) -> dict[str, Any]:
         out, lse = sa.varlen_attention(q, k, v, *offsets, **options, return_lse=True)
         _, pullback = sa.varlen_attention_vjp(q, k, v, *offsets, **options, return_lse=True, wrt=wrt)
-        found = {"out": out, "lse": lse} | pullback(grad_out, grad_lse)._asdict()
+        found: dict[str, Any] = {"out": out, "lse": lse, **pullback(grad_out, grad_lse)._asdict()}
         for place, x in enumerate(found.pop("attn_mask", None) or []):
             found[f"d mask {place}"] = x
         return found
