@@ -14,24 +14,10 @@ static float float_of(uint32_t bits) {
     return x;
 }
 
-/* The exponent of a normal double, without a call. */
-static int exponent_of(double x) {
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return (int)(bits >> 52 & 2047) - 1023;
-}
-
-static double power_of_two(int n) {
-    const uint64_t bits = (uint64_t)(n + 1023) << 52;
-    double x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-/* |y − right| in units of the last place of a float32 near `right`, which is a subnormal's below FLT_MIN. */
-static double ulps32(float y, double right) {
-    const int exponent = exponent_of(right);
-    return fabs((double)y - right) * power_of_two(23 - (exponent < -126 ? -126 : exponent));
+/* |y − right| in units of the last place of a number near `right` of so many bits, or of a subnormal below 2^least. */
+static double ulps(long double y, long double right, int bits, int least) {
+    const int exponent = ilogbl(right);
+    return (double)(fabsl(y - right) / ldexpl(1, (exponent < least ? least : exponent) - bits + 1));
 }
 
 /* The right results. Small arguments go by their series, to within 1e-6 ulp; the C library does the others. */
@@ -74,7 +60,7 @@ static bool good32(const function *f, float x, float y, double *worst) {
     if (f->right == right_tanh && x == 0) {
         return y == 0 && signbit(x) == signbit(y);
     }
-    const double error = ulps32(y, f->right((double)x));
+    const double error = ulps((long double)y, (long double)f->right((double)x), 24, -126);
     *worst = error > *worst ? error : *worst;
     return error <= f->bound32; /* false for NaN */
 }
@@ -131,10 +117,9 @@ static void sampled_float64(int which) {
         }
         kernel(x, y, N);
         for (int i = 0; i < N; ++i) {
-            const long double right = f->right_wide((long double)x[i]);
-            const long double error = fabsl((long double)y[i] - right) / ldexpl(1, ilogbl(right) - 52);
-            worst = (double)error > worst ? (double)error : worst;
-            bad += !((double)error <= f->bound64);
+            const double error = ulps((long double)y[i], f->right_wide((long double)x[i]), 53, -1022);
+            worst = error > worst ? error : worst;
+            bad += !(error <= f->bound64);
         }
     }
     CHECK(bad == 0, "%s: %ld float64 are wrong; worst %.4f ulp", f->name, bad, worst);
