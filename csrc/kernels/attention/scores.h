@@ -59,6 +59,7 @@ SA_INLINE bool FN(is_plain_mask)(const vec *mask) {
 /* The masks of the lanes i = 0 … nv·lanes − 1 begin at row[i] + offset, each readable up to n rounded up to whole vectors. Vector
  * by vector: where rows lie 4 kB apart few of their lines fit the L1 side by side. Tells whether they may close some pair. */
 SA_ONCE bool FN(pass_mask)(real *P, ptrdiff_t n, int nv, const char *const *row, ptrdiff_t offset) {
+    const ptrdiff_t lanes = nv * SA_LANES;
     bool closes = false;
     for (int v = 0; v < nv; ++v) {
         for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
@@ -71,16 +72,15 @@ SA_ONCE bool FN(pass_mask)(real *P, ptrdiff_t n, int nv, const char *const *row,
             const bool plain = FN(is_plain_mask)(mask);
             closes |= !plain;
             FN(transpose)(mask);
+            real *p = P + (j * nv + v) * SA_LANES;
             if (plain && keys == SA_LANES) {
                 SA_UNROLL
-                for (int i = 0; i < SA_LANES; ++i) {
-                    real *p = P + ((j + i) * nv + v) * SA_LANES;
+                for (int i = 0; i < SA_LANES; ++i, p += lanes) {
                     V(store)(p, V(fma)(mask[i], V(set1)((real)SA_LOG2E), V(load)(p)));
                 }
             } else {
                 SA_UNROLL
-                for (int i = 0; i < SA_LANES; ++i) { /* unrolled, else all vectors would pass through memory */
-                    real *p = P + ((j + i) * nv + v) * SA_LANES;
+                for (int i = 0; i < SA_LANES; ++i, p += lanes) { /* unrolled, else all vectors would pass through memory */
                     if (i < keys) {
                         V(store)(p, FN(add_mask)(V(load)(p), mask[i]));
                     }
@@ -130,9 +130,9 @@ SA_ONCE void FN(pass_gates)(real *P, const char *const *row, int rows, const sa_
     for (ptrdiff_t from = 0; from < n; from += 32) {
         const int keys = n - from < 32 ? (int)(n - from) : 32;
         FN(open_bits)(row, rows, m, first + from, keys, bits);
-        for (int j = 0; j < keys; ++j) {
-            real *p = P + (from + j) * nv * SA_LANES;
-            for (int v = 0; v < nv; ++v, p += SA_LANES) {
+        for (int v = 0; v < nv; ++v) {
+            real *p = P + (from * nv + v) * SA_LANES;
+            for (int j = 0; j < keys; ++j, p += nv * SA_LANES) {
                 V(store)(p, V(select)(V(bit)(bits + v * SA_LANES, j), V(load)(p), closed));
             }
         }

@@ -190,8 +190,8 @@ SA_INLINE vec FN(weight)(const real *p, vec factor, vec maximum, const bool scor
     return terms == 2 ? FN(exp2_short)(below) : FN(exp2)(below);
 }
 
-/* The weights of the pairs of keys j and j + 1, or of key j alone, as a row of the right operand: one or two vectors of rows that are
- * `lanes` long. */
+/* The weights of the pairs of keys j and j + 1, or of key j alone, as a row of the right operand: some vectors of rows that are `lanes`
+ * long. */
 SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t part_bytes, vec factor, const vec *maximum,
                               vec *sum, const int vectors, const int keys, const bool scores, const int terms) {
     SA_UNROLL
@@ -212,7 +212,7 @@ SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t p
 SA_INLINE void FN(split_step)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t part_bytes, real unit,
                               const real *maximum, real *sum, const int vectors, const bool scores, const int terms) {
     const vec factor = V(set1)(unit);
-    vec m[2], more[2];
+    vec m[SA_VECS], more[SA_VECS];
     SA_UNROLL
     for (int v = 0; v < vectors; ++v) {
         m[v] = V(load)(maximum + v * SA_LANES);
@@ -247,8 +247,10 @@ SA_INLINE void FN(split_step)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_
     }
 SA_SPLIT_LEAF(1, 2)
 SA_SPLIT_LEAF(2, 2)
+SA_SPLIT_LEAF(4, 2)
 SA_SPLIT_LEAF(1, 3)
 SA_SPLIT_LEAF(2, 3)
+SA_SPLIT_LEAF(4, 3)
 #undef SA_SPLIT_LEAF
 _Static_assert(SA_RIGHT_TERMS == 3, "the leaves of split_step");
 
@@ -262,18 +264,18 @@ SA_ONCE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, int nv, bool scores
     }
     for (ptrdiff_t step = 0; step < FN(steps_of)(n); ++step) {
         const ptrdiff_t here = n - step * SA_TILE_STEP;
-        for (int v = s->wide.from[step]; v < nv; v += 2) {
+        for (int v = s->wide.from[step], now; v < nv; v += now) {
             const real *P = s->P + step * SA_TILE_STEP * lanes + v * SA_LANES, *m = s->maximum + v * SA_LANES;
             char *to = s->wide.weights + (step * nv + v) * SA_TILE_BYTES;
             real *sum = s->tile_sum + v * SA_LANES;
-            if (terms == 2 && v + 1 < nv) {
-                FN(split_step22)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores);
-            } else if (terms == 2) {
-                FN(split_step12)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores);
-            } else if (v + 1 < nv) {
-                FN(split_step23)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores);
-            } else {
-                FN(split_step13)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores);
+            now = nv - v == 4 ? 4 : nv - v >= 2 ? 2 : 1;
+            switch (10 * now + terms) {
+            case 12: FN(split_step12)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores); break;
+            case 22: FN(split_step22)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores); break;
+            case 42: FN(split_step42)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores); break;
+            case 13: FN(split_step13)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores); break;
+            case 23: FN(split_step23)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores); break;
+            default: FN(split_step43)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores); break;
             }
         }
     }

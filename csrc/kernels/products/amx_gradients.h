@@ -87,7 +87,7 @@ SA_ONCE bool FN(amx_dweights)(const sa_block *b, FN(scratch) * s, const FN(gradi
  * step, vectors from `from` on. Plain: P holds scores and dS holds dP as yet, and stay so, but that dS is stored if it `keeps`.
  * False when some dS is not finite. */
 SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_state) * g, const real *P, real *dS,
-                                 const real *delta, int from, ptrdiff_t n, int nv, const int terms, bool plain, bool keeps) {
+                                 const real *delta, int from, ptrdiff_t n, int nv, const int terms, const bool plain, bool keeps) {
     const ptrdiff_t query_steps = FN(steps_of)(nv * SA_LANES);
     const size_t left_term = (size_t)(2 * query_steps) * SA_TILE_BYTES, right_term = (size_t)nv * SA_TILE_BYTES;
     const vec zero = V(set1)(0);
@@ -98,7 +98,11 @@ SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_state)
         if (j % 8 == 0) {
             sa_tiles_stay_awake();
         }
-        for (int v = from; v < nv; v += 2) {
+        SA_UNROLL
+        for (int v = 0; v < SA_VECS; v += 2) {
+            if (v < from || v >= nv) {
+                continue;
+            }
             const ptrdiff_t left = left_at + v / 2 * SA_TILE_BYTES;
             vec p[2][2], ds[2][2]; /* [row][vector] */
             SA_UNROLL
@@ -132,14 +136,15 @@ SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_state)
     return !V(any)(V(not_lt)(check, V(set1)(1)));
 }
 
-SA_LEAF bool FN(split_dscores2)(const FN(scratch) * s, const FN(gradient_state) * g, const real *P, real *dS, const real *delta,
-                                int from, ptrdiff_t n, int nv, bool plain, bool keeps) {
-    return FN(split_dscores)(s, g, P, dS, delta, from, n, nv, 2, plain, keeps);
-}
-SA_LEAF bool FN(split_dscores3)(const FN(scratch) * s, const FN(gradient_state) * g, const real *P, real *dS, const real *delta,
-                                int from, ptrdiff_t n, int nv, bool plain, bool keeps) {
-    return FN(split_dscores)(s, g, P, dS, delta, from, n, nv, 3, plain, keeps);
-}
+#define SA_SPLIT_DSCORES(terms)                                                                                                \
+    SA_LEAF bool FN(split_dscores##terms)(const FN(scratch) * s, const FN(gradient_state) * g, const real *P, real *dS,         \
+                                          const real *delta, int from, ptrdiff_t n, int nv, bool plain, bool keeps) {           \
+        return plain ? FN(split_dscores)(s, g, P, dS, delta, from, n, nv, terms, true, keeps)                                  \
+                     : FN(split_dscores)(s, g, P, dS, delta, from, n, nv, terms, false, keeps);                                \
+    }
+SA_SPLIT_DSCORES(2)
+SA_SPLIT_DSCORES(3)
+#undef SA_SPLIT_DSCORES
 
 /* to[n][stride] += left·right, 32 rows of the left operand, `width` lanes; sums from query step `from` on. */
 SA_ONCE void FN(add_rows_product)(const FN(scratch) * s, int terms, const char *left, const char *right, ptrdiff_t from,
