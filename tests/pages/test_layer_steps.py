@@ -90,6 +90,7 @@ def test_names_repr_dtypes_and_no_writing(layer):
     for name, array in steps.to_dict().items():
         assert array.dtype == np.float32, name
         assert not array.flags.writeable, name
+    assert not steps.parameters.W_query.flags.writeable
     assert all(array.flags.writeable for array in (x, *w32.values()))
     short = layer_steps(x, w["W_query"], w["W_key"], w["W_value"])
     assert list(short.to_dict()) == names[:11]

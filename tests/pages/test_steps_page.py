@@ -436,3 +436,15 @@ def test_the_picture_has_room_for_long_tokens():
     for (name, x), (after, y) in itertools.pairwise(columns):
         assert y - x >= 7 * (letters(name) + letters(after)) / 2  # at 12 pixels a letter is about 7 wide
     assert all(x >= 7 * letters(name) for name, x, anchor in texts if anchor == "end")
+
+
+def test_ten_thousand_tokens():
+    n = 10_000
+    steps = sa.attention_steps(np.ones((2, 1)), np.ones((n, 1)), np.arange(float(n))[:, None])
+    page = Reader(views.steps_page(steps, ["a", "b"], key_tokens=[f"t{i}" for i in range(n)]).html)
+    assert page.of("weights").columns == [
+        *(f"t{i}" for i in range(11)),
+        "…",
+        *(f"t{i}" for i in range(n - 5, n)),
+    ]
+    assert page.of("output").cells == [["4999.5"], ["4999.5"]]
