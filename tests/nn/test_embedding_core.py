@@ -218,7 +218,8 @@ def test_hostile_gradients_are_refused():
 
 def test_nothing_leaks():
     _, arguments, grad = case(*SHAPES["heads"])
-    held = [*arguments[:4], *(x for block in arguments[4] for x in block.parameters), grad]
+    triplets = np.stack([grad] * 3)
+    held = [*arguments[:4], *(x for block in arguments[4] for x in block.parameters), grad, triplets]
 
     def call():
         _, saved = _core._embedding_forward(*arguments, True)
@@ -227,6 +228,12 @@ def test_nothing_leaks():
         for wrong in HOSTILE.values():
             fails(*wrong.values(), True, function=_core._embedding_forward)
         fails(saved, grad[:2], function=_core._embedding_backward)
+        _, slopes = _core._proxy_confidences(triplets)
+        _core._proxy_gradients(triplets, slopes)
+        fails(grad, function=_core._proxy_confidences)
+        fails(triplets, slopes[0], function=_core._proxy_gradients)
+        _core._pack_ids([[1, 2], [3]], 10)
+        _core._pack_ids([[1, 2], [99]], 10)
 
     assert_nothing_stays(call, held)
 
