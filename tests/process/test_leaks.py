@@ -184,6 +184,7 @@ def test_steps_of_optimisers():
         sgd.step({"w": grad})
         for wrong in ([w], [grad, None], [w[::2]], 3):
             fails([w], wrong, [w], [w], [0], 0.1, 0.9, 0.9, 0.1, 0.1, False, function=sa._core._adam_step)
+        fails([w], [grad], [w], [w], [1], np.nan, 0.9, 0.9, 0.1, 0.1, False, function=sa._core._adam_step)
 
     assert_nothing_stays(call, [w, grad])
 
