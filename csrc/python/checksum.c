@@ -1,5 +1,5 @@
 /* A checksum of the memory of arrays (kernels/checksum.h). */
-#include "python/checksum.h"
+#include "python/module.h"
 
 #include "kernels/kernels.h"
 

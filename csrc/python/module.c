@@ -4,7 +4,6 @@
 
 #include <stdlib.h>
 
-#include "python/checksum.h"
 #include "python/run.h"
 
 int sa_error(PyObject *type, const char *format, ...) {
