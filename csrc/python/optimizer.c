@@ -9,7 +9,6 @@
 
 /* Elements below which the GIL is kept. */
 #define SA_SMALL_ELEMENTS 2048
-#define SA_ARRAYS_ON_STACK 64
 
 /* What a step is given: lists of equal length. Moments are None where the optimiser has none of the kind. */
 enum { PARAMETERS, GRADIENTS, MEANS, SQUARES, STEPS, LISTS };
@@ -84,13 +83,10 @@ static PyObject *run(PyObject *module, sa_update *u, PyObject *const *lists) {
         }
         return NULL;
     }
-    sa_update_array on_stack[SA_ARRAYS_ON_STACK], *arrays = on_stack;
     const Py_ssize_t count = PyList_GET_SIZE(lists[PARAMETERS]);
-    if (count > SA_ARRAYS_ON_STACK) {
-        arrays = PyMem_RawCalloc((size_t)count, sizeof *arrays);
-        if (arrays == NULL) {
-            return PyErr_NoMemory();
-        }
+    sa_update_array *arrays = sa_block_take(module, (size_t)count * sizeof *arrays);
+    if (arrays == NULL) {
+        return NULL;
     }
     PyObject *result = NULL;
     npy_intp elements = 0;
@@ -106,9 +102,7 @@ static PyObject *run(PyObject *module, sa_update *u, PyObject *const *lists) {
         result = Py_NewRef(Py_None);
     }
 fail:
-    if (arrays != on_stack) {
-        PyMem_RawFree(arrays);
-    }
+    sa_block_give(arrays);
     return result;
 }
 

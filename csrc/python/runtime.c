@@ -1,6 +1,7 @@
 /* What the library tells about itself and lets be set: instruction set, threads, build, and this machine's limits. */
 #include "python/module.h"
 
+#include "python/run.h"
 #include "python/scalars.h"
 
 static PyObject *get_isa(PyObject *module, PyObject *unused) {
@@ -97,7 +98,6 @@ static PyObject *fma_peak(PyObject *module, PyObject *args) {
 }
 
 static PyObject *read_bandwidth(PyObject *module, PyObject *args) {
-    (void)module;
     Py_ssize_t bytes;
     int threads, milliseconds;
     if (!PyArg_ParseTuple(args, "nii:_read_bandwidth", &bytes, &threads, &milliseconds)) {
@@ -106,14 +106,14 @@ static PyObject *read_bandwidth(PyObject *module, PyObject *args) {
     if (bytes < 1 || threads < 1 || threads > 1024 || milliseconds < 1) {
         return PyErr_Format(PyExc_ValueError, "_read_bandwidth takes bytes >= 1, threads from 1 to 1024 and milliseconds >= 1");
     }
-    char *data = PyMem_RawMalloc((size_t)bytes + 64);
+    char *data = sa_block_take(module, (size_t)bytes);
     if (data == NULL) {
-        return PyErr_NoMemory();
+        return NULL;
     }
     double rate;
-    Py_BEGIN_ALLOW_THREADS memset(data, 1, (size_t)bytes + 64);
-    rate = sa_measure_read(data + (64 - (uintptr_t)data % 64) % 64, (size_t)bytes, threads, 1e-3 * milliseconds);
-    Py_END_ALLOW_THREADS PyMem_RawFree(data);
+    Py_BEGIN_ALLOW_THREADS memset(data, 1, (size_t)bytes);
+    rate = sa_measure_read(data, (size_t)bytes, threads, 1e-3 * milliseconds);
+    Py_END_ALLOW_THREADS sa_block_give(data);
     return PyFloat_FromDouble(rate);
 }
 
