@@ -58,8 +58,6 @@ class Build:
             importlib.import_module("selfattn.nn")
             importlib.import_module("selfattn.optim")
             sys.path.remove(str(folder))
-            # an extension from before the package had folders looks for this module where it was
-            sys.modules.setdefault("selfattn.block_mask", sys.modules[self.package.BlockMask.__module__])
             assert self.package.get_num_threads.__self__ is self.core
 
     @contextmanager
