@@ -8,21 +8,13 @@ import functools
 
 import numpy as np
 import pytest
+from inputs import BFLOAT16
 
 import selfattn as sa
-from selfattn import _core, reference
+from selfattn import reference
 
-ISAS = _core.available_isas()
+pytestmark = pytest.mark.usefixtures("isa")
 H, L, D = 4, 1024, 64
-
-
-@pytest.fixture(autouse=True, params=ISAS)
-def isa(request):
-    before = sa.get_isa()
-    _core._set_isa(request.param)
-    assert sa.get_isa() == request.param
-    yield request.param
-    _core._set_isa(before)
 
 
 def rms(x):
@@ -38,123 +30,91 @@ def normal(factor=1.0):
 
 
 @functools.cache
-def truth(factor=1.0, is_causal=False):
-    return reference.scaled_dot_product_attention(
-        *normal(factor), is_causal=is_causal, return_lse=True, compute_dtype=np.float64
-    )
-
-
-@functools.cache
-def torch_rms(factor, is_causal):
-    torch = pytest.importorskip("torch", reason="comparing with PyTorch needs the package torch")
-    arrays = (torch.from_numpy(x) for x in normal(factor))
-    out = torch.nn.functional.scaled_dot_product_attention(*arrays, is_causal=is_causal)
-    return rms(out.numpy() - truth(factor, is_causal)[0])
-
-
-# ----------------------------------------------------------------------------------------------------- float32
-
-# Measured: 1.92e-8 with AVX-512 and AVX2, 1.94e-8 without FMA; causal 3.4 to 3.5e-8, as the first rows average
-# few values; query and key times 8: 2.8 to 2.9e-6 and 2.3 to 2.4e-6, as scores are 64 times as large and so are
-# their rounding errors. PyTorch 2.13: 2.16e-8, 3.54e-8, 2.8e-6 and 2.5e-6.
-BOUNDS = {(1.0, False): 2.5e-8, (1.0, True): 4.5e-8, (8.0, False): 4e-6, (8.0, True): 3.5e-6}
-
-# What is allowed of PyTorch's error. Unit normal, over 12 seeds: 0.87 to 0.90 of it, causal 0.93 to 0.98. With
-# scores 64 times as large the rounding of a few scores per row decides, in us as in PyTorch a sum of 64
-# products one after another: 0.98 to 1.08, causal 0.90 to 1.08, a draw.
-OF_TORCH = {1.0: 1.0, 8.0: 1.15}
-
-
-@pytest.mark.parametrize(("factor", "is_causal"), BOUNDS)
-def test_float32_rms(factor, is_causal):
-    out = sa.scaled_dot_product_attention(*normal(factor), is_causal=is_causal)
-    assert out.dtype == np.float32
-    error = rms(out - truth(factor, is_causal)[0])
-    print(f"{sa.get_isa()}: {error:.3e}")
-    assert error <= BOUNDS[factor, is_causal]
-
-
-@pytest.mark.parametrize(("factor", "is_causal"), BOUNDS)
-def test_float32_rms_is_not_above_torch(factor, is_causal):
-    out = sa.scaled_dot_product_attention(*normal(factor), is_causal=is_causal)
-    error = rms(out - truth(factor, is_causal)[0])
-    print(f"{sa.get_isa()}: {error:.3e}, PyTorch {torch_rms(factor, is_causal):.3e}")
-    assert error <= OF_TORCH[factor] * torch_rms(factor, is_causal)
-
-
-def test_lse_float32():
-    _, lse = sa.scaled_dot_product_attention(*normal(), return_lse=True)
-    error = np.abs(lse - truth()[1]).max()
-    print(f"{error:.3e}")
-    assert error <= 4 * np.spacing(np.float32(truth()[1].max()))  # a few ulp of numbers about 7.4
-
-
-# -------------------------------------------------------------------------------------------- float32, gradients
-
-
-@functools.cache
 def grad_out():
     return np.random.default_rng(17).standard_normal((1, H, L, D), dtype=np.float32)
 
 
-@functools.cache
-def true_gradients(factor, is_causal):
-    _, pullback = reference.scaled_dot_product_attention_vjp(
-        *normal(factor), is_causal=is_causal, compute_dtype=np.float64
+def with_gradients(function, arrays, d_out, is_causal, **options):
+    """The output, and the gradients of query, key and value."""
+    out, pullback = function(*arrays, is_causal=is_causal, **options)
+    return [out, *pullback(d_out)[:3]]
+
+
+def true_results(arrays, d_out, is_causal):
+    d_out = d_out.astype(np.float64)
+    return with_gradients(
+        reference.scaled_dot_product_attention_vjp, arrays, d_out, is_causal, compute_dtype=np.float64
     )
-    return pullback(grad_out().astype(np.float64))[:3]
 
 
-@functools.cache
-def torch_gradients_rms(factor, is_causal):
+def torch_results(arrays, d_out, is_causal):
     torch = pytest.importorskip("torch", reason="comparing with PyTorch needs the package torch")
-    inputs = [torch.from_numpy(x.copy()).requires_grad_() for x in normal(factor)]
+    kind = getattr(torch, arrays[0].dtype.name)
+    *inputs, d_out = (torch.from_numpy(x.astype(np.float32)).to(kind) for x in (*arrays, d_out))
+    inputs = [x.requires_grad_() for x in inputs]
     out = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=is_causal)
-    gradients = torch.autograd.grad(out, inputs, torch.from_numpy(grad_out()))
-    return [
-        rms(x.numpy() - true) for x, true in zip(gradients, true_gradients(factor, is_causal), strict=True)
-    ]
+    return [x.detach().float().numpy() for x in (out, *torch.autograd.grad(out, inputs, d_out))]
 
 
-def gradients_rms(factor, is_causal):
-    _, pullback = sa.scaled_dot_product_attention_vjp(*normal(factor), is_causal=is_causal)
-    gradients = pullback(grad_out())[:3]
-    assert all(x.dtype == np.float32 for x in gradients)
-    return [rms(x - true) for x, true in zip(gradients, true_gradients(factor, is_causal), strict=True)]
+def errors(results, truth):
+    return np.array([rms(x.astype(np.float64) - true) for x, true in zip(results, truth, strict=True)])
 
 
-# Of query, key and value. Unit normal: at most PyTorch's when this package began. Measured over 16 seeds: 1.88 to 2.00e-8, 1.88 to
-# 2.01e-8, 1.72 to 1.81e-8. Causal 3.3 to 3.7e-8, 3.5 to 3.9e-8, 3.5 to 3.8e-8, as the first rows and the last keys add up
-# few terms. Times 8: 1.3 to 1.8e-5, the same, 2.7 to 4.2e-6, causal 1.1 to 1.6e-5, the same, 2.3 to 3.9e-6: the errors of scores
-# that are 64 times as large, in rows where few weights count.
-GRADIENT_BOUNDS = {
-    (1.0, False): (2.5e-8, 2.4e-8, 2.3e-8),
-    (1.0, True): (4.5e-8, 4.5e-8, 4.5e-8),
-    (8.0, False): (2.2e-5, 2.2e-5, 5e-6),
-    (8.0, True): (2e-5, 2e-5, 5e-6),
+# ----------------------------------------------------------------------------------------------------- float32
+
+# Of the output, and of the gradients of query, key and value, by the factor of query and key and whether causal. Causal errors are
+# larger, as the first rows average few values and the last keys add up few terms. With the factor 8 scores are 64 times as large, and
+# so are their rounding errors. Each is what was measured over 12 seeds and more, with a margin of a fifth.
+BOUNDS = {
+    (1.0, False): (2.5e-8, 2.5e-8, 2.4e-8, 2.3e-8),
+    (1.0, True): (4.5e-8, 4.5e-8, 4.5e-8, 4.5e-8),
+    (8.0, False): (4e-6, 2.2e-5, 2.2e-5, 5e-6),
+    (8.0, True): (3.5e-6, 2e-5, 2e-5, 5e-6),
 }
 
-# What is allowed of PyTorch's error. Unit normal, over 16 seeds: 0.75 to 0.82 of it, causal 0.77 to 0.88. Times 8 the rounding of a
-# few scores decides, as it does forward: 0.76 to 1.15 of query and key, 0.61 to 1.00 of value.
-GRADIENTS_OF_TORCH = {1.0: 1.0, 8.0: 1.25}
+# What is allowed of PyTorch's errors: none more, but where the rounding of a few scores in a row decides, in us as in PyTorch a sum of
+# 64 products one after another, which is a draw.
+OF_TORCH = {1.0: (1.0, 1.0, 1.0, 1.0), 8.0: (1.15, 1.25, 1.25, 1.25)}
 
 
-@pytest.mark.parametrize(("factor", "is_causal"), GRADIENT_BOUNDS)
-def test_float32_gradients_rms(factor, is_causal):
-    errors = gradients_rms(factor, is_causal)
-    print(f"{sa.get_isa()}: {errors}")
-    assert all(
-        error <= bound for error, bound in zip(errors, GRADIENT_BOUNDS[factor, is_causal], strict=True)
-    )
+@functools.cache
+def float32_truth(factor, is_causal):
+    return true_results(normal(factor), grad_out(), is_causal)
 
 
-@pytest.mark.parametrize(("factor", "is_causal"), GRADIENT_BOUNDS)
-def test_float32_gradients_rms_is_not_above_torch(factor, is_causal):
-    for error, of_peer in zip(
-        gradients_rms(factor, is_causal), torch_gradients_rms(factor, is_causal), strict=True
-    ):
-        print(f"{sa.get_isa()}: {error:.3e}, PyTorch {of_peer:.3e}, {error / of_peer:.3f}")
-        assert error <= GRADIENTS_OF_TORCH[factor] * of_peer
+@functools.cache
+def torch_errors(factor, is_causal):
+    return errors(torch_results(normal(factor), grad_out(), is_causal), float32_truth(factor, is_causal))
+
+
+def float32_errors(factor, is_causal):
+    results = with_gradients(sa.scaled_dot_product_attention_vjp, normal(factor), grad_out(), is_causal)
+    assert all(x.dtype == np.float32 for x in results)
+    alone = sa.scaled_dot_product_attention(*normal(factor), is_causal=is_causal)
+    np.testing.assert_array_equal(alone, results[0])
+    return errors(results, float32_truth(factor, is_causal))
+
+
+@pytest.mark.parametrize(("factor", "is_causal"), BOUNDS)
+def test_float32_rms(factor, is_causal):
+    found = float32_errors(factor, is_causal)
+    print(sa.get_isa(), found)
+    assert (found <= BOUNDS[factor, is_causal]).all()
+
+
+@pytest.mark.parametrize(("factor", "is_causal"), BOUNDS)
+def test_float32_rms_is_not_above_torch(factor, is_causal):
+    found, of_peer = float32_errors(factor, is_causal), torch_errors(factor, is_causal)
+    print(sa.get_isa(), found, found / of_peer)
+    assert (found <= of_peer * OF_TORCH[factor]).all()
+
+
+def test_lse_float32():
+    _, lse = sa.scaled_dot_product_attention(*normal(), return_lse=True)
+    truth = reference.scaled_dot_product_attention(*normal(), return_lse=True, compute_dtype=np.float64)[1]
+    assert np.abs(lse - truth).max() <= 4 * np.spacing(
+        np.float32(truth.max())
+    )  # a few ulp of numbers about 7.4
 
 
 # ----------------------------------------------------------------------------------------------------- float64
@@ -296,6 +256,8 @@ def test_float16_inputs_whose_scores_overflow_float16():
 
 # ------------------------------------------------------------------------------------------------------ 16 bits
 
+KINDS = {"float16": np.dtype(np.float16), "bfloat16": BFLOAT16}
+
 
 def ulps(x, exact):
     """Distance of 16-bit numbers from the 16-bit number nearest to `exact`, in representable numbers."""
@@ -306,12 +268,6 @@ def ulps(x, exact):
         return np.where(bits < 0, -(bits & 0x7FFF), bits)
 
     return np.abs(ordered(x) - ordered(nearest))
-
-
-def sixteen_bits(name):
-    if name == "float16":
-        return np.float16
-    return pytest.importorskip("ml_dtypes", reason="bfloat16 comes from the package ml_dtypes").bfloat16
 
 
 def rounds_weights(name):
@@ -340,7 +296,7 @@ def test_sixteen_bits_within_an_ulp(name, is_causal):
 
     Rounded weights leave 7 results of 8 within an ulp of their own, and all within one of the largest.
     """
-    dtype = sixteen_bits(name)
+    dtype = KINDS[name]
     query, key, value = (x.astype(dtype) for x in normal())
     out = sa.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
     assert out.dtype == dtype
@@ -362,70 +318,41 @@ def test_sixteen_bits_within_an_ulp(name, is_causal):
     assert share <= (0.006 if short else {"float16": 0.005, "bfloat16": 0.001}[name])
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_sixteen_bits_rms_is_not_above_torch(name, width, is_causal):
-    torch = pytest.importorskip("torch", reason="comparing with PyTorch needs the package torch")
-    dtype = sixteen_bits(name)
+@functools.cache
+def sixteen_bit_rms(name, shape, keys, is_causal):
+    """Arrays, the truth, and PyTorch's errors."""
     rng = np.random.default_rng(8)
-    arrays = [rng.standard_normal((1, 2, L, width), dtype=np.float32).astype(dtype) for _ in range(3)]
-    exact = reference.scaled_dot_product_attention(*arrays, is_causal=is_causal, compute_dtype=np.float64)
-    out = sa.scaled_dot_product_attention(*arrays, is_causal=is_causal)
-    tensors = [torch.from_numpy(x.astype(np.float32)).to(getattr(torch, name)) for x in arrays]
-    peer = torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=is_causal).float().numpy()
-    error, of_peer = rms(out.astype(np.float64) - exact), rms(peer - exact)
-    print(f"{sa.get_isa()}: {error:.3e}, PyTorch {of_peer:.3e}")
-    assert error <= of_peer
+    shapes = shape, (*shape[:-2], keys, shape[-1]), (*shape[:-2], keys, shape[-1]), shape
+    *arrays, d_out = (rng.standard_normal(x, dtype=np.float32).astype(KINDS[name]) for x in shapes)
+    truth = true_results(arrays, d_out, is_causal)
+    return arrays, d_out, truth, errors(torch_results(arrays, d_out, is_causal), truth)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("shape", [(1, 2, L, 64), (1, 2, L, 128)], ids=str)
+@pytest.mark.parametrize("name", KINDS)
+def test_sixteen_bits_rms_is_not_above_torch(name, shape, is_causal):
+    """Output and gradients; measured in bfloat16 with rounded weights: two thirds to 0.96 of PyTorch's."""
+    arrays, d_out, truth, of_peer = sixteen_bit_rms(name, shape, L, is_causal)
+    results = with_gradients(sa.scaled_dot_product_attention_vjp, arrays, d_out, is_causal)
+    found = errors(results, truth)
+    print(sa.get_isa(), found, found / of_peer)
+    assert (found <= of_peer).all()
     if rounds_weights(name):
-        assert_within_an_ulp_of_the_largest(out, exact)
-        return
-    large = np.abs(exact) >= 2.0**-10
-    assert ulps(out, exact)[large].max() <= 1
+        for x, true in zip(results, truth, strict=True):
+            assert_within_an_ulp_of_the_largest(x, true)
+    else:
+        assert ulps(results[0], truth[0])[np.abs(truth[0]) >= 2.0**-10].max() <= 1
 
 
 @pytest.mark.parametrize("rows", [1, 4, 8])
 def test_decoding_in_bfloat16_rms_is_not_above_torch(rows):
     """Measured of PyTorch's: 0.97 to 1.002 with rounded weights, else 0.74. (Of three dimensions, it does not round weights itself.)"""
-    torch = pytest.importorskip("torch", reason="comparing with PyTorch needs the package torch")
-    dtype = sixteen_bits("bfloat16")
-    rng = np.random.default_rng(8)
-    shapes = (8, 8, rows, D), (8, 8, 512, D), (8, 8, 512, D)
-    arrays = [rng.standard_normal(shape, dtype=np.float32).astype(dtype) for shape in shapes]
-    exact = reference.scaled_dot_product_attention(*arrays, compute_dtype=np.float64)
+    arrays, _, truth, of_peer = sixteen_bit_rms("bfloat16", (8, 8, rows, D), 512, False)
     out = sa.scaled_dot_product_attention(*arrays)
-    tensors = [torch.from_numpy(x.astype(np.float32)).bfloat16() for x in arrays]
-    peer = torch.nn.functional.scaled_dot_product_attention(*tensors).float().numpy()
-    error, of_peer = rms(out.astype(np.float64) - exact), rms(peer - exact)
-    print(f"{sa.get_isa()}: {error:.3e}, PyTorch {of_peer:.3e}, {error / of_peer:.3f}")
-    assert error <= of_peer
+    assert errors([out], truth[:1])[0] <= of_peer[0]
     if rounds_weights("bfloat16"):
-        assert_within_an_ulp_of_the_largest(out, exact)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_sixteen_bits_gradients_rms_is_not_above_torch(name, is_causal):
-    """Measured of PyTorch's in bfloat16 with rounded weights: 0.90 to 0.96 (query), 0.66 to 0.76 (key, value)."""
-    torch = pytest.importorskip("torch", reason="comparing with PyTorch needs the package torch")
-    dtype = sixteen_bits(name)
-    rng = np.random.default_rng(9)
-    *arrays, grad_out = (rng.standard_normal((1, 2, L, D), dtype=np.float32).astype(dtype) for _ in range(4))
-    _, exact = reference.scaled_dot_product_attention_vjp(
-        *arrays, is_causal=is_causal, compute_dtype=np.float64
-    )
-    _, pullback = sa.scaled_dot_product_attention_vjp(*arrays, is_causal=is_causal)
-    tensors = [torch.from_numpy(x.astype(np.float32)).to(getattr(torch, name)) for x in (*arrays, grad_out)]
-    inputs = [x.requires_grad_() for x in tensors[:3]]
-    peer = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=is_causal)
-    peers = torch.autograd.grad(peer, inputs, tensors[3])
-    truths = exact(grad_out.astype(np.float64))[:3]
-    for field, got, of_torch, true in zip("qkv", pullback(grad_out)[:3], peers, truths, strict=True):
-        error, of_peer = rms(got.astype(np.float64) - true), rms(of_torch.float().numpy() - true)
-        print(f"{sa.get_isa()} {field}: {error:.3e}, PyTorch {of_peer:.3e}, {error / of_peer:.3f}")
-        assert error <= of_peer
-        if rounds_weights(name):
-            assert_within_an_ulp_of_the_largest(got, true)
+        assert_within_an_ulp_of_the_largest(out, truth[0])
 
 
 def gradients_of(out, query, key, value, d_out, is_causal):
@@ -445,9 +372,7 @@ def gradients_of(out, query, key, value, d_out, is_causal):
 @functools.cache
 def sixteen_bit_problem(name, is_causal):
     rng = np.random.default_rng(9)
-    arrays = [
-        rng.standard_normal((1, 2, L, D), dtype=np.float32).astype(sixteen_bits(name)) for _ in range(4)
-    ]
+    arrays = [rng.standard_normal((1, 2, L, D), dtype=np.float32).astype(KINDS[name]) for _ in range(4)]
     out = reference.scaled_dot_product_attention(*arrays[:3], is_causal=is_causal, compute_dtype=np.float64)
     return arrays, gradients_of(out, *arrays, is_causal)
 
@@ -505,10 +430,7 @@ def test_bfloat16_gradients_by_pairs_in_ulps_of_the_truth(is_causal):
 def test_bfloat16_gradients_do_not_know_that_the_output_was_rounded():
     """Of numbers that are all positive dQ is small beside P·δ: here 4 % off by rounded weights, 14 % by a rounded output."""
     rng = np.random.default_rng(9)
-    arrays = [
-        rng.uniform(0, 1, (1, 2, 512, D)).astype(np.float32).astype(sixteen_bits("bfloat16"))
-        for _ in range(4)
-    ]
+    arrays = [rng.uniform(0, 1, (1, 2, 512, D)).astype(np.float32).astype(BFLOAT16) for _ in range(4)]
     truth = reference.scaled_dot_product_attention(*arrays[:3], compute_dtype=np.float64)
     exact = gradients_of(truth, *arrays, False)[0]
     out, pullback = sa.scaled_dot_product_attention_vjp(*arrays[:3])
