@@ -111,10 +111,11 @@ def take_gradients(
         bits |= _BITS[name]
     found = backward(q, k, v, **options, statistics=statistics, grad_lse=grad_lse, wrt=bits)
     query, key, value, attn_mask, *shares = found
-    per_head = [
-        None if raw is None else _fitted(np.asarray(row_sums(_row_shares(name, raw))), options[name], threads)
-        for name, raw in zip(("alibi_slopes", "sinks"), shares, strict=True)
-    ]
+    with np.errstate(all="ignore"):  # as arithmetic within C gives no warnings
+        per_head = [
+            None if raw is None else _fitted(np.asarray(row_sums(_row_shares(name, raw))), options[name], threads)
+            for name, raw in zip(("alibi_slopes", "sinks"), shares, strict=True)
+        ]
     return AttentionGradients(
         _fitted(query, q, threads),
         _fitted(key, k, threads),

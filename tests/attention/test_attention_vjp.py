@@ -79,20 +79,6 @@ def test_no_heads(query, key):
     assert_array_equal(pullback(np.ones((0, 3, 8), np.float32)).key, np.zeros_like(pair))
 
 
-def test_grouped_queries_and_broadcasting():
-    rng = np.random.default_rng(3)
-    q = rng.standard_normal((2, 6, 21, 12))
-    k, v = rng.standard_normal((2, 2, 2, 30, 12))
-    assert_gradients((q, k, v), {"enable_gqa": True, "is_causal": True}, what="gqa")
-    assert_gradients((q, k[:, :1], v[:, :1]), {"enable_gqa": True}, what="one key head")
-    assert_gradients((q, k[:1, :1], v[:1, :1]), {}, what="all share one")
-    assert_gradients((q, k[0, :1], v[:, :1]), {}, what="keys shared more than values")
-    assert_gradients((q[:1, :1], np.repeat(k, 3, 1), np.repeat(v, 3, 1)), {}, what="queries shared")
-    assert_gradients((q[0, 0], np.repeat(k, 3, 1), v[0, 0]), {}, what="2-D queries and values")
-    view = np.broadcast_to(k[:, :1], (2, 6, 30, 12))  # of length 6: each head has its own gradient
-    assert_gradients((q, view, view), {}, what="a broadcast view")
-
-
 def test_integers():
     q = np.arange(12).reshape(3, 4) % 5
     assert {x.dtype for x in assert_gradients((q, q, q), {})[:3]} == {np.dtype(np.float64)}

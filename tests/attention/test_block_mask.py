@@ -159,19 +159,6 @@ def test_what_is_closed_leaves_no_trace(kind, poison, dtype):
             )
 
 
-@kinds
-def test_a_key_that_some_see_shows_there_alone(kind):
-    rng = np.random.default_rng(6)
-    for dtype in (np.float32, np.float64):
-        query, key, value = random_inputs((2, 70, 8), 150, dtype=dtype)
-        mask = KINDS[kind](rng, (), 70, 150)
-        for j in (0, 63, 64, 149):
-            bad = value.copy()
-            bad[:, j] = np.nan
-            out = attend(query, key, bad, block_mask=mask)
-            np.testing.assert_array_equal(np.isnan(out).any(axis=(0, 2)), mask.to_dense(70, 150)[:, j])
-
-
 def test_rows_that_see_nothing():
     arrays = random_inputs((2, 40, 8), 70)
     for mask in (
@@ -347,26 +334,11 @@ BAD = [
         (BlockMask.from_blocks(np.ones((2, 3), bool), 4), ValueError, "need (2, 2)"),
         (BlockMask.from_blocks(np.ones((0, 0), bool), 4), ValueError, "need (2, 2)"),
         *((derived(*answer), TypeError, "block_mask has tables that selfattn.BlockMask does not make") for answer in [
+            # more in test_fuzz.py
             (3,),
-            (((ONE + 1), 1, np.array([0, 1]), RUNS, 1.0),),  # a class that is not there
-            (((ONE - 1), 1, np.array([0, 1]), RUNS, 1.0),),
-            ((ONE[:7], 1, np.array([0, 1]), RUNS, 1.0),),  # fewer classes than rows
-            ((ONE, 0, np.array([0, 1]), RUNS, 1.0),),
-            ((ONE, 1, np.array([0, 2]), RUNS, 1.0),),  # more runs than there are
-            ((ONE, 1, np.array([0, 1, 0, 1]), RUNS, 1.0),),
-            ((ONE, 1, np.array([1, 1]), RUNS, 1.0),),
-            ((ONE, 1, np.array([], np.int64), RUNS, 1.0),),
-            ((ONE, 1, np.array([0, 1]), RUNS[:, ::-1], 1.0),),
-            ((ONE, 1, np.array([0, 1]), np.array([[3, 3]]), 1.0),),
-            ((ONE, 1, np.array([0, 1]), np.array([[-1, 3]]), 1.0),),
-            ((ONE, 1, np.array([0, 2]), np.array([[4, 6], [0, 2]]), 1.0),),
+            ((ONE + 1, 1, np.array([0, 1]), RUNS, 1.0),),  # a class that is not there
             ((ONE, 1, np.array([0, 1]), np.array([[0, 2**62]]), 1.0),),
-            ((ONE, 1, np.array([0, 1]), RUNS.astype(np.int32), 1.0),),
-            ((np.array(-1), 0, 1.0),),
             ((np.array(9), 0, 1.0),),
-            ((np.array(1), 2**62, 1.0),),
-            ((np.ones(2, np.int64), 0, 1.0),),
-            ((np.array(1.0), 0, 1.0),),
             ((np.array(1), 0, 1.0),) * 5,
         ]),
     ]),

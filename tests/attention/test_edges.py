@@ -114,8 +114,6 @@ def test_numbers_beyond_what_log2_units_hold_are_the_largest(isa, dtype):
 
 # ------------------------------------------------------------------------------------------- NaN and infinities
 
-POISONS = [np.nan, np.inf, -np.inf]
-
 
 def closing_options(n_queries, n_keys, closed):
     """Ways to close the keys from `closed` on for every query, and more."""
@@ -136,74 +134,6 @@ def closing_options(n_queries, n_keys, closed):
 
 
 CLOSING = list(closing_options(1, 1, 1))
-
-
-def test_a_closed_key_leaves_no_trace():
-    shapes = [(1, 80), (3, 80), (4, 40), (40, 80), (70, 200), (2, 4200)]
-    where = [("key",), ("value",), ("key", "value")]
-    for case in covering(shape=shapes, name=CLOSING, dtype=FLOATS, poison=POISONS, where=where, isa=ISAS):
-        (n_queries, n_keys), name, dtype, poison, where, isa = case.values()
-        closed = n_keys * 3 // 4 + 1
-        arrays = dict(
-            zip(
-                ("query", "key", "value"),
-                random_inputs((2, n_queries, 8), n_keys, dtype=dtype, v_width=5),
-                strict=True,
-            )
-        )
-        options = closing_options(n_queries, n_keys, closed)[name]
-        with using(isa):
-            expected = truth(**arrays, **options)
-            assert np.isfinite(expected.out).all()
-            for which in where:
-                arrays[which][..., closed:, :] = poison
-            assert_results(
-                attend(**arrays, **options, return_lse=True, return_weights=True), expected, str(case)
-            )
-
-
-def test_a_poisoned_key_shows_in_the_rows_that_see_it_only():
-    shapes = [(5, 5), (40, 70), (100, 100), (300, 130), (3, 2100)]
-    diagonals = [{"is_causal": True}, {"window": (2, 2)}, {"window": (2, 2), "causal": "lower_right"}]
-    for case in covering(
-        shape=shapes, options=diagonals, at=[0, 1 / 3, 1], dtype=FLOATS, poison=POISONS, isa=ISAS
-    ):
-        (n_queries, n_keys), options, at, dtype, poison, isa = case.values()
-        query, key, value = random_inputs((2, n_queries, 8), n_keys, dtype=dtype, v_width=20)
-        j = int(at * (n_keys - 1))
-        bad_key, bad_value = key.copy(), value.copy()
-        bad_value[0, j, 3], bad_key[0, j] = poison, np.nan
-        with using(isa):  # NaN and inf are where the reference has them
-            out, *_ = assert_attention(query, key, bad_value, **options, what=str(case))
-            seen = ~np.isfinite(out.astype(np.float64))
-            assert not seen[1].any() and not seen[0, :, :3].any() and not seen[0, :, 4:].any()
-            out, lse, _ = assert_attention(query, bad_key, value, **options, what=str(case))
-        assert np.isnan(out[0]).all(axis=-1).tolist() == np.isnan(lse[0]).tolist() == seen[0, :, 3].tolist()
-
-
-def test_an_attended_nan_is_not_hidden():
-    extras = [{}, {"softcap": 3.0}, {"dropout_p": 0.5, "rng": 3}, {"sinks": 1.0}]
-    for case in covering(
-        length=[1, 2, 4, 5, 40, 100],
-        keys=[1, 33, 70, 2100],
-        extra=extras,
-        last=[0, 1],
-        dtype=FLOATS,
-        isa=ISAS,
-    ):
-        n_queries, n_keys, extra, last, dtype, isa = case.values()
-        query, key, value = random_inputs((n_queries, 8), n_keys, dtype=dtype)
-        bad_query, bad_key, bad_value = query.copy(), key.copy(), value.copy()
-        bad_query[n_queries // 2, 1] = bad_key[-last, 0] = bad_value[-last, 0] = np.nan
-        with using(isa):
-            results = attend(query, bad_key, value, **extra, return_lse=True, return_weights=True)
-            assert all(np.isnan(x).all() for x in results), case
-            out = attend(query, key, bad_value, **extra)
-            assert np.isnan(out[:, 0]).all() and np.isfinite(out[:, 1:]).all(), case
-            out = attend(bad_query, key, value, **extra)
-            assert np.isnan(out).all(axis=-1).tolist() == [i == n_queries // 2 for i in range(n_queries)], (
-                case
-            )
 
 
 def test_a_score_of_minus_infinity_is_open_all_the_same():

@@ -94,22 +94,6 @@ def test_sequences_of_different_lengths_are_as_if_each_were_alone(history, seed)
     np.testing.assert_array_equal(cache.lengths, at)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"window": (2, 0)}, {"alibi_slopes": [0.5, 1.0, 0.25, 2.0]}], ids=str
-)
-def test_one_token_each_for_sequences_of_different_lengths(options):
-    q, k, v = arrays(length=6)
-    cache = new_cache(k, v)
-    cache.append(k[:, :, :5], v[:, :, :5], lengths=[5, 2])
-    out = cache.attend(q[:, :, 5:], k[:, :, 5:], v[:, :, 5:], **options)
-    for b, past in enumerate((5, 2)):
-        keys, values = (np.concatenate([x[b, :, :past], x[b, :, 5:]], axis=1) for x in (k, v))
-        expected = reference.scaled_dot_product_attention(
-            q[b, :, 5:], keys, values, causal="lower_right", enable_gqa=True, **options
-        )
-        np.testing.assert_allclose(out[b], expected, rtol=0, atol=40 * EPS)
-
-
 def test_24_greedy_steps_of_a_small_model_are_those_without_a_cache():
     rng = np.random.default_rng(0)
     d, heads, kv_heads, vocabulary = 32, 4, 2, 50

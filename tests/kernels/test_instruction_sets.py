@@ -363,20 +363,28 @@ def test_a_weight_of_one_is_exact(dtype):
 # -------------------------------------------------------------------------------------------------- not finite
 
 
+SEEN_BY_SOME = [
+    {},
+    {"is_causal": True},
+    {"window": (2, 2), "causal": "lower_right"},
+    {"softcap": 3.0},
+    {"dropout_p": 0.5, "rng": 3},
+    {"sinks": np.ones(2), "attn_mask": np.arange(100) % 3 > 0},
+]
+
+
 @floats
-@pytest.mark.parametrize("length", [3, 100])
+@pytest.mark.parametrize("length", [1, 4, 100])
 def test_what_is_not_finite_reaches_what_attends_it(dtype, length):
-    closed = np.ones((length, 100), bool)
-    closed[::3, IN_TILES] = False
     bads = [np.nan, -np.nan, np.inf, -np.inf]
-    for case in covering(bad=bads, at=IN_TILES, which=[0, 1, 2, 3], options=[{}, {"attn_mask": closed}]):
+    for case in covering(bad=bads, at=IN_TILES, which=[0, 1, 2, 3], options=SEEN_BY_SOME):
         bad, at, which, options = case.values()
         given = [*inputs(dtype, length), normal(np.random.default_rng(5), (2, length, 48), dtype)]
         given[which][0, at % given[which].shape[1], 5] = bad
         check(given[:3], options, backward=False, what=f"{case}")
         for isa in ISAS:
             with using(isa):
-                assert_same_as_float64(given, options, f"{isa} {bad} {at} {which}")
+                assert_same_as_float64(given, options, f"{isa} {case}")
 
 
 def assert_same_as_float64(given, options, what):
@@ -389,28 +397,48 @@ def assert_same_as_float64(given, options, what):
         np.testing.assert_array_equal(finite, np.isfinite(truth_of_it), err_msg=f"{name} {what}")
 
 
+def closing(length, closed):
+    """Ways to close these of 100 keys for every query, and more for some."""
+    i, j = np.ogrid[:length, :100]
+    holes = ~closed & ((i + j) % 3 > 0)
+    return {
+        "boolean mask of a row": {"attn_mask": ~closed},
+        "boolean mask": {"attn_mask": holes},
+        "float mask of a row": {"attn_mask": np.where(closed, -np.inf, 0.0)},
+        "float mask": {"attn_mask": np.where(holes, 0.5, -np.inf).astype(np.float32)},
+        "lengths": {"key_lengths": [90, 33]},
+        "lengths, causal": {"key_lengths": [90, 33], "is_causal": True},
+        "window": {"window": (length, 5), "attn_mask": ~closed},
+        "dropout": {"attn_mask": holes, "dropout_p": 0.4, "rng": 7},
+        "others": {
+            "attn_mask": holes,
+            "softcap": 2.0,
+            "alibi_slopes": np.array([0.1, 0.2]),
+            "sinks": np.array([0.5, 1.0]),
+        },
+    }
+
+
 @floats
-@pytest.mark.parametrize("length", [1, 3, 40, 100])
+@pytest.mark.parametrize("length", [1, 4, 100])
 def test_what_is_closed_leaves_no_trace(dtype, length):
-    lengths = np.array([90, 33])
-    for case in covering(
-        bad=[np.nan, np.inf, 2.0**127, 1e-38], at=IN_TILES, how=["mask", "holes", "lengths"], which=[1, 2]
-    ):
-        bad, at, how, which = case.values()
+    how = list(closing(1, np.zeros(100, bool)))
+    bads = [np.nan, np.inf, -np.inf, 2.0**127, 1e-38]
+    for case in covering(bad=bads, at=[[0], IN_TILES, range(40, 100)], how=how, which=[(1,), (2,), (1, 2)]):
+        bad, at, name, which = case.values()
+        closed = np.zeros(100, bool)
+        closed[at] = True
+        options = closing(length, closed)[name]
+        hidden = (
+            np.arange(100) >= np.array([[90], [33]])
+            if "lengths" in name
+            else np.broadcast_to(closed, (2, 100))
+        )
         clean = inputs(dtype, length)
         arrays = [x.copy() for x in clean]
         with np.errstate(over="ignore"):
-            if how == "lengths":
-                options = {"key_lengths": lengths}
-                for head, n in enumerate(lengths):
-                    arrays[which][head, n:] = bad
-            else:
-                mask = np.ones((length, 100), bool)
-                mask[:, at] = False
-                if how == "holes":
-                    mask[::2, (at + 1) % 100] = False
-                options = {"attn_mask": mask}
-                arrays[which][0, at, 5] = bad
+            for n in which:
+                arrays[n][hidden] = bad
         check(arrays, options, clean=clean, what=f"{case}")
 
 
