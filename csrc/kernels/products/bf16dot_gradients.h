@@ -113,8 +113,9 @@ SA_INLINE void FN(pair_gradients_any)(real *P, real *dS, ptrdiff_t from, ptrdiff
                 da[v] = a[v] * (da[v] - d);
                 db[v] = b[v] * (db[v] - d);
             }
-            a[v] = V(select)(none, zero, f * a[v]);
-            b[v] = V(select)(none, zero, f * b[v]);
+            /* a closed pair's 0 stays 0, though the row's factor may be NaN */
+            a[v] = V(select)(none, zero, V(select)(V(eq)(a[v], zero), zero, f * a[v]));
+            b[v] = V(select)(none, zero, V(select)(V(eq)(b[v], zero), zero, f * b[v]));
             da[v] = V(select)(none, zero, da[v]);
             db[v] = j + 1 < n ? V(select)(none, zero, db[v]) : zero;
         }
