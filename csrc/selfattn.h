@@ -1,8 +1,8 @@
-/* The core's public face: plain structs, status codes and entry points. No Python, no SIMD, no OpenMP.
+/* The core's public face: plain structs, status codes and entry points. No Python, no SIMD, no OpenMP. README.md beside this file follows
+ * a call.
  *
- * Shape letters, used everywhere: B… are the leading (batch and head) dims, L queries, S keys, E the width of a query and
- * of a key, D the same where the two are meant alike, Dv the width of a value. Offsets and sizes are ptrdiff_t; strides
- * are in bytes. The path of a call: README.md beside this file. */
+ * Shape letters, used everywhere: B… are the leading (batch and head) dims, L queries, S keys, E the width of a query and of a key, D the
+ * same where both are meant, Dv the width of a value. Strides are in bytes. */
 #ifndef SELFATTN_H
 #define SELFATTN_H
 
@@ -47,8 +47,8 @@ typedef struct {
     bool swapped;
 } sa_matrix;
 
-/* An array (B…, rows, cols) whose leading dims are broadcast to the call's: lead_stride is 0 where they are. data is NULL
- * where an optional array is absent. */
+/* An array (B…, rows, cols); lead_stride is 0 where it is broadcast to the call's leading dims. data is NULL where an optional array is
+ * absent. */
 typedef struct {
     sa_matrix m;
     ptrdiff_t lead_stride[SA_MAX_LEAD];
@@ -79,8 +79,8 @@ typedef struct {
     double share; /* of the pairs that are open, about: how much work there is */
 } sa_block_mask;
 
-/* How a long call is stopped: any thread may set cancelled (atomically). Between tasks, the thread that made the call also
- * calls poll, unless NULL, which may do so. */
+/* How a long call is stopped: any thread may set cancelled, atomically. Between tasks, the thread that made the call calls poll (unless
+ * NULL), which may set it. */
 typedef struct sa_watch {
     int cancelled;
     void (*poll)(struct sa_watch *);
@@ -102,8 +102,8 @@ typedef struct {
     sa_tensor out;         /* (B…, L, Dv) */
     sa_tensor lse;         /* (B…, L, 1), float32 or float64 */
     sa_tensor weights;     /* (B…, L, S); must come zero-filled */
-    sa_tensor stats;       /* (B…, L, 2) of what computes: what scores are taken less, in log2
-                              units (the maximum, or less by at most 8), and 1/sum, for the backward pass */
+    sa_tensor stats;       /* (B…, L, 2) of what computes, for the backward pass: what is subtracted from scores, in
+                              log2 units (the maximum, or up to 8 less), and 1/sum */
 
     const sa_block_mask *block_masks; /* a pair is open if it is in all of them */
     int block_mask_count;             /* 0 … SA_MAX_BLOCK_MASKS */
@@ -116,27 +116,26 @@ typedef struct {
     double dropout_p;
     uint64_t seed;
     sa_watch *watch; /* looked at between tasks when not NULL */
-    /* Sequences of different lengths in a cache, where not NULL: int64 scalars per leading index, each in 0…L. Queries from there
-     * on are padding and see nothing; the last one before stands on the last key, so o is key_lengths − query_lengths. */
+    /* Optional, sequences of different lengths in a cache: int64 scalars per leading index, each in 0…L. Queries from there on are padding
+     * and see nothing; the last one before stands on the last key, so o is key_lengths − query_lengths. */
     sa_tensor query_lengths;
 } sa_attention;
 
-/* How a call is cut up. It follows from shape, options and the instruction set alone, never from the number of threads,
- * and so the bits of the result do not depend on that number either. */
+/* How a call is cut up. It follows from shape, options and instruction set alone: bits do not depend on the number of threads. */
 typedef struct {
     ptrdiff_t group;      /* query heads that share a key head: their rows share blocks */
     ptrdiff_t groups;     /* key heads */
     ptrdiff_t rows;       /* rows of a group: group × L */
-    ptrdiff_t block_rows; /* rows of a block */
-    ptrdiff_t blocks;     /* blocks of a group */
-    ptrdiff_t chunks;     /* parts the keys are split into; 1: none */
+    ptrdiff_t block_rows; /* rows of a block: of a task */
+    ptrdiff_t blocks;     /* of a group */
+    ptrdiff_t chunks;     /* that the keys are split into */
     ptrdiff_t chunk_keys;
     ptrdiff_t tasks;      /* groups × blocks × chunks */
     size_t scratch_bytes; /* for each thread */
     size_t partial_bytes; /* for all chunks together */
     bool large;           /* more than the caches of the cores hold: what comes next is fetched ahead */
     bool far;             /* its keys and values are more than all caches hold */
-    int threads;          /* how many threads pay, at most as many as were asked for */
+    int threads;          /* how many pay, at most as many as were asked for */
 } sa_attention_plan;
 
 sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_attention_plan *plan);
@@ -145,37 +144,37 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
  * not overlap inputs. */
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial);
 
-/* Everything that a backward call says beyond its forward call, whose outputs `out` and `stats` are now read. The arrays of
- * gradients hold what computes (float64 or float32), the elements of a row together, and come zero-filled; data is NULL where
- * a gradient is not wanted. They are added to, in an order that depends on shape and options alone. */
+/* What a backward call says beyond its forward call, whose `out` and `stats` are now read. Gradients are of the type that computes, the
+ * elements of a row together, and come zero-filled; data is NULL where one is not wanted. They are added to, in an order that depends on
+ * shape and options alone. */
 typedef struct {
     const sa_attention *a;
     sa_tensor grad_out;     /* (B…, L, Dv) */
     sa_tensor grad_lse;     /* (B…, L, 1), optional */
     sa_tensor dquery;       /* (B…, L, E) */
     sa_tensor dkey, dvalue; /* (B…, S, E), (B…, S, Dv); the last leading axis counts key heads; stride 0 along a group */
-    /* (B…, L, S), stride 0 where the mask is broadcast. Of a float mask even where data is NULL: which heads share elements decides on
-     * the order of additions. */
+    /* (B…, L, S). Its strides are 0 where the mask is broadcast, and set for a float mask even where data is NULL: which heads share elements
+     * decides on the order of additions. */
     sa_tensor dmask;
     sa_tensor
-        dslope_rows; /* (B…, L, 3): of x, y, z each row's share is x − y·z, to be summed over L (docs/theory/backward.md) */
+        dslope_rows;      /* (B…, L, 3): of x, y, z each row's share is x − y·z, to be summed over L: docs/theory/backward.md */
     sa_tensor dsink_rows; /* (B…, L, 1): each row's share */
-    void *delta;          /* what computes, one for each row: rows of all heads */
-    bool only_steps;      /* tasks of a step are run in any order, and wait for nobody */
+    void *delta;          /* of the type that computes, one for each row of all heads */
+    bool only_steps;      /* tasks of a step run in any order, and wait for nobody */
 } sa_attention_gradients;
 
 typedef struct {
     ptrdiff_t group, groups, rows, block_rows, blocks; /* as in the forward plan */
-    ptrdiff_t parts, row_parts;                        /* that the keys and the rows of a group are cut into */
-    ptrdiff_t part_blocks, part_keys;                  /* the most of a part */
-    ptrdiff_t unit_blocks;                             /* parts of the rows are made of so many blocks at once */
-    ptrdiff_t shares, together;                        /* groups that share a float mask; of those, so many at a time */
+    ptrdiff_t key_ranges, row_ranges;                  /* that the keys and the rows of a group are cut into */
+    ptrdiff_t range_keys, range_blocks;                /* the most of a range */
+    ptrdiff_t unit_blocks;                             /* ranges of rows are made of so many blocks at once */
+    ptrdiff_t sharing, together;                       /* groups that share a float mask; of those, so many at a time */
     ptrdiff_t steps, steps_at_once, tasks;             /* of the rotation; what a task does at once counts as one */
     ptrdiff_t delta_count;                             /* elements of delta */
     size_t scratch_bytes;                              /* for each thread */
-    size_t gathered_at;  /* where in it a part's dK and dV are brought together; 0: they are added to in place */
+    size_t gathered_at;  /* where in it dK and dV of a task's keys are brought together; 0: they are added to in place */
     size_t mask_sums_at; /* where in it elements of the mask's gradient are summed that rows share */
-    size_t done_at;      /* where in it the steps, or rows, that tasks have done are counted, if threads wait for them */
+    size_t done_at;      /* where in it the steps, or rows, are counted that tasks have done */
     bool follow;         /* groups that share a mask follow one another through its rows */
     bool mask_apart;     /* the mask's gradient, if it is wanted, has a pass of its own */
     bool large;          /* as in the forward plan */

@@ -1,13 +1,13 @@
 /* Driver of the optimisers: the scalars of every array, and the parallel loop over pieces of all arrays. */
 #include <math.h>
 
-#include "kernels/kernels.h"
+#include "drivers/common.h"
 #include "runtime/threads.h"
 
-/* A piece of Adam takes some 10 µs: long enough to be handed to a thread, short enough to share an embedding table out. */
+/* Long enough to be worth a thread, short enough to share out an embedding table. */
 #define SA_UPDATE_PIECE 8192
 
-/* Another thread pays from about this many elements per thread on, some 60 µs of Adam: it may have to be woken first. */
+/* Another thread pays from about so many elements for each: it may have to be woken first. */
 #define SA_UPDATES_PER_THREAD 65536
 
 static sa_update_scalars scalars_of(const sa_update *u, const sa_update_array *array) {
@@ -33,47 +33,46 @@ static sa_update_scalars scalars_of(const sa_update *u, const sa_update_array *a
     return s;
 }
 
-static ptrdiff_t pieces_of(const sa_update_array *array) { return (array->n + SA_UPDATE_PIECE - 1) / SA_UPDATE_PIECE; }
+static ptrdiff_t pieces_of(const sa_update_array *array) { return sa_ceil_div(array->n, SA_UPDATE_PIECE); }
+
+static ptrdiff_t count_pieces(const sa_update *u) {
+    ptrdiff_t pieces = 0;
+    for (ptrdiff_t i = 0; i < u->count; ++i) {
+        pieces += pieces_of(&u->arrays[i]);
+    }
+    return pieces;
+}
 
 /* Piece t of all arrays, counted through. */
-static void run_piece(const sa_update *u, const sa_kernels *kernels, ptrdiff_t t) {
+static void run_piece(const sa_update *u, ptrdiff_t t) {
     const sa_update_array *array = u->arrays;
     for (; t >= pieces_of(array); ++array) {
         t -= pieces_of(array);
     }
     const sa_update_scalars s = scalars_of(u, array);
-    const size_t size = array->f64 ? sizeof(double) : sizeof(float);
+    const size_t size = sa_element_size(array->f64);
     const ptrdiff_t from = t * SA_UPDATE_PIECE, left = array->n - from;
     const size_t at = (size_t)from * size;
-    const sa_real_kernels *real = array->f64 ? &kernels->f64 : &kernels->f32;
-    real->update[u->kind](&s, (char *)array->parameter + at, (const char *)array->gradient + at,
+    sa_kernels_for(array->f64)
+        ->update[u->kind](&s, (char *)array->parameter + at, (const char *)array->gradient + at,
                           array->mean ? (char *)array->mean + at : NULL, array->square ? (char *)array->square + at : NULL,
-                          left < SA_UPDATE_PIECE ? left : SA_UPDATE_PIECE);
+                          sa_smaller(left, SA_UPDATE_PIECE));
+}
+
+/* Independent: a piece writes its own elements. */
+static void run_share(void *call, int thread, int team) {
+    const sa_update *u = call;
+    const sa_share share = sa_share_of(count_pieces(u), thread, team);
+    for (ptrdiff_t t = share.from; t < share.end; ++t) {
+        run_piece(u, t);
+    }
 }
 
 void sa_update_run(const sa_update *u, int max_threads) {
-    const sa_kernels *kernels = sa_kernels_active();
-    ptrdiff_t elements = 0, pieces = 0;
+    double elements = 0;
     for (ptrdiff_t i = 0; i < u->count; ++i) {
-        elements += u->arrays[i].n;
-        pieces += pieces_of(&u->arrays[i]);
+        elements += (double)u->arrays[i].n;
     }
-    ptrdiff_t threads = elements / SA_UPDATES_PER_THREAD;
-    threads = threads < pieces ? threads : pieces;
-    threads = threads < max_threads ? threads : max_threads;
-#if defined(_OPENMP)
-    if (threads > 1) {
-        sa_region_enter();
-        /* Independent: a piece writes its own elements. */
-#pragma omp parallel for num_threads((int)threads) schedule(static)
-        for (ptrdiff_t t = 0; t < pieces; ++t) {
-            run_piece(u, kernels, t);
-        }
-        sa_region_leave();
-        return;
-    }
-#endif
-    for (ptrdiff_t t = 0; t < pieces; ++t) {
-        run_piece(u, kernels, t);
-    }
+    sa_update call = *u;
+    sa_run_team(sa_threads_for(elements, SA_UPDATES_PER_THREAD, (double)count_pieces(u), max_threads), run_share, &call);
 }

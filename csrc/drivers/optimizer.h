@@ -1,4 +1,4 @@
-/* Optimisers: one step of SGD or Adam over many arrays at once. Structs and entry points; arithmetic is in kernels/update.h. */
+/* Optimisers: one step of SGD or Adam over many arrays at once. Structs and entry points; arithmetic is in kernels/optimizer. */
 #ifndef SA_UPDATE_H
 #define SA_UPDATE_H
 

@@ -1,17 +1,13 @@
 /* Driver of the row operations: which axes a row is made of, how the rows are cut into tasks, and the parallel loop. */
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
-
 #include <string.h>
 
-#include "kernels/kernels.h"
+#include "drivers/common.h"
 #include "runtime/threads.h"
 
-/* About this many elements make a task: some 10 µs, so that starting one costs nothing and many threads find work. */
+/* About so many elements make a task: starting one then costs nothing, and many threads find work. */
 #define SA_TASK_ELEMENTS 16384
 
-/* Elements per thread from which on another thread pays: measured, for the cheapest kinds. */
+/* Another thread pays from about so many elements for each, for the cheapest kinds. */
 #define SA_ELEMENTS_PER_THREAD 32768
 
 static bool is_elementwise(const sa_row_call *c) {
@@ -20,19 +16,11 @@ static bool is_elementwise(const sa_row_call *c) {
 
 static bool sums_parameters(const sa_row_call *c) { return c->dweight.data != NULL || c->dbias.data != NULL; }
 
-static const sa_real_kernels *kernels_of(const sa_row_call *c) {
-    const sa_kernels *k = sa_kernels_active();
-    return c->f64 ? &k->f64 : &k->f32;
-}
-
-/* Sums for dweight and dbias are kept for at most so many chunks, of at least so many rows: what they take in float64 stays
- * small beside x, and adding them up costs little. */
+/* dweight and dbias are summed in at most so many chunks, of at least so many rows: those sums stay small beside x. */
 #define SA_MOST_CHUNKS 32
 #define SA_CHUNK_ROWS 16
 
-static ptrdiff_t ceil_div(ptrdiff_t a, ptrdiff_t b) { return a / b + (a % b != 0); }
-
-/* Appends an axis of the call to a list, merged with the one before where every array steps evenly from one to the next. */
+/* Appends an axis of the call to a list, merged with the one before where every array steps through both evenly. */
 static int append(const sa_row_call *c, int axis, sa_row_axis *list, int count) {
     if (c->shape[axis] == 1) {
         return count;
@@ -55,7 +43,7 @@ static int append(const sa_row_call *c, int axis, sa_row_axis *list, int count) 
 /* Whether kernels can read (write) the array's rows in place, as neighbouring elements of the type that computes. */
 static bool is_direct(const sa_row_call *c, const sa_row_plan *plan, int which) {
     const sa_strided *array = &c->array[which];
-    const ptrdiff_t size = c->f64 ? (ptrdiff_t)sizeof(double) : (ptrdiff_t)sizeof(float);
+    const ptrdiff_t size = (ptrdiff_t)sa_element_size(c->f64);
     const sa_row_axis *inner = plan->by_columns ? &plan->column : &plan->row[plan->n_row - 1];
     bool direct = array->dtype == (c->f64 ? SA_F64 : SA_F32) && !array->swapped && (uintptr_t)array->data % (size_t)size == 0 &&
                   (inner->n == 1 || inner->stride[which] == size) && plan->n_row == 1 &&
@@ -100,10 +88,60 @@ static void sort_axes(const sa_row_call *c, sa_row_plan *plan) {
     }
 }
 
+/* Cuts the rows into tasks, and tasks into chunks. */
+static void cut_rows(const sa_row_call *c, sa_row_plan *plan) {
+    plan->n = plan->rows = 1;
+    for (int i = 0; i < plan->n_row; ++i) {
+        plan->n *= plan->row[i].n;
+    }
+    for (int axis = 0; axis < plan->n_lead; ++axis) {
+        plan->rows *= plan->lead[axis].n;
+    }
+    const ptrdiff_t whole = plan->by_columns ? plan->column.n : plan->n;
+    const ptrdiff_t most = plan->by_columns ? SA_ROW_COLUMNS : is_elementwise(c) ? SA_TASK_ELEMENTS : whole;
+    plan->piece = sa_smaller(whole, most);
+    plan->pieces = sa_ceil_div(whole, plan->piece);
+    const ptrdiff_t elements = plan->by_columns ? plan->n * plan->piece : plan->piece;
+    plan->block_rows = plan->pieces > 1 || elements >= SA_TASK_ELEMENTS ? 1 : SA_TASK_ELEMENTS / elements;
+    plan->block_rows = sa_smaller(plan->block_rows, SA_ROW_BLOCK);
+    plan->tasks = sa_ceil_div(plan->rows, plan->block_rows) * plan->pieces;
+    plan->chunks = plan->tasks;
+    plan->chunk_tasks = 1;
+    if (sums_parameters(c)) {
+        const ptrdiff_t chunks = sa_smaller(plan->tasks / sa_ceil_div(SA_CHUNK_ROWS, plan->block_rows), SA_MOST_CHUNKS);
+        plan->chunk_tasks = sa_ceil_div(plan->tasks, sa_larger(chunks, 1));
+        plan->chunks = sa_ceil_div(plan->tasks, plan->chunk_tasks);
+    }
+}
+
+/* Bytes of scratch; false where they do not fit. */
+static bool count_scratch(const sa_row_call *c, sa_row_plan *plan) {
+    const size_t size = sa_element_size(c->f64), n = (size_t)(plan->by_columns ? 0 : plan->piece);
+    size_t packed = 0;
+    for (int i = 0; i < SA_ROW_ARRAYS; ++i) {
+        plan->direct[i] = c->array[i].data != NULL && is_direct(c, plan, i);
+        const bool packs = c->array[i].data != NULL && !plan->direct[i];
+        if (packs && (i == SA_ROW_WEIGHT || i == SA_ROW_BIAS)) {
+            plan->shared_bytes += sa_whole_lines(n * size);
+        } else if (packs && i != SA_ROW_X) { /* x is packed into the row of the output */
+            packed = 2 * n;
+        }
+    }
+    if (sums_parameters(c)) {
+        size_t sums;
+        if (!sa_multiply((size_t)plan->chunks * 2 * sizeof(double), n, &sums) || sums > PTRDIFF_MAX / 4) {
+            return false;
+        }
+        plan->shared_bytes += sa_whole_lines(sums);
+        packed = 4 * n; /* dx, dy, and a block's share of dweight and dbias */
+    }
+    plan->scratch_bytes = sa_whole_lines(packed * size);
+    return true;
+}
+
 sa_status sa_row_make_plan(const sa_row_call *c, int max_threads, sa_row_plan *plan) {
-    const bool elements_alone = is_elementwise(c);
-    const size_t size = c->f64 ? sizeof(double) : sizeof(float);
     size_t elements = 1;
+    bool fits = true;
     plan->threads = 1;
     plan->tasks = 0;
     plan->shared_bytes = plan->scratch_bytes = 0;
@@ -113,115 +151,78 @@ sa_status sa_row_make_plan(const sa_row_call *c, int max_threads, sa_row_plan *p
         if (c->shape[axis] == 0) {
             return SA_OK;
         }
+        fits = fits && sa_multiply(elements, (size_t)c->shape[axis], &elements) && elements <= PTRDIFF_MAX / 64;
     }
-    for (int axis = 0; axis < c->ndim; ++axis) {
-        if (!sa_multiply(elements, (size_t)c->shape[axis], &elements) || elements > PTRDIFF_MAX / 64) {
-            return SA_TOO_LARGE;
-        }
+    if (!fits) {
+        return SA_TOO_LARGE;
     }
     sort_axes(c, plan);
-    plan->n = 1;
-    for (int i = 0; i < plan->n_row; ++i) {
-        plan->n *= plan->row[i].n;
+    cut_rows(c, plan);
+    if (!count_scratch(c, plan)) {
+        return SA_TOO_LARGE;
     }
-    plan->piece = plan->n;
-    ptrdiff_t whole = plan->n;
-    if (plan->by_columns) {
-        whole = plan->column.n;
-        plan->piece = whole < SA_ROW_COLUMNS ? whole : SA_ROW_COLUMNS;
-    } else if (elements_alone && plan->n > SA_TASK_ELEMENTS) {
-        plan->piece = SA_TASK_ELEMENTS;
-    }
-    plan->pieces = ceil_div(whole, plan->piece);
-    plan->rows = 1;
-    for (int axis = 0; axis < plan->n_lead; ++axis) {
-        plan->rows *= plan->lead[axis].n;
-    }
-    const ptrdiff_t one = plan->by_columns ? plan->n * plan->piece : plan->piece;
-    plan->block_rows = plan->pieces > 1 || one >= SA_TASK_ELEMENTS ? 1 : SA_TASK_ELEMENTS / one;
-    plan->block_rows = plan->block_rows < SA_ROW_BLOCK ? plan->block_rows : SA_ROW_BLOCK;
-    plan->tasks = ceil_div(plan->rows, plan->block_rows) * plan->pieces;
-
-    size_t n = (size_t)(plan->by_columns ? 0 : plan->piece), scratch = 0;
-    for (int i = 0; i < SA_ROW_ARRAYS; ++i) {
-        plan->direct[i] = c->array[i].data != NULL && is_direct(c, plan, i);
-        const bool packs = c->array[i].data != NULL && !plan->direct[i];
-        if (packs && (i == SA_ROW_WEIGHT || i == SA_ROW_BIAS)) {
-            plan->shared_bytes += (n * size + 63) / 64 * 64;
-        } else if (packs && i != SA_ROW_X) { /* x is packed into the row of the output */
-            scratch = 2 * n;
-        }
-    }
-    plan->chunks = plan->tasks;
-    plan->chunk_tasks = 1;
-    if (sums_parameters(c)) {
-        const ptrdiff_t most = plan->tasks / ceil_div(SA_CHUNK_ROWS, plan->block_rows);
-        plan->chunk_tasks = ceil_div(plan->tasks, most < 1 ? 1 : most < SA_MOST_CHUNKS ? most : SA_MOST_CHUNKS);
-        plan->chunks = ceil_div(plan->tasks, plan->chunk_tasks);
-        size_t sums;
-        if (!sa_multiply((size_t)plan->chunks * 2 * sizeof(double), n, &sums) || sums > PTRDIFF_MAX / 4) {
-            return SA_TOO_LARGE;
-        }
-        plan->shared_bytes += (sums + 63) / 64 * 64;
-        scratch = 4 * n; /* dx, dy, and a block's share of dweight and dbias */
-    }
-    plan->scratch_bytes = (scratch * size + 63) / 64 * 64;
-    const ptrdiff_t threads = (ptrdiff_t)elements / SA_ELEMENTS_PER_THREAD;
-    const ptrdiff_t useful = threads < plan->chunks ? threads : plan->chunks;
-    plan->threads = useful < max_threads ? (useful < 1 ? 1 : (int)useful) : max_threads;
+    plan->threads = sa_threads_for((double)elements, SA_ELEMENTS_PER_THREAD, (double)plan->chunks, max_threads);
     return SA_OK;
+}
+
+/* The offset of every array at one row, and how it moves on to the next. */
+typedef struct {
+    ptrdiff_t index[SA_MAX_LEAD], offset[SA_ROW_SIN + 1];
+} row_place;
+
+static void go_to_row(const sa_row_plan *plan, ptrdiff_t row, row_place *at) {
+    for (int axis = plan->n_lead - 1; axis >= 0; --axis) {
+        at->index[axis] = row % plan->lead[axis].n;
+        row /= plan->lead[axis].n;
+        for (int i = 0; i <= SA_ROW_SIN; ++i) {
+            at->offset[i] += at->index[axis] * plan->lead[axis].stride[i];
+        }
+    }
+}
+
+static void go_to_next_row(const sa_row_plan *plan, row_place *at) {
+    for (int axis = plan->n_lead - 1; axis >= 0; --axis) {
+        const sa_row_axis *lead = &plan->lead[axis];
+        const bool wraps = ++at->index[axis] == lead->n;
+        for (int i = 0; i <= SA_ROW_SIN; ++i) {
+            at->offset[i] += wraps ? (1 - lead->n) * lead->stride[i] : lead->stride[i];
+        }
+        if (!wraps) {
+            return;
+        }
+        at->index[axis] = 0;
+    }
 }
 
 /* Task t: a piece of one row (or of one stretch of columns), or a block of whole rows. */
 static void run_task(const sa_row_call *c, const sa_row_plan *plan, const sa_real_kernels *kernels, ptrdiff_t t, void *scratch,
                      double *partial) {
-    const ptrdiff_t piece = t % plan->pieces, first = t / plan->pieces * plan->block_rows;
-    const ptrdiff_t begin = piece * plan->piece, left = plan->rows - first;
-    const int last_axis = plan->n_row - 1;
+    const ptrdiff_t first = t / plan->pieces * plan->block_rows, begin = t % plan->pieces * plan->piece;
+    const sa_row_axis *cut = plan->by_columns ? &plan->column : &plan->row[plan->n_row - 1];
+    const ptrdiff_t width = sa_smaller(cut->n - begin, plan->piece);
     sa_row_block b;
     b.call = c;
     b.plan = plan;
     b.partial = partial;
-    b.count = (int)(left < plan->block_rows ? left : plan->block_rows);
-    b.n = plan->n;
-    const sa_row_axis *cut = plan->by_columns ? &plan->column : &plan->row[last_axis];
-    if (plan->by_columns) {
-        b.width = cut->n - begin < plan->piece ? cut->n - begin : plan->piece;
-    } else if (plan->pieces > 1) {
-        b.n = cut->n - begin < plan->piece ? cut->n - begin : plan->piece;
-    }
-    ptrdiff_t index[SA_MAX_LEAD], offset[SA_ROW_SIN + 1] = {0}, rest = first;
+    b.count = (int)sa_smaller(plan->rows - first, plan->block_rows);
+    b.n = plan->pieces > 1 && !plan->by_columns ? width : plan->n;
+    b.width = width;
+    row_place at;
     for (int i = 0; i <= SA_ROW_SIN; ++i) {
-        offset[i] = plan->pieces > 1 ? begin * cut->stride[i] : 0;
+        at.offset[i] = begin * cut->stride[i];
     }
-    for (int axis = plan->n_lead - 1; axis >= 0; --axis) {
-        index[axis] = rest % plan->lead[axis].n;
-        rest /= plan->lead[axis].n;
-        for (int i = 0; i <= SA_ROW_SIN; ++i) {
-            offset[i] += index[axis] * plan->lead[axis].stride[i];
-        }
-    }
+    go_to_row(plan, first, &at);
     const bool tables = c->kind == SA_ROTARY || c->kind == SA_ROTARY_INTERLEAVED, backward = c->kind >= SA_SOFTMAX_BACKWARD;
     for (int r = 0; r < b.count; ++r) {
-        b.x[r] = c->array[SA_ROW_X].data + offset[SA_ROW_X];
-        b.out[r] = c->array[SA_ROW_OUT].data + offset[SA_ROW_OUT];
+        b.x[r] = c->array[SA_ROW_X].data + at.offset[SA_ROW_X];
+        b.out[r] = c->array[SA_ROW_OUT].data + at.offset[SA_ROW_OUT];
         if (tables) {
-            b.cos[r] = c->array[SA_ROW_COS].data + offset[SA_ROW_COS];
-            b.sin[r] = c->array[SA_ROW_SIN].data + offset[SA_ROW_SIN];
+            b.cos[r] = c->array[SA_ROW_COS].data + at.offset[SA_ROW_COS];
+            b.sin[r] = c->array[SA_ROW_SIN].data + at.offset[SA_ROW_SIN];
         } else if (backward) {
-            b.dy[r] = c->array[SA_ROW_DY].data + offset[SA_ROW_DY];
+            b.dy[r] = c->array[SA_ROW_DY].data + at.offset[SA_ROW_DY];
         }
-        for (int axis = plan->n_lead - 1; axis >= 0; --axis) {
-            const sa_row_axis *lead = &plan->lead[axis];
-            const bool wraps = ++index[axis] == lead->n;
-            for (int i = 0; i <= SA_ROW_SIN; ++i) {
-                offset[i] += wraps ? (1 - lead->n) * lead->stride[i] : lead->stride[i];
-            }
-            if (!wraps) {
-                break;
-            }
-            index[axis] = 0;
-        }
+        go_to_next_row(plan, &at);
     }
     if (plan->by_columns) {
         (backward ? kernels->softmax_columns_backward : kernels->softmax_columns)(&b, scratch);
@@ -230,16 +231,27 @@ static void run_task(const sa_row_call *c, const sa_row_plan *plan, const sa_rea
     }
 }
 
-static void run_chunk(const sa_row_call *c, const sa_row_plan *plan, const sa_real_kernels *kernels, ptrdiff_t chunk,
-                      void *scratch) {
-    const ptrdiff_t begin = chunk * plan->chunk_tasks, left = plan->tasks - begin;
-    const ptrdiff_t end = begin + (left < plan->chunk_tasks ? left : plan->chunk_tasks);
-    double *partial = plan->partial == NULL ? NULL : plan->partial + chunk * 2 * plan->n;
-    if (partial != NULL) {
-        memset(partial, 0, 2 * (size_t)plan->n * sizeof(double));
-    }
-    for (ptrdiff_t t = begin; t < end; ++t) {
-        run_task(c, plan, kernels, t, scratch, partial);
+typedef struct {
+    const sa_row_call *c;
+    const sa_row_plan *plan;
+    char *scratch;
+} row_run;
+
+/* Independent: a chunk writes its own elements of the output, its own sums, and its thread's scratch. */
+static void run_chunks(void *call, int thread, int team) {
+    const row_run *run = call;
+    const sa_row_plan *plan = run->plan;
+    const sa_share share = sa_share_of(plan->chunks, thread, team);
+    char *scratch = run->scratch == NULL ? NULL : run->scratch + (size_t)thread * plan->scratch_bytes;
+    for (ptrdiff_t chunk = share.from; chunk < share.end; ++chunk) {
+        double *partial = plan->partial == NULL ? NULL : plan->partial + chunk * 2 * plan->n;
+        if (partial != NULL) {
+            memset(partial, 0, 2 * (size_t)plan->n * sizeof(double));
+        }
+        const ptrdiff_t end = sa_smaller((chunk + 1) * plan->chunk_tasks, plan->tasks);
+        for (ptrdiff_t t = chunk * plan->chunk_tasks; t < end; ++t) {
+            run_task(run->c, plan, sa_kernels_for(run->c->f64), t, scratch, partial);
+        }
     }
 }
 
@@ -250,32 +262,12 @@ static const void *parameter(const sa_row_call *c, const sa_row_plan *plan, int 
         return array->data;
     }
     void *to = *free_space;
-    kernels_of(c)->gather(to, array->data, array, which, plan->row, plan->n_row, plan->n);
-    *free_space += ((size_t)plan->n * (c->f64 ? sizeof(double) : sizeof(float)) + 63) / 64 * 64;
+    sa_kernels_for(c->f64)->gather(to, array->data, array, which, plan->row, plan->n_row, plan->n);
+    *free_space += sa_whole_lines((size_t)plan->n * sa_element_size(c->f64));
     return to;
 }
 
-static void run_chunks(const sa_row_call *c, const sa_row_plan *plan, const sa_real_kernels *kernels, char *scratch) {
-#if defined(_OPENMP)
-    if (plan->threads > 1) {
-        sa_region_enter();
-        /* Independent: a chunk writes its own elements of the output, its own sums, and its thread's scratch. */
-#pragma omp parallel for num_threads(plan->threads) schedule(static)
-        for (ptrdiff_t chunk = 0; chunk < plan->chunks; ++chunk) {
-            char *own = scratch == NULL ? NULL : scratch + (size_t)omp_get_thread_num() * plan->scratch_bytes;
-            run_chunk(c, plan, kernels, chunk, own);
-        }
-        sa_region_leave();
-        return;
-    }
-#endif
-    for (ptrdiff_t chunk = 0; chunk < plan->chunks; ++chunk) {
-        run_chunk(c, plan, kernels, chunk, scratch);
-    }
-}
-
 void sa_row_run(const sa_row_call *c, sa_row_plan *plan, void *scratch) {
-    const sa_real_kernels *kernels = kernels_of(c);
     if (plan->tasks == 0) {
         return;
     }
@@ -284,10 +276,11 @@ void sa_row_run(const sa_row_call *c, sa_row_plan *plan, void *scratch) {
     plan->bias = parameter(c, plan, SA_ROW_BIAS, &mine);
     if (sums_parameters(c)) {
         plan->partial = (double *)(void *)mine;
-        mine += ((size_t)(plan->chunks * 2 * plan->n) * sizeof(double) + 63) / 64 * 64;
+        mine += sa_whole_lines((size_t)(plan->chunks * 2 * plan->n) * sizeof(double));
     }
-    run_chunks(c, plan, kernels, mine);
+    row_run run = {c, plan, mine};
+    sa_run_team(plan->threads, run_chunks, &run);
     if (sums_parameters(c)) {
-        kernels->parameter_gradients(c, plan, mine);
+        sa_kernels_for(c->f64)->parameter_gradients(c, plan, mine);
     }
 }

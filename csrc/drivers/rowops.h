@@ -1,6 +1,5 @@
-/* Operations that treat every row of an array by itself: softmax, norms, gelu, rotary embeddings, and their gradients.
- * Structs and entry points; arithmetic is in kernels/rows.h and kernels/rows_backward.h, dtypes and shapes are
- * checked by the caller. */
+/* Operations that treat every row of an array by itself: softmax, norms, gelu, rotary embeddings, and their gradients. Structs and entry
+ * points; arithmetic is in kernels/rowops, dtypes and shapes are checked by the caller. */
 #ifndef SA_ROWS_H
 #define SA_ROWS_H
 
@@ -41,8 +40,8 @@ typedef struct {
     sa_dtype dtype;
 } sa_row_gradient;
 
-/* A call. out is a C-contiguous floating array of x's shape in native byte order that overlaps no input. dy has x's shape. cos and sin have half as many
- * columns as x; a row of rotary is the last axis, of gelu anything. */
+/* A call. out is a C-contiguous floating array of x's shape in native byte order that overlaps no input. dy has x's shape, cos and sin half
+ * as many columns. A row of rotary is the last axis, of gelu anything. */
 typedef struct {
     sa_row_kind kind;
     bool f64; /* computes in float64, else in float32 */

@@ -1,9 +1,5 @@
-/* Driver of the embedding model's forward pass: phases whose tasks are independent, over parts of the sentences. A part's
- * activations fit a core's own cache, so where there are many parts each goes through all phases on one thread; else threads
- * share out the tasks of every phase. */
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
+/* Driver of the embedding model's forward pass: phases of independent tasks. Where there are many sentences they are cut into parts whose
+ * activations fit a core's own cache, and each part goes through all phases on one thread. Else threads share out every phase. */
 #include <math.h>
 #include <string.h>
 
@@ -15,15 +11,8 @@
 
 /* ---- what the backward pass shares ------------------------------------------------------------------------------------ */
 
-const sa_real_kernels *sa_embedding_kernels(const sa_embedding *e) {
-    const sa_kernels *k = sa_kernels_active();
-    return e->f64 ? &k->f64 : &k->f32;
-}
-
-size_t sa_embedding_size(const sa_embedding *e) { return e->f64 ? sizeof(double) : sizeof(float); }
-
 size_t sa_embedding_array(const sa_embedding *e, ptrdiff_t rows, ptrdiff_t columns) {
-    return ((size_t)rows * (size_t)columns * sa_embedding_size(e) + 63) / 64 * 64;
+    return sa_whole_lines((size_t)rows * (size_t)columns * sa_element_size(e->f64));
 }
 
 bool sa_embedding_fits(const sa_embedding *e) {
@@ -38,12 +27,12 @@ size_t sa_embedding_frame_bytes(const sa_embedding *e, ptrdiff_t rows, bool keep
            (keep ? sa_embedding_array(e, rows, 2 * e->most_heads) : 0);
 }
 
-sa_embedding_frame sa_embedding_frame_of(const sa_embedding_part *p, ptrdiff_t block) {
+sa_embedding_frame sa_embedding_frame_of(const sa_embedding_part *p) {
     const sa_embedding *e = p->e;
     const bool keep = p->plan->keep;
     const size_t array = sa_embedding_array(e, p->capacity, e->d), bytes = sa_embedding_frame_bytes(e, p->capacity, keep);
     sa_embedding_frame f;
-    f.x = p->frames + (keep ? (size_t)block * bytes : 0);
+    f.x = p->frames + (keep ? (size_t)p->block * bytes : 0);
     for (int i = 0; i < SA_PROJECTIONS; ++i) {
         f.projected[i] = f.x + (size_t)(i + 1) * array;
     }
@@ -55,41 +44,43 @@ sa_embedding_frame sa_embedding_frame_of(const sa_embedding_part *p, ptrdiff_t b
     return f;
 }
 
-static sa_tensor matrix(const sa_embedding *e, char *data, ptrdiff_t columns) {
-    const ptrdiff_t size = (ptrdiff_t)sa_embedding_size(e);
-    return (sa_tensor){.m = {data, columns * size, size, e->f64 ? SA_F64 : SA_F32, false}};
+ptrdiff_t sa_embedding_bytes(const sa_embedding *e, ptrdiff_t elements) {
+    return elements * (ptrdiff_t)sa_element_size(e->f64);
+}
+
+sa_tensor sa_embedding_matrix(const sa_embedding *e, char *data, ptrdiff_t stride) {
+    return (sa_tensor){.m = {data, sa_embedding_bytes(e, stride), sa_embedding_bytes(e, 1), e->f64 ? SA_F64 : SA_F32, false}};
 }
 
 void sa_embedding_attention(const sa_embedding *e, ptrdiff_t block, const sa_embedding_frame *f, ptrdiff_t row,
                             ptrdiff_t length, ptrdiff_t head, sa_attention *a) {
-    const ptrdiff_t heads = e->block[block].heads, width = e->d / heads, size = (ptrdiff_t)sa_embedding_size(e);
-    const ptrdiff_t at = (row * e->d + head * width) * size;
+    const ptrdiff_t heads = e->block[block].heads, width = e->d / heads;
+    const ptrdiff_t at = sa_embedding_bytes(e, row * e->d + head * width);
     *a = (sa_attention){.L = length,
                         .S = length,
                         .E = width,
                         .Dv = width,
                         .gqa = 1,
                         .f64 = e->f64,
-                        .query = matrix(e, f->projected[SA_QUERY] + at, e->d),
-                        .key = matrix(e, f->projected[SA_KEY] + at, e->d),
-                        .value = matrix(e, f->projected[SA_VALUE] + at, e->d),
-                        .out = matrix(e, f->attended + at, e->d),
+                        .query = sa_embedding_matrix(e, f->projected[SA_QUERY] + at, e->d),
+                        .key = sa_embedding_matrix(e, f->projected[SA_KEY] + at, e->d),
+                        .value = sa_embedding_matrix(e, f->projected[SA_VALUE] + at, e->d),
+                        .out = sa_embedding_matrix(e, f->attended + at, e->d),
                         .scale = 1 / sqrt((double)width),
                         .window_left = SA_UNBOUNDED,
                         .window_right = SA_UNBOUNDED};
     if (f->stats != NULL) {
-        a->stats = matrix(e, f->stats + (row * heads + head) * 2 * size, 2 * heads);
+        a->stats = sa_embedding_matrix(e, f->stats + sa_embedding_bytes(e, (row * heads + head) * 2), 2 * heads);
     }
 }
 
 int sa_embedding_threads(const sa_embedding *e, double products, int max_threads) {
     const double rows = (double)e->tokens, d = (double)e->d;
     const double work = products * (double)e->blocks * rows * d * (3 * d + 2 * rows / (double)e->sentences);
-    const double threads = work / SA_EMBEDDING_WORK_PER_THREAD;
-    return threads < max_threads ? (threads < 1 ? 1 : (int)threads) : max_threads;
+    return sa_threads_for(work, SA_EMBEDDING_WORK_PER_THREAD, HUGE_VAL, max_threads);
 }
 
-bool sa_embedding_splits(const sa_embedding *e) { return e->d >= sa_embedding_kernels(e)->splits_from; }
+bool sa_embedding_splits(const sa_embedding *e) { return e->d >= sa_kernels_for(e->f64)->splits_from; }
 
 void sa_embedding_cut_products(const sa_embedding *e, int threads, sa_embedding_plan *plan) {
     const bool splits = sa_embedding_splits(e);
@@ -99,36 +90,36 @@ void sa_embedding_cut_products(const sa_embedding *e, int threads, sa_embedding_
 }
 
 ptrdiff_t sa_embedding_unit(const sa_embedding *e) {
-    return sa_embedding_splits(e) ? SA_SPLIT_COLUMNS : sa_embedding_kernels(e)->block_rows;
+    return sa_embedding_splits(e) ? SA_SPLIT_COLUMNS : sa_kernels_for(e->f64)->block_rows;
 }
 
 ptrdiff_t sa_embedding_shares(const sa_embedding_plan *plan, ptrdiff_t units) {
     return plan->product_shares > 0 && plan->product_shares < units ? plan->product_shares : units;
 }
 
-void sa_embedding_run_phase(const sa_embedding_phase *phase, const sa_embedding_part *p, ptrdiff_t block, char *scratch,
-                            bool team) {
-    const ptrdiff_t count = phase->count(p, block);
-    if (team) {
-        /* Independent: every task of a phase writes its own rows or columns. */
-        if (phase->by_rows) {
-#pragma omp for schedule(static) nowait
-            for (ptrdiff_t t = 0; t < count; ++t) {
-                phase->task(p, block, t, scratch);
-            }
-        } else {
-#pragma omp for schedule(dynamic, 1) nowait
-            for (ptrdiff_t t = 0; t < count; ++t) {
-                phase->task(p, block, t, scratch);
-            }
+typedef struct {
+    const sa_embedding_part *p;
+    sa_embedding_task *task;
+} phase;
+
+static void run_task(void *call, ptrdiff_t t) {
+    const phase *run = call;
+    run->task(run->p, t);
+}
+
+/* Independent: every task of a phase writes its own rows or columns. */
+void sa_embedding_run(const sa_embedding_part *p, ptrdiff_t tasks, sa_embedding_task *task, sa_embedding_order order) {
+    phase run = {p, task};
+    if (order == SA_BY_TURNS) {
+        sa_share_tasks(p->team, tasks, run_task, &run);
+    } else {
+        const sa_share share = sa_share_of(tasks, p->thread, p->team);
+        for (ptrdiff_t t = share.from; t < share.end; ++t) {
+            task(p, t);
         }
-        if (!phase->goes_on) {
-#pragma omp barrier
-        }
-        return;
     }
-    for (ptrdiff_t t = 0; t < count; ++t) {
-        phase->task(p, block, t, scratch);
+    if (order != SA_BY_ROWS_AND_ON) {
+        sa_wait_for_team(p->team);
     }
 }
 
@@ -139,138 +130,117 @@ static ptrdiff_t rows_of(const sa_embedding_part *p) { return p->e->starts[p->to
 /* The frame's row that row 0 of the part is. */
 static ptrdiff_t first_row(const sa_embedding_part *p) { return p->e->starts[p->from] - p->origin; }
 
-static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
-
-static ptrdiff_t count_sentences(const sa_embedding_part *p, ptrdiff_t block) {
-    (void)block;
-    return p->to - p->from;
-}
-
-static void look_up(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
-    (void)scratch;
+static void look_up(const sa_embedding_part *p, ptrdiff_t t) {
     const sa_embedding *e = p->e;
     const ptrdiff_t start = e->starts[p->from + t], length = e->starts[p->from + t + 1] - start;
-    char *x = sa_embedding_frame_of(p, block).x + (start - p->origin) * e->d * (ptrdiff_t)sa_embedding_size(e);
-    sa_embedding_kernels(e)->look_up(e->table, e->positions, e->ids + start, length, e->d, x);
+    char *x = sa_embedding_frame_of(p).x + sa_embedding_bytes(e, (start - p->origin) * e->d);
+    sa_kernels_for(e->f64)->look_up(e->table, e->positions, e->ids + start, length, e->d, x);
 }
 
 /* The units of columns of query, key and value, in a row. */
 static ptrdiff_t units_of(const sa_embedding *e) { return SA_PROJECTIONS * sa_ceil_div(e->d, sa_embedding_unit(e)); }
 
-static ptrdiff_t count_projections(const sa_embedding_part *p, ptrdiff_t block) {
-    (void)block;
+static ptrdiff_t count_projections(const sa_embedding_part *p) {
     return sa_embedding_shares(p->plan, units_of(p->e)) * sa_ceil_div(rows_of(p), p->plan->product_rows);
 }
 
 /* The units from … to − 1 for some rows. */
-static void project_units(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t row, ptrdiff_t from, ptrdiff_t to,
-                          char *scratch) {
+static void project_units(const sa_embedding_part *p, ptrdiff_t row, ptrdiff_t from, ptrdiff_t to) {
     const sa_embedding *e = p->e;
-    const ptrdiff_t unit = sa_embedding_unit(e), units = units_of(e) / SA_PROJECTIONS, size = (ptrdiff_t)sa_embedding_size(e);
-    const ptrdiff_t at = (first_row(p) + row) * e->d * size;
-    const sa_embedding_frame f = sa_embedding_frame_of(p, block);
+    const ptrdiff_t unit = sa_embedding_unit(e), units = units_of(e) / SA_PROJECTIONS;
+    const ptrdiff_t at = sa_embedding_bytes(e, (first_row(p) + row) * e->d);
+    const sa_embedding_frame f = sa_embedding_frame_of(p);
     for (ptrdiff_t first = from; first < to;) {
-        const ptrdiff_t which = first / units, end = smaller((which + 1) * units, to);
-        const ptrdiff_t column = first % units * unit;
+        const ptrdiff_t which = first / units, end = sa_smaller((which + 1) * units, to), column = first % units * unit;
         const sa_product product = {
-            .m = smaller(rows_of(p) - row, p->plan->product_rows),
+            .m = sa_smaller(rows_of(p) - row, p->plan->product_rows),
             .n = e->d,
-            .width = smaller(e->d - column, (end - first) * unit),
+            .width = sa_smaller(e->d - column, (end - first) * unit),
             .a = f.x + at,
-            .b = (const char *)e->block[block].weight[which] + column * e->d * size,
-            .c = f.projected[which] + at + column * size,
+            .b = (const char *)e->block[p->block].weight[which] + sa_embedding_bytes(e, column * e->d),
+            .c = f.projected[which] + at + sa_embedding_bytes(e, column),
             .a_stride = e->d,
             .b_stride = e->d,
             .c_stride = e->d,
-            .start = (const char *)e->block[block].bias[which] + column * size,
+            .start = (const char *)e->block[p->block].bias[which] + sa_embedding_bytes(e, column),
             .again = first > from,
         };
-        sa_embedding_kernels(e)->matmul_nt(&product, scratch);
+        sa_kernels_for(e->f64)->matmul_nt(&product, p->scratch);
         first = end;
     }
 }
 
-static void project(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+static void project(const sa_embedding_part *p, ptrdiff_t t) {
     const ptrdiff_t units = units_of(p->e), shares = sa_embedding_shares(p->plan, units), share = t % shares;
-    project_units(p, block, t / shares * p->plan->product_rows, units * share / shares, units * (share + 1) / shares, scratch);
+    project_units(p, t / shares * p->plan->product_rows, units * share / shares, units * (share + 1) / shares);
 }
 
 static ptrdiff_t pieces_of(const sa_embedding_part *p) { return sa_ceil_div(p->e->longest, p->plan->attend_rows); }
 
-static ptrdiff_t count_attention(const sa_embedding_part *p, ptrdiff_t block) {
-    return (p->to - p->from) * p->e->block[block].heads * pieces_of(p);
+static ptrdiff_t count_attention(const sa_embedding_part *p) {
+    return (p->to - p->from) * p->e->block[p->block].heads * pieces_of(p);
 }
 
 /* One head of some rows of a sentence. */
-static void attend(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
+static void attend(const sa_embedding_part *p, ptrdiff_t t) {
     const sa_embedding *e = p->e;
-    const ptrdiff_t pieces = pieces_of(p), heads = e->block[block].heads, sentence = p->from + t / pieces / heads;
+    const ptrdiff_t pieces = pieces_of(p), heads = e->block[p->block].heads, sentence = p->from + t / pieces / heads;
     const ptrdiff_t start = e->starts[sentence], length = e->starts[sentence + 1] - start;
     const ptrdiff_t from = t % pieces * p->plan->attend_rows;
     if (from >= length) {
         return;
     }
-    const sa_embedding_frame f = sa_embedding_frame_of(p, block);
+    const sa_embedding_frame f = sa_embedding_frame_of(p);
     sa_attention a;
     sa_rows rows;
     sa_block b;
-    sa_embedding_attention(e, block, &f, start - p->origin, length, t / pieces % heads, &a);
+    sa_embedding_attention(e, p->block, &f, start - p->origin, length, t / pieces % heads, &a);
     sa_describe_block(&a, 1, 0, from, p->plan->attend_rows, &rows, &b);
-    sa_embedding_kernels(e)->attention_forward(&b, scratch);
+    sa_kernels_for(e->f64)->attention_forward(&b, p->scratch);
 }
 
-static ptrdiff_t count_norms(const sa_embedding_part *p, ptrdiff_t block) {
-    (void)block;
-    return sa_ceil_div(rows_of(p), SA_NORM_ROWS);
-}
-
-static void add_norm(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
-    (void)scratch;
+static void add_norm(const sa_embedding_part *p, ptrdiff_t t) {
     const sa_embedding *e = p->e;
-    const ptrdiff_t size = (ptrdiff_t)sa_embedding_size(e), row = first_row(p) + t * SA_NORM_ROWS, at = row * e->d * size;
-    const sa_embedding_frame f = sa_embedding_frame_of(p, block);
-    const sa_norm_rows n = {.rows = smaller(rows_of(p) - t * SA_NORM_ROWS, SA_NORM_ROWS),
+    const ptrdiff_t row = first_row(p) + t * SA_NORM_ROWS, at = sa_embedding_bytes(e, row * e->d);
+    const sa_embedding_frame f = sa_embedding_frame_of(p);
+    const sa_norm_rows n = {.rows = sa_smaller(rows_of(p) - t * SA_NORM_ROWS, SA_NORM_ROWS),
                             .d = e->d,
-                            .eps = e->block[block].eps,
-                            .weight = e->block[block].norm_weight,
-                            .bias = e->block[block].norm_bias,
+                            .eps = e->block[p->block].eps,
+                            .weight = e->block[p->block].norm_weight,
+                            .bias = e->block[p->block].norm_bias,
                             .x = f.x + at,
                             .attended = f.attended + at,
                             .unit = f.unit + at,
-                            .scale = f.scale + row * size,
+                            .scale = f.scale + sa_embedding_bytes(e, row),
                             .y = f.y + at};
-    sa_embedding_kernels(e)->add_norm(&n);
+    sa_kernels_for(e->f64)->add_norm(&n);
 }
 
-static void average(const sa_embedding_part *p, ptrdiff_t block, ptrdiff_t t, char *scratch) {
-    (void)scratch;
+static void average(const sa_embedding_part *p, ptrdiff_t t) {
     const sa_embedding *e = p->e;
-    const ptrdiff_t size = (ptrdiff_t)sa_embedding_size(e), sentence = p->from + t;
+    const ptrdiff_t sentence = p->from + t;
     const ptrdiff_t start = e->starts[sentence], length = e->starts[sentence + 1] - start;
-    const char *x = sa_embedding_frame_of(p, block).x + (start - p->origin) * e->d * size;
-    sa_embedding_kernels(e)->column_sums(x, NULL, length, e->d, e->d, 1 / (double)length, p->out + sentence * e->d * size);
+    const char *x = sa_embedding_frame_of(p).x + sa_embedding_bytes(e, (start - p->origin) * e->d);
+    sa_kernels_for(e->f64)->column_sums(x, NULL, length, e->d, e->d, 1 / (double)length,
+                                        p->out + sa_embedding_bytes(e, sentence * e->d));
 }
 
-static const sa_embedding_phase look_up_phase = {.count = count_sentences, .task = look_up, .by_rows = true},
-                                project_phase = {.count = count_projections, .task = project, .by_rows = true},
-                                attend_phase = {.count = count_attention, .task = attend},
-                                norm_phase = {.count = count_norms, .task = add_norm, .by_rows = true},
-                                average_phase = {.count = count_sentences, .task = average, .by_rows = true};
-
-static void run_part(const sa_embedding_part *p, char *scratch, bool team) {
-    sa_embedding_run_phase(&look_up_phase, p, 0, scratch, team);
-    for (ptrdiff_t b = 0; b < p->e->blocks; ++b) {
-        sa_embedding_run_phase(&project_phase, p, b, scratch, team);
-        sa_embedding_run_phase(&attend_phase, p, b, scratch, team);
-        sa_embedding_run_phase(&norm_phase, p, b, scratch, team);
+static void run_part(sa_embedding_part p) {
+    const ptrdiff_t sentences = p.to - p.from, norms = sa_ceil_div(rows_of(&p), SA_NORM_ROWS);
+    p.block = 0;
+    sa_embedding_run(&p, sentences, look_up, SA_BY_ROWS);
+    for (; p.block < p.e->blocks; ++p.block) {
+        sa_embedding_run(&p, count_projections(&p), project, SA_BY_ROWS);
+        sa_embedding_run(&p, count_attention(&p), attend, SA_BY_TURNS);
+        sa_embedding_run(&p, norms, add_norm, SA_BY_ROWS);
     }
-    sa_embedding_run_phase(&average_phase, p, p->e->blocks, scratch, team); /* its x is what came out of the last one */
+    sa_embedding_run(&p, sentences, average, SA_BY_ROWS); /* its x is what came out of the last block */
 }
 
 /* ---- running --------------------------------------------------------------------------------------------------------- */
 
 sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threads, sa_embedding_plan *plan) {
-    const sa_real_kernels *kernels = sa_embedding_kernels(e);
+    const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     *plan = (sa_embedding_plan){.keep = keep, .threads = 1};
     if (!sa_embedding_fits(e)) {
         return SA_TOO_LARGE;
@@ -279,20 +249,20 @@ sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threa
         return SA_OK;
     }
     plan->parts = sa_ceil_div(e->tokens, SA_PART_TOKENS);
-    plan->part_rows = smaller(e->tokens, SA_PART_TOKENS + e->longest);
+    plan->part_rows = sa_smaller(e->tokens, SA_PART_TOKENS + e->longest);
     plan->attend_rows = kernels->block_rows;
     if (e->sentences * e->most_heads * sa_ceil_div(e->longest, kernels->block_rows) == 1 &&
         4 * e->longest > 3 * kernels->block_rows) {
-        /* Something for a second thread. A half of few rows would leave the matrix unit, and a sentence alone have other bits
-         * than in company. */
+        /* Something for a second thread. A half of few rows would leave the matrix unit: a sentence alone would have other bits than in
+         * company. */
         plan->attend_rows /= 2;
     }
     plan->threads = sa_embedding_threads(e, 1, max_threads);
     plan->by_parts = plan->threads == 1 || plan->parts >= 2 * plan->threads;
     sa_embedding_cut_products(e, plan->threads, plan);
     if (plan->by_parts) { /* packs once */
-        plan->product_rows = sa_embedding_splits(e) ? smaller(plan->part_rows, SA_SPLIT_ROWS) : plan->part_rows;
-        plan->product_shares = smaller(plan->product_shares, 1);
+        plan->product_rows = sa_embedding_splits(e) ? sa_smaller(plan->part_rows, SA_SPLIT_ROWS) : plan->part_rows;
+        plan->product_shares = sa_smaller(plan->product_shares, 1);
     }
     const size_t frame = sa_embedding_frame_bytes(e, plan->by_parts && !keep ? plan->part_rows : e->tokens, keep);
     if (keep) {
@@ -310,7 +280,7 @@ sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threa
         const size_t attention = kernels->attention_scratch(&a);
         scratch = attention > scratch ? attention : scratch;
     }
-    plan->scratch_bytes += (scratch + 63) / 64 * 64;
+    plan->scratch_bytes += sa_whole_lines(scratch);
     return SA_OK;
 }
 
@@ -328,50 +298,47 @@ static ptrdiff_t sentence_from(const sa_embedding *e, ptrdiff_t token) {
     return low;
 }
 
-static void run_part_number(const sa_embedding_part *all, ptrdiff_t number, char *scratch) {
-    sa_embedding_part p = *all;
+/* Independent: a part writes the activations and the results of its own sentences. */
+static void run_part_number(void *call, ptrdiff_t number) {
+    sa_embedding_part p = *(const sa_embedding_part *)call;
+    p.thread = 0;
+    p.team = 1;
     p.from = sentence_from(p.e, number * SA_PART_TOKENS);
     p.to = sentence_from(p.e, (number + 1) * SA_PART_TOKENS);
     if (p.from == p.to) {
         return;
     }
     if (!p.plan->keep) { /* the thread's own frame, reused by all blocks */
-        p.frames = scratch;
+        p.frames = p.scratch;
         p.capacity = p.plan->part_rows;
         p.origin = p.e->starts[p.from];
-        scratch += sa_embedding_frame_bytes(p.e, p.capacity, false);
+        p.scratch += sa_embedding_frame_bytes(p.e, p.capacity, false);
     }
-    run_part(&p, scratch, false);
+    run_part(p);
+}
+
+static void run(void *call, int thread, int team) {
+    sa_embedding_part p = *(const sa_embedding_part *)call;
+    p.thread = thread;
+    p.team = team;
+    p.scratch += (size_t)thread * p.plan->scratch_bytes;
+    if (p.plan->by_parts) {
+        sa_share_tasks(team, p.plan->parts, run_part_number, &p);
+    } else {
+        run_part(p);
+    }
 }
 
 void sa_embedding_forward(const sa_embedding *e, const sa_embedding_plan *plan, void *out, void *saved, void *scratch) {
     if (e->sentences == 0) {
         return;
     }
-    const sa_embedding_part all = {
-        .e = e, .plan = plan, .out = out, .to = e->sentences, .frames = plan->keep ? saved : scratch, .capacity = e->tokens};
-    char *own = (char *)scratch + plan->shared_bytes;
-#if defined(_OPENMP)
-    if (plan->threads > 1) {
-        sa_region_enter();
-#pragma omp parallel num_threads(plan->threads)
-        {
-            char *mine = own + (size_t)omp_get_thread_num() * plan->scratch_bytes;
-            if (plan->by_parts) {
-                /* Independent: a part writes the activations and the results of its own sentences. */
-#pragma omp for schedule(dynamic, 1)
-                for (ptrdiff_t number = 0; number < plan->parts; ++number) {
-                    run_part_number(&all, number, mine);
-                }
-            } else {
-                run_part(&all, mine, true);
-            }
-        }
-        sa_region_leave();
-        return;
-    }
-#endif
-    for (ptrdiff_t number = 0; number < plan->parts; ++number) {
-        run_part_number(&all, number, own);
-    }
+    sa_embedding_part all = {.e = e,
+                             .plan = plan,
+                             .out = out,
+                             .to = e->sentences,
+                             .frames = plan->keep ? saved : scratch,
+                             .capacity = e->tokens,
+                             .scratch = (char *)scratch + plan->shared_bytes};
+    sa_run_team(plan->threads, run, &all);
 }

@@ -1,12 +1,8 @@
-/* Driver of attention over ragged batches, forward and backward. A thread holds a copy of the call's description, set to one
- * sequence at a time: from there on that sequence is an ordinary call, and its tasks are those of attention.c and
- * attention_backward.c. All sequences' tasks make one list, sequences with the dearest tasks first, from which the threads
- * help themselves: no padding, and what is left for the end is cheap. */
+/* Driver of attention over ragged batches, forward and backward. A thread has a copy of the call's description, set to one sequence at a
+ * time: that sequence is then an ordinary call, and its tasks are those of attention.c and attention_backward.c. The tasks of all
+ * sequences make one list for all threads, the dearest first, so that what is left for the end is cheap. */
 #include "drivers/varlen.h"
 
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 #include <stdlib.h>
 
 #include "drivers/attention.h"
@@ -52,7 +48,7 @@ static void set_to_sequence(const sa_varlen *v, ptrdiff_t s, sa_attention *a) {
 static void set_gradients_to_sequence(const sa_varlen_gradients *vg, ptrdiff_t s, sa_attention_gradients *g) {
     const sa_attention_gradients *p = vg->packed;
     const ptrdiff_t row = begin(vg->v->begin_q, s), key = begin(vg->v->begin_k, s);
-    const ptrdiff_t size = g->a->f64 ? sizeof(double) : sizeof(float);
+    const ptrdiff_t size = (ptrdiff_t)sa_element_size(g->a->f64);
     move_rows(&g->grad_out, &p->grad_out, row);
     move_rows(&g->grad_lse, &p->grad_lse, row);
     move_rows(&g->dquery, &p->dquery, row);
@@ -118,15 +114,54 @@ static const sa_varlen_item *item_of(const sa_varlen_plan *plan, ptrdiff_t n, in
     return &plan->items[first];
 }
 
-static int threads_for(double work, double tasks, int max_threads) {
-    double threads = work / SA_WORK_PER_THREAD;
-    threads = threads < tasks ? threads : tasks;
-    return threads < max_threads ? (threads < 1 ? 1 : (int)threads) : max_threads;
-}
-
 static double smaller(double a, double b) { return a < b ? a : b; }
 
+/* ---- running ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    const sa_varlen *v;
+    const sa_varlen_gradients *vg; /* backward */
+    const sa_varlen_plan *plan;
+    char *scratch, *partial;
+} varlen_run;
+
+/* What a thread is at: tasks of one kind, in backward of one step of the rotation. Tasks of a sequence follow one another, so the
+ * description of a sequence is seldom set anew. */
+typedef struct {
+    const varlen_run *run;
+    char *scratch;
+    int kind;
+    ptrdiff_t step, sequence;
+    sa_attention a;
+    sa_attention_plan plan;
+    sa_held held;
+    sa_attention_gradients g;
+    sa_backward_plan backward;
+    sa_mask_plan mask;
+} varlen_thread;
+
+static void begin_thread(const varlen_run *run, int thread, varlen_thread *at) {
+    at->run = run;
+    at->scratch = run->scratch + (size_t)thread * run->plan->scratch_bytes;
+    at->sequence = -1;
+    at->a = *run->v->packed;
+    if (run->vg) {
+        at->g = *run->vg->packed;
+        at->g.a = &at->a;
+    }
+}
+
+/* Every thread runs its share of the tasks of a kind, and waits for the others'. */
+static void run_kind(varlen_thread *at, int team, int kind, ptrdiff_t step, ptrdiff_t tasks, sa_task *task) {
+    at->kind = kind;
+    at->step = step;
+    sa_share_tasks(team, tasks, task, at);
+    sa_wait_for_team(team);
+}
+
 /* ---- forward ------------------------------------------------------------------------------------------------------------ */
+
+enum { BLOCKS, MERGES };
 
 sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_item *items, sa_varlen_plan *plan) {
     sa_attention a = *v->packed;
@@ -144,7 +179,7 @@ sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_ite
         const double rows = smaller((double)own.rows, (double)own.block_rows);
         items[s] = (sa_varlen_item){.sequence = s,
                                     .before = {own.tasks, merges, 0},
-                                    .partial = (own.partial_bytes + 63) / 64 * 64,
+                                    .partial = sa_whole_lines(own.partial_bytes),
                                     .cost = rows * smaller((double)a.S, (double)own.chunk_keys)};
         plan->scratch_bytes = own.scratch_bytes > plan->scratch_bytes ? own.scratch_bytes : plan->scratch_bytes;
         work += (double)own.groups * (double)own.rows * (double)a.S * (double)(a.E + a.Dv + 16);
@@ -154,71 +189,51 @@ sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_ite
         return SA_TOO_LARGE;
     }
     plan->large = sa_is_large(v->packed, all_rows);
-    plan->threads = threads_for(work, (double)plan->tasks[0], max_threads);
+    plan->threads = sa_threads_for(work, SA_WORK_PER_THREAD, (double)plan->tasks[BLOCKS], max_threads);
     return SA_OK;
 }
 
-/* What a thread is at: tasks of one sequence follow one another, so it is set anew seldom. */
-typedef struct {
-    sa_attention a;
-    sa_attention_plan plan;
-    ptrdiff_t sequence;
-    sa_held held;
-} forward_state;
-
-static void forward_task(const sa_varlen *v, const sa_varlen_plan *plan, forward_state *at, int kind, ptrdiff_t t,
-                         char *scratch, char *partial) {
-    if (sa_cancelled(v->packed)) {
+static void forward_task(void *call, ptrdiff_t t) {
+    varlen_thread *at = call;
+    const varlen_run *run = at->run;
+    if (sa_cancelled(run->v->packed)) {
         return;
     }
-    const sa_varlen_item *item = item_of(plan, v->sequences, kind, t);
+    const sa_varlen_item *item = item_of(run->plan, run->v->sequences, at->kind, t);
     if (item->sequence != at->sequence) {
         at->sequence = item->sequence;
         at->held = (sa_held){.keys = -1};
-        set_to_sequence(v, item->sequence, &at->a);
+        set_to_sequence(run->v, item->sequence, &at->a);
         sa_attention_make_plan(&at->a, 1, &at->plan); /* went well before */
-        at->plan.large = plan->large;
+        at->plan.large = run->plan->large;
     }
-    if (kind == 0) {
-        sa_attention_task(&at->a, &at->plan, t - item->before[0], scratch, partial + item->partial, &at->held);
+    if (at->kind == BLOCKS) {
+        sa_attention_task(&at->a, &at->plan, t - item->before[BLOCKS], at->scratch, run->partial + item->partial, &at->held);
     } else {
-        sa_attention_merge_task(&at->a, &at->plan, t - item->before[1], scratch, partial + item->partial);
+        sa_attention_merge_task(&at->a, &at->plan, t - item->before[MERGES], at->scratch, run->partial + item->partial);
+    }
+}
+
+/* Independent: a task writes its own rows, or its own partial result, and a merge its own rows; all partial results are finished before
+ * the first merge. */
+static void run_forward(void *call, int thread, int team) {
+    const varlen_run *run = call;
+    varlen_thread at;
+    begin_thread(run, thread, &at);
+    for (int kind = BLOCKS; kind <= MERGES; ++kind) {
+        run_kind(&at, team, kind, 0, run->plan->tasks[kind], forward_task);
     }
 }
 
 sa_status sa_varlen_forward(const sa_varlen *v, const sa_varlen_plan *plan, void *scratch, void *partial) {
-#if defined(_OPENMP)
-    if (plan->threads > 1) {
-        sa_region_enter();
-#pragma omp parallel num_threads(plan->threads)
-        {
-            char *mine = (char *)scratch + (size_t)omp_get_thread_num() * plan->scratch_bytes;
-            forward_state at = {.a = *v->packed, .sequence = -1};
-            for (int kind = 0; kind < 2; ++kind) {
-                /* Independent: a task writes its own rows, or its own partial result, and a merge its own rows; all partial
-                 * results are finished before the first merge. */
-#pragma omp for schedule(dynamic, 1)
-                for (ptrdiff_t t = 0; t < plan->tasks[kind]; ++t) {
-                    forward_task(v, plan, &at, kind, t, mine, partial);
-                }
-            }
-        }
-        sa_region_leave();
-        return sa_cancelled(v->packed) ? SA_CANCELLED : SA_OK;
-    }
-#endif
-    forward_state at = {.a = *v->packed, .sequence = -1};
-    for (int kind = 0; kind < 2; ++kind) {
-        for (ptrdiff_t t = 0; t < plan->tasks[kind]; ++t) {
-            forward_task(v, plan, &at, kind, t, scratch, partial);
-        }
-    }
+    varlen_run run = {.v = v, .plan = plan, .scratch = scratch, .partial = partial};
+    sa_run_team(plan->threads, run_forward, &run);
     return sa_cancelled(v->packed) ? SA_CANCELLED : SA_OK;
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------------------------- */
 
-enum { DELTAS, PARTS, MASKS };
+enum { DELTAS, RANGES, MASKS };
 
 sa_status sa_varlen_plan_backward(const sa_varlen_gradients *vg, int max_threads, sa_varlen_item *items, sa_varlen_plan *plan) {
     const sa_varlen *v = vg->v;
@@ -236,14 +251,14 @@ sa_status sa_varlen_plan_backward(const sa_varlen_gradients *vg, int max_threads
         if (status != SA_OK) {
             return status;
         }
-        const double at_once = (double)own.part_blocks * (double)own.steps_at_once * (double)own.block_rows;
+        const double at_once = (double)own.range_blocks * (double)own.steps_at_once * (double)own.block_rows;
         const double rows = smaller((double)own.rows, at_once);
         items[s] = (sa_varlen_item){
             .sequence = s,
             .steps = own.steps,
-            .before = {own.groups * own.blocks, sa_backward_part_tasks(&g, &own), sa_plan_mask(&g, &own).tasks},
-            .cost = rows * smaller((double)a.S, (double)own.part_keys)};
-        plan->steps = own.steps > plan->steps ? own.steps : plan->steps;
+            .before = {own.groups * own.blocks, sa_backward_range_tasks(&g, &own), sa_plan_mask(&g, &own).tasks},
+            .cost = rows * smaller((double)a.S, (double)own.range_keys)};
+        plan->steps = sa_larger(plan->steps, own.steps);
         plan->scratch_bytes = own.scratch_bytes > plan->scratch_bytes ? own.scratch_bytes : plan->scratch_bytes;
         work += (double)own.groups * (double)own.rows * (double)a.S * (double)(3 * a.E + 2 * a.Dv + 32);
         all_rows += own.groups * own.rows;
@@ -251,43 +266,29 @@ sa_status sa_varlen_plan_backward(const sa_varlen_gradients *vg, int max_threads
     if (!put_in_order(plan, v->sequences)) {
         return SA_TOO_LARGE;
     }
-    const ptrdiff_t most = plan->tasks[PARTS] > plan->tasks[MASKS] ? plan->tasks[PARTS] : plan->tasks[MASKS];
+    const double most = (double)sa_larger(plan->tasks[RANGES], plan->tasks[MASKS]);
     plan->large = sa_is_large(v->packed, all_rows);
-    plan->threads = threads_for(work, (double)most, max_threads);
+    plan->threads = sa_threads_for(work, SA_WORK_PER_THREAD, most, max_threads);
     return SA_OK;
 }
 
-typedef struct {
-    sa_attention a;
-    sa_attention_gradients g;
-    sa_backward_plan plan;
-    sa_mask_plan mask;
-    ptrdiff_t sequence;
-} backward_state;
-
-static void backward_start(const sa_varlen_gradients *vg, backward_state *at) {
-    at->a = *vg->v->packed;
-    at->g = *vg->packed;
-    at->g.a = &at->a;
-    at->sequence = -1;
-}
-
-static void backward_task(const sa_varlen_gradients *vg, const sa_varlen_plan *plan, backward_state *at, int kind,
-                          ptrdiff_t step, ptrdiff_t t, char *scratch) {
-    const sa_varlen_item *item = item_of(plan, vg->v->sequences, kind, t);
+static void backward_task(void *call, ptrdiff_t t) {
+    varlen_thread *at = call;
+    const varlen_run *run = at->run;
+    const sa_varlen_item *item = item_of(run->plan, run->v->sequences, at->kind, t);
     if (item->sequence != at->sequence) {
         at->sequence = item->sequence;
-        set_to_sequence(vg->v, item->sequence, &at->a);
-        set_gradients_to_sequence(vg, item->sequence, &at->g);
-        sa_attention_plan_backward(&at->g, 1, &at->plan); /* went well before */
-        at->plan.large = plan->large;
-        at->mask = sa_plan_mask(&at->g, &at->plan);
+        set_to_sequence(run->v, item->sequence, &at->a);
+        set_gradients_to_sequence(run->vg, item->sequence, &at->g);
+        sa_attention_plan_backward(&at->g, 1, &at->backward); /* went well before */
+        at->backward.large = run->plan->large;
+        at->mask = sa_plan_mask(&at->g, &at->backward);
     }
-    t -= item->before[kind];
-    switch (kind) {
-    case DELTAS: sa_backward_delta_task(&at->g, &at->plan, t, scratch); break;
-    case PARTS: sa_backward_part_task(&at->g, &at->plan, step, t, scratch); break;
-    default: sa_backward_mask_task(&at->g, &at->plan, &at->mask, t, scratch); break;
+    t -= item->before[at->kind];
+    switch (at->kind) {
+    case DELTAS: sa_backward_delta_task(&at->g, &at->backward, t, at->scratch); break;
+    case RANGES: sa_backward_range_task(&at->g, &at->backward, at->step, t, at->scratch); break;
+    default: sa_backward_mask_task(&at->g, &at->backward, &at->mask, t, at->scratch); break;
     }
 }
 
@@ -302,55 +303,24 @@ static ptrdiff_t tasks_of_step(const sa_varlen_plan *plan, ptrdiff_t n, ptrdiff_
             end = middle;
         }
     }
-    return first == n ? plan->tasks[PARTS] : plan->items[first].before[PARTS];
+    return first == n ? plan->tasks[RANGES] : plan->items[first].before[RANGES];
+}
+
+/* Independent, as in attention_backward.c: no two tasks of a sequence and step share what they write, and sequences share nothing. */
+static void run_backward(void *call, int thread, int team) {
+    const varlen_run *run = call;
+    const sa_varlen_plan *plan = run->plan;
+    varlen_thread at;
+    begin_thread(run, thread, &at);
+    run_kind(&at, team, DELTAS, 0, plan->tasks[DELTAS], backward_task);
+    for (ptrdiff_t step = 0; step < plan->steps; ++step) {
+        run_kind(&at, team, RANGES, step, tasks_of_step(plan, run->v->sequences, step), backward_task);
+    }
+    run_kind(&at, team, MASKS, 0, plan->tasks[MASKS], backward_task);
 }
 
 sa_status sa_varlen_backward(const sa_varlen_gradients *vg, const sa_varlen_plan *plan, void *scratch) {
-    const sa_attention *a = vg->v->packed;
-    const ptrdiff_t n = vg->v->sequences;
-#if defined(_OPENMP)
-    if (plan->threads > 1) {
-        sa_region_enter();
-#pragma omp parallel num_threads(plan->threads)
-        {
-            char *mine = (char *)scratch + (size_t)omp_get_thread_num() * plan->scratch_bytes;
-            backward_state at;
-            backward_start(vg, &at);
-            /* Independent, as in attention_backward.c: no two tasks of a sequence and step share what they write, and
-             * sequences share nothing. */
-#pragma omp for schedule(dynamic, 1)
-            for (ptrdiff_t t = 0; t < plan->tasks[DELTAS]; ++t) {
-                backward_task(vg, plan, &at, DELTAS, 0, t, mine);
-            }
-            for (ptrdiff_t step = 0; step < plan->steps; ++step) {
-                const ptrdiff_t tasks = tasks_of_step(plan, n, step);
-#pragma omp for schedule(dynamic, 1)
-                for (ptrdiff_t t = 0; t < tasks; ++t) {
-                    backward_task(vg, plan, &at, PARTS, step, t, mine);
-                }
-            }
-#pragma omp for schedule(dynamic, 1)
-            for (ptrdiff_t t = 0; t < plan->tasks[MASKS]; ++t) {
-                backward_task(vg, plan, &at, MASKS, 0, t, mine);
-            }
-        }
-        sa_region_leave();
-        return sa_cancelled(a) ? SA_CANCELLED : SA_OK;
-    }
-#endif
-    backward_state at;
-    backward_start(vg, &at);
-    for (ptrdiff_t t = 0; t < plan->tasks[DELTAS]; ++t) {
-        backward_task(vg, plan, &at, DELTAS, 0, t, scratch);
-    }
-    for (ptrdiff_t step = 0; step < plan->steps; ++step) {
-        const ptrdiff_t tasks = tasks_of_step(plan, n, step);
-        for (ptrdiff_t t = 0; t < tasks; ++t) {
-            backward_task(vg, plan, &at, PARTS, step, t, scratch);
-        }
-    }
-    for (ptrdiff_t t = 0; t < plan->tasks[MASKS]; ++t) {
-        backward_task(vg, plan, &at, MASKS, 0, t, scratch);
-    }
-    return sa_cancelled(a) ? SA_CANCELLED : SA_OK;
+    varlen_run run = {.v = vg->v, .vg = vg, .plan = plan, .scratch = scratch};
+    sa_run_team(plan->threads, run_backward, &run);
+    return sa_cancelled(vg->v->packed) ? SA_CANCELLED : SA_OK;
 }

@@ -5,10 +5,9 @@
 
 #include "selfattn.h"
 
-/* The packed arrays as one call with leading dims (1, H), whose L and S are the totals; arrays of scalars for each head may
- * have a stride along the first axis, from sequence to sequence. Sequence s has the rows begin_q[s] … begin_q[s + 1] − 1 and
- * the keys likewise; the offsets have been checked: from 0, never falling, to L and to S. Counters of dropout are those of a
- * batch: row and key count within the sequence, and the head is s·H + h. */
+/* The packed arrays as one call with leading dims (1, H), whose L and S are the totals; scalars for each head may have a stride from
+ * sequence to sequence. Sequence s has the rows begin_q[s] … begin_q[s + 1] − 1, keys likewise; the caller has checked the offsets.
+ * Dropout counts rows and keys within the sequence, and head s·H + h. */
 typedef struct {
     const sa_attention *packed;
     ptrdiff_t sequences;

@@ -1,4 +1,4 @@
-/* Driver of the loops that measure this machine's limits (kernels/machine_limits.h). */
+/* Driver of the loops that measure this machine's limits (kernels/runtime/limits.h). */
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L
 #endif

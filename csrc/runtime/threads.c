@@ -1,4 +1,4 @@
-/* Owns the number of threads and what fork() needs. The parallel loops themselves stand in the drivers. */
+/* Owns the number of threads, parallel regions, and what fork() needs. What runs in a region is the drivers'. */
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* for the lock that prefers writers */
 #endif
@@ -46,11 +46,50 @@ const char *sa_threading_layer(void) {
 #endif
 }
 
-/* libgomp's pool of threads does not survive fork(), but the child believes that it does and hangs in its first parallel
- * region. So the forking thread gives its pool back before the fork; parent and child each build a new one when they need
- * it. Pools of other threads don't exist in the child and need nothing. A fork waits for running regions, since one of
- * them may hold a lock of the OpenMP library at that moment. Who forks in Python holds the GIL while it waits: a region that
- * takes the GIL must pause before it does. */
+int sa_thread_number(void) {
+#if defined(_OPENMP)
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+void sa_run_team_of(int threads, sa_team_work *work, void *call) {
+    sa_region_enter();
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(threads)
+    work(call, omp_get_thread_num(), omp_get_num_threads());
+#else
+    (void)threads;
+    work(call, 0, 1);
+#endif
+    sa_region_leave();
+}
+
+/* A team of one may run inside a region of others, whose loops and barriers are not its own. */
+void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call) {
+    if (team > 1) {
+#pragma omp for schedule(dynamic, 1) nowait
+        for (ptrdiff_t t = 0; t < tasks; ++t) {
+            task(call, t);
+        }
+        return;
+    }
+    for (ptrdiff_t t = 0; t < tasks; ++t) {
+        task(call, t);
+    }
+}
+
+void sa_wait_for_team(int team) {
+    if (team > 1) {
+#pragma omp barrier
+    }
+}
+
+/* libgomp's pool of threads does not survive fork(), but the child believes that it does and hangs in its first parallel region. So the
+ * forking thread gives its pool back before the fork; parent and child build new ones when they need them. Pools of other threads need
+ * nothing: they don't exist in the child. A fork waits for running regions, one of which may hold a lock of the OpenMP library. Who forks
+ * in Python holds the GIL while it waits: a region that takes the GIL must pause before it does. */
 #if defined(PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP)
 #define FRESH_LOCK PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP /* threads that compute in turn can't starve a fork */
 #else
@@ -95,8 +134,8 @@ void sa_region_resume(int paused) {
 #error "this compiler's OpenMP cannot give its threads back before fork(): GCC 9 or Clang 11, or later, is needed"
 #endif
 
-/* A signal's handler in C may fork in the midst of a region, usually to run another program: it would wait for itself. (Those in Python
- * run while the region is paused.) */
+/* A signal's handler in C may fork amid a region, to run another program: it must not wait for itself. (Those in Python run while the
+ * region is paused.) */
 static void before_fork(void) {
     if (depth == 0) {
         pthread_rwlock_wrlock(&region_lock);
@@ -116,8 +155,8 @@ static void after_fork_child(void) {
     region_lock = fresh;
 }
 
-/* LLVM's libomp, which Clang links and conda puts in libgomp's place, has fork handlers of its own. Ours would run after
- * they took the locks that running regions need, and wait for ever. It is known by this function, which libgomp lacks. */
+/* LLVM's libomp, which Clang links and conda puts in libgomp's place, has fork handlers of its own. Ours would run after they took the locks
+ * that running regions need, and wait for ever. This function tells: libgomp lacks it. */
 int kmp_get_blocktime(void);
 #pragma weak kmp_get_blocktime
 

@@ -221,12 +221,12 @@ static void edges(void) {
     check_blocks("a mask of its own for each head", &a, 2, 8, 3, (ptrdiff_t[]){0, 8, 16}, (ptrdiff_t[]){0, 0, 0});
 }
 
-/* Large heads that share a mask follow one another through its rows, small ones and those in parts take turns. */
+/* Large heads that share a mask follow one another through its rows, small ones and those with key ranges take turns. */
 static void heads_that_share_a_mask(void) {
     static const struct {
         ptrdiff_t heads, L, S, width;
         bool only_steps, follow;
-        ptrdiff_t row_parts, steps;
+        ptrdiff_t row_ranges, steps;
     } t[] = {
         {8, 777, 777, 128, false, true, 1, 1},   {8, 777, 777, 128, true, true, 8, 15},
         {3, 600, 2000, 128, false, false, 3, 3}, {8, 512, 512, 64, false, false, 8, 8}, /* 4 MB of keys, values and gradients */
@@ -244,9 +244,9 @@ static void heads_that_share_a_mask(void) {
         CHECK(sa_attention_plan_backward(&g, 2, &plan) == SA_OK, "plan");
         CHECK(plan.follow == t[n].follow, "%td heads of %td×%td×%td follow: %d", t[n].heads, t[n].L, t[n].S, t[n].width,
               plan.follow);
-        CHECK(t[n].steps == 0 || (plan.row_parts == t[n].row_parts && plan.steps == t[n].steps),
-              "%td heads of %td×%td×%td: %td parts of the rows, %td steps", t[n].heads, t[n].L, t[n].S, t[n].width,
-              plan.row_parts, plan.steps);
+        CHECK(t[n].steps == 0 || (plan.row_ranges == t[n].row_ranges && plan.steps == t[n].steps),
+              "%td heads of %td×%td×%td: %td row ranges, %td steps", t[n].heads, t[n].L, t[n].S, t[n].width, plan.row_ranges,
+              plan.steps);
     }
 }
 
