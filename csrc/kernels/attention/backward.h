@@ -12,16 +12,16 @@
  * from; and where a 0 would meet a NaN or an infinity of K, Q or dO, the tile is done again pair by pair. */
 
 typedef struct {
-    FN(scratch) s;   /* its O is dOᵀ[Dv][nv·lanes] here */
-    real *q_rows;    /* [W][E rounded up], times scale */
-    real *do_rows;   /* [W][Dv rounded up], times 1/l and 1/(1 − p) */
-    real *dqT;       /* [E rounded up, and a vector more][nv·lanes] */
-    real *dS;        /* [keys][nv·lanes] */
-    real *kept;      /* [keys][nv·lanes]: P after dropout */
-    real *delta;     /* [W] */
-    real *dslope;    /* [3][W], as dslope_rows */
-    bool packed;     /* q_rows, do_rows and dOᵀ hold the block's */
-    bool delta_fits; /* at most half the greatest number: dP − δ is finite, if dP is not as large */
+    FN(scratch) s; /* its O is dOᵀ[Dv][nv·lanes] here */
+    real *q_rows;  /* [W][E rounded up], times scale */
+    real *do_rows; /* [W][Dv rounded up], times 1/l and 1/(1 − p) */
+    real *dqT;     /* [E rounded up, and a vector more][nv·lanes] */
+    real *dS;      /* [keys][nv·lanes] */
+    real *kept;    /* [keys][nv·lanes]: P after dropout */
+    FN(per_row) delta;
+    FN(per_row) x, y, z; /* of dslope, as dslope_rows */
+    bool packed;         /* q_rows, do_rows and dOᵀ hold the block's */
+    bool delta_fits;     /* at most half the greatest number: dP − δ is finite, if dP is not as large */
     FN(gradient_rows) rows;
     FN(gradient_state) gradients;
 } FN(gradient_scratch);
@@ -33,8 +33,6 @@ SA_ONCE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base,
     const bool in_cells = products && products->take(a);
     const size_t tile = FN(round_up)(a->S < SA_KEYS_PER_TILE && !in_cells ? a->S : SA_KEYS_PER_TILE) * W;
     size_t used = (FN(lay_out)(a, base, &s->s, FN(backward_rows), products) + 63) / 64 * 64;
-    SA_TAKE(delta, real, W);
-    SA_TAKE(dslope, real, 3 * W);
     SA_TAKE(q_rows, real, W * E);
     SA_TAKE(do_rows, real, W * Dv);
     SA_TAKE(dqT, real, (E + SA_LANES) * W);
@@ -123,7 +121,7 @@ SA_ONCE bool FN(open_block)(const sa_backward_block *b, FN(gradient_scratch) * s
     FN(start_rows)(&b->b, &s->s, nv);
     for (int r = 0; r < nv * SA_LANES; ++r) {
         s->s.maximum[r] = s->s.tile_sum[r] = s->delta[r] = 0;
-        s->dslope[r] = s->dslope[FN(backward_rows) + r] = s->dslope[2 * FN(backward_rows) + r] = 0;
+        s->x[r] = s->y[r] = s->z[r] = 0;
         if (r < rows->count) {
             const real *stats = (const real *)(const void *)rows->stats[r];
             s->s.maximum[r] = stats[0];
@@ -244,10 +242,10 @@ SA_ONCE void FN(pass_dslope)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
             y = y + ds;
             z = V(fma)(V(max)(V(load)(s->s.P + at), zero), distance, z); /* a closed pair's weight may be marked by −inf */
         }
-        real *to = s->dslope + v * SA_LANES;
-        V(store)(to, V(load)(to) - x);
-        V(store)(to + FN(backward_rows), V(load)(to + FN(backward_rows)) - y);
-        V(store)(to + 2 * FN(backward_rows), V(load)(to + 2 * FN(backward_rows)) + z);
+        const ptrdiff_t at = v * SA_LANES;
+        V(store)(s->x + at, V(load)(s->x + at) - x);
+        V(store)(s->y + at, V(load)(s->y + at) - y);
+        V(store)(s->z + at, V(load)(s->z + at) + z);
     }
 }
 
@@ -625,9 +623,9 @@ SA_ONCE void FN(backward_block)(const sa_backward_block *b, FN(gradient_scratch)
     }
     for (int r = 0; b->g->dslope_rows.m.data && r < b->b.rows->count; ++r) {
         real *to = (real *)(void *)b->rows->dslope[r];
-        to[0] += s->dslope[r];
-        to[1] += s->dslope[FN(backward_rows) + r];
-        to[2] += s->dslope[2 * FN(backward_rows) + r] * ((const real *)(const void *)b->b.rows->stats[r])[1];
+        to[0] += s->x[r];
+        to[1] += s->y[r];
+        to[2] += s->z[r] * ((const real *)(const void *)b->b.rows->stats[r])[1];
     }
 }
 

@@ -1,17 +1,18 @@
 /* What the functions of a block share, in both passes and for all products: the rows of a tile of keys or values, in place or
  * packed, and what causal leaves open of a tile. packing.h has what is compiled once. */
 
-/* to[nv vectors] = from, or 0. Not memcpy or memset, which are calls of the C library's when nv is not known. */
+/* Numbers of rows: the first nv vectors from elsewhere, or all of them 0. Not memcpy, a call of the C library's when nv is not
+ * known. */
 SA_INLINE void FN(copy_vectors)(real *to, const real *from, int nv) {
     for (int v = 0; v < nv; ++v) {
         V(store)(to + v * SA_LANES, V(load)(from + v * SA_LANES));
         SA_KEEP_LOOP();
     }
 }
-SA_INLINE void FN(clear_vectors)(real *to, int nv) {
-    for (int v = 0; v < nv; ++v) {
+SA_INLINE void FN(clear_rows)(real *to) {
+    SA_UNROLL
+    for (int v = 0; v < SA_BACKWARD_VECS; ++v) {
         V(store)(to + v * SA_LANES, V(set1)(0));
-        SA_KEEP_LOOP();
     }
 }
 

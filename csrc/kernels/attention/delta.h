@@ -44,7 +44,7 @@ SA_INLINE bool FN(delta_is_summed)(const sa_attention *a, const FN(products) * p
     return !SA_REAL_IS_F64 && (a->out.m.dtype == SA_F16 || a->out.m.dtype == SA_BF16) && !(products && products->take(a));
 }
 
-/* Σ_j P_ij·dP_ij of each row in s->dslope. What is closed takes no part, whatever it holds. */
+/* Σ_j P_ij·dP_ij of each row in s->x. What is closed takes no part, whatever it holds. */
 SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const vec zero = V(set1)(0);
@@ -81,7 +81,7 @@ SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s,
                 const lanemask closed = V(lt)(p, zero); /* marked by −inf; the weight of an open pair may be 0 and meet a NaN */
                 sum = V(fma)(V(select)(closed, zero, p), V(select)(closed, zero, V(load)(s->dS + at)), sum);
             }
-            real *to = s->dslope + v * SA_LANES;
+            real *to = s->x + v * SA_LANES;
             V(store)(to, V(load)(to) + sum);
         }
     }
@@ -116,7 +116,7 @@ SA_SHARED void FN(delta_block)(const sa_backward_block *b, void *scratch, const 
                 grad_out = more;
             }
             /* a row without keys, alive by its sink, is 0 whatever dO holds */
-            delta = summed ? s->dslope[r] : FN(dot)(out, grad_out, a->Dv);
+            delta = summed ? s->x[r] : FN(dot)(out, grad_out, a->Dv);
             real grad_lse = 0, sink_weight = 0;
             if (g->grad_lse.m.data) {
                 FN(load_row)(&grad_lse, b->rows->grad_lse[r], 0, 1, g->grad_lse.m.dtype, g->grad_lse.m.swapped);

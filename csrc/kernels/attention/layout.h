@@ -31,16 +31,6 @@ SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, s
     s->value.room = value_packs ? (ptrdiff_t)(kept * SA_KEYS_PER_TILE) : 0;
     s->products = products;
     s->gain = NULL;
-    SA_TAKE(top, real, W);
-    SA_TAKE(maximum, real, W);
-    SA_TAKE(sum, real, W);
-    SA_TAKE(alpha, real, W);
-    SA_TAKE(tile_sum, real, W);
-    SA_TAKE(lo, real, W);
-    SA_TAKE(hi, real, W);
-    SA_TAKE(slope, real, W);
-    SA_TAKE(position, real, W);
-    SA_TAKE(ones, real, W);
     SA_TAKE(q, real, E * W);
     SA_TAKE(O, real, Dv * W);
     SA_TAKE(P, real, keys * W);

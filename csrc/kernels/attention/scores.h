@@ -243,7 +243,7 @@ SA_LEAVES(SA_EXP_LEAF)
  * the tile: short sums keep the error small. */
 SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, int nv) {
     const ptrdiff_t lanes = nv * SA_LANES;
-    FN(clear_vectors)(tile_sum, nv);
+    FN(clear_rows)(tile_sum);
     ptrdiff_t j = 0;
     for (int v = 0; v < nv; ++v) {
         const ptrdiff_t n = end[v] - j;

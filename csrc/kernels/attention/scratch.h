@@ -74,20 +74,24 @@ typedef struct {
 
 typedef struct FN(products) FN(products);
 
-/* Scratch of one thread, carved out of one allocation. W = block rows, or the backward pass's. */
+/* A number for each row of a block, on cache lines of its own. */
+typedef real FN(per_row)[FN(backward_rows)] __attribute__((aligned(64)));
+
+/* Scratch of one thread: numbers for each row of the block, and what is carved out of one allocation. W = block rows, or the
+ * backward pass's. */
 typedef struct {
+    FN(per_row) top, maximum, sum, alpha, tile_sum, slope, position, lo, hi, ones;
     const FN(products) * products; /* those that are not by multiply-adds, or NULL */
     real *q;                       /* wide: qT[E][nv·lanes]; decode: [rows][E rounded up to pairs of vectors] */
     real *O;                       /* wide: [Dv][nv·lanes]; decode: [rows][Dv rounded up] */
     real *P;                       /* [keys][nv·lanes] */
     FN(cache) key, value;
-    real *bias; /* mask rows [W][keys] */
-    real *row;  /* one row of E, Dv or keys elements, rounded up */
-    real *top, *maximum, *sum, *alpha, *tile_sum, *slope, *position, *lo, *hi, *ones; /* [W] */
-    uint32_t *index, *head_lo, *head_hi;                                              /* [W rounded up to words' lanes] */
-    uint32_t *words;                                                                  /* [4][the same] */
-    real *gain;    /* [keys][nv·lanes], backward with softcap: its derivative; else NULL */
-    const real *k; /* the tile's keys, as score_tile found them: [n][k_stride] */
+    real *bias;                          /* mask rows [W][keys] */
+    real *row;                           /* one row of E, Dv or keys elements, rounded up */
+    uint32_t *index, *head_lo, *head_hi; /* [W rounded up to words' lanes] */
+    uint32_t *words;                     /* [4][the same] */
+    real *gain;                          /* [keys][nv·lanes], backward with softcap: its derivative; else NULL */
+    const real *k;                       /* the tile's keys, as score_tile found them: [n][k_stride] */
     ptrdiff_t k_stride;
     real factor;                            /* what s->P is still to be multiplied with to be scores: 1 or scale·log2 e */
     bool empty;                             /* wide: O is still to be zeroed */

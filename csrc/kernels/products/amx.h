@@ -260,7 +260,7 @@ SA_ONCE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, int nv, bool scores
     const size_t part_bytes = (size_t)(FN(key_steps) * nv) * SA_TILE_BYTES;
     const ptrdiff_t lanes = nv * SA_LANES;
     if (scores) {
-        FN(clear_vectors)(s->tile_sum, nv);
+        FN(clear_rows)(s->tile_sum);
     }
     for (ptrdiff_t step = 0; step < FN(steps_of)(n); ++step) {
         const ptrdiff_t here = n - step * SA_TILE_STEP;

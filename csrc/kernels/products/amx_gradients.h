@@ -87,7 +87,8 @@ SA_ONCE bool FN(amx_dweights)(const sa_block *b, FN(scratch) * s, const FN(gradi
  * step, vectors from `from` on. Plain: P holds scores and dS holds dP as yet, and stay so, but that dS is stored if it `keeps`.
  * False when some dS is not finite. */
 SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_state) * g, const real *P, real *dS,
-                                 const real *delta, int from, ptrdiff_t n, int nv, const int terms, const bool plain, bool keeps) {
+                                 const real *delta, int from, ptrdiff_t n, int nv, const int terms, const bool plain,
+                                 bool keeps) {
     const ptrdiff_t query_steps = FN(steps_of)(nv * SA_LANES);
     const size_t left_term = (size_t)(2 * query_steps) * SA_TILE_BYTES, right_term = (size_t)nv * SA_TILE_BYTES;
     const vec zero = V(set1)(0);
@@ -137,8 +138,8 @@ SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_state)
 }
 
 #define SA_SPLIT_DSCORES(terms)                                                                                                \
-    SA_LEAF bool FN(split_dscores##terms)(const FN(scratch) * s, const FN(gradient_state) * g, const real *P, real *dS,         \
-                                          const real *delta, int from, ptrdiff_t n, int nv, bool plain, bool keeps) {           \
+    SA_LEAF bool FN(split_dscores##terms)(const FN(scratch) * s, const FN(gradient_state) * g, const real *P, real *dS,        \
+                                          const real *delta, int from, ptrdiff_t n, int nv, bool plain, bool keeps) {          \
         return plain ? FN(split_dscores)(s, g, P, dS, delta, from, n, nv, terms, true, keeps)                                  \
                      : FN(split_dscores)(s, g, P, dS, delta, from, n, nv, terms, false, keeps);                                \
     }

@@ -165,7 +165,7 @@ SA_ONCE void FN(outer_pairs)(const real *p, ptrdiff_t p_stride, const real *x, p
 SA_ONCE void FN(pass_pair_weights)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, int nv, bool scores) {
     const ptrdiff_t lanes = nv * SA_LANES;
     if (scores) {
-        FN(clear_vectors)(tile_sum, nv);
+        FN(clear_rows)(tile_sum);
     }
     ptrdiff_t j = 0;
     for (int v = 0; v < nv; ++v) {
