@@ -113,7 +113,9 @@ def take_gradients(
     query, key, value, attn_mask, *shares = found
     with np.errstate(all="ignore"):  # as arithmetic within C gives no warnings
         per_head = [
-            None if raw is None else _fitted(np.asarray(row_sums(_row_shares(name, raw))), options[name], threads)
+            None
+            if raw is None
+            else _fitted(np.asarray(row_sums(_row_shares(name, raw))), options[name], threads)
             for name, raw in zip(("alibi_slopes", "sinks"), shares, strict=True)
         ]
     return AttentionGradients(
