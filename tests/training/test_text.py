@@ -1,8 +1,5 @@
 """selfattn.text: the whitespace tokenizer, adapting others, training SentencePiece, errors."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -117,13 +114,3 @@ def test_a_tokenizer_of_hugging_face_is_taken():
     assert as_tokenizer(tokenizer)("tom chase spike") == [1, 2, 0]
     model = nn.EmbeddingModel(tokenizer, 4, 4, max_seq_len=8, rng=0)
     np.testing.assert_array_equal(model("tom chase spike"), model([1, 2, 0]))
-
-
-def test_a_missing_library_names_the_extra():
-    code = (
-        "import sys; sys.modules['sentencepiece'] = None\n"
-        "from selfattn.text import train_sentencepiece\n"
-        "train_sentencepiece(['tom'], 10)"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pip install 'selfattn[text]'" in run.stderr
