@@ -16,7 +16,5 @@ const sa_kernels SA_PASTE(sa_kernels_, SA_ISA) = {
     .name = SA_STRING(SA_ISA),
     .f32 = SA_FILL_REAL(f32, SA_ISA, SA_ISA, SA_ISA, INT_MAX),
     .f64 = SA_FILL_REAL(f64, SA_ISA, SA_ISA, SA_ISA, INT_MAX),
-    .checksum = SA_PASTE(sa_checksum_, SA_ISA),
-    .narrow = SA_PASTE(sa_narrow_, SA_ISA),
-    .read_loop = SA_PASTE(sa_read_loop_, SA_ISA),
+    SA_FILL_REST(SA_ISA),
 };

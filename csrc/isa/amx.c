@@ -52,9 +52,7 @@ const sa_kernels sa_kernels_amx = {
     .name = "amx",
     .f32 = SA_FILL_REAL(f32, avx512, amx, amx, SA_AMX(splits_from)),
     .f64 = SA_FILL_REAL(f64, avx512, avx512, avx512, INT_MAX),
-    .checksum = sa_checksum_avx512,
-    .narrow = sa_narrow_avx512,
-    .read_loop = sa_read_loop_avx512,
+    SA_FILL_REST(avx512),
 };
 #if defined(SA_EMULATED)
 #elif defined(__clang__)

@@ -80,3 +80,7 @@
 
 #define SA_STRING_(x) #x
 #define SA_STRING(x) SA_STRING_(x)
+
+/* What is of no element type. */
+#define SA_FILL_REST(isa)                                                                                                      \
+    .checksum = SA_PASTE(sa_checksum_, isa), .narrow = SA_PASTE(sa_narrow_, isa), .read_loop = SA_PASTE(sa_read_loop_, isa)

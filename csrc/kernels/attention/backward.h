@@ -45,6 +45,8 @@ SA_ONCE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base,
     return products ? products->lay_out_gradients(g, base, used, &s->gradients) : used;
 }
 
+#include "kernels/attention/mask_gradient.h"
+
 /* ---- the rows of a block ------------------------------------------------------------------------------------------- */
 
 /* The rows src[r] of n elements to dst[r][n rounded up], times factor[r], padded with zeros. A factor of 0 makes zeros of
@@ -77,19 +79,11 @@ SA_ONCE bool FN(pack_rows)(const char *const *src, const sa_matrix *m, int count
 
 /* xT[width][nv·lanes] from x[count][width rounded up]; lanes without a row are zeros. */
 SA_ONCE void FN(transpose_rows)(const real *x, int count, ptrdiff_t width, real *xT, int nv) {
-    const size_t stride = FN(round_up)(width);
+    const ptrdiff_t stride = (ptrdiff_t)FN(round_up)(width);
     for (int v = 0; v < nv; ++v) {
         for (ptrdiff_t d = 0; d < width; d += SA_LANES) {
             vec t[SA_LANES];
-            SA_UNROLL
-            for (int i = 0; i < SA_LANES; ++i) {
-                const int r = v * SA_LANES + i;
-                t[i] = V(set1)(0);
-                if (r < count) {
-                    t[i] = V(load)(x + (size_t)r * stride + d);
-                }
-            }
-            FN(transpose)(t);
+            FN(load_transposed)(x + v * SA_LANES * stride + d, stride, count - v * SA_LANES, t);
             for (int i = 0; i < SA_LANES && d + i < width; ++i) {
                 V(store)(xT + ((d + i) * nv + v) * SA_LANES, t[i]);
             }
@@ -246,125 +240,6 @@ SA_ONCE void FN(pass_dslope)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
         V(store)(s->x + at, V(load)(s->x + at) - x);
         V(store)(s->y + at, V(load)(s->y + at) - y);
         V(store)(s->z + at, V(load)(s->z + at) + z);
-    }
-}
-
-/* dS of LANES keys from key j on, its rows summed, in the lanes of a vector; of keys from n on 0. What lies behind the block's rows may
- * be anything. */
-SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t count, int nv) {
-    vec t[SA_LANES];
-    SA_UNROLL
-    for (int i = 0; i < SA_LANES; ++i) {
-        t[i] = V(set1)(0);
-        for (int v = 0; v < nv && j + i < n; ++v) {
-            const real *from = dS + ((j + i) * nv + v) * SA_LANES;
-            const ptrdiff_t rows = count - v * SA_LANES;
-            t[i] = t[i] + (rows < SA_LANES ? V(load_n)(from, (int)rows) : V(load)(from));
-        }
-    }
-    FN(transpose)(t);
-    SA_UNROLL
-    for (int half = SA_LANES / 2; half > 0; half /= 2) {
-        SA_UNROLL
-        for (int i = 0; i < half; ++i) {
-            t[i] = t[i] + t[i + half];
-        }
-    }
-    return t[0];
-}
-
-/* add_dmask where the block's rows share their elements of the mask, or where the keys of a row do. Those are summed first: added
- * to memory one by one, their errors would grow with the length. */
-SA_ONCE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
-    const ptrdiff_t step = b->g->dmask.m.col_stride;
-    char *to = b->rows->dmask[0] + (first - b->dmask_key) * step;
-    vec all = V(set1)(0);
-    for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
-        const int keys = n - j < SA_LANES ? (int)(n - j) : SA_LANES;
-        const vec sum = FN(sum_rows)(s->dS, j, n, b->b.rows->count, nv);
-        real *elements = (real *)(void *)(to + j * step);
-        if (step != 0) {
-            V(store_n)(elements, V(load_n)(elements, keys) + sum, keys);
-        }
-        all = all + sum;
-    }
-    if (step == 0) {
-        *(real *)(void *)to += FN(sum_lanes)(all);
-    }
-}
-
-SA_ONCE void FN(add_dmask_of_keys)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
-    for (int v = 0; v < nv; ++v) {
-        vec sum[4];
-        SA_UNROLL
-        for (int c = 0; c < 4; ++c) {
-            sum[c] = V(set1)(0);
-        }
-        for (ptrdiff_t j = 0; j < n; j += 4) {
-            SA_UNROLL
-            for (int c = 0; c < 4; ++c) {
-                if (j + c < n) {
-                    sum[c] = sum[c] + V(load)(s->dS + ((j + c) * nv + v) * SA_LANES);
-                }
-            }
-        }
-        real of_rows[SA_LANES];
-        V(store)(of_rows, (sum[0] + sum[1]) + (sum[2] + sum[3]));
-        for (int i = 0; i < SA_LANES && v * SA_LANES + i < b->b.rows->count; ++i) {
-            *(real *)(void *)b->rows->dmask[v * SA_LANES + i] += of_rows[i];
-        }
-    }
-}
-
-SA_ONCE bool FN(rows_share_mask)(const sa_backward_block *b) {
-    const int count = b->b.rows->count;
-    bool share = count > 1;
-    for (int r = 1; r < count && share; ++r) {
-        share = b->rows->dmask[r] == b->rows->dmask[0];
-    }
-    return share;
-}
-
-/* dmask_ij += dS_ij: the rows of the mask's gradient lie anywhere, are contiguous or one element (stride 0). */
-SA_ONCE void FN(add_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
-    const ptrdiff_t step = b->g->dmask.m.col_stride;
-    if (FN(rows_share_mask)(b)) {
-        FN(add_dmask_of_rows)(b, s, first, n, nv);
-        return;
-    }
-    if (step == 0) {
-        FN(add_dmask_of_keys)(b, s, n, nv);
-        return;
-    }
-    for (int v = 0; v < nv; ++v) {
-        for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
-            const int keys = n - j < SA_LANES ? (int)(n - j) : SA_LANES;
-            const ptrdiff_t at = (first - b->dmask_key + j) * step;
-            vec t[SA_LANES];
-            SA_UNROLL
-            for (int i = 0; i < SA_LANES; ++i) {
-                t[i] = V(set1)(0);
-                if (i < keys) {
-                    t[i] = V(load)(s->dS + ((j + i) * nv + v) * SA_LANES);
-                }
-            }
-            FN(transpose)(t);
-            if (keys == SA_LANES && (v + 1) * SA_LANES <= b->b.rows->count) { /* masked stores are slow */
-                SA_UNROLL
-                for (int i = 0; i < SA_LANES; ++i) {
-                    real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + at);
-                    V(store)(to, V(load)(to) + t[i]);
-                }
-                continue;
-            }
-            SA_UNROLL
-            for (int i = 0; i < SA_LANES; ++i) { /* unrolled, else all vectors would pass through memory */
-                if (v * SA_LANES + i < b->b.rows->count) {
-                    real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + at);
-                    V(store_n)(to, V(load_n)(to, keys) + t[i], keys);
-                }
-            }
-        }
     }
 }
 
@@ -589,14 +464,7 @@ SA_ONCE void FN(add_dquery)(const sa_backward_block *b, const FN(gradient_scratc
         for (ptrdiff_t e = 0; e < E; e += SA_LANES) {
             const int columns = E - e < SA_LANES ? (int)(E - e) : SA_LANES;
             vec t[SA_LANES];
-            SA_UNROLL
-            for (int i = 0; i < SA_LANES; ++i) {
-                t[i] = V(set1)(0);
-                if (i < columns) {
-                    t[i] = V(load)(s->dqT + ((e + i) * nv + v) * SA_LANES);
-                }
-            }
-            FN(transpose)(t);
+            FN(load_transposed)(s->dqT + (e * nv + v) * SA_LANES, nv * SA_LANES, columns, t);
             for (int i = 0; i < SA_LANES && v * SA_LANES + i < b->b.rows->count; ++i) {
                 real *to = (real *)(void *)b->rows->dquery[v * SA_LANES + i] + e;
                 if (columns == SA_LANES) {

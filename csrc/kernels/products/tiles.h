@@ -25,6 +25,18 @@ SA_INLINE void FN(transpose)(vec *a) {
 #endif
 }
 
+/* A square whose rows become lanes, or its lanes rows: to[j] lane i = x[i·stride + j] for i < n, else 0. */
+SA_INLINE void FN(load_transposed)(const real *x, ptrdiff_t stride, ptrdiff_t n, vec *to) {
+    SA_UNROLL
+    for (int i = 0; i < SA_LANES; ++i) {
+        to[i] = V(set1)(0);
+        if (i < n) {
+            to[i] = V(load)(x + i * stride);
+        }
+    }
+    FN(transpose)(to);
+}
+
 /* Lane i of the result is the sum over the lanes of a[i]; a is used up. */
 SA_INLINE vec FN(sum_each)(vec *a) {
 #if defined(SA_HAS_SUM_EACH)

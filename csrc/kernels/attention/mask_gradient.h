@@ -1,0 +1,113 @@
+/* The gradient of a float mask from a tile's dS: of rows of its own for each query, or of elements that rows or keys share. */
+
+/* dS of LANES keys from key j on, its rows summed, in the lanes of a vector; of keys from n on 0. What lies behind the block's rows may
+ * be anything. */
+SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t count, int nv) {
+    vec t[SA_LANES];
+    SA_UNROLL
+    for (int i = 0; i < SA_LANES; ++i) {
+        t[i] = V(set1)(0);
+        for (int v = 0; v < nv && j + i < n; ++v) {
+            const real *from = dS + ((j + i) * nv + v) * SA_LANES;
+            const ptrdiff_t rows = count - v * SA_LANES;
+            t[i] = t[i] + (rows < SA_LANES ? V(load_n)(from, (int)rows) : V(load)(from));
+        }
+    }
+    FN(transpose)(t);
+    SA_UNROLL
+    for (int half = SA_LANES / 2; half > 0; half /= 2) {
+        SA_UNROLL
+        for (int i = 0; i < half; ++i) {
+            t[i] = t[i] + t[i + half];
+        }
+    }
+    return t[0];
+}
+
+/* add_dmask where the block's rows share their elements of the mask, or where the keys of a row do. Those are summed first: added
+ * to memory one by one, their errors would grow with the length. */
+SA_ONCE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
+    const ptrdiff_t step = b->g->dmask.m.col_stride;
+    char *to = b->rows->dmask[0] + (first - b->dmask_key) * step;
+    vec all = V(set1)(0);
+    for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
+        const int keys = n - j < SA_LANES ? (int)(n - j) : SA_LANES;
+        const vec sum = FN(sum_rows)(s->dS, j, n, b->b.rows->count, nv);
+        real *elements = (real *)(void *)(to + j * step);
+        if (step != 0) {
+            V(store_n)(elements, V(load_n)(elements, keys) + sum, keys);
+        }
+        all = all + sum;
+    }
+    if (step == 0) {
+        *(real *)(void *)to += FN(sum_lanes)(all);
+    }
+}
+
+SA_ONCE void FN(add_dmask_of_keys)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
+    for (int v = 0; v < nv; ++v) {
+        vec sum[4];
+        SA_UNROLL
+        for (int c = 0; c < 4; ++c) {
+            sum[c] = V(set1)(0);
+        }
+        for (ptrdiff_t j = 0; j < n; j += 4) {
+            SA_UNROLL
+            for (int c = 0; c < 4; ++c) {
+                if (j + c < n) {
+                    sum[c] = sum[c] + V(load)(s->dS + ((j + c) * nv + v) * SA_LANES);
+                }
+            }
+        }
+        real of_rows[SA_LANES];
+        V(store)(of_rows, (sum[0] + sum[1]) + (sum[2] + sum[3]));
+        for (int i = 0; i < SA_LANES && v * SA_LANES + i < b->b.rows->count; ++i) {
+            *(real *)(void *)b->rows->dmask[v * SA_LANES + i] += of_rows[i];
+        }
+    }
+}
+
+SA_ONCE bool FN(rows_share_mask)(const sa_backward_block *b) {
+    const int count = b->b.rows->count;
+    bool share = count > 1;
+    for (int r = 1; r < count && share; ++r) {
+        share = b->rows->dmask[r] == b->rows->dmask[0];
+    }
+    return share;
+}
+
+/* dmask_ij += dS_ij: the rows of the mask's gradient lie anywhere, are contiguous or one element (stride 0). */
+SA_ONCE void FN(add_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
+    const ptrdiff_t step = b->g->dmask.m.col_stride;
+    if (FN(rows_share_mask)(b)) {
+        FN(add_dmask_of_rows)(b, s, first, n, nv);
+        return;
+    }
+    if (step == 0) {
+        FN(add_dmask_of_keys)(b, s, n, nv);
+        return;
+    }
+    for (int v = 0; v < nv; ++v) {
+        for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
+            const int keys = n - j < SA_LANES ? (int)(n - j) : SA_LANES;
+            const ptrdiff_t at = (first - b->dmask_key + j) * step;
+            vec t[SA_LANES];
+            FN(load_transposed)(s->dS + (j * nv + v) * SA_LANES, nv * SA_LANES, keys, t);
+            if (keys == SA_LANES && (v + 1) * SA_LANES <= b->b.rows->count) { /* masked stores are slow */
+                SA_UNROLL
+                for (int i = 0; i < SA_LANES; ++i) {
+                    real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + at);
+                    V(store)(to, V(load)(to) + t[i]);
+                }
+                continue;
+            }
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) { /* unrolled, else all vectors would pass through memory */
+                if (v * SA_LANES + i < b->b.rows->count) {
+                    real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + at);
+                    V(store_n)(to, V(load_n)(to, keys) + t[i], keys);
+                }
+            }
+        }
+    }
+}
