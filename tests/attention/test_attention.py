@@ -178,6 +178,14 @@ def test_integers_are_float64(kind):
     assert bits(out) == bits(attend(*(LAYOUTS["byte_swapped"](x) for x in (query, key, value))))
 
 
+def test_dtypes_that_differ_are_promoted():
+    rng = np.random.default_rng(3)
+    for kinds in itertools.product([*FLOATS, np.dtype(np.int32)], repeat=3):
+        _, lse, _ = assert_attention(*(normal(rng, (2, 6, 4), kind) for kind in kinds), what=str(kinds))
+        of_64_bits = {"float64", "int32"} & {kind.name for kind in kinds}
+        assert lse.dtype == (np.float64 if of_64_bits else np.float32)
+
+
 def test_lists_and_the_array_protocol():
     class Wrapped:
         def __init__(self, x):
