@@ -7,7 +7,7 @@ const char *sa_dtype_name(sa_dtype dtype) {
     return names[dtype];
 }
 
-/* bfloat16 is a type of ml_dtypes. That is not imported here: before it has been, no array of the type exists. */
+/* bfloat16 belongs to ml_dtypes. Unless that has been imported, no such array exists. */
 static bool is_bfloat16(PyArray_Descr *descr) {
     PyObject *name = PyUnicode_FromString("ml_dtypes");
     PyObject *module = name ? PyImport_GetModule(name) : NULL;
@@ -75,7 +75,7 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
 
 PyObject *sa_element(PyObject *x, npy_intp i) {
     PyObject *array = PyArray_FromAny(x, NULL, 0, 0, 0, NULL);
-    PyObject *element = array ? PyObject_CallMethod(array, "item", "n", i) : NULL; /* IndexError if x has become smaller */
+    PyObject *element = array ? PyObject_CallMethod(array, "item", "n", i) : NULL; /* IndexError if x has shrunk */
     Py_XDECREF(array);
     return element;
 }
@@ -174,7 +174,7 @@ int sa_check_shape(const char *name, PyArrayObject *array, int ndim, const npy_i
     return sa_error(PyExc_ValueError, "%s must have shape %s, got %s", name, sa_shape_text(ndim, shape), sa_shape_of(array));
 }
 
-/* The first and the last byte + 1 that an array may touch; false when it has no element. */
+/* The range of bytes that an array may touch; false if it has no element. */
 static bool extent(PyArrayObject *array, const char **low, const char **high) {
     *low = *high = PyArray_BYTES(array);
     *high += PyArray_ITEMSIZE(array);
@@ -216,12 +216,11 @@ int sa_check_overlap(const sa_state *state, PyArrayObject *out, PyArrayObject *a
 }
 
 int sa_check_self_overlap(PyArrayObject *out) {
-    /* Axes in order of stride: each step must be longer than all below it. Too strict only for strides that interleave, which
-     * neither slicing nor transposing makes. */
+    /* By growing stride: each step must be longer than all below it. Refuses interleaved strides too, which are rare. */
     const int ndim = PyArray_NDIM(out);
     bool used[NPY_MAXDIMS] = {false};
     if (PyArray_SIZE(out) == 0) {
-        return 0; /* without elements, strides are anything */
+        return 0; /* then strides mean nothing */
     }
     npy_intp reach = PyArray_ITEMSIZE(out);
     for (int pass = 0; pass < ndim; ++pass) {

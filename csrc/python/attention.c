@@ -1,15 +1,15 @@
-/* Attention forward: makes the outputs, runs, and builds the result. The arguments are read in attention_call.c. */
+/* Attention forward: makes the outputs, runs, builds the result. attention_call.c reads the arguments. */
 #include "python/attention_call.h"
 #include "python/run.h"
 
-/* Multiply-adds below which the GIL is kept. */
+/* Multiply-adds. */
 #define SA_SMALL_WORK 65536.0
 
 /* ---- outputs ------------------------------------------------------------------------------------------------------- */
 
-/* out may not overlap what was given either where the call reads a copy of it: a pullback reads it again. */
+/* A pullback reads these again, so out may not overlap them even where the call reads a copy. */
 static int check_given(const sa_call *c, PyObject *given, const char *name) {
-    PyArrayObject *array = given ? (PyArrayObject *)PyArray_FROM_O(given) : NULL; /* a buffer's own memory */
+    PyArrayObject *array = given ? (PyArrayObject *)PyArray_FROM_O(given) : NULL; /* a view of a buffer's own memory */
     if (array == NULL) {
         return given ? -1 : 0;
     }
@@ -41,10 +41,9 @@ bool sa_call_takes_out(const sa_call *c, sa_dtype dtype) {
     return dtype == c->result || (dtype == SA_F32 && c->want_stats && !c->want_unrounded && sa_itemsize(c->result) == 2);
 }
 
-/* The caller's array as the call's out. */
 static int take_out(sa_call *c, int ndim, const npy_intp *shape, sa_dtype *dtype) {
     PyObject *given = c->given.out;
-    if (!PyArray_Check(given)) { /* sa_as_array refuses the subclasses that mean something else; a memmap will do */
+    if (!PyArray_Check(given)) { /* a memmap is fine */
         return sa_error(PyExc_TypeError, "out must be a NumPy array, got %s", Py_TYPE(given)->tp_name);
     }
     c->results[SA_OUT] = (PyArrayObject *)Py_NewRef(given);
@@ -67,14 +66,14 @@ static int take_out(sa_call *c, int ndim, const npy_intp *shape, sa_dtype *dtype
     return sa_check_self_overlap(c->results[SA_OUT]) < 0 ? -1 : check_overlaps(c);
 }
 
-/* A new array of this shape among the results, or NULL. */
+/* A new array among the results (borrowed), or NULL. */
 static PyArrayObject *make(sa_call *c, int which, int ndim, const npy_intp *shape, sa_dtype dtype, bool zeros) {
     const sa_attention *a = &c->a;
     PyArrayObject *like = a->query.m.dtype == SA_BF16 ? c->query : a->key.m.dtype == SA_BF16 ? c->key : c->value;
     return c->results[which] = sa_new_array(ndim, shape, dtype, like, zeros);
 }
 
-/* out, the caller's or a new one; and beside it, if it has 16 bits and that is wanted, what is computed in place of it. */
+/* Makes out, or takes the caller's. With want_unrounded, an out of 16 bits gets a float32 array beside it. */
 static int make_out(sa_call *c) {
     npy_intp shape[NPY_MAXDIMS + 2];
     const int ndim = sa_call_shape(c, c->lead, c->a.L, c->a.Dv, shape);
@@ -160,7 +159,6 @@ static int run(sa_call *c, PyObject *module) {
     return sa_run_job(module, &job);
 }
 
-/* What was asked for: one array or a tuple. */
 static PyObject *make_result(const sa_call *c) {
     Py_ssize_t n = 0;
     for (int i = 0; i < SA_RESULTS; ++i) {

@@ -1,20 +1,19 @@
-/* Attention backward. Takes the forward call's arguments, what it returned, and the gradient of that; returns the gradients as
- * a tuple, over all leading dims and in the precision that computes. selfattn/functional/attention.py and varlen.py bring them
- * to the inputs' shapes and dtypes. */
+/* Attention backward: from the forward call's arguments, its result and the gradient of that to a tuple of gradients.
+ * They cover all leading dims, in the dtype that computes; Python brings them to the inputs' shapes and dtypes. */
 #include "python/attention_call.h"
 #include "python/run.h"
 
-/* The gradients, in the order of the result and of the bits of `wrt`. */
+/* In the order of the result and of the bits of `wrt`. */
 enum { D_QUERY, D_KEY, D_VALUE, D_MASK, D_SLOPES, D_SINKS, GRADIENTS };
 
 typedef struct {
     sa_call c;
-    PyObject *gradients[GRADIENTS]; /* owned; that of packed masks is a list, with None for sequences without one */
+    PyObject *gradients[GRADIENTS]; /* owned; a list for packed masks */
     PyObject *targets;              /* borrowed: a tuple of arrays and None, or NULL */
     sa_attention_gradients g;
     sa_backward_plan plan;
 
-    /* Of packed sequences alone. */
+    /* For packed sequences: */
     sa_varlen_gradients vg;
     sa_varlen_plan packed_plan;
     sa_tensor *dmasks; /* owned */
@@ -30,7 +29,7 @@ static void release(backward_call *b) {
 
 /* ---- what the forward call returned, and the gradients of it -------------------------------------------------------- */
 
-/* An array of that shape, which the call owns from then on, or NULL. */
+/* An array of that shape, which the call then owns, or NULL. */
 static PyArrayObject *read_floats(sa_call *c, PyObject *value, const char *name, int ndim, const npy_intp *shape,
                                   sa_dtype *dtype) {
     PyArrayObject *array = sa_as_array(c->state, value, name, SA_FLOATS, dtype);
@@ -46,7 +45,7 @@ static PyArrayObject *read_floats(sa_call *c, PyObject *value, const char *name,
     return sa_check_shape(name, array, ndim, shape) < 0 ? NULL : array;
 }
 
-/* The gradient of `of`, never of more bits than that has. */
+/* The gradient of `of`, which may not have more bits than `of`. */
 static PyArrayObject *read_gradient(sa_call *c, PyObject *value, const char *name, const char *of, sa_dtype of_dtype, int ndim,
                                     const npy_intp *shape, sa_dtype *dtype) {
     PyArrayObject *array = read_floats(c, value, name, ndim, shape, dtype);
@@ -109,7 +108,7 @@ static int read_results(backward_call *b, const char *function) {
 
 /* ---- the gradients -------------------------------------------------------------------------------------------------- */
 
-/* Whether it can stand for a new array of that shape, whose leading 1s it may lack. */
+/* Whether the object can serve as the new array. Its leading 1s may be missing. */
 static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype dtype) {
     if (!PyArray_CheckExact(object)) {
         return false;
@@ -123,17 +122,17 @@ static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype d
     return fits;
 }
 
-/* The caller's array, which is zeroed in the run, when nothing can fail any more; or a new one of zeros. */
+/* The caller's array, or a new one of zeros. `compute` zeroes the caller's, when nothing can fail any more. */
 static PyArrayObject *place(backward_call *b, int which, int ndim, const npy_intp *shape) {
     const sa_dtype dtype = b->c.computes;
-    const bool in_shares = which == D_SLOPES || which == D_SINKS; /* which are summed afterwards */
+    const bool in_shares = which == D_SLOPES || which == D_SINKS; /* summed later */
     PyObject *target = b->targets && !in_shares ? PyTuple_GET_ITEM(b->targets, which) : Py_None;
     b->gradients[which] =
         can_be(target, ndim, shape, dtype) ? Py_NewRef(target) : (PyObject *)sa_new_array(ndim, shape, dtype, NULL, true);
     return (PyArrayObject *)b->gradients[which];
 }
 
-/* One over the leading dims `lead`, then rows × cols, if it is wanted. */
+/* A gradient (lead…, rows, cols), if it is wanted. */
 static int make(backward_call *b, long wrt, int which, const npy_intp *lead, npy_intp rows, npy_intp cols, sa_tensor *t) {
     npy_intp shape[NPY_MAXDIMS + 2];
     if (!(wrt & 1 << which)) {
@@ -150,8 +149,8 @@ static int make(backward_call *b, long wrt, int which, const npy_intp *lead, npy
     return 0;
 }
 
-/* The leading dims of dK and dV: those of the query, with key heads for heads, and 1 along a group's broadcast axes, whose
- * gradients the kernel adds up (sa_group_size). */
+/* The leading dims of dK and dV: the query's, with key heads as heads. Axes that broadcast within a group are 1: the
+ * kernel sums over them (sa_group_size). */
 static void key_lead(const sa_call *c, npy_intp *lead) {
     const sa_attention *a = &c->a;
     int axis = a->n_lead - 1;
@@ -168,19 +167,19 @@ static void key_lead(const sa_call *c, npy_intp *lead) {
         --axis;
     }
     for (; axis >= 0 && a->key.lead_stride[axis] == 0 && a->value.lead_stride[axis] == 0; --axis) {
-        lead[axis] = lead[axis] == 0 ? 0 : 1; /* no head at all stays none */
+        lead[axis] = lead[axis] == 0 ? 0 : 1; /* 0 heads stay 0 */
     }
 }
 
-/* The strides of the gradient of a mask, which there need not be. */
+/* Only strides: the kernels need them even without the gradient. */
 static void fill_mask_gradient(const sa_call *c, sa_tensor *t, const npy_intp *shape, int ndim, ptrdiff_t keys) {
     sa_fill_new(t, shape, ndim, c->computes, c->a.n_lead, ndim < 2 ? ndim : 2);
-    if (keys == 1 && ndim > 0) { /* one column, not a broadcast one */
+    if (keys == 1 && ndim > 0) { /* a column is no broadcast axis here */
         t->m.col_stride = (ptrdiff_t)sa_itemsize(c->computes);
     }
 }
 
-/* Of a float mask: its own shape, seen in (B…, L, S), 1 where it is broadcast. Without `wanted` only the strides. */
+/* The mask's own shape, with 1s in front. Unless wanted, only strides. */
 static int make_mask(backward_call *b, bool wanted) {
     const sa_call *c = &b->c;
     if (wanted && (c->mask == NULL || c->a.mask.m.dtype == SA_BOOL)) {
@@ -203,7 +202,7 @@ static int make_mask(backward_call *b, bool wanted) {
     return 0;
 }
 
-/* Of the mask of sequence s, in the mask's own shape; None without a mask. Without `wanted` only the strides. */
+/* The same for sequence s: an array, or None without a mask, at the end of the list. */
 static int make_mask_of(backward_call *b, ptrdiff_t s, bool wanted) {
     const sa_call *c = &b->c;
     PyArrayObject *mask = c->mask_arrays[s];
@@ -224,7 +223,7 @@ static int make_mask_of(backward_call *b, ptrdiff_t s, bool wanted) {
             return -1;
         }
         b->dmasks[s].m.data = PyArray_BYTES((PyArrayObject *)gradient);
-        Py_DECREF(gradient); /* the list has it */
+        Py_DECREF(gradient);
         return 0;
     }
     return wanted ? PyList_Append(b->gradients[D_MASK], Py_None) : 0;
@@ -297,7 +296,7 @@ static int run(backward_call *b, PyObject *module) {
         job.planned = sa_varlen_plan_backward(&b->vg, c->threads, c->items, &b->packed_plan);
         job.threads = b->packed_plan.threads;
         job.scratch_bytes = b->packed_plan.scratch_bytes;
-        delta_count = (size_t)(c->a.L * c->a.lead[1]); /* elements of query, but for its last axis */
+        delta_count = (size_t)(c->a.L * c->a.lead[1]); /* elements of query without its last axis */
     } else {
         job.planned = sa_attention_plan_backward(&b->g, c->threads, &b->plan);
         job.threads = b->plan.threads;

@@ -1,5 +1,5 @@
-/* Owns an attention call: its inputs and their shapes. attention_options.c reads the other options, attention_packed.c packed
- * sequences. Nothing is written before all has been checked. */
+/* Owns an attention call: its inputs and their shapes. Other options are in attention_options.c, packed sequences in
+ * attention_packed.c. Nothing is written before all is checked. */
 #include "python/attention_call.h"
 
 #include <math.h>
@@ -25,7 +25,7 @@ void sa_call_release(sa_call *c) {
     }
 }
 
-/* An empty call. Strides beyond n_lead stay uninitialised: they are never read. */
+/* Strides beyond n_lead stay uninitialised: nobody reads them. */
 static void start(sa_call *c, PyObject *module, int function) {
     c->state = sa_state_of(module);
     c->owned_count = 0;
@@ -56,7 +56,7 @@ static void start(sa_call *c, PyObject *module, int function) {
 
 /* ---- query, key and value ------------------------------------------------------------------------------------------- */
 
-/* One of the three: its array, dtype and rank. */
+/* Query, key or value (borrowed), its rank checked. */
 static PyArrayObject *take_input(sa_call *c, int which, const char *name, const char *dense, const char *packed,
                                  sa_dtype *dtype) {
     PyArrayObject *array = sa_as_array(c->state, c->values[which], name, SA_NUMBERS, dtype);
@@ -85,7 +85,7 @@ static int take_inputs(sa_call *c) {
     return 0;
 }
 
-/* Grouped heads, on the axis before the length: how many query heads share a key head. */
+/* How many query heads share a key head. */
 static int read_groups(sa_call *c) {
     c->a.gqa = 1;
     if (!c->enable_gqa) {
@@ -109,14 +109,14 @@ static int read_groups(sa_call *c) {
     return 0;
 }
 
-/* The leading dims, which broadcast. Of grouped heads the axis is the query's. */
+/* The leading dims broadcast. With enable_gqa the query alone gives the heads. */
 static int read_lead(sa_call *c, int n_lead) {
     c->a.n_lead = n_lead;
     for (int axis = 0; axis < n_lead; ++axis) {
         const bool of_heads = axis == n_lead - 1;
         npy_intp length = 1;
         for (int i = 0; i < 3; ++i) {
-            PyArrayObject *array = c->owned[i]; /* query, key, value */
+            PyArrayObject *array = c->owned[i];
             const int own = axis - n_lead + PyArray_NDIM(array) - 2;
             const npy_intp n = own < 0 || (i > 0 && c->enable_gqa && of_heads) ? 1 : PyArray_DIM(array, own);
             if (length != 1 && n != 1 && n != length) {
@@ -175,8 +175,6 @@ int sa_call_read(sa_call *c, PyObject *module, int function, PyObject *const *ar
     c->a.scale = c->a.E > 0 ? 1 / sqrt((double)c->a.E) : 1;
     return sa_read_arguments(family, c, c->values, given);
 }
-
-/* ---- arrays as the core sees them --------------------------------------------------------------------------------------- */
 
 bool sa_call_fits_lead(const sa_call *c, PyArrayObject *array, int core) {
     const int ndim = PyArray_NDIM(array), n_lead = c->a.n_lead;

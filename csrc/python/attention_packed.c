@@ -1,4 +1,4 @@
-/* Owns what attention over packed sequences reads in its own way: shapes, offsets, and a mask for each sequence. */
+/* Owns what differs for packed sequences: shapes, offsets, a mask for each sequence. */
 #include "python/attention_call.h"
 #include "python/scalars.h"
 
@@ -10,8 +10,6 @@ void sa_call_release_packed(sa_call *c) {
     PyMem_RawFree(c->masks);
     PyMem_RawFree(c->items);
 }
-
-/* ---- query, key and value ------------------------------------------------------------------------------------------- */
 
 static int read_shapes(sa_call *c) {
     const npy_intp *q = PyArray_SHAPE(c->query), *k = PyArray_SHAPE(c->key), *v = PyArray_SHAPE(c->value);
@@ -35,9 +33,7 @@ static int read_shapes(sa_call *c) {
     return 0;
 }
 
-/* ---- offsets -------------------------------------------------------------------------------------------------------- */
-
-/* Offsets go from 0, never falling, to the number of rows. */
+/* From 0 to the number of rows, never falling. */
 static int check_offsets(PyArrayObject *offsets, PyObject *value, const char *name, npy_intp rows, const char *rows_of) {
     const int64_t *offset = PyArray_DATA(offsets);
     const npy_intp n = PyArray_SIZE(offsets);
@@ -68,7 +64,7 @@ static int check_offsets(PyArrayObject *offsets, PyObject *value, const char *na
     return -1;
 }
 
-/* A checked copy as int64, which the call owns; its number of elements, or −1. */
+/* A checked copy as int64, which the call owns. Returns its length, or −1. */
 static npy_intp read_offsets(sa_call *c, PyObject *value, const char *name, npy_intp rows, const char *rows_of,
                              const int64_t **begin) {
     if (value == Py_None) {
@@ -97,7 +93,7 @@ int sa_call_read_packed(sa_call *c) {
                         n_q, n_k);
     }
     c->v.sequences = n_q - 1;
-    c->a.lead[0] = c->lead[0] = n_q - 1; /* slopes and sinks: (H,) or (n, H) */
+    c->a.lead[0] = c->lead[0] = n_q - 1; /* for slopes and sinks (H,) or (n, H) */
     c->items = PyMem_RawMalloc((size_t)n_q * sizeof(sa_varlen_item));
     if (c->items == NULL) {
         PyErr_NoMemory();
@@ -106,16 +102,14 @@ int sa_call_read_packed(sa_call *c) {
     return 0;
 }
 
-/* ---- masks ---------------------------------------------------------------------------------------------------------- */
-
-/* Reads mask number s as that of a call of its own. */
+/* Reads mask s as if sequence s were a call of its own. */
 static int read_mask_of(sa_call *c, ptrdiff_t s, PyObject *value) {
     char name[40];
     PyOS_snprintf(name, sizeof name, "attn_mask[%zd]", (Py_ssize_t)s);
     c->a.L = (ptrdiff_t)(c->v.begin_q[s + 1] - c->v.begin_q[s]);
     c->a.S = (ptrdiff_t)(c->v.begin_k[s + 1] - c->v.begin_k[s]);
     const int status = sa_call_read_mask(c, value, name);
-    if (c->mask != NULL) { /* the sequence's, and not the call's */
+    if (c->mask != NULL) { /* mask_arrays owns it */
         c->mask_arrays[s] = c->mask;
         c->mask = NULL;
         --c->owned_count;
@@ -133,7 +127,7 @@ int sa_call_read_packed_masks(sa_call *c, PyObject *value) {
                         "differ; got %s",
                         (Py_ssize_t)n, Py_TYPE(value)->tp_name);
     }
-    PyObject *list = PySequence_Tuple(value); /* own: reading a mask might change the list */
+    PyObject *list = PySequence_Tuple(value); /* a copy: reading a mask might change the list */
     if (list == NULL) {
         return -1;
     }

@@ -1,11 +1,10 @@
-/* Every parameter of attention, in the order of the signatures. This file is included where a list of them is needed, with these
- * macros defined for the purpose:
+/* Every parameter of attention, in the order of the signatures. Files include this list with these macros defined:
  *
- *     SA_PARAMETER(name, otherwise, functions, read, to, doc)   of the public function, and what its docstring says
- *     SA_INNER_PARAMETER(name, otherwise, functions, read, to)  of the other functions alone
- *     SA_KEYWORDS_ONLY                                      what follows is never given by position
+ *     SA_PARAMETER(name, otherwise, functions, read, to, doc)   of the public function, with its docstring
+ *     SA_INNER_PARAMETER(name, otherwise, functions, read, to)  of other functions only
+ *     SA_KEYWORDS_ONLY                                          not by position from here on
  *
- * The columns are those of sa_parameter, with fields of sa_call; readers are in attention_options.c. */
+ * Columns as in sa_parameter, for fields of sa_call; readers are in attention_options.c. */
 
 /* clang-format off */
 SA_PARAMETER(query, "", SA_ALL, NULL, given,

@@ -1,10 +1,9 @@
-/* Owns the argument block_mask: has a selfattn.BlockMask make its tables, and checks them, since a class derived from it may
- * make any. The core trusts them. */
+/* Owns the argument block_mask. A derived class may make any tables and the core trusts them, so all are checked here. */
 #include "python/attention_call.h"
 
 static int not_tables(void) { return sa_error(PyExc_TypeError, "block_mask has tables that selfattn.BlockMask does not make"); }
 
-/* A copy of a table, which the call owns: other Python code runs before the core reads it. */
+/* A copy, which the call owns (borrowed): other Python code runs before the core reads it. */
 static PyArrayObject *take_table(sa_call *c, PyObject *x) {
     if (!PyArray_CheckExact(x) || !PyArray_EquivTypenums(PyArray_TYPE((PyArrayObject *)x), NPY_INT64) ||
         !PyArray_ISCARRAY_RO((PyArrayObject *)x)) {
@@ -18,10 +17,9 @@ static PyArrayObject *take_table(sa_call *c, PyObject *x) {
     return copy;
 }
 
-/* What plans go by: NaN is none. */
+/* False for NaN. */
 static bool is_share(double share) { return share >= 0 && share <= 1; }
 
-/* The numbers of an array are within least … most. */
 static bool within(PyArrayObject *array, int64_t least, int64_t most) {
     const int64_t *x = PyArray_DATA(array);
     bool good = true;
@@ -49,7 +47,7 @@ static int read_prefix(sa_call *c, PyObject *part, sa_block_mask *mask) {
     return 0;
 }
 
-/* Runs of every class rise and do not touch, and lie behind one another without a hole between classes. */
+/* Runs of a class must rise and not touch; classes must follow one another without holes. */
 static bool good_runs(PyArrayObject *starts, PyArrayObject *runs, bool *gaps) {
     const int64_t *start = PyArray_DATA(starts);
     const sa_run *run = PyArray_DATA(runs);
@@ -95,7 +93,7 @@ static int read_runs(sa_call *c, PyObject *part, sa_block_mask *mask) {
     return 0;
 }
 
-/* The tables as a tuple of tuples, or NULL with an exception. */
+/* The tables, a new reference to a tuple of tuples. */
 static PyObject *make_tables(const sa_call *c, PyObject *value) {
     PyObject *module = PyImport_ImportModule("selfattn.functional.block_mask"), *tables = NULL;
     PyObject *class = module ? PyObject_GetAttrString(module, "BlockMask") : NULL;

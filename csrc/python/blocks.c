@@ -1,18 +1,18 @@
-/* Owns the blocks of memory that calls take and give back. Slots are exchanged atomically: threads without a GIL get a block
- * each, and at worst a race frees one more. */
+/* Owns the blocks of memory that calls take and give back. Slots are exchanged atomically: without a GIL each thread
+ * gets its own block, and a race at worst frees one more. */
 #include "python/run.h"
 
-/* Larger blocks go back to the system at once: their arithmetic costs far more. */
+/* Larger blocks are freed at once: their arithmetic costs far more. */
 #define SA_LARGEST_KEPT ((size_t)64 << 20)
 
-/* glibc keeps no more free memory than twice the largest block it has freed, and heeds no block of 32 MB or more. */
+/* glibc keeps up to twice the largest block ever freed, but ignores blocks of 32 MB and more. */
 #define SA_FREED_AT_FIRST ((size_t)31 << 20)
 
-/* Lies before the block. */
+/* In front of the block. */
 typedef struct {
     void *memory; /* what malloc returned */
     size_t bytes;
-    PyObject *module; /* owned while the block is in use */
+    PyObject *module; /* owned while in use */
     char padding[64 - sizeof(void *) - sizeof(size_t) - sizeof(PyObject *)];
 } header;
 
@@ -22,7 +22,7 @@ static void free_block(header *h) {
     }
 }
 
-/* Lets malloc keep results too, the gradients of a call for instance. */
+/* Lets malloc keep results too, such as gradients. */
 static void let_malloc_keep_results(sa_state *state) {
     if (!atomic_exchange(&state->malloc_keeps, true)) {
         PyMem_RawFree(PyMem_RawMalloc(SA_FREED_AT_FIRST));
@@ -41,7 +41,7 @@ static header *new_block(size_t bytes) {
     return h;
 }
 
-/* Puts a block into the slot if that is empty. */
+/* False if the slot is full. */
 static bool put(_Atomic(void *) *slot, header *h) {
     void *empty = NULL;
     return atomic_compare_exchange_strong(slot, &empty, h);
@@ -52,7 +52,7 @@ void *sa_block_take(PyObject *module, size_t bytes) {
     header *h = NULL;
     for (int i = 0; i < SA_KEPT_BLOCKS && h == NULL; ++i) {
         h = atomic_exchange(&state->blocks[i], NULL);
-        if (h != NULL && (h->bytes < bytes || h->bytes / 4 > bytes + 4096)) { /* too small, or far too large */
+        if (h != NULL && (h->bytes < bytes || h->bytes / 4 > bytes + 4096)) {
             free_block(put(&state->blocks[i], h) ? NULL : h);
             h = NULL;
         }
@@ -78,7 +78,7 @@ void sa_block_give(void *block) {
         for (int i = 0; i < SA_KEPT_BLOCKS && h != NULL; ++i) {
             h = put(&state->blocks[i], h) ? NULL : h;
         }
-        if (h != NULL) { /* all slots are taken: they make room in turn */
+        if (h != NULL) { /* all full: replace one, each slot in turn */
             h = atomic_exchange(&state->blocks[atomic_fetch_add(&state->block_turn, 1) % SA_KEPT_BLOCKS], h);
         }
     }

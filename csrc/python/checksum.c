@@ -1,9 +1,9 @@
-/* A checksum of the memory of arrays (kernels/checksum.h). */
+/* Owns the checksum of arrays in memory (kernels/checksum.h). */
 #include "python/module.h"
 
 #include "kernels/kernels.h"
 
-/* The GIL is kept: the caller's parameters are small beside what it does with them. */
+/* Keeps the GIL: the sum is short beside what the caller does with its parameters. */
 static PyObject *sum_of_arrays(PyObject *module, PyObject *arrays) {
     (void)module;
     if (!PyTuple_Check(arrays)) {

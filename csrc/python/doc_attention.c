@@ -1,5 +1,4 @@
-/* The docstring of scaled_dot_product_attention; its examples run as doctests. What it says of parameters, and the signature, come
- * from their table. */
+/* Owns the docstring of scaled_dot_product_attention. Signature and parameters come from their table. */
 #include "python/attention_call.h"
 
 #define SA_INNER_PARAMETER(name, otherwise, functions, read, to)

@@ -1,4 +1,4 @@
-/* The docstrings of rowops.c, laid out as they print; their examples run as doctests. What several say is a macro. */
+/* Owns the docstrings of rowops.c. What several of them say is a macro. */
 #ifndef SA_PYTHON_DOC_ROWOPS_H
 #define SA_PYTHON_DOC_ROWOPS_H
 

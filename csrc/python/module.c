@@ -1,4 +1,4 @@
-/* The extension module: its state, its initialisation and its method table. */
+/* Owns the extension module: state, initialisation, method table. */
 #define SA_IMPORTS_NUMPY
 #include "python/module.h"
 
@@ -78,7 +78,7 @@ static void release_module(void *module) { clear((PyObject *)module); }
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, (void *)exec_module},
 #if defined(Py_mod_multiple_interpreters)
-    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* NumPy is not either */
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* nor does NumPy */
 #endif
 #if defined(Py_mod_gil)
     {Py_mod_gil, Py_MOD_GIL_NOT_USED},

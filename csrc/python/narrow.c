@@ -1,4 +1,4 @@
-/* Arrays of float32 rounded into arrays of 16 bits, for selfattn/functional/_gradients.py: NumPy rounds to float16 one by one. */
+/* Rounds float32 arrays to 16 bits for selfattn/functional/_gradients.py: NumPy is slow at it. */
 #include "python/module.h"
 
 #include "drivers/narrow.h"
@@ -6,7 +6,7 @@
 
 typedef struct {
     PyArrayObject *from, *to;
-    Py_ssize_t threads; /* 0: the usual number */
+    Py_ssize_t threads; /* 0: as set */
 } narrow_call;
 
 static bool fits(PyArrayObject *x, int itemsize) {
@@ -22,7 +22,6 @@ static sa_status compute(void *call, char *scratch, char *shared) {
     return SA_OK;
 }
 
-/* (from, to, number of threads or 0) */
 static PyObject *narrow(PyObject *module, PyObject *args) {
     narrow_call n;
     if (!PyArg_ParseTuple(args, "O!O!n", &PyArray_Type, &n.from, &PyArray_Type, &n.to, &n.threads)) {

@@ -1,5 +1,5 @@
-/* One step of an optimiser over all parameters, which selfattn/optim.py gives as lists of arrays; names, shapes and conversions
- * are its own. All is checked before anything is written. */
+/* One step of an optimiser over all parameters. selfattn/optim.py passes lists of arrays and owns names, shapes and
+ * conversions. Nothing is written before all is checked. */
 #include "python/arrays.h"
 
 #include <math.h>
@@ -7,14 +7,13 @@
 #include "drivers/optimizer.h"
 #include "python/run.h"
 
-/* Elements below which the GIL is kept. */
 #define SA_SMALL_ELEMENTS 2048
 
-/* What a step is given: lists of equal length. Moments are None where the optimiser has none of the kind. */
+/* Lists of equal length; a kind of moments that the optimiser lacks is None. */
 enum { PARAMETERS, GRADIENTS, MEANS, SQUARES, STEPS, LISTS };
 static const char *const names[STEPS] = {"parameters", "gradients", "means", "squares"};
 
-/* Item i of a list: a float array as it lies in memory, of the type and size of `like` unless that is NULL. */
+/* Item i (borrowed): a plain float array, of the type and size of `like` if that is given. */
 static PyArrayObject *plain_array(PyObject *list, const char *name, Py_ssize_t i, PyArrayObject *like, bool written) {
     PyObject *item = i < PyList_GET_SIZE(list) ? PyList_GET_ITEM(list, i) : NULL;
     PyArrayObject *array = (PyArrayObject *)item;
@@ -131,7 +130,7 @@ static PyObject *adam_step(PyObject *module, PyObject *args) {
     return run(module, &u, lists);
 }
 
-/* Whether the update takes these parameters and gradients as they are: arrays of one type and shape each. */
+/* Whether a step takes all parameters and gradients as they are. */
 static PyObject *are_plain(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *parameters, *gradients;

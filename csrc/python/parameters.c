@@ -1,5 +1,5 @@
-/* Owns the sorting of arguments into parameters; what a value means, its reader says. Loops go over the arguments that were
- * given, so a plain call pays for three. */
+/* Owns the sorting of arguments into parameters; readers say what a value means. Loops run over given arguments only,
+ * so a plain call stays cheap. */
 #include "python/module.h"
 
 int sa_family_start(sa_family_state *state, const sa_family *family) {
@@ -30,7 +30,7 @@ void sa_family_clear(sa_family_state *state) {
     }
 }
 
-/* The parameter that a keyword names, or −1: by identity, since names in source code are interned, then by value. */
+/* The keyword's parameter, or −1. Identity first, since names in source code are interned. */
 static int find_name(const sa_family_state *state, uint32_t takes, PyObject *keyword) {
     for (int i = 0; i < state->count; ++i) {
         if (state->names[i] == keyword && takes >> i & 1) {

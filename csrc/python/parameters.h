@@ -1,4 +1,4 @@
-/* The parameters of functions that take keywords: families of functions share a table of them. */
+/* Tables of parameters, each shared by a family of functions, and the reading of arguments by them. */
 #ifndef SA_PYTHON_PARAMETERS_H
 #define SA_PYTHON_PARAMETERS_H
 
@@ -7,27 +7,27 @@
 
 typedef struct {
     const char *name;
-    const char *otherwise; /* what stands for it when it is not given, as documentation prints it ("=None"); "": required */
-    uint32_t functions;    /* those that take it: bit n is number n of the family */
-    /* Reads a value that was given into `to`, a field of the call; −1 with an exception. NULL: the call reads it by itself. */
+    const char *otherwise; /* its default as documentation prints it ("=None"); "": required */
+    uint32_t functions;    /* bit n: function n of the family takes it */
+    /* Reads a given value into the field `to` of the call; −1 with an exception. NULL: the call reads it. */
     int (*read)(void *call, PyObject *value, const char *name, void *to);
-    size_t to; /* the offset of that field */
+    size_t to; /* the field's offset */
 } sa_parameter;
 
 typedef struct {
-    const sa_parameter *parameters; /* in the order of the signatures; the last has no name */
+    const sa_parameter *parameters; /* as in the signatures; an empty name ends it */
     struct {
         const char *name;
-        int positional; /* so many parameters may be given by position */
+        int positional; /* how many may be given by position */
     } functions[SA_MAX_FUNCTIONS];
 } sa_family;
 
-/* What calls of a family need, in the module's state: interned names, and bits that stand for parameters. */
+/* A family in the module's state: interned names, and a bit for each parameter. */
 typedef struct {
     const sa_family *family;
-    int count; /* of parameters */
+    int count;
     PyObject *names[SA_MAX_PARAMETERS];
-    uint32_t optional; /* None stands for them */
+    uint32_t optional; /* their default is None */
     uint32_t readable; /* have a reader */
     uint32_t takes[SA_MAX_FUNCTIONS],
         requires[
@@ -37,12 +37,12 @@ typedef struct {
 int sa_family_start(sa_family_state *state, const sa_family *family);
 void sa_family_clear(sa_family_state *state);
 
-/* Sorts a fastcall's arguments into values[], borrowed, one for each parameter: NULL where none was given, or None that stands
- * for none. *given gets a bit for each of the others. */
+/* Sorts the arguments into values[], borrowed. NULL: not given, or None where that is the default. The others get a bit
+ * in *given. */
 int sa_sort_arguments(const sa_family_state *state, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                       PyObject **values, uint32_t *given);
 
-/* Reads those that were given, in the order of the table. */
+/* Calls the readers of what was given, in the table's order. */
 int sa_read_arguments(const sa_family_state *state, void *call, PyObject *const *values, uint32_t given);
 
 #endif

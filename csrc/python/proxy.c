@@ -1,14 +1,13 @@
-/* What selfattn/nn/proxy_task.py computes of embeddings: a few sums for each triplet. With main, similar and other = y[0],
- * y[1], y[2] of y (3, n, d):
+/* Sums over triplets of embeddings for selfattn/nn/proxy_task.py. With main, similar, other = y, an array (3, n, d):
  *
  *     confidence = log σ(near) + log σ(−far),  near = main·similar,  far = main·other
  *
- * Sums are in float64. The GIL is kept: it is little beside the model. */
+ * Sums are float64. The GIL is kept: the work is small beside the model's. */
 #include "python/arrays.h"
 
 #include <math.h>
 
-/* Finite and exact to rounding for every finite x. */
+/* Finite for every finite x. */
 static double log_sigmoid(double x) { return (x < 0 ? x : 0) - log1p(exp(-fabs(x))); }
 
 static double sigmoid(double x) {
@@ -16,7 +15,7 @@ static double sigmoid(double x) {
     return (x < 0 ? e : 1) / (1 + e);
 }
 
-/* In four sums, which do not wait for each other. */
+/* Four independent sums, for speed. */
 #define DOT_PRODUCT(type)                                                                                                      \
     static double dot_product_of_##type(const type *a, const type *b, npy_intp n) {                                            \
         double sum[4] = {0};                                                                                                   \
@@ -35,7 +34,7 @@ DOT_PRODUCT(float)
 DOT_PRODUCT(double)
 #undef DOT_PRODUCT
 
-/* y, (3, n, d); or NULL with an exception. */
+/* Borrowed, or NULL with an exception. */
 static PyArrayObject *as_triplets(PyObject *value) {
     if ((!sa_is_plain(value, NPY_FLOAT, 3) && !sa_is_plain(value, NPY_DOUBLE, 3)) ||
         PyArray_DIM((PyArrayObject *)value, 0) != 3) {
@@ -53,7 +52,7 @@ static void put(PyArrayObject *array, npy_intp i, double x) {
     }
 }
 
-/* The confidences (n,), and what they change by with near and far, (2, n):  d log σ(x)/dx = σ(−x). */
+/* The confidences (n,) and their derivatives (2, n) with respect to near and far. */
 static PyObject *proxy_confidences(PyObject *module, PyObject *value) {
     (void)module;
     PyArrayObject *y = as_triplets(value);
@@ -90,7 +89,7 @@ done:
     return result;
 }
 
-/* dmain = dnear·similar + dfar·other,  dsimilar = dnear·main,  dother = dfar·main */
+/* dmain = dnear·similar + dfar·other, dsimilar = dnear·main, dother = dfar·main */
 #define GRADIENTS(type)                                                                                                        \
     static void gradients_of_##type(const type *y, const type *products, npy_intp n, npy_intp d, type *dy) {                   \
         for (npy_intp i = 0; i < n; ++i) {                                                                                     \
@@ -108,7 +107,7 @@ GRADIENTS(float)
 GRADIENTS(double)
 #undef GRADIENTS
 
-/* dy (3, n, d) from y and the gradients of near and far, (2, n). */
+/* dy (3, n, d) from y and the gradients of near and far (2, n). */
 static PyObject *proxy_gradients(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *value, *given;

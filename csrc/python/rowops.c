@@ -1,5 +1,5 @@
-/* The row operations and their gradients: parameters, outputs, the run. Nothing is computed before all has been checked.
- * Docstrings are in doc_rowops.h; selfattn/functional/rowops.py makes pullbacks of the gradients. */
+/* The row operations and their gradients: parameters, outputs, the run. All is checked before anything is computed.
+ * Docstrings are in doc_rowops.h, pullbacks in selfattn/functional/rowops.py. */
 #include "python/arrays.h"
 
 #include <float.h>
@@ -9,12 +9,11 @@
 #include "python/run.h"
 #include "python/scalars.h"
 
-/* Elements below which the GIL is kept. */
 #define SA_SMALL_ELEMENTS 2048
 
 typedef struct {
     const sa_state *state;
-    PyArrayObject *array[SA_ROW_ARRAYS]; /* owned; the output is one of them */
+    PyArrayObject *array[SA_ROW_ARRAYS]; /* owned; one is the output */
     PyArrayObject *dweight, *dbias;      /* owned */
     sa_dtype result;
     bool has_eps;
@@ -45,7 +44,7 @@ static void release(row_call *k) {
 
 /* ---- arrays --------------------------------------------------------------------------------------------------------- */
 
-/* Takes an array into the call, x first; its dtype takes part in the result's. */
+/* Takes an array, x first; its dtype counts for the result's. */
 static int take(row_call *k, sa_strided *s, PyObject *value, const char *name) {
     const int which = (int)(s - k->c.array);
     PyArrayObject *array = sa_as_array(k->state, value, name, SA_NUMBERS, &s->dtype);
@@ -59,8 +58,8 @@ static int take(row_call *k, sa_strided *s, PyObject *value, const char *name) {
     return 0;
 }
 
-/* Strides along the axes of x: those of the array's last axes, 0 where it is broadcast. With a gap, the axis before the last
- * two (the heads) is one that the array lacks. */
+/* Lays the array's last axes along those of x, with stride 0 where it is broadcast. With a gap the array lacks the
+ * heads' axis. */
 static void set_strides(row_call *k, int which, bool gap) {
     PyArrayObject *array = k->array[which];
     int own = PyArray_NDIM(array) - 1;
@@ -71,7 +70,7 @@ static void set_strides(row_call *k, int which, bool gap) {
     }
 }
 
-/* x, and as its rows the last axis, which a reader behind it may change; a scalar is one element. */
+/* A row is the last axis until another reader changes that. A scalar is one element. */
 static int read_x(void *call, PyObject *value, const char *name, void *to) {
     row_call *k = call;
     if (take(k, to, value, name) < 0) {
@@ -93,7 +92,7 @@ static int read_dy(void *call, PyObject *value, const char *name, void *to) {
     if (take(k, to, value, name) < 0) {
         return -1;
     }
-    k->result = result; /* its dtype has no say in what computes */
+    k->result = result; /* dy's dtype does not count */
     PyArrayObject *dy = k->array[SA_ROW_DY];
     if (PyArray_NDIM(dy) != k->c.ndim || !PyArray_CompareLists(PyArray_SHAPE(dy), k->c.shape, k->c.ndim)) {
         return sa_error(PyExc_ValueError, "dy has shape %s; the result that it is the gradient of has %s", sa_shape_of(dy),
@@ -105,7 +104,6 @@ static int read_dy(void *call, PyObject *value, const char *name, void *to) {
 
 /* ---- options -------------------------------------------------------------------------------------------------------- */
 
-/* axis as the axis of a row. NumPy's AxisError when there is no such axis. */
 static int read_axis(void *call, PyObject *value, const char *name, void *to) {
     row_call *k = call;
     PyObject *number = sa_as_index(value);
@@ -126,7 +124,7 @@ static int read_axis(void *call, PyObject *value, const char *name, void *to) {
     return fits ? 0 : -1;
 }
 
-/* An int or a sequence of them, which must be the end of x's shape. */
+/* The end of x's shape: an int or a sequence. */
 static int read_normalized_shape(void *call, PyObject *value, const char *name, void *to) {
     row_call *k = call;
     PyObject *shape = PyIndex_Check(value) ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
@@ -162,7 +160,6 @@ fail:
     return -1;
 }
 
-/* A weight or bias. */
 static int read_parameter(void *call, PyObject *value, const char *name, void *to) {
     row_call *k = call;
     const int which = (int)((sa_strided *)to - k->c.array);
@@ -197,7 +194,7 @@ static int read_approximate(void *call, PyObject *value, const char *name, void 
     return 0;
 }
 
-/* A table (…, L, D/2). With one axis less than x, and three or more, it lacks the head axis. */
+/* A table (…, L, D/2). With one axis less than x, but three at least, it lacks the heads' axis. */
 static int read_table(void *call, PyObject *value, const char *name, void *to) {
     row_call *k = call;
     const int which = (int)((sa_strided *)to - k->c.array);
@@ -219,7 +216,7 @@ static int read_table(void *call, PyObject *value, const char *name, void *to) {
         axis -= gap && axis == ndim - 3;
         fits = PyArray_DIM(table, own) == 1 || PyArray_DIM(table, own) == half[axis];
     }
-    if (!fits && gap) { /* not read as NumPy would: what a table means must not depend on which sizes are equal */
+    if (!fits && gap) { /* NumPy would align other axes: the meaning may not depend on which sizes are equal */
         half[ndim - 3] = half[ndim - 2];
         half[ndim - 2] = half[ndim - 1];
         return sa_error(PyExc_ValueError,
@@ -252,7 +249,7 @@ static int read_interleaved(void *call, PyObject *value, const char *name, void 
 #define NORMS (BIT(SA_LAYER_NORM) | BIT(SA_RMS_NORM) | NORM_GRADIENTS)
 #define GRADIENTS (NORM_GRADIENTS | SOFTMAX_GRADIENTS | BIT(SA_GELU_BACKWARD))
 
-/* The options of a gradient are required. */
+/* A gradient's options are required. */
 static const sa_parameter parameters[] = {
     {"x", "", SOFTMAXES | NORMS | BIT(SA_GELU) | BIT(SA_ROTARY) | GRADIENTS, read_x, AT(c.array[SA_ROW_X])},
     {"dy", "", GRADIENTS, read_dy, AT(c.array[SA_ROW_DY])},
@@ -275,7 +272,7 @@ static const sa_parameter parameters[] = {
 
 static sa_dtype floating(sa_dtype dtype) { return sa_is_integer(dtype) ? SA_F64 : dtype; }
 
-/* A gradient has the dtype of x, whatever the result was promoted to. */
+/* A gradient has x's dtype, whatever the result's. */
 static int make_output(row_call *k) {
     sa_strided *out = &k->c.array[SA_ROW_OUT];
     PyArrayObject *like_bf16 = NULL;
@@ -294,7 +291,7 @@ static int make_output(row_call *k) {
     return 0;
 }
 
-/* A zeroed gradient like the weight or bias, if there is one. */
+/* A zeroed gradient in the shape of weight or bias, if that was given. */
 static int make_gradient(const row_call *k, int which, PyArrayObject **owned, sa_row_gradient *to) {
     PyArrayObject *like = k->array[which];
     if (like == NULL) {
@@ -310,7 +307,7 @@ static int make_gradient(const row_call *k, int which, PyArrayObject **owned, sa
 }
 
 static sa_status compute(void *call, char *scratch, char *shared) {
-    (void)shared; /* behind the scratch: the core divides both */
+    (void)shared; /* lies behind the scratch: the core divides both */
     row_call *k = call;
     sa_row_run(&k->c, &k->plan, scratch);
     return SA_OK;
@@ -327,7 +324,7 @@ static int run(row_call *k, PyObject *module) {
                                         .call = k});
 }
 
-/* The output; of a norm's gradient (dx, dweight, dbias), None for a parameter that is None. */
+/* Returns the output, or for a norm's gradient (dx, dweight, dbias) with None for what was not given. */
 static PyObject *row_function(PyObject *module, int kind, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
     uint32_t given;
@@ -348,7 +345,7 @@ static PyObject *row_function(PyObject *module, int kind, PyObject *const *args,
         goto fail;
     }
     if (of_norm) {
-        k.c.array[SA_ROW_BIAS].data = NULL; /* its dtype counts, its numbers do not */
+        k.c.array[SA_ROW_BIAS].data = NULL; /* only its dtype counted */
     }
     if (make_output(&k) < 0 || run(&k, module) < 0) {
         goto fail;
@@ -362,7 +359,7 @@ fail:
     return result;
 }
 
-/* Each function once: its name, its kind, how many parameters may be given by position, its docstring. */
+/* name, kind, how many parameters by position, docstring */
 #define FUNCTIONS(F)                                                                                                           \
     F(softmax, SA_SOFTMAX, 2, doc_softmax)                                                                                     \
     F(log_softmax, SA_LOG_SOFTMAX, 2, doc_log_softmax)                                                                         \

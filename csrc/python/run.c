@@ -1,22 +1,20 @@
-/* Owns the run of every operation: scratch, the GIL, Ctrl-C, and the exception. Memory comes from blocks.c, the plan and the
- * arithmetic from the operation. */
+/* Owns the run of every operation: scratch, the GIL, Ctrl-C, the exception. Memory comes from blocks.c. */
 #include "python/run.h"
 
 #include <time.h>
 
 #include "runtime/threads.h"
 
-/* As much scratch lies on the stack. */
+/* Up to this much scratch lies on the stack. */
 #define SA_STACK_SCRATCH 32768
 
-/* Nanoseconds from one look for signals to the next: too short to notice, and long beside the 5 ms for which other threads may
- * keep the GIL. */
+/* Nanoseconds between looks for signals: short for people, long beside the 5 ms that other threads may hold the GIL. */
 #define SA_BETWEEN_LOOKS 50000000
 
 typedef struct {
-    sa_watch watch; /* first: the core hands out a pointer to it */
+    sa_watch watch; /* first: the core gets a pointer to it */
     PyThreadState *thread;
-    int64_t next; /* when to look again */
+    int64_t next;
 } unlocked;
 
 static int64_t now(void) {
@@ -25,7 +23,7 @@ static int64_t now(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* A handler may fork, and any thread that forks has the GIL and waits until no region runs: so this one is paused. */
+/* A handler may fork, and a forking thread waits with the GIL until no region runs. So this region pauses. */
 static void look_for_signals(sa_watch *watch) {
     unlocked *u = (unlocked *)(void *)watch;
     if (now() < u->next) {
@@ -70,5 +68,5 @@ int sa_run_job(PyObject *module, const sa_job *job) {
     if (!fits) {
         sa_block_give(scratch);
     }
-    return status == SA_OK ? 0 : -1; /* cancelled: the handler has left its exception */
+    return status == SA_OK ? 0 : -1; /* cancelled: a handler raised an exception */
 }

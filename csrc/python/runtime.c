@@ -1,4 +1,4 @@
-/* What the library tells about itself and lets be set: instruction set, threads, build, and this machine's limits. */
+/* Owns what the library reports or lets be set: instruction set, threads, build, limits of this machine. */
 #include "python/module.h"
 
 #include "python/run.h"
