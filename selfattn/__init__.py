@@ -55,7 +55,7 @@ from selfattn.random import torch_rng
 
 __version__ = "0.1.0"
 
-_STEPS = ("AttentionSteps", "attention_steps")  # not needed by those who only compute
+_STEPS = ("AttentionSteps", "attention_steps")
 _MODULES = ("files", "layer_steps", "nn", "optim", "reference", "text", "training", "views")
 
 __all__ = [

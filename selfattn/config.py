@@ -34,7 +34,7 @@ def usable_cpus() -> int:
 
 
 def _collect() -> dict[str, Any]:
-    from . import __version__  # not at the top: the package imports this module before it knows its version
+    from . import __version__  # the package imports this module first
 
     return {
         "selfattn": __version__,

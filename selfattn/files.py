@@ -57,7 +57,7 @@ TOKENIZERS = {
 }
 
 MOST_CONFIG_BYTES = 2**20
-# The table of positions is the one thing in a model that no file bounds: a line of config.json must not fill memory.
+# No file bounds the table of positions: a line of config.json must not fill memory.
 MOST_POSITIONS = 2**28
 SAFETENSORS_DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool",
@@ -165,7 +165,7 @@ def load_model(folder: PathLike, strict: bool = True, tokenizer: Any = None) -> 
         raise FileNotFoundError(f"{folder} is not a folder; expected a model that save_model saved")
     config = _read_config(folder / CONFIG)
     weights = load_arrays(folder / WEIGHTS)
-    # Before anything is built: sizes that a file lies about must not be allocated.
+    # Check sizes before anything is allocated.
     differences = _differences(config, weights)
     if differences and strict:
         raise ValueError(f"{folder / WEIGHTS} does not fit {CONFIG}:\n  " + "\n  ".join(differences))
@@ -232,7 +232,7 @@ def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _differences(config: Mapping[str, Any], weights: Mapping[str, Array]) -> list[str]:
     """Say what differs between the parameters that a config describes and the arrays of a file."""
-    if 8 * config["num_layers"] > len(weights) + 1000:  # too many to name them all
+    if 8 * config["num_layers"] > len(weights) + 1000:  # too many to name
         raise ValueError(
             f"{CONFIG} names {config['num_layers']} layers; {WEIGHTS} holds {len(weights)} arrays"
         )
@@ -356,7 +356,7 @@ def to_safetensors(arrays: Mapping[str, npt.ArrayLike], metadata: dict[str, str]
         array = np.asarray(value)
         if array.dtype.name not in SAFETENSORS_DTYPES.values():
             raise TypeError(f"{name} holds {array.dtype}, which safetensors has no name for")
-        # The library reads memory as it lies.
+        # safetensors ignores strides and byte order
         native[name] = np.asarray(array, array.dtype.newbyteorder("="), order="C")
     content: bytes = safetensors.save(native, metadata)
     return content
@@ -376,7 +376,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
         if dtype is None:
             raise ValueError(f"{path}: {name} has dtype {entry['dtype']}, which NumPy does not have")
         arrays[name] = np.frombuffer(entry["data"], _dtype(dtype, path)).reshape(entry["shape"])
-    # deserialize() has just checked the header; it only keeps the texts to itself.
+    # deserialize() has checked the header, but does not return the texts.
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return arrays, header.get("__metadata__", {})
 
@@ -403,7 +403,7 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
         for (path, temporary), data in zip(staged.items(), content.values(), strict=True):
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
-            if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
+            if path.exists() and not path.is_file():  # a rename would replace /dev/null
                 raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
             _write_to_disk(temporary, data)
         if len(staged) == 1:
@@ -415,7 +415,7 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
             temporary.unlink(missing_ok=True)
     directory = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(directory)  # the renames themselves
+        os.fsync(directory)  # make the renames durable
     finally:
         os.close(directory)
 
@@ -463,7 +463,7 @@ def _read(path: Path, most: int | None = None) -> bytes:
         raise FileNotFoundError(
             errno.ENOENT, "no such file; expected what save_model or save_arrays wrote", str(path)
         )
-    if not path.is_file():  # a pipe or a device never ends
+    if not path.is_file():  # a pipe or device never ends
         raise ValueError(f"{path} is not a regular file")
     with path.open("rb") as file:
         content = file.read(-1 if most is None else most + 1)
@@ -475,5 +475,5 @@ def _read(path: Path, most: int | None = None) -> bytes:
 def _parse_json(path: Path, content: bytes) -> Any:
     try:
         return json.loads(content)
-    except (ValueError, RecursionError) as error:  # bad syntax, bad UTF-8, endless nesting
+    except (ValueError, RecursionError) as error:  # syntax, UTF-8, nesting
         raise ValueError(f"{path} is not JSON: {error}") from None

@@ -29,7 +29,7 @@ __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# What parameters may hold, and what they are updated in.
+# Dtypes of parameters, and of their updates.
 COMPUTED_IN: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float32),
     "bfloat16": np.dtype(np.float32),
@@ -54,9 +54,9 @@ class Optimizer:
     float16 and bfloat16 parameters are updated in float32 and rounded; their state is float32.
     """
 
-    _options: tuple[str, ...] = ("lr", "weight_decay")  # arguments of the constructor that are saved
-    _slots: tuple[str, ...] = ()  # what the state of a parameter has: "step", and arrays of its shape
-    _fixed: Mapping[str, Any] = {}  # what the class decides, saved to tell it from others
+    _options: tuple[str, ...] = ("lr", "weight_decay")  # saved arguments
+    _slots: tuple[str, ...] = ()  # state per parameter: "step", and arrays of its shape
+    _fixed: Mapping[str, Any] = {}  # saved to tell the class from others
 
     def __init__(self, params: Mapping[str, Array], lr: float, weight_decay: float = 0.0) -> None:
         if not isinstance(params, Mapping):
@@ -105,7 +105,7 @@ class Optimizer:
         names = list(grads)
         gradients: list[Any] = list(grads.values())
         parameters: list[Any] = [self.params.get(name) for name in names]
-        if _core._are_plain(parameters, gradients):  # the usual case: one look at all of them is quicker
+        if _core._are_plain(parameters, gradients):  # one quick look at all
             self._move(names, parameters, gradients)
             return
         for i, (name, gradient) in enumerate(grads.items()):
@@ -177,7 +177,7 @@ class Optimizer:
         if set(group["params"]) != set(self.params) or len(group["params"]) != len(self.params):
             raise ValueError(f"the state is of the parameters {group['params']}, not {list(self.params)}")
         options = {name: group[name] for name in self._options}
-        checked = type(self)(self.params, **options)  # raises what is wrong with the options
+        checked = type(self)(self.params, **options)  # raises
         for name, entries in saved.items():
             if name not in self.params:
                 raise ValueError(f"state has {name!r}, which is none of the parameters {list(self.params)}")

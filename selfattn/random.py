@@ -19,8 +19,8 @@ __all__ = ["TorchGenerator", "torch_rng"]
 Array: TypeAlias = npt.NDArray[Any]
 Size: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | None
 
-_LONG = 16  # normal_() fills tensors of this size and above block by block
-_WIDE = 2**28  # from this range on randint() spends two words on a number
+_LONG = 16  # normal_() fills longer tensors block by block
+_WIDE = 2**28  # randint() spends two words on wider ranges
 
 
 class TorchGenerator:
@@ -122,7 +122,7 @@ class TorchGenerator:
         x = self.random(n, dtype)
         whole = n - n % _LONG
         x[:whole] = _box_muller(x[:whole], mean, std)
-        if n != whole:  # the last 16 are drawn anew, over what is there
+        if n != whole:  # draw the last 16 anew
             x[-_LONG:] = _box_muller(self.random(_LONG, dtype), mean, std)
         return x.reshape(shape)
 
@@ -165,7 +165,7 @@ class TorchGenerator:
 
     def permutation(self, n: SupportsIndex) -> npt.NDArray[np.int64]:
         """Shuffle as an epoch of ``DataLoader(shuffle=True)`` does: a new generator, seeded by this one."""
-        self.random_int64()  # the seed of the workers
+        self.random_int64()  # seed of the workers
         return TorchGenerator(self.random_int64()).randperm(n)
 
     # ----------------------------------------------------------------------------------------------- helpers
@@ -276,7 +276,7 @@ def _fma(x: Array, y: Any, z: Any) -> Array:
     on the way keeps the last rounding, to nearest, from being a second one.
     """
     wide_x, wide_y, wide_z = (np.asarray(t, np.float64) for t in (x, y, z))
-    if x.dtype == np.float32:  # 24 by 24 bits: the product is exact in float64
+    if x.dtype == np.float32:  # the product is exact in float64
         return _odd_sum(wide_x * wide_y, wide_z).astype(np.float32)
     high, low = _two_product(wide_x, wide_y)
     top, rest = _two_sum(wide_z, low)

@@ -23,7 +23,7 @@ __all__ = ["Tokenize", "WhitespaceTokenizer", "as_tokenizer", "train_sentencepie
 Tokenize: TypeAlias = Callable[[str], Sequence[int]]
 
 UNKNOWN = "<unk>"
-LONGEST_LINE = 1024  # characters of a line that SentencePiece learns from: at most 4,096 bytes
+LONGEST_LINE = 1024  # characters, at most 4,096 bytes: SentencePiece's limit
 
 
 def as_tokenizer(tokenizer: Any) -> Tokenize:
@@ -221,7 +221,7 @@ def train_sentencepiece(
     settings = {
         "model_type": model_type,
         "hard_vocab_limit": False,
-        "minloglevel": 2,  # no progress on standard error
+        "minloglevel": 2,  # no progress
         **options,
     }
     try:

@@ -1,8 +1,7 @@
 #!/bin/sh
-# Everything that the C core promises by itself, without Python: GCC, Clang, sanitizers, aarch64 and AVX-512 under
-# emulation, and a look at the disassembly. What is not installed is named and left out, unless CI is set: then it is an
-# error. All of it with fewer cases: `make -C csrc test` has the rest.
-# Usage: tools/check_core.sh [DIRECTORY], where to build; a temporary one by default.
+# The C core without Python: GCC, Clang, sanitizers, emulated aarch64 and AVX-512, disassembly. A missing tool skips its
+# check; with CI set it is an error. `make -C csrc test` has more cases.
+# Usage: tools/check_core.sh [BUILD_DIRECTORY]
 set -eu
 cd "$(dirname "$0")/../csrc"
 if [ $# -gt 0 ]; then
@@ -13,7 +12,7 @@ else
 fi
 jobs=$(nproc 2>/dev/null || echo 2)
 
-# has NAME COMMAND…: whether all commands are installed; the first that is not is named.
+# has NAME COMMAND…: whether all commands are installed.
 has() {
     name=$1
     shift
@@ -49,7 +48,7 @@ if has disassemble clang-14 objdump; then
     targets="$targets disassemble"
 fi
 
-# Built side by side, tested one after the other: threads that wait for each other must not wait for a compiler.
+# Build first: a compiler beside tests of threads would slow them down.
 # shellcheck disable=SC2086 # names of targets
 run $builds
 for target in $targets; do

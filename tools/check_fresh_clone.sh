@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# As a newcomer: clones the repository, runs the README's commands word for word in the clone, imports from inside and
-# from outside of it, and looks into the wheel and the sdist. Takes minutes, most of them in the tests.
+# What a newcomer does: clones, runs the README's commands, imports inside and outside of the clone. Checks wheel and sdist.
 #
-#   tools/check_fresh_clone.sh               what is committed
-#   tools/check_fresh_clone.sh --worktree    the files as they lie here, committed or not (ignored ones left out)
-#   ... --no-tests                           without the command that runs the tests
+#   tools/check_fresh_clone.sh               the last commit
+#   tools/check_fresh_clone.sh --worktree    the files here, committed or not
+#   ... --no-tests                           without the tests
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
 worktree=no tests=yes
@@ -105,7 +104,7 @@ if [ "$tests" = yes ]; then
     step "the README's command that passes the tests"
     rm -rf .venv
     run_as_written "Test it"
-    # an editable install: from elsewhere Python now finds the clone itself
+    # now an editable install
     (cd / && "$directory/clone/.venv/bin/python" -c "$check")
 fi
 if [ "$worktree" = no ] && [ -n "$(git status --porcelain)" ]; then

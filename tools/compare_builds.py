@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import compare_cases
 
 ROOT = Path(__file__).resolve().parent.parent
-EXACT = ("float32", "float64")  # the dtypes whose bits must not change
+EXACT = ("float32", "float64")  # bits must not change
 
 
 class Build:
@@ -87,7 +87,7 @@ def results_of(build: Build, case: compare_cases.Case) -> Results | str:
     with build.imported():
         try:
             found = case.compute(build.package)
-        except Exception as error:  # to be compared: the other build must raise the same
+        except Exception as error:  # compared like a result
             return f"{type(error).__name__}: {error}"
     return {name: np.asarray(x) for name, x in found.items() if x is not None}
 
@@ -181,7 +181,7 @@ def compare_speed(builds: list[Build], isa: str, seconds: float, only: str, thre
     with builds[1].imported():
         cases = {name: make for name, make in compare_cases.speed_cases().items() if only in name}
     for name in list(cases):
-        make = cases.pop(name)  # its arrays go with it
+        make = cases.pop(name)  # free its arrays afterwards
         timers = []
         for build in builds:
             with build.imported():

@@ -36,7 +36,7 @@ class Case:
 
     dtype: str
     title: str
-    compute: Callable[[Any], dict[str, Any]]  # takes the package, returns named results
+    compute: Callable[[Any], dict[str, Any]]  # package -> named results
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.title}"
@@ -49,7 +49,7 @@ class Draw:
         self.rng = np.random.default_rng([seed, number])
         self.name = self.one_of(DTYPES)
         self.dtype = as_dtype(self.name)
-        self.words: list[str] = []  # what makes the title
+        self.words: list[str] = []  # of the title
 
     def one_of(self, choices: Any) -> Any:
         """Choose one, each as likely."""
@@ -248,7 +248,7 @@ def cached(d: Draw) -> Callable[[Any], dict[str, Any]]:
         found = {"prompt": cache.attend(*parts[0], lengths=lengths)}
         for place in (1, 2):
             found[f"token {place}"] = cache.attend(*parts[place], **options)
-        for b, length in enumerate(lengths):  # what is behind is undefined
+        for b, length in enumerate(lengths):  # padding is undefined
             found["prompt"][b, :, length:] = 0
         return found
 
@@ -425,7 +425,7 @@ def benchmark_cases() -> dict[str, Timed]:
     listed = {row.label: row.contestants[0].case for row in cases.rows_of(names, choice)}
 
     def timed(case: Any) -> Timed:
-        made: list[Any] = []  # the same arrays for both builds
+        made: list[Any] = []  # shared by both builds
 
         def make(sa: Any, threads: int) -> tuple[str, dict[str, Any]]:
             made[:] = made or [case.inputs()]

@@ -147,7 +147,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     try:
         with Bench(options.threads, options.rounds, options.seconds) as bench:
             _print_table(run, bench.measure_all(rows), names, [row.label for row in rows], options.markdown)
-    finally:  # what was measured is kept, whatever happened after it
+    finally:  # keep what was measured
         if options.json:
             options.json.write_text(json.dumps(run), encoding="utf-8")
     return run

@@ -22,9 +22,9 @@ Array = npt.NDArray[Any]
 
 LENGTHS = (128, 197, 512, 777, 1000, 1024, 4096)
 WIDTHS = (32, 64, 80, 128)
-SHORTEST = 16  # of the sequences of a ragged batch
+SHORTEST = 16  # in a ragged batch
 
-# What a case with gradients times: the pullback alone, or the forward call as well.
+# What is timed: the pullback alone, or with the forward call.
 BACKWARD, BOTH = "backward", "forward + backward"
 
 
@@ -52,13 +52,13 @@ class Case:
     kv_heads: int = 0  # 0: as many as query heads
     dtype: str = "float32"
     causal: bool = False
-    mask: str = ""  # "", "float" or "bool" of shape (L, S), or "float per head" of shape (B, H, L, S)
-    layout: str = "BHLD"  # how it lies in memory: "BHLD", "BLHD", or "LD" for a 2-D call
-    gradients: str = ""  # "", BACKWARD or BOTH: of query, key, value and a float mask
-    ragged: int = 0  # so many sequences, packed one behind the other, each attending to itself
-    split: bool = False  # the sequences in several calls, not in one
-    blocks: str = ""  # "", "documents", "prefix" or "window" (what a query sees before itself)
-    block_length: int = 0  # of a document, of the prefix, of the window
+    mask: str = ""  # "", "float" or "bool": (L, S); "float per head": (B, H, L, S)
+    layout: str = "BHLD"  # order in memory: "BHLD", "BLHD", or "LD" for 2-D
+    gradients: str = ""  # "", BACKWARD or BOTH
+    ragged: int = 0  # number of packed sequences
+    split: bool = False  # one call per sequence or bucket
+    blocks: str = ""  # "", "documents", "prefix" or "window"
+    block_length: int = 0  # of a document, the prefix, the window
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", self.keys or self.length)
@@ -98,7 +98,7 @@ class Case:
     @property
     def open_share(self) -> float:
         """The share of the pairs that `blocks` leaves open."""
-        own = np.arange(1, self.length + 1)  # keys up to a query's own
+        own = np.arange(1, self.length + 1)
         keys = {
             "": np.full(self.length, self.keys),
             "documents": np.full(self.length, self.block_length),
@@ -131,7 +131,7 @@ class Case:
         mask: Array | None = None
         if self.mask == "bool":
             mask = rng.random(pairs) < 0.75
-            mask[:, 0] = True  # no row without a key: libraries differ there
+            mask[:, 0] = True  # libraries differ on rows without keys
         elif self.mask == "float":
             mask = rng.standard_normal(pairs, dtype=np.float32)
         elif self.mask == "float per head":
@@ -168,7 +168,7 @@ class Contestant:
     engine: str
     case: Case
     environment: dict[str, str] = field(default_factory=dict)
-    yardstick: bool = False  # computes something else: only its time for an operation is compared
+    yardstick: bool = False  # computes something else
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Row:
     suite: str
     label: str
     contestants: tuple[Contestant, ...]
-    limit: str = "flops"  # what bounds it: "flops", "bytes" (of keys and values), or "" for calls of no size
+    limit: str = "flops"  # "flops", "bytes", or "" for calls of no size
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Choice:
     widths: Sequence[int] | None = None
     other_isas: Sequence[str] = ()
     quick: bool = False
-    full: bool = False  # every shape of the suites that have many
+    full: bool = False
 
     def sizes(self, lengths: Sequence[int]) -> Sequence[int]:
         """Give the lengths asked for, else the suite's own; the first of them when in a hurry."""

@@ -24,9 +24,9 @@ from selfattn import config
 from selfattn._timing import wait_until_quiet
 
 VOCABULARY = 1000
-TRIPLETS = 32  # different ones, in turn
+TRIPLETS = 32
 SENTENCES = 10_000
-PADDED_BATCH = 64  # of PyTorch, sorted by length
+PADDED_BATCH = 64  # PyTorch's, sorted by length
 
 
 class Case(NamedTuple):
@@ -202,13 +202,13 @@ def work(pipe: Connection, engine: str, threads: int) -> None:
             for call in made[case].values():
                 call()
         times = {spelling: time_of(call, seconds) for spelling, call in made[case].items()}
-        wait_until_quiet()  # no thread may spin beside the next contestant
+        wait_until_quiet()  # spinning threads would slow the next one
         pipe.send(times)
 
 
 def time_of(call: Callable[[], Any], seconds: float) -> float:
     """Return the mean time of calls made for so many seconds, at least one."""
-    call()  # caches, and threads that have to wake up
+    call()  # warm up
     start, calls = time.perf_counter(), 0
     while (elapsed := time.perf_counter() - start) < seconds or calls == 0:
         call()

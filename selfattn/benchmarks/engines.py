@@ -221,7 +221,7 @@ def _openvino(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
     if case.kv_heads != case.heads:
         query = _queries_as_rows(case, query)
     feeds = [query, key, value] + ([mask] if mask is not None else [])
-    if case.dtype == "bfloat16":  # float32 arrays, and a hint to compute in bfloat16
+    if case.dtype == "bfloat16":  # float32 arrays and a hint
         feeds = [array.astype(np.float32) for array in feeds]
     parameters = [opset13.parameter(list(a.shape), a.dtype) for a in feeds]
     node = opset13.scaled_dot_product_attention(*parameters, causal=case.causal)

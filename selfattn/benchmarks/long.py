@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for kind in kinds:
                 run["rows"].append(in_a_process(measure, kind, length, options.threads, options.seconds))
                 print(line(run["rows"][-1]), flush=True)
-    finally:  # what was measured is kept, whatever happened after it
+    finally:  # keep what was measured
         if options.json:
             options.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
     return 0

@@ -17,7 +17,7 @@ from .cases import Contestant, Row
 
 Result = dict[str, Any]
 
-# How far results may lie apart; they are averages of numbers of size 1.
+# Results are averages of numbers of size 1.
 _AGREEMENT = {"float32": 1e-4, "float64": 1e-10, "float16": 4e-3, "bfloat16": 3e-2}
 
 
@@ -33,7 +33,7 @@ class Worker:
         self.stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         number = str(threads)
         counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), number)
-        # The worker imports from where this process does, whatever directory that was started in.
+        # The worker imports the same package, whatever the working directory.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", f"{__package__}.worker", engine, number],

@@ -27,9 +27,9 @@ def peak_beyond(call: Callable[[], Result]) -> tuple[int, Result]:
     gc.collect()
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-            file.write("5")  # sets VmHWM back to the present size
+            file.write("5")  # resets VmHWM
     except OSError:
-        pass  # then an earlier peak may be counted too: more than the truth, never less
+        pass  # an earlier peak may count: never too little
     before = status("VmRSS")
     result = call()
     return status("VmHWM") - before, result

@@ -14,7 +14,7 @@ import numpy as np
 from .cases import BACKWARD, Array, Case, Inputs
 from .spelling import Spelling, one_array
 
-# Sequences of like lengths to a call, where a batch is sorted: little padding, and still a batch.
+# Sequences per bucket: little padding, and still a batch.
 BUCKET = 8
 
 
@@ -36,9 +36,9 @@ class Phrases(NamedTuple):
     """What a library says for one batch of mask, q, k, v and g: code, put into a comprehension over batches."""
 
     forward: str
-    both: str  # the gradients, with the forward call that they need
-    prepare: str  # that forward call alone
-    pull: str  # the gradients of what was prepared
+    both: str  # forward and gradients
+    prepare: str  # forward
+    pull: str  # gradients
 
 
 def selfattn_ragged(case: Case, inputs: Inputs) -> list[Spelling]:

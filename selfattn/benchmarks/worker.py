@@ -102,9 +102,9 @@ def serve(library: Library, requests: Any, answers: Any) -> None:
 def main() -> None:
     """Run as ``python -m …benchmarks.worker ENGINE THREADS``."""
     engine, threads = sys.argv[1], int(sys.argv[2])
-    if hasattr(os, "sched_setaffinity"):  # some libraries take all CPUs they see, whatever they are told
+    if hasattr(os, "sched_setaffinity"):  # some libraries take every CPU they see
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    # Libraries print what they like to stdout; the answers go through a copy of it.
+    # Libraries may print to stdout; answers use a copy of it.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     serve(Library(engine, threads), sys.stdin, answers)

@@ -131,7 +131,7 @@ def _show_timing(style: Style, rounds: int = 5) -> bool:
     difference = float(
         np.max(np.abs(functions["selfattn"](query, key, value) - functions["NumPy"](query, key, value)))
     )
-    agrees = difference < 1e-5  # outputs are averages of numbers of size 1; float32 keeps 7 digits of them
+    agrees = difference < 1e-5  # outputs are averages of numbers of size 1
 
     print(
         style.bold("One forward pass"),
@@ -174,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
         help="colours; 'auto' (the default) means on a terminal, unless NO_COLOR is set",
     )
     commands = parser.add_subparsers(dest="command", metavar="{steps,train,embed,search,bench,info}")
-    # These have parsers of their own; the ones here only make them appear in the help.
+    # For the help only: these have their own parsers.
     commands.add_parser("steps", add_help=False, help="write a page that shows every step of attention")
     commands.add_parser("train", add_help=False, help="train a sentence-embedding model on a text")
     commands.add_parser("embed", add_help=False, help="turn sentences into vectors")
@@ -220,12 +220,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             code = _run(list(sys.argv[1:] if arguments is None else arguments))
-        except SystemExit as stop:  # argparse, after --help, --version or an error
+        except SystemExit as stop:  # after --help, --version or an error
             code = stop.code if isinstance(stop.code, int) else 0
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader, say `head`, has seen enough. Python would complain once more when it closes stdout.
+        # The reader, say `head`, has closed the pipe. Python must not complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:

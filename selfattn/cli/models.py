@@ -25,7 +25,7 @@ from selfattn.nn._arrays import Array
 from selfattn.text import WhitespaceTokenizer, train_sentencepiece
 
 UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "options.json"
-CHUNK = 1024  # sentences that are embedded before they are printed
+CHUNK = 1024  # sentences
 
 EXIT_CODES = """
 exit codes:
@@ -68,7 +68,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     parser, run = COMMANDS[command]
     options = parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # texts may hold what a terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")  # for what a terminal cannot show
     try:
         return run(options)
     except BrokenPipeError:
@@ -144,7 +144,7 @@ def _train(options: argparse.Namespace) -> int:
     say: Callable[[str], None] = (
         (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
     )
-    # One for each, so that a resumed training need not repeat what was drawn for the model.
+    # One stream each: a resumed run need not repeat the model's draws.
     for_triplets, for_model, for_orders = np.random.default_rng(_checked_seed(options.seed)).spawn(3)
     triplets, sentences = _read_triplets(options, for_triplets)
     started = time.monotonic()

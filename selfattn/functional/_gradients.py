@@ -32,7 +32,7 @@ class AttentionGradients(NamedTuple):
     query: Array | None
     key: Array | None
     value: Array | None
-    attn_mask: Any = None  # of packed sequences a list
+    attn_mask: Any = None  # a list for packed sequences
     alibi_slopes: Array | None = None
     sinks: Array | None = None
 
@@ -73,7 +73,7 @@ def attention_vjp(
     )
     if unrounded is not output:
         _round_into(output, unrounded, options.get("num_threads"))
-    dtype = output.dtype  # the pullback holds the other one alone
+    dtype = output.dtype  # the pullback must not hold `output`
 
     def pullback(grad_out: npt.ArrayLike | None, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
         """Pull the gradient of the output (and of the log-sum-exp) back to the inputs that wrt names."""
@@ -111,7 +111,7 @@ def take_gradients(
         bits |= _BITS[name]
     found = backward(q, k, v, **options, statistics=statistics, grad_lse=grad_lse, wrt=bits)
     query, key, value, attn_mask, *shares = found
-    with np.errstate(all="ignore"):  # as arithmetic within C gives no warnings
+    with np.errstate(all="ignore"):  # arithmetic in C gives no warnings either
         per_head = [
             None
             if raw is None
@@ -131,13 +131,13 @@ def _fitted(raw: Any, given: Any, num_threads: int | None) -> Any:
     """Sum what the core found to the shape of the input, in the gradient's dtype."""
     if raw is None:
         return None
-    if isinstance(raw, list | tuple):  # of the masks of packed sequences
+    if isinstance(raw, list | tuple):  # masks of packed sequences
         return [_fitted(*each, num_threads) for each in zip(raw, given, strict=True)]
     given = np.asarray(given)
     if raw.shape == given.shape and raw.dtype == given.dtype:
-        return raw  # as a rule
+        return raw
     dtype = gradient_dtype(given)
-    if raw.size == 0:  # no query head may be a broadcast of any number of key heads
+    if raw.size == 0:  # no query heads fit any number of key heads
         return np.zeros(given.shape, dtype)
     with np.errstate(all="ignore"):
         return rounded(sum_to_shape(raw, given.shape), dtype, num_threads)
@@ -179,7 +179,7 @@ def _settled(dropout_p: Any, rng: Any) -> tuple[Any, Any]:
         is_bool = isinstance(dropout_p, bool) or getattr(dropout_p, "dtype", None) == np.bool_
         number = dropout_p if is_bool or isinstance(dropout_p, str | bytes) else float(dropout_p)
     except (TypeError, ValueError, OverflowError):
-        return dropout_p, rng  # the core says what is wrong with it
+        return dropout_p, rng  # the core raises
     drops = isinstance(number, float) and 0 < number <= 1
     return number, seed_from_rng(rng) if drops else rng
 
@@ -202,7 +202,7 @@ def as_gradient(name: str, x: npt.ArrayLike | None, dtype: np.dtype[Any]) -> Arr
     if x is None:
         raise TypeError(f"{name} must be an array, not None")
     array = as_array(name, x)
-    if not isinstance(x, list | tuple | float | int):  # it has a dtype of its own, such as a PyTorch tensor
+    if not isinstance(x, list | tuple | float | int):  # has a dtype, as PyTorch tensors do
         return array
     float_dtype(name, array)
     with np.errstate(over="ignore"):
@@ -236,7 +236,7 @@ def gradient_dtype(x: Array) -> np.dtype[Any]:
 
 def rounded(x: Array, dtype: np.dtype[Any], num_threads: int | None) -> Array:
     """Round to the dtype of a gradient: x itself where it has that dtype. Beyond its range is inf, without a warning."""
-    x = np.asarray(x)  # NumPy's sum of all elements is a number
+    x = np.asarray(x)  # NumPy's sum over everything is a scalar
     if x.dtype != np.float32 or dtype.itemsize != 2 or not x.flags.c_contiguous:
         return x.astype(dtype, copy=False)
     narrow = np.empty(x.shape, dtype)

@@ -23,7 +23,7 @@ __all__ = ["AdditiveGradients", "additive_attention", "additive_attention_vjp"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# Elements of a tile of tangents (a megabyte in float32), of the scores of some rows, and rows at a time.
+# Elements of a tile of tangents and of a tile of scores; rows at a time.
 TILE, SCORES, ROWS = 2**18, 2**21, 64
 
 
@@ -231,7 +231,7 @@ class _Call:
     v: Array
     mask: Array | None  # (..., L, S), a view
     lengths: Array | None  # (...,)
-    diagonal: int | None  # the last key of query i is i + diagonal, when causal
+    diagonal: int | None  # query i sees keys up to i + diagonal
     lead: tuple[int, ...]
     compute: np.dtype[Any]
     result: np.dtype[Any]
@@ -253,7 +253,7 @@ class _Call:
         compute = compute_dtype(*given)
         _check_shapes(*given)
         options: dict[str, Any] = {"is_causal": is_causal, "causal": causal, "key_lengths": key_lengths}
-        # The core checks the rest; of arrays without width it has little to compute.
+        # The core checks the rest, cheaply without width.
         q, k, values, *_ = (x[..., :0] for x in given)
         lead = _core.scaled_dot_product_attention(q, k, values, attn_mask, **options).shape[:-2]
         q, k, values, w_q, w_k, weights = (x.astype(compute, copy=False) for x in given)
@@ -304,7 +304,7 @@ class _Call:
             if mask.dtype == np.bool_:
                 scores[~mask] = -np.inf
             else:
-                most = np.finfo(self.compute).max  # what is finite in a wider dtype stays so
+                most = np.finfo(self.compute).max  # wider finite values stay finite
                 scores += np.where(np.isfinite(mask), np.clip(mask, -most, most), mask).astype(self.compute)
                 scores[mask == -np.inf] = -np.inf
         if self.diagonal is not None:
@@ -313,7 +313,7 @@ class _Call:
         if self.lengths is not None:
             scores[:, int(self.lengths[head]) :] = -np.inf
         value = self.value[head]
-        nothing = np.empty((max(scores.shape), 0), self.compute)  # of width 0: products are 0
+        nothing = np.empty((max(scores.shape), 0), self.compute)  # products of width 0 are 0
         return nothing[: scores.shape[0]], nothing[: self.n_keys], value, scores
 
     def gradients(

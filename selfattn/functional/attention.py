@@ -33,9 +33,9 @@ __all__ = [
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
-HEADS = slice(None, -2)  # the axes before length and width
+HEADS = slice(None, -2)
 
-_OVERLAP_WORK = 10_000  # steps of the search for a shared element, as in the core for out
+_OVERLAP_WORK = 10_000  # as for `out` in the core
 
 
 @takes(AttentionOptions)
@@ -327,7 +327,7 @@ def _check_target(name: str, target: Array, given: Array) -> None:
                          f"got {target.dtype} of shape {target.shape}")  # fmt: skip
     if not target.flags.writeable:
         raise ValueError(f"{name} is read-only")
-    reach = target.itemsize  # each step must be longer than everything below it, as the core has it for out
+    reach = target.itemsize  # each step must exceed the reach of all below
     for step, n in sorted(
         (abs(step), n) for step, n in zip(target.strides, target.shape, strict=True) if n > 1
     ):

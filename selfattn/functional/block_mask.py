@@ -19,10 +19,10 @@ __all__ = ["BlockMask"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Lead: TypeAlias = tuple[int, ...]
-Table: TypeAlias = tuple[Any, ...]  # csrc/python/block_mask.c reads it
+Table: TypeAlias = tuple[Any, ...]  # read by csrc/python/block_mask.c
 
-_MOST = 4  # as SA_MAX_BLOCK_MASKS in csrc/selfattn.h
-_NO_LENGTH = 2**48  # longer than any sequence that the core takes
+_MOST = 4  # SA_MAX_BLOCK_MASKS
+_NO_LENGTH = 2**48  # longer than the core takes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,7 +72,7 @@ class BlockMask:
 
     _parts: tuple[_Documents | _Prefix | _Blocks, ...]
 
-    __array_ufunc__: ClassVar[None] = None  # array & mask is an error, not an array of masks
+    __array_ufunc__: ClassVar[None] = None  # array & mask: an error, not an array of masks
 
     def __post_init__(self) -> None:
         kinds = (_Documents, _Prefix, _Blocks)
@@ -322,10 +322,10 @@ class _Runs(NamedTuple):
     """The open keys of classes of rows, as runs: see sa_block_mask in csrc/selfattn.h."""
 
     classes: Array  # (..., n)
-    rows: int  # of a class
-    starts: Array  # (number of classes + 1,)
-    runs: Array  # (number of runs, 2)
-    share: float  # of the pairs that are open
+    rows: int  # per class
+    starts: Array  # (classes + 1,)
+    runs: Array  # (runs, 2)
+    share: float  # of open pairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -451,7 +451,7 @@ def _runs_of_documents(query_ids: Array, key_ids: Array, lead: Lead) -> _Runs:
         ids = keys[index]
         lo = np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
         hi = np.concatenate([lo[1:], [n_keys]])
-        order = np.argsort(ids[lo], kind="stable")  # runs of an id stay in order
+        order = np.argsort(ids[lo], kind="stable")  # keep an id's runs in order
         known, first = np.unique(ids[lo][order], return_index=True)
         here = tuple(slice(None) if n == 1 else at for at, n in zip(index, keys.shape, strict=False))
         at = np.minimum(np.searchsorted(known, queries[here]), len(known) - 1)

@@ -111,11 +111,11 @@ def check_vjp(
         ends = [array + step * direction, array - step * direction]
         after, before = (results(f, [*arrays[:k], end, *arrays[k + 1 :]])[0] for end in ends)
         change = sum(np.sum(dy * difference(a, b)) for dy, a, b in zip(dys, after, before, strict=True))
-        # the direction that was taken, with its roundings
+        # The direction after rounding.
         products = grad * (difference(*ends) / (2 * step))
         expected, got = float(change / (2 * step)), float(products.sum())
         allowed = tolerance * math.sqrt(np.square(products).sum()) + noise / step
-        if not abs(got - expected) <= allowed:  # NaN is off too
+        if not abs(got - expected) <= allowed:  # NaN fails too
             faults.append(
                 f"the gradient of {names[k]} is off along a random direction:\n"
                 f"{got:.9g} by the pullback, {expected:.9g} by finite differences"
@@ -134,7 +134,7 @@ def argument_names(f: Callable[..., Any], n: int) -> list[str]:
     """Return what to call the arguments in messages: the place, and the name where ``f`` tells it."""
     try:
         parameters = list(inspect.signature(f).parameters.values())
-    except (TypeError, ValueError):  # some built-in functions have none
+    except (TypeError, ValueError):  # some built-in functions
         parameters = []
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return [f"argument {k}" + (f" ({positional[k]})" if k < len(positional) else "") for k in range(n)]
@@ -156,7 +156,7 @@ def match(grads: Any, n: int) -> list[Array | None]:
     """Return one gradient, or None, for each of n arguments."""
     given: list[Any] = []
     for grad in grads if isinstance(grads, tuple) else [grads]:
-        given += grad if isinstance(grad, list) else [grad]  # of parts, or of the masks of packed sequences
+        given += grad if isinstance(grad, list) else [grad]  # of parts, or of masks of packed sequences
     found = [grad for grad in given if grad is not None]
     if not found:
         raise ValueError("the pullback returns no gradient, so there is nothing to check")

@@ -204,7 +204,7 @@ class KVCache:
             new = _aligned((*old.shape[:2], wanted, old.shape[3]), old.dtype)
             new[:, :, :used] = old[:, :, :used]
             grown.append(new)
-        self._key, self._value = grown  # both or neither, whatever memory there is
+        self._key, self._value = grown  # both or neither, if memory runs out
 
     def truncate(self, lengths: npt.ArrayLike) -> None:
         """Forget the tokens from ``lengths`` on, as when a guess is taken back. 0 empties the cache.
@@ -344,8 +344,8 @@ class KVCache:
                 query_lengths=counts[:, None], return_lse=True, **options,
             )  # fmt: skip
             is_padding = np.arange(queries.shape[2]) >= counts[:, None]
-            lse.swapaxes(1, 2)[is_padding] = -np.inf  # it has no sink either
-        except BaseException:  # an option that is wrong, or Ctrl-C: as if it had not been called
+            lse.swapaxes(1, 2)[is_padding] = -np.inf  # no sink either
+        except BaseException:  # wrong options, Ctrl-C: as if not called
             self._lengths = before
             raise
         return (out, lse) if return_lse else out
@@ -415,7 +415,7 @@ def _holds(own: np.dtype[Any], given: np.dtype[Any]) -> bool:
     """Tell whether a cache of dtype `own` holds all numbers of dtype `given`, up to its own range of integers."""
     try:
         return given.kind != "b" and np.result_type(given, own) == own
-    except TypeError:  # NumPy does not know how the two meet: float16 and bfloat16
+    except TypeError:  # NumPy cannot promote float16 with bfloat16
         return False
 
 
@@ -429,7 +429,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         room = np.empty(nbytes + 63, np.uint8)
         start = -room.ctypes.data % 64
         return np.asarray(room[start : start + nbytes].view(dtype).reshape(shape))
-    except (ValueError, MemoryError):  # NumPy's tell of bytes, or of dimensions
+    except (ValueError, MemoryError):  # NumPy's messages lack shape and dtype
         raise MemoryError(f"cannot allocate {nbytes} bytes for {dtype} of shape {shape}") from None
 
 

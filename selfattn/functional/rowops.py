@@ -417,7 +417,7 @@ def _with_pullback(
     """Run an operation of one array, both halves of which are in the core."""
     array = as_array("x", x)
     y = forward(array, option)
-    dtype = y.dtype  # the pullback does not hold y
+    dtype = y.dtype  # the pullback must not hold `y`
 
     def pullback(dy: npt.ArrayLike) -> Array:
         return backward(array, as_fitting_gradient("dy", dy, array.shape, dtype), option)

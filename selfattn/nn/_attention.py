@@ -12,12 +12,11 @@ from selfattn.nn._arrays import Array
 from selfattn.nn.linear import linear, linear_backward
 
 PROJECTIONS = ("query", "key", "value")
-# What a call may set; the rest of scaled_dot_product_attention's arguments would change what the layer returns.
+# Options of scaled_dot_product_attention that do not change what a layer returns.
 OPTIONS = (
     "dropout_p", "is_causal", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng",
     "num_threads",
 )  # fmt: skip
-# The same of additive_attention.
 ADDITIVE_OPTIONS = ("is_causal", "causal", "key_lengths", "num_threads")
 
 
@@ -125,7 +124,7 @@ def _both(first: Array, second: Array) -> Array:
     if all(mask.dtype == np.bool_ for mask in masks):
         return ~(first | second)
     ignored = [mask if mask.dtype == np.bool_ else mask == -np.inf for mask in masks]
-    # In float64 the sum of two finite float32 masks is finite, and a row of the least numbers stays uniform.
+    # In float64 finite float32 masks have a finite sum: a row of least numbers stays uniform.
     with np.errstate(invalid="ignore"):
         added = sum(mask.astype(np.float64) for mask in masks if mask.dtype != np.bool_)
     return np.where(ignored[0] | ignored[1], -np.inf, added)

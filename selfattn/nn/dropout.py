@@ -95,4 +95,4 @@ class Dropout(Module):
 
 @np.errstate(all="ignore")
 def _times(x: Array, factors: Array) -> Array:
-    return np.asarray(x * factors)  # infinity times 0 is NaN, without a warning
+    return np.asarray(x * factors)  # no warning for infinity times 0

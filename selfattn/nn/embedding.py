@@ -109,7 +109,7 @@ class Embedding(Module):
             raise TypeError("ids is a MaskedArray; pass a plain array")
         array: npt.NDArray[Any] = np.asarray(ids)
         if array.size == 0 and not isinstance(ids, np.ndarray):
-            array = array.astype(np.intp)  # an empty list counts as floats
+            array = array.astype(np.intp)  # an empty list is float64
         if array.dtype.kind not in "iu":
             raise TypeError(f"ids must be integers, not {array.dtype}")
         wrong = (array < 0) | (array >= self.num_embeddings)
@@ -156,5 +156,5 @@ class Embedding(Module):
                 d_weight[self.padding_idx] = 0
             return {"weight": d_weight.astype(self.weight.dtype, copy=False)}
 
-        # The gradient does not need the table, but a model's pullback is for one state of its parameters.
+        # The table is not needed, but a model's pullback is for one state of its parameters.
         return y, checked_pullback(self, y, [self.weight], backward)

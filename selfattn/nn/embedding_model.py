@@ -194,7 +194,7 @@ class EmbeddingModel(Module):
             grads = [grad.astype(dtype, copy=False) for grad in _core._embedding_backward(saved, wide)]
             return self._named(grads, parameters)
 
-        return y, checked_pullback(self, y, of_blocks, backward)  # no gradient needs the table again
+        return y, checked_pullback(self, y, of_blocks, backward)  # gradients do not need the table
 
     def encode(self, sentences: Iterable[Sentence], batch_size: int = 1024, progress: bool = False) -> Array:
         """Compute the embeddings of many sentences.
@@ -261,7 +261,7 @@ class EmbeddingModel(Module):
         >>> model.steps("tom").blocks[0].weights
         array([[1.]], dtype=float32)
         """
-        from selfattn.steps.layers import model_steps  # NumPy's definition, which nothing else here needs
+        from selfattn.steps.layers import model_steps  # in NumPy; imported when needed
 
         embeddings = self.embedding_layer.weight[self.tokens(sentence)]
         positions = self.positions.table[: len(embeddings)]
@@ -292,7 +292,7 @@ class EmbeddingModel(Module):
         ]
         lists: list[Any] = [ids[: self.max_seq_len] if type(ids) is list else None for ids in given]
         packed = _core._pack_ids(lists, self.vocab_size)
-        if packed is not None:  # what tokenizers return
+        if packed is not None:
             return packed
         parts = []
         for n, (ids, sentence) in enumerate(zip(given, sentences, strict=True), first):
@@ -322,7 +322,7 @@ class EmbeddingModel(Module):
         """Take what the tokenizer returned for a sentence, which has this name in messages."""
         try:
             found = np.asarray(None if isinstance(ids, np.ma.MaskedArray) else ids[: self.max_seq_len])
-        except (TypeError, ValueError, KeyError, IndexError):  # no sequence, or one of sequences
+        except (TypeError, ValueError, KeyError, IndexError):  # no sequence of numbers
             found = np.empty(0, object)
         if found.ndim != 1 or (
             found.dtype.kind not in "iu" and not (found.size == 0 and found.dtype == float)
@@ -355,7 +355,7 @@ class EmbeddingModel(Module):
         named = dict(zip(_names(len(self.attention_layers)), gradients, strict=True))
         if len(set(map(id, parameters))) == len(parameters):
             return named
-        return self.gather_gradients({"": named})  # some are shared
+        return self.gather_gradients({"": named})  # shared parameters
 
 
 def _parameters(block: Any) -> list[Array]:
@@ -382,7 +382,7 @@ def is_batch(sentences: Any) -> bool:
         return False
     if isinstance(sentences, np.ndarray):
         return sentences.ndim > 1 or sentences.dtype.kind in "OU"
-    if not isinstance(sentences, list | Sequence) or not sentences:  # a list is quick to tell
+    if not isinstance(sentences, list | Sequence) or not sentences:  # fast for lists
         return False
     first = sentences[0]
     return not hasattr(first, "__index__") or (isinstance(first, np.ndarray) and first.ndim > 0)

@@ -170,11 +170,11 @@ class Module:
             object.__setattr__(self, name, value)
             return
         parameter = self.__dict__[name]
-        if value is parameter:  # what `layer.weight += 1` ends with
+        if value is parameter:  # ends `layer.weight += 1`
             return
         if parameter is None:
             raise AttributeError(f"this {type(self).__name__} was made without {name}")
-        # Optimisers hold on to the array: write into it.
+        # Optimisers hold the array.
         parameter[...] = _fitting(name, parameter, value, strict=True)
 
     def _own_parameters(self) -> Iterator[tuple[str, Array]]:

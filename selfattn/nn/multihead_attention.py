@@ -290,7 +290,7 @@ class MultiheadAttention(Module):
         TypeError, ValueError
             Inputs or masks that do not fit.
         """
-        from selfattn.steps.layers import layer_steps  # NumPy's definition, which nothing else here needs
+        from selfattn.steps.layers import layer_steps  # in NumPy; imported when needed
 
         inputs = self._inputs(query, key, value)
         options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)

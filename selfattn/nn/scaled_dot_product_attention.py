@@ -191,7 +191,7 @@ class ScaledDotProductAttention(Module):
             d_q, d_k, d_v = (sum_to_shape(d, x.shape).astype(x.dtype, copy=False) for d, x in pairs)
             return (d_q, d_k, d_v), {}
 
-        # The pullback reads the weights: what is returned may be changed.
+        # The caller may change what is returned; the pullback reads the weights.
         return (values, dropped.copy()), pullback
 
     def _inputs(self, query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike) -> Inputs:
@@ -226,7 +226,7 @@ def _attend(
     values, weights = sa.scaled_dot_product_attention(q, k, v, both, return_weights=True)
     uniform = ~scored.any(axis=-1, keepdims=True)
     if uniform.any():
-        # Queries and keys without width have equal scores with everything.
+        # Without width all scores are equal.
         alike = sa.scaled_dot_product_attention(q[..., :0], k[..., :0], v, open_pairs, return_weights=True)
         values, weights = (np.where(uniform, a, x) for a, x in zip(alike, (values, weights), strict=True))
     return values, weights
@@ -245,7 +245,7 @@ def _pairs(
     finite = attn_mask
     if attn_mask is not None and (given := as_array("attn_mask", attn_mask)).dtype.name in FLOATS:
         finite = given != -np.inf
-    # All scores of arrays without width are the same: a pair that exists has a weight.
+    # Without width all scores are equal: every open pair has a weight.
     q, k, v = (np.empty((*x.shape[:-1], 0), np.float32) for x in inputs)
     _, weights = sa.scaled_dot_product_attention(
         q, k, v, finite, key_lengths=key_lengths, return_weights=True

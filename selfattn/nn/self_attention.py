@@ -138,7 +138,7 @@ class SelfAttention(Module):
         return f"d_in={self.d_in}, d_out={self.d_out}, d_v={self.d_v}, score={self.score!r}"
 
     def _project(self, x: Array) -> list[Array]:
-        # The transpose is a view; Linear has its weights the other way round.
+        # Linear's weights are transposed; a view.
         weights = self._weights()
         return [project(x, W.T, getattr(self, f"b_{n}")) for n, W in zip(PROJECTIONS, weights, strict=True)]
 
@@ -225,11 +225,11 @@ class SelfAttention(Module):
         TypeError, ValueError
             Inputs, masks or options that do not fit.
         """
-        from selfattn.steps.layers import layer_steps  # NumPy's definition, which nothing else here needs
+        from selfattn.steps.layers import layer_steps  # in NumPy; imported when needed
 
         x = as_sequence(x, self.d_in, self.W_query.dtype)
         self._check_options(options)
-        options.pop("num_threads", None)  # the steps are NumPy's
+        options.pop("num_threads", None)  # NumPy computes
         if self.v is None:
             options["scale"] = self._scale()
         return layer_steps(
@@ -261,7 +261,7 @@ class SelfAttention(Module):
                 dx += part
             return dx, {name: grads[name] for name, _ in self._own_parameters()}
 
-        # Attention's own pullback reads y: what is returned may be changed, as by `y -= target`.
+        # The caller may change what is returned; attention's pullback reads y.
         return y.copy(), self._checked(y, backward)
 
 
@@ -392,12 +392,12 @@ class SelfAttentionBlock(Module):
         TypeError, ValueError
             Inputs, masks or options that do not fit.
         """
-        from selfattn.steps.layers import layer_steps  # NumPy's definition, which nothing else here needs
+        from selfattn.steps.layers import layer_steps  # in NumPy; imported when needed
 
         x = as_sequence(x, self.d_model, self.query.weight.dtype)
         check_options(options)
-        options.pop("num_threads", None)  # the steps are NumPy's
-        if self.num_heads > 1:  # the steps of one head have no axis for it
+        options.pop("num_threads", None)  # NumPy computes
+        if self.num_heads > 1:  # one head has no axis in the steps
             attn_mask, key_lengths = mask_for_heads(attn_mask), lengths_for_heads(key_lengths)
         return layer_steps(
             x, self.query.weight.T, self.key.weight.T, self.value.weight.T,

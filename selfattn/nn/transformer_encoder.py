@@ -28,7 +28,7 @@ from selfattn.nn.linear import Linear
 from selfattn.nn.module import Module
 from selfattn.nn.multihead_attention import MultiheadAttention
 
-Parts: TypeAlias = dict[str, Gradients]  # the gradients of submodules, by their names
+Parts: TypeAlias = dict[str, Gradients]  # by submodule
 Differentiated: TypeAlias = tuple[Array, Callable[[Array], tuple[Array, Parts]]]
 Branch: TypeAlias = Callable[[Array], Differentiated]
 
@@ -331,7 +331,7 @@ class TransformerEncoder(Module):
         enable_nested_tensor: bool = True,
         mask_check: bool = True,
     ) -> None:
-        del enable_nested_tensor, mask_check  # of PyTorch's fast path, which changes no result
+        del enable_nested_tensor, mask_check  # they change no result
         if not isinstance(encoder_layer, Module):
             raise TypeError(f"encoder_layer must be a Module, not {type(encoder_layer).__name__}")
         if not isinstance(norm, Module | None):

@@ -112,7 +112,7 @@ def additive_attention_vjp(
         open_tangents = np.where(d_scores == 0, 0, tangents)
         d_sum = d_scores * w_v * (1 - open_tangents**2)
         d_q, d_k = d_sum.sum(axis=-2), d_sum.sum(axis=-3)
-        used = d_scores[..., 0] != 0  # rows in closed pairs alone may hold anything
+        used = d_scores[..., 0] != 0  # other rows may hold anything
         used_q = np.where(used.any(axis=-1)[..., None], q, 0)
         used_k = np.where(used.any(axis=-2)[..., None], k, 0)
         found = (

@@ -31,9 +31,9 @@ class Call:
     softcap: float | None
     alibi_slopes: Array | None  # (...,)
     bias: Array | None  # (..., L, S), the float mask
-    allowed: Array  # (..., L, S), bool: what all masks together allow
+    allowed: Array  # (..., L, S), bool: all masks together
     sinks: Array | None  # (...,)
-    keep: Array | None  # (..., L, S), bool: what dropout keeps
+    keep: Array | None  # (..., L, S), bool: weights not dropped
     dropout_p: float
     offset: int  # query i stands on key i + offset
     result_dtype: np.dtype[Any]

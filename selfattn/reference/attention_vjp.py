@@ -90,9 +90,7 @@ def scaled_dot_product_attention_vjp(
     def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
         alive = (lse != -np.inf)[..., None]
         d_out = np.where(alive, np.asarray(grad_out, dtype=compute), zero)
-        meets = alive & (
-            output != 0
-        )  # as the output of a row that only a sink keeps alive: 0, whatever meets it
+        meets = alive & (output != 0)  # a row with only a sink is 0, whatever d_out holds
         delta = np.where(meets, output * d_out, zero).sum(axis=-1)
         if grad_lse is not None:
             delta = delta - np.where(alive[..., 0], np.asarray(grad_lse, dtype=compute), zero)
@@ -127,10 +125,7 @@ def scaled_dot_product_attention_vjp(
                 continue
             given = np.asarray(inputs[name])
             gradient = whole
-            if options.get("enable_gqa") and name in (
-                "key",
-                "value",
-            ):  # the heads that shared a key head, in a row
+            if options.get("enable_gqa") and name in ("key", "value"):  # sum query heads per key head
                 *lead, heads, rows, width = whole.shape
                 shared = given.shape[-3]
                 gradient = whole.reshape(*lead, shared, heads // max(shared, 1), rows, width).sum(axis=-3)

@@ -148,7 +148,7 @@ def gelu(x: npt.ArrayLike, approximate: str = "none", *, compute_dtype: npt.DTyp
     x = as_array("x", x)
     compute, result = dtypes(compute_dtype, {"x": x})
     x = x.astype(compute)
-    if approximate == "none":  # 1 + erf(t) is erfc(-t), which keeps its digits where the sum would cancel
+    if approximate == "none":  # erfc keeps the digits that 1 + erf would cancel
         phi = np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2.0)) / 2.0
     elif approximate == "tanh":
         phi = (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))) / 2.0

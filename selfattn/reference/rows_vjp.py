@@ -220,7 +220,7 @@ def gelu_vjp(
             c = 2 * math.sqrt(2 / math.pi)
             z = c * (x + 0.044715 * x * x * x)
             s, one_minus_s = 1 / (1 + np.exp(-z)), 1 / (1 + np.exp(z))
-            near = np.clip(x, -100, 100)  # beyond, s * (1 - s) is 0, and must not meet an infinite dz/dx
+            near = np.clip(x, -100, 100)  # beyond, s * (1 - s) is 0, but dz/dx may be infinite
             slope = s + x * s * one_minus_s * c * (1 + 3 * 0.044715 * near * near)
         return np.asarray(dy * slope.astype(x.dtype))
 

@@ -16,11 +16,10 @@ import numpy.typing as npt
 from selfattn import reference
 from selfattn.functional._options import StepsOptions, refuse_others, takes
 
-__all__ = ["AttentionSteps", "attention_steps"]  # steps of layers: selfattn.layer_steps
+__all__ = ["AttentionSteps", "attention_steps"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# The steps in order, with their formulas.
 STEPS = {
     "scores": "query @ key.T",
     "scaled_scores": "scale * scores, soft-capped",
@@ -75,8 +74,8 @@ class AttentionSteps:
     weights: Array
     dropped_weights: Array
     output: Array
-    _call: reference.arguments.Call  # what was asked, checked, in the precision that is computed in
-    _replaced: bool = False  # the weights after dropout are not computed but given
+    _call: reference.arguments.Call  # checked arguments
+    _replaced: bool = False  # weights after dropout are given
 
     def __post_init__(self) -> None:
         for array in (*vars(self).values(), *vars(self._call).values()):

@@ -20,7 +20,6 @@ __all__ = ["AdditiveSteps", "LayerParameters", "LayerSteps", "ModelSteps", "laye
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# The steps in order, with their formulas.
 LAYER_STEPS = {
     "inputs": "x",
     "query": "x @ W_query + b_query, split into heads",

@@ -33,7 +33,7 @@ class Comparison:
     name: str
     expected: Array
     computed: Array
-    style: str  # a format specification for one number
+    style: str  # format of one number
     tolerance: Array  # broadcastable to `expected`
     source: str = "printed"
 
@@ -95,7 +95,7 @@ def _to_digits(name: str, printed: Any, computed: Array, digits: int) -> Compari
 
 
 def _to_reference(name: str, expected: Array, computed: Array) -> Comparison:
-    # Sums of a few terms of size 1, and a LayerNorm that divides by a deviation not much below 1.
+    # Short sums of size 1, and a LayerNorm whose deviation is not far below 1.
     tolerance = 64 * np.finfo(computed.dtype).eps * (1 + np.abs(expected))
     return Comparison(name, np.asarray(expected, np.float64), computed, ".6f", tolerance, "reference")
 
@@ -202,7 +202,7 @@ def illustrated(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     as_floats = [t.astype(dtype) for t in (querys, keys, values)]
     scores = sa.attention_steps(*as_floats, scale=1.0).scores
     _, weights = sa.scaled_dot_product_attention(*as_floats, scale=1.0, return_weights=True)
-    # Scores that are the logarithms of given weights have those weights as their softmax.
+    # The softmax of logarithms of weights gives those weights.
     with np.errstate(divide="ignore"):
         log_weights = np.log(np.array(printed["attn_scores_softmax_rounded"], dtype))
     nothing = np.zeros((len(x), 0), dtype)

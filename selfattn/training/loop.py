@@ -230,7 +230,7 @@ def fit(
         callbacks=list(callbacks),
     )
     if training.file is not None:
-        import_extra("safetensors", "text")  # now, not after the first epoch
+        import_extra("safetensors", "text")  # before the first epoch, not after
         if not training.file.parent.is_dir():
             raise FileNotFoundError(f"the folder of checkpoint={training.file} does not exist")
         if training.file.exists():
@@ -258,8 +258,8 @@ class _Training:
     callbacks: list[Callback]
     epoch: int = 0
     done: int = 0
-    order: npt.NDArray[np.int64] | None = None  # None before the first step of an epoch
-    total_loss: float = 0.0  # of the epoch, over its triplets
+    order: npt.NDArray[np.int64] | None = None  # None before an epoch's first step
+    total_loss: float = 0.0  # of the epoch
     history: History = field(default_factory=History)
 
     @property
@@ -268,7 +268,7 @@ class _Training:
         return -(-len(self.triplets) // self.batch_size)
 
     def run(self, epochs: int, shown: Progress, checkpoint_every: int | None) -> None:
-        # Overflow shows in the loss, which is checked; NumPy need not warn of it too.
+        # The loss is checked, and shows overflow.
         with _DelayedInterrupt() as interrupt, np.errstate(over="ignore", invalid="ignore"):
             while self.epoch < epochs:
                 told = self.step(epochs)
@@ -450,7 +450,7 @@ class _DelayedInterrupt:
         self._before: Any = None
 
     def __enter__(self) -> _DelayedInterrupt:
-        # A handler of somebody else's stays; threads other than the main one get no signals.
+        # Signals reach the main thread alone. Others' handlers stay.
         if (
             threading.current_thread() is threading.main_thread()
             and signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -15,7 +15,7 @@ Triplet: TypeAlias = tuple[str, str, str]
 PathLike: TypeAlias = str | os.PathLike[str]
 
 SPLITS = ("lines", "sentences")
-# White space after the end of a sentence, quotes and brackets included, before what may begin one.
+# White space between the end of a sentence and the start of one, with quotes and brackets.
 BOUNDARY = re.compile(r"""(?:(?<=[.!?…])|(?<=[.!?…]["'”’»)\]]))\s+(?=["'“‘«(\[]*[A-ZÀ-ÖØ-Þ0-9])""")
 FAR = 10
 TRIES = 100
@@ -179,7 +179,7 @@ def make_triplets(
     triplets = []
     for i, main in enumerate(sentences):
         close = [j for j in range(max(0, i - near), min(n, i + near + 1)) if j != i]
-        before = max(0, i - far)  # so many are far enough in front, the rest of `distant` behind
+        before = max(0, i - far)  # far enough before i
         distant = before + max(0, n - i - far - 1)
         for _ in range(per_sentence):
             similar = sentences[close[int(generator.integers(len(close)))]]

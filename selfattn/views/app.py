@@ -23,7 +23,7 @@ __all__ = ["main", "page_of_arrays"]
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
-# The names of arrays in a file. Text and what is a single number are taken out of their arrays.
+# Names of arrays in a file.
 ATTENTION = ("query", "key", "value")
 LAYER = ("inputs", "W_query", "W_key", "W_value")
 PARTS = (

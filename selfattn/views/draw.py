@@ -16,7 +16,7 @@ from selfattn.views.texts import fill
 from selfattn.views.writing import Array, decimals_of, number, text
 
 _LOW = re.compile(r"_([0-9A-Za-z]+)")
-LEVELS = 8  # of colour, for each sign
+LEVELS = 8  # of colour, per sign
 
 
 class Drawing:
@@ -34,7 +34,7 @@ class Drawing:
         self.graph, self.sides, self.texts, self.exercise = graph, sides, texts, exercise
         self.precision, self.max_side = precision, max_side
         self.decimals = {name: decimals_of(node.data, precision) for name, node in graph.nodes.items()}
-        self.sizes: dict[str, float] = {}  # largest number of all matrices of a name: one scale of colours
+        self.sizes: dict[str, float] = {}  # largest number by name: one colour scale
         for node in graph.nodes.values():
             finite = np.abs(node.data[np.isfinite(node.data)])
             key = node.name.partition("[")[0]
@@ -54,7 +54,7 @@ class Drawing:
                 ]:
                     rows, columns = self.graph.nodes[name].data.shape
                     if columns:
-                        step = 2 if columns % 2 else 1  # no common divisor: every column has its turn
+                        step = 2 if columns % 2 else 1  # every column has its turn
                         blanks[name] = [(step * i + n) % columns for i in range(rows)]
         return blanks
 
@@ -137,7 +137,7 @@ class Drawing:
         rows, columns = map(min, zip(first.data.shape, second.data.shape, strict=True))
         with np.errstate(invalid="ignore"):
             data = second.data[:rows, :columns] - first.data[:rows, :columns]
-            # what is left of two numbers that differ by rounding alone is no difference to be looked at
+            # Hide rounding.
             data[np.abs(data) <= 1e-12 * self.sizes[first.name.partition("[")[0]]] = 0.0
         labels = [
             [x if x == y else f"{x} → {y}" for x, y in zip(*pair, strict=False)]

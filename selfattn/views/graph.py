@@ -19,16 +19,16 @@ from selfattn.steps.layers import AdditiveSteps, LayerSteps, ModelSteps
 
 Array: TypeAlias = npt.NDArray[Any]
 Steps: TypeAlias = AttentionSteps | ModelSteps
-Term: TypeAlias = str  # the id of a node, "T:" and an id for its transpose, or an operator
+Term: TypeAlias = str  # id of a node, "T:" and an id for its transpose, or an operator
 
 OPERATORS = ("@", "=", "+", "·", "→", "where")
-MAX_HEADS = 4  # heads of which tables are shown
+MAX_HEADS = 4  # shown as tables
 PER_HEAD = (
     "given", "scores", "scaled_scores", "masked_scores", "weights", "dropped_weights", "replaced_weights",
     "weighted_values", "output",
 )  # fmt: skip
-MAX_PAIRS = 8  # queries whose weighted values are shown
-MAX_NUMBERS = 200_000  # of all matrices together: about 2 MB as base64
+MAX_PAIRS = 8  # queries with weighted values
+MAX_NUMBERS = 200_000  # in all matrices: about 2 MB as base64
 
 
 class PageError(ValueError):
@@ -40,15 +40,15 @@ class Node:
     """A matrix, and how it is computed from others."""
 
     id: str
-    name: str  # in Python, such as "scores"
+    name: str  # such as "scores"
     data: Array  # (rows, columns), float64
-    rows: str = ""  # name of a list of labels; "" counts from 0
+    rows: str = ""  # list of labels; "" counts from 0
     columns: str = ""
     op: str = "given"
     args: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     editable: bool = False
-    block: str = ""  # where there are several, in which it is
+    block: str = ""  # if there are several
     head: str = ""
 
 
@@ -72,7 +72,7 @@ class Stage:
     notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
 
-# Formula and line of NumPy of every stage.
+# Formula and NumPy of every stage.
 LINES: dict[str, tuple[str, str]] = {
     "embeddings": ("e_i = table[token_i]", "embeddings = table[ids]"),
     "positions": ("p_ic = sin(i / 10000^(c/d)),  p_ib = cos(i / 10000^(c/d)),  b = c + 1,  c = 0, 2, 4, …", "angle = np.arange(L)[:, None] / 10000 ** (np.arange(0, d, 2) / d)\npositions[:, 0::2], positions[:, 1::2] = np.sin(angle), np.cos(angle)"),
@@ -111,7 +111,7 @@ class Graph:
         self.stages: dict[str, Stage] = {}
         self.labels: dict[str, list[str]] = {"one": [""]}
         self.side = 0
-        self.block = self.head = ""  # of the nodes that are being added
+        self.block = self.head = ""  # of the nodes being added
         self.numbers = 0
 
     def add(self, node: Node, *, shared: bool = False) -> str:
@@ -373,7 +373,7 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
         terms = [inputs]
         sources, before = {"query": inputs}, steps.inputs
         source = inputs
-        for name in ("key", "value"):  # each made of what the one before it is made of, unless given
+        for name in ("key", "value"):  # from the source before, unless given
             array = getattr(steps, f"{name}_inputs")
             if array is not before:
                 full_name = f"{name}_inputs"

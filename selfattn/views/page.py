@@ -22,11 +22,9 @@ from selfattn.views.picture import MAX_MATRICES, MAX_SIDE, stacked, weights_svg
 from selfattn.views.texts import CAPTIONS, fill, merged
 from selfattn.views.writing import storable, text, visible
 
-_ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # no other text can hold it: quotes are escaped
-_NOT_CODE = re.compile(
-    r"^\s*/\*.*?\*/\n|^\s+", re.DOTALL | re.MULTILINE
-)  # comments, indentation: a fifth of the script
-_CONTENTS = re.compile(r'<ol class="sa-contents">.*?</ol>\n')  # links to ids, which fragments have not
+_ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # text has escaped quotes
+_NOT_CODE = re.compile(r"^\s*/\*.*?\*/\n|^\s+", re.DOTALL | re.MULTILINE)
+_CONTENTS = re.compile(r'<ol class="sa-contents">.*?</ol>\n')  # its links need ids
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"  # no network
 )
@@ -37,7 +35,7 @@ _SCRIPTS = (
     "walk.js",
     "exercise.js",
     "steps.js",
-)  # each uses those before it
+)  # in order of use
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Page:
     """
 
     title: str
-    body: str  # the views alone, with ids
+    body: str  # with ids
     svg: str
     lang: str = "en"
 

@@ -23,11 +23,11 @@ __all__ = ["plot_attention"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
-MAX_NUMBERS = 400  # cells with their number written in, unless asked for
-MAX_LABELS = 40  # tokens along an axis; of more, every second, third, … is named
-MAX_TOKEN = 24  # characters of a token
-CELL, LEAST, MOST = 0.55, 2.4, 9.0  # inches: a cell with a number, the shortest and the longest side
-LETTER = 0.085  # inches, about, at the usual size
+MAX_NUMBERS = 400  # cells with numbers
+MAX_LABELS = 40  # labels along an axis
+MAX_TOKEN = 24  # characters
+CELL, LEAST, MOST = 0.55, 2.4, 9.0  # inches: a cell, the shortest and the longest side
+LETTER = 0.085  # inches, about
 
 
 def plot_attention(
@@ -125,7 +125,7 @@ def plot_attention(
     finite = np.ma.masked_invalid(matrix, copy=False)
     if cmap is None:
         cmap = "RdBu_r" if low < 0 else "Blues"
-    # Cells that are not finite stay transparent, and the hatched background shows.
+    # Not finite: transparent over the hatching.
     image = ax.imshow(finite, cmap=cmap, vmin=low, vmax=high, aspect="equal", interpolation="nearest")
     ax.patch.set(facecolor="#f4f4f4", edgecolor="#b04040", hatch="///" if finite.mask.any() else None)
     for axis, labels, name in ((ax.xaxis, columns, "key"), (ax.yaxis, rows, "query")):
@@ -199,7 +199,7 @@ def _as_axes(ax: Any) -> Any:
 def _new_axes(plt: Any, shape: tuple[int, ...], rows: list[str], columns: list[str]) -> Any:
     """Make a figure on which numbers fit their cells, within bounds, with room for the longest labels."""
     height, width = (min(max(CELL * n, LEAST), MOST) for n in shape)
-    beside = LETTER * max(map(letters, rows)) + 1.5  # and the colour scale
+    beside = LETTER * max(map(letters, rows)) + 1.5  # with the colour scale
     above = LETTER * max(map(letters, columns)) * math.sin(math.pi / 4) + 0.8
     return plt.subplots(figsize=(width + beside, height + above), layout="constrained")[1]
 
@@ -208,7 +208,7 @@ def _limits(matrix: Array, vmin: float | None, vmax: float | None) -> tuple[floa
     """Return the ends of the colour scale."""
     finite = matrix[np.isfinite(matrix)]
     least, most = float(finite.min(initial=0.0)), float(finite.max(initial=0.0))
-    far = max(-least, most) or 1.0  # all zero, or nothing finite
+    far = max(-least, most) or 1.0  # nothing finite above 0
     low = (-far if least < 0 else 0.0) if vmin is None else float(vmin)
     high = far if vmax is None else float(vmax)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -228,7 +228,7 @@ def _name_ticks(axis: Any, labels: list[str], name: str) -> None:
 def _slant_long_labels(ax: Any, shape: tuple[int, ...]) -> None:
     """Slant the names of the keys where they would run into each other."""
     labels, box = ax.get_xticklabels(), ax.get_window_extent()
-    cell = min(box.height / shape[0], box.width / shape[1]) / ax.figure.dpi  # inches; cells are squares
+    cell = min(box.height / shape[0], box.width / shape[1]) / ax.figure.dpi  # inches
     between = cell * math.ceil(shape[1] / MAX_LABELS)
     if max(letters(label.get_text()) for label in labels) * LETTER > between:
         for label in labels:
@@ -239,7 +239,7 @@ def _write_numbers(ax: Any, image: Any, matrix: Array, precision: int) -> None:
     for (i, j), number in np.ndenumerate(matrix):
         if np.isfinite(number):
             red, green, blue, _ = image.cmap(image.norm(number))
-            # Luminance by ITU-R BT.601: black on bright cells, white on dark ones.
+            # Luminance (ITU-R BT.601): black on bright, white on dark.
             color = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
             text, box = f"{round(float(number), precision) + 0.0:.{precision}f}", None  # no -0.00
         else:

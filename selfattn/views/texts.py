@@ -14,7 +14,7 @@ from selfattn.views.writing import storable
 CAPTIONS: dict[str, str] = {
     "lang": "en",
     "title": "Attention, step by step",
-    # one plain sentence for every stage
+    # captions of stages
     "embeddings": "Every token is looked up in the embedding table: a row of numbers that means the word.",
     "positions": "Attention does not see the order of its tokens, so every place in the sentence gets a row of its own.",
     "inputs": "One row of numbers for every token. This is all that attention knows about the words.",
