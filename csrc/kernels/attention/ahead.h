@@ -1,6 +1,6 @@
-/* Which rows a block fetches ahead, and when: the one policy of both passes. prefetch.h has the how. */
+/* Which rows a block fetches ahead, and when, in both passes. prefetch.h does the fetching. */
 
-/* What s->ahead holds is fetched by the product of so many rows that begins, or now where it has no steps to do so between. */
+/* The next product, of so many rows, fetches what is planned between its steps; without steps it is fetched now. */
 SA_INLINE void FN(share_ahead)(FN(scratch) * s, ptrdiff_t rows) {
     if (s->wide.terms && s->products->replace_rows) {
         sa_end_ahead(&s->ahead);
@@ -8,8 +8,7 @@ SA_INLINE void FN(share_ahead)(FN(scratch) * s, ptrdiff_t rows) {
     s->ahead.share = s->ahead.bytes / (rows / 8 + 1) + 1;
 }
 
-/* Keys and values that no near cache holds are fetched a tile ahead: those of a head that this thread begins with, in a large
- * call, and all of them from so many bytes on. */
+/* Keys and values of at least so many bytes are fetched a tile ahead; with b->fetches, always. */
 #define SA_FAR_HEAD_BYTES ((ptrdiff_t)12 << 20)
 
 SA_ONCE void FN(fetch_tile)(const sa_block *b, sa_ahead *ahead, const sa_matrix *m, ptrdiff_t width, ptrdiff_t first) {
@@ -24,7 +23,6 @@ SA_ONCE void FN(fetch_tile)(const sa_block *b, sa_ahead *ahead, const sa_matrix 
                                          .bytes = bytes});
 }
 
-/* Rows of a mask lie pages apart. */
 SA_ONCE void FN(fetch_mask)(const sa_block *b, sa_ahead *ahead, ptrdiff_t first, ptrdiff_t n) {
     const sa_matrix *mask = &b->a->mask.m;
     sa_plan_ahead(ahead, (sa_rows_ahead){.row = b->rows->mask,
@@ -33,7 +31,6 @@ SA_ONCE void FN(fetch_mask)(const sa_block *b, sa_ahead *ahead, ptrdiff_t first,
                                          .bytes = sa_bytes_together(mask, n)});
 }
 
-/* So do those of its gradient. */
 SA_ONCE void FN(fetch_dmask)(const sa_backward_block *b, sa_ahead *ahead, ptrdiff_t first, ptrdiff_t n) {
     const sa_matrix *dmask = &b->g->dmask.m;
     sa_plan_ahead(ahead, (sa_rows_ahead){.row = (const char *const *)b->rows->dmask,
@@ -42,8 +39,7 @@ SA_ONCE void FN(fetch_dmask)(const sa_backward_block *b, sa_ahead *ahead, ptrdif
                                          .bytes = sa_bytes_together(dmask, n)});
 }
 
-/* In a large call: plans, for the tile from key `first` on, its share of the rows that this block will write, of the queries that the
- * next one will read, and of the first keys of the next head. */
+/* Plans this tile's share of three things: rows to write, queries of the next block, first keys of the next head. */
 SA_ONCE void FN(look_ahead)(const sa_block *b, sa_ahead *ahead, ptrdiff_t first) {
     if (b->ahead == 0) {
         return;

@@ -1,27 +1,26 @@
-/* The backward pass over one block: rows that share a key head, against the keys begin … end − 1 of it. Derivation, in this
- * notation: docs/theory/backward.md. For the row i and the key j, with P = 2^(s − m)/l recomputed from the saved m and 1/l,
+/* The backward pass over a block: rows that share a key head, against its keys begin … end − 1.
+ * docs/theory/backward.md derives it. For row i and key j, with P = 2^(s − m)/l from the saved m and 1/l,
  *
  *     dV_j += P_ij·dO_i                      (1)      δ_i = O_i·dO_i − dlse_i        (4)
  *     dP_ij = V_j·dO_i                       (2)      dS_ij = P_ij·(dP_ij − δ_i)     (5)
  *     dQ_i += scale·dS_ij·K_j                (3)      dK_j += scale·dS_ij·Q_i        (6)
  *
- * dO_i is packed times 1/l_i, and δ_i scaled alike, so that P is used as 2^(s − m): no rounding of a log-sum-exp, and one
- * product less for every pair. Tiles are as in the forward pass: P[keys][queries], and so is dS.
+ * dO_i and δ_i are packed times 1/l_i, so that P is 2^(s − m). P and dS are [keys][queries].
  *
- * A closed pair takes part in none of the five products. Its P and dS are set to 0 by selection, whatever they were computed
- * from; and where a 0 would meet a NaN or an infinity of K, Q or dO, the tile is done again pair by pair. */
+ * A closed pair takes part in no product. Selection sets its P and dS to 0; where that 0 would meet NaN or infinity
+ * in K, Q or dO, the tile is done again pair by pair. */
 
 typedef struct {
-    FN(scratch) s; /* its O is dOᵀ[Dv][nv·lanes] here */
+    FN(scratch) s; /* its O is dOᵀ[Dv][nv·lanes] */
     real *q_rows;  /* [W][E rounded up], times scale */
     real *do_rows; /* [W][Dv rounded up], times 1/l and 1/(1 − p) */
-    real *dqT;     /* [E rounded up, and a vector more][nv·lanes] */
+    real *dqT;     /* [E rounded up + lanes][nv·lanes] */
     real *dS;      /* [keys][nv·lanes] */
     real *kept;    /* [keys][nv·lanes]: P after dropout */
     FN(per_row) delta;
-    FN(per_row) x, y, z; /* of dslope, as dslope_rows */
-    bool packed;         /* q_rows, do_rows and dOᵀ hold the block's */
-    bool delta_fits;     /* at most half the greatest number: dP − δ is finite, if dP is not as large */
+    FN(per_row) x, y, z; /* of dslope */
+    bool packed;         /* q_rows, do_rows and dOᵀ are the block's */
+    bool delta_fits;     /* |δ| ≤ SA_REAL_MAX/2: dP − δ overflows only if dP is as large */
     FN(gradient_rows) rows;
     FN(gradient_state) gradients;
 } FN(gradient_scratch);
@@ -49,12 +48,12 @@ SA_ONCE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base,
 
 /* ---- the rows of a block ------------------------------------------------------------------------------------------- */
 
-/* The rows src[r] of n elements to dst[r][n rounded up], times factor[r], padded with zeros. A factor of 0 makes zeros of
- * anything. Tells whether all that was written is finite. */
+/* dst[r][n rounded up] = factor[r]·src[r], padded with zeros; a factor of 0 makes zeros of anything. Returns whether
+ * all is finite. */
 SA_ONCE bool FN(pack_rows)(const char *const *src, const sa_matrix *m, int count, ptrdiff_t n, const real *factor, real *dst) {
     const size_t stride = FN(round_up)(n);
     const bool direct = m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real);
-    vec check = V(set1)(0); /* x − x is 0 for a finite x and NaN for any other */
+    vec check = V(set1)(0); /* x − x: 0 for a finite x, else NaN */
     for (int r = 0; r < count; ++r) {
         real *to = dst + (size_t)r * stride;
         if (factor[r] == 0) {
@@ -91,7 +90,7 @@ SA_ONCE void FN(transpose_rows)(const real *x, int count, ptrdiff_t width, real 
     }
 }
 
-/* Q, dO and dOᵀ for multiply-adds. Tells whether the rows of Q and dO are finite. */
+/* Q, dO and dOᵀ for multiply-adds. Returns whether Q and dO are finite. */
 SA_ONCE bool FN(pack_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const sa_rows *rows = b->b.rows;
@@ -102,7 +101,7 @@ SA_ONCE bool FN(pack_block)(const sa_backward_block *b, FN(gradient_scratch) * s
     return finite;
 }
 
-/* Q, dO and the statistics of the block's rows. Tells whether the rows of Q and dO are finite. */
+/* Q, dO and statistics of the rows. Returns whether Q and dO are finite. */
 SA_ONCE bool FN(open_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const sa_rows *rows = b->b.rows;
@@ -134,13 +133,13 @@ SA_ONCE bool FN(open_block)(const sa_backward_block *b, FN(gradient_scratch) * s
 
 /* ---- passes over a tile -------------------------------------------------------------------------------------------- */
 
-/* Whether anything is asked for that dS is needed for: all but dV. */
+/* Whether anything but dV is wanted. */
 SA_INLINE bool FN(wants_dscores)(const sa_backward_block *b) {
     return b->g->dquery.m.data || b->dkey || b->with_mask || b->g->dslope_rows.m.data;
 }
 
-/* Scores in P become 2^(s − m); where some pair is closed, those become −inf. Where all numbers are finite, a score of −inf may
- * count as that: an open pair's is then beyond the greatest number, and its weight of 0 makes nothing of any of them. */
+/* Scores become 2^(s − m), closed ones −inf. With finite numbers any score of −inf may count as closed: its weight of 0
+ * adds nothing. */
 SA_ONCE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool masked,
                               bool finite) {
     if (!masked) {
@@ -152,7 +151,7 @@ SA_ONCE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
     }
 }
 
-/* Scores in P become 2^(P − m), and dP in dS becomes (5): of nv vectors in rows that are `lanes` long. */
+/* Scores in P become weights, and dP in dS becomes (5): nv vectors in rows `lanes` long. */
 SA_INLINE void FN(weigh_any)(real *P, real *dS, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, const real *delta,
                              const int nv) {
     vec m[SA_VECS], d[SA_VECS];
@@ -185,7 +184,7 @@ SA_INLINE void FN(weigh_any)(real *P, real *dS, ptrdiff_t n, ptrdiff_t lanes, co
 SA_LEAVES(SA_WEIGH_LEAF)
 #undef SA_WEIGH_LEAF
 
-/* Both of a tile without closed pairs: one pass reads P once. */
+/* One pass for a tile without closed pairs. */
 SA_ONCE void FN(pass_weigh)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     for (int v = 0, now = SA_AT_ONCE(nv); v < nv; v += now, now = nv - v < now ? nv - v : now) {
         const ptrdiff_t at = v * SA_LANES;
@@ -193,8 +192,8 @@ SA_ONCE void FN(pass_weigh)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* dS holds dP and becomes (5): P·(dP − δ), with dP 0 where dropout took the weight. In a masked tile the closed pairs become
- * 0 in dS, and in P and kept too unless `marks` keeps their −inf. */
+/* dP in dS becomes (5), with dP 0 where dropout took the weight. Closed pairs become 0 in dS; in P and kept too, unless
+ * `marks` keeps their −inf. */
 SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, bool dropped, bool masked, bool marks) {
     const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
@@ -222,8 +221,7 @@ SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, boo
     }
 }
 
-/* x_i −= Σ_j dS_ij·|i + o − j|, y_i −= Σ_j dS_ij and z_i += Σ_j P_ij·|i + o − j| of dslope; position is relative to the
- * tile. */
+/* x_i −= Σ_j dS_ij·|i + o − j|, y_i −= Σ_j dS_ij, z_i += Σ_j P_ij·|i + o − j|; position is relative to the tile. */
 SA_ONCE void FN(pass_dslope)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
@@ -234,7 +232,7 @@ SA_ONCE void FN(pass_dslope)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
             const vec ds = V(load)(s->dS + at), distance = V(abs)(position - V(set1)((real)j));
             x = V(fma)(ds, distance, x);
             y = y + ds;
-            z = V(fma)(V(max)(V(load)(s->s.P + at), zero), distance, z); /* a closed pair's weight may be marked by −inf */
+            z = V(fma)(V(max)(V(load)(s->s.P + at), zero), distance, z); /* −inf may mark a closed pair */
         }
         const ptrdiff_t at = v * SA_LANES;
         V(store)(s->x + at, V(load)(s->x + at) - x);
@@ -243,10 +241,10 @@ SA_ONCE void FN(pass_dslope)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* Whether n rows of that width hold neither NaN nor infinity. Each row's sum is its own: they go side by side. */
+/* Each row has its own sum, so that rows do not wait for one another. */
 SA_ONCE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width) {
     const vec zero = V(set1)(0);
-    vec check = zero; /* 0·x is 0 for a finite x and NaN for any other */
+    vec check = zero; /* 0·x: 0 for a finite x, else NaN */
     for (ptrdiff_t r = 0; r < n; ++r) {
         vec row = zero;
         for (ptrdiff_t i = 0; i < width; i += SA_LANES) {
@@ -258,7 +256,7 @@ SA_ONCE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdi
     return !V(any)(V(not_lt)(check, V(set1)(1)));
 }
 
-/* (1), (3) and (6) from the tile's key `done` on, over the open pairs only: P (or kept) is −inf where a pair is closed. */
+/* (1), (3) and (6) from the tile's key `done` on, over open pairs: in P (or kept) −inf marks closed ones. */
 SA_ONCE void FN(products_careful)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
                                   ptrdiff_t n, ptrdiff_t lanes) {
     const sa_attention *a = b->g->a;
@@ -286,7 +284,7 @@ SA_ONCE void FN(products_careful)(const sa_backward_block *b, FN(gradient_scratc
     }
 }
 
-/* (1), (3) and (6) likewise. Vectors of lanes that causal closes for some of the keys are left out, as in the forward pass. */
+/* (1), (3) and (6) of all pairs, without vectors that causal closes. */
 SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
                                 ptrdiff_t n, int nv) {
     const sa_attention *a = b->g->a;
@@ -321,8 +319,8 @@ SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch)
 
 /* ---- a tile, step by step ------------------------------------------------------------------------------------------ */
 
-/* By other products, weights, dS and the gradients in one step, where nothing but the mask's gradient is wanted of dS beside those.
- * Returns how many keys are done, as far as they hold their numbers; of the others P holds scores and dS dP as before. */
+/* Weights, dS and gradients at once by other products, where dS is wanted for these and the mask's gradient alone.
+ * Returns how many keys are done; the others still have scores in P and dP in dS. */
 SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n,
                                         int nv, bool masked) {
     const FN(products) *products = s->s.products;
@@ -344,8 +342,8 @@ SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_
     return done;
 }
 
-/* Scores in P become weights, kept those after dropout, and dS dS: `plain` in one pass over scores and dP. Where dP is wanted and not
- * there yet, it is computed. Tells whether products must go pair by pair, as a closed pair's 0 could meet what is not finite. */
+/* Scores in P become weights, `kept` those after dropout, and dP in dS becomes dS; wants_dp computes dP first. Returns
+ * whether products must go pair by pair, as a closed pair's 0 could meet NaN or infinity. */
 SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
                               bool masked, bool finite, bool wants_dp) {
     const sa_attention *a = b->g->a;
@@ -358,7 +356,7 @@ SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) *
     }
     const real *value = NULL;
     ptrdiff_t v_stride = 0;
-    if (wants_dp) { /* other products hold finite numbers alone */
+    if (wants_dp) { /* other products hold only finite numbers */
         value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
     }
     const bool careful = masked && !(finite && (keys_elsewhere || FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E)));
@@ -388,7 +386,7 @@ SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) *
     return careful;
 }
 
-/* dS times softcap's derivative, which of a closed pair may be NaN. */
+/* dS times softcap's derivative, which may be NaN for closed pairs. */
 SA_ONCE void FN(pass_gain)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     const vec zero = V(set1)(0);
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
@@ -397,8 +395,8 @@ SA_ONCE void FN(pass_gain)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* (1), (3) and (6) from the tile's key `done` on: pair by pair if careful, else by other products as far as those hold its
- * numbers. */
+/* (1), (3) and (6) from the tile's key `done` on: pair by pair if careful, else by other products as far as they hold
+ * the numbers. */
 SA_ONCE void FN(backward_products)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
                                    ptrdiff_t n, int nv, bool careful) {
     if (careful) {
@@ -417,7 +415,7 @@ SA_ONCE void FN(backward_products)(const sa_backward_block *b, FN(gradient_scrat
     }
 }
 
-/* A tile of keys: scores and dP, then weights and dS from them, then the products (1), (3) and (6). */
+/* Scores and dP, then weights and dS, then (1), (3) and (6). */
 SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
                                bool finite) {
     const sa_attention *a = b->g->a;
@@ -432,7 +430,7 @@ SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) 
         FN(share_ahead)(&s->s, n);
     }
     const bool dscores = FN(wants_dscores)(b);
-    if (!dscores) { /* dV alone needs no dP; dS is split all the same, and must be finite */
+    if (!dscores) { /* dV needs no dP; dS is split all the same and must be finite */
         memset(s->dS, 0, (size_t)(n * nv * SA_LANES) * sizeof(real));
     }
     const bool has_dp = dscores && s->s.wide.terms && s->s.products->dweights(&b->b, &s->s, &s->gradients, first, n, s->dS, nv);
@@ -456,7 +454,7 @@ SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) 
     FN(backward_products)(b, s, first, done, n, nv, careful);
 }
 
-/* dQ of the block's rows from s->dqT, times scale. */
+/* dQ += scale·dqT. */
 SA_ONCE void FN(add_dquery)(const sa_backward_block *b, const FN(gradient_scratch) * s, int nv) {
     const ptrdiff_t E = b->g->a->E;
     const vec scale = V(set1)((real)b->g->a->scale);
@@ -502,7 +500,6 @@ SA_SHARED size_t FN(gradient_bytes)(const sa_attention_gradients *g, const FN(pr
     return FN(lay_out_backward)(g, NULL, &s, products);
 }
 
-/* The backward pass of a block from beginning to end. */
 SA_SHARED void FN(gradient_block)(const sa_backward_block *given, void *scratch, const FN(products) * products) {
     FN(gradient_scratch) s;
     FN(lay_out_backward)(given->g, scratch, &s, products);

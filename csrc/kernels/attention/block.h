@@ -1,8 +1,7 @@
-/* What the functions of a block share, in both passes and for all products: the rows of a tile of keys or values, in place or
- * packed, and what causal leaves open of a tile. packing.h has what is compiled once. */
+/* What both passes share, for all products: the rows of a tile, and what causal leaves open of it. packing.h has what
+ * is compiled once. */
 
-/* Numbers of rows: the first nv vectors from elsewhere, or all of them 0. Not memcpy, a call of the C library's when nv is not
- * known. */
+/* Not memcpy: with nv unknown that calls the C library. */
 SA_INLINE void FN(copy_vectors)(real *to, const real *from, int nv) {
     for (int v = 0; v < nv; ++v) {
         V(store)(to + v * SA_LANES, V(load)(from + v * SA_LANES));
@@ -16,7 +15,7 @@ SA_INLINE void FN(clear_rows)(real *to) {
     }
 }
 
-/* Whether rows can be read where they lie: aligned and without gaps. */
+/* Whether all rows are native, aligned and without gaps. */
 SA_INLINE bool FN(rows_in_place)(const char *const *rows, int count, const sa_matrix *m) {
     bool direct = m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real);
     for (int r = 0; r < count && direct; ++r) {
@@ -25,14 +24,14 @@ SA_INLINE bool FN(rows_in_place)(const char *const *rows, int count, const sa_ma
     return direct;
 }
 
-/* The queries of vector v, in place or in s->row. Returns how many there are. */
+/* The queries of vector v, in place or in s->row. Returns their number. */
 int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool direct, int v, const real **q);
 
 /* A tile's rows packed as real[n][width], unless they already are. */
 const real *FN(packed_rows)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n,
                             ptrdiff_t width);
 
-/* A tile's rows as real[n][*stride]: in place where that is possible and fast, else packed. */
+/* The same as real[n][*stride]: in place where that is possible and fast. */
 SA_INLINE const real *FN(tile_rows)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n,
                                     ptrdiff_t width, ptrdiff_t *stride) {
     if (FN(is_direct)(m) && m->row_stride <= SA_DIRECT_STRIDE && m->row_stride >= -SA_DIRECT_STRIDE) {
@@ -43,13 +42,13 @@ SA_INLINE const real *FN(tile_rows)(const sa_block *b, const sa_matrix *m, FN(ca
     return FN(packed_rows)(b, m, cache, first, n, width);
 }
 
-/* A key as counted from the tile's first one, and clamped to the tile. */
+/* The key relative to the tile, clamped to 0 … n. */
 SA_INLINE ptrdiff_t FN(in_tile)(ptrdiff_t key, ptrdiff_t first, ptrdiff_t n) {
     return key < first ? 0 : key - first > n ? n : key - first;
 }
 
-/* Of n keys from `first` on: vector v of lanes is worked on for the first end[v], in whole tiles of 4 keys. Rows are sorted by
- * position, so what causal closes are whole vectors from the left: their work is skipped, not masked. */
+/* Vector v is worked on for the tile's first end[v] keys, a multiple of 4 or n. Rows are sorted by position: causal
+ * closes whole vectors from the left, and their work is skipped. */
 SA_INLINE void FN(open_ends)(const sa_rows *rows, const FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, ptrdiff_t *end) {
     if (nv == 1 || !rows->clipped || first + n <= rows->open_to) {
         end[0] = n;
@@ -66,7 +65,7 @@ SA_INLINE void FN(open_ends)(const sa_rows *rows, const FN(scratch) * s, ptrdiff
     }
 }
 
-/* The output of a wide block is zeroed late: the first product on the matrix unit is stored in its place. */
+/* O is zeroed late: the matrix unit stores its first product in its place. */
 SA_INLINE void FN(open_output)(const sa_block *b, FN(scratch) * s, int nv) {
     if (s->empty) {
         memset(s->O, 0, (size_t)b->a->Dv * (size_t)nv * SA_LANES * sizeof(real));

@@ -1,4 +1,4 @@
-/* The conversions that pack.h declares: elements of any dtype, stride and byte order to rows of `real`, and back. */
+/* The conversions that pack.h declares. */
 
 #define SA_IDENTITY(x) (x)
 #define SA_OPEN_OR_CLOSED(x) ((x) ? (real)0 : -(real)INFINITY)
@@ -29,7 +29,7 @@ SA_SHARED void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t strid
 #if SA_REAL_IS_F64
     case SA_F64: SA_LOAD(double, uint64, SA_IDENTITY)
 #else
-    case SA_F64: SA_LOAD(double, uint64, sa_float_of_f64) /* only masks are wider than what computes */
+    case SA_F64: SA_LOAD(double, uint64, sa_float_of_f64) /* only masks are wider than `real` */
 #endif
     case SA_F16: SA_LOAD(uint16_t, uint16, sa_float_of_f16)
     case SA_BF16: SA_LOAD(uint16_t, uint16, sa_float_of_bf16)
@@ -54,7 +54,7 @@ SA_SHARED void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t strid
     }                                                                                                                          \
     return;
 
-/* The way back, for outputs: floating dtypes only, native byte order. */
+/* Floating dtypes only, native byte order. */
 SA_ONCE void FN(store_row)(char *dst, ptrdiff_t stride, sa_dtype dtype, const real *restrict src, ptrdiff_t n) {
     switch (dtype) {
     case SA_F32:

@@ -1,7 +1,7 @@
-/* δ_i = O_i·dO_i − dlse_i of every row, number (4) of docs/theory/backward.md, before the blocks of backward.h need it: as that sum
- * of products, or over the keys where the output was rounded. And what δ makes of the gradients of sinks and slopes. */
+/* δ_i = O_i·dO_i − dlse_i, number (4) of docs/theory/backward.md, which the blocks of backward.h need; and its part in
+ * the gradients of sinks and slopes. */
 
-/* Σ x[i]·y[i] over n, but for those where x is 0. Eight sums: short ones keep the error small. */
+/* Σ x[i]·y[i], but for x[i] = 0. Eight short sums keep the error small. */
 SA_ONCE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
     const vec zero = V(set1)(0);
     vec sum[8];
@@ -37,14 +37,13 @@ SA_ONCE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
     return lanes[0];
 }
 
-/* An output that was rounded to 16 bits makes O·dO wrong by as much for all keys of a row, which dQ and dK add up: there δ is
- * Σ_j P_ij·dP_ij, by two products more. Not where other products round the weights as well: it would
- * gain little. */
+/* An output rounded to 16 bits gives every key of a row the same error in δ, and dQ and dK add it up. There δ is Σ_j
+ * P_ij·dP_ij; but not where other products round the weights as well. */
 SA_INLINE bool FN(delta_is_summed)(const sa_attention *a, const FN(products) * products) {
     return !SA_REAL_IS_F64 && (a->out.m.dtype == SA_F16 || a->out.m.dtype == SA_BF16) && !(products && products->take(a));
 }
 
-/* Σ_j P_ij·dP_ij of each row in s->x. What is closed takes no part, whatever it holds. */
+/* Σ_j P_ij·dP_ij of each row to s->x. Closed pairs take no part, whatever they hold. */
 SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const vec zero = V(set1)(0);
@@ -78,7 +77,7 @@ SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s,
             for (ptrdiff_t j = 0; j < n; ++j) {
                 const ptrdiff_t at = (j * nv + v) * SA_LANES;
                 const vec p = V(load)(s->s.P + at);
-                const lanemask closed = V(lt)(p, zero); /* marked by −inf; the weight of an open pair may be 0 and meet a NaN */
+                const lanemask closed = V(lt)(p, zero); /* −inf marks it; an open pair may have weight 0 and meet a NaN */
                 sum = V(fma)(V(select)(closed, zero, p), V(select)(closed, zero, V(load)(s->dS + at)), sum);
             }
             real *to = s->x + v * SA_LANES;
@@ -87,7 +86,7 @@ SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s,
     }
 }
 
-/* δ of every row (4), what the row gives to its sink's gradient: −2^(sink − m)/l·δ, and what Σ_j dS_ij should be (docs/theory/backward.md). */
+/* δ, the sink's gradient −2^(sink − m)/l·δ, and what Σ_j dS_ij should be. */
 SA_SHARED void FN(delta_block)(const sa_backward_block *b, void *scratch, const FN(products) * products) {
     const sa_attention_gradients *g = b->g;
     const sa_attention *a = g->a;
@@ -115,7 +114,7 @@ SA_SHARED void FN(delta_block)(const sa_backward_block *b, void *scratch, const 
                 out = s->do_rows;
                 grad_out = more;
             }
-            /* a row without keys, alive by its sink, is 0 whatever dO holds */
+            /* alive by its sink, a row without keys gives 0, whatever dO holds */
             delta = summed ? s->x[r] : FN(dot)(out, grad_out, a->Dv);
             real grad_lse = 0, sink_weight = 0;
             if (g->grad_lse.m.data) {

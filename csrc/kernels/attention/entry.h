@@ -1,11 +1,11 @@
-/* The forward pass of a block from beginning to end, and the merging of its partial results. */
+/* A block's forward pass from beginning to end, and the merging of partial results. */
 
 SA_SHARED size_t FN(forward_bytes)(const sa_attention *a, const FN(products) * products) {
     FN(scratch) s;
     return FN(lay_out)(a, NULL, &s, FN(block_rows), products);
 }
 
-/* Which way a block goes follows from the number of rows and keys alone. */
+/* The numbers of rows and keys alone decide which way a block goes. */
 SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(products) * products) {
     FN(scratch) s;
     sa_block aligned;
@@ -16,9 +16,9 @@ SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(
     }
     const sa_block *b = FN(on_cells)(given, &s.wide, &aligned);
     const int count = b->rows->count, decode_rows = products ? products->decode_rows : SA_DECODE_ROWS;
-    /* Decoding sums across lanes, which takes 32 keys to pay. The last rows of a call of many go the way of the others, and so do
-     * few rows whose statistics are kept: the backward pass sums scores as wide blocks do, and in another order a large score is
-     * off by much, and so would be its weight. */
+    /* Decoding sums across lanes, which pays from 32 keys on. Not for the last rows of a longer call. Not with
+     * statistics: the backward pass sums scores as wide blocks do, and in another order large scores, and so weights,
+     * differ. */
     if (count <= decode_rows && b->whole && b->a->S >= 32 && b->a->stats.m.data == NULL) {
         if (products) {
             products->open_decode(b, &s);
@@ -34,7 +34,7 @@ SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(
     }
 }
 
-/* O[n] = O + alpha·x, or alpha·x when it is the first. */
+/* O[n] = alpha·x, plus O unless it is the first. */
 SA_ONCE void FN(merge_row)(real *O, const real *x, real alpha, ptrdiff_t n, bool first) {
     const vec f = V(set1)(alpha), zero = V(set1)(0);
     ptrdiff_t d = 0;
@@ -83,7 +83,7 @@ SA_SHARED void FN(merge_block)(const sa_block *b, const char *partial, ptrdiff_t
     }
     FN(close_rows)(b, s, nv);
     const vec zero = V(set1)(0);
-    vec check = zero; /* x − x is 0 for a finite x and NaN for any other */
+    vec check = zero; /* x − x: 0 for a finite x, else NaN */
     for (int r = 0; r < rows->count; ++r) {
         const vec f = V(set1)(s->alpha[r]);
         for (ptrdiff_t d = 0; d < Dv; d += SA_LANES) {

@@ -1,17 +1,14 @@
-/* The forward pass over one block: rows that share a key head, against the keys begin … end − 1 of it, in tiles of
- * SA_KEYS_PER_TILE keys with a running maximum and sum (Milakov & Gimelshein 2018; Dao et al. 2022, algorithm 1):
+/* The forward pass over a block: rows that share a key head, against its keys begin … end − 1, tile by tile (Milakov
+ * & Gimelshein 2018; Dao et al. 2022, algorithm 1):
  *
  *     m' = max(m, max_j s_j)   α = 2^(m − m')   p_j = 2^(s_j − m')   l' = α·l + Σ_j p_j   O' = α·O + Σ_j p_j·v_j
  *
- * and at the end out = O/l, lse = ln 2·(m + log2 l). Scores are in log2 units: queries are packed times scale·log2 e.
- * Rows never mix: a lane (or, for R rows, an accumulator) belongs to one row from beginning to end.
- *
- * No allocation, no threads: drivers/attention.c cuts the work into blocks and brings the scratch. A block of few rows:
- * decode/block.h. */
+ * and at the end out = O/l, lse = ln 2·(m + log2 l). Scores are in log2 units. A lane belongs to one row throughout.
+ * drivers/attention.c cuts the blocks and brings the scratch; decode/block.h has blocks of few rows. */
 
 /* ---- one tile of keys ---------------------------------------------------------------------------------------------- */
 
-/* The next tile of the block from key `from` on: its first key, at least b->end after the last tile, and its keys. */
+/* The first key of the next tile from key `from` on, and its keys in *n; at least b->end after the last. */
 SA_INLINE ptrdiff_t FN(next_tile)(const sa_block *b, ptrdiff_t from, ptrdiff_t *n) {
     if (b->rows->gaps > 0) {
         return sa_next_open_tile(b, from, n);
@@ -20,8 +17,8 @@ SA_INLINE ptrdiff_t FN(next_tile)(const sa_block *b, ptrdiff_t from, ptrdiff_t *
     return from;
 }
 
-/* Leaves the products of keys first … first + n − 1 with the queries in s->P, but for vectors that causal closes, and in s->factor
- * what makes scores of them. Returns whether s->top has their maxima. */
+/* Products of keys and queries to s->P, but for vectors that causal closes. s->factor makes scores of them. Returns
+ * whether s->top has the scores' maxima. */
 SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int R) {
     const sa_attention *a = b->a;
     FN(copy_vectors)(s->top, s->maximum, nv);
@@ -51,8 +48,8 @@ SA_INLINE void FN(apply_factor)(FN(scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* From the products in s->P to finished scores but for s->factor, with the scores' maxima in s->top. *masked is set when any pair
- * is closed. Without want_top the maxima are left out, and the factor is 1. */
+/* Finishes scores, all but s->factor; their maxima go to s->top. Without want_top there are no maxima, and the factor
+ * becomes 1. Sets *masked if a pair is closed. */
 SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
                                  bool top_is_right, bool want_top, bool *masked) {
     const sa_attention *a = b->a;
@@ -82,7 +79,7 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     }
 }
 
-/* All of it: false when the tile is closed altogether. R is 0, or the rows of decoding. */
+/* False when the whole tile is closed. R is 0, or the rows of decoding. */
 SA_INLINE bool FN(score_tile_here)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int R,
                                    bool want_top, bool *masked) {
     const int state = FN(open_tile)(b, s, first, n);
@@ -105,8 +102,8 @@ SA_ONCE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return FN(score_tile_here)(b, s, first, n, nv, R, want_top, masked);
 }
 
-/* Scores in P become 2^(s − m), but for vectors that causal closes for some keys: those stay −inf, and values leave them out as well. On
- * the matrix unit all of them: after dropout it reads whole steps of keys and vectors in twos. */
+/* Scores become 2^(s − m). Vectors that causal closes for some keys stay −inf there, and values skip them. The matrix
+ * unit needs all: after dropout it reads whole steps. */
 SA_INLINE void FN(exp_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t end[SA_BACKWARD_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
@@ -116,8 +113,7 @@ SA_INLINE void FN(exp_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     FN(pass_exp)(s->P, end, s->maximum, s->tile_sum, nv);
 }
 
-/* Scores in P become 2^(s − m), those of closed pairs −inf. By their scores those are −inf too, but so may pairs be that are
- * open: what closes is asked once more. */
+/* Scores become 2^(s − m), closed ones −inf. Masks are asked again, as an open pair's score may be −inf too. */
 SA_ONCE void FN(exp_careful)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t end[SA_BACKWARD_VECS];
     for (int v = 0; v < nv; ++v) {
@@ -128,7 +124,7 @@ SA_ONCE void FN(exp_careful)(const sa_block *b, FN(scratch) * s, ptrdiff_t first
     FN(apply_masks)(b, s, first, n, nv, FN(open_tile)(b, s, first, n), true, &closes);
 }
 
-/* A dropped weight counts in the denominator and not in the output. */
+/* A dropped weight counts in the denominator but not in the output. */
 SA_ONCE void FN(drop)(const sa_attention *a, FN(scratch) * s, real *P, ptrdiff_t first, ptrdiff_t n, int nv) {
     const double least = rint(a->dropout_p * 4294967296.0);
     if (least < 4294967296.0) {
@@ -140,7 +136,7 @@ SA_ONCE void FN(drop)(const sa_attention *a, FN(scratch) * s, real *P, ptrdiff_t
     }
 }
 
-/* O = alpha·O + the weights in P times the tile's values. */
+/* O = alpha·O + P times the tile's values. */
 SA_INLINE void FN(add_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t v_stride, end[SA_BACKWARD_VECS];
     const real *v = FN(tile_rows)(b, &b->value, &s->value, first, n, b->a->Dv, &v_stride);
@@ -150,13 +146,13 @@ SA_INLINE void FN(add_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
 
 /* ---- the end of a block -------------------------------------------------------------------------------------------- */
 
-/* Whether rows of the output, or of a partial result, are of the type that computes and have no gaps. */
+/* Whether rows of the output or partial result are `real` without gaps. */
 SA_INLINE bool FN(writes_native)(const sa_block *b, const real *partial) {
     const sa_matrix *out = &b->a->out.m;
     return partial || (out->dtype == SA_REAL_DTYPE && out->col_stride == (ptrdiff_t)sizeof(real));
 }
 
-/* Columns d … d + columns − 1 of output row r, where rows may lie anyhow. */
+/* Columns d … d + columns − 1 of output row r, however rows lie. */
 SA_INLINE void FN(write_part)(const sa_block *b, FN(scratch) * s, int r, ptrdiff_t d, int columns, vec x, real *partial) {
     const sa_matrix *out = &b->a->out.m;
     char *to = partial ? (char *)(partial + r * b->a->Dv + d) : b->rows->out[r] + d * out->col_stride;
@@ -174,12 +170,12 @@ SA_INLINE void FN(write_part)(const sa_block *b, FN(scratch) * s, int r, ptrdiff
     }
 }
 
-/* Writes every row of out (factor = 1/sum) or of a partial result (factor = 1), and tells whether all were finite. */
+/* Writes out (factor = 1/sum) or a partial result (factor = 1). Returns whether all is finite. */
 SA_ONCE bool FN(write_wide)(const sa_block *b, FN(scratch) * s, const real *factor, real *partial, int nv) {
     const sa_rows *rows = b->rows;
     const ptrdiff_t Dv = b->a->Dv;
     const bool in_place = partial || FN(rows_in_place)((const char *const *)rows->out, rows->count, &b->a->out.m);
-    vec check = V(set1)(0); /* x − x and 0·x are 0 for a finite x and NaN for any other */
+    vec check = V(set1)(0); /* x − x and 0·x: 0 for a finite x, else NaN */
     for (int v = 0; v < nv; ++v) {
         const vec f = V(load)(factor + v * SA_LANES);
         for (ptrdiff_t d = 0; d < Dv; d += SA_LANES) {
@@ -195,7 +191,7 @@ SA_ONCE bool FN(write_wide)(const sa_block *b, FN(scratch) * s, const real *fact
             FN(transpose)(x);
             if (in_place && columns == SA_LANES && (v + 1) * SA_LANES <= rows->count) {
                 SA_UNROLL
-                for (int i = 0; i < SA_LANES; ++i) { /* unrolled, else all vectors would pass through memory */
+                for (int i = 0; i < SA_LANES; ++i) { /* unrolled: else vectors pass through memory */
                     const int r = v * SA_LANES + i;
                     V(store)((partial ? partial + r * Dv : (real *)(void *)rows->out[r]) + d, x[i]);
                     check = V(fma)(x[i], V(set1)(0), check);
@@ -211,7 +207,7 @@ SA_ONCE bool FN(write_wide)(const sa_block *b, FN(scratch) * s, const real *fact
     return !V(any)(V(not_lt)(check, V(set1)(1)));
 }
 
-/* The same of a block that was decoded, whose O has rows for rows. */
+/* After decoding, where O[r] is a row. */
 SA_ONCE bool FN(write_decode)(const sa_block *b, FN(scratch) * s, const real *factor, real *partial) {
     const ptrdiff_t Dv = b->a->Dv;
     vec check = V(set1)(0);
@@ -226,12 +222,12 @@ SA_ONCE bool FN(write_decode)(const sa_block *b, FN(scratch) * s, const real *fa
     return !V(any)(V(not_lt)(check, V(set1)(1)));
 }
 
-/* The same of a handful of numbers, without a transpose. */
+/* Of a few numbers, without a transpose. */
 SA_ONCE bool FN(write_handful)(const sa_block *b, FN(scratch) * s, const real *factor, real *partial) {
     const ptrdiff_t Dv = b->a->Dv;
     real check = 0;
     for (int r = 0; r < b->rows->count; ++r) {
-        real check_r = 0; /* of its own: sums of several rows go side by side */
+        real check_r = 0; /* its own, so that rows do not wait for one another */
         const real *from = s->O + r, f = factor[r];
         char *to = partial ? (char *)(partial + r * Dv) : b->rows->out[r];
         for (ptrdiff_t i = 0; i < Dv; ++i) {
@@ -254,7 +250,7 @@ SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) * s, const real *
     return FN(write_wide)(b, s, factor, partial, nv);
 }
 
-/* lse and 1/sum of every row from s->maximum and s->sum; dead rows get −inf and 0. */
+/* lse, and keep/sum in s->alpha; dead rows get −inf and 0. */
 SA_INLINE void FN(close_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
@@ -267,7 +263,7 @@ SA_INLINE void FN(close_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     if (a->stats.m.data) {
         for (int r = 0; r < rows->count; ++r) {
             real *stats = (real *)(void *)rows->stats[r];
-            /* the maximum of a row with a NaN may be any number: 2^(s − m) would be one too, and not of a sign to be trusted */
+            /* with a NaN the maximum may be any number, and so would be 2^(s − m) */
             stats[0] = s->sum[r] == s->sum[r] ? s->maximum[r] : s->sum[r];
             stats[1] = s->sum[r] == 0 ? 0 : 1 / s->sum[r];
         }
@@ -286,8 +282,8 @@ SA_INLINE void FN(close_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     }
 }
 
-/* The weights of every row, by a second walk over the scores now that maximum and sum are known: O(n) scratch, twice the
- * products. The array comes zero-filled; closed pairs stay 0. s->alpha is keep/sum. */
+/* The weights of every row, by a second walk over the scores; s->alpha is keep/sum. The array comes zero-filled; closed
+ * pairs stay 0. */
 SA_ONCE void FN(write_weights)(const sa_block *b, FN(scratch) * s, int nv, int R) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
@@ -306,7 +302,7 @@ SA_ONCE void FN(write_weights)(const sa_block *b, FN(scratch) * s, int nv, int R
                 V(store)(p, FN(exp2)(V(fma)(V(load)(p), unit, -m)) * f);
             }
         }
-        if (masked) { /* in a row of NaN a closed pair's weight is 0 still */
+        if (masked) { /* even in a row of NaN a closed pair's weight is 0 */
             FN(apply_masks)(b, s, first, n, nv, FN(open_tile)(b, s, first, n), true, &masked);
             for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
                 const vec x = V(load)(s->P + i);
@@ -328,8 +324,8 @@ SA_ONCE void FN(write_weights)(const sa_block *b, FN(scratch) * s, int nv, int R
 SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
-    for (int r = 0; r < nv * SA_LANES; r += SA_LANES) {  /* whole vectors: they are read as such at once */
-        V(store)(s->maximum + r, V(set1)(-SA_REAL_MAX)); /* not −inf: −inf − −inf would be NaN */
+    for (int r = 0; r < nv * SA_LANES; r += SA_LANES) {  /* whole vectors, as they are read */
+        V(store)(s->maximum + r, V(set1)(-SA_REAL_MAX)); /* not −inf: −inf − −inf is NaN */
         V(store)(s->sum + r, V(set1)(0));
         V(store)(s->slope + r, V(set1)(0));
         V(store)(s->position + r, V(set1)(0));
@@ -360,11 +356,10 @@ SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     }
 }
 
-/* Weights may exceed 1 by this power of 2 where that does no harm: a maximum that grows by less stays, and the output so far needs
- * no factor. */
+/* A maximum that grows by less stays where that does no harm: weights reach 2^this, and O needs no factor. */
 #define SA_MAXIMUM_LAG 8
 
-/* The running maximum with that of the tile, s->top, unless it is larger by less than `lag`; s->alpha is what the past is worth. */
+/* Raises the maximum to s->top where that is larger by `lag`; s->alpha is the factor of the past. */
 SA_INLINE void FN(raise_maximum)(FN(scratch) * s, int nv, real lag) {
     for (int v = 0; v < nv; ++v) {
         vec old = V(load)(s->maximum + v * SA_LANES), now = V(load)(s->top + v * SA_LANES);
@@ -374,7 +369,6 @@ SA_INLINE void FN(raise_maximum)(FN(scratch) * s, int nv, real lag) {
     }
 }
 
-/* The running sum with the tile's. */
 SA_INLINE void FN(take_sum)(FN(scratch) * s, int nv) {
     for (int v = 0; v < nv; ++v) {
         vec alpha = V(load)(s->alpha + v * SA_LANES), l = V(load)(s->sum + v * SA_LANES);
@@ -382,8 +376,8 @@ SA_INLINE void FN(take_sum)(FN(scratch) * s, int nv) {
     }
 }
 
-/* Writes what the block's tiles came to: a partial result, or output, lse and weights. True, and no weights, when the output is not
- * finite although some pairs are closed: it has to be done again. */
+/* Writes a partial result, or output, lse and weights. True, without weights, if the output is not finite although
+ * pairs are closed: the block must be done again. */
 SA_INLINE bool FN(finish_block)(const sa_block *b, FN(scratch) * s, int nv, int R, bool masked) {
     if (b->partial) {
         real *partial = b->partial;
@@ -402,7 +396,7 @@ SA_INLINE bool FN(finish_block)(const sa_block *b, FN(scratch) * s, int nv, int 
     return false;
 }
 
-/* The weights of a tile as exact as those of tiles that went by products of bfloat16 numbers. */
+/* Rounds a tile's weights as products of bfloat16 do those of other tiles. */
 SA_INLINE void FN(round_wide)(FN(scratch) * s, ptrdiff_t count) {
     if ((s->wide.terms && s->wide.weight_terms) || s->decode.rounds) {
         if (s->products->round_weights) {
@@ -411,7 +405,7 @@ SA_INLINE void FN(round_wide)(FN(scratch) * s, ptrdiff_t count) {
     }
 }
 
-/* The careful way: every closed pair is skipped, whatever it holds. All lanes, most of them perhaps empty. */
+/* The careful way skips closed pairs, whatever they hold. Works on all lanes, empty ones too. */
 SA_ONCE void FN(run_careful)(const sa_block *b, FN(scratch) * s) {
     const int nv = SA_VECS;
     bool masked = false;
@@ -438,12 +432,12 @@ SA_ONCE void FN(run_careful)(const sa_block *b, FN(scratch) * s) {
         const real *v = FN(tile_rows)(b, &b->value, &s->value, first, n, b->a->Dv, &v_stride);
         FN(values_careful)(s->P, v, v_stride, n, b->a->Dv, s->O, s->alpha, nv);
     }
-    if (FN(finish_block)(b, s, nv, 0, false) && b->a->weights.m.data) { /* NaN and infinity were attended to */
+    if (FN(finish_block)(b, s, nv, 0, false) && b->a->weights.m.data) { /* its open pairs are not finite */
         FN(write_weights)(b, s, nv, 0);
     }
 }
 
-/* nv vectors of lanes hold the rows; `one` says that nv is a literal 1. */
+/* nv vectors hold the rows; `one`: nv is a literal 1. */
 SA_INLINE void FN(run_wide_any)(const sa_block *b, FN(scratch) * s, const int nv, const bool one) {
     const sa_attention *a = b->a;
     const FN(products) *products = s->products;
@@ -496,10 +490,10 @@ SA_INLINE void FN(run_wide_any)(const sa_block *b, FN(scratch) * s, const int nv
 
 SA_ONCE void FN(run_wide)(const sa_block *b, FN(scratch) * s, int nv) { FN(run_wide_any)(b, s, nv, false); }
 
-/* One vector of rows: its work is so short that loops over vectors would be seen. */
+/* So short that loops over vectors would show. */
 SA_ONCE void FN(run_vector)(const sa_block *b, FN(scratch) * s) { FN(run_wide_any)(b, s, 1, true); }
 
-/* The block whose tiles are the cells of other products, in `aligned` if it is another one. */
+/* The block from the beginning of its first cell on, in `aligned` if that is another one. */
 SA_INLINE const sa_block *FN(on_cells)(const sa_block *b, const FN(wide_state) * s, sa_block *aligned) {
     const ptrdiff_t before = s->terms && b->begin < b->end ? (b->begin - b->cache_from) % SA_KEYS_PER_TILE : 0;
     if (before == 0) {

@@ -1,5 +1,5 @@
-/* The entries of the table for attention: the same functions for whatever products stand beside the multiply-adds. The ordinary
- * ones are declared here for the files of other products, which do not compile them again. */
+/* The table's entries for attention, whatever the products. The files of other products call the declared functions and
+ * do not compile them again. */
 
 size_t FN(attention_partial)(const sa_attention *a, ptrdiff_t rows);
 size_t FN(forward_bytes)(const sa_attention *a, const FN(products) * products);

@@ -1,16 +1,16 @@
-/* Lays out the scratch of a thread: sizes and places of what scratch.h declares. */
+/* Sizes and places of what scratch.h declares. */
 
 /* Whether tile_rows has to pack the tiles of some head. */
 SA_INLINE bool FN(some_tile_packs)(const sa_attention *a, const sa_tensor *t) {
     bool packs = !FN(is_direct)(&t->m) || t->m.row_stride > SA_DIRECT_STRIDE || t->m.row_stride < -SA_DIRECT_STRIDE;
-    for (int axis = 0; axis < a->n_lead; ++axis) { /* a field of a packed record: the first head aligned, others not */
+    for (int axis = 0; axis < a->n_lead; ++axis) { /* in a packed record the first head may be aligned and others not */
         packs |= t->lead_stride[axis] % (ptrdiff_t)sizeof(real) != 0;
     }
     return packs;
 }
 
-/* Lays the scratch out from base on and returns its size; with base NULL it only measures. Sizes are linear in E and Dv,
- * which the driver has bounded. */
+/* Lays the scratch out from base on, or only measures it (base NULL). Returns its size, linear in E and Dv, which the
+ * driver has bounded. */
 SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, size_t W, const FN(products) * products) {
     const bool in_cells = products && products->take(a);
     const size_t E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
@@ -20,7 +20,7 @@ SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, s
     const size_t words = (W + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
     const bool key_packs = FN(some_tile_packs)(a, &a->key), value_packs = FN(some_tile_packs)(a, &a->value);
     const size_t key_width = key_packs ? (size_t)a->E : 0, value_width = value_packs ? (size_t)a->Dv : 0;
-    const size_t width = key_width + value_width; /* 0, as in most small calls: a division less */
+    const size_t width = key_width + value_width; /* mostly 0: saves a division */
     const size_t most = width == 0 ? 0 : SA_CACHE_BYTES / (SA_KEYS_PER_TILE * sizeof(real) * (width + 1));
     const size_t kept = in_cells && products->replace_rows ? 0
                         : cells < most                     ? cells
@@ -66,7 +66,7 @@ SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, s
     return used;
 }
 
-/* A partial result: maximum[rows], sum[rows], output[rows][Dv], unnormalised. */
+/* A partial result: maximum[rows], sum[rows], unnormalised output[rows][Dv]. */
 SA_KERNEL size_t FN(attention_partial)(const sa_attention *a, ptrdiff_t rows) {
     return ((2 + (size_t)a->Dv) * (size_t)rows * sizeof(real) + 63) / 64 * 64;
 }

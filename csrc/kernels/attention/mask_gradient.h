@@ -1,7 +1,6 @@
-/* The gradient of a float mask from a tile's dS: of rows of its own for each query, or of elements that rows or keys share. */
+/* The gradient of a float mask from a tile's dS. Rows or keys may share its elements. */
 
-/* dS of LANES keys from key j on, its rows summed, in the lanes of a vector; of keys from n on 0. What lies behind the block's rows may
- * be anything. */
+/* Lane i: dS of key j + i summed over the rows, or 0 from key n on. Lanes behind the block's rows may hold anything. */
 SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t count, int nv) {
     vec t[SA_LANES];
     SA_UNROLL
@@ -24,8 +23,8 @@ SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t c
     return t[0];
 }
 
-/* add_dmask where the block's rows share their elements of the mask, or where the keys of a row do. Those are summed first: added
- * to memory one by one, their errors would grow with the length. */
+/* add_dmask where rows, or the keys of a row, share elements. They are summed first: added to memory one by one, their
+ * error would grow with the length. */
 SA_ONCE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const ptrdiff_t step = b->g->dmask.m.col_stride;
     char *to = b->rows->dmask[0] + (first - b->dmask_key) * step;
@@ -76,7 +75,7 @@ SA_ONCE bool FN(rows_share_mask)(const sa_backward_block *b) {
     return share;
 }
 
-/* dmask_ij += dS_ij: the rows of the mask's gradient lie anywhere, are contiguous or one element (stride 0). */
+/* dmask_ij += dS_ij. Rows lie anywhere; each is contiguous, or one element (stride 0). */
 SA_ONCE void FN(add_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const ptrdiff_t step = b->g->dmask.m.col_stride;
     if (FN(rows_share_mask)(b)) {
@@ -102,7 +101,7 @@ SA_ONCE void FN(add_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s,
                 continue;
             }
             SA_UNROLL
-            for (int i = 0; i < SA_LANES; ++i) { /* unrolled, else all vectors would pass through memory */
+            for (int i = 0; i < SA_LANES; ++i) { /* unrolled: else vectors pass through memory */
                 if (v * SA_LANES + i < b->b.rows->count) {
                     real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + at);
                     V(store_n)(to, V(load_n)(to, keys) + t[i], keys);

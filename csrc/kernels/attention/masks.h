@@ -1,14 +1,13 @@
-/* What closes pairs of a tile, or adds to their scores: the mask, the bounds of rows (causal, windows, lengths) and the gaps of
- * block masks, in turn. The passes themselves are in scores.h; when they run is up to forward.h and backward.h. */
+/* What closes pairs of a tile or adds to their scores: the mask, the bounds of rows (causal, windows, lengths), the
+ * gaps of block masks. scores.h has the passes. */
 
-/* What the mask does to the tile. */
 SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n) {
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &b->a->mask.m;
     return mask->data ? FN(inspect_mask)(rows->mask, rows->count, mask, first, n, s->row) : SA_TILE_OPEN;
 }
 
-/* One row of a float mask's tile in `to`; with `again` only what closes, −inf, and 0 elsewhere. */
+/* One row of a float mask's tile; with `again` 0 for all but −inf. */
 SA_ONCE void FN(load_mask)(real *to, const char *row, const sa_matrix *mask, ptrdiff_t n, bool again) {
     FN(load_row)(to, row, mask->col_stride, n, mask->dtype, mask->swapped);
     for (ptrdiff_t j = 0; again && j < n; ++j) {
@@ -16,7 +15,7 @@ SA_ONCE void FN(load_mask)(real *to, const char *row, const sa_matrix *mask, ptr
     }
 }
 
-/* Adds the tile of a float mask, and tells whether it may close some pair. Rows are read where they lie if all of them can be. */
+/* Adds the tile of a float mask. Returns whether it may close a pair. */
 SA_ONCE bool FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool again) {
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &b->a->mask.m;
@@ -49,7 +48,7 @@ SA_ONCE bool FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return FN(pass_mask)(s->P, n, nv, row_of, 0);
 }
 
-/* The bounds of lanes rows from row `at` on, in s->lo and s->hi. */
+/* To s->lo and s->hi. */
 SA_ONCE void FN(bounds_in_tile)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int at, int lanes) {
     for (int i = 0; i < lanes; ++i) {
         s->lo[at + i] = (real)FN(in_tile)(rows->lo[at + i], first, n);
@@ -57,7 +56,7 @@ SA_ONCE void FN(bounds_in_tile)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t 
     }
 }
 
-/* Closes what causal, windows and lengths close of one vector. */
+/* Closes what the bounds close in vector v. */
 SA_ONCE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int v) {
     const FN(open_bounds) *open = &s->open[v];
     const ptrdiff_t from = FN(in_tile)(open->any_from, first, n), to = FN(in_tile)(open->any_to, first, n);
@@ -85,9 +84,8 @@ SA_ONCE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t fi
     FN(close_lanes)(s->P, all_to, to, nv, v, lo, hi);
 }
 
-/* Closed pairs become −inf, and a float mask is added: with `again`, on weights, pairs are only closed. Tells whether the tile
- * had any masks; *closes is set when some pair may be closed. A float mask often closes none, and its gradients are faster for
- * knowing. */
+/* Closed pairs become −inf, and a float mask is added; with `again`, on weights, pairs are only closed. Returns whether
+ * the tile had any masks. Sets *closes if a pair may be closed: gradients are faster if none is. */
 SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
                                   bool again, bool *closes) {
     const sa_rows *rows = b->rows;
@@ -111,7 +109,7 @@ SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
     return biased || *closes;
 }
 
-/* The same; most calls have none. */
+/* Most calls have no masks. */
 SA_INLINE bool FN(apply_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
                                bool again, bool *closes) {
     const sa_rows *rows = b->rows;

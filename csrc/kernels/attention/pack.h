@@ -1,20 +1,19 @@
-/* The one way from elements of any dtype, stride, alignment and byte order to rows of `real`, and back. Kernels themselves
- * read aligned native elements only; what is anything else comes through here, a tile at a time. convert.h has the loops. */
+/* The one way from elements of any dtype, stride, alignment and byte order to aligned rows of `real`, and back.
+ * convert.h has the loops. */
 #include "simd/bits.h"
 
-/* True when the rows of m can be read in place as real[…][stride]. */
+/* Whether rows can be read in place as real[…][stride]. */
 SA_INLINE bool FN(is_direct)(const sa_matrix *m) {
     return m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real) &&
            m->row_stride % (ptrdiff_t)sizeof(real) == 0 && (uintptr_t)m->data % sizeof(real) == 0;
 }
 
-/* n elements from src on, stride bytes apart, to dst. A boolean becomes 0 (open) or −inf (closed): only masks are boolean. */
+/* n elements, stride bytes apart. A boolean, of masks only, becomes 0 (open) or −inf (closed). */
 void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t stride, ptrdiff_t n, sa_dtype dtype, bool swapped);
 
-/* n rows of width columns to dst[n][width]. */
+/* To dst[n][width]. */
 void FN(load_rows)(real *dst, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width);
 
-/* Σ of the lanes. */
 SA_INLINE real FN(sum_lanes)(vec v) {
     SA_UNROLL
     for (int lanes = SA_LANES; lanes > 1; lanes /= 2) {
@@ -23,7 +22,7 @@ SA_INLINE real FN(sum_lanes)(vec v) {
     return v[0];
 }
 
-/* A vector's worth of neighbouring 16-bit floats: the same numbers, without the loop's start and end. */
+/* One vector to neighbouring 16-bit floats, with the bits of store_row. */
 #if !SA_REAL_IS_F64 && defined(SA_HAS_16_BIT_STORES)
 SA_INLINE void FN(store_16_bits)(char *dst, sa_dtype dtype, vec x) {
     if (dtype == SA_F16) {

@@ -1,5 +1,4 @@
-/* What a block packs, compiled once: its queries into lanes, tiles of keys and values into rows. And what
- * causal, windows and lengths leave open to each vector of rows. */
+/* What a block packs: queries into lanes, tiles into rows. And what the bounds of rows leave open to each vector. */
 
 SA_SHARED int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool direct, int v, const real **q) {
     const sa_matrix *m = &b->a->query.m;
@@ -15,7 +14,7 @@ SA_SHARED int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool dir
     return n;
 }
 
-/* The queries times scale·log2 e in s->q, with the rows as lanes. */
+/* Queries times scale·log2 e to s->q, rows as lanes. */
 SA_ONCE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, int nv) {
     const sa_rows *rows = b->rows;
     const ptrdiff_t E = b->a->E;
@@ -66,7 +65,7 @@ SA_ONCE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, int nv) {
     }
 }
 
-/* n rows of m from `first` on as real[n][width]. */
+/* To packed[n][width]. */
 SA_ONCE void FN(pack_tile)(real *packed, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
     if (!FN(is_direct)(m)) {
         FN(load_rows)(packed, m, first, n, width);
@@ -103,7 +102,7 @@ SA_SHARED const real *FN(packed_rows)(const sa_block *b, const sa_matrix *m, FN(
     return cache->rows + at * width;
 }
 
-/* A memset of nothing is not free, and tiny calls would make two of them. */
+/* Tiny calls would notice a memset of nothing. */
 SA_INLINE void FN(open_cache)(FN(cache) * cache) {
     if (cache->room > 0) {
         memset(cache->filled, 0, (size_t)cache->room / SA_KEYS_PER_TILE);
@@ -118,7 +117,7 @@ SA_INLINE void FN(open_caches)(const sa_block *b, FN(scratch) * s) {
     }
 }
 
-/* What causal, windows and lengths leave open of the n rows of one vector. Of a row without keys, 0 … −1, nothing is open to all. */
+/* What the bounds of n rows leave open. A row without keys (0 … −1) leaves nothing open to all. */
 SA_INLINE FN(open_bounds) FN(open_rows)(const ptrdiff_t *lo, const ptrdiff_t *hi, int n) {
     FN(open_bounds) open = {.any_from = lo[0], .any_to = hi[0], .all_from = lo[0], .all_to = hi[0]};
     for (int r = 1; r < n; ++r) {
@@ -130,7 +129,7 @@ SA_INLINE FN(open_bounds) FN(open_rows)(const ptrdiff_t *lo, const ptrdiff_t *hi
     return open;
 }
 
-/* The same of each vector, in s->open; called when rows->clipped. Whole vectors apart: their loops become vector code. */
+/* To s->open, where rows->clipped. Whole vectors go apart so that their loops become vector code. */
 SA_ONCE void FN(open_vectors)(const sa_rows *rows, FN(scratch) * s, int nv) {
     for (int v = 0; v < nv; ++v) {
         const int at = v * SA_LANES, left = rows->count - at;

@@ -1,8 +1,8 @@
-/* How rows that will be needed soon are fetched while other work goes on: hardware prefetchers stop at page ends and do not see rows
- * that lie far apart. Which rows those are is up to ahead.h, and in decoding to decode/rows.h. */
+/* Fetches rows ahead while other work goes on: hardware prefetchers stop at page ends and miss rows that lie far apart.
+ * ahead.h and decode/rows.h choose the rows. */
 
-/* The lines of so many bytes from `at` on, the last one too; it need not be anybody's memory. Into the L1 if they come next, else the
- * L2: what a product works on fills the L1. */
+/* All lines of the bytes from `at` on, an address that may be nobody's. Into L1 if they come next, else L2: products
+ * fill the L1. */
 SA_INLINE void sa_fetch(uintptr_t at, ptrdiff_t bytes, const bool next) {
     const uintptr_t end = at + (uintptr_t)(bytes > 0 ? bytes : 0);
     for (uintptr_t line = at / 64 * 64; line < end; line += 64) {
@@ -14,20 +14,19 @@ SA_INLINE void sa_fetch(uintptr_t at, ptrdiff_t bytes, const bool next) {
     }
 }
 
-/* The bytes of n elements of a row, or none where they lie apart: there would be a line for each. */
+/* The bytes of n elements; 0 where they lie apart, as each would take a line. */
 SA_INLINE ptrdiff_t sa_bytes_together(const sa_matrix *m, ptrdiff_t n) {
     return m->col_stride > 0 && m->col_stride <= (ptrdiff_t)sizeof(double) ? n * m->col_stride : 0;
 }
 
-/* Row r begins at row[r] + offset, or, with row NULL, at offset + r·stride. */
+/* Row r begins at row[r] + offset, or at offset + r·stride if row is NULL. */
 typedef struct {
     const char *const *row;
     uintptr_t offset;
     ptrdiff_t stride, done, count, bytes;
 } sa_rows_ahead;
 
-/* What a product fetches between its steps, a share in each, into the L2: all at once would be more than the processor waits for side
- * by side. */
+/* A product fetches a share between steps, into L2: the processor cannot keep all in flight at once. */
 typedef struct {
     sa_rows_ahead rows[5];
     int now, count;
@@ -41,7 +40,7 @@ SA_INLINE void sa_plan_ahead(sa_ahead *a, sa_rows_ahead rows) {
     }
 }
 
-/* Rows are counted in a register: a store for each row would wait for the last one. */
+/* r is in a register: a store for each row would wait for the last one. */
 SA_LEAF void sa_fetch_ahead(sa_ahead *a, ptrdiff_t bytes) {
     while (bytes > 0 && a->now < a->count) {
         sa_rows_ahead *rows = &a->rows[a->now];
@@ -55,14 +54,12 @@ SA_LEAF void sa_fetch_ahead(sa_ahead *a, ptrdiff_t bytes) {
     }
 }
 
-/* Between two steps. */
 SA_INLINE void sa_look_ahead(sa_ahead *a) {
     if (a->now < a->count) {
         sa_fetch_ahead(a, a->share);
     }
 }
 
-/* Whatever the product has left. */
 SA_INLINE void sa_end_ahead(sa_ahead *a) {
     if (a->count > 0) {
         sa_fetch_ahead(a, a->bytes);

@@ -1,4 +1,4 @@
-/* Walking over the runs of block masks, for all instruction sets: which tile of keys comes next. No arithmetic. */
+/* Which tile of keys comes next where block masks leave gaps. No arithmetic. */
 #include "kernels/kernels.h"
 
 const sa_run *sa_find_run(const sa_run *runs, const sa_run *end, ptrdiff_t key) {
@@ -38,7 +38,7 @@ static ptrdiff_t next_open(const sa_rows *rows, int r, ptrdiff_t key, ptrdiff_t 
     return key;
 }
 
-/* A bound for the keys before `limit` of row r: the last of them and all after it are closed. */
+/* From the key returned to limit − 1, all keys of row r are closed. */
 static ptrdiff_t last_open(const sa_rows *rows, int r, ptrdiff_t limit) {
     ptrdiff_t last = limit;
     for (int m = 0; m < rows->gaps; ++m) {

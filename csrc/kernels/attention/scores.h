@@ -1,8 +1,7 @@
-/* The score pipeline: passes over a tile of scores P[n][nv·lanes], each over all rows of the block. The order is
- * softcap → ALiBi → mask → gaps → closed keys → maximum → exp → dropout, and everything is in log2 units: the queries were packed
- * with scale·log2 e. A call runs only the passes that its options ask for, so there is no product of templates. */
+/* Passes over a tile of scores P[n][nv·lanes] in log2 units, all rows of the block at once. The order is softcap →
+ * ALiBi → mask → gaps → closed keys → maximum → exp → dropout; a call runs those it needs. masks.h and forward.h call
+ * them. */
 
-/* s = factor·s', of products that came without scale·log2 e. */
 SA_ONCE void FN(pass_scale)(real *P, ptrdiff_t n, int nv, real factor) {
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
         V(store)(P + i, V(load)(P + i) * V(set1)(factor));
@@ -21,7 +20,7 @@ SA_ONCE void FN(pass_softcap)(real *P, ptrdiff_t n, int nv, real cap, real *gain
     }
 }
 
-/* s −= slope·|i + o − j|. slope[lanes] is times log2 e; position[lanes] is relative to the tile's first key. */
+/* s −= slope·|i + o − j|; slope is times log2 e, position relative to the tile. */
 SA_ONCE void FN(pass_alibi)(real *P, ptrdiff_t n, int nv, const real *slope, const real *position) {
     for (ptrdiff_t j = 0; j < n; ++j) {
         const vec j_tile = V(set1)((real)j);
@@ -36,8 +35,8 @@ SA_ONCE void FN(pass_alibi)(real *P, ptrdiff_t n, int nv, const real *slope, con
 /* The largest mask that stays finite in log2 units. */
 #define SA_MASK_MOST ((real)(SA_REAL_MAX * (1 - 4 * SA_REAL_EPSILON) / SA_LOG2E))
 
-/* One vector of a float mask on scores: −inf closes (a select: NaN + −inf would be NaN), what is finite stays finite after
- * the change of units, so that a row of finfo.min is uniform and not dead; +inf and NaN do what arithmetic does. */
+/* Adds a float mask. −inf closes, by select: NaN + −inf is NaN. What is finite stays finite in log2 units, so that a
+ * row of finfo.min is uniform and not dead. +inf and NaN do what arithmetic does. */
 SA_INLINE vec FN(add_mask)(vec s, vec mask) {
     const vec closed = V(set1)(-(real)INFINITY), most = V(set1)(SA_MASK_MOST);
     vec finite = V(min)(most, V(max)(-most, mask)); /* min and max keep a NaN in their second operand */
@@ -45,7 +44,7 @@ SA_INLINE vec FN(add_mask)(vec s, vec mask) {
     return V(select)(V(eq)(mask, closed), closed, V(fma)(finite, V(set1)((real)SA_LOG2E), s));
 }
 
-/* Whether add_mask comes to the multiply-add alone for a square of a mask. */
+/* Whether add_mask is a plain multiply-add for this square of a mask. */
 SA_INLINE bool FN(is_plain_mask)(const vec *mask) {
     vec low = V(set1)(0), high = V(set1)(0);
     SA_UNROLL
@@ -56,8 +55,8 @@ SA_INLINE bool FN(is_plain_mask)(const vec *mask) {
     return !V(any)(V(lt)(V(set1)(SA_MASK_MOST), V(max)(high, -low)));
 }
 
-/* The masks of the lanes i = 0 … nv·lanes − 1 begin at row[i] + offset, each readable up to n rounded up to whole vectors. Vector
- * by vector: where rows lie 4 kB apart few of their lines fit the L1 side by side. Tells whether they may close some pair. */
+/* The mask of lane i begins at row[i] + offset, readable up to n rounded up to vectors. Vector by vector: rows 4 kB
+ * apart share sets of the L1. Returns whether it may close a pair. */
 SA_ONCE bool FN(pass_mask)(real *P, ptrdiff_t n, int nv, const char *const *row, ptrdiff_t offset) {
     const ptrdiff_t lanes = nv * SA_LANES;
     bool closes = false;
@@ -80,7 +79,7 @@ SA_ONCE bool FN(pass_mask)(real *P, ptrdiff_t n, int nv, const char *const *row,
                 }
             } else {
                 SA_UNROLL
-                for (int i = 0; i < SA_LANES; ++i, p += lanes) { /* unrolled, else all vectors would pass through memory */
+                for (int i = 0; i < SA_LANES; ++i, p += lanes) { /* unrolled: else vectors pass through memory */
                     if (i < keys) {
                         V(store)(p, FN(add_mask)(V(load)(p), mask[i]));
                     }
@@ -91,7 +90,7 @@ SA_ONCE bool FN(pass_mask)(real *P, ptrdiff_t n, int nv, const char *const *row,
     return closes;
 }
 
-/* The same where all rows share one mask row[n]. */
+/* All rows share row[n]. */
 SA_ONCE bool FN(pass_shared_mask)(real *P, ptrdiff_t n, int nv, const real *row) {
     bool closes = false;
     for (ptrdiff_t j = 0; j < n; ++j) {
@@ -107,7 +106,7 @@ SA_ONCE bool FN(pass_shared_mask)(real *P, ptrdiff_t n, int nv, const real *row)
     return closes;
 }
 
-/* bits[r], for n ≤ 32 keys from `first` on: bit j says that the boolean mask row[r] leaves key first + j open. */
+/* Bit j of bits[r]: boolean mask row[r] leaves key first + j open (n ≤ 32). */
 SA_ONCE void FN(open_bits)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, int n, uint32_t *bits) {
     for (int r = 0; r < rows; ++r) {
         const char *p = row[r] + first * m->col_stride;
@@ -122,7 +121,7 @@ SA_ONCE void FN(open_bits)(const char *const *row, int rows, const sa_matrix *m,
     }
 }
 
-/* Closes what a boolean mask closes. A bit for each pair is turned into lanes faster than elements are transposed. */
+/* Turning bits into lanes is faster than transposing elements. */
 SA_ONCE void FN(pass_gates)(real *P, const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n,
                             int nv) {
     const vec closed = V(set1)(-(real)INFINITY);
@@ -139,7 +138,7 @@ SA_ONCE void FN(pass_gates)(real *P, const char *const *row, int rows, const sa_
     }
 }
 
-/* Closes keys from … to − 1 of vector v: in all lanes, or in those where not lo ≤ j < hi, which are relative to the tile. */
+/* Closes keys from … to − 1 of vector v; close_lanes only where not lo ≤ j < hi. All are relative to the tile. */
 SA_INLINE void FN(close_keys)(real *P, ptrdiff_t from, ptrdiff_t to, int nv, int v) {
     const vec closed = V(set1)(-(real)INFINITY);
     for (ptrdiff_t j = from; j < to; ++j) {
@@ -157,7 +156,7 @@ SA_INLINE void FN(close_lanes)(real *P, ptrdiff_t from, ptrdiff_t to, int nv, in
     }
 }
 
-/* Closes what lies between the runs of a row, for rows with equal runs at once; tells whether there was anything. */
+/* Closes keys between a row's runs, for rows with equal runs at once. Returns whether there were any. */
 SA_ONCE bool FN(pass_gaps)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, const sa_rows *rows) {
     bool any = false;
     for (int r = 0, to; r < rows->count; r = to) {
@@ -188,7 +187,7 @@ SA_ONCE void FN(pass_max)(const real *P, ptrdiff_t n, int nv, real factor, real 
     const ptrdiff_t lanes = nv * SA_LANES;
     for (int v = 0; v < nv; ++v) {
         const real *p = P + v * SA_LANES;
-        vec m[4] = {least, least, least, least}; /* of every fourth key: they do not wait for one another */
+        vec m[4] = {least, least, least, least}; /* every fourth key, so that they do not wait for one another */
         ptrdiff_t j = 0;
         for (; j + 4 <= n; j += 4, p += 4 * lanes) {
             SA_UNROLL
@@ -205,7 +204,7 @@ SA_ONCE void FN(pass_max)(const real *P, ptrdiff_t n, int nv, real factor, real 
     }
 }
 
-/* P = 2^(P − maximum) of nv vectors in rows that are `lanes` long; tile_sum takes the sums of the lanes. */
+/* P = 2^(P − maximum) of nv vectors in rows `lanes` long; tile_sum takes up the sums. */
 SA_INLINE void FN(exp_any)(real *P, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum, const int nv) {
     vec m[SA_VECS], sum[SA_VECS];
     SA_UNROLL
@@ -239,8 +238,7 @@ SA_INLINE void FN(exp_any)(real *P, ptrdiff_t n, ptrdiff_t lanes, const real *ma
 SA_LEAVES(SA_EXP_LEAF)
 #undef SA_EXP_LEAF
 
-/* The same of vector v for the first end[v] keys (products/fma.h): what lies behind them is left as it is. The sums are local to
- * the tile: short sums keep the error small. */
+/* Of the first end[v] keys of vector v, as in products/fma.h. Sums are of one tile: short sums keep the error small. */
 SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, int nv) {
     const ptrdiff_t lanes = nv * SA_LANES;
     FN(clear_rows)(tile_sum);
@@ -255,7 +253,7 @@ SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, 
     }
 }
 
-/* As pass_exp, but pairs whose score is −inf stay that. */
+/* As pass_exp, but a score of −inf stays. */
 SA_ONCE void FN(pass_exp_marking)(real *P, ptrdiff_t n, int nv, const real *maximum) {
     const vec closed = V(set1)(-(real)INFINITY);
     for (int v = 0; v < nv; ++v) {
@@ -268,8 +266,7 @@ SA_ONCE void FN(pass_exp_marking)(real *P, ptrdiff_t n, int nv, const real *maxi
     }
 }
 
-/* O[Dv][nv·lanes] = alpha·O + Σ over the pairs that are open, whose weights are not below 0: a product with a zero weight is not
- * nothing, 0·NaN is NaN. */
+/* O[Dv][nv·lanes] = alpha·O + Σ over open pairs, with weights not below 0: 0·NaN would be NaN. */
 SA_ONCE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,
                                 const real *alpha, int nv) {
     for (ptrdiff_t d = 0; d < Dv; ++d) {
@@ -282,14 +279,14 @@ SA_ONCE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_stri
             }
             real *o = O + (d * nv + v) * SA_LANES;
             vec old = V(load)(o);
-            /* alpha is 0 before the first open key: O is 0 then and stays so */
+            /* before the first open key alpha and O are 0 */
             V(store)(o, V(fma)(V(load)(alpha + v * SA_LANES), old, sum));
         }
     }
 }
 
-/* Zeroes what dropout takes; first is the tile's first key, a multiple of 4. A closed pair of the careful path (−inf) stays, and
- * so does a NaN: min keeps it in its second operand. */
+/* Zeroes what dropout takes; `first` is a multiple of 4. A closed pair's −inf stays, and so does NaN: min keeps it in
+ * its second operand. */
 SA_INLINE void FN(dropout_any)(real *P, ptrdiff_t first, ptrdiff_t n, const int nv, uint64_t seed, uint32_t least_kept,
                                const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi, uint32_t *words) {
     const int lanes = nv * SA_LANES;
@@ -310,7 +307,7 @@ SA_INLINE void FN(dropout_any)(real *P, ptrdiff_t first, ptrdiff_t n, const int 
 
 SA_ONCE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, uint64_t seed, uint32_t least_kept,
                               const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi, uint32_t *words) {
-    if (nv == SA_VECS) { /* literal, where most of the time goes */
+    if (nv == SA_VECS) { /* literal, where most time goes */
         FN(dropout_any)(P, first, n, SA_VECS, seed, least_kept, index, head_lo, head_hi, words);
     } else {
         FN(dropout_any)(P, first, n, nv, seed, least_kept, index, head_lo, head_hi, words);
@@ -319,8 +316,7 @@ SA_ONCE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, uin
 
 /* ---- looking at a mask before working on its tile ------------------------------------------------------------------- */
 
-/* What a tile of the mask does; of a float mask, whether it closes everything. Stops at the first element that decides, so an
- * ordinary float mask costs one look. */
+/* What the mask does to a tile. Stops at the first element that decides. */
 SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, real *buffer) {
     if (m->dtype == SA_BOOL) {
         bool seen_open = false, seen_closed = false;
