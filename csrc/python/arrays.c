@@ -7,7 +7,7 @@ const char *sa_dtype_name(sa_dtype dtype) {
     return names[dtype];
 }
 
-/* bfloat16 belongs to ml_dtypes. Unless that has been imported, no such array exists. */
+/* Of ml_dtypes: unless that is imported, no such array exists. */
 static bool is_bfloat16(PyArray_Descr *descr) {
     PyObject *name = PyUnicode_FromString("ml_dtypes");
     PyObject *module = name ? PyImport_GetModule(name) : NULL;
@@ -174,7 +174,7 @@ int sa_check_shape(const char *name, PyArrayObject *array, int ndim, const npy_i
     return sa_error(PyExc_ValueError, "%s must have shape %s, got %s", name, sa_shape_text(ndim, shape), sa_shape_of(array));
 }
 
-/* The range of bytes that an array may touch; false if it has no element. */
+/* The bytes that an array may touch; false without elements. */
 static bool extent(PyArrayObject *array, const char **low, const char **high) {
     *low = *high = PyArray_BYTES(array);
     *high += PyArray_ITEMSIZE(array);
@@ -216,11 +216,11 @@ int sa_check_overlap(const sa_state *state, PyArrayObject *out, PyArrayObject *a
 }
 
 int sa_check_self_overlap(PyArrayObject *out) {
-    /* By growing stride: each step must be longer than all below it. Refuses interleaved strides too, which are rare. */
+    /* By growing stride, each step must be longer than all below it. That refuses interleaved strides too. */
     const int ndim = PyArray_NDIM(out);
     bool used[NPY_MAXDIMS] = {false};
     if (PyArray_SIZE(out) == 0) {
-        return 0; /* then strides mean nothing */
+        return 0;
     }
     npy_intp reach = PyArray_ITEMSIZE(out);
     for (int pass = 0; pass < ndim; ++pass) {

@@ -1,4 +1,4 @@
-/* Attention forward: makes the outputs, runs, builds the result. attention_call.c reads the arguments. */
+/* Attention forward: outputs, run, result. attention_call.c reads the arguments. */
 #include "python/attention_call.h"
 #include "python/run.h"
 
@@ -7,9 +7,9 @@
 
 /* ---- outputs ------------------------------------------------------------------------------------------------------- */
 
-/* A pullback reads these again, so out may not overlap them even where the call reads a copy. */
+/* A pullback reads these again, so out may not overlap them. */
 static int check_given(const sa_call *c, PyObject *given, const char *name) {
-    PyArrayObject *array = given ? (PyArrayObject *)PyArray_FROM_O(given) : NULL; /* a view of a buffer's own memory */
+    PyArrayObject *array = given ? (PyArrayObject *)PyArray_FROM_O(given) : NULL;
     if (array == NULL) {
         return given ? -1 : 0;
     }
@@ -43,7 +43,7 @@ bool sa_call_takes_out(const sa_call *c, sa_dtype dtype) {
 
 static int take_out(sa_call *c, int ndim, const npy_intp *shape, sa_dtype *dtype) {
     PyObject *given = c->given.out;
-    if (!PyArray_Check(given)) { /* a memmap is fine */
+    if (!PyArray_Check(given)) {
         return sa_error(PyExc_TypeError, "out must be a NumPy array, got %s", Py_TYPE(given)->tp_name);
     }
     c->results[SA_OUT] = (PyArrayObject *)Py_NewRef(given);
@@ -66,14 +66,14 @@ static int take_out(sa_call *c, int ndim, const npy_intp *shape, sa_dtype *dtype
     return sa_check_self_overlap(c->results[SA_OUT]) < 0 ? -1 : check_overlaps(c);
 }
 
-/* A new array among the results (borrowed), or NULL. */
+/* Borrowed; the results own it. */
 static PyArrayObject *make(sa_call *c, int which, int ndim, const npy_intp *shape, sa_dtype dtype, bool zeros) {
     const sa_attention *a = &c->a;
     PyArrayObject *like = a->query.m.dtype == SA_BF16 ? c->query : a->key.m.dtype == SA_BF16 ? c->key : c->value;
     return c->results[which] = sa_new_array(ndim, shape, dtype, like, zeros);
 }
 
-/* Makes out, or takes the caller's. With want_unrounded, an out of 16 bits gets a float32 array beside it. */
+/* Makes out or takes the caller's. What is computed goes into UNROUNDED, where that is wanted. */
 static int make_out(sa_call *c) {
     npy_intp shape[NPY_MAXDIMS + 2];
     const int ndim = sa_call_shape(c, c->lead, c->a.L, c->a.Dv, shape);

@@ -1,15 +1,15 @@
-/* Attention backward: from the forward call's arguments, its result and the gradient of that to a tuple of gradients.
- * They cover all leading dims, in the dtype that computes; Python brings them to the inputs' shapes and dtypes. */
+/* Attention backward. The gradients cover all leading dims, in the dtype that computes; Python brings them to the
+ * inputs' shapes and dtypes. */
 #include "python/attention_call.h"
 #include "python/run.h"
 
-/* In the order of the result and of the bits of `wrt`. */
+/* Order of the result and of the bits of `wrt`. */
 enum { D_QUERY, D_KEY, D_VALUE, D_MASK, D_SLOPES, D_SINKS, GRADIENTS };
 
 typedef struct {
     sa_call c;
     PyObject *gradients[GRADIENTS]; /* owned; a list for packed masks */
-    PyObject *targets;              /* borrowed: a tuple of arrays and None, or NULL */
+    PyObject *targets;              /* borrowed, or NULL */
     sa_attention_gradients g;
     sa_backward_plan plan;
 
@@ -29,7 +29,7 @@ static void release(backward_call *b) {
 
 /* ---- what the forward call returned, and the gradients of it -------------------------------------------------------- */
 
-/* An array of that shape, which the call then owns, or NULL. */
+/* Borrowed: the call owns it. */
 static PyArrayObject *read_floats(sa_call *c, PyObject *value, const char *name, int ndim, const npy_intp *shape,
                                   sa_dtype *dtype) {
     PyArrayObject *array = sa_as_array(c->state, value, name, SA_FLOATS, dtype);
@@ -45,7 +45,7 @@ static PyArrayObject *read_floats(sa_call *c, PyObject *value, const char *name,
     return sa_check_shape(name, array, ndim, shape) < 0 ? NULL : array;
 }
 
-/* The gradient of `of`, which may not have more bits than `of`. */
+/* It may not have more bits than `of`. */
 static PyArrayObject *read_gradient(sa_call *c, PyObject *value, const char *name, const char *of, sa_dtype of_dtype, int ndim,
                                     const npy_intp *shape, sa_dtype *dtype) {
     PyArrayObject *array = read_floats(c, value, name, ndim, shape, dtype);
@@ -108,7 +108,7 @@ static int read_results(backward_call *b, const char *function) {
 
 /* ---- the gradients -------------------------------------------------------------------------------------------------- */
 
-/* Whether the object can serve as the new array. Its leading 1s may be missing. */
+/* Whether it can serve as the new array. Leading 1s may be missing. */
 static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype dtype) {
     if (!PyArray_CheckExact(object)) {
         return false;
@@ -122,7 +122,7 @@ static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype d
     return fits;
 }
 
-/* The caller's array, or a new one of zeros. `compute` zeroes the caller's, when nothing can fail any more. */
+/* Borrowed. `compute` zeroes a caller's array, when nothing can fail any more. */
 static PyArrayObject *place(backward_call *b, int which, int ndim, const npy_intp *shape) {
     const sa_dtype dtype = b->c.computes;
     const bool in_shares = which == D_SLOPES || which == D_SINKS; /* summed later */
@@ -132,7 +132,6 @@ static PyArrayObject *place(backward_call *b, int which, int ndim, const npy_int
     return (PyArrayObject *)b->gradients[which];
 }
 
-/* A gradient (lead…, rows, cols), if it is wanted. */
 static int make(backward_call *b, long wrt, int which, const npy_intp *lead, npy_intp rows, npy_intp cols, sa_tensor *t) {
     npy_intp shape[NPY_MAXDIMS + 2];
     if (!(wrt & 1 << which)) {
@@ -149,8 +148,7 @@ static int make(backward_call *b, long wrt, int which, const npy_intp *lead, npy
     return 0;
 }
 
-/* The leading dims of dK and dV: the query's, with key heads as heads. Axes that broadcast within a group are 1: the
- * kernel sums over them (sa_group_size). */
+/* dK and dV have key heads, and 1 along axes that broadcast within a group: the kernel sums over them (sa_group_size). */
 static void key_lead(const sa_call *c, npy_intp *lead) {
     const sa_attention *a = &c->a;
     int axis = a->n_lead - 1;
@@ -167,19 +165,19 @@ static void key_lead(const sa_call *c, npy_intp *lead) {
         --axis;
     }
     for (; axis >= 0 && a->key.lead_stride[axis] == 0 && a->value.lead_stride[axis] == 0; --axis) {
-        lead[axis] = lead[axis] == 0 ? 0 : 1; /* 0 heads stay 0 */
+        lead[axis] = lead[axis] == 0 ? 0 : 1;
     }
 }
 
-/* Only strides: the kernels need them even without the gradient. */
+/* The kernels need the strides even without the gradient. */
 static void fill_mask_gradient(const sa_call *c, sa_tensor *t, const npy_intp *shape, int ndim, ptrdiff_t keys) {
     sa_fill_new(t, shape, ndim, c->computes, c->a.n_lead, ndim < 2 ? ndim : 2);
-    if (keys == 1 && ndim > 0) { /* a column is no broadcast axis here */
+    if (keys == 1 && ndim > 0) {
         t->m.col_stride = (ptrdiff_t)sa_itemsize(c->computes);
     }
 }
 
-/* The mask's own shape, with 1s in front. Unless wanted, only strides. */
+/* The mask's shape with 1s in front. */
 static int make_mask(backward_call *b, bool wanted) {
     const sa_call *c = &b->c;
     if (wanted && (c->mask == NULL || c->a.mask.m.dtype == SA_BOOL)) {
@@ -202,7 +200,7 @@ static int make_mask(backward_call *b, bool wanted) {
     return 0;
 }
 
-/* The same for sequence s: an array, or None without a mask, at the end of the list. */
+/* Appends the gradient or None to the list. */
 static int make_mask_of(backward_call *b, ptrdiff_t s, bool wanted) {
     const sa_call *c = &b->c;
     PyArrayObject *mask = c->mask_arrays[s];
@@ -296,7 +294,7 @@ static int run(backward_call *b, PyObject *module) {
         job.planned = sa_varlen_plan_backward(&b->vg, c->threads, c->items, &b->packed_plan);
         job.threads = b->packed_plan.threads;
         job.scratch_bytes = b->packed_plan.scratch_bytes;
-        delta_count = (size_t)(c->a.L * c->a.lead[1]); /* elements of query without its last axis */
+        delta_count = (size_t)(c->a.L * c->a.lead[1]);
     } else {
         job.planned = sa_attention_plan_backward(&b->g, c->threads, &b->plan);
         job.threads = b->plan.threads;

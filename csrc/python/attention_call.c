@@ -1,5 +1,5 @@
-/* Owns an attention call: its inputs and their shapes. Other options are in attention_options.c, packed sequences in
- * attention_packed.c. Nothing is written before all is checked. */
+/* Owns an attention call: its inputs and their shapes. attention_options.c reads options, attention_packed.c packed
+ * sequences. Nothing is written before all is checked. */
 #include "python/attention_call.h"
 
 #include <math.h>
@@ -56,7 +56,7 @@ static void start(sa_call *c, PyObject *module, int function) {
 
 /* ---- query, key and value ------------------------------------------------------------------------------------------- */
 
-/* Query, key or value (borrowed), its rank checked. */
+/* Borrowed. */
 static PyArrayObject *take_input(sa_call *c, int which, const char *name, const char *dense, const char *packed,
                                  sa_dtype *dtype) {
     PyArrayObject *array = sa_as_array(c->state, c->values[which], name, SA_NUMBERS, dtype);
@@ -85,7 +85,6 @@ static int take_inputs(sa_call *c) {
     return 0;
 }
 
-/* How many query heads share a key head. */
 static int read_groups(sa_call *c) {
     c->a.gqa = 1;
     if (!c->enable_gqa) {
@@ -109,7 +108,7 @@ static int read_groups(sa_call *c) {
     return 0;
 }
 
-/* The leading dims broadcast. With enable_gqa the query alone gives the heads. */
+/* With enable_gqa the query alone gives the heads. */
 static int read_lead(sa_call *c, int n_lead) {
     c->a.n_lead = n_lead;
     for (int axis = 0; axis < n_lead; ++axis) {

@@ -6,7 +6,7 @@
 
 #include "drivers/varlen.h"
 
-/* Numbers of functions in sa_attention_family. */
+/* Functions of sa_attention_family. */
 enum {
     SA_FN_ATTENTION,
     SA_FN_CACHED,
@@ -17,12 +17,12 @@ enum {
     SA_FN_PACKED_BACKWARD
 };
 
-/* Results of the forward functions, in order. Unrounded: out before it was rounded to 16 bits, else out itself. */
+/* Results in their order. UNROUNDED: out before rounding to 16 bits, else out itself. */
 enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
 
-#define SA_MAX_OWNED 32 /* more than any function takes */
+#define SA_MAX_OWNED 32
 
-/* What was given, borrowed; NULL where nothing was. */
+/* What was given: borrowed, or NULL. */
 typedef struct {
 #define SA_PARAMETER(name, otherwise, functions, read, to, doc) PyObject *name;
 #define SA_INNER_PARAMETER(name, otherwise, functions, read, to) PyObject *name;
@@ -33,7 +33,7 @@ typedef struct {
 #undef SA_KEYWORDS_ONLY
 } sa_attention_arguments;
 
-/* A call under way: all references that it owns, and the core's structs, which point into them. */
+/* A call under way: its references, and the core's structs that point into them. */
 typedef struct {
     const sa_state *state;
     union {
@@ -43,7 +43,7 @@ typedef struct {
     PyArrayObject *owned[SA_MAX_OWNED]; /* all arrays that it reads */
     const char *owned_names[SA_MAX_OWNED];
     int owned_count;
-    PyArrayObject *query, *key, *value, *mask; /* borrowed from there; mask: the last one read, or NULL */
+    PyArrayObject *query, *key, *value, *mask; /* borrowed; mask: the last one read, or NULL */
     PyArrayObject *results[SA_RESULTS];        /* owned; NULL: not asked for */
     sa_dtype result, computes;
     bool packed, enable_gqa, lower_right, want_lse, want_weights;
@@ -55,48 +55,45 @@ typedef struct {
 
     /* For packed sequences: */
     sa_varlen v;
-    PyArrayObject **mask_arrays; /* owned, a mask or NULL for each sequence; NULL without masks */
+    PyArrayObject **mask_arrays; /* owned; NULL for sequences without a mask */
     sa_tensor *masks;            /* owned */
     sa_varlen_item *items;       /* owned */
 } sa_call;
 
-/* Reads and checks all arguments but `out`, `rng` and those of backward calls into c, which may be uninitialised.
- * Release it even after an error. */
+/* Reads all arguments but `out`, `rng` and those of backward calls. c may be uninitialised; release it even after an
+ * error. */
 int sa_call_read(sa_call *c, PyObject *module, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 void sa_call_release(sa_call *c);
 
-/* Reads `rng`, after all else, since drawing changes a generator. Both halves of a vjp need the same seed, so they take
- * no generator. */
+/* Last of all, since drawing changes a generator. Halves of a vjp must agree, so they take no generator. */
 int sa_call_read_seed(sa_call *c);
 
-/* The call takes over the caller's reference. */
+/* Takes over a reference. */
 void sa_call_own(sa_call *c, PyArrayObject *array, const char *name);
 
 int sa_call_read_mask(sa_call *c, PyObject *value, const char *name);
 
-/* attention_packed.c: shapes and offsets first, masks later. */
+/* Packed sequences: shapes and offsets first, masks later. */
 int sa_call_read_packed(sa_call *c);
 int sa_call_read_packed_masks(sa_call *c, PyObject *value);
 void sa_call_release_packed(sa_call *c);
 
-/* block_mask.c, once shapes are known. */
 int sa_call_read_block_mask(sa_call *c, PyObject *value);
 
-/* Whether the axes before the last `core` broadcast to the leading dims without enlarging them. Without leading dims
- * one element fits too. */
+/* Whether the axes before the last `core` broadcast to the leading dims without enlarging them. */
 bool sa_call_fits_lead(const sa_call *c, PyArrayObject *array, int core);
 
-/* Whether out may have this dtype: the result's, or float32 for 16 bits if statistics are kept. */
+/* The result's dtype, or float32 for 16 bits if statistics are kept. */
 bool sa_call_takes_out(const sa_call *c, sa_dtype dtype);
 
-/* The shape (B…, rows, cols), or (rows, H, cols) if packed. Returns its axes. */
+/* (B…, rows, cols), or packed (rows, H, cols). Returns the number of axes. */
 int sa_call_shape(const sa_call *c, const npy_intp *lead, npy_intp rows, npy_intp cols, npy_intp *shape);
-/* The tensor of such an array. A single column counts as contiguous, whatever its stride. */
+/* A single column counts as contiguous. */
 void sa_call_fill(const sa_call *c, sa_tensor *t, PyArrayObject *array, sa_dtype dtype);
 
-/* The shape (B…, L, cols), or (H, L, cols) if packed; cols 0: no last axis. Returns its axes. */
+/* (B…, L, cols), or packed (H, L, cols); no last axis if cols is 0. */
 int sa_call_row_shape(const sa_call *c, npy_intp cols, npy_intp *shape);
-/* The tensor of an array (B…, L), seen as (…, L, 1). */
+/* (B…, L) as (…, L, 1). */
 void sa_call_fill_rows(const sa_call *c, sa_tensor *t, PyArrayObject *array, sa_dtype dtype);
 
 extern const char sa_doc_attention[];

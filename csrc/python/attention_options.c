@@ -1,5 +1,5 @@
-/* Owns the options of attention: their table (attention_parameters.h) and readers. A reader gets only values that were
- * given, in the order of the table; shapes are known. */
+/* Owns the options of attention: their table (attention_parameters.h) and readers, which run in its order, once shapes
+ * are known. */
 #include "python/attention_call.h"
 
 #include <math.h>
@@ -25,7 +25,7 @@ static int read_softcap(void *call, PyObject *value, const char *name, void *to)
 
 /* ---- causal and window ---------------------------------------------------------------------------------------------- */
 
-/* is_causal has been read into *to before. */
+/* is_causal, read before, set *to. */
 static int read_causal(void *call, PyObject *value, const char *name, void *to) {
     sa_call *c = call;
     bool *causal = to;
@@ -44,7 +44,7 @@ static int read_causal(void *call, PyObject *value, const char *name, void *to) 
     return 0;
 }
 
-/* None is open, and so is what no sequence reaches. */
+/* What no sequence reaches is open, like None. */
 static int read_bound(PyObject *value, PyObject *window, ptrdiff_t *bound) {
     if (value == Py_None) {
         return 0;
@@ -71,7 +71,7 @@ static int read_window(void *call, PyObject *value, const char *name, void *to) 
     (void)name, (void)to;
     sa_attention *a = &((sa_call *)call)->a;
     const bool sequence = PyTuple_Check(value) || PyList_Check(value);
-    PyObject *pair = sequence ? PySequence_Tuple(value) : NULL; /* a copy: __index__ of a bound might change the list */
+    PyObject *pair = sequence ? PySequence_Tuple(value) : NULL; /* a copy: __index__ might change the list */
     if (sequence && pair == NULL) {
         return -1;
     }
@@ -104,7 +104,7 @@ static int lead_error(const sa_call *c, const char *name, PyArrayObject *array, 
 int sa_call_read_mask(sa_call *c, PyObject *value, const char *name) {
     sa_attention *a = &c->a;
     sa_dtype dtype;
-    if (PyBool_Check(value)) { /* a mask of one bool would open or close all */
+    if (PyBool_Check(value)) { /* it would open or close all */
         return sa_error(PyExc_TypeError, "%s must be an array, got %R (a causal mask is is_causal=True)", name, value);
     }
     if ((c->mask = sa_as_array(c->state, value, name, SA_MASK, &dtype)) == NULL) {
@@ -141,7 +141,6 @@ static int read_block_mask(void *call, PyObject *value, const char *name, void *
     return sa_call_read_block_mask(call, value);
 }
 
-/* A number for each leading index. */
 static int read_numbers(sa_call *c, PyObject *value, const char *name, bool integers, sa_tensor *t) {
     PyArrayObject *array = sa_as_small(c->state, value, name, integers);
     if (array == NULL) {
@@ -161,7 +160,7 @@ static int read_per_head(void *call, PyObject *value, const char *name, void *to
     return read_numbers(call, value, name, false, to);
 }
 
-/* Each from 0 to `most`, which messages call `letter`. */
+/* `letter` is what messages call `most`. */
 static int read_lengths(sa_call *c, PyObject *value, const char *name, sa_tensor *t, const char *letter, ptrdiff_t most) {
     if (read_numbers(c, value, name, true, t) < 0) {
         return -1;
@@ -207,7 +206,6 @@ static int read_entropy(uint64_t *seed) {
     return status;
 }
 
-/* A new reference to a uint64. */
 static PyObject *draw(PyObject *rng) {
     PyObject *most = PyLong_FromString("18446744073709551616", NULL, 10);
     PyObject *drawn = PyObject_CallMethod(rng, "integers", "iNOs", 0, most, Py_None, "uint64");
@@ -216,7 +214,6 @@ static PyObject *draw(PyObject *rng) {
     return number;
 }
 
-/* A new reference to an int >= 0. */
 static PyObject *as_seed(PyObject *rng) {
     PyObject *number = sa_as_index(rng);
     if (number == NULL) {
@@ -237,7 +234,7 @@ static PyObject *as_seed(PyObject *rng) {
     return number;
 }
 
-/* An int counts modulo 2^64. Without dropout, rng is only checked. */
+/* Counts modulo 2^64. Without dropout, rng is only checked. */
 int sa_call_read_seed(sa_call *c) {
     PyObject *rng = c->given.rng;
     const bool drops = c->a.dropout_p > 0, draws = rng != NULL && PyObject_HasAttrString(rng, "integers");

@@ -1,4 +1,4 @@
-/* Owns what differs for packed sequences: shapes, offsets, a mask for each sequence. */
+/* Owns what only packed sequences read: shapes, offsets, a mask for each. */
 #include "python/attention_call.h"
 #include "python/scalars.h"
 
@@ -33,7 +33,7 @@ static int read_shapes(sa_call *c) {
     return 0;
 }
 
-/* From 0 to the number of rows, never falling. */
+/* They rise or stay, from 0 to `rows`. */
 static int check_offsets(PyArrayObject *offsets, PyObject *value, const char *name, npy_intp rows, const char *rows_of) {
     const int64_t *offset = PyArray_DATA(offsets);
     const npy_intp n = PyArray_SIZE(offsets);
@@ -64,7 +64,7 @@ static int check_offsets(PyArrayObject *offsets, PyObject *value, const char *na
     return -1;
 }
 
-/* A checked copy as int64, which the call owns. Returns its length, or −1. */
+/* Returns the length. */
 static npy_intp read_offsets(sa_call *c, PyObject *value, const char *name, npy_intp rows, const char *rows_of,
                              const int64_t **begin) {
     if (value == Py_None) {
@@ -102,14 +102,14 @@ int sa_call_read_packed(sa_call *c) {
     return 0;
 }
 
-/* Reads mask s as if sequence s were a call of its own. */
+/* As in a call of its own. */
 static int read_mask_of(sa_call *c, ptrdiff_t s, PyObject *value) {
     char name[40];
     PyOS_snprintf(name, sizeof name, "attn_mask[%zd]", (Py_ssize_t)s);
     c->a.L = (ptrdiff_t)(c->v.begin_q[s + 1] - c->v.begin_q[s]);
     c->a.S = (ptrdiff_t)(c->v.begin_k[s + 1] - c->v.begin_k[s]);
     const int status = sa_call_read_mask(c, value, name);
-    if (c->mask != NULL) { /* mask_arrays owns it */
+    if (c->mask != NULL) {
         c->mask_arrays[s] = c->mask;
         c->mask = NULL;
         --c->owned_count;

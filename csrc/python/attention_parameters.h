@@ -1,10 +1,10 @@
-/* Every parameter of attention, in the order of the signatures. Files include this list with these macros defined:
+/* Every parameter of attention, in the order of the signatures, for files that define these macros:
  *
- *     SA_PARAMETER(name, otherwise, functions, read, to, doc)   of the public function, with its docstring
+ *     SA_PARAMETER(name, otherwise, functions, read, to, doc)   of the public function
  *     SA_INNER_PARAMETER(name, otherwise, functions, read, to)  of other functions only
  *     SA_KEYWORDS_ONLY                                          not by position from here on
  *
- * Columns as in sa_parameter, for fields of sa_call; readers are in attention_options.c. */
+ * Columns as in sa_parameter, fields of sa_call. */
 
 /* clang-format off */
 SA_PARAMETER(query, "", SA_ALL, NULL, given,

@@ -1,9 +1,9 @@
-/* Owns the argument block_mask. A derived class may make any tables and the core trusts them, so all are checked here. */
+/* Owns the argument block_mask. Derived classes may make any tables and the core trusts them, so all are checked here. */
 #include "python/attention_call.h"
 
 static int not_tables(void) { return sa_error(PyExc_TypeError, "block_mask has tables that selfattn.BlockMask does not make"); }
 
-/* A copy, which the call owns (borrowed): other Python code runs before the core reads it. */
+/* A borrowed copy, which the call owns: other Python code runs before the core reads it. */
 static PyArrayObject *take_table(sa_call *c, PyObject *x) {
     if (!PyArray_CheckExact(x) || !PyArray_EquivTypenums(PyArray_TYPE((PyArrayObject *)x), NPY_INT64) ||
         !PyArray_ISCARRAY_RO((PyArrayObject *)x)) {
@@ -17,7 +17,6 @@ static PyArrayObject *take_table(sa_call *c, PyObject *x) {
     return copy;
 }
 
-/* False for NaN. */
 static bool is_share(double share) { return share >= 0 && share <= 1; }
 
 static bool within(PyArrayObject *array, int64_t least, int64_t most) {
@@ -47,7 +46,7 @@ static int read_prefix(sa_call *c, PyObject *part, sa_block_mask *mask) {
     return 0;
 }
 
-/* Runs of a class must rise and not touch; classes must follow one another without holes. */
+/* Runs of a class must rise and not touch. Classes follow one another without holes. */
 static bool good_runs(PyArrayObject *starts, PyArrayObject *runs, bool *gaps) {
     const int64_t *start = PyArray_DATA(starts);
     const sa_run *run = PyArray_DATA(runs);
@@ -93,7 +92,7 @@ static int read_runs(sa_call *c, PyObject *part, sa_block_mask *mask) {
     return 0;
 }
 
-/* The tables, a new reference to a tuple of tuples. */
+/* A tuple of tuples. */
 static PyObject *make_tables(const sa_call *c, PyObject *value) {
     PyObject *module = PyImport_ImportModule("selfattn.functional.block_mask"), *tables = NULL;
     PyObject *class = module ? PyObject_GetAttrString(module, "BlockMask") : NULL;

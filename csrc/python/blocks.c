@@ -1,11 +1,10 @@
-/* Owns the blocks of memory that calls take and give back. Slots are exchanged atomically: without a GIL each thread
- * gets its own block, and a race at worst frees one more. */
+/* Owns the blocks of memory that calls take and give back. Slots are exchanged atomically, for threads without a GIL. */
 #include "python/run.h"
 
-/* Larger blocks are freed at once: their arithmetic costs far more. */
+/* Larger blocks are freed: their arithmetic costs far more. */
 #define SA_LARGEST_KEPT ((size_t)64 << 20)
 
-/* glibc keeps up to twice the largest block ever freed, but ignores blocks of 32 MB and more. */
+/* glibc keeps twice the largest block ever freed, but ignores 32 MB and more. */
 #define SA_FREED_AT_FIRST ((size_t)31 << 20)
 
 /* In front of the block. */
@@ -22,7 +21,7 @@ static void free_block(header *h) {
     }
 }
 
-/* Lets malloc keep results too, such as gradients. */
+/* Results too, such as gradients. */
 static void let_malloc_keep_results(sa_state *state) {
     if (!atomic_exchange(&state->malloc_keeps, true)) {
         PyMem_RawFree(PyMem_RawMalloc(SA_FREED_AT_FIRST));
@@ -78,7 +77,7 @@ void sa_block_give(void *block) {
         for (int i = 0; i < SA_KEPT_BLOCKS && h != NULL; ++i) {
             h = put(&state->blocks[i], h) ? NULL : h;
         }
-        if (h != NULL) { /* all full: replace one, each slot in turn */
+        if (h != NULL) { /* full: replace each slot in turn */
             h = atomic_exchange(&state->blocks[atomic_fetch_add(&state->block_turn, 1) % SA_KEPT_BLOCKS], h);
         }
     }

@@ -1,4 +1,4 @@
-/* Owns the docstring of scaled_dot_product_attention. Signature and parameters come from their table. */
+/* Owns the docstring of scaled_dot_product_attention, parameters apart. */
 #include "python/attention_call.h"
 
 #define SA_INNER_PARAMETER(name, otherwise, functions, read, to)

@@ -1,4 +1,4 @@
-/* Owns the docstrings of rowops.c. What several of them say is a macro. */
+/* The docstrings of rowops.c. Macros hold what several say. */
 #ifndef SA_PYTHON_DOC_ROWOPS_H
 #define SA_PYTHON_DOC_ROWOPS_H
 

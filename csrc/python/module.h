@@ -1,4 +1,6 @@
-/* Shared by the binding's files: the module's state, its functions, NumPy's C API. Only this folder includes Python.h. */
+/* Shared by the binding's files: module state, functions, NumPy's C API. Only this folder includes Python.h.
+ * Everywhere here, −1 or NULL means that an exception is set, and objects returned are new references, unless said
+ * otherwise. */
 #ifndef SA_PYTHON_MODULE_H
 #define SA_PYTHON_MODULE_H
 
@@ -7,7 +9,7 @@
 
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #define NPY_TARGET_VERSION NPY_2_0_API_VERSION
-#define PY_ARRAY_UNIQUE_SYMBOL selfattn_array_api /* NumPy's table, the only global that is written */
+#define PY_ARRAY_UNIQUE_SYMBOL selfattn_array_api /* the only global that is written */
 #ifndef SA_IMPORTS_NUMPY
 #define NO_IMPORT_ARRAY
 #endif
@@ -26,7 +28,7 @@ typedef struct {
     PyObject *shares_memory;                /* from numpy */
     PyObject *too_hard, *axis_error;        /* from numpy */
     _Atomic(void *) blocks[SA_KEPT_BLOCKS]; /* kept memory: blocks.c */
-    atomic_uint block_turn;                 /* the slot replaced next */
+    atomic_uint block_turn;                 /* replaced next */
     atomic_bool malloc_keeps;               /* blocks.c */
 } sa_state;
 
@@ -35,19 +37,18 @@ static inline sa_state *sa_state_of(PyObject *module) { return (sa_state *)PyMod
 /* As PyErr_Format, but returns −1. */
 int sa_error(PyObject *type, const char *format, ...);
 
-/* For a method table: calls `call(module, number, …)` of its family. */
+/* A method that calls `call(module, number, …)`. */
 #define SA_FUNCTION(name, call, number)                                                                                        \
     static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {                      \
         return call(module, number, args, nargs, kwnames);                                                                     \
     }
 #define SA_METHOD(name, function, doc) {name, (PyCFunction)(void (*)(void))function, METH_FASTCALL | METH_KEYWORDS, doc}
 
-/* One table per file, and the families of functions that share parameters. */
 extern PyMethodDef sa_attention_methods[], sa_attention_backward_methods[], sa_checksum_methods[], sa_embedding_methods[],
     sa_narrow_methods[], sa_proxy_methods[], sa_rows_methods[], sa_runtime_methods[], sa_update_methods[];
 extern const sa_family sa_attention_family, sa_row_family;
 
-/* Chooses the instruction set. −1 with `error`, whose message starts with `what`. */
+/* Messages start with `what`. */
 int sa_py_choose_isa(const char *name, PyObject *error, const char *what);
 
 #endif

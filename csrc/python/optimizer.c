@@ -1,5 +1,5 @@
-/* One step of an optimiser over all parameters. selfattn/optim.py passes lists of arrays and owns names, shapes and
- * conversions. Nothing is written before all is checked. */
+/* One step of an optimiser over lists of arrays. selfattn/optim.py owns names, shapes and conversions. Nothing is
+ * written before all is checked. */
 #include "python/arrays.h"
 
 #include <math.h>
@@ -9,11 +9,11 @@
 
 #define SA_SMALL_ELEMENTS 2048
 
-/* Lists of equal length; a kind of moments that the optimiser lacks is None. */
+/* Lists of equal length; None for moments that the optimiser lacks. */
 enum { PARAMETERS, GRADIENTS, MEANS, SQUARES, STEPS, LISTS };
 static const char *const names[STEPS] = {"parameters", "gradients", "means", "squares"};
 
-/* Item i (borrowed): a plain float array, of the type and size of `like` if that is given. */
+/* Borrowed; of the type and size of `like`, if that is given. */
 static PyArrayObject *plain_array(PyObject *list, const char *name, Py_ssize_t i, PyArrayObject *like, bool written) {
     PyObject *item = i < PyList_GET_SIZE(list) ? PyList_GET_ITEM(list, i) : NULL;
     PyArrayObject *array = (PyArrayObject *)item;
@@ -130,7 +130,7 @@ static PyObject *adam_step(PyObject *module, PyObject *args) {
     return run(module, &u, lists);
 }
 
-/* Whether a step takes all parameters and gradients as they are. */
+/* Whether a step takes these arrays as they are. */
 static PyObject *are_plain(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *parameters, *gradients;

@@ -1,5 +1,5 @@
-/* Owns the sorting of arguments into parameters; readers say what a value means. Loops run over given arguments only,
- * so a plain call stays cheap. */
+/* Owns the sorting of arguments into parameters; readers say what values mean. Loops run over given arguments only, so
+ * plain calls stay cheap. */
 #include "python/module.h"
 
 int sa_family_start(sa_family_state *state, const sa_family *family) {
@@ -30,7 +30,7 @@ void sa_family_clear(sa_family_state *state) {
     }
 }
 
-/* The keyword's parameter, or −1. Identity first, since names in source code are interned. */
+/* −1: none. Identity first: names in source code are interned. */
 static int find_name(const sa_family_state *state, uint32_t takes, PyObject *keyword) {
     for (int i = 0; i < state->count; ++i) {
         if (state->names[i] == keyword && takes >> i & 1) {

@@ -1,4 +1,4 @@
-/* Tables of parameters, each shared by a family of functions, and the reading of arguments by them. */
+/* Tables of parameters that a family of functions shares. */
 #ifndef SA_PYTHON_PARAMETERS_H
 #define SA_PYTHON_PARAMETERS_H
 
@@ -7,27 +7,27 @@
 
 typedef struct {
     const char *name;
-    const char *otherwise; /* its default as documentation prints it ("=None"); "": required */
-    uint32_t functions;    /* bit n: function n of the family takes it */
-    /* Reads a given value into the field `to` of the call; −1 with an exception. NULL: the call reads it. */
+    const char *otherwise; /* the default as documentation prints it ("=None"); "": required */
+    uint32_t functions;    /* bit n: function n takes it */
+    /* Reads a value into `to`, a field of the call. NULL: the call reads it. */
     int (*read)(void *call, PyObject *value, const char *name, void *to);
-    size_t to; /* the field's offset */
+    size_t to; /* its offset */
 } sa_parameter;
 
 typedef struct {
-    const sa_parameter *parameters; /* as in the signatures; an empty name ends it */
+    const sa_parameter *parameters; /* an empty name ends it */
     struct {
         const char *name;
-        int positional; /* how many may be given by position */
+        int positional;
     } functions[SA_MAX_FUNCTIONS];
 } sa_family;
 
-/* A family in the module's state: interned names, and a bit for each parameter. */
+/* A family in the module's state: interned names, bits for parameters. */
 typedef struct {
     const sa_family *family;
     int count;
     PyObject *names[SA_MAX_PARAMETERS];
-    uint32_t optional; /* their default is None */
+    uint32_t optional; /* default None */
     uint32_t readable; /* have a reader */
     uint32_t takes[SA_MAX_FUNCTIONS],
         requires[
@@ -37,12 +37,12 @@ typedef struct {
 int sa_family_start(sa_family_state *state, const sa_family *family);
 void sa_family_clear(sa_family_state *state);
 
-/* Sorts the arguments into values[], borrowed. NULL: not given, or None where that is the default. The others get a bit
- * in *given. */
+/* Sorts arguments into values[], borrowed, NULL where none was given or None is the default. Others get a bit in
+ * *given. */
 int sa_sort_arguments(const sa_family_state *state, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                       PyObject **values, uint32_t *given);
 
-/* Calls the readers of what was given, in the table's order. */
+/* In the table's order. */
 int sa_read_arguments(const sa_family_state *state, void *call, PyObject *const *values, uint32_t given);
 
 #endif

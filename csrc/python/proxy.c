@@ -1,8 +1,8 @@
-/* Sums over triplets of embeddings for selfattn/nn/proxy_task.py. With main, similar, other = y, an array (3, n, d):
+/* Sums over triplets of embeddings for selfattn/nn/proxy_task.py, in float64. For main, similar, other = y (3, n, d):
  *
  *     confidence = log σ(near) + log σ(−far),  near = main·similar,  far = main·other
  *
- * Sums are float64. The GIL is kept: the work is small beside the model's. */
+ * Keeps the GIL: the work is small beside the model's. */
 #include "python/arrays.h"
 
 #include <math.h>
@@ -15,7 +15,7 @@ static double sigmoid(double x) {
     return (x < 0 ? e : 1) / (1 + e);
 }
 
-/* Four independent sums, for speed. */
+/* Four independent sums. */
 #define DOT_PRODUCT(type)                                                                                                      \
     static double dot_product_of_##type(const type *a, const type *b, npy_intp n) {                                            \
         double sum[4] = {0};                                                                                                   \
@@ -34,7 +34,7 @@ DOT_PRODUCT(float)
 DOT_PRODUCT(double)
 #undef DOT_PRODUCT
 
-/* Borrowed, or NULL with an exception. */
+/* Borrowed. */
 static PyArrayObject *as_triplets(PyObject *value) {
     if ((!sa_is_plain(value, NPY_FLOAT, 3) && !sa_is_plain(value, NPY_DOUBLE, 3)) ||
         PyArray_DIM((PyArrayObject *)value, 0) != 3) {
@@ -52,7 +52,7 @@ static void put(PyArrayObject *array, npy_intp i, double x) {
     }
 }
 
-/* The confidences (n,) and their derivatives (2, n) with respect to near and far. */
+/* The confidences (n,) and their derivatives in near and far (2, n). */
 static PyObject *proxy_confidences(PyObject *module, PyObject *value) {
     (void)module;
     PyArrayObject *y = as_triplets(value);
@@ -107,7 +107,6 @@ GRADIENTS(float)
 GRADIENTS(double)
 #undef GRADIENTS
 
-/* dy (3, n, d) from y and the gradients of near and far (2, n). */
 static PyObject *proxy_gradients(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *value, *given;

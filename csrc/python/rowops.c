@@ -1,5 +1,5 @@
-/* The row operations and their gradients: parameters, outputs, the run. All is checked before anything is computed.
- * Docstrings are in doc_rowops.h, pullbacks in selfattn/functional/rowops.py. */
+/* The row operations and their gradients: parameters, outputs, run. Docstrings are in doc_rowops.h. Nothing is computed
+ * before all is checked. */
 #include "python/arrays.h"
 
 #include <float.h>
@@ -44,7 +44,7 @@ static void release(row_call *k) {
 
 /* ---- arrays --------------------------------------------------------------------------------------------------------- */
 
-/* Takes an array, x first; its dtype counts for the result's. */
+/* x comes first. Their dtypes give the result's. */
 static int take(row_call *k, sa_strided *s, PyObject *value, const char *name) {
     const int which = (int)(s - k->c.array);
     PyArrayObject *array = sa_as_array(k->state, value, name, SA_NUMBERS, &s->dtype);
@@ -58,8 +58,7 @@ static int take(row_call *k, sa_strided *s, PyObject *value, const char *name) {
     return 0;
 }
 
-/* Lays the array's last axes along those of x, with stride 0 where it is broadcast. With a gap the array lacks the
- * heads' axis. */
+/* By x's last axes. With a gap the array lacks the heads' axis. */
 static void set_strides(row_call *k, int which, bool gap) {
     PyArrayObject *array = k->array[which];
     int own = PyArray_NDIM(array) - 1;
@@ -70,7 +69,7 @@ static void set_strides(row_call *k, int which, bool gap) {
     }
 }
 
-/* A row is the last axis until another reader changes that. A scalar is one element. */
+/* Rows are the last axis, until another reader changes that. */
 static int read_x(void *call, PyObject *value, const char *name, void *to) {
     row_call *k = call;
     if (take(k, to, value, name) < 0) {
@@ -92,7 +91,7 @@ static int read_dy(void *call, PyObject *value, const char *name, void *to) {
     if (take(k, to, value, name) < 0) {
         return -1;
     }
-    k->result = result; /* dy's dtype does not count */
+    k->result = result; /* its dtype does not count */
     PyArrayObject *dy = k->array[SA_ROW_DY];
     if (PyArray_NDIM(dy) != k->c.ndim || !PyArray_CompareLists(PyArray_SHAPE(dy), k->c.shape, k->c.ndim)) {
         return sa_error(PyExc_ValueError, "dy has shape %s; the result that it is the gradient of has %s", sa_shape_of(dy),
@@ -124,7 +123,6 @@ static int read_axis(void *call, PyObject *value, const char *name, void *to) {
     return fits ? 0 : -1;
 }
 
-/* The end of x's shape: an int or a sequence. */
 static int read_normalized_shape(void *call, PyObject *value, const char *name, void *to) {
     row_call *k = call;
     PyObject *shape = PyIndex_Check(value) ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
@@ -144,7 +142,7 @@ static int read_normalized_shape(void *call, PyObject *value, const char *name, 
             }
             goto fail;
         }
-        const Py_ssize_t n = PyNumber_AsSsize_t(number, NULL); /* clipped: fits nothing */
+        const Py_ssize_t n = PyNumber_AsSsize_t(number, NULL); /* clipped */
         Py_DECREF(number);
         fits = fits && k->c.shape[k->c.ndim - axes + i] == n;
     }
@@ -194,7 +192,7 @@ static int read_approximate(void *call, PyObject *value, const char *name, void 
     return 0;
 }
 
-/* A table (…, L, D/2). With one axis less than x, but three at least, it lacks the heads' axis. */
+/* (…, L, D/2). Three axes or more, but one less than x: it lacks the heads' axis. */
 static int read_table(void *call, PyObject *value, const char *name, void *to) {
     row_call *k = call;
     const int which = (int)((sa_strided *)to - k->c.array);
@@ -216,7 +214,7 @@ static int read_table(void *call, PyObject *value, const char *name, void *to) {
         axis -= gap && axis == ndim - 3;
         fits = PyArray_DIM(table, own) == 1 || PyArray_DIM(table, own) == half[axis];
     }
-    if (!fits && gap) { /* NumPy would align other axes: the meaning may not depend on which sizes are equal */
+    if (!fits && gap) { /* not as NumPy: the meaning may not depend on which sizes are equal */
         half[ndim - 3] = half[ndim - 2];
         half[ndim - 2] = half[ndim - 1];
         return sa_error(PyExc_ValueError,
@@ -249,7 +247,7 @@ static int read_interleaved(void *call, PyObject *value, const char *name, void 
 #define NORMS (BIT(SA_LAYER_NORM) | BIT(SA_RMS_NORM) | NORM_GRADIENTS)
 #define GRADIENTS (NORM_GRADIENTS | SOFTMAX_GRADIENTS | BIT(SA_GELU_BACKWARD))
 
-/* A gradient's options are required. */
+/* Gradients have no defaults. */
 static const sa_parameter parameters[] = {
     {"x", "", SOFTMAXES | NORMS | BIT(SA_GELU) | BIT(SA_ROTARY) | GRADIENTS, read_x, AT(c.array[SA_ROW_X])},
     {"dy", "", GRADIENTS, read_dy, AT(c.array[SA_ROW_DY])},
@@ -272,7 +270,7 @@ static const sa_parameter parameters[] = {
 
 static sa_dtype floating(sa_dtype dtype) { return sa_is_integer(dtype) ? SA_F64 : dtype; }
 
-/* A gradient has x's dtype, whatever the result's. */
+/* A gradient has x's dtype. */
 static int make_output(row_call *k) {
     sa_strided *out = &k->c.array[SA_ROW_OUT];
     PyArrayObject *like_bf16 = NULL;
@@ -291,7 +289,7 @@ static int make_output(row_call *k) {
     return 0;
 }
 
-/* A zeroed gradient in the shape of weight or bias, if that was given. */
+/* Zeroed. */
 static int make_gradient(const row_call *k, int which, PyArrayObject **owned, sa_row_gradient *to) {
     PyArrayObject *like = k->array[which];
     if (like == NULL) {
@@ -307,7 +305,7 @@ static int make_gradient(const row_call *k, int which, PyArrayObject **owned, sa
 }
 
 static sa_status compute(void *call, char *scratch, char *shared) {
-    (void)shared; /* lies behind the scratch: the core divides both */
+    (void)shared; /* behind the scratch */
     row_call *k = call;
     sa_row_run(&k->c, &k->plan, scratch);
     return SA_OK;
@@ -324,7 +322,7 @@ static int run(row_call *k, PyObject *module) {
                                         .call = k});
 }
 
-/* Returns the output, or for a norm's gradient (dx, dweight, dbias) with None for what was not given. */
+/* The output, or a norm's (dx, dweight, dbias) with None for what was not given. */
 static PyObject *row_function(PyObject *module, int kind, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
     uint32_t given;
@@ -359,7 +357,6 @@ fail:
     return result;
 }
 
-/* name, kind, how many parameters by position, docstring */
 #define FUNCTIONS(F)                                                                                                           \
     F(softmax, SA_SOFTMAX, 2, doc_softmax)                                                                                     \
     F(log_softmax, SA_LOG_SOFTMAX, 2, doc_log_softmax)                                                                         \

@@ -1,18 +1,18 @@
-/* Owns the run of every operation: scratch, the GIL, Ctrl-C, the exception. Memory comes from blocks.c. */
+/* Owns the run of every operation: scratch (from blocks.c), the GIL, Ctrl-C, the exception. */
 #include "python/run.h"
 
 #include <time.h>
 
 #include "runtime/threads.h"
 
-/* Up to this much scratch lies on the stack. */
+/* On the stack up to here. */
 #define SA_STACK_SCRATCH 32768
 
-/* Nanoseconds between looks for signals: short for people, long beside the 5 ms that other threads may hold the GIL. */
+/* Nanoseconds between looks for signals: long beside the 5 ms that other threads may hold the GIL. */
 #define SA_BETWEEN_LOOKS 50000000
 
 typedef struct {
-    sa_watch watch; /* first: the core gets a pointer to it */
+    sa_watch watch; /* first: the core points to it */
     PyThreadState *thread;
     int64_t next;
 } unlocked;
@@ -23,7 +23,7 @@ static int64_t now(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* A handler may fork, and a forking thread waits with the GIL until no region runs. So this region pauses. */
+/* A handler may fork. A forking thread holds the GIL until no region runs, so this region pauses. */
 static void look_for_signals(sa_watch *watch) {
     unlocked *u = (unlocked *)(void *)watch;
     if (now() < u->next) {
@@ -68,5 +68,5 @@ int sa_run_job(PyObject *module, const sa_job *job) {
     if (!fits) {
         sa_block_give(scratch);
     }
-    return status == SA_OK ? 0 : -1; /* cancelled: a handler raised an exception */
+    return status == SA_OK ? 0 : -1; /* cancelled: a handler raised */
 }

@@ -1,4 +1,4 @@
-/* Owns what the library reports or lets be set: instruction set, threads, build, limits of this machine. */
+/* Owns what the library reports and lets be set: instruction set, threads, build, limits of the machine. */
 #include "python/module.h"
 
 #include "python/run.h"

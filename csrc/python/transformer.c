@@ -1,5 +1,5 @@
 /* The embedding model's passes, for selfattn/nn/_embedding_compute.py. Ids and offsets are copied, then checked, so
- * that nobody changes them between. A capsule carries what the backward pass needs, parameters included. */
+ * that nobody changes them between. A capsule carries what the backward pass needs. */
 #include "python/arrays.h"
 
 #include "drivers/transformer.h"
@@ -7,8 +7,8 @@
 
 #define SA_SMALL_WORK 100000.0
 
-/* Order of the parameters: table, positions, then of each block weight and bias of query, key, value and LayerNorm.
- * Gradients leave out the positions. */
+/* In order: table, positions, then weight and bias of query, key, value and LayerNorm, block by block. Positions have
+ * no gradient. */
 #define BLOCK_ARRAYS 8
 enum { TABLE, POSITIONS, FIRST_OF_BLOCKS };
 
@@ -27,9 +27,9 @@ typedef struct {
     Py_ssize_t arrays;
     PyArrayObject **array; /* owned */
     sa_embedding_block *block;
-    int64_t *numbers; /* ids, then offsets: a block */
-    void *saved;      /* a block; NULL if no backward pass follows */
-    void *out;        /* of forward */
+    int64_t *numbers; /* ids, offsets: a block */
+    void *saved;      /* a block; NULL without a backward pass */
+    void *out;
     sa_embedding_gradients g;
     sa_embedding_plan plan;
 } embedding_call;
@@ -51,7 +51,7 @@ static int type_of(const embedding_call *c) { return c->e.f64 ? NPY_DOUBLE : NPY
 
 /* ---- the parameters ---------------------------------------------------------------------------------------------------- */
 
-/* Takes parameter i: `rows` rows of d elements (−1: any number; 0: a single row). */
+/* rows −1: any number; 0: a vector of d elements. */
 static int take_array(embedding_call *c, Py_ssize_t i, PyObject *value, npy_intp rows) {
     if (!sa_is_plain(value, type_of(c), -1)) {
         return sa_error(PyExc_TypeError, "parameter %zd must be a contiguous, aligned array of %s as the table is, not %R", i,
@@ -67,7 +67,7 @@ static int take_array(embedding_call *c, Py_ssize_t i, PyObject *value, npy_intp
     return 0;
 }
 
-/* value: (eight arrays, number of heads, eps). */
+/* (eight arrays, number of heads, eps) */
 static int take_block(embedding_call *c, Py_ssize_t b, PyObject *value) {
     PyObject *parameters = NULL;
     sa_embedding_block *block = &c->block[b];
@@ -127,7 +127,7 @@ static int take_parameters(embedding_call *c, PyObject *table, PyObject *positio
 
 /* ---- ids and offsets ----------------------------------------------------------------------------------------------------- */
 
-/* Copies packed ids and offsets, and checks them. */
+/* Copied before they are checked. */
 static int take_numbers(embedding_call *c, PyObject *module, PyObject *ids, PyObject *starts) {
     PyObject *const given[2] = {ids, starts};
     for (int i = 0; i < 2; ++i) {
@@ -149,7 +149,7 @@ static int take_numbers(embedding_call *c, PyObject *module, PyObject *ids, PyOb
         return sa_error(PyExc_ValueError, "cu_seqlens must go from 0 to the number of ids, %zd", tokens);
     }
     for (npy_intp s = 0; s + 1 < offsets; ++s) {
-        /* compare first: hostile offsets overflow a difference */
+        /* hostile offsets overflow a difference */
         const bool rises = own_starts[s + 1] > own_starts[s] && own_starts[s + 1] <= tokens;
         const int64_t length = rises ? own_starts[s + 1] - own_starts[s] : 0;
         if (length < 1 || length > longest) {
@@ -171,7 +171,7 @@ static int take_numbers(embedding_call *c, PyObject *module, PyObject *ids, PyOb
     return 0;
 }
 
-/* Copies a list's ids. Returns how many, or −1 if one is no id. */
+/* −1: something is no id. */
 static Py_ssize_t copy_ids(PyObject *list, Py_ssize_t vocabulary, int64_t *to) {
     const Py_ssize_t n = PyList_GET_SIZE(list);
     for (Py_ssize_t i = 0; i < n; ++i) {
@@ -185,8 +185,7 @@ static Py_ssize_t copy_ids(PyObject *list, Py_ssize_t vocabulary, int64_t *to) {
     return n;
 }
 
-/* Packs lists of ids. None if one is empty or has something other than an id below vocabulary: the caller says what is
- * wrong. */
+/* None where a list is empty or something is no id: the caller says what. */
 static PyObject *pack_ids(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *lists, *result = NULL;
@@ -225,7 +224,7 @@ done:
 
 /* ---- forward ------------------------------------------------------------------------------------------------------------- */
 
-/* As if all sentences were as long as the longest. */
+/* As if all sentences were the longest. */
 static double work_of(const sa_embedding *e) {
     return (double)e->blocks * (double)e->tokens * (double)e->d * (3.0 * (double)e->d + 2.0 * (double)e->longest);
 }
@@ -241,7 +240,7 @@ static int run(embedding_call *c, PyObject *module, sa_status planned, sa_status
 }
 
 static sa_status forward(void *call, char *scratch, char *shared) {
-    (void)shared; /* lies behind the scratch: the core divides both */
+    (void)shared; /* behind the scratch */
     const embedding_call *c = call;
     sa_embedding_forward(&c->e, &c->plan, c->out, c->saved, scratch);
     return SA_OK;
@@ -298,7 +297,7 @@ static size_t gradient_bytes(const embedding_call *c, Py_ssize_t i) {
     return ((size_t)PyArray_NBYTES(c->array[i]) + 63) / 64 * 64;
 }
 
-/* New arrays in one block, which their base, a capsule, owns. */
+/* In one block, owned by a capsule, their base. */
 static PyObject *make_gradients(embedding_call *c, PyObject *module, sa_embedding_block_gradients *of_block) {
     size_t bytes = 0;
     for (Py_ssize_t i = 0; i < c->arrays; ++i) {
