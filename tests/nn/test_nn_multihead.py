@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from nn_checks import assert_close, check_gradients, compare_with_torch, perturbed, torch_twin
 
-import selfattn as sa
 from selfattn import nn
 
 N, L, S, E, HEADS = 2, 5, 7, 8, 2
@@ -104,30 +103,6 @@ def test_gradients_are_those_of_finite_differences(shape):
     check_gradients(layer, call(layer, key_lengths=[5, 7]), *inputs_for(layer))
 
 
-def test_the_class_in_plain_numpy():
-    """Independent of PyTorch: the formula, head by head."""
-    layer = perturbed(make({"batch_first": True}, dtype=np.float64, rng=0))
-    query, key, value = inputs_for(layer)
-    w_q, w_k, w_v = np.split(layer.in_proj_weight, 3)
-    b_q, b_k, b_v = np.split(layer.in_proj_bias, 3)
-    heads, all_weights = [], []
-    for part in np.split(np.arange(E), HEADS):
-        q, k, v = (
-            x @ w[part].T + b[part] for x, w, b in ((query, w_q, b_q), (key, w_k, b_k), (value, w_v, b_v))
-        )
-        scores = q @ k.swapaxes(-1, -2) / np.sqrt(E / HEADS)
-        weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-        heads.append(weights @ v)
-        all_weights.append(weights)
-    expected = np.concatenate(heads, -1) @ layer.out_proj.weight.T + layer.out_proj.bias
-    output, weights = layer(query, key, value)
-    assert_close(output, expected, "float64", n=E)
-    assert_close(weights, np.mean(all_weights, axis=0), "float64", n=E)
-    (same, same_weights), _ = layer.vjp(query, key, value)
-    np.testing.assert_array_equal(same, output)
-    np.testing.assert_array_equal(same_weights, weights)
-
-
 # --------------------------------------------------------------------------------------------------- masking
 
 
@@ -202,18 +177,6 @@ def test_dropout_acts_on_the_weights_while_training():
     moved = (weights @ heads).swapaxes(1, 2).reshape(N, L, E) @ layer.out_proj.weight.T
     dy = RNG.standard_normal(output.shape)
     np.testing.assert_allclose(np.vdot(pullback(dy)[0][2], tangent), np.vdot(dy, moved), rtol=1e-12)
-
-
-def test_the_seed_decides_the_dropout():
-    inputs = inputs_for(make({}))
-    outputs = [
-        make({"dropout": 0.5}, dtype=np.float64, rng=seed)(*inputs, need_weights=False) for seed in (4, 4, 5)
-    ]
-    assert all(weights is None for _, weights in outputs)
-    np.testing.assert_array_equal(outputs[0][0], outputs[1][0])
-    assert (outputs[0][0] != outputs[2][0]).any()
-    torch_like = make({"dropout": 0.5}, rng=sa.torch_rng(0))
-    assert np.isfinite(torch_like(*inputs)[0]).all()
 
 
 # ---------------------------------------------------------------------------------------------------- errors

@@ -187,14 +187,6 @@ def test_the_dropout_of_the_call_is_applied_to_the_weights():
     sa.check_vjp(seeded, Q, K, V)
 
 
-def test_lists_and_integers_take_the_dtype_of_the_module():
-    integers = [[[[1, 0], [0, 1]]]]
-    for dtype in (np.float32, np.float64):
-        values, weights = nn.ScaledDotProductAttention(dtype=dtype)(integers, integers, integers)
-        assert values.dtype == weights.dtype == dtype
-    assert repr(attention) == "ScaledDotProductAttention()"
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

@@ -252,18 +252,16 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(state, error, 
     np.testing.assert_equal(optimizer.state_dict(), before)
 
 
-@pytest.mark.parametrize("lr", [float("nan"), float("inf"), -1.0])
-def test_a_learning_rate_set_later_is_checked_too(lr):
-    optimizer = optim.Adam({"w": np.ones(2)})
-    with pytest.raises(ValueError, match=f"lr must be at least 0 and finite, not {lr}"):
-        optimizer.lr = lr
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda w: optim.SGD(w, lr=-1), ValueError, "lr must be at least 0 and finite, not -1"),
         (lambda w: optim.SGD(w, lr=float("nan")), ValueError, "nan"),
+        (
+            lambda w: setattr(optim.Adam(w), "lr", -1.0),
+            ValueError,
+            "lr must be at least 0 and finite, not -1.0",
+        ),
         (lambda w: optim.SGD(w, lr="0.1"), TypeError, "lr must be a number, not '0.1'"),
         (lambda w: optim.Adam(w, lr=None), TypeError, "lr must be a number, not None"),
         (lambda w: optim.SGD(w, nesterov=True), ValueError, "momentum > 0"),

@@ -12,9 +12,8 @@ import pytest
 
 import selfattn as sa
 from selfattn._timing import sample_times, wait_until_quiet
-from selfattn.benchmarks import app, engines, measure, report
+from selfattn.benchmarks import app, measure, report
 from selfattn.benchmarks.cases import BACKWARD, BOTH, SUITES, Case, Choice, Contestant, Row, rows_of
-from selfattn.benchmarks.spelling import UnsupportedError
 from selfattn.benchmarks.worker import Library, serve
 
 TINY = ["--lengths", "8", "--dims", "4", "--peers", "numpy", "--rounds", "1", "--seconds", "0.001"]
@@ -74,13 +73,6 @@ def test_sample_times() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- workers
-
-
-def test_libraries_without_gradients_say_so() -> None:
-    case = Case(6, 4, gradients=BACKWARD)
-    for name in ("numpy", "onnxruntime", "openvino", "jax"):
-        with pytest.raises(UnsupportedError, match="gradients"):
-            engines.ENGINES[name].spell(case, case.inputs(), 1)
 
 
 def test_worker_protocol() -> None:
@@ -190,25 +182,6 @@ def test_problems_of_a_run() -> None:
     assert not report.is_sound([row])
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(2.0, "2 s"), (0.01234, "12.3 ms"), (4.5e-5, "45 us"), (2.64e-7, "264 ns")]
-)
-def test_format_time(seconds: float, text: str) -> None:
-    assert report.format_time(seconds) == text
-
-
-@pytest.mark.parametrize("markdown", [False, True])
-def test_table(markdown: bool) -> None:
-    table = report.Table(["numpy", "torch"], 12, markdown)
-    lines = [*table.header().splitlines(), table.row(make_row())]
-    assert "3.00x!" in lines[-1]
-    assert "50%" in lines[-1]
-    if markdown:
-        assert {line.count("|") for line in lines} == {8}
-    else:
-        assert "|" not in "".join(lines)
-
-
 def test_results_that_differ_are_noted() -> None:
     results: list[dict[str, Any]] = [
         {"case": {"dtype": "float32"}, "samples": {"f": values}} for values in ([1.0, 2.0], [1.0, 2.5], [1.0])
@@ -240,29 +213,3 @@ def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == printed
     assert app.main(["--load", str(saved), "--markdown"]) == 0
     assert "| 8 x 4 " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--suite", "nonsense"],
-        ["--peers", "nonsense"],
-        ["--lengths", "0"],
-        ["--dims", "x"],
-        ["--load", "/nonexistent/results.json"],
-    ],
-)
-def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        app.main(arguments)
-    assert stop.value.code == 2
-    assert "usage:" in capsys.readouterr().err
-
-
-def test_a_peer_that_is_not_installed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(app, "is_installed", lambda name: name == "numpy")
-    with pytest.raises(SystemExit):
-        app.main(["--peers", "torch"])
-    assert "not installed" in capsys.readouterr().err

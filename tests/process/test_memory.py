@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inputs import BFLOAT16
 from processes import PYTHON, finish, start
 
 import selfattn as sa
@@ -25,18 +26,12 @@ pytestmark = pytest.mark.skipif(not memory.AVAILABLE, reason="VmHWM is Linux's")
 
 # -------------------------------------------------------------------------------------- the cases: in the child
 
-CASES: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {}
 VERY_LONG = (
     "all_pairs",
     "many_queries_of_few_keys",
     "many_keys_of_few_queries",
 )  # 131,072 tokens, with gradients
 NEAR = {"window": (64, 64)}  # keeps the arithmetic small where inputs are large
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -49,139 +44,56 @@ def inputs(length: int = 4096, heads: int = 8, width: int = 64) -> tuple[np.ndar
     return tuple(normal(1, heads, length, width) for _ in range(3))
 
 
-# Of 4096 tokens and 8 heads a byte for each pair would be 128 MiB.
+def swapped(x: np.ndarray) -> np.ndarray:
+    return x.byteswap().view(x.dtype.newbyteorder())
 
 
-@case
-def sixteen_thousand_tokens():
-    return inputs(length=16384), {"is_causal": True}
+def wide() -> tuple[np.ndarray, ...]:
+    """128 MiB each."""
+    return inputs(length=8192, heads=64)
 
 
-@case
-def causal():
-    return inputs(), {"is_causal": True}
+HALVES = (np.float16, np.float32, np.float16)
+EVERY_OPTION = {
+    "softcap": 20.0, "alibi_slopes": np.linspace(0.1, 1.0, 8), "sinks": np.linspace(0.1, 1.0, 8),
+    "key_lengths": np.full((1, 1), 4000), "dropout_p": 0.5, "rng": 1, "causal": "lower_right",
+    "window": (2048, 0), "return_lse": True,
+}  # fmt: skip
 
-
-@case
-def dropout():
-    return inputs(), {"dropout_p": 0.1, "rng": 0}
-
-
-@case
-def d_v_differs_from_d_k():
-    query, key, _ = inputs()
-    return (query, key, normal(1, 8, 4096, 80)), {}
-
-
-@case
-def causal_bfloat16():
-    import ml_dtypes
-
-    return tuple(x.astype(ml_dtypes.bfloat16) for x in inputs()), {"is_causal": True}
-
-
-@case
-def every_option_at_once():
-    per_head = np.linspace(0.1, 1.0, 8)
-    options = {
-        "softcap": 20.0,
-        "alibi_slopes": per_head,
-        "sinks": per_head,
-        "key_lengths": np.full((1, 1), 4000),
-        "dropout_p": 0.5,
-        "rng": 1,
-        "causal": "lower_right",
-        "window": (2048, 0),
-        "return_lse": True,
-    }
-    return (*inputs(), np.linspace(-1.0, 0.0, 4096, dtype=np.float16)), options
-
-
-# 131,072 tokens of four heads of 64 take minutes, with a window they are in test_long.py. Without one, all pairs of a narrow head
-# show what grows with L·S; many queries of few keys, and many keys of few queries, what grows with either.
-
-
-@case
-def all_pairs():
-    return inputs(length=131072, heads=1, width=8), {"is_causal": True}
-
-
-@case
-def many_queries_of_few_keys():
-    return (normal(1, 16, 131072, 16), normal(1, 16, 64, 16), normal(1, 16, 64, 16)), {}
-
-
-@case
-def many_keys_of_few_queries():
-    return (normal(1, 16, 64, 16), normal(1, 16, 131072, 16), normal(1, 16, 131072, 16)), {}
-
-
-# Below: what would be large if it were copied, converted or broadcast.
-
-
-@case
-def float_mask_of_b11s():
-    return (*inputs(length=16384), np.linspace(-4.0, 4.0, 16384).reshape(1, 1, 1, -1)), NEAR
-
-
-@case
-def mask_that_numpy_broadcast():
-    # 8 * 16384² elements to look at, 128 KiB in memory
-    mask = np.broadcast_to(np.linspace(-4.0, 4.0, 16384), (1, 8, 16384, 16384))
-    return (*inputs(length=16384), mask), NEAR
-
-
-@case
-def full_mask_of_float64_for_float32():
-    # 288 MiB: 144 MiB if it were converted whole
-    return (*inputs(length=6144), np.zeros((6144, 6144))), NEAR
-
-
-@case
-def full_mask_transposed():
-    # 144 MiB if it were copied
-    return (*inputs(length=12288, heads=1), np.ones((12288, 12288), bool).T), NEAR
-
-
-@case
-def heads_after_length():
-    # (B, L, H, D) in memory: 128 MiB each if they were copied
-    return tuple(normal(1, 8192, 64, 64).swapaxes(1, 2) for _ in range(3)), NEAR
-
-
-@case
-def last_axis_not_contiguous():
-    return tuple(normal(1, 64, 64, 8192).swapaxes(2, 3) for _ in range(3)), NEAR
-
-
-@case
-def other_byte_order():
-    swapped = tuple(x.byteswap().view(x.dtype.newbyteorder()) for x in inputs(length=8192, heads=64))
-    return swapped, NEAR
-
-
-@case
-def integers():
-    # 128 MiB each; 256 MiB each if they were converted to float64 whole
-    return tuple((8 * x).astype(np.int32) for x in inputs(length=8192, heads=64)), NEAR
-
-
-@case
-def dtypes_that_differ():
-    query, key, value = inputs(length=8192, heads=64)
-    return (query.astype(np.float16), key, value.astype(np.float16)), NEAR
-
-
-@case
-def heads_that_numpy_broadcast():
-    key, value = (np.broadcast_to(x, (1, 64, 8192, 64)) for x in inputs(length=8192, heads=1)[1:])
-    return (normal(1, 64, 8192, 64), key, value), NEAR
-
-
-@case
-def few_queries_and_many_keys():
-    # the keys are split among threads here: what the parts leave behind is counted too
-    return (normal(1, 32, 4, 128), normal(1, 8, 65536, 128), normal(1, 8, 65536, 128)), {"enable_gqa": True}
+CASES: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    # Of 4096 tokens and 8 heads a byte for each pair would be 128 MiB.
+    "causal": lambda: (inputs(), {"is_causal": True}),
+    "dropout": lambda: (inputs(), {"dropout_p": 0.1, "rng": 0}),
+    "d_v_differs_from_d_k": lambda: ((*inputs()[:2], normal(1, 8, 4096, 80)), {}),
+    "causal_bfloat16": lambda: (tuple(x.astype(BFLOAT16) for x in inputs()), {"is_causal": True}),
+    "every_option_at_once": lambda: ((*inputs(), np.linspace(-1.0, 0.0, 4096, dtype=np.float16)), EVERY_OPTION),
+    # 131,072 tokens of four heads of 64 take minutes, with a window they are in test_long.py. Without one, all pairs
+    # of a narrow head show what grows with L·S; many queries of few keys, and the reverse, what grows with either.
+    "all_pairs": lambda: (inputs(length=131072, heads=1, width=8), {"is_causal": True}),
+    "many_queries_of_few_keys": lambda: (tuple(normal(1, 16, n, 16) for n in (131072, 64, 64)), {}),
+    "many_keys_of_few_queries": lambda: (tuple(normal(1, 16, n, 16) for n in (64, 131072, 131072)), {}),
+    # Below: what would be large if it were copied, converted or broadcast.
+    "float_mask_of_b11s": lambda: (
+        (*inputs(length=16384), np.linspace(-4.0, 4.0, 16384).reshape(1, 1, 1, -1)), NEAR
+    ),
+    "mask_that_numpy_broadcast": lambda: (
+        (*inputs(length=16384), np.broadcast_to(np.linspace(-4.0, 4.0, 16384), (1, 8, 16384, 16384))), NEAR
+    ),
+    "full_mask_of_float64_for_float32": lambda: ((*inputs(length=6144), np.zeros((6144, 6144))), NEAR),
+    "full_mask_transposed": lambda: ((*inputs(length=12288, heads=1), np.ones((12288, 12288), bool).T), NEAR),
+    "heads_after_length": lambda: (tuple(normal(1, 8192, 64, 64).swapaxes(1, 2) for _ in range(3)), NEAR),
+    "last_axis_not_contiguous": lambda: (tuple(normal(1, 64, 64, 8192).swapaxes(2, 3) for _ in range(3)), NEAR),
+    "other_byte_order": lambda: (tuple(map(swapped, wide())), NEAR),
+    "integers": lambda: (tuple((8 * x).astype(np.int32) for x in wide()), NEAR),
+    "dtypes_that_differ": lambda: (tuple(x.astype(t) for x, t in zip(wide(), HALVES, strict=True)), NEAR),
+    "heads_that_numpy_broadcast": lambda: (
+        (wide()[0], *(np.broadcast_to(x, (1, 64, 8192, 64)) for x in inputs(length=8192, heads=1)[1:])), NEAR
+    ),
+    # The keys are split among threads here: what the parts leave behind is counted too.
+    "few_queries_and_many_keys": lambda: (
+        (normal(1, 32, 4, 128), normal(1, 8, 65536, 128), normal(1, 8, 65536, 128)), {"enable_gqa": True}
+    ),
+}  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------- measuring

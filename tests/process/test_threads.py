@@ -223,24 +223,6 @@ def test_python_threads_that_come_and_go_leave_no_threads_behind():
         assert run(script, OPENBLAS_NUM_THREADS="1") == "1"
 
 
-def test_setting_the_number_while_others_compute():
-    expected = sa.scaled_dot_product_attention(*arrays(), num_threads=1)
-    stop = threading.Event()
-
-    def work():
-        while not stop.is_set():
-            np.testing.assert_array_equal(sa.scaled_dot_product_attention(*arrays()), expected)
-
-    with ThreadPoolExecutor(3) as pool:
-        futures = [pool.submit(work) for _ in range(3)]
-        for turn in range(100):
-            sa.set_num_threads(None if turn % 4 == 0 else turn % 4)
-            time.sleep(0.001)
-        stop.set()
-        for future in futures:
-            future.result(timeout=TIME_LIMIT)
-
-
 def test_other_python_threads_run_during_a_long_call():
     """A call keeps the GIL only when it is too short to matter: a thread that counts must get on meanwhile."""
     x = np.random.default_rng(2).standard_normal((4, 3000, 64), dtype=np.float32)
@@ -374,23 +356,6 @@ def test_fork_while_a_long_call_looks_for_signals(name, turns):
     run(textwrap.dedent(script).format(setup=LONG[name]))
 
 
-@needs_fork
-def test_process_pool_that_forks_while_a_thread_pool_computes():
-    script = """
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-    expected = attend()
-    def work(_):
-        return bool((attend() == expected).all())
-    with ThreadPoolExecutor(2) as threads:
-        futures = [threads.submit(work, n) for n in range(200)]
-        with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("fork")) as processes:
-            assert all(processes.map(work, range(12)))
-        assert all(future.result() for future in futures)
-    """
-    run(script)
-
-
 # ------------------------------------------------------------------------- beside others with threads of their own
 
 BESIDE = """
@@ -420,13 +385,11 @@ def other():
 
 
 @needs("torch")
-@pytest.mark.parametrize("order", ["torch first", "selfattn used first"])
-def test_beside_torch(order):
+@pytest.mark.parametrize(
+    "prelude", ["import torch\n" + PRELUDE, PRELUDE + "attend()\nimport torch\n"], ids=["first", "last"]
+)
+def test_beside_torch(prelude):
     """PyTorch's own pool is not ours to mend, but a child that calls us only must go on, as must the parent."""
-    prelude = {
-        "torch first": "import torch\n" + PRELUDE,
-        "selfattn used first": PRELUDE + "attend()\nimport torch\n",
-    }[order]
     script = """
     in_turn_and_at_once()
     for _ in range(3):

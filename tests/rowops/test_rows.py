@@ -165,16 +165,6 @@ def test_gelu_keeps_the_digits_of_both_tails(isa):
         assert abs(sa.gelu(x) - y) <= 6 * 2.0**-52 * abs(y)
         if x > -13:
             assert abs(float(sa.gelu(np.float32(x))) - y) <= 6 * 2.0**-23 * abs(y)
-    x = np.linspace(-12.9, 12.9, 200_001).astype(np.float32)
-    exact = np.array([v * math.erfc(-v / math.sqrt(2)) / 2 for v in x.tolist()])
-    assert np.max(np.abs(sa.gelu(x) / exact - 1), where=x != 0, initial=0) <= 6 * 2.0**-23
-    wide = x.astype(np.float64)
-    twice_u = 2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
-    with np.errstate(over="ignore"):
-        exact = wide / (1 + np.exp(-twice_u))
-    keep = np.abs(exact) > np.finfo(np.float32).tiny
-    error = np.abs(sa.gelu(x, "tanh")[keep] / exact[keep] - 1)
-    assert np.all(error <= 2.0**-23 * (4 + 3 * np.maximum(-twice_u[keep], 0)))
 
 
 def test_layer_norm_where_the_mean_is_much_larger_than_the_deviation(isa):
@@ -299,15 +289,6 @@ def test_threads_give_the_same_bits(call):
         sa.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"])
-def test_integers_count_as_float64(dtype):
-    x = normal(np.random.default_rng(10), (2, 3, 4, 6), dtype)
-    for call in CALLS.values():
-        y = call(x)
-        assert y.dtype == np.float64
-        np.testing.assert_array_equal(y, call(x.astype(np.float64)))
-
-
 def test_dtypes_promote_as_numpy_has_it():
     x = normal(np.random.default_rng(11), (3, 8), np.float32)
     for dtype in FLOATS:
@@ -386,51 +367,34 @@ def test_any_shape_and_strides(data):
 X = np.ones((2, 3, 4), np.float32)
 BAD = {
     "axis_high": (np.exceptions.AxisError, r"axis 3 .*\(2, 3, 4\)", lambda: sa.softmax(X, 3)),
-    "axis_low": (np.exceptions.AxisError, r"axis -4 ", lambda: sa.log_softmax(X, axis=-4)),
     "axis_scalar": (np.exceptions.AxisError, r"axis 1 .*\(\)", lambda: sa.softmax(1.0, 1)),
     "axis_huge": (np.exceptions.AxisError, f"axis {2**70} is out of bounds", lambda: sa.softmax(X, 2**70)),
     "axis_bool": (TypeError, "axis must be an int, got bool", lambda: sa.softmax(X, True)),
     "shape_bool": (TypeError, "normalized_shape must be .* got True", lambda: sa.layer_norm(X, True)),
     "eps_huge": (ValueError, "eps is an integer too large", lambda: sa.layer_norm(X, 4, eps=10**400)),
-    "axis_none": (TypeError, "axis must be an int, got NoneType", lambda: sa.softmax(X, None)),
-    "axis_float": (TypeError, "axis must be an int, got float", lambda: sa.softmax(X, 1.0)),
-    "no_x": (TypeError, "missing required argument: 'x'", sa.softmax),
     "unknown_keyword": (TypeError, "unexpected keyword argument 'dim'", lambda: sa.softmax(X, dim=0)),
-    "twice": (TypeError, "multiple values for argument 'axis'", lambda: sa.softmax(X, 0, axis=0)),
     "bool": (TypeError, "x must be .*bool", lambda: sa.softmax(X > 0)),
     "complex": (TypeError, "x must be .*complex", lambda: sa.gelu(X * 1j)),
-    "object": (TypeError, "x must be .*object", lambda: sa.gelu(X.astype(object))),
     "longdouble": (TypeError, "x must be .*(longdouble|float128)", lambda: sa.gelu(X.astype(np.longdouble))),
     "masked": (TypeError, "MaskedArray", lambda: sa.layer_norm(np.ma.array(X), 4)),
-    "matrix": (TypeError, "matrix", lambda: sa.softmax(X[0].view(np.matrix))),
-    "weight_masked": (TypeError, "weight .*MaskedArray", lambda: sa.layer_norm(X, 4, np.ma.array(X[0, 0]))),
     "norm_end": (
         ValueError, r"x of shape \(2, 3, 4\) does not end in normalized_shape \(3,\)",
         lambda: sa.layer_norm(X, 3),
     ),
-    "norm_long": (ValueError, "does not end in", lambda: sa.rms_norm(X, (1, 2, 3, 4))),
-    "norm_empty": (ValueError, r"does not end in normalized_shape \(\)", lambda: sa.rms_norm(X, ())),
     "norm_negative": (ValueError, r"normalized_shape \(-1,\)", lambda: sa.rms_norm(X, -1)),
     "norm_float": (TypeError, "normalized_shape must be .*float", lambda: sa.layer_norm(X, 4.0)),
-    "norm_floats": (TypeError, "normalized_shape must be", lambda: sa.layer_norm(X, (4.0,))),
-    "norm_none": (TypeError, "normalized_shape must be .*NoneType", lambda: sa.layer_norm(X, None)),
     "weight_shape": (
         ValueError, r"weight has shape \(3,\), not normalized_shape \(4,\)",
         lambda: sa.layer_norm(X, 4, np.ones(3)),
     ),
-    "weight_ndim": (ValueError, r"weight has shape \(1, 4\)", lambda: sa.rms_norm(X, 4, np.ones((1, 4)))),
     "bias_shape": (ValueError, r"bias has shape \(\)", lambda: sa.layer_norm(X, 4, None, 1.0)),
-    "weight_bool": (TypeError, "weight must be .*bool", lambda: sa.layer_norm(X, 4, np.ones(4, bool))),
     "eps_text": (TypeError, "eps must be a real number, got str", lambda: sa.layer_norm(X, 4, eps="1")),
     "eps_bool": (TypeError, "eps must be a real number, got a bool", lambda: sa.rms_norm(X, 4, eps=True)),
-    "eps_none": (TypeError, "eps must be a real number, got NoneType", lambda: sa.layer_norm(X, 4, eps=None)),
     "gelu_other": (ValueError, "'none' or 'tanh', got 'erf'", lambda: sa.gelu(X, "erf")),
-    "gelu_none": (TypeError, "'none' or 'tanh', got None", lambda: sa.gelu(X, None)),
     "rotary_odd": (
         ValueError, r"x has shape \(2, 3\), not \(..., L, D\) with an even D",
         lambda: sa.apply_rotary_emb(np.ones((2, 3)), 1.0, 1.0),
     ),
-    "rotary_1d": (ValueError, "even D", lambda: sa.apply_rotary_emb(np.ones(4), np.ones(2), np.ones(2))),
     "rotary_cos": (
         ValueError, r"cos of shape \(3, 4\) does not broadcast to \(..., L, D / 2\) = \(2, 3, 2\)",
         lambda: sa.apply_rotary_emb(X, X[0], X[0, :, :2]),
@@ -444,7 +408,6 @@ BAD = {
         r"cos of shape \(3, 1, 2\), one axis less than x .*\(..., L, D / 2\) = \(2, 5, 2\); .* all axes of x",
         lambda: sa.apply_rotary_emb(np.ones((2, 3, 5, 4)), np.ones((3, 1, 2)), np.ones((5, 2))),
     ),
-    "rotary_bool": (TypeError, "sin must be", lambda: sa.apply_rotary_emb(X, X[..., :2], X[..., :2] > 0)),
 }  # fmt: skip
 
 
@@ -456,22 +419,3 @@ def test_bad_calls(name):
         with pytest.raises(error, match=match):
             call()
     assert sys.getrefcount(X) == references
-
-
-@pytest.mark.parametrize("name", [name for name in BAD if name.startswith("rotary_")])
-def test_tables_that_do_not_fit_are_refused_by_the_reference_too(name, monkeypatch):
-    error, match, call = BAD[name]
-    monkeypatch.setattr(sa, "apply_rotary_emb", reference.apply_rotary_emb)
-    with pytest.raises(error, match=match if name in ("rotary_no_heads", "rotary_cos") else None):
-        call()
-
-
-def test_signatures_are_those_of_the_reference():
-    import inspect
-
-    for name in ("softmax", "log_softmax", "layer_norm", "rms_norm", "gelu", "apply_rotary_emb"):
-        own = inspect.signature(getattr(sa, name)).parameters
-        model = dict(inspect.signature(getattr(reference, name)).parameters)
-        del model["compute_dtype"]
-        assert [(p.name, p.default) for p in own.values()] == [(p.name, p.default) for p in model.values()]
-        assert getattr(sa, name).__doc__

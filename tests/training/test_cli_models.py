@@ -1,9 +1,7 @@
 """The commands that train and use models, as a new user would type them."""
 
-import errno
 import io
 import json
-import os
 import re
 import signal
 import subprocess
@@ -20,28 +18,9 @@ pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
 pytest.importorskip("sentencepiece", reason="the extra 'text' is not installed")
 
 # Two topics, which take turns in blocks of five lines.
-TOPICS = {
-    "sea": [
-        "the ship",
-        "a sailor",
-        "the captain",
-        "a wave",
-        "the harbour",
-        "one anchor",
-        "the storm",
-        "a fish",
-    ],
-    "garden": [
-        "the rose",
-        "a gardener",
-        "the tulip",
-        "a spade",
-        "the hedge",
-        "one bee",
-        "the lawn",
-        "a seed",
-    ],
-}
+SEA = "the ship, a sailor, the captain, a wave, the harbour, one anchor, the storm, a fish"
+GARDEN = "the rose, a gardener, the tulip, a spade, the hedge, one bee, the lawn, a seed"
+TOPICS = {"sea": SEA.split(", "), "garden": GARDEN.split(", ")}
 VERBS = ["met", "saw", "left", "found", "lost", "kept"]
 
 
@@ -182,21 +161,8 @@ def test_running_text(tmp_path, monkeypatch, capsys):
     assert cli.main(["train", "t.txt", "--out", "m"]) == 1
     assert "a text of 1 sentence is too short" in (error := capsys.readouterr().err)
     assert "--split sentences" in error
-    arguments = [
-        "--split",
-        "sentences",
-        "--tokenizer",
-        "whitespace",
-        "--dim",
-        "8",
-        "--epochs",
-        "1",
-        "--layers",
-        "2",
-        "--heads",
-        "2",
-    ]
-    assert cli.main(["train", "t.txt", "--out", "m", *arguments]) == 0
+    arguments = "--split sentences --tokenizer whitespace --dim 8 --epochs 1 --layers 2 --heads 2"
+    assert cli.main(["train", "t.txt", "--out", "m", *arguments.split()]) == 0
     assert capsys.readouterr().out.startswith("120 triplets")
     assert cli.main(["search", "m", "t.txt", sentences[3], "--split", "sentences", "-k", "1"]) == 0
     assert capsys.readouterr().out.startswith("1.000\t")
@@ -338,40 +304,24 @@ def test_files_that_will_not_do(here, capsys, arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--lr nan", "argument --lr: must be at least 0 and finite, not nan"),
-        ("--lr=-inf", "argument --lr: must be at least 0 and finite, not -inf"),
-        ("--lr=-1", "argument --lr: must be at least 0 and finite, not -1"),
-        ("--lr fast", "argument --lr: must be a number, not 'fast'"),
-        ("--epochs 1e3", "argument --epochs: must be a whole number, not '1e3'"),
-        ("--dim -2", "argument --dim: must be at least 1, not -2"),
+        ("train text.txt", "usage: selfattn train"),
+        ("train text.txt --out m --lr nan", "argument --lr: must be at least 0 and finite, not nan"),
+        ("train text.txt --out m --lr=-1", "argument --lr: must be at least 0 and finite, not -1"),
+        ("train text.txt --out m --lr fast", "argument --lr: must be a number, not 'fast'"),
+        ("train text.txt --out m --epochs 1e3", "argument --epochs: must be a whole number, not '1e3'"),
+        ("train text.txt --out m --dim -2", "argument --dim: must be at least 1, not -2"),
+        ("train text.txt --out m --resume --force", "usage: selfattn train"),
+        ("train text.txt --out m --tokenizer bytes", "usage: selfattn train"),
+        ("embed model sentence --file text.txt", "usage: selfattn embed"),
+        ("search model text.txt query -k 0", "usage: selfattn search"),
     ],
 )
-def test_numbers_that_are_none(here, capsys, arguments, message):
-    assert cli.main(["train", "text.txt", "--out", "m", *arguments.split()]) == 2
-    assert message in capsys.readouterr().err
-    assert not (here / "m").exists()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "train",
-        "train text.txt",
-        "train text.txt --out m --dim 0",
-        "train text.txt --out m --epochs many",
-        "train text.txt --out m --resume --force",
-        "train text.txt --out m --tokenizer bytes",
-        "embed",
-        "embed model sentence --file text.txt",
-        "search model text.txt",
-        "search model text.txt query -k 0",
-    ],
-)
-def test_wrong_usage(here, capsys, arguments):
+def test_wrong_usage(here, capsys, arguments, message):
     assert cli.main(arguments.split()) == 2
     out, error = capsys.readouterr()
     assert out == ""
-    assert error.startswith(f"usage: selfattn {arguments.split()[0]}")
+    assert message in error
+    assert not (here / "m").exists()
 
 
 def test_embed_does_not_wait_for_a_terminal(here, capsys, monkeypatch):
@@ -402,26 +352,3 @@ def test_a_missing_extra_is_named_before_anything_is_done(module, here, tmp_path
     assert cli.main(["train", "text.txt", "--out", str(tmp_path / "m")]) == 1
     assert "pip install 'selfattn[text]'" in capsys.readouterr().err
     assert not (tmp_path / "m").exists()
-
-
-@pytest.mark.parametrize("n", [0, 4])
-def test_a_full_disk(here, tmp_path, capsys, monkeypatch, n):
-    """Wherever it strikes there is no model, and --resume or a new start gives the one that was to come."""
-    real, calls = os.fsync, iter(range(10**6))
-
-    def full(descriptor):
-        if next(calls) >= n:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", full)
-    arguments = ["train", "text.txt", "--out", str(tmp_path / "m"), *SMALL, "1"]
-    assert cli.main(arguments) == 1
-    assert "No space left on device" in capsys.readouterr().err
-    monkeypatch.setattr(os, "fsync", real)
-    assert not (tmp_path / "m" / "config.json").exists()
-    again = ["--resume"] if (tmp_path / "m" / "unfinished").exists() else []
-    assert cli.main([*arguments, *again]) == 0
-    assert cli.main(["train", "text.txt", "--out", str(tmp_path / "whole"), *SMALL, "1"]) == 0
-    made, whole = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("m", "whole"))
-    assert made == whole

@@ -202,23 +202,3 @@ def test_jupyters_keys_and_those_of_a_view_do_not_meet(visit):
     page.wait_for_function(f"jupyterapp.shell.currentWidget.content.widgets.length == {after['cells'] + 1}")
     page.keyboard.press("z")
     page.wait_for_function(f"jupyterapp.shell.currentWidget.content.widgets.length == {after['cells']}")
-
-
-def test_run_to_the_end(visit):
-    """After a run the outputs are one's own, and so trusted: both views are alive."""
-    page = visit("untrusted.ipynb", alive=False)
-    page.evaluate("document.querySelectorAll('.sa-steps').forEach(view => { view.dataset.before = '' })")
-    page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells')")
-    page.wait_for_function(
-        "document.querySelectorAll('.jp-Notebook .sa-steps:not([data-before]) .sa-bar').length == 2"
-    )
-    runs = notebook_state(page)["runs"]
-    assert [n for n in runs if n is not None] == list(range(1, len(runs) - runs.count(None) + 1))
-    assert page.locator(".jp-OutputArea-output[data-mime-type*='error'], .jp-mod-stderr").count() == 0
-    assert page.locator(".sa-steps[data-before]").count() == 0
-    first, second = views(page).nth(0), views(page).nth(1)
-    number(second, "inputs", "inputs", 0, 0).dblclick()
-    page.keyboard.type("1")
-    page.keyboard.press("Enter")
-    assert second.locator("td.sa-moved").count() > 10
-    assert first.locator("td.sa-moved").count() == 0
