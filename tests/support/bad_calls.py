@@ -27,6 +27,28 @@ def read_only(shape):
     return x
 
 
+def undecided_overlaps():
+    """Pairs of arrays of which NumPy cannot tell whether they overlap.
+
+    Whether two sets of strides hit one address is a knapsack problem: the work spent on it has a limit.
+    """
+    as_strided, rng = np.lib.stride_tricks.as_strided, np.random.default_rng(0)
+    memory = np.zeros(2**20, np.uint8)
+    first = np.frombuffer(memory, np.float64, count=1, offset=1)
+    while True:
+        one = as_strided(memory[4:], (2,) * 12, [int(2 * n) for n in rng.integers(1000, 40000, 12)])
+        strides = [9]
+        while len(strides) < 12:
+            strides.insert(0, int(strides[0] * 2 + rng.integers(2) * strides[0]))
+        if sum(strides) > 2**19:
+            continue
+        other = as_strided(first, (2,) * 12, strides)
+        try:
+            np.shares_memory(other, one, 10_000)
+        except np.exceptions.TooHardError:
+            yield one, other
+
+
 class Raises:
     """Raises where a bool, a float, an index or an array is asked for."""
 
@@ -120,7 +142,7 @@ BAD = [
     Bad("mask enlarges the queries", VE, r"attn_mask.*\(3, 5\)", {"query": array((2, 1, 4)), "attn_mask": np.ones((3, 5), bool)}),
     # numbers
     *(Bad(f"dropout_p {p}", VE, f"dropout_p.*{p}", {"dropout_p": p}) for p in (-0.1, 1.5, np.nan, np.inf, -1)),
-    *(Bad(f"dropout_p {p!r}", T, "dropout_p", {"dropout_p": p}) for p in ("0.5", None, 1j, True, [0.5])),
+    *(Bad(f"dropout_p {p!r}", T, "dropout_p", {"dropout_p": p}) for p in ("0.5", None, 1j, True, np.True_, np.array(True), [0.5])),
     Bad("dropout_p too large for a float", VE, "dropout_p", {"dropout_p": 10**400}),
     Bad("dropout_p raises", ZeroDivisionError, "asked", {"dropout_p": Raises()}),
     *(Bad(f"scale {x!r}", T, "scale", {"scale": x}) for x in ("1", True, 1j, (1.0,))),
