@@ -1,4 +1,4 @@
-/* Random numbers, elements of any dtype, and arrays of any layout. */
+/* Owns random numbers, elements of any dtype, arrays of any layout. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,10 +20,8 @@ double random_between(random_source *r, double least, double most) {
 
 bool random_chance(random_source *r, double p) { return random_between(r, 0, 1) < p; }
 
-/* ---- elements ------------------------------------------------------------------------------------------------------ */
-
-/* A binary floating-point number of `bits` bits of precision and `width` in all, as its bits: round to nearest, ties to even,
- * gradual underflow, overflow to infinity. */
+/* The bits of a float with `bits` of precision and `width` in all: to nearest even, gradual underflow, overflow to
+ * infinity. */
 static uint64_t encode(double x, int bits, int width) {
     const int bias = (1 << (width - bits - 1)) - 1;
     const uint64_t sign = signbit(x) ? UINT64_C(1) << (width - 1) : 0;
@@ -64,7 +62,7 @@ static void copy_bytes(char *to, const char *from, size_t n, bool swapped) {
 
 #define ELEMENTS(GET_OR_SET)                                                                                                   \
     switch (dtype) {                                                                                                           \
-    case SA_BOOL: /* as NumPy stores it */                                                                                     \
+    case SA_BOOL:                                                                                                              \
     case SA_U8: GET_OR_SET(uint8_t)                                                                                            \
     case SA_I8: GET_OR_SET(int8_t)                                                                                             \
     case SA_I16: GET_OR_SET(int16_t)                                                                                           \
@@ -122,11 +120,9 @@ void *dirty_memory(size_t size) {
     return p;
 }
 
-/* ---- arrays -------------------------------------------------------------------------------------------------------- */
-
 enum { MARGIN = 64, PATTERN = 0xA5 };
 
-/* Gives one axis its stride; `extent` is what the axes inside it span, and grows. */
+/* `extent`: what the axes inside span; it grows. */
 static ptrdiff_t place(ptrdiff_t size, bool broadcast, bool flipped, ptrdiff_t padding, ptrdiff_t least, ptrdiff_t *extent) {
     if (broadcast) {
         return 0;
@@ -147,7 +143,7 @@ void array_make(array *a, const array_shape *shape, sa_dtype dtype, unsigned lay
     sa_matrix *m = &a->tensor.m;
     m->dtype = dtype;
     m->swapped = (layout & SWAPPED) != 0;
-    for (int step = 0; step < 3; ++step) { /* from the inside out: columns, maybe heads, rows; or rows, columns */
+    for (int step = 0; step < 3; ++step) { /* inside out: columns, maybe heads, rows; or rows, columns */
         if (step == (across ? 2 : 0)) {
             extent *= layout & STEPPED_COLS ? 3 : 1;
             m->col_stride = place(shape->cols, broadcast & BROADCAST_COLS, layout & FLIPPED_COLS, 0, 0, &extent);
@@ -164,7 +160,7 @@ void array_make(array *a, const array_shape *shape, sa_dtype dtype, unsigned lay
             place(shape->lead[axis], broadcast & 1u << axis, layout & FLIPPED_LEAD, layout & ODD_LEAD ? 1 : 0, 0, &extent);
     }
 
-    ptrdiff_t least = 0, most = 0; /* offsets of the outermost elements */
+    ptrdiff_t least = 0, most = 0;
     bool empty = false;
     for (int axis = 0; axis < shape->n_lead + 2; ++axis) {
         const ptrdiff_t size = axis < shape->n_lead ? shape->lead[axis] : axis == shape->n_lead ? shape->rows : shape->cols;
@@ -227,7 +223,7 @@ char *array_head(const array *a, ptrdiff_t head, ptrdiff_t gqa) {
     char *p = a->tensor.m.data;
     for (int axis = a->shape.n_lead - 1; axis >= 0; --axis) {
         ptrdiff_t size = a->shape.lead[axis], group = 1;
-        if (axis == a->shape.n_lead - 1) { /* sizes of a key are in key heads */
+        if (axis == a->shape.n_lead - 1) { /* key heads */
             size *= gqa;
             group = gqa;
         }

@@ -1,11 +1,11 @@
-/* Block masks of the test cases: random classes of rows with random runs of open keys, kept beside a plain array of what is
- * open, which the reference reads. All tables are allocations of exactly their size. */
+/* Owns block masks of test cases: random classes of rows with random runs of keys. The reference reads a plain array of
+ * open keys instead. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/test.h"
 
-/* Stretches of open and closed keys of random lengths, some of whole tiles; `single`: one stretch at most. */
+/* Random stretches of open and closed keys, some of whole tiles. single: at most one open. */
 static void fill_open(char *open, ptrdiff_t S, bool single, random_source *r) {
     const ptrdiff_t step = random_chance(r, 0.3) ? SA_KEYS_PER_TILE : 1;
     bool now = random_chance(r, 0.5);
@@ -20,7 +20,7 @@ static void fill_open(char *open, ptrdiff_t S, bool single, random_source *r) {
     }
 }
 
-/* The runs of every class; the last one of a class that is open to its end reaches beyond, as a cut-off block does. */
+/* A run that reaches the end may go beyond it, as a cut-off block does. */
 static void find_runs(test_block_mask *m, sa_block_mask *mask, ptrdiff_t S, random_source *r) {
     ptrdiff_t count = 0;
     m->starts = malloc((size_t)(m->classes + 1) * sizeof *m->starts);
@@ -52,7 +52,7 @@ static void make_runs(live_case *c, test_block_mask *m, sa_block_mask *mask, boo
     m->classes = 1 + random_below(r, 6);
     for (ptrdiff_t head = 0; head < c->heads; ++head) {
         int64_t class = random_below(r, m->classes);
-        for (ptrdiff_t n = 0; n < shape.rows; ++n) { /* neighbours often share one */
+        for (ptrdiff_t n = 0; n < shape.rows; ++n) { /* neighbours often share a class */
             class = random_chance(r, 0.2) ? random_below(r, m->classes) : class;
             memcpy(array_at(&m->array, head, 1, n, 0), &class, sizeof class);
         }

@@ -1,4 +1,4 @@
-/* Cases: a call described by a few numbers, its arrays filled, run, and compared with the reference. */
+/* Owns test cases: a call in a few numbers, its arrays filled, run, compared with the reference. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,8 +43,6 @@ void case_describe(const test_case *t, char *text, size_t size) {
              t->mask_finite, t->block_masks, t->poison, t->threads, t->unsplit ? " unsplit" : "");
 }
 
-/* ---- elements ------------------------------------------------------------------------------------------------------ */
-
 char *case_at(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col) {
     const bool by_key_heads = which == KEY || which == VALUE || which == D_KEY || which == D_VALUE;
     return array_at(&c->arrays[which], head, by_key_heads ? c->spec.gqa : 1, row, col);
@@ -86,16 +84,15 @@ static void fill(live_case *c, int which, double magnitude, random_source *r) {
     }
 }
 
-/* finfo.min */
 static double least_of(sa_dtype dtype) {
     return dtype == SA_F32 ? (double)-FLT_MAX : dtype == SA_F64 ? -DBL_MAX : dtype == SA_F16 ? -65504 : -0x1.fep127;
 }
 
-/* A quarter of the heads is closed or open altogether, the rest element by element. */
+/* A quarter of the heads is all closed or all open. */
 static void fill_mask(live_case *c, random_source *r) {
     const test_case *t = &c->spec;
     for (ptrdiff_t head = 0; head < c->heads; ++head) {
-        const int whole = (int)random_below(r, 8); /* 0: all closed, 1: all open */
+        const int whole = (int)random_below(r, 8); /* 0: closed, 1: open */
         for (ptrdiff_t i = 0; i < t->L; ++i) {
             for (ptrdiff_t j = 0; j < t->S; ++j) {
                 const bool closed = whole == 0 || (whole > 1 && random_chance(r, t->closed));
@@ -109,9 +106,9 @@ static void fill_mask(live_case *c, random_source *r) {
     }
 }
 
-/* Half of the elements of a row become one of `count` odd numbers. */
+/* Half of a row becomes any of the first `count` odd numbers. */
 static void poison_row(live_case *c, int which, ptrdiff_t head, ptrdiff_t row, int count, random_source *r) {
-    const uint64_t marked = UINT64_C(0x7ff8000020000001); /* a NaN whose payload reaches float32's last bit, and float64's */
+    const uint64_t marked = UINT64_C(0x7ff8000020000001); /* a payload in float32's and float64's last bits */
     double bad[4] = {(double)NAN, 0, (double)INFINITY, (double)-INFINITY};
     memcpy(&bad[1], &marked, sizeof marked);
     for (ptrdiff_t d = 0; d < c->arrays[which].shape.cols; ++d) {
@@ -121,7 +118,7 @@ static void poison_row(live_case *c, int which, ptrdiff_t head, ptrdiff_t row, i
     }
 }
 
-/* Rows of an array of keys or queries that nobody sees, or that see nothing. Those that are broadcast are seen by others. */
+/* Rows that nobody sees or that see nothing. A broadcast row is seen where any head sees it. */
 static void poison_closed(live_case *c, int which, random_source *r) {
     const array *a = &c->arrays[which];
     const bool of_keys = which == KEY || which == VALUE;
@@ -157,15 +154,15 @@ static void poison(live_case *c, random_source *r) {
         for (ptrdiff_t row = 0; row < n; ++row) {
             if (kind == POISON_BEHIND && c->spec.E > 0) {
                 for (ptrdiff_t i = 0; i < c->spec.L; ++i) {
-                    case_set(c, QUERY, head, i, 0, 1); /* times a scale above 0 */
+                    case_set(c, QUERY, head, i, 0, 1);
                 }
-                if (row % 97 == 1) { /* a weight of 0, and 0·NaN is NaN */
+                if (row % 97 == 1) { /* weight 0, but 0·NaN is NaN */
                     case_set(c, KEY, head, row, 0, (double)-INFINITY);
                     poison_row(c, VALUE, head, row, 2, r);
                 }
             } else if (kind == POISON_QUERIES && row % 3 == 0) {
                 poison_row(c, QUERY, head, row, 2, r);
-            } else if (kind == POISON_SOME && random_chance(r, 0.125)) { /* −inf in open keys is POISON_BEHIND's */
+            } else if (kind == POISON_SOME && random_chance(r, 0.125)) { /* −inf in open keys: POISON_BEHIND */
                 poison_row(c, random_chance(r, 0.5) ? KEY : VALUE, head, row, 2, r);
             }
         }
@@ -174,7 +171,7 @@ static void poison(live_case *c, random_source *r) {
 
 /* ---- making -------------------------------------------------------------------------------------------------------- */
 
-/* Makes one array, (B…, rows, cols), whose last leading axis counts in groups of gqa. */
+/* gqa divides the last leading axis. */
 static void make(live_case *c, int which, ptrdiff_t rows, ptrdiff_t cols, ptrdiff_t gqa, sa_dtype dtype, unsigned layout,
                  unsigned broadcast) {
     array_shape s = {.n_lead = c->call.n_lead, .rows = rows, .cols = cols};
@@ -185,7 +182,7 @@ static void make(live_case *c, int which, ptrdiff_t rows, ptrdiff_t cols, ptrdif
     array_make(&c->arrays[which], &s, dtype, layout, broadcast, which >= INPUTS);
 }
 
-/* The trailing leading axes that make groups of query heads, whose gradients of keys and values are one. */
+/* Trailing leading axes along which query heads share keys and values, whose gradients then are one. */
 static unsigned group_axes(const test_case *t) {
     unsigned axes = 0;
     int axis = t->n_lead - 1;
@@ -228,7 +225,6 @@ void case_tensors(sa_attention *a, sa_attention_gradients *g, sa_tensor **tensor
     memcpy(tensors, all, sizeof all);
 }
 
-/* What the call knows of each array. */
 static void attach(live_case *c) {
     sa_attention *a = &c->call;
     sa_attention_gradients *g = &c->gradients;
@@ -237,7 +233,7 @@ static void attach(live_case *c) {
     for (int which = 0; which < ARRAYS; ++which) {
         *tensors[which] = c->arrays[which].tensor;
     }
-    if (c->spec.backward && c->spec.mask <= SA_F64 && g->dmask.m.data == NULL) { /* its strides count all the same */
+    if (c->spec.backward && c->spec.mask <= SA_F64 && g->dmask.m.data == NULL) { /* only its strides count */
         make(c, D_MASK, c->spec.L, c->spec.S, 1, a->f64 ? SA_F64 : SA_F32, 0, c->spec.mask_broadcast);
         g->dmask = c->arrays[D_MASK].tensor;
         g->dmask.m.data = NULL;
@@ -331,7 +327,7 @@ static void blank(live_case *c, int which, double x) {
     }
 }
 
-static live_case *looking; /* whose backward pass runs */
+static live_case *looking; /* for its count of looks */
 
 static void count_looks(sa_watch *watch) {
     (void)watch;
@@ -409,7 +405,7 @@ bool case_allows(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j) {
     return true;
 }
 
-/* NaN must be NaN and an infinity that infinity. What overflows only by its error, or only in 16 bits, is let off. */
+/* NaN must be NaN, an infinity that infinity. Overflow through rounding error or in 16 bits is allowed. */
 static bool agrees(double got, wide right, double error, sa_dtype dtype) {
     const double most = dtype == SA_F16 ? 65504 : dtype == SA_F64 ? DBL_MAX : (double)FLT_MAX;
     if (isnan(right)) {
@@ -421,7 +417,7 @@ static bool agrees(double got, wide right, double error, sa_dtype dtype) {
     return fabs((double)(got - right)) <= error;
 }
 
-/* Compares an array and returns how many elements are wrong; the first of all is described in `first`. */
+/* Returns how many elements are wrong, and the first in `first`. */
 static long compare(const live_case *c, int which, const expected_array *expected, char *first, size_t size) {
     static const char *const names[ARRAYS] = {
         [OUT] = "out",        [LSE] = "lse",      [WEIGHTS] = "weights", [D_QUERY] = "dquery", [D_KEY] = "dkey",
@@ -446,7 +442,7 @@ static long compare(const live_case *c, int which, const expected_array *expecte
     return wrong;
 }
 
-/* The inputs as plain numbers, which the reference reads many times. */
+/* Inputs as plain numbers, since the reference reads them often. */
 static void read_numbers(live_case *c) {
     for (int which = 0; which < INPUTS; ++which) {
         const ptrdiff_t rows = c->arrays[which].shape.rows, cols = c->arrays[which].shape.cols;

@@ -1,5 +1,5 @@
-/* Attention and its gradients (docs/theory/backward.md) as their definitions say, one query at a time, in more precision than
- * the kernels have; and how far a right result may be from it. */
+/* Owns attention and its gradients by definition (docs/theory/backward.md), more precise than the kernels, and the
+ * error that a right result may have. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,17 +33,17 @@ static bool dropout_keeps(const sa_attention *a, ptrdiff_t head, ptrdiff_t i, pt
     return (double)words[j % 4] >= rint(a->dropout_p * 4294967296.0);
 }
 
-/* What is known of one row: its pairs, and bounds of errors in units of the last place u of what the kernels compute in. Each
- * line adds what its own roundings can do to first order (Higham, "Accuracy and Stability", section 3.1). */
+/* One row. Error bounds are in u, the unit roundoff of what computes; each adds its roundings to first order (Higham,
+ * "Accuracy and Stability", section 3.1). */
 typedef struct {
     bool *open;
-    wide *s, *gain;                /* scores, and the slope of softcap */
-    double *s_error, *gain_error;  /* of gain: absolute */
+    wide *s, *gain;                /* scores, slope of softcap */
+    double *s_error, *gain_error;  /* gain's is absolute */
     wide *weight;                  /* before dropout */
-    double *weight_error, *factor; /* relative; what dropout multiplies by */
-    wide lse, sink;                /* sink: its share of the sum */
+    double *weight_error, *factor; /* relative; from dropout */
+    wide lse, sink;                /* sink: its share */
     double lse_error, mean_error, sums;
-    bool live; /* something, if only a sink, is attended to */
+    bool live; /* attends to something, if only a sink */
 } row_state;
 
 static void score(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j, row_state *r) {
@@ -56,7 +56,7 @@ static void score(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j, 
         absolute += fabs((double)product);
     }
     wide s = dot * a->scale;
-    /* E products and sums, the packed factor scale·log2 e and its product with the query */
+    /* E products and sums, the packed factor scale·log2 e, its product with the query */
     double error = (double)(a->E + 4) * absolute * fabs(a->scale);
     r->gain[j] = 1;
     r->gain_error[j] = 0;
@@ -73,7 +73,7 @@ static void score(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j, 
         error += 3 * fabs((double)bias) + fabs((double)s);
     }
     if (a->mask.m.data && a->mask.m.dtype != SA_BOOL) {
-        const double most = (a->f64 ? DBL_MAX : FLT_MAX) * 0.69314718055994531; /* what is finite stays finite in log2 units */
+        const double most = (a->f64 ? DBL_MAX : FLT_MAX) * 0.69314718055994531; /* finite numbers stay finite in log2 units */
         double bias = case_get(c, MASK, head, i, j);
         if (isfinite(bias)) {
             bias = bias > most ? most : bias < -most ? -most : bias;
@@ -107,8 +107,8 @@ static void weigh(const live_case *c, ptrdiff_t head, ptrdiff_t i, row_state *r)
     r->live = sum != 0;
     r->sink = r->live ? r->sink / sum : 0;
 
-    /* Sums run within a tile of keys first, then over tiles and chunks; both are in the numerator and in the denominator. A
-     * change of the maximum costs a factor, and differences to it are rounded. */
+    /* Sums run within a tile, then over tiles and chunks, in numerator and denominator. A new maximum costs a factor,
+     * and differences to it are rounded. */
     const double tiles = (double)(a->S / SA_KEYS_PER_TILE + 1);
     const double tile = a->S < SA_KEYS_PER_TILE ? (double)a->S : SA_KEYS_PER_TILE;
     r->sums = 2 * (tile + 6 * tiles + 16);
@@ -128,7 +128,7 @@ static void weigh(const live_case *c, ptrdiff_t head, ptrdiff_t i, row_state *r)
     r->lse_error = r->mean_error + r->sums + 4 * fabs((double)r->lse) + 4;
 }
 
-/* Adds to element `at`, if there is such an array: the error is a share of x and more. */
+/* Adds to an element, if its array exists: the error by share · |x| + more. */
 static void expect_at(expected_array *to, size_t at, wide x, double share, double more) {
     if (at < to->count) {
         to->value[at] += x;
@@ -143,15 +143,15 @@ static void expect(const live_case *c, expected_array *all, int which, ptrdiff_t
     }
 }
 
-/* What writing a number to an array's dtype adds to its error; 16 bits underflow gradually. */
+/* Adds the rounding to the array's dtype; 16 bits underflow gradually. */
 static double stored(const live_case *c, int which, wide x, double error) {
     const sa_dtype dtype = c->arrays[which].tensor.m.dtype;
     const double smallest = dtype == SA_F16 ? 0x1p-24 : 4 * (c->call.f64 ? DBL_MIN : (double)FLT_MIN);
     return error + 1.01 * unit_roundoff(dtype) * (fabs((double)x) + error) + smallest;
 }
 
-/* Of calls of bfloat16, products of pairs of it take weights rounded to it, in blocks of few rows or of more than a vector of them;
- * those of the matrix unit take them as two terms of it, of 17 bits together. */
+/* Pairs of bfloat16 take weights rounded to it: for few rows, or more than a vector of them. The matrix unit takes two
+ * terms, 17 bits in all. */
 static double rounding_of_weights(const live_case *c) {
     const sa_attention *a = &c->call;
     if (a->query.m.dtype != SA_BF16 || a->key.m.dtype != SA_BF16 || a->value.m.dtype != SA_BF16) {
@@ -164,7 +164,7 @@ static double rounding_of_weights(const live_case *c) {
 static void gradients_of_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, const row_state *r, expected_array *all) {
     const sa_attention *a = &c->call;
     const double u = unit_roundoff(a->f64 ? SA_F64 : SA_F32), least = a->f64 ? DBL_MIN : (double)FLT_MIN;
-    const double coarse = rounding_of_weights(c), rows = (double)(a->L * c->heads) + 16; /* that share a key, at most */
+    const double coarse = rounding_of_weights(c), rows = (double)(a->L * c->heads) + 16; /* at most so many share a key */
     wide *dp = calloc((size_t)a->S + 1, sizeof *dp);
     double *dp_error = calloc((size_t)a->S + 1, sizeof *dp_error);
     const wide grad_lse = c->spec.grad_lse ? (wide)case_get(c, GRAD_LSE, head, i, 0) : 0;
@@ -186,7 +186,7 @@ static void gradients_of_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, co
     for (ptrdiff_t j = 0; j < a->S; ++j) {
         sees |= r->open[j];
     }
-    for (ptrdiff_t d = 0; d < a->Dv && sees; ++d) { /* the kernels take it from the output, as it was stored */
+    for (ptrdiff_t d = 0; d < a->Dv && sees; ++d) { /* kernels read the stored output */
         const size_t at = case_index(c, OUT, head, i, d);
         const double go = fabs(case_get(c, GRAD_OUT, head, i, d));
         delta_error += go * (all[OUT].error[at] + u * (double)(a->Dv + 4) * fabs((double)all[OUT].value[at]));

@@ -1,9 +1,8 @@
-/* Tests of the core, without Python:  test_core [--quick | --exhaustive] [isa …]
+/* Runs the core's tests without Python: test_core [--quick | --exhaustive] [isa …]
  *
- * --quick runs fewer cases of every kind, for sanitizers and emulators; --exhaustive adds every float32 in exp.
- *
- * Runs every test under each instruction set named, or under all that this CPU has. Every line but the last is a failure, a
- * measurement or a title; the last is "N passed, N failed". The exit status is 1 when anything failed. */
+ * --quick runs fewer cases, for sanitizers and emulators; --exhaustive takes every float32 in exp. Runs under each
+ * instruction set named, else under all of this CPU. The last line is "N passed, N failed"; exit status 1 if any
+ * failed. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,12 +1,12 @@
-/* exp2, exp and tanh of the kernels against the C library in more precision: samples of float32 and float64, or
- * with --exhaustive every float32. */
+/* exp2, exp and tanh of the kernels against the C library in more precision: samples, or with --exhaustive every
+ * float32. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "tests/test.h"
 
-enum { BLOCK = 1 << 14 }; /* floats of one block share sign and exponent */
+enum { BLOCK = 1 << 14 }; /* they share sign and exponent */
 
 static float float_of(uint32_t bits) {
     float x;
@@ -14,13 +14,13 @@ static float float_of(uint32_t bits) {
     return x;
 }
 
-/* |y − right| in units of the last place of a number near `right` of so many bits, or of a subnormal below 2^least. */
+/* |y − right| in units of the last of `bits` places, those of 2^least for subnormals. */
 static double ulps(long double y, long double right, int bits, int least) {
     const int exponent = ilogbl(right);
     return (double)(fabsl(y - right) / ldexpl(1, (exponent < least ? least : exponent) - bits + 1));
 }
 
-/* The right results. Small arguments go by their series, to within 1e-6 ulp; the C library does the others. */
+/* Right results: series for small arguments, to 1e-6 ulp, else the C library. */
 static double right_exp2(double x) { return fabs(x) < 0x1p-20 ? 1 + x * 0.69314718055994530942 : exp2(x); }
 static double right_exp(double x) { return fabs(x) < 0x1p-20 ? 1 + x : exp(x); }
 static double right_tanh(double x) { return fabs(x) < 0x1p-12 ? x - x * x * x / 3 : fabs(x) > 20 ? copysign(1, x) : tanh(x); }
@@ -30,10 +30,10 @@ typedef struct {
     double (*right)(double);
     long double (*right_wide)(long double);
     double bound32, bound64;             /* in ulp */
-    double least, most, least64, most64; /* where results are neither flushed nor too large */
+    double least, most, least64, most64; /* neither flushed nor too large */
 } function;
 
-/* Bounds as kernels/exp.h states them. exp's float32 range starts at the first float whose result is ≥ FLT_MIN. */
+/* Bounds from kernels/exp.h. exp's float32 range starts at the first float with a result ≥ FLT_MIN. */
 static const function functions[3] = {
     {"exp2", right_exp2, exp2l, 1, 1, -126, 127.5, -1022, 1023.5},
     {"exp", right_exp, expl, 1, 1, -87.33654474, 88, -708.39641853226408, 709},
@@ -46,7 +46,7 @@ static array_function kernel_of(const sa_real_kernels *k, int which) {
     return which == 0 ? k->exp2_array : which == 1 ? k->exp_array : k->tanh_array;
 }
 
-/* Whether y may be f(x) for an x outside the range or an odd one; inside it, worst takes the error. */
+/* Outside the range, whether y may be f(x); inside, worst takes the error. */
 static bool good32(const function *f, float x, float y, double *worst) {
     if (isnan(x)) {
         return isnan(y);
@@ -55,7 +55,7 @@ static bool good32(const function *f, float x, float y, double *worst) {
         return y == 0;
     }
     if ((double)x >= f->most && x > 0 && f->most < INFINITY) {
-        return true; /* the callers never ask */
+        return true; /* nobody asks */
     }
     if (f->right == right_tanh && x == 0) {
         return y == 0 && signbit(x) == signbit(y);
@@ -71,7 +71,7 @@ static void all_float32(int which) {
     const long blocks = (long)(UINT64_C(1) << 32) / BLOCK, step = exhaustive ? 1 : 499;
     double worst = 0;
     long bad = 0;
-    /* Independent: each block of floats has its own buffers. */
+    /* Blocks share nothing. */
 #pragma omp parallel for schedule(dynamic, 64) reduction(max : worst) reduction(+ : bad)
     for (long block = 0; block < blocks; block += step) {
         float x[BLOCK], y[BLOCK];
@@ -87,7 +87,7 @@ static void all_float32(int which) {
     printf("%-10s %s float32: %.4f ulp%s\n", sa_isa_name(), f->name, worst, exhaustive ? "" : " (sample)");
 }
 
-/* Arguments over the whole range, small ones by magnitude, and the neighbourhoods of the integers and of both ends. */
+/* Over the range, small by magnitude, near integers and both ends. */
 static double sample64(const function *f, long n, random_source *r) {
     const double least = isinf(f->least64) ? -25 : f->least64, most = isinf(f->most64) ? 25 : f->most64;
     switch (n % 4) {
@@ -108,7 +108,7 @@ static void sampled_float64(int which) {
     double worst = 0;
     long bad = 0;
 #pragma omp parallel for reduction(max : worst) reduction(+ : bad)
-    for (long block = 0; block < blocks; ++block) { /* independent: own numbers, own buffers */
+    for (long block = 0; block < blocks; ++block) { /* blocks share nothing */
         enum { N = 4096 };
         double x[N], y[N];
         random_source r = {(uint64_t)block};
@@ -126,7 +126,7 @@ static void sampled_float64(int which) {
     printf("%-10s %s float64: %.4f ulp (sample)\n", sa_isa_name(), f->name, worst);
 }
 
-/* What is special, one by one, in every lane and in the rest of a vector. */
+/* In every lane and in the rest of a vector. */
 static void special(int which) {
     const function *f = &functions[which];
     const array_function kernel32 = kernel_of(&sa_kernels_active()->f32, which);
@@ -159,7 +159,7 @@ static void special(int which) {
     }
 }
 
-/* Results below the smallest normal number are zero, not subnormal and not garbage. */
+/* Results below the smallest normal number are 0. */
 static void flushed64(int which) {
     const function *f = &functions[which];
     const double edge = which == 0 ? -1022 : -708.39641853226408;

@@ -1,4 +1,4 @@
-/* The optimisers against their formulas in double, element by element, with margins that must survive. */
+/* The optimisers against their formulas in double, with margins that must survive. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -6,7 +6,7 @@
 
 static double get(const array *a, ptrdiff_t i) { return array_get(a, 0, 1, 0, i); }
 
-/* n numbers between `least` and 1, with margins. */
+/* Between `least` and 1, with margins. */
 static void draw(array *a, ptrdiff_t n, sa_dtype dtype, double least, random_source *random) {
     const array_shape shape = {.rows = 1, .cols = n};
     array_make(a, &shape, dtype, 0, 0, true);
@@ -15,7 +15,7 @@ static void draw(array *a, ptrdiff_t n, sa_dtype dtype, double least, random_sou
     }
 }
 
-/* The same step in double: p, m and v become what they should be. */
+/* p, m and v become what they should be. */
 static void reference_step(const sa_update *u, int64_t step, double *p, double g, double *m, double *v) {
     if (u->kind == SA_ADAM) {
         if (u->decoupled) {
@@ -77,7 +77,7 @@ static void try_step(sa_update u, ptrdiff_t n, bool f64, int64_t step, int threa
     }
     array_free(&g);
     free(expected);
-    /* some ten roundings of numbers of at most 2; and 1 − 0.999 is off by 1e-14 of itself */
+    /* some ten roundings of numbers up to 2; 1 − 0.999 is off by 1e-14 of itself */
     const double bound = 16 * (f64 ? 2.3e-16 : 1.2e-7);
     CHECK(worst <= bound && intact,
           "kind %d, n %td, float%d, step %ld, %d threads: off by %g, more than %g, or written beside the array", u.kind, n,

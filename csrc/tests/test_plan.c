@@ -1,4 +1,4 @@
-/* How calls are cut up: split keys, any number of threads, sizes that do not fit, cancelling, and the choice of kernels. */
+/* How calls are cut up: split keys, threads, sizes that do not fit, cancelling, choice of kernels. */
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include "drivers/attention.h"
 #include "tests/test.h"
 
-/* Runs the case with 1, 2, 3 and 7 threads, then without some of the gradients, and compares the bits of all outputs. */
+/* Output bits are the same with 1, 2, 3 and 7 threads, and without some gradients. */
 static void same_bits(const test_case *spec, const char *title) {
     static const int threads[] = {2, 3, 7, 1, 2, 1, 1};
     static const unsigned without[] = {0, 0, 0, 1, 2, 4, 15};
@@ -46,7 +46,7 @@ static void threads(void) {
         same_bits(&t, "a mask of all rows");
         t = plain_case(dtype, 2, 5000, 16, 16);
         same_bits(&t, "split keys");
-        t = plain_case(dtype, d < 2 && !quick ? 800 : 530, 540, 6, 6); /* many blocks, and parts of the keys that take turns */
+        t = plain_case(dtype, d < 2 && !quick ? 800 : 530, 540, 6, 6); /* many blocks; parts of the keys take turns */
         t.lead[0] = 1;
         t.backward = true;
         t.causal = d % 2;
@@ -55,7 +55,7 @@ static void threads(void) {
     }
 }
 
-/* Few queries and many keys: split or in one piece, both right; test_random.c has such calls with options. */
+/* Few queries, many keys, split or not. */
 static void split(void) {
     for (ptrdiff_t L = 1; L < 20; L += 6) {
         for (ptrdiff_t S = 2047; S < 6000; S += S < 2048 ? 1 : 1500) {
@@ -73,7 +73,7 @@ static void split(void) {
     }
 }
 
-/* A plan follows from shape, options and kernels: all but `threads` is the same whatever number was asked for. */
+/* All of a plan but `threads` is the same whatever number was asked for. */
 static void plans(void) {
     for (ptrdiff_t L = 1; L < 3000; L = L * 3 + 1) {
         for (ptrdiff_t S = 1; S < 100000; S = S * 7 + 1) {
@@ -153,7 +153,7 @@ static void dispatch(void) {
     CHECK(sa_get_num_threads() >= 1, "%d threads", sa_get_num_threads());
 }
 
-/* The first rows of the blocks of `rows` rows, as tasks of `most` rows each find them, and the first keys; returns how many. */
+/* The first rows and keys of blocks, as tasks of `most` rows find them. Returns how many. */
 static int find_blocks(const sa_attention *a, ptrdiff_t G, ptrdiff_t most, ptrdiff_t *first, ptrdiff_t *keys) {
     sa_stretches s = sa_find_stretches(a, G, 0);
     const ptrdiff_t rows = G * a->L;
@@ -169,7 +169,7 @@ static int find_blocks(const sa_attention *a, ptrdiff_t G, ptrdiff_t most, ptrdi
         }
     }
     CHECK(covered == rows, "%d rows of %d", (int)covered, (int)rows);
-    sa_stretches known = s; /* what was found before, in this order or another, changes nothing */
+    sa_stretches known = s; /* earlier finds change nothing */
     for (ptrdiff_t row = rows - 1; row >= 0; row -= row % 3 == 1 ? 4 : 1) {
         sa_stretches fresh = sa_find_stretches(a, G, 0);
         ptrdiff_t key, fresh_key;
@@ -191,7 +191,7 @@ static void check_blocks(const char *name, const sa_attention *a, ptrdiff_t G, p
     }
 }
 
-/* Blocks begin and end where documents do, and nowhere else. */
+/* Blocks begin and end where documents do. */
 static void edges(void) {
     static const int64_t starts[] = {0, 0, 1, 2, 3}; /* class 0 sees nothing */
     static const sa_run apart[] = {{0, 3}, {3, 10}, {10, 12}}, overlapping[] = {{0, 4}, {3, 10}, {9, 12}};
@@ -221,7 +221,7 @@ static void edges(void) {
     check_blocks("a mask of its own for each head", &a, 2, 8, 3, (ptrdiff_t[]){0, 8, 16}, (ptrdiff_t[]){0, 0, 0});
 }
 
-/* Large heads that share a mask follow one another through its rows, small ones and those with key ranges take turns. */
+/* Large heads follow one another through the rows of a shared mask. Small ones, and those with key ranges, take turns. */
 static void heads_that_share_a_mask(void) {
     static const struct {
         ptrdiff_t heads, L, S, width;

@@ -1,6 +1,5 @@
-/* The gradients of softmax, norms and gelu against their closed forms in double: dtypes, layouts, sizes around the vectors, rows
- * of several pieces, several chunks of rows, and the same bits however the threads are. Scratch comes full of NaN, and every
- * array is an allocation of its own, for the sanitizers. */
+/* Gradients of softmax, norms and gelu against closed forms in double: dtypes, layouts, sizes around vectors, rows in
+ * pieces, chunks of rows, equal bits for any threads. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +39,7 @@ static void fill(array *a, double size, random_source *r) {
     }
 }
 
-/* An array of (rows, n) as the call sees it: with the axes the other way round when a row is a column. */
+/* Swaps the axes when a row is a column. */
 static void see(sa_strided *s, const array *a, bool by_columns) {
     s->data = a->tensor.m.data;
     s->dtype = a->tensor.m.dtype;
@@ -56,7 +55,7 @@ static void rows_make(live_rows *c, const row_case *t, uint64_t seed) {
     c->t = *t;
     array_make(&c->x, &shape, t->dtype, t->layout, 0, false);
     array_make(&c->dy, &shape, t->dy_dtype, t->layout, 0, false);
-    array_make(&c->out, &shape, t->dtype, t->by_columns ? TRANSPOSED : 0, 0, true); /* contiguous, as the call sees it */
+    array_make(&c->out, &shape, t->dtype, t->by_columns ? TRANSPOSED : 0, 0, true); /* contiguous to the call */
     array_make(&c->weight, &row, t->dtype, t->layout & SWAPPED, 0, false);
     fill(&c->x, 3, &r);
     fill(&c->dy, 1, &r);
@@ -129,7 +128,7 @@ static double gelu_slope(double x, bool approximate, double *terms) {
     return share + bent;
 }
 
-/* Row i: dx and the terms of its sums without their signs; what it adds to dweight and dbias. */
+/* dx of row i with its terms' magnitudes, and what it adds to dweight and dbias. */
 static void truth_row(const live_rows *c, ptrdiff_t i, const row_truth *to) {
     const sa_row_kind kind = c->t.kind;
     const ptrdiff_t n = c->t.n;
@@ -190,7 +189,7 @@ static bool within(double got, double exact, double terms, double few, sa_dtype 
 static void verify(const live_rows *c, const row_truth *to, const char *title) {
     const ptrdiff_t rows = c->t.rows, n = c->t.n;
     ptrdiff_t wrong = 0, at = 0;
-    /* the sums of a row; exp's argument, of size 6; a dozen roundings */
+    /* a row's sums; exp's argument, of size 6; a dozen roundings */
     const double few = 24 + sqrt((double)n), across = few + sqrt((double)rows);
     for (ptrdiff_t i = 0; i < rows * n; ++i) {
         if (!within(get(&c->out, i / n, i % n), to->dx[i], to->terms[i], few, c->t.dtype)) {
@@ -257,14 +256,14 @@ void test_rows(void) {
                 laid.dy_dtype = dtypes[(d + l) % 4];
                 try_rows(&laid, "layouts");
                 laid.by_columns = kind == SA_SOFTMAX_BACKWARD || kind == SA_LOG_SOFTMAX_BACKWARD;
-                laid.rows = 270; /* of columns: two tasks */
+                laid.rows = 270; /* columns in two tasks */
                 laid.weight = laid.bias = false;
                 try_rows(&laid, laid.by_columns ? "columns" : "no parameters");
             }
         }
         t.rows = quick ? 700 : 3000; /* several chunks */
         try_rows(&t, "many rows");
-        t.n = 40000; /* of gelu several pieces */
+        t.n = 40000; /* several pieces for gelu */
         t.rows = 3;
         try_rows(&t, "long rows");
     }

@@ -1,5 +1,5 @@
-/* The embedding model: its products against plain loops, its forward pass against a plain model in double, its gradients
- * against differences of that. Arrays are allocated to the byte, scratch comes full of NaN. */
+/* The embedding model: products against plain loops, forward against a plain model in double, gradients against its
+ * differences. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,7 +72,7 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
             worst = error <= worst ? worst : error; /* NaN counts */
         }
     }
-    /* n + 2 terms of at most 1, each rounded, and so is their sum */
+    /* n + 2 terms of at most 1 and their sum are rounded */
     const double bound = (double)(n + 2) * sqrt((double)(n + 2)) * (f64 ? 2.3e-16 : 1.2e-7);
     CHECK(worst <= bound, "product %d, %td x %td x %td, float%d: off by %g, more than %g", kind, m, n, width, f64 ? 64 : 32,
           worst, bound);
@@ -84,8 +84,8 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
     free(scratch);
 }
 
-/* Where products split their operands: a product whose operand is still in the scratch has the bits of one that splits it
- * itself, and so has every row and column beside numbers that cannot be split. */
+/* A product whose operand is still split in the scratch has the bits of one that splits it. Numbers that cannot be
+ * split leave other rows and columns as they are. */
 static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float odd) {
     const sa_real_kernels *kernels = kernels_of(false);
     if ((kind == TN ? width : n) < kernels->splits_from) {
@@ -98,7 +98,7 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
     float *start = draw(width, false, &random), *c[3];
     void *scratch = dirty_memory(kernels->matmul_scratch(m, kind == TN ? width : n));
     const ptrdiff_t row = m / 2, column = width / 3, k = n / 2;
-    for (int run = 0; run < 3; ++run) { /* plainly, after another product, with odd numbers */
+    for (int run = 0; run < 3; ++run) { /* plain, after another product, with odd numbers */
         if (run == 2) {
             a[kind == TN ? k * m + row : row * n + k] = odd;
             b[kind == NT ? column * n + k : k * width + column] = odd;
@@ -129,7 +129,7 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
                     sum += term;
                     size += fabs(term);
                 }
-                if (fabs(sum) < 3.3e38) { /* NaN and what overflows show as such */
+                if (fabs(sum) < 3.3e38) { /* else NaN or overflow shows */
                     CHECK(fabs((double)now - sum) <= bound * size, "product %d at %td, %td: %g, not %g", kind, i, j,
                           (double)now, sum);
                 } else if (!(fabs(sum) < 3.5e38)) {
@@ -161,7 +161,7 @@ typedef struct {
     ptrdiff_t length[8];
 } model_shape;
 
-/* Parameters in one array, in the order of the gradients: table, then block by block. */
+/* Parameters in one array, ordered as the gradients: table, then blocks. */
 typedef struct {
     sa_embedding e;
     sa_embedding_block block[MOST_BLOCKS];
@@ -215,7 +215,7 @@ static void model_free(model *m) {
     free(m->ids);
 }
 
-/* One block in double: x becomes LayerNorm(x + attention). */
+/* In double: x becomes LayerNorm(x + attention). */
 static void plain_block(const model *m, ptrdiff_t b, double *x, ptrdiff_t n) {
     const ptrdiff_t d = m->e.d, heads = m->block[b].heads, width = d / heads;
     const bool f64 = m->e.f64;
@@ -266,7 +266,7 @@ static void plain_block(const model *m, ptrdiff_t b, double *x, ptrdiff_t n) {
     free(weight);
 }
 
-/* out[sentences][d] in double. */
+/* In double, [sentences][d]. */
 static void plain_model(const model *m, double *out) {
     const ptrdiff_t d = m->e.d;
     for (ptrdiff_t s = 0; s < m->e.sentences; ++s) {
@@ -288,8 +288,7 @@ static void plain_model(const model *m, double *out) {
     }
 }
 
-/* Runs with so many threads, however small the case, which share out parts or the tasks of phases; what is saved is left in
- * *saved when that is not NULL. */
+/* So many threads even for small cases. They share parts, or tasks of phases. */
 static void *run_forward(const model *m, int threads, bool by_parts, void **saved) {
     sa_embedding_plan plan;
     CHECK(sa_embedding_make_plan(&m->e, saved != NULL, 1, &plan) == SA_OK, "a plan");
@@ -330,14 +329,14 @@ static void check_gradients(model *m, const void *saved, const void *grad, int t
     void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
     sa_embedding_backward(&m->e, &g, &plan, saved, scratch);
     free(scratch);
-    /* Along one direction for each parameter: Σ grad·(out(p + h·u) − out(p − h·u))/2h against Σ gradient·u, in double. */
+    /* For each parameter along one direction: Σ grad·(out(p + h·u) − out(p − h·u))/2h against Σ gradient·u. */
     const ptrdiff_t outputs = m->e.sentences * m->e.d;
     double *plus = malloc((size_t)outputs * sizeof(double)), *minus = malloc((size_t)outputs * sizeof(double));
     for (int i = 0; f64 && i < m->parameters; ++i) {
         random_source random = {(uint64_t)i};
         double *p = m->parameter[i], *direction = draw(m->size[i], true, &random), expected = 0, got = 0, size = 1;
         const double h = 1e-6;
-        for (int side = 0; side < 3; ++side) { /* to +h, from there to −h, and back */
+        for (int side = 0; side < 3; ++side) { /* +h, −h, back */
             const double step = side == 0 ? h : side == 1 ? -2 * h : h;
             for (ptrdiff_t j = 0; j < m->size[i]; ++j) {
                 p[j] += step * direction[j];
@@ -353,7 +352,7 @@ static void check_gradients(model *m, const void *saved, const void *grad, int t
             got += ((const double *)gradient[i])[j] * direction[j];
             size += fabs(((const double *)gradient[i])[j]);
         }
-        /* h² of the third derivative, and rounding divided by h */
+        /* h² times the third derivative; rounding by h */
         CHECK(fabs(got - expected) <= 1e-7 * size, "d %td, parameter %d: the gradient gives %g, differences %g", m->e.d, i, got,
               expected);
         free(direction);
@@ -387,7 +386,7 @@ static void try_model(const model_shape *shape, bool f64) {
         const double error = fabs(get(one, f64, i) - expected[i]);
         worst = error <= worst ? worst : error;
     }
-    /* sums of d terms and a softmax in every block; the norms bring all back to size 1 */
+    /* sums of d terms and a softmax in every block; norms bring all back to size 1 */
     const double bound = 256 * (f64 ? 2.3e-16 : 1.2e-7);
     CHECK(worst <= bound, "model of width %td, float%d: off by %g, more than %g", shape->d, f64 ? 64 : 32, worst, bound);
     for (int other = 0; other < 4; ++other) {

@@ -1,5 +1,4 @@
-/* Ragged batches: every sequence has the bits of a call of its own, which the other tests hold against the definition. Arrays
- * are allocations of exactly their bytes, for the sanitizers; scratch comes full of NaN. */
+/* Ragged batches: every sequence has the bits of a call of its own, which other tests check. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,8 +8,7 @@
 
 enum { MOST = 8, HEADS = 4 };
 
-/* Sequences by themselves, and the same packed one behind the other: (rows, heads, cols), or (heads, rows, cols) of what there
- * is one number of for each row. */
+/* Sequences alone, and packed: (rows, heads, cols), or (heads, rows, cols) for one number per row. */
 typedef struct {
     int n;
     bool masks, lower_right;
@@ -25,7 +23,7 @@ typedef struct {
 
 static bool is_of_keys(int which) { return which == KEY || which == VALUE || which == D_KEY || which == D_VALUE; }
 
-/* Scalars of heads and masks are each sequence's own. */
+/* Not packed: scalars of heads, and masks. */
 static bool is_packed(int which) { return which != MASK && which != D_MASK && which != LENGTHS && which != WEIGHTS; }
 
 static void make_packed(ragged *c, int which) {
@@ -41,7 +39,7 @@ static void make_packed(ragged *c, int which) {
     array_make(&c->arrays[which], &shape, own->tensor.m.dtype, inside ? HEADS_INSIDE : 0, 0, which >= INPUTS);
 }
 
-/* Element (row, col) of a head of sequence s in the packed array. */
+/* Element (row, col) of sequence s. */
 static char *packed_at(const ragged *c, int which, int s, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col) {
     const array *a = &c->arrays[which];
     const bool scalars = which == ALIBI || which == SINKS;
@@ -49,7 +47,7 @@ static char *packed_at(const ragged *c, int which, int s, ptrdiff_t head, ptrdif
     return array_at(a, head + (scalars ? s * a->shape.lead[1] : 0), 1, before + row, col);
 }
 
-/* Copies the inputs of all sequences into the packed arrays, or compares what was written; false where it differs. */
+/* Copies inputs into the packed arrays, or compares outputs; false: they differ. */
 static bool copy_or_compare(ragged *c, int which, bool copies) {
     bool same = true;
     for (int s = 0; s < c->n && c->arrays[which].memory; ++s) {
@@ -76,12 +74,12 @@ static void make_ragged(ragged *c, const test_case *spec, int n, const ptrdiff_t
     memset(c, 0, sizeof *c);
     c->n = n;
     c->masks = spec->mask != SA_DTYPES;
-    for (int s = 0; s < (n > 0 ? n : 1); ++s) { /* without a sequence the first still says how wide arrays are */
+    for (int s = 0; s < (n > 0 ? n : 1); ++s) { /* the first gives the widths even without a sequence */
         test_case t = *spec;
         t.L = lengths_q[s];
         t.S = lengths_k[s];
         t.diagonal = c->lower_right ? t.S - t.L : 0;
-        t.mask = s % 4 == 3 ? SA_DTYPES : t.mask; /* of every kind: none, whole, of all heads, of all rows */
+        t.mask = s % 4 == 3 ? SA_DTYPES : t.mask; /* none, whole, for all heads, for all rows */
         t.mask_broadcast = s % 4 == 1 ? 2 : s % 4 == 2 ? BROADCAST_ROWS : 0;
         case_make(&c->alone[s], &t, seed + (uint64_t)s);
         c->alone[s].call.first_head = s * HEADS;

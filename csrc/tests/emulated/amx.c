@@ -1,4 +1,4 @@
-/* isa/amx.c for CPUs without its instructions: the same kernels on those of avx512.h. */
+/* isa/amx.c on the instructions of avx512.h. */
 #pragma GCC target("avx2,fma,f16c")
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include "tests/emulated/avx512.h"

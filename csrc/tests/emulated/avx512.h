@@ -1,14 +1,12 @@
-/* The instructions of AVX-512, of its products of bfloat16 and of the matrix unit (AMX) that the kernels use, in terms of AVX2:
- * the files beside this compile the kernels for CPUs that have none of them (make -C csrc emulate).
- *
- * Slow, and meant to be read beside the pseudocode of each instruction in the manual (Intel SDM, volume 2). MXCSR counts: what is
- * computed here rounds, and takes subnormal numbers for 0, as it says. */
+/* The instructions of AVX-512, its bfloat16 products and AMX that the kernels use, written in AVX2. The files beside
+ * this compile the kernels with them (make -C csrc emulate). Read it beside the pseudocode in the manual (Intel SDM,
+ * volume 2). Rounding and flushing follow MXCSR. */
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-/* Not inlined: the kernels compile in three quarters of the time. */
+/* Not inlined: compiles faster. */
 #define EMU static __attribute__((noinline, unused))
 
 typedef union {
@@ -112,7 +110,7 @@ EMU_HALVES(__m512i, si, set1_epi16, (short x), _mm256_set1_epi16(x))
 EMU_MEMORY(__m512, ps)
 EMU_MEMORY(__m512d, pd)
 EMU_MEMORY(__m512i, si512)
-EMU void emu_must(int holds) { /* what the manual answers with a fault */
+EMU void emu_must(int holds) { /* a fault in the manual */
     if (!holds) {
         __builtin_trap();
     }
@@ -229,7 +227,7 @@ EMU __m512 emu_cvtph_ps(__m256i a) {
 
 /* ---- powers of two --------------------------------------------------------------------------------------------------- */
 
-/* VREDUCE with no bits of fraction and the nearest integer: what is left of an infinity is 0. */
+/* VREDUCE for the nearest integer: of an infinity, 0 is left. */
 EMU float emu_reduce_32(float x) { return isinf(x) ? 0.0f : x - rintf(x); }
 EMU double emu_reduce_64(double x) { return isinf(x) ? 0.0 : x - rint(x); }
 EMU __m512 emu_reduce_ps(__m512 a, int how) {
@@ -244,7 +242,7 @@ EMU __m512d emu_reduce_pd(__m512d a, int how) {
     EMU_LANES(8, r.f64[i] = emu_reduce_64(r.f64[i]))
     return r.pd;
 }
-/* VSCALEF: a·2^⌊n⌋, rounded once. The doubles hold every float32 times such a power exactly. */
+/* VSCALEF: a·2^⌊n⌋, rounded once; doubles hold all such float32 exactly. */
 EMU float emu_scalef_32(float a, float n) {
     if (isnan(a) && isinf(n)) {
         return n > 0 ? INFINITY : 0;
@@ -286,7 +284,7 @@ EMU float emu_bf16(uint32_t high) {
     return fabsf(r) < 0x1p-126f ? copysignf(0, r) : r;
 }
 EMU float emu_flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
-EMU __m512 emu_dpbf16(__m512 sum, __m512i a, __m512i b) { /* VDPBF16PS: the second elements first */
+EMU __m512 emu_dpbf16(__m512 sum, __m512i a, __m512i b) { /* VDPBF16PS: second elements first */
     emu_bits r = {.ps = sum};
     const emu_bits x = {.si = a}, y = {.si = b};
     for (int i = 0; i < 16; ++i) {

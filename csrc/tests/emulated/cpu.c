@@ -1,4 +1,4 @@
-/* In the place of cpu.c: every instruction set of x86-64 runs, some of them as tests/emulated/avx512.h has them. */
+/* In place of cpu.c: every x86-64 instruction set runs, some through avx512.h. */
 #include "runtime/cpu.h"
 
 #include <string.h>
