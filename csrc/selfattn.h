@@ -1,8 +1,7 @@
-/* The core's public face: plain structs, status codes and entry points. No Python, no SIMD, no OpenMP. README.md beside this file follows
- * a call.
+/* Structs, status codes and entry points of the core: no Python, SIMD or OpenMP. README.md follows a call through them.
  *
- * Shape letters, used everywhere: B… are the leading (batch and head) dims, L queries, S keys, E the width of a query and of a key, D the
- * same where both are meant, Dv the width of a value. Strides are in bytes. */
+ * B… are the leading dims (batch and heads), L queries, S keys, E the width of queries and keys, Dv that of values. D
+ * stands for E and Dv where they are the same. Strides are in bytes. */
 #ifndef SELFATTN_H
 #define SELFATTN_H
 
@@ -14,10 +13,10 @@
 
 typedef enum {
     SA_OK = 0,
-    SA_NO_MEMORY, /* scratch could not be had; nothing was written */
-    SA_TOO_LARGE, /* a size product does not fit; nothing was written */
-    SA_BAD_ISA,   /* no such instruction set in this build, or not on this CPU */
-    SA_CANCELLED  /* watch->cancelled was set; the outputs are undefined */
+    SA_NO_MEMORY, /* no scratch; nothing was written */
+    SA_TOO_LARGE, /* a size overflows; nothing was written */
+    SA_BAD_ISA,   /* not in this build, or not on this CPU */
+    SA_CANCELLED  /* the outputs are undefined */
 } sa_status;
 
 typedef enum {
@@ -39,7 +38,7 @@ typedef enum {
 
 size_t sa_itemsize(sa_dtype dtype);
 
-/* A matrix (rows, cols) somewhere in memory: any strides, any alignment, possibly in the other byte order. */
+/* A matrix (rows, cols) with any strides, any alignment, in either byte order. */
 typedef struct {
     char *data;
     ptrdiff_t row_stride, col_stride;
@@ -47,8 +46,7 @@ typedef struct {
     bool swapped;
 } sa_matrix;
 
-/* An array (B…, rows, cols); lead_stride is 0 where it is broadcast to the call's leading dims. data is NULL where an optional array is
- * absent. */
+/* An array (B…, rows, cols). lead_stride is 0 along a broadcast axis; data is NULL for an absent optional array. */
 typedef struct {
     sa_matrix m;
     ptrdiff_t lead_stride[SA_MAX_LEAD];
@@ -63,144 +61,140 @@ typedef struct {
 
 #define SA_MAX_BLOCK_MASKS 4
 
-/* Which keys each query may see, in one of two ways.
+/* Which keys each query may see.
  *
- * As runs: row i of a head is of class number classes[i / class_rows], and class c sees the keys of the runs starts[c] …
- * starts[c + 1] − 1. Those rise and do not touch; the last hi may lie beyond S. Classes are shared by all heads.
- * As a prefix, where prefix.m.data is not NULL: the keys before it, and those up to i + diagonal. */
+ * As runs: row i of a head has class classes[i / class_rows]; class c sees the keys of runs starts[c] … starts[c + 1] −
+ * 1. Runs rise and do not touch; the last may end beyond S. All heads share the classes. As a prefix, if prefix.m.data is
+ * not NULL: the keys before it, and those up to i + diagonal. */
 typedef struct {
     sa_tensor classes; /* int64, (B…, ceil(L / class_rows), 1) */
     ptrdiff_t class_rows;
     const int64_t *starts;
     const sa_run *runs;
     bool gaps;        /* some class has more than one run */
-    sa_tensor prefix; /* int64 scalars per leading index, each at least 0 */
+    sa_tensor prefix; /* int64 scalars per leading index, ≥ 0 */
     ptrdiff_t diagonal;
-    double share; /* of the pairs that are open, about: how much work there is */
+    double share; /* roughly, of the pairs that are open */
 } sa_block_mask;
 
-/* How a long call is stopped: any thread may set cancelled, atomically. Between tasks, the thread that made the call calls poll (unless
- * NULL), which may set it. */
+/* Stops a long call. Any thread may set cancelled, atomically. Between tasks the calling thread calls poll, if not NULL. */
 typedef struct sa_watch {
     int cancelled;
     void (*poll)(struct sa_watch *);
 } sa_watch;
 
-/* Everything a forward call says. The caller has checked shapes, dtypes and ranges; the core trusts them. */
+/* A forward call. The caller has checked shapes, dtypes and ranges. "Scalars" are one for each leading index. */
 typedef struct {
     ptrdiff_t L, S, E, Dv;
     int n_lead;
-    ptrdiff_t lead[SA_MAX_LEAD]; /* the broadcast leading dims */
-    ptrdiff_t gqa;               /* query heads per key head on the last leading axis, 1 without GQA */
-    bool f64;                    /* computes in float64, else in float32 */
+    ptrdiff_t lead[SA_MAX_LEAD];
+    ptrdiff_t gqa; /* query heads per key head on the last leading axis */
+    bool f64;      /* computes in float64, else in float32 */
 
     sa_tensor query, key, value;
-    sa_tensor mask;        /* boolean or float, (B…, L, S); broadcast axes have stride 0 */
-    sa_tensor alibi;       /* float64 scalars per leading index */
-    sa_tensor sinks;       /* float64 scalars per leading index */
-    sa_tensor key_lengths; /* int64 scalars per leading index, each in 0…S */
+    sa_tensor mask;        /* boolean or float, (B…, L, S) */
+    sa_tensor alibi;       /* float64 scalars */
+    sa_tensor sinks;       /* float64 scalars */
+    sa_tensor key_lengths; /* int64 scalars, each in 0…S */
     sa_tensor out;         /* (B…, L, Dv) */
     sa_tensor lse;         /* (B…, L, 1), float32 or float64 */
     sa_tensor weights;     /* (B…, L, S); must come zero-filled */
-    sa_tensor stats;       /* (B…, L, 2) of what computes, for the backward pass: what is subtracted from scores, in
-                              log2 units (the maximum, or up to 8 less), and 1/sum */
+    sa_tensor stats;       /* (B…, L, 2) for the backward pass: what scores are reduced by, in log2 units, and 1/sum */
 
     const sa_block_mask *block_masks; /* a pair is open if it is in all of them */
-    int block_mask_count;             /* 0 … SA_MAX_BLOCK_MASKS */
+    int block_mask_count;
 
-    ptrdiff_t first_head;  /* dropout counts heads from here on: 0, but in a ragged batch */
+    ptrdiff_t first_head;  /* dropout counts heads from here */
     double scale, softcap; /* softcap 0: none */
     bool causal;
-    ptrdiff_t diagonal;                  /* o: query i stands on key i + o */
+    ptrdiff_t diagonal;                  /* query i stands on key i + diagonal */
     ptrdiff_t window_left, window_right; /* SA_UNBOUNDED where open */
     double dropout_p;
     uint64_t seed;
-    sa_watch *watch; /* looked at between tasks when not NULL */
-    /* Optional, sequences of different lengths in a cache: int64 scalars per leading index, each in 0…L. Queries from there on are padding
-     * and see nothing; the last one before stands on the last key, so o is key_lengths − query_lengths. */
+    sa_watch *watch; /* or NULL */
+    /* Optional int64 scalars, each in 0…L: queries from there on are padding and see nothing. The diagonal is then
+     * key_lengths − query_lengths: the last query stands on the last key. */
     sa_tensor query_lengths;
 } sa_attention;
 
-/* How a call is cut up. It follows from shape, options and instruction set alone: bits do not depend on the number of threads. */
+/* How a call is cut up. It depends on shape, options and instruction set alone, so bits do not depend on threads. */
 typedef struct {
-    ptrdiff_t group;      /* query heads that share a key head: their rows share blocks */
+    ptrdiff_t group;      /* query heads that share a key head */
     ptrdiff_t groups;     /* key heads */
-    ptrdiff_t rows;       /* rows of a group: group × L */
-    ptrdiff_t block_rows; /* rows of a block: of a task */
+    ptrdiff_t rows;       /* of a group: group × L */
+    ptrdiff_t block_rows; /* of a task */
     ptrdiff_t blocks;     /* of a group */
     ptrdiff_t chunks;     /* that the keys are split into */
     ptrdiff_t chunk_keys;
     ptrdiff_t tasks;      /* groups × blocks × chunks */
     size_t scratch_bytes; /* for each thread */
-    size_t partial_bytes; /* for all chunks together */
-    bool large;           /* more than the caches of the cores hold: what comes next is fetched ahead */
-    bool far;             /* its keys and values are more than all caches hold */
-    int threads;          /* how many pay, at most as many as were asked for */
+    size_t partial_bytes; /* in all */
+    bool large;           /* exceeds the caches of the cores: fetch ahead */
+    bool far;             /* keys and values exceed all caches */
+    int threads;          /* that pay, at most those asked for */
 } sa_attention_plan;
 
 sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_attention_plan *plan);
 
-/* Runs the plan. scratch: plan.threads × plan.scratch_bytes; partial: plan.partial_bytes; both 64-byte aligned. Outputs may
- * not overlap inputs. */
+/* Runs the plan. scratch has plan.threads × plan.scratch_bytes, partial plan.partial_bytes; both are 64-byte aligned.
+ * Outputs may not overlap inputs. */
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial);
 
-/* What a backward call says beyond its forward call, whose `out` and `stats` are now read. Gradients are of the type that computes, the
- * elements of a row together, and come zero-filled; data is NULL where one is not wanted. They are added to, in an order that depends on
- * shape and options alone. */
+/* A backward call. It reads `out` and `stats` of its forward call. Gradients have the type that computes and contiguous
+ * rows, and come zero-filled; data is NULL where none is wanted. Additions keep one order, set by shape and options
+ * alone. */
 typedef struct {
     const sa_attention *a;
     sa_tensor grad_out;     /* (B…, L, Dv) */
-    sa_tensor grad_lse;     /* (B…, L, 1), optional */
+    sa_tensor grad_lse;     /* (B…, L, 1) or absent */
     sa_tensor dquery;       /* (B…, L, E) */
     sa_tensor dkey, dvalue; /* (B…, S, E), (B…, S, Dv); the last leading axis counts key heads; stride 0 along a group */
-    /* (B…, L, S). Its strides are 0 where the mask is broadcast, and set for a float mask even where data is NULL: which heads share elements
-     * decides on the order of additions. */
+    /* (B…, L, S), with stride 0 where the mask is broadcast. Strides are set for every float mask, even if data is NULL:
+     * they decide the order of additions. */
     sa_tensor dmask;
-    sa_tensor
-        dslope_rows;      /* (B…, L, 3): of x, y, z each row's share is x − y·z, to be summed over L: docs/theory/backward.md */
-    sa_tensor dsink_rows; /* (B…, L, 1): each row's share */
-    void *delta;          /* of the type that computes, one for each row of all heads */
-    bool only_steps;      /* tasks of a step run in any order, and wait for nobody */
+    sa_tensor dslope_rows; /* (B…, L, 3): x, y, z of x − y·z, to be summed over L */
+    sa_tensor dsink_rows;  /* (B…, L, 1), to be summed over L */
+    void *delta;           /* one element for each row of all heads */
+    bool only_steps;       /* tasks of a step never wait for each other */
 } sa_attention_gradients;
 
 typedef struct {
     ptrdiff_t group, groups, rows, block_rows, blocks; /* as in the forward plan */
-    ptrdiff_t key_ranges, row_ranges;                  /* that the keys and the rows of a group are cut into */
+    ptrdiff_t key_ranges, row_ranges;                  /* of a group */
     ptrdiff_t range_keys, range_blocks;                /* the most of a range */
-    ptrdiff_t unit_blocks;                             /* ranges of rows are made of so many blocks at once */
-    ptrdiff_t sharing, together;                       /* groups that share a float mask; of those, so many at a time */
-    ptrdiff_t steps, steps_at_once, tasks;             /* of the rotation; what a task does at once counts as one */
-    ptrdiff_t delta_count;                             /* elements of delta */
+    ptrdiff_t unit_blocks;                             /* a row range is a multiple of these */
+    ptrdiff_t sharing, together;                       /* groups that share a float mask; how many at a time */
+    ptrdiff_t steps, steps_at_once, tasks;             /* of the rotation */
+    ptrdiff_t delta_count;                             /* elements */
     size_t scratch_bytes;                              /* for each thread */
-    size_t gathered_at;  /* where in it dK and dV of a task's keys are brought together; 0: they are added to in place */
-    size_t mask_sums_at; /* where in it elements of the mask's gradient are summed that rows share */
-    size_t done_at;      /* where in it the steps, or rows, are counted that tasks have done */
-    bool follow;         /* groups that share a mask follow one another through its rows */
-    bool mask_apart;     /* the mask's gradient, if it is wanted, has a pass of its own */
-    bool large;          /* as in the forward plan */
+    size_t gathered_at;                                /* where in scratch dK and dV of a task are gathered; 0: in place */
+    size_t mask_sums_at;                               /* where rows sum a shared mask gradient */
+    size_t done_at;                                    /* where finished steps or rows are counted */
+    bool follow;                                       /* groups that share a mask go through its rows one behind the other */
+    bool mask_apart;                                   /* the mask's gradient has a pass of its own */
+    bool large;                                        /* as in the forward plan */
     int threads;
 } sa_backward_plan;
 
 sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_threads, sa_backward_plan *plan);
 
-/* Runs the plan. scratch: plan.threads × plan.scratch_bytes, 64-byte aligned. */
+/* Runs the plan. scratch has plan.threads × plan.scratch_bytes, 64-byte aligned. */
 sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backward_plan *plan, void *scratch);
 
-/* a × b, or false when it does not fit: every size goes through here before anything is allocated. */
+/* a × b, or false on overflow. Every size goes through it before memory is allocated. */
 bool sa_multiply(size_t a, size_t b, size_t *product);
 
 /* Instruction sets, best first. */
 const char *sa_isa_name(void);             /* the one in use */
-const char *const *sa_isa_available(void); /* those this build has and this CPU and OS can run, NULL-terminated */
+const char *const *sa_isa_available(void); /* what this build, CPU and OS can run, NULL-terminated */
 sa_status sa_isa_set(const char *name);    /* NULL: the best */
 
-/* Threads: what a call without its own number uses. */
+/* The number of threads of a call that names none. */
 int sa_get_num_threads(void);
 void sa_set_num_threads(int n); /* 0: back to OpenMP's own number */
 const char *sa_threading_layer(void);
 
-/* Limits of this machine, for the benchmarks: fused multiply-adds per second out of registers, and bytes per second of a
- * loop that only reads. */
+/* This machine's limits, for benchmarks: fused multiply-adds per second in registers, bytes read per second. */
 double sa_measure_flops(bool f64, int threads, double seconds);
 double sa_measure_read(const void *data, size_t bytes, int threads, double seconds);
 

@@ -1,17 +1,16 @@
-/* Driver of the attention forward pass: how a call is cut into tasks, and running them. Blocks are described in block.c, arithmetic is
- * left to the kernels, memory and checks to the caller. */
+/* Driver of attention's forward pass: cuts a call into tasks and runs them. block.c describes blocks. */
 #include <string.h>
 
 #include "drivers/attention.h"
 #include "runtime/threads.h"
 
-/* Keys are split into chunks where there are few tasks: into enough tasks as long as every chunk keeps so many keys, into many as long
- * as it keeps twice as many, since every chunk costs something. */
+/* With few tasks, keys are split into chunks. A chunk costs something: splitting for enough tasks leaves it this many
+ * keys, splitting further twice as many. */
 #define SA_LEAST_CHUNK 1024
 #define SA_ENOUGH_TASKS 16
 #define SA_MANY_TASKS 64
 
-/* From so many elements of queries and outputs on a call is larger than the caches of its cores: fetching ahead pays. */
+/* From this many elements of queries and outputs on, a call exceeds the caches of its cores. */
 #define SA_MANY_NUMBERS ((ptrdiff_t)1 << 20)
 
 bool sa_multiply(size_t a, size_t b, size_t *product) { return !__builtin_mul_overflow(a, b, product); }
@@ -50,14 +49,14 @@ bool sa_count_rows(const sa_attention *a, size_t *heads, size_t *rows) {
 }
 
 bool sa_is_large(const sa_attention *a, ptrdiff_t rows) {
-    return rows >= SA_MANY_NUMBERS / (a->E + a->Dv + 1); /* widths may be 0 */
+    return rows >= SA_MANY_NUMBERS / (a->E + a->Dv + 1); /* the sum may be 0 */
 }
 
 static size_t key_bytes(const sa_attention *a) {
     return (size_t)a->E * sa_itemsize(a->key.m.dtype) + (size_t)a->Dv * sa_itemsize(a->value.m.dtype);
 }
 
-/* What a task's partial result has room for. */
+/* The rows a task's partial result has room for. */
 static ptrdiff_t partial_rows(const sa_attention_plan *plan) { return sa_smaller(plan->rows, plan->block_rows); }
 static size_t partial_bytes(const sa_attention *a, const sa_attention_plan *plan) {
     return sa_kernels_for(a->f64)->attention_partial(a, partial_rows(plan));
@@ -69,7 +68,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     if (!sa_count_rows(a, &heads, &rows)) {
         return SA_TOO_LARGE;
     }
-    plan->group = plan->groups = plan->rows = plan->blocks = plan->tasks = 0; /* GCC clears a whole struct far more slowly */
+    plan->group = plan->groups = plan->rows = plan->blocks = plan->tasks = 0; /* clearing the whole struct is slower */
     plan->block_rows = kernels->block_rows;
     plan->chunks = plan->threads = 1;
     plan->large = plan->far = false;
@@ -77,7 +76,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     plan->scratch_bytes = plan->partial_bytes = 0;
     const bool no_weights = a->weights.m.data == NULL || a->S == 0;
     if (rows == 0 || (a->Dv == 0 && a->lse.m.data == NULL && a->stats.m.data == NULL && no_weights)) {
-        return SA_OK; /* no output has an element; the rows may be far too many to be walked over */
+        return SA_OK; /* an output without elements may have too many rows to walk over */
     }
     plan->group = sa_group_size(a);
     plan->groups = plan->group == 1 ? (ptrdiff_t)heads : (ptrdiff_t)heads / plan->group;
@@ -113,14 +112,11 @@ double sa_open_share(const sa_attention *a) {
     return share;
 }
 
-/* ---- tasks -------------------------------------------------------------------------------------------------------------- */
-
-/* The query of row r of a group. */
 static const char *query_of(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t r) {
     return a->query.m.data + sa_lead_offset(a, &a->query, group * G + r % G, 1) + r / G * a->query.m.row_stride;
 }
 
-/* Where what the task after this one reads lies, seen from this one's. */
+/* Sets what to fetch ahead for the next task. */
 static void look_ahead(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, sa_block *b) {
     if (!plan->large || plan->chunks > 1 || t + 1 >= plan->tasks) {
         return;
@@ -135,8 +131,8 @@ static void look_ahead(const sa_attention *a, const sa_attention_plan *plan, ptr
     }
 }
 
-/* Groups outermost, so that threads share a head's keys; within a group the last rows first, which see the most keys when
- * causal. */
+/* Groups are outermost: threads then share a head's keys. In a group the last rows come first: causal, they see most
+ * keys. */
 void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
                        sa_held *held) {
     const sa_real_kernels *kernels = sa_kernels_for(a->f64);
@@ -196,21 +192,19 @@ bool sa_cancelled(const sa_attention *a) {
     return stopped(a->watch);
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------------------ */
-
 typedef struct {
     const sa_attention *a;
     const sa_attention_plan *plan;
     char *scratch, *partial;
 } forward_run;
 
-/* How many tasks of a thread's share are taken: behind its scratch, on a cache line of its own. */
+/* How many tasks of a thread's share are taken, on a cache line of its own behind its scratch. */
 static ptrdiff_t *tasks_taken(const forward_run *run, int thread) {
     return (ptrdiff_t *)(void *)(run->scratch + (size_t)(thread + 1) * run->plan->scratch_bytes - SA_CACHE_LINE);
 }
 
-/* The next task for a thread, or plan->tasks. First come those of its own share, neighbours, for which it packs keys that no other
- * thread then has to; then what others have not begun of theirs. */
+/* The next task for a thread, or plan->tasks. Its own share comes first: neighbours, whose packed keys it reuses. Then it
+ * takes what others have not begun. */
 static ptrdiff_t take_task(const forward_run *run, int thread, int team) {
     for (int i = 0; i < team; ++i) {
         const int owner = (thread + i) % team;
@@ -231,7 +225,7 @@ static ptrdiff_t *chunks_ended(const sa_attention *a, const sa_attention_plan *p
     return (ptrdiff_t *)(void *)(partial + (size_t)plan->tasks * partial_bytes(a, plan));
 }
 
-/* The task; who ends the last chunk of a block merges them, in their order: nobody waits for anybody. */
+/* Runs the task. Who ends the last chunk of a block merges them in their order: nobody waits. */
 static void run_task(const forward_run *run, ptrdiff_t t, char *scratch, sa_held *held) {
     const sa_attention_plan *plan = run->plan;
     if (sa_cancelled(run->a)) {
@@ -242,18 +236,18 @@ static void run_task(const forward_run *run, ptrdiff_t t, char *scratch, sa_held
         const ptrdiff_t block = t / plan->chunks;
         if (__atomic_add_fetch(&chunks_ended(run->a, plan, run->partial)[block], 1, __ATOMIC_ACQ_REL) == plan->chunks) {
             sa_attention_merge_task(run->a, plan, block, scratch, run->partial);
-            held->keys = -1; /* the scratch was used for other things */
+            held->keys = -1; /* the scratch had other uses */
         }
     }
 }
 
-/* Independent: a task writes its own rows of the outputs, or its own partial result, and its thread's scratch; a merge begins when all
- * that it reads has ended. */
+/* Independent: a task writes its own rows or partial result, and its thread's scratch. A merge begins when all it reads
+ * has ended. */
 static void run_tasks(void *call, int thread, int team) {
     const forward_run *run = call;
     char *scratch = run->scratch + (size_t)thread * run->plan->scratch_bytes;
     sa_held held = {.keys = -1};
-    if (team == 1) { /* without atomics, which a tiny call would feel */
+    if (team == 1) { /* a tiny call would feel the atomics */
         for (ptrdiff_t t = 0; t < run->plan->tasks; ++t) {
             run_task(run, t, scratch, &held);
         }

@@ -1,43 +1,40 @@
-/* Driver of the attention backward pass. It cuts a call into tasks so that every gradient has one writer at a time and one order of
- * additions, for any number of threads. Arithmetic is the kernels', memory and checks the caller's; mask_gradient.c has mask gradients
- * with a pass of their own.
+/* Driver of attention's backward pass. It cuts a call so that every gradient has one writer at a time and one order of
+ * additions, for any number of threads. mask_gradient.c has mask gradients with a pass of their own.
  *
- * The keys of a group are cut into N ranges, its rows into R ≥ N. In step t the task (group, c) works on key range c and row range
- * (c + t) mod R: no two tasks of a step share a row or a key, and after R steps every pair has had its turn.
+ * The keys of a group are cut into N ranges, its rows into R ≥ N. In step t, task (group, c) works on key range c and row
+ * range (c + t) mod R. So no two tasks of a step share a row or a key, and R steps cover every pair.
  *
- * Groups that share a float mask share its gradient too. They take turns: in step t rank k takes row range (k + c + t) mod R. At most R
- * of them are worked on at a time; the next R come when these are done. If the mask's gradient is not asked for, the order of rows is the
- * same, and so are the bits, but groups do not wait for each other.
+ * Groups that share a float mask share its gradient and take turns: in step t rank k takes row range (k + c + t) mod R.
+ * At most R groups work at a time. If the mask's gradient is not wanted, the order is the same, so bits are too, but
+ * groups do not wait.
  *
- * Large groups that share a mask follow one another instead: each goes through all of its rows, a block behind the group before it. So a
- * thread stays with the keys of one group, and the caches hold the groups at work. Packed sequences may not wait: there rank k takes row
- * range t − k in step t, which is the same order.
+ * Large groups that share a mask follow one another: each goes through its rows a block behind the group before. A thread
+ * then stays with one group's keys. Packed sequences may not wait: there rank k takes row range t − k in step t, the same
+ * order.
  *
- * Threads do not wait for whole steps. Task (group, c) of rank k waits for the step before of three tasks: its own, (group, c + 1), which
- * had its rows, and (rank k + 1, c), which had its elements of the mask. Tasks are taken in the order of steps: those were taken before. */
+ * Task (group, c) of rank k waits for three tasks of the step before: itself; (group, c + 1), which had its rows; and
+ * (rank k + 1, c), which had its mask elements. Tasks are taken in the order of steps, so those were taken before. */
 #include <math.h>
 #include <string.h>
 
 #include "drivers/attention.h"
 #include "runtime/threads.h"
 
-/* Ranges are cut while there are fewer tasks, and a range keeps so many rows and keys: every task packs its own anew. */
+/* Ranges are cut until there are so many tasks, or a range has so few rows or keys: each task packs its own. */
 #define SA_FEW_TASKS 8
 #define SA_LEAST_RANGE 256
 #define SA_MANY_TASKS 64
 #define SA_LARGE_RANGE 1024
 
-/* Groups follow one another if each has so many blocks, and their keys, values and both gradients take more bytes together. */
+/* Groups follow one another if each has so many blocks, and their keys, values and gradients take more bytes together. */
 #define SA_BLOCKS_TO_FOLLOW 8
 #define SA_BYTES_TO_FOLLOW (6 << 20)
 
-/* Rows of dK or dV that lie further apart fall on few sets of the caches: a task brings its own together, if they take no more than so
- * many bytes. So it does with rows that do not begin at cache lines, where kernels add whole lines and it has so many blocks. */
+/* Rows of dK or dV that lie this far apart fall on few sets of the caches: a task gathers them, up to so many bytes.
+ * Likewise rows that begin inside cache lines, where kernels add whole lines and a task has so many blocks. */
 #define SA_FAR_APART 1024
 #define SA_GATHERED_BYTES ((size_t)8 << 20)
 #define SA_LEAST_BLOCKS_TO_GATHER 8
-
-/* ---- the plan ----------------------------------------------------------------------------------------------------------- */
 
 static ptrdiff_t count_ranges(ptrdiff_t groups, ptrdiff_t length) {
     const ptrdiff_t few = sa_smaller(sa_ceil_div(SA_FEW_TASKS, groups), length / SA_LEAST_RANGE);
@@ -45,14 +42,14 @@ static ptrdiff_t count_ranges(ptrdiff_t groups, ptrdiff_t length) {
     return sa_larger(1, sa_larger(few, many));
 }
 
-/* How many groups lie along an axis; from the last axis on, *inside is what is left of a group's heads. */
+/* Groups along an axis. Called from the last axis on: *inside is what is left of a group's heads. */
 static ptrdiff_t groups_along(const sa_attention *a, int axis, ptrdiff_t *inside) {
     const ptrdiff_t within = sa_smaller(*inside, a->lead[axis]);
     *inside /= within;
     return a->lead[axis] / within;
 }
 
-/* The group of rank `rank` among those that share the mask's elements of number `owner`. */
+/* The group of a rank among those that share the mask elements of `owner`. */
 static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t owner, ptrdiff_t rank) {
     ptrdiff_t group = 0, times = 1, inside = plan->group;
     for (int axis = g->a->n_lead - 1; axis >= 0; --axis) {
@@ -67,8 +64,8 @@ static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_pla
 
 static ptrdiff_t common_divisor(ptrdiff_t a, ptrdiff_t b) { return b == 0 ? a : common_divisor(b, a % b); }
 
-/* How many groups share the elements of a float mask, whether or not its gradient is wanted. Heads of a group that share a row of the
- * mask are neighbouring rows: a range then ends with a block that ends with the last of them. */
+/* How many groups share elements of a float mask. Heads of a group that share a mask row are neighbouring rows: a range
+ * then ends with a block that ends with the last of them. */
 static void plan_sharing(const sa_attention_gradients *g, sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const bool with_mask = a->mask.m.data && a->mask.m.dtype != SA_BOOL;
@@ -92,7 +89,7 @@ static bool are_to_follow(const sa_attention *a, const sa_backward_plan *plan) {
            bytes > (double)SA_BYTES_TO_FOLLOW;
 }
 
-/* Cuts the rows and puts the tasks in steps (top of this file). */
+/* Cuts the rows and puts tasks in steps. */
 static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *plan) {
     plan_sharing(g, plan);
     const ptrdiff_t units = sa_ceil_div(plan->blocks, plan->unit_blocks), turns = sa_smaller(plan->sharing, SA_FEW_TASKS);
@@ -114,20 +111,19 @@ static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *pla
     plan->range_keys = sa_ceil_div(sa_ceil_div(g->a->S, plan->key_ranges), SA_KEYS_PER_TILE) * SA_KEYS_PER_TILE;
 }
 
-/* The first block of a row range. */
 static ptrdiff_t first_block(const sa_backward_plan *plan, ptrdiff_t range) {
     const ptrdiff_t units = sa_ceil_div(plan->blocks, plan->unit_blocks);
     return sa_smaller(range * units / plan->row_ranges * plan->unit_blocks, plan->blocks);
 }
 
-/* Whether a gradient's rows of `width` elements lie far apart or, if `lines`, begin inside cache lines. */
+/* Whether a gradient's rows lie far apart or, if `lines`, begin inside cache lines. */
 static bool is_spread(const sa_attention *a, const sa_matrix *m, ptrdiff_t width, bool lines) {
     const ptrdiff_t stride = m->row_stride;
     const bool far = stride != width * (ptrdiff_t)sa_element_size(a->f64) && (stride > SA_FAR_APART || stride < -SA_FAR_APART);
     return m->data && (far || (lines && (uintptr_t)m->data % SA_CACHE_LINE != 0));
 }
 
-/* The bytes of a task's rows of dK and dV brought together; 0 where they stay where they are. */
+/* Bytes of a task's gathered dK and dV; 0: not gathered. */
 static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const bool lines =
@@ -141,7 +137,7 @@ static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_
                : 0;
 }
 
-/* Takes so many bytes of the scratch, whole lines; where they begin. */
+/* Takes bytes of the scratch in whole lines; returns their offset. */
 static size_t take(sa_backward_plan *plan, size_t bytes) {
     const size_t at = plan->scratch_bytes;
     plan->scratch_bytes += sa_whole_lines(bytes);
@@ -156,9 +152,9 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
         return SA_TOO_LARGE;
     }
     *plan = (sa_backward_plan){.block_rows = kernels->backward_rows, .key_ranges = 1, .threads = 1};
-    /* Without keys a sink may still have a gradient: lse is the sink then. */
+    /* Without keys lse is the sink, which may still have a gradient. */
     if (rows == 0 || (a->S == 0 && !(g->dsink_rows.m.data && g->grad_lse.m.data))) {
-        return SA_OK; /* every gradient is zero; the rows may be far too many to be walked over */
+        return SA_OK; /* every gradient is zero; rows may be too many to walk over */
     }
     plan->large = sa_is_large(a, (ptrdiff_t)rows);
     plan->group = sa_group_size(a);
@@ -178,8 +174,6 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     plan->done_at = take(plan, plan->threads > 1 ? (size_t)sa_ceil_div(plan->tasks, plan->threads) * sizeof(ptrdiff_t) : 0);
     return SA_OK;
 }
-
-/* ---- describing --------------------------------------------------------------------------------------------------------- */
 
 void sa_describe_backward_block(const sa_attention_gradients *g, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most,
                                 sa_rows *rows, sa_row_gradients *grads, sa_backward_block *b) {
@@ -222,15 +216,15 @@ void sa_keep_keys(sa_block *b, ptrdiff_t from, ptrdiff_t to) {
     }
 }
 
-/* ---- rows of dK and dV brought together ------------------------------------------------------------------------------- */
+/* ---- gathered rows of dK and dV ---- */
 
-/* Rows of one gradient: in place, or one behind the other in the scratch. */
+/* Rows of one gradient: in place, or one behind the other in scratch. */
 typedef struct {
     char *in_place, *together;
-    ptrdiff_t stride, bytes; /* in place, from row to row; of a row */
+    ptrdiff_t stride, bytes; /* in place; of a row */
 } gathered_rows;
 
-/* Lets b add to rows of the keys `key` … `end` − 1 in the scratch, and tells which those are. */
+/* Lets b add to gathered rows of keys `key` … `end` − 1, and tells which those are. */
 static void gather(const sa_backward_plan *plan, sa_backward_block *b, ptrdiff_t key, ptrdiff_t end, char *scratch,
                    gathered_rows rows[2]) {
     const sa_attention *a = b->g->a;
@@ -255,8 +249,6 @@ static void move_gathered(const gathered_rows rows[2], ptrdiff_t key, ptrdiff_t 
     }
 }
 
-/* ---- delta -------------------------------------------------------------------------------------------------------------- */
-
 void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t t, char *scratch) {
     sa_rows rows;
     sa_row_gradients grads;
@@ -269,13 +261,13 @@ void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_p
     sa_kernels_for(g->a->f64)->attention_delta(&b, scratch);
 }
 
-/* ---- tasks of the rotation ---------------------------------------------------------------------------------------------- */
+/* ---- tasks of the rotation ---- */
 
 static bool wants_rows_or_keys(const sa_attention_gradients *g) {
     return g->dquery.m.data || g->dkey.m.data || g->dvalue.m.data || g->dslope_rows.m.data;
 }
 
-/* Where the blocks of a group end: at the same rows in all groups that take turns, so that they never meet. */
+/* Where a group's blocks end: at the same rows in all groups that take turns, so that they never meet. */
 static sa_stretches stretches_of(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t group) {
     bool alike = plan->unit_blocks == 1;
     for (int m = 0; m < g->a->block_mask_count; ++m) {
@@ -286,19 +278,19 @@ static sa_stretches stretches_of(const sa_attention_gradients *g, const sa_backw
     return plan->sharing == 1 || alike ? sa_find_stretches(g->a, plan->group, group) : (sa_stretches){.mask = NULL};
 }
 
-/* What a task is at: one key range of a group. */
+/* A task's state: one key range of a group. */
 typedef struct {
     ptrdiff_t group, key, end;
     sa_stretches stretches;
-    bool held;             /* the scratch holds gradients of these keys, if they are gathered, */
-    ptrdiff_t packed_from; /* and packed keys from this one on */
+    bool held;             /* gathered gradients are in scratch */
+    ptrdiff_t packed_from; /* the first packed key */
     gathered_rows gathered[2];
-    const ptrdiff_t *ahead; /* rows that the group before has done with, where this one must wait for that; else NULL */
-    ptrdiff_t *done;        /* rows of this one, or NULL */
+    const ptrdiff_t *ahead; /* rows the group before has done, to wait for; or NULL */
+    ptrdiff_t *done;        /* own rows done, or NULL */
 } range_state;
 
-/* All keys of a block, some at a time: few rows and a million keys would not see Ctrl-C for seconds. Each time but the first begins with
- * a tile as counted from cache_from, since kernels pack whole ones; where there are gaps they pack none. */
+/* A block's keys, some at a time, so that few rows with a million keys see Ctrl-C. Kernels pack whole tiles counted from
+ * cache_from: all but the first begin with one. With gaps nothing is packed. */
 static void work_on_keys(sa_backward_block *b, char *scratch) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t tiles = SA_ELEMENTS_AT_ONCE / SA_KEYS_PER_TILE / sa_larger(a->E + a->Dv, 1);
@@ -315,7 +307,7 @@ static void work_on_keys(sa_backward_block *b, char *scratch) {
     }
 }
 
-/* One block of rows against the keys of the task. first_key: of the block's stretch. fresh: no step has added to these keys. */
+/* One block of rows. first_key is of its stretch; fresh: no step has added to these keys. */
 static void work_on_block(const sa_attention_gradients *g, const sa_backward_plan *plan, range_state *at, ptrdiff_t from,
                           ptrdiff_t until, ptrdiff_t first_key, bool fresh, char *scratch) {
     sa_rows rows;
@@ -349,7 +341,7 @@ static void work_on_row_range(const sa_attention_gradients *g, const sa_backward
     for (; (from = sa_block_begin(&at->stretches, from, most, plan->rows, &first_key)) < end; from = until) {
         until = sa_block_end(&at->stretches, from, sa_smaller(from + most, plan->rows));
         const sa_run keys = sa_block_keys(&at->stretches, from, until, g->a->S);
-        if (at->ahead) { /* until all of a mask's row is done, which heads of a group share */
+        if (at->ahead) { /* until heads of the group have done all of a mask row */
             sa_wait_for(at->ahead, sa_smaller(sa_ceil_div(until, plan->group) * plan->group, plan->rows));
         }
         if (keys.lo < at->end && keys.hi > at->key) {
@@ -361,18 +353,17 @@ static void work_on_row_range(const sa_attention_gradients *g, const sa_backward
     }
 }
 
-/* In the words at the top: key range c = t mod N, of the group of rank k = t / N mod K, where K groups are worked on together. ahead and
- * done as in range_state. */
+/* Key range c = t mod N of the group of rank k = t / N mod K, where K groups work together. ahead, done: see range_state. */
 static void range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
                        char *scratch, const ptrdiff_t *ahead, ptrdiff_t *done) {
     const ptrdiff_t c = t % plan->key_ranges, k = t / plan->key_ranges % plan->together;
     const ptrdiff_t owner = t / plan->key_ranges / plan->together;
-    ptrdiff_t rank = k, begun = step - (g->only_steps ? k : 0); /* row ranges that had their turn */
+    ptrdiff_t rank = k, begun = step - (g->only_steps ? k : 0); /* row ranges done */
     if (!plan->follow) {
         rank += step * plan->steps_at_once / plan->row_ranges * plan->together;
         begun = step % plan->row_ranges;
     }
-    if (rank >= plan->sharing || begun < 0 || begun >= plan->row_ranges) { /* of the last turn, or not its step */
+    if (rank >= plan->sharing || begun < 0 || begun >= plan->row_ranges) { /* another's turn */
         return;
     }
     range_state at = {
@@ -397,17 +388,16 @@ ptrdiff_t sa_backward_range_tasks(const sa_attention_gradients *g, const sa_back
     return wants_rows_or_keys(g) || (g->dmask.m.data && !plan->mask_apart) ? plan->tasks : 0;
 }
 
-/* ---- running ---------------------------------------------------------------------------------------------------------- */
+/* ---- running ---- */
 
 typedef struct {
     const sa_attention_gradients *g;
     const sa_backward_plan *plan;
     sa_mask_plan mask;
     char *scratch;
-    ptrdiff_t tasks, taken; /* of the rotation: of a step, and so many of all steps are taken */
+    ptrdiff_t tasks, taken; /* of a step; taken, of all steps */
 } backward_run;
 
-/* What a thread works with. */
 typedef struct {
     backward_run *run;
     char *scratch;
@@ -423,14 +413,14 @@ static void mask_task(void *call, ptrdiff_t t) {
     sa_backward_mask_task(at->run->g, at->run->plan, &at->run->mask, t, at->scratch);
 }
 
-/* How many steps, or rows, task t has done. Neighbours' counts are in different threads' scratch, on lines of their own. */
+/* Steps, or rows, that task t has done. Neighbours' counts lie on different cache lines. */
 static ptrdiff_t *done_of(const backward_run *run, ptrdiff_t t) {
     const sa_backward_plan *plan = run->plan;
     char *counts = run->scratch + (size_t)(t % plan->threads) * plan->scratch_bytes + plan->done_at;
     return (ptrdiff_t *)(void *)counts + t / plan->threads;
 }
 
-/* Task t of a step, after those that it must wait for. One without work waits too: others rely on it. */
+/* Task t of a step, after those it waits for. Without work it waits too: others rely on it. */
 static void task_in_order(const backward_run *run, ptrdiff_t step, ptrdiff_t t, char *scratch) {
     const sa_backward_plan *plan = run->plan;
     const ptrdiff_t N = plan->key_ranges, K = plan->together, c = t % N, k = t / N % K, first = t / N / K * K;
@@ -450,11 +440,11 @@ static void task_in_order(const backward_run *run, ptrdiff_t step, ptrdiff_t t, 
 static void run_tasks(void *call, int thread, int team) {
     backward_run *run = call;
     backward_thread at = {run, run->scratch + (size_t)thread * run->plan->scratch_bytes};
-    /* Independent: a block writes delta and the sink's share of its own rows. */
+    /* Independent: a block writes its own rows' delta and sink gradients. */
     sa_share_tasks(team, run->plan->groups * run->plan->blocks, delta_task, &at);
     sa_wait_for_team(team);
-    /* No two tasks add to the same at a time, or in another order than that of steps. Taken by hand: a shared loop may give a thread later
-     * tasks before earlier ones. */
+    /* Writers of one element take turns, in the order of steps. A counter hands tasks out, as a shared loop could give a
+     * thread later tasks first. */
     for (ptrdiff_t i; (i = __atomic_fetch_add(&run->taken, 1, __ATOMIC_RELAXED)) < run->plan->steps * run->tasks;) {
         const ptrdiff_t step = i / run->tasks, t = i % run->tasks;
         if (run->plan->threads > 1) {
@@ -463,7 +453,7 @@ static void run_tasks(void *call, int thread, int team) {
             sa_backward_range_task(run->g, run->plan, step, t, at.scratch);
         }
     }
-    /* Independent: a task owns its elements of the mask's gradient, to which nobody else adds. */
+    /* Independent: each task alone adds to its mask elements. */
     sa_share_tasks(team, run->mask.tasks, mask_task, &at);
 }
 

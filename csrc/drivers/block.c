@@ -1,8 +1,5 @@
-/* Describes the blocks of attention for the kernels: the rows of a task with all that is their own, the keys they may see, and where
- * block masks let blocks begin and end. */
+/* Describes blocks of attention to the kernels: each row and the keys it may see, and where block masks let blocks end. */
 #include "drivers/attention.h"
-
-/* ---- rows --------------------------------------------------------------------------------------------------------------- */
 
 ptrdiff_t sa_lead_offset(const sa_attention *a, const sa_tensor *t, ptrdiff_t head, ptrdiff_t gqa) {
     ptrdiff_t offset = 0;
@@ -17,7 +14,7 @@ ptrdiff_t sa_lead_offset(const sa_attention *a, const sa_tensor *t, ptrdiff_t he
     return offset;
 }
 
-/* The open keys of the query that stands on key `at`: causal, window and length in one interval. */
+/* The keys that causal, window and length open to the query on key `at`. */
 static void open_keys(const sa_attention *a, ptrdiff_t at, ptrdiff_t length, ptrdiff_t *lo, ptrdiff_t *hi) {
     *lo = 0;
     *hi = length;
@@ -35,8 +32,8 @@ static void open_keys(const sa_attention *a, ptrdiff_t at, ptrdiff_t length, ptr
     }
 }
 
-/* What the block masks leave open of row r, which is row i of its head: narrows lo and hi to their hull, and notes the runs
- * where those have gaps. offset: of each mask's array for the head. */
+/* Narrows row r, which is row i of its head, to the hull of what the block masks open, and notes runs where they have
+ * gaps. */
 static void narrow(const sa_attention *a, const ptrdiff_t *offset, ptrdiff_t i, sa_rows *rows, int r) {
     int lists = 0;
     for (int m = 0; m < a->block_mask_count; ++m) {
@@ -67,7 +64,7 @@ static void narrow(const sa_attention *a, const ptrdiff_t *offset, ptrdiff_t i, 
 
 ptrdiff_t sa_tiles_from(const sa_attention *a, ptrdiff_t key) { return a->dropout_p > 0 ? key / 4 * 4 : key; }
 
-/* Whether the mask's elements, each counted once, come from memory: only then it pays to fetch them ahead. */
+/* Whether the mask's distinct elements come from memory: only then fetching ahead pays. */
 static bool is_mask_far(const sa_attention *a) {
     const sa_tensor *mask = &a->mask;
     double elements = (mask->m.row_stride == 0 ? 1.0 : (double)a->L) * (mask->m.col_stride == 0 ? 1.0 : (double)a->S);
@@ -77,12 +74,12 @@ static bool is_mask_far(const sa_attention *a) {
     return elements * (double)sa_itemsize(mask->m.dtype) >= SA_FAR_BYTES;
 }
 
-/* What the rows of one head share: where its arrays begin, and which keys it has. */
+/* What rows of one head share. */
 typedef struct {
     const char *query, *mask;
     char *out, *lse, *weights, *stats;
     double slope, sink;
-    ptrdiff_t length, queries, diagonal; /* keys, queries that are not padding, and o */
+    ptrdiff_t length, queries, diagonal; /* keys; queries that are not padding */
     ptrdiff_t block_mask[SA_MAX_BLOCK_MASKS];
 } head_arrays;
 
@@ -136,8 +133,7 @@ static void describe_row(const sa_attention *a, const head_arrays *h, ptrdiff_t 
     }
 }
 
-/* The keys that the block works on, and the packed keys that blocks of its group share. Field by field: GCC clears a whole struct far
- * more slowly. */
+/* Sets the keys of the block and of the packed tiles its group shares. Clearing the whole struct is slower. */
 static void describe_keys(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, sa_rows *rows, ptrdiff_t begin, ptrdiff_t end,
                           sa_block *b) {
     begin = begin >= end ? end : rows->gaps > 0 ? begin / 4 * 4 : sa_tiles_from(a, begin);
@@ -190,9 +186,7 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
     describe_keys(a, G, group, rows, begin, end, b);
 }
 
-/* ---- stretches ---------------------------------------------------------------------------------------------------------- */
-
-/* Of the rows that share entry `at` of a mask's classes. */
+/* The class in entry `at`. */
 static int64_t class_of(const sa_stretches *s, ptrdiff_t at) {
     return *(const int64_t *)(const void *)(s->classes + at * s->mask->classes.m.row_stride);
 }
@@ -202,7 +196,7 @@ static sa_run keys_of(const sa_stretches *s, ptrdiff_t at) {
     return start[0] < start[1] ? s->mask->runs[start[0]] : (sa_run){0, 0};
 }
 
-/* Whether a stretch goes on from entry at − 1 to entry `at`. */
+/* Whether entries at − 1 and `at` are of one stretch. */
 static bool goes_on(const sa_stretches *s, ptrdiff_t at) {
     if (class_of(s, at - 1) == class_of(s, at)) {
         return true;

@@ -1,4 +1,4 @@
-/* What all drivers share: arithmetic of sizes, and the kernels of an element type. */
+/* Sizes, and the kernels of an element type, for all drivers. */
 #ifndef SA_COMMON_H
 #define SA_COMMON_H
 
@@ -8,11 +8,9 @@ static inline ptrdiff_t sa_smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a 
 static inline ptrdiff_t sa_larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 static inline ptrdiff_t sa_ceil_div(ptrdiff_t a, ptrdiff_t b) { return a / b + (a % b != 0); }
 
-/* Bytes rounded up to whole cache lines. */
 #define SA_CACHE_LINE 64
 static inline size_t sa_whole_lines(size_t bytes) { return (bytes + SA_CACHE_LINE - 1) / SA_CACHE_LINE * SA_CACHE_LINE; }
 
-/* Of the type that computes. */
 static inline size_t sa_element_size(bool f64) { return f64 ? sizeof(double) : sizeof(float); }
 
 static inline const sa_real_kernels *sa_kernels_for(bool f64) {

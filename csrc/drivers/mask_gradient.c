@@ -1,12 +1,10 @@
-/* The gradient of a mask that rows share, or ranges of the keys, or heads of a single block. Its tasks are cut by the mask's own elements,
- * so that each element has one writer, who goes through the heads and rows in order. S and dP are computed a second time, but nothing
- * is held. */
+/* The gradient of a mask whose elements are shared by rows, key ranges, or heads of a single block. A task owns elements
+ * and goes through heads and rows in order, so each element has one writer. S and dP are computed again. */
 #include <string.h>
 
 #include "drivers/attention.h"
 
-/* Where rows share elements, so many blocks of rows are added up in the scratch before that is added to the gradient: sums of sums lose
- * fewer digits. */
+/* Sums over so many blocks of rows are added up in scratch first: that loses fewer digits. */
 #define SA_BLOCKS_IN_A_SUM 64
 
 bool sa_sums_mask_apart(const sa_attention_gradients *g, const sa_backward_plan *plan) {
@@ -31,7 +29,7 @@ sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_pla
     return m;
 }
 
-/* Whether head number `head` adds to the elements of owner number `owner`. */
+/* Whether a head adds to the elements of `owner`. */
 static bool owns(const sa_attention_gradients *g, ptrdiff_t owner, ptrdiff_t head) {
     const sa_attention *a = g->a;
     ptrdiff_t own = 0, times = 1;
@@ -45,7 +43,6 @@ static bool owns(const sa_attention_gradients *g, ptrdiff_t owner, ptrdiff_t hea
     return own == owner;
 }
 
-/* to[n] += from[n]. */
 static void add_sums(const sa_attention *a, char *to, const char *from, ptrdiff_t n) {
     for (ptrdiff_t i = 0; i < n && a->f64; ++i) {
         ((double *)(void *)to)[i] += ((const double *)(const void *)from)[i];
@@ -55,14 +52,14 @@ static void add_sums(const sa_attention *a, char *to, const char *from, ptrdiff_
     }
 }
 
-/* The rows of one head, all blocks of it, to the elements from key `key` on. */
+/* Adds all rows of one head to the elements from key `key` on. */
 static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t head, ptrdiff_t key,
                          ptrdiff_t end, char *scratch) {
     const sa_attention *a = g->a;
     const ptrdiff_t step = g->dmask.m.col_stride, elements = step != 0 ? end - key : 1;
     const bool apart = sa_sums_mask_apart(g, plan);
     char *sums = scratch + plan->mask_sums_at;
-    bool held = false; /* the scratch holds packed keys of this head */
+    bool held = false; /* packed keys of this head are in scratch */
     ptrdiff_t summed = 0;
     for (ptrdiff_t row = 0; row < a->L && !sa_cancelled(a); row += plan->block_rows) {
         sa_rows rows;

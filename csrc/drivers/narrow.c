@@ -4,7 +4,7 @@
 #include "kernels/kernels.h"
 #include "runtime/threads.h"
 
-/* A second thread pays from about so many elements for each. */
+/* Elements per thread from which a second thread pays. */
 #define SA_NARROWED_PER_THREAD 65536
 
 typedef struct {

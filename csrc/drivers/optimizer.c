@@ -1,13 +1,13 @@
-/* Driver of the optimisers: the scalars of every array, and the parallel loop over pieces of all arrays. */
+/* Driver of the optimisers: the scalars of each array, and the loop over pieces of all arrays. */
 #include <math.h>
 
 #include "drivers/common.h"
 #include "runtime/threads.h"
 
-/* Long enough to be worth a thread, short enough to share out an embedding table. */
+/* Worth a thread, and small enough to share out an embedding table. */
 #define SA_UPDATE_PIECE 8192
 
-/* Another thread pays from about so many elements for each: it may have to be woken first. */
+/* Elements per thread from which another pays, even if it must wake up. */
 #define SA_UPDATES_PER_THREAD 65536
 
 static sa_update_scalars scalars_of(const sa_update *u, const sa_update_array *array) {
@@ -43,7 +43,6 @@ static ptrdiff_t count_pieces(const sa_update *u) {
     return pieces;
 }
 
-/* Piece t of all arrays, counted through. */
 static void run_piece(const sa_update *u, ptrdiff_t t) {
     const sa_update_array *array = u->arrays;
     for (; t >= pieces_of(array); ++array) {

@@ -1,13 +1,13 @@
-/* Driver of the row operations: which axes a row is made of, how the rows are cut into tasks, and the parallel loop. */
+/* Driver of row operations: the axes of a row, the cut into tasks, the parallel loop. */
 #include <string.h>
 
 #include "drivers/common.h"
 #include "runtime/threads.h"
 
-/* About so many elements make a task: starting one then costs nothing, and many threads find work. */
+/* Elements of a task: enough to hide its start. */
 #define SA_TASK_ELEMENTS 16384
 
-/* Another thread pays from about so many elements for each, for the cheapest kinds. */
+/* Elements per thread from which another pays, for the cheapest kinds. */
 #define SA_ELEMENTS_PER_THREAD 32768
 
 static bool is_elementwise(const sa_row_call *c) {
@@ -16,11 +16,11 @@ static bool is_elementwise(const sa_row_call *c) {
 
 static bool sums_parameters(const sa_row_call *c) { return c->dweight.data != NULL || c->dbias.data != NULL; }
 
-/* dweight and dbias are summed in at most so many chunks, of at least so many rows: those sums stay small beside x. */
+/* The most chunks of sums of dweight and dbias, and the fewest rows of each: the sums stay small beside x. */
 #define SA_MOST_CHUNKS 32
 #define SA_CHUNK_ROWS 16
 
-/* Appends an axis of the call to a list, merged with the one before where every array steps through both evenly. */
+/* Appends an axis, or merges it with the one before where every array steps evenly through both. */
 static int append(const sa_row_call *c, int axis, sa_row_axis *list, int count) {
     if (c->shape[axis] == 1) {
         return count;
@@ -40,7 +40,7 @@ static int append(const sa_row_call *c, int axis, sa_row_axis *list, int count) 
     return count;
 }
 
-/* Whether kernels can read (write) the array's rows in place, as neighbouring elements of the type that computes. */
+/* Whether rows can be read (written) in place: contiguous, of the type that computes. */
 static bool is_direct(const sa_row_call *c, const sa_row_plan *plan, int which) {
     const sa_strided *array = &c->array[which];
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(c->f64);
@@ -54,7 +54,6 @@ static bool is_direct(const sa_row_call *c, const sa_row_plan *plan, int which) 
     return direct;
 }
 
-/* Sorts the axes of the call into lead, row and column. */
 static void sort_axes(const sa_row_call *c, sa_row_plan *plan) {
     const bool elements_alone = is_elementwise(c);
     plan->n_lead = plan->n_row = 0;
@@ -63,7 +62,7 @@ static void sort_axes(const sa_row_call *c, sa_row_plan *plan) {
         plan->n_lead = append(c, axis, plan->lead, plan->n_lead);
     }
     if (elements_alone) {
-        if (plan->n_lead > 0) { /* elements are rows of any length: as long as they can be had */
+        if (plan->n_lead > 0) { /* rows of elementwise kinds are as long as can be */
             plan->row[plan->n_row++] = plan->lead[--plan->n_lead];
         }
     } else {
@@ -88,7 +87,7 @@ static void sort_axes(const sa_row_call *c, sa_row_plan *plan) {
     }
 }
 
-/* Cuts the rows into tasks, and tasks into chunks. */
+/* Cuts rows into tasks, and tasks into chunks. */
 static void cut_rows(const sa_row_call *c, sa_row_plan *plan) {
     plan->n = plan->rows = 1;
     for (int i = 0; i < plan->n_row; ++i) {
@@ -114,7 +113,7 @@ static void cut_rows(const sa_row_call *c, sa_row_plan *plan) {
     }
 }
 
-/* Bytes of scratch; false where they do not fit. */
+/* False on overflow. */
 static bool count_scratch(const sa_row_call *c, sa_row_plan *plan) {
     const size_t size = sa_element_size(c->f64), n = (size_t)(plan->by_columns ? 0 : plan->piece);
     size_t packed = 0;
@@ -123,7 +122,7 @@ static bool count_scratch(const sa_row_call *c, sa_row_plan *plan) {
         const bool packs = c->array[i].data != NULL && !plan->direct[i];
         if (packs && (i == SA_ROW_WEIGHT || i == SA_ROW_BIAS)) {
             plan->shared_bytes += sa_whole_lines(n * size);
-        } else if (packs && i != SA_ROW_X) { /* x is packed into the row of the output */
+        } else if (packs && i != SA_ROW_X) { /* x is packed into the output's row */
             packed = 2 * n;
         }
     }
@@ -133,7 +132,7 @@ static bool count_scratch(const sa_row_call *c, sa_row_plan *plan) {
             return false;
         }
         plan->shared_bytes += sa_whole_lines(sums);
-        packed = 4 * n; /* dx, dy, and a block's share of dweight and dbias */
+        packed = 4 * n; /* dx, dy, a block's dweight and dbias */
     }
     plan->scratch_bytes = sa_whole_lines(packed * size);
     return true;
@@ -165,7 +164,7 @@ sa_status sa_row_make_plan(const sa_row_call *c, int max_threads, sa_row_plan *p
     return SA_OK;
 }
 
-/* The offset of every array at one row, and how it moves on to the next. */
+/* Every array's offset at one row, and its steps to the next. */
 typedef struct {
     ptrdiff_t index[SA_MAX_LEAD], offset[SA_ROW_SIN + 1];
 } row_place;
@@ -194,7 +193,7 @@ static void go_to_next_row(const sa_row_plan *plan, row_place *at) {
     }
 }
 
-/* Task t: a piece of one row (or of one stretch of columns), or a block of whole rows. */
+/* A piece of one row (or of one stretch of columns), or a block of whole rows. */
 static void run_task(const sa_row_call *c, const sa_row_plan *plan, const sa_real_kernels *kernels, ptrdiff_t t, void *scratch,
                      double *partial) {
     const ptrdiff_t first = t / plan->pieces * plan->block_rows, begin = t % plan->pieces * plan->piece;
@@ -237,7 +236,7 @@ typedef struct {
     char *scratch;
 } row_run;
 
-/* Independent: a chunk writes its own elements of the output, its own sums, and its thread's scratch. */
+/* Independent: a chunk writes its own outputs and sums, and its thread's scratch. */
 static void run_chunks(void *call, int thread, int team) {
     const row_run *run = call;
     const sa_row_plan *plan = run->plan;
@@ -255,7 +254,7 @@ static void run_chunks(void *call, int thread, int team) {
     }
 }
 
-/* The weight (or bias) as elements of the type that computes: in place, or gathered to *free_space, which moves on. */
+/* The weight (or bias) in the type that computes: in place, or gathered to *free_space, which moves on. */
 static const void *parameter(const sa_row_call *c, const sa_row_plan *plan, int which, char **free_space) {
     const sa_strided *array = &c->array[which];
     if (array->data == NULL || plan->direct[which]) {

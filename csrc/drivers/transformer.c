@@ -1,15 +1,13 @@
-/* Driver of the embedding model's forward pass: phases of independent tasks. Where there are many sentences they are cut into parts whose
- * activations fit a core's own cache, and each part goes through all phases on one thread. Else threads share out every phase. */
+/* Driver of the embedding model's forward pass: phases of independent tasks. Many sentences are cut into parts that fit a
+ * core's cache, and one thread takes a part through all phases. Else threads share out every phase. */
 #include <math.h>
 #include <string.h>
 
 #include "drivers/transformer_tasks.h"
 #include "runtime/threads.h"
 
-/* A part begins with the first sentence after so many more tokens. */
+/* The least tokens of a part, in whole sentences. */
 #define SA_PART_TOKENS 384
-
-/* ---- what the backward pass shares ------------------------------------------------------------------------------------ */
 
 size_t sa_embedding_array(const sa_embedding *e, ptrdiff_t rows, ptrdiff_t columns) {
     return sa_whole_lines((size_t)rows * (size_t)columns * sa_element_size(e->f64));
@@ -107,7 +105,7 @@ static void run_task(void *call, ptrdiff_t t) {
     run->task(run->p, t);
 }
 
-/* Independent: every task of a phase writes its own rows or columns. */
+/* Independent: a task writes its own rows or columns. */
 void sa_embedding_run(const sa_embedding_part *p, ptrdiff_t tasks, sa_embedding_task *task, sa_embedding_order order) {
     phase run = {p, task};
     if (order == SA_BY_TURNS) {
@@ -123,11 +121,9 @@ void sa_embedding_run(const sa_embedding_part *p, ptrdiff_t tasks, sa_embedding_
     }
 }
 
-/* ---- the phases ------------------------------------------------------------------------------------------------------ */
-
 static ptrdiff_t rows_of(const sa_embedding_part *p) { return p->e->starts[p->to] - p->e->starts[p->from]; }
 
-/* The frame's row that row 0 of the part is. */
+/* The part's first row in the frame. */
 static ptrdiff_t first_row(const sa_embedding_part *p) { return p->e->starts[p->from] - p->origin; }
 
 static void look_up(const sa_embedding_part *p, ptrdiff_t t) {
@@ -137,14 +133,13 @@ static void look_up(const sa_embedding_part *p, ptrdiff_t t) {
     sa_kernels_for(e->f64)->look_up(e->table, e->positions, e->ids + start, length, e->d, x);
 }
 
-/* The units of columns of query, key and value, in a row. */
+/* Units of columns of query, key and value together. */
 static ptrdiff_t units_of(const sa_embedding *e) { return SA_PROJECTIONS * sa_ceil_div(e->d, sa_embedding_unit(e)); }
 
 static ptrdiff_t count_projections(const sa_embedding_part *p) {
     return sa_embedding_shares(p->plan, units_of(p->e)) * sa_ceil_div(rows_of(p), p->plan->product_rows);
 }
 
-/* The units from … to − 1 for some rows. */
 static void project_units(const sa_embedding_part *p, ptrdiff_t row, ptrdiff_t from, ptrdiff_t to) {
     const sa_embedding *e = p->e;
     const ptrdiff_t unit = sa_embedding_unit(e), units = units_of(e) / SA_PROJECTIONS;
@@ -234,10 +229,8 @@ static void run_part(sa_embedding_part p) {
         sa_embedding_run(&p, count_attention(&p), attend, SA_BY_TURNS);
         sa_embedding_run(&p, norms, add_norm, SA_BY_ROWS);
     }
-    sa_embedding_run(&p, sentences, average, SA_BY_ROWS); /* its x is what came out of the last block */
+    sa_embedding_run(&p, sentences, average, SA_BY_ROWS); /* its x is the last block's output */
 }
-
-/* ---- running --------------------------------------------------------------------------------------------------------- */
 
 sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threads, sa_embedding_plan *plan) {
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
@@ -253,8 +246,7 @@ sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threa
     plan->attend_rows = kernels->block_rows;
     if (e->sentences * e->most_heads * sa_ceil_div(e->longest, kernels->block_rows) == 1 &&
         4 * e->longest > 3 * kernels->block_rows) {
-        /* Something for a second thread. A half of few rows would leave the matrix unit: a sentence alone would have other bits than in
-         * company. */
+        /* Work for a second thread. Fewer rows would leave the matrix unit: bits would depend on the batch. */
         plan->attend_rows /= 2;
     }
     plan->threads = sa_embedding_threads(e, 1, max_threads);
@@ -284,7 +276,7 @@ sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threa
     return SA_OK;
 }
 
-/* The first sentence that begins at token number `token` or later. */
+/* The first sentence that begins at `token` or later. */
 static ptrdiff_t sentence_from(const sa_embedding *e, ptrdiff_t token) {
     ptrdiff_t low = 0, high = e->sentences;
     while (low < high) {
@@ -298,7 +290,7 @@ static ptrdiff_t sentence_from(const sa_embedding *e, ptrdiff_t token) {
     return low;
 }
 
-/* Independent: a part writes the activations and the results of its own sentences. */
+/* Independent: a part writes only its own sentences. */
 static void run_part_number(void *call, ptrdiff_t number) {
     sa_embedding_part p = *(const sa_embedding_part *)call;
     p.thread = 0;

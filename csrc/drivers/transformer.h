@@ -1,6 +1,6 @@
-/* The sentence-embedding model in one call: token ids of many sentences to one vector each, and the gradients of all
- * parameters. x = table[ids] + positions; block by block x = LayerNorm(x + attention(query(x), key(x), value(x))) within each
- * sentence; the mean over its tokens. Structs and entry points; sizes and ids have been checked by the caller. */
+/* The sentence-embedding model: token ids of many sentences to one vector each, and the gradients of all parameters. x =
+ * table[ids] + positions; in each block x = LayerNorm(x + attention(query(x), key(x), value(x))) within each sentence;
+ * then the mean over its tokens. The caller checks sizes and ids. */
 #ifndef SA_EMBEDDING_H
 #define SA_EMBEDDING_H
 
@@ -8,7 +8,7 @@
 
 enum { SA_QUERY, SA_KEY, SA_VALUE, SA_PROJECTIONS };
 
-/* Rows are contiguous; weights (d, d) lie as in y = x·weightᵀ + bias. */
+/* Rows are contiguous; weights are (d, d), for y = x·weightᵀ + bias. */
 typedef struct {
     const void *weight[SA_PROJECTIONS], *bias[SA_PROJECTIONS];
     const void *norm_weight, *norm_bias; /* (d,) */
@@ -23,19 +23,19 @@ typedef struct {
     const void *positions; /* (longest or more, d) */
     const sa_embedding_block *block;
     const int64_t *ids;    /* (tokens,), each in 0 … vocabulary − 1 */
-    const int64_t *starts; /* (sentences + 1,), from 0 to tokens, each sentence of 1 … longest tokens */
+    const int64_t *starts; /* (sentences + 1,), from 0 to tokens; a sentence has 1 … longest tokens */
 } sa_embedding;
 
-/* How a call is cut up. Threads share out parts, or where those are few the tasks of every phase; bits depend on neither. */
+/* How a call is cut up. Threads share out parts or, where those are few, tasks. Bits depend on neither. */
 typedef struct {
     bool keep;
     bool by_parts;
-    ptrdiff_t parts, part_rows; /* the most rows of a part */
-    ptrdiff_t product_rows;     /* rows of one task of a product with weights */
-    ptrdiff_t product_shares;   /* into how many tasks its columns are cut, at most; 0: into as many as can be */
-    ptrdiff_t attend_rows;      /* queries of one task of attention */
+    ptrdiff_t parts, part_rows; /* the most of a part */
+    ptrdiff_t product_rows;     /* of one task */
+    ptrdiff_t product_shares;   /* the most cuts of its columns; 0: any */
+    ptrdiff_t attend_rows;      /* queries of one task */
     int threads;
-    size_t saved_bytes;   /* what the backward pass reads; 0 unless it is kept */
+    size_t saved_bytes;   /* what backward reads; 0 unless kept */
     size_t shared_bytes;  /* once */
     size_t scratch_bytes; /* for each thread */
 } sa_embedding_plan;
@@ -43,11 +43,10 @@ typedef struct {
 /* keep: a backward pass will follow. */
 sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threads, sa_embedding_plan *plan);
 
-/* out: (sentences, d). saved: plan.saved_bytes; scratch: plan.shared_bytes + plan.threads × plan.scratch_bytes; all 64-byte
- * aligned. */
+/* saved: plan.saved_bytes; scratch: plan.shared_bytes + plan.threads × plan.scratch_bytes; all 64-byte aligned. */
 void sa_embedding_forward(const sa_embedding *e, const sa_embedding_plan *plan, void *out, void *saved, void *scratch);
 
-/* Where gradients go: arrays like the parameters, written whole. */
+/* Gradients: arrays like the parameters, written whole. */
 typedef struct {
     void *weight[SA_PROJECTIONS], *bias[SA_PROJECTIONS], *norm_weight, *norm_bias;
 } sa_embedding_block_gradients;
@@ -60,7 +59,7 @@ typedef struct {
 
 sa_status sa_embedding_plan_backward(const sa_embedding *e, int max_threads, sa_embedding_plan *plan);
 
-/* saved: as the forward call left it; it is only read. The parameters must be what they were then. */
+/* saved is as the forward call left it, and stays so. Parameters must not have changed. */
 void sa_embedding_backward(const sa_embedding *e, const sa_embedding_gradients *g, const sa_embedding_plan *plan,
                            const void *saved, void *scratch);
 

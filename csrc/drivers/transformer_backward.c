@@ -1,16 +1,16 @@
-/* Driver of the embedding model's backward pass: phases over all sentences, each the derivative of one in transformer.c. The gradient of a
- * parameter is one sum in the order of the tokens, by the one task that owns its rows or columns. */
+/* Driver of the embedding model's backward pass: each phase is the derivative of one in transformer.c, over all
+ * sentences. One task sums each parameter gradient, in the order of tokens. */
 #include <string.h>
 
 #include "drivers/transformer_tasks.h"
 #include "runtime/threads.h"
 
-/* How many ranges of ids share out the table's gradient. */
+/* Ranges of ids that share out the table's gradient. */
 #define SA_TABLE_PARTS 16
 
 static ptrdiff_t panels_of(const sa_embedding *e) { return sa_ceil_div(e->d, sa_kernels_for(e->f64)->block_rows); }
 
-/* ---- out = mean of the rows:  dy = dout/length --------------------------------------------------------------------------- */
+/* out = mean of the rows:  dy = dout/length */
 
 static void spread(const sa_embedding_part *p, ptrdiff_t t) {
     const sa_embedding *e = p->e;
@@ -19,7 +19,7 @@ static void spread(const sa_embedding_part *p, ptrdiff_t t) {
                                    e->d, p->dy + sa_embedding_bytes(e, start * e->d));
 }
 
-/* ---- y = LayerNorm(s):  ds ---------------------------------------------------------------------------------------------- */
+/* y = LayerNorm(s):  ds */
 
 static void norm(const sa_embedding_part *p, ptrdiff_t t) {
     const sa_embedding *e = p->e;
@@ -33,7 +33,7 @@ static void norm(const sa_embedding_part *p, ptrdiff_t t) {
     sa_kernels_for(e->f64)->norm_backward(&n, p->dy + at, p->ds + at);
 }
 
-/* ---- the table's gradient begins with zeros ------------------------------------------------------------------------------ */
+/* The table's gradient begins with zeros. */
 
 static ptrdiff_t count_table(const sa_embedding_part *p) {
     return sa_smaller(p->plan->threads == 1 ? 1 : SA_TABLE_PARTS, p->e->vocabulary);
@@ -49,11 +49,11 @@ static void clear_table(const sa_embedding_part *p, ptrdiff_t t) {
     memset((char *)p->g->table + from * row_bytes, 0, (size_t)((to - from) * row_bytes));
 }
 
-/* ---- s = x + attention(q, k, v):  dq, dk, dv of one head of one sentence ---------------------------------------------- */
+/* s = x + attention(q, k, v):  dq, dk, dv of one head of one sentence */
 
 static ptrdiff_t attention_tasks(const sa_embedding_part *p) { return p->e->sentences * p->e->block[p->block].heads; }
 
-/* Three sentences leave one of two threads waiting: it clears the table meanwhile. */
+/* Few sentences leave threads idle: they clear the table meanwhile. */
 static ptrdiff_t count_attention(const sa_embedding_part *p) {
     return attention_tasks(p) + (p->block == 0 ? count_table(p) : 0);
 }
@@ -69,7 +69,7 @@ static void attention(const sa_embedding_part *p, ptrdiff_t t) {
     const ptrdiff_t at = sa_embedding_bytes(e, start * e->d + head * width);
     const size_t row_bytes = (size_t)sa_embedding_bytes(e, width), rows_bytes = (size_t)length * row_bytes;
     const size_t taken = sa_embedding_array(e, length, width);
-    char *dkey = p->scratch, *dvalue = dkey + taken; /* the kernel adds to rows that lie together */
+    char *dkey = p->scratch, *dvalue = dkey + taken; /* the kernel adds to contiguous rows */
     const sa_embedding_frame f = sa_embedding_frame_of(p);
     sa_attention a;
     sa_embedding_attention(e, p->block, &f, start, length, head, &a);
@@ -107,7 +107,7 @@ static size_t attention_scratch(const sa_embedding *e) {
     return most + sa_embedding_array(e, e->longest, 1);
 }
 
-/* ---- q = x·Wᵀ + b, k and v likewise:  dx = ds + Σ dq·W,  dW = dqᵀ·x,  db = Σ dq --------------------------------------- */
+/* q = x·Wᵀ + b, likewise k, v:  dx = ds + Σ dq·W,  dW = dqᵀ·x,  db = Σ dq */
 
 static ptrdiff_t input_shares(const sa_embedding_part *p) {
     return sa_embedding_shares(p->plan, sa_ceil_div(p->e->d, sa_embedding_unit(p->e)));
@@ -137,7 +137,7 @@ static void input_gradient(const sa_embedding_part *p, ptrdiff_t t) {
     }
 }
 
-/* Groups of rows of the three weights' gradients. */
+/* Groups of rows of the three dW. */
 static ptrdiff_t weight_groups(const sa_embedding *e) { return SA_PROJECTIONS * sa_ceil_div(e->d, SA_WEIGHT_ROWS); }
 
 static ptrdiff_t weight_tasks(const sa_embedding_part *p) {
@@ -145,7 +145,7 @@ static ptrdiff_t weight_tasks(const sa_embedding_part *p) {
     return sa_embedding_splits(p->e) ? sa_smaller(p->plan->threads, groups) : groups;
 }
 
-/* The tokens from `from` on of group number `group`. */
+/* One group, tokens from `from` on. */
 static void weight_gradient(const sa_embedding_part *p, ptrdiff_t group, ptrdiff_t from, bool again) {
     const sa_embedding *e = p->e;
     const ptrdiff_t which = group % SA_PROJECTIONS, row = group / SA_PROJECTIONS * SA_WEIGHT_ROWS;
@@ -175,7 +175,7 @@ static void weight_gradients(const sa_embedding_part *p, ptrdiff_t t) {
     } while (from < p->e->tokens);
 }
 
-/* The LayerNorm's are here too, as the rows of dy are still there:  d weight = Σ dy·unit,  d bias = Σ dy. */
+/* And the LayerNorm's, while dy is there:  d weight = Σ dy·unit,  d bias = Σ dy. */
 static ptrdiff_t count_parameters(const sa_embedding_part *p) {
     return weight_tasks(p) + (SA_PROJECTIONS + 1) * panels_of(p->e);
 }
@@ -201,9 +201,8 @@ static void parameter_gradients(const sa_embedding_part *p, ptrdiff_t t) {
     }
 }
 
-/* ---- x = table[ids] + positions:  the rows of an id add up -------------------------------------------------------------- */
+/* x = table[ids] + positions:  a task adds up the rows of a range of ids. */
 
-/* A task owns a range of ids. */
 static void table(const sa_embedding_part *p, ptrdiff_t t) {
     const sa_embedding *e = p->e;
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
@@ -214,8 +213,6 @@ static void table(const sa_embedding_part *p, ptrdiff_t t) {
         }
     }
 }
-
-/* ---- running --------------------------------------------------------------------------------------------------------- */
 
 static void run(void *call, int thread, int team) {
     sa_embedding_part p = *(const sa_embedding_part *)call;

@@ -1,14 +1,12 @@
-/* Driver of attention over ragged batches, forward and backward. A thread has a copy of the call's description, set to one sequence at a
- * time: that sequence is then an ordinary call, and its tasks are those of attention.c and attention_backward.c. The tasks of all
- * sequences make one list for all threads, the dearest first, so that what is left for the end is cheap. */
+/* Driver of attention over ragged batches. Each thread sets its copy of the call to one sequence at a time, an ordinary
+ * call whose tasks are those of attention.c and attention_backward.c. All threads share one list of tasks, the dearest
+ * first. */
 #include "drivers/varlen.h"
 
 #include <stdlib.h>
 
 #include "drivers/attention.h"
 #include "runtime/threads.h"
-
-/* ---- one sequence ----------------------------------------------------------------------------------------------------- */
 
 static ptrdiff_t begin(const int64_t *offsets, ptrdiff_t s) { return (ptrdiff_t)offsets[s]; }
 
@@ -44,7 +42,7 @@ static void set_to_sequence(const sa_varlen *v, ptrdiff_t s, sa_attention *a) {
     }
 }
 
-/* The same for the gradients, whose g->a is the copy above. */
+/* The same for gradients, whose g->a is that copy. */
 static void set_gradients_to_sequence(const sa_varlen_gradients *vg, ptrdiff_t s, sa_attention_gradients *g) {
     const sa_attention_gradients *p = vg->packed;
     const ptrdiff_t row = begin(vg->v->begin_q, s), key = begin(vg->v->begin_k, s);
@@ -65,9 +63,7 @@ static void set_gradients_to_sequence(const sa_varlen_gradients *vg, ptrdiff_t s
     g->only_steps = true;
 }
 
-/* ---- the order of work -------------------------------------------------------------------------------------------------- */
-
-/* More steps first, so that the sequences of each step of the rotation are the first ones; then the dearest tasks. */
+/* More steps first: each step's sequences are then a prefix. Then the dearest tasks. */
 static int compare_items(const void *x, const void *y) {
     const sa_varlen_item *a = x, *b = y;
     if (a->steps != b->steps) {
@@ -79,7 +75,7 @@ static int compare_items(const void *x, const void *y) {
     return a->sequence < b->sequence ? -1 : 1;
 }
 
-/* Sorts the items, whose `before` and `partial` hold their own counts, and adds those up. */
+/* Sorts the items, and turns the counts in `before` and `partial` into sums. */
 static bool put_in_order(sa_varlen_plan *plan, ptrdiff_t n) {
     qsort(plan->items, (size_t)n, sizeof *plan->items, compare_items);
     for (ptrdiff_t i = 0; i < n; ++i) {
@@ -100,7 +96,7 @@ static bool put_in_order(sa_varlen_plan *plan, ptrdiff_t n) {
     return true;
 }
 
-/* The item whose task of this kind number t is: the last one with no more than t before it. */
+/* The item of task t of a kind: the last with no more than t before it. */
 static const sa_varlen_item *item_of(const sa_varlen_plan *plan, ptrdiff_t n, int kind, ptrdiff_t t) {
     ptrdiff_t first = 0, end = n;
     while (end - first > 1) {
@@ -116,8 +112,6 @@ static const sa_varlen_item *item_of(const sa_varlen_plan *plan, ptrdiff_t n, in
 
 static double smaller(double a, double b) { return a < b ? a : b; }
 
-/* ---- running ------------------------------------------------------------------------------------------------------------ */
-
 typedef struct {
     const sa_varlen *v;
     const sa_varlen_gradients *vg; /* backward */
@@ -125,8 +119,7 @@ typedef struct {
     char *scratch, *partial;
 } varlen_run;
 
-/* What a thread is at: tasks of one kind, in backward of one step of the rotation. Tasks of a sequence follow one another, so the
- * description of a sequence is seldom set anew. */
+/* A thread's state. Tasks of a sequence follow one another, so it is seldom set anew. */
 typedef struct {
     const varlen_run *run;
     char *scratch;
@@ -151,7 +144,7 @@ static void begin_thread(const varlen_run *run, int thread, varlen_thread *at) {
     }
 }
 
-/* Every thread runs its share of the tasks of a kind, and waits for the others'. */
+/* Runs all tasks of a kind; returns when every thread has. */
 static void run_kind(varlen_thread *at, int team, int kind, ptrdiff_t step, ptrdiff_t tasks, sa_task *task) {
     at->kind = kind;
     at->step = step;
@@ -159,7 +152,7 @@ static void run_kind(varlen_thread *at, int team, int kind, ptrdiff_t step, ptrd
     sa_wait_for_team(team);
 }
 
-/* ---- forward ------------------------------------------------------------------------------------------------------------ */
+/* ---- forward ---- */
 
 enum { BLOCKS, MERGES };
 
@@ -204,7 +197,7 @@ static void forward_task(void *call, ptrdiff_t t) {
         at->sequence = item->sequence;
         at->held = (sa_held){.keys = -1};
         set_to_sequence(run->v, item->sequence, &at->a);
-        sa_attention_make_plan(&at->a, 1, &at->plan); /* went well before */
+        sa_attention_make_plan(&at->a, 1, &at->plan); /* succeeded before */
         at->plan.large = run->plan->large;
     }
     if (at->kind == BLOCKS) {
@@ -214,8 +207,7 @@ static void forward_task(void *call, ptrdiff_t t) {
     }
 }
 
-/* Independent: a task writes its own rows, or its own partial result, and a merge its own rows; all partial results are finished before
- * the first merge. */
+/* Independent: a task writes its own rows or partial result. Merges wait for all partial results. */
 static void run_forward(void *call, int thread, int team) {
     const varlen_run *run = call;
     varlen_thread at;
@@ -231,7 +223,7 @@ sa_status sa_varlen_forward(const sa_varlen *v, const sa_varlen_plan *plan, void
     return sa_cancelled(v->packed) ? SA_CANCELLED : SA_OK;
 }
 
-/* ---- backward ----------------------------------------------------------------------------------------------------------- */
+/* ---- backward ---- */
 
 enum { DELTAS, RANGES, MASKS };
 
@@ -280,7 +272,7 @@ static void backward_task(void *call, ptrdiff_t t) {
         at->sequence = item->sequence;
         set_to_sequence(run->v, item->sequence, &at->a);
         set_gradients_to_sequence(run->vg, item->sequence, &at->g);
-        sa_attention_plan_backward(&at->g, 1, &at->backward); /* went well before */
+        sa_attention_plan_backward(&at->g, 1, &at->backward); /* succeeded before */
         at->backward.large = run->plan->large;
         at->mask = sa_plan_mask(&at->g, &at->backward);
     }
@@ -292,7 +284,7 @@ static void backward_task(void *call, ptrdiff_t t) {
     }
 }
 
-/* How many tasks step number `step` of the rotation has: those of the sequences with more steps, which come first. */
+/* Tasks of one step, of the sequences that have so many. */
 static ptrdiff_t tasks_of_step(const sa_varlen_plan *plan, ptrdiff_t n, ptrdiff_t step) {
     ptrdiff_t first = 0, end = n;
     while (first < end) {
@@ -306,7 +298,7 @@ static ptrdiff_t tasks_of_step(const sa_varlen_plan *plan, ptrdiff_t n, ptrdiff_
     return first == n ? plan->tasks[RANGES] : plan->items[first].before[RANGES];
 }
 
-/* Independent, as in attention_backward.c: no two tasks of a sequence and step share what they write, and sequences share nothing. */
+/* Independent, as in attention_backward.c; sequences share no output. */
 static void run_backward(void *call, int thread, int team) {
     const varlen_run *run = call;
     const sa_varlen_plan *plan = run->plan;

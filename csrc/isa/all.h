@@ -1,4 +1,4 @@
-/* One instruction set: all kernels for both element types, and their table. Included by the file of the set, after its verbs. */
+/* All kernels of one instruction set for both element types, and their table. Its file includes this after its verbs. */
 #include "simd/philox.h"
 #include "kernels/transformer/checksum.h"
 #include "kernels/rowops/narrow.h"

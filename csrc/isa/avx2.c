@@ -1,4 +1,4 @@
-/* The AVX2 + FMA kernels: names the instruction set, then includes the kernels. */
+/* The AVX2 + FMA kernels. */
 #include "simd/common.h"
 #if defined(__x86_64__)
 #if defined(__clang__)
@@ -7,7 +7,7 @@
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,no-avx512f")
-#include <immintrin.h> /* after the pragma: with -march=native before it, GCC would not inline its functions */
+#include <immintrin.h> /* after the pragma, or -march=native keeps GCC from inlining it */
 #endif
 #define SA_ISA avx2
 #include "simd/avx2.h"

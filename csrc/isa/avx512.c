@@ -1,14 +1,14 @@
-/* The AVX-512 kernels: names the instruction set, then includes the kernels. */
+/* The AVX-512 kernels. */
 #include "simd/common.h"
 #if defined(__x86_64__)
-#if defined(SA_EMULATED) /* csrc/tests/emulated */
+#if defined(SA_EMULATED)
 #elif defined(__clang__)
 #include <immintrin.h>
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
-#include <immintrin.h> /* after the pragma: with -march=native before it, GCC would not inline its functions */
+#include <immintrin.h> /* after the pragma, or -march=native keeps GCC from inlining it */
 #endif
 #define SA_ISA avx512
 #include "simd/avx512.h"

@@ -1,5 +1,4 @@
-/* What a file of other products beside AVX-512's kernels includes after its verbs: the types and inline functions of float32's
- * attention. What is compiled once is in isa/avx512.c. */
+/* For files with other products beside AVX-512's kernels: types and inline functions of float32's attention. */
 #include "isa/table.h"
 #include "kernels/attention/prefetch.h"
 

@@ -1,7 +1,7 @@
-/* AVX-512 with dot products of bfloat16: attention by those where arrays are of that type, and all else of isa/avx512.c. */
+/* AVX-512 with bfloat16 dot products, for attention on bfloat16 arrays; all else is isa/avx512.c's. */
 #include "simd/common.h"
 #if defined(__x86_64__)
-#if defined(SA_EMULATED) /* csrc/tests/emulated */
+#if defined(SA_EMULATED)
 #elif defined(__clang__)
 #include <immintrin.h>
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"))),           \
@@ -9,7 +9,7 @@
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,prefer-vector-width=512")
-#include <immintrin.h> /* after the pragma: with -march=native before it, GCC would not inline its functions */
+#include <immintrin.h> /* after the pragma, or -march=native keeps GCC from inlining it */
 #endif
 #define SA_ISA avx512
 #include "simd/avx512.h"

@@ -1,4 +1,4 @@
-/* The x86-64 baseline (SSE2) kernels, which every 64-bit x86 runs. */
+/* The x86-64 baseline (SSE2) kernels. */
 #include "simd/common.h"
 #if defined(__x86_64__)
 #if defined(__clang__)
@@ -7,7 +7,7 @@
 #else
 #pragma GCC push_options
 #pragma GCC target("no-sse3,no-avx")
-#include <emmintrin.h> /* after the pragma: with -march=native before it, GCC would not inline its functions */
+#include <emmintrin.h> /* after the pragma, or -march=native keeps GCC from inlining it */
 #endif
 #define SA_ISA baseline
 #define SA_VEC128_SSE2

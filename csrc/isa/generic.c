@@ -1,4 +1,4 @@
-/* The kernels in plain C, for any CPU: the compiler lowers the 16-byte vectors to what the target has. */
+/* The kernels in plain C, for any CPU. */
 #include "simd/common.h"
 #define SA_ISA generic
 #define SA_VEC128_REGISTERS 16

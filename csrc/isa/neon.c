@@ -1,4 +1,4 @@
-/* The NEON kernels: every aarch64 has it, so no target pragma is needed. */
+/* The NEON kernels, for every aarch64. */
 #include "simd/common.h"
 #if defined(__aarch64__)
 #include <arm_neon.h>

@@ -1,5 +1,5 @@
-/* The table of an instruction set: the names of its entries, once, and from them declarations and initialisers. Attention and
- * products of matrices may be another set's than the rest, as those of amx and avx512bf16 stand beside avx512's. */
+/* The table of an instruction set: its entries, declared and filled. Attention and products may be another set's, as
+ * amx's are beside avx512's. */
 
 #define SA_ATTENTION_ENTRIES(X, dtype, isa)                                                                                    \
     X(attention_scratch, dtype, isa)                                                                                           \
@@ -43,7 +43,6 @@
     X(SA_GELU_BACKWARD, gelu_backward, dtype, isa)                                                                             \
     X(SA_GELU_TANH_BACKWARD, gelu_tanh_backward, dtype, isa)
 
-/* What is of an entry's type, and what fills it. */
 #define SA_DECLARE_ENTRY(name, dtype, isa) extern __typeof__(*((sa_real_kernels *)0)->name) SA_PASTE4(sa_, name, dtype, isa);
 #define SA_DECLARE_ROWS(kind, name, dtype, isa)                                                                                \
     extern __typeof__(*((sa_real_kernels *)0)->rows[0]) SA_PASTE4(sa_, SA_PASTE(name, _rows), dtype, isa);
@@ -81,6 +80,5 @@
 #define SA_STRING_(x) #x
 #define SA_STRING(x) SA_STRING_(x)
 
-/* What is of no element type. */
 #define SA_FILL_REST(isa)                                                                                                      \
     .checksum = SA_PASTE(sa_checksum_, isa), .narrow = SA_PASTE(sa_narrow_, isa), .read_loop = SA_PASTE(sa_read_loop_, isa)

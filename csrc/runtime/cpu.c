@@ -1,5 +1,5 @@
-/* Owns what this CPU and this operating system can run. */
-#define _GNU_SOURCE /* syscall */
+/* What this CPU and operating system can run. */
+#define _GNU_SOURCE
 #include "runtime/cpu.h"
 
 #include <string.h>
@@ -16,7 +16,7 @@ typedef struct {
     unsigned eax, ebx, ecx, edx;
 } registers;
 
-/* Zeros for a leaf that the CPU does not have. */
+/* Zeros for a leaf that the CPU lacks. */
 static registers cpuid(unsigned leaf, unsigned part) {
     registers r = {0, 0, 0, 0};
     __get_cpuid_count(leaf, part, &r.eax, &r.ebx, &r.ecx, &r.edx);
@@ -25,7 +25,7 @@ static registers cpuid(unsigned leaf, unsigned part) {
 
 static bool has_all(unsigned bits, unsigned needed) { return (bits & needed) == needed; }
 
-/* Whether the operating system saves these register states (XCR0): a CPU may have AVX-512 and the system not. */
+/* Whether the operating system saves these register states (XCR0). */
 static bool saves(unsigned states) {
     if (!has_all(cpuid(1, 0).ecx, 1u << 27)) { /* OSXSAVE */
         return false;
@@ -45,14 +45,14 @@ static bool has_avx512(void) {
     return has_avx2() && saves(0xe6) && has_all(cpuid(7, 0).ebx, f | dq | bw | vl); /* also masks, and all of ZMM */
 }
 
-/* AVX512_BF16 on AMD's CPUs: on Intel's a dot product of it is slower than multiply-adds. */
+/* AMD only: Intel's are slower than multiply-adds. */
 static bool has_avx512bf16(void) {
     const registers name = cpuid(0, 0);
     const bool amd = name.ebx == signature_AMD_ebx && name.edx == signature_AMD_edx && name.ecx == signature_AMD_ecx;
     return amd && has_avx512() && has_all(cpuid(7, 1).eax, 1u << 5);
 }
 
-/* AMX with bfloat16. A process has to ask Linux for the tiles once, for all its threads; the answer does not change. */
+/* AMX with bfloat16. A process asks Linux for the tiles once, for all threads; the answer does not change. */
 static bool has_amx(void) {
 #if defined(__linux__)
     const unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24;
@@ -79,5 +79,5 @@ bool sa_cpu_runs(const char *isa) {
 #else
     (void)isa;
 #endif
-    return true; /* what needs nothing beyond the architecture that this was built for */
+    return true; /* the architecture suffices */
 }

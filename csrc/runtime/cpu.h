@@ -1,4 +1,4 @@
-/* Which instruction sets this CPU and OS can run. Internal to csrc/. */
+/* Which instruction sets this CPU and OS can run. */
 #ifndef SA_CPU_H
 #define SA_CPU_H
 

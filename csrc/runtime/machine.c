@@ -1,4 +1,4 @@
-/* Driver of the loops that measure this machine's limits (kernels/runtime/limits.h). */
+/* Runs the loops of kernels/runtime/limits.h. */
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L
 #endif
@@ -13,12 +13,12 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Every thread runs alone for the same time, so that waiting for one another is not measured. The best slice counts. */
+/* Threads run apart for the same time, so none waits. The best slice counts. */
 double sa_measure_flops(bool f64, int threads, double seconds) {
     const sa_kernels *kernels = sa_kernels_active();
     double (*const loop)(ptrdiff_t) = f64 ? kernels->f64.fma_loop : kernels->f32.fma_loop;
     double total = 0;
-    (void)threads; /* without OpenMP there is one */
+    (void)threads;
     sa_region_enter();
 #pragma omp parallel num_threads(threads) reduction(+ : total)
     {
@@ -35,7 +35,7 @@ double sa_measure_flops(bool f64, int threads, double seconds) {
     return total;
 }
 
-/* Each thread reads its own share of data, again and again; the best pass counts. */
+/* Each thread reads its own share again and again; the best pass counts. */
 double sa_measure_read(const void *data, size_t bytes, int threads, double seconds) {
     const sa_kernels *kernels = sa_kernels_active();
     const size_t share = bytes / (size_t)threads;
@@ -46,14 +46,14 @@ double sa_measure_read(const void *data, size_t bytes, int threads, double secon
     do {
         const double start = now();
 #pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(^ : all)
-        for (int t = 0; t < threads; ++t) { /* independent: each reads its own share */
+        for (int t = 0; t < threads; ++t) { /* independent: own shares */
             all ^= kernels->read_loop((const char *)data + (size_t)t * share, share);
         }
         const double rate = (double)(share * (size_t)threads) / (now() - start);
         best = rate > best ? rate : best;
     } while (now() < end);
     sa_region_leave();
-    volatile uint64_t sink = all; /* the reads have to happen */
+    volatile uint64_t sink = all; /* keeps the reads */
     (void)sink;
     return best;
 }

@@ -1,6 +1,6 @@
-/* Owns the number of threads, parallel regions, and what fork() needs. What runs in a region is the drivers'. */
+/* The number of threads, parallel regions, and fork(). */
 #if !defined(_GNU_SOURCE)
-#define _GNU_SOURCE /* for the lock that prefers writers */
+#define _GNU_SOURCE /* the lock that prefers writers */
 #endif
 #include "runtime/threads.h"
 
@@ -13,7 +13,7 @@
 
 #include "selfattn.h"
 
-/* The number asked for by sa_set_num_threads (0: none), and what OpenMP said at that time. */
+/* What sa_set_num_threads was given (0: nothing), and what OpenMP said then. */
 static atomic_int chosen_threads, openmp_then;
 
 static int openmp_threads(void) {
@@ -24,7 +24,7 @@ static int openmp_threads(void) {
 #endif
 }
 
-/* The number set here, unless OpenMP's own limit was lowered after that (threadpoolctl does so): then the smaller one. */
+/* The number set here, or OpenMP's own if that was lowered since, as threadpoolctl does. */
 int sa_get_num_threads(void) {
     const int chosen = atomic_load(&chosen_threads), now = openmp_threads();
     if (chosen == 0) {
@@ -66,7 +66,7 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     sa_region_leave();
 }
 
-/* A team of one may run inside a region of others, whose loops and barriers are not its own. */
+/* A team of one may be inside another's region, whose barriers are not its own. */
 void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call) {
     if (team > 1) {
 #pragma omp for schedule(dynamic, 1) nowait
@@ -86,10 +86,9 @@ void sa_wait_for_team(int team) {
     }
 }
 
-/* libgomp's pool of threads does not survive fork(), but the child believes that it does and hangs in its first parallel region. So the
- * forking thread gives its pool back before the fork; parent and child build new ones when they need them. Pools of other threads need
- * nothing: they don't exist in the child. A fork waits for running regions, one of which may hold a lock of the OpenMP library. Who forks
- * in Python holds the GIL while it waits: a region that takes the GIL must pause before it does. */
+/* libgomp's threads do not survive fork(), and a child that expects them hangs. So the forking thread gives its pool
+ * back; parent and child build new ones. A fork waits for running regions, as one may hold a lock of OpenMP. In Python
+ * the forking thread holds the GIL: a region must pause before it takes the GIL. */
 #if defined(PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP)
 #define FRESH_LOCK PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP /* threads that compute in turn can't starve a fork */
 #else
@@ -97,7 +96,7 @@ void sa_wait_for_team(int team) {
 #endif
 static pthread_rwlock_t region_lock = FRESH_LOCK;
 
-/* How many regions this thread is in: more than one when a signal's handler computes in the midst of a call. */
+/* The regions this thread is in: several if a signal's handler computes amid a call. */
 static _Thread_local int depth;
 
 void sa_region_enter(void) {
@@ -129,13 +128,13 @@ void sa_region_resume(int paused) {
 }
 
 #if defined(_OPENMP)
-/* libgomp has omp_pause_resource_all since GCC 9, beside an _OPENMP that still says 4.5: that macro alone will not do. */
+/* GCC 9's libgomp has omp_pause_resource_all, but _OPENMP says 4.5. */
 #if _OPENMP < 201811 && (defined(__clang__) || __GNUC__ < 9)
 #error "this compiler's OpenMP cannot give its threads back before fork(): GCC 9 or Clang 11, or later, is needed"
 #endif
 
-/* A signal's handler in C may fork amid a region, to run another program: it must not wait for itself. (Those in Python run while the
- * region is paused.) */
+/* A signal's handler in C may fork amid a region: it must not wait for itself. Python's handlers run while the region is
+ * paused. */
 static void before_fork(void) {
     if (depth == 0) {
         pthread_rwlock_wrlock(&region_lock);
@@ -150,13 +149,13 @@ static void after_fork_parent(void) {
 }
 
 static void after_fork_child(void) {
-    /* The lock's owner is this thread, but its bookkeeping may name the parent's: start afresh. */
+    /* This thread owns the lock, but its state may name the parent's. */
     static const pthread_rwlock_t fresh = FRESH_LOCK;
     region_lock = fresh;
 }
 
-/* LLVM's libomp, which Clang links and conda puts in libgomp's place, has fork handlers of its own. Ours would run after they took the locks
- * that running regions need, and wait for ever. This function tells: libgomp lacks it. */
+/* LLVM's libomp (Clang, conda) has fork handlers of its own, which take locks before ours run: regions would wait for
+ * ever. Only it has this function. */
 int kmp_get_blocktime(void);
 #pragma weak kmp_get_blocktime
 
@@ -167,7 +166,7 @@ __attribute__((constructor)) static void register_fork_handlers(void) {
 }
 #endif
 
-/* Waits are short, unless there are more threads than processors: then the one that is waited for needs ours. */
+/* Spin briefly: the thread that is waited for may need this processor. */
 #define SPINS 2000
 
 void sa_wait_for(const ptrdiff_t *count, ptrdiff_t least) {

@@ -1,9 +1,9 @@
-/* The matrix unit of x86-64 (AMX with bfloat16), beside the verbs of simd/avx512.h. It has eight registers t of 16 rows of 64
- * bytes; dot adds to the 16×16 float32 of c the product of the 16×32 bfloat16 of a with those of b, whose rows hold 16 pairs:
+/* AMX with bfloat16, beside the verbs of simd/avx512.h. Eight registers t have 16 rows of 64 bytes. dot adds to the 16×16
+ * float32 of c the product of a's 16×32 bfloat16 and b's, whose rows hold 16 pairs:
  *
  *     c[i][l] += Σ_k a[i][2k]·b[k][l].first + a[i][2k+1]·b[k][l].second
  *
- * Each of the two sums is made of fused steps from zero on and both are added to c; results below 2^−126 become 0. */
+ * Each of the two sums is fused from zero on, then joins c; results below 2^−126 become 0. */
 #define SA_HAS_TILES 1
 
 #define SA_TILE_ZERO(t) _tile_zero(t)
@@ -11,7 +11,7 @@
 #define SA_TILE_STORE(t, to, stride) _tile_stored(t, to, stride)
 #define SA_TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
 
-/* Compilers take the tile instructions for code that does not touch memory. */
+/* Compilers think that tile instructions leave memory alone. */
 #define SA_TILE_FENCE() __asm__ volatile("" ::: "memory")
 
 typedef struct {
@@ -27,7 +27,7 @@ SA_VERB void sa_tiles_open(void) {
     SA_TILE_FENCE();
     _tile_loadconfig(&sa_whole_tiles);
 }
-/* For `few` queries, 1, 2 or 4: the registers of kernels/decode/amx.h. */
+/* 1, 2 or 4 queries: the registers of kernels/decode/amx.h. */
 SA_VERB void sa_few_tiles_open(int few) {
     const uint16_t words = (uint16_t)(4 * few);
     const uint8_t weights = (uint8_t)(4 * few);
@@ -39,11 +39,11 @@ SA_VERB void sa_few_tiles_open(int few) {
 }
 SA_VERB void sa_tiles_close(void) { _tile_release(); }
 
-/* The unit falls asleep after half a microsecond without work, and is slow to wake. Long passes of other work give it something to
- * do, on tiles that hold nothing: at least once in 500 cycles. */
+/* Idle, the unit soon falls asleep and wakes slowly. Long passes of other work call this every 500 cycles; the tiles hold
+ * nothing. */
 SA_VERB void sa_tiles_stay_awake(void) { _tile_dpbf16ps(0, 4, 6); }
 
-/* While on, results that are subnormal become 0 at once: each would cost over a hundred cycles. Returns the state before. */
+/* From here on subnormal results, which are slow, become 0. Returns the state before. */
 SA_VERB unsigned sa_flush_subnormals(void) {
     const unsigned before = _mm_getcsr();
     _mm_setcsr(before | 0x8040);
@@ -51,17 +51,17 @@ SA_VERB unsigned sa_flush_subnormals(void) {
 }
 SA_VERB void sa_restore_subnormals(unsigned before) { _mm_setcsr(before); }
 
-/* What vf32_store_bf16_pairs cuts off of this is the bfloat16 nearest to x (ties away from zero). As in the next two, x is finite
- * and below 2^127. */
+/* Cut off by vf32_store_bf16_pairs, this is the nearest bfloat16, ties away from zero. Here and below, x is finite and
+ * below 2^127. */
 SA_VERB vf32 vf32_bf16_half_up(vf32 x) {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000)));
 }
-/* The bfloat16 next to x towards zero, and the nearest. */
+/* Rounded to bfloat16. */
 SA_VERB vf32 vf32_bf16_towards_zero(vf32 x) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(-0x10000)));
 }
 SA_VERB vf32 vf32_bf16_nearest(vf32 x) { return vf32_bf16_towards_zero(vf32_bf16_half_up(x)); }
-/* Neither 0 nor of a magnitude from 2^least to 2^most; true for NaN. */
+/* Neither 0 nor of magnitude 2^least to 2^most; true for NaN. */
 SA_VERB mf32 vf32_beyond(vf32 x, int least, int most) {
     const __m512i from = _mm512_set1_epi32((127 + least) << 23), span = _mm512_set1_epi32((most - least) << 23);
     const __m512i above = _mm512_sub_epi32(_mm512_castps_si512(_mm512_abs_ps(x)), from);
@@ -69,7 +69,7 @@ SA_VERB mf32 vf32_beyond(vf32 x, int least, int most) {
 }
 SA_VERB mf32 vf32_either(mf32 a, mf32 b) { return (mf32)(a | b); }
 
-/* The first and the second of each of 16 pairs of float16. */
+/* The first and the second of 16 pairs of float16. */
 SA_VERB vf32 vf32_low_f16(vf32 pairs) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_castps_si512(pairs))); }
 SA_VERB vf32 vf32_high_f16(vf32 pairs) {
     return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(pairs), 16)));
@@ -79,7 +79,7 @@ SA_VERB int vf32_f16_not_finite(vf32 pairs) {
     return _mm512_cmpge_epu16_mask(magnitude, _mm512_set1_epi16(0x7c00)) != 0;
 }
 
-/* a·2^⌊n⌋; with flush_subnormals 0 where that is below 2^−126. */
+/* a·2^⌊n⌋; with flush_subnormals 0 below 2^−126. */
 SA_VERB vf32 vf32_scalef(vf32 a, vf32 n) { return _mm512_scalef_ps(a, n); }
 
 /* The pairs (a[i], b[i]) as bfloat16, cut off: 64 bytes. */

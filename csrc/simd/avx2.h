@@ -1,9 +1,8 @@
-/* Vector verbs for AVX2 with FMA. The list of verbs and what each promises: kernels/README.md.
- * 256-bit vectors, 16 registers: tiles of 4 rows by 3 vectors keep 12 accumulators. A lane mask is a vector of all-ones or
+/* Vector verbs for AVX2 with FMA; kernels/README.md lists them and their promises. A lane mask is a vector of all-ones or
  * all-zeros lanes. */
 #define SA_FMA_IS_FUSED 1
 #define SA_VECTOR_REGISTERS 16
-/* Keeps a loaded vector in its register: GCC would rather load it once more for its second use, and two loads a cycle are all there are. */
+/* Keeps a loaded vector in its register: GCC would load it again, and loads are scarce. */
 #define SA_HOLD(vector) __asm__("" : "+x"(vector))
 
 typedef __m256 vf32;
@@ -52,7 +51,7 @@ SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 8, 1, 9, 2
 SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
 SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
-/* 24 shuffles, 8 of them across the halves, where zips take 48 and 24. */
+/* Fewer shuffles than zips. */
 #define SA_HAS_TRANSPOSE 1
 SA_VERB void vf32_transpose(vf32 *a) {
     __m256 b[8];
@@ -71,7 +70,7 @@ SA_VERB void vf32_transpose(vf32 *a) {
         a[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
     }
 }
-/* even and odd cross the halves of a vector, at two slow shuffles each: three levels of them were a third of a product of few rows. */
+/* Unlike even and odd, it seldom crosses halves. */
 #define SA_HAS_SUM_EACH 1
 SA_VERB vf32 vf32_sum_each(const vf32 *a) {
     const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));

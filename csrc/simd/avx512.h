@@ -1,5 +1,4 @@
-/* Vector verbs for AVX-512 (F, BW, DQ, VL). The list of verbs and what each promises: kernels/README.md.
- * 512-bit vectors, 32 registers, so a tile of 8 rows by 2 vectors keeps 16 accumulators and leaves room for operands. */
+/* Vector verbs for AVX-512 (F, BW, DQ, VL); kernels/README.md lists them and their promises. */
 #define SA_FMA_IS_FUSED 1
 #define SA_VECTOR_REGISTERS 32
 
@@ -42,7 +41,7 @@ SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) {
 }
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
 SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31); }
-/* Halves of neighbours are added until a lane is left of each: two shuffles inside quarters, then of quarters, that need no indices. */
+/* Adds halves of neighbours: shuffles inside quarters, then of quarters, need no indices. */
 #define SA_HAS_SUM_EACH 1
 SA_VERB __m512 sa_add_quarters(__m512 a, __m512 b) {
     return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
@@ -61,7 +60,7 @@ SA_VERB vf32 vf32_sum_each(const vf32 *a) {
     }
     return sa_add_quarters(sa_add_quarters(four[0], four[1]), sa_add_quarters(four[2], four[3]));
 }
-/* 4×4 within each quarter of the vectors, then the quarters: unlike the zips, no shuffle reads its indices or spoils an operand. */
+/* 4×4 in each quarter, then the quarters: unlike zips, shuffles without indices. */
 #define SA_HAS_TRANSPOSE 1
 SA_VERB void vf32_transpose(vf32 *a) {
     vf32 b[16];
@@ -94,7 +93,7 @@ SA_VERB vf32 vf32_odd_bf16(const void *p) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32((int)0xffff0000)));
 }
 SA_VERB vf32 vf32_load_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-/* and back: 16 of them, rounded as sa_f16_of_float and sa_bf16_of_float do */
+/* and back, rounded as sa_f16_of_float and sa_bf16_of_float do */
 #define SA_HAS_16_BIT_STORES 1
 SA_VERB void vf32_store_f16(char *p, vf32 x) {
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -107,17 +106,17 @@ SA_VERB void vf32_store_bf16(char *p, vf32 x) {
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, nearest, quiet)));
 }
-/* Rows of 16-bit numbers as they lie in memory: 16 pairs of neighbours, n elements and zeros behind them. */
+/* 16 pairs of neighbours: n 16-bit numbers, then zeros. */
 SA_VERB vf32 vf32_load_pairs(const char *row, ptrdiff_t n) {
     return _mm512_castsi512_ps(n >= 32 ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi16((1u << n) - 1, row));
 }
-/* 16 pairs of two rows of 16-bit numbers: n (m) elements, and zeros behind them. */
+/* 16 pairs of two rows: n (m) 16-bit numbers, then zeros. */
 SA_VERB vf32 vf32_zip_pairs(const char *row, ptrdiff_t n, const char *other, ptrdiff_t m) {
     const __m512i a = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(n >= 16 ? 0xffff : (1 << n) - 1), row));
     const __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(m >= 16 ? 0xffff : (1 << m) - 1), other));
     return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
 }
-/* Whether one of 32 bfloat16 is neither 0 nor of a magnitude from 2^least to below 2^most; NaN is such. */
+/* Whether one of 32 bfloat16 is NaN, or neither 0 nor of magnitude 2^least to below 2^most. */
 SA_VERB int vf32_bf16_beyond(vf32 pairs, int least, int most) {
     const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi16(0x7fff));
     const __m512i above = _mm512_sub_epi16(magnitude, _mm512_set1_epi16((short)((127 + least) << 7)));
@@ -172,7 +171,7 @@ SA_VERB vf64 vf64_sum_each(const vf64 *a) {
     return _mm512_mask_blend_pd(0xf0, four[0], four[1]) + _mm512_shuffle_f64x2(x, x, 0x4e);
 }
 
-/* 2^x in hardware steps: VREDUCE gives x minus the nearest integer, and VSCALEF multiplies by a power of two. */
+/* VREDUCE gives x minus the nearest integer, VSCALEF multiplies by a power of two. */
 #define SA_HAS_SCALEF 1
 SA_VERB vf32 vf32_fraction(vf32 x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT); }
 SA_VERB vf32 vf32_scalef_unless_lt(vf32 a, vf32 n, vf32 x, vf32 least) {

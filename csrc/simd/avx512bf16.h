@@ -1,17 +1,17 @@
-/* The products of pairs of bfloat16 (AVX512_BF16), beside the verbs of simd/avx512.h. */
+/* Products of pairs of bfloat16 (AVX512_BF16), beside the verbs of simd/avx512.h. Subnormals are read as 0, and become 0. */
 #define SA_HAS_BF16_PRODUCTS 1
 
-/* sum + a.first·b.first + a.second·b.second, lane by lane: two fused steps. Subnormal numbers are taken for 0, and become 0. */
+/* sum + a.first·b.first + a.second·b.second: two fused steps. */
 SA_VERB vf32 vf32_add_products(vf32 sum, vf32 a, vf32 b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(a), (__m512bh)_mm512_castps_si512(b));
 }
-/* Lane by lane the pair of both, rounded to the nearest, ties to even: of zero and b it is b, rounded. Subnormal numbers become 0. */
+/* The pair (a, b), rounded to nearest, ties to even. If a is 0 it is b, rounded. */
 SA_VERB vf32 vf32_round_pairs(vf32 a, vf32 b) {
     static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_loadu_si512(order), (__m512i)_mm512_cvtne2ps_pbh(b, a)));
 }
-/* Of 32 elements of two rows the first (last) four of each quarter, as pairs of both rows; and two such vectors back in order. */
+/* Pairs of two rows, of the first (last) four in each quarter of 32 elements; and two such vectors back in order. */
 SA_VERB vf32 vf32_zip_low_pairs(vf32 a, vf32 b) {
     return _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
@@ -24,7 +24,7 @@ SA_VERB vf32 vf32_first_quarters(vf32 low, vf32 high) {
 SA_VERB vf32 vf32_last_quarters(vf32 low, vf32 high) {
     return SA_SHUFFLE(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
 }
-/* Sixteen bfloat16 to `to`, rounded likewise. */
+/* 16 bfloat16, rounded likewise. */
 SA_VERB void vf32_store_rounded(char *to, vf32 a) {
     _mm256_storeu_si256((__m256i *)(void *)to, (__m256i)_mm512_cvtneps_pbh(a));
 }

@@ -1,5 +1,4 @@
-/* Bits of elements: byte order, and float16 and bfloat16 to and from float32 without branches, so that the loops around
- * them vectorise. */
+/* Byte order, and float16 and bfloat16 to and from float32, without branches: loops around them vectorise. */
 #ifndef SA_BITS_H
 #define SA_BITS_H
 
@@ -22,7 +21,7 @@ SA_INLINE uint32_t sa_bits_of_float(float x) {
 
 SA_INLINE float sa_float_of_bf16(uint16_t h) { return sa_float_of_bits((uint32_t)h << 16); }
 
-/* Exact. The exponent is moved by a multiplication with 2^112, which also makes subnormals right. */
+/* Exact. Multiplying with 2^112 moves the exponent, also of subnormals. */
 SA_INLINE float sa_float_of_f16(uint16_t h) {
     uint32_t magnitude = (uint32_t)(h & 0x7fff) << 13, sign = (uint32_t)(h & 0x8000) << 16;
     uint32_t finite = sa_bits_of_float(sa_float_of_bits(magnitude) * 0x1p112f);
@@ -30,14 +29,14 @@ SA_INLINE float sa_float_of_f16(uint16_t h) {
     return sa_float_of_bits(sign | (magnitude >= 0x0f800000u ? special : finite));
 }
 
-/* Rounds, but what is finite stays finite: a mask of finfo(float64).min must not become −inf, which closes. */
+/* Rounds, but stays finite: a mask of finfo(float64).min must not close. */
 SA_INLINE float sa_float_of_f64(double x) {
     double y = x > FLT_MAX ? FLT_MAX : x;
     y = y < -FLT_MAX ? -FLT_MAX : y;
     return (float)(x - x == 0 ? y : x);
 }
 
-/* Round to nearest, ties to even; NaN stays a (quiet) NaN. */
+/* To nearest, ties to even; NaN stays a (quiet) NaN. */
 SA_INLINE uint16_t sa_bf16_of_float(float x) {
     uint32_t bits = sa_bits_of_float(x);
     uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
@@ -49,7 +48,7 @@ SA_INLINE uint16_t sa_f16_of_float(float x) {
     uint32_t half;
     if (magnitude >= 0x47800000u) { /* 65536 and above, inf, NaN */
         half = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
-    } else if (magnitude < 0x38800000u) { /* below 2^-14: adding 0.5 leaves the subnormal, rounded, in the low bits */
+    } else if (magnitude < 0x38800000u) { /* below 2^-14: adding 0.5 leaves the rounded subnormal in the low bits */
         half = sa_bits_of_float(sa_float_of_bits(magnitude) + 0.5f) - 0x3f000000u;
     } else {
         half = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1)) >> 13;

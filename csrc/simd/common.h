@@ -1,6 +1,5 @@
-/* Included first by every ISA file, before any target pragma: the headers, and the few macros that the verbs and templates
- * are written with. No functions: they would be compiled for the command line's target, and where that has more than the
- * file's own (-march=native), GCC does not inline them. */
+/* Included first by every ISA file, before any target pragma: headers and macros. No functions: with -march=native GCC
+ * would compile them for more than the file's target, and not inline them. */
 #include <float.h>
 #include <limits.h>
 #include <math.h>
@@ -8,10 +7,9 @@
 
 #include "kernels/kernels.h"
 
-/* How a function is compiled. What holds accumulators in registers, takes or returns vectors, or is a line or two, vanishes
- * into its caller. A leaf is a caller of such with literal counts of rows and vectors. Everything above leaves is compiled
- * once, with counts that are known at run time: GCC must not clone it for constants either. What the files of two instruction
- * sets call is shared: it has external linkage, and stays inside the library. */
+/* How a function is compiled. VERB and INLINE vanish into callers: what holds accumulators, passes vectors, or is a line
+ * or two. A LEAF calls such with literal counts of rows and vectors. ONCE is above leaves, with run-time counts: GCC must
+ * not clone it. SHARED is called from several instruction sets' files, and hidden in the library. */
 #define SA_VERB static inline __attribute__((always_inline, unused))
 #if defined(SA_PARTS_APART)
 #define SA_INLINE static __attribute__((unused)) /* sanitizers take minutes for large functions */
@@ -39,7 +37,7 @@
 #error "selfattn needs GCC 12 or later, or Clang: __builtin_shufflevector is missing"
 #endif
 
-/* Loops over tile rows and vectors must disappear: only then are accumulators registers. */
+/* Loops over tile rows and vectors must disappear for accumulators to be registers. */
 #if defined(SA_PARTS_APART)
 #define SA_UNROLL
 #elif defined(__clang__)
@@ -48,7 +46,7 @@
 #define SA_UNROLL _Pragma("GCC unroll 64")
 #endif
 
-/* In a loop that must not become a call of memcpy or memset. */
+/* In a loop that must not become memcpy or memset. */
 #define SA_KEEP_LOOP() __asm__ volatile("")
 
 #define SA_PASTE2(a, b) a##b
@@ -56,7 +54,7 @@
 #define SA_PASTE4_(a, b, c, d) a##b##_##c##_##d
 #define SA_PASTE4(a, b, c, d) SA_PASTE4_(a, b, c, d)
 
-/* One array of a scratch layout: `base` is where the layout begins, or NULL when it is only measured; `used` counts bytes. */
+/* One array of a scratch layout from `base` on, or NULL to only count bytes in `used`. */
 #define SA_TAKE(field, type, count)                                                                                            \
     do {                                                                                                                       \
         s->field = base ? (type *)(void *)(base + used) : NULL;                                                                \

@@ -1,16 +1,15 @@
-/* 2^x, e^x and tanh on vectors. All errors are measured: csrc/tests/test_exp.c goes through every float32.
+/* 2^x, e^x and tanh on vectors. csrc/tests/test_exp.c measures errors over every float32.
  *
- * exp2: x = n + f with n the nearest integer, 2^x = 2^n · p(f) with p of degree 6 (float32, relative error 2.0e-9) or 11
- * (float64, 3.4e-18), minimax with p(0) = 1, so that 2^0 is exactly 1. The difference f is exact; x minus its floor is not
- * for small negative x, and costs 0.35 ulp. Error: within 1 ulp for every x whose result is at least FLT_MIN (DBL_MIN).
- * Results below that (x < −126) are 0, and −inf gives 0. x must stay below 127.5 (1023.5): the callers subtract a maximum
- * first. NaN gives NaN: the cut-off is written "not less than", which is true for NaN; "x >= −126, else 0" hid every
- * attended NaN. And 2^n is multiplied with: adding n to the exponent's bits made numbers out of NaNs with a payload. */
+ * exp2: x = n + f, n the nearest integer; 2^x = 2^n · p(f), p minimax with p(0) = 1, so 2^0 is exactly 1. Degree 6 in
+ * float32 (relative error 2.0e-9), 11 in float64 (3.4e-18). f is exact. Error within 1 ulp where the result is at least
+ * FLT_MIN (DBL_MIN); below it is 0, and so is 2^−inf. x must stay below 127.5 (1023.5): callers subtract a maximum. NaN
+ * gives NaN: "not less than" lets it pass the cut-off, and 2^n is multiplied, as adding n to the exponent's bits can make
+ * a number of NaN. */
 
 #if SA_REAL_IS_F64
 #define SA_EXP2_LEAST (-1022.0)
-#define SA_ROUND_MAGIC (6755399441055744.0 + 1023) /* 1.5·2^52: adding it leaves an integer, plus 1023, in the low bits */
-#define SA_SPLIT_MAGIC 100663296.0                 /* 1.5·2^26: adding it rounds to a multiple of 2^−26 */
+#define SA_ROUND_MAGIC (6755399441055744.0 + 1023) /* 1.5·2^52: leaves an integer, plus 1023, in the low bits */
+#define SA_SPLIT_MAGIC 100663296.0                 /* 1.5·2^26: rounds to multiples of 2^−26 */
 #define SA_LN2_HI 0x1.62e42feep-1                  /* 32 bits: n·hi is exact for |n| < 2^20 */
 #define SA_LN2_LO 0x1.a39ef35793c76p-33
 #define SA_EXP2_C1 0.69314718055994532581
@@ -29,14 +28,13 @@
 #define SA_C(x) V(set1)((real)(x))
 #define SA_HORNER(p, f, c) p = V(fma)(p, f, SA_C(c))
 
-/* q = q·f + c for each of n vectors. */
 #define SA_HORNER_EACH(c)                                                                                                      \
     SA_UNROLL                                                                                                                  \
     for (int i = 0; i < n; ++i) {                                                                                              \
         q[i] = V(fma)(q[i], f[i], SA_C(c));                                                                                    \
     }
 
-/* p(f) = 1 + c1·f + q(f)·f² for f = x − whole in [−1/2, 1/2], of n vectors; leaves it in q. */
+/* q = 1 + c1·f + q(f)·f², f = x − whole in [−1/2, 1/2], for n vectors. */
 SA_INLINE void FN(exp2_polynomial)(const vec *x, const vec *whole, const vec *f, vec *q, const int n) {
 #if SA_REAL_IS_F64
     SA_UNROLL
@@ -68,8 +66,8 @@ SA_INLINE void FN(exp2_polynomial)(const vec *x, const vec *whole, const vec *f,
     SA_HORNER_EACH(SA_EXP2_C1)
     SA_HORNER_EACH(1)
 #else
-    /* Without a fused step the roundings of the last two products would come to 1.16 ulp: so x is cut into a part of few
-     * bits, whose product with the high bits of c1 is exact, and the rest, and the error of 1 + product is kept (Dekker). */
+    /* Unfused, the last two products would lose more than 1 ulp. So x is cut: the product of its few high bits with those
+     * of c1 is exact, and the error of 1 + product is kept (Dekker). */
     SA_UNROLL
     for (int i = 0; i < n; ++i) {
         vec x_hi = (x[i] + SA_C(SA_SPLIT_MAGIC)) - SA_C(SA_SPLIT_MAGIC);
@@ -83,7 +81,7 @@ SA_INLINE void FN(exp2_polynomial)(const vec *x, const vec *whole, const vec *f,
 }
 #undef SA_HORNER_EACH
 
-/* x = 2^x for n ≤ SA_VECS vectors, a step at a time for all of them. */
+/* n ≤ SA_VECS vectors, step by step together. */
 SA_INLINE void FN(exp2_each)(vec *x, const int n) {
     vec f[SA_VECS], whole[SA_VECS], p[SA_VECS];
 #if defined(SA_HAS_SCALEF)
@@ -119,8 +117,8 @@ SA_INLINE vec FN(exp2)(vec x) {
 }
 
 #if defined(SA_HAS_TILES) && !SA_REAL_IS_F64
-/* 2^x for weights of which 17 bits are kept: degree 4, p(0) = 1, relative error 2.9e-6 = 2^−18.4. With subnormals flushed results
- * below FLT_MIN are 0; −inf gives 0 and NaN gives NaN. */
+/* 2^x for weights that keep 17 bits: degree 4, p(0) = 1, relative error 2^−18.4. With subnormals flushed it is 0 below
+ * FLT_MIN. −inf gives 0, NaN NaN. */
 SA_INLINE vec FN(exp2_short)(vec x) {
     const vec f = V(fraction)(x);
     vec q = SA_C(0.009582853095199975);
@@ -131,16 +129,15 @@ SA_INLINE vec FN(exp2_short)(vec x) {
 }
 #endif
 
-/* e^x for x ≤ 88 (709): x = n·ln 2 + r, e^x = 2^n · e^r. Within 1 ulp for results ≥ FLT_MIN (DBL_MIN), 0
- * below. */
+/* e^x for x ≤ 88 (709): x = n·ln 2 + r. Within 1 ulp for results ≥ FLT_MIN (DBL_MIN), 0 below. */
 SA_INLINE vec FN(exp)(vec x) {
     vec t = V(fma)(x, SA_C(SA_LOG2E), SA_C(SA_ROUND_MAGIC));
     vec n = t - SA_C(SA_ROUND_MAGIC);
     vec exact = V(fma)(n, SA_C(-SA_LN2_HI), x);
     vec r = V(fma)(n, SA_C(-SA_LN2_LO), exact);
-    vec r_lost = V(fma)(n, SA_C(-SA_LN2_LO), exact - r); /* what rounding r lost: without it 16 floats are 1.02 ulp off */
+    vec r_lost = V(fma)(n, SA_C(-SA_LN2_LO), exact - r); /* what rounding lost, else 16 floats exceed 1 ulp */
 #if SA_REAL_IS_F64
-    /* e^r as a Taylor sum of degree 13: remainder 0.3466^14/14! = 4e-18 */
+    /* e^r as a Taylor sum of degree 13: remainder 4e-18 */
     vec q = SA_C(1.0 / 6227020800.0);
     SA_HORNER(q, r, 1.0 / 479001600.0);
     SA_HORNER(q, r, 1.0 / 39916800.0);
@@ -167,8 +164,8 @@ SA_INLINE vec FN(exp)(vec x) {
     return V(zero_unless)(V(not_lt)(x, SA_C(SA_REAL_IS_F64 ? -708.39641853226408 : -87.33654022216796875)), p);
 }
 
-/* tanh: an odd polynomial below 0.625 (relative error 4.1e-9, float64 3.5e-19), else 1 − 2/(e^2|x| + 1). Within 2 ulp; ±1 for
- * ±inf, NaN for NaN, and the sign of zero is kept. */
+/* An odd polynomial below 0.625 (relative error 4.1e-9, float64 3.5e-19), else 1 − 2/(e^2|x| + 1). Within 2 ulp; ±inf
+ * gives ±1, NaN NaN, ±0 itself. */
 SA_INLINE vec FN(tanh)(vec x) {
     vec a = V(abs)(x);
     vec z = x * x;

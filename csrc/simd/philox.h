@@ -1,10 +1,9 @@
-/* Philox4x32 with 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): the counter-based
- * generator behind dropout. One evaluation over lanes = queries gives the words of four consecutive keys, which is the
- * layout of a tile of scores: nothing is transposed. */
+/* Philox4x32-7 (Salmon et al., SC'11), dropout's counter-based generator. Lanes are queries; an evaluation gives words
+ * for four consecutive keys, in the layout of a tile of scores. */
 
 #define SA_PHILOX_ROUNDS 7 /* the fewest that pass BigCrush */
 
-/* words[w][lane] for the keys 4·quad + w. count lanes, a multiple of SA_U32_LANES; words has row length count. */
+/* words[w][lane] for keys 4·quad + w; rows have `count` lanes, a multiple of SA_U32_LANES. */
 SA_ONCE void SA_PASTE(sa_philox_, SA_ISA)(uint64_t seed, uint32_t quad, const uint32_t *index, const uint32_t *head_lo,
                                           const uint32_t *head_hi, int count, uint32_t *words) {
     const vu32 m0 = vu32_set1(0xD2511F53u), m1 = vu32_set1(0xCD9E8D57u);

@@ -1,4 +1,4 @@
-/* The element type that a template computes in, and its vectors: set up here, taken down in real_end.h. */
+/* A template's element type and its vectors; real_end.h takes them down. */
 #if SA_REAL_IS_F64
 #define real double
 #define vec vf64
@@ -25,11 +25,9 @@
 #endif
 #define FN(name) SA_PASTE4(sa_, name, SA_DTYPE, SA_ISA)
 
-/* Registers hold SA_ROWS(nv) broadcast operands times nv vectors of lanes as accumulators; a full block has SA_VECS vectors.
- * Six by four loads least for a multiply-add, and more queries mean fewer passes over K and V. Fewer vectors take more rows, to
- * keep both units for multiply-adds busy.
- *
- * SA_LEAVES(X) is X(nv) for every number of vectors that leaves are made for, and SA_CALL_LEAF calls the leaf for nv of them. */
+/* Accumulators: SA_ROWS(nv) broadcast operands times nv vectors; a full block has SA_VECS. Six by four loads least per
+ * multiply-add, and more queries pass over K and V less often. Fewer vectors take more rows, to keep the units busy.
+ * SA_LEAVES(X) is X(nv) for every nv that leaves are made for; SA_CALL_LEAF calls the leaf for nv. */
 #if SA_VECTOR_REGISTERS == 32
 #define SA_VECS 4
 #define SA_BACKWARD_VECS 4
@@ -55,10 +53,10 @@
     }
 #endif
 
-/* A block of the backward pass has SA_BACKWARD_VECS, of which register tiles take this many at once: all, or the larger half. Its
- * sums over rows, dK and dV, are as long as a block and end in memory; K, V, dK and dV pass through the caches once a block. */
+/* Of a backward block's SA_BACKWARD_VECS, tiles take all or the larger half at once. Its dK and dV sum over rows: a long
+ * block passes them, K and V through the caches less often. */
 #define SA_AT_ONCE(nv) ((nv) > SA_VECS ? ((nv) + 1) / 2 : (nv))
 
-/* The rows of a block, forward and backward. */
+/* The rows of a block. */
 enum { FN(block_rows) = SA_VECS * SA_LANES, FN(backward_rows) = SA_BACKWARD_VECS * SA_LANES };
 _Static_assert(FN(block_rows) <= FN(backward_rows) && FN(backward_rows) <= SA_MAX_BLOCK_ROWS, "rows of a block");

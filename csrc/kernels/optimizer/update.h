@@ -1,8 +1,7 @@
-/* One step of an optimiser over n elements of an array, in the arithmetic of PyTorch: every operation rounds once, none is
- * fused, so that all instruction sets give the same bits. NaN and infinities spread as arithmetic has it. No two arrays
- * overlap. */
+/* One step of an optimiser on n elements. As in PyTorch every operation rounds once and none is fused: all instruction
+ * sets give the same bits. NaN and infinities spread. Arrays do not overlap. */
 
-/* Loads, computes and stores elements i … of all arrays, a whole vector or the last n − i. */
+/* Applies BODY to whole vectors, then to the last n − i elements. */
 #define SA_EACH_VECTOR(BODY)                                                                                                   \
     ptrdiff_t i = 0;                                                                                                           \
     for (; i + SA_LANES <= n; i += SA_LANES) {                                                                                 \
@@ -14,8 +13,8 @@
     }
 #define SA_COMMA ,
 
-/* Sutskever et al. 2013, section 2, the rate applied to v:  g += decay·p,  v = momentum·v + (1 − dampening)·g (g at the first
- * step),  p −= lr·v, or lr·(g + momentum·v) with Nesterov. */
+/* Sutskever et al. 2013, section 2:  g += decay·p,  v = momentum·v + (1 − dampening)·g (first step: g),  p −= lr·v, or
+ * lr·(g + momentum·v) with Nesterov. */
 SA_KERNEL void FN(sgd)(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean, void *square,
                        ptrdiff_t n) {
     (void)square;
@@ -44,8 +43,7 @@ SA_KERNEL void FN(sgd)(const sa_update_scalars *s, void *parameter, const void *
 #undef SA_SGD_STEP
 }
 
-/* Kingma & Ba 2015, algorithm 1, with the corrections moved into two scalars:  p −= rate·m/(root·√v + eps),
- * rate = lr/(1 − β1^t), root = 1/√(1 − β2^t). */
+/* Kingma & Ba 2015, algorithm 1:  p −= rate·m/(root·√v + eps),  rate = lr/(1 − β1^t),  root = 1/√(1 − β2^t). */
 SA_KERNEL void FN(adam)(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean, void *square,
                         ptrdiff_t n) {
     real *restrict p = parameter, *restrict m = mean, *restrict v = square;

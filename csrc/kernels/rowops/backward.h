@@ -1,17 +1,12 @@
-/* Gradients of softmax, norms and gelu: kernels over a block of rows that the driver has described (rows.c). Each quotes the
- * forward line that it differentiates and gives the closed form.
- *
- * Nothing of the forward pass is kept but its inputs: a row's maximum, mean or norm is computed again while the row is in
- * L1, by the functions of forward.h, so that gradients of 16-bit arrays are as exact as those of float32. dx is computed where
- * it belongs, as the results there are, and dy is read in place or packed to the second row of the scratch.
- *
+/* Gradients of softmax, norms and gelu, over the block of rows that drivers/rowops.c describes. Maximum, mean and norm
+ * are computed again from the inputs, while a row is in L1: gradients of 16-bit arrays are as exact as those of float32.
  * NaN in x or dy makes its row NaN (gelu: its element). */
 
 #define SA_SUM_PIECE (128 * SA_LANES)
 
-/* The two row sums of a softmax or a norm, with t what the row's x has become and g the gradient of that:
- *     norms        t = ((x − hi) − lo)·scale, g = dy·weight; dweight += dy·t, dbias += dy where they are not NULL
- *     softmax      t = x (e^(x − max) already), g = dy */
+/* Two sums over a row, g = Σg and gt = Σg·t:
+ *     norms     t = ((x − hi) − lo)·scale, g = dy·weight; also dweight += dy·t and dbias += dy if not NULL
+ *     softmax   t = x, which holds e^(x − max); g = dy */
 typedef struct {
     double g, gt;
 } FN(row_sums);
@@ -56,7 +51,7 @@ SA_INLINE FN(row_sums) FN(sum_row)(const real *x, const real *dy, ptrdiff_t n, c
         for (; i + SA_LANES <= end; i += SA_LANES) {
             SA_ADD(0, i, V(load), V(store));
         }
-        if (i < end) { /* g is 0 in the lanes beyond */
+        if (i < end) { /* lanes beyond add 0 */
             SA_ADD(1, i, SA_LOAD_TAIL, SA_STORE_TAIL);
             i = end;
         }
@@ -69,7 +64,7 @@ SA_INLINE FN(row_sums) FN(sum_row)(const real *x, const real *dy, ptrdiff_t n, c
     return total;
 }
 
-/* gelu y = x·Φ(x), so dy/dx = Φ(x) + x·φ(x), φ(x) = e^(−x²/2)/√(2π). ±inf gives NaN (inf·0), as it does in PyTorch. */
+/* y = x·Φ(x):  dy/dx = Φ(x) + x·φ(x), φ(x) = e^(−x²/2)/√(2π). ±inf gives NaN (inf·0), as in PyTorch. */
 SA_INLINE vec FN(gelu_slope)(vec x) {
     vec bell;
     const vec tail = FN(normal_tail)(x, &bell);
@@ -77,21 +72,21 @@ SA_INLINE vec FN(gelu_slope)(vec x) {
     return V(fma)(x * SA_C(0.39894228040143267794), bell, phi);
 }
 
-/* gelu 'tanh' y = x·s(z), s(z) = 1/(1 + e^(−z)), z = 2√(2/π)·(x + 0.044715·x³), so dy/dx = s·(1 + x·(1 − s)·dz/dx). With
- * e = e^(−|z|): s is 1/(1 + e), or e/(1 + e) where x is negative, and 1 − s the other one. e is h² as in the forward; beyond
- * |x| = 100 it is 0, and dz/dx is taken there, so that nothing overflows. ±inf gives NaN. */
+/* y = x·s(z), s(z) = 1/(1 + e^(−z)), z = 2√(2/π)·(x + 0.044715·x³):  dy/dx = s·(1 + x·(1 − s)·dz/dx). With e = e^(−|z|) =
+ * h², s is 1/(1 + e), or e/(1 + e) for negative x, and 1 − s the other. Beyond |x| = 100 e is 0: dz/dx is capped there,
+ * lest it overflow. ±inf gives NaN. */
 SA_INLINE vec FN(gelu_tanh_slope)(vec x) {
     const vec a = V(abs)(x), near = V(min)(SA_C(100), a);
     const vec h = FN(exp)(a * V(fma)(a * a, SA_C(0.044715), SA_C(1)) * SA_C(-0.79788456080286535588));
     const vec dz = V(fma)(near * near, SA_C(3 * 0.044715 * 1.5957691216057307118), SA_C(1.5957691216057307118));
     const vec right = SA_C(1) / (SA_C(1) + h * h);
-    const vec bend = (x * right) * (dz * h); /* x·(1 − s)·dz/dx, short of one h on either side */
+    const vec bend = (x * right) * (dz * h); /* x·(1 − s)·dz/dx without one factor h */
     const lanemask negative = V(lt)(x, SA_C(0));
     return V(select)(negative, (h + bend) * h, V(fma)(bend, h, SA_C(1))) * right;
 }
 
-/* dx from x (softmax: e^(x − max)) and dy, by the closed form of the kind; a and b are its row constants. dx may be x.
- *     softmax       y = t·scale                        dx = y·(dy − a)
+/* dx, which may be x, by the closed form of the kind; a and b are constants of the row.
+ *     softmax       y = t·scale, t = e^(x − max)       dx = y·(dy − a)
  *     log_softmax   e^y = t·scale                      dx = dy − e^y·a
  *     norms         y = t·weight, t = (x − mean)·scale dx = scale·((dy·weight − a) − t·b)
  *     gelu                                             dx = dy·slope(x) */
@@ -136,7 +131,7 @@ SA_INLINE void FN(map_backward)(const real *x, const real *dy, real *dx, ptrdiff
 #undef SA_LOAD_TAIL
 }
 
-/* One row of a softmax or a norm: x[n], dy[n] to dx[n], which may be x. dweight[n], dbias[n]: sums to add to, or NULL. */
+/* One row of a softmax or norm. dx may be x; dweight[n] and dbias[n] are added to, or NULL. */
 SA_INLINE void FN(row_backward)(const real *x, const real *dy, real *dx, ptrdiff_t n, const int kind, double eps,
                                 const real *weight, real *dweight, real *dbias) {
     if (kind == SA_SOFTMAX_BACKWARD || kind == SA_LOG_SOFTMAX_BACKWARD) {
@@ -155,8 +150,8 @@ SA_INLINE void FN(row_backward)(const real *x, const real *dy, real *dx, ptrdiff
     }
 }
 
-/* scratch: a row for dx, one for dy, and with gradients of the parameters two more, where those of this block add up: at
- * most SA_ROW_BLOCK terms in `real`, which then join the chunk's sums in float64. */
+/* scratch: rows for dx and dy, and two for the block's gradients of parameters, at most SA_ROW_BLOCK terms in `real`,
+ * which then join the chunk's sums in float64. */
 SA_INLINE void FN(each_row_backward)(const sa_row_block *b, real *scratch, const sa_row_kind kind) {
     const sa_row_plan *p = b->plan;
     const sa_row_call *c = b->call;
@@ -204,7 +199,7 @@ SA_ROW_KERNEL(gelu_backward, SA_GELU_BACKWARD)
 SA_ROW_KERNEL(gelu_tanh_backward, SA_GELU_TANH_BACKWARD)
 #undef SA_ROW_KERNEL
 
-/* The chunks' sums, added up in their order, to dweight and dbias. row: n elements of scratch. */
+/* dweight and dbias: the chunks' sums in order. row: n elements of scratch. */
 SA_KERNEL void FN(parameter_gradients)(const sa_row_call *c, const sa_row_plan *p, void *row) {
     const ptrdiff_t n = p->n;
     for (int which = 0; which < 2; ++which) {
@@ -225,7 +220,7 @@ SA_KERNEL void FN(parameter_gradients)(const sa_row_call *c, const sa_row_plan *
     }
 }
 
-/* t joins the sum, whose lost low digits (Kahan's) are in *error. */
+/* Kahan's sum; *error holds the digits it lost. */
 SA_INLINE void FN(add_carefully)(real *sum, real *error, vec t) {
     const vec old = V(load)(sum);
     t = t - V(load)(error);
@@ -234,8 +229,7 @@ SA_INLINE void FN(add_carefully)(real *sum, real *error, vec t) {
     V(store)(sum, more);
 }
 
-/* The gradient of softmax down the columns of x[n][width], as the forward goes (softmax_columns): passes for the maximum,
- * for the sums, and for dx = y·(dy − Σy·dy), or dx = dy − e^y·Σdy for log_softmax. */
+/* Down the columns of x[n][width], as softmax_columns: dx = y·(dy − Σy·dy), or dx = dy − e^y·Σdy for log_softmax. */
 SA_KERNEL void FN(softmax_columns_backward)(const sa_row_block *b, void *unused) {
     (void)unused;
     const sa_row_plan *p = b->plan;

@@ -1,25 +1,23 @@
-/* Softmax, norms, gelu and rotary embeddings: kernels over a block of rows that the driver has described (rows.c).
+/* Softmax, norms, gelu and rotary embeddings, over the block of rows that drivers/rowops.c describes.
  *
- * A row is computed where its result belongs: in place in the output when that has the type that computes, else in scratch.
- * Sums run in 4 vectors of lanes over a piece of at most SA_SUM_PIECE elements; pieces add up in float64. So a sum of
- * positive terms is right to a few ulp for any length.
+ * A row is computed in the output if that has the type that computes, else in scratch. Sums of at most SA_SUM_PIECE
+ * elements add up in float64, so a sum of positive terms is right to a few ulp at any length.
  *
- * Errors against exact arithmetic, in ulp of the result (float32 / float64), measured by tests/rowops/test_rows.py:
- *     softmax       4 + |x − max|/2, the second from rounding x − max; likewise log_softmax, absolute for results near 0
- *     layer_norm    4 of the larger of |result| and |bias|, also when the mean is much larger than the deviation
+ * Errors in ulp of the result, tested by tests/rowops/test_rows.py:
+ *     softmax       4 + |x − max|/2, from rounding x − max; likewise log_softmax, absolute for results near 0
+ *     layer_norm    4 of the larger of |result| and |bias|, for any mean
  *     rms_norm      3
- *     gelu          6 in both tails, as long as the result is ≥ FLT_MIN; gelu 'tanh': 4 + 3·|2u| where x is negative
- * NaN makes its row NaN (gelu, rotary: its element). A softmax row that is −inf throughout, or holds +inf, is NaN. */
+ *     gelu          6 in both tails where the result is ≥ FLT_MIN; 'tanh': 4 + 3·|2u| for negative x
+ * NaN makes its row NaN (gelu, rotary: its element). A softmax row of −inf alone, or with +inf, is NaN. */
 
 #define SA_SUM_PIECE (128 * SA_LANES)
 
-/* Lanes k … of v become pad. */
 SA_INLINE vec FN(pad_from)(vec v, ptrdiff_t k, real pad) {
     static const real index[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return V(select)(V(lt)(V(load)(index), V(set1)((real)k)), v, V(set1)(pad));
 }
 
-/* The largest of x[n], NaN left out; −inf for none. */
+/* The largest of x[n] but for NaN; −inf for none. */
 SA_INLINE real FN(row_max)(const real *x, ptrdiff_t n) {
     vec top[4];
     SA_UNROLL
@@ -30,7 +28,7 @@ SA_INLINE real FN(row_max)(const real *x, ptrdiff_t n) {
     for (; i + 4 * SA_LANES <= n; i += 4 * SA_LANES) {
         SA_UNROLL
         for (int v = 0; v < 4; ++v) {
-            top[v] = V(max)(V(load)(x + i + v * SA_LANES), top[v]); /* a NaN in the first operand is passed over */
+            top[v] = V(max)(V(load)(x + i + v * SA_LANES), top[v]); /* skips a NaN in the first operand */
         }
     }
     for (; i + SA_LANES <= n; i += SA_LANES) {
@@ -47,14 +45,13 @@ SA_INLINE real FN(row_max)(const real *x, ptrdiff_t n) {
     return all[0];
 }
 
-/* What is added up over a row. */
 enum { FN(SUM), FN(SQUARES), FN(CENTRED), FN(EXP), FN(EXP_STORED) };
 
 typedef struct {
     double sum, squares;
 } FN(sums);
 
-/* SUM Σx; SQUARES Σx²; CENTRED Σ(x − a) and Σ(x − a)²; EXP Σe^(x − a), EXP_STORED with y = e^(x − a). y may be x. */
+/* SUM Σx; SQUARES Σx²; CENTRED Σ(x − a) and Σ(x − a)²; EXP Σe^(x − a); EXP_STORED also y = e^(x − a). y may be x. */
 SA_INLINE FN(sums) FN(reduce)(const real *x, real *y, ptrdiff_t n, real a, const int what) {
     const vec a_all = V(set1)(a);
     const real pad = what == FN(EXP) || what == FN(EXP_STORED) ? -(real)INFINITY : what == FN(CENTRED) ? a : 0;
@@ -106,13 +103,12 @@ SA_INLINE FN(sums) FN(reduce)(const real *x, real *y, ptrdiff_t n, real a, const
     return total;
 }
 
-/* What layer_norm makes of a row is ((x − hi) − lo)·scale. */
+/* layer_norm: ((x − hi) − lo)·scale. */
 typedef struct {
     real hi, lo, scale;
 } FN(statistics);
 
-/* The mean is hi + lo: hi rounded, lo from a second sum, which also corrects the sum of squares (Chan, Golub & LeVeque
- * 1983, equation 1.7). */
+/* The mean is hi + lo. A second sum gives lo, and corrects the sum of squares (Chan, Golub & LeVeque 1983, equation 1.7). */
 SA_INLINE FN(statistics) FN(layer_statistics)(const real *x, ptrdiff_t n, double eps) {
     const real hi = (real)(FN(reduce)(x, NULL, n, 0, FN(SUM)).sum / (double)n);
     const FN(sums) s = FN(reduce)(x, NULL, n, hi, FN(CENTRED));
@@ -124,12 +120,12 @@ SA_INLINE real FN(rms_scale)(const real *x, ptrdiff_t n, double eps) {
     return (real)(1 / sqrt(FN(reduce)(x, NULL, n, 0, FN(SQUARES)).squares / (double)n + eps));
 }
 
-/* Φ(−a), a = |x|, Φ the distribution function of the standard normal, and *bell = e^(−a²/2).
+/* Φ(−a), a = |x|, Φ the standard normal distribution, and *bell = e^(−a²/2). Φ(a) = 1 − Φ(−a): both tails keep their
+ * digits.
  *
- * Φ(−a) = e^(−a²/2)·R(a), R(a) = erfcx(a/√2)/2, and Φ(a) = 1 − Φ(−a), so both tails keep their digits.
- * (a + k)·R(a) is a polynomial in q = (a − k)/(a + k), minimax in relative error: degree 9, k = 4, 7.7e-9 on [0, 13.5] for
- * float32; degree 22, k = 5, 5.9e-18 on [0, 39] for float64. Beyond, e^(−a²/2) is 0. a² is taken in two parts, high and low:
- * rounding it would cost a²/4 ulp. */
+ * Φ(−a) = e^(−a²/2)·R(a), R(a) = erfcx(a/√2)/2. (a + k)·R(a) is a minimax polynomial in q = (a − k)/(a + k): float32
+ * degree 9, k = 4, relative error 7.7e-9 on [0, 13.5]; float64 degree 22, k = 5, 5.9e-18 on [0, 39]. Beyond, e^(−a²/2) is
+ * 0. Rounding a² would cost a²/4 ulp, so it has two parts. */
 SA_INLINE vec FN(normal_tail)(vec x, vec *bell) {
     const vec a = V(min)(SA_C(SA_REAL_IS_F64 ? 40 : 14), V(abs)(x)); /* keeps NaN */
     const real k = SA_REAL_IS_F64 ? 5 : 4;
@@ -175,7 +171,7 @@ SA_INLINE vec FN(normal_tail)(vec x, vec *bell) {
 #if SA_FMA_IS_FUSED
     const vec low = V(fma)(a, a, -high);
 #else
-    /* Dekker's product: a = top + rest with half the bits each */
+    /* Dekker's product: a = top + rest */
     const vec split = a * SA_C(SA_REAL_IS_F64 ? 134217729 : 4097);
     const vec top = split - (split - a), rest = a - top;
     const vec low = ((top * top - high) + SA_C(2) * top * rest) + rest * rest;
@@ -185,15 +181,15 @@ SA_INLINE vec FN(normal_tail)(vec x, vec *bell) {
     return *bell * (p * w);
 }
 
-/* x·Φ(x). −inf gives NaN (−inf·0), as it does in PyTorch. */
+/* x·Φ(x). −inf gives NaN (−inf·0), as in PyTorch. */
 SA_INLINE vec FN(gelu)(vec x) {
     vec bell;
     const vec tail = FN(normal_tail)(x, &bell);
     return x * V(select)(V(lt)(x, SA_C(0)), tail, SA_C(1) - tail);
 }
 
-/* x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³), written as x/(1 + e^(−2u)): nothing cancels for negative x. e^(−2|u|) is
- * the square of h = e^(−|u|), multiplied in one h at a time: by itself it would be flushed to 0 where x·e^(−2|u|) is not. */
+/* x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³), as x/(1 + e^(−2u)): nothing cancels for negative x. e^(−2|u|) is h·h, h
+ * = e^(−|u|), one factor at a time: it may underflow where x·h·h does not. */
 SA_INLINE vec FN(gelu_tanh)(vec x) {
     const vec a = V(abs)(x);
     const vec h = FN(exp)(a * V(fma)(a * a, SA_C(0.044715), SA_C(1)) * SA_C(-0.79788456080286535588));
@@ -201,7 +197,7 @@ SA_INLINE vec FN(gelu_tanh)(vec x) {
     return V(select)(V(lt)(x, SA_C(0)), x * h * h, x) * right;
 }
 
-/* y = ((x − hi) − lo)·scale·weight + bias, each part where the kind has it. y may be x. */
+/* y = ((x − hi) − lo)·scale·weight + bias, as far as the kind has them. y may be x. */
 SA_INLINE void FN(map)(const real *x, real *y, ptrdiff_t n, const int kind, real hi, real lo, real scale, const real *weight,
                        const real *bias) {
 #define SA_MAP(load, store)                                                                                                    \
@@ -241,7 +237,7 @@ SA_INLINE void FN(map)(const real *x, real *y, ptrdiff_t n, const int kind, real
 #undef SA_LOAD_TAIL
 }
 
-/* The pairs (x[i], x[half + i]), or (x[2i], x[2i + 1]), turned by the angles in cos[half], sin[half]. y may be x. */
+/* Turns pairs (x[i], x[half + i]), or (x[2i], x[2i + 1]), by angles given as cos[half], sin[half]. y may be x. */
 SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, const real *sin, const int interleaved) {
     const ptrdiff_t half = n / 2;
     for (ptrdiff_t i = 0; i < half; i += SA_LANES) {
@@ -251,7 +247,7 @@ SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, 
         real copy[2 * SA_LANES];
         const real *from = interleaved ? x + 2 * i : x + i;
         real *to = interleaved ? y + 2 * i : y + i;
-        ptrdiff_t step = interleaved ? SA_LANES : half; /* from one vector of the two to the other */
+        ptrdiff_t step = interleaved ? SA_LANES : half; /* from one vector of a pair to the other */
         if (!full) {
             step = SA_LANES;
             memset(copy, 0, sizeof copy);
@@ -275,7 +271,7 @@ SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, 
     }
 }
 
-/* n elements of one array, along `axes` axes, to dst. n may be less than the only axis has: a piece. */
+/* n elements of an array along `axes` axes. n may be less than a single axis has. */
 SA_KERNEL void FN(gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
                           ptrdiff_t n) {
     if (axes == 1) {
@@ -348,9 +344,9 @@ SA_ROW_KERNEL(rotary, SA_ROTARY)
 SA_ROW_KERNEL(rotary_interleaved, SA_ROTARY_INTERLEAVED)
 #undef SA_ROW_KERNEL
 
-/* Softmax down the columns of x[n][width], width ≤ SA_ROW_COLUMNS: a lane is a column, and three passes go over the rows:
- * maximum, sum (with Kahan's compensation, since one lane adds up the whole column), result. e^(x − max) is computed twice:
- * there is nowhere to keep it when the output has 16 bits, and reading it back costs as much when it has not. */
+/* Softmax down the columns of x[n][width], width ≤ SA_ROW_COLUMNS. A lane is a column; three passes go over the rows:
+ * maximum, sum (Kahan's, as a lane adds up a whole column), result. e^(x − max) is computed twice: a 16-bit output cannot
+ * keep it. */
 SA_KERNEL void FN(softmax_columns)(const sa_row_block *b, void *unused) {
     (void)unused;
     const sa_row_plan *p = b->plan;

@@ -1,4 +1,4 @@
-/* to[n] = the float16 or bfloat16 nearest to from[n], ties to even. Plain C of which compilers make this instruction set's vectors. */
+/* to[n] = the nearest float16 or bfloat16, ties to even; compilers vectorise it. */
 #include "simd/bits.h"
 
 SA_KERNEL void SA_PASTE(sa_narrow_, SA_ISA)(const float *restrict from, ptrdiff_t n, sa_dtype dtype, uint16_t *restrict to) {

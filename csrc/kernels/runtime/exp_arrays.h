@@ -1,4 +1,4 @@
-/* The functions of simd/exp.h over arrays: what tests measure their errors with. */
+/* simd/exp.h over arrays, for tests. */
 
 #define SA_ARRAY_OF(operation)                                                                                                 \
     SA_KERNEL void FN(operation##_array)(const void *x_n, void *y_n, ptrdiff_t n) {                                            \

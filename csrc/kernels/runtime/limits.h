@@ -1,9 +1,7 @@
-/* What this machine could do at best, for the benchmarks to compare with: fused multiply-adds out of registers, and a loop
- * that only reads. */
+/* This machine's limits, for benchmarks: multiply-adds in registers, and a loop that only reads. */
 
-/* Enough independent chains to hide the latency of two FMA units, few enough to stay in registers. Returns FLOPs.
- * x ← x² − 1.9 is chaotic and stays in [−1.9, 1.71]: the bits change as those of real data do. With operands that settle on
- * a constant a CPU draws less power, and clocks higher than it does in any kernel. */
+/* Returns FLOPs. There are enough chains to hide the latency. x ← x² − 1.9 is chaotic within [−1.9, 1.71]: a CPU draws
+ * less power on operands that settle, and clocks higher than in any kernel. */
 SA_KERNEL double FN(fma_loop)(ptrdiff_t rounds) {
     enum { CHAINS = SA_VECTOR_REGISTERS == 32 ? 20 : 12 };
     vec sum[CHAINS];
@@ -31,7 +29,7 @@ SA_KERNEL double FN(fma_loop)(ptrdiff_t rounds) {
 }
 
 #if !SA_REAL_IS_F64
-/* Reads all bytes (a multiple of 8 vectors; the rest is left out) and returns something that depends on them. */
+/* Reads whole groups of 8 vectors; the result depends on all. */
 SA_KERNEL uint64_t SA_PASTE(sa_read_loop_, SA_ISA)(const void *data, size_t bytes) {
     const uint32_t *p = data;
     const size_t n = bytes / sizeof(uint32_t) / (8 * SA_U32_LANES) * (8 * SA_U32_LANES);

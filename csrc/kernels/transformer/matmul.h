@@ -1,11 +1,10 @@
-/* Products of matrices, on the register tiles of attention: a panel of at most block_rows columns at a time, whose other
- * operand is packed into scratch in pieces that stay in L1 while all rows go by. Rows of A, B and C are contiguous, strides
- * count elements. Every element of C is a sum in the order of n, in pieces that depend on n alone, whatever the rows and
- * columns beside it: how a product is cut into tasks does not change its bits. */
+/* Products of matrices with contiguous rows, on attention's register tiles. A panel has at most block_rows columns; its
+ * operand is packed in pieces that stay in L1. Each element of C is a sum in the order of n, in pieces that depend on n
+ * alone: cutting a product into tasks keeps its bits. */
 
 #define SA_PANEL FN(block_rows)
 #define SA_PANEL_DEPTH 128
-#define SA_SUMMED 64 /* rows of A and B at a time in matmul_tn: both pieces stay in L1 */
+#define SA_SUMMED 64 /* rows of A and B at a time in matmul_tn: they stay in L1 */
 
 SA_KERNEL size_t FN(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
     (void)rows;
@@ -13,7 +12,7 @@ SA_KERNEL size_t FN(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
     return (SA_PANEL_DEPTH * SA_PANEL + SA_WEIGHT_ROWS * SA_SUMMED) * sizeof(real);
 }
 
-/* panel[k][c] = b[k][c] for k < n, zeros up to a whole vector of columns. */
+/* panel[k][c] = b[k][c], k < n, zeros up to a whole vector of columns. */
 SA_ONCE void FN(pack_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel) {
     for (ptrdiff_t k = 0; k < n; ++k) {
         const real *from = b + k * b_stride;
@@ -28,7 +27,7 @@ SA_ONCE void FN(pack_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrd
     }
 }
 
-/* panel[k][c] = b[c][k] for k < n, zeros up to a whole vector of columns; its rows are `stride` long. */
+/* panel[k][c] = b[c][k], likewise; its rows are `stride` long. */
 SA_ONCE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel,
                                        ptrdiff_t stride) {
     for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
@@ -76,8 +75,8 @@ SA_KERNEL void FN(matmul_nn)(const sa_product *p, void *scratch) {
     }
 }
 
-/* C[m][width] = A[n][m]ᵀ·B[n][width], or += it, for at most SA_WEIGHT_ROWS rows of C and any width. A is read once, and transposed for
- * all columns together: another thread has just written it. */
+/* C[m][width] = A[n][m]ᵀ·B[n][width], or +=, for at most SA_WEIGHT_ROWS rows of C and any width. A is transposed once for
+ * all columns. */
 SA_KERNEL void FN(matmul_tn)(const sa_product *p, void *scratch) {
     const real *a = p->a, *b = p->b;
     real *c = p->c, *panel = scratch, *aT = panel + SA_PANEL_DEPTH * SA_PANEL;

@@ -1,21 +1,21 @@
-/* The products of matmul.h on the matrix unit (docs/decisions/0003-fused-training.md): both operands are split into three terms (products/amx_tiles.h), and C is
- * computed 32 rows by 32 columns at a time. A task should take many rows and columns: splitting costs as much as 40 rows of a
- * product. The pairs of a sum are half a step apart, so that rows are split as they lie.
+/* matmul.h's products on the matrix unit (docs/decisions/0003-fused-training.md). Both operands are split into three
+ * terms (products/amx_tiles.h). Splitting is dear: a task should take many rows and columns. Pairs in a sum are half a
+ * step apart, so rows are split as they lie.
  *
- * Every element of C is a sum in the order of n, whatever the rows and columns beside it. Numbers below 2^−100 are off by up to
- * 2^−126, as if subnormal numbers did not exist. Where one is NaN, infinite or next to overflow, its row of A or its panel of B,
- * and in matmul_tn all of the call, goes through multiply-adds. */
+ * Each element of C is a sum in the order of n, whatever is beside it. Subnormal terms are lost: numbers below 2^−100 are
+ * off by up to 2^−126. Where a number is NaN, infinite or about to overflow, its row of A or panel of B, in matmul_tn the
+ * whole call, goes through multiply-adds. */
 
-#define SA_SIDE 32                                /* rows and columns of C at a time */
+#define SA_SIDE 32                                /* of C at a time */
 #define SA_SPLIT_TILE ((size_t)3 * SA_TILE_BYTES) /* of all terms */
 #define SA_PLAIN(name) FN(name)
 
 /* Narrower rows take as long to split as to multiply. */
 enum { SA_AMX(splits_from) = 96 };
 
-/* One operand may be the same in the next product (sa_product.again). */
+/* The next product may have the same operand (sa_product.again). */
 typedef struct {
-    bool same_fits; /* it holds no number that terms cannot */
+    bool same_fits; /* all its numbers can be split */
     char *same;     /* A of matmul_nt and matmul_nn, B of matmul_tn */
     char *other;
     real *sums; /* SA_SIDE × SA_SIDE */
@@ -41,9 +41,7 @@ SA_KERNEL size_t SA_AMX(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
     return d < SA_AMX(splits_from) ? SA_PLAIN(matmul_scratch)(rows, d) : FN(lay_out_product)(NULL, rows, d, NULL);
 }
 
-/* ---- splitting ------------------------------------------------------------------------------------------------------- */
-
-/* A block of at most SA_LANES × SA_LANES, padded with zeros. */
+/* At most SA_LANES × SA_LANES, padded with zeros. */
 SA_INLINE void FN(load_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, const bool transposed,
                               vec *to) {
     const int k = columns >= SA_LANES ? SA_LANES : columns > 0 ? (int)columns : 0;
@@ -62,7 +60,7 @@ SA_INLINE void FN(load_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, p
     }
 }
 
-/* The pairs (a, b) in three parts, part_bytes apart; returns 0, or NaN in the lanes where a number does not fit. */
+/* Pairs (a, b) in three parts, part_bytes apart. Returns 0, or NaN in lanes that cannot be split. */
 SA_INLINE vec FN(split_checked)(vec a, vec b, char *to, size_t part_bytes) {
     SA_UNROLL
     for (int part = 0; part < 2; ++part) {
@@ -71,11 +69,11 @@ SA_INLINE vec FN(split_checked)(vec a, vec b, char *to, size_t part_bytes) {
         b = b - V(bf16_nearest)(b);
     }
     V(store_bf16_pairs)(to + 2 * part_bytes, a, b);
-    return V(fma)(a, V(set1)(0), b * V(set1)(0)); /* the rest of what rounds to infinity is NaN */
+    return V(fma)(a, V(set1)(0), b * V(set1)(0)); /* what rounds to infinity leaves NaN */
 }
 
-/* The tiles of one step, x being `rows` × `columns` from its first pair on: the second half of the step lies `below`, or to the
- * right. Adds NaN to `wrong` where a number does not fit. */
+/* The tiles of a step of x[rows][columns], whose second half lies `below` or to the right. Adds NaN to `wrong` if a
+ * number cannot be split. */
 SA_INLINE vec FN(split_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t part_bytes,
                               vec wrong, const bool below, const bool transposed) {
     vec a[SA_LANES], b[SA_LANES];
@@ -105,7 +103,8 @@ SA_SPLIT_BLOCK(split_block_below_transposed, true, true)
 
 SA_INLINE bool FN(all_fits)(vec wrong) { return !V(any)(V(not_lt)(wrong, V(set1)(1))); }
 
-/* A left operand, tiles [row tile][part][step]: A[m][n], or of A[n][m] the transpose. False when some number does not fit. */
+/* A left operand A[m][n], or the transpose of A[n][m], as tiles [row tile][part][step]. False if a number cannot be
+ * split. */
 SA_LEAF bool FN(split_left)(const real *x, ptrdiff_t stride, ptrdiff_t m, ptrdiff_t n, bool transposed, char *to) {
     const size_t part_bytes = (size_t)FN(steps_of)(n) * SA_TILE_BYTES;
     vec wrong = V(set1)(0);
@@ -123,7 +122,8 @@ SA_LEAF bool FN(split_left)(const real *x, ptrdiff_t stride, ptrdiff_t m, ptrdif
     return FN(all_fits)(wrong);
 }
 
-/* A right operand of at most SA_SIDE columns, tiles [step][part][lane tile]: B[n][width], or of B[width][n] the transpose. */
+/* A right operand B[n][width], or the transpose of B[width][n], of at most SA_SIDE columns, as tiles [step][part][lane
+ * tile]. */
 SA_LEAF bool FN(split_panel)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, bool transposed, char *to) {
     const ptrdiff_t lane_tiles = FN(tiles_in)(width, SA_LANES);
     const size_t part_bytes = (size_t)lane_tiles * SA_TILE_BYTES;
@@ -154,13 +154,10 @@ SA_LEAF bool FN(row_fits)(const real *x, ptrdiff_t n) {
     return FN(all_fits)(wrong);
 }
 
-/* ---- multiplying ----------------------------------------------------------------------------------------------------- */
-
 SA_LEAF void FN(product_low1)(const FN(operands) * o, real *c) { FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 1); }
 SA_LEAF void FN(product_low2)(const FN(operands) * o, real *c) { FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 2); }
 
-/* sums[rows][width] = left·right, of the rows from r on; rows and width are at most SA_SIDE, rows and columns behind them are of
- * no use. */
+/* sums[rows][width] = left·right from row r on; both at most SA_SIDE. Padding holds no results. */
 SA_INLINE void FN(multiply)(const char *left, const char *right, ptrdiff_t r, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t width,
                             real *sums) {
     const ptrdiff_t steps = FN(steps_of)(n), lane_tiles = FN(tiles_in)(width, SA_LANES);
@@ -181,7 +178,7 @@ SA_INLINE void FN(multiply)(const char *left, const char *right, ptrdiff_t r, pt
     }
 }
 
-/* C[rows][width] = start + sums, or C + sums where start is NULL. */
+/* C = start + sums, or C += sums if start is NULL. */
 SA_LEAF void FN(take_sums)(const real *sums, ptrdiff_t rows, ptrdiff_t width, const real *start, real *c, ptrdiff_t c_stride) {
     for (ptrdiff_t at = 0; at < width; at += SA_LANES) {
         const int k = width - at < SA_LANES ? (int)(width - at) : SA_LANES;
@@ -198,7 +195,7 @@ SA_LEAF void FN(take_sums)(const real *sums, ptrdiff_t rows, ptrdiff_t width, co
     }
 }
 
-/* Some rows and columns of the product, by multiply-adds. */
+/* Some rows and columns, by multiply-adds. */
 static void FN(multiply_plainly)(const sa_product *p, ptrdiff_t r, ptrdiff_t rows, ptrdiff_t c, ptrdiff_t width, bool by_rows,
                                  void *scratch) {
     sa_product part = *p;
@@ -269,7 +266,7 @@ SA_KERNEL void SA_AMX(matmul_nn)(const sa_product *p, void *scratch) {
     }
 }
 
-/* C = Aᵀ·B or C += Aᵀ·B, for at most SA_WEIGHT_ROWS rows of C and sums over at most SA_SUM_ROWS. */
+/* C = Aᵀ·B or C += Aᵀ·B. */
 SA_KERNEL void SA_AMX(matmul_tn)(const sa_product *p, void *scratch) {
     static const real zeros[SA_SIDE];
     const real *b = p->b;
