@@ -1,20 +1,19 @@
-/* Scores and weighted values of one to four queries on the matrix unit, where all is of bfloat16. Nothing is converted or
- * rearranged: 16 keys are a left operand as they lie. 16 rows of values are a right operand as they lie too: its pairs are
- * neighbouring columns, of which the even ones are multiplied with (p, 0) and the odd ones with (0, p), two rows of the left
- * operand for each part of a weight.
+/* Decoding of one to four queries on the matrix unit, where all is bfloat16, as it lies. 16 keys are a left operand,
+ * 16 rows of values a right one. The pairs of values are neighbouring columns: even ones meet (p, 0), odd ones (0,
+ * p), two rows of the left operand for each term of a weight.
  *
- * Tile registers: 0 scores and 1 queries, 16 rows of `few` words; 2 weights and 4 to 7 outputs, 4·R rows of 64 bytes;
- * 3 keys or values, 16 rows of 64 bytes. */
+ * Tile registers: 0 scores and 1 queries, 16 rows of R words; 2 weights and 4 to 7 outputs, 4·R rows of 64 bytes; 3
+ * keys or values, 16 rows of 64 bytes. */
 
 enum { SA_AMX_DECODE_ROWS = 4 };
 
-/* Keys of a tile at most: what waits for one another in a tile, scores, maximum, exponentials, values, waits once for these. */
+/* The most keys of a tile: its steps wait for one another once for so many. */
 #define SA_DECODE_KEYS 256
 
-/* Weights are this much larger here: no part of one is subnormal, and no product with an ordinary value. */
+/* Weights are this much larger, so that no term is subnormal, nor its product with an ordinary value. */
 #define SA_DECODE_WEIGHT_UNIT 0x1p60f
 
-enum { FN(decode_weight_rows) = 4 /* of a query: two parts, for even and for odd columns */ };
+enum { FN(decode_weight_rows) = 4 /* of a query: two terms, for even and odd columns */ };
 
 SA_ONCE bool FN(amx_takes_decode)(const sa_attention *a) {
     const real factor = FN(factor_of)(a);
@@ -34,7 +33,7 @@ SA_ONCE size_t FN(amx_lay_out_decode)(const sa_attention *a, char *base, size_t 
     return used;
 }
 
-/* The queries as they are, [E / 2][R] pairs. False where products with keys might leave the range of float32 unseen. */
+/* Queries as they are, [E / 2][R] pairs. False if products with keys might leave float32 unseen. */
 SA_ONCE bool FN(decode_take_queries)(const sa_block *b, FN(scratch) * s, const int R) {
     const sa_matrix *m = &b->a->query.m;
     const ptrdiff_t E = b->a->E;
@@ -71,7 +70,7 @@ SA_ONCE void FN(amx_open_decode)(const sa_block *b, FN(scratch) * s) {
     }
 }
 
-/* 16 products to scores, and in their maxima. */
+/* Products of 16 keys to scores, their maxima to *top. */
 SA_INLINE void FN(decode_scale)(real *P, vec factor, vec *top, const int R) {
     SA_UNROLL
     for (int i = 0; i < R; ++i) {
@@ -81,8 +80,8 @@ SA_INLINE void FN(decode_scale)(real *P, vec factor, vec *top, const int R) {
     }
 }
 
-/* P[n][R] = factor·k[j]·q[r], n a multiple of 16. Returns the maxima of lanes. Vectors are a step behind the unit, and memory
- * waits for neither. A score that is not finite may be so by the unit alone: if it is +inf or NaN, so becomes the output. */
+/* P[n][R] = factor·k[j]·q[r], n a multiple of 16. Returns the maxima of lanes. Vectors stay a step behind the unit. A
+ * score of +inf or NaN, perhaps by the unit alone, makes the output so. */
 SA_INLINE vec FN(amx_decode_scores)(const char *queries, const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t E, real factor,
                                     real *P, const int R) {
     const ptrdiff_t stride = rows->stride, ahead = rows->ahead.soon;
@@ -108,7 +107,7 @@ SA_INLINE vec FN(amx_decode_scores)(const char *queries, const FN(decode_rows) *
     return top;
 }
 
-/* Of 16 scores P[16][R] the weights as a left operand; *sum takes them up. */
+/* Weights of scores P[16][R] as a left operand; *sum takes them up. */
 SA_INLINE void FN(decode_weights)(const real *P, vec maximum, vec *sum, char *to, const int R) {
     const vec unit = V(set1)(SA_DECODE_WEIGHT_UNIT), zero = V(set1)(0);
     vec p[4];
@@ -144,9 +143,8 @@ SA_INLINE void FN(decode_weights)(const real *P, vec maximum, vec *sum, char *to
     FN(decode_fetch)(v + (at) + ahead, stride);                                                                                \
     SA_TILE_DOT(to, 2, 3);
 
-/* s->product[4][4·R][16]: the weights of n keys times the 32·`tiles` columns from v on; with one or two tiles, those of every
- * other 16 keys are in the third and the fourth, so that products need not wait for one another. The weights are made of the
- * scores P on the way, or with P = NULL are there. */
+/* s->product[4][4·R][16] = weights of n keys times 32·`tiles` columns from v on; with P the weights are made on the
+ * way. With one or two tiles every other 16 keys go to the third and fourth: products do not wait for one another. */
 SA_INLINE void FN(decode_products)(const FN(decode_state) * s, const real *P, vec maximum, vec *sum, const char *v,
                                    ptrdiff_t stride, ptrdiff_t ahead, ptrdiff_t n, const ptrdiff_t tiles, const int R) {
     const ptrdiff_t bytes = FN(decode_weight_rows) * R * 64;
@@ -189,8 +187,8 @@ SA_INLINE void FN(decode_products)(const FN(decode_state) * s, const real *P, ve
 }
 #undef SA_DECODE_VALUES
 
-/* O[R][Dv] = alpha·O + Σ_j 2^(P[j][r] − maximum)·v[j] over n keys, a multiple of 16, and *sum += the weights; the even and the
- * odd of 32 columns lie together. */
+/* O[R][Dv] = alpha·O + Σ_j 2^(P[j][r] − maximum)·v[j] over n keys, a multiple of 16; *sum takes up the weights. Of 32
+ * columns, even ones come first. */
 SA_INLINE void FN(amx_decode_values)(const FN(decode_state) * s, const real *P, vec maximum, vec *sum,
                                      const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t Dv, real *O, const real *alpha,
                                      const int R) {
@@ -217,7 +215,7 @@ SA_INLINE void FN(amx_decode_values)(const FN(decode_state) * s, const real *P, 
     }
 }
 
-/* n rows as bfloat16: where they lie, or packed from those that had to be converted, a tile at a time. */
+/* n rows of bfloat16, in place or packed. */
 SA_ONCE FN(decode_rows) FN(decode_bf16_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m, FN(cache) * cache,
                                              ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
     if (FN(decode_reads)(m) == SA_READS_BF16) {
@@ -237,13 +235,12 @@ SA_ONCE FN(decode_rows) FN(decode_bf16_rows)(const sa_block *b, FN(scratch) * s,
     return (FN(decode_rows)){s->decode.rows, width * 2, {0, 0}, SA_READS_BF16, false};
 }
 
-/* The keys from `first` on that may be one tile here; 0: none. */
+/* The keys that may be one tile; 0: none. */
 SA_ONCE ptrdiff_t FN(amx_decode_keys)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first) {
     const ptrdiff_t left = b->end - first, n = left < SA_DECODE_KEYS ? left / SA_TILE_ROWS * SA_TILE_ROWS : SA_DECODE_KEYS;
     return s->decode.use && n >= SA_KEYS_PER_TILE ? n : 0;
 }
 
-/* The n keys in the running maximum, sum and output. */
 SA_INLINE void FN(amx_decode_tile_any)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, const int R) {
     const ptrdiff_t E = b->a->E, Dv = b->a->Dv;
     const FN(decode_rows) k = FN(decode_bf16_rows)(b, s, &b->key, &s->key, first, n, E);

@@ -1,10 +1,7 @@
-/* Scores and weighted values of one to eight queries by dot products of pairs of bfloat16, where all is of that type. Keys are read as
- * they lie, pairs of neighbouring elements. Of values two rows at a time are zipped on the way into pairs of keys, and their
- * weights are rounded to bfloat16 after their sum was taken, as in products/bf16dot.h.
- *
- * Queries must be below 2^50, and 0 or no subnormal number: keys may be of any size. What else pairs cannot hold is found by the
- * scores and at the end, not by looking at every key (decode_sums_hold): the block goes through multiply-adds again, with weights that
- * are rounded as well. */
+/* Decoding by dot products of bfloat16 pairs, where all is bfloat16. Keys are read as they lie. Values are zipped, two
+ * rows at a time, into pairs of keys; weights are rounded to bfloat16 after their sum. Queries must be below 2^50 and
+ * not subnormal. Keys are not checked: scores and output are (decode_sums_hold). If they do not hold, the block goes
+ * again by multiply-adds, with weights rounded as well. */
 
 enum { SA_LEAST_OF_DECODE = -126 };
 
@@ -22,7 +19,7 @@ SA_ONCE void FN(bf16dot_open_decode)(const sa_block *b, FN(scratch) * s) {
     s->decode.use = s->decode.rounds = FN(decode_by_pairs)(b->a);
 }
 
-/* Columns in their own order, of values that were zipped as pairs. */
+/* Puts the columns of zipped values in order. */
 SA_ONCE void FN(bf16dot_decode_order)(real *O, ptrdiff_t count) {
     for (ptrdiff_t i = 0; i < count; i += 2 * SA_LANES) {
         const vec low = V(load)(O + i), high = V(load)(O + i + SA_LANES);
@@ -31,7 +28,7 @@ SA_ONCE void FN(bf16dot_decode_order)(real *O, ptrdiff_t count) {
     }
 }
 
-/* The queries as they are, in s->q, if they go by pairs. */
+/* Queries as they are to s->q, if they go by pairs. */
 SA_ONCE bool FN(bf16dot_decode_queries)(const sa_block *b, FN(scratch) * s) {
     const sa_matrix *m = &b->a->query.m;
     int beyond = 0;
@@ -43,7 +40,7 @@ SA_ONCE bool FN(bf16dot_decode_queries)(const sa_block *b, FN(scratch) * s) {
     return s->decode.use;
 }
 
-/* n rows of bfloat16: where they lie, or copied. */
+/* n rows of bfloat16, in place or copied. */
 SA_ONCE FN(decode_rows) FN(decode_raw_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m, FN(cache) * cache,
                                             ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
     if (FN(decode_reads)(m) == SA_READS_BF16) {
@@ -67,8 +64,8 @@ SA_ONCE FN(decode_rows) FN(decode_raw_rows)(const sa_block *b, FN(scratch) * s, 
         }                                                                                                                      \
     }
 
-/* sum[r][c] += p[r]·C vectors of columns of two rows; `left` columns are theirs. Lines ahead of those from `next` on are fetched, or,
- * when it is 0, of each row's. */
+/* sum[r][c] += p[r] times C vectors of columns of two rows, of which `left` columns exist. Lines ahead of `next` are
+ * fetched; if it is 0, ahead of both rows. */
 SA_INLINE void FN(decode_pair_step)(const real *p, const char *row, const char *second, uintptr_t next, FN(decode_ahead) ahead,
                                     ptrdiff_t left, vec sum[SA_DECODE_ROWS][8], const int R, const int C, const bool far) {
     vec p_r[SA_DECODE_ROWS];
@@ -91,8 +88,8 @@ SA_INLINE void FN(decode_pair_step)(const real *p, const char *row, const char *
     }
 }
 
-/* O[R][o_stride], C vectors of columns from d on, = alpha[r]·O + Σ_j p_j[r]·v[j]. A vector of pairs[] has the weights of 2·apart
- * keys: lane i·R + r those of keys i and i + apart for row r. `left` columns are the array's. */
+/* O[R][o_stride] = alpha[r]·O + Σ_j p_j[r]·v[j] in C vectors of columns from d on. A vector of pairs[] has the weights
+ * of 2·apart keys: lane i·R + r those of keys i and i + apart for row r. */
 SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apart, const FN(decode_rows) * rows, ptrdiff_t n,
                                        ptrdiff_t d, ptrdiff_t left, real *restrict O, ptrdiff_t o_stride,
                                        const real *restrict alpha, const int R, const int C, const bool far) {
@@ -110,7 +107,7 @@ SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apa
     for (ptrdiff_t j = 0; j < n; j += 2 * apart, pairs += SA_LANES) {
         const ptrdiff_t here = n - j < apart ? n - j : apart, both = n - j - apart;
         const char *v_j = v + j * stride;
-        for (ptrdiff_t i = 0; i < here; ++i, v_j += stride) { /* one that has no partner is its own, of no weight */
+        for (ptrdiff_t i = 0; i < here; ++i, v_j += stride) { /* a key without partner is its own, of no weight */
             FN(decode_pair_step)(pairs + i * R, v_j, i < both ? v_j + across : v_j, next, rows->ahead, left, sum, R, C, far);
             next += far && rows->together ? (uintptr_t)(4 * C * SA_LANES) : 0;
         }
@@ -125,7 +122,7 @@ SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apa
     }
 }
 
-/* The same of all columns. */
+/* Of all columns. */
 SA_INLINE void FN(decode_pair_values)(const real *restrict pairs, ptrdiff_t apart, const FN(decode_rows) * v, ptrdiff_t n,
                                       ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const bool far) {
     const int C = R == 8 ? 2 : R == 4 ? 4 : 8;
@@ -148,17 +145,17 @@ SA_DECODE_PAIR_LEAVES(4)
 SA_DECODE_PAIR_LEAVES(8)
 #undef SA_DECODE_PAIR_LEAVES
 
-/* Whether a score is beyond float32: −inf would pass for a closed pair, and a softcap hides infinities. */
+/* Whether a score left float32: −inf would pass for a closed pair, and softcap hides infinities. */
 SA_ONCE bool FN(decode_score_lost)(const real *P, ptrdiff_t n, ptrdiff_t p_stride, const int R) {
     int lost = 0;
     if (p_stride == R) {
-        vec check = V(set1)(0); /* 0·x is 0 for a finite x and NaN for any other */
+        vec check = V(set1)(0); /* 0·x: 0 for a finite x, else NaN */
         for (ptrdiff_t i = 0; i < n * R; i += SA_LANES) {
             check = V(fma)(V(load)(P + i), V(set1)(0), check);
         }
         return V(any)(V(not_lt)(check, V(set1)(1)));
     }
-    for (ptrdiff_t j = 0; j < n; ++j) { /* the other lanes hold anything */
+    for (ptrdiff_t j = 0; j < n; ++j) { /* other lanes hold anything */
         for (int r = 0; r < R; ++r) {
             const real x = P[j * p_stride + r];
             lost |= x - x != 0;
@@ -181,7 +178,7 @@ SA_ONCE void FN(bf16dot_decode_scores)(const sa_block *b, FN(scratch) * s, ptrdi
     s->decode.lost |= FN(decode_score_lost)(s->P, n, p_stride, R);
 }
 
-/* The weights P[n][p_stride] become pairs of two vectors each, and meet the values. */
+/* Weights P[n][p_stride] become pairs of two vectors each, and meet the values. */
 SA_ONCE void FN(bf16dot_decode_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
                                        const int R) {
     const ptrdiff_t Dv = b->a->Dv, apart = SA_LANES / p_stride, count = (ptrdiff_t)FN(round_up)(n * p_stride);

@@ -1,5 +1,5 @@
-/* A block of a few queries against a key head (decoding): the same pass as forward.h's, with features for lanes. A tile without
- * masks and the like has its scores side by side, and is worked on by full vectors. */
+/* A block of few queries (decoding): forward.h's pass with features as lanes. A tile without masks and the like has its
+ * scores side by side, in full vectors. */
 
 /* q[R][width] times the factor, in the order in which keys are read. Other products take them as they are. */
 SA_ONCE void FN(pack_decode_queries)(const sa_block *b, FN(scratch) * s, int R) {
@@ -22,7 +22,7 @@ SA_ONCE void FN(pack_decode_queries)(const sa_block *b, FN(scratch) * s, int R) 
     }
 }
 
-/* The output's columns in their own order: values that were read as pairs leave the even before the odd ones. */
+/* bfloat16 values leave even columns before odd ones. */
 SA_ONCE void FN(restore_order)(const sa_block *b, FN(scratch) * s, int R) {
     const ptrdiff_t count = R * FN(decode_width)(b->a->Dv);
     if (SA_DECODE_VECS(FN(decode_reads)(&b->value)) != 2) {
@@ -41,8 +41,7 @@ SA_ONCE void FN(restore_order)(const sa_block *b, FN(scratch) * s, int R) {
 
 /* ---- a tile with nothing but scores --------------------------------------------------------------------------------- */
 
-/* Whether the tile needs none of the passes of scores.h: its scores may then lie together, [n][R], and maximum and
- * exponentials work on full vectors. */
+/* Whether the tile needs no pass of scores.h: then its scores are [n][R]. */
 SA_ONCE bool FN(decode_plain)(const sa_block *b, ptrdiff_t first, ptrdiff_t n) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
@@ -53,8 +52,8 @@ SA_ONCE bool FN(decode_plain)(const sa_block *b, ptrdiff_t first, ptrdiff_t n) {
     return plain;
 }
 
-/* pass_exp for scores a vector apart. The sums are those of decode_plain_exp to the bit: what a mask that closes nothing or
- * dropout make of a tile must not change lse (but where bf16dot.h does not hold the output). */
+/* pass_exp for scores a vector apart. Sums are those of decode_plain_exp to the bit: a mask that closes nothing must
+ * not change lse (but where bf16dot.h does not hold the output). */
 SA_ONCE void FN(decode_pass_exp)(real *P, ptrdiff_t n, const real *maximum, real *tile_sum, int R) {
     const int keys = SA_LANES / R;
     const vec m = V(load)(maximum);
@@ -76,7 +75,7 @@ SA_ONCE void FN(decode_pass_exp)(real *P, ptrdiff_t n, const real *maximum, real
     V(store)(tile_sum, sum[0]);
 }
 
-/* The scores P[n][R] in the running maximum and sum; P becomes weights. */
+/* Takes scores P[n][R] into maximum and sum; P becomes weights. */
 SA_ONCE void FN(decode_plain_exp)(FN(scratch) * s, ptrdiff_t n, int R) {
     const ptrdiff_t count = n * R, padded = (ptrdiff_t)FN(round_up)(count);
     for (ptrdiff_t i = count; i < padded; ++i) {
@@ -95,10 +94,10 @@ SA_ONCE void FN(decode_plain_exp)(FN(scratch) * s, ptrdiff_t n, int R) {
     FN(decode_take_sum)(s, sum, R);
 }
 
-/* Outputs below this, or 0, may have lost something where subnormal numbers are taken for 0. */
+/* Smaller outputs may have lost subnormals. */
 #define SA_DECODE_LEAST_OUTPUT ((real)0x1p-100)
 
-/* Whether the sums so far are what multiply-adds would have given: finite, and far from subnormal. */
+/* Whether sums are those of multiply-adds: finite, and far from subnormal. */
 SA_ONCE bool FN(decode_sums_hold)(const sa_block *b, const FN(scratch) * s) {
     const sa_rows *rows = b->rows;
     const vec least = V(set1)(SA_DECODE_LEAST_OUTPUT), beyond = V(set1)((real)INFINITY);
@@ -119,7 +118,7 @@ SA_ONCE bool FN(decode_sums_hold)(const sa_block *b, const FN(scratch) * s) {
     return !lost;
 }
 
-/* The tile of n keys, or a longer one, in the running maximum, sum and output. Returns its keys. */
+/* A tile of n keys, or a longer one. Returns its keys. */
 SA_ONCE ptrdiff_t FN(decode_plain_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int R) {
     const FN(products) *products = s->products;
     const ptrdiff_t longer = products && products->decode_keys ? products->decode_keys(b, s, first) : 0;
@@ -133,7 +132,7 @@ SA_ONCE ptrdiff_t FN(decode_plain_tile)(const sa_block *b, FN(scratch) * s, ptrd
     return n;
 }
 
-/* A tile with masks, dropout or other passes over its scores, which lie a vector apart. */
+/* A tile that needs passes; its scores lie a vector apart. */
 SA_ONCE void FN(decode_masked_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int R, bool *masked) {
     if (!FN(score_tile)(b, s, first, n, 1, R, true, masked)) {
         return;
@@ -147,7 +146,7 @@ SA_ONCE void FN(decode_masked_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_
     FN(values_of_decode)(b, s, first, n, SA_LANES, R);
 }
 
-/* Up to SA_DECODE_ROWS rows. Again by multiply-adds where other products did not hold the sums. */
+/* Up to SA_DECODE_ROWS rows; again by multiply-adds if other products did not hold the sums. */
 SA_ONCE void FN(run_decode)(const sa_block *b, FN(scratch) * s) {
     const int count = b->rows->count, R = count <= 2 ? count : count <= 4 ? 4 : 8;
     bool masked = false;

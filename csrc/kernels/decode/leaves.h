@@ -1,4 +1,4 @@
-/* The leaves of decoding by multiply-adds, for each number of rows and each way that elements lie in memory, and who calls them. */
+/* The leaves of decoding by multiply-adds, for each number of rows and kind of elements, and their callers. */
 
 #define SA_DECODE_LEAVES(R, kind)                                                                                              \
     SA_DECODE_SCORES_LEAF(R, kind)                                                                                             \
@@ -75,10 +75,10 @@ SA_SHARED FN(decode_rows) FN(decode_rows_of)(const sa_block *b, const sa_matrix 
     return (FN(decode_rows)){(const char *)rows, stride * (ptrdiff_t)sizeof(real), {0, 0}, reads, false};
 }
 
-/* Whether the block's tiles go by the products of another file. */
+/* Whether other products do the block's tiles. */
 SA_INLINE bool FN(decode_by_products)(const FN(scratch) * s) { return s->decode.use && s->products->decode_scores; }
 
-/* s->P[n][p_stride] = the scores of the tile's keys; p_stride is R or a vector. */
+/* s->P[n][p_stride] = the tile's scores; p_stride is R or SA_LANES. */
 SA_ONCE void FN(scores_of_decode)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride, int R) {
     if (FN(decode_by_products)(s)) {
         s->products->decode_scores(b, s, first, n, p_stride, R);
@@ -89,7 +89,7 @@ SA_ONCE void FN(scores_of_decode)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
     SA_DECODE_BY_KIND(k.reads, decode_scores, s->q, &k, n, E, s->P, p_stride, 1) /* queries hold the factor */
 }
 
-/* O = alpha·O + the weights s->P[n][p_stride] times the tile's values. */
+/* O = alpha·O + weights s->P[n][p_stride] times the tile's values. */
 SA_ONCE void FN(values_of_decode)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride, int R) {
     if (FN(decode_by_products)(s)) {
         s->products->decode_values(b, s, first, n, p_stride, R);

@@ -1,8 +1,8 @@
-/* What leaves of decoding are made of: a few queries, R of them, rounded up to a power of two, against the rows of a key head. Lanes
- * are features. What bounds it is the reading of K and V, so those are read once, where they lie: rows of any stride, and float16
- * and bfloat16 as they are where there is a verb for it. leaves.h makes the leaves, block.h walks over the keys. */
+/* What leaves of decoding are made of: R queries against the rows of a key head, features as lanes. R is their number
+ * rounded up to a power of two. K and V are read once, where they lie: reading them takes the time. leaves.h makes the
+ * leaves, block.h walks over the keys. */
 
-/* The most rows: a power of two, all of them in one vector. Eight need 16 sums and their operands in registers. */
+/* The most rows: one vector holds them, and eight need 32 registers. */
 #if SA_LANES >= 8 && SA_VECTOR_REGISTERS == 32
 #define SA_DECODE_ROWS 8
 #elif SA_LANES >= 4
@@ -11,13 +11,13 @@
 #define SA_DECODE_ROWS SA_LANES
 #endif
 
-/* How elements of keys and values lie in memory. bfloat16 comes as pairs: a vector of the even elements and one of the odd
- * ones, a shift and an and for twice the lanes. What meets them is put in that order (pack_decode_queries, restore_order). */
+/* How keys and values lie. bfloat16 comes as a vector of even and one of odd elements; pack_decode_queries and
+ * restore_order follow that order. */
 #define SA_READS_REAL 0
 #define SA_READS_BF16 1
 #define SA_READS_F16 2
-#define SA_READS_PAIRS 3 /* bfloat16 that had to be packed: in the same order, and so to the same bits */
-#define SA_READS_RAW 4   /* bfloat16 for products of pairs (bf16dot.h): nothing is converted */
+#define SA_READS_PAIRS 3 /* packed bfloat16, in the same order for the same bits */
+#define SA_READS_RAW 4   /* bfloat16 pairs for bf16dot.h, not converted */
 #undef SA_SOME_BF16
 #undef SA_SOME_F16
 #if SA_REAL_IS_F64 || !SA_HAS_BF16_PAIRS
@@ -31,18 +31,16 @@
 #define SA_SOME_F16 1
 #endif
 
-/* Rows are fetched this far ahead: the hardware does not look beyond the end of a page. From memory, by vectors of a whole line,
- * twice as far, and before that into the L2, where more can be on its way. */
+/* How far ahead rows are fetched; `later` into the L2, where more can be on its way. */
 #define SA_BYTES_AHEAD(far) ((far) && SA_VECTOR_IS_LINE ? 8192 : 4096)
 #define SA_BYTES_LATER(far) ((far) && SA_VECTOR_IS_LINE ? 32768 : 0)
 
-/* A vector of a whole cache line fetches the one that will stand in its place, into the L1. Shorter ones would ask for each line
- * several times, and for those of values in an order that is slow to read from memory: there whole rows are fetched
- * (docs/decisions/0006-decoding.md), and values are added up by so many bytes of rows. */
+/* A vector of a whole line fetches the line ahead into L1. Shorter vectors would fetch each line several times: there
+ * whole rows are fetched, and values go by so many bytes of rows (docs/decisions/0006-decoding.md). */
 #define SA_VECTOR_IS_LINE (sizeof(vec) == 64)
 #define SA_VALUES_TOGETHER 4096
 
-/* Bytes from a row to those that are fetched meanwhile, the one of `later` into the L2 alone; 0: none. */
+/* Bytes from a row to what is fetched meanwhile, `later` into the L2 alone; 0: nothing. */
 typedef struct {
     ptrdiff_t soon, later;
 } FN(decode_ahead);
@@ -53,10 +51,10 @@ typedef struct {
     ptrdiff_t stride;
     FN(decode_ahead) ahead;
     int reads;
-    bool together; /* without gaps between them */
+    bool together; /* no gaps between them */
 } FN(decode_rows);
 
-/* Rows of queries and of the output, rounded up to whole pairs of vectors. */
+/* The width of rows of queries and output. */
 SA_INLINE ptrdiff_t FN(decode_width)(ptrdiff_t n) { return (n + 2 * SA_LANES - 1) / (2 * SA_LANES) * (2 * SA_LANES); }
 
 SA_INLINE int FN(decode_reads)(const sa_matrix *m) {
@@ -67,14 +65,14 @@ SA_INLINE int FN(decode_reads)(const sa_matrix *m) {
     return SA_SOME_F16 && m->dtype == SA_F16 && in_place ? SA_READS_F16 : SA_READS_REAL;
 }
 
-/* From a row to the one that many bytes of rows further, or four rows; 0 where it would be behind the keys that are open. */
+/* From a row to the one `bytes` of rows further, or four rows; 0 if that is behind the open keys. */
 SA_INLINE ptrdiff_t FN(rows_ahead)(const sa_block *b, const sa_matrix *m, ptrdiff_t last, ptrdiff_t row_bytes,
                                    ptrdiff_t bytes) {
     const ptrdiff_t rows = row_bytes * 4 > bytes || row_bytes == 0 ? 4 : bytes / row_bytes;
     return bytes > 0 && last + rows <= b->open_end ? rows * m->row_stride : 0;
 }
 
-/* n rows of keys or values from `first` on, as they lie or packed. */
+/* n rows of keys or values, in place or packed. */
 FN(decode_rows)
 FN(decode_rows_of)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width);
 
@@ -82,19 +80,17 @@ FN(decode_rows_of)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptr
 
 #define SA_DECODE_BYTES(reads) ((reads) == SA_READS_REAL || (reads) == SA_READS_PAIRS ? (ptrdiff_t)sizeof(real) : 2)
 #define SA_DECODE_VECS(reads) ((reads) == SA_READS_BF16 || (reads) == SA_READS_PAIRS ? 2 : 1)
-#define SA_DECODE_STEP(reads)                                                                                                  \
-    ((reads) == SA_READS_RAW ? 2 * SA_LANES : SA_DECODE_VECS(reads) * SA_LANES) /* elements of those */
+#define SA_DECODE_STEP(reads) ((reads) == SA_READS_RAW ? 2 * SA_LANES : SA_DECODE_VECS(reads) * SA_LANES) /* in elements */
 
-/* Fetches what will stand in place of the rows from … to − 1, where vectors do not do so themselves. */
+/* Fetches ahead of rows from … to − 1, where vectors are not lines. */
 SA_INLINE void FN(fetch_rows)(const FN(decode_rows) * rows, ptrdiff_t from, ptrdiff_t to, ptrdiff_t bytes) {
     for (ptrdiff_t r = from; !SA_VECTOR_IS_LINE && rows->ahead.soon != 0 && r < to; ++r) {
         sa_fetch((uintptr_t)rows->at + (uintptr_t)(r * rows->stride + rows->ahead.soon), bytes, true);
     }
 }
 
-/* Fetches the lines ahead of the one at p, where vectors are lines: both of them if `far`. An address: it may be nobody's. It is that
- * of the line which is read, but where rows are far and together: as many lines as a tile has are then fetched one after the other,
- * whatever the order in which the tile's own are read (by some keys, by groups of columns). */
+/* Fetches the lines ahead of p, both if `far`, where vectors are lines; p may be nobody's. It is the line that is read;
+ * but where rows are far and together, lines are fetched in the order of memory, whatever the order of reading. */
 SA_INLINE void FN(fetch_lines)(uintptr_t p, FN(decode_ahead) ahead, const bool far) {
     if (SA_VECTOR_IS_LINE) {
         __builtin_prefetch((const char *)(p + (uintptr_t)ahead.soon), 0, 3);
@@ -104,10 +100,10 @@ SA_INLINE void FN(fetch_lines)(uintptr_t p, FN(decode_ahead) ahead, const bool f
     }
 }
 
-/* Whether rows are far; those that are not have a loop of their own, with fewer instructions. */
+/* Rows that are not far have a loop of fewer instructions. */
 #define SA_FAR(rows) (SA_VECTOR_IS_LINE && (rows)->ahead.later != 0)
 
-/* SA_DECODE_VECS vectors of elements from p on. */
+/* SA_DECODE_VECS vectors from p on. */
 SA_INLINE void FN(decode_load)(const char *p, vec *x, const int reads) {
 #if SA_SOME_BF16
     if (reads == SA_READS_BF16) {
@@ -138,7 +134,7 @@ SA_INLINE void FN(decode_load)(const char *p, vec *x, const int reads) {
     x[0] = V(load)(from);
 }
 
-/* The same of the last n elements of a row, fewer than the vectors hold; the rest is 0. */
+/* Of the last n elements of a row; the rest is 0. */
 SA_INLINE void FN(decode_load_n)(const char *p, ptrdiff_t n, vec *x, const int reads) {
     if (reads == SA_READS_REAL) {
         x[0] = V(load_n)((const real *)(const void *)p, (int)n);
@@ -149,7 +145,6 @@ SA_INLINE void FN(decode_load_n)(const char *p, ptrdiff_t n, vec *x, const int r
     FN(decode_load)((const char *)padded, x, reads);
 }
 
-/* sum + x·q, lane by lane. */
 SA_INLINE vec FN(decode_product)(vec sum, vec x, vec q, const int reads) {
 #if defined(SA_HAS_BF16_PRODUCTS)
     if (reads == SA_READS_RAW) {
@@ -161,14 +156,13 @@ SA_INLINE vec FN(decode_product)(vec sum, vec x, vec q, const int reads) {
 
 /* ---- products ------------------------------------------------------------------------------------------------------ */
 
-/* sum[i·R + r] += k_i·q[r] over a step from element e on, where q is; the last of a row when left > 0. Lines ahead of those from
- * `next` on are fetched, `apart` from key to key. */
+/* sum[i·R + r] += k_i·q[r] over the step at element e, which q points to; left > 0: over the last elements of a row.
+ * Lines ahead of `next` are fetched, `apart` from key to key. */
 SA_INLINE void FN(decode_scores_step)(const real *q, ptrdiff_t q_stride, const char *const *k, uintptr_t next, ptrdiff_t apart,
                                       FN(decode_ahead) ahead, ptrdiff_t e, ptrdiff_t left, vec *sum, const int R,
                                       const int reads, const bool far) {
     const int U = SA_DECODE_VECS(reads), keys = SA_LANES / R;
-    const int held =
-        keys == 2 && SA_VECTOR_REGISTERS == 16 ? 1 : U; /* beside 8 sums there is room for 4 queries, not for 4×2 */
+    const int held = keys == 2 && SA_VECTOR_REGISTERS == 16 ? 1 : U; /* beside 8 sums there is room for 4 queries */
     SA_UNROLL
     for (int from = 0; from < U; from += held) {
         vec q_r[SA_DECODE_ROWS][2];
@@ -205,17 +199,17 @@ SA_INLINE void FN(decode_scores_step)(const real *q, ptrdiff_t q_stride, const c
     }
 }
 
-/* P[n][p_stride], columns 0 … R − 1, = factor·k[j]·q[r]; the factor is of SA_READS_RAW alone, other queries hold it. q[R][q_stride] is
- * padded with zeros. p_stride is R, and P then has room for whole vectors (what is behind n keys is any product), or it is SA_LANES. */
+/* P[n][p_stride] = factor·k[j]·q[r] in columns 0 … R − 1. q[R][q_stride] is padded with zeros and holds the factor, but
+ * for SA_READS_RAW. p_stride is SA_LANES, or R: then whole vectors are written, anything behind n keys. */
 SA_INLINE void FN(decode_scores)(const real *restrict q, const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t E,
                                  real *restrict P, ptrdiff_t p_stride, real factor, const int R, const int reads,
                                  const bool far) {
-    const int keys = SA_LANES / R; /* products of one pass: keys × R = lanes */
+    const int keys = SA_LANES / R; /* keys × R = lanes */
     const ptrdiff_t q_stride = FN(decode_width)(E), step = SA_DECODE_STEP(reads), tail = E % step, whole = E - tail;
     const char *k = rows->at;
     const ptrdiff_t k_stride = rows->stride;
     const bool together = far && rows->together && tail == 0;
-    const ptrdiff_t apart = together ? step * SA_DECODE_BYTES(reads) : k_stride; /* from line to line that is fetched */
+    const ptrdiff_t apart = together ? step * SA_DECODE_BYTES(reads) : k_stride; /* between fetched lines */
     for (ptrdiff_t j = 0; j < n; j += keys) {
         const int here = n - j < keys ? (int)(n - j) : keys;
         const char *k_j[SA_LANES];
@@ -256,7 +250,8 @@ SA_INLINE void FN(decode_scores)(const real *restrict q, const FN(decode_rows) *
     }
 }
 
-/* O[R][o_stride], C vectors of columns from d on, = alpha[r]·O + Σ_j P[j][r]·v[j]; the last `tail` columns of a row, or 0. */
+/* O[R][o_stride] = alpha[r]·O + Σ_j P[j][r]·v[j] in C vectors of columns from d on, or the last `tail` columns of a
+ * row. */
 SA_INLINE void FN(decode_values_columns)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * rows, ptrdiff_t n,
                                          ptrdiff_t d, real *restrict O, ptrdiff_t o_stride, const real *restrict alpha,
                                          const int R, const int C, const int reads, ptrdiff_t tail, const bool far) {
@@ -304,8 +299,7 @@ SA_INLINE void FN(decode_values_columns)(const real *restrict P, ptrdiff_t p_str
     }
 }
 
-/* O[R][Dv] = alpha[r]·O + Σ_j P[j][r]·v[j] over n rows from `first` on. With every C vectors of columns a share of the rows ahead is
- * fetched. */
+/* Of n rows from `first` on and all columns. Each C vectors of columns fetch a share of the rows ahead. */
 SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t first,
                                       ptrdiff_t n, ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R,
                                       const int reads, const bool far) {
@@ -334,13 +328,13 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
     }
 }
 
-/* The same over all n rows, in groups where rows are fetched as a whole. How many make one follows from Dv alone and not from the
- * bytes that 16 bits take: packed or in place, their results have the same bits. */
+/* Of all n rows, in groups where whole rows are fetched. Dv alone sets the groups, so that packed and in place give the
+ * same bits. */
 SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t n,
                                  ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const int reads,
                                  const bool far) {
     static const real ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
-    if (Dv == 0) { /* no columns, and nothing to divide by */
+    if (Dv == 0) { /* nothing to divide by */
         return;
     }
     const ptrdiff_t rows = SA_VALUES_TOGETHER / (ptrdiff_t)sizeof(real) / Dv;
@@ -360,14 +354,15 @@ SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, con
         }                                                                                                                      \
     }
 
-/* The running maximum with that of scores [n][R], the lanes of `top`, and s->alpha. Returns the maximum as those lanes need it. */
+/* Raises the maximum to that of scores [n][R], the lanes of `top`, and sets s->alpha. Returns the maximum in those
+ * lanes. */
 SA_INLINE vec FN(decode_raise_maximum)(FN(scratch) * s, vec top, const int R) {
     real each[SA_LANES];
     V(store)(each, top);
     for (int r = 0; r < R; ++r) {
         real now = s->maximum[r];
         for (int i = r; i < SA_LANES; i += R) {
-            now = each[i] > now ? each[i] : now; /* a NaN is not lost: its exponential is one */
+            now = each[i] > now ? each[i] : now; /* a NaN is not lost: its exponential is NaN */
         }
         s->top[r] = now;
     }
@@ -380,7 +375,7 @@ SA_INLINE vec FN(decode_raise_maximum)(FN(scratch) * s, vec top, const int R) {
     return V(load)(each);
 }
 
-/* The running sum with that of weights [n][R], the lanes of `sum`: those of a row in order. */
+/* Adds weights [n][R], the lanes of `sum`, to the running sum, in order. */
 SA_INLINE void FN(decode_take_sum)(FN(scratch) * s, vec sum, const int R) {
     real each[SA_LANES];
     V(store)(each, sum);

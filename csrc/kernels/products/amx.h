@@ -1,17 +1,16 @@
-/* Products on the matrix unit (amx_tiles.h): a wide block's (products.h). A tile of keys is a cell: its keys and values are split once,
- * when they are first asked for, and stay in the thread's scratch for the next blocks of the same head, up to SA_CACHE_BYTES for
- * each of the two. */
+/* A wide block's products (products.h) on the matrix unit (amx_tiles.h). A tile of keys is a cell: keys and values are
+ * split when first asked for, and kept for the head's next blocks. */
 
 #include "kernels/products/amx_tiles.h"
 
-/* Whether all is of float16, or all of bfloat16. Queries are then multiplied as they are, with nothing lost, and the scale is
- * applied to the scores; the running maximum lags, and the unit adds to the output in place. */
+/* Whether all is float16 or all bfloat16. Queries are then multiplied as they are and scores get the scale; the running
+ * maximum lags; the unit adds to O in place. */
 SA_INLINE bool FN(is_of_16_bits)(const sa_attention *a) {
     const sa_dtype dtype = a->query.m.dtype;
     return (dtype == SA_F16 || dtype == SA_BF16) && a->key.m.dtype == dtype && a->value.m.dtype == dtype;
 }
 
-/* Of keys and values: 1 when all is of bfloat16. */
+/* Of keys and values: 1 if all is bfloat16. */
 SA_INLINE int FN(terms_of_call)(const sa_attention *a) {
     int terms = FN(left_terms)(a->query.m.dtype);
     const int of_key = FN(left_terms)(a->key.m.dtype), of_value = FN(left_terms)(a->value.m.dtype);
@@ -19,8 +18,8 @@ SA_INLINE int FN(terms_of_call)(const sa_attention *a) {
     return of_value > terms ? of_value : terms;
 }
 
-/* Below these sizes padding to whole tiles costs more than the unit gains. Calls of few queries have no wide blocks. Products
- * without the scale need an ordinary one. */
+/* For smaller sizes padding costs more than the unit gains; few queries make no wide blocks; products without the scale
+ * need an ordinary one. */
 SA_ONCE bool FN(amx_take)(const sa_attention *a) {
     const real factor = FN(factor_of)(a);
     return a->S >= 32 && a->E >= 16 && a->Dv >= 16 && a->L > SA_LANES / a->gqa &&
@@ -29,7 +28,7 @@ SA_ONCE bool FN(amx_take)(const sa_attention *a) {
 
 SA_INLINE ptrdiff_t FN(tiles_in)(ptrdiff_t n, ptrdiff_t size) { return (n + size - 1) / size; }
 SA_INLINE ptrdiff_t FN(steps_of)(ptrdiff_t n) { return FN(tiles_in)(n, SA_TILE_STEP); }
-/* Row tiles are worked on in twos. */
+/* Row tiles go in twos. */
 SA_INLINE ptrdiff_t FN(row_tiles_of)(ptrdiff_t n) { return FN(tiles_in)(n, 2 * SA_TILE_ROWS) * 2; }
 
 enum { FN(key_tiles) = SA_KEYS_PER_TILE / 16, FN(key_steps) = SA_KEYS_PER_TILE / 32 };
@@ -61,7 +60,7 @@ SA_ONCE void FN(amx_open)(const sa_block *b, FN(wide_state) * s) {
         memset(s->keys.state, SA_CELL_UNKNOWN, (size_t)s->keys.room);
         memset(s->values.state, SA_CELL_UNKNOWN, (size_t)s->values.room);
     }
-    if (b->rows->count > SA_LANES && b->rows->gaps == 0) { /* tiles of block masks with gaps begin anywhere */
+    if (b->rows->count > SA_LANES && b->rows->gaps == 0) { /* with gaps, tiles begin anywhere */
         s->terms = FN(terms_of_call)(b->a);
         sa_tiles_open();
     }
@@ -69,12 +68,12 @@ SA_ONCE void FN(amx_open)(const sa_block *b, FN(wide_state) * s) {
 
 SA_ONCE void FN(amx_close)(void) { sa_tiles_close(); }
 
-/* Whether rows are taken as they lie in memory: numbers of 16 bits without gaps, of so many terms. */
+/* Whether rows are taken as they lie: 16 bits without gaps, of so many terms. */
 SA_INLINE bool FN(is_taken)(const sa_matrix *m, int terms) {
     return terms < 3 && terms == FN(left_terms)(m->dtype) && !m->swapped && m->col_stride == 2;
 }
 
-/* The cell of the keys or values from `first` on, as they are or transposed, or NULL when terms do not hold it. */
+/* The cell of keys or values from `first` on, or NULL if terms do not hold it. */
 SA_ONCE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(cells) * cells, ptrdiff_t first,
                                 const bool of_values, const bool transposed) {
     const sa_attention *a = b->a;
@@ -106,7 +105,7 @@ SA_ONCE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(cel
     return cells->state[cell] == SA_CELL_HOLDS ? tiles : NULL;
 }
 
-/* The queries as the right operand; in a call of 16 bits as they are, without the factor. */
+/* Queries as the right operand; in a call of 16 bits without the factor. */
 SA_ONCE void FN(amx_queries)(const sa_block *b, FN(scratch) * s, int nv) {
     FN(wide_state) *wide = &s->wide;
     const ptrdiff_t E = b->a->E;
@@ -125,7 +124,7 @@ SA_ONCE void FN(amx_queries)(const sa_block *b, FN(scratch) * s, int nv) {
     }
 }
 
-/* For each step of keys, the first vector that causal leaves open, in twos. */
+/* For each step of keys the first open vector, rounded down to even. */
 SA_ONCE void FN(open_steps)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int *from) {
     ptrdiff_t end[SA_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
@@ -138,8 +137,7 @@ SA_ONCE void FN(open_steps)(const sa_block *b, const FN(scratch) * s, ptrdiff_t 
     }
 }
 
-/* to[n][nv·lanes] = the rows of a cell of keys or values, `width` wide, times the right operand of as many; but for vectors
- * that causal closes. `exact` as in FN(operands). */
+/* to[n][nv·lanes] = a cell's rows, `width` wide, times the right operand, but for vectors that causal closes. */
 SA_ONCE void FN(amx_rows)(const sa_block *b, const FN(scratch) * s, const FN(cells) * cells, const char *cell,
                           const char *right, int right_terms, ptrdiff_t width, ptrdiff_t first, ptrdiff_t n, real *to,
                           bool exact, int nv) {
@@ -163,7 +161,7 @@ SA_ONCE void FN(amx_rows)(const sa_block *b, const FN(scratch) * s, const FN(cel
     }
 }
 
-/* Leaves the products of the tile's keys with the queries in s->P. False: nothing was done. */
+/* Products of keys and queries to s->P. */
 SA_ONCE bool FN(amx_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const FN(wide_state) *wide = &s->wide;
     const char *keys = wide->queries_fit ? FN(cell_of)(b, s, &wide->keys, first, false, false) : NULL;
@@ -174,13 +172,12 @@ SA_ONCE bool FN(amx_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return keys != NULL;
 }
 
-/* Whether the maximum of a tile may be anything near: weights have more room above 1 than 16-bit values within the bounds of terms
- * can use up. */
+/* Whether the tile's maximum may lag: 16-bit values within the bounds of terms leave weights room above 1. */
 SA_ONCE bool FN(amx_may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) {
     return s->wide.of_16_bits && FN(cell_of)(b, s, &s->wide.values, first, true, true);
 }
 
-/* The weight of a score, or the weight itself, as exact as so many terms hold it. */
+/* A weight, of a score or as it is, as exact as so many terms. */
 SA_INLINE vec FN(weight)(const real *p, vec factor, vec maximum, const bool scores, const int terms) {
     const vec x = V(load)(p);
     if (!scores) {
@@ -190,8 +187,7 @@ SA_INLINE vec FN(weight)(const real *p, vec factor, vec maximum, const bool scor
     return terms == 2 ? FN(exp2_short)(below) : FN(exp2)(below);
 }
 
-/* The weights of the pairs of keys j and j + 1, or of key j alone, as a row of the right operand: some vectors of rows that are `lanes`
- * long. */
+/* Weights of keys j and j + 1, of one, or of none, as a row of the right operand: vectors of rows `lanes` long. */
 SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t part_bytes, vec factor, const vec *maximum,
                               vec *sum, const int vectors, const int keys, const bool scores, const int terms) {
     SA_UNROLL
@@ -208,7 +204,7 @@ SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t p
     }
 }
 
-/* The same for the n keys of one step; zeros from row n to its end. *sum takes the weights up. */
+/* Of a step's n keys, with zeros behind them. *sum takes the weights up. */
 SA_INLINE void FN(split_step)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t part_bytes, real unit,
                               const real *maximum, real *sum, const int vectors, const bool scores, const int terms) {
     const vec factor = V(set1)(unit);
@@ -254,8 +250,8 @@ SA_SPLIT_LEAF(4, 3)
 #undef SA_SPLIT_LEAF
 _Static_assert(SA_RIGHT_TERMS == 3, "the leaves of split_step");
 
-/* P as the right operand, from vector s->wide.from of each step on. With `scores` the weights are 2^(P·factor − maximum), P stays
- * as it is, and their sums go to s->tile_sum. */
+/* P as the right operand, from vector s->wide.from of each step on. With `scores` weights are 2^(P·factor − maximum), P
+ * stays, and s->tile_sum takes the sums. */
 SA_ONCE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, int nv, bool scores, int terms) {
     const size_t part_bytes = (size_t)(FN(key_steps) * nv) * SA_TILE_BYTES;
     const ptrdiff_t lanes = nv * SA_LANES;
@@ -281,7 +277,7 @@ SA_ONCE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, int nv, bool scores
     }
 }
 
-/* The right operand from P, which holds scores, or the weights themselves. False: nothing was done, or some weight is NaN. */
+/* The right operand from scores or weights in P. False, too, if a weight is NaN. */
 SA_ONCE bool FN(amx_weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool scores) {
     if (!(s->wide.values_now = FN(cell_of)(b, s, &s->wide.values, first, true, true))) {
         return false;
@@ -298,7 +294,7 @@ SA_ONCE bool FN(amx_weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t first
     return true;
 }
 
-/* O[32][nv·lanes] = alpha·O + product, `rows` rows of it. */
+/* O[rows][nv·lanes] = alpha·O + product. */
 SA_INLINE void FN(amx_add_product)(const real *product, const real *alpha, real *O, ptrdiff_t lanes, ptrdiff_t rows,
                                    const int lane_tiles) {
     vec f[2];
@@ -321,7 +317,7 @@ SA_INLINE bool FN(all_one)(const real *alpha, int vectors) {
     return !V(any)(V(not_lt)(V(zero_unless)(ones, -one), V(set1)(0)));
 }
 
-/* O = alpha·O + Vᵀ·P with the weights of amx_weights, of n keys. */
+/* O = alpha·O + Vᵀ·P after amx_weights. */
 SA_ONCE void FN(amx_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     (void)first;
     const ptrdiff_t Dv = b->a->Dv, lanes = nv * SA_LANES, all_steps = FN(steps_of)(n), odd = Dv % (2 * SA_TILE_ROWS);
@@ -335,10 +331,10 @@ SA_ONCE void FN(amx_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
          .left_row = FN(key_steps) * SA_TILE_BYTES,
          .right_term = (size_t)(FN(key_steps) * nv) * SA_TILE_BYTES,
          .right_step = (size_t)nv * SA_TILE_BYTES};
-    for (int v = 0; v < nv; v += 2) { /* outside, so that their weights stay in the L1 */
+    for (int v = 0; v < nv; v += 2) { /* outside: weights stay in L1 */
         const int vectors = v + 1 < nv ? 2 : 1;
         const real *alpha = s->alpha + v * SA_LANES;
-        /* Sums of 64 products from zero on are the more exact ones: 16 bits can do without. */
+        /* Sums of 64 products from zero are more exact; 16 bits do without. */
         const bool adds = s->wide.of_16_bits && FN(all_one)(alpha, vectors);
         for (o.steps = 0; o.steps < all_steps && s->wide.from[o.steps] <= v;) {
             ++o.steps;

@@ -1,12 +1,11 @@
-/* The gradients of a wide block on the matrix unit (amx.h, products.h); numbers are those of docs/theory/backward.md. Tiles are
- * P[keys][queries] as everywhere, so that
+/* A wide block's gradients on the matrix unit (amx.h, products.h), of tiles P[keys][queries]:
  *
- *     dP = V·dOᵀ (2)       rows of a cell of values by the lanes of dOᵀ, as the scores are rows of keys by the lanes of Qᵀ
- *     dV += P·dO (1), dK += dS·Q (6)   P and dS as left operands: sums run along the queries
- *     dQᵀ += Kᵀ·dS (3)     dS as the right operand: sums run along the keys
+ *     dP = V·dOᵀ (2)                  rows of values by lanes of dOᵀ
+ *     dV += P·dO (1), dK += dS·Q (6)  P and dS as left operands: sums run along queries
+ *     dQᵀ += Kᵀ·dS (3)                dS as the right operand: sums run along keys
  *
- * The left operands' sums take the queries in the order 0, 16, 1, 17, … of two vectors: their pairs are then two vectors, side
- * by side, as the pairs of a right operand are. The rows of Q and dO are paired alike. */
+ * Left operands take the queries of two vectors in the order 0, 16, 1, 17, …, so that a pair is two vectors, as in a
+ * right operand. Rows of Q and dO are paired alike. */
 
 _Static_assert(SA_BACKWARD_VECS == SA_VECS, "what these products take of the scratch is the same in both passes");
 
@@ -30,14 +29,14 @@ SA_ONCE size_t FN(amx_lay_out_gradients)(const sa_attention_gradients *d, char *
     return used;
 }
 
-/* Forgets the cells, unless they are this block's: also where the block itself goes through multiply-adds. */
+/* Forgets another block's cells, also if this one goes by multiply-adds. */
 SA_ONCE void FN(amx_open_gradients)(const sa_block *b, FN(gradient_state) * g) {
     if (FN(amx_take)(b->a) && !b->cache_holds) {
         memset(g->key_columns.state, SA_CELL_UNKNOWN, (size_t)g->key_columns.room);
     }
 }
 
-/* Rows of m as they lie, or in `loaded`; NULL where the factor is 0. */
+/* Rows of m in place or in `loaded`; NULL where the factor is 0. */
 SA_ONCE void FN(rows_as_real)(const char *const *from, const sa_matrix *m, int count, ptrdiff_t width, const real *factor,
                               real *loaded, const real **row) {
     const bool in_place = FN(rows_in_place)(from, count, m);
@@ -54,7 +53,7 @@ SA_ONCE void FN(rows_as_real)(const char *const *from, const sa_matrix *m, int c
     }
 }
 
-/* Splits Q and dO, as rows (which q_rows and do_rows have room for) and as lanes. */
+/* Splits Q and dO, as rows (in q_rows and do_rows) and as lanes. */
 SA_ONCE void FN(amx_pack_gradients)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_state) * g,
                                     FN(gradient_rows) * x, real *q_rows, real *do_rows, int nv) {
     const sa_attention *a = b->g->a;
@@ -73,7 +72,7 @@ SA_ONCE void FN(amx_pack_gradients)(const sa_backward_block *b, const FN(scratch
                                     FN(split_summands)(x->grad_out, x->grad_factor, count, a->Dv, g->grad_rows, g->terms)));
 }
 
-/* (2), in dS. False: nothing was done. */
+/* (2) to dS. */
 SA_ONCE bool FN(amx_dweights)(const sa_block *b, FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first, ptrdiff_t n,
                               real *dS, int nv) {
     const char *values = g->fit ? FN(cell_of)(b, s, &s->wide.values, first, true, false) : NULL;
@@ -83,16 +82,16 @@ SA_ONCE bool FN(amx_dweights)(const sa_block *b, FN(scratch) * s, const FN(gradi
     return values != NULL;
 }
 
-/* The terms of P and dS as left operands and of dS as a right operand (in s->wide.weights), all cut towards zero: n rows of a
- * step, vectors from `from` on. Plain: P holds scores and dS holds dP as yet, and stay so, but that dS is stored if it `keeps`.
- * False when some dS is not finite. */
+/* Terms of P and dS as left operands and of dS as the right one (s->wide.weights), cut towards zero: n rows of a step,
+ * vectors from `from` on. plain: P holds scores and dS dP, and stay so; `keeps` stores dS. False if some dS is not
+ * finite. */
 SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_state) * g, const real *P, real *dS,
                                  const real *delta, int from, ptrdiff_t n, int nv, const int terms, const bool plain,
                                  bool keeps) {
     const ptrdiff_t query_steps = FN(steps_of)(nv * SA_LANES);
     const size_t left_term = (size_t)(2 * query_steps) * SA_TILE_BYTES, right_term = (size_t)nv * SA_TILE_BYTES;
     const vec zero = V(set1)(0);
-    vec check = zero; /* 0·x is 0 for a finite x and NaN for any other */
+    vec check = zero; /* 0·x: 0 for a finite x, else NaN */
     for (ptrdiff_t j = 0; j < SA_TILE_STEP; j += 2) {
         const ptrdiff_t left_at = j / SA_TILE_ROWS * query_steps * SA_TILE_BYTES + j % SA_TILE_ROWS * 64;
         char *right = s->wide.weights + j * 32;
@@ -147,7 +146,7 @@ SA_SPLIT_DSCORES(2)
 SA_SPLIT_DSCORES(3)
 #undef SA_SPLIT_DSCORES
 
-/* to[n][stride] += left·right, 32 rows of the left operand, `width` lanes; sums from query step `from` on. */
+/* to[n][stride] += 32 rows of left · `width` lanes of right; sums run from query step `from` on. */
 SA_ONCE void FN(add_rows_product)(const FN(scratch) * s, int terms, const char *left, const char *right, ptrdiff_t from,
                                   ptrdiff_t query_steps, ptrdiff_t width, ptrdiff_t n, real *to, ptrdiff_t stride) {
     const ptrdiff_t lane_tiles = FN(tiles_in)(width, SA_LANES);
@@ -182,7 +181,7 @@ SA_ONCE void FN(add_rows_product)(const FN(scratch) * s, int terms, const char *
     }
 }
 
-/* dqT[E][nv·lanes] += a step of the cell's columns times dS, vectors from `from` on. */
+/* dqT[E][nv·lanes] += a step of the cell's columns times dS. */
 SA_ONCE void FN(add_columns_product)(const sa_block *b, const FN(scratch) * s, const FN(gradient_state) * g,
                                      const char *columns, int from, real *dqT, int nv) {
     const ptrdiff_t lanes = nv * SA_LANES;
@@ -202,8 +201,8 @@ SA_ONCE void FN(add_columns_product)(const sa_block *b, const FN(scratch) * s, c
     }
 }
 
-/* (1), (3) and (6) of a tile of n keys from its key `done` on, a step at a time: what is split then stays in the L1. dqT has E rounded up to row tiles. `plain` and `keeps` as in split_dscores. Returns where it came to:
- * n, or the first key of the step that goes through multiply-adds. */
+/* (1), (3) and (6) from the tile's key `done` on, by steps: what is split stays in L1. dqT has E rounded up to row
+ * tiles. Returns n, or the first key of a step that must go by multiply-adds. */
 SA_ONCE ptrdiff_t FN(amx_gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g, real *P,
                                     real *dS, const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
                                     int nv, bool plain, bool keeps) {

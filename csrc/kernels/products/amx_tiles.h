@@ -1,27 +1,26 @@
-/* Products on a matrix unit that multiplies bfloat16 and adds in float32, exact enough for float32 (docs/decisions/0004-matrix-unit.md).
+/* Products on a matrix unit that multiplies bfloat16 and adds in float32 (docs/decisions/0004-matrix-unit.md).
  *
- * A float32 is the exact sum of three bfloat16, a float16 of two, a bfloat16 of one: x = x₀ + x₁ + x₂, where x₀ is the nearest
- * to x, x₁ the nearest to the rest, x₂ what is left. A product keeps the terms x_a·y_b with a + b below the number of terms of
- * the side that has more, six of the nine for float32: the others are below 2^−25 of x·y. Rounded to the nearest, the terms
- * have either sign, and the errors do not add up. That holds where no term is subnormal or infinite: for 0 and for magnitudes
- * from 2^−100 to 2^126 (bfloat16: 2^−80 to 2^50). Anything else (and NaN) is reported, and goes through multiply-adds.
+ * A number is the exact sum of bfloat16 terms, float32 of three, float16 of two: x₀ is the nearest to x, x₁ the
+ * nearest to the rest, x₂ what is left. A product keeps x_a·y_b with a + b below the terms of the side that has
+ * more; the others are below 2^−25 of x·y. Terms rounded to nearest have either sign: errors do not add up. This
+ * holds for 0 and magnitudes from 2^−100 to 2^126 (bfloat16: 2^−80 to 2^50), where no term is subnormal or infinite.
+ * All else, NaN too, is reported and goes by multiply-adds.
  *
- * The left operand has rows that are summed over: tiles [term][row tile][step] of 16 rows × 32 bfloat16. The right operand has
- * lanes and pairs along the sum: tiles [term][step][lane tile] of 16 pairs × 16 lanes. */
+ * The left operand: tiles [term][row tile][step] of 16 rows × 32 bfloat16. The right one: tiles [term][step][lane
+ * tile] of 16 pairs along the sum × 16 lanes. */
 
 enum { SA_TILE_BYTES = 1024, SA_TILE_ROWS = 16, SA_TILE_STEP = 32 };
 
-/* The magnitudes that go by terms, as exponents of 2: those of which no term is subnormal or infinite. Queries of
- * bfloat16 are multiplied without the scale: their products must stay within float32, too. */
+/* As exponents of 2. Queries of bfloat16 go without the scale; their products, too, must stay within float32. */
 #define SA_LEAST(terms) ((terms) == 1 ? -80 : -100)
 #define SA_MOST(terms) ((terms) == 1 ? 50 : 126)
 
-/* How many terms an element of the left operand has. The right one, queries times a factor or weights, takes all of float32's
- * 24 bits whatever the arrays hold, unless all of them are of bfloat16. */
+/* Terms of the left operand. The right one, queries times a factor or weights, takes float32's 24 bits unless all is
+ * bfloat16. */
 SA_INLINE int FN(left_terms)(sa_dtype dtype) { return dtype == SA_BF16 ? 1 : dtype == SA_F16 ? 2 : 3; }
 enum { SA_RIGHT_TERMS = 3 };
 
-/* The terms of the pairs (a[i], b[i]), a row of a tile each, term_bytes apart. Three hold all; the last of fewer is the nearest to
+/* Terms of pairs (a[i], b[i]), a row of a tile each, term_bytes apart. The last of fewer than three is the nearest to
  * what is left. */
 SA_INLINE void FN(split_pairs)(vec a, vec b, char *to, size_t term_bytes, const int terms, const bool nearest) {
     SA_UNROLL
@@ -35,8 +34,8 @@ SA_INLINE void FN(split_pairs)(vec a, vec b, char *to, size_t term_bytes, const 
     }
 }
 
-/* x[n][width], rows `stride` apart, as the left operand of tile_rows row tiles × `steps` steps, padded with zeros: rows are
- * rows, sums run along the width. False when some element does not fit. */
+/* x[n][width], rows `stride` apart, as the left operand, padded with zeros; sums run along the width. False if some
+ * element does not fit. */
 SA_INLINE bool FN(split_rows_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
                                   ptrdiff_t steps, char *to, const int terms) {
     const size_t term_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
@@ -60,7 +59,7 @@ SA_INLINE bool FN(split_rows_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, 
     return !V(any)(beyond);
 }
 
-/* x[n][width] transposed, as a left operand: columns are rows, sums run along the n rows. */
+/* x[n][width] transposed as a left operand; sums run along the n rows. */
 SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
                                      ptrdiff_t steps, char *to, const int terms) {
     const size_t term_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
@@ -94,8 +93,8 @@ SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t 
     return !V(any)(beyond);
 }
 
-/* The rows x[0 … n − 1], each times its factor, as the lanes of one tile of `lane_tiles` of the right operand: sums run along
- * the width. A row of NULL, and lanes behind the last, are 0. */
+/* Rows x[0 … n − 1] times their factors as lanes of one of `lane_tiles` tiles of the right operand; sums run along the
+ * width. Rows of NULL and further lanes are 0. */
 SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int n, ptrdiff_t width, ptrdiff_t lane_tiles,
                                    char *to, const int terms) {
     const ptrdiff_t steps = (width + SA_TILE_STEP - 1) / SA_TILE_STEP;
@@ -123,8 +122,8 @@ SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int
     return !V(any)(beyond);
 }
 
-/* The rows x[0 … n − 1], each times its factor, as the right operand: sums run along the rows, in pairs that are half a step
- * apart. A row of NULL is 0. */
+/* Rows x[0 … n − 1] times their factors as the right operand; sums run along the rows, in pairs half a step apart. Rows
+ * of NULL are 0. */
 SA_INLINE bool FN(split_summands_any)(const real *const *x, const real *factor, ptrdiff_t n, ptrdiff_t width, char *to,
                                       const int terms) {
     const ptrdiff_t steps = (n + SA_TILE_STEP - 1) / SA_TILE_STEP, lane_tiles = (width + SA_LANES - 1) / SA_LANES;
@@ -169,7 +168,7 @@ SA_LEAF bool FN(split_summands)(const real *const *x, const real *factor, ptrdif
 /* ---- the same three for rows of 16 bits without gaps: bfloat16, each its own only term, or float16, of two terms. False where
  * terms, or products of bfloat16, might leave the range of float32. */
 
-/* A tile's row of 16 pairs as they lie in memory. Tells whether one of them is beyond. */
+/* A tile's row of 16 pairs as they lie. Returns whether one is beyond. */
 SA_INLINE int FN(take_pairs)(vec pairs, char *to, size_t term_bytes, const int terms) {
     if (terms == 1) {
         V(store)((real *)(void *)to, pairs);
@@ -179,7 +178,7 @@ SA_INLINE int FN(take_pairs)(vec pairs, char *to, size_t term_bytes, const int t
     return V(f16_not_finite)(pairs);
 }
 
-/* A tile of which pairs[i] is column i. */
+/* pairs[i] is column i. */
 SA_INLINE int FN(take_transposed)(vec *pairs, char *to, size_t term_bytes, const int terms) {
     int beyond = 0;
     FN(transpose)(pairs);
@@ -226,7 +225,7 @@ SA_INLINE bool FN(take_columns_any)(const char *x, ptrdiff_t stride, ptrdiff_t n
     return !beyond;
 }
 
-/* x[i] are the rows of the lanes i = 0 … n − 1; lanes behind them are 0. */
+/* x[i] are rows of lanes; lanes behind them are 0. */
 SA_INLINE bool FN(take_lanes_any)(const char *const *x, ptrdiff_t n, ptrdiff_t width, ptrdiff_t lane_tiles, char *to,
                                   const int terms) {
     const ptrdiff_t steps = (width + SA_TILE_STEP - 1) / SA_TILE_STEP;
@@ -274,19 +273,19 @@ SA_SPLIT_LEFT(split_rows)
 SA_SPLIT_LEFT(split_columns)
 #undef SA_SPLIT_LEFT
 
-/* A product's operands as it sees them: bytes from term to term and from tile to tile. */
+/* Strides in bytes, from term to term and tile to tile. */
 typedef struct {
     const char *left, *right;
     size_t left_term, left_row, right_term, right_step;
     ptrdiff_t steps;
     bool adds;
-    bool exact; /* all terms, of two terms by two */
+    bool exact; /* all products of terms */
 } FN(operands);
 
-/* The combinations of terms that products come in, and the orders of their terms: a + b is below that. */
+/* X(left terms, right terms, orders): of terms a and b with a + b < orders. */
 #define SA_TERMS_OF_PRODUCTS(X) X(1, 1, 1) X(1, 2, 2) X(2, 2, 2) X(2, 2, 3) X(2, 3, 3) X(3, 3, 3)
 
-/* One term of the product for one step, where it is one; a tile is loaded only when the term before had another. */
+/* One product of terms, if wanted. A tile is loaded only if another was there. */
 #define SA_TERM(a, b)                                                                                                          \
     if ((a) < left_terms && (b) < right_terms && (a) + (b) < orders) {                                                         \
         const bool new_left = left_now != (a), new_right = right_now != (b);                                                   \
@@ -316,8 +315,7 @@ typedef struct {
         right_now = (b);                                                                                                       \
     }
 
-/* c[row_tiles·16][lane_tiles·16], rows c_bytes apart, = left·right, or += it; one or two tiles of each. Small terms come
- * first. */
+/* c[row_tiles·16][lane_tiles·16], rows c_bytes apart, = left·right, or += it. Small terms come first. */
 SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, const int left_terms, const int right_terms,
                                const int orders, const int row_tiles, const int lane_tiles) {
     real *c_low = (real *)(void *)((char *)c + SA_TILE_ROWS * c_bytes);

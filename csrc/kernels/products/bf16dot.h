@@ -1,26 +1,25 @@
-/* Dot products of pairs of bfloat16, where the CPU has them and the arrays are of bfloat16: a wide block's (products.h). Two terms
- * of a sum cost what one multiply-add costs. Products are exact in float32, sums are float32's, and factors (scale·log2 e, 1/l) are
- * float32's: nothing is lost of scores. Weights are rounded to bfloat16 before they meet the values, where those are of
- * that type, too, after their sum was taken (docs/decisions/0007-bf16dot.md).
+/* A wide block's products (products.h) as dot products of bfloat16 pairs. Products are exact in float32, sums and
+ * factors are float32's: scores lose nothing. With bfloat16 values, weights are rounded to bfloat16 after their sum
+ * (docs/decisions/0007-bf16dot.md).
  *
- * A tile of keys is a cell: [keys][steps · 32] bfloat16, copied when it is first asked for, padded with zeros, and kept for the next
- * blocks of the same head, up to SA_CACHE_BYTES. Rows of queries become lanes of pairs, [E / 2][nv·lanes]. A tile of values is one of
- * pairs of rows, [keys / 2][steps · 32][2], and its weights become pairs of keys, [keys / 2][nv·lanes]. */
+ * A tile of keys is a cell, [keys][steps · 32] bfloat16 padded with zeros, copied when first asked for and kept for
+ * the head's next blocks. Queries become lanes of pairs, [E / 2][nv·lanes]; values pairs of rows, [keys / 2][steps ·
+ * 32][2]; weights pairs of keys, [keys / 2][nv·lanes]. */
 
 enum { SA_PAIR_STEP = 32 };
 
-/* Magnitudes below 2^50 go by pairs: products stay within float32. Of scores it does not matter what a subnormal number would have
- * added to them; values and dO are 0 or at least 2^−60, and no product of theirs is subnormal. As exponents of 2: */
+/* As exponents of 2. Below 2^50 products stay within float32. Scores may lose subnormals; values and dO are 0 or at
+ * least 2^−60, so that no product is subnormal. */
 enum { SA_LEAST_OF_SCORES = -127, SA_LEAST_OF_GRADIENTS = -60, SA_MOST_OF_PAIRS = 50 };
 
-/* Not for a handful of numbers, nor with a factor beside which the products' range would matter. */
+/* Not for few numbers, nor with a factor that takes products out of range. */
 SA_INLINE bool FN(pairs_take)(const sa_attention *a) {
     const real factor = FN(factor_of)(a);
     return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->S >= 32 && a->E >= 16 && factor >= 0x1p-40f &&
            factor <= 0x1p40f;
 }
 
-/* Nor in wide blocks that are all of one vector. */
+/* Nor in wide blocks of one vector. */
 SA_ONCE bool FN(bf16dot_take)(const sa_attention *a) { return FN(pairs_take)(a) && a->L > SA_LANES / a->gqa; }
 
 SA_INLINE size_t FN(pair_row_bytes)(ptrdiff_t width) {
@@ -29,7 +28,6 @@ SA_INLINE size_t FN(pair_row_bytes)(ptrdiff_t width) {
 
 SA_INLINE ptrdiff_t FN(pair_cells)(const sa_attention *a) { return (a->S + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE; }
 
-/* Values by pairs of keys: those that are of bfloat16. */
 SA_INLINE bool FN(pairs_take_values)(const sa_attention *a) { return a->value.m.dtype == SA_BF16 && a->Dv > 0; }
 
 SA_ONCE size_t FN(bf16dot_lay_out)(const sa_attention *a, char *base, size_t used, FN(wide_state) * s) {
@@ -57,13 +55,13 @@ SA_ONCE void FN(bf16dot_open)(const sa_block *b, FN(wide_state) * s) {
             memset(s->values.state, SA_CELL_UNKNOWN, (size_t)s->values.room);
         }
     }
-    s->terms = b->rows->count > SA_LANES && b->rows->gaps == 0; /* tiles of block masks with gaps begin anywhere */
+    s->terms = b->rows->count > SA_LANES && b->rows->gaps == 0; /* with gaps, tiles begin anywhere */
 }
 
 SA_ONCE void FN(bf16dot_close)(void) {}
 
-/* Weights as pairs of bfloat16 of two keys each, in place: P[keys / 2][lanes] from the first row on, of the keys from `from` to n; a last
- * one without a neighbour is paired with 0. With `scores` P holds scores still, and tile_sum takes the weights before they are rounded. */
+/* Weights of keys from … n − 1 as pairs of keys, in place: P[keys / 2][lanes]. A last one alone is paired with 0. With
+ * `scores` P holds scores, and tile_sum takes the weights before rounding. */
 SA_INLINE void FN(pair_weights_any)(real *P, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum,
                                     const int nv, const bool scores) {
     vec m[SA_VECS], sum[SA_VECS];
@@ -125,7 +123,7 @@ SA_INLINE void FN(pair_weights_any)(real *P, ptrdiff_t from, ptrdiff_t n, ptrdif
 SA_LEAVES(SA_PAIR_LEAVES)
 #undef SA_PAIR_LEAVES
 
-/* As scores_wide, of pairs of bfloat16, times a factor for each lane. */
+/* As scores_wide, times a factor for each lane. */
 SA_ONCE void FN(pairs_wide)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end, ptrdiff_t E, real *P,
                             ptrdiff_t lanes, const real *factor, real *top, sa_ahead *ahead, int nv) {
     ptrdiff_t j = 0;
@@ -140,7 +138,7 @@ SA_ONCE void FN(pairs_wide)(const real *qT, const real *k, ptrdiff_t k_stride, c
     }
 }
 
-/* As values_wide, of pairs: of weights, P[pairs of keys][nv·lanes], and of rows of values. */
+/* As values_wide, P[pairs of keys][nv·lanes] and pairs of rows. */
 SA_ONCE void FN(value_pairs_wide)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv, real *O,
                                   const real *alpha, sa_ahead *ahead, int nv) {
     ptrdiff_t pairs[SA_VECS];
@@ -150,7 +148,7 @@ SA_ONCE void FN(value_pairs_wide)(const real *P, const real *v, ptrdiff_t v_stri
     SA_CALL_LEAF(value_pairs_wide, nv, P, v, v_stride, pairs, Dv, O, nv * SA_LANES, alpha, ahead)
 }
 
-/* As outer, of pairs: n counts two columns of p and two rows of x. */
+/* As outer; n counts two columns of p and two rows of x. */
 SA_ONCE void FN(outer_pairs)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n, ptrdiff_t m,
                              real *C, ptrdiff_t c_stride, ptrdiff_t width) {
     for (ptrdiff_t d = 0; d < width;) {
@@ -161,7 +159,7 @@ SA_ONCE void FN(outer_pairs)(const real *p, ptrdiff_t p_stride, const real *x, p
     }
 }
 
-/* As pass_exp: weights as pairs of keys, of vector v for the first end[v] keys. */
+/* As pass_exp, but weights become pairs of keys. */
 SA_ONCE void FN(pass_pair_weights)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, int nv, bool scores) {
     const ptrdiff_t lanes = nv * SA_LANES;
     if (scores) {
@@ -177,7 +175,7 @@ SA_ONCE void FN(pass_pair_weights)(real *P, const ptrdiff_t *end, const real *ma
     }
 }
 
-/* n elements of a row as pairs, padded with zeros to whole steps. Tells whether one of them is beyond pairs. */
+/* n elements as pairs, padded with zeros to whole steps. Returns whether one is beyond pairs. */
 SA_ONCE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, int least, char *to) {
     if (m->swapped || m->col_stride != 2) {
         for (ptrdiff_t e = 0; e < n; ++e) {
@@ -196,7 +194,7 @@ SA_ONCE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, int
     return beyond;
 }
 
-/* Two rows as one, a number of the first beside that of the second, or beside 0 where there is none: pairs for sums over rows. */
+/* Two rows as one of pairs for sums over rows; no second row is zeros. */
 SA_ONCE int FN(join_rows)(const char *row, const char *second, const sa_matrix *m, ptrdiff_t width, int least, char *to,
                           char *two) {
     const size_t bytes = FN(pair_row_bytes)(width);
@@ -210,8 +208,8 @@ SA_ONCE int FN(join_rows)(const char *row, const char *second, const sa_matrix *
     return beyond;
 }
 
-/* The cell of the keys or values from `first` on, or NULL where pairs do not hold it: of rows joined in twos when there is a place for
- * two of them. */
+/* The cell of keys or values from `first` on, or NULL if pairs do not hold it. `two`, room for two rows: rows are
+ * joined in twos. */
 SA_ONCE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cells, const sa_matrix *m, ptrdiff_t width,
                                       ptrdiff_t first, int least, char *two) {
     const ptrdiff_t at = (first - b->cache_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;
@@ -230,8 +228,7 @@ SA_ONCE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cells
     return *state == SA_CELL_HOLDS ? (const real *)(const void *)tile : NULL;
 }
 
-/* The first `count` rows as lanes of pairs: to[width / 2 rounded up to steps][nv·lanes], other lanes 0. False where pairs do not
- * hold them. */
+/* Rows as lanes of pairs, to[width / 2 rounded up to steps][nv·lanes], other lanes 0. False if pairs do not hold them. */
 SA_ONCE bool FN(pairs_of_lanes)(const FN(wide_state) * s, const char *const *rows, const sa_matrix *m, int count,
                                 ptrdiff_t width, int least, char *to, int nv) {
     const size_t bytes = FN(pair_row_bytes)(width);
@@ -265,7 +262,8 @@ SA_ONCE void FN(bf16dot_queries)(const sa_block *b, FN(scratch) * s, int nv) {
                                              SA_LEAST_OF_SCORES, s->wide.queries, nv);
 }
 
-/* to[n][nv·lanes] = factor · the rows of a cell times lanes of pairs; but for vectors that causal closes. top takes the maximum. */
+/* to[n][nv·lanes] = factor · a cell's rows times lanes of pairs, but for vectors that causal closes; top takes the
+ * maxima. */
 SA_ONCE void FN(rows_by_pairs)(const sa_block *b, FN(scratch) * s, const FN(cells) * cells, const real *cell,
                                const char *lanes_of_pairs, ptrdiff_t width, const real *factor, ptrdiff_t first, ptrdiff_t n,
                                real *to, real *top, int nv) {
@@ -275,7 +273,7 @@ SA_ONCE void FN(rows_by_pairs)(const sa_block *b, FN(scratch) * s, const FN(cell
                    (width + 1) / 2, to, nv * SA_LANES, factor, top, &s->ahead, nv);
 }
 
-/* Leaves the scores of the tile's keys in s->P, and their maxima in s->top. False: nothing was done. */
+/* Scores to s->P, their maxima to s->top. */
 SA_ONCE bool FN(bf16dot_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const FN(wide_state) *wide = &s->wide;
     const ptrdiff_t E = b->a->E;
@@ -291,7 +289,7 @@ SA_ONCE bool FN(bf16dot_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t fi
     return keys != NULL;
 }
 
-/* P, scores or already the weights, as pairs of weights in its place. False: nothing was done. */
+/* Scores or weights in P become pairs of weights. */
 SA_ONCE bool FN(bf16dot_weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool scores) {
     FN(wide_state) *wide = &s->wide;
     const real *values =
@@ -306,7 +304,7 @@ SA_ONCE bool FN(bf16dot_weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     return values != NULL;
 }
 
-/* O = alpha·O + Vᵀ·P with the weights of bf16dot_weights. */
+/* O = alpha·O + Vᵀ·P after bf16dot_weights. */
 SA_ONCE void FN(bf16dot_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t end[SA_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
@@ -315,8 +313,7 @@ SA_ONCE void FN(bf16dot_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t fi
                          (ptrdiff_t)(s->wide.values.part_bytes / sizeof(real)), end, b->a->Dv, s->O, s->alpha, &s->ahead, nv);
 }
 
-/* The weights P[count] of a tile that pairs do not hold, in a block that is of pairs: as exact as its neighbours', whatever a key
- * holds that is closed. */
+/* Rounds P[count] of a tile that pairs do not hold, like its neighbours: what a closed key holds must not matter. */
 SA_ONCE void FN(bf16dot_round)(FN(scratch) * s, ptrdiff_t count) {
     for (real *p = s->P; p < s->P + count; p += SA_LANES) {
         V(store)(p, V(round_pairs)(V(set1)(0), V(load)(p)));

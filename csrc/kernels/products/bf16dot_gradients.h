@@ -1,5 +1,5 @@
-/* The gradients of a wide block by dot products of pairs of bfloat16 (bf16dot.h, products.h). P and dS are rounded to bfloat16 before
- * they meet Q, dO and K, whose rows are joined in twos. Numbers are those of docs/theory/backward.md. */
+/* A wide block's gradients by dot products of bfloat16 pairs (bf16dot.h, products.h). P and dS are rounded to bfloat16
+ * before they meet Q, dO and K, whose rows are joined in twos. */
 
 SA_ONCE size_t FN(bf16dot_lay_out_gradients)(const sa_attention_gradients *d, char *base, size_t used, FN(gradient_state) * s) {
     const sa_attention *a = d->a;
@@ -21,7 +21,7 @@ SA_ONCE size_t FN(bf16dot_lay_out_gradients)(const sa_attention_gradients *d, ch
     return used;
 }
 
-/* Forgets the cells, unless they are this block's: also where the block itself goes through multiply-adds. */
+/* Forgets another block's cells, also if this one goes by multiply-adds. */
 SA_ONCE void FN(bf16dot_open_gradients)(const sa_block *b, FN(gradient_state) * g) {
     if (g->grad_out && !b->cache_holds) {
         memset(g->values.state, SA_CELL_UNKNOWN, (size_t)g->values.room);
@@ -29,7 +29,7 @@ SA_ONCE void FN(bf16dot_open_gradients)(const sa_block *b, FN(gradient_state) * 
     }
 }
 
-/* The block's rows in twos. Tells whether pairs hold them. */
+/* Rows in twos. Returns whether pairs hold them. */
 SA_ONCE bool FN(join_block)(const FN(wide_state) * s, const char *const *rows, const sa_matrix *m, int count, ptrdiff_t width,
                             char *to) {
     int beyond = 0;
@@ -59,7 +59,7 @@ SA_ONCE void FN(bf16dot_pack_gradients)(const sa_backward_block *b, const FN(scr
              FN(join_block)(&s->wide, b->rows->grad_out, &b->g->grad_out.m, count, a->Dv, g->grad_rows);
 }
 
-/* (2), in dS, times the factors of dO. False: nothing was done. */
+/* (2) to dS, times the factors of dO. */
 SA_ONCE bool FN(bf16dot_dweights)(const sa_block *b, FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first,
                                   ptrdiff_t n, real *dS, int nv) {
     const ptrdiff_t Dv = b->a->Dv;
@@ -71,15 +71,14 @@ SA_ONCE bool FN(bf16dot_dweights)(const sa_block *b, FN(scratch) * s, const FN(g
     return values != NULL;
 }
 
-/* The keys of a tile whose products (1), (3) and (6) go by pairs, joined in twos; else NULL. They are finite. */
+/* The tile's keys in twos, finite, if (1), (3) and (6) go by pairs; else NULL. */
 SA_ONCE const real *FN(bf16dot_keys)(const sa_block *b, const FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first) {
     return g->fit ? FN(pairs_of_tile)(b, &g->key_columns, &b->key, b->a->E, first, SA_LEAST_OF_GRADIENTS, s->wide.rows) : NULL;
 }
 
-/* Of the keys from … n − 1 of a tile and its last nv vectors, in place: P times the factor of each lane and dS times the scale as
- * rows of bfloat16, [keys][lanes / 2] from the first row on, pairs for sums over queries; and in `joined` dS as pairs of keys, for
- * sums over keys. With `scores` P holds scores as yet, and dS dP. A lane without a row has anything for weights: they count as 0,
- * for the last query may be paired with it. */
+/* Keys from … n − 1, the last nv vectors, in place: P times each lane's factor and dS times the scale as rows of
+ * bfloat16, [keys][lanes / 2], pairs for sums over queries; `joined` gets dS as pairs of keys. With `scores` P holds
+ * scores and dS dP. Lanes without a row count as 0: the last query may be paired with one. */
 SA_INLINE void FN(pair_gradients_any)(real *P, real *dS, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,
                                       const real *delta, const real *factor, real scale, real *joined, const int nv,
                                       const bool scores) {
@@ -113,7 +112,7 @@ SA_INLINE void FN(pair_gradients_any)(real *P, real *dS, ptrdiff_t from, ptrdiff
                 da[v] = a[v] * (da[v] - d);
                 db[v] = b[v] * (db[v] - d);
             }
-            /* a closed pair's 0 stays 0, though the row's factor may be NaN */
+            /* a closed pair's 0 stays 0, though the factor may be NaN */
             a[v] = V(select)(none, zero, V(select)(V(eq)(a[v], zero), zero, f * a[v]));
             b[v] = V(select)(none, zero, V(select)(V(eq)(b[v], zero), zero, f * b[v]));
             da[v] = V(select)(none, zero, da[v]);
@@ -144,7 +143,7 @@ SA_INLINE void FN(pair_gradients_any)(real *P, real *dS, ptrdiff_t from, ptrdiff
 SA_LEAVES(SA_PAIR_GRADIENTS)
 #undef SA_PAIR_GRADIENTS
 
-/* (1), (3) and (6) of a tile, whose P and dS are used up. Vectors of lanes that causal closes for some of the keys are left out. */
+/* (1), (3) and (6) of a tile, without vectors that causal closes; P and dS are used up. */
 SA_ONCE ptrdiff_t FN(bf16dot_gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g, real *P,
                                         real *dS, const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
                                         int nv, bool plain, bool keeps) {

@@ -1,4 +1,5 @@
-/* Products by multiply-adds: a leaf for each number of vectors, and their walk over a tile. The register tiles are in tiles.h. */
+/* Products by multiply-adds: leaves for each number of vectors, and their walk over a tile. tiles.h has the register
+ * tiles. */
 
 #define SA_FMA_LEAVES(nv)                                                                                                      \
     SA_LEAF void FN(scores_wide##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, real *P,     \
@@ -16,8 +17,8 @@
 SA_LEAVES(SA_FMA_LEAVES)
 #undef SA_FMA_LEAVES
 
-/* P[n][lanes] = k[n][E] · qT[E][lanes], times nothing; top takes the maxima. Vector v is worked on for the first end[v] keys; what
- * lies behind them in P is left as it is. */
+/* P[n][lanes] = k[n][E] · qT[E][lanes]; top takes the maxima. Vector v is worked on for the first end[v] keys; the rest
+ * of P stays. */
 SA_INLINE void FN(scores_wide)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end, ptrdiff_t E, real *P,
                                ptrdiff_t lanes, real *top, sa_ahead *ahead, int nv) {
     ptrdiff_t j = 0;
@@ -40,7 +41,7 @@ SA_INLINE void FN(values_wide)(const real *P, const real *v, ptrdiff_t v_stride,
     }
 }
 
-/* C[m][width] += p[m][n]·x[n][width], p and C strided, x padded to whole vectors. */
+/* C[m][width] += p[m][n]·x[n][width]; x is padded to whole vectors. */
 SA_SHARED void FN(outer)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n, ptrdiff_t m,
                          real *C, ptrdiff_t c_stride, ptrdiff_t width) {
     for (ptrdiff_t d = 0; d < width;) {

@@ -1,10 +1,7 @@
-/* The matrix products of attention as register tiles: what leaves are made of, of multiply-adds in fma.h and of dot products of
- * pairs of bfloat16 in bf16dot.h.
- *
- * Lanes are queries. Everything is transposed, so K and V are read where they lie, nothing is summed across lanes,
- * and the width of a head is only an index of broadcasts. Needs many queries to fill the lanes. For few queries: decode/. */
+/* Attention's products as register tiles, for leaves of multiply-adds (fma.h) and of bfloat16 pairs (bf16dot.h). Lanes
+ * are queries: K and V are read where they lie, and nothing is summed across lanes. For few queries: decode/. */
 
-/* a[i] lane j ↔ a[j] lane i, by log2(lanes) perfect shuffles where there is nothing faster. */
+/* a[i] lane j ↔ a[j] lane i, by perfect shuffles. */
 SA_INLINE void FN(transpose)(vec *a) {
 #if defined(SA_HAS_TRANSPOSE) && !SA_REAL_IS_F64
     V(transpose)(a);
@@ -25,7 +22,7 @@ SA_INLINE void FN(transpose)(vec *a) {
 #endif
 }
 
-/* A square whose rows become lanes, or its lanes rows: to[j] lane i = x[i·stride + j] for i < n, else 0. */
+/* to[j] lane i = x[i·stride + j] for i < n, else 0. */
 SA_INLINE void FN(load_transposed)(const real *x, ptrdiff_t stride, ptrdiff_t n, vec *to) {
     SA_UNROLL
     for (int i = 0; i < SA_LANES; ++i) {
@@ -37,7 +34,7 @@ SA_INLINE void FN(load_transposed)(const real *x, ptrdiff_t stride, ptrdiff_t n,
     FN(transpose)(to);
 }
 
-/* Lane i of the result is the sum over the lanes of a[i]; a is used up. */
+/* Lane i is the sum of a[i]'s lanes; a is used up. */
 SA_INLINE vec FN(sum_each)(vec *a) {
 #if defined(SA_HAS_SUM_EACH)
     return V(sum_each)(a);
@@ -57,10 +54,10 @@ SA_INLINE vec FN(sum_each)(vec *a) {
  * nv vectors of lanes are worked on, of rows that are `lanes` long: a causal tile leaves out vectors that it closes for some of
  * its keys, and works on vector v for the first end[v] of them; the ends grow. */
 
-/* Of eight rows after tiles of six, four and four are faster than six and two. */
+/* Four and four rows are faster than six and two. */
 #define SA_ENDS_IN_FOURS(left, nv) (SA_ROWS(nv) == 6 && (left) == 8)
 
-/* sum + a·b, or of `pairs` of bfloat16 both products of a pair. */
+/* sum + a·b, or both products of a bfloat16 pair. */
 SA_INLINE vec FN(add_product)(vec sum, vec a, vec b, const bool pairs) {
 #if defined(SA_HAS_BF16_PRODUCTS)
     if (pairs) {
@@ -70,8 +67,8 @@ SA_INLINE vec FN(add_product)(vec sum, vec a, vec b, const bool pairs) {
     return (void)pairs, V(fma)(a, b, sum);
 }
 
-/* P[rows][nv·lanes] = k[rows][E] · qT[E][nv·lanes]; top takes the maximum of each lane. Of `pairs` of bfloat16, P is
- * times a factor for each lane. */
+/* P[rows][nv·lanes] = k[rows][E] · qT[E][nv·lanes]; top takes each lane's maximum. `pairs`: times a factor for each
+ * lane. */
 SA_INLINE void FN(scores_tile)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t E,
                                real *restrict P, ptrdiff_t lanes, const real *factor, vec *top, const int rows, const int nv,
                                const bool pairs) {
@@ -141,8 +138,8 @@ SA_INLINE void FN(scores_any)(const real *restrict qT, const real *restrict k, p
     }
 }
 
-/* O[rows][nv·lanes] = alpha·O + Σ_j v[j][rows]·P[j][nv·lanes], j < end[v] for vector v. The sum starts at zero and meets the old
- * output in one fused step: half the RMS error of adding term by term to O, at no cost. Of `pairs`, j counts two keys. */
+/* O[rows][nv·lanes] = alpha·O + Σ_j v[j][rows]·P[j][nv·lanes], j < end[v]. The sum starts at zero and meets O in one
+ * fused step, for half the RMS error. `pairs`: j counts two keys. */
 SA_INLINE void FN(values_tile)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, const ptrdiff_t *end,
                                real *restrict O, ptrdiff_t lanes, const vec *alpha, const int rows, const int nv,
                                const bool pairs) {
@@ -210,8 +207,8 @@ SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, 
 
 /* ---- lanes are columns: the gradients of keys and values --------------------------------------------------------------- */
 
-/* C[rows][nv·lanes] += Σ_i p[r][i]·x[i][nv·lanes]. The sum starts at zero, as in values_tile. The last vector of C has `tail`
- * columns; x is padded to whole vectors. Of `pairs`, i counts two rows of x. */
+/* C[rows][nv·lanes] += Σ_i p[r][i]·x[i][nv·lanes], a sum from zero. C's last vector has `tail` columns; x is padded.
+ * `pairs`: i counts two rows of x. */
 SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
                               ptrdiff_t n, real *restrict C, ptrdiff_t c_stride, int tail, const int rows, const int nv,
                               const bool pairs) {
@@ -271,7 +268,7 @@ SA_INLINE void FN(outer_any)(const real *restrict p, ptrdiff_t p_stride, const r
     }
 }
 
-/* How many of the vectors that are left a leaf takes at once, and the columns of the last one: five are three and two. */
+/* How many vectors a leaf takes at once (five as three and two), and the columns of the last one. */
 SA_INLINE int FN(vectors_at_once)(ptrdiff_t width, int *tail) {
     const ptrdiff_t left = (width + SA_LANES - 1) / SA_LANES;
     const int nv = left == SA_VECS + 1 && SA_VECS == 4 ? 3 : left < SA_VECS ? (int)left : SA_VECS;
