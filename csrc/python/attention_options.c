@@ -104,7 +104,7 @@ static int lead_error(const sa_call *c, const char *name, PyArrayObject *array, 
 int sa_call_read_mask(sa_call *c, PyObject *value, const char *name) {
     sa_attention *a = &c->a;
     sa_dtype dtype;
-    if (PyBool_Check(value)) { /* it would open or close all */
+    if (PyBool_Check(value)) { /* one bool would open or close all */
         return sa_error(PyExc_TypeError, "%s must be an array, got %R (a causal mask is is_causal=True)", name, value);
     }
     if ((c->mask = sa_as_array(c->state, value, name, SA_MASK, &dtype)) == NULL) {
@@ -234,7 +234,7 @@ static PyObject *as_seed(PyObject *rng) {
     return number;
 }
 
-/* Counts modulo 2^64. Without dropout, rng is only checked. */
+/* An int counts modulo 2^64. Without dropout, rng is only checked. */
 int sa_call_read_seed(sa_call *c) {
     PyObject *rng = c->given.rng;
     const bool drops = c->a.dropout_p > 0, draws = rng != NULL && PyObject_HasAttrString(rng, "integers");

@@ -33,7 +33,7 @@ static int read_shapes(sa_call *c) {
     return 0;
 }
 
-/* They rise or stay, from 0 to `rows`. */
+/* Offsets go from 0 to `rows` and never fall. */
 static int check_offsets(PyArrayObject *offsets, PyObject *value, const char *name, npy_intp rows, const char *rows_of) {
     const int64_t *offset = PyArray_DATA(offsets);
     const npy_intp n = PyArray_SIZE(offsets);
@@ -102,7 +102,7 @@ int sa_call_read_packed(sa_call *c) {
     return 0;
 }
 
-/* As in a call of its own. */
+/* Reads the mask as in a call of its own. */
 static int read_mask_of(sa_call *c, ptrdiff_t s, PyObject *value) {
     char name[40];
     PyOS_snprintf(name, sizeof name, "attn_mask[%zd]", (Py_ssize_t)s);

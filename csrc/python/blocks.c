@@ -77,7 +77,7 @@ void sa_block_give(void *block) {
         for (int i = 0; i < SA_KEPT_BLOCKS && h != NULL; ++i) {
             h = put(&state->blocks[i], h) ? NULL : h;
         }
-        if (h != NULL) { /* full: replace each slot in turn */
+        if (h != NULL) { /* all full: replace each slot in turn */
             h = atomic_exchange(&state->blocks[atomic_fetch_add(&state->block_turn, 1) % SA_KEPT_BLOCKS], h);
         }
     }

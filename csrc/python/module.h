@@ -28,7 +28,7 @@ typedef struct {
     PyObject *shares_memory;                /* from numpy */
     PyObject *too_hard, *axis_error;        /* from numpy */
     _Atomic(void *) blocks[SA_KEPT_BLOCKS]; /* kept memory: blocks.c */
-    atomic_uint block_turn;                 /* replaced next */
+    atomic_uint block_turn;                 /* the slot replaced next */
     atomic_bool malloc_keeps;               /* blocks.c */
 } sa_state;
 

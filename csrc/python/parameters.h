@@ -11,7 +11,7 @@ typedef struct {
     uint32_t functions;    /* bit n: function n takes it */
     /* Reads a value into `to`, a field of the call. NULL: the call reads it. */
     int (*read)(void *call, PyObject *value, const char *name, void *to);
-    size_t to; /* its offset */
+    size_t to; /* that field's offset */
 } sa_parameter;
 
 typedef struct {

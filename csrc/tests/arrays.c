@@ -1,4 +1,4 @@
-/* Owns random numbers, elements of any dtype, arrays of any layout. */
+/* Random numbers, elements of any dtype, arrays of any layout. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +20,7 @@ double random_between(random_source *r, double least, double most) {
 
 bool random_chance(random_source *r, double p) { return random_between(r, 0, 1) < p; }
 
-/* The bits of a float with `bits` of precision and `width` in all: to nearest even, gradual underflow, overflow to
- * infinity. */
+/* A float with `bits` of precision and `width` in all: to nearest even, gradual underflow, overflow to infinity. */
 static uint64_t encode(double x, int bits, int width) {
     const int bias = (1 << (width - bits - 1)) - 1;
     const uint64_t sign = signbit(x) ? UINT64_C(1) << (width - 1) : 0;
@@ -122,7 +121,7 @@ void *dirty_memory(size_t size) {
 
 enum { MARGIN = 64, PATTERN = 0xA5 };
 
-/* `extent`: what the axes inside span; it grows. */
+/* `extent` spans the axes inside, and grows. */
 static ptrdiff_t place(ptrdiff_t size, bool broadcast, bool flipped, ptrdiff_t padding, ptrdiff_t least, ptrdiff_t *extent) {
     if (broadcast) {
         return 0;
@@ -143,7 +142,7 @@ void array_make(array *a, const array_shape *shape, sa_dtype dtype, unsigned lay
     sa_matrix *m = &a->tensor.m;
     m->dtype = dtype;
     m->swapped = (layout & SWAPPED) != 0;
-    for (int step = 0; step < 3; ++step) { /* inside out: columns, maybe heads, rows; or rows, columns */
+    for (int step = 0; step < 3; ++step) {
         if (step == (across ? 2 : 0)) {
             extent *= layout & STEPPED_COLS ? 3 : 1;
             m->col_stride = place(shape->cols, broadcast & BROADCAST_COLS, layout & FLIPPED_COLS, 0, 0, &extent);

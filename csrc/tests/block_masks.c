@@ -1,11 +1,11 @@
-/* Owns block masks of test cases: random classes of rows with random runs of keys. The reference reads a plain array of
- * open keys instead. */
+/* Block masks of test cases: random classes of rows, random runs of keys. The reference reads plain arrays of open
+ * keys. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/test.h"
 
-/* Random stretches of open and closed keys, some of whole tiles. single: at most one open. */
+/* Some stretches are whole tiles. single: at most one is open. */
 static void fill_open(char *open, ptrdiff_t S, bool single, random_source *r) {
     const ptrdiff_t step = random_chance(r, 0.3) ? SA_KEYS_PER_TILE : 1;
     bool now = random_chance(r, 0.5);
@@ -20,7 +20,7 @@ static void fill_open(char *open, ptrdiff_t S, bool single, random_source *r) {
     }
 }
 
-/* A run that reaches the end may go beyond it, as a cut-off block does. */
+/* The last run may reach beyond S, as a cut-off block does. */
 static void find_runs(test_block_mask *m, sa_block_mask *mask, ptrdiff_t S, random_source *r) {
     ptrdiff_t count = 0;
     m->starts = malloc((size_t)(m->classes + 1) * sizeof *m->starts);
@@ -52,7 +52,7 @@ static void make_runs(live_case *c, test_block_mask *m, sa_block_mask *mask, boo
     m->classes = 1 + random_below(r, 6);
     for (ptrdiff_t head = 0; head < c->heads; ++head) {
         int64_t class = random_below(r, m->classes);
-        for (ptrdiff_t n = 0; n < shape.rows; ++n) { /* neighbours often share a class */
+        for (ptrdiff_t n = 0; n < shape.rows; ++n) { /* neighbours share */
             class = random_chance(r, 0.2) ? random_below(r, m->classes) : class;
             memcpy(array_at(&m->array, head, 1, n, 0), &class, sizeof class);
         }
@@ -82,7 +82,7 @@ static void make_prefix(live_case *c, test_block_mask *m, sa_block_mask *mask, r
 void block_masks_make(live_case *c, random_source *r) {
     for (int kinds = c->spec.block_masks; kinds != 0; kinds &= kinds - 1) {
         const int kind = kinds & -kinds, n = c->call.block_mask_count++;
-        c->block_masks[n].share = random_between(r, 0, 1); /* bits may not depend on it */
+        c->block_masks[n].share = random_between(r, 0, 1); /* bits must not depend on it */
         if (kind == PREFIX) {
             make_prefix(c, &c->block_tables[n], &c->block_masks[n], r);
         } else {

@@ -1,4 +1,4 @@
-/* Owns test cases: a call in a few numbers, its arrays filled, run, compared with the reference. */
+/* Test cases: a call in a few numbers is filled, run, compared with the reference. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,7 +88,6 @@ static double least_of(sa_dtype dtype) {
     return dtype == SA_F32 ? (double)-FLT_MAX : dtype == SA_F64 ? -DBL_MAX : dtype == SA_F16 ? -65504 : -0x1.fep127;
 }
 
-/* A quarter of the heads is all closed or all open. */
 static void fill_mask(live_case *c, random_source *r) {
     const test_case *t = &c->spec;
     for (ptrdiff_t head = 0; head < c->heads; ++head) {
@@ -106,9 +105,9 @@ static void fill_mask(live_case *c, random_source *r) {
     }
 }
 
-/* Half of a row becomes any of the first `count` odd numbers. */
+/* Half of a row becomes one of `count` odd numbers. */
 static void poison_row(live_case *c, int which, ptrdiff_t head, ptrdiff_t row, int count, random_source *r) {
-    const uint64_t marked = UINT64_C(0x7ff8000020000001); /* a payload in float32's and float64's last bits */
+    const uint64_t marked = UINT64_C(0x7ff8000020000001); /* a NaN with a payload in the last bits */
     double bad[4] = {(double)NAN, 0, (double)INFINITY, (double)-INFINITY};
     memcpy(&bad[1], &marked, sizeof marked);
     for (ptrdiff_t d = 0; d < c->arrays[which].shape.cols; ++d) {
@@ -118,7 +117,7 @@ static void poison_row(live_case *c, int which, ptrdiff_t head, ptrdiff_t row, i
     }
 }
 
-/* Rows that nobody sees or that see nothing. A broadcast row is seen where any head sees it. */
+/* Rows that nobody sees or that see nothing. A broadcast row counts as seen where any head sees it. */
 static void poison_closed(live_case *c, int which, random_source *r) {
     const array *a = &c->arrays[which];
     const bool of_keys = which == KEY || which == VALUE;
@@ -171,7 +170,6 @@ static void poison(live_case *c, random_source *r) {
 
 /* ---- making -------------------------------------------------------------------------------------------------------- */
 
-/* gqa divides the last leading axis. */
 static void make(live_case *c, int which, ptrdiff_t rows, ptrdiff_t cols, ptrdiff_t gqa, sa_dtype dtype, unsigned layout,
                  unsigned broadcast) {
     array_shape s = {.n_lead = c->call.n_lead, .rows = rows, .cols = cols};
@@ -182,7 +180,7 @@ static void make(live_case *c, int which, ptrdiff_t rows, ptrdiff_t cols, ptrdif
     array_make(&c->arrays[which], &s, dtype, layout, broadcast, which >= INPUTS);
 }
 
-/* Trailing leading axes along which query heads share keys and values, whose gradients then are one. */
+/* Axes along which query heads share one gradient of keys and values. */
 static unsigned group_axes(const test_case *t) {
     unsigned axes = 0;
     int axis = t->n_lead - 1;
@@ -233,7 +231,7 @@ static void attach(live_case *c) {
     for (int which = 0; which < ARRAYS; ++which) {
         *tensors[which] = c->arrays[which].tensor;
     }
-    if (c->spec.backward && c->spec.mask <= SA_F64 && g->dmask.m.data == NULL) { /* only its strides count */
+    if (c->spec.backward && c->spec.mask <= SA_F64 && g->dmask.m.data == NULL) { /* its strides count all the same */
         make(c, D_MASK, c->spec.L, c->spec.S, 1, a->f64 ? SA_F64 : SA_F32, 0, c->spec.mask_broadcast);
         g->dmask = c->arrays[D_MASK].tensor;
         g->dmask.m.data = NULL;
@@ -405,7 +403,7 @@ bool case_allows(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j) {
     return true;
 }
 
-/* NaN must be NaN, an infinity that infinity. Overflow through rounding error or in 16 bits is allowed. */
+/* NaN must be NaN, an infinity that infinity. Overflow by rounding error or in 16 bits is allowed. */
 static bool agrees(double got, wide right, double error, sa_dtype dtype) {
     const double most = dtype == SA_F16 ? 65504 : dtype == SA_F64 ? DBL_MAX : (double)FLT_MAX;
     if (isnan(right)) {
@@ -417,7 +415,7 @@ static bool agrees(double got, wide right, double error, sa_dtype dtype) {
     return fabs((double)(got - right)) <= error;
 }
 
-/* Returns how many elements are wrong, and the first in `first`. */
+/* The number of wrong elements; `first` describes one. */
 static long compare(const live_case *c, int which, const expected_array *expected, char *first, size_t size) {
     static const char *const names[ARRAYS] = {
         [OUT] = "out",        [LSE] = "lse",      [WEIGHTS] = "weights", [D_QUERY] = "dquery", [D_KEY] = "dkey",
@@ -442,7 +440,7 @@ static long compare(const live_case *c, int which, const expected_array *expecte
     return wrong;
 }
 
-/* Inputs as plain numbers, since the reference reads them often. */
+/* The reference reads inputs often. */
 static void read_numbers(live_case *c) {
     for (int which = 0; which < INPUTS; ++which) {
         const ptrdiff_t rows = c->arrays[which].shape.rows, cols = c->arrays[which].shape.cols;

@@ -1,13 +1,13 @@
 #!/bin/sh
-# disassemble.sh COMPILER FLAGS DIRECTORY OBJECTS: looks for instructions that a CPU of that instruction set does not have, and
-# for MMX, in the objects of the x86 ISA files in OBJECTS, and in those compiled with a user's
-# -march=native before the flags, as setuptools puts CFLAGS. Run in csrc/.
+# disassemble.sh COMPILER FLAGS DIRECTORY OBJECTS: looks in the objects of the x86 ISA files for MMX and for instructions
+# beyond their instruction set. It looks in OBJECTS, and in files compiled with -march=native before FLAGS, where
+# setuptools puts a user's CFLAGS. Run in csrc/.
 set -eu
 compiler=$1 flags=$2 directory=$3 objects=$4
 mkdir -p "$directory"
 failed=0
 
-# look FILE SUFFIX PATTERN WHAT: fails when a disassembled line matches.
+# look FILE SUFFIX PATTERN WHAT: fails if a line matches.
 look() {
     object=$directory/$1$2.o
     listing=$directory/$1$2.s
@@ -25,7 +25,7 @@ look() {
     fi
 }
 
-# MMX: its registers are those of x87, whose arithmetic is spoilt
+# MMX registers are those of x87, so using them spoils its arithmetic.
 mmx='%mm[0-7]'
 
 compiling=
@@ -42,7 +42,7 @@ done
 for march in "" -march=native; do
     # AVX-512: wide registers, mask registers, and the sixteen new names of the narrow ones
     look avx2 "$march" "$mmx"'|%zmm|%k[0-7]|%[xy]mm(1[6-9]|2[0-9]|3[01])' 'AVX-512 or MMX'
-    # anything VEX-encoded: its mnemonic begins with v (verr and verw are no user's)
+    # VEX-encoded: the mnemonic begins with v
     look baseline "$march" "$mmx"'|%ymm|%zmm|%k[0-7]|^ *[0-9a-f]+:[[:space:]]+v[a-z]' 'MMX or beyond SSE2'
     look generic "$march" "$mmx"'|%ymm|%zmm|%k[0-7]|^ *[0-9a-f]+:[[:space:]]+v[a-z]' 'MMX or beyond SSE2'
 done

@@ -1,5 +1,5 @@
-/* Owns attention and its gradients by definition (docs/theory/backward.md), more precise than the kernels, and the
- * error that a right result may have. */
+/* Attention and its gradients by definition (docs/theory/backward.md), more precise than the kernels, and the error
+ * that a right result may have. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,17 +33,17 @@ static bool dropout_keeps(const sa_attention *a, ptrdiff_t head, ptrdiff_t i, pt
     return (double)words[j % 4] >= rint(a->dropout_p * 4294967296.0);
 }
 
-/* One row. Error bounds are in u, the unit roundoff of what computes; each adds its roundings to first order (Higham,
- * "Accuracy and Stability", section 3.1). */
+/* One row. Errors are in u, the unit roundoff of what computes. Each line adds its own roundings to first order
+ * (Higham, "Accuracy and Stability", section 3.1). */
 typedef struct {
     bool *open;
-    wide *s, *gain;                /* scores, slope of softcap */
-    double *s_error, *gain_error;  /* gain's is absolute */
+    wide *s, *gain;
+    double *s_error, *gain_error;  /* absolute for gain */
     wide *weight;                  /* before dropout */
-    double *weight_error, *factor; /* relative; from dropout */
-    wide lse, sink;                /* sink: its share */
+    double *weight_error, *factor; /* relative */
+    wide lse, sink;
     double lse_error, mean_error, sums;
-    bool live; /* attends to something, if only a sink */
+    bool live; /* attends to a key or a sink */
 } row_state;
 
 static void score(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j, row_state *r) {
@@ -73,7 +73,7 @@ static void score(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j, 
         error += 3 * fabs((double)bias) + fabs((double)s);
     }
     if (a->mask.m.data && a->mask.m.dtype != SA_BOOL) {
-        const double most = (a->f64 ? DBL_MAX : FLT_MAX) * 0.69314718055994531; /* finite numbers stay finite in log2 units */
+        const double most = (a->f64 ? DBL_MAX : FLT_MAX) * 0.69314718055994531; /* stays finite in log2 units */
         double bias = case_get(c, MASK, head, i, j);
         if (isfinite(bias)) {
             bias = bias > most ? most : bias < -most ? -most : bias;
@@ -107,8 +107,8 @@ static void weigh(const live_case *c, ptrdiff_t head, ptrdiff_t i, row_state *r)
     r->live = sum != 0;
     r->sink = r->live ? r->sink / sum : 0;
 
-    /* Sums run within a tile, then over tiles and chunks, in numerator and denominator. A new maximum costs a factor,
-     * and differences to it are rounded. */
+    /* Sums run within a tile, then over tiles and chunks, in numerator and denominator. A new maximum costs a factor;
+     * differences to it are rounded. */
     const double tiles = (double)(a->S / SA_KEYS_PER_TILE + 1);
     const double tile = a->S < SA_KEYS_PER_TILE ? (double)a->S : SA_KEYS_PER_TILE;
     r->sums = 2 * (tile + 6 * tiles + 16);
@@ -128,7 +128,7 @@ static void weigh(const live_case *c, ptrdiff_t head, ptrdiff_t i, row_state *r)
     r->lse_error = r->mean_error + r->sums + 4 * fabs((double)r->lse) + 4;
 }
 
-/* Adds to an element, if its array exists: the error by share · |x| + more. */
+/* The error is share · |x| + more. */
 static void expect_at(expected_array *to, size_t at, wide x, double share, double more) {
     if (at < to->count) {
         to->value[at] += x;
@@ -143,15 +143,14 @@ static void expect(const live_case *c, expected_array *all, int which, ptrdiff_t
     }
 }
 
-/* Adds the rounding to the array's dtype; 16 bits underflow gradually. */
+/* Adds the rounding of the store; 16 bits underflow gradually. */
 static double stored(const live_case *c, int which, wide x, double error) {
     const sa_dtype dtype = c->arrays[which].tensor.m.dtype;
     const double smallest = dtype == SA_F16 ? 0x1p-24 : 4 * (c->call.f64 ? DBL_MIN : (double)FLT_MIN);
     return error + 1.01 * unit_roundoff(dtype) * (fabs((double)x) + error) + smallest;
 }
 
-/* Pairs of bfloat16 take weights rounded to it: for few rows, or more than a vector of them. The matrix unit takes two
- * terms, 17 bits in all. */
+/* bfloat16 pairs round weights to bfloat16, for few rows or more than a vector. AMX takes two terms, 17 bits in all. */
 static double rounding_of_weights(const live_case *c) {
     const sa_attention *a = &c->call;
     if (a->query.m.dtype != SA_BF16 || a->key.m.dtype != SA_BF16 || a->value.m.dtype != SA_BF16) {

@@ -1,6 +1,5 @@
-/* Shared by the core's tests: checks, random numbers, arrays, cases and their reference. test_core.c says how to run
- * them. Arrays have exactly their bytes, for sanitizers, and scratch starts as NaN, so that no test misses a stray
- * read. */
+/* Shared by the core's tests; test_core.c runs them. Inputs have exactly their bytes and scratch starts as NaN: stray
+ * reads show. */
 #ifndef SA_TEST_H
 #define SA_TEST_H
 
@@ -13,12 +12,12 @@
 
 /* ---- checks (test_core.c) */
 
-/* CHECK(condition, "what", …) counts, and prints the rest if false. */
+/* CHECK(condition, "what", …) prints the rest if false. */
 #define CHECK(...) CHECK_(__VA_ARGS__)
 #define CHECK_(ok, ...) check_that((ok), __FILE__, __LINE__, __VA_ARGS__)
 bool check_that(bool ok, const char *file, int line, const char *format, ...) __attribute__((format(printf, 4, 5)));
 
-extern bool quick;      /* for emulators and sanitizers */
+extern bool quick;      /* for emulators, sanitizers */
 extern bool exhaustive; /* every float32 */
 
 /* ---- random numbers (arrays.c) ------------------------------------------------------------------------------------- */
@@ -27,8 +26,8 @@ typedef struct {
     uint64_t state;
 } random_source;
 
-uint64_t random_bits(random_source *r);                /* SplitMix64 */
-ptrdiff_t random_below(random_source *r, ptrdiff_t n); /* 0 … n − 1 */
+uint64_t random_bits(random_source *r); /* SplitMix64 */
+ptrdiff_t random_below(random_source *r, ptrdiff_t n);
 bool random_chance(random_source *r, double p);
 double random_between(random_source *r, double least, double most);
 
@@ -37,40 +36,39 @@ double random_between(random_source *r, double least, double most);
 double element_get(const char *p, sa_dtype dtype, bool swapped);
 void element_set(char *p, sa_dtype dtype, bool swapped, double x); /* to nearest even */
 double unit_roundoff(sa_dtype dtype);
-void *dirty_memory(size_t size); /* 64-byte aligned, all 0xFF: floats are NaN */
+void *dirty_memory(size_t size); /* 64-byte aligned; floats are NaN */
 
-/* Layouts; they combine. */
+/* Layouts; flags combine. */
 enum {
-    TRANSPOSED = 1, /* rows are contiguous */
+    TRANSPOSED = 1, /* contiguous rows */
     FLIPPED_ROWS = 2,
     FLIPPED_COLS = 4,
     FLIPPED_LEAD = 8,
-    STEPPED_COLS = 16, /* every third element */
-    UNALIGNED = 32,    /* at an odd address */
-    ODD_LEAD = 64,     /* odd strides, as in packed records */
+    STEPPED_COLS = 16,
+    UNALIGNED = 32, /* at an odd address */
+    ODD_LEAD = 64,  /* odd strides, as in packed records */
     ODD_ROWS = 128,
     SWAPPED = 256,
-    LONG_ROWS = 512,     /* stride above 8 kB */
+    LONG_ROWS = 512,
     HEADS_INSIDE = 1024, /* (B, L, H, D) */
     ALL_LAYOUTS = 2048
 };
 
-/* Broadcast axes, with stride 0; bit i is leading axis i. */
+/* Broadcast axes have stride 0. Bit i is leading axis i. */
 enum { BROADCAST_ROWS = 1 << 8, BROADCAST_COLS = 1 << 9 };
 
 typedef struct {
     int n_lead;
-    ptrdiff_t lead[SA_MAX_LEAD], rows, cols; /* as the call sees them */
+    ptrdiff_t lead[SA_MAX_LEAD], rows, cols; /* as called */
 } array_shape;
 
-/* One allocation. An input ends where its elements do; an output has margins, and bytes outside its elements keep a
- * pattern. */
+/* An input ends with its elements. An output has margins; bytes outside its elements keep a pattern. */
 typedef struct {
     sa_tensor tensor;
     array_shape shape;
     char *memory;
     size_t bytes;
-    char *before; /* by array_remember */
+    char *before;
 } array;
 
 void array_make(array *a, const array_shape *shape, sa_dtype dtype, unsigned layout, unsigned broadcast, bool output);
@@ -78,49 +76,48 @@ void array_free(array *a);
 void array_remember(array *a);
 bool array_unchanged(const array *a);
 bool array_margins_intact(const array *a);
-/* The matrix of flattened leading index `head`; gqa heads share one. */
+/* The matrix of a head; `gqa` heads share one. */
 char *array_head(const array *a, ptrdiff_t head, ptrdiff_t gqa);
 char *array_at(const array *a, ptrdiff_t head, ptrdiff_t gqa, ptrdiff_t row, ptrdiff_t col);
 double array_get(const array *a, ptrdiff_t head, ptrdiff_t gqa, ptrdiff_t row, ptrdiff_t col);
 
 /* ---- cases (cases.c) ----------------------------------------------------------------------------------------------- */
 
-/* NaN and infinities in: rows that nobody sees or that see nothing; some keys and values; values behind scores of −inf;
- * some queries. */
+/* NaN and infinities: in rows that nobody sees or that see nothing; in some keys and values; behind scores of −inf; in
+ * queries. */
 enum { NOT_POISONED, POISON_CLOSED, POISON_SOME, POISON_BEHIND, POISON_QUERIES };
 
-/* Block masks; they combine. */
+/* Block masks; flags combine. */
 enum { PREFIX = 1, ONE_RUN = 2, RUNS = 4, MORE_RUNS = 8 };
 
-/* Arrays: inputs, then outputs. */
+/* Inputs first, then outputs. */
 enum { QUERY, KEY, VALUE, MASK, ALIBI, SINKS, LENGTHS, GRAD_OUT, GRAD_LSE, INPUTS };
 enum { OUT = INPUTS, LSE, WEIGHTS, STATS, D_QUERY, D_KEY, D_VALUE, D_MASK, D_SLOPES, D_SINKS, ARRAYS };
 
-/* A call in a few numbers. Zero is the plain thing, unless said. */
+/* Zero is the plain thing, unless said. */
 typedef struct {
     ptrdiff_t L, S, E, Dv;
     int n_lead;
     ptrdiff_t lead[8];
     ptrdiff_t gqa;                                                            /* 1: none */
-    sa_dtype query, key, value, out, mask;                                    /* mask SA_DTYPES: none */
-    unsigned query_layout, key_layout, value_layout, mask_layout, out_layout; /* grad_out has the output's */
+    sa_dtype query, key, value, out, mask;                                    /* mask: SA_DTYPES for none */
+    unsigned query_layout, key_layout, value_layout, mask_layout, out_layout; /* grad_out has that of out */
     unsigned query_broadcast, key_broadcast, value_broadcast, mask_broadcast, scalar_broadcast;
     bool alibi, sinks, lengths, lse, weights, causal;
     bool backward, grad_lse;
-    unsigned without;                              /* gradients: bits 1 << D_QUERY … */
+    unsigned without;                              /* gradients left out: bits 1 << D_QUERY … */
     ptrdiff_t diagonal, window_left, window_right; /* SA_UNBOUNDED: open */
     double scale, softcap, dropout_p;
     uint64_t seed;
-    double magnitude;   /* of queries and keys */
+    double magnitude;   /* queries, keys */
     double closed;      /* share of the mask */
-    double mask_finite; /* a float mask's magnitude; INFINITY: finfo.min, at times 0.5 */
+    double mask_finite; /* INFINITY: finfo.min, at times 0.5 */
     int block_masks;
     int poison;
-    int threads;  /* 0: the plan's choice, of 2 */
-    bool unsplit; /* one chunk */
+    int threads; /* 0: what the plan wants of 2 */
+    bool unsplit;
 } test_case;
 
-/* Owned by block_masks.c. */
 typedef struct {
     array array; /* classes or prefixes */
     ptrdiff_t classes;
@@ -135,30 +132,30 @@ typedef struct {
     sa_block_mask block_masks[SA_MAX_BLOCK_MASKS];
     test_block_mask block_tables[SA_MAX_BLOCK_MASKS];
     sa_attention_gradients gradients;
-    array arrays[ARRAYS];    /* no memory: not in the call */
-    double *numbers[INPUTS]; /* inputs as [heads][rows][cols] for the reference */
+    array arrays[ARRAYS];    /* without memory: not in the call */
+    double *numbers[INPUTS]; /* [heads][rows][cols], for the reference */
     ptrdiff_t heads;
     ptrdiff_t chunks; /* of the last run */
-    int looks;        /* times that the backward pass looked whether to stop */
+    int looks;        /* times that the backward pass checked for cancelling */
 } live_case;
 
 test_case plain_case(sa_dtype dtype, ptrdiff_t L, ptrdiff_t S, ptrdiff_t E, ptrdiff_t Dv);
 void case_make(live_case *c, const test_case *spec, uint64_t seed);
 void case_free(live_case *c);
-sa_status case_run(live_case *c);                                                   /* clears outputs, plans, runs */
-void case_verify(live_case *c, const char *title);                                  /* one CHECK against the reference */
-void case_try(const test_case *spec, uint64_t seed, const char *title);             /* all of it */
+sa_status case_run(live_case *c);
+void case_verify(live_case *c, const char *title);                                  /* against the reference, one CHECK */
+void case_try(const test_case *spec, uint64_t seed, const char *title);             /* makes, runs, verifies */
 void case_tensors(sa_attention *a, sa_attention_gradients *g, sa_tensor **tensors); /* in order of the arrays */
 char *case_at(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col);
-size_t case_index(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col); /* in memory */
+size_t case_index(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col); /* position in memory */
 double case_get(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col);
 void case_set(live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col, double x);
 bool case_allows(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j);
-bool case_same_bits(const live_case *c, const live_case *other); /* where both have an output */
+bool case_same_bits(const live_case *c, const live_case *other);
 
 /* ---- block masks (block_masks.c) ------------------------------------------------------------------------------------ */
 
-void block_masks_make(live_case *c, random_source *r); /* shapes are known */
+void block_masks_make(live_case *c, random_source *r);
 void block_masks_free(live_case *c);
 bool block_masks_allow(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j);
 
@@ -167,14 +164,14 @@ bool block_masks_allow(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_
 #if LDBL_MANT_DIG == 64
 typedef long double wide;
 #else
-typedef double wide; /* long double is emulated, or double */
+typedef double wide; /* long double is emulated or double */
 #endif
 
-/* Right outputs and how far off a result may be, by case_index. */
+/* Right outputs and the error allowed, by case_index. */
 typedef struct {
     wide *value;
     double *error;
-    size_t count; /* 0: not in the call */
+    size_t count;
 } expected_array;
 
 void reference_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, expected_array *expected); /* adds gradients */

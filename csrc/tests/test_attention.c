@@ -1,5 +1,5 @@
-/* Attention and its gradients against the reference: all sizes around vectors and tiles, and points where a plausible
- * kernel goes wrong. test_random.c combines options, layouts and dtypes. */
+/* Attention and its gradients against the reference: sizes around vectors and tiles, and where a plausible kernel goes
+ * wrong. test_random.c combines options. */
 #include <math.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 static const sa_dtype floats[4] = {SA_F32, SA_F64, SA_F16, SA_BF16};
 
 static void philox(void) {
-    /* Answers from Random123 (kat_vectors): counter, key, rounds. */
+    /* Random123's kat_vectors: counter, key, rounds. */
     static const uint32_t in[3][6] = {{0, 0, 0, 0, 0, 0},
                                       {~0u, ~0u, ~0u, ~0u, ~0u, ~0u},
                                       {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0}};
@@ -27,7 +27,7 @@ static void philox(void) {
     }
 }
 
-/* Around lanes of a vector (2 … 16), rows of a block (6 … 64), keys of one tile and two. */
+/* Around a vector (2 … 16), a block of rows (6 … 64), one tile and two. */
 static void sizes(void) {
     enum { T = SA_KEYS_PER_TILE };
     static const ptrdiff_t queries[] = {0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 24, 25, 32, 33, 48, 49, 64, 65, 130};
@@ -36,7 +36,7 @@ static void sizes(void) {
     const int NQ = sizeof queries / sizeof *queries, NK = sizeof keys / sizeof *keys, NW = sizeof widths / sizeof *widths;
     for (int i = 0; i < NQ; ++i) {
         for (int j = i % (quick ? 4 : 2); j < NK; j += quick ? 4 : 2) {
-            const int n = 5 * i + 3 * j; /* other widths each time, all pairs of neighbours in the end */
+            const int n = 5 * i + 3 * j; /* all pairs of neighbours in the end */
             for (int d = 0; d < 4; d += d == 1 && n % 3 ? 3 : 1) {
                 test_case t = plain_case(floats[d], queries[i], keys[j], widths[n % NW], widths[(n / 2 + 1) % NW]);
                 t.weights = n % 3 == 0;
@@ -48,7 +48,7 @@ static void sizes(void) {
     }
     for (int e = 0; e < NW; ++e) {
         for (int v = e % (quick ? 5 : 1); v < NW; v += quick ? 5 : 1) {
-            for (int d = 0; d < 4; ++d) { /* kernels of many rows, and of few, which read 16 bits directly */
+            for (int d = 0; d < 4; ++d) { /* kernels of many rows and of few */
                 test_case t = plain_case(floats[d], d % 2 ? 1 + (e + v) % 8 : 17 + d, 35, widths[e], widths[v]);
                 t.lead[0] = 1;
                 t.backward = (e + v) % 4 == d;
@@ -92,7 +92,7 @@ static void poisoned(void) {
     }
 }
 
-/* Nothing to attend to: zeros, and lse −inf or the sink. Masks of finfo.min are open. Scores of millions. */
+/* Nothing to attend to: zeros, lse −inf or the sink. Masks of finfo.min are open. Scores of millions. */
 static void edges(void) {
     for (int way = 0; way < 11; ++way) {
         for (ptrdiff_t L = 1; L < 80; L += 26) {
@@ -141,7 +141,7 @@ static void climbing(void) {
     }
 }
 
-/* A block of few rows stops after every 2048 keys to look whether it was cancelled. */
+/* Few rows look every 2048 keys whether they are cancelled. */
 static void long_keys(void) {
     int once = 0;
     for (int n = 0; n < 3; ++n) {

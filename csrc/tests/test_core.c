@@ -1,8 +1,7 @@
-/* Runs the core's tests without Python: test_core [--quick | --exhaustive] [isa …]
+/* The core's tests without Python: test_core [--quick | --exhaustive] [isa …]
  *
- * --quick runs fewer cases, for sanitizers and emulators; --exhaustive takes every float32 in exp. Runs under each
- * instruction set named, else under all of this CPU. The last line is "N passed, N failed"; exit status 1 if any
- * failed. */
+ * --quick: fewer cases, for sanitizers and emulators. --exhaustive: every float32 in exp. Default: all instruction sets
+ * of this CPU. The last line is "N passed, N failed"; exit status 1 if any failed. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,12 +1,11 @@
-/* exp2, exp and tanh of the kernels against the C library in more precision: samples, or with --exhaustive every
- * float32. */
+/* exp2, exp and tanh of the kernels against the C library in more precision. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "tests/test.h"
 
-enum { BLOCK = 1 << 14 }; /* they share sign and exponent */
+enum { BLOCK = 1 << 14 }; /* floats of a block share sign and exponent */
 
 static float float_of(uint32_t bits) {
     float x;
@@ -14,13 +13,13 @@ static float float_of(uint32_t bits) {
     return x;
 }
 
-/* |y − right| in units of the last of `bits` places, those of 2^least for subnormals. */
+/* |y − right| in units of the last of `bits` places; for subnormals, in those of 2^least. */
 static double ulps(long double y, long double right, int bits, int least) {
     const int exponent = ilogbl(right);
     return (double)(fabsl(y - right) / ldexpl(1, (exponent < least ? least : exponent) - bits + 1));
 }
 
-/* Right results: series for small arguments, to 1e-6 ulp, else the C library. */
+/* Series for small arguments, to 1e-6 ulp, else the C library. */
 static double right_exp2(double x) { return fabs(x) < 0x1p-20 ? 1 + x * 0.69314718055994530942 : exp2(x); }
 static double right_exp(double x) { return fabs(x) < 0x1p-20 ? 1 + x : exp(x); }
 static double right_tanh(double x) { return fabs(x) < 0x1p-12 ? x - x * x * x / 3 : fabs(x) > 20 ? copysign(1, x) : tanh(x); }
@@ -33,7 +32,7 @@ typedef struct {
     double least, most, least64, most64; /* neither flushed nor too large */
 } function;
 
-/* Bounds from kernels/exp.h. exp's float32 range starts at the first float with a result ≥ FLT_MIN. */
+/* As in kernels/exp.h. exp32 starts at the first result ≥ FLT_MIN. */
 static const function functions[3] = {
     {"exp2", right_exp2, exp2l, 1, 1, -126, 127.5, -1022, 1023.5},
     {"exp", right_exp, expl, 1, 1, -87.33654474, 88, -708.39641853226408, 709},
@@ -46,7 +45,7 @@ static array_function kernel_of(const sa_real_kernels *k, int which) {
     return which == 0 ? k->exp2_array : which == 1 ? k->exp_array : k->tanh_array;
 }
 
-/* Outside the range, whether y may be f(x); inside, worst takes the error. */
+/* Outside the range, y may be f(x); inside, worst takes the error. */
 static bool good32(const function *f, float x, float y, double *worst) {
     if (isnan(x)) {
         return isnan(y);
@@ -55,7 +54,7 @@ static bool good32(const function *f, float x, float y, double *worst) {
         return y == 0;
     }
     if ((double)x >= f->most && x > 0 && f->most < INFINITY) {
-        return true; /* nobody asks */
+        return true; /* callers never ask */
     }
     if (f->right == right_tanh && x == 0) {
         return y == 0 && signbit(x) == signbit(y);
@@ -87,7 +86,7 @@ static void all_float32(int which) {
     printf("%-10s %s float32: %.4f ulp%s\n", sa_isa_name(), f->name, worst, exhaustive ? "" : " (sample)");
 }
 
-/* Over the range, small by magnitude, near integers and both ends. */
+/* Over the range, small by magnitude, near integers and ends. */
 static double sample64(const function *f, long n, random_source *r) {
     const double least = isinf(f->least64) ? -25 : f->least64, most = isinf(f->most64) ? 25 : f->most64;
     switch (n % 4) {
@@ -108,7 +107,7 @@ static void sampled_float64(int which) {
     double worst = 0;
     long bad = 0;
 #pragma omp parallel for reduction(max : worst) reduction(+ : bad)
-    for (long block = 0; block < blocks; ++block) { /* blocks share nothing */
+    for (long block = 0; block < blocks; ++block) { /* independent: own numbers and buffers */
         enum { N = 4096 };
         double x[N], y[N];
         random_source r = {(uint64_t)block};
@@ -126,7 +125,7 @@ static void sampled_float64(int which) {
     printf("%-10s %s float64: %.4f ulp (sample)\n", sa_isa_name(), f->name, worst);
 }
 
-/* In every lane and in the rest of a vector. */
+/* In every lane and a vector's rest. */
 static void special(int which) {
     const function *f = &functions[which];
     const array_function kernel32 = kernel_of(&sa_kernels_active()->f32, which);

@@ -1,4 +1,4 @@
-/* The optimisers against their formulas in double, with margins that must survive. */
+/* The optimisers against their formulas in double. Margins must survive. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -6,7 +6,6 @@
 
 static double get(const array *a, ptrdiff_t i) { return array_get(a, 0, 1, 0, i); }
 
-/* Between `least` and 1, with margins. */
 static void draw(array *a, ptrdiff_t n, sa_dtype dtype, double least, random_source *random) {
     const array_shape shape = {.rows = 1, .cols = n};
     array_make(a, &shape, dtype, 0, 0, true);
@@ -15,7 +14,7 @@ static void draw(array *a, ptrdiff_t n, sa_dtype dtype, double least, random_sou
     }
 }
 
-/* p, m and v become what they should be. */
+/* The step in double: p, m and v change. */
 static void reference_step(const sa_update *u, int64_t step, double *p, double g, double *m, double *v) {
     if (u->kind == SA_ADAM) {
         if (u->decoupled) {

@@ -1,11 +1,11 @@
-/* Conversions of elements: with one key the output is the value itself. */
+/* Conversions: with one key the output is the value itself. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "tests/test.h"
 
-/* 65536 conversions: 16 heads, one query and key, 4096 columns. */
+/* 16 heads, one key and 4096 columns: 65536 conversions. */
 static void make_conversion(live_case *c, sa_dtype value, sa_dtype out, unsigned value_layout, unsigned out_layout) {
     test_case t = plain_case(out, 1, 1, 1, 4096);
     t.lead[0] = 16;
@@ -17,7 +17,7 @@ static void make_conversion(live_case *c, sa_dtype value, sa_dtype out, unsigned
     case_make(c, &t, 1);
 }
 
-/* Compares with `right` rounded by element_set. */
+/* element_set rounds `right`. */
 static void verify_conversion(live_case *c, const double *right, const char *title) {
     long wrong = 0;
     double first[2] = {0, 0};
@@ -36,7 +36,7 @@ static void verify_conversion(live_case *c, const double *right, const char *tit
           c->arrays[VALUE].tensor.m.dtype, c->arrays[OUT].tensor.m.dtype, wrong, first[0], first[1]);
 }
 
-/* Every code of a 16-bit format: in place, with a step, swapped. */
+/* Every 16-bit code: in place, with a step, swapped. */
 static void read_16_bits(sa_dtype dtype, unsigned layout) {
     static double right[65536];
     live_case c;
@@ -51,7 +51,7 @@ static void read_16_bits(sa_dtype dtype, unsigned layout) {
     case_free(&c);
 }
 
-/* float32 at every 16-bit number, at the tie with the next, and on either side of the tie. */
+/* float32 at every 16-bit number, at the next tie, on either side of it. */
 static void write_16_bits(sa_dtype dtype, int part, unsigned layout) {
     static double right[65536];
     live_case c;
@@ -62,7 +62,7 @@ static void write_16_bits(sa_dtype dtype, int part, unsigned layout) {
         const double there = element_get((const char *)&next, dtype, false);
         float x = (float)here;
         if (part > 0 && isfinite(here)) {
-            const double width = dtype == SA_F16 ? 32 : 0x1p120; /* the last step before infinity */
+            const double width = dtype == SA_F16 ? 32 : 0x1p120; /* of the step to infinity */
             x = (float)(isfinite(there) ? (here + there) / 2 : here + copysign(width / 2, here));
             x = part == 2 ? nextafterf(x, INFINITY) : part == 3 ? nextafterf(x, -INFINITY) : x;
         }

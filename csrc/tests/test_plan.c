@@ -1,4 +1,4 @@
-/* How calls are cut up: split keys, threads, sizes that do not fit, cancelling, choice of kernels. */
+/* How calls are cut up: split keys, threads, sizes, cancelling, choice of kernels. */
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include "drivers/attention.h"
 #include "tests/test.h"
 
-/* Output bits are the same with 1, 2, 3 and 7 threads, and without some gradients. */
+/* Bits are the same for any threads, whatever gradients are left out. */
 static void same_bits(const test_case *spec, const char *title) {
     static const int threads[] = {2, 3, 7, 1, 2, 1, 1};
     static const unsigned without[] = {0, 0, 0, 1, 2, 4, 15};
@@ -39,14 +39,14 @@ static void threads(void) {
         t.dropout_p = 0.1;
         t.mask = SA_F32;
         same_bits(&t, "options");
-        t.mask_broadcast = 1; /* heads take turns */
+        t.mask_broadcast = 1;
         t.gqa = 3;
         same_bits(&t, "a mask of all heads");
         t.mask_broadcast = 1 | BROADCAST_ROWS;
         same_bits(&t, "a mask of all rows");
         t = plain_case(dtype, 2, 5000, 16, 16);
         same_bits(&t, "split keys");
-        t = plain_case(dtype, d < 2 && !quick ? 800 : 530, 540, 6, 6); /* many blocks; parts of the keys take turns */
+        t = plain_case(dtype, d < 2 && !quick ? 800 : 530, 540, 6, 6); /* parts of the keys take turns */
         t.lead[0] = 1;
         t.backward = true;
         t.causal = d % 2;
@@ -55,7 +55,6 @@ static void threads(void) {
     }
 }
 
-/* Few queries, many keys, split or not. */
 static void split(void) {
     for (ptrdiff_t L = 1; L < 20; L += 6) {
         for (ptrdiff_t S = 2047; S < 6000; S += S < 2048 ? 1 : 1500) {
@@ -73,7 +72,7 @@ static void split(void) {
     }
 }
 
-/* All of a plan but `threads` is the same whatever number was asked for. */
+/* Plans differ only in `threads`, however many were asked for. */
 static void plans(void) {
     for (ptrdiff_t L = 1; L < 3000; L = L * 3 + 1) {
         for (ptrdiff_t S = 1; S < 100000; S = S * 7 + 1) {
@@ -153,7 +152,7 @@ static void dispatch(void) {
     CHECK(sa_get_num_threads() >= 1, "%d threads", sa_get_num_threads());
 }
 
-/* The first rows and keys of blocks, as tasks of `most` rows find them. Returns how many. */
+/* The first rows and keys of blocks, for tasks of `most` rows. Returns how many. */
 static int find_blocks(const sa_attention *a, ptrdiff_t G, ptrdiff_t most, ptrdiff_t *first, ptrdiff_t *keys) {
     sa_stretches s = sa_find_stretches(a, G, 0);
     const ptrdiff_t rows = G * a->L;
@@ -191,7 +190,7 @@ static void check_blocks(const char *name, const sa_attention *a, ptrdiff_t G, p
     }
 }
 
-/* Blocks begin and end where documents do. */
+/* Blocks follow documents. */
 static void edges(void) {
     static const int64_t starts[] = {0, 0, 1, 2, 3}; /* class 0 sees nothing */
     static const sa_run apart[] = {{0, 3}, {3, 10}, {10, 12}}, overlapping[] = {{0, 4}, {3, 10}, {9, 12}};
@@ -221,7 +220,7 @@ static void edges(void) {
     check_blocks("a mask of its own for each head", &a, 2, 8, 3, (ptrdiff_t[]){0, 8, 16}, (ptrdiff_t[]){0, 0, 0});
 }
 
-/* Large heads follow one another through the rows of a shared mask. Small ones, and those with key ranges, take turns. */
+/* Large heads go through a shared mask's rows one after another. Small ones, or with key ranges, take turns. */
 static void heads_that_share_a_mask(void) {
     static const struct {
         ptrdiff_t heads, L, S, width;

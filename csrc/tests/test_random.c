@@ -1,4 +1,4 @@
-/* All options, dtypes, layouts and sizes at random. A failure prints its case, with the seed in the title. */
+/* All options, dtypes, layouts and sizes at random. A failure's title has the seed. */
 #include <math.h>
 #include <stdio.h>
 
@@ -99,7 +99,7 @@ static double work_of(const test_case *t) {
 }
 
 void test_random(void) {
-    double left = quick ? 1.5e7 : 1e8; /* the reference's work: pairs × widths */
+    double left = quick ? 1.5e7 : 1e8; /* pairs × widths of the reference */
     for (uint64_t seed = 1; left > 0; ++seed) {
         random_source r = {seed * 7919};
         const test_case t = random_case(&r);

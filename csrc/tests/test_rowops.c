@@ -1,5 +1,5 @@
-/* Gradients of softmax, norms and gelu against closed forms in double: dtypes, layouts, sizes around vectors, rows in
- * pieces, chunks of rows, equal bits for any threads. */
+/* Gradients of softmax, norms and gelu against closed forms in double: dtypes, layouts, sizes around vectors, pieces,
+ * chunks, threads. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +39,7 @@ static void fill(array *a, double size, random_source *r) {
     }
 }
 
-/* Swaps the axes when a row is a column. */
+/* Rows may be columns. */
 static void see(sa_strided *s, const array *a, bool by_columns) {
     s->data = a->tensor.m.data;
     s->dtype = a->tensor.m.dtype;
@@ -101,7 +101,7 @@ static void rows_run(live_rows *c, int threads) {
     void *scratch = NULL;
     if (bytes > 0) {
         CHECK(posix_memalign(&scratch, 64, bytes) == 0, "memory");
-        memset(scratch, 0xff, bytes); /* NaN */
+        memset(scratch, 0xff, bytes);
     }
     memset(c->dweight, 0, (size_t)c->t.n * sa_itemsize(c->parameter_dtype));
     memset(c->dbias, 0, (size_t)c->t.n * sa_itemsize(c->parameter_dtype));
@@ -128,7 +128,7 @@ static double gelu_slope(double x, bool approximate, double *terms) {
     return share + bent;
 }
 
-/* dx of row i with its terms' magnitudes, and what it adds to dweight and dbias. */
+/* dx of row i with its terms' magnitudes; adds to dweight and dbias. */
 static void truth_row(const live_rows *c, ptrdiff_t i, const row_truth *to) {
     const sa_row_kind kind = c->t.kind;
     const ptrdiff_t n = c->t.n;
@@ -256,14 +256,14 @@ void test_rows(void) {
                 laid.dy_dtype = dtypes[(d + l) % 4];
                 try_rows(&laid, "layouts");
                 laid.by_columns = kind == SA_SOFTMAX_BACKWARD || kind == SA_LOG_SOFTMAX_BACKWARD;
-                laid.rows = 270; /* columns in two tasks */
+                laid.rows = 270; /* two tasks of columns */
                 laid.weight = laid.bias = false;
                 try_rows(&laid, laid.by_columns ? "columns" : "no parameters");
             }
         }
         t.rows = quick ? 700 : 3000; /* several chunks */
         try_rows(&t, "many rows");
-        t.n = 40000; /* several pieces for gelu */
+        t.n = 40000; /* several pieces */
         t.rows = 3;
         try_rows(&t, "long rows");
     }

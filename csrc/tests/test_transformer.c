@@ -1,5 +1,4 @@
-/* The embedding model: products against plain loops, forward against a plain model in double, gradients against its
- * differences. */
+/* The embedding model against plain loops and a plain model in double; gradients against that model's differences. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,7 +71,7 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
             worst = error <= worst ? worst : error; /* NaN counts */
         }
     }
-    /* n + 2 terms of at most 1 and their sum are rounded */
+    /* n + 2 terms up to 1 and their sum are rounded */
     const double bound = (double)(n + 2) * sqrt((double)(n + 2)) * (f64 ? 2.3e-16 : 1.2e-7);
     CHECK(worst <= bound, "product %d, %td x %td x %td, float%d: off by %g, more than %g", kind, m, n, width, f64 ? 64 : 32,
           worst, bound);
@@ -84,8 +83,7 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
     free(scratch);
 }
 
-/* A product whose operand is still split in the scratch has the bits of one that splits it. Numbers that cannot be
- * split leave other rows and columns as they are. */
+/* An operand still split in the scratch gives the same bits. Numbers that cannot be split spoil no other row or column. */
 static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float odd) {
     const sa_real_kernels *kernels = kernels_of(false);
     if ((kind == TN ? width : n) < kernels->splits_from) {
@@ -161,7 +159,7 @@ typedef struct {
     ptrdiff_t length[8];
 } model_shape;
 
-/* Parameters in one array, ordered as the gradients: table, then blocks. */
+/* In the order of gradients: table, then blocks. */
 typedef struct {
     sa_embedding e;
     sa_embedding_block block[MOST_BLOCKS];
@@ -215,7 +213,7 @@ static void model_free(model *m) {
     free(m->ids);
 }
 
-/* In double: x becomes LayerNorm(x + attention). */
+/* x becomes LayerNorm(x + attention). */
 static void plain_block(const model *m, ptrdiff_t b, double *x, ptrdiff_t n) {
     const ptrdiff_t d = m->e.d, heads = m->block[b].heads, width = d / heads;
     const bool f64 = m->e.f64;
@@ -266,7 +264,7 @@ static void plain_block(const model *m, ptrdiff_t b, double *x, ptrdiff_t n) {
     free(weight);
 }
 
-/* In double, [sentences][d]. */
+/* [sentences][d] */
 static void plain_model(const model *m, double *out) {
     const ptrdiff_t d = m->e.d;
     for (ptrdiff_t s = 0; s < m->e.sentences; ++s) {
@@ -288,7 +286,7 @@ static void plain_model(const model *m, double *out) {
     }
 }
 
-/* So many threads even for small cases. They share parts, or tasks of phases. */
+/* As many threads even for small cases, by parts or by tasks of phases. */
 static void *run_forward(const model *m, int threads, bool by_parts, void **saved) {
     sa_embedding_plan plan;
     CHECK(sa_embedding_make_plan(&m->e, saved != NULL, 1, &plan) == SA_OK, "a plan");
@@ -329,7 +327,7 @@ static void check_gradients(model *m, const void *saved, const void *grad, int t
     void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
     sa_embedding_backward(&m->e, &g, &plan, saved, scratch);
     free(scratch);
-    /* For each parameter along one direction: Σ grad·(out(p + h·u) − out(p − h·u))/2h against Σ gradient·u. */
+    /* In a direction u of each parameter: Σ grad·(out(p + h·u) − out(p − h·u))/2h against Σ gradient·u. */
     const ptrdiff_t outputs = m->e.sentences * m->e.d;
     double *plus = malloc((size_t)outputs * sizeof(double)), *minus = malloc((size_t)outputs * sizeof(double));
     for (int i = 0; f64 && i < m->parameters; ++i) {
@@ -386,7 +384,7 @@ static void try_model(const model_shape *shape, bool f64) {
         const double error = fabs(get(one, f64, i) - expected[i]);
         worst = error <= worst ? worst : error;
     }
-    /* sums of d terms and a softmax in every block; norms bring all back to size 1 */
+    /* sums of d terms and a softmax per block; norms keep size 1 */
     const double bound = 256 * (f64 ? 2.3e-16 : 1.2e-7);
     CHECK(worst <= bound, "model of width %td, float%d: off by %g, more than %g", shape->d, f64 ? 64 : 32, worst, bound);
     for (int other = 0; other < 4; ++other) {

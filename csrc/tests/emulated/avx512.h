@@ -1,12 +1,11 @@
-/* The instructions of AVX-512, its bfloat16 products and AMX that the kernels use, written in AVX2. The files beside
- * this compile the kernels with them (make -C csrc emulate). Read it beside the pseudocode in the manual (Intel SDM,
- * volume 2). Rounding and flushing follow MXCSR. */
+/* The instructions of AVX-512, its bfloat16 products and AMX that the kernels use, in AVX2 (make -C csrc emulate).
+ * Written like the pseudocode of the Intel SDM, volume 2. Rounding and flushing follow MXCSR. */
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-/* Not inlined: compiles faster. */
+/* Compiles faster. */
 #define EMU static __attribute__((noinline, unused))
 
 typedef union {
@@ -23,7 +22,7 @@ typedef union {
     uint64_t u64[8];
 } emu_bits;
 
-/* ---- an instruction of AVX2 on either half --------------------------------------------------------------------------- */
+/* ---- by halves ------------------------------------------------------------------------------------------------------- */
 
 #define EMU_HALVES(type, member, name, arguments, each)                                                                        \
     EMU type emu_##name arguments {                                                                                            \
@@ -85,7 +84,7 @@ EMU_HALVES(__m512i, si, rolv_epi32, (__m512i a, __m512i n),
                             _mm256_permute4x64_pd(((emu_bits){.pd = (a)}).half_pd[1], order)}})                                \
         .pd
 
-/* ---- bits as they are ------------------------------------------------------------------------------------------------ */
+/* ---- bits ------------------------------------------------------------------------------------------------------------ */
 
 EMU __m512 emu_castsi512_ps(__m512i a) { return (__m512)a; }
 EMU __m512 emu_castpd_ps(__m512d a) { return (__m512)a; }
@@ -110,7 +109,7 @@ EMU_HALVES(__m512i, si, set1_epi16, (short x), _mm256_set1_epi16(x))
 EMU_MEMORY(__m512, ps)
 EMU_MEMORY(__m512d, pd)
 EMU_MEMORY(__m512i, si512)
-EMU void emu_must(int holds) { /* a fault in the manual */
+EMU void emu_must(int holds) { /* the manual has a fault here */
     if (!holds) {
         __builtin_trap();
     }
@@ -120,7 +119,7 @@ EMU void emu_store_si512(void *p, __m512i a) {
     memcpy(p, &a, sizeof a);
 }
 
-/* ---- lanes that a mask chooses: memory behind the others is not touched ----------------------------------------------- */
+/* ---- masked lanes: the memory behind the others is not touched -------------------------------------------------------- */
 
 #define EMU_LANES(count, body)                                                                                                 \
     for (int i = 0; i < (count); ++i) {                                                                                        \
@@ -185,7 +184,7 @@ EMU __mmask32 emu_256_test_epi8_mask(__m256i a, __m256i b) {
     return ~(__mmask32)_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_and_si256(a, b), _mm256_setzero_si256()));
 }
 
-/* ---- quarters, and other widths -------------------------------------------------------------------------------------- */
+/* ---- other widths ---------------------------------------------------------------------------------------------------- */
 
 EMU __m512 emu_shuffle_f32x4(__m512 a, __m512 b, int order) {
     const emu_bits x = {.ps = a}, y = {.ps = b};
@@ -227,7 +226,7 @@ EMU __m512 emu_cvtph_ps(__m256i a) {
 
 /* ---- powers of two --------------------------------------------------------------------------------------------------- */
 
-/* VREDUCE for the nearest integer: of an infinity, 0 is left. */
+/* VREDUCE to the nearest integer; an infinity leaves 0. */
 EMU float emu_reduce_32(float x) { return isinf(x) ? 0.0f : x - rintf(x); }
 EMU double emu_reduce_64(double x) { return isinf(x) ? 0.0 : x - rint(x); }
 EMU __m512 emu_reduce_ps(__m512 a, int how) {
@@ -242,7 +241,7 @@ EMU __m512d emu_reduce_pd(__m512d a, int how) {
     EMU_LANES(8, r.f64[i] = emu_reduce_64(r.f64[i]))
     return r.pd;
 }
-/* VSCALEF: a·2^⌊n⌋, rounded once; doubles hold all such float32 exactly. */
+/* VSCALEF: a·2^⌊n⌋, rounded once; doubles hold it exactly. */
 EMU float emu_scalef_32(float a, float n) {
     if (isnan(a) && isinf(n)) {
         return n > 0 ? INFINITY : 0;
@@ -275,7 +274,7 @@ EMU __m512d emu_maskz_scalef_pd(__mmask8 m, __m512d a, __m512d b) {
 }
 EMU __m512 emu_scalef_ps(__m512 a, __m512 b) { return emu_maskz_scalef_ps(0xffff, a, b); }
 
-/* ---- products of pairs of bfloat16: to the nearest, no subnormal number in or out, whatever MXCSR says ------------------ */
+/* ---- products of bfloat16: to nearest, subnormals are 0, whatever MXCSR says -------------------------------------------- */
 
 EMU float emu_bf16(uint32_t high) {
     float r;
@@ -314,7 +313,7 @@ EMU __m512i emu_cvtne2ps_pbh(__m512 high, __m512 low) {
     return r.si;
 }
 
-/* ---- the matrix unit ------------------------------------------------------------------------------------------------- */
+/* ---- AMX ------------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     struct {
@@ -371,7 +370,7 @@ EMU void emu_tile_dot(int c, int a, int b) { /* TDPBF16PS */
     }
 }
 
-/* ---- their names ------------------------------------------------------------------------------------------------------- */
+/* ---- names ------------------------------------------------------------------------------------------------------------- */
 
 #undef _mm512_abs_pd
 #define _mm512_abs_pd emu_abs_pd

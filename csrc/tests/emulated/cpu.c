@@ -1,4 +1,4 @@
-/* In place of cpu.c: every x86-64 instruction set runs, some through avx512.h. */
+/* Replaces cpu.c: every x86-64 instruction set runs. */
 #include "runtime/cpu.h"
 
 #include <string.h>
