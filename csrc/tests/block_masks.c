@@ -52,7 +52,7 @@ static void make_runs(live_case *c, test_block_mask *m, sa_block_mask *mask, boo
     m->classes = 1 + random_below(r, 6);
     for (ptrdiff_t head = 0; head < c->heads; ++head) {
         int64_t class = random_below(r, m->classes);
-        for (ptrdiff_t n = 0; n < shape.rows; ++n) { /* neighbours share */
+        for (ptrdiff_t n = 0; n < shape.rows; ++n) {
             class = random_chance(r, 0.2) ? random_below(r, m->classes) : class;
             memcpy(array_at(&m->array, head, 1, n, 0), &class, sizeof class);
         }

@@ -229,7 +229,7 @@ static void heads_that_share_a_mask(void) {
     } t[] = {
         {8, 777, 777, 128, false, true, 1, 1},   {8, 777, 777, 128, true, true, 8, 15},
         {3, 600, 2000, 128, false, false, 3, 3}, {8, 512, 512, 64, false, false, 8, 8}, /* 4 MB of keys, values and gradients */
-        {8, 100, 4000, 128, false, false, 0, 0},                                        /* few blocks */
+        {8, 100, 4000, 128, false, false, 0, 0},
     };
     static char data;
     for (size_t n = 0; n < sizeof t / sizeof *t; ++n) {
