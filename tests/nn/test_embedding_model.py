@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import sys
 
 import numpy as np
 import pytest
@@ -30,9 +29,6 @@ def torch_model(layers, heads, dtype=np.float32, seed=1):
     torch.manual_seed(seed)
     theirs = TorchEmbeddingModel(VOCABULARY, WIDTH, LONGEST, layers, heads)
     return theirs.to(torch.float64 if dtype == np.float64 else torch.float32)
-
-
-# -------------------------------------------------------------------------------------------------- PyTorch
 
 
 @pytest.mark.parametrize(("layers", "heads"), [(0, 1), (3, 4)])
@@ -78,9 +74,6 @@ def test_every_loss_of_300_steps_is_that_of_pytorch(layers, heads, dtype, close)
         losses.append(expected.item())
         assert abs(-confidence - losses[-1]) <= close * max(1, abs(losses[-1])), n
     assert np.mean(losses[-20:]) < 0.5 * np.mean(losses[:20])  # it did learn
-
-
-# ----------------------------------------------------------------------------------- without another library
 
 
 @pytest.mark.parametrize(("layers", "heads"), [(0, 1), (1, 1), (2, 4)])
@@ -204,9 +197,6 @@ def test_a_pullback_is_for_one_state_of_the_parameters():
         pullback(y)
 
 
-# ---------------------------------------------------------------------------------------------------- extremes
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_log_sigma_is_finite_and_exact_for_dot_products_of_any_size(dtype):
     """Embeddings are LayerNorm's output times its weight: the dot product of x with itself is 16·weight²."""
@@ -226,9 +216,6 @@ def test_log_sigma_is_finite_and_exact_for_dot_products_of_any_size(dtype):
             assert np.isfinite(gradient).all(), (size, name)
         opposite, _ = task.vjp([9], [9], [9])
         assert np.isfinite(opposite) and opposite <= -16 * size**2 * 0.9  # sure, and wrong
-
-
-# ------------------------------------------------------------------------------------------------------ errors
 
 
 @pytest.mark.parametrize(
@@ -305,9 +292,6 @@ def test_wrong_constructions_say_what_is_wrong(arguments, error, message):
         nn.EmbeddingModel(**(right | arguments))
 
 
-# ---------------------------------------------------------------------------------------------------- progress
-
-
 def test_progress_is_shown_where_wanted(capsys):
     pytest.importorskip("tqdm", reason="tqdm is an extra")
     model = model_of()
@@ -316,10 +300,3 @@ def test_progress_is_shown_where_wanted(capsys):
     np.testing.assert_array_equal(model.encode([[1]] * 5, batch_size=2, progress=True), expected)
     assert "3/3" in capsys.readouterr().err
     assert model.encode([]).shape == (0, WIDTH)
-
-
-def test_progress_without_tqdm_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    with pytest.raises(ImportError, match=r"needs tqdm.*pip install 'selfattn\[text\]'"):
-        model_of().encode([[1]], progress=True)

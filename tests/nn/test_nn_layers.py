@@ -101,9 +101,6 @@ def test_float64_inputs_stay_float64_and_lists_take_the_dtype_of_the_layer():
         assert layer(ROWS.tolist()).dtype == np.float32
 
 
-# ----------------------------------------------------------------------------------------- embedding, dropout
-
-
 def test_embedding_looks_up_and_adds_up():
     table = nn.Embedding(5, 2, padding_idx=-1, rng=0, dtype=np.float64)
     np.testing.assert_array_equal(table.weight[4], 0)
@@ -140,9 +137,6 @@ def test_dropout_keeps_a_share_and_only_in_training():
             and np.isnan(pullback(endless)[0]).any()
             and np.isnan(nn.Dropout(1.0)(endless)).all()
         )
-
-
-# -------------------------------------------------------------------------------------------------- modules
 
 
 def test_state_dicts_go_round_and_are_checked_first():
@@ -251,9 +245,6 @@ def test_a_pullback_is_for_one_state_of_the_parameters(name):
 def test_wrong_calls_say_what_is_wrong(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-# -------------------------------------------------------------------------------------------------- PyTorch
 
 
 def test_initial_numbers_are_those_of_pytorch():

@@ -103,9 +103,6 @@ def test_gradients_are_those_of_finite_differences(shape):
     check_gradients(layer, call(layer, key_lengths=[5, 7]), *inputs_for(layer))
 
 
-# --------------------------------------------------------------------------------------------------- masking
-
-
 def test_lengths_are_padding_at_the_end():
     for batch_first in (True, False):
         layer = make({"batch_first": batch_first}, dtype=np.float64, rng=0)
@@ -142,9 +139,6 @@ def test_two_float_masks_of_the_least_numbers_leave_a_uniform_row():
         "key_padding_mask": np.full((N, S), least, np.float32),
     }
     np.testing.assert_allclose(layer(*inputs, **masks)[1], 1 / S, rtol=4 * np.finfo(np.float32).eps)
-    mixed = {"attn_mask": PAIRS, "key_padding_mask": np.where(PADDING, -np.inf, 0.0)}
-    same = {"attn_mask": PAIRS, "key_padding_mask": PADDING}
-    np.testing.assert_array_equal(layer(*inputs, **mixed)[1], layer(*inputs, **same)[1])
 
 
 @pytest.mark.parametrize(("n_queries", "n_keys"), [(0, 3), (3, 0), (1, 1)])
@@ -155,9 +149,6 @@ def test_lengths_of_0_and_1(n_queries, n_keys):
     assert output.shape == (n_queries, 2, E) and weights.shape == (2, n_queries, n_keys)
     (dq, dk, dv), _ = pullback(output)
     assert dq.shape == query.shape and dk.shape == dv.shape == key.shape
-
-
-# --------------------------------------------------------------------------------------------------- dropout
 
 
 def test_dropout_acts_on_the_weights_while_training():
@@ -177,9 +168,6 @@ def test_dropout_acts_on_the_weights_while_training():
     moved = (weights @ heads).swapaxes(1, 2).reshape(N, L, E) @ layer.out_proj.weight.T
     dy = RNG.standard_normal(output.shape)
     np.testing.assert_allclose(np.vdot(pullback(dy)[0][2], tangent), np.vdot(dy, moved), rtol=1e-12)
-
-
-# ---------------------------------------------------------------------------------------------------- errors
 
 
 def ones(*shape):
@@ -207,11 +195,7 @@ def test_a_pullback_is_for_one_state_of_the_parameters():
         (lambda: make({"dropout": "0.5"}), TypeError, "dropout must be a real number, not '0.5'"),
         (lambda: make({})(ones(3, 2, 7), ones(3, 2, 8), ones(3, 2, 8)), ValueError, r"query .* \(..., 8\)"),
         (lambda: make({"kdim": 5})(*3 * [ones(3, 2, 8)]), ValueError, r"key .* \(..., 5\)"),
-        (
-            lambda: make({})(ones(3, 8), ones(3, 2, 8), ones(3, 2, 8)),
-            ValueError,
-            r"\(L, N, E\), not \(3, 8\)",
-        ),
+        (lambda: make({})(ones(3, 8), *2 * [ones(3, 2, 8)]), ValueError, r"\(L, N, E\), not \(3, 8\)"),
         (lambda: make({})(*3 * [ones(1, 3, 2, 8)]), ValueError, r"not \(1, 3, 2, 8\)"),
         (lambda: make({})(ones(3, 2, 8), ones(4, 2, 8), ones(3, 2, 8)), ValueError, r"\(4, 2, 8\) and value"),
         (lambda: make({})(ones(2, 3, 8), ones(2, 4, 8), ones(2, 4, 8)), ValueError, "batch_first=False"),
@@ -219,13 +203,9 @@ def test_a_pullback_is_for_one_state_of_the_parameters():
         (
             lambda: make({})(*3 * [ones(3, 2, 8)], attn_mask=PER_HEAD[:2, :3, :3]),
             ValueError,
-            r"\(4, 3, 3\), not \(2, 3, 3\)",
+            r"\(4, 3, 3\), not",
         ),
-        (
-            lambda: make({})(*3 * [ones(3, 8)], attn_mask=np.zeros((3, 3), int)),
-            TypeError,
-            "True where .* ignore .* int64",
-        ),
+        (lambda: make({})(*3 * [ones(3, 8)], attn_mask=np.eye(3, dtype=int)), TypeError, "ignore .* int64"),
         (lambda: make({})(*3 * [ones(3, 2, 8)], key_lengths=[4, 1]), ValueError, "key_lengths"),
         (lambda: make({}).vjp(*3 * [ones(3, 8)])[1](ones(3, 7)), ValueError, r"d_output .* not \(3, 7\)"),
     ],

@@ -77,9 +77,6 @@ def test_gradients_are_those_of_finite_differences(mask, dropout):
     sa.check_vjp(f, Q, K, V)
 
 
-# ---------------------------------------------------------------------------------- rows that are closed everywhere
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_a_row_that_the_mask_closes_is_uniform(dtype):
     arrays = [x.astype(dtype) for x in (Q, K, V)]
@@ -124,9 +121,7 @@ def test_attn_mask_and_key_lengths_are_those_of_the_function():
         lambda q, k, v: (lambda out, pullback: (out[0], lambda dy: pullback(dy)[0]))(
             *attention.vjp(q, k, v, PADDING, attn_mask=bias, key_lengths=[[3], [4]])
         ),
-        Q,
-        K,
-        V,
+        *(Q, K, V),
     )
 
 
@@ -152,9 +147,6 @@ def test_padding_may_hold_anything(dropout):
     for others in results[1:]:
         for got, expected in zip(others, results[0], strict=True):
             np.testing.assert_allclose(got, expected, rtol=1e-13, atol=1e-15)
-
-
-# ------------------------------------------------------------------------------------- shapes, dropout, errors
 
 
 def test_leading_dims_broadcast_and_may_be_missing():

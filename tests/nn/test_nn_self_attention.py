@@ -51,8 +51,6 @@ def test_scores_have_two_names_for_unscaled():
     )
 
 
-# ----------------------------------------------------------------------------------------------------- steps
-
 MASK = np.random.default_rng(1).random((2, 5, 5)) < 0.5
 OPTIONS = {
     "none": {},
@@ -125,9 +123,6 @@ def test_the_steps_of_a_layer_that_drops_are_those_of_its_next_call():
     x = X[0]
     layers = [nn.MultiheadAttention(6, 2, dropout=0.5, rng=4, **F64) for _ in range(2)]
     assert_close(layers[0].steps(x, x, x).result, layers[1](x, x, x)[0], "float64", n=6)
-
-
-# ---------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(

@@ -66,15 +66,8 @@ def test_masks_mean_what_they_mean_in_pytorch(mask):
         "float64",
     )
     masks = {name: torch.tensor(array) for name, array in MASKS[mask].items()}
-    compare_with_torch(
-        ours,
-        theirs,
-        [X],
-        with_one_input(ours, **MASKS[mask]),
-        lambda x: theirs(x, **masks),
-        "float64",
-        n=10 * N * L,
-    )
+    call = with_one_input(ours, **MASKS[mask])
+    compare_with_torch(ours, theirs, [X], call, lambda x: theirs(x, **masks), "float64", n=10 * N * L)
 
 
 @pytest.mark.parametrize(("final_norm", "dtype"), [(True, "float64"), (False, "float32")])
@@ -145,9 +138,6 @@ def test_is_causal_is_the_triangle():
     assert_close(model(changed, is_causal=True)[:, :3], expected[:, :3], "float64", n=D)
 
 
-# --------------------------------------------------------------------------------------------------- dropout
-
-
 def test_a_new_layer_is_in_training_mode_and_drops():
     layer = nn.TransformerEncoderLayer(D, HEADS, WIDE, rng=0, dtype=np.float64)
     assert layer.training and layer.self_attn.dropout == 0.1
@@ -186,22 +176,6 @@ def test_the_pullback_drops_what_the_output_dropped(kind):
     sa.check_vjp(f, in_order(template, X))
 
 
-# ------------------------------------------------------------------------------------------- dtypes and errors
-
-
-def test_float64_inputs_stay_float64_and_gradients_have_the_dtypes_of_what_they_belong_to():
-    layer = layer_of("norm first", rng=0)
-    y, pullback = layer.vjp(X)
-    dx, grads = pullback(y)
-    assert y.dtype == dx.dtype == np.float64
-    assert {grad.dtype for grad in grads.values()} == {np.dtype(np.float32)}
-    y, pullback = layer.vjp(X.astype(np.float16))
-    assert y.dtype == np.float32 and pullback(y)[0].dtype == np.float16
-    half = layer_of("gelu", rng=0, dtype=np.float16)
-    y, pullback = half.vjp(X.tolist())
-    assert {y.dtype, *(grad.dtype for grad in pullback(y)[1].values())} == {np.dtype(np.float16)}
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -209,11 +183,7 @@ def test_float64_inputs_stay_float64_and_gradients_have_the_dtypes_of_what_they_
         (lambda: layer_of("as it is", activation="tanh"), ValueError, '"relu" or "gelu", not \'tanh\''),
         (lambda: layer_of("as it is", dropout=-1), ValueError, "dropout must be between 0 and 1, not -1"),
         (lambda: layer_of("as it is", dim_feedforward=0), ValueError, "dim_feedforward must be at least 1"),
-        (
-            lambda: layer_of("norm first")(np.ones((5, 2, 7))),
-            ValueError,
-            r"src .* \(..., 6\), not \(5, 2, 7\)",
-        ),
+        (lambda: layer_of("norm first")(np.ones((5, 2, 7))), ValueError, r"src .*, not \(5, 2, 7\)"),
         (lambda: layer_of("norm first")(np.ones(6)), ValueError, r"or \(L, d_model\), not \(6,\)"),
         (lambda: layer_of("as it is")(X, src_mask=np.ones((5, 5), bool)), ValueError, r"here \(2, 2\)"),
         (lambda: layer_of("as it is").vjp(X)[1](X[0]), ValueError, r"\(2, 5, 6\), not \(5, 6\)"),

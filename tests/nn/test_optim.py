@@ -160,9 +160,6 @@ def test_half_precision_is_updated_in_float32(name):
     np.testing.assert_array_equal(params["w"], wide["w"].astype(np.float16))
 
 
-# -------------------------------------------------------------------------------------------------- state
-
-
 @pytest.mark.parametrize(("name", "options"), CASES)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_a_loaded_state_goes_on_to_the_same_bits(name, options, dtype):
@@ -257,11 +254,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(state, error, 
     [
         (lambda w: optim.SGD(w, lr=-1), ValueError, "lr must be at least 0 and finite, not -1"),
         (lambda w: optim.SGD(w, lr=float("nan")), ValueError, "nan"),
-        (
-            lambda w: setattr(optim.Adam(w), "lr", -1.0),
-            ValueError,
-            "lr must be at least 0 and finite, not -1.0",
-        ),
+        (lambda w: setattr(optim.Adam(w), "lr", -1.0), ValueError, "at least 0 and finite, not -1.0"),
         (lambda w: optim.SGD(w, lr="0.1"), TypeError, "lr must be a number, not '0.1'"),
         (lambda w: optim.Adam(w, lr=None), TypeError, "lr must be a number, not None"),
         (lambda w: optim.SGD(w, nesterov=True), ValueError, "momentum > 0"),

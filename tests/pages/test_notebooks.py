@@ -60,9 +60,6 @@ def saved(name):
     return nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=nbformat.NO_CONVERT)
 
 
-# --------------------------------------------------------------------------------------------- what is saved
-
-
 def test_there_is_one_for_each_tutorial():
     assert [name[0] for name in NAMES] == list("12345")
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == set(NAMES)
@@ -134,9 +131,6 @@ def test_the_outputs_are_those_saved(executed, name):
             assert alike(text, before), f"{kind} of {new.source!r}; run notebooks/build.py"
 
 
-# ------------------------------------------------------------------------- what is computed, and what is printed
-
-
 def printed_in(tutorial):
     """The names of the tensors that a tutorial prints."""
     data = tutorials.load(tutorial)
@@ -175,9 +169,6 @@ def test_the_trained_model_looks_at_the_telling_word(executed):
         weights = dict(zip(tokens.split(), map(float, after.split()[1:]), strict=True))
         assert max(weights, key=weights.get) in {"stream", "mud", "money", "loan"}
         assert max(weights.values()) > 0.8
-
-
-# ---------------------------------------------------------------------------------------------------- the builder
 
 
 def test_a_wrong_number_stops_the_notebook(tmp_path, executed):

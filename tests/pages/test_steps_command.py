@@ -139,10 +139,3 @@ def test_wrong_usage(arguments, message, tmp_path, capsys):
     assert run(*arguments) == 2
     assert message in capsys.readouterr().err
     assert (tmp_path / "mine.npz").read_bytes() == before
-
-
-def test_help(capsys):
-    assert run("--help") == 0
-    text = capsys.readouterr().out
-    assert all(name in text for name in (*views.TUTORIAL_PAGES, *app.LAYER, *app.OPTIONS, "examples:"))
-    assert max(map(len, text.splitlines())) <= 110

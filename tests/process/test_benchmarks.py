@@ -18,8 +18,6 @@ from selfattn.benchmarks.worker import Library, serve
 
 TINY = ["--lengths", "8", "--dims", "4", "--peers", "numpy", "--rounds", "1", "--seconds", "0.001"]
 
-# --------------------------------------------------------------------------------------------------- cases
-
 
 def test_work_of_a_case() -> None:
     case = Case(10, 4, keys=20, batch=2, heads=6, kv_heads=3)
@@ -57,9 +55,6 @@ def test_suites() -> None:
     assert "documents of 512 in 4096 x 64" in [row.label for row in rows["blocks"]]
 
 
-# ------------------------------------------------------------------------------------------------- timing
-
-
 def test_sample_times() -> None:
     calls: list[int] = []
     samples = sample_times("calls.append(1)", {"calls": calls}, seconds=0.005)
@@ -70,9 +65,6 @@ def test_sample_times() -> None:
     assert len(slow) == 1
     assert slow[0] >= 0.002
     wait_until_quiet(0.1)
-
-
-# ------------------------------------------------------------------------------------------------- workers
 
 
 def test_worker_protocol() -> None:
@@ -125,9 +117,6 @@ def test_one_process_for_each_environment() -> None:
         assert "samples" not in contestant
         assert [len(rounds) for rounds in contestant["times"].values()] == [2]
         assert len(contestant["limits"]) == 4
-
-
-# -------------------------------------------------------------------------------------------------- report
 
 
 def make_contestant(name: str, times: dict[str, list[list[float]]], **more: Any) -> dict[str, Any]:
@@ -190,9 +179,6 @@ def test_results_that_differ_are_noted() -> None:
     measure.compare(results)
     assert [result.get("agrees") for result in results] == [True, False, False, None]
     assert results[1]["difference"] == 0.5
-
-
-# -------------------------------------------------------------------------------------------- command line
 
 
 def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,9 +20,6 @@ from selfattn.steps import tutorials
 ESCAPE = "\x1b["
 
 
-# ----------------------------------------------------------------------------------------------- tutorials
-
-
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("compute", tutorials.TUTORIALS, ids=lambda compute: compute.__name__)
 def test_tutorial_agrees(compute: Any, dtype: type) -> None:
@@ -59,9 +56,6 @@ def test_significant_digits() -> None:
     assert close.agrees
     for wrong in ([6.0338e-06, 0.98201, 0.0], [6.0337e-06, 0.98202, 0.0], [6.0337e-06, 0.98201, 1e-9]):
         assert not tutorials._to_digits("", printed, np.array(wrong), 5).agrees
-
-
-# ------------------------------------------------------------------------------------------------ main job
 
 
 def test_main_job_in_a_pipe() -> None:
@@ -128,9 +122,6 @@ def test_exit_code_when_a_tensor_differs(
     output = capsys.readouterr().out
     assert "largest difference: 0.25" in output
     assert "differs" in output.lower()
-
-
-# --------------------------------------------------------------------------------------- info, help, errors
 
 
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:

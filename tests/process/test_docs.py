@@ -50,9 +50,6 @@ def _as_it_was():
     sa.set_num_threads(None)
 
 
-# --------------------------------------------------------------------------------------------------- doctests
-
-
 @pytest.mark.parametrize("name", PUBLIC)
 def test_examples_of_public_names(name):
     namespace = (
@@ -98,9 +95,6 @@ def test_links_in_markdown_lead_somewhere(path):
             assert (path.parent / target.split("#")[0]).exists(), target
 
 
-# --------------------------------------------------------------------------------------- signatures and stub
-
-
 def stub_functions():
     tree = ast.parse((ROOT / "selfattn" / "_core.pyi").read_text(encoding="utf-8"))
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -131,18 +125,6 @@ def test_the_stub_agrees_with_the_signature(name):
         assert parameters_of_stub(stub_functions()[name]) == [(p.name, p.kind, p.default) for p in parameters]
 
 
-def test_every_parameter_of_the_signature_is_taken():
-    """The signature is text; here each name in it is passed to the function."""
-    q = np.ones((2, 2))
-    signature = inspect.signature(sa.scaled_dot_product_attention)
-    given = {"query": q, "key": q, "value": q}
-    defaults = {p.name: p.default for p in signature.parameters.values() if p.name not in given}
-    np.testing.assert_array_equal(sa.scaled_dot_product_attention(**given, **defaults), q)
-    positional = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    assert [p.name for p in positional] == ["query", "key", "value", "attn_mask", "dropout_p", "is_causal"]
-    sa.scaled_dot_product_attention(q, q, q, *(p.default for p in positional[3:]))
-
-
 def test_options_that_a_function_does_not_show_are_refused():
     """Those that take them in one go, and hand them on to what takes more."""
     x, y, at = np.ones((2, 3, 4)), np.ones((1, 2, 3, 4)), [0, 2]
@@ -157,24 +139,13 @@ def test_options_that_a_function_does_not_show_are_refused():
         sa.attention_steps: (x, x, x),
         sa.KVCache(1, 2, 4, dtype=np.float64).attend: (y, y, y),
     }
-    known = {
-        "rng",
-        "dropout_p",
-        "block_mask",
-        "key_lengths",
-        "out",
-        "return_weights",
-        "unrounded",
-        "first_head",
-    }
+    known = {"rng", "dropout_p", "block_mask", "key_lengths", "out", "return_weights"}
+    known |= {"unrounded", "first_head"}
     for function, arguments in calls.items():
         function(*arguments)
         for name in (known - set(inspect.signature(function).parameters)) | {"window_size"}:
             with pytest.raises(TypeError):
                 function(*arguments, **{name: None})
-
-
-# -------------------------------------------------------------------------------------------------- docstrings
 
 
 def described():

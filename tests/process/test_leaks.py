@@ -161,20 +161,6 @@ def test_a_pullback_frees_what_it_holds():
     assert all(reference() is None for reference in references)
 
 
-def test_the_other_functions():
-    def call():
-        sa.get_isa()
-        sa.get_num_threads()
-        sa._core.available_isas()
-        sa._core.build_info()
-        sa.set_num_threads(None)
-        for wrong in (0, "1", 10**30):
-            fails(wrong, function=sa.set_num_threads)
-        fails("no such", function=sa._core._set_isa)
-
-    assert_nothing_stays(call, [])
-
-
 def test_steps_of_optimisers():
     w, grad = np.ones((100, 100), np.float32), np.ones((100, 100), np.float32)
     adam, sgd = optim.Adam({"w": w}), optim.SGD({"w": w}, momentum=0.9)

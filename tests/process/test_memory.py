@@ -24,13 +24,8 @@ LIMIT = 64 * MIB
 pytestmark = pytest.mark.skipif(not memory.AVAILABLE, reason="VmHWM is Linux's")
 
 
-# -------------------------------------------------------------------------------------- the cases: in the child
-
-VERY_LONG = (
-    "all_pairs",
-    "many_queries_of_few_keys",
-    "many_keys_of_few_queries",
-)  # 131,072 tokens, with gradients
+# 131,072 tokens, with gradients
+VERY_LONG = ("all_pairs", "many_queries_of_few_keys", "many_keys_of_few_queries")
 NEAR = {"window": (64, 64)}  # keeps the arithmetic small where inputs are large
 
 
@@ -94,9 +89,6 @@ CASES: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
         (normal(1, 32, 4, 128), normal(1, 8, 65536, 128), normal(1, 8, 65536, 128)), {"enable_gqa": True}
     ),
 }  # fmt: skip
-
-
-# --------------------------------------------------------------------------------------------------- measuring
 
 
 def memory_beyond(call: Callable[[], Any]) -> tuple[int, Any]:
@@ -187,9 +179,6 @@ def measure(name: str) -> int:
     assert answer["finite"]
     print(f"{name}: {answer['bytes'] / MIB:.1f} MiB")
     return int(answer["bytes"])
-
-
-# --------------------------------------------------------------------------------------------------- the tests
 
 
 def test_the_measurement_sees_what_the_formula_needs():

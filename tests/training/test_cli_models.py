@@ -54,15 +54,9 @@ def here(folder, monkeypatch):
     return folder
 
 
-# ------------------------------------------------------------------------------------------- train, embed, search
-
-
 def test_the_folder_holds_a_model_and_nothing_else(here):
-    assert {path.name for path in (here / "model").iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.model",
-    }
+    names = {path.name for path in (here / "model").iterdir()}
+    assert names == {"config.json", "model.safetensors", "tokenizer.model"}
     assert files.load_model("model")("the ship").shape == (16,)
 
 
@@ -88,11 +82,6 @@ def test_search_as_json_with_several_queries(here, capsys):
     assert cli.main(["search", "model", "text.txt", "the ship", "the rose", "-k", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert (lines[0], lines[2], len(lines)) == ("the ship:", "the rose:", 4)
-
-
-def test_a_line_finds_itself_with_a_cosine_of_one(here, capsys):
-    assert cli.main(["search", "model", "text.txt", make_text()[7], "-k", "1"]) == 0
-    assert capsys.readouterr().out.startswith("1.000\t")
 
 
 def test_the_number_of_a_line_counts_empty_ones(here, tmp_path, capsys):
@@ -137,9 +126,6 @@ def test_text_that_the_terminal_cannot_show(here, tmp_path):
     arguments = ["search", "model", tmp_path / "text.txt", "the ship"]
     done = run_command(*arguments, environment={"PYTHONIOENCODING": "ascii"}, cwd=here)
     assert done.stdout.endswith("the ros\\xe9\n")
-
-
-# --------------------------------------------------------------------------------------------- kinds of training
 
 
 def test_triplets_in_a_table(tmp_path, monkeypatch, capsys):
@@ -218,9 +204,6 @@ def test_a_model_is_not_replaced_unasked(here, tmp_path, capsys):
     assert (tmp_path / "m" / "model.safetensors").read_bytes() != before
 
 
-# -------------------------------------------------------------------------------------------------------- errors
-
-
 @pytest.mark.parametrize(
     ("content", "arguments", "message"),
     [
@@ -260,22 +243,6 @@ def test_arguments_that_are_no_text(here):
     done = run_command("embed", "model", b"the \xff".decode(errors="surrogateescape"))
     assert done.returncode == 2
     assert "must be UTF-8, not b'the \\xff'" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("a\tb\n", "line 1: expected three sentences between tabs, not 'a\\tb'"),
-        ("a\tb\tc\na\t\tc\n", "line 2"),
-        ("a\tb\tc\td\n", "line 1"),
-        ("\n", "holds no triplet"),
-    ],
-)
-def test_tables_that_will_not_do(tmp_path, capsys, content, message):
-    (tmp_path / "t.tsv").write_text(content)
-    assert cli.main(["train", str(tmp_path / "t.tsv"), "--out", str(tmp_path / "m")]) == 1
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "m").exists()
 
 
 @pytest.mark.parametrize(

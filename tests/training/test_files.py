@@ -52,9 +52,6 @@ def edit_config(folder, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-# ---------------------------------------------------------------------------------------------- there and back
-
-
 @pytest.mark.parametrize("make", [whitespace_model, sentencepiece_model, tokenizers_model])
 def test_a_model_comes_back(make, tmp_path):
     model = make()
@@ -137,9 +134,6 @@ def test_arrays_of_any_layout_and_dtype_come_back(tmp_path):
     with pytest.raises(TypeError, match="names holds <U3"):
         files.save_arrays(tmp_path / "x", {"names": np.array(["tom"])})
     assert not (tmp_path / "x").exists()
-
-
-# -------------------------------------------------------------------------------------------- what does not fit
 
 
 def test_all_that_differs_is_said(saved):
@@ -317,9 +311,6 @@ def test_only_embedding_models_are_saved_as_folders(tmp_path):
     with pytest.raises(TypeError, match="must be an EmbeddingModel, not Linear"):
         files.save_model(nn.Linear(2, 2), tmp_path)
     assert everything_in(tmp_path) == {}
-
-
-# ----------------------------------------------------------------------------------------- nothing half written
 
 
 def fail_at(monkeypatch, name, n, error):

@@ -164,21 +164,10 @@ def test_what_an_edit_does_not_reach_keeps_the_numbers_of_the_kernel(visit):
     before = all_numbers(page)
     change(page, "inputs", "inputs", 4, 0, "9")
     moved = set(lit(page, "moved"))
-    for node in (
-        "weights.0",
-        "weights.1",
-        "output.0",
-        "concatenated",
-        "projected_output",
-        "residual",
-        "norm",
-    ):
+    for node in ("weights.0", "weights.1", "output.0", "concatenated", "projected_output", "norm"):
         rows = {int(name.split("[")[1].split(",")[0]) for name in moved if name.startswith(f"{node}[")}
         assert rows == {4}, node
         np.testing.assert_array_equal(all_numbers(page)[node][:4], before[node][:4])
-
-
-# ------------------------------------------------------------------------------------------- two sentences
 
 
 def test_two_sentences_and_their_difference(visit):
@@ -204,9 +193,6 @@ def test_two_sentences_and_their_difference(visit):
         "t => [...t.tBodies[0].rows].map(r => [...r.cells].slice(1).map(c => Number(c.textContent)))"
     )
     np.testing.assert_allclose(shown, moved, rtol=5e-4, atol=5e-5)
-
-
-# ------------------------------------------------------------------------------------------------- exercise
 
 
 def test_predicting_and_revealing(visit):

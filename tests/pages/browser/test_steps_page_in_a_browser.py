@@ -12,8 +12,6 @@ from selfattn import views
 from selfattn.views.draw import shade
 from selfattn.views.writing import number
 
-# -------------------------------------------------------------------------------------- where numbers come from
-
 
 def test_hovering_lights_up_what_made_a_number_and_spells_the_sum(small):
     cell(small, "scores", "scores", 0, 1).hover()
@@ -92,9 +90,6 @@ def test_the_browser_writes_numbers_as_the_page_does(visit):
     )
 
 
-# ------------------------------------------------------------------------------------------------- the keyboard
-
-
 def test_the_keyboard_reaches_every_number(small):
     small.locator("[data-stage='scores'] table[data-node='scores'] td[tabindex='0']").focus()
     assert lit(small, "to", "scores") == ["scores[0,0]"]
@@ -125,9 +120,6 @@ def test_keys_are_taken_only_inside(small):
     small.keyboard.press("Control+k")
     heard = [event for event in small.evaluate("window.heard") if event[0] not in ("Shift", "Control")]
     assert heard == [["n", False], ["Enter", False], ["k", False]]
-
-
-# ------------------------------------------------------------------------------------------ stepping and links
 
 
 def test_stepping_forward_and_back(small):

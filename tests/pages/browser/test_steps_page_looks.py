@@ -6,8 +6,6 @@ from pages import NASTY, bank, everything, illustrated, large
 
 from selfattn import views
 
-# ------------------------------------------------------------------------------------------------- for every eye
-
 CONTRASTS = """() => {
     const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
     const luminance = (colours) => {
@@ -153,9 +151,6 @@ def test_a_narrow_page_scrolls_in_its_equations_only_and_print_cuts_nothing_off(
         "Math.max(...[...document.querySelectorAll('table, pre, p, h3')].map((e) => e.getBoundingClientRect().right))"
     )
     assert right <= 718
-
-
-# ------------------------------------------------------------------------------------------------ speed, safety
 
 
 def test_nasty_captions_titles_and_pictures_run_nothing(visit):
