@@ -4,13 +4,13 @@
 #include "drivers/attention.h"
 #include "runtime/threads.h"
 
-/* With few tasks, keys are split into chunks. A chunk costs something: splitting for enough tasks leaves it this many
- * keys, splitting further twice as many. */
+/* While tasks are few, keys are split: into chunks of at least this many keys until there are enough tasks, and of twice as
+ * many until there are many. */
 #define SA_LEAST_CHUNK 1024
 #define SA_ENOUGH_TASKS 16
 #define SA_MANY_TASKS 64
 
-/* From this many elements of queries and outputs on, a call exceeds the caches of its cores. */
+/* From this many elements of queries and outputs on, a call exceeds the cores' caches. */
 #define SA_MANY_NUMBERS ((ptrdiff_t)1 << 20)
 
 bool sa_multiply(size_t a, size_t b, size_t *product) { return !__builtin_mul_overflow(a, b, product); }
@@ -56,7 +56,6 @@ static size_t key_bytes(const sa_attention *a) {
     return (size_t)a->E * sa_itemsize(a->key.m.dtype) + (size_t)a->Dv * sa_itemsize(a->value.m.dtype);
 }
 
-/* The rows a task's partial result has room for. */
 static ptrdiff_t partial_rows(const sa_attention_plan *plan) { return sa_smaller(plan->rows, plan->block_rows); }
 static size_t partial_bytes(const sa_attention *a, const sa_attention_plan *plan) {
     return sa_kernels_for(a->f64)->attention_partial(a, partial_rows(plan));
@@ -76,7 +75,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     plan->scratch_bytes = plan->partial_bytes = 0;
     const bool no_weights = a->weights.m.data == NULL || a->S == 0;
     if (rows == 0 || (a->Dv == 0 && a->lse.m.data == NULL && a->stats.m.data == NULL && no_weights)) {
-        return SA_OK; /* an output without elements may have too many rows to walk over */
+        return SA_OK; /* rows without outputs may be too many to walk over */
     }
     plan->group = sa_group_size(a);
     plan->groups = plan->group == 1 ? (ptrdiff_t)heads : (ptrdiff_t)heads / plan->group;
@@ -116,7 +115,6 @@ static const char *query_of(const sa_attention *a, ptrdiff_t G, ptrdiff_t group,
     return a->query.m.data + sa_lead_offset(a, &a->query, group * G + r % G, 1) + r / G * a->query.m.row_stride;
 }
 
-/* Sets what to fetch ahead for the next task. */
 static void look_ahead(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, sa_block *b) {
     if (!plan->large || plan->chunks > 1 || t + 1 >= plan->tasks) {
         return;
@@ -131,8 +129,7 @@ static void look_ahead(const sa_attention *a, const sa_attention_plan *plan, ptr
     }
 }
 
-/* Groups are outermost: threads then share a head's keys. In a group the last rows come first: causal, they see most
- * keys. */
+/* Groups are outermost, as threads then share a head's keys. The last rows come first: if causal, they see most keys. */
 void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
                        sa_held *held) {
     const sa_real_kernels *kernels = sa_kernels_for(a->f64);
@@ -198,13 +195,12 @@ typedef struct {
     char *scratch, *partial;
 } forward_run;
 
-/* How many tasks of a thread's share are taken, on a cache line of its own behind its scratch. */
+/* Tasks taken of a thread's share, on a cache line behind its scratch. */
 static ptrdiff_t *tasks_taken(const forward_run *run, int thread) {
     return (ptrdiff_t *)(void *)(run->scratch + (size_t)(thread + 1) * run->plan->scratch_bytes - SA_CACHE_LINE);
 }
 
-/* The next task for a thread, or plan->tasks. Its own share comes first: neighbours, whose packed keys it reuses. Then it
- * takes what others have not begun. */
+/* The next task for a thread, or plan->tasks: first of its own share, whose packed keys it reuses, then of others'. */
 static ptrdiff_t take_task(const forward_run *run, int thread, int team) {
     for (int i = 0; i < team; ++i) {
         const int owner = (thread + i) % team;
@@ -220,12 +216,12 @@ static ptrdiff_t take_task(const forward_run *run, int thread, int team) {
     return run->plan->tasks;
 }
 
-/* How many chunks of each block have ended; behind the partial results. */
+/* Chunks of each block that have ended; behind the partial results. */
 static ptrdiff_t *chunks_ended(const sa_attention *a, const sa_attention_plan *plan, char *partial) {
     return (ptrdiff_t *)(void *)(partial + (size_t)plan->tasks * partial_bytes(a, plan));
 }
 
-/* Runs the task. Who ends the last chunk of a block merges them in their order: nobody waits. */
+/* Who ends the last chunk of a block merges them in order: nobody waits. */
 static void run_task(const forward_run *run, ptrdiff_t t, char *scratch, sa_held *held) {
     const sa_attention_plan *plan = run->plan;
     if (sa_cancelled(run->a)) {
@@ -241,13 +237,12 @@ static void run_task(const forward_run *run, ptrdiff_t t, char *scratch, sa_held
     }
 }
 
-/* Independent: a task writes its own rows or partial result, and its thread's scratch. A merge begins when all it reads
- * has ended. */
+/* Independent: a task writes its own rows or partial result; a merge begins when all it reads has ended. */
 static void run_tasks(void *call, int thread, int team) {
     const forward_run *run = call;
     char *scratch = run->scratch + (size_t)thread * run->plan->scratch_bytes;
     sa_held held = {.keys = -1};
-    if (team == 1) { /* a tiny call would feel the atomics */
+    if (team == 1) { /* spares a tiny call the atomics */
         for (ptrdiff_t t = 0; t < run->plan->tasks; ++t) {
             run_task(run, t, scratch, &held);
         }

@@ -1,37 +1,35 @@
 /* Driver of attention's backward pass. It cuts a call so that every gradient has one writer at a time and one order of
- * additions, for any number of threads. mask_gradient.c has mask gradients with a pass of their own.
+ * additions, for any number of threads. mask_gradient.c has the mask gradients that need a pass of their own.
  *
- * The keys of a group are cut into N ranges, its rows into R ≥ N. In step t, task (group, c) works on key range c and row
- * range (c + t) mod R. So no two tasks of a step share a row or a key, and R steps cover every pair.
+ * A group's keys are cut into N ranges, its rows into R ≥ N. In step t, task (group, c) works on key range c and row
+ * range (c + t) mod R. Tasks of a step share neither rows nor keys, and R steps cover every pair.
  *
- * Groups that share a float mask share its gradient and take turns: in step t rank k takes row range (k + c + t) mod R.
- * At most R groups work at a time. If the mask's gradient is not wanted, the order is the same, so bits are too, but
- * groups do not wait.
+ * Groups that share a float mask take turns, as they share its gradient: in step t rank k has row range
+ * (k + c + t) mod R. At most R groups work at a time. Without that gradient order and bits are the same, but groups do not wait.
  *
- * Large groups that share a mask follow one another: each goes through its rows a block behind the group before. A thread
- * then stays with one group's keys. Packed sequences may not wait: there rank k takes row range t − k in step t, the same
- * order.
+ * Large groups that share a mask follow one another through their rows, a block apart: a thread stays with one group's
+ * keys. Packed sequences may not wait: there rank k has row range t − k in step t, the same order.
  *
- * Task (group, c) of rank k waits for three tasks of the step before: itself; (group, c + 1), which had its rows; and
- * (rank k + 1, c), which had its mask elements. Tasks are taken in the order of steps, so those were taken before. */
+ * Task (group, c) of rank k waits for three tasks of the step before: itself; (group, c + 1), which had its rows;
+ * (rank k + 1, c), which had its mask elements. Tasks are taken in the order of steps, so these have begun. */
 #include <math.h>
 #include <string.h>
 
 #include "drivers/attention.h"
 #include "runtime/threads.h"
 
-/* Ranges are cut until there are so many tasks, or a range has so few rows or keys: each task packs its own. */
+/* Ranges are cut down to so many rows or keys, or up to so many tasks: each task packs its own. */
 #define SA_FEW_TASKS 8
 #define SA_LEAST_RANGE 256
 #define SA_MANY_TASKS 64
 #define SA_LARGE_RANGE 1024
 
-/* Groups follow one another if each has so many blocks, and their keys, values and gradients take more bytes together. */
+/* Groups with so many blocks follow one another, if keys, values and gradients exceed these bytes. */
 #define SA_BLOCKS_TO_FOLLOW 8
 #define SA_BYTES_TO_FOLLOW (6 << 20)
 
-/* Rows of dK or dV that lie this far apart fall on few sets of the caches: a task gathers them, up to so many bytes.
- * Likewise rows that begin inside cache lines, where kernels add whole lines and a task has so many blocks. */
+/* A task gathers its rows of dK and dV, up to so many bytes, if they lie this far apart and so fall on few sets of the
+ * caches. It also does if it has so many blocks, kernels add whole cache lines, and rows begin inside lines. */
 #define SA_FAR_APART 1024
 #define SA_GATHERED_BYTES ((size_t)8 << 20)
 #define SA_LEAST_BLOCKS_TO_GATHER 8
@@ -42,7 +40,7 @@ static ptrdiff_t count_ranges(ptrdiff_t groups, ptrdiff_t length) {
     return sa_larger(1, sa_larger(few, many));
 }
 
-/* Groups along an axis. Called from the last axis on: *inside is what is left of a group's heads. */
+/* Called from the last axis on; *inside is the heads of a group that are left. */
 static ptrdiff_t groups_along(const sa_attention *a, int axis, ptrdiff_t *inside) {
     const ptrdiff_t within = sa_smaller(*inside, a->lead[axis]);
     *inside /= within;
@@ -64,8 +62,8 @@ static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_pla
 
 static ptrdiff_t common_divisor(ptrdiff_t a, ptrdiff_t b) { return b == 0 ? a : common_divisor(b, a % b); }
 
-/* How many groups share elements of a float mask. Heads of a group that share a mask row are neighbouring rows: a range
- * then ends with a block that ends with the last of them. */
+/* Groups that share elements of a float mask. In a group, heads that share a mask row are neighbouring rows: a range ends
+ * with the last of them. */
 static void plan_sharing(const sa_attention_gradients *g, sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const bool with_mask = a->mask.m.data && a->mask.m.dtype != SA_BOOL;
@@ -89,7 +87,6 @@ static bool are_to_follow(const sa_attention *a, const sa_backward_plan *plan) {
            bytes > (double)SA_BYTES_TO_FOLLOW;
 }
 
-/* Cuts the rows and puts tasks in steps. */
 static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *plan) {
     plan_sharing(g, plan);
     const ptrdiff_t units = sa_ceil_div(plan->blocks, plan->unit_blocks), turns = sa_smaller(plan->sharing, SA_FEW_TASKS);
@@ -116,14 +113,14 @@ static ptrdiff_t first_block(const sa_backward_plan *plan, ptrdiff_t range) {
     return sa_smaller(range * units / plan->row_ranges * plan->unit_blocks, plan->blocks);
 }
 
-/* Whether a gradient's rows lie far apart or, if `lines`, begin inside cache lines. */
+/* Whether rows lie far apart or, if `lines`, begin inside cache lines. */
 static bool is_spread(const sa_attention *a, const sa_matrix *m, ptrdiff_t width, bool lines) {
     const ptrdiff_t stride = m->row_stride;
     const bool far = stride != width * (ptrdiff_t)sa_element_size(a->f64) && (stride > SA_FAR_APART || stride < -SA_FAR_APART);
     return m->data && (far || (lines && (uintptr_t)m->data % SA_CACHE_LINE != 0));
 }
 
-/* Bytes of a task's gathered dK and dV; 0: not gathered. */
+/* The bytes that a task gathers; 0: none. */
 static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const bool lines =
@@ -137,7 +134,7 @@ static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_
                : 0;
 }
 
-/* Takes bytes of the scratch in whole lines; returns their offset. */
+/* Takes whole lines of scratch; returns their offset. */
 static size_t take(sa_backward_plan *plan, size_t bytes) {
     const size_t at = plan->scratch_bytes;
     plan->scratch_bytes += sa_whole_lines(bytes);
@@ -152,9 +149,9 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
         return SA_TOO_LARGE;
     }
     *plan = (sa_backward_plan){.block_rows = kernels->backward_rows, .key_ranges = 1, .threads = 1};
-    /* Without keys lse is the sink, which may still have a gradient. */
+    /* Without keys lse is the sink, which may have a gradient. */
     if (rows == 0 || (a->S == 0 && !(g->dsink_rows.m.data && g->grad_lse.m.data))) {
-        return SA_OK; /* every gradient is zero; rows may be too many to walk over */
+        return SA_OK; /* all gradients are zero; rows may be too many to walk over */
     }
     plan->large = sa_is_large(a, (ptrdiff_t)rows);
     plan->group = sa_group_size(a);
@@ -216,15 +213,13 @@ void sa_keep_keys(sa_block *b, ptrdiff_t from, ptrdiff_t to) {
     }
 }
 
-/* ---- gathered rows of dK and dV ---- */
-
-/* Rows of one gradient: in place, or one behind the other in scratch. */
+/* One gradient's rows: in place, or one behind the other in scratch. */
 typedef struct {
     char *in_place, *together;
-    ptrdiff_t stride, bytes; /* in place; of a row */
+    ptrdiff_t stride, bytes; /* stride in place, bytes of a row */
 } gathered_rows;
 
-/* Lets b add to gathered rows of keys `key` … `end` − 1, and tells which those are. */
+/* Lets b add to gathered rows of keys `key` … `end` − 1. */
 static void gather(const sa_backward_plan *plan, sa_backward_block *b, ptrdiff_t key, ptrdiff_t end, char *scratch,
                    gathered_rows rows[2]) {
     const sa_attention *a = b->g->a;
@@ -239,7 +234,7 @@ static void gather(const sa_backward_plan *plan, sa_backward_block *b, ptrdiff_t
     b->first_key = key;
 }
 
-/* Copies the rows of n keys to the scratch, or back. */
+/* Copies rows of n keys to scratch, or back. */
 static void move_gathered(const gathered_rows rows[2], ptrdiff_t key, ptrdiff_t n, bool back) {
     for (int i = 0; i < 2; ++i) {
         for (ptrdiff_t r = 0; rows[i].in_place && r < n; ++r) {
@@ -261,13 +256,11 @@ void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_p
     sa_kernels_for(g->a->f64)->attention_delta(&b, scratch);
 }
 
-/* ---- tasks of the rotation ---- */
-
 static bool wants_rows_or_keys(const sa_attention_gradients *g) {
     return g->dquery.m.data || g->dkey.m.data || g->dvalue.m.data || g->dslope_rows.m.data;
 }
 
-/* Where a group's blocks end: at the same rows in all groups that take turns, so that they never meet. */
+/* Where blocks end: at the same rows in all groups that take turns, so that they never meet. */
 static sa_stretches stretches_of(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t group) {
     bool alike = plan->unit_blocks == 1;
     for (int m = 0; m < g->a->block_mask_count; ++m) {
@@ -278,19 +271,19 @@ static sa_stretches stretches_of(const sa_attention_gradients *g, const sa_backw
     return plan->sharing == 1 || alike ? sa_find_stretches(g->a, plan->group, group) : (sa_stretches){.mask = NULL};
 }
 
-/* A task's state: one key range of a group. */
+/* A task: one key range of a group. */
 typedef struct {
     ptrdiff_t group, key, end;
     sa_stretches stretches;
-    bool held;             /* gathered gradients are in scratch */
-    ptrdiff_t packed_from; /* the first packed key */
+    bool held;             /* scratch has its gathered gradients */
+    ptrdiff_t packed_from; /* the first packed key in scratch */
     gathered_rows gathered[2];
-    const ptrdiff_t *ahead; /* rows the group before has done, to wait for; or NULL */
-    ptrdiff_t *done;        /* own rows done, or NULL */
+    const ptrdiff_t *ahead; /* rows that the group before has done, or NULL if none need waiting */
+    ptrdiff_t *done;        /* rows of this one, or NULL */
 } range_state;
 
-/* A block's keys, some at a time, so that few rows with a million keys see Ctrl-C. Kernels pack whole tiles counted from
- * cache_from: all but the first begin with one. With gaps nothing is packed. */
+/* Takes a block's keys in parts, so that few rows with a million keys see Ctrl-C. Kernels pack whole tiles from cache_from
+ * on, so all parts but the first begin with one; with gaps nothing is packed. */
 static void work_on_keys(sa_backward_block *b, char *scratch) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t tiles = SA_ELEMENTS_AT_ONCE / SA_KEYS_PER_TILE / sa_larger(a->E + a->Dv, 1);
@@ -307,7 +300,7 @@ static void work_on_keys(sa_backward_block *b, char *scratch) {
     }
 }
 
-/* One block of rows. first_key is of its stretch; fresh: no step has added to these keys. */
+/* first_key: the stretch's; fresh: no step has added to these keys. */
 static void work_on_block(const sa_attention_gradients *g, const sa_backward_plan *plan, range_state *at, ptrdiff_t from,
                           ptrdiff_t until, ptrdiff_t first_key, bool fresh, char *scratch) {
     sa_rows rows;
@@ -341,7 +334,7 @@ static void work_on_row_range(const sa_attention_gradients *g, const sa_backward
     for (; (from = sa_block_begin(&at->stretches, from, most, plan->rows, &first_key)) < end; from = until) {
         until = sa_block_end(&at->stretches, from, sa_smaller(from + most, plan->rows));
         const sa_run keys = sa_block_keys(&at->stretches, from, until, g->a->S);
-        if (at->ahead) { /* until heads of the group have done all of a mask row */
+        if (at->ahead) { /* for all heads that share the mask row */
             sa_wait_for(at->ahead, sa_smaller(sa_ceil_div(until, plan->group) * plan->group, plan->rows));
         }
         if (keys.lo < at->end && keys.hi > at->key) {
@@ -353,7 +346,7 @@ static void work_on_row_range(const sa_attention_gradients *g, const sa_backward
     }
 }
 
-/* Key range c = t mod N of the group of rank k = t / N mod K, where K groups work together. ahead, done: see range_state. */
+/* Key range c = t mod N of the group of rank k = t / N mod K, K groups working together. */
 static void range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
                        char *scratch, const ptrdiff_t *ahead, ptrdiff_t *done) {
     const ptrdiff_t c = t % plan->key_ranges, k = t / plan->key_ranges % plan->together;
@@ -388,14 +381,12 @@ ptrdiff_t sa_backward_range_tasks(const sa_attention_gradients *g, const sa_back
     return wants_rows_or_keys(g) || (g->dmask.m.data && !plan->mask_apart) ? plan->tasks : 0;
 }
 
-/* ---- running ---- */
-
 typedef struct {
     const sa_attention_gradients *g;
     const sa_backward_plan *plan;
     sa_mask_plan mask;
     char *scratch;
-    ptrdiff_t tasks, taken; /* of a step; taken, of all steps */
+    ptrdiff_t tasks, taken; /* tasks of a step; how many of all steps are taken */
 } backward_run;
 
 typedef struct {
@@ -413,14 +404,14 @@ static void mask_task(void *call, ptrdiff_t t) {
     sa_backward_mask_task(at->run->g, at->run->plan, &at->run->mask, t, at->scratch);
 }
 
-/* Steps, or rows, that task t has done. Neighbours' counts lie on different cache lines. */
+/* Steps, or rows, that task t has done. Neighbours' counts are in different threads' scratch. */
 static ptrdiff_t *done_of(const backward_run *run, ptrdiff_t t) {
     const sa_backward_plan *plan = run->plan;
     char *counts = run->scratch + (size_t)(t % plan->threads) * plan->scratch_bytes + plan->done_at;
     return (ptrdiff_t *)(void *)counts + t / plan->threads;
 }
 
-/* Task t of a step, after those it waits for. Without work it waits too: others rely on it. */
+/* Waits for the tasks before it, even without work: others rely on it. */
 static void task_in_order(const backward_run *run, ptrdiff_t step, ptrdiff_t t, char *scratch) {
     const sa_backward_plan *plan = run->plan;
     const ptrdiff_t N = plan->key_ranges, K = plan->together, c = t % N, k = t / N % K, first = t / N / K * K;
@@ -443,8 +434,7 @@ static void run_tasks(void *call, int thread, int team) {
     /* Independent: a block writes its own rows' delta and sink gradients. */
     sa_share_tasks(team, run->plan->groups * run->plan->blocks, delta_task, &at);
     sa_wait_for_team(team);
-    /* Writers of one element take turns, in the order of steps. A counter hands tasks out, as a shared loop could give a
-     * thread later tasks first. */
+    /* Writers of an element take turns. Tasks are counted by hand, as a shared loop could give a thread later ones first. */
     for (ptrdiff_t i; (i = __atomic_fetch_add(&run->taken, 1, __ATOMIC_RELAXED)) < run->plan->steps * run->tasks;) {
         const ptrdiff_t step = i / run->tasks, t = i % run->tasks;
         if (run->plan->threads > 1) {
@@ -453,7 +443,7 @@ static void run_tasks(void *call, int thread, int team) {
             sa_backward_range_task(run->g, run->plan, step, t, at.scratch);
         }
     }
-    /* Independent: each task alone adds to its mask elements. */
+    /* Independent: a task owns its elements of the mask. */
     sa_share_tasks(team, run->mask.tasks, mask_task, &at);
 }
 

@@ -1,4 +1,4 @@
-/* Describes blocks of attention to the kernels: each row and the keys it may see, and where block masks let blocks end. */
+/* Describes blocks to the kernels: each row, the keys it may see, and where block masks let blocks end. */
 #include "drivers/attention.h"
 
 ptrdiff_t sa_lead_offset(const sa_attention *a, const sa_tensor *t, ptrdiff_t head, ptrdiff_t gqa) {
@@ -14,7 +14,7 @@ ptrdiff_t sa_lead_offset(const sa_attention *a, const sa_tensor *t, ptrdiff_t he
     return offset;
 }
 
-/* The keys that causal, window and length open to the query on key `at`. */
+/* The keys that causal, window and length leave to the query on key `at`. */
 static void open_keys(const sa_attention *a, ptrdiff_t at, ptrdiff_t length, ptrdiff_t *lo, ptrdiff_t *hi) {
     *lo = 0;
     *hi = length;
@@ -32,8 +32,7 @@ static void open_keys(const sa_attention *a, ptrdiff_t at, ptrdiff_t length, ptr
     }
 }
 
-/* Narrows row r, which is row i of its head, to the hull of what the block masks open, and notes runs where they have
- * gaps. */
+/* Narrows row r, row i of its head, to the hull of what block masks open, and notes runs where they have gaps. */
 static void narrow(const sa_attention *a, const ptrdiff_t *offset, ptrdiff_t i, sa_rows *rows, int r) {
     int lists = 0;
     for (int m = 0; m < a->block_mask_count; ++m) {
@@ -64,7 +63,7 @@ static void narrow(const sa_attention *a, const ptrdiff_t *offset, ptrdiff_t i, 
 
 ptrdiff_t sa_tiles_from(const sa_attention *a, ptrdiff_t key) { return a->dropout_p > 0 ? key / 4 * 4 : key; }
 
-/* Whether the mask's distinct elements come from memory: only then fetching ahead pays. */
+/* Whether the mask's distinct elements come from memory: else fetching ahead does not pay. */
 static bool is_mask_far(const sa_attention *a) {
     const sa_tensor *mask = &a->mask;
     double elements = (mask->m.row_stride == 0 ? 1.0 : (double)a->L) * (mask->m.col_stride == 0 ? 1.0 : (double)a->S);
@@ -74,7 +73,6 @@ static bool is_mask_far(const sa_attention *a) {
     return elements * (double)sa_itemsize(mask->m.dtype) >= SA_FAR_BYTES;
 }
 
-/* What rows of one head share. */
 typedef struct {
     const char *query, *mask;
     char *out, *lse, *weights, *stats;
@@ -133,7 +131,7 @@ static void describe_row(const sa_attention *a, const head_arrays *h, ptrdiff_t 
     }
 }
 
-/* Sets the keys of the block and of the packed tiles its group shares. Clearing the whole struct is slower. */
+/* Clearing the whole struct would be slower. */
 static void describe_keys(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, sa_rows *rows, ptrdiff_t begin, ptrdiff_t end,
                           sa_block *b) {
     begin = begin >= end ? end : rows->gaps > 0 ? begin / 4 * 4 : sa_tiles_from(a, begin);
@@ -186,7 +184,6 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
     describe_keys(a, G, group, rows, begin, end, b);
 }
 
-/* The class in entry `at`. */
 static int64_t class_of(const sa_stretches *s, ptrdiff_t at) {
     return *(const int64_t *)(const void *)(s->classes + at * s->mask->classes.m.row_stride);
 }
@@ -196,7 +193,7 @@ static sa_run keys_of(const sa_stretches *s, ptrdiff_t at) {
     return start[0] < start[1] ? s->mask->runs[start[0]] : (sa_run){0, 0};
 }
 
-/* Whether entries at − 1 and `at` are of one stretch. */
+/* Whether entries at − 1 and `at` share a stretch. */
 static bool goes_on(const sa_stretches *s, ptrdiff_t at) {
     if (class_of(s, at - 1) == class_of(s, at)) {
         return true;

@@ -1,4 +1,4 @@
-/* Sizes, and the kernels of an element type, for all drivers. */
+/* For all drivers: sizes, and the kernels of an element type. */
 #ifndef SA_COMMON_H
 #define SA_COMMON_H
 

@@ -1,10 +1,10 @@
-/* The gradient of a mask whose elements are shared by rows, key ranges, or heads of a single block. A task owns elements
- * and goes through heads and rows in order, so each element has one writer. S and dP are computed again. */
+/* The gradient of a mask whose elements are shared by rows, key ranges, or heads of a single block. A task owns elements and goes
+ * through heads and rows in order: each element has one writer. S and dP are computed again. */
 #include <string.h>
 
 #include "drivers/attention.h"
 
-/* Sums over so many blocks of rows are added up in scratch first: that loses fewer digits. */
+/* So many blocks of rows are summed in scratch first, which loses fewer digits. */
 #define SA_BLOCKS_IN_A_SUM 64
 
 bool sa_sums_mask_apart(const sa_attention_gradients *g, const sa_backward_plan *plan) {
@@ -52,14 +52,14 @@ static void add_sums(const sa_attention *a, char *to, const char *from, ptrdiff_
     }
 }
 
-/* Adds all rows of one head to the elements from key `key` on. */
+/* All rows of one head, for elements from key `key` on. */
 static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t head, ptrdiff_t key,
                          ptrdiff_t end, char *scratch) {
     const sa_attention *a = g->a;
     const ptrdiff_t step = g->dmask.m.col_stride, elements = step != 0 ? end - key : 1;
     const bool apart = sa_sums_mask_apart(g, plan);
     char *sums = scratch + plan->mask_sums_at;
-    bool held = false; /* packed keys of this head are in scratch */
+    bool held = false; /* scratch has packed keys of this head */
     ptrdiff_t summed = 0;
     for (ptrdiff_t row = 0; row < a->L && !sa_cancelled(a); row += plan->block_rows) {
         sa_rows rows;

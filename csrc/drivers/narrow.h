@@ -4,7 +4,7 @@
 
 #include "selfattn.h"
 
-/* To the nearest, ties to even; what is beyond the largest becomes infinite. */
+/* To nearest, ties to even; too large becomes infinite. */
 void sa_narrow(const float *from, ptrdiff_t n, sa_dtype dtype, uint16_t *to, int max_threads);
 
 #endif

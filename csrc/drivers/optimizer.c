@@ -1,13 +1,13 @@
-/* Driver of the optimisers: the scalars of each array, and the loop over pieces of all arrays. */
+/* Driver of the optimisers: each array's scalars, and the loop over pieces of all arrays. */
 #include <math.h>
 
 #include "drivers/common.h"
 #include "runtime/threads.h"
 
-/* Worth a thread, and small enough to share out an embedding table. */
+/* Worth a thread; small enough to share out an embedding table. */
 #define SA_UPDATE_PIECE 8192
 
-/* Elements per thread from which another pays, even if it must wake up. */
+/* Elements per thread from which another pays. */
 #define SA_UPDATES_PER_THREAD 65536
 
 static sa_update_scalars scalars_of(const sa_update *u, const sa_update_array *array) {

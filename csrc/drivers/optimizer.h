@@ -6,11 +6,11 @@
 
 typedef enum { SA_SGD, SA_ADAM, SA_UPDATE_KINDS } sa_update_kind;
 
-/* n float64 or float32 elements. Arrays are contiguous and aligned; those written to overlap no other. */
+/* n float64 or float32 elements, contiguous and aligned. Arrays that are written to overlap no other. */
 typedef struct {
     bool f64;
     ptrdiff_t n;
-    int64_t step; /* of this array, from 1 on */
+    int64_t step; /* from 1 on */
     void *parameter;
     const void *gradient;
     void *mean;   /* Adam's exp_avg, SGD's momentum_buffer (NULL without momentum; not read at step 1) */
@@ -20,10 +20,10 @@ typedef struct {
 typedef struct {
     sa_update_kind kind;
     double lr, weight_decay;
-    double momentum, dampening; /* SGD */
+    double momentum, dampening;
     bool nesterov;
-    double beta1, beta2, eps; /* Adam */
-    bool decoupled;           /* AdamW: decay shrinks the parameter and is not in the gradient */
+    double beta1, beta2, eps;
+    bool decoupled; /* AdamW: decay shrinks the parameter and is not in the gradient */
     ptrdiff_t count;
     const sa_update_array *arrays;
 } sa_update;

@@ -4,10 +4,10 @@
 #include "drivers/common.h"
 #include "runtime/threads.h"
 
-/* Elements of a task: enough to hide its start. */
+/* Enough elements to hide a task's start. */
 #define SA_TASK_ELEMENTS 16384
 
-/* Elements per thread from which another pays, for the cheapest kinds. */
+/* Elements per thread from which another pays, in the cheapest kinds. */
 #define SA_ELEMENTS_PER_THREAD 32768
 
 static bool is_elementwise(const sa_row_call *c) {
@@ -16,11 +16,11 @@ static bool is_elementwise(const sa_row_call *c) {
 
 static bool sums_parameters(const sa_row_call *c) { return c->dweight.data != NULL || c->dbias.data != NULL; }
 
-/* The most chunks of sums of dweight and dbias, and the fewest rows of each: the sums stay small beside x. */
+/* Chunks of dweight and dbias are few and have many rows: their sums stay small beside x. */
 #define SA_MOST_CHUNKS 32
 #define SA_CHUNK_ROWS 16
 
-/* Appends an axis, or merges it with the one before where every array steps evenly through both. */
+/* Appends an axis, or merges it with the last if every array steps evenly through both. */
 static int append(const sa_row_call *c, int axis, sa_row_axis *list, int count) {
     if (c->shape[axis] == 1) {
         return count;
@@ -40,7 +40,7 @@ static int append(const sa_row_call *c, int axis, sa_row_axis *list, int count) 
     return count;
 }
 
-/* Whether rows can be read (written) in place: contiguous, of the type that computes. */
+/* Whether rows are contiguous and of the type that computes. */
 static bool is_direct(const sa_row_call *c, const sa_row_plan *plan, int which) {
     const sa_strided *array = &c->array[which];
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(c->f64);
@@ -62,7 +62,7 @@ static void sort_axes(const sa_row_call *c, sa_row_plan *plan) {
         plan->n_lead = append(c, axis, plan->lead, plan->n_lead);
     }
     if (elements_alone) {
-        if (plan->n_lead > 0) { /* rows of elementwise kinds are as long as can be */
+        if (plan->n_lead > 0) { /* elementwise: rows are as long as can be */
             plan->row[plan->n_row++] = plan->lead[--plan->n_lead];
         }
     } else {
@@ -164,7 +164,6 @@ sa_status sa_row_make_plan(const sa_row_call *c, int max_threads, sa_row_plan *p
     return SA_OK;
 }
 
-/* Every array's offset at one row, and its steps to the next. */
 typedef struct {
     ptrdiff_t index[SA_MAX_LEAD], offset[SA_ROW_SIN + 1];
 } row_place;
@@ -193,7 +192,7 @@ static void go_to_next_row(const sa_row_plan *plan, row_place *at) {
     }
 }
 
-/* A piece of one row (or of one stretch of columns), or a block of whole rows. */
+/* A piece of one row (or stretch of columns), or a block of whole rows. */
 static void run_task(const sa_row_call *c, const sa_row_plan *plan, const sa_real_kernels *kernels, ptrdiff_t t, void *scratch,
                      double *partial) {
     const ptrdiff_t first = t / plan->pieces * plan->block_rows, begin = t % plan->pieces * plan->piece;
@@ -236,7 +235,7 @@ typedef struct {
     char *scratch;
 } row_run;
 
-/* Independent: a chunk writes its own outputs and sums, and its thread's scratch. */
+/* Independent: a chunk writes its own outputs and sums. */
 static void run_chunks(void *call, int thread, int team) {
     const row_run *run = call;
     const sa_row_plan *plan = run->plan;
@@ -254,7 +253,7 @@ static void run_chunks(void *call, int thread, int team) {
     }
 }
 
-/* The weight (or bias) in the type that computes: in place, or gathered to *free_space, which moves on. */
+/* A parameter in the type that computes: in place, or gathered to *free_space, which moves on. */
 static const void *parameter(const sa_row_call *c, const sa_row_plan *plan, int which, char **free_space) {
     const sa_strided *array = &c->array[which];
     if (array->data == NULL || plan->direct[which]) {

@@ -1,5 +1,5 @@
-/* Row operations: softmax, norms, gelu, rotary embeddings and their gradients. kernels/rowops has the arithmetic; the
- * caller checks dtypes and shapes. */
+/* Row operations: softmax, norms, gelu, rotary embeddings, their gradients. kernels/rowops has the arithmetic; the caller
+ * checks dtypes and shapes. */
 #ifndef SA_ROWS_H
 #define SA_ROWS_H
 
@@ -14,7 +14,7 @@ typedef enum {
     SA_GELU_TANH,
     SA_ROTARY,
     SA_ROTARY_INTERLEAVED,
-    SA_SOFTMAX_BACKWARD, /* results are dx from here on; rotary's gradient is rotary with −sin */
+    SA_SOFTMAX_BACKWARD, /* from here on results are dx; rotary's gradient is rotary with −sin */
     SA_LOG_SOFTMAX_BACKWARD,
     SA_LAYER_NORM_BACKWARD,
     SA_RMS_NORM_BACKWARD,
@@ -23,10 +23,10 @@ typedef enum {
     SA_ROW_KINDS
 } sa_row_kind;
 
-/* No kind has both dy and tables: they share a place. */
+/* dy and tables share a place: no kind has both. */
 enum { SA_ROW_X, SA_ROW_OUT, SA_ROW_COS, SA_ROW_SIN, SA_ROW_WEIGHT, SA_ROW_BIAS, SA_ROW_ARRAYS, SA_ROW_DY = SA_ROW_COS };
 
-/* An array in the shape of x: byte strides along its axes, 0 where broadcast. */
+/* An array in x's shape: byte strides along its axes, 0 where broadcast. */
 typedef struct {
     char *data; /* NULL if absent */
     sa_dtype dtype;
@@ -34,42 +34,42 @@ typedef struct {
     ptrdiff_t stride[SA_MAX_LEAD];
 } sa_strided;
 
-/* The gradient of a weight or bias: contiguous, native byte order, as long as a row; or NULL. */
+/* A weight's or bias's gradient: contiguous, native byte order, as long as a row; or NULL. */
 typedef struct {
     char *data;
     sa_dtype dtype;
 } sa_row_gradient;
 
-/* A call. out is C-contiguous, floating, of x's shape, in native byte order, and overlaps no input. dy has x's shape; cos
- * and sin have half as many columns. A row is the last axis for rotary, anything for gelu. */
+/* A call. out is C-contiguous, floating, of x's shape, in native byte order; it overlaps no input. dy has x's shape, cos
+ * and sin half its columns. A row is the last axis for rotary, anything for gelu. */
 typedef struct {
     sa_row_kind kind;
-    bool f64; /* computes in float64, else in float32 */
+    bool f64;
     double eps;
     int ndim;
-    int first, last; /* axes first … last − 1 make a row: several only for norms, up to the last axis */
+    int first, last; /* axes first … last − 1 make a row: several only in norms, up to the last */
     ptrdiff_t shape[SA_MAX_LEAD];
     sa_strided array[SA_ROW_ARRAYS];
     sa_row_gradient dweight, dbias; /* of norms */
 } sa_row_call;
 
-/* An axis, or neighbours that all arrays step through evenly. */
+/* An axis, or neighbouring ones that all arrays step through evenly. */
 typedef struct {
     ptrdiff_t n, stride[SA_ROW_ARRAYS];
 } sa_row_axis;
 
-/* How a call is cut up. Only `threads` depends on the number of threads; no result does. */
+/* How a call is cut up. Only `threads` depends on the number of threads; results do not. */
 typedef struct {
     int n_lead, n_row;
-    ptrdiff_t n;             /* elements of a row */
-    ptrdiff_t piece, pieces; /* of a row of gelu, or of columns; else one */
+    ptrdiff_t n;
+    ptrdiff_t piece, pieces; /* of a gelu row, or of columns; else one */
     ptrdiff_t rows, block_rows, tasks;
-    ptrdiff_t chunks, chunk_tasks; /* one thread does a chunk, in order, with its own sums */
-    bool by_columns;               /* softmax along an axis that is not last: a task has all rows of some columns */
+    ptrdiff_t chunks, chunk_tasks; /* a chunk is one thread's, in order, with its own sums */
+    bool by_columns;               /* softmax along an earlier axis: a task has all rows of some columns */
     bool direct[SA_ROW_ARRAYS];
     const void *weight, *bias;
     double *partial;                    /* chunks × (dweight[n], dbias[n]), or NULL */
-    size_t shared_bytes, scratch_bytes; /* in all; for each thread */
+    size_t shared_bytes, scratch_bytes; /* shared once, scratch per thread */
     int threads;
     sa_row_axis column;
     sa_row_axis lead[SA_MAX_LEAD], row[SA_MAX_LEAD];
@@ -77,7 +77,7 @@ typedef struct {
 
 sa_status sa_row_make_plan(const sa_row_call *c, int max_threads, sa_row_plan *plan);
 
-/* scratch: plan.shared_bytes + plan.threads × plan.scratch_bytes, 64-byte aligned; NULL if 0. */
+/* scratch: plan.shared_bytes + plan.threads × plan.scratch_bytes, 64-byte aligned, or NULL if 0. */
 void sa_row_run(const sa_row_call *c, sa_row_plan *plan, void *scratch);
 
 #endif

@@ -1,12 +1,12 @@
-/* Driver of the embedding model's forward pass: phases of independent tasks. Many sentences are cut into parts that fit a
- * core's cache, and one thread takes a part through all phases. Else threads share out every phase. */
+/* Driver of the embedding model's forward pass: phases of independent tasks. One thread takes a part of the sentences,
+ * which fits its core's cache, through all phases. With few sentences threads share out every phase. */
 #include <math.h>
 #include <string.h>
 
 #include "drivers/transformer_tasks.h"
 #include "runtime/threads.h"
 
-/* The least tokens of a part, in whole sentences. */
+/* The fewest tokens of a part. */
 #define SA_PART_TOKENS 384
 
 size_t sa_embedding_array(const sa_embedding *e, ptrdiff_t rows, ptrdiff_t columns) {
@@ -133,7 +133,7 @@ static void look_up(const sa_embedding_part *p, ptrdiff_t t) {
     sa_kernels_for(e->f64)->look_up(e->table, e->positions, e->ids + start, length, e->d, x);
 }
 
-/* Units of columns of query, key and value together. */
+/* Units of columns of query, key and value. */
 static ptrdiff_t units_of(const sa_embedding *e) { return SA_PROJECTIONS * sa_ceil_div(e->d, sa_embedding_unit(e)); }
 
 static ptrdiff_t count_projections(const sa_embedding_part *p) {
@@ -246,7 +246,7 @@ sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threa
     plan->attend_rows = kernels->block_rows;
     if (e->sentences * e->most_heads * sa_ceil_div(e->longest, kernels->block_rows) == 1 &&
         4 * e->longest > 3 * kernels->block_rows) {
-        /* Work for a second thread. Fewer rows would leave the matrix unit: bits would depend on the batch. */
+        /* Leaves work for a second thread. Still fewer rows would leave the matrix unit: bits would depend on the batch. */
         plan->attend_rows /= 2;
     }
     plan->threads = sa_embedding_threads(e, 1, max_threads);
@@ -276,7 +276,7 @@ sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threa
     return SA_OK;
 }
 
-/* The first sentence that begins at `token` or later. */
+/* The first that begins at `token` or later. */
 static ptrdiff_t sentence_from(const sa_embedding *e, ptrdiff_t token) {
     ptrdiff_t low = 0, high = e->sentences;
     while (low < high) {

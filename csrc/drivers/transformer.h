@@ -1,6 +1,6 @@
-/* The sentence-embedding model: token ids of many sentences to one vector each, and the gradients of all parameters. x =
- * table[ids] + positions; in each block x = LayerNorm(x + attention(query(x), key(x), value(x))) within each sentence;
- * then the mean over its tokens. The caller checks sizes and ids. */
+/* The sentence-embedding model: a vector for each of many sentences of token ids, and the gradients of all parameters.
+ * x = table[ids] + positions; block by block x = LayerNorm(x + attention(query(x), key(x), value(x))) within each
+ * sentence; the mean over its tokens. The caller checks sizes and ids. */
 #ifndef SA_EMBEDDING_H
 #define SA_EMBEDDING_H
 
@@ -8,11 +8,11 @@
 
 enum { SA_QUERY, SA_KEY, SA_VALUE, SA_PROJECTIONS };
 
-/* Rows are contiguous; weights are (d, d), for y = x·weightᵀ + bias. */
+/* Contiguous rows; weights (d, d) for y = x·weightᵀ + bias. */
 typedef struct {
     const void *weight[SA_PROJECTIONS], *bias[SA_PROJECTIONS];
-    const void *norm_weight, *norm_bias; /* (d,) */
-    ptrdiff_t heads;                     /* divides d */
+    const void *norm_weight, *norm_bias;
+    ptrdiff_t heads; /* divides d */
     double eps;
 } sa_embedding_block;
 
@@ -22,31 +22,31 @@ typedef struct {
     const void *table;     /* (vocabulary, d) */
     const void *positions; /* (longest or more, d) */
     const sa_embedding_block *block;
-    const int64_t *ids;    /* (tokens,), each in 0 … vocabulary − 1 */
-    const int64_t *starts; /* (sentences + 1,), from 0 to tokens; a sentence has 1 … longest tokens */
+    const int64_t *ids;    /* (tokens,) */
+    const int64_t *starts; /* (sentences + 1,), from 0 to tokens; no sentence is empty, or longer than longest */
 } sa_embedding;
 
-/* How a call is cut up. Threads share out parts or, where those are few, tasks. Bits depend on neither. */
+/* How a call is cut up. Threads share out parts, or tasks if parts are few; bits depend on neither. */
 typedef struct {
     bool keep;
     bool by_parts;
     ptrdiff_t parts, part_rows; /* the most of a part */
-    ptrdiff_t product_rows;     /* of one task */
-    ptrdiff_t product_shares;   /* the most cuts of its columns; 0: any */
-    ptrdiff_t attend_rows;      /* queries of one task */
+    ptrdiff_t product_rows;
+    ptrdiff_t product_shares; /* cuts of its columns, at most; 0: any */
+    ptrdiff_t attend_rows;
     int threads;
-    size_t saved_bytes;   /* what backward reads; 0 unless kept */
-    size_t shared_bytes;  /* once */
-    size_t scratch_bytes; /* for each thread */
+    size_t saved_bytes; /* for the backward pass, if kept */
+    size_t shared_bytes;
+    size_t scratch_bytes; /* per thread */
 } sa_embedding_plan;
 
-/* keep: a backward pass will follow. */
+/* keep: for a backward pass. */
 sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threads, sa_embedding_plan *plan);
 
 /* saved: plan.saved_bytes; scratch: plan.shared_bytes + plan.threads × plan.scratch_bytes; all 64-byte aligned. */
 void sa_embedding_forward(const sa_embedding *e, const sa_embedding_plan *plan, void *out, void *saved, void *scratch);
 
-/* Gradients: arrays like the parameters, written whole. */
+/* Arrays like the parameters, written whole. */
 typedef struct {
     void *weight[SA_PROJECTIONS], *bias[SA_PROJECTIONS], *norm_weight, *norm_bias;
 } sa_embedding_block_gradients;
@@ -59,7 +59,7 @@ typedef struct {
 
 sa_status sa_embedding_plan_backward(const sa_embedding *e, int max_threads, sa_embedding_plan *plan);
 
-/* saved is as the forward call left it, and stays so. Parameters must not have changed. */
+/* saved is only read. Parameters must not have changed since the forward call. */
 void sa_embedding_backward(const sa_embedding *e, const sa_embedding_gradients *g, const sa_embedding_plan *plan,
                            const void *saved, void *scratch);
 

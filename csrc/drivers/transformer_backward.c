@@ -1,11 +1,10 @@
-/* Driver of the embedding model's backward pass: each phase is the derivative of one in transformer.c, over all
- * sentences. One task sums each parameter gradient, in the order of tokens. */
+/* Driver of the embedding model's backward pass: the derivative of each phase in transformer.c, over all sentences. A
+ * parameter's gradient is one task's sum in the order of tokens. */
 #include <string.h>
 
 #include "drivers/transformer_tasks.h"
 #include "runtime/threads.h"
 
-/* Ranges of ids that share out the table's gradient. */
 #define SA_TABLE_PARTS 16
 
 static ptrdiff_t panels_of(const sa_embedding *e) { return sa_ceil_div(e->d, sa_kernels_for(e->f64)->block_rows); }
@@ -39,7 +38,7 @@ static ptrdiff_t count_table(const sa_embedding_part *p) {
     return sa_smaller(p->plan->threads == 1 ? 1 : SA_TABLE_PARTS, p->e->vocabulary);
 }
 
-/* Where range t of the ids begins. */
+/* Where range t of ids begins. */
 static ptrdiff_t first_id(const sa_embedding_part *p, ptrdiff_t t) {
     return sa_smaller(t * sa_ceil_div(p->e->vocabulary, count_table(p)), p->e->vocabulary);
 }
@@ -53,7 +52,7 @@ static void clear_table(const sa_embedding_part *p, ptrdiff_t t) {
 
 static ptrdiff_t attention_tasks(const sa_embedding_part *p) { return p->e->sentences * p->e->block[p->block].heads; }
 
-/* Few sentences leave threads idle: they clear the table meanwhile. */
+/* Few sentences leave threads idle, which clear the table meanwhile. */
 static ptrdiff_t count_attention(const sa_embedding_part *p) {
     return attention_tasks(p) + (p->block == 0 ? count_table(p) : 0);
 }
@@ -117,7 +116,6 @@ static ptrdiff_t count_input(const sa_embedding_part *p) {
     return input_shares(p) * sa_ceil_div(p->e->tokens, p->plan->product_rows);
 }
 
-/* ds becomes dx. */
 static void input_gradient(const sa_embedding_part *p, ptrdiff_t t) {
     const sa_embedding *e = p->e;
     const ptrdiff_t unit = sa_embedding_unit(e), units = sa_ceil_div(e->d, unit), shares = input_shares(p);
@@ -145,7 +143,7 @@ static ptrdiff_t weight_tasks(const sa_embedding_part *p) {
     return sa_embedding_splits(p->e) ? sa_smaller(p->plan->threads, groups) : groups;
 }
 
-/* One group, tokens from `from` on. */
+/* One group, from token `from` on. */
 static void weight_gradient(const sa_embedding_part *p, ptrdiff_t group, ptrdiff_t from, bool again) {
     const sa_embedding *e = p->e;
     const ptrdiff_t which = group % SA_PROJECTIONS, row = group / SA_PROJECTIONS * SA_WEIGHT_ROWS;
@@ -175,7 +173,7 @@ static void weight_gradients(const sa_embedding_part *p, ptrdiff_t t) {
     } while (from < p->e->tokens);
 }
 
-/* And the LayerNorm's, while dy is there:  d weight = Σ dy·unit,  d bias = Σ dy. */
+/* The LayerNorm's too, while dy is there:  d weight = Σ dy·unit,  d bias = Σ dy. */
 static ptrdiff_t count_parameters(const sa_embedding_part *p) {
     return weight_tasks(p) + (SA_PROJECTIONS + 1) * panels_of(p->e);
 }

@@ -1,20 +1,19 @@
-/* What the embedding model's two passes share: where activations lie, and how tasks run. */
+/* What the embedding model's passes share: where activations lie, how tasks run. */
 #ifndef SA_EMBEDDING_TASKS_H
 #define SA_EMBEDDING_TASKS_H
 
 #include "drivers/attention.h"
 #include "drivers/transformer.h"
 
-/* The most rows of a task's product where threads share tasks: each task packs the weights. */
+/* The most rows of a task's product: each task packs the weights. */
 #define SA_PRODUCT_ROWS 240
 
-/* The same where operands are split: the terms stay in L2. */
+/* Likewise where operands are split: terms stay in L2. */
 #define SA_SPLIT_ROWS 512
 
-/* Rows of a LayerNorm task. */
 #define SA_NORM_ROWS 16
 
-/* Multiply-adds per thread from which another pays: in a loop of calls it still spins. */
+/* Multiply-adds per thread from which another, still spinning after the last call, pays. */
 #define SA_EMBEDDING_WORK_PER_THREAD 1000000.0
 
 /* Activations of one block: (rows, d), but scale (rows,) and stats (rows, heads, 2). */
@@ -23,7 +22,7 @@ typedef struct {
     char *y; /* the next block's x */
 } sa_embedding_frame;
 
-/* What a thread works on: sentences, their activations, the block at hand. */
+/* What a thread works on: sentences, their activations, a block. */
 typedef struct {
     const sa_embedding *e;
     const sa_embedding_plan *plan;
@@ -32,20 +31,20 @@ typedef struct {
     ptrdiff_t from, to;              /* sentences */
     ptrdiff_t block;
     char *frames;
-    ptrdiff_t capacity;                         /* rows of a frame's arrays */
-    ptrdiff_t origin;                           /* the call's row in row 0 of the frames */
-    char *dy, *ds, *dprojected[SA_PROJECTIONS]; /* backward: dy of the block, and of its sum, all rows */
-    char *scratch;                              /* of the thread */
-    int thread, team;                           /* that share out the tasks */
+    ptrdiff_t capacity;
+    ptrdiff_t origin;                           /* the call's row that is row 0 of the frames */
+    char *dy, *ds, *dprojected[SA_PROJECTIONS]; /* backward: dy of the block, and of its sum */
+    char *scratch;
+    int thread, team;
 } sa_embedding_part;
 
 typedef void sa_embedding_task(const sa_embedding_part *p, ptrdiff_t t);
 
-/* Who takes a task of a phase: whoever is free, or the thread that had the same rows before, in its cache. Threads wait
- * at the end unless the next phase needs nothing of this one. */
+/* Who takes a task: whoever is free, or who had these rows before, in its cache. Threads wait at a phase's end, unless
+ * the next needs nothing of it. */
 typedef enum { SA_BY_TURNS, SA_BY_ROWS, SA_BY_ROWS_AND_ON } sa_embedding_order;
 
-/* A phase of independent tasks. All threads of the team call it. */
+/* A phase of independent tasks; all threads of the team call it. */
 void sa_embedding_run(const sa_embedding_part *p, ptrdiff_t tasks, sa_embedding_task *task, sa_embedding_order order);
 
 ptrdiff_t sa_embedding_bytes(const sa_embedding *e, ptrdiff_t elements);
@@ -53,24 +52,23 @@ ptrdiff_t sa_embedding_bytes(const sa_embedding *e, ptrdiff_t elements);
 /* The first columns of rows `stride` elements apart. */
 sa_tensor sa_embedding_matrix(const sa_embedding *e, char *data, ptrdiff_t stride);
 
-/* Bytes of rows × columns elements, in whole lines. */
+/* Bytes, in whole lines. */
 size_t sa_embedding_array(const sa_embedding *e, ptrdiff_t rows, ptrdiff_t columns);
 
-/* Whether all sizes fit: products of rows, widths and blocks then do not overflow. */
+/* Whether sizes fit: then products of rows, widths and blocks do not overflow. */
 bool sa_embedding_fits(const sa_embedding *e);
 
 size_t sa_embedding_frame_bytes(const sa_embedding *e, ptrdiff_t rows, bool keep);
 sa_embedding_frame sa_embedding_frame_of(const sa_embedding_part *p);
 
-/* One head's attention within the sentence at row `row` of the frame. */
+/* Attends in one head of the sentence at row `row`. */
 void sa_embedding_attention(const sa_embedding *e, ptrdiff_t block, const sa_embedding_frame *f, ptrdiff_t row,
                             ptrdiff_t length, ptrdiff_t head, sa_attention *a);
 
-/* Whether products split both operands for a matrix unit. A task then takes many rows and a share of the columns, to
- * split weights once; else a thread's share of the rows, and few columns. */
+/* Whether products split operands for a matrix unit. A task then takes many rows and a share of columns, to split weights
+ * once; else a thread's share of rows and few columns. */
 bool sa_embedding_splits(const sa_embedding *e);
 
-/* Sets product_rows and product_shares where threads share tasks. */
 void sa_embedding_cut_products(const sa_embedding *e, int threads, sa_embedding_plan *plan);
 
 /* A product's columns are cut at multiples of this. */

@@ -1,6 +1,5 @@
-/* Driver of attention over ragged batches. Each thread sets its copy of the call to one sequence at a time, an ordinary
- * call whose tasks are those of attention.c and attention_backward.c. All threads share one list of tasks, the dearest
- * first. */
+/* Driver of attention over ragged batches. A thread's copy of the call is set to one sequence at a time: an ordinary
+ * call, with the tasks of attention.c and attention_backward.c. Threads share one list of tasks, the dearest first. */
 #include "drivers/varlen.h"
 
 #include <stdlib.h>
@@ -16,7 +15,7 @@ static void move_rows(sa_tensor *t, const sa_tensor *packed, ptrdiff_t rows) {
     }
 }
 
-/* Makes *a, a copy of v->packed, describe sequence s. */
+/* Turns *a, a copy of v->packed, into sequence s. */
 static void set_to_sequence(const sa_varlen *v, ptrdiff_t s, sa_attention *a) {
     const sa_attention *p = v->packed;
     const ptrdiff_t row = begin(v->begin_q, s), key = begin(v->begin_k, s);
@@ -42,7 +41,7 @@ static void set_to_sequence(const sa_varlen *v, ptrdiff_t s, sa_attention *a) {
     }
 }
 
-/* The same for gradients, whose g->a is that copy. */
+/* The same for gradients; g->a is that copy. */
 static void set_gradients_to_sequence(const sa_varlen_gradients *vg, ptrdiff_t s, sa_attention_gradients *g) {
     const sa_attention_gradients *p = vg->packed;
     const ptrdiff_t row = begin(vg->v->begin_q, s), key = begin(vg->v->begin_k, s);
@@ -63,7 +62,7 @@ static void set_gradients_to_sequence(const sa_varlen_gradients *vg, ptrdiff_t s
     g->only_steps = true;
 }
 
-/* More steps first: each step's sequences are then a prefix. Then the dearest tasks. */
+/* Most steps first, so that each step's sequences come first; then the dearest tasks. */
 static int compare_items(const void *x, const void *y) {
     const sa_varlen_item *a = x, *b = y;
     if (a->steps != b->steps) {
@@ -75,7 +74,7 @@ static int compare_items(const void *x, const void *y) {
     return a->sequence < b->sequence ? -1 : 1;
 }
 
-/* Sorts the items, and turns the counts in `before` and `partial` into sums. */
+/* Sorts items, and sums up their counts in `before` and `partial`. */
 static bool put_in_order(sa_varlen_plan *plan, ptrdiff_t n) {
     qsort(plan->items, (size_t)n, sizeof *plan->items, compare_items);
     for (ptrdiff_t i = 0; i < n; ++i) {
@@ -96,7 +95,7 @@ static bool put_in_order(sa_varlen_plan *plan, ptrdiff_t n) {
     return true;
 }
 
-/* The item of task t of a kind: the last with no more than t before it. */
+/* The item of task t: the last with no more than t before it. */
 static const sa_varlen_item *item_of(const sa_varlen_plan *plan, ptrdiff_t n, int kind, ptrdiff_t t) {
     ptrdiff_t first = 0, end = n;
     while (end - first > 1) {
@@ -119,7 +118,7 @@ typedef struct {
     char *scratch, *partial;
 } varlen_run;
 
-/* A thread's state. Tasks of a sequence follow one another, so it is seldom set anew. */
+/* Seldom set anew, as tasks of a sequence follow one another. */
 typedef struct {
     const varlen_run *run;
     char *scratch;
@@ -144,7 +143,7 @@ static void begin_thread(const varlen_run *run, int thread, varlen_thread *at) {
     }
 }
 
-/* Runs all tasks of a kind; returns when every thread has. */
+/* Runs a kind's tasks; returns when all are done. */
 static void run_kind(varlen_thread *at, int team, int kind, ptrdiff_t step, ptrdiff_t tasks, sa_task *task) {
     at->kind = kind;
     at->step = step;
@@ -159,7 +158,7 @@ enum { BLOCKS, MERGES };
 sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_item *items, sa_varlen_plan *plan) {
     sa_attention a = *v->packed;
     double work = 0;
-    ptrdiff_t all_rows = 0; /* no more than packed rows */
+    ptrdiff_t all_rows = 0; /* at most packed rows */
     *plan = (sa_varlen_plan){.items = items};
     for (ptrdiff_t s = 0; s < v->sequences; ++s) {
         sa_attention_plan own;
@@ -284,7 +283,7 @@ static void backward_task(void *call, ptrdiff_t t) {
     }
 }
 
-/* Tasks of one step, of the sequences that have so many. */
+/* The tasks of a step, from the sequences that have so many steps. */
 static ptrdiff_t tasks_of_step(const sa_varlen_plan *plan, ptrdiff_t n, ptrdiff_t step) {
     ptrdiff_t first = 0, end = n;
     while (first < end) {

@@ -4,33 +4,33 @@
 
 #include "selfattn.h"
 
-/* The packed arrays as one call with leading dims (1, H); its L and S are the totals. Scalars may differ from sequence to
- * sequence. Sequence s has rows begin_q[s] … begin_q[s + 1] − 1, keys likewise; the caller has checked them. Dropout
- * counts rows and keys within the sequence, and head s·H + h. */
+/* The packed arrays as one call with leading dims (1, H); L and S are totals. Scalars may differ between sequences.
+ * Sequence s has rows begin_q[s] … begin_q[s + 1] − 1, keys likewise; the caller checks them. Dropout counts rows and
+ * keys within a sequence, and head s·H + h. */
 typedef struct {
     const sa_attention *packed;
     ptrdiff_t sequences;
     const int64_t *begin_q, *begin_k; /* sequences + 1 */
-    const sa_tensor *masks;           /* one per sequence, data NULL for none; NULL if none has any */
+    const sa_tensor *masks;           /* one per sequence, data NULL for none; or NULL */
     bool lower_right;                 /* the diagonal ends in each sequence's last corner */
 } sa_varlen;
 
-/* A sequence in the order of work: tasks of each kind before it. */
+/* In the order of work: how many tasks of each kind come before a sequence's. */
 typedef struct {
     ptrdiff_t sequence, steps;
     ptrdiff_t before[3];
     size_t partial; /* bytes of partial results before its own */
-    double cost;    /* of its dearest task */
+    double cost;    /* of the dearest task */
 } sa_varlen_item;
 
-/* Sequences are cut as calls of their own would be: results have the same bits. */
+/* Sequences are cut as their own calls would be, for the same bits. */
 typedef struct {
     sa_varlen_item *items; /* the caller's, one per sequence; the plan sorts them */
     ptrdiff_t tasks[3];    /* forward: blocks, merges; backward: deltas, step 0, masks */
-    ptrdiff_t steps;       /* backward: of the longest rotation */
-    size_t scratch_bytes;  /* per thread */
+    ptrdiff_t steps;       /* of the longest rotation */
+    size_t scratch_bytes;
     size_t partial_bytes;
-    bool large; /* as in the plan of one call */
+    bool large;
     int threads;
 } sa_varlen_plan;
 
@@ -39,11 +39,11 @@ sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_ite
 /* scratch: plan.threads × plan.scratch_bytes; partial: plan.partial_bytes; both 64-byte aligned. */
 sa_status sa_varlen_forward(const sa_varlen *v, const sa_varlen_plan *plan, void *scratch, void *partial);
 
-/* Gradients of the packed arrays, as in sa_attention_gradients with `a` = v->packed. Mask gradients stand apart. */
+/* As sa_attention_gradients, of v->packed. Mask gradients stand apart. */
 typedef struct {
     const sa_varlen *v;
     const sa_attention_gradients *packed;
-    const sa_tensor *dmasks; /* as v->masks; data NULL where not wanted */
+    const sa_tensor *dmasks; /* as v->masks; data NULL if not wanted */
 } sa_varlen_gradients;
 
 sa_status sa_varlen_plan_backward(const sa_varlen_gradients *g, int max_threads, sa_varlen_item *items, sa_varlen_plan *plan);

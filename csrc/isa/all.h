@@ -1,4 +1,4 @@
-/* All kernels of one instruction set for both element types, and their table. Its file includes this after its verbs. */
+/* An instruction set's kernels for both element types, and their table. Its file includes this after its verbs. */
 #include "simd/philox.h"
 #include "kernels/transformer/checksum.h"
 #include "kernels/rowops/narrow.h"

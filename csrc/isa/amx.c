@@ -1,4 +1,4 @@
-/* AVX-512 with the matrix unit, for attention and products in float32 and 16 bits; all else is isa/avx512.c's. */
+/* AVX-512 with the matrix unit for attention and products in float32 and 16 bits; all else is isa/avx512.c's. */
 #include "simd/common.h"
 #if defined(__x86_64__)
 #if defined(SA_EMULATED) /* csrc/tests/emulated */
@@ -9,7 +9,7 @@
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16,prefer-vector-width=512")
-#include <immintrin.h> /* after the pragma, or -march=native keeps GCC from inlining it */
+#include <immintrin.h> /* after the pragma, else GCC may not inline it */
 #endif
 #define SA_ISA avx512
 #define SA_AMX(name) SA_PASTE4(sa_, name, f32, amx)

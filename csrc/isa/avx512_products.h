@@ -1,4 +1,4 @@
-/* For files with other products beside AVX-512's kernels: types and inline functions of float32's attention. */
+/* For files with other products on AVX-512: types and inline functions of float32's attention. */
 #include "isa/table.h"
 #include "kernels/attention/prefetch.h"
 

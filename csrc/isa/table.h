@@ -1,5 +1,4 @@
-/* The table of an instruction set: its entries, declared and filled. Attention and products may be another set's, as
- * amx's are beside avx512's. */
+/* An instruction set's table: entries, declared and filled. Attention and products may be another set's. */
 
 #define SA_ATTENTION_ENTRIES(X, dtype, isa)                                                                                    \
     X(attention_scratch, dtype, isa)                                                                                           \

@@ -25,7 +25,7 @@ static registers cpuid(unsigned leaf, unsigned part) {
 
 static bool has_all(unsigned bits, unsigned needed) { return (bits & needed) == needed; }
 
-/* Whether the operating system saves these register states (XCR0). */
+/* Whether the system saves these register states (XCR0). */
 static bool saves(unsigned states) {
     if (!has_all(cpuid(1, 0).ecx, 1u << 27)) { /* OSXSAVE */
         return false;
@@ -52,7 +52,7 @@ static bool has_avx512bf16(void) {
     return amd && has_avx512() && has_all(cpuid(7, 1).eax, 1u << 5);
 }
 
-/* AMX with bfloat16. A process asks Linux for the tiles once, for all threads; the answer does not change. */
+/* A process asks Linux for the tiles once, for all threads. */
 static bool has_amx(void) {
 #if defined(__linux__)
     const unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24;

@@ -1,4 +1,4 @@
-/* Chooses the kernel table: the best that can run here, unless another was asked for. */
+/* Chooses the kernel table: the best that can run, unless another was asked for. */
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>

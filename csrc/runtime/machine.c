@@ -13,7 +13,7 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Threads run apart for the same time, so none waits. The best slice counts. */
+/* Threads run apart for the same time: none waits. The best slice counts. */
 double sa_measure_flops(bool f64, int threads, double seconds) {
     const sa_kernels *kernels = sa_kernels_active();
     double (*const loop)(ptrdiff_t) = f64 ? kernels->f64.fma_loop : kernels->f32.fma_loop;
@@ -35,7 +35,7 @@ double sa_measure_flops(bool f64, int threads, double seconds) {
     return total;
 }
 
-/* Each thread reads its own share again and again; the best pass counts. */
+/* Each thread reads its own share; the best pass counts. */
 double sa_measure_read(const void *data, size_t bytes, int threads, double seconds) {
     const sa_kernels *kernels = sa_kernels_active();
     const size_t share = bytes / (size_t)threads;

@@ -13,7 +13,7 @@
 
 #include "selfattn.h"
 
-/* What sa_set_num_threads was given (0: nothing), and what OpenMP said then. */
+/* sa_set_num_threads's number (0: none), and OpenMP's at that time. */
 static atomic_int chosen_threads, openmp_then;
 
 static int openmp_threads(void) {
@@ -24,7 +24,7 @@ static int openmp_threads(void) {
 #endif
 }
 
-/* The number set here, or OpenMP's own if that was lowered since, as threadpoolctl does. */
+/* The number set here, or OpenMP's if lowered since, as by threadpoolctl. */
 int sa_get_num_threads(void) {
     const int chosen = atomic_load(&chosen_threads), now = openmp_threads();
     if (chosen == 0) {
@@ -66,7 +66,7 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     sa_region_leave();
 }
 
-/* A team of one may be inside another's region, whose barriers are not its own. */
+/* A team of one may be inside another's region: it must not meet its barriers. */
 void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call) {
     if (team > 1) {
 #pragma omp for schedule(dynamic, 1) nowait
@@ -87,16 +87,16 @@ void sa_wait_for_team(int team) {
 }
 
 /* libgomp's threads do not survive fork(), and a child that expects them hangs. So the forking thread gives its pool
- * back; parent and child build new ones. A fork waits for running regions, as one may hold a lock of OpenMP. In Python
- * the forking thread holds the GIL: a region must pause before it takes the GIL. */
+ * back; parent and child build new ones. A fork waits for running regions, which may hold OpenMP's locks. A fork in
+ * Python holds the GIL: a region must pause before it takes it. */
 #if defined(PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP)
-#define FRESH_LOCK PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP /* threads that compute in turn can't starve a fork */
+#define FRESH_LOCK PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP /* or threads that compute in turn starve a fork */
 #else
 #define FRESH_LOCK PTHREAD_RWLOCK_INITIALIZER
 #endif
 static pthread_rwlock_t region_lock = FRESH_LOCK;
 
-/* The regions this thread is in: several if a signal's handler computes amid a call. */
+/* Regions this thread is in: several if a signal's handler computes. */
 static _Thread_local int depth;
 
 void sa_region_enter(void) {
@@ -133,8 +133,7 @@ void sa_region_resume(int paused) {
 #error "this compiler's OpenMP cannot give its threads back before fork(): GCC 9 or Clang 11, or later, is needed"
 #endif
 
-/* A signal's handler in C may fork amid a region: it must not wait for itself. Python's handlers run while the region is
- * paused. */
+/* A C signal handler may fork amid a region: it must not wait for itself. Python's run while the region is paused. */
 static void before_fork(void) {
     if (depth == 0) {
         pthread_rwlock_wrlock(&region_lock);
@@ -149,13 +148,13 @@ static void after_fork_parent(void) {
 }
 
 static void after_fork_child(void) {
-    /* This thread owns the lock, but its state may name the parent's. */
+    /* The lock's state may name the parent's thread. */
     static const pthread_rwlock_t fresh = FRESH_LOCK;
     region_lock = fresh;
 }
 
-/* LLVM's libomp (Clang, conda) has fork handlers of its own, which take locks before ours run: regions would wait for
- * ever. Only it has this function. */
+/* LLVM's libomp, the only one with this function, has fork handlers that take its locks before ours run: regions would
+ * wait for ever. */
 int kmp_get_blocktime(void);
 #pragma weak kmp_get_blocktime
 
@@ -166,7 +165,7 @@ __attribute__((constructor)) static void register_fork_handlers(void) {
 }
 #endif
 
-/* Spin briefly: the thread that is waited for may need this processor. */
+/* The thread that is waited for may need this processor. */
 #define SPINS 2000
 
 void sa_wait_for(const ptrdiff_t *count, ptrdiff_t least) {

@@ -1,5 +1,5 @@
-/* AMX with bfloat16, beside the verbs of simd/avx512.h. Eight registers t have 16 rows of 64 bytes. dot adds to the 16×16
- * float32 of c the product of a's 16×32 bfloat16 and b's, whose rows hold 16 pairs:
+/* AMX with bfloat16, beside simd/avx512.h. Eight registers t have 16 rows of 64 bytes. dot adds to c, 16×16 float32, the
+ * product of a, 16×32 bfloat16, and b, whose rows hold 16 pairs:
  *
  *     c[i][l] += Σ_k a[i][2k]·b[k][l].first + a[i][2k+1]·b[k][l].second
  *
@@ -27,7 +27,7 @@ SA_VERB void sa_tiles_open(void) {
     SA_TILE_FENCE();
     _tile_loadconfig(&sa_whole_tiles);
 }
-/* 1, 2 or 4 queries: the registers of kernels/decode/amx.h. */
+/* The registers of kernels/decode/amx.h, for 1, 2 or 4 queries. */
 SA_VERB void sa_few_tiles_open(int few) {
     const uint16_t words = (uint16_t)(4 * few);
     const uint8_t weights = (uint8_t)(4 * few);
@@ -39,11 +39,11 @@ SA_VERB void sa_few_tiles_open(int few) {
 }
 SA_VERB void sa_tiles_close(void) { _tile_release(); }
 
-/* Idle, the unit soon falls asleep and wakes slowly. Long passes of other work call this every 500 cycles; the tiles hold
+/* The unit soon falls asleep, and wakes slowly: long passes of other work call this every 500 cycles. The tiles hold
  * nothing. */
 SA_VERB void sa_tiles_stay_awake(void) { _tile_dpbf16ps(0, 4, 6); }
 
-/* From here on subnormal results, which are slow, become 0. Returns the state before. */
+/* From here on slow subnormal results become 0. Returns the state before. */
 SA_VERB unsigned sa_flush_subnormals(void) {
     const unsigned before = _mm_getcsr();
     _mm_setcsr(before | 0x8040);
@@ -51,8 +51,7 @@ SA_VERB unsigned sa_flush_subnormals(void) {
 }
 SA_VERB void sa_restore_subnormals(unsigned before) { _mm_setcsr(before); }
 
-/* Cut off by vf32_store_bf16_pairs, this is the nearest bfloat16, ties away from zero. Here and below, x is finite and
- * below 2^127. */
+/* Its upper half is the nearest bfloat16, ties away from zero. Here and below, x is finite and below 2^127. */
 SA_VERB vf32 vf32_bf16_half_up(vf32 x) {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000)));
 }
@@ -61,7 +60,7 @@ SA_VERB vf32 vf32_bf16_towards_zero(vf32 x) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(-0x10000)));
 }
 SA_VERB vf32 vf32_bf16_nearest(vf32 x) { return vf32_bf16_towards_zero(vf32_bf16_half_up(x)); }
-/* Neither 0 nor of magnitude 2^least to 2^most; true for NaN. */
+/* Neither 0 nor from 2^least to 2^most in magnitude; true for NaN. */
 SA_VERB mf32 vf32_beyond(vf32 x, int least, int most) {
     const __m512i from = _mm512_set1_epi32((127 + least) << 23), span = _mm512_set1_epi32((most - least) << 23);
     const __m512i above = _mm512_sub_epi32(_mm512_castps_si512(_mm512_abs_ps(x)), from);
@@ -82,7 +81,7 @@ SA_VERB int vf32_f16_not_finite(vf32 pairs) {
 /* a·2^⌊n⌋; with flush_subnormals 0 below 2^−126. */
 SA_VERB vf32 vf32_scalef(vf32 a, vf32 n) { return _mm512_scalef_ps(a, n); }
 
-/* The pairs (a[i], b[i]) as bfloat16, cut off: 64 bytes. */
+/* 16 pairs (a[i], b[i]) of bfloat16, cut off. */
 SA_VERB void vf32_store_bf16_pairs(char *to, vf32 a, vf32 b) {
     const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
     _mm512_store_si512(to, _mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_castps_si512(b)));

@@ -1,8 +1,7 @@
-/* Vector verbs for AVX2 with FMA; kernels/README.md lists them and their promises. A lane mask is a vector of all-ones or
- * all-zeros lanes. */
+/* Verbs for AVX2 with FMA: kernels/README.md. Lane masks are vectors of all-ones or all-zeros lanes. */
 #define SA_FMA_IS_FUSED 1
 #define SA_VECTOR_REGISTERS 16
-/* Keeps a loaded vector in its register: GCC would load it again, and loads are scarce. */
+/* Keeps a vector in its register: GCC would load it again. */
 #define SA_HOLD(vector) __asm__("" : "+x"(vector))
 
 typedef __m256 vf32;
@@ -56,7 +55,7 @@ SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 1
 SA_VERB void vf32_transpose(vf32 *a) {
     __m256 b[8];
     SA_UNROLL
-    for (int i = 0; i < 8; i += 4) { /* inside each half, 4×4 */
+    for (int i = 0; i < 8; i += 4) { /* 4×4 in each half */
         const __m256 low = _mm256_unpacklo_ps(a[i], a[i + 1]), low2 = _mm256_unpacklo_ps(a[i + 2], a[i + 3]);
         const __m256 high = _mm256_unpackhi_ps(a[i], a[i + 1]), high2 = _mm256_unpackhi_ps(a[i + 2], a[i + 3]);
         b[i] = _mm256_shuffle_ps(low, low2, 0x44);

@@ -1,4 +1,4 @@
-/* Vector verbs for AVX-512 (F, BW, DQ, VL); kernels/README.md lists them and their promises. */
+/* Verbs for AVX-512 (F, BW, DQ, VL): kernels/README.md. */
 #define SA_FMA_IS_FUSED 1
 #define SA_VECTOR_REGISTERS 32
 
@@ -41,7 +41,7 @@ SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) {
 }
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
 SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31); }
-/* Adds halves of neighbours: shuffles inside quarters, then of quarters, need no indices. */
+/* Adds halves of neighbours, inside quarters, then of quarters: such shuffles need no indices. */
 #define SA_HAS_SUM_EACH 1
 SA_VERB __m512 sa_add_quarters(__m512 a, __m512 b) {
     return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
@@ -60,7 +60,7 @@ SA_VERB vf32 vf32_sum_each(const vf32 *a) {
     }
     return sa_add_quarters(sa_add_quarters(four[0], four[1]), sa_add_quarters(four[2], four[3]));
 }
-/* 4×4 in each quarter, then the quarters: unlike zips, shuffles without indices. */
+/* 4×4 in each quarter, then the quarters: such shuffles need no indices. */
 #define SA_HAS_TRANSPOSE 1
 SA_VERB void vf32_transpose(vf32 *a) {
     vf32 b[16];
@@ -106,17 +106,17 @@ SA_VERB void vf32_store_bf16(char *p, vf32 x) {
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, nearest, quiet)));
 }
-/* 16 pairs of neighbours: n 16-bit numbers, then zeros. */
+/* n 16-bit numbers as 16 pairs of neighbours, then zeros. */
 SA_VERB vf32 vf32_load_pairs(const char *row, ptrdiff_t n) {
     return _mm512_castsi512_ps(n >= 32 ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi16((1u << n) - 1, row));
 }
-/* 16 pairs of two rows: n (m) 16-bit numbers, then zeros. */
+/* 16 pairs of two rows with n and m numbers, then zeros. */
 SA_VERB vf32 vf32_zip_pairs(const char *row, ptrdiff_t n, const char *other, ptrdiff_t m) {
     const __m512i a = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(n >= 16 ? 0xffff : (1 << n) - 1), row));
     const __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(m >= 16 ? 0xffff : (1 << m) - 1), other));
     return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
 }
-/* Whether one of 32 bfloat16 is NaN, or neither 0 nor of magnitude 2^least to below 2^most. */
+/* Whether one of 32 bfloat16 is NaN, or neither 0 nor from 2^least to below 2^most in magnitude. */
 SA_VERB int vf32_bf16_beyond(vf32 pairs, int least, int most) {
     const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi16(0x7fff));
     const __m512i above = _mm512_sub_epi16(magnitude, _mm512_set1_epi16((short)((127 + least) << 7)));

@@ -1,4 +1,4 @@
-/* Products of pairs of bfloat16 (AVX512_BF16), beside the verbs of simd/avx512.h. Subnormals are read as 0, and become 0. */
+/* Products of bfloat16 pairs (AVX512_BF16), beside simd/avx512.h. Subnormals are read as 0, and become 0. */
 #define SA_HAS_BF16_PRODUCTS 1
 
 /* sum + a.first·b.first + a.second·b.second: two fused steps. */
@@ -11,7 +11,7 @@ SA_VERB vf32 vf32_round_pairs(vf32 a, vf32 b) {
                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_loadu_si512(order), (__m512i)_mm512_cvtne2ps_pbh(b, a)));
 }
-/* Pairs of two rows, of the first (last) four in each quarter of 32 elements; and two such vectors back in order. */
+/* Pairs of two rows, from the first (last) four of each quarter of 32 elements; and their order restored. */
 SA_VERB vf32 vf32_zip_low_pairs(vf32 a, vf32 b) {
     return _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }

@@ -1,4 +1,4 @@
-/* Byte order, and float16 and bfloat16 to and from float32, without branches: loops around them vectorise. */
+/* Byte order, float16 and bfloat16, without branches: loops around them vectorise. */
 #ifndef SA_BITS_H
 #define SA_BITS_H
 
@@ -21,7 +21,7 @@ SA_INLINE uint32_t sa_bits_of_float(float x) {
 
 SA_INLINE float sa_float_of_bf16(uint16_t h) { return sa_float_of_bits((uint32_t)h << 16); }
 
-/* Exact. Multiplying with 2^112 moves the exponent, also of subnormals. */
+/* Exact. Multiplying by 2^112 moves the exponent, also of subnormals. */
 SA_INLINE float sa_float_of_f16(uint16_t h) {
     uint32_t magnitude = (uint32_t)(h & 0x7fff) << 13, sign = (uint32_t)(h & 0x8000) << 16;
     uint32_t finite = sa_bits_of_float(sa_float_of_bits(magnitude) * 0x1p112f);

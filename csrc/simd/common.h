@@ -1,5 +1,5 @@
-/* Included first by every ISA file, before any target pragma: headers and macros. No functions: with -march=native GCC
- * would compile them for more than the file's target, and not inline them. */
+/* Included first by every ISA file, before any target pragma. Headers and macros only: with -march=native GCC would not
+ * inline functions, as their target would exceed the file's. */
 #include <float.h>
 #include <limits.h>
 #include <math.h>
@@ -7,9 +7,9 @@
 
 #include "kernels/kernels.h"
 
-/* How a function is compiled. VERB and INLINE vanish into callers: what holds accumulators, passes vectors, or is a line
- * or two. A LEAF calls such with literal counts of rows and vectors. ONCE is above leaves, with run-time counts: GCC must
- * not clone it. SHARED is called from several instruction sets' files, and hidden in the library. */
+/* VERB and INLINE vanish into callers: what holds accumulators, passes vectors, or is a line or two. A LEAF calls them
+ * with literal counts of rows and vectors. ONCE is above leaves, with run-time counts: GCC must not clone it. SHARED
+ * serves several instruction sets' files, and is hidden in the library. */
 #define SA_VERB static inline __attribute__((always_inline, unused))
 #if defined(SA_PARTS_APART)
 #define SA_INLINE static __attribute__((unused)) /* sanitizers take minutes for large functions */
@@ -37,7 +37,7 @@
 #error "selfattn needs GCC 12 or later, or Clang: __builtin_shufflevector is missing"
 #endif
 
-/* Loops over tile rows and vectors must disappear for accumulators to be registers. */
+/* Loops over tile rows and vectors must disappear: accumulators are registers only then. */
 #if defined(SA_PARTS_APART)
 #define SA_UNROLL
 #elif defined(__clang__)
@@ -54,7 +54,7 @@
 #define SA_PASTE4_(a, b, c, d) a##b##_##c##_##d
 #define SA_PASTE4(a, b, c, d) SA_PASTE4_(a, b, c, d)
 
-/* One array of a scratch layout from `base` on, or NULL to only count bytes in `used`. */
+/* One array of a scratch layout at `base`; NULL only counts bytes in `used`. */
 #define SA_TAKE(field, type, count)                                                                                            \
     do {                                                                                                                       \
         s->field = base ? (type *)(void *)(base + used) : NULL;                                                                \

@@ -1,10 +1,9 @@
 /* 2^x, e^x and tanh on vectors. csrc/tests/test_exp.c measures errors over every float32.
  *
- * exp2: x = n + f, n the nearest integer; 2^x = 2^n · p(f), p minimax with p(0) = 1, so 2^0 is exactly 1. Degree 6 in
- * float32 (relative error 2.0e-9), 11 in float64 (3.4e-18). f is exact. Error within 1 ulp where the result is at least
- * FLT_MIN (DBL_MIN); below it is 0, and so is 2^−inf. x must stay below 127.5 (1023.5): callers subtract a maximum. NaN
- * gives NaN: "not less than" lets it pass the cut-off, and 2^n is multiplied, as adding n to the exponent's bits can make
- * a number of NaN. */
+ * exp2: 2^x = 2^n · p(f), x = n + f, n the nearest integer, f exact. p is minimax with p(0) = 1, so 2^0 is 1: degree 6 in
+ * float32 (relative error 2.0e-9), 11 in float64 (3.4e-18). Within 1 ulp for results from FLT_MIN (DBL_MIN) on; 0 below,
+ * and for −inf. x must stay below 127.5 (1023.5): callers subtract a maximum. NaN gives NaN: "not less than" lets it pass
+ * the cut-off, and 2^n is multiplied in, as adding n to exponents can make a number of NaN. */
 
 #if SA_REAL_IS_F64
 #define SA_EXP2_LEAST (-1022.0)
@@ -34,7 +33,7 @@
         q[i] = V(fma)(q[i], f[i], SA_C(c));                                                                                    \
     }
 
-/* q = 1 + c1·f + q(f)·f², f = x − whole in [−1/2, 1/2], for n vectors. */
+/* q = 1 + c1·f + q(f)·f² for f = x − whole in [−1/2, 1/2]. */
 SA_INLINE void FN(exp2_polynomial)(const vec *x, const vec *whole, const vec *f, vec *q, const int n) {
 #if SA_REAL_IS_F64
     SA_UNROLL
@@ -66,8 +65,8 @@ SA_INLINE void FN(exp2_polynomial)(const vec *x, const vec *whole, const vec *f,
     SA_HORNER_EACH(SA_EXP2_C1)
     SA_HORNER_EACH(1)
 #else
-    /* Unfused, the last two products would lose more than 1 ulp. So x is cut: the product of its few high bits with those
-     * of c1 is exact, and the error of 1 + product is kept (Dekker). */
+    /* Unfused, the last two products would lose more than 1 ulp. So x is cut: its few high bits times those of c1 is
+     * exact, and the error of 1 + product is kept (Dekker). */
     SA_UNROLL
     for (int i = 0; i < n; ++i) {
         vec x_hi = (x[i] + SA_C(SA_SPLIT_MAGIC)) - SA_C(SA_SPLIT_MAGIC);
@@ -81,7 +80,7 @@ SA_INLINE void FN(exp2_polynomial)(const vec *x, const vec *whole, const vec *f,
 }
 #undef SA_HORNER_EACH
 
-/* n ≤ SA_VECS vectors, step by step together. */
+/* n ≤ SA_VECS vectors, step by step. */
 SA_INLINE void FN(exp2_each)(vec *x, const int n) {
     vec f[SA_VECS], whole[SA_VECS], p[SA_VECS];
 #if defined(SA_HAS_SCALEF)
@@ -117,8 +116,8 @@ SA_INLINE vec FN(exp2)(vec x) {
 }
 
 #if defined(SA_HAS_TILES) && !SA_REAL_IS_F64
-/* 2^x for weights that keep 17 bits: degree 4, p(0) = 1, relative error 2^−18.4. With subnormals flushed it is 0 below
- * FLT_MIN. −inf gives 0, NaN NaN. */
+/* 2^x for weights that keep 17 bits: degree 4, p(0) = 1, relative error 2^−18.4. With flushed subnormals 0 below FLT_MIN.
+ * −inf gives 0, NaN NaN. */
 SA_INLINE vec FN(exp2_short)(vec x) {
     const vec f = V(fraction)(x);
     vec q = SA_C(0.009582853095199975);
@@ -129,15 +128,15 @@ SA_INLINE vec FN(exp2_short)(vec x) {
 }
 #endif
 
-/* e^x for x ≤ 88 (709): x = n·ln 2 + r. Within 1 ulp for results ≥ FLT_MIN (DBL_MIN), 0 below. */
+/* x ≤ 88 (709), x = n·ln 2 + r. Within 1 ulp for results ≥ FLT_MIN (DBL_MIN), 0 below. */
 SA_INLINE vec FN(exp)(vec x) {
     vec t = V(fma)(x, SA_C(SA_LOG2E), SA_C(SA_ROUND_MAGIC));
     vec n = t - SA_C(SA_ROUND_MAGIC);
     vec exact = V(fma)(n, SA_C(-SA_LN2_HI), x);
     vec r = V(fma)(n, SA_C(-SA_LN2_LO), exact);
-    vec r_lost = V(fma)(n, SA_C(-SA_LN2_LO), exact - r); /* what rounding lost, else 16 floats exceed 1 ulp */
+    vec r_lost = V(fma)(n, SA_C(-SA_LN2_LO), exact - r); /* what rounding lost, for 1 ulp */
 #if SA_REAL_IS_F64
-    /* e^r as a Taylor sum of degree 13: remainder 4e-18 */
+    /* Taylor: remainder 4e-18 */
     vec q = SA_C(1.0 / 6227020800.0);
     SA_HORNER(q, r, 1.0 / 479001600.0);
     SA_HORNER(q, r, 1.0 / 39916800.0);
@@ -189,7 +188,7 @@ SA_INLINE vec FN(tanh)(vec x) {
     SA_HORNER(p, z, -0.053743497119333888779);
     SA_HORNER(p, z, 0.13331491277619494627);
     SA_HORNER(p, z, -0.33333283925102841365);
-    vec capped = V(min)(SA_C(10), a); /* tanh(9.02) rounds to 1; min keeps a NaN in its second operand */
+    vec capped = V(min)(SA_C(10), a); /* tanh(9.02) rounds to 1; min keeps NaN in its second operand */
 #endif
     vec near = V(fma)(x * z, p, x);
     vec far = SA_C(1) - SA_C(2) / (FN(exp2)(capped * SA_C(2 * SA_LOG2E)) + SA_C(1));

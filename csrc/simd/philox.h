@@ -1,5 +1,5 @@
-/* Philox4x32-7 (Salmon et al., SC'11), dropout's counter-based generator. Lanes are queries; an evaluation gives words
- * for four consecutive keys, in the layout of a tile of scores. */
+/* Philox4x32-7 (Salmon et al., SC'11), dropout's counter-based generator. Lanes are queries; words are for four
+ * consecutive keys, as scores lie in a tile. */
 
 #define SA_PHILOX_ROUNDS 7 /* the fewest that pass BigCrush */
 

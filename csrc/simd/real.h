@@ -1,4 +1,4 @@
-/* A template's element type and its vectors; real_end.h takes them down. */
+/* A template's element type and vectors; real_end.h takes them down. */
 #if SA_REAL_IS_F64
 #define real double
 #define vec vf64
@@ -25,9 +25,9 @@
 #endif
 #define FN(name) SA_PASTE4(sa_, name, SA_DTYPE, SA_ISA)
 
-/* Accumulators: SA_ROWS(nv) broadcast operands times nv vectors; a full block has SA_VECS. Six by four loads least per
+/* SA_ROWS(nv) broadcast operands times nv vectors are accumulators; a full block has SA_VECS. Six by four loads least per
  * multiply-add, and more queries pass over K and V less often. Fewer vectors take more rows, to keep the units busy.
- * SA_LEAVES(X) is X(nv) for every nv that leaves are made for; SA_CALL_LEAF calls the leaf for nv. */
+ * SA_LEAVES(X) is X(nv) for every nv with leaves; SA_CALL_LEAF calls the leaf for nv. */
 #if SA_VECTOR_REGISTERS == 32
 #define SA_VECS 4
 #define SA_BACKWARD_VECS 4
@@ -53,10 +53,9 @@
     }
 #endif
 
-/* Of a backward block's SA_BACKWARD_VECS, tiles take all or the larger half at once. Its dK and dV sum over rows: a long
- * block passes them, K and V through the caches less often. */
+/* Backward tiles take all of a block's SA_BACKWARD_VECS at once, or the larger half. A long block passes K, V, dK and dV
+ * through the caches less often. */
 #define SA_AT_ONCE(nv) ((nv) > SA_VECS ? ((nv) + 1) / 2 : (nv))
 
-/* The rows of a block. */
 enum { FN(block_rows) = SA_VECS * SA_LANES, FN(backward_rows) = SA_BACKWARD_VECS * SA_LANES };
 _Static_assert(FN(block_rows) <= FN(backward_rows) && FN(backward_rows) <= SA_MAX_BLOCK_ROWS, "rows of a block");

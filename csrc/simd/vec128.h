@@ -1,5 +1,5 @@
-/* Vector verbs on 16-byte vectors of the compiler's extension, for SSE2, NEON and plain C; kernels/README.md lists them
- * and their promises. Only what an instruction set does better than the plain form is overridden. */
+/* Verbs (kernels/README.md) on 16-byte vectors of the compiler's extension, for SSE2, NEON and plain C. Only what an
+ * instruction set does better is overridden. */
 #define SA_VECTOR_REGISTERS SA_VEC128_REGISTERS
 
 typedef float vf32 __attribute__((vector_size(16)));
@@ -72,7 +72,7 @@ SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 4, 1, 5); 
 SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 2, 6, 3, 7); }
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6); }
 SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7); }
-/* 16 bits to float32: in little-endian words the low half is the even element */
+/* 16 bits to float32: little-endian words have the even element low */
 #define SA_HAS_BF16_PAIRS (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
 SA_VERB vf32 vf32_even_bf16(const void *p) {
     vu32 pairs;

@@ -1,7 +1,7 @@
-/* One step of an optimiser on n elements. As in PyTorch every operation rounds once and none is fused: all instruction
- * sets give the same bits. NaN and infinities spread. Arrays do not overlap. */
+/* An optimiser's step on n elements. As in PyTorch each operation rounds and none is fused: all instruction sets give the
+ * same bits. NaN and infinities spread. Arrays do not overlap. */
 
-/* Applies BODY to whole vectors, then to the last n − i elements. */
+/* BODY on whole vectors, then on the last n − i elements. */
 #define SA_EACH_VECTOR(BODY)                                                                                                   \
     ptrdiff_t i = 0;                                                                                                           \
     for (; i + SA_LANES <= n; i += SA_LANES) {                                                                                 \

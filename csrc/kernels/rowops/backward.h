@@ -1,12 +1,12 @@
-/* Gradients of softmax, norms and gelu, over the block of rows that drivers/rowops.c describes. Maximum, mean and norm
- * are computed again from the inputs, while a row is in L1: gradients of 16-bit arrays are as exact as those of float32.
- * NaN in x or dy makes its row NaN (gelu: its element). */
+/* Gradients of softmax, norms and gelu, over the rows that drivers/rowops.c describes. Maximum, mean and norm are
+ * computed again from the inputs, while a row is in L1: 16-bit gradients are as exact as float32's. NaN in x or dy makes
+ * its row NaN (gelu: its element). */
 
 #define SA_SUM_PIECE (128 * SA_LANES)
 
-/* Two sums over a row, g = Σg and gt = Σg·t:
- *     norms     t = ((x − hi) − lo)·scale, g = dy·weight; also dweight += dy·t and dbias += dy if not NULL
- *     softmax   t = x, which holds e^(x − max); g = dy */
+/* g = Σg and gt = Σg·t over a row:
+ *     norms     t = ((x − hi) − lo)·scale, g = dy·weight; and dweight += dy·t, dbias += dy unless NULL
+ *     softmax   t = x, already e^(x − max); g = dy */
 typedef struct {
     double g, gt;
 } FN(row_sums);
@@ -64,7 +64,7 @@ SA_INLINE FN(row_sums) FN(sum_row)(const real *x, const real *dy, ptrdiff_t n, c
     return total;
 }
 
-/* y = x·Φ(x):  dy/dx = Φ(x) + x·φ(x), φ(x) = e^(−x²/2)/√(2π). ±inf gives NaN (inf·0), as in PyTorch. */
+/* dy/dx = Φ(x) + x·φ(x), φ(x) = e^(−x²/2)/√(2π). ±inf gives NaN (inf·0), as in PyTorch. */
 SA_INLINE vec FN(gelu_slope)(vec x) {
     vec bell;
     const vec tail = FN(normal_tail)(x, &bell);
@@ -72,8 +72,8 @@ SA_INLINE vec FN(gelu_slope)(vec x) {
     return V(fma)(x * SA_C(0.39894228040143267794), bell, phi);
 }
 
-/* y = x·s(z), s(z) = 1/(1 + e^(−z)), z = 2√(2/π)·(x + 0.044715·x³):  dy/dx = s·(1 + x·(1 − s)·dz/dx). With e = e^(−|z|) =
- * h², s is 1/(1 + e), or e/(1 + e) for negative x, and 1 − s the other. Beyond |x| = 100 e is 0: dz/dx is capped there,
+/* y = x·s(z), s(z) = 1/(1 + e^(−z)), z = 2√(2/π)·(x + 0.044715·x³):  dy/dx = s·(1 + x·(1 − s)·dz/dx). With h² = e^(−|z|),
+ * s is 1/(1 + h²), or h²/(1 + h²) for negative x, and 1 − s the other. From |x| = 100 on h² is 0, and dz/dx is capped,
  * lest it overflow. ±inf gives NaN. */
 SA_INLINE vec FN(gelu_tanh_slope)(vec x) {
     const vec a = V(abs)(x), near = V(min)(SA_C(100), a);
@@ -85,7 +85,7 @@ SA_INLINE vec FN(gelu_tanh_slope)(vec x) {
     return V(select)(negative, (h + bend) * h, V(fma)(bend, h, SA_C(1))) * right;
 }
 
-/* dx, which may be x, by the closed form of the kind; a and b are constants of the row.
+/* dx by closed form, with a and b the row's constants. dx may be x.
  *     softmax       y = t·scale, t = e^(x − max)       dx = y·(dy − a)
  *     log_softmax   e^y = t·scale                      dx = dy − e^y·a
  *     norms         y = t·weight, t = (x − mean)·scale dx = scale·((dy·weight − a) − t·b)
@@ -131,7 +131,7 @@ SA_INLINE void FN(map_backward)(const real *x, const real *dy, real *dx, ptrdiff
 #undef SA_LOAD_TAIL
 }
 
-/* One row of a softmax or norm. dx may be x; dweight[n] and dbias[n] are added to, or NULL. */
+/* A row of a softmax or norm. dx may be x; dweight[n] and dbias[n] are added to, or NULL. */
 SA_INLINE void FN(row_backward)(const real *x, const real *dy, real *dx, ptrdiff_t n, const int kind, double eps,
                                 const real *weight, real *dweight, real *dbias) {
     if (kind == SA_SOFTMAX_BACKWARD || kind == SA_LOG_SOFTMAX_BACKWARD) {
@@ -150,8 +150,8 @@ SA_INLINE void FN(row_backward)(const real *x, const real *dy, real *dx, ptrdiff
     }
 }
 
-/* scratch: rows for dx and dy, and two for the block's gradients of parameters, at most SA_ROW_BLOCK terms in `real`,
- * which then join the chunk's sums in float64. */
+/* scratch: rows for dx and dy, and for the block's dweight and dbias. Those sum at most SA_ROW_BLOCK terms in `real`,
+ * then join the chunk's float64 sums. */
 SA_INLINE void FN(each_row_backward)(const sa_row_block *b, real *scratch, const sa_row_kind kind) {
     const sa_row_plan *p = b->plan;
     const sa_row_call *c = b->call;
@@ -199,7 +199,7 @@ SA_ROW_KERNEL(gelu_backward, SA_GELU_BACKWARD)
 SA_ROW_KERNEL(gelu_tanh_backward, SA_GELU_TANH_BACKWARD)
 #undef SA_ROW_KERNEL
 
-/* dweight and dbias: the chunks' sums in order. row: n elements of scratch. */
+/* The chunks' sums, in order. row: n elements of scratch. */
 SA_KERNEL void FN(parameter_gradients)(const sa_row_call *c, const sa_row_plan *p, void *row) {
     const ptrdiff_t n = p->n;
     for (int which = 0; which < 2; ++which) {
@@ -220,7 +220,7 @@ SA_KERNEL void FN(parameter_gradients)(const sa_row_call *c, const sa_row_plan *
     }
 }
 
-/* Kahan's sum; *error holds the digits it lost. */
+/* Kahan's sum: *error is what it lost. */
 SA_INLINE void FN(add_carefully)(real *sum, real *error, vec t) {
     const vec old = V(load)(sum);
     t = t - V(load)(error);
@@ -229,7 +229,7 @@ SA_INLINE void FN(add_carefully)(real *sum, real *error, vec t) {
     V(store)(sum, more);
 }
 
-/* Down the columns of x[n][width], as softmax_columns: dx = y·(dy − Σy·dy), or dx = dy − e^y·Σdy for log_softmax. */
+/* Like softmax_columns: dx = y·(dy − Σy·dy), or dx = dy − e^y·Σdy for log_softmax. */
 SA_KERNEL void FN(softmax_columns_backward)(const sa_row_block *b, void *unused) {
     (void)unused;
     const sa_row_plan *p = b->plan;

@@ -1,13 +1,13 @@
-/* Softmax, norms, gelu and rotary embeddings, over the block of rows that drivers/rowops.c describes.
+/* Softmax, norms, gelu and rotary embeddings, over the rows that drivers/rowops.c describes.
  *
- * A row is computed in the output if that has the type that computes, else in scratch. Sums of at most SA_SUM_PIECE
- * elements add up in float64, so a sum of positive terms is right to a few ulp at any length.
+ * A row is computed in the output if that has the type that computes, else in scratch. Sums of SA_SUM_PIECE elements add
+ * up in float64: a sum of positive terms is right to a few ulp at any length.
  *
- * Errors in ulp of the result, tested by tests/rowops/test_rows.py:
- *     softmax       4 + |x − max|/2, from rounding x − max; likewise log_softmax, absolute for results near 0
+ * Errors in ulp (tests/rowops/test_rows.py):
+ *     softmax       4 + |x − max|/2, from rounding x − max; likewise log_softmax, absolute near 0
  *     layer_norm    4 of the larger of |result| and |bias|, for any mean
  *     rms_norm      3
- *     gelu          6 in both tails where the result is ≥ FLT_MIN; 'tanh': 4 + 3·|2u| for negative x
+ *     gelu          6 in both tails, for results ≥ FLT_MIN; 'tanh': 4 + 3·|2u| for negative x
  * NaN makes its row NaN (gelu, rotary: its element). A softmax row of −inf alone, or with +inf, is NaN. */
 
 #define SA_SUM_PIECE (128 * SA_LANES)
@@ -17,7 +17,7 @@ SA_INLINE vec FN(pad_from)(vec v, ptrdiff_t k, real pad) {
     return V(select)(V(lt)(V(load)(index), V(set1)((real)k)), v, V(set1)(pad));
 }
 
-/* The largest of x[n] but for NaN; −inf for none. */
+/* −inf for none; skips NaN. */
 SA_INLINE real FN(row_max)(const real *x, ptrdiff_t n) {
     vec top[4];
     SA_UNROLL
@@ -28,7 +28,7 @@ SA_INLINE real FN(row_max)(const real *x, ptrdiff_t n) {
     for (; i + 4 * SA_LANES <= n; i += 4 * SA_LANES) {
         SA_UNROLL
         for (int v = 0; v < 4; ++v) {
-            top[v] = V(max)(V(load)(x + i + v * SA_LANES), top[v]); /* skips a NaN in the first operand */
+            top[v] = V(max)(V(load)(x + i + v * SA_LANES), top[v]); /* NaN comes first, and is skipped */
         }
     }
     for (; i + SA_LANES <= n; i += SA_LANES) {
@@ -120,12 +120,12 @@ SA_INLINE real FN(rms_scale)(const real *x, ptrdiff_t n, double eps) {
     return (real)(1 / sqrt(FN(reduce)(x, NULL, n, 0, FN(SQUARES)).squares / (double)n + eps));
 }
 
-/* Φ(−a), a = |x|, Φ the standard normal distribution, and *bell = e^(−a²/2). Φ(a) = 1 − Φ(−a): both tails keep their
+/* Φ(−a), a = |x|, Φ the standard normal distribution; and *bell = e^(−a²/2). Φ(a) = 1 − Φ(−a): both tails keep their
  * digits.
  *
  * Φ(−a) = e^(−a²/2)·R(a), R(a) = erfcx(a/√2)/2. (a + k)·R(a) is a minimax polynomial in q = (a − k)/(a + k): float32
  * degree 9, k = 4, relative error 7.7e-9 on [0, 13.5]; float64 degree 22, k = 5, 5.9e-18 on [0, 39]. Beyond, e^(−a²/2) is
- * 0. Rounding a² would cost a²/4 ulp, so it has two parts. */
+ * 0. a² has two parts, as rounding it costs a²/4 ulp. */
 SA_INLINE vec FN(normal_tail)(vec x, vec *bell) {
     const vec a = V(min)(SA_C(SA_REAL_IS_F64 ? 40 : 14), V(abs)(x)); /* keeps NaN */
     const real k = SA_REAL_IS_F64 ? 5 : 4;
@@ -188,8 +188,8 @@ SA_INLINE vec FN(gelu)(vec x) {
     return x * V(select)(V(lt)(x, SA_C(0)), tail, SA_C(1) - tail);
 }
 
-/* x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³), as x/(1 + e^(−2u)): nothing cancels for negative x. e^(−2|u|) is h·h, h
- * = e^(−|u|), one factor at a time: it may underflow where x·h·h does not. */
+/* x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³), as x/(1 + e^(−2u)): nothing cancels for negative x. e^(−2|u|) is
+ * multiplied in as h·h, h = e^(−|u|): by itself it may underflow. */
 SA_INLINE vec FN(gelu_tanh)(vec x) {
     const vec a = V(abs)(x);
     const vec h = FN(exp)(a * V(fma)(a * a, SA_C(0.044715), SA_C(1)) * SA_C(-0.79788456080286535588));
@@ -197,7 +197,7 @@ SA_INLINE vec FN(gelu_tanh)(vec x) {
     return V(select)(V(lt)(x, SA_C(0)), x * h * h, x) * right;
 }
 
-/* y = ((x − hi) − lo)·scale·weight + bias, as far as the kind has them. y may be x. */
+/* y = ((x − hi) − lo)·scale·weight + bias, as far as the kind goes. y may be x. */
 SA_INLINE void FN(map)(const real *x, real *y, ptrdiff_t n, const int kind, real hi, real lo, real scale, const real *weight,
                        const real *bias) {
 #define SA_MAP(load, store)                                                                                                    \
@@ -237,7 +237,7 @@ SA_INLINE void FN(map)(const real *x, real *y, ptrdiff_t n, const int kind, real
 #undef SA_LOAD_TAIL
 }
 
-/* Turns pairs (x[i], x[half + i]), or (x[2i], x[2i + 1]), by angles given as cos[half], sin[half]. y may be x. */
+/* Turns pairs (x[i], x[half + i]), or (x[2i], x[2i + 1]). y may be x. */
 SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, const real *sin, const int interleaved) {
     const ptrdiff_t half = n / 2;
     for (ptrdiff_t i = 0; i < half; i += SA_LANES) {
@@ -247,7 +247,7 @@ SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, 
         real copy[2 * SA_LANES];
         const real *from = interleaved ? x + 2 * i : x + i;
         real *to = interleaved ? y + 2 * i : y + i;
-        ptrdiff_t step = interleaved ? SA_LANES : half; /* from one vector of a pair to the other */
+        ptrdiff_t step = interleaved ? SA_LANES : half; /* between the vectors of a pair */
         if (!full) {
             step = SA_LANES;
             memset(copy, 0, sizeof copy);
@@ -271,7 +271,7 @@ SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, 
     }
 }
 
-/* n elements of an array along `axes` axes. n may be less than a single axis has. */
+/* n elements along `axes` axes; n may end within a single axis. */
 SA_KERNEL void FN(gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
                           ptrdiff_t n) {
     if (axes == 1) {
@@ -344,9 +344,8 @@ SA_ROW_KERNEL(rotary, SA_ROTARY)
 SA_ROW_KERNEL(rotary_interleaved, SA_ROTARY_INTERLEAVED)
 #undef SA_ROW_KERNEL
 
-/* Softmax down the columns of x[n][width], width ≤ SA_ROW_COLUMNS. A lane is a column; three passes go over the rows:
- * maximum, sum (Kahan's, as a lane adds up a whole column), result. e^(x − max) is computed twice: a 16-bit output cannot
- * keep it. */
+/* Softmax down the columns of x[n][width], width ≤ SA_ROW_COLUMNS: a lane is a column. Passes over the rows: maximum, sum
+ * (Kahan's, as one lane adds up a column), result. e^(x − max) is computed twice: a 16-bit output cannot keep it. */
 SA_KERNEL void FN(softmax_columns)(const sa_row_block *b, void *unused) {
     (void)unused;
     const sa_row_plan *p = b->plan;

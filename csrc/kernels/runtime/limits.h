@@ -1,7 +1,7 @@
-/* This machine's limits, for benchmarks: multiply-adds in registers, and a loop that only reads. */
+/* For benchmarks: multiply-adds in registers, and a loop that only reads. */
 
-/* Returns FLOPs. There are enough chains to hide the latency. x ← x² − 1.9 is chaotic within [−1.9, 1.71]: a CPU draws
- * less power on operands that settle, and clocks higher than in any kernel. */
+/* Returns FLOPs. The chains hide the latency. x ← x² − 1.9 is chaotic within [−1.9, 1.71]: operands that settle would
+ * draw less power, and let a CPU clock higher than in any kernel. */
 SA_KERNEL double FN(fma_loop)(ptrdiff_t rounds) {
     enum { CHAINS = SA_VECTOR_REGISTERS == 32 ? 20 : 12 };
     vec sum[CHAINS];
@@ -29,7 +29,7 @@ SA_KERNEL double FN(fma_loop)(ptrdiff_t rounds) {
 }
 
 #if !SA_REAL_IS_F64
-/* Reads whole groups of 8 vectors; the result depends on all. */
+/* Whole groups of 8 vectors; the result depends on all. */
 SA_KERNEL uint64_t SA_PASTE(sa_read_loop_, SA_ISA)(const void *data, size_t bytes) {
     const uint32_t *p = data;
     const size_t n = bytes / sizeof(uint32_t) / (8 * SA_U32_LANES) * (8 * SA_U32_LANES);

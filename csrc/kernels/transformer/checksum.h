@@ -1,12 +1,11 @@
 /* A checksum by which a pullback notices changed parameters; not against malice. All instruction sets agree. A step is a
- * bijection of h and of the word: one changed word always shows. Rotation lets the next multiplication spread high bits:
- * without it two changed signs would cancel. */
+ * bijection of h and of the word, so one changed word shows. Without the rotation two changed signs would cancel. */
 
 #define SA_MIXED(h, word) vu32_rotate(vu32_mul_lo(vu32_xor(h, word), vu32_set1(0x9E3779B1u)), 15)
 
-/* Folds bytes into h, in 32-bit words; a last part is filled up with zeros. */
+/* Folds 32-bit words into h; zeros fill up the last part. */
 SA_KERNEL uint64_t SA_PASTE(sa_checksum_, SA_ISA)(uint64_t h, const void *data, size_t bytes) {
-    enum { VECTORS = 128 / SA_U32_LANES, GROUP = 16 / SA_U32_LANES }; /* hides the latency of multiplications */
+    enum { VECTORS = 128 / SA_U32_LANES, GROUP = 16 / SA_U32_LANES }; /* hides the multiplications' latency */
     const char *from = data;
     uint32_t words[128];
     vu32 lanes[VECTORS], folded[GROUP];
@@ -32,7 +31,7 @@ SA_KERNEL uint64_t SA_PASTE(sa_checksum_, SA_ISA)(uint64_t h, const void *data, 
             break;
         }
     }
-    for (int v = 0; v < VECTORS; ++v) { /* 16 words at a time on every instruction set */
+    for (int v = 0; v < VECTORS; ++v) { /* 16 words on every instruction set */
         folded[v % GROUP] = SA_MIXED(v < GROUP ? vu32_set1((uint32_t)(h >> 32)) : folded[v % GROUP], lanes[v]);
     }
     for (int v = 0; v < GROUP; ++v) {

@@ -1,4 +1,4 @@
-/* The embedding model's rows of d contiguous elements: look-up, residual and LayerNorm, means, and their gradients. */
+/* Rows of the embedding model: look-up, residual and LayerNorm, means, and their gradients. */
 
 /* x[r] = table[ids[r]] + positions[r] */
 SA_KERNEL void FN(look_up)(const void *table, const void *positions, const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, void *x) {
@@ -16,8 +16,7 @@ SA_KERNEL void FN(look_up)(const void *table, const void *positions, const int64
     }
 }
 
-/* u = (s − mean(s))·scale, s = x + attended, scale = 1/√(variance(s) + eps), y = u·weight + bias, as layer_norm in
- * kernels/rowops/forward.h. y may be x. */
+/* LayerNorm as in kernels/rowops/forward.h, scale = 1/√(variance(s) + eps). y may be x. */
 SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
     const ptrdiff_t d = n->d;
     const real *weight = n->weight, *bias = n->bias;
@@ -52,7 +51,7 @@ SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
     }
 }
 
-/* With g = dy·weight:  ds = (g − mean(g) − u·mean(g·u))·scale. */
+/* With g = dy·weight:  ds = (g − mean(g) − unit·mean(g·unit))·scale. */
 SA_KERNEL void FN(norm_backward)(const sa_norm_rows *n, const void *dy, void *ds) {
     const ptrdiff_t d = n->d;
     const real *weight = n->weight;
@@ -82,7 +81,7 @@ SA_KERNEL void FN(norm_backward)(const sa_norm_rows *n, const void *dy, void *ds
     }
 }
 
-/* to[c] = factor·Σ_r x[r][c]·times[r][c]; times NULL: ones. Sums over 128 rows add up in float64. */
+/* to[c] = factor·Σ_r x[r][c]·times[r][c]; NULL times are ones. Sums of 128 rows add up in float64. */
 SA_KERNEL void FN(column_sums)(const void *x, const void *times, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,
                                double factor, void *to) {
     for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
@@ -121,7 +120,6 @@ SA_KERNEL void FN(spread)(const void *x, double factor, ptrdiff_t rows, ptrdiff_
     }
 }
 
-/* to += x */
 SA_KERNEL void FN(add_row)(const void *x, ptrdiff_t d, void *to) {
     for (ptrdiff_t i = 0; i < d; ++i) {
         ((real *)to)[i] += ((const real *)x)[i];

@@ -1,10 +1,10 @@
-/* Products of matrices with contiguous rows, on attention's register tiles. A panel has at most block_rows columns; its
- * operand is packed in pieces that stay in L1. Each element of C is a sum in the order of n, in pieces that depend on n
- * alone: cutting a product into tasks keeps its bits. */
+/* Products of matrices with contiguous rows, on attention's register tiles. A panel is at most block_rows columns, packed
+ * in pieces that stay in L1. C's elements are sums in the order of n, in pieces that depend on n alone: cutting into
+ * tasks keeps bits. */
 
 #define SA_PANEL FN(block_rows)
 #define SA_PANEL_DEPTH 128
-#define SA_SUMMED 64 /* rows of A and B at a time in matmul_tn: they stay in L1 */
+#define SA_SUMMED 64 /* rows of A and B at a time in matmul_tn, in L1 */
 
 SA_KERNEL size_t FN(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
     (void)rows;
@@ -12,7 +12,7 @@ SA_KERNEL size_t FN(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
     return (SA_PANEL_DEPTH * SA_PANEL + SA_WEIGHT_ROWS * SA_SUMMED) * sizeof(real);
 }
 
-/* panel[k][c] = b[k][c], k < n, zeros up to a whole vector of columns. */
+/* panel[k][c] = b[k][c], k < n; zeros fill the last vector of columns. */
 SA_ONCE void FN(pack_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel) {
     for (ptrdiff_t k = 0; k < n; ++k) {
         const real *from = b + k * b_stride;
@@ -27,7 +27,7 @@ SA_ONCE void FN(pack_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrd
     }
 }
 
-/* panel[k][c] = b[c][k], likewise; its rows are `stride` long. */
+/* panel[k][c] = b[c][k]; its rows are `stride` long. */
 SA_ONCE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel,
                                        ptrdiff_t stride) {
     for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
@@ -50,7 +50,6 @@ SA_ONCE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdif
     }
 }
 
-/* C[m][width] = start[width] + A[m][n]·B[width][n]ᵀ */
 SA_KERNEL void FN(matmul_nt)(const sa_product *p, void *scratch) {
     const real *a = p->a, *b = p->b;
     real *c = p->c, *panel = scratch;
@@ -64,7 +63,6 @@ SA_KERNEL void FN(matmul_nt)(const sa_product *p, void *scratch) {
     }
 }
 
-/* C[m][width] += A[m][n]·B[n][width] */
 SA_KERNEL void FN(matmul_nn)(const sa_product *p, void *scratch) {
     const real *a = p->a, *b = p->b;
     real *panel = scratch;
@@ -75,8 +73,7 @@ SA_KERNEL void FN(matmul_nn)(const sa_product *p, void *scratch) {
     }
 }
 
-/* C[m][width] = A[n][m]ᵀ·B[n][width], or +=, for at most SA_WEIGHT_ROWS rows of C and any width. A is transposed once for
- * all columns. */
+/* C[m][width] = A[n][m]ᵀ·B[n][width], or +=. A is transposed once for all columns. */
 SA_KERNEL void FN(matmul_tn)(const sa_product *p, void *scratch) {
     const real *a = p->a, *b = p->b;
     real *c = p->c, *panel = scratch, *aT = panel + SA_PANEL_DEPTH * SA_PANEL;

@@ -1,19 +1,18 @@
-/* matmul.h's products on the matrix unit (docs/decisions/0003-fused-training.md). Both operands are split into three
- * terms (products/amx_tiles.h). Splitting is dear: a task should take many rows and columns. Pairs in a sum are half a
- * step apart, so rows are split as they lie.
+/* matmul.h's products on the matrix unit (docs/decisions/0003-fused-training.md). Operands are split into three terms
+ * (products/amx_tiles.h), which is dear: a task should take many rows and columns. A sum's pairs are half a step apart,
+ * so rows are split as they lie.
  *
- * Each element of C is a sum in the order of n, whatever is beside it. Subnormal terms are lost: numbers below 2^−100 are
- * off by up to 2^−126. Where a number is NaN, infinite or about to overflow, its row of A or panel of B, in matmul_tn the
- * whole call, goes through multiply-adds. */
+ * C's elements are sums in the order of n, whatever is beside them. Numbers below 2^−100 are off by up to 2^−126, as
+ * subnormals are lost. A number that is NaN, infinite or about to overflow sends its row of A or panel of B, in matmul_tn
+ * the call, through multiply-adds. */
 
 #define SA_SIDE 32                                /* of C at a time */
 #define SA_SPLIT_TILE ((size_t)3 * SA_TILE_BYTES) /* of all terms */
 #define SA_PLAIN(name) FN(name)
 
-/* Narrower rows take as long to split as to multiply. */
+/* Narrower rows are split no faster than multiplied. */
 enum { SA_AMX(splits_from) = 96 };
 
-/* The next product may have the same operand (sa_product.again). */
 typedef struct {
     bool same_fits; /* all its numbers can be split */
     char *same;     /* A of matmul_nt and matmul_nn, B of matmul_tn */
@@ -41,7 +40,6 @@ SA_KERNEL size_t SA_AMX(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
     return d < SA_AMX(splits_from) ? SA_PLAIN(matmul_scratch)(rows, d) : FN(lay_out_product)(NULL, rows, d, NULL);
 }
 
-/* At most SA_LANES × SA_LANES, padded with zeros. */
 SA_INLINE void FN(load_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, const bool transposed,
                               vec *to) {
     const int k = columns >= SA_LANES ? SA_LANES : columns > 0 ? (int)columns : 0;
@@ -60,7 +58,7 @@ SA_INLINE void FN(load_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, p
     }
 }
 
-/* Pairs (a, b) in three parts, part_bytes apart. Returns 0, or NaN in lanes that cannot be split. */
+/* Splits pairs (a, b) into parts, part_bytes apart. Returns 0, or NaN in lanes that cannot be split. */
 SA_INLINE vec FN(split_checked)(vec a, vec b, char *to, size_t part_bytes) {
     SA_UNROLL
     for (int part = 0; part < 2; ++part) {
@@ -72,8 +70,7 @@ SA_INLINE vec FN(split_checked)(vec a, vec b, char *to, size_t part_bytes) {
     return V(fma)(a, V(set1)(0), b * V(set1)(0)); /* what rounds to infinity leaves NaN */
 }
 
-/* The tiles of a step of x[rows][columns], whose second half lies `below` or to the right. Adds NaN to `wrong` if a
- * number cannot be split. */
+/* Splits a step of x[rows][columns]; its second half lies `below` or to the right. Adds NaN to `wrong` on failure. */
 SA_INLINE vec FN(split_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t part_bytes,
                               vec wrong, const bool below, const bool transposed) {
     vec a[SA_LANES], b[SA_LANES];
@@ -103,8 +100,7 @@ SA_SPLIT_BLOCK(split_block_below_transposed, true, true)
 
 SA_INLINE bool FN(all_fits)(vec wrong) { return !V(any)(V(not_lt)(wrong, V(set1)(1))); }
 
-/* A left operand A[m][n], or the transpose of A[n][m], as tiles [row tile][part][step]. False if a number cannot be
- * split. */
+/* A[m][n], or the transpose of A[n][m], as tiles [row tile][part][step]. False if it cannot be split. */
 SA_LEAF bool FN(split_left)(const real *x, ptrdiff_t stride, ptrdiff_t m, ptrdiff_t n, bool transposed, char *to) {
     const size_t part_bytes = (size_t)FN(steps_of)(n) * SA_TILE_BYTES;
     vec wrong = V(set1)(0);
@@ -122,8 +118,7 @@ SA_LEAF bool FN(split_left)(const real *x, ptrdiff_t stride, ptrdiff_t m, ptrdif
     return FN(all_fits)(wrong);
 }
 
-/* A right operand B[n][width], or the transpose of B[width][n], of at most SA_SIDE columns, as tiles [step][part][lane
- * tile]. */
+/* B[n][width], or the transpose of B[width][n], width ≤ SA_SIDE, as tiles [step][part][lane tile]. */
 SA_LEAF bool FN(split_panel)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, bool transposed, char *to) {
     const ptrdiff_t lane_tiles = FN(tiles_in)(width, SA_LANES);
     const size_t part_bytes = (size_t)lane_tiles * SA_TILE_BYTES;
@@ -157,7 +152,7 @@ SA_LEAF bool FN(row_fits)(const real *x, ptrdiff_t n) {
 SA_LEAF void FN(product_low1)(const FN(operands) * o, real *c) { FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 1); }
 SA_LEAF void FN(product_low2)(const FN(operands) * o, real *c) { FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 2); }
 
-/* sums[rows][width] = left·right from row r on; both at most SA_SIDE. Padding holds no results. */
+/* sums[rows][width] = left·right from row r on, both ≤ SA_SIDE; what is behind them is of no use. */
 SA_INLINE void FN(multiply)(const char *left, const char *right, ptrdiff_t r, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t width,
                             real *sums) {
     const ptrdiff_t steps = FN(steps_of)(n), lane_tiles = FN(tiles_in)(width, SA_LANES);
@@ -178,7 +173,7 @@ SA_INLINE void FN(multiply)(const char *left, const char *right, ptrdiff_t r, pt
     }
 }
 
-/* C = start + sums, or C += sums if start is NULL. */
+/* C = start + sums, or C += sums without start. */
 SA_LEAF void FN(take_sums)(const real *sums, ptrdiff_t rows, ptrdiff_t width, const real *start, real *c, ptrdiff_t c_stride) {
     for (ptrdiff_t at = 0; at < width; at += SA_LANES) {
         const int k = width - at < SA_LANES ? (int)(width - at) : SA_LANES;
@@ -266,7 +261,6 @@ SA_KERNEL void SA_AMX(matmul_nn)(const sa_product *p, void *scratch) {
     }
 }
 
-/* C = Aᵀ·B or C += Aᵀ·B. */
 SA_KERNEL void SA_AMX(matmul_tn)(const sa_product *p, void *scratch) {
     static const real zeros[SA_SIDE];
     const real *b = p->b;
