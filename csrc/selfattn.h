@@ -136,8 +136,8 @@ typedef struct {
 
 sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_attention_plan *plan);
 
-/* scratch has plan.threads × plan.scratch_bytes, partial plan.partial_bytes, both 64-byte aligned. Outputs may not
- * overlap inputs. */
+/* Here and below, scratch has plan.threads × plan.scratch_bytes and partial plan.partial_bytes, both 64-byte aligned.
+ * Outputs may not overlap inputs. */
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial);
 
 /* A backward call, which reads `out` and `stats` of its forward call. Gradients have their arrays' shapes, the type that
@@ -179,7 +179,6 @@ typedef struct {
 
 sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_threads, sa_backward_plan *plan);
 
-/* scratch has plan.threads × plan.scratch_bytes, 64-byte aligned. */
 sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backward_plan *plan, void *scratch);
 
 /* a × b, or false on overflow. */

@@ -29,7 +29,6 @@ ptrdiff_t sa_group_size(const sa_attention *a);
 /* An array's offset at a flattened head. gqa is a->gqa for keys, values and their gradients, else 1. */
 ptrdiff_t sa_lead_offset(const sa_attention *a, const sa_tensor *t, ptrdiff_t head, ptrdiff_t gqa);
 
-/* NULL for an absent array. */
 static inline char *sa_at_head(const sa_attention *a, const sa_tensor *t, ptrdiff_t head) {
     return t->m.data ? t->m.data + sa_lead_offset(a, t, head, 1) : NULL;
 }
@@ -76,7 +75,6 @@ typedef struct {
     sa_stretches stretches;
 } sa_held;
 
-/* Multiply-adds per thread from which another pays. */
 #define SA_WORK_PER_THREAD 98304.0
 
 /* The share of pairs that the strictest block mask opens. */
@@ -98,7 +96,7 @@ void sa_keep_keys(sa_block *b, ptrdiff_t from, ptrdiff_t to);
 #define SA_MASK_KEYS ((ptrdiff_t)8 * SA_KEYS_PER_TILE)
 typedef struct {
     ptrdiff_t owners, key_ranges, keys, heads; /* keys of a range */
-    ptrdiff_t tasks;                           /* 0: no such pass */
+    ptrdiff_t tasks;
 } sa_mask_plan;
 
 sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan);

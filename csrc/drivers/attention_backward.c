@@ -134,7 +134,6 @@ static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_
                : 0;
 }
 
-/* Takes whole lines of scratch; returns their offset. */
 static size_t take(sa_backward_plan *plan, size_t bytes) {
     const size_t at = plan->scratch_bytes;
     plan->scratch_bytes += sa_whole_lines(bytes);
@@ -234,7 +233,6 @@ static void gather(const sa_backward_plan *plan, sa_backward_block *b, ptrdiff_t
     b->first_key = key;
 }
 
-/* Copies rows of n keys to scratch, or back. */
 static void move_gathered(const gathered_rows rows[2], ptrdiff_t key, ptrdiff_t n, bool back) {
     for (int i = 0; i < 2; ++i) {
         for (ptrdiff_t r = 0; rows[i].in_place && r < n; ++r) {
@@ -279,7 +277,7 @@ typedef struct {
     ptrdiff_t packed_from; /* the first packed key in scratch */
     gathered_rows gathered[2];
     const ptrdiff_t *ahead; /* rows that the group before has done, or NULL if none need waiting */
-    ptrdiff_t *done;        /* rows of this one, or NULL */
+    ptrdiff_t *done;
 } range_state;
 
 /* Takes a block's keys in parts, so that few rows with a million keys see Ctrl-C. Kernels pack whole tiles from cache_from
@@ -351,7 +349,7 @@ static void range_task(const sa_attention_gradients *g, const sa_backward_plan *
                        char *scratch, const ptrdiff_t *ahead, ptrdiff_t *done) {
     const ptrdiff_t c = t % plan->key_ranges, k = t / plan->key_ranges % plan->together;
     const ptrdiff_t owner = t / plan->key_ranges / plan->together;
-    ptrdiff_t rank = k, begun = step - (g->only_steps ? k : 0); /* row ranges done */
+    ptrdiff_t rank = k, begun = step - (g->only_steps ? k : 0);
     if (!plan->follow) {
         rank += step * plan->steps_at_once / plan->row_ranges * plan->together;
         begun = step % plan->row_ranges;

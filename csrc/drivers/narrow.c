@@ -4,7 +4,6 @@
 #include "kernels/kernels.h"
 #include "runtime/threads.h"
 
-/* Elements per thread from which another pays. */
 #define SA_NARROWED_PER_THREAD 65536
 
 typedef struct {

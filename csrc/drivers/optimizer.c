@@ -7,7 +7,6 @@
 /* Worth a thread; small enough to share out an embedding table. */
 #define SA_UPDATE_PIECE 8192
 
-/* Elements per thread from which another pays. */
 #define SA_UPDATES_PER_THREAD 65536
 
 static sa_update_scalars scalars_of(const sa_update *u, const sa_update_array *array) {

@@ -7,7 +7,6 @@
 /* Enough elements to hide a task's start. */
 #define SA_TASK_ELEMENTS 16384
 
-/* Elements per thread from which another pays, in the cheapest kinds. */
 #define SA_ELEMENTS_PER_THREAD 32768
 
 static bool is_elementwise(const sa_row_call *c) {
@@ -113,7 +112,6 @@ static void cut_rows(const sa_row_call *c, sa_row_plan *plan) {
     }
 }
 
-/* False on overflow. */
 static bool count_scratch(const sa_row_call *c, sa_row_plan *plan) {
     const size_t size = sa_element_size(c->f64), n = (size_t)(plan->by_columns ? 0 : plan->piece);
     size_t packed = 0;

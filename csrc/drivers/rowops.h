@@ -28,7 +28,7 @@ enum { SA_ROW_X, SA_ROW_OUT, SA_ROW_COS, SA_ROW_SIN, SA_ROW_WEIGHT, SA_ROW_BIAS,
 
 /* An array in x's shape: byte strides along its axes, 0 where broadcast. */
 typedef struct {
-    char *data; /* NULL if absent */
+    char *data;
     sa_dtype dtype;
     bool swapped;
     ptrdiff_t stride[SA_MAX_LEAD];
@@ -50,7 +50,7 @@ typedef struct {
     int first, last; /* axes first … last − 1 make a row: several only in norms, up to the last */
     ptrdiff_t shape[SA_MAX_LEAD];
     sa_strided array[SA_ROW_ARRAYS];
-    sa_row_gradient dweight, dbias; /* of norms */
+    sa_row_gradient dweight, dbias;
 } sa_row_call;
 
 /* An axis, or neighbouring ones that all arrays step through evenly. */

@@ -22,7 +22,7 @@ typedef struct {
     const void *table;     /* (vocabulary, d) */
     const void *positions; /* (longest or more, d) */
     const sa_embedding_block *block;
-    const int64_t *ids;    /* (tokens,) */
+    const int64_t *ids;
     const int64_t *starts; /* (sentences + 1,), from 0 to tokens; no sentence is empty, or longer than longest */
 } sa_embedding;
 
@@ -37,7 +37,7 @@ typedef struct {
     int threads;
     size_t saved_bytes; /* for the backward pass, if kept */
     size_t shared_bytes;
-    size_t scratch_bytes; /* per thread */
+    size_t scratch_bytes;
 } sa_embedding_plan;
 
 /* keep: for a backward pass. */

@@ -38,7 +38,6 @@ static ptrdiff_t count_table(const sa_embedding_part *p) {
     return sa_smaller(p->plan->threads == 1 ? 1 : SA_TABLE_PARTS, p->e->vocabulary);
 }
 
-/* Where range t of ids begins. */
 static ptrdiff_t first_id(const sa_embedding_part *p, ptrdiff_t t) {
     return sa_smaller(t * sa_ceil_div(p->e->vocabulary, count_table(p)), p->e->vocabulary);
 }

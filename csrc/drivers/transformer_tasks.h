@@ -13,7 +13,7 @@
 
 #define SA_NORM_ROWS 16
 
-/* Multiply-adds per thread from which another, still spinning after the last call, pays. */
+/* Threads still spin after the last call. */
 #define SA_EMBEDDING_WORK_PER_THREAD 1000000.0
 
 /* Activations of one block: (rows, d), but scale (rows,) and stats (rows, heads, 2). */
@@ -26,9 +26,9 @@ typedef struct {
 typedef struct {
     const sa_embedding *e;
     const sa_embedding_plan *plan;
-    const sa_embedding_gradients *g; /* backward */
-    char *out;                       /* forward */
-    ptrdiff_t from, to;              /* sentences */
+    const sa_embedding_gradients *g;
+    char *out;
+    ptrdiff_t from, to;
     ptrdiff_t block;
     char *frames;
     ptrdiff_t capacity;
@@ -52,7 +52,6 @@ ptrdiff_t sa_embedding_bytes(const sa_embedding *e, ptrdiff_t elements);
 /* The first columns of rows `stride` elements apart. */
 sa_tensor sa_embedding_matrix(const sa_embedding *e, char *data, ptrdiff_t stride);
 
-/* Bytes, in whole lines. */
 size_t sa_embedding_array(const sa_embedding *e, ptrdiff_t rows, ptrdiff_t columns);
 
 /* Whether sizes fit: then products of rows, widths and blocks do not overflow. */

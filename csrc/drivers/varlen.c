@@ -113,7 +113,7 @@ static double smaller(double a, double b) { return a < b ? a : b; }
 
 typedef struct {
     const sa_varlen *v;
-    const sa_varlen_gradients *vg; /* backward */
+    const sa_varlen_gradients *vg;
     const sa_varlen_plan *plan;
     char *scratch, *partial;
 } varlen_run;
@@ -158,7 +158,7 @@ enum { BLOCKS, MERGES };
 sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_item *items, sa_varlen_plan *plan) {
     sa_attention a = *v->packed;
     double work = 0;
-    ptrdiff_t all_rows = 0; /* at most packed rows */
+    ptrdiff_t all_rows = 0;
     *plan = (sa_varlen_plan){.items = items};
     for (ptrdiff_t s = 0; s < v->sequences; ++s) {
         sa_attention_plan own;

@@ -10,9 +10,9 @@
 typedef struct {
     const sa_attention *packed;
     ptrdiff_t sequences;
-    const int64_t *begin_q, *begin_k; /* sequences + 1 */
-    const sa_tensor *masks;           /* one per sequence, data NULL for none; or NULL */
-    bool lower_right;                 /* the diagonal ends in each sequence's last corner */
+    const int64_t *begin_q, *begin_k;
+    const sa_tensor *masks; /* one per sequence, data NULL for none; or NULL */
+    bool lower_right;       /* the diagonal ends in each sequence's last corner */
 } sa_varlen;
 
 /* In the order of work: how many tasks of each kind come before a sequence's. */
@@ -36,19 +36,17 @@ typedef struct {
 
 sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_item *items, sa_varlen_plan *plan);
 
-/* scratch: plan.threads × plan.scratch_bytes; partial: plan.partial_bytes; both 64-byte aligned. */
 sa_status sa_varlen_forward(const sa_varlen *v, const sa_varlen_plan *plan, void *scratch, void *partial);
 
 /* As sa_attention_gradients, of v->packed. Mask gradients stand apart. */
 typedef struct {
     const sa_varlen *v;
     const sa_attention_gradients *packed;
-    const sa_tensor *dmasks; /* as v->masks; data NULL if not wanted */
+    const sa_tensor *dmasks;
 } sa_varlen_gradients;
 
 sa_status sa_varlen_plan_backward(const sa_varlen_gradients *g, int max_threads, sa_varlen_item *items, sa_varlen_plan *plan);
 
-/* scratch: plan.threads × plan.scratch_bytes, 64-byte aligned. */
 sa_status sa_varlen_backward(const sa_varlen_gradients *g, const sa_varlen_plan *plan, void *scratch);
 
 #endif

@@ -7,7 +7,7 @@
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,no-avx512f")
-#include <immintrin.h> /* after the pragma, else GCC may not inline it */
+#include <immintrin.h>
 #endif
 #define SA_ISA avx2
 #include "simd/avx2.h"

@@ -8,7 +8,7 @@
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
-#include <immintrin.h> /* after the pragma, else GCC may not inline it */
+#include <immintrin.h>
 #endif
 #define SA_ISA avx512
 #include "simd/avx512.h"

@@ -7,7 +7,7 @@
 #else
 #pragma GCC push_options
 #pragma GCC target("no-sse3,no-avx")
-#include <emmintrin.h> /* after the pragma, else GCC may not inline it */
+#include <emmintrin.h>
 #endif
 #define SA_ISA baseline
 #define SA_VEC128_SSE2

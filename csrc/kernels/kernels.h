@@ -119,7 +119,7 @@ typedef struct {
     ptrdiff_t a_stride, b_stride, c_stride;
     const void *start; /* matmul_nt adds (width,) to every row of C */
     bool again;
-    bool adds; /* matmul_tn */
+    bool adds; /* matmul_tn: to C */
 } sa_product;
 
 /* The embedding model's LayerNorm of s = x + attended: unit = (s − mean(s))·scale, y = unit·weight + bias. */
@@ -152,17 +152,16 @@ typedef struct {
     void (*attention_delta)(const sa_backward_block *b, void *scratch);
     void (*attention_backward)(const sa_backward_block *b, void *scratch);
     void (*rows[SA_ROW_KINDS])(const sa_row_block *b, void *scratch);
-    void (*softmax_columns)(const sa_row_block *b, void *scratch); /* also log_softmax */
+    void (*softmax_columns)(const sa_row_block *b, void *scratch);
     void (*softmax_columns_backward)(const sa_row_block *b, void *scratch);
     void (*parameter_gradients)(const sa_row_call *c, const sa_row_plan *p, void *row);
     void (*gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
                    ptrdiff_t n);
     ptrdiff_t splits_from;
-    size_t (*matmul_scratch)(ptrdiff_t rows, ptrdiff_t d); /* rows of A, d × d weights */
+    size_t (*matmul_scratch)(ptrdiff_t rows, ptrdiff_t d);
     void (*matmul_nt)(const sa_product *p, void *scratch); /* C = start + A·Bᵀ */
     void (*matmul_nn)(const sa_product *p, void *scratch); /* C += A·B */
     void (*matmul_tn)(const sa_product *p, void *scratch); /* C = Aᵀ·B, or += */
-    /* kernels/transformer/embedding.h */
     void (*look_up)(const void *table, const void *positions, const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, void *x);
     void (*add_norm)(const sa_norm_rows *n);
     void (*norm_backward)(const sa_norm_rows *n, const void *dy, void *ds);
@@ -176,7 +175,7 @@ typedef struct {
     void (*exp2_array)(const void *x, void *y, ptrdiff_t n);
     void (*exp_array)(const void *x, void *y, ptrdiff_t n);
     void (*tanh_array)(const void *x, void *y, ptrdiff_t n);
-    double (*fma_loop)(ptrdiff_t rounds); /* returns FLOPs */
+    double (*fma_loop)(ptrdiff_t rounds);
 } sa_real_kernels;
 
 typedef struct {

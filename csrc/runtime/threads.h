@@ -37,7 +37,7 @@ static inline sa_share sa_share_of(ptrdiff_t tasks, int thread, int team) {
 
 int sa_thread_number(void);
 
-/* A thread for each `enough` of the work, but no more than tasks or `most`. */
+/* A thread for each `enough` of the work (constants SA_…_PER_THREAD), but no more than tasks or `most`. */
 static inline int sa_threads_for(double work, double enough, double tasks, int most) {
     if (work < enough) {
         return 1;

@@ -14,7 +14,6 @@ static const int32_t sa_avx2_prefix_masks[16] = {-1, -1, -1, -1, -1, -1, -1, -1,
 SA_VERB __m256i sa_avx2_prefix32(int n) { return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - n)); }
 SA_VERB __m256i sa_avx2_prefix64(int n) { return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - 2 * n)); }
 
-/* float32 */
 #define SA_F32_LANES 8
 SA_VERB vf32 vf32_load(const float *p) { return _mm256_loadu_ps(p); }
 SA_VERB void vf32_store(float *p, vf32 a) { _mm256_storeu_ps(p, a); }
@@ -76,7 +75,6 @@ SA_VERB vf32 vf32_sum_each(const vf32 *a) {
     const __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(a[4], a[5]), _mm256_hadd_ps(a[6], a[7]));
     return _mm256_permute2f128_ps(low, high, 0x20) + _mm256_permute2f128_ps(low, high, 0x31);
 }
-/* 16 bits to float32 */
 #define SA_HAS_BF16_PAIRS 1
 #define SA_HAS_F16_LOADS 1
 SA_VERB vf32 vf32_even_bf16(const void *p) {
@@ -88,7 +86,6 @@ SA_VERB vf32 vf32_odd_bf16(const void *p) {
 }
 SA_VERB vf32 vf32_load_f16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 
-/* float64 */
 #define SA_F64_LANES 4
 SA_VERB vf64 vf64_load(const double *p) { return _mm256_loadu_pd(p); }
 SA_VERB void vf64_store(double *p, vf64 a) { _mm256_storeu_pd(p, a); }
@@ -130,7 +127,6 @@ SA_VERB vf64 vf64_sum_each(const vf64 *a) {
     return _mm256_permute2f128_pd(low, high, 0x20) + _mm256_permute2f128_pd(low, high, 0x31);
 }
 
-/* 32-bit words */
 #define SA_U32_LANES 8
 SA_VERB vu32 vu32_load(const uint32_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 SA_VERB void vu32_store(uint32_t *p, vu32 a) { _mm256_storeu_si256((__m256i *)p, a); }

@@ -8,7 +8,6 @@ typedef __mmask16 mf32;
 typedef __mmask8 mf64;
 typedef __m512i vu32;
 
-/* float32 */
 #define SA_F32_LANES 16
 SA_VERB vf32 vf32_load(const float *p) { return _mm512_loadu_ps(p); }
 SA_VERB void vf32_store(float *p, vf32 a) { _mm512_storeu_ps(p, a); }
@@ -85,7 +84,6 @@ SA_VERB void vf32_transpose(vf32 *a) {
         a[i + 12] = _mm512_shuffle_f32x4(y, w, 0xdd);
     }
 }
-/* 16 bits to float32 */
 #define SA_HAS_BF16_PAIRS 1
 #define SA_HAS_F16_LOADS 1
 SA_VERB vf32 vf32_even_bf16(const void *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16)); }
@@ -93,7 +91,7 @@ SA_VERB vf32 vf32_odd_bf16(const void *p) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32((int)0xffff0000)));
 }
 SA_VERB vf32 vf32_load_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-/* and back, rounded as sa_f16_of_float and sa_bf16_of_float do */
+/* rounded as sa_f16_of_float and sa_bf16_of_float do */
 #define SA_HAS_16_BIT_STORES 1
 SA_VERB void vf32_store_f16(char *p, vf32 x) {
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -124,7 +122,6 @@ SA_VERB int vf32_bf16_beyond(vf32 pairs, int least, int most) {
             _mm512_test_epi16_mask(magnitude, magnitude)) != 0;
 }
 
-/* float64 */
 #define SA_F64_LANES 8
 SA_VERB vf64 vf64_load(const double *p) { return _mm512_loadu_pd(p); }
 SA_VERB void vf64_store(double *p, vf64 a) { _mm512_storeu_pd(p, a); }
@@ -182,7 +179,6 @@ SA_VERB vf64 vf64_scalef_unless_lt(vf64 a, vf64 n, vf64 x, vf64 least) {
     return _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(x, least, _CMP_NLT_UQ), a, n);
 }
 
-/* 32-bit words */
 #define SA_U32_LANES 16
 SA_VERB vu32 vu32_load(const uint32_t *p) { return _mm512_loadu_si512(p); }
 SA_VERB void vu32_store(uint32_t *p, vu32 a) { _mm512_storeu_si512(p, a); }

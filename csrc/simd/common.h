@@ -1,5 +1,5 @@
 /* Included first by every ISA file, before any target pragma. Headers and macros only: with -march=native GCC would not
- * inline functions, as their target would exceed the file's. */
+ * inline functions, as their target would exceed the file's. Intrinsics come after the pragma for the same reason. */
 #include <float.h>
 #include <limits.h>
 #include <math.h>

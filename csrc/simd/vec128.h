@@ -8,7 +8,6 @@ typedef int32_t mf32 __attribute__((vector_size(16)));
 typedef int64_t mf64 __attribute__((vector_size(16)));
 typedef uint32_t vu32 __attribute__((vector_size(16)));
 
-/* float32 */
 #define SA_F32_LANES 4
 SA_VERB vf32 vf32_load(const float *p) {
     vf32 a;
@@ -93,7 +92,6 @@ SA_VERB vf32 vf32_load_f16(const void *p) {
 }
 #endif
 
-/* float64 */
 #define SA_F64_LANES 2
 SA_VERB vf64 vf64_load(const double *p) {
     vf64 a;
@@ -151,7 +149,6 @@ SA_VERB vf64 vf64_zip_hi(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 1, 3); }
 SA_VERB vf64 vf64_even(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 0, 2); }
 SA_VERB vf64 vf64_odd(vf64 a, vf64 b) { return SA_SHUFFLE(a, b, 1, 3); }
 
-/* 32-bit words */
 #define SA_U32_LANES 4
 SA_VERB vu32 vu32_load(const uint32_t *p) {
     vu32 a;

@@ -81,7 +81,7 @@ SA_KERNEL void FN(matmul_tn)(const sa_product *p, void *scratch) {
     for (ptrdiff_t r = 0; r < p->m && !p->adds; ++r) {
         memset(c + r * p->c_stride, 0, (size_t)p->width * sizeof(real));
     }
-    for (ptrdiff_t piece = 0; piece < pieces; ++piece) { /* of equal length */
+    for (ptrdiff_t piece = 0; piece < pieces; ++piece) {
         const ptrdiff_t k = p->n * piece / pieces, depth = p->n * (piece + 1) / pieces - k;
         FN(pack_panel_transposed)(a + k * p->a_stride, p->a_stride, p->m, depth, aT, SA_SUMMED);
         for (ptrdiff_t at = 0; at < p->width; at += SA_PANEL) {

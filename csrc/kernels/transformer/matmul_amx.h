@@ -190,7 +190,6 @@ SA_LEAF void FN(take_sums)(const real *sums, ptrdiff_t rows, ptrdiff_t width, co
     }
 }
 
-/* Some rows and columns, by multiply-adds. */
 static void FN(multiply_plainly)(const sa_product *p, ptrdiff_t r, ptrdiff_t rows, ptrdiff_t c, ptrdiff_t width, bool by_rows,
                                  void *scratch) {
     sa_product part = *p;
