@@ -1,4 +1,4 @@
-/* Which rows a block fetches ahead, and when, in both passes. prefetch.h does the fetching. */
+/* Which rows a block fetches ahead, and when. prefetch.h does the fetching. */
 
 /* The next product, of so many rows, fetches what is planned between its steps; without steps it is fetched now. */
 SA_INLINE void FN(share_ahead)(FN(scratch) * s, ptrdiff_t rows) {
@@ -39,7 +39,7 @@ SA_ONCE void FN(fetch_dmask)(const sa_backward_block *b, sa_ahead *ahead, ptrdif
                                          .bytes = sa_bytes_together(dmask, n)});
 }
 
-/* Plans this tile's share of three things: rows to write, queries of the next block, first keys of the next head. */
+/* This tile's share of the rows to write, the next block's queries and the next head's first keys. */
 SA_ONCE void FN(look_ahead)(const sa_block *b, sa_ahead *ahead, ptrdiff_t first) {
     if (b->ahead == 0) {
         return;

@@ -1,5 +1,5 @@
-/* The backward pass over a block: rows that share a key head, against its keys begin … end − 1.
- * docs/theory/backward.md derives it. For row i and key j, with P = 2^(s − m)/l from the saved m and 1/l,
+/* The backward pass over a block: rows of one key head against its keys begin … end − 1 (docs/theory/backward.md).
+ * With P = 2^(s − m)/l from the saved m and 1/l,
  *
  *     dV_j += P_ij·dO_i                      (1)      δ_i = O_i·dO_i − dlse_i        (4)
  *     dP_ij = V_j·dO_i                       (2)      dS_ij = P_ij·(dP_ij − δ_i)     (5)
@@ -7,8 +7,8 @@
  *
  * dO_i and δ_i are packed times 1/l_i, so that P is 2^(s − m). P and dS are [keys][queries].
  *
- * A closed pair takes part in no product. Selection sets its P and dS to 0; where that 0 would meet NaN or infinity
- * in K, Q or dO, the tile is done again pair by pair. */
+ * A closed pair takes part in no product. Its P and dS are set to 0 by selection; where a 0 would meet NaN or
+ * infinity, the tile is done again pair by pair. */
 
 typedef struct {
     FN(scratch) s; /* its O is dOᵀ[Dv][nv·lanes] */
@@ -18,9 +18,9 @@ typedef struct {
     real *dS;      /* [keys][nv·lanes] */
     real *kept;    /* [keys][nv·lanes]: P after dropout */
     FN(per_row) delta;
-    FN(per_row) x, y, z; /* of dslope */
-    bool packed;         /* q_rows, do_rows and dOᵀ are the block's */
-    bool delta_fits;     /* |δ| ≤ SA_REAL_MAX/2: dP − δ overflows only if dP is as large */
+    FN(per_row) x, y, z;
+    bool packed;     /* q_rows, do_rows and dOᵀ are the block's */
+    bool delta_fits; /* |δ| ≤ SA_REAL_MAX/2: dP − δ overflows only if dP is as large */
     FN(gradient_rows) rows;
     FN(gradient_state) gradients;
 } FN(gradient_scratch);
@@ -53,7 +53,7 @@ SA_ONCE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base,
 SA_ONCE bool FN(pack_rows)(const char *const *src, const sa_matrix *m, int count, ptrdiff_t n, const real *factor, real *dst) {
     const size_t stride = FN(round_up)(n);
     const bool direct = m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real);
-    vec check = V(set1)(0); /* x − x: 0 for a finite x, else NaN */
+    vec check = V(set1)(0);
     for (int r = 0; r < count; ++r) {
         real *to = dst + (size_t)r * stride;
         if (factor[r] == 0) {
@@ -76,7 +76,7 @@ SA_ONCE bool FN(pack_rows)(const char *const *src, const sa_matrix *m, int count
     return !V(any)(V(not_lt)(check, V(set1)(1)));
 }
 
-/* xT[width][nv·lanes] from x[count][width rounded up]; lanes without a row are zeros. */
+/* xT[width][nv·lanes] from x[count][width rounded up]; other lanes are 0. */
 SA_ONCE void FN(transpose_rows)(const real *x, int count, ptrdiff_t width, real *xT, int nv) {
     const ptrdiff_t stride = (ptrdiff_t)FN(round_up)(width);
     for (int v = 0; v < nv; ++v) {
@@ -90,7 +90,7 @@ SA_ONCE void FN(transpose_rows)(const real *x, int count, ptrdiff_t width, real 
     }
 }
 
-/* Q, dO and dOᵀ for multiply-adds. Returns whether Q and dO are finite. */
+/* For multiply-adds. Returns whether Q and dO are finite. */
 SA_ONCE bool FN(pack_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const sa_rows *rows = b->b.rows;
@@ -101,7 +101,7 @@ SA_ONCE bool FN(pack_block)(const sa_backward_block *b, FN(gradient_scratch) * s
     return finite;
 }
 
-/* Q, dO and statistics of the rows. Returns whether Q and dO are finite. */
+/* Returns whether Q and dO are finite. */
 SA_ONCE bool FN(open_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const sa_rows *rows = b->b.rows;
@@ -138,8 +138,7 @@ SA_INLINE bool FN(wants_dscores)(const sa_backward_block *b) {
     return b->g->dquery.m.data || b->dkey || b->with_mask || b->g->dslope_rows.m.data;
 }
 
-/* Scores become 2^(s − m), closed ones −inf. With finite numbers any score of −inf may count as closed: its weight of 0
- * adds nothing. */
+/* Scores become 2^(s − m), closed ones −inf. If all is finite, any score of −inf counts as closed: its weight adds 0. */
 SA_ONCE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool masked,
                               bool finite) {
     if (!masked) {
@@ -184,7 +183,7 @@ SA_INLINE void FN(weigh_any)(real *P, real *dS, ptrdiff_t n, ptrdiff_t lanes, co
 SA_LEAVES(SA_WEIGH_LEAF)
 #undef SA_WEIGH_LEAF
 
-/* One pass for a tile without closed pairs. */
+/* Without closed pairs, in one pass. */
 SA_ONCE void FN(pass_weigh)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     for (int v = 0, now = SA_AT_ONCE(nv); v < nv; v += now, now = nv - v < now ? nv - v : now) {
         const ptrdiff_t at = v * SA_LANES;
@@ -192,8 +191,8 @@ SA_ONCE void FN(pass_weigh)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* dP in dS becomes (5), with dP 0 where dropout took the weight. Closed pairs become 0 in dS; in P and kept too, unless
- * `marks` keeps their −inf. */
+/* dP in dS becomes (5), with dP 0 where dropout took the weight. Closed pairs become 0; with `marks` they keep −inf in
+ * P and kept. */
 SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, bool dropped, bool masked, bool marks) {
     const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
@@ -241,10 +240,9 @@ SA_ONCE void FN(pass_dslope)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* Each row has its own sum, so that rows do not wait for one another. */
 SA_ONCE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width) {
     const vec zero = V(set1)(0);
-    vec check = zero; /* 0·x: 0 for a finite x, else NaN */
+    vec check = zero;
     for (ptrdiff_t r = 0; r < n; ++r) {
         vec row = zero;
         for (ptrdiff_t i = 0; i < width; i += SA_LANES) {
@@ -256,7 +254,7 @@ SA_ONCE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdi
     return !V(any)(V(not_lt)(check, V(set1)(1)));
 }
 
-/* (1), (3) and (6) from the tile's key `done` on, over open pairs: in P (or kept) −inf marks closed ones. */
+/* (1), (3) and (6) over open pairs, from the tile's key `done` on: −inf marks closed ones. */
 SA_ONCE void FN(products_careful)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
                                   ptrdiff_t n, ptrdiff_t lanes) {
     const sa_attention *a = b->g->a;
@@ -284,7 +282,7 @@ SA_ONCE void FN(products_careful)(const sa_backward_block *b, FN(gradient_scratc
     }
 }
 
-/* (1), (3) and (6) of all pairs, without vectors that causal closes. */
+/* (1), (3) and (6) over all pairs. */
 SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
                                 ptrdiff_t n, int nv) {
     const sa_attention *a = b->g->a;
@@ -319,8 +317,8 @@ SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch)
 
 /* ---- a tile, step by step ------------------------------------------------------------------------------------------ */
 
-/* Weights, dS and gradients at once by other products, where dS is wanted for these and the mask's gradient alone.
- * Returns how many keys are done; the others still have scores in P and dP in dS. */
+/* Weights, dS and gradients at once by other products, if these and the mask's gradient alone need dS. Returns how many
+ * keys are done; the others still have scores in P and dP in dS. */
 SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n,
                                         int nv, bool masked) {
     const FN(products) *products = s->s.products;
@@ -342,8 +340,8 @@ SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_
     return done;
 }
 
-/* Scores in P become weights, `kept` those after dropout, and dP in dS becomes dS; wants_dp computes dP first. Returns
- * whether products must go pair by pair, as a closed pair's 0 could meet NaN or infinity. */
+/* Scores in P become weights, `kept` those after dropout; dP in dS becomes dS. Returns whether products must go pair by
+ * pair: a closed pair's 0 could meet NaN or infinity. */
 SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
                               bool masked, bool finite, bool wants_dp) {
     const sa_attention *a = b->g->a;
@@ -395,8 +393,7 @@ SA_ONCE void FN(pass_gain)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* (1), (3) and (6) from the tile's key `done` on: pair by pair if careful, else by other products as far as they hold
- * the numbers. */
+/* (1), (3) and (6): pair by pair if careful, else by other products as far as they hold the numbers. */
 SA_ONCE void FN(backward_products)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
                                    ptrdiff_t n, int nv, bool careful) {
     if (careful) {
@@ -415,7 +412,6 @@ SA_ONCE void FN(backward_products)(const sa_backward_block *b, FN(gradient_scrat
     }
 }
 
-/* Scores and dP, then weights and dS, then (1), (3) and (6). */
 SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
                                bool finite) {
     const sa_attention *a = b->g->a;

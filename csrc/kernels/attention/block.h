@@ -1,5 +1,4 @@
-/* What both passes share, for all products: the rows of a tile, and what causal leaves open of it. packing.h has what
- * is compiled once. */
+/* What both passes share: the rows of a tile, and what causal leaves open of it. packing.h has what is compiled once. */
 
 /* Not memcpy: with nv unknown that calls the C library. */
 SA_INLINE void FN(copy_vectors)(real *to, const real *from, int nv) {
@@ -15,7 +14,7 @@ SA_INLINE void FN(clear_rows)(real *to) {
     }
 }
 
-/* Whether all rows are native, aligned and without gaps. */
+/* Native, aligned, without gaps. */
 SA_INLINE bool FN(rows_in_place)(const char *const *rows, int count, const sa_matrix *m) {
     bool direct = m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real);
     for (int r = 0; r < count && direct; ++r) {
@@ -27,11 +26,11 @@ SA_INLINE bool FN(rows_in_place)(const char *const *rows, int count, const sa_ma
 /* The queries of vector v, in place or in s->row. Returns their number. */
 int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool direct, int v, const real **q);
 
-/* A tile's rows packed as real[n][width], unless they already are. */
+/* The tile's rows as real[n][width], packed once. */
 const real *FN(packed_rows)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n,
                             ptrdiff_t width);
 
-/* The same as real[n][*stride]: in place where that is possible and fast. */
+/* As real[n][*stride], in place where that is possible and fast. */
 SA_INLINE const real *FN(tile_rows)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n,
                                     ptrdiff_t width, ptrdiff_t *stride) {
     if (FN(is_direct)(m) && m->row_stride <= SA_DIRECT_STRIDE && m->row_stride >= -SA_DIRECT_STRIDE) {
@@ -47,8 +46,8 @@ SA_INLINE ptrdiff_t FN(in_tile)(ptrdiff_t key, ptrdiff_t first, ptrdiff_t n) {
     return key < first ? 0 : key - first > n ? n : key - first;
 }
 
-/* Vector v is worked on for the tile's first end[v] keys, a multiple of 4 or n. Rows are sorted by position: causal
- * closes whole vectors from the left, and their work is skipped. */
+/* Vector v is worked on for the tile's first end[v] keys, a multiple of 4 or n; what causal closes is skipped. Rows are
+ * sorted by position, so the ends grow. */
 SA_INLINE void FN(open_ends)(const sa_rows *rows, const FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, ptrdiff_t *end) {
     if (nv == 1 || !rows->clipped || first + n <= rows->open_to) {
         end[0] = n;

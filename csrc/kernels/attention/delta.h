@@ -1,5 +1,4 @@
-/* δ_i = O_i·dO_i − dlse_i, number (4) of docs/theory/backward.md, which the blocks of backward.h need; and its part in
- * the gradients of sinks and slopes. */
+/* δ of every row, (4) of docs/theory/backward.md, and its part in the gradients of sinks and slopes. */
 
 /* Σ x[i]·y[i], but for x[i] = 0. Eight short sums keep the error small. */
 SA_ONCE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
@@ -37,13 +36,13 @@ SA_ONCE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
     return lanes[0];
 }
 
-/* An output rounded to 16 bits gives every key of a row the same error in δ, and dQ and dK add it up. There δ is Σ_j
- * P_ij·dP_ij; but not where other products round the weights as well. */
+/* A 16-bit output gives all keys of a row the same error in δ, which dQ and dK add up: there δ is Σ_j P_ij·dP_ij. Not
+ * where other products round the weights as well. */
 SA_INLINE bool FN(delta_is_summed)(const sa_attention *a, const FN(products) * products) {
     return !SA_REAL_IS_F64 && (a->out.m.dtype == SA_F16 || a->out.m.dtype == SA_BF16) && !(products && products->take(a));
 }
 
-/* Σ_j P_ij·dP_ij of each row to s->x. Closed pairs take no part, whatever they hold. */
+/* Σ_j P_ij·dP_ij of each row's open pairs to s->x. */
 SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const vec zero = V(set1)(0);
@@ -114,7 +113,7 @@ SA_SHARED void FN(delta_block)(const sa_backward_block *b, void *scratch, const 
                 out = s->do_rows;
                 grad_out = more;
             }
-            /* alive by its sink, a row without keys gives 0, whatever dO holds */
+            /* a row with a sink but no keys gives 0 */
             delta = summed ? s->x[r] : FN(dot)(out, grad_out, a->Dv);
             real grad_lse = 0, sink_weight = 0;
             if (g->grad_lse.m.data) {

@@ -17,8 +17,7 @@ SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(
     const sa_block *b = FN(on_cells)(given, &s.wide, &aligned);
     const int count = b->rows->count, decode_rows = products ? products->decode_rows : SA_DECODE_ROWS;
     /* Decoding sums across lanes, which pays from 32 keys on. Not for the last rows of a longer call. Not with
-     * statistics: the backward pass sums scores as wide blocks do, and in another order large scores, and so weights,
-     * differ. */
+     * statistics: the backward pass must sum scores in the same order. */
     if (count <= decode_rows && b->whole && b->a->S >= 32 && b->a->stats.m.data == NULL) {
         if (products) {
             products->open_decode(b, &s);
@@ -83,7 +82,7 @@ SA_SHARED void FN(merge_block)(const sa_block *b, const char *partial, ptrdiff_t
     }
     FN(close_rows)(b, s, nv);
     const vec zero = V(set1)(0);
-    vec check = zero; /* x − x: 0 for a finite x, else NaN */
+    vec check = zero;
     for (int r = 0; r < rows->count; ++r) {
         const vec f = V(set1)(s->alpha[r]);
         for (ptrdiff_t d = 0; d < Dv; d += SA_LANES) {

@@ -1,14 +1,14 @@
-/* The forward pass over a block: rows that share a key head, against its keys begin … end − 1, tile by tile (Milakov
- * & Gimelshein 2018; Dao et al. 2022, algorithm 1):
+/* The forward pass over a block: rows of one key head against its keys begin … end − 1, tile by tile (Milakov &
+ * Gimelshein 2018; Dao et al. 2022, algorithm 1):
  *
  *     m' = max(m, max_j s_j)   α = 2^(m − m')   p_j = 2^(s_j − m')   l' = α·l + Σ_j p_j   O' = α·O + Σ_j p_j·v_j
  *
- * and at the end out = O/l, lse = ln 2·(m + log2 l). Scores are in log2 units. A lane belongs to one row throughout.
- * drivers/attention.c cuts the blocks and brings the scratch; decode/block.h has blocks of few rows. */
+ * and then out = O/l, lse = ln 2·(m + log2 l). Scores are in log2 units. A lane belongs to one row throughout.
+ * drivers/attention.c cuts the blocks; decode/block.h has those of few rows. */
 
 /* ---- one tile of keys ---------------------------------------------------------------------------------------------- */
 
-/* The first key of the next tile from key `from` on, and its keys in *n; at least b->end after the last. */
+/* The first key of the next tile from key `from` on; *n: its keys. */
 SA_INLINE ptrdiff_t FN(next_tile)(const sa_block *b, ptrdiff_t from, ptrdiff_t *n) {
     if (b->rows->gaps > 0) {
         return sa_next_open_tile(b, from, n);
@@ -17,8 +17,7 @@ SA_INLINE ptrdiff_t FN(next_tile)(const sa_block *b, ptrdiff_t from, ptrdiff_t *
     return from;
 }
 
-/* Products of keys and queries to s->P, but for vectors that causal closes. s->factor makes scores of them. Returns
- * whether s->top has the scores' maxima. */
+/* Products of keys and queries to s->P; times s->factor they are scores. Returns whether s->top has their maxima. */
 SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int R) {
     const sa_attention *a = b->a;
     FN(copy_vectors)(s->top, s->maximum, nv);
@@ -48,8 +47,8 @@ SA_INLINE void FN(apply_factor)(FN(scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* Finishes scores, all but s->factor; their maxima go to s->top. Without want_top there are no maxima, and the factor
- * becomes 1. Sets *masked if a pair is closed. */
+/* From products to scores, all but s->factor, and their maxima in s->top. Without want_top: no maxima, and a factor of
+ * 1. Sets *masked if a pair is closed. */
 SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
                                  bool top_is_right, bool want_top, bool *masked) {
     const sa_attention *a = b->a;
@@ -79,7 +78,7 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     }
 }
 
-/* False when the whole tile is closed. R is 0, or the rows of decoding. */
+/* False if the whole tile is closed. R: 0, or the rows of decoding. */
 SA_INLINE bool FN(score_tile_here)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int R,
                                    bool want_top, bool *masked) {
     const int state = FN(open_tile)(b, s, first, n);
@@ -102,8 +101,7 @@ SA_ONCE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return FN(score_tile_here)(b, s, first, n, nv, R, want_top, masked);
 }
 
-/* Scores become 2^(s − m). Vectors that causal closes for some keys stay −inf there, and values skip them. The matrix
- * unit needs all: after dropout it reads whole steps. */
+/* Scores become 2^(s − m). The matrix unit needs all vectors: after dropout it reads whole steps. */
 SA_INLINE void FN(exp_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t end[SA_BACKWARD_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
@@ -113,7 +111,7 @@ SA_INLINE void FN(exp_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     FN(pass_exp)(s->P, end, s->maximum, s->tile_sum, nv);
 }
 
-/* Scores become 2^(s − m), closed ones −inf. Masks are asked again, as an open pair's score may be −inf too. */
+/* Scores become 2^(s − m), closed ones −inf. Masks are asked again: an open pair's score may be −inf too. */
 SA_ONCE void FN(exp_careful)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t end[SA_BACKWARD_VECS];
     for (int v = 0; v < nv; ++v) {
@@ -136,7 +134,6 @@ SA_ONCE void FN(drop)(const sa_attention *a, FN(scratch) * s, real *P, ptrdiff_t
     }
 }
 
-/* O = alpha·O + P times the tile's values. */
 SA_INLINE void FN(add_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t v_stride, end[SA_BACKWARD_VECS];
     const real *v = FN(tile_rows)(b, &b->value, &s->value, first, n, b->a->Dv, &v_stride);
@@ -146,13 +143,13 @@ SA_INLINE void FN(add_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
 
 /* ---- the end of a block -------------------------------------------------------------------------------------------- */
 
-/* Whether rows of the output or partial result are `real` without gaps. */
+/* Whether rows of the output, or partial result, are `real` without gaps. */
 SA_INLINE bool FN(writes_native)(const sa_block *b, const real *partial) {
     const sa_matrix *out = &b->a->out.m;
     return partial || (out->dtype == SA_REAL_DTYPE && out->col_stride == (ptrdiff_t)sizeof(real));
 }
 
-/* Columns d … d + columns − 1 of output row r, however rows lie. */
+/* Columns d … d + columns − 1 of output row r. */
 SA_INLINE void FN(write_part)(const sa_block *b, FN(scratch) * s, int r, ptrdiff_t d, int columns, vec x, real *partial) {
     const sa_matrix *out = &b->a->out.m;
     char *to = partial ? (char *)(partial + r * b->a->Dv + d) : b->rows->out[r] + d * out->col_stride;
@@ -175,7 +172,7 @@ SA_ONCE bool FN(write_wide)(const sa_block *b, FN(scratch) * s, const real *fact
     const sa_rows *rows = b->rows;
     const ptrdiff_t Dv = b->a->Dv;
     const bool in_place = partial || FN(rows_in_place)((const char *const *)rows->out, rows->count, &b->a->out.m);
-    vec check = V(set1)(0); /* x − x and 0·x: 0 for a finite x, else NaN */
+    vec check = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
         const vec f = V(load)(factor + v * SA_LANES);
         for (ptrdiff_t d = 0; d < Dv; d += SA_LANES) {
@@ -191,7 +188,7 @@ SA_ONCE bool FN(write_wide)(const sa_block *b, FN(scratch) * s, const real *fact
             FN(transpose)(x);
             if (in_place && columns == SA_LANES && (v + 1) * SA_LANES <= rows->count) {
                 SA_UNROLL
-                for (int i = 0; i < SA_LANES; ++i) { /* unrolled: else vectors pass through memory */
+                for (int i = 0; i < SA_LANES; ++i) {
                     const int r = v * SA_LANES + i;
                     V(store)((partial ? partial + r * Dv : (real *)(void *)rows->out[r]) + d, x[i]);
                     check = V(fma)(x[i], V(set1)(0), check);
@@ -207,7 +204,7 @@ SA_ONCE bool FN(write_wide)(const sa_block *b, FN(scratch) * s, const real *fact
     return !V(any)(V(not_lt)(check, V(set1)(1)));
 }
 
-/* After decoding, where O[r] is a row. */
+/* Of decoding, where O[r] is a row. */
 SA_ONCE bool FN(write_decode)(const sa_block *b, FN(scratch) * s, const real *factor, real *partial) {
     const ptrdiff_t Dv = b->a->Dv;
     vec check = V(set1)(0);
@@ -227,7 +224,7 @@ SA_ONCE bool FN(write_handful)(const sa_block *b, FN(scratch) * s, const real *f
     const ptrdiff_t Dv = b->a->Dv;
     real check = 0;
     for (int r = 0; r < b->rows->count; ++r) {
-        real check_r = 0; /* its own, so that rows do not wait for one another */
+        real check_r = 0;
         const real *from = s->O + r, f = factor[r];
         char *to = partial ? (char *)(partial + r * Dv) : b->rows->out[r];
         for (ptrdiff_t i = 0; i < Dv; ++i) {
@@ -263,7 +260,7 @@ SA_INLINE void FN(close_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     if (a->stats.m.data) {
         for (int r = 0; r < rows->count; ++r) {
             real *stats = (real *)(void *)rows->stats[r];
-            /* with a NaN the maximum may be any number, and so would be 2^(s − m) */
+            /* with a NaN the maximum, and 2^(s − m), may be any number */
             stats[0] = s->sum[r] == s->sum[r] ? s->maximum[r] : s->sum[r];
             stats[1] = s->sum[r] == 0 ? 0 : 1 / s->sum[r];
         }
@@ -282,8 +279,7 @@ SA_INLINE void FN(close_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     }
 }
 
-/* The weights of every row, by a second walk over the scores; s->alpha is keep/sum. The array comes zero-filled; closed
- * pairs stay 0. */
+/* Weights by a second walk over the scores; s->alpha is keep/sum. The array comes zero-filled. */
 SA_ONCE void FN(write_weights)(const sa_block *b, FN(scratch) * s, int nv, int R) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
@@ -324,7 +320,7 @@ SA_ONCE void FN(write_weights)(const sa_block *b, FN(scratch) * s, int nv, int R
 SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
-    for (int r = 0; r < nv * SA_LANES; r += SA_LANES) {  /* whole vectors, as they are read */
+    for (int r = 0; r < nv * SA_LANES; r += SA_LANES) {
         V(store)(s->maximum + r, V(set1)(-SA_REAL_MAX)); /* not −inf: −inf − −inf is NaN */
         V(store)(s->sum + r, V(set1)(0));
         V(store)(s->slope + r, V(set1)(0));
@@ -356,10 +352,10 @@ SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     }
 }
 
-/* A maximum that grows by less stays where that does no harm: weights reach 2^this, and O needs no factor. */
+/* A maximum that grows by less may stay: O needs no factor then, and weights reach 2^this. */
 #define SA_MAXIMUM_LAG 8
 
-/* Raises the maximum to s->top where that is larger by `lag`; s->alpha is the factor of the past. */
+/* Raises the maximum where s->top is larger by `lag`; s->alpha is the factor of the past. */
 SA_INLINE void FN(raise_maximum)(FN(scratch) * s, int nv, real lag) {
     for (int v = 0; v < nv; ++v) {
         vec old = V(load)(s->maximum + v * SA_LANES), now = V(load)(s->top + v * SA_LANES);
@@ -376,8 +372,8 @@ SA_INLINE void FN(take_sum)(FN(scratch) * s, int nv) {
     }
 }
 
-/* Writes a partial result, or output, lse and weights. True, without weights, if the output is not finite although
- * pairs are closed: the block must be done again. */
+/* Writes a partial result, or output, lse and weights. True if the block must be done again: the output is not finite,
+ * and some pair is closed. */
 SA_INLINE bool FN(finish_block)(const sa_block *b, FN(scratch) * s, int nv, int R, bool masked) {
     if (b->partial) {
         real *partial = b->partial;
@@ -396,7 +392,7 @@ SA_INLINE bool FN(finish_block)(const sa_block *b, FN(scratch) * s, int nv, int 
     return false;
 }
 
-/* Rounds a tile's weights as products of bfloat16 do those of other tiles. */
+/* Rounds weights as the products of other tiles do. */
 SA_INLINE void FN(round_wide)(FN(scratch) * s, ptrdiff_t count) {
     if ((s->wide.terms && s->wide.weight_terms) || s->decode.rounds) {
         if (s->products->round_weights) {
@@ -405,7 +401,7 @@ SA_INLINE void FN(round_wide)(FN(scratch) * s, ptrdiff_t count) {
     }
 }
 
-/* The careful way skips closed pairs, whatever they hold. Works on all lanes, empty ones too. */
+/* Skips closed pairs, whatever they hold. Works on all lanes. */
 SA_ONCE void FN(run_careful)(const sa_block *b, FN(scratch) * s) {
     const int nv = SA_VECS;
     bool masked = false;
@@ -437,7 +433,7 @@ SA_ONCE void FN(run_careful)(const sa_block *b, FN(scratch) * s) {
     }
 }
 
-/* nv vectors hold the rows; `one`: nv is a literal 1. */
+/* `one`: nv is a literal 1. */
 SA_INLINE void FN(run_wide_any)(const sa_block *b, FN(scratch) * s, const int nv, const bool one) {
     const sa_attention *a = b->a;
     const FN(products) *products = s->products;
@@ -493,7 +489,7 @@ SA_ONCE void FN(run_wide)(const sa_block *b, FN(scratch) * s, int nv) { FN(run_w
 /* So short that loops over vectors would show. */
 SA_ONCE void FN(run_vector)(const sa_block *b, FN(scratch) * s) { FN(run_wide_any)(b, s, 1, true); }
 
-/* The block from the beginning of its first cell on, in `aligned` if that is another one. */
+/* The block from the first key of its first cell on; `aligned` is room for it. */
 SA_INLINE const sa_block *FN(on_cells)(const sa_block *b, const FN(wide_state) * s, sa_block *aligned) {
     const ptrdiff_t before = s->terms && b->begin < b->end ? (b->begin - b->cache_from) % SA_KEYS_PER_TILE : 0;
     if (before == 0) {

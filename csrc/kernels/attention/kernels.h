@@ -1,5 +1,4 @@
-/* The table's entries for attention, whatever the products. The files of other products call the declared functions and
- * do not compile them again. */
+/* The table's entries for attention. The files of other products call the functions declared here. */
 
 size_t FN(attention_partial)(const sa_attention *a, ptrdiff_t rows);
 size_t FN(forward_bytes)(const sa_attention *a, const FN(products) * products);

@@ -1,6 +1,6 @@
 /* Sizes and places of what scratch.h declares. */
 
-/* Whether tile_rows has to pack the tiles of some head. */
+/* Whether tiles of some head must be packed. */
 SA_INLINE bool FN(some_tile_packs)(const sa_attention *a, const sa_tensor *t) {
     bool packs = !FN(is_direct)(&t->m) || t->m.row_stride > SA_DIRECT_STRIDE || t->m.row_stride < -SA_DIRECT_STRIDE;
     for (int axis = 0; axis < a->n_lead; ++axis) { /* in a packed record the first head may be aligned and others not */
@@ -9,8 +9,7 @@ SA_INLINE bool FN(some_tile_packs)(const sa_attention *a, const sa_tensor *t) {
     return packs;
 }
 
-/* Lays the scratch out from base on, or only measures it (base NULL). Returns its size, linear in E and Dv, which the
- * driver has bounded. */
+/* Returns the scratch's size, linear in E and Dv, and lays it out from base on, unless that is NULL. */
 SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, size_t W, const FN(products) * products) {
     const bool in_cells = products && products->take(a);
     const size_t E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);

@@ -1,6 +1,6 @@
 /* The gradient of a float mask from a tile's dS. Rows or keys may share its elements. */
 
-/* Lane i: dS of key j + i summed over the rows, or 0 from key n on. Lanes behind the block's rows may hold anything. */
+/* Lane i: dS of key j + i summed over the rows; 0 from key n on. Lanes behind the rows may hold anything. */
 SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t count, int nv) {
     vec t[SA_LANES];
     SA_UNROLL
@@ -23,8 +23,8 @@ SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t c
     return t[0];
 }
 
-/* add_dmask where rows, or the keys of a row, share elements. They are summed first: added to memory one by one, their
- * error would grow with the length. */
+/* Where rows or keys share elements: dS is summed before it is added to memory, or the error would grow with the
+ * length. */
 SA_ONCE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const ptrdiff_t step = b->g->dmask.m.col_stride;
     char *to = b->rows->dmask[0] + (first - b->dmask_key) * step;
@@ -75,7 +75,7 @@ SA_ONCE bool FN(rows_share_mask)(const sa_backward_block *b) {
     return share;
 }
 
-/* dmask_ij += dS_ij. Rows lie anywhere; each is contiguous, or one element (stride 0). */
+/* dmask_ij += dS_ij. A row is contiguous, or one element (stride 0). */
 SA_ONCE void FN(add_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const ptrdiff_t step = b->g->dmask.m.col_stride;
     if (FN(rows_share_mask)(b)) {
@@ -101,7 +101,7 @@ SA_ONCE void FN(add_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s,
                 continue;
             }
             SA_UNROLL
-            for (int i = 0; i < SA_LANES; ++i) { /* unrolled: else vectors pass through memory */
+            for (int i = 0; i < SA_LANES; ++i) {
                 if (v * SA_LANES + i < b->b.rows->count) {
                     real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + at);
                     V(store_n)(to, V(load_n)(to, keys) + t[i], keys);

@@ -1,5 +1,5 @@
-/* What closes pairs of a tile or adds to their scores: the mask, the bounds of rows (causal, windows, lengths), the
- * gaps of block masks. scores.h has the passes. */
+/* What closes pairs or adds to scores: the mask, the bounds of rows (causal, windows, lengths), the gaps of block
+ * masks. scores.h has the passes. */
 
 SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n) {
     const sa_rows *rows = b->rows;
@@ -7,7 +7,7 @@ SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return mask->data ? FN(inspect_mask)(rows->mask, rows->count, mask, first, n, s->row) : SA_TILE_OPEN;
 }
 
-/* One row of a float mask's tile; with `again` 0 for all but −inf. */
+/* With `again` 0 for all but −inf. */
 SA_ONCE void FN(load_mask)(real *to, const char *row, const sa_matrix *mask, ptrdiff_t n, bool again) {
     FN(load_row)(to, row, mask->col_stride, n, mask->dtype, mask->swapped);
     for (ptrdiff_t j = 0; again && j < n; ++j) {
@@ -15,7 +15,7 @@ SA_ONCE void FN(load_mask)(real *to, const char *row, const sa_matrix *mask, ptr
     }
 }
 
-/* Adds the tile of a float mask. Returns whether it may close a pair. */
+/* Returns whether the mask may close a pair of the tile. */
 SA_ONCE bool FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool again) {
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &b->a->mask.m;
@@ -48,7 +48,6 @@ SA_ONCE bool FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return FN(pass_mask)(s->P, n, nv, row_of, 0);
 }
 
-/* To s->lo and s->hi. */
 SA_ONCE void FN(bounds_in_tile)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int at, int lanes) {
     for (int i = 0; i < lanes; ++i) {
         s->lo[at + i] = (real)FN(in_tile)(rows->lo[at + i], first, n);
@@ -56,7 +55,6 @@ SA_ONCE void FN(bounds_in_tile)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t 
     }
 }
 
-/* Closes what the bounds close in vector v. */
 SA_ONCE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int v) {
     const FN(open_bounds) *open = &s->open[v];
     const ptrdiff_t from = FN(in_tile)(open->any_from, first, n), to = FN(in_tile)(open->any_to, first, n);
@@ -84,8 +82,8 @@ SA_ONCE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t fi
     FN(close_lanes)(s->P, all_to, to, nv, v, lo, hi);
 }
 
-/* Closed pairs become −inf, and a float mask is added; with `again`, on weights, pairs are only closed. Returns whether
- * the tile had any masks. Sets *closes if a pair may be closed: gradients are faster if none is. */
+/* Closes pairs and adds a float mask; with `again`, on weights, only closes. Returns whether the tile had masks; sets
+ * *closes if a pair may be closed. */
 SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
                                   bool again, bool *closes) {
     const sa_rows *rows = b->rows;
@@ -109,7 +107,6 @@ SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
     return biased || *closes;
 }
 
-/* Most calls have no masks. */
 SA_INLINE bool FN(apply_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
                                bool again, bool *closes) {
     const sa_rows *rows = b->rows;

@@ -1,5 +1,5 @@
-/* The one way from elements of any dtype, stride, alignment and byte order to aligned rows of `real`, and back.
- * convert.h has the loops. */
+/* From elements of any dtype, stride, alignment and byte order to aligned rows of `real`, and back. convert.h has the
+ * loops. */
 #include "simd/bits.h"
 
 /* Whether rows can be read in place as real[…][stride]. */

@@ -1,4 +1,4 @@
-/* What a block packs: queries into lanes, tiles into rows. And what the bounds of rows leave open to each vector. */
+/* Packs queries into lanes and tiles into rows, and finds what the bounds of rows leave open to each vector. */
 
 SA_SHARED int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool direct, int v, const real **q) {
     const sa_matrix *m = &b->a->query.m;
@@ -109,7 +109,7 @@ SA_INLINE void FN(open_cache)(FN(cache) * cache) {
     }
 }
 
-/* Forgets the packed tiles, unless they are this block's. */
+/* Forgets another block's tiles. */
 SA_INLINE void FN(open_caches)(const sa_block *b, FN(scratch) * s) {
     if (!b->cache_holds) {
         FN(open_cache)(&s->key);
@@ -117,7 +117,7 @@ SA_INLINE void FN(open_caches)(const sa_block *b, FN(scratch) * s) {
     }
 }
 
-/* What the bounds of n rows leave open. A row without keys (0 … −1) leaves nothing open to all. */
+/* A row without keys (0 … −1) leaves nothing open to all. */
 SA_INLINE FN(open_bounds) FN(open_rows)(const ptrdiff_t *lo, const ptrdiff_t *hi, int n) {
     FN(open_bounds) open = {.any_from = lo[0], .any_to = hi[0], .all_from = lo[0], .all_to = hi[0]};
     for (int r = 1; r < n; ++r) {
@@ -129,7 +129,7 @@ SA_INLINE FN(open_bounds) FN(open_rows)(const ptrdiff_t *lo, const ptrdiff_t *hi
     return open;
 }
 
-/* To s->open, where rows->clipped. Whole vectors go apart so that their loops become vector code. */
+/* Whole vectors go apart: their loops become vector code. */
 SA_ONCE void FN(open_vectors)(const sa_rows *rows, FN(scratch) * s, int nv) {
     for (int v = 0; v < nv; ++v) {
         const int at = v * SA_LANES, left = rows->count - at;

@@ -1,8 +1,7 @@
-/* Fetches rows ahead while other work goes on: hardware prefetchers stop at page ends and miss rows that lie far apart.
- * ahead.h and decode/rows.h choose the rows. */
+/* Fetches rows ahead: hardware prefetchers stop at page ends and miss rows that lie far apart. ahead.h and
+ * decode/rows.h choose the rows. */
 
-/* All lines of the bytes from `at` on, an address that may be nobody's. Into L1 if they come next, else L2: products
- * fill the L1. */
+/* The lines of the bytes from `at` on, which may be nobody's. Into L1 if they come next, else L2: products fill the L1. */
 SA_INLINE void sa_fetch(uintptr_t at, ptrdiff_t bytes, const bool next) {
     const uintptr_t end = at + (uintptr_t)(bytes > 0 ? bytes : 0);
     for (uintptr_t line = at / 64 * 64; line < end; line += 64) {
@@ -14,7 +13,7 @@ SA_INLINE void sa_fetch(uintptr_t at, ptrdiff_t bytes, const bool next) {
     }
 }
 
-/* The bytes of n elements; 0 where they lie apart, as each would take a line. */
+/* 0 where elements lie apart: each would take a line. */
 SA_INLINE ptrdiff_t sa_bytes_together(const sa_matrix *m, ptrdiff_t n) {
     return m->col_stride > 0 && m->col_stride <= (ptrdiff_t)sizeof(double) ? n * m->col_stride : 0;
 }
@@ -26,7 +25,7 @@ typedef struct {
     ptrdiff_t stride, done, count, bytes;
 } sa_rows_ahead;
 
-/* A product fetches a share between steps, into L2: the processor cannot keep all in flight at once. */
+/* A product fetches a share between its steps: the processor cannot keep all in flight at once. */
 typedef struct {
     sa_rows_ahead rows[5];
     int now, count;
@@ -40,7 +39,7 @@ SA_INLINE void sa_plan_ahead(sa_ahead *a, sa_rows_ahead rows) {
     }
 }
 
-/* r is in a register: a store for each row would wait for the last one. */
+/* r is a register: a store for each row would wait for the last one. */
 SA_LEAF void sa_fetch_ahead(sa_ahead *a, ptrdiff_t bytes) {
     while (bytes > 0 && a->now < a->count) {
         sa_rows_ahead *rows = &a->rows[a->now];

@@ -1,6 +1,5 @@
-/* Passes over a tile of scores P[n][nv·lanes] in log2 units, all rows of the block at once. The order is softcap →
- * ALiBi → mask → gaps → closed keys → maximum → exp → dropout; a call runs those it needs. masks.h and forward.h call
- * them. */
+/* Passes over a tile of scores P[n][nv·lanes], in log2 units. The order is softcap → ALiBi → mask → gaps → closed keys
+ * → maximum → exp → dropout; a call runs those it needs. */
 
 SA_ONCE void FN(pass_scale)(real *P, ptrdiff_t n, int nv, real factor) {
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
@@ -35,8 +34,8 @@ SA_ONCE void FN(pass_alibi)(real *P, ptrdiff_t n, int nv, const real *slope, con
 /* The largest mask that stays finite in log2 units. */
 #define SA_MASK_MOST ((real)(SA_REAL_MAX * (1 - 4 * SA_REAL_EPSILON) / SA_LOG2E))
 
-/* Adds a float mask. −inf closes, by select: NaN + −inf is NaN. What is finite stays finite in log2 units, so that a
- * row of finfo.min is uniform and not dead. +inf and NaN do what arithmetic does. */
+/* −inf closes, by select: NaN + −inf is NaN. What is finite stays finite in log2 units: a row of finfo.min is uniform
+ * and not dead. +inf and NaN do what arithmetic does. */
 SA_INLINE vec FN(add_mask)(vec s, vec mask) {
     const vec closed = V(set1)(-(real)INFINITY), most = V(set1)(SA_MASK_MOST);
     vec finite = V(min)(most, V(max)(-most, mask)); /* min and max keep a NaN in their second operand */
@@ -44,7 +43,7 @@ SA_INLINE vec FN(add_mask)(vec s, vec mask) {
     return V(select)(V(eq)(mask, closed), closed, V(fma)(finite, V(set1)((real)SA_LOG2E), s));
 }
 
-/* Whether add_mask is a plain multiply-add for this square of a mask. */
+/* Whether add_mask is a plain multiply-add for this square. */
 SA_INLINE bool FN(is_plain_mask)(const vec *mask) {
     vec low = V(set1)(0), high = V(set1)(0);
     SA_UNROLL
@@ -55,8 +54,8 @@ SA_INLINE bool FN(is_plain_mask)(const vec *mask) {
     return !V(any)(V(lt)(V(set1)(SA_MASK_MOST), V(max)(high, -low)));
 }
 
-/* The mask of lane i begins at row[i] + offset, readable up to n rounded up to vectors. Vector by vector: rows 4 kB
- * apart share sets of the L1. Returns whether it may close a pair. */
+/* Lane i's mask begins at row[i] + offset, readable to whole vectors. One vector after another: rows 4 kB apart share
+ * sets of the L1. Returns whether it may close a pair. */
 SA_ONCE bool FN(pass_mask)(real *P, ptrdiff_t n, int nv, const char *const *row, ptrdiff_t offset) {
     const ptrdiff_t lanes = nv * SA_LANES;
     bool closes = false;
@@ -79,7 +78,7 @@ SA_ONCE bool FN(pass_mask)(real *P, ptrdiff_t n, int nv, const char *const *row,
                 }
             } else {
                 SA_UNROLL
-                for (int i = 0; i < SA_LANES; ++i, p += lanes) { /* unrolled: else vectors pass through memory */
+                for (int i = 0; i < SA_LANES; ++i, p += lanes) {
                     if (i < keys) {
                         V(store)(p, FN(add_mask)(V(load)(p), mask[i]));
                     }
@@ -138,7 +137,7 @@ SA_ONCE void FN(pass_gates)(real *P, const char *const *row, int rows, const sa_
     }
 }
 
-/* Closes keys from … to − 1 of vector v; close_lanes only where not lo ≤ j < hi. All are relative to the tile. */
+/* Closes keys from … to − 1 of vector v; close_lanes only where not lo ≤ j < hi. All relative to the tile. */
 SA_INLINE void FN(close_keys)(real *P, ptrdiff_t from, ptrdiff_t to, int nv, int v) {
     const vec closed = V(set1)(-(real)INFINITY);
     for (ptrdiff_t j = from; j < to; ++j) {
@@ -156,7 +155,7 @@ SA_INLINE void FN(close_lanes)(real *P, ptrdiff_t from, ptrdiff_t to, int nv, in
     }
 }
 
-/* Closes keys between a row's runs, for rows with equal runs at once. Returns whether there were any. */
+/* Closes keys between a row's runs. Returns whether there were any. */
 SA_ONCE bool FN(pass_gaps)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, const sa_rows *rows) {
     bool any = false;
     for (int r = 0, to; r < rows->count; r = to) {
@@ -181,13 +180,13 @@ SA_ONCE bool FN(pass_gaps)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, const 
     return any;
 }
 
-/* top = max(top, factor·P); factor is positive. */
+/* top = max(top, factor·P); factor > 0. */
 SA_ONCE void FN(pass_max)(const real *P, ptrdiff_t n, int nv, real factor, real *top) {
     const vec least = V(set1)(-(real)INFINITY);
     const ptrdiff_t lanes = nv * SA_LANES;
     for (int v = 0; v < nv; ++v) {
         const real *p = P + v * SA_LANES;
-        vec m[4] = {least, least, least, least}; /* every fourth key, so that they do not wait for one another */
+        vec m[4] = {least, least, least, least};
         ptrdiff_t j = 0;
         for (; j + 4 <= n; j += 4, p += 4 * lanes) {
             SA_UNROLL
@@ -204,7 +203,7 @@ SA_ONCE void FN(pass_max)(const real *P, ptrdiff_t n, int nv, real factor, real 
     }
 }
 
-/* P = 2^(P − maximum) of nv vectors in rows `lanes` long; tile_sum takes up the sums. */
+/* P = 2^(P − maximum) in rows `lanes` long; tile_sum takes the sums up. */
 SA_INLINE void FN(exp_any)(real *P, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum, const int nv) {
     vec m[SA_VECS], sum[SA_VECS];
     SA_UNROLL
@@ -238,7 +237,7 @@ SA_INLINE void FN(exp_any)(real *P, ptrdiff_t n, ptrdiff_t lanes, const real *ma
 SA_LEAVES(SA_EXP_LEAF)
 #undef SA_EXP_LEAF
 
-/* Of the first end[v] keys of vector v, as in products/fma.h. Sums are of one tile: short sums keep the error small. */
+/* end: see open_ends. Sums are of one tile: short sums keep the error small. */
 SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, int nv) {
     const ptrdiff_t lanes = nv * SA_LANES;
     FN(clear_rows)(tile_sum);
@@ -253,7 +252,7 @@ SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, 
     }
 }
 
-/* As pass_exp, but a score of −inf stays. */
+/* A score of −inf stays. */
 SA_ONCE void FN(pass_exp_marking)(real *P, ptrdiff_t n, int nv, const real *maximum) {
     const vec closed = V(set1)(-(real)INFINITY);
     for (int v = 0; v < nv; ++v) {
@@ -266,7 +265,7 @@ SA_ONCE void FN(pass_exp_marking)(real *P, ptrdiff_t n, int nv, const real *maxi
     }
 }
 
-/* O[Dv][nv·lanes] = alpha·O + Σ over open pairs, with weights not below 0: 0·NaN would be NaN. */
+/* O[Dv][nv·lanes] = alpha·O + P·V over open pairs, whose weights are not below 0: 0·NaN is NaN. */
 SA_ONCE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,
                                 const real *alpha, int nv) {
     for (ptrdiff_t d = 0; d < Dv; ++d) {
@@ -285,8 +284,8 @@ SA_ONCE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_stri
     }
 }
 
-/* Zeroes what dropout takes; `first` is a multiple of 4. A closed pair's −inf stays, and so does NaN: min keeps it in
- * its second operand. */
+/* Zeroes what dropout takes; `first` is a multiple of 4. −inf (closed) stays, and so does NaN: min keeps its second
+ * operand. */
 SA_INLINE void FN(dropout_any)(real *P, ptrdiff_t first, ptrdiff_t n, const int nv, uint64_t seed, uint32_t least_kept,
                                const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi, uint32_t *words) {
     const int lanes = nv * SA_LANES;

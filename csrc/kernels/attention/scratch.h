@@ -1,20 +1,19 @@
 /* A thread's scratch for a block of attention, in both passes. */
 
-/* Rows further apart are packed: their lines fall on too few sets of the caches. */
+/* Rows further apart are packed: their lines share too few sets of the caches. */
 #define SA_DIRECT_STRIDE 1024
 
-/* Packed keys and values of a head stay for its next block, up to this size: each is converted once for each head and
- * thread. */
+/* Packed keys and values stay for the head's next block, up to this size. */
 #define SA_CACHE_BYTES ((size_t)4 << 20)
 
-/* Packed keys or values of a head, made when asked for: `room` rows, and behind them one tile that is not kept. */
+/* `room` packed rows of a head, and behind them one tile that is not kept. */
 typedef struct {
     real *rows;
     unsigned char *filled; /* [room / SA_KEYS_PER_TILE] */
     ptrdiff_t room;
 } FN(cache);
 
-/* Tiles of keys or values in bfloat16. */
+/* Tiles in bfloat16. */
 typedef struct {
     char *tiles; /* `room` cells, and behind them one that is not kept */
     unsigned char *state;
@@ -22,7 +21,6 @@ typedef struct {
     size_t bytes, part_bytes; /* of a cell; of one of its rows or terms */
 } FN(cells);
 
-/* As many cells for `count` tiles as may be kept. */
 SA_INLINE void FN(lay_out_cells)(FN(cells) * cells, size_t part_bytes, int parts, ptrdiff_t count) {
     cells->part_bytes = part_bytes;
     cells->bytes = part_bytes * (size_t)parts;
@@ -40,7 +38,7 @@ typedef struct {
     char *rows;                      /* [lanes] rows of pairs */
     const char *values_now;          /* the tile's cell */
     real *product;                   /* [32][32] */
-    int from[SA_KEYS_PER_TILE / 32]; /* the first vector with weights, for each 32 keys */
+    int from[SA_KEYS_PER_TILE / 32]; /* the first vector with weights, each 32 keys */
     bool queries_fit;
 } FN(wide_state);
 
@@ -48,13 +46,13 @@ typedef struct {
 typedef struct {
     bool use, open;
     bool lost;               /* without its factor a score left float32's range */
-    bool rounds;             /* weights are rounded to bfloat16, also for multiply-adds */
+    bool rounds;             /* weights are rounded to bfloat16 */
     char *queries, *weights; /* right, left operands */
     real *product;
     char *rows; /* a tile that cannot be read in place */
 } FN(decode_state);
 
-/* Of a block of the backward pass. bf16dot.h joins rows in twos, without the factors of grad_out. */
+/* Of the backward pass. bf16dot.h joins rows in twos, without the factors of grad_out. */
 typedef struct {
     FN(cells) values, key_columns;
     char *grad_out;                 /* dOᵀ, right operand [Dv] by queries */
@@ -66,17 +64,16 @@ typedef struct {
     bool grad_out_fits;
 } FN(gradient_state);
 
-/* Keys any_from … any_to − 1 are open in some lane of a vector, all_from … all_to − 1 in all. */
+/* Keys any_from … any_to − 1 are open in some lane, all_from … all_to − 1 in all. */
 typedef struct {
     ptrdiff_t any_from, any_to, all_from, all_to;
 } FN(open_bounds);
 
 typedef struct FN(products) FN(products);
 
-/* A number for each row of a block. */
 typedef real FN(per_row)[FN(backward_rows)] __attribute__((aligned(64)));
 
-/* The pointers are into one allocation. W = block rows, or the backward pass's. */
+/* W = block rows, or the backward pass's. */
 typedef struct {
     FN(per_row) top, maximum, sum, alpha, tile_sum, slope, position, lo, hi, ones;
     const FN(products) * products; /* beside the multiply-adds, or NULL */
@@ -88,10 +85,10 @@ typedef struct {
     real *row;                           /* a row of E, Dv or keys, rounded up */
     uint32_t *index, *head_lo, *head_hi; /* [W rounded up to words' lanes] */
     uint32_t *words;                     /* [4][the same] */
-    real *gain;                          /* [keys][nv·lanes], softcap's derivative, backward only; else NULL */
+    real *gain;                          /* [keys][nv·lanes], softcap's derivative, or NULL */
     const real *k;                       /* the tile's keys [n][k_stride] */
     ptrdiff_t k_stride;
-    real factor;                            /* s->P times this are scores: 1 or scale·log2 e */
+    real factor;                            /* times s->P: scores */
     bool empty;                             /* wide: O is still to be zeroed */
     FN(open_bounds) open[SA_BACKWARD_VECS]; /* where rows->clipped */
     bool scaled;                            /* wide: s->q is packed */
@@ -100,7 +97,7 @@ typedef struct {
     FN(decode_state) decode;
 } FN(scratch);
 
-/* To log2 units. What is finite stays finite. */
+/* What is finite stays finite. */
 SA_INLINE real FN(in_log2)(double x) {
     const double y = x * SA_LOG2E;
     if (x - x != 0) {

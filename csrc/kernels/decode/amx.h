@@ -1,16 +1,16 @@
-/* Decoding of one to four queries on the matrix unit, where all is bfloat16, as it lies. 16 keys are a left operand,
- * 16 rows of values a right one. The pairs of values are neighbouring columns: even ones meet (p, 0), odd ones (0,
- * p), two rows of the left operand for each term of a weight.
+/* Decoding of one to four queries on the matrix unit, all bfloat16 as it lies: 16 keys are a left operand, 16 rows
+ * of values a right one, whose pairs are neighbouring columns. Even columns meet (p, 0), odd ones (0, p), two left
+ * rows for each term of a weight.
  *
  * Tile registers: 0 scores and 1 queries, 16 rows of R words; 2 weights and 4 to 7 outputs, 4·R rows of 64 bytes; 3
  * keys or values, 16 rows of 64 bytes. */
 
 enum { SA_AMX_DECODE_ROWS = 4 };
 
-/* The most keys of a tile: its steps wait for one another once for so many. */
+/* The most keys of a tile. Its steps wait for one another: longer tiles wait less often. */
 #define SA_DECODE_KEYS 256
 
-/* Weights are this much larger, so that no term is subnormal, nor its product with an ordinary value. */
+/* Weights are this much larger: no term is subnormal, nor its product with an ordinary value. */
 #define SA_DECODE_WEIGHT_UNIT 0x1p60f
 
 enum { FN(decode_weight_rows) = 4 /* of a query: two terms, for even and odd columns */ };
@@ -33,7 +33,7 @@ SA_ONCE size_t FN(amx_lay_out_decode)(const sa_attention *a, char *base, size_t 
     return used;
 }
 
-/* Queries as they are, [E / 2][R] pairs. False if products with keys might leave float32 unseen. */
+/* [E / 2][R] pairs. False if products with keys might leave float32 unseen. */
 SA_ONCE bool FN(decode_take_queries)(const sa_block *b, FN(scratch) * s, const int R) {
     const sa_matrix *m = &b->a->query.m;
     const ptrdiff_t E = b->a->E;
@@ -80,8 +80,8 @@ SA_INLINE void FN(decode_scale)(real *P, vec factor, vec *top, const int R) {
     }
 }
 
-/* P[n][R] = factor·k[j]·q[r], n a multiple of 16. Returns the maxima of lanes. Vectors stay a step behind the unit. A
- * score of +inf or NaN, perhaps by the unit alone, makes the output so. */
+/* P[n][R] = factor·k[j]·q[r], n a multiple of 16; vectors stay a step behind the unit. Returns the maxima of lanes. A
+ * score of +inf or NaN makes the output so. */
 SA_INLINE vec FN(amx_decode_scores)(const char *queries, const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t E, real factor,
                                     real *P, const int R) {
     const ptrdiff_t stride = rows->stride, ahead = rows->ahead.soon;
@@ -143,8 +143,8 @@ SA_INLINE void FN(decode_weights)(const real *P, vec maximum, vec *sum, char *to
     FN(decode_fetch)(v + (at) + ahead, stride);                                                                                \
     SA_TILE_DOT(to, 2, 3);
 
-/* s->product[4][4·R][16] = weights of n keys times 32·`tiles` columns from v on; with P the weights are made on the
- * way. With one or two tiles every other 16 keys go to the third and fourth: products do not wait for one another. */
+/* s->product[4][4·R][16] = weights of n keys times 32·`tiles` columns from v on; with P it makes the weights first.
+ * With one or two tiles every other 16 keys go to the third and fourth, so that products do not wait. */
 SA_INLINE void FN(decode_products)(const FN(decode_state) * s, const real *P, vec maximum, vec *sum, const char *v,
                                    ptrdiff_t stride, ptrdiff_t ahead, ptrdiff_t n, const ptrdiff_t tiles, const int R) {
     const ptrdiff_t bytes = FN(decode_weight_rows) * R * 64;
@@ -187,8 +187,8 @@ SA_INLINE void FN(decode_products)(const FN(decode_state) * s, const real *P, ve
 }
 #undef SA_DECODE_VALUES
 
-/* O[R][Dv] = alpha·O + Σ_j 2^(P[j][r] − maximum)·v[j] over n keys, a multiple of 16; *sum takes up the weights. Of 32
- * columns, even ones come first. */
+/* O[R][Dv] = alpha·O + Σ_j 2^(P[j][r] − maximum)·v[j] over n keys, a multiple of 16. Of 32 columns even ones come
+ * first. */
 SA_INLINE void FN(amx_decode_values)(const FN(decode_state) * s, const real *P, vec maximum, vec *sum,
                                      const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t Dv, real *O, const real *alpha,
                                      const int R) {
@@ -215,7 +215,6 @@ SA_INLINE void FN(amx_decode_values)(const FN(decode_state) * s, const real *P, 
     }
 }
 
-/* n rows of bfloat16, in place or packed. */
 SA_ONCE FN(decode_rows) FN(decode_bf16_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m, FN(cache) * cache,
                                              ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
     if (FN(decode_reads)(m) == SA_READS_BF16) {
@@ -235,7 +234,6 @@ SA_ONCE FN(decode_rows) FN(decode_bf16_rows)(const sa_block *b, FN(scratch) * s,
     return (FN(decode_rows)){s->decode.rows, width * 2, {0, 0}, SA_READS_BF16, false};
 }
 
-/* The keys that may be one tile; 0: none. */
 SA_ONCE ptrdiff_t FN(amx_decode_keys)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first) {
     const ptrdiff_t left = b->end - first, n = left < SA_DECODE_KEYS ? left / SA_TILE_ROWS * SA_TILE_ROWS : SA_DECODE_KEYS;
     return s->decode.use && n >= SA_KEYS_PER_TILE ? n : 0;

@@ -1,7 +1,7 @@
-/* Decoding by dot products of bfloat16 pairs, where all is bfloat16. Keys are read as they lie. Values are zipped, two
- * rows at a time, into pairs of keys; weights are rounded to bfloat16 after their sum. Queries must be below 2^50 and
- * not subnormal. Keys are not checked: scores and output are (decode_sums_hold). If they do not hold, the block goes
- * again by multiply-adds, with weights rounded as well. */
+/* Decoding by dot products of bfloat16 pairs. Keys are read as they lie; two rows of values are zipped into pairs of
+ * keys; weights are rounded to bfloat16 after their sum. Queries must be below 2^50 and not subnormal. Keys are not
+ * checked: scores and output are (decode_sums_hold). If they fail, the block goes by multiply-adds, with weights
+ * rounded as well. */
 
 enum { SA_LEAST_OF_DECODE = -126 };
 
@@ -19,7 +19,6 @@ SA_ONCE void FN(bf16dot_open_decode)(const sa_block *b, FN(scratch) * s) {
     s->decode.use = s->decode.rounds = FN(decode_by_pairs)(b->a);
 }
 
-/* Puts the columns of zipped values in order. */
 SA_ONCE void FN(bf16dot_decode_order)(real *O, ptrdiff_t count) {
     for (ptrdiff_t i = 0; i < count; i += 2 * SA_LANES) {
         const vec low = V(load)(O + i), high = V(load)(O + i + SA_LANES);
@@ -28,7 +27,6 @@ SA_ONCE void FN(bf16dot_decode_order)(real *O, ptrdiff_t count) {
     }
 }
 
-/* Queries as they are to s->q, if they go by pairs. */
 SA_ONCE bool FN(bf16dot_decode_queries)(const sa_block *b, FN(scratch) * s) {
     const sa_matrix *m = &b->a->query.m;
     int beyond = 0;
@@ -40,7 +38,6 @@ SA_ONCE bool FN(bf16dot_decode_queries)(const sa_block *b, FN(scratch) * s) {
     return s->decode.use;
 }
 
-/* n rows of bfloat16, in place or copied. */
 SA_ONCE FN(decode_rows) FN(decode_raw_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m, FN(cache) * cache,
                                             ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
     if (FN(decode_reads)(m) == SA_READS_BF16) {
@@ -64,8 +61,7 @@ SA_ONCE FN(decode_rows) FN(decode_raw_rows)(const sa_block *b, FN(scratch) * s, 
         }                                                                                                                      \
     }
 
-/* sum[r][c] += p[r] times C vectors of columns of two rows, of which `left` columns exist. Lines ahead of `next` are
- * fetched; if it is 0, ahead of both rows. */
+/* sum[r][c] += p[r] times C vectors of columns of two rows. Fetches ahead of `next`, or, if that is 0, of the rows. */
 SA_INLINE void FN(decode_pair_step)(const real *p, const char *row, const char *second, uintptr_t next, FN(decode_ahead) ahead,
                                     ptrdiff_t left, vec sum[SA_DECODE_ROWS][8], const int R, const int C, const bool far) {
     vec p_r[SA_DECODE_ROWS];
@@ -88,8 +84,8 @@ SA_INLINE void FN(decode_pair_step)(const real *p, const char *row, const char *
     }
 }
 
-/* O[R][o_stride] = alpha[r]·O + Σ_j p_j[r]·v[j] in C vectors of columns from d on. A vector of pairs[] has the weights
- * of 2·apart keys: lane i·R + r those of keys i and i + apart for row r. */
+/* O[R][o_stride] = alpha[r]·O + Σ_j p_j[r]·v[j] in C vectors of columns from d on. A vector of pairs[] has weights of
+ * 2·apart keys: lane i·R + r those of keys i and i + apart for row r. */
 SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apart, const FN(decode_rows) * rows, ptrdiff_t n,
                                        ptrdiff_t d, ptrdiff_t left, real *restrict O, ptrdiff_t o_stride,
                                        const real *restrict alpha, const int R, const int C, const bool far) {
@@ -122,7 +118,6 @@ SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apa
     }
 }
 
-/* Of all columns. */
 SA_INLINE void FN(decode_pair_values)(const real *restrict pairs, ptrdiff_t apart, const FN(decode_rows) * v, ptrdiff_t n,
                                       ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const bool far) {
     const int C = R == 8 ? 2 : R == 4 ? 4 : 8;
@@ -131,7 +126,7 @@ SA_INLINE void FN(decode_pair_values)(const real *restrict pairs, ptrdiff_t apar
     for (; d + C * SA_LANES <= Dv; d += C * SA_LANES) {
         FN(decode_pair_columns)(pairs, apart, v, n, d, C * SA_LANES, O, o_stride, alpha, R, C, far);
     }
-    if (C == 8 && d + 4 * SA_LANES <= Dv) { /* fewer sums would wait for one another */
+    if (C == 8 && d + 4 * SA_LANES <= Dv) {
         FN(decode_pair_columns)(pairs, apart, v, n, d, 4 * SA_LANES, O, o_stride, alpha, R, 4, far);
         d += 4 * SA_LANES;
     }
@@ -145,11 +140,11 @@ SA_DECODE_PAIR_LEAVES(4)
 SA_DECODE_PAIR_LEAVES(8)
 #undef SA_DECODE_PAIR_LEAVES
 
-/* Whether a score left float32: −inf would pass for a closed pair, and softcap hides infinities. */
+/* −inf would pass for a closed pair, and softcap hides infinities. */
 SA_ONCE bool FN(decode_score_lost)(const real *P, ptrdiff_t n, ptrdiff_t p_stride, const int R) {
     int lost = 0;
     if (p_stride == R) {
-        vec check = V(set1)(0); /* 0·x: 0 for a finite x, else NaN */
+        vec check = V(set1)(0);
         for (ptrdiff_t i = 0; i < n * R; i += SA_LANES) {
             check = V(fma)(V(load)(P + i), V(set1)(0), check);
         }
@@ -178,7 +173,7 @@ SA_ONCE void FN(bf16dot_decode_scores)(const sa_block *b, FN(scratch) * s, ptrdi
     s->decode.lost |= FN(decode_score_lost)(s->P, n, p_stride, R);
 }
 
-/* Weights P[n][p_stride] become pairs of two vectors each, and meet the values. */
+/* Weights P[n][p_stride] become pairs of two vectors each. */
 SA_ONCE void FN(bf16dot_decode_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
                                        const int R) {
     const ptrdiff_t Dv = b->a->Dv, apart = SA_LANES / p_stride, count = (ptrdiff_t)FN(round_up)(n * p_stride);

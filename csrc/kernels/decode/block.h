@@ -1,5 +1,4 @@
-/* A block of few queries (decoding): forward.h's pass with features as lanes. A tile without masks and the like has its
- * scores side by side, in full vectors. */
+/* A block of few queries (decoding): forward.h's pass with features as lanes. */
 
 /* q[R][width] times the factor, in the order in which keys are read. Other products take them as they are. */
 SA_ONCE void FN(pack_decode_queries)(const sa_block *b, FN(scratch) * s, int R) {
@@ -41,7 +40,7 @@ SA_ONCE void FN(restore_order)(const sa_block *b, FN(scratch) * s, int R) {
 
 /* ---- a tile with nothing but scores --------------------------------------------------------------------------------- */
 
-/* Whether the tile needs no pass of scores.h: then its scores are [n][R]. */
+/* Whether the tile needs no pass of scores.h: then its scores are [n][R], in full vectors. */
 SA_ONCE bool FN(decode_plain)(const sa_block *b, ptrdiff_t first, ptrdiff_t n) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
@@ -52,8 +51,8 @@ SA_ONCE bool FN(decode_plain)(const sa_block *b, ptrdiff_t first, ptrdiff_t n) {
     return plain;
 }
 
-/* pass_exp for scores a vector apart. Sums are those of decode_plain_exp to the bit: a mask that closes nothing must
- * not change lse (but where bf16dot.h does not hold the output). */
+/* Sums are those of decode_plain_exp to the bit: a mask that closes nothing must not change lse (but where bf16dot.h
+ * does not hold the output). */
 SA_ONCE void FN(decode_pass_exp)(real *P, ptrdiff_t n, const real *maximum, real *tile_sum, int R) {
     const int keys = SA_LANES / R;
     const vec m = V(load)(maximum);

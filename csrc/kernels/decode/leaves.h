@@ -75,7 +75,6 @@ SA_SHARED FN(decode_rows) FN(decode_rows_of)(const sa_block *b, const sa_matrix 
     return (FN(decode_rows)){(const char *)rows, stride * (ptrdiff_t)sizeof(real), {0, 0}, reads, false};
 }
 
-/* Whether other products do the block's tiles. */
 SA_INLINE bool FN(decode_by_products)(const FN(scratch) * s) { return s->decode.use && s->products->decode_scores; }
 
 /* s->P[n][p_stride] = the tile's scores; p_stride is R or SA_LANES. */

@@ -1,6 +1,9 @@
-/* What leaves of decoding are made of: R queries against the rows of a key head, features as lanes. R is their number
- * rounded up to a power of two. K and V are read once, where they lie: reading them takes the time. leaves.h makes the
- * leaves, block.h walks over the keys. */
+/* What leaves of decoding are made of: R queries (rounded up to a power of two) against rows of a key head, read
+ * once, where they lie. Lanes are features. leaves.h makes the leaves, block.h walks over the keys.
+ *
+ * Rows ahead are fetched, `soon` into L1 and `later` into L2, where more can be on its way. A vector that is a whole
+ * line fetches the line ahead. Shorter ones would fetch a line several times: there whole rows are fetched, and
+ * values go by groups of rows (docs/decisions/0006-decoding.md). */
 
 /* The most rows: one vector holds them, and eight need 32 registers. */
 #if SA_LANES >= 8 && SA_VECTOR_REGISTERS == 32
@@ -31,27 +34,23 @@
 #define SA_SOME_F16 1
 #endif
 
-/* How far ahead rows are fetched; `later` into the L2, where more can be on its way. */
 #define SA_BYTES_AHEAD(far) ((far) && SA_VECTOR_IS_LINE ? 8192 : 4096)
 #define SA_BYTES_LATER(far) ((far) && SA_VECTOR_IS_LINE ? 32768 : 0)
 
-/* A vector of a whole line fetches the line ahead into L1. Shorter vectors would fetch each line several times: there
- * whole rows are fetched, and values go by so many bytes of rows (docs/decisions/0006-decoding.md). */
 #define SA_VECTOR_IS_LINE (sizeof(vec) == 64)
 #define SA_VALUES_TOGETHER 4096
 
-/* Bytes from a row to what is fetched meanwhile, `later` into the L2 alone; 0: nothing. */
+/* Bytes from a row to what is fetched; 0: nothing. */
 typedef struct {
     ptrdiff_t soon, later;
 } FN(decode_ahead);
 
-/* Rows of keys or values, `stride` bytes apart. */
 typedef struct {
     const char *at;
     ptrdiff_t stride;
     FN(decode_ahead) ahead;
     int reads;
-    bool together; /* no gaps between them */
+    bool together; /* no gaps between rows */
 } FN(decode_rows);
 
 /* The width of rows of queries and output. */
@@ -65,14 +64,14 @@ SA_INLINE int FN(decode_reads)(const sa_matrix *m) {
     return SA_SOME_F16 && m->dtype == SA_F16 && in_place ? SA_READS_F16 : SA_READS_REAL;
 }
 
-/* From a row to the one `bytes` of rows further, or four rows; 0 if that is behind the open keys. */
+/* Bytes to the row that is `bytes` of rows further, or four rows; 0 if it is behind the open keys. */
 SA_INLINE ptrdiff_t FN(rows_ahead)(const sa_block *b, const sa_matrix *m, ptrdiff_t last, ptrdiff_t row_bytes,
                                    ptrdiff_t bytes) {
     const ptrdiff_t rows = row_bytes * 4 > bytes || row_bytes == 0 ? 4 : bytes / row_bytes;
     return bytes > 0 && last + rows <= b->open_end ? rows * m->row_stride : 0;
 }
 
-/* n rows of keys or values, in place or packed. */
+/* In place or packed. */
 FN(decode_rows)
 FN(decode_rows_of)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width);
 
@@ -82,15 +81,13 @@ FN(decode_rows_of)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptr
 #define SA_DECODE_VECS(reads) ((reads) == SA_READS_BF16 || (reads) == SA_READS_PAIRS ? 2 : 1)
 #define SA_DECODE_STEP(reads) ((reads) == SA_READS_RAW ? 2 * SA_LANES : SA_DECODE_VECS(reads) * SA_LANES) /* in elements */
 
-/* Fetches ahead of rows from … to − 1, where vectors are not lines. */
 SA_INLINE void FN(fetch_rows)(const FN(decode_rows) * rows, ptrdiff_t from, ptrdiff_t to, ptrdiff_t bytes) {
     for (ptrdiff_t r = from; !SA_VECTOR_IS_LINE && rows->ahead.soon != 0 && r < to; ++r) {
         sa_fetch((uintptr_t)rows->at + (uintptr_t)(r * rows->stride + rows->ahead.soon), bytes, true);
     }
 }
 
-/* Fetches the lines ahead of p, both if `far`, where vectors are lines; p may be nobody's. It is the line that is read;
- * but where rows are far and together, lines are fetched in the order of memory, whatever the order of reading. */
+/* p is the line that is read, or the next in memory where rows are far and together. What is fetched may be nobody's. */
 SA_INLINE void FN(fetch_lines)(uintptr_t p, FN(decode_ahead) ahead, const bool far) {
     if (SA_VECTOR_IS_LINE) {
         __builtin_prefetch((const char *)(p + (uintptr_t)ahead.soon), 0, 3);
@@ -134,7 +131,7 @@ SA_INLINE void FN(decode_load)(const char *p, vec *x, const int reads) {
     x[0] = V(load)(from);
 }
 
-/* Of the last n elements of a row; the rest is 0. */
+/* The last n elements of a row, and zeros. */
 SA_INLINE void FN(decode_load_n)(const char *p, ptrdiff_t n, vec *x, const int reads) {
     if (reads == SA_READS_REAL) {
         x[0] = V(load_n)((const real *)(const void *)p, (int)n);
@@ -156,8 +153,8 @@ SA_INLINE vec FN(decode_product)(vec sum, vec x, vec q, const int reads) {
 
 /* ---- products ------------------------------------------------------------------------------------------------------ */
 
-/* sum[i·R + r] += k_i·q[r] over the step at element e, which q points to; left > 0: over the last elements of a row.
- * Lines ahead of `next` are fetched, `apart` from key to key. */
+/* sum[i·R + r] += k_i·q[r] over the step at element e, or the last `left` elements. Fetches ahead of `next`, `apart`
+ * from key to key. */
 SA_INLINE void FN(decode_scores_step)(const real *q, ptrdiff_t q_stride, const char *const *k, uintptr_t next, ptrdiff_t apart,
                                       FN(decode_ahead) ahead, ptrdiff_t e, ptrdiff_t left, vec *sum, const int R,
                                       const int reads, const bool far) {
@@ -199,8 +196,8 @@ SA_INLINE void FN(decode_scores_step)(const real *q, ptrdiff_t q_stride, const c
     }
 }
 
-/* P[n][p_stride] = factor·k[j]·q[r] in columns 0 … R − 1. q[R][q_stride] is padded with zeros and holds the factor, but
- * for SA_READS_RAW. p_stride is SA_LANES, or R: then whole vectors are written, anything behind n keys. */
+/* P[n][p_stride] = factor·k[j]·q[r] in columns 0 … R − 1. q[R][q_stride] is padded with zeros; but for SA_READS_RAW it
+ * holds the factor. p_stride is SA_LANES, or R with room for whole vectors. */
 SA_INLINE void FN(decode_scores)(const real *restrict q, const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t E,
                                  real *restrict P, ptrdiff_t p_stride, real factor, const int R, const int reads,
                                  const bool far) {
@@ -250,8 +247,7 @@ SA_INLINE void FN(decode_scores)(const real *restrict q, const FN(decode_rows) *
     }
 }
 
-/* O[R][o_stride] = alpha[r]·O + Σ_j P[j][r]·v[j] in C vectors of columns from d on, or the last `tail` columns of a
- * row. */
+/* O[R][o_stride] = alpha[r]·O + Σ_j P[j][r]·v[j] in C vectors of columns from d on, or the last `tail` columns. */
 SA_INLINE void FN(decode_values_columns)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * rows, ptrdiff_t n,
                                          ptrdiff_t d, real *restrict O, ptrdiff_t o_stride, const real *restrict alpha,
                                          const int R, const int C, const int reads, ptrdiff_t tail, const bool far) {
@@ -299,7 +295,7 @@ SA_INLINE void FN(decode_values_columns)(const real *restrict P, ptrdiff_t p_str
     }
 }
 
-/* Of n rows from `first` on and all columns. Each C vectors of columns fetch a share of the rows ahead. */
+/* Rows from `first` on, all columns. Each C vectors fetch a share of the rows ahead. */
 SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t first,
                                       ptrdiff_t n, ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R,
                                       const int reads, const bool far) {
@@ -316,7 +312,7 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
     if (steps == 0) {
         FN(fetch_rows)(&rows, 0, n, bytes);
     }
-    if (C == 8 && d + 4 * SA_LANES <= Dv) { /* fewer sums would wait for one another */
+    if (C == 8 && d + 4 * SA_LANES <= Dv) {
         FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, 4, reads, 0, far);
         d += 4 * SA_LANES;
     }
@@ -328,8 +324,7 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
     }
 }
 
-/* Of all n rows, in groups where whole rows are fetched. Dv alone sets the groups, so that packed and in place give the
- * same bits. */
+/* In groups where whole rows are fetched. Dv alone sets them: packed and in place give the same bits. */
 SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t n,
                                  ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const int reads,
                                  const bool far) {
@@ -354,8 +349,7 @@ SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, con
         }                                                                                                                      \
     }
 
-/* Raises the maximum to that of scores [n][R], the lanes of `top`, and sets s->alpha. Returns the maximum in those
- * lanes. */
+/* Raises the maximum to that of scores [n][R], the lanes of `top`. Returns it in those lanes. */
 SA_INLINE vec FN(decode_raise_maximum)(FN(scratch) * s, vec top, const int R) {
     real each[SA_LANES];
     V(store)(each, top);
@@ -375,7 +369,7 @@ SA_INLINE vec FN(decode_raise_maximum)(FN(scratch) * s, vec top, const int R) {
     return V(load)(each);
 }
 
-/* Adds weights [n][R], the lanes of `sum`, to the running sum, in order. */
+/* Adds weights [n][R], the lanes of `sum`, in order. */
 SA_INLINE void FN(decode_take_sum)(FN(scratch) * s, vec sum, const int R) {
     real each[SA_LANES];
     V(store)(each, sum);

@@ -3,8 +3,7 @@
 
 #include "kernels/products/amx_tiles.h"
 
-/* Whether all is float16 or all bfloat16. Queries are then multiplied as they are and scores get the scale; the running
- * maximum lags; the unit adds to O in place. */
+/* Whether all is float16 or all bfloat16: queries go without the scale, the maximum lags, the unit adds to O in place. */
 SA_INLINE bool FN(is_of_16_bits)(const sa_attention *a) {
     const sa_dtype dtype = a->query.m.dtype;
     return (dtype == SA_F16 || dtype == SA_BF16) && a->key.m.dtype == dtype && a->value.m.dtype == dtype;
@@ -18,8 +17,8 @@ SA_INLINE int FN(terms_of_call)(const sa_attention *a) {
     return of_value > terms ? of_value : terms;
 }
 
-/* For smaller sizes padding costs more than the unit gains; few queries make no wide blocks; products without the scale
- * need an ordinary one. */
+/* Smaller sizes gain less than padding costs; few queries make no wide blocks; products without the scale need an
+ * ordinary one. */
 SA_ONCE bool FN(amx_take)(const sa_attention *a) {
     const real factor = FN(factor_of)(a);
     return a->S >= 32 && a->E >= 16 && a->Dv >= 16 && a->L > SA_LANES / a->gqa &&
@@ -28,7 +27,6 @@ SA_ONCE bool FN(amx_take)(const sa_attention *a) {
 
 SA_INLINE ptrdiff_t FN(tiles_in)(ptrdiff_t n, ptrdiff_t size) { return (n + size - 1) / size; }
 SA_INLINE ptrdiff_t FN(steps_of)(ptrdiff_t n) { return FN(tiles_in)(n, SA_TILE_STEP); }
-/* Row tiles go in twos. */
 SA_INLINE ptrdiff_t FN(row_tiles_of)(ptrdiff_t n) { return FN(tiles_in)(n, 2 * SA_TILE_ROWS) * 2; }
 
 enum { FN(key_tiles) = SA_KEYS_PER_TILE / 16, FN(key_steps) = SA_KEYS_PER_TILE / 32 };
@@ -68,7 +66,7 @@ SA_ONCE void FN(amx_open)(const sa_block *b, FN(wide_state) * s) {
 
 SA_ONCE void FN(amx_close)(void) { sa_tiles_close(); }
 
-/* Whether rows are taken as they lie: 16 bits without gaps, of so many terms. */
+/* Whether rows are taken as they lie: 16 bits without gaps. */
 SA_INLINE bool FN(is_taken)(const sa_matrix *m, int terms) {
     return terms < 3 && terms == FN(left_terms)(m->dtype) && !m->swapped && m->col_stride == 2;
 }
@@ -105,7 +103,7 @@ SA_ONCE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(cel
     return cells->state[cell] == SA_CELL_HOLDS ? tiles : NULL;
 }
 
-/* Queries as the right operand; in a call of 16 bits without the factor. */
+/* In a call of 16 bits without the factor. */
 SA_ONCE void FN(amx_queries)(const sa_block *b, FN(scratch) * s, int nv) {
     FN(wide_state) *wide = &s->wide;
     const ptrdiff_t E = b->a->E;
@@ -137,7 +135,7 @@ SA_ONCE void FN(open_steps)(const sa_block *b, const FN(scratch) * s, ptrdiff_t 
     }
 }
 
-/* to[n][nv·lanes] = a cell's rows, `width` wide, times the right operand, but for vectors that causal closes. */
+/* to[n][nv·lanes] = a cell's rows, `width` wide, times the right operand. */
 SA_ONCE void FN(amx_rows)(const sa_block *b, const FN(scratch) * s, const FN(cells) * cells, const char *cell,
                           const char *right, int right_terms, ptrdiff_t width, ptrdiff_t first, ptrdiff_t n, real *to,
                           bool exact, int nv) {
@@ -161,7 +159,6 @@ SA_ONCE void FN(amx_rows)(const sa_block *b, const FN(scratch) * s, const FN(cel
     }
 }
 
-/* Products of keys and queries to s->P. */
 SA_ONCE bool FN(amx_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const FN(wide_state) *wide = &s->wide;
     const char *keys = wide->queries_fit ? FN(cell_of)(b, s, &wide->keys, first, false, false) : NULL;
@@ -172,7 +169,7 @@ SA_ONCE bool FN(amx_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return keys != NULL;
 }
 
-/* Whether the tile's maximum may lag: 16-bit values within the bounds of terms leave weights room above 1. */
+/* 16-bit values within the bounds of terms leave weights room above 1. */
 SA_ONCE bool FN(amx_may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) {
     return s->wide.of_16_bits && FN(cell_of)(b, s, &s->wide.values, first, true, true);
 }
@@ -187,7 +184,7 @@ SA_INLINE vec FN(weight)(const real *p, vec factor, vec maximum, const bool scor
     return terms == 2 ? FN(exp2_short)(below) : FN(exp2)(below);
 }
 
-/* Weights of keys j and j + 1, of one, or of none, as a row of the right operand: vectors of rows `lanes` long. */
+/* Weights of keys j and j + 1, one or none, as a row of the right operand. */
 SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t part_bytes, vec factor, const vec *maximum,
                               vec *sum, const int vectors, const int keys, const bool scores, const int terms) {
     SA_UNROLL
@@ -204,7 +201,7 @@ SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t p
     }
 }
 
-/* Of a step's n keys, with zeros behind them. *sum takes the weights up. */
+/* A step's n keys, with zeros behind them. */
 SA_INLINE void FN(split_step)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t part_bytes, real unit,
                               const real *maximum, real *sum, const int vectors, const bool scores, const int terms) {
     const vec factor = V(set1)(unit);
@@ -250,8 +247,7 @@ SA_SPLIT_LEAF(4, 3)
 #undef SA_SPLIT_LEAF
 _Static_assert(SA_RIGHT_TERMS == 3, "the leaves of split_step");
 
-/* P as the right operand, from vector s->wide.from of each step on. With `scores` weights are 2^(P·factor − maximum), P
- * stays, and s->tile_sum takes the sums. */
+/* P as the right operand. `scores`: weights are 2^(P·factor − maximum), P stays, s->tile_sum takes the sums. */
 SA_ONCE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, int nv, bool scores, int terms) {
     const size_t part_bytes = (size_t)(FN(key_steps) * nv) * SA_TILE_BYTES;
     const ptrdiff_t lanes = nv * SA_LANES;
@@ -277,7 +273,7 @@ SA_ONCE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, int nv, bool scores
     }
 }
 
-/* The right operand from scores or weights in P. False, too, if a weight is NaN. */
+/* False, too, if a weight is NaN. */
 SA_ONCE bool FN(amx_weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool scores) {
     if (!(s->wide.values_now = FN(cell_of)(b, s, &s->wide.values, first, true, true))) {
         return false;
@@ -294,7 +290,6 @@ SA_ONCE bool FN(amx_weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t first
     return true;
 }
 
-/* O[rows][nv·lanes] = alpha·O + product. */
 SA_INLINE void FN(amx_add_product)(const real *product, const real *alpha, real *O, ptrdiff_t lanes, ptrdiff_t rows,
                                    const int lane_tiles) {
     vec f[2];
@@ -317,7 +312,6 @@ SA_INLINE bool FN(all_one)(const real *alpha, int vectors) {
     return !V(any)(V(not_lt)(V(zero_unless)(ones, -one), V(set1)(0)));
 }
 
-/* O = alpha·O + Vᵀ·P after amx_weights. */
 SA_ONCE void FN(amx_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     (void)first;
     const ptrdiff_t Dv = b->a->Dv, lanes = nv * SA_LANES, all_steps = FN(steps_of)(n), odd = Dv % (2 * SA_TILE_ROWS);

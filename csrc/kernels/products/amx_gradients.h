@@ -29,7 +29,6 @@ SA_ONCE size_t FN(amx_lay_out_gradients)(const sa_attention_gradients *d, char *
     return used;
 }
 
-/* Forgets another block's cells, also if this one goes by multiply-adds. */
 SA_ONCE void FN(amx_open_gradients)(const sa_block *b, FN(gradient_state) * g) {
     if (FN(amx_take)(b->a) && !b->cache_holds) {
         memset(g->key_columns.state, SA_CELL_UNKNOWN, (size_t)g->key_columns.room);
@@ -72,7 +71,6 @@ SA_ONCE void FN(amx_pack_gradients)(const sa_backward_block *b, const FN(scratch
                                     FN(split_summands)(x->grad_out, x->grad_factor, count, a->Dv, g->grad_rows, g->terms)));
 }
 
-/* (2) to dS. */
 SA_ONCE bool FN(amx_dweights)(const sa_block *b, FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first, ptrdiff_t n,
                               real *dS, int nv) {
     const char *values = g->fit ? FN(cell_of)(b, s, &s->wide.values, first, true, false) : NULL;
@@ -82,16 +80,15 @@ SA_ONCE bool FN(amx_dweights)(const sa_block *b, FN(scratch) * s, const FN(gradi
     return values != NULL;
 }
 
-/* Terms of P and dS as left operands and of dS as the right one (s->wide.weights), cut towards zero: n rows of a step,
- * vectors from `from` on. plain: P holds scores and dS dP, and stay so; `keeps` stores dS. False if some dS is not
- * finite. */
+/* Terms of P and dS as left operands and of dS as the right one, cut towards zero. plain: P holds scores and dS dP,
+ * which stay; `keeps` stores dS. False if some dS is not finite. */
 SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_state) * g, const real *P, real *dS,
                                  const real *delta, int from, ptrdiff_t n, int nv, const int terms, const bool plain,
                                  bool keeps) {
     const ptrdiff_t query_steps = FN(steps_of)(nv * SA_LANES);
     const size_t left_term = (size_t)(2 * query_steps) * SA_TILE_BYTES, right_term = (size_t)nv * SA_TILE_BYTES;
     const vec zero = V(set1)(0);
-    vec check = zero; /* 0·x: 0 for a finite x, else NaN */
+    vec check = zero;
     for (ptrdiff_t j = 0; j < SA_TILE_STEP; j += 2) {
         const ptrdiff_t left_at = j / SA_TILE_ROWS * query_steps * SA_TILE_BYTES + j % SA_TILE_ROWS * 64;
         char *right = s->wide.weights + j * 32;
@@ -146,7 +143,7 @@ SA_SPLIT_DSCORES(2)
 SA_SPLIT_DSCORES(3)
 #undef SA_SPLIT_DSCORES
 
-/* to[n][stride] += 32 rows of left · `width` lanes of right; sums run from query step `from` on. */
+/* to[n][stride] += left·right, 32 rows by `width` lanes; sums run from query step `from` on. */
 SA_ONCE void FN(add_rows_product)(const FN(scratch) * s, int terms, const char *left, const char *right, ptrdiff_t from,
                                   ptrdiff_t query_steps, ptrdiff_t width, ptrdiff_t n, real *to, ptrdiff_t stride) {
     const ptrdiff_t lane_tiles = FN(tiles_in)(width, SA_LANES);
@@ -181,7 +178,7 @@ SA_ONCE void FN(add_rows_product)(const FN(scratch) * s, int terms, const char *
     }
 }
 
-/* dqT[E][nv·lanes] += a step of the cell's columns times dS. */
+/* dqT[E][nv·lanes] += a step of columns times dS. */
 SA_ONCE void FN(add_columns_product)(const sa_block *b, const FN(scratch) * s, const FN(gradient_state) * g,
                                      const char *columns, int from, real *dqT, int nv) {
     const ptrdiff_t lanes = nv * SA_LANES;
@@ -201,8 +198,7 @@ SA_ONCE void FN(add_columns_product)(const sa_block *b, const FN(scratch) * s, c
     }
 }
 
-/* (1), (3) and (6) from the tile's key `done` on, by steps: what is split stays in L1. dqT has E rounded up to row
- * tiles. Returns n, or the first key of a step that must go by multiply-adds. */
+/* By steps: what is split stays in L1. dqT has E rounded up to row tiles. */
 SA_ONCE ptrdiff_t FN(amx_gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g, real *P,
                                     real *dS, const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
                                     int nv, bool plain, bool keeps) {

@@ -1,27 +1,25 @@
 /* Products on a matrix unit that multiplies bfloat16 and adds in float32 (docs/decisions/0004-matrix-unit.md).
  *
- * A number is the exact sum of bfloat16 terms, float32 of three, float16 of two: x₀ is the nearest to x, x₁ the
- * nearest to the rest, x₂ what is left. A product keeps x_a·y_b with a + b below the terms of the side that has
- * more; the others are below 2^−25 of x·y. Terms rounded to nearest have either sign: errors do not add up. This
- * holds for 0 and magnitudes from 2^−100 to 2^126 (bfloat16: 2^−80 to 2^50), where no term is subnormal or infinite.
- * All else, NaN too, is reported and goes by multiply-adds.
+ * A float32 is the exact sum of three bfloat16 terms, a float16 of two: x₀ is the nearest to x, x₁ the nearest to
+ * the rest, x₂ what is left. A product keeps x_a·y_b with a + b below the larger number of terms; the others are
+ * below 2^−25 of x·y. Rounded to nearest, terms have either sign, and errors do not add up. Terms hold 0 and
+ * magnitudes from 2^−100 to 2^126 (bfloat16: 2^−80 to 2^50): none is subnormal or infinite. All else goes by
+ * multiply-adds.
  *
- * The left operand: tiles [term][row tile][step] of 16 rows × 32 bfloat16. The right one: tiles [term][step][lane
- * tile] of 16 pairs along the sum × 16 lanes. */
+ * Left operand: tiles [term][row tile][step] of 16 rows × 32 bfloat16. Right operand: tiles [term][step][lane tile]
+ * of 16 pairs along the sum × 16 lanes. */
 
 enum { SA_TILE_BYTES = 1024, SA_TILE_ROWS = 16, SA_TILE_STEP = 32 };
 
-/* As exponents of 2. Queries of bfloat16 go without the scale; their products, too, must stay within float32. */
+/* As exponents of 2. Queries of bfloat16 go without the scale; their products must stay within float32. */
 #define SA_LEAST(terms) ((terms) == 1 ? -80 : -100)
 #define SA_MOST(terms) ((terms) == 1 ? 50 : 126)
 
-/* Terms of the left operand. The right one, queries times a factor or weights, takes float32's 24 bits unless all is
- * bfloat16. */
+/* Terms of the left operand. The right one, queries times a factor or weights, has three unless all is bfloat16. */
 SA_INLINE int FN(left_terms)(sa_dtype dtype) { return dtype == SA_BF16 ? 1 : dtype == SA_F16 ? 2 : 3; }
 enum { SA_RIGHT_TERMS = 3 };
 
-/* Terms of pairs (a[i], b[i]), a row of a tile each, term_bytes apart. The last of fewer than three is the nearest to
- * what is left. */
+/* Of pairs (a[i], b[i]), term_bytes apart. The last of fewer than three is the nearest to what is left. */
 SA_INLINE void FN(split_pairs)(vec a, vec b, char *to, size_t term_bytes, const int terms, const bool nearest) {
     SA_UNROLL
     for (int p = 0; p < terms; ++p) {
@@ -34,8 +32,7 @@ SA_INLINE void FN(split_pairs)(vec a, vec b, char *to, size_t term_bytes, const 
     }
 }
 
-/* x[n][width], rows `stride` apart, as the left operand, padded with zeros; sums run along the width. False if some
- * element does not fit. */
+/* x[n][width] as the left operand, padded with zeros; sums run along the width. False if some element does not fit. */
 SA_INLINE bool FN(split_rows_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
                                   ptrdiff_t steps, char *to, const int terms) {
     const size_t term_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
@@ -59,7 +56,7 @@ SA_INLINE bool FN(split_rows_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, 
     return !V(any)(beyond);
 }
 
-/* x[n][width] transposed as a left operand; sums run along the n rows. */
+/* Transposed: sums run along the n rows. */
 SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
                                      ptrdiff_t steps, char *to, const int terms) {
     const size_t term_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
@@ -93,8 +90,8 @@ SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t 
     return !V(any)(beyond);
 }
 
-/* Rows x[0 … n − 1] times their factors as lanes of one of `lane_tiles` tiles of the right operand; sums run along the
- * width. Rows of NULL and further lanes are 0. */
+/* Rows times their factors as lanes of one of `lane_tiles` tiles of the right operand; sums run along the width. Rows
+ * of NULL and further lanes are 0. */
 SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int n, ptrdiff_t width, ptrdiff_t lane_tiles,
                                    char *to, const int terms) {
     const ptrdiff_t steps = (width + SA_TILE_STEP - 1) / SA_TILE_STEP;
@@ -122,8 +119,8 @@ SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int
     return !V(any)(beyond);
 }
 
-/* Rows x[0 … n − 1] times their factors as the right operand; sums run along the rows, in pairs half a step apart. Rows
- * of NULL are 0. */
+/* Rows times their factors as the right operand; sums run along the rows, in pairs half a step apart. Rows of NULL are
+ * 0. */
 SA_INLINE bool FN(split_summands_any)(const real *const *x, const real *factor, ptrdiff_t n, ptrdiff_t width, char *to,
                                       const int terms) {
     const ptrdiff_t steps = (n + SA_TILE_STEP - 1) / SA_TILE_STEP, lane_tiles = (width + SA_LANES - 1) / SA_LANES;
@@ -160,15 +157,13 @@ SA_LEAF bool FN(split_lanes)(const real *const *x, const real *factor, int n, pt
     }
 }
 
-/* Of two terms or three. */
 SA_LEAF bool FN(split_summands)(const real *const *x, const real *factor, ptrdiff_t n, ptrdiff_t width, char *to, int terms) {
     return terms == 2 ? FN(split_summands_any)(x, factor, n, width, to, 2) : FN(split_summands_any)(x, factor, n, width, to, 3);
 }
 
-/* ---- the same three for rows of 16 bits without gaps: bfloat16, each its own only term, or float16, of two terms. False where
- * terms, or products of bfloat16, might leave the range of float32. */
+/* ---- the same for rows of 16 bits without gaps: bfloat16, of one term, or float16, of two */
 
-/* A tile's row of 16 pairs as they lie. Returns whether one is beyond. */
+/* Returns whether a pair is beyond. */
 SA_INLINE int FN(take_pairs)(vec pairs, char *to, size_t term_bytes, const int terms) {
     if (terms == 1) {
         V(store)((real *)(void *)to, pairs);
@@ -225,7 +220,7 @@ SA_INLINE bool FN(take_columns_any)(const char *x, ptrdiff_t stride, ptrdiff_t n
     return !beyond;
 }
 
-/* x[i] are rows of lanes; lanes behind them are 0. */
+/* x[i] is lane i's row; other lanes are 0. */
 SA_INLINE bool FN(take_lanes_any)(const char *const *x, ptrdiff_t n, ptrdiff_t width, ptrdiff_t lane_tiles, char *to,
                                   const int terms) {
     const ptrdiff_t steps = (width + SA_TILE_STEP - 1) / SA_TILE_STEP;
@@ -285,7 +280,7 @@ typedef struct {
 /* X(left terms, right terms, orders): of terms a and b with a + b < orders. */
 #define SA_TERMS_OF_PRODUCTS(X) X(1, 1, 1) X(1, 2, 2) X(2, 2, 2) X(2, 2, 3) X(2, 3, 3) X(3, 3, 3)
 
-/* One product of terms, if wanted. A tile is loaded only if another was there. */
+/* A tile is loaded only if another was there. */
 #define SA_TERM(a, b)                                                                                                          \
     if ((a) < left_terms && (b) < right_terms && (a) + (b) < orders) {                                                         \
         const bool new_left = left_now != (a), new_right = right_now != (b);                                                   \

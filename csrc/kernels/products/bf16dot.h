@@ -1,10 +1,9 @@
-/* A wide block's products (products.h) as dot products of bfloat16 pairs. Products are exact in float32, sums and
- * factors are float32's: scores lose nothing. With bfloat16 values, weights are rounded to bfloat16 after their sum
- * (docs/decisions/0007-bf16dot.md).
+/* A wide block's products (products.h) of bfloat16 pairs, exact in float32; sums and factors are float32's. With
+ * bfloat16 values, weights are rounded to bfloat16 after their sum (docs/decisions/0007-bf16dot.md).
  *
- * A tile of keys is a cell, [keys][steps · 32] bfloat16 padded with zeros, copied when first asked for and kept for
- * the head's next blocks. Queries become lanes of pairs, [E / 2][nv·lanes]; values pairs of rows, [keys / 2][steps ·
- * 32][2]; weights pairs of keys, [keys / 2][nv·lanes]. */
+ * A tile of keys is a cell, [keys][steps · 32] bfloat16 padded with zeros, kept for the head's next blocks. Queries
+ * are lanes of pairs, [E / 2][nv·lanes]; values pairs of rows, [keys / 2][steps · 32][2]; weights pairs of keys,
+ * [keys / 2][nv·lanes]. */
 
 enum { SA_PAIR_STEP = 32 };
 
@@ -60,8 +59,8 @@ SA_ONCE void FN(bf16dot_open)(const sa_block *b, FN(wide_state) * s) {
 
 SA_ONCE void FN(bf16dot_close)(void) {}
 
-/* Weights of keys from … n − 1 as pairs of keys, in place: P[keys / 2][lanes]. A last one alone is paired with 0. With
- * `scores` P holds scores, and tile_sum takes the weights before rounding. */
+/* Weights of keys from … n − 1 as pairs of keys, in place; a last one alone is paired with 0. `scores`: P holds scores,
+ * and tile_sum takes the weights before rounding. */
 SA_INLINE void FN(pair_weights_any)(real *P, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum,
                                     const int nv, const bool scores) {
     vec m[SA_VECS], sum[SA_VECS];
@@ -138,7 +137,7 @@ SA_ONCE void FN(pairs_wide)(const real *qT, const real *k, ptrdiff_t k_stride, c
     }
 }
 
-/* As values_wide, P[pairs of keys][nv·lanes] and pairs of rows. */
+/* As values_wide. */
 SA_ONCE void FN(value_pairs_wide)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv, real *O,
                                   const real *alpha, sa_ahead *ahead, int nv) {
     ptrdiff_t pairs[SA_VECS];
@@ -159,7 +158,7 @@ SA_ONCE void FN(outer_pairs)(const real *p, ptrdiff_t p_stride, const real *x, p
     }
 }
 
-/* As pass_exp, but weights become pairs of keys. */
+/* As pass_exp, to pairs of keys. */
 SA_ONCE void FN(pass_pair_weights)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, int nv, bool scores) {
     const ptrdiff_t lanes = nv * SA_LANES;
     if (scores) {
@@ -175,7 +174,7 @@ SA_ONCE void FN(pass_pair_weights)(real *P, const ptrdiff_t *end, const real *ma
     }
 }
 
-/* n elements as pairs, padded with zeros to whole steps. Returns whether one is beyond pairs. */
+/* Pads n elements with zeros to whole steps. Returns whether one is beyond pairs. */
 SA_ONCE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, int least, char *to) {
     if (m->swapped || m->col_stride != 2) {
         for (ptrdiff_t e = 0; e < n; ++e) {
@@ -194,7 +193,7 @@ SA_ONCE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, int
     return beyond;
 }
 
-/* Two rows as one of pairs for sums over rows; no second row is zeros. */
+/* Two rows, or one and zeros, as pairs for sums over rows. */
 SA_ONCE int FN(join_rows)(const char *row, const char *second, const sa_matrix *m, ptrdiff_t width, int least, char *to,
                           char *two) {
     const size_t bytes = FN(pair_row_bytes)(width);
@@ -208,8 +207,7 @@ SA_ONCE int FN(join_rows)(const char *row, const char *second, const sa_matrix *
     return beyond;
 }
 
-/* The cell of keys or values from `first` on, or NULL if pairs do not hold it. `two`, room for two rows: rows are
- * joined in twos. */
+/* NULL if pairs do not hold the tile. `two`, room for two rows: rows are joined in twos. */
 SA_ONCE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cells, const sa_matrix *m, ptrdiff_t width,
                                       ptrdiff_t first, int least, char *two) {
     const ptrdiff_t at = (first - b->cache_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;
@@ -228,7 +226,7 @@ SA_ONCE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cells
     return *state == SA_CELL_HOLDS ? (const real *)(const void *)tile : NULL;
 }
 
-/* Rows as lanes of pairs, to[width / 2 rounded up to steps][nv·lanes], other lanes 0. False if pairs do not hold them. */
+/* to[width / 2 rounded up to steps][nv·lanes], other lanes 0. False if pairs do not hold the rows. */
 SA_ONCE bool FN(pairs_of_lanes)(const FN(wide_state) * s, const char *const *rows, const sa_matrix *m, int count,
                                 ptrdiff_t width, int least, char *to, int nv) {
     const size_t bytes = FN(pair_row_bytes)(width);
@@ -262,8 +260,7 @@ SA_ONCE void FN(bf16dot_queries)(const sa_block *b, FN(scratch) * s, int nv) {
                                              SA_LEAST_OF_SCORES, s->wide.queries, nv);
 }
 
-/* to[n][nv·lanes] = factor · a cell's rows times lanes of pairs, but for vectors that causal closes; top takes the
- * maxima. */
+/* to[n][nv·lanes] = factor · a cell's rows times lanes of pairs; top takes the maxima. */
 SA_ONCE void FN(rows_by_pairs)(const sa_block *b, FN(scratch) * s, const FN(cells) * cells, const real *cell,
                                const char *lanes_of_pairs, ptrdiff_t width, const real *factor, ptrdiff_t first, ptrdiff_t n,
                                real *to, real *top, int nv) {
@@ -273,7 +270,6 @@ SA_ONCE void FN(rows_by_pairs)(const sa_block *b, FN(scratch) * s, const FN(cell
                    (width + 1) / 2, to, nv * SA_LANES, factor, top, &s->ahead, nv);
 }
 
-/* Scores to s->P, their maxima to s->top. */
 SA_ONCE bool FN(bf16dot_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const FN(wide_state) *wide = &s->wide;
     const ptrdiff_t E = b->a->E;
@@ -289,7 +285,6 @@ SA_ONCE bool FN(bf16dot_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t fi
     return keys != NULL;
 }
 
-/* Scores or weights in P become pairs of weights. */
 SA_ONCE bool FN(bf16dot_weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool scores) {
     FN(wide_state) *wide = &s->wide;
     const real *values =
@@ -304,7 +299,6 @@ SA_ONCE bool FN(bf16dot_weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     return values != NULL;
 }
 
-/* O = alpha·O + Vᵀ·P after bf16dot_weights. */
 SA_ONCE void FN(bf16dot_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t end[SA_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
@@ -313,7 +307,7 @@ SA_ONCE void FN(bf16dot_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t fi
                          (ptrdiff_t)(s->wide.values.part_bytes / sizeof(real)), end, b->a->Dv, s->O, s->alpha, &s->ahead, nv);
 }
 
-/* Rounds P[count] of a tile that pairs do not hold, like its neighbours: what a closed key holds must not matter. */
+/* As exact as tiles that pairs hold: what a closed key holds must not matter. */
 SA_ONCE void FN(bf16dot_round)(FN(scratch) * s, ptrdiff_t count) {
     for (real *p = s->P; p < s->P + count; p += SA_LANES) {
         V(store)(p, V(round_pairs)(V(set1)(0), V(load)(p)));

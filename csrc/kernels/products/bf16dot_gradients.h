@@ -21,7 +21,6 @@ SA_ONCE size_t FN(bf16dot_lay_out_gradients)(const sa_attention_gradients *d, ch
     return used;
 }
 
-/* Forgets another block's cells, also if this one goes by multiply-adds. */
 SA_ONCE void FN(bf16dot_open_gradients)(const sa_block *b, FN(gradient_state) * g) {
     if (g->grad_out && !b->cache_holds) {
         memset(g->values.state, SA_CELL_UNKNOWN, (size_t)g->values.room);
@@ -59,7 +58,7 @@ SA_ONCE void FN(bf16dot_pack_gradients)(const sa_backward_block *b, const FN(scr
              FN(join_block)(&s->wide, b->rows->grad_out, &b->g->grad_out.m, count, a->Dv, g->grad_rows);
 }
 
-/* (2) to dS, times the factors of dO. */
+/* (2) times the factors of dO. */
 SA_ONCE bool FN(bf16dot_dweights)(const sa_block *b, FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first,
                                   ptrdiff_t n, real *dS, int nv) {
     const ptrdiff_t Dv = b->a->Dv;
@@ -71,14 +70,13 @@ SA_ONCE bool FN(bf16dot_dweights)(const sa_block *b, FN(scratch) * s, const FN(g
     return values != NULL;
 }
 
-/* The tile's keys in twos, finite, if (1), (3) and (6) go by pairs; else NULL. */
 SA_ONCE const real *FN(bf16dot_keys)(const sa_block *b, const FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first) {
     return g->fit ? FN(pairs_of_tile)(b, &g->key_columns, &b->key, b->a->E, first, SA_LEAST_OF_GRADIENTS, s->wide.rows) : NULL;
 }
 
-/* Keys from … n − 1, the last nv vectors, in place: P times each lane's factor and dS times the scale as rows of
- * bfloat16, [keys][lanes / 2], pairs for sums over queries; `joined` gets dS as pairs of keys. With `scores` P holds
- * scores and dS dP. Lanes without a row count as 0: the last query may be paired with one. */
+/* Keys from … n − 1, in place: P times each lane's factor and dS times the scale as rows of bfloat16, [keys][lanes /
+ * 2], pairs for sums over queries; `joined` gets dS as pairs of keys. `scores`: P holds scores and dS dP. Lanes without
+ * a row count as 0: the last query may be paired with one. */
 SA_INLINE void FN(pair_gradients_any)(real *P, real *dS, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,
                                       const real *delta, const real *factor, real scale, real *joined, const int nv,
                                       const bool scores) {
@@ -143,7 +141,7 @@ SA_INLINE void FN(pair_gradients_any)(real *P, real *dS, ptrdiff_t from, ptrdiff
 SA_LEAVES(SA_PAIR_GRADIENTS)
 #undef SA_PAIR_GRADIENTS
 
-/* (1), (3) and (6) of a tile, without vectors that causal closes; P and dS are used up. */
+/* P and dS are used up. */
 SA_ONCE ptrdiff_t FN(bf16dot_gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g, real *P,
                                         real *dS, const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
                                         int nv, bool plain, bool keeps) {

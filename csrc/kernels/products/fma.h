@@ -17,8 +17,7 @@
 SA_LEAVES(SA_FMA_LEAVES)
 #undef SA_FMA_LEAVES
 
-/* P[n][lanes] = k[n][E] · qT[E][lanes]; top takes the maxima. Vector v is worked on for the first end[v] keys; the rest
- * of P stays. */
+/* P[n][lanes] = k[n][E] · qT[E][lanes]; top takes the maxima. end: see open_ends; the rest of P stays. */
 SA_INLINE void FN(scores_wide)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end, ptrdiff_t E, real *P,
                                ptrdiff_t lanes, real *top, sa_ahead *ahead, int nv) {
     ptrdiff_t j = 0;

@@ -1,6 +1,6 @@
 /* The interface of products beside multiply-adds: bf16dot.h (dot products of bfloat16 pairs) and amx.h (a matrix
- * unit), float32 on AVX-512. A block points to one of them, or NULL. A tile's numbers alone decide its way: what
- * bfloat16 cannot hold goes by fma.h.
+ * unit), float32 on AVX-512. A block points to one, or to NULL. A tile's numbers alone decide its way: what bfloat16
+ * cannot hold goes by fma.h.
  *
  * Functions that return bool tell whether they did it; if not, nothing has changed. (1) to (6):
  * docs/theory/backward.md. */
@@ -25,13 +25,14 @@ struct FN(products) {
     /* Products of keys and queries to s->P; times s->factor they are scores. */
     bool (*scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv);
     bool (*may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first); /* the running maximum, or NULL */
-    /* Makes operands of P, scores or weights; s->tile_sum takes the sums of scores' weights. */
+    /* Makes operands of scores or weights in P; s->tile_sum takes the sums of weights of scores. */
     bool (*weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool scores);
     void (*values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv);
     void (*round_weights)(FN(scratch) * s, ptrdiff_t count); /* of a tile of multiply-adds, or NULL */
 
     /* ---- their gradients */
     size_t (*lay_out_gradients)(const sa_attention_gradients *g, char *base, size_t used, FN(gradient_state) * s);
+    /* Forgets another block's cells, even if this block goes by multiply-adds. */
     void (*open_gradients)(const sa_block *b, FN(gradient_state) * g);
     void (*pack_gradients)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_state) * g, FN(gradient_rows) * x,
                            real *q_rows, real *do_rows, int nv);
@@ -39,8 +40,8 @@ struct FN(products) {
                      int nv); /* (2), to dS */
     /* The tile's keys, finite, if its gradients go this way without rows of keys; else NULL. NULL: never. */
     const real *(*keys)(const sa_block *b, const FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first);
-    /* (1), (3) and (6) from the tile's key `done` on. plain: P holds scores, dS holds dP; keeps: dS is left in place.
-     * Returns the key it came to; multiply-adds do the rest. */
+    /* (1), (3) and (6) from the tile's key `done` on. plain: P holds scores, dS dP; keeps: dS is left in place. Returns
+     * the key it came to; multiply-adds do the rest. */
     ptrdiff_t (*gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g, real *P, real *dS,
                            const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n, int nv, bool plain,
                            bool keeps);
@@ -48,11 +49,10 @@ struct FN(products) {
     /* ---- a few rows, R of them, rounded up */
     size_t (*lay_out_decode)(const sa_attention *a, char *base, size_t used, FN(decode_state) * s);
     void (*open_decode)(const sa_block *b, FN(scratch) * s);
-    /* The most keys of a longer tile, and such a tile, into maximum, sum and output; or NULL. */
+    /* A longer tile, into maximum, sum and output, and the most keys of one; or NULL. */
     ptrdiff_t (*decode_keys)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first);
     void (*decode_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int R);
-    /* Or an ordinary tile's products while s->decode.use: queries as they are, and the order of columns that values
-     * leave; or NULL. */
+    /* Or an ordinary tile's products while s->decode.use, and the order in which values leave columns; or NULL. */
     bool (*decode_queries)(const sa_block *b, FN(scratch) * s);
     void (*decode_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride, int R);
     void (*decode_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride, int R);

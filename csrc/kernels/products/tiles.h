@@ -1,5 +1,5 @@
 /* Attention's products as register tiles, for leaves of multiply-adds (fma.h) and of bfloat16 pairs (bf16dot.h). Lanes
- * are queries: K and V are read where they lie, and nothing is summed across lanes. For few queries: decode/. */
+ * are queries: K and V are read where they lie, and nothing is summed across lanes. decode/ has few queries. */
 
 /* a[i] lane j ↔ a[j] lane i, by perfect shuffles. */
 SA_INLINE void FN(transpose)(vec *a) {
@@ -50,9 +50,7 @@ SA_INLINE vec FN(sum_each)(vec *a) {
 #endif
 }
 
-/* ---- wide ----------------------------------------------------------------------------------------------------------
- * nv vectors of lanes are worked on, of rows that are `lanes` long: a causal tile leaves out vectors that it closes for some of
- * its keys, and works on vector v for the first end[v] of them; the ends grow. */
+/* ---- wide: nv vectors of rows `lanes` long; end: see open_ends */
 
 /* Four and four rows are faster than six and two. */
 #define SA_ENDS_IN_FOURS(left, nv) (SA_ROWS(nv) == 6 && (left) == 8)
@@ -207,7 +205,7 @@ SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, 
 
 /* ---- lanes are columns: the gradients of keys and values --------------------------------------------------------------- */
 
-/* C[rows][nv·lanes] += Σ_i p[r][i]·x[i][nv·lanes], a sum from zero. C's last vector has `tail` columns; x is padded.
+/* C[rows][nv·lanes] += Σ_i p[r][i]·x[i][nv·lanes], summed from zero. C's last vector has `tail` columns; x is padded.
  * `pairs`: i counts two rows of x. */
 SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
                               ptrdiff_t n, real *restrict C, ptrdiff_t c_stride, int tail, const int rows, const int nv,
@@ -268,7 +266,7 @@ SA_INLINE void FN(outer_any)(const real *restrict p, ptrdiff_t p_stride, const r
     }
 }
 
-/* How many vectors a leaf takes at once (five as three and two), and the columns of the last one. */
+/* How many vectors a leaf takes (five as three and two), and the columns of the last one. */
 SA_INLINE int FN(vectors_at_once)(ptrdiff_t width, int *tail) {
     const ptrdiff_t left = (width + SA_LANES - 1) / SA_LANES;
     const int nv = left == SA_VECS + 1 && SA_VECS == 4 ? 3 : left < SA_VECS ? (int)left : SA_VECS;
