@@ -53,12 +53,6 @@ def test_scale_and_softcap(options):
         assert_attention(*random_inputs((2, 40, 16), 90, dtype=dtype), **options)
 
 
-def test_inputs_that_overflow_float16_inside():
-    query, key, value = (x * np.float16(100) for x in random_inputs((3, 20, 64), 50, dtype=np.float16))
-    out, *_ = assert_attention(query, key, value)
-    assert np.isfinite(out).all()
-
-
 def test_window_bounds_are_clamped():
     arrays = random_inputs((2, 30, 8), 70)
     plain = attend(*arrays)

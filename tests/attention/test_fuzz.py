@@ -3,7 +3,6 @@
 `HYPOTHESIS_PROFILE=thorough pytest tests/attention/test_fuzz.py` tries many more.
 """
 
-import contextlib
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +11,7 @@ from gradients import assert_gradients, everything
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from inputs import BFLOAT16, FLOATS, LAYOUTS, normal, random_mask, unaligned
+from instruction_sets import using
 from tolerances import assert_results, truth
 
 import selfattn as sa
@@ -23,17 +23,6 @@ SIZES = st.one_of(
     st.integers(0, 9), st.sampled_from([15, 16, 17, 31, 33, 47, 48, 49, 63, 64, 65, 127, 129, 200])
 )
 FEW = st.integers(0, 4)
-
-
-@contextlib.contextmanager
-def using(isa):
-    before = _core.get_isa()
-    _core._set_isa(isa)
-    try:
-        assert _core.get_isa() == isa
-        yield
-    finally:
-        _core._set_isa(before)
 
 
 @st.composite
@@ -204,22 +193,7 @@ NUMBERS = st.one_of(
     ),
 )
 DTYPES = [
-    "f2",
-    "f4",
-    "f8",
-    "i1",
-    "u8",
-    "?",
-    "c8",
-    "O",
-    "U2",
-    "S3",
-    "M8[s]",
-    "m8[s]",
-    "g",
-    "V4",
-    ">f4",
-    ">i2",
+    *["f2", "f4", "f8", "i1", "u8", "?", "c8", "O", "U2", "S3", "M8[s]", "m8[s]", "g", "V4", ">f4", ">i2"],
     BFLOAT16,
 ]
 BASE = np.zeros(4096, np.uint8)

@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from inputs import BFLOAT16, FLOAT_IDS, FLOATS, random_inputs
+from tolerances import assert_within, rounding, truth
 
 import selfattn as sa
 from selfattn import reference
@@ -15,53 +15,29 @@ merges = pytest.mark.parametrize(
 )
 
 
-def bound(dtype, parts, lse, out):
-    """Largest error that rounding explains, for output and lse.
-
-    An lse is rounded to its dtype, an error of eps · |lse|, which exp makes relative in a share; the sums
-    have as many terms as there are parts, and a few roundings; then the result is rounded to its own dtype.
-    """
-    wide = np.float64 if np.dtype(dtype) == np.float64 else np.float32
-    eps = float(np.finfo(wide).eps)
-    finite = np.abs(lse[np.isfinite(lse)]).max(initial=1.0)
-    relative = (4.0 * finite + 2.0 * parts + 8.0) * eps
-    return (relative + float(np.finfo(dtype).eps)) * np.abs(out).max(initial=1.0), relative * max(finite, 1.0)
-
-
-@st.composite
-def splits(draw):
-    """Draw queries (2, 4, 8), keys and values of S rows, where to cut them, a mask and the dtype."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    n_keys = draw(st.integers(0, 20))
-    cuts = sorted(draw(st.lists(st.integers(0, n_keys), max_size=5)))  # equal cuts give empty parts
-    arrays = rng.normal(size=(2, 4, 8)), rng.normal(size=(2, n_keys, 8)), rng.normal(size=(2, n_keys, 3))
-    mask = rng.random((2, 4, n_keys)) < draw(st.sampled_from([0.1, 0.6, 1.0]))
-    return arrays, [0, *cuts, n_keys], mask, draw(st.sampled_from([np.float16, np.float32, np.float64]))
-
-
 @merges
-@settings(max_examples=200, deadline=None)
-@given(splits())
-def test_parts_of_the_keys_make_the_whole(merge, problem):
-    (query, key, value), cuts, mask, dtype = problem
-    query, key, value = (x.astype(dtype) for x in (query, key, value))
-    outs, lses = [], []
-    for a, b in itertools.pairwise(cuts):
+@pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
+@pytest.mark.parametrize("owner", range(5))
+def test_parts_of_the_keys_make_the_whole(merge, dtype, owner):
+    """A part may be empty, and the sink belongs to one of them. Any split of the keys, with gradients: test_shards.py."""
+    query, key, value = random_inputs((2, 6, 8), 20, dtype=dtype, v_width=3)
+    mask = np.random.default_rng(1).random((2, 6, 20)) < 0.4
+    mask[:, 3] = False
+    sinks, parts = np.array([0.7, -0.2]), []
+    for n, (a, b) in enumerate(itertools.pairwise([0, 3, 3, 4, 15, 20])):
         out, lse = reference.scaled_dot_product_attention(
-            query, key[:, a:b], value[:, a:b], mask[..., a:b], return_lse=True, compute_dtype=np.float64
-        )
-        outs.append(out.astype(dtype))
-        lses.append(lse.astype(np.float64 if dtype == np.float64 else np.float32))
-    out, lse = merge(outs, lses)
-    whole_out, whole_lse = reference.scaled_dot_product_attention(
-        query, key, value, mask, return_lse=True, compute_dtype=np.float64
-    )
-    assert out.dtype == dtype
-    assert lse.dtype == (np.float64 if dtype == np.float64 else np.float32)
-    finite = [np.abs(part[np.isfinite(part)]).max(initial=0.0) for part in lses]
-    atol_out, atol_lse = bound(dtype, len(outs) + 20, np.array(finite), np.stack(outs))
-    np.testing.assert_allclose(out.astype(np.float64), whole_out, rtol=0, atol=2 * atol_out)
-    np.testing.assert_allclose(lse, whole_lse, rtol=0, atol=2 * atol_lse)
+            query, key[:, a:b], value[:, a:b], mask[..., a:b], sinks=sinks if n == owner else None,
+            return_lse=True, compute_dtype=np.float64,
+        )  # fmt: skip
+        parts.append((out.astype(dtype), lse.astype(np.float64 if dtype == np.float64 else np.float32)))
+    whole = truth(query, key, value, mask, sinks=sinks)
+    out, lse = merge(*zip(*parts, strict=True))
+    assert (out.dtype, lse.dtype) == (dtype, whole.lse_dtype)
+    rounded = rounding(
+        dtype, np.abs(value.astype(np.float64)).max()
+    )  # of each part's output, which is a mean of values
+    assert_within(out, whole.out, whole.out_bound + rounded)
+    assert_within(lse, whole.lse, whole.lse_bound)
 
 
 @merges
@@ -108,44 +84,21 @@ def test_nan_is_not_hidden(merge):
 
 
 @merges
-def test_the_sink_belongs_to_one_part(merge):
-    rng = np.random.default_rng(3)
-    query, key, value = rng.normal(size=(2, 4, 8)), rng.normal(size=(2, 6, 8)), rng.normal(size=(2, 6, 3))
-    sinks = np.array([0.7, -0.2])
-    whole = reference.scaled_dot_product_attention(query, key, value, sinks=sinks, return_lse=True)
-    for n_first in (0, 2, 6):  # 0: a part of the sink alone
-        first = reference.scaled_dot_product_attention(
-            query, key[:, :n_first], value[:, :n_first], sinks=sinks, return_lse=True
-        )
-        rest = reference.scaled_dot_product_attention(
-            query, key[:, n_first:], value[:, n_first:], return_lse=True
-        )
-        out, lse = merge(*zip(first, rest, strict=True))
-        atol_out, atol_lse = bound(np.float64, 2 + 7, whole[1], value)
-        np.testing.assert_allclose(out, whole[0], rtol=0, atol=2 * atol_out)
-        np.testing.assert_allclose(lse, whole[1], rtol=0, atol=2 * atol_lse)
-
-
-@merges
-def test_dtypes(merge):
-    def result(out_dtypes, lse_dtype=np.float32):
-        outs = [np.ones((1, 2), dtype) for dtype in out_dtypes]
-        return tuple(x.dtype.name for x in merge(outs, [np.zeros(1, lse_dtype)] * len(outs)))
-
-    assert result(["f2", "f2"]) == ("float16", "float32")
-    assert result(["f2", "f4"]) == ("float32", "float32")
-    assert result(["f4", "f8"]) == ("float64", "float64")
-    assert result(["i8"]) == ("float64", "float64")
-    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
-    assert result([bfloat16, bfloat16]) == ("bfloat16", "float32")
-
-
-@merges
-def test_float16_and_bfloat16_meet_in_float32(merge):
-    """As in attention; NumPy does not promote them."""
-    outs = np.ones((1, 2), np.float16), np.full((1, 2), 2, "bfloat16")
+@pytest.mark.parametrize(
+    ("kinds", "out_dtype", "lse_dtype"),
+    [
+        ([np.float16] * 2, np.float16, np.float32),
+        ([BFLOAT16] * 2, BFLOAT16, np.float32),
+        ([np.float16, BFLOAT16], np.float32, np.float32),  # as in attention; NumPy does not promote them
+        ([np.float16, np.float32], np.float32, np.float32),
+        ([np.float32, np.float64], np.float64, np.float64),
+        ([np.int64, np.int64], np.float64, np.float64),
+    ],
+)
+def test_dtypes(merge, kinds, out_dtype, lse_dtype):
+    outs = [np.full((1, 2), n + 1, dtype) for n, dtype in enumerate(kinds)]
     out, lse = merge(outs, [np.zeros(1, np.float32)] * 2)
-    assert out.dtype == np.float32 and lse.dtype == np.float32
+    assert (out.dtype, lse.dtype) == (out_dtype, lse_dtype)
     np.testing.assert_array_equal(out, [[1.5, 1.5]])
 
 

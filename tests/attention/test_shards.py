@@ -117,23 +117,3 @@ def test_any_split_over_keys(problem):
     cuts, arrays, mask, sinks, owner, d_out, d_lse, given_d_lse = problem
     found = in_shards(map, cuts, arrays, mask, sinks, owner, d_out, given_d_lse)
     assert_the_whole(found, arrays, mask, sinks, d_out, d_lse)
-
-
-def test_merged_parts_may_be_merged_again_and_pulled_back_through_both():
-    rng = np.random.default_rng(1)
-    query, key, value, d_out = rng.standard_normal((4, 2, 12, 8))
-    d_lse = rng.standard_normal((2, 12))
-    mask = np.tri(12, dtype=bool)
-    shards = [slice(0, 3), slice(3, 3), slice(3, 4), slice(4, 12)]
-    parts = [attend(query, key[:, s], value[:, s], mask[:, s], None) for s in shards]
-    left, pull_left = sa.merge_attention_vjp(*zip(*parts[:2], strict=True))
-    right, pull_right = sa.merge_attention_vjp(*zip(*parts[2:], strict=True))
-    (out, lse), pull = sa.merge_attention_vjp(*zip(left, right, strict=True))
-    halves = list(zip(*pull(d_out, d_lse), strict=True))
-    leaves = [*zip(*pull_left(*halves[0]), strict=True), *zip(*pull_right(*halves[1]), strict=True)]
-    found = [
-        gradients(query, key[:, s], value[:, s], mask[:, s], None, *leaf)
-        for s, leaf in zip(shards, leaves, strict=True)
-    ]
-    grads = sum(f.query for f in found), *(np.concatenate([f[n] for f in found], 1) for n in (1, 2))
-    assert_the_whole((out, lse, grads), (query, key, value), mask, None, d_out, d_lse)
