@@ -2,13 +2,11 @@
 
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from processes import PYTHON, finish, start
 
 import selfattn as sa
 from selfattn import _core
@@ -29,17 +27,12 @@ json.dump({"isa": sa.get_isa(), "shown": sa.show_config("dicts")["isa"], "result
 """
 
 
-def python(script, **environment):
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    kept = {name: value for name, value in os.environ.items() if name != "SELFATTN_ISA"}
-    return subprocess.run(
-        [sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=120, check=False,
-        env={**kept, "PYTHONPATH": path, **environment},
-    )  # fmt: skip
+def run_python(script, **environment):
+    return finish(start([*PYTHON, "-c", script], {"SELFATTN_ISA": None} | environment))
 
 
 def answer(**environment):
-    done = python(SCRIPT, **environment)
+    done = run_python(SCRIPT, **environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -90,7 +83,7 @@ def test_the_environment_chooses(name, expected):
     "name", ["avx1024", "AVX2", " generic", "generic,avx2", "neon" if "neon" not in ISAS else "avx2", "é"]
 )
 def test_an_impossible_one_is_an_import_error_that_says_what_is_possible(name):
-    done = python("import selfattn", SELFATTN_ISA=name)
+    done = run_python("import selfattn", SELFATTN_ISA=name)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: SELFATTN_ISA='")
@@ -113,7 +106,7 @@ del os.environ["SELFATTN_ISA"]
 sa.scaled_dot_product_attention(x, x, x)
 assert sa.get_isa() == "generic"
 """
-    done = python(script)
+    done = run_python(script)
     assert done.returncode == 0, done.stderr
 
 
@@ -131,7 +124,7 @@ os.environ["SELFATTN_ISA"] = "generic"
 import selfattn
 assert selfattn.get_isa() == "generic"
 """
-    done = python(script)
+    done = run_python(script)
     assert done.returncode == 0, done.stderr
 
 
