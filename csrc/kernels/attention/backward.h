@@ -183,7 +183,6 @@ SA_INLINE void FN(weigh_any)(real *P, real *dS, ptrdiff_t n, ptrdiff_t lanes, co
 SA_LEAVES(SA_WEIGH_LEAF)
 #undef SA_WEIGH_LEAF
 
-/* Without closed pairs, in one pass. */
 SA_ONCE void FN(pass_weigh)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     for (int v = 0, now = SA_AT_ONCE(nv); v < nv; v += now, now = nv - v < now ? nv - v : now) {
         const ptrdiff_t at = v * SA_LANES;
@@ -220,7 +219,7 @@ SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, boo
     }
 }
 
-/* x_i −= Σ_j dS_ij·|i + o − j|, y_i −= Σ_j dS_ij, z_i += Σ_j P_ij·|i + o − j|; position is relative to the tile. */
+/* To x, y and z of dslope; position is relative to the tile. */
 SA_ONCE void FN(pass_dslope)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {

@@ -14,7 +14,7 @@ SA_INLINE void FN(clear_rows)(real *to) {
     }
 }
 
-/* Native, aligned, without gaps. */
+/* Whether they are native, aligned and without gaps. */
 SA_INLINE bool FN(rows_in_place)(const char *const *rows, int count, const sa_matrix *m) {
     bool direct = m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real);
     for (int r = 0; r < count && direct; ++r) {
@@ -26,7 +26,7 @@ SA_INLINE bool FN(rows_in_place)(const char *const *rows, int count, const sa_ma
 /* The queries of vector v, in place or in s->row. Returns their number. */
 int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool direct, int v, const real **q);
 
-/* The tile's rows as real[n][width], packed once. */
+/* The tile's rows as real[n][width], packed if they are not yet. */
 const real *FN(packed_rows)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n,
                             ptrdiff_t width);
 

@@ -76,7 +76,7 @@ SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s,
             for (ptrdiff_t j = 0; j < n; ++j) {
                 const ptrdiff_t at = (j * nv + v) * SA_LANES;
                 const vec p = V(load)(s->s.P + at);
-                const lanemask closed = V(lt)(p, zero); /* −inf marks it; an open pair may have weight 0 and meet a NaN */
+                const lanemask closed = V(lt)(p, zero); /* −inf marks it: a weight of 0 may be an open pair's and meet a NaN */
                 sum = V(fma)(V(select)(closed, zero, p), V(select)(closed, zero, V(load)(s->dS + at)), sum);
             }
             real *to = s->x + v * SA_LANES;

@@ -5,7 +5,7 @@ SA_SHARED size_t FN(forward_bytes)(const sa_attention *a, const FN(products) * p
     return FN(lay_out)(a, NULL, &s, FN(block_rows), products);
 }
 
-/* The numbers of rows and keys alone decide which way a block goes. */
+/* The numbers of rows and keys alone decide the way. */
 SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(products) * products) {
     FN(scratch) s;
     sa_block aligned;

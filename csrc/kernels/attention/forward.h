@@ -143,13 +143,11 @@ SA_INLINE void FN(add_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
 
 /* ---- the end of a block -------------------------------------------------------------------------------------------- */
 
-/* Whether rows of the output, or partial result, are `real` without gaps. */
 SA_INLINE bool FN(writes_native)(const sa_block *b, const real *partial) {
     const sa_matrix *out = &b->a->out.m;
     return partial || (out->dtype == SA_REAL_DTYPE && out->col_stride == (ptrdiff_t)sizeof(real));
 }
 
-/* Columns d … d + columns − 1 of output row r. */
 SA_INLINE void FN(write_part)(const sa_block *b, FN(scratch) * s, int r, ptrdiff_t d, int columns, vec x, real *partial) {
     const sa_matrix *out = &b->a->out.m;
     char *to = partial ? (char *)(partial + r * b->a->Dv + d) : b->rows->out[r] + d * out->col_stride;
@@ -204,7 +202,7 @@ SA_ONCE bool FN(write_wide)(const sa_block *b, FN(scratch) * s, const real *fact
     return !V(any)(V(not_lt)(check, V(set1)(1)));
 }
 
-/* Of decoding, where O[r] is a row. */
+/* After decoding: O[r] is a row. */
 SA_ONCE bool FN(write_decode)(const sa_block *b, FN(scratch) * s, const real *factor, real *partial) {
     const ptrdiff_t Dv = b->a->Dv;
     vec check = V(set1)(0);
@@ -260,7 +258,7 @@ SA_INLINE void FN(close_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     if (a->stats.m.data) {
         for (int r = 0; r < rows->count; ++r) {
             real *stats = (real *)(void *)rows->stats[r];
-            /* with a NaN the maximum, and 2^(s − m), may be any number */
+            /* with a NaN the maximum may be any number, and so may 2^(s − m) */
             stats[0] = s->sum[r] == s->sum[r] ? s->maximum[r] : s->sum[r];
             stats[1] = s->sum[r] == 0 ? 0 : 1 / s->sum[r];
         }
@@ -392,7 +390,6 @@ SA_INLINE bool FN(finish_block)(const sa_block *b, FN(scratch) * s, int nv, int 
     return false;
 }
 
-/* Rounds weights as the products of other tiles do. */
 SA_INLINE void FN(round_wide)(FN(scratch) * s, ptrdiff_t count) {
     if ((s->wide.terms && s->wide.weight_terms) || s->decode.rounds) {
         if (s->products->round_weights) {

@@ -1,6 +1,5 @@
 /* Sizes and places of what scratch.h declares. */
 
-/* Whether tiles of some head must be packed. */
 SA_INLINE bool FN(some_tile_packs)(const sa_attention *a, const sa_tensor *t) {
     bool packs = !FN(is_direct)(&t->m) || t->m.row_stride > SA_DIRECT_STRIDE || t->m.row_stride < -SA_DIRECT_STRIDE;
     for (int axis = 0; axis < a->n_lead; ++axis) { /* in a packed record the first head may be aligned and others not */
@@ -19,7 +18,7 @@ SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, s
     const size_t words = (W + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
     const bool key_packs = FN(some_tile_packs)(a, &a->key), value_packs = FN(some_tile_packs)(a, &a->value);
     const size_t key_width = key_packs ? (size_t)a->E : 0, value_width = value_packs ? (size_t)a->Dv : 0;
-    const size_t width = key_width + value_width; /* mostly 0: saves a division */
+    const size_t width = key_width + value_width;
     const size_t most = width == 0 ? 0 : SA_CACHE_BYTES / (SA_KEYS_PER_TILE * sizeof(real) * (width + 1));
     const size_t kept = in_cells && products->replace_rows ? 0
                         : cells < most                     ? cells

@@ -7,7 +7,7 @@ SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return mask->data ? FN(inspect_mask)(rows->mask, rows->count, mask, first, n, s->row) : SA_TILE_OPEN;
 }
 
-/* With `again` 0 for all but −inf. */
+/* With `again`, 0 unless it is −inf. */
 SA_ONCE void FN(load_mask)(real *to, const char *row, const sa_matrix *mask, ptrdiff_t n, bool again) {
     FN(load_row)(to, row, mask->col_stride, n, mask->dtype, mask->swapped);
     for (ptrdiff_t j = 0; again && j < n; ++j) {
@@ -72,7 +72,7 @@ SA_ONCE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t fi
         return;
     }
     const int at = v * SA_LANES, left = rows->count - at;
-    if (left >= SA_LANES) { /* apart, as in open_vectors */
+    if (left >= SA_LANES) { /* as in open_vectors */
         FN(bounds_in_tile)(rows, s, first, n, at, SA_LANES);
     } else {
         FN(bounds_in_tile)(rows, s, first, n, at, left);

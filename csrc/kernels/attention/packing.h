@@ -65,7 +65,6 @@ SA_ONCE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, int nv) {
     }
 }
 
-/* To packed[n][width]. */
 SA_ONCE void FN(pack_tile)(real *packed, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
     if (!FN(is_direct)(m)) {
         FN(load_rows)(packed, m, first, n, width);
@@ -109,7 +108,7 @@ SA_INLINE void FN(open_cache)(FN(cache) * cache) {
     }
 }
 
-/* Forgets another block's tiles. */
+/* Forgets tiles packed for other keys. */
 SA_INLINE void FN(open_caches)(const sa_block *b, FN(scratch) * s) {
     if (!b->cache_holds) {
         FN(open_cache)(&s->key);

@@ -252,7 +252,7 @@ SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, 
     }
 }
 
-/* A score of −inf stays. */
+/* Closed pairs keep −inf. */
 SA_ONCE void FN(pass_exp_marking)(real *P, ptrdiff_t n, int nv, const real *maximum) {
     const vec closed = V(set1)(-(real)INFINITY);
     for (int v = 0; v < nv; ++v) {
@@ -312,8 +312,6 @@ SA_ONCE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, uin
         FN(dropout_any)(P, first, n, nv, seed, least_kept, index, head_lo, head_hi, words);
     }
 }
-
-/* ---- looking at a mask before working on its tile ------------------------------------------------------------------- */
 
 /* What the mask does to a tile. Stops at the first element that decides. */
 SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, real *buffer) {

@@ -38,7 +38,7 @@ typedef struct {
     char *rows;                      /* [lanes] rows of pairs */
     const char *values_now;          /* the tile's cell */
     real *product;                   /* [32][32] */
-    int from[SA_KEYS_PER_TILE / 32]; /* the first vector with weights, each 32 keys */
+    int from[SA_KEYS_PER_TILE / 32]; /* of each 32 keys, the first vector with weights */
     bool queries_fit;
 } FN(wide_state);
 
@@ -88,7 +88,7 @@ typedef struct {
     real *gain;                          /* [keys][nv·lanes], softcap's derivative, or NULL */
     const real *k;                       /* the tile's keys [n][k_stride] */
     ptrdiff_t k_stride;
-    real factor;                            /* times s->P: scores */
+    real factor;                            /* s->P times this are scores */
     bool empty;                             /* wide: O is still to be zeroed */
     FN(open_bounds) open[SA_BACKWARD_VECS]; /* where rows->clipped */
     bool scaled;                            /* wide: s->q is packed */

@@ -103,7 +103,7 @@ SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apa
     for (ptrdiff_t j = 0; j < n; j += 2 * apart, pairs += SA_LANES) {
         const ptrdiff_t here = n - j < apart ? n - j : apart, both = n - j - apart;
         const char *v_j = v + j * stride;
-        for (ptrdiff_t i = 0; i < here; ++i, v_j += stride) { /* a key without partner is its own, of no weight */
+        for (ptrdiff_t i = 0; i < here; ++i, v_j += stride) { /* a key without partner is its own, with weight 0 */
             FN(decode_pair_step)(pairs + i * R, v_j, i < both ? v_j + across : v_j, next, rows->ahead, left, sum, R, C, far);
             next += far && rows->together ? (uintptr_t)(4 * C * SA_LANES) : 0;
         }

@@ -38,8 +38,6 @@ SA_ONCE void FN(restore_order)(const sa_block *b, FN(scratch) * s, int R) {
     }
 }
 
-/* ---- a tile with nothing but scores --------------------------------------------------------------------------------- */
-
 /* Whether the tile needs no pass of scores.h: then its scores are [n][R], in full vectors. */
 SA_ONCE bool FN(decode_plain)(const sa_block *b, ptrdiff_t first, ptrdiff_t n) {
     const sa_attention *a = b->a;

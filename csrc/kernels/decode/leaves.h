@@ -1,4 +1,4 @@
-/* The leaves of decoding by multiply-adds, for each number of rows and kind of elements, and their callers. */
+/* The leaves of decoding by multiply-adds, and their callers. */
 
 #define SA_DECODE_LEAVES(R, kind)                                                                                              \
     SA_DECODE_SCORES_LEAF(R, kind)                                                                                             \
@@ -88,13 +88,13 @@ SA_ONCE void FN(scores_of_decode)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
     SA_DECODE_BY_KIND(k.reads, decode_scores, s->q, &k, n, E, s->P, p_stride, 1) /* queries hold the factor */
 }
 
-/* O = alpha·O + weights s->P[n][p_stride] times the tile's values. */
+/* O = alpha·O + s->P[n][p_stride] times the tile's values. */
 SA_ONCE void FN(values_of_decode)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride, int R) {
     if (FN(decode_by_products)(s)) {
         s->products->decode_values(b, s, first, n, p_stride, R);
         return;
     }
-    if (s->decode.rounds) { /* products did not hold this block */
+    if (s->decode.rounds) { /* as the products would have done */
         s->products->round_weights(s, n * p_stride);
     }
     const ptrdiff_t Dv = b->a->Dv;

@@ -1,9 +1,8 @@
 /* What leaves of decoding are made of: R queries (rounded up to a power of two) against rows of a key head, read
  * once, where they lie. Lanes are features. leaves.h makes the leaves, block.h walks over the keys.
  *
- * Rows ahead are fetched, `soon` into L1 and `later` into L2, where more can be on its way. A vector that is a whole
- * line fetches the line ahead. Shorter ones would fetch a line several times: there whole rows are fetched, and
- * values go by groups of rows (docs/decisions/0006-decoding.md). */
+ * Rows ahead are fetched, `soon` into L1 and `later` into L2. A vector that is a whole line fetches the line ahead.
+ * For shorter ones whole rows are fetched, and values go by groups of rows (docs/decisions/0006-decoding.md). */
 
 /* The most rows: one vector holds them, and eight need 32 registers. */
 #if SA_LANES >= 8 && SA_VECTOR_REGISTERS == 32
@@ -19,7 +18,7 @@
 #define SA_READS_REAL 0
 #define SA_READS_BF16 1
 #define SA_READS_F16 2
-#define SA_READS_PAIRS 3 /* packed bfloat16, in the same order for the same bits */
+#define SA_READS_PAIRS 3 /* packed bfloat16, in the same order: the same bits */
 #define SA_READS_RAW 4   /* bfloat16 pairs for bf16dot.h, not converted */
 #undef SA_SOME_BF16
 #undef SA_SOME_F16
@@ -53,7 +52,6 @@ typedef struct {
     bool together; /* no gaps between rows */
 } FN(decode_rows);
 
-/* The width of rows of queries and output. */
 SA_INLINE ptrdiff_t FN(decode_width)(ptrdiff_t n) { return (n + 2 * SA_LANES - 1) / (2 * SA_LANES) * (2 * SA_LANES); }
 
 SA_INLINE int FN(decode_reads)(const sa_matrix *m) {
@@ -64,18 +62,15 @@ SA_INLINE int FN(decode_reads)(const sa_matrix *m) {
     return SA_SOME_F16 && m->dtype == SA_F16 && in_place ? SA_READS_F16 : SA_READS_REAL;
 }
 
-/* Bytes to the row that is `bytes` of rows further, or four rows; 0 if it is behind the open keys. */
+/* Bytes to the row that is `bytes`, or four rows, further; 0 if it is behind the open keys. */
 SA_INLINE ptrdiff_t FN(rows_ahead)(const sa_block *b, const sa_matrix *m, ptrdiff_t last, ptrdiff_t row_bytes,
                                    ptrdiff_t bytes) {
     const ptrdiff_t rows = row_bytes * 4 > bytes || row_bytes == 0 ? 4 : bytes / row_bytes;
     return bytes > 0 && last + rows <= b->open_end ? rows * m->row_stride : 0;
 }
 
-/* In place or packed. */
 FN(decode_rows)
 FN(decode_rows_of)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width);
-
-/* ---- vectors of a row ---------------------------------------------------------------------------------------------- */
 
 #define SA_DECODE_BYTES(reads) ((reads) == SA_READS_REAL || (reads) == SA_READS_PAIRS ? (ptrdiff_t)sizeof(real) : 2)
 #define SA_DECODE_VECS(reads) ((reads) == SA_READS_BF16 || (reads) == SA_READS_PAIRS ? 2 : 1)
@@ -150,8 +145,6 @@ SA_INLINE vec FN(decode_product)(vec sum, vec x, vec q, const int reads) {
 #endif
     return (void)reads, V(fma)(x, q, sum);
 }
-
-/* ---- products ------------------------------------------------------------------------------------------------------ */
 
 /* sum[i·R + r] += k_i·q[r] over the step at element e, or the last `left` elements. Fetches ahead of `next`, `apart`
  * from key to key. */
@@ -295,7 +288,7 @@ SA_INLINE void FN(decode_values_columns)(const real *restrict P, ptrdiff_t p_str
     }
 }
 
-/* Rows from `first` on, all columns. Each C vectors fetch a share of the rows ahead. */
+/* Each C vectors of columns fetch a share of the rows ahead. */
 SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t first,
                                       ptrdiff_t n, ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R,
                                       const int reads, const bool far) {

@@ -71,7 +71,7 @@ SA_INLINE bool FN(is_taken)(const sa_matrix *m, int terms) {
     return terms < 3 && terms == FN(left_terms)(m->dtype) && !m->swapped && m->col_stride == 2;
 }
 
-/* The cell of keys or values from `first` on, or NULL if terms do not hold it. */
+/* NULL if terms do not hold the tile. */
 SA_ONCE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(cells) * cells, ptrdiff_t first,
                                 const bool of_values, const bool transposed) {
     const sa_attention *a = b->a;
@@ -174,7 +174,7 @@ SA_ONCE bool FN(amx_may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first
     return s->wide.of_16_bits && FN(cell_of)(b, s, &s->wide.values, first, true, true);
 }
 
-/* A weight, of a score or as it is, as exact as so many terms. */
+/* As exact as so many terms. */
 SA_INLINE vec FN(weight)(const real *p, vec factor, vec maximum, const bool scores, const int terms) {
     const vec x = V(load)(p);
     if (!scores) {
@@ -201,7 +201,6 @@ SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t p
     }
 }
 
-/* A step's n keys, with zeros behind them. */
 SA_INLINE void FN(split_step)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t part_bytes, real unit,
                               const real *maximum, real *sum, const int vectors, const bool scores, const int terms) {
     const vec factor = V(set1)(unit);

@@ -4,7 +4,7 @@
  *     dV += P·dO (1), dK += dS·Q (6)  P and dS as left operands: sums run along queries
  *     dQᵀ += Kᵀ·dS (3)                dS as the right operand: sums run along keys
  *
- * Left operands take the queries of two vectors in the order 0, 16, 1, 17, …, so that a pair is two vectors, as in a
+ * Left operands take the queries of two vectors in the order 0, 16, 1, 17, …: a pair is then two vectors, as in a
  * right operand. Rows of Q and dO are paired alike. */
 
 _Static_assert(SA_BACKWARD_VECS == SA_VECS, "what these products take of the scratch is the same in both passes");

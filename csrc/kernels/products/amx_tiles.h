@@ -119,8 +119,7 @@ SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int
     return !V(any)(beyond);
 }
 
-/* Rows times their factors as the right operand; sums run along the rows, in pairs half a step apart. Rows of NULL are
- * 0. */
+/* As split_lanes, but sums run along the rows, in pairs half a step apart. */
 SA_INLINE bool FN(split_summands_any)(const real *const *x, const real *factor, ptrdiff_t n, ptrdiff_t width, char *to,
                                       const int terms) {
     const ptrdiff_t steps = (n + SA_TILE_STEP - 1) / SA_TILE_STEP, lane_tiles = (width + SA_LANES - 1) / SA_LANES;
@@ -163,7 +162,7 @@ SA_LEAF bool FN(split_summands)(const real *const *x, const real *factor, ptrdif
 
 /* ---- the same for rows of 16 bits without gaps: bfloat16, of one term, or float16, of two */
 
-/* Returns whether a pair is beyond. */
+/* Returns whether a number is out of range. */
 SA_INLINE int FN(take_pairs)(vec pairs, char *to, size_t term_bytes, const int terms) {
     if (terms == 1) {
         V(store)((real *)(void *)to, pairs);
@@ -280,7 +279,7 @@ typedef struct {
 /* X(left terms, right terms, orders): of terms a and b with a + b < orders. */
 #define SA_TERMS_OF_PRODUCTS(X) X(1, 1, 1) X(1, 2, 2) X(2, 2, 2) X(2, 2, 3) X(2, 3, 3) X(3, 3, 3)
 
-/* A tile is loaded only if another was there. */
+/* Loads a tile unless it is there. */
 #define SA_TERM(a, b)                                                                                                          \
     if ((a) < left_terms && (b) < right_terms && (a) + (b) < orders) {                                                         \
         const bool new_left = left_now != (a), new_right = right_now != (b);                                                   \

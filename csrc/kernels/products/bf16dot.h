@@ -137,7 +137,6 @@ SA_ONCE void FN(pairs_wide)(const real *qT, const real *k, ptrdiff_t k_stride, c
     }
 }
 
-/* As values_wide. */
 SA_ONCE void FN(value_pairs_wide)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv, real *O,
                                   const real *alpha, sa_ahead *ahead, int nv) {
     ptrdiff_t pairs[SA_VECS];
@@ -307,7 +306,7 @@ SA_ONCE void FN(bf16dot_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t fi
                          (ptrdiff_t)(s->wide.values.part_bytes / sizeof(real)), end, b->a->Dv, s->O, s->alpha, &s->ahead, nv);
 }
 
-/* As exact as tiles that pairs hold: what a closed key holds must not matter. */
+/* As exact as in tiles that pairs hold: what a closed key holds must not matter. */
 SA_ONCE void FN(bf16dot_round)(FN(scratch) * s, ptrdiff_t count) {
     for (real *p = s->P; p < s->P + count; p += SA_LANES) {
         V(store)(p, V(round_pairs)(V(set1)(0), V(load)(p)));

@@ -1,5 +1,4 @@
-/* Products by multiply-adds: leaves for each number of vectors, and their walk over a tile. tiles.h has the register
- * tiles. */
+/* The leaves of multiply-adds, and their walk over a tile. tiles.h has the register tiles. */
 
 #define SA_FMA_LEAVES(nv)                                                                                                      \
     SA_LEAF void FN(scores_wide##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, real *P,     \
