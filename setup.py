@@ -16,7 +16,7 @@ if windows:
         "selfattn needs GCC 12 or later, or Clang; MSVC is not supported (see docs/guide/semantics.md)."
     )
 
-# No contraction: only kernels say where a fused multiply-add stands, or results depend on the compiler.
+# No contraction: where multiply-adds are fused must not depend on the compiler.
 # No -ffast-math: NaN and inf keep their meaning.
 compile_args = [
     "-std=c11",

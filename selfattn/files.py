@@ -57,7 +57,7 @@ TOKENIZERS = {
 }
 
 MOST_CONFIG_BYTES = 2**20
-# No file bounds the table of positions: a line of config.json must not fill memory.
+# No other file bounds the positions: config.json alone must not fill memory.
 MOST_POSITIONS = 2**28
 SAFETENSORS_DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool",

@@ -24,7 +24,7 @@ LENGTHS = (128, 197, 512, 777, 1000, 1024, 4096)
 WIDTHS = (32, 64, 80, 128)
 SHORTEST = 16  # in a ragged batch
 
-# What is timed: the pullback alone, or with the forward call.
+# The pullback alone, or with the forward call.
 BACKWARD, BOTH = "backward", "forward + backward"
 
 

@@ -33,7 +33,7 @@ class Worker:
         self.stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         number = str(threads)
         counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), number)
-        # The worker imports the same package, whatever the working directory.
+        # The worker imports from the same places.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", f"{__package__}.worker", engine, number],

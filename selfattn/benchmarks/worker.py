@@ -104,7 +104,7 @@ def main() -> None:
     engine, threads = sys.argv[1], int(sys.argv[2])
     if hasattr(os, "sched_setaffinity"):  # some libraries take every CPU they see
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    # Libraries may print to stdout; answers use a copy of it.
+    # Libraries may print to stdout.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     serve(Library(engine, threads), sys.stdin, answers)

@@ -93,7 +93,7 @@ def takes(options: type[Any]) -> Callable[[Function], Function]:
     def shown(function: Function) -> Function:
         signature = inspect.signature(function)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        # Shared options have one order; a function's own stand around them.
+        # Shared options have one order.
         shared = [p.name in _PLACES and p.kind is keyword for p in own]
         first = shared.index(True) if any(shared) else sum(p.kind is not keyword for p in own)
         rest = sorted([*own[first:], *taken], key=lambda p: _PLACES.get(p.name, len(_PLACES)))

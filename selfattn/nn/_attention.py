@@ -12,7 +12,7 @@ from selfattn.nn._arrays import Array
 from selfattn.nn.linear import linear, linear_backward
 
 PROJECTIONS = ("query", "key", "value")
-# Options of scaled_dot_product_attention that do not change what a layer returns.
+# What a call may set.
 OPTIONS = (
     "dropout_p", "is_causal", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng",
     "num_threads",
@@ -124,7 +124,7 @@ def _both(first: Array, second: Array) -> Array:
     if all(mask.dtype == np.bool_ for mask in masks):
         return ~(first | second)
     ignored = [mask if mask.dtype == np.bool_ else mask == -np.inf for mask in masks]
-    # In float64 finite float32 masks have a finite sum: a row of least numbers stays uniform.
+    # The sum of finite float32 masks is finite in float64.
     with np.errstate(invalid="ignore"):
         added = sum(mask.astype(np.float64) for mask in masks if mask.dtype != np.bool_)
     return np.where(ignored[0] | ignored[1], -np.inf, added)

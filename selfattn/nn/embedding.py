@@ -156,5 +156,5 @@ class Embedding(Module):
                 d_weight[self.padding_idx] = 0
             return {"weight": d_weight.astype(self.weight.dtype, copy=False)}
 
-        # The table is not needed, but a model's pullback is for one state of its parameters.
+        # A model's pullback is for one state of its parameters.
         return y, checked_pullback(self, y, [self.weight], backward)

@@ -191,7 +191,7 @@ class ScaledDotProductAttention(Module):
             d_q, d_k, d_v = (sum_to_shape(d, x.shape).astype(x.dtype, copy=False) for d, x in pairs)
             return (d_q, d_k, d_v), {}
 
-        # The caller may change what is returned; the pullback reads the weights.
+        # The caller may change the weights.
         return (values, dropped.copy()), pullback
 
     def _inputs(self, query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike) -> Inputs:
@@ -245,7 +245,7 @@ def _pairs(
     finite = attn_mask
     if attn_mask is not None and (given := as_array("attn_mask", attn_mask)).dtype.name in FLOATS:
         finite = given != -np.inf
-    # Without width all scores are equal: every open pair has a weight.
+    # Without width every open pair has a weight.
     q, k, v = (np.empty((*x.shape[:-1], 0), np.float32) for x in inputs)
     _, weights = sa.scaled_dot_product_attention(
         q, k, v, finite, key_lengths=key_lengths, return_weights=True

@@ -15,7 +15,7 @@ Triplet: TypeAlias = tuple[str, str, str]
 PathLike: TypeAlias = str | os.PathLike[str]
 
 SPLITS = ("lines", "sentences")
-# White space between the end of a sentence and the start of one, with quotes and brackets.
+# White space between sentences, with quotes and brackets.
 BOUNDARY = re.compile(r"""(?:(?<=[.!?…])|(?<=[.!?…]["'”’»)\]]))\s+(?=["'“‘«(\[]*[A-ZÀ-ÖØ-Þ0-9])""")
 FAR = 10
 TRIES = 100
