@@ -19,7 +19,7 @@ enum { SA_TILE_BYTES = 1024, SA_TILE_ROWS = 16, SA_TILE_STEP = 32 };
 SA_INLINE int FN(left_terms)(sa_dtype dtype) { return dtype == SA_BF16 ? 1 : dtype == SA_F16 ? 2 : 3; }
 enum { SA_RIGHT_TERMS = 3 };
 
-/* Of pairs (a[i], b[i]), term_bytes apart. The last of fewer than three is the nearest to what is left. */
+/* The terms of pairs (a[i], b[i]), term_bytes apart. The last of fewer than three is the nearest to what is left. */
 SA_INLINE void FN(split_pairs)(vec a, vec b, char *to, size_t term_bytes, const int terms, const bool nearest) {
     SA_UNROLL
     for (int p = 0; p < terms; ++p) {
@@ -56,7 +56,7 @@ SA_INLINE bool FN(split_rows_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, 
     return !V(any)(beyond);
 }
 
-/* Transposed: sums run along the n rows. */
+/* The same, transposed: sums run along the n rows. */
 SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
                                      ptrdiff_t steps, char *to, const int terms) {
     const size_t term_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;

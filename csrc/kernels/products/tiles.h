@@ -1,7 +1,7 @@
 /* Attention's products as register tiles, for leaves of multiply-adds (fma.h) and of bfloat16 pairs (bf16dot.h). Lanes
  * are queries: K and V are read where they lie, and nothing is summed across lanes. decode/ has few queries. */
 
-/* a[i] lane j ↔ a[j] lane i, by perfect shuffles. */
+/* a[i] lane j ↔ a[j] lane i. */
 SA_INLINE void FN(transpose)(vec *a) {
 #if defined(SA_HAS_TRANSPOSE) && !SA_REAL_IS_F64
     V(transpose)(a);
