@@ -1,7 +1,7 @@
-/* The core's structs, status codes and entry points: no Python, SIMD or OpenMP. README.md follows a call.
+/* The core's structs, status codes and entry points. README.md follows a call.
  *
- * B… are the leading dims (batch and heads), L queries, S keys, E the width of queries and keys, Dv that of values; D is
- * both, where equal. Strides are in bytes. */
+ * B… are the leading dims (batch and heads), L queries, S keys, E the width of queries and keys, Dv of values, D of both.
+ * Strides are in bytes. */
 #ifndef SELFATTN_H
 #define SELFATTN_H
 
@@ -77,7 +77,7 @@ typedef struct {
     double share; /* of pairs that are open, roughly */
 } sa_block_mask;
 
-/* Stops a long call. Any thread may set cancelled, atomically; the calling thread calls poll, if not NULL, between tasks. */
+/* Stops a long call. Any thread may set cancelled, atomically. Between tasks the calling thread calls poll, unless NULL. */
 typedef struct sa_watch {
     int cancelled;
     void (*poll)(struct sa_watch *);
@@ -89,12 +89,12 @@ typedef struct {
     int n_lead;
     ptrdiff_t lead[SA_MAX_LEAD];
     ptrdiff_t gqa; /* query heads per key head on the last leading axis */
-    bool f64;      /* computes in float64, else in float32 */
+    bool f64;
 
     sa_tensor query, key, value;
     sa_tensor mask;        /* boolean or float, (B…, L, S) */
     sa_tensor alibi;       /* float64 scalars */
-    sa_tensor sinks;       /* float64 scalars */
+    sa_tensor sinks;       /* likewise */
     sa_tensor key_lengths; /* int64 scalars, each in 0…S */
     sa_tensor out;         /* (B…, L, Dv) */
     sa_tensor lse;         /* (B…, L, 1), float32 or float64 */
@@ -112,8 +112,8 @@ typedef struct {
     double dropout_p;
     uint64_t seed;
     sa_watch *watch;
-    /* Optional int64 scalars in 0…L: queries from there on are padding and see nothing. The last before stands on the
-     * last key: the diagonal is key_lengths − query_lengths. */
+    /* Optional int64 scalars in 0…L: queries from there on are padding and see nothing. The diagonal is then
+     * key_lengths − query_lengths. */
     sa_tensor query_lengths;
 } sa_attention;
 
@@ -136,21 +136,20 @@ typedef struct {
 
 sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_attention_plan *plan);
 
-/* Here and below, scratch has plan.threads × plan.scratch_bytes and partial plan.partial_bytes, both 64-byte aligned.
- * Outputs may not overlap inputs. */
+/* Here and below: scratch has plan.threads × plan.scratch_bytes, partial plan.partial_bytes, 64-byte aligned. Outputs
+ * overlap no input. */
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial);
 
 /* A backward call, which reads `out` and `stats` of its forward call. Gradients have their arrays' shapes, the type that
- * computes, and contiguous rows. They come zero-filled; data is NULL where not wanted. Shape and options alone decide
- * the order of additions. */
+ * computes and contiguous rows, and come zero-filled; data is NULL where not wanted. Additions are ordered by shape and
+ * options alone. */
 typedef struct {
     const sa_attention *a;
     sa_tensor grad_out;
     sa_tensor grad_lse;
     sa_tensor dquery;
     sa_tensor dkey, dvalue; /* the last leading axis counts key heads; stride 0 along a group */
-    /* Stride 0 where the mask is broadcast. Every float mask needs strides, even if data is NULL: they decide the order
-     * of additions. */
+    /* Stride 0 where broadcast. A float mask needs strides even if data is NULL: they order additions. */
     sa_tensor dmask;
     sa_tensor dslope_rows; /* (B…, L, 3): x, y, z of x − y·z, to be summed over L */
     sa_tensor dsink_rows;  /* (B…, L, 1), to be summed over L */
@@ -164,14 +163,14 @@ typedef struct {
     ptrdiff_t key_ranges, row_ranges;   /* of a group */
     ptrdiff_t range_keys, range_blocks; /* the most of a range */
     ptrdiff_t unit_blocks;              /* a row range is a multiple of this */
-    ptrdiff_t sharing, together;        /* groups that share a float mask; how many work at a time */
+    ptrdiff_t sharing, together;        /* groups that share a float mask; those at work together */
     ptrdiff_t steps, steps_at_once, tasks;
     ptrdiff_t delta_count;
     size_t scratch_bytes;
-    size_t gathered_at;  /* where in scratch a task gathers dK and dV; 0: in place */
-    size_t mask_sums_at; /* where rows sum up a shared mask gradient */
-    size_t done_at;      /* where finished steps or rows are counted */
-    bool follow;         /* groups that share a mask go through its rows one behind the other */
+    size_t gathered_at;  /* in scratch: a task's dK and dV; 0: added to in place */
+    size_t mask_sums_at; /* in scratch: sums of a shared mask gradient */
+    size_t done_at;      /* in scratch: counts of finished steps or rows */
+    bool follow;         /* groups go through a shared mask one behind the other */
     bool mask_apart;     /* the mask's gradient has a pass of its own */
     bool large;
     int threads;
@@ -186,15 +185,14 @@ bool sa_multiply(size_t a, size_t b, size_t *product);
 
 /* Instruction sets, best first. */
 const char *sa_isa_name(void);
-const char *const *sa_isa_available(void); /* NULL-terminated: what this build, CPU and OS can run */
+const char *const *sa_isa_available(void); /* for this build, CPU and OS; NULL-terminated */
 sa_status sa_isa_set(const char *name);    /* NULL: the best */
 
-/* For calls that name no number of their own. */
 int sa_get_num_threads(void);
 void sa_set_num_threads(int n); /* 0: back to OpenMP's own number */
 const char *sa_threading_layer(void);
 
-/* For benchmarks: fused multiply-adds per second in registers, and bytes read per second. */
+/* For benchmarks: fused multiply-adds, and bytes read, per second. */
 double sa_measure_flops(bool f64, int threads, double seconds);
 double sa_measure_read(const void *data, size_t bytes, int threads, double seconds);
 

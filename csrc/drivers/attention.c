@@ -4,13 +4,12 @@
 #include "drivers/attention.h"
 #include "runtime/threads.h"
 
-/* While tasks are few, keys are split: into chunks of at least this many keys until there are enough tasks, and of twice as
- * many until there are many. */
+/* Keys are split into chunks of this many or more until there are enough tasks, of twice as many until there are many. */
 #define SA_LEAST_CHUNK 1024
 #define SA_ENOUGH_TASKS 16
 #define SA_MANY_TASKS 64
 
-/* From this many elements of queries and outputs on, a call exceeds the cores' caches. */
+/* Calls with this many elements of queries and outputs exceed the cores' caches. */
 #define SA_MANY_NUMBERS ((ptrdiff_t)1 << 20)
 
 bool sa_multiply(size_t a, size_t b, size_t *product) { return !__builtin_mul_overflow(a, b, product); }

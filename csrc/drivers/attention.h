@@ -4,7 +4,7 @@
 
 #include "drivers/common.h"
 
-/* Longest axes: then diagonals and window bounds cannot overflow. Products are checked one by one. */
+/* So diagonals and window bounds cannot overflow. Products are checked one by one. */
 #define SA_MAX_LENGTH ((ptrdiff_t)1 << 48)
 #define SA_MAX_WIDTH ((ptrdiff_t)1 << 40)
 
@@ -17,7 +17,7 @@ static inline ptrdiff_t sa_divide(ptrdiff_t a, ptrdiff_t b, ptrdiff_t *rest) {
 /* False on overflow. */
 bool sa_count_rows(const sa_attention *a, size_t *heads, size_t *rows);
 
-/* From these bytes on, keys and values, or a mask, come from memory. */
+/* Keys and values, or a mask, of so many bytes come from memory. */
 #define SA_FAR_BYTES 24e6
 
 /* Whether queries and outputs of so many rows exceed the cores' caches. */
@@ -34,7 +34,7 @@ static inline char *sa_at_head(const sa_attention *a, const sa_tensor *t, ptrdif
 }
 
 /* Describes up to `most` rows, from row `from` of a group of G heads, and their block over all its keys. A group's heads
- * are neighbouring rows, so that causal blocks are narrow. */
+ * are neighbouring rows: causal blocks are narrow. */
 void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most, sa_rows *rows,
                        sa_block *b);
 
@@ -52,8 +52,8 @@ typedef struct {
 
 sa_stretches sa_find_stretches(const sa_attention *a, ptrdiff_t G, ptrdiff_t group);
 
-/* The next row from `row` on, at most `until`, that begins a block, where blocks have `most` rows or end with a stretch.
- * *key is its stretch's first key. */
+/* The next row from `row` on, at most `until`, that begins a block of `most` rows, or fewer where a stretch ends. *key is
+ * its stretch's first key. */
 ptrdiff_t sa_stretch_begin(sa_stretches *s, ptrdiff_t row, ptrdiff_t most, ptrdiff_t until, ptrdiff_t *key);
 static inline ptrdiff_t sa_block_begin(sa_stretches *s, ptrdiff_t row, ptrdiff_t most, ptrdiff_t until, ptrdiff_t *key) {
     *key = 0;
@@ -80,7 +80,7 @@ typedef struct {
 /* The share of pairs that the strictest block mask opens. */
 double sa_open_share(const sa_attention *a);
 
-/* Task t, which is the blocks that begin with its rows; and the merge of block t's chunks. */
+/* Task t, the blocks that begin with its rows; and the merge of block t's chunks. */
 void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
                        sa_held *held);
 void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch,
@@ -92,7 +92,7 @@ void sa_describe_backward_block(const sa_attention_gradients *g, ptrdiff_t G, pt
 /* Leaves a block keys from … to − 1, from the first that a row sees. */
 void sa_keep_keys(sa_block *b, ptrdiff_t from, ptrdiff_t to);
 
-/* The pass of a mask's gradient (mask_gradient.c). */
+/* The pass of mask_gradient.c. */
 #define SA_MASK_KEYS ((ptrdiff_t)8 * SA_KEYS_PER_TILE)
 typedef struct {
     ptrdiff_t owners, key_ranges, keys, heads; /* keys of a range */
@@ -101,7 +101,7 @@ typedef struct {
 
 sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan);
 
-/* Whether rows share elements of the mask's gradient and sum them in scratch. */
+/* Whether rows share elements of the mask's gradient, which are summed in scratch. */
 bool sa_sums_mask_apart(const sa_attention_gradients *g, const sa_backward_plan *plan);
 
 /* Delta of block t, task t of a step of the rotation, task t of the mask. */

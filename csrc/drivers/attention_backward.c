@@ -1,35 +1,35 @@
-/* Driver of attention's backward pass. It cuts a call so that every gradient has one writer at a time and one order of
- * additions, for any number of threads. mask_gradient.c has the mask gradients that need a pass of their own.
+/* Driver of attention's backward pass. Cuts a call so that each gradient has one writer at a time and one order of
+ * additions, for any number of threads. mask_gradient.c has mask gradients with a pass of their own.
  *
  * A group's keys are cut into N ranges, its rows into R ≥ N. In step t, task (group, c) works on key range c and row
  * range (c + t) mod R. Tasks of a step share neither rows nor keys, and R steps cover every pair.
  *
- * Groups that share a float mask take turns, as they share its gradient: in step t rank k has row range
- * (k + c + t) mod R. At most R groups work at a time. Without that gradient order and bits are the same, but groups do not wait.
+ * Groups that share a float mask, and so its gradient, take turns: in step t rank k has row range (k + c + t) mod R. At
+ * most R groups work at a time. If the mask's gradient is not wanted, the order stays, but groups do not wait.
  *
  * Large groups that share a mask follow one another through their rows, a block apart: a thread stays with one group's
  * keys. Packed sequences may not wait: there rank k has row range t − k in step t, the same order.
  *
- * Task (group, c) of rank k waits for three tasks of the step before: itself; (group, c + 1), which had its rows;
- * (rank k + 1, c), which had its mask elements. Tasks are taken in the order of steps, so these have begun. */
+ * Task (group, c) of rank k waits for three tasks of the step before, which have begun, as tasks are taken in order:
+ * itself; (group, c + 1), which had its rows; (rank k + 1, c), which had its mask elements. */
 #include <math.h>
 #include <string.h>
 
 #include "drivers/attention.h"
 #include "runtime/threads.h"
 
-/* Ranges are cut down to so many rows or keys, or up to so many tasks: each task packs its own. */
+/* Ranges are cut while tasks are fewer, to at least so many rows or keys: each task packs its own. */
 #define SA_FEW_TASKS 8
 #define SA_LEAST_RANGE 256
 #define SA_MANY_TASKS 64
 #define SA_LARGE_RANGE 1024
 
-/* Groups with so many blocks follow one another, if keys, values and gradients exceed these bytes. */
+/* Groups follow one another if they have so many blocks, and keys, values and gradients exceed these bytes. */
 #define SA_BLOCKS_TO_FOLLOW 8
 #define SA_BYTES_TO_FOLLOW (6 << 20)
 
-/* A task gathers its rows of dK and dV, up to so many bytes, if they lie this far apart and so fall on few sets of the
- * caches. It also does if it has so many blocks, kernels add whole cache lines, and rows begin inside lines. */
+/* A task gathers its rows of dK and dV, up to so many bytes, if they lie this far apart: they fall on few sets of the
+ * caches. It also does if rows begin inside cache lines, kernels add whole lines, and it has so many blocks. */
 #define SA_FAR_APART 1024
 #define SA_GATHERED_BYTES ((size_t)8 << 20)
 #define SA_LEAST_BLOCKS_TO_GATHER 8
@@ -40,7 +40,7 @@ static ptrdiff_t count_ranges(ptrdiff_t groups, ptrdiff_t length) {
     return sa_larger(1, sa_larger(few, many));
 }
 
-/* Called from the last axis on; *inside is the heads of a group that are left. */
+/* From the last axis on; *inside is the heads of a group that are left. */
 static ptrdiff_t groups_along(const sa_attention *a, int axis, ptrdiff_t *inside) {
     const ptrdiff_t within = sa_smaller(*inside, a->lead[axis]);
     *inside /= within;
@@ -62,8 +62,8 @@ static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_pla
 
 static ptrdiff_t common_divisor(ptrdiff_t a, ptrdiff_t b) { return b == 0 ? a : common_divisor(b, a % b); }
 
-/* Groups that share elements of a float mask. In a group, heads that share a mask row are neighbouring rows: a range ends
- * with the last of them. */
+/* Groups that share a float mask. In a group, heads that share a mask row are neighbouring rows: a range ends with the
+ * last of these. */
 static void plan_sharing(const sa_attention_gradients *g, sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const bool with_mask = a->mask.m.data && a->mask.m.dtype != SA_BOOL;
@@ -120,7 +120,7 @@ static bool is_spread(const sa_attention *a, const sa_matrix *m, ptrdiff_t width
     return m->data && (far || (lines && (uintptr_t)m->data % SA_CACHE_LINE != 0));
 }
 
-/* The bytes that a task gathers; 0: none. */
+/* 0: nothing is gathered. */
 static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const bool lines =
@@ -150,7 +150,7 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     *plan = (sa_backward_plan){.block_rows = kernels->backward_rows, .key_ranges = 1, .threads = 1};
     /* Without keys lse is the sink, which may have a gradient. */
     if (rows == 0 || (a->S == 0 && !(g->dsink_rows.m.data && g->grad_lse.m.data))) {
-        return SA_OK; /* all gradients are zero; rows may be too many to walk over */
+        return SA_OK; /* rows may be too many to walk over */
     }
     plan->large = sa_is_large(a, (ptrdiff_t)rows);
     plan->group = sa_group_size(a);
@@ -269,19 +269,18 @@ static sa_stretches stretches_of(const sa_attention_gradients *g, const sa_backw
     return plan->sharing == 1 || alike ? sa_find_stretches(g->a, plan->group, group) : (sa_stretches){.mask = NULL};
 }
 
-/* A task: one key range of a group. */
 typedef struct {
     ptrdiff_t group, key, end;
     sa_stretches stretches;
     bool held;             /* scratch has its gathered gradients */
     ptrdiff_t packed_from; /* the first packed key in scratch */
     gathered_rows gathered[2];
-    const ptrdiff_t *ahead; /* rows that the group before has done, or NULL if none need waiting */
+    const ptrdiff_t *ahead; /* rows that the group before has done; NULL: need not wait */
     ptrdiff_t *done;
 } range_state;
 
-/* Takes a block's keys in parts, so that few rows with a million keys see Ctrl-C. Kernels pack whole tiles from cache_from
- * on, so all parts but the first begin with one; with gaps nothing is packed. */
+/* In parts, so that few rows with a million keys see Ctrl-C. Kernels pack whole tiles from cache_from on, so all parts
+ * but the first begin with one; with gaps nothing is packed. */
 static void work_on_keys(sa_backward_block *b, char *scratch) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t tiles = SA_ELEMENTS_AT_ONCE / SA_KEYS_PER_TILE / sa_larger(a->E + a->Dv, 1);
@@ -298,7 +297,7 @@ static void work_on_keys(sa_backward_block *b, char *scratch) {
     }
 }
 
-/* first_key: the stretch's; fresh: no step has added to these keys. */
+/* first_key is the stretch's; fresh: no step has added to these keys. */
 static void work_on_block(const sa_attention_gradients *g, const sa_backward_plan *plan, range_state *at, ptrdiff_t from,
                           ptrdiff_t until, ptrdiff_t first_key, bool fresh, char *scratch) {
     sa_rows rows;
@@ -402,7 +401,7 @@ static void mask_task(void *call, ptrdiff_t t) {
     sa_backward_mask_task(at->run->g, at->run->plan, &at->run->mask, t, at->scratch);
 }
 
-/* Steps, or rows, that task t has done. Neighbours' counts are in different threads' scratch. */
+/* Steps, or rows, that task t has done. Neighbours' counts are in different scratch. */
 static ptrdiff_t *done_of(const backward_run *run, ptrdiff_t t) {
     const sa_backward_plan *plan = run->plan;
     char *counts = run->scratch + (size_t)(t % plan->threads) * plan->scratch_bytes + plan->done_at;
@@ -432,7 +431,7 @@ static void run_tasks(void *call, int thread, int team) {
     /* Independent: a block writes its own rows' delta and sink gradients. */
     sa_share_tasks(team, run->plan->groups * run->plan->blocks, delta_task, &at);
     sa_wait_for_team(team);
-    /* Writers of an element take turns. Tasks are counted by hand, as a shared loop could give a thread later ones first. */
+    /* Writers of an element take turns. A counter hands tasks out: a shared loop could give a thread later ones first. */
     for (ptrdiff_t i; (i = __atomic_fetch_add(&run->taken, 1, __ATOMIC_RELAXED)) < run->plan->steps * run->tasks;) {
         const ptrdiff_t step = i / run->tasks, t = i % run->tasks;
         if (run->plan->threads > 1) {

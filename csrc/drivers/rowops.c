@@ -4,7 +4,6 @@
 #include "drivers/common.h"
 #include "runtime/threads.h"
 
-/* Enough elements to hide a task's start. */
 #define SA_TASK_ELEMENTS 16384
 
 #define SA_ELEMENTS_PER_THREAD 32768
@@ -86,7 +85,6 @@ static void sort_axes(const sa_row_call *c, sa_row_plan *plan) {
     }
 }
 
-/* Cuts rows into tasks, and tasks into chunks. */
 static void cut_rows(const sa_row_call *c, sa_row_plan *plan) {
     plan->n = plan->rows = 1;
     for (int i = 0; i < plan->n_row; ++i) {

@@ -1,5 +1,4 @@
-/* Row operations: softmax, norms, gelu, rotary embeddings, their gradients. kernels/rowops has the arithmetic; the caller
- * checks dtypes and shapes. */
+/* Row operations: softmax, norms, gelu, rotary embeddings, their gradients. The caller checks dtypes and shapes. */
 #ifndef SA_ROWS_H
 #define SA_ROWS_H
 
@@ -40,8 +39,8 @@ typedef struct {
     sa_dtype dtype;
 } sa_row_gradient;
 
-/* A call. out is C-contiguous, floating, of x's shape, in native byte order; it overlaps no input. dy has x's shape, cos
- * and sin half its columns. A row is the last axis for rotary, anything for gelu. */
+/* out is C-contiguous, floating, of x's shape, in native byte order, and overlaps no input. dy has x's shape, cos and sin
+ * half its columns. A row is the last axis for rotary, anything for gelu. */
 typedef struct {
     sa_row_kind kind;
     bool f64;
@@ -68,8 +67,8 @@ typedef struct {
     bool by_columns;               /* softmax along an earlier axis: a task has all rows of some columns */
     bool direct[SA_ROW_ARRAYS];
     const void *weight, *bias;
-    double *partial;                    /* chunks × (dweight[n], dbias[n]), or NULL */
-    size_t shared_bytes, scratch_bytes; /* shared once, scratch per thread */
+    double *partial; /* chunks × (dweight[n], dbias[n]), or NULL */
+    size_t shared_bytes, scratch_bytes;
     int threads;
     sa_row_axis column;
     sa_row_axis lead[SA_MAX_LEAD], row[SA_MAX_LEAD];

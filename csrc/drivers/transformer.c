@@ -123,7 +123,6 @@ void sa_embedding_run(const sa_embedding_part *p, ptrdiff_t tasks, sa_embedding_
 
 static ptrdiff_t rows_of(const sa_embedding_part *p) { return p->e->starts[p->to] - p->e->starts[p->from]; }
 
-/* The part's first row in the frame. */
 static ptrdiff_t first_row(const sa_embedding_part *p) { return p->e->starts[p->from] - p->origin; }
 
 static void look_up(const sa_embedding_part *p, ptrdiff_t t) {
@@ -176,7 +175,6 @@ static ptrdiff_t count_attention(const sa_embedding_part *p) {
     return (p->to - p->from) * p->e->block[p->block].heads * pieces_of(p);
 }
 
-/* One head of some rows of a sentence. */
 static void attend(const sa_embedding_part *p, ptrdiff_t t) {
     const sa_embedding *e = p->e;
     const ptrdiff_t pieces = pieces_of(p), heads = e->block[p->block].heads, sentence = p->from + t / pieces / heads;

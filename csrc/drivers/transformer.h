@@ -1,4 +1,4 @@
-/* The sentence-embedding model: a vector for each of many sentences of token ids, and the gradients of all parameters.
+/* The sentence-embedding model: a vector for each sentence of token ids, and the gradients of all parameters.
  * x = table[ids] + positions; block by block x = LayerNorm(x + attention(query(x), key(x), value(x))) within each
  * sentence; the mean over its tokens. The caller checks sizes and ids. */
 #ifndef SA_EMBEDDING_H
@@ -26,13 +26,13 @@ typedef struct {
     const int64_t *starts; /* (sentences + 1,), from 0 to tokens; no sentence is empty, or longer than longest */
 } sa_embedding;
 
-/* How a call is cut up. Threads share out parts, or tasks if parts are few; bits depend on neither. */
+/* How a call is cut up: threads share out parts, or tasks if parts are few. Bits depend on neither. */
 typedef struct {
     bool keep;
     bool by_parts;
     ptrdiff_t parts, part_rows; /* the most of a part */
     ptrdiff_t product_rows;
-    ptrdiff_t product_shares; /* cuts of its columns, at most; 0: any */
+    ptrdiff_t product_shares;
     ptrdiff_t attend_rows;
     int threads;
     size_t saved_bytes; /* for the backward pass, if kept */
@@ -40,7 +40,6 @@ typedef struct {
     size_t scratch_bytes;
 } sa_embedding_plan;
 
-/* keep: for a backward pass. */
 sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threads, sa_embedding_plan *plan);
 
 /* saved: plan.saved_bytes; scratch: plan.shared_bytes + plan.threads × plan.scratch_bytes; all 64-byte aligned. */
@@ -52,7 +51,7 @@ typedef struct {
 } sa_embedding_block_gradients;
 
 typedef struct {
-    const void *grad_out; /* (sentences, d) */
+    const void *grad_out;
     void *table;
     const sa_embedding_block_gradients *block;
 } sa_embedding_gradients;

@@ -134,7 +134,6 @@ static void input_gradient(const sa_embedding_part *p, ptrdiff_t t) {
     }
 }
 
-/* Groups of rows of the three dW. */
 static ptrdiff_t weight_groups(const sa_embedding *e) { return SA_PROJECTIONS * sa_ceil_div(e->d, SA_WEIGHT_ROWS); }
 
 static ptrdiff_t weight_tasks(const sa_embedding_part *p) {

@@ -13,7 +13,7 @@
 
 #define SA_NORM_ROWS 16
 
-/* Threads still spin after the last call. */
+/* Few, as threads still spin after the last call. */
 #define SA_EMBEDDING_WORK_PER_THREAD 1000000.0
 
 /* Activations of one block: (rows, d), but scale (rows,) and stats (rows, heads, 2). */
@@ -22,7 +22,6 @@ typedef struct {
     char *y; /* the next block's x */
 } sa_embedding_frame;
 
-/* What a thread works on: sentences, their activations, a block. */
 typedef struct {
     const sa_embedding *e;
     const sa_embedding_plan *plan;
@@ -64,8 +63,8 @@ sa_embedding_frame sa_embedding_frame_of(const sa_embedding_part *p);
 void sa_embedding_attention(const sa_embedding *e, ptrdiff_t block, const sa_embedding_frame *f, ptrdiff_t row,
                             ptrdiff_t length, ptrdiff_t head, sa_attention *a);
 
-/* Whether products split operands for a matrix unit. A task then takes many rows and a share of columns, to split weights
- * once; else a thread's share of rows and few columns. */
+/* Whether products split operands for a matrix unit. Then a task takes many rows and a share of columns, to split weights
+ * once; else a thread's share of rows. */
 bool sa_embedding_splits(const sa_embedding *e);
 
 void sa_embedding_cut_products(const sa_embedding *e, int threads, sa_embedding_plan *plan);

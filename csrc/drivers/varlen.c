@@ -118,7 +118,7 @@ typedef struct {
     char *scratch, *partial;
 } varlen_run;
 
-/* Seldom set anew, as tasks of a sequence follow one another. */
+/* A thread's copy, seldom set anew: tasks of a sequence follow one another. */
 typedef struct {
     const varlen_run *run;
     char *scratch;
@@ -143,7 +143,6 @@ static void begin_thread(const varlen_run *run, int thread, varlen_thread *at) {
     }
 }
 
-/* Runs a kind's tasks; returns when all are done. */
 static void run_kind(varlen_thread *at, int team, int kind, ptrdiff_t step, ptrdiff_t tasks, sa_task *task) {
     at->kind = kind;
     at->step = step;

@@ -4,9 +4,9 @@
 
 #include "selfattn.h"
 
-/* The packed arrays as one call with leading dims (1, H); L and S are totals. Scalars may differ between sequences.
- * Sequence s has rows begin_q[s] … begin_q[s + 1] − 1, keys likewise; the caller checks them. Dropout counts rows and
- * keys within a sequence, and head s·H + h. */
+/* The packed arrays as one call with leading dims (1, H); L and S are totals. Sequence s has rows
+ * begin_q[s] … begin_q[s + 1] − 1, keys likewise, checked by the caller. Scalars may differ between sequences. Dropout counts rows and keys in
+ * the sequence, and head s·H + h. */
 typedef struct {
     const sa_attention *packed;
     ptrdiff_t sequences;
@@ -15,7 +15,7 @@ typedef struct {
     bool lower_right;       /* the diagonal ends in each sequence's last corner */
 } sa_varlen;
 
-/* In the order of work: how many tasks of each kind come before a sequence's. */
+/* In the order of work: tasks of each kind before a sequence's. */
 typedef struct {
     ptrdiff_t sequence, steps;
     ptrdiff_t before[3];
@@ -27,7 +27,7 @@ typedef struct {
 typedef struct {
     sa_varlen_item *items; /* the caller's, one per sequence; the plan sorts them */
     ptrdiff_t tasks[3];    /* forward: blocks, merges; backward: deltas, step 0, masks */
-    ptrdiff_t steps;       /* of the longest rotation */
+    ptrdiff_t steps;
     size_t scratch_bytes;
     size_t partial_bytes;
     bool large;

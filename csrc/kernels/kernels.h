@@ -1,4 +1,4 @@
-/* What drivers and kernels share: the structs handed over, and the table of functions that each instruction set fills. */
+/* The structs that drivers hand to kernels, and the table of functions that each instruction set fills. */
 #ifndef SA_KERNELS_H
 #define SA_KERNELS_H
 
@@ -18,19 +18,19 @@ enum { SA_CELL_UNKNOWN, SA_CELL_HOLDS, SA_CELL_BEYOND };
 /* The rows of a block: each with its own query, options and outputs, all with one key head. */
 typedef struct {
     int count;
-    bool clipped; /* lo, hi or gaps close some key of the block's range to some row */
-    int gaps;     /* lists of runs that close keys between lo and hi */
+    bool clipped; /* some key of the block is closed to some row */
+    int gaps;     /* lists that close keys between lo and hi */
     const char *query[SA_MAX_BLOCK_ROWS];
-    const char *mask[SA_MAX_BLOCK_ROWS]; /* at key 0 */
+    const char *mask[SA_MAX_BLOCK_ROWS];
     char *out[SA_MAX_BLOCK_ROWS];
     char *lse[SA_MAX_BLOCK_ROWS];
     char *weights[SA_MAX_BLOCK_ROWS];
     char *stats[SA_MAX_BLOCK_ROWS];
     ptrdiff_t lo[SA_MAX_BLOCK_ROWS], hi[SA_MAX_BLOCK_ROWS]; /* only keys lo … hi − 1 are open */
-    ptrdiff_t open_from, open_to;                           /* keys open_from … open_to − 1 are within lo … hi of all rows */
+    ptrdiff_t open_from, open_to;                           /* within lo … hi of all rows */
     ptrdiff_t position[SA_MAX_BLOCK_ROWS];                  /* the key that the query stands on */
     ptrdiff_t index[SA_MAX_BLOCK_ROWS];
-    uint64_t head[SA_MAX_BLOCK_ROWS]; /* flattened leading index, for dropout */
+    uint64_t head[SA_MAX_BLOCK_ROWS]; /* flattened, for dropout */
     double slope[SA_MAX_BLOCK_ROWS], sink[SA_MAX_BLOCK_ROWS];
     /* Each row's `gaps` lists runs … runs_end − 1: keys lo … hi − 1 that are in all of them are open. */
     const sa_run *runs[SA_MAX_BLOCK_MASKS][SA_MAX_BLOCK_ROWS], *runs_end[SA_MAX_BLOCK_MASKS][SA_MAX_BLOCK_ROWS];
@@ -42,13 +42,13 @@ typedef struct {
     sa_rows *rows;
     sa_matrix key, value;
     ptrdiff_t begin, end;
-    ptrdiff_t open_end;   /* the end of the keys open to its rows; the block may have a chunk of them */
+    ptrdiff_t open_end;   /* of the keys open to its rows; the block may have a chunk */
     ptrdiff_t keys;       /* by key_lengths: none behind them is read */
     ptrdiff_t cache_from; /* the first key of the scratch's packed tiles, ≤ begin */
-    bool cache_holds;     /* the packed tiles are of these keys and values already */
-    bool fetches;         /* fetch keys and values a tile ahead */
+    bool cache_holds;     /* these keys are packed already */
+    bool fetches;         /* keys and values a tile ahead */
     bool far;             /* keys and values exceed all caches */
-    bool mask_far;        /* the mask does */
+    bool mask_far;
     ptrdiff_t ahead;      /* bytes from a row's query to one of the next block; 0: fetch none */
     ptrdiff_t keys_ahead; /* bytes to the next head's first key; 0: fetch none */
     bool whole;           /* all rows of the group */
@@ -57,8 +57,8 @@ typedef struct {
     ptrdiff_t partial_rows;
 } sa_block;
 
-/* Where gaps are: the first key of the next tile from `from` on, and its length; b->end for none. Between tiles all rows
- * are closed. A tile, `from` and b->begin are at multiples of 4, for dropout. */
+/* If there are gaps: the first key of the next tile from `from` on, and its length; b->end for none. Between tiles all
+ * rows are closed. Tiles, `from` and b->begin are at multiples of 4, for dropout. */
 ptrdiff_t sa_next_open_tile(const sa_block *b, ptrdiff_t from, ptrdiff_t *n);
 
 /* The first of runs … end − 1 that ends after `key`, or end. */
@@ -67,7 +67,7 @@ const sa_run *sa_find_run(const sa_run *runs, const sa_run *end, ptrdiff_t key);
 /* The end of the rows from r on with the same runs. */
 int sa_same_runs(const sa_rows *rows, int r);
 
-/* Gradients of a block's rows, NULL where not wanted. All but grad_out and grad_lse have the type that computes. */
+/* NULL where not wanted. All but grad_out and grad_lse have the type that computes. */
 typedef struct {
     const char *grad_out[SA_MAX_BLOCK_ROWS];
     const char *grad_lse[SA_MAX_BLOCK_ROWS];
@@ -75,7 +75,6 @@ typedef struct {
     char *dslope[SA_MAX_BLOCK_ROWS], *dsink[SA_MAX_BLOCK_ROWS];
 } sa_row_gradients;
 
-/* A block of the backward pass. */
 typedef struct {
     sa_block b;
     const sa_attention_gradients *g;
@@ -93,9 +92,9 @@ bool sa_cancelled(const sa_attention *a);
 #define SA_ELEMENTS_AT_ONCE ((ptrdiff_t)1 << 22)
 
 #define SA_ROW_BLOCK 64
-#define SA_ROW_COLUMNS 256 /* columns of a softmax down columns: four arrays of them fit in L1 */
+#define SA_ROW_COLUMNS 256 /* four arrays of columns fit in L1 */
 
-/* Rows of a row operation: n elements each, or n × width for a softmax along another axis. */
+/* Rows of n elements, or n × width for a softmax along another axis. */
 typedef struct {
     const sa_row_call *call;
     const sa_row_plan *plan;
@@ -103,15 +102,15 @@ typedef struct {
     ptrdiff_t n, width;
     const char *x[SA_ROW_BLOCK], *dy[SA_ROW_BLOCK], *cos[SA_ROW_BLOCK], *sin[SA_ROW_BLOCK];
     char *out[SA_ROW_BLOCK];
-    double *partial; /* the chunk's sums dweight[n], dbias[n], or NULL */
+    double *partial; /* sums dweight[n], dbias[n], or NULL */
 } sa_row_block;
 
-/* A task's product: at most block_rows columns of C, or in matmul_tn SA_WEIGHT_ROWS rows with sums over SA_SUM_ROWS. Sums
- * have n terms; strides count elements. From splits_from elements a row a matrix unit splits operands: then any number of
- * columns will do, and `again` says that A (matmul_tn: B) is already in scratch. */
+/* A task's product, with sums of n terms; strides count elements. C has at most block_rows columns, or in matmul_tn
+ * SA_WEIGHT_ROWS rows with n ≤ SA_SUM_ROWS. From splits_from elements a row a matrix unit splits operands: then C may
+ * have any columns, and `again` says that A (matmul_tn: B) is in scratch already. */
 #define SA_WEIGHT_ROWS 64
 #define SA_SUM_ROWS 256
-#define SA_SPLIT_COLUMNS 32 /* columns are best cut at multiples of this */
+#define SA_SPLIT_COLUMNS 32 /* columns are best cut at multiples */
 typedef struct {
     ptrdiff_t m, n, width;
     const void *a, *b;

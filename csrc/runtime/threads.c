@@ -86,9 +86,9 @@ void sa_wait_for_team(int team) {
     }
 }
 
-/* libgomp's threads do not survive fork(), and a child that expects them hangs. So the forking thread gives its pool
- * back; parent and child build new ones. A fork waits for running regions, which may hold OpenMP's locks. A fork in
- * Python holds the GIL: a region must pause before it takes it. */
+/* libgomp's threads do not survive fork(): a child that expects them hangs. So the forking thread gives its pool back,
+ * and waits for running regions, which may hold OpenMP's locks. In Python it holds the GIL: a region must pause before it
+ * takes the GIL. */
 #if defined(PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP)
 #define FRESH_LOCK PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP /* or threads that compute in turn starve a fork */
 #else
@@ -153,8 +153,8 @@ static void after_fork_child(void) {
     region_lock = fresh;
 }
 
-/* LLVM's libomp, the only one with this function, has fork handlers that take its locks before ours run: regions would
- * wait for ever. */
+/* LLVM's libomp, which alone has this function, has fork handlers that take locks before ours run: regions would wait for
+ * ever. */
 int kmp_get_blocktime(void);
 #pragma weak kmp_get_blocktime
 

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-/* Runs work once on each thread of a team of at most so many; returns when all have. A team of one is a plain call. */
+/* Runs work on each thread of a team of at most so many; returns when all are done. A team of one is a plain call. */
 typedef void sa_team_work(void *call, int thread, int team);
 void sa_run_team_of(int threads, sa_team_work *work, void *call);
 static inline void sa_run_team(int threads, sa_team_work *work, void *call) {
@@ -19,7 +19,6 @@ static inline void sa_run_team(int threads, sa_team_work *work, void *call) {
 typedef void sa_task(void *call, ptrdiff_t t);
 void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call);
 
-/* Returns when the team has called it. */
 void sa_wait_for_team(int team);
 
 /* A thread's equal share of neighbouring tasks: from … end − 1. */
@@ -52,7 +51,7 @@ void sa_region_enter(void);
 void sa_region_leave(void);
 
 /* Between pause and resume a thread in a region lets forks pass: while it stops for long, or for a lock that a forking
- * thread may hold. resume takes pause's number, and waits for a fork under way. */
+ * thread may hold. resume waits for a fork under way. */
 int sa_region_pause(void);
 void sa_region_resume(int paused);
 

@@ -1,5 +1,5 @@
-/* AMX with bfloat16, beside simd/avx512.h. Eight registers t have 16 rows of 64 bytes. dot adds to c, 16×16 float32, the
- * product of a, 16×32 bfloat16, and b, whose rows hold 16 pairs:
+/* AMX with bfloat16, beside simd/avx512.h. Eight registers t have 16 rows of 64 bytes. dot multiplies a, 16×32 bfloat16,
+ * by b, whose rows hold 16 pairs:
  *
  *     c[i][l] += Σ_k a[i][2k]·b[k][l].first + a[i][2k+1]·b[k][l].second
  *
@@ -39,8 +39,7 @@ SA_VERB void sa_few_tiles_open(int few) {
 }
 SA_VERB void sa_tiles_close(void) { _tile_release(); }
 
-/* The unit soon falls asleep, and wakes slowly: long passes of other work call this every 500 cycles. The tiles hold
- * nothing. */
+/* The unit soon falls asleep, and wakes slowly: long other passes call this every 500 cycles. The tiles hold nothing. */
 SA_VERB void sa_tiles_stay_awake(void) { _tile_dpbf16ps(0, 4, 6); }
 
 /* From here on slow subnormal results become 0. Returns the state before. */

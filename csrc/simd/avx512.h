@@ -40,7 +40,7 @@ SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) {
 }
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
 SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31); }
-/* Adds halves of neighbours, inside quarters, then of quarters: such shuffles need no indices. */
+/* Shuffles inside quarters, then of quarters, need no indices. */
 #define SA_HAS_SUM_EACH 1
 SA_VERB __m512 sa_add_quarters(__m512 a, __m512 b) {
     return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
@@ -59,7 +59,7 @@ SA_VERB vf32 vf32_sum_each(const vf32 *a) {
     }
     return sa_add_quarters(sa_add_quarters(four[0], four[1]), sa_add_quarters(four[2], four[3]));
 }
-/* 4×4 in each quarter, then the quarters: such shuffles need no indices. */
+/* 4×4 in each quarter, then the quarters: again without indices. */
 #define SA_HAS_TRANSPOSE 1
 SA_VERB void vf32_transpose(vf32 *a) {
     vf32 b[16];

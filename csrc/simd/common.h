@@ -7,9 +7,9 @@
 
 #include "kernels/kernels.h"
 
-/* VERB and INLINE vanish into callers: what holds accumulators, passes vectors, or is a line or two. A LEAF calls them
- * with literal counts of rows and vectors. ONCE is above leaves, with run-time counts: GCC must not clone it. SHARED
- * serves several instruction sets' files, and is hidden in the library. */
+/* VERB and INLINE vanish into callers: they hold accumulators, pass vectors, or are a line or two. A LEAF calls them with
+ * literal counts of rows and vectors. ONCE has run-time counts, and GCC must not clone it. SHARED serves several
+ * instruction sets, hidden in the library. */
 #define SA_VERB static inline __attribute__((always_inline, unused))
 #if defined(SA_PARTS_APART)
 #define SA_INLINE static __attribute__((unused)) /* sanitizers take minutes for large functions */
@@ -25,7 +25,6 @@
 #define SA_SHARED __attribute__((noinline, noclone, visibility("hidden")))
 #endif
 
-/* An entry of the table of kernels. */
 #define SA_KERNEL __attribute__((visibility("hidden")))
 
 #if defined(__has_builtin)

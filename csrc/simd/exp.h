@@ -1,9 +1,9 @@
-/* 2^x, e^x and tanh on vectors. csrc/tests/test_exp.c measures errors over every float32.
+/* 2^x, e^x and tanh. csrc/tests/test_exp.c measures errors over every float32.
  *
- * exp2: 2^x = 2^n · p(f), x = n + f, n the nearest integer, f exact. p is minimax with p(0) = 1, so 2^0 is 1: degree 6 in
- * float32 (relative error 2.0e-9), 11 in float64 (3.4e-18). Within 1 ulp for results from FLT_MIN (DBL_MIN) on; 0 below,
- * and for −inf. x must stay below 127.5 (1023.5): callers subtract a maximum. NaN gives NaN: "not less than" lets it pass
- * the cut-off, and 2^n is multiplied in, as adding n to exponents can make a number of NaN. */
+ * exp2: 2^x = 2^n · p(f), x = n + f, n the nearest integer, f exact. p is minimax with p(0) = 1: degree 6 (relative error
+ * 2.0e-9), float64 11 (3.4e-18). Within 1 ulp for results from FLT_MIN (DBL_MIN) on; 0 below, and for −inf. x must stay
+ * below 127.5 (1023.5): callers subtract a maximum. NaN stays NaN: "not less than" passes it, and 2^n is multiplied in,
+ * as adding n to exponents may make it a number. */
 
 #if SA_REAL_IS_F64
 #define SA_EXP2_LEAST (-1022.0)
@@ -65,8 +65,8 @@ SA_INLINE void FN(exp2_polynomial)(const vec *x, const vec *whole, const vec *f,
     SA_HORNER_EACH(SA_EXP2_C1)
     SA_HORNER_EACH(1)
 #else
-    /* Unfused, the last two products would lose more than 1 ulp. So x is cut: its few high bits times those of c1 is
-     * exact, and the error of 1 + product is kept (Dekker). */
+    /* Unfused, 1 ulp would be exceeded. So x is cut: its high bits times c1's are exact, and the error of 1 + product is
+     * kept (Dekker). */
     SA_UNROLL
     for (int i = 0; i < n; ++i) {
         vec x_hi = (x[i] + SA_C(SA_SPLIT_MAGIC)) - SA_C(SA_SPLIT_MAGIC);
@@ -80,7 +80,7 @@ SA_INLINE void FN(exp2_polynomial)(const vec *x, const vec *whole, const vec *f,
 }
 #undef SA_HORNER_EACH
 
-/* n ≤ SA_VECS vectors, step by step. */
+/* n ≤ SA_VECS vectors. */
 SA_INLINE void FN(exp2_each)(vec *x, const int n) {
     vec f[SA_VECS], whole[SA_VECS], p[SA_VECS];
 #if defined(SA_HAS_SCALEF)
@@ -116,8 +116,8 @@ SA_INLINE vec FN(exp2)(vec x) {
 }
 
 #if defined(SA_HAS_TILES) && !SA_REAL_IS_F64
-/* 2^x for weights that keep 17 bits: degree 4, p(0) = 1, relative error 2^−18.4. With flushed subnormals 0 below FLT_MIN.
- * −inf gives 0, NaN NaN. */
+/* 2^x for weights of 17 bits: degree 4, p(0) = 1, relative error 2^−18.4. With subnormals flushed 0 below FLT_MIN; NaN
+ * stays NaN. */
 SA_INLINE vec FN(exp2_short)(vec x) {
     const vec f = V(fraction)(x);
     vec q = SA_C(0.009582853095199975);

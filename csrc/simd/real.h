@@ -25,9 +25,9 @@
 #endif
 #define FN(name) SA_PASTE4(sa_, name, SA_DTYPE, SA_ISA)
 
-/* SA_ROWS(nv) broadcast operands times nv vectors are accumulators; a full block has SA_VECS. Six by four loads least per
+/* Accumulators: SA_ROWS(nv) broadcast operands times nv vectors, SA_VECS in a full block. Six by four loads least per
  * multiply-add, and more queries pass over K and V less often. Fewer vectors take more rows, to keep the units busy.
- * SA_LEAVES(X) is X(nv) for every nv with leaves; SA_CALL_LEAF calls the leaf for nv. */
+ * SA_LEAVES(X) is X(nv) for every nv with leaves; SA_CALL_LEAF calls one. */
 #if SA_VECTOR_REGISTERS == 32
 #define SA_VECS 4
 #define SA_BACKWARD_VECS 4
@@ -53,8 +53,8 @@
     }
 #endif
 
-/* Backward tiles take all of a block's SA_BACKWARD_VECS at once, or the larger half. A long block passes K, V, dK and dV
- * through the caches less often. */
+/* Backward tiles take a block's SA_BACKWARD_VECS at once, or the larger half. Long blocks pass K, V, dK and dV through
+ * the caches less often. */
 #define SA_AT_ONCE(nv) ((nv) > SA_VECS ? ((nv) + 1) / 2 : (nv))
 
 enum { FN(block_rows) = SA_VECS * SA_LANES, FN(backward_rows) = SA_BACKWARD_VECS * SA_LANES };

@@ -1,5 +1,5 @@
-/* An optimiser's step on n elements. As in PyTorch each operation rounds and none is fused: all instruction sets give the
- * same bits. NaN and infinities spread. Arrays do not overlap. */
+/* As in PyTorch each operation of a step rounds and none is fused: all instruction sets give the same bits. NaN and
+ * infinities spread. Arrays do not overlap. */
 
 /* BODY on whole vectors, then on the last n − i elements. */
 #define SA_EACH_VECTOR(BODY)                                                                                                   \

@@ -73,14 +73,14 @@ SA_INLINE vec FN(gelu_slope)(vec x) {
 }
 
 /* y = x·s(z), s(z) = 1/(1 + e^(−z)), z = 2√(2/π)·(x + 0.044715·x³):  dy/dx = s·(1 + x·(1 − s)·dz/dx). With h² = e^(−|z|),
- * s is 1/(1 + h²), or h²/(1 + h²) for negative x, and 1 − s the other. From |x| = 100 on h² is 0, and dz/dx is capped,
- * lest it overflow. ±inf gives NaN. */
+ * s is 1/(1 + h²), or h²/(1 + h²) for negative x. From |x| = 100 on h² is 0, and dz/dx is capped, lest it overflow. ±inf
+ * gives NaN. */
 SA_INLINE vec FN(gelu_tanh_slope)(vec x) {
     const vec a = V(abs)(x), near = V(min)(SA_C(100), a);
     const vec h = FN(exp)(a * V(fma)(a * a, SA_C(0.044715), SA_C(1)) * SA_C(-0.79788456080286535588));
     const vec dz = V(fma)(near * near, SA_C(3 * 0.044715 * 1.5957691216057307118), SA_C(1.5957691216057307118));
     const vec right = SA_C(1) / (SA_C(1) + h * h);
-    const vec bend = (x * right) * (dz * h); /* x·(1 − s)·dz/dx without one factor h */
+    const vec bend = (x * right) * (dz * h); /* x·(1 − s)·dz/dx without one h */
     const lanemask negative = V(lt)(x, SA_C(0));
     return V(select)(negative, (h + bend) * h, V(fma)(bend, h, SA_C(1))) * right;
 }
@@ -150,8 +150,7 @@ SA_INLINE void FN(row_backward)(const real *x, const real *dy, real *dx, ptrdiff
     }
 }
 
-/* scratch: rows for dx and dy, and for the block's dweight and dbias. Those sum at most SA_ROW_BLOCK terms in `real`,
- * then join the chunk's float64 sums. */
+/* scratch: rows for dx, dy, and the block's dweight and dbias, sums in `real` that join the chunk's in float64. */
 SA_INLINE void FN(each_row_backward)(const sa_row_block *b, real *scratch, const sa_row_kind kind) {
     const sa_row_plan *p = b->plan;
     const sa_row_call *c = b->call;
@@ -199,7 +198,7 @@ SA_ROW_KERNEL(gelu_backward, SA_GELU_BACKWARD)
 SA_ROW_KERNEL(gelu_tanh_backward, SA_GELU_TANH_BACKWARD)
 #undef SA_ROW_KERNEL
 
-/* The chunks' sums, in order. row: n elements of scratch. */
+/* row: n elements of scratch. */
 SA_KERNEL void FN(parameter_gradients)(const sa_row_call *c, const sa_row_plan *p, void *row) {
     const ptrdiff_t n = p->n;
     for (int which = 0; which < 2; ++which) {

@@ -123,9 +123,10 @@ SA_INLINE real FN(rms_scale)(const real *x, ptrdiff_t n, double eps) {
 /* Φ(−a), a = |x|, Φ the standard normal distribution; and *bell = e^(−a²/2). Φ(a) = 1 − Φ(−a): both tails keep their
  * digits.
  *
- * Φ(−a) = e^(−a²/2)·R(a), R(a) = erfcx(a/√2)/2. (a + k)·R(a) is a minimax polynomial in q = (a − k)/(a + k): float32
- * degree 9, k = 4, relative error 7.7e-9 on [0, 13.5]; float64 degree 22, k = 5, 5.9e-18 on [0, 39]. Beyond, e^(−a²/2) is
- * 0. a² has two parts, as rounding it costs a²/4 ulp. */
+ * Φ(−a) = e^(−a²/2)·R(a), R(a) = erfcx(a/√2)/2. (a + k)·R(a) is a minimax polynomial in q = (a − k)/(a + k):
+ *   float32  degree 9, k = 4, relative error 7.7e-9 on [0, 13.5]
+ *   float64  degree 22, k = 5, relative error 5.9e-18 on [0, 39]
+ * Beyond, e^(−a²/2) is 0. a² has two parts: rounded it costs a²/4 ulp. */
 SA_INLINE vec FN(normal_tail)(vec x, vec *bell) {
     const vec a = V(min)(SA_C(SA_REAL_IS_F64 ? 40 : 14), V(abs)(x)); /* keeps NaN */
     const real k = SA_REAL_IS_F64 ? 5 : 4;
@@ -188,8 +189,8 @@ SA_INLINE vec FN(gelu)(vec x) {
     return x * V(select)(V(lt)(x, SA_C(0)), tail, SA_C(1) - tail);
 }
 
-/* x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³), as x/(1 + e^(−2u)): nothing cancels for negative x. e^(−2|u|) is
- * multiplied in as h·h, h = e^(−|u|): by itself it may underflow. */
+/* x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³), as x/(1 + e^(−2u)): nothing cancels for negative x. e^(−2|u|), which
+ * may underflow, comes in as h·h, h = e^(−|u|). */
 SA_INLINE vec FN(gelu_tanh)(vec x) {
     const vec a = V(abs)(x);
     const vec h = FN(exp)(a * V(fma)(a * a, SA_C(0.044715), SA_C(1)) * SA_C(-0.79788456080286535588));
@@ -247,7 +248,7 @@ SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, 
         real copy[2 * SA_LANES];
         const real *from = interleaved ? x + 2 * i : x + i;
         real *to = interleaved ? y + 2 * i : y + i;
-        ptrdiff_t step = interleaved ? SA_LANES : half; /* between the vectors of a pair */
+        ptrdiff_t step = interleaved ? SA_LANES : half;
         if (!full) {
             step = SA_LANES;
             memset(copy, 0, sizeof copy);
@@ -344,7 +345,7 @@ SA_ROW_KERNEL(rotary, SA_ROTARY)
 SA_ROW_KERNEL(rotary_interleaved, SA_ROTARY_INTERLEAVED)
 #undef SA_ROW_KERNEL
 
-/* Softmax down the columns of x[n][width], width ≤ SA_ROW_COLUMNS: a lane is a column. Passes over the rows: maximum, sum
+/* Softmax down the columns of x[n][width], width ≤ SA_ROW_COLUMNS: a lane is a column. Passes over rows: maximum, sum
  * (Kahan's, as one lane adds up a column), result. e^(x − max) is computed twice: a 16-bit output cannot keep it. */
 SA_KERNEL void FN(softmax_columns)(const sa_row_block *b, void *unused) {
     (void)unused;

@@ -1,4 +1,4 @@
-/* To the nearest float16 or bfloat16, ties to even. Compilers vectorise it. */
+/* To the nearest float16 or bfloat16, ties to even. */
 #include "simd/bits.h"
 
 SA_KERNEL void SA_PASTE(sa_narrow_, SA_ISA)(const float *restrict from, ptrdiff_t n, sa_dtype dtype, uint16_t *restrict to) {

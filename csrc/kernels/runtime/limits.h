@@ -29,7 +29,6 @@ SA_KERNEL double FN(fma_loop)(ptrdiff_t rounds) {
 }
 
 #if !SA_REAL_IS_F64
-/* Whole groups of 8 vectors; the result depends on all. */
 SA_KERNEL uint64_t SA_PASTE(sa_read_loop_, SA_ISA)(const void *data, size_t bytes) {
     const uint32_t *p = data;
     const size_t n = bytes / sizeof(uint32_t) / (8 * SA_U32_LANES) * (8 * SA_U32_LANES);

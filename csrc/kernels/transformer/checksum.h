@@ -1,5 +1,5 @@
-/* A checksum by which a pullback notices changed parameters; not against malice. All instruction sets agree. A step is a
- * bijection of h and of the word, so one changed word shows. Without the rotation two changed signs would cancel. */
+/* A checksum by which a pullback notices changed parameters; not against malice. All instruction sets agree. Each step is
+ * a bijection: one changed word shows. Without the rotation two changed signs would cancel. */
 
 #define SA_MIXED(h, word) vu32_rotate(vu32_mul_lo(vu32_xor(h, word), vu32_set1(0x9E3779B1u)), 15)
 

@@ -1,10 +1,10 @@
 /* matmul.h's products on the matrix unit (docs/decisions/0003-fused-training.md). Operands are split into three terms
- * (products/amx_tiles.h), which is dear: a task should take many rows and columns. A sum's pairs are half a step apart,
- * so rows are split as they lie.
+ * (products/amx_tiles.h), which is dear: a task should take many rows and columns. Pairs are half a step apart, so rows
+ * are split as they lie.
  *
- * C's elements are sums in the order of n, whatever is beside them. Numbers below 2^−100 are off by up to 2^−126, as
- * subnormals are lost. A number that is NaN, infinite or about to overflow sends its row of A or panel of B, in matmul_tn
- * the call, through multiply-adds. */
+ * C's elements are sums in the order of n, whatever is beside them. Subnormals are lost: numbers below 2^−100 are off by
+ * up to 2^−126. If one is NaN, infinite or about to overflow, its row of A or panel of B, in matmul_tn the call, goes
+ * through multiply-adds. */
 
 #define SA_SIDE 32                                /* of C at a time */
 #define SA_SPLIT_TILE ((size_t)3 * SA_TILE_BYTES) /* of all terms */
@@ -152,7 +152,7 @@ SA_LEAF bool FN(row_fits)(const real *x, ptrdiff_t n) {
 SA_LEAF void FN(product_low1)(const FN(operands) * o, real *c) { FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 1); }
 SA_LEAF void FN(product_low2)(const FN(operands) * o, real *c) { FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 2); }
 
-/* sums[rows][width] = left·right from row r on, both ≤ SA_SIDE; what is behind them is of no use. */
+/* sums[rows][width] = left·right from row r on, both ≤ SA_SIDE; nothing behind them counts. */
 SA_INLINE void FN(multiply)(const char *left, const char *right, ptrdiff_t r, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t width,
                             real *sums) {
     const ptrdiff_t steps = FN(steps_of)(n), lane_tiles = FN(tiles_in)(width, SA_LANES);
@@ -206,7 +206,6 @@ static void FN(multiply_plainly)(const sa_product *p, ptrdiff_t r, ptrdiff_t row
     }
 }
 
-/* C = start + A·Bᵀ, or C += A·B. */
 SA_INLINE void FN(matmul_rows)(const sa_product *p, void *scratch, const bool by_rows) {
     const real *a = p->a, *b = p->b, *start = by_rows ? p->start : NULL;
     FN(product_scratch) *s = NULL;
