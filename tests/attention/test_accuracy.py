@@ -8,7 +8,8 @@ import functools
 
 import numpy as np
 import pytest
-from inputs import BFLOAT16
+from inputs import BFLOAT16, random_inputs
+from tolerances import assert_attention
 
 import selfattn as sa
 from selfattn import reference
@@ -198,27 +199,11 @@ def test_float64_gradients_within_a_few_eps(is_causal):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_scores_of_ten_thousand(dtype):
-    """Scores up to ±1e4: the same relative error in the weights as the rounding of the score must cause."""
-    rng = np.random.default_rng(3)
-    query, key, value = (rng.standard_normal((2, 200, 64)).astype(dtype) for _ in range(3))
-    largest = np.abs(query.astype(np.float64) @ key.swapaxes(-1, -2)).max()
-    scale = 1e4 / largest
-    out, lse = sa.scaled_dot_product_attention(query, key, value, scale=scale, return_lse=True)
-    expected, expected_lse = reference.scaled_dot_product_attention(
-        *(x.astype(np.longdouble).astype(np.float64) for x in (query, key, value)),
-        scale=scale,
-        return_lse=True,
-    )
-    # A score of size 1e4 is a sum of 64 products whose absolute values add up to about twice the largest score
-    # here; sums by 8 or 16 lanes and rounding errors of both signs leave less than 4 eps of that. An error d
-    # in a score makes 2 d in a weight relative to it, and the output is a mean of values below 5.
-    delta = 4 * 2e4 * float(np.finfo(dtype).eps)
-    if dtype == np.float64:
-        delta *= 2  # the reference rounds likewise
-    print(np.abs(out - expected).max() / delta, np.abs(lse - expected_lse).max() / delta)
+    """The same relative error in the weights as the rounding of the score must cause."""
+    query, key, value = random_inputs((2, 200, 64), dtype=dtype)
+    scale = 1e4 / np.abs(query @ key.swapaxes(-1, -2)).max()
+    out, *_ = assert_attention(query, key, value, scale=scale)
     assert np.isfinite(out).all()
-    assert np.abs(out - expected).max() <= 2 * delta * 5
-    assert np.abs(lse - expected_lse).max() <= delta
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from covering import covering
 from inputs import FLOATS, random_inputs
-from instruction_sets import ISAS, using
+from instruction_sets import ISAS, closing, using
 from tolerances import assert_attention, assert_results, assert_within, truth
 
 import selfattn as sa
@@ -115,30 +115,12 @@ def test_numbers_beyond_what_log2_units_hold_are_the_largest(isa, dtype):
 # ------------------------------------------------------------------------------------------- NaN and infinities
 
 
-def closing_options(n_queries, n_keys, closed):
-    """Ways to close the keys from `closed` on for every query, and more."""
-    open_keys = np.arange(n_keys) < closed
-    i, j = np.ogrid[:n_queries, :n_keys]
-    holes = open_keys & ((i + j) % 3 > 0)
-    return {
-        "bool_row": {"attn_mask": open_keys},
-        "bool_full": {"attn_mask": holes},
-        "float_row": {"attn_mask": np.where(open_keys, 0.0, -np.inf)},
-        "float_full": {"attn_mask": np.where(holes, 0.5, -np.inf).astype(np.float32)},
-        "key_lengths": {"key_lengths": closed},
-        "window_and_mask": {"window": (n_queries, 5), "attn_mask": open_keys},
-        "lengths_and_causal": {"key_lengths": closed, "is_causal": True},
-        "mask_and_dropout": {"attn_mask": holes, "dropout_p": 0.4, "rng": 7},
-        "mask_and_others": {"attn_mask": holes, "softcap": 2.0, "alibi_slopes": 0.1, "sinks": 0.5},
-    }
-
-
-CLOSING = list(closing_options(1, 1, 1))
-
-
 def test_a_score_of_minus_infinity_is_open_all_the_same():
     for case in covering(
-        shape=[(1, 80), (4, 40), (40, 80), (70, 200), (2, 4200)], name=CLOSING, dtype=FLOATS, isa=ISAS
+        shape=[(1, 80), (4, 40), (40, 80), (70, 200), (2, 4200)],
+        name=list(closing(1, np.zeros(1, bool))),
+        dtype=FLOATS,
+        isa=ISAS,
     ):
         (n_queries, n_keys), name, dtype, isa = case.values()
         query, key, value = random_inputs((2, n_queries, 8), n_keys, dtype=dtype, v_width=5)
@@ -146,7 +128,7 @@ def test_a_score_of_minus_infinity_is_open_all_the_same():
         key[..., 3 :: n_keys // 4, 0] = -np.inf
         value[..., 3 :: n_keys // 4, 2] = np.nan
         grad_out = np.ones((2, n_queries, 5), dtype)
-        options = closing_options(n_queries, n_keys, n_keys * 3 // 4 + 1)[name]
+        options = closing(n_queries, np.arange(n_keys) > n_keys * 3 // 4)[name]
         with using(isa):
             expected = truth(query, key, value, **options)
             assert np.isnan(expected.out[..., 2]).any() or (n_queries < 4 and "is_causal" in options), case

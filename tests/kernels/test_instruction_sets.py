@@ -14,7 +14,7 @@ import pytest
 from covering import SETS_OF_OPTIONS, covering
 from gradients import FIELDS, assert_true_gradients, everything, true_gradients
 from inputs import BFLOAT16, FLOAT_IDS, FLOATS, LAYOUTS, heads_inside, normal, options_together, random_inputs
-from instruction_sets import ISAS, check, using
+from instruction_sets import ISAS, check, closing, using
 
 import selfattn as sa
 
@@ -395,28 +395,6 @@ def assert_same_as_float64(given, options, what):
     for name, truth_of_it in zip(FIELDS[:3], pullback(grad_out.astype(np.float64)), strict=False):
         finite = np.isfinite(getattr(got, name).astype(np.float64))
         np.testing.assert_array_equal(finite, np.isfinite(truth_of_it), err_msg=f"{name} {what}")
-
-
-def closing(length, closed):
-    """Ways to close these of 100 keys for every query, and more for some."""
-    i, j = np.ogrid[:length, :100]
-    holes = ~closed & ((i + j) % 3 > 0)
-    return {
-        "boolean mask of a row": {"attn_mask": ~closed},
-        "boolean mask": {"attn_mask": holes},
-        "float mask of a row": {"attn_mask": np.where(closed, -np.inf, 0.0)},
-        "float mask": {"attn_mask": np.where(holes, 0.5, -np.inf).astype(np.float32)},
-        "lengths": {"key_lengths": [90, 33]},
-        "lengths, causal": {"key_lengths": [90, 33], "is_causal": True},
-        "window": {"window": (length, 5), "attn_mask": ~closed},
-        "dropout": {"attn_mask": holes, "dropout_p": 0.4, "rng": 7},
-        "others": {
-            "attn_mask": holes,
-            "softcap": 2.0,
-            "alibi_slopes": np.array([0.1, 0.2]),
-            "sinks": np.array([0.5, 1.0]),
-        },
-    }
 
 
 @floats

@@ -63,19 +63,6 @@ def test_bits_do_not_depend_on_company_or_threads(lengths):
         np.testing.assert_array_equal(model.vjp(sentences)[0], together)
 
 
-@pytest.mark.parametrize("lengths", [[20, 30, 40], [90] * 7])
-def test_gradients_do_not_depend_on_threads(lengths):
-    model, sentences = model_of(128), sentences_of(lengths)
-    found = []
-    for threads in (1, 2, 3):
-        sa.set_num_threads(threads)
-        y, pullback = model.vjp(sentences)
-        found.append(pullback(y))
-    for other in found[1:]:
-        for name, gradient in found[0].items():
-            np.testing.assert_array_equal(other[name], gradient, err_msg=name)
-
-
 @pytest.mark.parametrize("odd", [np.nan, np.inf, 3.4e38])
 def test_a_number_that_does_not_fit_harms_its_own_sentence_only(odd):
     """All sentences share tiles of rows; the row of the odd one goes through multiply-adds."""

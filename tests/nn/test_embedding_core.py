@@ -97,7 +97,7 @@ def test_without_sentences_nothing_is_embedded_and_gradients_are_zero():
         np.testing.assert_array_equal(gradient, np.zeros_like(array))
 
 
-@pytest.mark.parametrize("shape", ["heads", "parts", "one long sentence"])
+@pytest.mark.parametrize("shape", ["heads", "wide", "parts", "one long sentence"])
 def test_the_same_bits_for_any_number_of_threads(shape, isa):
     _, arguments, grad = case(*SHAPES[shape], np.float32)
     try:

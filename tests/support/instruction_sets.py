@@ -25,6 +25,26 @@ def using(isa):
         _core._set_isa(before)
 
 
+def closing(length, closed):
+    """Ways to close these keys for every query of two heads, and more for some: options by name."""
+    n_keys = len(closed)
+    i, j = np.ogrid[:length, :n_keys]
+    holes = ~closed & ((i + j) % 3 > 0)
+    lengths = [n_keys * 9 // 10, n_keys // 3]
+    heads = {"alibi_slopes": np.array([0.1, 0.2]), "sinks": np.array([0.5, 1.0])}
+    return {
+        "boolean mask of a row": {"attn_mask": ~closed},
+        "boolean mask": {"attn_mask": holes},
+        "float mask of a row": {"attn_mask": np.where(closed, -np.inf, 0.0)},
+        "float mask": {"attn_mask": np.where(holes, 0.5, -np.inf).astype(np.float32)},
+        "lengths": {"key_lengths": lengths},
+        "lengths, causal": {"key_lengths": lengths, "is_causal": True},
+        "window": {"window": (length, 5), "attn_mask": ~closed},
+        "dropout": {"attn_mask": holes, "dropout_p": 0.4, "rng": 7},
+        "others": {"attn_mask": holes, "softcap": 2.0} | heads,
+    }
+
+
 def check(arrays, options=None, *, clean=None, grad_out=None, backward=True, num_threads=None, what=""):
     """Hold each instruction set to the truth of these arrays; or of `clean`, where they differ behind a mask."""
     options = options or {}
