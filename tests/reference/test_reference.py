@@ -16,9 +16,6 @@ from selfattn import reference
 EPS = float(np.finfo(np.float64).eps)
 
 
-# -------------------------------------------------------------------------------- attention, by hand in loops
-
-
 def attention_by_hand(
     query, key, value, *, scale=None, enable_gqa=False, attn_mask=None, is_causal=False, causal=None,
     window=None, softcap=None, alibi_slopes=None, sinks=None, key_lengths=None, keep=None, dropout_p=0.0,
@@ -165,9 +162,6 @@ def test_attention_agrees_with_loops(problem):
         )
 
 
-# ------------------------------------------------------------------------------------------- masks, NaN, rows
-
-
 @pytest.fixture
 def qkv():
     """Query (2, 3, 4), key (2, 5, 4) and value (2, 5, 3)."""
@@ -257,23 +251,6 @@ def test_the_float_mask_is_read_as_it_is_and_leaves_the_dtype_alone(qkv):
         np.testing.assert_array_equal(out, expected)
 
 
-# -------------------------------------------------------------------------------------- causal, window, heads
-
-
-def test_inputs_are_not_changed(qkv):
-    mask = np.random.default_rng(0).normal(size=(3, 5))
-    inputs = [*qkv, mask]
-    copies = [x.copy() for x in inputs]
-    for x in inputs:
-        x.flags.writeable = False
-    attend(*inputs, is_causal=True, dropout_p=0.5, rng=1, sinks=[1.0, 2.0], softcap=1.0)
-    for x, copy in zip(inputs, copies, strict=True):
-        np.testing.assert_array_equal(x, copy)
-
-
-# ----------------------------------------------------------------------------------------------------- dtypes
-
-
 def test_dtypes(qkv):
     def result(*dtypes):
         out, lse, weights = attend(*(x.astype(dtype) for x, dtype in zip(qkv, dtypes, strict=True)))
@@ -315,12 +292,10 @@ def test_compute_dtype_gives_the_truth_and_the_default_is_near_it(qkv, dtype):
         np.testing.assert_allclose(a.astype(np.float64), b, rtol=0, atol=bound)
 
 
-# ----------------------------------------------------------------------------------------------------- errors
-
-
 NO_OPTIONS_HERE = {"out", "num_threads", "return_lse", "return_weights", "masks", ""}
 LENIENT = (  # a bool or text for a number, sets for pairs: NumPy takes them
-    "dropout_p True", "scale '1'", "scale True", "scale too large for a float", "softcap True",
+    "dropout_p True", "dropout_p np.True_", "dropout_p array(True)",
+    "scale '1'", "scale True", "scale too large for a float", "softcap True",
     "window {1: 2, 3: 4}", "window {1, 2}",
 )  # fmt: skip
 
@@ -339,9 +314,6 @@ def test_what_the_kernels_refuse_is_refused(bad):
 def test_it_computes_in_float32_or_float64(qkv):
     with pytest.raises(TypeError, match="compute_dtype"):
         reference.scaled_dot_product_attention(*qkv, compute_dtype=np.float16)
-
-
-# ---------------------------------------------------------------------------------------------------- dropout
 
 
 def words(text):
@@ -413,9 +385,6 @@ def test_a_dropped_nan_is_still_attended_to(qkv):
     out = reference.scaled_dot_product_attention(query, key, value, dropout_p=1.0, rng=0)
     assert np.isnan(out[0, :, 0]).all()  # weight · 0 · NaN; only a mask hides
     assert not out[0, :, 1:].any()
-
-
-# --------------------------------------------------------------------------------------- the other operations
 
 
 @given(st.lists(st.floats(-800, 800), min_size=1, max_size=8))
