@@ -9,7 +9,6 @@
 #define SA_ENOUGH_TASKS 16
 #define SA_MANY_TASKS 64
 
-/* Calls with this many elements of queries and outputs exceed the cores' caches. */
 #define SA_MANY_NUMBERS ((ptrdiff_t)1 << 20)
 
 bool sa_multiply(size_t a, size_t b, size_t *product) { return !__builtin_mul_overflow(a, b, product); }

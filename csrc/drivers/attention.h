@@ -4,7 +4,7 @@
 
 #include "drivers/common.h"
 
-/* So diagonals and window bounds cannot overflow. Products are checked one by one. */
+/* With axes no longer than this, diagonals and window bounds cannot overflow. Products are checked one by one. */
 #define SA_MAX_LENGTH ((ptrdiff_t)1 << 48)
 #define SA_MAX_WIDTH ((ptrdiff_t)1 << 40)
 
@@ -46,7 +46,7 @@ ptrdiff_t sa_tiles_from(const sa_attention *a, ptrdiff_t key);
 typedef struct {
     const sa_block_mask *mask; /* NULL: one stretch */
     const char *classes;
-    ptrdiff_t class_rows;   /* rows per entry */
+    ptrdiff_t class_rows;   /* rows per entry of classes */
     ptrdiff_t known, until; /* a known stretch has entries known … until − 1 */
 } sa_stretches;
 
@@ -89,7 +89,7 @@ void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *pla
 void sa_describe_backward_block(const sa_attention_gradients *g, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most,
                                 sa_rows *rows, sa_row_gradients *grads, sa_backward_block *b);
 
-/* Leaves a block keys from … to − 1, from the first that a row sees. */
+/* Narrows a block to keys from … to − 1; if it has gaps, from the first that a row sees. */
 void sa_keep_keys(sa_block *b, ptrdiff_t from, ptrdiff_t to);
 
 /* The pass of mask_gradient.c. */
@@ -104,7 +104,7 @@ sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_pla
 /* Whether rows share elements of the mask's gradient, which are summed in scratch. */
 bool sa_sums_mask_apart(const sa_attention_gradients *g, const sa_backward_plan *plan);
 
-/* Delta of block t, task t of a step of the rotation, task t of the mask. */
+/* The tasks: delta of block t, task t of a step of the rotation, task t of the mask. */
 void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t t, char *scratch);
 void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
                             char *scratch);

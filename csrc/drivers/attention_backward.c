@@ -1,4 +1,4 @@
-/* Driver of attention's backward pass. Cuts a call so that each gradient has one writer at a time and one order of
+/* Driver of attention's backward pass: cuts a call so that each gradient has one writer at a time and one order of
  * additions, for any number of threads. mask_gradient.c has mask gradients with a pass of their own.
  *
  * A group's keys are cut into N ranges, its rows into R ≥ N. In step t, task (group, c) works on key range c and row
@@ -18,7 +18,7 @@
 #include "drivers/attention.h"
 #include "runtime/threads.h"
 
-/* Ranges are cut while tasks are fewer, to at least so many rows or keys: each task packs its own. */
+/* Keys and rows are cut into ranges until there are so many tasks, but none is shorter than this: each task packs its own. */
 #define SA_FEW_TASKS 8
 #define SA_LEAST_RANGE 256
 #define SA_MANY_TASKS 64
@@ -40,7 +40,7 @@ static ptrdiff_t count_ranges(ptrdiff_t groups, ptrdiff_t length) {
     return sa_larger(1, sa_larger(few, many));
 }
 
-/* From the last axis on; *inside is the heads of a group that are left. */
+/* Groups along an axis. Called from the last axis on: *inside is what is left of a group's heads. */
 static ptrdiff_t groups_along(const sa_attention *a, int axis, ptrdiff_t *inside) {
     const ptrdiff_t within = sa_smaller(*inside, a->lead[axis]);
     *inside /= within;
@@ -120,7 +120,7 @@ static bool is_spread(const sa_attention *a, const sa_matrix *m, ptrdiff_t width
     return m->data && (far || (lines && (uintptr_t)m->data % SA_CACHE_LINE != 0));
 }
 
-/* 0: nothing is gathered. */
+/* Bytes; 0: nothing is gathered. */
 static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const bool lines =
@@ -150,7 +150,7 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     *plan = (sa_backward_plan){.block_rows = kernels->backward_rows, .key_ranges = 1, .threads = 1};
     /* Without keys lse is the sink, which may have a gradient. */
     if (rows == 0 || (a->S == 0 && !(g->dsink_rows.m.data && g->grad_lse.m.data))) {
-        return SA_OK; /* rows may be too many to walk over */
+        return SA_OK;
     }
     plan->large = sa_is_large(a, (ptrdiff_t)rows);
     plan->group = sa_group_size(a);
@@ -279,8 +279,8 @@ typedef struct {
     ptrdiff_t *done;
 } range_state;
 
-/* In parts, so that few rows with a million keys see Ctrl-C. Kernels pack whole tiles from cache_from on, so all parts
- * but the first begin with one; with gaps nothing is packed. */
+/* Takes a block's keys in parts, so that few rows with a million keys see Ctrl-C. Kernels pack whole tiles from cache_from
+ * on, so all parts but the first begin with one; with gaps nothing is packed. */
 static void work_on_keys(sa_backward_block *b, char *scratch) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t tiles = SA_ELEMENTS_AT_ONCE / SA_KEYS_PER_TILE / sa_larger(a->E + a->Dv, 1);
@@ -401,7 +401,7 @@ static void mask_task(void *call, ptrdiff_t t) {
     sa_backward_mask_task(at->run->g, at->run->plan, &at->run->mask, t, at->scratch);
 }
 
-/* Steps, or rows, that task t has done. Neighbours' counts are in different scratch. */
+/* Steps, or rows, that task t has done. Neighbours' counts lie on different cache lines. */
 static ptrdiff_t *done_of(const backward_run *run, ptrdiff_t t) {
     const sa_backward_plan *plan = run->plan;
     char *counts = run->scratch + (size_t)(t % plan->threads) * plan->scratch_bytes + plan->done_at;

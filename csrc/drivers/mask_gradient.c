@@ -1,5 +1,5 @@
-/* The gradient of a mask whose elements are shared by rows, key ranges, or heads of a single block. A task owns elements and goes
- * through heads and rows in order: each element has one writer. S and dP are computed again. */
+/* The gradient of a mask whose elements are shared by rows, key ranges, or heads of a single block. A task owns elements
+ * and goes through heads and rows in order: each element has one writer. S and dP are computed again. */
 #include <string.h>
 
 #include "drivers/attention.h"

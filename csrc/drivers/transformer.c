@@ -250,7 +250,7 @@ sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threa
     plan->threads = sa_embedding_threads(e, 1, max_threads);
     plan->by_parts = plan->threads == 1 || plan->parts >= 2 * plan->threads;
     sa_embedding_cut_products(e, plan->threads, plan);
-    if (plan->by_parts) { /* packs once */
+    if (plan->by_parts) {
         plan->product_rows = sa_embedding_splits(e) ? sa_smaller(plan->part_rows, SA_SPLIT_ROWS) : plan->part_rows;
         plan->product_shares = sa_smaller(plan->product_shares, 1);
     }

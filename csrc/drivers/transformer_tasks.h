@@ -59,7 +59,7 @@ bool sa_embedding_fits(const sa_embedding *e);
 size_t sa_embedding_frame_bytes(const sa_embedding *e, ptrdiff_t rows, bool keep);
 sa_embedding_frame sa_embedding_frame_of(const sa_embedding_part *p);
 
-/* Attends in one head of the sentence at row `row`. */
+/* Describes one head's attention in the sentence at row `row`. */
 void sa_embedding_attention(const sa_embedding *e, ptrdiff_t block, const sa_embedding_frame *f, ptrdiff_t row,
                             ptrdiff_t length, ptrdiff_t head, sa_attention *a);
 

@@ -150,8 +150,6 @@ static void run_kind(varlen_thread *at, int team, int kind, ptrdiff_t step, ptrd
     sa_wait_for_team(team);
 }
 
-/* ---- forward ---- */
-
 enum { BLOCKS, MERGES };
 
 sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_item *items, sa_varlen_plan *plan) {
@@ -220,8 +218,6 @@ sa_status sa_varlen_forward(const sa_varlen *v, const sa_varlen_plan *plan, void
     sa_run_team(plan->threads, run_forward, &run);
     return sa_cancelled(v->packed) ? SA_CANCELLED : SA_OK;
 }
-
-/* ---- backward ---- */
 
 enum { DELTAS, RANGES, MASKS };
 

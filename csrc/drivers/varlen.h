@@ -4,8 +4,8 @@
 
 #include "selfattn.h"
 
-/* The packed arrays as one call with leading dims (1, H); L and S are totals. Sequence s has rows
- * begin_q[s] … begin_q[s + 1] − 1, keys likewise, checked by the caller. Scalars may differ between sequences. Dropout counts rows and keys in
+/* The packed arrays as one call with leading dims (1, H); L and S are totals. Sequence s has rows begin_q[s] … begin_q[s
+ * + 1] − 1, keys likewise, checked by the caller. Scalars may differ between sequences. Dropout counts rows and keys in
  * the sequence, and head s·H + h. */
 typedef struct {
     const sa_attention *packed;

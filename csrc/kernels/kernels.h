@@ -7,7 +7,7 @@
 #include "drivers/optimizer.h"
 
 #define SA_MAX_BLOCK_ROWS 64
-#define SA_KEYS_PER_TILE 64 /* a multiple of 4, for dropout; with as many queries, scores and V fit in L1 */
+#define SA_KEYS_PER_TILE 64 /* a multiple of 4, for dropout; scores and V fit in L1 */
 
 /* A mask leaves a tile of scores open, closes some, adds to them, or closes all. */
 enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_BIASED, SA_TILE_CLOSED };

@@ -8,8 +8,8 @@
 #include "kernels/kernels.h"
 
 /* VERB and INLINE vanish into callers: they hold accumulators, pass vectors, or are a line or two. A LEAF calls them with
- * literal counts of rows and vectors. ONCE has run-time counts, and GCC must not clone it. SHARED serves several
- * instruction sets, hidden in the library. */
+ * literal counts of rows and vectors. ONCE has run-time counts: GCC must not clone it. SHARED is called from several
+ * instruction sets' files, and hidden in the library. */
 #define SA_VERB static inline __attribute__((always_inline, unused))
 #if defined(SA_PARTS_APART)
 #define SA_INLINE static __attribute__((unused)) /* sanitizers take minutes for large functions */

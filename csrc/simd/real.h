@@ -27,7 +27,7 @@
 
 /* Accumulators: SA_ROWS(nv) broadcast operands times nv vectors, SA_VECS in a full block. Six by four loads least per
  * multiply-add, and more queries pass over K and V less often. Fewer vectors take more rows, to keep the units busy.
- * SA_LEAVES(X) is X(nv) for every nv with leaves; SA_CALL_LEAF calls one. */
+ * SA_LEAVES(X) is X(nv) for every nv with leaves. */
 #if SA_VECTOR_REGISTERS == 32
 #define SA_VECS 4
 #define SA_BACKWARD_VECS 4

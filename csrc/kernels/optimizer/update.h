@@ -1,7 +1,6 @@
 /* As in PyTorch each operation of a step rounds and none is fused: all instruction sets give the same bits. NaN and
  * infinities spread. Arrays do not overlap. */
 
-/* BODY on whole vectors, then on the last n − i elements. */
 #define SA_EACH_VECTOR(BODY)                                                                                                   \
     ptrdiff_t i = 0;                                                                                                           \
     for (; i + SA_LANES <= n; i += SA_LANES) {                                                                                 \

@@ -2,9 +2,8 @@
  * (products/amx_tiles.h), which is dear: a task should take many rows and columns. Pairs are half a step apart, so rows
  * are split as they lie.
  *
- * C's elements are sums in the order of n, whatever is beside them. Subnormals are lost: numbers below 2^−100 are off by
- * up to 2^−126. If one is NaN, infinite or about to overflow, its row of A or panel of B, in matmul_tn the call, goes
- * through multiply-adds. */
+ * Subnormals are lost: numbers below 2^−100 are off by up to 2^−126. If a number is NaN, infinite or about to overflow,
+ * its row of A or panel of B, in matmul_tn the call, goes through multiply-adds. */
 
 #define SA_SIDE 32                                /* of C at a time */
 #define SA_SPLIT_TILE ((size_t)3 * SA_TILE_BYTES) /* of all terms */
