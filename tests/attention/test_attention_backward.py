@@ -232,26 +232,25 @@ def test_an_output_of_float32_is_that_of_16_bits_before_it_was_rounded(isa, shap
 
 
 def test_outputs_of_other_dtypes_are_refused():
-    q, k, v = (x.astype(np.float16) for x in random_inputs((2, 20, 8)))
-    for dtype in (np.float64, np.dtype(np.float16).newbyteorder()):
-        with pytest.raises(
-            TypeError, match="out must be of dtype float16 or float32 in native byte order, got"
-        ):
-            sa.scaled_dot_product_attention_forward(q, k, v, out=np.empty(q.shape, dtype))
-    for call in (sa.scaled_dot_product_attention_vjp, sa.scaled_dot_product_attention):
-        with pytest.raises(TypeError, match="out must be of dtype float16 in native byte order, got float32"):
-            call(q, k, v, out=np.empty(q.shape, np.float32))
-    wide = q.astype(np.float64), k.astype(np.float64), v.astype(np.float64)
-    with pytest.raises(TypeError, match="out must be of dtype float64 in native byte order, got float32"):
-        sa.scaled_dot_product_attention_forward(*wide, out=np.empty(q.shape, np.float32))
-    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
-    with pytest.raises(
-        TypeError, match=r"dtype of the forward call's result, float16 \(or float32, not rounded\), got"
-    ):
-        sa.scaled_dot_product_attention_backward(out, out.astype(np.float64), statistics, q, k, v)
-    out, statistics = sa.scaled_dot_product_attention_forward(*wide)
-    with pytest.raises(TypeError, match="dtype of the forward call's result, float64, got float32"):
-        sa.scaled_dot_product_attention_backward(out, out.astype(np.float32), statistics, *wide)
+    half, wide = ([x.astype(dtype) for x in random_inputs((2, 20, 8))] for dtype in (np.float16, np.float64))
+    swapped = np.dtype(np.float16).newbyteorder()
+    forward, vjp = sa.scaled_dot_product_attention_forward, sa.scaled_dot_product_attention_vjp
+    for function, arrays, dtype, right in [
+        (forward, half, np.float64, "float16 or float32"),
+        (forward, half, swapped, "float16 or float32"),
+        (vjp, half, np.float32, "float16"),
+        (sa.scaled_dot_product_attention, half, np.float32, "float16"),
+        (forward, wide, np.float32, "float64"),
+    ]:
+        with pytest.raises(TypeError, match=f"out must be of dtype {right} in native byte order, got"):
+            function(*arrays, out=np.empty((2, 20, 8), dtype))
+    for arrays, dtype, right in [
+        (half, np.float64, r"float16 \(or float32, not rounded\)"),
+        (wide, np.float32, "float64"),
+    ]:
+        out, statistics = forward(*arrays)
+        with pytest.raises(TypeError, match=f"dtype of the forward call's result, {right}, got"):
+            sa.scaled_dot_product_attention_backward(out, out.astype(dtype), statistics, *arrays)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, "bfloat16"])

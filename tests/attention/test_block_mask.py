@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from bad_calls import with_tables
 from covering import TOGETHER, covering
 from gradients import assert_gradients
 from inputs import FLOAT_IDS, FLOATS, options_together, random_inputs
@@ -144,17 +145,6 @@ def test_what_is_closed_leaves_no_trace(kind, poison, dtype):
         check((query, key, value), {"block_mask": mask}, clean=clean, what=kind)
 
 
-def test_rows_that_see_nothing():
-    arrays = random_inputs((2, 40, 8), 70)
-    for mask in (
-        BlockMask.from_documents(np.zeros(40, int), np.ones(70, int)),
-        BlockMask.from_blocks(np.zeros((3, 5), bool), 16) & BlockMask.from_blocks([[True]], 10**9),
-    ):
-        out, lse, weights = assert_same_as_dense(arrays, mask, {})
-        assert not out.any() and not weights.any() and (lse == -np.inf).all()
-        assert (attend(*arrays, block_mask=mask, sinks=0.5, return_lse=True)[1] == np.float32(0.5)).all()
-
-
 def test_a_mask_that_closes_nothing_more_changes_no_bit():
     arrays = random_inputs((2, 40, 8), 70)
     for mask, causal in [
@@ -247,19 +237,6 @@ Q = np.ones((2, 3, 8, 4), np.float32)
 DOCUMENTS = BlockMask.from_documents(np.zeros(8, int))
 
 
-class Derived(BlockMask):
-    """Tables that BlockMask does not make, as a class derived from it might return them."""
-
-    def _tables(self, *_):
-        return self.answer
-
-
-def derived(*answer):
-    mask = Derived(DOCUMENTS._parts)
-    object.__setattr__(mask, "answer", answer)
-    return mask
-
-
 ONE, RUNS = np.zeros(8, np.int64), np.array([[0, 8]])
 BAD = [
     (lambda: BlockMask.from_documents([0.0, 1.0]), TypeError, "query_ids must be integers, got float64"),
@@ -304,7 +281,7 @@ BAD = [
         (BlockMask.prefix_lm(np.ones((4, 1, 1), int)), ValueError, "leading dims (4, 1, 1)"),
         (BlockMask.from_blocks(np.ones((2, 3), bool), 4), ValueError, "need (2, 2)"),
         (BlockMask.from_blocks(np.ones((0, 0), bool), 4), ValueError, "need (2, 2)"),
-        *((derived(*answer), TypeError, "block_mask has tables that selfattn.BlockMask does not make") for answer in [
+        *((with_tables(answer), TypeError, "block_mask has tables that selfattn.BlockMask does not make") for answer in [
             # more in test_fuzz.py
             (3,),
             ((ONE + 1, 1, np.array([0, 1]), RUNS, 1.0),),  # a class that is not there
@@ -363,7 +340,7 @@ def test_tables_that_change_after_they_were_checked():
             classes[:] = 2**40
             return np.uint64(1)
 
-    mask = derived((classes, 1, np.array([0, 1]), RUNS, 1.0))
+    mask = with_tables(((classes, 1, np.array([0, 1]), RUNS, 1.0),))
     out = attend(Q, Q, Q, dropout_p=0.1, rng=Changes(np.random.PCG64(0)), block_mask=mask)
     assert (classes == 2**40).all()
     np.testing.assert_array_equal(out, attend(Q, Q, Q, dropout_p=0.1, rng=1))

@@ -62,8 +62,7 @@ def test_a_wrong_gradient_is_caught_and_its_argument_named(rng):
         sa.check_vjp(f, A, B, rng=rng)
     assert "argument 0" not in str(caught.value)
     numbers = re.search(r"(\S+) by the pullback, (\S+) by finite differences", str(caught.value))
-    got, expected = float(numbers[1]), float(numbers[2])
-    assert got == pytest.approx(expected * (1 + 1e-4), rel=1e-7)
+    assert float(numbers[1]) == pytest.approx(float(numbers[2]) * (1 + 1e-4), rel=1e-7)
     sa.check_vjp(f, A, B, rng=rng, rtol=1e-2)
 
 
@@ -82,21 +81,15 @@ def test_one_wrong_element_in_many_is_caught():
         sa.check_vjp(f, x)
 
 
-def test_all_wrong_gradients_are_named():
-    with pytest.raises(AssertionError, match=r"(?s)argument 0 \(a\) is off.*argument 1 \(b\) is off"):
-        sa.check_vjp(lambda a, b: (a * b, lambda dy: (dy * a, dy * b)), A, B)
-
-
 @pytest.mark.parametrize(
     "wrong", [lambda dx: 0 * dx, lambda dx: np.nan * dx, lambda dx: -dx, lambda dx: 2 * dx]
 )
 def test_kinds_of_wrong(wrong):
     with pytest.raises(AssertionError, match="argument 0"):
         sa.check_vjp(lambda x: (np.sin(x), lambda dy: wrong(dy * np.cos(x))), A)
-
-
-def test_an_output_that_is_forgotten_is_caught():
-    with pytest.raises(AssertionError, match=r"argument 0 \(a\)"):
+    with pytest.raises(AssertionError, match=r"(?s)argument 0 \(a\) is off.*argument 1 \(b\) is off"):
+        sa.check_vjp(lambda a, b: (a * b, lambda dy: (wrong(dy * b), wrong(dy * a))), A, B)
+    with pytest.raises(AssertionError, match=r"argument 0 \(a\)"):  # an output that is forgotten
         sa.check_vjp(lambda a, b: (both(a, b)[0], lambda dp, ds: (dp * b, dp * a)), A, B)
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from bad_calls import with_tables
 from gradients import assert_gradients, everything
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -167,19 +168,6 @@ def test_gradients_agree_with_the_reference(problem, isa, num_threads, data):
 
 
 # ----------------------------------------------------------------------------------------- anything whatever
-
-
-class WithTables(BlockMask):
-    """Give the core whatever tables one likes, as a class derived from BlockMask may."""
-
-    def _tables(self, *_):
-        return self.given
-
-
-def with_tables(given):
-    mask = WithTables(BlockMask.prefix_lm(0)._parts)
-    object.__setattr__(mask, "given", given)
-    return mask
 
 
 NUMBERS = st.one_of(

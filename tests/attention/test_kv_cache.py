@@ -208,14 +208,12 @@ def test_appending_writes_the_new_tokens_and_nothing_else():
 
 def test_ragged_steps_are_one_call(monkeypatch):
     q, k, v = arrays(batch=3)
-    cache, calls = new_cache(k, v), []
-    cache.append(k[:, :, :6], v[:, :, :6], lengths=[6, 2, 0])
-    real = sa.functional.kv_cache._cached_attention
+    cache, calls, real = new_cache(k, v), [], sa.functional.kv_cache._cached_attention
     monkeypatch.setattr(
         sa.functional.kv_cache, "_cached_attention", lambda *a, **o: calls.append(1) or real(*a, **o)
     )
-    new = (x[:, :, 6:9] for x in (q, k, v))
-    cache.attend(*new, lengths=[3, 1, 2], window=(2, 0), alibi_slopes=[0.5, 1.0, 0.25, 2.0])
+    cache.append(k[:, :, :6], v[:, :, :6], lengths=[6, 2, 0])
+    cache.attend(*(x[:, :, 6:9] for x in (q, k, v)), lengths=[3, 1, 2], window=(2, 0))
     assert calls == [1]
 
 

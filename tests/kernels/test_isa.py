@@ -141,6 +141,8 @@ def test_the_private_setter():
             _core._set_isa("nonsense")
         with pytest.raises(TypeError, match="must be a str, got int"):
             _core._set_isa(3)
+        with pytest.raises((TypeError, UnicodeEncodeError)):
+            _core._set_isa("\udc80")
         assert sa.get_isa() == ISAS[-1]
     finally:
         _core._set_isa(before)
