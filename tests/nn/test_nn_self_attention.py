@@ -32,6 +32,15 @@ def test_gradients_are_those_of_finite_differences(kind):
     check_gradients(layer, with_one_input(layer, is_causal=True, key_lengths=LENGTHS), X)
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize(
+    "options", [{"is_causal": True}, {"window": (1, 0), "key_lengths": LENGTHS}], ids=str
+)
+def test_gradients_of_a_block_with_options(heads, options):
+    block = perturbed(nn.SelfAttentionBlock(6, heads, rng=0, **F64))
+    check_gradients(block, with_one_input(block, **options), X)
+
+
 def test_weights_and_biases_are_drawn_one_after_the_other():
     layer = nn.SelfAttention(4, 2, bias=True, d_v=3, rng=sa.torch_rng(7))
     torch_like = sa.torch_rng(7)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from nn_checks import (
     assert_close,
-    check_gradients,
     compare_with_torch,
     perturbed,
     torch_state,
@@ -89,19 +88,6 @@ def test_an_encoder_is_that_of_pytorch(final_norm, dtype):
     compare_with_torch(
         ours, theirs, [X], with_one_input(ours, **masks), lambda x: theirs(x, **tensors), dtype, n=30 * N * L
     )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_those_of_finite_differences(kind):
-    layer = perturbed(layer_of(kind, dtype=np.float64, rng=0))
-    check_gradients(layer, with_one_input(layer, key_lengths=[5, 3]), in_order(layer, X))
-
-
-def test_gradients_of_an_encoder_are_those_of_finite_differences():
-    model = nn.TransformerEncoder(
-        layer_of("norm first", dtype=np.float64, rng=0), 2, nn.RMSNorm(D, dtype=np.float64)
-    )
-    check_gradients(perturbed(model), with_one_input(model, is_causal=True), X)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -122,9 +122,6 @@ def test_sizes_of_zero_and_one(shape):
     assert page.of("output").cells == [["1" if S else "0"] * Ev] * L
 
 
-# --------------------------------------------------------------------------------------------------------- safe
-
-
 def test_tokens_are_text_whatever_they_hold():
     steps, _ = model(len(NASTY))
     for exercise in (False, True):
@@ -190,9 +187,6 @@ def test_pages_in_one_document_have_ids_once():
     )
 
 
-# -------------------------------------------------------------------------------------------------- sizes, errors
-
-
 def test_sizes_of_pages():
     assert len(views.steps_page(*illustrated()).html.encode()) < 150_000
     assert len(views.steps_page(*bank("river"), compare=bank("finance")).html.encode()) < 150_000
@@ -223,20 +217,13 @@ def test_too_many_numbers_are_an_error_and_leave_a_notebook_to_the_text():
     ("arguments", "error", "message"),
     [
         ({"tokens": ["a", "b"]}, ValueError, "2 tokens do not fit the 3 rows"),
-        ({"tokens": ["a", "b", "c"] * 3334}, ValueError, "10002 tokens do not fit the 3 rows"),
-        ({"tokens": []}, ValueError, "0 tokens do not fit the 3 rows"),
         ({"tokens": "abc"}, TypeError, "sequence of strings.*'abc'"),
         ({"tokens": [1, 2, 3]}, TypeError, r"sequence of strings.*\[1, 2, 3\]"),
         ({"key_tokens": ["a"]}, ValueError, "1 key_tokens do not fit the 3 rows"),
         ({"captions": {"score": "x"}}, ValueError, "captions has no 'score'; there are .*scores"),
         ({"captions": {"scores": 1}}, TypeError, r"captions\['scores'\] is a int"),
-        ({"captions": {7: "x"}}, ValueError, "captions has no 7"),
         ({"captions": ["scores"]}, TypeError, "captions maps names to sentences; it is not a list"),
-        ({"captions": 5}, TypeError, "captions maps names to sentences; it is not a int"),
-        ({"tokens": 3}, TypeError, "tokens is a sequence of strings, one for each row, not 3"),
-        ({"tokens": iter("abc")}, TypeError, "tokens is a sequence of strings"),
         ({"tokens": [b"a", b"b", b"c"]}, TypeError, "tokens is a sequence of strings"),
-        ({"tokens": {"a", "b", "c"}}, TypeError, "tokens is a sequence of strings"),
         ({"precision": 0}, ValueError, "precision must be an integer from 1 to 12, not 0"),
         ({"max_side": 1000}, ValueError, "max_side must be an integer from 4 to 256, not 1000"),
         ({"compare": illustrated()[0]}, TypeError, r"compare is \(steps, tokens\), not LayerSteps"),
@@ -277,9 +264,6 @@ def test_the_legend_names_each_matrix_and_its_range():
         stage = re.search(rf'data-stage="{name}".*?</section>', html, re.DOTALL)[0]
         legend = re.sub("<.*?>", "", re.search(r'<p class="sa-legend">.*?</p>', stage)[0])
         assert legend == f"Colours of {name}: {ends}"
-
-
-# ------------------------------------------------------------------------------- captions, exercise, notebooks
 
 
 def test_captions_replace_every_sentence():

@@ -10,6 +10,7 @@ from leaks import assert_nothing_stays, fails
 
 import selfattn as sa
 from selfattn import optim
+from selfattn.benchmarks import memory
 
 attend = sa.scaled_dot_product_attention
 NAMES = ("query", "key", "value")
@@ -175,20 +176,12 @@ def test_steps_of_optimisers():
     assert_nothing_stays(call, [w, grad])
 
 
+@pytest.mark.skipif(not memory.AVAILABLE, reason="the size of a process is read as on Linux")
 def test_the_scratch_of_large_calls_is_given_back():
     """Resident memory, which sees what tracemalloc does not."""
-    statm = "/proc/self/statm"
     arrays = random_inputs((2, 300, 128), 5000)
-
-    def resident():
-        try:
-            with open(statm) as file:
-                return int(file.read().split()[1]) * 4096
-        except OSError:
-            pytest.skip("no /proc here")
-
     attend(*arrays, is_causal=True)
-    before = resident()
+    before = memory.status("VmRSS")
     for _ in range(30):
         attend(*arrays, is_causal=True)
-    assert resident() - before < 4 << 20
+    assert memory.status("VmRSS") - before < 4 << 20

@@ -73,9 +73,6 @@ def relative(ulp):
     return lambda x, y, u: ulp * u * np.abs(y)
 
 
-# ------------------------------------------------------------------------------------- every length and dtype
-
-
 @dtypes
 def test_softmax(isa, dtype):
     rng = np.random.default_rng(1)
@@ -123,10 +120,9 @@ def test_rotary(isa, dtype, interleaved):
         x = normal(rng, (2, 3, 5, width), dtype)
         for shape in [(5,), (1,), (2, 1, 5), (2, 3, 5), (1, 3, 1), (2, 5), (2, 1), (1, 1)]:
             cos, sin = normal(rng, (*shape, width // 2), dtype), normal(rng, (*shape, width // 2), dtype)
+            wide = [t.astype(np.float64) for t in (cos, sin)]
             if len(shape) == 2:  # no head axis
-                wide = [t.astype(np.float64)[:, None] for t in (cos, sin)]
-            else:
-                wide = [t.astype(np.float64) for t in (cos, sin)]
+                wide = [t[:, None] for t in wide]
             assert_like_reference(
                 "apply_rotary_emb", x, cos, sin, interleaved,
                 bound=lambda x, y, u, wide=wide: rotary_bound(x, *wide, u, interleaved),
@@ -146,9 +142,6 @@ def test_gelu(isa, dtype):
             return u * np.abs(y) * (4 + 6 * np.abs(x) * (1 + x * x / 20)) + 4 * 2.0**-52 * np.abs(x)
 
         assert_like_reference("gelu", x[-n:], "tanh", bound=bound)
-
-
-# ------------------------------------------------------------------------------------------------- accuracy
 
 
 def test_gelu_keeps_the_digits_of_both_tails(isa):
@@ -190,9 +183,6 @@ def test_16_bits_are_computed_in_float32(isa):
     x = np.full((1, 1000), 60000, np.float16)  # its square, and the sum, are beyond float16
     np.testing.assert_array_equal(sa.rms_norm(x, 1000), np.ones_like(x))
     np.testing.assert_array_equal(sa.layer_norm(x, 1000), np.zeros_like(x))
-
-
-# -------------------------------------------------------------------------------------------- special values
 
 
 def test_infinities_and_nan(isa):
@@ -238,8 +228,6 @@ def test_eps():
             sa.rms_norm(y, 4).astype(float), reference.rms_norm(y, 4).astype(float), rtol=2.0**-7
         )
 
-
-# ------------------------------------------------------------------------------------------- shapes and memory
 
 CALLS = {
     "softmax": sa.softmax,
@@ -361,8 +349,6 @@ def test_any_shape_and_strides(data):
         tolerance = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(y.dtype.name, 2.0**-17) * size
         np.testing.assert_allclose(y.astype(np.float64), exact, rtol=0, atol=tolerance, err_msg=name)
 
-
-# ----------------------------------------------------------------------------------------------------- errors
 
 X = np.ones((2, 3, 4), np.float32)
 BAD = {

@@ -1,14 +1,14 @@
 """The pullbacks of the row operations and of merging.
 
 Finite differences check `selfattn.reference` in float64; the reference checks the public functions in every dtype, on
-every instruction set; PyTorch's autograd, which shares nothing with either, checks them once more.
+every instruction set.
 """
 
 import math
 
 import numpy as np
 import pytest
-from inputs import BFLOAT16, FLOAT_IDS, FLOATS, normal
+from inputs import BFLOAT16, FLOAT_IDS, FLOATS, LAYOUTS, normal
 from tolerances import assert_within, rounding
 
 import selfattn as sa
@@ -63,9 +63,6 @@ def merge(out_1, out_2, lse_1, lse_2):
     return result, lambda dout, dlse: tuple(flat(pullback(dout, dlse)))
 
 
-# ------------------------------------------------------------------------------------------ finite differences
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_finite_differences_of_softmax_and_gelu(shape):
     (x,) = random_arrays(1, shape)
@@ -118,9 +115,6 @@ def test_finite_differences_of_merging_rows_without_keys():
     again = pullback(np.ones((3, 4)) * nothing[:, None], nothing)
     for g, a in zip(grads, again, strict=True):
         np.testing.assert_array_equal(g, a)
-
-
-# ------------------------------------------------------------------------------- every dtype, by the reference
 
 
 def assert_like_reference(name, dys, *arguments, bounds, **options):
@@ -312,9 +306,6 @@ def test_merge(dtype):
     assert_like_reference("merge_attention_vjp", [dout], [out_1, out_2], [lse_1, lse_2], bounds=bounds)
 
 
-# ---------------------------------------------------------------------------------------------- dtypes, layouts
-
-
 def test_dtypes_that_differ():
     x, dy = random_arrays(14, (4, 6), (4, 6), dtype=np.float16)
     weight, bias = random_arrays(15, (6,), (6,), dtype=np.float32)
@@ -344,16 +335,7 @@ def test_integers_count_as_float64():
     )
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        np.asfortranarray,
-        lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
-        lambda a: a[::-1].copy()[::-1],
-        lambda a: a.astype(a.dtype.newbyteorder()),
-    ],
-    ids=["fortran", "strided", "negative", "byte-swapped"],
-)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_memory_layouts(layout):
     *arrays, dy = random_arrays(16, (3, 5, 8), (8,), (5, 4), (5, 4), (3, 5, 8), dtype=np.float32)
     inputs = [layout(a) for a in arrays]
@@ -363,9 +345,6 @@ def test_memory_layouts(layout):
         for g, e in zip(flat(ours(layout(dy))), flat(plain(dy)), strict=True):
             assert g.dtype == np.float32 and g.dtype.isnative and g.flags.c_contiguous and g.flags.writeable
             np.testing.assert_allclose(g, e, rtol=1e-5, atol=1e-6)  # sums in another order: a few float32 eps
-
-
-# ------------------------------------------------------------------------------------------------------ errors
 
 
 @modules
@@ -408,18 +387,12 @@ def test_a_gradient_of_more_bits_than_the_result_is_refused():
 @modules
 def test_bad_arguments_are_refused_by_the_call(module):
     x = np.ones((2, 4), np.float32)
-    for f in (module.softmax_vjp, module.log_softmax_vjp):
-        with pytest.raises(np.exceptions.AxisError):
-            f(x, 2)
-    for f in (module.layer_norm_vjp, module.rms_norm_vjp):
-        with pytest.raises(ValueError, match="normalized_shape"):
-            f(x, 3)
-        with pytest.raises(ValueError, match="weight"):
-            f(x, 4, np.ones(3))
+    with pytest.raises(np.exceptions.AxisError):
+        module.softmax_vjp(x, 2)
+    with pytest.raises(ValueError, match="normalized_shape"):
+        module.layer_norm_vjp(x, 3)
     with pytest.raises(ValueError, match="approximate"):
         module.gelu_vjp(x, "sigmoid")
-    with pytest.raises(ValueError, match="cos"):
-        module.apply_rotary_emb_vjp(x, np.ones((3, 2)), np.ones((2, 2)))
     with pytest.raises(TypeError, match="wrt must be a name or a sequence of names, got NoneType"):
         module.apply_rotary_emb_vjp(x, np.ones((2, 2)), np.ones((2, 2)), wrt=None)
     with pytest.raises(ValueError, match="wrt may name x, cos, sin; it has 'y'"):
@@ -428,9 +401,6 @@ def test_bad_arguments_are_refused_by_the_call(module):
         module.merge_attention_vjp([], [])
     with pytest.raises(TypeError, match="bool"):
         module.gelu_vjp(x > 0)
-
-
-# ----------------------------------------------------------------------------------------------------- PyTorch
 
 
 def test_merging_of_which_the_output_was_not_used():

@@ -167,14 +167,10 @@ def test_all_that_differs_is_said(saved):
         ({"version": 2}, "version 2; this selfattn reads version 1"),
         ({"path": "/etc/passwd"}, r"unexpected \['path'\]"),
         ({"tokenizer": "../../etc/passwd"}, "tokenizer must be one of sentencepiece, tokenizers, whitespace"),
-        ({"tokenizer": ["whitespace"]}, "tokenizer must be one of"),
         ({"dtype": "object"}, "dtype must be one of float16"),
-        ({"dtype": {}}, "dtype must be one of float16"),
         ({"vocab_size": 2**60}, "vocab_size must be an int from 1 to"),
         ({"vocab_size": 2**31 - 1}, r"has shape \(9, 8\), config.json says \(2147483647, 8\)"),
         ({"vocab_size": True}, "vocab_size must be an int"),
-        ({"vocab_size": 9.0}, "vocab_size must be an int"),
-        ({"vocab_size": -9}, "vocab_size must be an int"),
         ({"embedding_dim": 7}, "embedding_dim must be even"),
         ({"embedding_dim": 10}, r"embedding_layer.weight has shape \(9, 8\), config.json says \(9, 10\)"),
         ({"num_heads": 3}, "multiple of num_heads"),
@@ -216,13 +212,9 @@ def header(text):
     "content",
     [
         b"",
-        b"\x00" * 7,
         (2**60).to_bytes(8, "little") + b"{}",
-        (2**64 - 1).to_bytes(8, "little") + b"{}",
         header(b"{}")[:-1],
         header(b"{]"),
-        header(b"[]"),
-        header(b"\xff\xff"),
         header(b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'),  # no data
         header(b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}') + b"\x00" * 4,
         header(b'{"x": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}') + b"\x00" * 8,
@@ -232,7 +224,6 @@ def header(text):
         header(b'{"x": {"dtype": "F8_E4M3", "shape": [8], "data_offsets": [0, 8]}}') + b"\x00" * 8,
         header(b'{"__metadata__": {"a": 1}}'),
         header(b"{}") + b"\x00" * 8,  # more than the header says
-        b"PK\x03\x04 a PyTorch checkpoint",
         b"\x80\x04\x95 a pickle",
     ],
 )
@@ -276,15 +267,6 @@ def test_hostile_tokenizers(saved, content, module, name):
     (saved / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"{name} is not a"):
         files.load_model(saved)
-
-
-def test_a_sentencepiece_model_that_is_cut_off(tmp_path):
-    files.save_model(sentencepiece_model(), tmp_path)
-    content = (tmp_path / "tokenizer.model").read_bytes()
-    for length in (1, 10, len(content) // 2, len(content) - 1):
-        (tmp_path / "tokenizer.model").write_bytes(content[:length])
-        with pytest.raises(ValueError, match=r"tokenizer\.model is not a SentencePiece model"):
-            files.load_model(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocabulary.json"])

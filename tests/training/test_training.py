@@ -49,9 +49,6 @@ def numbered(n):
     return [(i, 0, 0) for i in range(n)]
 
 
-# ---------------------------------------------------------------------------------------------- order and losses
-
-
 def test_the_order_of_a_seed():
     """As PyTorch 2.13 shuffles range(8) after manual_seed(0), two epochs."""
     task = Recorder()
@@ -97,9 +94,6 @@ def test_sentences_may_be_ids(kind, batch_size):
         for triplets in (TRIPLETS, ids)
     ]
     assert losses[0] == losses[1]
-
-
-# ------------------------------------------------------------------------------------------- lines and callbacks
 
 
 def test_the_tutorials_lines(capsys):
@@ -150,29 +144,13 @@ def test_callbacks_are_told_every_step_and_may_stop():
     assert told[6].average_loss is not None
 
 
-# --------------------------------------------------------------------------------------------------- checkpoints
-
-OPTIMIZERS = {
-    "Adam": lambda params: optim.Adam(params, lr=1e-2),
-    "AdamW": lambda params: optim.AdamW(params, lr=1e-2),
-    "SGD": lambda params: optim.SGD(params, lr=1e-2, momentum=0.9),
-}
-GENERATORS = {
-    "int": lambda: 3,
-    "PCG64": lambda: np.random.default_rng(3),
-    "MT19937": lambda: np.random.Generator(np.random.MT19937(3)),
-    "Philox": lambda: np.random.Generator(np.random.Philox(3)),
-    "torch_rng": lambda: sa.torch_rng(3),
-}
-
-
 def run(optimizer, rng, checkpoint=None, task=None, epochs=3, **options):
     task = task or make_task()
-    optimizer = OPTIMIZERS[optimizer](task.parameters())
-    lr = optimizer.lr
+    momentum = {"momentum": 0.9} if optimizer == "SGD" else {}
+    optimizer = getattr(optim, optimizer)(task.parameters(), lr=1e-2, **momentum)
     options = {"batch_size": 4, "log_every": None, **options}
     history = training.fit(
-        task, TRIPLETS, epochs, lr, rng=rng, optimizer=optimizer, checkpoint=checkpoint, **options
+        task, TRIPLETS, epochs, 1e-2, rng=rng, optimizer=optimizer, checkpoint=checkpoint, **options
     )
     return task.parameters(), optimizer.state_dict(), history
 
@@ -192,15 +170,21 @@ def stop_after(steps):
 
 @pytest.mark.parametrize(
     ("optimizer", "rng"),
-    [("Adam", "int"), ("AdamW", "PCG64"), ("SGD", "MT19937"), ("Adam", "Philox"), ("SGD", "torch_rng")],
+    [
+        ("Adam", lambda: 3),
+        ("AdamW", lambda: np.random.default_rng(3)),
+        ("SGD", lambda: np.random.Generator(np.random.MT19937(3))),
+        ("Adam", lambda: np.random.Generator(np.random.Philox(3))),
+        ("SGD", lambda: sa.torch_rng(3)),
+    ],
 )
 def test_resumed_training_has_the_same_bits(optimizer, rng, tmp_path):
-    whole = run(optimizer, GENERATORS[rng]())
+    whole = run(optimizer, rng())
     file = tmp_path / "checkpoint.safetensors"
     for steps in (3, 4, 7):  # within the first epoch, at its end (3 + 4 = 7 steps), at the end of the second
-        run(optimizer, GENERATORS[rng](), file, callbacks=[stop_after(steps)], resume=True)
+        run(optimizer, rng(), file, callbacks=[stop_after(steps)], resume=True)
     # another seed and other weights: all come from the checkpoint
-    other = GENERATORS[rng]() if rng != "int" else 99
+    other = 99 if rng() == 3 else rng()
     again = run(optimizer, other, file, task=make_task(rng=1), resume=True)
     assert_same_bits(whole, again)
 
@@ -361,9 +345,6 @@ def test_damaged_checkpoints(tmp_path):
     run("Adam", 3, file, task=task, resume=True)
 
 
-# -------------------------------------------------------------------------------------------------------- errors
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -373,16 +354,13 @@ def test_damaged_checkpoints(tmp_path):
         ({"triplets": [("a", "b")]}, ValueError, r"triplets\[0\] must be .* not \('a', 'b'\)"),
         ({"triplets": [TRIPLETS[0], ("tom", " ", "jerry")]}, ValueError, r"\[1\] has an empty sentence"),
         ({"lr": float("nan")}, ValueError, "lr must be at least 0 and finite, not nan"),
-        ({"lr": -1}, ValueError, "lr must be at least 0"),
         ({"epochs": -1}, ValueError, "epochs must be at least 0, not -1"),
-        ({"epochs": 1.5}, TypeError, "epochs must be an int"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, not 0"),
         ({"log_every": 0}, ValueError, "log_every must be at least 1"),
         ({"rng": "seed"}, TypeError, "rng must be"),
         ({"resume": True}, ValueError, "need checkpoint="),
         ({"optimizer": "Adam"}, TypeError, "optimizer must be one of selfattn.optim, not str"),
         ({"optimizer": optim.Adam(make_task().parameters())}, ValueError, "moves other arrays"),
-        ({"triplets": [("", "b", "c")]}, ValueError, "empty sentence"),
         ({"triplets": [("tom", "unheard", "jerry")]}, ValueError, "'unheard' is not in the vocabulary"),
         ({"triplets": [("tom", [99], "jerry")]}, ValueError, "ids must be in 0...10, .*99"),
         ({"checkpoint": "nowhere/checkpoint"}, OSError, "nowhere"),
