@@ -104,7 +104,6 @@ sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_pla
 /* Whether rows share elements of the mask's gradient, which are summed in scratch. */
 bool sa_sums_mask_apart(const sa_attention_gradients *g, const sa_backward_plan *plan);
 
-/* The tasks: delta of block t, task t of a step of the rotation, task t of the mask. */
 void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t t, char *scratch);
 void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
                             char *scratch);

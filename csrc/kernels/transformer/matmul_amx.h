@@ -5,8 +5,8 @@
  * Subnormals are lost: numbers below 2^−100 are off by up to 2^−126. If a number is NaN, infinite or about to overflow,
  * its row of A or panel of B, in matmul_tn the call, goes through multiply-adds. */
 
-#define SA_SIDE 32                                /* of C at a time */
-#define SA_SPLIT_TILE ((size_t)3 * SA_TILE_BYTES) /* of all terms */
+#define SA_SIDE 32 /* of C at a time */
+#define SA_SPLIT_TILE ((size_t)3 * SA_TILE_BYTES)
 #define SA_PLAIN(name) FN(name)
 
 /* Narrower rows are split no faster than multiplied. */
