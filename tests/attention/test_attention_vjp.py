@@ -105,6 +105,18 @@ def test_slopes_of_16_bits_whose_distances_are_long(isa, sinks, packed, heads, k
         assert_allclose(slopes(dtype), expected.alibi_slopes, rtol=3e-4, err_msg=str(dtype))
 
 
+def test_what_rounding_leaves_of_a_rows_sum_is_no_part_of_the_slopes_gradient(isa):
+    """The sum of a row's dS is known: what is missing of it, times the distance, is taken off (docs/theory/backward.md)."""
+    rng = np.random.default_rng(1)
+    shapes = ((4, 1024, 64), (4, 16, 64), (4, 16, 64), (4, 1024, 64))
+    exact = [rng.standard_normal(shape).astype(BFLOAT16).astype(np.float64) for shape in shapes]
+    options = {"alibi_slopes": np.full(4, 0.01)}
+    expected = reference.scaled_dot_product_attention_vjp(*exact[:3], **options)[1](exact[3]).alibi_slopes
+    q, k, v, d = (x.astype(np.float32) for x in exact)
+    _, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, **options, wrt="alibi_slopes")
+    assert_allclose(pullback(d).alibi_slopes, expected, rtol=5e-5)  # as above; without it, some 1e-4
+
+
 def test_a_gradient_beyond_its_dtype_is_infinite():
     """A sum over all pairs; of float16 slopes 65,504 is the largest."""
     rng = np.random.default_rng(3)
