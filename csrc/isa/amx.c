@@ -9,6 +9,7 @@
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16,prefer-vector-width=512")
+#pragma GCC optimize("no-unswitch-loops,no-split-loops") /* loops that matter are unrolled by hand */
 #include <immintrin.h>
 #endif
 #define SA_ISA avx512

@@ -7,6 +7,7 @@
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,no-avx512f")
+#pragma GCC optimize("no-unswitch-loops,no-split-loops") /* loops that matter are unrolled by hand */
 #include <immintrin.h>
 #endif
 #define SA_ISA avx2

@@ -16,11 +16,12 @@
 #else
 #define SA_INLINE SA_VERB
 #endif
-#define SA_LEAF static __attribute__((noinline, unused))
 #if defined(__clang__)
+#define SA_LEAF static __attribute__((noinline, unused))
 #define SA_ONCE static __attribute__((noinline, unused))
 #define SA_SHARED __attribute__((noinline, visibility("hidden")))
 #else
+#define SA_LEAF static __attribute__((noinline, noclone, unused))
 #define SA_ONCE static __attribute__((noinline, noclone, unused))
 #define SA_SHARED __attribute__((noinline, noclone, visibility("hidden")))
 #endif

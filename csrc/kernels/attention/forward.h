@@ -315,7 +315,7 @@ SA_ONCE void FN(write_weights)(const sa_block *b, FN(scratch) * s, int nv, int R
     }
 }
 
-SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, int nv) {
+SA_INLINE void FN(start_rows_here)(const sa_block *b, FN(scratch) * s, int nv) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
     for (int r = 0; r < nv * SA_LANES; r += SA_LANES) {
@@ -350,6 +350,8 @@ SA_INLINE void FN(start_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     }
 }
 
+SA_ONCE void FN(start_rows)(const sa_block *b, FN(scratch) * s, int nv) { FN(start_rows_here)(b, s, nv); }
+
 /* A maximum that grows by less may stay: O needs no factor then, and weights reach 2^this. */
 #define SA_MAXIMUM_LAG 8
 
@@ -372,7 +374,7 @@ SA_INLINE void FN(take_sum)(FN(scratch) * s, int nv) {
 
 /* Writes a partial result, or output, lse and weights. True if the block must be done again: the output is not finite,
  * and some pair is closed. */
-SA_INLINE bool FN(finish_block)(const sa_block *b, FN(scratch) * s, int nv, int R, bool masked) {
+SA_INLINE bool FN(finish_block_here)(const sa_block *b, FN(scratch) * s, int nv, int R, bool masked) {
     if (b->partial) {
         real *partial = b->partial;
         memcpy(partial, s->maximum, (size_t)b->rows->count * sizeof(real));
@@ -388,6 +390,10 @@ SA_INLINE bool FN(finish_block)(const sa_block *b, FN(scratch) * s, int nv, int 
         FN(write_weights)(b, s, nv, R);
     }
     return false;
+}
+
+SA_ONCE bool FN(finish_block)(const sa_block *b, FN(scratch) * s, int nv, int R, bool masked) {
+    return FN(finish_block_here)(b, s, nv, R, masked);
 }
 
 SA_INLINE void FN(round_wide)(FN(scratch) * s, ptrdiff_t count) {
@@ -441,7 +447,11 @@ SA_INLINE void FN(run_wide_any)(const sa_block *b, FN(scratch) * s, const int nv
     if (s->wide.terms) {
         products->pack_queries(b, s, nv);
     }
-    FN(start_rows)(b, s, nv);
+    if (one) {
+        FN(start_rows_here)(b, s, nv);
+    } else {
+        FN(start_rows)(b, s, nv);
+    }
     for (ptrdiff_t n, first = FN(next_tile)(b, b->begin, &n); first < b->end; first = FN(next_tile)(b, first + n, &n)) {
         if (!one) {
             FN(look_ahead)(b, &s->ahead, first);
@@ -476,7 +486,7 @@ SA_INLINE void FN(run_wide_any)(const sa_block *b, FN(scratch) * s, const int nv
         sa_end_ahead(&s->ahead);
     }
     FN(open_output)(b, s, nv);
-    if (FN(finish_block)(b, s, nv, 0, masked)) {
+    if (one ? FN(finish_block_here)(b, s, 1, 0, masked) : FN(finish_block)(b, s, nv, 0, masked)) {
         FN(run_careful)(b, s);
     }
 }

@@ -309,11 +309,11 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
         FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, 4, reads, 0, far);
         d += 4 * SA_LANES;
     }
-    for (; d + U * SA_LANES <= Dv; d += U * SA_LANES) {
-        FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, U, reads, 0, far);
+    for (; d + U * SA_LANES <= Dv; d += U * SA_LANES) { /* the rest is read as if it were near */
+        FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, U, reads, 0, false);
     }
     if (d < Dv) {
-        FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, U, reads, Dv - d, far);
+        FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, U, reads, Dv - d, false);
     }
 }
 

@@ -64,6 +64,14 @@ SA_INLINE FN(row_sums) FN(sum_row)(const real *x, const real *dy, ptrdiff_t n, c
     return total;
 }
 
+SA_ONCE FN(row_sums) FN(sum_softmax)(const real *x, const real *dy, ptrdiff_t n) {
+    return FN(sum_row)(x, dy, n, false, 0, 0, 1, NULL, NULL, NULL);
+}
+SA_ONCE FN(row_sums) FN(sum_norm)(const real *x, const real *dy, ptrdiff_t n, real hi, real lo, real scale, const real *weight,
+                                  real *dweight, real *dbias) {
+    return FN(sum_row)(x, dy, n, true, hi, lo, scale, weight, dweight, dbias);
+}
+
 /* dy/dx = Φ(x) + x·φ(x), φ(x) = e^(−x²/2)/√(2π). ±inf gives NaN (inf·0), as in PyTorch. */
 SA_INLINE vec FN(gelu_slope)(vec x) {
     vec bell;
@@ -135,17 +143,17 @@ SA_INLINE void FN(map_backward)(const real *x, const real *dy, real *dx, ptrdiff
 SA_INLINE void FN(row_backward)(const real *x, const real *dy, real *dx, ptrdiff_t n, const int kind, double eps,
                                 const real *weight, real *dweight, real *dbias) {
     if (kind == SA_SOFTMAX_BACKWARD || kind == SA_LOG_SOFTMAX_BACKWARD) {
-        const double sum = FN(reduce)(x, dx, n, FN(row_max)(x, n), FN(EXP_STORED)).sum;
-        const FN(row_sums) s = FN(sum_row)(dx, dy, n, false, 0, 0, 1, NULL, NULL, NULL);
+        const double sum = FN(sum_exp_stored)(x, dx, n, FN(row_max)(x, n));
+        const FN(row_sums) s = FN(sum_softmax)(dx, dy, n);
         const double a = kind == SA_SOFTMAX_BACKWARD ? s.gt / sum : s.g;
         FN(map_backward)(dx, dy, dx, n, kind, 0, 0, (real)(1 / sum), NULL, (real)a, 0);
     } else if (kind == SA_LAYER_NORM_BACKWARD) {
         const FN(statistics) m = FN(layer_statistics)(x, n, eps);
-        const FN(row_sums) s = FN(sum_row)(x, dy, n, true, m.hi, m.lo, m.scale, weight, dweight, dbias);
+        const FN(row_sums) s = FN(sum_norm)(x, dy, n, m.hi, m.lo, m.scale, weight, dweight, dbias);
         FN(map_backward)(x, dy, dx, n, kind, m.hi, m.lo, m.scale, weight, (real)(s.g / (double)n), (real)(s.gt / (double)n));
     } else {
         const real scale = FN(rms_scale)(x, n, eps);
-        const FN(row_sums) s = FN(sum_row)(x, dy, n, true, 0, 0, scale, weight, dweight, NULL);
+        const FN(row_sums) s = FN(sum_norm)(x, dy, n, 0, 0, scale, weight, dweight, NULL);
         FN(map_backward)(x, dy, dx, n, kind, 0, 0, scale, weight, 0, (real)(s.gt / (double)n));
     }
 }

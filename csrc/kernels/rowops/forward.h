@@ -18,7 +18,7 @@ SA_INLINE vec FN(pad_from)(vec v, ptrdiff_t k, real pad) {
 }
 
 /* −inf for none; skips NaN. */
-SA_INLINE real FN(row_max)(const real *x, ptrdiff_t n) {
+SA_ONCE real FN(row_max)(const real *x, ptrdiff_t n) {
     vec top[4];
     SA_UNROLL
     for (int v = 0; v < 4; ++v) {
@@ -103,20 +103,26 @@ SA_INLINE FN(sums) FN(reduce)(const real *x, real *y, ptrdiff_t n, real a, const
     return total;
 }
 
+/* What softmax and log_softmax sum: e^(x − top), stored in y or not. */
+SA_ONCE double FN(sum_exp_stored)(const real *x, real *y, ptrdiff_t n, real top) {
+    return FN(reduce)(x, y, n, top, FN(EXP_STORED)).sum;
+}
+SA_ONCE double FN(sum_exp)(const real *x, ptrdiff_t n, real top) { return FN(reduce)(x, NULL, n, top, FN(EXP)).sum; }
+
 /* layer_norm: ((x − hi) − lo)·scale. */
 typedef struct {
     real hi, lo, scale;
 } FN(statistics);
 
 /* The mean is hi + lo. A second sum gives lo, and corrects the sum of squares (Chan, Golub & LeVeque 1983, equation 1.7). */
-SA_INLINE FN(statistics) FN(layer_statistics)(const real *x, ptrdiff_t n, double eps) {
+SA_ONCE FN(statistics) FN(layer_statistics)(const real *x, ptrdiff_t n, double eps) {
     const real hi = (real)(FN(reduce)(x, NULL, n, 0, FN(SUM)).sum / (double)n);
     const FN(sums) s = FN(reduce)(x, NULL, n, hi, FN(CENTRED));
     const double lo = s.sum / (double)n, variance = s.squares / (double)n - lo * lo;
     return (FN(statistics)){hi, (real)lo, (real)(1 / sqrt((variance < 0 ? 0 : variance) + eps))};
 }
 
-SA_INLINE real FN(rms_scale)(const real *x, ptrdiff_t n, double eps) {
+SA_ONCE real FN(rms_scale)(const real *x, ptrdiff_t n, double eps) {
     return (real)(1 / sqrt(FN(reduce)(x, NULL, n, 0, FN(SQUARES)).squares / (double)n + eps));
 }
 
@@ -273,7 +279,7 @@ SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, 
 }
 
 /* n elements along `axes` axes; n may end within a single axis. */
-SA_KERNEL void FN(gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
+SA_SHARED void FN(gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
                           ptrdiff_t n) {
     if (axes == 1) {
         FN(load_row)(dst, src, axis->stride[which], n, array->dtype, array->swapped);
@@ -300,11 +306,11 @@ SA_INLINE void FN(each_row)(const sa_row_block *b, real *scratch, const sa_row_k
             FN(gather)(y, b->x[r], &array[SA_ROW_X], SA_ROW_X, p->row, p->n_row, n);
         }
         if (kind == SA_SOFTMAX) {
-            const double sum = FN(reduce)(x, y, n, FN(row_max)(x, n), FN(EXP_STORED)).sum;
+            const double sum = FN(sum_exp_stored)(x, y, n, FN(row_max)(x, n));
             FN(map)(y, y, n, kind, 0, 0, (real)(1 / sum), NULL, NULL);
         } else if (kind == SA_LOG_SOFTMAX) {
             const real top = FN(row_max)(x, n);
-            const double sum = FN(reduce)(x, NULL, n, top, FN(EXP)).sum;
+            const double sum = FN(sum_exp)(x, n, top);
             FN(map)(x, y, n, kind, top, (real)log(sum), 0, NULL, NULL);
         } else if (kind == SA_LAYER_NORM) {
             const FN(statistics) m = FN(layer_statistics)(x, n, b->call->eps);

@@ -39,18 +39,24 @@ SA_KERNEL size_t SA_AMX(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
     return d < SA_AMX(splits_from) ? SA_PLAIN(matmul_scratch)(rows, d) : FN(lay_out_product)(NULL, rows, d, NULL);
 }
 
+/* A block of at most SA_LANES × SA_LANES, padded with zeros. */
+SA_ONCE void FN(pad_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, int columns, real *to) {
+    for (int i = 0; i < SA_LANES; ++i) {
+        V(store)(to + i * SA_LANES, i < rows ? V(load_n)(x + i * stride, columns) : V(set1)(0));
+    }
+}
+
 SA_INLINE void FN(load_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, const bool transposed,
                               vec *to) {
-    const int k = columns >= SA_LANES ? SA_LANES : columns > 0 ? (int)columns : 0;
-    const bool whole = rows >= SA_LANES && k == SA_LANES;
+    real padded[SA_LANES * SA_LANES];
+    if (rows < SA_LANES || columns < SA_LANES) {
+        FN(pad_block)(x, stride, rows, columns > 0 ? (int)(columns < SA_LANES ? columns : SA_LANES) : 0, padded);
+        x = padded;
+        stride = SA_LANES;
+    }
     SA_UNROLL
     for (int i = 0; i < SA_LANES; ++i) {
-        to[i] = V(set1)(0);
-        if (whole) {
-            to[i] = V(load)(x + i * stride);
-        } else if (i < rows && k > 0) {
-            to[i] = k == SA_LANES ? V(load)(x + i * stride) : V(load_n)(x + i * stride, k);
-        }
+        to[i] = V(load)(x + i * stride);
     }
     if (transposed) {
         FN(transpose)(to);
