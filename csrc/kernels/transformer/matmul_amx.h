@@ -42,7 +42,11 @@ SA_KERNEL size_t SA_AMX(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
 /* A block of at most SA_LANES × SA_LANES, padded with zeros. */
 SA_ONCE void FN(pad_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, int columns, real *to) {
     for (int i = 0; i < SA_LANES; ++i) {
-        V(store)(to + i * SA_LANES, i < rows ? V(load_n)(x + i * stride, columns) : V(set1)(0));
+        vec row = V(set1)(0);
+        if (i < rows) {
+            row = columns == SA_LANES ? V(load)(x + i * stride) : V(load_n)(x + i * stride, columns);
+        }
+        V(store)(to + i * SA_LANES, row);
     }
 }
 
