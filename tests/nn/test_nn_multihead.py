@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from nn_checks import assert_close, compare_with_torch, perturbed, torch_twin
+from nn_checks import assert_close, check_gradients, compare_with_torch, perturbed, torch_twin
 
 from selfattn import nn
 
@@ -207,3 +207,14 @@ def test_a_pullback_is_for_one_state_of_the_parameters():
 def test_wrong_calls_say_what_is_wrong(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_gradients_by_finite_differences():
+    options = {"kdim": 5, "vdim": 3, "batch_first": True, "dtype": np.float64, "rng": 0}
+    layer = perturbed(nn.MultiheadAttention(E, HEADS, **options))
+
+    def vjp(*inputs):
+        (y, _), pullback = layer.vjp(*inputs, key_padding_mask=PADDING, attn_mask=PAIRS)
+        return y, pullback
+
+    check_gradients(layer, vjp, *(RNG.standard_normal(shape) for shape in ((N, L, E), (N, S, 5), (N, S, 3))))

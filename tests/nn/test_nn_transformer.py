@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from nn_checks import (
     assert_close,
+    check_gradients,
     compare_with_torch,
     perturbed,
     torch_state,
@@ -142,6 +143,14 @@ def test_layers_of_an_encoder_drop_different_places():
     assert first.dropout.rng is second.dropout.rng is layer.dropout.rng is first.self_attn.rng
     ones = np.ones((50, 50), np.float32)
     assert (first.dropout(ones) != second.dropout(ones)).any()
+
+
+@pytest.mark.parametrize("kind", ["gelu", "norm first"])
+def test_gradients_by_finite_differences(kind):
+    layer = layer_of(kind, dtype=np.float64, rng=0)
+    model = perturbed(nn.TransformerEncoder(layer, 2))
+    mask = {"src_key_padding_mask": PADDING}
+    check_gradients(model, with_one_input(model, **mask), X)
 
 
 @pytest.mark.parametrize("kind", ["as it is", "norm first"])
