@@ -1,7 +1,10 @@
-/* The kernels in plain C, for any CPU. */
+/* The kernels in plain C, for any CPU. Where every CPU has vectors they are there for tests, and as small as they can be. */
+#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(SA_PARTS_APART)
+#define SA_PARTS_APART
+#endif
 #include "simd/common.h"
-#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(__clang__)
-#pragma GCC optimize("Os") /* only for tests there: every such CPU has vectors */
+#if defined(SA_PARTS_APART) && !defined(__clang__)
+#pragma GCC optimize("Os")
 #endif
 #define SA_ISA generic
 #define SA_VEC128_REGISTERS 16

@@ -22,10 +22,12 @@
     X(column_sums, dtype, isa)                                                                                                 \
     X(spread, dtype, isa)                                                                                                      \
     X(add_row, dtype, isa)                                                                                                     \
-    X(exp2_array, dtype, isa)                                                                                                  \
-    X(exp_array, dtype, isa)                                                                                                   \
-    X(tanh_array, dtype, isa)                                                                                                  \
     X(fma_loop, dtype, isa)
+#if defined(SA_WITH_TESTS)
+#define SA_TEST_ENTRIES(X, dtype, isa) X(exp2_array, dtype, isa) X(exp_array, dtype, isa) X(tanh_array, dtype, isa)
+#else
+#define SA_TEST_ENTRIES(X, dtype, isa)
+#endif
 #define SA_ROW_ENTRIES(X, dtype, isa)                                                                                          \
     X(SA_SOFTMAX, softmax, dtype, isa)                                                                                         \
     X(SA_LOG_SOFTMAX, log_softmax, dtype, isa)                                                                                 \
@@ -55,6 +57,8 @@
     SA_MATMUL_ENTRIES(SA_DECLARE_ENTRY, f64, isa)                                                                              \
     SA_OTHER_ENTRIES(SA_DECLARE_ENTRY, f32, isa)                                                                               \
     SA_OTHER_ENTRIES(SA_DECLARE_ENTRY, f64, isa)                                                                               \
+    SA_TEST_ENTRIES(SA_DECLARE_ENTRY, f32, isa)                                                                                \
+    SA_TEST_ENTRIES(SA_DECLARE_ENTRY, f64, isa)                                                                                \
     SA_ROW_ENTRIES(SA_DECLARE_ROWS, f32, isa)                                                                                  \
     SA_ROW_ENTRIES(SA_DECLARE_ROWS, f64, isa)                                                                                  \
     extern __typeof__(*((sa_real_kernels *)0)->update[0]) SA_PASTE4(sa_, sgd, f32, isa), SA_PASTE4(sa_, sgd, f64, isa),        \
@@ -67,13 +71,14 @@
     {                                                                                                                          \
         SA_ATTENTION_ENTRIES(SA_FILL_ENTRY, dtype, attention_isa)                                                              \
         SA_MATMUL_ENTRIES(SA_FILL_ENTRY, dtype, matmul_isa)                                                                    \
-        SA_OTHER_ENTRIES(SA_FILL_ENTRY, dtype, isa).block_rows = SA_PASTE4(sa_, block_rows, dtype, isa),                       \
-                                               .backward_rows = SA_PASTE4(sa_, backward_rows, dtype, isa),                     \
-                                               .splits_from = splits, .rows = {SA_ROW_ENTRIES(SA_FILL_ROWS, dtype, isa)},      \
-                                               .update = {                                                                     \
-                                                   [SA_SGD] = SA_PASTE4(sa_, sgd, dtype, isa),                                 \
-                                                   [SA_ADAM] = SA_PASTE4(sa_, adam, dtype, isa)                                \
-                                               }                                                                               \
+        SA_OTHER_ENTRIES(SA_FILL_ENTRY, dtype, isa)                                                                            \
+        SA_TEST_ENTRIES(SA_FILL_ENTRY, dtype, isa).block_rows = SA_PASTE4(sa_, block_rows, dtype, isa),                        \
+                                              .backward_rows = SA_PASTE4(sa_, backward_rows, dtype, isa),                      \
+                                              .splits_from = splits, .rows = {SA_ROW_ENTRIES(SA_FILL_ROWS, dtype, isa)},       \
+                                              .update = {                                                                      \
+                                                  [SA_SGD] = SA_PASTE4(sa_, sgd, dtype, isa),                                  \
+                                                  [SA_ADAM] = SA_PASTE4(sa_, adam, dtype, isa)                                 \
+                                              }                                                                                \
     }
 
 #define SA_STRING_(x) #x

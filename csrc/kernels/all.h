@@ -28,6 +28,8 @@ SA_ATTENTION_KERNELS(SA_ISA, NULL)
 #include "kernels/optimizer/update.h"
 #include "kernels/transformer/matmul.h"
 #include "kernels/transformer/embedding.h"
+#if defined(SA_WITH_TESTS)
 #include "kernels/runtime/exp_arrays.h"
+#endif
 #include "kernels/runtime/limits.h"
 #include "simd/real_end.h"

@@ -170,11 +170,12 @@ typedef struct {
     void (*add_row)(const void *x, ptrdiff_t d, void *to);
     void (*update[SA_UPDATE_KINDS])(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean, void *square,
                                     ptrdiff_t n);
-    /* For tests and benchmarks. */
+    double (*fma_loop)(ptrdiff_t rounds); /* for benchmarks */
+#if defined(SA_WITH_TESTS)
     void (*exp2_array)(const void *x, void *y, ptrdiff_t n);
     void (*exp_array)(const void *x, void *y, ptrdiff_t n);
     void (*tanh_array)(const void *x, void *y, ptrdiff_t n);
-    double (*fma_loop)(ptrdiff_t rounds);
+#endif
 } sa_real_kernels;
 
 typedef struct {

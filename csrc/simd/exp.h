@@ -194,3 +194,11 @@ SA_INLINE vec FN(tanh)(vec x) {
     vec far = SA_C(1) - SA_C(2) / (FN(exp2)(capped * SA_C(2 * SA_LOG2E)) + SA_C(1));
     return V(copysign)(V(select)(V(lt)(a, SA_C(0.625)), near, far), x); /* near(−0) would be +0 */
 }
+
+#undef SA_EXP2_LEAST
+#undef SA_ROUND_MAGIC
+#undef SA_SPLIT_MAGIC
+#undef SA_EXP2_C1
+#undef SA_EXP2_C1_HI
+#undef SA_LN2_HI
+#undef SA_LN2_LO

@@ -16,10 +16,3 @@ SA_ARRAY_OF(exp2)
 SA_ARRAY_OF(exp)
 SA_ARRAY_OF(tanh)
 #undef SA_ARRAY_OF
-#undef SA_EXP2_LEAST
-#undef SA_ROUND_MAGIC
-#undef SA_SPLIT_MAGIC
-#undef SA_EXP2_C1
-#undef SA_EXP2_C1_HI
-#undef SA_LN2_HI
-#undef SA_LN2_LO
