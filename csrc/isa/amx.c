@@ -12,7 +12,7 @@
 #pragma GCC optimize("no-unswitch-loops,no-split-loops") /* loops that matter are unrolled by hand */
 #include <immintrin.h>
 #endif
-#define SA_ISA avx512
+#define SA_ISA avx512 /* whose types and functions are used */
 #define SA_AMX(name) SA_PASTE4(sa_, name, f32, amx)
 #include "simd/avx512.h"
 #include "simd/amx.h"

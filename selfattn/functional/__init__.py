@@ -1,1 +1,1 @@
-"""Attention and the row operations as functions of arrays, with their gradients: a file for each operation."""
+"""Functions of arrays: the core's own, their gradients, and what is made of them."""

@@ -68,7 +68,7 @@ def rounding(dtype, x):
 
 
 def rounds_weights(query, key, value, enable_gqa=False, has_pullback=False):
-    """Whether weights are rounded to bfloat16 in this call: attention_pairs.h and attention_few_pairs.h say where."""
+    """Whether weights are rounded to bfloat16 in this call: products/bf16dot.h and decode/bf16dot.h say where."""
     group = query.shape[-3] // max(key.shape[-3], 1) if enable_gqa and query.ndim > 2 else 1
     rows = query.shape[-2] * group
     return (

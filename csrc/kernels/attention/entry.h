@@ -1,11 +1,12 @@
-/* A block's forward pass from beginning to end, and the merging of partial results. */
+/* The entries of the forward pass: which way a block goes, and the merging of partial results. forward.h and decode/block.h are
+ * the ways. */
 
 SA_SHARED size_t FN(forward_bytes)(const sa_attention *a, const FN(products) * products) {
     FN(scratch) s;
     return FN(lay_out)(a, NULL, &s, FN(block_rows), products);
 }
 
-/* The numbers of rows and keys alone decide the way. */
+/* Rows, keys, and whether statistics are kept decide the way, and nothing of their values. */
 SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(products) * products) {
     FN(scratch) s;
     sa_block aligned;

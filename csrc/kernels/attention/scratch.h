@@ -82,7 +82,7 @@ typedef struct {
     real *P;                       /* [keys][nv·lanes] */
     FN(cache) key, value;
     real *bias;                          /* mask rows [W][keys] */
-    real *row;                           /* a row of E, Dv or keys, rounded up */
+    real *row;                           /* SA_LANES rows of E, Dv or keys, rounded up */
     uint32_t *index, *head_lo, *head_hi; /* [W rounded up to words' lanes] */
     uint32_t *words;                     /* [4][the same] */
     real *gain;                          /* [keys][nv·lanes], softcap's derivative, or NULL */
