@@ -7,6 +7,7 @@
 #define SA_TASK_ELEMENTS 16384
 
 #define SA_ELEMENTS_PER_THREAD 32768
+#define SA_NARROWED_PER_THREAD 65536
 
 static bool is_elementwise(const sa_row_call *c) {
     return c->kind == SA_GELU || c->kind == SA_GELU_TANH || c->kind == SA_GELU_BACKWARD || c->kind == SA_GELU_TANH_BACKWARD;
@@ -277,4 +278,23 @@ void sa_row_run(const sa_row_call *c, sa_row_plan *plan, void *scratch) {
     if (sums_parameters(c)) {
         sa_kernels_for(c->f64)->parameter_gradients(c, plan, mine);
     }
+}
+
+typedef struct {
+    const float *from;
+    ptrdiff_t n;
+    sa_dtype dtype;
+    uint16_t *to;
+} narrow_call;
+
+/* Independent: a thread writes its own elements. */
+static void narrow_share(void *call, int thread, int team) {
+    const narrow_call *c = call;
+    const sa_share share = sa_share_of(c->n, thread, team);
+    sa_kernels_active()->narrow(c->from + share.from, share.end - share.from, c->dtype, c->to + share.from);
+}
+
+void sa_narrow(const float *from, ptrdiff_t n, sa_dtype dtype, uint16_t *to, int max_threads) {
+    narrow_call c = {from, n, dtype, to};
+    sa_run_team(sa_threads_for((double)n, SA_NARROWED_PER_THREAD, (double)n, max_threads), narrow_share, &c);
 }

@@ -1,4 +1,4 @@
-/* Row operations: softmax, norms, gelu, rotary embeddings, their gradients. The caller checks dtypes and shapes. */
+/* Row operations: softmax, norms, gelu, rotary embeddings, their gradients; rounding to 16 bits. The caller checks dtypes and shapes. */
 #ifndef SA_ROWS_H
 #define SA_ROWS_H
 
@@ -78,5 +78,8 @@ sa_status sa_row_make_plan(const sa_row_call *c, int max_threads, sa_row_plan *p
 
 /* scratch: plan.shared_bytes + plan.threads × plan.scratch_bytes, 64-byte aligned, or NULL if 0. */
 void sa_row_run(const sa_row_call *c, sa_row_plan *plan, void *scratch);
+
+/* Rounds float32 to 16 bits: to nearest, ties to even; too large becomes infinite. */
+void sa_narrow(const float *from, ptrdiff_t n, sa_dtype dtype, uint16_t *to, int max_threads);
 
 #endif

@@ -2,6 +2,7 @@
  * call, with the tasks of attention.c and attention_backward.c. Threads share one list of tasks, the dearest first. */
 #include "drivers/varlen.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "drivers/attention.h"
@@ -65,92 +66,37 @@ static void set_gradients_to_sequence(const sa_varlen_gradients *vg, ptrdiff_t s
 /* Most steps first, so that each step's sequences come first; then the dearest tasks. */
 static int compare_items(const void *x, const void *y) {
     const sa_varlen_item *a = x, *b = y;
-    if (a->steps != b->steps) {
-        return a->steps > b->steps ? -1 : 1;
-    }
-    if (a->cost != b->cost) {
-        return a->cost > b->cost ? -1 : 1;
-    }
-    return a->sequence < b->sequence ? -1 : 1;
+    const double order[] = {(double)(b->steps - a->steps), b->cost - a->cost, (double)(a->sequence - b->sequence)};
+    const double first = order[0] != 0 ? order[0] : order[1] != 0 ? order[1] : order[2];
+    return first < 0 ? -1 : 1;
 }
 
-/* Sorts items, and sums up their counts in `before` and `partial`. */
-static bool put_in_order(sa_varlen_plan *plan, ptrdiff_t n) {
-    qsort(plan->items, (size_t)n, sizeof *plan->items, compare_items);
-    for (ptrdiff_t i = 0; i < n; ++i) {
+/* Sorts items, sums up their counts, and takes threads for the tasks of kinds from `kind` on. */
+static sa_status finish(sa_varlen_plan *plan, const sa_varlen *v, double work, ptrdiff_t rows, int kind, int max_threads) {
+    bool too_large = false;
+    qsort(plan->items, (size_t)v->sequences, sizeof *plan->items, compare_items);
+    for (ptrdiff_t i = 0; i < v->sequences; ++i) {
         sa_varlen_item *item = &plan->items[i];
-        for (int kind = 0; kind < 3; ++kind) {
-            const ptrdiff_t own = item->before[kind];
-            item->before[kind] = plan->tasks[kind];
-            if (__builtin_add_overflow(plan->tasks[kind], own, &plan->tasks[kind])) {
-                return false;
-            }
+        const sa_varlen_item own = *item;
+        for (int k = 0; k < 3; ++k) {
+            item->before[k] = plan->tasks[k];
+            too_large |= __builtin_add_overflow(plan->tasks[k], own.before[k], &plan->tasks[k]);
         }
-        const size_t own = item->partial;
         item->partial = plan->partial_bytes;
-        if (__builtin_add_overflow(plan->partial_bytes, own, &plan->partial_bytes)) {
-            return false;
-        }
+        too_large |= __builtin_add_overflow(plan->partial_bytes, own.partial, &plan->partial_bytes);
     }
-    return true;
-}
-
-/* The item of task t: the last with no more than t before it. */
-static const sa_varlen_item *item_of(const sa_varlen_plan *plan, ptrdiff_t n, int kind, ptrdiff_t t) {
-    ptrdiff_t first = 0, end = n;
-    while (end - first > 1) {
-        const ptrdiff_t middle = first + (end - first) / 2;
-        if (plan->items[middle].before[kind] <= t) {
-            first = middle;
-        } else {
-            end = middle;
-        }
+    ptrdiff_t most = 0;
+    for (; kind < 3; ++kind) {
+        most = sa_larger(most, plan->tasks[kind]);
     }
-    return &plan->items[first];
+    plan->large = sa_is_large(v->packed, rows);
+    plan->threads = sa_threads_for(work, SA_WORK_PER_THREAD, (double)most, max_threads);
+    return too_large ? SA_TOO_LARGE : SA_OK;
 }
 
-static double smaller(double a, double b) { return a < b ? a : b; }
-
-typedef struct {
-    const sa_varlen *v;
-    const sa_varlen_gradients *vg;
-    const sa_varlen_plan *plan;
-    char *scratch, *partial;
-} varlen_run;
-
-/* A thread's copy, seldom set anew: tasks of a sequence follow one another. */
-typedef struct {
-    const varlen_run *run;
-    char *scratch;
-    int kind;
-    ptrdiff_t step, sequence;
-    sa_attention a;
-    sa_attention_plan plan;
-    sa_held held;
-    sa_attention_gradients g;
-    sa_backward_plan backward;
-    sa_mask_plan mask;
-} varlen_thread;
-
-static void begin_thread(const varlen_run *run, int thread, varlen_thread *at) {
-    at->run = run;
-    at->scratch = run->scratch + (size_t)thread * run->plan->scratch_bytes;
-    at->sequence = -1;
-    at->a = *run->v->packed;
-    if (run->vg) {
-        at->g = *run->vg->packed;
-        at->g.a = &at->a;
-    }
-}
-
-static void run_kind(varlen_thread *at, int team, int kind, ptrdiff_t step, ptrdiff_t tasks, sa_task *task) {
-    at->kind = kind;
-    at->step = step;
-    sa_share_tasks(team, tasks, task, at);
-    sa_wait_for_team(team);
-}
-
+/* Kinds of tasks, as plans count them. */
 enum { BLOCKS, MERGES };
+enum { DELTAS, RANGES, MASKS };
 
 sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_item *items, sa_varlen_plan *plan) {
     sa_attention a = *v->packed;
@@ -165,61 +111,17 @@ sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_ite
             return status;
         }
         const ptrdiff_t merges = own.chunks > 1 ? own.groups * own.blocks : 0;
-        const double rows = smaller((double)own.rows, (double)own.block_rows);
+        const double rows = fmin((double)own.rows, (double)own.block_rows);
         items[s] = (sa_varlen_item){.sequence = s,
                                     .before = {own.tasks, merges, 0},
                                     .partial = sa_whole_lines(own.partial_bytes),
-                                    .cost = rows * smaller((double)a.S, (double)own.chunk_keys)};
+                                    .cost = rows * fmin((double)a.S, (double)own.chunk_keys)};
         plan->scratch_bytes = own.scratch_bytes > plan->scratch_bytes ? own.scratch_bytes : plan->scratch_bytes;
         work += (double)own.groups * (double)own.rows * (double)a.S * (double)(a.E + a.Dv + 16);
         all_rows += own.groups * own.rows;
     }
-    if (!put_in_order(plan, v->sequences)) {
-        return SA_TOO_LARGE;
-    }
-    plan->large = sa_is_large(v->packed, all_rows);
-    plan->threads = sa_threads_for(work, SA_WORK_PER_THREAD, (double)plan->tasks[BLOCKS], max_threads);
-    return SA_OK;
+    return finish(plan, v, work, all_rows, BLOCKS, max_threads);
 }
-
-static void forward_task(void *call, ptrdiff_t t) {
-    varlen_thread *at = call;
-    const varlen_run *run = at->run;
-    if (sa_cancelled(run->v->packed)) {
-        return;
-    }
-    const sa_varlen_item *item = item_of(run->plan, run->v->sequences, at->kind, t);
-    if (item->sequence != at->sequence) {
-        at->sequence = item->sequence;
-        at->held = (sa_held){.keys = -1};
-        set_to_sequence(run->v, item->sequence, &at->a);
-        sa_attention_make_plan(&at->a, 1, &at->plan); /* succeeded before */
-        at->plan.large = run->plan->large;
-    }
-    if (at->kind == BLOCKS) {
-        sa_attention_task(&at->a, &at->plan, t - item->before[BLOCKS], at->scratch, run->partial + item->partial, &at->held);
-    } else {
-        sa_attention_merge_task(&at->a, &at->plan, t - item->before[MERGES], at->scratch, run->partial + item->partial);
-    }
-}
-
-/* Independent: a task writes its own rows or partial result. Merges wait for all partial results. */
-static void run_forward(void *call, int thread, int team) {
-    const varlen_run *run = call;
-    varlen_thread at;
-    begin_thread(run, thread, &at);
-    for (int kind = BLOCKS; kind <= MERGES; ++kind) {
-        run_kind(&at, team, kind, 0, run->plan->tasks[kind], forward_task);
-    }
-}
-
-sa_status sa_varlen_forward(const sa_varlen *v, const sa_varlen_plan *plan, void *scratch, void *partial) {
-    varlen_run run = {.v = v, .plan = plan, .scratch = scratch, .partial = partial};
-    sa_run_team(plan->threads, run_forward, &run);
-    return sa_cancelled(v->packed) ? SA_CANCELLED : SA_OK;
-}
-
-enum { DELTAS, RANGES, MASKS };
 
 sa_status sa_varlen_plan_backward(const sa_varlen_gradients *vg, int max_threads, sa_varlen_item *items, sa_varlen_plan *plan) {
     const sa_varlen *v = vg->v;
@@ -238,39 +140,67 @@ sa_status sa_varlen_plan_backward(const sa_varlen_gradients *vg, int max_threads
             return status;
         }
         const double at_once = (double)own.range_blocks * (double)own.steps_at_once * (double)own.block_rows;
-        const double rows = smaller((double)own.rows, at_once);
+        const double rows = fmin((double)own.rows, at_once);
         items[s] = (sa_varlen_item){
             .sequence = s,
             .steps = own.steps,
             .before = {own.groups * own.blocks, sa_backward_range_tasks(&g, &own), sa_plan_mask(&g, &own).tasks},
-            .cost = rows * smaller((double)a.S, (double)own.range_keys)};
+            .cost = rows * fmin((double)a.S, (double)own.range_keys)};
         plan->steps = sa_larger(plan->steps, own.steps);
         plan->scratch_bytes = own.scratch_bytes > plan->scratch_bytes ? own.scratch_bytes : plan->scratch_bytes;
         work += (double)own.groups * (double)own.rows * (double)a.S * (double)(3 * a.E + 2 * a.Dv + 32);
         all_rows += own.groups * own.rows;
     }
-    if (!put_in_order(plan, v->sequences)) {
-        return SA_TOO_LARGE;
-    }
-    const double most = (double)sa_larger(plan->tasks[RANGES], plan->tasks[MASKS]);
-    plan->large = sa_is_large(v->packed, all_rows);
-    plan->threads = sa_threads_for(work, SA_WORK_PER_THREAD, most, max_threads);
-    return SA_OK;
+    return finish(plan, v, work, all_rows, RANGES, max_threads);
 }
 
-static void backward_task(void *call, ptrdiff_t t) {
-    varlen_thread *at = call;
+typedef struct {
+    const sa_varlen *v;
+    const sa_varlen_gradients *vg; /* NULL: forward */
+    const sa_varlen_plan *plan;
+    char *scratch, *partial;
+} varlen_run;
+
+/* A thread's copy, seldom set anew: tasks of a sequence follow one another. */
+typedef struct {
+    const varlen_run *run;
+    char *scratch;
+    int kind;
+    ptrdiff_t step, sequence;
+    sa_attention a;
+    sa_attention_plan plan;
+    sa_held held;
+    sa_attention_gradients g;
+    sa_backward_plan backward;
+    sa_mask_plan mask;
+} varlen_thread;
+
+/* Plans succeeded before. */
+static void begin_sequence(varlen_thread *at, ptrdiff_t sequence) {
     const varlen_run *run = at->run;
-    const sa_varlen_item *item = item_of(run->plan, run->v->sequences, at->kind, t);
-    if (item->sequence != at->sequence) {
-        at->sequence = item->sequence;
-        set_to_sequence(run->v, item->sequence, &at->a);
-        set_gradients_to_sequence(run->vg, item->sequence, &at->g);
-        sa_attention_plan_backward(&at->g, 1, &at->backward); /* succeeded before */
+    at->sequence = sequence;
+    set_to_sequence(run->v, sequence, &at->a);
+    if (run->vg) {
+        set_gradients_to_sequence(run->vg, sequence, &at->g);
+        sa_attention_plan_backward(&at->g, 1, &at->backward);
         at->backward.large = run->plan->large;
         at->mask = sa_plan_mask(&at->g, &at->backward);
+    } else {
+        at->held = (sa_held){.keys = -1};
+        sa_attention_make_plan(&at->a, 1, &at->plan);
+        at->plan.large = run->plan->large;
     }
-    t -= item->before[at->kind];
+}
+
+static void forward_task(varlen_thread *at, ptrdiff_t t, char *partial) {
+    if (at->kind == BLOCKS) {
+        sa_attention_task(&at->a, &at->plan, t, at->scratch, partial, &at->held);
+    } else {
+        sa_attention_merge_task(&at->a, &at->plan, t, at->scratch, partial);
+    }
+}
+
+static void backward_task(const varlen_thread *at, ptrdiff_t t) {
     switch (at->kind) {
     case DELTAS: sa_backward_delta_task(&at->g, &at->backward, t, at->scratch); break;
     case RANGES: sa_backward_range_task(&at->g, &at->backward, at->step, t, at->scratch); break;
@@ -278,35 +208,86 @@ static void backward_task(void *call, ptrdiff_t t) {
     }
 }
 
-/* The tasks of a step, from the sequences that have so many steps. */
-static ptrdiff_t tasks_of_step(const sa_varlen_plan *plan, ptrdiff_t n, ptrdiff_t step) {
+/* The item of task t: the last with no more than t before it. */
+static const sa_varlen_item *item_of(const sa_varlen_plan *plan, ptrdiff_t n, int kind, ptrdiff_t t) {
     ptrdiff_t first = 0, end = n;
-    while (first < end) {
+    while (end - first > 1) {
         const ptrdiff_t middle = first + (end - first) / 2;
-        if (plan->items[middle].steps > step) {
-            first = middle + 1;
+        if (plan->items[middle].before[kind] <= t) {
+            first = middle;
         } else {
             end = middle;
         }
     }
+    return &plan->items[first];
+}
+
+static void run_task(void *call, ptrdiff_t t) {
+    varlen_thread *at = call;
+    const varlen_run *run = at->run;
+    if (sa_cancelled(run->v->packed)) {
+        return;
+    }
+    const sa_varlen_item *item = item_of(run->plan, run->v->sequences, at->kind, t);
+    if (item->sequence != at->sequence) {
+        begin_sequence(at, item->sequence);
+    }
+    t -= item->before[at->kind];
+    if (run->vg) {
+        backward_task(at, t);
+    } else {
+        forward_task(at, t, run->partial + item->partial);
+    }
+}
+
+static void run_kind(varlen_thread *at, int team, int kind, ptrdiff_t tasks) {
+    at->kind = kind;
+    sa_share_tasks(team, tasks, run_task, at);
+    sa_wait_for_team(team);
+}
+
+/* The tasks of a step, from the sequences that have so many steps. */
+static ptrdiff_t tasks_of_step(const sa_varlen_plan *plan, ptrdiff_t n, ptrdiff_t step) {
+    ptrdiff_t first = 0;
+    while (first < n && plan->items[first].steps > step) {
+        ++first;
+    }
     return first == n ? plan->tasks[RANGES] : plan->items[first].before[RANGES];
 }
 
-/* Independent, as in attention_backward.c; sequences share no output. */
-static void run_backward(void *call, int thread, int team) {
+/* Independent within a kind: a task writes its own rows, partial result or gradients (attention_backward.c), and
+ * sequences share no output. Merges wait for all partial results. */
+static void run_tasks(void *call, int thread, int team) {
     const varlen_run *run = call;
     const sa_varlen_plan *plan = run->plan;
     varlen_thread at;
-    begin_thread(run, thread, &at);
-    run_kind(&at, team, DELTAS, 0, plan->tasks[DELTAS], backward_task);
-    for (ptrdiff_t step = 0; step < plan->steps; ++step) {
-        run_kind(&at, team, RANGES, step, tasks_of_step(plan, run->v->sequences, step), backward_task);
+    at.run = run;
+    at.scratch = run->scratch + (size_t)thread * plan->scratch_bytes;
+    at.sequence = -1;
+    at.a = *run->v->packed;
+    if (run->vg == NULL) {
+        run_kind(&at, team, BLOCKS, plan->tasks[BLOCKS]);
+        run_kind(&at, team, MERGES, plan->tasks[MERGES]);
+        return;
     }
-    run_kind(&at, team, MASKS, 0, plan->tasks[MASKS], backward_task);
+    at.g = *run->vg->packed;
+    at.g.a = &at.a;
+    run_kind(&at, team, DELTAS, plan->tasks[DELTAS]);
+    for (at.step = 0; at.step < plan->steps; ++at.step) {
+        run_kind(&at, team, RANGES, tasks_of_step(plan, run->v->sequences, at.step));
+    }
+    run_kind(&at, team, MASKS, plan->tasks[MASKS]);
+}
+
+static sa_status run_team(varlen_run run) {
+    sa_run_team(run.plan->threads, run_tasks, &run);
+    return sa_cancelled(run.v->packed) ? SA_CANCELLED : SA_OK;
+}
+
+sa_status sa_varlen_forward(const sa_varlen *v, const sa_varlen_plan *plan, void *scratch, void *partial) {
+    return run_team((varlen_run){.v = v, .plan = plan, .scratch = scratch, .partial = partial});
 }
 
 sa_status sa_varlen_backward(const sa_varlen_gradients *vg, const sa_varlen_plan *plan, void *scratch) {
-    varlen_run run = {.v = vg->v, .vg = vg, .plan = plan, .scratch = scratch};
-    sa_run_team(plan->threads, run_backward, &run);
-    return sa_cancelled(vg->v->packed) ? SA_CANCELLED : SA_OK;
+    return run_team((varlen_run){.v = vg->v, .vg = vg, .plan = plan, .scratch = scratch});
 }

@@ -52,8 +52,8 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
     if (PyArray_CheckExact(x)) {
         Py_INCREF(x);
     } else {
-        int refused = PyArray_Check(x) ? PyObject_IsInstance(x, state->masked_array) : 0;
-        refused = refused == 0 && PyArray_Check(x) ? PyObject_IsInstance(x, state->matrix) : refused;
+        int refused = PyArray_Check(x) ? PyObject_IsInstance(x, state->numpy[SA_MASKED_ARRAY]) : 0;
+        refused = refused == 0 && PyArray_Check(x) ? PyObject_IsInstance(x, state->numpy[SA_MATRIX]) : refused;
         if (refused > 0) {
             sa_error(PyExc_TypeError,
                      "%s must be a plain array, got %s, whose arithmetic differs (use attn_mask for masks, and "
@@ -122,22 +122,6 @@ void sa_fill_tensor(sa_tensor *t, PyArrayObject *array, sa_dtype dtype, int n_le
     }
 }
 
-void sa_fill_new(sa_tensor *t, const npy_intp *shape, int ndim, sa_dtype dtype, int n_lead, int core) {
-    size_t stride = dtype == SA_F64 ? sizeof(double) : sizeof(float);
-    *t = (sa_tensor){.m.dtype = dtype};
-    for (int axis = ndim - 1; axis >= 0; --axis) {
-        const ptrdiff_t own = shape[axis] != 1 ? (ptrdiff_t)stride : 0;
-        if (axis == ndim - 1 && core >= 1) {
-            t->m.col_stride = own;
-        } else if (axis == ndim - 2 && core >= 2) {
-            t->m.row_stride = own;
-        } else {
-            t->lead_stride[n_lead - ndim + core + axis] = own;
-        }
-        stride *= (size_t)shape[axis];
-    }
-}
-
 PyArrayObject *sa_as_small(const sa_state *state, PyObject *x, const char *name, bool integers) {
     sa_dtype dtype;
     PyArrayObject *array = sa_as_array(state, x, name, integers ? SA_INTEGERS : SA_NUMBERS, &dtype);
@@ -197,14 +181,12 @@ int sa_check_overlap(const sa_state *state, PyArrayObject *out, PyArrayObject *a
     if (!extent(out, &out_low, &out_high) || !extent(array, &low, &high) || out_high <= low || high <= out_low) {
         return 0;
     }
-    PyObject *shared = PyObject_CallFunction(state->shares_memory, "OOi", out, array, 10000);
+    PyObject *shared = PyObject_CallFunction(state->numpy[SA_SHARES_MEMORY], "OOi", out, array, 10000);
     if (shared == NULL) {
-        if (!PyErr_ExceptionMatches(state->too_hard)) {
-            return -1;
-        }
-        PyErr_Format(PyExc_ValueError, "cannot tell whether out overlaps %s: their strides are too intricate; pass a plain out",
-                     name);
-        return -1;
+        return !PyErr_ExceptionMatches(state->numpy[SA_TOO_HARD_ERROR])
+                   ? -1
+                   : sa_error(PyExc_ValueError,
+                              "cannot tell whether out overlaps %s: their strides are too intricate; pass a plain out", name);
     }
     const int overlaps = PyObject_IsTrue(shared);
     Py_DECREF(shared);

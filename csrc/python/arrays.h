@@ -31,9 +31,6 @@ PyArrayObject *sa_new_array(int ndim, const npy_intp *shape, sa_dtype dtype, PyA
 /* The last `core` (0, 1 or 2) axes become (rows, cols). Axes of length 1 get stride 0. */
 void sa_fill_tensor(sa_tensor *t, PyArrayObject *array, sa_dtype dtype, int n_lead, int core);
 
-/* The same for a new float array, without data: it need not exist. */
-void sa_fill_new(sa_tensor *t, const npy_intp *shape, int ndim, sa_dtype dtype, int n_lead, int core);
-
 /* As float64 or int64, aligned and native. Integers are copied, so that nobody changes them after the check. */
 PyArrayObject *sa_as_small(const sa_state *state, PyObject *x, const char *name, bool integers);
 

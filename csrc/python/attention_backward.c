@@ -171,9 +171,12 @@ static void key_lead(const sa_call *c, npy_intp *lead) {
 
 /* The kernels need the strides even without the gradient. */
 static void fill_mask_gradient(const sa_call *c, sa_tensor *t, const npy_intp *shape, int ndim, ptrdiff_t keys) {
-    sa_fill_new(t, shape, ndim, c->computes, c->a.n_lead, ndim < 2 ? ndim : 2);
-    if (keys == 1 && ndim > 0) {
-        t->m.col_stride = (ptrdiff_t)sa_itemsize(c->computes);
+    const int lead = c->a.n_lead + 2 - ndim;
+    ptrdiff_t stride = (ptrdiff_t)sa_itemsize(c->computes);
+    *t = (sa_tensor){.m.dtype = c->computes};
+    for (int axis = ndim - 1, last = axis; axis >= 0; stride *= shape[axis--]) {
+        ptrdiff_t *own = axis == last ? &t->m.col_stride : axis == last - 1 ? &t->m.row_stride : &t->lead_stride[lead + axis];
+        *own = shape[axis] != 1 || (axis == last && keys == 1) ? stride : 0;
     }
 }
 
@@ -262,9 +265,8 @@ static int make_gradients(backward_call *b, long wrt) {
     if (wrt & 1 << D_SINKS && c->a.sinks.m.data == NULL) {
         return sa_error(PyExc_ValueError, "wrt names sinks, which were not given");
     }
-    return make(b, wrt, D_SLOPES, c->lead, a->L, 3, &b->g.dslope_rows) < 0
-               ? -1
-               : make(b, wrt, D_SINKS, c->lead, a->L, 1, &b->g.dsink_rows);
+    const int status = make(b, wrt, D_SLOPES, c->lead, a->L, 3, &b->g.dslope_rows);
+    return status < 0 ? -1 : make(b, wrt, D_SINKS, c->lead, a->L, 1, &b->g.dsink_rows);
 }
 
 /* ---- running -------------------------------------------------------------------------------------------------------- */

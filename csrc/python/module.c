@@ -16,23 +16,20 @@ int sa_error(PyObject *type, const char *format, ...) {
 
 static int exec_module(PyObject *module) {
     sa_state *state = sa_state_of(module);
-    const struct {
-        const char *module, *name;
-        PyObject **object;
-    } of_numpy[] = {{"numpy.ma", "MaskedArray", &state->masked_array},
-                    {"numpy", "matrix", &state->matrix},
-                    {"numpy", "shares_memory", &state->shares_memory},
-                    {"numpy.exceptions", "TooHardError", &state->too_hard},
-                    {"numpy.exceptions", "AxisError", &state->axis_error}};
+    static const char *const of_numpy[SA_FROM_NUMPY][2] = {[SA_MASKED_ARRAY] = {"numpy.ma", "MaskedArray"},
+                                                           [SA_MATRIX] = {"numpy", "matrix"},
+                                                           [SA_SHARES_MEMORY] = {"numpy", "shares_memory"},
+                                                           [SA_TOO_HARD_ERROR] = {"numpy.exceptions", "TooHardError"},
+                                                           [SA_AXIS_ERROR] = {"numpy.exceptions", "AxisError"}};
     if (PyArray_ImportNumPyAPI() < 0 || sa_family_start(&state->attention, &sa_attention_family) < 0 ||
         sa_family_start(&state->rows, &sa_row_family) < 0) {
         return -1;
     }
-    for (size_t i = 0; i < sizeof of_numpy / sizeof *of_numpy; ++i) {
-        PyObject *from = PyImport_ImportModule(of_numpy[i].module);
-        *of_numpy[i].object = from ? PyObject_GetAttrString(from, of_numpy[i].name) : NULL;
+    for (int i = 0; i < SA_FROM_NUMPY; ++i) {
+        PyObject *from = PyImport_ImportModule(of_numpy[i][0]);
+        state->numpy[i] = from ? PyObject_GetAttrString(from, of_numpy[i][1]) : NULL;
         Py_XDECREF(from);
-        if (*of_numpy[i].object == NULL) {
+        if (state->numpy[i] == NULL) {
             return -1;
         }
     }
@@ -52,11 +49,9 @@ static int exec_module(PyObject *module) {
 
 static int traverse(PyObject *module, visitproc visit, void *arg) {
     sa_state *state = sa_state_of(module);
-    Py_VISIT(state->masked_array);
-    Py_VISIT(state->matrix);
-    Py_VISIT(state->shares_memory);
-    Py_VISIT(state->too_hard);
-    Py_VISIT(state->axis_error);
+    for (int i = 0; i < SA_FROM_NUMPY; ++i) {
+        Py_VISIT(state->numpy[i]);
+    }
     return 0;
 }
 
@@ -64,11 +59,9 @@ static int clear(PyObject *module) {
     sa_state *state = sa_state_of(module);
     sa_family_clear(&state->attention);
     sa_family_clear(&state->rows);
-    Py_CLEAR(state->masked_array);
-    Py_CLEAR(state->matrix);
-    Py_CLEAR(state->shares_memory);
-    Py_CLEAR(state->too_hard);
-    Py_CLEAR(state->axis_error);
+    for (int i = 0; i < SA_FROM_NUMPY; ++i) {
+        Py_CLEAR(state->numpy[i]);
+    }
     sa_blocks_clear(state);
     return 0;
 }

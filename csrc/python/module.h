@@ -22,11 +22,12 @@
 
 #define SA_KEPT_BLOCKS 8
 
+/* What the binding has from NumPy's Python modules. */
+enum { SA_MASKED_ARRAY, SA_MATRIX, SA_SHARES_MEMORY, SA_TOO_HARD_ERROR, SA_AXIS_ERROR, SA_FROM_NUMPY };
+
 typedef struct {
     sa_family_state attention, rows;
-    PyObject *masked_array, *matrix;        /* refused */
-    PyObject *shares_memory;                /* from numpy */
-    PyObject *too_hard, *axis_error;        /* from numpy */
+    PyObject *numpy[SA_FROM_NUMPY];
     _Atomic(void *) blocks[SA_KEPT_BLOCKS]; /* kept memory: blocks.c */
     atomic_uint block_turn;                 /* the slot replaced next */
     atomic_bool malloc_keeps;               /* blocks.c */

@@ -1,7 +1,7 @@
 /* Rounds float32 arrays to 16 bits, faster than NumPy, for selfattn/functional/_gradients.py. */
 #include "python/module.h"
 
-#include "drivers/narrow.h"
+#include "drivers/rowops.h"
 #include "python/run.h"
 
 typedef struct {

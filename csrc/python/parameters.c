@@ -16,9 +16,7 @@ int sa_family_start(sa_family_state *state, const sa_family *family) {
         for (int function = 0; function < SA_MAX_FUNCTIONS; ++function) {
             const bool taken = parameter->functions >> function & 1;
             state->takes[function] |= taken ? bit : 0;
-            state->
-                requires[
-                        function] |= taken && parameter->otherwise[0] == 0 ? bit : 0;
+            state->needs[function] |= taken && parameter->otherwise[0] == 0 ? bit : 0;
         }
     }
     return 0;
@@ -72,10 +70,7 @@ int sa_sort_arguments(const sa_family_state *state, int function, PyObject *cons
         values[i] = args[nargs + k];
         found |= (uint32_t)1 << i;
     }
-    const uint32_t missing = state->
-                                 requires[
-                                         function] &
-                             ~found;
+    const uint32_t missing = state->needs[function] & ~found;
     if (missing != 0) {
         return sa_error(PyExc_TypeError, "%s() missing required argument: '%U'", name, state->names[__builtin_ctz(missing)]);
     }

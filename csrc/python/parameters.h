@@ -29,9 +29,7 @@ typedef struct {
     PyObject *names[SA_MAX_PARAMETERS];
     uint32_t optional; /* default None */
     uint32_t readable; /* have a reader */
-    uint32_t takes[SA_MAX_FUNCTIONS],
-        requires[
-            SA_MAX_FUNCTIONS];
+    uint32_t takes[SA_MAX_FUNCTIONS], needs[SA_MAX_FUNCTIONS];
 } sa_family_state;
 
 int sa_family_start(sa_family_state *state, const sa_family *family);

@@ -117,7 +117,8 @@ static int read_axis(void *call, PyObject *value, const char *name, void *to) {
         *first = (int)(axis < 0 ? axis + most : axis);
         k->c.last = k->c.ndim > 0 ? *first + 1 : 0;
     } else {
-        sa_error(k->state->axis_error, "axis %R is out of bounds for x of shape %s", number, sa_shape_of(k->array[SA_ROW_X]));
+        sa_error(k->state->numpy[SA_AXIS_ERROR], "axis %R is out of bounds for x of shape %s", number,
+                 sa_shape_of(k->array[SA_ROW_X]));
     }
     Py_DECREF(number);
     return fits ? 0 : -1;

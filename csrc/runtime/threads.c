@@ -9,6 +9,10 @@
 #include <stdatomic.h>
 #if defined(_OPENMP)
 #include <omp.h>
+#else
+static int omp_get_max_threads(void) { return 1; }
+static int omp_get_thread_num(void) { return 0; }
+static int omp_get_num_threads(void) { return 1; }
 #endif
 
 #include "selfattn.h"
@@ -16,17 +20,9 @@
 /* sa_set_num_threads's number (0: none), and OpenMP's at that time. */
 static atomic_int chosen_threads, openmp_then;
 
-static int openmp_threads(void) {
-#if defined(_OPENMP)
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
-
 /* The number set here, or OpenMP's if lowered since, as by threadpoolctl. */
 int sa_get_num_threads(void) {
-    const int chosen = atomic_load(&chosen_threads), now = openmp_threads();
+    const int chosen = atomic_load(&chosen_threads), now = omp_get_max_threads();
     if (chosen == 0) {
         return now;
     }
@@ -34,7 +30,7 @@ int sa_get_num_threads(void) {
 }
 
 void sa_set_num_threads(int n) {
-    atomic_store(&openmp_then, openmp_threads());
+    atomic_store(&openmp_then, omp_get_max_threads());
     atomic_store(&chosen_threads, n);
 }
 
@@ -46,23 +42,13 @@ const char *sa_threading_layer(void) {
 #endif
 }
 
-int sa_thread_number(void) {
-#if defined(_OPENMP)
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
+int sa_thread_number(void) { return omp_get_thread_num(); }
 
 void sa_run_team_of(int threads, sa_team_work *work, void *call) {
+    (void)threads; /* without OpenMP */
     sa_region_enter();
-#if defined(_OPENMP)
 #pragma omp parallel num_threads(threads)
     work(call, omp_get_thread_num(), omp_get_num_threads());
-#else
-    (void)threads;
-    work(call, 0, 1);
-#endif
     sa_region_leave();
 }
 
