@@ -66,11 +66,10 @@ static void run_share(void *call, int thread, int team) {
     }
 }
 
-void sa_update_run(const sa_update *u, int max_threads) {
+void sa_update_run(sa_update *u, int max_threads) {
     double elements = 0;
     for (ptrdiff_t i = 0; i < u->count; ++i) {
         elements += (double)u->arrays[i].n;
     }
-    sa_update call = *u;
-    sa_run_team(sa_threads_for(elements, SA_UPDATES_PER_THREAD, (double)count_pieces(u), max_threads), run_share, &call);
+    sa_run_team(sa_threads_for(elements, SA_UPDATES_PER_THREAD, (double)count_pieces(u), max_threads), run_share, u);
 }

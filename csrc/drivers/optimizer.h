@@ -29,6 +29,6 @@ typedef struct {
 } sa_update;
 
 /* Bits depend on neither threads nor instruction set. */
-void sa_update_run(const sa_update *u, int max_threads);
+void sa_update_run(sa_update *u, int max_threads);
 
 #endif

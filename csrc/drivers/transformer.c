@@ -72,6 +72,21 @@ void sa_embedding_attention(const sa_embedding *e, ptrdiff_t block, const sa_emb
     }
 }
 
+size_t sa_embedding_scratch(const sa_embedding *e, const sa_embedding_plan *plan, bool backward) {
+    const sa_real_kernels *kernels = sa_kernels_for(e->f64);
+    size_t most = kernels->matmul_scratch(plan->product_rows, e->d);
+    for (ptrdiff_t b = 0; b < e->blocks; ++b) {
+        sa_attention a;
+        const sa_embedding_frame none = {0};
+        sa_embedding_attention(e, b, &none, 0, e->longest, 0, &a);
+        const sa_attention_gradients g = {.a = &a};
+        const size_t copies = 2 * sa_embedding_array(e, e->longest, a.E) + sa_embedding_array(e, e->longest, 1);
+        const size_t bytes = backward ? kernels->backward_scratch(&g) + copies : kernels->attention_scratch(&a);
+        most = bytes > most ? bytes : most;
+    }
+    return sa_whole_lines(most);
+}
+
 int sa_embedding_threads(const sa_embedding *e, double products, int max_threads) {
     const double rows = (double)e->tokens, d = (double)e->d;
     const double work = products * (double)e->blocks * rows * d * (3 * d + 2 * rows / (double)e->sentences);
@@ -262,15 +277,7 @@ sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threa
     } else {
         plan->shared_bytes = frame;
     }
-    size_t scratch = kernels->matmul_scratch(plan->product_rows, e->d);
-    for (ptrdiff_t b = 0; b < e->blocks; ++b) {
-        sa_attention a;
-        const sa_embedding_frame none = {0};
-        sa_embedding_attention(e, b, &none, 0, e->longest, 0, &a);
-        const size_t attention = kernels->attention_scratch(&a);
-        scratch = attention > scratch ? attention : scratch;
-    }
-    plan->scratch_bytes += sa_whole_lines(scratch);
+    plan->scratch_bytes += sa_embedding_scratch(e, plan, false);
     return SA_OK;
 }
 

@@ -92,19 +92,6 @@ static void attention(const sa_embedding_part *p, ptrdiff_t t) {
     }
 }
 
-static size_t attention_scratch(const sa_embedding *e) {
-    size_t most = 0;
-    for (ptrdiff_t b = 0; b < e->blocks; ++b) {
-        sa_attention a;
-        const sa_embedding_frame none = {0};
-        sa_embedding_attention(e, b, &none, 0, e->longest, 0, &a);
-        const sa_attention_gradients g = {.a = &a};
-        const size_t bytes = sa_kernels_for(e->f64)->backward_scratch(&g) + 2 * sa_embedding_array(e, e->longest, a.E);
-        most = bytes > most ? bytes : most;
-    }
-    return most + sa_embedding_array(e, e->longest, 1);
-}
-
 /* q = x·Wᵀ + b, likewise k, v:  dx = ds + Σ dq·W,  dW = dqᵀ·x,  db = Σ dq */
 
 static ptrdiff_t input_shares(const sa_embedding_part *p) {
@@ -238,9 +225,8 @@ sa_status sa_embedding_plan_backward(const sa_embedding *e, int max_threads, sa_
     }
     plan->threads = e->sentences == 0 ? 1 : sa_embedding_threads(e, 2.5, max_threads);
     sa_embedding_cut_products(e, plan->threads, plan);
-    const size_t matmul = sa_kernels_for(e->f64)->matmul_scratch(plan->product_rows, e->d), attended = attention_scratch(e);
     plan->shared_bytes = 5 * sa_embedding_array(e, e->tokens, e->d);
-    plan->scratch_bytes = sa_whole_lines(matmul > attended ? matmul : attended);
+    plan->scratch_bytes = sa_embedding_scratch(e, plan, true);
     return SA_OK;
 }
 

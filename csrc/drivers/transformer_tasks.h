@@ -74,6 +74,9 @@ ptrdiff_t sa_embedding_unit(const sa_embedding *e);
 
 ptrdiff_t sa_embedding_shares(const sa_embedding_plan *plan, ptrdiff_t units);
 
+/* A thread's: for products or attention, and backward for a head's dK, dV and delta. */
+size_t sa_embedding_scratch(const sa_embedding *e, const sa_embedding_plan *plan, bool backward);
+
 int sa_embedding_threads(const sa_embedding *e, double products, int max_threads);
 
 #endif

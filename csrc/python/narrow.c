@@ -1,5 +1,5 @@
 /* Rounds float32 arrays to 16 bits, faster than NumPy, for selfattn/functional/_gradients.py. */
-#include "python/module.h"
+#include "python/arrays.h"
 
 #include "drivers/rowops.h"
 #include "python/run.h"
@@ -8,10 +8,6 @@ typedef struct {
     PyArrayObject *from, *to;
     Py_ssize_t threads; /* 0: as set */
 } narrow_call;
-
-static bool fits(PyArrayObject *x, int itemsize) {
-    return PyArray_IS_C_CONTIGUOUS(x) && PyArray_ISALIGNED(x) && PyArray_ISNOTSWAPPED(x) && PyArray_ITEMSIZE(x) == itemsize;
-}
 
 static sa_status compute(void *call, char *scratch, char *shared) {
     (void)scratch, (void)shared;
@@ -27,7 +23,7 @@ static PyObject *narrow(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O!O!n", &PyArray_Type, &n.from, &PyArray_Type, &n.to, &n.threads)) {
         return NULL;
     }
-    if (PyArray_TYPE(n.from) != NPY_FLOAT32 || !fits(n.from, 4) || !fits(n.to, 2) || !PyArray_ISWRITEABLE(n.to) ||
+    if (!sa_is_plain((PyObject *)n.from, NPY_FLOAT32, -1) || !PyArray_ISCARRAY(n.to) || PyArray_ITEMSIZE(n.to) != 2 ||
         PyArray_SIZE(n.from) != PyArray_SIZE(n.to)) {
         return PyErr_Format(PyExc_TypeError, "expected float32 and an array of 16 bits of as many elements, both contiguous");
     }

@@ -9,7 +9,9 @@
 #include <stdatomic.h>
 #if defined(_OPENMP)
 #include <omp.h>
+#define LAYER "OpenMP"
 #else
+#define LAYER "none"
 static int omp_get_max_threads(void) { return 1; }
 static int omp_get_thread_num(void) { return 0; }
 static int omp_get_num_threads(void) { return 1; }
@@ -34,13 +36,7 @@ void sa_set_num_threads(int n) {
     atomic_store(&chosen_threads, n);
 }
 
-const char *sa_threading_layer(void) {
-#if defined(_OPENMP)
-    return "OpenMP";
-#else
-    return "none";
-#endif
-}
+const char *sa_threading_layer(void) { return LAYER; }
 
 int sa_thread_number(void) { return omp_get_thread_num(); }
 
