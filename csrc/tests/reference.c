@@ -12,10 +12,11 @@
 #define WIDE(function) function
 #endif
 
-void reference_philox(int rounds, const uint32_t counter[4], const uint32_t key[2], uint32_t words[4]) {
-    uint32_t k0 = key[0], k1 = key[1];
-    memcpy(words, counter, 4 * sizeof *words);
-    for (int round = 0; round < rounds; ++round) {
+/* Philox4x32 of seven rounds. */
+static bool dropout_keeps(const sa_attention *a, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j) {
+    uint32_t words[4] = {(uint32_t)(j / 4), (uint32_t)i, (uint32_t)head, (uint32_t)((uint64_t)head >> 32)};
+    uint32_t k0 = (uint32_t)a->seed, k1 = (uint32_t)(a->seed >> 32);
+    for (int round = 0; round < 7; ++round) {
         const uint64_t first = (uint64_t)words[0] * 0xD2511F53u, second = (uint64_t)words[2] * 0xCD9E8D57u;
         const uint32_t next[4] = {(uint32_t)(second >> 32) ^ words[1] ^ k0, (uint32_t)second,
                                   (uint32_t)(first >> 32) ^ words[3] ^ k1, (uint32_t)first};
@@ -23,13 +24,6 @@ void reference_philox(int rounds, const uint32_t counter[4], const uint32_t key[
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
-}
-
-static bool dropout_keeps(const sa_attention *a, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j) {
-    const uint32_t counter[4] = {(uint32_t)(j / 4), (uint32_t)i, (uint32_t)head, (uint32_t)((uint64_t)head >> 32)};
-    const uint32_t key[2] = {(uint32_t)a->seed, (uint32_t)(a->seed >> 32)};
-    uint32_t words[4];
-    reference_philox(7, counter, key, words);
     return (double)words[j % 4] >= rint(a->dropout_p * 4294967296.0);
 }
 

@@ -175,7 +175,6 @@ typedef struct {
 } expected_array;
 
 void reference_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, expected_array *expected); /* adds gradients */
-void reference_philox(int rounds, const uint32_t counter[4], const uint32_t key[2], uint32_t words[4]);
 
 void test_exp(void);
 void test_pack(void);

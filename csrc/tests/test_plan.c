@@ -1,4 +1,4 @@
-/* How calls are cut up: split keys, threads, sizes, cancelling, choice of kernels. */
+/* How calls are cut up: split keys, threads, sizes, cancelling. */
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -134,24 +134,6 @@ static void cancelling(void) {
     }
 }
 
-static void dispatch(void) {
-    const char *mine = sa_isa_name();
-    CHECK(sa_isa_set("mmx") == SA_BAD_ISA && strcmp(sa_isa_name(), mine) == 0, "an unknown name changes nothing");
-    CHECK(sa_isa_set("") == SA_BAD_ISA && strcmp(sa_isa_name(), mine) == 0, "nor does an empty one");
-    bool generic = false;
-    for (const char *const *name = sa_isa_available(); *name; ++name) {
-        generic |= strcmp(*name, "generic") == 0;
-        CHECK(sa_isa_set(*name) == SA_OK && strcmp(sa_isa_name(), *name) == 0, "%s cannot be set", *name);
-    }
-    CHECK(generic, "plain C is always there");
-    CHECK(sa_isa_set(NULL) == SA_OK && strcmp(sa_isa_name(), sa_isa_available()[0]) == 0, "NULL is the best");
-    CHECK(sa_isa_set(mine) == SA_OK, "and back");
-    sa_set_num_threads(3);
-    CHECK(sa_get_num_threads() == 3, "%d threads, not 3", sa_get_num_threads());
-    sa_set_num_threads(0);
-    CHECK(sa_get_num_threads() >= 1, "%d threads", sa_get_num_threads());
-}
-
 /* The first rows and keys of blocks, for tasks of `most` rows. Returns how many. */
 static int find_blocks(const sa_attention *a, ptrdiff_t G, ptrdiff_t most, ptrdiff_t *first, ptrdiff_t *keys) {
     sa_stretches s = sa_find_stretches(a, G, 0);
@@ -254,7 +236,6 @@ void test_plan(void) {
     heads_that_share_a_mask();
     plans();
     too_large();
-    dispatch();
     cancelling();
     threads();
     split();

@@ -1,4 +1,5 @@
-/* The embedding model against plain loops and a plain model in double; gradients against that model's differences. */
+/* The embedding model: its products against plain loops; its results, of any way to run it, against those of plain C in
+ * double, which Python's tests check. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +38,18 @@ static void multiply(int kind, const sa_real_kernels *kernels, const sa_product 
     (kind == NT ? kernels->matmul_nt : kind == NN ? kernels->matmul_nn : kernels->matmul_tn)(p, scratch);
 }
 
+/* An element from `sum` on, in double; terms have their size in all. */
+static double product_at(int kind, const sa_product *p, bool f64, ptrdiff_t i, ptrdiff_t j, double sum, double *size) {
+    *size = 0;
+    for (ptrdiff_t k = 0; k < p->n; ++k) {
+        const double a = get(p->a, f64, kind == TN ? k * p->a_stride + i : i * p->a_stride + k);
+        const double b = get(p->b, f64, kind == NT ? j * p->b_stride + k : k * p->b_stride + j);
+        sum += a * b;
+        *size += fabs(a * b);
+    }
+    return sum;
+}
+
 static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, bool f64) {
     const sa_real_kernels *kernels = kernels_of(f64);
     const ptrdiff_t d = kind == TN ? width : n;
@@ -59,13 +72,9 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
     double worst = 0;
     for (ptrdiff_t i = 0; i < m; ++i) {
         for (ptrdiff_t j = 0; j < c_stride; ++j) {
-            double sum = get(before, f64, i * c_stride + j);
+            double sum = get(before, f64, i * c_stride + j), size;
             if (j < width) {
-                sum = kind == NT ? get(start, f64, j) : adds ? sum : 0;
-                for (ptrdiff_t k = 0; k < n; ++k) {
-                    sum +=
-                        get(a, f64, kind == TN ? k * m + i : i * n + k) * get(b, f64, kind == NT ? j * n + k : k * width + j);
-                }
+                sum = product_at(kind, &p, f64, i, j, kind == NT ? get(start, f64, j) : adds ? sum : 0, &size);
             }
             const double error = fabs(get(c, f64, i * c_stride + j) - sum);
             worst = error <= worst ? worst : error; /* NaN counts */
@@ -94,6 +103,7 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
     float *a = draw(m * n, false, &random), *b = draw(n * width, false, &random),
           *other = draw(n * (m + width), false, &random);
     float *start = draw(width, false, &random), *c[3];
+    sa_product p = {m, n, width, a, b, NULL, a_stride, b_stride, width, start, .adds = false};
     void *scratch = dirty_memory(kernels->matmul_scratch(m, kind == TN ? width : n));
     const ptrdiff_t row = m / 2, column = width / 3, k = n / 2;
     for (int run = 0; run < 3; ++run) { /* plain, after another product, with odd numbers */
@@ -101,16 +111,14 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
             a[kind == TN ? k * m + row : row * n + k] = odd;
             b[kind == NT ? column * n + k : k * width + column] = odd;
         }
-        c[run] = calloc((size_t)(m * width), sizeof(float));
-        sa_product p = {m, n, width, a, b, c[run], a_stride, b_stride, width, start, .adds = false};
+        p.c = c[run] = calloc((size_t)(m * width), sizeof(float));
+        p.again = run == 1;
         if (run == 1) {
-            float *unused = calloc((size_t)(m * width), sizeof(float));
             sa_product before = p;
             *(kind == TN ? &before.a : &before.b) = other;
-            before.c = unused;
+            before.again = false;
             multiply(kind, kernels, &before, scratch);
-            free(unused);
-            p.again = true;
+            memset(p.c, 0, (size_t)(m * width) * sizeof(float));
         }
         multiply(kind, kernels, &p, scratch);
     }
@@ -120,13 +128,8 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
         for (ptrdiff_t j = 0; j < width; ++j) {
             const float before = c[0][i * width + j], now = c[2][i * width + j];
             if (i == row || j == column) {
-                double sum = kind == NT ? (double)start[j] : 0, size = 0;
-                for (ptrdiff_t l = 0; l < n; ++l) {
-                    const double term =
-                        (double)a[kind == TN ? l * m + i : i * n + l] * (double)b[kind == NT ? j * n + l : l * width + j];
-                    sum += term;
-                    size += fabs(term);
-                }
+                double size;
+                const double sum = product_at(kind, &p, false, i, j, kind == NT ? (double)start[j] : 0, &size);
                 if (fabs(sum) < 3.3e38) { /* else NaN or overflow shows */
                     CHECK(fabs((double)now - sum) <= bound * size, "product %d at %td, %td: %g, not %g", kind, i, j,
                           (double)now, sum);
@@ -159,15 +162,26 @@ typedef struct {
     ptrdiff_t length[8];
 } model_shape;
 
+enum { MOST_PARAMETERS = 1 + 8 * MOST_BLOCKS };
+
 /* In the order of gradients: table, then blocks. */
 typedef struct {
     sa_embedding e;
     sa_embedding_block block[MOST_BLOCKS];
-    void *parameter[1 + 8 * MOST_BLOCKS], *positions;
-    ptrdiff_t size[1 + 8 * MOST_BLOCKS];
+    void *parameter[MOST_PARAMETERS], *positions;
+    ptrdiff_t size[MOST_PARAMETERS];
     int parameters;
     int64_t *ids, starts[9];
 } model;
+
+/* The same numbers in both types. */
+static void *draw_float32(ptrdiff_t n, bool f64, random_source *random) {
+    void *x = draw(n, f64, random);
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        put(x, f64, i, (double)(float)get(x, f64, i));
+    }
+    return x;
+}
 
 static void model_make(model *m, const model_shape *shape, bool f64) {
     random_source random = {(uint64_t)shape->d};
@@ -194,9 +208,9 @@ static void model_make(model *m, const model_shape *shape, bool f64) {
     m->parameters = (int)(1 + 8 * shape->blocks);
     for (int i = 0; i < m->parameters; ++i) {
         m->size[i] = i == 0 ? shape->vocabulary * d : (i - 1) % 8 < 6 && (i - 1) % 2 == 0 ? d * d : d;
-        m->parameter[i] = draw(m->size[i], f64, &random);
+        m->parameter[i] = draw_float32(m->size[i], f64, &random);
     }
-    m->positions = draw(m->e.longest * d, f64, &random);
+    m->positions = draw_float32(m->e.longest * d, f64, &random);
     m->e.table = m->parameter[0];
     m->e.positions = m->positions;
     for (ptrdiff_t b = 0; b < shape->blocks; ++b) {
@@ -211,79 +225,6 @@ static void model_free(model *m) {
     }
     free(m->positions);
     free(m->ids);
-}
-
-/* x becomes LayerNorm(x + attention). */
-static void plain_block(const model *m, ptrdiff_t b, double *x, ptrdiff_t n) {
-    const ptrdiff_t d = m->e.d, heads = m->block[b].heads, width = d / heads;
-    const bool f64 = m->e.f64;
-    double *projected = malloc(3 * (size_t)(n * d) * sizeof(double)), *weight = malloc((size_t)n * sizeof(double));
-    for (int which = 0; which < 3; ++which) {
-        for (ptrdiff_t i = 0; i < n * d; ++i) {
-            double sum = get(m->block[b].bias[which], f64, i % d);
-            for (ptrdiff_t k = 0; k < d; ++k) {
-                sum += x[i / d * d + k] * get(m->block[b].weight[which], f64, i % d * d + k);
-            }
-            projected[which * n * d + i] = sum;
-        }
-    }
-    const double *q = projected, *k = q + n * d, *v = k + n * d;
-    for (ptrdiff_t i = 0; i < n; ++i) {
-        for (ptrdiff_t h = 0; h < heads; ++h) {
-            double total = 0, out;
-            for (ptrdiff_t j = 0; j < n; ++j) {
-                double score = 0;
-                for (ptrdiff_t c = h * width; c < (h + 1) * width; ++c) {
-                    score += q[i * d + c] * k[j * d + c];
-                }
-                total += weight[j] = exp(score / sqrt((double)width));
-            }
-            for (ptrdiff_t c = h * width; c < (h + 1) * width; ++c) {
-                out = 0;
-                for (ptrdiff_t j = 0; j < n; ++j) {
-                    out += weight[j] / total * v[j * d + c];
-                }
-                x[i * d + c] += out;
-            }
-        }
-    }
-    for (ptrdiff_t i = 0; i < n; ++i) {
-        double mean = 0, variance = 0;
-        for (ptrdiff_t c = 0; c < d; ++c) {
-            mean += x[i * d + c] / (double)d;
-        }
-        for (ptrdiff_t c = 0; c < d; ++c) {
-            variance += (x[i * d + c] - mean) * (x[i * d + c] - mean) / (double)d;
-        }
-        for (ptrdiff_t c = 0; c < d; ++c) {
-            x[i * d + c] = (x[i * d + c] - mean) / sqrt(variance + m->block[b].eps) * get(m->block[b].norm_weight, f64, c) +
-                           get(m->block[b].norm_bias, f64, c);
-        }
-    }
-    free(projected);
-    free(weight);
-}
-
-/* [sentences][d] */
-static void plain_model(const model *m, double *out) {
-    const ptrdiff_t d = m->e.d;
-    for (ptrdiff_t s = 0; s < m->e.sentences; ++s) {
-        const ptrdiff_t start = (ptrdiff_t)m->starts[s], n = (ptrdiff_t)m->starts[s + 1] - start;
-        double *x = malloc((size_t)(n * d) * sizeof(double));
-        for (ptrdiff_t i = 0; i < n * d; ++i) {
-            x[i] = get(m->e.table, m->e.f64, (ptrdiff_t)m->ids[start + i / d] * d + i % d) + get(m->positions, m->e.f64, i);
-        }
-        for (ptrdiff_t b = 0; b < m->e.blocks; ++b) {
-            plain_block(m, b, x, n);
-        }
-        for (ptrdiff_t c = 0; c < d; ++c) {
-            out[s * d + c] = 0;
-            for (ptrdiff_t i = 0; i < n; ++i) {
-                out[s * d + c] += x[i * d + c] / (double)n;
-            }
-        }
-        free(x);
-    }
 }
 
 /* As many threads even for small cases, by parts or by tasks of phases. */
@@ -307,12 +248,10 @@ static void *run_forward(const model *m, int threads, bool by_parts, void **save
     return out;
 }
 
-static void check_gradients(model *m, const void *saved, const void *grad, int threads) {
-    const bool f64 = m->e.f64;
-    void *gradient[1 + 8 * MOST_BLOCKS];
+static void run_backward(const model *m, const void *saved, const void *grad, int threads, void **gradient) {
     sa_embedding_block_gradients of_block[MOST_BLOCKS + 1];
     for (int i = 0; i < m->parameters; ++i) {
-        gradient[i] = dirty_memory((size_t)m->size[i] * element_size(f64));
+        gradient[i] = dirty_memory((size_t)m->size[i] * element_size(m->e.f64));
     }
     for (ptrdiff_t b = 0; b < m->e.blocks; ++b) {
         void **g = gradient + 1 + 8 * b;
@@ -327,81 +266,86 @@ static void check_gradients(model *m, const void *saved, const void *grad, int t
     void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
     sa_embedding_backward(&m->e, &g, &plan, saved, scratch);
     free(scratch);
-    /* In a direction u of each parameter: Σ grad·(out(p + h·u) − out(p − h·u))/2h against Σ gradient·u. */
-    const ptrdiff_t outputs = m->e.sentences * m->e.d;
-    double *plus = malloc((size_t)outputs * sizeof(double)), *minus = malloc((size_t)outputs * sizeof(double));
-    for (int i = 0; f64 && i < m->parameters; ++i) {
-        random_source random = {(uint64_t)i};
-        double *p = m->parameter[i], *direction = draw(m->size[i], true, &random), expected = 0, got = 0, size = 1;
-        const double h = 1e-6;
-        for (int side = 0; side < 3; ++side) { /* +h, −h, back */
-            const double step = side == 0 ? h : side == 1 ? -2 * h : h;
-            for (ptrdiff_t j = 0; j < m->size[i]; ++j) {
-                p[j] += step * direction[j];
-            }
-            if (side < 2) {
-                plain_model(m, side == 0 ? plus : minus);
-            }
-        }
-        for (ptrdiff_t j = 0; j < outputs; ++j) {
-            expected += ((const double *)grad)[j] * (plus[j] - minus[j]) / (2 * h);
-        }
-        for (ptrdiff_t j = 0; j < m->size[i]; ++j) {
-            got += ((const double *)gradient[i])[j] * direction[j];
-            size += fabs(((const double *)gradient[i])[j]);
-        }
-        /* h² times the third derivative; rounding by h */
-        CHECK(fabs(got - expected) <= 1e-7 * size, "d %td, parameter %d: the gradient gives %g, differences %g", m->e.d, i, got,
-              expected);
-        free(direction);
-    }
-    for (int i = 0; i < m->parameters; ++i) {
-        bool finite = true;
-        for (ptrdiff_t j = 0; j < m->size[i]; ++j) {
-            finite &= isfinite(get(gradient[i], f64, j)) != 0;
-        }
-        CHECK(finite, "d %td, parameter %d: the gradient is finite", m->e.d, i);
-        free(gradient[i]);
-    }
-    free(plus);
-    free(minus);
 }
 
-static void try_model(const model_shape *shape, bool f64) {
-    model m;
-    model_make(&m, shape, f64);
-    const ptrdiff_t outputs = shape->sentences * shape->d;
-    const size_t bytes = (size_t)outputs * element_size(f64);
-    double *expected = malloc((size_t)outputs * sizeof(double));
-    plain_model(&m, expected);
-    void *saved, *saved_by_three, *one = run_forward(&m, 1, true, &saved), *others[4];
-    others[0] = run_forward(&m, 3, false, &saved_by_three);
-    others[1] = run_forward(&m, 1, true, NULL);
-    others[2] = run_forward(&m, 3, true, NULL);
-    others[3] = run_forward(&m, 3, false, NULL);
-    double worst = 0;
-    for (ptrdiff_t i = 0; i < outputs; ++i) {
-        const double error = fabs(get(one, f64, i) - expected[i]);
-        worst = error <= worst ? worst : error;
-    }
-    /* sums of d terms and a softmax per block; norms keep size 1 */
-    const double bound = 256 * (f64 ? 2.3e-16 : 1.2e-7);
-    CHECK(worst <= bound, "model of width %td, float%d: off by %g, more than %g", shape->d, f64 ? 64 : 32, worst, bound);
-    for (int other = 0; other < 4; ++other) {
-        CHECK(memcmp(one, others[other], bytes) == 0, "model of width %td, float%d: the bits of way %d differ", shape->d,
-              f64 ? 64 : 32, other);
-        free(others[other]);
-    }
-    random_source random = {1};
-    void *grad = draw(outputs, f64, &random);
-    check_gradients(&m, saved, grad, 1);
-    check_gradients(&m, saved_by_three, grad, 3);
-    free(grad);
-    free(one);
+/* Output, then gradients. */
+typedef struct {
+    void *array[1 + MOST_PARAMETERS];
+} results;
+
+static void run_both(const model *m, const void *grad, int threads, results *r) {
+    void *saved;
+    r->array[0] = run_forward(m, threads, threads == 1, &saved);
+    run_backward(m, saved, grad, threads, r->array + 1);
     free(saved);
-    free(saved_by_three);
-    free(expected);
+}
+
+static void results_free(const model *m, results *r) {
+    for (int i = 0; i <= m->parameters; ++i) {
+        free(r->array[i]);
+    }
+}
+
+/* Sums of d terms and a softmax per block; norms keep size 1. Gradients are sums of all tokens. That of the keys' bias
+ * is 0 but for rounding, of the size of the weights' gradient. */
+static void compare(const model *m, const results *got, const results *expected, int threads) {
+    const bool f64 = m->e.f64;
+    double size = 1, before;
+    for (int i = 0; i <= m->parameters; ++i) {
+        const ptrdiff_t n = i == 0 ? m->e.sentences * m->e.d : m->size[i - 1];
+        double worst = 0;
+        before = size;
+        size = 1;
+        for (ptrdiff_t j = 0; j < n; ++j) {
+            const double right = get(expected->array[i], true, j), error = fabs(get(got->array[i], f64, j) - right);
+            worst = error <= worst ? worst : error; /* NaN counts */
+            size = i > 0 ? fmax(size, fabs(right)) : 1;
+        }
+        size = i > 1 && (i - 2) % 8 == 3 ? before : size;
+        const double bound = (i == 0 ? 256 : 512) * (f64 ? 2.3e-16 : 1.2e-7) * size;
+        CHECK(worst <= bound, "model of width %td, float%d, %d threads, array %d: off by %g, more than %g", m->e.d,
+              f64 ? 64 : 32, threads, i, worst, bound);
+    }
+}
+
+static void try_model(const model_shape *shape) {
+    const char *isa = sa_isa_name();
+    random_source random = {1};
+    model m;
+    results expected, got[2];
+    const ptrdiff_t outputs = shape->sentences * shape->d;
+    double *grad = draw_float32(outputs, true, &random);
+    model_make(&m, shape, true);
+    CHECK(sa_isa_set("generic") == SA_OK, "plain C");
+    run_both(&m, grad, 1, &expected);
+    CHECK(sa_isa_set(isa) == SA_OK, "and back");
     model_free(&m);
+    for (int f64 = 0; f64 < 2; ++f64) {
+        model_make(&m, shape, f64);
+        void *own_grad = malloc((size_t)outputs * element_size(f64));
+        for (ptrdiff_t i = 0; i < outputs; ++i) {
+            put(own_grad, f64, i, grad[i]);
+        }
+        for (int n = 0; n < 2; ++n) {
+            run_both(&m, own_grad, 1 + 2 * n, &got[n]);
+            compare(&m, &got[n], &expected, 1 + 2 * n);
+        }
+        void *others[] = {run_forward(&m, 1, true, NULL), run_forward(&m, 3, true, NULL), run_forward(&m, 3, false, NULL),
+                          got[1].array[0]};
+        for (int way = 0; way < 4; ++way) {
+            CHECK(memcmp(got[0].array[0], others[way], (size_t)outputs * element_size(f64)) == 0,
+                  "model of width %td, float%d: the bits of way %d differ", shape->d, f64 ? 64 : 32, way);
+            if (way < 3) {
+                free(others[way]);
+            }
+        }
+        results_free(&m, &got[0]);
+        results_free(&m, &got[1]);
+        free(own_grad);
+        model_free(&m);
+    }
+    results_free(&m, &expected);
+    free(grad);
 }
 
 void test_embedding(void) {
@@ -430,7 +374,6 @@ void test_embedding(void) {
         {66, 3, 1, 11, 2, {12, 20}}, {100, 2, 2, 9, 4, {5, 66, 1, 30}}, {128, 1, 1, 9, 8, {40, 3, 60, 70, 1, 80, 30, 50}},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; ++i) {
-        try_model(&shapes[i], false);
-        try_model(&shapes[i], true);
+        try_model(&shapes[i]);
     }
 }

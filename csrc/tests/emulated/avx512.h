@@ -1,9 +1,25 @@
 /* The instructions of AVX-512, its bfloat16 products and AMX that the kernels use, in AVX2 (make -C csrc emulate).
  * Written like the pseudocode of the Intel SDM, volume 2. Rounding and flushing follow MXCSR. */
-#include <immintrin.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+/* GCC's immintrin.h as far as AVX2, in its order: the names of what follows are free. */
+#define _IMMINTRIN_H_INCLUDED
+#include <smmintrin.h>
+#include <avxintrin.h>
+#include <avx2intrin.h>
+#include <fmaintrin.h>
+#include <f16cintrin.h>
+
+typedef float __m512 __attribute__((vector_size(64), may_alias));
+typedef double __m512d __attribute__((vector_size(64), may_alias));
+typedef long long __m512i __attribute__((vector_size(64), may_alias));
+typedef short __m512bh __attribute__((vector_size(64)));
+typedef uint8_t __mmask8;
+typedef uint16_t __mmask16;
+typedef uint32_t __mmask32;
 
 /* Compiles faster. */
 #define EMU static __attribute__((noinline, unused))
@@ -25,7 +41,7 @@ typedef union {
 /* ---- by halves ------------------------------------------------------------------------------------------------------- */
 
 #define EMU_HALVES(type, member, name, arguments, each)                                                                        \
-    EMU type emu_##name arguments {                                                                                            \
+    EMU type _mm512_##name arguments {                                                                                         \
         emu_bits r;                                                                                                            \
         for (int i = 0; i < 2; ++i) {                                                                                          \
             r.half_##member[i] = each;                                                                                         \
@@ -71,41 +87,36 @@ EMU_HALVES(__m512i, si, srli_epi64, (__m512i a, int n), _mm256_srli_epi64(EMU_SI
 EMU_HALVES(__m512i, si, rolv_epi32, (__m512i a, __m512i n),
            _mm256_or_si256(_mm256_sllv_epi32(EMU_SI(a), EMU_SI(n)),
                            _mm256_srlv_epi32(EMU_SI(a), _mm256_sub_epi32(_mm256_set1_epi32(32), EMU_SI(n)))))
-#define emu_permute_ps(a, order)                                                                                               \
-    ((emu_bits){.half_ps = {_mm256_permute_ps(((emu_bits){.ps = (a)}).half_ps[0], order),                                      \
-                            _mm256_permute_ps(((emu_bits){.ps = (a)}).half_ps[1], order)}})                                    \
-        .ps
-#define emu_permute_pd(a, order)                                                                                               \
-    ((emu_bits){.half_pd = {_mm256_permute_pd(((emu_bits){.pd = (a)}).half_pd[0], (order) & 15),                               \
-                            _mm256_permute_pd(((emu_bits){.pd = (a)}).half_pd[1], (order) >> 4)}})                             \
-        .pd
-#define emu_permutex_pd(a, order)                                                                                              \
-    ((emu_bits){.half_pd = {_mm256_permute4x64_pd(((emu_bits){.pd = (a)}).half_pd[0], order),                                  \
-                            _mm256_permute4x64_pd(((emu_bits){.pd = (a)}).half_pd[1], order)}})                                \
-        .pd
+#define EMU_PERMUTE(member, permute, a, low, high)                                                                             \
+    ((emu_bits){.half_##member = {permute(((emu_bits){.member = (a)}).half_##member[0], low),                                  \
+                                  permute(((emu_bits){.member = (a)}).half_##member[1], high)}})                               \
+        .member
+#define _mm512_permute_ps(a, order) EMU_PERMUTE(ps, _mm256_permute_ps, a, order, order)
+#define _mm512_permute_pd(a, order) EMU_PERMUTE(pd, _mm256_permute_pd, a, (order) & 15, (order) >> 4)
+#define _mm512_permutex_pd(a, order) EMU_PERMUTE(pd, _mm256_permute4x64_pd, a, order, order)
 
 /* ---- bits ------------------------------------------------------------------------------------------------------------ */
 
-EMU __m512 emu_castsi512_ps(__m512i a) { return (__m512)a; }
-EMU __m512 emu_castpd_ps(__m512d a) { return (__m512)a; }
-EMU __m512d emu_castps_pd(__m512 a) { return (__m512d)a; }
-EMU __m512d emu_castsi512_pd(__m512i a) { return (__m512d)a; }
-EMU __m512i emu_castps_si512(__m512 a) { return (__m512i)a; }
-EMU __m512i emu_castpd_si512(__m512d a) { return (__m512i)a; }
+EMU __m512 _mm512_castsi512_ps(__m512i a) { return (__m512)a; }
+EMU __m512 _mm512_castpd_ps(__m512d a) { return (__m512)a; }
+EMU __m512d _mm512_castps_pd(__m512 a) { return (__m512d)a; }
+EMU __m512d _mm512_castsi512_pd(__m512i a) { return (__m512d)a; }
+EMU __m512i _mm512_castps_si512(__m512 a) { return (__m512i)a; }
+EMU __m512i _mm512_castpd_si512(__m512d a) { return (__m512i)a; }
 
-EMU __m512 emu_setzero_ps(void) { return (__m512){0}; }
+EMU __m512 _mm512_setzero_ps(void) { return (__m512){0}; }
 EMU_HALVES(__m512, ps, set1_ps, (float x), _mm256_set1_ps(x))
 EMU_HALVES(__m512d, pd, set1_pd, (double x), _mm256_set1_pd(x))
 EMU_HALVES(__m512i, si, set1_epi32, (int x), _mm256_set1_epi32(x))
 EMU_HALVES(__m512i, si, set1_epi16, (short x), _mm256_set1_epi16(x))
 
 #define EMU_MEMORY(type, name)                                                                                                 \
-    EMU type emu_loadu_##name(const void *p) {                                                                                 \
+    EMU type _mm512_loadu_##name(const void *p) {                                                                              \
         type r;                                                                                                                \
         memcpy(&r, p, sizeof r);                                                                                               \
         return r;                                                                                                              \
     }                                                                                                                          \
-    EMU void emu_storeu_##name(void *p, type a) { memcpy(p, &a, sizeof a); }
+    EMU void _mm512_storeu_##name(void *p, type a) { memcpy(p, &a, sizeof a); }
 EMU_MEMORY(__m512, ps)
 EMU_MEMORY(__m512d, pd)
 EMU_MEMORY(__m512i, si512)
@@ -114,7 +125,7 @@ EMU void emu_must(int holds) { /* the manual has a fault here */
         __builtin_trap();
     }
 }
-EMU void emu_store_si512(void *p, __m512i a) {
+EMU void _mm512_store_si512(void *p, __m512i a) {
     emu_must((uintptr_t)p % 64 == 0);
     memcpy(p, &a, sizeof a);
 }
@@ -126,44 +137,44 @@ EMU void emu_store_si512(void *p, __m512i a) {
         body;                                                                                                                  \
     }
 #define EMU_MASKED(type, member, mask, name, lane, array, count)                                                               \
-    EMU type emu_maskz_loadu_##name(mask m, const void *p) {                                                                   \
+    EMU type _mm512_maskz_loadu_##name(mask m, const void *p) {                                                                \
         emu_bits r = {.si = {0}};                                                                                              \
         EMU_LANES(count, if (m >> i & 1) memcpy(&r.array[i], (const char *)p + i * sizeof(lane), sizeof(lane)))                \
         return r.member;                                                                                                       \
     }                                                                                                                          \
-    EMU void emu_mask_storeu_##name(void *p, mask m, type a) {                                                                 \
+    EMU void _mm512_mask_storeu_##name(void *p, mask m, type a) {                                                              \
         const emu_bits x = {.member = a};                                                                                      \
         EMU_LANES(count, if (m >> i & 1) memcpy((char *)p + i * sizeof(lane), &x.array[i], sizeof(lane)))                      \
     }                                                                                                                          \
-    EMU type emu_mask_blend_##name(mask m, type no, type yes) {                                                                \
+    EMU type _mm512_mask_blend_##name(mask m, type no, type yes) {                                                             \
         const emu_bits a = {.member = no}, b = {.member = yes};                                                                \
         emu_bits r;                                                                                                            \
         EMU_LANES(count, r.array[i] = m >> i & 1 ? b.array[i] : a.array[i])                                                    \
         return r.member;                                                                                                       \
     }                                                                                                                          \
-    EMU type emu_maskz_mov_##name(mask m, type a) { return emu_mask_blend_##name(m, (type){0}, a); }
+    EMU type _mm512_maskz_mov_##name(mask m, type a) { return _mm512_mask_blend_##name(m, (type){0}, a); }
 EMU_MASKED(__m512, ps, __mmask16, ps, float, u32, 16)
 EMU_MASKED(__m512d, pd, __mmask8, pd, double, u64, 8)
 EMU_MASKED(__m512i, si, __mmask16, epi32, uint32_t, u32, 16)
 EMU_MASKED(__m512i, si, __mmask32, epi16, uint16_t, u16, 32)
-EMU __m256i emu_256_maskz_loadu_epi16(__mmask16 m, const void *p) {
-    return ((emu_bits){.si = emu_maskz_loadu_epi16(m, p)}).half_si[0];
+EMU __m256i _mm256_maskz_loadu_epi16(__mmask16 m, const void *p) {
+    return ((emu_bits){.si = _mm512_maskz_loadu_epi16(m, p)}).half_si[0];
 }
 
-#define emu_cmp_ps_mask(a, b, how)                                                                                             \
+#define _mm512_cmp_ps_mask(a, b, how)                                                                                          \
     ((__mmask16)(_mm256_movemask_ps(                                                                                           \
                      _mm256_cmp_ps(((emu_bits){.ps = (a)}).half_ps[0], ((emu_bits){.ps = (b)}).half_ps[0], how)) |             \
                  _mm256_movemask_ps(                                                                                           \
                      _mm256_cmp_ps(((emu_bits){.ps = (a)}).half_ps[1], ((emu_bits){.ps = (b)}).half_ps[1], how))               \
                      << 8))
-#define emu_cmp_pd_mask(a, b, how)                                                                                             \
+#define _mm512_cmp_pd_mask(a, b, how)                                                                                          \
     ((__mmask8)(_mm256_movemask_pd(                                                                                            \
                     _mm256_cmp_pd(((emu_bits){.pd = (a)}).half_pd[0], ((emu_bits){.pd = (b)}).half_pd[0], how)) |              \
                 _mm256_movemask_pd(_mm256_cmp_pd(((emu_bits){.pd = (a)}).half_pd[1], ((emu_bits){.pd = (b)}).half_pd[1], how)) \
                     << 4))
-#define emu_mask_cmp_ps_mask(m, a, b, how) ((__mmask16)((m) & emu_cmp_ps_mask(a, b, how)))
+#define _mm512_mask_cmp_ps_mask(m, a, b, how) ((__mmask16)((m) & _mm512_cmp_ps_mask(a, b, how)))
 #define EMU_TEST(mask, name, array, count, holds)                                                                              \
-    EMU mask emu_##name(__m512i a, __m512i b) {                                                                                \
+    EMU mask _mm512_##name(__m512i a, __m512i b) {                                                                             \
         const emu_bits x = {.si = a}, y = {.si = b};                                                                           \
         mask r = 0;                                                                                                            \
         EMU_LANES(count, r |= (mask)((mask)(x.array[i] holds y.array[i] ? 1 : 0) << i))                                        \
@@ -174,19 +185,19 @@ EMU_TEST(__mmask16, test_epi32_mask, u32, 16, &)
 EMU_TEST(__mmask32, cmpge_epu16_mask, u16, 32, >=)
 EMU_TEST(__mmask32, test_epi16_mask, u16, 32, &)
 EMU __m512i emu_low_half(__m256i a) { return ((emu_bits){.half_si = {a, _mm256_setzero_si256()}}).si; }
-EMU __mmask8 emu_256_cmpge_epu32_mask(__m256i a, __m256i b) {
-    return (__mmask8)emu_cmpge_epu32_mask(emu_low_half(a), emu_low_half(b));
+EMU __mmask8 _mm256_cmpge_epu32_mask(__m256i a, __m256i b) {
+    return (__mmask8)_mm512_cmpge_epu32_mask(emu_low_half(a), emu_low_half(b));
 }
-EMU __mmask8 emu_256_test_epi32_mask(__m256i a, __m256i b) {
-    return (__mmask8)emu_test_epi32_mask(emu_low_half(a), emu_low_half(b));
+EMU __mmask8 _mm256_test_epi32_mask(__m256i a, __m256i b) {
+    return (__mmask8)_mm512_test_epi32_mask(emu_low_half(a), emu_low_half(b));
 }
-EMU __mmask32 emu_256_test_epi8_mask(__m256i a, __m256i b) {
+EMU __mmask32 _mm256_test_epi8_mask(__m256i a, __m256i b) {
     return ~(__mmask32)_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_and_si256(a, b), _mm256_setzero_si256()));
 }
 
 /* ---- other widths ---------------------------------------------------------------------------------------------------- */
 
-EMU __m512 emu_shuffle_f32x4(__m512 a, __m512 b, int order) {
+EMU __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int order) {
     const emu_bits x = {.ps = a}, y = {.ps = b};
     emu_bits r;
     for (int i = 0; i < 4; ++i) {
@@ -194,64 +205,54 @@ EMU __m512 emu_shuffle_f32x4(__m512 a, __m512 b, int order) {
     }
     return r.ps;
 }
-EMU __m512d emu_shuffle_f64x2(__m512d a, __m512d b, int order) {
-    return (__m512d)emu_shuffle_f32x4((__m512)a, (__m512)b, order);
+EMU __m512d _mm512_shuffle_f64x2(__m512d a, __m512d b, int order) {
+    return (__m512d)_mm512_shuffle_f32x4((__m512)a, (__m512)b, order);
 }
-EMU __m256i emu_cvtepi32_epi16(__m512i a) {
+EMU __m256i _mm512_cvtepi32_epi16(__m512i a) {
     const emu_bits x = {.si = a};
     emu_bits r;
     EMU_LANES(16, r.u16[i] = (uint16_t)x.u32[i])
     return r.half_si[0];
 }
-EMU __m512i emu_cvtepu16_epi32(__m256i a) {
+EMU __m512i _mm512_cvtepu16_epi32(__m256i a) {
     const emu_bits x = {.half_si = {a, a}};
     emu_bits r;
     EMU_LANES(16, r.u32[i] = x.u16[i])
     return r.si;
 }
-EMU __m512i emu_permutexvar_epi16(__m512i order, __m512i a) {
+EMU __m512i _mm512_permutexvar_epi16(__m512i order, __m512i a) {
     const emu_bits x = {.si = order}, y = {.si = a};
     emu_bits r;
     EMU_LANES(32, r.u16[i] = y.u16[x.u16[i] & 31])
     return r.si;
 }
-EMU __m512 emu_cvtph_ps(__m256i a) {
+EMU __m512 _mm512_cvtph_ps(__m256i a) {
     return ((emu_bits){
                 .half_ps = {_mm256_cvtph_ps(_mm256_castsi256_si128(a)), _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1))}})
         .ps;
 }
-#define emu_cvtps_ph(a, how)                                                                                                   \
+#define _mm512_cvtps_ph(a, how)                                                                                                \
     _mm256_set_m128i(_mm256_cvtps_ph(((emu_bits){.ps = (a)}).half_ps[1], (how) & 7),                                           \
                      _mm256_cvtps_ph(((emu_bits){.ps = (a)}).half_ps[0], (how) & 7))
 
 /* ---- powers of two --------------------------------------------------------------------------------------------------- */
 
 /* VREDUCE to the nearest integer; an infinity leaves 0. */
-EMU float emu_reduce_32(float x) { return isinf(x) ? 0.0f : x - rintf(x); }
-EMU double emu_reduce_64(double x) { return isinf(x) ? 0.0 : x - rint(x); }
-EMU __m512 emu_reduce_ps(__m512 a, int how) {
+EMU double emu_reduce(double x) { return isinf(x) ? 0.0 : x - rint(x); }
+EMU __m512 _mm512_reduce_ps(__m512 a, int how) {
     emu_bits r = {.ps = a};
     (void)how;
-    EMU_LANES(16, r.f32[i] = emu_reduce_32(r.f32[i]))
+    EMU_LANES(16, r.f32[i] = (float)emu_reduce((double)r.f32[i]))
     return r.ps;
 }
-EMU __m512d emu_reduce_pd(__m512d a, int how) {
+EMU __m512d _mm512_reduce_pd(__m512d a, int how) {
     emu_bits r = {.pd = a};
     (void)how;
-    EMU_LANES(8, r.f64[i] = emu_reduce_64(r.f64[i]))
+    EMU_LANES(8, r.f64[i] = emu_reduce(r.f64[i]))
     return r.pd;
 }
-/* VSCALEF: a·2^⌊n⌋, rounded once; doubles hold it exactly. */
-EMU float emu_scalef_32(float a, float n) {
-    if (isnan(a) && isinf(n)) {
-        return n > 0 ? INFINITY : 0;
-    }
-    if (isnan(a) || isnan(n) || (isinf(n) && (n > 0 ? a == 0 : isinf(a)))) {
-        return a + n + NAN;
-    }
-    return (float)ldexp((double)a, (int)fmaxf(fminf(floorf(n), 600), -600));
-}
-EMU double emu_scalef_64(double a, double n) {
+/* VSCALEF: a·2^⌊n⌋, rounded once: of floats, doubles hold it exactly. */
+EMU double emu_scalef(double a, double n) {
     if (isnan(a) && isinf(n)) {
         return n > 0 ? (double)INFINITY : 0;
     }
@@ -260,19 +261,19 @@ EMU double emu_scalef_64(double a, double n) {
     }
     return ldexp(a, (int)fmax(fmin(floor(n), 5000), -5000));
 }
-EMU __m512 emu_maskz_scalef_ps(__mmask16 m, __m512 a, __m512 b) {
+EMU __m512 _mm512_maskz_scalef_ps(__mmask16 m, __m512 a, __m512 b) {
     const emu_bits x = {.ps = a}, y = {.ps = b};
     emu_bits r;
-    EMU_LANES(16, r.f32[i] = m >> i & 1 ? emu_scalef_32(x.f32[i], y.f32[i]) : 0)
+    EMU_LANES(16, r.f32[i] = m >> i & 1 ? (float)emu_scalef((double)x.f32[i], (double)y.f32[i]) : 0)
     return r.ps;
 }
-EMU __m512d emu_maskz_scalef_pd(__mmask8 m, __m512d a, __m512d b) {
+EMU __m512d _mm512_maskz_scalef_pd(__mmask8 m, __m512d a, __m512d b) {
     const emu_bits x = {.pd = a}, y = {.pd = b};
     emu_bits r;
-    EMU_LANES(8, r.f64[i] = m >> i & 1 ? emu_scalef_64(x.f64[i], y.f64[i]) : 0)
+    EMU_LANES(8, r.f64[i] = m >> i & 1 ? emu_scalef(x.f64[i], y.f64[i]) : 0)
     return r.pd;
 }
-EMU __m512 emu_scalef_ps(__m512 a, __m512 b) { return emu_maskz_scalef_ps(0xffff, a, b); }
+EMU __m512 _mm512_scalef_ps(__m512 a, __m512 b) { return _mm512_maskz_scalef_ps(0xffff, a, b); }
 
 /* ---- products of bfloat16: to nearest, subnormals are 0, whatever MXCSR says -------------------------------------------- */
 
@@ -292,20 +293,20 @@ EMU __m512 emu_dpbf16(__m512 sum, __m512i a, __m512i b) { /* VDPBF16PS: second e
     }
     return r.ps;
 }
-#define emu_dpbf16_ps(sum, a, b) emu_dpbf16(sum, (__m512i)(a), (__m512i)(b))
+#define _mm512_dpbf16_ps(sum, a, b) emu_dpbf16(sum, (__m512i)(a), (__m512i)(b))
 EMU uint16_t emu_to_bf16(float x) {
     uint32_t bits;
     x = emu_flushed(x);
     memcpy(&bits, &x, sizeof bits);
     return (uint16_t)((isnan(x) ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
-EMU __m256i emu_cvtneps_pbh(__m512 a) {
+EMU __m256i _mm512_cvtneps_pbh(__m512 a) {
     const emu_bits x = {.ps = a};
     emu_bits r;
     EMU_LANES(16, r.u16[i] = emu_to_bf16(x.f32[i]))
     return r.half_si[0];
 }
-EMU __m512i emu_cvtne2ps_pbh(__m512 high, __m512 low) {
+EMU __m512i _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
     const emu_bits x = {.ps = low}, y = {.ps = high};
     emu_bits r;
     EMU_LANES(16, r.u16[i] = emu_to_bf16(x.f32[i]))
@@ -326,31 +327,31 @@ typedef struct {
 
 static _Thread_local emu_unit_state emu_unit;
 
-EMU void emu_loadconfig(const void *shape) {
+EMU void _tile_loadconfig(const void *shape) {
     memcpy(&emu_unit.shape, shape, sizeof emu_unit.shape);
     memset(emu_unit.tile, 0, sizeof emu_unit.tile);
     for (int t = 0; t < 8; ++t) {
         emu_must(emu_unit.shape.rows[t] <= 16 && emu_unit.shape.row_bytes[t] <= 64);
     }
 }
-EMU void emu_release(void) { memset(&emu_unit, 0, sizeof emu_unit); }
-EMU void emu_zero(int t) {
+EMU void _tile_release(void) { memset(&emu_unit, 0, sizeof emu_unit); }
+EMU void _tile_zero(int t) {
     emu_must(emu_unit.shape.palette == 1 && emu_unit.shape.rows[t] > 0);
     memset(emu_unit.tile[t], 0, sizeof emu_unit.tile[t]);
 }
-EMU void emu_loadd(int t, const void *from, ptrdiff_t stride) {
-    emu_zero(t);
+EMU void _tile_loadd(int t, const void *from, ptrdiff_t stride) {
+    _tile_zero(t);
     for (int i = 0; i < emu_unit.shape.rows[t]; ++i) {
         memcpy(emu_unit.tile[t][i], (const char *)from + i * stride, emu_unit.shape.row_bytes[t]);
     }
 }
-EMU void emu_stored(int t, void *to, ptrdiff_t stride) {
+EMU void _tile_stored(int t, void *to, ptrdiff_t stride) {
     emu_must(emu_unit.shape.palette == 1 && emu_unit.shape.rows[t] > 0);
     for (int i = 0; i < emu_unit.shape.rows[t]; ++i) {
         memcpy((char *)to + i * stride, emu_unit.tile[t][i], emu_unit.shape.row_bytes[t]);
     }
 }
-EMU void emu_tile_dot(int c, int a, int b) { /* TDPBF16PS */
+EMU void _tile_dpbf16ps(int c, int a, int b) { /* TDPBF16PS */
     const uint8_t *const rows = emu_unit.shape.rows;
     const uint16_t *const bytes = emu_unit.shape.row_bytes;
     emu_must(emu_unit.shape.palette == 1 && rows[a] == rows[c] && bytes[b] == bytes[c] && bytes[a] == 4 * rows[b] &&
@@ -369,200 +370,3 @@ EMU void emu_tile_dot(int c, int a, int b) { /* TDPBF16PS */
         }
     }
 }
-
-/* ---- names ------------------------------------------------------------------------------------------------------------- */
-
-#undef _mm512_abs_pd
-#define _mm512_abs_pd emu_abs_pd
-#undef _mm512_abs_ps
-#define _mm512_abs_ps emu_abs_ps
-#undef _mm512_add_epi32
-#define _mm512_add_epi32 emu_add_epi32
-#undef _mm512_and_pd
-#define _mm512_and_pd emu_and_pd
-#undef _mm512_and_ps
-#define _mm512_and_ps emu_and_ps
-#undef _mm512_and_si512
-#define _mm512_and_si512 emu_and_si512
-#undef _mm512_castpd_ps
-#define _mm512_castpd_ps emu_castpd_ps
-#undef _mm512_castpd_si512
-#define _mm512_castpd_si512 emu_castpd_si512
-#undef _mm512_castps_pd
-#define _mm512_castps_pd emu_castps_pd
-#undef _mm512_castps_si512
-#define _mm512_castps_si512 emu_castps_si512
-#undef _mm512_castsi512_pd
-#define _mm512_castsi512_pd emu_castsi512_pd
-#undef _mm512_castsi512_ps
-#define _mm512_castsi512_ps emu_castsi512_ps
-#undef _mm512_cmp_pd_mask
-#define _mm512_cmp_pd_mask emu_cmp_pd_mask
-#undef _mm512_cmp_ps_mask
-#define _mm512_cmp_ps_mask emu_cmp_ps_mask
-#undef _mm512_cmpge_epu16_mask
-#define _mm512_cmpge_epu16_mask emu_cmpge_epu16_mask
-#undef _mm512_cmpge_epu32_mask
-#define _mm512_cmpge_epu32_mask emu_cmpge_epu32_mask
-#undef _mm512_cvtepi32_epi16
-#define _mm512_cvtepi32_epi16 emu_cvtepi32_epi16
-#undef _mm512_cvtepu16_epi32
-#define _mm512_cvtepu16_epi32 emu_cvtepu16_epi32
-#undef _mm512_cvtph_ps
-#define _mm512_cvtph_ps emu_cvtph_ps
-#undef _mm512_cvtps_ph
-#define _mm512_cvtps_ph emu_cvtps_ph
-#undef _mm512_cvtneps_pbh
-#define _mm512_cvtneps_pbh emu_cvtneps_pbh
-#undef _mm512_cvtne2ps_pbh
-#define _mm512_cvtne2ps_pbh emu_cvtne2ps_pbh
-#undef _mm512_permutexvar_epi16
-#define _mm512_permutexvar_epi16 emu_permutexvar_epi16
-#undef _mm512_dpbf16_ps
-#define _mm512_dpbf16_ps emu_dpbf16_ps
-#undef _mm512_fmadd_pd
-#define _mm512_fmadd_pd emu_fmadd_pd
-#undef _mm512_fmadd_ps
-#define _mm512_fmadd_ps emu_fmadd_ps
-#undef _mm512_loadu_pd
-#define _mm512_loadu_pd emu_loadu_pd
-#undef _mm512_loadu_ps
-#define _mm512_loadu_ps emu_loadu_ps
-#undef _mm512_loadu_si512
-#define _mm512_loadu_si512 emu_loadu_si512
-#undef _mm512_mask_blend_epi16
-#define _mm512_mask_blend_epi16 emu_mask_blend_epi16
-#undef _mm512_mask_blend_epi32
-#define _mm512_mask_blend_epi32 emu_mask_blend_epi32
-#undef _mm512_mask_blend_pd
-#define _mm512_mask_blend_pd emu_mask_blend_pd
-#undef _mm512_mask_blend_ps
-#define _mm512_mask_blend_ps emu_mask_blend_ps
-#undef _mm512_mask_cmp_ps_mask
-#define _mm512_mask_cmp_ps_mask emu_mask_cmp_ps_mask
-#undef _mm512_mask_storeu_pd
-#define _mm512_mask_storeu_pd emu_mask_storeu_pd
-#undef _mm512_mask_storeu_ps
-#define _mm512_mask_storeu_ps emu_mask_storeu_ps
-#undef _mm512_maskz_loadu_epi16
-#define _mm512_maskz_loadu_epi16 emu_maskz_loadu_epi16
-#undef _mm512_maskz_loadu_pd
-#define _mm512_maskz_loadu_pd emu_maskz_loadu_pd
-#undef _mm512_maskz_loadu_ps
-#define _mm512_maskz_loadu_ps emu_maskz_loadu_ps
-#undef _mm512_maskz_mov_pd
-#define _mm512_maskz_mov_pd emu_maskz_mov_pd
-#undef _mm512_maskz_mov_ps
-#define _mm512_maskz_mov_ps emu_maskz_mov_ps
-#undef _mm512_maskz_scalef_pd
-#define _mm512_maskz_scalef_pd emu_maskz_scalef_pd
-#undef _mm512_maskz_scalef_ps
-#define _mm512_maskz_scalef_ps emu_maskz_scalef_ps
-#undef _mm512_max_pd
-#define _mm512_max_pd emu_max_pd
-#undef _mm512_max_ps
-#define _mm512_max_ps emu_max_ps
-#undef _mm512_min_pd
-#define _mm512_min_pd emu_min_pd
-#undef _mm512_min_ps
-#define _mm512_min_ps emu_min_ps
-#undef _mm512_mul_epu32
-#define _mm512_mul_epu32 emu_mul_epu32
-#undef _mm512_mullo_epi32
-#define _mm512_mullo_epi32 emu_mullo_epi32
-#undef _mm512_or_pd
-#define _mm512_or_pd emu_or_pd
-#undef _mm512_or_ps
-#define _mm512_or_ps emu_or_ps
-#undef _mm512_or_si512
-#define _mm512_or_si512 emu_or_si512
-#undef _mm512_permute_pd
-#define _mm512_permute_pd emu_permute_pd
-#undef _mm512_permute_ps
-#define _mm512_permute_ps emu_permute_ps
-#undef _mm512_permutex_pd
-#define _mm512_permutex_pd emu_permutex_pd
-#undef _mm512_reduce_pd
-#define _mm512_reduce_pd emu_reduce_pd
-#undef _mm512_reduce_ps
-#define _mm512_reduce_ps emu_reduce_ps
-#undef _mm512_rolv_epi32
-#define _mm512_rolv_epi32 emu_rolv_epi32
-#undef _mm512_scalef_ps
-#define _mm512_scalef_ps emu_scalef_ps
-#undef _mm512_set1_epi16
-#define _mm512_set1_epi16 emu_set1_epi16
-#undef _mm512_set1_epi32
-#define _mm512_set1_epi32 emu_set1_epi32
-#undef _mm512_set1_pd
-#define _mm512_set1_pd emu_set1_pd
-#undef _mm512_set1_ps
-#define _mm512_set1_ps emu_set1_ps
-#undef _mm512_setzero_ps
-#define _mm512_setzero_ps emu_setzero_ps
-#undef _mm512_shuffle_f32x4
-#define _mm512_shuffle_f32x4 emu_shuffle_f32x4
-#undef _mm512_shuffle_f64x2
-#define _mm512_shuffle_f64x2 emu_shuffle_f64x2
-#undef _mm512_slli_epi32
-#define _mm512_slli_epi32 emu_slli_epi32
-#undef _mm512_slli_epi64
-#define _mm512_slli_epi64 emu_slli_epi64
-#undef _mm512_sqrt_pd
-#define _mm512_sqrt_pd emu_sqrt_pd
-#undef _mm512_sqrt_ps
-#define _mm512_sqrt_ps emu_sqrt_ps
-#undef _mm512_srli_epi32
-#define _mm512_srli_epi32 emu_srli_epi32
-#undef _mm512_srli_epi64
-#define _mm512_srli_epi64 emu_srli_epi64
-#undef _mm512_store_si512
-#define _mm512_store_si512 emu_store_si512
-#undef _mm512_storeu_pd
-#define _mm512_storeu_pd emu_storeu_pd
-#undef _mm512_storeu_ps
-#define _mm512_storeu_ps emu_storeu_ps
-#undef _mm512_storeu_si512
-#define _mm512_storeu_si512 emu_storeu_si512
-#undef _mm512_sub_epi16
-#define _mm512_sub_epi16 emu_sub_epi16
-#undef _mm512_sub_epi32
-#define _mm512_sub_epi32 emu_sub_epi32
-#undef _mm512_test_epi16_mask
-#define _mm512_test_epi16_mask emu_test_epi16_mask
-#undef _mm512_test_epi32_mask
-#define _mm512_test_epi32_mask emu_test_epi32_mask
-#undef _mm512_unpackhi_epi16
-#define _mm512_unpackhi_epi16 emu_unpackhi_epi16
-#undef _mm512_unpackhi_pd
-#define _mm512_unpackhi_pd emu_unpackhi_pd
-#undef _mm512_unpackhi_ps
-#define _mm512_unpackhi_ps emu_unpackhi_ps
-#undef _mm512_unpacklo_epi16
-#define _mm512_unpacklo_epi16 emu_unpacklo_epi16
-#undef _mm512_unpacklo_pd
-#define _mm512_unpacklo_pd emu_unpacklo_pd
-#undef _mm512_unpacklo_ps
-#define _mm512_unpacklo_ps emu_unpacklo_ps
-#undef _mm512_xor_si512
-#define _mm512_xor_si512 emu_xor_si512
-#undef _mm256_maskz_loadu_epi16
-#define _mm256_maskz_loadu_epi16 emu_256_maskz_loadu_epi16
-#undef _mm256_cmpge_epu32_mask
-#define _mm256_cmpge_epu32_mask emu_256_cmpge_epu32_mask
-#undef _mm256_test_epi32_mask
-#define _mm256_test_epi32_mask emu_256_test_epi32_mask
-#undef _mm256_test_epi8_mask
-#define _mm256_test_epi8_mask emu_256_test_epi8_mask
-#undef _tile_loadconfig
-#define _tile_loadconfig emu_loadconfig
-#undef _tile_release
-#define _tile_release emu_release
-#undef _tile_zero
-#define _tile_zero emu_zero
-#undef _tile_loadd
-#define _tile_loadd emu_loadd
-#undef _tile_stored
-#define _tile_stored emu_stored
-#undef _tile_dpbf16ps
-#define _tile_dpbf16ps emu_tile_dot
