@@ -1,5 +1,6 @@
 /* An instruction set's kernels for both element types, and their table. Its file includes this after its verbs. */
 #include "simd/philox.h"
+#include "kernels/transformer/checksum.h"
 #include "kernels/rowops/narrow.h"
 #include "kernels/attention/prefetch.h"
 #include "isa/table.h"

@@ -63,6 +63,7 @@
     SA_ROW_ENTRIES(SA_DECLARE_ROWS, f64, isa)                                                                                  \
     extern __typeof__(*((sa_real_kernels *)0)->update[0]) SA_PASTE4(sa_, sgd, f32, isa), SA_PASTE4(sa_, sgd, f64, isa),        \
         SA_PASTE4(sa_, adam, f32, isa), SA_PASTE4(sa_, adam, f64, isa);                                                        \
+    extern __typeof__(*((sa_kernels *)0)->checksum) SA_PASTE(sa_checksum_, isa);                                               \
     extern __typeof__(*((sa_kernels *)0)->narrow) SA_PASTE(sa_narrow_, isa);                                                   \
     extern __typeof__(*((sa_kernels *)0)->read_loop) SA_PASTE(sa_read_loop_, isa);
 
@@ -83,4 +84,5 @@
 #define SA_STRING_(x) #x
 #define SA_STRING(x) SA_STRING_(x)
 
-#define SA_FILL_REST(isa) .narrow = SA_PASTE(sa_narrow_, isa), .read_loop = SA_PASTE(sa_read_loop_, isa)
+#define SA_FILL_REST(isa)                                                                                                      \
+    .checksum = SA_PASTE(sa_checksum_, isa), .narrow = SA_PASTE(sa_narrow_, isa), .read_loop = SA_PASTE(sa_read_loop_, isa)

@@ -181,6 +181,7 @@ typedef struct {
 typedef struct {
     const char *name;
     sa_real_kernels f32, f64;
+    uint64_t (*checksum)(uint64_t h, const void *data, size_t bytes);
     void (*narrow)(const float *from, ptrdiff_t n, sa_dtype dtype, uint16_t *to);
     uint64_t (*read_loop)(const void *data, size_t bytes);
 } sa_kernels;
