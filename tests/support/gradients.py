@@ -79,7 +79,7 @@ def bounds(arrays, options, grad_out, grad_lse, dtype):
     rounds = rounds_weights(*arrays, options.get("enable_gqa", False), has_pullback=True)
     e_delta = e_delta + u * delta + float(info.smallest_subnormal) * d_out.sum(-1)
     if rounds:
-        e_delta = e_delta + (keep * rounded_sum(P, v) * d_out).sum(-1)
+        e_delta = e_delta + (keep * rounded_sum(P, v, rounds) * d_out).sum(-1)
     size = P * (terms + delta[..., None])  # |dS|
     e_size = off * (terms + delta[..., None]) + P * (u * (np.sqrt(Ev) + FEW) * terms + e_delta[..., None])
 
@@ -98,9 +98,9 @@ def bounds(arrays, options, grad_out, grad_lse, dtype):
     weights = keep * (off + u * (np.sqrt(rows) + FEW) * P).swapaxes(-1, -2)
     found["value"] = weights @ d_out
     if rounds:
-        found["query"] += scale * rounded_sum(size, k)
-        found["key"] += scale * rounded_sum(side, q)
-        found["value"] += rounded_sum(keep * P.swapaxes(-1, -2), d_out)
+        found["query"] += scale * rounded_sum(size, k, rounds)
+        found["key"] += scale * rounded_sum(side, q, rounds)
+        found["value"] += rounded_sum(keep * P.swapaxes(-1, -2), d_out, rounds)
     return found
 
 

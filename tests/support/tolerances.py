@@ -68,21 +68,30 @@ def rounding(dtype, x):
 
 
 def rounds_weights(query, key, value, enable_gqa=False, has_pullback=False):
-    """Whether weights are rounded to bfloat16 in this call: products/bf16dot.h and decode/bf16dot.h say where."""
+    """How far weights are rounded in this call, 0 where they are not.
+
+    2^-8, of bfloat16: products/bf16dot.h and decode/bf16dot.h say where. 2^-16, of two bfloat16 terms: gradients of 16 bits
+    on AMX (products/amx_gradients.h).
+    """
+    dtypes = {x.dtype.name for x in (query, key, value)}
+    if sa.get_isa() == "amx" and has_pullback and dtypes & {"float16", "bfloat16"}:
+        return 2.0**-16
     group = query.shape[-3] // max(key.shape[-3], 1) if enable_gqa and query.ndim > 2 else 1
     rows = query.shape[-2] * group
-    return (
+    if (
         sa.get_isa() == "avx512bf16"
-        and all(x.dtype.name == "bfloat16" for x in (query, key, value))
+        and dtypes == {"bfloat16"}
         and (rows > 16 or (rows <= 8 and not has_pullback))
         and key.shape[-2] >= 32
         and query.shape[-1] >= 16
-    )
+    ):
+        return 2.0**-8
+    return 0.0
 
 
-def rounded_sum(weights, terms):
-    """Error of weights @ terms when each weight is rounded to bfloat16: never more than by the first, hardly by the second."""
-    return 2.0**-8 * np.minimum(weights @ terms, FEW * np.sqrt(weights**2 @ terms**2))
+def rounded_sum(weights, terms, rounds):
+    """Error of weights @ terms when each weight is rounded: never more than by the first, hardly by the second."""
+    return rounds * np.minimum(weights @ terms, FEW * np.sqrt(weights**2 @ terms**2))
 
 
 @np.errstate(all="ignore")
@@ -142,7 +151,7 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
     d_out = d_weights @ finite[2] + u * (np.sqrt(n_keys) + FEW) * (exact * keep @ finite[2])
     d_out = d_out + np.sqrt(n_keys) * float(info.smallest_subnormal)  # where terms are subnormal
     if rounds:
-        d_out = d_out + rounded_sum(exact * keep, finite[2])
+        d_out = d_out + rounded_sum(exact * keep, finite[2], rounds)
     lse_bound = d_sum[..., 0] + FEW * u * (np.abs(np.where(np.isfinite(lse), lse, 0)) + 1)
     lse_bound = lse_bound + error.max(-1, initial=0, where=call.allowed)
     return Truth(
