@@ -1,3 +1,4 @@
+/* Takes down the names of an element type that real.h set up, for the next one. */
 #undef real
 #undef vec
 #undef lanemask
