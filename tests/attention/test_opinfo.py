@@ -190,7 +190,7 @@ def test_scaled_dot_product_attention(dtype):
         assert out.dtype == dtype
         assert_within(out, exact, limit)
         limits = bounds(
-            arrays, options | {"rng": 7}, grad_out.astype(np.float64), np.zeros(out.shape[:-1]), dtype
+            arrays, options | {"rng": 7}, grad_out.astype(np.float64), np.zeros(out.shape[:-1]), dtype, 0.0
         )
         for name, got, expected in zip(names, pullback(grad_out), gradients, strict=False):
             limit = reference.attention_vjp.sum_to_shape(limits[name], got.shape)

@@ -44,8 +44,11 @@ def everything(options):
 
 
 @np.errstate(all="ignore")
-def bounds(arrays, options, grad_out, grad_lse, dtype):
-    """Errors that rounding may cause in each gradient, over all leading dims; `dtype` is that of the output."""
+def bounds(arrays, options, grad_out, grad_lse, dtype, rounds):
+    """Errors that rounding may cause in each gradient, over all leading dims.
+
+    `dtype` is that of the output, `rounds` of the weights as `rounds_weights` has it.
+    """
     info = np.finfo(np.float64 if dtype == np.float64 else np.float32)
     u, least = float(info.eps), float(info.tiny)
     call = reference.arguments.prepare(*arrays, **(DEFAULTS | options), compute_dtype=np.float64)
@@ -76,7 +79,6 @@ def bounds(arrays, options, grad_out, grad_lse, dtype):
     terms = keep * (d_out @ v.swapaxes(-1, -2))  # |dP|, term by term
     delta = (out * d_out).sum(-1) + np.abs(grad_lse)
     e_delta = (off * terms + u * (np.sqrt(S) + np.sqrt(Ev) + FEW) * P * terms).sum(-1)
-    rounds = rounds_weights(*arrays, options.get("enable_gqa", False), has_pullback=True)
     e_delta = e_delta + u * delta + float(info.smallest_subnormal) * d_out.sum(-1)
     if rounds:
         e_delta = e_delta + (keep * rounded_sum(P, v, rounds) * d_out).sum(-1)
@@ -122,7 +124,8 @@ def true_gradients(arrays, options, grad_out, grad_lse=None):
         *wide, **options, return_lse=True, compute_dtype=np.float64
     )
     exact = pullback(d_out, d_lse)
-    limits = bounds(wide, options, d_out, d_lse, np.asarray(grad_out).dtype)
+    rounds = rounds_weights(*map(np.asarray, arrays), options.get("enable_gqa", False), has_pullback=True)
+    limits = bounds(wide, options, d_out, d_lse, np.asarray(grad_out).dtype, rounds)
     given = dict(zip(FIELDS, (*arrays, *(options.get(name) for name in FIELDS[3:])), strict=True))
     found = {}
     for name in everything(options):

@@ -74,16 +74,16 @@ def rounds_weights(query, key, value, enable_gqa=False, has_pullback=False):
     on AMX (products/amx_gradients.h).
     """
     dtypes = {x.dtype.name for x in (query, key, value)}
-    if sa.get_isa() == "amx" and has_pullback and dtypes & {"float16", "bfloat16"}:
-        return 2.0**-16
     group = query.shape[-3] // max(key.shape[-3], 1) if enable_gqa and query.ndim > 2 else 1
-    rows = query.shape[-2] * group
+    rows, keys, width = query.shape[-2] * group, key.shape[-2], query.shape[-1]
+    if not (dtypes <= {"float16", "bfloat16"} and keys >= 32 and width >= 16):
+        return 0.0
+    if sa.get_isa() == "amx" and has_pullback and rows > 16 and value.shape[-1] >= 16:
+        return 2.0**-16
     if (
         sa.get_isa() == "avx512bf16"
         and dtypes == {"bfloat16"}
         and (rows > 16 or (rows <= 8 and not has_pullback))
-        and key.shape[-2] >= 32
-        and query.shape[-1] >= 16
     ):
         return 2.0**-8
     return 0.0
