@@ -6,8 +6,9 @@
 
 OLD and NEW are built extensions (`_core.….so`), used with the Python layer of this checkout, or checkouts with an
 extension built in place, used with their own. Bits are compared over cases that are drawn with a seed
-(compare_cases.py); the same seed and number give the same case. The exit status is 1 when a result in float32 or
-float64 differs, or when one build fails where the other does not. Float16 and bfloat16 are reported alone.
+(compare_cases.py); the same seed and number give the same case. The exit status is 1 when a result differs in a case
+whose arguments are float32 or float64; when one build fails where the other does not, or with another message; and
+when no case of a dtype was computed. Other differences in cases of float16 and bfloat16 are only reported.
 
 This file owns loading, comparing and timing; what is computed is in compare_cases.py.
 """
@@ -121,16 +122,15 @@ def difference(old: Results | str, new: Results | str) -> dict[str, float]:
 def compare_bits(builds: list[Build], isa: str, numbers: list[int], seed: int, show: int) -> bool:
     """Compare all cases on one instruction set, print what came of it, and return whether it is well."""
     equal: Counter[str] = Counter()
-    errors = 0
+    refused: Counter[str] = Counter()  # by both, with the same message
     differing: dict[str, list[tuple[float, str]]] = {}
     start = time.monotonic()
     for number in numbers:
         case = compare_cases.draw(seed, number)
         old, new = (results_of(build, case) for build in builds)
         found = difference(old, new)
-        errors += isinstance(old, str)
         if not found:
-            equal[case.dtype] += 1
+            (refused if isinstance(old, str) else equal)[case.dtype] += 1
             continue
         worst = max(found.values())
         text = ", ".join(f"{name} {d:.0f} ulp" for name, d in found.items())
@@ -138,17 +138,21 @@ def compare_bits(builds: list[Build], isa: str, numbers: list[int], seed: int, s
             f"\n      {which}: {x}" for which, x in (("old", old), ("new", new)) if isinstance(x, str)
         )
         differing.setdefault(case.dtype, []).append((worst, f"case {number}: {case}\n      {text}"))
-    print(
-        f"{isa}: {len(numbers)} cases, {errors} refused by both or either, {time.monotonic() - start:.0f} s"
-    )
-    for dtype in sorted(equal.keys() | differing.keys()):
+    print(f"{isa}: {len(numbers)} cases, {time.monotonic() - start:.0f} s")
+    well = True
+    for dtype in sorted(equal.keys() | refused.keys() | differing.keys()):
         bad = differing.get(dtype, [])
+        computed = bool(equal[dtype] or bad)
+        well &= computed and not (bad and dtype in EXACT) and not any(np.isinf(d) for d, _ in bad)
         most = f", at most {max(d for d, _ in bad):.0f} ulp" if bad else ""
-        print(f"  {dtype}: {equal[dtype]} equal, {len(bad)} different{most}")
+        nothing = "" if computed else ": nothing was compared"
+        print(
+            f"  {dtype}: {equal[dtype]} equal, {refused[dtype]} refused alike, {len(bad)} different{most}{nothing}"
+        )
         for _, text in sorted(bad, reverse=True)[:show]:
             print(f"    {text}")
     sys.stdout.flush()
-    return not any(dtype in EXACT or any(np.isinf(d) for d, _ in bad) for dtype, bad in differing.items())
+    return well
 
 
 # ------------------------------------------------------------------------------------------------ speed
@@ -180,6 +184,10 @@ def compare_speed(builds: list[Build], isa: str, seconds: float, only: str, thre
     found: list[tuple[float, str]] = []
     with builds[1].imported():
         cases = {name: make for name, make in compare_cases.speed_cases().items() if only in name}
+    if not cases:
+        raise SystemExit(f"no timed case has {only!r} in its name")
+    for build in builds:
+        build.package.set_num_threads(threads)  # of what takes no num_threads
     for name in list(cases):
         make = cases.pop(name)  # free its arrays afterwards
         timers = []
@@ -192,13 +200,12 @@ def compare_speed(builds: list[Build], isa: str, seconds: float, only: str, thre
         ratio, old, count = ratio_of(builds, timers, seconds)
         found.append((ratio, name))
         print(f"{isa:11s} {name:48s} {old * 1e6:11.2f} µs  new/old {ratio:6.3f}  ({count} pairs)", flush=True)
-    if found:
-        middle = statistics.geometric_mean(ratio for ratio, _ in found)
-        print(
-            f"{isa}: geometric mean {middle:.3f}, worst:",
-            *(f"{r:.3f} {n}" for r, n in sorted(found)[:-4:-1]),
-            sep="\n    ",
-        )
+    middle = statistics.geometric_mean(ratio for ratio, _ in found)
+    print(
+        f"{isa}: geometric mean {middle:.3f}, worst:",
+        *(f"{r:.3f} {n}" for r, n in sorted(found)[:-4:-1]),
+        sep="\n    ",
+    )
 
 
 # -------------------------------------------------------------------------------------------------- main

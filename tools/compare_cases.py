@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Options = dict[str, Any]
 
-DTYPES = ["float32"] * 4 + ["float64"] * 2 + ["float16", "bfloat16"] * (1 if find_spec("ml_dtypes") else 0)
+DTYPES = ["float32"] * 4 + ["float64"] * 2 + ["float16", "bfloat16"]
 ROWS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100, 130)
 KEYS = (1, 2, 3, 4, 5, 63, 64, 65, 128, 200, 1030)
 WIDTHS = (1, 3, 16, 20, 32, 33, 64, 80, 128)
@@ -103,7 +102,7 @@ def laid_out(d: Draw, x: Array) -> Array:
     return x.astype(x.dtype.newbyteorder())
 
 
-def positions(d: Draw, options: Options, keys: int) -> None:
+def positions(d: Draw, options: Options) -> None:
     """Draw what depends on where a query and a key stand."""
     if d.chance(0.3):
         options["causal"] = d.one_of(["upper_left", "lower_right"])
@@ -169,7 +168,7 @@ def attention_of(
         d.normal(batch, key_heads, s, value_width),
     )
     options: Options = {"num_threads": d.one_of([1, 1, 2]), "enable_gqa": heads != key_heads}
-    positions(d, options, s)
+    positions(d, options)
     options["attn_mask"] = mask = mask_of(d, (batch, heads), n, s)
     if d.chance(0.15, "key_lengths"):
         options["key_lengths"] = lengths = d.rng.integers(0, s + 1, (batch, 1))
@@ -240,7 +239,7 @@ def cached(d: Draw) -> Callable[[Any], dict[str, Any]]:
     ]
     lengths = np.maximum(1, d.rng.integers(0, prompt + 1, batch))
     options: Options = {}
-    positions(d, options, prompt)
+    positions(d, options)
     options.pop("causal", None)
 
     def compute(sa: Any) -> dict[str, Any]:
@@ -266,7 +265,7 @@ def varlen(d: Draw) -> Callable[[Any], dict[str, Any]]:
     d.words.append(f"varlen {lengths} heads {heads}/{key_heads} x{width}")
     q, k, v = d.normal(rows, heads, width), d.normal(keys, key_heads, width), d.normal(keys, key_heads, width)
     options: Options = {"num_threads": d.one_of([1, 2]), "enable_gqa": heads != key_heads}
-    positions(d, options, 64)
+    positions(d, options)
     wrt = ["query", "key", "value"]
     if d.chance(0.2, "masks"):
         options["attn_mask"] = [d.normal(*pair) for pair in zip(*lengths, strict=True)]
@@ -456,9 +455,8 @@ def own_cases() -> dict[str, Timed]:
         return lambda sa, _: ("f(*a)", {"f": getattr(sa, name), "a": arguments})
 
     def model(method: str) -> Timed:
-        def make(sa: Any, threads: int) -> tuple[str, dict[str, Any]]:
+        def make(sa: Any, _: int) -> tuple[str, dict[str, Any]]:
             m = sa.nn.EmbeddingModel(str.split, 50, 64, max_seq_len=64, rng=0)
-            sa.set_num_threads(threads)
             if method == "vjp":
                 return "m.vjp(s)[1](dy)", {"m": m, "s": sentence, "dy": np.ones(64, np.float32)}
             return "m(s)", {"m": m, "s": sentence}
