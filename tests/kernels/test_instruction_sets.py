@@ -397,6 +397,16 @@ def assert_same_as_float64(given, options, what):
         np.testing.assert_array_equal(finite, np.isfinite(truth_of_it), err_msg=f"{name} {what}")
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_weight_that_is_no_number_stays_out_of_tiles_that_go_by_multiply_adds(isa):
+    """Rows 37 to 53 attend the NaN, and no key of the second tile, which pairs cannot hold."""
+    given = [*inputs(BFLOAT16), normal(np.random.default_rng(5), (2, 100, 48), BFLOAT16)]
+    given[1][:, 45, 5] = np.nan
+    given[1][:, 70, 3] = 2.0**-70
+    with using(isa):
+        assert_same_as_float64(given, {"window": (8, 8)}, isa)
+
+
 @floats
 @pytest.mark.parametrize("length", [1, 4, 100])
 def test_what_is_closed_leaves_no_trace(dtype, length):

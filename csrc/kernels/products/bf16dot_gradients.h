@@ -48,12 +48,14 @@ SA_ONCE void FN(bf16dot_pack_gradients)(const sa_backward_block *b, const FN(scr
     }
     const sa_attention *a = b->g->a;
     const int count = b->b.rows->count;
+    bool finite = true;
     for (int r = 0; r < nv * SA_LANES; ++r) {
         g->factor[r] = r < count ? x->grad_factor[r] : 0;
+        finite &= g->factor[r] - g->factor[r] == 0;
     }
     g->grad_out_fits = FN(pairs_of_lanes)(&s->wide, b->rows->grad_out, &b->g->grad_out.m, count, a->Dv, SA_LEAST_OF_GRADIENTS,
                                           g->grad_out, nv);
-    g->fit = g->grad_out_fits && s->wide.queries_fit &&
+    g->fit = finite && g->grad_out_fits && s->wide.queries_fit &&
              FN(join_block)(&s->wide, b->b.rows->query, &a->query.m, count, a->E, g->query_rows) &&
              FN(join_block)(&s->wide, b->rows->grad_out, &b->g->grad_out.m, count, a->Dv, g->grad_rows);
 }
@@ -110,9 +112,8 @@ SA_INLINE void FN(pair_gradients_any)(real *P, real *dS, ptrdiff_t from, ptrdiff
                 da[v] = a[v] * (da[v] - d);
                 db[v] = b[v] * (db[v] - d);
             }
-            /* a closed pair's 0 stays 0, though the factor may be NaN */
-            a[v] = V(select)(none, zero, V(select)(V(eq)(a[v], zero), zero, f * a[v]));
-            b[v] = V(select)(none, zero, V(select)(V(eq)(b[v], zero), zero, f * b[v]));
+            a[v] = V(select)(none, zero, f * a[v]);
+            b[v] = V(select)(none, zero, f * b[v]);
             da[v] = V(select)(none, zero, da[v]);
             db[v] = j + 1 < n ? V(select)(none, zero, db[v]) : zero;
         }
