@@ -28,7 +28,7 @@ SA_VERB void sa_tiles_open(void) {
     _tile_loadconfig(&sa_whole_tiles);
 }
 /* The registers of kernels/decode/amx.h, for 1, 2 or 4 queries. */
-SA_VERB void sa_few_tiles_open(int few) {
+SA_VERB void sa_decode_tiles_open(int few) {
     const uint16_t words = (uint16_t)(4 * few);
     const uint8_t weights = (uint8_t)(4 * few);
     const sa_tile_shapes shapes = {.palette = 1,
@@ -39,7 +39,7 @@ SA_VERB void sa_few_tiles_open(int few) {
 }
 SA_VERB void sa_tiles_close(void) { _tile_release(); }
 
-/* The unit soon falls asleep, and wakes slowly: long other passes call this every 500 cycles. The tiles hold nothing. */
+/* The unit soon falls asleep, and wakes slowly: long other passes call this now and then. The tiles hold nothing. */
 SA_VERB void sa_tiles_stay_awake(void) { _tile_dpbf16ps(0, 4, 6); }
 
 /* From here on slow subnormal results become 0. Returns the state before. */
@@ -77,7 +77,7 @@ SA_VERB int vf32_f16_not_finite(vf32 pairs) {
     return _mm512_cmpge_epu16_mask(magnitude, _mm512_set1_epi16(0x7c00)) != 0;
 }
 
-/* a·2^⌊n⌋; with flush_subnormals 0 below 2^−126. */
+/* a·2^⌊n⌋; after sa_flush_subnormals 0 below 2^−126. */
 SA_VERB vf32 vf32_scalef(vf32 a, vf32 n) { return _mm512_scalef_ps(a, n); }
 
 /* 16 pairs (a[i], b[i]) of bfloat16, cut off. */

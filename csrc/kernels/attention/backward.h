@@ -16,9 +16,10 @@ typedef struct {
     real *do_rows; /* [W][Dv rounded up], times 1/l and 1/(1 − p) */
     real *dqT;     /* [E rounded up + lanes][nv·lanes] */
     real *dS;      /* [keys][nv·lanes] */
-    real *kept;    /* [keys][nv·lanes]: P after dropout */
+    real *kept;    /* [keys][nv·lanes]: P after dropout, or NULL */
     FN(per_row) delta;
     FN(per_row) x, y, z;
+    bool finite;     /* Q and dO are */
     bool packed;     /* q_rows, do_rows and dOᵀ are the block's */
     bool delta_fits; /* |δ| ≤ SA_REAL_MAX/2: dP − δ overflows only if dP is as large */
     FN(gradient_rows) rows;
@@ -31,12 +32,15 @@ SA_ONCE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base,
     const size_t W = FN(backward_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
     const bool in_cells = products && products->take(a);
     const size_t tile = FN(round_up)(a->S < SA_KEYS_PER_TILE && !in_cells ? a->S : SA_KEYS_PER_TILE) * W;
-    size_t used = (FN(lay_out)(a, base, &s->s, FN(backward_rows), products) + 63) / 64 * 64;
+    size_t used = FN(lay_out)(a, base, &s->s, FN(backward_rows), products);
     SA_TAKE(q_rows, real, W * E);
     SA_TAKE(do_rows, real, W * Dv);
     SA_TAKE(dqT, real, (E + SA_LANES) * W);
     SA_TAKE(dS, real, tile);
-    SA_TAKE(kept, real, a->dropout_p > 0 ? tile : 0);
+    s->kept = NULL;
+    if (a->dropout_p > 0) {
+        SA_TAKE(kept, real, tile);
+    }
     if (a->softcap > 0) {
         SA_TAKE(s.gain, real, tile);
     }
@@ -73,7 +77,7 @@ SA_ONCE bool FN(pack_rows)(const char *const *src, const sa_matrix *m, int count
             check = check + (x - x);
         }
     }
-    return !V(any)(V(not_lt)(check, V(set1)(1)));
+    return FN(is_finite)(check);
 }
 
 /* xT[width][nv·lanes] from x[count][width rounded up]; other lanes are 0. */
@@ -101,8 +105,7 @@ SA_ONCE bool FN(pack_block)(const sa_backward_block *b, FN(gradient_scratch) * s
     return finite;
 }
 
-/* Returns whether Q and dO are finite. */
-SA_ONCE bool FN(open_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
+SA_ONCE void FN(open_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const sa_rows *rows = b->b.rows;
     const real keep = (real)(a->dropout_p > 0 && a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 1);
@@ -128,10 +131,13 @@ SA_ONCE bool FN(open_block)(const sa_backward_block *b, FN(gradient_scratch) * s
     if (s->s.wide.terms) {
         s->s.products->pack_gradients(b, &s->s, &s->gradients, &s->rows, s->q_rows, s->do_rows, nv);
     }
-    return s->gradients.fit || FN(pack_block)(b, s, nv);
+    s->finite = s->gradients.fit || FN(pack_block)(b, s, nv);
 }
 
 /* ---- passes over a tile -------------------------------------------------------------------------------------------- */
+
+/* P as it meets the values: after dropout. */
+SA_INLINE real *FN(weights_of_values)(const FN(gradient_scratch) * s) { return s->kept ? s->kept : s->s.P; }
 
 /* Whether anything but dV is wanted. */
 SA_INLINE bool FN(wants_dscores)(const sa_backward_block *b) {
@@ -192,7 +198,7 @@ SA_ONCE void FN(pass_weigh)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
 
 /* dP in dS becomes (5), with dP 0 where dropout took the weight. Closed pairs become 0; with `marks` they keep −inf in
  * P and kept. */
-SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, bool dropped, bool masked, bool marks) {
+SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, bool masked, bool marks) {
     const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
         const vec delta = V(load)(s->delta + v * SA_LANES);
@@ -200,7 +206,7 @@ SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, boo
             const ptrdiff_t at = (j * nv + v) * SA_LANES;
             const vec p = V(load)(s->s.P + at);
             vec dp = V(load)(s->dS + at);
-            if (dropped) {
+            if (s->kept) {
                 dp = V(select)(V(eq)(V(load)(s->kept + at), zero), zero, dp);
             }
             vec ds = p * (dp - delta);
@@ -209,7 +215,7 @@ SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, boo
                 ds = V(select)(closed, zero, ds);
                 if (!marks) {
                     V(store)(s->s.P + at, V(select)(closed, zero, p));
-                    if (dropped) {
+                    if (s->kept) {
                         V(store)(s->kept + at, V(select)(closed, zero, V(load)(s->kept + at)));
                     }
                 }
@@ -250,7 +256,7 @@ SA_ONCE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdi
         }
         check = check + row;
     }
-    return !V(any)(V(not_lt)(check, V(set1)(1)));
+    return FN(is_finite)(check);
 }
 
 /* (1), (3) and (6) over open pairs, from the tile's key `done` on: −inf marks closed ones. */
@@ -258,7 +264,7 @@ SA_ONCE void FN(products_careful)(const sa_backward_block *b, FN(gradient_scratc
                                   ptrdiff_t n, ptrdiff_t lanes) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t E = a->E, Dv = a->Dv;
-    const real *P = a->dropout_p > 0 ? s->kept : s->s.P;
+    const real *P = FN(weights_of_values)(s);
     const ptrdiff_t at_key = first - b->first_key;
     real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
     for (ptrdiff_t j = done; j < n; ++j) {
@@ -287,7 +293,7 @@ SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch)
     const sa_attention *a = b->g->a;
     const ptrdiff_t E = a->E, Dv = a->Dv, lanes = nv * SA_LANES;
     const ptrdiff_t q_stride = (ptrdiff_t)FN(round_up)(E), do_stride = (ptrdiff_t)FN(round_up)(Dv);
-    const real *P = a->dropout_p > 0 ? s->kept : s->s.P;
+    const real *P = FN(weights_of_values)(s);
     const ptrdiff_t at_key = first - b->first_key;
     real *dkey = (real *)(void *)b->dkey, *dvalue = (real *)(void *)b->dvalue;
     ptrdiff_t end[SA_BACKWARD_VECS];
@@ -322,7 +328,7 @@ SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_
                                         int nv, bool masked) {
     const FN(products) *products = s->s.products;
     const bool keeps = b->with_mask;
-    if ((keeps && !products->replace_rows) || (masked && !s->delta_fits) || b->g->a->dropout_p > 0 || b->mask_only ||
+    if ((keeps && !products->replace_rows) || (masked && !s->delta_fits) || s->kept || b->mask_only ||
         b->g->dslope_rows.m.data || s->s.gain) {
         return 0;
     }
@@ -342,10 +348,9 @@ SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_
 /* Scores in P become weights, `kept` those after dropout; dP in dS becomes dS. Returns whether products must go pair by
  * pair: a closed pair's 0 could meet NaN or infinity. */
 SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
-                              bool masked, bool finite, bool wants_dp) {
+                              bool masked, bool wants_dp) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t lanes = nv * SA_LANES;
-    const bool dropped = a->dropout_p > 0;
     const FN(products) *products = s->s.wide.terms ? s->s.products : NULL;
     const bool keys_elsewhere = products && products->keys && products->keys(&b->b, &s->s, &s->gradients, first);
     if (!keys_elsewhere) {
@@ -356,13 +361,13 @@ SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) *
     if (wants_dp) { /* other products hold only finite numbers */
         value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
     }
-    const bool careful = masked && !(finite && (keys_elsewhere || FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E)));
-    const bool plain = FN(wants_dscores)(b) && !masked && !dropped;
+    const bool careful = masked && !(s->finite && (keys_elsewhere || FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E)));
+    const bool plain = FN(wants_dscores)(b) && !masked && !s->kept;
     if (!plain) {
         FN(weights_tile)(&b->b, &s->s, first, n, nv, masked,
                          masked && !careful && s->delta_fits && (value == NULL || FN(rows_finite)(value, v_stride, n, a->Dv)));
     }
-    if (dropped) {
+    if (s->kept) {
         memcpy(s->kept, s->s.P, (size_t)(n * lanes) * sizeof(real));
         FN(drop)(a, &s->s, s->kept, first, n, nv);
     }
@@ -378,7 +383,7 @@ SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) *
     if (plain) {
         FN(pass_weigh)(s, n, nv);
     } else {
-        FN(pass_dscores)(s, n, nv, dropped, masked, careful);
+        FN(pass_dscores)(s, n, nv, masked, careful);
     }
     return careful;
 }
@@ -399,7 +404,7 @@ SA_ONCE void FN(backward_products)(const sa_backward_block *b, FN(gradient_scrat
         FN(products_careful)(b, s, first, done, n, nv * SA_LANES);
         return;
     }
-    real *P = b->g->a->dropout_p > 0 ? s->kept : s->s.P;
+    real *P = FN(weights_of_values)(s);
     if (s->s.wide.terms) {
         done = s->s.products->gradients(b, &s->s, &s->gradients, P, s->dS, s->delta, s->dqT, first, done, n, nv, false, false);
     }
@@ -411,8 +416,7 @@ SA_ONCE void FN(backward_products)(const sa_backward_block *b, FN(gradient_scrat
     }
 }
 
-SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
-                               bool finite) {
+SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const sa_attention *a = b->g->a;
     bool masked = false;
     FN(fetch_tile)(&b->b, &s->s.ahead, &b->b.value, a->Dv, first);
@@ -433,7 +437,7 @@ SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) 
     if (done == n) {
         return;
     }
-    const bool careful = FN(dscores_tile)(b, s, first, n, nv, masked, finite, dscores && !has_dp);
+    const bool careful = FN(dscores_tile)(b, s, first, n, nv, masked, dscores && !has_dp);
     if (b->with_mask) {
         FN(add_dmask)(b, s, first, n, nv);
     }
@@ -471,10 +475,10 @@ SA_ONCE void FN(add_dquery)(const sa_backward_block *b, const FN(gradient_scratc
 }
 
 SA_ONCE void FN(backward_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
-    const bool finite = FN(open_block)(b, s, nv);
+    FN(open_block)(b, s, nv);
     for (ptrdiff_t n, first = FN(next_tile)(&b->b, b->b.begin, &n); first < b->b.end;
          first = FN(next_tile)(&b->b, first + n, &n)) {
-        FN(backward_tile)(b, s, first, n, nv, finite);
+        FN(backward_tile)(b, s, first, n, nv);
     }
     if (b->mask_only) {
         return;

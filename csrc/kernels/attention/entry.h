@@ -94,7 +94,7 @@ SA_SHARED void FN(merge_block)(const sa_block *b, const char *partial, ptrdiff_t
         }
         FN(store_row)(rows->out[r], a->out.m.col_stride, a->out.m.dtype, s->row, Dv);
     }
-    if (V(any)(V(not_lt)(check, V(set1)(1))) && (rows->clipped || a->mask.m.data)) {
+    if (!FN(is_finite)(check) && (rows->clipped || a->mask.m.data)) {
         FN(run_careful)(b, s);
     } else if (a->weights.m.data) {
         FN(write_weights)(b, s, SA_VECS, 0);

@@ -199,7 +199,7 @@ SA_ONCE bool FN(write_wide)(const sa_block *b, FN(scratch) * s, const real *fact
             }
         }
     }
-    return !V(any)(V(not_lt)(check, V(set1)(1)));
+    return FN(is_finite)(check);
 }
 
 /* After decoding: O[r] is a row. */
@@ -214,7 +214,7 @@ SA_ONCE bool FN(write_decode)(const sa_block *b, FN(scratch) * s, const real *fa
             FN(write_part)(b, s, r, d, Dv - d < SA_LANES ? (int)(Dv - d) : SA_LANES, x, partial);
         }
     }
-    return !V(any)(V(not_lt)(check, V(set1)(1)));
+    return FN(is_finite)(check);
 }
 
 /* Of a few numbers, without a transpose. */

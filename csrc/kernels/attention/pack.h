@@ -22,6 +22,9 @@ SA_INLINE real FN(sum_lanes)(vec v) {
     return v[0];
 }
 
+/* Of a sum of x − x or 0·x: whether each x was finite. */
+SA_INLINE bool FN(is_finite)(vec check) { return !V(any)(V(not_lt)(check, V(set1)(1))); }
+
 /* One vector to neighbouring 16-bit floats, with the bits of store_row. */
 #if !SA_REAL_IS_F64 && defined(SA_HAS_16_BIT_STORES)
 SA_INLINE void FN(store_16_bits)(char *dst, sa_dtype dtype, vec x) {

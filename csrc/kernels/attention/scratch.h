@@ -18,15 +18,21 @@ typedef struct {
     char *tiles; /* `room` cells, and behind them one that is not kept */
     unsigned char *state;
     ptrdiff_t room;
-    size_t bytes, part_bytes; /* of a cell; of one of its rows or terms */
+    size_t bytes, row_bytes; /* of a cell; of one of its rows, of pairs, or terms, of tiles */
 } FN(cells);
 
-SA_INLINE void FN(lay_out_cells)(FN(cells) * cells, size_t part_bytes, int parts, ptrdiff_t count) {
-    cells->part_bytes = part_bytes;
-    cells->bytes = part_bytes * (size_t)parts;
-    const ptrdiff_t most = (ptrdiff_t)(SA_CACHE_BYTES / cells->bytes);
-    cells->room = count < most ? count : most;
+/* Returns `used` with room for `count` cells, or as many as may be kept. */
+SA_ONCE size_t FN(lay_out_cells)(FN(cells) * s, size_t row_bytes, int rows, ptrdiff_t count, char *base, size_t used) {
+    s->row_bytes = row_bytes;
+    s->bytes = row_bytes * (size_t)rows;
+    const ptrdiff_t most = (ptrdiff_t)(SA_CACHE_BYTES / s->bytes);
+    s->room = count < most ? count : most;
+    SA_TAKE(tiles, char, (size_t)(s->room + 1) * s->bytes);
+    SA_TAKE(state, unsigned char, (size_t)s->room);
+    return used;
 }
+
+SA_INLINE void FN(forget_cells)(const FN(cells) * cells) { memset(cells->state, SA_CELL_UNKNOWN, (size_t)cells->room); }
 
 /* bfloat16 operands of a wide block. */
 typedef struct {
@@ -107,5 +113,10 @@ SA_INLINE real FN(in_log2)(double x) {
 }
 
 SA_INLINE real FN(factor_of)(const sa_attention *a) { return (real)(a->scale * SA_LOG2E); }
+
+/* Whether products of bfloat16 stay in range without it. */
+SA_INLINE bool FN(factor_is_ordinary)(const sa_attention *a) {
+    return FN(factor_of)(a) >= 0x1p-40f && FN(factor_of)(a) <= 0x1p40f;
+}
 
 SA_INLINE size_t FN(round_up)(ptrdiff_t n) { return ((size_t)n + SA_LANES - 1) / SA_LANES * SA_LANES; }

@@ -16,10 +16,8 @@ enum { SA_AMX_DECODE_ROWS = 4 };
 enum { FN(decode_weight_rows) = 4 /* of a query: two terms, for even and odd columns */ };
 
 SA_ONCE bool FN(amx_takes_decode)(const sa_attention *a) {
-    const real factor = FN(factor_of)(a);
     return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->value.m.dtype == SA_BF16 && a->S >= SA_DECODE_KEYS &&
-           a->E > 0 && a->Dv > 0 && a->E % SA_TILE_STEP == 0 && a->Dv % SA_TILE_STEP == 0 && factor >= 0x1p-40f &&
-           factor <= 0x1p40f;
+           a->E > 0 && a->Dv > 0 && a->E % SA_TILE_STEP == 0 && a->Dv % SA_TILE_STEP == 0 && FN(factor_is_ordinary)(a);
 }
 
 SA_ONCE size_t FN(amx_lay_out_decode)(const sa_attention *a, char *base, size_t used, FN(decode_state) * s) {
@@ -42,7 +40,7 @@ SA_ONCE bool FN(decode_take_queries)(const sa_block *b, FN(scratch) * s, const i
     for (int r = 0; r < b->rows->count; ++r) {
         FN(load_row)(s->row, b->rows->query[r], m->col_stride, E, m->dtype, m->swapped);
         for (ptrdiff_t e = 0; e < E; e += SA_LANES) {
-            beyond = V(either)(beyond, V(beyond)(V(load)(s->row + e), -80, 50));
+            beyond = V(either)(beyond, V(beyond)(V(load)(s->row + e), SA_LEAST(1), SA_MOST(1)));
         }
         for (ptrdiff_t e = 0; e < E; e += 2) {
             uint32_t first, second;
@@ -66,7 +64,7 @@ SA_ONCE void FN(amx_open_decode)(const sa_block *b, FN(scratch) * s) {
     const int count = b->rows->count, R = count > 2 ? 4 : count;
     s->decode.use = s->decode.open = FN(amx_takes_decode)(b->a) && FN(decode_take_queries)(b, s, R);
     if (s->decode.open) {
-        sa_few_tiles_open(R);
+        sa_decode_tiles_open(R);
     }
 }
 

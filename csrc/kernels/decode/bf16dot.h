@@ -148,7 +148,7 @@ SA_ONCE bool FN(decode_score_lost)(const real *P, ptrdiff_t n, ptrdiff_t p_strid
         for (ptrdiff_t i = 0; i < n * R; i += SA_LANES) {
             check = V(fma)(V(load)(P + i), V(set1)(0), check);
         }
-        return V(any)(V(not_lt)(check, V(set1)(1)));
+        return !FN(is_finite)(check);
     }
     for (ptrdiff_t j = 0; j < n; ++j) { /* other lanes hold anything */
         for (int r = 0; r < R; ++r) {

@@ -3,7 +3,7 @@
 /* q[R][width] times the factor, in the order in which keys are read. Other products take them as they are. */
 SA_ONCE void FN(pack_decode_queries)(const sa_block *b, FN(scratch) * s, int R) {
     const sa_matrix *m = &b->a->query.m;
-    const vec factor = V(set1)((real)(b->a->scale * SA_LOG2E));
+    const vec factor = V(set1)(FN(factor_of)(b->a));
     const ptrdiff_t E = b->a->E, width = FN(decode_width)(E);
     const bool in_pairs = SA_DECODE_VECS(FN(decode_reads)(&b->key)) == 2;
     memset(s->q, 0, (size_t)(R * width) * sizeof(real));

@@ -20,9 +20,8 @@ SA_INLINE int FN(terms_of_call)(const sa_attention *a) {
 /* Smaller sizes gain less than padding costs; few queries make no wide blocks; products without the scale need an
  * ordinary one. */
 SA_ONCE bool FN(amx_take)(const sa_attention *a) {
-    const real factor = FN(factor_of)(a);
     return a->S >= 32 && a->E >= 16 && a->Dv >= 16 && a->L > SA_LANES / a->gqa &&
-           (!FN(is_of_16_bits)(a) || (factor >= 0x1p-40f && factor <= 0x1p40f));
+           (!FN(is_of_16_bits)(a) || FN(factor_is_ordinary)(a));
 }
 
 SA_INLINE ptrdiff_t FN(tiles_in)(ptrdiff_t n, ptrdiff_t size) { return (n + size - 1) / size; }
@@ -38,12 +37,10 @@ SA_ONCE size_t FN(amx_lay_out)(const sa_attention *a, char *base, size_t used, F
     s->of_16_bits = FN(is_of_16_bits)(a);
     s->query_terms = s->of_16_bits ? terms : SA_RIGHT_TERMS;
     s->weight_terms = terms == 1 ? 2 : SA_RIGHT_TERMS;
-    FN(lay_out_cells)(&s->keys, (size_t)(FN(key_tiles) * FN(steps_of)(a->E)) * SA_TILE_BYTES, terms, cells);
-    FN(lay_out_cells)(&s->values, (size_t)(FN(row_tiles_of)(a->Dv) * FN(key_steps)) * SA_TILE_BYTES, terms, cells);
-    SA_TAKE(keys.tiles, char, (size_t)(s->keys.room + 1) * s->keys.bytes);
-    SA_TAKE(values.tiles, char, (size_t)(s->values.room + 1) * s->values.bytes);
-    SA_TAKE(keys.state, unsigned char, (size_t)s->keys.room);
-    SA_TAKE(values.state, unsigned char, (size_t)s->values.room);
+    const size_t of_keys = (size_t)(FN(key_tiles) * FN(steps_of)(a->E)) * SA_TILE_BYTES;
+    const size_t of_values = (size_t)(FN(row_tiles_of)(a->Dv) * FN(key_steps)) * SA_TILE_BYTES;
+    used = FN(lay_out_cells)(&s->keys, of_keys, terms, cells, base, used);
+    used = FN(lay_out_cells)(&s->values, of_values, terms, cells, base, used);
     SA_TAKE(queries, char, right *(size_t)FN(steps_of)(a->E));
     SA_TAKE(weights, char, right *FN(key_steps));
     SA_TAKE(product, real, 2 * SA_TILE_ROWS * 2 * SA_LANES);
@@ -55,8 +52,8 @@ SA_ONCE void FN(amx_open)(const sa_block *b, FN(wide_state) * s) {
         return;
     }
     if (!b->cache_holds) {
-        memset(s->keys.state, SA_CELL_UNKNOWN, (size_t)s->keys.room);
-        memset(s->values.state, SA_CELL_UNKNOWN, (size_t)s->values.room);
+        FN(forget_cells)(&s->keys);
+        FN(forget_cells)(&s->values);
     }
     if (b->rows->count > SA_LANES && b->rows->gaps == 0) { /* with gaps, tiles begin anywhere */
         s->terms = FN(terms_of_call)(b->a);
@@ -143,7 +140,7 @@ SA_ONCE void FN(amx_rows)(const sa_block *b, const FN(scratch) * s, const FN(cel
     int from[FN(key_steps)];
     FN(open_steps)(b, s, first, n, nv, from);
     FN(operands)
-    o = {.left_term = cells->part_bytes,
+    o = {.left_term = cells->row_bytes,
          .left_row = (size_t)steps * SA_TILE_BYTES,
          .right_term = (size_t)(steps * nv) * SA_TILE_BYTES,
          .right_step = (size_t)nv * SA_TILE_BYTES,
@@ -185,7 +182,7 @@ SA_INLINE vec FN(weight)(const real *p, vec factor, vec maximum, const bool scor
 }
 
 /* Weights of keys j and j + 1, one or none, as a row of the right operand. */
-SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t part_bytes, vec factor, const vec *maximum,
+SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t term_bytes, vec factor, const vec *maximum,
                               vec *sum, const int vectors, const int keys, const bool scores, const int terms) {
     SA_UNROLL
     for (int v = 0; v < vectors; ++v) {
@@ -197,11 +194,11 @@ SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t p
             b = FN(weight)(p + lanes + v * SA_LANES, factor, maximum[v], scores, terms);
         }
         sum[v] = sum[v] + (a + b);
-        FN(split_pairs)(a, b, to + v * SA_TILE_BYTES, part_bytes, terms, false);
+        FN(split_pairs)(a, b, to + v * SA_TILE_BYTES, term_bytes, terms, false);
     }
 }
 
-SA_INLINE void FN(split_step)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t part_bytes, real unit,
+SA_INLINE void FN(split_step)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t term_bytes, real unit,
                               const real *maximum, real *sum, const int vectors, const bool scores, const int terms) {
     const vec factor = V(set1)(unit);
     vec m[SA_VECS], more[SA_VECS];
@@ -215,11 +212,11 @@ SA_INLINE void FN(split_step)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_
             sa_tiles_stay_awake();
         }
         if (j + 1 < n) {
-            FN(split_pair)(P, lanes, to, part_bytes, factor, m, more, vectors, 2, scores, terms);
+            FN(split_pair)(P, lanes, to, term_bytes, factor, m, more, vectors, 2, scores, terms);
         } else if (j < n) {
-            FN(split_pair)(P, lanes, to, part_bytes, factor, m, more, vectors, 1, scores, terms);
+            FN(split_pair)(P, lanes, to, term_bytes, factor, m, more, vectors, 1, scores, terms);
         } else {
-            FN(split_pair)(P, lanes, to, part_bytes, factor, m, more, vectors, 0, scores, terms);
+            FN(split_pair)(P, lanes, to, term_bytes, factor, m, more, vectors, 0, scores, terms);
         }
     }
     SA_UNROLL
@@ -229,12 +226,12 @@ SA_INLINE void FN(split_step)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_
 }
 
 #define SA_SPLIT_LEAF(vectors, terms)                                                                                          \
-    SA_LEAF void FN(split_step##vectors##terms)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t part_bytes,      \
+    SA_LEAF void FN(split_step##vectors##terms)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t term_bytes,      \
                                                 real unit, const real *maximum, real *sum, bool scores) {                      \
         if (scores) {                                                                                                          \
-            FN(split_step)(P, lanes, to, n, part_bytes, unit, maximum, sum, vectors, true, terms);                             \
+            FN(split_step)(P, lanes, to, n, term_bytes, unit, maximum, sum, vectors, true, terms);                             \
         } else {                                                                                                               \
-            FN(split_step)(P, lanes, to, n, part_bytes, unit, maximum, sum, vectors, false, terms);                            \
+            FN(split_step)(P, lanes, to, n, term_bytes, unit, maximum, sum, vectors, false, terms);                            \
         }                                                                                                                      \
     }
 SA_SPLIT_LEAF(1, 2)
@@ -248,7 +245,7 @@ _Static_assert(SA_RIGHT_TERMS == 3, "the leaves of split_step");
 
 /* P as the right operand. `scores`: weights are 2^(P·factor − maximum), P stays, s->tile_sum takes the sums. */
 SA_ONCE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, int nv, bool scores, int terms) {
-    const size_t part_bytes = (size_t)(FN(key_steps) * nv) * SA_TILE_BYTES;
+    const size_t term_bytes = (size_t)(FN(key_steps) * nv) * SA_TILE_BYTES;
     const ptrdiff_t lanes = nv * SA_LANES;
     if (scores) {
         FN(clear_rows)(s->tile_sum);
@@ -261,12 +258,12 @@ SA_ONCE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, int nv, bool scores
             real *sum = s->tile_sum + v * SA_LANES;
             now = nv - v == 4 ? 4 : nv - v >= 2 ? 2 : 1;
             switch (10 * now + terms) {
-            case 12: FN(split_step12)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores); break;
-            case 22: FN(split_step22)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores); break;
-            case 42: FN(split_step42)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores); break;
-            case 13: FN(split_step13)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores); break;
-            case 23: FN(split_step23)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores); break;
-            default: FN(split_step43)(P, lanes, to, here, part_bytes, s->factor, m, sum, scores); break;
+            case 12: FN(split_step12)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
+            case 22: FN(split_step22)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
+            case 42: FN(split_step42)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
+            case 13: FN(split_step13)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
+            case 23: FN(split_step23)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
+            default: FN(split_step43)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
             }
         }
     }
@@ -320,7 +317,7 @@ SA_ONCE void FN(amx_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
         memset(s->O + (Dv - odd) * lanes, 0, (size_t)(odd * lanes) * sizeof(real));
     }
     FN(operands)
-    o = {.left_term = s->wide.values.part_bytes,
+    o = {.left_term = s->wide.values.row_bytes,
          .left_row = FN(key_steps) * SA_TILE_BYTES,
          .right_term = (size_t)(FN(key_steps) * nv) * SA_TILE_BYTES,
          .right_step = (size_t)nv * SA_TILE_BYTES};

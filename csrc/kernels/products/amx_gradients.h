@@ -17,10 +17,8 @@ SA_ONCE size_t FN(amx_lay_out_gradients)(const sa_attention_gradients *d, char *
     const ptrdiff_t cells = FN(tiles_in)(a->S, SA_KEYS_PER_TILE), query_steps = FN(steps_of)(FN(backward_rows));
     s->terms = FN(terms_of_call)(a) == 3 ? 3 : 2;
     const size_t step = (size_t)s->terms * SA_TILE_BYTES, left = step * (size_t)(2 * query_steps);
-    FN(lay_out_cells)(&s->key_columns, (size_t)(FN(row_tiles_of)(a->E) * FN(key_steps)) * SA_TILE_BYTES, FN(terms_of_call)(a),
-                      cells);
-    SA_TAKE(key_columns.tiles, char, (size_t)(s->key_columns.room + 1) * s->key_columns.bytes);
-    SA_TAKE(key_columns.state, unsigned char, (size_t)s->key_columns.room);
+    const size_t of_keys = (size_t)(FN(row_tiles_of)(a->E) * FN(key_steps)) * SA_TILE_BYTES;
+    used = FN(lay_out_cells)(&s->key_columns, of_keys, FN(terms_of_call)(a), cells, base, used);
     SA_TAKE(grad_out, char, step *(size_t)(FN(steps_of)(a->Dv) * SA_BACKWARD_VECS));
     SA_TAKE(query_rows, char, step *(size_t)(query_steps * FN(tiles_in)(a->E, SA_LANES)));
     SA_TAKE(grad_rows, char, step *(size_t)(query_steps * FN(tiles_in)(a->Dv, SA_LANES)));
@@ -31,7 +29,7 @@ SA_ONCE size_t FN(amx_lay_out_gradients)(const sa_attention_gradients *d, char *
 
 SA_ONCE void FN(amx_open_gradients)(const sa_block *b, FN(gradient_state) * g) {
     if (FN(amx_take)(b->a) && !b->cache_holds) {
-        memset(g->key_columns.state, SA_CELL_UNKNOWN, (size_t)g->key_columns.room);
+        FN(forget_cells)(&g->key_columns);
     }
 }
 
@@ -130,7 +128,7 @@ SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_state)
             }
         }
     }
-    return !V(any)(V(not_lt)(check, V(set1)(1)));
+    return FN(is_finite)(check);
 }
 
 #define SA_SPLIT_DSCORES(terms)                                                                                                \
@@ -183,7 +181,7 @@ SA_ONCE void FN(add_columns_product)(const sa_block *b, const FN(scratch) * s, c
                                      const char *columns, int from, real *dqT, int nv) {
     const ptrdiff_t lanes = nv * SA_LANES;
     FN(operands)
-    o = {.left_term = g->key_columns.part_bytes,
+    o = {.left_term = g->key_columns.row_bytes,
          .left_row = FN(key_steps) * SA_TILE_BYTES,
          .right_term = (size_t)nv * SA_TILE_BYTES,
          .steps = 1,

@@ -19,8 +19,9 @@ enum { SA_TILE_BYTES = 1024, SA_TILE_ROWS = 16, SA_TILE_STEP = 32 };
 SA_INLINE int FN(left_terms)(sa_dtype dtype) { return dtype == SA_BF16 ? 1 : dtype == SA_F16 ? 2 : 3; }
 enum { SA_RIGHT_TERMS = 3 };
 
-/* The terms of pairs (a[i], b[i]), term_bytes apart. The last of fewer than three is the nearest to what is left. */
-SA_INLINE void FN(split_pairs)(vec a, vec b, char *to, size_t term_bytes, const int terms, const bool nearest) {
+/* The terms of pairs (a[i], b[i]), term_bytes apart. The last of fewer than three is the nearest to what is left. Returns
+ * 0, or NaN where one of three rounded terms was infinite. */
+SA_INLINE vec FN(split_pairs)(vec a, vec b, char *to, size_t term_bytes, const int terms, const bool nearest) {
     SA_UNROLL
     for (int p = 0; p < terms; ++p) {
         const bool rounds = p + 1 < terms ? nearest : terms < 3;
@@ -30,6 +31,7 @@ SA_INLINE void FN(split_pairs)(vec a, vec b, char *to, size_t term_bytes, const 
             b = b - (nearest ? V(bf16_nearest)(b) : V(bf16_towards_zero)(b));
         }
     }
+    return V(fma)(a, V(set1)(0), b * V(set1)(0));
 }
 
 /* x[n][width] as the left operand, padded with zeros; sums run along the width. False if some element does not fit. */

@@ -13,9 +13,7 @@ enum { SA_LEAST_OF_SCORES = -127, SA_LEAST_OF_GRADIENTS = -60, SA_MOST_OF_PAIRS 
 
 /* Not for few numbers, nor with a factor that takes products out of range. */
 SA_INLINE bool FN(pairs_take)(const sa_attention *a) {
-    const real factor = FN(factor_of)(a);
-    return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->S >= 32 && a->E >= 16 && factor >= 0x1p-40f &&
-           factor <= 0x1p40f;
+    return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->S >= 32 && a->E >= 16 && FN(factor_is_ordinary)(a);
 }
 
 /* Nor in wide blocks of one vector. */
@@ -30,16 +28,13 @@ SA_INLINE ptrdiff_t FN(pair_cells)(const sa_attention *a) { return (a->S + SA_KE
 SA_INLINE bool FN(pairs_take_values)(const sa_attention *a) { return a->value.m.dtype == SA_BF16 && a->Dv > 0; }
 
 SA_ONCE size_t FN(bf16dot_lay_out)(const sa_attention *a, char *base, size_t used, FN(wide_state) * s) {
-    FN(lay_out_cells)(&s->keys, FN(pair_row_bytes)(a->E), SA_KEYS_PER_TILE, FN(pair_cells)(a)); /* a row is a part */
-    SA_TAKE(keys.tiles, char, (size_t)(s->keys.room + 1) * s->keys.bytes);
-    SA_TAKE(keys.state, unsigned char, (size_t)s->keys.room);
+    used = FN(lay_out_cells)(&s->keys, FN(pair_row_bytes)(a->E), SA_KEYS_PER_TILE, FN(pair_cells)(a), base, used);
     SA_TAKE(queries, char, FN(pair_row_bytes)(a->E) * SA_MAX_BLOCK_ROWS);
     SA_TAKE(rows, char, FN(pair_row_bytes)(a->E > a->Dv ? a->E : a->Dv) * SA_LANES);
     s->weight_terms = FN(pairs_take_values)(a);
     if (s->weight_terms) {
-        FN(lay_out_cells)(&s->values, 2 * FN(pair_row_bytes)(a->Dv), SA_KEYS_PER_TILE / 2, FN(pair_cells)(a));
-        SA_TAKE(values.tiles, char, (size_t)(s->values.room + 1) * s->values.bytes);
-        SA_TAKE(values.state, unsigned char, (size_t)s->values.room);
+        used =
+            FN(lay_out_cells)(&s->values, 2 * FN(pair_row_bytes)(a->Dv), SA_KEYS_PER_TILE / 2, FN(pair_cells)(a), base, used);
     }
     return used;
 }
@@ -49,9 +44,9 @@ SA_ONCE void FN(bf16dot_open)(const sa_block *b, FN(wide_state) * s) {
         return;
     }
     if (!b->cache_holds) {
-        memset(s->keys.state, SA_CELL_UNKNOWN, (size_t)s->keys.room);
+        FN(forget_cells)(&s->keys);
         if (s->weight_terms) {
-            memset(s->values.state, SA_CELL_UNKNOWN, (size_t)s->values.room);
+            FN(forget_cells)(&s->values);
         }
     }
     s->terms = b->rows->count > SA_LANES && b->rows->gaps == 0; /* with gaps, tiles begin anywhere */
@@ -216,7 +211,7 @@ SA_ONCE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cells
         const ptrdiff_t n = b->keys - first < SA_KEYS_PER_TILE ? b->keys - first : SA_KEYS_PER_TILE;
         const char *row = m->data + first * m->row_stride;
         int beyond = 0;
-        for (ptrdiff_t j = 0; j < n; j += two ? 2 : 1, row += (two ? 2 : 1) * m->row_stride, to += cells->part_bytes) {
+        for (ptrdiff_t j = 0; j < n; j += two ? 2 : 1, row += (two ? 2 : 1) * m->row_stride, to += cells->row_bytes) {
             beyond |= two ? FN(join_rows)(row, j + 1 < n ? row + m->row_stride : NULL, m, width, least, to, two)
                           : FN(copy_pairs)(row, m, width, least, to);
         }
@@ -237,14 +232,7 @@ SA_ONCE bool FN(pairs_of_lanes)(const FN(wide_state) * s, const char *const *row
         }
         for (size_t at = 0; at < bytes; at += 64) {
             vec x[SA_LANES];
-            SA_UNROLL
-            for (int i = 0; i < SA_LANES; ++i) {
-                x[i] = V(set1)(0);
-                if (i < n) {
-                    x[i] = V(load)((const real *)(const void *)(s->rows + (size_t)i * bytes + at));
-                }
-            }
-            FN(transpose)(x);
+            FN(load_transposed)((const real *)(const void *)(s->rows + at), (ptrdiff_t)(bytes / sizeof(real)), n, x);
             SA_UNROLL
             for (int i = 0; i < SA_LANES; ++i) {
                 V(store)((real *)(void *)to + ((ptrdiff_t)(at / 4) + i) * nv * SA_LANES + v * SA_LANES, x[i]);
@@ -265,7 +253,7 @@ SA_ONCE void FN(rows_by_pairs)(const sa_block *b, FN(scratch) * s, const FN(cell
                                real *to, real *top, int nv) {
     ptrdiff_t end[SA_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
-    FN(pairs_wide)((const real *)(const void *)lanes_of_pairs, cell, (ptrdiff_t)(cells->part_bytes / sizeof(real)), end,
+    FN(pairs_wide)((const real *)(const void *)lanes_of_pairs, cell, (ptrdiff_t)(cells->row_bytes / sizeof(real)), end,
                    (width + 1) / 2, to, nv * SA_LANES, factor, top, &s->ahead, nv);
 }
 
@@ -303,7 +291,7 @@ SA_ONCE void FN(bf16dot_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t fi
     FN(open_ends)(b->rows, s, first, n, nv, end);
     FN(open_output)(b, s, nv);
     FN(value_pairs_wide)(s->P, (const real *)(const void *)s->wide.values_now,
-                         (ptrdiff_t)(s->wide.values.part_bytes / sizeof(real)), end, b->a->Dv, s->O, s->alpha, &s->ahead, nv);
+                         (ptrdiff_t)(s->wide.values.row_bytes / sizeof(real)), end, b->a->Dv, s->O, s->alpha, &s->ahead, nv);
 }
 
 /* As exact as in tiles that pairs hold: what a closed key holds must not matter. */

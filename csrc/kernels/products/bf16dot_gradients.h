@@ -8,12 +8,8 @@ SA_ONCE size_t FN(bf16dot_lay_out_gradients)(const sa_attention_gradients *d, ch
         return used;
     }
     const size_t key_bytes = FN(pair_row_bytes)(a->E), value_bytes = FN(pair_row_bytes)(a->Dv);
-    FN(lay_out_cells)(&s->values, value_bytes, SA_KEYS_PER_TILE, FN(pair_cells)(a));
-    FN(lay_out_cells)(&s->key_columns, 2 * key_bytes, SA_KEYS_PER_TILE / 2, FN(pair_cells)(a));
-    SA_TAKE(values.tiles, char, (size_t)(s->values.room + 1) * s->values.bytes);
-    SA_TAKE(values.state, unsigned char, (size_t)s->values.room);
-    SA_TAKE(key_columns.tiles, char, (size_t)(s->key_columns.room + 1) * s->key_columns.bytes);
-    SA_TAKE(key_columns.state, unsigned char, (size_t)s->key_columns.room);
+    used = FN(lay_out_cells)(&s->values, value_bytes, SA_KEYS_PER_TILE, FN(pair_cells)(a), base, used);
+    used = FN(lay_out_cells)(&s->key_columns, 2 * key_bytes, SA_KEYS_PER_TILE / 2, FN(pair_cells)(a), base, used);
     SA_TAKE(grad_out, char, value_bytes *FN(backward_rows));
     SA_TAKE(query_rows, char, key_bytes *FN(backward_rows));
     SA_TAKE(grad_rows, char, value_bytes *FN(backward_rows));
@@ -23,8 +19,8 @@ SA_ONCE size_t FN(bf16dot_lay_out_gradients)(const sa_attention_gradients *d, ch
 
 SA_ONCE void FN(bf16dot_open_gradients)(const sa_block *b, FN(gradient_state) * g) {
     if (g->grad_out && !b->cache_holds) {
-        memset(g->values.state, SA_CELL_UNKNOWN, (size_t)g->values.room);
-        memset(g->key_columns.state, SA_CELL_UNKNOWN, (size_t)g->key_columns.room);
+        FN(forget_cells)(&g->values);
+        FN(forget_cells)(&g->key_columns);
     }
 }
 

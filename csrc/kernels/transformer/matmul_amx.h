@@ -7,7 +7,6 @@
 
 #define SA_SIDE 32 /* of C at a time */
 #define SA_SPLIT_TILE ((size_t)3 * SA_TILE_BYTES)
-#define SA_PLAIN(name) FN(name)
 
 /* Narrower rows are split no faster than multiplied. */
 enum { SA_AMX(splits_from) = 96 };
@@ -28,7 +27,7 @@ static size_t FN(lay_out_product)(char *base, ptrdiff_t rows, ptrdiff_t d, FN(pr
     SA_TAKE(same, char, (most + SA_SIDE) * width * SA_SPLIT_TILE / (SA_TILE_ROWS * SA_TILE_STEP));
     SA_TAKE(other, char, side *depth *SA_SPLIT_TILE / (SA_TILE_ROWS * SA_TILE_STEP));
     SA_TAKE(sums, real, SA_SIDE * SA_SIDE);
-    SA_TAKE(plain, char, SA_PLAIN(matmul_scratch)(rows, d));
+    SA_TAKE(plain, char, FN(matmul_scratch)(rows, d));
     if (base) {
         *scratch = s;
     }
@@ -36,7 +35,7 @@ static size_t FN(lay_out_product)(char *base, ptrdiff_t rows, ptrdiff_t d, FN(pr
 }
 
 SA_KERNEL size_t SA_AMX(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
-    return d < SA_AMX(splits_from) ? SA_PLAIN(matmul_scratch)(rows, d) : FN(lay_out_product)(NULL, rows, d, NULL);
+    return d < SA_AMX(splits_from) ? FN(matmul_scratch)(rows, d) : FN(lay_out_product)(NULL, rows, d, NULL);
 }
 
 /* A block of at most SA_LANES × SA_LANES, padded with zeros. */
@@ -67,20 +66,8 @@ SA_INLINE void FN(load_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, p
     }
 }
 
-/* Splits pairs (a, b) into parts, part_bytes apart. Returns 0, or NaN in lanes that cannot be split. */
-SA_INLINE vec FN(split_checked)(vec a, vec b, char *to, size_t part_bytes) {
-    SA_UNROLL
-    for (int part = 0; part < 2; ++part) {
-        V(store_bf16_pairs)(to + (size_t)part * part_bytes, V(bf16_half_up)(a), V(bf16_half_up)(b));
-        a = a - V(bf16_nearest)(a);
-        b = b - V(bf16_nearest)(b);
-    }
-    V(store_bf16_pairs)(to + 2 * part_bytes, a, b);
-    return V(fma)(a, V(set1)(0), b * V(set1)(0)); /* what rounds to infinity leaves NaN */
-}
-
 /* Splits a step of x[rows][columns]; its second half lies `below` or to the right. Adds NaN to `wrong` on failure. */
-SA_INLINE vec FN(split_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t part_bytes,
+SA_INLINE vec FN(split_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t term_bytes,
                               vec wrong, const bool below, const bool transposed) {
     vec a[SA_LANES], b[SA_LANES];
     FN(load_block)(x, stride, rows, columns, transposed, a);
@@ -91,15 +78,15 @@ SA_INLINE vec FN(split_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, p
     }
     SA_UNROLL
     for (int i = 0; i < SA_LANES; ++i) {
-        wrong = wrong + FN(split_checked)(a[i], b[i], to + i * 64, part_bytes);
+        wrong = wrong + FN(split_pairs)(a[i], b[i], to + i * 64, term_bytes, 3, true);
     }
     return wrong;
 }
 
 #define SA_SPLIT_BLOCK(name, below, transposed)                                                                                \
-    SA_LEAF vec FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t part_bytes,      \
+    SA_LEAF vec FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t term_bytes,      \
                          vec wrong) {                                                                                          \
-        return FN(split_block)(x, stride, rows, columns, to, part_bytes, wrong, below, transposed);                            \
+        return FN(split_block)(x, stride, rows, columns, to, term_bytes, wrong, below, transposed);                            \
     }
 SA_SPLIT_BLOCK(split_block_beside, false, false)
 SA_SPLIT_BLOCK(split_block_beside_transposed, false, true)
@@ -107,45 +94,43 @@ SA_SPLIT_BLOCK(split_block_below, true, false)
 SA_SPLIT_BLOCK(split_block_below_transposed, true, true)
 #undef SA_SPLIT_BLOCK
 
-SA_INLINE bool FN(all_fits)(vec wrong) { return !V(any)(V(not_lt)(wrong, V(set1)(1))); }
-
-/* A[m][n], or the transpose of A[n][m], as tiles [row tile][part][step]. False if it cannot be split. */
+/* A[m][n], or the transpose of A[n][m], as tiles [row tile][term][step]. False if it cannot be split. */
 SA_LEAF bool FN(split_left)(const real *x, ptrdiff_t stride, ptrdiff_t m, ptrdiff_t n, bool transposed, char *to) {
-    const size_t part_bytes = (size_t)FN(steps_of)(n) * SA_TILE_BYTES;
+    const size_t term_bytes = (size_t)FN(steps_of)(n) * SA_TILE_BYTES;
     vec wrong = V(set1)(0);
-    for (ptrdiff_t r = 0; r < m; r += SA_TILE_ROWS, to += 3 * part_bytes) {
+    for (ptrdiff_t r = 0; r < m; r += SA_TILE_ROWS, to += 3 * term_bytes) {
         char *tile = to;
         for (ptrdiff_t k = 0; k < n; k += SA_TILE_STEP, tile += SA_TILE_BYTES) {
             sa_tiles_stay_awake();
             if (transposed) {
-                wrong = FN(split_block_below_transposed)(x + k * stride + r, stride, n - k, m - r, tile, part_bytes, wrong);
+                wrong = FN(split_block_below_transposed)(x + k * stride + r, stride, n - k, m - r, tile, term_bytes, wrong);
             } else {
-                wrong = FN(split_block_beside)(x + r * stride + k, stride, m - r, n - k, tile, part_bytes, wrong);
+                wrong = FN(split_block_beside)(x + r * stride + k, stride, m - r, n - k, tile, term_bytes, wrong);
             }
         }
     }
-    return FN(all_fits)(wrong);
+    return FN(is_finite)(wrong);
 }
 
-/* B[n][width], or the transpose of B[width][n], width ≤ SA_SIDE, as tiles [step][part][lane tile]. */
+/* B[n][width], or the transpose of B[width][n], width ≤ SA_SIDE, as tiles [step][term][lane tile]. */
 SA_LEAF bool FN(split_panel)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, bool transposed, char *to) {
     const ptrdiff_t lane_tiles = FN(tiles_in)(width, SA_LANES);
-    const size_t part_bytes = (size_t)lane_tiles * SA_TILE_BYTES;
+    const size_t term_bytes = (size_t)lane_tiles * SA_TILE_BYTES;
     vec wrong = V(set1)(0);
-    for (ptrdiff_t k = 0; k < n; k += SA_TILE_STEP, to += 3 * part_bytes) {
+    for (ptrdiff_t k = 0; k < n; k += SA_TILE_STEP, to += 3 * term_bytes) {
         for (ptrdiff_t v = 0; v < lane_tiles; ++v) {
             const ptrdiff_t c = v * SA_LANES;
             char *tile = to + v * SA_TILE_BYTES;
             sa_tiles_stay_awake();
             if (transposed) {
                 wrong =
-                    FN(split_block_beside_transposed)(x + c * stride + k, stride, width - c, n - k, tile, part_bytes, wrong);
+                    FN(split_block_beside_transposed)(x + c * stride + k, stride, width - c, n - k, tile, term_bytes, wrong);
             } else {
-                wrong = FN(split_block_below)(x + k * stride + c, stride, n - k, width - c, tile, part_bytes, wrong);
+                wrong = FN(split_block_below)(x + k * stride + c, stride, n - k, width - c, tile, term_bytes, wrong);
             }
         }
     }
-    return FN(all_fits)(wrong);
+    return FN(is_finite)(wrong);
 }
 
 SA_LEAF bool FN(row_fits)(const real *x, ptrdiff_t n) {
@@ -153,9 +138,9 @@ SA_LEAF bool FN(row_fits)(const real *x, ptrdiff_t n) {
     vec wrong = V(set1)(0);
     for (ptrdiff_t k = 0; k < n; k += SA_LANES) {
         const vec t = n - k < SA_LANES ? V(load_n)(x + k, (int)(n - k)) : V(load)(x + k);
-        wrong = wrong + FN(split_checked)(t, t, tiles[0], sizeof tiles[0]);
+        wrong = wrong + FN(split_pairs)(t, t, tiles[0], sizeof tiles[0], 3, true);
     }
-    return FN(all_fits)(wrong);
+    return FN(is_finite)(wrong);
 }
 
 SA_LEAF void FN(product_low1)(const FN(operands) * o, real *c) { FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 1); }
@@ -165,11 +150,11 @@ SA_LEAF void FN(product_low2)(const FN(operands) * o, real *c) { FN(product_any)
 SA_INLINE void FN(multiply)(const char *left, const char *right, ptrdiff_t r, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t width,
                             real *sums) {
     const ptrdiff_t steps = FN(steps_of)(n), lane_tiles = FN(tiles_in)(width, SA_LANES);
-    const size_t part_bytes = (size_t)steps * SA_TILE_BYTES;
-    const FN(operands) o = {.left = left + (size_t)(r / SA_TILE_ROWS) * 3 * part_bytes,
+    const size_t term_bytes = (size_t)steps * SA_TILE_BYTES;
+    const FN(operands) o = {.left = left + (size_t)(r / SA_TILE_ROWS) * 3 * term_bytes,
                             .right = right,
-                            .left_term = part_bytes,
-                            .left_row = 3 * part_bytes,
+                            .left_term = term_bytes,
+                            .left_row = 3 * term_bytes,
                             .right_term = (size_t)lane_tiles * SA_TILE_BYTES,
                             .right_step = (size_t)lane_tiles * SA_SPLIT_TILE,
                             .steps = steps};
@@ -209,9 +194,9 @@ static void FN(multiply_plainly)(const sa_product *p, ptrdiff_t r, ptrdiff_t row
     part.c = (real *)p->c + r * p->c_stride + c;
     if (by_rows) {
         part.start = (const real *)p->start + c;
-        SA_PLAIN(matmul_nt)(&part, scratch);
+        FN(matmul_nt)(&part, scratch);
     } else {
-        SA_PLAIN(matmul_nn)(&part, scratch);
+        FN(matmul_nn)(&part, scratch);
     }
 }
 
@@ -254,7 +239,7 @@ SA_INLINE void FN(matmul_rows)(const sa_product *p, void *scratch, const bool by
 
 SA_KERNEL void SA_AMX(matmul_nt)(const sa_product *p, void *scratch) {
     if (p->n < SA_AMX(splits_from)) {
-        SA_PLAIN(matmul_nt)(p, scratch);
+        FN(matmul_nt)(p, scratch);
     } else {
         FN(matmul_rows)(p, scratch, true);
     }
@@ -262,7 +247,7 @@ SA_KERNEL void SA_AMX(matmul_nt)(const sa_product *p, void *scratch) {
 
 SA_KERNEL void SA_AMX(matmul_nn)(const sa_product *p, void *scratch) {
     if (p->n < SA_AMX(splits_from)) {
-        SA_PLAIN(matmul_nn)(p, scratch);
+        FN(matmul_nn)(p, scratch);
     } else {
         FN(matmul_rows)(p, scratch, false);
     }
@@ -273,7 +258,7 @@ SA_KERNEL void SA_AMX(matmul_tn)(const sa_product *p, void *scratch) {
     const real *b = p->b;
     FN(product_scratch) *s = NULL;
     if (p->width < SA_AMX(splits_from)) {
-        SA_PLAIN(matmul_tn)(p, scratch);
+        FN(matmul_tn)(p, scratch);
         return;
     }
     FN(lay_out_product)(scratch, 0, p->width, &s);
@@ -290,7 +275,7 @@ SA_KERNEL void SA_AMX(matmul_tn)(const sa_product *p, void *scratch) {
         s->same_fits = s->same_fits && fits;
     }
     if (!FN(split_left)(p->a, p->a_stride, p->m, p->n, true, s->other) || !s->same_fits) {
-        SA_PLAIN(matmul_tn)(p, s->plain);
+        FN(matmul_tn)(p, s->plain);
     } else {
         for (ptrdiff_t at = 0; at < p->width; at += SA_SIDE) {
             const ptrdiff_t width = p->width - at < SA_SIDE ? p->width - at : SA_SIDE;
@@ -306,4 +291,3 @@ SA_KERNEL void SA_AMX(matmul_tn)(const sa_product *p, void *scratch) {
 }
 #undef SA_SIDE
 #undef SA_SPLIT_TILE
-#undef SA_PLAIN
