@@ -71,8 +71,7 @@ SA_ONCE bool FN(pack_rows)(const char *const *src, const sa_matrix *m, int count
         }
         const vec f = V(set1)(factor[r]);
         for (ptrdiff_t i = 0; i < n; i += SA_LANES) {
-            const int columns = n - i < SA_LANES ? (int)(n - i) : SA_LANES;
-            const vec x = f * (columns == SA_LANES ? V(load)(from + i) : V(load_n)(from + i, columns));
+            const vec x = f * FN(load_up_to)(from + i, n - i);
             V(store)(to + i, x);
             check = check + (x - x);
         }
@@ -86,7 +85,7 @@ SA_ONCE void FN(transpose_rows)(const real *x, int count, ptrdiff_t width, real 
     for (int v = 0; v < nv; ++v) {
         for (ptrdiff_t d = 0; d < width; d += SA_LANES) {
             vec t[SA_LANES];
-            FN(load_transposed)(x + v * SA_LANES * stride + d, stride, count - v * SA_LANES, t);
+            FN(load_transposed)(x + v * SA_LANES * stride + d, stride, count - v * SA_LANES, SA_LANES, t);
             for (int i = 0; i < SA_LANES && d + i < width; ++i) {
                 V(store)(xT + ((d + i) * nv + v) * SA_LANES, t[i]);
             }
@@ -252,7 +251,7 @@ SA_ONCE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdi
         vec row = zero;
         for (ptrdiff_t i = 0; i < width; i += SA_LANES) {
             const real *from = x + r * stride + i;
-            row = V(fma)(width - i < SA_LANES ? V(load_n)(from, (int)(width - i)) : V(load)(from), zero, row);
+            row = V(fma)(FN(load_up_to)(from, width - i), zero, row);
         }
         check = check + row;
     }
@@ -459,16 +458,11 @@ SA_ONCE void FN(add_dquery)(const sa_backward_block *b, const FN(gradient_scratc
     const vec scale = V(set1)((real)b->g->a->scale);
     for (int v = 0; v < nv; ++v) {
         for (ptrdiff_t e = 0; e < E; e += SA_LANES) {
-            const int columns = E - e < SA_LANES ? (int)(E - e) : SA_LANES;
             vec t[SA_LANES];
-            FN(load_transposed)(s->dqT + (e * nv + v) * SA_LANES, nv * SA_LANES, columns, t);
+            FN(load_transposed)(s->dqT + (e * nv + v) * SA_LANES, nv * SA_LANES, E - e, SA_LANES, t);
             for (int i = 0; i < SA_LANES && v * SA_LANES + i < b->b.rows->count; ++i) {
                 real *to = (real *)(void *)b->rows->dquery[v * SA_LANES + i] + e;
-                if (columns == SA_LANES) {
-                    V(store)(to, V(fma)(scale, t[i], V(load)(to)));
-                } else {
-                    V(store_n)(to, V(fma)(scale, t[i], V(load_n)(to, columns)), columns);
-                }
+                FN(store_up_to)(to, V(fma)(scale, t[i], FN(load_up_to)(to, E - e)), E - e);
             }
         }
     }

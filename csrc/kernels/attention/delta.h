@@ -13,8 +13,8 @@ SA_ONCE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
         for (int c = 0; c < 8; ++c) {
             const ptrdiff_t at = i + c * SA_LANES, left = n - at;
             if (left > 0) {
-                const vec a = left >= SA_LANES ? V(load)(x + at) : V(load_n)(x + at, (int)left);
-                const vec b = left >= SA_LANES ? V(load)(y + at) : V(load_n)(y + at, (int)left);
+                const vec a = FN(load_up_to)(x + at, left);
+                const vec b = FN(load_up_to)(y + at, left);
                 sum[c] = V(fma)(a, V(select)(V(eq)(a, zero), zero, b), sum[c]);
             }
         }

@@ -37,13 +37,8 @@ SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(
 /* O[n] = alpha·x, plus O unless it is the first. */
 SA_ONCE void FN(merge_row)(real *O, const real *x, real alpha, ptrdiff_t n, bool first) {
     const vec f = V(set1)(alpha), zero = V(set1)(0);
-    ptrdiff_t d = 0;
-    for (; d + SA_LANES <= n; d += SA_LANES) {
-        V(store)(O + d, (first ? zero : V(load)(O + d)) + f * V(load)(x + d));
-    }
-    if (d < n) {
-        const int left = (int)(n - d);
-        V(store_n)(O + d, (first ? zero : V(load_n)(O + d, left)) + f * V(load_n)(x + d, left), left);
+    for (ptrdiff_t d = 0; d < n; d += SA_LANES) {
+        FN(store_up_to)(O + d, (first ? zero : FN(load_up_to)(O + d, n - d)) + f * FN(load_up_to)(x + d, n - d), n - d);
     }
 }
 
@@ -87,8 +82,7 @@ SA_SHARED void FN(merge_block)(const sa_block *b, const char *partial, ptrdiff_t
     for (int r = 0; r < rows->count; ++r) {
         const vec f = V(set1)(s->alpha[r]);
         for (ptrdiff_t d = 0; d < Dv; d += SA_LANES) {
-            const real *O_r = s->O + r * Dv + d;
-            const vec x = (Dv - d < SA_LANES ? V(load_n)(O_r, (int)(Dv - d)) : V(load)(O_r)) * f;
+            const vec x = FN(load_up_to)(s->O + r * Dv + d, Dv - d) * f;
             V(store)(s->row + d, x);
             check = check + (x - x);
         }

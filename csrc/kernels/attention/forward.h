@@ -152,11 +152,7 @@ SA_INLINE void FN(write_part)(const sa_block *b, FN(scratch) * s, int r, ptrdiff
     const sa_matrix *out = &b->a->out.m;
     char *to = partial ? (char *)(partial + r * b->a->Dv + d) : b->rows->out[r] + d * out->col_stride;
     if (FN(writes_native)(b, partial) && (uintptr_t)to % sizeof(real) == 0) {
-        if (columns == SA_LANES) {
-            V(store)((real *)(void *)to, x);
-        } else {
-            V(store_n)((real *)(void *)to, x, columns);
-        }
+        FN(store_up_to)((real *)(void *)to, x, columns);
     } else if (!partial && (out->dtype == SA_F16 || out->dtype == SA_BF16) && out->col_stride == 2 && columns == SA_LANES) {
         FN(store_16_bits)(to, out->dtype, x);
     } else {

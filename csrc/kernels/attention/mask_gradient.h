@@ -9,7 +9,7 @@ SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t c
         for (int v = 0; v < nv && j + i < n; ++v) {
             const real *from = dS + ((j + i) * nv + v) * SA_LANES;
             const ptrdiff_t rows = count - v * SA_LANES;
-            t[i] = t[i] + (rows < SA_LANES ? V(load_n)(from, (int)rows) : V(load)(from));
+            t[i] = t[i] + FN(load_up_to)(from, rows);
         }
     }
     FN(transpose)(t);
@@ -30,11 +30,10 @@ SA_ONCE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(gradient_scrat
     char *to = b->rows->dmask[0] + (first - b->dmask_key) * step;
     vec all = V(set1)(0);
     for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
-        const int keys = n - j < SA_LANES ? (int)(n - j) : SA_LANES;
         const vec sum = FN(sum_rows)(s->dS, j, n, b->b.rows->count, nv);
         real *elements = (real *)(void *)(to + j * step);
         if (step != 0) {
-            V(store_n)(elements, V(load_n)(elements, keys) + sum, keys);
+            FN(store_up_to)(elements, FN(load_up_to)(elements, n - j) + sum, n - j);
         }
         all = all + sum;
     }
@@ -91,7 +90,7 @@ SA_ONCE void FN(add_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s,
             const int keys = n - j < SA_LANES ? (int)(n - j) : SA_LANES;
             const ptrdiff_t at = (first - b->dmask_key + j) * step;
             vec t[SA_LANES];
-            FN(load_transposed)(s->dS + (j * nv + v) * SA_LANES, nv * SA_LANES, keys, t);
+            FN(load_transposed)(s->dS + (j * nv + v) * SA_LANES, nv * SA_LANES, keys, SA_LANES, t);
             if (keys == SA_LANES && (v + 1) * SA_LANES <= b->b.rows->count) { /* masked stores are slow */
                 SA_UNROLL
                 for (int i = 0; i < SA_LANES; ++i) {

@@ -22,6 +22,17 @@ SA_INLINE real FN(sum_lanes)(vec v) {
     return v[0];
 }
 
+/* A vector, or the n elements that are left of it, and zeros. */
+SA_INLINE vec FN(load_up_to)(const real *x, ptrdiff_t n) { return n >= SA_LANES ? V(load)(x) : V(load_n)(x, (int)n); }
+
+SA_INLINE void FN(store_up_to)(real *x, vec v, ptrdiff_t n) {
+    if (n >= SA_LANES) {
+        V(store)(x, v);
+    } else {
+        V(store_n)(x, v, (int)n);
+    }
+}
+
 /* Of a sum of x − x or 0·x: whether each x was finite. */
 SA_INLINE bool FN(is_finite)(vec check) { return !V(any)(V(not_lt)(check, V(set1)(1))); }
 

@@ -40,24 +40,18 @@ SA_ONCE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, int nv) {
         const real *q_i[SA_LANES];
         const int here = FN(queries_of_vector)(b, s, direct, v, q_i);
         for (ptrdiff_t e = 0; e < E; e += SA_LANES) {
-            const int columns = E - e < SA_LANES ? (int)(E - e) : SA_LANES;
             vec x[SA_LANES];
             SA_UNROLL
             for (int i = 0; i < SA_LANES; ++i) {
                 x[i] = V(set1)(0);
                 if (i < here) {
-                    x[i] = columns == SA_LANES ? V(load)(q_i[i] + e) : V(load_n)(q_i[i] + e, columns);
-                    x[i] = x[i] * V(set1)(factor);
+                    x[i] = FN(load_up_to)(q_i[i] + e, E - e) * V(set1)(factor);
                 }
             }
             FN(transpose)(x);
-            if (columns == SA_LANES) {
-                SA_UNROLL
-                for (int i = 0; i < SA_LANES; ++i) {
-                    V(store)(s->q + ((e + i) * nv + v) * SA_LANES, x[i]);
-                }
-            } else {
-                for (int i = 0; i < columns; ++i) {
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                if (e + i < E) {
                     V(store)(s->q + ((e + i) * nv + v) * SA_LANES, x[i]);
                 }
             }
@@ -73,12 +67,8 @@ SA_ONCE void FN(pack_tile)(real *packed, const sa_matrix *m, ptrdiff_t first, pt
     for (ptrdiff_t r = 0; r < n; ++r) {
         const real *from = (const real *)(const void *)(m->data + (first + r) * m->row_stride);
         real *to = packed + r * width;
-        ptrdiff_t i = 0;
-        for (; i + SA_LANES <= width; i += SA_LANES) {
-            V(store)(to + i, V(load)(from + i));
-        }
-        if (i < width) {
-            V(store_n)(to + i, V(load_n)(from + i, (int)(width - i)), (int)(width - i));
+        for (ptrdiff_t i = 0; i < width; i += SA_LANES) {
+            FN(store_up_to)(to + i, FN(load_up_to)(from + i, width - i), width - i);
         }
     }
 }

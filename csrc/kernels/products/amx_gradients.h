@@ -165,12 +165,8 @@ SA_ONCE void FN(add_rows_product)(const FN(scratch) * s, int terms, const char *
             for (int u = 0; u < tiles; ++u) {
                 real *row = to + r * stride + (v + u) * SA_LANES;
                 const vec more = V(load)(s->wide.product + (r * tiles + u) * SA_LANES);
-                const ptrdiff_t left_columns = width - (v + u) * SA_LANES;
-                if (left_columns >= SA_LANES) {
-                    V(store)(row, V(load)(row) + more);
-                } else {
-                    V(store_n)(row, V(load_n)(row, (int)left_columns) + more, (int)left_columns);
-                }
+                const ptrdiff_t columns = width - (v + u) * SA_LANES;
+                FN(store_up_to)(row, FN(load_up_to)(row, columns) + more, columns);
             }
         }
     }

@@ -45,9 +45,7 @@ SA_INLINE bool FN(split_rows_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, 
             SA_UNROLL
             for (int h = 0; h < 2; ++h) {
                 const ptrdiff_t e = step * SA_TILE_STEP + h * SA_LANES, left = r < n ? width - e : 0;
-                half[h] = left >= SA_LANES ? V(load)(x + r * stride + e)
-                          : left > 0       ? V(load_n)(x + r * stride + e, (int)left)
-                                           : V(set1)(0);
+                half[h] = left > 0 ? FN(load_up_to)(x + r * stride + e, left) : V(set1)(0);
                 beyond = V(either)(beyond, V(beyond)(half[h], SA_LEAST(terms), SA_MOST(terms)));
             }
             const ptrdiff_t tile = r / SA_TILE_ROWS * steps + step;
@@ -75,7 +73,7 @@ SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t 
                     const ptrdiff_t j = step * SA_TILE_STEP + 2 * i + h;
                     half[h][i] = V(set1)(0);
                     if (j < n) {
-                        half[h][i] = columns == SA_LANES ? V(load)(x + j * stride + d) : V(load_n)(x + j * stride + d, columns);
+                        half[h][i] = FN(load_up_to)(x + j * stride + d, columns);
                     }
                     beyond = V(either)(beyond, V(beyond)(half[h][i], SA_LEAST(terms), SA_MOST(terms)));
                 }
@@ -106,8 +104,7 @@ SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int
         for (int i = 0; i < SA_LANES; ++i) {
             t[i] = V(set1)(0);
             if (i < n && x[i]) {
-                t[i] = columns == SA_LANES ? V(load)(x[i] + e) : V(load_n)(x[i] + e, columns);
-                t[i] = t[i] * V(set1)(factor[i]);
+                t[i] = FN(load_up_to)(x[i] + e, columns) * V(set1)(factor[i]);
             }
             beyond = V(either)(beyond, V(beyond)(t[i], SA_LEAST(terms), SA_MOST(terms)));
         }
@@ -137,9 +134,7 @@ SA_INLINE bool FN(split_summands_any)(const real *const *x, const real *factor, 
                 const ptrdiff_t r = step * SA_TILE_STEP + i + h * SA_TILE_ROWS;
                 row[h] = V(set1)(0);
                 if (r < n && x[r]) {
-                    const real *from = x[r] + v * SA_LANES;
-                    row[h] = left >= SA_LANES ? V(load)(from) : V(load_n)(from, (int)left);
-                    row[h] = row[h] * V(set1)(factor[r]);
+                    row[h] = FN(load_up_to)(x[r] + v * SA_LANES, left) * V(set1)(factor[r]);
                 }
                 beyond = V(either)(beyond, V(beyond)(row[h], SA_LEAST(terms), SA_MOST(terms)));
             }

@@ -232,7 +232,7 @@ SA_ONCE bool FN(pairs_of_lanes)(const FN(wide_state) * s, const char *const *row
         }
         for (size_t at = 0; at < bytes; at += 64) {
             vec x[SA_LANES];
-            FN(load_transposed)((const real *)(const void *)(s->rows + at), (ptrdiff_t)(bytes / sizeof(real)), n, x);
+            FN(load_transposed)((const real *)(const void *)(s->rows + at), (ptrdiff_t)(bytes / sizeof(real)), n, SA_LANES, x);
             SA_UNROLL
             for (int i = 0; i < SA_LANES; ++i) {
                 V(store)((real *)(void *)to + ((ptrdiff_t)(at / 4) + i) * nv * SA_LANES + v * SA_LANES, x[i]);

@@ -22,13 +22,13 @@ SA_INLINE void FN(transpose)(vec *a) {
 #endif
 }
 
-/* to[j] lane i = x[i·stride + j] for i < n, else 0. */
-SA_INLINE void FN(load_transposed)(const real *x, ptrdiff_t stride, ptrdiff_t n, vec *to) {
+/* to[j] lane i = x[i·stride + j] for i < n and j < columns, else 0. */
+SA_INLINE void FN(load_transposed)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t columns, vec *to) {
     SA_UNROLL
     for (int i = 0; i < SA_LANES; ++i) {
         to[i] = V(set1)(0);
         if (i < n) {
-            to[i] = V(load)(x + i * stride);
+            to[i] = FN(load_up_to)(x + i * stride, columns);
         }
     }
     FN(transpose)(to);

@@ -2,8 +2,6 @@
  * computed again from the inputs, while a row is in L1: 16-bit gradients are as exact as float32's. NaN in x or dy makes
  * its row NaN (gelu: its element). */
 
-#define SA_SUM_PIECE (128 * SA_LANES)
-
 /* g = Σg and gt = Σg·t over a row:
  *     norms     t = ((x − hi) − lo)·scale, g = dy·weight; and dweight += dy·t, dbias += dy unless NULL
  *     softmax   t = x, already e^(x − max); g = dy */
@@ -227,15 +225,6 @@ SA_KERNEL void FN(parameter_gradients)(const sa_row_call *c, const sa_row_plan *
     }
 }
 
-/* Kahan's sum: *error is what it lost. */
-SA_INLINE void FN(add_carefully)(real *sum, real *error, vec t) {
-    const vec old = V(load)(sum);
-    t = t - V(load)(error);
-    const vec more = old + t;
-    V(store)(error, (more - old) - t);
-    V(store)(sum, more);
-}
-
 /* Like softmax_columns: dx = y·(dy − Σy·dy), or dx = dy − e^y·Σdy for log_softmax. */
 SA_KERNEL void FN(softmax_columns_backward)(const sa_row_block *b, void *unused) {
     (void)unused;
@@ -269,13 +258,12 @@ SA_KERNEL void FN(softmax_columns_backward)(const sa_row_block *b, void *unused)
                     }
                 }
                 for (ptrdiff_t j = 0; j < width; j += SA_LANES) {
-                    const int k = width - j < SA_LANES ? (int)(width - j) : SA_LANES;
-                    const vec t = k == SA_LANES ? V(load)(in[0] + j) : V(load_n)(in[0] + j, k), top_j = V(load)(top + j);
+                    const vec t = FN(load_up_to)(in[0] + j, width - j), top_j = V(load)(top + j);
                     if (pass == 0) {
                         V(store)(top + j, V(max)(t, top_j));
                         continue;
                     }
-                    const vec e = FN(exp)(t - top_j), g = k == SA_LANES ? V(load)(in[1] + j) : V(load_n)(in[1] + j, k);
+                    const vec e = FN(exp)(t - top_j), g = FN(load_up_to)(in[1] + j, width - j);
                     if (pass == 1) {
                         FN(add_carefully)(sum[0] + j, error[0] + j, e);
                         vec term = g;
@@ -290,11 +278,7 @@ SA_KERNEL void FN(softmax_columns_backward)(const sa_row_block *b, void *unused)
                     if (is_log) {
                         d = V(fma)(y, -total, g);
                     }
-                    if (k == SA_LANES) {
-                        V(store)(dx + j, d);
-                    } else {
-                        V(store_n)(dx + j, d, k);
-                    }
+                    FN(store_up_to)(dx + j, d, width - j);
                 }
                 if (pass == 2 && dx == dx_tile) {
                     FN(store_row)(out, (ptrdiff_t)sa_itemsize(result->dtype), result->dtype, dx, width);

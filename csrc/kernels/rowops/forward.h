@@ -250,7 +250,7 @@ SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, 
     for (ptrdiff_t i = 0; i < half; i += SA_LANES) {
         const int k = half - i < SA_LANES ? (int)(half - i) : SA_LANES;
         const bool full = k == SA_LANES;
-        const vec c = full ? V(load)(cos + i) : V(load_n)(cos + i, k), s = full ? V(load)(sin + i) : V(load_n)(sin + i, k);
+        const vec c = FN(load_up_to)(cos + i, k), s = FN(load_up_to)(sin + i, k);
         real copy[2 * SA_LANES];
         const real *from = interleaved ? x + 2 * i : x + i;
         real *to = interleaved ? y + 2 * i : y + i;
@@ -351,6 +351,15 @@ SA_ROW_KERNEL(rotary, SA_ROTARY)
 SA_ROW_KERNEL(rotary_interleaved, SA_ROTARY_INTERLEAVED)
 #undef SA_ROW_KERNEL
 
+/* Kahan's sum: *error is what it lost. */
+SA_INLINE void FN(add_carefully)(real *sum, real *error, vec t) {
+    const vec old = V(load)(sum);
+    t = t - V(load)(error);
+    const vec more = old + t;
+    V(store)(error, (more - old) - t);
+    V(store)(sum, more);
+}
+
 /* Softmax down the columns of x[n][width], width ≤ SA_ROW_COLUMNS: a lane is a column. Passes over rows: maximum, sum
  * (Kahan's, as one lane adds up a column), result. e^(x − max) is computed twice: a 16-bit output cannot keep it. */
 SA_KERNEL void FN(softmax_columns)(const sa_row_block *b, void *unused) {
@@ -378,23 +387,14 @@ SA_KERNEL void FN(softmax_columns)(const sa_row_block *b, void *unused) {
                     FN(load_row)(tile, from, p->column.stride[SA_ROW_X], width, in->dtype, in->swapped);
                 }
                 for (ptrdiff_t j = 0; j < width; j += SA_LANES) {
-                    const int k = width - j < SA_LANES ? (int)(width - j) : SA_LANES;
-                    vec t = k == SA_LANES ? V(load)(x + j) : V(load_n)(x + j, k);
+                    const vec t = FN(load_up_to)(x + j, width - j);
                     const vec top_j = V(load)(top + j), sum_j = V(load)(sum + j);
                     if (pass == 0) {
                         V(store)(top + j, V(max)(t, top_j));
                     } else if (pass == 1) {
-                        t = FN(exp)(t - top_j) - V(load)(error + j);
-                        const vec more = sum_j + t;
-                        V(store)(error + j, (more - sum_j) - t);
-                        V(store)(sum + j, more);
+                        FN(add_carefully)(sum + j, error + j, FN(exp)(t - top_j));
                     } else {
-                        t = is_log ? (t - top_j) - sum_j : FN(exp)(t - top_j) * sum_j;
-                        if (k == SA_LANES) {
-                            V(store)(y + j, t);
-                        } else {
-                            V(store_n)(y + j, t, k);
-                        }
+                        FN(store_up_to)(y + j, is_log ? (t - top_j) - sum_j : FN(exp)(t - top_j) * sum_j, width - j);
                     }
                 }
                 if (pass == 2 && y == tile) {
@@ -407,4 +407,3 @@ SA_KERNEL void FN(softmax_columns)(const sa_row_block *b, void *unused) {
         }
     }
 }
-#undef SA_SUM_PIECE

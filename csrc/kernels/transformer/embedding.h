@@ -5,13 +5,8 @@ SA_KERNEL void FN(look_up)(const void *table, const void *positions, const int64
     for (ptrdiff_t r = 0; r < rows; ++r) {
         const real *e = (const real *)table + ids[r] * d, *p = (const real *)positions + r * d;
         real *to = (real *)x + r * d;
-        ptrdiff_t i = 0;
-        for (; i + SA_LANES <= d; i += SA_LANES) {
-            V(store)(to + i, V(load)(e + i) + V(load)(p + i));
-        }
-        if (i < d) {
-            const int k = (int)(d - i);
-            V(store_n)(to + i, V(load_n)(e + i, k) + V(load_n)(p + i, k), k);
+        for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
+            FN(store_up_to)(to + i, FN(load_up_to)(e + i, d - i) + FN(load_up_to)(p + i, d - i), d - i);
         }
     }
 }
@@ -23,30 +18,16 @@ SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
     for (ptrdiff_t r = 0; r < n->rows; ++r) {
         const real *x = (const real *)n->x + r * d, *attended = (const real *)n->attended + r * d;
         real *u = (real *)n->unit + r * d, *y = (real *)n->y + r * d;
-        ptrdiff_t i = 0;
-        for (; i + SA_LANES <= d; i += SA_LANES) {
-            V(store)(u + i, V(load)(x + i) + V(load)(attended + i));
+        for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
+            FN(store_up_to)(u + i, FN(load_up_to)(x + i, d - i) + FN(load_up_to)(attended + i, d - i), d - i);
         }
-        if (i < d) {
-            const int k = (int)(d - i);
-            V(store_n)(u + i, V(load_n)(x + i, k) + V(load_n)(attended + i, k), k);
-        }
-        const real hi = (real)(FN(reduce)(u, NULL, d, 0, FN(SUM)).sum / (double)d);
-        const FN(sums) s = FN(reduce)(u, NULL, d, hi, FN(CENTRED));
-        const double lo = s.sum / (double)d, variance = s.squares / (double)d - lo * lo;
-        const real scale = (real)(1 / sqrt((variance < 0 ? 0 : variance) + n->eps));
-        ((real *)n->scale)[r] = scale;
-        for (i = 0; i < d; i += SA_LANES) {
-            const int k = d - i < SA_LANES ? (int)(d - i) : SA_LANES;
-            if (k == SA_LANES) {
-                const vec t = ((V(load)(u + i) - V(set1)(hi)) - SA_C(lo)) * V(set1)(scale);
-                V(store)(u + i, t);
-                V(store)(y + i, V(fma)(t, V(load)(weight + i), V(load)(bias + i)));
-            } else {
-                const vec t = ((V(load_n)(u + i, k) - V(set1)(hi)) - SA_C(lo)) * V(set1)(scale);
-                V(store_n)(u + i, t, k);
-                V(store_n)(y + i, V(fma)(t, V(load_n)(weight + i, k), V(load_n)(bias + i, k)), k);
-            }
+        const FN(statistics) m = FN(layer_statistics)(u, d, n->eps);
+        ((real *)n->scale)[r] = m.scale;
+        for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
+            const ptrdiff_t k = d - i;
+            const vec t = ((FN(load_up_to)(u + i, k) - V(set1)(m.hi)) - V(set1)(m.lo)) * V(set1)(m.scale);
+            FN(store_up_to)(u + i, t, k);
+            FN(store_up_to)(y + i, V(fma)(t, FN(load_up_to)(weight + i, k), FN(load_up_to)(bias + i, k)), k);
         }
     }
 }
@@ -60,23 +41,15 @@ SA_KERNEL void FN(norm_backward)(const sa_norm_rows *n, const void *dy, void *ds
         real *ds_r = (real *)ds + r * d;
         vec sum = V(set1)(0), along = V(set1)(0);
         for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
-            const int k = d - i < SA_LANES ? (int)(d - i) : SA_LANES;
-            const bool whole = k == SA_LANES;
-            const vec g = whole ? V(load)(dy_r + i) * V(load)(weight + i) : V(load_n)(dy_r + i, k) * V(load_n)(weight + i, k);
+            const vec g = FN(load_up_to)(dy_r + i, d - i) * FN(load_up_to)(weight + i, d - i);
             sum = sum + g;
-            along = V(fma)(g, whole ? V(load)(u + i) : V(load_n)(u + i, k), along);
+            along = V(fma)(g, FN(load_up_to)(u + i, d - i), along);
         }
         const vec mean = V(set1)(FN(sum_lanes)(sum) / (real)d), slope = V(set1)(FN(sum_lanes)(along) / (real)d);
         const vec scale = V(set1)(((const real *)n->scale)[r]);
         for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
-            const int k = d - i < SA_LANES ? (int)(d - i) : SA_LANES;
-            if (k == SA_LANES) {
-                const vec g = V(load)(dy_r + i) * V(load)(weight + i);
-                V(store)(ds_r + i, ((g - mean) - V(load)(u + i) * slope) * scale);
-            } else {
-                const vec g = V(load_n)(dy_r + i, k) * V(load_n)(weight + i, k);
-                V(store_n)(ds_r + i, ((g - mean) - V(load_n)(u + i, k) * slope) * scale, k);
-            }
+            const vec g = FN(load_up_to)(dy_r + i, d - i) * FN(load_up_to)(weight + i, d - i);
+            FN(store_up_to)(ds_r + i, ((g - mean) - FN(load_up_to)(u + i, d - i) * slope) * scale, d - i);
         }
     }
 }
@@ -85,17 +58,14 @@ SA_KERNEL void FN(norm_backward)(const sa_norm_rows *n, const void *dy, void *ds
 SA_KERNEL void FN(column_sums)(const void *x, const void *times, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,
                                double factor, void *to) {
     for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
-        const int k = width - c < SA_LANES ? (int)(width - c) : SA_LANES;
         double total[SA_LANES] = {0};
         for (ptrdiff_t first = 0; first < rows; first += 128) {
             const ptrdiff_t end = rows - first < 128 ? rows : first + 128;
             vec sum = V(set1)(0);
             for (ptrdiff_t r = first; r < end; ++r) {
-                const real *x_r = (const real *)x + r * stride + c;
-                vec t = k == SA_LANES ? V(load)(x_r) : V(load_n)(x_r, k);
+                vec t = FN(load_up_to)((const real *)x + r * stride + c, width - c);
                 if (times != NULL) {
-                    const real *times_r = (const real *)times + r * stride + c;
-                    t = t * (k == SA_LANES ? V(load)(times_r) : V(load_n)(times_r, k));
+                    t = t * FN(load_up_to)((const real *)times + r * stride + c, width - c);
                 }
                 sum = sum + t;
             }
@@ -105,7 +75,7 @@ SA_KERNEL void FN(column_sums)(const void *x, const void *times, ptrdiff_t rows,
                 total[i] += (double)lanes[i];
             }
         }
-        for (int i = 0; i < k; ++i) {
+        for (int i = 0; i < SA_LANES && c + i < width; ++i) {
             ((real *)to)[c + i] = (real)(factor * total[i]);
         }
     }

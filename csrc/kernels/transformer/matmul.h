@@ -17,12 +17,8 @@ SA_ONCE void FN(pack_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrd
     for (ptrdiff_t k = 0; k < n; ++k) {
         const real *from = b + k * b_stride;
         real *to = panel + k * SA_PANEL;
-        ptrdiff_t c = 0;
-        for (; c + SA_LANES <= width; c += SA_LANES) {
-            V(store)(to + c, V(load)(from + c));
-        }
-        if (c < width) {
-            V(store)(to + c, V(load_n)(from + c, (int)(width - c)));
+        for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
+            V(store)(to + c, FN(load_up_to)(from + c, width - c));
         }
     }
 }
@@ -32,18 +28,9 @@ SA_ONCE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdif
                                        ptrdiff_t stride) {
     for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
         for (ptrdiff_t k = 0; k < n; k += SA_LANES) {
-            const int depth = n - k < SA_LANES ? (int)(n - k) : SA_LANES;
             vec t[SA_LANES];
-            SA_UNROLL
-            for (int i = 0; i < SA_LANES; ++i) {
-                t[i] = V(set1)(0);
-                if (c + i < width) {
-                    const real *from = b + (c + i) * b_stride + k;
-                    t[i] = depth == SA_LANES ? V(load)(from) : V(load_n)(from, depth);
-                }
-            }
-            FN(transpose)(t);
-            for (int i = 0; i < depth; ++i) {
+            FN(load_transposed)(b + c * b_stride + k, b_stride, width - c, n - k, t);
+            for (int i = 0; i < SA_LANES && k + i < n; ++i) {
                 V(store)(panel + (k + i) * stride + c, t[i]);
             }
         }

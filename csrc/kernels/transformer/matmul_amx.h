@@ -43,7 +43,7 @@ SA_ONCE void FN(pad_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, int 
     for (int i = 0; i < SA_LANES; ++i) {
         vec row = V(set1)(0);
         if (i < rows) {
-            row = columns == SA_LANES ? V(load)(x + i * stride) : V(load_n)(x + i * stride, columns);
+            row = FN(load_up_to)(x + i * stride, columns);
         }
         V(store)(to + i * SA_LANES, row);
     }
@@ -137,7 +137,7 @@ SA_LEAF bool FN(row_fits)(const real *x, ptrdiff_t n) {
     char tiles[3][64] __attribute__((aligned(64)));
     vec wrong = V(set1)(0);
     for (ptrdiff_t k = 0; k < n; k += SA_LANES) {
-        const vec t = n - k < SA_LANES ? V(load_n)(x + k, (int)(n - k)) : V(load)(x + k);
+        const vec t = FN(load_up_to)(x + k, n - k);
         wrong = wrong + FN(split_pairs)(t, t, tiles[0], sizeof tiles[0], 3, true);
     }
     return FN(is_finite)(wrong);
@@ -170,16 +170,11 @@ SA_INLINE void FN(multiply)(const char *left, const char *right, ptrdiff_t r, pt
 /* C = start + sums, or C += sums without start. */
 SA_LEAF void FN(take_sums)(const real *sums, ptrdiff_t rows, ptrdiff_t width, const real *start, real *c, ptrdiff_t c_stride) {
     for (ptrdiff_t at = 0; at < width; at += SA_LANES) {
-        const int k = width - at < SA_LANES ? (int)(width - at) : SA_LANES;
-        const vec first = start == NULL ? V(set1)(0) : k == SA_LANES ? V(load)(start + at) : V(load_n)(start + at, k);
+        const vec first = start == NULL ? V(set1)(0) : FN(load_up_to)(start + at, width - at);
         for (ptrdiff_t r = 0; r < rows; ++r) {
             real *to = c + r * c_stride + at;
             const vec sum = V(load)(sums + r * SA_SIDE + at);
-            if (k == SA_LANES) {
-                V(store)(to, sum + (start == NULL ? V(load)(to) : first));
-            } else {
-                V(store_n)(to, sum + (start == NULL ? V(load_n)(to, k) : first), k);
-            }
+            FN(store_up_to)(to, sum + (start == NULL ? FN(load_up_to)(to, width - at) : first), width - at);
         }
     }
 }
