@@ -65,12 +65,7 @@ SA_INLINE vec FN(add_product)(vec sum, vec a, vec b, const bool pairs) {
     return (void)pairs, V(fma)(a, b, sum);
 }
 
-/* P[rows][nv·lanes] = k[rows][E] · qT[E][nv·lanes]; top takes each lane's maximum. `pairs`: times a factor for each
- * lane. */
-SA_INLINE void FN(scores_tile)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t E,
-                               real *restrict P, ptrdiff_t lanes, const real *factor, vec *top, const int rows, const int nv,
-                               const bool pairs) {
-    vec sum[8][4];
+SA_INLINE void FN(set_to_zero)(vec sum[8][4], const int rows, const int nv) {
     SA_UNROLL
     for (int r = 0; r < rows; ++r) {
         SA_UNROLL
@@ -78,20 +73,35 @@ SA_INLINE void FN(scores_tile)(const real *restrict qT, const real *restrict k, 
             sum[r][v] = V(set1)(0);
         }
     }
+}
+
+/* sum[r][v] += a[r·stride]·b[v], v ≥ from. */
+SA_INLINE void FN(add_outer)(vec sum[8][4], const real *a, ptrdiff_t stride, const real *b, const int rows, const int from,
+                             const int nv, const bool pairs) {
+    vec row[4];
+    SA_UNROLL
+    for (int v = from; v < nv; ++v) {
+        row[v] = V(load)(b + v * SA_LANES);
+    }
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        const vec a_r = V(set1)(a[r * stride]);
+        SA_UNROLL
+        for (int v = from; v < nv; ++v) {
+            sum[r][v] = FN(add_product)(sum[r][v], a_r, row[v], pairs);
+        }
+    }
+}
+
+/* P[rows][nv·lanes] = k[rows][E] · qT[E][nv·lanes]; top takes each lane's maximum. `pairs`: times a factor for each
+ * lane. */
+SA_INLINE void FN(scores_tile)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t E,
+                               real *restrict P, ptrdiff_t lanes, const real *factor, vec *top, const int rows, const int nv,
+                               const bool pairs) {
+    vec sum[8][4];
+    FN(set_to_zero)(sum, rows, nv);
     for (ptrdiff_t e = 0; e < E; ++e) {
-        vec q[4];
-        SA_UNROLL
-        for (int v = 0; v < nv; ++v) {
-            q[v] = V(load)(qT + e * lanes + v * SA_LANES);
-        }
-        SA_UNROLL
-        for (int r = 0; r < rows; ++r) {
-            vec k_re = V(set1)(k[r * k_stride + e]);
-            SA_UNROLL
-            for (int v = 0; v < nv; ++v) {
-                sum[r][v] = FN(add_product)(sum[r][v], k_re, q[v], pairs);
-            }
-        }
+        FN(add_outer)(sum, k + e, k_stride, qT + e * lanes, rows, 0, nv, pairs);
     }
     SA_UNROLL
     for (int r = 0; r < rows; ++r) {
@@ -142,30 +152,12 @@ SA_INLINE void FN(values_tile)(const real *restrict P, const real *restrict v_j,
                                real *restrict O, ptrdiff_t lanes, const vec *alpha, const int rows, const int nv,
                                const bool pairs) {
     vec sum[8][4];
-    SA_UNROLL
-    for (int r = 0; r < rows; ++r) {
-        SA_UNROLL
-        for (int v = 0; v < nv; ++v) {
-            sum[r][v] = V(set1)(0);
-        }
-    }
+    FN(set_to_zero)(sum, rows, nv);
     ptrdiff_t j = 0;
     SA_UNROLL
     for (int from = 0; from < nv; ++from) {
         for (; j < end[from]; ++j) {
-            vec p[4];
-            SA_UNROLL
-            for (int v = from; v < nv; ++v) {
-                p[v] = V(load)(P + j * lanes + v * SA_LANES);
-            }
-            SA_UNROLL
-            for (int r = 0; r < rows; ++r) {
-                vec v_jr = V(set1)(v_j[j * v_stride + r]);
-                SA_UNROLL
-                for (int v = from; v < nv; ++v) {
-                    sum[r][v] = FN(add_product)(sum[r][v], v_jr, p[v], pairs);
-                }
-            }
+            FN(add_outer)(sum, v_j + j * v_stride, 1, P + j * lanes, rows, from, nv, pairs);
         }
     }
     SA_UNROLL
@@ -211,27 +203,9 @@ SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const 
                               ptrdiff_t n, real *restrict C, ptrdiff_t c_stride, int tail, const int rows, const int nv,
                               const bool pairs) {
     vec sum[8][4];
-    SA_UNROLL
-    for (int r = 0; r < rows; ++r) {
-        SA_UNROLL
-        for (int v = 0; v < nv; ++v) {
-            sum[r][v] = V(set1)(0);
-        }
-    }
+    FN(set_to_zero)(sum, rows, nv);
     for (ptrdiff_t i = 0; i < n; ++i) {
-        vec x_i[4];
-        SA_UNROLL
-        for (int v = 0; v < nv; ++v) {
-            x_i[v] = V(load)(x + i * x_stride + v * SA_LANES);
-        }
-        SA_UNROLL
-        for (int r = 0; r < rows; ++r) {
-            vec p_ri = V(set1)(p[r * p_stride + i]);
-            SA_UNROLL
-            for (int v = 0; v < nv; ++v) {
-                sum[r][v] = FN(add_product)(sum[r][v], p_ri, x_i[v], pairs);
-            }
-        }
+        FN(add_outer)(sum, p + i, p_stride, x + i * x_stride, rows, 0, nv, pairs);
     }
     SA_UNROLL
     for (int r = 0; r < rows; ++r) {
