@@ -13,7 +13,6 @@ from selfattn.nn._arrays import (
     Gradients,
     Pullback,
     as_input,
-    check_real,
     check_size,
     checked_pullback,
     float_dtype,
@@ -25,24 +24,26 @@ from selfattn.nn.module import Module
 class Norm(Module):
     """A function of the last axes with a weight, and perhaps a bias, for each place in them.
 
-    A subclass names the function and its vjp, which take x, the shape, the parameters and eps.
+    A subclass names the function and its vjp, which take x, the shape, the parameters of these names and eps.
     """
 
     _function: ClassVar[Callable[..., Any]]
     _function_vjp: ClassVar[Callable[..., Any]]
+    weight: Array | None
+    _names: ClassVar[tuple[str, ...]]  # a subclass of a norm may have more parameters
 
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
         eps: float | None,
         dtype: npt.DTypeLike,
-        at_birth: dict[str, float | None],
+        at_birth: tuple[float | None, ...],
     ) -> None:
         sizes = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
         self.normalized_shape = tuple(check_size("normalized_shape", size) for size in sizes)
-        self.eps = None if eps is None else check_real("eps", eps)
+        self.eps = eps
         self.dtype = float_dtype(dtype)
-        for name, number in at_birth.items():
+        for name, number in zip(self._names, at_birth, strict=True):
             filled = None if number is None else np.full(self.normalized_shape, number, self.dtype)
             self.register_parameter(name, filled)
 
@@ -51,7 +52,7 @@ class Norm(Module):
         return f"{self.normalized_shape}, eps={self.eps}"
 
     def _arguments(self, x: npt.ArrayLike) -> tuple[Any, ...]:
-        parameters = map(self.__dict__.get, self._parameter_names)
+        parameters = (getattr(self, name) for name in self._names)
         return as_input(x, self.dtype), self.normalized_shape, *parameters, self.eps
 
     def forward(self, x: npt.ArrayLike) -> Array:
@@ -81,6 +82,7 @@ class Norm(Module):
 
         def backward(dy: Array) -> tuple[Array, Gradients]:
             grads = norm_pullback(dy)
-            return grads.x, {name: getattr(grads, name) for name, _ in self._own_parameters()}
+            found = {name: getattr(grads, name) for name in self._names}
+            return grads.x, {name: gradient for name, gradient in found.items() if gradient is not None}
 
-        return y, checked_pullback(self, y, [vars(self)["weight"]], backward)
+        return y, checked_pullback(self, y, [self.weight], backward)

@@ -42,10 +42,10 @@ class LayerNorm(Norm):
     """
 
     eps: float
-    weight: Array | None
     bias: Array | None
 
     _function, _function_vjp = staticmethod(sa.layer_norm), staticmethod(sa.layer_norm_vjp)
+    _names = ("weight", "bias")
 
     def __init__(
         self,
@@ -57,4 +57,4 @@ class LayerNorm(Norm):
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         weight, shift = (1.0 if elementwise_affine else None, 0.0 if elementwise_affine and bias else None)
-        super().__init__(normalized_shape, check_real("eps", eps), dtype, {"weight": weight, "bias": shift})
+        super().__init__(normalized_shape, check_real("eps", eps), dtype, (weight, shift))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.nn._arrays import Array
+from selfattn.nn._arrays import check_real
 from selfattn.nn._norm import Norm
 
 
@@ -41,9 +41,8 @@ class RMSNorm(Norm):
     array([[0.8485, 1.1314]], dtype=float32)
     """
 
-    weight: Array | None
-
     _function, _function_vjp = staticmethod(sa.rms_norm), staticmethod(sa.rms_norm_vjp)
+    _names = ("weight",)
 
     def __init__(
         self,
@@ -53,4 +52,5 @@ class RMSNorm(Norm):
         *,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        super().__init__(normalized_shape, eps, dtype, {"weight": 1.0 if elementwise_affine else None})
+        eps = None if eps is None else check_real("eps", eps)
+        super().__init__(normalized_shape, eps, dtype, (1.0 if elementwise_affine else None,))

@@ -71,6 +71,15 @@ def test_float64_inputs_stay_float64_and_lists_take_the_dtype_of_the_layer():
         assert layer(ROWS.tolist()).dtype == np.float32
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_a_norm_with_one_more_parameter_computes_the_same(norm):
+    plain, more = norm(6), norm(6)
+    more.register_parameter("gain", np.ones(6, np.float32))
+    (y, pullback), (expected, plain_pullback) = more.vjp(ROWS), plain.vjp(ROWS)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_equal(pullback(ROWS), plain_pullback(ROWS))
+
+
 def test_embedding_looks_up_and_adds_up():
     table = nn.Embedding(5, 2, padding_idx=-1, rng=0, dtype=np.float64)
     np.testing.assert_array_equal(table.weight[4], 0)
