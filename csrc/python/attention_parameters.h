@@ -9,7 +9,7 @@
 /* clang-format off */
 SA_PARAMETER(query, "", SA_ALL, NULL, given,
     "query : array_like, shape (..., L, E)\n"
-    "    Queries. ``...`` are any leading (batch and head) dimensions, which broadcast between `query`,\n"
+    "    Queries. ``...`` are any leading dimensions (batches, then heads), which broadcast between `query`,\n"
     "    `key` and `value`; none is one head. Any strides, alignment and byte order.\n")
 SA_PARAMETER(key, "", SA_ALL, NULL, given,
     "key : array_like, shape (..., S, E)\n"
@@ -22,7 +22,7 @@ SA_INNER_PARAMETER(cu_seqlens_k, "", SA_PACKED, NULL, given)
 SA_PARAMETER(attn_mask, "=None", SA_ALL, read_mask, a.mask,
     "attn_mask : array_like of bool or float, optional\n"
     "    Broadcastable to (..., L, S) without enlarging it. Boolean: True = attend. Float: added to the\n"
-    "    scaled scores, -inf closes a pair as False does; its dtype does not affect the result's.\n")
+    "    scores, -inf closes a pair as False does; its dtype does not affect the result's.\n")
 SA_PARAMETER(dropout_p, "=0.0", SA_ALL, read_dropout, a.dropout_p,
     "dropout_p : float, default 0.0\n"
     "    Probability with which a weight is set to 0; the others are divided by ``1 - dropout_p``. As in\n"
@@ -36,22 +36,21 @@ SA_PARAMETER(scale, "=None", SA_ALL, sa_read_real, a.scale,
     "    Factor of the scores, 1/sqrt(E) by default.\n")
 SA_PARAMETER(enable_gqa, "=False", SA_ALL, NULL, given,
     "enable_gqa : bool, default False\n"
-    "    On the axis before L, let each head of `key` and `value` serve H/H_kv heads of `query` in a row.\n")
+    "    Let each head of `key` and `value` serve H/H_kv heads of `query` in a row.\n")
 SA_PARAMETER(causal, "=None", SA_ALL, read_causal, a.causal,
     "causal : {None, 'upper_left', 'lower_right'}, optional\n"
-    "    The causal rule with its diagonal: j <= i, or j <= i + S - L. `window` and `alibi_slopes` use the\n"
-    "    same diagonal.\n")
+    "    The causal rule with its diagonal: j <= i, or j <= i + S - L.\n")
 SA_PARAMETER(window, "=None", SA_ALL, read_window, a.window_left,
     "window : (left, right), optional\n"
-    "    Keys from i - left to i + right are open, on the diagonal that `causal` chose; each an int >= 0,\n"
-    "    or None for no bound. Costs the width of the window, not S.\n")
+    "    Keys from i + o - left to i + o + right are open, where o is the offset of the causal rule's diagonal:\n"
+    "    0 or S - L. Each is an int >= 0, or None for no bound. Costs the width of the window, not S.\n")
 SA_PARAMETER(softcap, "=None", SA_ALL, read_softcap, a.softcap,
     "softcap : float, optional\n"
     "    Scaled scores s become softcap * tanh(s / softcap); > 0.\n")
 SA_PARAMETER(alibi_slopes, "=None", SA_ALL, read_per_head, a.alibi,
     "alibi_slopes : array_like, optional\n"
-    "    (H,) or broadcastable to the leading dimensions; adds -slope * abs(i + o - j), where o is S - L\n"
-    "    for ``causal='lower_right'``, else 0.\n")
+    "    (H,) or broadcastable to the leading dimensions; adds -slope * abs(i + o - j), with the o\n"
+    "    of `window`.\n")
 SA_PARAMETER(sinks, "=None", SA_ALL, read_per_head, a.sinks,
     "sinks : array_like, optional\n"
     "    (H,) or broadcastable likewise: a logit per head that takes part in the denominator only.\n")

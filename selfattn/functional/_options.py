@@ -2,14 +2,15 @@
 
 Names, defaults, order and descriptions are those of `scaled_dot_product_attention`, in the C core, which checks them too.
 A function takes ``**options: Unpack[...]`` of one of the classes here and is decorated with `takes`: its signature and its
-docstring then show every option.
+docstring then show every option, and it refuses all others.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -81,13 +82,14 @@ _PLACES = {name: place for place, name in enumerate(_PARAMETERS)}
 
 
 def takes(options: type[Any]) -> Callable[[Function], Function]:
-    """Show the options of a class above in the signature and in the docstring of a function.
+    """Show the options of a class above in the signature and in the docstring of a function, and refuse others.
 
     In the docstring they stand in the place of the parameter ``**options``, behind masks and dropout where these are
-    positional.
+    positional. What the function calls may take more than it shows, and would name itself in the error.
     """
     types = {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.__annotations__.items()}
     keyword = inspect.Parameter.KEYWORD_ONLY
+    optional = {name for name, p in _PARAMETERS.items() if p.default is not p.empty}
     taken = [_PARAMETERS[name].replace(kind=keyword, annotation=kind) for name, kind in types.items()]
 
     def shown(function: Function) -> Function:
@@ -98,17 +100,19 @@ def takes(options: type[Any]) -> Callable[[Function], Function]:
         first = shared.index(True) if any(shared) else sum(p.kind is not keyword for p in own)
         rest = sorted([*own[first:], *taken], key=lambda p: _PLACES.get(p.name, len(_PLACES)))
         function.__signature__ = signature.replace(parameters=own[:first] + rest)  # type: ignore[attr-defined]
-        positional = [p.name for p in own[:first] if p.name in _PLACES and p.default is not p.empty]
+        positional = [p.name for p in own[:first] if p.name in optional and p.default is not p.empty]
         names = sorted([*positional, *types], key=_PLACES.__getitem__)
         text = described(_core.scaled_dot_product_attention, names)
-        put(function, r"\*\*options(?:\n\1    .*)*", text)
-        return function
+        put(function, r"\*\*options$", text)
+        known = {p.name for p in own} | types.keys()
+
+        @functools.wraps(function)
+        def checked(*arguments: Any, **options: Any) -> Any:
+            for name in options:
+                if name not in known:
+                    raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}")
+            return function(*arguments, **options)
+
+        return cast("Function", checked)
 
     return shown
-
-
-def refuse_others(function: str, options: Any, known: type[Any]) -> None:
-    """Refuse options that are not of a class above, where what is called below takes more than these."""
-    for name in options:
-        if name not in known.__annotations__:
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")

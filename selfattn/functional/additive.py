@@ -74,7 +74,6 @@ def additive_attention(
     v : array_like, shape (A,)
         The weights of the score, applied as ``query @ w_query``.
     **options
-        As in :func:`scaled_dot_product_attention`.
     return_lse, return_weights : bool, default False
         Append the log-sum-exp of each row (..., L), and the weights (..., L, S).
     num_threads : int, optional
@@ -151,7 +150,6 @@ def additive_attention_vjp(
     query, key, value, w_query, w_key, v, num_threads
         See :func:`additive_attention`.
     **options
-        The same.
 
     Returns
     -------

@@ -23,7 +23,7 @@ from selfattn.functional._gradients import (
     gradient_dtype,
     take_gradients,
 )
-from selfattn.functional._options import AttentionOptions, refuse_others, takes
+from selfattn.functional._options import AttentionOptions, takes
 
 __all__ = [
     "AttentionGradients",
@@ -65,7 +65,6 @@ def scaled_dot_product_attention_vjp(
     value : array_like, shape (..., S, Ev)
         Floating point or integers; integers count as float64.
     **options
-        These and their descriptions are of :func:`scaled_dot_product_attention`, and count for the pullback too.
     return_lse : bool, default False
         Return ``(out, lse)`` in place of ``out``; the pullback then takes the gradient of both.
     return_weights : bool, default False
@@ -98,6 +97,7 @@ def scaled_dot_product_attention_vjp(
 
     Notes
     -----
+    The options are those of :func:`scaled_dot_product_attention`, and count for the pullback too.
     In ``pullback(None, grad_lse)`` None stands for zeros. The pullback drops the weights that the forward pass dropped.
 
     Two kinds of inputs are copied: queries, keys and values that NumPy has to convert, such as lists; and keys
@@ -157,7 +157,6 @@ def scaled_dot_product_attention_forward(
     query, key, value, return_lse, return_weights
         As :func:`scaled_dot_product_attention`.
     **options
-        The same. Dropout needs an int as ``rng``: the backward call must be given the same.
     out : ndarray, optional
         As :func:`scaled_dot_product_attention`. In place of 16 bits it may be of float32: it is then not rounded,
         and gradients from it take less time and are more exact, as those of the vjp.
@@ -178,6 +177,10 @@ def scaled_dot_product_attention_forward(
     KeyboardInterrupt
         Ctrl-C during the call, in Python's main thread. What ``out`` holds is then undefined.
 
+    Notes
+    -----
+    Dropout needs an int as ``rng``: the backward call must be given the same.
+
     References
     ----------
     Dao et al., "FlashAttention", 2022, algorithm 2.
@@ -192,7 +195,6 @@ def scaled_dot_product_attention_forward(
     >>> grads.query.shape
     (3, 3)
     """
-    refuse_others("scaled_dot_product_attention_forward", options, AttentionOptions)
     results: tuple[Array, ...] = _core._attention_forward(
         query, key, value, attn_mask, dropout_p, is_causal, return_lse=return_lse, return_weights=return_weights, out=out,
         **options,
@@ -229,7 +231,6 @@ def scaled_dot_product_attention_backward(
     query, key, value
         Those of the forward call, as all that follows up to ``num_threads``.
     **options
-        Those of the forward call.
     grad_lse : array_like, shape (..., L), optional
         The gradient with respect to the log-sum-exp.
     wrt : sequence of str
@@ -268,7 +269,6 @@ def scaled_dot_product_attention_backward(
     >>> grads.query is mine.query
     True
     """
-    refuse_others("scaled_dot_product_attention_backward", options, AttentionOptions)
     names = check_wrt(wrt, AttentionGradients._fields)
     for name, kept in (("out", out), ("statistics", statistics)):
         if not isinstance(kept, np.ndarray):

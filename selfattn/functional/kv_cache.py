@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from selfattn._core import _cached_attention
 from selfattn.functional._arguments import as_array, as_integers, as_size, is_float
-from selfattn.functional._options import CacheOptions, refuse_others, takes
+from selfattn.functional._options import CacheOptions, takes
 
 __all__ = ["KVCache"]
 
@@ -286,7 +286,8 @@ class KVCache:
 
         The queries are the last tokens of each sequence: query i of n sees the keys up to its own, which is
         n − 1 − i before the last. Where a sequence has fewer keys than that, the query sees none. Nothing is
-        appended when an exception is raised. ``window=(left, 0)`` is a sliding window.
+        appended when an exception is raised. The diagonal of ``window`` and ``alibi_slopes`` is a query's own key:
+        ``window=(left, 0)`` is a sliding window.
 
         Parameters
         ----------
@@ -300,7 +301,6 @@ class KVCache:
         attn_mask : array_like of bool or float, broadcastable to (batch_size, num_heads, n, S), optional
             S is the longest of the lengths, new tokens included. A key must be open in the mask as well.
         **options
-            As for :func:`selfattn.scaled_dot_product_attention`.
         return_lse : bool, default False
             Return the log-sum-exp as well.
 
@@ -330,7 +330,6 @@ class KVCache:
         >>> cache.attend(zero[:, :, 1:], zero[:, :, 1:], value[:, :, 1:]).ravel()
         array([4., 5.], dtype=float32)
         """
-        refuse_others("attend", options, CacheOptions)
         if (key is None) != (value is None):
             raise ValueError("key and value come together: one of them is missing")
         queries = self._queries(query)

@@ -58,7 +58,6 @@ def varlen_attention(
         One for each sequence, since their shapes differ: each broadcastable to (H, L, S) of its sequence,
         boolean (True = attend) or float (added to the scaled scores).
     **options
-        As in :func:`scaled_dot_product_attention`, for each sequence.
     return_lse : bool, default False
         Append the log-sum-exp.
     out : ndarray, optional
@@ -137,7 +136,6 @@ def varlen_attention_vjp(
     attn_mask, out
         See :func:`varlen_attention`.
     **options
-        The same.
     return_lse, wrt
         See :func:`scaled_dot_product_attention_vjp`.
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import reference
-from selfattn.functional._options import StepsOptions, refuse_others, takes
+from selfattn.functional._options import StepsOptions, takes
 
 __all__ = ["AttentionSteps", "attention_steps"]
 
@@ -233,7 +233,6 @@ def attention_steps(
     value : array_like, shape (..., S, Ev)
         Floating point or integers; integers count as float64.
     **options
-        As in :func:`~selfattn.scaled_dot_product_attention`.
 
     Returns
     -------
@@ -272,7 +271,6 @@ def attention_steps(
       weighted_values  (2, 2, 3)  dropped_weights[i, j] * value[j]
       output           (2, 3)     weighted_values.sum over j
     """
-    refuse_others("attention_steps", options, StepsOptions)
     call = reference.arguments.prepare(query, key, value, attn_mask, dropout_p, is_causal, **options)
     return steps_from_scores(call, reference.attention.dot_products(call.query, call.key))
 

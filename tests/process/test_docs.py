@@ -32,6 +32,13 @@ SECTIONS = [
 MARKDOWN = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("csrc/*.md")])
 
 
+class Finder(doctest.DocTestFinder):
+    """One that finds decorated functions too."""
+
+    def _from_module(self, module, thing):
+        return super()._from_module(module, inspect.unwrap(thing))
+
+
 def run_examples(text, name, namespace, path=None, line=0):
     test = doctest.DocTestParser().get_doctest(text, namespace, name, str(path) if path else None, line)
     report = []
@@ -66,7 +73,7 @@ def test_examples_of_modules(name):
         pytest.importorskip(EXTRAS[name])
     module = importlib.import_module(name)
     runner = doctest.DocTestRunner()
-    for test in doctest.DocTestFinder().find(module):
+    for test in Finder().find(module):
         report = []
         runner.run(test, out=report.append)
         assert not runner.failures, "".join(report)
@@ -144,7 +151,8 @@ def test_options_that_a_function_does_not_show_are_refused():
     for function, arguments in calls.items():
         function(*arguments)
         for name in (known - set(inspect.signature(function).parameters)) | {"window_size"}:
-            with pytest.raises(TypeError):
+            said = rf"^{function.__qualname__}\(\) got an unexpected keyword argument '{name}'$"
+            with pytest.raises(TypeError, match=said):
                 function(*arguments, **{name: None})
 
 
@@ -183,6 +191,9 @@ def test_docstrings_have_their_sections_and_describe_every_parameter(name):
     heads = re.findall(r"^(?!\s)(.*(?:\n(?!\s).*)*)", section[1], re.MULTILINE) if section else []
     words = {word for head in heads for word in re.findall(r"\w+", head)}
     assert not [p.name for p in parameters if p.name not in words]
+    named = [line.partition(" : ")[0] for head in heads for line in head.splitlines()]
+    names = re.findall(r"\w+", "\n".join(named))
+    assert len(names) == len(set(names)), "each is described once"
     if name in stub_functions() and section:
         for p in parameters:
             written = re.search(rf"^{p.name}\b.*default (\S+)$", section[1], re.MULTILINE)
