@@ -49,13 +49,15 @@ Returns
 {y}
     As `{name}` returns it.
 pullback : callable
-    {gives}, as often as wanted, in the shape and dtype of the input (float64 for integers).
-    Arrays must stay as they are until its last call. 16 bits are computed in float32; sums over rows are kept in float64.
+    {gives}.
+    It may be called again. A gradient has the shape and dtype of its input (float64 for integers); 16 bits are
+    computed in float32. Arrays must stay as they are until the last call.
 
 Raises
 ------
 TypeError, ValueError
-    As `{name}`. In the pullback: a gradient has another shape than its result, or is float64 where that has fewer bits.
+    As `{name}`{refuses}. In the pullback:
+    a gradient of another shape than its result (ValueError), or float64 where that has fewer bits (TypeError).
 
 See Also
 --------
@@ -63,13 +65,21 @@ See Also
 
 
 def gradient_of(
-    function: Callable[..., Any], gives: str = "``dx = pullback(dy)``", more: str = "", y: str = "y : ndarray"
+    function: Callable[..., Any],
+    gives: str = "``dx = pullback(dy)``",
+    more: str = "",
+    refuses: str = "",
+    y: str = "y : ndarray",
 ) -> Callable[[Function], Function]:
-    """Put the sections that all docstrings here have in the place of ``{sections}``; ``more`` describes a parameter."""
+    """Put the sections that all docstrings here have in the place of ``{sections}``.
+
+    ``more`` describes a parameter that the function does not have, ``refuses`` what is wrong with it.
+    """
 
     def documented(vjp: Function) -> Function:
         parameters = "\n".join(filter(None, [described(function), more]))
-        text = _SECTIONS.format(parameters=parameters, name=function.__name__, gives=gives, y=y)
+        name = function.__name__
+        text = _SECTIONS.format(parameters=parameters, name=name, gives=gives, refuses=refuses, y=y)
         put(vjp, "{sections}", text)
         return vjp
 
@@ -172,7 +182,12 @@ def log_softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     return _with_pullback(_core.log_softmax, _core._log_softmax_backward, x, axis)
 
 
-@gradient_of(_core.layer_norm, "``pullback(dy)`` gives `LayerNormGradients` ``(x, weight, bias)``")
+@gradient_of(
+    _core.layer_norm,
+    """\
+``pullback(dy)`` gives `LayerNormGradients` ``(x, weight, bias)``, None for a parameter that was not given.
+    Sums over rows are kept in float64""",
+)
 def layer_norm_vjp(
     x: npt.ArrayLike,
     normalized_shape: int | Sequence[int],
@@ -217,7 +232,12 @@ def layer_norm_vjp(
     return y, pullback
 
 
-@gradient_of(_core.rms_norm, "``pullback(dy)`` gives `RMSNormGradients` ``(x, weight)``")
+@gradient_of(
+    _core.rms_norm,
+    """\
+``pullback(dy)`` gives `RMSNormGradients` ``(x, weight)``, None for a weight that was not given.
+    Sums over rows are kept in float64""",
+)
 def rms_norm_vjp(
     x: npt.ArrayLike,
     normalized_shape: int | Sequence[int],
@@ -287,10 +307,13 @@ def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") ->
 
 @gradient_of(
     _core.apply_rotary_emb,
-    "``pullback(dy)`` gives `RotaryGradients` ``(x, cos, sin)``, those of the tables summed over what was broadcast",
+    """\
+``pullback(dy)`` gives `RotaryGradients` ``(x, cos, sin)``, None for what ``wrt`` does not name. Those of the
+    tables are summed over what was broadcast""",
     """\
 wrt : str or sequence of str
     What gradients are wanted of. ``wrt="x"`` saves the work for tables that nobody trains.""",
+    "; another name in ``wrt``",
 )
 def apply_rotary_emb_vjp(
     x: npt.ArrayLike,
@@ -351,7 +374,9 @@ def apply_rotary_emb_vjp(
 
 @gradient_of(
     merge_attention,
-    "``pullback(dout, dlse=None)`` gives `MergeGradients` ``(outs, lses)``, two lists with one array for each part",
+    """\
+``pullback(dout, dlse=None)`` gives `MergeGradients` ``(outs, lses)``, two lists with one array for each
+    part""",
     y="result : tuple, (out, lse)",
 )
 def merge_attention_vjp(
