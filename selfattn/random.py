@@ -19,8 +19,8 @@ __all__ = ["TorchGenerator", "torch_rng"]
 Array: TypeAlias = npt.NDArray[Any]
 Size: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | None
 
-_LONG = 16  # normal_() fills longer tensors block by block
-_WIDE = 2**28  # randint() spends two words on wider ranges
+_LONG = 16  # normal_() fills tensors of this size and above block by block
+_WIDE = 2**28  # from this range on randint() spends two words on a number
 
 
 class TorchGenerator:

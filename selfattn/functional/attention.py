@@ -1,6 +1,7 @@
 """Attention with its gradients, and the two halves of it for those who manage memory themselves.
 
-Both halves are the C core's. What packed attention does alike is in `_gradients`; checks of ``gradients=`` are here.
+Both halves are the C core's. What they share with packed attention is in `_gradients`; checks of ``gradients=`` are
+here.
 """
 
 from __future__ import annotations

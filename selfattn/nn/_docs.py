@@ -14,7 +14,7 @@ _SECTIONS = """
 Parameters
 ----------
 {names}
-    As :meth:`forward` takes {them}. Until the last call of the pullback, {they} must stay as {they} {are}.
+    As :meth:`forward` takes {them}.{stay}
 
 Returns
 -------
@@ -41,25 +41,25 @@ _PULLBACK = """\
 def documented_vjp(
     changed: str | None = "a parameter that it needs",
     *,
+    keeps: bool = True,
     result: str = "y : ndarray",
     pullback: str = _PULLBACK,
 ) -> Callable[[Method], Method]:
     """Put the sections of a `vjp` behind what its docstring says.
 
-    ``changed`` says what must not change before the pullback is called, if there is such a thing; ``result`` and
-    ``pullback`` are entries of the section Returns.
+    ``changed`` says what must not change before the pullback is called, if there is such a thing, ``keeps`` whether that holds for the
+    arguments; ``result`` and ``pullback`` are entries of the section Returns.
     """
 
     def documented(method: Method) -> Method:
-        names = [str(p).split(":")[0].split("=")[0] for p in inspect.signature(method).parameters.values()][
-            1:
-        ]
-        several = len(names) > 1
+        parameters = list(inspect.signature(method).parameters.values())[1:]
+        names = [str(p).split(":")[0].split("=")[0] for p in parameters]
+        they, are = ("they", "are") if len(names) > 1 else ("it", "is")
+        stay = f" Until the last call of the pullback, {they} must stay as {they} {are}." if keeps else ""
         text = _SECTIONS.format(
             names="\n".join(textwrap.wrap(", ".join(names), 100)),
-            them="them" if several else "it",
-            they="they" if several else "it",
-            are="are" if several else "is",
+            them="them" if len(names) > 1 else "it",
+            stay=stay,
             result=result,
             pullback=pullback.format(first=names[0]),
         )

@@ -69,7 +69,7 @@ class Dropout(Module):
         x = as_input(x, self.dtype)
         return _times(x, self._factors(x))
 
-    @documented_vjp(None)
+    @documented_vjp(None, keeps=False)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, {})``, which drops the same places."""
         x = as_input(x, self.dtype)

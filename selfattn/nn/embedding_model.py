@@ -173,6 +173,7 @@ class EmbeddingModel(Module):
 
     @documented_vjp(
         "a parameter of a block",
+        keeps=False,
         result="y : ndarray, shape (embedding_dim,) or (n, embedding_dim)",
         pullback="""\
 ``grads = pullback(dy)``, as often as wanted: keyed like :meth:`parameters`, in their shapes and dtypes; of n

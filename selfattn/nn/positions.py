@@ -80,7 +80,7 @@ class SinusoidalPositions(Module):
         y: Array = x + self.table[:length]
         return y
 
-    @documented_vjp(None)
+    @documented_vjp(None, keeps=False)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, {})``; ``dx`` is a copy of ``dy``."""
         x = as_sequence(x, self.d_model, self.table.dtype)

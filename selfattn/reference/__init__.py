@@ -19,7 +19,8 @@ Shape letters: ``...`` are leading (batch and head) dims, H the heads, L the que
 width of a query and of a key, Ev the width of a value.
 
 Arguments, results and errors of a function are those of the function of that name in :mod:`selfattn`, save for
-``compute_dtype``; what is written here is what it computes.
+``compute_dtype``, which is only here, and ``out`` and ``num_threads``, which are only there. Attention always has
+all its gradients, without ``wrt``. What is written here is what a function computes.
 
 **Precision.** Results have the dtype that NumPy's promotion gives the inputs, integers counting as float64.
 Arithmetic is in float64 when that is float64, else in float32. Every function takes ``compute_dtype``: with

@@ -1,6 +1,6 @@
 """The training loop: batches in order, steps of the optimiser, when to save, and Ctrl-C.
 
-What a checkpoint holds lies in the file as `checkpoint` writes it; what is shown on the way is `progress`.
+What a checkpoint holds is decided here; `checkpoint` writes and reads the file, `progress` shows how far it is.
 """
 
 from __future__ import annotations

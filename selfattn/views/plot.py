@@ -208,7 +208,7 @@ def _limits(matrix: Array, vmin: float | None, vmax: float | None) -> tuple[floa
     """Return the ends of the colour scale."""
     finite = matrix[np.isfinite(matrix)]
     least, most = float(finite.min(initial=0.0)), float(finite.max(initial=0.0))
-    far = max(-least, most) or 1.0  # nothing finite above 0
+    far = max(-least, most) or 1.0  # all zero, or nothing finite
     low = (-far if least < 0 else 0.0) if vmin is None else float(vmin)
     high = far if vmax is None else float(vmax)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
