@@ -7,7 +7,7 @@
 #else
 #pragma GCC push_options
 #pragma GCC target("no-sse3,no-avx")
-#pragma GCC optimize("Os") /* for CPUs of before 2013: small beats fast */
+#pragma GCC optimize("Os") /* a fallback: small beats fast */
 #include <emmintrin.h>
 #endif
 #define SA_ISA baseline

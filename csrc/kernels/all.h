@@ -1,5 +1,5 @@
-/* All kernels of one element type on one instruction set: simd/real.h sets the type up, the same text is compiled for both. No
- * include guards in what follows, on purpose. */
+/* All kernels of one element type on one instruction set: simd/real.h sets the type up, the same text is compiled for
+ * both. No include guards in what follows, on purpose. */
 #include "simd/real.h"
 #include "simd/exp.h"
 #include "kernels/attention/pack.h"

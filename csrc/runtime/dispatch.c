@@ -22,7 +22,7 @@ static _Atomic(const sa_kernels *) active;
 
 const sa_kernels *sa_kernels_find(const char *name) {
     for (size_t i = 0; i < BUILT; ++i) {
-        if (sa_cpu_runs(built[i]->name) && (name == NULL || strcmp(built[i]->name, name) == 0)) {
+        if ((name == NULL || strcmp(built[i]->name, name) == 0) && sa_cpu_runs(built[i]->name)) {
             return built[i];
         }
     }

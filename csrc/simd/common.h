@@ -17,14 +17,13 @@
 #define SA_INLINE SA_VERB
 #endif
 #if defined(__clang__)
-#define SA_LEAF static __attribute__((noinline, unused))
-#define SA_ONCE static __attribute__((noinline, unused))
-#define SA_SHARED __attribute__((noinline, visibility("hidden")))
+#define SA_APART noinline
 #else
-#define SA_LEAF static __attribute__((noinline, noclone, unused))
-#define SA_ONCE static __attribute__((noinline, noclone, unused))
-#define SA_SHARED __attribute__((noinline, noclone, visibility("hidden")))
+#define SA_APART noinline, noclone
 #endif
+#define SA_ONCE static __attribute__((SA_APART, unused))
+#define SA_LEAF SA_ONCE
+#define SA_SHARED __attribute__((SA_APART, visibility("hidden")))
 
 #define SA_KERNEL __attribute__((visibility("hidden")))
 

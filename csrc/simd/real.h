@@ -53,8 +53,8 @@
     }
 #endif
 
-/* Backward tiles take a block's SA_BACKWARD_VECS at once, or the larger half. Long blocks pass K, V, dK and dV through
- * the caches less often. */
+/* A leaf takes SA_VECS vectors at most: the backward pass's longer blocks, for which K, V, dK and dV pass through the
+ * caches less often, go by halves. */
 #define SA_AT_ONCE(nv) ((nv) > SA_VECS ? ((nv) + 1) / 2 : (nv))
 
 enum { FN(block_rows) = SA_VECS * SA_LANES, FN(backward_rows) = SA_BACKWARD_VECS * SA_LANES };

@@ -1,5 +1,5 @@
-/* The entries of the forward pass: which way a block goes, and the merging of partial results. forward.h and decode/block.h are
- * the ways. */
+/* The entries of the forward pass: which way a block goes, and the merging of partial results. forward.h and
+ * decode/block.h are the ways. */
 
 SA_SHARED size_t FN(forward_bytes)(const sa_attention *a, const FN(products) * products) {
     FN(scratch) s;

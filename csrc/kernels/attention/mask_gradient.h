@@ -87,23 +87,14 @@ SA_ONCE void FN(add_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s,
     }
     for (int v = 0; v < nv; ++v) {
         for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
-            const int keys = n - j < SA_LANES ? (int)(n - j) : SA_LANES;
             const ptrdiff_t at = (first - b->dmask_key + j) * step;
             vec t[SA_LANES];
-            FN(load_transposed)(s->dS + (j * nv + v) * SA_LANES, nv * SA_LANES, keys, SA_LANES, t);
-            if (keys == SA_LANES && (v + 1) * SA_LANES <= b->b.rows->count) { /* masked stores are slow */
-                SA_UNROLL
-                for (int i = 0; i < SA_LANES; ++i) {
-                    real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + at);
-                    V(store)(to, V(load)(to) + t[i]);
-                }
-                continue;
-            }
+            FN(load_transposed)(s->dS + (j * nv + v) * SA_LANES, nv * SA_LANES, n - j, SA_LANES, t);
             SA_UNROLL
             for (int i = 0; i < SA_LANES; ++i) {
                 if (v * SA_LANES + i < b->b.rows->count) {
                     real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + at);
-                    V(store_n)(to, V(load_n)(to, keys) + t[i], keys);
+                    FN(store_up_to)(to, FN(load_up_to)(to, n - j) + t[i], n - j);
                 }
             }
         }

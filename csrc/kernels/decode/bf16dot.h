@@ -52,8 +52,8 @@ SA_ONCE FN(decode_rows) FN(decode_raw_rows)(const sa_block *b, FN(scratch) * s, 
 
 #define SA_DECODE_PAIR_LEAVES(R)                                                                                               \
     SA_DECODE_SCORES_LEAF(R, RAW)                                                                                              \
-    SA_LEAF void FN(decode_pair_values##R)(const real *pairs, ptrdiff_t apart, const FN(decode_rows) * v, ptrdiff_t n,         \
-                                           ptrdiff_t Dv, real *O, const real *alpha) {                                         \
+    SA_LEAF void FN(decode_pair_values##R##_RAW)(const real *pairs, ptrdiff_t apart, const FN(decode_rows) * v, ptrdiff_t n,   \
+                                                 ptrdiff_t Dv, real *O, const real *alpha) {                                   \
         if (SA_FAR(v)) {                                                                                                       \
             FN(decode_pair_values)(pairs, apart, v, n, Dv, O, alpha, R, true);                                                 \
         } else {                                                                                                               \
@@ -164,12 +164,7 @@ SA_ONCE void FN(bf16dot_decode_scores)(const sa_block *b, FN(scratch) * s, ptrdi
     const ptrdiff_t E = b->a->E;
     const FN(decode_rows) k = FN(decode_raw_rows)(b, s, &b->key, &s->key, first, n, E);
     const real factor = FN(factor_of)(b->a);
-    switch (R) {
-    case 1: FN(decode_scores1_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
-    case 2: FN(decode_scores2_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
-    case 4: FN(decode_scores4_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
-    default: FN(decode_scores8_RAW)(s->q, &k, n, E, s->P, p_stride, factor); break;
-    }
+    SA_DECODE_CALL(decode_scores, RAW, s->q, &k, n, E, s->P, p_stride, factor)
     s->decode.lost |= FN(decode_score_lost)(s->P, n, p_stride, R);
 }
 
@@ -183,10 +178,5 @@ SA_ONCE void FN(bf16dot_decode_values)(const sa_block *b, FN(scratch) * s, ptrdi
         V(store)(pairs, V(round_pairs)(V(load)(P + i), other));
     }
     const FN(decode_rows) v = FN(decode_raw_rows)(b, s, &b->value, &s->value, first, n, Dv);
-    switch (R) {
-    case 1: FN(decode_pair_values1)(P, apart, &v, n, Dv, s->O, s->alpha); break;
-    case 2: FN(decode_pair_values2)(P, apart, &v, n, Dv, s->O, s->alpha); break;
-    case 4: FN(decode_pair_values4)(P, apart, &v, n, Dv, s->O, s->alpha); break;
-    default: FN(decode_pair_values8)(P, apart, &v, n, Dv, s->O, s->alpha); break;
-    }
+    SA_DECODE_CALL(decode_pair_values, RAW, P, apart, &v, n, Dv, s->O, s->alpha)
 }

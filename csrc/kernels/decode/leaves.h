@@ -13,29 +13,10 @@
 #if SA_DECODE_ROWS == 8
 #define SA_DECODE_ALL(kind)                                                                                                    \
     SA_DECODE_LEAVES(1, kind) SA_DECODE_LEAVES(2, kind) SA_DECODE_LEAVES(4, kind) SA_DECODE_LEAVES(8, kind)
-#define SA_DECODE_CALL(name, kind, ...)                                                                                        \
-    switch (R) {                                                                                                               \
-    case 1: FN(name##1_##kind)(__VA_ARGS__); break;                                                                            \
-    case 2: FN(name##2_##kind)(__VA_ARGS__); break;                                                                            \
-    case 4: FN(name##4_##kind)(__VA_ARGS__); break;                                                                            \
-    default: FN(name##8_##kind)(__VA_ARGS__); break;                                                                           \
-    }
 #elif SA_DECODE_ROWS == 4
 #define SA_DECODE_ALL(kind) SA_DECODE_LEAVES(1, kind) SA_DECODE_LEAVES(2, kind) SA_DECODE_LEAVES(4, kind)
-#define SA_DECODE_CALL(name, kind, ...)                                                                                        \
-    switch (R) {                                                                                                               \
-    case 1: FN(name##1_##kind)(__VA_ARGS__); break;                                                                            \
-    case 2: FN(name##2_##kind)(__VA_ARGS__); break;                                                                            \
-    default: FN(name##4_##kind)(__VA_ARGS__); break;                                                                           \
-    }
 #else
 #define SA_DECODE_ALL(kind) SA_DECODE_LEAVES(1, kind) SA_DECODE_LEAVES(2, kind)
-#define SA_DECODE_CALL(name, kind, ...)                                                                                        \
-    if (R == 1) {                                                                                                              \
-        FN(name##1_##kind)(__VA_ARGS__);                                                                                       \
-    } else {                                                                                                                   \
-        FN(name##2_##kind)(__VA_ARGS__);                                                                                       \
-    }
 #endif
 SA_DECODE_ALL(REAL)
 #if SA_SOME_BF16

@@ -342,6 +342,31 @@ SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, con
         }                                                                                                                      \
     }
 
+/* A leaf for R rows. */
+#if SA_DECODE_ROWS == 8
+#define SA_DECODE_CALL(name, kind, ...)                                                                                        \
+    switch (R) {                                                                                                               \
+    case 1: FN(name##1_##kind)(__VA_ARGS__); break;                                                                            \
+    case 2: FN(name##2_##kind)(__VA_ARGS__); break;                                                                            \
+    case 4: FN(name##4_##kind)(__VA_ARGS__); break;                                                                            \
+    default: FN(name##8_##kind)(__VA_ARGS__); break;                                                                           \
+    }
+#elif SA_DECODE_ROWS == 4
+#define SA_DECODE_CALL(name, kind, ...)                                                                                        \
+    switch (R) {                                                                                                               \
+    case 1: FN(name##1_##kind)(__VA_ARGS__); break;                                                                            \
+    case 2: FN(name##2_##kind)(__VA_ARGS__); break;                                                                            \
+    default: FN(name##4_##kind)(__VA_ARGS__); break;                                                                           \
+    }
+#else
+#define SA_DECODE_CALL(name, kind, ...)                                                                                        \
+    if (R == 1) {                                                                                                              \
+        FN(name##1_##kind)(__VA_ARGS__);                                                                                       \
+    } else {                                                                                                                   \
+        FN(name##2_##kind)(__VA_ARGS__);                                                                                       \
+    }
+#endif
+
 /* Raises the maximum to that of scores [n][R], the lanes of `top`. Returns it in those lanes. */
 SA_INLINE vec FN(decode_raise_maximum)(FN(scratch) * s, vec top, const int R) {
     real each[SA_LANES];

@@ -171,7 +171,7 @@ SA_ONCE bool FN(amx_may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first
     return s->wide.of_16_bits && FN(cell_of)(b, s, &s->wide.values, first, true, true);
 }
 
-/* As exact as so many terms. */
+/* With two terms a short exponential is exact enough. */
 SA_INLINE vec FN(weight)(const real *p, vec factor, vec maximum, const bool scores, const int terms) {
     const vec x = V(load)(p);
     if (!scores) {

@@ -2,7 +2,8 @@
  *
  * A float32 is the exact sum of three bfloat16 terms, a float16 of two: x₀ is the nearest to x, x₁ the nearest to
  * the rest, x₂ what is left. A product keeps x_a·y_b with a + b below the larger number of terms; the others are
- * below 2^−25 of x·y. Rounded to nearest, terms have either sign, and errors do not add up. Terms hold 0 and
+ * below 2^−25 of x·y with three terms, 2^−18 with two. Terms rounded to nearest have either sign, so errors do not add
+ * up; weights, P and dS are cut off instead, which is faster. Terms hold 0 and
  * magnitudes from 2^−100 to 2^126 (bfloat16: 2^−80 to 2^50): none is subnormal or infinite. All else goes by
  * multiply-adds.
  *
@@ -15,7 +16,7 @@ enum { SA_TILE_BYTES = 1024, SA_TILE_ROWS = 16, SA_TILE_STEP = 32 };
 #define SA_LEAST(terms) ((terms) == 1 ? -80 : -100)
 #define SA_MOST(terms) ((terms) == 1 ? 50 : 126)
 
-/* Terms of the left operand. The right one, queries times a factor or weights, has three unless all is bfloat16. */
+/* Terms of the left operand, keys or values. The right one has three unless all is of 16 bits (amx.h). */
 SA_INLINE int FN(left_terms)(sa_dtype dtype) { return dtype == SA_BF16 ? 1 : dtype == SA_F16 ? 2 : 3; }
 enum { SA_RIGHT_TERMS = 3 };
 
