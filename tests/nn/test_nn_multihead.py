@@ -109,6 +109,22 @@ def test_lengths_are_padding_at_the_end():
     assert_close(layer(*one, key_lengths=4)[0], output[:, 0], "float64", n=E)
 
 
+@pytest.mark.parametrize("masks", [{"key_padding_mask": PADDING}, {"key_lengths": [4, 7]}])
+def test_padding_may_hold_anything(masks):
+    layer = make({"batch_first": True}, dtype=np.float64, rng=0)
+    query, *others = inputs_for(layer)
+    results = []
+    for filler in (0.0, np.nan, np.inf):
+        (output, weights), pullback = layer.vjp(
+            query, *(np.where(PADDING[..., None], filler, x) for x in others), **masks
+        )
+        (dq, dk, dv), grads = pullback(np.ones_like(output))
+        np.testing.assert_array_equal(dv[PADDING], 0)
+        results.append([output, weights, dq, dk, dv, *grads.values()])
+        for got, expected in zip(results[-1], results[0], strict=True):
+            assert_close(got, expected, "float64", n=2 * N * S)
+
+
 def test_a_row_that_ignores_everything_is_zero_before_the_output_projection():
     layer = perturbed(make({"batch_first": True}, dtype=np.float64, rng=0))
     inputs = inputs_for(layer)

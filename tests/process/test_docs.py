@@ -29,7 +29,8 @@ CALLABLES = {name: thing for name, thing in PUBLIC.items() if callable(thing)}
 SECTIONS = [
     "Parameters", "Returns", "Attributes", "Raises", "See Also", "Notes", "References", "Examples",
 ]  # fmt: skip
-MARKDOWN = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("csrc/*.md")])
+FOLDERS = ["csrc", "docs", "notebooks"]  # those of which a reader opens pages
+MARKDOWN = sorted([*ROOT.glob("*.md"), *(page for name in FOLDERS for page in ROOT.glob(f"{name}/**/*.md"))])
 
 
 class Finder(doctest.DocTestFinder):
@@ -94,12 +95,24 @@ def test_code_in_markdown(path, tmp_path, monkeypatch):
             exec(compile("\n" * line + code, str(path), "exec"), namespace)
 
 
+def without_code(path):
+    return re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path):
+    """The names that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", without_code(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_in_markdown_lead_somewhere(path):
-    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if "://" not in target and not target.startswith(("#", "mailto:")):
-            assert (path.parent / target.split("#")[0]).exists(), target
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(path)):
+        if "://" not in target and not target.startswith("mailto:"):
+            name, _, anchor = target.partition("#")
+            page = path.parent / name if name else path
+            assert page.exists(), target
+            assert not anchor or anchor in anchors(page), target
 
 
 def stub_functions():

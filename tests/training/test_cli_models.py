@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -121,6 +123,15 @@ def test_pipes(here):
     assert (done.returncode, done.stdout, done.stderr) == (0, "1.000\t2\tthe ship\n", "")
 
 
+def test_a_reader_that_goes_away(here):
+    for arguments in (["embed", "model", "--file", "text.txt"], ["search", "model", "text.txt", "the ship"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = finish(start([*COMMAND, *arguments], stdout=writing, cwd=here))
+        os.close(writing)
+        assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_text_that_the_terminal_cannot_show(here, tmp_path):
     (tmp_path / "text.txt").write_text("the rosé\n")
     arguments = ["search", "model", tmp_path / "text.txt", "the ship"]
@@ -157,13 +168,17 @@ def test_running_text(tmp_path, monkeypatch, capsys):
 SMALL = ["--tokenizer", "whitespace", "--dim", "8", "--quiet", "--epochs"]
 
 
-def test_the_same_seed_gives_the_same_model(here, tmp_path):
+def test_the_same_seed_gives_the_same_model_also_from_a_pipe(here, tmp_path):
     for name, seed in (("a", "3"), ("b", "3"), ("c", "4")):
         assert (
             cli.main(["train", "text.txt", "--out", str(tmp_path / name), *SMALL, "1", "--seed", seed]) == 0
         )
-    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
-    assert a == b != c
+    arguments = ["train", "-", "--out", tmp_path / "piped", *SMALL, "1", "--seed", "3"]
+    done = run_command(*arguments, given="\n".join(make_text()), cwd=here)
+    assert (done.returncode, done.stderr) == (0, "")
+    names = ("a", "b", "c", "piped")
+    a, b, c, piped = ((tmp_path / name / "model.safetensors").read_bytes() for name in names)
+    assert a == b == piped != c
 
 
 def test_ctrl_c_and_resume(folder, tmp_path):
@@ -257,10 +272,11 @@ def test_arguments_that_are_no_text(here):
         ("search model nowhere.txt query", "nowhere.txt"),
         ("search nowhere text.txt query", "nowhere is not a folder"),
         ("search model /dev/null query", "holds no sentence"),
+        ("search model text.txt ''", "no tokens"),
     ],
 )
 def test_files_that_will_not_do(here, capsys, arguments, message):
-    assert cli.main(arguments.split()) == 1
+    assert cli.main(shlex.split(arguments)) == 1
     out, error = capsys.readouterr()
     assert out == ""
     assert error.startswith(f"selfattn {arguments.split()[0]}: error: ")
