@@ -2,8 +2,16 @@
 
 import numpy as np
 import pytest
-from nn_checks import assert_close, check_gradients, compare_with_torch, perturbed, torch_twin
+from nn_checks import (
+    assert_close,
+    check_gradients,
+    compare_with_torch,
+    perturbed,
+    torch_state,
+    torch_twin,
+)
 
+import selfattn as sa
 from selfattn import nn
 
 N, L, S, E, HEADS = 2, 5, 7, 8, 2
@@ -74,6 +82,18 @@ def test_outputs_and_gradients_are_those_of_pytorch(shape, batched, dtype):
     compare_with_torch(
         ours, theirs, inputs_for(ours, batched), call(ours), lambda *x: theirs(*x)[0], dtype, n=2 * N * S
     )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_initial_numbers_are_those_of_pytorch(shape):
+    torch = pytest.importorskip("torch")
+    arguments = {"embed_dim": E, "num_heads": HEADS} | SHAPES[shape]
+    torch.manual_seed(11)
+    expected = torch_state(torch.nn.MultiheadAttention(**arguments))
+    got = make(arguments, rng=sa.torch_rng(11)).state_dict()
+    assert list(got) == list(expected)
+    for name, array in got.items():
+        np.testing.assert_array_equal(array, expected[name])
 
 
 @pytest.mark.parametrize("mask", MASKS)

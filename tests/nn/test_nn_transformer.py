@@ -91,6 +91,17 @@ def test_an_encoder_is_that_of_pytorch(final_norm, dtype):
     )
 
 
+@pytest.mark.parametrize(
+    ("weights", "inputs", "result"),
+    [("float32", "float64", "float64"), ("float32", "float16", "float32"), ("float16", "float16", "float16")],
+)
+def test_gradients_have_the_dtypes_of_what_they_belong_to(weights, inputs, result):
+    y, pullback = layer_of("norm first", rng=0, dtype=weights).vjp(X.astype(inputs))
+    dx, grads = pullback(y)
+    assert (y.dtype, dx.dtype) == (result, inputs)
+    assert {grad.dtype.name for grad in grads.values()} == {weights}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_initial_numbers_are_those_of_pytorch_and_copies_are_equal(kind):
     torch = pytest.importorskip("torch")

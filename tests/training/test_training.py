@@ -189,6 +189,15 @@ def test_resumed_training_has_the_same_bits(optimizer, rng, tmp_path):
     assert_same_bits(whole, again)
 
 
+def test_the_cached_normal_is_part_of_a_checkpoint(tmp_path):
+    rng, other = sa.torch_rng(0), sa.torch_rng(1)
+    rng.normal(size=1)  # its partner waits
+    run("Adam", rng, tmp_path / "c", epochs=1)
+    run("Adam", other, tmp_path / "c", epochs=1, resume=True)
+    assert other.get_state() == rng.get_state()
+    assert other.get_state()["next_normal"] is not None
+
+
 class WithDropout(nn.Module):
     """A task of one's own, whose layer draws too."""
 
