@@ -92,13 +92,7 @@ SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apa
     const ptrdiff_t stride = rows->stride, across = apart * stride;
     const char *v = rows->at + 2 * d;
     vec sum[SA_DECODE_ROWS][8];
-    SA_UNROLL
-    for (int r = 0; r < R; ++r) {
-        SA_UNROLL
-        for (int c = 0; c < C; ++c) {
-            sum[r][c] = V(set1)(0);
-        }
-    }
+    FN(decode_open_sums)(sum, R, C);
     uintptr_t next = far && rows->together ? (uintptr_t)rows->at + (uintptr_t)(2 * d * n) : 0;
     for (ptrdiff_t j = 0; j < n; j += 2 * apart, pairs += SA_LANES) {
         const ptrdiff_t here = n - j < apart ? n - j : apart, both = n - j - apart;
@@ -108,14 +102,7 @@ SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apa
             next += far && rows->together ? (uintptr_t)(4 * C * SA_LANES) : 0;
         }
     }
-    SA_UNROLL
-    for (int r = 0; r < R; ++r) {
-        SA_UNROLL
-        for (int c = 0; c < C; ++c) {
-            real *o = O + r * o_stride + d + c * SA_LANES;
-            V(store)(o, V(fma)(V(set1)(alpha[r]), V(load)(o), sum[r][c]));
-        }
-    }
+    FN(decode_close_sums)(sum, O + d, o_stride, alpha, R, C);
 }
 
 SA_INLINE void FN(decode_pair_values)(const real *restrict pairs, ptrdiff_t apart, const FN(decode_rows) * v, ptrdiff_t n,

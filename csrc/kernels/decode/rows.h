@@ -240,6 +240,29 @@ SA_INLINE void FN(decode_scores)(const real *restrict q, const FN(decode_rows) *
     }
 }
 
+SA_INLINE void FN(decode_open_sums)(vec sum[SA_DECODE_ROWS][8], const int R, const int C) {
+    SA_UNROLL
+    for (int r = 0; r < R; ++r) {
+        SA_UNROLL
+        for (int c = 0; c < C; ++c) {
+            sum[r][c] = V(set1)(0);
+        }
+    }
+}
+
+/* O[R][o_stride] = alpha[r]·O + sum */
+SA_INLINE void FN(decode_close_sums)(vec sum[SA_DECODE_ROWS][8], real *restrict O, ptrdiff_t o_stride,
+                                     const real *restrict alpha, const int R, const int C) {
+    SA_UNROLL
+    for (int r = 0; r < R; ++r) {
+        SA_UNROLL
+        for (int c = 0; c < C; ++c) {
+            real *o = O + r * o_stride + c * SA_LANES;
+            V(store)(o, V(fma)(V(set1)(alpha[r]), V(load)(o), sum[r][c]));
+        }
+    }
+}
+
 /* O[R][o_stride] = alpha[r]·O + Σ_j P[j][r]·v[j] in C vectors of columns from d on, or the last `tail` columns. */
 SA_INLINE void FN(decode_values_columns)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * rows, ptrdiff_t n,
                                          ptrdiff_t d, real *restrict O, ptrdiff_t o_stride, const real *restrict alpha,
@@ -250,13 +273,7 @@ SA_INLINE void FN(decode_values_columns)(const real *restrict P, ptrdiff_t p_str
     const bool in_order = far && rows->together;
     uintptr_t next = (uintptr_t)(in_order ? rows->at + n * d * SA_DECODE_BYTES(reads) : v);
     vec sum[SA_DECODE_ROWS][8];
-    SA_UNROLL
-    for (int r = 0; r < R; ++r) {
-        SA_UNROLL
-        for (int c = 0; c < C; ++c) {
-            sum[r][c] = V(set1)(0);
-        }
-    }
+    FN(decode_open_sums)(sum, R, C);
     for (ptrdiff_t j = 0; j < n; ++j, next += (uintptr_t)(in_order ? C * line : v_stride)) {
         const char *v_j = v + j * v_stride;
         vec x[8];
@@ -278,14 +295,7 @@ SA_INLINE void FN(decode_values_columns)(const real *restrict P, ptrdiff_t p_str
             }
         }
     }
-    SA_UNROLL
-    for (int r = 0; r < R; ++r) {
-        SA_UNROLL
-        for (int c = 0; c < C; ++c) {
-            real *o = O + r * o_stride + d + c * SA_LANES;
-            V(store)(o, V(fma)(V(set1)(alpha[r]), V(load)(o), sum[r][c]));
-        }
-    }
+    FN(decode_close_sums)(sum, O + d, o_stride, alpha, R, C);
 }
 
 /* Each C vectors of columns fetch a share of the rows ahead. */
