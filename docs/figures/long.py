@@ -6,25 +6,15 @@ python docs/figures/long.py docs/measurements/long.json docs/images/long.svg
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator
 from html import escape
 from math import log2
-from pathlib import Path
 from typing import Any
+
+from svg import main, picture
 
 COLORS = {"plain": "#2f6fde", "causal": "#e07b39", "window": "#3a9d8f"}
 LEFT, TOP, WIDTH, HEIGHT, BETWEEN = 64, 66, 286, 230, 96
-
-STYLE = """\
-text { font: 12px system-ui, sans-serif; fill: #24292f }
-.title { font-size: 15px; font-weight: 600 }
-.small { font-size: 10.5px; fill: #57606a }
-.grid { stroke: #d0d7de; stroke-width: 1 }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } .small { fill: #9da7b3 } .grid { stroke: #3d444d }
-}"""
 
 
 class Panel:
@@ -93,31 +83,14 @@ def draw(run: dict[str, Any]) -> str:
         f"{config['cpu']}, {config['isa']}, {run['threads']} threads"
     )
     width, height = LEFT + 2 * WIDTH + BETWEEN + 70, TOP + HEIGHT + 44
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
-            f"<style>{STYLE}</style>",
-            f'<text class="title" x="20" y="24">Time over length squared, {min(panels[0].lengths):,} to '
-            f"{max(panels[0].lengths):,} tokens</text>",
-            *(piece for panel in panels for piece in panel.draw()),
-            f'<text class="small" x="{LEFT}" y="{height - 8}">{escape(setting)}</text>',
-            "</svg>\n",
-        ]
-    )
-
-
-def main() -> None:
-    """Read the run and write the picture."""
-    parser = argparse.ArgumentParser(description="Draw a saved run of long sequences as an SVG picture.")
-    parser.add_argument("results", type=Path, help="what `python -m selfattn.benchmarks.long --json` saved")
-    parser.add_argument(
-        "picture", type=Path, nargs="?", default=Path(__file__).parents[1] / "images" / "long.svg"
-    )
-    options = parser.parse_args()
-    picture = draw(json.loads(options.results.read_text(encoding="utf-8")))
-    options.picture.parent.mkdir(parents=True, exist_ok=True)
-    options.picture.write_text(picture, encoding="utf-8")
+    body = [
+        f'<text class="title" x="20" y="24">Time over length squared, {min(panels[0].lengths):,} to '
+        f"{max(panels[0].lengths):,} tokens</text>",
+        *(piece for panel in panels for piece in panel.draw()),
+        f'<text class="small" x="{LEFT}" y="{height - 8}">{escape(setting)}</text>',
+    ]
+    return picture(width, height, body)
 
 
 if __name__ == "__main__":
-    main()
+    main(draw, "long.svg")

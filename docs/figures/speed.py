@@ -6,12 +6,11 @@ python docs/figures/speed.py results.json docs/images/speed.svg
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator
 from html import escape
-from pathlib import Path
 from typing import Any
+
+from svg import main, picture
 
 from selfattn.benchmarks.report import best_time, rate, title_of
 
@@ -24,15 +23,6 @@ COLORS = {
     "numpy": "#8a8f98",
 }
 LABEL_WIDTH, BAR_WIDTH, BAR_HEIGHT, GAP, TOP = 210, 500, 13, 16, 58
-
-STYLE = """\
-text { font: 12px system-ui, sans-serif; fill: #24292f }
-.title { font-size: 15px; font-weight: 600 }
-.small { font-size: 10.5px; fill: #57606a }
-.limit { stroke: #57606a; stroke-dasharray: 3 3 }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } .small { fill: #9da7b3 } .limit { stroke: #9da7b3 }
-}"""
 
 
 def chosen(row: dict[str, Any]) -> bool:
@@ -71,7 +61,6 @@ def draw(run: dict[str, Any]) -> str:
     highest = max(max(c["limits"], default=0) for row in rows for c in row["contestants"])
     highest = max([highest, *(rate(row, c) or 0.0 for row in rows for c in row["contestants"])])
     names = list(dict.fromkeys(c["name"] for row in rows for c in row["contestants"] if best_time(c)))
-    body = list(bars(rows, BAR_WIDTH / highest))
     height = TOP + sum(BAR_HEIGHT * sum(bool(best_time(c)) for c in row["contestants"]) + GAP for row in rows)
     legend = "".join(
         f'<rect x="{x}" y="34" width="10" height="10" rx="2" fill="{COLORS.get(name, "#999999")}"/>'
@@ -81,31 +70,14 @@ def draw(run: dict[str, Any]) -> str:
     config, threads = run["config"], run["settings"]["threads"]
     machine = f"{config['cpu']}, {config['isa']}, {threads} threads; dashed: FMA peak of the same rounds"
     width = LABEL_WIDTH + BAR_WIDTH + 60
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + 22}" role="img">',
-            f"<style>{STYLE}</style>",
-            '<text class="title" x="20" y="20">Forward attention, GFLOP/s, more is better</text>',
-            legend,
-            *body,
-            f'<text class="small" x="{LABEL_WIDTH}" y="{height + 10}">{escape(machine)}</text>',
-            "</svg>\n",
-        ]
-    )
-
-
-def main() -> None:
-    """Read the run and write the picture."""
-    parser = argparse.ArgumentParser(description="Draw a saved benchmark as an SVG picture.")
-    parser.add_argument("results", type=Path, help="what `selfattn bench --json` saved")
-    parser.add_argument(
-        "picture", type=Path, nargs="?", default=Path(__file__).parents[1] / "images" / "speed.svg"
-    )
-    options = parser.parse_args()
-    picture = draw(json.loads(options.results.read_text(encoding="utf-8")))
-    options.picture.parent.mkdir(parents=True, exist_ok=True)
-    options.picture.write_text(picture, encoding="utf-8")
+    body = [
+        '<text class="title" x="20" y="20">Forward attention, GFLOP/s, more is better</text>',
+        legend,
+        *bars(rows, BAR_WIDTH / highest),
+        f'<text class="small" x="{LABEL_WIDTH}" y="{height + 10}">{escape(machine)}</text>',
+    ]
+    return picture(width, height + 22, body)
 
 
 if __name__ == "__main__":
-    main()
+    main(draw, "speed.svg")

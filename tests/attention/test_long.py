@@ -1,6 +1,6 @@
 """Long sequences: the benchmark of them, its figure, and their memory at the full length, with a window."""
 
-import importlib.util
+import importlib
 import json
 from pathlib import Path
 from xml.etree import ElementTree
@@ -50,13 +50,9 @@ def test_wrong_usage(arguments, capsys):
     assert "usage:" in capsys.readouterr().err
 
 
-def test_the_figure(run):
-    path = Path(__file__).parents[2] / "docs" / "figures" / "long.py"
-    spec = importlib.util.spec_from_file_location("make_long_figure", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def test_the_figure(run, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs" / "figures")
+    module = importlib.import_module("long")
     picture = ElementTree.fromstring(module.draw(run))
     text = "".join(picture.itertext())
     assert all(word in text for word in ("forward", "backward", "plain", "causal", "window", "1k", "64"))

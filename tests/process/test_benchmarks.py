@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 import selfattn as sa
+from selfattn import reference
 from selfattn._timing import sample_times, wait_until_quiet
-from selfattn.benchmarks import app, measure, report
+from selfattn.benchmarks import app, engines, measure, report
 from selfattn.benchmarks.cases import BACKWARD, BOTH, SUITES, Case, Choice, Contestant, Row, rows_of
 from selfattn.benchmarks.worker import Library, serve
 
@@ -65,6 +68,30 @@ def test_sample_times() -> None:
     assert len(slow) == 1
     assert slow[0] >= 0.002
     wait_until_quiet(0.1)
+
+
+@pytest.mark.parametrize("engine", ["selfattn", "torch"])
+@pytest.mark.parametrize("kind", ["", BACKWARD, BOTH])
+@pytest.mark.parametrize("ragged", [0, 5])
+def test_spellings_compute_the_case(ragged: int, kind: str, engine: str) -> None:
+    """All that only PyTorch computes too: the other libraries are compared whenever they are timed."""
+    pytest.importorskip(engine, reason=f"needs the package {engine}")
+    for split in (False, True):
+        case = Case(
+            40, 4, heads=2, mask="" if ragged else "float", gradients=kind, ragged=ragged, split=split
+        )
+        query, key, value, mask = inputs = case.inputs()
+        if ragged:
+            at = case.offsets
+            out, pullback = reference.varlen_attention_vjp(query, key, value, at, at)
+        else:
+            out, pullback = reference.scaled_dot_product_attention_vjp(query, key, value, mask)
+        grads = pullback(case.grad_out())[: 3 if ragged else 4] if kind else [out]
+        expected = np.concatenate([np.ravel(x) for x in grads])
+        for spelling in engines.ENGINES[engine].spell(case, inputs, 1):
+            for _ in range(2):  # a timed statement runs again and again
+                got = spelling.to_array(eval(spelling.statement, spelling.names))
+                np.testing.assert_allclose(np.ravel(got), expected, atol=1e-5)
 
 
 def test_worker_protocol() -> None:
@@ -199,3 +226,25 @@ def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == printed
     assert app.main(["--load", str(saved), "--markdown"]) == 0
     assert "| 8 x 4 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", ["--suite x", "--peers x", "--peers torch", "--lengths 0", "--load x"])
+def test_wrong_usage(
+    arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(app, "is_installed", lambda name: name == "numpy")
+    with pytest.raises(SystemExit) as stop:
+        app.main(arguments.split())
+    assert stop.value.code == 2
+    assert ("not installed" if "torch" in arguments else "usage:") in capsys.readouterr().err
+
+
+def test_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs" / "figures")
+    module = importlib.import_module("speed")
+    run = {"config": {"cpu": "A & B", "isa": "avx2"}, "settings": {"threads": 2}, "rows": [make_row()]}
+    picture = ElementTree.fromstring(module.draw(run))
+    assert {"100 x 10", "selfattn", "NumPy"} <= set(picture.itertext())
+    assert "A & B, avx2, 2 threads" in "".join(picture.itertext())
+    with pytest.raises(SystemExit, match="no row"):
+        module.draw({**run, "rows": []})

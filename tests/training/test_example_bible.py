@@ -1,6 +1,6 @@
 """examples/bible.py: its measure, its baseline, and a run on a text of random words in place of the Bible."""
 
-import importlib.util
+import importlib
 import json
 import sys
 import types
@@ -13,18 +13,15 @@ from selfattn import nn
 from selfattn.text import train_sentencepiece
 
 pytest.importorskip("sentencepiece", reason="the extra 'text' is not installed")
-PATH = Path(__file__).parents[2] / "examples" / "bible.py"
 WORDS = [
     first + last for first in ("ba", "do", "ki", "lu", "me") for last in ("gar", "nis", "pol", "tem", "wex")
 ]
 
 
 @pytest.fixture
-def bible():
-    spec = importlib.util.spec_from_file_location("bible", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def bible(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    return importlib.import_module("bible")
 
 
 def test_the_measure(bible):
