@@ -173,6 +173,12 @@ def check_wrt(wrt: str | Iterable[str], known: tuple[str, ...]) -> tuple[str, ..
     return names
 
 
+def check_float_mask(name: str, mask: npt.ArrayLike | None) -> None:
+    """Refuse a mask that has no gradient, where one is asked for."""
+    if mask is not None and np.asarray(mask).dtype == np.bool_:
+        raise ValueError(f"wrt names attn_mask, but {name} is boolean and has no gradient: pass a float mask")
+
+
 def _settled(dropout_p: Any, rng: Any) -> tuple[Any, Any]:
     """Give dropout as a number that cannot change, and with it a seed: forward and backward drop the same."""
     try:

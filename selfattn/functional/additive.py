@@ -116,19 +116,9 @@ def additive_attention(
     True
     """
     call = _Call.read((query, key, value, w_query, w_key, v), **options)
-    length, n_keys = call.length, call.n_keys
-    out = np.empty((*call.lead, length, call.value.shape[-1]), call.result)
-    lse = np.empty((*call.lead, length), call.compute)
-    weights = np.empty((*call.lead, length, n_keys), call.result) if return_weights else None
-    for head, rows in call.blocks():
-        out[head][rows], lse[head][rows], *more = _core.scaled_dot_product_attention(
-            *call.arguments(head, rows), scale=1.0, return_lse=True, return_weights=return_weights,
-            num_threads=num_threads,
-        )  # fmt: skip
-        if weights is not None:
-            weights[head][rows] = more[0]
-    results = [out, *([lse] if return_lse else []), *([] if weights is None else [weights])]
-    return results[0] if len(results) == 1 else tuple(results)
+    out, lse, *weights = call.attend(return_weights, num_threads)
+    results = (out, lse, *weights) if return_lse else (out, *weights)
+    return results if len(results) > 1 else out
 
 
 @takes(AdditiveOptions)
@@ -180,9 +170,8 @@ def additive_attention_vjp(
     >>> grads.v.shape, bool(np.allclose(grads.value.sum(axis=0), 4))  # four rows of weights with sum 1
     ((4,), True)
     """
-    arrays = (query, key, value, w_query, w_key, v)
-    call = _Call.read(arrays, **options)
-    out = additive_attention(*arrays, num_threads=num_threads, **options)
+    call = _Call.read((query, key, value, w_query, w_key, v), **options)
+    out, _ = call.attend(False, num_threads)
     shape = out.shape
 
     @np.errstate(all="ignore")
@@ -313,6 +302,21 @@ class _Call:
         value = self.value[head]
         nothing = np.empty((max(scores.shape), 0), self.compute)  # products of width 0 are 0
         return nothing[: scores.shape[0]], nothing[: self.n_keys], value, scores
+
+    def attend(self, return_weights: bool, num_threads: int | None) -> list[Array]:
+        """Return output and log-sum-exp, and weights if they are asked for."""
+        out = np.empty((*self.lead, self.length, self.value.shape[-1]), self.result)
+        results = [out, np.empty((*self.lead, self.length), self.compute)]
+        if return_weights:
+            results.append(np.empty((*self.lead, self.length, self.n_keys), self.result))
+        for head, rows in self.blocks():
+            found = _core.scaled_dot_product_attention(
+                *self.arguments(head, rows), scale=1.0, return_lse=True, return_weights=return_weights,
+                num_threads=num_threads,
+            )  # fmt: skip
+            for result, block in zip(results, found, strict=True):
+                result[head][rows] = block
+        return results
 
     def gradients(
         self, d_query: Array, d_key: Array, d_value: Array, d_v: Array, query_is_used: Array, key_is_used: Array

@@ -20,6 +20,7 @@ from selfattn.functional._gradients import (
     apart,
     as_gradient,
     attention_vjp,
+    check_float_mask,
     check_wrt,
     gradient_dtype,
     take_gradients,
@@ -127,8 +128,8 @@ def scaled_dot_product_attention_vjp(
     names = check_wrt(wrt, AttentionGradients._fields)
     if return_weights:
         raise TypeError("return_weights has no gradient; call scaled_dot_product_attention for the weights")
-    if "attn_mask" in names and attn_mask is not None and np.asarray(attn_mask).dtype == np.bool_:
-        raise ValueError("wrt names attn_mask, but a boolean mask has no gradient: pass a float mask")
+    if "attn_mask" in names:
+        check_float_mask("attn_mask", attn_mask)
     arguments = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, **options}
     return attention_vjp(
         _core._attention_forward, _backward, (query, key, value), HEADS, arguments, names=names, return_lse=return_lse, out=out

@@ -15,6 +15,7 @@ from selfattn.functional._gradients import (
     AttentionGradients,
     Pullback,
     attention_vjp,
+    check_float_mask,
     check_wrt,
     take_gradients,
 )
@@ -171,8 +172,7 @@ def varlen_attention_vjp(
     names = check_wrt(wrt, AttentionGradients._fields)
     if "attn_mask" in names and isinstance(attn_mask, Sequence):
         for s, mask in enumerate(attn_mask):
-            if mask is not None and np.asarray(mask).dtype == np.bool_:
-                raise ValueError(f"wrt names attn_mask, but attn_mask[{s}] is boolean and has no gradient")
+            check_float_mask(f"attn_mask[{s}]", mask)
     arguments: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": 0.0, **options}
 
     def forward(*arrays: Array, **given: Any) -> tuple[Array, ...]:

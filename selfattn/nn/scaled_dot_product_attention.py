@@ -107,11 +107,12 @@ class ScaledDotProductAttention(Module):
             raise TypeError(f"dropout must be a module such as nn.Dropout(0.1), not {dropout!r}")
         inputs = self._inputs(query, key, value)
         masks = (mask, attn_mask, key_lengths)
-        values, weights = _attend(inputs, *masks)
+        values, weights, pairs = _attend(inputs, *masks)
         if dropout is None:
             return values, weights
         dropped = _as_dropped(dropout(weights), weights)
-        return _weighted_values(dropped, inputs[2], _pairs(inputs, *masks)[1], values), dropped
+        _, open_pairs = pairs or _pairs(inputs, *masks)
+        return _weighted_values(dropped, inputs[2], open_pairs, values), dropped
 
     def vjp(
         self,
@@ -157,8 +158,8 @@ class ScaledDotProductAttention(Module):
         """
         inputs = self._inputs(query, key, value)
         masks = (mask, attn_mask, key_lengths)
-        values, weights = _attend(inputs, *masks)
-        scored, open_pairs = _pairs(inputs, *masks)
+        values, weights, pairs = _attend(inputs, *masks)
+        scored, open_pairs = pairs or _pairs(inputs, *masks)
         dropped, dropout_pullback = weights, None
         if dropout is not None:
             if not hasattr(dropout, "vjp"):
@@ -181,9 +182,8 @@ class ScaledDotProductAttention(Module):
             d_p = d_dropped
             if dropout_pullback is not None:
                 d_p = widened(dropout_pullback(d_dropped.astype(dropped.dtype, copy=False))[0])
-            d_scores = _scores_gradient(widened(weights), d_p, scored, open_pairs) / math.sqrt(
-                q.shape[-1] or 1
-            )
+            root = math.sqrt(q.shape[-1] or 1)
+            d_scores = _scores_gradient(widened(weights), d_p, scored, open_pairs) / root
             dq = weighted_sum(d_scores, k, scored)
             dk = weighted_sum(d_scores.swapaxes(-1, -2), q, scored.swapaxes(-1, -2))
             dv = weighted_sum(widened(dropped).swapaxes(-1, -2), d_out, open_pairs.swapaxes(-1, -2))
@@ -209,8 +209,8 @@ def _attend(
     mask: npt.ArrayLike | None,
     attn_mask: npt.ArrayLike | None,
     key_lengths: npt.ArrayLike | None,
-) -> tuple[Array, Array]:
-    """Return values and weights, before dropout."""
+) -> tuple[Array, Array, tuple[Array, Array] | None]:
+    """Return values and weights, before dropout, and what `_pairs` told of them if it was asked."""
     q, k, v = inputs
     values: Array
     weights: Array
@@ -218,7 +218,7 @@ def _attend(
         values, weights = sa.scaled_dot_product_attention(
             q, k, v, attn_mask, key_lengths=key_lengths, return_weights=True
         )
-        return values, weights
+        return values, weights, None
     scored, open_pairs = _pairs(inputs, mask, attn_mask, key_lengths)
     both = scored
     if attn_mask is not None and np.asarray(attn_mask).dtype != np.bool_:
@@ -229,7 +229,7 @@ def _attend(
         # Without width all scores are equal.
         alike = sa.scaled_dot_product_attention(q[..., :0], k[..., :0], v, open_pairs, return_weights=True)
         values, weights = (np.where(uniform, a, x) for a, x in zip(alike, (values, weights), strict=True))
-    return values, weights
+    return values, weights, (scored, open_pairs)
 
 
 def _pairs(

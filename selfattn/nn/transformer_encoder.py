@@ -17,7 +17,6 @@ from selfattn.nn._arrays import (
     Pullback,
     as_features,
     as_gradient,
-    check_probability,
     check_size,
 )
 from selfattn.nn._docs import documented_vjp
@@ -128,12 +127,14 @@ class TransformerEncoderLayer(Module):
     ) -> None:
         if activation not in ACTIVATIONS:
             raise ValueError(f'activation must be "relu" or "gelu", not {activation!r}')
-        check_size("d_model", d_model)
+        self.d_model, self.activation, self.norm_first = (
+            check_size("d_model", d_model),
+            activation,
+            norm_first,
+        )
         check_size("dim_feedforward", dim_feedforward)
-        check_probability("dropout", dropout)
         generator = init.as_generator(rng)
-        self.d_model, self.activation, self.norm_first = d_model, activation, norm_first
-        if check_size("d_model", d_model) % check_size("nhead", nhead):
+        if d_model % check_size("nhead", nhead):
             raise ValueError(f"nhead must divide d_model; {nhead} does not divide {d_model}")
         self.self_attn = MultiheadAttention(
             d_model, nhead, dropout, bias, batch_first=batch_first, dtype=dtype, rng=generator
@@ -178,10 +179,7 @@ class TransformerEncoderLayer(Module):
         ndarray, in the shape of ``src``
             What stands in the places of ignored tokens has no meaning.
         """
-        masks = {
-            "attn_mask": src_mask, "key_padding_mask": src_key_padding_mask, "is_causal": is_causal,
-            "key_lengths": key_lengths, "need_weights": False,
-        }  # fmt: skip
+        masks = _masks(src_mask, src_key_padding_mask, is_causal, key_lengths)
 
         def attend(x: Array) -> Array:
             attended: Array = self.dropout1(self.self_attn(x, x, x, **masks)[0])
@@ -201,10 +199,7 @@ class TransformerEncoderLayer(Module):
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped."""
-        masks = {
-            "attn_mask": src_mask, "key_padding_mask": src_key_padding_mask, "is_causal": is_causal,
-            "key_lengths": key_lengths, "need_weights": False,
-        }  # fmt: skip
+        masks = _masks(src_mask, src_key_padding_mask, is_causal, key_lengths)
         x = _as_src(src, self)
         middle, attention_pullback = self._sublayer_vjp(x, "norm1", lambda x: self._attend_vjp(x, masks))
         y, feed_forward_pullback = self._sublayer_vjp(middle, "norm2", self._feed_forward_vjp)
@@ -407,6 +402,16 @@ def _as_src(src: npt.ArrayLike, layer: TransformerEncoderLayer) -> Array:
         axes = "(N, L, d_model)" if layer.self_attn.batch_first else "(L, N, d_model)"
         raise ValueError(f"src must have shape {axes} or (L, d_model), not {x.shape}")
     return x
+
+
+def _masks(
+    mask: npt.ArrayLike | None, padding_mask: npt.ArrayLike | None, is_causal: bool, key_lengths: npt.ArrayLike | None
+) -> dict[str, Any]:  # fmt: skip
+    """Name the masks as MultiheadAttention does; nobody sees its weights."""
+    return {
+        "attn_mask": mask, "key_padding_mask": padding_mask, "is_causal": is_causal, "key_lengths": key_lengths,
+        "need_weights": False,
+    }  # fmt: skip
 
 
 def _copied(layer: Module) -> Module:
