@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inputs import FLOAT_IDS, FLOATS, LAYOUTS, normal, random_mask
+from inputs import BFLOAT16, FLOAT_IDS, FLOATS, LAYOUTS, normal, random_mask
 from leaks import assert_nothing_stays, fails
 from numpy.testing import assert_allclose, assert_array_equal
 from tolerances import assert_within, truth
@@ -135,8 +135,8 @@ def assert_bits_of_own_calls(arguments, options, wrt=None, num_threads=None):
 
 @pytest.mark.parametrize("name", [name for name, options in OPTIONS.items() if "dropout_p" not in options])
 def test_each_sequence_has_the_bits_of_its_own_call(name, isa):
-    assert_bits_of_own_calls(arguments_for(OPTIONS[name]), OPTIONS[name])
-    assert_bits_of_own_calls(arguments_for(OPTIONS[name], dtype=np.float16), OPTIONS[name])
+    for dtype in (np.float32, np.float16, BFLOAT16):
+        assert_bits_of_own_calls(arguments_for(OPTIONS[name], dtype=dtype), OPTIONS[name])
 
 
 def test_keys_in_chunks():
