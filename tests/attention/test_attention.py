@@ -82,7 +82,7 @@ def test_masks_of_every_shape(kind):
 
 @pytest.mark.parametrize("kind", [np.dtype(np.bool_), *FLOATS], ids=["bool", *FLOAT_IDS])
 @real_floats
-def test_masks_of_every_layout(kind, dtype):
+def test_masks_of_every_layout(isa, kind, dtype):
     arrays = random_inputs((2, 3, 33, 8), 150, dtype=dtype)
     rng = np.random.default_rng(6)
     for shape in ((2, 3, 33, 150), (33, 1), (1, 1, 1, 150)):
@@ -94,7 +94,7 @@ def test_masks_of_every_layout(kind, dtype):
         np.testing.assert_array_equal(attend(*arrays, mask.tolist()), plain)
 
 
-def test_bytes_other_than_one_in_a_boolean_mask_mean_true():
+def test_bytes_other_than_one_in_a_boolean_mask_mean_true(isa):
     arrays = random_inputs((5, 8), 70)
     mask = random_mask(np.random.default_rng(1), (5, 70), np.bool_)
     odd = (mask * np.uint8(0xFE)).view(np.bool_)
@@ -103,7 +103,7 @@ def test_bytes_other_than_one_in_a_boolean_mask_mean_true():
 
 @floats
 @pytest.mark.parametrize("kind", FLOATS, ids=FLOAT_IDS)
-def test_a_row_of_the_least_float_is_uniform(dtype, kind):
+def test_a_row_of_the_least_float_is_uniform(isa, dtype, kind):
     query, key, value = random_inputs((4, 8), 70, dtype=dtype)
     least = float(finfo(kind).min)
     mask = np.zeros((4, 70), kind)
