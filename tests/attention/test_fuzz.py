@@ -23,7 +23,6 @@ THOROUGH = settings().max_examples > 1000
 SIZES = st.one_of(
     st.integers(0, 9), st.sampled_from([15, 16, 17, 31, 33, 47, 48, 49, 63, 64, 65, 127, 129, 200])
 )
-FEW = st.integers(0, 4)
 
 
 @st.composite

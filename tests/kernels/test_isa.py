@@ -6,12 +6,11 @@ import re
 
 import numpy as np
 import pytest
+from instruction_sets import ISAS
 from processes import PYTHON, finish, start
 
 import selfattn as sa
 from selfattn import _core
-
-ISAS = _core.available_isas()
 
 SCRIPT = """
 import json, sys

@@ -318,7 +318,7 @@ def test_fork_while_a_long_call_looks_for_signals(turns):
 
 
 BESIDE = """
-expected = reference = None
+expected = None
 def both(turns=6):
     for _ in range(turns):
         assert (attend() == expected).all()

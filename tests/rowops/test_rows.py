@@ -26,10 +26,6 @@ LENGTHS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130, 100
 COLUMNS = [2, 3, 4, 8, 15, 17, 64, 255, 256, 257, 600]
 
 
-def last_axes(x, axes):
-    return tuple(range(x.ndim - axes, x.ndim))
-
-
 def softmax_bound(x, y, u, axis=-1):
     with np.errstate(invalid="ignore"):
         distance = np.abs(x - x.max(axis=axis, keepdims=True, initial=-np.inf))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from inputs import read_only
 
 from selfattn import BlockMask
 
@@ -21,12 +22,6 @@ def array(shape, dtype=np.float32):
 def huge(*shape, dtype=np.float32):
     """An array of any size that has one element in memory."""
     return np.broadcast_to(np.ones((), dtype), shape)
-
-
-def read_only(shape):
-    x = np.zeros(shape, np.float32)
-    x.flags.writeable = False
-    return x
 
 
 class WithTables(BlockMask):
@@ -209,7 +204,7 @@ BAD = [
     Bad("out integer", T, "out.*float32.*int64", {"out": np.zeros((2, 3, 6), np.int64)}),
     Bad("out object", T, "out.*object", {"out": np.zeros((2, 3, 6), object)}),
     Bad("out byte order", T, "out.*byte order", {"out": np.zeros((2, 3, 6), np.dtype(np.float32).newbyteorder())}),
-    Bad("out read-only", VE, "out is read-only", {"out": read_only((2, 3, 6))}),
+    Bad("out read-only", VE, "out is read-only", {"out": read_only(array((2, 3, 6)))}),
     Bad("out masked", T, "out.*MaskedArray", {"out": np.ma.zeros((2, 3, 6), np.float32)}),
     Bad("out broadcast", VE, "out", {"out": np.broadcast_to(np.zeros(6, np.float32), (2, 3, 6))}),
     Bad("out overlaps itself", VE, "out overlaps itself",
