@@ -316,7 +316,8 @@ def test_a_sum_that_leaves_float32_without_its_scale(dtype, length):
             out = attend(query, key, value, **options).astype(np.float64)
         rest = value[:, 1:].astype(np.float64).mean(axis=1, keepdims=True)
         expected = value[:, :1].astype(np.float64) if sign > 0 else rest
-        np.testing.assert_allclose(out, np.broadcast_to(expected, out.shape), rtol=0, atol=2.0**-8)
+        limit = 2.0**-8 if dtype == BFLOAT16 else 40 * np.finfo(dtype).eps
+        np.testing.assert_allclose(out, np.broadcast_to(expected, out.shape), rtol=0, atol=limit)
 
 
 @floats
@@ -467,7 +468,7 @@ def test_other_products_than_multiply_adds_are_used(isa, dtype, lengths):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 2.0**127])
 def test_weights_are_rounded_alike_whatever_a_closed_key_holds(bad):
-    """That tile goes by multiply-adds, and all but a few results are the same to the last bit."""
+    """That tile goes by multiply-adds, and all but a few results are the same to the last bit; all of the other head."""
     if "avx512bf16" not in ISAS:
         pytest.skip("this CPU or this build has no avx512bf16")
     for length, heads, keys in [(4, 40, 100), (200, 2, 64)]:
@@ -477,6 +478,7 @@ def test_weights_are_rounded_alike_whatever_a_closed_key_holds(bad):
             unrounded = attend(*arrays, mask)
         with using("avx512bf16"):
             clean = attend(*arrays, mask)
-            arrays[1][:, 30, 5] = arrays[2][:, 30, 7] = bad
+            arrays[1][1:, 30, 5] = arrays[2][1:, 30, 7] = bad
             found = attend(*arrays, mask)
-        assert np.mean(found != clean) < 0.02 < np.mean(unrounded != clean)
+        assert np.mean(found[1:] != clean[1:]) < 0.01 < np.mean(unrounded != clean)
+        np.testing.assert_array_equal(found[0], clean[0])
