@@ -40,11 +40,13 @@ TOGETHER = [
     tuple(name for name in case.values() if name is not None)
     for case in covering(
         mask=[None, "bool_mask", "float_mask"],
-        diagonal=[None, "is_causal", "lower_right", "window", "left_window"],
+        diagonal=[None, "is_causal", "lower_right"],
+        window=[None, "window", "left_window"],
         **{
             name: [None, name]
             for name in ("softcap", "alibi_slopes", "sinks", "key_lengths", "scale", "dropout")
         },
     )
 ]
+assert set().union(*TOGETHER) == set(OPTIONS) - {"plain"}
 SETS_OF_OPTIONS = ALONE + TOGETHER  # each alone; and all, of which any two meet

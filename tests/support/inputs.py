@@ -116,7 +116,7 @@ OPTIONS = {
     "is_causal": lambda lead, L, S, rng: {"is_causal": True},
     "lower_right": lambda lead, L, S, rng: {"causal": "lower_right"},
     "window": lambda lead, L, S, rng: {"window": (3, 2)},
-    "left_window": lambda lead, L, S, rng: {"window": (17, None), "causal": "lower_right"},
+    "left_window": lambda lead, L, S, rng: {"window": (17, None)},
     "softcap": lambda lead, L, S, rng: {"softcap": 1.5},
     "alibi_slopes": lambda lead, L, S, rng: {"alibi_slopes": rng.random(lead[-1:]) / 4},
     "sinks": lambda lead, L, S, rng: {"sinks": rng.standard_normal(lead[-1:])},
