@@ -15,6 +15,7 @@ from covering import SETS_OF_OPTIONS, covering
 from gradients import FIELDS, assert_true_gradients, everything, true_gradients
 from inputs import BFLOAT16, FLOAT_IDS, FLOATS, LAYOUTS, heads_inside, normal, options_together, random_inputs
 from instruction_sets import ISAS, check, closing, using
+from tolerances import assert_within, rounding
 
 import selfattn as sa
 
@@ -389,13 +390,20 @@ def test_what_is_not_finite_reaches_what_attends_it(dtype, length):
 
 
 def assert_same_as_float64(given, options, what):
-    """Gradients are NaN or infinite where those of float64 are not finite, and there only."""
+    """Gradients are NaN or infinite where those of float64 are not finite, and there only; the others are within their bounds.
+
+    These are of the same arrays with 0 for what is not finite, and of rounding what is right here.
+    """
     *arrays, grad_out = given
     got = attend_vjp(*arrays, **options)[1](grad_out)
     _, pullback = sa.reference.scaled_dot_product_attention_vjp(*arrays, **options, compute_dtype=np.float64)
-    for name, truth_of_it in zip(FIELDS[:3], pullback(grad_out.astype(np.float64)), strict=False):
-        finite = np.isfinite(getattr(got, name).astype(np.float64))
-        np.testing.assert_array_equal(finite, np.isfinite(truth_of_it), err_msg=f"{name} {what}")
+    *clean, clean_grad_out = (np.where(np.isfinite(x), x, 0).astype(x.dtype) for x in given)
+    limits = true_gradients(clean, options, clean_grad_out)
+    for name, exact in zip(FIELDS[:3], pullback(grad_out.astype(np.float64)), strict=False):
+        gradient, finite = getattr(got, name).astype(np.float64), np.isfinite(exact)
+        np.testing.assert_array_equal(np.isfinite(gradient), finite, err_msg=f"{name} {what}")
+        limit = limits[name].limit + rounding(limits[name].dtype, exact)
+        assert_within(np.where(finite, gradient, exact), exact, limit, f"{name} {what}")
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -429,6 +437,18 @@ def test_what_is_closed_leaves_no_trace(dtype, length):
             for n in which:
                 arrays[n][hidden] = bad
         check(arrays, options, clean=clean, what=f"{case}")
+
+
+@floats
+@pytest.mark.parametrize("padding", [2.0**60, 1e-30, np.nan])
+def test_padding_behind_the_lengths_changes_no_bit(dtype, padding):
+    lengths = np.array([90, 33])
+    clean = inputs(dtype, 70, 200)
+    padded = [x.copy() for x in clean]
+    with np.errstate(over="ignore"):
+        for x in padded[1:]:
+            x[np.arange(200) >= lengths[:, None]] = padding
+    assert_same_bits(differentiated, [(arrays, {"key_lengths": lengths}) for arrays in (clean, padded)])
 
 
 @pytest.mark.parametrize("isa", ISAS)
