@@ -5,6 +5,7 @@ import json
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -106,6 +107,8 @@ def long_call(kind: str) -> tuple[Callable[[], Any], list[Any]]:
     if kind == "shared mask":
         return call_with_a_shared_mask(threads=2)
     q, k, v = arrays = inputs(4, 6144)
+    if kind == "forward":
+        return lambda: sa.scaled_dot_product_attention(q, k, v, num_threads=1), [*arrays]
     if kind == "backward":
         out, statistics = sa.scaled_dot_product_attention_forward(q, k, v, window=(0, 0))
         given = (out, out, statistics, q, k, v)
@@ -114,6 +117,8 @@ def long_call(kind: str) -> tuple[Callable[[], Any], list[Any]]:
         [np.ascontiguousarray(x.swapaxes(0, 1)) for x in arrays],
         np.array([0, 100, 1000, 1000, 6144]),
     )
+    if kind == "varlen":
+        return lambda: sa.varlen_attention(*packed, at, at, num_threads=1), [*packed, at]
     if kind == "varlen backward":
         out, pullback = sa.varlen_attention_vjp(*packed, at, at, num_threads=1)
         return lambda: pullback(out), [*packed, at, out]
@@ -156,7 +161,7 @@ def call_with_a_shared_mask(threads: int) -> tuple[Callable[[], Any], list[Any]]
     return lambda: pullback(out), [q, k, v, mask, out]
 
 
-KINDS = ("backward", "varlen backward", "additive", "cache", "shared mask")
+KINDS = ("forward", "backward", "varlen", "varlen backward", "additive", "cache", "shared mask")
 TIMES = 100
 
 
@@ -243,6 +248,18 @@ def test_a_handler_may_fork_in_the_midst_of_a_call() -> None:
         print(handled[0], handled[-1], (found == expected).all())
     """
     assert run_script(script) == "7 7 True"
+
+
+def test_a_call_in_another_thread_is_left_alone() -> None:
+    q, k, v = inputs(8, 4096)
+    expected = sa.scaled_dot_product_attention(q, k, v)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(sa.scaled_dot_product_attention(q, k, v)))
+    with pytest.raises(InterruptedCallError), alarm_after(0.05, interrupt):
+        thread.start()
+        time.sleep(60)
+    thread.join()
+    np.testing.assert_array_equal(results[0], expected)
 
 
 if __name__ == "__main__":
