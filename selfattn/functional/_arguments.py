@@ -65,16 +65,16 @@ def as_integers(name: str, x: npt.ArrayLike) -> npt.NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def as_size(name: str, given: Any, least: int) -> int:
-    """Take a number that counts something."""
+def check_size(name: str, value: Any, least: int = 1) -> int:
+    """Check an argument that counts something."""
     try:
-        size = operator.index(given)
+        size = None if isinstance(value, bool | np.bool_) else operator.index(value)
     except TypeError:
         size = None
-    if size is None or isinstance(given, bool):
-        raise TypeError(f"{name} must be an int >= {least}, got {type(given).__name__}")
+    if size is None:
+        raise TypeError(f"{name} must be an int, not {value!r}")
     if size < least:
-        raise ValueError(f"{name} must be an int >= {least}, got {size}")
+        raise ValueError(f"{name} must be at least {least}, not {size}")
     return size
 
 

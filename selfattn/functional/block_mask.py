@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import as_array, as_integers, as_size
+from selfattn.functional._arguments import as_array, as_integers, check_size
 
 __all__ = ["BlockMask"]
 
@@ -292,7 +292,7 @@ class BlockMask:
                [ True,  True, False],
                [False, False,  True]])
         """
-        n_queries, n_keys = as_size("n_queries", n_queries, 0), as_size("n_keys", n_keys, 0)
+        n_queries, n_keys = check_size("n_queries", n_queries, 0), check_size("n_keys", n_keys, 0)
         dense: npt.NDArray[np.bool_] = np.ones((n_queries, n_keys), np.bool_)
         for part in self._parts:
             part.check(n_queries, n_keys)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn._core import _cached_attention
-from selfattn.functional._arguments import as_array, as_integers, as_size, is_float
+from selfattn.functional._arguments import as_array, as_integers, check_size, is_float
 from selfattn.functional._options import CacheOptions, takes
 
 __all__ = ["KVCache"]
@@ -97,12 +97,12 @@ class KVCache:
         dtype: npt.DTypeLike = np.float32,
         capacity: int = 0,
     ) -> None:
-        batch_size = as_size("batch_size", batch_size, 1)
-        heads = as_size("num_kv_heads", num_kv_heads, 1)
-        head_dim = as_size("head_dim", head_dim, 0)
-        value_dim = head_dim if value_dim is None else as_size("value_dim", value_dim, 0)
+        batch_size = check_size("batch_size", batch_size, 1)
+        heads = check_size("num_kv_heads", num_kv_heads, 1)
+        head_dim = check_size("head_dim", head_dim, 0)
+        value_dim = head_dim if value_dim is None else check_size("value_dim", value_dim, 0)
         own = _float_dtype(dtype)
-        capacity = as_size("capacity", capacity, 0)
+        capacity = check_size("capacity", capacity, 0)
         self._lengths: npt.NDArray[np.int64] = _aligned((batch_size,), np.dtype(np.int64))
         self._lengths[:] = 0
         self._key = _aligned((batch_size, heads, capacity, head_dim), own)

@@ -26,15 +26,6 @@ def float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return dtype
 
 
-def check_size(name: str, value: Any, least: int = 1) -> int:
-    """Check an argument that counts something."""
-    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
-    return int(value)
-
-
 def check_real(name: str, number: Any) -> float:
     """Check an argument that is a real number, such as what a norm adds to the variance."""
     if isinstance(number, bool | np.bool_) or not isinstance(number, int | float | np.integer | np.floating):

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from selfattn.functional._arguments import check_size
 from selfattn.nn._arrays import (
     Array,
     Gradients,
     Pullback,
     as_input,
-    check_size,
     checked_pullback,
     float_dtype,
 )

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from selfattn.functional._arguments import check_size
 from selfattn.nn import init
 from selfattn.nn._arrays import (
     Array,
     Gradients,
     Pullback,
-    check_size,
     checked_pullback,
     float_dtype,
     rows,

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._extras import import_extra
+from selfattn.functional._arguments import check_size
 from selfattn.nn import init
-from selfattn.nn._arrays import Array, Gradients, Pullback, check_size, checked_pullback, widened
+from selfattn.nn._arrays import Array, Gradients, Pullback, checked_pullback, widened
 from selfattn.nn._docs import documented_vjp
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.embedding import Embedding

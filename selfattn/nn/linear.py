@@ -7,13 +7,13 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from selfattn.functional._arguments import check_size
 from selfattn.nn import init
 from selfattn.nn._arrays import (
     Array,
     Gradients,
     Pullback,
     as_features,
-    check_size,
     checked_pullback,
     float_dtype,
     rows,

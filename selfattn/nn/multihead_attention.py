@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.functional._arguments import seed_from_rng
+from selfattn.functional._arguments import check_size, seed_from_rng
 from selfattn.nn import init
 from selfattn.nn._arrays import (
     Array,
@@ -16,7 +16,6 @@ from selfattn.nn._arrays import (
     Pullback,
     as_features,
     check_probability,
-    check_size,
     checked_pullback,
     float_dtype,
     lengths_for_heads,

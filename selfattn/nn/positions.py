@@ -7,7 +7,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.nn._arrays import Array, Gradients, Pullback, as_gradient, as_sequence, check_size, float_dtype
+from selfattn.functional._arguments import check_size
+from selfattn.nn._arrays import Array, Gradients, Pullback, as_gradient, as_sequence, float_dtype
 from selfattn.nn._docs import documented_vjp
 from selfattn.nn.module import Module
 

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
+from selfattn.functional._arguments import check_size
 from selfattn.nn import init
 from selfattn.nn._arrays import (
     Array,
     Gradients,
     Pullback,
     as_sequence,
-    check_size,
     checked_pullback,
     float_dtype,
     lengths_for_heads,

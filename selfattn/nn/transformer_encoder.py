@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
+from selfattn.functional._arguments import check_size
 from selfattn.nn import init
 from selfattn.nn._arrays import (
     Array,
@@ -17,7 +18,6 @@ from selfattn.nn._arrays import (
     Pullback,
     as_features,
     as_gradient,
-    check_size,
 )
 from selfattn.nn._docs import documented_vjp
 from selfattn.nn.containers import ModuleList

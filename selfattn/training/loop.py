@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn._extras import import_extra
+from selfattn.functional._arguments import check_size
 from selfattn.nn import init
-from selfattn.nn._arrays import Array, Gradients, check_size
+from selfattn.nn._arrays import Array, Gradients
 from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.optim import Adam, Optimizer
 from selfattn.training import checkpoint as checkpoints

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from selfattn.functional._arguments import check_size
 from selfattn.nn import init
-from selfattn.nn._arrays import check_size
 
 Triplet: TypeAlias = tuple[str, str, str]
 PathLike: TypeAlias = str | os.PathLike[str]

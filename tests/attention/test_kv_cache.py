@@ -259,9 +259,9 @@ Q = np.zeros((2, 4, 3, 8), np.float32)
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda c: sa.KVCache(0, 1, 1), ValueError, "batch_size must be an int >= 1, got 0"),
-        (lambda c: sa.KVCache(1, True, 1), TypeError, "num_kv_heads must be an int >= 1, got bool"),
-        (lambda c: sa.KVCache(1, 1, 8.0), TypeError, "head_dim must be an int >= 0, got float"),
+        (lambda c: sa.KVCache(0, 1, 1), ValueError, "batch_size must be at least 1, not 0"),
+        (lambda c: sa.KVCache(1, True, 1), TypeError, "num_kv_heads must be an int, not True"),
+        (lambda c: sa.KVCache(1, 1, 8.0), TypeError, "head_dim must be an int, not 8.0"),
         (lambda c: sa.KVCache(1, 1, 8, dtype=int), TypeError, "dtype must be float16, bfloat16, float32 or float64"),
         (lambda c: sa.KVCache(1, 1, 8, dtype=None), TypeError, "dtype must be float16, bfloat16, float32 or float64, got None"),
         (lambda c: sa.KVCache(1, 1, 8, dtype="(2,"), TypeError, "dtype must be float16, bfloat16, float32 or float64, got '(2,'"),
