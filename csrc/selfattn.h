@@ -13,7 +13,6 @@
 
 typedef enum {
     SA_OK = 0,
-    SA_NO_MEMORY, /* nothing was written */
     SA_TOO_LARGE, /* a size overflows; nothing was written */
     SA_BAD_ISA,   /* not in this build, or not on this CPU */
     SA_CANCELLED  /* the outputs are undefined */

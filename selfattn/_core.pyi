@@ -124,7 +124,7 @@ def _embedding_forward(
     cu_seqlens: NDArray[np.intp],
     table: NDArray[Any],
     positions: NDArray[Any],
-    blocks: Sequence[tuple[list[NDArray[Any]], int, float]],
+    blocks: tuple[tuple[list[NDArray[Any]], int, float], ...],
     keep: bool,
     /,
 ) -> Any: ...

@@ -1,6 +1,6 @@
 /* One step of SGD or Adam over many arrays. kernels/optimizer has the arithmetic. */
-#ifndef SA_UPDATE_H
-#define SA_UPDATE_H
+#ifndef SA_OPTIMIZER_H
+#define SA_OPTIMIZER_H
 
 #include "selfattn.h"
 

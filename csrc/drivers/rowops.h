@@ -1,6 +1,6 @@
 /* Row operations: softmax, norms, gelu, rotary embeddings, their gradients; rounding to 16 bits. The caller checks dtypes and shapes. */
-#ifndef SA_ROWS_H
-#define SA_ROWS_H
+#ifndef SA_ROWOPS_H
+#define SA_ROWOPS_H
 
 #include "selfattn.h"
 

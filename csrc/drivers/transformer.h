@@ -1,8 +1,8 @@
 /* The sentence-embedding model: a vector for each sentence of token ids, and the gradients of all parameters.
  * x = table[ids] + positions; block by block x = LayerNorm(x + attention(query(x), key(x), value(x))) within each
  * sentence; the mean over its tokens. The caller checks sizes and ids. */
-#ifndef SA_EMBEDDING_H
-#define SA_EMBEDDING_H
+#ifndef SA_TRANSFORMER_H
+#define SA_TRANSFORMER_H
 
 #include "selfattn.h"
 

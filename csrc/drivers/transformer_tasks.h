@@ -1,6 +1,6 @@
 /* What the embedding model's passes share: where activations lie, how tasks run. */
-#ifndef SA_EMBEDDING_TASKS_H
-#define SA_EMBEDDING_TASKS_H
+#ifndef SA_TRANSFORMER_TASKS_H
+#define SA_TRANSFORMER_TASKS_H
 
 #include "drivers/attention.h"
 #include "drivers/transformer.h"

@@ -191,6 +191,5 @@ extern const sa_kernels sa_kernels_amx, sa_kernels_avx512bf16, sa_kernels_avx512
 
 /* The table in use. dispatch.c owns it. */
 const sa_kernels *sa_kernels_active(void);
-const sa_kernels *sa_kernels_find(const char *name);
 
 #endif

@@ -1,4 +1,4 @@
-/* Owns the checksum of arrays in memory (kernels/checksum.h). */
+/* Owns the checksum of arrays in memory (kernels/transformer/checksum.h). */
 #include "python/module.h"
 
 #include "kernels/kernels.h"

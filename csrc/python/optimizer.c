@@ -7,8 +7,6 @@
 #include "drivers/optimizer.h"
 #include "python/run.h"
 
-#define SA_SMALL_ELEMENTS 2048
-
 /* Lists of equal length; None for moments that the optimiser lacks. */
 enum { PARAMETERS, GRADIENTS, MEANS, SQUARES, STEPS, LISTS };
 static const char *const names[STEPS] = {"parameters", "gradients", "means", "squares"};
@@ -55,9 +53,11 @@ static int read_array(sa_update_array *a, Py_ssize_t i, PyObject *const *lists) 
                            .gradient = data[GRADIENTS],
                            .mean = data[MEANS],
                            .square = data[SQUARES]};
-    a->step = i < PyList_GET_SIZE(lists[STEPS]) ? PyLong_AsLongLong(PyList_GET_ITEM(lists[STEPS], i)) : 0;
+    /* an int alone: any other __index__ is Python, which could free the arrays */
+    PyObject *step = i < PyList_GET_SIZE(lists[STEPS]) ? PyList_GET_ITEM(lists[STEPS], i) : Py_None;
+    a->step = PyLong_Check(step) ? PyLong_AsLongLong(step) : 0;
     if (a->step < 1) {
-        return PyErr_Occurred() ? -1 : sa_error(PyExc_ValueError, "steps[%zd] must be at least 1", i);
+        return PyErr_Occurred() ? -1 : sa_error(PyExc_ValueError, "steps[%zd] must be an int of at least 1", i);
     }
     return 0;
 }

@@ -15,7 +15,7 @@ typedef struct {
 } sa_parameter;
 
 typedef struct {
-    const sa_parameter *parameters; /* an empty name ends it */
+    const sa_parameter *parameters; /* a name of NULL ends it */
     struct {
         const char *name;
         int positional;

@@ -9,8 +9,6 @@
 #include "python/run.h"
 #include "python/scalars.h"
 
-#define SA_SMALL_ELEMENTS 2048
-
 typedef struct {
     const sa_state *state;
     PyArrayObject *array[SA_ROW_ARRAYS]; /* owned; one is the output */
@@ -248,7 +246,7 @@ static int read_interleaved(void *call, PyObject *value, const char *name, void 
 #define NORMS (BIT(SA_LAYER_NORM) | BIT(SA_RMS_NORM) | NORM_GRADIENTS)
 #define GRADIENTS (NORM_GRADIENTS | SOFTMAX_GRADIENTS | BIT(SA_GELU_BACKWARD))
 
-/* Gradients have no defaults. */
+/* Gradients of softmax and GELU have no defaults. */
 static const sa_parameter parameters[] = {
     {"x", "", SOFTMAXES | NORMS | BIT(SA_GELU) | BIT(SA_ROTARY) | GRADIENTS, read_x, AT(c.array[SA_ROW_X])},
     {"dy", "", GRADIENTS, read_dy, AT(c.array[SA_ROW_DY])},

@@ -4,6 +4,8 @@
 
 #include "python/module.h"
 
+#define SA_SMALL_ELEMENTS 2048 /* below: too little work to let go of the GIL */
+
 /* Planned: arguments are checked, outputs made. */
 typedef struct {
     sa_status planned; /* the rest counts only if SA_OK */

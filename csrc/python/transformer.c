@@ -1,4 +1,4 @@
-/* The embedding model's passes, for selfattn/nn/_embedding_compute.py. Ids and offsets are copied, then checked, so
+/* The embedding model's passes, for selfattn/nn/embedding_model.py. Ids and offsets are copied, then checked, so
  * that nobody changes them between. A capsule carries what the backward pass needs. */
 #include "python/arrays.h"
 
@@ -35,7 +35,7 @@ typedef struct {
 } embedding_call;
 
 static void release(embedding_call *c) {
-    for (Py_ssize_t i = 0; i < c->arrays; ++i) {
+    for (Py_ssize_t i = 0; c->array != NULL && i < c->arrays; ++i) {
         Py_XDECREF(c->array[i]);
     }
     PyMem_Free(c->array);
@@ -95,15 +95,16 @@ static int take_block(embedding_call *c, Py_ssize_t b, PyObject *value) {
     return 0;
 }
 
+/* A tuple of blocks, since reading a number may run Python, which could shrink a list. */
 static int take_parameters(embedding_call *c, PyObject *table, PyObject *positions, PyObject *blocks) {
     if (!PyArray_Check(table) || PyArray_NDIM((PyArrayObject *)table) != 2 || PyArray_SIZE((PyArrayObject *)table) == 0 ||
-        !PyList_Check(blocks)) {
-        return sa_error(PyExc_TypeError, "table must be an array (vocab_size, d), blocks a list");
+        !PyTuple_Check(blocks)) {
+        return sa_error(PyExc_TypeError, "table must be an array (vocab_size, d), blocks a tuple");
     }
     c->e.f64 = PyArray_TYPE((PyArrayObject *)table) == NPY_DOUBLE;
     c->e.vocabulary = PyArray_DIM((PyArrayObject *)table, 0);
     c->e.d = PyArray_DIM((PyArrayObject *)table, 1);
-    c->e.blocks = PyList_GET_SIZE(blocks);
+    c->e.blocks = PyTuple_GET_SIZE(blocks);
     c->e.most_heads = 1;
     c->arrays = FIRST_OF_BLOCKS + c->e.blocks * BLOCK_ARRAYS;
     c->array = PyMem_Calloc((size_t)c->arrays, sizeof *c->array);
@@ -118,7 +119,7 @@ static int take_parameters(embedding_call *c, PyObject *table, PyObject *positio
     c->e.table = PyArray_DATA(c->array[TABLE]);
     c->e.positions = PyArray_DATA(c->array[POSITIONS]);
     for (Py_ssize_t b = 0; b < c->e.blocks; ++b) {
-        if (take_block(c, b, PyList_GET_ITEM(blocks, b)) < 0) {
+        if (take_block(c, b, PyTuple_GET_ITEM(blocks, b)) < 0) {
             return -1;
         }
     }
@@ -300,7 +301,7 @@ static size_t gradient_bytes(const embedding_call *c, Py_ssize_t i) {
 /* In one block, owned by a capsule, their base. */
 static PyObject *make_gradients(embedding_call *c, PyObject *module, sa_embedding_block_gradients *of_block) {
     size_t bytes = 0;
-    for (Py_ssize_t i = 0; i < c->arrays; ++i) {
+    for (Py_ssize_t i = 0; c->array != NULL && i < c->arrays; ++i) {
         bytes += gradient_bytes(c, i);
     }
     char *data = sa_block_take(module, bytes);

@@ -20,7 +20,7 @@ enum { BUILT = sizeof built / sizeof built[0] };
 
 static _Atomic(const sa_kernels *) active;
 
-const sa_kernels *sa_kernels_find(const char *name) {
+static const sa_kernels *sa_kernels_find(const char *name) {
     for (size_t i = 0; i < BUILT; ++i) {
         if ((name == NULL || strcmp(built[i]->name, name) == 0) && sa_cpu_runs(built[i]->name)) {
             return built[i];

@@ -29,7 +29,7 @@ test_case plain_case(sa_dtype dtype, ptrdiff_t L, ptrdiff_t S, ptrdiff_t E, ptrd
                        .mask_finite = 3};
 }
 
-void case_describe(const test_case *t, char *text, size_t size) {
+static void case_describe(const test_case *t, char *text, size_t size) {
     snprintf(text, size,
              "L %td S %td E %td Dv %td lead %d (%td %td %td) gqa %td dtypes q%d k%d v%d o%d m%d layouts q%x k%x v%x m%x o%x "
              "broadcast q%x k%x v%x m%x s%x%s%s%s%s%s%s%s%s without %x o=%td window %td %td scale %g softcap %g dropout %g "

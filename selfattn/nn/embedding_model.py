@@ -341,14 +341,14 @@ class EmbeddingModel(Module):
             )
         return found.astype(np.intp, copy=False)
 
-    def _arrays(self) -> tuple[Array, Array, list[_Block]]:
+    def _arrays(self) -> tuple[Array, Array, tuple[_Block, ...]]:
         """Return what the core computes with: 16-bit parameters as float32."""
         table, positions = widened(self.embedding_layer.weight), widened(self.positions.table)
         layers: Any = self.attention_layers
-        blocks = [_Block([widened(x) for x in _parameters(b)], b.num_heads, b.ln.eps) for b in layers]
+        blocks = tuple(_Block([widened(x) for x in _parameters(b)], b.num_heads, b.ln.eps) for b in layers)
         return table, positions, blocks
 
-    def _embed(self, ids: Array, cu_seqlens: Array, arrays: tuple[Array, Array, list[_Block]]) -> Array:
+    def _embed(self, ids: Array, cu_seqlens: Array, arrays: tuple[Array, Array, tuple[_Block, ...]]) -> Array:
         """Compute a row for each sentence: they stand one after the other, with no padding in between."""
         y: Array = _core._embedding_forward(ids, cu_seqlens, *arrays, False)
         return y.astype(self.embedding_layer.weight.dtype, copy=False)

@@ -156,7 +156,7 @@ def hostile():
     def with_parameter(n, array):
         parameters = list(block.parameters)
         parameters[n] = array
-        return [(parameters, 4, 1e-5)]
+        return ((parameters, 4, 1e-5),)
 
     yield "an id too large", good | {"ids": np.where(ids == ids[3], 50, ids)}
     yield "a negative id", good | {"ids": np.where(ids == ids[3], -1, ids)}
@@ -180,9 +180,10 @@ def hostile():
     yield "a weight with too few rows", good | {"blocks": with_parameter(2, np.ones((23, 24)))}
     yield "a short bias", good | {"blocks": with_parameter(7, np.ones(23))}
     yield "a weight transposed", good | {"blocks": with_parameter(0, np.ones((24, 24)).T[::-1])}
-    yield "seven parameters", good | {"blocks": [(block.parameters[:7], 4, 1e-5)]}
-    yield "heads that do not divide", good | {"blocks": [(block.parameters, 5, 1e-5)]}
-    yield "a block of two", good | {"blocks": [(block.parameters, 4)]}
+    yield "seven parameters", good | {"blocks": ((block.parameters[:7], 4, 1e-5),)}
+    yield "heads that do not divide", good | {"blocks": ((block.parameters, 5, 1e-5),)}
+    yield "a block of two", good | {"blocks": ((block.parameters, 4),)}
+    yield "a list of blocks, which may shrink", good | {"blocks": list(blocks)}
 
 
 HOSTILE = dict(hostile())

@@ -131,6 +131,7 @@ def test_the_core_refuses_what_it_cannot_read():
         "strides": ([np.ones(6, np.float32)[::2]], good, good, good, [1]),
         "too few": (good * 2, good, good * 2, good * 2, [1, 1]),
         "step 0": (good, good, good, good, [0]),
+        "an index": (good, good, good, good, [np.int64(1)]),
         "no step": (good, good, good, good, []),
         "half": ([np.ones(3, np.float16)], good, good, good, [1]),
     }
