@@ -1,7 +1,6 @@
 /* Driver of the embedding model's forward pass: phases of independent tasks. One thread takes a part of the sentences,
  * which fits its core's cache, through all phases. With few sentences threads share out every phase. */
 #include <math.h>
-#include <string.h>
 
 #include "drivers/transformer_tasks.h"
 #include "runtime/threads.h"

@@ -1,6 +1,5 @@
 /* Conversions: with one key the output is the value itself. */
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "tests/test.h"

@@ -1,7 +1,6 @@
 /* How calls are cut up: split keys, threads, sizes, cancelling. */
 #include <limits.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "drivers/attention.h"
@@ -86,7 +85,7 @@ static void plans(void) {
                               .window_left = SA_UNBOUNDED,
                               .window_right = SA_UNBOUNDED};
             a.key.lead_stride[0] = a.key.lead_stride[1] = a.query.lead_stride[0] = a.query.lead_stride[1] = 8;
-            sa_attention_plan one, many;
+            sa_attention_plan one = {0}, many = {0};
             CHECK(sa_attention_make_plan(&a, 1, &one) == SA_OK && sa_attention_make_plan(&a, 64, &many) == SA_OK, "status");
             const int wanted = many.threads;
             many.threads = one.threads;

@@ -1,7 +1,6 @@
 /* The embedding model: its products against plain loops; its results, of any way to run it, against those of plain C in
  * double, which Python's tests check. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
