@@ -70,7 +70,6 @@ static bool copy_or_compare(ragged *c, int which, bool copies) {
 
 static void make_ragged(ragged *c, const test_case *spec, int n, const ptrdiff_t *lengths_q, const ptrdiff_t *lengths_k,
                         uint64_t seed) {
-    memset(c, 0, sizeof *c);
     c->n = n;
     c->masks = spec->mask != SA_DTYPES;
     for (int s = 0; s < (n > 0 ? n : 1); ++s) { /* the first gives the widths even if n is 0 */
@@ -146,7 +145,7 @@ static void run_packed(ragged *c, int threads) {
 
 static void try(const test_case *spec, int n, const ptrdiff_t *lengths_q, const ptrdiff_t *lengths_k, bool lower_right,
                 uint64_t seed, const char *title) {
-    ragged *c = malloc(sizeof *c);
+    ragged *c = calloc(1, sizeof *c);
     c->lower_right = lower_right;
     make_ragged(c, spec, n, lengths_q, lengths_k, seed);
     for (int s = 0; s < n; ++s) {
