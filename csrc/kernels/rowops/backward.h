@@ -96,45 +96,41 @@ SA_INLINE vec FN(gelu_tanh_slope)(vec x) {
  *     log_softmax   e^y = t·scale                      dx = dy − e^y·a
  *     norms         y = t·weight, t = (x − mean)·scale dx = scale·((dy·weight − a) − t·b)
  *     gelu                                             dx = dy·slope(x) */
+SA_INLINE void FN(map_backward_vector)(const real *x, const real *dy, real *dx, ptrdiff_t i, ptrdiff_t left, const int kind,
+                                       real hi, real lo, real scale, const real *weight, real a, real b) {
+    vec t = FN(load_up_to)(x + i, left), g = FN(load_up_to)(dy + i, left);
+    if (kind == SA_GELU_BACKWARD) {
+        t = g * FN(gelu_slope)(t);
+    } else if (kind == SA_GELU_TANH_BACKWARD) {
+        t = g * FN(gelu_tanh_slope)(t);
+    } else if (kind == SA_SOFTMAX_BACKWARD) {
+        t = (t * V(set1)(scale)) * (g - V(set1)(a));
+    } else if (kind == SA_LOG_SOFTMAX_BACKWARD) {
+        t = V(fma)(t * V(set1)(scale), V(set1)(-a), g);
+    } else {
+        if (kind == SA_LAYER_NORM_BACKWARD) {
+            t = (t - V(set1)(hi)) - V(set1)(lo);
+        }
+        if (weight != NULL) {
+            g = g * FN(load_up_to)(weight + i, left);
+        }
+        if (kind == SA_LAYER_NORM_BACKWARD) {
+            g = g - V(set1)(a);
+        }
+        t = V(set1)(scale) * V(fma)(t * V(set1)(scale), V(set1)(-b), g);
+    }
+    FN(store_up_to)(dx + i, t, left);
+}
+
 SA_INLINE void FN(map_backward)(const real *x, const real *dy, real *dx, ptrdiff_t n, const int kind, real hi, real lo,
                                 real scale, const real *weight, real a, real b) {
-#define SA_MAP(load, store)                                                                                                    \
-    do {                                                                                                                       \
-        vec t = load(x), g = load(dy);                                                                                         \
-        if (kind == SA_GELU_BACKWARD) {                                                                                        \
-            t = g * FN(gelu_slope)(t);                                                                                         \
-        } else if (kind == SA_GELU_TANH_BACKWARD) {                                                                            \
-            t = g * FN(gelu_tanh_slope)(t);                                                                                    \
-        } else if (kind == SA_SOFTMAX_BACKWARD) {                                                                              \
-            t = (t * V(set1)(scale)) * (g - V(set1)(a));                                                                       \
-        } else if (kind == SA_LOG_SOFTMAX_BACKWARD) {                                                                          \
-            t = V(fma)(t * V(set1)(scale), V(set1)(-a), g);                                                                    \
-        } else {                                                                                                               \
-            if (kind == SA_LAYER_NORM_BACKWARD) {                                                                              \
-                t = (t - V(set1)(hi)) - V(set1)(lo);                                                                           \
-            }                                                                                                                  \
-            if (weight != NULL) {                                                                                              \
-                g = g * load(weight);                                                                                          \
-            }                                                                                                                  \
-            if (kind == SA_LAYER_NORM_BACKWARD) {                                                                              \
-                g = g - V(set1)(a);                                                                                            \
-            }                                                                                                                  \
-            t = V(set1)(scale) * V(fma)(t * V(set1)(scale), V(set1)(-b), g);                                                   \
-        }                                                                                                                      \
-        store;                                                                                                                 \
-    } while (0)
-#define SA_LOAD_FULL(p) V(load)((p) + i)
-#define SA_LOAD_TAIL(p) V(load_n)((p) + i, (int)(n - i))
     ptrdiff_t i = 0;
     for (; i + SA_LANES <= n; i += SA_LANES) {
-        SA_MAP(SA_LOAD_FULL, V(store)(dx + i, t));
+        FN(map_backward_vector)(x, dy, dx, i, SA_LANES, kind, hi, lo, scale, weight, a, b);
     }
     if (i < n) {
-        SA_MAP(SA_LOAD_TAIL, V(store_n)(dx + i, t, (int)(n - i)));
+        FN(map_backward_vector)(x, dy, dx, i, n - i, kind, hi, lo, scale, weight, a, b);
     }
-#undef SA_MAP
-#undef SA_LOAD_FULL
-#undef SA_LOAD_TAIL
 }
 
 /* A row of a softmax or norm. dx may be x; dweight[n] and dbias[n] are added to, or NULL. */

@@ -204,44 +204,41 @@ SA_INLINE vec FN(gelu_tanh)(vec x) {
     return V(select)(V(lt)(x, SA_C(0)), x * h * h, x) * right;
 }
 
-/* y = ((x − hi) − lo)·scale·weight + bias, as far as the kind goes. y may be x. */
+/* y = ((x − hi) − lo)·scale·weight + bias, as far as the kind goes, of a vector at i, or the `left` elements there. */
+SA_INLINE void FN(map_vector)(const real *x, real *y, ptrdiff_t i, ptrdiff_t left, const int kind, real hi, real lo, real scale,
+                              const real *weight, const real *bias) {
+    vec t = FN(load_up_to)(x + i, left);
+    if (kind == SA_GELU) {
+        t = FN(gelu)(t);
+    } else if (kind == SA_GELU_TANH) {
+        t = FN(gelu_tanh)(t);
+    }
+    if (kind == SA_LOG_SOFTMAX || kind == SA_LAYER_NORM) {
+        t = (t - V(set1)(hi)) - V(set1)(lo);
+    }
+    if (kind == SA_SOFTMAX || kind == SA_LAYER_NORM || kind == SA_RMS_NORM) {
+        t = t * V(set1)(scale);
+    }
+    if (weight != NULL && bias != NULL) {
+        t = V(fma)(t, FN(load_up_to)(weight + i, left), FN(load_up_to)(bias + i, left));
+    } else if (weight != NULL) {
+        t = t * FN(load_up_to)(weight + i, left);
+    } else if (bias != NULL) {
+        t = t + FN(load_up_to)(bias + i, left);
+    }
+    FN(store_up_to)(y + i, t, left);
+}
+
+/* y may be x. */
 SA_INLINE void FN(map)(const real *x, real *y, ptrdiff_t n, const int kind, real hi, real lo, real scale, const real *weight,
                        const real *bias) {
-#define SA_MAP(load, store)                                                                                                    \
-    do {                                                                                                                       \
-        vec t = load(x);                                                                                                       \
-        if (kind == SA_GELU) {                                                                                                 \
-            t = FN(gelu)(t);                                                                                                   \
-        } else if (kind == SA_GELU_TANH) {                                                                                     \
-            t = FN(gelu_tanh)(t);                                                                                              \
-        }                                                                                                                      \
-        if (kind == SA_LOG_SOFTMAX || kind == SA_LAYER_NORM) {                                                                 \
-            t = (t - V(set1)(hi)) - V(set1)(lo);                                                                               \
-        }                                                                                                                      \
-        if (kind == SA_SOFTMAX || kind == SA_LAYER_NORM || kind == SA_RMS_NORM) {                                              \
-            t = t * V(set1)(scale);                                                                                            \
-        }                                                                                                                      \
-        if (weight != NULL && bias != NULL) {                                                                                  \
-            t = V(fma)(t, load(weight), load(bias));                                                                           \
-        } else if (weight != NULL) {                                                                                           \
-            t = t * load(weight);                                                                                              \
-        } else if (bias != NULL) {                                                                                             \
-            t = t + load(bias);                                                                                                \
-        }                                                                                                                      \
-        store;                                                                                                                 \
-    } while (0)
-#define SA_LOAD_FULL(p) V(load)(p + i)
-#define SA_LOAD_TAIL(p) V(load_n)(p + i, (int)(n - i))
     ptrdiff_t i = 0;
     for (; i + SA_LANES <= n; i += SA_LANES) {
-        SA_MAP(SA_LOAD_FULL, V(store)(y + i, t));
+        FN(map_vector)(x, y, i, SA_LANES, kind, hi, lo, scale, weight, bias);
     }
     if (i < n) {
-        SA_MAP(SA_LOAD_TAIL, V(store_n)(y + i, t, (int)(n - i)));
+        FN(map_vector)(x, y, i, n - i, kind, hi, lo, scale, weight, bias);
     }
-#undef SA_MAP
-#undef SA_LOAD_FULL
-#undef SA_LOAD_TAIL
 }
 
 /* Turns pairs (x[i], x[half + i]), or (x[2i], x[2i + 1]). y may be x. */
