@@ -9,55 +9,46 @@ typedef struct {
     double g, gt;
 } FN(row_sums);
 
+SA_INLINE void FN(sum_vector)(const real *x, const real *dy, ptrdiff_t i, ptrdiff_t left, const bool is_norm, real hi, real lo,
+                              real scale, const real *weight, real *dweight, real *dbias, vec *sum_g, vec *sum_gt) {
+    vec t = FN(load_up_to)(x + i, left), g = FN(load_up_to)(dy + i, left); /* lanes beyond add 0 */
+    if (is_norm) {
+        t = ((t - V(set1)(hi)) - V(set1)(lo)) * V(set1)(scale);
+    }
+    if (dweight != NULL) {
+        FN(store_up_to)(dweight + i, V(fma)(g, t, FN(load_up_to)(dweight + i, left)), left);
+    }
+    if (dbias != NULL) {
+        FN(store_up_to)(dbias + i, g + FN(load_up_to)(dbias + i, left), left);
+    }
+    if (weight != NULL) {
+        g = g * FN(load_up_to)(weight + i, left);
+    }
+    *sum_g = *sum_g + g;
+    *sum_gt = V(fma)(g, t, *sum_gt);
+}
+
 SA_INLINE FN(row_sums) FN(sum_row)(const real *x, const real *dy, ptrdiff_t n, const bool is_norm, real hi, real lo, real scale,
                                    const real *weight, real *dweight, real *dbias) {
     FN(row_sums) total = {0, 0};
-    ptrdiff_t i = 0;
-    while (i < n) {
+    for (ptrdiff_t i = 0; i < n;) {
         const ptrdiff_t end = n - i < SA_SUM_PIECE ? n : i + SA_SUM_PIECE;
-        vec sum_g[2], sum_gt[2];
-        SA_UNROLL
-        for (int v = 0; v < 2; ++v) {
-            sum_g[v] = sum_gt[v] = V(set1)(0);
-        }
-#define SA_ADD(v, at, load, store)                                                                                             \
-    do {                                                                                                                       \
-        vec t = load(x + (at)), g = load(dy + (at));                                                                           \
-        if (is_norm) {                                                                                                         \
-            t = ((t - V(set1)(hi)) - V(set1)(lo)) * V(set1)(scale);                                                            \
-        }                                                                                                                      \
-        if (dweight != NULL) {                                                                                                 \
-            store(dweight + (at), V(fma)(g, t, load(dweight + (at))));                                                         \
-        }                                                                                                                      \
-        if (dbias != NULL) {                                                                                                   \
-            store(dbias + (at), g + load(dbias + (at)));                                                                       \
-        }                                                                                                                      \
-        if (weight != NULL) {                                                                                                  \
-            g = g * load(weight + (at));                                                                                       \
-        }                                                                                                                      \
-        sum_g[v] = sum_g[v] + g;                                                                                               \
-        sum_gt[v] = V(fma)(g, t, sum_gt[v]);                                                                                   \
-    } while (0)
-#define SA_LOAD_TAIL(p) V(load_n)(p, (int)(end - i))
-#define SA_STORE_TAIL(p, t) V(store_n)(p, t, (int)(end - i))
+        vec g[2], gt[2];
+        g[0] = g[1] = gt[0] = gt[1] = V(set1)(0);
         for (; i + 2 * SA_LANES <= end; i += 2 * SA_LANES) {
-            SA_UNROLL
-            for (int v = 0; v < 2; ++v) {
-                SA_ADD(v, i + v * SA_LANES, V(load), V(store));
-            }
+            FN(sum_vector)(x, dy, i, SA_LANES, is_norm, hi, lo, scale, weight, dweight, dbias, &g[0], &gt[0]);
+            FN(sum_vector)(x, dy, i + SA_LANES, SA_LANES, is_norm, hi, lo, scale, weight, dweight, dbias, &g[1], &gt[1]);
         }
-        for (; i + SA_LANES <= end; i += SA_LANES) {
-            SA_ADD(0, i, V(load), V(store));
+        if (i + SA_LANES <= end) {
+            FN(sum_vector)(x, dy, i, SA_LANES, is_norm, hi, lo, scale, weight, dweight, dbias, &g[0], &gt[0]);
+            i += SA_LANES;
         }
-        if (i < end) { /* lanes beyond add 0 */
-            SA_ADD(1, i, SA_LOAD_TAIL, SA_STORE_TAIL);
+        if (i < end) {
+            FN(sum_vector)(x, dy, i, end - i, is_norm, hi, lo, scale, weight, dweight, dbias, &g[1], &gt[1]);
             i = end;
         }
-#undef SA_ADD
-#undef SA_LOAD_TAIL
-#undef SA_STORE_TAIL
-        total.g += (double)FN(sum_lanes)(sum_g[0] + sum_g[1]);
-        total.gt += (double)FN(sum_lanes)(sum_gt[0] + sum_gt[1]);
+        total.g += (double)FN(sum_lanes)(g[0] + g[1]);
+        total.gt += (double)FN(sum_lanes)(gt[0] + gt[1]);
     }
     return total;
 }

@@ -51,52 +51,53 @@ typedef struct {
     double sum, squares;
 } FN(sums);
 
+/* Adds a vector of x at i, or the `left` elements there, to *sum and *squares; see reduce. */
+SA_INLINE void FN(reduce_vector)(const real *x, real *y, ptrdiff_t i, ptrdiff_t left, real a, const int what, vec *sum,
+                                 vec *squares) {
+    const bool is_exp = what == FN(EXP) || what == FN(EXP_STORED);
+    vec t = FN(load_up_to)(x + i, left);
+    if (left < SA_LANES) {
+        t = FN(pad_from)(t, left, is_exp ? -(real)INFINITY : what == FN(CENTRED) ? a : 0);
+    }
+    if (what == FN(CENTRED)) {
+        t = t - V(set1)(a);
+    } else if (is_exp) {
+        t = FN(exp)(t - V(set1)(a));
+    }
+    if (what == FN(EXP_STORED)) {
+        FN(store_up_to)(y + i, t, left);
+    }
+    if (what != FN(SQUARES)) {
+        *sum = *sum + t;
+    }
+    if (what == FN(SQUARES) || what == FN(CENTRED)) {
+        *squares = V(fma)(t, t, *squares);
+    }
+}
+
 /* SUM Σx; SQUARES Σx²; CENTRED Σ(x − a) and Σ(x − a)²; EXP Σe^(x − a); EXP_STORED also y = e^(x − a). y may be x. */
 SA_INLINE FN(sums) FN(reduce)(const real *x, real *y, ptrdiff_t n, real a, const int what) {
-    const vec a_all = V(set1)(a);
-    const real pad = what == FN(EXP) || what == FN(EXP_STORED) ? -(real)INFINITY : what == FN(CENTRED) ? a : 0;
     FN(sums) total = {0, 0};
-    ptrdiff_t i = 0;
-    while (i < n) {
+    for (ptrdiff_t i = 0; i < n;) {
         const ptrdiff_t end = n - i < SA_SUM_PIECE ? n : i + SA_SUM_PIECE;
         vec sum[4], squares[4];
         SA_UNROLL
         for (int v = 0; v < 4; ++v) {
             sum[v] = squares[v] = V(set1)(0);
         }
-#define SA_ADD(v, load, store)                                                                                                 \
-    do {                                                                                                                       \
-        vec t = load;                                                                                                          \
-        if (what == FN(CENTRED)) {                                                                                             \
-            t = t - a_all;                                                                                                     \
-        } else if (what == FN(EXP) || what == FN(EXP_STORED)) {                                                                \
-            t = FN(exp)(t - a_all);                                                                                            \
-        }                                                                                                                      \
-        if (what == FN(EXP_STORED)) {                                                                                          \
-            store;                                                                                                             \
-        }                                                                                                                      \
-        if (what != FN(SQUARES)) {                                                                                             \
-            sum[v] = sum[v] + t;                                                                                               \
-        }                                                                                                                      \
-        if (what == FN(SQUARES) || what == FN(CENTRED)) {                                                                      \
-            squares[v] = V(fma)(t, t, squares[v]);                                                                             \
-        }                                                                                                                      \
-    } while (0)
         for (; i + 4 * SA_LANES <= end; i += 4 * SA_LANES) {
             SA_UNROLL
             for (int v = 0; v < 4; ++v) {
-                SA_ADD(v, V(load)(x + i + v * SA_LANES), V(store)(y + i + v * SA_LANES, t));
+                FN(reduce_vector)(x, y, i + v * SA_LANES, SA_LANES, a, what, &sum[v], &squares[v]);
             }
         }
         for (; i + SA_LANES <= end; i += SA_LANES) {
-            SA_ADD(0, V(load)(x + i), V(store)(y + i, t));
+            FN(reduce_vector)(x, y, i, SA_LANES, a, what, &sum[0], &squares[0]);
         }
         if (i < end) {
-            const int k = (int)(end - i);
-            SA_ADD(1, FN(pad_from)(V(load_n)(x + i, k), k, pad), V(store_n)(y + i, t, k));
+            FN(reduce_vector)(x, y, i, end - i, a, what, &sum[1], &squares[1]);
             i = end;
         }
-#undef SA_ADD
         total.sum += (double)FN(sum_lanes)((sum[0] + sum[1]) + (sum[2] + sum[3]));
         total.squares += (double)FN(sum_lanes)((squares[0] + squares[1]) + (squares[2] + squares[3]));
     }
