@@ -7,27 +7,19 @@
 #include "drivers/transformer_tasks.h"
 #include "tests/test.h"
 
-static size_t element_size(bool f64) { return f64 ? sizeof(double) : sizeof(float); }
-
 static double get(const void *x, bool f64, ptrdiff_t i) { return f64 ? ((const double *)x)[i] : (double)((const float *)x)[i]; }
 
 static void put(void *x, bool f64, ptrdiff_t i, double value) {
-    if (f64) {
-        ((double *)x)[i] = value;
-    } else {
-        ((float *)x)[i] = (float)value;
-    }
+    element_set((char *)x + i * (ptrdiff_t)sa_element_size(f64), f64 ? SA_F64 : SA_F32, false, value);
 }
 
 static void *draw(ptrdiff_t n, bool f64, random_source *random) {
-    void *x = malloc((size_t)n * element_size(f64) + (n == 0));
+    void *x = malloc((size_t)n * sa_element_size(f64) + (n == 0));
     for (ptrdiff_t i = 0; i < n; ++i) {
         put(x, f64, i, random_between(random, -1, 1));
     }
     return x;
 }
-
-static const sa_real_kernels *kernels_of(bool f64) { return f64 ? &sa_kernels_active()->f64 : &sa_kernels_active()->f32; }
 
 /* ---- products ----------------------------------------------------------------------------------------------------------- */
 
@@ -50,7 +42,7 @@ static double product_at(int kind, const sa_product *p, bool f64, ptrdiff_t i, p
 }
 
 static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, bool f64) {
-    const sa_real_kernels *kernels = kernels_of(f64);
+    const sa_real_kernels *kernels = sa_kernels_for(f64);
     const ptrdiff_t d = kind == TN ? width : n;
     if (kind == TN) {
         m = m < SA_WEIGHT_ROWS ? m : SA_WEIGHT_ROWS;
@@ -62,9 +54,9 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
     const ptrdiff_t a_rows = kind == TN ? n : m, a_columns = kind == TN ? m : n;
     const ptrdiff_t b_rows = kind == NT ? width : n, b_columns = kind == NT ? n : width, c_stride = width + 3;
     void *a = draw(a_rows * a_columns, f64, &random), *b = draw(b_rows * b_columns, f64, &random);
-    void *c = draw(m * c_stride, f64, &random), *before = malloc((size_t)(m * c_stride) * element_size(f64) + 1);
+    void *c = draw(m * c_stride, f64, &random), *before = malloc((size_t)(m * c_stride) * sa_element_size(f64) + 1);
     void *start = draw(width, f64, &random), *scratch = dirty_memory(kernels->matmul_scratch(m, d));
-    memcpy(before, c, (size_t)(m * c_stride) * element_size(f64));
+    memcpy(before, c, (size_t)(m * c_stride) * sa_element_size(f64));
     const bool adds = kind == NN || (kind == TN && m % 2 == 1);
     const sa_product p = {m, n, width, a, b, c, a_columns, b_columns, c_stride, start, .adds = adds};
     multiply(kind, kernels, &p, scratch);
@@ -93,7 +85,7 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
 
 /* An operand still split in the scratch gives the same bits. Numbers that cannot be split spoil no other row or column. */
 static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float odd) {
-    const sa_real_kernels *kernels = kernels_of(false);
+    const sa_real_kernels *kernels = sa_kernels_for(false);
     if ((kind == TN ? width : n) < kernels->splits_from) {
         return;
     }
@@ -237,7 +229,7 @@ static void *run_forward(const model *m, int threads, bool by_parts, void **save
     if (!by_parts && saved == NULL) {
         plan.shared_bytes = sa_embedding_frame_bytes(&m->e, m->e.tokens, false);
     }
-    void *out = dirty_memory((size_t)(m->e.sentences * m->e.d) * element_size(m->e.f64));
+    void *out = dirty_memory((size_t)(m->e.sentences * m->e.d) * sa_element_size(m->e.f64));
     void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes), *memory = NULL;
     if (saved != NULL) {
         memory = *saved = dirty_memory(plan.saved_bytes);
@@ -250,7 +242,7 @@ static void *run_forward(const model *m, int threads, bool by_parts, void **save
 static void run_backward(const model *m, const void *saved, const void *grad, int threads, void **gradient) {
     sa_embedding_block_gradients of_block[MOST_BLOCKS + 1];
     for (int i = 0; i < m->parameters; ++i) {
-        gradient[i] = dirty_memory((size_t)m->size[i] * element_size(m->e.f64));
+        gradient[i] = dirty_memory((size_t)m->size[i] * sa_element_size(m->e.f64));
     }
     for (ptrdiff_t b = 0; b < m->e.blocks; ++b) {
         void **g = gradient + 1 + 8 * b;
@@ -321,7 +313,7 @@ static void try_model(const model_shape *shape) {
     model_free(&m);
     for (int f64 = 0; f64 < 2; ++f64) {
         model_make(&m, shape, f64);
-        void *own_grad = malloc((size_t)outputs * element_size(f64));
+        void *own_grad = malloc((size_t)outputs * sa_element_size(f64));
         for (ptrdiff_t i = 0; i < outputs; ++i) {
             put(own_grad, f64, i, grad[i]);
         }
@@ -332,7 +324,7 @@ static void try_model(const model_shape *shape) {
         void *others[] = {run_forward(&m, 1, true, NULL), run_forward(&m, 3, true, NULL), run_forward(&m, 3, false, NULL),
                           got[1].array[0]};
         for (int way = 0; way < 4; ++way) {
-            CHECK(memcmp(got[0].array[0], others[way], (size_t)outputs * element_size(f64)) == 0,
+            CHECK(memcmp(got[0].array[0], others[way], (size_t)outputs * sa_element_size(f64)) == 0,
                   "model of width %td, float%d: the bits of way %d differ", shape->d, f64 ? 64 : 32, way);
             if (way < 3) {
                 free(others[way]);
