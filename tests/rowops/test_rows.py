@@ -71,10 +71,9 @@ def relative(ulp):
 
 @dtypes
 def test_softmax(isa, dtype):
+    """Rows far from 0, too: all weights would be 0 or infinite if another row's maximum were taken off."""
     rng = np.random.default_rng(1)
-    for turn, n in enumerate(
-        LENGTHS
-    ):  # rows far from 0 have no weight left unless their own maximum is taken off
+    for turn, n in enumerate(LENGTHS):
         x = normal(rng, (3, n), dtype) * np.asarray(4, dtype) + np.asarray((0, 300, -300)[turn % 3], dtype)
         assert_like_reference("softmax", x, bound=softmax_bound)
         assert_like_reference("log_softmax", x, bound=log_softmax_bound)
