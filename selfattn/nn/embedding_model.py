@@ -345,7 +345,9 @@ class EmbeddingModel(Module):
         """Return what the core computes with: 16-bit parameters as float32."""
         table, positions = widened(self.embedding_layer.weight), widened(self.positions.table)
         layers: Any = self.attention_layers
-        blocks = tuple(_Block([widened(x) for x in _parameters(b)], b.num_heads, b.ln.eps) for b in layers)
+        blocks = tuple([_Block(_parameters(b), b.num_heads, b.ln.eps) for b in layers])
+        if self.embedding_layer.weight.dtype.itemsize == 2:
+            blocks = tuple([b._replace(parameters=[widened(x) for x in b.parameters]) for b in blocks])
         return table, positions, blocks
 
     def _embed(self, ids: Array, cu_seqlens: Array, arrays: tuple[Array, Array, tuple[_Block, ...]]) -> Array:
@@ -362,8 +364,8 @@ class EmbeddingModel(Module):
 
 def _parameters(block: Any) -> list[Array]:
     """Return weight and bias of query, key, value and the norm of a block."""
-    layers = (block.query, block.key, block.value, block.ln)
-    return [x for layer in layers for x in (layer.weight, layer.bias)]
+    query, key, value, ln = block.query, block.key, block.value, block.ln
+    return [query.weight, query.bias, key.weight, key.bias, value.weight, value.bias, ln.weight, ln.bias]
 
 
 @functools.cache
