@@ -301,7 +301,7 @@ static size_t gradient_bytes(const embedding_call *c, Py_ssize_t i) {
 /* In one block, owned by a capsule, their base. */
 static PyObject *make_gradients(embedding_call *c, PyObject *module, sa_embedding_block_gradients *of_block) {
     size_t bytes = 0;
-    for (Py_ssize_t i = 0; c->array != NULL && i < c->arrays; ++i) {
+    for (Py_ssize_t i = 0; i < c->arrays; ++i) {
         bytes += gradient_bytes(c, i);
     }
     char *data = sa_block_take(module, bytes);
