@@ -106,6 +106,7 @@ BAD = [
     Bad("ragged list", VE, "inhomogeneous", {"query": [[1.0, 2.0], [3.0]]}),
     Bad("widths", VE, r"\(2, 3, 4\).*\(2, 5, 3\)", {"key": array((2, 5, 3))}),
     Bad("lengths", VE, r"\(2, 5, 4\).*\(2, 4, 6\)", {"value": array((2, 4, 6))}),
+    Bad("more values than keys", VE, r"\(2, 5, 4\).*\(2, 6, 6\)", {"value": array((2, 6, 6))}),
     Bad("leading dims of key", VE, r"\(2, 3, 4\).*\(3, 5, 4\)", {"key": array((3, 5, 4))}),
     Bad("leading dims of value", VE, r"\(2, 3, 4\).*\(3, 5, 6\)", {"value": array((3, 5, 6))}),
     Bad("key and value against each other", VE, r"\(2, 5, 4\).*\(3, 5, 6\)",
