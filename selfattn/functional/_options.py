@@ -107,11 +107,11 @@ def takes(options: type[Any]) -> Callable[[Function], Function]:
         known = {p.name for p in own} | types.keys()
 
         @functools.wraps(function)
-        def checked(*arguments: Any, **options: Any) -> Any:
-            for name in options:
+        def checked(*arguments: Any, **named: Any) -> Any:
+            for name in named:
                 if name not in known:
                     raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}")
-            return function(*arguments, **options)
+            return function(*arguments, **named)
 
         return cast("Function", checked)
 

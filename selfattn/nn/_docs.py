@@ -47,8 +47,8 @@ def documented_vjp(
 ) -> Callable[[Method], Method]:
     """Put the sections of a `vjp` behind what its docstring says.
 
-    ``changed`` says what must not change before the pullback is called, if there is such a thing, ``keeps`` whether that holds for the
-    arguments; ``result`` and ``pullback`` are entries of the section Returns.
+    ``changed`` says what must not change before the pullback is called, if there is such a thing, ``keeps`` whether
+    that holds for the arguments; ``result`` and ``pullback`` are entries of the section Returns.
     """
 
     def documented(method: Method) -> Method:

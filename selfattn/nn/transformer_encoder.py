@@ -127,11 +127,8 @@ class TransformerEncoderLayer(Module):
     ) -> None:
         if activation not in ACTIVATIONS:
             raise ValueError(f'activation must be "relu" or "gelu", not {activation!r}')
-        self.d_model, self.activation, self.norm_first = (
-            check_size("d_model", d_model),
-            activation,
-            norm_first,
-        )
+        self.d_model = check_size("d_model", d_model)
+        self.activation, self.norm_first = activation, norm_first
         check_size("dim_feedforward", dim_feedforward)
         generator = init.as_generator(rng)
         if d_model % check_size("nhead", nhead):

@@ -86,7 +86,7 @@ def test_outputs_and_gradients_are_those_of_pytorch(shape, batched, dtype):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_initial_numbers_are_those_of_pytorch(shape):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch, the peer, is not installed")
     arguments = {"embed_dim": E, "num_heads": HEADS} | SHAPES[shape]
     torch.manual_seed(11)
     expected = torch_state(torch.nn.MultiheadAttention(**arguments))

@@ -255,8 +255,8 @@ def test_a_call_in_another_thread_is_left_alone() -> None:
     expected = sa.scaled_dot_product_attention(q, k, v)
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(sa.scaled_dot_product_attention(q, k, v)))
-    with pytest.raises(InterruptedCallError), alarm_after(0.05, interrupt):
-        thread.start()
+    thread.start()
+    with pytest.raises(InterruptedCallError), alarm_after(0.01, interrupt):
         time.sleep(60)
     thread.join()
     np.testing.assert_array_equal(results[0], expected)
