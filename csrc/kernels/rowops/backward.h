@@ -9,6 +9,7 @@ typedef struct {
     double g, gt;
 } FN(row_sums);
 
+/* Adds a vector at i, or the `left` elements there, to these sums. */
 SA_INLINE void FN(sum_vector)(const real *x, const real *dy, ptrdiff_t i, ptrdiff_t left, const bool is_norm, real hi, real lo,
                               real scale, const real *weight, real *dweight, real *dbias, vec *sum_g, vec *sum_gt) {
     vec t = FN(load_up_to)(x + i, left), g = FN(load_up_to)(dy + i, left); /* lanes beyond add 0 */
