@@ -1,0 +1,122 @@
+"""The transformer of the C core: its settings, one call forward, one forward and backward.
+
+A layer of `nn` or a model of `selfattn.models` describes itself with these tuples of arrays. Sequences are packed: their
+rows stand one behind the other, without padding, and attention stays within each.
+
+A layer computes, with d the width of the model::
+
+    s = x + output(attention(query(n), key(n), value(n)))          n = attention_norm(x) if norm_first, else x
+    y = s + down(activation(gate(m)) * up(m))                      m = feed_forward_norm(s) if norm_first, else s
+
+Without ``norm_first`` the norms stand behind the sums instead: ``s = attention_norm(x + …)``, ``y =
+feed_forward_norm(s + …)``. Without ``gate`` the feed-forward network is ``down(activation(up(m)))``. What is None is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from selfattn.nn._arrays import Array
+
+
+class Projection(NamedTuple):
+    """``x @ weight.T + bias``."""
+
+    weight: Array  # (out, in), contiguous
+    bias: Array | None = None  # (out,)
+
+
+class Norm(NamedTuple):
+    """LayerNorm, or RMSNorm, of rows of d elements."""
+
+    weight: Array
+    bias: Array | None = None
+    eps: float = 1e-5
+    kind: Literal["layer", "rms"] = "layer"
+
+
+class Rotary(NamedTuple):
+    """Rotary positions: the angles of position p are row p."""
+
+    cos: Array  # (positions, rotated width / 2)
+    sin: Array
+    interleaved: bool = False  # pairs are neighbours, else element i and i + half
+
+
+class Layer(NamedTuple):
+    """One layer. Heads have ``query.weight.shape[0] // num_heads`` elements."""
+
+    num_heads: int
+    query: Projection  # where key is None: of query, key and value, one below the other
+    key: Projection | None = None
+    value: Projection | None = None
+    output: Projection | None = None
+    attention_norm: Norm | None = None
+    up: Projection | None = None
+    gate: Projection | None = None
+    down: Projection | None = None
+    feed_forward_norm: Norm | None = None
+    num_key_heads: int | None = None  # None: num_heads
+    norm_first: bool = False
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    causal: bool = False
+    window: tuple[int | None, int | None] = (None, None)  # keys to the left and to the right that a query sees
+    rotary: Rotary | None = None
+    scale: float | None = None  # None: 1/√(width of a head)
+    softcap: float = 0.0
+
+
+class Transformer(NamedTuple):
+    """A stack of layers, what enters it and what leaves it. All arrays have one dtype, float32 or float64."""
+
+    layers: tuple[Layer, ...]
+    table: Array | None = None  # (vocabulary, d): inputs are ids; None: inputs are rows (tokens, d)
+    positions: Array | None = None  # (longest, d), added to the rows of every sequence
+    embedding_norm: Norm | None = None
+    final_norm: Norm | None = None
+    # Added to the scores, (1 or sequences, 1 or heads, longest, longest), any strides; or boolean, True where a query may look.
+    mask: Array | None = None
+    pooling: Literal["mean", "first", "last"] | None = None  # None: a row for each token
+
+
+def arrays(model: Transformer) -> list[Array]:
+    """Return the parameters in the order of their gradients: the table, then field by field, weights before biases.
+
+    Positions, mask and angles are none.
+    """
+    found: list[Array | None] = [model.table]
+
+    def add(part: Projection | Norm | None) -> None:
+        if part is not None:
+            found.extend((part.weight, part.bias))
+
+    add(model.embedding_norm)
+    for layer in model.layers:
+        for part in (
+            layer.query, layer.key, layer.value, layer.output, layer.attention_norm, layer.up, layer.gate, layer.down,
+            layer.feed_forward_norm,
+        ):  # fmt: skip
+            add(part)
+    add(model.final_norm)
+    return [array for array in found if array is not None]
+
+
+def forward(model: Transformer, inputs: Array, cu_seqlens: Array) -> Array:
+    """Compute a row for each token, (tokens, d), or with pooling for each sequence, (sequences, d).
+
+    ``inputs`` are ids (tokens,) of int64, or rows (tokens, d); ``cu_seqlens``, int64 (sequences + 1,), says where each
+    sequence begins, and ends with the number of tokens. No sequence is empty.
+    """
+    raise NotImplementedError
+
+
+def vjp(
+    model: Transformer, inputs: Array, cu_seqlens: Array
+) -> tuple[Array, Callable[[Array], tuple[Array, list[Array]]]]:
+    """Compute what :func:`forward` does, and ``dy -> (dx, grads)``.
+
+    ``dx`` (tokens, d) is the gradient of the rows that enter the first norm or layer, ``grads`` are new arrays in the order
+    of :func:`arrays`.
+    """
+    raise NotImplementedError
