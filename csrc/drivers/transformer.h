@@ -1,65 +1,89 @@
-/* The sentence-embedding model: a vector for each sentence of token ids, and the gradients of all parameters.
- * x = table[ids] + positions; block by block x = LayerNorm(x + attention(query(x), key(x), value(x))) within each
- * sentence; the mean over its tokens. The caller checks sizes and ids. */
+/* The transformer: packed sequences through layers of attention and feed-forward networks, and the gradients of all
+ * parameters. A layer computes
+ *     s = x + output(attention(query(n), key(n), value(n)))     n = norm(x) if norm_first, else x
+ *     y = s + down(activation(gate(m))·up(m))                   m = norm(s) if norm_first, else s
+ * and without norm_first s = norm(x + …), y = norm(s + …). What has no weight is left out. The caller checks sizes and ids. */
 #ifndef SA_TRANSFORMER_H
 #define SA_TRANSFORMER_H
 
-#include "selfattn.h"
+#include "drivers/linear.h"
 
-enum { SA_QUERY, SA_KEY, SA_VALUE, SA_PROJECTIONS };
+/* Parameters, each a weight and a bias or NULL. Weights of projections are (out, in), of norms (d,). */
+enum { SA_QUERY, SA_KEY, SA_VALUE, SA_OUTPUT, SA_ATTENTION_NORM, SA_UP, SA_GATE, SA_DOWN, SA_LAST_NORM, SA_LAYER_PARTS };
 
-/* Contiguous rows; weights (d, d) for y = x·weightᵀ + bias. */
 typedef struct {
-    const void *weight[SA_PROJECTIONS], *bias[SA_PROJECTIONS];
-    const void *norm_weight, *norm_bias;
-    ptrdiff_t heads; /* divides d */
+    const void *weight[SA_LAYER_PARTS], *bias[SA_LAYER_PARTS];
+    ptrdiff_t heads, key_heads, width; /* of a head */
+    ptrdiff_t hidden;                  /* of the feed-forward network; 0: none */
+    double eps[2];                     /* of both norms */
+    bool rms[2];
+    bool norm_first, causal;
+    ptrdiff_t window_left, window_right; /* SA_UNBOUNDED where open */
+    double scale, softcap;
+    sa_activation activation;
+    sa_rotary rotary;
+} sa_layer;
+
+typedef struct {
+    const void *weight, *bias;
     double eps;
-} sa_embedding_block;
+    bool rms;
+} sa_norm;
+
+/* What becomes of a sequence's rows: all of them, or one. */
+typedef enum { SA_EACH_ROW, SA_MEAN_ROW, SA_FIRST_ROW, SA_LAST_ROW } sa_pooling;
 
 typedef struct {
     bool f64;
-    ptrdiff_t d, vocabulary, tokens, sentences, blocks, longest, most_heads;
-    const void *table;     /* (vocabulary, d) */
-    const void *positions; /* (longest or more, d) */
-    const sa_embedding_block *block;
+    ptrdiff_t d, vocabulary, tokens, sequences, layers, longest;
+    const void *table;     /* (vocabulary, d), or NULL: rows are the input */
+    const void *positions; /* (longest or more, d), or NULL */
     const int64_t *ids;
-    const int64_t *starts; /* (sentences + 1,), from 0 to tokens; no sentence is empty, or longer than longest */
-} sa_embedding;
+    const void *rows;           /* (tokens, d) */
+    const int64_t *starts;      /* (sequences + 1,), from 0 to tokens; none is empty, or longer than longest */
+    sa_norm first_norm;         /* of what enters; weight NULL: none */
+    sa_norm final_norm;         /* of what leaves */
+    const sa_layer *layer;
+    sa_tensor mask;             /* (sequences, heads, longest, longest), or data NULL; see selfattn.h */
+    sa_pooling pooling;
+} sa_transformer;
 
 /* How a call is cut up: threads share out parts, or tasks if parts are few. Bits depend on neither. */
 typedef struct {
     bool keep;
     bool by_parts;
     ptrdiff_t parts, part_rows; /* the most of a part */
-    ptrdiff_t product_rows;
-    ptrdiff_t product_shares;
     ptrdiff_t attend_rows;
     int threads;
     size_t saved_bytes; /* for the backward pass, if kept */
     size_t shared_bytes;
     size_t scratch_bytes;
-} sa_embedding_plan;
+} sa_transformer_plan;
 
-sa_status sa_embedding_make_plan(const sa_embedding *e, bool keep, int max_threads, sa_embedding_plan *plan);
+sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_threads, sa_transformer_plan *plan);
 
-/* saved: plan.saved_bytes; scratch: plan.shared_bytes + plan.threads × plan.scratch_bytes; all 64-byte aligned. */
-void sa_embedding_forward(const sa_embedding *e, const sa_embedding_plan *plan, void *out, void *saved, void *scratch);
+/* out: (tokens, d), or with pooling (sequences, d). saved: plan.saved_bytes; scratch: plan.shared_bytes + plan.threads ×
+ * plan.scratch_bytes; all 64-byte aligned. */
+void sa_transformer_forward(const sa_transformer *e, const sa_transformer_plan *plan, void *out, void *saved, void *scratch);
 
-/* Arrays like the parameters, written whole. */
+/* Arrays like the parameters, written whole; those of absent parameters are NULL. */
 typedef struct {
-    void *weight[SA_PROJECTIONS], *bias[SA_PROJECTIONS], *norm_weight, *norm_bias;
-} sa_embedding_block_gradients;
+    void *weight[SA_LAYER_PARTS], *bias[SA_LAYER_PARTS];
+} sa_layer_gradients;
 
 typedef struct {
-    const void *grad_out;
-    void *table;
-    const sa_embedding_block_gradients *block;
-} sa_embedding_gradients;
+    const void *grad_out; /* like out */
+    void *table;          /* like the table, or NULL */
+    void *rows;           /* (tokens, d): of what enters the first norm or layer; or NULL */
+    void *mask;           /* (heads, longest, longest), zeroed: of a float mask that all sequences share; or NULL */
+    void *first_norm[2], *final_norm[2]; /* weight, bias */
+    const sa_layer_gradients *layer;
+} sa_transformer_gradients;
 
-sa_status sa_embedding_plan_backward(const sa_embedding *e, int max_threads, sa_embedding_plan *plan);
+sa_status sa_transformer_plan_backward(const sa_transformer *e, int max_threads, sa_transformer_plan *plan);
 
 /* saved is only read. Parameters must not have changed since the forward call. */
-void sa_embedding_backward(const sa_embedding *e, const sa_embedding_gradients *g, const sa_embedding_plan *plan,
-                           const void *saved, void *scratch);
+void sa_transformer_backward(const sa_transformer *e, const sa_transformer_gradients *g, const sa_transformer_plan *plan,
+                             const void *saved, void *scratch);
 
 #endif

@@ -1,4 +1,4 @@
-/* Driver of the embedding model's backward pass: the derivative of each phase in transformer.c, over all sentences. A
+/* Driver of the transformer's backward pass: the derivative of each phase in transformer.c, over all sequences. A
  * parameter's gradient is one task's sum in the order of tokens. */
 #include <string.h>
 
@@ -7,189 +7,261 @@
 
 #define SA_TABLE_PARTS 16
 
-static ptrdiff_t panels_of(const sa_embedding *e) { return sa_ceil_div(e->d, sa_kernels_for(e->f64)->block_rows); }
+static ptrdiff_t row_tasks(const sa_part *p) { return sa_ceil_div(p->e->tokens, SA_NORM_ROWS); }
 
-/* out = mean of the rows:  dy = dout/length */
-
-static void spread(const sa_embedding_part *p, ptrdiff_t t) {
-    const sa_embedding *e = p->e;
-    const ptrdiff_t start = e->starts[t], length = e->starts[t + 1] - start;
-    sa_kernels_for(e->f64)->spread((const char *)p->g->grad_out + sa_embedding_bytes(e, t * e->d), 1 / (double)length, length,
-                                   e->d, p->dy + sa_embedding_bytes(e, start * e->d));
+static void swap(char **a, char **b) {
+    char *before = *a;
+    *a = *b;
+    *b = before;
 }
 
-/* y = LayerNorm(s):  ds */
+/* ---- what leaves is every row of a sequence, or their mean, or one of them ------------------------------------------------- */
 
-static void norm(const sa_embedding_part *p, ptrdiff_t t) {
-    const sa_embedding *e = p->e;
-    const sa_embedding_frame f = sa_embedding_frame_of(p);
-    const ptrdiff_t row = t * SA_NORM_ROWS, at = sa_embedding_bytes(e, row * e->d);
-    const sa_norm_rows n = {.rows = sa_smaller(e->tokens - row, SA_NORM_ROWS),
-                            .d = e->d,
-                            .weight = e->block[p->block].norm_weight,
-                            .unit = f.unit + at,
-                            .scale = f.scale + sa_embedding_bytes(e, row)};
-    sa_kernels_for(e->f64)->norm_backward(&n, p->dy + at, p->ds + at);
+static void spread(const sa_part *p, ptrdiff_t t) {
+    const sa_transformer *e = p->e;
+    const ptrdiff_t start = e->starts[t], length = e->starts[t + 1] - start, row_bytes = sa_bytes(e, e->d);
+    const bool each = e->pooling == SA_EACH_ROW;
+    const char *from = (const char *)p->g->grad_out + (each ? start : t) * row_bytes;
+    char *to = p->dy + start * row_bytes;
+    if (e->pooling == SA_MEAN_ROW) {
+        sa_kernels_for(e->f64)->spread(from, 1 / (double)length, length, e->d, to);
+        return;
+    }
+    if (!each) {
+        memset(to, 0, (size_t)(length * row_bytes));
+        to += e->pooling == SA_LAST_ROW ? (length - 1) * row_bytes : 0;
+    }
+    memcpy(to, from, (size_t)((each ? length : 1) * row_bytes));
 }
 
-/* The table's gradient begins with zeros. */
+/* ---- y = norm(s):  ds, d weight = Σ dy·unit, d bias = Σ dy ---------------------------------------------------------------- */
 
-static ptrdiff_t count_table(const sa_embedding_part *p) {
-    return sa_smaller(p->plan->threads == 1 ? 1 : SA_TABLE_PARTS, p->e->vocabulary);
+static void norm_rows(const sa_part *p, ptrdiff_t t) {
+    const sa_transformer *e = p->e;
+    const sa_norm_pullback *n = &p->norm;
+    const ptrdiff_t row = t * SA_NORM_ROWS, at = sa_bytes(e, row * e->d);
+    const sa_norm_rows rows = {.rows = sa_smaller(e->tokens - row, SA_NORM_ROWS),
+                               .d = e->d,
+                               .rms = n->rms,
+                               .weight = n->weight,
+                               .unit = n->unit + at,
+                               .scale = n->scale + sa_bytes(e, row)};
+    sa_kernels_for(e->f64)->norm_backward(&rows, n->dy + at, n->ds + at, n->adds);
 }
 
-static ptrdiff_t first_id(const sa_embedding_part *p, ptrdiff_t t) {
+/* One panel of columns. */
+static void norm_parameters(const sa_part *p, ptrdiff_t t) {
+    const sa_transformer *e = p->e;
+    const sa_norm_pullback *n = &p->norm;
+    const sa_real_kernels *kernels = sa_kernels_for(e->f64);
+    const ptrdiff_t column = t * kernels->block_rows, at = sa_bytes(e, column);
+    const ptrdiff_t width = sa_smaller(e->d - column, kernels->block_rows);
+    kernels->column_sums(n->dy + at, n->unit + at, e->tokens, e->d, width, 1, (char *)n->dweight + at);
+    if (n->dbias != NULL) {
+        kernels->column_sums(n->dy + at, NULL, e->tokens, e->d, width, 1, (char *)n->dbias + at);
+    }
+}
+
+static ptrdiff_t norm_panels(const sa_part *p) { return sa_ceil_div(p->e->d, sa_kernels_for(p->e->f64)->block_rows); }
+
+/* The norm at the attention (which 0) or behind the feed-forward network (1). */
+static sa_norm_pullback layer_norm(const sa_part *p, int which, const char *dy, char *ds, bool adds) {
+    const sa_layer *l = sa_layer_of(p);
+    const sa_layer_gradients *g = &p->g->layer[p->layer];
+    const int part = which == 0 ? SA_ATTENTION_NORM : SA_LAST_NORM, unit = which == 0 ? SA_UNIT : SA_LAST_UNIT;
+    return (sa_norm_pullback){l->weight[part], l->rms[which], p->f.array[unit], p->f.array[unit + 1], dy, ds, adds,
+                              g->weight[part], g->bias[part]};
+}
+
+static sa_norm_pullback outer_norm(const sa_part *p, int which) {
+    const sa_norm *norm = which == 0 ? &p->e->first_norm : &p->e->final_norm;
+    void *const *g = which == 0 ? p->g->first_norm : p->g->final_norm;
+    char *scale, *unit = sa_outer_unit(p, which, &scale);
+    return (sa_norm_pullback){norm->weight, norm->rms, unit, scale, p->dy, p->other, false, g[0], g[1]};
+}
+
+/* dy becomes the gradient of what entered. Its parameters wait: their sums leave no thread idle beside products. */
+static void back_through_norm(sa_part *p, sa_norm_pullback norm) {
+    p->norm = norm;
+    sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS);
+    p->norm_waits = true;
+    swap(&p->dy, &p->other);
+}
+
+/* dy += the gradient of what entered a norm that stands before a sum: dn is that of what left it. */
+static void add_through_norm(sa_part *p, int which) {
+    p->norm = layer_norm(p, which, p->dn, p->dy, true);
+    sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS_AND_ON);
+    sa_run_phase(p, norm_panels(p), norm_parameters, SA_BY_TURNS);
+}
+
+/* ---- y = x·weightᵀ + bias ------------------------------------------------------------------------------------------------ */
+
+static void input_task(const sa_part *p, ptrdiff_t t) { sa_linear_input_task(&p->gradients, &p->cut, t, p->scratch); }
+
+static ptrdiff_t product_parameters(const sa_part *p) { return sa_linear_parameter_tasks(&p->gradients, p->plan->threads); }
+
+static void parameter_task(const sa_part *p, ptrdiff_t t) {
+    const ptrdiff_t own = product_parameters(p);
+    if (t < own) {
+        sa_linear_parameter_task(&p->gradients, p->plan->threads, t, p->scratch);
+    } else {
+        norm_parameters(p, t - own);
+    }
+}
+
+/* parts: of the layer, in the order of the product's. */
+static void back_through_product(sa_part *p, sa_product_kind kind, const int *parts, const sa_linear_gradients *to) {
+    const sa_layer_gradients *g = &p->g->layer[p->layer];
+    p->product = sa_product_of(p, kind, 0, p->e->tokens);
+    p->gradients = *to;
+    p->gradients.l = &p->product;
+    for (int i = 0; i < p->product.parts; ++i) {
+        p->gradients.dweight[i] = g->weight[parts[i]];
+        p->gradients.dbias[i] = g->bias[parts[i]];
+    }
+    p->cut = sa_cut_input(&p->product, p->plan->threads, false);
+    sa_run_phase(p, sa_linear_input_tasks(&p->gradients, &p->cut), input_task, SA_BY_ROWS_AND_ON);
+    sa_run_phase(p, product_parameters(p) + (p->norm_waits ? norm_panels(p) : 0), parameter_task, SA_BY_TURNS);
+    p->norm_waits = false;
+}
+
+/* ---- the table's gradient begins with zeros -------------------------------------------------------------------------------- */
+
+static ptrdiff_t count_table(const sa_part *p) {
+    return p->g->table == NULL ? 0 : sa_smaller(p->plan->threads == 1 ? 1 : SA_TABLE_PARTS, p->e->vocabulary);
+}
+
+static ptrdiff_t first_id(const sa_part *p, ptrdiff_t t) {
     return sa_smaller(t * sa_ceil_div(p->e->vocabulary, count_table(p)), p->e->vocabulary);
 }
 
-static void clear_table(const sa_embedding_part *p, ptrdiff_t t) {
-    const ptrdiff_t row_bytes = sa_embedding_bytes(p->e, p->e->d), from = first_id(p, t), to = first_id(p, t + 1);
+static void clear_table(const sa_part *p, ptrdiff_t t) {
+    const ptrdiff_t row_bytes = sa_bytes(p->e, p->e->d), from = first_id(p, t), to = first_id(p, t + 1);
     memset((char *)p->g->table + from * row_bytes, 0, (size_t)((to - from) * row_bytes));
 }
 
-/* s = x + attention(q, k, v):  dq, dk, dv of one head of one sentence */
+/* ---- attention(q, k, v):  dq, dk, dv of the heads of one key head in one sequence ------------------------------------------ */
 
-static ptrdiff_t attention_tasks(const sa_embedding_part *p) { return p->e->sentences * p->e->block[p->block].heads; }
-
-/* Few sentences leave threads idle, which clear the table meanwhile. */
-static ptrdiff_t count_attention(const sa_embedding_part *p) {
-    return attention_tasks(p) + (p->block == 0 ? count_table(p) : 0);
-}
-
-static void attention(const sa_embedding_part *p, ptrdiff_t t) {
-    const sa_embedding *e = p->e;
-    if (t >= attention_tasks(p)) {
-        clear_table(p, t - attention_tasks(p));
-        return;
-    }
-    const ptrdiff_t heads = e->block[p->block].heads, head = t % heads, start = e->starts[t / heads];
-    const ptrdiff_t length = e->starts[t / heads + 1] - start, width = e->d / heads;
-    const ptrdiff_t at = sa_embedding_bytes(e, start * e->d + head * width);
-    const size_t row_bytes = (size_t)sa_embedding_bytes(e, width), rows_bytes = (size_t)length * row_bytes;
-    const size_t taken = sa_embedding_array(e, length, width);
+static void head_gradients(const sa_part *p, ptrdiff_t sequence, ptrdiff_t key_head) {
+    const sa_transformer *e = p->e;
+    const sa_layer *l = sa_layer_of(p);
+    const ptrdiff_t group = l->heads / l->key_heads, start = e->starts[sequence], length = e->starts[sequence + 1] - start;
+    const ptrdiff_t width = l->width, queries = l->heads * width, keys = l->key_heads * width;
+    const size_t row_bytes = (size_t)sa_bytes(e, width), taken = sa_array_bytes(e, length, width);
     char *dkey = p->scratch, *dvalue = dkey + taken; /* the kernel adds to contiguous rows */
-    const sa_embedding_frame f = sa_embedding_frame_of(p);
-    sa_attention a;
-    sa_embedding_attention(e, p->block, &f, start, length, head, &a);
-    sa_attention_gradients g = {.a = &a,
-                                .grad_out = sa_embedding_matrix(e, p->ds + at, e->d),
-                                .dquery = sa_embedding_matrix(e, p->dprojected[SA_QUERY] + at, e->d),
-                                .dkey = sa_embedding_matrix(e, dkey, width),
-                                .dvalue = sa_embedding_matrix(e, dvalue, width),
-                                .delta = dvalue + taken};
-    memset(dkey, 0, rows_bytes);
-    memset(dvalue, 0, rows_bytes);
-    for (ptrdiff_t r = 0; r < length; ++r) {
-        memset(p->dprojected[SA_QUERY] + at + sa_embedding_bytes(e, r * e->d), 0, row_bytes);
+    memset(dkey, 0, (size_t)length * row_bytes);
+    memset(dvalue, 0, (size_t)length * row_bytes);
+    for (ptrdiff_t head = key_head * group; head < (key_head + 1) * group; ++head) {
+        const ptrdiff_t at = sa_bytes(e, start * queries + head * width), stride = sa_bytes(e, queries), size = sa_bytes(e, 1);
+        const sa_dtype dtype = e->f64 ? SA_F64 : SA_F32;
+        sa_attention a;
+        sa_describe_head(p, sequence, start, length, head, &a);
+        sa_attention_gradients g = {.a = &a,
+                                    .grad_out.m = {p->dattended + at, stride, size, dtype, false},
+                                    .dquery.m = {p->dprojected[SA_QUERY] + at, stride, size, dtype, false},
+                                    .dkey.m = {dkey, sa_bytes(e, width), size, dtype, false},
+                                    .dvalue.m = {dvalue, sa_bytes(e, width), size, dtype, false},
+                                    .delta = dvalue + taken};
+        if (e->mask.m.data != NULL) {
+            g.dmask.m = (sa_matrix){NULL, sa_bytes(e, e->longest), size, dtype, false};
+            g.dmask.m.data = p->g->mask == NULL ? NULL : (char *)p->g->mask + sa_bytes(e, head * e->longest * e->longest);
+        }
+        for (ptrdiff_t r = 0; r < length; ++r) {
+            memset(g.dquery.m.data + r * stride, 0, row_bytes);
+        }
+        sa_backward_plan plan;
+        sa_attention_plan_backward(&g, 1, &plan);
+        sa_attention_backward(&g, &plan, dvalue + taken + sa_array_bytes(e, length, 1));
     }
-    sa_backward_plan plan;
-    sa_attention_plan_backward(&g, 1, &plan);
-    sa_attention_backward(&g, &plan, dvalue + taken + sa_embedding_array(e, length, 1));
     for (ptrdiff_t r = 0; r < length; ++r) {
-        const ptrdiff_t to = at + sa_embedding_bytes(e, r * e->d);
+        const ptrdiff_t to = sa_bytes(e, (start + r) * keys + key_head * width);
         memcpy(p->dprojected[SA_KEY] + to, dkey + (size_t)r * row_bytes, row_bytes);
         memcpy(p->dprojected[SA_VALUE] + to, dvalue + (size_t)r * row_bytes, row_bytes);
     }
 }
 
-/* q = x·Wᵀ + b, likewise k, v:  dx = ds + Σ dq·W,  dW = dqᵀ·x,  db = Σ dq */
+/* A mask's gradient has one writer: a task is then a head in all sequences. */
+static ptrdiff_t head_tasks(const sa_part *p) { return (p->g->mask == NULL ? p->e->sequences : 1) * sa_layer_of(p)->key_heads; }
 
-static ptrdiff_t input_shares(const sa_embedding_part *p) {
-    return sa_embedding_shares(p->plan, sa_ceil_div(p->e->d, sa_embedding_unit(p->e)));
-}
-
-static ptrdiff_t count_input(const sa_embedding_part *p) {
-    return input_shares(p) * sa_ceil_div(p->e->tokens, p->plan->product_rows);
-}
-
-static void input_gradient(const sa_embedding_part *p, ptrdiff_t t) {
-    const sa_embedding *e = p->e;
-    const ptrdiff_t unit = sa_embedding_unit(e), units = sa_ceil_div(e->d, unit), shares = input_shares(p);
-    const ptrdiff_t share = t % shares, row = t / shares * p->plan->product_rows;
-    const ptrdiff_t column = units * share / shares * unit, end = sa_smaller(units * (share + 1) / shares * unit, e->d);
-    sa_product product = {.m = sa_smaller(e->tokens - row, p->plan->product_rows),
-                          .n = e->d,
-                          .width = end - column,
-                          .c = p->ds + sa_embedding_bytes(e, row * e->d + column),
-                          .a_stride = e->d,
-                          .b_stride = e->d,
-                          .c_stride = e->d};
-    for (int which = 0; which < SA_PROJECTIONS; ++which) {
-        product.a = p->dprojected[which] + sa_embedding_bytes(e, row * e->d);
-        product.b = (const char *)e->block[p->block].weight[which] + sa_embedding_bytes(e, column);
-        sa_kernels_for(e->f64)->matmul_nn(&product, p->scratch);
-    }
-}
-
-static ptrdiff_t weight_groups(const sa_embedding *e) { return SA_PROJECTIONS * sa_ceil_div(e->d, SA_WEIGHT_ROWS); }
-
-static ptrdiff_t weight_tasks(const sa_embedding_part *p) {
-    const ptrdiff_t groups = weight_groups(p->e);
-    return sa_embedding_splits(p->e) ? sa_smaller(p->plan->threads, groups) : groups;
-}
-
-/* One group, from token `from` on. */
-static void weight_gradient(const sa_embedding_part *p, ptrdiff_t group, ptrdiff_t from, bool again) {
-    const sa_embedding *e = p->e;
-    const ptrdiff_t which = group % SA_PROJECTIONS, row = group / SA_PROJECTIONS * SA_WEIGHT_ROWS;
-    const sa_product product = {.m = sa_smaller(e->d - row, SA_WEIGHT_ROWS),
-                                .n = sa_smaller(e->tokens - from, SA_SUM_ROWS),
-                                .width = e->d,
-                                .a = p->dprojected[which] + sa_embedding_bytes(e, from * e->d + row),
-                                .b = sa_embedding_frame_of(p).x + sa_embedding_bytes(e, from * e->d),
-                                .c = (char *)p->g->block[p->block].weight[which] + sa_embedding_bytes(e, row * e->d),
-                                .a_stride = e->d,
-                                .b_stride = e->d,
-                                .c_stride = e->d,
-                                .again = again,
-                                .adds = from > 0};
-    sa_kernels_for(e->f64)->matmul_tn(&product, p->scratch);
-}
-
-static void weight_gradients(const sa_embedding_part *p, ptrdiff_t t) {
-    const ptrdiff_t groups = weight_groups(p->e), tasks = weight_tasks(p);
-    const ptrdiff_t first = groups * t / tasks, end = groups * (t + 1) / tasks;
-    ptrdiff_t from = 0;
-    do {
-        for (ptrdiff_t group = first; group < end; ++group) {
-            weight_gradient(p, group, from, group > first);
-        }
-        from += SA_SUM_ROWS;
-    } while (from < p->e->tokens);
-}
-
-/* The LayerNorm's too, while dy is there:  d weight = Σ dy·unit,  d bias = Σ dy. */
-static ptrdiff_t count_parameters(const sa_embedding_part *p) {
-    return weight_tasks(p) + (SA_PROJECTIONS + 1) * panels_of(p->e);
-}
-
-static void parameter_gradients(const sa_embedding_part *p, ptrdiff_t t) {
-    const sa_embedding *e = p->e;
-    if (t < weight_tasks(p)) {
-        weight_gradients(p, t);
-        return;
-    }
-    t -= weight_tasks(p);
-    const sa_real_kernels *kernels = sa_kernels_for(e->f64);
-    const ptrdiff_t which = t / panels_of(e), column = t % panels_of(e) * kernels->block_rows,
-                    at = sa_embedding_bytes(e, column);
-    const ptrdiff_t width = sa_smaller(e->d - column, kernels->block_rows);
-    const sa_embedding_block_gradients *g = &p->g->block[p->block];
-    if (which < SA_PROJECTIONS) {
-        kernels->column_sums(p->dprojected[which] + at, NULL, e->tokens, e->d, width, 1, (char *)g->bias[which] + at);
+static void attention(const sa_part *p, ptrdiff_t t) {
+    const ptrdiff_t heads = sa_layer_of(p)->key_heads;
+    if (t >= head_tasks(p)) {
+        clear_table(p, t - head_tasks(p));
+    } else if (p->g->mask == NULL) {
+        head_gradients(p, t / heads, t % heads);
     } else {
-        const char *unit = sa_embedding_frame_of(p).unit + at;
-        kernels->column_sums(p->dy + at, unit, e->tokens, e->d, width, 1, (char *)g->norm_weight + at);
-        kernels->column_sums(p->dy + at, NULL, e->tokens, e->d, width, 1, (char *)g->norm_bias + at);
+        for (ptrdiff_t s = 0; s < p->e->sequences; ++s) {
+            head_gradients(p, s, t);
+        }
     }
 }
 
-/* x = table[ids] + positions:  a task adds up the rows of a range of ids. */
-
-static void table(const sa_embedding_part *p, ptrdiff_t t) {
-    const sa_embedding *e = p->e;
+static void rotate_back(const sa_part *p, ptrdiff_t t) {
+    const sa_transformer *e = p->e;
+    const sa_layer *l = sa_layer_of(p);
+    const ptrdiff_t start = e->starts[t], length = e->starts[t + 1] - start;
+    const ptrdiff_t query = sa_bytes(e, start * l->heads * l->width), key = sa_bytes(e, start * l->key_heads * l->width);
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
-    const ptrdiff_t from = first_id(p, t), to = first_id(p, t + 1), row_bytes = sa_embedding_bytes(e, e->d);
+    kernels->rotate_heads(&l->rotary, p->dprojected[SA_QUERY] + query, length, l->heads, l->width, true);
+    kernels->rotate_heads(&l->rotary, p->dprojected[SA_KEY] + key, length, l->key_heads, l->width, true);
+}
+
+/* ---- layers: dy is the gradient of what leaves each step, then of what entered ---------------------------------------------- */
+
+static void back_through_feed_forward(sa_part *p) {
+    const sa_layer *l = sa_layer_of(p);
+    const bool normed = l->weight[SA_LAST_NORM] != NULL, before = normed && l->norm_first, gated = l->weight[SA_GATE] != NULL;
+    if (normed && !before) {
+        back_through_norm(p, layer_norm(p, 1, p->dy, p->other, false));
+    }
+    back_through_product(p, SA_PROJECT_DOWN, (const int[]){SA_DOWN},
+                         &(sa_linear_gradients){.dy = {p->dy},
+                                                .dx = p->dwide,
+                                                .activation = l->activation,
+                                                .pre = p->f.array[SA_WIDE],
+                                                .gate = gated ? p->f.array[SA_GATES] : NULL,
+                                                .dgate = gated ? p->dgates : NULL});
+    back_through_product(p, SA_PROJECT_BOTH, (const int[]){SA_UP, SA_GATE},
+                         &(sa_linear_gradients){.dy = {p->dwide, p->dgates}, .dx = before ? p->dn : p->dy, .adds = !before});
+    if (before) {
+        add_through_norm(p, 1);
+    }
+}
+
+static void back_through_attention(sa_part *p) {
+    const sa_layer *l = sa_layer_of(p);
+    const bool normed = l->weight[SA_ATTENTION_NORM] != NULL, before = normed && l->norm_first;
+    if (normed && !before) {
+        back_through_norm(p, layer_norm(p, 0, p->dy, p->other, false));
+    }
+    char *own = p->dattended;
+    if (l->weight[SA_OUTPUT] != NULL) {
+        back_through_product(p, SA_PROJECT_OUTPUT, (const int[]){SA_OUTPUT}, &(sa_linear_gradients){.dy = {p->dy}, .dx = own});
+    } else {
+        p->dattended = p->dy;
+    }
+    /* Few sequences leave threads idle, which clear the table meanwhile. */
+    sa_run_phase(p, head_tasks(p) + (p->layer == 0 ? count_table(p) : 0), attention, SA_BY_TURNS);
+    p->dattended = own;
+    if (l->rotary.rotated > 0) {
+        sa_run_phase(p, p->e->sequences, rotate_back, SA_BY_ROWS);
+    }
+    back_through_product(p, SA_PROJECT, (const int[]){SA_QUERY, SA_KEY, SA_VALUE},
+                         &(sa_linear_gradients){.dy = {p->dprojected[SA_QUERY], p->dprojected[SA_KEY], p->dprojected[SA_VALUE]},
+                                                .dx = before ? p->dn : p->dy,
+                                                .adds = !before});
+    if (before) {
+        add_through_norm(p, 0);
+    }
+}
+
+/* ---- x = table[ids] + positions:  a task adds up the rows of a range of ids ------------------------------------------------- */
+
+static void table(const sa_part *p, ptrdiff_t t) {
+    const sa_transformer *e = p->e;
+    const sa_real_kernels *kernels = sa_kernels_for(e->f64);
+    const ptrdiff_t from = first_id(p, t), to = first_id(p, t + 1), row_bytes = sa_bytes(e, e->d);
     for (ptrdiff_t i = 0; i < e->tokens; ++i) {
         if (e->ids[i] >= from && e->ids[i] < to) {
             kernels->add_row(p->dy + i * row_bytes, e->d, (char *)p->g->table + e->ids[i] * row_bytes);
@@ -197,52 +269,86 @@ static void table(const sa_embedding_part *p, ptrdiff_t t) {
     }
 }
 
+static void copy_rows(const sa_part *p, ptrdiff_t t) {
+    const sa_transformer *e = p->e;
+    const ptrdiff_t start = sa_bytes(e, e->starts[t] * e->d), end = sa_bytes(e, e->starts[t + 1] * e->d);
+    memcpy((char *)p->g->rows + start, p->dy + start, (size_t)(end - start));
+}
+
+static void run_outer_norm(sa_part *p, int which) {
+    back_through_norm(p, outer_norm(p, which));
+    sa_run_phase(p, norm_panels(p), norm_parameters, SA_BY_TURNS);
+    p->norm_waits = false;
+}
+
 static void run(void *call, int thread, int team) {
-    sa_embedding_part p = *(const sa_embedding_part *)call;
+    sa_part p = *(const sa_part *)call;
+    const sa_transformer *e = p.e;
     p.thread = thread;
     p.team = team;
     p.scratch += (size_t)thread * p.plan->scratch_bytes;
-    sa_embedding_run(&p, p.e->sentences, spread, SA_BY_ROWS);
-    for (p.block = p.e->blocks - 1; p.block >= 0; --p.block) {
-        sa_embedding_run(&p, sa_ceil_div(p.e->tokens, SA_NORM_ROWS), norm, SA_BY_ROWS);
-        sa_embedding_run(&p, count_attention(&p), attention, SA_BY_TURNS);
-        sa_embedding_run(&p, count_input(&p), input_gradient, SA_BY_ROWS_AND_ON);
-        sa_embedding_run(&p, count_parameters(&p), parameter_gradients, SA_BY_TURNS);
-        char *dx = p.ds;
-        p.ds = p.dy;
-        p.dy = dx;
+    sa_run_phase(&p, e->sequences, spread, SA_BY_ROWS);
+    if (e->final_norm.weight != NULL) {
+        run_outer_norm(&p, 1);
     }
-    if (p.e->blocks == 0) {
-        sa_embedding_run(&p, count_table(&p), clear_table, SA_BY_TURNS);
+    for (p.layer = e->layers - 1; p.layer >= 0; --p.layer) {
+        p.f = sa_frame_of(&p);
+        if (sa_has_feed_forward(sa_layer_of(&p))) {
+            back_through_feed_forward(&p);
+        }
+        back_through_attention(&p);
     }
-    sa_embedding_run(&p, count_table(&p), table, SA_BY_TURNS);
+    if (e->first_norm.weight != NULL) {
+        run_outer_norm(&p, 0);
+    }
+    if (e->layers == 0) {
+        sa_run_phase(&p, count_table(&p), clear_table, SA_BY_TURNS);
+    }
+    if (p.g->rows != NULL) {
+        sa_run_phase(&p, e->sequences, copy_rows, SA_BY_ROWS_AND_ON);
+    }
+    sa_run_phase(&p, count_table(&p), table, SA_BY_TURNS);
 }
 
-sa_status sa_embedding_plan_backward(const sa_embedding *e, int max_threads, sa_embedding_plan *plan) {
-    *plan = (sa_embedding_plan){.keep = true, .threads = 1};
-    if (!sa_embedding_fits(e)) {
+/* Buffers of gradients of rows: three (rows, d), then those of a layer's other arrays. */
+static size_t lay_out(const sa_transformer *e, sa_part *p, char *base) {
+    const sa_layout layout = sa_layout_of(e, e->tokens, true);
+    const size_t rows = sa_array_bytes(e, e->tokens, e->d);
+    size_t used = 3 * rows;
+    const int like[] = {SA_QUERIES, SA_KEYS, SA_VALUES, SA_ATTENDED, SA_WIDE, SA_GATES};
+    char **to[] = {&p->dprojected[SA_QUERY], &p->dprojected[SA_KEY], &p->dprojected[SA_VALUE], &p->dattended, &p->dwide, &p->dgates};
+    p->dy = base;
+    p->other = base + rows;
+    p->dn = base + 2 * rows;
+    for (int i = 0; i < 6; ++i) {
+        *to[i] = base + used;
+        used += (like[i] + 1 < SA_ARRAYS ? layout.at[like[i] + 1] : layout.bytes) - layout.at[like[i]];
+    }
+    return used;
+}
+
+sa_status sa_transformer_plan_backward(const sa_transformer *e, int max_threads, sa_transformer_plan *plan) {
+    sa_part unused;
+    *plan = (sa_transformer_plan){.keep = true, .threads = 1};
+    if (!sa_transformer_fits(e)) {
         return SA_TOO_LARGE;
     }
-    plan->threads = e->sentences == 0 ? 1 : sa_embedding_threads(e, 2.5, max_threads);
-    sa_embedding_cut_products(e, plan->threads, plan);
-    plan->shared_bytes = 5 * sa_embedding_array(e, e->tokens, e->d);
-    plan->scratch_bytes = sa_embedding_scratch(e, plan, true);
+    plan->threads = e->sequences == 0 ? 1 : sa_transformer_threads(e, 2.5, max_threads);
+    plan->shared_bytes = lay_out(e, &unused, NULL);
+    plan->scratch_bytes = sa_transformer_scratch(e, plan, true);
     return SA_OK;
 }
 
-void sa_embedding_backward(const sa_embedding *e, const sa_embedding_gradients *g, const sa_embedding_plan *plan,
-                           const void *saved, void *scratch) {
-    const size_t array = sa_embedding_array(e, e->tokens, e->d);
-    char *shared = scratch;
-    sa_embedding_part p = {.e = e,
-                           .plan = plan,
-                           .g = g,
-                           .to = e->sentences,
-                           .frames = (char *)(uintptr_t)saved, /* read only */
-                           .capacity = e->tokens,
-                           .dy = shared,
-                           .ds = shared + array,
-                           .dprojected = {shared + 2 * array, shared + 3 * array, shared + 4 * array},
-                           .scratch = shared + plan->shared_bytes};
+void sa_transformer_backward(const sa_transformer *e, const sa_transformer_gradients *g, const sa_transformer_plan *plan,
+                             const void *saved, void *scratch) {
+    sa_part p = {.e = e,
+                 .plan = plan,
+                 .g = g,
+                 .to = e->sequences,
+                 .frames = (char *)(uintptr_t)saved, /* read only */
+                 .capacity = e->tokens,
+                 .layout = sa_layout_of(e, e->tokens, true),
+                 .scratch = (char *)scratch + plan->shared_bytes};
+    lay_out(e, &p, scratch);
     sa_run_team(plan->threads, run, &p);
 }

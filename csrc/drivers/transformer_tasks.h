@@ -1,82 +1,132 @@
-/* What the embedding model's passes share: where activations lie, how tasks run. */
+/* What the transformer's passes share: where activations lie, the products of a layer, how tasks run. */
 #ifndef SA_TRANSFORMER_TASKS_H
 #define SA_TRANSFORMER_TASKS_H
 
 #include "drivers/attention.h"
 #include "drivers/transformer.h"
 
-/* The most rows of a task's product: each task packs the weights. */
-#define SA_PRODUCT_ROWS 240
-
-/* Likewise where operands are split: terms stay in L2. */
-#define SA_SPLIT_ROWS 512
-
 #define SA_NORM_ROWS 16
 
 /* Few, as threads still spin after the last call. */
-#define SA_EMBEDDING_WORK_PER_THREAD 1000000.0
+#define SA_TRANSFORMER_WORK_PER_THREAD 1000000.0
 
-/* Activations of one block: (rows, d), but scale (rows,) and stats (rows, heads, 2). */
-typedef struct {
-    char *x, *projected[SA_PROJECTIONS], *attended, *unit, *scale, *stats;
-    char *y; /* the next block's x */
-} sa_embedding_frame;
+/* The arrays of one layer, one behind the other. Widths are of a row. Without a backward pass all layers share them, and
+ * some share a place. */
+enum {
+    SA_X,                /* d */
+    SA_NORMED,           /* d: n, if the norm comes first */
+    SA_QUERIES,          /* heads × width */
+    SA_KEYS,             /* key heads × width, likewise values */
+    SA_VALUES,
+    SA_ATTENDED,         /* heads × width */
+    SA_UNIT,             /* d: of the attention's norm, before weight and bias */
+    SA_SCALE,            /* 1: and its scale */
+    SA_STATS,            /* heads × 2: of attention, for the backward pass */
+    SA_S,                /* d */
+    SA_NORMED_S,         /* d: m, if the norm comes first */
+    SA_GATES,            /* hidden: gate(m) */
+    SA_WIDE,             /* hidden: up(m) */
+    SA_ACTIVE,           /* hidden: what goes down */
+    SA_LAST_UNIT,        /* d, 1: of the last norm */
+    SA_LAST_SCALE,
+    SA_ARRAYS
+};
 
 typedef struct {
-    const sa_embedding *e;
-    const sa_embedding_plan *plan;
-    const sa_embedding_gradients *g;
+    char *array[SA_ARRAYS];
+    char *y; /* the next layer's x */
+} sa_frame;
+
+/* Where the arrays lie in bytes, for a number of rows. */
+typedef struct {
+    size_t at[SA_ARRAYS], bytes;
+} sa_layout;
+
+/* Backward through a norm: with dy the gradient of what left it, ds that of what entered. */
+typedef struct {
+    const void *weight;
+    bool rms;
+    char *unit, *scale;
+    const char *dy;
+    char *ds;
+    bool adds; /* to ds */
+    void *dweight, *dbias;
+} sa_norm_pullback;
+
+typedef struct {
+    const sa_transformer *e;
+    const sa_transformer_plan *plan;
+    const sa_transformer_gradients *g;
     char *out;
-    ptrdiff_t from, to;
-    ptrdiff_t block;
+    ptrdiff_t from, to; /* sequences */
+    ptrdiff_t layer;
     char *frames;
-    ptrdiff_t capacity;
-    ptrdiff_t origin;                           /* the call's row that is row 0 of the frames */
-    char *dy, *ds, *dprojected[SA_PROJECTIONS]; /* backward: dy of the block, and of its sum */
+    ptrdiff_t capacity; /* rows of a frame */
+    sa_layout layout;
+    ptrdiff_t origin; /* the call's row that is row 0 of the frames */
+    sa_frame f;       /* of the layer */
+    sa_linear product; /* of the phase, and how it is cut */
+    sa_cut cut;
+    /* Backward: the product's gradients, the norm whose rows come or came last, and buffers like the frame's arrays. */
+    sa_linear_gradients gradients;
+    sa_norm_pullback norm;
+    bool norm_waits; /* for the gradients of its parameters */
+    char *dy, *other, *dn, *dprojected[SA_OUTPUT], *dattended, *dwide, *dgates;
     char *scratch;
     int thread, team;
-} sa_embedding_part;
+} sa_part;
 
-typedef void sa_embedding_task(const sa_embedding_part *p, ptrdiff_t t);
+typedef void sa_part_task(const sa_part *p, ptrdiff_t t);
 
 /* Who takes a task: whoever is free, or who had these rows before, in its cache. Threads wait at a phase's end, unless
  * the next needs nothing of it. */
-typedef enum { SA_BY_TURNS, SA_BY_ROWS, SA_BY_ROWS_AND_ON } sa_embedding_order;
+typedef enum { SA_BY_TURNS, SA_BY_ROWS, SA_BY_ROWS_AND_ON } sa_order;
 
 /* A phase of independent tasks; all threads of the team call it. */
-void sa_embedding_run(const sa_embedding_part *p, ptrdiff_t tasks, sa_embedding_task *task, sa_embedding_order order);
+void sa_run_phase(const sa_part *p, ptrdiff_t tasks, sa_part_task *task, sa_order order);
 
-ptrdiff_t sa_embedding_bytes(const sa_embedding *e, ptrdiff_t elements);
+static inline const sa_layer *sa_layer_of(const sa_part *p) { return &p->e->layer[p->layer]; }
 
-/* The first columns of rows `stride` elements apart. */
-sa_tensor sa_embedding_matrix(const sa_embedding *e, char *data, ptrdiff_t stride);
+static inline ptrdiff_t sa_bytes(const sa_transformer *e, ptrdiff_t elements) {
+    return elements * (ptrdiff_t)sa_element_size(e->f64);
+}
 
-size_t sa_embedding_array(const sa_embedding *e, ptrdiff_t rows, ptrdiff_t columns);
+size_t sa_array_bytes(const sa_transformer *e, ptrdiff_t rows, ptrdiff_t columns);
 
-/* Whether sizes fit: then products of rows, widths and blocks do not overflow. */
-bool sa_embedding_fits(const sa_embedding *e);
+/* Whether sizes fit: then products of rows, widths and layers do not overflow. */
+bool sa_transformer_fits(const sa_transformer *e);
 
-size_t sa_embedding_frame_bytes(const sa_embedding *e, ptrdiff_t rows, bool keep);
-sa_embedding_frame sa_embedding_frame_of(const sa_embedding_part *p);
+sa_layout sa_layout_of(const sa_transformer *e, ptrdiff_t rows, bool keep);
 
-/* Describes one head's attention in the sentence at row `row`. */
-void sa_embedding_attention(const sa_embedding *e, ptrdiff_t block, const sa_embedding_frame *f, ptrdiff_t row,
-                            ptrdiff_t length, ptrdiff_t head, sa_attention *a);
+/* With keep every layer has its own, and behind the last one lie the rows that leave it, and unit and scale of the first
+ * and of the final norm. */
+sa_frame sa_frame_of(const sa_part *p);
 
-/* Whether products split operands for a matrix unit. Then a task takes many rows and a share of columns, to split weights
- * once; else a thread's share of rows. */
-bool sa_embedding_splits(const sa_embedding *e);
+/* Of the first norm (which 0) or the final one (1): (rows, d), (rows,). */
+char *sa_outer_unit(const sa_part *p, int which, char **scale);
 
-void sa_embedding_cut_products(const sa_embedding *e, int threads, sa_embedding_plan *plan);
+/* The products of a layer, for `rows` rows from row `row` of the frame on. */
+typedef enum {
+    SA_PROJECT,
+    SA_PROJECT_OUTPUT,
+    SA_PROJECT_GATE,
+    SA_PROJECT_UP,
+    SA_PROJECT_BOTH, /* gate and up, without the activation: for the backward pass */
+    SA_PROJECT_DOWN,
+    SA_PRODUCTS
+} sa_product_kind;
 
-/* A product's columns are cut at multiples of this. */
-ptrdiff_t sa_embedding_unit(const sa_embedding *e);
+sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows);
 
-ptrdiff_t sa_embedding_shares(const sa_embedding_plan *plan, ptrdiff_t units);
+/* Where the attention's sum or the layer's result goes. */
+static inline bool sa_has_feed_forward(const sa_layer *l) { return l->hidden > 0; }
+
+/* Describes one head's attention in the sequence at row `row` of the frame. */
+void sa_describe_head(const sa_part *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head, sa_attention *a);
 
 /* A thread's: for products or attention, and backward for a head's dK, dV and delta. */
-size_t sa_embedding_scratch(const sa_embedding *e, const sa_embedding_plan *plan, bool backward);
+size_t sa_transformer_scratch(const sa_transformer *e, const sa_transformer_plan *plan, bool backward);
 
-int sa_embedding_threads(const sa_embedding *e, double products, int max_threads);
+int sa_transformer_threads(const sa_transformer *e, double products, int max_threads);
 
 #endif

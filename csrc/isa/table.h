@@ -19,6 +19,10 @@
     X(look_up, dtype, isa)                                                                                                     \
     X(add_norm, dtype, isa)                                                                                                    \
     X(norm_backward, dtype, isa)                                                                                               \
+    X(begin_rows, dtype, isa)                                                                                                  \
+    X(activate, dtype, isa)                                                                                                    \
+    X(activate_backward, dtype, isa)                                                                                           \
+    X(rotate_heads, dtype, isa)                                                                                                \
     X(column_sums, dtype, isa)                                                                                                 \
     X(spread, dtype, isa)                                                                                                      \
     X(add_row, dtype, isa)                                                                                                     \

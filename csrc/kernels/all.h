@@ -27,7 +27,7 @@ SA_ATTENTION_KERNELS(SA_ISA, NULL)
 #include "kernels/rowops/backward.h"
 #include "kernels/optimizer/update.h"
 #include "kernels/transformer/matmul.h"
-#include "kernels/transformer/embedding.h"
+#include "kernels/transformer/rows.h"
 #if defined(SA_WITH_TESTS)
 #include "kernels/runtime/exp_arrays.h"
 #endif

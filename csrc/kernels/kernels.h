@@ -116,18 +116,34 @@ typedef struct {
     const void *a, *b;
     void *c;
     ptrdiff_t a_stride, b_stride, c_stride;
-    const void *start; /* matmul_nt adds (width,) to every row of C */
     bool again;
     bool adds; /* matmul_tn: to C */
 } sa_product;
 
-/* The embedding model's LayerNorm of s = x + attended: unit = (s − mean(s))·scale, y = unit·weight + bias. */
+/* The norm of s = x, or x + added: unit = (s − mean(s))·scale, y = unit·weight + bias. RMSNorm has no mean. */
 typedef struct {
     ptrdiff_t rows, d;
+    bool rms;
     double eps;
-    const void *weight, *bias, *x, *attended;
+    const void *weight, *bias, *x, *added; /* bias, added: or NULL */
     void *unit, *scale, *y;
 } sa_norm_rows;
+
+typedef enum { SA_ACT_NONE, SA_ACT_RELU, SA_ACT_GELU, SA_ACT_GELU_TANH, SA_ACT_SILU } sa_activation;
+
+/* Rows `stride` elements apart, of what goes into an activation: pre, or with a gate both factors. */
+typedef struct {
+    sa_activation kind;
+    ptrdiff_t rows, width, stride;
+    const void *pre, *gate;
+} sa_active;
+
+/* Angles of positions: (positions, rotated / 2). */
+typedef struct {
+    const void *cos, *sin;
+    ptrdiff_t rotated; /* of a head's elements; 0: none */
+    bool interleaved;
+} sa_rotary;
 
 /* The scalars of an optimiser step (kernels/optimizer/update.h). */
 typedef struct {
@@ -158,12 +174,16 @@ typedef struct {
                    ptrdiff_t n);
     ptrdiff_t splits_from;
     size_t (*matmul_scratch)(ptrdiff_t rows, ptrdiff_t d);
-    void (*matmul_nt)(const sa_product *p, void *scratch); /* C = start + A·Bᵀ */
+    void (*matmul_nt)(const sa_product *p, void *scratch); /* C += A·Bᵀ */
     void (*matmul_nn)(const sa_product *p, void *scratch); /* C += A·B */
     void (*matmul_tn)(const sa_product *p, void *scratch); /* C = Aᵀ·B, or += */
     void (*look_up)(const void *table, const void *positions, const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, void *x);
     void (*add_norm)(const sa_norm_rows *n);
-    void (*norm_backward)(const sa_norm_rows *n, const void *dy, void *ds);
+    void (*norm_backward)(const sa_norm_rows *n, const void *dy, void *ds, bool adds);
+    void (*begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *bias, const void *residual);
+    void (*activate)(const sa_active *a, void *to);
+    void (*activate_backward)(const sa_active *a, void *d, void *dgate);
+    void (*rotate_heads)(const sa_rotary *t, void *x, ptrdiff_t rows, ptrdiff_t heads, ptrdiff_t width, bool back);
     void (*column_sums)(const void *x, const void *times, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width, double factor,
                         void *to);
     void (*spread)(const void *x, double factor, ptrdiff_t rows, ptrdiff_t d, void *to);

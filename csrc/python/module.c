@@ -34,7 +34,7 @@ static int exec_module(PyObject *module) {
         }
     }
     PyMethodDef *const tables[] = {sa_attention_methods, sa_attention_backward_methods,
-                                   sa_checksum_methods,  sa_embedding_methods,
+                                   sa_checksum_methods,  sa_linear_methods,      sa_transformer_methods,
                                    sa_narrow_methods,    sa_proxy_methods,
                                    sa_rows_methods,      sa_runtime_methods,
                                    sa_update_methods};

@@ -6,6 +6,7 @@
 #undef SA_DTYPE
 #undef SA_LANES
 #undef SA_REAL_MAX
+#undef SA_REAL_LEAST
 #undef SA_REAL_EPSILON
 #undef SA_REAL_DTYPE
 #undef FN

@@ -14,9 +14,13 @@ feed_forward_norm(s + …)``. Without ``gate`` the feed-forward network is ``dow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
+from selfattn import _core
 from selfattn.nn._arrays import Array
 
 
@@ -102,21 +106,84 @@ def arrays(model: Transformer) -> list[Array]:
     return [array for array in found if array is not None]
 
 
+ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+POOLINGS = {None: 0, "mean": 1, "first": 2, "last": 3}
+NONE = (None, None)
+
+
 def forward(model: Transformer, inputs: Array, cu_seqlens: Array) -> Array:
     """Compute a row for each token, (tokens, d), or with pooling for each sequence, (sequences, d).
 
     ``inputs`` are ids (tokens,) of int64, or rows (tokens, d); ``cu_seqlens``, int64 (sequences + 1,), says where each
     sequence begins, and ends with the number of tokens. No sequence is empty.
     """
-    raise NotImplementedError
+    y: Array = _core._transformer_forward(inputs, cu_seqlens, as_core(model), False)
+    return y
 
 
 def vjp(
-    model: Transformer, inputs: Array, cu_seqlens: Array
-) -> tuple[Array, Callable[[Array], tuple[Array, list[Array]]]]:
-    """Compute what :func:`forward` does, and ``dy -> (dx, grads)``.
+    model: Transformer, inputs: Array, cu_seqlens: Array, *, wants_mask: bool = False
+) -> tuple[Array, Callable[[Array], tuple[Array, list[Array], Array | None]]]:
+    """Compute what :func:`forward` does, and ``dy -> (dx, grads, dmask)``.
 
     ``dx`` (tokens, d) is the gradient of the rows that enter the first norm or layer, ``grads`` are new arrays in the order
-    of :func:`arrays`.
+    of :func:`arrays`, ``dmask`` (heads, longest, longest) is that of a float mask that all sequences share, if it is wanted.
     """
-    raise NotImplementedError
+    y, saved = _core._transformer_forward(inputs, cu_seqlens, as_core(model), True)
+
+    def pullback(dy: Array) -> tuple[Array, list[Array], Array | None]:
+        grads, dx, dmask = _core._transformer_backward(saved, np.ascontiguousarray(dy), True, wants_mask)
+        assert dx is not None
+        return dx, grads, dmask
+
+    return y, pullback
+
+
+def as_core(model: Transformer) -> tuple[Any, Any, Any]:
+    """Return the tuples that ``csrc/python/transformer.c`` takes."""
+    first, final = model.embedding_norm, model.final_norm
+    some = next(array for array in arrays(model))
+    own = (model.table, model.positions, model.mask, *_both(first), *_both(final))
+    if model.table is not None:
+        d = model.table.shape[1]
+    elif model.layers:
+        d = model.layers[0].query.weight.shape[1]
+    else:
+        d = len(some)
+    numbers = (
+        d, some.dtype == np.float64, first.eps if first else 0.0, final.eps if final else 0.0,
+        first is not None and first.kind == "rms", final is not None and final.kind == "rms", POOLINGS[model.pooling],
+    )  # fmt: skip
+    return own, numbers, tuple([_layer(layer) for layer in model.layers])
+
+
+def _both(part: Projection | Norm | None) -> tuple[Array | None, Array | None]:
+    return NONE if part is None else (part.weight, part.bias)
+
+
+def _layer(layer: Layer) -> tuple[list[Array | None], tuple[Any, ...]]:
+    first, last, rotary = layer.attention_norm, layer.feed_forward_norm, layer.rotary
+    parts = (
+        layer.query, layer.key, layer.value, layer.output, first, layer.up, layer.gate, layer.down, last,
+    )  # fmt: skip
+    found: list[Array | None] = [array for part in parts for array in _both(part)]
+    found += NONE if rotary is None else (rotary.cos, rotary.sin)
+    key_heads = layer.num_heads if layer.num_key_heads is None else layer.num_key_heads
+    heads_of_query = layer.num_heads + (2 * key_heads if layer.key is None else 0)
+    width = layer.query.weight.shape[0] // heads_of_query
+    left, right = (-1 if bound is None else bound for bound in layer.window)
+    numbers = (
+        layer.num_heads, key_heads, width, first.eps if first else 0.0, last.eps if last else 0.0,
+        first is not None and first.kind == "rms", last is not None and last.kind == "rms", layer.norm_first, layer.causal,
+        left, right, 1 / math.sqrt(width) if layer.scale is None else layer.scale, layer.softcap,
+        0 if layer.up is None else ACTIVATIONS[layer.activation], rotary is not None and rotary.interleaved,
+    )  # fmt: skip
+    return found, numbers
+
+
+def block(parameters: list[Array], num_heads: int, eps: float) -> tuple[list[Array | None], tuple[Any, ...]]:
+    """Describe a layer of attention and norm alone: weight and bias of query, key, value and norm."""
+    width = parameters[0].shape[0] // num_heads
+    scale = 1 / math.sqrt(width)
+    found = [*parameters[:6], None, None, *parameters[6:], *[None] * 10]
+    return found, (num_heads, num_heads, width, eps, 0.0, 0, 0, 0, 0, -1, -1, scale, 0.0, 0, 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Sequence, Sized
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from selfattn.functional._arguments import check_size
 from selfattn.nn import init
 from selfattn.nn._arrays import Array, Gradients, Pullback, checked_pullback, widened
 from selfattn.nn._docs import documented_vjp
+from selfattn.nn._transformer import POOLINGS, block
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.embedding import Embedding
 from selfattn.nn.module import Module
@@ -30,14 +31,6 @@ if TYPE_CHECKING:
     from selfattn.steps.layers import ModelSteps
 
 Sentence: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
-
-
-class _Block(NamedTuple):
-    """What the core needs of a block: its eight parameters, the number of its heads, and eps of its LayerNorm."""
-
-    parameters: list[Array]
-    num_heads: int
-    eps: float
 
 
 BLOCK_PARAMETERS = [
@@ -169,7 +162,7 @@ class EmbeddingModel(Module):
         """
         alone = not is_batch(sentence)
         ids, cu_seqlens = self.pack([sentence] if alone else sentence)  # type: ignore[list-item,arg-type]
-        y = self._embed(ids, cu_seqlens, self._arrays())
+        y = self._embed(ids, cu_seqlens, self._core_model())
         return y[0] if alone else y
 
     @documented_vjp(
@@ -184,7 +177,7 @@ class EmbeddingModel(Module):
         """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``."""
         alone = not is_batch(sentence)
         ids, cu_seqlens = self.pack([sentence] if alone else sentence)  # type: ignore[list-item,arg-type]
-        computed, saved = _core._embedding_forward(ids, cu_seqlens, *self._arrays(), True)
+        computed, saved = _core._transformer_forward(ids, cu_seqlens, self._core_model(), True)
         dtype = self.embedding_layer.weight.dtype
         rows = computed.astype(dtype, copy=False)
         y = rows[0] if alone else rows
@@ -193,8 +186,8 @@ class EmbeddingModel(Module):
 
         def backward(dy: Array) -> Gradients:
             wide = np.ascontiguousarray(widened(dy.reshape(rows.shape)))
-            grads = [grad.astype(dtype, copy=False) for grad in _core._embedding_backward(saved, wide)]
-            return self._named(grads, parameters)
+            grads, _, _ = _core._transformer_backward(saved, wide, False, False)
+            return self._named([grad.astype(dtype, copy=False) for grad in grads], parameters)
 
         return y, checked_pullback(self, y, of_blocks, backward)  # gradients do not need the table
 
@@ -236,10 +229,10 @@ class EmbeddingModel(Module):
         starts: Iterable[int] = range(0, len(given), batch_size)
         if progress:
             starts = import_extra("tqdm.auto", "text").tqdm(starts, desc="encode", unit="batch")
-        arrays = self._arrays()
+        model = self._core_model()
         for start in starts:
             ids, cu_seqlens = self.pack(given[start : start + batch_size], first=start)
-            y[start : start + batch_size] = self._embed(ids, cu_seqlens, arrays)
+            y[start : start + batch_size] = self._embed(ids, cu_seqlens, model)
         return y
 
     def steps(self, sentence: Sentence) -> ModelSteps:
@@ -341,18 +334,20 @@ class EmbeddingModel(Module):
             )
         return found.astype(np.intp, copy=False)
 
-    def _arrays(self) -> tuple[Array, Array, tuple[_Block, ...]]:
+    def _core_model(self) -> tuple[Any, Any, Any]:
         """Return what the core computes with: 16-bit parameters as float32."""
         table, positions = widened(self.embedding_layer.weight), widened(self.positions.table)
         layers: Any = self.attention_layers
-        blocks = tuple([_Block(_parameters(b), b.num_heads, b.ln.eps) for b in layers])
+        parameters = [_parameters(b) for b in layers]
         if self.embedding_layer.weight.dtype.itemsize == 2:
-            blocks = tuple([b._replace(parameters=[widened(x) for x in b.parameters]) for b in blocks])
-        return table, positions, blocks
+            parameters = [[widened(x) for x in own] for own in parameters]
+        blocks = tuple([block(own, b.num_heads, b.ln.eps) for own, b in zip(parameters, layers, strict=True)])
+        numbers = (self.embedding_dim, table.dtype.itemsize == 8, 0.0, 0.0, False, False, POOLINGS["mean"])
+        return (table, positions, None, None, None, None, None), numbers, blocks
 
-    def _embed(self, ids: Array, cu_seqlens: Array, arrays: tuple[Array, Array, tuple[_Block, ...]]) -> Array:
+    def _embed(self, ids: Array, cu_seqlens: Array, model: tuple[Any, Any, Any]) -> Array:
         """Compute a row for each sentence: they stand one after the other, with no padding in between."""
-        y: Array = _core._embedding_forward(ids, cu_seqlens, *arrays, False)
+        y: Array = _core._transformer_forward(ids, cu_seqlens, model, False)
         return y.astype(self.embedding_layer.weight.dtype, copy=False)
 
     def _named(self, gradients: list[Array], parameters: list[Array]) -> Gradients:

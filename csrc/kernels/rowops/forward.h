@@ -242,13 +242,15 @@ SA_INLINE void FN(map)(const real *x, real *y, ptrdiff_t n, const int kind, real
     }
 }
 
-/* Turns pairs (x[i], x[half + i]), or (x[2i], x[2i + 1]). y may be x. */
-SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, const real *sin, const int interleaved) {
+/* Turns pairs (x[i], x[half + i]), or (x[2i], x[2i + 1]), or turns them back. y may be x. */
+SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, const real *sin, const int interleaved,
+                          const bool back) {
     const ptrdiff_t half = n / 2;
     for (ptrdiff_t i = 0; i < half; i += SA_LANES) {
         const int k = half - i < SA_LANES ? (int)(half - i) : SA_LANES;
         const bool full = k == SA_LANES;
-        const vec c = FN(load_up_to)(cos + i, k), s = FN(load_up_to)(sin + i, k);
+        const vec c = FN(load_up_to)(cos + i, k), angle_sin = FN(load_up_to)(sin + i, k);
+        const vec s = back ? -angle_sin : angle_sin;
         real copy[2 * SA_LANES];
         const real *from = interleaved ? x + 2 * i : x + i;
         real *to = interleaved ? y + 2 * i : y + i;
@@ -329,7 +331,7 @@ SA_INLINE void FN(each_row)(const sa_row_block *b, real *scratch, const sa_row_k
                     table[t] = to;
                 }
             }
-            FN(rotate)(x, y, n, table[0], table[1], kind == SA_ROTARY_INTERLEAVED);
+            FN(rotate)(x, y, n, table[0], table[1], kind == SA_ROTARY_INTERLEAVED, false);
         }
         if (!p->direct[SA_ROW_OUT]) {
             FN(store_row)(out, (ptrdiff_t)sa_itemsize(array[SA_ROW_OUT].dtype), array[SA_ROW_OUT].dtype, y, n);

@@ -39,14 +39,11 @@ SA_ONCE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdif
 
 SA_KERNEL void FN(matmul_nt)(const sa_product *p, void *scratch) {
     const real *a = p->a, *b = p->b;
-    real *c = p->c, *panel = scratch;
-    for (ptrdiff_t r = 0; r < p->m; ++r) {
-        memcpy(c + r * p->c_stride, p->start, (size_t)p->width * sizeof(real));
-    }
+    real *panel = scratch;
     for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
         const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
         FN(pack_panel_transposed)(b + k, p->b_stride, depth, p->width, panel, SA_PANEL);
-        FN(outer)(a + k, p->a_stride, panel, SA_PANEL, depth, p->m, c, p->c_stride, p->width);
+        FN(outer)(a + k, p->a_stride, panel, SA_PANEL, depth, p->m, p->c, p->c_stride, p->width);
     }
 }
 

@@ -167,14 +167,13 @@ SA_INLINE void FN(multiply)(const char *left, const char *right, ptrdiff_t r, pt
     }
 }
 
-/* C = start + sums, or C += sums without start. */
-SA_LEAF void FN(take_sums)(const real *sums, ptrdiff_t rows, ptrdiff_t width, const real *start, real *c, ptrdiff_t c_stride) {
+/* C = sums, or C += sums. */
+SA_LEAF void FN(take_sums)(const real *sums, ptrdiff_t rows, ptrdiff_t width, bool adds, real *c, ptrdiff_t c_stride) {
     for (ptrdiff_t at = 0; at < width; at += SA_LANES) {
-        const vec first = start == NULL ? V(set1)(0) : FN(load_up_to)(start + at, width - at);
         for (ptrdiff_t r = 0; r < rows; ++r) {
             real *to = c + r * c_stride + at;
-            const vec sum = V(load)(sums + r * SA_SIDE + at);
-            FN(store_up_to)(to, sum + (start == NULL ? FN(load_up_to)(to, width - at) : first), width - at);
+            const vec first = adds ? FN(load_up_to)(to, width - at) : V(set1)(0);
+            FN(store_up_to)(to, first + V(load)(sums + r * SA_SIDE + at), width - at);
         }
     }
 }
@@ -188,7 +187,6 @@ static void FN(multiply_plainly)(const sa_product *p, ptrdiff_t r, ptrdiff_t row
     part.b = (const real *)p->b + (by_rows ? c * p->b_stride : c);
     part.c = (real *)p->c + r * p->c_stride + c;
     if (by_rows) {
-        part.start = (const real *)p->start + c;
         FN(matmul_nt)(&part, scratch);
     } else {
         FN(matmul_nn)(&part, scratch);
@@ -196,7 +194,7 @@ static void FN(multiply_plainly)(const sa_product *p, ptrdiff_t r, ptrdiff_t row
 }
 
 SA_INLINE void FN(matmul_rows)(const sa_product *p, void *scratch, const bool by_rows) {
-    const real *a = p->a, *b = p->b, *start = by_rows ? p->start : NULL;
+    const real *a = p->a, *b = p->b;
     FN(product_scratch) *s = NULL;
     FN(lay_out_product)(scratch, p->m, p->n, &s);
     sa_tiles_open();
@@ -216,12 +214,12 @@ SA_INLINE void FN(matmul_rows)(const sa_product *p, void *scratch, const bool by
             real *c = (real *)p->c + r * p->c_stride + at;
             FN(multiply)(s->same, s->other, r, rows, p->n, width, s->sums);
             if (s->same_fits) {
-                FN(take_sums)(s->sums, rows, width, start == NULL ? NULL : start + at, c, p->c_stride);
+                FN(take_sums)(s->sums, rows, width, true, c, p->c_stride);
                 continue;
             }
             for (ptrdiff_t i = 0; i < rows; ++i) {
                 if (FN(row_fits)(a + (r + i) * p->a_stride, p->n)) {
-                    FN(take_sums)(s->sums + i * SA_SIDE, 1, width, start == NULL ? NULL : start + at, c + i * p->c_stride, 0);
+                    FN(take_sums)(s->sums + i * SA_SIDE, 1, width, true, c + i * p->c_stride, 0);
                 } else {
                     FN(multiply_plainly)(p, r + i, 1, at, width, by_rows, s->plain);
                 }
@@ -249,7 +247,6 @@ SA_KERNEL void SA_AMX(matmul_nn)(const sa_product *p, void *scratch) {
 }
 
 SA_KERNEL void SA_AMX(matmul_tn)(const sa_product *p, void *scratch) {
-    static const real zeros[SA_SIDE];
     const real *b = p->b;
     FN(product_scratch) *s = NULL;
     if (p->width < SA_AMX(splits_from)) {
@@ -277,7 +274,7 @@ SA_KERNEL void SA_AMX(matmul_tn)(const sa_product *p, void *scratch) {
             for (ptrdiff_t r = 0; r < p->m; r += SA_SIDE) {
                 const ptrdiff_t rows = p->m - r < SA_SIDE ? p->m - r : SA_SIDE;
                 FN(multiply)(s->other, s->same + (size_t)(at / SA_SIDE) * panel_bytes, r, rows, p->n, width, s->sums);
-                FN(take_sums)(s->sums, rows, width, p->adds ? NULL : zeros, (real *)p->c + r * p->c_stride + at, p->c_stride);
+                FN(take_sums)(s->sums, rows, width, p->adds, (real *)p->c + r * p->c_stride + at, p->c_stride);
             }
         }
     }

@@ -1,0 +1,66 @@
+/* Products with weights as tasks that a team shares, forward and backward: y = x·weightᵀ + bias. */
+#ifndef SA_LINEAR_H
+#define SA_LINEAR_H
+
+#include "drivers/common.h"
+
+#define SA_MOST_PARTS 3
+
+/* Several weights may multiply the same rows: y_i = x·weight_iᵀ + bias_i. All arrays are contiguous. */
+typedef struct {
+    bool f64;
+    ptrdiff_t rows, in;
+    int parts;
+    ptrdiff_t out[SA_MOST_PARTS];
+    const char *weight[SA_MOST_PARTS], *bias[SA_MOST_PARTS]; /* (out, in); (out,) or NULL */
+    const char *x;                                           /* (rows, in) */
+    char *y[SA_MOST_PARTS];                                  /* (rows, out) */
+    const char *residual;                                    /* (rows, out) of the only part, which y begins with; or NULL */
+    sa_activation activation;                                /* of the only part: active = activation(y), or … */
+    const char *gate;                                        /* … activation(gate)·y, unless NULL */
+    char *active;                                            /* (rows, out), may be y */
+} sa_linear;
+
+/* How a product is cut: tasks of so many rows, and so many shares of the columns, or 0 for each unit of columns. */
+typedef struct {
+    ptrdiff_t rows, shares, unit;
+} sa_cut;
+
+/* Sums of n terms, for a team of `threads`. With by_part one thread takes all rows. */
+sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_part);
+
+/* The same for dx, whose sums have as many terms as each part's y has columns. */
+sa_cut sa_cut_input(const sa_linear *l, int threads, bool by_part);
+
+/* The most scratch of any of a product's tasks, forward or backward. */
+size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_part, bool backward);
+
+ptrdiff_t sa_linear_tasks(const sa_linear *l, const sa_cut *cut);
+void sa_linear_task(const sa_linear *l, const sa_cut *cut, ptrdiff_t t, void *scratch);
+
+/* dx = Σ dy_i·weight_i, or += ; dweight_i = dy_iᵀ·x; dbias_i = Σ dy_i. What is NULL is not wanted. */
+typedef struct {
+    const sa_linear *l;
+    const char *dy[SA_MOST_PARTS];
+    char *dx;
+    bool adds; /* to dx */
+    char *dweight[SA_MOST_PARTS], *dbias[SA_MOST_PARTS];
+    /* If what multiplied was activation(pre), or activation(gate)·pre: dx becomes the gradient of pre. */
+    sa_activation activation;
+    const char *pre, *gate;
+    char *dgate;
+} sa_linear_gradients;
+
+ptrdiff_t sa_linear_input_tasks(const sa_linear_gradients *g, const sa_cut *cut);
+void sa_linear_input_task(const sa_linear_gradients *g, const sa_cut *cut, ptrdiff_t t, void *scratch);
+
+/* Weights and biases. */
+ptrdiff_t sa_linear_parameter_tasks(const sa_linear_gradients *g, int threads);
+void sa_linear_parameter_task(const sa_linear_gradients *g, int threads, ptrdiff_t t, void *scratch);
+
+/* One product alone. scratch: threads × the bytes of sa_linear_scratch. */
+int sa_linear_threads(const sa_linear *l, double products, int max_threads);
+void sa_linear_forward(const sa_linear *l, int threads, void *scratch);
+void sa_linear_backward(const sa_linear_gradients *g, int threads, void *scratch);
+
+#endif

@@ -1,0 +1,243 @@
+/* The transformer's rows between products: look-up, sums and norms, activations, rotary positions, means; and gradients. */
+
+/* x[r] = table[ids[r]] + positions[r]; NULL positions are zeros. */
+SA_KERNEL void FN(look_up)(const void *table, const void *positions, const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, void *x) {
+    for (ptrdiff_t r = 0; r < rows; ++r) {
+        const real *e = (const real *)table + ids[r] * d, *p = (const real *)positions + r * d;
+        real *to = (real *)x + r * d;
+        for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
+            vec t = FN(load_up_to)(e + i, d - i);
+            if (positions != NULL) {
+                t = t + FN(load_up_to)(p + i, d - i);
+            }
+            FN(store_up_to)(to + i, t, d - i);
+        }
+    }
+}
+
+/* What a product adds to: to[r] = bias + residual[r]; NULL is zeros. Both have `stride`. */
+SA_KERNEL void FN(begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *bias, const void *residual) {
+    for (ptrdiff_t i = 0; i < width; i += SA_LANES) {
+        const ptrdiff_t left = width - i;
+        vec b = V(set1)(0);
+        if (bias != NULL) {
+            b = FN(load_up_to)((const real *)bias + i, left);
+        }
+        for (ptrdiff_t r = 0; r < rows; ++r) {
+            const ptrdiff_t at = r * stride + i;
+            vec t = b;
+            if (residual != NULL) {
+                t = b + FN(load_up_to)((const real *)residual + at, left);
+            }
+            FN(store_up_to)((real *)to + at, t, left);
+        }
+    }
+}
+
+/* LayerNorm and RMSNorm as in kernels/rowops/forward.h, scale = 1/√(variance(s) + eps). y may be x, and unit x or added. */
+SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
+    const ptrdiff_t d = n->d;
+    const real *weight = n->weight, *bias = n->bias;
+    for (ptrdiff_t r = 0; r < n->rows; ++r) {
+        const real *x = (const real *)n->x + r * d;
+        real *u = (real *)n->unit + r * d, *y = (real *)n->y + r * d;
+        if (n->added != NULL) {
+            const real *added = (const real *)n->added + r * d;
+            for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
+                FN(store_up_to)(u + i, FN(load_up_to)(x + i, d - i) + FN(load_up_to)(added + i, d - i), d - i);
+            }
+            x = u;
+        }
+        const FN(statistics) m =
+            n->rms ? (FN(statistics)){0, 0, FN(rms_scale)(x, d, n->eps)} : FN(layer_statistics)(x, d, n->eps);
+        ((real *)n->scale)[r] = m.scale;
+        for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
+            const ptrdiff_t k = d - i;
+            const vec t = ((FN(load_up_to)(x + i, k) - V(set1)(m.hi)) - V(set1)(m.lo)) * V(set1)(m.scale);
+            FN(store_up_to)(u + i, t, k);
+            vec b = V(set1)(0);
+            if (bias != NULL) {
+                b = FN(load_up_to)(bias + i, k);
+            }
+            FN(store_up_to)(y + i, V(fma)(t, FN(load_up_to)(weight + i, k), b), k);
+        }
+    }
+}
+
+/* With g = dy·weight:  ds = (g − mean(g) − unit·mean(g·unit))·scale, or ds += that; without mean(g) for RMSNorm. */
+SA_KERNEL void FN(norm_backward)(const sa_norm_rows *n, const void *dy, void *ds, bool adds) {
+    const ptrdiff_t d = n->d;
+    const real *weight = n->weight;
+    for (ptrdiff_t r = 0; r < n->rows; ++r) {
+        const real *dy_r = (const real *)dy + r * d, *u = (const real *)n->unit + r * d;
+        real *ds_r = (real *)ds + r * d;
+        vec sum = V(set1)(0), along = V(set1)(0);
+        for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
+            const vec g = FN(load_up_to)(dy_r + i, d - i) * FN(load_up_to)(weight + i, d - i);
+            sum = sum + g;
+            along = V(fma)(g, FN(load_up_to)(u + i, d - i), along);
+        }
+        const vec mean = V(set1)(n->rms ? 0 : FN(sum_lanes)(sum) / (real)d), slope = V(set1)(FN(sum_lanes)(along) / (real)d);
+        const vec scale = V(set1)(((const real *)n->scale)[r]);
+        for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
+            const vec g = FN(load_up_to)(dy_r + i, d - i) * FN(load_up_to)(weight + i, d - i);
+            vec t = ((g - mean) - FN(load_up_to)(u + i, d - i) * slope) * scale;
+            if (adds) {
+                t = FN(load_up_to)(ds_r + i, d - i) + t;
+            }
+            FN(store_up_to)(ds_r + i, t, d - i);
+        }
+    }
+}
+
+/* ---- activations --------------------------------------------------------------------------------------------------------- */
+
+/* 1/(1 + e^(−x)), by e^(−|x|), which does not overflow. */
+SA_INLINE vec FN(sigmoid)(vec x) {
+    const vec e = FN(exp)(SA_C(0) - V(abs)(x)), right = SA_C(1) / (SA_C(1) + e);
+    return V(select)(V(lt)(x, SA_C(0)), e * right, right);
+}
+
+SA_INLINE vec FN(activation)(vec x, const int kind) {
+    if (kind == SA_ACT_RELU) {
+        return V(max)(SA_C(0), x); /* NaN stays */
+    }
+    if (kind == SA_ACT_SILU) {
+        return x * FN(sigmoid)(x);
+    }
+    if (kind == SA_ACT_GELU) {
+        return FN(gelu)(x);
+    }
+    return FN(gelu_tanh)(x);
+}
+
+/* relu: 0 for x ≤ 0, and 1 for NaN. silu: s·(1 + x·(1 − s)), s the sigmoid. */
+SA_INLINE vec FN(activation_slope)(vec x, const int kind) {
+    if (kind == SA_ACT_RELU) {
+        return V(zero_unless)(V(not_lt)(x, SA_C(SA_REAL_LEAST)), SA_C(1));
+    }
+    if (kind == SA_ACT_SILU) {
+        const vec s = FN(sigmoid)(x);
+        return s * V(fma)(x, SA_C(1) - s, SA_C(1));
+    }
+    if (kind == SA_ACT_GELU) {
+        return FN(gelu_slope)(x);
+    }
+    return FN(gelu_tanh_slope)(x);
+}
+
+SA_INLINE void FN(activate_as)(const sa_active *a, real *to, const int kind) {
+    for (ptrdiff_t r = 0; r < a->rows; ++r) {
+        for (ptrdiff_t i = 0; i < a->width; i += SA_LANES) {
+            const ptrdiff_t at = r * a->stride + i, left = a->width - i;
+            vec x = FN(load_up_to)((const real *)a->pre + at, left);
+            if (a->gate == NULL) {
+                x = FN(activation)(x, kind);
+            } else {
+                x = x * FN(activation)(FN(load_up_to)((const real *)a->gate + at, left), kind);
+            }
+            FN(store_up_to)(to + at, x, left);
+        }
+    }
+}
+
+/* d: the gradient of what activate made, and then of pre; dgate that of the gate. */
+SA_INLINE void FN(activate_backward_as)(const sa_active *a, real *d, real *dgate, const int kind) {
+    for (ptrdiff_t r = 0; r < a->rows; ++r) {
+        for (ptrdiff_t i = 0; i < a->width; i += SA_LANES) {
+            const ptrdiff_t at = r * a->stride + i, left = a->width - i;
+            const vec x = FN(load_up_to)((const real *)a->pre + at, left), dy = FN(load_up_to)(d + at, left);
+            if (a->gate == NULL) {
+                FN(store_up_to)(d + at, dy * FN(activation_slope)(x, kind), left);
+                continue;
+            }
+            const vec g = FN(load_up_to)((const real *)a->gate + at, left);
+            FN(store_up_to)(dgate + at, (dy * x) * FN(activation_slope)(g, kind), left);
+            FN(store_up_to)(d + at, dy * FN(activation)(g, kind), left);
+        }
+    }
+}
+
+#define SA_EACH_ACTIVATION(X) X(relu, SA_ACT_RELU) X(gelu, SA_ACT_GELU) X(gelu_tanh, SA_ACT_GELU_TANH) X(silu, SA_ACT_SILU)
+#define SA_ACTIVATION(name, kind)                                                                                                  SA_ONCE void FN(activate_##name)(const sa_active *a, real *to) { FN(activate_as)(a, to, kind); }                               SA_ONCE void FN(activate_##name##_backward)(const sa_active *a, real *d, real *dgate) {                                            FN(activate_backward_as)(a, d, dgate, kind);                                                                               }
+SA_EACH_ACTIVATION(SA_ACTIVATION)
+
+/* to = activation(pre), or activation(gate)·pre. to may be pre. */
+SA_KERNEL void FN(activate)(const sa_active *a, void *to) {
+    switch (a->kind) {
+    case SA_ACT_RELU: FN(activate_relu)(a, to); break;
+    case SA_ACT_GELU: FN(activate_gelu)(a, to); break;
+    case SA_ACT_GELU_TANH: FN(activate_gelu_tanh)(a, to); break;
+    default: FN(activate_silu)(a, to); break;
+    }
+}
+
+SA_KERNEL void FN(activate_backward)(const sa_active *a, void *d, void *dgate) {
+    switch (a->kind) {
+    case SA_ACT_RELU: FN(activate_relu_backward)(a, d, dgate); break;
+    case SA_ACT_GELU: FN(activate_gelu_backward)(a, d, dgate); break;
+    case SA_ACT_GELU_TANH: FN(activate_gelu_tanh_backward)(a, d, dgate); break;
+    default: FN(activate_silu_backward)(a, d, dgate); break;
+    }
+}
+#undef SA_ACTIVATION
+#undef SA_EACH_ACTIVATION
+
+/* ---- the rest ------------------------------------------------------------------------------------------------------------ */
+
+/* Turns the first `rotated` elements of each head of rows 0, 1, … of a sequence, or turns them back. */
+SA_KERNEL void FN(rotate_heads)(const sa_rotary *t, void *x, ptrdiff_t rows, ptrdiff_t heads, ptrdiff_t width, bool back) {
+    for (ptrdiff_t r = 0; r < rows; ++r) {
+        const real *cos = (const real *)t->cos + r * (t->rotated / 2), *sin = (const real *)t->sin + r * (t->rotated / 2);
+        for (ptrdiff_t h = 0; h < heads; ++h) {
+            real *head = (real *)x + (r * heads + h) * width;
+            if (back) {
+                FN(rotate)(head, head, t->rotated, cos, sin, t->interleaved, true);
+            } else {
+                FN(rotate)(head, head, t->rotated, cos, sin, t->interleaved, false);
+            }
+        }
+    }
+}
+
+/* to[c] = factor·Σ_r x[r][c]·times[r][c]; NULL times are ones. Sums of 128 rows add up in float64. */
+SA_KERNEL void FN(column_sums)(const void *x, const void *times, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,
+                               double factor, void *to) {
+    for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
+        double total[SA_LANES] = {0};
+        for (ptrdiff_t first = 0; first < rows; first += 128) {
+            const ptrdiff_t end = rows - first < 128 ? rows : first + 128;
+            vec sum = V(set1)(0);
+            for (ptrdiff_t r = first; r < end; ++r) {
+                vec t = FN(load_up_to)((const real *)x + r * stride + c, width - c);
+                if (times != NULL) {
+                    t = t * FN(load_up_to)((const real *)times + r * stride + c, width - c);
+                }
+                sum = sum + t;
+            }
+            real lanes[SA_LANES];
+            V(store)(lanes, sum);
+            for (int i = 0; i < SA_LANES; ++i) {
+                total[i] += (double)lanes[i];
+            }
+        }
+        for (int i = 0; i < SA_LANES && c + i < width; ++i) {
+            ((real *)to)[c + i] = (real)(factor * total[i]);
+        }
+    }
+}
+
+/* to[r] = factor·x */
+SA_KERNEL void FN(spread)(const void *x, double factor, ptrdiff_t rows, ptrdiff_t d, void *to) {
+    for (ptrdiff_t r = 0; r < rows; ++r) {
+        for (ptrdiff_t i = 0; i < d; ++i) {
+            ((real *)to)[r * d + i] = ((const real *)x)[i] * (real)factor;
+        }
+    }
+}
+
+SA_KERNEL void FN(add_row)(const void *x, ptrdiff_t d, void *to) {
+    for (ptrdiff_t i = 0; i < d; ++i) {
+        ((real *)to)[i] += ((const real *)x)[i];
+    }
+}

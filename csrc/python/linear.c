@@ -1,0 +1,117 @@
+/* Products with weights, for selfattn/nn/_products.py. */
+#include "python/arrays.h"
+
+#include "drivers/linear.h"
+#include "python/run.h"
+
+#define SA_SMALL_WORK 100000.0
+
+typedef struct {
+    sa_linear l;
+    sa_linear_gradients g;
+    int threads;
+} linear_call;
+
+/* x (rows, in), weight (out, in), both contiguous and of one type. */
+static int take_product(linear_call *c, PyObject *x, PyObject *weight) {
+    const int type = PyArray_Check(x) && PyArray_TYPE((PyArrayObject *)x) == NPY_DOUBLE ? NPY_DOUBLE : NPY_FLOAT;
+    if (!sa_is_plain(x, type, 2) || !sa_is_plain(weight, type, 2) ||
+        PyArray_DIM((PyArrayObject *)x, 1) != PyArray_DIM((PyArrayObject *)weight, 1)) {
+        return sa_error(PyExc_TypeError, "x and weight must be contiguous 2-D arrays of float32 or float64, with as many columns");
+    }
+    c->l = (sa_linear){.f64 = type == NPY_DOUBLE,
+                       .rows = PyArray_DIM((PyArrayObject *)x, 0),
+                       .in = PyArray_DIM((PyArrayObject *)x, 1),
+                       .parts = 1,
+                       .out = {PyArray_DIM((PyArrayObject *)weight, 0)},
+                       .weight = {PyArray_BYTES((PyArrayObject *)weight)},
+                       .x = PyArray_BYTES((PyArrayObject *)x)};
+    return 0;
+}
+
+static int type_of(const linear_call *c) { return c->l.f64 ? NPY_DOUBLE : NPY_FLOAT; }
+
+static int run(linear_call *c, PyObject *module, double products, bool backward, sa_status (*compute)(void *, char *, char *)) {
+    size_t bytes;
+    const bool fits = sa_multiply((size_t)c->l.rows + 1, (size_t)(c->l.in + c->l.out[0] + 1) * 64, &bytes) && bytes < PTRDIFF_MAX / 64;
+    c->threads = sa_linear_threads(&c->l, products, sa_get_num_threads());
+    const double work = (double)c->l.rows * (double)c->l.in * (double)c->l.out[0];
+    return sa_run_job(module, &(sa_job){.planned = fits ? SA_OK : SA_TOO_LARGE,
+                                        .threads = c->threads,
+                                        .scratch_bytes = sa_linear_scratch(&c->l, c->threads, false, backward),
+                                        .small = work < SA_SMALL_WORK,
+                                        .compute = compute,
+                                        .call = c});
+}
+
+static sa_status forward(void *call, char *scratch, char *shared) {
+    (void)shared;
+    const linear_call *c = call;
+    sa_linear_forward(&c->l, c->threads, scratch);
+    return SA_OK;
+}
+
+static PyObject *linear_forward(PyObject *module, PyObject *args) {
+    PyObject *x, *weight, *bias;
+    linear_call c = {.threads = 1};
+    if (!PyArg_ParseTuple(args, "OOO:_linear_forward", &x, &weight, &bias) || take_product(&c, x, weight) < 0) {
+        return NULL;
+    }
+    if (bias != Py_None) {
+        if (!sa_is_plain(bias, type_of(&c), 1) || PyArray_DIM((PyArrayObject *)bias, 0) != c.l.out[0]) {
+            return PyErr_Format(PyExc_TypeError, "bias must be a contiguous array of the type of weight, and as long");
+        }
+        c.l.bias[0] = PyArray_BYTES((PyArrayObject *)bias);
+    }
+    const npy_intp shape[2] = {c.l.rows, c.l.out[0]};
+    PyObject *y = PyArray_SimpleNew(2, shape, type_of(&c));
+    if (y == NULL) {
+        return NULL;
+    }
+    c.l.y[0] = PyArray_BYTES((PyArrayObject *)y);
+    if (run(&c, module, 1, false, forward) < 0) {
+        Py_CLEAR(y);
+    }
+    return y;
+}
+
+static sa_status backward(void *call, char *scratch, char *shared) {
+    (void)shared;
+    linear_call *c = call;
+    c->g.l = &c->l;
+    sa_linear_backward(&c->g, c->threads, scratch);
+    return SA_OK;
+}
+
+static PyObject *linear_backward(PyObject *module, PyObject *args) {
+    PyObject *dy, *x, *weight;
+    linear_call c = {.threads = 1};
+    if (!PyArg_ParseTuple(args, "OOO:_linear_backward", &dy, &x, &weight) || take_product(&c, x, weight) < 0) {
+        return NULL;
+    }
+    if (!sa_is_plain(dy, type_of(&c), 2) || PyArray_DIM((PyArrayObject *)dy, 0) != c.l.rows ||
+        PyArray_DIM((PyArrayObject *)dy, 1) != c.l.out[0]) {
+        return PyErr_Format(PyExc_TypeError, "dy must be a contiguous array of the type of x, with a row for each row of x");
+    }
+    const npy_intp in[2] = {c.l.rows, c.l.in}, out[2] = {c.l.out[0], c.l.in};
+    PyObject *dx = PyArray_SimpleNew(2, in, type_of(&c)), *dweight = PyArray_SimpleNew(2, out, type_of(&c));
+    PyObject *dbias = PyArray_SimpleNew(1, out, type_of(&c)), *result = NULL;
+    if (dx != NULL && dweight != NULL && dbias != NULL) {
+        c.g.dy[0] = PyArray_BYTES((PyArrayObject *)dy);
+        c.g.dx = PyArray_BYTES((PyArrayObject *)dx);
+        c.g.dweight[0] = PyArray_BYTES((PyArrayObject *)dweight);
+        c.g.dbias[0] = PyArray_BYTES((PyArrayObject *)dbias);
+        c.l.bias[0] = c.g.dbias[0]; /* there is one */
+        result = run(&c, module, 2, true, backward) < 0 ? NULL : PyTuple_Pack(3, dx, dweight, dbias);
+    }
+    Py_XDECREF(dx);
+    Py_XDECREF(dweight);
+    Py_XDECREF(dbias);
+    return result;
+}
+
+PyMethodDef sa_linear_methods[] = {
+    {"_linear_forward", linear_forward, METH_VARARGS, "x·weightᵀ + bias, or without a bias (None)."},
+    {"_linear_backward", linear_backward, METH_VARARGS, "The gradients of x, weight and bias, from that of the product."},
+    {NULL, NULL, 0, NULL},
+};
