@@ -9,6 +9,9 @@
 /* The most rows of a task: each packs the weights. */
 #define SA_PRODUCT_ROWS 240
 
+/* With fewer for each thread, threads share columns instead. */
+#define SA_FEW_ROWS 48
+
 /* Likewise where operands are split: terms stay in L2. */
 #define SA_SPLIT_ROWS 512
 
@@ -22,14 +25,24 @@ static bool splits(const sa_linear *l, ptrdiff_t n) { return n >= sa_kernels_for
 
 sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_part) {
     const bool split = splits(l, n);
-    const ptrdiff_t most = split ? SA_SPLIT_ROWS : SA_PRODUCT_ROWS, share = sa_ceil_div(l->rows, split ? 1 : threads);
+    const ptrdiff_t most = split ? SA_SPLIT_ROWS : SA_PRODUCT_ROWS, each = split ? 1 : threads;
     sa_cut cut = {.unit = split ? SA_SPLIT_COLUMNS : sa_kernels_for(l->f64)->block_rows};
     if (by_part) {
-        cut.rows = sa_larger(split ? sa_smaller(l->rows, SA_SPLIT_ROWS) : l->rows, 1);
+        if (!split && l->rows < SA_FEW_ROWS * threads) { /* shares of columns: no weight is packed twice */
+        cut.rows = sa_larger(l->rows, 1);
+        cut.shares = 0;
+        return cut;
+    }
+    cut.rows = sa_larger(split ? sa_smaller(l->rows, SA_SPLIT_ROWS) : l->rows, 1);
         cut.shares = split ? 1 : 0;
         return cut;
     }
-    cut.rows = share < most ? sa_larger(share, 1) : most;
+    if (!split && l->rows < SA_FEW_ROWS * threads) { /* shares of columns: no weight is packed twice */
+        cut.rows = sa_larger(l->rows, 1);
+        cut.shares = 0;
+        return cut;
+    }
+    cut.rows = sa_larger(sa_ceil_div(l->rows, sa_ceil_div(sa_ceil_div(l->rows, most), each) * each), 1); /* as many for each */
     cut.shares = !split ? 0 : sa_ceil_div(l->rows, most) >= 2 * threads ? 1 : threads;
     return cut;
 }
@@ -92,6 +105,7 @@ static void columns(const sa_linear *l, const sa_cut *cut, int part, ptrdiff_t r
         .b_stride = l->in,
         .c_stride = out,
         .again = again,
+        .far = l->far,
     };
     kernels->begin_rows(product.c, out, product.m, width, l->bias[part] == NULL ? NULL : l->bias[part] + bytes_of(l, column),
                         l->residual == NULL ? NULL : l->residual + at);

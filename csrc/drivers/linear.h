@@ -9,6 +9,7 @@
 /* Several weights may multiply the same rows: y_i = x·weight_iᵀ + bias_i. All arrays are contiguous. */
 typedef struct {
     bool f64;
+    bool far; /* the weights come from memory, not from caches */
     ptrdiff_t rows, in;
     int parts;
     ptrdiff_t out[SA_MOST_PARTS];

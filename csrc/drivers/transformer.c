@@ -6,8 +6,12 @@
 #include "drivers/transformer_tasks.h"
 #include "runtime/threads.h"
 
-/* The fewest tokens of a part. */
+/* The fewest tokens of a part: weights are packed once for each. With less for two parts of each thread parts do not pay. */
 #define SA_PART_TOKENS 384
+#define SA_LEAST_PART_TOKENS 192
+
+/* Weights of more bytes do not stay in a core's caches from call to call. */
+#define SA_NEAR_BYTES 1e6
 
 /* ---- sizes --------------------------------------------------------------------------------------------------------------- */
 
@@ -106,23 +110,28 @@ static size_t kept_bytes(const sa_transformer *e) {
     return (size_t)e->layers * sa_layout_of(e, e->tokens, true).bytes + 3 * array + 2 * sa_array_bytes(e, e->tokens, 1);
 }
 
-int sa_transformer_threads(const sa_transformer *e, double products, int max_threads) {
-    const double rows = (double)e->tokens, d = (double)e->d;
-    double each = 0;
+/* Of all layers' projections. */
+static double count_weights(const sa_transformer *e) {
+    double weights = 0;
     for (ptrdiff_t i = 0; i < e->layers; ++i) {
         const sa_layer *l = &e->layer[i];
-        const double queries = (double)queries_of(l), output = l->weight[SA_OUTPUT] == NULL ? 0 : queries;
-        const double wide = (double)l->hidden * (l->weight[SA_GATE] == NULL ? 2 : 3);
-        each += d * (queries + 2 * (double)keys_of(l) + output + wide) + 2 * rows / (double)e->sequences * queries;
+        const ptrdiff_t output = l->weight[SA_OUTPUT] == NULL ? 0 : queries_of(l);
+        const ptrdiff_t wide = l->hidden * (l->weight[SA_GATE] == NULL ? 2 : 3);
+        weights += (double)e->d * (double)(queries_of(l) + 2 * keys_of(l) + output + wide);
+    }
+    return weights;
+}
+
+int sa_transformer_threads(const sa_transformer *e, double products, int max_threads) {
+    const double rows = (double)e->tokens;
+    double each = count_weights(e);
+    for (ptrdiff_t i = 0; i < e->layers; ++i) {
+        each += 2 * rows / (double)e->sequences * (double)queries_of(&e->layer[i]);
     }
     return sa_threads_for(products * rows * each, SA_TRANSFORMER_WORK_PER_THREAD, HUGE_VAL, max_threads);
 }
 
 /* ---- what a layer computes with ---------------------------------------------------------------------------------------- */
-
-static sa_linear empty_product(const sa_part *p, ptrdiff_t rows, ptrdiff_t in) {
-    return (sa_linear){.f64 = p->e->f64, .rows = rows, .in = in};
-}
 
 static void add_part(sa_linear *product, const sa_layer *l, int part, ptrdiff_t out, char *y) {
     product->out[product->parts] = out;
@@ -137,7 +146,7 @@ sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, p
     char *const *array = p->f.array;
     const bool first_normed = l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
     const bool last_normed = l->norm_first && l->weight[SA_LAST_NORM] != NULL;
-    sa_linear product = empty_product(p, rows, d);
+    sa_linear product = {.f64 = p->e->f64, .far = p->plan->far, .rows = rows, .in = d};
     switch (kind) {
     case SA_PROJECT:
         product.x = (first_normed ? array[SA_NORMED] : array[SA_X]) + at * d;
@@ -220,7 +229,11 @@ size_t sa_transformer_scratch(const sa_transformer *e, const sa_transformer_plan
     size_t most = 0;
     sa_part p = {.e = e, .plan = plan};
     for (p.layer = 0; p.layer < e->layers; ++p.layer) {
-        for (int kind = 0; kind < SA_PRODUCTS; ++kind) { /* those of absent parts are small */
+        const sa_layer *l = sa_layer_of(&p);
+        for (int kind = 0; kind < SA_PRODUCTS; ++kind) {
+            if (kind >= SA_PROJECT_GATE ? l->hidden == 0 : kind == SA_PROJECT_OUTPUT && l->weight[SA_OUTPUT] == NULL) {
+                continue;
+            }
             const sa_linear product = sa_product_of(&p, kind, 0, plan->by_parts ? plan->part_rows : e->tokens);
             const size_t bytes = sa_linear_scratch(&product, plan->threads, plan->by_parts, backward);
             most = bytes > most ? bytes : most;
@@ -470,8 +483,7 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
     if (e->sequences == 0) {
         return SA_OK;
     }
-    plan->parts = sa_ceil_div(e->tokens, SA_PART_TOKENS);
-    plan->part_rows = sa_smaller(e->tokens, SA_PART_TOKENS + e->longest);
+    plan->far = count_weights(e) * (double)sa_element_size(e->f64) > SA_NEAR_BYTES;
     plan->attend_rows = kernels->block_rows;
     if (e->sequences * most_heads(e) * sa_ceil_div(e->longest, kernels->block_rows) == 1 &&
         4 * e->longest > 3 * kernels->block_rows) {
@@ -479,6 +491,10 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
         plan->attend_rows /= 2;
     }
     plan->threads = sa_transformer_threads(e, 1, max_threads);
+    const ptrdiff_t share = sa_ceil_div(e->tokens, 2 * plan->threads);
+    plan->part_tokens = plan->threads == 1 ? SA_PART_TOKENS : sa_smaller(sa_larger(share, SA_LEAST_PART_TOKENS), SA_PART_TOKENS);
+    plan->parts = sa_ceil_div(e->tokens, plan->part_tokens);
+    plan->part_rows = sa_smaller(e->tokens, plan->part_tokens + e->longest);
     plan->by_parts = plan->threads == 1 || plan->parts >= 2 * plan->threads;
     const size_t frame = sa_layout_of(e, plan->by_parts && !keep ? plan->part_rows : e->tokens, keep).bytes;
     if (keep) {
@@ -511,8 +527,8 @@ static void run_part_number(void *call, ptrdiff_t number) {
     sa_part p = *(const sa_part *)call;
     p.thread = 0;
     p.team = 1;
-    p.from = sequence_from(p.e, number * SA_PART_TOKENS);
-    p.to = sequence_from(p.e, (number + 1) * SA_PART_TOKENS);
+    p.from = sequence_from(p.e, number * p.plan->part_tokens);
+    p.to = sequence_from(p.e, (number + 1) * p.plan->part_tokens);
     if (p.from == p.to) {
         return;
     }

@@ -52,7 +52,9 @@ typedef struct {
 typedef struct {
     bool keep;
     bool by_parts;
-    ptrdiff_t parts, part_rows; /* the most of a part */
+    bool far; /* weights come from memory */
+    ptrdiff_t parts, part_tokens; /* a part begins at the first sequence from a multiple on … */
+    ptrdiff_t part_rows;          /* … and has at most so many tokens */
     ptrdiff_t attend_rows;
     int threads;
     size_t saved_bytes; /* for the backward pass, if kept */

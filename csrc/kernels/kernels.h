@@ -118,6 +118,7 @@ typedef struct {
     ptrdiff_t a_stride, b_stride, c_stride;
     bool again;
     bool adds; /* matmul_tn: to C */
+    bool far;  /* matmul_nt: B comes from memory, and the rows behind it are next */
 } sa_product;
 
 /* The norm of s = x, or x + added: unit = (s − mean(s))·scale, y = unit·weight + bias. RMSNorm has no mean. */

@@ -2,7 +2,7 @@
 #include "python/run.h"
 
 /* Larger blocks are freed: their arithmetic costs far more. */
-#define SA_LARGEST_KEPT ((size_t)64 << 20)
+#define SA_LARGEST_KEPT ((size_t)256 << 20)
 
 /* glibc keeps twice the largest block ever freed, but ignores 32 MB and more. */
 #define SA_FREED_AT_FIRST ((size_t)31 << 20)

@@ -76,11 +76,14 @@ static int take_array(transformer_call *c, Py_ssize_t i, PyObject *value, npy_in
 
 static npy_intp rows_of(const transformer_call *c, Py_ssize_t i) { return c->array[i] == NULL ? 0 : PyArray_DIM(c->array[i], 0); }
 
+/* What is missing at the end is None. */
+static PyObject *item(PyObject *list, Py_ssize_t i) { return i < PyList_GET_SIZE(list) ? PyList_GET_ITEM(list, i) : Py_None; }
+
 /* Weight and bias of a part of a layer: (rows, columns) and (rows,), or both (rows,). */
 static int take_part(transformer_call *c, Py_ssize_t first, PyObject *arrays, int part, npy_intp rows, npy_intp columns,
                      sa_layer *l) {
     const Py_ssize_t i = first + 2 * part;
-    PyObject *weight = PyList_GET_ITEM(arrays, 2 * part), *bias = PyList_GET_ITEM(arrays, 2 * part + 1);
+    PyObject *weight = item(arrays, 2 * part), *bias = item(arrays, 2 * part + 1);
     if (take_array(c, i, weight, rows, columns, part_names[part], &l->weight[part]) < 0) {
         return -1;
     }
@@ -103,7 +106,7 @@ static int take_parts(transformer_call *c, Py_ssize_t first, PyObject *arrays, s
     }
     queries = l->heads * l->width;
     keys = l->key_heads * l->width;
-    const bool together = PyList_GET_ITEM(arrays, 2 * SA_KEY) == Py_None;
+    const bool together = item(arrays, 2 * SA_KEY) == Py_None;
     if (take_part(c, first, arrays, SA_QUERY, together ? queries + 2 * keys : queries, d, l) < 0 ||
         take_part(c, first, arrays, SA_KEY, keys, d, l) < 0 || take_part(c, first, arrays, SA_VALUE, keys, d, l) < 0 ||
         take_part(c, first, arrays, SA_OUTPUT, d, queries, l) < 0 || take_part(c, first, arrays, SA_ATTENTION_NORM, d, 0, l) < 0 ||
@@ -129,7 +132,7 @@ static int take_parts(transformer_call *c, Py_ssize_t first, PyObject *arrays, s
 }
 
 static int take_angles(transformer_call *c, Py_ssize_t first, PyObject *arrays, sa_layer *l) {
-    PyObject *cosines = PyList_GET_ITEM(arrays, COSINES), *sines = PyList_GET_ITEM(arrays, SINES);
+    PyObject *cosines = item(arrays, COSINES), *sines = item(arrays, SINES);
     if (cosines == Py_None) {
         return 0;
     }
@@ -161,8 +164,8 @@ static int take_layer(transformer_call *c, Py_ssize_t number, PyObject *value) {
                           &interleaved)) {
         return -1;
     }
-    if (PyList_GET_SIZE(arrays) != LAYER_ARRAYS || activation < SA_ACT_NONE || activation > SA_ACT_SILU) {
-        return sa_error(PyExc_ValueError, "layer %zd must have %d arrays and an activation from %d to %d", number, LAYER_ARRAYS,
+    if (PyList_GET_SIZE(arrays) > LAYER_ARRAYS || activation < SA_ACT_NONE || activation > SA_ACT_SILU) {
+        return sa_error(PyExc_ValueError, "layer %zd must have at most %d arrays and an activation from %d to %d", number, LAYER_ARRAYS,
                         SA_ACT_NONE, SA_ACT_SILU);
     }
     l->rms[0] = rms[0];

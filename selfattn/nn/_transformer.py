@@ -14,6 +14,7 @@ feed_forward_norm(s + …)``. Without ``gate`` the feed-forward network is ``dow
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -181,9 +182,15 @@ def _layer(layer: Layer) -> tuple[list[Array | None], tuple[Any, ...]]:
     return found, numbers
 
 
-def block(parameters: list[Array], num_heads: int, eps: float) -> tuple[list[Array | None], tuple[Any, ...]]:
-    """Describe a layer of attention and norm alone: weight and bias of query, key, value and norm."""
-    width = parameters[0].shape[0] // num_heads
-    scale = 1 / math.sqrt(width)
-    found = [*parameters[:6], None, None, *parameters[6:], *[None] * 10]
-    return found, (num_heads, num_heads, width, eps, 0.0, 0, 0, 0, 0, -1, -1, scale, 0.0, 0, 0)
+def block(query: Any, key: Any, value: Any, norm: Any, num_heads: int) -> tuple[list[Array | None], tuple[Any, ...]]:
+    """Describe a layer of attention and norm alone, from modules; the core takes what is missing at the end as None."""
+    q_weight = query.weight
+    own = [
+        q_weight, query.bias, key.weight, key.bias, value.weight, value.bias, None, None, norm.weight, norm.bias,
+    ]  # fmt: skip
+    return own, _block_numbers(num_heads, len(q_weight) // num_heads, norm.eps)
+
+
+@functools.cache
+def _block_numbers(num_heads: int, width: int, eps: float) -> tuple[Any, ...]:
+    return num_heads, num_heads, width, eps, 0.0, 0, 0, 0, 0, -1, -1, 1 / math.sqrt(width), 0.0, 0, 0

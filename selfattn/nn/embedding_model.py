@@ -30,6 +30,7 @@ from selfattn.text import as_tokenizer
 if TYPE_CHECKING:
     from selfattn.steps.layers import ModelSteps
 
+MEAN = POOLINGS["mean"]
 Sentence: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
@@ -336,13 +337,13 @@ class EmbeddingModel(Module):
 
     def _core_model(self) -> tuple[Any, Any, Any]:
         """Return what the core computes with: 16-bit parameters as float32."""
-        table, positions = widened(self.embedding_layer.weight), widened(self.positions.table)
+        table, positions = self.embedding_layer.weight, self.positions.table
         layers: Any = self.attention_layers
-        parameters = [_parameters(b) for b in layers]
-        if self.embedding_layer.weight.dtype.itemsize == 2:
-            parameters = [[widened(x) for x in own] for own in parameters]
-        blocks = tuple([block(own, b.num_heads, b.ln.eps) for own, b in zip(parameters, layers, strict=True)])
-        numbers = (self.embedding_dim, table.dtype.itemsize == 8, 0.0, 0.0, False, False, POOLINGS["mean"])
+        blocks = tuple([block(b.query, b.key, b.value, b.ln, b.num_heads) for b in layers])
+        if table.dtype.itemsize == 2:
+            table, positions = widened(table), widened(positions)
+            blocks = tuple([([x if x is None else widened(x) for x in own], n) for own, n in blocks])
+        numbers = (self.embedding_dim, table.dtype.itemsize == 8, 0.0, 0.0, False, False, MEAN)
         return (table, positions, None, None, None, None, None), numbers, blocks
 
     def _embed(self, ids: Array, cu_seqlens: Array, model: tuple[Any, Any, Any]) -> Array:

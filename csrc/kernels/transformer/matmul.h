@@ -4,6 +4,7 @@
 
 #define SA_PANEL FN(block_rows)
 #define SA_PANEL_DEPTH 128
+#define SA_FAR_ROWS 48 /* with more the products hide the way from memory */
 #define SA_SUMMED 64 /* rows of A and B at a time in matmul_tn, in L1 */
 
 SA_KERNEL size_t FN(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
@@ -37,13 +38,32 @@ SA_ONCE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdif
     }
 }
 
+/* A piece of A times a panel, some rows at a time; between them lines of the next piece of B are fetched, [rows][depth] from
+ * `next` on: with few rows of A far weights come as fast as memory gives them. */
+SA_ONCE void FN(multiply_ahead)(const sa_product *p, ptrdiff_t k, ptrdiff_t depth, const real *panel, const real *next) {
+    const ptrdiff_t in_line = 64 / (ptrdiff_t)sizeof(real), lines = SA_PANEL_DEPTH / in_line, all = p->width * lines;
+    ptrdiff_t line = 0;
+    for (ptrdiff_t r = 0; r < p->m; r += SA_ROWS(SA_VECS)) {
+        const ptrdiff_t rows = p->m - r < SA_ROWS(SA_VECS) ? p->m - r : SA_ROWS(SA_VECS);
+        for (; line < all * (r + rows) / p->m; ++line) {
+            __builtin_prefetch(next + line / lines * p->b_stride + line % lines * in_line, 0, 2);
+        }
+        FN(outer)((const real *)p->a + r * p->a_stride + k, p->a_stride, panel, SA_PANEL, depth, rows,
+                  (real *)p->c + r * p->c_stride, p->c_stride, p->width);
+    }
+}
+
 SA_KERNEL void FN(matmul_nt)(const sa_product *p, void *scratch) {
     const real *a = p->a, *b = p->b;
     real *panel = scratch;
     for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
         const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
         FN(pack_panel_transposed)(b + k, p->b_stride, depth, p->width, panel, SA_PANEL);
-        FN(outer)(a + k, p->a_stride, panel, SA_PANEL, depth, p->m, p->c, p->c_stride, p->width);
+        if (p->far && p->m <= SA_FAR_ROWS) {
+            FN(multiply_ahead)(p, k, depth, panel, k + depth < p->n ? b + k + depth : b + p->width * p->b_stride);
+        } else {
+            FN(outer)(a + k, p->a_stride, panel, SA_PANEL, depth, p->m, p->c, p->c_stride, p->width);
+        }
     }
 }
 
@@ -78,3 +98,4 @@ SA_KERNEL void FN(matmul_tn)(const sa_product *p, void *scratch) {
 #undef SA_PANEL
 #undef SA_PANEL_DEPTH
 #undef SA_SUMMED
+#undef SA_FAR_ROWS

@@ -17,17 +17,15 @@ SA_KERNEL void FN(look_up)(const void *table, const void *positions, const int64
 
 /* What a product adds to: to[r] = bias + residual[r]; NULL is zeros. Both have `stride`. */
 SA_KERNEL void FN(begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *bias, const void *residual) {
-    for (ptrdiff_t i = 0; i < width; i += SA_LANES) {
-        const ptrdiff_t left = width - i;
-        vec b = V(set1)(0);
-        if (bias != NULL) {
-            b = FN(load_up_to)((const real *)bias + i, left);
-        }
-        for (ptrdiff_t r = 0; r < rows; ++r) {
-            const ptrdiff_t at = r * stride + i;
-            vec t = b;
+    for (ptrdiff_t r = 0; r < rows; ++r) {
+        for (ptrdiff_t i = 0; i < width; i += SA_LANES) {
+            const ptrdiff_t at = r * stride + i, left = width - i;
+            vec t = V(set1)(0);
+            if (bias != NULL) {
+                t = FN(load_up_to)((const real *)bias + i, left);
+            }
             if (residual != NULL) {
-                t = b + FN(load_up_to)((const real *)residual + at, left);
+                t = t + FN(load_up_to)((const real *)residual + at, left);
             }
             FN(store_up_to)((real *)to + at, t, left);
         }
