@@ -89,6 +89,15 @@ ptrdiff_t sa_linear_tasks(const sa_linear *l, const sa_cut *cut) {
     return shares_of(cut, all_units(l, cut)) * sa_ceil_div(l->rows, cut->rows);
 }
 
+/* rows × width elements from (row, column) on, of rows of `stride`. */
+static void drop(const sa_linear *l, const sa_dropout *dropout, char *x, ptrdiff_t row, ptrdiff_t column, ptrdiff_t stride,
+                 ptrdiff_t rows, ptrdiff_t width, const char *residual) {
+    sa_dropout own = *dropout;
+    own.first_row += row;
+    own.first_column = column;
+    sa_kernels_for(l->f64)->drop_rows(&own, x, stride, rows, width, residual);
+}
+
 /* Columns `column` … of one part, for the rows of a task. */
 static void columns(const sa_linear *l, const sa_cut *cut, int part, ptrdiff_t row, ptrdiff_t column, ptrdiff_t width, bool again,
                     void *scratch) {
@@ -107,12 +116,19 @@ static void columns(const sa_linear *l, const sa_cut *cut, int part, ptrdiff_t r
         .again = again,
         .far = l->far,
     };
+    const char *residual = l->residual == NULL ? NULL : l->residual + at;
+    const bool drops = l->dropout.p > 0;
     kernels->begin_rows(product.c, out, product.m, width, l->bias[part] == NULL ? NULL : l->bias[part] + bytes_of(l, column),
-                        l->residual == NULL ? NULL : l->residual + at);
+                        drops ? NULL : residual);
     kernels->matmul_nt(&product, scratch);
+    char *to = product.c;
     if (l->activation != SA_ACT_NONE) {
         const sa_active active = {l->activation, product.m, width, out, product.c, l->gate == NULL ? NULL : l->gate + at};
-        kernels->activate(&active, l->active + at);
+        to = l->active + at;
+        kernels->activate(&active, to);
+    }
+    if (drops) {
+        drop(l, &l->dropout, to, row, column, out, product.m, width, residual);
     }
 }
 
@@ -157,6 +173,9 @@ void sa_linear_input_task(const sa_linear_gradients *g, const sa_cut *cut, ptrdi
         product.a = g->dy[part] + bytes_of(l, row * l->out[part]);
         product.b = l->weight[part] + bytes_of(l, column);
         kernels->matmul_nn(&product, scratch);
+    }
+    if (g->dropout.p > 0) {
+        drop(l, &g->dropout, product.c, row, column, l->in, product.m, product.width, NULL);
     }
     if (g->activation != SA_ACT_NONE) {
         const sa_active active = {g->activation, product.m, product.width, l->in, g->pre + at, g->gate == NULL ? NULL : g->gate + at};

@@ -140,6 +140,12 @@ static void add_part(sa_linear *product, const sa_layer *l, int part, ptrdiff_t 
     product->y[product->parts++] = y;
 }
 
+/* Each kind has a seed of its own. */
+sa_dropout sa_dropout_of(const sa_part *p, int kind, ptrdiff_t row) {
+    const sa_layer *l = sa_layer_of(p);
+    return (sa_dropout){l->dropout[kind], l->seed + (uint64_t)kind * UINT64_C(0x9E3779B97F4A7C15), p->origin + row, 0};
+}
+
 sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows) {
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t d = p->e->d, at = sa_bytes(p->e, row), queries = queries_of(l), keys = keys_of(l), hidden = l->hidden;
@@ -160,6 +166,7 @@ sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, p
         product.in = queries;
         product.x = array[SA_ATTENDED] + at * queries;
         product.residual = array[SA_X] + at * d;
+        product.dropout = sa_dropout_of(p, SA_DROP_OUTPUT, row);
         add_part(&product, l, SA_OUTPUT, d, (norm_after ? array[SA_UNIT] : s) + at * d);
         return product;
     }
@@ -168,6 +175,7 @@ sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, p
         product.in = hidden;
         product.x = array[SA_ACTIVE] + at * hidden;
         product.residual = array[SA_S] + at * d;
+        product.dropout = sa_dropout_of(p, SA_DROP_DOWN, row);
         add_part(&product, l, SA_DOWN, d, (norm_after ? array[SA_LAST_UNIT] : p->f.y) + at * d);
         return product;
     }
@@ -187,6 +195,7 @@ sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, p
         product.activation = l->activation;
         product.gate = l->weight[SA_GATE] == NULL ? NULL : array[SA_GATES] + at * hidden;
         product.active = array[SA_ACTIVE] + at * hidden;
+        product.dropout = sa_dropout_of(p, SA_DROP_WIDE, row);
         return product;
     }
 }
@@ -214,7 +223,10 @@ void sa_describe_head(const sa_part *p, ptrdiff_t sequence, ptrdiff_t row, ptrdi
                         .softcap = l->softcap,
                         .causal = l->causal,
                         .window_left = l->window_left,
-                        .window_right = l->window_right};
+                        .window_right = l->window_right,
+                        .dropout_p = l->dropout[SA_DROP_WEIGHTS],
+                        .seed = l->seed,
+                        .first_head = sequence * l->heads + head};
     if (e->mask.m.data != NULL) {
         a->mask.m = e->mask.m;
         a->mask.m.data += sequence * e->mask.lead_stride[0] + head * e->mask.lead_stride[1];

@@ -11,6 +11,9 @@
 /* Parameters, each a weight and a bias or NULL. Weights of projections are (out, in), of norms (d,). */
 enum { SA_QUERY, SA_KEY, SA_VALUE, SA_OUTPUT, SA_ATTENTION_NORM, SA_UP, SA_GATE, SA_DOWN, SA_LAST_NORM, SA_LAYER_PARTS };
 
+/* What is dropped: weights of attention, what output gives, what goes down, and what down gives. */
+enum { SA_DROP_WEIGHTS, SA_DROP_OUTPUT, SA_DROP_WIDE, SA_DROP_DOWN, SA_DROPOUTS };
+
 typedef struct {
     const void *weight[SA_LAYER_PARTS], *bias[SA_LAYER_PARTS];
     ptrdiff_t heads, key_heads, width; /* of a head */
@@ -22,6 +25,8 @@ typedef struct {
     double scale, softcap;
     sa_activation activation;
     sa_rotary rotary;
+    double dropout[SA_DROPOUTS]; /* probabilities */
+    uint64_t seed;
 } sa_layer;
 
 typedef struct {

@@ -110,6 +110,25 @@ static void parameter_task(const sa_part *p, ptrdiff_t t) {
     }
 }
 
+/* Of a product whose result was dropped from: dn = the gradient of what it gave. Otherwise that is dy. */
+static void drop_task(const sa_part *p, ptrdiff_t t) {
+    const sa_transformer *e = p->e;
+    const ptrdiff_t row = t * SA_NORM_ROWS, at = sa_bytes(e, row * e->d), rows = sa_smaller(e->tokens - row, SA_NORM_ROWS);
+    sa_dropout own = p->dropout;
+    own.first_row += row;
+    memcpy(p->dn + at, p->dy + at, (size_t)sa_bytes(e, rows * e->d));
+    sa_kernels_for(e->f64)->drop_rows(&own, p->dn + at, e->d, rows, e->d, NULL);
+}
+
+static const char *back_through_dropout(sa_part *p, int kind) {
+    p->dropout = sa_dropout_of(p, kind, 0);
+    if (p->dropout.p == 0) {
+        return p->dy;
+    }
+    sa_run_phase(p, row_tasks(p), drop_task, SA_BY_ROWS);
+    return p->dn;
+}
+
 /* parts: of the layer, in the order of the product's. */
 static void back_through_product(sa_part *p, sa_product_kind kind, const int *parts, const sa_linear_gradients *to) {
     const sa_layer_gradients *g = &p->g->layer[p->layer];
@@ -215,13 +234,15 @@ static void back_through_feed_forward(sa_part *p) {
     if (normed && !before) {
         back_through_norm(p, layer_norm(p, 1, p->dy, p->other, false));
     }
+    const char *dy = back_through_dropout(p, SA_DROP_DOWN);
     back_through_product(p, SA_PROJECT_DOWN, (const int[]){SA_DOWN},
-                         &(sa_linear_gradients){.dy = {p->dy},
+                         &(sa_linear_gradients){.dy = {dy},
                                                 .dx = p->dwide,
                                                 .activation = l->activation,
                                                 .pre = p->f.array[SA_WIDE],
                                                 .gate = gated ? p->f.array[SA_GATES] : NULL,
-                                                .dgate = gated ? p->dgates : NULL});
+                                                .dgate = gated ? p->dgates : NULL,
+                                                .dropout = sa_dropout_of(p, SA_DROP_WIDE, 0)});
     back_through_product(p, SA_PROJECT_BOTH, (const int[]){SA_UP, SA_GATE},
                          &(sa_linear_gradients){.dy = {p->dwide, p->dgates}, .dx = before ? p->dn : p->dy, .adds = !before});
     if (before) {
@@ -237,7 +258,8 @@ static void back_through_attention(sa_part *p) {
     }
     char *own = p->dattended;
     if (l->weight[SA_OUTPUT] != NULL) {
-        back_through_product(p, SA_PROJECT_OUTPUT, (const int[]){SA_OUTPUT}, &(sa_linear_gradients){.dy = {p->dy}, .dx = own});
+        const char *dy = back_through_dropout(p, SA_DROP_OUTPUT);
+        back_through_product(p, SA_PROJECT_OUTPUT, (const int[]){SA_OUTPUT}, &(sa_linear_gradients){.dy = {dy}, .dx = own});
     } else {
         p->dattended = p->dy;
     }

@@ -70,6 +70,7 @@ typedef struct {
     /* Backward: the product's gradients, the norm whose rows come or came last, and buffers like the frame's arrays. */
     sa_linear_gradients gradients;
     sa_norm_pullback norm;
+    sa_dropout dropout;
     bool norm_waits; /* for the gradients of its parameters */
     char *dy, *other, *dn, *dprojected[SA_OUTPUT], *dattended, *dwide, *dgates;
     char *scratch;
@@ -117,6 +118,9 @@ typedef enum {
 } sa_product_kind;
 
 sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows);
+
+/* Of one kind, for rows from row `row` of the frame on. */
+sa_dropout sa_dropout_of(const sa_part *p, int kind, ptrdiff_t row);
 
 /* Where the attention's sum or the layer's result goes. */
 static inline bool sa_has_feed_forward(const sa_layer *l) { return l->hidden > 0; }

@@ -23,6 +23,7 @@
     X(activate, dtype, isa)                                                                                                    \
     X(activate_backward, dtype, isa)                                                                                           \
     X(rotate_heads, dtype, isa)                                                                                                \
+    X(drop_rows, dtype, isa)                                                                                                   \
     X(column_sums, dtype, isa)                                                                                                 \
     X(spread, dtype, isa)                                                                                                      \
     X(add_row, dtype, isa)                                                                                                     \

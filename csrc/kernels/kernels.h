@@ -139,6 +139,14 @@ typedef struct {
     const void *pre, *gate;
 } sa_active;
 
+/* Dropout of rows `stride` elements apart. Element (i, j) is kept if its word is at least round(p·2^32): word j % 64 / 16 of
+ * Philox with the counter (i, j / 64·16 + j % 16, i / 2^32, 0). */
+typedef struct {
+    double p;
+    uint64_t seed;
+    ptrdiff_t first_row, first_column; /* of the whole array */
+} sa_dropout;
+
 /* Angles of positions: (positions, rotated / 2). */
 typedef struct {
     const void *cos, *sin;
@@ -184,6 +192,7 @@ typedef struct {
     void (*begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *bias, const void *residual);
     void (*activate)(const sa_active *a, void *to);
     void (*activate_backward)(const sa_active *a, void *d, void *dgate);
+    void (*drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *residual);
     void (*rotate_heads)(const sa_rotary *t, void *x, ptrdiff_t rows, ptrdiff_t heads, ptrdiff_t width, bool back);
     void (*column_sums)(const void *x, const void *times, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width, double factor,
                         void *to);

@@ -7,9 +7,9 @@
 
 #define SA_SMALL_WORK 100000.0
 
-/* Of a model: the table, positions, mask, weight and bias of the first and of the final norm; then of each layer weight and
- * bias of each part in the core's order, cosines and sines. Absent ones are NULL. */
-enum { TABLE, POSITIONS, MASK, FIRST_NORM, FINAL_NORM = FIRST_NORM + 2, FIRST_OF_LAYERS = FINAL_NORM + 2 };
+/* Of a model: the table, positions, mask, weight and bias of the first norm; then of each layer weight and bias of each part
+ * in the core's order, cosines and sines; then weight and bias of the final norm. Absent ones are NULL. */
+enum { TABLE, POSITIONS, MASK, FIRST_NORM, FIRST_OF_LAYERS = FIRST_NORM + 2, OWN_ARRAYS = FIRST_OF_LAYERS + 2 };
 enum { COSINES = 2 * SA_LAYER_PARTS, SINES, LAYER_ARRAYS };
 
 static const char *const part_names[SA_LAYER_PARTS] = {"query", "key",  "value", "output",           "attention_norm",
@@ -122,6 +122,9 @@ static int take_parts(transformer_call *c, Py_ssize_t first, PyObject *arrays, s
         part_from_query(c, l, SA_KEY, queries);
         part_from_query(c, l, SA_VALUE, queries + keys);
     }
+    if (l->weight[SA_OUTPUT] == NULL) {
+        l->dropout[SA_DROP_OUTPUT] = 0;
+    }
     const bool sums = l->weight[SA_OUTPUT] != NULL || (!l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL && queries == d);
     const bool whole = l->hidden > 0 ? l->weight[SA_DOWN] != NULL : l->weight[SA_DOWN] == NULL && l->weight[SA_GATE] == NULL;
     if (l->weight[SA_QUERY] == NULL || l->weight[SA_VALUE] == NULL || !sums || !whole) {
@@ -156,18 +159,25 @@ static int take_layer(transformer_call *c, Py_ssize_t number, PyObject *value) {
     sa_layer *l = &c->layer[number];
     const Py_ssize_t first = FIRST_OF_LAYERS + number * LAYER_ARRAYS;
     int rms[2], norm_first, causal, activation, interleaved;
+    unsigned long long seed = 0;
     if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "O!O!", &PyList_Type, &arrays, &PyTuple_Type, &numbers)) {
         return PyErr_Occurred() ? -1 : sa_error(PyExc_TypeError, "layer %zd must be a tuple (arrays, numbers)", number);
     }
-    if (!PyArg_ParseTuple(numbers, "nnnddppppnnddip", &l->heads, &l->key_heads, &l->width, &l->eps[0], &l->eps[1], &rms[0], &rms[1],
+    if (!PyArg_ParseTuple(numbers, "nnnddppppnnddip|ddddK", &l->heads, &l->key_heads, &l->width, &l->eps[0], &l->eps[1], &rms[0], &rms[1],
                           &norm_first, &causal, &l->window_left, &l->window_right, &l->scale, &l->softcap, &activation,
-                          &interleaved)) {
+                          &interleaved, &l->dropout[0], &l->dropout[1], &l->dropout[2], &l->dropout[3], &seed)) {
         return -1;
     }
     if (PyList_GET_SIZE(arrays) > LAYER_ARRAYS || activation < SA_ACT_NONE || activation > SA_ACT_SILU) {
         return sa_error(PyExc_ValueError, "layer %zd must have at most %d arrays and an activation from %d to %d", number, LAYER_ARRAYS,
                         SA_ACT_NONE, SA_ACT_SILU);
     }
+    for (int i = 0; i < SA_DROPOUTS; ++i) {
+        if (!(l->dropout[i] >= 0 && l->dropout[i] <= 1)) {
+            return sa_error(PyExc_ValueError, "the dropouts of layer %zd must be between 0 and 1", number);
+        }
+    }
+    l->seed = seed;
     l->rms[0] = rms[0];
     l->rms[1] = rms[1];
     l->norm_first = norm_first;
@@ -185,9 +195,10 @@ static int take_layer(transformer_call *c, Py_ssize_t number, PyObject *value) {
     return 0;
 }
 
-static int take_norm(transformer_call *c, Py_ssize_t i, PyObject *arrays, sa_norm *norm) {
-    return take_array(c, i, PyTuple_GET_ITEM(arrays, i), c->e.d, 0, "a norm's weight", &norm->weight) < 0 ||
-                   take_array(c, i + 1, PyTuple_GET_ITEM(arrays, i + 1), c->e.d, 0, "a norm's bias", &norm->bias) < 0
+/* Arrays `from` and behind it. */
+static int take_norm(transformer_call *c, Py_ssize_t i, PyObject *arrays, Py_ssize_t from, sa_norm *norm) {
+    return take_array(c, i, PyTuple_GET_ITEM(arrays, from), c->e.d, 0, "a norm's weight", &norm->weight) < 0 ||
+                   take_array(c, i + 1, PyTuple_GET_ITEM(arrays, from + 1), c->e.d, 0, "a norm's bias", &norm->bias) < 0
                ? -1
                : 0;
 }
@@ -238,9 +249,9 @@ static int take_model(transformer_call *c, PyObject *model) {
                           &pooling)) {
         return -1;
     }
-    if (PyTuple_GET_SIZE(arrays) != FIRST_OF_LAYERS || c->e.d < 1 || pooling < SA_EACH_ROW || pooling > SA_LAST_ROW) {
+    if (PyTuple_GET_SIZE(arrays) != OWN_ARRAYS || c->e.d < 1 || pooling < SA_EACH_ROW || pooling > SA_LAST_ROW) {
         return sa_error(PyExc_ValueError, "a model must have %d arrays of its own, a width, and a pooling from %d to %d",
-                        FIRST_OF_LAYERS, SA_EACH_ROW, SA_LAST_ROW);
+                        OWN_ARRAYS, SA_EACH_ROW, SA_LAST_ROW);
     }
     c->e.f64 = f64;
     c->e.first_norm.rms = first_rms;
@@ -248,7 +259,7 @@ static int take_model(transformer_call *c, PyObject *model) {
     c->e.pooling = pooling;
     c->e.layers = PyTuple_GET_SIZE(layers);
     c->most = NPY_MAX_INTP;
-    c->arrays = FIRST_OF_LAYERS + c->e.layers * LAYER_ARRAYS;
+    c->arrays = OWN_ARRAYS + c->e.layers * LAYER_ARRAYS;
     c->array = PyMem_Calloc((size_t)c->arrays, sizeof *c->array);
     c->e.layer = c->layer = PyMem_Calloc((size_t)c->e.layers + 1, sizeof *c->layer);
     if (c->array == NULL || c->layer == NULL) {
@@ -257,8 +268,8 @@ static int take_model(transformer_call *c, PyObject *model) {
     }
     if (take_array(c, TABLE, PyTuple_GET_ITEM(arrays, TABLE), -1, c->e.d, "table", &c->e.table) < 0 ||
         take_array(c, POSITIONS, PyTuple_GET_ITEM(arrays, POSITIONS), -1, c->e.d, "positions", &c->e.positions) < 0 ||
-        take_mask(c, PyTuple_GET_ITEM(arrays, MASK)) < 0 || take_norm(c, FIRST_NORM, arrays, &c->e.first_norm) < 0 ||
-        take_norm(c, FINAL_NORM, arrays, &c->e.final_norm) < 0) {
+        take_mask(c, PyTuple_GET_ITEM(arrays, MASK)) < 0 || take_norm(c, FIRST_NORM, arrays, FIRST_NORM, &c->e.first_norm) < 0 ||
+        take_norm(c, c->arrays - 2, arrays, FIRST_NORM + 2, &c->e.final_norm) < 0) {
         return -1;
     }
     c->e.vocabulary = rows_of(c, TABLE);
@@ -472,8 +483,8 @@ static void release_gradients(PyObject *capsule) { sa_block_give(PyCapsule_GetPo
 
 /* Whether the array has a gradient. */
 static bool is_parameter(const transformer_call *c, Py_ssize_t i) {
-    const Py_ssize_t in_layer = (i - FIRST_OF_LAYERS) % LAYER_ARRAYS;
-    return c->array[i] != NULL && (i < FIRST_OF_LAYERS ? i == TABLE || i >= FIRST_NORM : in_layer < COSINES);
+    const bool of_layer = i >= FIRST_OF_LAYERS && i < c->arrays - 2;
+    return c->array[i] != NULL && i != POSITIONS && i != MASK && !(of_layer && (i - FIRST_OF_LAYERS) % LAYER_ARRAYS >= COSINES);
 }
 
 static size_t gradient_bytes(const transformer_call *c, Py_ssize_t i) {
@@ -484,10 +495,10 @@ static size_t gradient_bytes(const transformer_call *c, Py_ssize_t i) {
 static void point_to(transformer_call *c, sa_layer_gradients *of_layer, Py_ssize_t i, char *data) {
     if (i == TABLE) {
         c->g.table = data;
-    } else if (i < FINAL_NORM) {
-        c->g.first_norm[i - FIRST_NORM] = data;
     } else if (i < FIRST_OF_LAYERS) {
-        c->g.final_norm[i - FINAL_NORM] = data;
+        c->g.first_norm[i - FIRST_NORM] = data;
+    } else if (i >= c->arrays - 2) {
+        c->g.final_norm[i - (c->arrays - 2)] = data;
     } else {
         sa_layer_gradients *g = &of_layer[(i - FIRST_OF_LAYERS) / LAYER_ARRAYS];
         const Py_ssize_t in_layer = (i - FIRST_OF_LAYERS) % LAYER_ARRAYS;

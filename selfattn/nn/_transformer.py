@@ -70,6 +70,9 @@ class Layer(NamedTuple):
     rotary: Rotary | None = None
     scale: float | None = None  # None: 1/√(width of a head)
     softcap: float = 0.0
+    # Probabilities to drop weights of attention, what output gives, what goes down, and what down gives.
+    dropout: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    seed: int = 0  # 64 bits, of dropout
 
 
 class Transformer(NamedTuple):
@@ -178,6 +181,7 @@ def _layer(layer: Layer) -> tuple[list[Array | None], tuple[Any, ...]]:
         first is not None and first.kind == "rms", last is not None and last.kind == "rms", layer.norm_first, layer.causal,
         left, right, 1 / math.sqrt(width) if layer.scale is None else layer.scale, layer.softcap,
         0 if layer.up is None else ACTIVATIONS[layer.activation], rotary is not None and rotary.interleaved,
+        *layer.dropout, layer.seed,
     )  # fmt: skip
     return found, numbers
 

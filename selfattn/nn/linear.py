@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from selfattn import _core
 from selfattn.functional._arguments import check_size
 from selfattn.nn import init
 from selfattn.nn._arrays import (
@@ -17,7 +19,6 @@ from selfattn.nn._arrays import (
     checked_pullback,
     float_dtype,
     rows,
-    widened,
 )
 from selfattn.nn._docs import documented_vjp
 from selfattn.nn.module import Module
@@ -118,10 +119,13 @@ class Linear(Module):
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """Compute ``x @ weight.T + bias``: x (..., I), weight (O, I), bias (O,) give (..., O)."""
-    y: Array = (rows(widened(x)) @ widened(weight).T).reshape(*x.shape[:-1], len(weight))
-    y = y if bias is None else y + widened(bias)
-    return y.astype(np.result_type(x, weight), copy=False)
+    """Compute ``x @ weight.T + bias``: x (..., I), weight (O, I), bias (O,) give (..., O).
+
+    The product is the core's: the bits of a row depend neither on the other rows nor on threads.
+    """
+    kind = widest(x, weight)
+    y = _core._linear_forward(plain(rows(x), kind), plain(weight, kind), None if bias is None else plain(bias, kind))
+    return y.reshape(*x.shape[:-1], len(weight)).astype(np.result_type(x, weight), copy=False)
 
 
 def linear_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, Array]:
@@ -129,7 +133,19 @@ def linear_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, A
 
     ``dx = dy @ weight``, ``d_weight = dy.T @ x``, ``d_bias = sum(dy)``, the sums over all rows.
     """
-    dy_rows = rows(widened(dy))
-    dx = (dy_rows @ widened(weight)).reshape(x.shape).astype(x.dtype, copy=False)
-    d_weight = (dy_rows.T @ rows(widened(x))).astype(weight.dtype, copy=False)
-    return dx, d_weight, dy_rows.sum(axis=0).astype(weight.dtype, copy=False)
+    kind = widest(dy, x, weight)
+    dx, d_weight, d_bias = _core._linear_backward(
+        plain(rows(dy), kind), plain(rows(x), kind), plain(weight, kind)
+    )
+    dx = dx.reshape(x.shape).astype(x.dtype, copy=False)
+    return dx, d_weight.astype(weight.dtype, copy=False), d_bias.astype(weight.dtype, copy=False)
+
+
+def widest(*arrays: Array) -> np.dtype[Any]:
+    """Return what products of these are computed in: float32, or float64 where one of them is."""
+    return np.dtype(np.float64 if any(x.dtype == np.float64 for x in arrays) else np.float32)
+
+
+def plain(x: Array, dtype: np.dtype[Any]) -> Array:
+    """Return an array as the core reads it: native, aligned, without gaps. A copy only where it is not."""
+    return np.require(x, dtype, ("C", "A"))

@@ -3,50 +3,32 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-import selfattn as sa
-from selfattn.functional._arguments import check_size
-from selfattn.nn import init
+from selfattn.functional._arguments import check_size, seed_from_rng
+from selfattn.nn import _transformer, init
 from selfattn.nn._arrays import (
     Array,
     Gradients,
     Pullback,
     as_features,
-    as_gradient,
+    checked_pullback,
 )
+from selfattn.nn._attention import mask_from_ignored
 from selfattn.nn._docs import documented_vjp
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.dropout import Dropout
 from selfattn.nn.layer_norm import LayerNorm
-from selfattn.nn.linear import Linear
+from selfattn.nn.linear import Linear, plain, widest
 from selfattn.nn.module import Module
 from selfattn.nn.multihead_attention import MultiheadAttention
+from selfattn.nn.rms_norm import RMSNorm
 
-Parts: TypeAlias = dict[str, Gradients]  # by submodule
-Differentiated: TypeAlias = tuple[Array, Callable[[Array], tuple[Array, Parts]]]
-Branch: TypeAlias = Callable[[Array], Differentiated]
-
-
-def relu(x: Array) -> Array:
-    """Compute max(x, 0)."""
-    y: Array = np.maximum(x, x.dtype.type(0))
-    return y
-
-
-def relu_vjp(x: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """Compute max(x, 0) and its pullback; the gradient at 0 is 0."""
-    return relu(x), lambda dy: np.where(x <= 0, dy.dtype.type(0), dy)
-
-
-ACTIVATIONS: dict[str, tuple[Callable[..., Array], Callable[..., Any]]] = {
-    "relu": (relu, relu_vjp),
-    "gelu": (sa.gelu, sa.gelu_vjp),
-}
+ACTIVATIONS = ("relu", "gelu")
 
 
 class TransformerEncoderLayer(Module):
@@ -176,14 +158,8 @@ class TransformerEncoderLayer(Module):
         ndarray, in the shape of ``src``
             What stands in the places of ignored tokens has no meaning.
         """
-        masks = _masks(src_mask, src_key_padding_mask, is_causal, key_lengths)
-
-        def attend(x: Array) -> Array:
-            attended: Array = self.dropout1(self.self_attn(x, x, x, **masks)[0])
-            return attended
-
-        x = self._sublayer(_as_src(src, self), self.norm1, attend)
-        return self._sublayer(x, self.norm2, self._feed_forward)
+        call = _Call(self, [self], None, src, src_mask, src_key_padding_mask, is_causal, key_lengths)
+        return call.unpacked(_transformer.forward(call.model, call.rows, call.cu_seqlens))
 
     @documented_vjp(result="y : ndarray, in the shape of ``src``")
     def vjp(
@@ -196,81 +172,8 @@ class TransformerEncoderLayer(Module):
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped."""
-        masks = _masks(src_mask, src_key_padding_mask, is_causal, key_lengths)
-        x = _as_src(src, self)
-        middle, attention_pullback = self._sublayer_vjp(x, "norm1", lambda x: self._attend_vjp(x, masks))
-        y, feed_forward_pullback = self._sublayer_vjp(middle, "norm2", self._feed_forward_vjp)
-
-        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
-            d_middle, later = feed_forward_pullback(as_gradient(dy, y))
-            dx, earlier = attention_pullback(d_middle)
-            parts = earlier | later
-            in_order = {name: parts[name] for name, _ in self.named_children() if name in parts}
-            return dx, self.gather_gradients(in_order)
-
-        return y, pullback
-
-    # ------------------------------------------------------------------------------------------- their parts
-
-    def _sublayer(self, x: Array, norm: LayerNorm, branch: Callable[[Array], Array]) -> Array:
-        """Put a residual and a norm around a branch."""
-        if self.norm_first:
-            return x + branch(norm(x))
-        y: Array = norm(x + branch(x))
-        return y
-
-    def _sublayer_vjp(self, x: Array, norm: str, branch: Branch) -> Differentiated:
-        layer = getattr(self, norm)
-        if self.norm_first:
-            normed, norm_pullback = layer.vjp(x)
-            added, branch_pullback = branch(normed)
-            y = x + added
-        else:
-            added, branch_pullback = branch(x)
-            y, norm_pullback = layer.vjp(x + added)
-
-        def pullback(dy: Array) -> tuple[Array, Parts]:
-            if self.norm_first:
-                d_normed, parts = branch_pullback(dy)
-                more, norm_grads = norm_pullback(d_normed)
-                dx = dy + more
-            else:
-                d_sum, norm_grads = norm_pullback(dy)
-                more, parts = branch_pullback(d_sum)
-                dx = d_sum + more
-            return dx.astype(x.dtype, copy=False), {**parts, norm: norm_grads}
-
-        return y, pullback
-
-    def _attend_vjp(self, x: Array, masks: dict[str, Any]) -> Differentiated:
-        (attended, _), attention_pullback = self.self_attn.vjp(x, x, x, **masks)
-        y, dropout_pullback = self.dropout1.vjp(attended)
-
-        def pullback(dy: Array) -> tuple[Array, Parts]:
-            (dq, dk, dv), grads = attention_pullback(dropout_pullback(dy)[0])
-            return dq + dk + dv, {"self_attn": grads}
-
-        return y, pullback
-
-    def _feed_forward(self, x: Array) -> Array:
-        activation, _ = ACTIVATIONS[self.activation]
-        y: Array = self.dropout2(self.linear2(self.dropout(activation(self.linear1(x)))))
-        return y
-
-    def _feed_forward_vjp(self, x: Array) -> Differentiated:
-        _, activation_vjp = ACTIVATIONS[self.activation]
-        wide, pullback1 = self.linear1.vjp(x)
-        active, activation_pullback = activation_vjp(wide)
-        kept, dropout_pullback = self.dropout.vjp(active)
-        narrow, pullback2 = self.linear2.vjp(kept)
-        y, dropout2_pullback = self.dropout2.vjp(narrow)
-
-        def pullback(dy: Array) -> tuple[Array, Parts]:
-            d_kept, grads2 = pullback2(dropout2_pullback(dy)[0])
-            dx, grads1 = pullback1(activation_pullback(dropout_pullback(d_kept)[0]))
-            return dx, {"linear1": grads1, "linear2": grads2}
-
-        return y, pullback
+        call = _Call(self, [self], None, src, src_mask, src_key_padding_mask, is_causal, key_lengths)
+        return call.vjp()
 
 
 class TransformerEncoder(Module):
@@ -332,6 +235,18 @@ class TransformerEncoder(Module):
         self.layers = ModuleList([_copied(encoder_layer) for _ in range(num_layers)])
         self.norm = norm
 
+    def _call(self, src: npt.ArrayLike, *masks: Any) -> _Call | None:
+        """Return the call of the core, or None if a layer or the norm is of another kind."""
+        layers: Any = list(self.layers)
+        if any(type(layer) is not TransformerEncoderLayer for layer in layers):
+            return None
+        norm: Any = self.norm
+        whole = norm is None or (type(norm) in (LayerNorm, RMSNorm) and norm.normalized_shape == (layers[0].d_model,))
+        shapes = {(layer.d_model, layer.self_attn.num_heads, layer.self_attn.batch_first) for layer in layers}
+        if not whole or len(shapes) > 1 or (norm is not None and norm.weight is None):
+            return None
+        return _Call(self, layers, norm, src, *masks)
+
     def forward(
         self,
         src: npt.ArrayLike,
@@ -354,6 +269,8 @@ class TransformerEncoder(Module):
         -------
         ndarray, in the shape of ``src``
         """
+        if (call := self._call(src, mask, src_key_padding_mask, is_causal, key_lengths)) is not None:
+            return call.unpacked(_transformer.forward(call.model, call.rows, call.cu_seqlens))
         x: Any = src
         for layer in self.layers:
             x = layer(x, mask, src_key_padding_mask, bool(is_causal), key_lengths=key_lengths)
@@ -371,6 +288,8 @@ class TransformerEncoder(Module):
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped."""
+        if (call := self._call(src, mask, src_key_padding_mask, is_causal, key_lengths)) is not None:
+            return call.vjp()
         x: Any = src
         pullbacks = []
         for n, layer in enumerate(self.layers):
@@ -393,22 +312,172 @@ class TransformerEncoder(Module):
         return x, pullback
 
 
-def _as_src(src: npt.ArrayLike, layer: TransformerEncoderLayer) -> Array:
-    x = as_features(src, layer.d_model, layer.linear1.weight.dtype, "src")
-    if x.ndim not in (2, 3):
-        axes = "(N, L, d_model)" if layer.self_attn.batch_first else "(L, N, d_model)"
-        raise ValueError(f"src must have shape {axes} or (L, d_model), not {x.shape}")
-    return x
+class _Call:
+    """A call of layers one after the other, as the core takes it: packed rows, settings, the masks as one.
+
+    Tokens that ``key_lengths`` says do not exist are left out. In their places stand zeros, in results and in gradients.
+    """
+
+    def __init__(
+        self,
+        owner: Module,
+        layers: Sequence[TransformerEncoderLayer],
+        norm: LayerNorm | RMSNorm | None,
+        src: npt.ArrayLike,
+        mask: npt.ArrayLike | None,
+        padding_mask: npt.ArrayLike | None,
+        is_causal: bool | None,
+        key_lengths: npt.ArrayLike | None,
+    ) -> None:
+        first = layers[0]
+        x = as_features(src, first.d_model, first.linear1.weight.dtype, "src")
+        self.batch_first = first.self_attn.batch_first
+        if x.ndim not in (2, 3):
+            axes = "(N, L, d_model)" if self.batch_first else "(L, N, d_model)"
+            raise ValueError(f"src must have shape {axes} or (L, d_model), not {x.shape}")
+        self.owner, self.layers, self.norm = owner, layers, norm
+        self.parts = [_parts(layer) for layer in layers] + ([] if norm is None else [{"": norm}])
+        parameters = [p for own in self.parts for part in own.values() for p in part.parameters().values()]
+        self.parameters = parameters
+        self.x, self.dtype = x, np.result_type(x, *{p.dtype for p in parameters})
+        self.compute = widest(x, *parameters)
+        by_sequence = self._by_sequence(x)
+        lead, length = by_sequence.shape[:-2], by_sequence.shape[-2]
+        self.shape = (lead[0] if lead else 1, length, x.shape[-1])
+        self.exists = _existing(key_lengths, lead, length)
+        rows = by_sequence.reshape(self.shape)
+        lengths = np.full(self.shape[0], length) if self.exists is None else self.exists.sum(axis=1)
+        self.rows = plain(rows.reshape(-1, x.shape[-1]) if self.exists is None else rows[self.exists], self.compute)
+        present = np.flatnonzero(lengths)
+        self.cu_seqlens = np.concatenate([[0], np.cumsum(lengths[present])]).astype(np.int64)
+        allowed = mask_from_ignored(mask, padding_mask, lead, first.self_attn.num_heads, (length, length))
+        settings = tuple(_settings(own, layer, bool(is_causal), self.compute) for own, layer in zip(self.parts, layers, strict=False))
+        self.model = _transformer.Transformer(
+            settings, final_norm=None if norm is None else _norm(norm, self.compute), mask=self._mask(allowed, present)
+        )
+
+    def _by_sequence(self, x: Array) -> Array:
+        """See (L, N, d) as (N, L, d), and back."""
+        return x.swapaxes(0, 1) if x.ndim == 3 and not self.batch_first else x
+
+    def _mask(self, mask: Array | None, present: Array) -> Array | None:
+        """See a mask that is broadcastable to (N, heads, L, L) in that many axes, without empty sequences."""
+        if mask is None:
+            return None
+        if mask.dtype != np.bool_:
+            most = np.finfo(self.compute).max  # wider finite values stay finite
+            mask = np.where(np.isfinite(mask), np.clip(mask, -most, most), mask).astype(self.compute)
+        length = self.shape[1]
+        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+        mask = np.broadcast_to(mask, (*mask.shape[:2], length, length))
+        return mask if len(mask) == 1 else mask[present]
+
+    def unpacked(self, rows: Array) -> Array:
+        """Put rows back in the places of the tokens, in the shape of the input."""
+        if self.exists is None:
+            every = rows.reshape(self.shape)
+        else:
+            every = np.zeros(self.shape, rows.dtype)
+            every[self.exists] = rows
+        y = self._by_sequence(every.reshape(self._by_sequence(self.x).shape))
+        return np.ascontiguousarray(y, self.dtype)
+
+    def vjp(self) -> tuple[Array, Pullback]:
+        """Compute the output and its pullback."""
+        rows, core_pullback = _transformer.vjp(self.model, self.rows, self.cu_seqlens)
+        y = self.unpacked(rows)
+
+        def backward(dy: Array) -> tuple[Array, Gradients]:
+            by_sequence = self._by_sequence(dy).reshape(self.shape)
+            flat = by_sequence.reshape(-1, dy.shape[-1]) if self.exists is None else by_sequence[self.exists]
+            dx, grads, _ = core_pullback(plain(flat, self.compute))
+            found = dict(zip(self._names(), grads, strict=True))
+            named = {
+                name: found[name].astype(array.dtype, copy=False)
+                for name, array in self.owner._all_parameters()
+                if name in found
+            }
+            return self.unpacked(dx).astype(self.x.dtype, copy=False), self.owner.gather_gradients({"": named})
+
+        return y, checked_pullback(self.owner, y, self.parameters, backward)
+
+    def _names(self) -> list[str]:
+        """Return the names of the parameters in the order of the core's gradients."""
+        alone = self.owner is self.layers[0]
+        names = [
+            f"{part}.{name}" if alone else f"layers.{n}.{part}.{name}"
+            for n, own in enumerate(self.parts[: len(self.layers)])
+            for part, module in own.items()
+            for name in module.parameters()
+        ]
+        return names + ([] if self.norm is None else [f"norm.{name}" for name in self.norm.parameters()])
 
 
-def _masks(
-    mask: npt.ArrayLike | None, padding_mask: npt.ArrayLike | None, is_causal: bool, key_lengths: npt.ArrayLike | None
-) -> dict[str, Any]:  # fmt: skip
-    """Name the masks as MultiheadAttention does; nobody sees its weights."""
-    return {
-        "attn_mask": mask, "key_padding_mask": padding_mask, "is_causal": is_causal, "key_lengths": key_lengths,
-        "need_weights": False,
+def _parts(layer: TransformerEncoderLayer) -> dict[str, Module]:
+    """Return the parts with parameters in the order of the core, which computes with these alone."""
+    kinds = {
+        "self_attn": MultiheadAttention, "norm1": LayerNorm, "linear1": Linear, "linear2": Linear, "norm2": LayerNorm,
+        "dropout": Dropout, "dropout1": Dropout, "dropout2": Dropout,
     }  # fmt: skip
+    for name, kind in kinds.items():
+        if type(getattr(layer, name)) is not kind:
+            raise TypeError(
+                f"{name} of a TransformerEncoderLayer must be a {kind.__name__}, not {type(getattr(layer, name)).__name__}: "
+                "it is computed as a whole; for another part, compose a layer of your own"
+            )
+    return {name: getattr(layer, name) for name in ("self_attn", "norm1", "linear1", "linear2", "norm2")}
+
+
+def _settings(
+    parts: dict[str, Module], layer: TransformerEncoderLayer, is_causal: bool, dtype: np.dtype[Any]
+) -> _transformer.Layer:
+    attention, linear1, linear2 = layer.self_attn, layer.linear1, layer.linear2
+    drops = (
+        attention.dropout if attention.training else 0.0,
+        *(part.p if part.training else 0.0 for part in (layer.dropout1, layer.dropout, layer.dropout2)),
+    )
+    return _transformer.Layer(
+        attention.num_heads,
+        _projection(attention.in_proj_weight, attention.in_proj_bias, dtype),
+        output=_projection(attention.out_proj.weight, attention.out_proj.bias, dtype),
+        attention_norm=_norm(layer.norm1, dtype),
+        up=_projection(linear1.weight, linear1.bias, dtype),
+        down=_projection(linear2.weight, linear2.bias, dtype),
+        feed_forward_norm=_norm(layer.norm2, dtype),
+        norm_first=layer.norm_first,
+        activation="relu" if layer.activation == "relu" else "gelu",
+        causal=is_causal,
+        dropout=drops,
+        seed=seed_from_rng(attention.rng) if any(drops) else 0,
+    )
+
+
+def _projection(weight: Any, bias: Array | None, dtype: np.dtype[Any]) -> _transformer.Projection:
+    return _transformer.Projection(plain(weight, dtype), None if bias is None else plain(bias, dtype))
+
+
+def _norm(norm: Any, dtype: np.dtype[Any]) -> _transformer.Norm:
+    bias = getattr(norm, "bias", None)
+    weight = plain(norm.weight, dtype)
+    if isinstance(norm, RMSNorm):
+        eps = np.finfo(dtype).eps if norm.eps is None else norm.eps
+        return _transformer.Norm(weight, None, float(eps), "rms")
+    return _transformer.Norm(weight, None if bias is None else plain(bias, dtype), norm.eps)
+
+
+def _existing(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], length: int) -> Array | None:
+    """Return which tokens exist, (N, L), or None for all."""
+    if key_lengths is None:
+        return None
+    lengths = np.asarray(key_lengths)
+    if lengths.dtype.kind not in "iu":
+        raise TypeError(f"key_lengths must hold integers, not {lengths.dtype}")
+    if lengths.shape not in ((), lead):
+        raise ValueError(f"key_lengths must have shape {lead} or (), not {lengths.shape}")
+    if lengths.size and not (lengths.min() >= 0 and lengths.max() <= length):
+        raise ValueError(f"key_lengths must be in 0...{length}, not {key_lengths!r}")
+    exist: Array = np.broadcast_to(np.arange(length) < lengths.reshape(-1, 1), (lead[0] if lead else 1, length))
+    return exist
 
 
 def _copied(layer: Module) -> Module:

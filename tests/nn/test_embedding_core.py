@@ -40,7 +40,7 @@ def case(width, heads, layers, lengths, dtype=np.float64):
     ids = rng.integers(0, 50, cu_seqlens[-1])
     return (
         model,
-        (ids, cu_seqlens, *model._arrays()),
+        (ids, cu_seqlens, model._core_model()),
         rng.standard_normal((len(lengths), width)).astype(dtype),
     )
 
@@ -64,8 +64,8 @@ def composed(model, ids, cu_seqlens, grad):
 
 
 def core_vjp(arguments, grad):
-    y, saved = _core._embedding_forward(*arguments, True)
-    return [y, *_core._embedding_backward(saved, grad)]
+    y, saved = _core._transformer_forward(*arguments, True)
+    return [y, *_core._transformer_backward(saved, grad, False, False)[0]]
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -77,7 +77,7 @@ def test_results_and_gradients(shape, dtype, isa):
     wide.positions.table[...] = model.positions.table
     y, grads = composed(wide, *arguments[:2], grad.astype(np.float64))
     got, expected = core_vjp(arguments, grad), [y, *grads.values()]
-    np.testing.assert_array_equal(_core._embedding_forward(*arguments, False), got[0])
+    np.testing.assert_array_equal(_core._transformer_forward(*arguments, False), got[0])
     assert len(got) == len(expected)
     sizes = [max(1.0, np.abs(x).max(initial=0)) for x in expected]
     for n in range(5, len(expected), 8):  # key.bias: its true gradient is 0, what comes out is rounding
@@ -107,18 +107,18 @@ def test_the_same_bits_for_any_number_of_threads(shape, isa):
             sa.set_num_threads(threads)
             for ours, one in zip(core_vjp(arguments, grad), expected, strict=True):
                 np.testing.assert_array_equal(ours, one)
-            np.testing.assert_array_equal(_core._embedding_forward(*arguments, False), expected[0])
+            np.testing.assert_array_equal(_core._transformer_forward(*arguments, False), expected[0])
     finally:
         sa.set_num_threads(None)
 
 
 def test_a_sentence_does_not_depend_on_its_company():
     """Its bits are the same alone, first and last: how products are cut does not show."""
-    _, (ids, cu_seqlens, *arrays), _ = case(*SHAPES["parts"], np.float32)
-    together = _core._embedding_forward(ids, cu_seqlens, *arrays, False)
+    _, (ids, cu_seqlens, core_model), _ = case(*SHAPES["parts"], np.float32)
+    together = _core._transformer_forward(ids, cu_seqlens, core_model, False)
     for n in (0, 17, len(together) - 1):
         own = ids[cu_seqlens[n] : cu_seqlens[n + 1]]
-        alone = _core._embedding_forward(own, np.array([0, len(own)]), *arrays, False)
+        alone = _core._transformer_forward(own, np.array([0, len(own)]), core_model, False)
         np.testing.assert_array_equal(alone[0], together[n])
 
 
@@ -135,8 +135,8 @@ def test_how_attention_shares_a_sentence_out_does_not_show(isa):
 
 def test_a_pullback_may_be_called_again_and_gives_new_arrays():
     _, arguments, grad = case(*SHAPES["heads"])
-    _, saved = _core._embedding_forward(*arguments, True)
-    first, second = (_core._embedding_backward(saved, grad) for _ in range(2))
+    _, saved = _core._transformer_forward(*arguments, True)
+    first, second = (_core._transformer_backward(saved, grad, False, False)[0] for _ in range(2))
     for one, other in zip(first, second, strict=True):
         assert not np.shares_memory(one, other)
         np.testing.assert_array_equal(one, other)
@@ -149,14 +149,20 @@ def test_a_pullback_may_be_called_again_and_gives_new_arrays():
 
 def hostile():
     """Calls that must not read beyond an array, each with what is wrong."""
-    _, (ids, cu_seqlens, table, positions, blocks), _ = case(*SHAPES["heads"])
-    good = {"ids": ids, "cu_seqlens": cu_seqlens, "table": table, "positions": positions, "blocks": blocks}
-    block = blocks[0]
+    _, (ids, cu_seqlens, (own, numbers, layers)), _ = case(*SHAPES["heads"])
+    good = {"ids": ids, "cu_seqlens": cu_seqlens, "own": own, "numbers": numbers, "layers": layers}
+    parameters, of_layer = layers[0]
+    table, positions = own[:2]
 
-    def with_parameter(n, array):
-        parameters = list(block.parameters)
-        parameters[n] = array
-        return ((parameters, 4, 1e-5),)
+    def with_own(n, array):
+        return good | {"own": (*own[:n], array, *own[n + 1 :])}
+
+    def with_layer(changes, **numbers):
+        arrays = parameters + [None] * (20 - len(parameters))
+        for n, array in changes.items():
+            arrays[n] = array
+        names = ["heads", "key_heads", "width"]
+        return good | {"layers": ((arrays, tuple(numbers.get(name, x) for name, x in zip(names, of_layer, strict=False)) + of_layer[3:]),)}
 
     yield "an id too large", good | {"ids": np.where(ids == ids[3], 50, ids)}
     yield "a negative id", good | {"ids": np.where(ids == ids[3], -1, ids)}
@@ -172,18 +178,50 @@ def hostile():
     yield "ids in two axes", good | {"ids": ids[None]}
     yield "ids with steps", good | {"ids": np.repeat(ids, 2)[::2]}
     yield "a list of ids", good | {"ids": ids.tolist()}
-    yield "a table of another width", good | {"table": np.ones((50, 22))}
-    yield "a table of another dtype", good | {"table": table.astype(np.float32)}
-    yield "an empty table", good | {"table": table[:0]}
-    yield "a table in Fortran's order", good | {"table": np.asfortranarray(table)}
-    yield "positions of another width", good | {"positions": np.ones((50, 22))}
-    yield "a weight with too few rows", good | {"blocks": with_parameter(2, np.ones((23, 24)))}
-    yield "a short bias", good | {"blocks": with_parameter(7, np.ones(23))}
-    yield "a weight transposed", good | {"blocks": with_parameter(0, np.ones((24, 24)).T[::-1])}
-    yield "seven parameters", good | {"blocks": ((block.parameters[:7], 4, 1e-5),)}
-    yield "heads that do not divide", good | {"blocks": ((block.parameters, 5, 1e-5),)}
-    yield "a block of two", good | {"blocks": ((block.parameters, 4),)}
-    yield "a list of blocks, which may shrink", good | {"blocks": list(blocks)}
+    yield "rows in place of ids", good | {"ids": np.ones((21, 24))}
+    yield "ids in place of rows", with_own(0, None)
+    yield "a table of another width", with_own(0, np.ones((50, 22)))
+    yield "a table of another dtype", with_own(0, table.astype(np.float32))
+    yield "an empty table", with_own(0, table[:0])
+    yield "a table in Fortran's order", with_own(0, np.asfortranarray(table))
+    yield "positions of another width", with_own(1, np.ones((50, 22)))
+    yield "a mask of three axes", with_own(2, np.ones((1, 12, 12)))
+    yield "a mask that is too small", with_own(2, np.ones((1, 1, 11, 11)))
+    yield "a mask for two heads", with_own(2, np.ones((1, 2, 12, 12)))
+    yield "a mask for two sequences", with_own(2, np.ones((2, 1, 12, 12)))
+    yield "a mask of float32", with_own(2, np.ones((1, 1, 12, 12), np.float32))
+    yield "a long norm", with_own(3, np.ones(25))
+    yield "six arrays", good | {"own": own[:6]}
+    yield "another width", good | {"numbers": (22, *numbers[1:])}
+    yield "no width", good | {"numbers": (0, *numbers[1:])}
+    yield "another type", good | {"numbers": (24, False, *numbers[2:])}
+    yield "another pooling", good | {"numbers": (*numbers[:-1], 4)}
+    yield "a weight with too few rows", with_layer({2: np.ones((23, 24))})
+    yield "a short bias", with_layer({7: np.ones(23), 6: np.ones((24, 24))})
+    yield "a weight transposed", with_layer({0: np.ones((24, 24)).T[::-1]})
+    yield "no norm and no output", with_layer({8: None})
+    yield "no value", with_layer({4: None})
+    yield "no query", with_layer({0: None})
+    yield "up without down", with_layer({10: np.ones((40, 24))})
+    yield "down without up", with_layer({14: np.ones((24, 40))})
+    yield "a feed-forward network without an activation", with_layer({10: np.ones((40, 24)), 14: np.ones((24, 40))})
+    yield "angles wider than a head", with_layer({18: np.ones((30, 4)), 19: np.ones((30, 4))})
+    yield "too few angles", with_layer({18: np.ones((11, 3)), 19: np.ones((11, 3))})
+    yield "cosines without sines", with_layer({18: np.ones((30, 3))})
+    yield "key heads that do not divide", with_layer({}, key_heads=3)
+    yield "heads that do not fit", with_layer({}, heads=5, key_heads=5)
+    yield "no heads", with_layer({}, heads=0)
+    yield "heads of no width", with_layer({}, width=0)
+    yield "heads that overflow", with_layer({}, heads=2**40, key_heads=2**40, width=2**40)
+    yield "21 arrays", good | {"layers": ((parameters + [None] * 11, of_layer),)}
+    yield "numbers that are missing", good | {"layers": ((parameters, of_layer[:9]),)}
+    yield "a layer of one", good | {"layers": ((parameters,),)}
+    yield "a list of layers, which may shrink", good | {"layers": list(layers)}
+
+
+def run(call, keep):
+    ids, cu_seqlens, *model = call.values()
+    return _core._transformer_forward(ids, cu_seqlens, tuple(model), keep)
 
 
 HOSTILE = dict(hostile())
@@ -193,32 +231,35 @@ HOSTILE = dict(hostile())
 def test_hostile_calls_are_refused(call):
     for keep in (False, True):
         with pytest.raises((TypeError, ValueError)):
-            _core._embedding_forward(*call.values(), keep)
+            run(call, keep)
 
 
 def test_hostile_gradients_are_refused():
     _, arguments, grad = case(*SHAPES["heads"])
-    _, saved = _core._embedding_forward(*arguments, True)
+    _, saved = _core._transformer_forward(*arguments, True)
     for wrong in (grad[:2], grad[:, :-1], grad.astype(np.float32), grad.T, np.asfortranarray(grad), grad[0]):
         with pytest.raises(ValueError, match=r"float64 with shape \(3, 24\)"):
-            _core._embedding_backward(saved, wrong)
+            _core._transformer_backward(saved, wrong, True, False)
     for arguments in ((None, grad), (saved, None), (saved,), (grad, grad)):
         with pytest.raises((TypeError, ValueError)):
-            _core._embedding_backward(*arguments)
+            _core._transformer_backward(*arguments, True, False)
+    with pytest.raises(ValueError, match="float mask"):
+        _core._transformer_backward(saved, grad, True, True)
 
 
 def test_nothing_leaks():
     _, arguments, grad = case(*SHAPES["heads"])
     triplets = np.stack([grad] * 3)
-    held = [*arguments[:4], *(x for block in arguments[4] for x in block.parameters), grad, triplets]
+    own, _, layers = arguments[2]
+    held = [*arguments[:2], *own[:2], *(x for arrays, _ in layers for x in arrays if x is not None), grad, triplets]
 
     def call():
-        _, saved = _core._embedding_forward(*arguments, True)
-        _core._embedding_backward(saved, grad)
-        _core._embedding_forward(*arguments, False)
+        _, saved = _core._transformer_forward(*arguments, True)
+        _core._transformer_backward(saved, grad, True, False)
+        _core._transformer_forward(*arguments, False)
         for wrong in HOSTILE.values():
-            fails(*wrong.values(), True, function=_core._embedding_forward)
-        fails(saved, grad[:2], function=_core._embedding_backward)
+            fails(wrong, True, function=run)
+        fails(saved, grad[:2], True, True, function=_core._transformer_backward)
         _, slopes = _core._proxy_confidences(triplets)
         _core._proxy_gradients(triplets, slopes)
         fails(grad, function=_core._proxy_confidences)
@@ -232,7 +273,7 @@ def test_nothing_leaks():
 def test_memory_of_past_sizes_makes_room():
     """What small models left behind must not keep a larger one from meeting its own memory again."""
     _, small, _ = case(*SHAPES["narrow"])
-    held = [_core._embedding_forward(*small, True) for _ in range(20)]  # more at a time than are kept
+    held = [_core._transformer_forward(*small, True) for _ in range(20)]  # more at a time than are kept
     del held
     _, arguments, grad = case(*SHAPES["wide"])
     tracemalloc.start()

@@ -183,6 +183,38 @@ SA_KERNEL void FN(activate_backward)(const sa_active *a, void *d, void *dgate) {
 
 /* ---- the rest ------------------------------------------------------------------------------------------------------------ */
 
+/* x becomes 0 or x/(1 − p), plus the residual unless NULL. What is dropped may be NaN. */
+SA_KERNEL void FN(drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *residual) {
+    const double least = rint(t->p * 4294967296.0);
+    const bool all = least >= 4294967296.0;
+    const vec factor = V(set1)(all ? 0 : (real)(1 / (1 - t->p)));
+    uint32_t index[16], low[16] = {0}, high[16], words[4 * 16 + 16] = {0}; /* whole vectors are read from any word on */
+    for (ptrdiff_t r = 0; r < rows; ++r) {
+        const uint64_t row = (uint64_t)(t->first_row + r);
+        for (ptrdiff_t c = 0; c < width;) {
+            const ptrdiff_t column = t->first_column + c, from = column % 64, n = 64 - from < width - c ? 64 - from : width - c;
+            for (int i = 0; i < 16; ++i) {
+                index[i] = (uint32_t)(column / 64 * 16 + i);
+                high[i] = (uint32_t)(row >> 32);
+            }
+            SA_PASTE(sa_philox_, SA_ISA)(t->seed, (uint32_t)row, index, high, low, 16, words);
+            for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
+                const ptrdiff_t at = r * stride + c + j;
+                const lanemask kept = V(words_ge)(words + from + j, all ? UINT32_MAX : (uint32_t)least);
+                vec y = V(zero_unless)(kept, FN(load_up_to)((real *)x + at, n - j) * factor);
+                if (all) {
+                    y = V(set1)(0);
+                }
+                if (residual != NULL) {
+                    y = y + FN(load_up_to)((const real *)residual + at, n - j);
+                }
+                FN(store_up_to)((real *)x + at, y, n - j);
+            }
+            c += n;
+        }
+    }
+}
+
 /* Turns the first `rotated` elements of each head of rows 0, 1, … of a sequence, or turns them back. */
 SA_KERNEL void FN(rotate_heads)(const sa_rotary *t, void *x, ptrdiff_t rows, ptrdiff_t heads, ptrdiff_t width, bool back) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
