@@ -184,6 +184,6 @@ void test_rows(void);
 void test_plan(void);
 void test_random(void);
 void test_update(void);
-void test_embedding(void);
+void test_transformer(void);
 
 #endif

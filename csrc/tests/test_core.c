@@ -56,7 +56,7 @@ static void run_all(const char *isa) {
     run("plan", test_plan);
     run("random", test_random);
     run("update", test_update);
-    run("embedding", test_embedding);
+    run("transformer", test_transformer);
 }
 
 int main(int argc, char **argv) {

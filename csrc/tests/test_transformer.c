@@ -1,4 +1,4 @@
-/* The embedding model: its products against plain loops; its results, of any way to run it, against those of plain C in
+/* The transformer: its products against plain loops; its results, of any way to run it, against those of plain C in
  * double, which Python's tests check. */
 #include <math.h>
 #include <stdlib.h>
@@ -55,17 +55,17 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
     const ptrdiff_t b_rows = kind == NT ? width : n, b_columns = kind == NT ? n : width, c_stride = width + 3;
     void *a = draw(a_rows * a_columns, f64, &random), *b = draw(b_rows * b_columns, f64, &random);
     void *c = draw(m * c_stride, f64, &random), *before = malloc((size_t)(m * c_stride) * sa_element_size(f64) + 1);
-    void *start = draw(width, f64, &random), *scratch = dirty_memory(kernels->matmul_scratch(m, d));
+    void *scratch = dirty_memory(kernels->matmul_scratch(m, d));
     memcpy(before, c, (size_t)(m * c_stride) * sa_element_size(f64));
-    const bool adds = kind == NN || (kind == TN && m % 2 == 1);
-    const sa_product p = {m, n, width, a, b, c, a_columns, b_columns, c_stride, start, .adds = adds};
+    const bool adds = kind != TN || m % 2 == 1;
+    const sa_product p = {m, n, width, a, b, c, a_columns, b_columns, c_stride, .adds = adds, .far = m % 3 == 1};
     multiply(kind, kernels, &p, scratch);
     double worst = 0;
     for (ptrdiff_t i = 0; i < m; ++i) {
         for (ptrdiff_t j = 0; j < c_stride; ++j) {
             double sum = get(before, f64, i * c_stride + j), size;
             if (j < width) {
-                sum = product_at(kind, &p, f64, i, j, kind == NT ? get(start, f64, j) : adds ? sum : 0, &size);
+                sum = product_at(kind, &p, f64, i, j, adds ? sum : 0, &size);
             }
             const double error = fabs(get(c, f64, i * c_stride + j) - sum);
             worst = error <= worst ? worst : error; /* NaN counts */
@@ -79,7 +79,6 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
     free(b);
     free(c);
     free(before);
-    free(start);
     free(scratch);
 }
 
@@ -93,8 +92,8 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
     const ptrdiff_t a_stride = kind == TN ? m : n, b_stride = kind == NT ? n : width;
     float *a = draw(m * n, false, &random), *b = draw(n * width, false, &random),
           *other = draw(n * (m + width), false, &random);
-    float *start = draw(width, false, &random), *c[3];
-    sa_product p = {m, n, width, a, b, NULL, a_stride, b_stride, width, start, .adds = false};
+    float *c[3];
+    sa_product p = {m, n, width, a, b, NULL, a_stride, b_stride, width, .adds = false};
     void *scratch = dirty_memory(kernels->matmul_scratch(m, kind == TN ? width : n));
     const ptrdiff_t row = m / 2, column = width / 3, k = n / 2;
     for (int run = 0; run < 3; ++run) { /* plain, after another product, with odd numbers */
@@ -120,7 +119,7 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
             const float before = c[0][i * width + j], now = c[2][i * width + j];
             if (i == row || j == column) {
                 double size;
-                const double sum = product_at(kind, &p, false, i, j, kind == NT ? (double)start[j] : 0, &size);
+                const double sum = product_at(kind, &p, false, i, j, 0, &size);
                 if (fabs(sum) < 3.3e38) { /* else NaN or overflow shows */
                     CHECK(fabs((double)now - sum) <= bound * size, "product %d at %td, %td: %g, not %g", kind, i, j,
                           (double)now, sum);
@@ -140,26 +139,30 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
     free(a);
     free(b);
     free(other);
-    free(start);
     free(scratch);
 }
 
 /* ---- the model ---------------------------------------------------------------------------------------------------------- */
 
-#define MOST_BLOCKS 3
+#define MOST_LAYERS 3
+
+/* Kinds of layers: the tutorial's, BERT's, one with the norms first and gates, grouped heads, rotary positions and
+ * RMSNorm, and one that drops. */
+enum { PLAIN, BERT, GATED, DROPS };
 
 typedef struct {
-    ptrdiff_t d, heads, blocks, vocabulary, sentences;
+    int kind;
+    ptrdiff_t d, heads, layers, vocabulary, sequences;
     ptrdiff_t length[8];
 } model_shape;
 
-enum { MOST_PARAMETERS = 1 + 8 * MOST_BLOCKS };
+enum { OF_LAYER = 2 * SA_LAYER_PARTS, MOST_PARAMETERS = 5 + OF_LAYER * MOST_LAYERS };
 
-/* In the order of gradients: table, then blocks. */
+/* Table, first norm, layers, final norm; absent ones have size 0. */
 typedef struct {
-    sa_embedding e;
-    sa_embedding_block block[MOST_BLOCKS];
-    void *parameter[MOST_PARAMETERS], *positions;
+    sa_transformer e;
+    sa_layer layer[MOST_LAYERS];
+    void *parameter[MOST_PARAMETERS], *positions, *angles;
     ptrdiff_t size[MOST_PARAMETERS];
     int parameters;
     int64_t *ids, starts[9];
@@ -174,39 +177,84 @@ static void *draw_float32(ptrdiff_t n, bool f64, random_source *random) {
     return x;
 }
 
+static void make_layer(sa_layer *l, const model_shape *shape, ptrdiff_t size[OF_LAYER]) {
+    const int kind = shape->kind;
+    const ptrdiff_t d = shape->d, width = d / shape->heads;
+    *l = (sa_layer){.heads = shape->heads,
+                    .key_heads = kind == GATED ? 1 : shape->heads,
+                    .width = width,
+                    .hidden = kind == PLAIN ? 0 : d + 3,
+                    .eps = {1e-5, 1e-6},
+                    .rms = {kind == GATED, kind == GATED},
+                    .norm_first = kind >= GATED,
+                    .causal = kind == GATED,
+                    .window_left = kind == BERT ? 20 : SA_UNBOUNDED,
+                    .window_right = SA_UNBOUNDED,
+                    .scale = 1 / sqrt((double)width),
+                    .activation = kind == BERT ? SA_ACT_GELU : kind == GATED ? SA_ACT_SILU : SA_ACT_RELU,
+                    .seed = 7};
+    for (int i = 0; i < SA_DROPOUTS; ++i) {
+        l->dropout[i] = kind == DROPS ? 0.1 * (i + 1) : 0;
+    }
+    const ptrdiff_t keys = l->key_heads * width, h = l->hidden;
+    const ptrdiff_t rows[SA_LAYER_PARTS] = {d, keys, keys, d, d, h, h, d, d};
+    const ptrdiff_t columns[SA_LAYER_PARTS] = {d, d, d, d, 1, d, d, h, 1};
+    for (int part = 0; part < SA_LAYER_PARTS; ++part) {
+        const bool absent = kind == PLAIN ? part == SA_OUTPUT || part >= SA_UP : part == SA_GATE && kind != GATED;
+        const bool bias = !absent && kind != GATED;
+        size[2 * part] = absent ? 0 : rows[part] * columns[part];
+        size[2 * part + 1] = bias ? rows[part] : 0;
+    }
+}
+
 static void model_make(model *m, const model_shape *shape, bool f64) {
     random_source random = {(uint64_t)shape->d};
     const ptrdiff_t d = shape->d;
     memset(m, 0, sizeof *m);
-    m->e = (sa_embedding){.f64 = f64,
-                          .d = d,
-                          .vocabulary = shape->vocabulary,
-                          .sentences = shape->sentences,
-                          .blocks = shape->blocks,
-                          .most_heads = shape->heads,
-                          .block = m->block,
-                          .starts = m->starts};
-    for (ptrdiff_t s = 0; s < shape->sentences; ++s) {
+    m->e = (sa_transformer){.f64 = f64,
+                            .d = d,
+                            .vocabulary = shape->vocabulary,
+                            .sequences = shape->sequences,
+                            .layers = shape->layers,
+                            .layer = m->layer,
+                            .pooling = shape->kind == GATED ? SA_EACH_ROW : shape->kind == DROPS ? SA_LAST_ROW : SA_MEAN_ROW,
+                            .starts = m->starts};
+    for (ptrdiff_t s = 0; s < shape->sequences; ++s) {
         m->starts[s + 1] = m->starts[s] + shape->length[s];
         m->e.longest = shape->length[s] > m->e.longest ? shape->length[s] : m->e.longest;
     }
-    m->e.tokens = (ptrdiff_t)m->starts[shape->sentences];
+    m->e.tokens = (ptrdiff_t)m->starts[shape->sequences];
     m->ids = malloc((size_t)m->e.tokens * sizeof *m->ids + 1);
     for (ptrdiff_t i = 0; i < m->e.tokens; ++i) {
         m->ids[i] = random_below(&random, shape->vocabulary);
     }
     m->e.ids = m->ids;
-    m->parameters = (int)(1 + 8 * shape->blocks);
+    m->parameters = (int)(5 + OF_LAYER * shape->layers);
+    m->size[0] = shape->vocabulary * d;
+    m->size[1] = m->size[2] = shape->kind == BERT ? d : 0;
+    for (ptrdiff_t i = 0; i < shape->layers; ++i) {
+        make_layer(&m->layer[i], shape, m->size + 3 + OF_LAYER * i);
+    }
+    m->size[m->parameters - 2] = shape->kind >= GATED ? d : 0;
     for (int i = 0; i < m->parameters; ++i) {
-        m->size[i] = i == 0 ? shape->vocabulary * d : (i - 1) % 8 < 6 && (i - 1) % 2 == 0 ? d * d : d;
-        m->parameter[i] = draw_float32(m->size[i], f64, &random);
+        m->parameter[i] = m->size[i] == 0 ? NULL : draw_float32(m->size[i], f64, &random);
     }
     m->positions = draw_float32(m->e.longest * d, f64, &random);
     m->e.table = m->parameter[0];
     m->e.positions = m->positions;
-    for (ptrdiff_t b = 0; b < shape->blocks; ++b) {
-        void **p = m->parameter + 1 + 8 * b;
-        m->block[b] = (sa_embedding_block){{p[0], p[2], p[4]}, {p[1], p[3], p[5]}, p[6], p[7], shape->heads, 1e-5};
+    m->e.first_norm = (sa_norm){m->parameter[1], m->parameter[2], 1e-5, false};
+    m->e.final_norm = (sa_norm){m->parameter[m->parameters - 2], NULL, 1e-5, true};
+    const ptrdiff_t half = d / shape->heads / 2;
+    m->angles = draw_float32(m->e.longest * (half + 1), f64, &random); /* sines and cosines of no angle will do */
+    for (ptrdiff_t i = 0; i < shape->layers; ++i) {
+        sa_layer *l = &m->layer[i];
+        for (int part = 0; part < SA_LAYER_PARTS; ++part) {
+            l->weight[part] = m->parameter[3 + OF_LAYER * i + 2 * part];
+            l->bias[part] = m->parameter[4 + OF_LAYER * i + 2 * part];
+        }
+        if (shape->kind == GATED && half > 0) {
+            l->rotary = (sa_rotary){m->angles, m->angles, 2 * half, i % 2 == 1};
+        }
     }
 }
 
@@ -215,47 +263,55 @@ static void model_free(model *m) {
         free(m->parameter[i]);
     }
     free(m->positions);
+    free(m->angles);
     free(m->ids);
+}
+
+static ptrdiff_t outputs_of(const model *m) {
+    return (m->e.pooling == SA_EACH_ROW ? m->e.tokens : m->e.sequences) * m->e.d;
 }
 
 /* As many threads even for small cases, by parts or by tasks of phases. */
 static void *run_forward(const model *m, int threads, bool by_parts, void **saved) {
-    sa_embedding_plan plan;
-    CHECK(sa_embedding_make_plan(&m->e, saved != NULL, 1, &plan) == SA_OK, "a plan");
+    sa_transformer_plan plan;
+    CHECK(sa_transformer_make_plan(&m->e, saved != NULL, 1, &plan) == SA_OK, "a plan");
     plan.threads = threads;
     plan.by_parts = by_parts;
-    plan.product_rows = by_parts ? plan.part_rows : SA_PRODUCT_ROWS;
-    plan.product_shares = sa_embedding_splits(&m->e) ? threads : 0;
-    if (!by_parts && saved == NULL) {
-        plan.shared_bytes = sa_embedding_frame_bytes(&m->e, m->e.tokens, false);
-    }
-    void *out = dirty_memory((size_t)(m->e.sentences * m->e.d) * sa_element_size(m->e.f64));
+    plan.far = threads == 3;
+    plan.scratch_bytes = sa_layout_of(&m->e, plan.part_rows, false).bytes + sa_transformer_scratch(&m->e, &plan, false);
+    plan.shared_bytes = sa_layout_of(&m->e, m->e.tokens, false).bytes;
+    void *out = dirty_memory((size_t)outputs_of(m) * sa_element_size(m->e.f64));
     void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes), *memory = NULL;
     if (saved != NULL) {
         memory = *saved = dirty_memory(plan.saved_bytes);
     }
-    sa_embedding_forward(&m->e, &plan, out, memory, scratch);
+    sa_transformer_forward(&m->e, &plan, out, memory, scratch);
     free(scratch);
     return out;
 }
 
 static void run_backward(const model *m, const void *saved, const void *grad, int threads, void **gradient) {
-    sa_embedding_block_gradients of_block[MOST_BLOCKS + 1];
+    sa_layer_gradients of_layer[MOST_LAYERS + 1];
     for (int i = 0; i < m->parameters; ++i) {
-        gradient[i] = dirty_memory((size_t)m->size[i] * sa_element_size(m->e.f64));
+        gradient[i] = m->size[i] == 0 ? NULL : dirty_memory((size_t)m->size[i] * sa_element_size(m->e.f64));
     }
-    for (ptrdiff_t b = 0; b < m->e.blocks; ++b) {
-        void **g = gradient + 1 + 8 * b;
-        of_block[b] = (sa_embedding_block_gradients){{g[0], g[2], g[4]}, {g[1], g[3], g[5]}, g[6], g[7]};
+    for (ptrdiff_t i = 0; i < m->e.layers; ++i) {
+        for (int part = 0; part < SA_LAYER_PARTS; ++part) {
+            of_layer[i].weight[part] = gradient[3 + OF_LAYER * i + 2 * part];
+            of_layer[i].bias[part] = gradient[4 + OF_LAYER * i + 2 * part];
+        }
     }
-    const sa_embedding_gradients g = {grad, gradient[0], of_block};
-    sa_embedding_plan plan;
-    CHECK(sa_embedding_plan_backward(&m->e, 1 << 10, &plan) == SA_OK, "a plan");
+    const sa_transformer_gradients g = {.grad_out = grad,
+                                        .table = gradient[0],
+                                        .first_norm = {gradient[1], gradient[2]},
+                                        .final_norm = {gradient[m->parameters - 2], NULL},
+                                        .layer = of_layer};
+    sa_transformer_plan plan;
+    CHECK(sa_transformer_plan_backward(&m->e, 1 << 10, &plan) == SA_OK, "a plan");
     plan.threads = threads;
-    plan.product_rows = 1 + plan.product_rows / 2;
-    plan.product_shares = sa_embedding_splits(&m->e) ? threads : 0;
+    plan.scratch_bytes = sa_transformer_scratch(&m->e, &plan, true);
     void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
-    sa_embedding_backward(&m->e, &g, &plan, saved, scratch);
+    sa_transformer_backward(&m->e, &g, &plan, saved, scratch);
     free(scratch);
 }
 
@@ -277,22 +333,22 @@ static void results_free(const model *m, results *r) {
     }
 }
 
-/* Sums of d terms and a softmax per block; norms keep size 1. Gradients are sums of all tokens. That of the keys' bias
- * is 0 but for rounding, of the size of the weights' gradient. */
+/* Sums of d terms, a softmax and a feed-forward network per layer; norms keep size 1. Gradients are sums of all tokens. That
+ * of the keys' bias is 0 but for rounding, of the size of the weights' gradient. */
 static void compare(const model *m, const results *got, const results *expected, int threads) {
     const bool f64 = m->e.f64;
     double size = 1, before;
     for (int i = 0; i <= m->parameters; ++i) {
-        const ptrdiff_t n = i == 0 ? m->e.sentences * m->e.d : m->size[i - 1];
-        double worst = 0;
+        const ptrdiff_t n = i == 0 ? outputs_of(m) : m->size[i - 1];
+        double worst = 0, most = 0;
         before = size;
-        size = 1;
         for (ptrdiff_t j = 0; j < n; ++j) {
             const double right = get(expected->array[i], true, j), error = fabs(get(got->array[i], f64, j) - right);
             worst = error <= worst ? worst : error; /* NaN counts */
-            size = i > 0 ? fmax(size, fabs(right)) : 1;
+            most = fmax(most, fabs(right));
         }
-        size = i > 1 && (i - 2) % 8 == 3 ? before : size;
+        size = fmax(1, most);
+        size = i > 3 && (i - 4) % OF_LAYER == 2 * SA_KEY + 1 ? before : size;
         const double bound = (i == 0 ? 256 : 512) * (f64 ? 2.3e-16 : 1.2e-7) * size;
         CHECK(worst <= bound, "model of width %td, float%d, %d threads, array %d: off by %g, more than %g", m->e.d,
               f64 ? 64 : 32, threads, i, worst, bound);
@@ -304,9 +360,9 @@ static void try_model(const model_shape *shape) {
     random_source random = {1};
     model m;
     results expected, got[2];
-    const ptrdiff_t outputs = shape->sentences * shape->d;
-    double *grad = draw_float32(outputs, true, &random);
     model_make(&m, shape, true);
+    const ptrdiff_t outputs = outputs_of(&m);
+    double *grad = draw_float32(outputs, true, &random);
     CHECK(sa_isa_set("generic") == SA_OK, "plain C");
     run_both(&m, grad, 1, &expected);
     CHECK(sa_isa_set(isa) == SA_OK, "and back");
@@ -320,6 +376,11 @@ static void try_model(const model_shape *shape) {
         for (int n = 0; n < 2; ++n) {
             run_both(&m, own_grad, 1 + 2 * n, &got[n]);
             compare(&m, &got[n], &expected, 1 + 2 * n);
+        }
+        for (int i = 1; i <= m.parameters; ++i) {
+            CHECK(memcmp(got[0].array[i] == NULL ? "" : got[0].array[i], got[1].array[i] == NULL ? "" : got[1].array[i],
+                         (size_t)m.size[i - 1] * sa_element_size(f64)) == 0,
+                  "model of width %td, float%d: gradient %d differs between threads", shape->d, f64 ? 64 : 32, i);
         }
         void *others[] = {run_forward(&m, 1, true, NULL), run_forward(&m, 3, true, NULL), run_forward(&m, 3, false, NULL),
                           got[1].array[0]};
@@ -339,7 +400,7 @@ static void try_model(const model_shape *shape) {
     free(grad);
 }
 
-void test_embedding(void) {
+void test_transformer(void) {
     static const ptrdiff_t rows[] = {0, 1, 2, 5, 6, 13, 64, 97}, depths[] = {0, 1, 7, 16, 17, 96, 128, 129, 270},
                            columns[] = {1, 2, 7, 8, 9, 16, 17, 33, 64, 97, 130};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
@@ -360,9 +421,23 @@ void test_embedding(void) {
         }
     }
     static const model_shape shapes[] = {
-        {2, 1, 1, 3, 1, {1}},        {4, 2, 3, 5, 3, {3, 1, 4}},        {6, 3, 1, 40, 2, {17, 9}},
-        {8, 1, 0, 7, 2, {2, 3}},     {18, 2, 2, 9, 4, {5, 66, 1, 30}},  {34, 1, 1, 9, 8, {40, 3, 60, 70, 1, 80, 30, 50}},
-        {66, 3, 1, 11, 2, {12, 20}}, {100, 2, 2, 9, 4, {5, 66, 1, 30}}, {128, 1, 1, 9, 8, {40, 3, 60, 70, 1, 80, 30, 50}},
+        {PLAIN, 2, 1, 1, 3, 1, {1}},
+        {PLAIN, 4, 2, 3, 5, 3, {3, 1, 4}},
+        {PLAIN, 6, 3, 1, 40, 2, {17, 9}},
+        {PLAIN, 8, 1, 0, 7, 2, {2, 3}},
+        {PLAIN, 18, 2, 2, 9, 4, {5, 66, 1, 30}},
+        {PLAIN, 34, 1, 1, 9, 8, {40, 3, 60, 70, 1, 80, 30, 50}},
+        {PLAIN, 66, 3, 1, 11, 2, {12, 20}},
+        {PLAIN, 100, 2, 2, 9, 4, {5, 66, 1, 30}},
+        {PLAIN, 128, 1, 1, 9, 8, {40, 3, 60, 70, 1, 80, 30, 50}},
+        {BERT, 2, 1, 1, 3, 1, {1}},
+        {BERT, 18, 2, 2, 9, 4, {5, 66, 1, 30}},
+        {BERT, 100, 4, 2, 9, 3, {70, 3, 20}},
+        {GATED, 6, 3, 1, 40, 2, {17, 9}},
+        {GATED, 40, 2, 3, 7, 4, {30, 1, 67, 4}},
+        {GATED, 100, 2, 1, 9, 2, {12, 20}},
+        {DROPS, 8, 2, 2, 7, 2, {2, 3}},
+        {DROPS, 72, 3, 2, 9, 3, {5, 66, 30}},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; ++i) {
         try_model(&shapes[i]);
