@@ -300,7 +300,7 @@ static ptrdiff_t task_rows(const sa_part *p, ptrdiff_t t, ptrdiff_t *row) {
     return sa_smaller(rows_of(p) - t * SA_NORM_ROWS, SA_NORM_ROWS);
 }
 
-/* x = table[ids] + positions, or given rows; and the first norm. */
+/* x = table[ids] + always + positions, or given rows; and the first norm. */
 static void enter(const sa_part *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
@@ -309,7 +309,7 @@ static void enter(const sa_part *p, ptrdiff_t t) {
     char *scale, *unit = sa_outer_unit(p, 0, &scale), *x = p->f.array[SA_X] + at;
     char *entered = e->first_norm.weight == NULL ? x : unit + at;
     if (e->table != NULL) {
-        kernels->look_up(e->table, e->positions, e->ids + start, length, e->d, entered);
+        kernels->look_up(e->table, e->always, e->positions, e->ids + start, length, e->d, entered);
     } else {
         memcpy(entered, (const char *)e->rows + sa_bytes(e, start * e->d), (size_t)sa_bytes(e, length * e->d));
     }

@@ -42,6 +42,7 @@ typedef struct {
     bool f64;
     ptrdiff_t d, vocabulary, tokens, sequences, layers, longest;
     const void *table;     /* (vocabulary, d), or NULL: rows are the input */
+    const void *always;    /* (d,), added to every row of the table; or NULL */
     const void *positions; /* (longest or more, d), or NULL */
     const int64_t *ids;
     const void *rows;           /* (tokens, d) */

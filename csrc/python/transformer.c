@@ -7,9 +7,9 @@
 
 #define SA_SMALL_WORK 100000.0
 
-/* Of a model: the table, positions, mask, weight and bias of the first norm; then of each layer weight and bias of each part
+/* Of a model: the table, what is always added, positions, mask, weight and bias of the first norm; then of each layer weight and bias of each part
  * in the core's order, cosines and sines; then weight and bias of the final norm. Absent ones are NULL. */
-enum { TABLE, POSITIONS, MASK, FIRST_NORM, FIRST_OF_LAYERS = FIRST_NORM + 2, OWN_ARRAYS = FIRST_OF_LAYERS + 2 };
+enum { TABLE, ALWAYS, POSITIONS, MASK, FIRST_NORM, FIRST_OF_LAYERS = FIRST_NORM + 2, OWN_ARRAYS = FIRST_OF_LAYERS + 2 };
 enum { COSINES = 2 * SA_LAYER_PARTS, SINES, LAYER_ARRAYS };
 
 static const char *const part_names[SA_LAYER_PARTS] = {"query", "key",  "value", "output",           "attention_norm",
@@ -267,6 +267,7 @@ static int take_model(transformer_call *c, PyObject *model) {
         return -1;
     }
     if (take_array(c, TABLE, PyTuple_GET_ITEM(arrays, TABLE), -1, c->e.d, "table", &c->e.table) < 0 ||
+        take_array(c, ALWAYS, PyTuple_GET_ITEM(arrays, ALWAYS), c->e.d, 0, "always", &c->e.always) < 0 ||
         take_array(c, POSITIONS, PyTuple_GET_ITEM(arrays, POSITIONS), -1, c->e.d, "positions", &c->e.positions) < 0 ||
         take_mask(c, PyTuple_GET_ITEM(arrays, MASK)) < 0 || take_norm(c, FIRST_NORM, arrays, FIRST_NORM, &c->e.first_norm) < 0 ||
         take_norm(c, c->arrays - 2, arrays, FIRST_NORM + 2, &c->e.final_norm) < 0) {
@@ -484,7 +485,7 @@ static void release_gradients(PyObject *capsule) { sa_block_give(PyCapsule_GetPo
 /* Whether the array has a gradient. */
 static bool is_parameter(const transformer_call *c, Py_ssize_t i) {
     const bool of_layer = i >= FIRST_OF_LAYERS && i < c->arrays - 2;
-    return c->array[i] != NULL && i != POSITIONS && i != MASK && !(of_layer && (i - FIRST_OF_LAYERS) % LAYER_ARRAYS >= COSINES);
+    return c->array[i] != NULL && i != ALWAYS && i != POSITIONS && i != MASK && !(of_layer && (i - FIRST_OF_LAYERS) % LAYER_ARRAYS >= COSINES);
 }
 
 static size_t gradient_bytes(const transformer_call *c, Py_ssize_t i) {

@@ -80,6 +80,7 @@ class Transformer(NamedTuple):
 
     layers: tuple[Layer, ...]
     table: Array | None = None  # (vocabulary, d): inputs are ids; None: inputs are rows (tokens, d)
+    always: Array | None = None  # (d,), added to every row of the table
     positions: Array | None = None  # (longest, d), added to the rows of every sequence
     embedding_norm: Norm | None = None
     final_norm: Norm | None = None
@@ -91,7 +92,7 @@ class Transformer(NamedTuple):
 def arrays(model: Transformer) -> list[Array]:
     """Return the parameters in the order of their gradients: the table, then field by field, weights before biases.
 
-    Positions, mask and angles are none.
+    What is always added, positions, mask and angles are none.
     """
     found: list[Array | None] = [model.table]
 
@@ -147,7 +148,7 @@ def as_core(model: Transformer) -> tuple[Any, Any, Any]:
     """Return the tuples that ``csrc/python/transformer.c`` takes."""
     first, final = model.embedding_norm, model.final_norm
     some = next(array for array in arrays(model))
-    own = (model.table, model.positions, model.mask, *_both(first), *_both(final))
+    own = (model.table, model.always, model.positions, model.mask, *_both(first), *_both(final))
     if model.table is not None:
         d = model.table.shape[1]
     elif model.layers:

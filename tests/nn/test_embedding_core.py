@@ -152,7 +152,7 @@ def hostile():
     _, (ids, cu_seqlens, (own, numbers, layers)), _ = case(*SHAPES["heads"])
     good = {"ids": ids, "cu_seqlens": cu_seqlens, "own": own, "numbers": numbers, "layers": layers}
     parameters, of_layer = layers[0]
-    table, positions = own[:2]
+    table, _, positions = own[:3]
 
     def with_own(n, array):
         return good | {"own": (*own[:n], array, *own[n + 1 :])}
@@ -184,14 +184,15 @@ def hostile():
     yield "a table of another dtype", with_own(0, table.astype(np.float32))
     yield "an empty table", with_own(0, table[:0])
     yield "a table in Fortran's order", with_own(0, np.asfortranarray(table))
-    yield "positions of another width", with_own(1, np.ones((50, 22)))
-    yield "a mask of three axes", with_own(2, np.ones((1, 12, 12)))
-    yield "a mask that is too small", with_own(2, np.ones((1, 1, 11, 11)))
-    yield "a mask for two heads", with_own(2, np.ones((1, 2, 12, 12)))
-    yield "a mask for two sequences", with_own(2, np.ones((2, 1, 12, 12)))
-    yield "a mask of float32", with_own(2, np.ones((1, 1, 12, 12), np.float32))
-    yield "a long norm", with_own(3, np.ones(25))
-    yield "six arrays", good | {"own": own[:6]}
+    yield "positions of another width", with_own(2, np.ones((50, 22)))
+    yield "a mask of three axes", with_own(3, np.ones((1, 12, 12)))
+    yield "a mask that is too small", with_own(3, np.ones((1, 1, 11, 11)))
+    yield "a mask for two heads", with_own(3, np.ones((1, 2, 12, 12)))
+    yield "a mask for two sequences", with_own(3, np.ones((2, 1, 12, 12)))
+    yield "a mask of float32", with_own(3, np.ones((1, 1, 12, 12), np.float32))
+    yield "a long norm", with_own(4, np.ones(25))
+    yield "a long row for all", with_own(1, np.ones(25))
+    yield "seven arrays", good | {"own": own[:7]}
     yield "another width", good | {"numbers": (22, *numbers[1:])}
     yield "no width", good | {"numbers": (0, *numbers[1:])}
     yield "another type", good | {"numbers": (24, False, *numbers[2:])}
@@ -251,7 +252,7 @@ def test_nothing_leaks():
     _, arguments, grad = case(*SHAPES["heads"])
     triplets = np.stack([grad] * 3)
     own, _, layers = arguments[2]
-    held = [*arguments[:2], *own[:2], *(x for arrays, _ in layers for x in arrays if x is not None), grad, triplets]
+    held = [*arguments[:2], *own[::2][:2], *(x for arrays, _ in layers for x in arrays if x is not None), grad, triplets]
 
     def call():
         _, saved = _core._transformer_forward(*arguments, True)

@@ -1,12 +1,16 @@
 /* The transformer's rows between products: look-up, sums and norms, activations, rotary positions, means; and gradients. */
 
-/* x[r] = table[ids[r]] + positions[r]; NULL positions are zeros. */
-SA_KERNEL void FN(look_up)(const void *table, const void *positions, const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, void *x) {
+/* x[r] = (table[ids[r]] + always) + positions[r]; NULL is zeros. */
+SA_KERNEL void FN(look_up)(const void *table, const void *always, const void *positions, const int64_t *ids, ptrdiff_t rows,
+                           ptrdiff_t d, void *x) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
         const real *e = (const real *)table + ids[r] * d, *p = (const real *)positions + r * d;
         real *to = (real *)x + r * d;
         for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
             vec t = FN(load_up_to)(e + i, d - i);
+            if (always != NULL) {
+                t = t + FN(load_up_to)((const real *)always + i, d - i);
+            }
             if (positions != NULL) {
                 t = t + FN(load_up_to)(p + i, d - i);
             }
