@@ -1,0 +1,1 @@
+"""Real models, loaded from a folder as Transformers and sentence-transformers write it."""
