@@ -438,7 +438,9 @@ def write_rows(path: Path, parts: Iterable[Array], width: int, dtype: npt.DTypeL
                 try:
                     file.write(np.ascontiguousarray(part, dtype).data)
                 except OSError as error:
-                    raise OSError(error.errno, f"{error.strerror} while writing {part.nbytes} bytes", str(path)) from error
+                    raise OSError(
+                        error.errno, f"{error.strerror} while writing {part.nbytes} bytes", str(path)
+                    ) from error
                 count += len(part)
             file.seek(0)
             _write_header(file, count, width, dtype)
@@ -450,8 +452,14 @@ def write_rows(path: Path, parts: Iterable[Array], width: int, dtype: npt.DTypeL
 
 
 def _write_header(file: Any, count: int, width: int, dtype: npt.DTypeLike) -> None:
-    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (count, width)}
-    np.lib.format.write_array_header_1_0(file, header)  # pads to the length that it has with the largest count
+    header = {
+        "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
+        "fortran_order": False,
+        "shape": (count, width),
+    }
+    np.lib.format.write_array_header_1_0(
+        file, header
+    )  # pads to the length that it has with the largest count
 
 
 def _exchange(staged: dict[Path, Path], suffix: str) -> None:

@@ -32,9 +32,13 @@ if TYPE_CHECKING:
 __all__ = ["TextModel", "attach", "text_files", "transformer_folder"]
 
 PathLike: TypeAlias = files.PathLike
-P, Q = TypeVar("P"), TypeVar("Q")
+P = TypeVar("P")
+Q = TypeVar("Q")
 
-FIRST_PIECE, PIECE = 256, 2048  # sentences that are tokenised at once; few at first, so that the core soon has work
+FIRST_PIECE, PIECE = (
+    256,
+    2048,
+)  # sentences that are tokenised at once; few at first, so that the core soon has work
 MOST_CHARACTERS = 2**20  # of them together
 TOKENS = 16_384  # in a call of the core, or one sentence
 OTHER_TOKENIZER_FILES = ("special_tokens_map.json", _tokenizer.TOKENIZER_CONFIG)
@@ -286,9 +290,8 @@ class TextModel:
         places = [
             n for n, each in enumerate(piece.sentences) if isinstance(each, str) or (pairs and is_pair(each))
         ]
-        texts = [each if isinstance(each, str) else tuple(each) for each in map(piece.sentences.__getitem__, places)]
-        if before:
-            texts = [before + text for text in texts]
+        given = [piece.sentences[n] for n in places]
+        texts = [before + each if isinstance(each, str) else tuple(each) for each in given]
         tokenized = _tokenizer.Tokenized([], None, 0)
         if texts:
             if self.tokenizer is None:
@@ -434,7 +437,9 @@ class TextModel:
         alone, given, total = one_or_many(sentences)
         if isinstance(sentences, tuple) and is_pair(sentences):
             alone, given, total = True, [sentences], 1
-        typed = self.config.get("type_vocab_size", 0) > 1  # DistilBERT and RoBERTa tell texts of a pair apart without
+        typed = (
+            self.config.get("type_vocab_size", 0) > 1
+        )  # DistilBERT and RoBERTa tell texts of a pair apart without
         cut = Cut()
 
         def compute(ids: Array, cu_seqlens: Array, types: Array | None, _: Any) -> Array:
@@ -455,7 +460,9 @@ class TextModel:
         )
         cut.tell()
         if not parts:
-            return np.empty((0, int(self.config.get("num_labels", len(self.config.get("id2label", "12"))))), np.float32)
+            return np.empty(
+                (0, int(self.config.get("num_labels", len(self.config.get("id2label", "12"))))), np.float32
+            )
         y = np.concatenate(parts)
         return y[0] if alone else y
 
@@ -514,7 +521,11 @@ class Cut:
 
 def is_pair(sentence: Any) -> bool:
     """Tell a pair of texts."""
-    return isinstance(sentence, tuple | list) and len(sentence) == 2 and all(isinstance(each, str) for each in sentence)
+    return (
+        isinstance(sentence, tuple | list)
+        and len(sentence) == 2
+        and all(isinstance(each, str) for each in sentence)
+    )
 
 
 def one_or_many(sentences: Any) -> tuple[bool, Iterable[Any], int | None]:

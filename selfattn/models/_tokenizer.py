@@ -110,7 +110,9 @@ def missing(folder: Path | None) -> str:
         if found
         else ""
     )
-    return f"{where} has no {TOKENIZER}, so text cannot be tokenised{convert}; ids can be given in place of text"
+    return (
+        f"{where} has no {TOKENIZER}, so text cannot be tokenised{convert}; ids can be given in place of text"
+    )
 
 
 def tokenize(
@@ -133,7 +135,11 @@ def tokenize(
         raise
     limit = (tokenizer.truncation or {}).get("max_length")
     ids = [encoding.ids for encoding in found]
-    cut = sum(len(each) >= limit and bool(e.overflowing) for each, e in zip(ids, found, strict=True)) if limit else 0
+    cut = (
+        sum(len(each) >= limit and bool(e.overflowing) for each, e in zip(ids, found, strict=True))
+        if limit
+        else 0
+    )
     return Tokenized(ids, [encoding.type_ids for encoding in found] if types else None, cut)
 
 
@@ -180,7 +186,9 @@ def checked_ids(ids: Any, number: int, vocab_size: int, longest: int | None) -> 
 
 def cut_at(tokenizer: Any, config: Mapping[str, Any], most: int) -> None:
     """Have the tokenizer cut texts to so many tokens, special ones included."""
-    tokenizer.enable_truncation(most, strategy="longest_first", direction=config.get("truncation_side", "right"))
+    tokenizer.enable_truncation(
+        most, strategy="longest_first", direction=config.get("truncation_side", "right")
+    )
 
 
 def without_cutting(tokenizer: Any) -> str:
