@@ -42,13 +42,13 @@ class Classifier:
         ), set()
 
     def _name(self: Any, name: str) -> str:
-        return name if "classifier" in name else self.prefix + name  # type: ignore[no-any-return]
+        return name if "classifier" in name else self.prefix + name
 
     def _parts(self: Any) -> tuple[Array, Array, Array, Array]:
         first, _, second = self.head
         return tuple(
             self.arrays[f"{layer}.{kind}"] for layer in (first, second) for kind in ("weight", "bias")
-        )  # type: ignore[return-value]
+        )
 
     def _logits(self: Any, ids: Array, cu_seqlens: Array, types: Array | None = None) -> Array:
         """Compute (sequences, num_labels)."""

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["TextModel", "attach", "text_files", "transformer_folder"]
 
 PathLike: TypeAlias = files.PathLike
-P, Q = TypeVar("P"), TypeVar("Q")
+P = TypeVar("P")
+Q = TypeVar("Q")
 
 FIRST_PIECE, PIECE = (
     256,

@@ -54,12 +54,14 @@ class DistilBertModel(TextEncoder):
         )
 
     def _layer(self, p: Parameters, name: str) -> Layer:
-        attention = [
-            p.projection(f"{name}attention.{part}") for part in ("q_lin", "k_lin", "v_lin", "out_lin")
-        ]
+        lins = ("q_lin", "k_lin", "v_lin", "out_lin")
+        query, key, value, output = (p.projection(f"{name}attention.{part}") for part in lins)
         return Layer(
             self.num_heads,
-            *attention,
+            query,
+            key,
+            value,
+            output,
             p.norm(f"{name}sa_layer_norm", self.eps),
             up=p.projection(f"{name}ffn.lin1"),
             down=p.projection(f"{name}ffn.lin2"),

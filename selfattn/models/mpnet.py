@@ -77,10 +77,13 @@ class MPNetModel(TextEncoder):
         )
 
     def _layer(self, p: Parameters, name: str) -> Layer:
-        attention = [p.projection(f"{name}attention.attn.{part}") for part in "qkvo"]
+        query, key, value, output = (p.projection(f"{name}attention.attn.{part}") for part in "qkvo")
         return Layer(
             self.num_heads,
-            *attention,
+            query,
+            key,
+            value,
+            output,
             p.norm(f"{name}attention.LayerNorm", self.eps),
             up=p.projection(f"{name}intermediate.dense"),
             down=p.projection(f"{name}output.dense"),

@@ -152,7 +152,7 @@ def hostile():
     _, (ids, cu_seqlens, (own, numbers, layers)), _ = case(*SHAPES["heads"])
     good = {"ids": ids, "cu_seqlens": cu_seqlens, "own": own, "numbers": numbers, "layers": layers}
     parameters, of_layer = layers[0]
-    table, _, positions = own[:3]
+    table = own[0]
 
     def with_own(n, array):
         return good | {"own": (*own[:n], array, *own[n + 1 :])}
