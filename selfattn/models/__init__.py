@@ -1,1 +1,138 @@
-"""Real models, loaded from a folder as Transformers and sentence-transformers write it."""
+"""Pretrained encoders, from folders as Transformers and sentence-transformers write them.
+
+>>> from selfattn import models
+>>> model = models.load("all-MiniLM-L6-v2")  # doctest: +SKIP
+>>> model.encode(["a storm at sea", "the sea was calm"]).shape  # doctest: +SKIP
+(2, 384)
+
+What is supported: BERT (MiniLM, BGE, E5, GTE), RoBERTa, XLM-R, DistilBERT, MPNet and ModernBERT; sequence classifiers and
+cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2. Anything in a configuration that would change results and is
+not understood is an error. Needs ``pip install 'selfattn[models]'``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from selfattn.files import to_safetensors, write_files
+from selfattn.models._config import read_config
+from selfattn.models._encoder import Encoder
+from selfattn.models._text import TextModel, attach, text_files, transformer_folder
+from selfattn.models._weights import read_weights
+from selfattn.models.bert import (
+    BertForSequenceClassification,
+    BertModel,
+    RobertaForSequenceClassification,
+    RobertaModel,
+)
+from selfattn.models.distilbert import DistilBertForSequenceClassification, DistilBertModel
+from selfattn.models.modernbert import ModernBertModel
+from selfattn.models.mpnet import MPNetModel
+from selfattn.models.vit import ViTModel
+
+__all__ = [
+    "BertForSequenceClassification",
+    "BertModel",
+    "DistilBertForSequenceClassification",
+    "DistilBertModel",
+    "MPNetModel",
+    "ModernBertModel",
+    "RobertaForSequenceClassification",
+    "RobertaModel",
+    "ViTModel",
+    "load",
+    "save",
+]
+
+MODELS: dict[str, type[Encoder]] = {
+    "bert": BertModel, "roberta": RobertaModel, "xlm-roberta": RobertaModel, "camembert": RobertaModel,
+    "distilbert": DistilBertModel, "mpnet": MPNetModel, "modernbert": ModernBertModel, "vit": ViTModel, "dinov2": ViTModel,
+}  # fmt: skip
+CLASSIFIERS: dict[str, type[Encoder]] = {
+    "bert": BertForSequenceClassification, "roberta": RobertaForSequenceClassification,
+    "xlm-roberta": RobertaForSequenceClassification, "camembert": RobertaForSequenceClassification,
+    "distilbert": DistilBertForSequenceClassification,
+}  # fmt: skip
+
+
+def load(path: str | os.PathLike[str], dtype: None = None) -> Any:
+    """Load a pretrained model from a folder.
+
+    Parameters
+    ----------
+    path : path
+        A folder with ``config.json`` and ``model.safetensors`` (or its shards), and for texts ``tokenizer.json``; or a
+        folder of sentence-transformers, with ``modules.json``.
+    dtype : None
+        The precision of the weights. Only None, as they are stored: 16-bit weights become float32.
+
+    Returns
+    -------
+    BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, or a classifier
+        Its weights are mapped from the file, not copied: the file must stay as it is.
+
+    Raises
+    ------
+    FileNotFoundError
+        The folder or one of its files is missing, or its weights are a pickle.
+    ValueError
+        The files are damaged or do not fit each other, or the configuration asks for something that is not supported; the
+        message names it.
+    ImportError
+        ``safetensors`` or ``tokenizers`` is missing: ``pip install 'selfattn[models]'``.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{folder} is not a folder; expected one that save_pretrained or sentence-transformers wrote"
+        )
+    if dtype is not None:
+        raise ValueError(f"dtype must be None, the weights as they are stored, not {dtype!r}")
+    transformer = transformer_folder(folder)
+    config = read_config(transformer)
+    kind = config["model_type"]
+    architectures = config.get("architectures") or []
+    classifies = any("ForSequenceClassification" in str(name) for name in architectures)
+    table = CLASSIFIERS if classifies else MODELS
+    if kind not in table:
+        what = "a sequence classifier" if table is CLASSIFIERS else "a model"
+        raise ValueError(
+            f"{transformer / 'config.json'} describes {what} of type {kind!r}; supported are {', '.join(table)}"
+        )
+    model = table[kind](config, read_weights(transformer), where=str(transformer))
+    if isinstance(model, TextModel):
+        attach(model, folder)
+    return model
+
+
+def save(model: Any, path: str | os.PathLike[str]) -> None:
+    """Save a model as a folder that :func:`load`, Transformers and sentence-transformers load.
+
+    Parameters
+    ----------
+    model : a model of this module
+    path : path
+        Made if need be. A model that is there is replaced.
+
+    Raises
+    ------
+    OSError
+        It could not be written; what was there before is as it was.
+    """
+    if not isinstance(model, Encoder):
+        raise TypeError(
+            f"model must be one of selfattn.models, not {type(model).__name__}; files.save_model saves an EmbeddingModel"
+        )
+    folder = Path(path)
+    content = {"model.safetensors": to_safetensors(model.state_dict(), {"format": "pt"})}
+    config = dict(model.config)
+    config.setdefault("architectures", [type(model).__name__])
+    if isinstance(model, TextModel):
+        content |= text_files(model)
+    content["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
+    for name in content:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    write_files(folder, content)

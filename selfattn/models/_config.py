@@ -1,0 +1,112 @@
+"""Configurations of pretrained models: what is understood, and an error for anything else that would change results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from selfattn.files import read_json
+
+# Keys that change nothing here: how a model was trained, made or is generated from, and what a tokenizer knows.
+HARMLESS = {
+    "_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "architectures", "attn_implementation", "auto_map",
+    "attention_dropout", "attention_probs_dropout_prob", "bos_token_id", "classifier_dropout", "cls_token_id",
+    "decoder_bias", "deterministic_flash_attn", "directionality", "dropout", "dtype", "embedding_dropout",
+    "encoder_stride", "eos_token_id", "finetuning_task", "gradient_checkpointing", "hidden_dropout_prob", "id2label",
+    "initializer_cutoff_factor", "initializer_factor", "initializer_range", "label2id", "mask_token_id", "mlp_dropout",
+    "model_type", "num_labels", "output_past", "pad_token_id", "pooler_fc_size", "pooler_num_attention_heads",
+    "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type", "problem_type", "qa_dropout", "reference_compile",
+    "repad_logits_with_grad", "return_dict", "sbert_ce_default_activation_function", "sentence_transformers",
+    "sep_token_id", "seq_classif_dropout", "sparse_pred_ignore_index", "sparse_prediction", "task_specific_params",
+    "tie_word_embeddings", "tie_weights_", "tokenizer_class", "torch_dtype", "transformers_version", "unk_token_id",
+    "use_cache", "gradient_checkpointing_kwargs", "chunk_size_feed_forward", "output_attentions", "output_hidden_states",
+    "is_encoder_decoder", "torchscript", "prefix",
+}  # fmt: skip
+
+ACTIVATIONS = {
+    "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu",
+}  # fmt: skip
+
+
+class Config:
+    """The configuration of one model, read key by key; :meth:`finish` refuses what nobody has read.
+
+    Parameters
+    ----------
+    values : mapping
+        What ``config.json`` holds.
+    where : str
+        For messages.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str = "the configuration") -> None:
+        self.values, self.where, self.read = dict(values), where, set(HARMLESS)
+
+    def _get(self, name: str, default: Any) -> Any:
+        self.read.add(name)
+        value = self.values.get(name, default)
+        if value is ...:
+            raise ValueError(f"{self.where} lacks {name}")
+        return value
+
+    def size(self, name: str, default: Any = ..., least: int = 1) -> int:
+        """Read an int."""
+        value = self._get(name, default)
+        if type(value) is not int or not least <= value < 2**31:
+            raise ValueError(f"{self.where}: {name} must be an int of at least {least}, not {value!r}")
+        return value
+
+    def number(self, name: str, default: Any = ...) -> float:
+        """Read a positive number."""
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ValueError(f"{self.where}: {name} must be a positive number, not {value!r}")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Read a bool."""
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise ValueError(f"{self.where}: {name} must be true or false, not {value!r}")
+        return value
+
+    def activation(self, name: str, default: str = "gelu") -> Any:
+        """Read the name of an activation."""
+        value = self._get(name, default)
+        if not isinstance(value, str) or value not in ACTIVATIONS:
+            raise ValueError(f"{self.where}: {name} must be one of {', '.join(ACTIVATIONS)}, not {value!r}")
+        return ACTIVATIONS[value]
+
+    def only(self, name: str, value: Any) -> None:
+        """Read a key of which one value is supported, which is also the default."""
+        found = self._get(name, value)
+        if found != value:
+            raise ValueError(f"{self.where}: {name}={found!r} is not supported; only {value!r} is")
+
+    def raw(self, name: str, default: Any = None) -> Any:
+        """Read a key as it is."""
+        return self._get(name, default)
+
+    def finish(self) -> None:
+        """Refuse keys that nobody has read, unless they switch something off.
+
+        Raises
+        ------
+        ValueError
+            A key is not understood: it might change results.
+        """
+        for name, value in self.values.items():
+            if name not in self.read and value not in (None, False, {}, []):
+                raise ValueError(
+                    f"{self.where}: {name}={value!r} is not understood here, and might change what the model computes"
+                )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read ``config.json``."""
+    config = read_json(folder / "config.json")
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ValueError(f"{folder / 'config.json'} does not describe a model: it has no model_type")
+    return config

@@ -1,0 +1,382 @@
+"""What all pretrained models share: parameters under Transformers' names, and calls of the core with packed sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from selfattn.models._config import Config
+from selfattn.models._pipeline import IN_CORE, normalized
+from selfattn.models._text import Piece, TextModel, one_or_many, pack
+from selfattn.models._weights import fit
+from selfattn.nn import _transformer, init
+from selfattn.nn._arrays import Array, Gradients
+from selfattn.nn._transformer import Norm, Projection, Transformer
+from selfattn.nn.module import Module
+
+Shapes = dict[str, tuple[int, ...]]
+Pulled = Callable[[Array], Gradients]
+
+
+def linear(name: str, out: int, into: int) -> Shapes:
+    """Return the shapes of a linear layer."""
+    return {f"{name}.weight": (out, into), f"{name}.bias": (out,)}
+
+
+def norm(name: str, width: int) -> Shapes:
+    """Return the shapes of a LayerNorm."""
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+class _Origin(NamedTuple):
+    """Where an array of the core comes from: some rows of a parameter, or a parameter times a factor for each row."""
+
+    name: str
+    rows: slice
+    factor: str | None
+
+
+class Parameters:
+    """The parameters of a model as parts of the core's settings; remembers where each came from, for gradients."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self.arrays = arrays
+        self.origins: dict[int, _Origin] = {}
+        self.held: list[Array] = []
+
+    def array(self, name: str, rows: slice = slice(None), factor: str | None = None) -> Array:
+        """Return a parameter, some of its rows, or its rows times the elements of another one."""
+        whole = self.arrays[name]
+        array = whole if rows == slice(None) else whole[rows]
+        if factor is not None:
+            scale = self.arrays[factor]
+            array = array * (scale[:, None] if array.ndim == 2 else scale)
+        self.held.append(array)  # an id stays what it is
+        self.origins[id(array)] = _Origin(name, rows, factor)
+        return array
+
+    def projection(self, name: str, rows: slice = slice(None), factor: str | None = None) -> Projection:
+        """Return ``name.weight``, and ``name.bias`` if there is one."""
+        bias = f"{name}.bias"
+        has_bias = bias in self.arrays
+        return Projection(
+            self.array(f"{name}.weight", rows, factor), self.array(bias, rows, factor) if has_bias else None
+        )
+
+    def norm(self, name: str, eps: float) -> Norm:
+        """Return a LayerNorm."""
+        bias = f"{name}.bias"
+        return Norm(self.array(f"{name}.weight"), self.array(bias) if bias in self.arrays else None, eps)
+
+    def gradients(self, of: Iterable[Array], grads: Iterable[Array]) -> Gradients:
+        """Turn the gradients of the core's arrays into those of parameters."""
+        found: Gradients = {}
+        for array, grad in zip(of, grads, strict=True):
+            name, rows, factor = self.origins[id(array)]
+            if factor is not None:
+                product = grad * self.arrays[name]
+                add(found, factor, product.sum(axis=1) if product.ndim == 2 else product)
+                scale = self.arrays[factor]
+                grad = grad * (scale[:, None] if grad.ndim == 2 else scale)  # noqa: PLW2901
+            if rows == slice(None):
+                add(found, name, grad)
+            else:
+                found.setdefault(name, np.zeros_like(self.arrays[name]))[rows] += grad
+        return found
+
+
+def add(found: Gradients, name: str, grad: Array) -> None:
+    """Add to a gradient."""
+    found[name] = found[name] + grad if name in found else grad
+
+
+class Encoder(Module):
+    """A pretrained encoder: parameters by Transformers' names, of which subclasses make the core's settings.
+
+    Parameters
+    ----------
+    config : mapping
+        As in ``config.json``.
+    arrays : mapping of str to ndarray, optional
+        The parameters. None draws new ones, as Transformers does.
+    rng : int, Generator or torch_rng, optional
+        Where new parameters come from.
+
+    Attributes
+    ----------
+    config : dict
+    training : bool
+        False: nothing is dropped here.
+    """
+
+    training = False
+    prefix: ClassVar[str]  # of the bare model's names within one with a head
+    heads: ClassVar[tuple[str, ...]] = (
+        "cls.", "lm_head.", "classifier.", "pre_classifier.", "qa_outputs.", "vocab_", "head.", "decoder.", "pooler.",
+    )  # fmt: skip
+    arrays: dict[str, Array]
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        arrays: Mapping[str, Array] | None = None,
+        rng: init.Rng = None,
+        where: str = "",
+    ) -> None:
+        self.config = dict(config)
+        read = Config(config, where or "the configuration")
+        self._read(read)
+        read.finish()
+        shapes, optional = self._shapes()
+        if arrays is None:
+            self.arrays = _drawn(shapes, init.as_generator(rng), float(config.get("initializer_range", 0.02)))
+        else:
+            ignored = tuple(head for head in self.heads if not any(name.startswith(head) for name in shapes))
+            self.arrays = fit(arrays, shapes, optional, ignored, self.prefix, where or "the model")
+
+    def _own_parameters(self) -> Any:
+        return ((self._name(name), array) for name, array in self.arrays.items())
+
+    def _name(self, name: str) -> str:
+        """Return Transformers' name of a parameter, which may have a prefix."""
+        return name
+
+    def _named(self, grads: Gradients) -> Gradients:
+        """Return gradients under Transformers' names, in the order of the parameters."""
+        return {self._name(name): grads[name] for name in self.arrays if name in grads}
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return f"hidden_size={self.hidden_size}, num_layers={self.num_layers}, parameters={sum(a.size for a in self.arrays.values())}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+    # ---------------------------------------------------------------------------- what an architecture says of itself
+
+    hidden_size: int
+    num_layers: int
+
+    def _read(self, config: Config) -> None:
+        """Take sizes from the configuration."""
+        raise NotImplementedError
+
+    def _shapes(self) -> tuple[Shapes, set[str]]:
+        """Return the shapes of all parameters by name, and the names of those that may be missing."""
+        raise NotImplementedError
+
+    def _settings(self, parameters: Parameters, longest: int) -> Transformer:
+        """Return the core's settings for sequences of at most so many tokens."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------------------------------- calls
+
+    def _built(self, longest: int) -> tuple[Transformer, Parameters]:
+        parameters = Parameters(self.arrays)
+        return self._settings(parameters, longest), parameters
+
+
+def run(model: Transformer, inputs: Array, cu_seqlens: Array, pooling: Any) -> Array:
+    """Compute what the core's call gives."""
+    return _transformer.forward(model._replace(pooling=pooling), inputs, cu_seqlens)
+
+
+def states(model: Transformer, inputs: Array) -> list[Array]:
+    """Return the rows that enter the first layer, and those that leave each, of one sequence."""
+    ends = np.array([0, len(inputs)])
+    x = inputs
+    if model.table is not None or model.embedding_norm is not None:
+        x = _transformer.forward(model._replace(layers=(), final_norm=None), inputs, ends)
+    found = [x]
+    for n, layer in enumerate(model.layers):
+        last = n == len(model.layers) - 1
+        alone = Transformer((layer,), final_norm=model.final_norm if last else None, mask=model.mask)
+        x = _transformer.forward(alone, x, ends)
+        found.append(x)
+    return found
+
+
+def _drawn(shapes: Mapping[str, tuple[int, ...]], rng: Any, deviation: float) -> dict[str, Array]:
+    """Draw parameters as Transformers does: weights from a normal distribution, norms 1, biases 0."""
+    arrays = {}
+    for name, shape in shapes.items():
+        if len(shape) > 1:
+            arrays[name] = (rng.standard_normal(shape) * deviation).astype(np.float32)
+        else:
+            arrays[name] = np.full(shape, 0 if name.endswith("bias") else 1, np.float32)
+    return arrays
+
+
+class TextEncoder(TextModel, Encoder):
+    """An encoder of token ids. Subclasses name its tables; `_text.py` has what it does with texts.
+
+    Attributes
+    ----------
+    vocab_size : int
+    max_positions : int
+        The longest sequence.
+    """
+
+    max_positions: int
+    word_table: ClassVar[str]
+    type_table: ClassVar[str | None] = None
+    position_table: ClassVar[str | None] = None
+    first_position = 0
+
+    def _core(self) -> Transformer:
+        return self._built(self.max_positions)[0]
+
+    def _inputs(
+        self, settings: Transformer, ids: Array, cu_seqlens: Array, types: Array | None
+    ) -> tuple[Transformer, Array]:
+        """Return ids, or where token types differ the rows that the core would look up."""
+        if types is None or self.type_table is None or not types.any():
+            return settings, ids
+        rows = self.arrays[self.word_table][ids] + self.arrays[self.type_table][types]
+        if settings.positions is not None:
+            rows = rows + settings.positions[_places(cu_seqlens)]
+        return settings._replace(table=None, always=None, positions=None), rows
+
+    def _check_ids(self, ids: Array, cu_seqlens: Array) -> None:
+        longest = int(np.diff(cu_seqlens).max(initial=0))
+        if longest > self.max_positions:
+            raise ValueError(
+                f"a sequence has {longest} tokens; this model takes {self.max_positions} at most"
+            )
+        if ids.size and (ids.min() < 0 or ids.max() >= self.vocab_size):
+            wrong = ids[(ids < 0) | (ids >= self.vocab_size)][0]
+            raise ValueError(
+                f"ids must be in 0...{self.vocab_size - 1}, the vocabulary of this model; one is {wrong}"
+            )
+
+    def _rows(self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None) -> Array:
+        """Compute the last hidden states of packed sequences, or one row for each."""
+        self._check_ids(ids, cu_seqlens)
+        settings, _ = self._built(int(np.diff(cu_seqlens).max(initial=1)))
+        settings, inputs = self._inputs(settings, ids, cu_seqlens, types)
+        return run(settings, inputs, cu_seqlens, pooling)
+
+    def _rows_vjp(
+        self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None
+    ) -> tuple[Array, Pulled]:
+        """Compute what :meth:`_rows` does, and ``dy -> grads`` of all parameters that took part."""
+        self._check_ids(ids, cu_seqlens)
+        longest = int(np.diff(cu_seqlens).max(initial=1))
+        settings, parameters = self._built(longest)
+        settings, inputs = self._inputs(settings._replace(pooling=pooling), ids, cu_seqlens, types)
+        wants_mask = settings.mask is not None
+        y, pullback = _transformer.vjp(settings, inputs, cu_seqlens, wants_mask=wants_mask)
+
+        def pulled(dy: Array) -> Gradients:
+            dx, grads, dmask = pullback(dy)
+            found = parameters.gradients(_transformer.arrays(settings), grads)
+            self._table_gradients(found, dx, ids, cu_seqlens, types)
+            if dmask is not None:
+                self._mask_gradient(found, dmask)
+            return found
+
+        return y, pulled
+
+    def _table_gradients(
+        self, found: Gradients, dx: Array, ids: Array, cu_seqlens: Array, types: Array | None
+    ) -> None:
+        """Add the gradients of the tables that are added to the words, and of those where rows went in."""
+        if self.word_table not in found:
+            np.add.at(found.setdefault(self.word_table, np.zeros_like(self.arrays[self.word_table])), ids, dx)
+        tables = {
+            self.type_table: np.zeros_like(ids) if types is None else types,
+            self.position_table: self.first_position + _places(cu_seqlens),
+        }
+        for name, rows in tables.items():
+            if name is not None:
+                np.add.at(found.setdefault(name, np.zeros_like(self.arrays[name])), rows, dx)
+
+    def _mask_gradient(self, found: Gradients, dmask: Array) -> None:
+        """Add the gradient of what the mask is made of."""
+
+    # ---------------------------------------------------------------------------------------- a module's own calls
+
+    def hidden_states(self, sentence: str | Sequence[int]) -> list[Array]:
+        """Compute what enters the first layer, and what leaves each layer, of one sentence.
+
+        Parameters
+        ----------
+        sentence : str, pair of str, or sequence of int
+
+        Returns
+        -------
+        list of ndarray, shape (L, d)
+            The last is the encoder's result, behind its final norm if it has one.
+        """
+        given, types = self._ids_and_types(sentence)
+        ids, ends = np.asarray(given, np.int64), np.array([0, len(given)])
+        self._check_ids(ids, ends)
+        settings, _ = self._built(len(ids))
+        settings, inputs = self._inputs(settings, ids, ends, None if types is None else np.asarray(types))
+        return states(settings, inputs)
+
+    def forward(self, sentences: Any) -> Array:
+        """Compute embeddings, as :meth:`encode` does.
+
+        Parameters
+        ----------
+        sentences : str, sequence of int, or list of such
+
+        Returns
+        -------
+        ndarray, shape (d,) or (n, d)
+        """
+        return self.encode(sentences)
+
+    def vjp(self, sentences: Any) -> tuple[Array, Pulled]:
+        """Compute embeddings and their pullback, ``dy -> grads``.
+
+        Parameters
+        ----------
+        sentences : str, sequence of int, or list of such
+
+        Returns
+        -------
+        y : ndarray, shape (d,) or (n, d)
+        pullback : callable
+            ``grads = pullback(dy)``, keyed like :meth:`parameters`, without those that took no part.
+
+        Raises
+        ------
+        NotImplementedError
+            The folder's pooling is none of mean, cls and last token, or a Dense follows it.
+        """
+        pipeline = self._pipeline()
+        after = [dense for _, dense in pipeline.after]
+        if (
+            len(pipeline.modes) != 1
+            or pipeline.modes[0] not in IN_CORE
+            or any(after)
+            or pipeline.truncate_dim
+        ):
+            raise NotImplementedError(
+                "gradients need a pooling of mean, cls or last token, and no Dense behind it"
+            )
+        alone, given, _ = one_or_many(sentences)
+        ready = self._ready(Piece(list(given), 0), pipeline.prompt(None))
+        ids, cu_seqlens = pack(ready.ids)
+        rows, pulled = self._rows_vjp(ids, cu_seqlens, IN_CORE[pipeline.modes[0]])
+        y = normalized(rows) if after else rows
+
+        def pullback(dy: Any) -> Gradients:
+            d = np.asarray(dy, rows.dtype).reshape(rows.shape)
+            if after:  # d/dx of x / |x|
+                length = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1, keepdims=True))
+                d = ((d - y * (d * y).sum(axis=1, keepdims=True)) / length).astype(rows.dtype)
+            return self._named(pulled(d))
+
+        return (y[0] if alone else y), pullback
+
+
+def _places(cu_seqlens: Array) -> Array:
+    """Return the place of every token in its sequence."""
+    lengths = np.diff(cu_seqlens)
+    places: Array = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], lengths)
+    return places

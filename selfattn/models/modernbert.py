@@ -1,0 +1,124 @@
+"""ModernBERT: rotary positions, windows in two layers of three, gated GELU, norms first, no biases. Warner et al., 2024."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from selfattn.models._config import Config
+from selfattn.models._encoder import Parameters, Shapes, TextEncoder
+from selfattn.nn._arrays import Array
+from selfattn.nn._transformer import Layer, Rotary, Transformer
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+class ModernBertModel(TextEncoder):
+    """ModernBERT's encoder, under the names of ``transformers.ModernBertModel``. See :func:`selfattn.models.load`."""
+
+    prefix = "model."
+    word_table = "embeddings.tok_embeddings.weight"
+
+    def _read(self, config: Config) -> None:
+        self.vocab_size = config.size("vocab_size")
+        self.hidden_size = config.size("hidden_size")
+        self.num_layers = config.size("num_hidden_layers", least=0)
+        self.num_heads = config.size("num_attention_heads")
+        self.wide = config.size("intermediate_size")
+        self.activation = config.activation("hidden_activation")
+        self.max_positions = config.size("max_position_embeddings", 8192)
+        self.eps = config.number("norm_eps", 1e-5)
+        self.window = config.size("local_attention", 128) // 2
+        self.biases = {name: config.flag(f"{name}_bias", False) for name in ("norm", "attention", "mlp")}
+        for name in (
+            "classifier_pooling",
+            "classifier_activation",
+            "classifier_bias",
+            "layer_norm_eps",
+            "position_embedding_type",
+        ):
+            config.raw(name)  # of heads, and what older versions wrote without reading it
+        self._read_layers(config)
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                f"{config.where}: hidden_size {self.hidden_size} must be an even multiple of num_attention_heads {self.num_heads}"
+            )
+
+    def _read_layers(self, config: Config) -> None:
+        """Read which layers have windows, and the angles of both kinds: Transformers has spelled this in two ways."""
+        every = config.size("global_attn_every_n_layers", 3)
+        kinds = config.raw("layer_types") or [SLIDING if n % every else FULL for n in range(self.num_layers)]
+        rope: Any = config.raw("rope_parameters") or {}
+        theta = {
+            FULL: config.number("global_rope_theta", 160000.0),
+            SLIDING: config.raw("local_rope_theta", 10000.0),
+        }
+        theta[SLIDING] = theta[FULL] if theta[SLIDING] is None else theta[SLIDING]
+        for kind, default in list(theta.items()):
+            own = rope.get(kind) or {}
+            if own.get("rope_type", "default") != "default" or set(own) - {"rope_type", "rope_theta"}:
+                raise ValueError(
+                    f"{config.where}: rope_parameters {own!r} is not supported; only rope_type 'default' is"
+                )
+            theta[kind] = float(own.get("rope_theta", default))
+        if len(kinds) != self.num_layers or set(kinds) - {FULL, SLIDING}:
+            raise ValueError(
+                f"{config.where}: layer_types must name {FULL} or {SLIDING} for each layer, not {kinds!r}"
+            )
+        config.only("rope_scaling", None)
+        self.kinds, self.theta = list(kinds), theta
+
+    def _shapes(self) -> tuple[Shapes, set[str]]:
+        d = self.hidden_size
+        shapes: Shapes = {self.word_table: (self.vocab_size, d)} | self._shape("norm", "embeddings.norm", d)
+        for n in range(self.num_layers):
+            name = f"layers.{n}."
+            if n > 0:  # the embedding's norm stands for it
+                shapes |= self._shape("norm", f"{name}attn_norm", d)
+            shapes |= self._shape("attention", f"{name}attn.Wqkv", 3 * d, d) | self._shape(
+                "attention", f"{name}attn.Wo", d, d
+            )
+            shapes |= self._shape("norm", f"{name}mlp_norm", d) | self._shape(
+                "mlp", f"{name}mlp.Wi", 2 * self.wide, d
+            )
+            shapes |= self._shape("mlp", f"{name}mlp.Wo", d, self.wide)
+        return shapes | self._shape("norm", "final_norm", d), set()
+
+    def _shape(self, kind: str, name: str, *shape: int) -> Shapes:
+        return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if self.biases[kind] else {})
+
+    def _settings(self, p: Parameters, longest: int) -> Transformer:
+        return Transformer(
+            tuple(self._layer(p, n, longest) for n in range(self.num_layers)),
+            table=p.array(self.word_table),
+            embedding_norm=p.norm("embeddings.norm", self.eps),
+            final_norm=p.norm("final_norm", self.eps),
+        )
+
+    def _layer(self, p: Parameters, n: int, longest: int) -> Layer:
+        name, kind = f"layers.{n}.", self.kinds[n]
+        dtype = self.arrays[self.word_table].dtype
+        return Layer(
+            self.num_heads,
+            p.projection(f"{name}attn.Wqkv"),
+            output=p.projection(f"{name}attn.Wo"),
+            attention_norm=p.norm(f"{name}attn_norm", self.eps) if n > 0 else None,
+            gate=p.projection(f"{name}mlp.Wi", slice(0, self.wide)),
+            up=p.projection(f"{name}mlp.Wi", slice(self.wide, 2 * self.wide)),
+            down=p.projection(f"{name}mlp.Wo"),
+            feed_forward_norm=p.norm(f"{name}mlp_norm", self.eps),
+            norm_first=True,
+            activation=self.activation,
+            window=(None, None) if kind == FULL else (self.window, self.window),
+            rotary=_angles(self.hidden_size // self.num_heads, self.theta[kind], longest, dtype),
+        )
+
+
+@functools.lru_cache(8)
+def _angles(width: int, theta: float, longest: int, dtype: Any) -> Rotary:
+    """Return the cosines and sines of position times θ^(−2i/width) (Su et al., "RoFormer", 2021, equation 15)."""
+    inverse = (1 / theta ** (np.arange(0, width, 2, dtype=np.float32) / width)).astype(np.float32)
+    angles: Array = np.arange(longest, dtype=np.float32)[:, None] * inverse
+    return Rotary(np.cos(angles).astype(dtype), np.sin(angles).astype(dtype))

@@ -1,0 +1,122 @@
+"""MPNet: BERT's layers, and a bias for the distance of two tokens in buckets, which all layers share. Song et al., 2020."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from selfattn.models._config import Config
+from selfattn.models._encoder import Parameters, Shapes, TextEncoder, linear, norm
+from selfattn.nn._arrays import Array, Gradients
+from selfattn.nn._transformer import Layer, Transformer
+
+MOST_DISTANCE = 128
+
+
+class MPNetModel(TextEncoder):
+    """MPNet's encoder, under the names of ``transformers.MPNetModel``. See :func:`selfattn.models.load`."""
+
+    prefix = "mpnet."
+    word_table = "embeddings.word_embeddings.weight"
+    position_table = "embeddings.position_embeddings.weight"
+    bias_table = "encoder.relative_attention_bias.weight"
+
+    def _read(self, config: Config) -> None:
+        self.vocab_size = config.size("vocab_size")
+        self.hidden_size = config.size("hidden_size")
+        self.num_layers = config.size("num_hidden_layers", least=0)
+        self.num_heads = config.size("num_attention_heads")
+        self.wide = config.size("intermediate_size")
+        self.activation = config.activation("hidden_act")
+        self.positions = config.size("max_position_embeddings", 512)
+        self.buckets = config.size("relative_attention_num_buckets", 32, least=4)
+        self.eps = config.number("layer_norm_eps", 1e-12)
+        padding = config.raw("pad_token_id", 1)
+        self.first_position = 1 + (1 if padding is None else int(padding))
+        self.max_positions = self.positions - self.first_position
+        if self.hidden_size % self.num_heads or self.max_positions < 1:
+            raise ValueError(
+                f"{config.where}: hidden_size {self.hidden_size} must be a multiple of num_attention_heads {self.num_heads}, and "
+                f"max_position_embeddings more than {self.first_position}, not {self.positions}"
+            )
+
+    def _shapes(self) -> tuple[Shapes, set[str]]:
+        d = self.hidden_size
+        shapes: Shapes = {
+            self.word_table: (self.vocab_size, d),
+            "embeddings.position_embeddings.weight": (self.positions, d),
+        }
+        shapes |= norm("embeddings.LayerNorm", d)
+        for n in range(self.num_layers):
+            name = f"encoder.layer.{n}."
+            for part in "qkvo":
+                shapes |= linear(f"{name}attention.attn.{part}", d, d)
+            shapes |= norm(f"{name}attention.LayerNorm", d) | linear(
+                f"{name}intermediate.dense", self.wide, d
+            )
+            shapes |= linear(f"{name}output.dense", d, self.wide) | norm(f"{name}output.LayerNorm", d)
+        pooler = linear("pooler.dense", d, d)
+        return shapes | {self.bias_table: (self.buckets, self.num_heads)} | pooler, set(pooler)
+
+    def _settings(self, p: Parameters, longest: int) -> Transformer:
+        # Of each head a number for every distance from 1 − longest to longest − 1; row i of the mask begins at −i.
+        line = np.ascontiguousarray(self.arrays[self.bias_table][self._buckets(longest)].T)
+        step = line.itemsize
+        mask = as_strided(
+            line[:, longest - 1 :],
+            (1, self.num_heads, longest, longest),
+            (0, line.strides[0], -step, step),
+            writeable=False,
+        )
+        return Transformer(
+            tuple(self._layer(p, f"encoder.layer.{n}.") for n in range(self.num_layers)),
+            table=p.array(self.word_table),
+            positions=self.arrays["embeddings.position_embeddings.weight"][self.first_position :],
+            embedding_norm=p.norm("embeddings.LayerNorm", self.eps),
+            mask=mask,
+        )
+
+    def _layer(self, p: Parameters, name: str) -> Layer:
+        query, key, value, output = (p.projection(f"{name}attention.attn.{part}") for part in "qkvo")
+        return Layer(
+            self.num_heads,
+            query,
+            key,
+            value,
+            output,
+            p.norm(f"{name}attention.LayerNorm", self.eps),
+            up=p.projection(f"{name}intermediate.dense"),
+            down=p.projection(f"{name}output.dense"),
+            feed_forward_norm=p.norm(f"{name}output.LayerNorm", self.eps),
+            activation=self.activation,
+        )
+
+    def _buckets(self, longest: int) -> Array:
+        """Return the bucket of every distance key − query, from 1 − longest on.
+
+        T5's, both ways: half of the buckets are for keys behind the query; of those the first half are exact
+        distances, the rest logarithmic up to 128 (Raffel et al., 2020, section 2.1). As there, in float32.
+        """
+        distance = np.arange(1 - longest, longest)
+        half = self.buckets // 2
+        exact, far = half // 2, np.abs(distance)
+        with np.errstate(divide="ignore"):
+            ratio = np.log(far.astype(np.float32) / np.float32(exact)) / np.float32(
+                np.log(MOST_DISTANCE / exact)
+            )
+        large = exact + np.nan_to_num(ratio * np.float32(half - exact), neginf=0).astype(np.int64)
+        found: Array = np.where(distance > 0, half, 0) + np.where(
+            far < exact, far, np.minimum(large, half - 1)
+        )
+        return found
+
+    def _mask_gradient(self, found: Gradients, dmask: Array) -> None:
+        heads, longest, _ = dmask.shape
+        line = np.zeros((2 * longest - 1, heads), dmask.dtype)
+        for i in range(longest):
+            line[longest - 1 - i : 2 * longest - 1 - i] += dmask[:, i].T
+        np.add.at(
+            found.setdefault(self.bias_table, np.zeros_like(self.arrays[self.bias_table])),
+            self._buckets(longest),
+            line,
+        )

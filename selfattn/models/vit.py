@@ -1,0 +1,230 @@
+"""Vision transformers: ViT and DINOv2, on arrays of pixels. Dosovitskiy et al., 2021; Oquab et al., "DINOv2", 2023."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.models._config import Config
+from selfattn.models._encoder import Encoder, Parameters, Pulled, Shapes, linear, norm, run, states
+from selfattn.nn import _transformer
+from selfattn.nn._arrays import Array, Gradients
+from selfattn.nn._transformer import Layer, Transformer
+from selfattn.nn.linear import linear as multiply
+from selfattn.nn.linear import linear_backward
+
+CLASS, PLACES = "embeddings.cls_token", "embeddings.position_embeddings"
+PATCHES = "embeddings.patch_embeddings.projection"
+
+
+class ViTModel(Encoder):
+    """ViT's encoder, or DINOv2's, under the names of ``transformers.ViTModel`` and ``Dinov2Model``.
+
+    Called with pixels (n, channels, height, width), or of one image, it returns the last hidden states (n, 1 + patches, d),
+    the class token first. Pixels must be scaled and normalised as the model was trained; images have the size that the
+    configuration says.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn import models
+    >>> config = {
+    ...     "model_type": "vit", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+    ...     "image_size": 8, "patch_size": 4,
+    ... }
+    >>> model = models.ViTModel(config, rng=0)
+    >>> model(np.zeros((2, 3, 8, 8), np.float32)).shape
+    (2, 5, 8)
+    """
+
+    prefix = "vit."
+
+    def _read(self, config: Config) -> None:
+        self.dino = config.raw("model_type") == "dinov2"
+        self.prefix = "dinov2." if self.dino else "vit."  # type: ignore[misc]
+        self.hidden_size = config.size("hidden_size")
+        self.num_layers = config.size("num_hidden_layers", least=0)
+        self.num_heads = config.size("num_attention_heads")
+        self.image, self.patch = config.size("image_size", 224), config.size("patch_size", 16)
+        self.channels = config.size("num_channels", 3)
+        self.activation = config.activation("hidden_act")
+        self.eps = config.number("layer_norm_eps", 1e-6 if self.dino else 1e-12)
+        self.biased = config.flag("qkv_bias", True)
+        if self.dino:
+            self.wide = int(self.hidden_size * config.number("mlp_ratio", 4))
+            config.only("use_swiglu_ffn", False)
+            for name in (
+                "layerscale_value", "drop_path_rate", "apply_layernorm", "reshape_hidden_states", "out_features", "out_indices",
+                "stage_names", "use_mask_token",
+            ):  # fmt: skip
+                config.raw(name)  # of training, and of backbones
+        else:
+            self.wide = config.size("intermediate_size")
+            config.raw("pooler_act")
+            config.raw("pooler_output_size")
+        if self.hidden_size % self.num_heads or self.image % self.patch:
+            raise ValueError(
+                f"{config.where}: hidden_size {self.hidden_size} must be a multiple of num_attention_heads {self.num_heads}, and "
+                f"image_size {self.image} of patch_size {self.patch}"
+            )
+
+    @property
+    def _names(self) -> dict[str, str]:
+        """The parts of a layer."""
+        if self.dino:
+            return {"first": "norm1", "last": "norm2", "up": "mlp.fc1", "down": "mlp.fc2"}
+        return {
+            "first": "layernorm_before",
+            "last": "layernorm_after",
+            "up": "intermediate.dense",
+            "down": "output.dense",
+        }
+
+    def _shapes(self) -> tuple[Shapes, set[str]]:
+        d, names = self.hidden_size, self._names
+        places = (self.image // self.patch) ** 2 + 1
+        shapes: Shapes = {CLASS: (1, 1, d), PLACES: (1, places, d)}
+        optional = linear("pooler.dense", d, d)
+        if self.dino:
+            optional = {"embeddings.mask_token": (1, d)}
+        shapes |= {f"{PATCHES}.weight": (d, self.channels, self.patch, self.patch), f"{PATCHES}.bias": (d,)}
+        for n in range(self.num_layers):
+            name = f"encoder.layer.{n}."
+            shapes |= norm(name + names["first"], d)
+            for part in ("query", "key", "value"):
+                own = linear(f"{name}attention.attention.{part}", d, d)
+                shapes |= own if self.biased else dict(list(own.items())[:1])
+            shapes |= linear(f"{name}attention.output.dense", d, d) | norm(name + names["last"], d)
+            shapes |= linear(name + names["up"], self.wide, d) | linear(name + names["down"], d, self.wide)
+            if self.dino:
+                shapes |= {f"{name}layer_scale{k}.lambda1": (d,) for k in (1, 2)}
+        return shapes | norm("layernorm", d) | optional, set(optional)
+
+    def _settings(self, p: Parameters, longest: int) -> Transformer:
+        return Transformer(
+            tuple(self._layer(p, f"encoder.layer.{n}.") for n in range(self.num_layers)),
+            final_norm=p.norm("layernorm", self.eps),
+        )
+
+    def _layer(self, p: Parameters, name: str) -> Layer:
+        names = self._names
+        scale = [f"{name}layer_scale{k}.lambda1" if self.dino else None for k in (1, 2)]
+        return Layer(
+            self.num_heads,
+            p.projection(f"{name}attention.attention.query"),
+            p.projection(f"{name}attention.attention.key"),
+            p.projection(f"{name}attention.attention.value"),
+            p.projection(f"{name}attention.output.dense", factor=scale[0]),
+            p.norm(name + names["first"], self.eps),
+            up=p.projection(name + names["up"]),
+            down=p.projection(name + names["down"], factor=scale[1]),
+            feed_forward_norm=p.norm(name + names["last"], self.eps),
+            norm_first=True,
+            activation=self.activation,
+        )
+
+    # ------------------------------------------------------------------------------------------------------ pixels
+
+    def _patches(self, pixels: npt.ArrayLike) -> Array:
+        """Return (images, patches, channels · patch · patch)."""
+        images = np.asarray(pixels)
+        dtype, size = self.arrays[CLASS].dtype, self.image
+        if images.dtype != dtype:
+            raise TypeError(
+                f"pixels must be {dtype}, scaled and normalised as the model was trained, not {images.dtype}"
+            )
+        images = images[None] if images.ndim == 3 else images
+        if images.shape[1:] != (self.channels, size, size):
+            raise ValueError(
+                f"pixels must have shape (n, {self.channels}, {size}, {size}), not {np.shape(pixels)}"
+            )
+        n, side = len(images), size // self.patch
+        cut = images.reshape(n, self.channels, side, self.patch, side, self.patch)
+        return cut.transpose(0, 2, 4, 1, 3, 5).reshape(n, side * side, -1)
+
+    def _weight(self) -> Array:
+        weight: Array = self.arrays[f"{PATCHES}.weight"].reshape(self.hidden_size, -1)
+        return weight
+
+    def _rows(self, pixels: npt.ArrayLike) -> tuple[Array, Array, Array]:
+        """Return the rows of all images, where each begins, and the patches."""
+        patches = self._patches(pixels)
+        n, count, _ = patches.shape
+        x = np.empty((n, count + 1, self.hidden_size), patches.dtype)
+        x[:, :1] = self.arrays[CLASS]
+        x[:, 1:] = multiply(patches, self._weight(), self.arrays[f"{PATCHES}.bias"])
+        x += self.arrays[PLACES]
+        return x.reshape(-1, self.hidden_size), np.arange(n + 1) * (count + 1), patches
+
+    def forward(self, pixels: npt.ArrayLike) -> Array:
+        """Compute the last hidden states.
+
+        Parameters
+        ----------
+        pixels : ndarray, shape (n, channels, height, width) or (channels, height, width)
+
+        Returns
+        -------
+        ndarray, shape (n, 1 + patches, d) or (1 + patches, d)
+        """
+        rows, ends, _ = self._rows(pixels)
+        y = run(self._built(int(ends[1]) if len(ends) > 1 else 1)[0], rows, ends, None)
+        return self._shaped(y, pixels)
+
+    def _shaped(self, rows: Array, pixels: npt.ArrayLike) -> Array:
+        count = (self.image // self.patch) ** 2 + 1
+        y = rows.reshape(-1, count, self.hidden_size)
+        return y[0] if np.ndim(pixels) == 3 else y
+
+    def vjp(self, pixels: npt.ArrayLike) -> tuple[Array, Pulled]:
+        """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``.
+
+        Parameters
+        ----------
+        pixels : ndarray
+            As for :meth:`forward`.
+
+        Returns
+        -------
+        y : ndarray
+        pullback : callable
+            ``grads = pullback(dy)``, keyed like :meth:`parameters`; pixels have no gradient.
+        """
+        rows, ends, patches = self._rows(pixels)
+        settings, parameters = self._built(int(ends[1]) if len(ends) > 1 else 1)
+        y, core_pullback = _transformer.vjp(settings, rows, ends)
+
+        def pullback(dy: Array) -> Gradients:
+            dx, grads, _ = core_pullback(np.asarray(dy, rows.dtype).reshape(rows.shape))
+            found = parameters.gradients(_transformer.arrays(settings), grads)
+            d_rows = dx.reshape(len(patches), -1, self.hidden_size)
+            found[PLACES] = d_rows.sum(axis=0, keepdims=True)
+            found[CLASS] = d_rows[:, :1].sum(axis=0, keepdims=True)
+            _, d_weight, d_bias = linear_backward(d_rows[:, 1:], patches, self._weight())
+            found[f"{PATCHES}.weight"] = d_weight.reshape(self.arrays[f"{PATCHES}.weight"].shape)
+            found[f"{PATCHES}.bias"] = d_bias
+            return self._named(found)
+
+        return self._shaped(y, pixels), pullback
+
+    def hidden_states(self, pixels: npt.ArrayLike) -> list[Array]:
+        """Compute the rows that enter the first layer, and those that leave each layer, of one image.
+
+        Parameters
+        ----------
+        pixels : ndarray, shape (channels, height, width)
+
+        Returns
+        -------
+        list of ndarray, shape (1 + patches, d)
+            The last is before the final norm.
+        """
+        if np.ndim(pixels) != 3:
+            raise ValueError(
+                f"pixels of one image must have shape (channels, height, width), not {np.shape(pixels)}"
+            )
+        rows, ends, _ = self._rows(pixels)
+        settings: Any = self._built(int(ends[1]))[0]
+        return states(settings._replace(final_norm=None), rows)
