@@ -7,7 +7,10 @@ import pytest
 import tokenizers
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = "the sea was calm a ship ##s sailed over dark water near old stones . query : é שלום 🙂".split()
+WORDS = [
+    "the", "sea", "was", "calm", "a", "ship", "##s", "sailed", "over", "dark", "water", "near", "old", "stones", ".",
+    "query", ":", "é", "שלום", "🙂",
+]  # fmt: skip
 VOCABULARY = {word: n for n, word in enumerate(SPECIAL + WORDS)}
 D = 16
 
@@ -35,7 +38,9 @@ def save_bert(folder, positions=24, kind="BertModel", **options):
         max_position_embeddings=positions, initializer_range=0.3, **options,
     )  # fmt: skip
     getattr(transformers, kind)(config).eval().save_pretrained(folder)
-    fast = transformers.BertTokenizerFast(tokenizer_object=make_tokenizer(), model_max_length=512, strip_accents=False)
+    fast = transformers.BertTokenizerFast(
+        tokenizer_object=make_tokenizer(), model_max_length=512, strip_accents=False
+    )
     fast.save_pretrained(folder)
     return folder
 
@@ -64,8 +69,13 @@ def add_pipeline(folder, pooling, *, dense=None, normalize=False, sentence=None,
         for n, kind in enumerate(kinds)
     ]  # fmt: skip
     write_json(folder / "modules.json", modules)
-    write_json(folder / "sentence_bert_config.json", transformer or {"max_seq_length": 16, "do_lower_case": False})
-    write_json(folder / "config_sentence_transformers.json", sentence or {"__version__": {"sentence_transformers": "2.0.0"}})
+    write_json(
+        folder / "sentence_bert_config.json", transformer or {"max_seq_length": 16, "do_lower_case": False}
+    )
+    write_json(
+        folder / "config_sentence_transformers.json",
+        sentence or {"__version__": {"sentence_transformers": "2.0.0"}},
+    )
     write_json(folder / "1_Pooling" / "config.json", pooling)
     if dense:
         activation, weight, bias = dense
@@ -86,11 +96,19 @@ def add_pipeline(folder, pooling, *, dense=None, normalize=False, sentence=None,
 def old_pooling(*modes, width=D, **more):
     """Pooling's config in the spelling of versions 2 to 5."""
     names = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "lasttoken": "lasttoken"}
-    return {"word_embedding_dimension": width} | {f"pooling_mode_{n}": m in modes for m, n in names.items()} | more
+    return (
+        {"word_embedding_dimension": width}
+        | {f"pooling_mode_{n}": m in modes for m, n in names.items()}
+        | more
+    )
 
 
 def random_dense(out, width=D, activation="Tanh", bias=True):
     rng = np.random.default_rng(1)
     weight = (rng.standard_normal((out, width)) / 4).astype(np.float32)
     module = {"Tanh": "torch.nn.modules.activation.Tanh", "Identity": "torch.nn.modules.linear.Identity"}
-    return module.get(activation, activation), weight, rng.standard_normal(out).astype(np.float32) if bias else None
+    return (
+        module.get(activation, activation),
+        weight,
+        rng.standard_normal(out).astype(np.float32) if bias else None,
+    )
