@@ -122,6 +122,11 @@ class TextModel:
     ) -> Array:
         raise NotImplementedError
 
+    def _inputs(
+        self, settings: Transformer, ids: Array, cu_seqlens: Array, types: Array | None
+    ) -> tuple[Transformer, Array]:
+        raise NotImplementedError
+
     # ------------------------------------------------------------------------------------------- embeddings
 
     def encode(
@@ -487,7 +492,11 @@ class TextModel:
         """
         from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
 
-        return transformer_steps(self._core(), self._ids(sentence))
+        given, types = self._ids_and_types(sentence)
+        ids, ends = np.asarray(given, np.int64), np.array([0, len(given)])
+        return transformer_steps(
+            *self._inputs(self._core(), ids, ends, None if types is None else np.asarray(types))
+        )
 
 
 # ------------------------------------------------------------------------------------------------------- parts

@@ -424,6 +424,33 @@ def test_steps_are_what_the_model_computes(model):
     assert f"{L} tokens, width 16, 2 layers" in repr(steps)
 
 
+SMALL = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+ARCHITECTURES = {
+    "BertModel": SMALL | {"hidden_act": "gelu_new"},
+    "RobertaModel": SMALL,
+    "DistilBertModel": {"vocab_size": 40, "dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 24},
+    "MPNetModel": SMALL,
+    "ModernBertModel": SMALL | {"local_attention": 4, "global_attn_every_n_layers": 2},
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_steps_of_every_architecture(name):
+    """Norms before and after, angles, windows, gates and relative positions, in NumPy and in the core."""
+    model = getattr(models, name)(ARCHITECTURES[name] | {"initializer_range": 0.3}, rng=0)
+    ids = [5, 7, 11, 30, 2, 2, 39, 8, 6]
+    steps, hidden = model.steps(ids), model.hidden_states(ids)
+    computed = [steps.inputs, *(layer.result for layer in steps.layers[:-1]), steps.output]
+    for ours, theirs in zip(computed, hidden, strict=True):
+        np.testing.assert_allclose(ours, theirs, **TOLERANCE)
+
+
 # ------------------------------------------------------------------------------------------------------ classifiers
 
 PAIRS = [
@@ -460,6 +487,7 @@ def test_logits_of_pairs_and_sentences(classifier):
         np.testing.assert_allclose(y[n], expected, **TOLERANCE)
         np.testing.assert_array_equal(ours.predict(each), y[n])
     np.testing.assert_array_equal(ours.predict(map(list, PAIRS), batch_size=1), y[:3])
+    np.testing.assert_allclose(ours.steps(PAIRS[0]).output, ours.hidden_states(PAIRS[0])[-1], **TOLERANCE)
     assert ours.predict([]).shape == (0, 3)
 
 
