@@ -117,8 +117,14 @@ def pool(rows: Array, cu_seqlens: Array, modes: Sequence[str], skipped: Sequence
 # -------------------------------------------------------------------------------------------------------- reading
 
 
-def read_pipeline(folder: Path) -> tuple[Pipeline, Path]:
+def read_pipeline(folder: Path, classifies: bool = False) -> tuple[Pipeline, Path]:
     """Read the files of sentence-transformers in a folder.
+
+    Parameters
+    ----------
+    folder : Path
+    classifies : bool, default False
+        The model is a classifier or cross-encoder, which need not pool.
 
     Returns
     -------
@@ -137,7 +143,7 @@ def read_pipeline(folder: Path) -> tuple[Pipeline, Path]:
     transformer = folder
     modules = folder / MODULES
     if modules.exists():
-        transformer = _read_modules(pipeline, folder, modules)
+        transformer = _read_modules(pipeline, folder, modules, classifies)
     for name in (TRANSFORMER_CONFIG, *OLD_TRANSFORMER_CONFIGS):
         if (transformer / name).exists():
             config = _read_object(pipeline, transformer, name, to=TRANSFORMER_CONFIG)
@@ -147,6 +153,10 @@ def read_pipeline(folder: Path) -> tuple[Pipeline, Path]:
         _read_sentence_config(
             pipeline, folder / SENTENCE_CONFIG, _read_object(pipeline, folder, SENTENCE_CONFIG)
         )
+        if classifies and pipeline.default_prompt_name is not None:
+            raise ValueError(
+                f"{folder / SENTENCE_CONFIG}: default_prompt_name {pipeline.default_prompt_name!r} is not supported for classifiers"
+            )
     return pipeline, transformer
 
 
@@ -156,6 +166,12 @@ def transformer_folder(folder: Path) -> Path:
     if not path.exists():
         return folder
     return _inside(folder, path, _modules(path)[0])
+
+
+def pools(folder: Path) -> bool:
+    """Tell whether a folder says how to pool, and so makes embeddings whatever the model could do besides."""
+    path = folder / MODULES
+    return path.exists() and any(_kind(module) == "Pooling" for module in _modules(path))
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:
@@ -183,7 +199,7 @@ def _inside(folder: Path, path: Path, module: dict[str, Any]) -> Path:
     return folder / relative
 
 
-def _read_modules(pipeline: Pipeline, folder: Path, path: Path) -> Path:
+def _read_modules(pipeline: Pipeline, folder: Path, path: Path, classifies: bool) -> Path:
     modules = _modules(path)
     pooled = False
     for module in modules[1:]:
@@ -208,7 +224,7 @@ def _read_modules(pipeline: Pipeline, folder: Path, path: Path) -> Path:
                 f"{path}: {module['type']} {'cannot stand here' if kind in ('Transformer', 'Pooling', 'Normalize', 'Dense') else 'is not supported'}; "
                 "expected are Transformer, Pooling, and then Dense and Normalize"
             )
-    if not pooled:
+    if not pooled and not classifies:
         raise ValueError(f"{path} has no Pooling")
     written = [{**module, "path": ""} if n == 0 else module for n, module in enumerate(modules)]
     pipeline.kept[MODULES] = _json(written)

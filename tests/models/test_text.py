@@ -491,6 +491,19 @@ def test_logits_of_pairs_and_sentences(classifier):
     assert ours.predict([]).shape == (0, 3)
 
 
+def test_a_cross_encoder_of_sentence_transformers(tmp_path):
+    """Its folder has a modules.json without pooling."""
+    torch, library = pytest.importorskip("torch"), pytest.importorskip("sentence_transformers")
+    save_bert(tmp_path / "bert", kind="BertForSequenceClassification", num_labels=1)
+    library.CrossEncoder(str(tmp_path / "bert"), device="cpu").save(str(tmp_path / "made"))
+    model = models.load(tmp_path / "made")
+    models.save(model, tmp_path / "again")
+    for folder in ("made", "again"):
+        theirs = library.CrossEncoder(str(tmp_path / folder), device="cpu")
+        expected = theirs.predict(PAIRS, activation_fn=torch.nn.Identity(), show_progress_bar=False)
+        np.testing.assert_allclose(model.predict(PAIRS)[:, 0], expected, **TOLERANCE)
+
+
 # ---------------------------------------------------------------------------------------------------- command line
 
 
