@@ -24,6 +24,19 @@ TRANSFORMER_CONFIG = (
 OLD_TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "xlm-roberta")
 )
+# Arguments for Transformers, in old and new spelling, and what among them changes rounding or memory at most.
+ARGUMENTS = (
+    "model_args",
+    "tokenizer_args",
+    "config_args",
+    "model_kwargs",
+    "processor_kwargs",
+    "config_kwargs",
+)
+TRANSFORMER_KEYS = {
+    "max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name", *ARGUMENTS,
+    "attn_implementation", "dtype", "torch_dtype", "add_pooling_layer", "trust_remote_code", "unpad_inputs",
+}  # fmt: skip
 # In the order in which the old spelling puts several side by side.
 OLD_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -304,6 +317,15 @@ def _read_transformer(pipeline: Pipeline, path: Path, config: dict[str, Any]) ->
     output = config.get("module_output_name", "token_embeddings")
     if output not in ("token_embeddings", "scores"):
         raise ValueError(f"{path}: module_output_name {output!r} is not supported")
+    text = (config.get("modality_config") or {}).get("text", {})
+    if text.get("method", "forward") != "forward" or text.get("method_output_name", "logits") not in (
+        "last_hidden_state", "logits",
+    ):  # fmt: skip
+        raise ValueError(f"{path}: modality_config {text!r} is not supported")
+    given = {name: value for group in ARGUMENTS for name, value in (config.get(group) or {}).items()}
+    for name, value in {**config, **given}.items():
+        if name not in TRANSFORMER_KEYS and value:
+            raise ValueError(f"{path}: {name} {value!r} is not known, and might change embeddings")
     pipeline.longest, pipeline.lowercase = longest, bool(config.get("do_lower_case", False))
 
 

@@ -322,6 +322,22 @@ BAD_FOLDERS = {
         ),
         r"has {.*\(5, 16\).*config.json says {.*\(6, 16\)",
     ),
+    "an unknown key of the transformer": (
+        lambda f: add_pipeline(f, old_pooling("mean"), transformer={"query_expansion": 32}),
+        "query_expansion 32 is not known",
+    ),
+    "an argument of Transformers": (
+        lambda f: add_pipeline(f, old_pooling("mean"), transformer={"config_args": {"num_hidden_layers": 1}}),
+        "num_hidden_layers 1 is not known",
+    ),
+    "rows that are not the last": (
+        lambda f: add_pipeline(
+            f,
+            old_pooling("mean"),
+            transformer={"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}},
+        ),
+        "modality_config .*pooler_output.* is not supported",
+    ),
     "a default prompt that is not there": (
         lambda f: add_pipeline(f, old_pooling("mean"), sentence={"prompts": {}, "default_prompt_name": "q"}),
         "default_prompt_name 'q' is none of the prompts",
