@@ -39,7 +39,7 @@ FIRST_PIECE, PIECE = (
     256,
     2048,
 )  # sentences that are tokenised at once; few at first, so that the core soon has work
-MOST_CHARACTERS = 2**20  # of them together
+MOST_CHARACTERS = 2**18  # of them together
 TOKENS = 16_384  # in a call of the core, or one sentence
 OTHER_TOKENIZER_FILES = ("special_tokens_map.json", _tokenizer.TOKENIZER_CONFIG)
 
