@@ -22,7 +22,7 @@ import json
 import os
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -418,6 +418,48 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
         os.fsync(directory)  # make the renames durable
     finally:
         os.close(directory)
+
+
+def write_rows(path: Path, parts: Iterable[Array], width: int, dtype: npt.DTypeLike) -> None:
+    """Write arrays (…, width) one below the other as a ``.npy`` file, which is there as a whole or as it was.
+
+    How many rows there are shows at the end, and the header, which has room for any number, is then written again.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    count = 0
+    try:
+        with temporary.open("xb") as file:
+            _write_header(file, 0, width, dtype)
+            for part in parts:
+                try:
+                    file.write(np.ascontiguousarray(part, dtype).data)
+                except OSError as error:
+                    raise OSError(
+                        error.errno, f"{error.strerror} while writing {part.nbytes} bytes", str(path)
+                    ) from error
+                count += len(part)
+            file.seek(0)
+            _write_header(file, count, width, dtype)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_header(file: Any, count: int, width: int, dtype: npt.DTypeLike) -> None:
+    header = {
+        "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
+        "fortran_order": False,
+        "shape": (count, width),
+    }
+    np.lib.format.write_array_header_1_0(
+        file, header
+    )  # pads to the length that it has with the largest count
 
 
 def _exchange(staged: dict[Path, Path], suffix: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from .cases import SUITES, Choice, rows_of
 from .engines import PEERS, is_installed, version
 from .measure import Bench, WorkerError
 
+COMMANDS = ("layers", "encoder")  # modules with a command line of their own
+
 _EPILOG = """\
 suites:
   summary  a few rows of each (the default)     decode   one query against many keys, 32 heads on 8
@@ -24,6 +28,10 @@ suites:
   float64  in double precision                  backward gradients, with and without the forward call
   ragged   packed sequences of many lengths     blocks   block masks and a window
   16bit    bfloat16 and float16, and gradients  all      all but the summary
+
+of whole models, each with a --help of its own:
+  selfattn bench layers            TransformerEncoder and Linear, forward and backward
+  selfattn bench encoder FOLDER    a pretrained sentence encoder, texts in and embeddings out
 
 examples:
   selfattn bench --quick
@@ -155,6 +163,10 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench") -> int:
     """Run the benchmark and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] and arguments[0] in COMMANDS:
+        module = import_module(f"{__package__}.{arguments[0]}")
+        return int(module.main(arguments[1:], prog=f"{prog} {arguments[0]}"))
     parser = _parser(prog)
     options = parser.parse_args(arguments)
     try:

@@ -20,8 +20,7 @@ from typing import Any
 from selfattn.files import to_safetensors, write_files
 from selfattn.models._config import read_config
 from selfattn.models._encoder import Encoder
-from selfattn.models._pipeline import find_modules, pipeline_files, read_pipeline, read_tokenizer
-from selfattn.models._text import TextModel
+from selfattn.models._text import TextModel, attach, text_files, transformer_folder
 from selfattn.models._weights import read_weights
 from selfattn.models.bert import (
     BertForSequenceClassification,
@@ -87,22 +86,25 @@ def load(path: str | os.PathLike[str], dtype: None = None) -> Any:
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder; expected one that save_pretrained or sentence-transformers wrote")
+        raise FileNotFoundError(
+            f"{folder} is not a folder; expected one that save_pretrained or sentence-transformers wrote"
+        )
     if dtype is not None:
         raise ValueError(f"dtype must be None, the weights as they are stored, not {dtype!r}")
-    transformer, modules = find_modules(folder)
+    transformer = transformer_folder(folder)
     config = read_config(transformer)
     kind = config["model_type"]
     architectures = config.get("architectures") or []
     classifies = any("ForSequenceClassification" in str(name) for name in architectures)
-    table = CLASSIFIERS if classifies and modules is None else MODELS
+    table = CLASSIFIERS if classifies else MODELS
     if kind not in table:
         what = "a sequence classifier" if table is CLASSIFIERS else "a model"
-        raise ValueError(f"{transformer / 'config.json'} describes {what} of type {kind!r}; supported are {', '.join(table)}")
+        raise ValueError(
+            f"{transformer / 'config.json'} describes {what} of type {kind!r}; supported are {', '.join(table)}"
+        )
     model = table[kind](config, read_weights(transformer), where=str(transformer))
     if isinstance(model, TextModel):
-        model.tokenizer = read_tokenizer(transformer, model.vocab_size)
-        model.pipeline = read_pipeline(folder, transformer, modules)
+        attach(model, folder)
     return model
 
 
@@ -121,17 +123,15 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
         It could not be written; what was there before is as it was.
     """
     if not isinstance(model, Encoder):
-        raise TypeError(f"model must be one of selfattn.models, not {type(model).__name__}; files.save_model saves an EmbeddingModel")
+        raise TypeError(
+            f"model must be one of selfattn.models, not {type(model).__name__}; files.save_model saves an EmbeddingModel"
+        )
     folder = Path(path)
     content = {"model.safetensors": to_safetensors(model.state_dict(), {"format": "pt"})}
     config = dict(model.config)
     config.setdefault("architectures", [type(model).__name__])
     if isinstance(model, TextModel):
-        if model.tokenizer is not None:
-            model.tokenizer.no_truncation()
-            content["tokenizer.json"] = model.tokenizer.to_str().encode()
-        if not hasattr(model, "_logits"):
-            content |= pipeline_files(model.pipeline, model.hidden_size)
+        content |= text_files(model)
     content["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
     for name in content:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

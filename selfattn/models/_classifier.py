@@ -37,14 +37,18 @@ class Classifier:
         shapes, optional = super()._shapes()  # type: ignore[misc]
         first, _, second = self.head
         shapes = {name: shape for name, shape in shapes.items() if name not in optional}
-        return shapes | linear(first, self.hidden_size, self.hidden_size) | linear(second, self.num_labels, self.hidden_size), set()
+        return shapes | linear(first, self.hidden_size, self.hidden_size) | linear(
+            second, self.num_labels, self.hidden_size
+        ), set()
 
     def _name(self: Any, name: str) -> str:
-        return name if "classifier" in name else self.prefix + name  # type: ignore[no-any-return]
+        return name if "classifier" in name else self.prefix + name
 
     def _parts(self: Any) -> tuple[Array, Array, Array, Array]:
         first, _, second = self.head
-        return tuple(self.arrays[f"{layer}.{kind}"] for layer in (first, second) for kind in ("weight", "bias"))  # type: ignore[return-value]
+        return tuple(
+            self.arrays[f"{layer}.{kind}"] for layer in (first, second) for kind in ("weight", "bias")
+        )
 
     def _logits(self: Any, ids: Array, cu_seqlens: Array, types: Array | None = None) -> Array:
         """Compute (sequences, num_labels)."""

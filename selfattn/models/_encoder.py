@@ -8,14 +8,16 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from selfattn.models._config import Config
+from selfattn.models._pipeline import IN_CORE, normalized
+from selfattn.models._text import Piece, TextModel, one_or_many, pack
 from selfattn.models._weights import fit
 from selfattn.nn import _transformer, init
 from selfattn.nn._arrays import Array, Gradients
 from selfattn.nn._transformer import Norm, Projection, Transformer
 from selfattn.nn.module import Module
 
-
 Shapes = dict[str, tuple[int, ...]]
+Pulled = Callable[[Array], Gradients]
 
 
 def linear(name: str, out: int, into: int) -> Shapes:
@@ -117,7 +119,11 @@ class Encoder(Module):
     arrays: dict[str, Array]
 
     def __init__(
-        self, config: Mapping[str, Any], arrays: Mapping[str, Array] | None = None, rng: init.Rng = None, where: str = ""
+        self,
+        config: Mapping[str, Any],
+        arrays: Mapping[str, Array] | None = None,
+        rng: init.Rng = None,
+        where: str = "",
     ) -> None:
         self.config = dict(config)
         read = Config(config, where or "the configuration")
@@ -167,7 +173,7 @@ class Encoder(Module):
 
     # ------------------------------------------------------------------------------------------------------- calls
 
-    def _core(self, longest: int) -> tuple[Transformer, Parameters]:
+    def _built(self, longest: int) -> tuple[Transformer, Parameters]:
         parameters = Parameters(self.arrays)
         return self._settings(parameters, longest), parameters
 
@@ -180,7 +186,9 @@ def run(model: Transformer, inputs: Array, cu_seqlens: Array, pooling: Any) -> A
 def states(model: Transformer, inputs: Array) -> list[Array]:
     """Return the rows that enter the first layer, and those that leave each, of one sequence."""
     ends = np.array([0, len(inputs)])
-    x = _transformer.forward(model._replace(layers=(), final_norm=None), inputs, ends)
+    x = inputs
+    if model.table is not None or model.embedding_norm is not None:
+        x = _transformer.forward(model._replace(layers=(), final_norm=None), inputs, ends)
     found = [x]
     for n, layer in enumerate(model.layers):
         last = n == len(model.layers) - 1
@@ -201,12 +209,8 @@ def _drawn(shapes: Mapping[str, tuple[int, ...]], rng: Any, deviation: float) ->
     return arrays
 
 
-Pulled = Callable[[Array], Gradients]
-Ids = Sequence[int] | Array
-
-
-class TextEncoder(Encoder):
-    """An encoder of token ids. Subclasses name its tables; the text layer (`_text.py`) gives it texts.
+class TextEncoder(TextModel, Encoder):
+    """An encoder of token ids. Subclasses name its tables; `_text.py` has what it does with texts.
 
     Attributes
     ----------
@@ -215,14 +219,18 @@ class TextEncoder(Encoder):
         The longest sequence.
     """
 
-    vocab_size: int
     max_positions: int
     word_table: ClassVar[str]
     type_table: ClassVar[str | None] = None
     position_table: ClassVar[str | None] = None
     first_position = 0
 
-    def _inputs(self, settings: Transformer, ids: Array, cu_seqlens: Array, types: Array | None) -> tuple[Transformer, Array]:
+    def _core(self) -> Transformer:
+        return self._built(self.max_positions)[0]
+
+    def _inputs(
+        self, settings: Transformer, ids: Array, cu_seqlens: Array, types: Array | None
+    ) -> tuple[Transformer, Array]:
         """Return ids, or where token types differ the rows that the core would look up."""
         if types is None or self.type_table is None or not types.any():
             return settings, ids
@@ -231,18 +239,22 @@ class TextEncoder(Encoder):
             rows = rows + settings.positions[_places(cu_seqlens)]
         return settings._replace(table=None, always=None, positions=None), rows
 
-    def _check(self, ids: Array, cu_seqlens: Array) -> None:
+    def _check_ids(self, ids: Array, cu_seqlens: Array) -> None:
         longest = int(np.diff(cu_seqlens).max(initial=0))
         if longest > self.max_positions:
-            raise ValueError(f"a sequence has {longest} tokens; this model takes {self.max_positions} at most")
+            raise ValueError(
+                f"a sequence has {longest} tokens; this model takes {self.max_positions} at most"
+            )
         if ids.size and (ids.min() < 0 or ids.max() >= self.vocab_size):
             wrong = ids[(ids < 0) | (ids >= self.vocab_size)][0]
-            raise ValueError(f"ids must be in 0...{self.vocab_size - 1}, the vocabulary of this model; one is {wrong}")
+            raise ValueError(
+                f"ids must be in 0...{self.vocab_size - 1}, the vocabulary of this model; one is {wrong}"
+            )
 
     def _rows(self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None) -> Array:
         """Compute the last hidden states of packed sequences, or one row for each."""
-        self._check(ids, cu_seqlens)
-        settings, _ = self._core(int(np.diff(cu_seqlens).max(initial=1)))
+        self._check_ids(ids, cu_seqlens)
+        settings, _ = self._built(int(np.diff(cu_seqlens).max(initial=1)))
         settings, inputs = self._inputs(settings, ids, cu_seqlens, types)
         return run(settings, inputs, cu_seqlens, pooling)
 
@@ -250,9 +262,9 @@ class TextEncoder(Encoder):
         self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None
     ) -> tuple[Array, Pulled]:
         """Compute what :meth:`_rows` does, and ``dy -> grads`` of all parameters that took part."""
-        self._check(ids, cu_seqlens)
+        self._check_ids(ids, cu_seqlens)
         longest = int(np.diff(cu_seqlens).max(initial=1))
-        settings, parameters = self._core(longest)
+        settings, parameters = self._built(longest)
         settings, inputs = self._inputs(settings._replace(pooling=pooling), ids, cu_seqlens, types)
         wants_mask = settings.mask is not None
         y, pullback = _transformer.vjp(settings, inputs, cu_seqlens, wants_mask=wants_mask)
@@ -284,10 +296,83 @@ class TextEncoder(Encoder):
     def _mask_gradient(self, found: Gradients, dmask: Array) -> None:
         """Add the gradient of what the mask is made of."""
 
-    def _states(self, ids: Array) -> list[Array]:
-        ends = np.array([0, len(ids)])
-        self._check(ids, ends)
-        return states(self._core(len(ids))[0], ids)
+    # ---------------------------------------------------------------------------------------- a module's own calls
+
+    def hidden_states(self, sentence: str | Sequence[int]) -> list[Array]:
+        """Compute what enters the first layer, and what leaves each layer, of one sentence.
+
+        Parameters
+        ----------
+        sentence : str, pair of str, or sequence of int
+
+        Returns
+        -------
+        list of ndarray, shape (L, d)
+            The last is the encoder's result, behind its final norm if it has one.
+        """
+        given, types = self._ids_and_types(sentence)
+        ids, ends = np.asarray(given, np.int64), np.array([0, len(given)])
+        self._check_ids(ids, ends)
+        settings, _ = self._built(len(ids))
+        settings, inputs = self._inputs(settings, ids, ends, None if types is None else np.asarray(types))
+        return states(settings, inputs)
+
+    def forward(self, sentences: Any) -> Array:
+        """Compute embeddings, as :meth:`encode` does.
+
+        Parameters
+        ----------
+        sentences : str, sequence of int, or list of such
+
+        Returns
+        -------
+        ndarray, shape (d,) or (n, d)
+        """
+        return self.encode(sentences)
+
+    def vjp(self, sentences: Any) -> tuple[Array, Pulled]:
+        """Compute embeddings and their pullback, ``dy -> grads``.
+
+        Parameters
+        ----------
+        sentences : str, sequence of int, or list of such
+
+        Returns
+        -------
+        y : ndarray, shape (d,) or (n, d)
+        pullback : callable
+            ``grads = pullback(dy)``, keyed like :meth:`parameters`, without those that took no part.
+
+        Raises
+        ------
+        NotImplementedError
+            The folder's pooling is none of mean, cls and last token, or a Dense follows it.
+        """
+        pipeline = self._pipeline()
+        after = [dense for _, dense in pipeline.after]
+        if (
+            len(pipeline.modes) != 1
+            or pipeline.modes[0] not in IN_CORE
+            or any(after)
+            or pipeline.truncate_dim
+        ):
+            raise NotImplementedError(
+                "gradients need a pooling of mean, cls or last token, and no Dense behind it"
+            )
+        alone, given, _ = one_or_many(sentences)
+        ready = self._ready(Piece(list(given), 0), pipeline.prompt(None))
+        ids, cu_seqlens = pack(ready.ids)
+        rows, pulled = self._rows_vjp(ids, cu_seqlens, IN_CORE[pipeline.modes[0]])
+        y = normalized(rows) if after else rows
+
+        def pullback(dy: Any) -> Gradients:
+            d = np.asarray(dy, rows.dtype).reshape(rows.shape)
+            if after:  # d/dx of x / |x|
+                length = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1, keepdims=True))
+                d = ((d - y * (d * y).sum(axis=1, keepdims=True)) / length).astype(rows.dtype)
+            return self._named(pulled(d))
+
+        return (y[0] if alone else y), pullback
 
 
 def _places(cu_seqlens: Array) -> Array:

@@ -1,261 +1,328 @@
-"""What becomes of a text around an encoder: tokenizer, pooling, Dense, Normalize, prompts; sentence-transformers' files."""
+"""What sentence-transformers does behind the transformer: pooling, dense layers, normalising; and prompts.
+
+Reads the files that its versions 2 to 6 write, in both spellings of their keys. What is not known and would change an
+embedding is an error that names it. The files are kept as they were read, so that saving writes the same ones again.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from selfattn._extras import import_extra
-from selfattn.files import read_json, to_safetensors
-from selfattn.models._weights import read_weights
+from selfattn import files, nn
 from selfattn.nn._arrays import Array
-from selfattn.nn.linear import linear
 
-# A pooling's mode by its name in old files; in new ones it is a value of "pooling_mode".
-MODES = {
-    "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
+MODULES, SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"
+TRANSFORMER_CONFIG = (
+    "sentence_bert_config.json"  # of that name for every architecture, and others in old versions
+)
+OLD_TRANSFORMER_CONFIGS = tuple(
+    f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "xlm-roberta")
+)
+# In the order in which the old spelling puts several side by side.
+OLD_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
-}  # fmt: skip
-SUPPORTED = ("cls", "max", "mean", "mean_sqrt_len_tokens", "lasttoken")
-CORE = {"cls": "first", "mean": "mean", "mean_sqrt_len_tokens": "mean", "lasttoken": "last"}
+}
+IN_CORE = {"mean": "mean", "cls": "first", "lasttoken": "last"}
+MODES = ("mean", "cls", "max", "lasttoken")
+ACTIVATIONS = ("Identity", "Tanh")
+DENSE_WEIGHTS, DENSE_PICKLE = "model.safetensors", "pytorch_model.bin"
 
 
-@dataclass
 class Dense:
-    """A linear layer behind the pooling, and perhaps tanh."""
+    """``activation(x @ weight.T + bias)``."""
 
-    weight: Array
-    bias: Array | None
-    tanh: bool
+    def __init__(self, linear: nn.Linear, activation: str) -> None:
+        self.linear = linear
+        self.activation = activation
 
     def __call__(self, x: Array) -> Array:
-        """Apply it to rows."""
-        y = linear(x, self.weight, self.bias)
-        return np.tanh(y) if self.tanh else y
+        y = self.linear(x)
+        return np.tanh(y) if self.activation == "Tanh" else y
+
+
+def normalized(x: Array) -> Array:
+    """Scale rows to length 1; rows of zeros stay."""
+    lengths = np.sqrt(np.square(x, dtype=np.float64).sum(-1, keepdims=True))
+    y: Array = (x / np.maximum(lengths, 1e-12)).astype(x.dtype)
+    return y
 
 
 @dataclass
 class Pipeline:
-    """The steps around an encoder, as a sentence-transformers folder has them.
-
-    Attributes
-    ----------
-    modes : tuple of str
-        Poolings, whose results stand side by side.
-    steps : list of Dense or "normalize"
-        What follows, in order.
-    max_tokens : int or None
-    lower : bool
-        Texts are lowered first.
-    prompts : dict of str to str
-    default_prompt : str or None
-        A name.
-    include_prompt : bool
-        Whether the tokens of a prompt take part in the pooling.
-    """
+    """What happens to a text before the transformer, and to its rows behind it."""
 
     modes: tuple[str, ...] = ("mean",)
-    steps: list[Any] = field(default_factory=list)
-    max_tokens: int | None = None
-    lower: bool = False
-    prompts: dict[str, str] = field(default_factory=dict)
-    default_prompt: str | None = None
     include_prompt: bool = True
+    after: list[tuple[str, Dense | None]] = field(default_factory=list)  # paths; None normalises
+    longest: int | None = None  # max_seq_length
+    lowercase: bool = False
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    truncate_dim: int | None = None
+    similarity: str = "cosine"
+    kept: dict[str, bytes] = field(default_factory=dict)  # small files, by their path in the folder
 
-    @property
-    def core_pooling(self) -> str | None:
-        """The pooling that the core can do alone, or None."""
-        return CORE.get(self.modes[0]) if len(self.modes) == 1 else None
+    def width(self, d: int) -> int:
+        """Return the width of an embedding, where that of the transformer is d."""
+        d *= len(self.modes)
+        for _, dense in self.after:
+            d = d if dense is None else dense.linear.out_features
+        return d if self.truncate_dim is None else min(d, self.truncate_dim)
 
-    def finish(self, pooled: Array, lengths: Array, normalize: bool | None) -> Array:
-        """Turn the rows of :attr:`core_pooling`, or of :meth:`pool`, into embeddings."""
-        if self.modes == ("mean_sqrt_len_tokens",):
-            pooled = pooled * np.sqrt(lengths.astype(pooled.dtype))[:, None]
-        for step in self.steps:
-            if step != "normalize":
-                pooled = step(pooled)
-            elif normalize is None:
-                pooled = normalized(pooled)
-        return normalized(pooled) if normalize else pooled
+    def prompt(self, given: str | None) -> str:
+        """Return what to put before each text, for a prompt or the name of one."""
+        if given is None:
+            return "" if self.default_prompt_name is None else self.prompts[self.default_prompt_name]
+        if not isinstance(given, str):
+            raise TypeError(f"prompt must be a str, not {type(given).__name__}")
+        return self.prompts.get(given, given)
 
-    def pool(self, rows: Array, cu_seqlens: Array, skip: int) -> Array:
-        """Pool each sequence's rows from its `skip`-th on in all modes."""
-        found = []
-        for start, end in zip(cu_seqlens[:-1] + skip, cu_seqlens[1:], strict=True):
-            x = rows[start:end]
-            found.append(np.concatenate([_pooled(x, mode) for mode in self.modes]))
-        return np.array(found, rows.dtype).reshape(len(found), len(self.modes) * rows.shape[1])
-
-
-def _pooled(x: Array, mode: str) -> Array:
-    if mode in ("cls", "lasttoken"):
-        row: Array = x[0 if mode == "cls" else -1]
-        return row
-    if mode == "max":
-        return np.asarray(x.max(axis=0))
-    total = x.sum(axis=0, dtype=np.float64)
-    return np.asarray(total / (len(x) if mode == "mean" else np.sqrt(len(x)))).astype(x.dtype)
-
-
-def normalized(x: Array) -> Array:
-    """Divide rows by their length; rows of zeros stay."""
-    length = np.sqrt(np.square(x, dtype=np.float64).sum(axis=1, keepdims=True))
-    return np.asarray(x / np.maximum(length, 1e-12)).astype(x.dtype)
+    def finish(self, y: Array, normalize: bool | None) -> Array:
+        """Compute embeddings of pooled rows: dense layers and normalising as the folder has them."""
+        for _, dense in self.after:
+            if dense is not None:
+                y = dense(y)
+            elif normalize is not False:
+                y = normalized(y)
+        if self.truncate_dim is not None:
+            y = y[:, : self.truncate_dim]
+        return normalized(y) if normalize else y
 
 
-# ------------------------------------------------------------------------------------------------------------ read
+def pool(rows: Array, cu_seqlens: Array, modes: Sequence[str], skipped: Sequence[int]) -> Array:
+    """Pool the rows of each sequence but its first few, which belong to a prompt; several modes stand side by side."""
+    parts = []
+    for start, stop, skip in zip(cu_seqlens[:-1], cu_seqlens[1:], skipped, strict=True):
+        own = rows[start + skip : stop]
+        found = {"cls": own[0], "lasttoken": own[-1]}
+        if "mean" in modes:
+            found["mean"] = own.mean(axis=0, dtype=np.float64).astype(rows.dtype)
+        if "max" in modes:
+            found["max"] = own.max(axis=0)
+        parts.append(np.concatenate([found[mode] for mode in modes]))
+    return np.stack(parts)
 
 
-def find_modules(folder: Path) -> tuple[Path, list[tuple[str, Path]] | None]:
-    """Return the folder of the transformer, and the other modules' kinds and folders; None without ``modules.json``."""
-    if not (folder / "modules.json").is_file():
-        return folder, None
-    modules = read_json(folder / "modules.json")
-    if not isinstance(modules, list) or not all(isinstance(m, dict) and isinstance(m.get("type"), str) for m in modules):
-        raise ValueError(f"{folder / 'modules.json'} must be a list of modules with a type")
-    found = []
-    for module in modules:
-        path = folder / str(module.get("path", ""))
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"{folder / 'modules.json'} names {module['path']!r}, which is not in that folder")
-        found.append((module["type"].rpartition(".")[2], path))
-    if not found or found[0][0] != "Transformer":
-        raise ValueError(f"{folder / 'modules.json'} must begin with a Transformer, not {found[0][0] if found else 'nothing'}")
-    return found[0][1], found[1:]
+# -------------------------------------------------------------------------------------------------------- reading
 
 
-def read_pipeline(folder: Path, transformer: Path, modules: list[tuple[str, Path]] | None) -> Pipeline:
-    """Read sentence-transformers' files; without ``modules.json`` the mean of the rows is taken, as there."""
+def read_pipeline(folder: Path) -> tuple[Pipeline, Path]:
+    """Read the files of sentence-transformers in a folder.
+
+    Returns
+    -------
+    pipeline : Pipeline
+        A folder of Transformers alone gets the mean, as sentence-transformers does it.
+    transformer : Path
+        The folder of the transformer and its tokenizer: itself, or one below.
+
+    Raises
+    ------
+    ValueError
+        There is something that would change embeddings and is not known: modules, ways of pooling, activations; or a
+        file that is damaged. The message names it.
+    """
     pipeline = Pipeline()
-    own = _settings(transformer / "sentence_bert_config.json")
-    pipeline.max_tokens = own.get("max_seq_length")
-    pipeline.lower = bool(own.get("do_lower_case", False))
-    tokens = _settings(transformer / "tokenizer_config.json").get("model_max_length")
-    if pipeline.max_tokens is None and isinstance(tokens, int) and tokens < 2**31:
-        pipeline.max_tokens = tokens
-    prompts = _settings(folder / "config_sentence_transformers.json")
-    pipeline.prompts = {name: text for name, text in (prompts.get("prompts") or {}).items() if isinstance(text, str)}
-    pipeline.default_prompt = prompts.get("default_prompt_name")
-    for kind, path in modules or []:
-        if kind == "Pooling":
-            pipeline.modes, pipeline.include_prompt = _read_pooling(path / "config.json")
-        elif kind == "Normalize":
-            pipeline.steps.append("normalize")
-        elif kind == "Dense":
-            pipeline.steps.append(_read_dense(path))
-        elif kind != "Dropout":  # of training
-            raise ValueError(f"{folder / 'modules.json'} has a module {kind}, which is not supported; Pooling, Dense and Normalize are")
-    return pipeline
+    transformer = folder
+    modules = folder / MODULES
+    if modules.exists():
+        transformer = _read_modules(pipeline, folder, modules)
+    for name in (TRANSFORMER_CONFIG, *OLD_TRANSFORMER_CONFIGS):
+        if (transformer / name).exists():
+            config = _read_object(pipeline, transformer, name, to=TRANSFORMER_CONFIG)
+            _read_transformer(pipeline, transformer / name, config)
+            break
+    if (folder / SENTENCE_CONFIG).exists():
+        _read_sentence_config(
+            pipeline, folder / SENTENCE_CONFIG, _read_object(pipeline, folder, SENTENCE_CONFIG)
+        )
+    return pipeline, transformer
 
 
-def _settings(path: Path) -> dict[str, Any]:
-    found = read_json(path) if path.is_file() else {}
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold names and values")
-    return found
+def transformer_folder(folder: Path) -> Path:
+    """Return where the transformer of a folder is: in itself, or where its ``modules.json`` says."""
+    path = folder / MODULES
+    if not path.exists():
+        return folder
+    return _inside(folder, path, _modules(path)[0])
 
 
-def _read_pooling(path: Path) -> tuple[tuple[str, ...], bool]:
-    config = read_json(path)
-    named = config.get("pooling_mode")
-    if isinstance(named, str):
-        modes = (named,)
-    elif isinstance(named, list):
-        modes = tuple(named)
-    else:
-        modes = tuple(mode for key, mode in MODES.items() if config.get(key))
+def _modules(path: Path) -> list[dict[str, Any]]:
+    modules = files.read_json(path)
+    if not isinstance(modules, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("type"), str) and isinstance(each.get("path"), str)
+        for each in modules
+    ):
+        raise ValueError(f"{path} must be a list of modules with type and path")
+    if not modules or _kind(modules[0]) != "Transformer":
+        raise ValueError(f"{path} must begin with a Transformer, not {[each['type'] for each in modules]}")
+    return modules
+
+
+def _kind(module: dict[str, Any]) -> str:
+    first, *_, last = module["type"].split(".")
+    return last if first == "sentence_transformers" else module["type"]
+
+
+def _inside(folder: Path, path: Path, module: dict[str, Any]) -> Path:
+    relative = PurePosixPath(module["path"])
+    if relative.is_absolute() or ".." in relative.parts:
+        raise ValueError(f"{path} names {module['path']!r}, which is not inside the folder")
+    return folder / relative
+
+
+def _read_modules(pipeline: Pipeline, folder: Path, path: Path) -> Path:
+    modules = _modules(path)
+    pooled = False
+    for module in modules[1:]:
+        kind, place = _kind(module), _inside(folder, path, module)
+        if kind == "Pooling" and not pooled:
+            _read_pooling(
+                pipeline,
+                place / "config.json",
+                _read_object(pipeline, folder, f"{module['path']}/config.json"),
+            )
+            pooled = True
+        elif kind == "Normalize" and pooled:
+            if (place / "config.json").exists():
+                config = _read_object(pipeline, folder, f"{module['path']}/config.json")
+                _check_features(place / "config.json", config)
+            pipeline.after.append((module["path"], None))
+        elif kind == "Dense" and pooled:
+            config = _read_object(pipeline, folder, f"{module['path']}/config.json")
+            pipeline.after.append((module["path"], _read_dense(place, config)))
+        elif kind != "Dropout":  # which does nothing to embeddings
+            raise ValueError(
+                f"{path}: {module['type']} {'cannot stand here' if kind in ('Transformer', 'Pooling', 'Normalize', 'Dense') else 'is not supported'}; "
+                "expected are Transformer, Pooling, and then Dense and Normalize"
+            )
+    if not pooled:
+        raise ValueError(f"{path} has no Pooling")
+    written = [{**module, "path": ""} if n == 0 else module for n, module in enumerate(modules)]
+    pipeline.kept[MODULES] = _json(written)
+    return _inside(folder, path, modules[0])
+
+
+def _read_pooling(pipeline: Pipeline, path: Path, config: dict[str, Any]) -> None:
+    given = config.get("pooling_mode")
+    if given is None:
+        given = [mode for key, mode in OLD_MODES.items() if config.get(key)] or ["mean"]
+    modes = (given,) if isinstance(given, str) else tuple(given)
     for mode in modes:
-        if mode not in SUPPORTED:
-            raise ValueError(f"{path}: pooling {mode!r} is not supported; {', '.join(SUPPORTED)} are")
-    if not modes:
-        raise ValueError(f"{path} chooses no pooling")
-    return modes, bool(config.get("include_prompt", True))
+        if mode not in MODES:
+            raise ValueError(f"{path}: pooling mode {mode!r} is not supported; there are {', '.join(MODES)}")
+    known = {"pooling_mode", "include_prompt", "embedding_dimension", "word_embedding_dimension", *OLD_MODES}
+    unknown = set(config) - known
+    if unknown or not modes:
+        raise ValueError(f"{path}: pooling has {sorted(unknown)}, which are not known, and modes {modes}")
+    pipeline.modes, pipeline.include_prompt = modes, bool(config.get("include_prompt", True))
 
 
-def _read_dense(folder: Path) -> Dense:
-    config = read_json(folder / "config.json")
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
-    if activation not in ("Identity", "Tanh"):
-        raise ValueError(f"{folder / 'config.json'}: activation {activation} is not supported; Identity and Tanh are")
-    arrays = read_weights(folder)
-    weight, bias = arrays.get("linear.weight"), arrays.get("linear.bias")
-    if weight is None or weight.shape != (config.get("out_features"), config.get("in_features")):
+def _check_features(path: Path, config: dict[str, Any]) -> None:
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key) not in (None, "sentence_embedding"):
+            raise ValueError(
+                f"{path}: {key} {config[key]!r} is not supported; it can be 'sentence_embedding'"
+            )
+
+
+def _read_dense(folder: Path, config: dict[str, Any]) -> Dense:
+    path = folder / "config.json"
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    kind = activation.rpartition(".")[2]
+    if not activation.startswith("torch.nn.") or kind not in ACTIVATIONS:
         raise ValueError(
-            f"{folder}: linear.weight must have shape ({config.get('out_features')}, {config.get('in_features')}), not "
-            f"{None if weight is None else weight.shape}"
+            f"{path}: activation_function {activation!r} is not supported; there are {', '.join(ACTIVATIONS)} of torch.nn"
         )
-    return Dense(weight, bias, activation == "Tanh")
-
-
-def read_tokenizer(folder: Path, vocab_size: int) -> Any:
-    """Read ``tokenizer.json``, without its padding and truncation, or None if there is none."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return None
-    tokenizers = import_extra("tokenizers", "models")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{path} is not a tokenizer of Hugging Face's: {error}") from None
-    if tokenizer.get_vocab_size() > vocab_size:
+    _check_features(path, config)
+    if config.get("use_residual"):
+        raise ValueError(f"{path}: use_residual True is not supported")
+    known = {
+        "in_features",
+        "out_features",
+        "bias",
+        "activation_function",
+        "use_residual",
+        "module_input_name",
+        "module_output_name",
+    }
+    if set(config) - known:
+        raise ValueError(f"{path}: {sorted(set(config) - known)} are not known")
+    if not (folder / DENSE_WEIGHTS).exists() and (folder / DENSE_PICKLE).exists():
         raise ValueError(
-            f"{path} has {tokenizer.get_vocab_size()} tokens, and the model {vocab_size}: they do not belong together"
+            f"{folder} has its weights as a pickle, {DENSE_PICKLE}, which can run code and is not read; "
+            "SentenceTransformer(folder).save(other) of sentence-transformers writes model.safetensors"
         )
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
-
-
-# ------------------------------------------------------------------------------------------------------------ write
-
-
-def pipeline_files(pipeline: Pipeline, width: int) -> dict[str, bytes]:
-    """Return the files of a sentence-transformers folder beside the transformer's, by path in it."""
-    package = "sentence_transformers.models."
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    files: dict[str, bytes] = {}
-    out = width * len(pipeline.modes)
-    for n, step in enumerate(pipeline.steps, 2):
-        kind = "Normalize" if step == "normalize" else "Dense"
-        modules.append((f"{n}_{kind}", kind))
-        if kind == "Dense":
-            activation = "torch.nn.modules.activation.Tanh" if step.tanh else "torch.nn.modules.linear.Identity"
-            sizes = {"in_features": step.weight.shape[1], "out_features": step.weight.shape[0], "bias": step.bias is not None}
-            files[f"{n}_Dense/config.json"] = _json(sizes | {"activation_function": activation})
-            arrays = {"linear.weight": step.weight} | ({} if step.bias is None else {"linear.bias": step.bias})
-            files[f"{n}_Dense/model.safetensors"] = to_safetensors(arrays)
-        else:
-            files[f"{n}_Normalize/.keep"] = b""
-    pooling = {key: mode in pipeline.modes for key, mode in MODES.items()}
-    pooling |= {"word_embedding_dimension": width, "include_prompt": pipeline.include_prompt}
-    files["1_Pooling/config.json"] = _json(pooling)
-    files["sentence_bert_config.json"] = _json({"max_seq_length": pipeline.max_tokens, "do_lower_case": pipeline.lower})
-    files["config_sentence_transformers.json"] = _json(
-        {"prompts": pipeline.prompts, "default_prompt_name": pipeline.default_prompt, "similarity_fn_name": "cosine"}
+    weights = files.load_arrays(folder / DENSE_WEIGHTS)
+    sizes = config.get("out_features"), config.get("in_features")
+    expected = {"linear.weight": sizes} | ({"linear.bias": sizes[:1]} if config.get("bias", True) else {})
+    found = {name: array.shape for name, array in weights.items()}
+    if found != expected:
+        raise ValueError(f"{folder / DENSE_WEIGHTS} has {found}, and config.json says {expected}")
+    linear = nn.Linear(found["linear.weight"][1], found["linear.weight"][0], "linear.bias" in found, rng=0)
+    linear.load_state_dict(
+        {name.partition(".")[2]: array.astype(np.float32) for name, array in weights.items()}
     )
-    named = [{"idx": n, "name": str(n), "path": path, "type": package + kind} for n, (path, kind) in enumerate(modules)]
-    files["modules.json"] = _json(named)
-    del out
-    return files
+    return Dense(linear, kind)
+
+
+def _read_transformer(pipeline: Pipeline, path: Path, config: dict[str, Any]) -> None:
+    longest = config.get("max_seq_length")
+    if longest is not None and (type(longest) is not int or longest < 1):
+        raise ValueError(f"{path}: max_seq_length must be a whole number from 1 on, not {longest!r}")
+    task = config.get("transformer_task", "feature-extraction")
+    if task not in ("feature-extraction", "sequence-classification"):
+        raise ValueError(f"{path}: transformer_task {task!r} is not supported")
+    output = config.get("module_output_name", "token_embeddings")
+    if output not in ("token_embeddings", "scores"):
+        raise ValueError(f"{path}: module_output_name {output!r} is not supported")
+    pipeline.longest, pipeline.lowercase = longest, bool(config.get("do_lower_case", False))
+
+
+def _read_sentence_config(pipeline: Pipeline, path: Path, config: dict[str, Any]) -> None:
+    prompts = config.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
+        raise ValueError(f"{path}: prompts must be texts by name, not {prompts!r:.80}")
+    name = config.get("default_prompt_name")
+    if name is not None and name not in prompts:
+        raise ValueError(f"{path}: default_prompt_name {name!r} is none of the prompts, {sorted(prompts)}")
+    dim = config.get("truncate_dim")
+    if dim is not None and (type(dim) is not int or dim < 1):
+        raise ValueError(f"{path}: truncate_dim must be a whole number from 1 on, not {dim!r}")
+    pipeline.prompts = {key: text or "" for key, text in prompts.items()}
+    pipeline.default_prompt_name, pipeline.truncate_dim = name, dim
+    pipeline.similarity = config.get("similarity_fn_name") or "cosine"
+
+
+def _read_object(pipeline: Pipeline, folder: Path, name: str, to: str | None = None) -> dict[str, Any]:
+    """Read a small JSON file, and keep it for saving."""
+    config = files.read_json(folder / name)
+    if not isinstance(config, dict):
+        raise ValueError(f"{folder / name} must hold an object")
+    pipeline.kept[to or name] = _json(config)
+    return config
 
 
 def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2) + "\n").encode()
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def prompt_of(pipeline: Pipeline, prompt: str | None) -> str:
-    """Return the text that goes before each sentence: a prompt by its name, or the text itself; None: the default."""
-    prompts: Mapping[str, str] = pipeline.prompts
-    if prompt is None:
-        if pipeline.default_prompt is None:
-            return ""
-        if pipeline.default_prompt not in prompts:
-            raise ValueError(f"the default prompt {pipeline.default_prompt!r} is not one of {sorted(prompts)}")
-        return prompts[pipeline.default_prompt]
-    return prompts.get(prompt, prompt)
+def pipeline_files(pipeline: Pipeline) -> dict[str, bytes]:
+    """Return the files of a pipeline, by their path in a folder whose transformer is in itself."""
+    found = dict(pipeline.kept)
+    for path, dense in pipeline.after:
+        if dense is not None:
+            arrays = {f"linear.{name}": array for name, array in dense.linear.state_dict().items()}
+            found[f"{path}/{DENSE_WEIGHTS}"] = files.to_safetensors(arrays)
+    return found

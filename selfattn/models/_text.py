@@ -1,416 +1,621 @@
-"""Encoders of text: tokens, embeddings, hidden states, logits, of any number of sentences, packed without padding."""
+"""Text for models: sentences to embeddings, pieces and logits, any number of them.
+
+Sentences are tokenised some thousand at a time, in a thread while the core computes those before, and stand packed one
+behind the other in a call. What comes out for one does not depend on the others, so their order and the size of a
+batch change no bit.
+"""
 
 from __future__ import annotations
 
-import os
-import secrets
+import itertools
+import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
+from selfattn import files
 from selfattn._extras import import_extra
 from selfattn.functional._arguments import check_size
-from selfattn.models._encoder import Pulled, TextEncoder
-from selfattn.models._pipeline import Pipeline, normalized, prompt_of
-from selfattn.nn._arrays import Array, Gradients
+from selfattn.models import _pipeline, _tokenizer
+from selfattn.models._pipeline import Pipeline, read_pipeline, transformer_folder
+from selfattn.nn._arrays import Array
 from selfattn.nn.embedding_model import quoted
 
-PIECE = 4096  # sentences that are read and sorted at a time
-TOKENS = 16384  # of a call of the core
+if TYPE_CHECKING:
+    from selfattn.nn._transformer import Transformer
+    from selfattn.steps.transformer import TransformerSteps
 
-Sentence: TypeAlias = str | Sequence[int] | tuple[str, str]
+__all__ = ["TextModel", "attach", "text_files", "transformer_folder"]
+
+PathLike: TypeAlias = files.PathLike
+P = TypeVar("P")
+Q = TypeVar("Q")
+
+FIRST_PIECE, PIECE = (
+    256,
+    2048,
+)  # sentences that are tokenised at once; few at first, so that the core soon has work
+MOST_CHARACTERS = 2**20  # of them together
+TOKENS = 16_384  # in a call of the core, or one sentence
+OTHER_TOKENIZER_FILES = ("special_tokens_map.json", _tokenizer.TOKENIZER_CONFIG)
 
 
-class _Tokens(NamedTuple):
-    """Sentences as ids, one behind the other."""
+class Piece(NamedTuple):
+    """Sentences that go through the tokenizer together, and the number of the first."""
 
-    ids: Array
-    starts: Array
-    types: Array | None  # where a text is the second of a pair
-    cut: int  # how many were longer
+    sentences: list[Any]
+    first: int
 
 
-class TextModel(TextEncoder):
-    """What encoders of text can do. `load` gives a model its tokenizer and what a sentence-transformers folder says.
+class Ready(NamedTuple):
+    """A piece in ids."""
+
+    ids: list[Sequence[int]]
+    types: list[Sequence[int]] | None
+    skipped: list[int] | None  # tokens of a prompt that are not pooled
+    cut: int
+
+
+def attach(model: TextModel, folder: PathLike) -> None:
+    """Give a model the tokenizer of a folder, and what its sentence-transformers files say.
+
+    Parameters
+    ----------
+    model : TextModel
+        Its ``vocab_size`` and ``max_positions`` are there already.
+    folder : path
+
+    Raises
+    ------
+    ValueError
+        A file is damaged, has something unknown that would change results, or belongs to a model with another
+        vocabulary.
+    ImportError
+        ``tokenizers`` is not installed: ``pip install 'selfattn[models]'``.
+    """
+    pipeline, inner = read_pipeline(Path(folder))
+    tokenizer, config = _tokenizer.load_tokenizer(inner, pipeline.lowercase)
+    for name in OTHER_TOKENIZER_FILES:
+        if (inner / name).exists():
+            pipeline.kept[name] = (inner / name).read_bytes()
+    if tokenizer is not None:
+        _tokenizer.check_vocabulary(tokenizer, model.vocab_size, inner)
+        limits = [pipeline.longest or config.get("model_max_length"), model.max_positions]
+        known = [int(n) for n in limits if isinstance(n, int | float) and n < 2**31]
+        if known:
+            _tokenizer.cut_at(tokenizer, config, min(known))
+    model.tokenizer, model.pipeline, model._folder = tokenizer, pipeline, inner
+
+
+def text_files(model: TextModel) -> dict[str, bytes]:
+    """Return the files of a model's tokenizer and pipeline, by their path in the folder that it is saved in."""
+    found = {} if model.pipeline is None else _pipeline.pipeline_files(model.pipeline)
+    if model.tokenizer is not None:
+        found[_tokenizer.TOKENIZER] = _tokenizer.without_cutting(model.tokenizer).encode()
+    return found
+
+
+class TextModel:
+    """What models of text have in common; a model itself computes rows of ids.
 
     Attributes
     ----------
     tokenizer : tokenizers.Tokenizer or None
-        None: only ids are taken.
-    pipeline : Pipeline
-        Pooling and what follows; a bare encoder takes the mean.
     """
 
+    config: dict[str, Any]
+    vocab_size: int
+    max_positions: int | None
     tokenizer: Any = None
-    pipeline: Pipeline = Pipeline()
+    pipeline: Pipeline | None = None
+    _folder: Path | None = None
 
-    @property
-    def max_tokens(self) -> int:
-        """The most tokens of a sentence, special ones included; longer ones are cut, with a warning."""
-        own = self.pipeline.max_tokens
-        return self.max_positions if own is None else min(int(own), self.max_positions)
+    def _core(self) -> Transformer:
+        raise NotImplementedError
 
-    # ------------------------------------------------------------------------------------------------------ tokens
+    def _rows(
+        self, ids: Array, cu_seqlens: Array, pooling: str | None, token_types: Array | None = None
+    ) -> Array:
+        raise NotImplementedError
 
-    def tokens(self, sentence: str) -> list[str]:
-        """Return the pieces of a sentence, special tokens included.
-
-        Parameters
-        ----------
-        sentence : str
-
-        Returns
-        -------
-        list of str
-            At most :attr:`max_tokens`.
-        """
-        if not isinstance(sentence, str):
-            raise TypeError(f"sentence must be a str, not {quoted(sentence)}")
-        found = self._encodings([sentence], 0, "")[0].tokens
-        return list(found)
-
-    def _encodings(self, sentences: Sequence[Any], first: int, prompt: str) -> list[Any]:
-        if self.tokenizer is None:
-            raise ValueError(f"this {type(self).__name__} has no tokenizer.json: give ids in place of texts")
-        texts = [self._prepared(sentence, first + n, prompt) for n, sentence in enumerate(sentences)]
-        self.tokenizer.enable_truncation(self.max_tokens)
-        found: list[Any] = self.tokenizer.encode_batch(texts)
-        return found
-
-    def _prepared(self, sentence: Any, n: int, prompt: str) -> Any:
-        """Check a text, or a pair of texts, and lower it if the model wants that."""
-        parts = sentence if isinstance(sentence, tuple | list) else (sentence,)
-        if len(parts) not in (1, 2) or not all(isinstance(part, str) for part in parts):
-            raise TypeError(f"sentence {n} must be a str, a pair of them or a list of ids, not {quoted(sentence)}")
-        for part in parts:
-            try:
-                part.encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(f"sentence {n} is no text: {error}") from None
-        texts = [part.lower() if self.pipeline.lower else part for part in parts]
-        return prompt + texts[0] if len(texts) == 1 else (texts[0], texts[1])
-
-    def _tokenize(self, sentences: Sequence[Any], first: int = 0, prompt: str = "") -> _Tokens:
-        """Turn sentences into ids. Those that are ids already stay as they are."""
-        lists: list[Any] = [None] * len(sentences)
-        types: list[Any] = [None] * len(sentences)
-        texts = []
-        for n, sentence in enumerate(sentences):
-            if isinstance(sentence, str) or (isinstance(sentence, tuple | list) and sentence and isinstance(sentence[0], str)):
-                texts.append(n)
-            else:
-                lists[n] = self._checked_ids(sentence, first + n)
-        cut = 0
-        if texts:
-            for n, encoding in zip(texts, self._encodings([sentences[n] for n in texts], first, prompt), strict=True):
-                lists[n] = encoding.ids
-                types[n] = encoding.type_ids if isinstance(sentences[n], tuple | list) else None
-                cut += bool(encoding.overflowing)
-                if not lists[n]:
-                    raise ValueError(f"sentence {first + n}, {quoted(sentences[n])}, has no tokens")
-        lengths = [len(ids) for ids in lists]
-        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        ids = np.concatenate([np.asarray(own, np.int64) for own in lists]) if lists else np.zeros(0, np.int64)
-        of_types = None
-        if any(own is not None for own in types):
-            of_types = np.concatenate([np.asarray(own or [0] * n, np.int64) for own, n in zip(types, lengths, strict=True)])
-        return _Tokens(ids, starts, of_types, cut)
-
-    def _checked_ids(self, sentence: Any, n: int) -> Array:
-        ids = np.asarray(sentence) if isinstance(sentence, list | tuple | np.ndarray) else np.empty(0, object)
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise TypeError(f"sentence {n} must be a str or a list of ids, not {quoted(sentence)}")
-        if not 0 < len(ids) <= self.max_positions:
-            raise ValueError(f"sentence {n} has {len(ids)} ids; this model takes 1 to {self.max_positions}")
-        self._check(ids, np.array([0, len(ids)]))
-        return ids
-
-    def _warn(self, cut: int) -> None:
-        if cut:
-            warnings.warn(f"{cut} texts were longer than {self.max_tokens} tokens and have been cut", stacklevel=3)
-
-    # -------------------------------------------------------------------------------------------------- embeddings
+    # ------------------------------------------------------------------------------------------- embeddings
 
     def encode(
         self,
-        sentences: str | Iterable[Any],
+        sentences: Any,
         batch_size: int | None = None,
         progress: bool = False,
         normalize: bool | None = None,
         prompt: str | None = None,
     ) -> Array:
-        """Compute the embeddings of sentences.
+        """Compute the embedding of a sentence, or of each of many.
 
         Parameters
         ----------
-        sentences : str, or iterable of str or of lists of ids
-            Any iterable, a generator too: it is read some thousand sentences at a time.
+        sentences : str or iterable of str
+            Any iterable. In place of a text, its ids, with the special ones.
         batch_size : int, optional
-            The most sentences of one call of the core. It changes no bit; None is fastest.
+            How many sentences go through the model at once at most; it changes no bit. By default as many as have
+            16,384 tokens: they stand one behind the other, not padded to the longest.
         progress : bool, default False
-            Show a progress bar, with rate and remaining time; needs ``tqdm``.
+            Show a bar with rate and remaining time; needs ``tqdm``.
         normalize : bool, optional
-            Give embeddings the length 1, or leave their length. None: as the folder says.
+            Scale embeddings to length 1. By default as the folder says; False leaves out that it does.
         prompt : str, optional
-            What goes before each text: the name of one of the folder's prompts, or a text. None: the folder's default.
+            A text that is put before each sentence, or the name of one of the folder's prompts. By default the one
+            that the folder names; ``""`` for none.
 
         Returns
         -------
-        ndarray, shape (n, d), or (d,) for one str
-            A sentence's bits depend neither on the others, nor on their order, on ``batch_size`` or on threads.
+        ndarray of float32, shape (d,) or (n, d)
+            The bits of each do not depend on the others, their order, ``batch_size`` or threads.
 
         Raises
         ------
-        TypeError, ValueError
-            A sentence is no text, or has ids beyond the vocabulary; the message says which.
+        TypeError
+            Something is neither text nor ids; the message says which sentence.
+        ValueError
+            Lone surrogates, ids beyond the vocabulary, a text without tokens, or a folder without ``tokenizer.json``.
         ImportError
-            ``tokenizers`` or ``tqdm`` is not installed: ``pip install 'selfattn[models]'``.
+            ``tqdm`` is not installed: ``pip install 'selfattn[models]'``.
 
         Warns
         -----
         UserWarning
-            Texts were longer than the model takes, and have been cut.
+            Texts were longer than the model or the folder's ``max_seq_length`` allows, and were cut: how many.
+
+        Examples
+        --------
+        ::
+
+            model = models.load("all-MiniLM-L6-v2")
+            found = model.encode(["a storm at sea", "tea with milk"]) @ model.encode("the waves rose")
         """
-        alone = isinstance(sentences, str)
-        if not alone and not isinstance(sentences, Iterable):
-            raise TypeError(f"sentences must be a str or an iterable of them, not {quoted(sentences)}")
-        given: Any = [sentences] if alone else sentences
-        pieces = list(self._pieces(given, batch_size, progress, normalize, prompt))
-        y = np.concatenate(pieces) if pieces else self._finish(np.zeros((0, self.hidden_size), np.float32), normalize)
+        alone, given, total = one_or_many(sentences)
+        cut = Cut()
+        parts = list(self._embeddings(given, total, cut, batch_size, progress, normalize, prompt))
+        cut.tell()
+        if not parts:
+            return np.empty((0, self._width()), np.float32)
+        y = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return y[0] if alone else y
 
     def encode_to(
         self,
-        path: str | os.PathLike[str],
+        path: PathLike,
         sentences: Iterable[Any],
         batch_size: int | None = None,
         progress: bool = False,
         normalize: bool | None = None,
         prompt: str | None = None,
     ) -> Array:
-        """Compute the embeddings of sentences into a ``.npy`` file, piece by piece: neither need fit into memory.
+        """Write the embeddings of many sentences to a ``.npy`` file, piece by piece.
+
+        Neither the sentences nor the embeddings need fit into memory.
 
         Parameters
         ----------
         path : path
             A file that is there is replaced, once the new one is whole.
-        sentences, batch_size, progress, normalize, prompt
-            As for :meth:`encode`.
+        sentences : iterable of str
+        batch_size, progress, normalize, prompt
+            As for :meth:`encode`, and so are errors and warnings.
 
         Returns
         -------
-        ndarray, shape (n, d)
-            The file, mapped into memory for reading.
-        """
-        path = Path(path)
-        if isinstance(sentences, str) or not isinstance(sentences, Iterable):
-            raise TypeError(f"sentences must be an iterable of str, not {quoted(sentences)}")
-        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-        count, width = 0, len(self._finish(np.zeros((1, self.hidden_size), np.float32), normalize)[0])
-        try:
-            with part.open("xb") as file:
-                header = _npy_header(0, width)
-                file.write(header)
-                for piece in self._pieces(sentences, batch_size, progress, normalize, prompt):
-                    file.write(np.ascontiguousarray(piece).tobytes())
-                    count += len(piece)
-                file.seek(0)
-                file.write(_npy_header(count, width))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-        found: Array = np.load(path, mmap_mode="r") if count else np.load(path)
-        return found
-
-    def _pieces(
-        self, sentences: Iterable[Any], batch_size: int | None, progress: bool, normalize: bool | None, prompt: str | None
-    ) -> Iterator[Array]:
-        """Yield embeddings in order. The next piece is tokenized in the library's threads while the core computes."""
-        batch_size = None if batch_size is None else check_size("batch_size", batch_size)
-        text = prompt_of(self.pipeline, prompt)
-        skip = self._prompt_tokens(text)
-        bar = None
-        if progress:
-            total = len(sentences) if hasattr(sentences, "__len__") else None
-            bar = import_extra("tqdm.auto", "models").tqdm(total=total, desc="encode", unit="sentence")
-        cut, first, source = 0, 0, iter(sentences)
-        try:
-            with ThreadPoolExecutor(1) as pool:
-                piece = list(islice(source, PIECE))
-                waiting = pool.submit(self._tokenize, piece, first, text) if piece else None
-                while waiting is not None:
-                    tokens = waiting.result()
-                    first += len(piece)
-                    piece = list(islice(source, PIECE))
-                    waiting = pool.submit(self._tokenize, piece, first, text) if piece else None
-                    cut += tokens.cut
-                    yield self._embed(tokens, batch_size, normalize, skip, bar)
-        finally:
-            if bar is not None:
-                bar.close()
-        self._warn(cut)
-
-    def _prompt_tokens(self, prompt: str) -> int:
-        """Return how many tokens pooling leaves out: those of a prompt, and the special ones before it."""
-        if not prompt or self.pipeline.include_prompt:
-            return 0
-        return len(self._encodings([prompt], 0, "")[0].ids) - 1  # but the special one behind it
-
-    def _embed(self, tokens: _Tokens, batch_size: int | None, normalize: bool | None, skip: int, bar: Any) -> Array:
-        lengths = np.diff(tokens.starts)
-        order = np.argsort(lengths, kind="stable")
-        found: list[Any] = []
-        for chosen in _batches(order, lengths, batch_size):
-            ids, starts, types = _chosen(tokens, chosen)
-            found.append(self._pooled(ids, starts, types, normalize, skip))
-            if bar is not None:
-                bar.update(len(chosen))
-        y = np.empty((len(lengths), found[0].shape[1]), found[0].dtype)
-        y[order] = np.concatenate(found)
-        return y
-
-    def _pooled(self, ids: Array, starts: Array, types: Array | None, normalize: bool | None, skip: int) -> Array:
-        pooling = None if skip else self.pipeline.core_pooling
-        rows = self._rows(ids, starts, pooling, types)
-        if pooling is None:
-            rows = self.pipeline.pool(rows, starts, skip)
-            return self.pipeline.finish(rows, np.ones(len(rows)), normalize)
-        return self.pipeline.finish(rows, np.diff(starts), normalize)
-
-    def _finish(self, pooled: Array, normalize: bool | None) -> Array:
-        wide = np.tile(pooled, (1, len(self.pipeline.modes)))
-        return self.pipeline.finish(wide, np.ones(len(wide)), normalize)
-
-    # ---------------------------------------------------------------------------------------- a module's own calls
-
-    def forward(self, sentences: Any) -> Array:
-        """Compute embeddings, as :meth:`encode` does.
-
-        Parameters
-        ----------
-        sentences : str, or list of str or of lists of ids
-
-        Returns
-        -------
-        ndarray, shape (d,) or (n, d)
-        """
-        return self.encode(sentences)
-
-    def vjp(self, sentences: Any) -> tuple[Array, Pulled]:
-        """Compute embeddings and their pullback, ``dy -> grads``.
-
-        Parameters
-        ----------
-        sentences : str, or list of str or of lists of ids
-
-        Returns
-        -------
-        y : ndarray, shape (d,) or (n, d)
-        pullback : callable
-            ``grads = pullback(dy)``, keyed like :meth:`parameters`, without those that took no part.
+        ndarray of float32, shape (n, d)
+            The file, mapped into memory to be read.
 
         Raises
         ------
-        NotImplementedError
-            The folder's pooling is none of mean, cls and last token, or a Dense follows it.
+        OSError
+            It could not be written; what was there before is as it was.
         """
-        pipeline = self.pipeline
-        pooling = pipeline.core_pooling
-        if pooling is None or pipeline.modes[0] == "mean_sqrt_len_tokens" or any(s != "normalize" for s in pipeline.steps):
-            raise NotImplementedError("gradients need a pooling of mean, cls or last token, and no Dense behind it")
-        alone = isinstance(sentences, str)
-        tokens = self._tokenize([sentences] if alone else list(sentences), 0, prompt_of(pipeline, None))
-        self._warn(tokens.cut)
-        rows, pulled = self._rows_vjp(tokens.ids, tokens.starts, pooling, tokens.types)
-        y = normalized(rows) if pipeline.steps else rows
+        alone, given, total = one_or_many(sentences)
+        if alone:
+            raise TypeError(f"sentences must be an iterable of sentences, not {quoted(sentences)}")
+        cut = Cut()
+        parts = self._embeddings(given, total, cut, batch_size, progress, normalize, prompt)
+        files.write_rows(Path(path), parts, self._width(), np.float32)
+        cut.tell()
+        y: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return y
 
-        def pullback(dy: Any) -> Gradients:
-            d = np.asarray(dy, rows.dtype).reshape(rows.shape)
-            if pipeline.steps:  # d/dx of x / |x|
-                length = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1, keepdims=True))
-                d = ((d - y * (d * y).sum(axis=1, keepdims=True)) / length).astype(rows.dtype)
-            return self._named(pulled(d))
+    def _embeddings(
+        self,
+        given: Iterable[Any],
+        total: int | None,
+        cut: Cut,
+        batch_size: int | None,
+        progress: bool,
+        normalize: bool | None,
+        prompt: str | None,
+    ) -> Iterator[Array]:
+        """Compute the embeddings of sentences, a piece at a time."""
+        pipeline = self._pipeline()
+        before = pipeline.prompt(prompt)
+        skip = 0 if pipeline.include_prompt or not before else self._prompt_length(before)
 
-        return (y[0] if alone else y), pullback
+        def prepare(piece: Piece) -> Ready:
+            return self._ready(piece, before, skip, refuse_ids=prompt is not None and bool(before))
 
-    def hidden_states(self, sentence: str | Sequence[int]) -> list[Array]:
-        """Compute what enters the first layer, and what leaves each layer, of one sentence.
+        def compute(ids: Array, cu_seqlens: Array, types: Array | None, skipped: list[int] | None) -> Array:
+            modes = pipeline.modes
+            if skipped is None and len(modes) == 1 and modes[0] in _pipeline.IN_CORE:
+                y = self._rows(ids, cu_seqlens, _pipeline.IN_CORE[modes[0]])
+            else:
+                rows = self._rows(ids, cu_seqlens, None)
+                y = _pipeline.pool(rows, cu_seqlens, modes, skipped or [0] * (len(cu_seqlens) - 1))
+            return pipeline.finish(y, normalize)
+
+        return self._computed(given, total, cut, batch_size, progress, prepare, compute, "encode")
+
+    def _computed(
+        self,
+        given: Iterable[Any],
+        total: int | None,
+        cut: Cut,
+        batch_size: int | None,
+        progress: bool,
+        prepare: Callable[[Piece], Ready],
+        compute: Callable[[Array, Array, Array | None, list[int] | None], Array],
+        name: str,
+    ) -> Iterator[Array]:
+        """Tokenise pieces, one ahead, and compute each in packed calls."""
+        most = sys.maxsize if batch_size is None else check_size("batch_size", batch_size)
+        with bar(progress, total, name) as done:
+            for ready in ahead(pieces(given), prepare):
+                cut.add(ready.cut, len(ready.ids), self._limit())
+                y: Array | None = None
+                for group in groups([len(ids) for ids in ready.ids], most):
+                    ids, cu_seqlens = pack([ready.ids[n] for n in group])
+                    types = None if ready.types is None else pack([ready.types[n] for n in group])[0]
+                    skipped = None if ready.skipped is None else [ready.skipped[n] for n in group]
+                    rows = compute(ids, cu_seqlens, types, skipped)
+                    if y is None:
+                        y = np.empty((len(ready.ids), *rows.shape[1:]), rows.dtype)
+                    y[group] = rows
+                    done(len(group))
+                if y is not None:
+                    yield y
+
+    def _ready(
+        self, piece: Piece, before: str = "", skip: int = 0, *, refuse_ids: bool = False, pairs: bool = False
+    ) -> Ready:
+        """Turn a piece into ids."""
+        places = [
+            n for n, each in enumerate(piece.sentences) if isinstance(each, str) or (pairs and is_pair(each))
+        ]
+        texts = [
+            each if isinstance(each, str) else tuple(each)
+            for each in map(piece.sentences.__getitem__, places)
+        ]
+        if before:
+            texts = [before + text for text in texts]
+        tokenized = _tokenizer.Tokenized([], None, 0)
+        if texts:
+            if self.tokenizer is None:
+                raise ValueError(_tokenizer.missing(self._folder))
+            tokenized = _tokenizer.tokenize(self.tokenizer, texts, places, piece.first, types=pairs)
+        if len(texts) == len(piece.sentences):
+            ids: list[Sequence[int]] = tokenized.ids
+        else:
+            ids = [()] * len(piece.sentences)
+            for n, each in zip(places, tokenized.ids, strict=True):
+                ids[n] = each
+            for n in sorted(set(range(len(ids))) - set(places)):
+                number = piece.first + n
+                if refuse_ids:
+                    raise TypeError(f"a prompt stands before text; sentence {number} is ids")
+                ids[n] = _tokenizer.checked_ids(
+                    piece.sentences[n], number, self.vocab_size, self.max_positions
+                )
+        self._check(ids, piece, skip)
+        types: list[Sequence[int]] | None = None
+        if tokenized.types is not None and any(map(any, tokenized.types)):
+            types = [[0] * len(each) for each in ids]
+            for n, of_one in zip(places, tokenized.types, strict=True):
+                types[n] = of_one
+        skipped = None
+        if skip:
+            skipped = [skip if isinstance(each, str) else 0 for each in piece.sentences]
+        return Ready(ids, types, skipped, tokenized.cut)
+
+    def _check(self, ids: list[Sequence[int]], piece: Piece, skip: int) -> None:
+        """Refuse what the tokenizer made of texts if the model cannot take it."""
+        if min(map(len, ids), default=1) > skip and max(map(max, ids), default=0) < self.vocab_size:
+            return
+        for n, (own, given) in enumerate(zip(ids, piece.sentences, strict=True), piece.first):
+            if not own:
+                raise ValueError(f"sentence {n}, {quoted(given)}, has no tokens")
+            if max(own) >= self.vocab_size:
+                raise ValueError(
+                    f"the tokenizer made the id {max(own)} of sentence {n}, {quoted(given)}; the model's vocab_size is "
+                    f"{self.vocab_size}: the tokenizer belongs to another model"
+                )
+            if isinstance(given, str) and len(own) <= skip:
+                raise ValueError(
+                    f"the prompt is left out of pooling, and sentence {n}, {quoted(given)}, has no other tokens"
+                )
+
+    def _pipeline(self) -> Pipeline:
+        return Pipeline() if self.pipeline is None else self.pipeline
+
+    def _width(self) -> int:
+        """Return the width of an embedding."""
+        table = self._core().table
+        assert table is not None
+        return self._pipeline().width(table.shape[1])
+
+    def _limit(self) -> int | None:
+        """Return how many tokens a text may have."""
+        return None if self.tokenizer is None else (self.tokenizer.truncation or {}).get("max_length")
+
+    def _prompt_length(self, prompt: str) -> int:
+        """Return how many tokens at the beginning of a text are those of the prompt before it."""
+        if self.tokenizer is None:
+            return 0
+        encoding = self.tokenizer.encode(prompt)
+        return len(encoding.ids) - bool(encoding.special_tokens_mask[-1:] == [1])
+
+    # ---------------------------------------------------------------------------------------------- others
+
+    def tokens(self, sentence: Any) -> list[str]:
+        """Return the pieces of a sentence, as strings, special ones included.
 
         Parameters
         ----------
-        sentence : str or sequence of int
+        sentence : str, pair of str, or sequence of int
+            No prompt is put before it.
 
         Returns
         -------
-        list of ndarray, shape (L, d)
-            The last is the encoder's result, behind its final norm if it has one.
-        """
-        tokens = self._tokenize([sentence])
-        self._warn(tokens.cut)
-        return self._states(tokens.ids)
+        list of str
 
-    def predict(self, pairs_or_sentences: Any, batch_size: int | None = None) -> Array:
-        """Compute the logits of a sequence classifier or cross-encoder.
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`encode`.
+
+        Examples
+        --------
+        ::
+
+            model.tokens("a storm at sea")        # ['[CLS]', 'a', 'storm', 'at', 'sea', '[SEP]']
+        """
+        ids = self._ids(sentence)
+        if self.tokenizer is None:
+            raise ValueError(_tokenizer.missing(self._folder))
+        return [str(self.tokenizer.id_to_token(n)) for n in ids]
+
+    def _ids(self, sentence: Any) -> Sequence[int]:
+        """Return the ids of one text or pair, or check those that are given."""
+        return self._ids_and_types(sentence)[0]
+
+    def _ids_and_types(self, sentence: Any) -> tuple[Sequence[int], Sequence[int] | None]:
+        ready = self._ready(Piece([sentence], 0), pairs=True)
+        cut = Cut()
+        cut.add(ready.cut, 1, self._limit())
+        cut.tell(depth=4)
+        return ready.ids[0], None if ready.types is None else ready.types[0]
+
+    def predict(self, sentences: Any, batch_size: int | None = None, progress: bool = False) -> Array:
+        """Compute the logits of a classifier or cross-encoder.
 
         Parameters
         ----------
-        pairs_or_sentences : str, pair of str, or iterable of either
-        batch_size : int, optional
+        sentences : str, pair of str, or iterable of such
+            A tuple of two texts is a pair. In place of a text, its ids.
+        batch_size, progress
             As for :meth:`encode`.
 
         Returns
         -------
-        ndarray, shape (n, labels), or (labels,) for one
-            Without a sigmoid or softmax.
+        ndarray of float32, shape (labels,) or (n, labels)
+            Logits, no probabilities: of one label, ``1 / (1 + exp(-x))`` is what sentence-transformers' CrossEncoder
+            returns by default. The bits of each do not depend on the others.
 
         Raises
         ------
         TypeError
-            The model is no classifier.
+            The model has no classifier, or as for :meth:`encode`.
+        ValueError
+            As for :meth:`encode`.
+
+        Examples
+        --------
+        ::
+
+            reranker = models.load("ms-marco-MiniLM-L6-v2")
+            scores = reranker.predict([("who wrote it?", passage) for passage in passages])[:, 0]
         """
-        if not hasattr(self, "_logits"):
-            raise TypeError(f"a {type(self).__name__} has no classifier: load a folder of a sequence classifier or cross-encoder")
-        alone = isinstance(pairs_or_sentences, str) or (
-            isinstance(pairs_or_sentences, tuple) and len(pairs_or_sentences) == 2 and isinstance(pairs_or_sentences[0], str)
+        logits = getattr(self, "_logits", None)
+        if logits is None:
+            raise TypeError(
+                f"{type(self).__name__} has no classifier; the folders of …ForSequenceClassification have one"
+            )
+        alone, given, total = one_or_many(sentences)
+        if isinstance(sentences, tuple) and is_pair(sentences):
+            alone, given, total = True, [sentences], 1
+        typed = (
+            self.config.get("type_vocab_size", 0) > 1
+        )  # DistilBERT and RoBERTa tell texts of a pair apart without
+        cut = Cut()
+
+        def compute(ids: Array, cu_seqlens: Array, types: Array | None, _: Any) -> Array:
+            y: Array = logits(ids, cu_seqlens, types if typed else None)
+            return y
+
+        parts = list(
+            self._computed(
+                given,
+                total,
+                cut,
+                batch_size,
+                progress,
+                lambda piece: self._ready(piece, pairs=True),
+                compute,
+                "predict",
+            )
         )
-        tokens = self._tokenize([pairs_or_sentences] if alone else list(pairs_or_sentences))
-        self._warn(tokens.cut)
-        lengths = np.diff(tokens.starts)
-        order = np.argsort(lengths, kind="stable")
-        y = np.empty((len(lengths), self.num_labels), self.arrays[self.word_table].dtype)  # type: ignore[attr-defined]
-        for chosen in _batches(order, lengths, batch_size):
-            y[chosen] = self._logits(*_chosen(tokens, chosen))
+        cut.tell()
+        if not parts:
+            return np.empty(
+                (0, int(self.config.get("num_labels", len(self.config.get("id2label", "12"))))), np.float32
+            )
+        y = np.concatenate(parts)
         return y[0] if alone else y
 
+    def steps(self, sentence: Any) -> TransformerSteps:
+        """Compute the embedding of one sentence with every intermediate result, to look at.
 
-def _batches(order: Array, lengths: Array, batch_size: int | None) -> Iterator[Array]:
-    """Cut sentences, sorted by length, into calls of about as many tokens."""
-    ends = np.cumsum(lengths[order])
-    first = 0
-    while first < len(order):
-        before = ends[first - 1] if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, before + TOKENS, "right")))
-        last = last if batch_size is None else min(last, first + batch_size)
-        yield order[first:last]
-        first = last
+        Parameters
+        ----------
+        sentence : str, pair of str, or sequence of int
+            No prompt is put before it.
+
+        Returns
+        -------
+        selfattn.steps.transformer.TransformerSteps
+            What enters the first layer, and of each layer queries, keys and values of every head, scores, weights, sums
+            and norms. They are computed in NumPy, and so equal what the model computes up to rounding.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`encode`.
+        """
+        from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
+
+        return transformer_steps(self._core(), self._ids(sentence))
 
 
-def _chosen(tokens: _Tokens, chosen: Array) -> tuple[Array, Array, Array | None]:
-    """Return ids, offsets and types of some of the sentences."""
-    lengths = np.diff(tokens.starts)[chosen]
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    places = np.arange(starts[-1]) - np.repeat(starts[:-1] - tokens.starts[chosen], lengths)
-    return tokens.ids[places], starts, None if tokens.types is None else tokens.types[places]
+# ------------------------------------------------------------------------------------------------------- parts
 
 
-def _npy_header(rows: int, columns: int) -> bytes:
-    """Return the header of a .npy file of float32, always of the same length (NumPy's format 1.0)."""
-    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}"
-    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n"
+class Cut:
+    """Counts texts that were cut, to say so once a call."""
+
+    def __init__(self) -> None:
+        self.cut, self.texts, self.limit = 0, 0, None
+
+    cut: int
+    texts: int
+    limit: int | None
+
+    def add(self, cut: int, texts: int, limit: int | None) -> None:
+        """Count the texts of a piece."""
+        self.cut, self.texts, self.limit = self.cut + cut, self.texts + texts, limit
+
+    def tell(self, depth: int = 3) -> None:
+        """Say it where the model was called."""
+        if self.cut:
+            what = (
+                "the text was" if self.texts == 1 else f"{self.cut} of {self.texts} texts were"
+            )  # fmt: skip
+            warnings.warn(
+                f"{what} longer than {self.limit} tokens, the most that the model takes, and cut there",
+                stacklevel=depth,
+            )
+
+
+def is_pair(sentence: Any) -> bool:
+    """Tell a pair of texts."""
+    return (
+        isinstance(sentence, tuple | list)
+        and len(sentence) == 2
+        and all(isinstance(each, str) for each in sentence)
+    )
+
+
+def one_or_many(sentences: Any) -> tuple[bool, Iterable[Any], int | None]:
+    """Tell one sentence from many: whether it is one, an iterable, and how many there are, if that is known."""
+    if isinstance(sentences, str):
+        return True, [sentences], 1
+    if isinstance(sentences, np.ndarray) and sentences.ndim == 0 and isinstance(sentences.item(), str):
+        return True, [sentences.item()], 1
+    if isinstance(sentences, bytes | bytearray | memoryview) or not isinstance(sentences, Iterable):
+        raise TypeError(f"sentences must be a str or an iterable of str, not {quoted(sentences)}")
+    try:
+        total: int | None = len(sentences)  # type: ignore[arg-type]
+    except TypeError:
+        total = None
+    rest = iter(sentences)
+    first = list(itertools.islice(rest, 1))
+    if first and hasattr(first[0], "__index__") and not getattr(first[0], "ndim", 0):
+        return True, [[*first, *rest] if total is None else sentences], 1
+    return False, itertools.chain(first, rest), total
+
+
+def pieces(sentences: Iterable[Any]) -> Iterator[Piece]:
+    """Cut an iterable into pieces that are not too large to be tokenised at once."""
+    rest, first, most = iter(sentences), 0, FIRST_PIECE
+    while True:
+        piece: list[Any] = []
+        characters = 0
+        for sentence in rest:
+            piece.append(sentence)
+            characters += len(sentence) if isinstance(sentence, str) else 0
+            if len(piece) == most or characters >= MOST_CHARACTERS:
+                break
+        if not piece:
+            return
+        yield Piece(piece, first)
+        first, most = first + len(piece), PIECE
+
+
+def ahead(pieces: Iterator[P], function: Callable[[P], Q]) -> Iterator[Q]:
+    """Map a function that lets go of the GIL, one result ahead, in a thread; pieces are read in the caller's."""
+    piece, following = next(pieces, None), next(pieces, None)
+    if piece is None:
+        return
+    if following is None:
+        yield function(piece)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(function, piece)
+        while following is not None:
+            coming = pool.submit(function, following)
+            yield waiting.result()
+            waiting, following = coming, next(pieces, None)
+        yield waiting.result()
+
+
+def groups(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Sort sentences by length, the longest first, and group them by their tokens."""
+    group: list[int] = []
+    tokens = 0
+    for n in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        if group and (tokens + lengths[n] > TOKENS or len(group) == most):
+            yield group
+            group, tokens = [], 0
+        group.append(n)
+        tokens += lengths[n]
+    if group:
+        yield group
+
+
+def pack(lists: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+    """Put ids one behind the other; also return where each begins, and the end."""
+    cu_seqlens = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum([len(each) for each in lists], out=cu_seqlens[1:])
+    ids = np.fromiter(itertools.chain.from_iterable(lists), np.int64, int(cu_seqlens[-1]))
+    return ids, cu_seqlens
+
+
+@contextmanager
+def bar(progress: bool, total: int | None, name: str) -> Iterator[Callable[[int], Any]]:
+    """Show a bar, if there is to be one; gives what moves it."""
+    if not progress:
+        yield lambda count: None
+        return
+    with import_extra("tqdm.auto", "models").tqdm(
+        total=total, desc=name, unit=" sentences", dynamic_ncols=True
+    ) as shown:
+        yield shown.update

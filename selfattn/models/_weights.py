@@ -134,7 +134,9 @@ def fit(
             wrong.append(f"{name} has shape {named[name].shape}, the configuration says {shape}")
     if wrong:
         more = f"\n  and {len(wrong) - 20} more" if len(wrong) > 20 else ""
-        raise ValueError(f"the weights of {where} do not fit its configuration:\n  " + "\n  ".join(wrong[:20]) + more)
+        raise ValueError(
+            f"the weights of {where} do not fit its configuration:\n  " + "\n  ".join(wrong[:20]) + more
+        )
     found = {name: named[name] for name in shapes if name in named}
     widest = np.result_type(np.float32, *(array.dtype for array in found.values()))
     return {name: array.astype(widest, copy=False) for name, array in found.items()}

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from selfattn.models._classifier import Classifier
 from selfattn.models._config import Config
-from selfattn.models._encoder import Parameters, Shapes, linear, norm
-from selfattn.models._text import TextModel
+from selfattn.models._encoder import Parameters, Shapes, TextEncoder, linear, norm
 from selfattn.nn._transformer import Layer, Transformer
 
 
-class BertModel(TextModel):
+class BertModel(TextEncoder):
     """BERT's encoder, under the names of ``transformers.BertModel``. See :func:`selfattn.models.load`.
 
     Examples
@@ -65,7 +64,12 @@ class BertModel(TextModel):
         } | norm("embeddings.LayerNorm", d)
         for n in range(self.num_layers):
             name = f"encoder.layer.{n}."
-            for part in ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"):
+            for part in (
+                "attention.self.query",
+                "attention.self.key",
+                "attention.self.value",
+                "attention.output.dense",
+            ):
                 shapes |= linear(name + part, d, d)
             shapes |= norm(f"{name}attention.output.LayerNorm", d)
             shapes |= linear(f"{name}intermediate.dense", wide, d) | linear(f"{name}output.dense", d, wide)

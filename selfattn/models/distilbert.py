@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from selfattn.models._classifier import Classifier
 from selfattn.models._config import Config
-from selfattn.models._encoder import Parameters, Shapes, linear, norm
-from selfattn.models._text import TextModel
+from selfattn.models._encoder import Parameters, Shapes, TextEncoder, linear, norm
 from selfattn.nn._transformer import Layer, Transformer
 
 
-class DistilBertModel(TextModel):
+class DistilBertModel(TextEncoder):
     """DistilBERT's encoder, under the names of ``transformers.DistilBertModel``. See :func:`selfattn.models.load`."""
 
     prefix = "distilbert."
@@ -27,11 +26,16 @@ class DistilBertModel(TextModel):
         self.max_positions = config.size("max_position_embeddings", 512)
         config.raw("sinusoidal_pos_embds")  # how the table began; it is stored
         if self.hidden_size % self.num_heads:
-            raise ValueError(f"{config.where}: dim {self.hidden_size} must be a multiple of n_heads {self.num_heads}")
+            raise ValueError(
+                f"{config.where}: dim {self.hidden_size} must be a multiple of n_heads {self.num_heads}"
+            )
 
     def _shapes(self) -> tuple[Shapes, set[str]]:
         d = self.hidden_size
-        shapes: Shapes = {self.word_table: (self.vocab_size, d), "embeddings.position_embeddings.weight": (self.max_positions, d)}
+        shapes: Shapes = {
+            self.word_table: (self.vocab_size, d),
+            "embeddings.position_embeddings.weight": (self.max_positions, d),
+        }
         shapes |= norm("embeddings.LayerNorm", d)
         for n in range(self.num_layers):
             name = f"transformer.layer.{n}."
@@ -50,10 +54,14 @@ class DistilBertModel(TextModel):
         )
 
     def _layer(self, p: Parameters, name: str) -> Layer:
-        attention = [p.projection(f"{name}attention.{part}") for part in ("q_lin", "k_lin", "v_lin", "out_lin")]
+        lins = ("q_lin", "k_lin", "v_lin", "out_lin")
+        query, key, value, output = (p.projection(f"{name}attention.{part}") for part in lins)
         return Layer(
             self.num_heads,
-            *attention,
+            query,
+            key,
+            value,
+            output,
             p.norm(f"{name}sa_layer_norm", self.eps),
             up=p.projection(f"{name}ffn.lin1"),
             down=p.projection(f"{name}ffn.lin2"),

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from selfattn.models._config import Config
-from selfattn.models._encoder import Parameters, Shapes
-from selfattn.models._text import TextModel
+from selfattn.models._encoder import Parameters, Shapes, TextEncoder
 from selfattn.nn._arrays import Array
 from selfattn.nn._transformer import Layer, Rotary, Transformer
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-class ModernBertModel(TextModel):
+class ModernBertModel(TextEncoder):
     """ModernBERT's encoder, under the names of ``transformers.ModernBertModel``. See :func:`selfattn.models.load`."""
 
     prefix = "model."
@@ -33,7 +32,13 @@ class ModernBertModel(TextModel):
         self.eps = config.number("norm_eps", 1e-5)
         self.window = config.size("local_attention", 128) // 2
         self.biases = {name: config.flag(f"{name}_bias", False) for name in ("norm", "attention", "mlp")}
-        for name in ("classifier_pooling", "classifier_activation", "classifier_bias", "layer_norm_eps", "position_embedding_type"):
+        for name in (
+            "classifier_pooling",
+            "classifier_activation",
+            "classifier_bias",
+            "layer_norm_eps",
+            "position_embedding_type",
+        ):
             config.raw(name)  # of heads, and what older versions wrote without reading it
         self._read_layers(config)
         if self.hidden_size % (2 * self.num_heads):
@@ -46,15 +51,22 @@ class ModernBertModel(TextModel):
         every = config.size("global_attn_every_n_layers", 3)
         kinds = config.raw("layer_types") or [SLIDING if n % every else FULL for n in range(self.num_layers)]
         rope: Any = config.raw("rope_parameters") or {}
-        theta = {FULL: config.number("global_rope_theta", 160000.0), SLIDING: config.raw("local_rope_theta", 10000.0)}
+        theta = {
+            FULL: config.number("global_rope_theta", 160000.0),
+            SLIDING: config.raw("local_rope_theta", 10000.0),
+        }
         theta[SLIDING] = theta[FULL] if theta[SLIDING] is None else theta[SLIDING]
-        for kind in theta:
+        for kind, default in list(theta.items()):
             own = rope.get(kind) or {}
             if own.get("rope_type", "default") != "default" or set(own) - {"rope_type", "rope_theta"}:
-                raise ValueError(f"{config.where}: rope_parameters {own!r} is not supported; only rope_type 'default' is")
-            theta[kind] = float(own.get("rope_theta", theta[kind]))
+                raise ValueError(
+                    f"{config.where}: rope_parameters {own!r} is not supported; only rope_type 'default' is"
+                )
+            theta[kind] = float(own.get("rope_theta", default))
         if len(kinds) != self.num_layers or set(kinds) - {FULL, SLIDING}:
-            raise ValueError(f"{config.where}: layer_types must name {FULL} or {SLIDING} for each layer, not {kinds!r}")
+            raise ValueError(
+                f"{config.where}: layer_types must name {FULL} or {SLIDING} for each layer, not {kinds!r}"
+            )
         config.only("rope_scaling", None)
         self.kinds, self.theta = list(kinds), theta
 
@@ -65,8 +77,12 @@ class ModernBertModel(TextModel):
             name = f"layers.{n}."
             if n > 0:  # the embedding's norm stands for it
                 shapes |= self._shape("norm", f"{name}attn_norm", d)
-            shapes |= self._shape("attention", f"{name}attn.Wqkv", 3 * d, d) | self._shape("attention", f"{name}attn.Wo", d, d)
-            shapes |= self._shape("norm", f"{name}mlp_norm", d) | self._shape("mlp", f"{name}mlp.Wi", 2 * self.wide, d)
+            shapes |= self._shape("attention", f"{name}attn.Wqkv", 3 * d, d) | self._shape(
+                "attention", f"{name}attn.Wo", d, d
+            )
+            shapes |= self._shape("norm", f"{name}mlp_norm", d) | self._shape(
+                "mlp", f"{name}mlp.Wi", 2 * self.wide, d
+            )
             shapes |= self._shape("mlp", f"{name}mlp.Wo", d, self.wide)
         return shapes | self._shape("norm", "final_norm", d), set()
 

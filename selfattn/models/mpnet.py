@@ -6,15 +6,14 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from selfattn.models._config import Config
-from selfattn.models._encoder import Parameters, Shapes, linear, norm
-from selfattn.models._text import TextModel
+from selfattn.models._encoder import Parameters, Shapes, TextEncoder, linear, norm
 from selfattn.nn._arrays import Array, Gradients
 from selfattn.nn._transformer import Layer, Transformer
 
 MOST_DISTANCE = 128
 
 
-class MPNetModel(TextModel):
+class MPNetModel(TextEncoder):
     """MPNet's encoder, under the names of ``transformers.MPNetModel``. See :func:`selfattn.models.load`."""
 
     prefix = "mpnet."
@@ -43,13 +42,18 @@ class MPNetModel(TextModel):
 
     def _shapes(self) -> tuple[Shapes, set[str]]:
         d = self.hidden_size
-        shapes: Shapes = {self.word_table: (self.vocab_size, d), "embeddings.position_embeddings.weight": (self.positions, d)}
+        shapes: Shapes = {
+            self.word_table: (self.vocab_size, d),
+            "embeddings.position_embeddings.weight": (self.positions, d),
+        }
         shapes |= norm("embeddings.LayerNorm", d)
         for n in range(self.num_layers):
             name = f"encoder.layer.{n}."
             for part in "qkvo":
                 shapes |= linear(f"{name}attention.attn.{part}", d, d)
-            shapes |= norm(f"{name}attention.LayerNorm", d) | linear(f"{name}intermediate.dense", self.wide, d)
+            shapes |= norm(f"{name}attention.LayerNorm", d) | linear(
+                f"{name}intermediate.dense", self.wide, d
+            )
             shapes |= linear(f"{name}output.dense", d, self.wide) | norm(f"{name}output.LayerNorm", d)
         pooler = linear("pooler.dense", d, d)
         return shapes | {self.bias_table: (self.buckets, self.num_heads)} | pooler, set(pooler)
@@ -59,7 +63,10 @@ class MPNetModel(TextModel):
         line = np.ascontiguousarray(self.arrays[self.bias_table][self._buckets(longest)].T)
         step = line.itemsize
         mask = as_strided(
-            line[:, longest - 1 :], (1, self.num_heads, longest, longest), (0, line.strides[0], -step, step), writeable=False
+            line[:, longest - 1 :],
+            (1, self.num_heads, longest, longest),
+            (0, line.strides[0], -step, step),
+            writeable=False,
         )
         return Transformer(
             tuple(self._layer(p, f"encoder.layer.{n}.") for n in range(self.num_layers)),
@@ -70,10 +77,13 @@ class MPNetModel(TextModel):
         )
 
     def _layer(self, p: Parameters, name: str) -> Layer:
-        attention = [p.projection(f"{name}attention.attn.{part}") for part in "qkvo"]
+        query, key, value, output = (p.projection(f"{name}attention.attn.{part}") for part in "qkvo")
         return Layer(
             self.num_heads,
-            *attention,
+            query,
+            key,
+            value,
+            output,
             p.norm(f"{name}attention.LayerNorm", self.eps),
             up=p.projection(f"{name}intermediate.dense"),
             down=p.projection(f"{name}output.dense"),
@@ -91,9 +101,13 @@ class MPNetModel(TextModel):
         half = self.buckets // 2
         exact, far = half // 2, np.abs(distance)
         with np.errstate(divide="ignore"):
-            ratio = np.log(far.astype(np.float32) / np.float32(exact)) / np.float32(np.log(MOST_DISTANCE / exact))
+            ratio = np.log(far.astype(np.float32) / np.float32(exact)) / np.float32(
+                np.log(MOST_DISTANCE / exact)
+            )
         large = exact + np.nan_to_num(ratio * np.float32(half - exact), neginf=0).astype(np.int64)
-        found: Array = np.where(distance > 0, half, 0) + np.where(far < exact, far, np.minimum(large, half - 1))
+        found: Array = np.where(distance > 0, half, 0) + np.where(
+            far < exact, far, np.minimum(large, half - 1)
+        )
         return found
 
     def _mask_gradient(self, found: Gradients, dmask: Array) -> None:
@@ -102,5 +116,7 @@ class MPNetModel(TextModel):
         for i in range(longest):
             line[longest - 1 - i : 2 * longest - 1 - i] += dmask[:, i].T
         np.add.at(
-            found.setdefault(self.bias_table, np.zeros_like(self.arrays[self.bias_table])), self._buckets(longest), line
+            found.setdefault(self.bias_table, np.zeros_like(self.arrays[self.bias_table])),
+            self._buckets(longest),
+            line,
         )

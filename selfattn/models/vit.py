@@ -75,7 +75,12 @@ class ViTModel(Encoder):
         """The parts of a layer."""
         if self.dino:
             return {"first": "norm1", "last": "norm2", "up": "mlp.fc1", "down": "mlp.fc2"}
-        return {"first": "layernorm_before", "last": "layernorm_after", "up": "intermediate.dense", "down": "output.dense"}
+        return {
+            "first": "layernorm_before",
+            "last": "layernorm_after",
+            "up": "intermediate.dense",
+            "down": "output.dense",
+        }
 
     def _shapes(self) -> tuple[Shapes, set[str]]:
         d, names = self.hidden_size, self._names
@@ -127,10 +132,14 @@ class ViTModel(Encoder):
         images = np.asarray(pixels)
         dtype, size = self.arrays[CLASS].dtype, self.image
         if images.dtype != dtype:
-            raise TypeError(f"pixels must be {dtype}, scaled and normalised as the model was trained, not {images.dtype}")
+            raise TypeError(
+                f"pixels must be {dtype}, scaled and normalised as the model was trained, not {images.dtype}"
+            )
         images = images[None] if images.ndim == 3 else images
         if images.shape[1:] != (self.channels, size, size):
-            raise ValueError(f"pixels must have shape (n, {self.channels}, {size}, {size}), not {np.shape(pixels)}")
+            raise ValueError(
+                f"pixels must have shape (n, {self.channels}, {size}, {size}), not {np.shape(pixels)}"
+            )
         n, side = len(images), size // self.patch
         cut = images.reshape(n, self.channels, side, self.patch, side, self.patch)
         return cut.transpose(0, 2, 4, 1, 3, 5).reshape(n, side * side, -1)
@@ -161,7 +170,7 @@ class ViTModel(Encoder):
         ndarray, shape (n, 1 + patches, d) or (1 + patches, d)
         """
         rows, ends, _ = self._rows(pixels)
-        y = run(self._core(int(ends[1]) if len(ends) > 1 else 1)[0], rows, ends, None)
+        y = run(self._built(int(ends[1]) if len(ends) > 1 else 1)[0], rows, ends, None)
         return self._shaped(y, pixels)
 
     def _shaped(self, rows: Array, pixels: npt.ArrayLike) -> Array:
@@ -184,7 +193,7 @@ class ViTModel(Encoder):
             ``grads = pullback(dy)``, keyed like :meth:`parameters`; pixels have no gradient.
         """
         rows, ends, patches = self._rows(pixels)
-        settings, parameters = self._core(int(ends[1]) if len(ends) > 1 else 1)
+        settings, parameters = self._built(int(ends[1]) if len(ends) > 1 else 1)
         y, core_pullback = _transformer.vjp(settings, rows, ends)
 
         def pullback(dy: Array) -> Gradients:
@@ -213,7 +222,9 @@ class ViTModel(Encoder):
             The last is before the final norm.
         """
         if np.ndim(pixels) != 3:
-            raise ValueError(f"pixels of one image must have shape (channels, height, width), not {np.shape(pixels)}")
+            raise ValueError(
+                f"pixels of one image must have shape (channels, height, width), not {np.shape(pixels)}"
+            )
         rows, ends, _ = self._rows(pixels)
-        settings: Any = self._core(int(ends[1]))[0]
+        settings: Any = self._built(int(ends[1]))[0]
         return states(settings._replace(final_norm=None), rows)

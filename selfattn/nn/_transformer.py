@@ -66,7 +66,10 @@ class Layer(NamedTuple):
     norm_first: bool = False
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     causal: bool = False
-    window: tuple[int | None, int | None] = (None, None)  # keys to the left and to the right that a query sees
+    window: tuple[int | None, int | None] = (
+        None,
+        None,
+    )  # keys to the left and to the right that a query sees
     rotary: Rotary | None = None
     scale: float | None = None  # None: 1/√(width of a head)
     softcap: float = 0.0
@@ -187,7 +190,9 @@ def _layer(layer: Layer) -> tuple[list[Array | None], tuple[Any, ...]]:
     return found, numbers
 
 
-def block(query: Any, key: Any, value: Any, norm: Any, num_heads: int) -> tuple[list[Array | None], tuple[Any, ...]]:
+def block(
+    query: Any, key: Any, value: Any, norm: Any, num_heads: int
+) -> tuple[list[Array | None], tuple[Any, ...]]:
     """Describe a layer of attention and norm alone, from modules; the core takes what is missing at the end as None."""
     q_weight = query.weight
     own = [

@@ -124,7 +124,9 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     The product is the core's: the bits of a row depend neither on the other rows nor on threads.
     """
     kind = widest(x, weight)
-    y = _core._linear_forward(plain(rows(x), kind), plain(weight, kind), None if bias is None else plain(bias, kind))
+    y = _core._linear_forward(
+        plain(rows(x), kind), plain(weight, kind), None if bias is None else plain(bias, kind)
+    )
     return y.reshape(*x.shape[:-1], len(weight)).astype(np.result_type(x, weight), copy=False)
 
 

@@ -241,7 +241,9 @@ class TransformerEncoder(Module):
         if any(type(layer) is not TransformerEncoderLayer for layer in layers):
             return None
         norm: Any = self.norm
-        whole = norm is None or (type(norm) in (LayerNorm, RMSNorm) and norm.normalized_shape == (layers[0].d_model,))
+        whole = norm is None or (
+            type(norm) in (LayerNorm, RMSNorm) and norm.normalized_shape == (layers[0].d_model,)
+        )
         shapes = {(layer.d_model, layer.self_attn.num_heads, layer.self_attn.batch_first) for layer in layers}
         if not whole or len(shapes) > 1 or (norm is not None and norm.weight is None):
             return None
@@ -347,13 +349,20 @@ class _Call:
         self.exists = _existing(key_lengths, lead, length)
         rows = by_sequence.reshape(self.shape)
         lengths = np.full(self.shape[0], length) if self.exists is None else self.exists.sum(axis=1)
-        self.rows = plain(rows.reshape(-1, x.shape[-1]) if self.exists is None else rows[self.exists], self.compute)
+        self.rows = plain(
+            rows.reshape(-1, x.shape[-1]) if self.exists is None else rows[self.exists], self.compute
+        )
         present = np.flatnonzero(lengths)
         self.cu_seqlens = np.concatenate([[0], np.cumsum(lengths[present])]).astype(np.int64)
         allowed = mask_from_ignored(mask, padding_mask, lead, first.self_attn.num_heads, (length, length))
-        settings = tuple(_settings(own, layer, bool(is_causal), self.compute) for own, layer in zip(self.parts, layers, strict=False))
+        settings = tuple(
+            _settings(own, layer, bool(is_causal), self.compute)
+            for own, layer in zip(self.parts, layers, strict=False)
+        )
         self.model = _transformer.Transformer(
-            settings, final_norm=None if norm is None else _norm(norm, self.compute), mask=self._mask(allowed, present)
+            settings,
+            final_norm=None if norm is None else _norm(norm, self.compute),
+            mask=self._mask(allowed, present),
         )
 
     def _by_sequence(self, x: Array) -> Array:
@@ -397,7 +406,9 @@ class _Call:
                 for name, array in self.owner._all_parameters()
                 if name in found
             }
-            return self.unpacked(dx).astype(self.x.dtype, copy=False), self.owner.gather_gradients({"": named})
+            return self.unpacked(dx).astype(self.x.dtype, copy=False), self.owner.gather_gradients(
+                {"": named}
+            )
 
         return y, checked_pullback(self.owner, y, self.parameters, backward)
 
@@ -432,10 +443,8 @@ def _settings(
     parts: dict[str, Module], layer: TransformerEncoderLayer, is_causal: bool, dtype: np.dtype[Any]
 ) -> _transformer.Layer:
     attention, linear1, linear2 = layer.self_attn, layer.linear1, layer.linear2
-    drops = (
-        attention.dropout if attention.training else 0.0,
-        *(part.p if part.training else 0.0 for part in (layer.dropout1, layer.dropout, layer.dropout2)),
-    )
+    first, wide, last = (part.p if part.training else 0.0 for part in (layer.dropout1, layer.dropout, layer.dropout2))
+    drops = (attention.dropout if attention.training else 0.0, first, wide, last)
     return _transformer.Layer(
         attention.num_heads,
         _projection(attention.in_proj_weight, attention.in_proj_bias, dtype),
@@ -476,7 +485,9 @@ def _existing(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], length: 
         raise ValueError(f"key_lengths must have shape {lead} or (), not {lengths.shape}")
     if lengths.size and not (lengths.min() >= 0 and lengths.max() <= length):
         raise ValueError(f"key_lengths must be in 0...{length}, not {key_lengths!r}")
-    exist: Array = np.broadcast_to(np.arange(length) < lengths.reshape(-1, 1), (lead[0] if lead else 1, length))
+    exist: Array = np.broadcast_to(
+        np.arange(length) < lengths.reshape(-1, 1), (lead[0] if lead else 1, length)
+    )
     return exist
 
 

@@ -152,7 +152,7 @@ def hostile():
     _, (ids, cu_seqlens, (own, numbers, layers)), _ = case(*SHAPES["heads"])
     good = {"ids": ids, "cu_seqlens": cu_seqlens, "own": own, "numbers": numbers, "layers": layers}
     parameters, of_layer = layers[0]
-    table, _, positions = own[:3]
+    table = own[0]
 
     def with_own(n, array):
         return good | {"own": (*own[:n], array, *own[n + 1 :])}
@@ -162,7 +162,15 @@ def hostile():
         for n, array in changes.items():
             arrays[n] = array
         names = ["heads", "key_heads", "width"]
-        return good | {"layers": ((arrays, tuple(numbers.get(name, x) for name, x in zip(names, of_layer, strict=False)) + of_layer[3:]),)}
+        return good | {
+            "layers": (
+                (
+                    arrays,
+                    tuple(numbers.get(name, x) for name, x in zip(names, of_layer, strict=False))
+                    + of_layer[3:],
+                ),
+            )
+        }
 
     yield "an id too large", good | {"ids": np.where(ids == ids[3], 50, ids)}
     yield "a negative id", good | {"ids": np.where(ids == ids[3], -1, ids)}
@@ -205,7 +213,10 @@ def hostile():
     yield "no query", with_layer({0: None})
     yield "up without down", with_layer({10: np.ones((40, 24))})
     yield "down without up", with_layer({14: np.ones((24, 40))})
-    yield "a feed-forward network without an activation", with_layer({10: np.ones((40, 24)), 14: np.ones((24, 40))})
+    yield (
+        "a feed-forward network without an activation",
+        with_layer({10: np.ones((40, 24)), 14: np.ones((24, 40))}),
+    )
     yield "angles wider than a head", with_layer({18: np.ones((30, 4)), 19: np.ones((30, 4))})
     yield "too few angles", with_layer({18: np.ones((11, 3)), 19: np.ones((11, 3))})
     yield "cosines without sines", with_layer({18: np.ones((30, 3))})
@@ -252,7 +263,13 @@ def test_nothing_leaks():
     _, arguments, grad = case(*SHAPES["heads"])
     triplets = np.stack([grad] * 3)
     own, _, layers = arguments[2]
-    held = [*arguments[:2], *own[::2][:2], *(x for arrays, _ in layers for x in arrays if x is not None), grad, triplets]
+    held = [
+        *arguments[:2],
+        *own[::2][:2],
+        *(x for arrays, _ in layers for x in arrays if x is not None),
+        grad,
+        triplets,
+    ]
 
     def call():
         _, saved = _core._transformer_forward(*arguments, True)

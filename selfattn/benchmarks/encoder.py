@@ -1,0 +1,449 @@
+"""``selfattn bench encoder FOLDER``: texts in and embeddings out, by a pretrained sentence encoder, against others.
+
+Everybody tokenises too, cuts at the folder's ``max_seq_length``, and returns normalised means of the tokens. The peers
+get texts sorted by length, padded within a batch, in several sizes of batch of which the fastest counts. Cases: "mixed",
+1000 sentences; "long", 400 texts of about 150 tokens; "64", 32 texts of 64 tokens; "one" sentence. The texts are those
+of --corpus, a file of plain text such as gensim's lee_background.cor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from selfattn import config
+
+from . import memory
+from .turns import Contestant, Measured, Prepare, Prepared, Turns, preamble, time_of, versions_of
+
+Array = np.ndarray[Any, Any]
+Encode = Callable[[list[str], int], Array]  # texts, size of a batch
+
+BATCHES = (8, 16, 32, 64)
+TOLERANCE = 1e-4  # of elements of vectors of length 1
+LONG, FIXED = 150, 64  # tokens
+COUNTS = {"mixed": 1000, "long": 400, "64": 32, "one": 1}
+
+
+class Case(NamedTuple):
+    """What is embedded, and the operations that its tokens need without any padding."""
+
+    name: str
+    texts: tuple[str, ...]
+    tokens: int
+    flops: float
+
+    @property
+    def label(self) -> str:
+        """Name the case in the table."""
+        return f"{self.name}: {len(self.texts)} x {self.tokens / len(self.texts):.0f} tokens"
+
+
+# --------------------------------------------------------------------------------------------------- texts
+
+
+def _settings(folder: Path) -> tuple[dict[str, Any], int]:
+    """Return the configuration, and where texts are cut."""
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    cut = settings["max_position_embeddings"]
+    modules = folder / "sentence_bert_config.json"
+    if modules.exists():
+        cut = json.loads(modules.read_text(encoding="utf-8")).get("max_seq_length") or cut
+    return settings, cut
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """Return the folder's tokenizer; its own padding, to a fixed length, is switched off."""
+    tokenizer = import_module("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(_settings(folder)[1])
+    return tokenizer
+
+
+def flops_of(folder: Path, lengths: Sequence[int]) -> float:
+    """Count the products of an encoder of BERT's shape, a multiply and an add each."""
+    s = _settings(folder)[0]
+    width, wide, layers = s["hidden_size"], s["intermediate_size"], s["num_hidden_layers"]
+    n = np.asarray(lengths, np.float64)
+    return float(layers * np.sum(n * (8 * width**2 + 4 * width * wide) + 4 * n**2 * width))
+
+
+def cases_of(folder: Path, corpus: Path, names: Sequence[str], scale: float) -> list[Case]:
+    """Take the cases' texts from a corpus, spread over it; ``scale`` takes that part of their number."""
+    tokenizer = tokenizer_of(folder)
+    text = corpus.read_text(encoding="utf-8")
+    sentences = [s.strip() for s in re.split(r"(?<=[.!?])\s+|\n", text) if s.strip()]
+    paragraphs, current, length = [], [], 0
+    counted = [len(e.ids) - 2 for e in tokenizer.encode_batch(sentences)]
+    for sentence, count in zip(sentences, counted, strict=True):
+        current.append(sentence)
+        length += count
+        if length >= LONG - 10:  # the last sentence goes beyond, by half its length on average
+            paragraphs.append(" ".join(current))
+            current, length = [], 0
+    words = [w for w in dict.fromkeys(re.findall(r"\b[a-z]+\b", text)) if tokenizer.token_to_id(w) is not None]
+    rng = np.random.default_rng(0)
+    sources = {
+        "mixed": sentences,
+        "long": paragraphs,
+        "64": [" ".join(rng.choice(words, FIXED - 2)) for _ in range(COUNTS["64"])],
+        "one": sorted(sentences, key=len)[len(sentences) // 2 :],
+    }
+    cases = []
+    for name in names:
+        source, count = sources[name], max(1, round(COUNTS[name] * scale))
+        if len(source) < count:
+            raise ValueError(f"{corpus} has texts for {len(source)} of the {count} of the case {name!r}")
+        step = 1 if name == "one" else len(source) / count
+        texts = tuple(source[int(i * step)] for i in range(count))
+        lengths = [len(e.ids) for e in tokenizer.encode_batch(list(texts))]
+        cases.append(Case(name, texts, sum(lengths), flops_of(folder, lengths)))
+    return cases
+
+
+# ------------------------------------------------------------------------------------------------- libraries
+
+
+def in_batches(tokenizer: Any, infer: Callable[[Array, Array], Array], texts: list[str], size: int) -> Array:
+    """Embed texts in order of length; ``infer`` takes ids and mask, (B, L) each."""
+    encodings = tokenizer.encode_batch(texts)
+    order = sorted(range(len(texts)), key=lambda i: len(encodings[i].ids))
+    found: list[Array] = [np.empty(0)] * len(texts)
+    for start in range(0, len(order), size):
+        chosen = order[start : start + size]
+        longest = len(encodings[chosen[-1]].ids)
+        ids, mask = np.zeros((2, len(chosen), longest), np.int64)
+        for row, i in enumerate(chosen):
+            count = len(encodings[i].ids)
+            ids[row, :count], mask[row, :count] = encodings[i].ids, 1
+        for i, vector in zip(chosen, infer(ids, mask), strict=True):
+            found[i] = vector
+    return np.stack(found)
+
+
+def _load_selfattn(folder: Path, onnx: Path, threads: int) -> Encode:
+    import selfattn as sa
+
+    models = import_module("selfattn.models")
+    sa.set_num_threads(threads)
+    model = models.load(folder)
+    return lambda texts, size: model.encode(texts)  # type: ignore[no-any-return]
+
+
+def _load_onnxruntime(folder: Path, onnx: Path, threads: int) -> Encode:
+    onnxruntime: Any = import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(onnx), options, providers=["CPUExecutionProvider"])
+
+    def infer(ids: Array, mask: Array) -> Array:
+        return session.run(None, {"input_ids": ids, "attention_mask": mask})[0]  # type: ignore[no-any-return]
+
+    return partial(in_batches, tokenizer_of(folder), infer)
+
+
+def _load_openvino(folder: Path, onnx: Path, threads: int) -> Encode:
+    openvino: Any = import_module("openvino")
+    hints = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    request = openvino.Core().compile_model(str(onnx), "CPU", hints).create_infer_request()
+
+    def infer(ids: Array, mask: Array) -> Array:
+        return np.array(request.infer({"input_ids": ids, "attention_mask": mask})[0])
+
+    return partial(in_batches, tokenizer_of(folder), infer)
+
+
+def pooled_model(folder: Path) -> Any:
+    """Return a torch module of ids and mask: Transformers' model, the mean of the tokens, normalised."""
+    torch: Any = import_module("torch")
+    transformers: Any = import_module("transformers")
+
+    class Pooled(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = transformers.AutoModel.from_pretrained(folder)
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            mask = attention_mask[..., None].to(hidden.dtype)
+            return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
+
+    return Pooled().eval()
+
+
+def _load_transformers(folder: Path, onnx: Path, threads: int) -> Encode:
+    torch: Any = import_module("torch")
+    torch.set_num_threads(threads)
+    model = pooled_model(folder)
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def infer(ids: Array, mask: Array) -> Array:
+        return model(torch.from_numpy(ids), torch.from_numpy(mask)).numpy()  # type: ignore[no-any-return]
+
+    return partial(in_batches, tokenizer_of(folder), infer)
+
+
+def _load_sentence_transformers(folder: Path, onnx: Path, threads: int) -> Encode:
+    torch: Any = import_module("torch")
+    torch.set_num_threads(threads)
+    model = import_module("sentence_transformers").SentenceTransformer(str(folder), device="cpu")
+    return lambda texts, size: model.encode(  # type: ignore[no-any-return]
+        texts, batch_size=size, show_progress_bar=False, normalize_embeddings=True
+    )
+
+
+class Library(NamedTuple):
+    """How a library loads the folder, and the modules it needs."""
+
+    load: Callable[[Path, Path, int], Encode]
+    modules: tuple[str, ...]
+
+
+LIBRARIES = {
+    "selfattn": Library(_load_selfattn, ("selfattn.models",)),
+    "onnxruntime": Library(_load_onnxruntime, ("onnxruntime", "tokenizers")),
+    "openvino": Library(_load_openvino, ("openvino", "tokenizers")),
+    "transformers": Library(_load_transformers, ("torch", "transformers", "tokenizers")),
+    "sentence-transformers": Library(_load_sentence_transformers, ("torch", "sentence_transformers")),
+}
+EXPORTING = ("torch", "transformers", "onnxscript")
+ONNX_USERS = ("onnxruntime", "openvino")
+
+
+def is_installed(engine: str) -> bool:
+    """Tell whether a library's modules can be found."""
+    return all(find_spec(module) is not None for module in LIBRARIES[engine].modules)
+
+
+def export(folder: Path, file: Path) -> None:
+    """Write the pooled model as ONNX, with any number and length of texts."""
+    torch: Any = import_module("torch")
+    ids = torch.ones((2, 8), dtype=torch.int64)
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=_settings(folder)[1])
+    axes = {0: batch, 1: length}
+    torch.onnx.export(
+        pooled_model(folder),
+        (ids, ids),
+        str(file),
+        input_names=["input_ids", "attention_mask"],
+        output_names=["embedding"],
+        dynamic_shapes=(axes, axes),
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+
+
+class Opened:
+    """How a worker opens a library and prepares a case: in the size of batch that is fastest."""
+
+    def __init__(self, folder: Path, onnx: Path) -> None:
+        self.folder, self.onnx = folder, onnx
+
+    def __call__(self, engine: str, threads: int) -> Prepare:
+        """Load the folder."""
+        encode = LIBRARIES[engine].load(self.folder, self.onnx, threads)
+
+        def prepare(case: Case) -> Prepared:
+            texts = list(case.texts)
+            result = encode(texts, BATCHES[0])
+            sizes = [size for size in BATCHES if size < 2 * len(texts)] or [1]
+            if engine == "selfattn":
+                sizes = sizes[:1]  # it packs by itself
+            sample = texts[:: max(1, len(texts) // 128)]
+            best = min(sizes, key=lambda size: time_of(lambda: encode(sample, size), 0.0))
+            return Prepared(lambda: encode(texts, best), np.asarray(result, np.float64))
+
+        return prepare
+
+
+# -------------------------------------------------------------------------------------- start and memory
+
+
+def start(engine: str, threads: int, folder: Path, onnx: Path, texts: Path) -> None:
+    """Embed a sentence in this new process, say so, then embed all and tell the peak of memory beyond imports."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    for module in LIBRARIES[engine].modules:
+        import_module(module)
+    imported = memory.status("VmHWM")
+    encode = LIBRARIES[engine].load(folder, onnx, threads)
+    sentences = json.loads(texts.read_text(encoding="utf-8"))
+    encode(sentences[:1], 1)
+    print("first", flush=True)
+    encode(sentences, 32)
+    print(memory.status("VmHWM") - imported, flush=True)
+
+
+def time_to_first(engine: str, threads: int, files: Sequence[Path]) -> tuple[float, int]:
+    """Return the seconds from a process's start to its first embedding, and its peak of memory beyond imports."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    code = f"import sys; from pathlib import Path; from {__name__} import start; "
+    code += "start(sys.argv[1], int(sys.argv[2]), *map(Path, sys.argv[3:]))"
+    begin = time.perf_counter()
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", code, engine, str(threads), *map(str, files)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
+    ) as process:
+        assert process.stdout
+        line = process.stdout.readline()
+        while line and line != "first\n":
+            line = process.stdout.readline()
+        elapsed = time.perf_counter() - begin
+        peak = process.stdout.read().split()
+    if not peak:
+        raise RuntimeError(f"{engine}'s process ended without an embedding")
+    return elapsed, int(peak[-1])
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def lines_of(case: Case, measured: Measured, threads: Sequence[int], engines: Sequence[str]) -> str:
+    """Return the lines of a case: a library with a number of threads each."""
+    lines = []
+    for count in threads:
+        first = Contestant(engines[0], count)
+        for engine in engines:
+            times = measured.times.get(Contestant(engine, count))
+            head = f"{case.label:28s} {count:7d}  {engine:22s}"
+            if not times:
+                lines.append(f"{head} {measured.errors.get(Contestant(engine, count), '-')}")
+                continue
+            seconds = median(times)
+            rate = case.flops / seconds
+            peak = measured.peaks.get(count)
+            share = f"{rate / peak:7.0%}" if peak else f"{'-':>7s}"
+            ratio = measured.ratio(Contestant(engine, count), first)
+            cells = f"{len(case.texts) / seconds:8.1f} {seconds * 1e3:10.2f} {rate / 1e9:8.0f} {share}"
+            lines.append(f"{head} {cells} " + (f"{ratio:7.2f}x" if ratio else f"{'-':>8s}"))
+    return "\n".join(lines)
+
+
+def find_corpus() -> Path | None:
+    """Return gensim's sample of Australian news, if gensim is installed."""
+    found = find_spec("gensim")
+    if found is None or found.origin is None:
+        return None
+    return Path(found.origin).parent / "test" / "test_data" / "lee_background.cor"
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("folder", type=Path, help="as sentence-transformers saves it; mean pooling, normalised")
+    add("--corpus", type=Path, default=find_corpus(), metavar="FILE", help="plain text; default: gensim's, if installed")
+    add("--cases", default=",".join(COUNTS), metavar="A,B", help="any of these (the default: all)")
+    add("--engines", metavar="A,B", help=f"any of {', '.join(LIBRARIES)}; default: all installed")
+    add("--threads", default="", metavar="N,N", help="default: the CPUs of this process, and 1")
+    add("--rounds", type=int, default=5, metavar="N")
+    add("--seconds", type=float, default=0.1, metavar="T", help="least length of a batch of timings")
+    add("--scale", type=float, default=1.0, metavar="F", help="take this part of the texts")
+    add("--onnx", type=Path, metavar="FILE", help="keep the exported model here, or take it from here")
+    add("--no-start", action="store_true", help="leave out the time to the first embedding and the memory")
+    add("--json", type=Path, metavar="FILE", help="save the times, in seconds")
+    return parser
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    options.cases = options.cases.split(",")
+    if unknown := set(options.cases) - set(COUNTS):
+        parser.error(f"no cases of kind {', '.join(sorted(unknown))}; there are {', '.join(COUNTS)}")
+    named = options.engines.split(",") if options.engines else list(LIBRARIES)
+    if unknown := set(named) - set(LIBRARIES):
+        parser.error(f"no engine {', '.join(sorted(unknown))}; there are {', '.join(LIBRARIES)}")
+    missing = [engine for engine in named if not is_installed(engine)]
+    if options.engines and missing:
+        parser.error(f"{', '.join(missing)} is not installed; pip install 'selfattn[bench]' installs all peers")
+    options.engines = [engine for engine in named if engine not in missing]
+    if not options.engines:
+        parser.error("no engine is installed")
+    exports = set(options.engines) & set(ONNX_USERS) and not (options.onnx and options.onnx.exists())
+    if exports and not all(find_spec(module) for module in EXPORTING):
+        parser.error(f"to write the ONNX file needs {', '.join(EXPORTING)}; or give one with --onnx")
+    for file in ("config.json", "tokenizer.json"):
+        if not (options.folder / file).is_file():
+            parser.error(f"{options.folder} has no {file}")
+    if options.corpus is None or not options.corpus.is_file():
+        parser.error("there is no corpus; --corpus FILE names a file of plain text")
+    if options.rounds < 1 or not options.seconds >= 0 or not 0 < options.scale <= 1:
+        parser.error("rounds must be at least 1, seconds at least 0, scale in (0, 1]")
+    try:
+        options.threads = sorted({int(n) for n in options.threads.split(",") if n} or {config.usable_cpus(), 1})[::-1]
+    except ValueError:
+        parser.error(f"threads are integers with commas between them, not {options.threads!r}")
+    if min(options.threads) < 1:
+        parser.error("threads must be at least 1")
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench encoder") -> int:
+    """Run the benchmark and return its exit code."""
+    parser = _parser(prog)
+    options = parser.parse_args(arguments)
+    _check(parser, options)
+    with tempfile.TemporaryDirectory() as folder:
+        onnx = options.onnx or Path(folder) / "model.onnx"
+        if set(options.engines) & set(ONNX_USERS) and not onnx.exists():
+            export(options.folder, onnx)
+        try:
+            cases = cases_of(options.folder, options.corpus, options.cases, options.scale)
+        except ValueError as error:
+            parser.error(str(error))
+        return _run(cases, onnx, Path(folder) / "texts.json", options)
+
+
+def _run(cases: Sequence[Case], onnx: Path, texts: Path, options: argparse.Namespace) -> int:
+    engines, threads = options.engines, options.threads
+    print(preamble(versions_of([e for e in engines if e != "selfattn"]), options.rounds, options.seconds), end="\n\n")
+    heads = f"{'case':28s} threads  {'library':22s} {'texts/s':>8s} {'ms':>10s} {'GFLOP/s':>8s} {'of peak':>7s}"
+    print(f"{heads} {'vs first':>8s}", flush=True)
+    saved: list[dict[str, Any]] = []
+    sound = True
+    try:
+        for case in cases:
+            for count in threads:
+                contestants = [Contestant(engine, count) for engine in engines]
+                with Turns(Opened(options.folder, onnx), contestants) as turns:
+                    measured = turns.measure(case, options.rounds, options.seconds, TOLERANCE)
+                print(lines_of(case, measured, [count], engines), flush=True)
+                sound = sound and not measured.errors
+                facts = {"case": case.name, "texts": len(case.texts), "tokens": case.tokens, "flops": case.flops}
+                saved.append({**facts, "peaks": measured.peaks, "results": measured.as_rows()})
+        if not options.no_start and memory.AVAILABLE:
+            texts.write_text(json.dumps(max(cases, key=lambda case: case.tokens).texts), encoding="utf-8")
+            print("\nfrom a process's start to its first embedding, and memory beyond the imports")
+            for engine in engines:
+                times = [
+                    time_to_first(engine, max(threads), (options.folder, onnx, texts))
+                    for _ in range(min(options.rounds, 3))
+                ]
+                seconds, peak = median(t for t, _ in times), max(p for _, p in times)
+                print(f"{engine:22s} {seconds:6.2f} s {peak / 1e6:8.0f} MB", flush=True)
+                saved.append({"start": engine, "seconds": seconds, "bytes": peak})
+    finally:  # keep what was measured
+        if options.json:
+            options.json.write_text(json.dumps(saved, indent=1), encoding="utf-8")
+    return 0 if sound else 1

@@ -1,0 +1,203 @@
+"""The tokenizer of a folder: read without its padding, and cut at what the model takes.
+
+A ``tokenizer.json`` may switch padding on (that of all-MiniLM-L6-v2 pads to 128): here sequences are packed, so padding is
+always off. Cutting is the library's own, which keeps the special tokens; who was cut is counted, so that it can be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from selfattn import files
+from selfattn._extras import import_extra
+from selfattn.nn.embedding_model import quoted
+
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+OTHER_FORMS = (
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+    "merges.txt",
+)
+# What Transformers sets in the normalizer of BERT from tokenizer_config.json, by its names and the library's.
+BERT_NORMALIZER = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+
+Text: TypeAlias = str | tuple[str, str]
+
+
+class Tokenized(NamedTuple):
+    """The ids of some texts."""
+
+    ids: list[Sequence[int]]
+    types: list[list[int]] | None  # which of a pair each token belongs to; None: there are no pairs
+    cut: int  # how many texts were longer than may be
+
+
+def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str, Any]]:
+    """Read ``tokenizer.json`` and ``tokenizer_config.json``; the tokenizer is None where there is none.
+
+    Parameters
+    ----------
+    folder : Path
+    lowercase : bool
+        ``do_lower_case`` of sentence-transformers: small letters whatever the tokenizer does.
+
+    Returns
+    -------
+    tokenizer : tokenizers.Tokenizer or None
+    config : dict
+        Of ``tokenizer_config.json``; empty without one.
+
+    Raises
+    ------
+    ValueError
+        A file is damaged.
+    ImportError
+        ``tokenizers`` is not installed.
+    """
+    config = files.read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).exists() else {}
+    if not isinstance(config, dict):
+        raise ValueError(f"{folder / TOKENIZER_CONFIG} must hold an object")
+    path = folder / TOKENIZER
+    if not path.exists():
+        return None, config
+    library = import_extra("tokenizers", "models")
+    try:
+        tokenizer = library.Tokenizer.from_str(path.read_bytes().decode())
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{path} is not a tokenizer of Hugging Face's: {error}") from None
+    side = config.get("truncation_side") or (tokenizer.truncation or {}).get("direction", "right")
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    normalizer = tokenizer.normalizer
+    if isinstance(normalizer, library.normalizers.BertNormalizer):
+        for name, own in BERT_NORMALIZER.items():
+            if name in config and getattr(normalizer, own) != config[name]:
+                setattr(normalizer, own, config[name])
+        tokenizer.normalizer = normalizer
+    if lowercase:
+        before = [library.normalizers.Lowercase()]
+        tokenizer.normalizer = library.normalizers.Sequence(before + ([normalizer] if normalizer else []))
+    return tokenizer, config | {"truncation_side": side}
+
+
+def check_vocabulary(tokenizer: Any, vocab_size: int, folder: Path) -> None:
+    """Refuse a tokenizer that has more tokens than the model has rows for."""
+    size = tokenizer.get_vocab_size()
+    if size > vocab_size:
+        raise ValueError(
+            f"{folder / TOKENIZER} has {size} tokens, and the model's vocab_size is {vocab_size}: "
+            "it belongs to another model"
+        )
+
+
+def missing(folder: Path | None) -> str:
+    """Say what there is to do without a tokenizer.json."""
+    where = "the model" if folder is None else str(folder)
+    found = [] if folder is None else [name for name in OTHER_FORMS if (folder / name).exists()]
+    convert = (
+        f"; it has {found[0]}, of which Transformers makes one: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        if found
+        else ""
+    )
+    return (
+        f"{where} has no {TOKENIZER}, so text cannot be tokenised{convert}; ids can be given in place of text"
+    )
+
+
+def tokenize(
+    tokenizer: Any, texts: Sequence[Text], places: Sequence[int], first: int, *, types: bool = False
+) -> Tokenized:
+    """Turn texts and pairs of them into ids.
+
+    ``first`` and the places give their numbers in messages.
+
+    Raises
+    ------
+    ValueError
+        A text is no Unicode: it has a lone surrogate, half of a pair.
+    """
+    try:
+        found = tokenizer.encode_batch_fast(list(texts))
+    except TypeError:
+        for n, text in zip(places, texts, strict=True):
+            check_unicode(text, first + n)
+        raise
+    limit = (tokenizer.truncation or {}).get("max_length")
+    ids = [encoding.ids for encoding in found]
+    cut = (
+        sum(len(each) >= limit and bool(e.overflowing) for each, e in zip(ids, found, strict=True))
+        if limit
+        else 0
+    )
+    return Tokenized(ids, [encoding.type_ids for encoding in found] if types else None, cut)
+
+
+def check_unicode(text: Text, number: int) -> None:
+    """Refuse halves of surrogate pairs, which UTF-8 and so the library has no form for, and say where they are."""
+    for part in (text,) if isinstance(text, str) else text:
+        try:
+            part.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"sentence {number}, {quoted(text)}, is not Unicode: character {error.start} is "
+                f"{part[error.start]!a}, half of a surrogate pair; text.encode('utf-8', 'replace').decode() replaces such"
+            ) from None
+
+
+def checked_ids(ids: Any, number: int, vocab_size: int, longest: int | None) -> list[int]:
+    """Take ids that were given in place of a text.
+
+    Raises
+    ------
+    TypeError
+        They are no sequence of integers.
+    ValueError
+        There are none, more than the model has positions for, or one that is not in 0 … vocab_size − 1.
+    """
+    try:
+        found = np.asarray(ids)
+    except (TypeError, ValueError):
+        found = np.empty(0, object)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise TypeError(f"sentence {number} must be a str or a sequence of ids, not {quoted(ids)}")
+    if not found.size:
+        raise ValueError(f"sentence {number} has no ids")
+    if longest is not None and found.size > longest:
+        raise ValueError(f"sentence {number} has {found.size} ids; the model has {longest} positions")
+    wrong = found[(found < 0) | (found >= vocab_size)]
+    if wrong.size:
+        raise ValueError(
+            f"ids must be in 0...{vocab_size - 1}, as vocab_size is {vocab_size}; sentence {number} has {wrong[0]}"
+        )
+    listed: list[int] = found.tolist()
+    return listed
+
+
+def cut_at(tokenizer: Any, config: Mapping[str, Any], most: int) -> None:
+    """Have the tokenizer cut texts to so many tokens, special ones included."""
+    tokenizer.enable_truncation(
+        most, strategy="longest_first", direction=config.get("truncation_side", "right")
+    )
+
+
+def without_cutting(tokenizer: Any) -> str:
+    """Return a tokenizer's file with cutting switched off, as it was read."""
+    before = tokenizer.truncation
+    tokenizer.no_truncation()
+    try:
+        content: str = tokenizer.to_str()
+    finally:
+        if before is not None:
+            tokenizer.enable_truncation(**before)
+    return content

@@ -1,0 +1,286 @@
+"""Transformers step by step: what enters them, and every intermediate of every layer and head, named.
+
+The settings are those of the core, :class:`selfattn.nn._transformer.Transformer`; the steps are computed in NumPy, attention
+by :func:`selfattn.attention_steps`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn import reference
+from selfattn.steps.attention import AttentionSteps, attention_steps
+
+if TYPE_CHECKING:
+    from selfattn.nn._transformer import Layer, Norm, Projection, Rotary, Transformer
+
+__all__ = ["TransformerLayerSteps", "TransformerSteps", "transformer_steps"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class TransformerLayerSteps:
+    """The intermediate results of one layer of a transformer. H are its heads, D their width.
+
+    In the order in which they are computed; what a layer does not have is None.
+
+    Attributes
+    ----------
+    inputs : ndarray, shape (L, d)
+    attention_inputs : ndarray or None, shape (L, d)
+        Normalised, where the norm comes first.
+    query, key, value : ndarray, shape (H, L, D)
+        The projections, split into heads, before positions rotate them.
+    attention : AttentionSteps
+        Of all heads; :attr:`scores`, :attr:`weights` and :attr:`output` are its own. Its query and key are rotated, where
+        positions are.
+    concatenated : ndarray, shape (L, H * D)
+        The outputs of the heads, side by side.
+    projected_output : ndarray or None, shape (L, d)
+    residual : ndarray, shape (L, d)
+        Plus ``inputs``.
+    norm : ndarray or None, shape (L, d)
+        Of the sum, where the norm comes after.
+    feed_forward_inputs : ndarray or None, shape (L, d)
+        The residual normalised, where the norm comes first.
+    gate, up : ndarray or None, shape (L, f)
+        The projections to the inner width.
+    activated : ndarray or None, shape (L, f)
+        ``activation(up)``, or ``activation(gate) * up``.
+    down : ndarray or None, shape (L, d)
+    feed_forward_residual : ndarray or None, shape (L, d)
+        Plus what came before the feed-forward network.
+    feed_forward_norm : ndarray or None, shape (L, d)
+    """
+
+    inputs: Array
+    attention_inputs: Array | None = None
+    query: Array
+    key: Array
+    value: Array
+    attention: AttentionSteps
+    concatenated: Array
+    projected_output: Array | None = None
+    residual: Array
+    norm: Array | None = None
+    feed_forward_inputs: Array | None = None
+    gate: Array | None = None
+    up: Array | None = None
+    activated: Array | None = None
+    down: Array | None = None
+    feed_forward_residual: Array | None = None
+    feed_forward_norm: Array | None = None
+
+    @property
+    def scores(self) -> Array:
+        """``query @ key.T``, (H, L, L)."""
+        return self.attention.scores
+
+    @property
+    def weights(self) -> Array:
+        """The softmax of the scaled and masked scores, (H, L, L)."""
+        return self.attention.weights
+
+    @property
+    def output(self) -> Array:
+        """What each head gives, (H, L, D)."""
+        return self.attention.output
+
+    @property
+    def result(self) -> Array:
+        """What the layer returns: the last of the steps."""
+        return list(self.to_dict(weighted_values=False).values())[-1]
+
+    def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
+        """Return all steps by name, in order; those of attention among them."""
+        steps: dict[str, Array] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, AttentionSteps):
+                steps |= value.to_dict(weighted_values=weighted_values)
+            elif value is not None:
+                steps[each.name] = value
+        return steps
+
+    def __repr__(self) -> str:
+        heads, length, width = self.query.shape
+        shapes = ", ".join(
+            f"{name} {array.shape}" for name, array in self.to_dict(weighted_values=False).items()
+        )
+        return f"{type(self).__name__}: {length} tokens, {heads} heads of {width}; {shapes}"
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class TransformerSteps:
+    """The intermediate results of a transformer, as :func:`transformer_steps` returns them.
+
+    Attributes
+    ----------
+    embeddings : ndarray, shape (L, d)
+        Rows of the table, plus what is added to all of them.
+    positions : ndarray or None, shape (L, d)
+        What is added to mark places.
+    inputs : ndarray, shape (L, d)
+        What enters the first layer: their sum, normalised where the model does that.
+    layers : tuple of TransformerLayerSteps
+        The result of each is the input of the next.
+    output : ndarray, shape (L, d)
+        The rows that leave the model, with its last norm.
+    """
+
+    embeddings: Array
+    positions: Array | None
+    inputs: Array
+    layers: tuple[TransformerLayerSteps, ...]
+    output: Array
+
+    def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
+        """Return all steps by name, in order; those of layer n are called ``layers.n.scores`` and so on."""
+        steps = {"embeddings": self.embeddings}
+        if self.positions is not None:
+            steps["positions"] = self.positions
+        steps["inputs"] = self.inputs
+        for n, layer in enumerate(self.layers):
+            inner = layer.to_dict(weighted_values=weighted_values)
+            steps |= {f"layers.{n}.{name}": array for name, array in inner.items()}
+        return {**steps, "output": self.output}
+
+    def __repr__(self) -> str:
+        length, width = self.inputs.shape
+        head = f"TransformerSteps: {length} tokens, width {width}, {len(self.layers)} layers"
+        return "\n".join([head, *(f"layers[{n}] {layer!r}" for n, layer in enumerate(self.layers))])
+
+
+def transformer_steps(model: Transformer, inputs: Sequence[int] | Array) -> TransformerSteps:
+    """Compute a transformer for one sequence, and keep every intermediate result.
+
+    Parameters
+    ----------
+    model : Transformer
+        The settings of the core.
+    inputs : sequence of int, or ndarray (L, d)
+        Ids, or rows where the model has no table.
+
+    Returns
+    -------
+    TransformerSteps
+        Read-only, in the dtype of the parameters.
+    """
+    given = np.asarray(inputs)
+    embeddings = given if model.table is None else model.table[given]
+    if model.always is not None:
+        embeddings = embeddings + model.always
+    positions = None if model.positions is None else model.positions[: len(embeddings)]
+    x = _norm(embeddings if positions is None else embeddings + positions, model.embedding_norm)
+    first, layers = x, []
+    for layer in model.layers:
+        layers.append(_layer(layer, x, _mask(model.mask, len(x))))
+        x = layers[-1].result
+    x = _norm(x, model.final_norm)
+    for array in (embeddings, positions, first, x):
+        if array is not None and array.flags.owndata:
+            array.flags.writeable = False
+    return TransformerSteps(
+        embeddings=embeddings, positions=positions, inputs=first, layers=tuple(layers), output=x
+    )
+
+
+def _layer(layer: Layer, x: Array, mask: Array | None) -> TransformerLayerSteps:
+    steps: dict[str, Any] = {"inputs": x}
+    n = x
+    if layer.norm_first and layer.attention_norm is not None:
+        n = steps["attention_inputs"] = _norm(x, layer.attention_norm)
+    key_heads = layer.num_heads if layer.num_key_heads is None else layer.num_key_heads
+    if layer.key is None or layer.value is None:
+        joined = _project(n, layer.query)
+        width = joined.shape[1] // (layer.num_heads + 2 * key_heads)
+        parts = np.split(joined, [layer.num_heads * width, (layer.num_heads + key_heads) * width], axis=1)
+    else:
+        parts = [_project(n, projection) for projection in (layer.query, layer.key, layer.value)]
+    query, key, value = (
+        part.reshape(len(x), heads, -1).swapaxes(0, 1)
+        for part, heads in zip(parts, (layer.num_heads, key_heads, key_heads), strict=True)
+    )
+    steps |= {"query": query, "key": key, "value": value}
+    attention = attention_steps(
+        _rotated(query, layer.rotary),
+        _rotated(key, layer.rotary),
+        value,
+        mask,
+        is_causal=layer.causal,
+        window=None if layer.window == (None, None) else layer.window,
+        scale=layer.scale,
+        softcap=layer.softcap or None,
+        enable_gqa=key_heads != layer.num_heads,
+    )
+    y = attention.output.swapaxes(0, 1).reshape(len(x), -1)
+    steps |= {"attention": attention, "concatenated": y}
+    if layer.output is not None:
+        y = steps["projected_output"] = _project(y, layer.output)
+    s = steps["residual"] = x + y
+    if not layer.norm_first and layer.attention_norm is not None:
+        s = steps["norm"] = _norm(s, layer.attention_norm)
+    if layer.up is not None and layer.down is not None:
+        m = s
+        if layer.norm_first and layer.feed_forward_norm is not None:
+            m = steps["feed_forward_inputs"] = _norm(s, layer.feed_forward_norm)
+        up = steps["up"] = _project(m, layer.up)
+        if layer.gate is None:
+            activated = _activated(up, layer.activation)
+        else:
+            steps["gate"] = _project(m, layer.gate)
+            activated = _activated(steps["gate"], layer.activation) * up
+        steps["activated"] = activated
+        steps["down"] = _project(activated, layer.down)
+        y = steps["feed_forward_residual"] = s + steps["down"]
+        if not layer.norm_first and layer.feed_forward_norm is not None:
+            steps["feed_forward_norm"] = _norm(y, layer.feed_forward_norm)
+    for array in steps.values():
+        if isinstance(array, np.ndarray):
+            array.flags.writeable = False
+    return TransformerLayerSteps(**steps)
+
+
+def _project(x: Array, projection: Projection) -> Array:
+    y: Array = x @ projection.weight.T
+    return y if projection.bias is None else y + projection.bias
+
+
+def _norm(x: Array, norm: Norm | None) -> Array:
+    if norm is None:
+        return x
+    if norm.kind == "rms":
+        return reference.rms_norm(x, x.shape[-1], norm.weight, norm.eps)
+    return reference.layer_norm(x, x.shape[-1], norm.weight, norm.bias, norm.eps)
+
+
+def _rotated(x: Array, rotary: Rotary | None) -> Array:
+    """Rotate the first elements of each head, as many as there are angles for."""
+    if rotary is None:
+        return x
+    width = 2 * rotary.cos.shape[1]
+    length = x.shape[1]
+    turned = reference.apply_rotary_emb(
+        x[..., :width], rotary.cos[:length], rotary.sin[:length], rotary.interleaved
+    )
+    return np.concatenate([turned, x[..., width:]], axis=-1)
+
+
+def _activated(x: Array, activation: str) -> Array:
+    if activation == "relu":
+        return np.maximum(x, 0)
+    if activation == "silu":
+        with np.errstate(over="ignore"):
+            y: Array = x / (1 + np.exp(-x))
+        return y
+    return reference.gelu(x, "tanh" if activation == "gelu_tanh" else "none")
+
+
+def _mask(mask: Array | None, length: int) -> Array | None:
+    return None if mask is None else mask[0, :, :length, :length]
