@@ -82,11 +82,9 @@ def transformer_vjp(
 
 
 def _compute_dtype(model: Any, given: Array, compute_dtype: npt.DTypeLike | None) -> np.dtype[Any]:
-    if compute_dtype is not None:
-        return np.dtype(compute_dtype)
-    if model.table is not None:
-        return np.dtype(model.table.dtype)
-    dtype: np.dtype[Any] = given.dtype
+    dtype: np.dtype[Any] = np.dtype(compute_dtype)
+    if compute_dtype is None:
+        dtype = given.dtype if model.table is None else model.table.dtype
     return dtype
 
 
@@ -231,9 +229,7 @@ def _words(seed: int, rows: int, width: int) -> Array:
     """
     low = 2**32 - 1
     row, column = np.arange(rows)[:, None], np.arange(width)
-    counter = np.stack(
-        np.broadcast_arrays(row & low, column // 64 * 16 + column % 16, row >> 32, 0), axis=-1
-    )
+    counter = np.stack(np.broadcast_arrays(row & low, column // 64 * 16 + column % 16, row >> 32, 0), axis=-1)
     words = philox4x32([seed & low, seed >> 32 & low], counter)
     return np.take_along_axis(words, np.broadcast_to(column % 64 // 16, (rows, width))[..., None], -1)[..., 0]
 
