@@ -398,7 +398,8 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
     to go and the last to come: while it is there, the files belong together.
     """
     suffix = secrets.token_hex(8)
-    staged = {folder / name: folder / f".{name}.{suffix}.new" for name in content}
+    paths = [folder / name for name in content]
+    staged = {path: path.with_name(f".{path.name}.{suffix}.new") for path in paths}
     try:
         for (path, temporary), data in zip(staged.items(), content.values(), strict=True):
             if path.is_dir():

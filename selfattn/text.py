@@ -33,7 +33,8 @@ def as_tokenizer(tokenizer: Any) -> Tokenize:
     ----------
     tokenizer : object
         One of: something with SentencePiece's ``encode(sentence, out_type=int)``; a ``tokenizers.Tokenizer`` of
-        Hugging Face, whose ``encode(sentence).ids`` is taken, with the special tokens that it adds; a callable
+        Hugging Face, whose ``encode(sentence).ids`` is taken, with the special tokens that it adds and without its
+        padding; a callable
         ``str -> list of int``, such as the ``encode`` method of any other tokenizer.
 
     Returns
@@ -65,7 +66,10 @@ def as_tokenizer(tokenizer: Any) -> Tokenize:
 
 
 def _ids(tokenizer: Any, sentence: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(sentence).ids
+    encoding = tokenizer.encode(sentence)
+    ids: list[int] = encoding.ids
+    if getattr(tokenizer, "padding", None) is not None:  # pads are no part of a sentence
+        ids = [n for n, counts in zip(ids, encoding.attention_mask, strict=True) if counts]
     return ids
 
 

@@ -228,5 +228,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader, say `head`, is gone: Python must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # standard output is on a full disk, say
+        print(f"selfattn: error: {error}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        return 1
     except KeyboardInterrupt:
         return 130

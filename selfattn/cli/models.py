@@ -1,6 +1,6 @@
 """The commands ``selfattn train``, ``embed`` and ``search``: sentence embeddings from the command line.
 
-Parses arguments, reads and prints; what is computed lives in `training`, `files` and `nn`.
+Parses arguments, reads and prints; what is computed lives in `training`, `files`, `models` and `nn`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import os
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import numpy as np
 from selfattn import files, nn, training
 from selfattn.nn._arrays import Array
 from selfattn.text import WhitespaceTokenizer, train_sentencepiece
+from selfattn.training.progress import seen
 
 UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "options.json"
 CHUNK = 1024  # sentences
@@ -43,10 +46,14 @@ examples:
 """
     + EXIT_CODES
 )
+FOLDER = (
+    "the folder of a model: what sentence-transformers or Transformers wrote (MiniLM, BGE, E5 and others; needs "
+    "selfattn[models]), or selfattn train"
+)
 EMBED_EPILOG = (
     """\
 examples:
-  selfattn embed model "jerry is in trouble"           one line of JSON for each sentence
+  selfattn embed all-MiniLM-L6-v2 "jerry is in trouble"    one line of JSON for each sentence
   selfattn embed model --file lines.txt --out vectors.npy
   sort lines.txt | selfattn embed model | head -3
 """
@@ -55,7 +62,7 @@ examples:
 SEARCH_EPILOG = (
     """\
 examples:
-  selfattn search model book.txt "the sea was calm"    score, line number and text of the ten nearest lines
+  selfattn search all-MiniLM-L6-v2 book.txt "the sea was calm"    score, line number and text of the ten nearest lines
   selfattn search model book.txt "a storm" "a harbour" -k 3
   cat *.txt | selfattn search model - "a storm" --json
 """
@@ -70,7 +77,12 @@ def main(command: str, arguments: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for what a terminal cannot show
     try:
-        return run(options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = lambda message, *_, **__: print(
+                f"selfattn {command}: {message}", file=sys.stderr
+            )
+            return run(options)
     except BrokenPipeError:
         raise
     except (OSError, ValueError, TypeError, ImportError, ArithmeticError, MemoryError) as error:
@@ -221,7 +233,7 @@ def _check_options(options: argparse.Namespace, path: Path) -> None:
 def _read_triplets(
     options: argparse.Namespace, rng: np.random.Generator
 ) -> tuple[list[training.Triplet], Iterable[str]]:
-    if options.text.endswith(".tsv"):
+    if options.text.lower().endswith(".tsv"):
         triplets = training.read_triplets(options.text)
         return triplets, [sentence for triplet in triplets for sentence in triplet]
     sentences = training.read_sentences(_source(options.text), options.split)
@@ -274,7 +286,7 @@ def _begin(options: argparse.Namespace, model: nn.EmbeddingModel, unfinished: Pa
 
 def _embed_parser() -> argparse.ArgumentParser:
     parser = _parser("embed", "Turn sentences into vectors.", EMBED_EPILOG)
-    parser.add_argument("model", metavar="DIR", type=Path, help="what selfattn train made")
+    parser.add_argument("model", metavar="DIR", type=Path, help=FOLDER)
     parser.add_argument(
         "sentences",
         metavar="SENTENCE",
@@ -284,7 +296,10 @@ def _embed_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--file", metavar="FILE", help="take the lines of a file; - is standard input")
     parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="write to a file, as .npy if that is its ending"
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="write to a file, as .npy if that is its ending; - is standard output",
     )
     return parser
 
@@ -294,8 +309,8 @@ def _embed(options: argparse.Namespace) -> int:
         _embed_parser().error("give either sentences or --file")
     if options.file is None and not options.sentences and sys.stdin.isatty():
         _embed_parser().error("give a sentence, --file, or lines on standard input")
-    model = files.load_model(options.model)
-    sentences: Iterable[str] = options.sentences
+    model = _load(options.model)
+    sentences: Sequence[str] = options.sentences
     if not options.sentences:
         source = _source(options.file or "-")
         read = training.read_lines(source)
@@ -305,21 +320,24 @@ def _embed(options: argparse.Namespace) -> int:
         if not sentences:
             raise ValueError(f"{source} holds no sentence")
     lines = _json_lines(model, sentences)
-    if options.out is None:
+    if options.out is None or str(options.out) == "-":
         for line in lines:
             print(line)
         return 0
-    if options.out.suffix == ".npy":
-        file = io.BytesIO()
-        np.save(file, model.encode(sentences), allow_pickle=False)
-        content = file.getvalue()
+    if options.out.suffix.lower() == ".npy":
+        if isinstance(model, nn.EmbeddingModel):
+            file = io.BytesIO()
+            np.save(file, model.encode(sentences), allow_pickle=False)
+            files.write_files(options.out.parent, {options.out.name: file.getvalue()})
+        else:
+            model.encode_to(options.out, sentences, progress=_shows_progress(sentences))
     else:
         content = "".join(f"{line}\n" for line in lines).encode()
-    files.write_files(options.out.parent, {options.out.name: content})
+        files.write_files(options.out.parent, {options.out.name: content})
     return 0
 
 
-def _json_lines(model: nn.EmbeddingModel, sentences: Iterable[str]) -> Iterator[str]:
+def _json_lines(model: Any, sentences: Iterable[str]) -> Iterator[str]:
     remaining = iter(sentences)
     while chunk := list(islice(remaining, CHUNK)):
         for sentence, vector in zip(chunk, model.encode(chunk), strict=True):
@@ -336,7 +354,7 @@ def _shortest(vector: Array) -> list[float]:
 
 def _search_parser() -> argparse.ArgumentParser:
     parser = _parser("search", "Print the lines of a text that are nearest to a query.", SEARCH_EPILOG)
-    parser.add_argument("model", metavar="DIR", type=Path, help="what selfattn train made")
+    parser.add_argument("model", metavar="DIR", type=Path, help=FOLDER)
     parser.add_argument(
         "corpus", metavar="CORPUS", help="a UTF-8 file, whose lines are searched; - is standard input"
     )
@@ -348,7 +366,7 @@ def _search_parser() -> argparse.ArgumentParser:
 
 
 def _search(options: argparse.Namespace) -> int:
-    model = files.load_model(options.model)
+    model = _load(options.model)
     source = _source(options.corpus)
     if options.split == "lines":
         numbered = [(i, line) for i, line in enumerate(training.read_lines(source), 1) if line]
@@ -356,7 +374,10 @@ def _search(options: argparse.Namespace) -> int:
         numbered = list(enumerate(training.read_sentences(source, options.split), 1))
     if not numbered:
         raise ValueError(f"{source} holds no sentence")
-    vectors = _unit(model.encode([text for _, text in numbered]))
+    texts = [text for _, text in numbered]
+    vectors = _unit(
+        model.encode(texts, progress=not isinstance(model, nn.EmbeddingModel) and _shows_progress(texts))
+    )
     for query in options.queries:
         scores = vectors @ _unit(model.encode([query]))[0]
         best = np.argsort(-scores, kind="stable")[: options.k]
@@ -386,6 +407,32 @@ COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argpa
     "embed": (_embed_parser, _embed),
     "search": (_search_parser, _search),
 }
+
+
+def _load(folder: Path) -> Any:
+    """Load what selfattn train made, or a folder of Transformers or sentence-transformers."""
+    if (folder / "modules.json").exists():
+        pretrained = True
+    else:
+        config = files.read_json(folder / files.CONFIG) if (folder / files.CONFIG).is_file() else None
+        pretrained = (
+            isinstance(config, dict)
+            and "format" not in config
+            and bool({"model_type", "architectures"} & set(config))
+        )
+    if not pretrained:
+        return files.load_model(folder)
+    from selfattn import models  # with what the extra brings
+
+    model = models.load(folder)
+    if not hasattr(model, "encode"):
+        raise ValueError(f"{folder} holds a {type(model).__name__}, which does not take text")
+    return model
+
+
+def _shows_progress(sentences: Sequence[str]) -> bool:
+    """Tell whether a bar is worth it and would be seen."""
+    return len(sentences) > CHUNK and seen() and find_spec("tqdm") is not None
 
 
 def _parser(command: str, description: str, epilog: str) -> argparse.ArgumentParser:

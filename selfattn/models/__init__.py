@@ -57,6 +57,12 @@ CLASSIFIERS: dict[str, type[Encoder]] = {
     "distilbert": DistilBertForSequenceClassification,
 }  # fmt: skip
 
+# What another model may have left in a folder, and would change what is loaded from it.
+STALE = {
+    "model.safetensors.index.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+}  # fmt: skip
+
 
 def load(path: str | os.PathLike[str], dtype: None = None) -> Any:
     """Load a pretrained model from a folder.
@@ -133,6 +139,17 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     if isinstance(model, TextModel):
         content |= text_files(model)
     content["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
-    for name in content:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    write_files(folder, content)
+    made = [
+        place for place in dict.fromkeys((folder / name).parent for name in content) if not place.exists()
+    ]
+    try:
+        for place in made:
+            place.mkdir(parents=True, exist_ok=True)
+        write_files(folder, content)
+    except BaseException:
+        for place in sorted(made, reverse=True):  # those below first
+            if place.is_dir():
+                place.rmdir()
+        raise
+    for stale in STALE - set(content):
+        (folder / stale).unlink(missing_ok=True)

@@ -47,7 +47,7 @@ class Dense:
         self.activation = activation
 
     def __call__(self, x: Array) -> Array:
-        y = self.linear(x)
+        y: Array = self.linear(x)
         return np.tanh(y) if self.activation == "Tanh" else y
 
 
@@ -171,8 +171,9 @@ def _modules(path: Path) -> list[dict[str, Any]]:
 
 
 def _kind(module: dict[str, Any]) -> str:
-    first, *_, last = module["type"].split(".")
-    return last if first == "sentence_transformers" else module["type"]
+    name: str = module["type"]
+    first, *_, last = name.split(".")
+    return last if first == "sentence_transformers" else name
 
 
 def _inside(folder: Path, path: Path, module: dict[str, Any]) -> Path:

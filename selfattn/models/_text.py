@@ -122,6 +122,11 @@ class TextModel:
     ) -> Array:
         raise NotImplementedError
 
+    def _inputs(
+        self, settings: Transformer, ids: Array, cu_seqlens: Array, types: Array | None
+    ) -> tuple[Transformer, Array]:
+        raise NotImplementedError
+
     # ------------------------------------------------------------------------------------------- embeddings
 
     def encode(
@@ -290,12 +295,8 @@ class TextModel:
         places = [
             n for n, each in enumerate(piece.sentences) if isinstance(each, str) or (pairs and is_pair(each))
         ]
-        texts = [
-            each if isinstance(each, str) else tuple(each)
-            for each in map(piece.sentences.__getitem__, places)
-        ]
-        if before:
-            texts = [before + text for text in texts]
+        given = [piece.sentences[n] for n in places]
+        texts = [before + each if isinstance(each, str) else tuple(each) for each in given]
         tokenized = _tokenizer.Tokenized([], None, 0)
         if texts:
             if self.tokenizer is None:
@@ -491,7 +492,11 @@ class TextModel:
         """
         from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
 
-        return transformer_steps(self._core(), self._ids(sentence))
+        given, types = self._ids_and_types(sentence)
+        ids, ends = np.asarray(given, np.int64), np.array([0, len(given)])
+        return transformer_steps(
+            *self._inputs(self._core(), ids, ends, None if types is None else np.asarray(types))
+        )
 
 
 # ------------------------------------------------------------------------------------------------------- parts

@@ -161,8 +161,8 @@ class EmbeddingModel(Module):
         ValueError
             A sentence has no tokens, or one that is not in 0 … vocab_size − 1.
         """
-        alone = not is_batch(sentence)
-        ids, cu_seqlens = self.pack([sentence] if alone else sentence)  # type: ignore[list-item,arg-type]
+        alone, given = as_batch(sentence)
+        ids, cu_seqlens = self.pack(given)
         y = self._embed(ids, cu_seqlens, self._core_model())
         return y[0] if alone else y
 
@@ -176,8 +176,8 @@ class EmbeddingModel(Module):
     )
     def vjp(self, sentence: Sentence | Sequence[Sentence]) -> tuple[Array, Pullback]:
         """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``."""
-        alone = not is_batch(sentence)
-        ids, cu_seqlens = self.pack([sentence] if alone else sentence)  # type: ignore[list-item,arg-type]
+        alone, given = as_batch(sentence)
+        ids, cu_seqlens = self.pack(given)
         computed, saved = _core._transformer_forward(ids, cu_seqlens, self._core_model(), True)
         dtype = self.embedding_layer.weight.dtype
         rows = computed.astype(dtype, copy=False)
@@ -225,7 +225,7 @@ class EmbeddingModel(Module):
         if isinstance(sentences, str) or not isinstance(sentences, Iterable):
             raise TypeError(f"sentences must be a list of sentences, not {quoted(sentences)}")
         batch_size = check_size("batch_size", batch_size)
-        given: Any = sentences if isinstance(sentences, Sequence | np.ndarray) else list(sentences)
+        given: Any = sentences if isinstance(sentences, list | tuple | np.ndarray) else list(sentences)
         y = np.empty((len(given), self.embedding_dim), self.embedding_layer.weight.dtype)
         starts: Iterable[int] = range(0, len(given), batch_size)
         if progress:
@@ -376,16 +376,26 @@ def _offsets(parts: Sequence[Sized]) -> npt.NDArray[np.intp]:
     return np.array([0, *itertools.accumulate(map(len, parts))], np.intp)
 
 
+def as_batch(sentences: Any) -> tuple[bool, Sequence[Any]]:
+    """Tell one sentence, which may itself be a list of ids, from many; return a sequence of them."""
+    if isinstance(sentences, str):
+        return True, [sentences]
+    ndim = getattr(sentences, "ndim", None)  # arrays, tensors, series
+    if ndim == 0 and isinstance(sentences, np.ndarray) and sentences.dtype.kind in "OTU":
+        return True, [sentences.item()]
+    if ndim is None and (not isinstance(sentences, list | Sequence) or not sentences):  # fast for lists
+        return True, [sentences]
+    if ndim is not None and (ndim != 1 or not len(sentences)):
+        return (False, list(sentences)) if ndim > 1 else (True, [sentences])
+    first = next(iter(sentences))
+    if hasattr(first, "__index__") and not getattr(first, "ndim", 0):
+        return True, [sentences]
+    return False, sentences if isinstance(sentences, list) else list(sentences)
+
+
 def is_batch(sentences: Any) -> bool:
     """Tell a list of sentences from one sentence, which may itself be a list of ids."""
-    if isinstance(sentences, str):
-        return False
-    if isinstance(sentences, np.ndarray):
-        return sentences.ndim > 1 or sentences.dtype.kind in "OU"
-    if not isinstance(sentences, list | Sequence) or not sentences:  # fast for lists
-        return False
-    first = sentences[0]
-    return not hasattr(first, "__index__") or (isinstance(first, np.ndarray) and first.ndim > 0)
+    return not as_batch(sentences)[0]
 
 
 def quoted(value: Any) -> str:

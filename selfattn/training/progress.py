@@ -30,7 +30,7 @@ class Progress:
     ) -> None:
         self.log_every = log_every
         self.bar: Any = None
-        if bar or (bar is None and find_spec("tqdm") is not None and _seen()):
+        if bar or (bar is None and find_spec("tqdm") is not None and seen()):
             tqdm = import_extra("tqdm.auto", "text").tqdm
             start = epoch * steps + done_steps
             self.bar = tqdm(total=max(epochs * steps, start), initial=start, unit="step", dynamic_ncols=True)
@@ -69,10 +69,13 @@ class Progress:
             self.bar.write(line)  # above the bar
 
 
-def _seen() -> bool:
+def seen() -> bool:
     """Tell whether a bar would be seen: on a terminal or in a notebook."""
     notebook = (
         "IPython" in sys.modules
         and type(sys.modules["IPython"].get_ipython()).__name__ == "ZMQInteractiveShell"
     )
-    return notebook or sys.stderr.isatty()
+    try:
+        return notebook or sys.stderr.isatty()
+    except (AttributeError, ValueError):  # there is none, as for a daemon; it knows no better, or is closed
+        return False

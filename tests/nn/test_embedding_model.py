@@ -1,5 +1,6 @@
 """nn.EmbeddingModel and nn.ProxyTask: the same model in PyTorch, finite differences, extremes, errors."""
 
+import collections.abc
 import copy
 import pickle
 
@@ -278,3 +279,41 @@ def test_progress_is_shown_where_wanted(capsys):
     np.testing.assert_array_equal(model.encode([[1]] * 5, batch_size=2, progress=True), expected)
     assert "3/3" in capsys.readouterr().err
     assert model.encode([]).shape == (0, WIDTH)
+
+
+class NoList(collections.abc.Sequence):
+    """A sequence that takes no slices."""
+
+    def __init__(self, *values):
+        self.values = values
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, n):
+        return self.values[int(n)]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        collections.deque, tuple, iter, lambda given: NoList(*given), np.array,
+        lambda given: np.array(given, object), lambda given: np.array(given, np.dtypes.StringDType()),
+    ],
+)  # fmt: skip
+def test_sentences_in_any_iterable(form):
+    model = model_of(tokenizer=lambda sentence: [len(sentence)])
+    expected = model(["a", "bb", "ccc"])
+    np.testing.assert_array_equal(model.encode(form(["a", "bb", "ccc"]), batch_size=2), expected)
+    if form is not iter:
+        np.testing.assert_array_equal(model(form(["a", "bb", "ccc"])), expected)
+
+
+def test_sentences_as_arrays_of_no_axis_and_as_tensors():
+    model = model_of(tokenizer=lambda sentence: [len(sentence)])
+    np.testing.assert_array_equal(model(np.array("bb")), model("bb"))
+    torch = pytest.importorskip("torch")
+    ids = [torch.tensor([1, 2]), torch.tensor([3])]
+    np.testing.assert_array_equal(model(ids), model([[1, 2], [3]]))
+    np.testing.assert_array_equal(model(ids[0]), model([1, 2]))
+    np.testing.assert_array_equal(model(torch.tensor([[1, 2], [3, 4]])), model([[1, 2], [3, 4]]))

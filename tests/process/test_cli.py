@@ -179,3 +179,14 @@ def test_broken_pipe() -> None:
     done = finish(start([*COMMAND, "--no-timing"], stdout=writing))
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
+@pytest.mark.parametrize(
+    "arguments", [["info"], ["info", "--json"], ["--no-timing"], ["steps", "1", "--out", "-"]]
+)
+def test_full_disk(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = finish(start([*COMMAND, *arguments], stdout=full))
+    assert done.returncode == 1
+    assert re.fullmatch(r"selfattn( steps)?: error: .*No space left on device.*\n", done.stderr)

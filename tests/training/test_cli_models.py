@@ -335,3 +335,19 @@ def test_a_missing_extra_is_named_before_anything_is_done(module, here, tmp_path
     assert cli.main(["train", "text.txt", "--out", str(tmp_path / "m")]) == 1
     assert "pip install 'selfattn[text]'" in capsys.readouterr().err
     assert not (tmp_path / "m").exists()
+
+
+def test_embed_takes_the_sign_of_standard_output_and_endings_in_capitals(here, tmp_path, capsys):
+    before = set(os.listdir())
+    assert cli.main(["embed", "model", "the ship", "--out", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["sentence"] == "the ship"
+    assert set(os.listdir()) == before
+    assert cli.main(["embed", "model", "the ship", "--out", str(tmp_path / "v.NPY")]) == 0
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "v.NPY", allow_pickle=False), files.load_model("model").encode(["the ship"])
+    )
+    (tmp_path / "T.TSV").write_text("the ship\ta wave\tthe rose\n" * 3)
+    assert cli.main(
+        ["train", str(tmp_path / "T.TSV"), "--out", str(tmp_path / "m"), "--tokenizer", "whitespace", "--epochs", "1"]
+    ) == 0  # fmt: skip
+    assert capsys.readouterr().out.startswith("3 triplets, ")

@@ -105,3 +105,13 @@ def test_a_tokenizer_of_hugging_face_is_taken():
     assert as_tokenizer(tokenizer)("tom chase spike") == [1, 2, 0]
     model = nn.EmbeddingModel(tokenizer, 4, 4, max_seq_len=8, rng=0)
     np.testing.assert_array_equal(model("tom chase spike"), model([1, 2, 0]))
+
+
+def test_the_padding_of_a_tokenizer_of_hugging_face_is_no_part_of_a_sentence():
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers of Hugging Face are optional")
+    vocabulary = {"[PAD]": 0, "tom": 1, "chase": 2}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[PAD]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    for direction in ("left", "right"):
+        tokenizer.enable_padding(length=12, direction=direction)
+        assert as_tokenizer(tokenizer)("tom dog chase") == [1, 0, 2]  # what is unknown stays

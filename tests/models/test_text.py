@@ -1,0 +1,530 @@
+"""Text through models: what sentence-transformers makes of the same folder, and the same bits in any company."""
+
+import collections
+import json
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from text_folders import (
+    VOCABULARY,
+    D,
+    add_pipeline,
+    make_tokenizer,
+    old_pooling,
+    random_dense,
+    save_bert,
+    write_json,
+)
+
+from selfattn import _core, cli, models
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("safetensors")
+
+SENTENCES = [
+    "the sea was calm", "a ship", "", "ships sailed over dark water near old stones.", "é 🙂 שלום", "zzz ship",
+    "The SEA", "  the\tsea \n", "a\x00b \u200b", "[SEP] the [CLS]",
+]  # fmt: skip
+# Of sums of up to 32 products and 16 tokens after two layers of numbers of size 1.
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A folder of Transformers alone, to be read only."""
+    return save_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def model(plain):
+    return models.load(plain)
+
+
+@pytest.fixture
+def folder(plain, tmp_path):
+    """A copy, to add files to."""
+    for path in plain.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def theirs(folder, sentences=None, **options):
+    library = pytest.importorskip("sentence_transformers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return library.SentenceTransformer(str(folder), device="cpu").encode(
+            SENTENCES if sentences is None else sentences, show_progress_bar=False, **options
+        )
+
+
+# ------------------------------------------------------------------------------------ as sentence-transformers
+
+PIPELINES = {
+    "mean": {"pooling": old_pooling("mean")},
+    "cls, normalised": {"pooling": old_pooling("cls"), "normalize": True},
+    "max": {"pooling": old_pooling("max")},
+    "last": {"pooling": old_pooling("lasttoken"), "normalize": True},
+    "three side by side, in the old order": {"pooling": old_pooling("mean", "cls", "max")},
+    "two in an order of one's own": {
+        "pooling": {"embedding_dimension": D, "pooling_mode": ["mean", "cls"], "include_prompt": True}, "new": True,
+    },
+    "dense": {"pooling": old_pooling("mean"), "dense": random_dense(5), "normalize": True},
+    "dense without bias or activation": {
+        "pooling": {"embedding_dimension": D, "pooling_mode": "mean"}, "new": True,
+        "dense": random_dense(24, activation="Identity", bias=False),
+    },
+    "default prompt": {
+        "pooling": old_pooling("mean"), "sentence": {"prompts": {"q": "query: "}, "default_prompt_name": "q"},
+    },
+    "prompt left out of pooling": {
+        "pooling": old_pooling("mean", include_prompt=False),
+        "sentence": {"prompts": {"q": "query: "}, "default_prompt_name": "q"},
+    },
+    "prompt left out of max and cls": {
+        "pooling": old_pooling("cls", "max", include_prompt=False),
+        "sentence": {"prompts": {"q": "query: "}, "default_prompt_name": "q"},
+    },
+    "truncated": {"pooling": old_pooling("mean"), "sentence": {"truncate_dim": 7}},
+    "short": {"pooling": old_pooling("mean"), "transformer": {"max_seq_length": 6, "do_lower_case": True}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.filterwarnings("ignore:.*longer than 6 tokens")
+def test_embeddings_are_those_of_sentence_transformers(folder, name, tmp_path_factory):
+    add_pipeline(folder, **PIPELINES[name])
+    expected = theirs(folder)
+    model = models.load(folder)
+    y = model.encode(SENTENCES)
+    assert y.dtype == np.float32
+    assert y.shape == expected.shape
+    np.testing.assert_allclose(y, expected, **TOLERANCE)
+    for n, sentence in enumerate(SENTENCES):
+        np.testing.assert_array_equal(model.encode(sentence), y[n])
+    # What is saved here gives the same there, and here the same bits.
+    again = tmp_path_factory.mktemp("saved") / "model"
+    models.save(model, again)
+    np.testing.assert_allclose(theirs(again), expected, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(models.load(again).encode(SENTENCES), y)
+
+
+def test_a_folder_of_transformers_gets_the_mean(plain, model):
+    np.testing.assert_allclose(model.encode(SENTENCES), theirs(plain), **TOLERANCE)
+
+
+def test_normalize(folder):
+    add_pipeline(folder, old_pooling("mean"), normalize=True)
+    model = models.load(folder)
+    raw, unit = model.encode(SENTENCES, normalize=False), model.encode(SENTENCES)
+    np.testing.assert_allclose(unit, raw / np.linalg.norm(raw, axis=1, keepdims=True), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(model.encode(SENTENCES, normalize=True), unit, rtol=1e-6)
+
+
+def test_prompts_by_name_and_by_text(folder):
+    add_pipeline(
+        folder,
+        old_pooling("mean"),
+        sentence={"prompts": {"q": "query: ", "d": ""}, "default_prompt_name": "q"},
+    )
+    model = models.load(folder)
+    np.testing.assert_array_equal(model.encode("a ship"), model.encode("query: a ship", prompt=""))
+    np.testing.assert_array_equal(model.encode("a ship", prompt="d"), model.encode("a ship", prompt=""))
+    np.testing.assert_array_equal(
+        model.encode("ship", prompt="the sea "), model.encode("the sea ship", prompt="")
+    )
+    with pytest.raises(TypeError, match="prompt must be a str, not int"):
+        model.encode("a ship", prompt=3)
+    with pytest.raises(TypeError, match="sentence 1 is ids"):
+        model.encode(["a ship", [2, 3]], prompt="q")
+
+
+def test_pooling_by_hand(folder):
+    """Each way of pooling, from the rows of the tokens, with nobody's library."""
+    add_pipeline(
+        folder, {"pooling_mode": ["lasttoken", "max", "mean", "cls"], "embedding_dimension": D}, new=True
+    )
+    model = models.load(folder)
+    rows = model.hidden_states("ships sailed over dark water")[-1]
+    expected = np.concatenate([rows[-1], rows.max(0), rows.mean(0), rows[0]])
+    np.testing.assert_allclose(model.encode("ships sailed over dark water"), expected, **TOLERANCE)
+
+
+def test_the_tokenizers_padding_is_never_embedded(folder, model):
+    tokenizer = make_tokenizer()
+    tokenizer.enable_padding(length=20)
+    tokenizer.enable_truncation(4)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    padded = models.load(folder)
+    assert padded.tokens("the sea was calm") == ["[CLS]", "the", "sea", "was", "calm", "[SEP]"]
+    np.testing.assert_array_equal(padded.encode(SENTENCES), model.encode(SENTENCES))
+
+
+# ----------------------------------------------------------------------------------------------- the same bits
+
+
+@pytest.fixture(scope="module")
+def dense_model(plain, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dense")
+    for path in plain.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    add_pipeline(folder, old_pooling("mean", "max"), dense=random_dense(5, 2 * D), normalize=True)
+    return models.load(folder)
+
+
+sentences_of_any_length = st.lists(
+    st.lists(st.sampled_from([*VOCABULARY][5:]), max_size=18).map(" ".join), min_size=1, max_size=12
+)
+
+
+@pytest.mark.parametrize("which", ["model", "dense_model"])
+@settings(max_examples=30)
+@given(sentences=sentences_of_any_length, data=st.data())
+@pytest.mark.filterwarnings("ignore:.*longer than")
+def test_the_bits_do_not_depend_on_company_order_batch_or_threads(which, request, sentences, data):
+    model = request.getfixturevalue(which)
+    y = model.encode(sentences)
+    before = _core.get_num_threads()
+    try:
+        _core.set_num_threads(data.draw(st.integers(1, 3)))
+        batch_size = data.draw(st.sampled_from([None, 1, 2, 5]))
+        order = data.draw(st.permutations(range(len(sentences))))
+        shuffled = model.encode((sentences[n] for n in order), batch_size=batch_size)
+        np.testing.assert_array_equal(shuffled, y[list(order)])
+        one = data.draw(st.sampled_from(range(len(sentences))))
+        np.testing.assert_array_equal(model.encode(sentences[one]), y[one])
+    finally:
+        _core.set_num_threads(before)
+
+
+def test_the_bits_are_the_same_on_every_instruction_set_in_any_batch(model, isa):
+    y = model.encode(SENTENCES)
+    np.testing.assert_array_equal(model.encode(SENTENCES[::-1], batch_size=3), y[::-1])
+    np.testing.assert_array_equal([model.encode(sentence) for sentence in SENTENCES], y)
+
+
+def test_many_pieces_and_calls(model, monkeypatch):
+    """Pieces that are tokenised one ahead, and more tokens than one call takes, against one by one."""
+    monkeypatch.setattr("selfattn.models._text.FIRST_PIECE", 2)
+    monkeypatch.setattr("selfattn.models._text.PIECE", 3)
+    monkeypatch.setattr("selfattn.models._text.TOKENS", 12)
+    y = np.stack([model.encode(sentence) for sentence in SENTENCES])
+    np.testing.assert_array_equal(model.encode(SENTENCES * 3), np.tile(y, (3, 1)))
+    monkeypatch.setattr("selfattn.models._text.MOST_CHARACTERS", 5)
+    np.testing.assert_array_equal(model.encode(iter(SENTENCES)), y)
+
+
+# -------------------------------------------------------------------------------------------------- what goes in
+
+
+def test_any_iterable_of_text_or_ids(model):
+    y = model.encode(["a ship", "the sea"])
+    ids = [model._ids("a ship"), model._ids("the sea")]
+    for given_form in (
+        ("a ship", "the sea"), iter(["a ship", "the sea"]), collections.deque(["a ship", "the sea"]),
+        np.array(["a ship", "the sea"]), np.array(["a ship", "the sea"], object),
+        np.array(["a ship", "the sea"], np.dtypes.StringDType()), dict.fromkeys(["a ship", "the sea"]),
+        ids, np.array(ids), ["a ship", ids[1]], map(np.array, ids),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(model.encode(given_form), y)
+    for one in ("a ship", np.str_("a ship"), np.array("a ship"), ids[0], np.array(ids[0]), tuple(ids[0])):
+        np.testing.assert_array_equal(model.encode(one), y[0])
+    assert model.encode([]).shape == (0, D)
+    assert model.encode(iter(())).dtype == np.float32
+
+
+def test_empty_text_is_its_special_tokens(model):
+    assert model.tokens("") == ["[CLS]", "[SEP]"]
+    np.testing.assert_array_equal(model.encode(""), model.encode([2, 3]))
+
+
+def test_emoji_and_right_to_left(model):
+    assert model.tokens("🙂 שלום é 👩‍👩‍👧") == ["[CLS]", "🙂", "שלום", "é", "[UNK]", "[SEP]"]
+
+
+def test_a_hundred_thousand_tokens_are_cut_with_a_notice(model):
+    words = ["sea", "calm", "ship", "dark"] * 25_000
+    with pytest.warns(UserWarning, match="1 of 3 texts were longer than 24 tokens") as caught:
+        y = model.encode(["a ship", " ".join(words), "the sea"])
+    assert [warning.filename for warning in caught] == [__file__]  # once, where it was called
+    np.testing.assert_array_equal(y[1], model.encode(" ".join(words[:22])))  # [CLS] and [SEP] stay
+    with pytest.warns(UserWarning, match="the text was longer than 24 tokens"):
+        assert model.tokens(" ".join(words))[-2:] == ["calm", "[SEP]"]
+
+
+def test_cut_on_the_left_where_the_folder_says_so(folder):
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    write_json(folder / "tokenizer_config.json", config | {"truncation_side": "left", "model_max_length": 4})
+    with pytest.warns(UserWarning, match="longer than 4 tokens"):
+        assert models.load(folder).tokens("the sea was calm") == ["[CLS]", "was", "calm", "[SEP]"]
+
+
+BAD_INPUT = {
+    "a number": (lambda m: m.encode(3), TypeError, "str or an iterable of str, not 3"),
+    "bytes": (lambda m: m.encode(b"sea"), TypeError, "not b'sea'"),
+    "None among text": (lambda m: m.encode(["a", None]), TypeError, "sentence 1 must be a str or a sequence of ids, not None"),
+    "a missing value": (lambda m: m.encode(["a", float("nan")]), TypeError, "sentence 1 must be .* not nan"),
+    "bytes among text": (lambda m: m.encode(["a", "b", b"c"]), TypeError, "sentence 2 must be"),
+    "floats": (lambda m: m.encode([[2.0, 3.0]]), TypeError, "sentence 0 must be"),
+    "an id beyond": (lambda m: m.encode(["a", [2, 99, 3]]), ValueError, r"ids must be in 0\.\.\.24.*sentence 1 has 99"),
+    "a negative id": (lambda m: m.encode([2, -1]), ValueError, "sentence 0 has -1"),
+    "no ids": (lambda m: m.encode([[2], []]), ValueError, "sentence 1 has no ids"),
+    "too many ids": (lambda m: m.encode([[5] * 25]), ValueError, "sentence 0 has 25 ids; the model has 24 positions"),
+    "a lone surrogate": (lambda m: m.encode(["a", [2], "sea \ud83d"]), ValueError, r"sentence 2, .*character 4 is '\\ud83d'"),
+    "batch_size": (lambda m: m.encode("a", batch_size=0), ValueError, "batch_size"),
+    "one text to a file": (lambda m: m.encode_to("x.npy", "a"), TypeError, "iterable of sentences, not 'a'"),
+    "no classifier": (lambda m: m.predict("a"), TypeError, "BertModel has no classifier"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input(model, name):
+    call, error, message = BAD_INPUT[name]
+    with pytest.raises(error, match=message):
+        call(model)
+
+
+def test_what_surrogates_become_is_the_callers_choice(model):
+    replaced = "sea \ud83d".encode("utf-8", "replace").decode()
+    assert model.tokens(replaced) == ["[CLS]", "sea", "[UNK]", "[SEP]"]
+
+
+def _pooling(**config):
+    return lambda folder: add_pipeline(folder, config)
+
+
+def _modules(*types):
+    return lambda folder: write_json(
+        folder / "modules.json",
+        [{"idx": n, "name": str(n), "path": "", "type": kind} for n, kind in enumerate(types)],
+    )
+
+
+OURS = "sentence_transformers.models."
+BAD_FOLDERS = {
+    "weighted mean": (_pooling(pooling_mode_weightedmean_tokens=True), "pooling mode 'weightedmean' is not supported"),
+    "mean by the root": (_pooling(pooling_mode="mean_sqrt_len_tokens"), "pooling mode 'mean_sqrt_len_tokens'"),
+    "an unknown key of pooling": (_pooling(pooling_mode="mean", weights=[1]), r"pooling has \['weights'\]"),
+    "an unknown module": (_modules(OURS + "Transformer", OURS + "LSTM"), "models.LSTM is not supported"),
+    "a module of somebody's": (_modules(OURS + "Transformer", "mine.Pooling"), "mine.Pooling is not supported"),
+    "no transformer": (_modules(OURS + "BoW"), "must begin with a Transformer"),
+    "no pooling": (_modules(OURS + "Transformer"), "has no Pooling"),
+    "an unknown activation": (
+        lambda f: add_pipeline(f, old_pooling("mean"), dense=random_dense(5, activation="torch.nn.modules.activation.ReLU")),
+        "activation_function 'torch.nn.modules.activation.ReLU' is not supported",
+    ),
+    "weights of another shape": (
+        lambda f: (
+            add_pipeline(f, old_pooling("mean"), dense=random_dense(5)),
+            write_json(f / "2_Dense/config.json", {"in_features": 16, "out_features": 6, "activation_function": "torch.nn.Tanh"}),
+        ),
+        r"has {.*\(5, 16\).*config.json says {.*\(6, 16\)",
+    ),
+    "a default prompt that is not there": (
+        lambda f: add_pipeline(f, old_pooling("mean"), sentence={"prompts": {}, "default_prompt_name": "q"}),
+        "default_prompt_name 'q' is none of the prompts",
+    ),
+    "outside of the folder": (
+        lambda f: write_json(f / "modules.json", [{"path": "../other", "type": OURS + "Transformer"}]), "not inside the folder",
+    ),
+    "no list of modules": (lambda f: write_json(f / "modules.json", {"a": 1}), "must be a list of modules"),
+    "a damaged tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "is not a tokenizer of Hugging Face's"),
+    "a tokenizer of another vocabulary": (
+        lambda f: make_tokenizer(VOCABULARY | {"other": 25}).save(str(f / "tokenizer.json")),
+        "has 26 tokens, and the model's vocab_size is 25: it belongs to another model",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_FOLDERS)
+def test_folders_that_cannot_be_honoured(folder, name):
+    damage, message = BAD_FOLDERS[name]
+    damage(folder)
+    with pytest.raises(ValueError, match=message):
+        models.load(folder)
+
+
+def test_dense_weights_as_a_pickle(folder):
+    add_pipeline(folder, old_pooling("mean"), dense=random_dense(5))
+    (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pickle.*SentenceTransformer"):
+        models.load(folder)
+
+
+def test_ids_of_the_tokenizer_beyond_the_vocabulary(folder):
+    vocabulary = {word: n if n < 24 else 40 for word, n in VOCABULARY.items()}  # a gap, not more tokens
+    make_tokenizer(vocabulary).save(str(folder / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"id 40 of sentence 1, '🙂'.*belongs to another model"):
+        models.load(folder).encode(["sea", "🙂"])
+
+
+def test_a_folder_without_a_tokenizer_takes_ids(folder, model):
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("[PAD]\n")
+    bare = models.load(folder)
+    np.testing.assert_array_equal(bare.encode([2, 5, 3]), model.encode([2, 5, 3]))
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json.*it has vocab\.txt.*save_pretrained"):
+        bare.encode("sea")
+
+
+# -------------------------------------------------------------------------------------------------- what comes out
+
+
+def test_encode_to_writes_what_encode_returns(model, tmp_path):
+    path = tmp_path / "vectors.npy"
+    y = model.encode_to(path, (sentence for sentence in SENTENCES * 40), batch_size=50)
+    np.testing.assert_array_equal(y, model.encode(SENTENCES * 40))
+    assert isinstance(y, np.memmap)
+    np.testing.assert_array_equal(np.load(path, allow_pickle=False), y)
+    assert model.encode_to(path, []).shape == (0, D)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_encode_to_leaves_what_was_there_when_it_fails(model, tmp_path):
+    path = tmp_path / "vectors.npy"
+    path.write_bytes(b"before")
+
+    def breaking():
+        yield from SENTENCES * 60
+        raise RuntimeError("gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        model.encode_to(path, breaking())
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(IsADirectoryError):
+        model.encode_to(tmp_path, ["a"])
+
+
+def test_progress(model, capsys):
+    pytest.importorskip("tqdm")
+    model.encode(SENTENCES, progress=True)
+    assert "10/10" in capsys.readouterr().err
+
+
+def test_steps_are_what_the_model_computes(model):
+    sentence = "ships sailed over dark water"
+    steps = model.steps(sentence)
+    hidden = model.hidden_states(sentence)
+    assert len(steps.layers) == 2
+    for computed, expected in zip(
+        [steps.inputs, *(layer.result for layer in steps.layers)], hidden, strict=True
+    ):
+        np.testing.assert_allclose(computed, expected, **TOLERANCE)
+    layer = steps.layers[0]
+    L = len(model.tokens(sentence))
+    assert layer.query.shape == (2, L, 8)
+    assert layer.weights.shape == (2, L, L)
+    np.testing.assert_allclose(layer.weights.sum(-1), 1, rtol=1e-6)
+    np.testing.assert_allclose(layer.scores, layer.query @ layer.key.swapaxes(1, 2), rtol=1e-5, atol=1e-5)
+    assert {"layers.0.weights", "layers.1.down", "embeddings", "output"} < set(steps.to_dict())
+    assert not layer.up.flags.writeable
+    assert f"{L} tokens, width 16, 2 layers" in repr(steps)
+
+
+SMALL = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+ARCHITECTURES = {
+    "BertModel": SMALL | {"hidden_act": "gelu_new"},
+    "RobertaModel": SMALL,
+    "DistilBertModel": {"vocab_size": 40, "dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 24},
+    "MPNetModel": SMALL,
+    "ModernBertModel": SMALL | {"local_attention": 4, "global_attn_every_n_layers": 2},
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_steps_of_every_architecture(name):
+    """Norms before and after, angles, windows, gates and relative positions, in NumPy and in the core."""
+    model = getattr(models, name)(ARCHITECTURES[name] | {"initializer_range": 0.3}, rng=0)
+    ids = [5, 7, 11, 30, 2, 2, 39, 8, 6]
+    steps, hidden = model.steps(ids), model.hidden_states(ids)
+    computed = [steps.inputs, *(layer.result for layer in steps.layers[:-1]), steps.output]
+    for ours, theirs in zip(computed, hidden, strict=True):
+        np.testing.assert_allclose(ours, theirs, **TOLERANCE)
+
+
+# ------------------------------------------------------------------------------------------------------ classifiers
+
+PAIRS = [
+    ("the sea", "a ship"),
+    ("was calm", ""),
+    ("a ship sailed over the dark water", "near old stones near old stones"),
+]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    return save_bert(
+        tmp_path_factory.mktemp("classifier"),
+        positions=14,
+        kind="BertForSequenceClassification",
+        num_labels=3,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*longer than 14 tokens")
+def test_logits_of_pairs_and_sentences(classifier):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(classifier).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(classifier)
+    ours = models.load(classifier)
+    mixed = [*PAIRS, "the sea was calm"]
+    y = ours.predict(mixed)
+    assert y.shape == (4, 3)
+    for n, each in enumerate(mixed):
+        texts = [[text] for text in each] if isinstance(each, tuple) else [[each]]
+        with torch.no_grad():
+            fed = tokenizer(*texts, return_tensors="pt", truncation=True, max_length=14)
+            expected = theirs(**fed).logits[0].numpy()
+        np.testing.assert_allclose(y[n], expected, **TOLERANCE)
+        np.testing.assert_array_equal(ours.predict(each), y[n])
+    np.testing.assert_array_equal(ours.predict(map(list, PAIRS), batch_size=1), y[:3])
+    np.testing.assert_allclose(ours.steps(PAIRS[0]).output, ours.hidden_states(PAIRS[0])[-1], **TOLERANCE)
+    assert ours.predict([]).shape == (0, 3)
+
+
+# ---------------------------------------------------------------------------------------------------- command line
+
+
+def test_embed_and_search_take_such_a_folder(folder, model, capsys, tmp_path):
+    add_pipeline(folder, old_pooling("mean"))
+    assert cli.main(["embed", str(folder), "a ship"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    np.testing.assert_array_equal(np.array(line["embedding"], np.float32), model.encode("a ship"))
+    text = tmp_path / "book.txt"
+    text.write_text("the sea was calm\n\na ship\nold stones\n")
+    assert cli.main(["embed", str(folder), "--file", str(text), "--out", str(tmp_path / "v.NPY")]) == 0
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "v.NPY"), model.encode(["the sea was calm", "a ship", "old stones"])
+    )
+    capsys.readouterr()
+    assert cli.main(["search", str(folder), str(text), "a ship", "-k", "1"]) == 0
+    assert capsys.readouterr().out == "1.000\t3\ta ship\n"
+
+
+def test_what_the_command_line_says(folder, capsys, tmp_path):
+    assert cli.main(["embed", str(folder), "sea " * 50]) == 0
+    assert capsys.readouterr().err == (
+        "selfattn embed: the text was longer than 24 tokens, the most that the model takes, and cut there\n"
+    )
+    (folder / "tokenizer.json").unlink()
+    assert cli.main(["embed", str(folder), "sea"]) == 1
+    assert "has no tokenizer.json" in capsys.readouterr().err
+    assert cli.main(["embed", str(tmp_path / "nowhere"), "sea"]) == 1
+    assert "nowhere is not a folder" in capsys.readouterr().err
+
+
+def test_embed_to_standard_output_by_its_sign(folder, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    assert cli.main(["embed", str(folder), "sea", "--out", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["sentence"] == "sea"
+    assert set(tmp_path.iterdir()) == before

@@ -1,0 +1,114 @@
+"""Folders of tiny random models with tokenizers, made without a network, as Transformers and sentence-transformers write them."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [
+    "the", "sea", "was", "calm", "a", "ship", "##s", "sailed", "over", "dark", "water", "near", "old", "stones", ".",
+    "query", ":", "é", "שלום", "🙂",
+]  # fmt: skip
+VOCABULARY = {word: n for n, word in enumerate(SPECIAL + WORDS)}
+D = 16
+
+
+def make_tokenizer(vocabulary=None):
+    vocabulary = VOCABULARY if vocabulary is None else vocabulary
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(strip_accents=False)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
+def save_bert(folder, positions=24, kind="BertModel", **options):
+    """A random BERT, with the tokenizer as Transformers saves it."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(VOCABULARY), hidden_size=D, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=positions, initializer_range=0.3, **options,
+    )  # fmt: skip
+    getattr(transformers, kind)(config).eval().save_pretrained(folder)
+    fast = transformers.BertTokenizerFast(
+        tokenizer_object=make_tokenizer(), model_max_length=512, strip_accents=False
+    )
+    fast.save_pretrained(folder)
+    return folder
+
+
+def write_json(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def add_pipeline(folder, pooling, *, dense=None, normalize=False, sentence=None, transformer=None, new=False):
+    """The files of sentence-transformers, as its versions 2 to 4 write them, or (``new``) 6.
+
+    ``dense`` is (activation, weight, bias); ``sentence`` and ``transformer`` are what stands in their JSON files.
+    """
+    safetensors = pytest.importorskip("safetensors.numpy")
+    at = {
+        "Transformer": "base.modules.transformer.Transformer", "Pooling": "sentence_transformer.modules.pooling.Pooling",
+        "Dense": "base.modules.dense.Dense", "Normalize": "base.modules.normalize.Normalize",
+    }  # fmt: skip
+    kinds = ["Transformer", "Pooling", *(["Dense"] if dense else []), *(["Normalize"] if normalize else [])]
+    modules = [
+        {
+            "idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "",
+            "type": "sentence_transformers." + (at[kind] if new else f"models.{kind}"),
+        }
+        for n, kind in enumerate(kinds)
+    ]  # fmt: skip
+    write_json(folder / "modules.json", modules)
+    write_json(
+        folder / "sentence_bert_config.json", transformer or {"max_seq_length": 16, "do_lower_case": False}
+    )
+    write_json(
+        folder / "config_sentence_transformers.json",
+        sentence or {"__version__": {"sentence_transformers": "2.0.0"}},
+    )
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    if dense:
+        activation, weight, bias = dense
+        arrays = {"linear.weight": weight} | ({} if bias is None else {"linear.bias": bias})
+        write_json(
+            folder / "2_Dense" / "config.json",
+            {
+                "in_features": weight.shape[1], "out_features": weight.shape[0], "bias": bias is not None,
+                "activation_function": activation,
+            },
+        )  # fmt: skip
+        safetensors.save_file(arrays, folder / "2_Dense" / "model.safetensors")
+    if normalize:
+        (folder / f"{len(kinds) - 1}_Normalize").mkdir(exist_ok=True)
+    return folder
+
+
+def old_pooling(*modes, width=D, **more):
+    """Pooling's config in the spelling of versions 2 to 5."""
+    names = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "lasttoken": "lasttoken"}
+    return (
+        {"word_embedding_dimension": width}
+        | {f"pooling_mode_{n}": m in modes for m, n in names.items()}
+        | more
+    )
+
+
+def random_dense(out, width=D, activation="Tanh", bias=True):
+    rng = np.random.default_rng(1)
+    weight = (rng.standard_normal((out, width)) / 4).astype(np.float32)
+    module = {"Tanh": "torch.nn.modules.activation.Tanh", "Identity": "torch.nn.modules.linear.Identity"}
+    return (
+        module.get(activation, activation),
+        weight,
+        rng.standard_normal(out).astype(np.float32) if bias else None,
+    )
