@@ -10,7 +10,7 @@ from selfattn.models._encoder import Parameters, Shapes, TextEncoder, linear, no
 from selfattn.nn._arrays import Array, Gradients
 from selfattn.nn._transformer import Layer, Transformer
 
-MOST_DISTANCE = 128
+BUCKETS, MOST_DISTANCE = 32, 128
 
 
 class MPNetModel(TextEncoder):
@@ -29,7 +29,7 @@ class MPNetModel(TextEncoder):
         self.wide = config.size("intermediate_size")
         self.activation = config.activation("hidden_act")
         self.positions = config.size("max_position_embeddings", 512)
-        self.buckets = config.size("relative_attention_num_buckets", 32, least=4)
+        config.only("relative_attention_num_buckets", 32)  # what Transformers computes with, whatever stands there
         self.eps = config.number("layer_norm_eps", 1e-12)
         padding = config.raw("pad_token_id", 1)
         self.first_position = 1 + (1 if padding is None else int(padding))
@@ -56,7 +56,7 @@ class MPNetModel(TextEncoder):
             )
             shapes |= linear(f"{name}output.dense", d, self.wide) | norm(f"{name}output.LayerNorm", d)
         pooler = linear("pooler.dense", d, d)
-        return shapes | {self.bias_table: (self.buckets, self.num_heads)} | pooler, set(pooler)
+        return shapes | {self.bias_table: (BUCKETS, self.num_heads)} | pooler, set(pooler)
 
     def _settings(self, p: Parameters, longest: int) -> Transformer:
         # Of each head a number for every distance from 1 − longest to longest − 1; row i of the mask begins at −i.
@@ -98,7 +98,7 @@ class MPNetModel(TextEncoder):
         distances, the rest logarithmic up to 128 (Raffel et al., 2020, section 2.1). As there, in float32.
         """
         distance = np.arange(1 - longest, longest)
-        half = self.buckets // 2
+        half = BUCKETS // 2
         exact, far = half // 2, np.abs(distance)
         with np.errstate(divide="ignore"):
             ratio = np.log(far.astype(np.float32) / np.float32(exact)) / np.float32(

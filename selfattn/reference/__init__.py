@@ -13,7 +13,7 @@ At its heart attention is four lines::
 :func:`scaled_dot_product_attention` is those lines with every option; each line has become a small
 function, which follows it in `attention.py`. `rows.py` has the other operations of a Transformer, each about
 as long as its formula, `rows_vjp.py` their gradients; `dropout.py` the random numbers of dropout;
-`additive.py` has Bahdanau's score, `varlen.py` packed sequences, `arguments.py` the checks of arguments.
+`additive.py` has Bahdanau's score, `varlen.py` packed sequences, `transformer.py` whole layers over them, `arguments.py` the checks of arguments.
 
 Shape letters: ``...`` are leading (batch and head) dims, H the heads, L the queries, S the keys, E the
 width of a query and of a key, Ev the width of a value.
@@ -56,6 +56,7 @@ from selfattn.reference.rows_vjp import (
     rms_norm_vjp,
     softmax_vjp,
 )
+from selfattn.reference.transformer import transformer, transformer_vjp
 from selfattn.reference.varlen import varlen_attention, varlen_attention_vjp
 
 __all__ = [
@@ -85,6 +86,8 @@ __all__ = [
     "scaled_dot_product_attention_vjp",
     "softmax",
     "softmax_vjp",
+    "transformer",
+    "transformer_vjp",
     "varlen_attention",
     "varlen_attention_vjp",
 ]

@@ -1,0 +1,369 @@
+"""A stack of transformer layers over packed sequences in plain NumPy: what the C core computes, and its gradients.
+
+A model is described by an object with the fields of ``selfattn.nn._transformer.Transformer``; what the fields mean stands
+there. Every step is a pair: its result, and a function that takes the gradient of that result back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.reference.dropout import philox4x32
+from selfattn.reference.rows import apply_rotary_emb
+from selfattn.reference.rows_vjp import gelu_vjp, layer_norm_vjp, rms_norm_vjp
+from selfattn.reference.varlen import varlen_attention_vjp
+
+Array: TypeAlias = npt.NDArray[Any]
+# Gives the gradient of what a step took, and those of its parameters, weights before biases.
+Back: TypeAlias = Callable[[Array], tuple[Array, list[Array]]]
+
+WEIGHTS, OUTPUT, WIDE, DOWN = range(4)  # what may be dropped, in the order of a layer's ``dropout``
+GOLDEN = 0x9E3779B97F4A7C15  # what seeds of the four differ by
+
+
+def transformer(
+    model: Any, inputs: npt.ArrayLike, cu_seqlens: npt.ArrayLike, compute_dtype: npt.DTypeLike | None = None
+) -> Array:
+    """Compute a row for each token, (tokens, d), or with pooling for each sequence, (sequences, d).
+
+    ``inputs`` are ids (tokens,), or without a table rows (tokens, d). Sequence s has the rows ``cu_seqlens[s]`` to
+    ``cu_seqlens[s + 1] - 1``.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need", 2017, section 3; norms first: Xiong et al., "On Layer Normalization in the
+    Transformer Architecture", 2020, table 1; gated: Shazeer, "GLU Variants Improve Transformer", 2020, equation 6.
+    """
+    return transformer_vjp(model, inputs, cu_seqlens, compute_dtype)[0]
+
+
+def transformer_vjp(
+    model: Any, inputs: npt.ArrayLike, cu_seqlens: npt.ArrayLike, compute_dtype: npt.DTypeLike | None = None
+) -> tuple[Array, Callable[[npt.ArrayLike], tuple[Array, list[Array], Array | None]]]:
+    """Compute what :func:`transformer` does, and ``dy -> (dx, grads, dmask)``.
+
+    ``dx`` (tokens, d) is the gradient of the rows that enter the first norm or layer. ``grads`` are in the order of the
+    model's fields, the table first; ``dmask`` (heads, longest, longest) is that of a float mask that all sequences share,
+    else None.
+    """
+    ends, given = np.asarray(cu_seqlens), np.asarray(inputs)
+    compute = _compute_dtype(model, given, compute_dtype)
+    x = _enter(model, given, ends, compute)
+    x, first_back = _norm(model.embedding_norm, x)
+    backs, d_masks = [], []
+    for layer in model.layers:
+        d_masks.append(d_mask := _MaskGradient(model.mask))
+        x, back = _layer(layer, x, ends, model.mask, d_mask)
+        backs.append(back)
+    x, last_back = _norm(model.final_norm, x)
+    y, pool_back = _pool(model.pooling, x, ends)
+
+    def pullback(dy: npt.ArrayLike) -> tuple[Array, list[Array], Array | None]:
+        dx, final_grads = last_back(pool_back(np.asarray(dy, compute)))
+        layer_grads: list[Array] = []
+        for back in reversed(backs):
+            dx, grads = back(dx)
+            layer_grads = grads + layer_grads
+        dx, first_grads = first_back(dx)
+        table_grads: list[Array] = []
+        if model.table is not None:
+            table_grads = [np.zeros(model.table.shape, compute)]
+            np.add.at(table_grads[0], given, dx)
+        shared = [one.total for one in d_masks if one.total is not None]
+        d_shared: Array | None = np.sum(shared, axis=0) if shared else None
+        return dx, table_grads + first_grads + layer_grads + final_grads, d_shared
+
+    return y, pullback
+
+
+def _compute_dtype(model: Any, given: Array, compute_dtype: npt.DTypeLike | None) -> np.dtype[Any]:
+    dtype: np.dtype[Any] = np.dtype(compute_dtype)
+    if compute_dtype is None:
+        dtype = given.dtype if model.table is None else model.table.dtype
+    return dtype
+
+
+def _enter(model: Any, given: Array, ends: Array, compute: np.dtype[Any]) -> Array:
+    """Look ids up, and add what is always added and the positions; given rows stay as they are."""
+    if model.table is None:
+        return given.astype(compute)
+    x: Array = model.table[given].astype(compute)
+    if model.always is not None:
+        x = x + model.always.astype(compute)
+    if model.positions is not None:
+        x = x + model.positions[_places(ends)].astype(compute)
+    return x
+
+
+def _places(ends: Array) -> Array:
+    """Return the place of every token in its sequence."""
+    lengths = np.diff(ends)
+    places: Array = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths)
+    return places
+
+
+def _pool(kind: str | None, x: Array, ends: Array) -> tuple[Array, Callable[[Array], Array]]:
+    if kind is None:
+        return x, lambda dy: dy
+    lengths = np.diff(ends)
+    share = np.zeros((len(lengths), len(x)), x.dtype)  # of each row in each result
+    for s, (begin, end) in enumerate(pairwise(ends)):
+        rows = {"mean": slice(begin, end), "first": begin, "last": end - 1}[kind]
+        share[s, rows] = 1 / lengths[s] if kind == "mean" else 1
+    return share @ x, lambda dy: share.T @ dy
+
+
+# ------------------------------------------------------------------------------------------------------- a layer
+
+
+def _layer(
+    layer: Any, x: Array, ends: Array, mask: Array | None, d_mask: _MaskGradient
+) -> tuple[Array, Back]:
+    """Compute one layer.
+
+    ::
+
+        norm first:   s = x + attend(norm(x))      y = s + feed_forward(norm(s))
+        norm behind:  s = norm(x + attend(x))      y = norm(s + feed_forward(s))
+    """
+    s, attention_back = _residual(
+        layer.attention_norm, layer.norm_first, x, lambda n: _attend(layer, n, ends, mask, d_mask)
+    )
+    if layer.up is None:
+        return s, lambda dy: _in_order(*attention_back(dy))
+    y, feed_back = _residual(layer.feed_forward_norm, layer.norm_first, s, lambda n: _feed_forward(layer, n))
+
+    def back(dy: Array) -> tuple[Array, list[Array]]:
+        ds, *feed = feed_back(dy)
+        dx, *attention = attention_back(ds)
+        return dx, [*attention[0], *attention[1], *feed[0], *feed[1]]
+
+    return y, back
+
+
+def _in_order(dx: Array, part: list[Array], norm: list[Array]) -> tuple[Array, list[Array]]:
+    return dx, part + norm
+
+
+def _residual(
+    norm: Any, norm_first: bool, x: Array, part: Callable[[Array], tuple[Array, Back]]
+) -> tuple[Array, Callable[[Array], tuple[Array, list[Array], list[Array]]]]:
+    """Add to x what a part makes of it; the norm stands before the part or behind the sum.
+
+    Going back gives the gradient of x, of the parameters of the part and of those of the norm.
+    """
+    if norm_first:
+        n, norm_back = _norm(norm, x)
+        added, part_back = part(n)
+
+        def back(dy: Array) -> tuple[Array, list[Array], list[Array]]:
+            dn, part_grads = part_back(dy)
+            dx, norm_grads = norm_back(dn)
+            return dy + dx, part_grads, norm_grads
+
+        return x + added, back
+    added, part_back = part(x)
+    y, norm_back = _norm(norm, x + added)
+
+    def back_behind(dy: Array) -> tuple[Array, list[Array], list[Array]]:
+        d_sum, norm_grads = norm_back(dy)
+        dx, part_grads = part_back(d_sum)
+        return d_sum + dx, part_grads, norm_grads
+
+    return y, back_behind
+
+
+def _norm(norm: Any, x: Array) -> tuple[Array, Back]:
+    if norm is None:
+        return x, lambda dy: (dy, [])
+    weight = norm.weight.astype(x.dtype)
+    bias = None if norm.bias is None else norm.bias.astype(x.dtype)
+    y, pull = (
+        rms_norm_vjp(x, len(weight), weight, norm.eps)
+        if norm.kind == "rms"
+        else layer_norm_vjp(x, len(weight), weight, bias, norm.eps)
+    )
+
+    def back(dy: Array) -> tuple[Array, list[Array]]:
+        dx, *grads = pull(dy)
+        return dx, [grad for grad in grads if grad is not None]
+
+    return y, back
+
+
+def _project(part: Any, x: Array) -> tuple[Array, Back]:
+    """Compute ``y = x @ weight.T + bias``: ``dx = dy @ weight``, ``dweight = dy.T @ x``, ``dbias = sum(dy)``."""
+    if part is None:
+        return x, lambda dy: (dy, [])
+    weight = part.weight.astype(x.dtype)
+    y = x @ weight.T
+    if part.bias is not None:
+        y = y + part.bias.astype(x.dtype)
+
+    def back(dy: Array) -> tuple[Array, list[Array]]:
+        return dy @ weight, [dy.T @ x] + ([] if part.bias is None else [dy.sum(axis=0)])
+
+    return y, back
+
+
+def _drop(layer: Any, kind: int, x: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """Set elements to 0 with a layer's probability of that kind, and divide the others by 1 − p."""
+    p = layer.dropout[kind]
+    if p == 0:
+        return x, lambda dy: dy
+    keep = _words(layer.seed + kind * GOLDEN, *x.shape) >= round(p * 2**32)
+    factor = (keep / (1 - p) if p < 1 else np.zeros(x.shape)).astype(x.dtype)
+    return x * factor, lambda dy: dy * factor
+
+
+def _words(seed: int, rows: int, width: int) -> Array:
+    """Return the random 32-bit word of every element.
+
+    Of 64 columns each, the four words of a counter are 16 columns apart: it is word ``column % 64 // 16`` of Philox4x32 with
+    7 rounds, key ``(seed, seed >> 32)`` and counter ``(row, column // 64 * 16 + column % 16, row >> 32, 0)``.
+    """
+    low = 2**32 - 1
+    row, column = np.arange(rows)[:, None], np.arange(width)
+    counter = np.stack(np.broadcast_arrays(row & low, column // 64 * 16 + column % 16, row >> 32, 0), axis=-1)
+    words = philox4x32([seed & low, seed >> 32 & low], counter)
+    return np.take_along_axis(words, np.broadcast_to(column % 64 // 16, (rows, width))[..., None], -1)[..., 0]
+
+
+# ----------------------------------------------------------------------------------------------------- attention
+
+
+class _MaskGradient:
+    """Sums the gradients of a float mask that all sequences share, over them and in one layer."""
+
+    def __init__(self, mask: Array | None) -> None:
+        self.wanted = mask is not None and mask.dtype != np.bool_ and len(mask) == 1
+        self.longest = 0 if mask is None else mask.shape[-1]
+        self.total: Array | None = None
+
+    def set(self, of_sequences: Any) -> None:
+        heads = len(of_sequences[0])
+        self.total = np.zeros((heads, self.longest, self.longest), of_sequences[0].dtype)
+        for one in of_sequences:
+            self.total[:, : one.shape[-2], : one.shape[-1]] += one
+
+
+def _attend(
+    layer: Any, x: Array, ends: Array, mask: Array | None, d_mask: _MaskGradient
+) -> tuple[Array, Back]:
+    """Project to queries, keys and values, turn them, let every sequence attend to itself, and project what comes out."""
+    heads = layer.num_heads
+    key_heads = heads if layer.num_key_heads is None else layer.num_key_heads
+    if layer.key is None:  # one projection for all three
+        joint, joint_back = _project(layer.query, x)
+        width = joint.shape[1] // (heads + 2 * key_heads)
+        cuts = np.array([heads, heads + key_heads]) * width
+        flat = np.split(joint, cuts, axis=1)
+    else:
+        made = [_project(part, x) for part in (layer.query, layer.key, layer.value)]
+        flat = [one for one, _ in made]
+        width = flat[0].shape[1] // heads
+    query, key, value = (one.reshape(len(x), -1, width) for one in flat)
+
+    places = _places(ends)
+    query, query_back = _rotate(layer.rotary, query, places)
+    key, key_back = _rotate(layer.rotary, key, places)
+    options: dict[str, Any] = {}
+    if mask is not None:
+        options["attn_mask"] = [
+            _for_heads(mask[s if len(mask) > 1 else 0], heads, length, x.dtype)
+            for s, length in enumerate(np.diff(ends))
+        ]
+    attended, attention_back = varlen_attention_vjp(
+        query, key, value, ends, ends,
+        scale=layer.scale,
+        enable_gqa=key_heads != heads,
+        is_causal=layer.causal,
+        window=layer.window,
+        softcap=layer.softcap or None,
+        dropout_p=layer.dropout[WEIGHTS],
+        rng=layer.seed,
+        **options,
+    )  # fmt: skip
+    y, output_back = _project(layer.output, attended.reshape(len(x), -1))
+    y, drop_back = _drop(layer, OUTPUT, y)
+
+    def back(dy: Array) -> tuple[Array, list[Array]]:
+        d_attended, output_grads = output_back(drop_back(dy))
+        found = attention_back(d_attended.reshape(attended.shape))
+        if d_mask.wanted:
+            d_mask.set(found.attn_mask)
+        assert found.query is not None and found.key is not None and found.value is not None
+        rows = [query_back(found.query), key_back(found.key), found.value]
+        flat = [one.reshape(len(x), -1) for one in rows]
+        if layer.key is None:
+            dx, grads = joint_back(np.concatenate(flat, axis=1))
+        else:
+            each = [own_back(one) for (_, own_back), one in zip(made, flat, strict=True)]
+            dx = each[0][0] + each[1][0] + each[2][0]
+            grads = [grad for _, own in each for grad in own]
+        return dx, grads + output_grads
+
+    return y, back
+
+
+def _for_heads(mask: Array, heads: int, length: int, dtype: np.dtype[Any]) -> Array:
+    """Return a sequence's part of a mask, (heads, length, length)."""
+    own = np.broadcast_to(mask[:, :length, :length], (heads, length, length))
+    return own if own.dtype == np.bool_ else own.astype(dtype)
+
+
+def _rotate(rotary: Any, x: Array, places: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """Turn the first elements of every head, (tokens, heads, width), by the angles of its place; the rest stays."""
+    if rotary is None:
+        return x, lambda dy: dy
+    cos, sin = (table[places].astype(x.dtype) for table in (rotary.cos, rotary.sin))
+    rotated = 2 * cos.shape[1]
+
+    def turned(x: Array, sin: Array) -> Array:
+        first = apply_rotary_emb(x[..., :rotated].swapaxes(0, 1), cos, sin, rotary.interleaved).swapaxes(0, 1)
+        return np.concatenate([first, x[..., rotated:]], axis=-1)
+
+    return turned(x, sin), lambda dy: turned(dy, -sin)
+
+
+# -------------------------------------------------------------------------------------------------- feed-forward
+
+
+def _feed_forward(layer: Any, x: Array) -> tuple[Array, Back]:
+    """Compute ``down(activation(up(x)))``, or gated ``down(activation(gate(x)) * up(x))``."""
+    up, up_back = _project(layer.up, x)
+    if layer.gate is None:
+        wide, active_back = _activate(layer.activation, up)
+    else:
+        gate, gate_back = _project(layer.gate, x)
+        active, active_back = _activate(layer.activation, gate)
+        wide = active * up
+    kept, wide_back = _drop(layer, WIDE, wide)
+    y, down_back = _project(layer.down, kept)
+    y, drop_back = _drop(layer, DOWN, y)
+
+    def back(dy: Array) -> tuple[Array, list[Array]]:
+        d_kept, down_grads = down_back(drop_back(dy))
+        d_wide = wide_back(d_kept)
+        if layer.gate is None:
+            dx, up_grads = up_back(active_back(d_wide))
+            return dx, up_grads + down_grads
+        d_up, up_grads = up_back(d_wide * active)
+        d_gate, gate_grads = gate_back(active_back(d_wide * up))
+        return d_up + d_gate, up_grads + gate_grads + down_grads
+
+    return y, back
+
+
+def _activate(kind: str, x: Array) -> tuple[Array, Callable[[Array], Array]]:
+    if kind == "relu":
+        return np.maximum(x, 0), lambda dy: np.where(x > 0, dy, 0)
+    if kind == "silu":  # x·σ(x), with the derivative σ(x)(1 + x(1 − σ(x)))
+        sigma = (1 + np.tanh(x / 2)) / 2
+        return x * sigma, lambda dy: dy * sigma * (1 + x * (1 - sigma))
+    return gelu_vjp(x, {"gelu": "none", "gelu_tanh": "tanh"}[kind])

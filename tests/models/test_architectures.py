@@ -1,0 +1,297 @@
+"""Every architecture against Transformers: small random models, saved there and loaded here, and the other way round."""
+
+import json
+
+import numpy as np
+import pytest
+
+from selfattn import models
+
+torch = pytest.importorskip("torch", reason="the expected values come from PyTorch and Transformers")
+transformers = pytest.importorskip("transformers", reason="the expected values come from Transformers")
+pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
+
+VOCABULARY = 53
+SIZES = {"num_hidden_layers": 3, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40}
+TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": 40}
+IMAGES = {
+    "image_size": 12,
+    "patch_size": 4,
+    "num_channels": 2,
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+}
+CONFIGS = {
+    "bert": ("Bert", SIZES | TEXT),
+    "bert, other activation": ("Bert", SIZES | TEXT | {"hidden_act": "gelu_new", "type_vocab_size": 3, "layer_norm_eps": 1e-3}),
+    "roberta": ("Roberta", SIZES | TEXT | {"type_vocab_size": 1, "pad_token_id": 1}),
+    "xlm-roberta": ("XLMRoberta", SIZES | TEXT | {"type_vocab_size": 1, "pad_token_id": 1, "hidden_act": "relu"}),
+    "distilbert": ("DistilBert", TEXT | {"n_layers": 2, "dim": 24, "n_heads": 3, "hidden_dim": 40}),
+    "mpnet": ("MPNet", SIZES | TEXT | {"max_position_embeddings": 302}),  # buckets grow up to a distance of 128
+    "modernbert": ("ModernBert", SIZES | TEXT | {"num_hidden_layers": 4, "local_attention": 6, "pad_token_id": 0}),
+    "modernbert with biases": (
+        "ModernBert",
+        SIZES | TEXT | {"local_attention": 4, "attention_bias": True, "mlp_bias": True, "norm_bias": True, "pad_token_id": 0},
+    ),
+    "vit": ("ViT", IMAGES | {"intermediate_size": 24}),
+    "vit without biases": ("ViT", IMAGES | {"intermediate_size": 24, "qkv_bias": False}),
+    "dinov2": ("Dinov2", IMAGES | {"mlp_ratio": 3}),
+}  # fmt: skip
+TEXTS = [name for name in CONFIGS if "vit" not in name and "dino" not in name]
+PICTURES = [name for name in CONFIGS if name not in TEXTS]
+CLASSIFIERS = ["bert", "roberta", "xlm-roberta", "distilbert"]
+LENGTHS = (5, 1, 12, 33)
+FAR = (2, 150)
+
+
+def other(name, kind="Model", **more):
+    """A model of Transformers with drawn parameters."""
+    family, values = CONFIGS[name]
+    tokens = {
+        key: 0 for key in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id") if name in TEXTS
+    }
+    config = getattr(transformers, f"{family}Config")(**(tokens | values | more))
+    # The eager form gives NaN in ModernBERT, where all that a padded row sees is padding.
+    config._attn_implementation = "sdpa" if name.startswith("modernbert") else "eager"
+    model = getattr(transformers, family + kind)(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            around = 1.0 if key.endswith("weight") and parameter.ndim == 1 else 0.0
+            parameter.normal_(around, 0.3, generator=generator)
+    return model
+
+
+@pytest.fixture
+def pair(request, tmp_path):
+    """A model of Transformers in float64, the truth, and ours from the folder that it was saved to in float32."""
+    name, kind = request.param if isinstance(request.param, tuple) else (request.param, "Model")
+    theirs = other(name, kind)
+    theirs.save_pretrained(tmp_path / "theirs")
+    return theirs.double(), models.load(tmp_path / "theirs")
+
+
+def close(got, truth, what="", factor=128):
+    """Within a few eps times the largest element: sums of up to 40 terms, in some twenty products behind each other."""
+    truth = truth.detach().numpy() if hasattr(truth, "detach") else truth
+    assert got.dtype == np.float32
+    assert got.shape == truth.shape, what
+    atol = factor * np.finfo(np.float32).eps * max(1.0, np.abs(truth).max(initial=0))
+    np.testing.assert_allclose(got, truth, rtol=0, atol=atol, err_msg=what)
+
+
+def drawn_ids(lengths=LENGTHS, seed=0):
+    rng = np.random.default_rng(seed)
+    ids = [rng.integers(2, VOCABULARY, length) for length in lengths]
+    return ids, np.concatenate(ids), np.cumsum([0, *lengths])
+
+
+def padded(ids):
+    """Ids (n, longest) with a mask, as Transformers takes them; what pads is a token like any other."""
+    longest = max(map(len, ids))
+    table, mask = np.full((len(ids), longest), 2), np.zeros((len(ids), longest), int)
+    for row, one in enumerate(ids):
+        table[row, : len(one)], mask[row, : len(one)] = one, 1
+    return {"input_ids": torch.tensor(table), "attention_mask": torch.tensor(mask)}
+
+
+def assert_gradients(grads, theirs, ours):
+    """All parameters that took part. Names are those of files; in memory Transformers may have others for the same."""
+    names = {array.tobytes(): key for key, array in ours.parameters().items()}
+    expected = {
+        names[p.detach().numpy().astype(np.float32).tobytes()]: p.grad
+        for _, p in theirs.named_parameters()
+        if p.grad is not None and p.grad.any()
+    }
+    assert set(expected) <= set(grads) <= set(ours.parameters())
+    largest = max(float(grad.abs().max()) for grad in expected.values())
+    for key, grad in grads.items():
+        true = expected.get(key, torch.zeros(grad.shape, dtype=torch.float64))
+        # The gradient of a key's bias is 0: what comes out is the rounding of the others.
+        size = max(float(true.abs().max()), largest / 100)
+        close(grad / np.float32(size), true / size, key, factor=512)
+
+
+# -------------------------------------------------------------------------------------------------------------- texts
+
+
+@pytest.mark.parametrize("pair", TEXTS, indirect=True)
+def test_hidden_states(pair):
+    theirs, ours = pair
+    for ids in drawn_ids()[0]:
+        with torch.no_grad():
+            truth = theirs(torch.tensor(ids)[None], output_hidden_states=True)
+        states = ours.hidden_states(ids)
+        assert len(states) == len(truth.hidden_states)
+        for n, (state, expected) in enumerate(zip(states, truth.hidden_states, strict=True)):
+            close(state, expected[0], f"state {n}")
+        close(states[-1], truth.last_hidden_state[0])
+
+
+@pytest.mark.parametrize("pair", TEXTS, indirect=True)
+def test_packed_sequences_equal_padded_ones_and_their_gradients(pair):
+    theirs, ours = pair
+    ids, flat, ends = drawn_ids(FAR if ours.max_positions > 150 else LENGTHS)
+    inputs = padded(ids)
+    rows = theirs(**inputs).last_hidden_state[inputs["attention_mask"].bool()]
+    y, pulled = ours._rows_vjp(flat, ends)
+    close(y, rows)
+    np.testing.assert_array_equal(y, ours._rows(flat, ends))
+    dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    (rows * torch.tensor(dy)).sum().backward()
+    assert_gradients(ours._named(pulled(dy)), theirs, ours)
+
+
+@pytest.mark.parametrize("pair", ["bert, other activation"], indirect=True)
+def test_token_types(pair):
+    theirs, ours = pair
+    ids, flat, ends = drawn_ids()
+    types = np.random.default_rng(2).integers(0, 3, len(flat))
+    inputs = padded(ids)
+    mask = inputs["attention_mask"].bool()
+    inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+    inputs["token_type_ids"][mask] = torch.tensor(types)
+    rows = theirs(**inputs).last_hidden_state[mask]
+    y, pulled = ours._rows_vjp(flat, ends, None, types)
+    close(y, rows)
+    np.testing.assert_array_equal(y, ours._rows(flat, ends, None, types))
+    dy = np.ones_like(y)
+    dy[::2] = -2
+    (rows * torch.tensor(dy)).sum().backward()
+    assert_gradients(ours._named(pulled(dy)), theirs, ours)
+
+
+@pytest.mark.parametrize("pair", [(name, "ForSequenceClassification") for name in CLASSIFIERS], indirect=True)
+def test_logits(pair):
+    theirs, ours = pair
+    ids, flat, ends = drawn_ids()
+    logits = theirs(**padded(ids)).logits
+    y, pulled = ours._logits_vjp(flat, ends)
+    close(y, logits)
+    np.testing.assert_array_equal(y, ours._logits(flat, ends))
+    dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    (logits * torch.tensor(dy)).sum().backward()
+    assert_gradients(ours._named(pulled(dy)), theirs, ours)
+
+
+def test_sentences_through_vjp(tmp_path):
+    """``vjp`` of a text model pools as the folder says: without sentence-transformers' files by the mean."""
+    theirs = other("bert")
+    theirs.save_pretrained(tmp_path)
+    ours, theirs = models.load(tmp_path), theirs.double()
+    ids, _, _ = drawn_ids()
+    y, pullback = ours.vjp([one.tolist() for one in ids])
+    inputs = padded(ids)
+    weights = inputs["attention_mask"] / inputs["attention_mask"].sum(1, keepdim=True)
+    means = (theirs(**inputs).last_hidden_state * weights[..., None]).sum(1)
+    close(y, means)
+    means.square().sum().backward()
+    assert_gradients(pullback(2 * y), theirs, ours)
+
+
+# ----------------------------------------------------------------------------------------------------------- pictures
+
+
+@pytest.mark.parametrize("pair", PICTURES, indirect=True)
+def test_pictures(pair):
+    theirs, ours = pair
+    pixels = np.random.default_rng(0).standard_normal((3, 2, 12, 12)).astype(np.float32)
+    truth = theirs(torch.tensor(pixels).double(), output_hidden_states=True)
+    y, pullback = ours.vjp(pixels)
+    close(y, truth.last_hidden_state)
+    np.testing.assert_array_equal(y, ours(pixels))
+    np.testing.assert_array_equal(y[1], ours(pixels[1]))
+    for state, expected in zip(ours.hidden_states(pixels[2]), truth.hidden_states, strict=True):
+        close(state, expected[2])
+    dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    (truth.last_hidden_state * torch.tensor(dy)).sum().backward()
+    assert_gradients(pullback(dy), theirs, ours)
+
+
+# ------------------------------------------------------------------------------------------------- folders both ways
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, "Model") for name in CONFIGS] + [(name, "ForSequenceClassification") for name in CLASSIFIERS]
+)  # fmt: skip
+def test_folders_saved_here_load_there(name, kind, tmp_path):
+    theirs = other(name, kind)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = models.load(tmp_path / "theirs")
+    models.save(ours, tmp_path / "ours")
+    back, info = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    expected = theirs.state_dict()
+    assert all(torch.equal(value, expected[key]) for key, value in back.state_dict().items())
+    again = models.load(tmp_path / "ours")
+    for key, array in ours.parameters().items():
+        np.testing.assert_array_equal(again.parameters()[key], array)
+    assert type(again) is type(ours)
+    assert again.config.keys() == ours.config.keys()
+
+
+def test_parameters_have_the_names_and_shapes_of_transformers(tmp_path):
+    theirs = other("bert")
+    theirs.save_pretrained(tmp_path)
+    ours = models.load(tmp_path)
+    expected = {key: tuple(value.shape) for key, value in theirs.named_parameters()}
+    assert {key: value.shape for key, value in ours.parameters().items()} == expected
+    assert {key: value.shape for key, value in ours.state_dict().items()} == expected
+    ours.load_state_dict({key: 2 * value for key, value in ours.state_dict().items()})
+    name = "encoder.layer.1.attention.self.query.weight"
+    np.testing.assert_array_equal(ours.parameters()[name], 2 * theirs.state_dict()[name].numpy())
+
+
+def test_loading_maps_the_file_and_training_does_not_write_to_it(tmp_path):
+    other("bert").save_pretrained(tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    ours = models.load(tmp_path)
+    array = ours.parameters()["encoder.layer.0.output.dense.weight"]
+    assert not array.flags.owndata
+    array += 1
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_a_bare_model_is_read_from_a_folder_of_a_model_with_a_head(tmp_path):
+    """Names have the prefix ``bert.`` there, and heads for other tasks are left out."""
+    theirs = other("bert", "ForMaskedLM")
+    theirs.save_pretrained(tmp_path)
+    ours = models.load(tmp_path)
+    assert type(ours) is models.BertModel
+    ids = np.arange(2, 9)
+    with torch.no_grad():
+        truth = theirs.bert.double()(torch.tensor(ids)[None]).last_hidden_state[0]
+    close(ours.hidden_states(ids)[-1], truth)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_other_precisions(dtype, tmp_path):
+    theirs = other("bert").to(getattr(torch, dtype))
+    theirs.save_pretrained(tmp_path)
+    expected = theirs.double().state_dict()
+    for key, array in models.load(tmp_path).parameters().items():
+        assert array.dtype == (np.float64 if dtype == "float64" else np.float32)
+        np.testing.assert_array_equal(array, expected[key].numpy())
+
+
+def test_shards(tmp_path):
+    theirs = other("bert")
+    theirs.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    for key, array in models.load(tmp_path).parameters().items():
+        np.testing.assert_array_equal(array, theirs.state_dict()[key].numpy())
+
+
+def test_both_spellings_of_modernbert(tmp_path):
+    """Older versions wrote two thetas and how often a layer sees everything; newer ones list the layers."""
+    theirs = other("modernbert")
+    theirs.save_pretrained(tmp_path)
+    ids = np.arange(2, 30)
+    expected = models.load(tmp_path).hidden_states(ids)[-1]
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key in ("layer_types", "rope_parameters"):
+        config.pop(key, None)
+    config |= {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "global_attn_every_n_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    np.testing.assert_array_equal(models.load(tmp_path).hidden_states(ids)[-1], expected)

@@ -1,0 +1,55 @@
+"""The C core of the transformer against the reference: every setting, drawn, on every instruction set."""
+
+import numpy as np
+import pytest
+from drawn_transformers import drawn
+
+from selfattn import reference
+from selfattn.nn import _transformer
+
+# Around the vectors, panels and tiles of the instruction sets; the width is then drawn to be small or given.
+LENGTHS = {"short": ((3, 1, 5), None), "tiles": ((17, 1, 40, 33), 24), "wide": ((130, 2), 130)}
+
+
+def close(got, expected, dtype, what):
+    assert (got.shape, got.dtype) == (expected.shape, dtype), what
+    # Sums of up to 300 terms, in up to eight products one behind the other, relative to the largest element.
+    atol = 2048 * np.finfo(dtype).eps * max(1.0, np.abs(expected).max(initial=0))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=atol, err_msg=what)
+
+
+@pytest.mark.parametrize(
+    ("seed", "size", "dropout", "dtype"),
+    [
+        (
+            seed,
+            ("short", "short", "tiles", "wide")[seed % 4],
+            seed % 3 == 0,
+            (np.float32, np.float64)[seed % 2],
+        )
+        for seed in range(40)
+    ],
+)
+def test_results_and_gradients(seed, size, dropout, dtype, isa):
+    lengths, width = LENGTHS[size]
+    model, inputs, ends = drawn(seed, dtype, d=width, lengths=lengths, dropout=dropout)
+    # The core has the gradient of a mask for each head, where no two heads share a key head.
+    heads = {number for layer in model.layers for number in (layer.num_heads, layer.num_key_heads)}
+    shared = (
+        model.mask is not None
+        and model.mask.dtype != bool
+        and {(1, n) for n in heads} == {model.mask.shape[:2]}
+    )
+    y, pullback = _transformer.vjp(model, inputs, ends, wants_mask=shared)
+    truth, true_pullback = reference.transformer_vjp(model, inputs, ends, np.float64)
+    close(y, truth, dtype, "y")
+    np.testing.assert_array_equal(_transformer.forward(model, inputs, ends), y)
+
+    dy = np.random.default_rng(1).standard_normal(y.shape).astype(dtype)
+    (dx, grads, d_mask), (true_dx, true_grads, true_mask) = pullback(dy), true_pullback(dy)
+    close(dx, true_dx, dtype, "dx")
+    assert len(grads) == len(true_grads)
+    for n, (grad, expected) in enumerate(zip(grads, true_grads, strict=True)):
+        close(grad, expected, dtype, f"gradient {n}")
+    if shared:
+        close(d_mask, true_mask, dtype, "dmask")
