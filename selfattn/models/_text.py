@@ -388,7 +388,7 @@ class TextModel:
 
             model.tokens("a storm at sea")        # ['[CLS]', 'a', 'storm', 'at', 'sea', '[SEP]']
         """
-        ids = self._ids(sentence)
+        ids = self._ids_and_types(sentence)[0]
         if self.tokenizer is None:
             raise ValueError(_tokenizer.missing(self._folder))
         return [str(self.tokenizer.id_to_token(n)) for n in ids]
