@@ -29,7 +29,9 @@ class MPNetModel(TextEncoder):
         self.wide = config.size("intermediate_size")
         self.activation = config.activation("hidden_act")
         self.positions = config.size("max_position_embeddings", 512)
-        config.only("relative_attention_num_buckets", 32)  # what Transformers computes with, whatever stands there
+        config.only(
+            "relative_attention_num_buckets", 32
+        )  # what Transformers computes with, whatever stands there
         self.eps = config.number("layer_norm_eps", 1e-12)
         padding = config.raw("pad_token_id", 1)
         self.first_position = 1 + (1 if padding is None else int(padding))
