@@ -231,9 +231,7 @@ def _words(seed: int, rows: int, width: int) -> Array:
     """
     low = 2**32 - 1
     row, column = np.arange(rows)[:, None], np.arange(width)
-    counter = np.stack(
-        np.broadcast_arrays(row & low, column // 64 * 16 + column % 16, row >> 32, 0), axis=-1
-    )
+    counter = np.stack(np.broadcast_arrays(row & low, column // 64 * 16 + column % 16, row >> 32, 0), axis=-1)
     words = philox4x32([seed & low, seed >> 32 & low], counter)
     return np.take_along_axis(words, np.broadcast_to(column % 64 // 16, (rows, width))[..., None], -1)[..., 0]
 
