@@ -129,6 +129,10 @@ class Encoder(Module):
         read = Config(config, where or "the configuration")
         self._read(read)
         read.finish()
+        if arrays is not None and 4 * self.num_layers > len(arrays) + 1000:  # too many to name
+            raise ValueError(
+                f"{read.where} describes {self.num_layers} layers; there are weights of {len(arrays)} names"
+            )
         shapes, optional = self._shapes()
         if arrays is None:
             self.arrays = _drawn(shapes, init.as_generator(rng), float(config.get("initializer_range", 0.02)))

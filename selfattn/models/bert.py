@@ -109,8 +109,7 @@ class RobertaModel(BertModel):
     prefix = "roberta."
 
     def _read(self, config: Config) -> None:
-        padding = config.raw("pad_token_id", 1)
-        self.first_position = 1 + (1 if padding is None else int(padding))
+        self.first_position = 1 + config.size("pad_token_id", 1, least=0)
         super()._read(config)
 
 

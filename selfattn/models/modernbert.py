@@ -51,18 +51,22 @@ class ModernBertModel(TextEncoder):
         every = config.size("global_attn_every_n_layers", 3)
         kinds = config.raw("layer_types") or [SLIDING if n % every else FULL for n in range(self.num_layers)]
         rope: Any = config.raw("rope_parameters") or {}
-        theta = {
-            FULL: config.number("global_rope_theta", 160000.0),
-            SLIDING: config.raw("local_rope_theta", 10000.0),
-        }
-        theta[SLIDING] = theta[FULL] if theta[SLIDING] is None else theta[SLIDING]
-        for kind, default in list(theta.items()):
+        theta = {FULL: config.number("global_rope_theta", 160000.0)}
+        local = "local_rope_theta"
+        theta[SLIDING] = theta[FULL] if config.raw(local, 10000.0) is None else config.number(local, 10000.0)
+        if not isinstance(rope, dict) or set(rope) - {FULL, SLIDING}:
+            raise ValueError(
+                f"{config.where}: rope_parameters must have {FULL} and {SLIDING} alone, not {rope!r}"
+            )
+        for kind in theta:
             own = rope.get(kind) or {}
             if own.get("rope_type", "default") != "default" or set(own) - {"rope_type", "rope_theta"}:
                 raise ValueError(
                     f"{config.where}: rope_parameters {own!r} is not supported; only rope_type 'default' is"
                 )
-            theta[kind] = float(own.get("rope_theta", default))
+            theta[kind] = Config(own, f"{config.where}: rope_parameters of {kind}").number(
+                "rope_theta", theta[kind]
+            )
         if len(kinds) != self.num_layers or set(kinds) - {FULL, SLIDING}:
             raise ValueError(
                 f"{config.where}: layer_types must name {FULL} or {SLIDING} for each layer, not {kinds!r}"

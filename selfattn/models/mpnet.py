@@ -29,12 +29,9 @@ class MPNetModel(TextEncoder):
         self.wide = config.size("intermediate_size")
         self.activation = config.activation("hidden_act")
         self.positions = config.size("max_position_embeddings", 512)
-        config.only(
-            "relative_attention_num_buckets", 32
-        )  # what Transformers computes with, whatever stands there
+        config.only("relative_attention_num_buckets", 32)  # as Transformers computes
         self.eps = config.number("layer_norm_eps", 1e-12)
-        padding = config.raw("pad_token_id", 1)
-        self.first_position = 1 + (1 if padding is None else int(padding))
+        self.first_position = 1 + config.size("pad_token_id", 1, least=0)
         self.max_positions = self.positions - self.first_position
         if self.hidden_size % self.num_heads or self.max_positions < 1:
             raise ValueError(

@@ -142,7 +142,7 @@ class ViTModel(Encoder):
             )
         n, side = len(images), size // self.patch
         cut = images.reshape(n, self.channels, side, self.patch, side, self.patch)
-        return cut.transpose(0, 2, 4, 1, 3, 5).reshape(n, side * side, -1)
+        return cut.transpose(0, 2, 4, 1, 3, 5).reshape(n, side * side, self.channels * self.patch**2)
 
     def _weight(self) -> Array:
         weight: Array = self.arrays[f"{PATCHES}.weight"].reshape(self.hidden_size, -1)
@@ -175,7 +175,7 @@ class ViTModel(Encoder):
 
     def _shaped(self, rows: Array, pixels: npt.ArrayLike) -> Array:
         count = (self.image // self.patch) ** 2 + 1
-        y = rows.reshape(-1, count, self.hidden_size)
+        y = rows.reshape(len(rows) // count, count, self.hidden_size)
         return y[0] if np.ndim(pixels) == 3 else y
 
     def vjp(self, pixels: npt.ArrayLike) -> tuple[Array, Pulled]:
@@ -199,7 +199,7 @@ class ViTModel(Encoder):
         def pullback(dy: Array) -> Gradients:
             dx, grads, _ = core_pullback(np.asarray(dy, rows.dtype).reshape(rows.shape))
             found = parameters.gradients(_transformer.arrays(settings), grads)
-            d_rows = dx.reshape(len(patches), -1, self.hidden_size)
+            d_rows = dx.reshape(len(patches), patches.shape[1] + 1, self.hidden_size)
             found[PLACES] = d_rows.sum(axis=0, keepdims=True)
             found[CLASS] = d_rows[:, :1].sum(axis=0, keepdims=True)
             _, d_weight, d_bias = linear_backward(d_rows[:, 1:], patches, self._weight())

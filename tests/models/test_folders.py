@@ -1,0 +1,281 @@
+"""Folders that are not what they should be: each a clear error that names what is wrong."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from selfattn import models
+
+safetensors = pytest.importorskip("safetensors.numpy", reason="weights are safetensors files")
+
+BERT = {
+    "model_type": "bert", "architectures": ["BertModel"], "vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "intermediate_size": 12, "max_position_embeddings": 9,
+}  # fmt: skip
+DISTILBERT = {
+    "model_type": "distilbert", "vocab_size": 11, "dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 12,
+    "max_position_embeddings": 9,
+}  # fmt: skip
+MODERNBERT = BERT | {"model_type": "modernbert", "architectures": ["ModernBertModel"]}
+MPNET = BERT | {"model_type": "mpnet", "architectures": ["MPNetModel"]}
+ROBERTA = BERT | {"model_type": "roberta", "architectures": ["RobertaModel"]}
+VIT = {
+    "model_type": "vit", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12,
+    "image_size": 8, "patch_size": 4,
+}  # fmt: skip
+DINO = {key: value for key, value in VIT.items() if key != "intermediate_size"} | {"model_type": "dinov2"}
+WEIGHTS = "model.safetensors"
+NAME = "encoder.layer.0.attention.self.query.weight"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of a small BERT, as `models.save` writes it."""
+    models.save(models.BertModel(BERT, rng=0), tmp_path)
+    return tmp_path
+
+
+def test_the_folder_loads_before_it_is_broken(folder):
+    assert type(models.load(folder)) is models.BertModel
+    assert type(models.load(str(folder))) is models.BertModel
+
+
+# ------------------------------------------------------------------------------------------------------ configurations
+
+WRONG = [
+    (BERT, {"position_embedding_type": "relative_key"}, ["position_embedding_type", "relative_key"]),
+    (BERT, {"hidden_act": "mish"}, ["hidden_act", "mish"]),
+    (BERT, {"hidden_act": ["gelu"]}, ["hidden_act"]),
+    (BERT, {"is_decoder": True}, ["is_decoder"]),
+    (BERT, {"add_cross_attention": True}, ["add_cross_attention"]),
+    (BERT, {"use_rotary": True}, ["use_rotary"]),
+    (BERT, {"num_attention_heads": 3}, ["num_attention_heads", "3", "hidden_size", "8"]),
+    (BERT, {"hidden_size": "8"}, ["hidden_size", "'8'"]),
+    (BERT, {"hidden_size": -8}, ["hidden_size", "-8"]),
+    (BERT, {"num_hidden_layers": True}, ["num_hidden_layers", "True"]),
+    (BERT, {"vocab_size": None}, ["vocab_size"]),
+    (BERT, {"vocab_size": 2**40}, ["vocab_size"]),
+    (BERT, {"num_hidden_layers": 10**6}, ["layer"]),
+    (BERT, {"layer_norm_eps": "tiny"}, ["layer_norm_eps"]),
+    (BERT, {"layer_norm_eps": float("nan")}, ["layer_norm_eps"]),
+    (BERT, {"model_type": "llama"}, ["llama", "bert"]),
+    (BERT, {"model_type": 3}, ["model_type"]),
+    (BERT, {"model_type": None}, ["model_type"]),
+    (BERT, {"architectures": ["BertForMultipleChoice", "BertForSequenceClassification"]}, ["classifier"]),
+    (ROBERTA, {"max_position_embeddings": 2}, ["max_position_embeddings", "2"]),
+    (ROBERTA, {"pad_token_id": -5}, ["pad_token_id"]),
+    (ROBERTA, {"pad_token_id": "1"}, ["pad_token_id"]),
+    (DISTILBERT, {"activation": "tanh"}, ["activation", "tanh"]),
+    (DISTILBERT, {"n_heads": 3}, ["n_heads"]),
+    (MPNET, {"relative_attention_num_buckets": 16}, ["relative_attention_num_buckets", "16"]),
+    (MODERNBERT, {"layer_types": ["full_attention", "chunked_attention"]}, ["layer_types"]),
+    (MODERNBERT, {"layer_types": ["chunked_attention"]}, ["layer_types", "chunked_attention"]),
+    (MODERNBERT, {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}}, ["rope_parameters", "yarn"]),
+    (MODERNBERT, {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, ["rope_parameters", "yarn"]),
+    (MODERNBERT, {"rope_parameters": {"full_attention": {"rope_theta": "big"}}}, ["full_attention", "rope_theta", "big"]),
+    (MODERNBERT, {"rope_scaling": {"type": "linear", "factor": 2}}, ["rope_scaling"]),
+    (MODERNBERT, {"global_rope_theta": 0}, ["global_rope_theta"]),
+    (MODERNBERT, {"local_rope_theta": "big"}, ["local_rope_theta"]),
+    (VIT, {"image_size": 9}, ["image_size", "9", "patch_size", "4"]),
+    (VIT, {"image_size": [8, 8]}, ["image_size"]),
+    (DINO, {"use_swiglu_ffn": True}, ["use_swiglu_ffn"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "change", "words"), WRONG, ids=[f"{c['model_type']}-{w[0]}-{n}" for n, (c, _, w) in enumerate(WRONG)])  # fmt: skip
+def test_what_a_configuration_says_and_is_not_understood(folder, config, change, words):
+    values = {key: value for key, value in (config | change).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError) as error:
+        models.load(folder)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"model_type": "bert"}', "\x00"])
+def test_a_damaged_configuration(folder, text):
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.json|vocab_size"):
+        models.load(folder)
+
+
+def test_without_a_configuration(folder):
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        models.load(folder)
+
+
+def test_no_folder(folder):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
+        models.load(folder / "nothing")
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
+        models.load(folder / WEIGHTS)
+    with pytest.raises(ValueError, match="dtype"):
+        models.load(folder, dtype="int8")
+
+
+# -------------------------------------------------------------------------------------------------------------- weights
+
+
+def rewrite(folder, change):
+    arrays = safetensors.load_file(folder / WEIGHTS)
+    change(arrays)
+    safetensors.save_file(arrays, folder / WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda a: a.pop(NAME), [f"missing: {NAME}", "(8, 8)"]),
+        (lambda a: a.update({NAME: a[NAME][:, :4].copy()}), [NAME, "(8, 4)", "(8, 8)"]),
+        (lambda a: a.update({NAME: a[NAME].ravel()}), [NAME, "(64,)", "(8, 8)"]),
+        (lambda a: a.update({NAME: a[NAME].astype(np.int8)}), [NAME]),
+        (lambda a: a.update(surprise=np.zeros(3, np.float32)), ["unexpected: surprise", "(3,)"]),
+        (
+            lambda a: a.update({"encoder.layer.1.output.dense.bias": np.zeros(8, np.float32)}),
+            ["encoder.layer.1"],
+        ),
+        (lambda a: a.clear(), ["missing", NAME]),
+    ],
+)
+def test_weights_that_do_not_fit(folder, change, words):
+    rewrite(folder, change)
+    with pytest.raises(ValueError) as error:
+        models.load(folder)
+    for word in words:
+        assert word in str(error.value)
+
+
+def hostile(header, data=b"\0" * 64, length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def entry(begin, end, shape=(16,), dtype="F32"):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0\0\0",
+        struct.pack("<Q", 2**63),
+        hostile({}, length=2**40),
+        hostile(b"not json"),
+        hostile(b"{" * 10_000),
+        hostile({"a": 3}),
+        hostile({"a": entry(0, 128)}),  # beyond the end
+        hostile({"a": entry(-64, 0)}),
+        hostile({"a": entry(64, 0)}),
+        hostile({"a": entry(0, 64, (2**62, 8))}),  # a product beyond 64 bits
+        hostile({"a": entry(0, 64, (-4, -4))}),
+        hostile({"a": entry(0, 60)}),  # not what the shape says
+        hostile({"a": entry(0, 64), "b": entry(0, 64)}),  # overlap
+        hostile({"a": entry(0, 64), "b": entry(32, 96)}, b"\0" * 96),
+        hostile({"a": entry(8, 72)}, b"\0" * 72),  # a hole
+        hostile({"a": entry(0, 64)}, b"\0" * 80),  # more than the header says
+        hostile({"a": entry(0, 64, dtype="F33")}),
+        hostile(b'{"a": {"dtype": "F32", "shape": [16]}}'),
+        b"\x80\x02}q\x00." + b"\0" * 64,  # a pickle under that name
+    ],
+)
+def test_hostile_headers(folder, content):
+    (folder / WEIGHTS).write_bytes(content)
+    with pytest.raises(ValueError, match="cut off, damaged or no safetensors file"):
+        models.load(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 8, 100, 0.5, -1])
+def test_a_file_that_is_cut_off(folder, keep):
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content[: int(len(content) * keep) if isinstance(keep, float) else keep])
+    with pytest.raises(ValueError, match="cut off"):
+        models.load(folder)
+
+
+def test_a_tensor_between_two_words_is_copied(folder):
+    """A header of any length is allowed: then numbers do not lie where the processor wants them."""
+    content = (folder / WEIGHTS).read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    header, data = content[8 : 8 + size].rstrip(), content[8 + size :]
+    expected = models.load(folder).state_dict()
+    for more in range(4):
+        (folder / WEIGHTS).write_bytes(hostile(header + b" " * more, data))
+        for name, array in models.load(folder).parameters().items():
+            assert array.flags.aligned
+            np.testing.assert_array_equal(array, expected[name])
+
+
+def test_only_a_pickle(folder):
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin.*save_pretrained"):
+        models.load(folder)
+
+
+def test_no_weights(folder):
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+        models.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "message"),
+    [
+        ({}, ValueError, "weight_map"),
+        ([], ValueError, "weight_map"),
+        ({"weight_map": {NAME: 3}}, ValueError, "weight_map"),
+        ({"weight_map": {NAME: "../model.safetensors"}}, ValueError, "not a file of that folder"),
+        ({"weight_map": {NAME: "/etc/passwd"}}, ValueError, "not a file of that folder"),
+        ({"weight_map": {NAME: "gone.safetensors"}}, FileNotFoundError, "gone.safetensors"),
+        ({"weight_map": {"nobody": "part.safetensors"}}, ValueError, "nobody"),
+        ({"weight_map": {NAME: "part.safetensors"}}, ValueError, "missing"),
+    ],
+)
+def test_shards_that_do_not_fit_their_index(folder, index, error, message):
+    (folder / WEIGHTS).rename(folder / "part.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(error, match=message):
+        models.load(folder)
+
+
+# ------------------------------------------------------------------------------------------------------ calls and saving
+
+
+def test_ids_that_the_model_does_not_have(folder):
+    model = models.load(folder)
+    for ids, message in (
+        ([1, 11], "0...10"),
+        ([-1], "0...10"),
+        ([1] * 10, "10 ids.*9 positions"),
+        ([], "no|empty"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.hidden_states(ids)
+
+
+def test_pixels_that_do_not_fit():
+    model = models.ViTModel(VIT, rng=0)
+    with pytest.raises(ValueError, match=r"\(n, 3, 8, 8\).*\(2, 3, 8, 9\)"):
+        model(np.zeros((2, 3, 8, 9), np.float32))
+    with pytest.raises(ValueError, match="shape"):
+        model(np.zeros((8, 8), np.float32))
+    with pytest.raises(TypeError, match="uint8"):
+        model(np.zeros((2, 3, 8, 8), np.uint8))
+    assert model(np.zeros((0, 3, 8, 8), np.float32)).shape == (0, 5, 8)
+
+
+def test_saving_what_is_no_model(tmp_path):
+    with pytest.raises(TypeError, match="dict"):
+        models.save({}, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_saving_over_the_folder_that_is_mapped(folder):
+    model = models.load(folder)
+    model.parameters()[NAME][...] = 3
+    models.save(model, folder)
+    np.testing.assert_array_equal(models.load(folder).parameters()[NAME], model.parameters()[NAME])
+    assert {path.name for path in folder.iterdir() if path.name.startswith(".")} == set()
