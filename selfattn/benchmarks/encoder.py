@@ -240,17 +240,16 @@ def export(folder: Path, file: Path) -> None:
     """Write the pooled model as ONNX, with any number and length of texts."""
     torch: Any = import_module("torch")
     ids = torch.ones((2, 8), dtype=torch.int64)
-    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=_settings(folder)[1])
-    axes = {0: batch, 1: length}
+    names = ["input_ids", "attention_mask"]
     torch.onnx.export(
         pooled_model(folder),
         (ids, ids),
         str(file),
-        input_names=["input_ids", "attention_mask"],
-        output_names=["embedding"],
-        dynamic_shapes=(axes, axes),
-        dynamo=True,
-        external_data=False,
+        input_names=names,
+        output_names=["vectors"],
+        dynamic_axes={name: {0: "batch", 1: "length"} for name in names},
+        opset_version=17,
+        dynamo=False,  # the exporter of torch 2.13 makes a model of other numbers
         verbose=False,
     )
 
