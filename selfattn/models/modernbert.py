@@ -58,14 +58,14 @@ class ModernBertModel(TextEncoder):
             raise ValueError(
                 f"{config.where}: rope_parameters must have {FULL} and {SLIDING} alone, not {rope!r}"
             )
-        for kind in theta:
+        for kind, default in list(theta.items()):
             own = rope.get(kind) or {}
             if own.get("rope_type", "default") != "default" or set(own) - {"rope_type", "rope_theta"}:
                 raise ValueError(
                     f"{config.where}: rope_parameters {own!r} is not supported; only rope_type 'default' is"
                 )
             theta[kind] = Config(own, f"{config.where}: rope_parameters of {kind}").number(
-                "rope_theta", theta[kind]
+                "rope_theta", default
             )
         if len(kinds) != self.num_layers or set(kinds) - {FULL, SLIDING}:
             raise ValueError(

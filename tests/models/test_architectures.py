@@ -209,6 +209,20 @@ def test_pictures(pair):
     assert_gradients(pullback(dy), theirs, ours)
 
 
+@pytest.mark.parametrize("size", [(8, 12), (20, 28), (4, 4)])
+@pytest.mark.parametrize("pair", ["dinov2"], indirect=True)
+def test_dinov2_takes_images_of_other_sizes(pair, size):
+    theirs, ours = pair
+    pixels = np.random.default_rng(0).standard_normal((2, 2, *size)).astype(np.float32)
+    truth = theirs(torch.tensor(pixels).double())
+    y, pullback = ours.vjp(pixels)
+    close(y, truth.last_hidden_state)
+    np.testing.assert_array_equal(y, ours(pixels))
+    dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    (truth.last_hidden_state * torch.tensor(dy)).sum().backward()
+    assert_gradients(pullback(dy), theirs, ours)
+
+
 # ------------------------------------------------------------------------------------------------- folders both ways
 
 
