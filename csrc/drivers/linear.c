@@ -16,6 +16,7 @@
 #define SA_SPLIT_ROWS 512
 
 #define SA_LINEAR_WORK_PER_THREAD 1000000.0
+#define SA_ROWS_OF_PACKING 6
 
 static ptrdiff_t bytes_of(const sa_linear *l, ptrdiff_t elements) { return elements * (ptrdiff_t)sa_element_size(l->f64); }
 
@@ -261,7 +262,9 @@ int sa_linear_threads(const sa_linear *l, double products, int max_threads) {
     for (int part = 0; part < l->parts; ++part) {
         out += (double)l->out[part];
     }
-    return sa_threads_for(products * (double)l->rows * (double)l->in * out, SA_LINEAR_WORK_PER_THREAD, HUGE_VAL, max_threads);
+    /* reading and packing the weights costs as much as a few rows */
+    const double rows = (double)l->rows + SA_ROWS_OF_PACKING;
+    return sa_threads_for(products * rows * (double)l->in * out, SA_LINEAR_WORK_PER_THREAD, HUGE_VAL, max_threads);
 }
 
 typedef struct {

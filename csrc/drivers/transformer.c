@@ -146,6 +146,13 @@ sa_dropout sa_dropout_of(const sa_part *p, int kind, ptrdiff_t row) {
     return (sa_dropout){l->dropout[kind], l->seed + (uint64_t)kind * UINT64_C(0x9E3779B97F4A7C15), p->origin + row, 0};
 }
 
+/* Where output's result replaces x, but x must join what is dropped from: it goes to the unit first. */
+static bool needs_detour(const sa_part *p) {
+    const sa_layer *l = sa_layer_of(p);
+    const bool norm_after = !l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
+    return !p->plan->keep && !norm_after && !sa_has_feed_forward(l) && l->dropout[SA_DROP_OUTPUT] > 0;
+}
+
 sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows) {
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t d = p->e->d, at = sa_bytes(p->e, row), queries = queries_of(l), keys = keys_of(l), hidden = l->hidden;
@@ -167,7 +174,7 @@ sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, p
         product.x = array[SA_ATTENDED] + at * queries;
         product.residual = array[SA_X] + at * d;
         product.dropout = sa_dropout_of(p, SA_DROP_OUTPUT, row);
-        add_part(&product, l, SA_OUTPUT, d, (norm_after ? array[SA_UNIT] : s) + at * d);
+        add_part(&product, l, SA_OUTPUT, d, (norm_after || needs_detour(p) ? array[SA_UNIT] : s) + at * d);
         return product;
     }
     case SA_PROJECT_DOWN: {
@@ -399,6 +406,12 @@ static void attend(const sa_part *p, ptrdiff_t t) {
     sa_kernels_for(e->f64)->attention_forward(&b, p->scratch);
 }
 
+static void copy_unit(const sa_part *p, ptrdiff_t t) {
+    ptrdiff_t row;
+    const ptrdiff_t rows = task_rows(p, t, &row), at = sa_bytes(p->e, row * p->e->d);
+    memcpy(p->f.y + at, p->f.array[SA_UNIT] + at, (size_t)sa_bytes(p->e, rows * p->e->d));
+}
+
 static void run_layer(sa_part *p) {
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t norms = row_tasks(p);
@@ -413,6 +426,9 @@ static void run_layer(sa_part *p) {
     sa_run_phase(p, (p->to - p->from) * l->heads * pieces_of(p), attend, SA_BY_TURNS);
     if (l->weight[SA_OUTPUT] != NULL) {
         multiply(p, SA_PROJECT_OUTPUT, SA_BY_ROWS);
+    }
+    if (needs_detour(p)) {
+        sa_run_phase(p, norms, copy_unit, SA_BY_ROWS);
     }
     if (!l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL) {
         sa_run_phase(p, norms, norm_attended, SA_BY_ROWS);

@@ -11,8 +11,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from importlib import metadata
+from multiprocessing.connection import Connection
 from statistics import median
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -63,6 +63,7 @@ def work(pipe: Connection, opened: Open, engine: str, threads: int) -> None:
     prepared: Prepared | None = None
     while (request := pipe.recv()) is not None:
         what, value = request
+        answer: dict[str, Any]
         try:
             if what == "prepare":
                 prepared = None  # frees what the last case needed
@@ -159,7 +160,7 @@ class Turns:
         return answer
 
     def measure(self, case: Any, rounds: int, seconds: float, tolerance: float) -> Measured:
-        """Let all take turns; whose result differs from the first's by more than ``tolerance`` is told so."""
+        """Let all take turns; whose result differs from the first's by more than ``tolerance``, relative to all of it, is told so."""
         measured = Measured({}, {}, {})
         expected = None
         for contestant in self.pipes:
@@ -169,7 +170,8 @@ class Turns:
                 continue
             result = answer["result"]
             expected = result if expected is None else expected
-            difference = np.max(np.abs(result - expected)) if result.shape == expected.shape else np.inf
+            fits = result.shape == expected.shape
+            difference = np.linalg.norm(result - expected) / np.linalg.norm(expected) if fits else np.inf
             if not difference <= tolerance:
                 measured.errors[contestant] = f"differs from the first library by {difference:.2g}"
             else:

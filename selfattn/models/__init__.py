@@ -20,7 +20,7 @@ from typing import Any
 from selfattn.files import to_safetensors, write_files
 from selfattn.models._config import read_config
 from selfattn.models._encoder import Encoder
-from selfattn.models._text import TextModel, attach, text_files, transformer_folder
+from selfattn.models._text import TextModel, attach, pools, text_files, transformer_folder
 from selfattn.models._weights import read_weights
 from selfattn.models.bert import (
     BertForSequenceClassification,
@@ -101,7 +101,7 @@ def load(path: str | os.PathLike[str], dtype: None = None) -> Any:
     config = read_config(transformer)
     kind = config["model_type"]
     architectures = config.get("architectures") or []
-    classifies = any("ForSequenceClassification" in str(name) for name in architectures)
+    classifies = any("ForSequenceClassification" in str(name) for name in architectures) and not pools(folder)
     table = CLASSIFIERS if classifies else MODELS
     if kind not in table:
         what = "a sequence classifier" if table is CLASSIFIERS else "a model"

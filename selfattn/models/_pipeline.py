@@ -24,6 +24,19 @@ TRANSFORMER_CONFIG = (
 OLD_TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "xlm-roberta")
 )
+# Arguments for Transformers, in old and new spelling, and what among them changes rounding or memory at most.
+ARGUMENTS = (
+    "model_args",
+    "tokenizer_args",
+    "config_args",
+    "model_kwargs",
+    "processor_kwargs",
+    "config_kwargs",
+)
+TRANSFORMER_KEYS = {
+    "max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name", *ARGUMENTS,
+    "attn_implementation", "dtype", "torch_dtype", "add_pooling_layer", "trust_remote_code", "unpad_inputs",
+}  # fmt: skip
 # In the order in which the old spelling puts several side by side.
 OLD_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -117,8 +130,14 @@ def pool(rows: Array, cu_seqlens: Array, modes: Sequence[str], skipped: Sequence
 # -------------------------------------------------------------------------------------------------------- reading
 
 
-def read_pipeline(folder: Path) -> tuple[Pipeline, Path]:
+def read_pipeline(folder: Path, classifies: bool = False) -> tuple[Pipeline, Path]:
     """Read the files of sentence-transformers in a folder.
+
+    Parameters
+    ----------
+    folder : Path
+    classifies : bool, default False
+        The model is a classifier or cross-encoder, which need not pool.
 
     Returns
     -------
@@ -137,7 +156,7 @@ def read_pipeline(folder: Path) -> tuple[Pipeline, Path]:
     transformer = folder
     modules = folder / MODULES
     if modules.exists():
-        transformer = _read_modules(pipeline, folder, modules)
+        transformer = _read_modules(pipeline, folder, modules, classifies)
     for name in (TRANSFORMER_CONFIG, *OLD_TRANSFORMER_CONFIGS):
         if (transformer / name).exists():
             config = _read_object(pipeline, transformer, name, to=TRANSFORMER_CONFIG)
@@ -147,6 +166,10 @@ def read_pipeline(folder: Path) -> tuple[Pipeline, Path]:
         _read_sentence_config(
             pipeline, folder / SENTENCE_CONFIG, _read_object(pipeline, folder, SENTENCE_CONFIG)
         )
+        if classifies and pipeline.default_prompt_name is not None:
+            raise ValueError(
+                f"{folder / SENTENCE_CONFIG}: default_prompt_name {pipeline.default_prompt_name!r} is not supported for classifiers"
+            )
     return pipeline, transformer
 
 
@@ -156,6 +179,12 @@ def transformer_folder(folder: Path) -> Path:
     if not path.exists():
         return folder
     return _inside(folder, path, _modules(path)[0])
+
+
+def pools(folder: Path) -> bool:
+    """Tell whether a folder says how to pool, and so makes embeddings whatever the model could do besides."""
+    path = folder / MODULES
+    return path.exists() and any(_kind(module) == "Pooling" for module in _modules(path))
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:
@@ -183,7 +212,7 @@ def _inside(folder: Path, path: Path, module: dict[str, Any]) -> Path:
     return folder / relative
 
 
-def _read_modules(pipeline: Pipeline, folder: Path, path: Path) -> Path:
+def _read_modules(pipeline: Pipeline, folder: Path, path: Path, classifies: bool) -> Path:
     modules = _modules(path)
     pooled = False
     for module in modules[1:]:
@@ -208,7 +237,7 @@ def _read_modules(pipeline: Pipeline, folder: Path, path: Path) -> Path:
                 f"{path}: {module['type']} {'cannot stand here' if kind in ('Transformer', 'Pooling', 'Normalize', 'Dense') else 'is not supported'}; "
                 "expected are Transformer, Pooling, and then Dense and Normalize"
             )
-    if not pooled:
+    if not pooled and not classifies:
         raise ValueError(f"{path} has no Pooling")
     written = [{**module, "path": ""} if n == 0 else module for n, module in enumerate(modules)]
     pipeline.kept[MODULES] = _json(written)
@@ -288,6 +317,15 @@ def _read_transformer(pipeline: Pipeline, path: Path, config: dict[str, Any]) ->
     output = config.get("module_output_name", "token_embeddings")
     if output not in ("token_embeddings", "scores"):
         raise ValueError(f"{path}: module_output_name {output!r} is not supported")
+    text = (config.get("modality_config") or {}).get("text", {})
+    if text.get("method", "forward") != "forward" or text.get("method_output_name", "logits") not in (
+        "last_hidden_state", "logits",
+    ):  # fmt: skip
+        raise ValueError(f"{path}: modality_config {text!r} is not supported")
+    given = {name: value for group in ARGUMENTS for name, value in (config.get(group) or {}).items()}
+    for name, value in {**config, **given}.items():
+        if name not in TRANSFORMER_KEYS and value:
+            raise ValueError(f"{path}: {name} {value!r} is not known, and might change embeddings")
     pipeline.longest, pipeline.lowercase = longest, bool(config.get("do_lower_case", False))
 
 

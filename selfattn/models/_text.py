@@ -21,7 +21,7 @@ from selfattn import files
 from selfattn._extras import import_extra
 from selfattn.functional._arguments import check_size
 from selfattn.models import _pipeline, _tokenizer
-from selfattn.models._pipeline import Pipeline, read_pipeline, transformer_folder
+from selfattn.models._pipeline import Pipeline, pools, read_pipeline, transformer_folder
 from selfattn.nn._arrays import Array
 from selfattn.nn.embedding_model import quoted
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from selfattn.nn._transformer import Transformer
     from selfattn.steps.transformer import TransformerSteps
 
-__all__ = ["TextModel", "attach", "text_files", "transformer_folder"]
+__all__ = ["TextModel", "attach", "pools", "text_files", "transformer_folder"]
 
 PathLike: TypeAlias = files.PathLike
 P = TypeVar("P")
@@ -77,7 +77,7 @@ def attach(model: TextModel, folder: PathLike) -> None:
     ImportError
         ``tokenizers`` is not installed: ``pip install 'selfattn[models]'``.
     """
-    pipeline, inner = read_pipeline(Path(folder))
+    pipeline, inner = read_pipeline(Path(folder), classifies=hasattr(model, "_logits"))
     tokenizer, config = _tokenizer.load_tokenizer(inner, pipeline.lowercase)
     for name in OTHER_TOKENIZER_FILES:
         if (inner / name).exists():

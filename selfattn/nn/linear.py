@@ -124,10 +124,11 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     The product is the core's: the bits of a row depend neither on the other rows nor on threads.
     """
     kind = widest(x, weight)
-    y = _core._linear_forward(
+    y: Array = _core._linear_forward(
         plain(rows(x), kind), plain(weight, kind), None if bias is None else plain(bias, kind)
     )
-    return y.reshape(*x.shape[:-1], len(weight)).astype(np.result_type(x, weight), copy=False)
+    y = y if x.ndim == 2 else y.reshape(*x.shape[:-1], len(weight))
+    return y if x.dtype == kind else y.astype(np.result_type(x, weight), copy=False)
 
 
 def linear_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, Array]:
@@ -143,11 +144,20 @@ def linear_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, A
     return dx, d_weight.astype(weight.dtype, copy=False), d_bias.astype(weight.dtype, copy=False)
 
 
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+
+
 def widest(*arrays: Array) -> np.dtype[Any]:
     """Return what products of these are computed in: float32, or float64 where one of them is."""
-    return np.dtype(np.float64 if any(x.dtype == np.float64 for x in arrays) else np.float32)
+    for x in arrays:
+        if x.dtype == FLOAT64:
+            return FLOAT64
+    return FLOAT32
 
 
 def plain(x: Array, dtype: np.dtype[Any]) -> Array:
     """Return an array as the core reads it: native, aligned, without gaps. A copy only where it is not."""
+    flags = x.flags
+    if x.dtype == dtype and flags.c_contiguous and flags.aligned:
+        return x
     return np.require(x, dtype, ("C", "A"))

@@ -443,7 +443,9 @@ def _settings(
     parts: dict[str, Module], layer: TransformerEncoderLayer, is_causal: bool, dtype: np.dtype[Any]
 ) -> _transformer.Layer:
     attention, linear1, linear2 = layer.self_attn, layer.linear1, layer.linear2
-    first, wide, last = (part.p if part.training else 0.0 for part in (layer.dropout1, layer.dropout, layer.dropout2))
+    first, wide, last = (
+        part.p if part.training else 0.0 for part in (layer.dropout1, layer.dropout, layer.dropout2)
+    )
     drops = (attention.dropout if attention.training else 0.0, first, wide, last)
     return _transformer.Layer(
         attention.num_heads,

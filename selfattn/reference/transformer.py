@@ -75,18 +75,17 @@ def transformer_vjp(
             table_grads = [np.zeros(model.table.shape, compute)]
             np.add.at(table_grads[0], given, dx)
         shared = [one.total for one in d_masks if one.total is not None]
-        d_shared: Array | None = np.sum(shared, axis=0) if shared else None
+        alike = len({one.shape for one in shared}) == 1  # layers have as many heads
+        d_shared: Array | None = np.sum(shared, axis=0) if alike else None
         return dx, table_grads + first_grads + layer_grads + final_grads, d_shared
 
     return y, pullback
 
 
 def _compute_dtype(model: Any, given: Array, compute_dtype: npt.DTypeLike | None) -> np.dtype[Any]:
-    if compute_dtype is not None:
-        return np.dtype(compute_dtype)
-    if model.table is not None:
-        return np.dtype(model.table.dtype)
-    dtype: np.dtype[Any] = given.dtype
+    dtype: np.dtype[Any] = np.dtype(compute_dtype)
+    if compute_dtype is None:
+        dtype = given.dtype if model.table is None else model.table.dtype
     return dtype
 
 

@@ -322,6 +322,22 @@ BAD_FOLDERS = {
         ),
         r"has {.*\(5, 16\).*config.json says {.*\(6, 16\)",
     ),
+    "an unknown key of the transformer": (
+        lambda f: add_pipeline(f, old_pooling("mean"), transformer={"query_expansion": 32}),
+        "query_expansion 32 is not known",
+    ),
+    "an argument of Transformers": (
+        lambda f: add_pipeline(f, old_pooling("mean"), transformer={"config_args": {"num_hidden_layers": 1}}),
+        "num_hidden_layers 1 is not known",
+    ),
+    "rows that are not the last": (
+        lambda f: add_pipeline(
+            f,
+            old_pooling("mean"),
+            transformer={"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}},
+        ),
+        "modality_config .*pooler_output.* is not supported",
+    ),
     "a default prompt that is not there": (
         lambda f: add_pipeline(f, old_pooling("mean"), sentence={"prompts": {}, "default_prompt_name": "q"}),
         "default_prompt_name 'q' is none of the prompts",
@@ -489,6 +505,19 @@ def test_logits_of_pairs_and_sentences(classifier):
     np.testing.assert_array_equal(ours.predict(map(list, PAIRS), batch_size=1), y[:3])
     np.testing.assert_allclose(ours.steps(PAIRS[0]).output, ours.hidden_states(PAIRS[0])[-1], **TOLERANCE)
     assert ours.predict([]).shape == (0, 3)
+
+
+def test_a_cross_encoder_of_sentence_transformers(tmp_path):
+    """Its folder has a modules.json without pooling."""
+    torch, library = pytest.importorskip("torch"), pytest.importorskip("sentence_transformers")
+    save_bert(tmp_path / "bert", kind="BertForSequenceClassification", num_labels=1)
+    library.CrossEncoder(str(tmp_path / "bert"), device="cpu").save(str(tmp_path / "made"))
+    model = models.load(tmp_path / "made")
+    models.save(model, tmp_path / "again")
+    for folder in ("made", "again"):
+        theirs = library.CrossEncoder(str(tmp_path / folder), device="cpu")
+        expected = theirs.predict(PAIRS, activation_fn=torch.nn.Identity(), show_progress_bar=False)
+        np.testing.assert_allclose(model.predict(PAIRS)[:, 0], expected, **TOLERANCE)
 
 
 # ---------------------------------------------------------------------------------------------------- command line

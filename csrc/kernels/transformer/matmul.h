@@ -53,9 +53,55 @@ SA_ONCE void FN(multiply_ahead)(const sa_product *p, ptrdiff_t k, ptrdiff_t dept
     }
 }
 
+/* One to four rows: B is transposed in registers and not kept. The same sums. */
+SA_INLINE void FN(few_rows)(const sa_product *p, const int rows) {
+    const real *a = p->a;
+    for (ptrdiff_t c = 0; c < p->width; c += SA_LANES) {
+        const real *b = (const real *)p->b + c * p->b_stride;
+        real *to = (real *)p->c + c;
+        for (ptrdiff_t first = 0; first < p->n; first += SA_PANEL_DEPTH) {
+            const ptrdiff_t end = p->n - first < SA_PANEL_DEPTH ? p->n : first + SA_PANEL_DEPTH;
+            vec sum[4], t[SA_LANES];
+            SA_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                sum[r] = V(set1)(0);
+            }
+            for (ptrdiff_t k = first; k < end; k += SA_LANES) {
+                FN(load_transposed)(b + k, p->b_stride, p->width - c, end - k, t);
+                SA_UNROLL
+                for (int i = 0; i < SA_LANES; ++i) {
+                    if (k + i < end) {
+                        SA_UNROLL
+                        for (int r = 0; r < rows; ++r) {
+                            sum[r] = V(fma)(V(set1)(a[r * p->a_stride + k + i]), t[i], sum[r]);
+                        }
+                    }
+                }
+            }
+            SA_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                real *c_r = to + r * p->c_stride;
+                FN(store_up_to)(c_r, FN(load_up_to)(c_r, p->width - c) + sum[r], p->width - c);
+            }
+        }
+    }
+}
+SA_LEAF void FN(few_rows1)(const sa_product *p) { FN(few_rows)(p, 1); }
+SA_LEAF void FN(few_rows2)(const sa_product *p) { FN(few_rows)(p, 2); }
+SA_LEAF void FN(few_rows3)(const sa_product *p) { FN(few_rows)(p, 3); }
+SA_LEAF void FN(few_rows4)(const sa_product *p) { FN(few_rows)(p, 4); }
+
 SA_KERNEL void FN(matmul_nt)(const sa_product *p, void *scratch) {
     const real *a = p->a, *b = p->b;
     real *panel = scratch;
+    switch (p->m) {
+    case 0: return;
+    case 1: FN(few_rows1)(p); return;
+    case 2: FN(few_rows2)(p); return;
+    case 3: FN(few_rows3)(p); return;
+    case 4: FN(few_rows4)(p); return;
+    default: break;
+    }
     for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
         const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
         FN(pack_panel_transposed)(b + k, p->b_stride, depth, p->width, panel, SA_PANEL);
