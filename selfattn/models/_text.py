@@ -39,7 +39,7 @@ FIRST_PIECE, PIECE = (
     256,
     2048,
 )  # sentences that are tokenised at once; few at first, so that the core soon has work
-MOST_CHARACTERS = 2**20  # of them together
+MOST_CHARACTERS = 2**18  # of them together
 TOKENS = 16_384  # in a call of the core, or one sentence
 OTHER_TOKENIZER_FILES = ("special_tokens_map.json", _tokenizer.TOKENIZER_CONFIG)
 
@@ -388,7 +388,7 @@ class TextModel:
 
             model.tokens("a storm at sea")        # ['[CLS]', 'a', 'storm', 'at', 'sea', '[SEP]']
         """
-        ids = self._ids(sentence)
+        ids = self._ids_and_types(sentence)[0]
         if self.tokenizer is None:
             raise ValueError(_tokenizer.missing(self._folder))
         return [str(self.tokenizer.id_to_token(n)) for n in ids]
