@@ -10,7 +10,7 @@ import numpy.typing as npt
 from selfattn.models._config import Config
 from selfattn.models._encoder import Encoder, Parameters, Pulled, Shapes, linear, norm, run, states
 from selfattn.nn import _transformer
-from selfattn.nn._arrays import Array, Gradients
+from selfattn.nn._arrays import Array, Gradients, checked_pullback
 from selfattn.nn._transformer import Layer, Transformer
 from selfattn.nn.linear import linear as multiply
 from selfattn.nn.linear import linear_backward
@@ -229,8 +229,8 @@ class ViTModel(Encoder):
         settings, parameters = self._built(int(ends[1]) if len(ends) > 1 else 1)
         y, core_pullback = _transformer.vjp(settings, rows, ends)
 
-        def pullback(dy: Array) -> Gradients:
-            dx, grads, _ = core_pullback(np.asarray(dy, rows.dtype).reshape(rows.shape))
+        def backward(dy: Array) -> Gradients:
+            dx, grads, _ = core_pullback(dy.reshape(rows.shape))
             found = parameters.gradients(_transformer.arrays(settings), grads)
             d_rows = dx.reshape(len(patches), patches.shape[1] + 1, self.hidden_size)
             found[PLACES] = self._positions_gradient(d_rows.sum(axis=0, keepdims=True), grid)
@@ -240,7 +240,8 @@ class ViTModel(Encoder):
             found[f"{PATCHES}.bias"] = d_bias
             return self._named(found)
 
-        return self._shaped(y, pixels, grid), pullback
+        y = self._shaped(y, pixels, grid)
+        return y, checked_pullback(self, y, self.arrays.values(), backward)
 
     def hidden_states(self, pixels: npt.ArrayLike) -> list[Array]:
         """Compute the rows that enter the first layer, and those that leave each layer, of one image.
