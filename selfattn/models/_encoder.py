@@ -100,7 +100,8 @@ class Encoder(Module):
     config : mapping
         As in ``config.json``.
     arrays : mapping of str to ndarray, optional
-        The parameters. None draws new ones, as Transformers does.
+        The parameters. Those that are contiguous and of one dtype, float32 or float64, are kept, others converted. None draws
+        new ones, as Transformers does.
     rng : int, Generator or torch_rng, optional
         Where new parameters come from.
 

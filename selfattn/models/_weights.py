@@ -139,7 +139,7 @@ def fit(
         )
     found = {name: named[name] for name in shapes if name in named}
     widest = np.result_type(np.float32, *(array.dtype for array in found.values()))
-    return {name: array.astype(widest, copy=False) for name, array in found.items()}
+    return {name: np.require(array, widest, ["C", "A"]) for name, array in found.items()}
 
 
 def check_size(shapes: Mapping[str, tuple[int, ...]], most: int, where: str) -> None:

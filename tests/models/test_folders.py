@@ -279,3 +279,15 @@ def test_saving_over_the_folder_that_is_mapped(folder):
     models.save(model, folder)
     np.testing.assert_array_equal(models.load(folder).parameters()[NAME], model.parameters()[NAME])
     assert {path.name for path in folder.iterdir() if path.name.startswith(".")} == set()
+
+
+def test_arrays_that_are_given_are_kept_where_the_core_can_read_them():
+    arrays = models.BertModel(BERT, rng=0).state_dict()
+    arrays[NAME] = arrays[NAME].T.copy().T  # not contiguous
+    arrays["encoder.layer.0.output.dense.bias"] = arrays["encoder.layer.0.output.dense.bias"].astype(
+        np.float16
+    )
+    model = models.BertModel(BERT, arrays)
+    assert model.parameters()["pooler.dense.weight"] is arrays["pooler.dense.weight"]
+    expected = models.BertModel(BERT, rng=0).encode([[1, 2, 3]])
+    np.testing.assert_array_equal(model.encode([[1, 2, 3]]), expected)
