@@ -24,7 +24,7 @@ import numpy as np
 
 from selfattn import files, nn, training
 from selfattn.nn._arrays import Array
-from selfattn.text import WhitespaceTokenizer, train_sentencepiece
+from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
 from selfattn.training.progress import seen
 
 UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "options.json"
@@ -165,6 +165,10 @@ def _train(options: argparse.Namespace) -> int:
     else:
         model = _new_model(options, sentences, for_model)
         _begin(options, model, unfinished)
+    empty = _without_tokens(model, {sentence for triplet in triplets for sentence in triplet})
+    if empty:
+        triplets = [triplet for triplet in triplets if empty.isdisjoint(triplet)]
+        _say_left_out("train", len(empty))
     parameters = sum(array.size for array in model.parameters().values())
     say(f"{len(triplets)} triplets, {model.vocab_size} tokens, {parameters} parameters")
     try:
@@ -319,6 +323,11 @@ def _embed(options: argparse.Namespace) -> int:
             print(f"selfattn embed: {len(read) - len(sentences)} empty lines left out", file=sys.stderr)
         if not sentences:
             raise ValueError(f"{source} holds no sentence")
+    empty = _without_tokens(model, sentences) if options.sentences == [] else set()
+    if empty:
+        kept = [sentence for sentence in sentences if sentence not in empty]
+        _say_left_out("embed", len(sentences) - len(kept))
+        sentences = kept
     lines = _json_lines(model, sentences)
     if options.out is None or str(options.out) == "-":
         for line in lines:
@@ -372,6 +381,11 @@ def _search(options: argparse.Namespace) -> int:
         numbered = [(i, line) for i, line in enumerate(training.read_lines(source), 1) if line]
     else:
         numbered = list(enumerate(training.read_sentences(source, options.split), 1))
+    empty = _without_tokens(model, (text for _, text in numbered))
+    if empty:
+        kept = [(number, text) for number, text in numbered if text not in empty]
+        _say_left_out("search", len(numbered) - len(kept))
+        numbered = kept
     if not numbered:
         raise ValueError(f"{source} holds no sentence")
     texts = [text for _, text in numbered]
@@ -428,6 +442,18 @@ def _load(folder: Path) -> Any:
     if not hasattr(model, "encode"):
         raise ValueError(f"{folder} holds a {type(model).__name__}, which does not take text")
     return model
+
+
+def _without_tokens(model: Any, sentences: Iterable[str]) -> set[str]:
+    """Return the sentences of which the tokenizer of a trained model makes nothing: of invisible characters, say."""
+    if not isinstance(model, nn.EmbeddingModel):
+        return set()  # special tokens are left of them
+    tokenize = as_tokenizer(model.tokenizer)
+    return {sentence for sentence in sentences if not len(tokenize(sentence))}
+
+
+def _say_left_out(command: str, count: int) -> None:
+    print(f"selfattn {command}: {count} sentence{'s' * (count > 1)} without tokens left out", file=sys.stderr)
 
 
 def _shows_progress(sentences: Sequence[str]) -> bool:

@@ -351,3 +351,22 @@ def test_embed_takes_the_sign_of_standard_output_and_endings_in_capitals(here, t
         ["train", str(tmp_path / "T.TSV"), "--out", str(tmp_path / "m"), "--tokenizer", "whitespace", "--epochs", "1"]
     ) == 0  # fmt: skip
     assert capsys.readouterr().out.startswith("3 triplets, ")
+
+
+def test_lines_that_the_tokenizer_makes_nothing_of_are_left_out(here, tmp_path, capsys):
+    """SentencePiece removes characters that nobody sees: a line of them is no sentence."""
+    lines = make_text()
+    lines[20:20] = ["\u200b", "\ufeff\u200b"]
+    (tmp_path / "t.txt").write_text("\n".join(lines), encoding="utf-8")
+    text = str(tmp_path / "t.txt")
+    options = ["--dim", "8", "--vocab-size", "100", "--epochs", "1"]
+    assert cli.main(["train", text, "--out", str(tmp_path / "m"), *options]) == 0
+    assert "selfattn train: 2 sentences without tokens left out\n" in capsys.readouterr().err
+    assert cli.main(["search", "model", text, lines[30], "-k", "1"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"1.000\t{lines.index(lines[30]) + 1}\t{lines[30]}\n"
+    assert printed.err == "selfattn search: 2 sentences without tokens left out\n"
+    assert cli.main(["embed", "model", "--file", text]) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 120
+    assert printed.err == "selfattn embed: 2 sentences without tokens left out\n"
