@@ -113,6 +113,9 @@ class Encoder(Module):
     """
 
     training = False
+    kinds: ClassVar[
+        dict[str, str]
+    ]  # model_type of configurations, and how the names of Transformers' classes begin
     prefix: ClassVar[str]  # of the bare model's names within one with a head
     heads: ClassVar[tuple[str, ...]] = (
         "cls.", "lm_head.", "classifier.", "pre_classifier.", "qa_outputs.", "vocab_", "head.", "decoder.", "pooler.",
@@ -126,7 +129,12 @@ class Encoder(Module):
         rng: init.Rng = None,
         where: str = "",
     ) -> None:
-        self.config = dict(config)
+        self.config = {"model_type": next(iter(self.kinds))} | dict(config)
+        if self.config["model_type"] not in self.kinds:
+            raise ValueError(
+                f"{where or 'the configuration'} is of type {self.config['model_type']!r}; {type(self).__name__} takes "
+                f"{', '.join(self.kinds)}"
+            )
         read = Config(config, where or "the configuration")
         self._read(read)
         read.finish()

@@ -118,6 +118,8 @@ def fit(
     """
     named: dict[str, Array] = {}
     for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"{name} must be an ndarray, not {type(array).__name__}")
         new = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         if new not in shapes:
             new = new.removeprefix(prefix) if new.startswith(prefix) else prefix + new

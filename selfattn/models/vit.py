@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ class ViTModel(Encoder):
     (2, 5, 8)
     """
 
+    kinds: ClassVar[dict[str, str]] = {"vit": "ViT", "dinov2": "Dinov2"}
     prefix = "vit."
 
     def _read(self, config: Config) -> None:
