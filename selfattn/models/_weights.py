@@ -83,9 +83,7 @@ def _map(path: Path) -> dict[str, Array]:
         if dtype is None:  # position_ids, for example
             continue
         start, end = (begin + offset for offset in entry["data_offsets"])
-        flat = np.asarray(data[start:end])
-        if start % np.dtype(dtype).itemsize:
-            flat = flat.copy()
+        flat = np.asarray(data[start:end])  # between two words, perhaps; `fit` copies that
         arrays[name] = _widened(flat.view(dtype), entry["dtype"]).reshape(entry["shape"])
     return arrays
 
