@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from selfattn.files import to_safetensors, write_files
+from selfattn.models._classifier import Classifier
 from selfattn.models._config import read_config
 from selfattn.models._encoder import Encoder
 from selfattn.models._text import TextModel, attach, pools, text_files, transformer_folder
@@ -48,14 +49,19 @@ __all__ = [
 ]
 
 MODELS: dict[str, type[Encoder]] = {
-    "bert": BertModel, "roberta": RobertaModel, "xlm-roberta": RobertaModel, "camembert": RobertaModel,
-    "distilbert": DistilBertModel, "mpnet": MPNetModel, "modernbert": ModernBertModel, "vit": ViTModel, "dinov2": ViTModel,
-}  # fmt: skip
+    kind: each
+    for each in (BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel)
+    for kind in each.kinds
+}
 CLASSIFIERS: dict[str, type[Encoder]] = {
-    "bert": BertForSequenceClassification, "roberta": RobertaForSequenceClassification,
-    "xlm-roberta": RobertaForSequenceClassification, "camembert": RobertaForSequenceClassification,
-    "distilbert": DistilBertForSequenceClassification,
-}  # fmt: skip
+    kind: each
+    for each in (
+        BertForSequenceClassification,
+        RobertaForSequenceClassification,
+        DistilBertForSequenceClassification,
+    )
+    for kind in each.kinds
+}
 
 # What another model may have left in a folder, and would change what is loaded from it.
 STALE = {
@@ -101,7 +107,7 @@ def load(path: str | os.PathLike[str], dtype: None = None) -> Any:
     config = read_config(transformer)
     kind = config["model_type"]
     architectures = config.get("architectures") or []
-    classifies = any("ForSequenceClassification" in str(name) for name in architectures) and not pools(folder)
+    classifies = any("ForSequenceClassification" in name for name in architectures) and not pools(folder)
     table = CLASSIFIERS if classifies else MODELS
     if kind not in table:
         what = "a sequence classifier" if table is CLASSIFIERS else "a model"
@@ -135,7 +141,10 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     folder = Path(path)
     content = {"model.safetensors": to_safetensors(model.state_dict(), {"format": "pt"})}
     config = dict(model.config)
-    config.setdefault("architectures", [type(model).__name__])
+    family = model.kinds[config["model_type"]]
+    config["architectures"] = [
+        family + ("ForSequenceClassification" if isinstance(model, Classifier) else "Model")
+    ]
     if isinstance(model, TextModel):
         content |= text_files(model)
     content["config.json"] = (json.dumps(config, indent=2) + "\n").encode()

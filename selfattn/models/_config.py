@@ -109,4 +109,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = read_json(folder / "config.json")
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ValueError(f"{folder / 'config.json'} does not describe a model: it has no model_type")
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"{folder / 'config.json'}: architectures must be a list of names, not {names!r}")
     return config

@@ -9,10 +9,10 @@ import numpy as np
 
 from selfattn.models._config import Config
 from selfattn.models._pipeline import IN_CORE, normalized
-from selfattn.models._text import Piece, TextModel, one_or_many, pack
+from selfattn.models._text import Cut, Piece, TextModel, one_or_many, pack
 from selfattn.models._weights import fit
 from selfattn.nn import _transformer, init
-from selfattn.nn._arrays import Array, Gradients
+from selfattn.nn._arrays import Array, Gradients, checked_pullback
 from selfattn.nn._transformer import Norm, Projection, Transformer
 from selfattn.nn.module import Module
 
@@ -100,7 +100,8 @@ class Encoder(Module):
     config : mapping
         As in ``config.json``.
     arrays : mapping of str to ndarray, optional
-        The parameters. None draws new ones, as Transformers does.
+        The parameters. Those that are contiguous and of one dtype, float32 or float64, are kept, others converted. None draws
+        new ones, as Transformers does.
     rng : int, Generator or torch_rng, optional
         Where new parameters come from.
 
@@ -112,6 +113,9 @@ class Encoder(Module):
     """
 
     training = False
+    kinds: ClassVar[
+        dict[str, str]
+    ]  # model_type of configurations, and how the names of Transformers' classes begin
     prefix: ClassVar[str]  # of the bare model's names within one with a head
     heads: ClassVar[tuple[str, ...]] = (
         "cls.", "lm_head.", "classifier.", "pre_classifier.", "qa_outputs.", "vocab_", "head.", "decoder.", "pooler.",
@@ -125,7 +129,12 @@ class Encoder(Module):
         rng: init.Rng = None,
         where: str = "",
     ) -> None:
-        self.config = dict(config)
+        self.config = {"model_type": next(iter(self.kinds))} | dict(config)
+        if self.config["model_type"] not in self.kinds:
+            raise ValueError(
+                f"{where or 'the configuration'} is of type {self.config['model_type']!r}; {type(self).__name__} takes "
+                f"{', '.join(self.kinds)}"
+            )
         read = Config(config, where or "the configuration")
         self._read(read)
         read.finish()
@@ -350,33 +359,47 @@ class TextEncoder(TextModel, Encoder):
         Raises
         ------
         NotImplementedError
-            The folder's pooling is none of mean, cls and last token, or a Dense follows it.
+            The folder's pooling is none of mean, cls and last token, leaves the prompt out, or a Dense follows it.
+
+        Warns
+        -----
+        UserWarning
+            Texts were cut, as for :meth:`encode`.
         """
         pipeline = self._pipeline()
+        before = pipeline.prompt(None)
         after = [dense for _, dense in pipeline.after]
         if (
             len(pipeline.modes) != 1
             or pipeline.modes[0] not in IN_CORE
             or any(after)
             or pipeline.truncate_dim
+            or (before and not pipeline.include_prompt)
         ):
             raise NotImplementedError(
-                "gradients need a pooling of mean, cls or last token, and no Dense behind it"
+                "gradients need a pooling of mean, cls or last token, over the prompt as well, and no Dense behind it"
             )
         alone, given, _ = one_or_many(sentences)
-        ready = self._ready(Piece(list(given), 0), pipeline.prompt(None))
+        ready = self._ready(Piece(list(given), 0), before)
+        cut = Cut()
+        cut.add(ready.cut, len(ready.ids), self._limit())
+        cut.tell()
         ids, cu_seqlens = pack(ready.ids)
         rows, pulled = self._rows_vjp(ids, cu_seqlens, IN_CORE[pipeline.modes[0]])
-        y = normalized(rows) if after else rows
+        y = unit = normalized(rows) if after else rows
 
-        def pullback(dy: Any) -> Gradients:
-            d = np.asarray(dy, rows.dtype).reshape(rows.shape)
+        def backward(dy: Array) -> Gradients:
+            d = dy.reshape(rows.shape)
             if after:  # d/dx of x / |x|
                 length = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1, keepdims=True))
-                d = ((d - y * (d * y).sum(axis=1, keepdims=True)) / length).astype(rows.dtype)
+                d = ((d - unit * (d * unit).sum(axis=1, keepdims=True)) / length).astype(rows.dtype)
             return self._named(pulled(d))
 
-        return (y[0] if alone else y), pullback
+        y = y[0] if alone else y
+        tables = (self.word_table, self.type_table, self.position_table)  # no gradient depends on them
+        return y, checked_pullback(
+            self, y, [array for name, array in self.arrays.items() if name not in tables], backward
+        )
 
 
 def _places(cu_seqlens: Array) -> Array:

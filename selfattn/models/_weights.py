@@ -83,9 +83,7 @@ def _map(path: Path) -> dict[str, Array]:
         if dtype is None:  # position_ids, for example
             continue
         start, end = (begin + offset for offset in entry["data_offsets"])
-        flat = np.asarray(data[start:end])
-        if start % np.dtype(dtype).itemsize:
-            flat = flat.copy()
+        flat = np.asarray(data[start:end])  # between two words, perhaps; `fit` copies that
         arrays[name] = _widened(flat.view(dtype), entry["dtype"]).reshape(entry["shape"])
     return arrays
 
@@ -118,6 +116,8 @@ def fit(
     """
     named: dict[str, Array] = {}
     for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"{name} must be an ndarray, not {type(array).__name__}")
         new = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         if new not in shapes:
             new = new.removeprefix(prefix) if new.startswith(prefix) else prefix + new
@@ -139,7 +139,7 @@ def fit(
         )
     found = {name: named[name] for name in shapes if name in named}
     widest = np.result_type(np.float32, *(array.dtype for array in found.values()))
-    return {name: array.astype(widest, copy=False) for name, array in found.items()}
+    return {name: np.require(array, widest, ["C", "A"]) for name, array in found.items()}
 
 
 def check_size(shapes: Mapping[str, tuple[int, ...]], most: int, where: str) -> None:

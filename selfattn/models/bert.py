@@ -6,6 +6,8 @@ at Scale", 2020.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from selfattn.models._classifier import Classifier
 from selfattn.models._config import Config
 from selfattn.models._encoder import Parameters, Shapes, TextEncoder, linear, norm
@@ -30,6 +32,7 @@ class BertModel(TextEncoder):
     'encoder.layer.0.attention.self.query.weight'
     """
 
+    kinds: ClassVar[dict[str, str]] = {"bert": "Bert"}
     prefix = "bert."
     word_table = "embeddings.word_embeddings.weight"
     type_table = "embeddings.token_type_embeddings.weight"
@@ -106,6 +109,11 @@ class BertModel(TextEncoder):
 class RobertaModel(BertModel):
     """RoBERTa's and XLM-R's encoder, under the names of ``transformers.RobertaModel``: BERT, but for its first position."""
 
+    kinds: ClassVar[dict[str, str]] = {
+        "roberta": "Roberta",
+        "xlm-roberta": "XLMRoberta",
+        "camembert": "Camembert",
+    }
     prefix = "roberta."
 
     def _read(self, config: Config) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from selfattn.models._classifier import Classifier
 from selfattn.models._config import Config
 from selfattn.models._encoder import Parameters, Shapes, TextEncoder, linear, norm
@@ -11,6 +13,7 @@ from selfattn.nn._transformer import Layer, Transformer
 class DistilBertModel(TextEncoder):
     """DistilBERT's encoder, under the names of ``transformers.DistilBertModel``. See :func:`selfattn.models.load`."""
 
+    kinds: ClassVar[dict[str, str]] = {"distilbert": "DistilBert"}
     prefix = "distilbert."
     word_table = "embeddings.word_embeddings.weight"
     position_table = "embeddings.position_embeddings.weight"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 class ModernBertModel(TextEncoder):
     """ModernBERT's encoder, under the names of ``transformers.ModernBertModel``. See :func:`selfattn.models.load`."""
 
+    kinds: ClassVar[dict[str, str]] = {"modernbert": "ModernBert"}
     prefix = "model."
     word_table = "embeddings.tok_embeddings.weight"
 
@@ -58,21 +59,21 @@ class ModernBertModel(TextEncoder):
             raise ValueError(
                 f"{config.where}: rope_parameters must have {FULL} and {SLIDING} alone, not {rope!r}"
             )
-        for kind in theta:
+        for kind, default in list(theta.items()):
             own = rope.get(kind) or {}
             if own.get("rope_type", "default") != "default" or set(own) - {"rope_type", "rope_theta"}:
                 raise ValueError(
                     f"{config.where}: rope_parameters {own!r} is not supported; only rope_type 'default' is"
                 )
             theta[kind] = Config(own, f"{config.where}: rope_parameters of {kind}").number(
-                "rope_theta", theta[kind]
+                "rope_theta", default
             )
         if len(kinds) != self.num_layers or set(kinds) - {FULL, SLIDING}:
             raise ValueError(
                 f"{config.where}: layer_types must name {FULL} or {SLIDING} for each layer, not {kinds!r}"
             )
         config.only("rope_scaling", None)
-        self.kinds, self.theta = list(kinds), theta
+        self.layer_types, self.theta = list(kinds), theta
 
     def _shapes(self) -> tuple[Shapes, set[str]]:
         d = self.hidden_size
@@ -102,7 +103,7 @@ class ModernBertModel(TextEncoder):
         )
 
     def _layer(self, p: Parameters, n: int, longest: int) -> Layer:
-        name, kind = f"layers.{n}.", self.kinds[n]
+        name, kind = f"layers.{n}.", self.layer_types[n]
         dtype = self.arrays[self.word_table].dtype
         return Layer(
             self.num_heads,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
@@ -16,6 +18,7 @@ BUCKETS, MOST_DISTANCE = 32, 128
 class MPNetModel(TextEncoder):
     """MPNet's encoder, under the names of ``transformers.MPNetModel``. See :func:`selfattn.models.load`."""
 
+    kinds: ClassVar[dict[str, str]] = {"mpnet": "MPNet"}
     prefix = "mpnet."
     word_table = "embeddings.word_embeddings.weight"
     position_table = "embeddings.position_embeddings.weight"

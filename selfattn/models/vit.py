@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +10,12 @@ import numpy.typing as npt
 from selfattn.models._config import Config
 from selfattn.models._encoder import Encoder, Parameters, Pulled, Shapes, linear, norm, run, states
 from selfattn.nn import _transformer
-from selfattn.nn._arrays import Array, Gradients
+from selfattn.nn._arrays import Array, Gradients, checked_pullback
 from selfattn.nn._transformer import Layer, Transformer
 from selfattn.nn.linear import linear as multiply
 from selfattn.nn.linear import linear_backward
+
+Grid: TypeAlias = tuple[int, int]
 
 CLASS, PLACES = "embeddings.cls_token", "embeddings.position_embeddings"
 PATCHES = "embeddings.patch_embeddings.projection"
@@ -23,8 +25,8 @@ class ViTModel(Encoder):
     """ViT's encoder, or DINOv2's, under the names of ``transformers.ViTModel`` and ``Dinov2Model``.
 
     Called with pixels (n, channels, height, width), or of one image, it returns the last hidden states (n, 1 + patches, d),
-    the class token first. Pixels must be scaled and normalised as the model was trained; images have the size that the
-    configuration says.
+    the class token first. Pixels must be scaled and normalised as the model was trained. Images of ViT have the size that the
+    configuration says; DINOv2 takes any multiple of the patches, and resizes its table of positions.
 
     Examples
     --------
@@ -39,6 +41,7 @@ class ViTModel(Encoder):
     (2, 5, 8)
     """
 
+    kinds: ClassVar[dict[str, str]] = {"vit": "ViT", "dinov2": "Dinov2"}
     prefix = "vit."
 
     def _read(self, config: Config) -> None:
@@ -127,36 +130,67 @@ class ViTModel(Encoder):
 
     # ------------------------------------------------------------------------------------------------------ pixels
 
-    def _patches(self, pixels: npt.ArrayLike) -> Array:
-        """Return (images, patches, channels · patch · patch)."""
-        images = np.asarray(pixels)
-        dtype, size = self.arrays[CLASS].dtype, self.image
+    def _patches(self, pixels: npt.ArrayLike) -> tuple[Array, Grid]:
+        """Return (images, patches, channels · patch · patch), and how many patches stand below and beside each other."""
+        images, patch = np.asarray(pixels), self.patch
+        dtype = self.arrays[CLASS].dtype
         if images.dtype != dtype:
             raise TypeError(
                 f"pixels must be {dtype}, scaled and normalised as the model was trained, not {images.dtype}"
             )
         images = images[None] if images.ndim == 3 else images
-        if images.shape[1:] != (self.channels, size, size):
-            raise ValueError(
-                f"pixels must have shape (n, {self.channels}, {size}, {size}), not {np.shape(pixels)}"
+        if images.ndim != 4 or images.shape[1] != self.channels or not self._takes(*images.shape[2:]):
+            sides = (
+                f"height, width) with multiples of {patch}" if self.dino else f"{self.image}, {self.image})"
             )
-        n, side = len(images), size // self.patch
-        cut = images.reshape(n, self.channels, side, self.patch, side, self.patch)
-        return cut.transpose(0, 2, 4, 1, 3, 5).reshape(n, side * side, self.channels * self.patch**2)
+            raise ValueError(f"pixels must have shape (n, {self.channels}, {sides}, not {np.shape(pixels)}")
+        n, _, height, width = images.shape
+        down, across = height // patch, width // patch
+        cut = images.reshape(n, self.channels, down, patch, across, patch).transpose(0, 2, 4, 1, 3, 5)
+        return cut.reshape(n, down * across, self.channels * patch**2), (down, across)
+
+    def _takes(self, height: int, width: int) -> bool:
+        if not self.dino:
+            return height == width == self.image
+        return height > 0 and width > 0 and height % self.patch == width % self.patch == 0
+
+    def _stretches(self, grid: Grid) -> list[Array] | None:
+        """Return the matrices that resize the square of positions, downwards and across; None: it fits."""
+        side = self.image // self.patch
+        if grid == (side, side):
+            return None
+        return [_cubic(side, to).astype(self.arrays[PLACES].dtype) for to in grid]
+
+    def _positions(self, grid: Grid) -> Array:
+        """Return (1, 1 + patches, d): the class token's, and those of patches, resized if there are more or fewer."""
+        table, stretches = self.arrays[PLACES], self._stretches(grid)
+        if stretches is None:
+            return table
+        side, d = self.image // self.patch, self.hidden_size
+        square = np.einsum("ik,jl,kld->ijd", *stretches, table[0, 1:].reshape(side, side, d), optimize=True)
+        return np.concatenate([table[:, :1], square.reshape(1, -1, d)], axis=1)
+
+    def _positions_gradient(self, d_positions: Array, grid: Grid) -> Array:
+        """Take the gradient of what :meth:`_positions` returned back to the table."""
+        stretches, d = self._stretches(grid), self.hidden_size
+        if stretches is None:
+            return d_positions
+        square = np.einsum("ik,jl,ijd->kld", *stretches, d_positions[0, 1:].reshape(*grid, d), optimize=True)
+        return np.concatenate([d_positions[:, :1], square.reshape(1, -1, d)], axis=1)
 
     def _weight(self) -> Array:
         weight: Array = self.arrays[f"{PATCHES}.weight"].reshape(self.hidden_size, -1)
         return weight
 
-    def _rows(self, pixels: npt.ArrayLike) -> tuple[Array, Array, Array]:
-        """Return the rows of all images, where each begins, and the patches."""
-        patches = self._patches(pixels)
+    def _rows(self, pixels: npt.ArrayLike) -> tuple[Array, Array, Array, Grid]:
+        """Return the rows of all images, where each begins, the patches, and how they stand."""
+        patches, grid = self._patches(pixels)
         n, count, _ = patches.shape
         x = np.empty((n, count + 1, self.hidden_size), patches.dtype)
         x[:, :1] = self.arrays[CLASS]
         x[:, 1:] = multiply(patches, self._weight(), self.arrays[f"{PATCHES}.bias"])
-        x += self.arrays[PLACES]
-        return x.reshape(-1, self.hidden_size), np.arange(n + 1) * (count + 1), patches
+        x += self._positions(grid)
+        return x.reshape(-1, self.hidden_size), np.arange(n + 1) * (count + 1), patches, grid
 
     def forward(self, pixels: npt.ArrayLike) -> Array:
         """Compute the last hidden states.
@@ -169,12 +203,12 @@ class ViTModel(Encoder):
         -------
         ndarray, shape (n, 1 + patches, d) or (1 + patches, d)
         """
-        rows, ends, _ = self._rows(pixels)
+        rows, ends, _, grid = self._rows(pixels)
         y = run(self._built(int(ends[1]) if len(ends) > 1 else 1)[0], rows, ends, None)
-        return self._shaped(y, pixels)
+        return self._shaped(y, pixels, grid)
 
-    def _shaped(self, rows: Array, pixels: npt.ArrayLike) -> Array:
-        count = (self.image // self.patch) ** 2 + 1
+    def _shaped(self, rows: Array, pixels: npt.ArrayLike, grid: Grid) -> Array:
+        count = grid[0] * grid[1] + 1
         y = rows.reshape(len(rows) // count, count, self.hidden_size)
         return y[0] if np.ndim(pixels) == 3 else y
 
@@ -192,22 +226,23 @@ class ViTModel(Encoder):
         pullback : callable
             ``grads = pullback(dy)``, keyed like :meth:`parameters`; pixels have no gradient.
         """
-        rows, ends, patches = self._rows(pixels)
+        rows, ends, patches, grid = self._rows(pixels)
         settings, parameters = self._built(int(ends[1]) if len(ends) > 1 else 1)
         y, core_pullback = _transformer.vjp(settings, rows, ends)
 
-        def pullback(dy: Array) -> Gradients:
-            dx, grads, _ = core_pullback(np.asarray(dy, rows.dtype).reshape(rows.shape))
+        def backward(dy: Array) -> Gradients:
+            dx, grads, _ = core_pullback(dy.reshape(rows.shape))
             found = parameters.gradients(_transformer.arrays(settings), grads)
             d_rows = dx.reshape(len(patches), patches.shape[1] + 1, self.hidden_size)
-            found[PLACES] = d_rows.sum(axis=0, keepdims=True)
+            found[PLACES] = self._positions_gradient(d_rows.sum(axis=0, keepdims=True), grid)
             found[CLASS] = d_rows[:, :1].sum(axis=0, keepdims=True)
             _, d_weight, d_bias = linear_backward(d_rows[:, 1:], patches, self._weight())
             found[f"{PATCHES}.weight"] = d_weight.reshape(self.arrays[f"{PATCHES}.weight"].shape)
             found[f"{PATCHES}.bias"] = d_bias
             return self._named(found)
 
-        return self._shaped(y, pixels), pullback
+        y = self._shaped(y, pixels, grid)
+        return y, checked_pullback(self, y, self.arrays.values(), backward)
 
     def hidden_states(self, pixels: npt.ArrayLike) -> list[Array]:
         """Compute the rows that enter the first layer, and those that leave each layer, of one image.
@@ -225,6 +260,25 @@ class ViTModel(Encoder):
             raise ValueError(
                 f"pixels of one image must have shape (channels, height, width), not {np.shape(pixels)}"
             )
-        rows, ends, _ = self._rows(pixels)
+        rows, ends, _, _ = self._rows(pixels)
         settings: Any = self._built(int(ends[1]))[0]
         return states(settings._replace(final_norm=None), rows)
+
+
+def _cubic(given: int, wanted: int) -> Array:
+    """Return the matrix (wanted, given) that resizes a line of samples by cubic convolution.
+
+    Keys, "Cubic Convolution Interpolation for Digital Image Processing", 1981, equation 4 with a = −0.75, as PyTorch's
+    ``interpolate`` has it. Samples stand in the middle of their pixels; beyond the ends stand copies of the last ones.
+    """
+    a = -0.75
+    at = (np.arange(wanted) + 0.5) * (given / wanted) - 0.5
+    first = np.floor(at).astype(int) - 1
+    matrix = np.zeros((wanted, given))
+    for tap in range(4):
+        distance = np.abs(at - (first + tap))
+        near = (a + 2) * distance**3 - (a + 3) * distance**2 + 1
+        far = a * (distance**3 - 5 * distance**2 + 8 * distance - 4)
+        weight = np.where(distance <= 1, near, far)
+        np.add.at(matrix, (np.arange(wanted), np.clip(first + tap, 0, given - 1)), weight)
+    return matrix

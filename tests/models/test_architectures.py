@@ -138,6 +138,8 @@ def test_packed_sequences_equal_padded_ones_and_their_gradients(pair):
     y, pulled = ours._rows_vjp(flat, ends)
     close(y, rows)
     np.testing.assert_array_equal(y, ours._rows(flat, ends))
+    for n, one in enumerate(ids):  # alone, to the bit
+        np.testing.assert_array_equal(ours._rows(one, np.array([0, len(one)])), y[ends[n] : ends[n + 1]])
     dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
     (rows * torch.tensor(dy)).sum().backward()
     assert_gradients(ours._named(pulled(dy)), theirs, ours)
@@ -156,6 +158,11 @@ def test_token_types(pair):
     y, pulled = ours._rows_vjp(flat, ends, None, types)
     close(y, rows)
     np.testing.assert_array_equal(y, ours._rows(flat, ends, None, types))
+    types = np.where(
+        np.arange(len(flat)) < ends[1], 0, types
+    )  # the core looks up what has type 0 alone, else rows come from here: the same bits
+    mixed = ours._rows(flat, ends, None, types)
+    np.testing.assert_array_equal(mixed[: ends[1]], ours._rows(ids[0], ends[:2]))
     dy = np.ones_like(y)
     dy[::2] = -2
     (rows * torch.tensor(dy)).sum().backward()
@@ -175,19 +182,51 @@ def test_logits(pair):
     assert_gradients(ours._named(pulled(dy)), theirs, ours)
 
 
-def test_sentences_through_vjp(tmp_path):
-    """``vjp`` of a text model pools as the folder says: without sentence-transformers' files by the mean."""
+MODULES = [
+    {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+    for n, (path, kind) in enumerate(
+        (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    )
+]
+
+
+@pytest.mark.parametrize("mode", [None, "cls_token", "lasttoken"])
+def test_sentences_through_vjp(mode, tmp_path):
+    """``vjp`` pools as the folder says: without sentence-transformers' files by the mean, and does not normalise."""
     theirs = other("bert")
     theirs.save_pretrained(tmp_path)
+    if mode is not None:
+        (tmp_path / "modules.json").write_text(json.dumps(MODULES))
+        (tmp_path / "1_Pooling").mkdir()
+        config = {
+            "word_embedding_dimension": 24,
+            "pooling_mode_mean_tokens": False,
+            f"pooling_mode_{mode}": True,
+        }
+        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(config))
     ours, theirs = models.load(tmp_path), theirs.double()
     ids, _, _ = drawn_ids()
     y, pullback = ours.vjp([one.tolist() for one in ids])
+    np.testing.assert_array_equal(y, ours.encode([one.tolist() for one in ids]))
     inputs = padded(ids)
     weights = inputs["attention_mask"] / inputs["attention_mask"].sum(1, keepdim=True)
-    means = (theirs(**inputs).last_hidden_state * weights[..., None]).sum(1)
-    close(y, means)
-    means.square().sum().backward()
-    assert_gradients(pullback(2 * y), theirs, ours)
+    if mode is not None:
+        weights = torch.zeros(weights.shape)
+        weights[range(len(ids)), [0 if mode == "cls_token" else len(one) - 1 for one in ids]] = 1
+    pooled = (theirs(**inputs).last_hidden_state * weights[..., None]).sum(1)
+    pooled = pooled if mode is None else torch.nn.functional.normalize(pooled)
+    close(y, pooled)
+    dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    (pooled * torch.tensor(dy)).sum().backward()
+    assert_gradients(pullback(dy), theirs, ours)
+
+    alone, alone_pullback = ours.vjp(ids[0].tolist())
+    np.testing.assert_array_equal(alone, y[0])
+    with pytest.raises(ValueError, match="dy must have the shape"):
+        alone_pullback(dy)
+    ours.parameters()["encoder.layer.0.output.dense.bias"][0] += 1
+    with pytest.raises(RuntimeError, match="have changed since vjp"):
+        alone_pullback(dy[0])
 
 
 # ----------------------------------------------------------------------------------------------------------- pictures
@@ -204,6 +243,20 @@ def test_pictures(pair):
     np.testing.assert_array_equal(y[1], ours(pixels[1]))
     for state, expected in zip(ours.hidden_states(pixels[2]), truth.hidden_states, strict=True):
         close(state, expected[2])
+    dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    (truth.last_hidden_state * torch.tensor(dy)).sum().backward()
+    assert_gradients(pullback(dy), theirs, ours)
+
+
+@pytest.mark.parametrize("size", [(8, 12), (20, 28), (4, 4)])
+@pytest.mark.parametrize("pair", ["dinov2"], indirect=True)
+def test_dinov2_takes_images_of_other_sizes(pair, size):
+    theirs, ours = pair
+    pixels = np.random.default_rng(0).standard_normal((2, 2, *size)).astype(np.float32)
+    truth = theirs(torch.tensor(pixels).double())
+    y, pullback = ours.vjp(pixels)
+    close(y, truth.last_hidden_state)
+    np.testing.assert_array_equal(y, ours(pixels))
     dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
     (truth.last_hidden_state * torch.tensor(dy)).sum().backward()
     assert_gradients(pullback(dy), theirs, ours)

