@@ -84,6 +84,26 @@ SA_VERB void vf32_transpose(vf32 *a) {
         a[i + 12] = _mm512_shuffle_f32x4(y, w, 0xdd);
     }
 }
+/* Quarters of four rows are put together as they are loaded: only the 4×4 in each quarter is left to shuffle. */
+#define SA_HAS_TRANSPOSED_LOADS 1
+SA_VERB __m512 sa_four_quarters(const float *x, ptrdiff_t stride) {
+    const __m512 first = _mm512_castps128_ps512(_mm_loadu_ps(x));
+    const __m512 two = _mm512_insertf32x4(first, _mm_loadu_ps(x + 4 * stride), 1);
+    return _mm512_insertf32x4(_mm512_insertf32x4(two, _mm_loadu_ps(x + 8 * stride), 2), _mm_loadu_ps(x + 12 * stride), 3);
+}
+SA_VERB void vf32_load_transposed(const float *x, ptrdiff_t stride, vf32 *to) {
+    SA_UNROLL
+    for (int j = 0; j < 16; j += 4) {
+        const __m512 a = sa_four_quarters(x + j, stride), b = sa_four_quarters(x + stride + j, stride);
+        const __m512 c = sa_four_quarters(x + 2 * stride + j, stride), d = sa_four_quarters(x + 3 * stride + j, stride);
+        const __m512d ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b)), cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+        const __m512d ab_hi = _mm512_castps_pd(_mm512_unpackhi_ps(a, b)), cd_hi = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+        to[j] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+        to[j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+        to[j + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab_hi, cd_hi));
+        to[j + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab_hi, cd_hi));
+    }
+}
 #define SA_HAS_BF16_PAIRS 1
 #define SA_HAS_F16_LOADS 1
 SA_VERB vf32 vf32_even_bf16(const void *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16)); }

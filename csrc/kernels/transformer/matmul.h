@@ -24,13 +24,35 @@ SA_ONCE void FN(pack_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrd
     }
 }
 
+/* to[j] lane i = x[i·stride + j], of a whole block. */
+SA_INLINE void FN(load_block_transposed)(const real *x, ptrdiff_t stride, vec *to) {
+#if defined(SA_HAS_TRANSPOSED_LOADS) && !SA_REAL_IS_F64
+    V(load_transposed)(x, stride, to);
+#else
+    SA_UNROLL
+    for (int i = 0; i < SA_LANES; ++i) {
+        to[i] = V(load)(x + i * stride);
+    }
+    FN(transpose)(to);
+#endif
+}
+
 /* panel[k][c] = b[c][k]; its rows are `stride` long. */
 SA_ONCE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel,
                                        ptrdiff_t stride) {
     for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
-        for (ptrdiff_t k = 0; k < n; k += SA_LANES) {
-            vec t[SA_LANES];
-            FN(load_transposed)(b + c * b_stride + k, b_stride, width - c, n - k, t);
+        const real *from = b + c * b_stride;
+        ptrdiff_t k = 0;
+        vec t[SA_LANES];
+        for (; k + SA_LANES <= n && c + SA_LANES <= width; k += SA_LANES) {
+            FN(load_block_transposed)(from + k, b_stride, t);
+            SA_UNROLL
+            for (int i = 0; i < SA_LANES; ++i) {
+                V(store)(panel + (k + i) * stride + c, t[i]);
+            }
+        }
+        for (; k < n; k += SA_LANES) {
+            FN(load_transposed)(from + k, b_stride, width - c, n - k, t);
             for (int i = 0; i < SA_LANES && k + i < n; ++i) {
                 V(store)(panel + (k + i) * stride + c, t[i]);
             }
@@ -67,6 +89,17 @@ SA_INLINE void FN(few_rows)(const sa_product *p, const int rows) {
                 sum[r] = V(set1)(0);
             }
             for (ptrdiff_t k = first; k < end; k += SA_LANES) {
+                if (k + SA_LANES <= end && c + SA_LANES <= p->width) {
+                    FN(load_block_transposed)(b + k, p->b_stride, t);
+                    SA_UNROLL
+                    for (int i = 0; i < SA_LANES; ++i) {
+                        SA_UNROLL
+                        for (int r = 0; r < rows; ++r) {
+                            sum[r] = V(fma)(V(set1)(a[r * p->a_stride + k + i]), t[i], sum[r]);
+                        }
+                    }
+                    continue;
+                }
                 FN(load_transposed)(b + k, p->b_stride, p->width - c, end - k, t);
                 SA_UNROLL
                 for (int i = 0; i < SA_LANES; ++i) {
