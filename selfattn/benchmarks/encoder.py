@@ -83,6 +83,11 @@ def flops_of(folder: Path, lengths: Sequence[int]) -> float:
     return float(layers * np.sum(n * (8 * width**2 + 4 * width * wide) + 4 * n**2 * width))
 
 
+def _count(name: str, scale: float) -> int:
+    """Return how many texts a case has: only of the long lists a part can be taken."""
+    return max(1, round(COUNTS[name] * scale)) if name in ("mixed", "long") else COUNTS[name]
+
+
 def cases_of(folder: Path, corpus: Path, names: Sequence[str], scale: float) -> list[Case]:
     """Take the cases' texts from a corpus, spread over it; ``scale`` takes that part of their number."""
     tokenizer = tokenizer_of(folder)
@@ -96,7 +101,9 @@ def cases_of(folder: Path, corpus: Path, names: Sequence[str], scale: float) -> 
         if length >= LONG - 10:  # the last sentence goes beyond, by half its length on average
             paragraphs.append(" ".join(current))
             current, length = [], 0
-    words = [w for w in dict.fromkeys(re.findall(r"\b[a-z]+\b", text)) if tokenizer.token_to_id(w) is not None]
+    words = [
+        w for w in dict.fromkeys(re.findall(r"\b[a-z]+\b", text)) if tokenizer.token_to_id(w) is not None
+    ]
     rng = np.random.default_rng(0)
     sources = {
         "mixed": sentences,
@@ -106,7 +113,7 @@ def cases_of(folder: Path, corpus: Path, names: Sequence[str], scale: float) -> 
     }
     cases = []
     for name in names:
-        source, count = sources[name], max(1, round(COUNTS[name] * scale))
+        source, count = sources[name], _count(name, scale)
         if len(source) < count:
             raise ValueError(f"{corpus} has texts for {len(source)} of the {count} of the case {name!r}")
         step = 1 if name == "one" else len(source) / count
@@ -142,7 +149,7 @@ def _load_selfattn(folder: Path, onnx: Path, threads: int) -> Encode:
     models = import_module("selfattn.models")
     sa.set_num_threads(threads)
     model = models.load(folder)
-    return lambda texts, size: model.encode(texts)  # type: ignore[no-any-return]
+    return lambda texts, size: model.encode(texts)
 
 
 def _load_onnxruntime(folder: Path, onnx: Path, threads: int) -> Encode:
@@ -177,7 +184,7 @@ def pooled_model(folder: Path) -> Any:
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
 
-    class Pooled(torch.nn.Module):  # type: ignore[misc,name-defined]
+    class Pooled(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = transformers.AutoModel.from_pretrained(folder)
@@ -206,7 +213,7 @@ def _load_sentence_transformers(folder: Path, onnx: Path, threads: int) -> Encod
     torch: Any = import_module("torch")
     torch.set_num_threads(threads)
     model = import_module("sentence_transformers").SentenceTransformer(str(folder), device="cpu")
-    return lambda texts, size: model.encode(  # type: ignore[no-any-return]
+    return lambda texts, size: model.encode(
         texts, batch_size=size, show_progress_bar=False, normalize_embeddings=True
     )
 
@@ -237,12 +244,14 @@ def is_installed(engine: str) -> bool:
 def export(folder: Path, file: Path) -> None:
     """Write the pooled model as ONNX, with any number and length of texts."""
     torch: Any = import_module("torch")
-    ids = torch.ones((2, 8), dtype=torch.int64)
+    ids, mask = (
+        torch.ones((2, 8), dtype=torch.int64) for _ in range(2)
+    )  # one tensor twice would be one input
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=_settings(folder)[1])
     axes = {0: batch, 1: length}
     torch.onnx.export(
         pooled_model(folder),
-        (ids, ids),
+        (ids, mask),
         str(file),
         input_names=["input_ids", "attention_mask"],
         output_names=["sentence_embedding"],
@@ -355,13 +364,21 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("folder", type=Path, help="as sentence-transformers saves it; mean pooling, normalised")
-    add("--corpus", type=Path, default=find_corpus(), metavar="FILE", help="plain text; default: gensim's, if installed")
+    add(
+        "--corpus",
+        type=Path,
+        default=find_corpus(),
+        metavar="FILE",
+        help="plain text; default: gensim's, if installed",
+    )
     add("--cases", default=",".join(COUNTS), metavar="A,B", help="any of these (the default: all)")
     add("--engines", metavar="A,B", help=f"any of {', '.join(LIBRARIES)}; default: all installed")
     add("--threads", default="", metavar="N,N", help="default: the CPUs of this process, and 1")
     add("--rounds", type=int, default=5, metavar="N")
     add("--seconds", type=float, default=0.1, metavar="T", help="least length of a batch of timings")
-    add("--scale", type=float, default=1.0, metavar="F", help="take this part of the texts")
+    add(
+        "--scale", type=float, default=1.0, metavar="F", help="take this part of the mixed and the long texts"
+    )
     add("--onnx", type=Path, metavar="FILE", help="keep the exported model here, or take it from here")
     add("--no-start", action="store_true", help="leave out the time to the first embedding and the memory")
     add("--json", type=Path, metavar="FILE", help="save the times, in seconds")
@@ -377,7 +394,9 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error(f"no engine {', '.join(sorted(unknown))}; there are {', '.join(LIBRARIES)}")
     missing = [engine for engine in named if not is_installed(engine)]
     if options.engines and missing:
-        parser.error(f"{', '.join(missing)} is not installed; pip install 'selfattn[bench]' installs all peers")
+        parser.error(
+            f"{', '.join(missing)} is not installed; pip install 'selfattn[bench]' installs all peers"
+        )
     options.engines = [engine for engine in named if engine not in missing]
     if not options.engines:
         parser.error("no engine is installed")
@@ -392,7 +411,9 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     if options.rounds < 1 or not options.seconds >= 0 or not 0 < options.scale <= 1:
         parser.error("rounds must be at least 1, seconds at least 0, scale in (0, 1]")
     try:
-        options.threads = sorted({int(n) for n in options.threads.split(",") if n} or {config.usable_cpus(), 1})[::-1]
+        options.threads = sorted(
+            {int(n) for n in options.threads.split(",") if n} or {config.usable_cpus(), 1}
+        )[::-1]
     except ValueError:
         parser.error(f"threads are integers with commas between them, not {options.threads!r}")
     if min(options.threads) < 1:
@@ -417,8 +438,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench enc
 
 def _run(cases: Sequence[Case], onnx: Path, texts: Path, options: argparse.Namespace) -> int:
     engines, threads = options.engines, options.threads
-    print(preamble(versions_of([e for e in engines if e != "selfattn"]), options.rounds, options.seconds), end="\n\n")
-    heads = f"{'case':28s} threads  {'library':22s} {'texts/s':>8s} {'ms':>10s} {'GFLOP/s':>8s} {'of peak':>7s}"
+    print(
+        preamble(versions_of([e for e in engines if e != "selfattn"]), options.rounds, options.seconds),
+        end="\n\n",
+    )
+    heads = (
+        f"{'case':28s} threads  {'library':22s} {'texts/s':>8s} {'ms':>10s} {'GFLOP/s':>8s} {'of peak':>7s}"
+    )
     print(f"{heads} {'vs first':>8s}", flush=True)
     saved: list[dict[str, Any]] = []
     sound = True
@@ -430,7 +456,12 @@ def _run(cases: Sequence[Case], onnx: Path, texts: Path, options: argparse.Names
                     measured = turns.measure(case, options.rounds, options.seconds, TOLERANCE)
                 print(lines_of(case, measured, [count], engines), flush=True)
                 sound = sound and not measured.errors
-                facts = {"case": case.name, "texts": len(case.texts), "tokens": case.tokens, "flops": case.flops}
+                facts = {
+                    "case": case.name,
+                    "texts": len(case.texts),
+                    "tokens": case.tokens,
+                    "flops": case.flops,
+                }
                 saved.append({**facts, "peaks": measured.peaks, "results": measured.as_rows()})
         if not options.no_start and memory.AVAILABLE:
             texts.write_text(json.dumps(max(cases, key=lambda case: case.tokens).texts), encoding="utf-8")

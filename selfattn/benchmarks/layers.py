@@ -182,7 +182,9 @@ def open_engine(engine: str, threads: int) -> Prepare:
     return ENGINES[engine](engine, threads)
 
 
-def line_of(case: Case, measured: Measured, threads: Sequence[int], peers: Sequence[str], label_width: int) -> str:
+def line_of(
+    case: Case, measured: Measured, threads: Sequence[int], peers: Sequence[str], label_width: int
+) -> str:
     """Return the lines of a case, one for each number of threads."""
     lines = []
     for count in threads:
@@ -208,8 +210,10 @@ def line_of(case: Case, measured: Measured, threads: Sequence[int], peers: Seque
 
 def _sizes(text: str) -> list[tuple[int, ...]]:
     sizes = [tuple(int(n) for n in size.split("x")) for size in text.split(",")]
-    if any(len(size) != 3 or min(size) < 1 or size[0] % HEAD_WIDTH for size in sizes):  # noqa: PLR2004
-        raise argparse.ArgumentTypeError(f"WIDTHxTOKENSxBATCH, widths multiples of {HEAD_WIDTH}, not {text!r}")
+    if any(len(size) != 3 or min(size) < 1 or size[0] % HEAD_WIDTH for size in sizes):
+        raise argparse.ArgumentTypeError(
+            f"WIDTHxTOKENSxBATCH, widths multiples of {HEAD_WIDTH}, not {text!r}"
+        )
     return sizes
 
 
@@ -220,7 +224,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench lay
     )
     add = parser.add_argument
     add("--kinds", default="train,eval,forward,linear", metavar="A,B", help="any of these (the default: all)")
-    add("--sizes", type=_sizes, default=list(SIZES), metavar="DxTxB,…", help="of the encoders: width, tokens, batch")
+    add(
+        "--sizes",
+        type=_sizes,
+        default=list(SIZES),
+        metavar="DxTxB,…",
+        help="of the encoders: width, tokens, batch",
+    )
     add("--peers", metavar="A,B", help="any of torch, numpy, or none; default: all installed")
     add("--threads", default="", metavar="N,N", help="default: the CPUs of this process, and 1")
     add("--rounds", type=int, default=7, metavar="N")
@@ -247,11 +257,16 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench lay
     return _run(cases_of(kinds, options.sizes), peers, threads, options)
 
 
-def _run(cases: Sequence[Case], peers: Sequence[str], threads: Sequence[int], options: argparse.Namespace) -> int:
+def _run(
+    cases: Sequence[Case], peers: Sequence[str], threads: Sequence[int], options: argparse.Namespace
+) -> int:
     versions = versions_of(peers)
     print(preamble(versions, options.rounds, options.seconds), end="\n\n")
     label_width = max(len(case.label) for case in cases)
-    heads = [f"{'case':{label_width}s} threads", *(f"{name + ': time, GFLOP/s (of peak)':>28s}" for name in versions)]
+    heads = [
+        f"{'case':{label_width}s} threads",
+        *(f"{name + ': time, GFLOP/s (of peak)':>28s}" for name in versions),
+    ]
     heads += [f"vs {peer}".rjust(9) for peer in peers]
     heads += [f"{max(threads)} vs {min(threads)} thr"] if len(threads) > 1 else []
     print("  ".join(heads), flush=True)

@@ -11,8 +11,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from importlib import metadata
+from multiprocessing.connection import Connection
 from statistics import median
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -61,6 +61,7 @@ def work(pipe: Connection, opened: Open, engine: str, threads: int) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     prepare: Prepare | None = None
     prepared: Prepared | None = None
+    answer: dict[str, Any]
     while (request := pipe.recv()) is not None:
         what, value = request
         try:
