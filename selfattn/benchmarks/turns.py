@@ -35,6 +35,7 @@ class Prepared(NamedTuple):
 
 
 Prepare = Callable[[Any], Prepared]
+Distance = Callable[[Any, Any], float]  # of two results of the same shape
 Open = Callable[[str, int], Prepare]  # engine, threads
 
 
@@ -43,6 +44,11 @@ class Contestant(NamedTuple):
 
     engine: str
     threads: int
+
+
+def greatest(result: Any, expected: Any) -> float:
+    """Return the greatest difference of two results."""
+    return float(np.max(np.abs(result - expected)))
 
 
 def time_of(call: Callable[[], Any], seconds: float) -> float:
@@ -159,7 +165,9 @@ class Turns:
             raise WorkerError(f"the {contestant.engine} worker ended on its own") from error
         return answer
 
-    def measure(self, case: Any, rounds: int, seconds: float, tolerance: float) -> Measured:
+    def measure(
+        self, case: Any, rounds: int, seconds: float, tolerance: float, distance: Distance = greatest
+    ) -> Measured:
         """Let all take turns; whose result differs from the first's by more than ``tolerance`` is told so."""
         measured = Measured({}, {}, {})
         expected = None
@@ -170,7 +178,7 @@ class Turns:
                 continue
             result = answer["result"]
             expected = result if expected is None else expected
-            difference = np.max(np.abs(result - expected)) if result.shape == expected.shape else np.inf
+            difference = distance(result, expected) if result.shape == expected.shape else np.inf
             if not difference <= tolerance:
                 measured.errors[contestant] = f"differs from the first library by {difference:.2g}"
             else:

@@ -87,3 +87,12 @@ def test_wrong_usage(arguments: str, message: str, capsys: pytest.CaptureFixture
         app.main(arguments.split())
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_gradients_are_compared_by_their_median() -> None:
+    distance = layers.distance_of(layers.Case("eval", 32, 5))
+    expected = np.zeros(20)
+    outlier, wrong, output = np.zeros(20), np.zeros(20), np.zeros(20)
+    outlier[12], wrong[10:], output[3] = 1.0, 1.0, 1.0
+    assert [distance(result, expected) for result in (outlier, wrong, output)] == [0, 1, 1]
+    assert layers.distance_of(layers.Case("forward", 32, 5))(outlier, expected) == 1
