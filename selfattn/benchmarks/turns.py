@@ -35,6 +35,7 @@ class Prepared(NamedTuple):
 
 
 Prepare = Callable[[Any], Prepared]
+Distance = Callable[[Any, Any], float]  # of two results of the same shape
 Open = Callable[[str, int], Prepare]  # engine, threads
 
 
@@ -43,6 +44,11 @@ class Contestant(NamedTuple):
 
     engine: str
     threads: int
+
+
+def greatest(result: Any, expected: Any) -> float:
+    """Return the greatest difference of two results."""
+    return float(np.max(np.abs(result - expected)))
 
 
 def time_of(call: Callable[[], Any], seconds: float) -> float:
@@ -61,9 +67,9 @@ def work(pipe: Connection, opened: Open, engine: str, threads: int) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     prepare: Prepare | None = None
     prepared: Prepared | None = None
+    answer: dict[str, Any]
     while (request := pipe.recv()) is not None:
         what, value = request
-        answer: dict[str, Any]
         try:
             if what == "prepare":
                 prepared = None  # frees what the last case needed
@@ -159,8 +165,10 @@ class Turns:
             raise WorkerError(f"the {contestant.engine} worker ended on its own") from error
         return answer
 
-    def measure(self, case: Any, rounds: int, seconds: float, tolerance: float) -> Measured:
-        """Let all take turns; whose result differs from the first's by more than ``tolerance``, relative to all of it, is told so."""
+    def measure(
+        self, case: Any, rounds: int, seconds: float, tolerance: float, distance: Distance = greatest
+    ) -> Measured:
+        """Let all take turns; whose result differs from the first's by more than ``tolerance`` is told so."""
         measured = Measured({}, {}, {})
         expected = None
         for contestant in self.pipes:
@@ -170,8 +178,7 @@ class Turns:
                 continue
             result = answer["result"]
             expected = result if expected is None else expected
-            fits = result.shape == expected.shape
-            difference = np.linalg.norm(result - expected) / np.linalg.norm(expected) if fits else np.inf
+            difference = distance(result, expected) if result.shape == expected.shape else np.inf
             if not difference <= tolerance:
                 measured.errors[contestant] = f"differs from the first library by {difference:.2g}"
             else:

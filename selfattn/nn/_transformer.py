@@ -125,7 +125,12 @@ def forward(model: Transformer, inputs: Array, cu_seqlens: Array) -> Array:
     ``inputs`` are ids (tokens,) of int64, or rows (tokens, d); ``cu_seqlens``, int64 (sequences + 1,), says where each
     sequence begins, and ends with the number of tokens. No sequence is empty.
     """
-    y: Array = _core._transformer_forward(inputs, cu_seqlens, as_core(model), False)
+    return compute(as_core(model), inputs, cu_seqlens)
+
+
+def compute(model: tuple[Any, Any, Any], inputs: Array, cu_seqlens: Array) -> Array:
+    """Compute what :func:`forward` does, of what :func:`as_core` made."""
+    y: Array = _core._transformer_forward(inputs, cu_seqlens, model, False)
     return y
 
 

@@ -60,18 +60,68 @@ SA_ONCE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdif
     }
 }
 
-/* A piece of A times a panel, some rows at a time; between them lines of the next piece of B are fetched, [rows][depth] from
- * `next` on: with few rows of A far weights come as fast as memory gives them. */
-SA_ONCE void FN(multiply_ahead)(const sa_product *p, ptrdiff_t k, ptrdiff_t depth, const real *panel, const real *next) {
-    const ptrdiff_t in_line = 64 / (ptrdiff_t)sizeof(real), lines = SA_PANEL_DEPTH / in_line, all = p->width * lines;
-    ptrdiff_t line = 0;
-    for (ptrdiff_t r = 0; r < p->m; r += SA_ROWS(SA_VECS)) {
-        const ptrdiff_t rows = p->m - r < SA_ROWS(SA_VECS) ? p->m - r : SA_ROWS(SA_VECS);
-        for (; line < all * (r + rows) / p->m; ++line) {
-            __builtin_prefetch(next + line / lines * p->b_stride + line % lines * in_line, 0, 2);
+/* ---- few rows, and weights from memory ------------------------------------------------------------------------------------
+ * A piece of A times a whole panel, and in between the next piece of B is fetched, a few lines at a time: a burst of them
+ * would fill the core's buffers, and its own loads would wait. */
+
+#define SA_STEPS_BETWEEN 8
+
+typedef struct {
+    const char *next; /* the row to fetch */
+    ptrdiff_t stride; /* bytes */
+    ptrdiff_t left;   /* rows */
+    int at_once;
+} FN(fetch);
+
+SA_INLINE void FN(fetch_weights)(FN(fetch) *f) {
+    for (int n = 0; n < f->at_once && f->left > 0; ++n, --f->left, f->next += f->stride) {
+        SA_UNROLL
+        for (int line = 0; line < (int)(SA_PANEL_DEPTH * sizeof(real) / 64); ++line) {
+            __builtin_prefetch(f->next + 64 * line, 0, 2);
         }
-        FN(outer)((const real *)p->a + r * p->a_stride + k, p->a_stride, panel, SA_PANEL, depth, rows,
-                  (real *)p->c + r * p->c_stride, p->c_stride, p->width);
+    }
+}
+
+/* As outer_tile, the same sums. */
+SA_INLINE void FN(fetching_tile)(const sa_product *p, ptrdiff_t r, ptrdiff_t k, ptrdiff_t depth, const real *panel, FN(fetch) *f,
+                                 const int rows) {
+    const real *a = (const real *)p->a + r * p->a_stride + k;
+    vec sum[8][4];
+    FN(set_to_zero)(sum, rows, SA_VECS);
+    for (ptrdiff_t i = 0; i < depth;) {
+        const ptrdiff_t end = depth - i < SA_STEPS_BETWEEN ? depth : i + SA_STEPS_BETWEEN;
+        FN(fetch_weights)(f);
+        for (; i < end; ++i) {
+            FN(add_outer)(sum, a + i, p->a_stride, panel + i * SA_PANEL, rows, 0, SA_VECS, false);
+        }
+    }
+    SA_UNROLL
+    for (int n = 0; n < rows; ++n) {
+        SA_UNROLL
+        for (int v = 0; v < SA_VECS; ++v) {
+            real *c = (real *)p->c + (r + n) * p->c_stride + v * SA_LANES;
+            V(store)(c, V(load)(c) + sum[n][v]);
+        }
+    }
+}
+
+SA_LEAF void FN(multiply_fetching)(const sa_product *p, ptrdiff_t k, ptrdiff_t depth, const real *panel, const real *next) {
+    const ptrdiff_t steps = (p->m + SA_ROWS(SA_VECS) - 1) / SA_ROWS(SA_VECS) * (SA_PANEL_DEPTH / SA_STEPS_BETWEEN);
+    FN(fetch) f = {(const char *)next, p->b_stride * (ptrdiff_t)sizeof(real), p->width, (int)((p->width + steps - 1) / steps)};
+    ptrdiff_t r = 0;
+    for (; r + SA_ROWS(SA_VECS) <= p->m; r += SA_ROWS(SA_VECS)) {
+        FN(fetching_tile)(p, r, k, depth, panel, &f, SA_ROWS(SA_VECS));
+    }
+    if (SA_ROWS(SA_VECS) > 4 && r + 4 <= p->m) {
+        FN(fetching_tile)(p, r, k, depth, panel, &f, 4);
+        r += 4;
+    }
+    if (r + 2 <= p->m) {
+        FN(fetching_tile)(p, r, k, depth, panel, &f, 2);
+        r += 2;
+    }
+    if (r < p->m) {
+        FN(fetching_tile)(p, r, k, depth, panel, &f, 1);
     }
 }
 
@@ -138,8 +188,8 @@ SA_KERNEL void FN(matmul_nt)(const sa_product *p, void *scratch) {
     for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
         const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
         FN(pack_panel_transposed)(b + k, p->b_stride, depth, p->width, panel, SA_PANEL);
-        if (p->far && p->m <= SA_FAR_ROWS) {
-            FN(multiply_ahead)(p, k, depth, panel, k + depth < p->n ? b + k + depth : b + p->width * p->b_stride);
+        if (p->far && p->m <= SA_FAR_ROWS && p->width == SA_PANEL) {
+            FN(multiply_fetching)(p, k, depth, panel, k + depth < p->n ? b + k + depth : b + p->width * p->b_stride);
         } else {
             FN(outer)(a + k, p->a_stride, panel, SA_PANEL, depth, p->m, p->c, p->c_stride, p->width);
         }
@@ -178,3 +228,4 @@ SA_KERNEL void FN(matmul_tn)(const sa_product *p, void *scratch) {
 #undef SA_PANEL_DEPTH
 #undef SA_SUMMED
 #undef SA_FAR_ROWS
+#undef SA_STEPS_BETWEEN

@@ -1,0 +1,98 @@
+"""The benchmarks of layers and encoders: their counts, their pairing, and whole runs of tiny sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from selfattn.benchmarks import app, encoder, layers
+from selfattn.benchmarks.turns import Contestant, Measured, Prepared, Turns
+
+
+def open_constant(engine: str, threads: int) -> object:
+    """Give each engine a result of its own, in the worker."""
+    value = {"selfattn": 1.0, "near": 1.001, "far": 2.0}[engine]
+    return lambda case: Prepared(lambda: None, np.full(case, value))
+
+
+def test_work_of_a_case() -> None:
+    forward = 2 * (2 * 5 * 3 * (4 * 32**2 + 2 * 32 * 128) + 4 * 3 * 5**2 * 32)  # products; scores and sums
+    assert layers.Case("forward", 32, 5, 3).flops == forward
+    assert layers.Case("train", 32, 5, 3).flops == 3 * forward
+    assert layers.Case("linear", 8, 5, out=4).flops == 2 * 5 * 8 * 4
+
+
+def test_ratios_are_paired() -> None:
+    own, peer, slow = Contestant("selfattn", 2), Contestant("a", 2), Contestant("b", 2)
+    measured = Measured({own: [1.0, 10.0, 2.0], peer: [2.0, 30.0, 2.0], slow: []}, {}, {})
+    assert measured.ratio(peer, own) == 2.0
+    assert measured.ratio(slow, own) is None
+
+
+def test_results_that_differ_are_not_timed() -> None:
+    contestants = [Contestant(name, 1) for name in ("selfattn", "near", "far")]
+    with Turns(open_constant, contestants) as turns:
+        measured = turns.measure(3, rounds=2, seconds=0.0, tolerance=0.01)
+    assert [len(times) for times in measured.times.values()] == [2, 2]
+    assert list(measured.errors) == [contestants[2]]
+    assert "differs" in measured.errors[contestants[2]]
+    assert measured.peaks[1] > 0
+
+
+def test_a_run_of_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="needs the package torch")
+    saved = tmp_path / "layers.json"
+    tiny = "--sizes 64x4x2 --kinds train,forward --peers torch --threads 2,1 --rounds 1 --seconds 0"
+    assert app.main(["layers", *tiny.split(), "--json", str(saved)]) == 0
+    cases = json.loads(saved.read_text())
+    assert [case["kind"] for case in cases] == ["train", "forward"]
+    assert [len(case["results"]) for case in cases] == [4, 4]
+    printed = capsys.readouterr().out
+    assert "vs torch" in printed
+    assert "train d=64, 2 x 4" in printed
+
+
+def test_texts_in_batches_keep_their_order() -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the package tokenizers")
+    words = {"[UNK]": 0, "a": 1, "b": 2, "c": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    shapes = []
+
+    def infer(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        shapes.append(ids.shape)
+        return np.stack([(ids * mask).sum(1), mask.sum(1)], axis=1)
+
+    texts = ["c c c c", "a", "b b b", "c a"]
+    found = encoder.in_batches(tokenizer, infer, texts, 2)
+    assert found.tolist() == [[12, 4], [1, 1], [6, 3], [4, 2]]
+    assert shapes == [(2, 2), (2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("layers --kinds x", "no cases of kind x"),
+        ("layers --sizes 33x4x2", "multiples of 32"),
+        ("layers --threads 0", "at least 1"),
+        ("encoder . --cases x", "no cases of kind x"),
+        ("encoder . --engines x", "no engine x"),
+    ],
+)
+def test_wrong_usage(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        app.main(arguments.split())
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_gradients_are_compared_by_their_median() -> None:
+    distance = layers.distance_of(layers.Case("eval", 32, 5))
+    expected = np.zeros(20)
+    outlier, wrong, output = np.zeros(20), np.zeros(20), np.zeros(20)
+    outlier[12], wrong[10:], output[3] = 1.0, 1.0, 1.0
+    assert [distance(result, expected) for result in (outlier, wrong, output)] == [0, 1, 1]
+    assert layers.distance_of(layers.Case("forward", 32, 5))(outlier, expected) == 1
