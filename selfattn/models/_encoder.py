@@ -130,6 +130,7 @@ class Encoder(Module):
         where: str = "",
     ) -> None:
         self.config = {"model_type": next(iter(self.kinds))} | dict(config)
+        self._prepared: dict[Any, Any] = {}
         if self.config["model_type"] not in self.kinds:
             raise ValueError(
                 f"{where or 'the configuration'} is of type {self.config['model_type']!r}; {type(self).__name__} takes "
@@ -237,6 +238,7 @@ class TextEncoder(TextModel, Encoder):
     type_table: ClassVar[str | None] = None
     position_table: ClassVar[str | None] = None
     first_position = 0
+    has_fixed_settings = True  # whatever the lengths and the numbers in the parameters
 
     def _core(self) -> Transformer:
         return self._built(self.max_positions)[0]
@@ -267,6 +269,11 @@ class TextEncoder(TextModel, Encoder):
     def _rows(self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None) -> Array:
         """Compute the last hidden states of packed sequences, or one row for each."""
         self._check_ids(ids, cu_seqlens)
+        if types is None and self.has_fixed_settings:  # they point to the live arrays: made once
+            if pooling not in self._prepared:
+                settings, _ = self._built(self.max_positions)
+                self._prepared[pooling] = _transformer.as_core(settings._replace(pooling=pooling))
+            return _transformer.compute(self._prepared[pooling], ids, cu_seqlens)
         settings, _ = self._built(int(np.diff(cu_seqlens).max(initial=1)))
         settings, inputs = self._inputs(settings, ids, cu_seqlens, types)
         return run(settings, inputs, cu_seqlens, pooling)

@@ -20,6 +20,7 @@ class ModernBertModel(TextEncoder):
 
     kinds: ClassVar[dict[str, str]] = {"modernbert": "ModernBert"}
     prefix = "model."
+    has_fixed_settings = False
     word_table = "embeddings.tok_embeddings.weight"
 
     def _read(self, config: Config) -> None:

@@ -20,6 +20,7 @@ class MPNetModel(TextEncoder):
 
     kinds: ClassVar[dict[str, str]] = {"mpnet": "MPNet"}
     prefix = "mpnet."
+    has_fixed_settings = False
     word_table = "embeddings.word_embeddings.weight"
     position_table = "embeddings.position_embeddings.weight"
     bias_table = "encoder.relative_attention_bias.weight"
