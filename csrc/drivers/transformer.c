@@ -83,31 +83,31 @@ sa_layout sa_layout_of(const sa_transformer *e, ptrdiff_t rows, bool keep) {
 
 sa_frame sa_frame_of(const sa_part *p) {
     const bool keep = p->plan->keep;
-    char *base = p->frames + (keep ? (size_t)p->layer * p->layout.bytes : 0);
+    char *base = p->frames + (keep ? (size_t)p->layer * p->plan->layout.bytes : 0);
     sa_frame f;
     for (int i = 0; i < SA_ARRAYS; ++i) {
-        f.array[i] = base + p->layout.at[i];
+        f.array[i] = base + p->plan->layout.at[i];
     }
     f.array[SA_STATS] = keep ? f.array[SA_STATS] : NULL;
-    f.y = keep ? base + p->layout.bytes : base;
+    f.y = keep ? base + p->plan->layout.bytes : base;
     return f;
 }
 
 char *sa_outer_unit(const sa_part *p, int which, char **scale) {
     const sa_transformer *e = p->e;
     if (!p->plan->keep) {
-        *scale = p->frames + p->layout.at[SA_SCALE];
-        return p->frames + p->layout.at[SA_UNIT];
+        *scale = p->frames + p->plan->layout.at[SA_SCALE];
+        return p->frames + p->plan->layout.at[SA_UNIT];
     }
     const size_t array = sa_array_bytes(e, p->capacity, e->d), each = array + sa_array_bytes(e, p->capacity, 1);
-    char *unit = p->frames + (size_t)e->layers * p->layout.bytes + array + (size_t)which * each;
+    char *unit = p->frames + (size_t)e->layers * p->plan->layout.bytes + array + (size_t)which * each;
     *scale = unit + array;
     return unit;
 }
 
-static size_t kept_bytes(const sa_transformer *e) {
+static size_t kept_bytes(const sa_transformer *e, const sa_layout *layout) {
     const size_t array = sa_array_bytes(e, e->tokens, e->d);
-    return (size_t)e->layers * sa_layout_of(e, e->tokens, true).bytes + 3 * array + 2 * sa_array_bytes(e, e->tokens, 1);
+    return (size_t)e->layers * layout->bytes + 3 * array + 2 * sa_array_bytes(e, e->tokens, 1);
 }
 
 /* Of all layers' projections. */
@@ -524,9 +524,10 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
     plan->parts = sa_ceil_div(e->tokens, plan->part_tokens);
     plan->part_rows = sa_smaller(e->tokens, plan->part_tokens + e->longest);
     plan->by_parts = plan->threads == 1 || plan->parts >= 2 * plan->threads;
-    const size_t frame = sa_layout_of(e, plan->by_parts && !keep ? plan->part_rows : e->tokens, keep).bytes;
+    plan->layout = sa_layout_of(e, plan->by_parts && !keep ? plan->part_rows : e->tokens, keep);
+    const size_t frame = plan->layout.bytes;
     if (keep) {
-        plan->saved_bytes = kept_bytes(e);
+        plan->saved_bytes = kept_bytes(e, &plan->layout);
     } else if (plan->by_parts) {
         plan->scratch_bytes = frame;
     } else {
@@ -563,9 +564,8 @@ static void run_part_number(void *call, ptrdiff_t number) {
     if (!p.plan->keep) { /* the thread's own frame, reused by all layers */
         p.frames = p.scratch;
         p.capacity = p.plan->part_rows;
-        p.layout = sa_layout_of(p.e, p.capacity, false);
         p.origin = p.e->starts[p.from];
-        p.scratch += p.layout.bytes;
+        p.scratch += p.plan->layout.bytes;
     }
     run_part(p);
 }
@@ -592,7 +592,6 @@ void sa_transformer_forward(const sa_transformer *e, const sa_transformer_plan *
                    .to = e->sequences,
                    .frames = plan->keep ? saved : scratch,
                    .capacity = e->tokens,
-                   .layout = sa_layout_of(e, e->tokens, plan->keep),
                    .scratch = (char *)scratch + plan->shared_bytes};
     sa_run_team(plan->threads, run, &all);
 }

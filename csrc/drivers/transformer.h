@@ -54,6 +54,33 @@ typedef struct {
     sa_pooling pooling;
 } sa_transformer;
 
+/* The arrays of one layer, one behind the other. Widths are of a row. Without a backward pass all layers share them, and
+ * some share a place. */
+enum {
+    SA_X,        /* d */
+    SA_NORMED,   /* d: n, if the norm comes first */
+    SA_QUERIES,  /* heads × width */
+    SA_KEYS,     /* key heads × width, likewise values */
+    SA_VALUES,
+    SA_ATTENDED, /* heads × width */
+    SA_UNIT,     /* d: of the attention's norm, before weight and bias */
+    SA_SCALE,    /* 1: and its scale */
+    SA_STATS,    /* heads × 2: of attention, for the backward pass */
+    SA_S,        /* d */
+    SA_NORMED_S, /* d: m, if the norm comes first */
+    SA_GATES,    /* hidden: gate(m) */
+    SA_WIDE,     /* hidden: up(m) */
+    SA_ACTIVE,   /* hidden: what goes down */
+    SA_LAST_UNIT, /* d, 1: of the last norm */
+    SA_LAST_SCALE,
+    SA_ARRAYS
+};
+
+/* Where they lie in bytes, for a number of rows. */
+typedef struct {
+    size_t at[SA_ARRAYS], bytes;
+} sa_layout;
+
 /* How a call is cut up: threads share out parts, or tasks if parts are few. Bits depend on neither. */
 typedef struct {
     bool keep;
@@ -62,6 +89,7 @@ typedef struct {
     ptrdiff_t parts, part_tokens; /* a part begins at the first sequence from a multiple on … */
     ptrdiff_t part_rows;          /* … and has at most so many tokens */
     ptrdiff_t attend_rows;
+    sa_layout layout; /* of all rows, or of a part's */
     int threads;
     size_t saved_bytes; /* for the backward pass, if kept */
     size_t shared_bytes;

@@ -333,8 +333,7 @@ static void run(void *call, int thread, int team) {
 }
 
 /* Buffers of gradients of rows: three (rows, d), then those of a layer's other arrays. */
-static size_t lay_out(const sa_transformer *e, sa_part *p, char *base) {
-    const sa_layout layout = sa_layout_of(e, e->tokens, true);
+static size_t lay_out(const sa_transformer *e, const sa_layout *layout, sa_part *p, char *base) {
     const size_t rows = sa_array_bytes(e, e->tokens, e->d);
     size_t used = 3 * rows;
     const int like[] = {SA_QUERIES, SA_KEYS, SA_VALUES, SA_ATTENDED, SA_WIDE, SA_GATES};
@@ -344,7 +343,7 @@ static size_t lay_out(const sa_transformer *e, sa_part *p, char *base) {
     p->dn = base + 2 * rows;
     for (int i = 0; i < 6; ++i) {
         *to[i] = base + used;
-        used += (like[i] + 1 < SA_ARRAYS ? layout.at[like[i] + 1] : layout.bytes) - layout.at[like[i]];
+        used += (like[i] + 1 < SA_ARRAYS ? layout->at[like[i] + 1] : layout->bytes) - layout->at[like[i]];
     }
     return used;
 }
@@ -356,7 +355,8 @@ sa_status sa_transformer_plan_backward(const sa_transformer *e, int max_threads,
         return SA_TOO_LARGE;
     }
     plan->threads = e->sequences == 0 ? 1 : sa_transformer_threads(e, 2.5, max_threads);
-    plan->shared_bytes = lay_out(e, &unused, NULL);
+    plan->layout = sa_layout_of(e, e->tokens, true);
+    plan->shared_bytes = lay_out(e, &plan->layout, &unused, NULL);
     plan->scratch_bytes = sa_transformer_scratch(e, plan, true);
     return SA_OK;
 }
@@ -369,8 +369,7 @@ void sa_transformer_backward(const sa_transformer *e, const sa_transformer_gradi
                  .to = e->sequences,
                  .frames = (char *)(uintptr_t)saved, /* read only */
                  .capacity = e->tokens,
-                 .layout = sa_layout_of(e, e->tokens, true),
                  .scratch = (char *)scratch + plan->shared_bytes};
-    lay_out(e, &p, scratch);
+    lay_out(e, &plan->layout, &p, scratch);
     sa_run_team(plan->threads, run, &p);
 }

@@ -10,37 +10,10 @@
 /* Few, as threads still spin after the last call. */
 #define SA_TRANSFORMER_WORK_PER_THREAD 1000000.0
 
-/* The arrays of one layer, one behind the other. Widths are of a row. Without a backward pass all layers share them, and
- * some share a place. */
-enum {
-    SA_X,                /* d */
-    SA_NORMED,           /* d: n, if the norm comes first */
-    SA_QUERIES,          /* heads × width */
-    SA_KEYS,             /* key heads × width, likewise values */
-    SA_VALUES,
-    SA_ATTENDED,         /* heads × width */
-    SA_UNIT,             /* d: of the attention's norm, before weight and bias */
-    SA_SCALE,            /* 1: and its scale */
-    SA_STATS,            /* heads × 2: of attention, for the backward pass */
-    SA_S,                /* d */
-    SA_NORMED_S,         /* d: m, if the norm comes first */
-    SA_GATES,            /* hidden: gate(m) */
-    SA_WIDE,             /* hidden: up(m) */
-    SA_ACTIVE,           /* hidden: what goes down */
-    SA_LAST_UNIT,        /* d, 1: of the last norm */
-    SA_LAST_SCALE,
-    SA_ARRAYS
-};
-
 typedef struct {
     char *array[SA_ARRAYS];
     char *y; /* the next layer's x */
 } sa_frame;
-
-/* Where the arrays lie in bytes, for a number of rows. */
-typedef struct {
-    size_t at[SA_ARRAYS], bytes;
-} sa_layout;
 
 /* Backward through a norm: with dy the gradient of what left it, ds that of what entered. */
 typedef struct {
@@ -62,7 +35,6 @@ typedef struct {
     ptrdiff_t layer;
     char *frames;
     ptrdiff_t capacity; /* rows of a frame */
-    sa_layout layout;
     ptrdiff_t origin; /* the call's row that is row 0 of the frames */
     sa_frame f;       /* of the layer */
     sa_linear product; /* of the phase, and how it is cut */

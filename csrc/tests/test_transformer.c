@@ -278,8 +278,9 @@ static void *run_forward(const model *m, int threads, bool by_parts, void **save
     plan.threads = threads;
     plan.by_parts = by_parts;
     plan.far = threads == 3;
-    plan.scratch_bytes = sa_layout_of(&m->e, plan.part_rows, false).bytes + sa_transformer_scratch(&m->e, &plan, false);
-    plan.shared_bytes = sa_layout_of(&m->e, m->e.tokens, false).bytes;
+    plan.layout = sa_layout_of(&m->e, by_parts && saved == NULL ? plan.part_rows : m->e.tokens, saved != NULL);
+    plan.scratch_bytes = plan.layout.bytes + sa_transformer_scratch(&m->e, &plan, false);
+    plan.shared_bytes = plan.layout.bytes;
     void *out = dirty_memory((size_t)outputs_of(m) * sa_element_size(m->e.f64));
     void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes), *memory = NULL;
     if (saved != NULL) {
