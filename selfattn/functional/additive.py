@@ -17,6 +17,7 @@ from selfattn import _core
 from selfattn.functional._arguments import as_array, compute_dtype, float_dtype, promoted
 from selfattn.functional._gradients import as_fitting_gradient, gradient_dtype, sum_to_shape
 from selfattn.functional._options import AdditiveOptions, takes
+from selfattn.functional._products import linear, linear_backward
 from selfattn.functional.attention import scaled_dot_product_attention_vjp
 
 __all__ = ["AdditiveGradients", "additive_attention", "additive_attention_vjp"]
@@ -248,7 +249,9 @@ class _Call:
         diagonal = None
         if is_causal or causal:
             diagonal = n_keys - length if causal == "lower_right" else 0
-        q, k, values = (np.broadcast_to(x, lead + x.shape[-2:]) for x in (q @ w_q, k @ w_k, values))
+        q, k, values = (
+            np.broadcast_to(x, lead + x.shape[-2:]) for x in (linear(q, w_q.T), linear(k, w_k.T), values)
+        )
         return cls(
             given, q, k, values, weights,
             None if attn_mask is None else np.broadcast_to(attn_mask, (*lead, length, n_keys)),
@@ -285,7 +288,7 @@ class _Call:
         """Return query, key, value and float mask of a call whose scores are those of the rows."""
         scores = np.empty((rows.stop - rows.start, self.n_keys), self.compute)
         for keys, tangents in self.tiles(head, rows):
-            scores[:, keys] = tangents @ self.v
+            scores[:, keys] = linear(tangents, self.v[None])[..., 0]
         if self.mask is not None:
             mask = self.mask[head][rows]
             if mask.dtype == np.bool_:
@@ -326,16 +329,16 @@ class _Call:
         shapes = (*query.shape[:-1], self.v.size), (*key.shape[:-1], self.v.size)
         d_query, d_key = sum_to_shape(d_query, shapes[0]), sum_to_shape(d_key, shapes[1])
 
-        def weights_of(x: Array, d_x: Array, is_used: Array) -> Array:
-            used = sum_to_shape(is_used, x.shape[:-1]).reshape(-1, 1) > 0
-            rows = x.reshape(len(used), x.shape[-1]).astype(self.compute, copy=False)
-            return np.where(used, rows, 0).T @ d_x.reshape(len(used), self.v.size)
+        def project_back(x: Array, w: Array, d_x: Array, is_used: Array) -> tuple[Array, Array]:
+            used = sum_to_shape(is_used, x.shape[:-1])[..., None] > 0
+            given = np.where(used, x.astype(self.compute, copy=False), 0)
+            d_given, d_weight, _ = linear_backward(d_x, given, w.astype(self.compute, copy=False).T)
+            return d_given, d_weight.T
 
-        found = (
-            d_query @ w_query.astype(self.compute, copy=False).T,
-            d_key @ w_key.astype(self.compute, copy=False).T,
-            sum_to_shape(d_value, value.shape), weights_of(query, d_query, query_is_used), weights_of(key, d_key, key_is_used), d_v,
+        (dq, d_w_query), (dk, d_w_key) = (
+            project_back(query, w_query, d_query, query_is_used), project_back(key, w_key, d_key, key_is_used),
         )  # fmt: skip
+        found = dq, dk, sum_to_shape(d_value, value.shape), d_w_query, d_w_key, d_v
         pairs = zip(self.given, found, strict=True)
         return AdditiveGradients(*(gradient.astype(gradient_dtype(x), copy=False) for x, gradient in pairs))
 

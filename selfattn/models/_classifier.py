@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from selfattn.functional._products import linear as multiply
+from selfattn.functional._products import linear_backward
 from selfattn.models._config import Config
 from selfattn.models._encoder import Pulled, Shapes, add, linear
 from selfattn.nn._arrays import Array, Gradients
-from selfattn.nn.linear import linear as multiply
-from selfattn.nn.linear import linear_backward
 
 
 class Classifier:

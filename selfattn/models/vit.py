@@ -7,13 +7,13 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn.functional._products import linear as multiply
+from selfattn.functional._products import linear_backward
 from selfattn.models._config import Config
 from selfattn.models._encoder import Encoder, Parameters, Pulled, Shapes, linear, norm, run, states
 from selfattn.nn import _transformer
 from selfattn.nn._arrays import Array, Gradients, checked_pullback
 from selfattn.nn._transformer import Layer, Transformer
-from selfattn.nn.linear import linear as multiply
-from selfattn.nn.linear import linear_backward
 
 Grid: TypeAlias = tuple[int, int]
 

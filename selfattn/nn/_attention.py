@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn.functional._arguments import as_array, is_float
+from selfattn.functional._products import linear, linear_backward
 from selfattn.nn._arrays import Array
-from selfattn.nn.linear import linear, linear_backward
 
 PROJECTIONS = ("query", "key", "value")
 # What a call may set.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn import _core
 from selfattn.functional._arguments import check_size
+from selfattn.functional._products import linear, linear_backward
 from selfattn.nn import init
 from selfattn.nn._arrays import (
     Array,
@@ -18,7 +17,6 @@ from selfattn.nn._arrays import (
     as_features,
     checked_pullback,
     float_dtype,
-    rows,
 )
 from selfattn.nn._docs import documented_vjp
 from selfattn.nn.module import Module
@@ -116,48 +114,3 @@ class Linear(Module):
             return dx, {"weight": d_weight} | ({} if self.bias is None else {"bias": d_bias})
 
         return y, checked_pullback(self, y, [self.weight], backward)
-
-
-def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """Compute ``x @ weight.T + bias``: x (..., I), weight (O, I), bias (O,) give (..., O).
-
-    The product is the core's: the bits of a row depend neither on the other rows nor on threads.
-    """
-    kind = widest(x, weight)
-    y: Array = _core._linear_forward(
-        plain(rows(x), kind), plain(weight, kind), None if bias is None else plain(bias, kind)
-    )
-    y = y if x.ndim == 2 else y.reshape(*x.shape[:-1], len(weight))
-    return y if x.dtype == kind else y.astype(np.result_type(x, weight), copy=False)
-
-
-def linear_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """Differentiate ``y = x @ weight.T + bias``.
-
-    ``dx = dy @ weight``, ``d_weight = dy.T @ x``, ``d_bias = sum(dy)``, the sums over all rows.
-    """
-    kind = widest(dy, x, weight)
-    dx, d_weight, d_bias = _core._linear_backward(
-        plain(rows(dy), kind), plain(rows(x), kind), plain(weight, kind)
-    )
-    dx = dx.reshape(x.shape).astype(x.dtype, copy=False)
-    return dx, d_weight.astype(weight.dtype, copy=False), d_bias.astype(weight.dtype, copy=False)
-
-
-FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-
-
-def widest(*arrays: Array) -> np.dtype[Any]:
-    """Return what products of these are computed in: float32, or float64 where one of them is."""
-    for x in arrays:
-        if x.dtype == FLOAT64:
-            return FLOAT64
-    return FLOAT32
-
-
-def plain(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Return an array as the core reads it: native, aligned, without gaps. A copy only where it is not."""
-    flags = x.flags
-    if x.dtype == dtype and flags.c_contiguous and flags.aligned:
-        return x
-    return np.require(x, dtype, ("C", "A"))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn.functional._arguments import check_size, seed_from_rng
+from selfattn.functional._products import plain, widest
 from selfattn.nn import _transformer, init
 from selfattn.nn._arrays import (
     Array,
@@ -23,7 +24,7 @@ from selfattn.nn._docs import documented_vjp
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.dropout import Dropout
 from selfattn.nn.layer_norm import LayerNorm
-from selfattn.nn.linear import Linear, plain, widest
+from selfattn.nn.linear import Linear
 from selfattn.nn.module import Module
 from selfattn.nn.multihead_attention import MultiheadAttention
 from selfattn.nn.rms_norm import RMSNorm

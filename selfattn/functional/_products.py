@@ -1,0 +1,60 @@
+"""Products with matrices by the core's kernels: the bits of a row depend neither on the other rows nor on threads."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn import _core
+
+Array: TypeAlias = npt.NDArray[Any]
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+
+
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """Compute ``x @ weight.T + bias``: x (..., I), weight (O, I), bias (O,) give (..., O).
+
+    The product is the core's: the bits of a row depend neither on the other rows nor on threads.
+    """
+    kind = widest(x, weight)
+    y: Array = _core._linear_forward(
+        plain(_rows(x), kind), plain(weight, kind), None if bias is None else plain(bias, kind)
+    )
+    y = y if x.ndim == 2 else y.reshape(*x.shape[:-1], len(weight))
+    return y if x.dtype == kind else y.astype(np.result_type(x, weight), copy=False)
+
+
+def linear_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, Array]:
+    """Differentiate ``y = x @ weight.T + bias``.
+
+    ``dx = dy @ weight``, ``d_weight = dy.T @ x``, ``d_bias = sum(dy)``, the sums over all rows.
+    """
+    kind = widest(dy, x, weight)
+    dx, d_weight, d_bias = _core._linear_backward(
+        plain(_rows(dy), kind), plain(_rows(x), kind), plain(weight, kind)
+    )
+    dx = dx.reshape(x.shape).astype(x.dtype, copy=False)
+    return dx, d_weight.astype(weight.dtype, copy=False), d_bias.astype(weight.dtype, copy=False)
+
+
+def widest(*arrays: Array) -> np.dtype[Any]:
+    """Return what products of these are computed in: float32, or float64 where one of them is."""
+    for x in arrays:
+        if x.dtype == FLOAT64:
+            return FLOAT64
+    return FLOAT32
+
+
+def plain(x: Array, dtype: np.dtype[Any]) -> Array:
+    """Return an array as the core reads it: native, aligned, without gaps. A copy only where it is not."""
+    flags = x.flags
+    if x.dtype == dtype and flags.c_contiguous and flags.aligned:
+        return x
+    return np.require(x, dtype, ("C", "A"))
+
+
+def _rows(x: Array) -> Array:
+    """See (..., d) as (n, d), also where d is 0."""
+    return x.reshape(int(np.prod(x.shape[:-1])), x.shape[-1])
