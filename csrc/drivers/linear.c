@@ -26,25 +26,16 @@ static bool splits(const sa_linear *l, ptrdiff_t n) { return n >= sa_kernels_for
 
 sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_part) {
     const bool split = splits(l, n);
-    const ptrdiff_t most = split ? SA_SPLIT_ROWS : SA_PRODUCT_ROWS, each = split ? 1 : threads;
-    sa_cut cut = {.unit = split ? SA_SPLIT_COLUMNS : sa_kernels_for(l->f64)->block_rows};
+    const ptrdiff_t most = split ? SA_SPLIT_ROWS : SA_PRODUCT_ROWS, rows = sa_larger(l->rows, 1);
+    sa_cut cut = {.rows = rows, .unit = split ? SA_SPLIT_COLUMNS : sa_kernels_for(l->f64)->block_rows};
     if (by_part) {
-        if (!split && l->rows < SA_FEW_ROWS * threads) { /* shares of columns: no weight is packed twice */
-        cut.rows = sa_larger(l->rows, 1);
-        cut.shares = 0;
-        return cut;
-    }
-    cut.rows = sa_larger(split ? sa_smaller(l->rows, SA_SPLIT_ROWS) : l->rows, 1);
+        cut.rows = split ? sa_smaller(rows, most) : rows;
         cut.shares = split ? 1 : 0;
-        return cut;
+    } else if (split || rows >= SA_FEW_ROWS * threads) { /* with fewer, shares of columns: no weight is packed twice */
+        const ptrdiff_t pieces = sa_ceil_div(rows, most), each = split ? 1 : threads;
+        cut.rows = sa_ceil_div(rows, sa_ceil_div(pieces, each) * each); /* as many for each */
+        cut.shares = !split ? 0 : pieces >= 2 * threads ? 1 : threads;
     }
-    if (!split && l->rows < SA_FEW_ROWS * threads) { /* shares of columns: no weight is packed twice */
-        cut.rows = sa_larger(l->rows, 1);
-        cut.shares = 0;
-        return cut;
-    }
-    cut.rows = sa_larger(sa_ceil_div(l->rows, sa_ceil_div(sa_ceil_div(l->rows, most), each) * each), 1); /* as many for each */
-    cut.shares = !split ? 0 : sa_ceil_div(l->rows, most) >= 2 * threads ? 1 : threads;
     return cut;
 }
 

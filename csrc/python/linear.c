@@ -1,6 +1,7 @@
 /* Products with weights, for selfattn/nn/_products.py. */
 #include "python/arrays.h"
 
+#include "drivers/attention.h"
 #include "drivers/linear.h"
 #include "python/run.h"
 
@@ -32,8 +33,10 @@ static int take_product(linear_call *c, PyObject *x, PyObject *weight) {
 static int type_of(const linear_call *c) { return c->l.f64 ? NPY_DOUBLE : NPY_FLOAT; }
 
 static int run(linear_call *c, PyObject *module, double products, bool backward, sa_status (*compute)(void *, char *, char *)) {
-    size_t bytes;
-    const bool fits = sa_multiply((size_t)c->l.rows + 1, (size_t)(c->l.in + c->l.out[0] + 1) * 64, &bytes) && bytes < PTRDIFF_MAX / 64;
+    size_t bytes; /* an empty array may have any width */
+    const bool fits = c->l.in <= SA_MAX_WIDTH && c->l.out[0] <= SA_MAX_WIDTH &&
+                      sa_multiply((size_t)c->l.rows + 1, (size_t)(c->l.in + c->l.out[0] + 1) * 64, &bytes) &&
+                      bytes < PTRDIFF_MAX / 64;
     c->threads = sa_linear_threads(&c->l, products, sa_get_num_threads());
     const double work = (double)c->l.rows * (double)c->l.in * (double)c->l.out[0];
     return sa_run_job(module, &(sa_job){.planned = fits ? SA_OK : SA_TOO_LARGE,

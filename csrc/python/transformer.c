@@ -2,6 +2,7 @@
  * then checked, so that nobody changes them between. A capsule carries what the backward pass needs. */
 #include "python/arrays.h"
 
+#include "drivers/attention.h"
 #include "drivers/transformer.h"
 #include "python/run.h"
 
@@ -87,7 +88,10 @@ static int take_part(transformer_call *c, Py_ssize_t first, PyObject *arrays, in
     if (take_array(c, i, weight, rows, columns, part_names[part], &l->weight[part]) < 0) {
         return -1;
     }
-    return weight == Py_None ? 0 : take_array(c, i + 1, bias, rows_of(c, i), 0, "a bias", &l->bias[part]);
+    if (weight == Py_None) {
+        return bias == Py_None ? 0 : sa_error(PyExc_ValueError, "%s has a bias, but no weight", part_names[part]);
+    }
+    return take_array(c, i + 1, bias, rows_of(c, i), 0, "a bias", &l->bias[part]);
 }
 
 /* Query's array holds those of query, key and value, one below the other. */
@@ -118,6 +122,7 @@ static int take_parts(transformer_call *c, Py_ssize_t first, PyObject *arrays, s
         take_part(c, first, arrays, SA_LAST_NORM, d, 0, l) < 0) {
         return -1;
     }
+    const bool own_value = l->weight[SA_VALUE] != NULL;
     if (together && l->weight[SA_QUERY] != NULL) {
         part_from_query(c, l, SA_KEY, queries);
         part_from_query(c, l, SA_VALUE, queries + keys);
@@ -126,10 +131,12 @@ static int take_parts(transformer_call *c, Py_ssize_t first, PyObject *arrays, s
         l->dropout[SA_DROP_OUTPUT] = 0;
     }
     const bool sums = l->weight[SA_OUTPUT] != NULL || (!l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL && queries == d);
-    const bool whole = l->hidden > 0 ? l->weight[SA_DOWN] != NULL : l->weight[SA_DOWN] == NULL && l->weight[SA_GATE] == NULL;
-    if (l->weight[SA_QUERY] == NULL || l->weight[SA_VALUE] == NULL || !sums || !whole) {
-        return sa_error(PyExc_ValueError, "a layer lacks a part: it has query (and key and value), an output or a norm behind the sum, "
-                                          "and up and down or none of both");
+    const bool whole = l->hidden > 0 ? l->weight[SA_DOWN] != NULL
+                                     : l->weight[SA_UP] == NULL && l->weight[SA_DOWN] == NULL && l->weight[SA_GATE] == NULL &&
+                                           l->weight[SA_LAST_NORM] == NULL;
+    if (l->weight[SA_QUERY] == NULL || together == own_value || !sums || !whole) {
+        return sa_error(PyExc_ValueError, "a layer has query, key and value, or a query that holds all three; an output or a norm behind "
+                                          "the sum; and up and down, or nothing of a feed-forward network");
     }
     return 0;
 }
@@ -152,6 +159,9 @@ static int take_angles(transformer_call *c, Py_ssize_t first, PyObject *arrays, 
     c->most = rows_of(c, first + COSINES) < c->most ? rows_of(c, first + COSINES) : c->most;
     return l->rotary.sin == NULL ? sa_error(PyExc_TypeError, "cosines need sines") : 0;
 }
+
+/* No sum with a row overflows. */
+static ptrdiff_t take_bound(Py_ssize_t keys) { return keys < 0 || keys > SA_MAX_LENGTH ? SA_UNBOUNDED : keys; }
 
 /* (arrays, numbers): nn/_transformer.py has their order. Numbers come first, since reading one may run Python. */
 static int take_layer(transformer_call *c, Py_ssize_t number, PyObject *value) {
@@ -182,8 +192,8 @@ static int take_layer(transformer_call *c, Py_ssize_t number, PyObject *value) {
     l->rms[1] = rms[1];
     l->norm_first = norm_first;
     l->causal = causal;
-    l->window_left = l->window_left < 0 ? SA_UNBOUNDED : l->window_left;
-    l->window_right = l->window_right < 0 ? SA_UNBOUNDED : l->window_right;
+    l->window_left = take_bound(l->window_left);
+    l->window_right = take_bound(l->window_right);
     l->activation = activation;
     l->rotary.interleaved = interleaved;
     if (take_parts(c, first, arrays, l) < 0 || take_angles(c, first, arrays, l) < 0) {
@@ -197,10 +207,11 @@ static int take_layer(transformer_call *c, Py_ssize_t number, PyObject *value) {
 
 /* Arrays `from` and behind it. */
 static int take_norm(transformer_call *c, Py_ssize_t i, PyObject *arrays, Py_ssize_t from, sa_norm *norm) {
-    return take_array(c, i, PyTuple_GET_ITEM(arrays, from), c->e.d, 0, "a norm's weight", &norm->weight) < 0 ||
-                   take_array(c, i + 1, PyTuple_GET_ITEM(arrays, from + 1), c->e.d, 0, "a norm's bias", &norm->bias) < 0
-               ? -1
-               : 0;
+    if (take_array(c, i, PyTuple_GET_ITEM(arrays, from), c->e.d, 0, "a norm's weight", &norm->weight) < 0 ||
+        take_array(c, i + 1, PyTuple_GET_ITEM(arrays, from + 1), c->e.d, 0, "a norm's bias", &norm->bias) < 0) {
+        return -1;
+    }
+    return norm->bias == NULL || norm->weight != NULL ? 0 : sa_error(PyExc_ValueError, "a norm has a bias, but no weight");
 }
 
 /* Floats or booleans (sequences or 1, heads or 1, longest, longest), any strides. */
@@ -210,8 +221,8 @@ static int take_mask(transformer_call *c, PyObject *value) {
     }
     PyArrayObject *array = (PyArrayObject *)value;
     if (!PyArray_Check(value) || (PyArray_TYPE(array) != NPY_BOOL && PyArray_TYPE(array) != type_of(c)) ||
-        PyArray_NDIM(array) != 4 || PyArray_ISBYTESWAPPED(array)) {
-        return sa_error(PyExc_TypeError, "mask must be a 4-D array of bool or %s", type_name(c));
+        PyArray_NDIM(array) != 4 || PyArray_ISBYTESWAPPED(array) || !PyArray_ISALIGNED(array)) {
+        return sa_error(PyExc_TypeError, "mask must be an aligned 4-D array of bool or %s", type_name(c));
     }
     const npy_intp *shape = PyArray_SHAPE(array), *strides = PyArray_STRIDES(array);
     if (shape[2] != shape[3]) {
@@ -272,6 +283,9 @@ static int take_model(transformer_call *c, PyObject *model) {
         take_mask(c, PyTuple_GET_ITEM(arrays, MASK)) < 0 || take_norm(c, FIRST_NORM, arrays, FIRST_NORM, &c->e.first_norm) < 0 ||
         take_norm(c, c->arrays - 2, arrays, FIRST_NORM + 2, &c->e.final_norm) < 0) {
         return -1;
+    }
+    if (c->e.table == NULL && (c->e.always != NULL || c->e.positions != NULL)) {
+        return sa_error(PyExc_ValueError, "what is always added and positions need a table");
     }
     c->e.vocabulary = rows_of(c, TABLE);
     c->most = c->e.positions != NULL && rows_of(c, POSITIONS) < c->most ? rows_of(c, POSITIONS) : c->most;

@@ -142,6 +142,25 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
     free(scratch);
 }
 
+/* Without rows there is nothing to do, but gradients of parameters are zeros. */
+static void try_no_rows(ptrdiff_t in, ptrdiff_t out, bool f64) {
+    random_source random = {1};
+    void *weight = draw(out * in, f64, &random), *dweight = dirty_memory((size_t)(out * in) * sa_element_size(f64));
+    const sa_linear l = {.f64 = f64, .in = in, .parts = 1, .out = {out}, .weight = {weight}, .x = weight, .y = {dweight}};
+    const sa_linear_gradients g = {.l = &l, .dy = {weight}, .dx = dweight, .dweight = {dweight}};
+    void *scratch = dirty_memory(sa_linear_scratch(&l, 1, false, true));
+    sa_linear_forward(&l, 1, scratch);
+    sa_linear_backward(&g, 1, scratch);
+    double most = 0;
+    for (ptrdiff_t i = 0; i < out * in; ++i) {
+        most = fabs(get(dweight, f64, i)) <= most ? most : INFINITY;
+    }
+    CHECK(most == 0, "no rows, %td x %td: a gradient is not 0", out, in);
+    free(weight);
+    free(dweight);
+    free(scratch);
+}
+
 /* ---- the model ---------------------------------------------------------------------------------------------------------- */
 
 #define MOST_LAYERS 3
@@ -241,7 +260,7 @@ static void model_make(model *m, const model_shape *shape, bool f64) {
     }
     m->positions = draw_float32(m->e.longest * d, f64, &random);
     m->e.table = m->parameter[0];
-    m->e.positions = m->positions;
+    m->e.positions = shape->kind == GATED ? NULL : m->positions;
     m->e.first_norm = (sa_norm){m->parameter[1], m->parameter[2], 1e-5, false};
     m->e.final_norm = (sa_norm){m->parameter[m->parameters - 2], NULL, 1e-5, true};
     const ptrdiff_t half = d / shape->heads / 2;
@@ -414,6 +433,10 @@ void test_transformer(void) {
             }
         }
     }
+    for (int f64 = 0; f64 < 2; ++f64) {
+        try_no_rows(3, 5, f64);
+        try_no_rows(130, 97, f64);
+    }
     static const float odd[] = {NAN, -INFINITY, 3.4e38f, 2e38f, 1e-37f, 0};
     for (size_t i = 0; i < sizeof odd / sizeof *odd; ++i) {
         for (int kind = NT; kind <= TN; ++kind) {
@@ -434,6 +457,7 @@ void test_transformer(void) {
         {BERT, 2, 1, 1, 3, 1, {1}},
         {BERT, 18, 2, 2, 9, 4, {5, 66, 1, 30}},
         {BERT, 100, 4, 2, 9, 3, {70, 3, 20}},
+        {BERT, 100, 4, 2, 9, 0, {0}},
         {GATED, 6, 3, 1, 40, 2, {17, 9}},
         {GATED, 40, 2, 3, 7, 4, {30, 1, 67, 4}},
         {GATED, 100, 2, 1, 9, 2, {12, 20}},

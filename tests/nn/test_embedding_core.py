@@ -198,6 +198,9 @@ def hostile():
     yield "a mask for two heads", with_own(3, np.ones((1, 2, 12, 12)))
     yield "a mask for two sequences", with_own(3, np.ones((2, 1, 12, 12)))
     yield "a mask of float32", with_own(3, np.ones((1, 1, 12, 12), np.float32))
+    unaligned = np.zeros(12 * 12 * 8 + 1, np.uint8)[1:].view(float).reshape(1, 1, 12, 12)
+    yield "a mask that is not aligned", with_own(3, unaligned)
+    yield "a norm's bias without a weight", with_own(5, np.ones(24))
     yield "a long norm", with_own(4, np.ones(25))
     yield "a long row for all", with_own(1, np.ones(25))
     yield "seven arrays", good | {"own": own[:7]}
@@ -211,6 +214,10 @@ def hostile():
     yield "no norm and no output", with_layer({8: None})
     yield "no value", with_layer({4: None})
     yield "no query", with_layer({0: None})
+    yield "a value without a key", with_layer({0: np.ones((72, 24)), 1: None, 2: None, 3: None})
+    yield "a key's bias without a key", with_layer({0: np.ones((72, 24)), 1: None, 2: None, 4: None, 5: None})
+    yield "a last norm without a feed-forward network", with_layer({16: np.ones(24)})
+    yield "up of no rows", with_layer({10: np.ones((0, 24))})
     yield "up without down", with_layer({10: np.ones((40, 24))})
     yield "down without up", with_layer({14: np.ones((24, 40))})
     yield (
@@ -229,6 +236,10 @@ def hostile():
     yield "numbers that are missing", good | {"layers": ((parameters, of_layer[:9]),)}
     yield "a layer of one", good | {"layers": ((parameters,),)}
     yield "a list of layers, which may shrink", good | {"layers": list(layers)}
+
+
+    rows = (None, None, table[:30], *own[3:])
+    yield "positions of rows", good | {"ids": np.ones((21, 24)), "own": rows}
 
 
 def run(call, keep):

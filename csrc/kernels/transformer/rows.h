@@ -4,7 +4,7 @@
 SA_KERNEL void FN(look_up)(const void *table, const void *always, const void *positions, const int64_t *ids, ptrdiff_t rows,
                            ptrdiff_t d, void *x) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
-        const real *e = (const real *)table + ids[r] * d, *p = (const real *)positions + r * d;
+        const real *e = (const real *)table + ids[r] * d;
         real *to = (real *)x + r * d;
         for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
             vec t = FN(load_up_to)(e + i, d - i);
@@ -12,7 +12,7 @@ SA_KERNEL void FN(look_up)(const void *table, const void *always, const void *po
                 t = t + FN(load_up_to)((const real *)always + i, d - i);
             }
             if (positions != NULL) {
-                t = t + FN(load_up_to)(p + i, d - i);
+                t = t + FN(load_up_to)((const real *)positions + r * d + i, d - i);
             }
             FN(store_up_to)(to + i, t, d - i);
         }

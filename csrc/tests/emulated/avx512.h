@@ -208,6 +208,18 @@ EMU __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int order) {
 EMU __m512d _mm512_shuffle_f64x2(__m512d a, __m512d b, int order) {
     return (__m512d)_mm512_shuffle_f32x4((__m512)a, (__m512)b, order);
 }
+/* What lies above is undefined: ones on the bits, which are NaN. */
+EMU __m512 _mm512_castps128_ps512(__m128 a) {
+    emu_bits r;
+    memset(&r, 0xff, sizeof r);
+    memcpy(r.f32, &a, 16);
+    return r.ps;
+}
+EMU __m512 _mm512_insertf32x4(__m512 a, __m128 b, int to) {
+    emu_bits r = {.ps = a};
+    memcpy(r.f32 + 4 * to, &b, 16);
+    return r.ps;
+}
 EMU __m256i _mm512_cvtepi32_epi16(__m512i a) {
     const emu_bits x = {.si = a};
     emu_bits r;
