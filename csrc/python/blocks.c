@@ -4,6 +4,11 @@
 /* Larger blocks are freed: their arithmetic costs far more. */
 #define SA_LARGEST_KEPT ((size_t)256 << 20)
 
+/* Of blocks above SA_LARGE, the first slots keep two: a step of training takes one for what its forward pass keeps and one
+ * to work in. The other slots keep smaller blocks alone. So at most 2·256 + 6·64 MB stay. */
+#define SA_LARGE ((size_t)64 << 20)
+#define SA_LARGE_SLOTS 2
+
 /* glibc keeps twice the largest block ever freed, but ignores 32 MB and more. */
 #define SA_FREED_AT_FIRST ((size_t)31 << 20)
 
@@ -40,6 +45,16 @@ static header *new_block(size_t bytes) {
     return h;
 }
 
+typedef struct {
+    _Atomic(void *) *slot;
+    int n;
+} slots;
+
+static slots slots_for(sa_state *state, size_t bytes) {
+    return bytes > SA_LARGE ? (slots){state->blocks, SA_LARGE_SLOTS}
+                            : (slots){state->blocks + SA_LARGE_SLOTS, SA_KEPT_BLOCKS - SA_LARGE_SLOTS};
+}
+
 /* False if the slot is full. */
 static bool put(_Atomic(void *) *slot, header *h) {
     void *empty = NULL;
@@ -48,11 +63,12 @@ static bool put(_Atomic(void *) *slot, header *h) {
 
 void *sa_block_take(PyObject *module, size_t bytes) {
     sa_state *state = sa_state_of(module);
+    const slots own = slots_for(state, bytes);
     header *h = NULL;
-    for (int i = 0; i < SA_KEPT_BLOCKS && h == NULL; ++i) {
-        h = atomic_exchange(&state->blocks[i], NULL);
+    for (int i = 0; i < own.n && h == NULL; ++i) {
+        h = atomic_exchange(&own.slot[i], NULL);
         if (h != NULL && (h->bytes < bytes || h->bytes / 4 > bytes + 4096)) {
-            free_block(put(&state->blocks[i], h) ? NULL : h);
+            free_block(put(&own.slot[i], h) ? NULL : h);
             h = NULL;
         }
     }
@@ -74,11 +90,12 @@ void sa_block_give(void *block) {
     PyObject *module = h->module;
     sa_state *state = sa_state_of(module);
     if (h->bytes <= SA_LARGEST_KEPT) {
-        for (int i = 0; i < SA_KEPT_BLOCKS && h != NULL; ++i) {
-            h = put(&state->blocks[i], h) ? NULL : h;
+        const slots own = slots_for(state, h->bytes);
+        for (int i = 0; i < own.n && h != NULL; ++i) {
+            h = put(&own.slot[i], h) ? NULL : h;
         }
         if (h != NULL) { /* all full: replace each slot in turn */
-            h = atomic_exchange(&state->blocks[atomic_fetch_add(&state->block_turn, 1) % SA_KEPT_BLOCKS], h);
+            h = atomic_exchange(&own.slot[atomic_fetch_add(&state->block_turn, 1) % (unsigned)own.n], h);
         }
     }
     free_block(h);

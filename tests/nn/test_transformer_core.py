@@ -6,6 +6,7 @@ from drawn_transformers import drawn
 
 from selfattn import reference
 from selfattn.nn import _transformer
+from selfattn.nn._transformer import Layer, Norm, Projection, Transformer
 
 # Around the vectors, panels and tiles of the instruction sets; the width is then drawn to be small or given.
 LENGTHS = {"short": ((3, 1, 5), None), "tiles": ((17, 1, 40, 33), 24), "wide": ((130, 2), 130)}
@@ -58,10 +59,32 @@ def test_results_and_gradients(seed, size, dropout, dtype, isa):
 def test_a_window_wider_than_any_sequence_is_none():
     rng = np.random.default_rng(0)
     table, query = rng.standard_normal((5, 4)), rng.standard_normal((12, 4))
-    layer = _transformer.Layer(
-        2, _transformer.Projection(query), output=_transformer.Projection(np.eye(4))
-    )
+    layer = _transformer.Layer(2, _transformer.Projection(query), output=_transformer.Projection(np.eye(4)))
     inputs, ends = np.arange(5), np.array([0, 5])
     expected = _transformer.forward(_transformer.Transformer((layer,), table), inputs, ends)
     wide = _transformer.Transformer((layer._replace(window=(2**63 - 2, 2**63 - 2)),), table)
     np.testing.assert_array_equal(_transformer.forward(wide, inputs, ends), expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 7, 48])
+def test_weights_that_do_not_stay_in_a_cache(tokens, isa):
+    """With more than a megabyte few rows fetch them ahead. A token's bits are those that it has among many."""
+    rng = np.random.default_rng(0)
+    d, wide = 200, 300
+
+    def linear(out, into):
+        return Projection((rng.standard_normal((out, into)) * into**-0.5).astype(np.float32))
+
+    def norm():
+        return Norm(np.ones(d, np.float32), np.zeros(d, np.float32))
+
+    layer = Layer(
+        4, linear(3 * d, d), None, None,
+        output=linear(d, d), attention_norm=norm(), up=linear(wide, d), down=linear(d, wide), feed_forward_norm=norm(),
+    )  # fmt: skip
+    model = Transformer((layer,))
+    x = rng.standard_normal((60, d)).astype(np.float32)
+    among_many = _transformer.forward(model, x, np.arange(61))
+    close(among_many, reference.transformer_vjp(model, x, np.arange(61), np.float64)[0], np.float32, "y")
+    alone = _transformer.forward(model, x[:tokens], np.arange(tokens + 1))
+    np.testing.assert_array_equal(alone, among_many[:tokens])

@@ -9,7 +9,7 @@ from inputs import BFLOAT16, FLOATS, LAYOUTS, OPTIONS, options_together, random_
 from leaks import assert_nothing_stays, fails
 
 import selfattn as sa
-from selfattn import optim
+from selfattn import models, nn, optim
 from selfattn.benchmarks import memory
 
 attend = sa.scaled_dot_product_attention
@@ -174,6 +174,86 @@ def test_steps_of_optimisers():
         fails([w], [grad], [w], [w], [1], np.nan, 0.9, 0.9, 0.1, 0.1, False, function=sa._core._adam_step)
 
     assert_nothing_stays(call, [w, grad])
+
+
+def encoder(width):
+    layer = nn.TransformerEncoderLayer(
+        width, 2, 4 * width, dropout=0.1, activation="gelu", batch_first=True, rng=0
+    )
+    return nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(width))
+
+
+def bert():
+    config = {
+        "model_type": "bert", "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 32, "max_position_embeddings": 64,
+    }  # fmt: skip
+    return models.BertModel(config, rng=0)
+
+
+def sentences(n):
+    """Ids in place of words, one to 64 a sentence."""
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 40, length).tolist() for length in rng.integers(1, 65, n)]
+
+
+def assert_nothing_stays_of_tuples(call, arguments):
+    """Python keeps up to 2000 tuples of each size, which ``tuple(generator)`` takes from one size and leaves in another."""
+    for _ in range(2100):
+        call()
+    assert_nothing_stays(call, arguments)
+
+
+def test_steps_of_an_encoder():
+    model, x = encoder(8), np.ones((2, 5, 8), np.float32)
+    mask = np.zeros((5, 5), np.float32)
+
+    def call():
+        y, pullback = model.vjp(x, mask=mask)
+        pullback(y)
+        fails(x[..., :7], function=model.vjp)
+        fails(y[:, :4], function=pullback)
+        fails(x, mask=mask[:4], function=model)
+
+    assert_nothing_stays_of_tuples(call, [x, mask, *model.parameters().values()])
+
+
+def test_pretrained_models():
+    model, few = bert(), sentences(3)
+
+    def call():
+        y, pullback = model.vjp(few)
+        pullback(y)
+        model.encode(few)
+        model.hidden_states(few[0])
+        fails([[40]], function=model.encode)
+        fails(y[:2], function=pullback)
+
+    assert_nothing_stays_of_tuples(call, [few, *model.parameters().values()])
+
+
+@pytest.mark.skipif(not memory.AVAILABLE, reason="the size of a process is read as on Linux")
+@pytest.mark.parametrize("what", ["steps of an encoder", "2000 sentences"])
+def test_repeated_work_does_not_grow(what):
+    """Resident memory, which sees what tracemalloc does not."""
+    if what == "2000 sentences":
+        model, texts, times = bert(), sentences(2000), 3
+
+        def call():
+            model.encode(texts)
+    else:
+        model, x, times = encoder(32), np.ones((16, 40, 32), np.float32), 50
+
+        def call():
+            y, pullback = model.vjp(x)
+            pullback(y)
+
+    for _ in range(3):
+        call()
+    before = memory.status("VmRSS")
+    for _ in range(times):
+        call()
+    assert memory.status("VmRSS") - before < 4 << 20
 
 
 @pytest.mark.skipif(not memory.AVAILABLE, reason="the size of a process is read as on Linux")

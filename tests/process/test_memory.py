@@ -4,6 +4,7 @@ Every case runs in a process of its own, this file as a script: `python test_mem
 call needed. So nothing that an earlier call left can be used unseen.
 """
 
+import gc
 import json
 import platform
 import sys
@@ -16,6 +17,7 @@ from inputs import BFLOAT16
 from processes import PYTHON, finish, start
 
 import selfattn as sa
+from selfattn import nn
 from selfattn.benchmarks import memory
 
 MIB = 2**20
@@ -112,6 +114,26 @@ def forward_and_backward(arguments, options, grad_out):
     return tuple(gradient for gradient in pullback(grad_out) if gradient is not None)
 
 
+def encoder_step(tokens: int) -> Callable[[], Callable[..., Any]]:
+    """Give the forward pass of a training step, whose pullback holds about 19 KiB for each token."""
+    layer = nn.TransformerEncoderLayer(128, 2, 512, dropout=0.0, batch_first=True, rng=0)
+    model, x = nn.TransformerEncoder(layer, num_layers=2), normal(tokens // 32, 32, 128)
+    return lambda: model.vjp(x)[1]
+
+
+def kept_blocks() -> dict[str, float]:
+    """Give what pullbacks hold, each, and what stays of it when all are gone, in MiB."""
+    sa.set_num_threads(1)
+    encoder_step(tokens=32)()
+    forward = encoder_step(tokens=5120)
+    before = memory.status("VmRSS")
+    pullbacks = [forward() for _ in range(5)]
+    each = (memory.status("VmRSS") - before) / 5
+    pullbacks.clear()
+    gc.collect()
+    return {"each": each / MIB, "kept": (memory.status("VmRSS") - before) / MIB}
+
+
 def fresh_pages() -> dict[str, float]:
     """Give the pages that each of repeated calls takes from the system, with its results and without."""
     import resource
@@ -125,12 +147,14 @@ def fresh_pages() -> dict[str, float]:
     _, larger_pullback = sa.scaled_dot_product_attention_vjp(
         *larger, normal(1024, 1024), wrt=("query", "key", "value", "attn_mask")
     )
+    step, dy = encoder_step(tokens=4096), normal(128, 32, 128)  # takes two blocks of 30 to 80 MiB
     calls: dict[str, Callable[[], Any]] = {
         "attention": lambda: sa.scaled_dot_product_attention(query, key, value),
         "its gradients": lambda: pullback(query),
         "packed sequences": lambda: sa.varlen_attention(*packed, offsets, offsets),
         "their gradients": lambda: packed_pullback(packed[0]),
         "larger gradients": lambda: larger_pullback(larger[0]),
+        "a training step": lambda: step()(dy),
     }
     pages = {}
     for name, call in calls.items():
@@ -146,6 +170,9 @@ def fresh_pages() -> dict[str, float]:
 def script(name: str) -> None:
     if name == "fresh pages":
         print(json.dumps(fresh_pages()))
+        return
+    if name == "kept blocks":
+        print(json.dumps(kept_blocks()))
         return
     if name == "numpy":
         arrays = inputs(length=2048)
@@ -212,6 +239,13 @@ def test_gradients_of_131072_tokens(name):
 def test_repeated_calls_live_on_the_same_pages():
     """Fresh pages cost more than the arithmetic: a call's 256 to 768 for its results, and as many to work in."""
     assert all(pages < 16 for pages in in_a_fresh_process("fresh pages").values())
+
+
+def test_few_large_blocks_are_kept():
+    """Of five pullbacks' memory that of two stays, where the next calls find it."""
+    mib = in_a_fresh_process("kept blocks", MALLOC_MMAP_THRESHOLD_="131072", MALLOC_TRIM_THRESHOLD_="131072")
+    assert mib["each"] > 64
+    assert 1.8 * mib["each"] < mib["kept"] < 2.2 * mib["each"]
 
 
 if __name__ == "__main__":
