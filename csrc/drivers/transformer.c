@@ -519,8 +519,12 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
         plan->attend_rows /= 2;
     }
     plan->threads = sa_transformer_threads(e, 1, max_threads);
-    const ptrdiff_t share = sa_ceil_div(e->tokens, 2 * plan->threads);
-    plan->part_tokens = plan->threads == 1 ? SA_PART_TOKENS : sa_smaller(sa_larger(share, SA_LEAST_PART_TOKENS), SA_PART_TOKENS);
+    const ptrdiff_t threads = plan->threads, few = threads == 1 ? 1 : 2 * threads;
+    const ptrdiff_t turns = sa_ceil_div(sa_ceil_div(e->tokens, SA_PART_TOKENS), threads); /* as many parts for each */
+    plan->part_tokens = sa_ceil_div(e->tokens, sa_larger(turns * threads, few));
+    if (threads > 1) {
+        plan->part_tokens = sa_larger(plan->part_tokens, SA_LEAST_PART_TOKENS);
+    }
     plan->parts = sa_ceil_div(e->tokens, plan->part_tokens);
     plan->part_rows = sa_smaller(e->tokens, plan->part_tokens + e->longest);
     plan->by_parts = plan->threads == 1 || plan->parts >= 2 * plan->threads;
