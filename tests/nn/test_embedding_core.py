@@ -237,7 +237,6 @@ def hostile():
     yield "a layer of one", good | {"layers": ((parameters,),)}
     yield "a list of layers, which may shrink", good | {"layers": list(layers)}
 
-
     rows = (None, None, table[:30], *own[3:])
     yield "positions of rows", good | {"ids": np.ones((21, 24)), "own": rows}
 

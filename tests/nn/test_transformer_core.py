@@ -58,9 +58,7 @@ def test_results_and_gradients(seed, size, dropout, dtype, isa):
 def test_a_window_wider_than_any_sequence_is_none():
     rng = np.random.default_rng(0)
     table, query = rng.standard_normal((5, 4)), rng.standard_normal((12, 4))
-    layer = _transformer.Layer(
-        2, _transformer.Projection(query), output=_transformer.Projection(np.eye(4))
-    )
+    layer = _transformer.Layer(2, _transformer.Projection(query), output=_transformer.Projection(np.eye(4)))
     inputs, ends = np.arange(5), np.array([0, 5])
     expected = _transformer.forward(_transformer.Transformer((layer,), table), inputs, ends)
     wide = _transformer.Transformer((layer._replace(window=(2**63 - 2, 2**63 - 2)),), table)
