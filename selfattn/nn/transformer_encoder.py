@@ -437,6 +437,15 @@ def _parts(layer: TransformerEncoderLayer) -> dict[str, Module]:
                 f"{name} of a TransformerEncoderLayer must be a {kind.__name__}, not {type(getattr(layer, name)).__name__}: "
                 "it is computed as a whole; for another part, compose a layer of your own"
             )
+    lacking = [name for name in ("norm1", "norm2") if getattr(layer, name).weight is None]
+    if lacking or layer.self_attn.in_proj_weight is None:
+        raise ValueError(
+            f"{lacking[0] if lacking else 'self_attn'} of a TransformerEncoderLayer must have "
+            f"{'a weight' if lacking else 'keys and values as wide as its queries'}: it is computed as a whole; "
+            "for another part, compose a layer of your own"
+        )
+    if layer.activation not in ACTIVATIONS:
+        raise ValueError(f'activation must be "relu" or "gelu", not {layer.activation!r}')
     return {name: getattr(layer, name) for name in ("self_attn", "norm1", "linear1", "linear2", "norm2")}
 
 

@@ -182,6 +182,13 @@ def test_the_pullback_drops_what_the_output_dropped(kind):
     sa.check_vjp(f, in_order(template, X))
 
 
+def replaced(**parts):
+    layer = layer_of("as it is")
+    for name, part in parts.items():
+        setattr(layer, name, part)
+    return layer
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -198,6 +205,18 @@ def test_the_pullback_drops_what_the_output_dropped(kind):
         (lambda: nn.TransformerEncoderLayer(8, 3), ValueError, "nhead must divide d_model"),
         (lambda: layer_of("gelu").load_state_dict(None), TypeError, "a mapping .*, not NoneType"),
         (lambda: nn.TransformerEncoder(layer_of("gelu"), 1, 6), TypeError, "norm must be a Module or None"),
+        (lambda: replaced(norm1=nn.RMSNorm(6))(X), TypeError, "norm1 .* must be a LayerNorm, not RMSNorm"),
+        (
+            lambda: replaced(norm2=nn.LayerNorm(6, elementwise_affine=False))(X),
+            ValueError,
+            "norm2 .* a weight",
+        ),
+        (
+            lambda: replaced(self_attn=nn.MultiheadAttention(6, 2, kdim=4))(X),
+            ValueError,
+            "self_attn .* as wide",
+        ),
+        (lambda: replaced(activation="silu")(X), ValueError, '"relu" or "gelu", not \'silu\''),
     ],
 )
 def test_wrong_calls_say_what_is_wrong(call, error, message):
