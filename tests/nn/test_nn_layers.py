@@ -47,6 +47,27 @@ def test_linear_by_its_definition_for_any_leading_shape():
         assert dx.shape == shape and grads["weight"].shape == (3, 6)
 
 
+@pytest.mark.parametrize("rows", [300, 1100])
+def test_linear_of_many_rows(rows, isa):
+    """They are cut into several tasks, and their share of the weights' gradients too."""
+    rng = np.random.default_rng(rows)
+    layer = nn.Linear(37, 70, rng=0)
+    x, dy = (rng.standard_normal((rows, n)).astype(np.float32) for n in (37, 70))
+    y, pullback = layer.vjp(x)
+    dx, grads = pullback(dy)
+    wide = [array.astype(np.float64) for array in (x, dy, layer.weight, layer.bias)]
+    x64, dy64, weight, bias = wide
+    for got, expected, terms in (
+        (y, x64 @ weight.T + bias, 37),
+        (dx, dy64 @ weight, 70),
+        (grads["weight"], dy64.T @ x64, rows),
+        (grads["bias"], dy64.sum(axis=0), rows),
+    ):
+        atol = 4 * EPS32 * terms**0.5 * np.abs(expected).max()
+        np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
+    np.testing.assert_array_equal(layer(x[rows - 1 :]), y[rows - 1 :])
+
+
 def test_half_precision_adds_up_in_float32():
     layer = nn.Linear(4096, 1, bias=False, rng=0, dtype=np.float16)
     layer.weight[...] = 1
