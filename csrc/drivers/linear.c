@@ -91,8 +91,8 @@ static void drop(const sa_linear *l, const sa_dropout *dropout, char *x, ptrdiff
 }
 
 /* Columns `column` … of one part, for the rows of a task. */
-static void columns(const sa_linear *l, const sa_cut *cut, int part, ptrdiff_t row, ptrdiff_t column, ptrdiff_t width, bool again,
-                    void *scratch) {
+static void columns(const sa_linear *l, const sa_cut *cut, int part, ptrdiff_t row, ptrdiff_t column, ptrdiff_t width,
+                    bool again, void *scratch) {
     const sa_real_kernels *kernels = sa_kernels_for(l->f64);
     const ptrdiff_t out = l->out[part], at = bytes_of(l, row * out + column);
     const sa_product product = {
@@ -150,7 +150,8 @@ ptrdiff_t sa_linear_input_tasks(const sa_linear_gradients *g, const sa_cut *cut)
 void sa_linear_input_task(const sa_linear_gradients *g, const sa_cut *cut, ptrdiff_t t, void *scratch) {
     const sa_linear *l = g->l;
     const sa_real_kernels *kernels = sa_kernels_for(l->f64);
-    const ptrdiff_t units = input_units(l, cut), shares = shares_of(cut, units), share = t % shares, row = t / shares * cut->rows;
+    const ptrdiff_t units = input_units(l, cut), shares = shares_of(cut, units), share = t % shares,
+                    row = t / shares * cut->rows;
     const ptrdiff_t column = units * share / shares * cut->unit, at = bytes_of(l, row * l->in + column);
     sa_product product = {.m = sa_smaller(l->rows - row, cut->rows),
                           .width = sa_smaller(units * (share + 1) / shares * cut->unit, l->in) - column,
@@ -170,7 +171,8 @@ void sa_linear_input_task(const sa_linear_gradients *g, const sa_cut *cut, ptrdi
         drop(l, &g->dropout, product.c, row, column, l->in, product.m, product.width, NULL);
     }
     if (g->activation != SA_ACT_NONE) {
-        const sa_active active = {g->activation, product.m, product.width, l->in, g->pre + at, g->gate == NULL ? NULL : g->gate + at};
+        const sa_active active = {g->activation, product.m,   product.width,
+                                  l->in,         g->pre + at, g->gate == NULL ? NULL : g->gate + at};
         kernels->activate_backward(&active, product.c, g->dgate == NULL ? NULL : g->dgate + at);
     }
 }
@@ -242,8 +244,8 @@ void sa_linear_parameter_task(const sa_linear_gradients *g, int threads, ptrdiff
     }
     const sa_real_kernels *kernels = sa_kernels_for(l->f64);
     const ptrdiff_t column = t * kernels->block_rows, at = bytes_of(l, column);
-    kernels->column_sums(g->dy[part] + at, NULL, l->rows, l->out[part], sa_smaller(l->out[part] - column, kernels->block_rows), 1,
-                         g->dbias[part] + at);
+    kernels->column_sums(g->dy[part] + at, NULL, l->rows, l->out[part], sa_smaller(l->out[part] - column, kernels->block_rows),
+                         1, g->dbias[part] + at);
 }
 
 /* ---- one product alone --------------------------------------------------------------------------------------------------- */

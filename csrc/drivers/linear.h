@@ -20,7 +20,7 @@ typedef struct {
     sa_activation activation;                                /* of the only part: active = activation(y), or … */
     const char *gate;                                        /* … activation(gate)·y, unless NULL */
     char *active;                                            /* (rows, out), may be y */
-    sa_dropout dropout;                                      /* p > 0: of active, or without an activation of what joins residual */
+    sa_dropout dropout; /* p > 0: of active, or without an activation of what joins residual */
 } sa_linear;
 
 /* How a product is cut: tasks of so many rows, and so many shares of the columns, or 0 for each unit of columns. */

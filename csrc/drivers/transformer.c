@@ -321,8 +321,17 @@ static void enter(const sa_part *p, ptrdiff_t t) {
         memcpy(entered, (const char *)e->rows + sa_bytes(e, start * e->d), (size_t)sa_bytes(e, length * e->d));
     }
     if (e->first_norm.weight != NULL) {
-        const sa_norm_rows n = {length, e->d, e->first_norm.rms, e->first_norm.eps, e->first_norm.weight, e->first_norm.bias,
-                                entered, NULL, entered, scale + sa_bytes(e, row), x};
+        const sa_norm_rows n = {length,
+                                e->d,
+                                e->first_norm.rms,
+                                e->first_norm.eps,
+                                e->first_norm.weight,
+                                e->first_norm.bias,
+                                entered,
+                                NULL,
+                                entered,
+                                scale + sa_bytes(e, row),
+                                x};
         kernels->add_norm(&n);
     }
 }
@@ -384,8 +393,10 @@ static void rotate(const sa_part *p, ptrdiff_t t) {
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t start = e->starts[p->from + t], length = e->starts[p->from + t + 1] - start, row = start - p->origin;
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
-    kernels->rotate_heads(&l->rotary, p->f.array[SA_QUERIES] + sa_bytes(e, row * queries_of(l)), length, l->heads, l->width, false);
-    kernels->rotate_heads(&l->rotary, p->f.array[SA_KEYS] + sa_bytes(e, row * keys_of(l)), length, l->key_heads, l->width, false);
+    kernels->rotate_heads(&l->rotary, p->f.array[SA_QUERIES] + sa_bytes(e, row * queries_of(l)), length, l->heads, l->width,
+                          false);
+    kernels->rotate_heads(&l->rotary, p->f.array[SA_KEYS] + sa_bytes(e, row * keys_of(l)), length, l->key_heads, l->width,
+                          false);
 }
 
 static ptrdiff_t pieces_of(const sa_part *p) { return sa_ceil_div(p->e->longest, p->plan->attend_rows); }
@@ -456,8 +467,17 @@ static void norm_final(const sa_part *p, ptrdiff_t t) {
     const ptrdiff_t rows = task_rows(p, t, &row), at = sa_bytes(e, row * e->d);
     char *scale, *unit = sa_outer_unit(p, 1, &scale), *x = p->f.array[SA_X] + at;
     char *y = e->pooling == SA_EACH_ROW ? p->out + sa_bytes(e, (p->origin + row) * e->d) : x;
-    const sa_norm_rows n = {rows, e->d, e->final_norm.rms, e->final_norm.eps, e->final_norm.weight, e->final_norm.bias,
-                            x, NULL, unit + at, scale + sa_bytes(e, row), y};
+    const sa_norm_rows n = {rows,
+                            e->d,
+                            e->final_norm.rms,
+                            e->final_norm.eps,
+                            e->final_norm.weight,
+                            e->final_norm.bias,
+                            x,
+                            NULL,
+                            unit + at,
+                            scale + sa_bytes(e, row),
+                            y};
     sa_kernels_for(e->f64)->add_norm(&n);
 }
 

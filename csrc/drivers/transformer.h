@@ -45,32 +45,32 @@ typedef struct {
     const void *always;    /* (d,), added to every row of the table; or NULL */
     const void *positions; /* (longest or more, d), or NULL */
     const int64_t *ids;
-    const void *rows;           /* (tokens, d) */
-    const int64_t *starts;      /* (sequences + 1,), from 0 to tokens; none is empty, or longer than longest */
-    sa_norm first_norm;         /* of what enters; weight NULL: none */
-    sa_norm final_norm;         /* of what leaves */
+    const void *rows;      /* (tokens, d) */
+    const int64_t *starts; /* (sequences + 1,), from 0 to tokens; none is empty, or longer than longest */
+    sa_norm first_norm;    /* of what enters; weight NULL: none */
+    sa_norm final_norm;    /* of what leaves */
     const sa_layer *layer;
-    sa_tensor mask;             /* (sequences, heads, longest, longest), or data NULL; see selfattn.h */
+    sa_tensor mask; /* (sequences, heads, longest, longest), or data NULL; see selfattn.h */
     sa_pooling pooling;
 } sa_transformer;
 
 /* The arrays of one layer, one behind the other. Widths are of a row. Without a backward pass all layers share them, and
  * some share a place. */
 enum {
-    SA_X,        /* d */
-    SA_NORMED,   /* d: n, if the norm comes first */
-    SA_QUERIES,  /* heads × width */
-    SA_KEYS,     /* key heads × width, likewise values */
+    SA_X,       /* d */
+    SA_NORMED,  /* d: n, if the norm comes first */
+    SA_QUERIES, /* heads × width */
+    SA_KEYS,    /* key heads × width, likewise values */
     SA_VALUES,
-    SA_ATTENDED, /* heads × width */
-    SA_UNIT,     /* d: of the attention's norm, before weight and bias */
-    SA_SCALE,    /* 1: and its scale */
-    SA_STATS,    /* heads × 2: of attention, for the backward pass */
-    SA_S,        /* d */
-    SA_NORMED_S, /* d: m, if the norm comes first */
-    SA_GATES,    /* hidden: gate(m) */
-    SA_WIDE,     /* hidden: up(m) */
-    SA_ACTIVE,   /* hidden: what goes down */
+    SA_ATTENDED,  /* heads × width */
+    SA_UNIT,      /* d: of the attention's norm, before weight and bias */
+    SA_SCALE,     /* 1: and its scale */
+    SA_STATS,     /* heads × 2: of attention, for the backward pass */
+    SA_S,         /* d */
+    SA_NORMED_S,  /* d: m, if the norm comes first */
+    SA_GATES,     /* hidden: gate(m) */
+    SA_WIDE,      /* hidden: up(m) */
+    SA_ACTIVE,    /* hidden: what goes down */
     SA_LAST_UNIT, /* d, 1: of the last norm */
     SA_LAST_SCALE,
     SA_ARRAYS
@@ -85,7 +85,7 @@ typedef struct {
 typedef struct {
     bool keep;
     bool by_parts;
-    bool far; /* weights come from memory */
+    bool far;                     /* weights come from memory */
     ptrdiff_t parts, part_tokens; /* a part begins at the first sequence from a multiple on … */
     ptrdiff_t part_rows;          /* … and has at most so many tokens */
     ptrdiff_t attend_rows;

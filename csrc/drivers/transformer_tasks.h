@@ -35,9 +35,9 @@ typedef struct {
     ptrdiff_t layer;
     char *frames;
     ptrdiff_t capacity; /* rows of a frame */
-    ptrdiff_t origin; /* the call's row that is row 0 of the frames */
-    sa_frame f;       /* of the layer */
-    sa_linear product; /* of the phase, and how it is cut */
+    ptrdiff_t origin;   /* the call's row that is row 0 of the frames */
+    sa_frame f;         /* of the layer */
+    sa_linear product;  /* of the phase, and how it is cut */
     sa_cut cut;
     /* Backward: the product's gradients, the norm whose rows come or came last, and buffers like the frame's arrays. */
     sa_linear_gradients gradients;

@@ -186,8 +186,8 @@ typedef struct {
     void (*matmul_nt)(const sa_product *p, void *scratch); /* C += A·Bᵀ */
     void (*matmul_nn)(const sa_product *p, void *scratch); /* C += A·B */
     void (*matmul_tn)(const sa_product *p, void *scratch); /* C = Aᵀ·B, or += */
-    void (*look_up)(const void *table, const void *always, const void *positions, const int64_t *ids, ptrdiff_t rows, ptrdiff_t d,
-                    void *x);
+    void (*look_up)(const void *table, const void *always, const void *positions, const int64_t *ids, ptrdiff_t rows,
+                    ptrdiff_t d, void *x);
     void (*add_norm)(const sa_norm_rows *n);
     void (*norm_backward)(const sa_norm_rows *n, const void *dy, void *ds, bool adds);
     void (*begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *bias, const void *residual);

@@ -18,7 +18,8 @@ static int take_product(linear_call *c, PyObject *x, PyObject *weight) {
     const int type = PyArray_Check(x) && PyArray_TYPE((PyArrayObject *)x) == NPY_DOUBLE ? NPY_DOUBLE : NPY_FLOAT;
     if (!sa_is_plain(x, type, 2) || !sa_is_plain(weight, type, 2) ||
         PyArray_DIM((PyArrayObject *)x, 1) != PyArray_DIM((PyArrayObject *)weight, 1)) {
-        return sa_error(PyExc_TypeError, "x and weight must be contiguous 2-D arrays of float32 or float64, with as many columns");
+        return sa_error(PyExc_TypeError,
+                        "x and weight must be contiguous 2-D arrays of float32 or float64, with as many columns");
     }
     c->l = (sa_linear){.f64 = type == NPY_DOUBLE,
                        .rows = PyArray_DIM((PyArrayObject *)x, 0),

@@ -33,11 +33,11 @@ static int exec_module(PyObject *module) {
             return -1;
         }
     }
-    PyMethodDef *const tables[] = {sa_attention_methods, sa_attention_backward_methods,
-                                   sa_checksum_methods,  sa_linear_methods,      sa_transformer_methods,
-                                   sa_narrow_methods,    sa_proxy_methods,
-                                   sa_rows_methods,      sa_runtime_methods,
-                                   sa_update_methods};
+    PyMethodDef *const tables[] = {sa_attention_methods,   sa_attention_backward_methods,
+                                   sa_checksum_methods,    sa_linear_methods,
+                                   sa_transformer_methods, sa_narrow_methods,
+                                   sa_proxy_methods,       sa_rows_methods,
+                                   sa_runtime_methods,     sa_update_methods};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; ++i) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
             return -1;

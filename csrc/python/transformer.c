@@ -68,14 +68,17 @@ static int take_array(transformer_call *c, Py_ssize_t i, PyObject *value, npy_in
     if (PyArray_NDIM(array) != ndim || (rows >= 0 && PyArray_DIM(array, 0) != rows) ||
         (ndim == 2 && PyArray_DIM(array, 1) != columns)) {
         const npy_intp wanted[2] = {rows, columns};
-        return sa_error(PyExc_ValueError, "%s must have shape %s, not %s", name, sa_shape_text(ndim, wanted), sa_shape_of(array));
+        return sa_error(PyExc_ValueError, "%s must have shape %s, not %s", name, sa_shape_text(ndim, wanted),
+                        sa_shape_of(array));
     }
     c->array[i] = (PyArrayObject *)Py_NewRef(value);
     *to = PyArray_DATA(array);
     return 0;
 }
 
-static npy_intp rows_of(const transformer_call *c, Py_ssize_t i) { return c->array[i] == NULL ? 0 : PyArray_DIM(c->array[i], 0); }
+static npy_intp rows_of(const transformer_call *c, Py_ssize_t i) {
+    return c->array[i] == NULL ? 0 : PyArray_DIM(c->array[i], 0);
+}
 
 /* What is missing at the end is None. */
 static PyObject *item(PyObject *list, Py_ssize_t i) { return i < PyList_GET_SIZE(list) ? PyList_GET_ITEM(list, i) : Py_None; }
@@ -104,8 +107,10 @@ static void part_from_query(const transformer_call *c, sa_layer *l, int part, pt
 static int take_parts(transformer_call *c, Py_ssize_t first, PyObject *arrays, sa_layer *l) {
     const npy_intp d = c->e.d;
     npy_intp queries = 0, keys = 0;
-    if (l->heads < 1 || l->key_heads < 1 || l->width < 1 || l->heads % l->key_heads != 0 || l->width > PY_SSIZE_T_MAX / 4 / l->heads) {
-        return sa_error(PyExc_ValueError, "num_key_heads must divide num_heads, and heads have at least one element; not %zd, %zd and %zd",
+    if (l->heads < 1 || l->key_heads < 1 || l->width < 1 || l->heads % l->key_heads != 0 ||
+        l->width > PY_SSIZE_T_MAX / 4 / l->heads) {
+        return sa_error(PyExc_ValueError,
+                        "num_key_heads must divide num_heads, and heads have at least one element; not %zd, %zd and %zd",
                         l->key_heads, l->heads, l->width);
     }
     queries = l->heads * l->width;
@@ -113,13 +118,13 @@ static int take_parts(transformer_call *c, Py_ssize_t first, PyObject *arrays, s
     const bool together = item(arrays, 2 * SA_KEY) == Py_None;
     if (take_part(c, first, arrays, SA_QUERY, together ? queries + 2 * keys : queries, d, l) < 0 ||
         take_part(c, first, arrays, SA_KEY, keys, d, l) < 0 || take_part(c, first, arrays, SA_VALUE, keys, d, l) < 0 ||
-        take_part(c, first, arrays, SA_OUTPUT, d, queries, l) < 0 || take_part(c, first, arrays, SA_ATTENTION_NORM, d, 0, l) < 0 ||
-        take_part(c, first, arrays, SA_UP, -1, d, l) < 0) {
+        take_part(c, first, arrays, SA_OUTPUT, d, queries, l) < 0 ||
+        take_part(c, first, arrays, SA_ATTENTION_NORM, d, 0, l) < 0 || take_part(c, first, arrays, SA_UP, -1, d, l) < 0) {
         return -1;
     }
     l->hidden = rows_of(c, first + 2 * SA_UP);
-    if (take_part(c, first, arrays, SA_GATE, l->hidden, d, l) < 0 || take_part(c, first, arrays, SA_DOWN, d, l->hidden, l) < 0 ||
-        take_part(c, first, arrays, SA_LAST_NORM, d, 0, l) < 0) {
+    if (take_part(c, first, arrays, SA_GATE, l->hidden, d, l) < 0 ||
+        take_part(c, first, arrays, SA_DOWN, d, l->hidden, l) < 0 || take_part(c, first, arrays, SA_LAST_NORM, d, 0, l) < 0) {
         return -1;
     }
     const bool own_value = l->weight[SA_VALUE] != NULL;
@@ -135,8 +140,9 @@ static int take_parts(transformer_call *c, Py_ssize_t first, PyObject *arrays, s
                                      : l->weight[SA_UP] == NULL && l->weight[SA_DOWN] == NULL && l->weight[SA_GATE] == NULL &&
                                            l->weight[SA_LAST_NORM] == NULL;
     if (l->weight[SA_QUERY] == NULL || together == own_value || !sums || !whole) {
-        return sa_error(PyExc_ValueError, "a layer has query, key and value, or a query that holds all three; an output or a norm behind "
-                                          "the sum; and up and down, or nothing of a feed-forward network");
+        return sa_error(PyExc_ValueError,
+                        "a layer has query, key and value, or a query that holds all three; an output or a norm behind "
+                        "the sum; and up and down, or nothing of a feed-forward network");
     }
     return 0;
 }
@@ -149,7 +155,8 @@ static int take_angles(transformer_call *c, Py_ssize_t first, PyObject *arrays, 
     const npy_intp half =
         PyArray_Check(cosines) && PyArray_NDIM((PyArrayObject *)cosines) == 2 ? PyArray_DIM((PyArrayObject *)cosines, 1) : 0;
     if (half < 1 || half > l->width / 2) {
-        return sa_error(PyExc_ValueError, "angles must have shape (positions, rotated / 2) with 2 to %zd rotated elements", l->width);
+        return sa_error(PyExc_ValueError, "angles must have shape (positions, rotated / 2) with 2 to %zd rotated elements",
+                        l->width);
     }
     if (take_array(c, first + COSINES, cosines, -1, half, "cosines", &l->rotary.cos) < 0 ||
         take_array(c, first + SINES, sines, rows_of(c, first + COSINES), half, "sines", &l->rotary.sin) < 0) {
@@ -173,14 +180,14 @@ static int take_layer(transformer_call *c, Py_ssize_t number, PyObject *value) {
     if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "O!O!", &PyList_Type, &arrays, &PyTuple_Type, &numbers)) {
         return PyErr_Occurred() ? -1 : sa_error(PyExc_TypeError, "layer %zd must be a tuple (arrays, numbers)", number);
     }
-    if (!PyArg_ParseTuple(numbers, "nnnddppppnnddip|ddddK", &l->heads, &l->key_heads, &l->width, &l->eps[0], &l->eps[1], &rms[0], &rms[1],
-                          &norm_first, &causal, &l->window_left, &l->window_right, &l->scale, &l->softcap, &activation,
-                          &interleaved, &l->dropout[0], &l->dropout[1], &l->dropout[2], &l->dropout[3], &seed)) {
+    if (!PyArg_ParseTuple(numbers, "nnnddppppnnddip|ddddK", &l->heads, &l->key_heads, &l->width, &l->eps[0], &l->eps[1],
+                          &rms[0], &rms[1], &norm_first, &causal, &l->window_left, &l->window_right, &l->scale, &l->softcap,
+                          &activation, &interleaved, &l->dropout[0], &l->dropout[1], &l->dropout[2], &l->dropout[3], &seed)) {
         return -1;
     }
     if (PyList_GET_SIZE(arrays) > LAYER_ARRAYS || activation < SA_ACT_NONE || activation > SA_ACT_SILU) {
-        return sa_error(PyExc_ValueError, "layer %zd must have at most %d arrays and an activation from %d to %d", number, LAYER_ARRAYS,
-                        SA_ACT_NONE, SA_ACT_SILU);
+        return sa_error(PyExc_ValueError, "layer %zd must have at most %d arrays and an activation from %d to %d", number,
+                        LAYER_ARRAYS, SA_ACT_NONE, SA_ACT_SILU);
     }
     for (int i = 0; i < SA_DROPOUTS; ++i) {
         if (!(l->dropout[i] >= 0 && l->dropout[i] <= 1)) {
@@ -230,7 +237,10 @@ static int take_mask(transformer_call *c, PyObject *value) {
     }
     c->array[MASK] = (PyArrayObject *)Py_NewRef(value);
     c->e.mask.m = (sa_matrix){PyArray_BYTES(array), strides[2], strides[3],
-                              PyArray_TYPE(array) == NPY_BOOL ? SA_BOOL : c->e.f64 ? SA_F64 : SA_F32, false};
+                              PyArray_TYPE(array) == NPY_BOOL ? SA_BOOL
+                              : c->e.f64                      ? SA_F64
+                                                              : SA_F32,
+                              false};
     c->e.mask.lead_stride[0] = shape[0] == 1 ? 0 : strides[0];
     c->e.mask.lead_stride[1] = shape[1] == 1 ? 0 : strides[1];
     c->most = shape[2] < c->most ? shape[2] : c->most;
@@ -280,7 +290,8 @@ static int take_model(transformer_call *c, PyObject *model) {
     if (take_array(c, TABLE, PyTuple_GET_ITEM(arrays, TABLE), -1, c->e.d, "table", &c->e.table) < 0 ||
         take_array(c, ALWAYS, PyTuple_GET_ITEM(arrays, ALWAYS), c->e.d, 0, "always", &c->e.always) < 0 ||
         take_array(c, POSITIONS, PyTuple_GET_ITEM(arrays, POSITIONS), -1, c->e.d, "positions", &c->e.positions) < 0 ||
-        take_mask(c, PyTuple_GET_ITEM(arrays, MASK)) < 0 || take_norm(c, FIRST_NORM, arrays, FIRST_NORM, &c->e.first_norm) < 0 ||
+        take_mask(c, PyTuple_GET_ITEM(arrays, MASK)) < 0 ||
+        take_norm(c, FIRST_NORM, arrays, FIRST_NORM, &c->e.first_norm) < 0 ||
         take_norm(c, c->arrays - 2, arrays, FIRST_NORM + 2, &c->e.final_norm) < 0) {
         return -1;
     }
@@ -326,7 +337,7 @@ static int take_inputs(transformer_call *c, PyObject *module, PyObject *inputs, 
     const bool by_ids = c->e.table != NULL;
     if (by_ids ? !are_int64(inputs) : !sa_is_plain(inputs, type_of(c), 2)) {
         return sa_error(PyExc_TypeError, "%s must be a contiguous %s", by_ids ? "ids" : "rows",
-                        by_ids       ? "1-D array of int64"
+                        by_ids     ? "1-D array of int64"
                         : c->e.f64 ? "2-D array of float64"
                                    : "2-D array of float32");
     }
@@ -335,7 +346,8 @@ static int take_inputs(transformer_call *c, PyObject *module, PyObject *inputs, 
     }
     const npy_intp tokens = PyArray_DIM((PyArrayObject *)inputs, 0), offsets = PyArray_SIZE((PyArrayObject *)starts);
     if (!by_ids && PyArray_DIM((PyArrayObject *)inputs, 1) != c->e.d) {
-        return sa_error(PyExc_ValueError, "rows must have %zd columns, not shape %s", c->e.d, sa_shape_of((PyArrayObject *)inputs));
+        return sa_error(PyExc_ValueError, "rows must have %zd columns, not shape %s", c->e.d,
+                        sa_shape_of((PyArrayObject *)inputs));
     }
     const npy_intp ids = by_ids ? tokens : 0;
     c->numbers = sa_block_take(module, (size_t)(ids + offsets + 1) * sizeof *c->numbers);
@@ -499,7 +511,8 @@ static void release_gradients(PyObject *capsule) { sa_block_give(PyCapsule_GetPo
 /* Whether the array has a gradient. */
 static bool is_parameter(const transformer_call *c, Py_ssize_t i) {
     const bool of_layer = i >= FIRST_OF_LAYERS && i < c->arrays - 2;
-    return c->array[i] != NULL && i != ALWAYS && i != POSITIONS && i != MASK && !(of_layer && (i - FIRST_OF_LAYERS) % LAYER_ARRAYS >= COSINES);
+    return c->array[i] != NULL && i != ALWAYS && i != POSITIONS && i != MASK &&
+           !(of_layer && (i - FIRST_OF_LAYERS) % LAYER_ARRAYS >= COSINES);
 }
 
 static size_t gradient_bytes(const transformer_call *c, Py_ssize_t i) {

@@ -210,7 +210,9 @@ static void make_layer(sa_layer *l, const model_shape *shape, ptrdiff_t size[OF_
                     .window_left = kind == BERT ? 20 : SA_UNBOUNDED,
                     .window_right = SA_UNBOUNDED,
                     .scale = 1 / sqrt((double)width),
-                    .activation = kind == BERT ? SA_ACT_GELU : kind == GATED ? SA_ACT_SILU : SA_ACT_RELU,
+                    .activation = kind == BERT    ? SA_ACT_GELU
+                                  : kind == GATED ? SA_ACT_SILU
+                                                  : SA_ACT_RELU,
                     .seed = 7};
     for (int i = 0; i < SA_DROPOUTS; ++i) {
         l->dropout[i] = kind == DROPS ? 0.1 * (i + 1) : 0;
@@ -236,7 +238,9 @@ static void model_make(model *m, const model_shape *shape, bool f64) {
                             .sequences = shape->sequences,
                             .layers = shape->layers,
                             .layer = m->layer,
-                            .pooling = shape->kind == GATED ? SA_EACH_ROW : shape->kind == DROPS ? SA_LAST_ROW : SA_MEAN_ROW,
+                            .pooling = shape->kind == GATED   ? SA_EACH_ROW
+                                       : shape->kind == DROPS ? SA_LAST_ROW
+                                                              : SA_MEAN_ROW,
                             .starts = m->starts};
     for (ptrdiff_t s = 0; s < shape->sequences; ++s) {
         m->starts[s + 1] = m->starts[s] + shape->length[s];
@@ -286,9 +290,7 @@ static void model_free(model *m) {
     free(m->ids);
 }
 
-static ptrdiff_t outputs_of(const model *m) {
-    return (m->e.pooling == SA_EACH_ROW ? m->e.tokens : m->e.sequences) * m->e.d;
-}
+static ptrdiff_t outputs_of(const model *m) { return (m->e.pooling == SA_EACH_ROW ? m->e.tokens : m->e.sequences) * m->e.d; }
 
 /* As many threads even for small cases, by parts or by tasks of phases. */
 static void *run_forward(const model *m, int threads, bool by_parts, void **saved) {

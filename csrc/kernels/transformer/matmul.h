@@ -5,7 +5,7 @@
 #define SA_PANEL FN(block_rows)
 #define SA_PANEL_DEPTH 128
 #define SA_FAR_ROWS 48 /* with more the products hide the way from memory */
-#define SA_SUMMED 64 /* rows of A and B at a time in matmul_tn, in L1 */
+#define SA_SUMMED 64   /* rows of A and B at a time in matmul_tn, in L1 */
 
 SA_KERNEL size_t FN(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
     (void)rows;
@@ -73,7 +73,7 @@ typedef struct {
     int at_once;
 } FN(fetch);
 
-SA_INLINE void FN(fetch_weights)(FN(fetch) *f) {
+SA_INLINE void FN(fetch_weights)(FN(fetch) * f) {
     for (int n = 0; n < f->at_once && f->left > 0; ++n, --f->left, f->next += f->stride) {
         SA_UNROLL
         for (int line = 0; line < (int)(SA_PANEL_DEPTH * sizeof(real) / 64); ++line) {
@@ -83,8 +83,8 @@ SA_INLINE void FN(fetch_weights)(FN(fetch) *f) {
 }
 
 /* As outer_tile, the same sums. */
-SA_INLINE void FN(fetching_tile)(const sa_product *p, ptrdiff_t r, ptrdiff_t k, ptrdiff_t depth, const real *panel, FN(fetch) *f,
-                                 const int rows) {
+SA_INLINE void FN(fetching_tile)(const sa_product *p, ptrdiff_t r, ptrdiff_t k, ptrdiff_t depth, const real *panel,
+                                 FN(fetch) * f, const int rows) {
     const real *a = (const real *)p->a + r * p->a_stride + k;
     vec sum[8][4];
     FN(set_to_zero)(sum, rows, SA_VECS);

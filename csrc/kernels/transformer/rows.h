@@ -20,7 +20,8 @@ SA_KERNEL void FN(look_up)(const void *table, const void *always, const void *po
 }
 
 /* What a product adds to: to[r] = bias + residual[r]; NULL is zeros. Both have `stride`. */
-SA_KERNEL void FN(begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *bias, const void *residual) {
+SA_KERNEL void FN(begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *bias,
+                              const void *residual) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
         for (ptrdiff_t i = 0; i < width; i += SA_LANES) {
             const ptrdiff_t at = r * stride + i, left = width - i;
@@ -161,7 +162,11 @@ SA_INLINE void FN(activate_backward_as)(const sa_active *a, real *d, real *dgate
 }
 
 #define SA_EACH_ACTIVATION(X) X(relu, SA_ACT_RELU) X(gelu, SA_ACT_GELU) X(gelu_tanh, SA_ACT_GELU_TANH) X(silu, SA_ACT_SILU)
-#define SA_ACTIVATION(name, kind)                                                                                                  SA_ONCE void FN(activate_##name)(const sa_active *a, real *to) { FN(activate_as)(a, to, kind); }                               SA_ONCE void FN(activate_##name##_backward)(const sa_active *a, real *d, real *dgate) {                                            FN(activate_backward_as)(a, d, dgate, kind);                                                                               }
+#define SA_ACTIVATION(name, kind)                                                                                              \
+    SA_ONCE void FN(activate_##name)(const sa_active *a, real *to) { FN(activate_as)(a, to, kind); }                           \
+    SA_ONCE void FN(activate_##name##_backward)(const sa_active *a, real *d, real *dgate) {                                    \
+        FN(activate_backward_as)(a, d, dgate, kind);                                                                           \
+    }
 SA_EACH_ACTIVATION(SA_ACTIVATION)
 
 /* to = activation(pre), or activation(gate)·pre. to may be pre. */
@@ -188,7 +193,8 @@ SA_KERNEL void FN(activate_backward)(const sa_active *a, void *d, void *dgate) {
 /* ---- the rest ------------------------------------------------------------------------------------------------------------ */
 
 /* x becomes 0 or x/(1 − p), plus the residual unless NULL. What is dropped may be NaN. */
-SA_KERNEL void FN(drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *residual) {
+SA_KERNEL void FN(drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width,
+                             const void *residual) {
     const double least = rint(t->p * 4294967296.0);
     const bool all = least >= 4294967296.0;
     const vec factor = V(set1)(all ? 0 : (real)(1 / (1 - t->p)));
