@@ -94,7 +94,7 @@ sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, p
 /* Of one kind, for rows from row `row` of the frame on. */
 sa_dropout sa_dropout_of(const sa_part *p, int kind, ptrdiff_t row);
 
-/* Where the attention's sum or the layer's result goes. */
+/* Whether the layer has more than attention. */
 static inline bool sa_has_feed_forward(const sa_layer *l) { return l->hidden > 0; }
 
 /* Describes one head's attention in the sequence at row `row` of the frame. */
