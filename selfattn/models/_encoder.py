@@ -150,6 +150,10 @@ class Encoder(Module):
             ignored = tuple(head for head in self.heads if not any(name.startswith(head) for name in shapes))
             self.arrays = fit(arrays, shapes, optional, ignored, self.prefix, where or "the model")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is prepared: in a copy, parts of parameters there would be no parts any more."""
+        return vars(self) | {"_prepared": {}}
+
     def _own_parameters(self) -> Any:
         return ((self._name(name), array) for name, array in self.arrays.items())
 

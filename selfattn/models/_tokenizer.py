@@ -192,12 +192,8 @@ def cut_at(tokenizer: Any, config: Mapping[str, Any], most: int) -> None:
 
 
 def without_cutting(tokenizer: Any) -> str:
-    """Return a tokenizer's file with cutting switched off, as it was read."""
-    before = tokenizer.truncation
-    tokenizer.no_truncation()
-    try:
-        content: str = tokenizer.to_str()
-    finally:
-        if before is not None:
-            tokenizer.enable_truncation(**before)
+    """Return a tokenizer's file with cutting switched off, as it was read. Others may use the tokenizer meanwhile."""
+    other = type(tokenizer).from_str(tokenizer.to_str())
+    other.no_truncation()
+    content: str = other.to_str()
     return content

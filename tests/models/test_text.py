@@ -1,7 +1,9 @@
 """Text through models: what sentence-transformers makes of the same folder, and the same bits in any company."""
 
 import collections
+import copy
 import json
+import pickle
 import warnings
 
 import numpy as np
@@ -20,8 +22,9 @@ from text_folders import (
 )
 
 from selfattn import _core, cli, models
+from selfattn.models import _tokenizer
 
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")
 
 SENTENCES = [
@@ -119,6 +122,39 @@ def test_a_saved_model_replaces_all_of_another(folder, model):
     add_pipeline(folder, old_pooling("cls"), normalize=True)
     models.save(model, folder)
     np.testing.assert_array_equal(models.load(folder).encode(SENTENCES), model.encode(SENTENCES))
+
+
+class Watched:
+    """A tokenizer that nobody may change."""
+
+    from_str = tokenizers.Tokenizer.from_str
+
+    def __init__(self, tokenizer):
+        self.of = tokenizer
+
+    def __getattr__(self, name):
+        assert name not in ("no_truncation", "enable_truncation", "no_padding"), name
+        return getattr(self.of, name)
+
+
+def test_saving_leaves_the_tokenizer_alone_that_others_use_meanwhile(model):
+    content = json.loads(_tokenizer.without_cutting(Watched(model.tokenizer)))
+    assert content == json.loads(model.tokenizer.to_str()) | {"truncation": None}
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_every_parameter_of_a_copy_counts(model, copied):
+    y = model.encode("a ship")
+    other = copied(model)
+    np.testing.assert_array_equal(other.encode("a ship"), y)
+    for name, array in other.parameters().items():
+        if name == "embeddings.token_type_embeddings.weight":
+            array = array[:1]  # noqa: PLW2901
+        before = array.copy()
+        array += np.random.default_rng(0).standard_normal(array.shape).astype(array.dtype)  # noqa: PLW2901
+        assert "pooler" in name or "key.bias" in name or (other.encode("a ship") != y).any(), name
+        array[...] = before
+    np.testing.assert_array_equal(model.encode("a ship"), y)
 
 
 def test_a_model_that_cannot_be_saved_leaves_no_folder(model, tmp_path, monkeypatch):
