@@ -60,6 +60,10 @@ void sa_run_phase(const sa_part *p, ptrdiff_t tasks, sa_part_task *task, sa_orde
 
 static inline const sa_layer *sa_layer_of(const sa_part *p) { return &p->e->layer[p->layer]; }
 
+/* Columns of queries, and of keys and values. */
+static inline ptrdiff_t sa_queries_of(const sa_layer *l) { return l->heads * l->width; }
+static inline ptrdiff_t sa_keys_of(const sa_layer *l) { return l->key_heads * l->width; }
+
 static inline ptrdiff_t sa_bytes(const sa_transformer *e, ptrdiff_t elements) {
     return elements * (ptrdiff_t)sa_element_size(e->f64);
 }
@@ -90,6 +94,9 @@ typedef enum {
 } sa_product_kind;
 
 sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows);
+
+/* Where output's result replaces x, but x must join what is dropped from: it goes to the unit first. */
+bool sa_needs_detour(const sa_part *p);
 
 /* Of one kind, for rows from row `row` of the frame on. */
 sa_dropout sa_dropout_of(const sa_part *p, int kind, ptrdiff_t row);

@@ -1,0 +1,313 @@
+/* Sizes of the transformer's calls: where activations lie, what each product of a layer multiplies, and how a call is cut up. */
+#include <math.h>
+#include <string.h>
+
+#include "drivers/transformer_tasks.h"
+#include "runtime/threads.h"
+
+/* The fewest tokens of a part: weights are packed once for each. With less for two parts of each thread parts do not pay. */
+#define SA_PART_TOKENS 384
+
+#define SA_LEAST_PART_TOKENS 192
+
+/* Weights of more bytes do not stay in a core's caches from call to call. */
+#define SA_NEAR_BYTES 1e6
+
+/* ---- sizes --------------------------------------------------------------------------------------------------------------- */
+
+size_t sa_array_bytes(const sa_transformer *e, ptrdiff_t rows, ptrdiff_t columns) {
+    return sa_whole_lines((size_t)rows * (size_t)columns * sa_element_size(e->f64));
+}
+
+bool sa_transformer_fits(const sa_transformer *e) {
+    size_t most = (size_t)e->d, bytes;
+    bool fits = e->d <= SA_MAX_WIDTH && e->longest <= SA_MAX_LENGTH;
+    for (ptrdiff_t i = 0; i < e->layers; ++i) {
+        const sa_layer *l = &e->layer[i];
+        size_t width;
+        fits = fits && sa_multiply((size_t)l->heads, (size_t)l->width, &width) && width <= SA_MAX_WIDTH &&
+               l->hidden <= SA_MAX_WIDTH;
+        most = fits && width > most ? width : most;
+        most = fits && (size_t)l->hidden > most ? (size_t)l->hidden : most;
+    }
+    return fits && sa_multiply((size_t)e->tokens + 1, most, &bytes) && sa_multiply(bytes, 64 * sizeof(double), &bytes) &&
+           sa_multiply(bytes, (size_t)e->layers + 1, &bytes) && bytes <= PTRDIFF_MAX / 1024;
+}
+
+/* The widest of all layers. */
+static void widths_of(const sa_transformer *e, bool keep, ptrdiff_t width[SA_ARRAYS]) {
+    memset(width, 0, SA_ARRAYS * sizeof *width);
+    width[SA_X] = e->d;
+    width[SA_UNIT] = e->d;
+    width[SA_SCALE] = 1;
+    for (ptrdiff_t i = 0; i < e->layers; ++i) {
+        const sa_layer *l = &e->layer[i];
+        width[SA_QUERIES] = sa_larger(width[SA_QUERIES], sa_queries_of(l));
+        width[SA_KEYS] = width[SA_VALUES] = sa_larger(width[SA_KEYS], sa_keys_of(l));
+        width[SA_ATTENDED] = width[SA_QUERIES];
+        width[SA_STATS] = keep ? sa_larger(width[SA_STATS], 2 * l->heads) : 0;
+        width[SA_NORMED] = l->norm_first ? e->d : width[SA_NORMED];
+        if (sa_has_feed_forward(l)) {
+            width[SA_S] = e->d;
+            width[SA_WIDE] = sa_larger(width[SA_WIDE], l->hidden);
+            width[SA_GATES] = l->weight[SA_GATE] == NULL ? width[SA_GATES] : sa_larger(width[SA_GATES], l->hidden);
+        }
+    }
+    if (keep && width[SA_S] > 0) {
+        width[SA_NORMED_S] = width[SA_NORMED];
+        width[SA_ACTIVE] = width[SA_WIDE];
+        width[SA_LAST_UNIT] = e->d;
+        width[SA_LAST_SCALE] = 1;
+    }
+}
+
+sa_layout sa_layout_of(const sa_transformer *e, ptrdiff_t rows, bool keep) {
+    sa_layout layout = {.bytes = 0};
+    ptrdiff_t width[SA_ARRAYS];
+    widths_of(e, keep, width);
+    for (int i = 0; i < SA_ARRAYS; ++i) {
+        layout.at[i] = layout.bytes;
+        layout.bytes += sa_array_bytes(e, rows, width[i]);
+    }
+    if (!keep) {
+        layout.at[SA_NORMED_S] = layout.at[SA_NORMED];
+        layout.at[SA_ACTIVE] = layout.at[SA_WIDE];
+        layout.at[SA_LAST_UNIT] = layout.at[SA_UNIT];
+        layout.at[SA_LAST_SCALE] = layout.at[SA_SCALE];
+    }
+    return layout;
+}
+
+sa_frame sa_frame_of(const sa_part *p) {
+    const bool keep = p->plan->keep;
+    char *base = p->frames + (keep ? (size_t)p->layer * p->plan->layout.bytes : 0);
+    sa_frame f;
+    for (int i = 0; i < SA_ARRAYS; ++i) {
+        f.array[i] = base + p->plan->layout.at[i];
+    }
+    f.array[SA_STATS] = keep ? f.array[SA_STATS] : NULL;
+    f.y = keep ? base + p->plan->layout.bytes : base;
+    return f;
+}
+
+char *sa_outer_unit(const sa_part *p, int which, char **scale) {
+    const sa_transformer *e = p->e;
+    if (!p->plan->keep) {
+        *scale = p->frames + p->plan->layout.at[SA_SCALE];
+        return p->frames + p->plan->layout.at[SA_UNIT];
+    }
+    const size_t array = sa_array_bytes(e, p->capacity, e->d), each = array + sa_array_bytes(e, p->capacity, 1);
+    char *unit = p->frames + (size_t)e->layers * p->plan->layout.bytes + array + (size_t)which * each;
+    *scale = unit + array;
+    return unit;
+}
+
+static size_t kept_bytes(const sa_transformer *e, const sa_layout *layout) {
+    const size_t array = sa_array_bytes(e, e->tokens, e->d);
+    return (size_t)e->layers * layout->bytes + 3 * array + 2 * sa_array_bytes(e, e->tokens, 1);
+}
+
+/* Of all layers' projections. */
+static double count_weights(const sa_transformer *e) {
+    double weights = 0;
+    for (ptrdiff_t i = 0; i < e->layers; ++i) {
+        const sa_layer *l = &e->layer[i];
+        const ptrdiff_t output = l->weight[SA_OUTPUT] == NULL ? 0 : sa_queries_of(l);
+        const ptrdiff_t wide = l->hidden * (l->weight[SA_GATE] == NULL ? 2 : 3);
+        weights += (double)e->d * (double)(sa_queries_of(l) + 2 * sa_keys_of(l) + output + wide);
+    }
+    return weights;
+}
+
+int sa_transformer_threads(const sa_transformer *e, double products, int max_threads) {
+    const double rows = (double)e->tokens;
+    double each = count_weights(e);
+    for (ptrdiff_t i = 0; i < e->layers; ++i) {
+        each += 2 * rows / (double)e->sequences * (double)sa_queries_of(&e->layer[i]);
+    }
+    return sa_threads_for(products * rows * each, SA_TRANSFORMER_WORK_PER_THREAD, HUGE_VAL, max_threads);
+}
+
+/* ---- what a layer computes with ---------------------------------------------------------------------------------------- */
+
+static void add_part(sa_linear *product, const sa_layer *l, int part, ptrdiff_t out, char *y) {
+    product->out[product->parts] = out;
+    product->weight[product->parts] = l->weight[part];
+    product->bias[product->parts] = l->bias[part];
+    product->y[product->parts++] = y;
+}
+
+/* Each kind has a seed of its own. */
+sa_dropout sa_dropout_of(const sa_part *p, int kind, ptrdiff_t row) {
+    const sa_layer *l = sa_layer_of(p);
+    return (sa_dropout){l->dropout[kind], l->seed + (uint64_t)kind * UINT64_C(0x9E3779B97F4A7C15), p->origin + row, 0};
+}
+
+bool sa_needs_detour(const sa_part *p) {
+    const sa_layer *l = sa_layer_of(p);
+    const bool norm_after = !l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
+    return !p->plan->keep && !norm_after && !sa_has_feed_forward(l) && l->dropout[SA_DROP_OUTPUT] > 0;
+}
+
+sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows) {
+    const sa_layer *l = sa_layer_of(p);
+    const ptrdiff_t d = p->e->d, at = sa_bytes(p->e, row), queries = sa_queries_of(l), keys = sa_keys_of(l), hidden = l->hidden;
+    char *const *array = p->f.array;
+    const bool first_normed = l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
+    const bool last_normed = l->norm_first && l->weight[SA_LAST_NORM] != NULL;
+    sa_linear product = {.f64 = p->e->f64, .far = p->plan->far, .rows = rows, .in = d};
+    switch (kind) {
+    case SA_PROJECT:
+        product.x = (first_normed ? array[SA_NORMED] : array[SA_X]) + at * d;
+        add_part(&product, l, SA_QUERY, queries, array[SA_QUERIES] + at * queries);
+        add_part(&product, l, SA_KEY, keys, array[SA_KEYS] + at * keys);
+        add_part(&product, l, SA_VALUE, keys, array[SA_VALUES] + at * keys);
+        return product;
+    case SA_PROJECT_OUTPUT: {
+        const bool norm_after = !l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
+        char *s = sa_has_feed_forward(l) ? array[SA_S] : p->f.y;
+        product.in = queries;
+        product.x = array[SA_ATTENDED] + at * queries;
+        product.residual = array[SA_X] + at * d;
+        product.dropout = sa_dropout_of(p, SA_DROP_OUTPUT, row);
+        add_part(&product, l, SA_OUTPUT, d, (norm_after || sa_needs_detour(p) ? array[SA_UNIT] : s) + at * d);
+        return product;
+    }
+    case SA_PROJECT_DOWN: {
+        const bool norm_after = !l->norm_first && l->weight[SA_LAST_NORM] != NULL;
+        product.in = hidden;
+        product.x = array[SA_ACTIVE] + at * hidden;
+        product.residual = array[SA_S] + at * d;
+        product.dropout = sa_dropout_of(p, SA_DROP_DOWN, row);
+        add_part(&product, l, SA_DOWN, d, (norm_after ? array[SA_LAST_UNIT] : p->f.y) + at * d);
+        return product;
+    }
+    default:
+        product.x = (last_normed ? array[SA_NORMED_S] : array[SA_S]) + at * d;
+        if (kind == SA_PROJECT_GATE) {
+            add_part(&product, l, SA_GATE, hidden, array[SA_GATES] + at * hidden);
+            return product;
+        }
+        add_part(&product, l, SA_UP, hidden, array[SA_WIDE] + at * hidden);
+        if (kind == SA_PROJECT_BOTH) {
+            if (l->weight[SA_GATE] != NULL) {
+                add_part(&product, l, SA_GATE, hidden, array[SA_GATES] + at * hidden);
+            }
+            return product;
+        }
+        product.activation = l->activation;
+        product.gate = l->weight[SA_GATE] == NULL ? NULL : array[SA_GATES] + at * hidden;
+        product.active = array[SA_ACTIVE] + at * hidden;
+        product.dropout = sa_dropout_of(p, SA_DROP_WIDE, row);
+        return product;
+    }
+}
+
+static sa_tensor matrix(const sa_transformer *e, char *data, ptrdiff_t stride) {
+    return (sa_tensor){.m = {data, sa_bytes(e, stride), sa_bytes(e, 1), e->f64 ? SA_F64 : SA_F32, false}};
+}
+
+void sa_describe_head(const sa_part *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head, sa_attention *a) {
+    const sa_transformer *e = p->e;
+    const sa_layer *l = sa_layer_of(p);
+    const ptrdiff_t queries = sa_queries_of(l), keys = sa_keys_of(l), key_head = head / (l->heads / l->key_heads);
+    const ptrdiff_t at = sa_bytes(e, row * queries + head * l->width), key_at = sa_bytes(e, row * keys + key_head * l->width);
+    *a = (sa_attention){.L = length,
+                        .S = length,
+                        .E = l->width,
+                        .Dv = l->width,
+                        .gqa = 1,
+                        .f64 = e->f64,
+                        .query = matrix(e, p->f.array[SA_QUERIES] + at, queries),
+                        .key = matrix(e, p->f.array[SA_KEYS] + key_at, keys),
+                        .value = matrix(e, p->f.array[SA_VALUES] + key_at, keys),
+                        .out = matrix(e, p->f.array[SA_ATTENDED] + at, queries),
+                        .scale = l->scale,
+                        .softcap = l->softcap,
+                        .causal = l->causal,
+                        .window_left = l->window_left,
+                        .window_right = l->window_right,
+                        .dropout_p = l->dropout[SA_DROP_WEIGHTS],
+                        .seed = l->seed,
+                        .first_head = sequence * l->heads + head};
+    if (e->mask.m.data != NULL) {
+        a->mask.m = e->mask.m;
+        a->mask.m.data += sequence * e->mask.lead_stride[0] + head * e->mask.lead_stride[1];
+    }
+    if (p->f.array[SA_STATS] != NULL) {
+        a->stats = matrix(e, p->f.array[SA_STATS] + sa_bytes(e, (row * l->heads + head) * 2), 2 * l->heads);
+    }
+}
+
+size_t sa_transformer_scratch(const sa_transformer *e, const sa_transformer_plan *plan, bool backward) {
+    const sa_real_kernels *kernels = sa_kernels_for(e->f64);
+    size_t most = 0;
+    sa_part p = {.e = e, .plan = plan};
+    for (p.layer = 0; p.layer < e->layers; ++p.layer) {
+        const sa_layer *l = sa_layer_of(&p);
+        for (int kind = 0; kind < SA_PRODUCTS; ++kind) {
+            if (kind >= SA_PROJECT_GATE ? l->hidden == 0 : kind == SA_PROJECT_OUTPUT && l->weight[SA_OUTPUT] == NULL) {
+                continue;
+            }
+            const sa_linear product = sa_product_of(&p, kind, 0, plan->by_parts ? plan->part_rows : e->tokens);
+            const size_t bytes = sa_linear_scratch(&product, plan->threads, plan->by_parts, backward);
+            most = bytes > most ? bytes : most;
+        }
+        sa_attention a;
+        sa_describe_head(&p, 0, 0, e->longest, 0, &a);
+        const sa_attention_gradients g = {.a = &a};
+        const size_t copies = 2 * sa_array_bytes(e, e->longest, a.E) + sa_array_bytes(e, e->longest, 1);
+        const size_t bytes = backward ? kernels->backward_scratch(&g) + copies : kernels->attention_scratch(&a);
+        most = bytes > most ? bytes : most;
+    }
+    return sa_whole_lines(most);
+}
+
+/* ---- how a call is cut up ------------------------------------------------------------------------------------------------- */
+
+static ptrdiff_t most_heads(const sa_transformer *e) {
+    ptrdiff_t most = 1;
+    for (ptrdiff_t i = 0; i < e->layers; ++i) {
+        most = sa_larger(most, e->layer[i].heads);
+    }
+    return most;
+}
+
+sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_threads, sa_transformer_plan *plan) {
+    const sa_real_kernels *kernels = sa_kernels_for(e->f64);
+    *plan = (sa_transformer_plan){.keep = keep, .threads = 1};
+    if (!sa_transformer_fits(e)) {
+        return SA_TOO_LARGE;
+    }
+    if (e->sequences == 0) {
+        return SA_OK;
+    }
+    plan->far = count_weights(e) * (double)sa_element_size(e->f64) > SA_NEAR_BYTES;
+    plan->attend_rows = kernels->block_rows;
+    if (e->sequences * most_heads(e) * sa_ceil_div(e->longest, kernels->block_rows) == 1 &&
+        4 * e->longest > 3 * kernels->block_rows) {
+        /* Leaves work for a second thread. Still fewer rows would leave the matrix unit: bits would depend on the batch. */
+        plan->attend_rows /= 2;
+    }
+    plan->threads = sa_transformer_threads(e, 1, max_threads);
+    const ptrdiff_t threads = plan->threads, few = threads == 1 ? 1 : 2 * threads;
+    const ptrdiff_t turns = sa_ceil_div(sa_ceil_div(e->tokens, SA_PART_TOKENS), threads); /* as many parts for each */
+    plan->part_tokens = sa_ceil_div(e->tokens, sa_larger(turns * threads, few));
+    if (threads > 1) {
+        plan->part_tokens = sa_larger(plan->part_tokens, SA_LEAST_PART_TOKENS);
+    }
+    plan->parts = sa_ceil_div(e->tokens, plan->part_tokens);
+    plan->part_rows = sa_smaller(e->tokens, plan->part_tokens + e->longest);
+    plan->by_parts = plan->threads == 1 || plan->parts >= 2 * plan->threads;
+    plan->layout = sa_layout_of(e, plan->by_parts && !keep ? plan->part_rows : e->tokens, keep);
+    const size_t frame = plan->layout.bytes;
+    if (keep) {
+        plan->saved_bytes = kept_bytes(e, &plan->layout);
+    } else if (plan->by_parts) {
+        plan->scratch_bytes = frame;
+    } else {
+        plan->shared_bytes = frame;
+    }
+    plan->scratch_bytes += sa_transformer_scratch(e, plan, false);
+    return SA_OK;
+}

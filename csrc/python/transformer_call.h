@@ -1,0 +1,38 @@
+/* A call of the transformer: reading what Python gives (transformer_model.c), running it (transformer.c). */
+#ifndef SA_PYTHON_TRANSFORMER_H
+#define SA_PYTHON_TRANSFORMER_H
+
+#include "python/arrays.h"
+
+#include "drivers/attention.h"
+#include "drivers/transformer.h"
+
+/* Of a model: the table, what is always added, positions, mask, weight and bias of the first norm; then of each layer weight and bias of each part
+ * in the core's order, cosines and sines; then weight and bias of the final norm. Absent ones are NULL. */
+enum { TABLE, ALWAYS, POSITIONS, MASK, FIRST_NORM, FIRST_OF_LAYERS = FIRST_NORM + 2, OWN_ARRAYS = FIRST_OF_LAYERS + 2 };
+enum { COSINES = 2 * SA_LAYER_PARTS, SINES, LAYER_ARRAYS };
+
+typedef struct {
+    sa_transformer e;
+    npy_intp most; /* tokens of a sequence */
+    Py_ssize_t arrays;
+    PyArrayObject **array; /* owned, or NULL */
+    PyArrayObject *rows;   /* owned, or NULL: the input */
+    sa_layer *layer;
+    int64_t *numbers; /* ids, offsets: a block */
+    void *saved;      /* a block; NULL without a backward pass */
+    void *out;
+    sa_transformer_gradients g;
+    sa_transformer_plan plan;
+} sa_transformer_call;
+
+static inline int sa_transformer_type(const sa_transformer_call *c) { return c->e.f64 ? NPY_DOUBLE : NPY_FLOAT; }
+
+static inline const char *sa_transformer_type_name(const sa_transformer_call *c) { return c->e.f64 ? "float64" : "float32"; }
+
+/* Reads and checks the model, then its inputs, into an empty call. A failed call is still to be released. */
+int sa_transformer_read(sa_transformer_call *c, PyObject *module, PyObject *model, PyObject *inputs, PyObject *starts);
+
+void sa_transformer_release(sa_transformer_call *c);
+
+#endif

@@ -1,0 +1,352 @@
+/* Reads the transformer's settings, arrays and inputs; selfattn/nn/_transformer.py says what they mean. Ids and offsets are
+ * copied, then checked, so that nobody changes them between. */
+#include "python/transformer_call.h"
+
+#include "python/run.h"
+
+static const char *const part_names[SA_LAYER_PARTS] = {"query", "key",  "value", "output",           "attention_norm",
+                                                       "up",    "gate", "down",  "feed_forward_norm"};
+
+void sa_transformer_release(sa_transformer_call *c) {
+    for (Py_ssize_t i = 0; c->array != NULL && i < c->arrays; ++i) {
+        Py_XDECREF(c->array[i]);
+    }
+    Py_XDECREF(c->rows);
+    PyMem_Free(c->array);
+    PyMem_Free(c->layer);
+    sa_block_give(c->numbers);
+    sa_block_give(c->saved);
+    PyMem_Free(c);
+}
+
+/* ---- the parameters ---------------------------------------------------------------------------------------------------- */
+
+/* Keeps an array, contiguous and of the type of all. columns 0: a vector; rows −1: any number. NULL for None. */
+static int take_array(sa_transformer_call *c, Py_ssize_t i, PyObject *value, npy_intp rows, npy_intp columns, const char *name,
+                      const void **to) {
+    if (value == Py_None) {
+        return 0;
+    }
+    if (!sa_is_plain(value, sa_transformer_type(c), -1)) {
+        return sa_error(PyExc_TypeError, "%s must be a contiguous, aligned array of %s as all others are, not %R", name,
+                        sa_transformer_type_name(c),
+                        PyArray_Check(value) ? (PyObject *)PyArray_DESCR((PyArrayObject *)value) : (PyObject *)Py_TYPE(value));
+    }
+    PyArrayObject *array = (PyArrayObject *)value;
+    const int ndim = columns == 0 ? 1 : 2;
+    if (PyArray_NDIM(array) != ndim || (rows >= 0 && PyArray_DIM(array, 0) != rows) ||
+        (ndim == 2 && PyArray_DIM(array, 1) != columns)) {
+        const npy_intp wanted[2] = {rows, columns};
+        return sa_error(PyExc_ValueError, "%s must have shape %s, not %s", name, sa_shape_text(ndim, wanted),
+                        sa_shape_of(array));
+    }
+    c->array[i] = (PyArrayObject *)Py_NewRef(value);
+    *to = PyArray_DATA(array);
+    return 0;
+}
+
+static npy_intp rows_of(const sa_transformer_call *c, Py_ssize_t i) {
+    return c->array[i] == NULL ? 0 : PyArray_DIM(c->array[i], 0);
+}
+
+/* What is missing at the end is None. */
+static PyObject *item(PyObject *list, Py_ssize_t i) { return i < PyList_GET_SIZE(list) ? PyList_GET_ITEM(list, i) : Py_None; }
+
+/* Weight and bias of a part of a layer: (rows, columns) and (rows,), or both (rows,). */
+static int take_part(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays, int part, npy_intp rows, npy_intp columns,
+                     sa_layer *l) {
+    const Py_ssize_t i = first + 2 * part;
+    PyObject *weight = item(arrays, 2 * part), *bias = item(arrays, 2 * part + 1);
+    if (take_array(c, i, weight, rows, columns, part_names[part], &l->weight[part]) < 0) {
+        return -1;
+    }
+    if (weight == Py_None) {
+        return bias == Py_None ? 0 : sa_error(PyExc_ValueError, "%s has a bias, but no weight", part_names[part]);
+    }
+    return take_array(c, i + 1, bias, rows_of(c, i), 0, "a bias", &l->bias[part]);
+}
+
+/* Query's array holds those of query, key and value, one below the other. */
+static void part_from_query(const sa_transformer_call *c, sa_layer *l, int part, ptrdiff_t row) {
+    const ptrdiff_t size = (ptrdiff_t)sa_element_size(c->e.f64);
+    l->weight[part] = (const char *)l->weight[SA_QUERY] + row * c->e.d * size;
+    l->bias[part] = l->bias[SA_QUERY] == NULL ? NULL : (const char *)l->bias[SA_QUERY] + row * size;
+}
+
+static int take_parts(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays, sa_layer *l) {
+    const npy_intp d = c->e.d;
+    npy_intp queries = 0, keys = 0;
+    if (l->heads < 1 || l->key_heads < 1 || l->width < 1 || l->heads % l->key_heads != 0 ||
+        l->width > PY_SSIZE_T_MAX / 4 / l->heads) {
+        return sa_error(PyExc_ValueError,
+                        "num_key_heads must divide num_heads, and heads have at least one element; not %zd, %zd and %zd",
+                        l->key_heads, l->heads, l->width);
+    }
+    queries = l->heads * l->width;
+    keys = l->key_heads * l->width;
+    const bool together = item(arrays, 2 * SA_KEY) == Py_None;
+    if (take_part(c, first, arrays, SA_QUERY, together ? queries + 2 * keys : queries, d, l) < 0 ||
+        take_part(c, first, arrays, SA_KEY, keys, d, l) < 0 || take_part(c, first, arrays, SA_VALUE, keys, d, l) < 0 ||
+        take_part(c, first, arrays, SA_OUTPUT, d, queries, l) < 0 ||
+        take_part(c, first, arrays, SA_ATTENTION_NORM, d, 0, l) < 0 || take_part(c, first, arrays, SA_UP, -1, d, l) < 0) {
+        return -1;
+    }
+    l->hidden = rows_of(c, first + 2 * SA_UP);
+    if (take_part(c, first, arrays, SA_GATE, l->hidden, d, l) < 0 ||
+        take_part(c, first, arrays, SA_DOWN, d, l->hidden, l) < 0 || take_part(c, first, arrays, SA_LAST_NORM, d, 0, l) < 0) {
+        return -1;
+    }
+    const bool own_value = l->weight[SA_VALUE] != NULL;
+    if (together && l->weight[SA_QUERY] != NULL) {
+        part_from_query(c, l, SA_KEY, queries);
+        part_from_query(c, l, SA_VALUE, queries + keys);
+    }
+    if (l->weight[SA_OUTPUT] == NULL) {
+        l->dropout[SA_DROP_OUTPUT] = 0;
+    }
+    const bool sums = l->weight[SA_OUTPUT] != NULL || (!l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL && queries == d);
+    const bool whole = l->hidden > 0 ? l->weight[SA_DOWN] != NULL
+                                     : l->weight[SA_UP] == NULL && l->weight[SA_DOWN] == NULL && l->weight[SA_GATE] == NULL &&
+                                           l->weight[SA_LAST_NORM] == NULL;
+    if (l->weight[SA_QUERY] == NULL || together == own_value || !sums || !whole) {
+        return sa_error(PyExc_ValueError,
+                        "a layer has query, key and value, or a query that holds all three; an output or a norm behind "
+                        "the sum; and up and down, or nothing of a feed-forward network");
+    }
+    return 0;
+}
+
+static int take_angles(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays, sa_layer *l) {
+    PyObject *cosines = item(arrays, COSINES), *sines = item(arrays, SINES);
+    if (cosines == Py_None) {
+        return 0;
+    }
+    const npy_intp half =
+        PyArray_Check(cosines) && PyArray_NDIM((PyArrayObject *)cosines) == 2 ? PyArray_DIM((PyArrayObject *)cosines, 1) : 0;
+    if (half < 1 || half > l->width / 2) {
+        return sa_error(PyExc_ValueError, "angles must have shape (positions, rotated / 2) with 2 to %zd rotated elements",
+                        l->width);
+    }
+    if (take_array(c, first + COSINES, cosines, -1, half, "cosines", &l->rotary.cos) < 0 ||
+        take_array(c, first + SINES, sines, rows_of(c, first + COSINES), half, "sines", &l->rotary.sin) < 0) {
+        return -1;
+    }
+    l->rotary.rotated = 2 * half;
+    c->most = rows_of(c, first + COSINES) < c->most ? rows_of(c, first + COSINES) : c->most;
+    return l->rotary.sin == NULL ? sa_error(PyExc_TypeError, "cosines need sines") : 0;
+}
+
+/* No sum with a row overflows. */
+static ptrdiff_t take_bound(Py_ssize_t keys) { return keys < 0 || keys > SA_MAX_LENGTH ? SA_UNBOUNDED : keys; }
+
+/* (arrays, numbers): nn/_transformer.py has their order. Numbers come first, since reading one may run Python. */
+static int take_layer(sa_transformer_call *c, Py_ssize_t number, PyObject *value) {
+    PyObject *arrays = NULL, *numbers = NULL;
+    sa_layer *l = &c->layer[number];
+    const Py_ssize_t first = FIRST_OF_LAYERS + number * LAYER_ARRAYS;
+    int rms[2], norm_first, causal, activation, interleaved;
+    unsigned long long seed = 0;
+    if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "O!O!", &PyList_Type, &arrays, &PyTuple_Type, &numbers)) {
+        return PyErr_Occurred() ? -1 : sa_error(PyExc_TypeError, "layer %zd must be a tuple (arrays, numbers)", number);
+    }
+    if (!PyArg_ParseTuple(numbers, "nnnddppppnnddip|ddddK", &l->heads, &l->key_heads, &l->width, &l->eps[0], &l->eps[1],
+                          &rms[0], &rms[1], &norm_first, &causal, &l->window_left, &l->window_right, &l->scale, &l->softcap,
+                          &activation, &interleaved, &l->dropout[0], &l->dropout[1], &l->dropout[2], &l->dropout[3], &seed)) {
+        return -1;
+    }
+    if (PyList_GET_SIZE(arrays) > LAYER_ARRAYS || activation < SA_ACT_NONE || activation > SA_ACT_SILU) {
+        return sa_error(PyExc_ValueError, "layer %zd must have at most %d arrays and an activation from %d to %d", number,
+                        LAYER_ARRAYS, SA_ACT_NONE, SA_ACT_SILU);
+    }
+    for (int i = 0; i < SA_DROPOUTS; ++i) {
+        if (!(l->dropout[i] >= 0 && l->dropout[i] <= 1)) {
+            return sa_error(PyExc_ValueError, "the dropouts of layer %zd must be between 0 and 1", number);
+        }
+    }
+    l->seed = seed;
+    l->rms[0] = rms[0];
+    l->rms[1] = rms[1];
+    l->norm_first = norm_first;
+    l->causal = causal;
+    l->window_left = take_bound(l->window_left);
+    l->window_right = take_bound(l->window_right);
+    l->activation = activation;
+    l->rotary.interleaved = interleaved;
+    if (take_parts(c, first, arrays, l) < 0 || take_angles(c, first, arrays, l) < 0) {
+        return -1;
+    }
+    if (l->hidden > 0 && activation == SA_ACT_NONE) {
+        return sa_error(PyExc_ValueError, "layer %zd has a feed-forward network without an activation", number);
+    }
+    return 0;
+}
+
+/* Arrays `from` and behind it. */
+static int take_norm(sa_transformer_call *c, Py_ssize_t i, PyObject *arrays, Py_ssize_t from, sa_norm *norm) {
+    if (take_array(c, i, PyTuple_GET_ITEM(arrays, from), c->e.d, 0, "a norm's weight", &norm->weight) < 0 ||
+        take_array(c, i + 1, PyTuple_GET_ITEM(arrays, from + 1), c->e.d, 0, "a norm's bias", &norm->bias) < 0) {
+        return -1;
+    }
+    return norm->bias == NULL || norm->weight != NULL ? 0 : sa_error(PyExc_ValueError, "a norm has a bias, but no weight");
+}
+
+/* Floats or booleans (sequences or 1, heads or 1, longest, longest), any strides. */
+static int take_mask(sa_transformer_call *c, PyObject *value) {
+    if (value == Py_None) {
+        return 0;
+    }
+    PyArrayObject *array = (PyArrayObject *)value;
+    if (!PyArray_Check(value) || (PyArray_TYPE(array) != NPY_BOOL && PyArray_TYPE(array) != sa_transformer_type(c)) ||
+        PyArray_NDIM(array) != 4 || PyArray_ISBYTESWAPPED(array) || !PyArray_ISALIGNED(array)) {
+        return sa_error(PyExc_TypeError, "mask must be an aligned 4-D array of bool or %s", sa_transformer_type_name(c));
+    }
+    const npy_intp *shape = PyArray_SHAPE(array), *strides = PyArray_STRIDES(array);
+    if (shape[2] != shape[3]) {
+        return sa_error(PyExc_ValueError, "mask must have as many rows as columns, not shape %s", sa_shape_of(array));
+    }
+    c->array[MASK] = (PyArrayObject *)Py_NewRef(value);
+    c->e.mask.m = (sa_matrix){PyArray_BYTES(array), strides[2], strides[3],
+                              PyArray_TYPE(array) == NPY_BOOL ? SA_BOOL
+                              : c->e.f64                      ? SA_F64
+                                                              : SA_F32,
+                              false};
+    c->e.mask.lead_stride[0] = shape[0] == 1 ? 0 : strides[0];
+    c->e.mask.lead_stride[1] = shape[1] == 1 ? 0 : strides[1];
+    c->most = shape[2] < c->most ? shape[2] : c->most;
+    return 0;
+}
+
+static int check_mask(const sa_transformer_call *c) {
+    if (c->array[MASK] == NULL) {
+        return 0;
+    }
+    const npy_intp *shape = PyArray_SHAPE(c->array[MASK]);
+    bool fits = shape[0] == 1 || shape[0] == c->e.sequences;
+    for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
+        fits = fits && (shape[1] == 1 || shape[1] == c->layer[i].heads);
+    }
+    return fits ? 0
+                : sa_error(PyExc_ValueError, "mask must have shape (1 or sequences, 1 or heads, longest, longest), not %s",
+                           sa_shape_of(c->array[MASK]));
+}
+
+/* (arrays, numbers, layers): tuples, which stay as they are while numbers are read. */
+static int take_model(sa_transformer_call *c, PyObject *model) {
+    PyObject *arrays, *numbers, *layers;
+    int first_rms, final_rms, pooling, f64;
+    if (!PyArg_ParseTuple(model, "O!O!O!", &PyTuple_Type, &arrays, &PyTuple_Type, &numbers, &PyTuple_Type, &layers) ||
+        !PyArg_ParseTuple(numbers, "npddppi", &c->e.d, &f64, &c->e.first_norm.eps, &c->e.final_norm.eps, &first_rms, &final_rms,
+                          &pooling)) {
+        return -1;
+    }
+    if (PyTuple_GET_SIZE(arrays) != OWN_ARRAYS || c->e.d < 1 || pooling < SA_EACH_ROW || pooling > SA_LAST_ROW) {
+        return sa_error(PyExc_ValueError, "a model must have %d arrays of its own, a width, and a pooling from %d to %d",
+                        OWN_ARRAYS, SA_EACH_ROW, SA_LAST_ROW);
+    }
+    c->e.f64 = f64;
+    c->e.first_norm.rms = first_rms;
+    c->e.final_norm.rms = final_rms;
+    c->e.pooling = pooling;
+    c->e.layers = PyTuple_GET_SIZE(layers);
+    c->most = NPY_MAX_INTP;
+    c->arrays = OWN_ARRAYS + c->e.layers * LAYER_ARRAYS;
+    c->array = PyMem_Calloc((size_t)c->arrays, sizeof *c->array);
+    c->e.layer = c->layer = PyMem_Calloc((size_t)c->e.layers + 1, sizeof *c->layer);
+    if (c->array == NULL || c->layer == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (take_array(c, TABLE, PyTuple_GET_ITEM(arrays, TABLE), -1, c->e.d, "table", &c->e.table) < 0 ||
+        take_array(c, ALWAYS, PyTuple_GET_ITEM(arrays, ALWAYS), c->e.d, 0, "always", &c->e.always) < 0 ||
+        take_array(c, POSITIONS, PyTuple_GET_ITEM(arrays, POSITIONS), -1, c->e.d, "positions", &c->e.positions) < 0 ||
+        take_mask(c, PyTuple_GET_ITEM(arrays, MASK)) < 0 ||
+        take_norm(c, FIRST_NORM, arrays, FIRST_NORM, &c->e.first_norm) < 0 ||
+        take_norm(c, c->arrays - 2, arrays, FIRST_NORM + 2, &c->e.final_norm) < 0) {
+        return -1;
+    }
+    if (c->e.table == NULL && (c->e.always != NULL || c->e.positions != NULL)) {
+        return sa_error(PyExc_ValueError, "what is always added and positions need a table");
+    }
+    c->e.vocabulary = rows_of(c, TABLE);
+    c->most = c->e.positions != NULL && rows_of(c, POSITIONS) < c->most ? rows_of(c, POSITIONS) : c->most;
+    for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
+        if (take_layer(c, i, PyTuple_GET_ITEM(layers, i)) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* ---- ids and offsets ----------------------------------------------------------------------------------------------------- */
+
+static bool are_int64(PyObject *x) {
+    return PyArray_Check(x) && PyArray_EquivTypenums(PyArray_TYPE((PyArrayObject *)x), NPY_INT64) &&
+           sa_is_plain(x, PyArray_TYPE((PyArrayObject *)x), 1);
+}
+
+static int check_starts(sa_transformer_call *c, const int64_t *starts, npy_intp offsets, npy_intp tokens) {
+    if (offsets < 1 || starts[0] != 0 || starts[offsets - 1] != tokens) {
+        return sa_error(PyExc_ValueError, "cu_seqlens must go from 0 to the number of ids, %zd", tokens);
+    }
+    for (npy_intp s = 0; s + 1 < offsets; ++s) {
+        /* hostile offsets overflow a difference */
+        const bool rises = starts[s + 1] > starts[s] && starts[s + 1] <= tokens;
+        const int64_t length = rises ? starts[s + 1] - starts[s] : 0;
+        if (length < 1 || length > c->most) {
+            return sa_error(PyExc_ValueError, "sentence %zd must have 1 to %zd tokens, cu_seqlens goes from %lld to %lld", s,
+                            c->most, (long long)starts[s], (long long)starts[s + 1]);
+        }
+        c->e.longest = length > c->e.longest ? (ptrdiff_t)length : c->e.longest;
+    }
+    return 0;
+}
+
+/* Ids, or rows if there is no table. Numbers are copied before they are checked. */
+static int take_inputs(sa_transformer_call *c, PyObject *module, PyObject *inputs, PyObject *starts) {
+    const bool by_ids = c->e.table != NULL;
+    if (by_ids ? !are_int64(inputs) : !sa_is_plain(inputs, sa_transformer_type(c), 2)) {
+        return sa_error(PyExc_TypeError, "%s must be a contiguous %s", by_ids ? "ids" : "rows",
+                        by_ids     ? "1-D array of int64"
+                        : c->e.f64 ? "2-D array of float64"
+                                   : "2-D array of float32");
+    }
+    if (!are_int64(starts)) {
+        return sa_error(PyExc_TypeError, "cu_seqlens must be a contiguous 1-D array of int64");
+    }
+    const npy_intp tokens = PyArray_DIM((PyArrayObject *)inputs, 0), offsets = PyArray_SIZE((PyArrayObject *)starts);
+    if (!by_ids && PyArray_DIM((PyArrayObject *)inputs, 1) != c->e.d) {
+        return sa_error(PyExc_ValueError, "rows must have %zd columns, not shape %s", c->e.d,
+                        sa_shape_of((PyArrayObject *)inputs));
+    }
+    const npy_intp ids = by_ids ? tokens : 0;
+    c->numbers = sa_block_take(module, (size_t)(ids + offsets + 1) * sizeof *c->numbers);
+    if (c->numbers == NULL) {
+        return -1;
+    }
+    int64_t *own_ids = c->numbers, *own_starts = c->numbers + ids;
+    memcpy(own_starts, PyArray_DATA((PyArrayObject *)starts), (size_t)offsets * sizeof *own_starts);
+    if (by_ids) {
+        memcpy(own_ids, PyArray_DATA((PyArrayObject *)inputs), (size_t)ids * sizeof *own_ids);
+    } else {
+        c->rows = (PyArrayObject *)Py_NewRef(inputs);
+        c->e.rows = PyArray_DATA(c->rows);
+    }
+    if (check_starts(c, own_starts, offsets, tokens) < 0) {
+        return -1;
+    }
+    for (npy_intp i = 0; i < ids; ++i) {
+        if (own_ids[i] < 0 || own_ids[i] >= c->e.vocabulary) {
+            return sa_error(PyExc_ValueError, "ids must be in 0...%zd, ids[%zd] is %lld", c->e.vocabulary - 1, i,
+                            (long long)own_ids[i]);
+        }
+    }
+    c->e.tokens = tokens;
+    c->e.sequences = offsets - 1;
+    c->e.ids = own_ids;
+    c->e.starts = own_starts;
+    return check_mask(c);
+}
+
+int sa_transformer_read(sa_transformer_call *c, PyObject *module, PyObject *model, PyObject *inputs, PyObject *starts) {
+    return take_model(c, model) < 0 || take_inputs(c, module, inputs, starts) < 0 ? -1 : 0;
+}
