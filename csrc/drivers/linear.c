@@ -9,11 +9,11 @@
 /* The most rows of a task: each packs the weights. */
 #define SA_PRODUCT_ROWS 240
 
-/* With fewer for each thread, threads share columns instead. */
-#define SA_FEW_ROWS 48
-
 /* Likewise where operands are split: terms stay in L2. */
 #define SA_SPLIT_ROWS 512
+
+/* With fewer rows for each thread, threads share columns instead. */
+#define SA_FEW_ROWS 48
 
 #define SA_LINEAR_WORK_PER_THREAD 1000000.0
 #define SA_ROWS_OF_PACKING 6

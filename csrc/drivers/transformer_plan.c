@@ -5,9 +5,10 @@
 #include "drivers/transformer_tasks.h"
 #include "runtime/threads.h"
 
-/* The fewest tokens of a part: weights are packed once for each. With less for two parts of each thread parts do not pay. */
+/* The most tokens of a part: its rows stay in caches between the steps of a layer. */
 #define SA_PART_TOKENS 384
 
+/* The fewest: every part packs the weights again. */
 #define SA_LEAST_PART_TOKENS 192
 
 /* Weights of more bytes do not stay in a core's caches from call to call. */

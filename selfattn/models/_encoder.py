@@ -113,9 +113,8 @@ class Encoder(Module):
     """
 
     training = False
-    kinds: ClassVar[
-        dict[str, str]
-    ]  # model_type of configurations, and how the names of Transformers' classes begin
+    # model_type of configurations, and how the names of Transformers' classes begin
+    kinds: ClassVar[dict[str, str]]
     prefix: ClassVar[str]  # of the bare model's names within one with a head
     heads: ClassVar[tuple[str, ...]] = (
         "cls.", "lm_head.", "classifier.", "pre_classifier.", "qa_outputs.", "vocab_", "head.", "decoder.", "pooler.",

@@ -50,7 +50,7 @@ class Rotary(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One layer. Heads have ``query.weight.shape[0] // num_heads`` elements."""
+    """One layer."""
 
     num_heads: int
     query: Projection  # where key is None: of query, key and value, one below the other
@@ -66,10 +66,8 @@ class Layer(NamedTuple):
     norm_first: bool = False
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     causal: bool = False
-    window: tuple[int | None, int | None] = (
-        None,
-        None,
-    )  # keys to the left and to the right that a query sees
+    # Keys to the left and to the right that a query sees.
+    window: tuple[int | None, int | None] = (None, None)
     rotary: Rotary | None = None
     scale: float | None = None  # None: 1/√(width of a head)
     softcap: float = 0.0
@@ -84,7 +82,7 @@ class Transformer(NamedTuple):
     layers: tuple[Layer, ...]
     table: Array | None = None  # (vocabulary, d): inputs are ids; None: inputs are rows (tokens, d)
     always: Array | None = None  # (d,), added to every row of the table
-    positions: Array | None = None  # (longest, d), added to the rows of every sequence
+    positions: Array | None = None  # (longest, d), added to the rows of the table
     embedding_norm: Norm | None = None
     final_norm: Norm | None = None
     # Added to the scores, (1 or sequences, 1 or heads, longest, longest), any strides; or boolean, True where a query may look.
@@ -153,7 +151,7 @@ def vjp(
 
 
 def as_core(model: Transformer) -> tuple[Any, Any, Any]:
-    """Return the tuples that ``csrc/python/transformer.c`` takes."""
+    """Return the tuples that ``csrc/python/transformer_model.c`` takes."""
     first, final = model.embedding_norm, model.final_norm
     some = next(array for array in arrays(model))
     own = (model.table, model.always, model.positions, model.mask, *_both(first), *_both(final))
