@@ -10,11 +10,12 @@ from typing import ClassVar
 
 from selfattn.models._classifier import Classifier
 from selfattn.models._config import Config
-from selfattn.models._encoder import Parameters, Shapes, TextEncoder, linear, norm
-from selfattn.nn._transformer import Layer, Transformer
+from selfattn.models._encoder import Parameters, Shapes, linear, norm
+from selfattn.models._post_norm import PostNormEncoder
+from selfattn.nn._transformer import Transformer
 
 
-class BertModel(TextEncoder):
+class BertModel(PostNormEncoder):
     """BERT's encoder, under the names of ``transformers.BertModel``. See :func:`selfattn.models.load`.
 
     Examples
@@ -34,9 +35,16 @@ class BertModel(TextEncoder):
 
     kinds: ClassVar[dict[str, str]] = {"bert": "Bert"}
     prefix = "bert."
-    word_table = "embeddings.word_embeddings.weight"
     type_table = "embeddings.token_type_embeddings.weight"
-    position_table = "embeddings.position_embeddings.weight"
+    layer_name = "encoder.layer."
+    projections = (
+        "attention.self.query",
+        "attention.self.key",
+        "attention.self.value",
+        "attention.output.dense",
+    )
+    feed_forward = ("intermediate.dense", "output.dense")
+    norms = ("attention.output.LayerNorm", "output.LayerNorm")
 
     def _read(self, config: Config) -> None:
         self.vocab_size = config.size("vocab_size")
@@ -59,24 +67,13 @@ class BertModel(TextEncoder):
             )
 
     def _shapes(self) -> tuple[Shapes, set[str]]:
-        d, wide = self.hidden_size, self.intermediate_size
+        d = self.hidden_size
         shapes: Shapes = {
             self.word_table: (self.vocab_size, d),
             "embeddings.position_embeddings.weight": (self.positions, d),
             "embeddings.token_type_embeddings.weight": (self.types, d),
         } | norm("embeddings.LayerNorm", d)
-        for n in range(self.num_layers):
-            name = f"encoder.layer.{n}."
-            for part in (
-                "attention.self.query",
-                "attention.self.key",
-                "attention.self.value",
-                "attention.output.dense",
-            ):
-                shapes |= linear(name + part, d, d)
-            shapes |= norm(f"{name}attention.output.LayerNorm", d)
-            shapes |= linear(f"{name}intermediate.dense", wide, d) | linear(f"{name}output.dense", d, wide)
-            shapes |= norm(f"{name}output.LayerNorm", d)
+        shapes |= self._layer_shapes()
         pooler = linear("pooler.dense", d, d)
         return shapes | pooler, set(pooler)
 
@@ -84,25 +81,11 @@ class BertModel(TextEncoder):
         positions = self.arrays["embeddings.position_embeddings.weight"][self.first_position :]
         types = self.arrays["embeddings.token_type_embeddings.weight"]
         return Transformer(
-            tuple(self._layer(p, f"encoder.layer.{n}.") for n in range(self.num_layers)),
+            self._layers(p),
             table=p.array(self.word_table),
             always=types[0],
             positions=positions,
             embedding_norm=p.norm("embeddings.LayerNorm", self.eps),
-        )
-
-    def _layer(self, p: Parameters, name: str) -> Layer:
-        return Layer(
-            self.num_heads,
-            p.projection(f"{name}attention.self.query"),
-            p.projection(f"{name}attention.self.key"),
-            p.projection(f"{name}attention.self.value"),
-            p.projection(f"{name}attention.output.dense"),
-            p.norm(f"{name}attention.output.LayerNorm", self.eps),
-            up=p.projection(f"{name}intermediate.dense"),
-            down=p.projection(f"{name}output.dense"),
-            feed_forward_norm=p.norm(f"{name}output.LayerNorm", self.eps),
-            activation=self.activation,
         )
 
 

@@ -8,21 +8,24 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from selfattn.models._config import Config
-from selfattn.models._encoder import Parameters, Shapes, TextEncoder, linear, norm
+from selfattn.models._encoder import Parameters, Shapes, linear, norm
+from selfattn.models._post_norm import PostNormEncoder
 from selfattn.nn._arrays import Array, Gradients
-from selfattn.nn._transformer import Layer, Transformer
+from selfattn.nn._transformer import Transformer
 
 BUCKETS, MOST_DISTANCE = 32, 128
 
 
-class MPNetModel(TextEncoder):
+class MPNetModel(PostNormEncoder):
     """MPNet's encoder, under the names of ``transformers.MPNetModel``. See :func:`selfattn.models.load`."""
 
     kinds: ClassVar[dict[str, str]] = {"mpnet": "MPNet"}
     prefix = "mpnet."
     has_fixed_settings = False
-    word_table = "embeddings.word_embeddings.weight"
-    position_table = "embeddings.position_embeddings.weight"
+    layer_name = "encoder.layer."
+    projections = ("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o")
+    feed_forward = ("intermediate.dense", "output.dense")
+    norms = ("attention.LayerNorm", "output.LayerNorm")
     bias_table = "encoder.relative_attention_bias.weight"
 
     def _read(self, config: Config) -> None:
@@ -30,7 +33,7 @@ class MPNetModel(TextEncoder):
         self.hidden_size = config.size("hidden_size")
         self.num_layers = config.size("num_hidden_layers", least=0)
         self.num_heads = config.size("num_attention_heads")
-        self.wide = config.size("intermediate_size")
+        self.intermediate_size = config.size("intermediate_size")
         self.activation = config.activation("hidden_act")
         self.positions = config.size("max_position_embeddings", 512)
         config.only("relative_attention_num_buckets", 32)  # as Transformers computes
@@ -50,14 +53,7 @@ class MPNetModel(TextEncoder):
             "embeddings.position_embeddings.weight": (self.positions, d),
         }
         shapes |= norm("embeddings.LayerNorm", d)
-        for n in range(self.num_layers):
-            name = f"encoder.layer.{n}."
-            for part in "qkvo":
-                shapes |= linear(f"{name}attention.attn.{part}", d, d)
-            shapes |= norm(f"{name}attention.LayerNorm", d) | linear(
-                f"{name}intermediate.dense", self.wide, d
-            )
-            shapes |= linear(f"{name}output.dense", d, self.wide) | norm(f"{name}output.LayerNorm", d)
+        shapes |= self._layer_shapes()
         pooler = linear("pooler.dense", d, d)
         return shapes | {self.bias_table: (BUCKETS, self.num_heads)} | pooler, set(pooler)
 
@@ -72,26 +68,11 @@ class MPNetModel(TextEncoder):
             writeable=False,
         )
         return Transformer(
-            tuple(self._layer(p, f"encoder.layer.{n}.") for n in range(self.num_layers)),
+            self._layers(p),
             table=p.array(self.word_table),
             positions=self.arrays["embeddings.position_embeddings.weight"][self.first_position :],
             embedding_norm=p.norm("embeddings.LayerNorm", self.eps),
             mask=mask,
-        )
-
-    def _layer(self, p: Parameters, name: str) -> Layer:
-        query, key, value, output = (p.projection(f"{name}attention.attn.{part}") for part in "qkvo")
-        return Layer(
-            self.num_heads,
-            query,
-            key,
-            value,
-            output,
-            p.norm(f"{name}attention.LayerNorm", self.eps),
-            up=p.projection(f"{name}intermediate.dense"),
-            down=p.projection(f"{name}output.dense"),
-            feed_forward_norm=p.norm(f"{name}output.LayerNorm", self.eps),
-            activation=self.activation,
         )
 
     def _buckets(self, longest: int) -> Array:
