@@ -4,10 +4,14 @@
 #include <math.h>
 #include <string.h>
 
+#include "drivers/compact.h"
 #include "runtime/threads.h"
 
 /* The most rows of a task: each packs the weights. */
 #define SA_PRODUCT_ROWS 240
+
+/* Of compact weights: rounded rows stay in L2. */
+#define SA_COMPACT_ROWS 128
 
 /* Likewise where operands are split: terms stay in L2. */
 #define SA_SPLIT_ROWS 512
@@ -24,7 +28,22 @@ static ptrdiff_t bytes_of(const sa_linear *l, ptrdiff_t elements) { return eleme
  * rows and a share of the columns, to split weights once; else one unit of columns. */
 static bool splits(const sa_linear *l, ptrdiff_t n) { return n >= sa_kernels_for(l->f64)->splits_from; }
 
+/* Compact weights need no packing: a task takes all columns, or with few rows a share of them, and rounds its rows. */
+static sa_cut cut_compact(const sa_linear *l, int threads, bool by_part) {
+    const ptrdiff_t rows = sa_larger(l->rows, 1);
+    sa_cut cut = {.rows = sa_smaller(rows, SA_COMPACT_ROWS), .shares = 1, .unit = SA_PANEL_COLUMNS};
+    if (!by_part && rows >= SA_FEW_ROWS * threads) {
+        cut.rows = sa_ceil_div(rows, sa_ceil_div(sa_ceil_div(rows, SA_COMPACT_ROWS), threads) * threads);
+    } else if (!by_part) {
+        cut.shares = threads;
+    }
+    return cut;
+}
+
 sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_part) {
+    if (l->weights != SA_WEIGHTS_WHOLE) {
+        return cut_compact(l, threads, by_part);
+    }
     const bool split = splits(l, n);
     const ptrdiff_t most = split ? SA_SPLIT_ROWS : SA_PRODUCT_ROWS, rows = sa_larger(l->rows, 1);
     sa_cut cut = {.rows = rows, .unit = split ? SA_SPLIT_COLUMNS : sa_kernels_for(l->f64)->block_rows};
@@ -52,6 +71,9 @@ static ptrdiff_t shares_of(const sa_cut *cut, ptrdiff_t units) {
 }
 
 size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_part, bool backward) {
+    if (l->weights != SA_WEIGHTS_WHOLE) {
+        return sa_whole_lines(sa_compact_scratch(l->weights, sa_cut_product(l, l->in, threads, by_part).rows, l->in));
+    }
     const sa_real_kernels *kernels = sa_kernels_for(l->f64);
     size_t most = kernels->matmul_scratch(sa_cut_product(l, l->in, threads, by_part).rows, l->in);
     for (int i = 0; i < l->parts && backward; ++i) {
@@ -90,6 +112,15 @@ static void drop(const sa_linear *l, const sa_dropout *dropout, char *x, ptrdiff
     sa_kernels_for(l->f64)->drop_rows(&own, x, stride, rows, width, residual);
 }
 
+/* Of a product, behind its activation or before the residual joins. */
+static void drop_columns(const sa_linear *l, int part, ptrdiff_t row, ptrdiff_t column, ptrdiff_t rows, ptrdiff_t width) {
+    const ptrdiff_t at = bytes_of(l, row * l->out[part] + column);
+    if (l->dropout.p > 0) {
+        char *to = (l->activation == SA_ACT_NONE ? l->y[part] : l->active) + at;
+        drop(l, &l->dropout, to, row, column, l->out[part], rows, width, l->residual == NULL ? NULL : l->residual + at);
+    }
+}
+
 /* Columns `column` … of one part, for the rows of a task. */
 static void columns(const sa_linear *l, const sa_cut *cut, int part, ptrdiff_t row, ptrdiff_t column, ptrdiff_t width,
                     bool again, void *scratch) {
@@ -109,31 +140,36 @@ static void columns(const sa_linear *l, const sa_cut *cut, int part, ptrdiff_t r
         .far = l->far,
     };
     const char *residual = l->residual == NULL ? NULL : l->residual + at;
-    const bool drops = l->dropout.p > 0;
     kernels->begin_rows(product.c, out, product.m, width, l->bias[part] == NULL ? NULL : l->bias[part] + bytes_of(l, column),
-                        drops ? NULL : residual);
+                        l->dropout.p > 0 ? NULL : residual);
     kernels->matmul_nt(&product, scratch);
-    char *to = product.c;
     if (l->activation != SA_ACT_NONE) {
         const sa_active active = {l->activation, product.m, width, out, product.c, l->gate == NULL ? NULL : l->gate + at};
-        to = l->active + at;
-        kernels->activate(&active, to);
+        kernels->activate(&active, l->active + at);
     }
-    if (drops) {
-        drop(l, &l->dropout, to, row, column, out, product.m, width, residual);
-    }
+    drop_columns(l, part, row, column, product.m, width);
 }
 
 void sa_linear_task(const sa_linear *l, const sa_cut *cut, ptrdiff_t t, void *scratch) {
     const ptrdiff_t units = all_units(l, cut), shares = shares_of(cut, units), share = t % shares, row = t / shares * cut->rows;
     const ptrdiff_t from = units * share / shares, to = units * (share + 1) / shares;
+    const bool compact = l->weights != SA_WEIGHTS_WHOLE;
+    sa_compact_rows rounded = {.rows = sa_smaller(l->rows - row, cut->rows)};
+    if (compact) {
+        rounded = sa_compact_round(l, row, rounded.rows, scratch);
+    }
     ptrdiff_t begin = 0;
     for (int part = 0; part < l->parts; ++part) {
         const ptrdiff_t end = begin + units_of(l, cut, part), first = sa_larger(from, begin), last = sa_smaller(to, end);
         if (first < last) {
             const ptrdiff_t column = (first - begin) * cut->unit;
-            columns(l, cut, part, row, column, sa_smaller(l->out[part] - column, (last - first) * cut->unit), first > from,
-                    scratch);
+            const ptrdiff_t width = sa_smaller(l->out[part] - column, (last - first) * cut->unit);
+            if (compact) {
+                sa_compact_columns(l, &rounded, part, column, width);
+                drop_columns(l, part, row, column, rounded.rows, width);
+            } else {
+                columns(l, cut, part, row, column, width, first > from, scratch);
+            }
         }
         begin = end;
     }

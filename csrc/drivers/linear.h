@@ -9,11 +9,12 @@
 /* Several weights may multiply the same rows: y_i = x·weight_iᵀ + bias_i. All arrays are contiguous. */
 typedef struct {
     bool f64;
-    bool far; /* the weights come from memory, not from caches */
+    sa_weights weights; /* all parts' kind */
+    bool far;           /* the weights come from memory, not from caches */
     ptrdiff_t rows, in;
     int parts;
     ptrdiff_t out[SA_MOST_PARTS];
-    const char *weight[SA_MOST_PARTS], *bias[SA_MOST_PARTS]; /* (out, in); (out,) or NULL */
+    const char *weight[SA_MOST_PARTS], *bias[SA_MOST_PARTS]; /* (out, in), or a sa_compact; (out,) or NULL */
     const char *x;                                           /* (rows, in) */
     char *y[SA_MOST_PARTS];                                  /* (rows, out) */
     const char *residual;                                    /* (rows, out) of the only part, which y begins with; or NULL */

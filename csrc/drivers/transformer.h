@@ -16,6 +16,7 @@ enum { SA_DROP_WEIGHTS, SA_DROP_OUTPUT, SA_DROP_WIDE, SA_DROP_DOWN, SA_DROPOUTS 
 
 typedef struct {
     const void *weight[SA_LAYER_PARTS], *bias[SA_LAYER_PARTS];
+    sa_weights weights; /* of projections: arrays, or each a sa_compact */
     ptrdiff_t heads, key_heads, width; /* of a head */
     ptrdiff_t hidden;                  /* of the feed-forward network; 0: none */
     double eps[2];                     /* of both norms */
@@ -42,6 +43,7 @@ typedef struct {
     bool f64;
     ptrdiff_t d, vocabulary, tokens, sequences, layers, longest;
     const void *table;     /* (vocabulary, d), or NULL: rows are the input */
+    const float *table_scale; /* (vocabulary,): the table is of int8; or NULL */
     const void *always;    /* (d,), added to every row of the table; or NULL */
     const void *positions; /* (longest or more, d), or NULL */
     const int64_t *ids;

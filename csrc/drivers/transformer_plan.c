@@ -11,6 +11,10 @@
 /* The fewest: every part packs the weights again. */
 #define SA_LEAST_PART_TOKENS 192
 
+/* Compact weights are packed once: smaller parts keep their rows nearer. */
+#define SA_COMPACT_PART_TOKENS 128
+#define SA_LEAST_COMPACT_PART_TOKENS 64
+
 /* Weights of more bytes do not stay in a core's caches from call to call. */
 #define SA_NEAR_BYTES 1e6
 
@@ -156,7 +160,7 @@ sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, p
     char *const *array = p->f.array;
     const bool first_normed = l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
     const bool last_normed = l->norm_first && l->weight[SA_LAST_NORM] != NULL;
-    sa_linear product = {.f64 = p->e->f64, .far = p->plan->far, .rows = rows, .in = d};
+    sa_linear product = {.f64 = p->e->f64, .weights = l->weights, .far = p->plan->far, .rows = rows, .in = d};
     switch (kind) {
     case SA_PROJECT:
         product.x = (first_normed ? array[SA_NORMED] : array[SA_X]) + at * d;
@@ -292,10 +296,12 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
     }
     plan->threads = sa_transformer_threads(e, 1, max_threads);
     const ptrdiff_t threads = plan->threads, few = threads == 1 ? 1 : 2 * threads;
-    const ptrdiff_t turns = sa_ceil_div(sa_ceil_div(e->tokens, SA_PART_TOKENS), threads); /* as many parts for each */
+    const bool compact = e->layers > 0 && e->layer[0].weights != SA_WEIGHTS_WHOLE;
+    const ptrdiff_t most = compact ? SA_COMPACT_PART_TOKENS : SA_PART_TOKENS;
+    const ptrdiff_t turns = sa_ceil_div(sa_ceil_div(e->tokens, most), threads); /* as many parts for each */
     plan->part_tokens = sa_ceil_div(e->tokens, sa_larger(turns * threads, few));
     if (threads > 1) {
-        plan->part_tokens = sa_larger(plan->part_tokens, SA_LEAST_PART_TOKENS);
+        plan->part_tokens = sa_larger(plan->part_tokens, compact ? SA_LEAST_COMPACT_PART_TOKENS : SA_LEAST_PART_TOKENS);
     }
     plan->parts = sa_ceil_div(e->tokens, plan->part_tokens);
     plan->part_rows = sa_smaller(e->tokens, plan->part_tokens + e->longest);

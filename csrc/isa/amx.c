@@ -4,11 +4,11 @@
 #if defined(SA_EMULATED) /* csrc/tests/emulated */
 #elif defined(__clang__)
 #include <immintrin.h>
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16"))),    \
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16,amx-int8"))),    \
                              apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16,prefer-vector-width=512")
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16,amx-int8,prefer-vector-width=512")
 #pragma GCC optimize("no-unswitch-loops,no-split-loops") /* loops that matter are unrolled by hand */
 #include <immintrin.h>
 #endif
@@ -24,6 +24,7 @@
 SA_DECLARE_TABLE(avx512, amx, amx)
 SA_MATMUL_ENTRIES(SA_DECLARE_ENTRY, f32, avx512)
 #include "kernels/transformer/matmul_amx.h"
+#include "kernels/products/compact_amx.h"
 
 static const FN(products) amx = {
     .replace_rows = true,
@@ -54,6 +55,8 @@ const sa_kernels sa_kernels_amx = {
     .f32 = SA_FILL_REAL(f32, avx512, amx, amx, SA_AMX(splits_from)),
     .f64 = SA_FILL_REAL(f64, avx512, avx512, avx512, INT_MAX),
     SA_FILL_REST(avx512),
+    .int8 = {&sa_int8_amx, &sa_int8_avx512vnni, &sa_int8_avx2},
+    .bf16 = {&sa_bf16_amx},
 };
 #if defined(SA_EMULATED)
 #elif defined(__clang__)

@@ -46,6 +46,7 @@ static const FN(products) bf16dot = {
     .decode_order = FN(bf16dot_decode_order),
 };
 SA_ATTENTION_KERNELS(avx512bf16, &bf16dot)
+#include "kernels/products/bf16_rows.h"
 
 SA_DECLARE_TABLE(avx512, avx512bf16, avx512)
 const sa_kernels sa_kernels_avx512bf16 = {
@@ -53,6 +54,8 @@ const sa_kernels sa_kernels_avx512bf16 = {
     .f32 = SA_FILL_REAL(f32, avx512, avx512bf16, avx512, INT_MAX),
     .f64 = SA_FILL_REAL(f64, avx512, avx512, avx512, INT_MAX),
     SA_FILL_REST(avx512),
+    .int8 = {&sa_int8_avx512vnni, &sa_int8_avx2},
+    .bf16 = {&sa_bf16_avx512bf16},
 };
 #if defined(SA_EMULATED)
 #elif defined(__clang__)

@@ -14,7 +14,9 @@
 #define SA_VEC128_SSE2
 #define SA_VEC128_REGISTERS 16
 #include "simd/vec128.h"
+#define SA_COMPACT_PRODUCTS .int8 = {&sa_int8_baseline}
 #include "isa/all.h"
+#include "kernels/products/int8_plain.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #else

@@ -9,4 +9,6 @@
 #define SA_ISA generic
 #define SA_VEC128_REGISTERS 16
 #include "simd/vec128.h"
+#define SA_COMPACT_PRODUCTS .int8 = {&sa_int8_generic}
 #include "isa/all.h"
+#include "kernels/products/int8_plain.h"

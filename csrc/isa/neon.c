@@ -6,7 +6,9 @@
 #define SA_VEC128_NEON
 #define SA_VEC128_REGISTERS 32
 #include "simd/vec128.h"
+#define SA_COMPACT_PRODUCTS .int8 = {&sa_int8_neondot, &sa_int8_neon}
 #include "isa/all.h"
+#include "kernels/products/int8_plain.h"
 #else
 typedef int sa_no_neon_here;
 #endif

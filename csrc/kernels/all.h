@@ -28,6 +28,9 @@ SA_ATTENTION_KERNELS(SA_ISA, NULL)
 #include "kernels/optimizer/update.h"
 #include "kernels/transformer/matmul.h"
 #include "kernels/transformer/rows.h"
+#if !SA_REAL_IS_F64
+#include "kernels/transformer/compact_rows.h"
+#endif
 #if defined(SA_WITH_TESTS)
 #include "kernels/runtime/exp_arrays.h"
 #endif

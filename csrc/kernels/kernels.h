@@ -163,6 +163,58 @@ typedef struct {
     bool nesterov, fresh; /* SGD's; fresh: no mean yet */
 } sa_update_scalars;
 
+/* ---- compact weights: 8 or 16 bits (docs/decisions/0010-int8.md) ----------------------------------------------------------- */
+
+typedef enum { SA_WEIGHTS_WHOLE, SA_WEIGHTS_INT8, SA_WEIGHTS_BF16 } sa_weights;
+
+/* Panels of SA_PANEL_COLUMNS columns, [step][column] words of 4 bytes: four numbers of int8, or two of bfloat16, that
+ * follow each other along a row of the weight (out, in). Zeros fill the last step and panel. */
+#define SA_PANEL_COLUMNS 32
+#define SA_WORD 4
+typedef struct {
+    sa_weights kind;
+    ptrdiff_t out, in, steps;
+    const char *panels;
+    /* int8: of a column, for whole panels: its scale, and that times the sum of its numbers. */
+    const float *scale, *offset;
+} sa_compact;
+
+/* x[i] ≈ least + step·q[i], q from 0 to 255. A row that is not finite, or whose range is no normal number, has a step of
+ * NaN: it is multiplied as it is. */
+typedef struct {
+    float least, step;
+} sa_rounded_row;
+
+/* sums[r][c] = Σ_k row_r[k]·panel[k][c], for a tile of rows: exact in int32 of uint8 and int8, in float32 of bfloat16. */
+typedef struct {
+    ptrdiff_t rows, steps;
+    const char *x; /* the rounded rows, `stride` bytes apart, with zeros up to a whole step */
+    ptrdiff_t stride;
+    const char *panel;
+    void *sums; /* (rows, SA_PANEL_COLUMNS), aligned */
+} sa_compact_tile;
+
+typedef void sa_compact_leaf(const sa_compact_tile *t);
+
+/* How an instruction set multiplies one kind of compact weights. */
+typedef struct {
+    const char *name; /* what the CPU must run: sa_cpu_runs */
+    ptrdiff_t most_rows;
+    sa_compact_leaf *leaf;
+    void (*open)(void), (*close)(void); /* around calls of the leaf, or NULL */
+} sa_compact_products;
+
+/* What becomes of a tile's sums: y[r][c] = row[r].step·scale[c]·sum + (row[r].least·offset[c] + bias[c]) + residual[r][c];
+ * of bfloat16 sum + bias[c] + residual[r][c]. */
+typedef struct {
+    ptrdiff_t rows, width;
+    const void *sums;
+    const sa_rounded_row *row; /* NULL: bfloat16 */
+    const float *scale, *offset, *bias, *residual; /* the last two may be NULL */
+    float *y;
+    ptrdiff_t stride; /* of y and residual */
+} sa_compact_ends;
+
 /* The kernels of one type that computes. */
 typedef struct {
     ptrdiff_t block_rows, backward_rows;
@@ -215,6 +267,14 @@ typedef struct {
     uint64_t (*checksum)(uint64_t h, const void *data, size_t bytes);
     void (*narrow)(const float *from, ptrdiff_t n, sa_dtype dtype, uint16_t *to);
     uint64_t (*read_loop)(const void *data, size_t bytes);
+    /* quantize_rows writes rows of uint8, `stride` bytes apart and with zeros behind them, and what they stand for. */
+    void (*quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, uint8_t *to, ptrdiff_t stride, sa_rounded_row *row);
+    void (*compact_ends)(const sa_compact_ends *e);
+    /* look_up in a table of int8 with a scale for each row. */
+    void (*look_up_int8)(const int8_t *table, const float *scale, const float *always, const float *positions,
+                         const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x);
+    /* Best first, the last of int8 runs wherever this table does. NULL ends them. */
+    const sa_compact_products *int8[4], *bf16[2];
 } sa_kernels;
 
 extern const sa_kernels sa_kernels_amx, sa_kernels_avx512bf16, sa_kernels_avx512, sa_kernels_avx2, sa_kernels_baseline,
@@ -222,5 +282,8 @@ extern const sa_kernels sa_kernels_amx, sa_kernels_avx512bf16, sa_kernels_avx512
 
 /* The table in use. dispatch.c owns it. */
 const sa_kernels *sa_kernels_active(void);
+
+/* How this CPU multiplies compact weights with the table in use; NULL: it does not. */
+const sa_compact_products *sa_compact_active(sa_weights kind);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "drivers/attention.h"
 #include "drivers/linear.h"
+#include "python/compact.h"
 #include "python/run.h"
 
 #define SA_SMALL_WORK 100000.0
@@ -12,6 +13,24 @@ typedef struct {
     sa_linear_gradients g;
     int threads;
 } linear_call;
+
+/* Packed weights. */
+static int take_compact(linear_call *c, PyObject *x, const sa_compact *weight) {
+    if (!sa_is_plain(x, NPY_FLOAT, 2) || PyArray_DIM((PyArrayObject *)x, 1) != weight->in) {
+        return sa_error(PyExc_TypeError, "x must be a contiguous 2-D array of float32 with %zd columns", weight->in);
+    }
+    if (sa_compact_active(weight->kind) == NULL) {
+        return sa_error(PyExc_RuntimeError, "the instruction set in use, %s, does not multiply bfloat16", sa_isa_name());
+    }
+    c->l = (sa_linear){.weights = weight->kind,
+                       .rows = PyArray_DIM((PyArrayObject *)x, 0),
+                       .in = weight->in,
+                       .parts = 1,
+                       .out = {weight->out},
+                       .weight = {(const char *)weight},
+                       .x = PyArray_BYTES((PyArrayObject *)x)};
+    return 0;
+}
 
 /* x (rows, in), weight (out, in), both contiguous and of one type. */
 static int take_product(linear_call *c, PyObject *x, PyObject *weight) {
@@ -58,7 +77,11 @@ static sa_status forward(void *call, char *scratch, char *shared) {
 static PyObject *linear_forward(PyObject *module, PyObject *args) {
     PyObject *x, *weight, *bias;
     linear_call c = {.threads = 1};
-    if (!PyArg_ParseTuple(args, "OOO:_linear_forward", &x, &weight, &bias) || take_product(&c, x, weight) < 0) {
+    if (!PyArg_ParseTuple(args, "OOO:_linear_forward", &x, &weight, &bias)) {
+        return NULL;
+    }
+    const sa_compact *compact = sa_compact_of(weight);
+    if (compact != NULL ? take_compact(&c, x, compact) < 0 : take_product(&c, x, weight) < 0) {
         return NULL;
     }
     if (bias != Py_None) {

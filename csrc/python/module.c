@@ -37,7 +37,8 @@ static int exec_module(PyObject *module) {
                                    sa_checksum_methods,    sa_linear_methods,
                                    sa_transformer_methods, sa_narrow_methods,
                                    sa_proxy_methods,       sa_rows_methods,
-                                   sa_runtime_methods,     sa_update_methods};
+                                   sa_runtime_methods,     sa_update_methods,
+                                   sa_compact_methods};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; ++i) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
             return -1;

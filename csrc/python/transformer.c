@@ -111,6 +111,15 @@ static PyObject *run_forward(sa_transformer_call *c, PyObject *module, bool keep
     return result;
 }
 
+/* Rounded weights have no gradients. */
+static int check_whole(const sa_transformer_call *c) {
+    bool whole = c->e.table_scale == NULL;
+    for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
+        whole = whole && c->layer[i].weights == SA_WEIGHTS_WHOLE;
+    }
+    return whole ? 0 : sa_error(PyExc_ValueError, "weights of int8 or bfloat16 have no gradients");
+}
+
 static PyObject *transformer_forward(PyObject *module, PyObject *args) {
     PyObject *inputs, *starts, *model, *out = NULL, *result = NULL;
     int keep;
@@ -121,7 +130,7 @@ static PyObject *transformer_forward(PyObject *module, PyObject *args) {
     if (c == NULL) {
         return PyErr_NoMemory();
     }
-    if (sa_transformer_read(c, module, model, inputs, starts) == 0) {
+    if (sa_transformer_read(c, module, model, inputs, starts) == 0 && (!keep || check_whole(c) == 0)) {
         out = run_forward(c, module, keep);
     }
     PyObject *capsule = out && keep ? PyCapsule_New(c, capsule_name, release_capsule) : NULL;

@@ -18,6 +18,8 @@ typedef struct {
     Py_ssize_t arrays;
     PyArrayObject **array; /* owned, or NULL */
     PyArrayObject *rows;   /* owned, or NULL: the input */
+    PyObject **packed;     /* owned, or NULL: compact weights of each layer's parts */
+    PyObject *table_scale; /* owned, or NULL */
     sa_layer *layer;
     int64_t *numbers; /* ids, offsets: a block */
     void *saved;      /* a block; NULL without a backward pass */

@@ -2,6 +2,7 @@
  * copied, then checked, so that nobody changes them between. */
 #include "python/transformer_call.h"
 
+#include "python/compact.h"
 #include "python/run.h"
 
 static const char *const part_names[SA_LAYER_PARTS] = {"query", "key",  "value", "output",           "attention_norm",
@@ -11,7 +12,12 @@ void sa_transformer_release(sa_transformer_call *c) {
     for (Py_ssize_t i = 0; c->array != NULL && i < c->arrays; ++i) {
         Py_XDECREF(c->array[i]);
     }
+    for (Py_ssize_t i = 0; c->packed != NULL && i < c->e.layers * SA_LAYER_PARTS; ++i) {
+        Py_XDECREF(c->packed[i]);
+    }
     Py_XDECREF(c->rows);
+    Py_XDECREF(c->table_scale);
+    PyMem_Free(c->packed);
     PyMem_Free(c->array);
     PyMem_Free(c->layer);
     sa_block_give(c->numbers);
@@ -52,11 +58,40 @@ static npy_intp rows_of(const sa_transformer_call *c, Py_ssize_t i) {
 /* What is missing at the end is None. */
 static PyObject *item(PyObject *list, Py_ssize_t i) { return i < PyList_GET_SIZE(list) ? PyList_GET_ITEM(list, i) : Py_None; }
 
+static bool is_projection(int part) { return part != SA_ATTENTION_NORM && part != SA_LAST_NORM; }
+
+/* Keeps packed weights. All projections of a layer have one kind. */
+static int take_packed(sa_transformer_call *c, PyObject *value, const sa_compact *w, int part, npy_intp rows, npy_intp columns,
+                       sa_layer *l) {
+    if (!is_projection(part) || c->e.f64 || (part != SA_QUERY && l->weights != w->kind) || (rows >= 0 && w->out != rows) ||
+        w->in != columns) {
+        const npy_intp wanted[2] = {rows, columns}, shape[2] = {w->out, w->in};
+        return sa_error(PyExc_ValueError, "%s must have shape %s and be packed as all projections of its layer are, not shape %s",
+                        part_names[part], sa_shape_text(2, wanted), sa_shape_text(2, shape));
+    }
+    if (sa_compact_active(w->kind) == NULL) {
+        return sa_error(PyExc_RuntimeError, "the instruction set in use, %s, does not multiply bfloat16", sa_isa_name());
+    }
+    c->packed[(l - c->layer) * SA_LAYER_PARTS + part] = Py_NewRef(value);
+    l->weight[part] = w;
+    l->weights = w->kind;
+    return 0;
+}
+
 /* Weight and bias of a part of a layer: (rows, columns) and (rows,), or both (rows,). */
 static int take_part(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays, int part, npy_intp rows, npy_intp columns,
                      sa_layer *l) {
     const Py_ssize_t i = first + 2 * part;
     PyObject *weight = item(arrays, 2 * part), *bias = item(arrays, 2 * part + 1);
+    const sa_compact *compact = sa_compact_of(weight);
+    if (compact != NULL) {
+        return take_packed(c, weight, compact, part, rows, columns, l) < 0
+                   ? -1
+                   : take_array(c, i + 1, bias, compact->out, 0, "a bias", &l->bias[part]);
+    }
+    if (l->weights != SA_WEIGHTS_WHOLE && is_projection(part) && weight != Py_None) {
+        return sa_error(PyExc_TypeError, "%s must be packed as query is", part_names[part]);
+    }
     if (take_array(c, i, weight, rows, columns, part_names[part], &l->weight[part]) < 0) {
         return -1;
     }
@@ -91,12 +126,17 @@ static int take_parts(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays
         take_part(c, first, arrays, SA_ATTENTION_NORM, d, 0, l) < 0 || take_part(c, first, arrays, SA_UP, -1, d, l) < 0) {
         return -1;
     }
-    l->hidden = rows_of(c, first + 2 * SA_UP);
+    l->hidden = l->weight[SA_UP] == NULL             ? 0
+                : l->weights == SA_WEIGHTS_WHOLE ? rows_of(c, first + 2 * SA_UP)
+                                                 : ((const sa_compact *)l->weight[SA_UP])->out;
     if (take_part(c, first, arrays, SA_GATE, l->hidden, d, l) < 0 ||
         take_part(c, first, arrays, SA_DOWN, d, l->hidden, l) < 0 || take_part(c, first, arrays, SA_LAST_NORM, d, 0, l) < 0) {
         return -1;
     }
     const bool own_value = l->weight[SA_VALUE] != NULL;
+    if (together && l->weights != SA_WEIGHTS_WHOLE) {
+        return sa_error(PyExc_ValueError, "packed weights of query, key and value must be apart");
+    }
     if (together && l->weight[SA_QUERY] != NULL) {
         part_from_query(c, l, SA_KEY, queries);
         part_from_query(c, l, SA_VALUE, queries + keys);
@@ -230,6 +270,29 @@ static int check_mask(const sa_transformer_call *c) {
                            sa_shape_of(c->array[MASK]));
 }
 
+/* An array of the type of all, or a tuple of one of int8 and the scales of its rows. */
+static int take_table(sa_transformer_call *c, PyObject *value) {
+    if (!PyTuple_Check(value)) {
+        return take_array(c, TABLE, value, -1, c->e.d, "table", &c->e.table);
+    }
+    PyObject *table, *scale;
+    if (!PyArg_ParseTuple(value, "OO", &table, &scale)) {
+        return -1;
+    }
+    if (c->e.f64 || !sa_is_plain(table, NPY_INT8, 2) || !sa_is_plain(scale, NPY_FLOAT, 1) ||
+        PyArray_DIM((PyArrayObject *)table, 1) != c->e.d ||
+        PyArray_DIM((PyArrayObject *)table, 0) != PyArray_DIM((PyArrayObject *)scale, 0)) {
+        return sa_error(PyExc_ValueError, "a table of int8 must be contiguous and have %zd columns, and a scale of float32 for each "
+                                          "row; all else must be float32",
+                        c->e.d);
+    }
+    c->array[TABLE] = (PyArrayObject *)Py_NewRef(table);
+    c->table_scale = Py_NewRef(scale);
+    c->e.table = PyArray_DATA((PyArrayObject *)table);
+    c->e.table_scale = PyArray_DATA((PyArrayObject *)scale);
+    return 0;
+}
+
 /* (arrays, numbers, layers): tuples, which stay as they are while numbers are read. */
 static int take_model(sa_transformer_call *c, PyObject *model) {
     PyObject *arrays, *numbers, *layers;
@@ -252,11 +315,12 @@ static int take_model(sa_transformer_call *c, PyObject *model) {
     c->arrays = OWN_ARRAYS + c->e.layers * LAYER_ARRAYS;
     c->array = PyMem_Calloc((size_t)c->arrays, sizeof *c->array);
     c->e.layer = c->layer = PyMem_Calloc((size_t)c->e.layers + 1, sizeof *c->layer);
-    if (c->array == NULL || c->layer == NULL) {
+    c->packed = PyMem_Calloc((size_t)c->e.layers * SA_LAYER_PARTS + 1, sizeof *c->packed);
+    if (c->array == NULL || c->layer == NULL || c->packed == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    if (take_array(c, TABLE, PyTuple_GET_ITEM(arrays, TABLE), -1, c->e.d, "table", &c->e.table) < 0 ||
+    if (take_table(c, PyTuple_GET_ITEM(arrays, TABLE)) < 0 ||
         take_array(c, ALWAYS, PyTuple_GET_ITEM(arrays, ALWAYS), c->e.d, 0, "always", &c->e.always) < 0 ||
         take_array(c, POSITIONS, PyTuple_GET_ITEM(arrays, POSITIONS), -1, c->e.d, "positions", &c->e.positions) < 0 ||
         take_mask(c, PyTuple_GET_ITEM(arrays, MASK)) < 0 ||

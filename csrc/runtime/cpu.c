@@ -52,6 +52,10 @@ static bool has_avx512bf16(void) {
     return amd && has_avx512() && has_all(cpuid(7, 1).eax, 1u << 5);
 }
 
+static bool has_avx512vnni(void) { return has_avx512() && has_all(cpuid(7, 0).ecx, 1u << 11); }
+
+static bool has_avxvnni(void) { return has_avx2() && has_all(cpuid(7, 1).eax, 1u << 4); }
+
 /* A process asks Linux for the tiles once, for all threads. */
 static bool has_amx(void) {
 #if defined(__linux__)
@@ -63,6 +67,8 @@ static bool has_amx(void) {
     return false;
 #endif
 }
+
+static bool has_amxint8(void) { return has_amx() && has_all(cpuid(7, 0).edx, 1u << 25); }
 #endif
 
 bool sa_cpu_runs(const char *isa) {
@@ -70,7 +76,9 @@ bool sa_cpu_runs(const char *isa) {
     static const struct {
         const char *name;
         bool (*has)(void);
-    } sets[] = {{"amx", has_amx}, {"avx512bf16", has_avx512bf16}, {"avx512", has_avx512}, {"avx2", has_avx2}};
+    } sets[] = {{"amx", has_amx},           {"amxint8", has_amxint8},       {"avx512bf16", has_avx512bf16},
+                {"avx512", has_avx512},     {"avx512vnni", has_avx512vnni}, {"avx2", has_avx2},
+                {"avxvnni", has_avxvnni}};
     for (size_t i = 0; i < sizeof sets / sizeof *sets; ++i) {
         if (strcmp(isa, sets[i].name) == 0) {
             return sets[i].has();

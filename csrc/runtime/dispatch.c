@@ -38,6 +38,27 @@ const sa_kernels *sa_kernels_active(void) {
     return k;
 }
 
+/* Found once for each table: asking the CPU is slow where it is a virtual one. */
+const sa_compact_products *sa_compact_active(sa_weights kind) {
+    static _Atomic(const sa_compact_products *) found[BUILT][2];
+    static atomic_bool known[BUILT][2];
+    const sa_kernels *k = sa_kernels_active();
+    const bool int8 = kind == SA_WEIGHTS_INT8;
+    size_t table = 0;
+    while (built[table] != k) {
+        ++table;
+    }
+    if (!atomic_load(&known[table][int8])) {
+        const sa_compact_products *const *p = int8 ? k->int8 : k->bf16;
+        while (*p != NULL && !sa_cpu_runs((*p)->name)) {
+            ++p;
+        }
+        atomic_store(&found[table][int8], *p);
+        atomic_store(&known[table][int8], true);
+    }
+    return atomic_load(&found[table][int8]);
+}
+
 const char *sa_isa_name(void) { return sa_kernels_active()->name; }
 
 const char *const *sa_isa_available(void) {

@@ -44,6 +44,14 @@ SA_VERB mf32 vf32_bit(const uint32_t *w, int i) {
     const __m256i bit = _mm256_set1_epi32((int)(UINT32_C(1) << i));
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_loadu_si256((const __m256i *)w), bit), bit));
 }
+SA_VERB vf32 vf32_of_int32(const int32_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+SA_VERB void vf32_store_bytes(uint8_t *p, vf32 a) {
+    const __m256i x = _mm256_cvtps_epi32(a);
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    _mm_storel_epi64((__m128i *)(void *)p, _mm_packus_epi16(words, words));
+}
 SA_VERB vf32 vf32_power(vf32 t) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23)); }
 SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
 SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }

@@ -33,6 +33,10 @@ SA_VERB mf32 vf32_words_ge(const uint32_t *w, uint32_t t) {
 SA_VERB mf32 vf32_bit(const uint32_t *w, int i) {
     return _mm512_test_epi32_mask(_mm512_loadu_si512(w), _mm512_set1_epi32((int)(UINT32_C(1) << i)));
 }
+SA_VERB vf32 vf32_of_int32(const int32_t *p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
+SA_VERB void vf32_store_bytes(uint8_t *p, vf32 a) {
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+}
 SA_VERB vf32 vf32_power(vf32 t) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23)); }
 SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
 SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) {

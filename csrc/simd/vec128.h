@@ -66,6 +66,18 @@ SA_VERB mf32 vf32_bit(const uint32_t *w, int i) {
     memcpy(&a, w, sizeof a);
     return (mf32)((a & (UINT32_C(1) << i)) != 0);
 }
+SA_VERB vf32 vf32_of_int32(const int32_t *p) {
+    mf32 a;
+    memcpy(&a, p, sizeof a);
+    return __builtin_convertvector(a, vf32);
+}
+/* From 0 to 255: so large a summand leaves the rounded number in the low bits. */
+SA_VERB void vf32_store_bytes(uint8_t *p, vf32 a) {
+    const vu32 bits = (vu32)(a + 0x1.8p23f);
+    for (int i = 0; i < 4; ++i) {
+        p[i] = (uint8_t)bits[i];
+    }
+}
 SA_VERB vf32 vf32_power(vf32 t) { return (vf32)((vu32)t << 23); }
 SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 4, 1, 5); }
 SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 2, 6, 3, 7); }

@@ -1,0 +1,28 @@
+/* Products with compact weights, of int8 or bfloat16: docs/decisions/0010-int8.md. */
+#ifndef SA_COMPACT_H
+#define SA_COMPACT_H
+
+#include "drivers/linear.h"
+
+/* Sums of as many products of uint8 and int8 fit in int32. */
+#define SA_MOST_INT8 65536
+
+/* The bytes of packed weights (out, in), behind which the scales and offsets of int8 lie; and their packing to 64-byte aligned
+ * memory of that size, from int8 and a scale for each row, or from bfloat16. */
+size_t sa_compact_bytes(sa_weights kind, ptrdiff_t out, ptrdiff_t in);
+sa_compact sa_compact_pack(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale, char *memory);
+
+/* A task rounds its rows, then multiplies them by its shares of the parts' columns. */
+typedef struct {
+    ptrdiff_t row, rows; /* of the product */
+    ptrdiff_t stride;    /* bytes of a rounded row */
+    char *x;
+    sa_rounded_row *rounded;
+    void *sums;
+} sa_compact_rows;
+
+size_t sa_compact_scratch(sa_weights kind, ptrdiff_t rows, ptrdiff_t in);
+sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t rows, void *scratch);
+void sa_compact_columns(const sa_linear *l, const sa_compact_rows *r, int part, ptrdiff_t column, ptrdiff_t width);
+
+#endif

@@ -1,0 +1,21 @@
+/* Products of int8 by AVX-VNNI. */
+#include "simd/common.h"
+#if defined(__x86_64__)
+#if defined(__clang__)
+#include <immintrin.h>
+#pragma clang attribute push(__attribute__((target("avx2,fma,avxvnni"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avxvnni")
+#include <immintrin.h>
+#endif
+#include "isa/table.h"
+#include "kernels/products/int8_avxvnni.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#else
+typedef int sa_no_avxvnni_here;
+#endif

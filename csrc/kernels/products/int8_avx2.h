@@ -1,0 +1,51 @@
+/* Sums of uint8 times int8 by AVX2. VPMADDUBSW would saturate: both factors are widened to 16 bits, where VPMADDWD's sums of two
+ * products are exact. 6 rows × 8 columns of accumulators: a step's words of four columns are a vector, a row's word is in all
+ * its quarters, and a column's sum is in two lanes to the end. */
+
+#define SA_INT8_ROWS 6
+
+SA_INLINE void sa_int8_columns(const sa_compact_tile *t, ptrdiff_t c, const int rows) {
+    const char *x = t->x, *panel = t->panel + c * SA_WORD;
+    __m256i sum[SA_INT8_ROWS][2];
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        sum[r][0] = sum[r][1] = _mm256_setzero_si256();
+    }
+    for (ptrdiff_t k = 0; k < t->steps; ++k, x += SA_WORD, panel += SA_PANEL_COLUMNS * SA_WORD) {
+        const __m256i left = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)panel));
+        const __m256i right = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(panel + 16)));
+        SA_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            int32_t word;
+            memcpy(&word, x + r * t->stride, sizeof word);
+            const __m256i four = _mm256_broadcastq_epi64(_mm_cvtepu8_epi16(_mm_cvtsi32_si128(word)));
+            sum[r][0] = _mm256_add_epi32(sum[r][0], _mm256_madd_epi16(four, left));
+            sum[r][1] = _mm256_add_epi32(sum[r][1], _mm256_madd_epi16(four, right));
+        }
+    }
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) { /* hadd gives columns 0 1 4 5 2 3 6 7 */
+        const __m256i both = _mm256_permute4x64_epi64(_mm256_hadd_epi32(sum[r][0], sum[r][1]), 0xd8);
+        _mm256_storeu_si256((__m256i *)(void *)((int32_t *)t->sums + r * SA_PANEL_COLUMNS + c), both);
+    }
+}
+
+#define SA_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#define SA_INT8_LEAF(n)                                                                                                        \
+    SA_LEAF void sa_int8_rows##n(const sa_compact_tile *t) {                                                                   \
+        for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; c += 8) {                                                                  \
+            sa_int8_columns(t, c, n);                                                                                          \
+        }                                                                                                                      \
+    }
+SA_EACH_ROWS(SA_INT8_LEAF)
+#undef SA_INT8_LEAF
+
+static void sa_int8_widened(const sa_compact_tile *t) {
+#define SA_INT8_ENTRY(n) [n] = sa_int8_rows##n,
+    static sa_compact_leaf *const leaf[SA_INT8_ROWS + 1] = {SA_EACH_ROWS(SA_INT8_ENTRY)};
+#undef SA_INT8_ENTRY
+    leaf[t->rows](t);
+}
+#undef SA_EACH_ROWS
+
+const sa_compact_products sa_int8_avx2 = {.name = "avx2", .most_rows = SA_INT8_ROWS, .leaf = sa_int8_widened};
