@@ -270,9 +270,9 @@ typedef struct {
     /* quantize_rows writes rows of uint8, `stride` bytes apart and with zeros behind them, and what they stand for. */
     void (*quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, uint8_t *to, ptrdiff_t stride, sa_rounded_row *row);
     void (*compact_ends)(const sa_compact_ends *e);
-    /* look_up in a table of int8 with a scale for each row. */
-    void (*look_up_int8)(const int8_t *table, const float *scale, const float *always, const float *positions,
-                         const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x);
+    /* look_up in a table of int8 with a scale for each row, or of bfloat16: the scale is NULL. */
+    void (*look_up_compact)(const void *table, const float *scale, const float *always, const float *positions,
+                            const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x);
     /* Best first, the last of int8 runs wherever this table does. NULL ends them. */
     const sa_compact_products *int8[4], *bf16[2];
 } sa_kernels;

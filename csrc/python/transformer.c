@@ -113,7 +113,7 @@ static PyObject *run_forward(sa_transformer_call *c, PyObject *module, bool keep
 
 /* Rounded weights have no gradients. */
 static int check_whole(const sa_transformer_call *c) {
-    bool whole = c->e.table_scale == NULL;
+    bool whole = c->e.table_kind == SA_WEIGHTS_WHOLE;
     for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
         whole = whole && c->layer[i].weights == SA_WEIGHTS_WHOLE;
     }

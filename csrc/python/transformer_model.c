@@ -270,8 +270,14 @@ static int check_mask(const sa_transformer_call *c) {
                            sa_shape_of(c->array[MASK]));
 }
 
-/* An array of the type of all, or a tuple of one of int8 and the scales of its rows. */
+/* An array of the type of all; one of the bits of bfloat16; or a tuple of one of int8 and the scales of its rows. */
 static int take_table(sa_transformer_call *c, PyObject *value) {
+    if (!c->e.f64 && sa_is_plain(value, NPY_UINT16, 2) && PyArray_DIM((PyArrayObject *)value, 1) == c->e.d) {
+        c->array[TABLE] = (PyArrayObject *)Py_NewRef(value);
+        c->e.table = PyArray_DATA((PyArrayObject *)value);
+        c->e.table_kind = SA_WEIGHTS_BF16;
+        return 0;
+    }
     if (!PyTuple_Check(value)) {
         return take_array(c, TABLE, value, -1, c->e.d, "table", &c->e.table);
     }
@@ -289,6 +295,7 @@ static int take_table(sa_transformer_call *c, PyObject *value) {
     c->array[TABLE] = (PyArrayObject *)Py_NewRef(table);
     c->table_scale = Py_NewRef(scale);
     c->e.table = PyArray_DATA((PyArrayObject *)table);
+    c->e.table_kind = SA_WEIGHTS_INT8;
     c->e.table_scale = PyArray_DATA((PyArrayObject *)scale);
     return 0;
 }

@@ -94,15 +94,26 @@ SA_KERNEL void FN(compact_ends)(const sa_compact_ends *e) {
     }
 }
 
-SA_KERNEL void FN(look_up_int8)(const int8_t *table, const float *scale, const float *always, const float *positions,
-                                const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x) {
-    for (ptrdiff_t r = 0; r < rows; ++r) {
-        const int8_t *e = table + ids[r] * d;
-        const float factor = scale[ids[r]];
-        for (ptrdiff_t i = 0; i < d; ++i) {
-            float t = factor * (float)e[i];
-            t = always == NULL ? t : t + always[i];
-            x[r * d + i] = positions == NULL ? t : t + positions[r * d + i];
+SA_KERNEL void FN(look_up_compact)(const void *table, const float *scale, const float *always, const float *positions,
+                                   const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x) {
+    for (ptrdiff_t r = 0; r < rows; ++r, x += d) {
+        if (scale != NULL) {
+            const int8_t *e = (const int8_t *)table + ids[r] * d;
+            const float factor = scale[ids[r]];
+            for (ptrdiff_t i = 0; i < d; ++i) {
+                x[i] = factor * (float)e[i];
+            }
+        } else {
+            const uint16_t *e = (const uint16_t *)table + ids[r] * d;
+            for (ptrdiff_t i = 0; i < d; ++i) {
+                x[i] = sa_float_of_bf16(e[i]);
+            }
+        }
+        for (ptrdiff_t i = 0; i < d && always != NULL; ++i) {
+            x[i] += always[i];
+        }
+        for (ptrdiff_t i = 0; i < d && positions != NULL; ++i) {
+            x[i] += positions[r * d + i];
         }
     }
 }
