@@ -10,6 +10,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 
 #if defined(__x86_64__)
 typedef struct {
@@ -71,14 +74,32 @@ static bool has_amx(void) {
 static bool has_amxint8(void) { return has_amx() && has_all(cpuid(7, 0).edx, 1u << 25); }
 #endif
 
+#if defined(__aarch64__)
+static bool has_neondot(void) {
+#if defined(__linux__)
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(__APPLE__)
+    return true;
+#else
+    return false;
+#endif
+}
+#endif
+
 bool sa_cpu_runs(const char *isa) {
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(__aarch64__)
     static const struct {
         const char *name;
         bool (*has)(void);
-    } sets[] = {{"amx", has_amx},           {"amxint8", has_amxint8},       {"avx512bf16", has_avx512bf16},
-                {"avx512", has_avx512},     {"avx512vnni", has_avx512vnni}, {"avx2", has_avx2},
-                {"avxvnni", has_avxvnni}};
+    } sets[] = {
+#if defined(__x86_64__)
+        {"amx", has_amx},         {"amxint8", has_amxint8},       {"avx512bf16", has_avx512bf16},
+        {"avx512", has_avx512},   {"avx512vnni", has_avx512vnni}, {"avx2", has_avx2},
+        {"avxvnni", has_avxvnni},
+#else
+        {"neondot", has_neondot},
+#endif
+    };
     for (size_t i = 0; i < sizeof sets / sizeof *sets; ++i) {
         if (strcmp(isa, sets[i].name) == 0) {
             return sets[i].has();

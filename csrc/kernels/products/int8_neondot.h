@@ -1,0 +1,82 @@
+/* Sums of uint8 times int8 by UDOT on aarch64. With their sign bits flipped the weights are unsigned, and larger by 128: each
+ * sum begins with −128·Σx, which is exact modulo 2^32. 8 rows × 8 columns of accumulators: a vector holds a step of four
+ * columns, or four steps of a row. Steps are read in fours: a row has zeros behind it, and the last panel too. */
+
+#define SA_DOT_ROWS 8
+
+/* Each lane of sum += the products of four numbers of w and those of a step of x. Assembly: Clang before 16 has the intrinsic
+ * only where a whole file may use it. */
+#define SA_DOT(sum, w, x, step) __asm__("udot %0.4s, %1.16b, %2.4b[" #step "]" : "+w"(sum) : "w"(w), "w"(x))
+
+SA_INLINE uint32_t sa_dot_start(const sa_compact_tile *t, int r) {
+    const uint8_t *x = (const uint8_t *)t->x + r * t->stride;
+    const uint8x16_t ones = vdupq_n_u8(1);
+    uint32x4_t sum = vdupq_n_u32(0);
+    for (ptrdiff_t k = 0; k < t->steps; k += 4) {
+        const uint8x16_t four = vld1q_u8(x + k * SA_WORD);
+        SA_DOT(sum, four, ones, 0);
+    }
+    return 0 - 128 * vaddvq_u32(sum);
+}
+
+SA_INLINE void sa_dot_columns(const sa_compact_tile *t, ptrdiff_t c, const uint32_t *start, const int rows) {
+    const uint8_t *x = (const uint8_t *)t->x, *panel = (const uint8_t *)t->panel + c * SA_WORD;
+    const uint8x16_t flip = vdupq_n_u8(0x80);
+    uint32x4_t sum[SA_DOT_ROWS][2];
+    uint8x16_t four[SA_DOT_ROWS];
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        sum[r][0] = sum[r][1] = vdupq_n_u32(start[r]);
+    }
+#define SA_DOT_STEP(step)                                                                                                      \
+    {                                                                                                                          \
+        const uint8_t *at = panel + (step) * SA_PANEL_COLUMNS * SA_WORD;                                                       \
+        const uint8x16_t left = veorq_u8(vld1q_u8(at), flip), right = veorq_u8(vld1q_u8(at + 16), flip);                       \
+        SA_UNROLL                                                                                                              \
+        for (int r = 0; r < rows; ++r) {                                                                                       \
+            SA_DOT(sum[r][0], left, four[r], step);                                                                            \
+            SA_DOT(sum[r][1], right, four[r], step);                                                                           \
+        }                                                                                                                      \
+    }
+    for (ptrdiff_t k = 0; k < t->steps; k += 4, x += 4 * SA_WORD, panel += 4 * SA_PANEL_COLUMNS * SA_WORD) {
+        SA_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            four[r] = vld1q_u8(x + r * t->stride);
+        }
+        SA_DOT_STEP(0)
+        SA_DOT_STEP(1)
+        SA_DOT_STEP(2)
+        SA_DOT_STEP(3)
+    }
+#undef SA_DOT_STEP
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        uint32_t *to = (uint32_t *)t->sums + r * SA_PANEL_COLUMNS + c;
+        vst1q_u32(to, sum[r][0]);
+        vst1q_u32(to + 4, sum[r][1]);
+    }
+}
+
+#define SA_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+#define SA_DOT_LEAF(n)                                                                                                         \
+    SA_LEAF void sa_dot_rows##n(const sa_compact_tile *t) {                                                                    \
+        uint32_t start[n];                                                                                                     \
+        for (int r = 0; r < n; ++r) {                                                                                          \
+            start[r] = sa_dot_start(t, r);                                                                                     \
+        }                                                                                                                      \
+        for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; c += 8) {                                                                  \
+            sa_dot_columns(t, c, start, n);                                                                                    \
+        }                                                                                                                      \
+    }
+SA_EACH_ROWS(SA_DOT_LEAF)
+#undef SA_DOT_LEAF
+
+static void sa_dot(const sa_compact_tile *t) {
+#define SA_DOT_ENTRY(n) [n] = sa_dot_rows##n,
+    static sa_compact_leaf *const leaf[SA_DOT_ROWS + 1] = {SA_EACH_ROWS(SA_DOT_ENTRY)};
+#undef SA_DOT_ENTRY
+    leaf[t->rows](t);
+}
+#undef SA_EACH_ROWS
+
+const sa_compact_products sa_int8_neondot = {.name = "neondot", .most_rows = SA_DOT_ROWS, .leaf = sa_dot};
