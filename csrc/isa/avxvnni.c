@@ -1,7 +1,8 @@
 /* Products of int8 by AVX-VNNI. */
 #include "simd/common.h"
 #if defined(__x86_64__)
-#if defined(__clang__)
+#if defined(SA_EMULATED) /* csrc/tests/emulated */
+#elif defined(__clang__)
 #include <immintrin.h>
 #pragma clang attribute push(__attribute__((target("avx2,fma,avxvnni"))), apply_to = function)
 #else
@@ -11,7 +12,8 @@
 #endif
 #include "isa/table.h"
 #include "kernels/products/int8_avxvnni.h"
-#if defined(__clang__)
+#if defined(SA_EMULATED)
+#elif defined(__clang__)
 #pragma clang attribute pop
 #else
 #pragma GCC pop_options

@@ -185,5 +185,6 @@ void test_plan(void);
 void test_random(void);
 void test_update(void);
 void test_transformer(void);
+void test_compact(void);
 
 #endif

@@ -1,7 +1,7 @@
-/* The core's tests without Python: test_core [--quick | --exhaustive] [isa …]
+/* The core's tests without Python: test_core [--quick | --exhaustive] [--only=NAME] [isa …]
  *
- * --quick: fewer cases, for sanitizers and emulators. --exhaustive: every float32 in exp. Default: all instruction sets
- * of this CPU. The last line is "N passed, N failed"; exit status 1 if any failed. */
+ * --quick: fewer cases, for sanitizers and emulators. --exhaustive: every float32 in exp. --only: one of run_all's. Default:
+ * all instruction sets of this CPU. The last line is "N passed, N failed"; exit status 1 if any failed. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,6 +10,7 @@
 #include "tests/test.h"
 
 bool quick, exhaustive;
+static const char *only;
 static long passed, failed;
 
 bool check_that(bool ok, const char *file, int line, const char *format, ...) {
@@ -36,6 +37,9 @@ static double now(void) {
 }
 
 static void run(const char *name, void (*test)(void)) {
+    if (only != NULL && strcmp(name, only) != 0) {
+        return;
+    }
     const long failed_before = failed, passed_before = passed;
     const double start = now();
     test();
@@ -57,6 +61,7 @@ static void run_all(const char *isa) {
     run("random", test_random);
     run("update", test_update);
     run("transformer", test_transformer);
+    run("compact", test_compact);
 }
 
 int main(int argc, char **argv) {
@@ -67,6 +72,8 @@ int main(int argc, char **argv) {
             quick = true;
         } else if (strcmp(argv[i], "--exhaustive") == 0) {
             exhaustive = true;
+        } else if (strncmp(argv[i], "--only=", 7) == 0) {
+            only = argv[i] + 7;
         } else if (n < 16) {
             chosen[n++] = argv[i];
         }

@@ -1,8 +1,10 @@
 /* Products of compact weights in float32: rows are rounded before, sums are scaled after. Multiplications and sums are apart,
  * and fused where marked: the bits are the same wherever V(fma) fuses. */
 
-/* The least normal range of a row: 1/range is finite, and range/255 has all its digits. */
+/* The normal ranges of a row. From the least on 1/range is finite, and range/255 has all its digits; up to the most no part of
+ * a sum overflows where the sum does not. */
 #define SA_LEAST_RANGE 1e-30f
+#define SA_MOST_RANGE 1e30f
 
 SA_INLINE float FN(least_lane)(vec v) {
     SA_UNROLL
@@ -23,7 +25,7 @@ SA_INLINE float FN(most_lane)(vec v) {
 SA_KERNEL void FN(quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, uint8_t *to, ptrdiff_t stride,
                                  sa_rounded_row *row) {
     for (ptrdiff_t r = 0; r < rows; ++r, x += n, to += stride) {
-        vec least = V(set1)(x[0]), most = least, spoiled = V(set1)(0); /* NaN in a lane that met NaN or an infinity */
+        vec least = V(set1)(n > 0 ? x[0] : 0), most = least, spoiled = V(set1)(0); /* NaN in a lane that met NaN or an infinity */
         ptrdiff_t i = 0;
         for (; i + SA_LANES <= n; i += SA_LANES) {
             const vec t = V(load)(x + i);
@@ -38,8 +40,8 @@ SA_KERNEL void FN(quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, ui
             sum += x[i] * 0;
         }
         low = low + 0.0f; /* no −0: which of the two zeros is less depends on the order */
-        const float range = high - low;
-        const bool whole = sum == 0 && range <= FLT_MAX && (range == 0 || range >= SA_LEAST_RANGE);
+        const float range = high + 0.0f - low;
+        const bool whole = sum == 0 && range <= SA_MOST_RANGE && (range == 0 || range >= SA_LEAST_RANGE);
         const float inverse = whole && range > 0 ? 255 / range : 0;
         row[r] = (sa_rounded_row){low, whole ? range / 255 : NAN};
         if (!whole) {
@@ -58,6 +60,7 @@ SA_KERNEL void FN(quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, ui
     }
 }
 #undef SA_LEAST_RANGE
+#undef SA_MOST_RANGE
 
 SA_INLINE void FN(end_columns)(const sa_compact_ends *e, ptrdiff_t c, const int columns) {
     const vec bias = e->bias == NULL ? V(set1)(0) : FN(load_up_to)(e->bias + c, columns);

@@ -1,4 +1,5 @@
-/* The instructions of AVX-512, its bfloat16 products and AMX that the kernels use, in AVX2 (make -C csrc emulate).
+/* The instructions of AVX-512, its products of bfloat16 and int8, AVX-VNNI and AMX that the kernels use, in AVX2
+ * (make -C csrc emulate).
  * Written like the pseudocode of the Intel SDM, volume 2. Rounding and flushing follow MXCSR. */
 #include <math.h>
 #include <stddef.h>
@@ -33,6 +34,7 @@ typedef union {
     __m256i half_si[2];
     float f32[16];
     double f64[8];
+    uint8_t u8[64];
     uint16_t u16[32];
     uint32_t u32[16];
     uint64_t u64[8];
@@ -84,6 +86,8 @@ EMU_HALVES(__m512i, si, slli_epi32, (__m512i a, int n), _mm256_slli_epi32(EMU_SI
 EMU_HALVES(__m512i, si, slli_epi64, (__m512i a, int n), _mm256_slli_epi64(EMU_SI(a), n))
 EMU_HALVES(__m512i, si, srli_epi32, (__m512i a, int n), _mm256_srli_epi32(EMU_SI(a), n))
 EMU_HALVES(__m512i, si, srli_epi64, (__m512i a, int n), _mm256_srli_epi64(EMU_SI(a), n))
+EMU_HALVES(__m512, ps, cvtepi32_ps, (__m512i a), _mm256_cvtepi32_ps(EMU_SI(a)))
+EMU_HALVES(__m512i, si, cvtps_epi32, (__m512 a), _mm256_cvtps_epi32(EMU_PS(a)))
 EMU_HALVES(__m512i, si, rolv_epi32, (__m512i a, __m512i n),
            _mm256_or_si256(_mm256_sllv_epi32(EMU_SI(a), EMU_SI(n)),
                            _mm256_srlv_epi32(EMU_SI(a), _mm256_sub_epi32(_mm256_set1_epi32(32), EMU_SI(n)))))
@@ -105,6 +109,7 @@ EMU __m512i _mm512_castps_si512(__m512 a) { return (__m512i)a; }
 EMU __m512i _mm512_castpd_si512(__m512d a) { return (__m512i)a; }
 
 EMU __m512 _mm512_setzero_ps(void) { return (__m512){0}; }
+EMU __m512i _mm512_setzero_si512(void) { return (__m512i){0}; }
 EMU_HALVES(__m512, ps, set1_ps, (float x), _mm256_set1_ps(x))
 EMU_HALVES(__m512d, pd, set1_pd, (double x), _mm256_set1_pd(x))
 EMU_HALVES(__m512i, si, set1_epi32, (int x), _mm256_set1_epi32(x))
@@ -226,6 +231,12 @@ EMU __m256i _mm512_cvtepi32_epi16(__m512i a) {
     EMU_LANES(16, r.u16[i] = (uint16_t)x.u32[i])
     return r.half_si[0];
 }
+EMU __m128i _mm512_cvtepi32_epi8(__m512i a) {
+    const emu_bits x = {.si = a};
+    emu_bits r;
+    EMU_LANES(16, r.u8[i] = (uint8_t)x.u32[i])
+    return _mm256_castsi256_si128(r.half_si[0]);
+}
 EMU __m512i _mm512_cvtepu16_epi32(__m256i a) {
     const emu_bits x = {.half_si = {a, a}};
     emu_bits r;
@@ -326,6 +337,24 @@ EMU __m512i _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
     return r.si;
 }
 
+/* ---- products of int8: modulo 2^32 ----------------------------------------------------------------------------------- */
+
+EMU uint32_t emu_dot_int8(uint32_t sum, uint32_t x, uint32_t w) { /* of uint8 and int8 */
+    for (int i = 0; i < 32; i += 8) {
+        sum += (uint32_t)((int32_t)(x >> i & 0xff) * (int8_t)(w >> i & 0xff));
+    }
+    return sum;
+}
+EMU __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) { /* VPDPBUSD */
+    emu_bits r = {.si = sum};
+    const emu_bits x = {.si = a}, y = {.si = b};
+    EMU_LANES(16, r.u32[i] = emu_dot_int8(r.u32[i], x.u32[i], y.u32[i]))
+    return r.si;
+}
+EMU __m256i _mm256_dpbusd_avx_epi32(__m256i sum, __m256i a, __m256i b) {
+    return ((emu_bits){.si = _mm512_dpbusd_epi32(emu_low_half(sum), emu_low_half(a), emu_low_half(b))}).half_si[0];
+}
+
 /* ---- AMX ------------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -363,11 +392,16 @@ EMU void _tile_stored(int t, void *to, ptrdiff_t stride) {
         memcpy((char *)to + i * stride, emu_unit.tile[t][i], emu_unit.shape.row_bytes[t]);
     }
 }
-EMU void _tile_dpbf16ps(int c, int a, int b) { /* TDPBF16PS */
+EMU void emu_must_fit(int c, int a, int b) {
     const uint8_t *const rows = emu_unit.shape.rows;
     const uint16_t *const bytes = emu_unit.shape.row_bytes;
     emu_must(emu_unit.shape.palette == 1 && rows[a] == rows[c] && bytes[b] == bytes[c] && bytes[a] == 4 * rows[b] &&
              rows[c] > 0 && a != b && b != c && a != c);
+}
+EMU void _tile_dpbf16ps(int c, int a, int b) { /* TDPBF16PS */
+    const uint8_t *const rows = emu_unit.shape.rows;
+    const uint16_t *const bytes = emu_unit.shape.row_bytes;
+    emu_must_fit(c, a, b);
     for (int i = 0; i < rows[c]; ++i) {
         for (int l = 0; l < bytes[c] / 4; ++l) {
             float even = 0, odd = 0, sum;
@@ -379,6 +413,18 @@ EMU void _tile_dpbf16ps(int c, int a, int b) { /* TDPBF16PS */
             memcpy(&sum, &emu_unit.tile[c][i][l], sizeof sum);
             sum = emu_flushed(emu_flushed(sum) + emu_flushed(even + odd));
             memcpy(&emu_unit.tile[c][i][l], &sum, sizeof sum);
+        }
+    }
+}
+EMU void _tile_dpbusd(int c, int a, int b) { /* TDPBUSD */
+    const uint8_t *const rows = emu_unit.shape.rows;
+    const uint16_t *const bytes = emu_unit.shape.row_bytes;
+    emu_must_fit(c, a, b);
+    for (int i = 0; i < rows[c]; ++i) {
+        for (int l = 0; l < bytes[c] / 4; ++l) {
+            for (int k = 0; k < bytes[a] / 4; ++k) {
+                emu_unit.tile[c][i][l] = emu_dot_int8(emu_unit.tile[c][i][l], emu_unit.tile[a][i][k], emu_unit.tile[b][k][l]);
+            }
         }
     }
 }

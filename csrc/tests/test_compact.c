@@ -1,0 +1,679 @@
+/* Compact weights: each leaf that this CPU runs, alone, against plain loops; whole products against double made from the same
+ * rounded numbers, in any cut; rows that are not finite. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "drivers/compact.h"
+#include "runtime/cpu.h"
+#include "tests/test.h"
+
+#define U 0x1p-24 /* what a rounding to float32 adds, relatively */
+#define LINE 64
+
+/* Rounded are rows whose range is 0 or between these: kernels/transformer/compact_rows.h. */
+#define LEAST_RANGE 1e-30f
+#define MOST_RANGE 1e30f
+
+static float of_bfloat16(uint16_t h) {
+    const uint32_t bits = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static uint16_t to_bfloat16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)(isnan(x) ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* ---- leaves -------------------------------------------------------------------------------------------------------------- */
+
+/* What drivers/compact.c lets a leaf touch: most_rows rows, a panel and so many bytes behind it, and most_rows rows of sums,
+ * here between guards. Behind a row are zeros, behind the panel is what another may have. */
+#define BEHIND_PANELS 2048
+
+typedef struct {
+    sa_compact_tile t;
+    char *x, *panel, *sums;
+    size_t guarded;
+} tile;
+
+static void tile_make(tile *m, const sa_compact_products *p, ptrdiff_t rows, ptrdiff_t steps) {
+    const ptrdiff_t stride = (sa_ceil_div(steps * SA_WORD, LINE) | 1) * LINE, each = SA_PANEL_COLUMNS * SA_WORD;
+    m->guarded = (size_t)(p->most_rows * each) + 2 * LINE;
+    m->x = dirty_memory((size_t)(p->most_rows * stride));
+    m->panel = dirty_memory((size_t)(steps * each) + BEHIND_PANELS);
+    m->sums = dirty_memory(m->guarded);
+    memset(m->x, 0, (size_t)(rows * stride));
+    m->t = (sa_compact_tile){rows, steps, m->x, stride, m->panel, m->sums + LINE};
+}
+
+static void tile_free(tile *m) {
+    free(m->x);
+    free(m->panel);
+    free(m->sums);
+}
+
+static void tile_run(tile *m, const sa_compact_products *p) {
+    static const unsigned char untouched[LINE] = {[0 ... LINE - 1] = 0xFF};
+    if (p->open != NULL) {
+        p->open();
+    }
+    p->leaf(&m->t);
+    if (p->close != NULL) {
+        p->close();
+    }
+    CHECK(memcmp(m->sums, untouched, LINE) == 0 && memcmp(m->sums + m->guarded - LINE, untouched, LINE) == 0,
+          "%s, %td rows, %td steps: writes beside its sums", p->name, m->t.rows, m->t.steps);
+}
+
+/* Of both factors: anything, always the most or the least, or one of these. */
+enum { ANY, MOST, LEAST, ENDS };
+
+static int number_of(int kind, int least, int most, random_source *random) {
+    switch (kind) {
+    case ANY: return least + (int)random_below(random, most - least + 1);
+    case MOST: return most;
+    case LEAST: return least;
+    default: return random_chance(random, 0.5) ? most : least;
+    }
+}
+
+static void try_int8_leaf(const sa_compact_products *p, ptrdiff_t rows, ptrdiff_t steps, int x_kind, int w_kind) {
+    random_source random = {(uint64_t)(rows * 1000 + steps)};
+    tile m;
+    tile_make(&m, p, rows, steps);
+    for (ptrdiff_t r = 0; r < rows; ++r) {
+        for (ptrdiff_t i = 0; i < steps * SA_WORD; ++i) {
+            m.x[r * m.t.stride + i] = (char)number_of(x_kind, 0, 255, &random);
+        }
+    }
+    for (ptrdiff_t i = 0; i < steps * SA_PANEL_COLUMNS * SA_WORD + BEHIND_PANELS; ++i) {
+        m.panel[i] = (char)number_of(w_kind, -128, 127, &random);
+    }
+    tile_run(&m, p);
+    ptrdiff_t wrong = 0;
+    for (ptrdiff_t r = 0; r < rows; ++r) {
+        for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; ++c) {
+            int64_t sum = 0;
+            for (ptrdiff_t k = 0; k < steps; ++k) {
+                for (ptrdiff_t i = 0; i < SA_WORD; ++i) {
+                    const int x = (unsigned char)m.x[r * m.t.stride + k * SA_WORD + i];
+                    sum += x * (signed char)m.panel[(k * SA_PANEL_COLUMNS + c) * SA_WORD + i];
+                }
+            }
+            wrong += sum != ((const int32_t *)m.t.sums)[r * SA_PANEL_COLUMNS + c];
+        }
+    }
+    CHECK(wrong == 0, "int8 by %s, %td rows, %td steps, numbers %d and %d: %td wrong sums", p->name, rows, steps, x_kind,
+          w_kind, wrong);
+    tile_free(&m);
+}
+
+/* `odd` in the middle row must not reach another. */
+static void try_bf16_leaf(const sa_compact_products *p, ptrdiff_t rows, ptrdiff_t steps, double odd) {
+    random_source random = {(uint64_t)(rows * 1000 + steps)};
+    const ptrdiff_t n = 2 * steps, odd_row = odd == 0 ? -1 : rows / 2;
+    tile m;
+    tile_make(&m, p, rows, steps);
+    uint16_t *x = (uint16_t *)(void *)m.x, *w = (uint16_t *)(void *)m.panel;
+    for (ptrdiff_t r = 0; r < rows; ++r) {
+        for (ptrdiff_t i = 0; i < n; ++i) {
+            x[r * m.t.stride / 2 + i] = to_bfloat16((float)(r == odd_row && i == n / 2 ? odd : random_between(&random, -1, 1)));
+        }
+    }
+    for (ptrdiff_t i = 0; i < steps * SA_PANEL_COLUMNS * 2 + BEHIND_PANELS / 2; ++i) {
+        w[i] = to_bfloat16((float)random_between(&random, -1, 1));
+    }
+    tile_run(&m, p);
+    double worst = 0;
+    for (ptrdiff_t r = 0; r < rows; ++r) {
+        for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; ++c) {
+            const double got = (double)((const float *)m.t.sums)[r * SA_PANEL_COLUMNS + c];
+            double sum = 0, size = 0x1p-100;
+            for (ptrdiff_t i = 0; i < n; ++i) {
+                const double term = (double)of_bfloat16(x[r * m.t.stride / 2 + i]) *
+                                    (double)of_bfloat16(w[(i / 2 * SA_PANEL_COLUMNS + c) * 2 + i % 2]);
+                sum += term;
+                size += fabs(term);
+            }
+            const double error = fabs(got - sum) / ((double)(n + 2) * U * size);
+            if (r != odd_row) {
+                worst = error <= worst ? worst : error; /* NaN counts */
+            } else if (isfinite(got)) {
+                worst = INFINITY;
+            }
+        }
+    }
+    CHECK(worst <= 1, "bfloat16 by %s, %td rows, %td steps, %g in a row: off by %g bounds", p->name, rows, steps, odd, worst);
+    tile_free(&m);
+}
+
+static void try_leaves(void) {
+    static const ptrdiff_t steps[] = {0, 1, 2, 15, 16, 17, 96, 130, 300};
+    const sa_kernels *kernels = sa_kernels_active();
+    int leaves = 0;
+    for (const sa_compact_products *const *p = kernels->int8; *p != NULL; ++p) {
+        if (p[1] == NULL) {
+            CHECK(sa_cpu_runs((*p)->name), "int8: the last leaf, %s, does not run", (*p)->name);
+        }
+        if (!sa_cpu_runs((*p)->name)) {
+            continue;
+        }
+        ++leaves;
+        for (ptrdiff_t rows = 1; rows <= (*p)->most_rows; ++rows) {
+            for (size_t i = 0; i < sizeof steps / sizeof *steps; ++i) {
+                static const int kinds[][2] = {{ANY, ANY}, {MOST, LEAST}, {ENDS, ENDS}, {MOST, MOST}};
+                for (size_t kind = quick ? (size_t)rows % 2 : 0; kind < 4; kind += quick ? 2 : 1) {
+                    try_int8_leaf(*p, rows, steps[i], kinds[kind][0], kinds[kind][1]);
+                }
+            }
+        }
+        try_int8_leaf(*p, 1, SA_MOST_INT8 / 4, MOST, LEAST);
+        try_int8_leaf(*p, (*p)->most_rows, SA_MOST_INT8 / 4, MOST, MOST);
+    }
+    CHECK(leaves > 0 && sa_compact_active(SA_WEIGHTS_INT8) != NULL, "int8 is not multiplied");
+    for (const sa_compact_products *const *p = kernels->bf16; *p != NULL; ++p) {
+        for (ptrdiff_t rows = 1; sa_cpu_runs((*p)->name) && rows <= (*p)->most_rows; ++rows) {
+            for (size_t i = 0; i < sizeof steps / sizeof *steps; ++i) {
+                try_bf16_leaf(*p, rows, steps[i], 0);
+                if (steps[i] > 0) {
+                    try_bf16_leaf(*p, rows, steps[i], i % 2 == 0 ? (double)NAN : (double)INFINITY);
+                }
+            }
+        }
+    }
+}
+
+/* ---- rounding ------------------------------------------------------------------------------------------------------------ */
+
+/* As the kernels must, to the bit. A row that is multiplied as it is has a step of NaN, and zeros. */
+static sa_rounded_row round_row(const float *x, ptrdiff_t n, uint8_t *q) {
+    float least = n == 0 ? 0 : x[0], most = least;
+    bool finite = true;
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        finite = finite && isfinite(x[i]);
+        least = x[i] < least ? x[i] : least;
+        most = x[i] > most ? x[i] : most;
+    }
+    const float range = most - least;
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        q[i] = 0;
+    }
+    if (!finite || (range != 0 && !(range >= LEAST_RANGE && range <= MOST_RANGE))) {
+        return (sa_rounded_row){0, NAN};
+    }
+    const float inverse = 255 / range;
+    for (ptrdiff_t i = 0; i < n && range > 0; ++i) {
+        q[i] = (uint8_t)rintf((x[i] - least) * inverse);
+    }
+    return (sa_rounded_row){least + 0.0f, fabsf(range) / 255}; /* no −0 */
+}
+
+/* Rows of all kinds. */
+enum { PLAIN_ROW, ZEROS, SIGNED_ZEROS, CONSTANT, LARGE_CONSTANT, HUGE, SMALL, TINY, SUBNORMAL, NARROW, LONE, FINITE_KINDS };
+enum { OVERFLOWS = FINITE_KINDS, SPOILED_BY_SIZE, ONE_NAN, ONE_INFINITY, BOTH_INFINITIES, ALL_KINDS };
+
+static void draw_row(float *x, ptrdiff_t n, int kind, random_source *random) {
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        const double t = random_between(random, -1, 1), half = random_chance(random, 0.5) ? -1 : 1;
+        switch (kind) {
+        case ZEROS: x[i] = 0; break;
+        case SIGNED_ZEROS: x[i] = (float)copysign(0, t); break;
+        case CONSTANT: x[i] = 0.37f; break;
+        case LARGE_CONSTANT: x[i] = -3e34f; break;
+        case HUGE: x[i] = (float)(0.5e30 * t); break;
+        case SMALL: x[i] = (float)(1e-28 * t); break;
+        case TINY: x[i] = (float)(1e-32 * t); break;
+        case SUBNORMAL: x[i] = (float)(1e-40 * t); break;
+        case NARROW: x[i] = (float)(1 + 20 * t * FLT_EPSILON); break;
+        case LONE: x[i] = i == n / 3 ? -7 : 0; break;
+        case OVERFLOWS: x[i] = (float)(i == 0 ? 3e38 : i == n - 1 ? -3e38 : t); break;
+        case SPOILED_BY_SIZE: x[i] = (float)(1e37 * half); break;
+        default: x[i] = (float)t;
+        }
+    }
+    if (n > 0 && kind == ONE_NAN) {
+        x[n / 2] = NAN;
+    }
+    if (n > 0 && kind >= ONE_INFINITY) {
+        x[n - 1] = INFINITY;
+        x[0] = kind == BOTH_INFINITIES ? -INFINITY : x[0];
+    }
+}
+
+static void try_rounding(ptrdiff_t n) {
+    random_source random = {(uint64_t)n};
+    const ptrdiff_t stride = sa_ceil_div(n + 1, LINE) * LINE;
+    float *x = dirty_memory((size_t)(ALL_KINDS * n) * sizeof *x);
+    uint8_t *to = dirty_memory((size_t)(ALL_KINDS * stride)), *q = dirty_memory((size_t)stride);
+    sa_rounded_row row[ALL_KINDS];
+    for (int kind = 0; kind < ALL_KINDS; ++kind) {
+        draw_row(x + kind * n, n, kind, &random);
+    }
+    sa_kernels_active()->quantize_rows(x, ALL_KINDS, n, to, stride, row);
+    for (int kind = 0; kind < ALL_KINDS; ++kind) {
+        memset(q, 0, (size_t)stride);
+        const sa_rounded_row right = round_row(x + kind * n, n, q);
+        const bool same = isnan(right.step)
+                              ? isnan(row[kind].step)
+                              : right.step == row[kind].step && right.least == row[kind].least && !signbit(row[kind].step) &&
+                                    (row[kind].least != 0 || !signbit(row[kind].least));
+        CHECK(same, "a row of %td, kind %d: least %g and step %g, not %g and %g", n, kind, (double)row[kind].least,
+              (double)row[kind].step, (double)right.least, (double)right.step);
+        CHECK(memcmp(q, to + kind * stride, (size_t)stride) == 0, "a row of %td, kind %d: wrong bytes", n, kind);
+    }
+    free(x);
+    free(to);
+    free(q);
+}
+
+/* ---- tables -------------------------------------------------------------------------------------------------------------- */
+
+/* What is looked up has the bits of the same numbers in float32. */
+static void try_table(ptrdiff_t d, bool int8, bool always, bool positions) {
+    enum { ROWS = 5, VOCABULARY = 9 };
+    random_source random = {(uint64_t)d};
+    int8_t *numbers = dirty_memory((size_t)(VOCABULARY * d));
+    uint16_t *halves = dirty_memory((size_t)(VOCABULARY * d) * sizeof *halves);
+    float *whole = dirty_memory((size_t)(VOCABULARY * d) * sizeof *whole), scale[VOCABULARY];
+    float *more = dirty_memory((size_t)d * sizeof *more), *places = dirty_memory((size_t)(ROWS * d) * sizeof *places);
+    float *got = dirty_memory((size_t)(ROWS * d) * sizeof *got), *right = dirty_memory((size_t)(ROWS * d) * sizeof *right);
+    static const int64_t ids[ROWS] = {8, 0, 3, 3, 7};
+    for (ptrdiff_t i = 0; i < VOCABULARY * d; ++i) {
+        scale[i / d] = i % d == 0 ? (float)random_between(&random, 0.001, 0.01) : scale[i / d];
+        numbers[i] = (int8_t)number_of(ANY, -128, 127, &random);
+        halves[i] = to_bfloat16((float)random_between(&random, -1, 1));
+        whole[i] = int8 ? scale[i / d] * (float)numbers[i] : of_bfloat16(halves[i]);
+    }
+    draw_row(more, d, PLAIN_ROW, &random);
+    draw_row(places, ROWS * d, PLAIN_ROW, &random);
+    const void *table = int8 ? (const void *)numbers : halves;
+    sa_kernels_active()->look_up_compact(table, int8 ? scale : NULL, always ? more : NULL, positions ? places : NULL, ids, ROWS,
+                                         d, got);
+    sa_kernels_active()->f32.look_up(whole, always ? more : NULL, positions ? places : NULL, ids, ROWS, d, right);
+    CHECK(memcmp(got, right, (size_t)(ROWS * d) * sizeof *got) == 0, "rows of %td looked up in %s", d,
+          int8 ? "int8" : "bfloat16");
+    free(numbers);
+    free(halves);
+    free(whole);
+    free(more);
+    free(places);
+    free(got);
+    free(right);
+}
+
+/* ---- products ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    sa_weights kind;
+    ptrdiff_t rows, in;
+    int parts;
+    ptrdiff_t out[SA_MOST_PARTS];
+    bool bias, residual, gate, in_place; /* in place: y begins as residual, or becomes what is active */
+    sa_activation activation;
+    double dropout;
+    bool positive; /* all weights */
+} product_shape;
+
+typedef struct {
+    product_shape shape;
+    sa_linear l;
+    sa_compact packed[SA_MOST_PARTS];
+    void *weight[SA_MOST_PARTS];
+    char *memory[SA_MOST_PARTS];
+    float *scale[SA_MOST_PARTS], *bias[SA_MOST_PARTS], *x, *residual, *gate;
+    ptrdiff_t results; /* of all parts, one behind the other */
+} product;
+
+static float *draw_floats(ptrdiff_t n, random_source *random) {
+    float *x = dirty_memory((size_t)n * sizeof *x);
+    draw_row(x, n, PLAIN_ROW, random);
+    return x;
+}
+
+static void draw_weight(product *m, int part, random_source *random) {
+    const product_shape *s = &m->shape;
+    const ptrdiff_t n = s->out[part] * s->in;
+    const double size = 1 / sqrt((double)s->in + 1);
+    float *scale = m->scale[part] = dirty_memory((size_t)s->out[part] * sizeof *scale);
+    for (ptrdiff_t c = 0; c < s->out[part]; ++c) {
+        scale[c] = (float)(random_between(random, 0.5, 2) / 127 * size);
+    }
+    const bool int8 = s->kind == SA_WEIGHTS_INT8;
+    m->weight[part] = dirty_memory((size_t)(int8 ? n : 2 * n));
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        if (int8) {
+            ((int8_t *)m->weight[part])[i] = (int8_t)number_of(ANY, s->positive ? 0 : -128, 127, random);
+        } else {
+            ((uint16_t *)m->weight[part])[i] = to_bfloat16((float)random_between(random, s->positive ? 0 : -size, size));
+        }
+    }
+}
+
+static void product_make(product *m, const product_shape *s) {
+    random_source random = {(uint64_t)(s->rows * 7919 + s->in * 31 + s->out[0])};
+    *m = (product){.shape = *s};
+    m->l = (sa_linear){.weights = s->kind,
+                       .rows = s->rows,
+                       .in = s->in,
+                       .parts = s->parts,
+                       .activation = s->activation,
+                       .dropout = {.p = s->dropout, .seed = 5}};
+    m->x = draw_floats(s->rows * s->in, &random);
+    m->l.x = (const char *)m->x;
+    for (int part = 0; part < s->parts; ++part) {
+        const ptrdiff_t out = m->l.out[part] = s->out[part];
+        draw_weight(m, part, &random);
+        m->memory[part] = dirty_memory(sa_compact_bytes(s->kind, out, s->in));
+        m->packed[part] = sa_compact_pack(s->kind, out, s->in, m->weight[part], m->scale[part], m->memory[part]);
+        m->l.weight[part] = (const char *)&m->packed[part];
+        m->bias[part] = s->bias ? draw_floats(out, &random) : NULL;
+        m->l.bias[part] = (const char *)m->bias[part];
+        m->results += s->rows * out;
+    }
+    m->residual = s->residual ? draw_floats(m->results, &random) : NULL;
+    m->l.residual = (const char *)m->residual;
+    m->gate = s->gate ? draw_floats(m->results, &random) : NULL;
+    m->l.gate = (const char *)m->gate;
+}
+
+static void product_free(product *m) {
+    for (int part = 0; part < m->shape.parts; ++part) {
+        free(m->weight[part]);
+        free(m->memory[part]);
+        free(m->scale[part]);
+        free(m->bias[part]);
+    }
+    free(m->x);
+    free(m->residual);
+    free(m->gate);
+}
+
+/* One thread takes all rows, as a part of the transformer does. */
+static void run_by_part(const sa_linear *l) {
+    const sa_cut cut = sa_cut_product(l, l->in, 2, true);
+    void *scratch = dirty_memory(sa_linear_scratch(l, 2, true, false));
+    for (ptrdiff_t t = sa_linear_tasks(l, &cut) - 1; t >= 0; --t) {
+        sa_linear_task(l, &cut, t, scratch);
+    }
+    free(scratch);
+}
+
+static void run_rows(const sa_linear *l, ptrdiff_t row, ptrdiff_t rows, int threads) {
+    sa_linear some = *l;
+    some.rows = rows;
+    some.dropout.first_row += row;
+    some.x += row * l->in * (ptrdiff_t)sizeof(float);
+    const ptrdiff_t at = row * l->out[0] * (ptrdiff_t)sizeof(float);
+    some.residual = l->residual == NULL ? NULL : l->residual + at;
+    some.gate = l->gate == NULL ? NULL : l->gate + at;
+    some.active = l->active == NULL ? NULL : l->active + at;
+    for (int part = 0; part < l->parts; ++part) {
+        some.y[part] += row * l->out[part] * (ptrdiff_t)sizeof(float);
+    }
+    void *scratch = dirty_memory((size_t)threads * sa_linear_scratch(&some, threads, false, false));
+    sa_linear_forward(&some, threads, scratch);
+    free(scratch);
+}
+
+/* `piece` rows at a time; 0: by part. The results of all parts, behind which nothing is written. */
+static float *product_run(const product *m, ptrdiff_t piece, int threads) {
+    static const unsigned char untouched[LINE] = {[0 ... LINE - 1] = 0xFF};
+    const size_t bytes = (size_t)m->results * sizeof(float);
+    char *results = dirty_memory(bytes + LINE), *apart = dirty_memory(bytes), *at = results;
+    sa_linear l = m->l;
+    for (int part = 0; part < l.parts; ++part) {
+        l.y[part] = at;
+        at += l.rows * l.out[part] * (ptrdiff_t)sizeof(float);
+    }
+    if (l.activation != SA_ACT_NONE) {
+        l.active = results;
+        l.y[0] = m->shape.in_place ? results : apart;
+    } else if (m->residual != NULL && m->shape.in_place) {
+        memcpy(results, m->residual, bytes);
+        l.residual = results;
+    }
+    if (piece == 0) {
+        run_by_part(&l);
+    }
+    for (ptrdiff_t row = 0; piece > 0 && row < l.rows; row += piece) {
+        run_rows(&l, row, sa_smaller(l.rows - row, piece), threads);
+    }
+    CHECK(memcmp(results + bytes, untouched, LINE) == 0, "a product of %td x %td writes behind its results", l.out[0], l.in);
+    free(apart);
+    return (float *)(void *)results;
+}
+
+/* ---- the same in double -------------------------------------------------------------------------------------------------- */
+
+static double active_of(sa_activation kind, double x) {
+    switch (kind) {
+    case SA_ACT_RELU: return x < 0 ? 0 : x;
+    case SA_ACT_GELU: return 0.5 * x * (1 + erf(x / sqrt(2.0)));
+    case SA_ACT_GELU_TANH: return 0.5 * x * (1 + tanh(sqrt(2 / acos(-1.0)) * (x + 0.044715 * x * x * x)));
+    case SA_ACT_SILU: return x / (1 + exp(-x));
+    default: return x;
+    }
+}
+
+/* A weight as float32. */
+static float weight_at(const product *m, int part, ptrdiff_t c, ptrdiff_t k) {
+    const ptrdiff_t at = c * m->shape.in + k;
+    return m->shape.kind == SA_WEIGHTS_INT8 ? m->scale[part][c] * (float)((const int8_t *)m->weight[part])[at]
+                                            : of_bfloat16(((const uint16_t *)m->weight[part])[at]);
+}
+
+/* x·w of a row as it is rounded, and its error in roundings: those of the sum, the product of both scales, the offset, and of
+ * a product and a sum more where nothing is fused. */
+static double sum_at(const product *m, int part, ptrdiff_t r, ptrdiff_t c, const sa_rounded_row *row, const uint8_t *q,
+                     double *error) {
+    const ptrdiff_t in = m->shape.in;
+    const float *x = m->x + r * in;
+    if (m->shape.kind == SA_WEIGHTS_INT8 && !isnan(row->step)) {
+        const int8_t *w = (const int8_t *)m->weight[part] + c * in;
+        int64_t sum = 0, weights = 0;
+        for (ptrdiff_t k = 0; k < in; ++k) {
+            sum += q[k] * w[k];
+            weights += w[k];
+        }
+        const double scale = (double)m->scale[part][c], step = (double)row->step * scale * (double)sum;
+        const double offset = (double)row->least * scale * (double)weights;
+        *error = 6 * (fabs(step) + fabs(offset));
+        return step + offset;
+    }
+    double sum = 0, size = 0;
+    for (ptrdiff_t k = 0; k < in; ++k) {
+        const double t = m->shape.kind == SA_WEIGHTS_INT8 ? (double)x[k] : (double)of_bfloat16(to_bfloat16(x[k]));
+        const double term = t * (double)weight_at(m, part, c, k);
+        sum += term;
+        size += fabs(term);
+    }
+    *error = (double)(in + 3) * size;
+    return sum;
+}
+
+/* Whether a result is right; what is not finite in double must be the same in float32. */
+static bool is_right(const product *m, int part, ptrdiff_t r, ptrdiff_t c, double got, const sa_rounded_row *row,
+                     const uint8_t *q, double kept) {
+    const product_shape *s = &m->shape;
+    const ptrdiff_t at = r * s->out[part] + c;
+    const double bias = m->bias[part] == NULL ? 0 : (double)m->bias[part][c];
+    const double residual = m->residual == NULL ? 0 : (double)m->residual[at];
+    double error, y = sum_at(m, part, r, c, row, q, &error) + bias;
+    error = (error + 4 * fabs(bias)) * U + 0x1p-126;
+    if (s->activation != SA_ACT_NONE) {
+        const double before = s->gate ? (double)m->gate[at] : y, factor = s->gate ? y : 1;
+        const double active = active_of(s->activation, before);
+        error = (s->gate ? fabs(active) : 1.2) * error + 16 * U * fabs(before) * fabs(factor);
+        y = active * factor;
+    }
+    y = kept == 0 ? residual : y * kept + residual;
+    error = error * kept + 3 * U * (fabs(y) + fabs(residual));
+    if (!isfinite(y)) {
+        return isnan(y) ? isnan(got) : got == y;
+    }
+    return fabs(got - y) <= error;
+}
+
+static void compare(const product *m, const float *results) {
+    const product_shape *s = &m->shape;
+    ptrdiff_t wrong = 0, first = -1;
+    double kept_first = 0;
+    uint8_t *q = dirty_memory((size_t)s->in + 1);
+    for (int part = 0; part < s->parts; ++part) {
+        const ptrdiff_t out = s->out[part];
+        float *kept = dirty_memory((size_t)(s->rows * out) * sizeof *kept);
+        for (ptrdiff_t i = 0; i < s->rows * out; ++i) {
+            kept[i] = 1;
+        }
+        if (s->dropout > 0) {
+            sa_kernels_active()->f32.drop_rows(&m->l.dropout, kept, out, s->rows, out, NULL);
+        }
+        for (ptrdiff_t r = 0; r < s->rows; ++r) {
+            const sa_rounded_row row = round_row(m->x + r * s->in, s->in, q);
+            for (ptrdiff_t c = 0; c < out; ++c) {
+                const double got = (double)results[r * out + c];
+                if (!is_right(m, part, r, c, got, &row, q, (double)kept[r * out + c])) {
+                    ++wrong;
+                    first = first < 0 ? r * out + c : first;
+                    kept_first = first == r * out + c ? got : kept_first;
+                }
+            }
+        }
+        results += s->rows * out;
+        free(kept);
+    }
+    CHECK(wrong == 0,
+          "product of %d bits, %td rows of %td to %d parts of %td…, bias %d, activation %d, dropout %g: %td wrong, "
+          "element %td is %g",
+          s->kind == SA_WEIGHTS_INT8 ? 8 : 16, s->rows, s->in, s->parts, s->out[0], s->bias, s->activation, s->dropout, wrong,
+          first, kept_first);
+    free(q);
+}
+
+/* Returns the results, which have the same bits in any cut. */
+static float *try_ways(const product *m) {
+    static const struct {
+        ptrdiff_t piece;
+        int threads;
+    } ways[] = {{PTRDIFF_MAX, 2}, {PTRDIFF_MAX, 3}, {PTRDIFF_MAX, 5}, {0, 1}, {1, 1}, {7, 2}};
+    float *results = product_run(m, PTRDIFF_MAX, 1);
+    compare(m, results);
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; ++i) {
+        float *others = product_run(m, ways[i].piece, ways[i].threads);
+        CHECK(memcmp(results, others, (size_t)m->results * sizeof *results) == 0,
+              "product of kind %d, %td rows of %td to %td…: way %zu differs", m->shape.kind, m->shape.rows, m->shape.in,
+              m->shape.out[0], i);
+        free(others);
+    }
+    return results;
+}
+
+static void try_product(sa_weights kind, ptrdiff_t in) {
+    static const ptrdiff_t some_rows[] = {0, 1, 2, 4, 6, 13, 15, 29, 33, 64, 130, 200};
+    random_source random = {(uint64_t)(in * 2 + (kind == SA_WEIGHTS_INT8))};
+    product_shape s = {.kind = kind, .in = in, .parts = 1 + (int)random_below(&random, SA_MOST_PARTS)};
+    s.rows = some_rows[random_below(&random, in > 70 ? 8 : 12)];
+    for (int part = 0; part < s.parts; ++part) {
+        s.out[part] = random_below(&random, 101);
+    }
+    s.bias = random_chance(&random, 0.7);
+    s.in_place = random_chance(&random, 0.5);
+    if (s.parts == 1) {
+        s.activation = random_chance(&random, 0.5) ? 1 + (int)random_below(&random, SA_ACT_SILU) : SA_ACT_NONE;
+        s.gate = s.activation != SA_ACT_NONE && random_chance(&random, 0.5);
+        s.residual = s.activation == SA_ACT_NONE && random_chance(&random, 0.7);
+        s.dropout = random_chance(&random, 0.3) ? 0.3 : 0;
+        s.in_place = s.in_place && (s.residual ? s.dropout == 0 : true);
+    }
+    product m;
+    product_make(&m, &s);
+    free(try_ways(&m));
+    product_free(&m);
+}
+
+/* Rows of all kinds side by side. What is odd keeps to its own row. */
+static void try_odd_rows(const product_shape *shape) {
+    product m;
+    random_source random = {3};
+    product_make(&m, shape);
+    const ptrdiff_t in = shape->in, out = shape->out[0];
+    for (int kind = 0; kind < ALL_KINDS; ++kind) {
+        draw_row(m.x + (1 + 2 * kind) * in, in, kind, &random);
+    }
+    float *results = try_ways(&m);
+    for (int kind = 0; kind < ALL_KINDS; ++kind) {
+        draw_row(m.x + (1 + 2 * kind) * in, in, PLAIN_ROW, &random);
+    }
+    float *others = product_run(&m, PTRDIFF_MAX, 1);
+    for (ptrdiff_t r = 0; r < shape->rows; r += 2) {
+        CHECK(memcmp(results + r * out, others + r * out, (size_t)out * sizeof *results) == 0,
+              "product of kind %d, %td to %td: row %td changes with its neighbour", shape->kind, in, out, r);
+    }
+    free(results);
+    free(others);
+    product_free(&m);
+}
+
+static void try_all_odd_rows(sa_weights kind) {
+    for (int i = 0; i < 12; ++i) {
+        const product_shape shape = {.kind = kind,
+                                     .rows = 2 * ALL_KINDS + 1,
+                                     .in = i % 2 == 0 ? 70 : 385,
+                                     .parts = 1,
+                                     .out = {i % 4 < 2 ? 33 : 64},
+                                     .bias = i % 3 == 0,
+                                     .residual = i < 6,
+                                     .in_place = i % 2 == 0,
+                                     .activation = i < 8 ? SA_ACT_NONE : SA_ACT_RELU,
+                                     .positive = i % 3 == 1};
+        try_odd_rows(&shape);
+    }
+}
+
+/* The same wherever multiplications and sums are fused: on x86-64 and aarch64. */
+static void try_bits(void) {
+    const char *isa = sa_isa_name();
+    const product_shape shape = {
+        .kind = SA_WEIGHTS_INT8, .rows = 2 * FINITE_KINDS, .in = 333, .parts = 1, .out = {75}, .bias = true, .residual = true};
+    product m;
+    random_source random = {9};
+    product_make(&m, &shape);
+    for (int kind = 0; kind < FINITE_KINDS; ++kind) {
+        draw_row(m.x + 2 * kind * shape.in, shape.in, kind, &random);
+    }
+    float *results = product_run(&m, PTRDIFF_MAX, 1);
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (ptrdiff_t i = 0; i < m.results; ++i) {
+        uint32_t bits;
+        memcpy(&bits, results + i, sizeof bits);
+        hash = (hash ^ bits) * UINT64_C(0x100000001b3);
+    }
+    if (strcmp(isa, "generic") != 0 && strcmp(isa, "baseline") != 0) {
+        CHECK(hash == UINT64_C(0), "the bits of an int8 product are %#llx here", (unsigned long long)hash);
+    }
+    free(results);
+    product_free(&m);
+}
+
+void test_compact(void) {
+    try_leaves();
+    for (ptrdiff_t n = 0; n <= 385; n += n == 70 ? 314 : 1) {
+        try_rounding(n);
+        for (int i = 0; n > 0 && i < 8; ++i) {
+            try_table(n, i & 1, i & 2, i & 4);
+        }
+    }
+    for (int kind = SA_WEIGHTS_INT8; kind <= SA_WEIGHTS_BF16; ++kind) {
+        if (sa_compact_active(kind) != NULL) {
+            for (ptrdiff_t in = 0; in <= 385; in += in == 70 ? 314 : 1) {
+                try_product(kind, in);
+            }
+            try_all_odd_rows(kind);
+        }
+    }
+    try_bits();
+}
