@@ -93,8 +93,9 @@ static PyObject *fma_peak(PyObject *module, PyObject *args) {
         ++i;
     }
     if (i == 4 || threads < 1 || threads > 1024 || milliseconds < 1) {
-        return PyErr_Format(PyExc_ValueError, "_fma_peak takes 'float32', 'float64', 'int8' or 'bfloat16', threads from 1 to 1024 "
-                                              "and milliseconds >= 1");
+        return PyErr_Format(PyExc_ValueError,
+                            "_fma_peak takes 'float32', 'float64', 'int8' or 'bfloat16', threads from 1 to 1024 "
+                            "and milliseconds >= 1");
     }
     double rate;
     Py_BEGIN_ALLOW_THREADS rate = sa_measure_flops(dtypes[i], threads, 1e-3 * milliseconds);
@@ -147,7 +148,8 @@ PyMethodDef sa_runtime_methods[] = {
     {"available_isas", available_isas, METH_NOARGS, "The instruction sets that this build and this CPU can run, best first."},
     {"build_info", build_info, METH_NOARGS, "What the extension was built with."},
     {"_set_isa", set_isa, METH_O, "Choose the kernels, for tests. Not to be called while another thread computes."},
-    {"_fma_peak", fma_peak, METH_VARARGS, "Multiply-adds out of registers, of int8 and bfloat16 out of L1: operations/s of (dtype, threads, milliseconds)."},
+    {"_fma_peak", fma_peak, METH_VARARGS,
+     "Multiply-adds out of registers, of int8 and bfloat16 out of L1: operations/s of (dtype, threads, milliseconds)."},
     {"_read_bandwidth", read_bandwidth, METH_VARARGS, "A loop that only reads: bytes/s of (bytes, threads, milliseconds)."},
     {NULL, NULL, 0, NULL},
 };

@@ -76,8 +76,8 @@ bool sa_cpu_runs(const char *isa) {
     static const struct {
         const char *name;
         bool (*has)(void);
-    } sets[] = {{"amx", has_amx},           {"amxint8", has_amxint8},       {"avx512bf16", has_avx512bf16},
-                {"avx512", has_avx512},     {"avx512vnni", has_avx512vnni}, {"avx2", has_avx2},
+    } sets[] = {{"amx", has_amx},        {"amxint8", has_amxint8},       {"avx512bf16", has_avx512bf16},
+                {"avx512", has_avx512},  {"avx512vnni", has_avx512vnni}, {"avx2", has_avx2},
                 {"avxvnni", has_avxvnni}};
     for (size_t i = 0; i < sizeof sets / sizeof *sets; ++i) {
         if (strcmp(isa, sets[i].name) == 0) {

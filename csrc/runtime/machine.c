@@ -18,16 +18,17 @@ enum { SA_LOOP_STEPS = 64, SA_LOOP_ROWS = 32 };
 /* Multiplies a tile again and again, and returns multiplications and additions. */
 static double product_loop(sa_weights kind, ptrdiff_t rounds) {
     const sa_compact_products *products = sa_compact_active(kind);
-    char x[SA_LOOP_ROWS * SA_LOOP_STEPS * SA_WORD] __attribute__((aligned(64)));
+    char x[2 * SA_LOOP_ROWS * SA_LOOP_STEPS * SA_WORD] __attribute__((aligned(64)));
     char panel[SA_PANEL_COLUMNS * SA_LOOP_STEPS * SA_WORD] __attribute__((aligned(64)));
     float sums[SA_LOOP_ROWS * SA_PANEL_COLUMNS] __attribute__((aligned(64)));
     if (products == NULL) {
         return 0;
     }
     for (size_t i = 0; i < sizeof x; ++i) { /* on zeros a CPU would clock higher; of bfloat16 these are from 1e-12 to 8 */
-        x[i] = panel[i] = (char)(i * i % 13 + 45);
+        x[i] = panel[i % sizeof panel] = (char)(i * i % 13 + 45);
     }
-    const sa_compact_tile t = {products->most_rows, SA_LOOP_STEPS, x, SA_LOOP_STEPS * SA_WORD, panel, sums};
+    const sa_compact_tile t = {
+        products->most_rows, SA_LOOP_STEPS, x, SA_LOOP_STEPS * SA_WORD * (products->widened ? 2 : 1), panel, sums};
     if (products->open != NULL) {
         products->open();
     }
