@@ -83,8 +83,10 @@
         SA_TEST_ENTRIES(SA_FILL_ENTRY, dtype, isa).block_rows = SA_PASTE4(sa_, block_rows, dtype, isa),                        \
                                               .backward_rows = SA_PASTE4(sa_, backward_rows, dtype, isa),                      \
                                               .splits_from = splits, .rows = {SA_ROW_ENTRIES(SA_FILL_ROWS, dtype, isa)},       \
-                                              .update = {[SA_SGD] = SA_PASTE4(sa_, sgd, dtype, isa),                           \
-                                                         [SA_ADAM] = SA_PASTE4(sa_, adam, dtype, isa)}                         \
+                                              .update = {                                                                      \
+                                                  [SA_SGD] = SA_PASTE4(sa_, sgd, dtype, isa),                                  \
+                                                  [SA_ADAM] = SA_PASTE4(sa_, adam, dtype, isa)                                 \
+                                              }                                                                                \
     }
 
 #define SA_STRING_(x) #x

@@ -417,9 +417,9 @@ static bool agrees(double got, wide right, double error, sa_dtype dtype) {
 
 /* The number of wrong elements; `first` describes one. */
 static long compare(const live_case *c, int which, const expected_array *expected, char *first, size_t size) {
-    static const char *const names[ARRAYS] = {[OUT] = "out",        [LSE] = "lse",        [WEIGHTS] = "weights",
-                                              [D_QUERY] = "dquery", [D_KEY] = "dkey",     [D_VALUE] = "dvalue",
-                                              [D_MASK] = "dmask",   [D_SLOPES] = "slope", [D_SINKS] = "sink"};
+    static const char *const names[ARRAYS] = {
+        [OUT] = "out",        [LSE] = "lse",      [WEIGHTS] = "weights", [D_QUERY] = "dquery", [D_KEY] = "dkey",
+        [D_VALUE] = "dvalue", [D_MASK] = "dmask", [D_SLOPES] = "slope",  [D_SINKS] = "sink"};
     const array *a = &c->arrays[which];
     long wrong = 0;
     for (ptrdiff_t head = 0; head < c->heads && a->memory && names[which]; ++head) {

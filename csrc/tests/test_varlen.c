@@ -143,37 +143,36 @@ static void run_packed(ragged *c, int threads) {
     free(scratch);
 }
 
-static void try
-    (const test_case *spec, int n, const ptrdiff_t *lengths_q, const ptrdiff_t *lengths_k, bool lower_right, uint64_t seed,
-     const char *title) {
-        ragged *c = calloc(1, sizeof *c);
-        c->lower_right = lower_right;
-        make_ragged(c, spec, n, lengths_q, lengths_k, seed);
-        for (int s = 0; s < n; ++s) {
-            CHECK(case_run(&c->alone[s]) == SA_OK, "alone");
-        }
-        for (int threads = 1; threads <= 3; ++threads) {
-            run_packed(c, threads);
-            for (int which = OUT; which < ARRAYS; ++which) {
-                CHECK(copy_or_compare(c, which, false), "%s: array %d has other bits with %d threads", title, which, threads);
-                CHECK(!c->arrays[which].memory || array_margins_intact(&c->arrays[which]), "%s: beside array %d", title, which);
-            }
-            for (int s = 0; s < n; ++s) {
-                const array *own = &c->alone[s].arrays[D_MASK];
-                CHECK(!c->dmasks[s].memory || memcmp(c->dmasks[s].memory, own->memory, own->bytes) == 0,
-                      "%s: the gradient of mask %d has other bits with %d threads", title, s, threads);
-            }
-        }
-        for (int s = 0; s < (n > 0 ? n : 1); ++s) {
-            case_free(&c->alone[s]);
-            array_free(&c->dmasks[s]);
-        }
-        for (int which = 0; which < ARRAYS; ++which) {
-            array_free(&c->arrays[which]);
-        }
-        free(c->delta);
-        free(c);
+static void try(const test_case *spec, int n, const ptrdiff_t *lengths_q, const ptrdiff_t *lengths_k, bool lower_right,
+                uint64_t seed, const char *title) {
+    ragged *c = calloc(1, sizeof *c);
+    c->lower_right = lower_right;
+    make_ragged(c, spec, n, lengths_q, lengths_k, seed);
+    for (int s = 0; s < n; ++s) {
+        CHECK(case_run(&c->alone[s]) == SA_OK, "alone");
     }
+    for (int threads = 1; threads <= 3; ++threads) {
+        run_packed(c, threads);
+        for (int which = OUT; which < ARRAYS; ++which) {
+            CHECK(copy_or_compare(c, which, false), "%s: array %d has other bits with %d threads", title, which, threads);
+            CHECK(!c->arrays[which].memory || array_margins_intact(&c->arrays[which]), "%s: beside array %d", title, which);
+        }
+        for (int s = 0; s < n; ++s) {
+            const array *own = &c->alone[s].arrays[D_MASK];
+            CHECK(!c->dmasks[s].memory || memcmp(c->dmasks[s].memory, own->memory, own->bytes) == 0,
+                  "%s: the gradient of mask %d has other bits with %d threads", title, s, threads);
+        }
+    }
+    for (int s = 0; s < (n > 0 ? n : 1); ++s) {
+        case_free(&c->alone[s]);
+        array_free(&c->dmasks[s]);
+    }
+    for (int which = 0; which < ARRAYS; ++which) {
+        array_free(&c->arrays[which]);
+    }
+    free(c->delta);
+    free(c);
+}
 
 void test_varlen(void) {
     static const ptrdiff_t few_q[MOST] = {5, 0, 70, 1, 64, 3, 33}, few_k[MOST] = {7, 9, 0, 40, 130, 3, 65};
@@ -194,15 +193,12 @@ void test_varlen(void) {
         if (way >= 8) {
             t.E = t.Dv = way >= 10 ? 8 : 1;
         }
-        try
-            (&t, way >= 10 ? 3 : 7, way >= 10 ? mixed_q : few_q, way >= 10 ? mixed_k : few_k, way >= 4 && way < 8,
-             (uint64_t)way, "sequences");
+        try(&t, way >= 10 ? 3 : 7, way >= 10 ? mixed_q : few_q, way >= 10 ? mixed_k : few_k, way >= 4 && way < 8, (uint64_t)way,
+            "sequences");
         if (way == 0) {
-            try
-                (&t, 0, few_q, few_k, false, 1, "no sequence");
+            try(&t, 0, few_q, few_k, false, 1, "no sequence");
             t.E = t.Dv = 0;
-            try
-                (&t, 7, few_q, few_k, false, 1, "no width");
+            try(&t, 7, few_q, few_k, false, 1, "no width");
         }
     }
 }

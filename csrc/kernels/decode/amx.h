@@ -26,7 +26,7 @@ SA_ONCE size_t FN(amx_lay_out_decode)(const sa_attention *a, char *base, size_t 
         SA_TAKE(queries, char, (size_t)a->E * 2 * SA_AMX_DECODE_ROWS);
         SA_TAKE(weights, char, SA_DECODE_KEYS / SA_TILE_ROWS * FN(decode_weight_rows) * SA_AMX_DECODE_ROWS * 64);
         SA_TAKE(product, real, 4 * FN(decode_weight_rows) * SA_AMX_DECODE_ROWS * SA_LANES);
-        SA_TAKE(rows, char, SA_DECODE_KEYS * widest * 2);
+        SA_TAKE(rows, char, SA_DECODE_KEYS *widest * 2);
     }
     return used;
 }

@@ -25,7 +25,7 @@ static size_t FN(lay_out_product)(char *base, ptrdiff_t rows, ptrdiff_t d, FN(pr
     const size_t width = (size_t)(FN(tiles_in)(d, SA_SIDE) * SA_SIDE), most = (size_t)(rows > SA_SUM_ROWS ? rows : SA_SUM_ROWS);
     const size_t depth = width > SA_SUM_ROWS ? width : SA_SUM_ROWS, side = SA_WEIGHT_ROWS;
     SA_TAKE(same, char, (most + SA_SIDE) * width * SA_SPLIT_TILE / (SA_TILE_ROWS * SA_TILE_STEP));
-    SA_TAKE(other, char, side * depth * SA_SPLIT_TILE / (SA_TILE_ROWS * SA_TILE_STEP));
+    SA_TAKE(other, char, side *depth *SA_SPLIT_TILE / (SA_TILE_ROWS * SA_TILE_STEP));
     SA_TAKE(sums, real, SA_SIDE * SA_SIDE);
     SA_TAKE(plain, char, FN(matmul_scratch)(rows, d));
     if (base) {
