@@ -192,7 +192,7 @@ void sa_set_num_threads(int n); /* 0: back to OpenMP's own number */
 const char *sa_threading_layer(void);
 
 /* For benchmarks: fused multiply-adds, and bytes read, per second. */
-double sa_measure_flops(bool f64, int threads, double seconds);
+double sa_measure_flops(sa_dtype dtype, int threads, double seconds);
 double sa_measure_read(const void *data, size_t bytes, int threads, double seconds);
 
 #endif

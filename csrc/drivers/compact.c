@@ -17,8 +17,7 @@ static ptrdiff_t panel_bytes(ptrdiff_t steps) { return steps * SA_PANEL_COLUMNS 
 
 size_t sa_compact_bytes(sa_weights kind, ptrdiff_t out, ptrdiff_t in) {
     const ptrdiff_t panels = sa_ceil_div(out, SA_PANEL_COLUMNS), steps = sa_ceil_div(in, numbers_in_word(kind));
-    return (size_t)(panels * panel_bytes(steps) + SA_BEHIND_PANELS) +
-           2 * (size_t)(panels * SA_PANEL_COLUMNS) * sizeof(float);
+    return (size_t)(panels * panel_bytes(steps) + SA_BEHIND_PANELS) + 2 * (size_t)(panels * SA_PANEL_COLUMNS) * sizeof(float);
 }
 
 sa_compact sa_compact_pack(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale, char *memory) {
@@ -48,7 +47,8 @@ sa_compact sa_compact_pack(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const v
 
 /* An odd number of lines: many rows then do not share a few sets of the cache. */
 static ptrdiff_t stride_of(sa_weights kind, ptrdiff_t in) {
-    return (sa_ceil_div(in, SA_CACHE_LINE / SA_WORD * numbers_in_word(kind)) | 1) * SA_CACHE_LINE;
+    const ptrdiff_t bytes = in * SA_WORD / numbers_in_word(kind) * (sa_compact_active(kind)->widened ? 2 : 1);
+    return (sa_ceil_div(bytes, SA_CACHE_LINE) | 1) * SA_CACHE_LINE;
 }
 
 static ptrdiff_t most_rows(sa_weights kind) { return sa_compact_active(kind)->most_rows; }
@@ -61,6 +61,14 @@ size_t sa_compact_scratch(sa_weights kind, ptrdiff_t rows, ptrdiff_t in) {
            (size_t)(most_rows(kind) * SA_PANEL_COLUMNS * SA_WORD);
 }
 
+/* n numbers, from the last on: in place. */
+static void widen(uint8_t *x, ptrdiff_t n) {
+    for (ptrdiff_t i = n - 1; i >= 0; --i) {
+        const int16_t wide = x[i];
+        memcpy(x + 2 * i, &wide, sizeof wide);
+    }
+}
+
 sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t rows, void *scratch) {
     const sa_kernels *kernels = sa_kernels_active();
     const ptrdiff_t stride = stride_of(l->weights, l->in);
@@ -70,6 +78,9 @@ sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t ro
     r.sums = (char *)r.rounded + sa_whole_lines((size_t)rows * sizeof(sa_rounded_row));
     if (l->weights == SA_WEIGHTS_INT8) {
         kernels->quantize_rows(x, rows, l->in, (uint8_t *)r.x, stride, r.rounded);
+        for (ptrdiff_t i = 0; i < rows && sa_compact_active(l->weights)->widened; ++i) {
+            widen((uint8_t *)r.x + i * stride, stride / 2);
+        }
         return r;
     }
     for (ptrdiff_t i = 0; i < rows; ++i) {
@@ -82,8 +93,8 @@ sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t ro
 
 /* Column c of int8 weights times a row that is not rounded. */
 static float plain_sum(const sa_compact *w, ptrdiff_t c, const float *x) {
-    const signed char *from = (const signed char *)w->panels + c / SA_PANEL_COLUMNS * panel_bytes(w->steps) +
-                              c % SA_PANEL_COLUMNS * SA_WORD;
+    const signed char *from =
+        (const signed char *)w->panels + c / SA_PANEL_COLUMNS * panel_bytes(w->steps) + c % SA_PANEL_COLUMNS * SA_WORD;
     float sum = 0;
     for (ptrdiff_t k = 0; k < w->in; ++k) {
         sum += x[k] * (w->scale[c] * (float)from[k / SA_WORD * SA_PANEL_COLUMNS * SA_WORD + k % SA_WORD]);
@@ -104,7 +115,8 @@ static void spoiled_row(const sa_linear *l, int part, ptrdiff_t row, ptrdiff_t c
     const float *bias = (const float *)(const void *)l->bias[part], *residual = (const float *)(const void *)l->residual;
     float *y = (float *)(void *)l->y[part] + at;
     for (ptrdiff_t c = 0; c < width; ++c) {
-        const float start = (bias == NULL ? 0 : bias[column + c]) + (residual == NULL || l->dropout.p > 0 ? 0 : residual[at + c]);
+        const float start =
+            (bias == NULL ? 0 : bias[column + c]) + (residual == NULL || l->dropout.p > 0 ? 0 : residual[at + c]);
         y[c] = start + plain_sum(w, column + c, (const float *)(const void *)l->x + row * l->in);
     }
     if (l->activation != SA_ACT_NONE) {

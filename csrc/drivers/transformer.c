@@ -55,8 +55,8 @@ static void enter(const sa_part *p, ptrdiff_t t) {
     char *entered = e->first_norm.weight == NULL ? x : unit + at;
     if (e->table != NULL) {
         if (e->table_kind != SA_WEIGHTS_WHOLE) {
-            sa_kernels_active()->look_up_compact(e->table, e->table_scale, e->always, e->positions, e->ids + start, length, e->d,
-                                                 (float *)(void *)entered);
+            sa_kernels_active()->look_up_compact(e->table, e->table_scale, e->always, e->positions, e->ids + start, length,
+                                                 e->d, (float *)(void *)entered);
         } else {
             kernels->look_up(e->table, e->always, e->positions, e->ids + start, length, e->d, entered);
         }

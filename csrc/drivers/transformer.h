@@ -16,7 +16,7 @@ enum { SA_DROP_WEIGHTS, SA_DROP_OUTPUT, SA_DROP_WIDE, SA_DROP_DOWN, SA_DROPOUTS 
 
 typedef struct {
     const void *weight[SA_LAYER_PARTS], *bias[SA_LAYER_PARTS];
-    sa_weights weights; /* of projections: arrays, or each a sa_compact */
+    sa_weights weights;                /* of projections: arrays, or each a sa_compact */
     ptrdiff_t heads, key_heads, width; /* of a head */
     ptrdiff_t hidden;                  /* of the feed-forward network; 0: none */
     double eps[2];                     /* of both norms */
@@ -42,11 +42,11 @@ typedef enum { SA_EACH_ROW, SA_MEAN_ROW, SA_FIRST_ROW, SA_LAST_ROW } sa_pooling;
 typedef struct {
     bool f64;
     ptrdiff_t d, vocabulary, tokens, sequences, layers, longest;
-    const void *table;     /* (vocabulary, d), or NULL: rows are the input */
+    const void *table; /* (vocabulary, d), or NULL: rows are the input */
     sa_weights table_kind;
     const float *table_scale; /* (vocabulary,), of a table of int8 */
-    const void *always;    /* (d,), added to every row of the table; or NULL */
-    const void *positions; /* (longest or more, d), or NULL */
+    const void *always;       /* (d,), added to every row of the table; or NULL */
+    const void *positions;    /* (longest or more, d), or NULL */
     const int64_t *ids;
     const void *rows;      /* (tokens, d) */
     const int64_t *starts; /* (sequences + 1,), from 0 to tokens; none is empty, or longer than longest */

@@ -4,8 +4,9 @@
 #if defined(SA_EMULATED) /* csrc/tests/emulated */
 #elif defined(__clang__)
 #include <immintrin.h>
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16,amx-int8"))),    \
-                             apply_to = function)
+#pragma clang attribute push(                                                                                                  \
+    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16,amx-int8"))),                    \
+    apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16,amx-int8,prefer-vector-width=512")

@@ -200,6 +200,7 @@ typedef void sa_compact_leaf(const sa_compact_tile *t);
 typedef struct {
     const char *name; /* what the CPU must run: sa_cpu_runs */
     ptrdiff_t most_rows;
+    bool widened; /* rows of uint8 come as int16 */
     sa_compact_leaf *leaf;
     void (*open)(void), (*close)(void); /* around calls of the leaf, or NULL */
 } sa_compact_products;
@@ -209,7 +210,7 @@ typedef struct {
 typedef struct {
     ptrdiff_t rows, width;
     const void *sums;
-    const sa_rounded_row *row; /* NULL: bfloat16 */
+    const sa_rounded_row *row;                     /* NULL: bfloat16 */
     const float *scale, *offset, *bias, *residual; /* the last two may be NULL */
     float *y;
     ptrdiff_t stride; /* of y and residual */

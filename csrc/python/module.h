@@ -45,9 +45,9 @@ int sa_error(PyObject *type, const char *format, ...);
     }
 #define SA_METHOD(name, function, doc) {name, (PyCFunction)(void (*)(void))function, METH_FASTCALL | METH_KEYWORDS, doc}
 
-extern PyMethodDef sa_attention_methods[], sa_attention_backward_methods[], sa_checksum_methods[], sa_compact_methods[], sa_linear_methods[],
-    sa_transformer_methods[], sa_narrow_methods[], sa_proxy_methods[], sa_rows_methods[], sa_runtime_methods[],
-    sa_update_methods[];
+extern PyMethodDef sa_attention_methods[], sa_attention_backward_methods[], sa_checksum_methods[], sa_compact_methods[],
+    sa_linear_methods[], sa_transformer_methods[], sa_narrow_methods[], sa_proxy_methods[], sa_rows_methods[],
+    sa_runtime_methods[], sa_update_methods[];
 extern const sa_family sa_attention_family, sa_row_family;
 
 /* Messages start with `what`. */

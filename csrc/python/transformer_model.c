@@ -66,7 +66,8 @@ static int take_packed(sa_transformer_call *c, PyObject *value, const sa_compact
     if (!is_projection(part) || c->e.f64 || (part != SA_QUERY && l->weights != w->kind) || (rows >= 0 && w->out != rows) ||
         w->in != columns) {
         const npy_intp wanted[2] = {rows, columns}, shape[2] = {w->out, w->in};
-        return sa_error(PyExc_ValueError, "%s must have shape %s and be packed as all projections of its layer are, not shape %s",
+        return sa_error(PyExc_ValueError,
+                        "%s must have shape %s and be packed as all projections of its layer are, not shape %s",
                         part_names[part], sa_shape_text(2, wanted), sa_shape_text(2, shape));
     }
     if (sa_compact_active(w->kind) == NULL) {
@@ -126,7 +127,7 @@ static int take_parts(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays
         take_part(c, first, arrays, SA_ATTENTION_NORM, d, 0, l) < 0 || take_part(c, first, arrays, SA_UP, -1, d, l) < 0) {
         return -1;
     }
-    l->hidden = l->weight[SA_UP] == NULL             ? 0
+    l->hidden = l->weight[SA_UP] == NULL         ? 0
                 : l->weights == SA_WEIGHTS_WHOLE ? rows_of(c, first + 2 * SA_UP)
                                                  : ((const sa_compact *)l->weight[SA_UP])->out;
     if (take_part(c, first, arrays, SA_GATE, l->hidden, d, l) < 0 ||
@@ -288,8 +289,9 @@ static int take_table(sa_transformer_call *c, PyObject *value) {
     if (c->e.f64 || !sa_is_plain(table, NPY_INT8, 2) || !sa_is_plain(scale, NPY_FLOAT, 1) ||
         PyArray_DIM((PyArrayObject *)table, 1) != c->e.d ||
         PyArray_DIM((PyArrayObject *)table, 0) != PyArray_DIM((PyArrayObject *)scale, 0)) {
-        return sa_error(PyExc_ValueError, "a table of int8 must be contiguous and have %zd columns, and a scale of float32 for each "
-                                          "row; all else must be float32",
+        return sa_error(PyExc_ValueError,
+                        "a table of int8 must be contiguous and have %zd columns, and a scale of float32 for each "
+                        "row; all else must be float32",
                         c->e.d);
     }
     c->array[TABLE] = (PyArrayObject *)Py_NewRef(table);

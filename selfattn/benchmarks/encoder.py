@@ -4,6 +4,10 @@ Everybody tokenises too, cuts at the folder's ``max_seq_length``, and returns no
 get texts sorted by length, padded within a batch, in several sizes of batch of which the fastest counts. Cases: "mixed",
 1000 sentences; "long", 400 texts of about 150 tokens; "64", 32 texts of 64 tokens; "one" sentence. The texts are those
 of --corpus, a file of plain text such as gensim's lee_background.cor.
+
+--dtype int8 compares what is rounded to 8 bits, each as its library does it: ONNX Runtime's dynamic quantisation, per channel;
+OpenVINO's INT8 by nncf, calibrated on texts of the corpus. Then the least and the mean cosine with selfattn's float32 vectors
+are told.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ Encode = Callable[[list[str], int], Array]  # texts, size of a batch
 
 BATCHES = (8, 16, 32, 64)
 TOLERANCE = 1e-4  # of elements of vectors of length 1
+COMPACT_TOLERANCE = 0.2  # of rounded weights: whoever computes something else is found, no more
 LONG, FIXED = 150, 64  # tokens
 COUNTS = {"mixed": 1000, "long": 400, "64": 32, "one": 1}
 
@@ -143,40 +148,60 @@ def in_batches(tokenizer: Any, infer: Callable[[Array, Array], Array], texts: li
     return np.stack(found)
 
 
-def _load_selfattn(folder: Path, onnx: Path, threads: int) -> Encode:
+class Source(NamedTuple):
+    """What a library loads: the folder, or a file made of it, to compute in a dtype."""
+
+    folder: Path
+    onnx: Path
+    dtype: str
+
+    @property
+    def onnx_int8(self) -> Path:
+        """What ONNX Runtime made of it."""
+        return self.onnx.with_suffix(".int8.onnx")
+
+    @property
+    def openvino_int8(self) -> Path:
+        """What nncf made of it."""
+        return self.onnx.with_suffix(".int8.xml")
+
+
+def _load_selfattn(source: Source, threads: int) -> Encode:
     import selfattn as sa
 
     models = import_module("selfattn.models")
     sa.set_num_threads(threads)
-    model = models.load(folder)
+    model = models.load(source.folder, dtype=source.dtype)
     return lambda texts, size: model.encode(texts)
 
 
-def _load_onnxruntime(folder: Path, onnx: Path, threads: int) -> Encode:
+def _load_onnxruntime(source: Source, threads: int) -> Encode:
     onnxruntime: Any = import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(str(onnx), options, providers=["CPUExecutionProvider"])
+    file = source.onnx_int8 if source.dtype == "int8" else source.onnx
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
     def infer(ids: Array, mask: Array) -> Array:
         return session.run(None, {"input_ids": ids, "attention_mask": mask})[0]  # type: ignore[no-any-return]
 
-    return partial(in_batches, tokenizer_of(folder), infer)
+    return partial(in_batches, tokenizer_of(source.folder), infer)
 
 
-def _load_openvino(folder: Path, onnx: Path, threads: int) -> Encode:
+def _load_openvino(source: Source, threads: int) -> Encode:
     openvino: Any = import_module("openvino")
     hints = {
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": "bf16" if source.dtype == "bfloat16" else "f32",
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",
     }
-    request = openvino.Core().compile_model(str(onnx), "CPU", hints).create_infer_request()
+    file = source.openvino_int8 if source.dtype == "int8" else source.onnx
+    request = openvino.Core().compile_model(str(file), "CPU", hints).create_infer_request()
 
     def infer(ids: Array, mask: Array) -> Array:
         return np.array(request.infer({"input_ids": ids, "attention_mask": mask})[0])
 
-    return partial(in_batches, tokenizer_of(folder), infer)
+    return partial(in_batches, tokenizer_of(source.folder), infer)
 
 
 def pooled_model(folder: Path) -> Any:
@@ -197,42 +222,45 @@ def pooled_model(folder: Path) -> Any:
     return Pooled().eval()
 
 
-def _load_transformers(folder: Path, onnx: Path, threads: int) -> Encode:
+def _load_transformers(source: Source, threads: int) -> Encode:
     torch: Any = import_module("torch")
     torch.set_num_threads(threads)
-    model = pooled_model(folder)
+    model = pooled_model(source.folder)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def infer(ids: Array, mask: Array) -> Array:
         return model(torch.from_numpy(ids), torch.from_numpy(mask)).numpy()  # type: ignore[no-any-return]
 
-    return partial(in_batches, tokenizer_of(folder), infer)
+    return partial(in_batches, tokenizer_of(source.folder), infer)
 
 
-def _load_sentence_transformers(folder: Path, onnx: Path, threads: int) -> Encode:
+def _load_sentence_transformers(source: Source, threads: int) -> Encode:
     torch: Any = import_module("torch")
     torch.set_num_threads(threads)
-    model = import_module("sentence_transformers").SentenceTransformer(str(folder), device="cpu")
+    model = import_module("sentence_transformers").SentenceTransformer(str(source.folder), device="cpu")
     return lambda texts, size: model.encode(
         texts, batch_size=size, show_progress_bar=False, normalize_embeddings=True
     )
 
 
 class Library(NamedTuple):
-    """How a library loads the folder, and the modules it needs."""
+    """How a library loads its source, the modules it needs, and what it computes in."""
 
-    load: Callable[[Path, Path, int], Encode]
+    load: Callable[[Source, int], Encode]
     modules: tuple[str, ...]
+    dtypes: tuple[str, ...] = ("float32",)
 
 
+DTYPES = ("float32", "bfloat16", "int8")
 LIBRARIES = {
-    "selfattn": Library(_load_selfattn, ("selfattn.models",)),
-    "onnxruntime": Library(_load_onnxruntime, ("onnxruntime", "tokenizers")),
-    "openvino": Library(_load_openvino, ("openvino", "tokenizers")),
+    "selfattn": Library(_load_selfattn, ("selfattn.models",), DTYPES),
+    "onnxruntime": Library(_load_onnxruntime, ("onnxruntime", "tokenizers"), ("float32", "int8")),
+    "openvino": Library(_load_openvino, ("openvino", "tokenizers"), DTYPES),
     "transformers": Library(_load_transformers, ("torch", "transformers", "tokenizers")),
     "sentence-transformers": Library(_load_sentence_transformers, ("torch", "sentence_transformers")),
 }
 EXPORTING = ("torch", "transformers", "onnxscript")
+CALIBRATION = 300  # texts of the corpus
 ONNX_USERS = ("onnxruntime", "openvino")
 
 
@@ -262,15 +290,42 @@ def export(folder: Path, file: Path) -> None:
     )
 
 
+def quantize(source: Source, engines: Sequence[str], corpus: Path) -> None:
+    """Round the exported model to 8 bits as each of these libraries does, unless it is there already."""
+    if "onnxruntime" in engines and not source.onnx_int8.exists():
+        quantization: Any = import_module("onnxruntime.quantization")
+        quantization.quantize_dynamic(
+            str(source.onnx),
+            str(source.onnx_int8),
+            per_channel=True,
+            weight_type=quantization.QuantType.QInt8,
+        )
+    if "openvino" in engines and not source.openvino_int8.exists():
+        nncf: Any = import_module("nncf")
+        openvino: Any = import_module("openvino")
+        tokenizer = tokenizer_of(source.folder)
+        texts = corpus.read_text(encoding="utf-8").splitlines()[:CALIBRATION]
+        inputs = [
+            {"input_ids": np.array([e.ids]), "attention_mask": np.array([e.attention_mask])}
+            for e in tokenizer.encode_batch(texts)
+        ]
+        rounded = nncf.quantize(
+            openvino.Core().read_model(str(source.onnx)),
+            nncf.Dataset(inputs),
+            model_type=nncf.ModelType.TRANSFORMER,
+        )
+        openvino.save_model(rounded, str(source.openvino_int8), compress_to_fp16=False)
+
+
 class Opened:
     """How a worker opens a library and prepares a case: in the size of batch that is fastest."""
 
-    def __init__(self, folder: Path, onnx: Path) -> None:
-        self.folder, self.onnx = folder, onnx
+    def __init__(self, source: Source) -> None:
+        self.source = source
 
     def __call__(self, engine: str, threads: int) -> Prepare:
         """Load the folder."""
-        encode = LIBRARIES[engine].load(self.folder, self.onnx, threads)
+        encode = LIBRARIES[engine].load(self.source, threads)
 
         def prepare(case: Case) -> Prepared:
             texts = list(case.texts)
@@ -288,13 +343,13 @@ class Opened:
 # -------------------------------------------------------------------------------------- start and memory
 
 
-def start(engine: str, threads: int, folder: Path, onnx: Path, texts: Path) -> None:
+def start(engine: str, threads: int, dtype: str, folder: Path, onnx: Path, texts: Path) -> None:
     """Embed a sentence in this new process, say so, then embed all and tell the peak of memory beyond imports."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     for module in LIBRARIES[engine].modules:
         import_module(module)
     imported = memory.status("VmHWM")
-    encode = LIBRARIES[engine].load(folder, onnx, threads)
+    encode = LIBRARIES[engine].load(Source(folder, onnx, dtype), threads)
     sentences = json.loads(texts.read_text(encoding="utf-8"))
     encode(sentences[:1], 1)
     print("first", flush=True)
@@ -302,14 +357,15 @@ def start(engine: str, threads: int, folder: Path, onnx: Path, texts: Path) -> N
     print(memory.status("VmHWM") - imported, flush=True)
 
 
-def time_to_first(engine: str, threads: int, files: Sequence[Path]) -> tuple[float, int]:
+def time_to_first(engine: str, threads: int, source: Source, texts: Path) -> tuple[float, int]:
     """Return the seconds from a process's start to its first embedding, and its peak of memory beyond imports."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     code = f"import sys; from pathlib import Path; from {__name__} import start; "
-    code += "start(sys.argv[1], int(sys.argv[2]), *map(Path, sys.argv[3:]))"
+    code += "start(sys.argv[1], int(sys.argv[2]), sys.argv[3], *map(Path, sys.argv[4:]))"
+    given = [engine, str(threads), source.dtype, str(source.folder), str(source.onnx), str(texts)]
     begin = time.perf_counter()
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", code, engine, str(threads), *map(str, files)],
+        [sys.executable, "-P", "-c", code, *given],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -350,6 +406,17 @@ def lines_of(case: Case, measured: Measured, threads: Sequence[int], engines: Se
     return "\n".join(lines)
 
 
+def cosines_of(measured: Measured, expected: Array) -> str:
+    """Return lines with the least and the mean cosine with the float32 vectors."""
+    lines = []
+    for contestant, vectors in measured.results.items():
+        cosines = np.sum(vectors * expected, axis=1)
+        lines.append(
+            f"{'':37s} {contestant.engine:22s} cosine with float32: least {cosines.min():.4f}, mean {cosines.mean():.4f}"
+        )
+    return "\n".join(lines)
+
+
 def find_corpus() -> Path | None:
     """Return gensim's sample of Australian news, if gensim is installed."""
     found = find_spec("gensim")
@@ -373,6 +440,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     add("--cases", default=",".join(COUNTS), metavar="A,B", help="any of these (the default: all)")
     add("--engines", metavar="A,B", help=f"any of {', '.join(LIBRARIES)}; default: all installed")
+    add("--dtype", choices=DTYPES, default="float32", help="of weights and products")
     add("--threads", default="", metavar="N,N", help="default: the CPUs of this process, and 1")
     add("--rounds", type=int, default=5, metavar="N")
     add("--seconds", type=float, default=0.1, metavar="T", help="least length of a batch of timings")
@@ -392,6 +460,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     named = options.engines.split(",") if options.engines else list(LIBRARIES)
     if unknown := set(named) - set(LIBRARIES):
         parser.error(f"no engine {', '.join(sorted(unknown))}; there are {', '.join(LIBRARIES)}")
+    named = [engine for engine in named if options.dtype in LIBRARIES[engine].dtypes]
     missing = [engine for engine in named if not is_installed(engine)]
     if options.engines and missing:
         parser.error(
@@ -426,18 +495,22 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench enc
     options = parser.parse_args(arguments)
     _check(parser, options)
     with tempfile.TemporaryDirectory() as folder:
-        onnx = options.onnx or Path(folder) / "model.onnx"
-        if set(options.engines) & set(ONNX_USERS) and not onnx.exists():
-            export(options.folder, onnx)
+        source = Source(options.folder, options.onnx or Path(folder) / "model.onnx", options.dtype)
+        if set(options.engines) & set(ONNX_USERS) and not source.onnx.exists():
+            export(options.folder, source.onnx)
+        if options.dtype == "int8":
+            quantize(source, options.engines, options.corpus)
         try:
             cases = cases_of(options.folder, options.corpus, options.cases, options.scale)
         except ValueError as error:
             parser.error(str(error))
-        return _run(cases, onnx, Path(folder) / "texts.json", options)
+        return _run(cases, source, Path(folder) / "texts.json", options)
 
 
-def _run(cases: Sequence[Case], onnx: Path, texts: Path, options: argparse.Namespace) -> int:
+def _run(cases: Sequence[Case], source: Source, texts: Path, options: argparse.Namespace) -> int:
     engines, threads = options.engines, options.threads
+    compact = source.dtype != "float32"
+    whole = import_module("selfattn.models").load(source.folder) if compact else None
     print(
         preamble(versions_of([e for e in engines if e != "selfattn"]), options.rounds, options.seconds),
         end="\n\n",
@@ -452,9 +525,12 @@ def _run(cases: Sequence[Case], onnx: Path, texts: Path, options: argparse.Names
         for case in cases:
             for count in threads:
                 contestants = [Contestant(engine, count) for engine in engines]
-                with Turns(Opened(options.folder, onnx), contestants) as turns:
-                    measured = turns.measure(case, options.rounds, options.seconds, TOLERANCE)
+                with Turns(Opened(source), contestants, source.dtype) as turns:
+                    tolerance = COMPACT_TOLERANCE if compact else TOLERANCE
+                    measured = turns.measure(case, options.rounds, options.seconds, tolerance)
                 print(lines_of(case, measured, [count], engines), flush=True)
+                if whole is not None:
+                    print(cosines_of(measured, whole.encode(list(case.texts))), flush=True)
                 sound = sound and not measured.errors
                 facts = {
                     "case": case.name,
@@ -469,7 +545,7 @@ def _run(cases: Sequence[Case], onnx: Path, texts: Path, options: argparse.Names
             for engine in engines:
                 try:
                     times = [
-                        time_to_first(engine, max(threads), (options.folder, onnx, texts))
+                        time_to_first(engine, max(threads), source, texts)
                         for _ in range(min(options.rounds, 3))
                     ]
                 except RuntimeError as error:

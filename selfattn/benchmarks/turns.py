@@ -61,7 +61,7 @@ def time_of(call: Callable[[], Any], seconds: float) -> float:
     return median(times)
 
 
-def work(pipe: Connection, opened: Open, engine: str, threads: int) -> None:
+def work(pipe: Connection, opened: Open, engine: str, threads: int, dtype: str) -> None:
     """Answer ``("prepare", case)`` with the result or an error, and ``("run", seconds)`` with a time and the peak."""
     if hasattr(os, "sched_setaffinity"):  # some libraries take every CPU they see
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
@@ -79,26 +79,27 @@ def work(pipe: Connection, opened: Open, engine: str, threads: int) -> None:
             else:
                 assert prepared is not None
                 prepared.call()  # warm up
-                answer = {"time": time_of(prepared.call, value), "peak": fma_peak(threads)}
+                answer = {"time": time_of(prepared.call, value), "peak": fma_peak(threads, dtype)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
         wait_until_quiet()  # spinning threads would slow the next one
         pipe.send(answer)
 
 
-def fma_peak(threads: int) -> float:
-    """Measure the float32 operations per second of multiply-adds in registers."""
+def fma_peak(threads: int, dtype: str = "float32") -> float:
+    """Measure the operations per second of multiply-adds in registers, of int8 and bfloat16 from the L1 cache."""
     from selfattn import _core
 
-    return float(_core._fma_peak("float32", threads, 20))
+    return float(_core._fma_peak(dtype, threads, 20))
 
 
 class Measured(NamedTuple):
-    """The times of each contestant, one for each round; what it could not do; the peaks by number of threads."""
+    """The times of each contestant, one for each round; what it could not do; peaks by number of threads; results."""
 
     times: dict[Contestant, list[float]]
     errors: dict[Contestant, str]
     peaks: dict[int, float]
+    results: dict[Contestant, Any]
 
     def ratio(self, slower: Contestant, faster: Contestant) -> float | None:
         """Return the median of ``slower``'s times by ``faster``'s, round by round."""
@@ -120,7 +121,7 @@ class Measured(NamedTuple):
 class Turns:
     """The workers of all contestants, and their pipes."""
 
-    def __init__(self, opened: Open, contestants: Sequence[Contestant]) -> None:
+    def __init__(self, opened: Open, contestants: Sequence[Contestant], dtype: str = "float32") -> None:
         context = multiprocessing.get_context("spawn")
         self.pipes: dict[Contestant, Connection] = {}
         self.processes = []
@@ -129,7 +130,7 @@ class Turns:
             for contestant in contestants:
                 os.environ.update(dict.fromkeys(_THREAD_COUNTS, str(contestant.threads)))
                 ours, theirs = context.Pipe()
-                process = context.Process(target=work, args=(theirs, opened, *contestant), daemon=True)
+                process = context.Process(target=work, args=(theirs, opened, *contestant, dtype), daemon=True)
                 process.start()
                 theirs.close()
                 self.pipes[contestant] = ours
@@ -169,7 +170,7 @@ class Turns:
         self, case: Any, rounds: int, seconds: float, tolerance: float, distance: Distance = greatest
     ) -> Measured:
         """Let all take turns; whose result differs from the first's by more than ``tolerance`` is told so."""
-        measured = Measured({}, {}, {})
+        measured = Measured({}, {}, {}, {})
         expected = None
         for contestant in self.pipes:
             answer = self.ask(contestant, "prepare", case)
@@ -183,6 +184,7 @@ class Turns:
                 measured.errors[contestant] = f"differs from the first library by {difference:.2g}"
             else:
                 measured.times[contestant] = []
+                measured.results[contestant] = result
         runners = list(measured.times)
         for n in range(rounds):
             turn = n % max(1, len(runners))

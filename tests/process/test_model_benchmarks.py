@@ -27,7 +27,7 @@ def test_work_of_a_case() -> None:
 
 def test_ratios_are_paired() -> None:
     own, peer, slow = Contestant("selfattn", 2), Contestant("a", 2), Contestant("b", 2)
-    measured = Measured({own: [1.0, 10.0, 2.0], peer: [2.0, 30.0, 2.0], slow: []}, {}, {})
+    measured = Measured({own: [1.0, 10.0, 2.0], peer: [2.0, 30.0, 2.0], slow: []}, {}, {}, {})
     assert measured.ratio(peer, own) == 2.0
     assert measured.ratio(slow, own) is None
 

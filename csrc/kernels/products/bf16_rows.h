@@ -11,7 +11,8 @@ SA_INLINE void sa_bf16_tile(const sa_compact_tile *t, const int rows) {
         sum[r][0] = sum[r][1] = vf32_set1(0);
     }
     for (ptrdiff_t k = 0; k < t->steps; ++k, x += SA_WORD, panel += SA_PANEL_COLUMNS * SA_WORD) {
-        const vf32 left = vf32_load((const float *)(const void *)panel), right = vf32_load((const float *)(const void *)panel + 16);
+        const vf32 left = vf32_load((const float *)(const void *)panel),
+                   right = vf32_load((const float *)(const void *)panel + 16);
         __builtin_prefetch(panel + SA_BF16_AHEAD);
         __builtin_prefetch(panel + SA_BF16_AHEAD + 64);
         SA_UNROLL

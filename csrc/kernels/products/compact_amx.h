@@ -9,8 +9,8 @@
         SA_TILE_ZERO(3);                                                                                                       \
         for (ptrdiff_t k = 0; k < t->steps; k += SA_TILE_ROWS) {                                                               \
             const char *panel = t->panel + k * SA_PANEL_COLUMNS * SA_WORD, *x = t->x + k * SA_WORD;                            \
-            SA_TILE_LOAD(6, panel, SA_PANEL_COLUMNS *SA_WORD);                                                                 \
-            SA_TILE_LOAD(7, panel + 64, SA_PANEL_COLUMNS *SA_WORD);                                                            \
+            SA_TILE_LOAD(6, panel, SA_PANEL_COLUMNS * SA_WORD);                                                                \
+            SA_TILE_LOAD(7, panel + 64, SA_PANEL_COLUMNS * SA_WORD);                                                           \
             SA_TILE_LOAD(4, x, t->stride);                                                                                     \
             SA_TILE_LOAD(5, x + SA_TILE_ROWS * t->stride, t->stride);                                                          \
             dot(0, 4, 6);                                                                                                      \
@@ -19,10 +19,10 @@
             dot(3, 5, 7);                                                                                                      \
         }                                                                                                                      \
         char *to = t->sums, *low = to + SA_TILE_ROWS * SA_PANEL_COLUMNS * SA_WORD;                                             \
-        SA_TILE_STORE(0, to, SA_PANEL_COLUMNS *SA_WORD);                                                                       \
-        SA_TILE_STORE(1, to + 64, SA_PANEL_COLUMNS *SA_WORD);                                                                  \
-        SA_TILE_STORE(2, low, SA_PANEL_COLUMNS *SA_WORD);                                                                      \
-        SA_TILE_STORE(3, low + 64, SA_PANEL_COLUMNS *SA_WORD);                                                                 \
+        SA_TILE_STORE(0, to, SA_PANEL_COLUMNS * SA_WORD);                                                                      \
+        SA_TILE_STORE(1, to + 64, SA_PANEL_COLUMNS * SA_WORD);                                                                 \
+        SA_TILE_STORE(2, low, SA_PANEL_COLUMNS * SA_WORD);                                                                     \
+        SA_TILE_STORE(3, low + 64, SA_PANEL_COLUMNS * SA_WORD);                                                                \
         SA_TILE_FENCE();                                                                                                       \
     }                                                                                                                          \
     SA_LEAF void name##_16(const sa_compact_tile *t) {                                                                         \
@@ -30,15 +30,15 @@
         SA_TILE_ZERO(1);                                                                                                       \
         for (ptrdiff_t k = 0; k < t->steps; k += SA_TILE_ROWS) {                                                               \
             const char *panel = t->panel + k * SA_PANEL_COLUMNS * SA_WORD;                                                     \
-            SA_TILE_LOAD(6, panel, SA_PANEL_COLUMNS *SA_WORD);                                                                 \
-            SA_TILE_LOAD(7, panel + 64, SA_PANEL_COLUMNS *SA_WORD);                                                            \
+            SA_TILE_LOAD(6, panel, SA_PANEL_COLUMNS * SA_WORD);                                                                \
+            SA_TILE_LOAD(7, panel + 64, SA_PANEL_COLUMNS * SA_WORD);                                                           \
             SA_TILE_LOAD(4, t->x + k * SA_WORD, t->stride);                                                                    \
             dot(0, 4, 6);                                                                                                      \
             dot(1, 4, 7);                                                                                                      \
         }                                                                                                                      \
         char *to = t->sums;                                                                                                    \
-        SA_TILE_STORE(0, to, SA_PANEL_COLUMNS *SA_WORD);                                                                       \
-        SA_TILE_STORE(1, to + 64, SA_PANEL_COLUMNS *SA_WORD);                                                                  \
+        SA_TILE_STORE(0, to, SA_PANEL_COLUMNS * SA_WORD);                                                                      \
+        SA_TILE_STORE(1, to + 64, SA_PANEL_COLUMNS * SA_WORD);                                                                 \
         SA_TILE_FENCE();                                                                                                       \
     }                                                                                                                          \
     static void name(const sa_compact_tile *t) {                                                                               \

@@ -1,8 +1,11 @@
 /* Sums of uint8 times int8 by AVX2. VPMADDUBSW would saturate: both factors are widened to 16 bits, where VPMADDWD's sums of two
  * products are exact. 6 rows × 8 columns of accumulators: a step's words of four columns are a vector, a row's word is in all
- * its quarters, and a column's sum is in two lanes to the end. */
+ * its quarters, and a column's sum is in two lanes to the end. The driver has widened the rows. */
 
 #define SA_INT8_ROWS 6
+
+/* sum += products. Assembly keeps a sum in its register: GCC 12 spills half of them. */
+#define SA_ADD_INT32(sum, products) __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products))
 
 SA_INLINE void sa_int8_columns(const sa_compact_tile *t, ptrdiff_t c, const int rows) {
     const char *x = t->x, *panel = t->panel + c * SA_WORD;
@@ -11,16 +14,16 @@ SA_INLINE void sa_int8_columns(const sa_compact_tile *t, ptrdiff_t c, const int 
     for (int r = 0; r < rows; ++r) {
         sum[r][0] = sum[r][1] = _mm256_setzero_si256();
     }
-    for (ptrdiff_t k = 0; k < t->steps; ++k, x += SA_WORD, panel += SA_PANEL_COLUMNS * SA_WORD) {
+    for (ptrdiff_t k = 0; k < t->steps; ++k, x += 2 * SA_WORD, panel += SA_PANEL_COLUMNS * SA_WORD) {
         const __m256i left = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)panel));
         const __m256i right = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(panel + 16)));
         SA_UNROLL
         for (int r = 0; r < rows; ++r) {
-            int32_t word;
+            long long word;
             memcpy(&word, x + r * t->stride, sizeof word);
-            const __m256i four = _mm256_broadcastq_epi64(_mm_cvtepu8_epi16(_mm_cvtsi32_si128(word)));
-            sum[r][0] = _mm256_add_epi32(sum[r][0], _mm256_madd_epi16(four, left));
-            sum[r][1] = _mm256_add_epi32(sum[r][1], _mm256_madd_epi16(four, right));
+            const __m256i four = _mm256_set1_epi64x(word);
+            SA_ADD_INT32(sum[r][0], _mm256_madd_epi16(four, left));
+            SA_ADD_INT32(sum[r][1], _mm256_madd_epi16(four, right));
         }
     }
     SA_UNROLL
@@ -48,4 +51,4 @@ static void sa_int8_widened(const sa_compact_tile *t) {
 }
 #undef SA_EACH_ROWS
 
-const sa_compact_products sa_int8_avx2 = {.name = "avx2", .most_rows = SA_INT8_ROWS, .leaf = sa_int8_widened};
+const sa_compact_products sa_int8_avx2 = {.name = "avx2", .most_rows = SA_INT8_ROWS, .widened = true, .leaf = sa_int8_widened};

@@ -1,59 +1,101 @@
-/* Sums of uint8 times int8 without instructions of their own, widened to 16 bits: the dot products of a row and a column. */
+/* Sums of uint8 times int8 without instructions of their own, widened to 16 bits: the dot products of rows and columns. */
 
-#define SA_PLAIN_DEPTH 512 /* numbers of a row at a time */
+#define SA_PLAIN_DEPTH 256 /* numbers of a row at a time: a panel of them stays in L1 */
+#define SA_PLAIN_ROWS 16
+
+/* A panel's columns [SA_PANEL_COLUMNS][SA_PLAIN_DEPTH] from step `first` on; a step that is missing to an even number is zeros. */
+SA_ONCE void sa_widen_panel(const sa_compact_tile *t, ptrdiff_t first, ptrdiff_t steps, int16_t *to) {
+    const char *from = t->panel + first * SA_PANEL_COLUMNS * SA_WORD;
+    for (ptrdiff_t k = 0; k < steps; ++k) {
+        for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; c += 2, from += 2 * SA_WORD) {
+            typedef signed char bytes __attribute__((vector_size(2 * SA_WORD)));
+            typedef int16_t words __attribute__((vector_size(4 * SA_WORD)));
+            bytes two;
+            memcpy(&two, from, sizeof two);
+            const words wide = __builtin_convertvector(two, words);
+            memcpy(to + c * SA_PLAIN_DEPTH + k * SA_WORD, &wide, sizeof wide / 2);
+            memcpy(to + (c + 1) * SA_PLAIN_DEPTH + k * SA_WORD, (const char *)&wide + sizeof wide / 2, sizeof wide / 2);
+        }
+    }
+    for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS && steps % 2 == 1; ++c) {
+        memset(to + c * SA_PLAIN_DEPTH + steps * SA_WORD, 0, SA_WORD * sizeof *to);
+    }
+}
 
 #if defined(SA_VEC128_SSE2)
-#define SA_INT16_LANES 8
-/* Σ over eight products, in four lanes. */
-SA_VERB vu32 sa_add_products(vu32 sum, const int16_t *x, const int16_t *w) {
-    const __m128i a = _mm_loadu_si128((const __m128i *)(const void *)x), b = _mm_loadu_si128((const __m128i *)(const void *)w);
-    return (vu32)_mm_add_epi32((__m128i)sum, _mm_madd_epi16(a, b));
-}
-#else
-#define SA_INT16_LANES 4
-typedef int16_t sa_int16s __attribute__((vector_size(8)));
-SA_VERB vu32 sa_add_products(vu32 sum, const int16_t *x, const int16_t *w) {
-    sa_int16s a, b;
-    memcpy(&a, x, sizeof a);
-    memcpy(&b, w, sizeof b);
-    return sum + (vu32)(__builtin_convertvector(a, mf32) * __builtin_convertvector(b, mf32));
-}
+/* sum += products. Assembly keeps a sum in its register, where GCC 12 would move it about. */
+#define SA_ADD_INT32(sum, products) __asm__("paddd %1, %0" : "+x"(sum) : "x"(products))
 #endif
 
-/* rows × 32 columns, of the numbers from step `first` on: the first numbers set the sums, the others add to them. */
-SA_ONCE void sa_plain_numbers(const sa_compact_tile *t, ptrdiff_t first, ptrdiff_t steps) {
-    int16_t x[4][SA_PLAIN_DEPTH], w[SA_PLAIN_DEPTH];
-    const ptrdiff_t n = steps * SA_WORD, whole = (n + SA_INT16_LANES - 1) / SA_INT16_LANES * SA_INT16_LANES;
-    const char *panel = t->panel + first * SA_PANEL_COLUMNS * SA_WORD;
-    memset(w, 0, sizeof w);
-    memset(x, 0, sizeof x);
-    for (ptrdiff_t r = 0; r < t->rows; ++r) {
+/* sums[r][c] for rows r … and columns c, c + 1, of n numbers: set, or added to. */
+SA_INLINE void sa_dot_products(const int16_t *x, ptrdiff_t stride, const int16_t *w, ptrdiff_t n, int32_t *sums, bool adds,
+                               const int rows) {
+#if defined(SA_VEC128_SSE2)
+    __m128i sum[4][2];
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        sum[r][0] = sum[r][1] = _mm_setzero_si128();
+    }
+    for (ptrdiff_t i = 0; i < n; i += 8) {
+        const __m128i left = _mm_loadu_si128((const __m128i *)(const void *)(w + i));
+        const __m128i right = _mm_loadu_si128((const __m128i *)(const void *)(w + SA_PLAIN_DEPTH + i));
+        SA_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            const __m128i eight = _mm_loadu_si128((const __m128i *)(const void *)(x + r * stride + i));
+            SA_ADD_INT32(sum[r][0], _mm_madd_epi16(eight, left));
+            SA_ADD_INT32(sum[r][1], _mm_madd_epi16(eight, right));
+        }
+    }
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        const __m128i low = _mm_unpacklo_epi32(sum[r][0], sum[r][1]), high = _mm_unpackhi_epi32(sum[r][0], sum[r][1]);
+        const __m128i two = _mm_add_epi32(low, high), all = _mm_add_epi32(two, _mm_unpackhi_epi64(two, two));
+        __m128i before = _mm_setzero_si128();
+        if (adds) {
+            before = _mm_loadl_epi64((const __m128i *)(const void *)(sums + r * SA_PANEL_COLUMNS));
+        }
+        _mm_storel_epi64((__m128i *)(void *)(sums + r * SA_PANEL_COLUMNS), _mm_add_epi32(before, all));
+    }
+#else
+    for (int r = 0; r < rows; ++r) {
+        int32_t left = 0, right = 0;
         for (ptrdiff_t i = 0; i < n; ++i) {
-            x[r][i] = (uint8_t)t->x[r * t->stride + first * SA_WORD + i];
+            left += x[r * stride + i] * w[i];
+            right += x[r * stride + i] * w[SA_PLAIN_DEPTH + i];
         }
+        int32_t *to = sums + r * SA_PANEL_COLUMNS;
+        to[0] = left + (adds ? to[0] : 0);
+        to[1] = right + (adds ? to[1] : 0);
     }
-    for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; ++c) {
-        for (ptrdiff_t k = 0; k < steps; ++k) {
-            const signed char *word = (const signed char *)panel + (k * SA_PANEL_COLUMNS + c) * SA_WORD;
-            for (int i = 0; i < SA_WORD; ++i) {
-                w[k * SA_WORD + i] = word[i];
+#endif
+}
+
+SA_LEAF void sa_dot_products4(const int16_t *x, ptrdiff_t stride, const int16_t *w, ptrdiff_t n, int32_t *sums, bool adds) {
+    sa_dot_products(x, stride, w, n, sums, adds, 4);
+}
+SA_LEAF void sa_dot_products1(const int16_t *x, ptrdiff_t stride, const int16_t *w, ptrdiff_t n, int32_t *sums, bool adds) {
+    sa_dot_products(x, stride, w, n, sums, adds, 1);
+}
+
+static void sa_int8_plain(const sa_compact_tile *t) {
+    int16_t w[SA_PANEL_COLUMNS * SA_PLAIN_DEPTH] __attribute__((aligned(64)));
+    const ptrdiff_t most = SA_PLAIN_DEPTH / SA_WORD, stride = t->stride / (ptrdiff_t)sizeof(int16_t);
+    for (ptrdiff_t k = 0; k < t->steps; k += most) {
+        const ptrdiff_t steps = t->steps - k < most ? t->steps - k : most, n = (steps + steps % 2) * SA_WORD;
+        const int16_t *x = (const int16_t *)(const void *)t->x + k * SA_WORD;
+        sa_widen_panel(t, k, steps, w);
+        for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; c += 2) {
+            int32_t *sums = (int32_t *)t->sums + c;
+            ptrdiff_t r = 0;
+            for (; r + 4 <= t->rows; r += 4) {
+                sa_dot_products4(x + r * stride, stride, w + c * SA_PLAIN_DEPTH, n, sums + r * SA_PANEL_COLUMNS, k > 0);
             }
-        }
-        for (ptrdiff_t r = 0; r < t->rows; ++r) {
-            vu32 sum = vu32_set1(0);
-            for (ptrdiff_t i = 0; i < whole; i += SA_INT16_LANES) {
-                sum = sa_add_products(sum, x[r] + i, w + i);
+            for (; r < t->rows; ++r) {
+                sa_dot_products1(x + r * stride, stride, w + c * SA_PLAIN_DEPTH, n, sums + r * SA_PANEL_COLUMNS, k > 0);
             }
-            int32_t *to = (int32_t *)t->sums + r * SA_PANEL_COLUMNS + c;
-            *to = (int32_t)((first == 0 ? 0 : (uint32_t)*to) + sum[0] + sum[1] + sum[2] + sum[3]);
         }
     }
 }
 
-static void sa_int8_widened(const sa_compact_tile *t) {
-    for (ptrdiff_t k = 0; k < t->steps; k += SA_PLAIN_DEPTH / SA_WORD) {
-        sa_plain_numbers(t, k, t->steps - k < SA_PLAIN_DEPTH / SA_WORD ? t->steps - k : SA_PLAIN_DEPTH / SA_WORD);
-    }
-}
-
-const sa_compact_products SA_PASTE(sa_int8_, SA_ISA) = {.name = SA_STRING(SA_ISA), .most_rows = 4, .leaf = sa_int8_widened};
+const sa_compact_products SA_PASTE(sa_int8_, SA_ISA) = {
+    .name = SA_STRING(SA_ISA), .most_rows = SA_PLAIN_ROWS, .widened = true, .leaf = sa_int8_plain};
