@@ -109,6 +109,7 @@ static void activate(const sa_linear *l, ptrdiff_t at, ptrdiff_t rows, ptrdiff_t
     sa_kernels_active()->f32.activate(&active, l->active + bytes);
 }
 
+/* A row that is not rounded. */
 static void spoiled_row(const sa_linear *l, int part, ptrdiff_t row, ptrdiff_t column, ptrdiff_t width) {
     const sa_compact *w = (const sa_compact *)(const void *)l->weight[part];
     const ptrdiff_t at = row * w->out + column;
@@ -124,26 +125,28 @@ static void spoiled_row(const sa_linear *l, int part, ptrdiff_t row, ptrdiff_t c
     }
 }
 
-void sa_compact_columns(const sa_linear *l, const sa_compact_rows *r, int part, ptrdiff_t column, ptrdiff_t width) {
+/* Rows from … end − 1 of those rounded, none of them spoiled. */
+static void tiles(const sa_linear *l, const sa_compact_rows *r, ptrdiff_t from, ptrdiff_t end, int part, ptrdiff_t column,
+                  ptrdiff_t width) {
     const sa_compact *w = (const sa_compact *)(const void *)l->weight[part];
     const sa_compact_products *products = sa_compact_active(l->weights);
-    const ptrdiff_t tiles = sa_ceil_div(r->rows, products->most_rows), end = column + width;
+    const ptrdiff_t count = sa_ceil_div(end - from, products->most_rows), end_column = column + width;
     const ptrdiff_t at_once = sa_larger(SA_PANELS_AT_ONCE / sa_larger(panel_bytes(w->steps), 1), 1) * SA_PANEL_COLUMNS;
     const bool int8 = l->weights == SA_WEIGHTS_INT8;
     const float *bias = (const float *)(const void *)l->bias[part], *residual = (const float *)(const void *)l->residual;
     if (products->open != NULL) {
         products->open();
     }
-    for (ptrdiff_t group = column; group < end; group += at_once) {
-        const ptrdiff_t group_end = sa_smaller(end, group + at_once);
-        for (ptrdiff_t tile = 0; tile < tiles; ++tile) {
-            const ptrdiff_t first = r->rows * tile / tiles, rows = r->rows * (tile + 1) / tiles - first;
-            sa_compact_tile t = {rows, w->steps, r->x + first * r->stride, r->stride, NULL, r->sums};
+    for (ptrdiff_t group = column; group < end_column; group += at_once) {
+        const ptrdiff_t group_end = sa_smaller(end_column, group + at_once);
+        for (ptrdiff_t tile = 0; tile < count; ++tile) {
+            const ptrdiff_t first = from + (end - from) * tile / count, next = from + (end - from) * (tile + 1) / count;
+            sa_compact_tile t = {next - first, w->steps, r->x + first * r->stride, r->stride, NULL, r->sums};
             for (ptrdiff_t c = group; c < group_end; c += SA_PANEL_COLUMNS) {
                 const ptrdiff_t at = (r->row + first) * w->out + c, wide = sa_smaller(group_end - c, SA_PANEL_COLUMNS);
                 t.panel = w->panels + c / SA_PANEL_COLUMNS * panel_bytes(w->steps);
                 products->leaf(&t);
-                const sa_compact_ends ends = {.rows = rows,
+                const sa_compact_ends ends = {.rows = t.rows,
                                               .width = wide,
                                               .sums = r->sums,
                                               .row = int8 ? r->rounded + first : NULL,
@@ -155,7 +158,7 @@ void sa_compact_columns(const sa_linear *l, const sa_compact_rows *r, int part, 
                                               .stride = w->out};
                 sa_kernels_active()->compact_ends(&ends);
                 if (l->activation != SA_ACT_NONE) {
-                    activate(l, at, rows, wide, w->out);
+                    activate(l, at, t.rows, wide, w->out);
                 }
             }
         }
@@ -163,9 +166,17 @@ void sa_compact_columns(const sa_linear *l, const sa_compact_rows *r, int part, 
     if (products->close != NULL) {
         products->close();
     }
-    for (ptrdiff_t i = 0; i < r->rows && int8; ++i) {
+}
+
+/* Spoiled rows part the others: their y is written once, as it may be the residual. */
+void sa_compact_columns(const sa_linear *l, const sa_compact_rows *r, int part, ptrdiff_t column, ptrdiff_t width) {
+    ptrdiff_t from = 0;
+    for (ptrdiff_t i = 0; i < r->rows && l->weights == SA_WEIGHTS_INT8; ++i) {
         if (isnan(r->rounded[i].step)) {
+            tiles(l, r, from, i, part, column, width);
             spoiled_row(l, part, r->row + i, column, width);
+            from = i + 1;
         }
     }
+    tiles(l, r, from, r->rows, part, column, width);
 }

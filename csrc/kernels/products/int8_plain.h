@@ -80,7 +80,8 @@ SA_LEAF void sa_dot_products1(const int16_t *x, ptrdiff_t stride, const int16_t 
 static void sa_int8_plain(const sa_compact_tile *t) {
     int16_t w[SA_PANEL_COLUMNS * SA_PLAIN_DEPTH] __attribute__((aligned(64)));
     const ptrdiff_t most = SA_PLAIN_DEPTH / SA_WORD, stride = t->stride / (ptrdiff_t)sizeof(int16_t);
-    for (ptrdiff_t k = 0; k < t->steps; k += most) {
+    ptrdiff_t k = 0;
+    do { /* once without a step: the sums are set */
         const ptrdiff_t steps = t->steps - k < most ? t->steps - k : most, n = (steps + steps % 2) * SA_WORD;
         const int16_t *x = (const int16_t *)(const void *)t->x + k * SA_WORD;
         sa_widen_panel(t, k, steps, w);
@@ -94,7 +95,8 @@ static void sa_int8_plain(const sa_compact_tile *t) {
                 sa_dot_products1(x + r * stride, stride, w + c * SA_PLAIN_DEPTH, n, sums + r * SA_PANEL_COLUMNS, k > 0);
             }
         }
-    }
+        k += steps;
+    } while (k < t->steps);
 }
 
 const sa_compact_products SA_PASTE(sa_int8_, SA_ISA) = {

@@ -25,7 +25,8 @@ SA_INLINE float FN(most_lane)(vec v) {
 SA_KERNEL void FN(quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, uint8_t *to, ptrdiff_t stride,
                                  sa_rounded_row *row) {
     for (ptrdiff_t r = 0; r < rows; ++r, x += n, to += stride) {
-        vec least = V(set1)(n > 0 ? x[0] : 0), most = least, spoiled = V(set1)(0); /* NaN in a lane that met NaN or an infinity */
+        vec least = V(set1)(n > 0 ? x[0] : 0), most = least,
+            spoiled = V(set1)(0); /* NaN in a lane that met NaN or an infinity */
         ptrdiff_t i = 0;
         for (; i + SA_LANES <= n; i += SA_LANES) {
             const vec t = V(load)(x + i);
