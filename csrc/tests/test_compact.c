@@ -690,4 +690,5 @@ void test_compact(void) {
         }
     }
     try_bits();
+    test_compact_models();
 }
