@@ -609,6 +609,25 @@ static void try_product(sa_weights kind, ptrdiff_t in) {
     product_free(&m);
 }
 
+/* Nothing to multiply, or nothing to write; and the longest sums. */
+static void try_extremes(sa_weights kind) {
+    for (int i = 0; i < 9; ++i) {
+        const product_shape shape = {.kind = kind,
+                                     .rows = i & 9 ? 3 : 0,
+                                     .in = i == 8  ? SA_MOST_INT8
+                                           : i & 2 ? 5
+                                                   : 0,
+                                     .parts = 1,
+                                     .out = {i & 12 ? 33 : 0},
+                                     .bias = true,
+                                     .residual = true};
+        product m;
+        product_make(&m, &shape);
+        free(try_ways(&m));
+        product_free(&m);
+    }
+}
+
 /* Rows of all kinds side by side. What is odd keeps to its own row. */
 static void try_odd_rows(const product_shape *shape) {
     product m;
@@ -686,6 +705,7 @@ void test_compact(void) {
             for (ptrdiff_t in = 0; in <= 385; in += in == 70 ? 314 : 1) {
                 try_product(kind, in);
             }
+            try_extremes(kind);
             try_all_odd_rows(kind);
         }
     }
