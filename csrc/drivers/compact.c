@@ -13,36 +13,57 @@
 
 static ptrdiff_t numbers_in_word(sa_weights kind) { return kind == SA_WEIGHTS_INT8 ? 4 : 2; }
 
+/* Of int8; bfloat16 has no scales. */
+static ptrdiff_t groups_of(sa_weights kind, ptrdiff_t in) {
+    return kind == SA_WEIGHTS_INT8 ? sa_ceil_div(sa_larger(in, 1), SA_GROUP) : 0;
+}
+
+/* At least one, of zeros. */
+static ptrdiff_t steps_of(sa_weights kind, ptrdiff_t in) { return sa_ceil_div(sa_larger(in, 1), numbers_in_word(kind)); }
+
 static ptrdiff_t panel_bytes(ptrdiff_t steps) { return steps * SA_PANEL_COLUMNS * SA_WORD; }
 
 size_t sa_compact_bytes(sa_weights kind, ptrdiff_t out, ptrdiff_t in) {
-    const ptrdiff_t panels = sa_ceil_div(out, SA_PANEL_COLUMNS), steps = sa_ceil_div(in, numbers_in_word(kind));
-    return (size_t)(panels * panel_bytes(steps) + SA_BEHIND_PANELS) + 2 * (size_t)(panels * SA_PANEL_COLUMNS) * sizeof(float);
+    const ptrdiff_t panels = sa_ceil_div(out, SA_PANEL_COLUMNS), steps = steps_of(kind, in);
+    return (size_t)(panels * panel_bytes(steps) + SA_BEHIND_PANELS) +
+           2 * (size_t)(panels * groups_of(kind, in) * SA_PANEL_COLUMNS) * sizeof(float);
+}
+
+/* Row c of the weight is column c of the panels. */
+static void pack_column(const sa_compact *w, ptrdiff_t c, const char *row, char *panels) {
+    const ptrdiff_t numbers = numbers_in_word(w->kind), bytes = SA_WORD / numbers;
+    char *to = panels + c / SA_PANEL_COLUMNS * panel_bytes(w->steps) + c % SA_PANEL_COLUMNS * SA_WORD;
+    for (ptrdiff_t k = 0; k < w->steps; ++k, to += SA_PANEL_COLUMNS * SA_WORD) {
+        const ptrdiff_t left = (w->in - k * numbers) * bytes;
+        memcpy(to, row + k * SA_WORD, (size_t)sa_smaller(left, SA_WORD));
+    }
+}
+
+static float sum_of_group(const int8_t *row, ptrdiff_t n) {
+    int32_t sum = 0;
+    for (ptrdiff_t k = 0; k < n; ++k) {
+        sum += row[k];
+    }
+    return (float)sum;
 }
 
 sa_compact sa_compact_pack(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale, char *memory) {
-    const ptrdiff_t panels = sa_ceil_div(out, SA_PANEL_COLUMNS), columns = panels * SA_PANEL_COLUMNS;
-    const ptrdiff_t numbers = numbers_in_word(kind), steps = sa_ceil_div(in, numbers), bytes = SA_WORD / numbers;
-    float *scales = (float *)(void *)(memory + panels * panel_bytes(steps) + SA_BEHIND_PANELS), *offset = scales + columns;
+    const ptrdiff_t panels = sa_ceil_div(out, SA_PANEL_COLUMNS), steps = steps_of(kind, in);
+    const ptrdiff_t groups = groups_of(kind, in), bytes = SA_WORD / numbers_in_word(kind);
+    float *scales = (float *)(void *)(memory + panels * panel_bytes(steps) + SA_BEHIND_PANELS);
+    float *offset = scales + panels * groups * SA_PANEL_COLUMNS;
+    const sa_compact w = {kind, out, in, steps, groups, memory, scales, offset};
     memset(memory, 0, sa_compact_bytes(kind, out, in));
     for (ptrdiff_t c = 0; c < out; ++c) {
         const char *row = (const char *)weight + c * in * bytes;
-        char *to = memory + c / SA_PANEL_COLUMNS * panel_bytes(steps) + c % SA_PANEL_COLUMNS * SA_WORD;
-        for (ptrdiff_t k = 0; k < steps; ++k) {
-            const ptrdiff_t left = in - k * numbers;
-            memcpy(to + k * SA_PANEL_COLUMNS * SA_WORD, row + k * SA_WORD,
-                   left < numbers ? (size_t)(left * bytes) : (size_t)SA_WORD);
-        }
-        if (kind == SA_WEIGHTS_INT8) {
-            int32_t sum = 0;
-            for (ptrdiff_t k = 0; k < in; ++k) {
-                sum += ((const int8_t *)weight)[c * in + k];
-            }
-            scales[c] = scale[c];
-            offset[c] = scale[c] * (float)sum;
+        pack_column(&w, c, row, memory);
+        for (ptrdiff_t g = 0; g < groups; ++g) {
+            const ptrdiff_t at = (c / SA_PANEL_COLUMNS * groups + g) * SA_PANEL_COLUMNS + c % SA_PANEL_COLUMNS;
+            scales[at] = scale[c * groups + g];
+            offset[at] = scales[at] * sum_of_group((const int8_t *)row + g * SA_GROUP, sa_smaller(SA_GROUP, in - g * SA_GROUP));
         }
     }
-    return (sa_compact){kind, out, in, steps, memory, scales, offset};
+    return w;
 }
 
 /* An odd number of lines: many rows then do not share a few sets of the cache. */
@@ -56,9 +77,13 @@ static ptrdiff_t most_rows(sa_weights kind) { return sa_compact_active(kind)->mo
 /* Rows that a tile may read, though they are none. */
 static ptrdiff_t readable(sa_weights kind, ptrdiff_t rows) { return rows + most_rows(kind); }
 
+static size_t rounded_bytes(sa_weights kind, ptrdiff_t rows, ptrdiff_t in) {
+    return sa_whole_lines((size_t)(rows * groups_of(kind, in)) * sizeof(sa_rounded));
+}
+
 size_t sa_compact_scratch(sa_weights kind, ptrdiff_t rows, ptrdiff_t in) {
-    return (size_t)(readable(kind, rows) * stride_of(kind, in)) + sa_whole_lines((size_t)rows * sizeof(sa_rounded_row)) +
-           (size_t)(most_rows(kind) * SA_PANEL_COLUMNS * SA_WORD);
+    return (size_t)(readable(kind, rows) * stride_of(kind, in)) + rounded_bytes(kind, rows, in) +
+           (size_t)(SA_GROUPS_AT_ONCE * SA_MOST_TILE_ROWS * SA_PANEL_COLUMNS * SA_WORD);
 }
 
 /* n numbers, from the last on: in place. */
@@ -74,8 +99,12 @@ sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t ro
     const ptrdiff_t stride = stride_of(l->weights, l->in);
     const float *x = (const float *)(const void *)l->x + row * l->in;
     sa_compact_rows r = {.row = row, .rows = rows, .stride = stride, .x = scratch};
-    r.rounded = (sa_rounded_row *)(void *)(r.x + readable(l->weights, rows) * stride);
-    r.sums = (char *)r.rounded + sa_whole_lines((size_t)rows * sizeof(sa_rounded_row));
+    r.rounded = (sa_rounded *)(void *)(r.x + readable(l->weights, rows) * stride);
+    r.sums = (char *)r.rounded + rounded_bytes(l->weights, rows, l->in);
+    if (l->in == 0) {
+        memset(scratch, 0, sa_compact_scratch(l->weights, rows, l->in));
+        return r;
+    }
     if (l->weights == SA_WEIGHTS_INT8) {
         kernels->quantize_rows(x, rows, l->in, (uint8_t *)r.x, stride, r.rounded);
         for (ptrdiff_t i = 0; i < rows && sa_compact_active(l->weights)->widened; ++i) {
@@ -93,11 +122,12 @@ sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t ro
 
 /* Column c of int8 weights times a row that is not rounded. */
 static float plain_sum(const sa_compact *w, ptrdiff_t c, const float *x) {
-    const signed char *from =
-        (const signed char *)w->panels + c / SA_PANEL_COLUMNS * panel_bytes(w->steps) + c % SA_PANEL_COLUMNS * SA_WORD;
+    const ptrdiff_t panel = c / SA_PANEL_COLUMNS, column = c % SA_PANEL_COLUMNS;
+    const signed char *from = (const signed char *)w->panels + panel * panel_bytes(w->steps) + column * SA_WORD;
     float sum = 0;
     for (ptrdiff_t k = 0; k < w->in; ++k) {
-        sum += x[k] * (w->scale[c] * (float)from[k / SA_WORD * SA_PANEL_COLUMNS * SA_WORD + k % SA_WORD]);
+        const float scale = w->scale[(panel * w->groups + k / SA_GROUP) * SA_PANEL_COLUMNS + column];
+        sum += x[k] * (scale * (float)from[k / SA_WORD * SA_PANEL_COLUMNS * SA_WORD + k % SA_WORD]);
     }
     return sum;
 }
@@ -125,41 +155,65 @@ static void spoiled_row(const sa_linear *l, int part, ptrdiff_t row, ptrdiff_t c
     }
 }
 
-/* Rows from … end − 1 of those rounded, none of them spoiled. */
-static void tiles(const sa_linear *l, const sa_compact_rows *r, ptrdiff_t from, ptrdiff_t end, int part, ptrdiff_t column,
-                  ptrdiff_t width) {
+/* A tile of rows times a panel, a few groups at a time. */
+static void multiply_tile(const sa_linear *l, const sa_compact_rows *r, ptrdiff_t first, ptrdiff_t rows, int part,
+                          ptrdiff_t column, ptrdiff_t width) {
     const sa_compact *w = (const sa_compact *)(const void *)l->weight[part];
     const sa_compact_products *products = sa_compact_active(l->weights);
-    const ptrdiff_t count = sa_ceil_div(end - from, products->most_rows), end_column = column + width;
-    const ptrdiff_t at_once = sa_larger(SA_PANELS_AT_ONCE / sa_larger(panel_bytes(w->steps), 1), 1) * SA_PANEL_COLUMNS;
-    const bool int8 = l->weights == SA_WEIGHTS_INT8;
+    const bool int8 = l->weights == SA_WEIGHTS_INT8, gelu = int8 && l->activation == SA_ACT_GELU && l->gate == NULL;
+    const ptrdiff_t at = (r->row + first) * w->out + column, panel = column / SA_PANEL_COLUMNS;
+    const ptrdiff_t group = int8 ? SA_GROUP_STEPS : w->steps, word = products->widened ? 2 * SA_WORD : SA_WORD;
     const float *bias = (const float *)(const void *)l->bias[part], *residual = (const float *)(const void *)l->residual;
+    float *y = (float *)(void *)l->y[part] + at;
+    sa_compact_ends ends = {.rows = rows,
+                            .width = width,
+                            .sums = r->sums,
+                            .row_stride = w->groups,
+                            .bias = bias == NULL ? NULL : bias + column,
+                            .y = y,
+                            .stride = w->out};
+    for (ptrdiff_t step = 0, first_group = 0; step < w->steps; first_group += SA_GROUPS_AT_ONCE) {
+        ends.groups = 0;
+        for (; step < w->steps && ends.groups < SA_GROUPS_AT_ONCE; step += group, ++ends.groups) {
+            const sa_compact_tile t = {rows,
+                                       sa_smaller(group, w->steps - step),
+                                       r->x + first * r->stride + step * word,
+                                       r->stride,
+                                       w->panels + panel * panel_bytes(w->steps) + step * SA_PANEL_COLUMNS * SA_WORD,
+                                       (char *)r->sums + ends.groups * SA_MOST_TILE_ROWS * SA_PANEL_COLUMNS * SA_WORD};
+            products->leaf(&t);
+        }
+        const bool last = step >= w->steps;
+        ends.row = int8 ? r->rounded + first * w->groups + first_group : NULL;
+        ends.scale = w->scale + (panel * w->groups + first_group) * SA_PANEL_COLUMNS;
+        ends.offset = w->offset + (panel * w->groups + first_group) * SA_PANEL_COLUMNS;
+        ends.residual = !last || residual == NULL || l->dropout.p > 0 ? NULL : residual + at;
+        ends.gelu = last && gelu;
+        ends.to = ends.gelu ? (float *)(void *)l->active + at : y;
+        sa_kernels_active()->compact_ends(&ends);
+        ends.adds = true;
+    }
+    if (l->activation != SA_ACT_NONE && !gelu) {
+        activate(l, at, rows, width, w->out);
+    }
+}
+
+/* Rows from … end − 1 of those rounded, none of them spoiled. */
+static void multiply_rows(const sa_linear *l, const sa_compact_rows *r, ptrdiff_t from, ptrdiff_t end, int part,
+                          ptrdiff_t column, ptrdiff_t width) {
+    const sa_compact *w = (const sa_compact *)(const void *)l->weight[part];
+    const sa_compact_products *products = sa_compact_active(l->weights);
+    const ptrdiff_t tiles = sa_ceil_div(end - from, products->most_rows), end_column = column + width;
+    const ptrdiff_t at_once = sa_larger(SA_PANELS_AT_ONCE / sa_larger(panel_bytes(w->steps), 1), 1) * SA_PANEL_COLUMNS;
     if (products->open != NULL) {
         products->open();
     }
-    for (ptrdiff_t group = column; group < end_column; group += at_once) {
-        const ptrdiff_t group_end = sa_smaller(end_column, group + at_once);
-        for (ptrdiff_t tile = 0; tile < count; ++tile) {
-            const ptrdiff_t first = from + (end - from) * tile / count, next = from + (end - from) * (tile + 1) / count;
-            sa_compact_tile t = {next - first, w->steps, r->x + first * r->stride, r->stride, NULL, r->sums};
-            for (ptrdiff_t c = group; c < group_end; c += SA_PANEL_COLUMNS) {
-                const ptrdiff_t at = (r->row + first) * w->out + c, wide = sa_smaller(group_end - c, SA_PANEL_COLUMNS);
-                t.panel = w->panels + c / SA_PANEL_COLUMNS * panel_bytes(w->steps);
-                products->leaf(&t);
-                const sa_compact_ends ends = {.rows = t.rows,
-                                              .width = wide,
-                                              .sums = r->sums,
-                                              .row = int8 ? r->rounded + first : NULL,
-                                              .scale = w->scale + c,
-                                              .offset = w->offset + c,
-                                              .bias = bias == NULL ? NULL : bias + c,
-                                              .residual = residual == NULL || l->dropout.p > 0 ? NULL : residual + at,
-                                              .y = (float *)(void *)l->y[part] + at,
-                                              .stride = w->out};
-                sa_kernels_active()->compact_ends(&ends);
-                if (l->activation != SA_ACT_NONE) {
-                    activate(l, at, t.rows, wide, w->out);
-                }
+    for (ptrdiff_t near = column; near < end_column; near += at_once) {
+        const ptrdiff_t near_end = sa_smaller(end_column, near + at_once);
+        for (ptrdiff_t tile = 0; tile < tiles; ++tile) {
+            const ptrdiff_t first = from + (end - from) * tile / tiles, next = from + (end - from) * (tile + 1) / tiles;
+            for (ptrdiff_t c = near; c < near_end; c += SA_PANEL_COLUMNS) {
+                multiply_tile(l, r, first, next - first, part, c, sa_smaller(near_end - c, SA_PANEL_COLUMNS));
             }
         }
     }
@@ -172,11 +226,11 @@ static void tiles(const sa_linear *l, const sa_compact_rows *r, ptrdiff_t from, 
 void sa_compact_columns(const sa_linear *l, const sa_compact_rows *r, int part, ptrdiff_t column, ptrdiff_t width) {
     ptrdiff_t from = 0;
     for (ptrdiff_t i = 0; i < r->rows && l->weights == SA_WEIGHTS_INT8; ++i) {
-        if (isnan(r->rounded[i].step)) {
-            tiles(l, r, from, i, part, column, width);
+        if (isnan(r->rounded[i * groups_of(l->weights, l->in)].step)) {
+            multiply_rows(l, r, from, i, part, column, width);
             spoiled_row(l, part, r->row + i, column, width);
             from = i + 1;
         }
     }
-    tiles(l, r, from, r->rows, part, column, width);
+    multiply_rows(l, r, from, r->rows, part, column, width);
 }

@@ -4,11 +4,9 @@
 
 #include "drivers/linear.h"
 
-/* Sums of as many products of uint8 and int8 fit in int32. */
-#define SA_MOST_INT8 65536
-
 /* The bytes of packed weights (out, in), behind which the scales and offsets of int8 lie; and their packing to 64-byte aligned
- * memory of that size, from int8 and a scale for each row, or from bfloat16. */
+ * memory of that size, from int8 and the scales of its groups (out, groups), or from
+ * bfloat16. */
 size_t sa_compact_bytes(sa_weights kind, ptrdiff_t out, ptrdiff_t in);
 sa_compact sa_compact_pack(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale, char *memory);
 
@@ -17,7 +15,7 @@ typedef struct {
     ptrdiff_t row, rows; /* of the product */
     ptrdiff_t stride;    /* bytes of a rounded row */
     char *x;
-    sa_rounded_row *rounded;
+    sa_rounded *rounded;
     void *sums;
 } sa_compact_rows;
 

@@ -44,7 +44,7 @@ typedef struct {
     ptrdiff_t d, vocabulary, tokens, sequences, layers, longest;
     const void *table; /* (vocabulary, d), or NULL: rows are the input */
     sa_weights table_kind;
-    const float *table_scale; /* (vocabulary,), of a table of int8 */
+    const float *table_scale; /* (vocabulary, groups), of a table of int8 */
     const void *always;       /* (d,), added to every row of the table; or NULL */
     const void *positions;    /* (longest or more, d), or NULL */
     const int64_t *ids;

@@ -168,33 +168,41 @@ typedef struct {
 typedef enum { SA_WEIGHTS_WHOLE, SA_WEIGHTS_INT8, SA_WEIGHTS_BF16 } sa_weights;
 
 /* Panels of SA_PANEL_COLUMNS columns, [step][column] words of 4 bytes: four numbers of int8, or two of bfloat16, that
- * follow each other along a row of the weight (out, in). Zeros fill the last step and panel. */
+ * follow each other along a row of the weight (out, in). Zeros fill the last step and panel.
+ *
+ * Of int8, SA_GROUP numbers of a row have a scale of their own, in the weights and in what they multiply; the last group of a
+ * row may have fewer. */
 #define SA_PANEL_COLUMNS 32
 #define SA_WORD 4
+#define SA_GROUP 128
+#define SA_GROUP_STEPS (SA_GROUP / SA_WORD)
 typedef struct {
     sa_weights kind;
-    ptrdiff_t out, in, steps;
+    ptrdiff_t out, in, steps, groups;
     const char *panels;
-    /* int8: of a column, for whole panels: its scale, and that times the sum of its numbers. */
+    /* int8, [panel][group][column]: the scale, and that times the sum of the group's numbers. */
     const float *scale, *offset;
 } sa_compact;
 
-/* x[i] ≈ least + step·q[i], q from 0 to 255. A row that is not finite, or whose range is no normal number, has a step of
- * NaN: it is multiplied as it is. */
+/* x[i] ≈ least + step·q[i] in a group of a row, q from 0 to 255. A row that is not finite, or where a group's range is no
+ * normal number, has NaN as its first step: it is multiplied as it is. */
 typedef struct {
     float least, step;
-} sa_rounded_row;
+} sa_rounded;
 
 /* sums[r][c] = Σ_k row_r[k]·panel[k][c], for a tile of rows: exact in int32 of uint8 and int8, in float32 of bfloat16. */
 typedef struct {
     ptrdiff_t rows, steps;
-    const char *x; /* the rounded rows, `stride` bytes apart, with zeros up to a whole step */
+    const char *x; /* the rounded rows, `stride` bytes apart, with zeros up to a whole cache line */
     ptrdiff_t stride;
     const char *panel;
     void *sums; /* (rows, SA_PANEL_COLUMNS), aligned */
 } sa_compact_tile;
 
 typedef void sa_compact_leaf(const sa_compact_tile *t);
+
+#define SA_MOST_TILE_ROWS 32
+#define SA_GROUPS_AT_ONCE 4
 
 /* How an instruction set multiplies one kind of compact weights. */
 typedef struct {
@@ -205,15 +213,18 @@ typedef struct {
     void (*open)(void), (*close)(void); /* around calls of the leaf, or NULL */
 } sa_compact_products;
 
-/* What becomes of a tile's sums: y[r][c] = row[r].step·scale[c]·sum + (row[r].least·offset[c] + bias[c]) + residual[r][c];
- * of bfloat16 sum + bias[c] + residual[r][c]. */
+/* What becomes of the sums of a tile's groups: to[r][c] = y + Σ_g step[r][g]·scale[g][c]·sums[g][r][c] + least[r][g]·offset[g][c], of bfloat16 y +
+ * sums, then + residual. y is bias, or with `adds` y[r][c]. */
 typedef struct {
-    ptrdiff_t rows, width;
-    const void *sums;
-    const sa_rounded_row *row;                     /* NULL: bfloat16 */
+    ptrdiff_t rows, width, groups;
+    const void *sums;      /* (groups, SA_MOST_TILE_ROWS, SA_PANEL_COLUMNS) */
+    const sa_rounded *row; /* [row][groups], `row_stride` apart; NULL: bfloat16 */
+    ptrdiff_t row_stride;
     const float *scale, *offset, *bias, *residual; /* the last two may be NULL */
-    float *y;
-    ptrdiff_t stride; /* of y and residual */
+    bool adds, gelu;                               /* gelu: of the result, to 3e-5 */
+    const float *y;
+    float *to;
+    ptrdiff_t stride; /* of y, to and residual */
 } sa_compact_ends;
 
 /* The kernels of one type that computes. */
@@ -268,10 +279,10 @@ typedef struct {
     uint64_t (*checksum)(uint64_t h, const void *data, size_t bytes);
     void (*narrow)(const float *from, ptrdiff_t n, sa_dtype dtype, uint16_t *to);
     uint64_t (*read_loop)(const void *data, size_t bytes);
-    /* quantize_rows writes rows of uint8, `stride` bytes apart and with zeros behind them, and what they stand for. */
-    void (*quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, uint8_t *to, ptrdiff_t stride, sa_rounded_row *row);
+    /* quantize_rows writes rows of uint8, `stride` bytes apart and with zeros behind them, and what their groups stand for. */
+    void (*quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, uint8_t *to, ptrdiff_t stride, sa_rounded *row);
     void (*compact_ends)(const sa_compact_ends *e);
-    /* look_up in a table of int8 with a scale for each row, or of bfloat16: the scale is NULL. */
+    /* look_up in a table of int8 with a scale for each group of a row, or of bfloat16: the scale is NULL. */
     void (*look_up_compact)(const void *table, const float *scale, const float *always, const float *positions,
                             const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x);
     /* Best first, the last of int8 runs wherever this table does. NULL ends them. */

@@ -52,14 +52,13 @@ static PyObject *pack_int8(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OO:_pack_int8", &weight, &scale)) {
         return NULL;
     }
-    if (!sa_is_plain(weight, NPY_INT8, 2) || !sa_is_plain(scale, NPY_FLOAT, 1) ||
+    if (!sa_is_plain(weight, NPY_INT8, 2) || !sa_is_plain(scale, NPY_FLOAT, 2) ||
         PyArray_DIM((PyArrayObject *)scale, 0) != PyArray_DIM((PyArrayObject *)weight, 0) ||
-        PyArray_DIM((PyArrayObject *)weight, 1) > SA_MOST_INT8) {
-        return PyErr_Format(
-            PyExc_TypeError,
-            "weight must be a contiguous 2-D array of int8 with at most %d columns, and scale one of float32 with "
-            "an element for each row",
-            SA_MOST_INT8);
+        PyArray_DIM((PyArrayObject *)scale, 1) != sa_ceil_div(PyArray_DIM((PyArrayObject *)weight, 1), SA_GROUP)) {
+        return PyErr_Format(PyExc_TypeError,
+                            "weight must be a contiguous 2-D array of int8, and scale one of float32 with an element for each "
+                            "%d numbers of a row",
+                            SA_GROUP);
     }
     return pack(SA_WEIGHTS_INT8, (PyArrayObject *)weight, PyArray_DATA((PyArrayObject *)scale));
 }

@@ -286,13 +286,14 @@ static int take_table(sa_transformer_call *c, PyObject *value) {
     if (!PyArg_ParseTuple(value, "OO", &table, &scale)) {
         return -1;
     }
-    if (c->e.f64 || !sa_is_plain(table, NPY_INT8, 2) || !sa_is_plain(scale, NPY_FLOAT, 1) ||
+    if (c->e.f64 || !sa_is_plain(table, NPY_INT8, 2) || !sa_is_plain(scale, NPY_FLOAT, 2) ||
         PyArray_DIM((PyArrayObject *)table, 1) != c->e.d ||
+        PyArray_DIM((PyArrayObject *)scale, 1) != sa_ceil_div(c->e.d, SA_GROUP) ||
         PyArray_DIM((PyArrayObject *)table, 0) != PyArray_DIM((PyArrayObject *)scale, 0)) {
         return sa_error(PyExc_ValueError,
-                        "a table of int8 must be contiguous and have %zd columns, and a scale of float32 for each "
-                        "row; all else must be float32",
-                        c->e.d);
+                        "a table of int8 must be contiguous and have %zd columns, and scales of float32 for each %d numbers of "
+                        "a row; all else must be float32",
+                        c->e.d, SA_GROUP);
     }
     c->array[TABLE] = (PyArrayObject *)Py_NewRef(table);
     c->table_scale = Py_NewRef(scale);
