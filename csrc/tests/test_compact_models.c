@@ -8,7 +8,7 @@
 #include "drivers/transformer_tasks.h"
 #include "tests/test.h"
 
-enum { LAYERS = 2, SEQUENCES = 5, D = 48, WIDTH = 16, HIDDEN = 100, VOCABULARY = 11 };
+enum { LAYERS = 2, SEQUENCES = 5, D = 48, WIDTH = 16, HIDDEN = 200, VOCABULARY = 11 };
 
 /* BERT's layers; those with the norms first, gates, RMSNorm, rotary positions and grouped heads; and attention without a norm
  * behind it, whose output replaces its input. */
@@ -42,19 +42,22 @@ typedef struct {
 
 static numbers draw_compact(model *m, sa_weights kind, ptrdiff_t rows, ptrdiff_t columns, double size) {
     const float *x = draw(m, rows * columns, size);
-    numbers n = {own(m, (size_t)(rows * columns) * (kind == SA_WEIGHTS_INT8 ? 1 : 2)), own(m, (size_t)rows * sizeof(float)),
-                 own(m, (size_t)(rows * columns) * sizeof(float))};
-    for (ptrdiff_t r = 0; r < rows; ++r) {
+    const ptrdiff_t groups = sa_ceil_div(columns, SA_GROUP);
+    numbers n = {own(m, (size_t)(rows * columns) * (kind == SA_WEIGHTS_INT8 ? 1 : 2)),
+                 own(m, (size_t)(rows * groups) * sizeof(float)), own(m, (size_t)(rows * columns) * sizeof(float))};
+    for (ptrdiff_t g = 0; g < rows * groups; ++g) {
+        const ptrdiff_t row = g / groups * columns, from = row + g % groups * SA_GROUP;
+        const ptrdiff_t end = sa_smaller(row + columns, from + SA_GROUP);
         float most = 0;
-        for (ptrdiff_t i = r * columns; i < (r + 1) * columns; ++i) {
+        for (ptrdiff_t i = from; i < end; ++i) {
             most = fmaxf(most, fabsf(x[i]));
         }
-        n.scale[r] = most / 127;
-        for (ptrdiff_t i = r * columns; i < (r + 1) * columns; ++i) {
+        n.scale[g] = most / 127;
+        for (ptrdiff_t i = from; i < end; ++i) {
             if (kind == SA_WEIGHTS_INT8) {
-                const int8_t q = (int8_t)rintf(x[i] / n.scale[r]);
+                const int8_t q = (int8_t)rintf(x[i] / n.scale[g]);
                 ((int8_t *)n.compact)[i] = q;
-                n.whole[i] = n.scale[r] * (float)q;
+                n.whole[i] = n.scale[g] * (float)q;
             } else {
                 char *half = (char *)n.compact + 2 * i;
                 element_set(half, SA_BF16, false, (double)x[i]);
