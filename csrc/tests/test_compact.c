@@ -653,6 +653,22 @@ static void try_extremes(sa_weights kind) {
     }
 }
 
+/* GELU behind int8, of −8 to 8 and of what is far beyond: x is 0, so these are the bias. */
+static void try_gelu(void) {
+    const product_shape shape = {
+        .kind = SA_WEIGHTS_INT8, .rows = 1, .in = 1, .parts = 1, .out = {1602}, .bias = true, .activation = SA_ACT_GELU};
+    product m;
+    product_make(&m, &shape);
+    m.x[0] = 0;
+    for (ptrdiff_t i = 0; i < 1600; ++i) {
+        m.bias[0][i] = (float)(i - 800) * 0.01f;
+    }
+    m.bias[0][1600] = 1e30f;
+    m.bias[0][1601] = -1e30f;
+    free(try_ways(&m));
+    product_free(&m);
+}
+
 /* Rows of all kinds side by side. What is odd keeps to its own row. */
 static void try_odd_rows(const product_shape *shape) {
     product m;
@@ -740,6 +756,7 @@ void test_compact(void) {
             try_all_odd_rows(kind);
         }
     }
+    try_gelu();
     try_bits();
     test_compact_models();
 }

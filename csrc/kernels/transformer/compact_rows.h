@@ -101,26 +101,30 @@ SA_INLINE void FN(end_columns)(const sa_compact_ends *e, ptrdiff_t c, ptrdiff_t 
         scale[g] = V(load)(e->scale + g * SA_PANEL_COLUMNS + c);
         offset[g] = V(load)(e->offset + g * SA_PANEL_COLUMNS + c);
     }
-    for (ptrdiff_t r = 0; r < e->rows; ++r) {
-        const ptrdiff_t at = r * e->stride + c;
-        const char *sums = (const char *)e->sums + (r * SA_PANEL_COLUMNS + c) * SA_WORD;
-        vec y = e->adds ? FN(load_up_to)(e->y + at, columns) : bias;
-        if (e->residual != NULL) { /* at first, as y may take its place */
-            y = y + FN(load_up_to)(e->residual + at, columns);
+    const float *y = e->y, *residual = e->residual;
+    const sa_rounded *row = e->row;
+    const char *sums = (const char *)e->sums + c * SA_WORD;
+    float *to = e->to;
+    const ptrdiff_t row_stride = e->row_stride, stride = e->stride, rows = e->rows;
+    const bool adds = e->adds, gelu = e->gelu;
+    for (ptrdiff_t r = 0, at = c; r < rows; ++r, at += stride, row += row_stride, sums += SA_PANEL_COLUMNS * SA_WORD) {
+        vec t = adds ? FN(load_up_to)(y + at, columns) : bias;
+        if (residual != NULL) { /* at first, as y may take its place */
+            t = t + FN(load_up_to)(residual + at, columns);
         }
         if (groups == 0) {
-            y = y + V(load)((const float *)(const void *)sums);
+            t = t + V(load)((const float *)(const void *)sums);
         }
         SA_UNROLL
-        for (int g = 0; g < groups; ++g, sums += SA_MOST_TILE_ROWS * SA_PANEL_COLUMNS * SA_WORD) {
-            const sa_rounded *row = e->row + r * e->row_stride + g;
-            y = V(fma)(V(set1)(row->least), offset[g], y);
-            y = V(fma)(V(of_int32)((const int32_t *)(const void *)sums), V(set1)(row->step) * scale[g], y);
+        for (int g = 0; g < groups; ++g) {
+            const char *of_group = sums + g * (SA_MOST_TILE_ROWS * SA_PANEL_COLUMNS * SA_WORD);
+            t = V(fma)(V(set1)(row[g].least), offset[g], t);
+            t = V(fma)(V(of_int32)((const int32_t *)(const void *)of_group), V(set1)(row[g].step) * scale[g], t);
         }
-        if (e->gelu) {
-            y = FN(rough_gelu)(y);
+        if (gelu) {
+            t = FN(rough_gelu)(t);
         }
-        FN(store_up_to)(e->to + at, y, columns);
+        FN(store_up_to)(to + at, t, columns);
     }
 }
 
