@@ -183,6 +183,7 @@ static void try_leaves(void) {
             continue;
         }
         ++leaves;
+        CHECK((*p)->most_rows <= SA_MOST_TILE_ROWS, "int8 by %s: more rows than there are sums", (*p)->name);
         for (ptrdiff_t rows = 1; rows <= (*p)->most_rows; ++rows) {
             for (size_t i = 0; i < sizeof steps / sizeof *steps; ++i) {
                 static const int kinds[][2] = {{ANY, ANY}, {MOST, LEAST}, {ENDS, ENDS}, {MOST, MOST}};
