@@ -57,7 +57,7 @@ sa_compact sa_compact_pack(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const v
     for (ptrdiff_t c = 0; c < out; ++c) {
         const char *row = (const char *)weight + c * in * bytes;
         pack_column(&w, c, row, memory);
-        for (ptrdiff_t g = 0; g < groups; ++g) {
+        for (ptrdiff_t g = 0; g < groups && g * SA_GROUP < in; ++g) {
             const ptrdiff_t at = (c / SA_PANEL_COLUMNS * groups + g) * SA_PANEL_COLUMNS + c % SA_PANEL_COLUMNS;
             scales[at] = scale[c * groups + g];
             offset[at] = scales[at] * sum_of_group((const int8_t *)row + g * SA_GROUP, sa_smaller(SA_GROUP, in - g * SA_GROUP));
@@ -170,6 +170,7 @@ static void multiply_tile(const sa_linear *l, const sa_compact_rows *r, ptrdiff_
                             .sums = r->sums,
                             .row_stride = w->groups,
                             .bias = bias == NULL ? NULL : bias + column,
+                            .residual = residual == NULL || l->dropout.p > 0 ? NULL : residual + at,
                             .y = y,
                             .stride = w->out};
     for (ptrdiff_t step = 0, first_group = 0; step < w->steps; first_group += SA_GROUPS_AT_ONCE) {
@@ -187,11 +188,11 @@ static void multiply_tile(const sa_linear *l, const sa_compact_rows *r, ptrdiff_
         ends.row = int8 ? r->rounded + first * w->groups + first_group : NULL;
         ends.scale = w->scale + (panel * w->groups + first_group) * SA_PANEL_COLUMNS;
         ends.offset = w->offset + (panel * w->groups + first_group) * SA_PANEL_COLUMNS;
-        ends.residual = !last || residual == NULL || l->dropout.p > 0 ? NULL : residual + at;
         ends.gelu = last && gelu;
         ends.to = ends.gelu ? (float *)(void *)l->active + at : y;
         sa_kernels_active()->compact_ends(&ends);
         ends.adds = true;
+        ends.residual = NULL;
     }
     if (l->activation != SA_ACT_NONE && !gelu) {
         activate(l, at, rows, width, w->out);

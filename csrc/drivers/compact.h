@@ -5,8 +5,7 @@
 #include "drivers/linear.h"
 
 /* The bytes of packed weights (out, in), behind which the scales and offsets of int8 lie; and their packing to 64-byte aligned
- * memory of that size, from int8 and the scales of its groups (out, groups), or from
- * bfloat16. */
+ * memory of that size, from int8 and the scales of its groups (out, ceil(in / SA_GROUP)), or from bfloat16. */
 size_t sa_compact_bytes(sa_weights kind, ptrdiff_t out, ptrdiff_t in);
 sa_compact sa_compact_pack(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale, char *memory);
 

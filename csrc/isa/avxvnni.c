@@ -4,10 +4,10 @@
 #if defined(SA_EMULATED) /* csrc/tests/emulated */
 #elif defined(__clang__)
 #include <immintrin.h>
-#pragma clang attribute push(__attribute__((target("avx2,fma,avxvnni"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,avxvnni,no-avx512f"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,avxvnni")
+#pragma GCC target("avx2,fma,avxvnni,no-avx512f")
 #include <immintrin.h>
 #endif
 #include "isa/table.h"

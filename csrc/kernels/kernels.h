@@ -213,8 +213,8 @@ typedef struct {
     void (*open)(void), (*close)(void); /* around calls of the leaf, or NULL */
 } sa_compact_products;
 
-/* What becomes of the sums of a tile's groups: to[r][c] = y + Σ_g step[r][g]·scale[g][c]·sums[g][r][c] + least[r][g]·offset[g][c], of bfloat16 y +
- * sums, then + residual. y is bias, or with `adds` y[r][c]. */
+/* What becomes of the sums of a tile's groups: to[r][c] = y + Σ_g step[r][g]·scale[g][c]·sums[g][r][c] + least[r][g]·offset[g][c],
+ * of bfloat16 y + sums. y is bias + residual, or with `adds` y[r][c] + residual. */
 typedef struct {
     ptrdiff_t rows, width, groups;
     const void *sums;      /* (groups, SA_MOST_TILE_ROWS, SA_PANEL_COLUMNS) */

@@ -7,13 +7,13 @@ compiler=$1 flags=$2 directory=$3 objects=$4
 mkdir -p "$directory"
 failed=0
 
-# look FILE SUFFIX PATTERN WHAT: fails if a line matches.
+# look FILE SUFFIX PATTERN WHAT LEAST: fails if a line matches, or if there are fewer instructions.
 look() {
     object=$directory/$1$2.o
     listing=$directory/$1$2.s
     objdump -d --no-show-raw-insn "$object" >"$listing"
     lines=$(grep -c '^ ' "$listing")
-    if [ "$lines" -lt 1000 ]; then
+    if [ "$lines" -lt "$5" ]; then
         echo "FAILED $1$2: only $lines instructions, is anything in it?"
         failed=1
     elif grep -E "$3" "$listing" >"$listing.found"; then
@@ -29,7 +29,7 @@ look() {
 mmx='%mm[0-7]'
 
 compiling=
-for isa in avx2 baseline generic; do
+for isa in avx2 avxvnni baseline generic; do
     cp "$objects/$isa.o" "$directory/$isa.o"
     # shellcheck disable=SC2086 # flags are words
     $compiler -march=native $flags -c isa/$isa.c -o "$directory/$isa-march=native.o" &
@@ -41,9 +41,12 @@ done
 
 for march in "" -march=native; do
     # AVX-512: wide registers, mask registers, and the sixteen new names of the narrow ones
-    look avx2 "$march" "$mmx"'|%zmm|%k[0-7]|%[xy]mm(1[6-9]|2[0-9]|3[01])' 'AVX-512 or MMX'
+    look avx2 "$march" "$mmx"'|%zmm|%k[0-7]|%[xy]mm(1[6-9]|2[0-9]|3[01])' 'AVX-512 or MMX' 1000
+    # the same; and AVX-512's own encoding of the one instruction that both have, without {vex} before it
+    look avxvnni "$march" "$mmx"'|%zmm|%k[0-7]|%[xy]mm(1[6-9]|2[0-9]|3[01])|^ *[0-9a-f]+:[[:space:]]+vpdpbusd' \
+        'AVX-512 or MMX' 500
     # VEX-encoded: the mnemonic begins with v
-    look baseline "$march" "$mmx"'|%ymm|%zmm|%k[0-7]|^ *[0-9a-f]+:[[:space:]]+v[a-z]' 'MMX or beyond SSE2'
-    look generic "$march" "$mmx"'|%ymm|%zmm|%k[0-7]|^ *[0-9a-f]+:[[:space:]]+v[a-z]' 'MMX or beyond SSE2'
+    look baseline "$march" "$mmx"'|%ymm|%zmm|%k[0-7]|^ *[0-9a-f]+:[[:space:]]+v[a-z]' 'MMX or beyond SSE2' 1000
+    look generic "$march" "$mmx"'|%ymm|%zmm|%k[0-7]|^ *[0-9a-f]+:[[:space:]]+v[a-z]' 'MMX or beyond SSE2' 1000
 done
 exit $failed

@@ -186,5 +186,6 @@ void test_random(void);
 void test_update(void);
 void test_transformer(void);
 void test_compact(void);
+void test_compact_models(void); /* called by test_compact */
 
 #endif

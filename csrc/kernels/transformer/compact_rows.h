@@ -42,25 +42,33 @@ SA_INLINE void FN(round_group)(const float *x, ptrdiff_t n, float low, float inv
     }
 }
 
+SA_INLINE ptrdiff_t FN(group_size)(ptrdiff_t n, ptrdiff_t g) {
+    return n - g * SA_GROUP < SA_GROUP ? n - g * SA_GROUP : SA_GROUP;
+}
+
 SA_KERNEL void FN(quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, uint8_t *to, ptrdiff_t stride, sa_rounded *row) {
     const ptrdiff_t groups = (n + SA_GROUP - 1) / SA_GROUP;
     for (ptrdiff_t r = 0; r < rows; ++r, x += n, to += stride, row += groups) {
         vec spoiled = V(set1)(0);
         bool whole = true;
         for (ptrdiff_t g = 0; g < groups; ++g) {
-            const ptrdiff_t from = g * SA_GROUP, count = n - from < SA_GROUP ? n - from : SA_GROUP;
             float low, high;
-            FN(range_of)(x + from, count, &low, &high, &spoiled);
+            FN(range_of)(x + g * SA_GROUP, FN(group_size)(n, g), &low, &high, &spoiled);
             const float range = high - low;
             whole = whole && range <= SA_MOST_RANGE && (range == 0 || range >= SA_LEAST_RANGE);
-            row[g] = (sa_rounded){low, range / 255};
-            FN(round_group)(x + from, count, low, whole && range > 0 ? 255 / range : 0, to + from);
+            row[g] = (sa_rounded){low, range}; /* of 255 steps */
+        }
+        if (!whole || !FN(is_finite)(spoiled)) { /* no byte holds what is not finite */
+            memset(to, 0, (size_t)stride);
+            row[0].step = NAN;
+            continue;
+        }
+        for (ptrdiff_t g = 0; g < groups; ++g) {
+            const float range = row[g].step, inverse = range > 0 ? 255 / range : 0;
+            row[g].step = range / 255;
+            FN(round_group)(x + g * SA_GROUP, FN(group_size)(n, g), row[g].least, inverse, to + g * SA_GROUP);
         }
         memset(to + n, 0, (size_t)(stride - n));
-        if (!whole || !FN(is_finite)(spoiled)) {
-            memset(to, 0, (size_t)n);
-            row[0].step = NAN;
-        }
     }
 }
 #undef SA_LEAST_RANGE
@@ -101,6 +109,9 @@ SA_INLINE void FN(end_columns)(const sa_compact_ends *e, ptrdiff_t c, ptrdiff_t 
     const bool adds = e->adds, gelu = e->gelu;
     for (ptrdiff_t r = 0, at = c; r < rows; ++r, at += stride, row += row_stride, sums += SA_PANEL_COLUMNS * SA_WORD) {
         vec t = adds ? FN(load_up_to)(y + at, columns) : bias;
+        if (residual != NULL) { /* at first, as y may take its place */
+            t = t + FN(load_up_to)(residual + at, columns);
+        }
         if (groups == 0) {
             t = t + V(load)((const float *)(const void *)sums);
         }
@@ -109,9 +120,6 @@ SA_INLINE void FN(end_columns)(const sa_compact_ends *e, ptrdiff_t c, ptrdiff_t 
             const char *of_group = sums + g * (SA_MOST_TILE_ROWS * SA_PANEL_COLUMNS * SA_WORD);
             t = V(fma)(V(set1)(row[g].least), offset[g], t);
             t = V(fma)(V(of_int32)((const int32_t *)(const void *)of_group), V(set1)(row[g].step) * scale[g], t);
-        }
-        if (residual != NULL) {
-            t = t + FN(load_up_to)(residual + at, columns);
         }
         if (gelu) {
             t = FN(rough_gelu)(t);

@@ -24,6 +24,8 @@ typedef uint32_t __mmask32;
 
 /* Compiles faster. */
 #define EMU static __attribute__((noinline, unused))
+/* What is called for every element. */
+#define EMU_INLINE static inline __attribute__((always_inline, unused))
 
 typedef union {
     __m512 ps;
@@ -300,13 +302,13 @@ EMU __m512 _mm512_scalef_ps(__m512 a, __m512 b) { return _mm512_maskz_scalef_ps(
 
 /* ---- products of bfloat16: to nearest, subnormals are 0, whatever MXCSR says -------------------------------------------- */
 
-EMU float emu_bf16(uint32_t high) {
+EMU_INLINE float emu_bf16(uint32_t high) {
     float r;
     high <<= 16;
     memcpy(&r, &high, sizeof r);
     return fabsf(r) < 0x1p-126f ? copysignf(0, r) : r;
 }
-EMU float emu_flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+EMU_INLINE float emu_flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
 EMU __m512 emu_dpbf16(__m512 sum, __m512i a, __m512i b) { /* VDPBF16PS: second elements first */
     emu_bits r = {.ps = sum};
     const emu_bits x = {.si = a}, y = {.si = b};
@@ -339,7 +341,7 @@ EMU __m512i _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
 
 /* ---- products of int8: modulo 2^32 ----------------------------------------------------------------------------------- */
 
-EMU uint32_t emu_dot_int8(uint32_t sum, uint32_t x, uint32_t w) { /* of uint8 and int8 */
+EMU_INLINE uint32_t emu_dot_int8(uint32_t sum, uint32_t x, uint32_t w) { /* of uint8 and int8 */
     for (int i = 0; i < 32; i += 8) {
         sum += (uint32_t)((int32_t)(x >> i & 0xff) * (int8_t)(w >> i & 0xff));
     }
@@ -401,14 +403,22 @@ EMU void emu_must_fit(int c, int a, int b) {
 EMU void _tile_dpbf16ps(int c, int a, int b) { /* TDPBF16PS */
     const uint8_t *const rows = emu_unit.shape.rows;
     const uint16_t *const bytes = emu_unit.shape.row_bytes;
+    float x[2][16][16], y[2][16][16]; /* first elements, second ones */
     emu_must_fit(c, a, b);
+    for (int i = 0; i < 16; ++i) {
+        for (int k = 0; k < 16; ++k) {
+            x[0][i][k] = emu_bf16(emu_unit.tile[a][i][k] & 0xffff);
+            x[1][i][k] = emu_bf16(emu_unit.tile[a][i][k] >> 16);
+            y[0][i][k] = emu_bf16(emu_unit.tile[b][i][k] & 0xffff);
+            y[1][i][k] = emu_bf16(emu_unit.tile[b][i][k] >> 16);
+        }
+    }
     for (int i = 0; i < rows[c]; ++i) {
         for (int l = 0; l < bytes[c] / 4; ++l) {
             float even = 0, odd = 0, sum;
             for (int k = 0; k < bytes[a] / 4; ++k) {
-                const uint32_t x = emu_unit.tile[a][i][k], y = emu_unit.tile[b][k][l];
-                even = emu_flushed(fmaf(emu_bf16(x & 0xffff), emu_bf16(y & 0xffff), even));
-                odd = emu_flushed(fmaf(emu_bf16(x >> 16), emu_bf16(y >> 16), odd));
+                even = emu_flushed(fmaf(x[0][i][k], y[0][k][l], even));
+                odd = emu_flushed(fmaf(x[1][i][k], y[1][k][l], odd));
             }
             memcpy(&sum, &emu_unit.tile[c][i][l], sizeof sum);
             sum = emu_flushed(emu_flushed(sum) + emu_flushed(even + odd));
