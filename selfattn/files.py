@@ -22,7 +22,7 @@ import json
 import os
 import secrets
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -348,8 +348,12 @@ def load_arrays(path: PathLike) -> dict[str, Array]:
     return read_safetensors(Path(path))[0]
 
 
-def to_safetensors(arrays: Mapping[str, npt.ArrayLike], metadata: dict[str, str] | None = None) -> bytes:
-    """Return the content of a safetensors file."""
+def to_safetensors(
+    arrays: Mapping[str, npt.ArrayLike],
+    metadata: dict[str, str] | None = None,
+    bfloat16: Collection[str] = (),
+) -> bytes:
+    """Return the content of a safetensors file; arrays of some names hold the bits of bfloat16, in uint16."""
     safetensors = import_extra("safetensors.numpy", "text")
     native = {}
     for name, value in arrays.items():
@@ -359,6 +363,14 @@ def to_safetensors(arrays: Mapping[str, npt.ArrayLike], metadata: dict[str, str]
         # safetensors ignores strides and byte order
         native[name] = np.asarray(array, array.dtype.newbyteorder("="), order="C")
     content: bytes = safetensors.save(native, metadata)
+    if bfloat16:  # a name that NumPy does not have
+        end = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:end])
+        for name in bfloat16:
+            header[name]["dtype"] = "BF16"
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)  # numbers stay aligned
+        content = len(text).to_bytes(8, "little") + text + content[end:]
     return content
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from selfattn.files import to_safetensors, write_files
 from selfattn.models._classifier import Classifier
-from selfattn.models._config import read_config
+from selfattn.models._config import quantization_config, read_config
 from selfattn.models._encoder import Encoder
 from selfattn.models._text import TextModel, attach, pools, text_files, transformer_folder
 from selfattn.models._weights import read_weights
@@ -33,6 +33,7 @@ from selfattn.models.distilbert import DistilBertForSequenceClassification, Dist
 from selfattn.models.modernbert import ModernBertModel
 from selfattn.models.mpnet import MPNetModel
 from selfattn.models.vit import ViTModel
+from selfattn.nn._compact import is_compact
 
 __all__ = [
     "BertForSequenceClassification",
@@ -70,7 +71,7 @@ STALE = {
 }  # fmt: skip
 
 
-def load(path: str | os.PathLike[str], dtype: None = None) -> Any:
+def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
     """Load a pretrained model from a folder.
 
     Parameters
@@ -78,8 +79,9 @@ def load(path: str | os.PathLike[str], dtype: None = None) -> Any:
     path : path
         A folder with ``config.json`` and ``model.safetensors`` (or its shards), and for texts ``tokenizer.json``; or a
         folder of sentence-transformers, with ``modules.json``.
-    dtype : None
-        The precision of the weights. Only None, as they are stored: 16-bit weights become float32.
+    dtype : {"float32", "bfloat16", "int8"}, optional
+        What the weights of layers and the table of words become; see ``quantize`` of the model. None: as they are stored,
+        but 16-bit weights become float32. A folder of int8 becomes float32 again if that is asked for.
 
     Returns
     -------
@@ -93,6 +95,8 @@ def load(path: str | os.PathLike[str], dtype: None = None) -> Any:
     ValueError
         The files are damaged or do not fit each other, or the configuration asks for something that is not supported; the
         message names it.
+    RuntimeError
+        ``dtype="bfloat16"``, and the CPU has no products of it.
     ImportError
         ``safetensors`` or ``tokenizers`` is missing: ``pip install 'selfattn[models]'``.
     """
@@ -101,8 +105,8 @@ def load(path: str | os.PathLike[str], dtype: None = None) -> Any:
         raise FileNotFoundError(
             f"{folder} is not a folder; expected one that save_pretrained or sentence-transformers wrote"
         )
-    if dtype is not None:
-        raise ValueError(f"dtype must be None, the weights as they are stored, not {dtype!r}")
+    if dtype not in (None, "float32", "bfloat16", "int8"):
+        raise ValueError(f"dtype must be 'float32', 'bfloat16', 'int8' or None, not {dtype!r}")
     transformer = transformer_folder(folder)
     config = read_config(transformer)
     kind = config["model_type"]
@@ -114,7 +118,8 @@ def load(path: str | os.PathLike[str], dtype: None = None) -> Any:
         raise ValueError(
             f"{transformer / 'config.json'} describes {what} of type {kind!r}; supported are {', '.join(table)}"
         )
-    model = table[kind](config, read_weights(transformer), where=str(transformer))
+    arrays = read_weights(transformer, keep_bfloat16=dtype == "bfloat16")
+    model = table[kind](config, arrays, where=str(transformer), dtype=dtype)
     if isinstance(model, TextModel):
         attach(model, folder)
     return model
@@ -139,8 +144,22 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
             f"model must be one of selfattn.models, not {type(model).__name__}; files.save_model saves an EmbeddingModel"
         )
     folder = Path(path)
-    content = {"model.safetensors": to_safetensors(model.state_dict(), {"format": "pt"})}
+    state = model.state_dict()
+    compact = [name for name, array in state.items() if is_compact(array)]
+    bfloat16 = compact if model.dtype == "bfloat16" else []
+    content = {"model.safetensors": to_safetensors(state, {"format": "pt"}, bfloat16)}
     config = dict(model.config)
+    if model.dtype == "int8":
+        matrices = [
+            name.removesuffix(".weight")
+            for name, array in state.items()
+            if array.ndim == 2 and name.endswith(".weight")
+        ]
+        compact = [name.removesuffix(".weight") for name in compact]
+        tables = [name for name in compact if "embeddings" in name]
+        config["quantization_config"] = quantization_config(
+            tables, [name for name in matrices if name not in compact]
+        )
     family = model.kinds[config["model_type"]]
     config["architectures"] = [
         family + ("ForSequenceClassification" if isinstance(model, Classifier) else "Model")

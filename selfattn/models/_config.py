@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from selfattn.files import read_json
+from selfattn.nn._compact import GROUP
 
 # Keys that change nothing here: how a model was trained, made or is generated from, and what a tokenizer knows.
 HARMLESS = {
@@ -27,6 +28,20 @@ HARMLESS = {
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu",
+}  # fmt: skip
+
+# Rounded weights, as the library compressed-tensors describes them; and its keys that change nothing here: which tensors are
+# rounded shows from the tensors.
+QUANTIZATION = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+}
+BY_GROUPS = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": GROUP}
+QUANTIZED_WEIGHTS = BY_GROUPS | {"symmetric": True, "dynamic": False}
+QUANTIZED_INPUTS = BY_GROUPS | {"symmetric": False, "dynamic": True}
+QUANTIZATION_KEYS = {
+    "config_groups", "ignore", "version", "global_compression_ratio", "observer", "observer_kwargs", "scale_dtype", "zp_dtype",
 }  # fmt: skip
 
 
@@ -102,6 +117,60 @@ class Config:
                 raise ValueError(
                     f"{self.where}: {name}={value!r} is not understood here, and might change what the model computes"
                 )
+
+
+def quantization_config(tables: list[str], whole: list[str]) -> dict[str, Any]:
+    """Describe int8 weights as the library compressed-tensors does: those of all linear layers but some, and of tables.
+
+    A weight has a scale for each group of a row. What enters a linear layer is rounded to 8 bits with a least number and a step for
+    each group of a token; rows of tables are not.
+    """
+    groups: dict[str, Any] = {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": QUANTIZED_WEIGHTS,
+            "input_activations": QUANTIZED_INPUTS,
+        }
+    }
+    if tables:
+        groups["group_1"] = {"targets": tables, "weights": QUANTIZED_WEIGHTS, "input_activations": None}
+    return QUANTIZATION | {"config_groups": groups, "ignore": whole}
+
+
+def check_quantization(config: Config) -> None:
+    """Refuse weights that are rounded in another way than :func:`quantization_config` says.
+
+    Raises
+    ------
+    ValueError
+        It names what is not supported.
+    """
+    found = config.raw("quantization_config")
+    if found is None:
+        return
+    where = f"{config.where}: quantization_config"
+    _check(found, QUANTIZATION, where)
+    groups = found.get("config_groups")
+    _check(groups, {}, where + ".config_groups", groups)
+    for name, group in groups.items():
+        at = f"{where}.config_groups.{name}"
+        _check(group, {}, at, ("targets", "weights", "input_activations", "format"))
+        _check(group.get("weights"), QUANTIZED_WEIGHTS, at + ".weights")
+        if group.get("input_activations") is not None or "Linear" in (group.get("targets") or ()):
+            _check(group.get("input_activations"), QUANTIZED_INPUTS, at + ".input_activations")
+
+
+def _check(
+    found: Any, supported: Mapping[str, Any], where: str, known: Collection[str] = QUANTIZATION_KEYS
+) -> None:
+    """Refuse other values than these, and other keys that are not known, unless they switch something off."""
+    if not isinstance(found, dict):
+        raise ValueError(f"{where} must be an object, not {found!r}")
+    for name, value in (dict.fromkeys(supported) | found).items():
+        if name in supported and value != supported[name]:
+            raise ValueError(f"{where}.{name}={value!r} is not supported; only {supported[name]!r} is")
+        if name not in supported and name not in known and value not in (None, False, {}, []):
+            raise ValueError(f"{where}.{name}={value!r} is not understood here")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
-from selfattn.models._config import Config
+from selfattn.models._config import Config, check_quantization
 from selfattn.models._pipeline import IN_CORE, normalized
 from selfattn.models._text import Cut, Piece, TextModel, one_or_many, pack
 from selfattn.models._weights import fit
-from selfattn.nn import _transformer, init
+from selfattn.nn import _compact, _transformer, init
 from selfattn.nn._arrays import Array, Gradients, checked_pullback
+from selfattn.nn._compact import KINDS, SCALE, Compact, Weight, is_compact, kind_of
 from selfattn.nn._transformer import Norm, Projection, Transformer
-from selfattn.nn.module import Module
+from selfattn.nn.module import IncompatibleKeys, Module
 
 Shapes = dict[str, tuple[int, ...]]
 Pulled = Callable[[Array], Gradients]
@@ -38,13 +40,27 @@ class _Origin(NamedTuple):
     factor: str | None
 
 
-class Parameters:
-    """The parameters of a model as parts of the core's settings; remembers where each came from, for gradients."""
+class _Made(NamedTuple):
+    """A compact weight, and what it was made of."""
 
-    def __init__(self, arrays: Mapping[str, Array]) -> None:
+    values: Array
+    scale: Array | None
+    factor: bytes
+    compact: Compact
+
+
+class Parameters:
+    """The parameters of a model as parts of the core's settings; remembers where each came from, for gradients.
+
+    Compact weights are kept in ``made``, by their names and rows, so that they are packed once; None: they stay arrays.
+    """
+
+    def __init__(self, arrays: Mapping[str, Array], made: dict[Any, _Made] | None = None) -> None:
         self.arrays = arrays
         self.origins: dict[int, _Origin] = {}
         self.held: list[Array] = []
+        self.made = made
+        self.weights: set[str] = set()  # names of those that may be compact
 
     def array(self, name: str, rows: slice = slice(None), factor: str | None = None) -> Array:
         """Return a parameter, some of its rows, or its rows times the elements of another one."""
@@ -57,12 +73,27 @@ class Parameters:
         self.origins[id(array)] = _Origin(name, rows, factor)
         return array
 
+    def weight(self, name: str, rows: slice = slice(None), factor: str | None = None) -> Weight:
+        """Return what :meth:`array` does, of a table or the weight of a projection: these may be compact."""
+        self.weights.add(name)
+        values, scale = self.arrays[name], self.arrays.get(name + SCALE)
+        if self.made is None or not is_compact(values):
+            return self.array(name, rows, factor)
+        factors = None if factor is None else self.arrays[factor][:, None]
+        now = b"" if factors is None else factors.tobytes()
+        key = name, rows.start, rows.stop
+        made = self.made.get(key)
+        if made is None or made.values is not values or made.scale is not scale or made.factor != now:
+            compact = _cut(name, values, scale, rows, factors)
+            made = self.made[key] = _Made(values, scale, now, compact)
+        return made.compact
+
     def projection(self, name: str, rows: slice = slice(None), factor: str | None = None) -> Projection:
         """Return ``name.weight``, and ``name.bias`` if there is one."""
         bias = f"{name}.bias"
         has_bias = bias in self.arrays
         return Projection(
-            self.array(f"{name}.weight", rows, factor), self.array(bias, rows, factor) if has_bias else None
+            self.weight(f"{name}.weight", rows, factor), self.array(bias, rows, factor) if has_bias else None
         )
 
     def norm(self, name: str, eps: float) -> Norm:
@@ -70,7 +101,7 @@ class Parameters:
         bias = f"{name}.bias"
         return Norm(self.array(f"{name}.weight"), self.array(bias) if bias in self.arrays else None, eps)
 
-    def gradients(self, of: Iterable[Array], grads: Iterable[Array]) -> Gradients:
+    def gradients(self, of: Iterable[Weight], grads: Iterable[Array]) -> Gradients:
         """Turn the gradients of the core's arrays into those of parameters."""
         found: Gradients = {}
         for array, grad in zip(of, grads, strict=True):
@@ -87,6 +118,17 @@ class Parameters:
         return found
 
 
+def _cut(name: str, values: Array, scale: Array | None, rows: slice, factors: Array | None) -> Compact:
+    """Return some rows, times factors (out, 1), as a compact weight; what it is made of may not be written to any more."""
+    values.flags.writeable = False
+    if scale is None:
+        if factors is None:
+            return Compact(values[rows])
+        return Compact(*_compact.rounded(name, _compact.to_float32(values[rows], None) * factors, "bfloat16"))
+    scale.flags.writeable = False
+    return Compact(values[rows], scale[rows] if factors is None else scale[rows] * factors)
+
+
 def add(found: Gradients, name: str, grad: Array) -> None:
     """Add to a gradient."""
     found[name] = found[name] + grad if name in found else grad
@@ -100,14 +142,22 @@ class Encoder(Module):
     config : mapping
         As in ``config.json``.
     arrays : mapping of str to ndarray, optional
-        The parameters. Those that are contiguous and of one dtype, float32 or float64, are kept, others converted. None draws
-        new ones, as Transformers does.
+        The parameters. Those that are contiguous and of one dtype, float32 or float64, are kept, others converted; int8 with
+        ``…weight_scale``, and bits of bfloat16 in uint16, are kept where :meth:`quantize` rounds to them. None draws new
+        ones, as Transformers does.
     rng : int, Generator or torch_rng, optional
         Where new parameters come from.
+    where : str, optional
+        For messages: where all this comes from.
+    dtype : {"float32", "bfloat16", "int8"}, optional
+        As for :func:`selfattn.models.load`.
 
     Attributes
     ----------
     config : dict
+    dtype : str
+        Of the weights that are multiplied: ``"float32"``, ``"float64"``, ``"bfloat16"`` or ``"int8"``. With the last two, all
+        other parameters are float32.
     training : bool
         False: nothing is dropped here.
     """
@@ -127,9 +177,12 @@ class Encoder(Module):
         arrays: Mapping[str, Array] | None = None,
         rng: init.Rng = None,
         where: str = "",
+        dtype: str | None = None,
     ) -> None:
         self.config = {"model_type": next(iter(self.kinds))} | dict(config)
+        self.config.pop("quantization_config", None)  # dtype says it; save() writes it
         self._prepared: dict[Any, Any] = {}
+        self._made: dict[Any, _Made] = {}
         if self.config["model_type"] not in self.kinds:
             raise ValueError(
                 f"{where or 'the configuration'} is of type {self.config['model_type']!r}; {type(self).__name__} takes "
@@ -137,6 +190,7 @@ class Encoder(Module):
             )
         read = Config(config, where or "the configuration")
         self._read(read)
+        check_quantization(read)
         read.finish()
         if arrays is not None and 4 * self.num_layers > len(arrays) + 1000:  # too many to name
             raise ValueError(
@@ -148,10 +202,113 @@ class Encoder(Module):
         else:
             ignored = tuple(head for head in self.heads if not any(name.startswith(head) for name in shapes))
             self.arrays = fit(arrays, shapes, optional, ignored, self.prefix, where or "the model")
+        self._round(dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is prepared: in a copy, parts of parameters there would be no parts any more."""
-        return vars(self) | {"_prepared": {}}
+        return vars(self) | {"_prepared": {}, "_made": {}}
+
+    @property
+    def dtype(self) -> str:
+        """What the weights that are multiplied hold."""
+        kinds = {kind_of(array) for array in self.arrays.values()}
+        return next(kind for kind in (*KINDS, "float64", "float32") if kind in kinds)
+
+    def quantize(self, dtype: str) -> Self:
+        """Round the weights of all layers, and the table of words, to 8 or 16 bits.
+
+        The model changes in place; :meth:`parameters` has the rounded weights then. int8 stands beside scales of 128 numbers of a row
+        each, under ``…weight_scale``; bfloat16 is held as its bits, in uint16. All other parameters stay float32. The model computes
+        with the rounded weights from then on, of int8 with inputs that are rounded to 8 bits as well, and has no gradients.
+
+        Parameters
+        ----------
+        dtype : {"int8", "bfloat16"}
+
+        Returns
+        -------
+        Encoder
+            The model itself.
+
+        Raises
+        ------
+        ValueError
+            The dtype is another one, the model is not float32, or a weight is NaN or infinite; then it is as it was.
+        RuntimeError
+            ``"bfloat16"``, and the CPU has no products of it.
+
+        Examples
+        --------
+        ::
+
+            model = models.load("all-MiniLM-L6-v2").quantize("int8")
+        """
+        _compact.check_kind(dtype)
+        if self.dtype != "float32":
+            raise ValueError(
+                f"this model is {self.dtype}; load it as float32 to round it to {dtype}: models.load(path, dtype='float32')"
+            )
+        self._round(dtype)
+        return self
+
+    def _round(self, dtype: str | None) -> None:
+        """Round the weights of layers and the table to a dtype, of those that have one already the same; widen all others."""
+        names = self._weights()
+        compact = [name for name in self.arrays if name in names and is_compact(self.arrays[name])]
+        if dtype is None and compact:
+            dtype = kind_of(self.arrays[compact[0]])
+        if dtype in KINDS:
+            _compact.check_kind(dtype)
+        found: dict[str, Array] = {}
+        for name, given in self.arrays.items():
+            if name.endswith(SCALE):
+                continue  # goes with its weight
+            array, scale = given, self.arrays.get(name + SCALE)
+            if not is_compact(array):
+                with np.errstate(over="ignore"):
+                    array = array if dtype is None else array.astype(np.float32, copy=False)
+                if name in names and dtype in KINDS:
+                    array, scale = _compact.rounded(name, array, dtype)
+            elif name not in names or dtype == "float32":
+                array, scale = _compact.to_float32(array, scale), None
+            elif dtype != kind_of(array):
+                raise ValueError(f"{name} is {kind_of(array)} already, which is not rounded to {dtype} again")
+            found[name] = array
+            if scale is not None:
+                found[name + SCALE] = scale
+        self.arrays = found
+        self._prepared.clear()
+        self._made.clear()
+
+    def _weights(self) -> set[str]:
+        """Return the names of the weights that :meth:`quantize` rounds."""
+        parameters = Parameters(self.arrays)
+        self._settings(parameters, 1)
+        return parameters.weights
+
+    def load_state_dict(self, state: Mapping[str, npt.ArrayLike], strict: bool = True) -> IncompatibleKeys:
+        """Copy arrays into the parameters, as :meth:`Module.load_state_dict` does.
+
+        Parameters
+        ----------
+        state : mapping of str to array_like
+            Of a model of the same ``dtype``.
+        strict : bool, default True
+
+        Returns
+        -------
+        IncompatibleKeys
+
+        Raises
+        ------
+        ValueError
+            A shape, a name or a dtype differs, or scales are negative or not finite.
+        """
+        for name, array in self.arrays.items():
+            if not array.flags.writeable:
+                self.arrays[name] = array.copy()
+        self._prepared.clear()
+        return super().load_state_dict(state, strict)
 
     def _own_parameters(self) -> Any:
         return ((self._name(name), array) for name, array in self.arrays.items())
@@ -165,8 +322,9 @@ class Encoder(Module):
         return {self._name(name): grads[name] for name in self.arrays if name in grads}
 
     def extra_repr(self) -> str:
-        """Return the sizes."""
-        return f"hidden_size={self.hidden_size}, num_layers={self.num_layers}, parameters={sum(a.size for a in self.arrays.values())}"
+        """Return the sizes and the dtype."""
+        count = sum(array.size for name, array in self.arrays.items() if not name.endswith(SCALE))
+        return f"hidden_size={self.hidden_size}, num_layers={self.num_layers}, parameters={count}, dtype={self.dtype}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
@@ -191,7 +349,7 @@ class Encoder(Module):
     # ------------------------------------------------------------------------------------------------------- calls
 
     def _built(self, longest: int) -> tuple[Transformer, Parameters]:
-        parameters = Parameters(self.arrays)
+        parameters = Parameters(self.arrays, self._made)
         return self._settings(parameters, longest), parameters
 
 
@@ -252,7 +410,8 @@ class TextEncoder(TextModel, Encoder):
         """Return ids, or where token types differ the rows that the core would look up."""
         if types is None or self.type_table is None or not types.any():
             return settings, ids
-        rows = self.arrays[self.word_table][ids] + self.arrays[self.type_table][types]
+        assert settings.table is not None
+        rows = settings.table[ids] + self.arrays[self.type_table][types]
         if settings.positions is not None:
             rows = rows + settings.positions[_places(cu_seqlens)]
         return settings._replace(table=None, always=None, positions=None), rows

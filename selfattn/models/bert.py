@@ -82,7 +82,7 @@ class BertModel(PostNormEncoder):
         types = self.arrays["embeddings.token_type_embeddings.weight"]
         return Transformer(
             self._layers(p),
-            table=p.array(self.word_table),
+            table=p.weight(self.word_table),
             always=types[0],
             positions=positions,
             embedding_norm=p.norm("embeddings.LayerNorm", self.eps),

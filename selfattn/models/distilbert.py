@@ -49,7 +49,7 @@ class DistilBertModel(PostNormEncoder):
     def _settings(self, p: Parameters, longest: int) -> Transformer:
         return Transformer(
             self._layers(p),
-            table=p.array(self.word_table),
+            table=p.weight(self.word_table),
             positions=self.arrays["embeddings.position_embeddings.weight"],
             embedding_norm=p.norm("embeddings.LayerNorm", self.eps),
         )

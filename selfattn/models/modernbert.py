@@ -98,17 +98,22 @@ class ModernBertModel(TextEncoder):
     def _settings(self, p: Parameters, longest: int) -> Transformer:
         return Transformer(
             tuple(self._layer(p, n, longest) for n in range(self.num_layers)),
-            table=p.array(self.word_table),
+            table=p.weight(self.word_table),
             embedding_norm=p.norm("embeddings.norm", self.eps),
             final_norm=p.norm("final_norm", self.eps),
         )
 
     def _layer(self, p: Parameters, n: int, longest: int) -> Layer:
         name, kind = f"layers.{n}.", self.layer_types[n]
-        dtype = self.arrays[self.word_table].dtype
+        d, dtype = self.hidden_size, self.arrays["embeddings.norm.weight"].dtype
+        query, key, value = (
+            p.projection(f"{name}attn.Wqkv", slice(d * part, d * (part + 1))) for part in range(3)
+        )
         return Layer(
             self.num_heads,
-            p.projection(f"{name}attn.Wqkv"),
+            query,
+            key,
+            value,
             output=p.projection(f"{name}attn.Wo"),
             attention_norm=p.norm(f"{name}attn_norm", self.eps) if n > 0 else None,
             gate=p.projection(f"{name}mlp.Wi", slice(0, self.wide)),

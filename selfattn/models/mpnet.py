@@ -69,7 +69,7 @@ class MPNetModel(PostNormEncoder):
         )
         return Transformer(
             self._layers(p),
-            table=p.array(self.word_table),
+            table=p.weight(self.word_table),
             positions=self.arrays["embeddings.position_embeddings.weight"][self.first_position :],
             embedding_norm=p.norm("embeddings.LayerNorm", self.eps),
             mask=mask,

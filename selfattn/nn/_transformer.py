@@ -23,12 +23,13 @@ import numpy as np
 
 from selfattn import _core
 from selfattn.nn._arrays import Array
+from selfattn.nn._compact import Compact, Weight, no_gradients
 
 
 class Projection(NamedTuple):
     """``x @ weight.T + bias``."""
 
-    weight: Array  # (out, in), contiguous
+    weight: Weight  # (out, in), contiguous; Compact: so are all of a layer, with query, key and value apart
     bias: Array | None = None  # (out,)
 
 
@@ -77,10 +78,10 @@ class Layer(NamedTuple):
 
 
 class Transformer(NamedTuple):
-    """A stack of layers, what enters it and what leaves it. All arrays have one dtype, float32 or float64."""
+    """A stack of layers, what enters it and what leaves it. All arrays have one dtype, float32 or float64; beside Compact float32."""
 
     layers: tuple[Layer, ...]
-    table: Array | None = None  # (vocabulary, d): inputs are ids; None: inputs are rows (tokens, d)
+    table: Weight | None = None  # (vocabulary, d): inputs are ids; None: inputs are rows (tokens, d)
     always: Array | None = None  # (d,), added to every row of the table
     positions: Array | None = None  # (longest, d), added to the rows of the table
     embedding_norm: Norm | None = None
@@ -90,12 +91,12 @@ class Transformer(NamedTuple):
     pooling: Literal["mean", "first", "last"] | None = None  # None: a row for each token
 
 
-def arrays(model: Transformer) -> list[Array]:
+def arrays(model: Transformer) -> list[Weight]:
     """Return the parameters in the order of their gradients: the table, then field by field, weights before biases.
 
     What is always added, positions, mask and angles are none.
     """
-    found: list[Array | None] = [model.table]
+    found: list[Weight | None] = [model.table]
 
     def add(part: Projection | Norm | None) -> None:
         if part is not None:
@@ -139,7 +140,15 @@ def vjp(
 
     ``dx`` (tokens, d) is the gradient of the rows that enter the first norm or layer, ``grads`` are new arrays in the order
     of :func:`arrays`, ``dmask`` (heads, longest, longest) is that of a float mask that all sequences share, if it is wanted.
+
+    Raises
+    ------
+    ValueError
+        Weights are Compact.
     """
+    for weight in arrays(model):
+        if isinstance(weight, Compact):
+            raise no_gradients(weight.kind)
     y, saved = _core._transformer_forward(inputs, cu_seqlens, as_core(model), True)
 
     def pullback(dy: Array) -> tuple[Array, list[Array], Array | None]:
@@ -154,13 +163,14 @@ def as_core(model: Transformer) -> tuple[Any, Any, Any]:
     """Return the tuples that ``csrc/python/transformer_model.c`` takes."""
     first, final = model.embedding_norm, model.final_norm
     some = next(array for array in arrays(model))
-    own = (model.table, model.always, model.positions, model.mask, *_both(first), *_both(final))
+    table = model.table.table if isinstance(model.table, Compact) else model.table
+    own = (table, model.always, model.positions, model.mask, *_both(first), *_both(final))
     if model.table is not None:
         d = model.table.shape[1]
     elif model.layers:
         d = model.layers[0].query.weight.shape[1]
     else:
-        d = len(some)
+        d = some.shape[0]
     numbers = (
         d, some.dtype == np.float64, first.eps if first else 0.0, final.eps if final else 0.0,
         first is not None and first.kind == "rms", final is not None and final.kind == "rms", POOLINGS[model.pooling],
@@ -168,16 +178,18 @@ def as_core(model: Transformer) -> tuple[Any, Any, Any]:
     return own, numbers, tuple([_layer(layer) for layer in model.layers])
 
 
-def _both(part: Projection | Norm | None) -> tuple[Array | None, Array | None]:
-    return NONE if part is None else (part.weight, part.bias)
+def _both(part: Projection | Norm | None) -> tuple[Any, Array | None]:
+    if part is None:
+        return NONE
+    return part.weight.packed if isinstance(part.weight, Compact) else part.weight, part.bias
 
 
-def _layer(layer: Layer) -> tuple[list[Array | None], tuple[Any, ...]]:
+def _layer(layer: Layer) -> tuple[list[Any], tuple[Any, ...]]:
     first, last, rotary = layer.attention_norm, layer.feed_forward_norm, layer.rotary
     parts = (
         layer.query, layer.key, layer.value, layer.output, first, layer.up, layer.gate, layer.down, last,
     )  # fmt: skip
-    found: list[Array | None] = [array for part in parts for array in _both(part)]
+    found: list[Any] = [array for part in parts for array in _both(part)]
     found += NONE if rotary is None else (rotary.cos, rotary.sin)
     key_heads = layer.num_heads if layer.num_key_heads is None else layer.num_key_heads
     heads_of_query = layer.num_heads + (2 * key_heads if layer.key is None else 0)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn.nn._arrays import Array, Gradients, Pullback
+from selfattn.nn._compact import is_compact, kind_of
 
 
 class IncompatibleKeys(NamedTuple):
@@ -288,6 +289,8 @@ class Module:
             if name in state:
                 try:
                     fitting[name] = _fitting(name, array, state[name], strict)
+                    if is_compact(np.asarray(state[name])) and not is_compact(array):
+                        raise ValueError(f"{name} is {array.dtype}; the state has rounded weights")
                 except (TypeError, ValueError) as error:
                     problems.append(str(error))
         if problems:
@@ -371,6 +374,8 @@ def _fitting(name: str, parameter: Array, value: npt.ArrayLike, strict: bool) ->
     array = np.asarray(value)
     if array.shape != parameter.shape:
         raise ValueError(f"{name} has shape {parameter.shape}, not {array.shape}")
+    if is_compact(parameter) and array.dtype != parameter.dtype:
+        raise ValueError(f"{name} holds {kind_of(parameter)}, rounded weights; not {array.dtype}")
     if array.dtype.name not in ("float16", "bfloat16", "float32", "float64") and array.dtype.kind not in "iu":
         raise TypeError(f"{name} must hold floats or integers, not {array.dtype}")
     typed = isinstance(value, np.ndarray) and array.dtype.kind not in "iu"

@@ -201,7 +201,7 @@ def _project(part: Any, x: Array) -> tuple[Array, Back]:
     """Compute ``y = x @ weight.T + bias``: ``dx = dy @ weight``, ``dweight = dy.T @ x``, ``dbias = sum(dy)``."""
     if part is None:
         return x, lambda dy: (dy, [])
-    weight = part.weight.astype(x.dtype)
+    weight = np.asarray(part.weight, x.dtype)
     y = x @ weight.T
     if part.bias is not None:
         y = y + part.bias.astype(x.dtype)

@@ -248,7 +248,7 @@ def _layer(layer: Layer, x: Array, mask: Array | None) -> TransformerLayerSteps:
 
 
 def _project(x: Array, projection: Projection) -> Array:
-    y: Array = x @ projection.weight.T
+    y: Array = x @ np.asarray(projection.weight).T
     return y if projection.bias is None else y + projection.bias
 
 

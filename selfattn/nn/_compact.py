@@ -1,0 +1,159 @@
+"""Weights of 8 and 16 bits: rounding to them and back, and matrices of them for the core.
+
+int8 has a scale for each group of 128 numbers of a row: ``weight = scale * values`` with values from −127 to 127, rounded to the
+nearest. bfloat16 is held as its bits, in uint16: NumPy has no such type. What is rounded of activations is the core's business.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from selfattn import _core
+from selfattn.nn._arrays import Array
+
+KINDS = ("bfloat16", "int8")
+SCALE = "_scale"  # behind the name of a weight
+GROUP = 128  # numbers of a row that share a scale; the last group may have fewer
+
+BLOCK = 2**16  # elements that are rounded at once: they stay in the cache
+INT8, BITS = np.dtype(np.int8), np.dtype(np.uint16)
+BITS_OF_INFINITY = 0x7F80
+
+
+class Compact:
+    """A matrix of rounded weights. To NumPy it is float32: an index gives its rows, ``np.asarray`` all of it.
+
+    Parameters
+    ----------
+    values : ndarray of int8 or uint16, shape (out, in)
+        Contiguous. Not to be written to: what is packed is a copy.
+    scale : ndarray of float32, shape (out, groups), optional
+        Of int8.
+    """
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, values: Array, scale: Array | None = None) -> None:
+        self.values = values
+        self.scale = scale
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape, (out, in)."""
+        return self.values.shape
+
+    @property
+    def kind(self) -> str:
+        """``"int8"`` or ``"bfloat16"``."""
+        return kind_of(self.values)
+
+    @functools.cached_property
+    def packed(self) -> Any:
+        """The weights as the core multiplies by them."""
+        if self.scale is None:
+            return _core._pack_bfloat16(self.values)
+        return _core._pack_int8(self.values, self.scale)
+
+    @property
+    def table(self) -> Any:
+        """The weights as the core looks rows up."""
+        return self.values if self.scale is None else (self.values, self.scale)
+
+    def __getitem__(self, rows: Any) -> Array:
+        return to_float32(self.values[rows], None if self.scale is None else self.scale[rows])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self[:].astype(dtype or self.dtype, copy=False)
+
+
+Weight: TypeAlias = Array | Compact
+
+
+def is_compact(array: Array) -> bool:
+    """Tell arrays of rounded weights."""
+    return array.dtype in (INT8, BITS)
+
+
+def kind_of(array: Array) -> str:
+    """Return what an array of weights holds."""
+    return "bfloat16" if array.dtype == BITS else array.dtype.name
+
+
+def check_kind(dtype: Any) -> None:
+    """Refuse what weights cannot be rounded to, and what this CPU does not multiply.
+
+    Raises
+    ------
+    ValueError
+        It is no name of a kind.
+    RuntimeError
+        The CPU, or the instruction set in use, has no products of bfloat16.
+    """
+    if dtype not in KINDS:
+        raise ValueError(f"dtype must be {' or '.join(map(repr, KINDS))}, not {dtype!r}")
+    if _core._compact_products(dtype == "int8") is None:
+        raise RuntimeError(
+            f"{dtype} needs a CPU that multiplies it, with AVX512_BF16 (AMD since Zen 4, Intel) or AMX; the instruction set in use is "
+            f"{_core.get_isa()}. int8 runs everywhere"
+        )
+
+
+def no_gradients(kind: str) -> ValueError:
+    """Return what to raise where gradients of rounded weights are asked for."""
+    return ValueError(f"weights of {kind} have no gradients; load or make the model as float32 to train it")
+
+
+def rounded(name: str, weight: Array, kind: str) -> tuple[Array, Array | None]:
+    """Round float32 weights (out, in): return values, and of int8 the scales (out, groups).
+
+    Raises
+    ------
+    ValueError
+        One is NaN or infinite; the message has the name.
+    """
+    values: Array
+    if kind == "bfloat16":
+        values = np.empty(weight.shape, BITS)
+        _core._narrow(np.require(weight, np.float32, ["C", "A"]), values, 0)
+        if ((values & BITS_OF_INFINITY) == BITS_OF_INFINITY).any():
+            raise ValueError(f"{name} holds NaN, an infinity, or what bfloat16 rounds to one")
+        return values, None
+    out, columns = weight.shape
+    values, scale = np.empty(weight.shape, INT8), np.zeros((out, groups_of(columns)), np.float32)
+    rows = max(1, BLOCK // max(1, columns))
+    for begin in range(0, out, rows):
+        part, own = weight[begin : begin + rows], scale[begin : begin + rows]
+        for group in range(own.shape[1]):
+            of_group = slice(group * GROUP, (group + 1) * GROUP)
+            numbers, factor = part[:, of_group], own[:, group, None]
+            np.abs(numbers).max(axis=1, keepdims=True, initial=0, out=factor)
+            factor /= 127
+            quotients = numbers / np.where(factor == 0, 1, factor)
+            np.rint(quotients, out=quotients)
+            np.clip(quotients, -127, 127, out=quotients)  # the scale of subnormal rows is not exact
+            with np.errstate(invalid="ignore"):  # of NaN, which is an error below
+                values[begin : begin + rows, of_group] = quotients
+    if not np.isfinite(scale).all():
+        raise ValueError(f"{name} holds NaN or an infinity")
+    return values, scale
+
+
+def groups_of(columns: int) -> int:
+    """Return how many groups a row has."""
+    return -(-columns // GROUP)
+
+
+def to_float32(values: Array, scale: Array | None) -> Array:
+    """Return what rounded weights (..., in) stand for, of int8 with scales (..., groups)."""
+    if scale is None:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    wide: Array = values * np.repeat(scale, GROUP, axis=-1)[..., : values.shape[-1]]
+    return wide
+
+
+def good_scale(scale: Array) -> bool:
+    """Tell scales that are those of some weights: finite, and not negative."""
+    return bool((np.isfinite(scale) & (scale >= 0)).all())
