@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn.functional._arguments import as_array, is_float
-from selfattn.functional._products import linear, linear_backward
+from selfattn.functional._products import linear_backward
 from selfattn.nn._arrays import Array
+from selfattn.nn._compact import Weight, multiply
 
 PROJECTIONS = ("query", "key", "value")
 # What a call may set.
@@ -27,10 +28,10 @@ def check_options(options: dict[str, Any], known: tuple[str, ...] = OPTIONS) -> 
             raise TypeError(f"unknown option {name!r}; a layer takes {', '.join(known)}")
 
 
-def project(x: Array, weight: Array, bias: Array | None) -> Array:
+def project(x: Array, weight: Weight, bias: Array | None) -> Array:
     """Compute ``x @ weight.T + bias``; padding that holds infinities makes NaN of itself, quietly."""
     with np.errstate(invalid="ignore", over="ignore"):
-        return linear(x, weight, bias)
+        return multiply(x, weight, bias)
 
 
 def project_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, Array]:

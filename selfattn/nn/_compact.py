@@ -7,11 +7,13 @@ nearest. bfloat16 is held as its bits, in uint16: NumPy has no such type. What i
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from selfattn import _core
+from selfattn.functional._products import FLOAT32, linear, plain
 from selfattn.nn._arrays import Array
 
 KINDS = ("bfloat16", "int8")
@@ -36,8 +38,8 @@ class Compact:
 
     dtype = np.dtype(np.float32)
 
-    def __init__(self, values: Array, scale: Array | None = None) -> None:
-        self.values = values
+    def __init__(self, values: Array, scale: Array | None = None, source: Array | None = None) -> None:
+        self.values, self.source = values, source  # of which it is a part
         self.scale = scale
 
     @property
@@ -62,6 +64,10 @@ class Compact:
         """The weights as the core looks rows up."""
         return self.values if self.scale is None else (self.values, self.scale)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is packed: a copy packs its own."""
+        return {name: value for name, value in vars(self).items() if name != "packed"}
+
     def __getitem__(self, rows: Any) -> Array:
         return to_float32(self.values[rows], None if self.scale is None else self.scale[rows])
 
@@ -75,6 +81,11 @@ Weight: TypeAlias = Array | Compact
 def is_compact(array: Array) -> bool:
     """Tell arrays of rounded weights."""
     return array.dtype in (INT8, BITS)
+
+
+def float_type(weight: Weight) -> np.dtype[Any]:
+    """Return the dtype of what multiplies a weight: float32 where it is rounded, else its own."""
+    return Compact.dtype if isinstance(weight, Compact) or is_compact(weight) else weight.dtype
 
 
 def kind_of(array: Array) -> str:
@@ -96,7 +107,7 @@ def check_kind(dtype: Any) -> None:
         raise ValueError(f"dtype must be {' or '.join(map(repr, KINDS))}, not {dtype!r}")
     if _core._compact_products(dtype == "int8") is None:
         raise RuntimeError(
-            f"{dtype} needs a CPU that multiplies it, with AVX512_BF16 (AMD since Zen 4, Intel) or AMX; the instruction set in use is "
+            f"{dtype} needs a CPU that multiplies it, an AMD with AVX512_BF16, or one with AMX; the instruction set in use is "
             f"{_core.get_isa()}. int8 runs everywhere"
         )
 
@@ -104,6 +115,12 @@ def check_kind(dtype: Any) -> None:
 def no_gradients(kind: str) -> ValueError:
     """Return what to raise where gradients of rounded weights are asked for."""
     return ValueError(f"weights of {kind} have no gradients; load or make the model as float32 to train it")
+
+
+def refuse_gradients(weight: Array) -> None:
+    """Raise what no_gradients returns, if the weight is rounded."""
+    if is_compact(weight):
+        raise no_gradients(kind_of(weight))
 
 
 def rounded(name: str, weight: Array, kind: str) -> tuple[Array, Array | None]:
@@ -129,12 +146,12 @@ def rounded(name: str, weight: Array, kind: str) -> tuple[Array, Array | None]:
         for group in range(own.shape[1]):
             of_group = slice(group * GROUP, (group + 1) * GROUP)
             numbers, factor = part[:, of_group], own[:, group, None]
-            np.abs(numbers).max(axis=1, keepdims=True, initial=0, out=factor)
-            factor /= 127
-            quotients = numbers / np.where(factor == 0, 1, factor)
-            np.rint(quotients, out=quotients)
-            np.clip(quotients, -127, 127, out=quotients)  # the scale of subnormal rows is not exact
-            with np.errstate(invalid="ignore"):  # of NaN, which is an error below
+            with np.errstate(invalid="ignore"):  # of NaN and infinities, which are an error below
+                np.abs(numbers).max(axis=1, keepdims=True, initial=0, out=factor)
+                factor /= 127
+                quotients = numbers / np.where(factor == 0, 1, factor)
+                np.rint(quotients, out=quotients)
+                np.clip(quotients, -127, 127, out=quotients)  # the scale of subnormal groups is not exact
                 values[begin : begin + rows, of_group] = quotients
     if not np.isfinite(scale).all():
         raise ValueError(f"{name} holds NaN or an infinity")
@@ -157,3 +174,29 @@ def to_float32(values: Array, scale: Array | None) -> Array:
 def good_scale(scale: Array) -> bool:
     """Tell scales that are those of some weights: finite, and not negative."""
     return bool((np.isfinite(scale) & (scale >= 0)).all())
+
+
+def multiply(x: Array, weight: Weight, bias: Array | None) -> Array:
+    """Compute ``x @ weight.T + bias``, x (..., in), with weights that may be rounded; these multiply float32.
+
+    Raises
+    ------
+    TypeError
+        x is float64, and the weights are rounded.
+    """
+    if not isinstance(weight, Compact):
+        return linear(x, weight, bias)
+    check_input(x, weight.kind)
+    rows = plain(
+        x.reshape(-1, x.shape[-1]) if x.shape[-1] else x.reshape(math.prod(x.shape[:-1]), 0), FLOAT32
+    )
+    y: Array = _core._linear_forward(rows, weight.packed, None if bias is None else plain(bias, FLOAT32))
+    return y.reshape(*x.shape[:-1], weight.shape[0]).astype(np.result_type(x, FLOAT32), copy=False)
+
+
+def check_input(x: Array, kind: str) -> None:
+    """Refuse what would lose digits."""
+    if x.dtype == np.float64:
+        raise TypeError(
+            f"the input is float64, and weights of {kind} multiply float32; give x.astype(np.float32)"
+        )

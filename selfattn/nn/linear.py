@@ -18,6 +18,7 @@ from selfattn.nn._arrays import (
     checked_pullback,
     float_dtype,
 )
+from selfattn.nn._compact import multiply, refuse_gradients
 from selfattn.nn._docs import documented_vjp
 from selfattn.nn.module import Module
 
@@ -61,6 +62,7 @@ class Linear(Module):
 
     weight: Array
     bias: Array | None
+    _rounds = ("weight",)
 
     def __init__(
         self,
@@ -101,11 +103,13 @@ class Linear(Module):
         ValueError
             The last axis of ``x`` is not ``in_features`` long.
         """
-        return linear(as_features(x, self.in_features, self.weight.dtype), self.weight, self.bias)
+        weight = self._operand("weight")
+        return multiply(as_features(x, self.in_features, weight.dtype), weight, self.bias)
 
     @documented_vjp("``weight``", result="y : ndarray, shape (..., out_features)")
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, grads)``."""
+        refuse_gradients(self.weight)
         x = as_features(x, self.in_features, self.weight.dtype)
         y = linear(x, self.weight, self.bias)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn.nn._arrays import Array, Gradients, Pullback
-from selfattn.nn._compact import is_compact, kind_of
+from selfattn.nn._compact import SCALE, Compact, Weight, check_kind, is_compact, kind_of, rounded
 
 
 class IncompatibleKeys(NamedTuple):
@@ -84,6 +84,8 @@ class Module:
 
     training: bool = True
     _parameter_names: tuple[str, ...] = ()
+    _rounds: ClassVar[tuple[str, ...]] = ()  # weights that quantize rounds
+    _compacts: dict[Any, Compact]
 
     # ---------------------------------------------------------------------------------------------- calling
 
@@ -165,6 +167,74 @@ class Module:
         if name not in self._parameter_names:
             self._parameter_names = (*self._parameter_names, name)
         self.__dict__[name] = array
+
+    def quantize(self, dtype: str) -> Self:
+        """Round the weights of all products in this module and below it to 8 or 16 bits, in place.
+
+        ``Linear`` and ``MultiheadAttention`` have such weights, and what is made of them. int8 stands beside scales of 128 numbers of a
+        row each, in a parameter ``…weight_scale``; bfloat16 is held as its bits, in uint16. All else stays float32. Rounded
+        weights multiply rows that are rounded as well, and have no gradients.
+
+        Parameters
+        ----------
+        dtype : {"int8", "bfloat16"}
+
+        Returns
+        -------
+        Module
+            The module itself.
+
+        Raises
+        ------
+        ValueError
+            The dtype is another one; there are no such weights; or one is not float32, or NaN, or infinite. Then nothing
+            has changed.
+        RuntimeError
+            ``"bfloat16"``, and the CPU has no products of it.
+
+        Examples
+        --------
+        >>> from selfattn import nn
+        >>> nn.Linear(256, 2, bias=False, rng=0).quantize("int8").parameters()["weight_scale"].shape
+        (2, 2)
+        """
+        check_kind(dtype)
+        found = []
+        for module in self.modules():
+            for name in module._rounds:
+                array = module.__dict__[name]
+                if array is None:
+                    continue
+                title = f"{name} of a {type(module).__name__}"
+                if array.dtype != np.float32:
+                    raise ValueError(f"{title} is {kind_of(array)}; only float32 is rounded to {dtype}")
+                found.append((module, name, rounded(title, array, dtype)))
+        if not found:
+            raise ValueError(
+                f"{type(self).__name__} has no weights that are rounded; Linear and MultiheadAttention have"
+            )
+        for module, name, (values, scale) in found:
+            module.register_parameter(name, values)
+            if scale is not None:
+                module.register_parameter(name + SCALE, scale)
+        return self
+
+    def _operand(self, name: str, rows: slice = slice(None)) -> Weight:
+        """Return a weight, or some of its rows, as what multiplies: rounded ones are packed once."""
+        values: Array = self.__dict__[name]
+        scale: Array | None = self.__dict__.get(name + SCALE)
+        if not is_compact(values):
+            return values[rows]
+        kept: dict[Any, Compact] = self.__dict__.setdefault("_compacts", {})
+        if any(array.flags.writeable for array in (values, scale) if array is not None):  # new, or written to
+            kept.clear()
+            for array in (values, scale):
+                if array is not None:
+                    array.flags.writeable = False
+        key = name, rows.start, rows.stop
+        if key not in kept or kept[key].source is not values:
+            kept[key] = Compact(values[rows], None if scale is None else scale[rows], values)
+        return kept[key]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._parameter_names:
@@ -296,6 +366,8 @@ class Module:
         if problems:
             raise ValueError(f"the state does not fit {type(self).__name__}:\n  " + "\n  ".join(problems))
         for name, value in fitting.items():
+            if is_compact(parameters[name]) or name.endswith(SCALE):
+                parameters[name].flags.writeable = True  # packed weights are made anew
             parameters[name][...] = value
         return IncompatibleKeys(missing, unexpected)
 

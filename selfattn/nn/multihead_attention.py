@@ -28,6 +28,7 @@ from selfattn.nn._attention import (
     project,
     project_backward,
 )
+from selfattn.nn._compact import float_type, refuse_gradients
 from selfattn.nn._docs import documented_vjp
 from selfattn.nn.linear import Linear
 from selfattn.nn.module import Module
@@ -111,6 +112,7 @@ class MultiheadAttention(Module):
     k_proj_weight: Array | None
     v_proj_weight: Array | None
     in_proj_bias: Array | None
+    _rounds = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
     def __init__(
         self,
@@ -238,6 +240,7 @@ class MultiheadAttention(Module):
         The weights are to look at: no gradient flows back through them. In self-attention, where one array
         is query, key and value, its gradient is ``dq + dk + dv``. The pullback drops what was dropped.
         """
+        refuse_gradients(self.out_proj.weight)
         inputs = self._inputs(query, key, value)
         options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
         q, k, v = self._project(inputs)
@@ -296,17 +299,17 @@ class MultiheadAttention(Module):
                 options["attn_mask"] = options["attn_mask"].squeeze(-3)
             options["key_lengths"] = key_lengths
         q, k, v = (x.swapaxes(0, 1) if self._sequence_first(x) else x for x in inputs)
-        (w_q, b_q), (w_k, b_k), (w_v, b_v) = self._projections()
+        (w_q, b_q), (w_k, b_k), (w_v, b_v) = ((np.asarray(w), b) for w, b in self._projections())
         return layer_steps(
             q, w_q.T, w_k.T, w_v.T, b_query=b_q, b_key=b_k, b_value=b_v, key_inputs=k, value_inputs=v,
-            num_heads=self.num_heads, W_out=self.out_proj.weight.T, b_out=self.out_proj.bias, **options,
+            num_heads=self.num_heads, W_out=np.asarray(self.out_proj._operand("weight")).T, b_out=self.out_proj.bias, **options,
         )  # fmt: skip
 
     # ---------------------------------------------------------------------------------------- their parts
 
     def _inputs(self, query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike) -> Inputs:
         """Check the inputs: one sequence or a batch of them each, and of the same sizes where they meet."""
-        dtype, widths = self.out_proj.weight.dtype, (self.embed_dim, self.kdim, self.vdim)
+        dtype, widths = float_type(self.out_proj.weight), (self.embed_dim, self.kdim, self.vdim)
         given = zip((query, key, value), widths, PROJECTIONS, strict=True)
         q, k, v = (as_features(x, width, dtype, name) for x, width, name in given)
         if q.ndim not in (2, 3) or not q.ndim == k.ndim == v.ndim:
@@ -353,12 +356,13 @@ class MultiheadAttention(Module):
             "rng": seed_from_rng(self.rng) if p > 0 else None,
         }
 
-    def _projections(self) -> list[tuple[Array, Array | None]]:
+    def _projections(self) -> list[tuple[Any, Array | None]]:
         """Return weight and bias of each of the three projections, as views."""
+        d = self.embed_dim
         if self.in_proj_weight is not None:
-            weights: list[Any] = np.split(self.in_proj_weight, 3)
+            weights = [self._operand("in_proj_weight", slice(d * n, d * (n + 1))) for n in range(3)]
         else:
-            weights = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
+            weights = [self._operand(name) for name in self._rounds[1:]]
         biases: list[Any] = [None] * 3 if self.in_proj_bias is None else np.split(self.in_proj_bias, 3)
         return list(zip(weights, biases, strict=True))
 

@@ -20,6 +20,7 @@ from selfattn.nn._arrays import (
     checked_pullback,
 )
 from selfattn.nn._attention import mask_from_ignored
+from selfattn.nn._compact import Compact, check_input, float_type, is_compact, kind_of
 from selfattn.nn._docs import documented_vjp
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.dropout import Dropout
@@ -333,7 +334,7 @@ class _Call:
         key_lengths: npt.ArrayLike | None,
     ) -> None:
         first = layers[0]
-        x = as_features(src, first.d_model, first.linear1.weight.dtype, "src")
+        x = as_features(src, first.d_model, float_type(first.linear1.weight), "src")
         self.batch_first = first.self_attn.batch_first
         if x.ndim not in (2, 3):
             axes = "(N, L, d_model)" if self.batch_first else "(L, N, d_model)"
@@ -344,6 +345,9 @@ class _Call:
         self.parameters = parameters
         self.x, self.dtype = x, np.result_type(x, *{p.dtype for p in parameters})
         self.compute = widest(x, *parameters)
+        for parameter in parameters:
+            if is_compact(parameter):
+                check_input(x, kind_of(parameter))
         by_sequence = self._by_sequence(x)
         lead, length = by_sequence.shape[:-2], by_sequence.shape[-2]
         self.shape = (lead[0] if lead else 1, length, x.shape[-1])
@@ -457,13 +461,18 @@ def _settings(
         part.p if part.training else 0.0 for part in (layer.dropout1, layer.dropout, layer.dropout2)
     )
     drops = (attention.dropout if attention.training else 0.0, first, wide, last)
+    query, key, value = _projection(attention.in_proj_weight, attention.in_proj_bias, dtype), None, None
+    if attention.in_proj_weight is not None and is_compact(attention.in_proj_weight):
+        query, key, value = (_projection(*part, dtype) for part in attention._projections())
     return _transformer.Layer(
         attention.num_heads,
-        _projection(attention.in_proj_weight, attention.in_proj_bias, dtype),
-        output=_projection(attention.out_proj.weight, attention.out_proj.bias, dtype),
+        query,
+        key,
+        value,
+        output=_projection(attention.out_proj._operand("weight"), attention.out_proj.bias, dtype),
         attention_norm=_norm(layer.norm1, dtype),
-        up=_projection(linear1.weight, linear1.bias, dtype),
-        down=_projection(linear2.weight, linear2.bias, dtype),
+        up=_projection(linear1._operand("weight"), linear1.bias, dtype),
+        down=_projection(linear2._operand("weight"), linear2.bias, dtype),
         feed_forward_norm=_norm(layer.norm2, dtype),
         norm_first=layer.norm_first,
         activation="relu" if layer.activation == "relu" else "gelu",
@@ -474,7 +483,8 @@ def _settings(
 
 
 def _projection(weight: Any, bias: Array | None, dtype: np.dtype[Any]) -> _transformer.Projection:
-    return _transformer.Projection(plain(weight, dtype), None if bias is None else plain(bias, dtype))
+    own = weight if isinstance(weight, Compact) else plain(weight, dtype)
+    return _transformer.Projection(own, None if bias is None else plain(bias, dtype))
 
 
 def _norm(norm: Any, dtype: np.dtype[Any]) -> _transformer.Norm:

@@ -1,0 +1,151 @@
+"""quantize of layers: what is rounded, what it computes, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+from selfattn import _core, nn
+
+KINDS = ["int8"] + (["bfloat16"] if _core._compact_products(False) else [])
+
+
+def steps_of(x: np.ndarray) -> np.ndarray:
+    """Return the step to which each element of x (..., n) is rounded in int8: its group's range by 255."""
+    steps = np.empty_like(x)
+    for begin in range(0, x.shape[-1], 128):
+        group = x[..., begin : begin + 128]
+        steps[..., begin : begin + 128] = np.ptp(group, axis=-1, keepdims=True) / 255
+    return steps
+
+
+def float32_of(layer: nn.Linear) -> np.ndarray:
+    """Return the weight that a rounded layer stands for, computed here."""
+    if layer.weight.dtype == np.int8:
+        scale = np.repeat(layer.weight_scale, 128, axis=1)[:, : layer.in_features]
+        return layer.weight.astype(np.float64) * scale
+    return (layer.weight.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("into", "out"), [(7, 3), (128, 33), (300, 64)])
+def test_a_linear_layer(kind, into, out):
+    rng = np.random.default_rng(into)
+    layer = nn.Linear(into, out, rng=0)
+    exact = layer.weight.astype(np.float64)
+    assert layer.quantize(kind) is layer
+    weight, x = float32_of(layer), rng.standard_normal((2, 5, into)).astype(np.float32)
+    if kind == "int8":
+        steps = np.repeat(np.abs(layer.weight_scale), 128, axis=1)[:, :into] / 2
+        errors = steps_of(x) / 2 @ np.abs(weight).T
+    else:
+        steps = np.abs(exact) * 2.0**-8
+        errors = np.abs(x) * 2.0**-8 @ np.abs(weight).T
+    assert (np.abs(weight - exact) <= steps * 1.0001).all()
+    sums = np.abs(x).astype(np.float64) @ np.abs(weight).T + np.abs(layer.bias)
+    difference = np.abs(layer(x) - (x @ weight.T + layer.bias))
+    assert (difference <= errors + into * 2.0**-22 * sums).all()
+    assert layer(x).dtype == np.float32
+    assert np.array_equal(layer(x)[1, 2], layer(x[1, 2]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_an_encoder_stands_for_its_rounded_weights(kind, norm_first):
+    layer = nn.TransformerEncoderLayer(64, 4, 160, batch_first=True, norm_first=norm_first, rng=0)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    x = np.random.default_rng(1).standard_normal((3, 9, 64)).astype(np.float32)
+    whole, before = copy.deepcopy(encoder), encoder(x)
+    encoder.quantize(kind)
+    state = {}
+    for name, array in encoder.state_dict().items():
+        if name.endswith("_scale"):
+            continue
+        if array.dtype == np.int8:
+            scale = np.repeat(encoder.state_dict()[name + "_scale"], 128, axis=1)[:, : array.shape[1]]
+            array = array * scale  # noqa: PLW2901
+        elif array.dtype == np.uint16:
+            array = (array.astype(np.uint32) << 16).view(np.float32)  # noqa: PLW2901
+        state[name] = array
+    whole.load_state_dict(state)
+    y = encoder(x)
+    # Rounded inputs are off by 1/255 of a group's range at most in each of eight products; norms keep the size of the rows at 1.
+    assert np.abs(y - whole(x)).max() < (0.1 if kind == "int8" else 0.05)
+    assert not np.array_equal(y, before)
+    assert np.corrcoef(y.ravel(), before.ravel())[0, 1] > 0.999
+    assert np.array_equal(encoder(x[1:2])[0], y[1])
+    lengths = [9, 4, 1]
+    assert np.array_equal(encoder(x, key_lengths=lengths)[1, :4], encoder(x[1:2, :4])[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_multihead_attention(kind):
+    layer = nn.MultiheadAttention(64, 4, batch_first=True, rng=0)
+    x = np.random.default_rng(1).standard_normal((2, 6, 64)).astype(np.float32)
+    before = layer(x, x, x)[0]
+    layer.quantize(kind)
+    after = layer(x, x, x)[0]
+    assert np.corrcoef(after.ravel(), before.ravel())[0, 1] > 0.999
+    assert not np.array_equal(after, before)
+    assert np.allclose(layer.steps(x, x, x).result, after, atol=0.02)
+
+
+def test_a_spoiled_token_spoils_itself_alone():
+    layer = nn.Linear(200, 8, rng=0).quantize("int8")
+    x = np.random.default_rng(0).standard_normal((6, 200)).astype(np.float32)
+    clean = layer(x)
+    x[1, 3], x[2, 150], x[4] = np.nan, np.inf, 0
+    x[5] = 1e30
+    y = layer(x)
+    assert np.isnan(y[1]).all()
+    assert not np.isfinite(y[2]).any()
+    assert np.array_equal(y[[0, 3]], clean[[0, 3]])
+    assert np.allclose(y[4], layer.bias)
+    assert np.allclose(y[5], 1e30 * float32_of(layer).sum(axis=1), rtol=1e-4)
+
+
+def test_state_and_copies():
+    layer, other = (nn.Linear(130, 4, rng=seed).quantize("int8") for seed in (0, 1))
+    x = np.random.default_rng(0).standard_normal((3, 130)).astype(np.float32)
+    first, second = layer(x), other(x)
+    assert not np.array_equal(first, second)
+    assert list(layer.state_dict()) == ["weight", "bias", "weight_scale"]
+    for made in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert np.array_equal(made(x), first)
+        made.load_state_dict(other.state_dict())
+        assert np.array_equal(made(x), second)
+    with pytest.raises(ValueError, match="read-only"):
+        layer.weight[0, 0] = 1
+    with pytest.raises(ValueError, match="rounded weights"):
+        nn.Linear(130, 4).load_state_dict({"weight": layer.weight, "bias": layer.bias}, strict=False)
+
+
+def test_what_is_refused():
+    layer = nn.Linear(4, 2, rng=0)
+    with pytest.raises(ValueError, match="'bfloat16' or 'int8', not 'int4'"):
+        layer.quantize("int4")
+    with pytest.raises(ValueError, match="no weights that are rounded"):
+        nn.LayerNorm(4).quantize("int8")
+    with pytest.raises(ValueError, match=r"float64; only float32"):
+        nn.Linear(4, 2, dtype=np.float64).quantize("int8")
+    stack = nn.Sequential(nn.Linear(4, 4, rng=0), layer)
+    layer.weight[1, 1] = np.inf
+    with pytest.raises(ValueError, match="weight of a Linear holds NaN or an infinity"):
+        stack.quantize("int8")
+    assert all(array.dtype == np.float32 for array in stack.parameters().values())
+    layer.weight[1, 1] = 0
+    layer.quantize("int8")
+    with pytest.raises(ValueError, match="is int8"):
+        layer.quantize("int8")
+    with pytest.raises(ValueError, match="no gradients"):
+        layer.vjp(np.ones((1, 4), np.float32))
+    with pytest.raises(TypeError, match="float64"):
+        layer(np.ones((1, 4)))
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, rng=0).eval().quantize("int8")
+    with pytest.raises(ValueError, match="no gradients"):
+        encoder.vjp(np.ones((3, 8), np.float32))
+    with pytest.raises(TypeError, match="float64"):
+        encoder(np.ones((3, 8)))
