@@ -98,7 +98,7 @@ sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t ro
     const sa_kernels *kernels = sa_kernels_active();
     const ptrdiff_t stride = stride_of(l->weights, l->in);
     const float *x = (const float *)(const void *)l->x + row * l->in;
-    sa_compact_rows r = {.row = row, .rows = rows, .stride = stride, .x = scratch};
+    sa_compact_rows r = {.row = row, .rows = rows, .stride = stride, .products = sa_compact_active(l->weights), .x = scratch};
     r.rounded = (sa_rounded *)(void *)(r.x + readable(l->weights, rows) * stride);
     r.sums = (char *)r.rounded + rounded_bytes(l->weights, rows, l->in);
     if (l->in == 0) {
@@ -107,7 +107,7 @@ sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t ro
     }
     if (l->weights == SA_WEIGHTS_INT8) {
         kernels->quantize_rows(x, rows, l->in, (uint8_t *)r.x, stride, r.rounded);
-        for (ptrdiff_t i = 0; i < rows && sa_compact_active(l->weights)->widened; ++i) {
+        for (ptrdiff_t i = 0; i < rows && r.products->widened; ++i) {
             widen((uint8_t *)r.x + i * stride, stride / 2);
         }
         return r;
@@ -159,10 +159,9 @@ static void spoiled_row(const sa_linear *l, int part, ptrdiff_t row, ptrdiff_t c
 static void multiply_tile(const sa_linear *l, const sa_compact_rows *r, ptrdiff_t first, ptrdiff_t rows, int part,
                           ptrdiff_t column, ptrdiff_t width) {
     const sa_compact *w = (const sa_compact *)(const void *)l->weight[part];
-    const sa_compact_products *products = sa_compact_active(l->weights);
     const bool int8 = l->weights == SA_WEIGHTS_INT8, gelu = int8 && l->activation == SA_ACT_GELU && l->gate == NULL;
     const ptrdiff_t at = (r->row + first) * w->out + column, panel = column / SA_PANEL_COLUMNS;
-    const ptrdiff_t group = int8 ? SA_GROUP_STEPS : w->steps, word = products->widened ? 2 * SA_WORD : SA_WORD;
+    const ptrdiff_t group = int8 ? SA_GROUP_STEPS : w->steps, word = r->products->widened ? 2 * SA_WORD : SA_WORD;
     const float *bias = (const float *)(const void *)l->bias[part], *residual = (const float *)(const void *)l->residual;
     float *y = (float *)(void *)l->y[part] + at;
     sa_compact_ends ends = {.rows = rows,
@@ -182,7 +181,7 @@ static void multiply_tile(const sa_linear *l, const sa_compact_rows *r, ptrdiff_
                                        r->stride,
                                        w->panels + panel * panel_bytes(w->steps) + step * SA_PANEL_COLUMNS * SA_WORD,
                                        (char *)r->sums + ends.groups * SA_MOST_TILE_ROWS * SA_PANEL_COLUMNS * SA_WORD};
-            products->leaf(&t);
+            r->products->leaf(&t);
         }
         const bool last = step >= w->steps;
         ends.row = int8 ? r->rounded + first * w->groups + first_group : NULL;
@@ -203,7 +202,7 @@ static void multiply_tile(const sa_linear *l, const sa_compact_rows *r, ptrdiff_
 static void multiply_rows(const sa_linear *l, const sa_compact_rows *r, ptrdiff_t from, ptrdiff_t end, int part,
                           ptrdiff_t column, ptrdiff_t width) {
     const sa_compact *w = (const sa_compact *)(const void *)l->weight[part];
-    const sa_compact_products *products = sa_compact_active(l->weights);
+    const sa_compact_products *products = r->products;
     const ptrdiff_t tiles = sa_ceil_div(end - from, products->most_rows), end_column = column + width;
     const ptrdiff_t at_once = sa_larger(SA_PANELS_AT_ONCE / sa_larger(panel_bytes(w->steps), 1), 1) * SA_PANEL_COLUMNS;
     if (products->open != NULL) {

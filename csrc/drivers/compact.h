@@ -13,6 +13,7 @@ sa_compact sa_compact_pack(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const v
 typedef struct {
     ptrdiff_t row, rows; /* of the product */
     ptrdiff_t stride;    /* bytes of a rounded row */
+    const sa_compact_products *products;
     char *x;
     sa_rounded *rounded;
     void *sums;

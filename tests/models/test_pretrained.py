@@ -139,6 +139,38 @@ def test_similar_words_are_those_that_people_call_similar(model, texts):
     )
 
 
+@pytest.fixture(scope="module")
+def int8(folder):
+    """The model in int8, made while it is loaded."""
+    return models.load(folder, dtype="int8")
+
+
+@pytest.mark.filterwarnings("ignore:.*longer than 256 tokens")
+def test_int8_keeps_what_is_similar(int8, texts):
+    """The figures of float32, within 0.005."""
+    y = int8.encode(lines_of(texts / "lee.cor"))
+    pairs = np.triu_indices(50, 1)
+    ours, theirs = (y @ y.T)[pairs], np.loadtxt(texts / "similarities0-1.txt")[pairs]
+    assert abs(np.corrcoef(ours, theirs)[0, 1] - 0.6564) < 0.005
+    assert abs(np.corrcoef(ranks(ours), ranks(theirs))[0, 1] - 0.5083) < 0.005
+    rows = [line.split("\t") for line in lines_of(texts / "wordsim353.tsv") if not line.startswith("#")]
+    cosines = (int8.encode(row[0] for row in rows) * int8.encode(row[1] for row in rows)).sum(axis=1)
+    people = np.array([float(row[2]) for row in rows])
+    assert abs(np.corrcoef(ranks(cosines), ranks(people))[0, 1] - 0.7289) < 0.005
+
+
+@pytest.mark.filterwarnings("ignore:.*longer than 256 tokens")
+def test_int8_is_near_float32(model, int8, texts):
+    """Cosines: of sentences, and of hostile texts, repeated and very short ones."""
+    sentences = [part for line in lines_of(texts / "lee_background.cor") for part in line.split(". ") if part]
+    sentences = sentences[:: max(1, len(sentences) // 300)]
+    assert (model.encode(sentences) * int8.encode(sentences)).sum(axis=1).min() >= 0.995
+    words = [".", "?", "[SEP]", "[PAD]", "the", "-", "a", "1", "\u4e2d", "thank you", "no", "cat", "##s"]
+    hostile = [" ".join([word] * count) for word in words for count in (1, 2, 3, 8, 16, 60, 250)]
+    hostile += ["", " ", "x" * 300, "ALL CAPS!!!", "http://a.b/c?d=e&f=g", "for(i=0;i<n;i++){a[i]=b[i];}"]
+    assert (model.encode(hostile) * int8.encode(hostile)).sum(axis=1).min() >= 0.99
+
+
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
 def test_a_thousand_sentences_are_embedded_as_by_sentence_transformers(folder, model, texts):
