@@ -13,7 +13,7 @@ import numpy as np
 from selfattn._extras import import_extra
 from selfattn.files import read_json
 from selfattn.nn._arrays import Array
-from selfattn.nn._compact import BITS, INT8, SCALE, good_scale, groups_of, is_compact, to_float32
+from selfattn.nn._compact import BITS, INT8, SCALE, good_bits, good_scale, groups_of, is_compact, to_float32
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I8": np.int8}
@@ -147,6 +147,8 @@ def fit(
             wrong.append(f"{name} is int8, which only matrices may be")
         elif name.endswith(SCALE) and not good_scale(named[name]):
             wrong.append(f"{name} must hold finite numbers, none negative")
+        elif named[name].dtype == BITS and not good_bits(named[name]):
+            wrong.append(f"{name} holds NaN or an infinity")
     if wrong:
         more = f"\n  and {len(wrong) - 20} more" if len(wrong) > 20 else ""
         raise ValueError(

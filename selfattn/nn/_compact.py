@@ -135,7 +135,7 @@ def rounded(name: str, weight: Array, kind: str) -> tuple[Array, Array | None]:
     if kind == "bfloat16":
         values = np.empty(weight.shape, BITS)
         _core._narrow(np.require(weight, np.float32, ["C", "A"]), values, 0)
-        if ((values & BITS_OF_INFINITY) == BITS_OF_INFINITY).any():
+        if not good_bits(values):
             raise ValueError(f"{name} holds NaN, an infinity, or what bfloat16 rounds to one")
         return values, None
     out, columns = weight.shape
@@ -169,6 +169,11 @@ def to_float32(values: Array, scale: Array | None) -> Array:
         return (values.astype(np.uint32) << 16).view(np.float32)
     wide: Array = values * np.repeat(scale, GROUP, axis=-1)[..., : values.shape[-1]]
     return wide
+
+
+def good_bits(values: Array) -> bool:
+    """Tell bits of bfloat16 that are finite numbers."""
+    return not ((values & BITS_OF_INFINITY) == BITS_OF_INFINITY).any()
 
 
 def good_scale(scale: Array) -> bool:

@@ -9,7 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn.nn._arrays import Array, Gradients, Pullback
-from selfattn.nn._compact import SCALE, Compact, Weight, check_kind, is_compact, kind_of, rounded
+from selfattn.nn._compact import (
+    BITS,
+    SCALE,
+    Compact,
+    Weight,
+    check_kind,
+    good_bits,
+    good_scale,
+    is_compact,
+    kind_of,
+    rounded,
+)
 
 
 class IncompatibleKeys(NamedTuple):
@@ -354,19 +365,19 @@ class Module:
         unexpected = [name for name in state if name not in parameters]
         problems = [f"missing: {name} {parameters[name].shape}" for name in missing if strict]
         problems += [f"unexpected: {name}" for name in unexpected if strict]
+        scales = {name + SCALE for name, array in parameters.items() if is_compact(array)}
         fitting = {}
         for name, array in parameters.items():
             if name in state:
                 try:
                     fitting[name] = _fitting(name, array, state[name], strict)
-                    if is_compact(np.asarray(state[name])) and not is_compact(array):
-                        raise ValueError(f"{name} is {array.dtype}; the state has rounded weights")
+                    _check_rounded(name, array, fitting[name], name in scales)
                 except (TypeError, ValueError) as error:
                     problems.append(str(error))
         if problems:
             raise ValueError(f"the state does not fit {type(self).__name__}:\n  " + "\n  ".join(problems))
         for name, value in fitting.items():
-            if is_compact(parameters[name]) or name.endswith(SCALE):
+            if is_compact(parameters[name]) or name in scales:
                 parameters[name].flags.writeable = True  # packed weights are made anew
             parameters[name][...] = value
         return IncompatibleKeys(missing, unexpected)
@@ -439,6 +450,16 @@ def add_gradients(total: Gradients, more: Gradients) -> Gradients:
     for name, gradient in more.items():
         total[name] = total[name] + gradient if name in total else gradient
     return total
+
+
+def _check_rounded(name: str, parameter: Array, array: Array, scale: bool) -> None:
+    """Refuse rounded weights where there are none, and numbers that no rounding gives."""
+    if is_compact(array) and not is_compact(parameter):
+        raise ValueError(f"{name} is {parameter.dtype}; the state has rounded weights")
+    if scale and not good_scale(array):
+        raise ValueError(f"{name} must hold finite numbers, none negative")
+    if parameter.dtype == BITS and not good_bits(array):
+        raise ValueError(f"{name} holds NaN or an infinity")
 
 
 def _fitting(name: str, parameter: Array, value: npt.ArrayLike, strict: bool) -> Array:

@@ -119,6 +119,12 @@ def test_state_and_copies():
         assert np.array_equal(made(x), second)
     with pytest.raises(ValueError, match="read-only"):
         layer.weight[0, 0] = 1
+    for wrong in (np.nan, np.inf, -1):
+        state = layer.state_dict()
+        state["weight_scale"][1, 1] = wrong
+        with pytest.raises(ValueError, match="weight_scale must hold finite numbers, none negative"):
+            layer.load_state_dict(state)
+    assert np.array_equal(layer(x), first)
     with pytest.raises(ValueError, match="rounded weights"):
         nn.Linear(130, 4).load_state_dict({"weight": layer.weight, "bias": layer.bias}, strict=False)
 
