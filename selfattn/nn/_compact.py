@@ -131,10 +131,10 @@ def rounded(name: str, weight: Array, kind: str) -> tuple[Array, Array | None]:
             numbers, factor = part[:, of_group], own[:, group, None]
             np.abs(numbers).max(axis=1, keepdims=True, initial=0, out=factor)
             factor /= 127
-            quotients = numbers / np.where(factor == 0, 1, factor)
-            np.rint(quotients, out=quotients)
-            np.clip(quotients, -127, 127, out=quotients)  # the scale of subnormal rows is not exact
-            with np.errstate(invalid="ignore"):  # of NaN, which is an error below
+            with np.errstate(invalid="ignore"):  # of NaN and infinities, which are errors below
+                quotients = numbers / np.where(factor == 0, 1, factor)
+                np.rint(quotients, out=quotients)
+                np.clip(quotients, -127, 127, out=quotients)  # the scale of subnormal rows is not exact
                 values[begin : begin + rows, of_group] = quotients
     if not np.isfinite(scale).all():
         raise ValueError(f"{name} holds NaN or an infinity")

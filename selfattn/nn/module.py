@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn.nn._arrays import Array, Gradients, Pullback
-from selfattn.nn._compact import is_compact, kind_of
+from selfattn.nn._compact import SCALE, good_scale, is_compact, kind_of
 
 
 class IncompatibleKeys(NamedTuple):
@@ -291,6 +291,9 @@ class Module:
                     fitting[name] = _fitting(name, array, state[name], strict)
                     if is_compact(np.asarray(state[name])) and not is_compact(array):
                         raise ValueError(f"{name} is {array.dtype}; the state has rounded weights")
+                    weight = parameters.get(name.removesuffix(SCALE)) if name.endswith(SCALE) else None
+                    if weight is not None and is_compact(weight) and not good_scale(fitting[name]):
+                        raise ValueError(f"{name} must hold finite numbers, none negative")
                 except (TypeError, ValueError) as error:
                     problems.append(str(error))
         if problems:
