@@ -1,0 +1,678 @@
+"""Models in int8 and bfloat16, against the plain reference with rows and weights rounded here; folders of them, and what they refuse."""
+
+import copy
+import importlib
+import json
+import pickle
+
+import numpy as np
+import pytest
+from instruction_sets import ISAS, using
+
+import selfattn as sa
+from selfattn import _core, models
+
+reference = importlib.import_module("selfattn.reference.transformer")  # a function has its name as well
+GROUP = 128
+EPS = np.finfo(np.float32).eps
+SIZES = {"num_hidden_layers": 2, "hidden_size": 160, "num_attention_heads": 4, "intermediate_size": 300}
+NARROW = {"num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40}
+TEXT = {"vocab_size": 53, "max_position_embeddings": 40}
+IMAGES = {"image_size": 12, "patch_size": 4, "num_channels": 2}
+CASES = {
+    "bert": (models.BertModel, SIZES | TEXT),
+    "bert, narrow": (models.BertModel, NARROW | TEXT | {"hidden_act": "gelu_new"}),
+    "bert, a classifier": (models.BertForSequenceClassification, NARROW | TEXT | {"num_labels": 3}),
+    "roberta": (models.RobertaModel, SIZES | TEXT | {"type_vocab_size": 1, "hidden_act": "relu"}),
+    "roberta, a classifier": (models.RobertaForSequenceClassification, NARROW | TEXT | {"type_vocab_size": 1}),
+    "distilbert": (models.DistilBertModel, TEXT | {"n_layers": 2, "dim": 144, "n_heads": 3, "hidden_dim": 260}),
+    "distilbert, a classifier": (
+        models.DistilBertForSequenceClassification, TEXT | {"n_layers": 1, "dim": 24, "n_heads": 3, "hidden_dim": 40},
+    ),
+    "mpnet": (models.MPNetModel, SIZES | TEXT),
+    "modernbert": (models.ModernBertModel, SIZES | TEXT | {"num_hidden_layers": 4, "local_attention": 6}),
+    "modernbert, narrow": (
+        models.ModernBertModel, NARROW | TEXT | {"local_attention": 4, "attention_bias": True, "mlp_bias": True, "norm_bias": True},
+    ),
+    "vit": (models.ViTModel, SIZES | IMAGES | {"model_type": "vit"}),
+    "vit, narrow": (models.ViTModel, NARROW | IMAGES | {"model_type": "vit", "qkv_bias": False}),
+    "dinov2": (
+        models.ViTModel,
+        IMAGES | {"model_type": "dinov2", "num_hidden_layers": 2, "hidden_size": 132, "num_attention_heads": 3, "mlp_ratio": 2},
+    ),
+}  # fmt: skip
+PICTURES = [name for name in CASES if name.startswith(("vit", "dino"))]
+WHOLE = ("position", "token_type", "pooler", "classifier", "relative_attention_bias", "patch_embeddings")
+LENGTHS = (5, 1, 12, 30)
+PIXELS = np.random.default_rng(7).standard_normal((3, 2, 12, 12)).astype(np.float32)
+HAS_BFLOAT16 = _core._compact_products(False) is not None
+needs_bfloat16 = pytest.mark.skipif(
+    not HAS_BFLOAT16, reason="this CPU, or this build, multiplies no bfloat16"
+)
+KINDS = ["int8", pytest.param("bfloat16", marks=needs_bfloat16)]
+# Of these, multiply-adds are fused.
+FUSED = [isa for isa in ISAS if isa not in ("baseline", "generic")]
+
+
+# ---------------------------------------------------------------------------------------------------- models, drawn
+
+
+def drawn(name, seed=0):
+    """A float32 model; each product keeps the size of its rows."""
+    make, config = CASES[name]
+    rng, arrays = np.random.default_rng(seed), {}
+    for key, array in make(config, rng=0).parameters().items():
+        noise = rng.standard_normal(array.shape)
+        if array.ndim == 1:
+            around = 0.0 if key.endswith("bias") else 1.0
+            arrays[key] = (around + 0.1 * noise).astype(np.float32)
+        else:
+            rows_of_numbers = "embeddings" in key and "patch" not in key
+            into = 1 if rows_of_numbers else np.prod(array.shape[1:])
+            arrays[key] = (noise * into**-0.5).astype(np.float32)
+    return make(config, arrays)
+
+
+def is_rounded(key, array):
+    """Of the layers' products and the table of words, weights alone are rounded."""
+    return array.ndim == 2 and key.endswith("weight") and not any(part in key for part in WHOLE)
+
+
+def ids_and_ends(lengths=LENGTHS, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(2, 53, sum(lengths)), np.cumsum([0, *lengths])
+
+
+def result(name, model):
+    """The last hidden states, and of classifiers the logits."""
+    if name in PICTURES:
+        return model(PIXELS)
+    return (model._logits if "classifier" in name else model._rows)(*ids_and_ends())
+
+
+# ----------------------------------------------------------------------------------- rounding, written independently
+
+
+def split(x):
+    groups = -(-x.shape[1] // GROUP)
+    return [x[:, GROUP * g : GROUP * (g + 1)] for g in range(groups)]
+
+
+def int8(weight):
+    """Values and scales: a group's largest number is 127."""
+    scale = np.stack([np.abs(part).max(1) / np.float32(127) for part in split(weight)], 1)
+    safe = np.where(scale == 0, np.float32(1), scale)
+    values = [np.rint(part / safe[:, g, None]).astype(np.int8) for g, part in enumerate(split(weight))]
+    return np.concatenate(values, 1), scale
+
+
+def from_int8(values, scale):
+    parts = [
+        part.astype(np.float32) * scale[:, g, None] for g, part in enumerate(split(values))
+    ]  # one rounding of each
+    return np.concatenate(parts, 1)
+
+
+def bits(x):
+    """The upper halves of float32, to the nearest, ties to even."""
+    whole = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    return ((whole + 0x7FFF + ((whole >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bits(x):
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded_weights(state, kind):
+    """What weights stand for when they are rounded."""
+    there_and_back = (lambda w: from_int8(*int8(w))) if kind == "int8" else (lambda w: from_bits(bits(w)))
+    return {key: there_and_back(array) if is_rounded(key, array) else array for key, array in state.items()}
+
+
+def rounded_rows(x, kind):
+    x = x.astype(np.float32)
+    if kind == "bfloat16":
+        return from_bits(bits(x)).astype(np.float64)
+    parts = []
+    for part in split(x):
+        least = part.min(1, keepdims=True)
+        span = part.max(1, keepdims=True) - least
+        q = np.rint((part - least) * (np.float32(255) / np.where(span == 0, np.float32(1), span)))
+        parts.append(least.astype(np.float64) + q * span.astype(np.float64) / 255)
+    return np.concatenate(parts, 1)
+
+
+def emulated(settings, inputs, ends, kind, monkeypatch):
+    """Compute the reference in float64 with rows that are rounded before each product."""
+
+    def weight(part):  # DINOv2's times its factors are rounded once more
+        return from_bits(bits(part.weight)) if kind == "bfloat16" else part.weight
+
+    def project(part, x):
+        y = x if part is None else rounded_rows(x, kind) @ weight(part).T.astype(np.float64)
+        return (y if part is None or part.bias is None else y + part.bias), None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "_project", project)
+        return reference.transformer(settings, inputs, ends, np.float64)
+
+
+def rows_of(name, model):
+    """The last hidden states of all tokens."""
+    return model(PIXELS).reshape(-1, model.hidden_size) if name in PICTURES else model._rows(*ids_and_ends())
+
+
+def distance(got, expected):
+    """The root mean square of the difference, relative to what is expected."""
+    return np.linalg.norm(got - expected) / np.linalg.norm(expected)
+
+
+# What rounding adds to a product, relative to its size. Of 128 normal numbers the range is about 5.3 deviations and the largest
+# 2.7: errors of 5.3 / 255 / sqrt(12) and 2.7 / 127 / sqrt(12), in quadrature. Of bfloat16, up to 2**-9 of each number, evenly spread.
+NOISE = {"int8": 0.0086, "bfloat16": 2**-9 / 3**0.5 * 2**0.5}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CASES)
+def test_models(name, kind, monkeypatch):
+    """Layer by layer, each from the rows that the layers before it gave, and all together against float32."""
+    make, config = CASES[name]
+    model = drawn(name)
+    state = model.state_dict()
+    exact = make(config, rounded_weights(state, kind))  # in float32: rows are not rounded
+    assert model.quantize(kind) is model
+    assert f"dtype={kind}" in repr(model) and model.dtype == kind
+    rounded = {key for key, array in model.parameters().items() if array.dtype in (np.int8, np.uint16)}
+    assert rounded == {key for key, array in state.items() if is_rounded(key, array)}
+
+    # A number on the verge of two steps may be rounded to the other one, and moves all that follows. Of 500 numbers that are off by
+    # 1e-5 of a step, few have such a one: of several inputs the best is taken. GELU's polynomial is off by 2.6e-5, or 2e-3 steps: 1 in
+    # 300 numbers is a step off, where all are off by 0.29 steps. Rows that are rounded in another way are sqrt(2) apart.
+    inputs = PIXELS if name in PICTURES else np.split(ids_and_ends((3,) * 5)[0], 5)
+    best = np.full(model.num_layers, np.inf)
+    for given in inputs:
+        states = model.hidden_states(given)
+        ends = np.array([0, len(states[0])])
+        settings = exact._built(len(states[0]))[0]
+        atol = 16 * EPS * np.abs(states[0]).max()  # the table, and whatever stands before the layers
+        np.testing.assert_allclose(states[0], exact.hidden_states(given)[0], rtol=0, atol=atol)
+        for n, layer in enumerate(settings.layers):
+            last = n + 1 == len(settings.layers) and name not in PICTURES
+            alone = settings._replace(
+                layers=(layer,), table=None, always=None, positions=None, embedding_norm=None,
+                final_norm=settings.final_norm if last else None,
+            )  # fmt: skip
+            expected = emulated(alone, states[n], ends, kind, monkeypatch)
+            noise = distance(reference.transformer(alone, states[n], ends, np.float64), expected)
+            best[n] = min(best[n], distance(states[n + 1], expected) / noise)
+    by_polynomial = layer.gate is None and layer.activation == "gelu"
+    assert best.max() < (0.25 if by_polynomial else 1e-3)
+
+    # Four products behind each other in a layer, in quadrature; half as much again, as sizes vary.
+    bound = 1.5 * NOISE[kind] * (4 * model.num_layers) ** 0.5
+    got, before = rows_of(name, model), rows_of(name, drawn(name))
+    assert distance(got, before) < bound
+    cosines = (got * before).sum(1) / np.linalg.norm(got, axis=1) / np.linalg.norm(before, axis=1)
+    assert cosines.min() > 1 - (3 * bound) ** 2 / 2  # of a token: a few of its groups may be unlucky
+    if "classifier" in name:  # a few numbers may be unlucky as well
+        assert distance(result(name, model), result(name, drawn(name))) < 3 * bound
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_token_types(kind):
+    model, (ids, ends) = drawn("bert"), ids_and_ends()
+    types = np.where(np.arange(len(ids)) < ends[1], 0, np.arange(len(ids)) % 2)
+    before = model._rows(ids, ends, None, types)
+    model.quantize(kind)
+    got, plain = model._rows(ids, ends, None, types), model._rows(ids, ends)
+    assert distance(got, before) < 1.5 * NOISE[kind] * 8**0.5 < distance(got, plain)
+    np.testing.assert_array_equal(
+        got[: ends[1]], plain[: ends[1]]
+    )  # the core adds type 0, else NumPy: the same bits
+
+
+# Numbers of which nothing is rounded: rows in steps of 2**-k with both ends in each group, scales that are powers of two.
+@pytest.mark.parametrize(("rows", "width", "out"), [(1, 2, 1), (7, 128, 33), (40, 384, 31), (15, 300, 65)])
+def test_a_product_is_that_of_integers(rows, width, out, isa):
+    rng = np.random.default_rng(width)
+    q, bias = (
+        rng.integers(-127, 128, (out, width), dtype=np.int8),
+        rng.integers(-9, 9, out).astype(np.float32),
+    )
+    x = rng.integers(0, 256, (rows, width))
+    least = rng.integers(-9, 9, (rows, -(-width // GROUP)))
+    x[:, ::GROUP], x[:, 1::GROUP] = 0, 255
+    whole = x + np.repeat(least, GROUP, 1)[:, :width]
+    y = _core._linear_forward(
+        (whole / 256).astype(np.float32),
+        _core._pack_int8(q, np.full((out, least.shape[1]), 0.25, np.float32)),
+        bias,
+    )
+    np.testing.assert_array_equal(y, (whole @ q.T.astype(np.int64)) / 1024 + bias)
+
+
+def test_rows_of_one_number_of_zeros_and_of_large_numbers(isa):
+    rng = np.random.default_rng(0)
+    q = rng.integers(-127, 128, (40, 200), dtype=np.int8)
+    scale = rng.uniform(1e-3, 2e-3, (40, 2)).astype(np.float32)
+    packed, weight = _core._pack_int8(q, scale), from_int8(q, scale).astype(np.float64)
+    x = np.zeros((5, 200), np.float32)
+    x[1], x[2], x[3] = 0.3, 1e30, rng.standard_normal(200) * 1e30
+    x[4, 5] = -0.5
+    y = _core._linear_forward(x, packed, None)
+    assert not y[0].any()
+    for row, steps in enumerate((0, 0, 0, 0.5, 0)):  # of the range: how far a number is off
+        span = max(np.ptp(part) for part in split(x[row, None].astype(np.float64)))
+        atol = (16 * EPS * np.abs(x[row]).max() + steps * span / 255) * np.abs(weight).sum(1).max()
+        np.testing.assert_allclose(y[row], x[row].astype(np.float64) @ weight.T, rtol=0, atol=atol)
+
+
+# ------------------------------------------------------------------------------------------------------- the same bits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_bits_alone_in_a_batch_and_with_any_threads(name, kind, threads_restored):
+    model = drawn(name).quantize(kind)
+    whole = result(name, model)
+    for threads in (1, 2):
+        sa.set_num_threads(threads)
+        np.testing.assert_array_equal(result(name, model), whole)
+    if name in PICTURES:
+        np.testing.assert_array_equal(model(PIXELS[::-1].copy()), whole[::-1])
+        np.testing.assert_array_equal([model(image) for image in PIXELS], whole)
+        return
+    ids, ends = ids_and_ends()
+    texts = np.split(ids, ends[1:-1])
+    call = model._logits if "classifier" in name else model._rows
+    parts = whole if "classifier" in name else np.split(whole, ends[1:-1])
+    for text, part in zip(texts, parts, strict=True):
+        np.testing.assert_array_equal(call(text, np.array([0, len(text)])).reshape(part.shape), part)
+    backwards = call(np.concatenate(texts[::-1]), np.cumsum([0, *LENGTHS[::-1]]))
+    np.testing.assert_array_equal(
+        backwards.reshape(whole.shape), np.concatenate([np.atleast_2d(p) for p in parts[::-1]])
+    )
+
+
+@pytest.mark.skipif(len(FUSED) < 2, reason="one instruction set alone has fused multiply-adds here")
+def test_products_have_the_same_bits_with_any_fused_instructions():
+    rng = np.random.default_rng(0)
+    packed = _core._pack_int8(*int8(rng.standard_normal((100, 300)).astype(np.float32)))
+    x, bias = rng.standard_normal((37, 300)).astype(np.float32), rng.standard_normal(100).astype(np.float32)
+    found = {}
+    for isa in FUSED:
+        with using(isa):
+            found[isa] = _core._linear_forward(x, packed, bias).tobytes()
+    assert len(set(found.values())) == 1
+
+
+# ------------------------------------------------------------------------------------------------------------- folders
+
+try:
+    import safetensors
+    import safetensors.numpy
+except ImportError:
+    safetensors = None
+needs_safetensors = pytest.mark.skipif(safetensors is None, reason="weights are safetensors files")
+WEIGHTS = "model.safetensors"
+NAME = "encoder.layer.0.attention.self.query.weight"
+
+
+def is_mapped(array):
+    while array is not None and not isinstance(array, np.memmap):
+        array = getattr(array, "base", None)
+    return array is not None
+
+
+@needs_safetensors
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CASES)
+def test_saved_and_loaded(name, kind, tmp_path):
+    model = drawn(name).quantize(kind)
+    models.save(model, tmp_path)
+    again = models.load(tmp_path, dtype=None if kind == "int8" else kind)
+    assert type(again) is type(model) and again.dtype == kind
+    np.testing.assert_array_equal(result(name, again), result(name, model))
+    assert again.parameters().keys() == model.parameters().keys()
+    assert all(
+        is_mapped(array) for array in again.parameters().values() if array.dtype in (np.int8, np.uint16)
+    )
+
+    wide = models.load(tmp_path, dtype="float32")
+    expected = rounded_weights(drawn(name).state_dict(), kind)
+    assert wide.dtype == "float32" and wide.parameters().keys() == expected.keys()
+    for key, array in wide.parameters().items():
+        np.testing.assert_array_equal(array, expected[key], err_msg=key)
+    if kind == "bfloat16":
+        assert models.load(tmp_path).dtype == "float32"
+    else:
+        with pytest.raises(ValueError, match="is int8 already"):
+            models.load(tmp_path, dtype="bfloat16") if HAS_BFLOAT16 else drawn(name).quantize("int8")._round(
+                "bfloat16"
+            )
+        models.save(wide, tmp_path)  # what is stored is as it was read
+        assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+
+
+@needs_safetensors
+@needs_bfloat16
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
+def test_a_folder_of_bfloat16_in_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="another reader of the folder")
+    model = drawn("bert").quantize("bfloat16")
+    models.save(model, tmp_path)
+    theirs = transformers.BertModel.from_pretrained(tmp_path).float().state_dict()
+    for key, array in rounded_weights(drawn("bert").state_dict(), "bfloat16").items():
+        np.testing.assert_array_equal(theirs[key].numpy(), array, err_msg=key)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    pytest.importorskip("safetensors", reason="weights are safetensors files")
+    models.save(drawn("bert").quantize("int8"), tmp_path)
+    return tmp_path
+
+
+def test_what_the_configuration_says_of_int8(folder):
+    numbers = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 128}
+    weights = numbers | {"symmetric": True, "dynamic": False}
+    found = json.loads((folder / "config.json").read_text())["quantization_config"]
+    ignored = found.pop("ignore")
+    assert found == {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": numbers | {"symmetric": False, "dynamic": True},
+            },
+            "group_1": {
+                "targets": ["embeddings.word_embeddings"],
+                "weights": weights,
+                "input_activations": None,
+            },
+        },
+    }
+    assert set(ignored) == {
+        "embeddings.position_embeddings",
+        "embeddings.token_type_embeddings",
+        "pooler.dense",
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("quant_method", "gptq"),
+        ("format", "pack-quantized"),
+        ("quantization_status", "frozen"),
+        ("kv_cache_scheme", {"num_bits": 8}),
+        ("sparsity_config", {"format": "dense"}),
+        ("config_groups", None),
+        ("config_groups.group_0.weights", None),
+        ("config_groups.group_0.weights.strategy", "channel"),
+        ("config_groups.group_0.weights.num_bits", 4),
+        ("config_groups.group_0.weights.group_size", 64),
+        ("config_groups.group_0.weights.symmetric", False),
+        ("config_groups.group_0.weights.actorder", "group"),
+        ("config_groups.group_0.input_activations", None),
+        ("config_groups.group_0.input_activations.dynamic", False),
+        ("config_groups.group_0.output_activations", {"num_bits": 8}),
+        ("config_groups.group_1.weights.type", "float"),
+    ],
+)
+def test_other_roundings_are_refused(folder, path, value):
+    config = json.loads((folder / "config.json").read_text())
+    *way, key = path.split(".")
+    place = config["quantization_config"]
+    for part in way:
+        place = place[part]
+    place[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError) as error:
+        models.load(folder)
+    assert path in str(error.value)
+
+
+def spoiled(array, value):
+    array = array.copy()
+    array[1, 0] = value
+    return array
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda a: a.pop(NAME + "_scale"), "missing: " + NAME + "_scale"),
+        (lambda a: a.update({NAME + "_scale": a[NAME + "_scale"][:, :1].copy()}), NAME + "_scale has shape"),
+        (lambda a: a.update({NAME + "_scale": spoiled(a[NAME + "_scale"], np.nan)}), NAME + "_scale must hold finite"),
+        (lambda a: a.update({NAME + "_scale": spoiled(a[NAME + "_scale"], np.inf)}), NAME + "_scale must hold finite"),
+        (lambda a: a.update({NAME + "_scale": spoiled(a[NAME + "_scale"], -1)}), NAME + "_scale must hold finite"),
+        (lambda a: a.update({NAME: a[NAME].astype(np.float32)}), NAME + "_scale"),
+        (lambda a: a.update({NAME[:-6] + "bias": np.zeros(160, np.int8)}), NAME[:-6] + "bias is int8"),
+    ],
+)  # fmt: skip
+def test_bad_scales(folder, change, word):
+    arrays = safetensors.numpy.load_file(folder / WEIGHTS)
+    change(arrays)
+    safetensors.numpy.save_file(arrays, folder / WEIGHTS)
+    with pytest.raises(ValueError) as error:
+        models.load(folder)
+    assert word in str(error.value)
+
+
+CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+def write_safetensors(path, arrays, code):
+    """The format: the size of a header in JSON, the header, all numbers. NumPy and its writer lack bfloat16."""
+    header, end = {}, 0
+    for key, array in arrays.items():
+        header[key] = {"dtype": code, "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(
+        len(text).to_bytes(8, "little") + text + b"".join(array.tobytes() for array in arrays.values())
+    )
+
+
+@needs_safetensors
+@pytest.mark.parametrize("dtype", [None, "float32", *KINDS])
+@pytest.mark.parametrize("stored", ["float64", "float32", "float16", "bfloat16"])
+def test_checkpoints(stored, dtype, tmp_path):
+    model = drawn("bert, narrow")
+    models.save(model, tmp_path)
+    state = {
+        key: bits(a) if stored == "bfloat16" else a.astype(stored) for key, a in model.state_dict().items()
+    }
+    write_safetensors(tmp_path / WEIGHTS, state, CODES[stored])
+    values = {key: from_bits(a) if stored == "bfloat16" else a for key, a in state.items()}
+    loaded = models.load(tmp_path, dtype=dtype)
+    assert loaded.dtype == (dtype or ("float64" if stored == "float64" else "float32"))
+    found = loaded.parameters()
+    for key, value in values.items():
+        narrow = value.astype(np.float32)
+        if dtype in (None, "float32") or not is_rounded(key, value):
+            expected = value if dtype is None and stored == "float64" else narrow
+        elif dtype == "int8":
+            expected, scale = int8(narrow)
+            np.testing.assert_array_equal(found[key + "_scale"], scale)
+        else:
+            expected = bits(narrow)
+        assert found[key].dtype == expected.dtype
+        np.testing.assert_array_equal(found[key], expected, err_msg=key)
+    with pytest.raises(ValueError, match=r"dtype must be .*'int4'"):
+        models.load(tmp_path, dtype="int4")
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_weights_that_cannot_be_rounded(kind, bad):
+    model = drawn("bert")
+    before = result("bert", model)
+    name = "encoder.layer.1.output.dense.weight"  # the last one: others were rounded before it
+    kept, model.parameters()[name][3, 200] = model.parameters()[name][3, 200], bad
+    state = model.state_dict()
+    with pytest.raises(ValueError, match=name):
+        model.quantize(kind)
+    assert model.dtype == "float32" and model.parameters().keys() == state.keys()
+    for key, array in model.parameters().items():
+        np.testing.assert_array_equal(array, state[key])
+    model.parameters()[name][3, 200] = kept
+    np.testing.assert_array_equal(result("bert", model), before)
+
+
+@needs_bfloat16
+def test_what_bfloat16_rounds_to_infinity():
+    model = drawn("bert, narrow")
+    model.parameters()[NAME][0, 0] = np.finfo(np.float32).max
+    with pytest.raises(ValueError, match=NAME):
+        model.quantize("bfloat16")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_an_image_with_bad_pixels_spoils_no_other(name, kind, bad):
+    model = drawn(name).quantize(kind)
+    whole, pixels = model(PIXELS), PIXELS.copy()
+    pixels[1, 0, 3, 3] = bad
+    with np.errstate(all="ignore"):
+        y = model(pixels)
+    np.testing.assert_array_equal(y[[0, 2]], whole[[0, 2]])
+    assert (bad == 3e38) or not np.isfinite(y[1]).any()
+
+
+def test_texts_of_hostile_tables():
+    """A word of one number, one of zeros, and a huge one: their texts are finite, and others keep their bits."""
+    model = drawn("modernbert")
+    table = model.parameters()["embeddings.tok_embeddings.weight"]
+    table[2], table[3], table[4] = 0, 0.25, 1e30 * table[4]
+    model.quantize("int8")
+    good, ends = np.arange(10, 30), np.array([0, 20])
+    alone = model._rows(good, ends)
+    y = model._rows(
+        np.concatenate([good, np.full(4, 2), np.full(3, 3), np.full(2, 4)]), np.array([0, 20, 24, 27, 29])
+    )
+    np.testing.assert_array_equal(y[:20], alone)
+    assert np.isfinite(y[20:27]).all()
+
+
+# --------------------------------------------------------------------------------------------------------- the object
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_refused(kind):
+    model = drawn("bert, narrow")
+    for dtype in ("int4", "float32", "float16", None, np.int8):
+        with pytest.raises(ValueError, match="dtype must be 'bfloat16' or 'int8'"):
+            model.quantize(dtype)
+    assert model.dtype == "float32"
+    model.quantize(kind)
+    state = model.state_dict()
+    for again in ("int8", "bfloat16") if HAS_BFLOAT16 else ("int8",):
+        with pytest.raises(ValueError, match=f"this model is {kind}"):
+            model.quantize(again)
+    with pytest.raises(ValueError, match=f"weights of {kind} have no gradients"):
+        model.vjp([2, 3, 4])
+    with pytest.raises(ValueError, match=f"weights of {kind} have no gradients"):
+        drawn("vit").quantize(kind).vjp(PIXELS)
+    assert all(
+        array is model.parameters()[key] or (array == model.parameters()[key]).all()
+        for key, array in state.items()
+    )
+    make, config = CASES["bert, narrow"]
+    wide = make(
+        config, {key: array.astype(np.float64) for key, array in drawn("bert, narrow").state_dict().items()}
+    )
+    with pytest.raises(ValueError, match="this model is float64"):
+        wide.quantize(kind)
+
+
+def test_bfloat16_without_its_instructions():
+    lacking = [isa for isa in ISAS if "bf16" not in isa and isa != "amx"]
+    with using(lacking[-1]):
+        assert _core._compact_products(False) is None
+        with pytest.raises(RuntimeError, match="bfloat16 needs a CPU"):
+            drawn("bert, narrow").quantize("bfloat16")
+        drawn("bert, narrow").quantize("int8")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CASES)
+def test_copies_and_states(name, kind):
+    model, other = drawn(name).quantize(kind), drawn(name, seed=1).quantize(kind)
+    before, others = result(name, model), result(name, other)
+    for same in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        np.testing.assert_array_equal(result(name, same), before)
+        assert repr(same) == repr(model)
+        same.load_state_dict(other.state_dict())
+        np.testing.assert_array_equal(result(name, same), others)
+    np.testing.assert_array_equal(result(name, model), before)  # copies share nothing
+    saved = model.state_dict()
+    assert saved.keys() == model.parameters().keys()
+    model.load_state_dict(other.state_dict())
+    np.testing.assert_array_equal(result(name, model), others)  # nothing is kept of the old weights
+    model.load_state_dict(saved)
+    np.testing.assert_array_equal(result(name, model), before)
+
+    whole = drawn(name)
+    with pytest.raises(ValueError):
+        model.load_state_dict(whole.state_dict())
+    with pytest.raises(ValueError):
+        whole.load_state_dict(saved)
+    np.testing.assert_array_equal(result(name, model), before)
+    scale = [key for key in saved if key.endswith("_scale")]
+    for bad in (-1, np.nan, np.inf) if scale else ():
+        with pytest.raises(ValueError, match=f"{scale[-1]} must hold finite"):
+            model.load_state_dict(saved | {scale[-1]: bad * saved[scale[-1]]})
+        np.testing.assert_array_equal(result(name, model), before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_factors_of_dinov2_that_change(kind):
+    model = drawn("dinov2").quantize(kind)
+    before = result("dinov2", model)
+    model.parameters()["encoder.layer.0.layer_scale2.lambda1"][...] *= 2
+    fresh = drawn("dinov2")
+    fresh.parameters()["encoder.layer.0.layer_scale2.lambda1"][...] *= 2
+    expected = result("dinov2", fresh.quantize(kind))
+    np.testing.assert_array_equal(result("dinov2", model), expected)
+    assert (expected != before).any()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_are_packed_once(name, monkeypatch):
+    model, pack, calls = drawn(name).quantize("int8"), _core._pack_int8, []
+
+    def counted(*arrays):
+        calls.append(arrays)
+        return pack(*arrays)
+
+    monkeypatch.setattr(_core, "_pack_int8", counted)
+    first = result(name, model)
+    once = len(calls)
+    assert once == model.num_layers * (
+        7 if "modernbert" in name else 6
+    )  # projections: the table is not multiplied
+    np.testing.assert_array_equal(result(name, model), first)
+    if name not in PICTURES:
+        model.hidden_states([2, 3, 4])
+        model._rows(*ids_and_ends((3, 2)))
+    assert len(calls) == once
+
+
+def test_weights_in_use_are_not_written_to():
+    model = drawn("bert, narrow").quantize("int8")
+    array = model.parameters()[NAME]
+    array[0] = 1  # nothing is packed yet
+    changed = result("bert, narrow", model)
+    assert (changed != result("bert, narrow", drawn("bert, narrow").quantize("int8"))).any()
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 2
