@@ -115,7 +115,7 @@ def test_no_folder(folder):
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         models.load(folder / WEIGHTS)
     with pytest.raises(ValueError, match="dtype"):
-        models.load(folder, dtype="int8")
+        models.load(folder, dtype="int4")
 
 
 # -------------------------------------------------------------------------------------------------------------- weights
