@@ -346,10 +346,9 @@ def test_saved_and_loaded(name, kind, tmp_path):
     if kind == "bfloat16":
         assert models.load(tmp_path).dtype == "float32"
     else:
-        with pytest.raises(ValueError, match="is int8 already"):
-            models.load(tmp_path, dtype="bfloat16") if HAS_BFLOAT16 else drawn(name).quantize("int8")._round(
-                "bfloat16"
-            )
+        error, words = (ValueError, "is int8 already") if HAS_BFLOAT16 else (RuntimeError, "needs a CPU")
+        with pytest.raises(error, match=words):
+            models.load(tmp_path, dtype="bfloat16")
         models.save(wide, tmp_path)  # what is stored is as it was read
         assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
 
