@@ -260,13 +260,17 @@ LIBRARIES = {
     "sentence-transformers": Library(_load_sentence_transformers, ("torch", "sentence_transformers")),
 }
 EXPORTING = ("torch", "transformers", "onnxscript")
+QUANTIZING = {"onnxruntime": "onnx", "openvino": "nncf"}  # what rounds to int8 needs as well
 CALIBRATION = 300  # texts of the corpus
 ONNX_USERS = ("onnxruntime", "openvino")
 
 
-def is_installed(engine: str) -> bool:
-    """Tell whether a library's modules can be found."""
-    return all(find_spec(module) is not None for module in LIBRARIES[engine].modules)
+def is_installed(engine: str, dtype: str = "float32") -> bool:
+    """Tell whether the modules can be found that a library needs."""
+    modules = LIBRARIES[engine].modules + (
+        (QUANTIZING[engine],) if dtype == "int8" and engine in QUANTIZING else ()
+    )
+    return all(find_spec(module) is not None for module in modules)
 
 
 def export(folder: Path, file: Path) -> None:
@@ -460,8 +464,11 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     named = options.engines.split(",") if options.engines else list(LIBRARIES)
     if unknown := set(named) - set(LIBRARIES):
         parser.error(f"no engine {', '.join(sorted(unknown))}; there are {', '.join(LIBRARIES)}")
-    named = [engine for engine in named if options.dtype in LIBRARIES[engine].dtypes]
-    missing = [engine for engine in named if not is_installed(engine)]
+    lacking = [engine for engine in named if options.dtype not in LIBRARIES[engine].dtypes]
+    if options.engines and lacking:
+        parser.error(f"{', '.join(lacking)} is not compared in {options.dtype}")
+    named = [engine for engine in named if engine not in lacking]
+    missing = [engine for engine in named if not is_installed(engine, options.dtype)]
     if options.engines and missing:
         parser.error(
             f"{', '.join(missing)} is not installed; pip install 'selfattn[bench]' installs all peers"

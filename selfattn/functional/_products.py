@@ -20,7 +20,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """
     kind = widest(x, weight)
     y: Array = _core._linear_forward(
-        plain(_rows(x), kind), plain(weight, kind), None if bias is None else plain(bias, kind)
+        plain(as_rows(x), kind), plain(weight, kind), None if bias is None else plain(bias, kind)
     )
     y = y if x.ndim == 2 else y.reshape(*x.shape[:-1], len(weight))
     return y if x.dtype == kind else y.astype(np.result_type(x, weight), copy=False)
@@ -33,7 +33,7 @@ def linear_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, A
     """
     kind = widest(dy, x, weight)
     dx, d_weight, d_bias = _core._linear_backward(
-        plain(_rows(dy), kind), plain(_rows(x), kind), plain(weight, kind)
+        plain(as_rows(dy), kind), plain(as_rows(x), kind), plain(weight, kind)
     )
     dx = dx.reshape(x.shape).astype(x.dtype, copy=False)
     return dx, d_weight.astype(weight.dtype, copy=False), d_bias.astype(weight.dtype, copy=False)
@@ -55,6 +55,6 @@ def plain(x: Array, dtype: np.dtype[Any]) -> Array:
     return np.require(x, dtype, ("C", "A"))
 
 
-def _rows(x: Array) -> Array:
+def as_rows(x: Array) -> Array:
     """See (..., d) as (n, d), also where d is 0."""
     return x.reshape(int(np.prod(x.shape[:-1])), x.shape[-1])

@@ -7,13 +7,12 @@ nearest. bfloat16 is held as its bits, in uint16: NumPy has no such type. What i
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from selfattn import _core
-from selfattn.functional._products import FLOAT32, linear, plain
+from selfattn.functional._products import FLOAT32, as_rows, linear, plain
 from selfattn.nn._arrays import Array
 
 KINDS = ("bfloat16", "int8")
@@ -192,10 +191,9 @@ def multiply(x: Array, weight: Weight, bias: Array | None) -> Array:
     if not isinstance(weight, Compact):
         return linear(x, weight, bias)
     check_input(x, weight.kind)
-    rows = plain(
-        x.reshape(-1, x.shape[-1]) if x.shape[-1] else x.reshape(math.prod(x.shape[:-1]), 0), FLOAT32
+    y: Array = _core._linear_forward(
+        plain(as_rows(x), FLOAT32), weight.packed, None if bias is None else plain(bias, FLOAT32)
     )
-    y: Array = _core._linear_forward(rows, weight.packed, None if bias is None else plain(bias, FLOAT32))
     return y.reshape(*x.shape[:-1], weight.shape[0]).astype(np.result_type(x, FLOAT32), copy=False)
 
 

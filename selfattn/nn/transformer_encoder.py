@@ -461,9 +461,12 @@ def _settings(
         part.p if part.training else 0.0 for part in (layer.dropout1, layer.dropout, layer.dropout2)
     )
     drops = (attention.dropout if attention.training else 0.0, first, wide, last)
-    query, key, value = _projection(attention.in_proj_weight, attention.in_proj_bias, dtype), None, None
-    if attention.in_proj_weight is not None and is_compact(attention.in_proj_weight):
-        query, key, value = (_projection(*part, dtype) for part in attention._projections())
+    # The core wants query, key and value apart where they are rounded.
+    inputs: list[tuple[Any, Array | None]] = [(attention.in_proj_weight, attention.in_proj_bias)]
+    if is_compact(inputs[0][0]):
+        inputs = attention._projections()
+    query, *others = [_projection(weight, bias, dtype) for weight, bias in inputs]
+    key, value = others or (None, None)
     return _transformer.Layer(
         attention.num_heads,
         query,

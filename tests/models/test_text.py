@@ -598,6 +598,28 @@ def test_embed_and_search_take_such_a_folder(folder, model, capsys, tmp_path):
     assert capsys.readouterr().out == "1.000\t3\ta ship\n"
 
 
+@pytest.mark.parametrize("command", ["embed", "search"])
+def test_the_command_line_rounds_weights(folder, command, capsys, tmp_path):
+    add_pipeline(folder, old_pooling("mean"))
+    text = tmp_path / "book.txt"
+    text.write_text("the sea was calm\nold stones\n")
+    arguments = (
+        [str(folder), "a ship"]
+        if command == "embed"
+        else [str(folder), str(text), "a ship", "-k", "1", "--json"]
+    )
+    assert cli.main([command, *arguments, "--dtype", "int8"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    model, whole = models.load(folder, dtype="int8"), models.load(folder)
+    if command == "embed":
+        np.testing.assert_array_equal(np.array(line["embedding"], np.float32), model.encode("a ship"))
+        assert not np.array_equal(model.encode("a ship"), whole.encode("a ship"))
+    else:
+        vectors = [model.encode(part) for part in ("a ship", line["text"])]
+        cosine = vectors[0] @ vectors[1] / np.linalg.norm(vectors[0]) / np.linalg.norm(vectors[1])
+        assert abs(line["score"] - cosine) < 2e-6
+
+
 def test_what_the_command_line_says(folder, capsys, tmp_path):
     assert cli.main(["embed", str(folder), "sea " * 50]) == 0
     assert capsys.readouterr().err == (

@@ -72,6 +72,19 @@ def test_texts_in_batches_keep_their_order() -> None:
     assert shapes == [(2, 2), (2, 4)]
 
 
+def test_what_rounds_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "find_spec", lambda name: None if name == "nncf" else object())
+    assert [encoder.is_installed("openvino", dtype) for dtype in encoder.DTYPES] == [True, True, False]
+    assert encoder.is_installed("onnxruntime", "int8")
+
+
+def test_cosines_are_told() -> None:
+    own = Contestant("selfattn", 1)
+    vectors = np.array([[1.0, 0.0], [0.6, 0.8]])
+    measured = Measured({}, {}, {}, {own: vectors})
+    assert "least 0.6000, mean 0.8000" in encoder.cosines_of(measured, np.array([[1.0, 0.0], [1.0, 0.0]]))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -80,6 +93,7 @@ def test_texts_in_batches_keep_their_order() -> None:
         ("layers --threads 0", "at least 1"),
         ("encoder . --cases x", "no cases of kind x"),
         ("encoder . --engines x", "no engine x"),
+        ("encoder . --engines transformers --dtype int8", "transformers is not compared in int8"),
     ],
 )
 def test_wrong_usage(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

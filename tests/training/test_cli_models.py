@@ -103,6 +103,11 @@ def test_embed_prints_json_lines(here, capsys):
         np.testing.assert_array_equal(np.array(line["embedding"], np.float32), vector)
 
 
+def test_a_trained_model_is_not_rounded(here, capsys):
+    assert cli.main(["embed", "model", "a word", "--dtype", "int8"]) == 1
+    assert "model is no pretrained model; only these are rounded to int8" in capsys.readouterr().err
+
+
 def test_embed_writes_files(here, tmp_path, capsys):
     model, text = files.load_model("model"), make_text()
     assert cli.main(["embed", "model", "--file", "text.txt", "--out", str(tmp_path / "v.npy")]) == 0

@@ -1,4 +1,5 @@
 /* Sums of products of bfloat16 (AVX512_BF16) in float32, for compact weights: 14 rows × 32 columns of accumulators. */
+#include "kernels/products/by_rows.h"
 
 #define SA_BF16_ROWS 14
 #define SA_BF16_AHEAD 4096 /* bytes: the panel comes from L2, or from farther */
@@ -31,18 +32,6 @@ SA_INLINE void sa_bf16_tile(const sa_compact_tile *t, const int rows) {
     }
 }
 
-#define SA_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
-#define SA_BF16_LEAF(n)                                                                                                        \
-    SA_LEAF void sa_bf16_rows##n(const sa_compact_tile *t) { sa_bf16_tile(t, n); }
-SA_EACH_ROWS(SA_BF16_LEAF)
-#undef SA_BF16_LEAF
-
-static void sa_bf16(const sa_compact_tile *t) {
-#define SA_BF16_ENTRY(n) [n] = sa_bf16_rows##n,
-    static sa_compact_leaf *const leaf[SA_BF16_ROWS + 1] = {SA_EACH_ROWS(SA_BF16_ENTRY)};
-#undef SA_BF16_ENTRY
-    leaf[t->rows](t);
-}
-#undef SA_EACH_ROWS
+SA_BY_ROWS(sa_bf16, sa_bf16_tile, SA_UP_TO_14)
 
 const sa_compact_products sa_bf16_avx512bf16 = {.name = "avx512bf16", .most_rows = SA_BF16_ROWS, .leaf = sa_bf16};

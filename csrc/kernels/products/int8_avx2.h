@@ -1,6 +1,7 @@
 /* Sums of uint8 times int8 by AVX2. VPMADDUBSW would saturate: both factors are widened to 16 bits, where VPMADDWD's sums of two
  * products are exact. 6 rows × 8 columns of accumulators: a step's words of four columns are a vector, a row's word is in all
  * its quarters, and a column's sum is in two lanes to the end. The driver has widened the rows. */
+#include "kernels/products/by_rows.h"
 
 #define SA_INT8_ROWS 6
 
@@ -33,22 +34,12 @@ SA_INLINE void sa_int8_columns(const sa_compact_tile *t, ptrdiff_t c, const int 
     }
 }
 
-#define SA_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6)
-#define SA_INT8_LEAF(n)                                                                                                        \
-    SA_LEAF void sa_int8_rows##n(const sa_compact_tile *t) {                                                                   \
-        for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; c += 8) {                                                                  \
-            sa_int8_columns(t, c, n);                                                                                          \
-        }                                                                                                                      \
+SA_INLINE void sa_int8_tile(const sa_compact_tile *t, const int rows) {
+    for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; c += 8) {
+        sa_int8_columns(t, c, rows);
     }
-SA_EACH_ROWS(SA_INT8_LEAF)
-#undef SA_INT8_LEAF
-
-static void sa_int8_widened(const sa_compact_tile *t) {
-#define SA_INT8_ENTRY(n) [n] = sa_int8_rows##n,
-    static sa_compact_leaf *const leaf[SA_INT8_ROWS + 1] = {SA_EACH_ROWS(SA_INT8_ENTRY)};
-#undef SA_INT8_ENTRY
-    leaf[t->rows](t);
 }
-#undef SA_EACH_ROWS
+
+SA_BY_ROWS(sa_int8_widened, sa_int8_tile, SA_UP_TO_6)
 
 const sa_compact_products sa_int8_avx2 = {.name = "avx2", .most_rows = SA_INT8_ROWS, .widened = true, .leaf = sa_int8_widened};

@@ -1,4 +1,5 @@
 /* Sums of uint8 times int8 by VNNI on vectors of 256 bits, of which there are 16: 6 rows × 16 columns of accumulators. */
+#include "kernels/products/by_rows.h"
 
 #define SA_VNNI_ROWS 6
 
@@ -29,21 +30,11 @@ SA_INLINE void sa_vnni_columns(const sa_compact_tile *t, ptrdiff_t c, const int 
     }
 }
 
-#define SA_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6)
-#define SA_VNNI_LEAF(n)                                                                                                        \
-    SA_LEAF void sa_vnni_rows##n(const sa_compact_tile *t) {                                                                   \
-        sa_vnni_columns(t, 0, n);                                                                                              \
-        sa_vnni_columns(t, 16, n);                                                                                             \
-    }
-SA_EACH_ROWS(SA_VNNI_LEAF)
-#undef SA_VNNI_LEAF
-
-static void sa_vnni(const sa_compact_tile *t) {
-#define SA_VNNI_ENTRY(n) [n] = sa_vnni_rows##n,
-    static sa_compact_leaf *const leaf[SA_VNNI_ROWS + 1] = {SA_EACH_ROWS(SA_VNNI_ENTRY)};
-#undef SA_VNNI_ENTRY
-    leaf[t->rows](t);
+SA_INLINE void sa_vnni_tile(const sa_compact_tile *t, const int rows) {
+    sa_vnni_columns(t, 0, rows);
+    sa_vnni_columns(t, 16, rows);
 }
-#undef SA_EACH_ROWS
+
+SA_BY_ROWS(sa_vnni, sa_vnni_tile, SA_UP_TO_6)
 
 const sa_compact_products sa_int8_avxvnni = {.name = "avxvnni", .most_rows = SA_VNNI_ROWS, .leaf = sa_vnni};

@@ -1,6 +1,7 @@
 /* Sums of uint8 times int8 by UDOT on aarch64. With their sign bits flipped the weights are unsigned, and larger by 128: each
  * sum begins with −128·Σx, which is exact modulo 2^32. 8 rows × 8 columns of accumulators: a vector holds a step of four
  * columns, or four steps of a row. Steps are read in fours: a row has zeros behind it, and the last panel too. */
+#include "kernels/products/by_rows.h"
 
 #define SA_DOT_ROWS 8
 
@@ -57,26 +58,16 @@ SA_INLINE void sa_dot_columns(const sa_compact_tile *t, ptrdiff_t c, const uint3
     }
 }
 
-#define SA_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
-#define SA_DOT_LEAF(n)                                                                                                         \
-    SA_LEAF void sa_dot_rows##n(const sa_compact_tile *t) {                                                                    \
-        uint32_t start[n];                                                                                                     \
-        for (int r = 0; r < n; ++r) {                                                                                          \
-            start[r] = sa_dot_start(t, r);                                                                                     \
-        }                                                                                                                      \
-        for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; c += 8) {                                                                  \
-            sa_dot_columns(t, c, start, n);                                                                                    \
-        }                                                                                                                      \
+SA_INLINE void sa_dot_tile(const sa_compact_tile *t, const int rows) {
+    uint32_t start[SA_DOT_ROWS];
+    for (int r = 0; r < rows; ++r) {
+        start[r] = sa_dot_start(t, r);
     }
-SA_EACH_ROWS(SA_DOT_LEAF)
-#undef SA_DOT_LEAF
-
-static void sa_dot(const sa_compact_tile *t) {
-#define SA_DOT_ENTRY(n) [n] = sa_dot_rows##n,
-    static sa_compact_leaf *const leaf[SA_DOT_ROWS + 1] = {SA_EACH_ROWS(SA_DOT_ENTRY)};
-#undef SA_DOT_ENTRY
-    leaf[t->rows](t);
+    for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; c += 8) {
+        sa_dot_columns(t, c, start, rows);
+    }
 }
-#undef SA_EACH_ROWS
+
+SA_BY_ROWS(sa_dot, sa_dot_tile, SA_UP_TO_8)
 
 const sa_compact_products sa_int8_neondot = {.name = "neondot", .most_rows = SA_DOT_ROWS, .leaf = sa_dot};

@@ -1,9 +1,10 @@
 /* Sums of uint8 times int8 by VNNI on vectors of 512 bits: 14 rows × 32 columns of accumulators, and 32 registers suffice. */
+#include "kernels/products/by_rows.h"
 
 #define SA_VNNI_ROWS 14
 #define SA_VNNI_AHEAD 4096 /* bytes: the panel comes from L2, or from farther */
 
-/* Each lane of sum += four products. Assembly: GCC 12 spills around the intrinsic, at half the speed. */
+/* Each lane of sum += four products. Assembly: GCC 12 spills around the intrinsic. */
 #if defined(SA_EMULATED)
 #define SA_DOT_INT8(sum, x, w) ((sum) = _mm512_dpbusd_epi32(sum, x, w))
 #else
@@ -38,18 +39,6 @@ SA_INLINE void sa_vnni_tile(const sa_compact_tile *t, const int rows) {
     }
 }
 
-#define SA_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
-#define SA_VNNI_LEAF(n)                                                                                                        \
-    SA_LEAF void sa_vnni_rows##n(const sa_compact_tile *t) { sa_vnni_tile(t, n); }
-SA_EACH_ROWS(SA_VNNI_LEAF)
-#undef SA_VNNI_LEAF
-
-static void sa_vnni(const sa_compact_tile *t) {
-#define SA_VNNI_ENTRY(n) [n] = sa_vnni_rows##n,
-    static sa_compact_leaf *const leaf[SA_VNNI_ROWS + 1] = {SA_EACH_ROWS(SA_VNNI_ENTRY)};
-#undef SA_VNNI_ENTRY
-    leaf[t->rows](t);
-}
-#undef SA_EACH_ROWS
+SA_BY_ROWS(sa_vnni, sa_vnni_tile, SA_UP_TO_14)
 
 const sa_compact_products sa_int8_avx512vnni = {.name = "avx512vnni", .most_rows = SA_VNNI_ROWS, .leaf = sa_vnni};
