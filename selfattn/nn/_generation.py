@@ -1,0 +1,303 @@
+"""Generation: tokens one after the other, from the logits of a decoder.
+
+What is drawn follows Transformers' logits processors: the repetition penalty (Keskar et al., "CTRL", 2019, section 4.1), then
+temperature, the k likeliest (Fan et al., 2018), and the nucleus of mass p (Holtzman et al., 2020). A sequence has a seed of its
+own and nothing in common with those beside it: alone it gets the same tokens.
+
+What a decoder computes, and its cache, are its own (`_decoder.py`); texts are for `selfattn.models`.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from selfattn.functional._arguments import check_size, seed_from_rng
+from selfattn.nn._arrays import Array
+
+
+class Cache(Protocol):
+    """Keys and values of some sequences."""
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Keep these sequences alone, in this order."""
+
+
+class Decoder(Protocol):
+    """What :func:`generate` asks of a decoder."""
+
+    def new_cache(self, sequences: int) -> Any:
+        """Return a :class:`Cache` for so many sequences."""
+
+    def next_logits(self, ids: list[Array], cache: Any) -> Array:
+        """Append tokens, some of each sequence, and return the logits (n, vocabulary) behind the last of each."""
+
+
+class Sampling(NamedTuple):
+    """How a token is drawn from logits, checked by :func:`sampling`."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    repetition_penalty: float
+
+
+def sampling(
+    temperature: Any = 0.0, top_k: Any = None, top_p: Any = None, repetition_penalty: Any = 1.0
+) -> Sampling:
+    """Check how tokens are to be drawn.
+
+    Raises
+    ------
+    TypeError
+        One is no number.
+    ValueError
+        The temperature is negative, infinite or NaN, top_k below 1, top_p not in 0 … 1, or the penalty not positive and
+        finite.
+
+    Warns
+    -----
+    UserWarning
+        top_k or top_p are given at temperature 0, where they change nothing.
+    """
+    warmth = _number("temperature", temperature)
+    if not 0 <= warmth < math.inf:
+        raise ValueError(
+            f"temperature must be at least 0 and finite, not {temperature}; 0 takes the likeliest token"
+        )
+    most = None if top_k is None else check_size("top_k", top_k)
+    mass = None if top_p is None else _number("top_p", top_p)
+    if mass is not None and not 0 <= mass <= 1:
+        raise ValueError(f"top_p must be from 0 to 1, not {top_p}")
+    penalty = _number("repetition_penalty", repetition_penalty)
+    if not 0 < penalty < math.inf:
+        raise ValueError(f"repetition_penalty must be positive and finite, not {repetition_penalty}")
+    if warmth == 0 and (most is not None or mass is not None):
+        name = "top_p" if most is None else "top_k"
+        warnings.warn(
+            f"{name} changes nothing at temperature 0, which takes the likeliest token; temperature=1.0 draws from "
+            "the model's own distribution",
+            stacklevel=3,
+        )
+    return Sampling(warmth, most, mass, penalty)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    return float(value)
+
+
+def seeds(rng: Any, count: int) -> list[int]:
+    """Return the seed of each sequence: of an int s, s + i; of a sequence of ints these; of a generator what it draws.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is something else, has another length, or is negative.
+    """
+    if isinstance(rng, Sequence | np.ndarray) and not isinstance(rng, str):
+        if len(rng) != count:
+            raise ValueError(f"rng has {len(rng)} seeds for {count} prompts; give one for each, or one int")
+        return [seed_from_rng(each) for each in rng]
+    if rng is None or hasattr(rng, "integers"):
+        generator = np.random.default_rng() if rng is None else rng
+        return [seed_from_rng(generator) for _ in range(count)]
+    return [(seed_from_rng(rng) + i) % 2**64 for i in range(count)]
+
+
+def probabilities(logits: Array, how: Sampling) -> Array:
+    """Return the probabilities (vocabulary,) that a token is drawn with, float64, of logits behind the penalty.
+
+    The temperature is not 0. Of equal logits all are among the likeliest k, as in Transformers.
+    """
+    x = logits.astype(np.float64)
+    with np.errstate(over="ignore"):  # to -inf, near temperature 0
+        x = (x - x.max()) / how.temperature
+    if how.top_k is not None and how.top_k < len(x):
+        least = np.partition(x, -how.top_k)[-how.top_k]
+        x[x < least] = -np.inf
+    p: Array = np.exp(x)
+    p /= p.sum()
+    if how.top_p is not None and how.top_p < 1:
+        tail = p <= (1 - how.top_p) / len(p)  # together no more than 1 - top_p: their order does not matter
+        tail[p.argmax()] = False  # the likeliest is always there
+        order = np.flatnonzero(~tail)
+        order = order[np.argsort(p[order], kind="stable")]
+        rare = p[tail].sum() + np.cumsum(p[order]) <= 1 - how.top_p
+        rare[-1] = False
+        p[tail] = 0
+        p[order[rare]] = 0
+        p /= p.sum()
+    return p
+
+
+class Sampler:
+    """Draws the tokens of one sequence.
+
+    Parameters
+    ----------
+    how : Sampling
+    prompt : ndarray of int
+        Its tokens count as repeated.
+    seed : int
+    """
+
+    def __init__(self, how: Sampling, prompt: Array, seed: int) -> None:
+        self.how, self.seen = how, set(prompt.tolist())
+        self.rng = np.random.default_rng(seed) if how.temperature > 0 else None
+
+    def draw(self, logits: Array) -> int:
+        """Draw a token from its logits (vocabulary,).
+
+        Raises
+        ------
+        ValueError
+            A logit is NaN or +inf, or all are −inf.
+        """
+        if not math.isfinite(logits.max(initial=-np.inf)):  # the largest of any with NaN is NaN
+            largest = logits.max(initial=-np.inf)
+            what = "all are -inf" if largest == -np.inf else f"one is {largest}"
+            raise ValueError(
+                f"no token can be drawn from these logits: {what}; are the weights or inputs finite?"
+            )
+        if self.how.repetition_penalty != 1:
+            logits = logits.copy()
+            again = list(self.seen)
+            own = logits[again]
+            penalty = self.how.repetition_penalty
+            logits[again] = np.where(own < 0, own * penalty, own / penalty)
+        if self.rng is None:
+            found = int(logits.argmax())
+        else:
+            p = probabilities(logits, self.how)
+            possible = np.flatnonzero(p)
+            ends = np.cumsum(p[possible])
+            place = np.searchsorted(ends, self.rng.random() * ends[-1], side="right")
+            found = int(possible[min(int(place), len(possible) - 1)])  # the product may round up to the end
+        self.seen.add(found)
+        return found
+
+
+def generate(
+    decoder: Decoder,
+    prompts: Sequence[Array],
+    *,
+    max_new_tokens: int = 100,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    stop_ids: Collection[int] = (),
+    rng: Any = None,
+    context: int | None = None,
+    ends: Callable[[int, int], bool] | None = None,
+) -> Iterator[list[int | None]]:
+    """Generate tokens behind prompts, a step at a time; arguments are checked at the call.
+
+    Parameters
+    ----------
+    decoder : Decoder
+        Here nothing is known of its vocabulary: the caller checks ids.
+    prompts : sequence of ndarray of int, shape (length,)
+        Of any lengths, none empty.
+    max_new_tokens : int, default 100
+        For each prompt.
+    temperature : float, default 0.0
+        0 takes the likeliest token, the first of equal ones. Else logits are divided by it, and a token is drawn.
+    top_k : int, optional
+        Draw from the likeliest k alone.
+    top_p : float, optional
+        Draw from the likeliest tokens that together have this probability, at least one.
+    repetition_penalty : float, default 1.0
+        Logits of tokens that are there already, in the prompt too, are divided by it where positive, and multiplied where
+        negative.
+    stop_ids : collection of int
+        A sequence ends behind one of these, which is given out too.
+    rng : int, sequence of int, Generator or None
+        Sequence i has the seed rng + i, or that of the sequence.
+    context : int, optional
+        How many tokens the decoder takes at most, prompt and new ones.
+    ends : callable, optional
+        ``ends(sequence, id)`` is asked of each token that is given out, and ends the sequence if true.
+
+    Returns
+    -------
+    iterator of list
+        Of each step the new id of each prompt, None where it has ended before. The last step is that in which the last
+        sequence ends.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A prompt is empty, no vector of ints, or longer than the context; other arguments as :func:`sampling` and
+        :func:`seeds` say. While iterating: logits from which no token can be drawn, with the number of the prompt.
+
+    Warns
+    -----
+    UserWarning
+        While iterating: a sequence ended because the context is full.
+    """
+    how = sampling(temperature, top_k, top_p, repetition_penalty)
+    most = check_size("max_new_tokens", max_new_tokens)
+    given = [_prompt(i, prompt, context) for i, prompt in enumerate(prompts)]
+    if not given:
+        raise ValueError("there are no prompts")
+    samplers = [
+        Sampler(how, prompt, seed) for prompt, seed in zip(given, seeds(rng, len(given)), strict=True)
+    ]
+    return _steps(decoder, given, samplers, most, frozenset(stop_ids), context, ends)
+
+
+def _prompt(number: int, prompt: Array, context: int | None) -> Array:
+    ids = np.asarray(prompt)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise TypeError(f"prompt {number} must be a vector of ids, not {ids.dtype} of shape {ids.shape}")
+    if not ids.size:
+        raise ValueError(f"prompt {number} is empty; there is nothing to go on from")
+    if context is not None and ids.size > context:
+        raise ValueError(f"prompt {number} has {ids.size} tokens; the context of this model has {context}")
+    return ids.astype(np.int64, copy=False)
+
+
+def _steps(
+    decoder: Decoder,
+    prompts: list[Array],
+    samplers: list[Sampler],
+    most: int,
+    stop_ids: frozenset[int],
+    context: int | None,
+    ends: Callable[[int, int], bool] | None,
+) -> Iterator[list[int | None]]:
+    cache = decoder.new_cache(len(prompts))
+    running, entering = list(range(len(prompts))), prompts
+    for count in range(1, most + 1):
+        logits = decoder.next_logits(entering, cache)
+        step: list[int | None] = [None] * len(prompts)
+        kept, entering = [], []
+        for row, i in enumerate(running):
+            try:
+                new = step[i] = samplers[i].draw(logits[row])
+            except ValueError as error:
+                raise ValueError(f"prompt {i}, new token {count}: {error}") from None
+            if new in stop_ids or (ends is not None and ends(i, new)):
+                continue
+            if context is not None and len(prompts[i]) + count > context and count < most:
+                warnings.warn(
+                    f"prompt {i} ended after {count} new tokens: the context of {context} tokens is full",
+                    stacklevel=2,
+                )
+                continue
+            kept.append(row)
+            entering.append(np.array([new]))
+        if len(kept) < len(running):
+            cache.keep(kept)
+            running = [running[row] for row in kept]
+        yield step
+        if not running:
+            return

@@ -1,0 +1,223 @@
+"""Generation from any decoder: what is drawn against Transformers' processors, batches, ends, bad input.
+
+The decoder here is a function of all tokens so far, so that a cache that keeps the wrong sequences shows.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfattn.nn import _generation
+from selfattn.nn._generation import generate, probabilities, sampling
+
+VOCABULARY = 40
+
+
+class Hashing:
+    """Logits that follow from the whole sequence; the cache holds the tokens themselves."""
+
+    class Cache(list):
+        def keep(self, indices):
+            self[:] = [self[i] for i in indices]
+
+    def new_cache(self, sequences):
+        return self.Cache([] for _ in range(sequences))
+
+    def next_logits(self, ids, cache):
+        assert len(ids) == len(cache)
+        for own, new in zip(cache, ids, strict=True):
+            own.extend(new.tolist())
+        return np.stack([self.logits(own) for own in cache])
+
+    @staticmethod
+    def logits(ids):
+        return np.random.default_rng(ids).standard_normal(VOCABULARY).astype(np.float32) * 3
+
+
+PROMPTS = [np.array([3, 1, 4]), np.array([1]), np.array([5, 9, 2, 6, 5])]
+
+
+def tokens(steps):
+    """The new tokens of each prompt."""
+    return [[i for i in column if i is not None] for column in zip(*steps, strict=True)]
+
+
+def test_greedy_takes_the_largest_logit_of_each():
+    expected = []
+    for prompt in PROMPTS:
+        own = prompt.tolist()
+        for _ in range(6):
+            own.append(int(Hashing.logits(own).argmax()))
+        expected.append(own[len(prompt) :])
+    assert tokens(generate(Hashing(), PROMPTS, max_new_tokens=6)) == expected
+
+
+HOW = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.1, 0.7, 1.0, 3.0]),
+        "top_k": st.sampled_from([None, 1, 2, 7, 39, 40, 100]),
+        "top_p": st.sampled_from([None, 0.0, 0.05, 0.5, 0.9, 1.0]),
+        "repetition_penalty": st.sampled_from([1.0, 1.3, 0.5]),
+    }
+)
+
+
+@settings(max_examples=100)
+@given(how=HOW, seed=st.integers(0, 1000), ties=st.booleans())
+def test_what_may_be_drawn_is_what_transformers_leaves(how, seed, ties):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from transformers.generation import logits_process
+
+    assert transformers
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(VOCABULARY) * 4
+    x = (np.round(x) if ties else x).astype(np.float32)
+    seen = rng.integers(0, VOCABULARY, 8)
+    scores, ids = torch.tensor(x, dtype=torch.float64)[None], torch.tensor(seen)[None]
+    chain = [logits_process.RepetitionPenaltyLogitsProcessor(how["repetition_penalty"])]
+    chain += [logits_process.TemperatureLogitsWarper(how["temperature"])]
+    chain += [] if how["top_k"] is None else [logits_process.TopKLogitsWarper(how["top_k"])]
+    chain += [] if how["top_p"] is None else [logits_process.TopPLogitsWarper(how["top_p"])]
+    for processor in chain:
+        scores = processor(ids, scores)
+    expected = torch.softmax(scores, -1)[0].numpy()
+
+    found = []
+
+    def spy(logits, how):
+        found.append(probabilities(logits, how))
+        return found[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_generation, "probabilities", spy)
+        drawn = _generation.Sampler(sampling(**how), seen, seed).draw(x)
+    assert found[0][drawn] > 0
+    # Of equal logits at the edge of the nucleus, one or another may be left: the sums are what counts. Whether a sum of
+    # some terms equals 1 - p is a matter of their rounding, so a token of that size may differ.
+    np.testing.assert_allclose(np.sort(found[0]), np.sort(expected), atol=1e-6 if not ties else 0.05)
+    if not ties:
+        np.testing.assert_array_equal(found[0] > 0, expected > 0)
+
+
+def test_tokens_come_as_often_as_their_probability_says():
+    """Of 20,000 draws: within 5 standard deviations of a binomial number."""
+    logits = np.array([0.0, 1.0, 2.0, -np.inf, 0.5], np.float32)
+    p = np.exp(logits) / np.exp(logits).sum()
+    sampler = _generation.Sampler(sampling(1.0), np.array([0]), 7)
+    n = 20_000
+    counts = np.bincount([sampler.draw(logits) for _ in range(n)], minlength=5)
+    assert counts[3] == 0
+    assert (np.abs(counts - n * p) <= 5 * np.sqrt(n * p * (1 - p))).all()
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "repetition_penalty": 1.2}]
+)
+def test_a_sequence_is_the_same_alone(how):
+    together = tokens(generate(Hashing(), PROMPTS, max_new_tokens=12, rng=11, stop_ids=(7, 8), **how))
+    assert len({len(each) for each in together}) > 1  # they end at different steps
+    for i, prompt in enumerate(PROMPTS):
+        for rng in (11 + i, [11 + i]):
+            alone = generate(Hashing(), [prompt], max_new_tokens=12, rng=rng, stop_ids=(7, 8), **how)
+            assert tokens(alone) == [together[i]]
+    again = generate(Hashing(), PROMPTS[::-1], max_new_tokens=12, rng=[13, 12, 11], stop_ids=(7, 8), **how)
+    assert tokens(again) == together[::-1]
+
+
+def test_generators_give_other_tokens_each_time_and_seeds_the_same():
+    def draw(rng):
+        return tokens(generate(Hashing(), PROMPTS, max_new_tokens=8, temperature=2.0, rng=rng))
+
+    generator = np.random.default_rng(0)
+    assert draw(generator) != draw(generator)
+    assert draw(np.random.default_rng(0)) == draw(np.random.default_rng(0))
+    assert draw(None) != draw(None)
+    assert draw(2**64 - 1)[1] == draw([5, 0, 5])[1]  # seeds are modulo 2**64
+
+
+def test_a_sequence_ends_at_a_stop_id_or_when_asked():
+    whole = tokens(generate(Hashing(), PROMPTS, max_new_tokens=10))
+    stop = whole[0][4]
+    found = tokens(generate(Hashing(), PROMPTS, max_new_tokens=10, stop_ids=[stop]))
+    assert found[0] == whole[0][: whole[0].index(stop) + 1]
+    seen = []
+    counted = itertools.count()
+    steps = list(
+        generate(
+            Hashing(), PROMPTS, max_new_tokens=10, ends=lambda i, new: seen.append((i, new)) or (i == 1 and next(counted) == 2)
+        )
+    )  # fmt: skip
+    assert tokens(steps) == [whole[0], whole[1][:3], whole[2]]
+    assert [new for i, new in seen if i == 1] == whole[1][:3]
+    assert all(step[1] is None for step in steps[3:])
+    assert len(list(generate(Hashing(), PROMPTS[:1], max_new_tokens=10, ends=lambda *_: True))) == 1
+
+
+def test_the_context_ends_a_sequence_with_a_warning():
+    """A token that is not fed back needs no place: 5 tokens and 4 new ones are 8 in the cache."""
+    whole = tokens(generate(Hashing(), PROMPTS, max_new_tokens=9))
+    steps = generate(Hashing(), PROMPTS, max_new_tokens=4, context=8)
+    assert tokens(steps) == [each[:4] for each in whole]
+    with pytest.warns(UserWarning, match="the context of 8 tokens is full") as told:
+        found = tokens(generate(Hashing(), PROMPTS, max_new_tokens=9, context=8))
+    assert found == [whole[0][:6], whole[1][:8], whole[2][:4]]
+    assert len(told) == 3
+
+
+class Fixed(Hashing):
+    def __init__(self, logits):
+        self.fixed = np.array(logits, np.float32)
+
+    def next_logits(self, ids, cache):
+        return np.stack([self.fixed] * len(ids))
+
+
+@pytest.mark.parametrize("logits", [[0, np.nan, 1], [0, np.inf, 1], [-np.inf] * 3, [np.nan, np.inf, 0]])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_logits_that_are_not_finite_are_an_error(logits, temperature):
+    with pytest.raises(ValueError, match=r"prompt 0, new token 1: no token can be drawn"):
+        list(generate(Fixed(logits), [np.array([1])], temperature=temperature, repetition_penalty=1.2))
+
+
+def test_temperatures_near_zero_are_greedy():
+    for temperature in (1e-300, 5e-324):
+        steps = generate(Fixed([1, 3, 2]), [np.array([0])], temperature=temperature, rng=0, max_new_tokens=5)
+        assert tokens(steps) == [[1] * 5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"temperature": -0.1}, ValueError, "temperature must be at least 0 and finite, not -0.1"),
+        ({"temperature": float("inf")}, ValueError, "temperature .* not inf"),
+        ({"temperature": float("nan")}, ValueError, "temperature .* not nan"),
+        ({"temperature": "1"}, TypeError, "temperature must be a number, not '1'"),
+        ({"top_k": 0}, ValueError, "top_k must be at least 1, not 0"),
+        ({"top_k": 2.0}, TypeError, "top_k must be an int"),
+        ({"top_p": 1.1}, ValueError, "top_p must be from 0 to 1, not 1.1"),
+        ({"top_p": float("nan")}, ValueError, "top_p must be from 0 to 1"),
+        ({"repetition_penalty": 0}, ValueError, "repetition_penalty must be positive and finite, not 0"),
+        ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, not 0"),
+        ({"rng": -1}, ValueError, "rng must not be negative"),
+        ({"rng": [1, 2]}, ValueError, "rng has 2 seeds for 1 prompts"),
+        ({"rng": "0"}, TypeError, "rng must be"),
+        ({"context": 2}, ValueError, "prompt 0 has 3 tokens; the context of this model has 2"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):  # at the call, before anything is computed
+        generate(Hashing(), PROMPTS[:1], **arguments)
+
+
+def test_bad_prompts():
+    with pytest.raises(ValueError, match="there are no prompts"):
+        generate(Hashing(), [])
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        generate(Hashing(), [np.array([1]), np.array([], int)])
+    with pytest.raises(TypeError, match=r"prompt 0 must be a vector of ids, not float64 of shape \(1,\)"):
+        generate(Hashing(), [np.array([1.0])])
+    with pytest.warns(UserWarning, match="top_k changes nothing at temperature 0"):
+        generate(Hashing(), PROMPTS, top_k=3)
