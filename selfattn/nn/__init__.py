@@ -12,12 +12,14 @@ What all layers take, return and refuse is said at :class:`Module`.
 """
 
 from selfattn.nn import init
+from selfattn.nn.activations import GELU, ReLU, SiLU, Tanh
 from selfattn.nn.containers import ModuleList, Sequential
 from selfattn.nn.dropout import Dropout
 from selfattn.nn.embedding import Embedding
 from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
+from selfattn.nn.losses import BCEWithLogitsLoss, CrossEntropyLoss, MSELoss
 from selfattn.nn.module import IncompatibleKeys, Module, add_gradients
 from selfattn.nn.multihead_attention import MultiheadAttention
 from selfattn.nn.positions import SinusoidalPositions
@@ -28,22 +30,29 @@ from selfattn.nn.self_attention import SelfAttention, SelfAttentionBlock
 from selfattn.nn.transformer_encoder import TransformerEncoder, TransformerEncoderLayer
 
 __all__ = [
+    "GELU",
+    "BCEWithLogitsLoss",
+    "CrossEntropyLoss",
     "Dropout",
     "Embedding",
     "EmbeddingModel",
     "IncompatibleKeys",
     "LayerNorm",
     "Linear",
+    "MSELoss",
     "Module",
     "ModuleList",
     "MultiheadAttention",
     "ProxyTask",
     "RMSNorm",
+    "ReLU",
     "ScaledDotProductAttention",
     "SelfAttention",
     "SelfAttentionBlock",
     "Sequential",
+    "SiLU",
     "SinusoidalPositions",
+    "Tanh",
     "TransformerEncoder",
     "TransformerEncoderLayer",
     "add_gradients",

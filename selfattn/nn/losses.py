@@ -1,0 +1,390 @@
+"""Losses: how far a result is from what it should be, and the gradient of that."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+import selfattn as sa
+from selfattn.functional._arguments import as_array, is_float, promoted
+from selfattn.functional._products import widest
+from selfattn.nn._arrays import Array, Pullback, as_input, check_probability, float_dtype, widened
+from selfattn.nn.module import Module
+
+WIDE = np.dtype(np.float64)
+Reduction: TypeAlias = Literal["mean", "sum", "none"]
+
+
+class Elements(NamedTuple):
+    """The losses of all elements, before they are reduced to one number, and the way back."""
+
+    x: Array  # what was given
+    losses: Array  # float32 or float64
+    divisor: float  # of a mean
+    slope: Callable[[Array], Array]  # from the gradients of the losses to that of x
+    dtype: np.dtype[Any]  # of the result
+
+
+class Loss(Module):
+    """What the losses share: the reduction and its gradient. A subclass computes the :class:`Elements`."""
+
+    def __init__(self, reduction: Reduction, dtype: npt.DTypeLike) -> None:
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f'reduction must be "mean", "sum" or "none", not {reduction!r}')
+        self.reduction = reduction
+        self.dtype = float_dtype(dtype)
+
+    def extra_repr(self) -> str:
+        """Return the reduction."""
+        return f"reduction={self.reduction!r}"
+
+    def _elements(self, x: npt.ArrayLike, target: npt.ArrayLike) -> Elements:
+        raise NotImplementedError
+
+    @np.errstate(all="ignore")  # what is infinite or NaN shows in the result
+    def forward(self, x: npt.ArrayLike, target: npt.ArrayLike) -> Any:
+        """Compute the loss.
+
+        Parameters
+        ----------
+        x, target : array_like
+            In the shapes that the class describes.
+
+        Returns
+        -------
+        floating, or ndarray with ``reduction="none"``
+            In the dtype to which ``x`` and a ``target`` of floats promote. It is computed in float32, or float64 where one of
+            them is, and summed up in float64.
+
+        Raises
+        ------
+        TypeError, ValueError
+            ``x`` or ``target`` has a dtype or shape that does not fit, or ``target`` names a class that there is not.
+        """
+        return self._reduced(self._elements(x, target))
+
+    @np.errstate(all="ignore")
+    def vjp(self, x: npt.ArrayLike, target: npt.ArrayLike) -> tuple[Any, Pullback]:
+        """Compute the loss and its pullback, ``d_value -> dx``.
+
+        Parameters
+        ----------
+        x, target : array_like
+            As :meth:`forward` takes them. Until the last call of the pullback, they must stay as they are.
+
+        Returns
+        -------
+        value : floating, or ndarray with ``reduction="none"``
+            What :meth:`forward` returns.
+        pullback : callable
+            ``dx = pullback(1.0)``, as often as wanted, in the shape and dtype of ``x``. Of losses that are not reduced,
+            ``d_value`` is an array in their shape, or one number for all.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`forward`. In the pullback: ``d_value`` has another shape, or holds neither floats nor integers.
+        """
+        elements = self._elements(x, target)
+        value, array, losses = self._reduced(elements), elements.x, elements.losses
+
+        @np.errstate(all="ignore")
+        def pullback(d_value: npt.ArrayLike) -> Array:
+            d = as_input(d_value, losses.dtype, "d_value").astype(losses.dtype)
+            if d.shape not in ((), np.shape(value)):
+                raise ValueError(f"d_value must have the shape of the loss, {np.shape(value)}, not {d.shape}")
+            if self.reduction == "mean":
+                d = d / losses.dtype.type(elements.divisor)
+            dx = elements.slope(np.broadcast_to(d, losses.shape))
+            return np.ascontiguousarray(dx, array.dtype).reshape(array.shape)
+
+        return value, pullback
+
+    def _reduced(self, elements: Elements) -> Any:
+        _, losses, divisor, _, dtype = elements
+        if self.reduction == "none":
+            return losses.astype(dtype, copy=False)
+        total = losses.sum(dtype=np.float64)
+        return dtype.type(total / np.float64(divisor) if self.reduction == "mean" else total)
+
+
+class CrossEntropyLoss(Loss):
+    """−log softmax(x) at the class that is right, or its mean under the probabilities that classes should have.
+
+    Constructor and call are those of ``torch.nn.CrossEntropyLoss``, without its deprecated arguments. ``x`` holds unnormalised
+    scores (logits), of shape (C,), (N, C) or (N, C, d1, …) for C classes: they are axis 1. Of a language model's logits (N, L,
+    C), see every token as a row: ``loss(logits.reshape(-1, C), ids.reshape(-1))``.
+
+    ``target`` are integers, the classes 0 … C − 1 in the shape of ``x`` without its axis of classes; or floats in the shape of
+    ``x``, probabilities.
+
+    Parameters
+    ----------
+    weight : array_like, shape (C,), optional
+        What the loss of each class is multiplied by.
+    ignore_index : int, default -100
+        Targets with this number have a loss of 0, and do not count in the mean. With probabilities it must stay below 0.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        The mean is weighted: with classes, the sum is divided by the weights of the targets; with probabilities by the number of
+        elements, N·d1·…. Without an element it is NaN, as in PyTorch.
+    label_smoothing : float, default 0.0
+        From 0 to 1: this share of each target's probability is spread evenly over all classes.
+    dtype : dtype, default float32
+        What lists and integers are taken as.
+
+    References
+    ----------
+    Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2016, section 7, for label smoothing.
+
+    Examples
+    --------
+    >>> from selfattn import nn
+    >>> loss = nn.CrossEntropyLoss()
+    >>> value, pullback = loss.vjp([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]], [0, 2])
+    >>> round(float(value), 4)
+    0.7531
+    >>> pullback(1.0).round(4)
+    array([[-0.1674,  0.1224,  0.045 ],
+           [ 0.1667,  0.1667, -0.3333]], dtype=float32)
+    """
+
+    weight: Array | None
+
+    def __init__(
+        self,
+        weight: npt.ArrayLike | None = None,
+        *,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        super().__init__(reduction, dtype)
+        self.weight = None if weight is None else as_input(weight, WIDE, "weight")
+        if self.weight is not None and self.weight.ndim != 1:
+            raise ValueError(f"weight must have shape (C,), a number for each class, not {self.weight.shape}")
+        try:
+            self.ignore_index = operator.index(ignore_index)
+        except TypeError:
+            raise TypeError(f"ignore_index must be an int, not {ignore_index!r}") from None
+        self.label_smoothing = check_probability("label_smoothing", label_smoothing)
+
+    def extra_repr(self) -> str:
+        """Return the options that are set."""
+        more = "" if self.weight is None else f", weight={self.weight.shape}"
+        more += f", label_smoothing={self.label_smoothing}" if self.label_smoothing else ""
+        return f"ignore_index={self.ignore_index}{more}, {super().extra_repr()}"
+
+    def _elements(self, x: npt.ArrayLike, target: npt.ArrayLike) -> Elements:
+        array = as_input(x, self.dtype)
+        if array.ndim == 0:
+            raise ValueError("x must have shape (C,), (N, C) or (N, C, d1, …), not ()")
+        axis = 0 if array.ndim == 1 else 1
+        scores = np.moveaxis(widened(array), axis, -1)  # (…, C)
+        if self.weight is not None and self.weight.shape != scores.shape[-1:]:
+            raise ValueError(
+                f"weight has {len(self.weight)} numbers, but x {array.shape} has {scores.shape[-1]} classes"
+            )
+        wanted = as_array("target", target)
+        if wanted.size == 0 and not isinstance(target, np.ndarray):
+            wanted = wanted.astype(np.int64)  # an empty list is float64
+        if wanted.dtype.kind in "iu" and wanted.shape == scores.shape[:-1]:
+            found = self._of_classes(scores, wanted)
+            dtype = array.dtype
+        elif is_float(wanted.dtype) and wanted.shape == array.shape:
+            if self.ignore_index >= 0:
+                raise ValueError(
+                    f"ignore_index={self.ignore_index} is for targets that are classes; these are probabilities"
+                )
+            wanted = as_input(target, self.dtype, "target")
+            found = self._of_probabilities(scores, np.moveaxis(wanted, axis, -1))
+            dtype = promoted([array.dtype, wanted.dtype])
+        else:
+            raise self._misfit(array, wanted, scores.shape[:-1])
+        losses, divisor, slope = found
+        return Elements(array, losses, divisor, lambda d: np.moveaxis(slope(d), -1, axis), dtype)
+
+    def _misfit(self, x: Array, target: Array, shape: tuple[int, ...]) -> Exception:
+        message = (
+            f"target must hold classes, integers of shape {shape}, or probabilities, floats of shape {x.shape}; "
+            f"not {target.dtype} of shape {target.shape}"
+        )
+        if target.dtype.kind not in "iu" and not is_float(target.dtype):
+            return TypeError(message)
+        if x.ndim > 2 and target.shape == x.shape[:-1]:
+            message += (
+                "; the classes are axis 1 of x: if they are its last, pass x.reshape(-1, "
+                f"{x.shape[-1]}) and target.reshape(-1)"
+            )
+        return ValueError(message)
+
+    def _of_classes(self, scores: Array, classes: Array) -> tuple[Array, float, Callable[[Array], Array]]:
+        """Compute with scores (…, C) and classes (…)."""
+        number = scores.shape[-1]
+        counts = classes != self.ignore_index
+        wrong = counts & ((classes < 0) | (classes >= number))
+        if wrong.any():
+            raise ValueError(
+                f"target must be in 0...{number - 1}, or {self.ignore_index}, which is ignored; not {classes[wrong].flat[0]}"
+            )
+        index = np.where(counts, classes, 0).astype(np.intp)[..., None]
+        logs = sa.log_softmax(scores)
+        kind, smoothing = logs.dtype, self.label_smoothing
+        weight = None if self.weight is None else self.weight.astype(kind, copy=False)
+        # The probabilities that the classes should have are `sure` at the target and `spread` (C,) at all.
+        sure = (
+            np.full(classes.shape, 1 - smoothing, kind)
+            if weight is None
+            else (1 - smoothing) * weight[index[..., 0]]
+        )
+        sure = np.where(counts, sure, kind.type(0))
+        losses = -sure * _at(logs, index)[..., 0]
+        spread: Array | None = None
+        if smoothing:
+            spread = (np.ones(number, kind) if weight is None else weight) * kind.type(smoothing / number)
+            losses -= (logs * spread).sum(axis=-1)
+        losses = np.where(counts, losses, kind.type(0))
+        divisor = counts.sum() if weight is None else weight[index[..., 0]][counts].sum(dtype=np.float64)
+
+        def slope(d: Array) -> Array:
+            d = np.where(counts, d, kind.type(0))
+            total = sure if spread is None else sure + spread.sum()
+            dx = sa.softmax(scores)
+            dx *= (d * total)[..., None]
+            if spread is not None:
+                dx -= d[..., None] * spread
+            np.put_along_axis(dx, index, _at(dx, index) - (d * sure)[..., None], axis=-1)
+            return dx
+
+        return losses, float(divisor), slope
+
+    def _of_probabilities(
+        self, scores: Array, wanted: Array
+    ) -> tuple[Array, float, Callable[[Array], Array]]:
+        """Compute with scores (…, C) and the probabilities that they should give."""
+        kind = widest(scores, wanted)
+        scores = scores.astype(kind, copy=False)
+        smoothing, number = self.label_smoothing, max(scores.shape[-1], 1)
+        shares = wanted.astype(kind) * (1 - smoothing) + smoothing / number
+        shares = shares if self.weight is None else shares * self.weight.astype(kind)
+        losses = -(sa.log_softmax(scores) * shares).sum(axis=-1)
+
+        def slope(d: Array) -> Array:
+            dx: Array = sa.softmax(scores) * shares.sum(axis=-1, keepdims=True) - shares
+            dx *= d[..., None]
+            return dx
+
+        return losses, float(losses.size), slope
+
+
+class MSELoss(Loss):
+    """(x − target)², of each element.
+
+    Call and ``reduction`` are those of ``torch.nn.MSELoss``; but ``target`` has the shape of ``x``, where PyTorch only warns.
+
+    Parameters
+    ----------
+    reduction : {"mean", "sum", "none"}, default "mean"
+    dtype : dtype, default float32
+        What lists and integers are taken as.
+
+    Examples
+    --------
+    >>> from selfattn import nn
+    >>> value, pullback = nn.MSELoss().vjp([1.0, 2.0], [1.0, 4.0])
+    >>> float(value), pullback(1.0)
+    (2.0, array([ 0., -2.], dtype=float32))
+    """
+
+    def __init__(self, *, reduction: Reduction = "mean", dtype: npt.DTypeLike = np.float32) -> None:
+        super().__init__(reduction, dtype)
+
+    def _elements(self, x: npt.ArrayLike, target: npt.ArrayLike) -> Elements:
+        array, wanted = _same_shape(x, target, self.dtype)
+        kind = widest(array, wanted)
+        error = array.astype(kind, copy=False) - wanted.astype(kind, copy=False)
+        return Elements(
+            array, error * error, error.size, lambda d: 2 * error * d, promoted([array.dtype, wanted.dtype])
+        )
+
+
+class BCEWithLogitsLoss(Loss):
+    """Binary cross-entropy, −t·log σ(x) − (1 − t)·log(1 − σ(x)), of scores x and the probabilities t that they should give.
+
+    Call and options are those of ``torch.nn.BCEWithLogitsLoss``, without its deprecated arguments. ``target`` has the shape of
+    ``x``; its numbers should be from 0 to 1. With log σ(x) = min(x, 0) − log(1 + exp(−abs(x))) the loss is finite for every finite x.
+
+    Parameters
+    ----------
+    weight : array_like, optional
+        What the loss of each element is multiplied by, broadcastable to the shape of ``x``. The mean divides by the number of elements.
+    reduction : {"mean", "sum", "none"}, default "mean"
+    pos_weight : array_like, optional
+        What the first term, that of t, is multiplied by, broadcastable to the shape of ``x``.
+    dtype : dtype, default float32
+        What lists and integers are taken as.
+
+    Examples
+    --------
+    >>> from selfattn import nn
+    >>> value, pullback = nn.BCEWithLogitsLoss().vjp([0.0, 2.0], [1.0, 1.0])
+    >>> round(float(value), 4), pullback(1.0).round(4)
+    (0.41, array([-0.25  , -0.0596], dtype=float32))
+    """
+
+    def __init__(
+        self,
+        weight: npt.ArrayLike | None = None,
+        *,
+        reduction: Reduction = "mean",
+        pos_weight: npt.ArrayLike | None = None,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        super().__init__(reduction, dtype)
+        self.weight = None if weight is None else as_input(weight, WIDE, "weight")
+        self.pos_weight = None if pos_weight is None else as_input(pos_weight, WIDE, "pos_weight")
+
+    def _elements(self, x: npt.ArrayLike, target: npt.ArrayLike) -> Elements:
+        array, wanted = _same_shape(x, target, self.dtype)
+        scores, t = (x.astype(widest(array, wanted), copy=False) for x in (array, wanted))
+        factors = []
+        for name, given in {"weight": self.weight, "pos_weight": self.pos_weight}.items():
+            if given is not None and not _fits(given.shape, array.shape):
+                raise ValueError(f"{name} {given.shape} cannot be broadcast to the shape of x, {array.shape}")
+            factors.append(scores.dtype.type(1) if given is None else given.astype(scores.dtype))
+        weight, pos_weight = factors
+        positive = 1 + (pos_weight - 1) * t  # the weight of log σ(x): t·pos_weight + 1 − t
+        decay = np.exp(-np.abs(scores))
+        below = np.maximum(-scores, 0) + np.log1p(decay)  # −log σ(x)
+        losses = weight * ((1 - t) * scores + positive * below)
+
+        def slope(d: Array) -> Array:
+            off = np.where(scores >= 0, decay, 1) / (1 + decay)  # σ(−x)
+            dx: Array = d * weight * ((1 - t) - positive * off)
+            return dx
+
+        return Elements(array, np.asarray(losses), array.size, slope, promoted([array.dtype, wanted.dtype]))
+
+
+def _at(x: Array, index: npt.NDArray[np.intp]) -> Array:
+    """Return the element of each row (…, C) that an index (…, 1) names."""
+    found: Array = np.take_along_axis(x, index, axis=-1)
+    return found
+
+
+def _same_shape(x: npt.ArrayLike, target: npt.ArrayLike, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    array, wanted = as_input(x, dtype), as_input(target, dtype, "target")
+    if array.shape != wanted.shape:
+        raise ValueError(f"x and target must have the same shape, not {array.shape} and {wanted.shape}")
+    return array, wanted
+
+
+def _fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, into) == into
+    except ValueError:
+        return False
