@@ -11,11 +11,11 @@ import re
 import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
 
+from selfattn.views.assets import KIT, script, style
 from selfattn.views.draw import Drawing
 from selfattn.views.graph import Graph, PageError, Steps, build
 from selfattn.views.picture import MAX_MATRICES, MAX_SIDE, stacked, weights_svg
@@ -23,19 +23,11 @@ from selfattn.views.texts import CAPTIONS, fill, merged
 from selfattn.views.writing import storable, text, visible
 
 _ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # text has escaped quotes
-_NOT_CODE = re.compile(r"^\s*/\*.*?\*/\n|^\s+", re.DOTALL | re.MULTILINE)
 _CONTENTS = re.compile(r'<ol class="sa-contents">.*?</ol>\n')  # its links need ids
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"  # no network
 )
-_SCRIPTS = (
-    "compute.js",
-    "numbers.js",
-    "words.js",
-    "walk.js",
-    "exercise.js",
-    "steps.js",
-)  # in order of use
+_SCRIPTS = (*KIT, "numbers.js", "words.js", "walk.js", "exercise.js", "steps.js")  # in order of use
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class Page:
     def fragment(self) -> str:
         """The views with style and script, without ids."""
         plain = _CONTENTS.sub("", self.body).replace(' data-alone=""', "")
-        return f"<div>{_style()}{_ID.sub('', plain)}{_script()}</div>"
+        return f"<div>{style('steps.css')}{_ID.sub('', plain)}{script(*_SCRIPTS)}</div>"
 
     @property
     def html(self) -> str:
@@ -71,8 +63,8 @@ class Page:
             f'<!DOCTYPE html>\n<html lang="{text(self.lang)}">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-            f'<title>{text(self.title)}</title>\n<link rel="icon" href="data:,">\n{_style()}\n</head>\n'
-            f'<body class="sa-page">\n{self.body}\n{_script()}\n</body>\n</html>\n'
+            f'<title>{text(self.title)}</title>\n<link rel="icon" href="data:,">\n{style("steps.css")}\n</head>\n'
+            f'<body class="sa-page">\n{self.body}\n{script(*_SCRIPTS)}\n</body>\n</html>\n'
         )
 
     def __str__(self) -> str:
@@ -273,16 +265,3 @@ def _picture(drawing: Drawing) -> str:
     if largest > MAX_SIDE:
         notes.append(fill(texts["abridged"], shown=MAX_SIDE, all=largest))
     return weights_svg(matrices, f"{texts['title']}: {texts['head.weights']}", notes)
-
-
-def _asset(name: str) -> str:
-    return resources.files("selfattn.views").joinpath(name).read_text(encoding="utf-8")
-
-
-def _style() -> str:
-    return f"<style>{_asset('steps.css')}</style>"
-
-
-def _script() -> str:
-    code = _NOT_CODE.sub("", "".join(map(_asset, _SCRIPTS)))
-    return f'<script>(() => {{\n"use strict";\n{code}}})();</script>'

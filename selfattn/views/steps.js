@@ -2,8 +2,8 @@
  * Enhances the static tables of a steps page: shows where a number comes from, steps through the page, computes
  * anew in float64 when a number is changed. Everything it needs is in the page: the numbers to the last bit and
  * what they are made of (see graph.py). It touches nothing outside its view, so several can stand in a notebook,
- * and it handles keys only while the focus is inside. page.py puts compute.js, numbers.js, words.js, walk.js and
- * exercise.js before this file, all in one function in strict mode, so that nothing is left behind in the page.
+ * and it handles keys only while the focus is inside. assets.py puts the files that it needs before this one, all in one
+ * function in strict mode, so that nothing is left behind in the page.
  */
 
 class View {

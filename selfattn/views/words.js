@@ -5,14 +5,6 @@
 
 const MAX_TERMS = 12; // a longer sum is spelled with its first and last terms
 
-function element(tag, options = {}, ...children) {
-  const { data = {}, ...properties } = options;
-  const made = Object.assign(document.createElement(tag), properties);
-  Object.assign(made.dataset, data);
-  made.append(...children);
-  return made;
-}
-
 class Words {
   constructor({ texts, labels }, numbers) {
     Object.assign(this, { texts, labels, numbers });

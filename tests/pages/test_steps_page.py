@@ -188,10 +188,10 @@ def test_pages_in_one_document_have_ids_once():
 
 
 def test_sizes_of_pages():
-    assert len(views.steps_page(*illustrated()).html.encode()) < 150_000
-    assert len(views.steps_page(*bank("river"), compare=bank("finance")).html.encode()) < 150_000
+    assert len(views.steps_page(*illustrated()).html.encode()) < 250_000
+    assert len(views.steps_page(*bank("river"), compare=bank("finance")).html.encode()) < 250_000
     for name in ("sentence_embeddings", "basics_notebook", "illustrated"):  # three tokens, up to two blocks
-        assert len(views.tutorial_page(name).html.encode()) < 150_000, name
+        assert len(views.tutorial_page(name).html.encode()) < 250_000, name
     page = views.steps_page(*large())
     assert len(page.html.encode()) < 2_000_000
     assert "Abridged: 16 of 64 rows and columns are shown" in page.html

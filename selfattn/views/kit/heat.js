@@ -1,0 +1,194 @@
+/*
+ * A small matrix as a table of coloured numbers: one stop for Tab, arrow keys inside. Numbers that may change do so by
+ * dragging sideways, + and -, or Enter and typing; cells of a mask by a click. Larger ones are pictures: see map.js.
+ */
+
+/** @typedef {{ i: number, j: number }} Place */
+/**
+ * @typedef {object} HeatOptions
+ * @property {string} name for screen readers
+ * @property {number} rows
+ * @property {number} columns
+ * @property {string[]} [rowLabels] beside the rows
+ * @property {string[]} [columnLabels] above the columns
+ * @property {Kind} [kind]
+ * @property {number} [side] whose colours weights have: those of text 0 or 1
+ * @property {(place: Place | null) => void} [point] a cell is pointed at or focused; null: none any more
+ * @property {(i: number, j: number, value: number) => void} [edit]
+ * @property {boolean} [toggle] cells are 0 or 1
+ */
+/**
+ * @typedef {object} HeatState
+ * @property {Matrix} matrix
+ * @property {number} size the number that has the full colour
+ * @property {(value: number, i: number, j: number) => string} write
+ * @property {(i: number, j: number) => boolean} [moved]
+ * @property {number} [row] stands out
+ */
+
+const DRAG = { still: 4, pixels: 80, step: 0.05 }; // pixels that are no drag yet; pixels for a change by 1
+const NUDGE = 0.1; // by a key
+
+class Heat {
+  /** @param {HeatOptions} options */
+  constructor(options) {
+    this.options = options;
+    /** @type {Matrix | null} */
+    this.matrix = null;
+    /** @type {WeakMap<EventTarget, Place>} */
+    this.places = new WeakMap();
+    this.cells = range(options.rows).map((i) => range(options.columns).map((j) => this.cell(i, j)));
+    const corner = () => (options.rowLabels ? [element("td")] : []);
+    const head = options.columnLabels &&
+      element("thead", {}, element("tr", {}, ...corner(), ...options.columnLabels.map((label) => element("th", { scope: "col", title: label }, label))));
+    this.lines = this.cells.map((cells, i) =>
+      element("tr", {}, ...(options.rowLabels ? [element("th", { scope: "row", title: options.rowLabels[i] }, options.rowLabels[i])] : []), ...cells));
+    this.node = element("table", {
+      className: `sa-heat${options.edit ? " sa-editable" : ""}`, role: "grid", ariaLabel: options.name,
+      ariaReadOnly: String(!options.edit), data: { side: String(options.side ?? 0) },
+    }, ...(head ? [head] : []), element("tbody", {}, ...this.lines));
+    if (this.cells[0]?.[0]) this.cells[0][0].tabIndex = 0;
+    this.listen();
+  }
+
+  /**
+   * @param {number} i
+   * @param {number} j
+   */
+  cell(i, j) {
+    const td = element("td", { className: "sa-tinted", tabIndex: -1 });
+    this.places.set(td, { i, j });
+    return td;
+  }
+
+  listen() {
+    const { point, edit } = this.options;
+    const placeOf = (/** @type {Event} */ event) => event.target && this.places.get(event.target);
+    for (const name of /** @type {const} */ (["pointerover", "focusin"])) {
+      this.node.addEventListener(name, (event) => {
+        const place = placeOf(event);
+        if (place) point?.(place);
+      });
+    }
+    for (const name of /** @type {const} */ (["pointerleave", "focusout"])) this.node.addEventListener(name, () => point?.(null));
+    this.node.addEventListener("keydown", (event) => {
+      const place = placeOf(event);
+      if (place && !isForeign(event) && this.key(event.key, place)) event.preventDefault();
+    });
+    if (!edit) return;
+    this.node.addEventListener("pointerdown", (event) => {
+      const place = placeOf(event);
+      if (place && !this.options.toggle) this.drag(event, place);
+    });
+    this.node.addEventListener(this.options.toggle ? "click" : "dblclick", (event) => {
+      const place = placeOf(event);
+      if (place) this.open(place);
+    });
+  }
+
+  /**
+   * @param {string} key
+   * @param {Place} place
+   * @returns {boolean} whether it was for us
+   */
+  key(key, { i, j }) {
+    const { rows, columns, edit, toggle } = this.options;
+    const to = destination(key, i, j, rows, columns);
+    if (to) {
+      moveFocus(this.cells.flat(), this.cells[to[0]][to[1]]);
+      return true;
+    }
+    if (!edit || !this.matrix) return false;
+    if (["Enter", "F2", " "].includes(key)) {
+      this.open({ i, j });
+      return true;
+    }
+    const by = { "+": NUDGE, "=": NUDGE, "-": -NUDGE, "−": -NUDGE }[key];
+    if (by === undefined || toggle) return false;
+    edit(i, j, Number((this.matrix.at(i, j) + by).toFixed(6)));
+    return true;
+  }
+
+  /**
+   * Let a number be typed, or turn a cell of a mask over.
+   * @param {Place} place
+   */
+  open({ i, j }) {
+    const { edit, toggle, name } = this.options;
+    const td = this.cells[i][j];
+    if (!edit || !this.matrix || td.querySelector("input")) return;
+    const now = this.matrix.at(i, j);
+    if (toggle) return edit(i, j, now === 0 ? 1 : 0);
+    const field = element("input", { value: String(now), ariaLabel: `${name} ${i}, ${j}`, inputMode: "decimal" });
+    const close = (/** @type {boolean} */ keep, /** @type {boolean} */ back) => {
+      if (!field.isConnected) return;
+      field.onblur = null;
+      field.remove();
+      const value = read(field.value);
+      edit(i, j, keep && value !== null ? value : now);
+      if (back) td.focus();
+    };
+    field.onblur = () => close(true, false);
+    field.onkeydown = (event) => {
+      if (event.key !== "Enter" && event.key !== "Escape") return;
+      event.preventDefault();
+      event.stopPropagation();
+      close(event.key === "Enter", true);
+    };
+    td.append(field);
+    field.focus();
+    field.select();
+  }
+
+  /**
+   * @param {PointerEvent} event
+   * @param {Place} place
+   */
+  drag(event, { i, j }) {
+    const { edit } = this.options;
+    if (!edit || !this.matrix || event.target instanceof HTMLInputElement) return;
+    const start = event.clientX, before = this.matrix.at(i, j), td = this.cells[i][j];
+    if (!Number.isFinite(before)) return;
+    let moving = false;
+    const move = (/** @type {PointerEvent} */ { clientX }) => {
+      moving ||= Math.abs(clientX - start) >= DRAG.still;
+      if (!moving) return;
+      if (!td.hasPointerCapture(event.pointerId)) td.setPointerCapture(event.pointerId);
+      const value = Math.round((before + (clientX - start) / DRAG.pixels) / DRAG.step) * DRAG.step;
+      edit(i, j, Number(value.toFixed(6)));
+    };
+    const end = () => {
+      for (const name of /** @type {const} */ (["pointerup", "pointercancel"])) removeEventListener(name, end);
+      removeEventListener("pointermove", move);
+    };
+    addEventListener("pointermove", move);
+    for (const name of /** @type {const} */ (["pointerup", "pointercancel"])) addEventListener(name, end);
+  }
+
+  /** @param {HeatState} state */
+  update({ matrix, size, write: say, moved, row = -1 }) {
+    this.matrix = matrix;
+    const kind = this.options.kind ?? "signed";
+    this.cells.forEach((cells, i) => {
+      this.lines[i].classList.toggle("sa-on", i === row);
+      cells.forEach((td, j) => {
+        if (td.querySelector("input")) return;
+        const value = matrix.at(i, j), written = say(value, i, j);
+        if (td.textContent !== written) td.textContent = written;
+        tint(td, value, size, kind);
+        td.classList.toggle("sa-moved", moved?.(i, j) ?? false);
+      });
+    });
+  }
+
+  /**
+   * Outline a number, and dashed what it is made of.
+   * @param {Place | null} place
+   * @param {Place[]} [sources]
+   */
+  mark(place, sources = []) {
+    for (const td of this.cells.flat()) td.classList.remove("sa-is", "sa-from");
+    for (const { i, j } of sources) this.cells[i]?.[j]?.classList.add("sa-from");
+    if (place) this.cells[place.i]?.[place.j]?.classList.add("sa-is");
+  }
+}

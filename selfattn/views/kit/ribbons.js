@@ -1,0 +1,263 @@
+/*
+ * Words in at the left, words out at the right, and between them a ribbon for every weight, as thick as the weight: what
+ * arrives at a word fills its bar, and a bar at the left is what all words take from there.
+ *
+ * All ribbons that do not stand out are two paths, one for each colour, so that hundreds of words stay quick.
+ */
+
+/** @typedef {{ kind: "to" | "from", index: number }} Chosen "to": a query's row; "from": a key's column */
+/**
+ * @typedef {object} RibbonsOptions
+ * @property {string[]} keys the words at the left
+ * @property {string[]} queries the words at the right
+ * @property {number} side whose colours: those of text 0 or 1
+ * @property {string} name for screen readers
+ * @property {boolean} [small] for a dock
+ * @property {boolean} [crossed] keys and queries are of different texts: no word is its own
+ * @property {(selection: Chosen | null, pin: boolean) => void} point a word is pointed at, or chosen
+ */
+/**
+ * @typedef {object} RibbonsState
+ * @property {Matrix} weights
+ * @property {Matrix} [before] outlined where they differ in the row that stands out
+ * @property {Chosen} selected
+ * @property {boolean} [now] without a transition
+ * @property {(weight: number, i: number, j: number) => string} [write] the number on a ribbon
+ */
+/** @typedef {{ from: number, to: number, height: number }} Ribbon tops at the left and right, and thickness */
+/** @typedef {{ total: number, ribbons: Ribbon[][], left: number[], right: number[], sums: number[], ends: number[] }} Layout */
+
+const UNIT = 50, SMALL_UNIT = 26, GAP = 12, LEAST = 15; // thickness of weight 1, space between bars, least height of a word, in pixels at 16 px type
+const MOST_HIGH = 560; // pixels for all words, until each has the least height
+const BAR = 7; // width
+const THIN = 0.25; // ribbons that are thinner are not drawn, in pixels
+const TRANSITION = 260; // milliseconds
+
+/**
+ * Where every ribbon starts and ends.
+ * @param {Matrix} weights
+ * @param {number} unit thickness of weight 1
+ * @param {number} gap
+ * @param {number} least height for a word
+ * @returns {Layout}
+ */
+function layout(weights, unit, gap, least) {
+  const { rows, columns } = weights;
+  const at = (/** @type {number} */ i, /** @type {number} */ j) => Math.max(0, weights.at(i, j) || 0);
+  const sums = range(columns).map((j) => dot(rows, (i) => at(i, j)));
+  const ends = range(rows).map((i) => Math.max(1, dot(columns, (j) => at(i, j))));
+  const needed = (/** @type {number[]} */ sizes) => sizes.reduce((sum, size) => sum + Math.max(size * unit, least), 0);
+  const total = Math.max(Math.max(rows, columns) * (unit + gap), needed(sums), needed(ends));
+  const tops = (/** @type {number[]} */ sizes) => {
+    const room = sizes.length ? Math.max(0, total - needed(sizes)) / sizes.length : 0;
+    let y = room / 2;
+    return sizes.map((size) => {
+      const height = Math.max(size * unit, least), top = y + (height - size * unit) / 2;
+      y += height + room;
+      return top;
+    });
+  };
+  const left = tops(sums), right = tops(ends);
+  const from = left.slice();
+  const ribbons = range(rows).map((i) => {
+    let to = right[i];
+    return range(columns).map((j) => {
+      const height = at(i, j) * unit, ribbon = { from: from[j], to, height };
+      from[j] += height;
+      to += height;
+      return ribbon;
+    });
+  });
+  return { total, ribbons, left, right, sums, ends };
+}
+
+/**
+ * @param {Ribbon} ribbon
+ * @param {number} left
+ * @param {number} right
+ */
+function outline({ from, to, height }, left, right) {
+  const middle = (left + right) / 2;
+  const p = (/** @type {number} */ x, /** @type {number} */ y) => `${x.toFixed(1)},${y.toFixed(1)}`;
+  const down = `C${p(middle, from)} ${p(middle, to)} ${p(right, to)}`;
+  const back = `C${p(middle, to + height)} ${p(middle, from + height)} ${p(left, from + height)}`;
+  return `M${p(left, from)}${down}v${height.toFixed(1)}${back}Z`;
+}
+
+class Ribbons {
+  /** @param {RibbonsOptions} options */
+  constructor(options) {
+    this.options = options;
+    const { keys, queries, side, small } = options;
+    const path = (/** @type {string} */ name) => shape("path", { class: name });
+    this.others = path("sa-others");
+    this.own = path("sa-own");
+    this.strong = path("sa-strong");
+    this.strongOwn = path("sa-strong sa-own");
+    this.ghost = path("sa-ghost");
+    this.bars = path("sa-bars");
+    this.figures = shape("g", { class: "sa-figures" });
+    const art = shape("svg", { "aria-hidden": "true" }, this.others, this.own, this.strong, this.strongOwn, this.ghost, this.bars, this.figures);
+    this.left = keys.map((word, j) => this.word(word, "from", j));
+    this.right = queries.map((word, i) => this.word(word, "to", i));
+    if (this.right[0]) this.right[0].tabIndex = small ? -1 : 0;
+    this.field = element("div", { className: "sa-field" }, art, ...this.left, ...this.right);
+    this.caption = element("figcaption");
+    this.node = element("figure", { className: `sa-ribbons${small ? " sa-small" : ""}`, ariaLabel: options.name, data: { side: String(side) } },
+      element("div", { className: "sa-scroll" }, this.field), this.caption);
+    this.field.addEventListener("keydown", (event) => {
+      if (!isForeign(event) && this.key(event.key, event.target)) event.preventDefault();
+    });
+    /** @type {RibbonsState | null} */
+    this.state = null;
+    /** @type {Matrix | null} */
+    this.shown = null;
+    this.width = 0;
+    this.frame = 0;
+    new ResizeObserver(() => this.shown && this.field.clientWidth !== this.width && this.paint(this.shown)).observe(this.field);
+  }
+
+  /**
+   * @param {string} word
+   * @param {"to" | "from"} kind
+   * @param {number} index
+   */
+  word(word, kind, index) {
+    const { point } = this.options, selection = { kind, index };
+    return element("button", {
+      type: "button", className: `sa-token sa-${kind}`, tabIndex: -1, title: word,
+      onclick: () => point(selection, true), onfocus: () => point(selection, false), onblur: () => point(null, false),
+      onpointerenter: () => point(selection, false), onpointerleave: () => point(null, false),
+    }, element("bdi", {}, word));
+  }
+
+  /**
+   * @param {string} key
+   * @param {EventTarget | null} target
+   */
+  key(key, target) {
+    const columns = [this.left, this.right];
+    const j = columns.findIndex((words) => words.some((word) => word === target));
+    if (j < 0) return false;
+    const i = columns[j].findIndex((word) => word === target);
+    const to = destination(key, i, j, columns[j].length, 2);
+    if (!to) return false;
+    const words = columns[to[1]];
+    moveFocus(columns.flat(), words[Math.min(to[0], words.length - 1)]);
+    return true;
+  }
+
+  /** @param {RibbonsState} state */
+  update(state) {
+    this.state = state;
+    cancelAnimationFrame(this.frame);
+    const from = this.shown, to = state.weights;
+    const still = state.now || matchMedia("(prefers-reduced-motion: reduce)").matches;
+    if (!from || still || from.data.every((x, n) => same(x, to.data[n], 0))) return this.paint(to);
+    const start = performance.now();
+    const step = (/** @type {number} */ time) => {
+      const part = Math.min(1, Math.max(0, (time - start) / TRANSITION)), eased = part * (2 - part);
+      this.paint(part < 1 ? Matrix.of(to.rows, to.columns, (i, j) => from.at(i, j) + (to.at(i, j) - from.at(i, j)) * eased) : to);
+      if (part < 1) this.frame = requestAnimationFrame(step);
+    };
+    this.frame = requestAnimationFrame(step);
+  }
+
+  /** Room for a word at both ends, and how high a weight of 1 is. */
+  measures() {
+    const { small, keys, queries } = this.options;
+    const type = parseFloat(getComputedStyle(this.field).fontSize) / 16 || 1;
+    const n = Math.max(keys.length, queries.length, 1);
+    this.width = this.field.clientWidth || 500;
+    const least = LEAST * type, fair = MOST_HIGH / n;
+    const whole = small ? SMALL_UNIT : this.width < 430 ? 0.7 * UNIT : UNIT;
+    const unit = small ? Math.max(3, Math.min(whole * type, (SMALL_UNIT * 3.3 * type) / n)) : Math.max(least - 3, Math.min(whole * type, 0.8 * fair));
+    const gap = small ? 2 : Math.max(3, Math.min(GAP * type, 0.25 * unit));
+    const most = 0.3 * this.width;
+    const room = (/** @type {HTMLElement[]} */ words) => Math.min(most, Math.max(0, ...words.map((word) => word.offsetWidth))) + 4;
+    return { type, unit, gap, least: small ? Math.min(least, 80 / n) : least, left: room(this.left), right: this.width - room(this.right) };
+  }
+
+  /** @param {Matrix} weights */
+  paint(weights) {
+    if (!this.state) return;
+    this.shown = weights;
+    const { selected, before } = this.state, { crossed } = this.options;
+    const m = this.measures(), laid = layout(weights, m.unit, m.gap, m.least);
+    const left = m.left + BAR, right = m.right - BAR;
+    this.field.style.height = `${laid.total.toFixed(1)}px`;
+    /** @type {Record<string, string[]>} */
+    const paths = { others: [], own: [], strong: [], strongOwn: [] };
+    laid.ribbons.forEach((row, i) => row.forEach((ribbon, j) => {
+      if (ribbon.height < THIN) return;
+      const stands = (selected.kind === "to" ? i : j) === selected.index, own = !crossed && i === j;
+      paths[stands ? (own ? "strongOwn" : "strong") : own ? "own" : "others"].push(outline(ribbon, left, right));
+    }));
+    this.others.setAttribute("d", paths.others.join(""));
+    this.own.setAttribute("d", paths.own.join(""));
+    this.strong.setAttribute("d", paths.strong.join(""));
+    this.strongOwn.setAttribute("d", paths.strongOwn.join(""));
+    this.ghost.setAttribute("d", before ? this.ghosts(before, weights, m, left, right) : "");
+    const bar = (/** @type {number} */ x, /** @type {number} */ y, /** @type {number} */ size) => `M${x.toFixed(1)},${y.toFixed(1)}h${BAR}v${Math.max(1, size * m.unit).toFixed(1)}h-${BAR}Z`;
+    this.bars.setAttribute("d", laid.left.map((y, j) => bar(m.left, y, laid.sums[j])).join("") + laid.right.map((y, i) => bar(right, y, laid.ends[i])).join(""));
+    this.left.forEach((word, j) => this.put(word, laid.left[j] + (laid.sums[j] * m.unit) / 2, { right: this.width - m.left + 2 }, selected));
+    this.right.forEach((word, i) => this.put(word, laid.right[i] + (laid.ends[i] * m.unit) / 2, { left: m.right + 2 }, selected));
+    this.label(laid, weights, m.type, left, right);
+  }
+
+  /**
+   * @param {HTMLElement} word
+   * @param {number} y
+   * @param {{ left?: number, right?: number }} x
+   * @param {Chosen} selected
+   */
+  put(word, y, { left, right }, { kind, index }) {
+    word.style.top = `${y.toFixed(1)}px`;
+    if (left !== undefined) word.style.left = `${left.toFixed(1)}px`;
+    if (right !== undefined) word.style.right = `${right.toFixed(1)}px`;
+    const on = (kind === "to" ? this.right : this.left)[index] === word;
+    word.classList.toggle("sa-on", on);
+    word.ariaPressed = String(on);
+  }
+
+  /**
+   * The row that stands out as it was before an edit, if that changed it.
+   * @param {Matrix} before
+   * @param {Matrix} weights
+   * @param {{ unit: number, gap: number, least: number }} m
+   * @param {number} left
+   * @param {number} right
+   */
+  ghosts(before, weights, m, left, right) {
+    const selected = this.state?.selected;
+    if (!selected || selected.kind !== "to" || this.options.small) return "";
+    const i = selected.index;
+    if (!range(weights.columns).some((j) => !same(before.at(i, j), weights.at(i, j), 0.004))) return "";
+    return layout(before, m.unit, m.gap, m.least).ribbons[i].filter((r) => r.height >= THIN).map((r) => outline(r, left, right)).join("");
+  }
+
+  /**
+   * Numbers on the ribbons that stand out, at the end of the word that was chosen; small ones only where there is room.
+   * @param {Layout} laid
+   * @param {Matrix} weights
+   * @param {number} type
+   * @param {number} left
+   * @param {number} right
+   */
+  label(laid, weights, type, left, right) {
+    const { selected, write: say = (/** @type {number} */ w) => fixed(w, 2) } = /** @type {RibbonsState} */ (this.state);
+    const to = selected.kind === "to", n = to ? weights.columns : weights.rows;
+    const line = 14.5 * type;
+    const all = range(n).map((k) => {
+      const [i, j] = to ? [selected.index, k] : [k, selected.index];
+      const ribbon = laid.ribbons[i]?.[j], value = weights.at(i, j);
+      return { ribbon, value, text: ribbon ? say(value, i, j) : "", y: ribbon ? (to ? ribbon.to : ribbon.from) + ribbon.height / 2 : 0 };
+    });
+    const kept = all.filter(({ ribbon, value }) => ribbon && (n <= 4 || value >= 0.145)).sort((a, b) => a.y - b.y);
+    const middle = kept.reduce((sum, { y }) => sum + y, 0) / kept.length;
+    kept.forEach((each, k) => (each.y = k ? Math.max(each.y, kept[k - 1].y + line) : each.y));
+    const shift = middle - kept.reduce((sum, { y }) => sum + y, 0) / kept.length;
+    this.figures.replaceChildren(...kept.map(({ y, text }) =>
+      shape("text", { x: to ? right - 6 : left + 6, y: (y + shift + 5 * type).toFixed(1), "text-anchor": to ? "end" : "start" }, text)));
+  }
+}
