@@ -120,7 +120,12 @@ def _adam_step(
 ) -> None: ...
 def _pack_ids(lists: list[list[int]], vocab_size: int, /) -> tuple[NDArray[Any], NDArray[Any]] | None: ...
 def _transformer_forward(
-    inputs: NDArray[Any], cu_seqlens: NDArray[np.intp], model: tuple[Any, Any, Any], keep: bool, /
+    inputs: NDArray[Any],
+    cu_seqlens: NDArray[np.intp],
+    model: tuple[Any, Any, Any],
+    keep: bool,
+    cache: tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]] | None = None,
+    /,
 ) -> Any: ...
 def _transformer_backward(
     saved: Any, grad: NDArray[Any], wants_rows: bool, wants_mask: bool, /

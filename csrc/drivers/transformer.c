@@ -50,15 +50,16 @@ static void enter(const sa_part *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     const ptrdiff_t start = e->starts[p->from + t], length = e->starts[p->from + t + 1] - start, row = start - p->origin;
-    const ptrdiff_t at = sa_bytes(e, row * e->d);
+    const ptrdiff_t at = sa_bytes(e, row * e->d), before = sa_bytes(e, sa_past_of(e, p->from + t) * e->d);
+    const char *positions = e->positions == NULL ? NULL : (const char *)e->positions + before;
     char *scale, *unit = sa_outer_unit(p, 0, &scale), *x = p->f.array[SA_X] + at;
     char *entered = e->first_norm.weight == NULL ? x : unit + at;
     if (e->table != NULL) {
         if (e->table_kind != SA_WEIGHTS_WHOLE) {
-            sa_kernels_active()->look_up_compact(e->table, e->table_scale, e->always, e->positions, e->ids + start, length,
-                                                 e->d, (float *)(void *)entered);
+            sa_kernels_active()->look_up_compact(e->table, e->table_scale, e->always, (const float *)(const void *)positions,
+                                                 e->ids + start, length, e->d, (float *)(void *)entered);
         } else {
-            kernels->look_up(e->table, e->always, e->positions, e->ids + start, length, e->d, entered);
+            kernels->look_up(e->table, e->always, positions, e->ids + start, length, e->d, entered);
         }
     } else {
         memcpy(entered, (const char *)e->rows + sa_bytes(e, start * e->d), (size_t)sa_bytes(e, length * e->d));
@@ -160,6 +161,14 @@ static void attend(const sa_part *p, ptrdiff_t t) {
     sa_kernels_for(e->f64)->attention_forward(&b, p->scratch);
 }
 
+static void attend_to_own(const sa_part *p) {
+    const sa_layer *l = sa_layer_of(p);
+    if (l->rotary.rotated > 0) {
+        sa_run_phase(p, p->to - p->from, rotate, SA_BY_ROWS);
+    }
+    sa_run_phase(p, (p->to - p->from) * l->heads * pieces_of(p), attend, SA_BY_TURNS);
+}
+
 static void copy_unit(const sa_part *p, ptrdiff_t t) {
     ptrdiff_t row;
     const ptrdiff_t rows = task_rows(p, t, &row), at = sa_bytes(p->e, row * p->e->d);
@@ -174,10 +183,11 @@ static void run_layer(sa_part *p) {
         sa_run_phase(p, norms, norm_x, SA_BY_ROWS);
     }
     multiply(p, SA_PROJECT, SA_BY_ROWS);
-    if (l->rotary.rotated > 0) {
-        sa_run_phase(p, p->to - p->from, rotate, SA_BY_ROWS);
+    if (p->e->cache.past != NULL) {
+        sa_attend_with_cache(p);
+    } else {
+        attend_to_own(p);
     }
-    sa_run_phase(p, (p->to - p->from) * l->heads * pieces_of(p), attend, SA_BY_TURNS);
     if (l->weight[SA_OUTPUT] != NULL) {
         multiply(p, SA_PROJECT_OUTPUT, SA_BY_ROWS);
     }
@@ -312,6 +322,7 @@ void sa_transformer_forward(const sa_transformer *e, const sa_transformer_plan *
                    .to = e->sequences,
                    .frames = plan->keep ? saved : scratch,
                    .capacity = e->tokens,
+                   .partial = (char *)scratch + plan->shared_bytes - (size_t)e->sequences * plan->partial_bytes,
                    .scratch = (char *)scratch + plan->shared_bytes};
     sa_run_team(plan->threads, run, &all);
 }

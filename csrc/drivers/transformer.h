@@ -36,6 +36,14 @@ typedef struct {
     bool rms;
 } sa_norm;
 
+/* The keys and values of tokens that came before. The forward call appends those of the new tokens, and attends to all.
+ * Layers have as many key heads, of one width. */
+typedef struct {
+    char *keys, *values; /* (layers, sequences, key heads, capacity, width) */
+    const int64_t *past; /* (sequences,): tokens that are there; NULL: there is no cache */
+    ptrdiff_t capacity;  /* no sequence has more, the new ones included */
+} sa_cache;
+
 /* What becomes of a sequence's rows: all of them, or one. */
 typedef enum { SA_EACH_ROW, SA_MEAN_ROW, SA_FIRST_ROW, SA_LAST_ROW } sa_pooling;
 
@@ -55,6 +63,7 @@ typedef struct {
     const sa_layer *layer;
     sa_tensor mask; /* (sequences, heads, longest, longest), or data NULL; see selfattn.h */
     sa_pooling pooling;
+    sa_cache cache; /* without mask and dropout, in a call that keeps nothing; all layers are causal */
 } sa_transformer;
 
 /* The arrays of one layer, one behind the other. Widths are of a row. Without a backward pass all layers share them, and
@@ -92,6 +101,11 @@ typedef struct {
     ptrdiff_t parts, part_tokens; /* a part begins at the first sequence from a multiple on … */
     ptrdiff_t part_rows;          /* … and has at most so many tokens */
     ptrdiff_t attend_rows;
+    /* With a cache: tasks of a sequence that attend, and that merge chunks of keys; whether the former also append; and a
+     * sequence's partial results, behind what else is shared. */
+    ptrdiff_t attend_tasks, merge_tasks;
+    bool joined;
+    size_t partial_bytes;
     sa_layout layout; /* of all rows, or of a part's */
     int threads;
     size_t saved_bytes; /* for the backward pass, if kept */

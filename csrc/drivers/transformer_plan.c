@@ -127,8 +127,12 @@ static double count_weights(const sa_transformer *e) {
 int sa_transformer_threads(const sa_transformer *e, double products, int max_threads) {
     const double rows = (double)e->tokens;
     double each = count_weights(e);
+    double keys = rows;
+    for (ptrdiff_t s = 0; s < e->sequences; ++s) {
+        keys += (double)sa_past_of(e, s);
+    }
     for (ptrdiff_t i = 0; i < e->layers; ++i) {
-        each += 2 * rows / (double)e->sequences * (double)sa_queries_of(&e->layer[i]);
+        each += 2 * keys / (double)e->sequences * (double)sa_queries_of(&e->layer[i]);
     }
     return sa_threads_for(products * rows * each, SA_TRANSFORMER_WORK_PER_THREAD, HUGE_VAL, max_threads);
 }
@@ -258,6 +262,9 @@ size_t sa_transformer_scratch(const sa_transformer *e, const sa_transformer_plan
             const size_t bytes = sa_linear_scratch(&product, plan->threads, plan->by_parts, backward);
             most = bytes > most ? bytes : most;
         }
+        if (e->cache.past != NULL) {
+            continue;
+        }
         sa_attention a;
         sa_describe_head(&p, 0, 0, e->longest, 0, &a);
         const sa_attention_gradients g = {.a = &a};
@@ -315,6 +322,9 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
     } else {
         plan->shared_bytes = frame;
     }
-    plan->scratch_bytes += sa_transformer_scratch(e, plan, false);
+    const size_t attention = e->cache.past == NULL ? 0 : sa_plan_cache(e, plan);
+    const size_t tasks = sa_transformer_scratch(e, plan, false);
+    plan->scratch_bytes += tasks > attention ? tasks : attention;
+    plan->shared_bytes += (size_t)e->sequences * plan->partial_bytes;
     return SA_OK;
 }

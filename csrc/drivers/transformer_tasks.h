@@ -46,6 +46,7 @@ typedef struct {
     bool norm_waits; /* for the gradients of its parameters */
     char *dy, *other, *dn, *dprojected[SA_OUTPUT], *dattended, *dwide, *dgates;
     char *scratch;
+    char *partial; /* of all sequences, with a cache */
     int thread, team;
 } sa_part;
 
@@ -106,6 +107,15 @@ static inline bool sa_has_feed_forward(const sa_layer *l) { return l->hidden > 0
 
 /* Describes one head's attention in the sequence at row `row` of the frame. */
 void sa_describe_head(const sa_part *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head, sa_attention *a);
+
+/* With a cache (transformer_cache.c): how attention is cut, and its phases behind the projections. */
+size_t sa_plan_cache(const sa_transformer *e, sa_transformer_plan *plan);
+void sa_attend_with_cache(const sa_part *p);
+
+/* Tokens of a sequence that came before. */
+static inline ptrdiff_t sa_past_of(const sa_transformer *e, ptrdiff_t sequence) {
+    return e->cache.past == NULL ? 0 : (ptrdiff_t)e->cache.past[sequence];
+}
 
 /* A thread's: for products or attention, and backward for a head's dK, dV and delta. */
 size_t sa_transformer_scratch(const sa_transformer *e, const sa_transformer_plan *plan, bool backward);

@@ -121,16 +121,19 @@ static int check_whole(const sa_transformer_call *c) {
 }
 
 static PyObject *transformer_forward(PyObject *module, PyObject *args) {
-    PyObject *inputs, *starts, *model, *out = NULL, *result = NULL;
+    PyObject *inputs, *starts, *model, *cache = Py_None, *out = NULL, *result = NULL;
     int keep;
-    if (!PyArg_ParseTuple(args, "OOO!p:_transformer_forward", &inputs, &starts, &PyTuple_Type, &model, &keep)) {
+    if (!PyArg_ParseTuple(args, "OOO!p|O:_transformer_forward", &inputs, &starts, &PyTuple_Type, &model, &keep, &cache)) {
         return NULL;
+    }
+    if (keep && cache != Py_None) {
+        return PyErr_Format(PyExc_ValueError, "a call with a cache has no gradients");
     }
     sa_transformer_call *c = PyMem_Calloc(1, sizeof *c);
     if (c == NULL) {
         return PyErr_NoMemory();
     }
-    if (sa_transformer_read(c, module, model, inputs, starts) == 0 && (!keep || check_whole(c) == 0)) {
+    if (sa_transformer_read(c, module, model, inputs, starts, cache) == 0 && (!keep || check_whole(c) == 0)) {
         out = run_forward(c, module, keep);
     }
     PyObject *capsule = out && keep ? PyCapsule_New(c, capsule_name, release_capsule) : NULL;

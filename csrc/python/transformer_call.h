@@ -20,8 +20,9 @@ typedef struct {
     PyArrayObject *rows;   /* owned, or NULL: the input */
     PyObject **packed;     /* owned, or NULL: compact weights of each layer's parts */
     PyObject *table_scale; /* owned, or NULL */
+    PyObject *cached[2];   /* owned, or NULL: keys, values */
     sa_layer *layer;
-    int64_t *numbers; /* ids, offsets: a block */
+    int64_t *numbers; /* ids, offsets, lengths of the past: a block */
     void *saved;      /* a block; NULL without a backward pass */
     void *out;
     sa_transformer_gradients g;
@@ -32,8 +33,10 @@ static inline int sa_transformer_type(const sa_transformer_call *c) { return c->
 
 static inline const char *sa_transformer_type_name(const sa_transformer_call *c) { return c->e.f64 ? "float64" : "float32"; }
 
-/* Reads and checks the model, then its inputs, into an empty call. A failed call is still to be released. */
-int sa_transformer_read(sa_transformer_call *c, PyObject *module, PyObject *model, PyObject *inputs, PyObject *starts);
+/* Reads and checks the model, then its inputs, into an empty call. cache: None, or (keys, values, past). A failed call is
+ * still to be released. */
+int sa_transformer_read(sa_transformer_call *c, PyObject *module, PyObject *model, PyObject *inputs, PyObject *starts,
+                        PyObject *cache);
 
 void sa_transformer_release(sa_transformer_call *c);
 

@@ -17,6 +17,8 @@ void sa_transformer_release(sa_transformer_call *c) {
     }
     Py_XDECREF(c->rows);
     Py_XDECREF(c->table_scale);
+    Py_XDECREF(c->cached[0]);
+    Py_XDECREF(c->cached[1]);
     PyMem_Free(c->packed);
     PyMem_Free(c->array);
     PyMem_Free(c->layer);
@@ -358,7 +360,8 @@ static bool are_int64(PyObject *x) {
            sa_is_plain(x, PyArray_TYPE((PyArrayObject *)x), 1);
 }
 
-static int check_starts(sa_transformer_call *c, const int64_t *starts, npy_intp offsets, npy_intp tokens) {
+/* past: (sequences,), or NULL. */
+static int check_starts(sa_transformer_call *c, const int64_t *starts, npy_intp offsets, npy_intp tokens, const int64_t *past) {
     if (offsets < 1 || starts[0] != 0 || starts[offsets - 1] != tokens) {
         return sa_error(PyExc_ValueError, "cu_seqlens must go from 0 to the number of ids, %zd", tokens);
     }
@@ -370,13 +373,59 @@ static int check_starts(sa_transformer_call *c, const int64_t *starts, npy_intp 
             return sa_error(PyExc_ValueError, "sentence %zd must have 1 to %zd tokens, cu_seqlens goes from %lld to %lld", s,
                             c->most, (long long)starts[s], (long long)starts[s + 1]);
         }
+        if (past != NULL && (past[s] < 0 || past[s] > c->most - length || past[s] > c->e.cache.capacity - length)) {
+            return sa_error(
+                PyExc_ValueError, "sequence %zd has %lld tokens in the cache and %lld new ones; there is room for %zd", s,
+                (long long)past[s], (long long)length, c->most < c->e.cache.capacity ? c->most : c->e.cache.capacity);
+        }
         c->e.longest = length > c->e.longest ? (ptrdiff_t)length : c->e.longest;
     }
     return 0;
 }
 
+/* (keys, values, past): writable arrays (layers, sequences, key heads, capacity, width), which do not overlap, and int64. */
+static int take_cache(sa_transformer_call *c, PyObject *cache, npy_intp sequences, PyObject **past) {
+    if (!PyTuple_Check(cache) || PyTuple_GET_SIZE(cache) != 3) {
+        return sa_error(PyExc_TypeError, "a cache must be a tuple (keys, values, past)");
+    }
+    *past = PyTuple_GET_ITEM(cache, 2);
+    if (!are_int64(*past) || PyArray_DIM((PyArrayObject *)*past, 0) != sequences) {
+        return sa_error(PyExc_ValueError, "past must be a contiguous array of int64 with an element for each of %zd sequences",
+                        sequences);
+    }
+    const sa_layer *first = c->layer;
+    for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
+        const sa_layer *l = &c->layer[i];
+        if (!l->causal || l->key_heads != first->key_heads || l->width != first->width || l->dropout[SA_DROP_WEIGHTS] > 0 ||
+            c->array[MASK] != NULL) {
+            return sa_error(PyExc_ValueError,
+                            "layers with a cache are causal, have as many key heads of one width, no mask and "
+                            "no dropout of weights");
+        }
+    }
+    char *data[2];
+    for (int i = 0; i < 2; ++i) {
+        PyObject *array = PyTuple_GET_ITEM(cache, i);
+        const npy_intp *shape = sa_is_plain(array, sa_transformer_type(c), 5) ? PyArray_SHAPE((PyArrayObject *)array) : NULL;
+        if (shape == NULL || !PyArray_ISWRITEABLE((PyArrayObject *)array) || shape[0] != c->e.layers || shape[1] != sequences ||
+            (c->e.layers > 0 && (shape[2] != first->key_heads || shape[4] != first->width)) ||
+            (i == 1 && shape[3] != c->e.cache.capacity)) {
+            return sa_error(PyExc_ValueError,
+                            "keys and values must be writable, contiguous arrays of %s with shape (%zd layers, %zd sequences, "
+                            "key heads, capacity, width)",
+                            sa_transformer_type_name(c), c->e.layers, sequences);
+        }
+        c->e.cache.capacity = shape[3];
+        c->cached[i] = Py_NewRef(array);
+        data[i] = PyArray_DATA((PyArrayObject *)array);
+    }
+    c->e.cache.keys = data[0];
+    c->e.cache.values = data[1];
+    return 0;
+}
+
 /* Ids, or rows if there is no table. Numbers are copied before they are checked. */
-static int take_inputs(sa_transformer_call *c, PyObject *module, PyObject *inputs, PyObject *starts) {
+static int take_inputs(sa_transformer_call *c, PyObject *module, PyObject *inputs, PyObject *starts, PyObject *cache) {
     const bool by_ids = c->e.table != NULL;
     if (by_ids ? !are_int64(inputs) : !sa_is_plain(inputs, sa_transformer_type(c), 2)) {
         return sa_error(PyExc_TypeError, "%s must be a contiguous %s", by_ids ? "ids" : "rows",
@@ -392,12 +441,19 @@ static int take_inputs(sa_transformer_call *c, PyObject *module, PyObject *input
         return sa_error(PyExc_ValueError, "rows must have %zd columns, not shape %s", c->e.d,
                         sa_shape_of((PyArrayObject *)inputs));
     }
+    PyObject *past = NULL;
+    if (cache != Py_None && take_cache(c, cache, offsets - 1, &past) < 0) {
+        return -1;
+    }
     const npy_intp ids = by_ids ? tokens : 0;
-    c->numbers = sa_block_take(module, (size_t)(ids + offsets + 1) * sizeof *c->numbers);
+    c->numbers = sa_block_take(module, (size_t)(ids + 2 * offsets + 1) * sizeof *c->numbers);
     if (c->numbers == NULL) {
         return -1;
     }
-    int64_t *own_ids = c->numbers, *own_starts = c->numbers + ids;
+    int64_t *own_ids = c->numbers, *own_starts = c->numbers + ids, *own_past = past == NULL ? NULL : own_starts + offsets;
+    if (past != NULL) {
+        memcpy(own_past, PyArray_DATA((PyArrayObject *)past), (size_t)(offsets - 1) * sizeof *own_past);
+    }
     memcpy(own_starts, PyArray_DATA((PyArrayObject *)starts), (size_t)offsets * sizeof *own_starts);
     if (by_ids) {
         memcpy(own_ids, PyArray_DATA((PyArrayObject *)inputs), (size_t)ids * sizeof *own_ids);
@@ -405,7 +461,7 @@ static int take_inputs(sa_transformer_call *c, PyObject *module, PyObject *input
         c->rows = (PyArrayObject *)Py_NewRef(inputs);
         c->e.rows = PyArray_DATA(c->rows);
     }
-    if (check_starts(c, own_starts, offsets, tokens) < 0) {
+    if (check_starts(c, own_starts, offsets, tokens, own_past) < 0) {
         return -1;
     }
     for (npy_intp i = 0; i < ids; ++i) {
@@ -417,10 +473,12 @@ static int take_inputs(sa_transformer_call *c, PyObject *module, PyObject *input
     c->e.tokens = tokens;
     c->e.sequences = offsets - 1;
     c->e.ids = own_ids;
+    c->e.cache.past = own_past;
     c->e.starts = own_starts;
     return check_mask(c);
 }
 
-int sa_transformer_read(sa_transformer_call *c, PyObject *module, PyObject *model, PyObject *inputs, PyObject *starts) {
-    return take_model(c, model) < 0 || take_inputs(c, module, inputs, starts) < 0 ? -1 : 0;
+int sa_transformer_read(sa_transformer_call *c, PyObject *module, PyObject *model, PyObject *inputs, PyObject *starts,
+                        PyObject *cache) {
+    return take_model(c, model) < 0 || take_inputs(c, module, inputs, starts, cache) < 0 ? -1 : 0;
 }

@@ -166,8 +166,8 @@ static void try_no_rows(ptrdiff_t in, ptrdiff_t out, bool f64) {
 #define MOST_LAYERS 3
 
 /* Kinds of layers: the tutorial's, BERT's, one with the norms first and gates, grouped heads, rotary positions and
- * RMSNorm, and one that drops. */
-enum { PLAIN, BERT, GATED, DROPS };
+ * RMSNorm, GPT's, which looks back through a window, and one that drops. */
+enum { PLAIN, BERT, GATED, GPT, DROPS };
 
 typedef struct {
     int kind;
@@ -206,8 +206,8 @@ static void make_layer(sa_layer *l, const model_shape *shape, ptrdiff_t size[OF_
                     .eps = {1e-5, 1e-6},
                     .rms = {kind == GATED, kind == GATED},
                     .norm_first = kind >= GATED,
-                    .causal = kind == GATED,
-                    .window_left = kind == BERT ? 20 : SA_UNBOUNDED,
+                    .causal = kind == GATED || kind == GPT,
+                    .window_left = kind == BERT || kind == GPT ? 20 : SA_UNBOUNDED,
                     .window_right = SA_UNBOUNDED,
                     .scale = 1 / sqrt((double)width),
                     .activation = kind == BERT    ? SA_ACT_GELU
@@ -238,9 +238,9 @@ static void model_make(model *m, const model_shape *shape, bool f64) {
                             .sequences = shape->sequences,
                             .layers = shape->layers,
                             .layer = m->layer,
-                            .pooling = shape->kind == GATED   ? SA_EACH_ROW
-                                       : shape->kind == DROPS ? SA_LAST_ROW
-                                                              : SA_MEAN_ROW,
+                            .pooling = shape->kind == GATED || shape->kind == GPT ? SA_EACH_ROW
+                                       : shape->kind == DROPS                     ? SA_LAST_ROW
+                                                                                  : SA_MEAN_ROW,
                             .starts = m->starts};
     for (ptrdiff_t s = 0; s < shape->sequences; ++s) {
         m->starts[s + 1] = m->starts[s] + shape->length[s];
@@ -296,12 +296,13 @@ static ptrdiff_t outputs_of(const model *m) { return (m->e.pooling == SA_EACH_RO
 static void *run_forward(const model *m, int threads, bool by_parts, void **saved) {
     sa_transformer_plan plan;
     CHECK(sa_transformer_make_plan(&m->e, saved != NULL, 1, &plan) == SA_OK, "a plan");
+    const size_t attention = plan.scratch_bytes; /* more than a task's, with a cache */
     plan.threads = threads;
     plan.by_parts = by_parts;
     plan.far = threads == 3;
     plan.layout = sa_layout_of(&m->e, by_parts && saved == NULL ? plan.part_rows : m->e.tokens, saved != NULL);
-    plan.scratch_bytes = plan.layout.bytes + sa_transformer_scratch(&m->e, &plan, false);
-    plan.shared_bytes = plan.layout.bytes;
+    plan.scratch_bytes = plan.layout.bytes + attention + sa_transformer_scratch(&m->e, &plan, false);
+    plan.shared_bytes = plan.layout.bytes + (size_t)m->e.sequences * plan.partial_bytes;
     void *out = dirty_memory((size_t)outputs_of(m) * sa_element_size(m->e.f64));
     void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes), *memory = NULL;
     if (saved != NULL) {
@@ -422,6 +423,74 @@ static void try_model(const model_shape *shape) {
     free(grad);
 }
 
+/* ---- with a cache -------------------------------------------------------------------------------------------------------- */
+
+/* Runs a model of the sequences `first` … first + count − 1 in pieces, with a cache: all but a third, all but one, the last.
+ * out: the rows of all sequences. */
+static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int threads, bool by_parts, void *out) {
+    model part = *m;
+    const ptrdiff_t size = (ptrdiff_t)sa_element_size(m->e.f64), keys = m->layer[0].key_heads * m->layer[0].width;
+    const ptrdiff_t capacity = m->e.longest + 2;
+    const size_t bytes = (size_t)(m->e.layers * count * keys * capacity * size);
+    int64_t past[8] = {0}, starts[9] = {0}, *ids = malloc((size_t)m->e.tokens * sizeof *ids);
+    part.e.cache = (sa_cache){dirty_memory(bytes), dirty_memory(bytes), past, capacity};
+    part.e.sequences = count;
+    part.e.layer = part.layer;
+    part.e.ids = ids;
+    part.e.starts = starts;
+    for (int piece = 0; piece < 3; ++piece) {
+        part.e.longest = 0;
+        for (ptrdiff_t s = 0; s < count; ++s) {
+            const ptrdiff_t begin = m->starts[first + s], n = m->starts[first + s + 1] - begin;
+            const ptrdiff_t until = piece == 0 ? n - n / 3 - 1 : piece == 1 ? n - 1 : n, length = until - past[s];
+            memcpy(ids + starts[s], m->ids + begin + past[s], (size_t)length * sizeof *ids);
+            starts[s + 1] = starts[s] + length;
+            part.e.longest = length > part.e.longest ? length : part.e.longest;
+        }
+        part.e.tokens = starts[count];
+        char *rows = run_forward(&part, threads, by_parts, NULL);
+        for (ptrdiff_t s = 0; s < count; ++s) {
+            memcpy((char *)out + (m->starts[first + s] + past[s]) * m->e.d * size, rows + starts[s] * m->e.d * size,
+                   (size_t)((starts[s + 1] - starts[s]) * m->e.d * size));
+            past[s] += starts[s + 1] - starts[s];
+        }
+        free(rows);
+    }
+    free(part.e.cache.keys);
+    free(part.e.cache.values);
+    free(ids);
+}
+
+/* The rows are those of a call without a cache but for rounding, with the same bits in any company and on any threads. */
+static void try_cache(const model_shape *shape, bool f64) {
+    model m;
+    model_make(&m, shape, f64);
+    const ptrdiff_t n = outputs_of(&m);
+    const size_t bytes = (size_t)n * sa_element_size(f64);
+    void *expected = run_forward(&m, 1, true, NULL), *got[4];
+    for (int way = 0; way < 4; ++way) { /* alone at last */
+        got[way] = dirty_memory(bytes);
+        for (ptrdiff_t s = 0; s < (way < 3 ? 1 : shape->sequences); ++s) {
+            run_pieces(&m, s, way < 3 ? shape->sequences : 1, way == 0 || way == 3 ? 1 : 3, way < 2, got[way]);
+        }
+        CHECK(memcmp(got[0], got[way], bytes) == 0, "a cache, width %td, float%d: the bits of way %d differ", shape->d,
+              f64 ? 64 : 32, way);
+    }
+    double worst = 0, most = 1;
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        const double right = get(expected, f64, i), error = fabs(get(got[0], f64, i) - right);
+        worst = error <= worst ? worst : error;
+        most = fmax(most, fabs(right));
+    }
+    const double bound = 256 * (f64 ? 2.3e-16 : 1.2e-7) * most; /* as in compare */
+    CHECK(worst <= bound, "a cache, width %td, float%d: off by %g, more than %g", shape->d, f64 ? 64 : 32, worst, bound);
+    for (int way = 0; way < 4; ++way) {
+        free(got[way]);
+    }
+    free(expected);
+    model_free(&m);
+}
+
 void test_transformer(void) {
     static const ptrdiff_t rows[] = {0, 1, 2, 5, 6, 13, 64, 97}, depths[] = {0, 1, 7, 16, 17, 96, 128, 129, 270},
                            columns[] = {1, 2, 7, 8, 9, 16, 17, 33, 64, 97, 130};
@@ -463,10 +532,20 @@ void test_transformer(void) {
         {GATED, 6, 3, 1, 40, 2, {17, 9}},
         {GATED, 40, 2, 3, 7, 4, {30, 1, 67, 4}},
         {GATED, 100, 2, 1, 9, 2, {12, 20}},
+        {GPT, 12, 3, 2, 7, 2, {3, 40}},
         {DROPS, 8, 2, 2, 7, 2, {2, 3}},
         {DROPS, 72, 3, 2, 9, 3, {5, 66, 30}},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; ++i) {
         try_model(&shapes[i]);
+    }
+    /* The last one's keys are cut into chunks. */
+    static const model_shape cached[] = {
+        {GATED, 6, 3, 1, 40, 2, {17, 9}},    {GATED, 40, 2, 3, 7, 4, {30, 3, 150, 4}}, {GPT, 12, 2, 2, 7, 3, {3, 4, 40}},
+        {GPT, 100, 4, 2, 9, 3, {70, 3, 20}}, {GATED, 4, 1, 1, 5, 2, {2100, 40}},
+    };
+    for (size_t i = 0; i < sizeof cached / sizeof *cached; ++i) {
+        try_cache(&cached[i], false);
+        try_cache(&cached[i], true);
     }
 }

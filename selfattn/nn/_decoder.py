@@ -1,0 +1,237 @@
+"""A language model as the core runs it: layers that look back, a cache of their keys and values, and a head.
+
+What `nn.GPT` and the language models of `selfattn.models` share. Sequences differ in length and are packed, without padding. A
+sequence's bits depend on no other sequence, and a token's neither on what is asked of it later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn import _core
+from selfattn.functional._arguments import as_integers
+from selfattn.nn import _transformer
+from selfattn.nn._arrays import Array
+from selfattn.nn._compact import Compact, Weight, float_type
+
+LEAST_CAPACITY = 64  # tokens
+
+
+class DecoderCache:
+    """The keys and values of all layers, for sequences of different lengths.
+
+    Arrays grow by doubling, up to the model's longest sequence.
+
+    Parameters
+    ----------
+    layers, sequences, key_heads, width : int
+    most : int
+        The most tokens of a sequence.
+    dtype : dtype
+
+    Attributes
+    ----------
+    lengths : ndarray of int64, shape (sequences,)
+        Tokens of each. Not to be written to.
+    """
+
+    def __init__(
+        self, layers: int, sequences: int, key_heads: int, width: int, most: int, dtype: np.dtype[np.generic]
+    ) -> None:
+        self.most = most
+        self.lengths: npt.NDArray[np.int64] = np.zeros(sequences, np.int64)
+        self.keys: Array = np.empty((layers, sequences, key_heads, 0, width), dtype)
+        self.values: Array = np.empty_like(self.keys)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the arrays take, unused room included."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def keep(self, indices: npt.ArrayLike) -> None:
+        """Keep these sequences alone, in this order; one may be kept twice.
+
+        Parameters
+        ----------
+        indices : array_like of int, shape (n,)
+        """
+        chosen = _as_ids("indices", indices)
+        if chosen.ndim != 1 or (chosen.size and not 0 <= chosen.min() <= chosen.max() < len(self)):
+            raise ValueError(f"indices must be those of {len(self)} sequences, not {indices!r}")
+        if np.array_equal(chosen, np.arange(len(self))):
+            return
+        self.lengths = self.lengths[chosen]
+        used = int(self.lengths.max(initial=0))
+        self.keys, self.values = (
+            _moved(array[:, :, :, :used], chosen, array.shape[3]) for array in (self.keys, self.values)
+        )
+
+    def reserve(self, most: int) -> None:
+        """Make room for so many tokens of every sequence."""
+        capacity = self.keys.shape[3]
+        if most <= capacity:
+            return
+        room = min(max(most, 2 * capacity, LEAST_CAPACITY), self.most)
+        used = int(self.lengths.max(initial=0))
+        everyone = np.arange(len(self))
+        self.keys, self.values = (
+            _moved(array[:, :, :, :used], everyone, room) for array in (self.keys, self.values)
+        )
+
+
+def _as_ids(name: str, x: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    array = np.asarray(x)
+    return array.astype(np.int64) if array.size == 0 else as_integers(name, x)  # an empty list is float64
+
+
+def _moved(array: Array, sequences: Array, capacity: int) -> Array:
+    """Copy what sequences hold to an array with room for `capacity` tokens."""
+    layers, _, heads, used, width = array.shape
+    moved = np.empty((layers, len(sequences), heads, capacity, width), array.dtype)
+    for to, sequence in enumerate(sequences):
+        moved[:, to, :, :used] = array[:, sequence]
+    return moved
+
+
+class Decoder:
+    """A language model: ids in, logits of the next id out.
+
+    Parameters
+    ----------
+    model : Transformer
+        Causal layers that share heads' number and width, a table, and the final norm; without pooling. Its arrays are read
+        where they are: what is written to them counts from the next call on.
+    head : ndarray or Compact, shape (vocabulary, d)
+        A tied head is the table.
+    head_bias : ndarray, shape (vocabulary,), optional
+    max_seq_len : int
+        The most tokens of a sequence.
+
+    Notes
+    -----
+    What is taken for ids is a 1-D array of integers. No sequence may be empty or longer than ``max_seq_len``, what is in the
+    cache included: a ValueError, and the cache is as it was.
+    """
+
+    def __init__(
+        self,
+        model: _transformer.Transformer,
+        head: Weight,
+        head_bias: Array | None = None,
+        *,
+        max_seq_len: int,
+    ) -> None:
+        assert model.pooling is None
+        assert model.table is not None
+        self.model, self.max_seq_len = model, max_seq_len
+        self.vocab_size: int = head.shape[0]
+        self.d_model: int = head.shape[1]
+        self.dtype = float_type(head)
+        self._head = head.packed if isinstance(head, Compact) else head
+        self._head_bias = head_bias
+        self._core_model = _transformer.as_core(model)
+        self._core_last = _transformer.as_core(model._replace(pooling="last"))
+
+    def new_cache(self, sequences: int) -> DecoderCache:
+        """Return a cache without tokens for so many sequences."""
+        layers = self.model.layers
+        heads, width = 1, 1
+        if layers:
+            heads = layers[0].num_key_heads or layers[0].num_heads
+            rows = layers[0].num_heads + (2 * heads if layers[0].key is None else 0)
+            width = layers[0].query.weight.shape[0] // rows
+        return DecoderCache(len(layers), sequences, heads, width, self.max_seq_len, self.dtype)
+
+    def hidden(self, ids: Sequence[npt.ArrayLike], cache: DecoderCache | None = None) -> list[Array]:
+        """Compute the rows that enter the head.
+
+        Parameters
+        ----------
+        ids : sequence of array_like of int, shape (L_i,)
+        cache : DecoderCache, optional
+            With as many sequences. The tokens come behind those in it, and are appended.
+
+        Returns
+        -------
+        list of ndarray, shape (L_i, d)
+        """
+        rows, starts = self._run(self._core_model, ids, cache)
+        return np.split(rows, starts[1:-1])
+
+    def next_logits(self, ids: Sequence[npt.ArrayLike], cache: DecoderCache) -> Array:
+        """Append tokens, and compute the logits of the one behind them.
+
+        Parameters
+        ----------
+        ids : sequence of array_like of int, shape (L_i,)
+        cache : DecoderCache
+            With as many sequences.
+
+        Returns
+        -------
+        ndarray, shape (sequences, vocabulary)
+        """
+        return self.head(self._run(self._core_last, ids, cache)[0])
+
+    def logits(self, ids: npt.ArrayLike) -> Array:
+        """Compute the logits of the id behind each one of a sequence.
+
+        Parameters
+        ----------
+        ids : array_like of int, shape (L,)
+
+        Returns
+        -------
+        ndarray, shape (L, vocabulary)
+        """
+        return self.head(self._run(self._core_model, [ids], None)[0])
+
+    def head(self, rows: Array) -> Array:
+        """Multiply rows (n, d) by the head."""
+        y: Array = _core._linear_forward(rows, self._head, self._head_bias)
+        return y
+
+    def _run(
+        self, core: tuple[object, object, object], ids: Sequence[npt.ArrayLike], cache: DecoderCache | None
+    ) -> tuple[Array, npt.NDArray[np.int64]]:
+        packed, starts = self._packed(ids, cache)
+        if cache is None:
+            return _core._transformer_forward(packed, starts, core, False), starts
+        lengths = cache.lengths + np.diff(starts)
+        cache.reserve(int(lengths.max(initial=0)))
+        rows: Array = _core._transformer_forward(
+            packed, starts, core, False, (cache.keys, cache.values, cache.lengths)
+        )
+        cache.lengths = lengths
+        return rows, starts
+
+    def _packed(
+        self, ids: Sequence[npt.ArrayLike], cache: DecoderCache | None
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Put sequences one after the other."""
+        given = [_as_ids(f"ids of sequence {n}", own) for n, own in enumerate(ids)]
+        if cache is not None and len(given) != len(cache):
+            raise ValueError(f"the cache has {len(cache)} sequences, and there are ids of {len(given)}")
+        starts = np.zeros(len(given) + 1, np.int64)
+        for n, own in enumerate(given):
+            if own.ndim != 1:
+                raise ValueError(f"ids of sequence {n} must have shape (L,), not {own.shape}")
+            past = 0 if cache is None else int(cache.lengths[n])
+            if not len(own):
+                raise ValueError(f"sequence {n} is empty; it must have at least one id")
+            if past + len(own) > self.max_seq_len:
+                of_which = f", {past} of them in the cache" if past else ""
+                raise ValueError(
+                    f"sequence {n} would have {past + len(own)} tokens{of_which}; max_seq_len is {self.max_seq_len}"
+                )
+            if own.min() < 0 or own.max() >= self.vocab_size:
+                wrong = own[(own < 0) | (own >= self.vocab_size)][0]
+                raise ValueError(f"ids must be in 0...{self.vocab_size - 1}, sequence {n} has {wrong}")
+            starts[n + 1] = starts[n] + len(own)
+        return np.concatenate(given) if given else np.zeros(0, np.int64), starts
