@@ -3,8 +3,10 @@
 import os
 import platform
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
+from pathlib import Path
 
 import numpy
 from setuptools import Extension, setup
@@ -47,6 +49,9 @@ if sanitizers := os.environ.get("SELFATTN_SANITIZE"):
     compile_args += ["-g1", "-O1", "-DSA_PARTS_APART"]
     link_args.append(f"-fsanitize={sanitizers}")
 
+# One extension for every CPython from 3.11 on, but for free-threaded ones, which have no stable ABI.
+stable_abi = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
 headers = glob("csrc/**/*.h", recursive=True)
 # What compiles longest comes first.
 folders = ("isa", "kernels/*", "drivers", "runtime", "python")
@@ -72,10 +77,14 @@ class BuildExt(build_ext):
         super().run()
         if not self.inplace:
             self.copy_extensions_to_source()
+        if stable_abi:
+            # An older build for this Python alone would be imported before it.
+            Path("selfattn/_core" + sysconfig.get_config_var("EXT_SUFFIX")).unlink(missing_ok=True)
 
 
 setup(
     cmdclass={"build_ext": BuildExt},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if stable_abi else {},
     ext_modules=[
         Extension(
             "selfattn._core",
@@ -84,6 +93,8 @@ setup(
             include_dirs=["csrc", numpy.get_include()],
             extra_compile_args=compile_args,
             extra_link_args=link_args,
+            define_macros=[("Py_LIMITED_API", "0x030B0000")] if stable_abi else [],
+            py_limited_api=stable_abi,
         )
     ],
 )

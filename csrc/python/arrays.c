@@ -58,7 +58,7 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
             sa_error(PyExc_TypeError,
                      "%s must be a plain array, got %s, whose arithmetic differs (use attn_mask for masks, and "
                      "numpy.asarray for the data)",
-                     name, Py_TYPE(x)->tp_name);
+                     name, sa_type_name(x));
         }
         if (refused != 0 || (x = PyArray_FromAny(x, NULL, 0, 0, 0, NULL)) == NULL) {
             return NULL;

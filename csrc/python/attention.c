@@ -44,7 +44,7 @@ bool sa_call_takes_out(const sa_call *c, sa_dtype dtype) {
 static int take_out(sa_call *c, int ndim, const npy_intp *shape, sa_dtype *dtype) {
     PyObject *given = c->given.out;
     if (!PyArray_Check(given)) {
-        return sa_error(PyExc_TypeError, "out must be a NumPy array, got %s", Py_TYPE(given)->tp_name);
+        return sa_error(PyExc_TypeError, "out must be a NumPy array, got %s", sa_type_name(given));
     }
     c->results[SA_OUT] = (PyArrayObject *)Py_NewRef(given);
     PyArrayObject *same = sa_as_array(c->state, given, "out", SA_ANY, dtype);
@@ -88,7 +88,7 @@ static int make_out(sa_call *c) {
             return -1;
         }
     } else if (c->want_unrounded) {
-        c->results[SA_UNROUNDED] = (PyArrayObject *)Py_NewRef(computed);
+        c->results[SA_UNROUNDED] = (PyArrayObject *)Py_NewRef((PyObject *)computed);
     }
     sa_call_fill(c, &c->a.out, computed, dtype);
     return 0;
@@ -165,12 +165,12 @@ static PyObject *make_result(const sa_call *c) {
         n += c->results[i] != NULL;
     }
     if (n == 1) {
-        return Py_NewRef(c->results[SA_OUT]);
+        return Py_NewRef((PyObject *)c->results[SA_OUT]);
     }
     PyObject *tuple = PyTuple_New(n);
     for (int i = SA_RESULTS - 1; tuple != NULL && i >= 0; --i) {
         if (c->results[i] != NULL) {
-            PyTuple_SET_ITEM(tuple, --n, Py_NewRef(c->results[i]));
+            PyTuple_SET_ITEM(tuple, --n, Py_NewRef((PyObject *)c->results[i]));
         }
     }
     return tuple;

@@ -18,7 +18,7 @@ void sa_call_release(sa_call *c) {
         Py_DECREF(c->owned[i]);
     }
     for (int i = 0; i < SA_RESULTS; ++i) {
-        Py_XDECREF(c->results[i]);
+        Py_XDECREF((PyObject *)c->results[i]);
     }
     if (c->packed) {
         sa_call_release_packed(c);

@@ -220,7 +220,7 @@ static PyObject *as_seed(PyObject *rng) {
         return PyErr_Occurred()
                    ? NULL
                    : PyErr_Format(PyExc_TypeError, "rng must be an int >= 0, a numpy.random.Generator or None, got %s",
-                                  Py_TYPE(rng)->tp_name);
+                                  sa_type_name(rng));
     }
     PyObject *zero = PyLong_FromLong(0);
     const int negative = zero ? PyObject_RichCompareBool(number, zero, Py_LT) : -1;
@@ -242,7 +242,7 @@ int sa_call_read_seed(sa_call *c) {
         return sa_error(PyExc_TypeError,
                         "with dropout_p > 0, rng must be an int here, the same forward and backward, got %s: another draw "
                         "would drop other weights",
-                        rng == NULL ? "None" : Py_TYPE(rng)->tp_name);
+                        rng == NULL ? "None" : sa_type_name(rng));
     }
     if (rng == NULL) {
         return drops ? read_entropy(&c->a.seed) : 0;

@@ -4,7 +4,7 @@
 
 void sa_call_release_packed(sa_call *c) {
     for (ptrdiff_t s = 0; c->mask_arrays && s < c->v.sequences; ++s) {
-        Py_XDECREF(c->mask_arrays[s]);
+        Py_XDECREF((PyObject *)c->mask_arrays[s]);
     }
     PyMem_RawFree(c->mask_arrays);
     PyMem_RawFree(c->masks);
@@ -125,7 +125,7 @@ int sa_call_read_packed_masks(sa_call *c, PyObject *value) {
         return sa_error(PyExc_TypeError,
                         "attn_mask must be a list with a mask or None for each of the %zd sequences, since their shapes "
                         "differ; got %s",
-                        (Py_ssize_t)n, Py_TYPE(value)->tp_name);
+                        (Py_ssize_t)n, sa_type_name(value));
     }
     PyObject *list = PySequence_Tuple(value); /* a copy: reading a mask might change the list */
     if (list == NULL) {

@@ -103,7 +103,7 @@ static PyObject *make_tables(const sa_call *c, PyObject *value) {
     } else if (is_one == 0) {
         PyErr_Format(PyExc_TypeError,
                      "block_mask must be a selfattn.BlockMask or None, got %s (arrays of True and False are for attn_mask)",
-                     Py_TYPE(value)->tp_name);
+                     sa_type_name(value));
     }
     Py_XDECREF(lead);
     Py_XDECREF(class);

@@ -2,8 +2,6 @@
 #define SA_IMPORTS_NUMPY
 #include "python/module.h"
 
-#include <stdlib.h>
-
 #include "python/run.h"
 
 int sa_error(PyObject *type, const char *format, ...) {
@@ -12,6 +10,24 @@ int sa_error(PyObject *type, const char *format, ...) {
     PyErr_FormatV(type, format, arguments);
     va_end(arguments);
     return -1;
+}
+
+const char *sa_type_name(PyObject *value) {
+    static _Thread_local char text[200];
+    PyErr_Clear();
+    PyObject *type = (PyObject *)Py_TYPE(value), *name = PyObject_GetAttrString(type, "__qualname__");
+    PyObject *module = name ? PyObject_GetAttrString(type, "__module__") : NULL;
+    PyObject *whole = module == NULL ? NULL
+                      : PyUnicode_Check(module) && PyUnicode_CompareWithASCIIString(module, "builtins") != 0
+                          ? PyUnicode_FromFormat("%U.%S", module, name)
+                          : PyObject_Str(name);
+    const char *found = whole ? PyUnicode_AsUTF8AndSize(whole, NULL) : NULL;
+    PyErr_Clear();
+    PyOS_snprintf(text, sizeof text, "%s", found ? found : "an object of a type without a name");
+    Py_XDECREF(whole);
+    Py_XDECREF(module);
+    Py_XDECREF(name);
+    return text;
 }
 
 static int exec_module(PyObject *module) {
@@ -69,14 +85,20 @@ static int clear(PyObject *module) {
 
 static void release_module(void *module) { clear((PyObject *)module); }
 
+/* Slots that CPython 3.11 does not know come after its own; PyInit__core ends the list where this CPython's end. */
+#if !defined(Py_mod_multiple_interpreters)
+#define Py_mod_multiple_interpreters 3
+#define Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED ((void *)0)
+#endif
+#if !defined(Py_mod_gil)
+#define Py_mod_gil 4
+#define Py_MOD_GIL_NOT_USED ((void *)1)
+#endif
+
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, (void *)exec_module},
-#if defined(Py_mod_multiple_interpreters)
-    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* nor does NumPy */
-#endif
-#if defined(Py_mod_gil)
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
-#endif
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* from 3.12; nor does NumPy */
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},                                          /* from 3.13 */
     {0, NULL},
 };
 
@@ -86,4 +108,8 @@ static PyModuleDef definition = {
     .m_clear = clear,           .m_free = release_module,
 };
 
-PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&definition); }
+PyMODINIT_FUNC PyInit__core(void) {
+    const int known = Py_Version >= 0x030D0000 ? 3 : Py_Version >= 0x030C0000 ? 2 : 1;
+    slots[known] = (PyModuleDef_Slot){0, NULL};
+    return PyModuleDef_Init(&definition);
+}

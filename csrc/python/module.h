@@ -4,8 +4,7 @@
 #ifndef SA_PYTHON_MODULE_H
 #define SA_PYTHON_MODULE_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "python/stable.h"
 
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #define NPY_TARGET_VERSION NPY_2_0_API_VERSION
@@ -37,6 +36,10 @@ static inline sa_state *sa_state_of(PyObject *module) { return (sa_state *)PyMod
 
 /* As PyErr_Format, but returns −1. */
 int sa_error(PyObject *type, const char *format, ...);
+
+/* The type of `value` for a message, with its module, as `numpy.ndarray`: until the thread's next. Clears what exception is
+ * set, since the message is for another. */
+const char *sa_type_name(PyObject *value);
 
 /* A method that calls `call(module, number, …)`. */
 #define SA_FUNCTION(name, call, number)                                                                                        \

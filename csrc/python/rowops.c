@@ -34,10 +34,10 @@ static void start(row_call *k, PyObject *module, int kind) {
 
 static void release(row_call *k) {
     for (int i = 0; i < SA_ROW_ARRAYS; ++i) {
-        Py_XDECREF(k->array[i]);
+        Py_XDECREF((PyObject *)k->array[i]);
     }
-    Py_XDECREF(k->dweight);
-    Py_XDECREF(k->dbias);
+    Py_XDECREF((PyObject *)k->dweight);
+    Py_XDECREF((PyObject *)k->dbias);
 }
 
 /* ---- arrays --------------------------------------------------------------------------------------------------------- */
@@ -105,7 +105,7 @@ static int read_axis(void *call, PyObject *value, const char *name, void *to) {
     row_call *k = call;
     PyObject *number = sa_as_index(value);
     if (number == NULL) {
-        return PyErr_Occurred() ? -1 : sa_error(PyExc_TypeError, "%s must be an int, got %s", name, Py_TYPE(value)->tp_name);
+        return PyErr_Occurred() ? -1 : sa_error(PyExc_TypeError, "%s must be an int, got %s", name, sa_type_name(value));
     }
     const Py_ssize_t axis = PyNumber_AsSsize_t(number, NULL); /* clipped */
     const int most = k->c.ndim > 0 ? k->c.ndim : 1;
@@ -127,7 +127,7 @@ static int read_normalized_shape(void *call, PyObject *value, const char *name, 
     PyObject *shape = PyIndex_Check(value) ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
     if (shape == NULL) {
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            sa_error(PyExc_TypeError, "%s must be an int or a tuple of ints, got %s", name, Py_TYPE(value)->tp_name);
+            sa_error(PyExc_TypeError, "%s must be an int or a tuple of ints, got %s", name, sa_type_name(value));
         }
         return -1;
     }

@@ -40,10 +40,10 @@ int sa_py_choose_isa(const char *name, PyObject *error, const char *what) {
 
 static PyObject *set_isa(PyObject *module, PyObject *name) {
     (void)module;
-    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
     if (text == NULL) {
         if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_TypeError, "the instruction set must be a str, got %s", Py_TYPE(name)->tp_name);
+            PyErr_Format(PyExc_TypeError, "the instruction set must be a str, got %s", sa_type_name(name));
         }
         return NULL;
     }

@@ -18,7 +18,7 @@ int sa_read_real(void *call, PyObject *value, const char *name, void *to) {
     const double x = PyFloat_AsDouble(value);
     if (x == -1 && PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            sa_error(PyExc_TypeError, "%s must be a real number, got %s", name, Py_TYPE(value)->tp_name);
+            sa_error(PyExc_TypeError, "%s must be a real number, got %s", name, sa_type_name(value));
         } else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
             sa_error(PyExc_ValueError, "%s is an integer too large for a float", name);
         }

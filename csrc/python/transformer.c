@@ -213,7 +213,7 @@ static PyObject *make_gradients(sa_transformer_call *c, PyObject *module, sa_lay
             continue;
         }
         PyArrayObject *like = c->array[i];
-        PyArray_Descr *descr = (PyArray_Descr *)Py_NewRef(PyArray_DESCR(like));
+        PyArray_Descr *descr = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR(like));
         PyObject *array = PyArray_NewFromDescr(&PyArray_Type, descr, PyArray_NDIM(like), PyArray_SHAPE(like), NULL, data,
                                                NPY_ARRAY_CARRAY, NULL);
         if (array == NULL || PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(capsule)) < 0) {

@@ -10,12 +10,12 @@ static const char *const part_names[SA_LAYER_PARTS] = {"query", "key",  "value",
 
 void sa_transformer_release(sa_transformer_call *c) {
     for (Py_ssize_t i = 0; c->array != NULL && i < c->arrays; ++i) {
-        Py_XDECREF(c->array[i]);
+        Py_XDECREF((PyObject *)c->array[i]);
     }
     for (Py_ssize_t i = 0; c->packed != NULL && i < c->e.layers * SA_LAYER_PARTS; ++i) {
         Py_XDECREF(c->packed[i]);
     }
-    Py_XDECREF(c->rows);
+    Py_XDECREF((PyObject *)c->rows);
     Py_XDECREF(c->table_scale);
     Py_XDECREF(c->cached[0]);
     Py_XDECREF(c->cached[1]);
