@@ -52,7 +52,14 @@ sa_compact sa_compact_pack(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const v
     const ptrdiff_t groups = groups_of(kind, in), bytes = SA_WORD / numbers_in_word(kind);
     float *scales = (float *)(void *)(memory + panels * panel_bytes(steps) + SA_BEHIND_PANELS);
     float *offset = scales + panels * groups * SA_PANEL_COLUMNS;
-    const sa_compact w = {kind, out, in, steps, groups, memory, scales, offset};
+    const sa_compact w = {.kind = kind,
+                          .out = out,
+                          .in = in,
+                          .steps = steps,
+                          .groups = groups,
+                          .panels = memory,
+                          .scale = scales,
+                          .offset = offset};
     memset(memory, 0, sa_compact_bytes(kind, out, in));
     for (ptrdiff_t c = 0; c < out; ++c) {
         const char *row = (const char *)weight + c * in * bytes;

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "drivers/blocks.h"
 #include "drivers/compact.h"
 #include "runtime/threads.h"
 
@@ -40,8 +41,11 @@ static sa_cut cut_compact(const sa_linear *l, int threads, bool by_part) {
     return cut;
 }
 
+/* Weights that sa_compact_pack packed. */
+static bool is_packed(const sa_linear *l) { return l->weights == SA_WEIGHTS_INT8 || l->weights == SA_WEIGHTS_BF16; }
+
 sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_part) {
-    if (l->weights != SA_WEIGHTS_WHOLE) {
+    if (is_packed(l)) {
         return cut_compact(l, threads, by_part);
     }
     const bool split = splits(l, n);
@@ -71,11 +75,15 @@ static ptrdiff_t shares_of(const sa_cut *cut, ptrdiff_t units) {
 }
 
 size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_part, bool backward) {
-    if (l->weights != SA_WEIGHTS_WHOLE) {
-        return sa_whole_lines(sa_compact_scratch(l->weights, sa_cut_product(l, l->in, threads, by_part).rows, l->in));
+    const sa_cut cut = sa_cut_product(l, l->in, threads, by_part);
+    if (is_packed(l)) {
+        return sa_whole_lines(sa_compact_scratch(l->weights, cut.rows, l->in));
     }
     const sa_real_kernels *kernels = sa_kernels_for(l->f64);
-    size_t most = kernels->matmul_scratch(sa_cut_product(l, l->in, threads, by_part).rows, l->in);
+    size_t most = kernels->matmul_scratch(cut.rows, l->in);
+    if (l->weights == SA_WEIGHTS_BLOCKS) {
+        return sa_whole_lines(most) + sa_blocks_scratch(cut.unit, l->in);
+    }
     for (int i = 0; i < l->parts && backward; ++i) {
         const size_t input = kernels->matmul_scratch(sa_cut_input(l, threads, by_part).rows, l->out[i]);
         most = input > most ? input : most;
@@ -121,28 +129,46 @@ static void drop_columns(const sa_linear *l, int part, ptrdiff_t row, ptrdiff_t 
     }
 }
 
+/* As kernels->matmul_nt, with weights in blocks: unit by unit of columns. */
+static void multiply_blocks(const sa_linear *l, const sa_cut *cut, int part, ptrdiff_t column, const sa_product *all,
+                            char *scratch) {
+    float *expanded = (float *)(void *)(scratch + sa_whole_lines(sa_kernels_for(false)->matmul_scratch(cut->rows, l->in)));
+    for (ptrdiff_t c = 0; c < all->width; c += cut->unit) {
+        sa_product product = *all;
+        product.width = sa_smaller(all->width - c, cut->unit);
+        product.c = (float *)all->c + c;
+        product.again = all->again || c > 0;
+        sa_blocks_multiply((const sa_compact *)(const void *)l->weight[part], column + c, &product, scratch, expanded);
+    }
+}
+
 /* Columns `column` … of one part, for the rows of a task. */
 static void columns(const sa_linear *l, const sa_cut *cut, int part, ptrdiff_t row, ptrdiff_t column, ptrdiff_t width,
                     bool again, void *scratch) {
     const sa_real_kernels *kernels = sa_kernels_for(l->f64);
     const ptrdiff_t out = l->out[part], at = bytes_of(l, row * out + column);
+    const bool blocks = l->weights == SA_WEIGHTS_BLOCKS;
     const sa_product product = {
         .m = sa_smaller(l->rows - row, cut->rows),
         .n = l->in,
         .width = width,
         .a = l->x + bytes_of(l, row * l->in),
-        .b = l->weight[part] + bytes_of(l, column * l->in),
+        .b = blocks ? NULL : l->weight[part] + bytes_of(l, column * l->in),
         .c = l->y[part] + at,
         .a_stride = l->in,
         .b_stride = l->in,
         .c_stride = out,
         .again = again,
-        .far = l->far,
+        .far = l->far && !blocks,
     };
     const char *residual = l->residual == NULL ? NULL : l->residual + at;
     kernels->begin_rows(product.c, out, product.m, width, l->bias[part] == NULL ? NULL : l->bias[part] + bytes_of(l, column),
                         l->dropout.p > 0 ? NULL : residual);
-    kernels->matmul_nt(&product, scratch);
+    if (blocks) {
+        multiply_blocks(l, cut, part, column, &product, scratch);
+    } else {
+        kernels->matmul_nt(&product, scratch);
+    }
     if (l->activation != SA_ACT_NONE) {
         const sa_active active = {l->activation, product.m, width, out, product.c, l->gate == NULL ? NULL : l->gate + at};
         kernels->activate(&active, l->active + at);
@@ -153,7 +179,7 @@ static void columns(const sa_linear *l, const sa_cut *cut, int part, ptrdiff_t r
 void sa_linear_task(const sa_linear *l, const sa_cut *cut, ptrdiff_t t, void *scratch) {
     const ptrdiff_t units = all_units(l, cut), shares = shares_of(cut, units), share = t % shares, row = t / shares * cut->rows;
     const ptrdiff_t from = units * share / shares, to = units * (share + 1) / shares;
-    const bool compact = l->weights != SA_WEIGHTS_WHOLE;
+    const bool compact = is_packed(l);
     sa_compact_rows rounded = {.rows = sa_smaller(l->rows - row, cut->rows)};
     if (compact) {
         rounded = sa_compact_round(l, row, rounded.rows, scratch);

@@ -2,6 +2,7 @@
  * fits its core's cache, through all layers. With few sequences threads share out every phase. */
 #include <string.h>
 
+#include "drivers/blocks.h"
 #include "drivers/transformer_tasks.h"
 #include "runtime/threads.h"
 
@@ -55,7 +56,10 @@ static void enter(const sa_part *p, ptrdiff_t t) {
     char *scale, *unit = sa_outer_unit(p, 0, &scale), *x = p->f.array[SA_X] + at;
     char *entered = e->first_norm.weight == NULL ? x : unit + at;
     if (e->table != NULL) {
-        if (e->table_kind != SA_WEIGHTS_WHOLE) {
+        if (e->table_kind == SA_WEIGHTS_BLOCKS) {
+            sa_blocks_look_up(e->table, e->always, (const float *)(const void *)positions, e->ids + start, length,
+                              (float *)(void *)entered);
+        } else if (e->table_kind != SA_WEIGHTS_WHOLE) {
             sa_kernels_active()->look_up_compact(e->table, e->table_scale, e->always, (const float *)(const void *)positions,
                                                  e->ids + start, length, e->d, (float *)(void *)entered);
         } else {

@@ -50,7 +50,7 @@ typedef enum { SA_EACH_ROW, SA_MEAN_ROW, SA_FIRST_ROW, SA_LAST_ROW } sa_pooling;
 typedef struct {
     bool f64;
     ptrdiff_t d, vocabulary, tokens, sequences, layers, longest;
-    const void *table; /* (vocabulary, d), or NULL: rows are the input */
+    const void *table; /* (vocabulary, d), of blocks a sa_compact; or NULL: rows are the input */
     sa_weights table_kind;
     const float *table_scale; /* (vocabulary, groups), of a table of int8 */
     const void *always;       /* (d,), added to every row of the table; or NULL */

@@ -303,7 +303,7 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
     }
     plan->threads = sa_transformer_threads(e, 1, max_threads);
     const ptrdiff_t threads = plan->threads, few = threads == 1 ? 1 : 2 * threads;
-    const bool compact = e->layers > 0 && e->layer[0].weights != SA_WEIGHTS_WHOLE;
+    const bool compact = e->layers > 0 && e->layer[0].weights != SA_WEIGHTS_WHOLE && e->layer[0].weights != SA_WEIGHTS_BLOCKS;
     const ptrdiff_t most = compact ? SA_COMPACT_PART_TOKENS : SA_PART_TOKENS;
     const ptrdiff_t turns = sa_ceil_div(sa_ceil_div(e->tokens, most), threads); /* as many parts for each */
     plan->part_tokens = sa_ceil_div(e->tokens, sa_larger(turns * threads, few));

@@ -30,6 +30,7 @@ SA_ATTENTION_KERNELS(SA_ISA, NULL)
 #include "kernels/transformer/rows.h"
 #if !SA_REAL_IS_F64
 #include "kernels/transformer/compact_rows.h"
+#include "kernels/transformer/blocks.h"
 #endif
 #if defined(SA_WITH_TESTS)
 #include "kernels/runtime/exp_arrays.h"

@@ -163,9 +163,22 @@ typedef struct {
     bool nesterov, fresh; /* SGD's; fresh: no mean yet */
 } sa_update_scalars;
 
-/* ---- compact weights: 8 or 16 bits (docs/decisions/0010-int8.md) ----------------------------------------------------------- */
+/* ---- compact weights: 8 or 16 bits (docs/decisions/0010-int8.md), or blocks of a GGUF file ------------------------------- */
 
-typedef enum { SA_WEIGHTS_WHOLE, SA_WEIGHTS_INT8, SA_WEIGHTS_BF16 } sa_weights;
+typedef enum { SA_WEIGHTS_WHOLE, SA_WEIGHTS_INT8, SA_WEIGHTS_BF16, SA_WEIGHTS_BLOCKS } sa_weights;
+
+/* The blocks of a GGUF file (drivers/blocks.c has their sizes, kernels/transformer/blocks.h what they stand for). */
+typedef enum {
+    SA_BLOCKS_F32,
+    SA_BLOCKS_F16,
+    SA_BLOCKS_BF16,
+    SA_BLOCKS_Q4_0,
+    SA_BLOCKS_Q4_1,
+    SA_BLOCKS_Q8_0,
+    SA_BLOCKS_Q4_K,
+    SA_BLOCKS_Q6_K,
+    SA_BLOCK_TYPES
+} sa_block_type;
 
 /* Panels of SA_PANEL_COLUMNS columns, [step][column] words of 4 bytes: four numbers of int8, or two of bfloat16, that
  * follow each other along a row of the weight (out, in). Zeros fill the last step and panel.
@@ -182,6 +195,9 @@ typedef struct {
     const char *panels;
     /* int8, [panel][group][column]: the scale, and that times the sum of the group's numbers. */
     const float *scale, *offset;
+    /* Blocks: panels are the rows of a file, of any alignment. */
+    sa_block_type type;
+    ptrdiff_t row_bytes;
 } sa_compact;
 
 /* x[i] ≈ least + step·q[i] in a group of a row, q from 0 to 255. A row that is not finite, or where a group's range is no
@@ -285,6 +301,7 @@ typedef struct {
     /* look_up in a table of int8 with a scale for each group of a row, or of bfloat16: the scale is NULL. */
     void (*look_up_compact)(const void *table, const float *scale, const float *always, const float *positions,
                             const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x);
+    void (*expand_blocks)(sa_block_type type, const void *from, ptrdiff_t n, float *to); /* n numbers, of whole blocks */
     /* Best first, the last of int8 runs wherever this table does. NULL ends them. */
     const sa_compact_products *int8[4], *bf16[2];
 } sa_kernels;

@@ -14,12 +14,12 @@ typedef struct {
     int threads;
 } linear_call;
 
-/* Packed weights. */
+/* Packed weights, or blocks. */
 static int take_compact(linear_call *c, PyObject *x, const sa_compact *weight) {
     if (!sa_is_plain(x, NPY_FLOAT, 2) || PyArray_DIM((PyArrayObject *)x, 1) != weight->in) {
         return sa_error(PyExc_TypeError, "x must be a contiguous 2-D array of float32 with %zd columns", weight->in);
     }
-    if (sa_compact_active(weight->kind) == NULL) {
+    if (weight->kind == SA_WEIGHTS_BF16 && sa_compact_active(weight->kind) == NULL) {
         return sa_error(PyExc_RuntimeError, "the instruction set in use, %s, does not multiply bfloat16", sa_isa_name());
     }
     c->l = (sa_linear){.weights = weight->kind,

@@ -117,7 +117,7 @@ static int check_whole(const sa_transformer_call *c) {
     for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
         whole = whole && c->layer[i].weights == SA_WEIGHTS_WHOLE;
     }
-    return whole ? 0 : sa_error(PyExc_ValueError, "weights of int8 or bfloat16 have no gradients");
+    return whole ? 0 : sa_error(PyExc_ValueError, "weights of less than 32 bits have no gradients");
 }
 
 static PyObject *transformer_forward(PyObject *module, PyObject *args) {

@@ -19,7 +19,7 @@ typedef struct {
     PyArrayObject **array; /* owned, or NULL */
     PyArrayObject *rows;   /* owned, or NULL: the input */
     PyObject **packed;     /* owned, or NULL: compact weights of each layer's parts */
-    PyObject *table_scale; /* owned, or NULL */
+    PyObject *table_owner; /* owned, or NULL: the scales of a table of int8, or blocks */
     PyObject *cached[2];   /* owned, or NULL: keys, values */
     sa_layer *layer;
     int64_t *numbers; /* ids, offsets, lengths of the past: a block */

@@ -16,7 +16,7 @@ void sa_transformer_release(sa_transformer_call *c) {
         Py_XDECREF(c->packed[i]);
     }
     Py_XDECREF((PyObject *)c->rows);
-    Py_XDECREF(c->table_scale);
+    Py_XDECREF(c->table_owner);
     Py_XDECREF(c->cached[0]);
     Py_XDECREF(c->cached[1]);
     PyMem_Free(c->packed);
@@ -72,7 +72,7 @@ static int take_packed(sa_transformer_call *c, PyObject *value, const sa_compact
                         "%s must have shape %s and be packed as all projections of its layer are, not shape %s",
                         part_names[part], sa_shape_text(2, wanted), sa_shape_text(2, shape));
     }
-    if (sa_compact_active(w->kind) == NULL) {
+    if (w->kind == SA_WEIGHTS_BF16 && sa_compact_active(w->kind) == NULL) {
         return sa_error(PyExc_RuntimeError, "the instruction set in use, %s, does not multiply bfloat16", sa_isa_name());
     }
     c->packed[(l - c->layer) * SA_LAYER_PARTS + part] = Py_NewRef(value);
@@ -273,8 +273,20 @@ static int check_mask(const sa_transformer_call *c) {
                            sa_shape_of(c->array[MASK]));
 }
 
-/* An array of the type of all; one of the bits of bfloat16; or a tuple of one of int8 and the scales of its rows. */
+/* An array of the type of all; one of the bits of bfloat16; a tuple of one of int8 and the scales of its rows; or blocks. */
 static int take_table(sa_transformer_call *c, PyObject *value) {
+    const sa_compact *blocks = sa_compact_of(value);
+    if (blocks != NULL) {
+        if (c->e.f64 || blocks->kind != SA_WEIGHTS_BLOCKS || blocks->in != c->e.d) {
+            return sa_error(PyExc_ValueError, "a table of blocks must have %zd columns, not %zd; all else must be float32",
+                            c->e.d, blocks->in);
+        }
+        c->table_owner = Py_NewRef(value);
+        c->e.table = blocks;
+        c->e.table_kind = SA_WEIGHTS_BLOCKS;
+        c->e.vocabulary = blocks->out;
+        return 0;
+    }
     if (!c->e.f64 && sa_is_plain(value, NPY_UINT16, 2) && PyArray_DIM((PyArrayObject *)value, 1) == c->e.d) {
         c->array[TABLE] = (PyArrayObject *)Py_NewRef(value);
         c->e.table = PyArray_DATA((PyArrayObject *)value);
@@ -298,7 +310,7 @@ static int take_table(sa_transformer_call *c, PyObject *value) {
                         c->e.d, SA_GROUP);
     }
     c->array[TABLE] = (PyArrayObject *)Py_NewRef(table);
-    c->table_scale = Py_NewRef(scale);
+    c->table_owner = Py_NewRef(scale);
     c->e.table = PyArray_DATA((PyArrayObject *)table);
     c->e.table_kind = SA_WEIGHTS_INT8;
     c->e.table_scale = PyArray_DATA((PyArrayObject *)scale);
@@ -343,7 +355,7 @@ static int take_model(sa_transformer_call *c, PyObject *model) {
     if (c->e.table == NULL && (c->e.always != NULL || c->e.positions != NULL)) {
         return sa_error(PyExc_ValueError, "what is always added and positions need a table");
     }
-    c->e.vocabulary = rows_of(c, TABLE);
+    c->e.vocabulary = c->e.table_kind == SA_WEIGHTS_BLOCKS ? c->e.vocabulary : rows_of(c, TABLE);
     c->most = c->e.positions != NULL && rows_of(c, POSITIONS) < c->most ? rows_of(c, POSITIONS) : c->most;
     for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
         if (take_layer(c, i, PyTuple_GET_ITEM(layers, i)) < 0) {

@@ -14,6 +14,7 @@ import numpy as np
 from selfattn import _core
 from selfattn.functional._products import FLOAT32, as_rows, linear, plain
 from selfattn.nn._arrays import Array
+from selfattn.nn._blocks import Blocks
 
 KINDS = ("bfloat16", "int8")
 SCALE = "_scale"  # behind the name of a weight
@@ -74,7 +75,7 @@ class Compact:
         return self[:].astype(dtype or self.dtype, copy=False)
 
 
-Weight: TypeAlias = Array | Compact
+Weight: TypeAlias = Array | Compact | Blocks
 
 
 def is_compact(array: Array) -> bool:
@@ -84,7 +85,7 @@ def is_compact(array: Array) -> bool:
 
 def float_type(weight: Weight) -> np.dtype[Any]:
     """Return the dtype of what multiplies a weight: float32 where it is rounded, else its own."""
-    return Compact.dtype if isinstance(weight, Compact) or is_compact(weight) else weight.dtype
+    return Compact.dtype if isinstance(weight, Compact | Blocks) or is_compact(weight) else weight.dtype
 
 
 def kind_of(array: Array) -> str:
@@ -181,14 +182,14 @@ def good_scale(scale: Array) -> bool:
 
 
 def multiply(x: Array, weight: Weight, bias: Array | None) -> Array:
-    """Compute ``x @ weight.T + bias``, x (..., in), with weights that may be rounded; these multiply float32.
+    """Compute ``x @ weight.T + bias``, x (..., in), with weights that may be rounded or in blocks; these multiply float32.
 
     Raises
     ------
     TypeError
-        x is float64, and the weights are rounded.
+        x is float64, and the weights are not.
     """
-    if not isinstance(weight, Compact):
+    if not isinstance(weight, Compact | Blocks):
         return linear(x, weight, bias)
     check_input(x, weight.kind)
     y: Array = _core._linear_forward(

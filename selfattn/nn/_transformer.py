@@ -23,13 +23,14 @@ import numpy as np
 
 from selfattn import _core
 from selfattn.nn._arrays import Array
+from selfattn.nn._blocks import Blocks
 from selfattn.nn._compact import Compact, Weight, no_gradients
 
 
 class Projection(NamedTuple):
     """``x @ weight.T + bias``."""
 
-    weight: Weight  # (out, in), contiguous; Compact: so are all of a layer, with query, key and value apart
+    weight: Weight  # (out, in), contiguous; Compact or Blocks: so are all of a layer, with query, key and value apart
     bias: Array | None = None  # (out,)
 
 
@@ -78,7 +79,10 @@ class Layer(NamedTuple):
 
 
 class Transformer(NamedTuple):
-    """A stack of layers, what enters it and what leaves it. All arrays have one dtype, float32 or float64; beside Compact float32."""
+    """A stack of layers, what enters it and what leaves it.
+
+    All arrays have one dtype, float32 or float64; beside Compact and Blocks float32.
+    """
 
     layers: tuple[Layer, ...]
     table: Weight | None = None  # (vocabulary, d): inputs are ids; None: inputs are rows (tokens, d)
@@ -144,10 +148,10 @@ def vjp(
     Raises
     ------
     ValueError
-        Weights are Compact.
+        Weights are Compact or Blocks.
     """
     for weight in arrays(model):
-        if isinstance(weight, Compact):
+        if isinstance(weight, Compact | Blocks):
             raise no_gradients(weight.kind)
     y, saved = _core._transformer_forward(inputs, cu_seqlens, as_core(model), True)
 
@@ -163,7 +167,7 @@ def as_core(model: Transformer) -> tuple[Any, Any, Any]:
     """Return the tuples that ``csrc/python/transformer_model.c`` takes."""
     first, final = model.embedding_norm, model.final_norm
     some = next(array for array in arrays(model))
-    table = model.table.table if isinstance(model.table, Compact) else model.table
+    table = model.table.table if isinstance(model.table, Compact | Blocks) else model.table
     own = (table, model.always, model.positions, model.mask, *_both(first), *_both(final))
     if model.table is not None:
         d = model.table.shape[1]
@@ -181,7 +185,7 @@ def as_core(model: Transformer) -> tuple[Any, Any, Any]:
 def _both(part: Projection | Norm | None) -> tuple[Any, Array | None]:
     if part is None:
         return NONE
-    return part.weight.packed if isinstance(part.weight, Compact) else part.weight, part.bias
+    return part.weight.packed if isinstance(part.weight, Compact | Blocks) else part.weight, part.bias
 
 
 def _layer(layer: Layer) -> tuple[list[Any], tuple[Any, ...]]:

@@ -1,0 +1,67 @@
+/* Driver of weights in blocks. Rows are expanded to float32, a few columns at a time, in the thread's scratch, and thrown away. */
+#include "drivers/blocks.h"
+
+#include <string.h>
+
+/* Numbers of a row that are expanded at once, a multiple of all blocks' and of the depth in which matmul_nt adds up: the bits
+ * are those of whole rows. Where operands are split, A stays split from one call to the next: whole rows. */
+#define SA_EXPANDED 512
+
+static const sa_block_shape shapes[SA_BLOCK_TYPES] = {
+    [SA_BLOCKS_F32] = {"F32", 1, 4},       [SA_BLOCKS_F16] = {"F16", 1, 2},       [SA_BLOCKS_BF16] = {"BF16", 1, 2},
+    [SA_BLOCKS_Q4_0] = {"Q4_0", 32, 18},   [SA_BLOCKS_Q4_1] = {"Q4_1", 32, 20},   [SA_BLOCKS_Q8_0] = {"Q8_0", 32, 34},
+    [SA_BLOCKS_Q4_K] = {"Q4_K", 256, 144}, [SA_BLOCKS_Q6_K] = {"Q6_K", 256, 210},
+};
+
+const sa_block_shape *sa_block_shape_of(sa_block_type type) { return &shapes[type]; }
+
+static ptrdiff_t bytes_of(const sa_compact *w, ptrdiff_t numbers) {
+    return numbers / shapes[w->type].numbers * shapes[w->type].bytes;
+}
+
+sa_compact sa_blocks_at(sa_block_type type, ptrdiff_t out, ptrdiff_t in, const void *rows) {
+    sa_compact w = {.kind = SA_WEIGHTS_BLOCKS, .out = out, .in = in, .type = type, .panels = rows};
+    w.row_bytes = bytes_of(&w, in);
+    return w;
+}
+
+void sa_blocks_row(const sa_compact *w, ptrdiff_t row, float *to) {
+    sa_kernels_active()->expand_blocks(w->type, w->panels + row * w->row_bytes, w->in, to);
+}
+
+void sa_blocks_look_up(const sa_compact *w, const float *always, const float *positions, const int64_t *ids, ptrdiff_t rows,
+                       float *x) {
+    const sa_real_kernels *kernels = sa_kernels_for(false);
+    for (ptrdiff_t r = 0; r < rows; ++r, x += w->in) {
+        sa_blocks_row(w, (ptrdiff_t)ids[r], x);
+        if (always != NULL) {
+            kernels->add_row(always, w->in, x);
+        }
+        if (positions != NULL) {
+            kernels->add_row(positions + r * w->in, w->in, x);
+        }
+    }
+}
+
+static ptrdiff_t depth_of(ptrdiff_t in) { return in >= sa_kernels_for(false)->splits_from ? in : sa_smaller(in, SA_EXPANDED); }
+
+size_t sa_blocks_scratch(ptrdiff_t columns, ptrdiff_t in) {
+    return sa_whole_lines((size_t)(columns * depth_of(in)) * sizeof(float));
+}
+
+void sa_blocks_multiply(const sa_compact *w, ptrdiff_t column, sa_product *p, void *matmul_scratch, float *scratch) {
+    const sa_real_kernels *kernels = sa_kernels_for(false);
+    const float *a = p->a;
+    const ptrdiff_t most = depth_of(w->in);
+    p->b = scratch;
+    for (ptrdiff_t k = 0; k < w->in; k += most) {
+        p->n = sa_smaller(w->in - k, most);
+        p->a = a + k;
+        p->b_stride = p->n;
+        for (ptrdiff_t c = 0; c < p->width; ++c) {
+            const char *from = w->panels + (column + c) * w->row_bytes + bytes_of(w, k);
+            sa_kernels_active()->expand_blocks(w->type, from, p->n, scratch + c * p->n);
+        }
+        kernels->matmul_nt(p, matmul_scratch);
+    }
+}

@@ -1,0 +1,114 @@
+/* What the blocks of a GGUF file stand for, in float32. Little-endian; d and m are float16, q what is left of 4, 6 or 8 bits.
+ *
+ *     Q4_0   d, 16 bytes               d·(q − 8)        the low halves of the bytes are numbers 0 … 15, the high ones 16 … 31
+ *     Q4_1   d, m, 16 bytes            d·q + m          likewise
+ *     Q8_0   d, 32 bytes               d·q
+ *     Q4_K   d, m, 12 bytes, 128 bytes d·scale·q − m·least, both of 32 numbers and of 6 bits; 32 bytes hold 64 numbers
+ *     Q6_K   128 + 64 bytes, 16 scales, d    d·scale·(q − 32), of 16 numbers; low 4 bits of q in front, high 2 behind
+ *
+ * Products are exact; with m the sum is rounded once. Infinities and NaN in d and m propagate. */
+
+SA_INLINE float FN(half_at)(const uint8_t *p) {
+    uint16_t h;
+    memcpy(&h, p, sizeof h);
+    return sa_float_of_f16(h);
+}
+
+SA_INLINE void FN(expand_low_and_high)(const uint8_t *q, float d, float zero, float m, float *to) {
+    for (int i = 0; i < 16; ++i) {
+        to[i] = d * ((float)(q[i] & 15) - zero) + m;
+    }
+    for (int i = 0; i < 16; ++i) {
+        to[16 + i] = d * ((float)(q[i] >> 4) - zero) + m;
+    }
+}
+
+/* Scale and least of the eight groups of a block of Q4_K, from their 12 bytes. */
+SA_INLINE void FN(scales_of_q4_k)(const uint8_t *s, uint8_t *scale, uint8_t *least) {
+    for (int i = 0; i < 4; ++i) {
+        scale[i] = s[i] & 63;
+        least[i] = s[4 + i] & 63;
+        scale[4 + i] = (uint8_t)((s[8 + i] & 15) | (s[i] >> 6) << 4);
+        least[4 + i] = (uint8_t)(s[8 + i] >> 4 | (s[4 + i] >> 6) << 4);
+    }
+}
+
+SA_INLINE void FN(expand_q4_k)(const uint8_t *p, float *to) {
+    const float d = FN(half_at)(p), m = FN(half_at)(p + 2);
+    const uint8_t *q = p + 16;
+    uint8_t scale[8], least[8];
+    FN(scales_of_q4_k)(p + 4, scale, least);
+    for (int g = 0; g < 8; g += 2, q += 32, to += 64) {
+        const float low = d * (float)scale[g], high = d * (float)scale[g + 1];
+        const float low_m = m * (float)least[g], high_m = m * (float)least[g + 1];
+        for (int i = 0; i < 32; ++i) {
+            to[i] = low * (float)(q[i] & 15) - low_m;
+        }
+        for (int i = 0; i < 32; ++i) {
+            to[32 + i] = high * (float)(q[i] >> 4) - high_m;
+        }
+    }
+}
+
+SA_INLINE void FN(expand_q6_k)(const uint8_t *p, float *to) {
+    const float d = FN(half_at)(p + 208);
+    const int8_t *scale = (const int8_t *)p + 192;
+    for (int half = 0; half < 2; ++half) {
+        const uint8_t *low = p + 64 * half, *high = p + 128 + 32 * half;
+        for (int part = 0; part < 4; ++part) {
+            const int low_shift = part / 2 * 4, high_shift = part * 2, from = part % 2 * 32;
+            for (int i = 0; i < 32; ++i, ++to) {
+                const int q = (low[from + i] >> low_shift & 15) | (high[i] >> high_shift & 3) << 4;
+                *to = d * (float)scale[8 * half + 2 * part + i / 16] * (float)(q - 32);
+            }
+        }
+    }
+}
+
+SA_KERNEL void FN(expand_blocks)(sa_block_type type, const void *from, ptrdiff_t n, float *to) {
+    const uint8_t *p = from;
+    const float *end = to + n;
+    switch (type) {
+    case SA_BLOCKS_F16:
+        for (; to < end; ++to, p += 2) {
+            *to = FN(half_at)(p);
+        }
+        break;
+    case SA_BLOCKS_BF16:
+        for (; to < end; ++to, p += 2) {
+            uint16_t h;
+            memcpy(&h, p, sizeof h);
+            *to = sa_float_of_bf16(h);
+        }
+        break;
+    case SA_BLOCKS_Q4_0:
+        for (; to < end; to += 32, p += 18) {
+            FN(expand_low_and_high)(p + 2, FN(half_at)(p), 8, 0, to);
+        }
+        break;
+    case SA_BLOCKS_Q4_1:
+        for (; to < end; to += 32, p += 20) {
+            FN(expand_low_and_high)(p + 4, FN(half_at)(p), 0, FN(half_at)(p + 2), to);
+        }
+        break;
+    case SA_BLOCKS_Q8_0:
+        for (; to < end; to += 32, p += 34) {
+            const float d = FN(half_at)(p);
+            for (int i = 0; i < 32; ++i) {
+                to[i] = d * (float)(int8_t)p[2 + i];
+            }
+        }
+        break;
+    case SA_BLOCKS_Q4_K:
+        for (; to < end; to += 256, p += 144) {
+            FN(expand_q4_k)(p, to);
+        }
+        break;
+    case SA_BLOCKS_Q6_K:
+        for (; to < end; to += 256, p += 210) {
+            FN(expand_q6_k)(p, to);
+        }
+        break;
+    default: memcpy(to, p, (size_t)n * sizeof *to); break;
+    }
+}

@@ -1,0 +1,173 @@
+"""Weights in the blocks of a GGUF file: what they stand for, and their products."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import selfattn as sa
+from selfattn import _core
+from selfattn.nn import _transformer as core
+from selfattn.nn._blocks import SHAPES, Blocks
+from selfattn.nn._compact import multiply
+from tests.support.blocks import drawn, expected
+
+pytest.importorskip("gguf")
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_what_blocks_stand_for(kind, isa):
+    """Every number, to the bit: products of few bits are exact, and sums are rounded once."""
+    blocks = drawn(np.random.default_rng(0), kind, 9, 768)
+    want = expected(blocks)
+    assert np.array_equal(blocks.dequantize(), want)
+    assert np.array_equal(np.asarray(blocks), want)
+    assert np.array_equal(blocks[3], want[3])
+    assert np.array_equal(blocks[2:5], want[2:5])
+    assert np.array_equal(blocks[[[-1, 0], [4, 4]]], want[[[-1, 0], [4, 4]]])
+    with pytest.raises(IndexError):
+        blocks[9]
+
+
+@pytest.mark.parametrize("kind", [kind for kind, (numbers, _) in SHAPES.items() if numbers > 1] + ["F16"])
+def test_scales_that_are_no_numbers(kind, isa):
+    """Infinities and NaN propagate as in floats."""
+    rng = np.random.default_rng(1)
+    raw = rng.integers(0, 256, (40, 2 * SHAPES[kind][1]), np.uint8)  # any bits: one scale in 32 is not finite
+    blocks = Blocks(raw, kind, (40, 2 * SHAPES[kind][0]))
+    for at in (0, 2, 208):
+        if at + 2 <= SHAPES[kind][1]:
+            raw[at % 5, at : at + 2] = np.array([np.inf], np.float16).view(np.uint8)
+            raw[9 + at % 5, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
+    with np.errstate(all="ignore"):
+        want = expected(blocks)
+        assert not np.isfinite(want).all()
+        assert np.array_equal(blocks.dequantize(), want, equal_nan=True)
+        x = rng.standard_normal((7, want.shape[1])).astype(np.float32)
+        y, floats = multiply(x, blocks, None), multiply(x, want, None)
+    assert np.array_equal(np.isnan(y), np.isnan(floats))
+    assert np.array_equal(y[~np.isnan(y)], floats[~np.isnan(y)])
+
+
+# Columns around the vector width and a panel; rows where the kernels for few rows end, and where tasks are cut.
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize(
+    ("rows", "width", "out"), [(1, 256, 1), (3, 768, 33), (5, 256, 130), (100, 1280, 65), (300, 256, 15)]
+)
+def test_products(kind, rows, width, out, isa, threads_restored):
+    """The sums are those of float32 weights, in the same order; and a row's bits depend on nothing else."""
+    rng = np.random.default_rng(rows)
+    blocks = drawn(rng, kind, out, width)
+    x, bias = (
+        rng.standard_normal((rows, width)).astype(np.float32),
+        rng.standard_normal(out).astype(np.float32),
+    )
+    want = multiply(x, expected(blocks), bias)
+    for threads in (1, 2, 3):
+        sa.set_num_threads(threads)
+        assert np.array_equal(multiply(x, blocks, bias), want)
+    assert np.array_equal(multiply(x[:1], blocks, bias)[0], want[0])
+
+
+def layer_of(rng, kinds, d, heads, hidden, make):
+    """Describe a layer of Llama's, with projections that `make` makes of a kind and a shape."""
+
+    def projection(i, out, width):
+        return core.Projection(make(kinds[i % len(kinds)], out, width))
+
+    norm = core.Norm(rng.uniform(0.5, 1.5, d).astype(np.float32), kind="rms")
+    angles = np.outer(np.arange(40), 10.0 ** -np.arange(0, 4, 4 / (d // heads // 2)))
+    return core.Layer(
+        num_heads=heads, num_key_heads=heads // 2, query=projection(0, d, d), key=projection(1, d // 2, d),
+        value=projection(2, d // 2, d), output=projection(3, d, d), attention_norm=norm, up=projection(4, hidden, d),
+        gate=projection(5, hidden, d), down=projection(6, d, hidden), feed_forward_norm=norm, norm_first=True,
+        activation="silu", causal=True,
+        rotary=core.Rotary(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", [("Q4_1",), ("Q4_0", "Q8_0"), ("Q4_K", "Q6_K", "BF16", "F16", "F32")])
+def test_a_transformer(kinds, isa):
+    """Blocks of any kinds beside one another give the bits of float32 weights; so does a table of them."""
+    rng = np.random.default_rng(2)
+    made: list[Blocks] = []
+
+    def make(kind, out, width):
+        made.append(drawn(rng, kind, out, width, 0.001))
+        return made[-1]
+
+    table = make(kinds[-1], 50, 256)
+    layers = tuple(layer_of(rng, kinds, 256, 4, 512, make) for _ in range(2))
+    final = core.Norm(rng.uniform(0.5, 1.5, 256).astype(np.float32), kind="rms")
+    positions = rng.standard_normal((40, 256)).astype(np.float32)
+    model = core.Transformer(layers, table=table, positions=positions, always=positions[3], final_norm=final)
+    whole = {id(blocks): expected(blocks) for blocks in made}
+
+    def as_floats(part):
+        return part._replace(weight=whole[id(part.weight)]) if isinstance(part, core.Projection) else part
+
+    floats = model._replace(
+        table=whole[id(table)], layers=tuple(core.Layer(*map(as_floats, layer)) for layer in layers)
+    )
+    ids, starts = rng.integers(0, 50, 61), np.array([0, 1, 30, 61])
+    y = core.forward(model, ids, starts)
+    assert np.array_equal(y, core.forward(floats, ids, starts))
+    assert np.array_equal(y[1:30], core.forward(model, ids[1:30], np.array([0, 29])))
+    with pytest.raises(ValueError, match="no gradients"):
+        core.vjp(model, ids, starts)
+
+
+def test_nothing_is_copied(tmp_path):
+    """The bytes stay in the mapped file."""
+    blocks = drawn(np.random.default_rng(3), "Q4_1", 64, 1024)
+    (tmp_path / "weights").write_bytes(b"x" * 3 + blocks.raw.tobytes())
+    mapped = np.memmap(tmp_path / "weights", np.uint8, "r", 3, blocks.raw.shape)  # of no alignment
+    own = Blocks(mapped, "Q4_1", blocks.shape)
+    assert own.raw is mapped
+    x = np.ones((2, 1024), np.float32)
+    assert np.array_equal(multiply(x, own, None), multiply(x, blocks, None))
+    assert own.nbytes == 64 * 1024 // 32 * 20
+    for made in (copy.deepcopy(blocks), pickle.loads(pickle.dumps(blocks))):
+        assert np.array_equal(made[5], blocks[5])
+
+
+def test_empty():
+    blocks = Blocks(np.zeros((0, 20), np.uint8), "Q4_1", (0, 32))
+    assert blocks.dequantize().shape == (0, 32)
+    assert multiply(np.ones((3, 32), np.float32), blocks, None).shape == (3, 0)
+    narrow = Blocks(np.zeros((4, 0), np.uint8), "Q4_1", (4, 0))
+    assert np.array_equal(
+        multiply(np.ones((3, 0), np.float32), narrow, np.arange(4, dtype=np.float32))[2], [0, 1, 2, 3]
+    )
+
+
+def test_bad_blocks():
+    raw = np.zeros((4, 40), np.uint8)
+    with pytest.raises(ValueError, match=r"one of F32, .*, not 'Q2_K'"):
+        Blocks(raw, "Q2_K", (4, 64))
+    with pytest.raises(ValueError, match="multiple of 32 columns, not 65"):
+        Blocks(raw, "Q4_1", (4, 65))
+    with pytest.raises(
+        ValueError, match=r"Q4_1 of shape \(4, 96\) must be bytes of shape \(4, 60\), not \(4, 40\)"
+    ):
+        Blocks(raw, "Q4_1", (4, 96))
+    for wrong in (raw.astype(np.int8), raw[:, ::2], [1], raw.T):
+        with pytest.raises(TypeError, match="raw must be a contiguous array of uint8, not"):
+            Blocks(wrong, "Q4_1", (4, 64))
+    blocks = Blocks(raw, "Q4_1", (4, 64))
+    with pytest.raises(TypeError, match="64 columns"):
+        multiply(np.ones((2, 32), np.float32), blocks, None)
+    with pytest.raises(TypeError, match="float64"):
+        multiply(np.ones((2, 64)), blocks, None)
+    for kind, columns in [("Q9", 64), ("Q4_1", 33), ("Q4_1", -32), ("Q4_1", 2**60)]:
+        with pytest.raises(ValueError, match="no rows of"):
+            _core._blocks(raw, kind, columns)
+    with pytest.raises(TypeError, match="uint8 with 20 columns"):
+        _core._blocks(raw, "Q4_1", 32)
+    with pytest.raises(TypeError, match="int64"):
+        _core._expand_blocks(blocks.packed, np.zeros(2, np.int32))
+    with pytest.raises(IndexError, match="row 4 is out of bounds for 4 rows"):
+        _core._expand_blocks(blocks.packed, np.array([4]))
