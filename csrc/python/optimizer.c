@@ -1,4 +1,4 @@
-/* One step of an optimiser over lists of arrays. selfattn/optim.py owns names, shapes and conversions. Nothing is
+/* One step of an optimiser over lists of arrays. selfattn/optim/optimizers.py owns names, shapes and conversions. Nothing is
  * written before all is checked. */
 #include "python/arrays.h"
 

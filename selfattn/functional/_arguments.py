@@ -65,6 +65,21 @@ def as_integers(name: str, x: npt.ArrayLike) -> npt.NDArray[np.int64]:
     return array.astype(np.int64)
 
 
+def check_number(name: str, value: Any) -> float:
+    """Take a real number of any kind (NumPy's, a Decimal, a Fraction, an array of no dimensions) as a float."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")
+    wrong = isinstance(value, bool | str | bytes) or kind in "bcOSTUmM" or getattr(value, "ndim", 0) != 0
+    try:
+        number = None if wrong else float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is too large for a float: {value!r:.80}") from None
+    except (TypeError, ValueError):
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be a real number, not {value!r:.80}")
+    return number
+
+
 def check_size(name: str, value: Any, least: int = 1) -> int:
     """Check an argument that counts something."""
     try:

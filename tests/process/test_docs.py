@@ -172,7 +172,9 @@ def test_options_that_a_function_does_not_show_are_refused():
 def described():
     """Every public function and what public classes define for their users: names and the thing itself."""
     found = {name: thing for name, thing in CALLABLES.items() if not inspect.isclass(thing)}
-    classes = {getattr(module, name) for module in (sa, nn, optim) for name in module.__all__}
+    classes = {
+        getattr(module, name) for module in (sa, nn, optim, optim.lr_scheduler) for name in module.__all__
+    }
     for cls in sorted(filter(inspect.isclass, classes), key=lambda cls: cls.__name__):
         for name, thing in vars(cls).items():
             is_method = inspect.isfunction(thing) or isinstance(thing, classmethod | staticmethod)

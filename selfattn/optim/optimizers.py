@@ -1,22 +1,9 @@
-"""Optimisers: SGD, Adam and AdamW, with PyTorch's arguments and defaults.
-
-They write into the arrays that :meth:`selfattn.nn.Module.parameters` returns, from gradients of the same names.
-
->>> from selfattn import nn, optim
->>> model = nn.Linear(2, 1, rng=0)
->>> optimizer = optim.Adam(model.parameters(), lr=0.1)
->>> x, target = [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [[1.0], [2.0], [3.0]]
->>> for _ in range(300):
-...     y, pullback = model.vjp(x)
-...     _, grads = pullback(y - target)
-...     optimizer.step(grads)
->>> float(abs(model(x) - target).max()) < 0.01
-True
-"""
+"""The optimisers: SGD, Adam and AdamW."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -54,6 +41,9 @@ class Optimizer:
     float16 and bfloat16 parameters are updated in float32 and rounded; their state is float32.
     """
 
+    initial_lr: float | None = None  # the learning rate when the first scheduler was made
+    stepped = False  # whether there was a step
+
     _options: tuple[str, ...] = ("lr", "weight_decay")  # saved arguments
     _slots: tuple[str, ...] = ()  # state per parameter: "step", and arrays of its shape
     _fixed: Mapping[str, Any] = {}  # saved to tell the class from others
@@ -89,7 +79,7 @@ class Optimizer:
         Parameters
         ----------
         grads : mapping of str to array_like
-            By name. A parameter without a gradient stays as it is, with its state.
+            By name. A parameter without a gradient stays as it is, with its state. If there are none at all, there is a warning.
 
         Raises
         ------
@@ -102,6 +92,13 @@ class Optimizer:
         if not isinstance(grads, Mapping):
             raise TypeError(f"grads must be a mapping of names to gradients, the second result of a pullback, not "
                             f"{type(grads).__name__}")  # fmt: skip
+        if not grads:
+            warnings.warn(
+                "optimizer.step was given no gradients, so nothing moves; give it the dict that the pullback of vjp returned",
+                UserWarning,
+                stacklevel=2,
+            )
+        self.stepped = True
         names = list(grads)
         gradients: list[Any] = list(grads.values())
         parameters: list[Any] = [self.params.get(name) for name in names]

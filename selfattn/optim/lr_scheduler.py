@@ -1,0 +1,577 @@
+"""Schedules of the learning rate, as ``torch.optim.lr_scheduler`` computes them, to the bit.
+
+A scheduler sets the optimiser's learning rate when it is made, and anew at each :meth:`LRScheduler.step`, which is called
+after each step of the optimiser, or after each epoch: whatever its numbers count.
+
+>>> import numpy as np
+>>> from selfattn import optim
+>>> optimizer = optim.SGD({"w": np.zeros(1)}, lr=0.1)
+>>> warmup = optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=2)
+>>> decay = optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
+>>> scheduler = optim.lr_scheduler.SequentialLR(optimizer, [warmup, decay], milestones=[2])
+>>> rates = []
+>>> for _ in range(6):
+...     rates.append(round(optimizer.lr, 4))
+...     optimizer.step({"w": np.ones(1)})
+...     scheduler.step()
+>>> rates
+[0.01, 0.055, 0.1, 0.0854, 0.05, 0.0146]
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from selfattn.functional._arguments import check_number, check_size
+from selfattn.optim.optimizers import Optimizer
+
+__all__ = ["CosineAnnealingLR", "LRScheduler", "LambdaLR", "LinearLR", "OneCycleLR", "SequentialLR"]
+
+
+class LRScheduler:
+    """What the schedulers share. A subclass computes the learning rate of each step.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Its learning rate is what the schedule begins with, and what it changes.
+    last_epoch : int, default -1
+        The number of the step before the first. Others than -1 need an optimizer that had a scheduler before; to go on with a
+        training, load the ``state_dict`` instead.
+
+    Attributes
+    ----------
+    last_epoch : int
+        How many steps there were.
+    base_lrs : list of float
+        The learning rate at the beginning, one number.
+    """
+
+    _saved: tuple[str, ...] = ("base_lrs", "last_epoch", "_step_count", "_last_lr")
+
+    def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
+        self.optimizer = _checked(optimizer)
+        self.last_epoch = check_size("last_epoch", last_epoch, -1)
+        if self.last_epoch == -1:
+            if optimizer.initial_lr is None:
+                optimizer.initial_lr = optimizer.lr
+        elif optimizer.initial_lr is None:
+            raise ValueError(
+                f"last_epoch={last_epoch} is for an optimizer that had a scheduler before; this one had none. "
+                "To go on with a training, call load_state_dict with the scheduler's state_dict"
+            )
+        assert optimizer.initial_lr is not None
+        self.base_lrs = [optimizer.initial_lr]
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set the learning rate of the first step."""
+        self._step_count = 1
+        self.last_epoch += 1
+        self._set(self._first())
+
+    def _set(self, lr: float) -> None:
+        self.optimizer.lr = lr
+        self._last_lr = [self.optimizer.lr]
+
+    def _first(self) -> float:
+        """Return the learning rate of the first step; by default what the optimiser has."""
+        return self.optimizer.lr
+
+    def _next(self) -> float:
+        """Return the learning rate after ``last_epoch`` steps, the optimiser having that of the step before."""
+        raise NotImplementedError
+
+    def _restarted(self) -> float:
+        """Return the learning rate of the first step where another schedule has gone before."""
+        return self._first()
+
+    def get_last_lr(self) -> list[float]:
+        """Return the learning rate that was set last, in a list of one, as PyTorch does."""
+        return list(self._last_lr)
+
+    def step(self) -> None:
+        """Set the next learning rate. Call it after ``optimizer.step``."""
+        if self._step_count == 1 and not self.optimizer.stepped:
+            warnings.warn(
+                "scheduler.step() was called before optimizer.step(), so the first learning rate is never used; "
+                "call optimizer.step(grads) first",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._step_count += 1
+        self.last_epoch += 1
+        self._set(self._next())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all numbers that the schedule depends on, apart from the optimiser's state and functions.
+
+        Returns
+        -------
+        dict
+            Numbers, lists and dicts alone.
+        """
+        return {name: _copied(getattr(self, name)) for name in self._saved}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from where :meth:`state_dict` was called; the learning rate itself is in the optimiser's.
+
+        Parameters
+        ----------
+        state_dict : mapping
+
+        Raises
+        ------
+        ValueError
+            It is the state of another kind of scheduler. Nothing has changed then.
+        """
+        self._check(state_dict)
+        for name in self._saved:
+            setattr(self, name, _copied(state_dict[name]))
+
+    def _check(self, state: Any) -> None:
+        if not isinstance(state, Mapping) or set(state) != set(self._saved):
+            found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(
+                f"the state of a {type(self).__name__} must have {sorted(self._saved)}, not {found}"
+            )
+        for name in self._saved:
+            if not _alike(state[name], getattr(self, name)):
+                raise ValueError(
+                    f"{name} in the state of a {type(self).__name__} must be like {getattr(self, name)!r}, not {state[name]!r:.80}"
+                )
+
+
+class LambdaLR(LRScheduler):
+    """The initial learning rate times a function of the number of steps.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+    lr_lambda : callable, or list of one
+        ``lr_lambda(step)`` is the factor, of the steps 0, 1, 2 …
+    last_epoch : int, default -1
+        As for :class:`LRScheduler`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn import optim
+    >>> optimizer = optim.SGD({"w": np.zeros(1)}, lr=0.5)
+    >>> scheduler = optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    >>> optimizer.step({"w": [1.0]})
+    >>> scheduler.step()
+    >>> optimizer.lr
+    0.25
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
+        last_epoch: int = -1,
+    ) -> None:
+        given: Any = lr_lambda
+        functions = list(given) if isinstance(given, list | tuple) else [given]
+        if len(functions) != 1 or not callable(functions[0]):
+            raise TypeError(f"lr_lambda must be a function, or a list of one, not {lr_lambda!r:.80}")
+        self.lr_lambdas: list[Callable[[int], float]] = functions
+        super().__init__(optimizer, last_epoch)
+
+    def _next(self) -> float:
+        return self.base_lrs[0] * self.lr_lambdas[0](self.last_epoch)
+
+    _first = _next
+
+
+class LinearLR(LRScheduler):
+    """A factor that goes from one number to another in equal steps, and stays there.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+    start_factor : float, default 1/3
+        What the learning rate is multiplied by at first, above 0 and at most 1.
+    end_factor : float, default 1.0
+        What it is multiplied by after ``total_iters`` steps, from 0 to 1.
+    total_iters : int, default 5
+    last_epoch : int, default -1
+        As for :class:`LRScheduler`.
+
+    Notes
+    -----
+    Each learning rate is computed from the one before, so changes from outside stay, as in PyTorch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn import optim
+    >>> optimizer = optim.SGD({"w": np.zeros(1)}, lr=0.4)
+    >>> scheduler = optim.lr_scheduler.LinearLR(optimizer, start_factor=0.5, total_iters=2)
+    >>> rates = [optimizer.lr]
+    >>> for _ in range(3):
+    ...     optimizer.step({"w": [1.0]})
+    ...     scheduler.step()
+    ...     rates.append(round(optimizer.lr, 4))
+    >>> rates
+    [0.2, 0.3, 0.4, 0.4]
+    """
+
+    _saved = (*LRScheduler._saved, "start_factor", "end_factor", "total_iters")
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        start_factor: float = 1 / 3,
+        end_factor: float = 1.0,
+        total_iters: int = 5,
+        last_epoch: int = -1,
+    ) -> None:
+        self.start_factor = check_number("start_factor", start_factor)
+        self.end_factor = check_number("end_factor", end_factor)
+        if not 0 < self.start_factor <= 1:
+            raise ValueError(f"start_factor must be above 0 and at most 1, not {start_factor}")
+        if not 0 <= self.end_factor <= 1:
+            raise ValueError(f"end_factor must be from 0 to 1, not {end_factor}")
+        self.total_iters = check_size("total_iters", total_iters)
+        super().__init__(optimizer, last_epoch)
+
+    def _first(self) -> float:
+        return self.optimizer.lr * (self.start_factor if self.last_epoch == 0 else 1)
+
+    def _next(self) -> float:
+        if self.last_epoch > self.total_iters:
+            return self.optimizer.lr
+        rise, done = self.end_factor - self.start_factor, self.last_epoch - 1
+        return self.optimizer.lr * (1.0 + rise / (self.total_iters * self.start_factor + done * rise))
+
+    def _restarted(self) -> float:
+        return self.base_lrs[0] * self.start_factor
+
+
+class CosineAnnealingLR(LRScheduler):
+    """Half a period of a cosine, from the initial learning rate down to ``eta_min`` in ``T_max`` steps; then up again.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+    T_max : int
+        The number of steps to the lowest learning rate.
+    eta_min : float, default 0.0
+        The lowest learning rate.
+    last_epoch : int, default -1
+        As for :class:`LRScheduler`.
+
+    Notes
+    -----
+    Each learning rate is computed from the one before, so changes from outside stay, as in PyTorch.
+
+    References
+    ----------
+    Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017, equation 5, without restarts.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn import optim
+    >>> optimizer = optim.SGD({"w": np.zeros(1)}, lr=0.4)
+    >>> scheduler = optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2, eta_min=0.1)
+    >>> rates = [optimizer.lr]
+    >>> for _ in range(3):
+    ...     optimizer.step({"w": [1.0]})
+    ...     scheduler.step()
+    ...     rates.append(round(optimizer.lr, 4))
+    >>> rates
+    [0.4, 0.25, 0.1, 0.25]
+    """
+
+    _saved = (*LRScheduler._saved, "T_max", "eta_min")
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
+        self.T_max = check_size("T_max", T_max)
+        self.eta_min = check_number("eta_min", eta_min)
+        super().__init__(optimizer, last_epoch)
+
+    def _next(self) -> float:
+        lr, step, length = self.optimizer.lr, self.last_epoch, self.T_max
+        if (step - 1 - length) % (2 * length) == 0:  # up from the lowest, which the ratio below cannot leave
+            return lr + (self.base_lrs[0] - self.eta_min) * (1 - math.cos(math.pi / length)) / 2
+        ratio = (1 + math.cos(math.pi * step / length)) / (1 + math.cos(math.pi * (step - 1) / length))
+        return ratio * (lr - self.eta_min) + self.eta_min
+
+    def _restarted(self) -> float:
+        return self.eta_min + (self.base_lrs[0] - self.eta_min) * 2.0 / 2
+
+
+class OneCycleLR(LRScheduler):
+    """Up to ``max_lr`` and down again to almost nothing, while momentum goes down and up.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+    max_lr : float
+    total_steps : int, optional
+        How many steps there are; a step beyond is an error.
+    epochs, steps_per_epoch : int, optional
+        In place of ``total_steps``, their product.
+    pct_start : float, default 0.3
+        The share of the steps in which the learning rate rises.
+    anneal_strategy : {"cos", "linear"}, default "cos"
+    cycle_momentum : bool, default True
+        Whether momentum, or the first of ``betas``, moves between ``max_momentum`` and ``base_momentum``, against the learning rate.
+    base_momentum : float, default 0.85
+    max_momentum : float, default 0.95
+    div_factor : float, default 25.0
+        It begins with max_lr / div_factor.
+    final_div_factor : float, default 1e4
+        It ends with max_lr / (div_factor·final_div_factor).
+    three_phase : bool, default False
+        Go down to the initial learning rate first, as fast as up.
+    last_epoch : int, default -1
+        As for :class:`LRScheduler`.
+
+    References
+    ----------
+    Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates", 2019, section 4.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn import optim
+    >>> optimizer = optim.Adam({"w": np.zeros(1)})
+    >>> scheduler = optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=5, pct_start=0.4)
+    >>> rates = [round(optimizer.lr, 4)]
+    >>> for _ in range(4):
+    ...     optimizer.step({"w": [1.0]})
+    ...     scheduler.step()
+    ...     rates.append(round(optimizer.lr, 4))
+    >>> rates
+    [0.02, 0.5, 0.375, 0.125, 0.0]
+    """
+
+    _saved = (
+        *LRScheduler._saved, "total_steps", "anneal_strategy", "cycle_momentum", "_phases",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_lr: float,
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        pct_start: float = 0.3,
+        anneal_strategy: Literal["cos", "linear"] = "cos",
+        cycle_momentum: bool = True,
+        base_momentum: float = 0.85,
+        max_momentum: float = 0.95,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+        last_epoch: int = -1,
+    ) -> None:
+        _checked(optimizer)
+        if total_steps is not None:
+            self.total_steps = check_size("total_steps", total_steps)
+        elif epochs is None or steps_per_epoch is None:
+            raise ValueError("OneCycleLR needs total_steps, or epochs and steps_per_epoch")
+        else:
+            self.total_steps = check_size("epochs", epochs) * check_size("steps_per_epoch", steps_per_epoch)
+        share = check_number("pct_start", pct_start)
+        if not 0 <= share <= 1:
+            raise ValueError(f"pct_start must be from 0 to 1, not {pct_start}")
+        if anneal_strategy not in ("cos", "linear"):
+            raise ValueError(f'anneal_strategy must be "cos" or "linear", not {anneal_strategy!r}')
+        self.anneal_strategy = anneal_strategy
+        self.cycle_momentum = bool(cycle_momentum)
+        self._momentum = "betas" if hasattr(optimizer, "betas") else "momentum"
+        if self.cycle_momentum and not hasattr(optimizer, self._momentum):
+            raise ValueError("the optimizer has neither betas nor momentum; pass cycle_momentum=False")
+        high, low = check_number("max_momentum", max_momentum), check_number("base_momentum", base_momentum)
+        top = check_number("max_lr", max_lr)
+        factors = check_number("div_factor", div_factor), check_number("final_div_factor", final_div_factor)
+        if not min(factors) > 0:
+            raise ValueError(f"div_factor and final_div_factor must be above 0, not {factors}")
+        start = top / factors[0]
+        end = start / factors[1]
+        if last_epoch == -1:
+            optimizer.initial_lr = start
+        # The last step of each phase, and from where to where learning rate and momentum go in it.
+        rise = float(share * self.total_steps) - 1
+        down = [
+            [2 * share * self.total_steps - 2, top, start, low, high],
+            [self.total_steps - 1, start, end, high, high],
+        ]
+        last = down if three_phase else [[self.total_steps - 1, top, end, low, high]]
+        self._phases = [[rise, start, top, high, low], *last]
+        super().__init__(optimizer, last_epoch)
+
+    def _next(self) -> float:
+        if self.last_epoch > self.total_steps:
+            raise ValueError(f"step {self.last_epoch} is beyond total_steps={self.total_steps}")
+        before = 0.0
+        for phase in self._phases[:-1]:
+            if self.last_epoch <= phase[0]:
+                break
+            before = phase[0]
+        else:
+            phase = self._phases[-1]
+        end, lr_from, lr_to, momentum_from, momentum_to = phase
+        share = (self.last_epoch - before) / (end - before) if end > before else 1.0
+        if self.cycle_momentum:
+            self._set_momentum(self._between(momentum_from, momentum_to, share))
+        return max(
+            0.0, self._between(lr_from, lr_to, share)
+        )  # a line goes below 0 in the step after the last
+
+    _first = _next
+
+    def _between(self, start: float, end: float, share: float) -> float:
+        if self.anneal_strategy == "linear":
+            return (end - start) * share + start
+        return end + (start - end) / 2.0 * (math.cos(math.pi * share) + 1)
+
+    def _set_momentum(self, momentum: float) -> None:
+        optimizer: Any = self.optimizer
+        if self._momentum == "betas":
+            optimizer.betas = (momentum, optimizer.betas[1])
+        else:
+            optimizer.momentum = momentum
+
+
+class SequentialLR(LRScheduler):
+    """One schedule after the other, such as a linear warm-up and a cosine.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+    schedulers : list of LRScheduler
+        Made of the same optimizer, one after the other; none is a SequentialLR.
+    milestones : list of int
+        The step at which each schedule but the first begins, in order.
+    last_epoch : int, default -1
+        The number of the step before the first.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn.optim import SGD, lr_scheduler
+    >>> optimizer = SGD({"w": np.zeros(1)}, lr=0.4)
+    >>> parts = [lr_scheduler.LinearLR(optimizer, 0.5, total_iters=2), lr_scheduler.CosineAnnealingLR(optimizer, 2)]
+    >>> scheduler = lr_scheduler.SequentialLR(optimizer, parts, milestones=[2])
+    >>> rates = [optimizer.lr]
+    >>> for _ in range(4):
+    ...     optimizer.step({"w": [1.0]})
+    ...     scheduler.step()
+    ...     rates.append(round(optimizer.lr, 4))
+    >>> rates
+    [0.2, 0.3, 0.4, 0.2, 0.0]
+    """
+
+    _saved = ("last_epoch", "_last_lr", "milestones")
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        schedulers: Sequence[LRScheduler],
+        milestones: Sequence[int],
+        last_epoch: int = -1,
+    ) -> None:
+        self.optimizer = _checked(optimizer)
+        if not schedulers:
+            raise ValueError("schedulers is empty; at least one is needed")
+        for i, scheduler in enumerate(schedulers):
+            if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, SequentialLR):
+                raise TypeError(
+                    f"schedulers[{i}] must be a scheduler other than a SequentialLR, not {type(scheduler).__name__}"
+                )
+            if scheduler.optimizer is not optimizer:
+                raise ValueError(f"schedulers[{i}] is of another optimizer")
+        if len(schedulers) != len(milestones) + 1:
+            raise ValueError(
+                f"{len(schedulers)} schedulers need {len(schedulers) - 1} milestones, not {len(milestones)}"
+            )
+        self._schedulers = list(schedulers)
+        self.milestones = [check_size("each of milestones", milestone) for milestone in milestones]
+        if sorted(set(self.milestones)) != self.milestones:
+            raise ValueError(f"milestones must rise, not be {milestones}")
+        self.last_epoch = check_size("last_epoch", last_epoch, -1) + 1
+        assert optimizer.initial_lr is not None
+        # Each scheduler has set a learning rate when it was made; only the first should have.
+        optimizer.lr = optimizer.initial_lr
+        for scheduler in schedulers:
+            scheduler.last_epoch -= 1
+        self._schedulers[0]._begin()
+        self._last_lr = self._schedulers[0].get_last_lr()
+
+    def step(self) -> None:
+        """Set the next learning rate. Call it after ``optimizer.step``."""
+        self.last_epoch += 1
+        index = bisect.bisect_right(self.milestones, self.last_epoch)
+        scheduler = self._schedulers[index]
+        if index and self.milestones[index - 1] == self.last_epoch:
+            scheduler.last_epoch = 0
+            scheduler._set(scheduler._restarted())
+        else:
+            scheduler.step()
+        self._last_lr = scheduler.get_last_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all numbers that the schedules depend on, apart from the optimiser's state and functions.
+
+        Returns
+        -------
+        dict
+            Numbers, lists and dicts alone.
+        """
+        return {**super().state_dict(), "_schedulers": [each.state_dict() for each in self._schedulers]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from where :meth:`state_dict` was called; the learning rate itself is in the optimiser's.
+
+        Parameters
+        ----------
+        state_dict : mapping
+
+        Raises
+        ------
+        ValueError
+            It is the state of another kind of scheduler, or of other ones. Nothing has changed then.
+        """
+        super().load_state_dict(state_dict)
+        for scheduler, state in zip(self._schedulers, state_dict["_schedulers"], strict=True):
+            scheduler.load_state_dict(state)
+
+    def _check(self, state: Any) -> None:
+        parts = state.get("_schedulers") if isinstance(state, Mapping) else None
+        if not isinstance(parts, list) or len(parts) != len(self._schedulers):
+            raise ValueError(
+                f"the state of this SequentialLR must have the states of {len(self._schedulers)} schedulers"
+            )
+        super()._check({name: value for name, value in state.items() if name != "_schedulers"})
+        for scheduler, part in zip(self._schedulers, parts, strict=True):
+            scheduler._check(part)
+
+
+def _checked(optimizer: Any) -> Optimizer:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be one of selfattn.optim, not {type(optimizer).__name__}")
+    return optimizer
+
+
+def _copied(value: Any) -> Any:
+    """Copy lists of numbers and of lists."""
+    return [_copied(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _alike(value: Any, example: Any) -> bool:
+    """Tell whether a saved value could stand in the place of another: a number for a number, as many in a list."""
+    if isinstance(example, list):
+        return isinstance(value, list) and len(value) == len(example) and all(map(_alike, value, example))
+    if isinstance(example, str | bool):
+        return type(value) is type(example)
+    return isinstance(value, int | float) and not isinstance(value, bool)

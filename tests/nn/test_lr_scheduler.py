@@ -1,0 +1,381 @@
+"""Schedules of the learning rate: PyTorch's numbers to the bit, closed forms, going on; clipping; warnings."""
+
+import json
+import math
+import warnings
+
+import numpy as np
+import pytest
+
+from selfattn import nn, optim
+from selfattn.optim import lr_scheduler
+
+STEPS = 23
+
+
+def lambda_lr(module, optimizer):
+    return module.LambdaLR(optimizer, lambda step: 0.9**step)
+
+
+def linear(module, optimizer):
+    return module.LinearLR(optimizer, 0.1, 0.7, total_iters=7)
+
+
+def cosine(module, optimizer):
+    return module.CosineAnnealingLR(optimizer, 6, eta_min=0.01)
+
+
+def one_cycle(module, optimizer, **more):
+    return module.OneCycleLR(optimizer, 0.4, STEPS, **more)
+
+
+def sequence(module, optimizer):
+    parts = [linear, cosine, lambda_lr, one_cycle, linear]
+    return module.SequentialLR(optimizer, [part(module, optimizer) for part in parts], [5, 12, 13, 18])
+
+
+SCHEDULES = {
+    "lambda": lambda_lr,
+    "a list of one lambda": lambda module, optimizer: module.LambdaLR(optimizer, [math.cosh]),
+    "linear": linear,
+    "linear by default": lambda module, optimizer: module.LinearLR(optimizer),
+    "cosine": cosine,
+    "cosine of one step": lambda module, optimizer: module.CosineAnnealingLR(optimizer, 1),
+    "one cycle": one_cycle,
+    "three phases": lambda *args: one_cycle(*args, three_phase=True, pct_start=0.25, div_factor=10),
+    "one cycle, linear": lambda *args: one_cycle(*args, anneal_strategy="linear", final_div_factor=3),
+    "all falling": lambda *args: one_cycle(*args, pct_start=0.0, cycle_momentum=False),
+    "epochs": lambda module, optimizer: module.OneCycleLR(optimizer, 0.4, epochs=8, steps_per_epoch=3),
+    "warm-up and cosine": lambda module, optimizer: module.SequentialLR(
+        optimizer,
+        [module.LinearLR(optimizer, 0.01, total_iters=4), module.CosineAnnealingLR(optimizer, STEPS - 4)],
+        milestones=[4],
+    ),
+    "sequence": sequence,
+    "two at once": lambda module, optimizer: (linear(module, optimizer), cosine(module, optimizer))[1],
+}
+OPTIMIZERS = {
+    "SGD": {"lr": 0.3},
+    "Adam": {"lr": 0.3, "betas": (0.8, 0.99)},
+}
+
+
+def course(optimizer, scheduler, momentum, step):
+    """The learning rate and the momentum of each step."""
+    found = []
+    for _ in range(STEPS):
+        found.append((*scheduler.get_last_lr(), momentum()))
+        step()
+        scheduler.step()
+    return found
+
+
+def ours(name, kind):
+    optimizer = getattr(optim, kind)({"w": np.zeros(1)}, **OPTIMIZERS[kind])
+    scheduler = SCHEDULES[name](lr_scheduler, optimizer)
+
+    def momentum():
+        assert scheduler.get_last_lr() == [optimizer.lr]
+        return optimizer.momentum if kind == "SGD" else optimizer.betas[0]
+
+    return course(optimizer, scheduler, momentum, lambda: optimizer.step({"w": np.ones(1)}))
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_step_has_the_bits_of_pytorch(name, kind):
+    torch = pytest.importorskip("torch")
+    optimizer = getattr(torch.optim, kind)([torch.zeros(1, requires_grad=True)], **OPTIMIZERS[kind])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scheduler = SCHEDULES[name](torch.optim.lr_scheduler, optimizer)
+        group = optimizer.param_groups[0]
+        expected = course(
+            optimizer,
+            scheduler,
+            lambda: group["momentum"] if kind == "SGD" else group["betas"][0],
+            optimizer.step,
+        )
+    assert ours(name, kind) == expected
+
+
+def test_linear_and_cosine_and_one_cycle_by_their_formulas():
+    """Computed each from the one before, they stray by a few eps for each step."""
+    steps = np.arange(STEPS)
+    up = np.minimum(steps, 7) / 7
+    half = (1 + np.cos(np.pi * steps / 6)) / 2
+    top = 0.3 * STEPS - 1
+    rise = np.where(steps <= top, steps / top, 1 - (steps - top) / (STEPS - 1 - top))
+    swing = (1 - np.cos(np.pi * rise)) / 2
+    ends = np.where(steps <= top, 0.4 / 25, 0.4 / 25e4)
+    for name, expected in [
+        ("linear", 0.3 * (0.1 + 0.6 * up)),
+        ("cosine", 0.01 + 0.29 * half),
+        ("one cycle", ends + (0.4 - ends) * swing),
+    ]:
+        np.testing.assert_allclose([lr for lr, _ in ours(name, "SGD")], expected, rtol=STEPS * 1e-14)
+
+
+@pytest.mark.parametrize("name", ["lambda", "linear", "cosine", "one cycle", "sequence"])
+@pytest.mark.parametrize("after", [1, 4, 5, 6, 12, 14])
+def test_a_schedule_goes_on_from_its_state(name, after):
+    """The state goes through JSON, as in a file; the optimiser's own has the learning rate."""
+
+    def made():
+        optimizer = optim.Adam({"w": np.zeros(1)}, **OPTIMIZERS["Adam"])
+        return optimizer, SCHEDULES[name](lr_scheduler, optimizer)
+
+    def go(optimizer, scheduler, steps):
+        found = []
+        for _ in range(steps):
+            optimizer.step({"w": np.ones(1)})
+            scheduler.step()
+            found.append((optimizer.lr, optimizer.betas))
+        return found
+
+    whole = go(*made(), STEPS)
+    optimizer, scheduler = made()
+    go(optimizer, scheduler, after)
+    again, scheduler_again = made()
+    again.load_state_dict(optimizer.state_dict())
+    scheduler_again.load_state_dict(json.loads(json.dumps(scheduler.state_dict())))
+    assert go(again, scheduler_again, STEPS - after) == whole[after:]
+    assert scheduler_again.last_epoch == STEPS
+
+
+def test_a_state_is_a_copy_and_that_of_another_kind_is_refused():
+    optimizer = optim.SGD({"w": np.zeros(1)}, lr=0.3)
+    schedulers = [make(lr_scheduler, optimizer) for make in (linear, cosine, sequence, one_cycle)]
+    states = [scheduler.state_dict() for scheduler in schedulers]
+    for i, scheduler in enumerate(schedulers):
+        for j, state in enumerate(states):
+            if i != j:
+                with pytest.raises(ValueError, match="the state of"):
+                    scheduler.load_state_dict(state)
+        for damaged in (
+            None,
+            [],
+            {},
+            {**states[i], "last_epoch": "1"},
+            {**states[i], "_last_lr": [1.0, 2.0]},
+        ):
+            with pytest.raises(ValueError, match="state of"):
+                scheduler.load_state_dict(damaged)
+        assert scheduler.state_dict() == states[i]
+    states[0]["base_lrs"].append(1.0)
+    assert len(schedulers[0].base_lrs) == 1
+
+
+def test_last_epoch_goes_on_with_an_optimizer_that_had_a_scheduler():
+    torch = pytest.importorskip("torch")
+    theirs = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    mine = optim.SGD({"w": np.zeros(1)}, lr=0.3)
+    for module, optimizer in ((torch.optim.lr_scheduler, theirs), (lr_scheduler, mine)):
+        with pytest.raises((KeyError, ValueError), match="scheduler"):
+            module.LambdaLR(optimizer, math.cosh, last_epoch=3)
+    rates = []
+    for module, optimizer in ((torch.optim.lr_scheduler, theirs), (lr_scheduler, mine)):
+        linear(module, optimizer)
+        rates.append([make(module, optimizer).get_last_lr() for make in (
+            lambda m, o: m.LambdaLR(o, math.cosh, last_epoch=3), lambda m, o: m.LinearLR(o, last_epoch=2),
+            lambda m, o: m.CosineAnnealingLR(o, 5, last_epoch=2),
+        )])  # fmt: skip
+    assert rates[0] == rates[1]
+
+
+def test_a_schedule_before_the_first_step_is_a_warning():
+    optimizer = optim.SGD({"w": np.zeros(1)}, lr=0.3)
+    scheduler = cosine(lr_scheduler, optimizer)
+    with pytest.warns(UserWarning, match=r"call optimizer.step\(grads\) first"):
+        scheduler.step()
+
+
+def test_a_step_without_gradients_is_a_warning():
+    params = {"w": np.ones(2)}
+    optimizer = optim.AdamW(params)
+    with pytest.warns(UserWarning, match="no gradients, so nothing moves; give it the dict") as caught:
+        optimizer.step({})
+    assert caught[0].filename == __file__
+    np.testing.assert_array_equal(params["w"], 1)
+
+
+def sgd(**options):
+    return optim.SGD({"w": np.zeros(1)}, **options)
+
+
+OPTIMIZER = sgd()
+BAD = [
+    (TypeError, "optimizer must be one of selfattn.optim, not dict", lambda: linear(lr_scheduler, {})),
+    (TypeError, "optimizer must be one of selfattn.optim, not dict", lambda: one_cycle(lr_scheduler, {})),
+    (ValueError, "start_factor must be above 0", lambda: lr_scheduler.LinearLR(sgd(), 0)),
+    (ValueError, "end_factor must be from 0 to 1, not 2", lambda: lr_scheduler.LinearLR(sgd(), 1, 2)),
+    (ValueError, "T_max must be at least 1, not 0", lambda: lr_scheduler.CosineAnnealingLR(sgd(), 0)),
+    (TypeError, "lr_lambda must be a function", lambda: lr_scheduler.LambdaLR(sgd(), 0.5)),
+    (TypeError, "lr_lambda must be a function", lambda: lr_scheduler.LambdaLR(sgd(), [abs, abs])),
+    (ValueError, "lr must be at least 0 and finite, not -1",
+     lambda: lr_scheduler.LambdaLR(sgd(lr=1), lambda step: -1)),
+    (ValueError, "needs total_steps, or epochs and", lambda: lr_scheduler.OneCycleLR(sgd(), 1, epochs=3)),
+    (ValueError, "pct_start must be from 0 to 1", lambda: one_cycle(lr_scheduler, sgd(), pct_start=1.5)),
+    (ValueError, 'must be "cos" or "linear"', lambda: one_cycle(lr_scheduler, sgd(), anneal_strategy="sin")),
+    (ValueError, "div_factor .* above 0", lambda: one_cycle(lr_scheduler, sgd(), div_factor=0)),
+    (ValueError, "schedulers is empty", lambda: lr_scheduler.SequentialLR(sgd(), [], [])),
+    (ValueError, "1 schedulers need 0 milestones, not 1",
+     lambda: lr_scheduler.SequentialLR(OPTIMIZER, [linear(lr_scheduler, OPTIMIZER)], [3])),
+    (ValueError, r"schedulers\[0\] is of another optimizer",
+     lambda: lr_scheduler.SequentialLR(sgd(), [linear(lr_scheduler, sgd())], [])),
+    (ValueError, "milestones must rise",
+     lambda: lr_scheduler.SequentialLR(OPTIMIZER, [linear(lr_scheduler, OPTIMIZER)] * 3, [3, 3])),
+    (TypeError, r"schedulers\[0\] must be a scheduler other than a SequentialLR",
+     lambda: lr_scheduler.SequentialLR(OPTIMIZER, [sequence(lr_scheduler, OPTIMIZER)], [])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "message", "call"), BAD)
+def test_errors_say_what_was_given(error, message, call):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_step_beyond_a_cycle_is_an_error():
+    optimizer = sgd()
+    scheduler = lr_scheduler.OneCycleLR(optimizer, 0.4, 2)
+    optimizer.step({"w": [1.0]})
+    for _ in range(2):
+        scheduler.step()
+    with pytest.raises(ValueError, match="step 3 is beyond total_steps=2"):
+        scheduler.step()
+
+
+# ------------------------------------------------------------------------------------------------------- clipping
+
+
+def drawn(dtype, scale=1.0):
+    rng = np.random.default_rng(0)
+    shapes = {"a": (300, 41), "b": (), "c": (0, 3), "d": (7,)}
+    return {name: np.array(scale * rng.standard_normal(shape), dtype) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1, 3, 0.5, math.inf, "inf"])
+@pytest.mark.parametrize("max_norm", [0.0, 1.0, 1e9])
+def test_clipping_by_its_definition_and_pytorch(norm_type, max_norm):
+    grads = drawn(np.float32)
+    before = {name: gradient.copy() for name, gradient in grads.items()}
+    p = float(norm_type)
+    every = np.concatenate([gradient.reshape(-1) for gradient in before.values()]).astype(np.float64)
+    expected = np.abs(every).max() if p == math.inf else (np.abs(every) ** p).sum() ** (1 / p)
+    if norm_type == "inf":
+        with pytest.raises(TypeError, match="norm_type must be a real number"):
+            optim.clip_grad_norm_(grads, max_norm, norm_type)
+        return
+    norm = optim.clip_grad_norm_(grads, max_norm, norm_type)
+    eps = float(np.finfo(np.float32).eps)
+    assert type(norm) is float and norm == pytest.approx(
+        expected, rel=4 * eps
+    )  # chunks add up like a random walk
+    factor = min(1.0, max_norm / (expected + 1e-6))
+    for name, gradient in grads.items():
+        np.testing.assert_allclose(gradient, before[name] * factor, rtol=8 * eps)
+        if max_norm == 1e9:
+            np.testing.assert_array_equal(gradient, before[name])
+    torch = pytest.importorskip("torch")
+    tensors = [torch.zeros(gradient.shape, requires_grad=True) for gradient in before.values()]
+    for tensor, gradient in zip(tensors, before.values(), strict=True):
+        tensor.grad = torch.tensor(gradient)
+    theirs = torch.nn.utils.clip_grad_norm_(
+        [t for t in tensors if t.numel() or p != math.inf], max_norm, norm_type
+    )
+    assert norm == pytest.approx(float(theirs), rel=64 * eps)  # of sums of 12,300 terms there, in float32
+    for tensor, gradient in zip(tensors, grads.values(), strict=True):
+        np.testing.assert_allclose(gradient, tensor.grad, rtol=64 * eps)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [("float32", 1e25), ("float32", 1e-25), ("float64", 1e200), ("float16", 100)]
+)
+def test_squares_that_leave_the_range_still_have_a_norm(dtype, scale):
+    grads = drawn(dtype, scale)
+    every = np.concatenate([gradient.reshape(-1) for gradient in grads.values()]).astype(np.longdouble)
+    expected = float(np.sqrt((every**2).sum()))
+    assert optim.clip_grad_norm_(grads, 1.0) == pytest.approx(expected, rel=1e-6)
+    assert optim.clip_grad_norm_(grads, 1.0) == pytest.approx(min(expected, 1.0), rel=2e-3)
+
+
+def test_a_gradient_under_two_names_is_scaled_once():
+    gradient = np.array([3.0, 4.0])
+    assert optim.clip_grad_norm_({"a": gradient, "b": gradient}, 1.0) == 5.0
+    np.testing.assert_allclose(gradient, [0.6, 0.8], rtol=1e-6)
+
+
+def test_norms_that_are_not_finite():
+    for value in (np.inf, np.nan):
+        grads = {"a": np.array([value, 1.0]), "b": np.ones(2)}
+        with pytest.raises(RuntimeError, match="the norm of the gradients is"):
+            optim.clip_grad_norm_(grads, 1.0, error_if_nonfinite=True)
+        assert grads["b"][0] == 1
+        norm = optim.clip_grad_norm_(grads, 1.0)
+        np.testing.assert_equal(norm, value)
+        np.testing.assert_equal(grads["b"], [0 / value] * 2)
+    assert optim.clip_grad_norm_({}, 1.0) == 0
+    assert optim.clip_grad_norm_({"a": np.zeros(3)}, 1.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("grads", "options", "error", "message"),
+    [
+        (
+            np.ones(2),
+            {},
+            TypeError,
+            "grads must be a mapping .* the second result of a pullback, not ndarray",
+        ),
+        ({"a": [1.0]}, {}, TypeError, "the gradient of a must be an ndarray of floats"),
+        ({"a": np.ones(2, int)}, {}, TypeError, "the gradient of a must be an ndarray of floats"),
+        ({"a": np.broadcast_to(1.0, 3)}, {}, ValueError, "the gradient of a is read-only"),
+        ({"a": np.ones(2)}, {"max_norm": -1}, ValueError, "max_norm must be at least 0, not -1"),
+        ({"a": np.ones(2)}, {"max_norm": math.nan}, ValueError, "max_norm must be at least 0, not nan"),
+        ({"a": np.ones(2)}, {"norm_type": 0}, ValueError, "norm_type must be above 0, not 0"),
+    ],
+)
+def test_wrong_gradients(grads, options, error, message):
+    with pytest.raises(error, match=message):
+        optim.clip_grad_norm_(grads, **{"max_norm": 1.0, **options})
+
+
+def test_a_training_with_schedule_and_clipping_goes_in_step_with_pytorch():
+    """Forty steps of two linear layers; what an Adam step makes of rounding grows by a factor of a few."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    theirs = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)).double()
+    f64 = {"dtype": np.float64}
+    model = nn.Sequential(nn.Linear(5, 16, **f64), nn.GELU(**f64), nn.Linear(16, 4, **f64))
+    model.load_state_dict({name: t.numpy() for name, t in theirs.state_dict().items()})
+    rng = np.random.default_rng(0)
+    x, target = rng.standard_normal((40, 8, 5)), rng.integers(0, 4, (40, 8))
+    loss, their_loss = (
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        torch.nn.CrossEntropyLoss(label_smoothing=0.1),
+    )
+    optimizer = optim.AdamW(model.parameters(), lr=0.05)
+    their_optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.05)
+    scheduler = one_cycle_of(lr_scheduler, optimizer)
+    their_scheduler = one_cycle_of(torch.optim.lr_scheduler, their_optimizer)
+    for i in range(40):
+        y, pullback = model.vjp(x[i])
+        value, loss_pullback = loss.vjp(y, target[i])
+        _, grads = pullback(loss_pullback(1.0))
+        norm = optim.clip_grad_norm_(grads, 0.3)
+        optimizer.step(grads)
+        scheduler.step()
+        expected = their_loss(theirs(torch.tensor(x[i])), torch.tensor(target[i]))
+        their_optimizer.zero_grad()
+        expected.backward()
+        their_norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.3)
+        their_optimizer.step()
+        their_scheduler.step()
+        assert value == pytest.approx(expected.item(), rel=1e-9) and norm == pytest.approx(
+            their_norm.item(), rel=1e-8
+        )
+
+
+def one_cycle_of(module, optimizer):
+    return module.OneCycleLR(optimizer, 0.05, total_steps=41)
