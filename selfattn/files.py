@@ -18,6 +18,7 @@ True
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import secrets
@@ -56,6 +57,7 @@ TOKENIZERS = {
     "whitespace": "vocabulary.json",
 }
 
+LONGEST_NAME = 255  # bytes, of Linux's and macOS's file systems
 MOST_CONFIG_BYTES = 2**20
 # No other file bounds the positions: config.json alone must not fill memory.
 MOST_POSITIONS = 2**28
@@ -117,6 +119,7 @@ def save_model(model: EmbeddingModel, folder: PathLike) -> None:
         content[TOKENIZERS[kind]] = tokenizer
     content[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
     folder = Path(folder)
+    stale = _tokenizer_file(folder)
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -125,7 +128,7 @@ def save_model(model: EmbeddingModel, folder: PathLike) -> None:
         if made:
             folder.rmdir()
         raise
-    for stale in set(TOKENIZERS.values()) - set(content):
+    if stale is not None and stale not in content:
         (folder / stale).unlink(missing_ok=True)
 
 
@@ -181,6 +184,14 @@ def load_model(folder: PathLike, strict: bool = True, tokenizer: Any = None) -> 
         weights = {name: array for name, array in weights.items() if array.shape == shapes.get(name)}
     model.load_state_dict(weights, strict=strict)
     return model
+
+
+def _tokenizer_file(folder: Path) -> str | None:
+    """Return the name of the tokenizer's file of a model that is in a folder, None for no model of selfattn's."""
+    try:
+        return TOKENIZERS.get(_read_config(folder / CONFIG)["tokenizer"])
+    except (OSError, ValueError):
+        return None
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -411,7 +422,7 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
     """
     suffix = secrets.token_hex(8)
     paths = [folder / name for name in content]
-    staged = {path: path.with_name(f".{path.name}.{suffix}.new") for path in paths}
+    staged = {path: _beside(path, suffix, "new") for path in paths}
     try:
         for (path, temporary), data in zip(staged.items(), content.values(), strict=True):
             if path.is_dir():
@@ -433,6 +444,14 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
         os.close(directory)
 
 
+def _beside(path: Path, suffix: str, ending: str) -> Path:
+    """Return a hidden name beside a file: its own with an ending, or a digest of it where that would be too long."""
+    name = f".{path.name}.{suffix}.{ending}"
+    if len(os.fsencode(name)) > LONGEST_NAME:
+        name = f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}.{suffix}.{ending}"
+    return path.with_name(name)
+
+
 def write_rows(path: Path, parts: Iterable[Array], width: int, dtype: npt.DTypeLike) -> None:
     """Write arrays (…, width) one below the other as a ``.npy`` file, which is there as a whole or as it was.
 
@@ -442,7 +461,7 @@ def write_rows(path: Path, parts: Iterable[Array], width: int, dtype: npt.DTypeL
         raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    temporary = _beside(path, secrets.token_hex(8), "new")
     count = 0
     try:
         with temporary.open("xb") as file:
@@ -482,7 +501,7 @@ def _exchange(staged: dict[Path, Path], suffix: str) -> None:
     try:
         for path in reversed(staged):
             if path.exists():
-                moved[path] = path.with_name(f".{path.name}.{suffix}.old")
+                moved[path] = _beside(path, suffix, "old")
                 os.replace(path, moved[path])
         for path, temporary in staged.items():
             placed.append(path)

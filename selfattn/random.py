@@ -6,6 +6,7 @@ its own way. Owns that one stream and nothing else; who draws what, and in which
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,10 @@ class TorchGenerator:
 
     def __init__(self, seed: SupportsIndex) -> None:
         self.manual_seed(seed)
+
+    def __copy__(self) -> TorchGenerator:
+        """Return a generator of its own: one of two that shared the words would skip those that the other draws."""
+        return copy.deepcopy(self)
 
     def __repr__(self) -> str:
         return f"torch_rng({self.initial_seed})"

@@ -37,7 +37,8 @@ static int exec_module(PyObject *module) {
                                                            [SA_SHARES_MEMORY] = {"numpy", "shares_memory"},
                                                            [SA_TOO_HARD_ERROR] = {"numpy.exceptions", "TooHardError"},
                                                            [SA_AXIS_ERROR] = {"numpy.exceptions", "AxisError"}};
-    if (PyArray_ImportNumPyAPI() < 0 || sa_family_start(&state->attention, &sa_attention_family) < 0 ||
+    /* Not import_array(), which makes an ImportError of whatever comes up, of Ctrl-C too. */
+    if (_import_array() < 0 || sa_family_start(&state->attention, &sa_attention_family) < 0 ||
         sa_family_start(&state->rows, &sa_row_family) < 0) {
         return -1;
     }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from selfattn import config
+from selfattn.cli import streams
+from selfattn.cli.parser import Parser
 
 from . import report
 from .cases import SUITES, Choice, rows_of
@@ -40,7 +43,7 @@ examples:
   selfattn bench --load results.json --markdown
 
 exit codes:
-  0  done      1  results differ, or a worker failed      2  wrong usage
+  0  done      1  results differ, a worker failed, or a file is wrong      2  wrong usage
 """
 
 
@@ -59,13 +62,12 @@ def _positive(text: str) -> int:
     return _numbers(text)[0]
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(prog: str) -> Parser:
+    parser = Parser(
         prog=prog,
         description="Time selfattn against other libraries, interleaved in one run, each in a\n"
         "process of its own, with the limits of the machine measured in the same rounds.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--suite", type=_names, default=["summary"], metavar="A,B", help="suites to run, see below")
@@ -92,13 +94,13 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--seconds", type=float, metavar="T", help="length of a batch; default 0.1, with --quick 0.03")
     add("--quick", action="store_true", help="fewer and shorter rounds, and fewer shapes")
     add("--full", action="store_true", help="every shape of the backward suite")
-    add("--json", type=Path, metavar="FILE", help="save all raw results")
-    add("--load", type=Path, metavar="FILE", help="show saved results instead of measuring")
+    add("--json", metavar="FILE", help="save all raw results; - prints them in place of the table")
+    add("--load", metavar="FILE", help="show saved results instead of measuring; - is standard input")
     add("--markdown", action="store_true", help="print a Markdown table, as in the README")
     return parser
 
 
-def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def _check(parser: Parser, options: argparse.Namespace) -> None:
     for suite in options.suite:
         if suite not in SUITES and suite != "all":
             parser.error(f"no suite {suite!r}; there are {', '.join(SUITES)} and all")
@@ -130,11 +132,20 @@ def _print_table(
     print("", *(remark for remark in remarks if remark), sep="\n")
 
 
-def _load(path: Path, markdown: bool) -> dict[str, Any]:
-    run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    rows, run["rows"] = run["rows"], []
-    names = report.columns([[c["name"] for c in row["contestants"]] for row in rows])
-    _print_table(run, rows, names, [row["label"] for row in rows], markdown)
+def _load(file: str, markdown: bool) -> dict[str, Any]:
+    content, table = streams.read(file), io.StringIO()
+    try:
+        run: dict[str, Any] = json.loads(content)
+        rows, run["rows"] = run["rows"], []
+        names = report.columns([[c["name"] for c in row["contestants"]] for row in rows])
+        with contextlib.redirect_stdout(table):  # shown whole, or not at all
+            _print_table(run, rows, names, [row["label"] for row in rows], markdown)
+        report.is_sound(run["rows"])
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise ValueError(
+            f"{file} holds no results of this benchmark: {type(error).__name__} {error}"
+        ) from None
+    print(table.getvalue(), end="", file=streams.results())
     return run
 
 
@@ -153,11 +164,14 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     }
     names = report.columns([[c.name for c in row.contestants] for row in rows])
     try:
-        with Bench(options.threads, options.rounds, options.seconds) as bench:
+        with (
+            streams.table_beside(options.json),
+            Bench(options.threads, options.rounds, options.seconds) as bench,
+        ):
             _print_table(run, bench.measure_all(rows), names, [row.label for row in rows], options.markdown)
     finally:  # keep what was measured
         if options.json:
-            options.json.write_text(json.dumps(run), encoding="utf-8")
+            streams.write(options.json, json.dumps(run).encode())
     return run
 
 
@@ -170,6 +184,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench") -
     parser = _parser(prog)
     options = parser.parse_args(arguments)
     try:
+        if options.load and options.json:
+            parser.error("--json saves what is measured, and --load measures nothing")
+        streams.check(options.json)
         if options.load:
             run = _load(options.load, options.markdown)
         else:
@@ -178,8 +195,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench") -
     except WorkerError as failure:
         print(failure)
         return 1
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        parser.error(str(error))
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        streams.tell(f"{prog}: error: {error}")
+        return 1
     return 0 if report.is_sound(run["rows"]) else 1

@@ -31,6 +31,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from selfattn import config
+from selfattn.cli import streams
+from selfattn.cli.parser import Parser
 
 from . import memory
 from .turns import Contestant, Measured, Prepare, Prepared, Turns, preamble, time_of, versions_of
@@ -429,10 +431,8 @@ def find_corpus() -> Path | None:
     return Path(found.origin).parent / "test" / "test_data" / "lee_background.cor"
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser(prog: str) -> Parser:
+    parser = Parser(prog=prog, description=__doc__)
     add = parser.add_argument
     add("folder", type=Path, help="as sentence-transformers saves it; mean pooling, normalised")
     add(
@@ -453,11 +453,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     add("--onnx", type=Path, metavar="FILE", help="keep the exported model here, or take it from here")
     add("--no-start", action="store_true", help="leave out the time to the first embedding and the memory")
-    add("--json", type=Path, metavar="FILE", help="save the times, in seconds")
+    add("--json", metavar="FILE", help="save the times, in seconds; - prints them in place of the table")
     return parser
 
 
-def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def _check(parser: Parser, options: argparse.Namespace) -> None:
     options.cases = options.cases.split(",")
     if unknown := set(options.cases) - set(COUNTS):
         parser.error(f"no cases of kind {', '.join(sorted(unknown))}; there are {', '.join(COUNTS)}")
@@ -501,6 +501,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench enc
     parser = _parser(prog)
     options = parser.parse_args(arguments)
     _check(parser, options)
+    streams.check(options.json)
     with tempfile.TemporaryDirectory() as folder:
         source = Source(options.folder, options.onnx or Path(folder) / "model.onnx", options.dtype)
         if set(options.engines) & set(ONNX_USERS) and not source.onnx.exists():
@@ -511,7 +512,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench enc
             cases = cases_of(options.folder, options.corpus, options.cases, options.scale)
         except ValueError as error:
             parser.error(str(error))
-        return _run(cases, source, Path(folder) / "texts.json", options)
+        with streams.table_beside(options.json):
+            return _run(cases, source, Path(folder) / "texts.json", options)
 
 
 def _run(cases: Sequence[Case], source: Source, texts: Path, options: argparse.Namespace) -> int:
@@ -564,5 +566,5 @@ def _run(cases: Sequence[Case], source: Source, texts: Path, options: argparse.N
                 saved.append({"start": engine, "seconds": seconds, "bytes": peak})
     finally:  # keep what was measured
         if options.json:
-            options.json.write_text(json.dumps(saved, indent=1), encoding="utf-8")
+            streams.write(options.json, json.dumps(saved, indent=1).encode())
     return 0 if sound else 1

@@ -11,13 +11,14 @@ import json
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from selfattn import config
+from selfattn.cli import streams
+from selfattn.cli.parser import Parser
 
 from .turns import Contestant, Distance, Measured, Prepare, Prepared, Turns, greatest, preamble, versions_of
 
@@ -234,9 +235,7 @@ def _sizes(text: str) -> list[tuple[int, ...]]:
 
 def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench layers") -> int:
     """Run the benchmark and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog=prog, description=__doc__)
     add = parser.add_argument
     add("--kinds", default="train,eval,forward,linear", metavar="A,B", help="any of these (the default: all)")
     add(
@@ -250,7 +249,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench lay
     add("--threads", default="", metavar="N,N", help="default: the CPUs of this process, and 1")
     add("--rounds", type=int, default=7, metavar="N")
     add("--seconds", type=float, default=0.1, metavar="T", help="length of a batch")
-    add("--json", type=Path, metavar="FILE", help="save the times, in seconds")
+    add("--json", metavar="FILE", help="save the times, in seconds; - prints them in place of the table")
     options = parser.parse_args(arguments)
     kinds = options.kinds.split(",")
     if unknown := set(kinds) - {"train", "eval", "forward", "linear"}:
@@ -269,7 +268,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench lay
         parser.error(f"threads are integers with commas between them, not {options.threads!r}")
     if min(threads) < 1:
         parser.error("threads must be at least 1")
-    return _run(cases_of(kinds, options.sizes), peers, threads, options)
+    streams.check(options.json)
+    with streams.table_beside(options.json):
+        return _run(cases_of(kinds, options.sizes), peers, threads, options)
 
 
 def _run(
@@ -300,5 +301,5 @@ def _run(
                 saved.append({**case._asdict(), "peaks": measured.peaks, "results": measured.as_rows()})
     finally:  # keep what was measured
         if options.json:
-            options.json.write_text(json.dumps(saved, indent=1), encoding="utf-8")
+            streams.write(options.json, json.dumps(saved, indent=1).encode())
     return 0 if sound else 1

@@ -6,7 +6,6 @@ that train and use models are in `models`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -19,6 +18,8 @@ import numpy as np
 
 import selfattn as sa
 from selfattn import _timing, config
+from selfattn.cli import streams
+from selfattn.cli.parser import Parser
 from selfattn.steps import tutorials
 
 _EPILOG = """\
@@ -46,10 +47,14 @@ class Style:
     """
 
     def __init__(self, color: str = "auto") -> None:
-        terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+        terminal = (
+            streams.is_terminal(sys.stdout)
+            and os.environ.get("TERM") != "dumb"
+            and not os.environ.get("NO_COLOR")
+        )
         self.colored = color == "always" or (color == "auto" and terminal)
         try:
-            "✓✗—×".encode(sys.stdout.encoding or "ascii")
+            "✓✗—×".encode(getattr(sys.stdout, "encoding", None) or "ascii")
             self.yes, self.no, self.dash, self.times = "✓ agrees", "✗ differs", "—", "×"
         except (UnicodeEncodeError, LookupError):
             self.yes, self.no, self.dash, self.times = "agrees", "DIFFERS", "-", "x"
@@ -157,13 +162,12 @@ def _show_timing(style: Style, rounds: int = 5) -> bool:
     return agrees
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="selfattn",
         description="Compute the attention of five tutorials, print every printed tensor beside\n"
         "what came out, and time a forward pass of real size against NumPy.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"selfattn {sa.__version__}")
     parser.add_argument("--no-timing", action="store_true", help="leave out the timing against NumPy")
@@ -205,8 +209,10 @@ def _run(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     if options.command == "info":
         facts = config.show_config("dicts")
-        print(json.dumps(facts, indent=2) if options.json else config.format_config(facts))
+        text = json.dumps(facts, indent=2) if options.json else config.format_config(facts)
+        print(text, file=streams.results())
         return 0
+    streams.results()
     style = Style(options.color)
     agrees = _show_tutorials(style)
     if not options.no_timing:
@@ -217,6 +223,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
+    streams.prepare()
     try:
         try:
             code = _run(list(sys.argv[1:] if arguments is None else arguments))
@@ -225,15 +232,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader, say `head`, is gone: Python must not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.abandon_output()
         return 141
     except OSError as error:  # standard output is on a full disk, say
-        print(f"selfattn: error: {error}", file=sys.stderr)
-        try:
-            sys.stdout.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        streams.tell(f"selfattn: error: {error}")
+        streams.abandon_output()
         return 1
     except KeyboardInterrupt:
         return 130

@@ -6,11 +6,12 @@ Parses arguments, reads and prints; what is computed lives in `training`, `files
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import math
 import os
-import shutil
+import re
 import sys
 import time
 import warnings
@@ -23,11 +24,15 @@ from typing import Any
 import numpy as np
 
 from selfattn import files, nn, training
+from selfattn.cli import streams
+from selfattn.cli.parser import Parser
 from selfattn.nn._arrays import Array
 from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
 from selfattn.training.progress import seen
 
 UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "options.json"
+OURS = (files.CONFIG, files.WEIGHTS, *files.TOKENIZERS.values(), CHECKPOINT, OPTIONS)
+_LEFT = re.compile(rf"\.({'|'.join(map(re.escape, OURS))})\.[0-9a-f]{{16}}\.(new|old)")
 CHUNK = 1024  # sentences
 
 EXIT_CODES = """
@@ -75,26 +80,22 @@ def main(command: str, arguments: Sequence[str]) -> int:
     """Run one of the commands and return its exit code."""
     parser, run = COMMANDS[command]
     options = parser().parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for what a terminal cannot show
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = lambda message, *_, **__: print(
-                f"selfattn {command}: {message}", file=sys.stderr
-            )
+            warnings.showwarning = lambda message, *_, **__: streams.tell(f"selfattn {command}: {message}")
             return run(options)
     except BrokenPipeError:
         raise
     except (OSError, ValueError, TypeError, ImportError, ArithmeticError, MemoryError, RuntimeError) as error:
-        print(f"selfattn {command}: error: {error}", file=sys.stderr)
+        streams.tell(f"selfattn {command}: error: {error}")
         return 1
 
 
 # ------------------------------------------------------------------------------------------------------- train
 
 
-def _train_parser() -> argparse.ArgumentParser:
+def _train_parser() -> Parser:
     parser = _parser(
         "train",
         "Train a sentence-embedding model on a text: neighbours are similar, distant sentences not.",
@@ -154,9 +155,7 @@ def _train(options: argparse.Namespace) -> int:
     out: Path = options.out
     unfinished = out / UNFINISHED
     _check_place(options, unfinished)
-    say: Callable[[str], None] = (
-        (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
-    )
+    say: Callable[[str], None] = (lambda line: None) if options.quiet else _print_at_once
     # One stream each: a resumed run need not repeat the model's draws.
     for_triplets, for_model, for_orders = np.random.default_rng(_checked_seed(options.seed)).spawn(3)
     triplets, sentences = _read_triplets(options, for_triplets)
@@ -187,10 +186,10 @@ def _train(options: argparse.Namespace) -> int:
         )
     except training.Interrupted:
         files.save_model(model, out)
-        print(f"\nstopped; the model as it is now is in {out}, and --resume goes on", file=sys.stderr)
+        streams.tell(f"\nstopped; the model as it is now is in {out}, and --resume goes on")
         raise
     files.save_model(model, out)
-    shutil.rmtree(unfinished)
+    _remove(unfinished)
     searched = "TEXT" if options.text == "-" else options.text
     say(
         f'saved in {out} after {time.monotonic() - started:.0f} s; try: selfattn search {out} {searched} "..."'
@@ -198,24 +197,57 @@ def _train(options: argparse.Namespace) -> int:
     return 0
 
 
+def _print_at_once(line: str) -> None:
+    print(line, flush=True)
+
+
 def _check_place(options: argparse.Namespace, unfinished: Path) -> None:
     out: Path = options.out
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"--out must be a folder, and {out} is not one")
     if options.resume:
-        if not unfinished.is_dir():
+        if not (unfinished / OPTIONS).is_file():
             raise FileNotFoundError(
                 f"{out} holds no unfinished training to go on with; a finished model can only be replaced, with --force"
             )
         _check_options(options, unfinished / OPTIONS)
-    elif options.force:
         return
-    elif unfinished.exists():
+    if unfinished.exists() and not unfinished.is_dir():
+        raise NotADirectoryError(f"{unfinished} is in the way of the unfinished training's folder")
+    begun = [name for name in OURS if (unfinished / name).exists()]
+    if begun and not _is_begun_here(unfinished):
+        raise FileExistsError(f"{unfinished} holds {begun[0]}, which no training of selfattn's left there")
+    if options.force:
+        return
+    if begun:
         raise FileExistsError(
             f"{out} holds an unfinished training: --resume goes on with it, --force begins anew"
         )
-    elif (out / files.CONFIG).exists():
+    kept = files.TOKENIZERS[options.tokenizer]
+    if any((out / name).exists() for name in (files.CONFIG, files.WEIGHTS, kept)):
         raise FileExistsError(f"{out} holds a model: --force replaces it")
+
+
+def _is_begun_here(unfinished: Path) -> bool:
+    """Tell an unfinished training, which may have ended before its options were written, from a folder of the user's."""
+    for name, key in ((OPTIONS, "tokenizer"), (files.CONFIG, "selfattn")):
+        try:
+            if key in files.read_json(unfinished / name):
+                return True
+        except (OSError, ValueError, TypeError):
+            pass
+    return False
+
+
+def _remove(unfinished: Path) -> None:
+    """Remove what a training keeps of itself, and the folder if nothing else is in it."""
+    for name in OURS:
+        (unfinished / name).unlink(missing_ok=True)
+    for path in unfinished.glob(".*"):  # of a training that was killed while it wrote
+        if _LEFT.fullmatch(path.name):
+            path.unlink()
+    with contextlib.suppress(OSError):  # something of the user's is in it
+        unfinished.rmdir()
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -241,7 +273,7 @@ def _read_triplets(
     if options.text.lower().endswith(".tsv"):
         triplets = training.read_triplets(options.text)
         return triplets, [sentence for triplet in triplets for sentence in triplet]
-    sentences = training.read_sentences(_source(options.text), options.split)
+    sentences = training.read_sentences(streams.source(options.text), options.split)
     try:
         made = training.make_triplets(
             sentences, rng, near=options.near, far=options.far, per_sentence=options.per_sentence
@@ -274,22 +306,23 @@ def _new_model(
 
 def _begin(options: argparse.Namespace, model: nn.EmbeddingModel, unfinished: Path) -> None:
     """Put what resuming needs beside the future model, which appears only when it has been trained."""
-    if unfinished.exists():
-        shutil.rmtree(unfinished)
     made = not options.out.exists()
+    _remove(unfinished)
     try:
         files.save_model(model, unfinished)
         settings = json.dumps(_settings(options), indent=2) + "\n"
         files.write_files(unfinished, {OPTIONS: settings.encode()})
     except BaseException:
-        shutil.rmtree(options.out if made else unfinished, ignore_errors=True)
+        _remove(unfinished)
+        if made and options.out.exists():
+            options.out.rmdir()
         raise
 
 
 # ------------------------------------------------------------------------------------------------------- embed
 
 
-def _embed_parser() -> argparse.ArgumentParser:
+def _embed_parser() -> Parser:
     parser = _parser("embed", "Turn sentences into vectors.", EMBED_EPILOG)
     parser.add_argument("model", metavar="DIR", type=Path, help=FOLDER)
     parser.add_argument(
@@ -304,7 +337,6 @@ def _embed_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out",
         metavar="FILE",
-        type=Path,
         help="write to a file, as .npy if that is its ending; - is standard output",
     )
     return parser
@@ -313,16 +345,20 @@ def _embed_parser() -> argparse.ArgumentParser:
 def _embed(options: argparse.Namespace) -> int:
     if options.file is not None and options.sentences:
         _embed_parser().error("give either sentences or --file")
-    if options.file is None and not options.sentences and sys.stdin.isatty():
+    if options.file is None and not options.sentences and streams.is_terminal(sys.stdin):
         _embed_parser().error("give a sentence, --file, or lines on standard input")
+    out = options.out or streams.DASH
+    streams.check(out)
+    if options.file is not None and streams.is_same(out, options.file):
+        raise ValueError(f"--out {out} would replace the sentences themselves")
     model = _load(options.model, options.dtype)
     sentences: Sequence[str] = options.sentences
     if not options.sentences:
-        source = _source(options.file or "-")
+        source = streams.source(options.file or streams.DASH)
         read = training.read_lines(source)
         sentences = [line for line in read if line]
         if len(sentences) < len(read):
-            print(f"selfattn embed: {len(read) - len(sentences)} empty lines left out", file=sys.stderr)
+            streams.tell(f"selfattn embed: {len(read) - len(sentences)} empty lines left out")
         if not sentences:
             raise ValueError(f"{source} holds no sentence")
     empty = _without_tokens(model, sentences) if options.sentences == [] else set()
@@ -330,21 +366,20 @@ def _embed(options: argparse.Namespace) -> int:
         kept = [sentence for sentence in sentences if sentence not in empty]
         _say_left_out("embed", len(sentences) - len(kept))
         sentences = kept
-    lines = _json_lines(model, sentences)
-    if options.out is None or str(options.out) == "-":
-        for line in lines:
-            print(line)
-        return 0
-    if options.out.suffix.lower() == ".npy":
+    if out.lower().endswith(".npy"):
         if isinstance(model, nn.EmbeddingModel):
             file = io.BytesIO()
             np.save(file, model.encode(sentences), allow_pickle=False)
-            files.write_files(options.out.parent, {options.out.name: file.getvalue()})
+            streams.write(out, file.getvalue())
         else:
-            model.encode_to(options.out, sentences, progress=_shows_progress(sentences))
+            model.encode_to(Path(out), sentences, progress=_shows_progress(sentences))
+        return 0
+    lines = _json_lines(model, sentences)
+    if out == streams.DASH:
+        for line in lines:
+            print(line)
     else:
-        content = "".join(f"{line}\n" for line in lines).encode()
-        files.write_files(options.out.parent, {options.out.name: content})
+        streams.write(out, "".join(f"{line}\n" for line in lines).encode())
     return 0
 
 
@@ -363,7 +398,7 @@ def _shortest(vector: Array) -> list[float]:
 # ------------------------------------------------------------------------------------------------------ search
 
 
-def _search_parser() -> argparse.ArgumentParser:
+def _search_parser() -> Parser:
     parser = _parser("search", "Print the lines of a text that are nearest to a query.", SEARCH_EPILOG)
     parser.add_argument("model", metavar="DIR", type=Path, help=FOLDER)
     parser.add_argument(
@@ -378,8 +413,9 @@ def _search_parser() -> argparse.ArgumentParser:
 
 
 def _search(options: argparse.Namespace) -> int:
+    streams.results()
     model = _load(options.model, options.dtype)
-    source = _source(options.corpus)
+    source = streams.source(options.corpus)
     if options.split == "lines":
         numbered = [(i, line) for i, line in enumerate(training.read_lines(source), 1) if line]
     else:
@@ -419,7 +455,7 @@ def _unit(vectors: Array) -> Array:
 
 # ------------------------------------------------------------------------------------------------------ shared
 
-COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse.Namespace], int]]] = {
+COMMANDS: dict[str, tuple[Callable[[], Parser], Callable[[argparse.Namespace], int]]] = {
     "train": (_train_parser, _train),
     "embed": (_embed_parser, _embed),
     "search": (_search_parser, _search),
@@ -466,7 +502,7 @@ def _without_tokens(model: Any, sentences: Iterable[str]) -> set[str]:
 
 
 def _say_left_out(command: str, count: int) -> None:
-    print(f"selfattn {command}: {count} sentence{'s' * (count > 1)} without tokens left out", file=sys.stderr)
+    streams.tell(f"selfattn {command}: {count} sentence{'s' * (count > 1)} without tokens left out")
 
 
 def _shows_progress(sentences: Sequence[str]) -> bool:
@@ -474,13 +510,8 @@ def _shows_progress(sentences: Sequence[str]) -> bool:
     return len(sentences) > CHUNK and seen() and find_spec("tqdm") is not None
 
 
-def _parser(command: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        prog=f"selfattn {command}",
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _parser(command: str, description: str, epilog: str) -> Parser:
+    return Parser(prog=f"selfattn {command}", description=description, epilog=epilog)
 
 
 def _add_split(parser: argparse.ArgumentParser) -> None:
@@ -490,10 +521,6 @@ def _add_split(parser: argparse.ArgumentParser) -> None:
         default="lines",
         help="lines (the default): each line is a sentence; sentences: running text, cut after . ! and ?",
     )
-
-
-def _source(file: str) -> str:
-    return "/dev/stdin" if file == "-" else file
 
 
 def _count(text: str) -> int:

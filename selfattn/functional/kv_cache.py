@@ -5,6 +5,7 @@ Owns their memory: what is appended, forgotten, put in another order. Attention 
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, Unpack
 
@@ -107,6 +108,10 @@ class KVCache:
         self._lengths[:] = 0
         self._key = _aligned((batch_size, heads, capacity, head_dim), own)
         self._value = _aligned((batch_size, heads, capacity, value_dim), own)
+
+    def __copy__(self) -> KVCache:
+        """Return a cache of its own: tokens that one gets must not overwrite the other's."""
+        return copy.deepcopy(self)
 
     def __repr__(self) -> str:
         batch_size, heads, _, head_dim = self._key.shape

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn.functional._arguments import as_array
+from selfattn.functional._arguments import as_array, check_number
 
 Array: TypeAlias = npt.NDArray[Any]
 Gradients: TypeAlias = dict[str, Array]
@@ -26,18 +26,12 @@ def float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return dtype
 
 
-def check_real(name: str, number: Any) -> float:
-    """Check an argument that is a real number, such as what a norm adds to the variance."""
-    if isinstance(number, bool | np.bool_) or not isinstance(number, int | float | np.integer | np.floating):
-        raise TypeError(f"{name} must be a real number, not {number!r}")
-    return float(number)
-
-
 def check_probability(name: str, p: Any) -> float:
     """Check a probability to drop something."""
-    if not 0 <= check_real(name, p) <= 1:
+    number = check_number(name, p)
+    if not 0 <= number <= 1:
         raise ValueError(f"{name} must be between 0 and 1, not {p}")
-    return float(p)
+    return number
 
 
 def as_input(x: npt.ArrayLike, dtype: np.dtype[Any], name: str = "x") -> Array:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from selfattn.functional._arguments import check_number
 from selfattn.nn._arrays import Array
 from selfattn.random import TorchGenerator
 
@@ -66,6 +67,7 @@ def uniform_(tensor: Array, a: float = 0.0, b: float = 1.0, *, rng: Rng = None) 
     array([0.4963, 0.7682], dtype=float32)
     """
     generator, wide = as_generator(rng), _drawn_dtype(tensor)
+    a, b = check_number("a", a), check_number("b", b)
     if isinstance(generator, TorchGenerator):
         tensor[...] = generator.uniform(a, b, tensor.shape, wide)
     else:
@@ -76,6 +78,7 @@ def uniform_(tensor: Array, a: float = 0.0, b: float = 1.0, *, rng: Rng = None) 
 def normal_(tensor: Array, mean: float = 0.0, std: float = 1.0, *, rng: Rng = None) -> Array:
     """Fill with numbers from the normal distribution N(mean, std²)."""
     generator, wide = as_generator(rng), _drawn_dtype(tensor)
+    mean, std = check_number("mean", mean), check_number("std", std)
     if isinstance(generator, TorchGenerator):
         tensor[...] = generator.normal(mean, std, tensor.shape, wide)
     else:
@@ -85,7 +88,7 @@ def normal_(tensor: Array, mean: float = 0.0, std: float = 1.0, *, rng: Rng = No
 
 def constant_(tensor: Array, val: float) -> Array:
     """Fill with one number."""
-    tensor[...] = val
+    tensor[...] = check_number("val", val)
     return tensor
 
 
@@ -166,7 +169,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     """
     gains = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5.0 / 3, "relu": math.sqrt(2.0), "selu": 0.75}
     if nonlinearity == "leaky_relu":
-        slope = 0.01 if param is None else param
+        slope = 0.01 if param is None else check_number("param", param)
         return math.sqrt(2.0 / (1.0 + slope**2))
     if nonlinearity not in gains:
         raise ValueError(f"nonlinearity must be one of {[*gains, 'leaky_relu']}, not {nonlinearity!r}")
@@ -186,7 +189,7 @@ def _fans(tensor: Array) -> tuple[int, int]:
 
 
 def _xavier_std(tensor: Array, gain: float) -> float:
-    return gain * math.sqrt(2.0 / float(sum(_fans(tensor))))
+    return check_number("gain", gain) * math.sqrt(2.0 / float(sum(_fans(tensor))))
 
 
 def _kaiming_std(tensor: Array, a: float, mode: str, nonlinearity: str) -> float:

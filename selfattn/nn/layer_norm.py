@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.nn._arrays import Array, check_real
+from selfattn.functional._arguments import check_number
+from selfattn.nn._arrays import Array
 from selfattn.nn._norm import Norm
 
 
@@ -57,4 +58,4 @@ class LayerNorm(Norm):
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         weight, shift = (1.0 if elementwise_affine else None, 0.0 if elementwise_affine and bias else None)
-        super().__init__(normalized_shape, check_real("eps", eps), dtype, (weight, shift))
+        super().__init__(normalized_shape, check_number("eps", eps), dtype, (weight, shift))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
@@ -91,6 +91,31 @@ class ProxyTask(Module):
         return _result(confidences.astype(rows.dtype, copy=False), is_batch(main))
 
     forward = execute
+
+    def check(self, triplets: Iterable[Sequence[Any]]) -> None:
+        """See that the model can take every sentence of triplets, before a training moves anything.
+
+        Parameters
+        ----------
+        triplets : iterable of (main, similar, non_similar)
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`execute`; the message says which triplet.
+        """
+        seen: set[str] = set()
+        for number, triplet in enumerate(triplets):
+            for sentence in triplet:
+                if isinstance(sentence, str):
+                    if sentence in seen:
+                        continue
+                    seen.add(sentence)
+                try:
+                    self.model.tokens(sentence)
+                except (TypeError, ValueError) as error:
+                    kind = TypeError if isinstance(error, TypeError) else ValueError
+                    raise kind(f"triplets[{number}]: {error}") from error
 
     def vjp(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> tuple[Any, Pullback]:
         """Compute the confidence and its pullback, ``d_confidence -> grads``.

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.nn._arrays import check_real
+from selfattn.functional._arguments import check_number
 from selfattn.nn._norm import Norm
 
 
@@ -52,5 +52,5 @@ class RMSNorm(Norm):
         *,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        eps = None if eps is None else check_real("eps", eps)
+        eps = None if eps is None else check_number("eps", eps)
         super().__init__(normalized_shape, eps, dtype, (1.0 if elementwise_affine else None,))

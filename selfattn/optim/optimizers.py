@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
+from selfattn.functional._arguments import check_number
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
 
@@ -56,10 +57,9 @@ class Optimizer:
                 raise TypeError(
                     f"params[{name!r}] must be an ndarray of floats (float16 to float64), not {array!r}"
                 )
-        _check_not_negative(weight_decay=weight_decay)
         self.params = dict(params)
         self.lr = lr
-        self.weight_decay = weight_decay
+        self.weight_decay = _not_negative("weight_decay", weight_decay)
         self.state: dict[str, dict[str, Any]] = {name: {} for name in params}
         self._computed_in = {name: COMPUTED_IN[array.dtype.name] for name, array in params.items()}
 
@@ -70,8 +70,7 @@ class Optimizer:
 
     @lr.setter
     def lr(self, lr: float) -> None:
-        _check_not_negative(lr=lr)
-        self._lr = lr
+        self._lr = _not_negative("lr", lr)
 
     def step(self, grads: Mapping[str, npt.ArrayLike]) -> None:
         """Move the parameters by one step.
@@ -143,7 +142,7 @@ class Optimizer:
         array([0.1, 0.2])
         """
         state = {name: self._copied(name, entries) for name, entries in self.state.items() if entries}
-        options = {name: getattr(self, name) for name in self._options}
+        options = {name: _as_saved(name, getattr(self, name)) for name in self._options}
         return {"state": state, "param_groups": [{**options, **self._fixed, "params": list(self.params)}]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -262,12 +261,12 @@ class SGD(Optimizer):
         nesterov: bool = False,
     ) -> None:
         super().__init__(params, lr, weight_decay)
-        _check_not_negative(momentum=momentum)
+        momentum, dampening = _not_negative("momentum", momentum), check_number("dampening", dampening)
         if nesterov and (momentum == 0 or dampening != 0):
             raise ValueError(
                 f"nesterov needs momentum > 0 and dampening 0, not momentum={momentum}, dampening={dampening}"
             )
-        self.momentum, self.dampening, self.nesterov = momentum, dampening, nesterov
+        self.momentum, self.dampening, self.nesterov = momentum, dampening, bool(nesterov)
 
     def _move(self, names: list[str], parameters: list[Array], gradients: list[Array]) -> None:
         steps = [2 if "momentum_buffer" in self.state[name] else 1 for name in names]
@@ -321,10 +320,10 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(params, lr, weight_decay)
-        _check_not_negative(eps=eps)
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        numbers = tuple(check_number("each of betas", beta) for beta in betas)
+        if len(numbers) != 2 or not all(0 <= beta < 1 for beta in numbers):
             raise ValueError(f"betas must be two numbers in [0, 1), not {betas}")
-        self.betas, self.eps = (betas[0], betas[1]), eps
+        self.betas, self.eps = (numbers[0], numbers[1]), _not_negative("eps", eps)
 
     def _move(self, names: list[str], parameters: list[Array], gradients: list[Array]) -> None:
         steps = [self.state[name].get("step", 0) + 1 for name in names]
@@ -400,9 +399,17 @@ def _parts(state_dict: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     return groups[0], state
 
 
-def _check_not_negative(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if isinstance(number, str) or not hasattr(number, "__float__"):
-            raise TypeError(f"{name} must be a number, not {number!r:.80}")
-        if not 0 <= number < math.inf:
-            raise ValueError(f"{name} must be at least 0 and finite, not {number}")
+def _as_saved(name: str, option: Any) -> Any:
+    """Return what a file can hold of an option, which may have been set to a number of any kind."""
+    if isinstance(option, bool | np.bool_):
+        return bool(option)
+    if isinstance(option, Sequence):
+        return tuple(check_number(name, each) for each in option)
+    return check_number(name, option)
+
+
+def _not_negative(name: str, value: Any) -> float:
+    number = check_number(name, value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{name} must be at least 0 and finite, not {value}")
+    return number

@@ -23,10 +23,26 @@ FORMAT = "selfattn.training checkpoint 1"
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
     """Write a tree of dicts and lists whose leaves are arrays, numbers, texts and None."""
+    tree, arrays = _parts(state)
+    content = files.to_safetensors(arrays, {"format": FORMAT, "tree": tree})
+    files.write_files(path.parent, {path.name: content})
+
+
+def check(state: Mapping[str, Any]) -> None:
+    """Find out whether :func:`save` can write this.
+
+    Raises
+    ------
+    TypeError
+        A leaf is something that no file can hold.
+    """
+    _parts(state)
+
+
+def _parts(state: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Take the arrays out of a state; the rest is JSON."""
     arrays: dict[str, Any] = {}
-    tree = _without_arrays(state, "", arrays)
-    metadata = {"format": FORMAT, "tree": json.dumps(tree)}
-    files.write_files(path.parent, {path.name: files.to_safetensors(arrays, metadata)})
+    return json.dumps(_without_arrays(state, "", arrays)), arrays
 
 
 def load(path: Path) -> dict[str, Any]:

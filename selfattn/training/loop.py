@@ -20,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn._extras import import_extra
-from selfattn.functional._arguments import check_size
+from selfattn.functional._arguments import check_number, check_size
 from selfattn.nn import init
 from selfattn.nn._arrays import Array, Gradients
 from selfattn.nn.embedding_model import EmbeddingModel
+from selfattn.nn.proxy_task import ProxyTask
 from selfattn.optim import Adam, Optimizer
 from selfattn.training import checkpoint as checkpoints
 from selfattn.training.progress import Progress
@@ -171,7 +172,8 @@ def fit(
     Raises
     ------
     TypeError, ValueError
-        An argument is wrong: no triplets, a learning rate of nan. Nothing has changed then. With ``resume``: the
+        An argument is wrong: no triplets, a learning rate of nan, a sentence of a :class:`ProxyTask` that has no
+        tokens. Nothing has changed then. With ``resume``: the
         checkpoint is damaged or belongs to other triplets, parameters or options.
     FileExistsError
         ``checkpoint`` is there, and ``resume`` is False.
@@ -211,6 +213,8 @@ def fit(
     """
     _check_task(task)
     triplets = _checked_triplets(triplets)
+    if isinstance(task, ProxyTask):
+        task.check(triplets)
     epochs, batch_size = check_size("epochs", epochs, 0), check_size("batch_size", batch_size)
     if log_every is not None:
         log_every = check_size("log_every", log_every)
@@ -238,6 +242,7 @@ def fit(
             if not resume:
                 raise FileExistsError(f"{training.file} is there already: resume=True goes on from it")
             training.restore()
+        training.check_saving()
     with Progress(
         progress, log_every, epochs, training.steps, training.epoch, training.done // batch_size
     ) as shown:
@@ -324,7 +329,14 @@ class _Training:
 
     def save(self) -> None:
         assert self.file is not None
-        state = {
+        checkpoints.save(self.file, self._state())
+
+    def check_saving(self) -> None:
+        """Find out before the first step whether a checkpoint can hold the state."""
+        checkpoints.check(self._state())
+
+    def _state(self) -> dict[str, Any]:
+        return {
             "fixed": self._fixed,
             "parameters": self.task.parameters(),
             "optimizer": self.optimizer.state_dict(),
@@ -336,7 +348,6 @@ class _Training:
             "step_losses": np.array(self.history.step_losses, np.float64),
             "epoch_losses": np.array(self.history.epoch_losses, np.float64),
         }
-        checkpoints.save(self.file, state)
 
     def restore(self) -> None:
         """Take over what a checkpoint holds, once all of it has been found to fit."""
@@ -417,7 +428,7 @@ def _checked_triplets(triplets: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]
 
 
 def _checked_optimizer(task: Task, optimizer: Optimizer | None, lr: float) -> Optimizer:
-    parameters = task.parameters()
+    parameters, lr = task.parameters(), check_number("lr", lr)
     if optimizer is None:
         return Adam(parameters, lr=lr)
     if not isinstance(optimizer, Optimizer):

@@ -6,13 +6,21 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from selfattn.functional._arguments import check_size
 from selfattn.nn import init
 
 Triplet: TypeAlias = tuple[str, str, str]
 PathLike: TypeAlias = str | os.PathLike[str]
+
+
+class BinaryFile(Protocol):
+    """What can be read, such as ``sys.stdin.buffer``."""
+
+    def read(self) -> bytes:
+        """Return the rest of it."""
+
 
 SPLITS = ("lines", "sentences")
 # White space between sentences, with quotes and brackets.
@@ -21,12 +29,12 @@ FAR = 10
 TRIES = 100
 
 
-def read_sentences(path: PathLike, split: str = "lines") -> list[str]:
+def read_sentences(path: PathLike | BinaryFile, split: str = "lines") -> list[str]:
     r"""Read the sentences of a UTF-8 text file, in order.
 
     Parameters
     ----------
-    path : path
+    path : path, or a file that is open in binary mode
     split : {"lines", "sentences"}, default "lines"
         "lines": each line is a sentence. "sentences": running text, which :func:`split_sentences` cuts.
 
@@ -81,12 +89,12 @@ def split_sentences(text: str) -> list[str]:
     return [" ".join(part.split()) for part in parts if part.strip()]
 
 
-def read_triplets(path: PathLike) -> list[Triplet]:
+def read_triplets(path: PathLike | BinaryFile) -> list[Triplet]:
     r"""Read triplets from a UTF-8 file with three columns between tabs: main, similar, non-similar.
 
     Parameters
     ----------
-    path : path
+    path : path, or a file that is open in binary mode
 
     Returns
     -------
@@ -196,12 +204,12 @@ def make_triplets(
     return triplets
 
 
-def read_lines(path: PathLike) -> list[str]:
+def read_lines(path: PathLike | BinaryFile) -> list[str]:
     """Read the lines of a UTF-8 text file, without blanks at the ends; empty ones are kept, for their numbers.
 
     Parameters
     ----------
-    path : path
+    path : path, or a file that is open in binary mode
 
     Returns
     -------
@@ -219,15 +227,15 @@ def read_lines(path: PathLike) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
-def read_text(path: PathLike) -> str:
-    """Read a UTF-8 file, with or without a byte order mark and with line ends of any kind.
+def read_text(path: PathLike | BinaryFile) -> str:
+    """Read a UTF-8 file, by its path or open in binary mode, with or without a byte order mark and with line ends of any kind.
 
     Raises
     ------
     ValueError
         It is something else; the message says where.
     """
-    content = Path(path).read_bytes()
+    content: bytes = Path(path).read_bytes() if isinstance(path, str | os.PathLike) else path.read()
     try:
         return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:

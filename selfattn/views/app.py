@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
-import sys
 import webbrowser
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn.cli import streams
+from selfattn.cli.parser import Parser
+from selfattn.files import LONGEST_NAME
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import layer_steps
 from selfattn.views.page import Page, steps_page
@@ -130,28 +133,29 @@ def _plain(name: str, array: npt.NDArray[Any]) -> Any:
     return array.item() if array.ndim == 0 else array
 
 
-def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
+def _read(source: str) -> dict[str, npt.NDArray[Any]]:
     """Read an .npz; nothing in it is unpickled."""
-    file = np.load(path, allow_pickle=False)
+    file = np.load(io.BytesIO(streams.read(source)), allow_pickle=False)
     if not isinstance(file, np.lib.npyio.NpzFile):
         raise ValueError("it holds one array without a name; numpy.savez writes several with names")
     with file:
         return {name: file[name] for name in file.files}
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(prog: str) -> Parser:
+    parser = Parser(
         prog=prog,
         description="Write a page that shows every number of every step of attention: one HTML file that needs\n"
         "no network.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "source", metavar="TUTORIAL|FILE.npz", help="one of the tutorials, or a file of arrays"
+        "source",
+        metavar="TUTORIAL|FILE.npz",
+        help="one of the tutorials, or a file of arrays; - is standard input",
     )
     parser.add_argument(
-        "--out", metavar="FILE", help="where to write; by default NAME.html, - means to stdout"
+        "--out", metavar="FILE", help="where to write; - is standard output; default: NAME.html"
     )
     parser.add_argument("--open", action="store_true", help="show the page in a browser")
     parser.add_argument("--tokens", metavar="TEXT", help="the tokens of a FILE.npz, with spaces in between")
@@ -161,7 +165,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _page(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[str, Page]:
+def _page(options: argparse.Namespace, parser: Parser) -> tuple[str, Page]:
     """Return what the page is called, and the page."""
     numbers = {str(n): name for n, name in enumerate(TUTORIAL_PAGES, 1)}
     name = numbers.get(options.source, options.source)
@@ -170,36 +174,44 @@ def _page(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple
             parser.error("--tokens and --exercise are for a FILE.npz, not for a tutorial")
         return name, tutorial_page(name)
     path = Path(options.source)
-    if path.suffix != ".npz" and not path.exists():
+    if options.source != streams.DASH and path.suffix.lower() != ".npz" and not os.path.exists(path):
         parser.error(f"{options.source!r} is no tutorial ({', '.join(TUTORIAL_PAGES)}) and no file")
     tokens = None if options.tokens is None else options.tokens.split()
-    return path.stem, page_of_arrays(_read(path), tokens, exercise=options.exercise)
+    name = "steps" if options.source == streams.DASH else path.stem
+    return name, page_of_arrays(_read(options.source), tokens, exercise=options.exercise)
+
+
+def _default_file(name: str) -> Path:
+    """Return NAME.html, if that does not replace anything but a page."""
+    while len(os.fsencode(name)) + len(".html") > LONGEST_NAME:
+        name = name[:-1]
+    path = Path(f"{name}.html")
+    if path.exists() and not (path.is_file() and b'<body class="sa-page">' in path.read_bytes()):
+        raise FileExistsError(f"{path} is there, and no page of selfattn's: --out says where to write")
+    return path
 
 
 def main(arguments: Sequence[str], prog: str = "selfattn steps") -> int:
     """Run the command and return its exit code."""
     parser = _parser(prog)
     options = parser.parse_args(arguments)
-    if options.open and options.out == "-":
+    if options.open and options.out == streams.DASH:
         parser.error("--open needs a file; --out - writes none")
+    if options.out is not None and streams.is_same(options.out, options.source):
+        parser.error(f"--out {options.out} would replace what is shown")
+    at = options.source
     try:
         name, page = _page(options, parser)
+        at = options.out or f"{name}.html"
+        path = None if options.out == streams.DASH else page.save(options.out or _default_file(name))
     except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        print(f"{prog}: {options.source}: {reason}", file=sys.stderr)
+        streams.tell(f"{prog}: {at}: {reason}")
         return 1
-    if options.out == "-":
-        sys.stdout.buffer.write(page.html.encode())
+    if path is None:
+        streams.write(streams.DASH, page.html.encode())
         return 0
-    path = Path(options.out or f"{name}.html")
-    if path.exists() and os.path.exists(options.source) and path.samefile(options.source):
-        parser.error(f"--out {path} would replace what is shown")
-    try:
-        page.save(path)
-    except OSError as error:
-        print(f"{prog}: {path}: {error.strerror or error}", file=sys.stderr)
-        return 1
     print(path)
     if options.open and not webbrowser.open(path.resolve().as_uri()):
-        print(f"{prog}: there is no browser; open {path} yourself", file=sys.stderr)
+        streams.tell(f"{prog}: there is no browser; open {path} yourself")
     return 0

@@ -55,7 +55,7 @@ function write(value, decimals, precision) {
 function decimalsOf(data, precision) {
   for (let decimals = 0; decimals < precision; decimals++) {
     const unit = 10 ** decimals;
-    const exact = (/** @type {number} */ x) => !Number.isFinite(x) || Math.abs(x - Math.round(x * unit) / unit) <= 1e-12 * Math.max(1, Math.abs(x));
+    const exact = (/** @type {number} */ x) => !(Math.abs(x) < 2 ** 53) || Math.abs(x - Math.round(x * unit) / unit) <= 1e-12 * Math.max(1, Math.abs(x));
     if (data.every(exact)) return decimals;
   }
   return precision;
@@ -343,6 +343,6 @@ function same(x, y, tolerance) {
  */
 function shade(value, size) {
   if (!Number.isFinite(value)) return "x";
-  const level = size ? Math.min(LEVELS, Math.round((LEVELS * Math.abs(value)) / size)) : 0;
+  const level = size ? Math.min(LEVELS, Math.round((Math.abs(value) / size) * LEVELS)) : 0;
   return level === 0 ? "" : `${value < 0 ? "n" : "p"}${level}`;
 }

@@ -135,7 +135,7 @@ class Drawing:
         """Draw the second minus the first, as far as both reach."""
         first, second = self.graph.nodes[a], self.graph.nodes[b]
         rows, columns = map(min, zip(first.data.shape, second.data.shape, strict=True))
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             data = second.data[:rows, :columns] - first.data[:rows, :columns]
             # Hide rounding.
             data[np.abs(data) <= 1e-12 * self.sizes[first.name.partition("[")[0]]] = 0.0
@@ -323,7 +323,7 @@ def shade(value: float, size: float) -> str:
     """Return the class of a number's colour: p1 to p8 for positive ones, n1 to n8 for negative ones, x for -inf and NaN."""
     if not np.isfinite(value):
         return "x"
-    level = min(LEVELS, round(LEVELS * abs(value) / size)) if size else 0
+    level = min(LEVELS, round(abs(value) / size * LEVELS)) if size else 0
     return "" if level == 0 else f"{'n' if value < 0 else 'p'}{level}"
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn.views.writing import letters, visible
+from selfattn.views.writing import number as written
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +27,7 @@ Array: TypeAlias = npt.NDArray[Any]
 MAX_NUMBERS = 400  # cells with numbers
 MAX_LABELS = 40  # labels along an axis
 MAX_TOKEN = 24  # characters
+MOST_FLOAT32, MOST_DRAWN = 1e37, 1e300  # larger numbers have the colour of this one
 CELL, LEAST, MOST = 0.55, 2.4, 9.0  # inches: a cell, the shortest and the longest side
 LETTER = 0.085  # inches, about
 
@@ -122,7 +124,12 @@ def plot_attention(
         numbers = matrix.size <= MAX_NUMBERS
     ax = _new_axes(plt, matrix.shape, rows, columns) if ax is None else _as_axes(ax)
 
-    finite = np.ma.masked_invalid(matrix, copy=False)
+    drawn = matrix
+    if max(high, -low) > MOST_FLOAT32:  # matplotlib subtracts the ends, in the dtype of the numbers
+        wide = matrix.astype(np.float64)
+        drawn = np.where(np.isfinite(wide), np.clip(wide, -MOST_DRAWN, MOST_DRAWN), wide)
+        low, high = max(low, -MOST_DRAWN), min(high, MOST_DRAWN)
+    finite = np.ma.masked_invalid(drawn, copy=False)
     if cmap is None:
         cmap = "RdBu_r" if low < 0 else "Blues"
     # Not finite: transparent over the hatching.
@@ -238,10 +245,12 @@ def _slant_long_labels(ax: Any, shape: tuple[int, ...]) -> None:
 def _write_numbers(ax: Any, image: Any, matrix: Array, precision: int) -> None:
     for (i, j), number in np.ndenumerate(matrix):
         if np.isfinite(number):
-            red, green, blue, _ = image.cmap(image.norm(number))
+            red, green, blue, _ = image.cmap(image.norm(image.get_array()[i, j]))
             # Luminance (ITU-R BT.601): black on bright, white on dark.
             color = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
             text, box = f"{round(float(number), precision) + 0.0:.{precision}f}", None  # no -0.00
+            if abs(number) >= 1e7:
+                text = written(float(number), precision, precision)
         else:
             text, color = str(number), "#b04040"
             box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}

@@ -15,10 +15,12 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
 
+WHOLE = 2.0**53  # a float64 of this size has no digits behind the point
+
 
 def decimals_of(array: Array, precision: int) -> int:
     """Return how many decimals show every number exactly; ``precision`` if that many do not suffice."""
-    numbers = array[np.isfinite(array)]
+    numbers = array[np.abs(array) < WHOLE].astype(np.float64)  # not NaN either
     for decimals in range(precision):
         if np.all(np.abs(numbers - numbers.round(decimals)) <= 1e-12 * np.maximum(1.0, np.abs(numbers))):
             return decimals
@@ -35,6 +37,7 @@ def number(value: float, decimals: int, precision: int) -> str:
     """
     if not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    value = float(value)  # Python's rounds without overflow
     size = abs(value)
     rounded = round(value, decimals)
     small = size < 1e-3 and abs(value - rounded) > 1e-12

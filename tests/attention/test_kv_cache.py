@@ -1,6 +1,8 @@
 """KVCache: decoding step by step is attention over everything at once."""
 
+import copy
 import itertools
+import pickle
 import re
 import tracemalloc
 
@@ -309,3 +311,15 @@ def test_the_arrays_begin_with_a_cache_line():
             cache.reorder([1, 0])
         assert cache.key.ctypes.data % 64 == 0 and cache.value.ctypes.data % 64 == 0
     np.testing.assert_array_equal(cache.key[:, :, 14:], new[::-1])
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+def test_a_copy_has_tokens_of_its_own(again):
+    """Lengths are the cache's own; keys that two of them shared would be overwritten without a word."""
+    cache = sa.KVCache(2, 1, 3, capacity=8)
+    cache.append(*np.zeros((2, 2, 1, 3, 3), np.float32), lengths=[3, 1])
+    other = again(cache)
+    cache.append(*np.full((2, 2, 1, 1, 3), 1, np.float32))
+    other.append(*np.full((2, 2, 1, 1, 3), 2, np.float32))
+    assert [float(cache.key[0, 0, 3, 0]), float(cache.value[1, 0, 1, 0])] == [1, 1]
+    assert [float(other.key[0, 0, 3, 0]), float(other.value[1, 0, 1, 0])] == [2, 2]

@@ -1,5 +1,9 @@
 """selfattn.optim: the algorithms as their papers write them, PyTorch's numbers, 16 bits, errors."""
 
+import decimal
+import fractions
+import json
+
 import numpy as np
 import pytest
 from inputs import LAYOUTS
@@ -248,8 +252,8 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(state, error, 
         (lambda w: optim.SGD(w, lr=-1), ValueError, "lr must be at least 0 and finite, not -1"),
         (lambda w: optim.SGD(w, lr=float("nan")), ValueError, "nan"),
         (lambda w: setattr(optim.Adam(w), "lr", -1.0), ValueError, "at least 0 and finite, not -1.0"),
-        (lambda w: optim.SGD(w, lr="0.1"), TypeError, "lr must be a number, not '0.1'"),
-        (lambda w: optim.Adam(w, lr=None), TypeError, "lr must be a number, not None"),
+        (lambda w: optim.SGD(w, lr="0.1"), TypeError, "lr must be a real number, not '0.1'"),
+        (lambda w: optim.Adam(w, lr=None), TypeError, "lr must be a real number, not None"),
         (lambda w: optim.SGD(w, nesterov=True), ValueError, "momentum > 0"),
         (lambda w: optim.Adam(w, betas=(1.0, 0.9)), ValueError, r"\[0, 1\)"),
         (lambda w: optim.Adam(list(w.values())), TypeError, "params must be a dict"),
@@ -266,3 +270,59 @@ def test_wrong_calls_say_what_is_wrong_and_write_nothing(call, error, message):
     with pytest.raises(error, match=message):
         call(params)
     np.testing.assert_array_equal(params["w"], 1)
+
+
+class Index:
+    """An integer of somebody's own."""
+
+    def __index__(self):
+        return 1
+
+
+NUMBERS = [
+    decimal.Decimal("0.5"), fractions.Fraction(1, 2), np.float16(0.5), np.float64(0.5), np.array(0.5, np.float32),
+    np.int8(1), np.array(1), Index(), 1, True + 0.5,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: type(number).__name__)
+def test_numbers_of_every_kind_are_floats_from_the_call_on(number):
+    """So that they can be saved, also when they are set later."""
+    small = number if float(number) < 1 else 0.5
+    made = [
+        optim.Adam({"w": np.ones(2)}, lr=number, betas=(small, small), eps=number, weight_decay=number),
+        optim.SGD({"w": np.ones(2)}, lr=number, momentum=number, dampening=number, weight_decay=number),
+    ]
+    for optimizer in made:
+        optimizer.lr = optimizer.weight_decay = number
+        optimizer.step({"w": np.ones(2)})
+        state = optimizer.state_dict()
+        group = state["param_groups"][0]
+        assert json.loads(json.dumps(group))["lr"] == float(number)
+        kinds = {
+            type(x) for option in group.values() for x in (option if isinstance(option, tuple) else [option])
+        }
+        assert kinds <= {float, bool, list}
+        type(optimizer)({"w": np.ones(2)}).load_state_dict(state)
+    assert sa.nn.LayerNorm(2, eps=number).eps == float(number)
+    assert sa.nn.RMSNorm(2, eps=number).eps == float(number)
+    assert sa.nn.Dropout(small).p == 0.5
+    filled = [sa.nn.init.constant_(np.empty(2), x) for x in (number, float(number))]
+    filled += [sa.nn.init.uniform_(np.empty(2), -x, x, rng=0) for x in (float(number), float(number))]
+    assert (filled[0] == filled[1]).all()
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["0.1", b"1", None, 1j, np.complex64(1), np.array([0.1]), np.bool_(True), True, np.array("0.1"), [0.1]],
+)
+def test_what_is_no_number(number):
+    with pytest.raises(TypeError, match="lr must be a real number, not"):
+        optim.Adam({"w": np.ones(2)}, lr=number)
+    with pytest.raises(TypeError, match="p must be a real number, not"):
+        sa.nn.Dropout(number)
+
+
+def test_a_number_beyond_floats():
+    with pytest.raises(ValueError, match="lr is too large for a float: 1000"):
+        optim.Adam({"w": np.ones(2)}, lr=10**400)

@@ -176,3 +176,30 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install 'selfattn\[viz\]'"):
         plot_attention(WEIGHTS, TOKENS)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("numbers", [True, False])
+def test_numbers_at_the_ends_of_the_range(dtype, numbers, tmp_path):
+    """The ends of the colour scale cannot be subtracted there; numbers keep their own colours and text."""
+    info = np.finfo(dtype)
+    for row in (
+        [info.max, info.min, 0],
+        [info.max, 1, 0],
+        [info.min, 0, np.nan],
+        [info.max / 4, -np.inf, np.inf],
+        [info.smallest_subnormal, 0, 0],
+        [info.tiny, -info.tiny, 0],
+    ):
+        image = plot_attention(np.array([row], dtype), None, key_tokens=TOKENS, numbers=numbers)
+        image.figure.savefig(tmp_path / "a.png")
+        drawn = image.norm(image.get_array()).filled(np.nan)[0]
+        finite = np.isfinite(row)
+        farthest = np.argmax(np.abs(row)[finite])
+        assert drawn[finite][farthest] == (np.array(row)[finite][farthest] > 0)
+        plt.close("all")
+
+
+def test_large_numbers_are_written_in_powers_of_ten():
+    image = plot_attention([[np.finfo(np.float64).max, -2.5e7, 1e6]], None, key_tokens=TOKENS)
+    assert list(written(image).values()) == ["1.8e+308", "−2.5e+7", "1000000.00"]

@@ -394,3 +394,17 @@ def test_the_picture_has_room_for_long_tokens():
     for (name, x), (after, y) in itertools.pairwise(columns):
         assert y - x >= 7 * (letters(name) + letters(after)) / 2  # at 12 pixels a letter is about 7 wide
     assert all(x >= 7 * letters(name) for name, x, anchor in texts if anchor == "end")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("name", ["max", "min", "tiny", "smallest_subnormal"])
+def test_numbers_at_the_ends_of_the_range(dtype, name):
+    """As a mask of finfo.min has them: each is written, and none stops the page, its picture or a notebook."""
+    end, x = getattr(np.finfo(dtype), name), np.eye(2, dtype=dtype)
+    steps = sa.attention_steps(x, x, x, attn_mask=np.array([[0, end], [0, 0]], dtype))
+    page = views.steps_page(steps, ["x", "y"], compare=(steps, ["a", "b"]))
+    cell = Reader(page.html).of("masked_scores").cells[0][1]
+    assert float(cell) == pytest.approx(float(end), rel=5e-4)
+    assert "<svg" in page.svg
+    assert steps._repr_html_()
+    views.steps_page(layer_steps(np.array([[end, 1], [0, end]], dtype), x, x, x))

@@ -228,7 +228,9 @@ def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "| 8 x 4 " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", ["--suite x", "--peers x", "--peers torch", "--lengths 0", "--load x"])
+@pytest.mark.parametrize(
+    "arguments", ["--suite x", "--peers x", "--peers torch", "--lengths 0", "--load x --json y"]
+)
 def test_wrong_usage(
     arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -264,3 +264,47 @@ def test_a_call_in_another_thread_is_left_alone() -> None:
 
 if __name__ == "__main__":
     print(json.dumps(interrupt_many_times(sys.argv[1])))
+
+
+def test_ctrl_c_during_the_import() -> None:
+    """It is a KeyboardInterrupt wherever it comes, and the import can be made again."""
+    script = """
+    import signal, sys
+    delay = float(sys.argv[1])
+    signal.setitimer(signal.ITIMER_REAL, delay)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    stopped = 0
+    while True:
+        try:
+            import selfattn
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            break
+        except KeyboardInterrupt:
+            stopped += 1
+    import numpy
+    assert selfattn.softmax(numpy.zeros(2)).tolist() == [0.5, 0.5]
+    print(stopped)
+    """
+    stopped = [run_script(script, str(delay)) for delay in (0.02, 0.04, 0.06, 0.08, 0.1, 0.12)]
+    assert "1" in stopped
+
+
+def test_ctrl_c_in_the_import_of_numpy_by_the_core() -> None:
+    """NumPy's import_array() would make an ImportError of it."""
+    script = """
+    import importlib.abc, importlib.util, sys
+
+    class Interrupting(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            if name == "numpy":
+                sys.meta_path.remove(self)
+                raise KeyboardInterrupt
+
+    sys.meta_path.insert(0, Interrupting())
+    try:
+        import selfattn
+    except KeyboardInterrupt:
+        print("stopped")
+    import selfattn
+    """
+    assert run_script(script) == "stopped"

@@ -1,6 +1,8 @@
 """PyTorch's random stream: stored numbers of PyTorch 2.13, and PyTorch itself where it is installed."""
 
+import copy
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -101,3 +103,13 @@ def test_it_seeds_the_dropout_of_attention():
 def test_bad_input(call, error, message):
     with pytest.raises(error, match=message):
         call(sa.torch_rng(0))
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda rng: pickle.loads(pickle.dumps(rng))])
+def test_a_copy_goes_on_alone(again):
+    """Also from between the two normals that one pair of words makes."""
+    rng = sa.torch_rng(3)
+    rng.standard_normal(1)
+    other = again(rng)
+    first = [rng.standard_normal(2).tolist(), rng.random(2).tolist()]
+    assert [other.standard_normal(2).tolist(), other.random(2).tolist()] == first

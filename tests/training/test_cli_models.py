@@ -375,3 +375,51 @@ def test_lines_that_the_tokenizer_makes_nothing_of_are_left_out(here, tmp_path, 
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 120
     assert printed.err == "selfattn embed: 2 sentences without tokens left out\n"
+
+
+def everything(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_folder_of_ones_own_is_left_alone(here, tmp_path, force):
+    """Also one that has the name of the folder in which training keeps what it needs."""
+    mine = {
+        "unfinished/novel.txt": b"chapter 1",
+        "unfinished/notes/a": b"1",
+        "tokenizer.json": b"{}",
+        "b.txt": b"2",
+    }
+    for name, content in mine.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert cli.main(["train", "text.txt", "--out", str(tmp_path), *SMALL, "1", *force]) == 0
+    found = everything(tmp_path)
+    assert {name: found.pop(name) for name in mine} == mine
+    assert set(found) == {"config.json", "model.safetensors", "vocabulary.json"}
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("unfinished/config.json", "which no training of selfattn's left there"),
+        ("unfinished/model.safetensors", "which no training of selfattn's left there"),
+        ("unfinished", "is in the way of the unfinished training's folder"),
+    ],
+)
+def test_files_of_others_are_not_replaced(here, tmp_path, capsys, file, message, force):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_bytes(b"{}")
+    assert cli.main(["train", "text.txt", "--out", str(tmp_path), *SMALL, "1", *force]) == 1
+    assert message in capsys.readouterr().err
+    assert everything(tmp_path) == {file: b"{}"}
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "vocabulary.json"])
+def test_any_file_of_a_model_needs_force(here, tmp_path, capsys, file):
+    (tmp_path / file).write_bytes(b"{}")
+    assert cli.main(["train", "text.txt", "--out", str(tmp_path), *SMALL, "1"]) == 1
+    assert "--force replaces it" in capsys.readouterr().err
+    assert everything(tmp_path) == {file: b"{}"}
+    assert cli.main(["train", "text.txt", "--out", str(tmp_path), *SMALL, "1", "--force"]) == 0

@@ -348,3 +348,32 @@ def test_files_are_made_with_the_usual_permissions(saved):
     (saved / "other").write_text("")
     usual = (saved / "other").stat().st_mode
     assert {path.stat().st_mode for path in saved.iterdir()} == {usual}
+
+
+def test_names_as_long_as_there_are(tmp_path):
+    """255 bytes, without room for the ending of a temporary name."""
+    for name in ("x" * 255, "é" * 127, "n" * 240, "-x", "a\nb", os.fsdecode(b"\xff")):
+        path = tmp_path / name
+        for value in (1, 2):
+            files.save_arrays(path, {"a": np.full(2, value)})
+        assert files.load_arrays(path)["a"].tolist() == [2, 2]
+        files.write_rows(path, [np.ones((2, 3))], 3, np.float32)
+        assert np.load(path).shape == (2, 3)
+        path.unlink()
+    files.write_files(tmp_path, {"x" * 255: b"1", "x" * 254 + "y": b"2"})
+    files.write_files(tmp_path, {"x" * 255: b"3", "x" * 254 + "y": b"4"})
+    assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == [b"3", b"4"]
+
+
+def test_files_that_are_not_of_the_model_stay(saved, tmp_path):
+    """Only the tokenizer of a model of selfattn's is removed with it."""
+    theirs = {"vocabulary.json": b"[1]", "tokenizer.json": b"{}", "notes.txt": b"mine"}
+    for name, content in theirs.items():
+        (tmp_path / name).write_bytes(content)
+    model = nn.EmbeddingModel(lambda s: [len(s)], 10, 4, max_seq_len=8, rng=0)
+    files.save_model(model, tmp_path)
+    files.save_model(model, tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in theirs} == theirs
+    assert (saved / "vocabulary.json").exists()
+    files.save_model(model, saved)
+    assert not (saved / "vocabulary.json").exists()

@@ -1,5 +1,6 @@
 """selfattn.training: the order of the data, losses, lines, checkpoints to the bit, errors."""
 
+import decimal
 import errno
 import io
 import itertools
@@ -433,3 +434,45 @@ def test_standard_error_may_be_no_terminal_at_all(monkeypatch, stream):
     monkeypatch.setattr("sys.stderr", stream)
     history = training.fit(make_task(), TRIPLETS[:4], 1, rng=0, log_every=None)
     assert len(history.epoch_losses) == 1
+
+
+def test_a_sentence_that_will_not_do_is_found_before_the_first_step(tmp_path):
+    """Of 20 triplets the last; nothing has moved, and no checkpoint is there."""
+    task = make_task()
+    before = {name: array.copy() for name, array in task.parameters().items()}
+    for sentence, error, message in [
+        ("\u2003", ValueError, r"triplets\[20\] has an empty sentence"),
+        ([], ValueError, r"triplets\[20\]: \[\] has no tokens"),
+        ([99], ValueError, r"triplets\[20\]: ids must be in 0...10"),
+        ([0.5], TypeError, r"triplets\[20\]: expected a str or a sequence of integers"),
+        ("alien", ValueError, r"triplets\[20\]: 'alien' is not in the vocabulary"),
+    ]:
+        with pytest.raises(error, match=message):
+            training.fit(
+                task, [*TRIPLETS[:20], ("tom", sentence, "chase")], 1, lr=0.1, rng=0, shuffle=False,
+                log_every=None, checkpoint=tmp_path / "c", checkpoint_every=1,
+            )  # fmt: skip
+        assert all((array == before[name]).all() for name, array in task.parameters().items())
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("lr", [decimal.Decimal("0.01"), np.float32(0.01), np.array(0.01)])
+def test_numbers_of_any_kind_come_back_from_a_checkpoint(tmp_path, lr):
+    for path in (tmp_path / "a", tmp_path / "b"):
+        training.fit(make_task(), TRIPLETS, 1, lr=lr, rng=0, log_every=None, checkpoint=path)
+    whole = training.fit(make_task(), TRIPLETS, 2, lr=float(lr), rng=0, log_every=None)
+    resumed = training.fit(
+        make_task(rng=1), TRIPLETS, 2, lr=lr, rng=0, log_every=None, checkpoint=tmp_path / "a", resume=True
+    )
+    assert resumed.step_losses == whole.step_losses
+
+
+def test_what_a_checkpoint_cannot_hold_is_found_before_the_first_step(tmp_path):
+    task = Recorder()
+    optimizer = optim.SGD(task.parameters(), lr=1.0)
+    optimizer._fixed = {"of mine": object()}
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        training.fit(
+            task, numbered(4), 1, optimizer=optimizer, lr=1.0, log_every=None, checkpoint=tmp_path / "c"
+        )
+    assert task.seen == []

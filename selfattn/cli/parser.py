@@ -1,0 +1,65 @@
+"""The parser of every command: that of the standard library, which also says what may have been meant."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+_CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)'")
+_UNKNOWN, _MISSING = "unrecognized arguments: ", "the following arguments are required: "
+
+
+class Parser(argparse.ArgumentParser):
+    """An ``ArgumentParser`` that leaves the layout of its texts alone, and has suggestions for slips.
+
+    Examples
+    --------
+    >>> parser = Parser(prog="selfattn search")
+    >>> _ = parser.add_argument("--split", choices=("lines", "sentences"))
+    >>> parser.hint("argument --split: invalid choice: 'line' (choose from ...)")
+    "; did you mean 'lines'?"
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**settings)
+        self._given: list[str] = []
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and remember what was given."""
+        self._given = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, and leave."""
+        super().error(message + self.hint(message))
+
+    def hint(self, message: str) -> str:
+        """Return what to add to a message: the nearest options or choices, or nothing."""
+        choice = _CHOICE.search(message)
+        found: list[str] = []
+        if choice:
+            choices = [str(each) for action in self._actions for each in action.choices or ()]
+            found = get_close_matches(choice["given"].lower(), choices, n=1)
+        elif message.startswith((_UNKNOWN, _MISSING)):  # the missing one may be there, with a slip
+            options = self._known()
+            given = self._given[: self._given.index("--")] if "--" in self._given else self._given
+            for name in (each.partition("=")[0] for each in given if each.startswith("--")):
+                if not any(option.startswith(name) for option in options):
+                    found += get_close_matches(name.lower(), options, n=1)
+        if not found:
+            return ""
+        return f"; did you mean {' or '.join(repr(each) for each in dict.fromkeys(found))}?"
+
+    def _known(self) -> list[str]:
+        """Return the names of the options, also of the command that was given."""
+        known: list[str] = []
+        for action in self._actions:
+            known += action.option_strings
+            for name, parser in action.choices.items() if isinstance(action.choices, dict) else ():
+                if name in self._given:
+                    known += parser._known()
+        return known

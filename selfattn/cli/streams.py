@@ -1,0 +1,183 @@
+"""Standard streams and files as a command finds them: closed, full, no terminal, of any encoding; ``-`` for a stream.
+
+A descriptor that is closed when a program starts goes to the next file that it opens, which would then take what is
+printed. So closed ones are given to the null device first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from selfattn import files
+
+DASH = "-"
+
+
+class _Found:
+    """What the program was started with."""
+
+    closed = False  # standard output
+    output: Any = None  # standard output, while what is printed goes elsewhere
+
+
+def prepare() -> None:
+    """Make three streams that can be used, whatever the program was started with."""
+    _Found.closed = _is_closed(sys.stdout)
+    if not all(map(_is_open, range(3))):
+        while (null := os.open(os.devnull, os.O_RDWR)) < 3:  # takes the lowest number
+            pass
+        os.close(null)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if _is_closed(getattr(sys, name)):
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8", errors="replace"))  # noqa: SIM115
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")  # for what a terminal cannot show
+
+
+def _is_closed(stream: Any) -> bool:
+    return stream is None or bool(getattr(stream, "closed", False))
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def results() -> Any:
+    """Return standard output, for what a command was called for.
+
+    Raises
+    ------
+    OSError
+        It was closed when the program started.
+    """
+    if _Found.closed:
+        raise OSError(errno.EBADF, "standard output is closed, and the result would be lost")
+    return sys.stdout if _Found.output is None else _Found.output
+
+
+def abandon_output() -> None:
+    """Let what is still to be written go: its reader is gone or its disk full, and Python would complain at the end."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, AttributeError, ValueError):  # a stream of Python's alone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def tell(message: str) -> None:
+    """Write a line to standard error, if that can be had."""
+    with contextlib.suppress(OSError, ValueError):  # full, or closed
+        print(message, file=sys.stderr, flush=True)
+
+
+def is_terminal(stream: Any) -> bool:
+    """Tell whether a stream, which may be any object with a write method, is a terminal."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # none, a minimal one, or a closed one
+        return False
+
+
+class Input:
+    """Standard input as a file that is read as bytes, whatever the program was started with."""
+
+    def read(self) -> bytes:
+        """Return all of it."""
+        stream = getattr(sys.stdin, "buffer", None)
+        return sys.stdin.read().encode() if stream is None else bytes(stream.read())
+
+    def __str__(self) -> str:
+        return "standard input"
+
+
+def source(file: str) -> str | Input:
+    """Return what to read: a path, or standard input for ``-``."""
+    return Input() if file == DASH else file
+
+
+def read(file: str | os.PathLike[str]) -> bytes:
+    """Read a file, or standard input."""
+    return Input().read() if os.fspath(file) == DASH else Path(file).read_bytes()
+
+
+def write(file: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file, which appears whole or not at all, or standard output; a pipe or a device is written into."""
+    if os.fspath(file) == DASH:
+        stream = results()
+        stream.flush()
+        if hasattr(stream, "buffer"):
+            stream.buffer.write(content)
+            stream.buffer.flush()
+        else:
+            stream.write(content.decode("utf-8", "backslashreplace"))
+        return
+    path = Path(file)
+    if _is_special(path):
+        with path.open("wb", buffering=0) as special:
+            special.write(content)
+    else:
+        files.write_files(path.parent, {path.name: content})
+
+
+def check(file: str | os.PathLike[str] | None) -> None:
+    """Find out before the work whether :func:`write` will be able to.
+
+    Raises
+    ------
+    OSError
+        The folder is missing, the file is a folder or may not be written; or standard output is closed.
+    """
+    if file is None:
+        return
+    if os.fspath(file) == DASH:
+        results()
+        return
+    path = Path(file)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
+    written = path if _is_special(path) else path.parent
+    if not os.access(written, os.W_OK):
+        raise PermissionError(errno.EACCES, "may not be written", str(written))
+
+
+def _is_special(path: Path) -> bool:
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def table_beside(file: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Within it, what is printed goes to standard error if the file is standard output."""
+    if file is None or os.fspath(file) != DASH:
+        yield
+        return
+    _Found.output = results()
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _Found.output = None
+
+
+def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str] | None) -> bool:
+    """Tell whether two names are of one file that is there."""
+    try:
+        return other is not None and os.path.samefile(one, other) and Path(one).is_file()
+    except OSError:
+        return False

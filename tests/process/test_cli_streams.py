@@ -1,0 +1,288 @@
+"""Commands with standard streams that are closed, full, minimal or no terminal, and ``-`` wherever a file is taken."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import COMMAND, finish, run_command, start
+
+from selfattn import cli
+from selfattn.cli import streams
+
+TRAIN = ["train", "t.txt", "--epochs", "1", "--dim", "8", "--tokenizer", "whitespace"]
+TINY = [
+    "bench",
+    "--suite",
+    "forward",
+    "--lengths",
+    "8",
+    "--dims",
+    "4",
+    "--peers",
+    "none",
+    "--rounds",
+    "1",
+    "--seconds",
+    "0.001",
+    "--threads",
+    "1",
+]
+X = np.eye(3)
+
+# What a command is called for goes to standard output, or into a file.
+PRINTING = [
+    ["info"], ["info", "--json"], ["--no-timing"], ["steps", "1", "--out", "-"], ["embed", "m", "sea"],
+    ["embed", "m", "sea", "--out", "-"], ["search", "m", "t.txt", "sea"], ["bench", "--load", "r.json"],
+]  # fmt: skip
+WRITING = [["steps", "1"], ["embed", "m", "sea", "--out", "v.npy"], [*TRAIN, "--out", "m2"]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text, a model trained on it, arrays, and results of the benchmark."""
+    pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
+    folder = tmp_path_factory.mktemp("streams")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        Path("t.txt").write_text("\n".join(f"line {i} of the sea" for i in range(40)))
+        assert cli.main([*TRAIN, "--out", "m", "--quiet"]) == 0
+        np.savez("mine.npz", query=X, key=X, value=X)
+        assert cli.main([*TINY, "--json", "r.json"]) == 0
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def here(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(made)
+    return made
+
+
+class Minimal:
+    """A stream that has what `print` needs and no more."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [lambda: None, closed], ids=["none", "closed"])
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+def test_a_result_that_nobody_gets_is_an_error(
+    arguments: list[str],
+    stream: Any,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "stdout", stream())
+    assert cli.main(arguments) == 1
+    assert "standard output is closed, and the result would be lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", WRITING, ids=" ".join)
+def test_a_file_is_written_without_standard_output(
+    arguments: list[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.main(arguments) == 0
+
+
+@pytest.mark.parametrize("arguments", PRINTING + WRITING, ids=" ".join)
+def test_streams_may_be_minimal(
+    arguments: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = Minimal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", Minimal())
+    monkeypatch.setattr(sys, "stdin", Minimal())
+    arguments = [str(tmp_path / "m") if each == "m2" else each for each in arguments]
+    assert cli.main(arguments) == 0
+    assert out.text or "v.npy" in arguments
+
+
+def test_descriptors_that_are_closed(here: Path) -> None:
+    """The next file to be opened must not become standard output: what is printed would go into it."""
+    script = """
+import os, sys
+from selfattn import cli
+code = cli.main(["embed", "m", "sea", "--out", "v.json"])
+os.write(1, b"lost"), os.write(2, b"lost")
+sys.exit(code)
+"""
+    done = finish(start([sys.executable, "-c", script], preexec_fn=lambda: [os.close(n) for n in (0, 1, 2)]))
+    assert done.returncode == 0
+    assert json.loads((here / "v.json").read_bytes())["sentence"] == "sea"
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_one_descriptor_is_closed(number: int, here: Path, tmp_path: Path) -> None:
+    arguments = [*TRAIN, "--out", tmp_path / "m"]
+    done = finish(start([*COMMAND, *arguments], preexec_fn=lambda: os.close(number)))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "m" / "config.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--bogus"], ["embed", "no/model", "sea"]])
+def test_messages_that_cannot_be_written(arguments: list[str], here: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = finish(start([*COMMAND, *arguments], stderr=full))
+    assert (done.returncode, done.stdout) == (2 if arguments == ["--bogus"] else 1, "")
+
+
+def test_standard_input_that_is_no_file(here: Path) -> None:
+    """A socket cannot be opened as /dev/stdin, and an offset would be lost."""
+    import socket
+
+    ours, theirs = socket.socketpair()
+    ours.sendall(b"the sea\n")
+    ours.close()
+    done = finish(start([*COMMAND, "embed", "m"], stdin=theirs))
+    theirs.close()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sentence"] == "the sea"
+    with (here / "t.txt").open() as text:
+        text.readline()
+        os.lseek(text.fileno(), len("line 0 of the sea\n"), os.SEEK_SET)
+        done = finish(start([*COMMAND, "search", "m", "-", "line 1 of the sea", "-k", "1"], stdin=text))
+    assert done.stdout.split("\t")[1:] == ["1", "line 1 of the sea\n"], done.stderr
+
+
+def test_a_dash_is_a_stream_everywhere(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arrays = (here / "mine.npz").read_bytes()
+    done = finish(start([*COMMAND, "steps", "-", "--out", "-"], stdin=-1, text=False), arrays)
+    assert b'<body class="sa-page">' in done.stdout, done.stderr
+    done = run_command("bench", "--load", "-", given=(here / "r.json").read_text(), cwd=here)
+    assert "8 x 4" in done.stdout, done.stderr
+    assert cli.main([*TINY, "--json", "-"]) == 0
+    out, table = capsys.readouterr()
+    assert json.loads(out)["rows"][0]["label"] in table
+    assert not (here / "-").exists()
+
+
+def test_a_pipe_is_written_into(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As the shell's >(...) makes one; a rename would put a file in its place."""
+    reading, writing = os.pipe()
+    assert cli.main(["embed", "m", "sea", "--out", f"/dev/fd/{writing}"]) == 0
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert json.load(pipe)["sentence"] == "sea"
+
+
+@pytest.mark.parametrize("content", [b"words", b"{}", b"[]", b"3", b'{"rows": [1]}', b"\xff", b"[" * 100_000])
+def test_results_that_are_none(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.json").write_bytes(content)
+    assert cli.main(["bench", "--load", str(tmp_path / "r.json")]) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert "holds no results of this benchmark" in error
+
+
+@pytest.mark.parametrize("file", ["missing.json", ".", "t.txt/r.json"])
+def test_results_that_cannot_be_read(file: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--load", file]) == 1
+    assert capsys.readouterr().err.startswith("selfattn bench: error: [Errno")
+
+
+@pytest.mark.parametrize(
+    "arguments", [[*TINY, "--json"], ["bench", "layers", "--json"], ["embed", "m", "sea", "--out"]]
+)
+@pytest.mark.parametrize("place", ["no/such/x.json", "m"])
+def test_a_place_is_checked_before_the_work(
+    arguments: list[str],
+    place: str,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def work(*_: Any, **__: Any) -> None:
+        raise AssertionError("it began to work")
+
+    monkeypatch.setattr("selfattn.benchmarks.app.Bench", work)
+    monkeypatch.setattr("selfattn.benchmarks.layers.Turns", work)
+    monkeypatch.setattr("selfattn.cli.models._load", work)
+    assert cli.main([*arguments, place]) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert ("no such folder" if "/" in place else "a folder is in the way") in error
+
+
+def test_the_input_is_not_replaced(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (here / "t.txt").read_bytes()
+    assert cli.main(["embed", "m", "--file", "t.txt", "--out", "./t.txt"]) == 1
+    assert "would replace the sentences" in capsys.readouterr().err
+    assert (here / "t.txt").read_bytes() == before
+
+
+def test_files_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A page replaces a page without being told to, and nothing else."""
+    monkeypatch.chdir(tmp_path)
+    long = "é" * 125 + "x"  # 251 bytes
+    for name in ("mine", "MINE", long):
+        np.savez(tmp_path / f"{name}.{'NPZ' if name == 'MINE' else 'npz'}", query=X, key=X, value=X)
+    Path("MINE.NPZ.npz").rename("MINE.NPZ")
+    Path("mine.html").write_text("<p>a letter</p>")
+    assert cli.main(["steps", "mine.npz"]) == 1
+    assert "mine.html is there, and no page of selfattn's" in capsys.readouterr().err
+    assert Path("mine.html").read_text() == "<p>a letter</p>"
+    assert cli.main(["steps", "mine.npz", "--out", "mine.html"]) == 0
+    assert cli.main(["steps", "mine.npz"]) == 0
+    assert cli.main(["steps", "MINE.NPZ"]) == 0
+    assert cli.main(["steps", f"{long}.npz"]) == 0
+    assert Path(f"{long[:-1]}.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["serch", "m", "t.txt", "sea"], "'search'"),
+        (["Train"], "'train'"),
+        (["--no-timming"], "'--no-timing'"),
+        (["info", "--jason"], "'--json'"),
+        (["search", "m", "t.txt", "sea", "--splt=lines"], "'--split'"),
+        (["search", "m", "t.txt", "sea", "--split", "line"], "'lines'"),
+        (["train", "t.txt", "--oot", "m"], "'--out'"),
+        (["steps", "1", "--opne"], "'--open'"),
+        (["bench", "--quik"], "'--quick'"),
+        (["bench", "layers", "--secnods", "1"], "'--seconds'"),
+    ],
+)
+def test_slips_get_a_suggestion(arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 2
+    assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
+
+
+@pytest.mark.parametrize("arguments", [["xyzzy"], ["--xyzzy"], ["embed", "m", "--", "--flie"]])
+def test_no_suggestion_where_nothing_is_near(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    cli.main(arguments)
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_a_stream_that_says_nothing_of_terminals() -> None:
+    assert not any(streams.is_terminal(each) for each in (None, Minimal(), closed(), io.StringIO()))
