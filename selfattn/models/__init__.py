@@ -1,4 +1,4 @@
-"""Pretrained encoders, from folders as Transformers and sentence-transformers write them.
+"""Pretrained models: encoders and language models, from folders as Transformers and sentence-transformers write them.
 
 >>> from selfattn import models
 >>> model = models.load("all-MiniLM-L6-v2")  # doctest: +SKIP
@@ -6,7 +6,7 @@
 (2, 384)
 
 What is supported: BERT (MiniLM, BGE, E5, GTE), RoBERTa, XLM-R, DistilBERT, MPNet and ModernBERT; sequence classifiers and
-cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2. Anything in a configuration that would change results and is
+cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral and Qwen2. Anything in a configuration that would change results and is
 not understood is an error. Needs ``pip install 'selfattn[models]'``.
 """
 
@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from selfattn.files import to_safetensors, write_files
-from selfattn.models._classifier import Classifier
+from selfattn.models._causal import CausalModel
 from selfattn.models._config import quantization_config, read_config
 from selfattn.models._encoder import Encoder
+from selfattn.models._language import attach_language, language_files
 from selfattn.models._text import TextModel, attach, pools, text_files, transformer_folder
 from selfattn.models._weights import read_weights
 from selfattn.models.bert import (
@@ -30,6 +31,8 @@ from selfattn.models.bert import (
     RobertaModel,
 )
 from selfattn.models.distilbert import DistilBertForSequenceClassification, DistilBertModel
+from selfattn.models.gpt2 import GPT2LMHeadModel
+from selfattn.models.llama import LlamaForCausalLM
 from selfattn.models.modernbert import ModernBertModel
 from selfattn.models.mpnet import MPNetModel
 from selfattn.models.vit import ViTModel
@@ -40,6 +43,8 @@ __all__ = [
     "BertModel",
     "DistilBertForSequenceClassification",
     "DistilBertModel",
+    "GPT2LMHeadModel",
+    "LlamaForCausalLM",
     "MPNetModel",
     "ModernBertModel",
     "RobertaForSequenceClassification",
@@ -51,7 +56,16 @@ __all__ = [
 
 MODELS: dict[str, type[Encoder]] = {
     kind: each
-    for each in (BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel)
+    for each in (
+        BertModel,
+        RobertaModel,
+        DistilBertModel,
+        MPNetModel,
+        ModernBertModel,
+        ViTModel,
+        GPT2LMHeadModel,
+        LlamaForCausalLM,
+    )
     for kind in each.kinds
 }
 CLASSIFIERS: dict[str, type[Encoder]] = {
@@ -67,7 +81,7 @@ CLASSIFIERS: dict[str, type[Encoder]] = {
 # What another model may have left in a folder, and would change what is loaded from it.
 STALE = {
     "model.safetensors.index.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja",
 }  # fmt: skip
 
 
@@ -85,7 +99,7 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
 
     Returns
     -------
-    BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, or a classifier
+    BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, a classifier, GPT2LMHeadModel or LlamaForCausalLM
         Its weights are mapped from the file, not copied: the file must stay as it is.
 
     Raises
@@ -122,6 +136,8 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
     model = table[kind](config, arrays, where=str(transformer), dtype=dtype)
     if isinstance(model, TextModel):
         attach(model, folder)
+    elif isinstance(model, CausalModel):
+        attach_language(model, folder)
     return model
 
 
@@ -160,12 +176,11 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
         config["quantization_config"] = quantization_config(
             tables, [name for name in matrices if name not in compact]
         )
-    family = model.kinds[config["model_type"]]
-    config["architectures"] = [
-        family + ("ForSequenceClassification" if isinstance(model, Classifier) else "Model")
-    ]
+    config["architectures"] = [model.kinds[config["model_type"]] + model.suffix]
     if isinstance(model, TextModel):
         content |= text_files(model)
+    elif isinstance(model, CausalModel):
+        content |= language_files(model)
     content["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
     made = [
         place for place in dict.fromkeys((folder / name).parent for name in content) if not place.exists()

@@ -23,6 +23,7 @@ class Classifier:
         How many logits there are.
     """
 
+    suffix: ClassVar[str] = "ForSequenceClassification"
     head: ClassVar[tuple[str, str, str]]  # first layer, activation, second layer
     num_labels: int
 

@@ -166,6 +166,10 @@ class Encoder(Module):
     # model_type of configurations, and how the names of Transformers' classes begin
     kinds: ClassVar[dict[str, str]]
     prefix: ClassVar[str]  # of the bare model's names within one with a head
+    suffix: ClassVar[str] = "Model"  # how they end
+    buffers: ClassVar[
+        tuple[str, ...]
+    ] = ()  # how names end of what is stored with the parameters, and is none
     heads: ClassVar[tuple[str, ...]] = (
         "cls.", "lm_head.", "classifier.", "pre_classifier.", "qa_outputs.", "vocab_", "head.", "decoder.", "pooler.",
     )  # fmt: skip
@@ -201,7 +205,9 @@ class Encoder(Module):
             self.arrays = _drawn(shapes, init.as_generator(rng), float(config.get("initializer_range", 0.02)))
         else:
             ignored = tuple(head for head in self.heads if not any(name.startswith(head) for name in shapes))
-            self.arrays = fit(arrays, shapes, optional, ignored, self.prefix, where or "the model")
+            given = {name: array for name, array in arrays.items() if not name.endswith(self.buffers)}
+            self.arrays = fit(given, shapes, optional, ignored, self.prefix, where or "the model")
+        self.arrays = {name: self._taken(name, array) for name, array in self.arrays.items()}
         self._round(dtype)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -311,7 +317,15 @@ class Encoder(Module):
         return super().load_state_dict(state, strict)
 
     def _own_parameters(self) -> Any:
-        return ((self._name(name), array) for name, array in self.arrays.items())
+        return ((self._name(name), self._shown(name, array)) for name, array in self.arrays.items())
+
+    def _taken(self, name: str, array: Array) -> Array:
+        """Return an array of Transformers' shape as it is held."""
+        return array
+
+    def _shown(self, name: str, array: Array) -> Array:
+        """Return a view of an array that is held, of Transformers' shape."""
+        return array
 
     def _name(self, name: str) -> str:
         """Return Transformers' name of a parameter, which may have a prefix."""

@@ -143,20 +143,22 @@ def tokenize(
     return Tokenized(ids, [encoding.type_ids for encoding in found] if types else None, cut)
 
 
-def check_unicode(text: Text, number: int) -> None:
+def check_unicode(text: Text, number: int, what: str = "sentence") -> None:
     """Refuse halves of surrogate pairs, which UTF-8 and so the library has no form for, and say where they are."""
     for part in (text,) if isinstance(text, str) else text:
         try:
             part.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"sentence {number}, {quoted(text)}, is not Unicode: character {error.start} is "
+                f"{what} {number}, {quoted(text)}, is not Unicode: character {error.start} is "
                 f"{part[error.start]!a}, half of a surrogate pair; text.encode('utf-8', 'replace').decode() replaces such"
             ) from None
 
 
-def checked_ids(ids: Any, number: int, vocab_size: int, longest: int | None) -> list[int]:
-    """Take ids that were given in place of a text.
+def checked_ids(
+    ids: Any, number: int, vocab_size: int, longest: int | None, what: str = "sentence"
+) -> list[int]:
+    """Take ids that were given in place of a text, which messages call ``what`` with its number.
 
     Raises
     ------
@@ -170,15 +172,15 @@ def checked_ids(ids: Any, number: int, vocab_size: int, longest: int | None) -> 
     except (TypeError, ValueError):
         found = np.empty(0, object)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        raise TypeError(f"sentence {number} must be a str or a sequence of ids, not {quoted(ids)}")
+        raise TypeError(f"{what} {number} must be a str or a sequence of ids, not {quoted(ids)}")
     if not found.size:
-        raise ValueError(f"sentence {number} has no ids")
+        raise ValueError(f"{what} {number} has no ids")
     if longest is not None and found.size > longest:
-        raise ValueError(f"sentence {number} has {found.size} ids; the model has {longest} positions")
+        raise ValueError(f"{what} {number} has {found.size} ids; the model has {longest} positions")
     wrong = found[(found < 0) | (found >= vocab_size)]
     if wrong.size:
         raise ValueError(
-            f"ids must be in 0...{vocab_size - 1}, as vocab_size is {vocab_size}; sentence {number} has {wrong[0]}"
+            f"ids must be in 0...{vocab_size - 1}, as vocab_size is {vocab_size}; {what} {number} has {wrong[0]}"
         )
     listed: list[int] = found.tolist()
     return listed

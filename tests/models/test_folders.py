@@ -60,7 +60,7 @@ WRONG = [
     (BERT, {"num_hidden_layers": 10**6}, ["layer"]),
     (BERT, {"layer_norm_eps": "tiny"}, ["layer_norm_eps"]),
     (BERT, {"layer_norm_eps": float("nan")}, ["layer_norm_eps"]),
-    (BERT, {"model_type": "llama"}, ["llama", "bert"]),
+    (BERT, {"model_type": "gemma3"}, ["gemma3", "bert"]),
     (BERT, {"model_type": 3}, ["model_type"]),
     (BERT, {"model_type": None}, ["model_type"]),
     (BERT, {"architectures": 3}, ["architectures", "3"]),

@@ -1,0 +1,280 @@
+"""Chat templates: how the messages of a chat become a text, in Jinja2's sandbox and in a bounded number of steps.
+
+A template comes with a model, from wherever that came. The sandbox keeps it from everything but its own values; what it may still
+do is to go on for ever, or to make texts that fill the memory. So each turn of a loop, each call and each filter costs steps, and
+a result costs its length: a template that spends too much is an error. What operators make is bounded before it is made.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from selfattn._extras import import_extra
+
+MOST_STEPS = 250_000
+LETTERS = 64  # of a text that cost a step
+LONGEST = 10_000_000  # characters of a text, or elements of a list
+LARGEST = 10_000  # number in an argument, such as a width
+
+
+class Budget:
+    """How many steps a template may still take."""
+
+    def __init__(self) -> None:
+        self.left = MOST_STEPS
+
+    def spend(self, steps: int) -> None:
+        """Take steps.
+
+        Raises
+        ------
+        ValueError
+            They are used up.
+        """
+        self.left -= steps
+        if self.left < 0:
+            raise ValueError(f"the chat template took more than {MOST_STEPS} steps; does it loop?")
+
+    def turns(self, items: Iterable[Any], letters: int) -> Iterator[Any]:
+        """Go through a loop that writes so many letters of its own each time."""
+        for item in items:
+            self.spend(1 + letters // LETTERS)
+            yield item
+
+    def weigh(self, value: Any) -> Any:
+        """Pay for all that is in a value, which may hold another many times; it is about to become a text, say."""
+        waiting = [value]
+        while waiting:
+            each = waiting.pop()
+            self.result(each)
+            if isinstance(each, Mapping):
+                waiting += [*each.keys(), *each.values()]
+            elif isinstance(each, list | tuple):
+                waiting += each
+        return value
+
+    def result(self, value: Any) -> Any:
+        """Pay for a result."""
+        if isinstance(value, str | bytes | list | tuple | dict):
+            check_length(len(value))
+            self.spend(1 + len(value) // LETTERS)
+        else:
+            self.spend(1)
+        return value
+
+
+def check_length(length: int) -> None:
+    """Refuse what would fill the memory."""
+    if length > LONGEST:
+        raise ValueError(f"the chat template made a value of more than {LONGEST} characters or elements")
+
+
+def _check_numbers(arguments: Iterable[Any]) -> None:
+    for value in arguments:
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ValueError(
+                f"the chat template calls something with {value}; {LARGEST} is the most that is allowed"
+            )
+
+
+def _operate(name: str, left: Any, right: Any) -> None:
+    """Refuse operations whose results are too large."""
+    numbers = isinstance(left, int | float) and isinstance(right, int | float)
+    if name == "**" or (name == "%" and isinstance(left, str)):
+        raise ValueError(f"the chat template uses the operator {name}, which is not supported")
+    if name == "*" and not numbers:
+        sizes = [len(x) if isinstance(x, str | bytes | list | tuple) else x for x in (left, right)]
+        if all(isinstance(x, int) for x in sizes):
+            check_length(abs(sizes[0] * sizes[1]))
+    elif numbers and name == "*":
+        if any(isinstance(x, int) and x.bit_length() > 64 for x in (left, right)):
+            raise ValueError("the chat template multiplies numbers beyond 64 bits")
+    elif name == "+" and all(isinstance(x, str | bytes | list | tuple) for x in (left, right)):
+        check_length(len(left) + len(right))
+
+
+@functools.cache
+def _environment_class() -> Any:
+    """Return a sandbox that counts; Jinja2 is imported here."""
+    nodes = import_extra("jinja2.nodes", "models")
+    sandbox = import_extra("jinja2.sandbox", "models")
+
+    class Counting(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc, name-defined]
+        intercepted_binops = frozenset(["*", "**", "%", "+"])
+        budget: Budget
+
+        def _parse(self, source: str, name: Any, filename: Any) -> Any:
+            tree = super()._parse(source, name, filename)
+            for loop in list(tree.find_all(nodes.For)):
+                if loop.recursive:
+                    raise ValueError("the chat template has a recursive loop, which is not supported")
+                letters = sum(len(data.data) for data in loop.find_all(nodes.TemplateData))
+                size = nodes.Const(letters, lineno=loop.lineno)
+                loop.iter = nodes.Filter(loop.iter, "_turns", [size], [], None, None, lineno=loop.lineno)
+            for block in list(tree.find_all(nodes.AssignBlock)):
+                block.filter = nodes.Filter(block.filter, "_result", [], [], None, None, lineno=block.lineno)
+            joined = list(tree.find_all(nodes.Concat))
+            for concat in joined:
+                parts = nodes.List(concat.nodes, lineno=concat.lineno)
+                concat.nodes = [nodes.Filter(parts, "_joined", [], [], None, None, lineno=concat.lineno)]
+            return tree
+
+        def wrap_str_format(self, value: Any) -> Any:
+            if isinstance(getattr(value, "__self__", None), str) and value.__name__ in (
+                "format",
+                "format_map",
+            ):
+                raise sandbox.SecurityError("str.format, which may make any length, is not supported")
+            return None
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            _operate(operator, left, right)
+            return self.budget.result(super().call_binop(context, operator, left, right))
+
+        def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+            if obj is not self.globals["range"]:
+                _check_numbers([*args, *kwargs.values()])
+            for value in (*args, *kwargs.values()):
+                self.budget.weigh(value)
+            return self.budget.result(super().call(context, obj, *args, **kwargs))
+
+    return Counting
+
+
+def _counted(function: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
+    """Return a filter that pays for its result; what Jinja2 has marked it with goes along."""
+
+    @functools.wraps(function)
+    def filtered(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        _check_numbers(given[1:])
+        for value in given:
+            budget.weigh(value)
+        return budget.result(function(*args, **kwargs))
+
+    return filtered
+
+
+def _environment() -> Any:
+    """Return a new sandbox, as Transformers sets it up."""
+    budget = Budget()
+    environment = _environment_class()(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols"],
+        finalize=budget.weigh,
+    )
+    environment.budget = budget
+    environment.filters = {
+        name: _counted(function, budget)
+        for name, function in environment.filters.items()
+        if name not in ("format", "pprint", "xmlattr", "urlize", "random")
+    }
+    environment.filters |= {
+        "_turns": budget.turns,
+        "_result": budget.result,
+        "_joined": lambda parts: _joined(parts, budget),
+        "tojson": _counted(_to_json, budget),
+    }
+    environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+    for name in ("lipsum", "cycler", "joiner"):
+        environment.globals.pop(name, None)
+    return environment
+
+
+def _joined(parts: Sequence[Any], budget: Budget) -> str:
+    texts = [str(budget.weigh(part)) for part in parts]
+    check_length(sum(map(len, texts)))
+    joined: str = budget.result("".join(texts))
+    return joined
+
+
+class _RefusedError(ValueError):
+    """A template's own error."""
+
+
+def _raise(message: Any) -> None:
+    raise _RefusedError(str(message))
+
+
+def _now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def rendered(template: str, messages: Any, special_tokens: Mapping[str, str]) -> str:
+    """Return the text of a chat, with the beginning of an answer.
+
+    Parameters
+    ----------
+    template : str
+    messages : sequence of mapping
+        With ``role`` and ``content``.
+    special_tokens : mapping of str to str
+        Variables of the template, such as ``bos_token``.
+
+    Raises
+    ------
+    TypeError
+        Messages are no list of dicts.
+    ValueError
+        There are none; the template is no Jinja2, refuses them, or takes too many steps.
+    ImportError
+        Jinja2 is not installed.
+    """
+    if (
+        isinstance(messages, Mapping)
+        or not isinstance(messages, Sequence)
+        or isinstance(messages, str | bytes)
+    ):
+        raise TypeError(f"messages must be a str or a list of dicts, not {type(messages).__name__}")
+    if not messages:
+        raise ValueError("messages must not be empty")
+    for n, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise TypeError(
+                f'message {n} must be a dict such as {{"role": "user", "content": "…"}}, not {message!r:.80}'
+            )
+        if "content" not in message:
+            raise ValueError(f"message {n} has no content")
+    jinja2 = import_extra("jinja2", "models")
+    try:
+        made = _environment().from_string(template)
+        text: str = made.render(
+            messages=[dict(message) for message in messages],
+            tools=None,
+            documents=None,
+            add_generation_prompt=True,
+            **special_tokens,
+        )
+    except _RefusedError as error:
+        raise ValueError(f"the chat template refuses these messages: {error}") from None
+    except jinja2.TemplateError as error:
+        raise ValueError(f"the chat template fails: {type(error).__name__}: {error}") from None
+    except RecursionError:
+        raise ValueError("the chat template calls itself without end") from None
+    except MemoryError:
+        raise ValueError("the chat template fills the memory") from None
+    except (
+        TypeError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+    ) as error:  # of the template's own expressions
+        raise ValueError(f"the chat template fails: {type(error).__name__}: {error}") from None
+    return text

@@ -1,0 +1,530 @@
+"""Texts for language models: ids, generation as text, chats, perplexity. A model itself computes logits of ids.
+
+Text comes out as whole characters: tokens of bytes are held back until they make one.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfattn import files
+from selfattn.functional._arguments import check_size
+from selfattn.models import _tokenizer
+from selfattn.models._chat import rendered
+from selfattn.models._text import one_or_many
+from selfattn.nn._arrays import Array
+from selfattn.nn.embedding_model import quoted
+
+GENERATION_CONFIG, TEMPLATE = "generation_config.json", "chat_template.jinja"
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+UNFINISHED = "\ufffd"  # what a tokenizer makes of bytes that are no character, or not yet
+
+
+class LanguageText:
+    """What language models do with texts.
+
+    Attributes
+    ----------
+    tokenizer : tokenizers.Tokenizer or None
+    chat_template : str or None
+        Jinja2's source of how a chat becomes a text.
+    special_tokens : dict of str to str
+        What a template may name, such as ``bos_token``.
+    stop_ids : frozenset of int
+        Tokens that end an answer.
+    """
+
+    config: dict[str, Any]
+    vocab_size: int
+    max_positions: int
+    tokenizer: Any = None
+    chat_template: str | None = None
+    special_tokens: dict[str, str]
+    stop_ids: frozenset[int] = frozenset()
+    kept: dict[str, bytes]  # small files of the folder
+    _folder: Path | None = None
+
+    def _generated(
+        self, prompts: list[Array], max_new_tokens: int, ends: Callable[[int, int], bool], **how: Any
+    ) -> Iterator[list[int | None]]:
+        raise NotImplementedError
+
+    def _surprise(self, ids: Array, first: int) -> Array:
+        raise NotImplementedError
+
+    # -------------------------------------------------------------------------------------------------------- ids
+
+    def _encoded(self, text: str, number: int = 0, special: bool = True) -> Array:
+        """Return the ids of a text."""
+        if self.tokenizer is None:
+            raise ValueError(_tokenizer.missing(self._folder))
+        _tokenizer.check_unicode(text, number, "text")
+        ids = self.tokenizer.encode(text, add_special_tokens=special).ids
+        return np.array(ids, np.int64)
+
+    def _ids(self, text: Any, number: int = 0) -> Array:
+        """Return the ids of a text, or check those that are given."""
+        if not isinstance(text, str):
+            given = _tokenizer.checked_ids(text, number, self.vocab_size, self.max_positions, "text")
+            return np.array(given, np.int64)
+        ids = self._encoded(text, number)
+        if not ids.size:
+            raise ValueError(f"text {number}, {quoted(text)}, has no tokens")
+        if ids.size > self.max_positions:
+            raise ValueError(
+                f"text {number} has {ids.size} tokens; this model takes {self.max_positions} at most"
+            )
+        return ids
+
+    def tokens(self, text: str | Sequence[int]) -> list[str]:
+        """Return the pieces of a text, as strings, special ones included.
+
+        Parameters
+        ----------
+        text : str or sequence of int
+
+        Returns
+        -------
+        list of str
+            As the tokenizer writes them: a byte-level one has Ġ for a space.
+        """
+        ids = self._encoded(text) if isinstance(text, str) else self._ids(text)
+        if self.tokenizer is None:
+            raise ValueError(_tokenizer.missing(self._folder))
+        return [str(self.tokenizer.id_to_token(n)) for n in ids.tolist()]
+
+    # ------------------------------------------------------------------------------------------------- generation
+
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int = 100,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        stop: str | Sequence[str] | None = None,
+        rng: Any = None,
+        stream: bool = False,
+    ) -> Any:
+        """Go on from a prompt, or from each of many at once.
+
+        Parameters
+        ----------
+        prompt : str, sequence of int, or list of such
+            Texts or ids, of any lengths.
+        max_new_tokens : int, default 100
+        temperature : float, default 0.0
+            0 takes the likeliest token each time. Else logits are divided by it, and a token is drawn.
+        top_k : int, optional
+            Draw from the likeliest k tokens alone.
+        top_p : float, optional
+            Draw from the likeliest tokens that together have this probability.
+        repetition_penalty : float, default 1.0
+            Above 1, tokens that are there already become less likely, those of the prompt too.
+        stop : str or sequence of str, optional
+            An answer ends before the first of these. A special token's text ends it too.
+        rng : int, sequence of int, or Generator, optional
+            The seed. Prompt i of several has rng + i, or its own of a sequence.
+        stream : bool, default False
+
+        Returns
+        -------
+        str, or list of str
+            What is new, without special tokens. The model's own end of text ends it. For a prompt of ids an ndarray of ids,
+            the one that ended it included. The tokens of a prompt do not depend on those beside it.
+        iterator
+            If ``stream``: of pieces of that text, never a part of a character; of ids for a prompt of ids. For a list of prompts,
+            of lists of pieces, which may be empty: a str, or a list of ids.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A prompt is empty or beyond the context, an argument is out of its range, or the model's logits are NaN.
+
+        Warns
+        -----
+        UserWarning
+            The context was full, or Ctrl-C was pressed: the answer ends there, between two tokens.
+
+        References
+        ----------
+        Temperature, top_k, top_p and the penalty are those of Transformers' ``generate``, in that order behind the penalty.
+
+        Examples
+        --------
+        ::
+
+            model = models.load("SmolLM2-135M-Instruct.Q4_1.gguf")
+            print(model.generate("The capital of France is", 5))
+            for piece in model.generate("Once upon a time", temperature=0.8, rng=0, stream=True):
+                print(piece, end="", flush=True)
+        """
+        alone, given, _ = one_or_many(prompt)
+        prompts = list(given)
+        if not prompts:
+            raise ValueError("there are no prompts")
+        ids = [self._ids(each, n) for n, each in enumerate(prompts)]
+        texts = [isinstance(each, str) for each in prompts]
+        pieces = self._answers(
+            ids, texts, max_new_tokens, stop, temperature=temperature, top_k=top_k, top_p=top_p,
+            repetition_penalty=repetition_penalty, rng=rng,
+        )  # fmt: skip
+        return _streamed(pieces, alone, texts) if stream else _collected(pieces, alone, texts)
+
+    def chat(self, messages: Any, max_new_tokens: int = 512, *, stream: bool = False, **how: Any) -> Any:
+        """Answer the last message of a chat.
+
+        Parameters
+        ----------
+        messages : str, or list of dict
+            ``{"role": "user", "content": "…"}`` and so on, as the model's template takes them; a str is one message of the user.
+        max_new_tokens : int, default 512
+        stream : bool, default False
+        **how
+            ``temperature``, ``top_k``, ``top_p``, ``repetition_penalty``, ``stop`` and ``rng``, as for :meth:`generate`.
+
+        Returns
+        -------
+        str, or iterator of str
+            The answer. To go on, append it as ``{"role": "assistant", "content": answer}`` and the next message.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The messages are none, the model has no chat template, or the template refuses them or takes too long; or as for
+            :meth:`generate`.
+        ImportError
+            Jinja2 is not installed: ``pip install 'selfattn[models]'``.
+
+        Notes
+        -----
+        The template comes with the model, and so is not trusted: it runs in Jinja2's sandbox, and may take so many steps only.
+
+        Examples
+        --------
+        ::
+
+            model.chat("What is the capital of France? Answer in one sentence.")
+        """
+        ids = self._encoded(self.chat_prompt(messages), special=False)
+        if ids.size > self.max_positions:
+            raise ValueError(
+                f"the chat has {ids.size} tokens; this model takes {self.max_positions} at most, the answer included"
+            )
+        stop = how.pop("stop", None)
+        unknown = set(how) - {"temperature", "top_k", "top_p", "repetition_penalty", "rng"}
+        if unknown:
+            raise TypeError(f"chat() got an unexpected keyword argument {sorted(unknown)[0]!r}")
+        pieces = self._answers([ids], [True], max_new_tokens, stop, **how)
+        return _streamed(pieces, True, [True]) if stream else _collected(pieces, True, [True])
+
+    def chat_prompt(self, messages: Any) -> str:
+        """Return the text that :meth:`chat` goes on from.
+
+        Parameters
+        ----------
+        messages : str, or list of dict
+
+        Returns
+        -------
+        str
+            What the model's template makes of them, with the beginning of an answer.
+        """
+        if self.chat_template is None:
+            raise ValueError(
+                "this model has no chat template; generate() goes on from any text, such as one in the form that the model was "
+                "trained with"
+            )
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return rendered(self.chat_template, messages, self.special_tokens)
+
+    def _answers(
+        self, ids: list[Array], texts: list[bool], max_new_tokens: int, stop: Any, **how: Any
+    ) -> Iterator[list[Any]]:
+        """Return an iterator of what is new at each step: a str or a list of ids for each prompt. Checks at the call."""
+        stops = _stops(stop)
+        stop_ids = self.stop_ids | self._special_ids(stops)
+        if stops and self.tokenizer is None:
+            raise ValueError(f"stop needs text: {_tokenizer.missing(self._folder)}")
+        answers = [Answer(self._decoded if text or stops else None, stops) for text in texts]
+
+        def ends(i: int, new: int) -> bool:
+            return answers[i].add(new, new in stop_ids)
+
+        steps = self._generated(ids, max_new_tokens, ends, **how)
+
+        def taken() -> list[Any]:
+            return [
+                answer.text() if text else answer.new_ids()
+                for answer, text in zip(answers, texts, strict=True)
+            ]
+
+        def pieces() -> Iterator[list[Any]]:
+            count = 0
+            try:
+                for count, _ in enumerate(steps, 1):  # noqa: B007
+                    yield taken()
+            except KeyboardInterrupt:
+                warnings.warn(f"interrupted after {count} new tokens; the answer ends there", stacklevel=3)
+            for answer in answers:
+                answer.finish()
+            yield taken()
+
+        return pieces()
+
+    def _decoded(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def _special_ids(self, stops: Sequence[str]) -> set[int]:
+        """Return the ids of special tokens among texts: they are left out of what is decoded, and so never found there."""
+        if not stops or self.tokenizer is None:
+            return set()
+        added = self.tokenizer.get_added_tokens_decoder()
+        return {n for n, token in added.items() if token.special and token.content in stops}
+
+    # -------------------------------------------------------------------------------------------------- evaluation
+
+    def perplexity(
+        self, text: str | Sequence[int], *, window: int | None = None, stride: int | None = None
+    ) -> float:
+        """Compute the perplexity of a text: e to the mean of −log p over its tokens but the first.
+
+        Parameters
+        ----------
+        text : str or sequence of int
+            Of any length from two tokens on.
+        window : int, optional
+            How many tokens the model sees at once, by default its context.
+        stride : int, optional
+            How many tokens of a longer text each further window adds, by default half a window: each token is predicted once,
+            from at least ``window - stride`` tokens before it.
+
+        Returns
+        -------
+        float
+            Its logarithm is the mean negative log-likelihood of a token, in nats. Infinite where a token has probability 0.
+
+        Raises
+        ------
+        ValueError
+            The text has fewer than two tokens, or window or stride do not fit.
+
+        Examples
+        --------
+        ::
+
+            math.log(model.perplexity(text))
+        """
+        mean = self._mean_surprise(text, window, stride)[0]
+        try:
+            return math.exp(mean)
+        except OverflowError:
+            return math.inf
+
+    def _mean_surprise(self, text: Any, window: int | None, stride: int | None) -> tuple[float, int]:
+        """Return the mean of −log p, and of how many tokens."""
+        if isinstance(text, str):
+            ids = self._encoded(text)
+        else:
+            ids = np.array(_tokenizer.checked_ids(text, 0, self.vocab_size, None, "text"), np.int64)
+        if ids.size < 2:
+            raise ValueError(f"perplexity needs at least two tokens; the text has {ids.size}")
+        most = self.max_positions if window is None else check_size("window", window, 2)
+        if most > self.max_positions:
+            raise ValueError(
+                f"window must be at most the context of {self.max_positions} tokens, not {window}"
+            )
+        step = max(1, most // 2) if stride is None else check_size("stride", stride)
+        if step >= most:
+            raise ValueError(f"stride must be below the window of {most}, not {stride}")
+        total, done = 0.0, 1  # the first token is not predicted
+        while done < ids.size:
+            end = min(ids.size, most if done == 1 else done + step)
+            begin = max(0, end - most)
+            total += float(self._surprise(ids[begin:end], done - begin).sum())
+            done = end
+        return total / (ids.size - 1), ids.size - 1
+
+
+# -------------------------------------------------------------------------------------------------------- answers
+
+
+class Answer:
+    """What is generated for one prompt: ids, and their text in whole characters up to a stop.
+
+    Parameters
+    ----------
+    decode : callable or None
+        Ids to text. None: no text is wanted.
+    stops : tuple of str
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str] | None, stops: tuple[str, ...]) -> None:
+        self.decode, self.stops = decode, stops
+        self.ids: list[int] = []
+        self.spoken: list[int] = []  # without that which ends the answer
+        self.found = ""  # the text so far
+        self.given, self.given_ids = 0, 0  # how much of text and ids has been taken
+        self.begin, self.end = (
+            0,
+            0,
+        )  # spoken ids from begin are decoded again, of which those to end are in `found`
+        self.stopped = False
+
+    def add(self, new: int, last: bool) -> bool:
+        """Append an id, the last one or not; tell whether the answer ends."""
+        self.ids.append(new)
+        if last or self.decode is None:
+            return last
+        self.spoken.append(new)
+        text = self.decode(self.spoken[self.begin :])
+        if not text.endswith(UNFINISHED):
+            self._append(text)
+        return self.stopped
+
+    def _append(self, text: str) -> None:
+        """Take the text of all spoken ids from begin on: of those to end it is known already."""
+        assert self.decode is not None
+        known = len(self.decode(self.spoken[self.begin : self.end]))
+        before = len(self.found)
+        self.found += text[known:]
+        self.begin, self.end = self.end, len(self.spoken)
+        places = [self.found.find(stop, max(0, before - len(stop) + 1)) for stop in self.stops]
+        places = [place for place in places if place >= 0]
+        if places:
+            self.found, self.stopped = self.found[: min(places)], True
+
+    def finish(self) -> None:
+        """Take what was held back: there will be no more."""
+        if self.decode is not None and not self.stopped:
+            self._append(self.decode(self.spoken[self.begin :]))
+        self.stopped = True
+
+    def text(self) -> str:
+        """Return the text since the last call, but what may become a stop."""
+        safe = len(self.found)
+        if not self.stopped:
+            safe -= max((_overlap(self.found, stop) for stop in self.stops), default=0)
+        piece = self.found[self.given : safe]
+        self.given = max(self.given, safe)
+        return piece
+
+    def new_ids(self) -> list[int]:
+        """Return the ids since the last call."""
+        piece = self.ids[self.given_ids :]
+        self.given_ids = len(self.ids)
+        return piece
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return how many characters at the end of a text begin a stop."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def _stops(stop: Any) -> tuple[str, ...]:
+    found = (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop)
+    for each in found:
+        if not isinstance(each, str):
+            raise TypeError(f"stop must be a str or a sequence of str, not {stop!r}")
+        if not each:
+            raise ValueError("stop must not be empty: it is in every text")
+    return found
+
+
+def _collected(pieces: Iterator[list[Any]], alone: bool, texts: list[bool]) -> Any:
+    whole = [list(parts) for parts in zip(*pieces, strict=True)]
+    results = [
+        "".join(parts) if text else np.array(list(chain.from_iterable(parts)), np.int64)
+        for parts, text in zip(whole, texts, strict=True)
+    ]
+    return results[0] if alone else results
+
+
+def _streamed(pieces: Iterator[list[Any]], alone: bool, texts: list[bool]) -> Iterator[Any]:
+    for step in pieces:
+        if not alone:
+            if any(step):
+                yield step
+        elif not texts[0]:
+            yield from step[0]
+        elif step[0]:
+            yield step[0]
+
+
+# --------------------------------------------------------------------------------------------------------- folders
+
+
+def attach_language(model: Any, folder: Path) -> None:
+    """Give a language model the tokenizer of a folder, its chat template, and what ends its answers.
+
+    Raises
+    ------
+    ValueError
+        A file is damaged, or belongs to a model with another vocabulary.
+    """
+    tokenizer, config = _tokenizer.load_tokenizer(folder)
+    model.kept = {
+        name: (folder / name).read_bytes()
+        for name in (_tokenizer.TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, GENERATION_CONFIG, TEMPLATE)
+        if (folder / name).is_file()
+    }
+    model._folder, model.tokenizer = folder, tokenizer
+    if tokenizer is not None:
+        _tokenizer.check_vocabulary(tokenizer, model.vocab_size, folder)
+    more = _object(folder / SPECIAL_TOKENS_MAP)
+    model.special_tokens = {}
+    for name in SPECIAL_TOKENS:
+        token = config.get(name) or more.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            model.special_tokens[name] = token
+    model.chat_template = _template(folder, config)
+    generation = _object(folder / GENERATION_CONFIG)
+    given = generation.get("eos_token_id", model.config.get("eos_token_id"))
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    if not all(type(n) is int for n in ids):
+        raise ValueError(f"{folder}: eos_token_id must be an int or a list of them, not {given!r}")
+    if not ids and tokenizer is not None and "eos_token" in model.special_tokens:
+        ids = [tokenizer.token_to_id(model.special_tokens["eos_token"])]
+    model.stop_ids = frozenset(n for n in ids if n is not None)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    found = files.read_json(path)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold an object")
+    return found
+
+
+def _template(folder: Path, config: dict[str, Any]) -> str | None:
+    if (folder / TEMPLATE).is_file():
+        return (folder / TEMPLATE).read_text(encoding="utf-8")
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several, by name
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        found = named.get("default")
+    if found is not None and not isinstance(found, str):
+        raise ValueError(f"{folder}: chat_template must be a text, not {quoted(found)}")
+    return found
+
+
+def language_files(model: Any) -> dict[str, bytes]:
+    """Return the files of a model's tokenizer and template, by name."""
+    found = dict(getattr(model, "kept", {}))
+    if model.tokenizer is not None:
+        found[_tokenizer.TOKENIZER] = _tokenizer.without_cutting(model.tokenizer).encode()
+    return found

@@ -1,0 +1,148 @@
+"""Llama and its kin, Mistral, Qwen2 and SmolLM: RMSNorm first, rotary positions, grouped heads, a gated network.
+
+Touvron et al., "LLaMA", 2023; Jiang et al., "Mistral 7B", 2023; Qwen team, "Qwen2", 2024.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from selfattn.models._causal import CausalModel
+from selfattn.models._config import Config
+from selfattn.models._encoder import Parameters, Shapes
+from selfattn.models._rope import read_rope
+from selfattn.nn._transformer import Layer, Norm, Transformer
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+class LlamaForCausalLM(CausalModel):
+    """A language model under the names of ``transformers.LlamaForCausalLM``. See :func:`selfattn.models.load`.
+
+    ``MistralForCausalLM`` and ``Qwen2ForCausalLM`` of Transformers have the same names: ``model_type`` tells them apart.
+    """
+
+    kinds: ClassVar[dict[str, str]] = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}
+    suffix = "ForCausalLM"
+    prefix = "model."
+    buffers = (".rotary_emb.inv_freq",)
+    word_table = "model.embed_tokens.weight"
+
+    def _read(self, config: Config) -> None:
+        kind = self.config["model_type"]
+        self.vocab_size = config.size("vocab_size")
+        self.hidden_size = config.size("hidden_size")
+        self.num_layers = config.size("num_hidden_layers", least=0)
+        self.num_heads = config.size("num_attention_heads")
+        key_heads = config.raw("num_key_value_heads", 8 if kind == "mistral" else None)
+        self.num_key_heads = (
+            self.num_heads if key_heads is None else config.size("num_key_value_heads", key_heads)
+        )
+        width = config.raw("head_dim")
+        self.head_width = (
+            max(1, self.hidden_size // self.num_heads) if width is None else config.size("head_dim")
+        )
+        self.wide = config.size("intermediate_size")
+        self.activation = config.activation("hidden_act", "silu")
+        longest = {"llama": 2048, "mistral": 131072, "qwen2": 32768}[kind]
+        self.max_positions = config.size("max_position_embeddings", longest)
+        self.eps = config.number("rms_norm_eps", 1e-6)
+        self.tied = config.flag("tie_word_embeddings", False)
+        config.raw("pretraining_tp")  # how products were cut in training
+        # Biases of query, key and value; of the output; of the feed-forward network.
+        attention = kind == "llama" and config.flag("attention_bias", False)
+        self.biases = (
+            attention or kind == "qwen2",
+            attention,
+            kind == "llama" and config.flag("mlp_bias", False),
+        )
+        self._read_windows(config, kind)
+        self.rope = read_rope(config, self.head_width, self.max_positions)
+        if width is None and self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"{config.where}: hidden_size {self.hidden_size} must be a multiple of num_attention_heads {self.num_heads}"
+            )
+        if self.num_heads % self.num_key_heads:
+            raise ValueError(
+                f"{config.where}: num_attention_heads {self.num_heads} must be a multiple of num_key_value_heads "
+                f"{self.num_key_heads}"
+            )
+
+    def _read_windows(self, config: Config, kind: str) -> None:
+        """Read how many tokens each layer looks back on, its own among them; None: all."""
+        size, kinds = None, None
+        if kind != "llama":
+            size = config.raw("sliding_window", 4096)
+            size = None if size is None else config.size("sliding_window", size)
+        if kind == "qwen2":
+            size = size if config.flag("use_sliding_window", False) else None
+            first = config.size("max_window_layers", 28, least=0)
+            kinds = config.raw("layer_types") or [
+                SLIDING if size is not None and n >= first else FULL for n in range(self.num_layers)
+            ]
+        else:  # what Transformers writes for all of one kind
+            kinds = config.raw("layer_types") or [FULL if size is None else SLIDING] * self.num_layers
+            if kinds != [FULL if size is None else SLIDING] * self.num_layers:
+                raise ValueError(f"{config.where}: layer_types {kinds!r} is not supported for {kind}")
+        good = isinstance(kinds, list) and len(kinds) == self.num_layers and not set(kinds) - {FULL, SLIDING}
+        if not good or (SLIDING in kinds and size is None):
+            raise ValueError(
+                f"{config.where}: layer_types must name {FULL} or {SLIDING}, with a sliding_window, for each layer, not {kinds!r}"
+            )
+        self.windows: list[int | None] = [size if kind == SLIDING else None for kind in kinds]
+
+    def _shapes(self) -> tuple[Shapes, set[str]]:
+        d, wide = self.hidden_size, self.wide
+        queries, keys = self.num_heads * self.head_width, self.num_key_heads * self.head_width
+        shapes: Shapes = {self.word_table: (self.vocab_size, d)}
+        before, after, inner = self.biases
+        for n in range(self.num_layers):
+            name = f"model.layers.{n}."
+            shapes |= {f"{name}input_layernorm.weight": (d,), f"{name}post_attention_layernorm.weight": (d,)}
+            for part, rows, columns, bias in (
+                ("self_attn.q_proj", queries, d, before),
+                ("self_attn.k_proj", keys, d, before),
+                ("self_attn.v_proj", keys, d, before),
+                ("self_attn.o_proj", d, queries, after),
+                ("mlp.gate_proj", wide, d, inner),
+                ("mlp.up_proj", wide, d, inner),
+                ("mlp.down_proj", d, wide, inner),
+            ):
+                shapes[f"{name}{part}.weight"] = (rows, columns)
+                if bias:
+                    shapes[f"{name}{part}.bias"] = (rows,)
+        shapes["model.norm.weight"] = (d,)
+        return shapes | ({} if self.tied else {"lm_head.weight": (self.vocab_size, d)}), set()
+
+    def _settings(self, p: Parameters, longest: int) -> Transformer:
+        return Transformer(
+            tuple(self._layer(p, n, longest) for n in range(self.num_layers)),
+            table=p.weight(self.word_table),
+            final_norm=self._norm(p, "model.norm"),
+        )
+
+    def _norm(self, p: Parameters, name: str) -> Norm:
+        return p.norm(name, self.eps)._replace(kind="rms")
+
+    def _layer(self, p: Parameters, n: int, longest: int) -> Layer:
+        name = f"model.layers.{n}."
+        window = self.windows[n]
+        dtype: Any = self.arrays["model.norm.weight"].dtype
+        return Layer(
+            self.num_heads,
+            query=p.projection(f"{name}self_attn.q_proj"),
+            key=p.projection(f"{name}self_attn.k_proj"),
+            value=p.projection(f"{name}self_attn.v_proj"),
+            output=p.projection(f"{name}self_attn.o_proj"),
+            attention_norm=self._norm(p, f"{name}input_layernorm"),
+            gate=p.projection(f"{name}mlp.gate_proj"),
+            up=p.projection(f"{name}mlp.up_proj"),
+            down=p.projection(f"{name}mlp.down_proj"),
+            feed_forward_norm=self._norm(p, f"{name}post_attention_layernorm"),
+            num_key_heads=self.num_key_heads,
+            norm_first=True,
+            activation=self.activation,
+            causal=True,
+            window=(None if window is None else window - 1, None),
+            rotary=self.rope.rotary(longest, dtype, self.interleaved),
+        )

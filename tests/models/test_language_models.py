@@ -1,0 +1,341 @@
+"""Language models against Transformers: small random ones of each family, saved there and loaded here, and the other way round."""
+
+import json
+
+import numpy as np
+import pytest
+
+from selfattn import models
+from selfattn.models._config import Config
+from selfattn.models._rope import KINDS, read_rope
+
+torch = pytest.importorskip("torch", reason="the expected values come from PyTorch and Transformers")
+transformers = pytest.importorskip("transformers", reason="the expected values come from Transformers")
+pytest.importorskip("tokenizers")
+pytest.importorskip("safetensors")
+pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
+
+VOCABULARY, CONTEXT = 53, 64
+SPECIAL = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1}
+GPT2 = SPECIAL | {"n_embd": 24, "n_layer": 3, "n_head": 3, "n_positions": CONTEXT}
+LLAMA = SPECIAL | {
+    "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40,
+    "max_position_embeddings": CONTEXT,
+}  # fmt: skip
+
+
+def rope(kind, **more):
+    return LLAMA | {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0} | more}
+
+
+CONFIGS = {
+    "gpt2": ("GPT2LMHead", GPT2),
+    "gpt2, other settings": (
+        "GPT2LMHead",
+        GPT2
+        | {"scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False, "activation_function": "relu", "n_inner": 30},
+    ),
+    "gpt2 without scale": ("GPT2LMHead", GPT2 | {"scale_attn_weights": False, "layer_norm_epsilon": 1e-3}),
+    "llama": ("LlamaForCausalLM", LLAMA),
+    "llama with biases": (
+        "LlamaForCausalLM",
+        LLAMA | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 10, "rms_norm_eps": 1e-3},
+    ),
+    "llama, one key head": ("LlamaForCausalLM", LLAMA | {"num_key_value_heads": 1, "hidden_act": "gelu"}),
+    "linear": ("LlamaForCausalLM", rope("linear", factor=2.5)),
+    "dynamic": ("LlamaForCausalLM", rope("dynamic", factor=2.0)),
+    "yarn": ("LlamaForCausalLM", rope("yarn", factor=4.0, original_max_position_embeddings=16)),
+    "yarn, other settings": (
+        "LlamaForCausalLM",
+        rope("yarn", factor=8.0, original_max_position_embeddings=8, beta_fast=16, beta_slow=2, mscale=0.7, mscale_all_dim=0.5, truncate=False)
+        | {"head_dim": 16},
+    ),
+    "llama3": (
+        "LlamaForCausalLM",
+        rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16) | {"head_dim": 16},
+    ),
+    "longrope": (
+        "LlamaForCausalLM",
+        rope(
+            "longrope", factor=4.0, original_max_position_embeddings=64, short_factor=[1.0, 2.5, 3.0], long_factor=[1.0, 2.5, 3.0]
+        ),
+    ),
+    "mistral": ("MistralForCausalLM", LLAMA | {"sliding_window": 5}),
+    "mistral without windows": ("MistralForCausalLM", LLAMA | {"sliding_window": None, "head_dim": 8}),
+    "qwen2": ("Qwen2ForCausalLM", LLAMA | {"tie_word_embeddings": True}),
+    "qwen2 with windows": (
+        "Qwen2ForCausalLM", LLAMA | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    ),
+}  # fmt: skip
+FAMILIES = ["gpt2", "llama", "mistral", "qwen2 with windows"]
+
+
+def other(name):
+    """A model of Transformers with drawn parameters."""
+    kind, values = CONFIGS[name]
+    family = kind.replace("LMHead", "").replace("ForCausalLM", "")
+    config = getattr(transformers, f"{family}Config")(**values)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, kind + ("Model" if kind.endswith("Head") else ""))(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            around = 1.0 if key.endswith("weight") and parameter.ndim == 1 else 0.0
+            parameter.normal_(around, 0.3, generator=generator)
+    return model
+
+
+@pytest.fixture
+def pair(request, tmp_path):
+    """A model of Transformers, and ours from the folder that it was saved to."""
+    theirs = other(request.param)
+    theirs.save_pretrained(tmp_path / "theirs")
+    return theirs, models.load(tmp_path / "theirs")
+
+
+every = pytest.mark.parametrize("pair", CONFIGS, indirect=True)
+families = pytest.mark.parametrize("pair", FAMILIES, indirect=True)
+
+
+def drawn(*lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(2, VOCABULARY, length) for length in lengths]
+
+
+def close(got, truth, factor=16):
+    """A few eps, times the root of the terms of a product, times the largest element: three layers of seven products of up to
+    40 terms each, whose errors do not conspire."""
+    truth = truth.detach().numpy() if hasattr(truth, "detach") else truth
+    assert got.shape == truth.shape
+    atol = factor * np.sqrt(40) * np.finfo(np.float32).eps * max(1.0, np.abs(truth).max())
+    np.testing.assert_allclose(got, truth, rtol=0, atol=atol)
+
+
+@every
+def test_logits_and_hidden_states(pair):
+    theirs, ours = pair
+    theirs = theirs.double()
+    for ids in drawn(1, 20, CONTEXT):
+        with torch.no_grad():
+            truth = theirs(torch.tensor(ids)[None], output_hidden_states=True)
+        logits = ours.logits(ids)
+        assert logits.dtype == np.float32
+        close(logits, truth.logits[0])
+        np.testing.assert_array_equal(ours(ids), logits)
+        found = ours.hidden_states(ids)
+        assert len(found) == len(truth.hidden_states)
+        for state, expected in zip(found, truth.hidden_states, strict=True):
+            close(state, expected[0])
+    steps = ours.steps(ids[:9])
+    close(steps.output, found[-1][:9], factor=32)
+    assert len(steps.layers) == 3
+
+
+@every
+def test_greedy_answers_are_those_of_transformers(pair):
+    """And of this model without a cache: the largest logit of the last token, again and again."""
+    theirs, ours = pair
+    prompts = drawn(3, 11, 1)
+    together = ours.generate(prompts, 20)
+    for prompt, got in zip(prompts, together, strict=True):
+        expected = theirs.generate(
+            torch.tensor(prompt)[None], max_new_tokens=20, do_sample=False, pad_token_id=1
+        )
+        assert got.tolist() == expected[0, len(prompt) :].tolist()
+        ids = prompt.tolist()
+        for new in got:
+            assert int(ours.logits(ids)[-1].argmax()) == new
+            ids.append(int(new))
+        np.testing.assert_array_equal(ours.generate(prompt, 20), got)
+
+
+@families
+def test_cached_logits_are_those_of_the_whole_and_of_a_batch(pair):
+    _, ours = pair
+    prompts = drawn(9, 30, 2, seed=1)
+    decoder = ours._decoder(CONTEXT)
+    cache, alone = decoder.new_cache(3), [decoder.new_cache(1) for _ in prompts]
+    fed = [np.array([], int)] * 3
+    for step in range(5):
+        new = prompts if step == 0 else [np.array([7 + step])] * 3
+        fed = [np.concatenate(each) for each in zip(fed, new, strict=True)]
+        logits = decoder.next_logits(new, cache)
+        for i, (ids, own) in enumerate(zip(fed, alone, strict=True)):
+            np.testing.assert_array_equal(decoder.next_logits([new[i]], own)[0], logits[i])
+            close(logits[i], ours.logits(ids)[-1])
+
+
+@families
+def test_saved_here_and_loaded_there(pair, tmp_path):
+    theirs, ours = pair
+    models.save(ours, tmp_path / "ours")
+    config = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert config["architectures"] == [type(theirs).__name__]
+    again = type(theirs).from_pretrained(tmp_path / "ours").eval()
+    state = again.state_dict()
+    for name, array in theirs.state_dict().items():
+        assert torch.equal(state[name], array), name
+    np.testing.assert_array_equal(models.load(tmp_path / "ours").logits([3, 4, 5]), ours.logits([3, 4, 5]))
+    assert set(ours.state_dict()) <= set(theirs.state_dict())
+
+
+@pytest.mark.parametrize("pair", ["gpt2"], indirect=True)
+def test_the_first_gpt2_folders_have_no_prefix_and_hold_masks(pair, tmp_path):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    _, ours = pair
+    state = {name.removeprefix("transformer."): array for name, array in ours.state_dict().items()}
+    state["h.0.attn.bias"] = np.tril(np.ones((1, 1, 4, 4), np.float32))
+    config = dict(ours.config)
+    for name in ("tie_word_embeddings", "n_inner"):
+        config.pop(name, None)
+    safetensors.save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_ctx": CONTEXT}))
+    np.testing.assert_array_equal(models.load(tmp_path).logits([3, 4, 5]), ours.logits([3, 4, 5]))
+
+
+@families
+def test_rounded_weights_stay_near(pair, tmp_path):
+    """int8 has 7 bits, of weights and of what enters a product: the answers of a small random model differ by some percent."""
+    _, ours = pair
+    ids = drawn(20)[0]
+    exact = ours.logits(ids)
+    rounded = models.load(tmp_path / "theirs", dtype="int8")
+    assert rounded.dtype == "int8"
+    error = np.abs(rounded.logits(ids) - exact).mean() / np.abs(exact).mean()
+    assert 1e-4 < error < 0.2
+    prompts = drawn(4, 9)
+    for prompt, got in zip(prompts, rounded.generate(prompts, 8), strict=True):
+        np.testing.assert_array_equal(rounded.generate(prompt, 8), got)
+
+
+@families
+def test_perplexity_against_transformers(pair):
+    theirs, ours = pair
+    ids = drawn(40)[0]
+    with torch.no_grad():
+        loss = theirs.double()(torch.tensor(ids)[None], labels=torch.tensor(ids)[None]).loss
+    assert np.log(ours.perplexity(ids)) == pytest.approx(float(loss), abs=1e-5)
+
+    def logp(begin, end, first):
+        """−log p of the tokens first … end − 1 in a window, straight from logits."""
+        x = ours.logits(ids[begin:end]).astype(np.float64)
+        x = x - np.log(np.exp(x).sum(-1, keepdims=True))
+        return -x[np.arange(first - begin - 1, end - begin - 1), ids[first:end]]
+
+    # Windows of 16 with stride 10: 0…16, 10…26, 20…36, 24…40, of which the last has 4 new tokens.
+    expected = np.concatenate([logp(0, 16, 1), logp(10, 26, 16), logp(20, 36, 26), logp(24, 40, 36)]).mean()
+    assert np.log(ours.perplexity(ids, window=16, stride=10)) == pytest.approx(expected, abs=1e-6)
+    long = np.tile(ids, 5)
+    assert np.log(ours.perplexity(long)) == pytest.approx(np.log(ours.perplexity(long, window=64, stride=32)))
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+
+
+def llama(**more):
+    return models.LlamaForCausalLM(LLAMA | more, rng=0)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
+        ({"hidden_size": 26}, "hidden_size 26 must be a multiple of num_attention_heads 4"),
+        ({"head_dim": 7}, "even width, not 7"),
+        ({"sliding_window": 5}, "sliding_window=5 is not understood"),
+        ({"rope_scaling": {"type": "su", "factor": 2}}, "the type 'su' of rotary positions is not supported"),
+        ({"rope_scaling": {"type": "linear"}}, "lacks factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 2, "also": 3}}, "also=3 is not understood"),
+        ({"rope_scaling": [2]}, "must be an object"),
+        ({"rope_theta": 1.0}, "rope_theta must be above 1"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1], "long_factor": [1, 2, 3]}},
+            "long_factor differs from short_factor",
+        ),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}}, "must be 3 positive numbers"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}}, "must be below"),
+        ({"hidden_act": "tanh"}, "hidden_act must be one of"),
+        ({"attention_something": 3}, "attention_something=3 is not understood"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window must be an int of at least 1"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types must name"),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 3}, "with a sliding_window"),
+        ({"model_type": "gemma"}, "is of type 'gemma'"),
+    ],
+)  # fmt: skip
+def test_configurations_that_would_change_results_are_errors(more, message):
+    with pytest.raises(ValueError, match=message):
+        llama(**more)
+
+
+def test_gpt2_configurations_that_would_change_results_are_errors():
+    for more, message in (
+        ({"add_cross_attention": True}, "add_cross_attention=True is not supported"),
+        ({"n_head": 5}, "n_embd 24 must be a multiple of n_head 5"),
+        ({"new_idea": 1}, "new_idea=1 is not understood"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            models.GPT2LMHeadModel(GPT2 | more, rng=0)
+
+
+def test_frequencies_that_are_no_numbers_are_errors():
+    for kind in set(KINDS) - {"default"}:
+        for factor in (float("inf"), 1e-300):
+            given = {"rope_type": kind, "factor": factor, "low_freq_factor": 1, "high_freq_factor": 4, "short_factor": [1] * 4,
+                     "long_factor": [1] * 4}  # fmt: skip
+            own = {
+                "linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor",), "longrope": ("short_factor", "long_factor", "factor"),
+                "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+            }[kind]  # fmt: skip
+            given = {name: value for name, value in given.items() if name in (*own, "rope_type")}
+            try:
+                found = read_rope(Config({"rope_scaling": given}), 8, 1)
+            except ValueError:
+                continue
+            assert np.isfinite(found.frequencies).all()
+
+
+def test_bad_calls():
+    model = llama()
+    for ids, message in (
+        ([], "text 0 has no ids"),
+        ([VOCABULARY], f"ids must be in 0...{VOCABULARY - 1}"),
+        (np.zeros(CONTEXT + 1, int), "text 0 has 65 ids; the model has 64 positions"),
+    ):
+        for call in (model.logits, model.hidden_states, model.steps, lambda ids: model.generate([ids])):
+            with pytest.raises(ValueError, match=message):
+                call(ids)
+    with pytest.raises(ValueError, match="there are no prompts"):
+        model.generate([])
+    with pytest.raises(TypeError, match="text 1 must be a str or a sequence of ids"):
+        model.generate([[1, 2], [1.5]])
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
+        model.generate("text")
+    with pytest.raises(ValueError, match="stop needs text"):
+        model.generate([1, 2], stop="x")
+    with pytest.raises(ValueError, match="has no chat template"):
+        model.chat("hello")
+    for temperature in (-1, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="temperature must be"):
+            model.generate([1], temperature=temperature)
+    for arguments, message in (
+        ({"window": CONTEXT + 1}, "window must be at most the context of 64 tokens"),
+        ({"window": 1}, "window must be at least 2"),
+        ({"window": 8, "stride": 8}, "stride must be below the window of 8, not 8"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.perplexity([1, 2, 3], **arguments)
+    with pytest.raises(ValueError, match="at least two tokens"):
+        model.perplexity([1])
+    model.arrays["model.norm.weight"][...] = np.nan
+    with pytest.raises(
+        ValueError, match="prompt 0, new token 1: no token can be drawn from these logits: one is nan"
+    ):
+        model.generate([1, 2])
+
+
+def test_a_full_context_ends_an_answer_with_a_warning():
+    model = llama(max_position_embeddings=12)
+    model.stop_ids = frozenset()
+    with pytest.warns(UserWarning, match="the context of 12 tokens is full"):
+        assert len(model.generate([2] * 10, 50)) == 3

@@ -1,0 +1,295 @@
+"""Language models as text: streams, stops, batches, chats, Ctrl-C, what a folder says."""
+
+import json
+
+import numpy as np
+import pytest
+from language_folders import TEMPLATE, save_language_model, scripted
+
+from selfattn import models
+from selfattn.models import _chat
+
+pytest.importorskip("tokenizers")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_language_model(tmp_path_factory.mktemp("language"))
+
+
+@pytest.fixture
+def model(folder):
+    return models.load(folder)
+
+
+ANSWER = "not the é 😀!<|end|>"
+
+
+def test_texts_ids_and_tokens(model):
+    assert model.tokens("not the é") == ["n", "ot", "Ġthe", "Ġ", "Ã©"]
+    ids = model.tokenizer.encode("not the é").ids
+    np.testing.assert_array_equal(model.logits("not the é"), model.logits(ids))
+    np.testing.assert_array_equal(model.hidden_states("not the é")[-1], model.hidden_states(ids)[-1])
+    assert model.perplexity("not the é") == model.perplexity(ids)
+    assert len(model.steps("not the é").layers) == 2
+    text, new = model.generate("not the é", 9), model.generate(ids, 9)
+    assert text == model.tokenizer.decode(new.tolist())
+    assert model.generate(["not the é", ids], 9)[0] == text
+    np.testing.assert_array_equal(model.generate(["not the é", ids], 9)[1], new)
+
+
+def test_an_answer_ends_at_the_end_token(model):
+    scripted(model, ANSWER)
+    assert model.generate("x") == "not the é 😀!"
+    ids = model.generate([5])
+    assert ids[-1] == model.tokenizer.token_to_id("<|end|>")
+    assert model.generate("x", 2) == "not"
+
+
+def test_a_stream_never_splits_a_character(model):
+    """The smiley has four bytes in two tokens and two more; é is one token behind a space."""
+    scripted(model, ANSWER)
+    pieces = list(model.generate("x", stream=True))
+    assert pieces == ["n", "ot", " the", " ", "é", " ", "😀", "!"]
+    scripted(model, ANSWER, "é<|end|>")
+    steps = list(model.generate(["x", "y"], stream=True))
+    assert steps[0] == ["n", "é"]
+    assert ["".join(parts) for parts in zip(*steps, strict=True)] == ["not the é 😀!", "é"]
+    scripted(model, ANSWER)
+    ids = list(model.generate([5], stream=True))
+    assert ids == model.tokenizer.encode(ANSWER).ids
+    assert list(model.generate([[5]], stream=True)) == [[[n]] for n in ids]
+
+
+def test_bytes_that_make_no_character_come_as_the_tokenizer_has_them(model):
+    for count in range(1, 40):
+        text = model.generate("a", count, temperature=5.0, rng=3)  # nearly random bytes
+        assert text == "".join(model.generate("a", count, temperature=5.0, rng=3, stream=True))
+        ids = model.generate(model.tokenizer.encode("a").ids, count, temperature=5.0, rng=3)
+        assert text == model.tokenizer.decode(ids.tolist())
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ("é", "not the "),
+        (["😀", " 😀"], "not the é"),
+        ("t th", "no"),
+        ("the é 😁", "not the é 😀!"),
+        (("zz", "!"), "not the é 😀"),
+        ("<|end|>", "not the é 😀!"),
+        ("n", ""),
+    ],
+)
+def test_stops(model, stop, expected):
+    scripted(model, ANSWER)
+    assert model.generate("x", stop=stop) == expected
+    pieces = list(model.generate("x", stop=stop, stream=True))
+    assert "".join(pieces) == expected  # nothing of a stop was given out before it was whole
+    assert all(pieces)
+
+
+def test_a_stop_may_be_another_special_token(model):
+    scripted(model, "ab<|user|>c<|end|>")
+    assert model.generate("x") == "abc"
+    assert model.generate("x", stop="<|user|>") == "ab"
+
+
+def test_texts_that_are_none(model):
+    with pytest.raises(ValueError, match="text 0, '', has no tokens"):
+        model.generate("")
+    with pytest.raises(ValueError, match=r"text 1, .*, is not Unicode: character 1 is"):
+        model.generate(["a", "b\ud800"])
+    with pytest.raises(ValueError, match="text 0 has 129 tokens; this model takes 128 at most"):
+        model.logits("a" * 129)
+    with pytest.raises(ValueError, match="stop must not be empty"):
+        model.generate("a", stop="")
+    with pytest.raises(TypeError, match="stop must be a str"):
+        model.generate("a", stop=[1])
+    with pytest.raises(TypeError, match="sentences must be a str"):
+        model.generate(b"a")
+
+
+def test_sampled_texts_are_the_same_alone(model):
+    prompts = ["not", "the end of the", "é"]
+    together = model.generate(prompts, 12, temperature=1.0, top_p=0.9, rng=5)
+    for i, prompt in enumerate(prompts):
+        assert model.generate(prompt, 12, temperature=1.0, top_p=0.9, rng=5 + i) == together[i]
+    assert model.generate("not", 12, temperature=1.0, rng=1) != model.generate(
+        "not", 12, temperature=1.0, rng=2
+    )
+
+
+def test_ctrl_c_ends_between_two_tokens(model):
+    scripted(model, ANSWER)
+    script = model._decoder(1)
+    calls, honest = [], script.next_logits
+
+    def interrupted(ids, cache):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return honest(ids, cache)
+
+    script.next_logits = interrupted
+    model._decoder = lambda length: script
+    with pytest.warns(UserWarning, match="interrupted after 3 new tokens"):
+        assert model.generate("x") == "not the"
+    calls.clear()
+    with pytest.warns(UserWarning, match="interrupted after 3 new tokens"):
+        assert list(model.generate("x", stream=True)) == ["n", "ot", " the"]
+
+
+# --------------------------------------------------------------------------------------------------------------- chats
+
+
+def test_a_chat(model):
+    prompt = "<|user|>hi<|end|><|assistant|>not<|end|><|user|>why?<|end|><|assistant|>"
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "not"},
+        {"role": "user", "content": "why?"},
+    ]
+    assert model.chat_prompt(messages) == prompt
+    ids = model.tokenizer.encode(prompt, add_special_tokens=False).ids
+    assert model.chat(messages, 7) == model.tokenizer.decode(model.generate(ids, 7).tolist())
+    assert model.chat_prompt("hi") == "<|user|>hi<|end|><|assistant|>"
+    scripted(model, ANSWER)
+    assert model.chat("hi") == "not the é 😀!"
+    assert "".join(model.chat("hi", stream=True, stop="!")) == "not the é 😀"
+    with pytest.raises(ValueError, match="the chat has 132 tokens"):
+        model.chat("a" * 129)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'warm'"):
+        model.chat("a", warm=1)
+
+
+def test_where_folders_keep_templates_and_ends(folder, tmp_path):
+    found = models.load(folder)
+    models.save(found, tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert models.load(tmp_path).chat_template == TEMPLATE
+    settings["chat_template"] = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert models.load(tmp_path).chat_template == "d"
+    (tmp_path / "chat_template.jinja").write_text("file {{ eos_token }}")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
+    model = models.load(tmp_path)
+    assert model.chat_prompt("hi") == "file <|end|>"
+    assert model.stop_ids == {3, 4}
+    for name, content, message in (
+        ("generation_config.json", '{"eos_token_id": "3"}', "eos_token_id must be an int"),
+        ("generation_config.json", "[1]", "must hold an object"),
+        ("tokenizer_config.json", '{"chat_template": 3}', "chat_template must be a text"),
+    ):
+        (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+        before = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match=message):
+            models.load(tmp_path)
+        (tmp_path / name).write_text(before)
+
+
+def render(template, messages="hi"):
+    given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    return _chat.rendered(template, given, {"bos_token": "<s>"})
+
+
+def test_templates_as_models_have_them():
+    """What Transformers' environment has: its filters, functions and white space."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()), bos_token="<s>"
+    )
+    messages = [{"role": "system", "content": " a "}, {"role": "user", "content": "é <b>", "name": "x"}]
+    for template in (
+        TEMPLATE,
+        "{{ bos_token }}\n  {% for m in messages %}\n    {{ loop.index0 ~ '/' ~ loop.length }}{{ m | tojson }}\n  {% endfor %}\n",
+        "{% set ns = namespace(found=false) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.found = m.content %}"
+        "{% break %}{% endif %}{% endfor %}{{ ns.found | trim | upper }}",
+        "{% macro say(m) -%}{{ m['role'] | title }}: {{ m.content | trim }}{%- endmacro %}{{ messages | map(attribute='role') | join(',') }}"
+        "{{ say(messages[0]) }}{% set x %}in {{ messages | length * 2 }}{% endset %}{{ x }}{{ messages[1:] | tojson(indent=2) }}",
+        "{{ messages[-1].get('name', 'none') }}{{ 'b' in messages[1].content }}{% if tools is not none %}tools{% endif %}"
+        "{{ messages[0].content.strip().split('a') }}{{ 7 // 2 + 7 % 2 }}{% for k, v in messages[0].items() %}{{ k }}{% endfor %}",
+    ):
+        expected = theirs.apply_chat_template(
+            messages, chat_template=template, tokenize=False, add_generation_prompt=True
+        )
+        assert render(template, messages) == expected
+
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLE = "{% set ns = namespace(x=messages[0].content) %}{% for a in range(99) %}BODY{% endfor %}{{ ns.x }}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        LOOP,
+        "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}",
+        "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+        *(
+            DOUBLE.replace("BODY", body)
+            for body in (
+                "{% set ns.x = ns.x + ns.x %}",
+                "{% set ns.x = ns.x ~ ns.x %}",
+                "{% set ns.x = [ns.x, ns.x] | join %}",
+                "{% set ns.x = [ns.x, ns.x] %}",
+                "{% set ns.x = {'a': ns.x, 'b': ns.x} %}",
+                "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}",
+                "{% set ns.x = ns.x.replace('h', 'hh') %}",
+                "{% set ns.x = ns.x * 2 %}",
+            )
+        ),
+        "{{ 'a' * 9999999999 }}",
+        "{{ 9 ** 9 ** 9 }}",
+        "{% set ns = namespace(x=9) %}{% for a in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "{{ 'x'.center(9999999999) }}",
+        "{{ 'x' | center(9999999999) }}",
+        "{{ messages | tojson(indent=9999999999) }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ '{:9999999999}'.format(1) }}",
+        "{{ range(9999999999) }}",
+        "{% set x = 'a' * 9000000 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
+        "{% for i in range(99999) %}" + "a" * 90000 + "{% endfor %}",
+        "{{ lipsum(1000) }}",
+    ],
+)  # fmt: skip
+def test_templates_that_loop_or_fill_the_memory_are_errors(template):
+    with pytest.raises(ValueError, match="chat template"):
+        render(template)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{{ raise_exception('users first') }}", "the chat template refuses these messages: users first"),
+        ("{% for %}", "TemplateSyntaxError"),
+        ("{{ foo.bar }}", "UndefinedError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ 'a' + 1 }}", "TypeError"),
+        ("{% include 'x' %}", "TypeError"),
+    ],
+)
+def test_templates_that_fail(template, message):
+    with pytest.raises(ValueError, match=message):
+        render(template)
+
+
+@pytest.mark.parametrize(
+    ("messages", "error", "message"),
+    [
+        ([], ValueError, "must not be empty"),
+        (3, TypeError, "messages must be a str or a list of dicts, not int"),
+        ({"role": "user"}, TypeError, "messages must be"),
+        (["hi"], TypeError, "message 0 must be a dict"),
+        ([{"role": "user"}], ValueError, "message 0 has no content"),
+        ([{"content": "x"}], TypeError, "message 0 must be a dict"),
+    ],
+)
+def test_messages_that_are_none(messages, error, message):
+    with pytest.raises(error, match=message):
+        render(TEMPLATE, messages)

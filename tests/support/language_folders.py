@@ -1,0 +1,79 @@
+"""A folder of a tiny random language model with a byte-level tokenizer and a chat template, made without a network."""
+
+import json
+
+import numpy as np
+import pytest
+
+from selfattn import models
+
+SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>"]
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+MERGES = ["Ġ t", "h e", "Ġt he", "o t", "Ã ©", "ð Ł", "ĺ Ģ"]
+
+
+def make_tokenizer():
+    tokenizers = pytest.importorskip("tokenizers")
+    tokens = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()) + [
+        merge.replace(" ", "") for merge in MERGES
+    ]
+    vocabulary = {token: n for n, token in enumerate(tokens)}
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocabulary, [tuple(merge.split(" ")) for merge in MERGES])
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
+def save_language_model(folder, **more):
+    """A random Llama, the same each time."""
+    pytest.importorskip("safetensors")
+    tokenizer = make_tokenizer()
+    size = tokenizer.get_vocab_size()
+    config = {
+        "vocab_size": size, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 32, "max_position_embeddings": 128, "initializer_range": 0.4,
+        "eos_token_id": tokenizer.token_to_id("<|end|>"),
+    }  # fmt: skip
+    models.save(models.LlamaForCausalLM(config | more, rng=0), folder)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+    settings = {
+        "eos_token": "<|end|>",
+        "chat_template": TEMPLATE,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+class Script:
+    """Answers with given tokens, whatever the prompt: stands in for a model's decoder."""
+
+    def __init__(self, model, *texts):
+        self.size = model.vocab_size
+        self.lines = [model.tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+    class Cache(list):
+        def keep(self, indices):
+            self[:] = [self[i] for i in indices]
+
+    def new_cache(self, sequences):
+        return self.Cache(self.lines[n % len(self.lines)] for n in range(sequences))
+
+    def next_logits(self, ids, cache):
+        logits = np.zeros((len(ids), self.size), np.float32)
+        for row, line in enumerate(cache):
+            logits[row, line[0]] = 1
+        cache[:] = [line[1:] for line in cache]
+        return logits
+
+
+def scripted(model, *texts):
+    """Make a model answer with these texts, token by token."""
+    model._decoder = lambda length: Script(model, *texts)
+    return model
