@@ -1,9 +1,12 @@
-"""Which C file is compiled, and with which flags. Metadata and tools are in pyproject.toml."""
+"""Which C files are compiled, and with which flags; what is said when they cannot be. Metadata and tools are in
+pyproject.toml."""
 
 import os
-import platform
+import shlex
+import subprocess
 import sys
 import sysconfig
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
@@ -30,7 +33,8 @@ compile_args = [
     "-Wall",
     "-Wextra",
 ]
-if platform.machine() in ("x86_64", "AMD64"):
+# The platform that is built for, which need not be this one.
+if sysconfig.get_platform().endswith("x86_64"):
     # After CFLAGS: their -march must not leak into the ISA files. No MMX: GCC 12 uses it for small moves,
     # and then the thread's x87 arithmetic (NumPy's longdouble) gives NaN.
     compile_args += ["-march=x86-64", "-mno-mmx"]
@@ -40,7 +44,9 @@ if sys.platform == "darwin":
     pass
 else:
     compile_args.append("-fopenmp")
-    link_args.append("-fopenmp")
+    # OpenMP's functions are bound together, at import. PyTorch shows its copy to all libraries: bound one by one, some could be
+    # the wheel's and some, after PyTorch's import, its.
+    link_args += ["-fopenmp", "-Wl,-z,now"]
 if os.environ.get("SELFATTN_WERROR"):
     compile_args.append("-Werror")
 if sanitizers := os.environ.get("SELFATTN_SANITIZE"):
@@ -57,12 +63,34 @@ headers = glob("csrc/**/*.h", recursive=True)
 folders = ("isa", "kernels/*", "drivers", "runtime", "python")
 sources = [path for folder in folders for path in sorted(glob(f"csrc/{folder}/*.c"))]
 
+# What a build needs, as a file that compiles only if it is there, and what to do if it is not. In this order.
+NEEDS = [
+    (
+        "#include <stdlib.h>\n",
+        "the compiler '{compiler}' finds no headers of the C library: install them (Debian: libc6-dev)",
+    ),
+    (
+        "#if !defined(__has_builtin)\n#error\n#elif !__has_builtin(__builtin_shufflevector)\n#error\n#endif\n"
+        "#if defined(__clang__) && !defined(__apple_build_version__) && __clang_major__ < 14\n#error\n#endif\n",
+        "the compiler '{compiler}' is too old ({version}): GCC 12 or Clang 14, or later, is needed; CC=… names another",
+    ),
+    (
+        "#include <Python.h>\n",
+        "there are no headers of Python {python}: install them (Debian: python3-dev; Fedora: python3-devel)",
+    ),
+    (
+        "#if defined(_OPENMP)\n#include <omp.h>\n#endif\n",
+        "the compiler '{compiler}' has no OpenMP: install it (Debian: libgomp1 with GCC, libomp-dev with Clang)",
+    ),
+]
+
 
 class BuildExt(build_ext):
     """Compiles files side by side, and leaves the built extension beside the sources too: Python started in a checkout
     imports the package from there."""
 
     def build_extensions(self) -> None:
+        self.say_what_is_missing()
         compile_files = self.compiler.compile
 
         def compile_side_by_side(files: list[str], **options: object) -> list[str]:
@@ -72,6 +100,30 @@ class BuildExt(build_ext):
 
         self.compiler.compile = compile_side_by_side
         super().build_extensions()
+
+    def say_what_is_missing(self) -> None:
+        """End with one line, in place of the compiler's many, if something that a build needs is not there."""
+        command = list(self.compiler.compiler_so)
+        known = {"compiler": shlex.join(command[:1]), "python": sysconfig.get_python_version(), "version": ""}
+        try:
+            done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+        except OSError:
+            raise SystemExit(
+                f"selfattn cannot be built: there is no C compiler '{known['compiler']}'. Install GCC 12 or Clang 14, or "
+                "later (Debian: gcc), or name yours: CC=…"
+            ) from None
+        known["version"] = done.stdout.partition("\n")[0]
+        include = [f"-I{path}" for path in [*self.compiler.include_dirs, *self.include_dirs]]
+        with tempfile.TemporaryDirectory() as directory:
+            source = Path(directory, "needs.c")
+            for text, message in NEEDS:
+                source.write_text(text + "int main(void) { return 0; }\n", encoding="ascii")
+                to = (
+                    ["-o", os.devnull] if "omp.h" in text else ["-fsyntax-only"]
+                )  # a library is found by linking
+                check = [*command, *compile_args, *include, str(source), *to]
+                if subprocess.run(check, capture_output=True, check=False).returncode != 0:
+                    raise SystemExit(f"selfattn cannot be built: {message.format(**known)}.")
 
     def run(self) -> None:
         super().run()

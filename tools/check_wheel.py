@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Tries a wheel as a user would: installs it into an empty environment, and runs what the README shows from it.
+
+    python tools/check_wheel.py selfattn-….whl [--python python3.11 --python python3.14]
+    python tools/check_wheel.py selfattn-…_aarch64.whl --python 'qemu-aarch64 -L ROOT ROOT/usr/bin/python3.11'
+
+Checks what the wheel holds: its size, one extension on the stable ABI, at most one copy of OpenMP. Then, for each Python,
+with the instruction set that the CPU has and on the baseline: the README's Python, `python -m selfattn`, and the smoke
+test. A Python given as more than one word is run as it is, and gets its packages in a folder: one of another platform under
+an emulator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST = {"wheel": 1.55e6, "extension": 2.5e6}  # bytes
+SECONDS = 5  # to install
+
+# In an environment without pytest: each test of the file, on each instruction set if it asks for one.
+SMOKE = """
+import importlib.util, inspect, sys
+from selfattn import _core
+spec = importlib.util.spec_from_file_location("smoke", sys.argv[1])
+smoke = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(smoke)
+for name, test in vars(smoke).items():
+    if name.startswith("test_"):
+        for isa in _core.available_isas() if inspect.signature(test).parameters else [None]:
+            if isa:
+                _core._set_isa(isa)
+            test(*[isa] * bool(isa))
+print("smoke test:", _core.available_isas(), sys.version.split()[0], _core.__file__)
+"""
+
+
+def check_contents(wheel: Path) -> None:
+    """Check the wheel's size, its extension and its libraries."""
+    with zipfile.ZipFile(wheel) as archive:
+        files = {file.filename: file.file_size for file in archive.infolist()}
+    (extension,) = (name for name in files if re.fullmatch(r"selfattn/_core\..*so", name))
+    sizes = {"wheel": wheel.stat().st_size, "extension": files[extension]}
+    for name, size in sizes.items():
+        print(f"{name}: {size / 1e6:.2f} MB, at most {MOST[name] / 1e6} MB")
+    assert all(size <= MOST[name] for name, size in sizes.items())
+    stable = re.search(r"-cp311-abi3-", wheel.name) is not None
+    assert stable == extension.endswith(".abi3.so"), "the tag and the extension's name disagree"
+    foreign = {name.split("/")[0] for name in files if ".dist-info/" not in name} - {
+        "selfattn",
+        "selfattn.libs",
+    }
+    assert not foreign, f"the wheel would install {sorted(foreign)} too"
+    openmp = [name for name in files if re.search(r"lib(g|i|)omp", name)]
+    assert len(openmp) <= 1, f"OpenMP is there more than once: {openmp}"
+
+
+def install(wheel: Path, python: str, directory: Path) -> tuple[list[str], dict[str, str]]:
+    """Install the wheel: the command that runs a Python with it, and its environment."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SELFATTN_ISA")}
+    command = shlex.split(python)
+    start = time.monotonic()
+    if len(command) == 1:
+        subprocess.run([*command, "-m", "venv", directory / "venv"], check=True)
+        command, start = [str(directory / "venv/bin/python")], time.monotonic()
+        pip = [*command, "-m", "pip", "install", "-q"]
+    else:
+        version = "import sys; print('%d.%d' % sys.version_info[:2])"
+        version = subprocess.check_output([*command, "-c", version], text=True, env=clean).strip()
+        machine = re.search(r"(x86_64|aarch64)\.whl$", wheel.name)[1]
+        # The tags of the wheel, and those that NumPy's may have.
+        tags = re.findall(rf"\w+_{machine}", wheel.stem.split("-")[-1].replace(".", " "))
+        tags += [f"manylinux_2_{minor}_{machine}" for minor in (17, 27, 28)]
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(directory / "site")]
+        pip += ["--only-binary=:all:", "--python-version", version]
+        pip += [argument for tag in dict.fromkeys(tags) for argument in ("--platform", tag)]
+        clean["PYTHONPATH"] = str(directory / "site")
+    subprocess.run([*pip, wheel], check=True, env=clean | {"PYTHONPATH": ""})
+    seconds = time.monotonic() - start
+    print(f"{python}: installed in {seconds:.1f} s" + f", not in {SECONDS}" * (seconds > SECONDS))
+    return command, clean
+
+
+def try_out(command: list[str], clean: dict[str, str], directory: Path) -> None:
+    """Run the README's Python, the main job and the smoke test, where no checkout is near."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    assert blocks, "the README has no Python"
+    for isa in ({}, {"SELFATTN_ISA": "baseline"}):
+        if isa and "aarch64" in " ".join(command):
+            continue  # its baseline is NEON
+        for arguments in (
+            ["-c", "\n".join(blocks)],
+            ["-m", "selfattn"],
+            ["-c", SMOKE, ROOT / "tests/test_smoke.py"],
+        ):
+            done = subprocess.run(
+                [*command, *arguments],
+                env=clean | isa,
+                cwd=directory,
+                stdout=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+            if done.returncode != 0:
+                raise SystemExit(
+                    f"{done.stdout}\nfailed: {shlex.join(map(str, [*command, *arguments[:2]]))} {isa}"
+                )
+        print(isa.get("SELFATTN_ISA", "best instruction set"), done.stdout.strip(), sep=": ")
+
+
+def main() -> None:
+    """Check the wheel, then try it with each Python."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument(
+        "--python", action="append", help="an interpreter, or a command; this one if none is given"
+    )
+    options = parser.parse_args()
+    check_contents(options.wheel)
+    for python in options.python or [sys.executable]:
+        with tempfile.TemporaryDirectory() as name:
+            directory = Path(name)
+            try_out(*install(options.wheel.resolve(), python, directory), directory)
+
+
+if __name__ == "__main__":
+    main()
