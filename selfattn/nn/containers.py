@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, SupportsIndex
@@ -77,6 +79,10 @@ class Sequential(ModuleList):
         The first may take something without a gradient, such as the ids of an :class:`Embedding`; the
         chain's pullback then returns the gradients alone, as the first module's does.
 
+    Notes
+    -----
+    Keyword arguments of a call go to each module whose ``forward`` names them, or takes any: ``model(ids, is_causal=True)``.
+
     Examples
     --------
     >>> import numpy as np
@@ -85,35 +91,47 @@ class Sequential(ModuleList):
     >>> y, pullback = model.vjp([3, 7])
     >>> {name: grad.shape for name, grad in pullback(np.ones_like(y)).items()}
     {'0.weight': (10, 4), '1.weight': (2, 4), '1.bias': (2,)}
+    >>> model = nn.Sequential(nn.Embedding(10, 4, rng=0), nn.SelfAttention(4, 4, rng=1))
+    >>> model([3, 7], is_causal=True).shape
+    (2, 4)
     """
 
     def __init__(self, *modules: Module) -> None:
         super().__init__(modules)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, **options: Any) -> Any:
         """Call one module after the other.
 
         Parameters
         ----------
         x : object
             What the first module takes.
+        **options
+            For the modules that take them.
 
         Returns
         -------
         object
             What the last module returns; ``x`` itself if there is none.
+
+        Raises
+        ------
+        TypeError
+            No module takes one of the options.
         """
-        for module in self:
-            x = module(x)
+        for module, own in zip(self, self._shared(options), strict=True):
+            x = module(x, **own)
         return x
 
-    def vjp(self, x: Any) -> tuple[Any, Pullback]:
+    def vjp(self, x: Any, **options: Any) -> tuple[Any, Pullback]:
         """Call one module after the other; the pullback goes back through them in reverse.
 
         Parameters
         ----------
         x : object
             What the first module takes. Until the last call of the pullback, it must stay as it is.
+        **options
+            For the modules that take them.
 
         Returns
         -------
@@ -123,10 +141,15 @@ class Sequential(ModuleList):
             ``dx, grads = pullback(dy)`` with ``grads`` keyed like :meth:`parameters`, or
             ``grads = pullback(dy)`` if the first module's pullback returns those alone. It raises what those
             of the modules raise.
+
+        Raises
+        ------
+        TypeError
+            No module takes one of the options.
         """
         pullbacks = []
-        for module in self:
-            x, module_pullback = module.vjp(x)
+        for module, own in zip(self, self._shared(options), strict=True):
+            x, module_pullback = module.vjp(x, **own)
             pullbacks.append(module_pullback)
 
         def pullback(dy: Any) -> Any:
@@ -140,3 +163,34 @@ class Sequential(ModuleList):
             return gathered if dx is None else (dx, gathered)
 
         return x, pullback
+
+    def _shared(self, options: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the options of each module."""
+        shared = [{name: value for name, value in options.items() if _takes(module, name)} for module in self]
+        for name in options:
+            if not any(name in own for own in shared):
+                kinds = ", ".join(dict.fromkeys(type(module).__name__ for module in self))
+                raise TypeError(f"no module of this Sequential takes {name!r}; it has {kinds or 'none'}")
+        return shared
+
+
+def _takes(module: Module, name: str) -> bool:
+    if isinstance(module, Sequential):
+        return any(_takes(each, name) for each in module)
+    kind: Any = type(module)
+    names = _options_of(kind)
+    if "**" in names and module._call_options is not None:
+        names = names.union(module._call_options) - {"**"}
+    return name in names or "**" in names
+
+
+@functools.cache
+def _options_of(kind: Any) -> frozenset[str]:
+    """Return the names of what its ``forward`` takes beside the input; "**" stands for any."""
+    function = kind.vjp if kind.forward is Module.forward else kind.forward
+    _, *parameters = inspect.signature(function).parameters.values()  # without self
+    named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if named and named[0].kind is named[0].POSITIONAL_OR_KEYWORD:
+        named = named[1:]  # the input
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return frozenset([p.name for p in named] + ["**"] * anything)

@@ -96,6 +96,7 @@ class Module:
     training: bool = True
     _parameter_names: tuple[str, ...] = ()
     _rounds: ClassVar[tuple[str, ...]] = ()  # weights that quantize rounds
+    _call_options: ClassVar[tuple[str, ...] | None] = None  # what ** of forward stands for; None: anything
     _compacts: dict[Any, Compact]
 
     # ---------------------------------------------------------------------------------------------- calling

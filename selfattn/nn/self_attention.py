@@ -102,6 +102,7 @@ class SelfAttention(Module):
     b_key: Array | None
     b_value: Array | None
     v: Array | None
+    _call_options = OPTIONS
 
     def __init__(
         self,
@@ -302,6 +303,8 @@ class SelfAttentionBlock(Module):
     >>> block([[[1.0, 2.0, 3.0, 4.0]]]).shape
     (1, 1, 4)
     """
+
+    _call_options = OPTIONS
 
     def __init__(
         self,

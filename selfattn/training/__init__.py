@@ -1,4 +1,4 @@
-"""Training a sentence-embedding model: triplets, the loop, checkpoints.
+"""Training: the loop for any model, checkpoints, and the triplets of sentence-embedding models.
 
 >>> from selfattn import nn, training
 >>> sentences = ["tom chases jerry", "jerry runs", "tom is tired", "harry reads", "harry sleeps", "it snows"]
@@ -12,7 +12,8 @@
 True
 """
 
-from selfattn.training.loop import Callback, History, Interrupted, Step, Task, fit
+from selfattn.training.fitting import fit
+from selfattn.training.loop import Callback, History, Interrupted, Step, Task
 from selfattn.training.triplets import (
     SPLITS,
     Triplet,

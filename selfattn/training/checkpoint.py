@@ -138,3 +138,29 @@ def fingerprint(triplets: Iterable[Sequence[Any]]) -> str:
                 content = np.asarray(sentence, np.int64).tobytes()
             digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
+
+
+def digest(things: Any) -> str:
+    """Return a digest of a nest of sequences, dicts, arrays, texts and numbers. Of another object its class alone counts."""
+    found = hashlib.sha256()
+
+    def add(thing: Any) -> None:
+        if isinstance(thing, np.ndarray | np.generic):
+            found.update(f"{thing.dtype}{np.shape(thing)}".encode())
+            found.update(np.ascontiguousarray(thing).tobytes() if thing.dtype.kind != "O" else b"")
+        elif isinstance(thing, Mapping):
+            found.update(f"dict {len(thing)}".encode())
+            for key, value in thing.items():
+                add(key)
+                add(value)
+        elif isinstance(thing, list | tuple):
+            found.update(f"sequence {len(thing)}".encode())
+            for each in thing:
+                add(each)
+        elif isinstance(thing, str | bytes | int | float | complex | None):
+            found.update(f"{type(thing).__name__} {thing!r}".encode("utf-8", "surrogatepass"))
+        else:
+            found.update(type(thing).__name__.encode())
+
+    add(things)
+    return found.hexdigest()

@@ -1,5 +1,7 @@
 """selfattn.nn: gradients against finite differences, PyTorch's numbers and keys, errors."""
 
+import re
+
 import numpy as np
 import pytest
 from nn_checks import check_gradients, perturbed, with_one_input
@@ -254,3 +256,56 @@ def test_init_agrees_with_pytorch(name):
     expected = getattr(torch.nn.init, name)(torch.empty(7, 5)).numpy()
     got = getattr(nn.init, name)(np.empty((7, 5), np.float32), rng=sa.torch_rng(3))
     np.testing.assert_allclose(got, expected, rtol=8 * EPS32)
+
+
+class Gain(nn.Module):
+    """Multiplies by an option."""
+
+    def forward(self, x, gain=1.0):
+        return gain * x
+
+    def vjp(self, x, gain=1.0):
+        return gain * x, lambda dy: (gain * dy, {})
+
+
+class Anything(nn.Module):
+    """Writes down the options that it gets, and has no forward."""
+
+    def __init__(self):
+        self.seen = []
+
+    def vjp(self, x, **options):
+        self.seen.append(options)
+        return x, lambda dy: (dy, {})
+
+
+def test_sequential_hands_options_to_the_modules_that_take_them():
+    encoder = nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True, rng=0, **F64)
+    attention = nn.SelfAttention(6, 6, rng=1, **F64)
+    inner = nn.Sequential(nn.LayerNorm(6, **F64), attention)
+    chain = nn.Sequential(encoder, Gain(), inner, nn.Linear(6, 3, rng=2, **F64))
+    options = {"key_lengths": [4, 5], "is_causal": True, "gain": 3.0}
+    y = chain(ROWS, **options)
+    expected = encoder(ROWS, is_causal=True, key_lengths=[4, 5])
+    expected = attention(inner[0](3 * expected), is_causal=True, key_lengths=[4, 5])
+    np.testing.assert_array_equal(y, chain[3](expected))
+    assert not np.array_equal(chain(ROWS, is_causal=True), chain(ROWS))
+    # Padding reaches the parameters of the last layer, but its gradient must not reach the parameters of others.
+    check_gradients(perturbed(chain), with_one_input(chain, **options), ROWS)
+    recorder = Anything()
+    nn.Sequential(recorder, Gain()).vjp(ROWS, gain=2.0, extra=1)
+    assert recorder.seen == [{"gain": 2.0, "extra": 1}]
+
+
+@pytest.mark.parametrize("name", ["causal", "x", "self", "**"])
+def test_sequential_refuses_options_that_no_module_takes(name):
+    chain = nn.Sequential(nn.Linear(6, 6, rng=0), nn.LayerNorm(6), nn.Linear(6, 3, rng=0))
+    for call in (chain, chain.vjp):
+        if name in ("x", "self"):
+            with pytest.raises(TypeError, match="multiple values"):
+                call(ROWS, **{name: 1})
+            continue
+        with pytest.raises(TypeError, match=rf"takes '{re.escape(name)}'; it has Linear, LayerNorm$"):
+            call(ROWS, **{name: 1})
+    with pytest.raises(TypeError, match="it has none"):
+        nn.Sequential()(ROWS, a=1)

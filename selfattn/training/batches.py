@@ -1,0 +1,256 @@
+"""What a training goes through: items in an order, a stream of batches, or batches that a function draws.
+
+Each source counts the items that it gave in this epoch, ``done``, and can begin at such a place again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.nn.init import Generator
+
+
+class Batch(NamedTuple):
+    """What one pass through the model takes, and of how many items it is."""
+
+    content: Any
+    items: int
+
+
+class Items:
+    """A sequence: each epoch goes through all of it, ``batch_size`` items at a time, in an order of its own if ``shuffle``.
+
+    Without ``batch_size`` the items are batches already.
+    """
+
+    endless = False
+
+    def __init__(
+        self,
+        items: Sequence[Any] | npt.NDArray[Any],
+        batch_size: int | None,
+        shuffle: bool,
+        collate: Callable[[list[Any]], Any],
+    ) -> None:
+        self.items, self.batch_size, self.shuffle, self.collate = items, batch_size, shuffle, collate
+        self.done = 0
+        self.order: npt.NDArray[np.int64] | None = None  # None before an epoch's first item
+
+    @property
+    def batches(self) -> int | None:
+        """The number of batches of an epoch."""
+        return -(-len(self.items) // (self.batch_size or 1))
+
+    def begin(self, generator: Generator) -> None:
+        """Draw the order of an epoch, if that has not been done."""
+        if self.order is None:
+            n = len(self.items)
+            self.order = np.asarray(generator.permutation(n) if self.shuffle else np.arange(n), np.int64)
+
+    def take(self, generator: Generator) -> Batch:
+        """Return the next batch."""
+        self.begin(generator)
+        assert self.order is not None
+        chosen = self.order[self.done : self.done + (self.batch_size or 1)].tolist()
+        found = [self.items[i] for i in chosen]
+        self.done += len(found)
+        return Batch(found[0] if self.batch_size is None else self.collate(found), len(found))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the epoch has no more items."""
+        return self.done == len(self.items)
+
+    def reset(self) -> None:
+        """Go to the beginning of the next epoch."""
+        self.done, self.order = 0, None
+
+    def restore(self, done: Any, order: Any) -> None:
+        """Go to a place, or say why there is none."""
+        n = len(self.items)
+        if order is None:
+            valid = done == 0
+        else:
+            valid = type(done) is int and 0 < done < n and done % (self.batch_size or 1) == 0
+            valid = valid and np.array_equal(np.sort(order), np.arange(n))
+        if not valid:
+            raise ValueError(f"its place is item {done!r} in an order that is none of {n} items")
+        self.done, self.order = done, order
+
+
+class Stream:
+    """An iterable of batches: each epoch iterates over it again. Its order is its own."""
+
+    batch_size: int | None = None
+    shuffle = endless = False
+    order = None
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.source = batches
+        self.done = 0
+        self.iterator: Iterator[Any] | None = None
+        self.ahead: list[Any] = []  # the next batch, or nothing at the end
+
+    @property
+    def once(self) -> bool:
+        """Whether it is an iterator, which is gone after one epoch."""
+        return isinstance(self.source, Iterator)
+
+    @property
+    def batches(self) -> int | None:
+        """The number of batches of an epoch, if it is known."""
+        return len(self.source) if isinstance(self.source, Sized) else None
+
+    def begin(self, generator: Generator) -> None:
+        """Begin an epoch, if that has not been done."""
+        if self.iterator is not None:
+            return
+        self.iterator = iter(self.source)
+        for _ in range(self.done):
+            next(self.iterator, None)
+        self._look()
+        if not self.ahead:
+            raise ValueError(f"batches has ended after {self.done}; at least one more is needed")
+
+    def _look(self) -> None:
+        assert self.iterator is not None
+        self.ahead = list(itertools.islice(self.iterator, 1))
+
+    def take(self, generator: Generator) -> Batch:
+        """Return the next batch."""
+        self.begin(generator)
+        (batch,) = self.ahead
+        self._look()
+        self.done += 1
+        return Batch(batch, 1)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the epoch has no more batches."""
+        return not self.ahead
+
+    def reset(self) -> None:
+        """Go to the beginning of the next epoch."""
+        self.done, self.iterator, self.ahead = 0, None, []
+
+    def restore(self, done: Any, order: Any) -> None:
+        """Go to a place, or say why there is none."""
+        _check_count(done, order)
+        self.done = done
+
+
+class Draws:
+    """Batches that a function of a generator draws: there are no epochs."""
+
+    batch_size: int | None = None
+    shuffle = False
+    order = None
+    batches: int | None = None
+    endless, ended = True, False
+
+    def __init__(self, draw: Callable[[Generator], Any]) -> None:
+        self.draw = draw
+        self.done = 0
+
+    def begin(self, generator: Generator) -> None:
+        """Do nothing: every batch is drawn when it is taken."""
+
+    def take(self, generator: Generator) -> Batch:
+        """Draw a batch."""
+        batch = self.draw(generator)
+        self.done += 1
+        return Batch(batch, 1)
+
+    def reset(self) -> None:
+        """Do nothing: there is no end."""
+
+    def restore(self, done: Any, order: Any) -> None:
+        """Go to a place, or say why there is none."""
+        _check_count(done, order)
+        self.done = done
+
+
+Source = Items | Stream | Draws
+
+
+def _check_count(done: Any, order: Any) -> None:
+    if type(done) is not int or done < 0 or order is not None:
+        raise ValueError(f"its place is batch {done!r}")
+
+
+def source_of(batches: Any, batch_size: int | None, shuffle: bool | None) -> Source:
+    """Tell what kind of batches these are, and check that the options fit.
+
+    Raises
+    ------
+    TypeError, ValueError
+        They are none, or there are none of them, or an option needs a sequence.
+    """
+    if isinstance(batches, np.ndarray) and batches.ndim == 0:
+        raise TypeError("batches is an array without dimensions; one batch for each row is needed")
+    if is_sequence(batches):
+        if not len(batches):
+            raise ValueError("batches is empty; at least one is needed")
+        return Items(batches, batch_size, shuffle is None or shuffle, stacked)
+    for name, given in {"batch_size": batch_size, "shuffle": shuffle or None}.items():
+        if given is not None:
+            raise ValueError(
+                f"{name}={given} needs batches in a sequence, such as a list; not {_kind(batches)}"
+            )
+    if callable(batches):
+        try:
+            inspect.signature(batches).bind("rng")
+        except TypeError:
+            raise TypeError(
+                "a function as batches must take one argument, the generator that it draws with: its state is part of a "
+                "checkpoint"
+            ) from None
+        except ValueError:
+            pass  # one that does not tell its arguments
+        return Draws(batches)
+    if isinstance(batches, Iterable) and not isinstance(batches, str | bytes | Mapping):
+        return Stream(batches)
+    raise TypeError(
+        f"batches must be a sequence or an iterable of batches, or a function that draws one, not {_kind(batches)}"
+    )
+
+
+def is_sequence(batches: Any) -> bool:
+    """Tell whether items can be taken in any order."""
+    if isinstance(batches, str | bytes | Mapping):
+        return False
+    return hasattr(batches, "__getitem__") and hasattr(batches, "__len__")
+
+
+def _kind(batches: Any) -> str:
+    return "a function" if inspect.isroutine(batches) else type(batches).__name__
+
+
+def stacked(examples: list[Any]) -> Any:
+    """Make a batch of examples: arrays with an axis more; of tuples a tuple, of dicts a dict, of texts a list.
+
+    Raises
+    ------
+    ValueError
+        They differ in shape.
+    """
+    first = examples[0]
+    if isinstance(first, str):
+        return examples
+    if isinstance(first, Mapping):
+        return {key: stacked([example[key] for example in examples]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(stacked(list(column)) for column in zip(*examples, strict=True))
+    arrays = [np.asarray(example) for example in examples]
+    if len({array.shape for array in arrays}) > 1:
+        shapes = sorted({array.shape for array in arrays})
+        raise ValueError(
+            f"examples of one batch differ in shape: {shapes}; pad them, or make the batches yourself"
+        )
+    return np.stack(arrays)

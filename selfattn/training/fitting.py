@@ -1,0 +1,358 @@
+"""`fit`: what users pass is checked here, and becomes a training, which `loop` runs."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from selfattn._extras import import_extra
+from selfattn.functional._arguments import check_number, check_size
+from selfattn.nn import init
+from selfattn.nn.proxy_task import ProxyTask
+from selfattn.optim import Adam, AdamW, Optimizer
+from selfattn.optim.lr_scheduler import LRScheduler
+from selfattn.training import checkpoint as checkpoints
+from selfattn.training.batches import Draws, Items, Source, Stream, is_sequence, source_of
+from selfattn.training.loop import Callback, History, Training
+from selfattn.training.objectives import OfTriplets, objective_of
+from selfattn.training.progress import Progress
+
+
+def _also_of_triplets(function: Callable[..., History]) -> Callable[..., History]:
+    """Let tasks be called without a loss: ``fit(task, triplets, epochs, lr, …)``."""
+
+    @functools.wraps(function)
+    def fit(*arguments: Any, **options: Any) -> History:
+        if len(arguments) > 2 and hasattr(arguments[2], "__index__"):
+            arguments = (*arguments[:2], None, *arguments[2:])
+        for name, now in {"task": "model", "triplets": "batches"}.items():
+            if name in options:
+                options[now] = options.pop(name)
+        return function(*arguments, **options)
+
+    return fit
+
+
+@_also_of_triplets
+def fit(
+    model: Any,
+    batches: Any,
+    loss: Any = None,
+    epochs: int | None = None,
+    lr: float | None = None,
+    batch_size: int | None = None,
+    shuffle: bool | None = None,
+    rng: init.Rng = None,
+    optimizer: Optimizer | None = None,
+    log_every: int | None = 100,
+    checkpoint: str | os.PathLike[str] | None = None,
+    callbacks: Iterable[Callback] = (),
+    *,
+    steps: int | None = None,
+    scheduler: LRScheduler | Callable[[Optimizer], LRScheduler] | None = None,
+    max_norm: float | None = None,
+    accumulate: int = 1,
+    validation: Any = None,
+    validate_every: int | None = None,
+    resume: bool = False,
+    checkpoint_every: int | None = None,
+    progress: bool | None = None,
+) -> History:
+    """Train a model: minimise a loss of batches.
+
+    Parameters
+    ----------
+    model : Module
+        Or anything with ``parameters()``, which are moved in place, and ``vjp``. It is trained in the mode that it is in: a new
+        one, and one after ``train()``, drops.
+    batches : sequence, iterable or callable
+        A sequence of batches, or with ``batch_size`` of examples. An iterable of batches, which each epoch iterates over. Or a
+        function ``batches(rng)`` that draws a batch with the generator it is given, for a training of so many ``steps``. Of
+        triplets, sentences as the task takes them; see :func:`read_triplets` and :func:`make_triplets`.
+    loss : Loss, callable, or None
+        - One of :mod:`selfattn.nn`, or anything called and differentiated like it: a batch is ``(inputs, target)``, the loss
+          ``loss(model(inputs), target)``. Inputs in a tuple are several arguments, and a third part of the batch is a dict of
+          the model's options, such as ``key_lengths``.
+        - A function: ``value, grads = loss(model, batch)``.
+        - None, for a model with a loss of its own: ``value, pullback = model.loss_vjp(batch)``, ``grads = pullback(1.0)``. A batch
+          that is a tuple is several arguments.
+        - None, for a :class:`~selfattn.nn.ProxyTask`, or another :class:`Task`: batches are triplets, the loss is −confidence,
+          and the call may be ``fit(task, triplets, epochs, lr, …)``.
+    epochs : int, optional
+        How often to go through the batches. By default 1, or as often as ``steps`` need; 100 of triplets.
+    lr : float, optional
+        The learning rate of the optimizer that is made when none is given: :class:`~selfattn.optim.AdamW` with 1e-3; of triplets
+        :class:`~selfattn.optim.Adam` with 1e-4.
+    batch_size : int, optional
+        Make batches of so many examples: arrays are stacked, tuples become tuples of stacks. The last of an epoch may be
+        shorter. Of triplets by default 1.
+    shuffle : bool, optional
+        Whether each epoch has an order of its own. By default so, for a sequence.
+    rng : int, Generator or torch_rng, optional
+        Where the orders come from. With :func:`selfattn.torch_rng` they are those of PyTorch's
+        ``DataLoader(shuffle=True)`` after ``torch.manual_seed``.
+    optimizer : Optimizer, optional
+        One that moves the model's parameters.
+    log_every : int or None, default 100
+        Print the loss of every so many steps, with the rate and the time that remains, and the average of each epoch; None
+        prints nothing.
+    checkpoint : path, optional
+        A file that holds, after each epoch and at the end, everything that the rest of the training depends on: weights,
+        optimiser, schedule, generators, the order of the epoch and the place in it. Needs the extra ``text``.
+    callbacks : iterable of callable
+        Each is called with a :class:`Step` after every step. One that returns True ends the training.
+    steps : int, optional
+        End after so many steps, those of all epochs counted.
+    scheduler : LRScheduler or callable, optional
+        Its ``step`` is called after each step. A function makes one of the optimizer.
+    max_norm : float, optional
+        Clip the norm of the gradients, :func:`~selfattn.optim.clip_grad_norm_`.
+    accumulate : int, default 1
+        Make a step along the mean gradient of so many batches.
+    validation : sequence or iterable, optional
+        Batches, or examples, of which the mean loss is computed now and then, with the model as after ``eval()``.
+    validate_every : int, optional
+        After how many steps; by default after each epoch and at the end.
+    resume : bool, default False
+        Go on from the checkpoint if it is there; its options of the optimiser count, and its history is continued.
+        Without ``resume`` a checkpoint that is there is an error, not lost.
+    checkpoint_every : int, optional
+        Write the checkpoint after every so many steps of an epoch too.
+    progress : bool, optional
+        Whether to show a bar with the loss and the rate, which needs ``tqdm`` of the extra ``text``. By default it is
+        shown in a notebook or on a terminal if tqdm is installed.
+
+    Returns
+    -------
+    History
+        The losses of all steps, epochs and validations, those before a resumption included.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is wrong: no batches, a learning rate of nan, a sentence of a :class:`~selfattn.nn.ProxyTask` that has no
+        tokens. Nothing has changed then. With ``resume``: the
+        checkpoint is damaged or belongs to other batches, parameters or options.
+    FileExistsError
+        ``checkpoint`` is there, and ``resume`` is False.
+    FloatingPointError
+        The loss is not finite, or the norm of the gradients. The parameters are those before that step.
+    OSError
+        The checkpoint could not be written; the one before is as it was.
+    Interrupted
+        Ctrl-C, as a KeyboardInterrupt with the ``history``: the step is completed and the checkpoint written before
+        it is raised, so both are those after a whole step. A second Ctrl-C does not wait.
+    ImportError
+        An extra is missing.
+
+    Notes
+    -----
+    Resumed training gives the bits of uninterrupted training on the same machine, if the batches are the same: an iterable
+    is gone through up to its place, so it must give the same ones again. The order of an epoch is drawn when it begins, and
+    is the only thing drawn from ``rng``, besides what a function of batches draws.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn import nn, training
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.standard_normal((64, 3)).astype(np.float32)
+    >>> examples = list(zip(x, (x.sum(axis=1) > 0).astype(int)))
+    >>> model = nn.Sequential(nn.Linear(3, 8, rng=0), nn.ReLU(), nn.Linear(8, 2, rng=1))
+    >>> history = training.fit(
+    ...     model, examples, nn.CrossEntropyLoss(), epochs=20, lr=0.01, batch_size=8, rng=0, log_every=None,
+    ...     validation=examples,
+    ... )
+    >>> history.validation_losses[0][1] > 0.5, history.validation_losses[-1][1] < 0.1
+    (True, True)
+
+    Triplets:
+
+    >>> words = "tom chase jerry likes cheese harry killed voldemort".split()
+    >>> def tokenize(sentence):
+    ...     return [words.index(word) for word in sentence.split()]
+    >>> task = nn.ProxyTask(nn.EmbeddingModel(tokenize, len(words), 8, max_seq_len=8, rng=0))
+    >>> triplets = [
+    ...     ("tom chase jerry", "jerry likes cheese", "harry killed voldemort"),
+    ...     ("jerry likes cheese", "tom chase jerry", "voldemort killed harry"),
+    ... ]
+    >>> history = training.fit(task, triplets, epochs=2, lr=0.01, rng=0, log_every=2)
+    Epoch [1/2], Step [2/2], Loss: 0.7038
+    --- Epoch 1 completed. Average Loss: 0.7384 ---
+    Epoch [2/2], Step [2/2], Loss: 0.3598
+    --- Epoch 2 completed. Average Loss: 0.3588 ---
+    >>> len(history.step_losses)
+    4
+    """
+    objective = objective_of(model, loss)
+    of_triplets = isinstance(objective, OfTriplets)
+    counts = {
+        "batch_size": batch_size, "steps": steps, "validate_every": validate_every, "accumulate": accumulate,
+        "log_every": log_every, "checkpoint_every": checkpoint_every,
+    }  # fmt: skip
+    for name, count in counts.items():
+        if count is not None:
+            check_size(name, count)
+    if epochs is not None:
+        check_size("epochs", epochs, 0)
+    if of_triplets:
+        source: Source = _triplets(
+            model, "triplets", batches, batch_size or 1, shuffle is None or bool(shuffle)
+        )
+        checked: Source | None = (
+            None if validation is None else _triplets(model, "validation", validation, batch_size or 1, False)
+        )
+    else:
+        source = source_of(batches, batch_size, shuffle)
+        checked = None if validation is None else _validation(validation, batch_size)
+    if validate_every is not None and validation is None:
+        raise ValueError("validate_every needs validation=, the batches")
+    if checkpoint is None and (resume or checkpoint_every is not None):
+        raise ValueError("resume and checkpoint_every need checkpoint=, the file")
+    if not isinstance(callbacks, Iterable):
+        raise TypeError(f"callbacks must be a list of functions, not {type(callbacks).__name__}")
+    epochs = _checked_epochs(source, epochs, steps, 100 if of_triplets else 1)
+    kind, rate = (Adam, 1e-4) if of_triplets else (AdamW, 1e-3)
+    if optimizer is None and isinstance(scheduler, LRScheduler):
+        optimizer = scheduler.optimizer
+    optimizer = _checked_optimizer(model, optimizer, lr, kind, rate)
+    training = Training(
+        model=model,
+        objective=objective,
+        source=source,
+        generator=init.as_generator(rng),
+        optimizer=optimizer,
+        scheduler=_checked_scheduler(scheduler, optimizer),
+        max_norm=None if max_norm is None else check_number("max_norm", max_norm),
+        accumulate=accumulate,
+        validation=checked,
+        validate_every=validate_every,
+        file=None if checkpoint is None else Path(checkpoint),
+        callbacks=list(callbacks),
+        fixed={},
+    )
+    if training.file is not None:
+        training.fixed = _fixed(training, of_triplets)
+        _open(training, training.file, resume)
+    shown = Progress(training, progress, log_every, epochs, steps, timed=not of_triplets)
+    with shown:
+        training.run(epochs, steps, shown, checkpoint_every)
+    return training.history
+
+
+def _open(training: Training, file: Path, resume: bool) -> None:
+    """Find out before the first epoch, not after it, whether there can be a checkpoint, and go on from one."""
+    import_extra("safetensors", "text")
+    if not file.parent.is_dir():
+        raise FileNotFoundError(f"the folder of checkpoint={file} does not exist")
+    if file.exists():
+        if not resume:
+            raise FileExistsError(f"{file} is there already: resume=True goes on from it")
+        training.restore()
+    training.check_saving()
+
+
+def _fixed(training: Training, of_triplets: bool) -> dict[str, Any]:
+    """Return what has to be the same for a place in the training to mean anything."""
+    source, scheduler = training.source, training.scheduler
+    fixed: dict[str, Any] = {}
+    if isinstance(source, Items):
+        name = "triplets" if of_triplets else "batches"
+        digest = checkpoints.fingerprint if of_triplets else checkpoints.digest
+        fixed = {name: len(source.items), f"digest of the {name}": digest(source.items)}
+    else:
+        fixed = {"batches": "a function" if isinstance(source, Draws) else "an iterable"}
+    fixed |= {
+        "batch_size": source.batch_size, "shuffle": source.shuffle, "optimizer": type(training.optimizer).__name__,
+    }  # fmt: skip
+    if training.accumulate > 1:
+        fixed["accumulate"] = training.accumulate
+    if scheduler is not None:
+        fixed["scheduler"] = type(scheduler).__name__
+    return fixed
+
+
+def _checked_epochs(source: Source, epochs: int | None, steps: int | None, default: int) -> int | None:
+    if isinstance(source, Draws):
+        if steps is None or epochs is not None:
+            raise ValueError("batches that a function draws have no end: give steps, not epochs")
+        return None
+    once = isinstance(source, Stream) and source.once
+    if epochs is None:
+        epochs = None if steps is not None and not once else default
+    if once and epochs is not None and epochs > 1:
+        raise ValueError(
+            f"batches is an iterator, which is gone after one epoch; epochs={epochs} need a list of them"
+        )
+    return epochs
+
+
+def _triplets(task: Any, name: str, triplets: Any, batch_size: int, shuffle: bool) -> Items:
+    checked = _checked_triplets(name, triplets)
+    if isinstance(task, ProxyTask):
+        task.check(checked)
+    return Items(checked, batch_size, shuffle, lambda found: found)
+
+
+def _validation(batches: Any, batch_size: int | None) -> Source:
+    if isinstance(batches, Iterator):
+        batches = list(batches)
+    if not is_sequence(batches) and callable(batches):
+        raise TypeError(
+            "validation must be a sequence or an iterable of batches, which are the same each time, not a function"
+        )
+    try:
+        return source_of(batches, batch_size if is_sequence(batches) else None, False)
+    except (TypeError, ValueError) as error:
+        raise type(error)(str(error).replace("batches", "validation", 1)) from None
+
+
+def _checked_triplets(name: str, triplets: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    if isinstance(triplets, str) or not isinstance(triplets, Iterable):
+        kind = type(triplets).__name__
+        raise TypeError(f"{name} must be an iterable of (main, similar, non_similar), not a {kind}")
+    checked = []
+    for i, triplet in enumerate(triplets):
+        if isinstance(triplet, str) or not hasattr(triplet, "__len__") or len(triplet) != 3:
+            raise ValueError(f"{name}[{i}] must be (main, similar, non_similar), not {triplet!r:.200}")
+        for sentence in triplet:
+            if isinstance(sentence, str) and not sentence.strip():
+                raise ValueError(f"{name}[{i}] has an empty sentence: {triplet!r:.200}")
+        checked.append(tuple(triplet))
+    if not checked:
+        raise ValueError(f"{name} is empty; at least one is needed")
+    return checked
+
+
+def _checked_optimizer(
+    model: Any, optimizer: Optimizer | None, lr: float | None, kind: type[Adam], rate: float
+) -> Optimizer:
+    parameters = model.parameters()
+    lr = None if lr is None else check_number("lr", lr)
+    if optimizer is None:
+        return kind(parameters, lr=rate if lr is None else lr)
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be one of selfattn.optim, not {type(optimizer).__name__}")
+    if lr is not None and lr != optimizer.lr:
+        raise ValueError(f"lr={lr} and an optimizer with lr={optimizer.lr} were given: which one is meant?")
+    if {name: id(array) for name, array in optimizer.params.items()} != {
+        name: id(array) for name, array in parameters.items()
+    }:
+        raise ValueError("optimizer must be made of the parameters() of this model; it moves other arrays")
+    return optimizer
+
+
+def _checked_scheduler(scheduler: Any, optimizer: Optimizer) -> LRScheduler | None:
+    if scheduler is None:
+        return None
+    made = scheduler(optimizer) if callable(scheduler) else scheduler
+    if not isinstance(made, LRScheduler):
+        raise TypeError(
+            f"scheduler must be one of selfattn.optim.lr_scheduler, or a function that makes one, not {type(made).__name__}"
+        )
+    if made.optimizer is not optimizer:
+        raise ValueError("scheduler is of another optimizer than the one that is given")
+    return made

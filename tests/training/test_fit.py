@@ -1,0 +1,519 @@
+"""training.fit of any model: what a batch is, where batches come from, schedules, validation, going on to the bit."""
+
+import itertools
+import re
+import signal
+
+import numpy as np
+import pytest
+from covering import covering
+
+from selfattn import nn, optim, training
+from selfattn.optim import lr_scheduler
+from selfattn.training import progress
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((24, 3)).astype(np.float32)
+Y = (X.sum(axis=1) > 0).astype(np.int64)
+EXAMPLES = list(zip(X, Y, strict=True))
+BATCHES = [(X[i : i + 4], Y[i : i + 4]) for i in range(0, 24, 4)]
+QUIET = {"log_every": None}
+
+
+def make_model(dropout=0.0, seed=0):
+    rng = np.random.default_rng(seed)
+    return nn.Sequential(
+        nn.Linear(3, 8, rng=rng), nn.Tanh(), nn.Dropout(dropout, rng=rng), nn.Linear(8, 2, rng=rng)
+    )
+
+
+def by_hand(model, batches, optimizer, loss):
+    losses = []
+    for x, target in batches:
+        y, pullback = model.vjp(x)
+        value, loss_pullback = loss.vjp(y, target)
+        optimizer.step(pullback(loss_pullback(1.0))[1])
+        losses.append(float(value))
+    return losses
+
+
+def test_a_training_is_what_one_writes_by_hand():
+    ours, theirs, loss = make_model(), make_model(), nn.CrossEntropyLoss()
+    history = training.fit(ours, BATCHES, loss, epochs=2, shuffle=False, **QUIET)
+    expected = by_hand(theirs, BATCHES * 2, optim.AdamW(theirs.parameters(), lr=1e-3), loss)
+    assert history.step_losses == expected
+    np.testing.assert_equal(ours.parameters(), theirs.parameters())
+    np.testing.assert_allclose(
+        history.epoch_losses, [np.mean(expected[:6]), np.mean(expected[6:])], rtol=1e-15
+    )
+
+
+def test_examples_are_stacked_in_the_order_of_the_seed():
+    ours, theirs, loss = make_model(), make_model(), nn.CrossEntropyLoss()
+    history = training.fit(ours, EXAMPLES, loss, epochs=2, lr=0.1, batch_size=7, rng=3, **QUIET)
+    rng = np.random.default_rng(3)
+    orders = [rng.permutation(24) for _ in range(2)]
+    batches = [(X[order[i : i + 7]], Y[order[i : i + 7]]) for order in orders for i in range(0, 24, 7)]
+    expected = by_hand(theirs, batches, optim.AdamW(theirs.parameters(), lr=0.1), loss)
+    assert history.step_losses == expected
+    mean = np.average(expected[:4], weights=[7, 7, 7, 3])
+    assert history.epoch_losses[0] == pytest.approx(mean, rel=1e-15)
+
+
+class Weighted(nn.Module):
+    """w · x + v · y: two inputs, an option, a loss of its own; batches are written down."""
+
+    def __init__(self):
+        self.register_parameter("w", np.ones(()))
+        self.register_parameter("v", np.ones(()))
+        self.seen = []
+
+    def forward(self, x, y, *, sign=1.0):
+        return sign * (self.w * x + self.v * y)
+
+    def vjp(self, x, y, *, sign=1.0):
+        self.seen.append((x, y, sign))
+
+        def pullback(dz):
+            return (dz, dz), {"w": np.sum(sign * dz * x), "v": np.sum(sign * dz * y)}
+
+        return self(x, y, sign=sign), pullback
+
+    def loss_vjp(self, x, y=0.0):
+        self.seen.append(np.asarray(x).tolist())
+        return np.float64(self.w * np.sum(x)), lambda d: {"w": d * np.sum(x), "v": np.zeros(())}
+
+
+def test_several_inputs_and_options_of_the_model():
+    model = Weighted()
+    one = np.ones(2)
+    batches = [((one, 2 * one), one, {"sign": -1.0}), [(one, one), one]]
+    training.fit(model, batches, nn.MSELoss(), shuffle=False, **QUIET)
+    assert [(x[0], y[0], sign) for x, y, sign in model.seen] == [(1, 2, -1), (1, 1, 1)]
+
+
+def test_a_loss_of_the_model_itself():
+    model = Weighted()
+    history = training.fit(
+        model,
+        np.arange(8.0).reshape(4, 2),
+        optimizer=optim.SGD(model.parameters(), lr=0.5),
+        shuffle=False,
+        **QUIET,
+    )
+    assert model.seen == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    w = 1 - 0.5 * np.cumsum([0, 1, 5, 9])  # the gradient is the sum of x
+    assert history.step_losses == (w * [1, 5, 9, 13]).tolist()
+
+
+def test_a_function_as_loss():
+    model = Weighted()
+    seen = []
+
+    def loss(given, batch):
+        assert given is model
+        seen.append(batch)
+        return batch, {"w": np.array(1.0)}
+
+    history = training.fit(model, [3.0, 1.0, 2.0], loss, shuffle=False, validation=iter([5.0]), **QUIET)
+    assert history.step_losses == [3, 1, 2] and history.validation_losses == [(3, 5.0)]
+    assert seen == [3, 1, 2, 5] and model.v == 1
+
+
+# -------------------------------------------------------------------------------------------------- the sources
+
+
+def draw(rng):
+    chosen = rng.integers(0, 24, 4)
+    return X[chosen], Y[chosen]
+
+
+class Loader:
+    """An iterable of batches that tells its length, as PyTorch's DataLoader does."""
+
+    def __iter__(self):
+        return iter(BATCHES)
+
+    def __len__(self):
+        return len(BATCHES)
+
+
+class Unknown(Loader):
+    __len__ = None
+
+
+@pytest.mark.parametrize(
+    ("source", "known"), [(Loader(), 6), (iter(BATCHES), None), ((b for b in BATCHES), None)]
+)
+def test_iterables_give_their_batches_in_their_order(source, known):
+    ours, theirs, loss, told = make_model(), make_model(), nn.CrossEntropyLoss(), []
+    history = training.fit(ours, source, loss, callbacks=[told.append], **QUIET)
+    assert history.step_losses == by_hand(theirs, BATCHES, optim.AdamW(theirs.parameters()), loss)
+    assert [step.steps for step in told] == [known] * 6
+    assert [step.average_loss is None for step in told] == [True] * 5 + [False]
+
+
+def test_a_function_draws_batches_with_the_generator():
+    ours, theirs, loss, told = make_model(), make_model(), nn.CrossEntropyLoss(), []
+    history = training.fit(ours, draw, loss, rng=5, steps=9, callbacks=[told.append], **QUIET)
+    rng = np.random.default_rng(5)
+    drawn = [draw(rng) for _ in range(9)]
+    assert history.step_losses == by_hand(theirs, drawn, optim.AdamW(theirs.parameters()), loss)
+    assert history.epoch_losses == []
+    assert [(step.epoch, step.epochs, step.step, step.steps, step.number) for step in told] == [
+        (1, None, n, None, n) for n in range(1, 10)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "steps", "epochs"),
+    [
+        (BATCHES, {}, 6, 1),
+        (BATCHES, {"epochs": 3}, 18, 3),
+        (BATCHES, {"steps": 8}, 8, 1),
+        (BATCHES, {"steps": 12}, 12, 2),
+        (BATCHES, {"steps": 8, "epochs": 1}, 6, 1),
+        (Unknown(), {"steps": 8}, 8, 1),
+        (BATCHES, {"epochs": 0}, 0, 0),
+        (BATCHES, {"epochs": 2, "accumulate": 4}, 4, 2),
+        (EXAMPLES, {"epochs": 2, "accumulate": 2, "batch_size": 5}, 6, 2),
+        (draw, {"steps": 3, "accumulate": 2}, 3, 0),
+    ],
+)
+def test_when_it_ends(source, options, steps, epochs):
+    told = []
+    history = training.fit(
+        make_model(), source, nn.CrossEntropyLoss(), callbacks=[told.append], **options, **QUIET
+    )
+    assert len(history.step_losses) == len(told) == steps and len(history.epoch_losses) == epochs
+    assert [step.number for step in told] == list(range(1, steps + 1))
+
+
+def test_accumulated_gradients_are_those_of_one_batch():
+    """The mean of means of equal batches, of 24 terms summed in another order."""
+    losses = []
+    for batch_size, accumulate in [(24, 1), (8, 3), (4, 6)]:
+        model = make_model()
+        options = {"batch_size": batch_size, "accumulate": accumulate, "epochs": 5, "rng": 0}
+        optimizer = optim.SGD(model.parameters(), lr=0.5)
+        losses.append(
+            training.fit(
+                model, EXAMPLES, nn.CrossEntropyLoss(), optimizer=optimizer, **options, **QUIET
+            ).step_losses
+        )
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    np.testing.assert_allclose(losses[2], losses[0], rtol=1e-5)
+
+
+# ------------------------------------------------------------------------------- schedule, clipping, validation
+
+
+def test_schedule_and_clipping():
+    ours, theirs, loss, told = make_model(), make_model(), nn.CrossEntropyLoss(), []
+
+    def one_cycle(optimizer):
+        return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=12)
+
+    training.fit(
+        ours,
+        BATCHES,
+        loss,
+        2,
+        scheduler=one_cycle,
+        max_norm=0.1,
+        shuffle=False,
+        callbacks=[told.append],
+        **QUIET,
+    )
+    optimizer = optim.AdamW(theirs.parameters())
+    scheduler = one_cycle(optimizer)
+    for step, (x, target) in zip(told, BATCHES * 2, strict=True):
+        y, pullback = theirs.vjp(x)
+        value, loss_pullback = loss.vjp(y, target)
+        _, grads = pullback(loss_pullback(1.0))
+        assert step.grad_norm == optim.clip_grad_norm_(grads, 0.1)
+        assert step.lr == optimizer.lr and step.loss == value
+        optimizer.step(grads)
+        scheduler.step()
+    np.testing.assert_equal(ours.parameters(), theirs.parameters())
+
+
+def test_a_scheduler_brings_its_optimizer():
+    model = make_model()
+    optimizer = optim.SGD(model.parameters(), lr=0.5)
+    scheduler = lr_scheduler.LinearLR(optimizer)
+    training.fit(model, BATCHES, nn.CrossEntropyLoss(), scheduler=scheduler, **QUIET)
+    assert scheduler.last_epoch == 6 and optimizer.lr == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="scheduler is of another optimizer"):
+        training.fit(
+            model,
+            BATCHES,
+            nn.CrossEntropyLoss(),
+            scheduler=scheduler,
+            optimizer=optim.SGD(model.parameters()),
+        )
+
+
+@pytest.mark.parametrize("validation", [BATCHES[:2], iter(BATCHES[:2]), Loader(), EXAMPLES[:8]])
+def test_validation_is_a_mean_without_dropout(validation):
+    model, loss, told = make_model(dropout=0.5), nn.CrossEntropyLoss(), []
+    model[2].train(False)
+    model[2].training = True
+    model[0].training = False
+    found = []
+
+    def check(step):
+        if step.validation_loss is not None:
+            model.eval()
+            rows = slice(None) if isinstance(validation, Loader) else slice(8)
+            found.append((step.number, float(loss(model(X[rows]), Y[rows]))))
+            model.train()
+            model[0].training = False
+        assert [module.training for module in model] == [False, True, True, True]
+        told.append(step)
+
+    options = {"batch_size": 4} if validation == EXAMPLES[:8] else {}
+    source = EXAMPLES if options else BATCHES
+    history = training.fit(
+        model, source, loss, 2, validation=validation, validate_every=5, callbacks=[check], **options, **QUIET
+    )
+    # batches of one size: the mean of their means
+    assert [n for n, _ in history.validation_losses] == [5, 10]
+    np.testing.assert_allclose(history.validation_losses, found, rtol=1e-6)
+
+
+def test_validation_after_each_epoch_and_at_the_end():
+    history = training.fit(
+        make_model(), BATCHES, nn.CrossEntropyLoss(), steps=15, validation=BATCHES, **QUIET
+    )
+    assert [n for n, _ in history.validation_losses] == [6, 12, 15]
+
+
+def test_validation_changes_nothing():
+    losses = [
+        training.fit(
+            make_model(0.5), EXAMPLES, nn.CrossEntropyLoss(), 2, batch_size=4, rng=0, **options, **QUIET
+        ).step_losses
+        for options in ({}, {"validation": EXAMPLES, "validate_every": 1})
+    ]
+    assert losses[0] == losses[1]
+
+
+# ------------------------------------------------------------------------------------------------------ going on
+
+SCHEDULERS = {
+    "none": None,
+    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 15),
+    "sequence": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.LinearLR(optimizer), lr_scheduler.OneCycleLR(optimizer, 0.1, 20)], [4]
+    ),
+}
+SOURCES = {
+    "batches": (BATCHES, {"epochs": 3}),
+    "examples": (EXAMPLES, {"epochs": 3, "batch_size": 5}),
+    "loader": (Loader(), {"epochs": 3}),
+    "unknown": (Unknown(), {"steps": 17}),
+    "draws": (draw, {"steps": 17}),
+}
+RESUMED = covering(
+    source=list(SOURCES), scheduler=list(SCHEDULERS), accumulate=[1, 2], validate_every=[None, 2], dropout=[0.0, 0.5],
+    optimizer=["SGD", "AdamW"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RESUMED, ids=lambda case: "-".join(map(str, case.values())))
+def test_resumed_training_has_the_same_bits(case, tmp_path):
+    pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
+    source, ends = SOURCES[case["source"]]
+
+    def run(seed, **options):
+        model = make_model(case["dropout"], seed)
+        optimizer = getattr(optim, case["optimizer"])(model.parameters(), lr=0.05)
+        if case["optimizer"] == "SGD":
+            optimizer.momentum = 0.9
+        history = training.fit(
+            model, source, nn.CrossEntropyLoss(), optimizer=optimizer, scheduler=SCHEDULERS[case["scheduler"]],
+            accumulate=case["accumulate"], validation=source if source is EXAMPLES else BATCHES, validate_every=case["validate_every"], rng=seed,
+            max_norm=0.5, **ends, **options, **QUIET,
+        )  # fmt: skip
+        return model.parameters(), optimizer.state_dict(), history
+
+    whole = run(0)
+    file = tmp_path / "checkpoint"
+    for steps in (2, 1, 3):
+        count = itertools.count(1)
+        run(0, checkpoint=file, resume=True, callbacks=[lambda step, n=count, end=steps: next(n) == end])
+    again = run(1, checkpoint=file, resume=True)  # other weights: all come from the checkpoint
+    np.testing.assert_equal(again[0], whole[0])
+    np.testing.assert_equal(again[1], whole[1])
+    if case["validate_every"] is None:  # it was validated where it was stopped too
+        assert set(again[2].validation_losses) >= set(whole[2].validation_losses)
+        again[2].validation_losses = whole[2].validation_losses
+    assert again[2] == whole[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batches": BATCHES[:5]}, "batches: 6 in the checkpoint, 5 in this training"),
+        ({"batches": [*BATCHES[:5], (X[:4], Y[:4])]}, "digest of the batches"),
+        ({"batches": draw, "epochs": None, "steps": 20}, "batches: 6 in the checkpoint, a function in this"),
+        ({"batches": Loader()}, "batches: 6 in the checkpoint, an iterable in this"),
+        ({"accumulate": 2}, "accumulate: None in the checkpoint, 2"),
+        ({"scheduler": SCHEDULERS["none"]}, "scheduler: CosineAnnealingLR in the checkpoint, None"),
+        (
+            {"scheduler": SCHEDULERS["sequence"]},
+            "scheduler: CosineAnnealingLR in the checkpoint, SequentialLR",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_training(tmp_path, change, message):
+    pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
+    options = {
+        "batches": BATCHES, "loss": nn.CrossEntropyLoss(), "epochs": 2, "scheduler": SCHEDULERS["cosine"],
+        "checkpoint": tmp_path / "c", **QUIET,
+    }  # fmt: skip
+    training.fit(make_model(), callbacks=[lambda step: step.number == 4], **options)
+    model = make_model()
+    with pytest.raises(ValueError, match=message):
+        training.fit(model, **{**options, **change}, resume=True)
+    np.testing.assert_equal(model.parameters(), make_model().parameters())
+
+
+def test_a_file_of_what_a_digest_is_of():
+    """Every part counts, and where one ends."""
+    from selfattn.training.checkpoint import digest
+
+    things = [
+        1, 1.0, True, None, "1", b"1", [1], [[1]], [1, 1], ["ab", "c"], ["a", "bc"], {"a": 1}, {"b": 1}, [],
+        np.ones(2), np.ones(2, np.float32), np.ones((2, 1)), np.zeros(2), (np.ones(1), np.ones(1)), object(),
+    ]  # fmt: skip
+    assert len({digest(thing) for thing in things}) == len(things)
+    assert digest([np.ones(2), "a"]) == digest((np.ones(2), "a"))
+    assert digest(np.ones((4, 2))[::2]) == digest(np.ones((2, 2)))
+
+
+def test_ctrl_c_keeps_the_last_state(tmp_path):
+    pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
+
+    def run(**options):
+        model = make_model()
+        return training.fit(model, draw, nn.CrossEntropyLoss(), steps=10, rng=0, **options, **QUIET), model
+
+    def press(step):
+        if step.number == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(training.Interrupted) as interrupted:
+        run(callbacks=[press], checkpoint=tmp_path / "c")
+    whole = run()
+    assert interrupted.value.history.step_losses == whole[0].step_losses[:4]
+    again = run(checkpoint=tmp_path / "c", resume=True)
+    assert again[0] == whole[0]
+    np.testing.assert_equal(again[1].parameters(), whole[1].parameters())
+
+
+# -------------------------------------------------------------------------------------------------------- lines
+
+
+def lines(capsys, monkeypatch, source, **options):
+    """What is printed when a step takes half a second."""
+    clock = itertools.count(0, 0.5)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    training.fit(make_model(), source, nn.CrossEntropyLoss(), lr=0.125, log_every=1, **options)
+    return [re.sub(r"Loss: \d\.\d{4}", "Loss: #", line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_lines_have_the_rate_and_the_time_that_remains(capsys, monkeypatch):
+    found = lines(capsys, monkeypatch, BATCHES[:2], epochs=2, validation=BATCHES)
+    assert found == [
+        "Epoch [1/2], Step [1/2], Loss: #, LR: 0.125, 2 steps/s, 0:02 left",
+        "Epoch [1/2], Step [2/2], Loss: #, LR: 0.125, 2 steps/s, 0:01 left",
+        "--- Epoch 1 completed. Average Loss: # ---",
+        "--- Validation after 2 steps. Loss: # ---",
+        "Epoch [2/2], Step [1/2], Loss: #, LR: 0.125, 2 steps/s, 0:00 left",
+        "Epoch [2/2], Step [2/2], Loss: #, LR: 0.125, 2 steps/s, 0:00 left",
+        "--- Epoch 2 completed. Average Loss: # ---",
+        "--- Validation after 4 steps. Loss: # ---",
+    ]
+    found = lines(capsys, monkeypatch, draw, steps=2)
+    assert found == [
+        "Step [1/2], Loss: #, LR: 0.125, 2 steps/s, 0:00 left",
+        "Step [2/2], Loss: #, LR: 0.125, 2 steps/s, 0:00 left",
+    ]
+    found = lines(capsys, monkeypatch, Unknown())
+    assert found[0] == "Epoch [1/1], Step 1, Loss: #, LR: 0.125, 2 steps/s"
+    found = lines(capsys, monkeypatch, BATCHES, steps=7)
+    assert found[-1] == "Epoch 2, Step [1/6], Loss: #, LR: 0.125, 2 steps/s, 0:00 left"
+
+
+def test_a_resumed_training_says_where_it_goes_on(tmp_path, capsys):
+    pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
+    for source, ends, said in [
+        (draw, {"steps": 5}, "Going on after step 3"), (BATCHES[:2], {"epochs": 3}, "Going on after epoch 1, step 1"),
+    ]:  # fmt: skip
+        file = tmp_path / said
+        options = {**ends, "checkpoint": file, "log_every": 100}
+        training.fit(
+            make_model(), source, nn.CrossEntropyLoss(), callbacks=[lambda s: s.number == 3], **options
+        )
+        capsys.readouterr()
+        training.fit(make_model(), source, nn.CrossEntropyLoss(), resume=True, **options)
+        assert capsys.readouterr().out.splitlines()[0] == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"), [(0, "0:00"), (59.6, "1:00"), (65, "1:05"), (3599, "59:59"), (7265, "2:01:05")]
+)
+def test_durations(seconds, written):
+    assert progress.duration(seconds) == written
+
+
+# ------------------------------------------------------------------------------------------------------- errors
+
+CE = nn.CrossEntropyLoss()
+BAD = [
+    ({"batches": []}, ValueError, "batches is empty"),
+    ({"batches": iter([])}, ValueError, "batches has ended after 0"),
+    ({"batches": 3}, TypeError, "batches must be a sequence or an iterable of batches, or a function .* not int"),
+    ({"batches": {"a": 1}}, TypeError, "batches must be .* not dict"),
+    ({"batches": "text"}, TypeError, "batches must be .* not str"),
+    ({"batches": np.array(1.0)}, TypeError, "without dimensions"),
+    ({"batches": lambda: BATCHES[0], "steps": 1}, TypeError, "must take one argument, the generator"),
+    ({"batches": draw}, ValueError, "give steps, not epochs"),
+    ({"batches": draw, "steps": 3, "epochs": 1}, ValueError, "give steps, not epochs"),
+    ({"batches": draw, "steps": 3, "batch_size": 2}, ValueError, "batch_size=2 needs batches in a sequence"),
+    ({"batches": Loader(), "shuffle": True}, ValueError, "shuffle=True needs batches in a sequence.* not Loader"),
+    ({"batches": iter(BATCHES), "epochs": 2}, ValueError, "an iterator, which is gone after one epoch; epochs=2"),
+    ({"batches": [X]}, TypeError, r"a batch must be \(inputs, target\).* not ndarray"),
+    ({"batches": [(X,)]}, TypeError, r"a batch must be \(inputs, target\).* not 1 things"),
+    ({"batches": [(X, Y, 3)]}, TypeError, "must be a dict of the model's options, not int"),
+    ({"batches": [(X[0], 0), (X[0, :2], 0)], "batch_size": 2}, ValueError, r"differ in shape: \[\(2,\), \(3,\)\]"),
+    ({"loss": 0.5}, TypeError, "loss must be one of selfattn.nn, such as nn.CrossEntropyLoss"),
+    ({"loss": nn.CrossEntropyLoss}, TypeError, r"loss is a class; make one: CrossEntropyLoss\(\)"),
+    ({"loss": None}, TypeError, "without a loss, task must be a ProxyTask, .* that of Sequential takes other arguments"),
+    ({"loss": nn.CrossEntropyLoss(reduction="none")}, TypeError, r"one number, not an array of shape \(4,\)"),
+    ({"loss": lambda model, batch: 1.0}, TypeError, "must return the loss and the dict of gradients.* not float"),
+    ({"loss": lambda model, batch: (1.0, {"x": np.ones(1)})}, ValueError, "grads has 'x', which is none of"),
+    ({"loss": lambda model, batch: (np.nan, {})}, FloatingPointError, "the loss is nan in epoch 1, step 1"),
+    ({"loss": lambda model, batch: (1.0, {"0.bias": np.full(8, np.inf)}), "max_norm": 1.0}, FloatingPointError,
+     "the norm of the gradients is inf in epoch 1, step 1"),
+    ({"model": 3}, TypeError, r"model must be a Module, or have parameters\(\), which int has not"),
+    ({"validate_every": 2}, ValueError, "validate_every needs validation="),
+    ({"validation": draw}, TypeError, "validation must be a sequence or an iterable .* not a function"),
+    ({"validation": []}, ValueError, "validation is empty"),
+    ({"steps": 0}, ValueError, "steps must be at least 1, not 0"),
+    ({"accumulate": 0}, ValueError, "accumulate must be at least 1, not 0"),
+    ({"max_norm": -1.0}, ValueError, "max_norm must be at least 0"),
+    ({"scheduler": 3}, TypeError, "scheduler must be one of selfattn.optim.lr_scheduler, .* not int"),
+    ({"scheduler": lambda optimizer: None}, TypeError, "scheduler must be one of .* not NoneType"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD)
+def test_wrong_calls_change_nothing(options, error, message):
+    model = options.get("model", make_model())
+    with pytest.raises(error, match=message):
+        training.fit(**{"model": model, "batches": BATCHES, "loss": CE, **QUIET, **options})
+    if isinstance(model, nn.Module):
+        np.testing.assert_equal(model.parameters(), make_model().parameters())
