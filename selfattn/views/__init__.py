@@ -3,6 +3,7 @@
 Pure functions from steps to HTML and figures; what is computed is in :mod:`selfattn.steps`.
 """
 
+from selfattn.views.explore import Explorer, explorer
 from selfattn.views.graph import PageError
 from selfattn.views.page import Page, join_pages, notebook_html, notebook_svg, steps_page
 from selfattn.views.plot import plot_attention
@@ -12,8 +13,10 @@ from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
 __all__ = [
     "CAPTIONS",
     "TUTORIAL_PAGES",
+    "Explorer",
     "Page",
     "PageError",
+    "explorer",
     "join_pages",
     "notebook_html",
     "notebook_svg",

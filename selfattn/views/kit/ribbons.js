@@ -13,6 +13,7 @@
  * @property {number} side whose colours: those of text 0 or 1
  * @property {string} name for screen readers
  * @property {boolean} [small] for a dock
+ * @property {number} [high] pixels for all words, until each has the least height
  * @property {boolean} [crossed] keys and queries are of different texts: no word is its own
  * @property {(selection: Chosen | null, pin: boolean) => void} point a word is pointed at, or chosen
  */
@@ -28,7 +29,7 @@
 /** @typedef {{ total: number, ribbons: Ribbon[][], left: number[], right: number[], sums: number[], ends: number[] }} Layout */
 
 const UNIT = 50, SMALL_UNIT = 26, GAP = 12, LEAST = 15; // thickness of weight 1, space between bars, least height of a word, in pixels at 16 px type
-const MOST_HIGH = 560; // pixels for all words, until each has the least height
+const MOST_HIGH = 560; // `high`, unless it is given
 const BAR = 7; // width
 const THIN = 0.25; // ribbons that are thinner are not drawn, in pixels
 const TRANSITION = 260; // milliseconds
@@ -169,7 +170,7 @@ class Ribbons {
     const type = parseFloat(getComputedStyle(this.field).fontSize) / 16 || 1;
     const n = Math.max(keys.length, queries.length, 1);
     this.width = this.field.clientWidth || 500;
-    const least = LEAST * type, fair = MOST_HIGH / n;
+    const least = LEAST * type, fair = (this.options.high ?? MOST_HIGH) / n;
     const whole = small ? SMALL_UNIT : this.width < 430 ? 0.7 * UNIT : UNIT;
     const unit = small ? Math.max(3, Math.min(whole * type, (SMALL_UNIT * 3.3 * type) / n)) : Math.max(least - 3, Math.min(whole * type, 0.8 * fair));
     const gap = small ? 2 : Math.max(3, Math.min(GAP * type, 0.25 * unit));

@@ -1,0 +1,288 @@
+"""The explorer of a real model: all heads as small maps with their habits, one of them large, and a word's way through all layers.
+
+What is shown is in `heads`; `explorer.js` draws it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from selfattn.views.assets import KIT
+from selfattn.views.document import Document
+from selfattn.views.heads import (
+    HABITS,
+    Heads,
+    Store,
+    TextHeads,
+    habits,
+    is_mark,
+    is_special,
+    next_tokens,
+    read_steps,
+    stored,
+)
+from selfattn.views.picture import weights_svg
+from selfattn.views.explorer_texts import EXPLORER
+from selfattn.views.texts import fill
+from selfattn.views.writing import text as escaped
+from selfattn.views.writing import visible
+
+__all__ = ["Explorer", "explorer"]
+
+Text: TypeAlias = Any
+MOST_BYTES = 12_000_000  # a page beyond it is an error, which says what to do
+MOST_DRAWN = 40  # tokens whose ribbons are drawn
+MOST_NEW = 256
+
+
+@dataclass(frozen=True, repr=False)
+class Explorer(Document):
+    """The page of :func:`explorer`: shows itself in a notebook; ``page.save(path)`` writes a file."""
+
+    styles: ClassVar[tuple[str, ...]] = ("explorer.css",)
+    scripts: ClassVar[tuple[str, ...]] = (*KIT, "explorer_data.js", "explorer_heads.js", "explorer_next.js", "explorer.js")
+
+
+def explorer(
+    model_or_steps: Any,
+    text: Text,
+    *,
+    compare: Text = None,
+    word: str | None = None,
+    new_tokens: int = 0,
+    key_tokens: Sequence[str] | None = None,
+) -> Explorer:
+    """Show what every head of a model does with a text.
+
+    Small maps of all heads, each with its habit; one head large, as ribbons or as a map; a word's attention through all layers;
+    for language models what they expect next, place by place.
+
+    Parameters
+    ----------
+    model_or_steps : model of selfattn.models, nn.EmbeddingModel, or what their ``steps`` return
+        Also :class:`selfattn.AttentionSteps` of one layer, self-attention or from one text to another.
+    text : str, pair of str, or sequence of int; for steps a sequence of str
+        What the model reads: a sentence, a pair of sentences, or ids. Steps need their tokens.
+    compare : like text, optional
+        A second text. For steps: (steps, tokens).
+    word : str, optional
+        The token that is chosen at first. None: the longest word; of two texts the longest that is in both.
+    new_tokens : int, default 0
+        Tokens that a language model adds, the likeliest each time; the page goes through them one by one.
+    key_tokens : sequence of str, optional
+        For steps of attention from one text to another: the tokens of the keys.
+
+    Returns
+    -------
+    Explorer
+
+    Raises
+    ------
+    TypeError
+        A model that has no steps; tokens that are no strings.
+    ValueError
+        Tokens that do not fit the steps, a word that is not in the text, texts with different numbers of layers or heads, or a page
+        that would need more than 12 MB.
+
+    References
+    ----------
+    The way through all layers is attention rollout: Abnar and Zuidema (2020), "Quantifying attention flow in transformers",
+    equation 1; a word's row of a layer is half its own, and half the mean of the layer's heads.
+
+    Examples
+    --------
+    >>> import selfattn as sa
+    >>> x = [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
+    >>> page = explorer(sa.attention_steps(x, x, x), ["the", "river", "bank"])
+    >>> "What 1 head does" in page.title
+    True
+    """
+    if isinstance(new_tokens, bool) or not isinstance(new_tokens, int) or not 0 <= new_tokens <= MOST_NEW:
+        raise ValueError(f"new_tokens is an integer from 0 to {MOST_NEW}, not {new_tokens!r}")
+    store = Store()
+    sides = [_side(model_or_steps, text, key_tokens, new_tokens, store)]
+    if compare is not None:
+        if hasattr(model_or_steps, "steps"):
+            sides.append(_side(model_or_steps, compare, None, new_tokens, store))
+        elif isinstance(compare, tuple) and len(compare) == 2:
+            sides.append(_side(*compare, None, 0, store))
+        else:
+            raise TypeError(f"beside steps, compare is (steps, tokens), not {type(compare).__name__}")
+    texts = [side.heads for side in sides]
+    shapes = [[len(layer) for layer in each.layers] for each in texts]
+    if shapes[0] != shapes[-1]:
+        raise ValueError(f"the texts have layers of {shapes[0]} and {shapes[1]} heads; they must be of one model")
+    chosen = _chosen(texts, word)
+    found, captions = habits(texts), _captions(texts)
+    data = {
+        "name": _name(model_or_steps),
+        "heads": shapes[0],
+        "habits": [[_habit(head) for head in layer] for layer in found],
+        "names": list(HABITS),
+        "texts": [
+            {
+                "queries": each.queries,
+                "keys": each.keys,
+                "marks": [is_mark(token) for token in each.keys],
+                "crossed": each.crossed,
+                "chosen": chosen[n],
+                "prompt": sides[n].prompt,
+                "next": sides[n].next,
+                **stored(each, store),
+            }
+            for n, each in enumerate(texts)
+        ],
+        "drawn": MOST_DRAWN,
+        "captions": captions,
+    }
+    title = _title(sum(shapes[0]), texts[0].queries[chosen[0]])
+    page = Explorer(title, _body(title, data, found, texts, store), _picture(texts, found, chosen, title, captions))
+    size = len(page.html.encode())
+    if size > MOST_BYTES:
+        longest = max(len(each.queries) for each in texts)
+        raise ValueError(
+            f"the page would have {size / 1e6:.1f} MB, and at most {MOST_BYTES / 1e6:.0f}; give fewer than {longest} tokens"
+        )
+    return page
+
+
+@dataclass(frozen=True)
+class _Side:
+    heads: TextHeads
+    prompt: int  # tokens that were given; those behind them the model has added
+    next: dict[str, Any] | None  # what a language model expects
+
+
+def _side(source: Any, text: Text, key_tokens: Sequence[str] | None, new_tokens: int, store: Store) -> _Side:
+    if not hasattr(source, "steps"):
+        tokens = _strings(text, "text")
+        keys = tokens if key_tokens is None else _strings(key_tokens, "key_tokens")
+        return _Side(read_steps(source, tokens, keys), len(tokens), None)
+    if new_tokens and not hasattr(source, "logits"):
+        raise ValueError(f"new_tokens is for language models; {type(source).__name__} is none")
+    if not hasattr(source, "logits"):
+        tokens = _shown(source.tokens(text), source)
+        return _Side(read_steps(source.steps(text), tokens, tokens), len(tokens), None)
+    ids = np.asarray(source._ids(text))
+    prompt = len(ids)
+    if new_tokens:
+        ids = np.concatenate([ids, source.generate(ids, new_tokens)])
+    spell = lambda some: _shown(source.tokens(some), source)  # noqa: E731
+    tokens = spell(ids)
+    expected = next_tokens(np.asarray(source.logits(ids)), spell, store)
+    return _Side(read_steps(source.steps(ids), tokens, tokens), prompt, expected)
+
+
+def _strings(tokens: Any, name: str) -> list[str]:
+    listed = list(tokens) if not isinstance(tokens, str) else None
+    if listed is None or not all(isinstance(token, str) for token in listed):
+        raise TypeError(f"{name} is a sequence of strings, one for each row of the steps, not {tokens!r:.80}")
+    return [visible(token) for token in listed]
+
+
+def _shown(tokens: Sequence[Any], source: Any) -> list[str]:
+    """Return tokens as a reader knows them: a space where a tokenizer has a sign for it."""
+    return [visible(str(token).replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n")) for token in tokens]
+
+
+def _chosen(texts: Sequence[TextHeads], word: str | None) -> list[int]:
+    """Return which token of each text stands out at first."""
+    if word is not None:
+        found = [[n for n, token in enumerate(each.queries) if _plain(token) == _plain(word)] for each in texts]
+        if not found[0] and not found[-1]:
+            raise ValueError(f"the token {word!r} is not among {texts[0].queries}")
+        return [each[0] if each else 0 for each in found]
+    rest = [set(each.queries) for each in texts[1:]]
+    common = [
+        token for token in texts[0].queries if not is_mark(token) and all(token in other for other in rest)
+    ]
+    words = common or [token for token in texts[0].queries if not is_mark(token)] or texts[0].queries
+    longest = max(words, key=lambda token: len(_plain(token)))
+    return [each.queries.index(longest) if longest in each.queries else 0 for each in texts]
+
+
+def _plain(token: str) -> str:
+    return token.strip("␣ ").casefold()
+
+
+def _name(source: Any) -> str:
+    if not hasattr(source, "steps"):
+        return ""
+    folder = getattr(source, "_folder", None)
+    return visible(getattr(folder, "name", str(folder))) if folder is not None else type(source).__name__
+
+
+def _title(heads: int, word: str) -> str:
+    return EXPLORER["title" if heads != 1 else "title of one"].format(heads=heads, word=_plain_case(word))
+
+
+def _plain_case(token: str) -> str:
+    return token.strip("␣ ") or token
+
+
+def _habit(head: Heads) -> dict[str, Any]:
+    return {
+        "shares": [round(head.shares[name], 4) for name in HABITS],
+        "entropy": round(head.entropy, 4),
+        "kind": head.kind,
+        "clear": head.clear,
+    }
+
+
+def _captions(texts: Sequence[TextHeads]) -> dict[str, str]:
+    """Return the page's sentences; special tokens are called by their own names, if there is one of a kind."""
+    captions = dict(EXPLORER)
+    first = {each.keys[0] for each in texts}
+    others = {token for each in texts for token in each.keys[1:] if is_special(token)}
+    for kind, tokens, plural in (("first", first, "first token"), ("separators", others, "separators")):
+        only = next(iter(tokens)) if len(tokens) == 1 else ""
+        if is_special(only):
+            captions[f"kind.{kind}"] = only
+        name = only if is_special(only) else captions[plural]
+        captions[f"means.{kind}"] = fill(captions[f"means.{kind}"], where=name)
+        captions[f"place.{kind}"] = name
+    return captions
+
+
+def _body(
+    title: str, data: dict[str, Any], found: list[list[Heads]], texts: Sequence[TextHeads], store: Store
+) -> str:
+    """Return what is there without a script, and what the script reads."""
+    names = data["captions"]
+    rows = "".join(
+        f'<tr><th scope="row">{escaped(names["layer"].format(layer=n + 1))}</th>'
+        + "".join(f"<td>{'' if head.clear else '~'}{escaped(names[f'kind.{head.kind}'])}</td>" for head in layer)
+        + "</tr>"
+        for n, layer in enumerate(found)
+    )
+    read = "".join(f"<p><bdi>{escaped(' '.join(each.queries))}</bdi></p>" for each in texts)
+    header = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    packed = zlib.compress(b"".join(store.parts), 6)
+    return (
+        f'<div class="sa-view sa-explorer" data-alone="" lang="en"><h1>{escaped(title)}</h1>\n{read}\n'
+        f'<noscript><p>{escaped(names["no script"])}</p></noscript>\n'
+        f'<table class="sa-habits"><caption>{escaped(names["table"])}</caption>{rows}</table>\n'
+        f'<script type="application/json" class="sa-data">{header}</script>\n'
+        f'<script type="application/octet-stream" class="sa-bytes">{base64.b64encode(packed).decode()}</script>\n</div>'
+    )
+
+
+def _picture(
+    texts: Sequence[TextHeads], found: list[list[Heads]], chosen: Sequence[int], title: str, captions: dict[str, str]
+) -> str:
+    """Return the head that takes most from one word for the chosen one, as a picture."""
+    side = texts[0]
+    n, h = max(
+        ((n, h) for n, layer in enumerate(side.layers) for h in range(len(layer))),
+        key=lambda at: float(side.layers[at[0]][at[1], chosen[0]].max(initial=0)),
+    )
+    name = EXPLORER["head"].format(layer=n + 1, head=h + 1)
+    matrices = [(name, each.layers[n][h], each.queries, each.keys, set[tuple[int, int]]()) for each in texts]
+    return weights_svg(matrices, title, [captions[f"means.{found[n][h].kind}"]])

@@ -1,0 +1,424 @@
+/*
+ * The explorer: texts, all heads small, one head large, a word's way through all layers, and what a language model expects next.
+ */
+
+/**
+ * @typedef {object} ExplorerData
+ * @property {string} name of the model
+ * @property {number[]} heads of each layer
+ * @property {Habit[][]} habits
+ * @property {string[]} names of habits, in the order of shares
+ * @property {StoredText[]} texts
+ * @property {number} drawn tokens whose ribbons are drawn, at most
+ * @property {Record<string, string>} captions
+ */
+
+const LETTERS = ["A", "B"];
+const LISTED = 3; // words that a caption names
+const RIBBONS_HIGH = 290; // pixels
+
+class ExplorerPage {
+  /**
+   * @param {HTMLElement} root
+   * @param {ExplorerData} data
+   * @param {ArrayBuffer} bytes
+   */
+  constructor(root, data, bytes) {
+    this.root = root;
+    this.data = data;
+    this.captions = data.captions;
+    this.texts = data.texts.map((text) => new TextData(text, bytes, data.heads));
+    this.words = data.texts.map(({ chosen }) => chosen);
+    /** @type {{ side: number, chosen: Chosen } | null} */
+    this.pointed = null;
+    const [first, second] = this.texts;
+    this.alike = second !== undefined && first.rows === second.rows && first.columns === second.columns;
+    /** @type {Mode} */
+    this.mode = "0";
+    this.grid = new HeadGrid({ heads: data.heads, habits: data.habits, texts: this.texts, captions: this.captions, choose: (head) => this.choose(head) });
+    this.head = this.most(0, this.words[0]).head;
+    this.colours = explorerColours(root);
+    const { captions } = data;
+    const wide = this.texts.every((text) => Math.max(text.rows, text.columns) <= data.drawn);
+    this.lists = this.texts.map((text, side) => text.stored.queries.map((token, i) =>
+      element("button", { type: "button", tabIndex: i === this.words[side] ? 0 : -1, onclick: () => this.take(side, i) }, element("bdi", {}, token))));
+    this.look = element("p", { className: "sa-lede" });
+    this.modes = new Map(this.modeNames().map((mode) => [mode, element("button", { type: "button", onclick: () => {
+      this.mode = mode;
+      this.draw(false);
+    } })]));
+    this.key_ = element("span", { className: "sa-key", ariaHidden: "true" });
+    this.finds = element("div", { className: "sa-finds" });
+    this.heading = element("h2");
+    this.means = element("p", { className: "sa-means" });
+    this.shares = element("div", { className: "sa-shares", role: "img" });
+    this.ribbons = wide ? this.texts.map((text, side) => new Ribbons({ keys: text.stored.keys, queries: text.stored.queries, side, name: this.label("ribbons", side),
+      crossed: text.stored.crossed, high: RIBBONS_HIGH, point: (chosen, pin) => this.point(side, chosen, pin) })) : [];
+    this.captionsOf = this.texts.map(() => element("p", { className: "sa-takes" }));
+    this.maps = [...this.texts.map((_, side) => this.map(side)), ...(this.alike ? [this.map(2)] : [])];
+    this.line = element("p", { className: "sa-line", ariaLive: "polite" });
+    this.way = new WayMap(this.texts, captions, (side, j, layer) => this.sayWay(side, j, layer));
+    this.next = this.texts.map((text, side) => (text.stored.next ? new NextTokens(text, captions, side, (place) => this.take(side, place)) : null));
+    this.arrange();
+    this.draw(false);
+  }
+
+  /**
+   * @param {number} side
+   * @param {number} i
+   */
+  word(side, i) {
+    return wordOf(this.texts[side].stored.queries[i]);
+  }
+
+  /**
+   * @param {number} side
+   * @param {number} j
+   */
+  key(side, j) {
+    return wordOf(this.texts[side].stored.keys[j]);
+  }
+
+  /** @param {Head} head */
+  nameOf(head) {
+    return filled(this.captions.head, { layer: head.layer + 1, head: head.head + 1 });
+  }
+
+  /* ------------------------------------------------------------------------------------------------- parts */
+
+  arrange() {
+    const { root, captions, data } = this;
+    const texts = element("div", { className: "sa-texts" }, ...this.lists.map((buttons, side) => {
+      const line = element("div", { className: "sa-text", role: "toolbar", ariaLabel: this.label("text", side), data: { side: String(side) } },
+        ...(this.texts.length > 1 ? [element("b", {}, LETTERS[side])] : []), ...buttons);
+      line.addEventListener("keydown", (event) => {
+        const i = buttons.findIndex((button) => button === event.target), to = i < 0 || isForeign(event) ? null : destination(event.key, 0, i, 1, buttons.length);
+        if (!to || event.key === "ArrowUp" || event.key === "ArrowDown") return;
+        event.preventDefault();
+        moveFocus(buttons, buttons[to[1]]);
+      });
+      return line;
+    }));
+    const ends = (/** @type {number} */ side) => element("div", { className: "sa-ends" }, element("span", {}, captions["goes in"]),
+      element("b", { data: { side: String(side) } }, this.texts.length > 1 ? LETTERS[side] : ""), element("span", {}, captions["comes out"]));
+    const title = element("h1", {}, ...root.querySelector("h1")?.childNodes ?? []);
+    const heads = data.heads.reduce((a, b) => a + b, 0);
+    if (data.name) title.append(" ", element("small", {}, filled(captions.model, { name: data.name, layers: data.heads.length, heads })));
+    root.replaceChildren(
+      element("div", { className: "sa-top" }, element("div", {}, title, this.look), tools(root, captions, () => this.recolour())), texts,
+      element("div", { className: "sa-columns" },
+        element("section", { ariaLabel: captions["all heads"] },
+          element("div", { className: "sa-bar" }, element("span", { className: "sa-soft" }, captions["small maps"]),
+            element("span", { className: "sa-tabs", role: "group", ariaLabel: captions["small maps"] }, ...this.modes.values()), this.key_),
+          this.grid.node, this.grid.filters(() => this.draw(true)), this.finds),
+        element("section", { ariaLabel: captions["one head"] }, this.heading, this.means, this.shares,
+          element("div", { className: "sa-pair" }, ...this.texts.map((_, side) => element("div", {}, ...(this.ribbons[side] ? [ends(side), this.ribbons[side].node] : []), this.captionsOf[side]))),
+          element("div", { className: "sa-maps" }, ...this.maps.map(({ node }) => node)), this.line)),
+      element("div", { className: "sa-columns sa-below" }, ...(this.way.there ? [this.way.node] : []), ...this.next.flatMap((each) => (each ? [each.node] : []))));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolour());
+  }
+
+  /**
+   * @param {string} name
+   * @param {number} side
+   */
+  label(name, side) {
+    return filled(this.captions[name], { name: LETTERS[side], text: LETTERS[side] });
+  }
+
+  /** @returns {Mode[]} */
+  modeNames() {
+    return ["0", ...(this.texts.length > 1 ? /** @type {Mode[]} */ (["1"]) : []), ...(this.alike ? /** @type {Mode[]} */ (["difference"]) : []), "word"];
+  }
+
+  /**
+   * A large map: of a text, or of the difference.
+   * @param {number} which
+   */
+  map(which) {
+    const side = which === 2 ? 0 : which, text = this.texts[side];
+    const canvas = element("canvas", { role: "img" });
+    const line = element("i", { className: "sa-map-row" });
+    const box = element("div", { className: "sa-map-box" }, canvas, line);
+    box.style.aspectRatio = `${Math.max(1, text.columns)} / ${Math.max(1, text.rows)}`;
+    const placeOf = (/** @type {PointerEvent} */ { clientX, clientY }) => {
+      const bounds = canvas.getBoundingClientRect();
+      const along = (/** @type {number} */ part, /** @type {number} */ n) => Math.min(n - 1, Math.max(0, Math.floor(part * n)));
+      return [along((clientY - bounds.top) / bounds.height, text.rows), along((clientX - bounds.left) / bounds.width, text.columns)];
+    };
+    canvas.addEventListener("pointermove", (event) => {
+      const [i, j] = placeOf(event);
+      this.sayCell(i, j, which);
+    });
+    canvas.addEventListener("pointerleave", () => this.sayCell(-1, -1, which));
+    canvas.addEventListener("click", (event) => this.take(side, placeOf(/** @type {PointerEvent} */ (event))[0]));
+    const name = which === 2 ? this.captions.difference : this.texts.length > 1 ? LETTERS[side] : "";
+    return { node: element("figure", { className: "sa-large-map", data: { side: String(side) } }, element("figcaption", {}, name), box), canvas, line };
+  }
+
+  /* -------------------------------------------------------------------------------------------- what happens */
+
+  /** @param {Head} head */
+  choose(head) {
+    if (head === this.head) return;
+    this.head = head;
+    this.draw(true);
+  }
+
+  /**
+   * A word is chosen; the other text's follows it.
+   * @param {number} side
+   * @param {number} i
+   */
+  take(side, i) {
+    const token = this.texts[side].stored.queries[i];
+    if (token === undefined) return;
+    this.words = this.words.map((old, other) => (other === side ? i : this.texts[other].stored.queries[old] === token ? old : this.texts[other].nearest(token, i)));
+    this.pointed = null;
+    this.draw(this.mode !== "word");
+  }
+
+  /**
+   * @param {number} side
+   * @param {Chosen | null} chosen
+   * @param {boolean} pin
+   */
+  point(side, chosen, pin) {
+    if (pin && chosen?.kind === "to") return this.take(side, chosen.index);
+    this.pointed = chosen && { side, chosen };
+    this.large();
+  }
+
+  recolour() {
+    this.colours = explorerColours(this.root);
+    this.draw(false);
+  }
+
+  /* ------------------------------------------------------------------------------------------------ drawing */
+
+  /** @param {boolean} drawn small maps are as they were */
+  draw(drawn) {
+    const { captions } = this, heads = this.grid.all.length;
+    const parks = ["first", "separators"].map((kind) => ({ kind, count: this.grid.habits.filter((each) => each.kind === kind && each.clear).length })).sort((a, b) => b.count - a.count)[0];
+    const where = wordOf(captions[`place.${parks.kind}`]);
+    const word = element("strong", {}, this.word(0, this.words[0]));
+    this.look.replaceChildren(...(parks.count > 1 ? phrase(captions.look, { parked: parks.count, heads, where, word }) : phrase(captions["look at one"], { word })));
+    this.lists.forEach((buttons, side) => buttons.forEach((button, i) => {
+      const on = i === this.words[side], { prompt, marks } = this.texts[side].stored;
+      button.ariaPressed = String(on);
+      button.tabIndex = on ? 0 : -1;
+      button.className = `${i >= prompt ? "sa-added" : ""} ${marks[i] && !this.texts[side].stored.crossed ? "sa-mark" : ""}`;
+    }));
+    for (const [mode, button] of this.modes) {
+      button.ariaPressed = String(mode === this.mode);
+      const names = { 0: this.texts.length > 1 ? LETTERS[0] : captions["all tokens"], 1: LETTERS[1], difference: captions.difference };
+      button.replaceChildren(...(mode === "word" ? phrase(captions.only, { word: this.word(0, this.words[0]) }) : [names[mode]]));
+    }
+    this.legend();
+    this.grid.update({ chosen: this.head, mode: this.mode, words: this.words, colours: this.colours, drawn });
+    this.suggest();
+    this.way.update(this.words, this.colours);
+    this.next.forEach((each, side) => each?.show(this.words[side]));
+    this.large();
+  }
+
+  legend() {
+    const { colours, captions } = this, css = (/** @type {number[]} */ colour) => {
+      const patch = element("i");
+      patch.style.background = `rgb(${colour.join(",")})`;
+      return patch;
+    };
+    this.key_.replaceChildren(...(this.mode === "difference" ?
+      [filled(captions["more in"], { text: LETTERS[0] }), ...[-0.6, -0.2, 0, 0.2, 0.6].map((d) => css(colours.difference(d))), filled(captions["more in"], { text: LETTERS[1] })] :
+      ["0", ...[0, 0.1, 0.3, 0.6, 1].map((w) => css(colours.weight(this.mode === "1" ? 1 : 0, Math.round(255 * Math.sqrt(w))))), "1",
+        ...(this.mode === "word" && this.texts.length > 1 ? [captions["above below"]] : [])]));
+  }
+
+  /**
+   * The head in which a word takes most from another word.
+   * @param {number} side
+   * @param {number} i
+   */
+  most(side, i) {
+    const { marks, crossed } = this.texts[side].stored;
+    let best = { head: this.grid.all[0], weight: -1, j: 0 };
+    for (const head of this.grid.all) {
+      this.texts[side].row(head, i).forEach((weight, j) => {
+        if (weight > best.weight && !marks[j] && (crossed || Math.abs(j - i) > 1)) best = { head, weight, j };
+      });
+    }
+    return best;
+  }
+
+  suggest() {
+    const { captions, texts } = this;
+    /** @type {[Head, Child[], string][]} */
+    const found = texts.flatMap((_, side) => {
+      const { head, weight, j } = this.most(side, this.words[side]);
+      if (weight < 0) return [];
+      const values = { word: this.word(side, this.words[side]), weight: fixed(weight, 2), from: this.key(side, j), text: LETTERS[side] };
+      return [[head, phrase(captions[texts.length > 1 ? "takes most" : "takes most of one"], values), captions["the most"]]];
+    });
+    if (this.alike) {
+      const gap = (/** @type {Head} */ head) => {
+        const [a, b] = texts.map((text, side) => text.row(head, this.words[side]));
+        return dot(a.length, (j) => Math.abs(a[j] - b[j])) / 2;
+      };
+      const gaps = this.grid.all.map(gap), n = gaps.indexOf(Math.max(...gaps));
+      found.push([this.grid.all[n], phrase(captions.moved, { weight: fixed(gaps[n], 2), word: this.word(0, this.words[0]) }), captions["most different"]]);
+    }
+    const local = ["before", "after", "itself"].map((name) => this.data.names.indexOf(name));
+    const clearest = this.grid.habits.map(({ shares }, n) => ({ n, k: local.reduce((a, b) => (shares[b] > shares[a] ? b : a)), shares }))
+      .reduce((a, b) => (b.shares[b.k] > a.shares[a.k] ? b : a));
+    if (!texts[0].stored.crossed) {
+      found.push([this.grid.all[clearest.n], phrase(captions.clearest, { habit: captions[`habit.${this.data.names[clearest.k]}`], share: fixed(clearest.shares[clearest.k], 2) }), captions["the clearest"]]);
+    }
+    this.finds.replaceChildren(...found.map(([head, says, why]) => element("button", { type: "button", onclick: () => this.choose(head) },
+      element("b", {}, ...says), element("small", {}, filled(why, { head: this.nameOf(head) })))));
+  }
+
+  large() {
+    const { captions, head, data } = this, habit = this.grid.habits[head.n];
+    const weights = this.texts.map((text) => text.weights(head));
+    this.heading.textContent = filled(captions.heading, { layer: head.layer + 1, head: head.head + 1, kind: this.grid.kindOf(head.n) });
+    const tops = weights.map((matrix, side) => {
+      const row = [...matrix.data.subarray(this.words[side] * matrix.columns, (this.words[side] + 1) * matrix.columns)];
+      return { side, weight: Math.max(...row), j: row.indexOf(Math.max(...row)) };
+    }).sort((a, b) => b.weight - a.weight)[0];
+    const share = habit.shares[data.names.indexOf(habit.kind)];
+    this.means.replaceChildren(captions[`means.${habit.kind}`], ...(habit.clear ? [] : [" ", filled(captions["in part"], { share: fixed(share, 2) })]),
+      ...(["broad", "mixed"].includes(habit.kind) && tops.weight > 0.4 ? [" ", ...phrase(captions.exception, { word: this.word(tops.side, this.words[tops.side]),
+        text: LETTERS[tops.side], weight: fixed(tops.weight, 2), from: this.key(tops.side, tops.j) })] : []));
+    const order = range(data.names.length).filter((k) => habit.shares[k] >= 0.01).sort((a, b) => habit.shares[b] - habit.shares[a]);
+    this.shares.ariaLabel = filled(captions.shares, { entropy: fixed(habit.entropy, 2), list: order.map((k) => `${captions[`kind.${data.names[k]}`]} ${fixed(habit.shares[k], 2)}`).join(", ") });
+    this.shares.title = this.shares.ariaLabel;
+    this.shares.replaceChildren(...order.map((k, n) => {
+      const part = element("i", { className: n ? "" : "sa-most" }, habit.shares[k] > 0.115 ? `${captions[`kind.${data.names[k]}`]} ${fixed(habit.shares[k], 2)}` : "");
+      part.style.flex = String(habit.shares[k]);
+      return part;
+    }));
+    this.texts.forEach((text, side) => {
+      const pointed = this.pointed && this.pointed.side === side ? this.pointed.chosen : null;
+      /** @type {Chosen} */
+      const selected = pointed ?? { kind: "to", index: this.words[side] };
+      this.ribbons[side]?.update({ weights: weights[side], selected });
+      this.captionsOf[side].replaceChildren(...this.takes(side, weights[side], selected));
+      this.drawMap(side, weights[side].rows, weights[side].columns, (i, j) => this.colours.weight(side, Math.round(255 * Math.sqrt(Math.min(1, weights[side].at(i, j))))),
+        filled(captions.map, { text: LETTERS[side], head: this.nameOf(head) }), this.words[side]);
+    });
+    if (this.alike) {
+      const [a, b] = weights;
+      this.drawMap(2, a.rows, a.columns, (i, j) => this.colours.difference(b.at(i, j) - a.at(i, j)), filled(captions["map of difference"], { head: this.nameOf(head) }), this.words[0]);
+    }
+    this.sayCell(-1, -1, 0);
+  }
+
+  /**
+   * @param {number} which
+   * @param {number} rows
+   * @param {number} columns
+   * @param {(i: number, j: number) => number[]} colour
+   * @param {string} name
+   * @param {number} row
+   */
+  drawMap(which, rows, columns, colour, name, row) {
+    const { canvas, line } = this.maps[which];
+    paint(canvas, rows, columns, colour);
+    canvas.ariaLabel = name;
+    line.style.top = `${(100 * row) / rows}%`;
+    line.style.height = `${100 / rows}%`;
+  }
+
+  /**
+   * "bank takes 0.71 from river, 0.07 from he"
+   * @param {number} side
+   * @param {Matrix} weights
+   * @param {Chosen} selected
+   */
+  takes(side, weights, { kind, index }) {
+    const to = kind === "to", n = to ? weights.columns : weights.rows;
+    const most = range(n).map((k) => ({ k, weight: to ? weights.at(index, k) : weights.at(k, index) })).sort((a, b) => b.weight - a.weight).slice(0, LISTED);
+    const parts = most.map(({ k, weight }) => to ? [fixed(weight, 2), " ", this.key(side, k)] : phrase(this.captions["takes from"], { word: this.word(side, k), weight: fixed(weight, 2) }));
+    return phrase(this.captions[to ? "takes" : "give"], { word: to ? this.word(side, index) : this.key(side, index), list: parts.flatMap((part, n) => (n ? [", ", ...part] : part)) });
+  }
+
+  /**
+   * @param {number} i
+   * @param {number} j
+   * @param {number} which
+   */
+  sayCell(i, j, which) {
+    if (i < 0) return this.line.replaceChildren(this.captions.point);
+    const sides = this.alike ? range(this.texts.length) : [which];
+    this.line.replaceChildren(...sides.flatMap((side, n) => [...(n ? [" · "] : []), ...(this.texts.length > 1 ? [element("b", { data: { side: String(side) } }, `${LETTERS[side]} `)] : []),
+      ...phrase(this.captions.cell, { word: this.word(side, i), from: this.key(side, j), weight: fixed(this.texts[side].row(this.head, i)[j], 3) })]));
+  }
+
+  /**
+   * @param {number} side
+   * @param {number} j
+   * @param {number} layer
+   */
+  sayWay(side, j, layer) {
+    const share = this.texts[side].way(this.words[side])?.at(layer, j) ?? 0;
+    return phrase(this.captions["way cell"], { layer, share: fixed(share, 3), word: this.word(side, this.words[side]), from: this.key(side, j) });
+  }
+}
+
+/** A word's way through all layers: a row for each layer, a column for each token. */
+class WayMap {
+  /**
+   * @param {TextData[]} texts
+   * @param {Record<string, string>} captions
+   * @param {(side: number, j: number, layer: number) => Child[]} say
+   */
+  constructor(texts, captions, say) {
+    this.texts = texts;
+    this.captions = captions;
+    this.there = texts.every((text) => text.stored.means !== undefined);
+    this.heading = element("h2");
+    this.means = element("p", { className: "sa-means" });
+    this.line = element("p", { className: "sa-line", ariaLive: "polite" });
+    this.canvases = texts.map((text, side) => {
+      const canvas = element("canvas", { role: "img", data: { side: String(side) } });
+      canvas.addEventListener("pointermove", ({ clientX, clientY }) => {
+        const bounds = canvas.getBoundingClientRect(), layers = (text.stored.means?.shape[0] ?? 0) + 1;
+        const along = (/** @type {number} */ part, /** @type {number} */ n) => Math.min(n - 1, Math.max(0, Math.floor(part * n)));
+        this.line.replaceChildren(...say(side, along((clientX - bounds.left) / bounds.width, text.columns), along((clientY - bounds.top) / bounds.height, layers)));
+      });
+      return canvas;
+    });
+    const names = (/** @type {TextData} */ text) => text.columns > 24 ? [] : [element("div", { className: "sa-way-names", ariaHidden: "true" }, ...text.stored.keys.map((key) => element("bdi", {}, key)))];
+    const ends = () => element("div", { className: "sa-way-ends", ariaHidden: "true" }, element("span", {}, captions["goes in"]), element("span", {}, captions["comes out"]));
+    this.node = element("section", { className: "sa-way", ariaLabel: captions["all layers"] }, this.heading, this.means,
+      element("div", { className: "sa-ways" }, ...texts.map((text, side) => element("div", { className: "sa-one-way" }, ends(), this.canvases[side], ...names(text)))), this.line);
+  }
+
+  /**
+   * @param {number[]} words
+   * @param {Colours} colours
+   */
+  update(words, colours) {
+    if (!this.there) return;
+    const word = wordOf(this.texts[0].stored.queries[words[0]]);
+    this.heading.replaceChildren(...phrase(this.captions.way, { word: word.cloneNode(true) }));
+    this.means.replaceChildren(...phrase(this.captions["way means"], { word }));
+    this.texts.forEach((text, side) => {
+      const way = text.way(words[side]);
+      if (!way) return;
+      this.canvases[side].ariaLabel = filled(this.captions["way map"], { word: text.stored.queries[words[side]] });
+      paint(this.canvases[side], way.rows, way.columns, (i, j) => colours.weight(side, Math.round(255 * Math.sqrt(Math.min(1, way.at(i, j))))));
+    });
+    this.line.replaceChildren();
+  }
+}
+
+for (const root of document.querySelectorAll(".sa-explorer:not([data-live])")) {
+  const header = root.querySelector(".sa-data")?.textContent, bytes = root.querySelector(".sa-bytes")?.textContent;
+  if (!(root instanceof HTMLElement) || !header || !bytes) continue;
+  root.dataset.live = "";
+  inflate(bytes).then((found) => {
+    new ExplorerPage(root, JSON.parse(header), found);
+    root.dataset.ready = "";
+  });
+}

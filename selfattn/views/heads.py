@@ -1,0 +1,329 @@
+"""What each head of a model does with a text: its weights, its habit, and all of it as few bytes for a page.
+
+A page of a long text must stay small, and its numbers those of the model. So weights travel as 16 bits each, or, where that is
+less, as the queries and keys that they are made of; the script multiplies these again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["HABITS", "Heads", "TextHeads", "habits", "read_steps"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+#: Where the attention of a word may go, in the order in which a key is looked at.
+HABITS = ("itself", "first", "separators", "marks", "before", "after", "words")
+
+BROAD = 0.85  # of the entropy of a plain mean
+MOST, SOME = 0.5, 0.35  # shares that make a habit, and half of one
+SMALL = 48  # pixels of a small map, at most
+CLOSE = 5e-4  # what weights that are made again may be off by
+
+_SPECIAL = re.compile(r"\[.+\]|<.+>")
+_MARK = re.compile(r"[^\w]+", re.UNICODE)
+
+
+@dataclass(frozen=True)
+class TextHeads:
+    """The attention of all heads to one text.
+
+    Attributes
+    ----------
+    queries, keys : list of str
+        Tokens, as they are shown.
+    layers : tuple of ndarray, each of shape (H, L, S)
+        Weights.
+    made_of : tuple of (query, key, closed) or None, one for each layer
+        Queries (H, L, D), scaled; keys (H, S, D); and where weights are 0 (L, S), or None.
+    crossed : bool
+        Queries and keys are different texts.
+    """
+
+    queries: list[str]
+    keys: list[str]
+    layers: tuple[Array, ...]
+    made_of: tuple[tuple[Array, Array, Array | None] | None, ...]
+    crossed: bool
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A head's habit, over all texts of a page.
+
+    Attributes
+    ----------
+    shares : dict
+        Of the attention of words, by :data:`HABITS`; they add up to 1.
+    entropy : float
+        Of a row, as a part of a plain mean's; the mean of all rows.
+    kind : str
+        The habit with the largest share; "broad" if attention is nearly a plain mean, "mixed" if no habit has much.
+    clear : bool
+        That habit has at least half.
+    """
+
+    shares: dict[str, float]
+    entropy: float
+    kind: str
+    clear: bool
+
+
+def read_steps(steps: Any, queries: Sequence[str], keys: Sequence[str]) -> TextHeads:
+    """Take the weights of all layers and heads out of steps of any kind.
+
+    Parameters
+    ----------
+    steps : AttentionSteps, LayerSteps, ModelSteps or TransformerSteps
+    queries, keys : sequence of str
+    """
+    inner = getattr(steps, "layers", None)
+    if inner is None:
+        inner = getattr(steps, "blocks", None)
+    attentions = [getattr(each, "attention", each) for each in ([steps] if inner is None else inner)]
+    layers, made_of = [], []
+    for attention in attentions:
+        weights = np.asarray(attention.weights)
+        if weights.ndim > 3 or weights.ndim < 2:
+            raise ValueError(f"the explorer shows one text: weights (heads, L, S), not {weights.shape}")
+        weights = weights.reshape(-1, *weights.shape[-2:])
+        layers.append(weights)
+        made_of.append(_made_of(attention, weights))
+    if not layers:
+        raise ValueError("there is no layer of attention in these steps")
+    length, width = layers[0].shape[1:]
+    for name, tokens, count in (("tokens", queries, length), ("key tokens", keys, width)):
+        if len(tokens) != count:
+            raise ValueError(f"{len(tokens)} {name} do not fit the {count} rows of the steps")
+    return TextHeads(list(queries), list(keys), tuple(layers), tuple(made_of), list(queries) != list(keys))
+
+
+def _made_of(attention: Any, weights: Array) -> tuple[Array, Array, Array | None] | None:
+    """Return queries, keys and what is closed, if the softmax of their products gives the weights again."""
+    query, key = (getattr(attention, name, None) for name in ("query", "key"))
+    if query is None or key is None or query.ndim < 2:
+        return None
+    heads, length, width = weights.shape
+    query, key = (np.float32(x.reshape(-1, *x.shape[-2:])) for x in (query, key))
+    if query.shape[:2] != (heads, length) or key.shape[:2] != (heads, width):
+        return None
+    finite = np.isfinite(attention.masked_scores).reshape(weights.shape)
+    closed = None if finite.all() else ~finite[0]
+    with np.errstate(all="ignore"):
+        scores = np.asarray(attention.scores).reshape(weights.shape)
+        largest = np.unravel_index(np.argmax(np.abs(scores)), scores.shape)
+        scaled = np.asarray(attention.scaled_scores).reshape(weights.shape)
+        query = query * np.float32(scaled[largest] / scores[largest])
+        again = softmax(_rounded(query) @ _rounded(key).swapaxes(1, 2), closed)
+        good = np.abs(again - weights).max(initial=0) <= CLOSE
+    return (query, key, closed) if good else None
+
+
+def softmax(scores: Array, closed: Array | None) -> Array:
+    """Return the weights of scores (H, L, S), 0 where closed; as the page's script does."""
+    if closed is not None:
+        scores = np.where(closed, -np.inf, scores)
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights: Array = powers / powers.sum(axis=-1, keepdims=True)
+    return weights
+
+
+# ------------------------------------------------------------------------------------------------- habits
+
+
+def habits(texts: Sequence[TextHeads]) -> list[list[Heads]]:
+    """Say what each head does with the words of these texts, layer by layer.
+
+    Words are tokens that are neither special nor punctuation; those beside such a token do not count, as the token before or
+    after them is one.
+    """
+    found = []
+    plans = [_plan(text) for text in texts]
+    for n in range(len(texts[0].layers)):
+        sums, entropy, rows = 0, 0, 0
+        for text, (where, kept) in zip(texts, plans, strict=True):
+            weights = np.float32(text.layers[n][:, kept])
+            weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), np.finfo(np.float32).tiny)
+            parts = [(weights * (where[kept] == k)).sum(axis=(1, 2)) for k in range(len(HABITS))]
+            logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
+            seen = np.maximum((weights > 0).sum(axis=-1), 2)
+            sums = sums + np.stack(parts, axis=1)
+            entropy = entropy + (-(weights * logs).sum(axis=-1) / np.log(seen)).sum(axis=1)
+            rows += int(kept.sum())
+        found.append([_named(own / rows, float(h) / rows) for own, h in zip(sums, entropy, strict=True)])
+    return found
+
+
+def _named(shares: Array, entropy: float) -> Heads:
+    top = HABITS[int(shares.argmax())]
+    most = float(shares.max())
+    kind = "broad" if entropy >= BROAD else top if most >= SOME else "mixed"
+    named = {name: float(share) for name, share in zip(HABITS, shares, strict=True)}
+    return Heads(named, entropy, kind, kind in ("broad", "mixed") or most >= MOST)
+
+
+def is_special(token: str) -> bool:
+    """Tell tokens such as [CLS] and <s>."""
+    return bool(_SPECIAL.fullmatch(token))
+
+
+def is_mark(token: str) -> bool:
+    """Tell tokens that are no words: special ones, punctuation."""
+    return is_special(token) or bool(_MARK.fullmatch(token.strip("␣Ġ▁#")))
+
+
+def _plan(text: TextHeads) -> tuple[Array, Array]:
+    """Return which habit each pair of query and key belongs to, (L, S), and which queries count, (L,)."""
+    length, width = len(text.queries), len(text.keys)
+    i, j = np.arange(length)[:, None], np.arange(width)[None, :]
+    special = np.array([is_special(token) for token in text.keys])
+    mark = np.array([is_mark(token) for token in text.keys])
+    where = np.full((length, width), HABITS.index("words"))
+    if not text.crossed:
+        where[j == i + 1] = HABITS.index("after")
+        where[j == i - 1] = HABITS.index("before")
+    where[:, mark] = HABITS.index("marks")
+    where[:, special] = HABITS.index("separators")
+    where[:, :1] = HABITS.index("first")
+    if not text.crossed:
+        where[i == j] = HABITS.index("itself")
+    words = np.array([not is_mark(token) for token in text.queries])
+    kept = words.copy()
+    if not text.crossed:
+        ahead = any((layer[:, 0, 1:] > 0).any() for layer in text.layers)  # else causal: no word sees the next
+        kept[1:] &= ~mark[:-1]
+        kept[:-1] &= ~mark[1:] | (not ahead)
+        kept[:1] = False  # it is itself the first
+    for rows in (kept, words):
+        if rows.any():
+            return where, rows
+    return where, np.ones(length, bool)
+
+
+# -------------------------------------------------------------------------------------------------- bytes
+
+
+class Store:
+    """Arrays one behind the other, each from a multiple of eight bytes on."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0
+
+    def add(self, array: Array, kind: Literal["u1", "i2", "u2", "f4"]) -> dict[str, Any]:
+        """Append an array; return what the script finds it by."""
+        data = np.ascontiguousarray(array, f"<{kind}").tobytes()
+        found = {"type": kind, "at": self.size, "shape": list(array.shape)}
+        self.parts.append(data + bytes(-len(data) % 8))
+        self.size += len(self.parts[-1])
+        return found
+
+
+def stored(text: TextHeads, store: Store) -> dict[str, Any]:
+    """Put a text's weights into a store; return the places by name."""
+    layers = [_layer(text, n, store) for n in range(len(text.layers))]
+    small = np.concatenate([_small(weights) for weights in text.layers])
+    found = {"layers": layers, "small": store.add(_shares(np.sqrt(small), 255), "u1")}
+    square = not text.crossed and len(text.queries) == len(text.keys)
+    if square and len(text.layers) > 1:
+        found["means"] = store.add(_shares(np.stack([w.mean(axis=0) for w in text.layers]), 65535), "u2")
+    return found
+
+
+def _shares(weights: Array, most: int) -> Array:
+    return np.rint(np.clip(weights, 0, 1) * most)
+
+
+def _layer(text: TextHeads, n: int, store: Store) -> dict[str, Any]:
+    weights, made_of = text.layers[n], text.made_of[n]
+    if made_of is not None:
+        query, key, closed = made_of
+        groups = _key_heads(key)
+        band = _band(closed)
+        if band is not None and 2 * (query.size + key[::groups].size) < 2 * weights.size:
+            return {"query": _sixteen(query, store), "key": _sixteen(key[::groups], store), "band": band}
+    return {"weights": store.add(_shares(weights, 65535), "u2")}
+
+
+def _key_heads(key: Array) -> int:
+    """Return how many heads share each key."""
+    for groups in range(len(key), 1, -1):
+        if len(key) % groups == 0:
+            each = key.reshape(-1, groups, *key.shape[1:])
+            if (each == each[:, :1]).all():
+                return groups
+    return 1
+
+
+def _band(closed: Array | None) -> list[int | None] | None:
+    """Return how far a query sees to the left and to the right, None for without end; None if what is closed is no band."""
+    if closed is None:
+        return [None, None]
+    length, width = closed.shape
+    distance = np.arange(width)[None, :] - np.arange(length)[:, None]
+    open_at = distance[~closed]
+    if open_at.size == 0:
+        return None
+    left, right = -int(open_at.min()), int(open_at.max())
+    if not np.array_equal(closed, (distance < -left) | (distance > right)):
+        return None
+    return [left, right]
+
+
+def _rounded(rows: Array) -> Array:
+    """Return rows as they come out of :func:`_sixteen`."""
+    size = np.abs(rows).max(axis=-1, keepdims=True, initial=0) / np.float32(32767)
+    again: Array = np.rint(rows / np.where(size == 0, 1, size)) * size
+    return again
+
+
+def _sixteen(rows: Array, store: Store) -> dict[str, Any]:
+    size = np.abs(rows).max(axis=-1, keepdims=True, initial=0) / np.float32(32767)
+    values = np.rint(rows / np.where(size == 0, 1, size))
+    return {"values": store.add(values, "i2"), "size": store.add(size[..., 0], "f4")}
+
+
+def _small(weights: Array) -> Array:
+    """Shrink maps (H, L, S) to at most so many pixels a side; a pixel is the largest weight within it."""
+    return _pooled(_pooled(weights, 1), 2)
+
+
+def _pooled(weights: Array, axis: int) -> Array:
+    count = weights.shape[axis]
+    if count <= SMALL:
+        return weights
+    pooled: Array = np.maximum.reduceat(weights, [count * n // SMALL for n in range(SMALL)], axis=axis)
+    return pooled
+
+
+TEMPERATURES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+LIKELY = 50  # tokens that a page knows of each place
+
+
+def next_tokens(logits: Array, spell: Callable[[Sequence[int]], list[str]], store: Store) -> dict[str, Any]:
+    """Keep of logits (L, vocabulary) the largest of each place, and what all add up to at each temperature."""
+    count = min(LIKELY, logits.shape[1])
+    order = np.argpartition(-logits, count - 1, axis=1)[:, :count]
+    top = np.take_along_axis(logits, order, axis=1)
+    best = np.argsort(-top, axis=1, kind="stable")
+    order, top = np.take_along_axis(order, best, axis=1), np.take_along_axis(top, best, axis=1)
+    most = np.float64(top[:, :1])
+    sums = [np.log(np.exp((logits - most) / t).sum(axis=1)) + most[:, 0] / t for t in TEMPERATURES]
+    names: dict[int, int] = {}
+    for token in order.ravel().tolist():
+        names.setdefault(token, len(names))
+    return {
+        "names": spell(list(names)),
+        "tokens": [[names[token] for token in row] for row in order.tolist()],
+        "logits": store.add(top, "f4"),
+        "temperatures": list(TEMPERATURES),
+        "sums": store.add(np.stack(sums, axis=1), "f4"),
+        "vocabulary": logits.shape[1],
+    }
+
