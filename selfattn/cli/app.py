@@ -28,6 +28,7 @@ examples:
   selfattn --no-timing          the tutorials alone
   selfattn train book.txt --out model       sentence embeddings learnt from a text
   selfattn search model book.txt "a storm"  the lines nearest to a query
+  selfattn explore all-MiniLM-L6-v2 "the bank of the river" --open    what every head does with a text
   selfattn info                 version, CPU, instruction set, threads
   selfattn steps 3 --open       every number of every step, on a page in the browser
   selfattn bench --quick        a short benchmark against whatever is installed
@@ -177,9 +178,10 @@ def _parser() -> Parser:
         default="auto",
         help="colours; 'auto' (the default) means on a terminal, unless NO_COLOR is set",
     )
-    commands = parser.add_subparsers(dest="command", metavar="{steps,train,embed,search,bench,info}")
+    commands = parser.add_subparsers(dest="command", metavar="{steps,explore,train,embed,search,bench,info}")
     # For the help only: these have their own parsers.
     commands.add_parser("steps", add_help=False, help="write a page that shows every step of attention")
+    commands.add_parser("explore", add_help=False, help="write a page of what a model's heads do with a text")
     commands.add_parser("train", add_help=False, help="train a sentence-embedding model on a text")
     commands.add_parser("embed", add_help=False, help="turn sentences into vectors")
     commands.add_parser(
@@ -202,6 +204,10 @@ def _run(arguments: Sequence[str]) -> int:
         from selfattn.benchmarks.app import main as bench
 
         return bench(arguments[1:], prog="selfattn bench")
+    if arguments[:1] == ["explore"]:
+        from selfattn.cli.explore import main as explore
+
+        return explore(arguments[1:])
     if arguments[:1] and arguments[0] in ("train", "embed", "search"):
         from selfattn.cli.models import main as models
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from selfattn.views.assets import KIT
 from selfattn.views.document import Document
+from selfattn.views.explorer_texts import EXPLORER
 from selfattn.views.heads import (
     HABITS,
     Heads,
@@ -29,7 +30,6 @@ from selfattn.views.heads import (
     stored,
 )
 from selfattn.views.picture import weights_svg
-from selfattn.views.explorer_texts import EXPLORER
 from selfattn.views.texts import fill
 from selfattn.views.writing import text as escaped
 from selfattn.views.writing import visible
@@ -47,7 +47,13 @@ class Explorer(Document):
     """The page of :func:`explorer`: shows itself in a notebook; ``page.save(path)`` writes a file."""
 
     styles: ClassVar[tuple[str, ...]] = ("explorer.css",)
-    scripts: ClassVar[tuple[str, ...]] = (*KIT, "explorer_data.js", "explorer_heads.js", "explorer_next.js", "explorer.js")
+    scripts: ClassVar[tuple[str, ...]] = (
+        *KIT,
+        "explorer_data.js",
+        "explorer_heads.js",
+        "explorer_next.js",
+        "explorer.js",
+    )
 
 
 def explorer(
@@ -118,7 +124,9 @@ def explorer(
     texts = [side.heads for side in sides]
     shapes = [[len(layer) for layer in each.layers] for each in texts]
     if shapes[0] != shapes[-1]:
-        raise ValueError(f"the texts have layers of {shapes[0]} and {shapes[1]} heads; they must be of one model")
+        raise ValueError(
+            f"the texts have layers of {shapes[0]} and {shapes[1]} heads; they must be of one model"
+        )
     chosen = _chosen(texts, word)
     found, captions = habits(texts), _captions(texts)
     data = {
@@ -143,7 +151,9 @@ def explorer(
         "captions": captions,
     }
     title = _title(sum(shapes[0]), texts[0].queries[chosen[0]])
-    page = Explorer(title, _body(title, data, found, texts, store), _picture(texts, found, chosen, title, captions))
+    page = Explorer(
+        title, _body(title, data, found, texts, store), _picture(texts, found, chosen, title, captions)
+    )
     size = len(page.html.encode())
     if size > MOST_BYTES:
         longest = max(len(each.queries) for each in texts)
@@ -168,15 +178,14 @@ def _side(source: Any, text: Text, key_tokens: Sequence[str] | None, new_tokens:
     if new_tokens and not hasattr(source, "logits"):
         raise ValueError(f"new_tokens is for language models; {type(source).__name__} is none")
     if not hasattr(source, "logits"):
-        tokens = _shown(source.tokens(text), source)
+        tokens = _shown(_pieces(source, text))
         return _Side(read_steps(source.steps(text), tokens, tokens), len(tokens), None)
     ids = np.asarray(source._ids(text))
     prompt = len(ids)
     if new_tokens:
         ids = np.concatenate([ids, source.generate(ids, new_tokens)])
-    spell = lambda some: _shown(source.tokens(some), source)  # noqa: E731
-    tokens = spell(ids)
-    expected = next_tokens(np.asarray(source.logits(ids)), spell, store)
+    tokens = _shown(source.tokens(ids))
+    expected = next_tokens(np.asarray(source.logits(ids)), lambda some: _shown(source.tokens(some)), store)
     return _Side(read_steps(source.steps(ids), tokens, tokens), prompt, expected)
 
 
@@ -187,7 +196,20 @@ def _strings(tokens: Any, name: str) -> list[str]:
     return [visible(token) for token in listed]
 
 
-def _shown(tokens: Sequence[Any], source: Any) -> list[str]:
+def _pieces(source: Any, text: Text) -> Sequence[Any]:
+    """Return a text's tokens as strings; as ids where the tokenizer knows no others."""
+    tokens: Sequence[Any] = source.tokens(text)
+    encode = getattr(getattr(source, "tokenizer", None), "encode", None)
+    if not isinstance(text, str) or isinstance(tokens[0], str) or encode is None:
+        return tokens
+    try:
+        pieces: list[str] = encode(text, out_type=str)  # SentencePiece's, and our own
+    except TypeError:
+        return tokens
+    return pieces[: len(tokens)] if len(pieces) >= len(tokens) else tokens
+
+
+def _shown(tokens: Sequence[Any]) -> list[str]:
     """Return tokens as a reader knows them: a space where a tokenizer has a sign for it."""
     return [visible(str(token).replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n")) for token in tokens]
 
@@ -195,7 +217,9 @@ def _shown(tokens: Sequence[Any], source: Any) -> list[str]:
 def _chosen(texts: Sequence[TextHeads], word: str | None) -> list[int]:
     """Return which token of each text stands out at first."""
     if word is not None:
-        found = [[n for n, token in enumerate(each.queries) if _plain(token) == _plain(word)] for each in texts]
+        found = [
+            [n for n, token in enumerate(each.queries) if _plain(token) == _plain(word)] for each in texts
+        ]
         if not found[0] and not found[-1]:
             raise ValueError(f"the token {word!r} is not among {texts[0].queries}")
         return [each[0] if each else 0 for each in found]
@@ -258,16 +282,20 @@ def _body(
     names = data["captions"]
     rows = "".join(
         f'<tr><th scope="row">{escaped(names["layer"].format(layer=n + 1))}</th>'
-        + "".join(f"<td>{'' if head.clear else '~'}{escaped(names[f'kind.{head.kind}'])}</td>" for head in layer)
+        + "".join(
+            f"<td>{'' if head.clear else '~'}{escaped(names[f'kind.{head.kind}'])}</td>" for head in layer
+        )
         + "</tr>"
         for n, layer in enumerate(found)
     )
     read = "".join(f"<p><bdi>{escaped(' '.join(each.queries))}</bdi></p>" for each in texts)
-    header = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    header = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
     packed = zlib.compress(b"".join(store.parts), 6)
     return (
         f'<div class="sa-view sa-explorer" data-alone="" lang="en"><h1>{escaped(title)}</h1>\n{read}\n'
-        f'<noscript><p>{escaped(names["no script"])}</p></noscript>\n'
+        f"<noscript><p>{escaped(names['no script'])}</p></noscript>\n"
         f'<table class="sa-habits"><caption>{escaped(names["table"])}</caption>{rows}</table>\n'
         f'<script type="application/json" class="sa-data">{header}</script>\n'
         f'<script type="application/octet-stream" class="sa-bytes">{base64.b64encode(packed).decode()}</script>\n</div>'
@@ -275,7 +303,11 @@ def _body(
 
 
 def _picture(
-    texts: Sequence[TextHeads], found: list[list[Heads]], chosen: Sequence[int], title: str, captions: dict[str, str]
+    texts: Sequence[TextHeads],
+    found: list[list[Heads]],
+    chosen: Sequence[int],
+    title: str,
+    captions: dict[str, str],
 ) -> str:
     """Return the head that takes most from one word for the chosen one, as a picture."""
     side = texts[0]

@@ -110,7 +110,7 @@ class ExplorerPage {
         element("section", { ariaLabel: captions["all heads"] },
           element("div", { className: "sa-bar" }, element("span", { className: "sa-soft" }, captions["small maps"]),
             element("span", { className: "sa-tabs", role: "group", ariaLabel: captions["small maps"] }, ...this.modes.values()), this.key_),
-          this.grid.node, this.grid.filters(() => this.draw(true)), this.finds),
+          this.grid.node, this.grid.filters(() => this.small(true)), this.finds),
         element("section", { ariaLabel: captions["one head"] }, this.heading, this.means, this.shares,
           element("div", { className: "sa-pair" }, ...this.texts.map((_, side) => element("div", {}, ...(this.ribbons[side] ? [ends(side), this.ribbons[side].node] : []), this.captionsOf[side]))),
           element("div", { className: "sa-maps" }, ...this.maps.map(({ node }) => node)), this.line)),
@@ -162,7 +162,8 @@ class ExplorerPage {
   choose(head) {
     if (head === this.head) return;
     this.head = head;
-    this.draw(true);
+    this.small(true);
+    this.large();
   }
 
   /**
@@ -215,17 +216,22 @@ class ExplorerPage {
       button.replaceChildren(...(mode === "word" ? phrase(captions.only, { word: this.word(0, this.words[0]) }) : [names[mode]]));
     }
     this.legend();
-    this.grid.update({ chosen: this.head, mode: this.mode, words: this.words, colours: this.colours, drawn });
+    this.small(drawn);
     this.suggest();
     this.way.update(this.words, this.colours);
     this.next.forEach((each, side) => each?.show(this.words[side]));
     this.large();
   }
 
+  /** @param {boolean} drawn small maps are as they were */
+  small(drawn) {
+    this.grid.update({ chosen: this.head, mode: this.mode, words: this.words, colours: this.colours, drawn });
+  }
+
   legend() {
-    const { colours, captions } = this, css = (/** @type {number[]} */ colour) => {
+    const { colours, captions } = this, css = (/** @type {number} */ colour) => {
       const patch = element("i");
-      patch.style.background = `rgb(${colour.join(",")})`;
+      patch.style.background = `rgb(${colour & 255},${(colour >> 8) & 255},${(colour >> 16) & 255})`;
       return patch;
     };
     this.key_.replaceChildren(...(this.mode === "difference" ?
@@ -317,7 +323,7 @@ class ExplorerPage {
    * @param {number} which
    * @param {number} rows
    * @param {number} columns
-   * @param {(i: number, j: number) => number[]} colour
+   * @param {(i: number, j: number) => number} colour
    * @param {string} name
    * @param {number} row
    */
@@ -361,7 +367,7 @@ class ExplorerPage {
    */
   sayWay(side, j, layer) {
     const share = this.texts[side].way(this.words[side])?.at(layer, j) ?? 0;
-    return phrase(this.captions["way cell"], { layer, share: fixed(share, 3), word: this.word(side, this.words[side]), from: this.key(side, j) });
+    return phrase(this.captions[layer ? "way cell" : "way cell in"], { layer, share: fixed(share, 3), word: this.word(side, this.words[side]), from: this.key(side, j) });
   }
 }
 

@@ -6,7 +6,7 @@
 /** @typedef {{ shares: number[], entropy: number, kind: string, clear: boolean }} Habit */
 
 /**
- * Colours of a canvas: from 0 to 255 for weights' roots of both texts, and from −255 to 255 for differences.
+ * Colours as a canvas holds them, one number each: of weights' roots from 0 to 255 for both texts, and of differences.
  * @param {HTMLElement} root
  */
 function explorerColours(root) {
@@ -22,10 +22,11 @@ function explorerColours(root) {
   };
   const panel = rgb("--panel"), texts = [rgb("--text0"), rgb("--text1")], paper = rgb("--paper");
   probe.remove();
-  const mixed = (/** @type {number[]} */ to, /** @type {number} */ part) => panel.map((from, n) => Math.round(from + (to[n] - from) * part));
+  const packed = (/** @type {number[]} */ [red, green, blue]) => red | (green << 8) | (blue << 16) | (255 << 24);
+  const mixed = (/** @type {number[]} */ to, /** @type {number} */ part) => packed(panel.map((from, n) => Math.round(from + (to[n] - from) * part)));
   const scale = texts.map((to) => range(256).map((n) => mixed(to, n / 255)));
   return {
-    paper,
+    paper: packed(paper),
     /** @param {number} side @param {number} root of a weight, 0 to 255 */
     weight: (side, root) => scale[side][root],
     /** @param {number} difference −1 to 1 */
@@ -39,23 +40,15 @@ function explorerColours(root) {
  * @param {HTMLCanvasElement} canvas
  * @param {number} rows
  * @param {number} columns
- * @param {(i: number, j: number) => number[]} colour
+ * @param {(i: number, j: number) => number} colour
  */
 function paint(canvas, rows, columns, colour) {
   canvas.width = Math.max(1, columns);
   canvas.height = Math.max(1, rows);
   const context = canvas.getContext("2d");
   if (!context || !rows || !columns) return;
-  const image = context.createImageData(columns, rows), { data } = image;
-  for (let i = 0, at = 0; i < rows; i++) {
-    for (let j = 0; j < columns; j++, at += 4) {
-      const [red, green, blue] = colour(i, j);
-      data[at] = red;
-      data[at + 1] = green;
-      data[at + 2] = blue;
-      data[at + 3] = 255;
-    }
-  }
+  const image = context.createImageData(columns, rows), pixels = new Int32Array(image.data.buffer);
+  for (let i = 0, at = 0; i < rows; i++) for (let j = 0; j < columns; j++) pixels[at++] = colour(i, j);
   context.putImageData(image, 0, 0);
 }
 

@@ -72,6 +72,7 @@ EXPLORER: dict[str, str] = {
     "way means": "Where {word} comes from, layer by layer: half of each step is the word itself, half the mean of all heads (attention rollout).",
     "way map": "Attention rollout of {word}: rows are layers, columns are tokens",
     "way cell": "Behind layer {layer}, {share} of {word} leads back to {from}.",
+    "way cell in": "Of what goes in, {share} of {word} leads back to {from}.",
     # what comes next
     "next": "What comes next",
     "next means": "After {word} the model expects:",

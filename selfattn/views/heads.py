@@ -40,8 +40,10 @@ class TextHeads:
         Tokens, as they are shown.
     layers : tuple of ndarray, each of shape (H, L, S)
         Weights.
-    made_of : tuple of (query, key, closed) or None, one for each layer
-        Queries (H, L, D), scaled; keys (H, S, D); and where weights are 0 (L, S), or None.
+    closed : tuple of ndarray or None, one for each layer
+        Where no head looks, (L, S); None: nowhere.
+    made_of : tuple of (query, key) or None, one for each layer
+        Queries (H, L, D), scaled, and keys (H, S, D).
     crossed : bool
         Queries and keys are different texts.
     """
@@ -49,7 +51,8 @@ class TextHeads:
     queries: list[str]
     keys: list[str]
     layers: tuple[Array, ...]
-    made_of: tuple[tuple[Array, Array, Array | None] | None, ...]
+    closed: tuple[Array | None, ...]
+    made_of: tuple[tuple[Array, Array] | None, ...]
     crossed: bool
 
 
@@ -87,24 +90,36 @@ def read_steps(steps: Any, queries: Sequence[str], keys: Sequence[str]) -> TextH
     if inner is None:
         inner = getattr(steps, "blocks", None)
     attentions = [getattr(each, "attention", each) for each in ([steps] if inner is None else inner)]
-    layers, made_of = [], []
+    layers, closed, made_of = [], [], []
     for attention in attentions:
+        if not hasattr(attention, "weights"):
+            raise TypeError(
+                f"{type(attention).__name__} has no attention to show; pass a model, or what its steps return"
+            )
         weights = np.asarray(attention.weights)
         if weights.ndim > 3 or weights.ndim < 2:
             raise ValueError(f"the explorer shows one text: weights (heads, L, S), not {weights.shape}")
         weights = weights.reshape(-1, *weights.shape[-2:])
         layers.append(weights)
-        made_of.append(_made_of(attention, weights))
+        closed.append(_closed(attention, weights))
+        made_of.append(_made_of(attention, weights, closed[-1]))
     if not layers:
         raise ValueError("there is no layer of attention in these steps")
     length, width = layers[0].shape[1:]
     for name, tokens, count in (("tokens", queries, length), ("key tokens", keys, width)):
         if len(tokens) != count:
             raise ValueError(f"{len(tokens)} {name} do not fit the {count} rows of the steps")
-    return TextHeads(list(queries), list(keys), tuple(layers), tuple(made_of), list(queries) != list(keys))
+    crossed = list(queries) != list(keys)
+    return TextHeads(list(queries), list(keys), tuple(layers), tuple(closed), tuple(made_of), crossed)
 
 
-def _made_of(attention: Any, weights: Array) -> tuple[Array, Array, Array | None] | None:
+def _closed(attention: Any, weights: Array) -> Array | None:
+    """Return where no head looks, (L, S); None if everything is open."""
+    closed: Array = (~np.isfinite(attention.masked_scores).reshape(weights.shape)).all(axis=0)
+    return closed if closed.any() else None
+
+
+def _made_of(attention: Any, weights: Array, closed: Array | None) -> tuple[Array, Array] | None:
     """Return queries, keys and what is closed, if the softmax of their products gives the weights again."""
     query, key = (getattr(attention, name, None) for name in ("query", "key"))
     if query is None or key is None or query.ndim < 2:
@@ -113,8 +128,6 @@ def _made_of(attention: Any, weights: Array) -> tuple[Array, Array, Array | None
     query, key = (np.float32(x.reshape(-1, *x.shape[-2:])) for x in (query, key))
     if query.shape[:2] != (heads, length) or key.shape[:2] != (heads, width):
         return None
-    finite = np.isfinite(attention.masked_scores).reshape(weights.shape)
-    closed = None if finite.all() else ~finite[0]
     with np.errstate(all="ignore"):
         scores = np.asarray(attention.scores).reshape(weights.shape)
         largest = np.unravel_index(np.argmax(np.abs(scores)), scores.shape)
@@ -122,7 +135,7 @@ def _made_of(attention: Any, weights: Array) -> tuple[Array, Array, Array | None
         query = query * np.float32(scaled[largest] / scores[largest])
         again = softmax(_rounded(query) @ _rounded(key).swapaxes(1, 2), closed)
         good = np.abs(again - weights).max(initial=0) <= CLOSE
-    return (query, key, closed) if good else None
+    return (query, key) if good else None
 
 
 def softmax(scores: Array, closed: Array | None) -> Array:
@@ -146,15 +159,17 @@ def habits(texts: Sequence[TextHeads]) -> list[list[Heads]]:
     found = []
     plans = [_plan(text) for text in texts]
     for n in range(len(texts[0].layers)):
-        sums, entropy, rows = 0, 0, 0
+        heads, rows = len(texts[0].layers[n]), 0
+        sums, entropy = np.zeros((heads, len(HABITS))), np.zeros(heads)
         for text, (where, kept) in zip(texts, plans, strict=True):
             weights = np.float32(text.layers[n][:, kept])
             weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), np.finfo(np.float32).tiny)
             parts = [(weights * (where[kept] == k)).sum(axis=(1, 2)) for k in range(len(HABITS))]
             logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
-            seen = np.maximum((weights > 0).sum(axis=-1), 2)
-            sums = sums + np.stack(parts, axis=1)
-            entropy = entropy + (-(weights * logs).sum(axis=-1) / np.log(seen)).sum(axis=1)
+            closed = text.closed[n]
+            seen = weights.shape[-1] - (0 if closed is None else closed[kept].sum(axis=-1))
+            sums += np.stack(parts, axis=1)
+            entropy += (-(weights * logs).sum(axis=-1) / np.log(np.maximum(seen, 2))).sum(axis=1)
             rows += int(kept.sum())
         found.append([_named(own / rows, float(h) / rows) for own, h in zip(sums, entropy, strict=True)])
     return found
@@ -196,7 +211,9 @@ def _plan(text: TextHeads) -> tuple[Array, Array]:
     words = np.array([not is_mark(token) for token in text.queries])
     kept = words.copy()
     if not text.crossed:
-        ahead = any((layer[:, 0, 1:] > 0).any() for layer in text.layers)  # else causal: no word sees the next
+        ahead = any(
+            (layer[:, 0, 1:] > 0).any() for layer in text.layers
+        )  # else causal: no word sees the next
         kept[1:] &= ~mark[:-1]
         kept[:-1] &= ~mark[1:] | (not ahead)
         kept[:1] = False  # it is itself the first
@@ -237,15 +254,15 @@ def stored(text: TextHeads, store: Store) -> dict[str, Any]:
 
 
 def _shares(weights: Array, most: int) -> Array:
-    return np.rint(np.clip(weights, 0, 1) * most)
+    whole: Array = np.rint(np.clip(weights, 0, 1) * most)
+    return whole
 
 
 def _layer(text: TextHeads, n: int, store: Store) -> dict[str, Any]:
     weights, made_of = text.layers[n], text.made_of[n]
     if made_of is not None:
-        query, key, closed = made_of
-        groups = _key_heads(key)
-        band = _band(closed)
+        query, key = made_of
+        groups, band = _key_heads(key), _band(text.closed[n])
         if band is not None and 2 * (query.size + key[::groups].size) < 2 * weights.size:
             return {"query": _sixteen(query, store), "key": _sixteen(key[::groups], store), "band": band}
     return {"weights": store.add(_shares(weights, 65535), "u2")}
@@ -313,7 +330,7 @@ def next_tokens(logits: Array, spell: Callable[[Sequence[int]], list[str]], stor
     top = np.take_along_axis(logits, order, axis=1)
     best = np.argsort(-top, axis=1, kind="stable")
     order, top = np.take_along_axis(order, best, axis=1), np.take_along_axis(top, best, axis=1)
-    most = np.float64(top[:, :1])
+    most = top[:, :1].astype(np.float64)
     sums = [np.log(np.exp((logits - most) / t).sum(axis=1)) + most[:, 0] / t for t in TEMPERATURES]
     names: dict[int, int] = {}
     for token in order.ravel().tolist():
@@ -326,4 +343,3 @@ def next_tokens(logits: Array, spell: Callable[[Sequence[int]], list[str]], stor
         "sums": store.add(np.stack(sums, axis=1), "f4"),
         "vocabulary": logits.shape[1],
     }
-

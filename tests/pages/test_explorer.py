@@ -1,0 +1,221 @@
+"""The explorer's numbers: what travels in the page is what the steps hold, habits are what weights say, bad input is told."""
+
+import base64
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+
+import selfattn as sa
+from selfattn import nn, views
+from selfattn.text import WhitespaceTokenizer
+from selfattn.views import heads
+
+RNG = np.random.default_rng(0)
+WORDS = ["[CLS]", "he", "sat", "on", "the", "bank", ".", "[SEP]"]
+
+
+def steps_of(rows, width=4, heads=2, seed=0, **options):
+    rng = np.random.default_rng(seed)
+    return sa.attention_steps(*rng.standard_normal((3, heads, rows, width)).astype(np.float32), **options)
+
+
+def data_of(page):
+    """Header and arrays, read as the script reads them."""
+    header = json.loads(re.search(r'class="sa-data">(.*?)</script>', page.html, re.DOTALL)[1])
+    packed = zlib.decompress(base64.b64decode(re.search(r'class="sa-bytes">(.*?)</script>', page.html)[1]))
+
+    def array(stored):
+        count = int(np.prod(stored["shape"]))
+        return np.frombuffer(packed, f"<{stored['type']}", count, stored["at"]).reshape(stored["shape"])
+
+    return header, array
+
+
+def weights_of(layer, array):
+    """The weights of a layer, (H, L, S), from what the page holds of it."""
+    if "weights" in layer:
+        return array(layer["weights"]) / 65535
+    query, key = (
+        array(layer[name]["values"]) * array(layer[name]["size"])[..., None].astype(np.float64)
+        for name in ("query", "key")
+    )
+    key = np.repeat(key, len(query) // len(key), axis=0)
+    scores = query @ key.swapaxes(1, 2)
+    left, right = layer["band"]
+    distance = np.arange(scores.shape[2])[None, :] - np.arange(scores.shape[1])[:, None]
+    if left is not None:
+        scores[:, (distance < -left) | (distance > right)] = -np.inf
+    return heads.softmax(scores, None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "as_products"),
+    [
+        (8, {}, False),  # short: weights are fewer than what they are made of
+        (40, {}, True),
+        (40, {"is_causal": True}, True),
+        (40, {"window": (3, 2)}, True),
+        (40, {"scale": 0.3}, True),
+        (40, {"softcap": 2.0}, False),  # what the script does not compute travels as it is
+        (40, {"alibi_slopes": np.float32([0.5, 0.25])}, False),
+        (40, {"attn_mask": RNG.random((40, 40)) < 0.7}, False),
+    ],
+)
+def test_weights_arrive(rows, options, as_products):
+    steps = steps_of(rows, **options)
+    header, array = data_of(views.explorer(steps, [f"w{n}" for n in range(rows)]))
+    (layer,) = header["texts"][0]["layers"]
+    assert ("query" in layer) == as_products
+    # Weights of 16 bits are off by half a step; products of rounded rows by what heads.CLOSE allows.
+    limit = heads.CLOSE if as_products else 0.51 / 65535
+    np.testing.assert_allclose(weights_of(layer, array), steps.weights, rtol=0, atol=limit)
+
+
+def test_keys_that_heads_share_travel_once():
+    rng = np.random.default_rng(1)
+    query, (key, value) = rng.standard_normal((4, 60, 4)), rng.standard_normal((2, 2, 60, 4))
+    steps = sa.attention_steps(query, key, value, enable_gqa=True)
+    header, array = data_of(views.explorer(steps, [str(n) for n in range(60)]))
+    (layer,) = header["texts"][0]["layers"]
+    assert layer["key"]["values"]["shape"] == [2, 60, 4]
+    np.testing.assert_allclose(weights_of(layer, array), steps.weights, rtol=0, atol=heads.CLOSE)
+
+
+def test_small_maps_hold_the_largest_weight_of_each_pixel():
+    steps = steps_of(100)
+    header, array = data_of(views.explorer(steps, [str(n) for n in range(100)]))
+    small = array(header["texts"][0]["small"])
+    assert small.shape == (2, heads.SMALL, heads.SMALL)
+    first, second = (slice(100 * n // heads.SMALL, 100 * (n + 1) // heads.SMALL) for n in (7, 30))
+    root = np.sqrt(steps.weights[1, first, second].max()) * 255
+    assert abs(small[1, 7, 30] - root) <= 0.51
+
+
+def weights_where(rule):
+    """Weights of one head over WORDS that give everything to where the rule says."""
+    rows = len(WORDS)
+    return np.array([[[float(rule(i, j)) for j in range(rows)] for i in range(rows)]])
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    [
+        (lambda i, j: j == i, "itself"),
+        (lambda i, j: j == max(i - 1, 0), "before"),
+        (lambda i, j: j == min(i + 1, 7), "after"),
+        (lambda i, j: j == 0, "first"),
+        (lambda i, j: j == 7, "separators"),
+        (lambda i, j: j == 6, "marks"),
+        (lambda i, j: j == (i + 2 if i < 4 else i - 2), "words"),
+        (lambda i, j: 1 / 8, "broad"),
+    ],
+)
+def test_habits(rule, kind):
+    text = heads.TextHeads(WORDS, WORDS, (weights_where(rule),), (None,), (None,), False)
+    ((head,),) = heads.habits([text])
+    assert head.kind == kind and head.clear
+    np.testing.assert_allclose(sum(head.shares.values()), 1)
+    assert head.entropy == pytest.approx(1.0 if kind == "broad" else 0.0, abs=1e-6)
+
+
+def test_half_a_habit_and_none():
+    def blend(share):
+        return weights_where(
+            lambda i, j: share * (j == i) + (1 - share) * (j == 0) * 0.5 + (1 - share) * (j == 7) * 0.5
+        )
+
+    for share, kind, clear in ((0.6, "itself", True), (0.4, "itself", False), (0.34, "mixed", True)):
+        ((head,),) = heads.habits([heads.TextHeads(WORDS, WORDS, (blend(share),), (None,), (None,), False)])
+        assert (head.kind, head.clear) == (kind, clear)
+
+
+def test_two_texts_count_alike_and_the_common_word_is_chosen():
+    first, second = steps_of(4), steps_of(3, seed=1)
+    page = views.explorer(first, ["the", "river", "bank", "."], compare=(second, ["a", "bank", "loan"]))
+    header, _ = data_of(page)
+    assert page.title == "What 2 heads do with bank"
+    assert [text["chosen"] for text in header["texts"]] == [2, 1]
+    with pytest.raises(ValueError, match=r"layers of \[2\] and \[3\] heads; they must be of one model"):
+        views.explorer(first, list("abcd"), compare=(steps_of(3, heads=3), list("abc")))
+
+
+def test_models_and_their_layers():
+    model = nn.EmbeddingModel(
+        WhitespaceTokenizer(["he", "sat", "bank"]), 4, 8, num_layers=2, num_heads=2, max_seq_len=8, rng=0
+    )
+    header, array = data_of(views.explorer(model, "he sat bank"))
+    assert header["heads"] == [2, 2]
+    assert header["texts"][0]["queries"] == ["he", "sat", "bank"]
+    steps = model.steps("he sat bank")
+    for layer, block in zip(header["texts"][0]["layers"], steps.blocks, strict=True):
+        np.testing.assert_allclose(weights_of(layer, array), block.weights, rtol=0, atol=0.51 / 65535)
+    means = array(header["texts"][0]["means"]) / 65535
+    np.testing.assert_allclose(means[1], steps.blocks[1].weights.mean(axis=0), rtol=0, atol=0.51 / 65535)
+
+
+def test_attention_from_one_text_to_another():
+    rng = np.random.default_rng(3)
+    steps = sa.attention_steps(rng.standard_normal((1, 3, 4)), *rng.standard_normal((2, 1, 5, 4)))
+    header, _ = data_of(views.explorer(steps, list("abc"), key_tokens=list("vwxyz")))
+    (text,) = header["texts"]
+    assert text["crossed"] and text["keys"] == list("vwxyz") and "means" not in text
+    assert [header["habits"][0][0]["shares"][n] for n in (0, 4, 5)] == [
+        0.0
+    ] * 3  # no word is itself, before or after
+
+
+def test_next_tokens_are_the_likeliest_and_all_count():
+    rng = np.random.default_rng(4)
+    logits = rng.standard_normal((3, 200)).astype(np.float32) * 3
+    store = heads.Store()
+    found = heads.next_tokens(logits, lambda ids: [f"t{n}" for n in ids], store)
+    packed = b"".join(store.parts)
+    for place in range(3):
+        order = np.argsort(-logits[place])[: heads.LIKELY]
+        assert [found["names"][n] for n in found["tokens"][place]] == [f"t{n}" for n in order]
+    sums = np.frombuffer(packed, "<f4", 18, found["sums"]["at"]).reshape(3, 6)
+    for n, t in enumerate(found["temperatures"]):
+        truth = np.log(np.exp(logits.astype(np.float64) / t).sum(axis=1))
+        np.testing.assert_allclose(sums[:, n], truth, rtol=np.finfo(np.float32).eps)
+
+
+def test_tokens_stay_text():
+    page = views.explorer(steps_of(2), ["</script><b>x</b>", "<img src=x onerror=alert(1)>"])
+    for part in (page.html, page.svg):
+        assert "<b>x" not in part and "<img" not in part
+    header, _ = data_of(page)
+    assert header["texts"][0]["queries"][0] == "</script><b>x</b>"
+
+
+def test_bad_calls():
+    steps = steps_of(3)
+    for arguments, options, error, message in (
+        (
+            (steps, "abc"),
+            {},
+            TypeError,
+            "text is a sequence of strings, one for each row of the steps, not 'abc'",
+        ),
+        ((steps, ["a"]), {}, ValueError, "1 tokens do not fit the 3 rows"),
+        ((steps, list("abc")), {"compare": ["x"]}, TypeError, r"compare is \(steps, tokens\), not list"),
+        ((steps, list("abc")), {"word": "z"}, ValueError, "the token 'z' is not among"),
+        ((steps, list("abc")), {"new_tokens": -1}, ValueError, "from 0 to 256, not -1"),
+        ((object(), list("abc")), {}, TypeError, "object has no attention"),
+        (
+            (sa.attention_steps(*np.zeros((3, 2, 2, 3, 4))), list("abc")),
+            {},
+            ValueError,
+            r"one text: weights \(heads, L, S\)",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            views.explorer(*arguments, **options)
+
+
+def test_a_page_beyond_its_limit_says_so(monkeypatch):
+    monkeypatch.setattr("selfattn.views.explore.MOST_BYTES", 10_000)
+    with pytest.raises(ValueError, match=r"MB, and at most 0; give fewer than 40 tokens"):
+        views.explorer(steps_of(40), [str(n) for n in range(40)])
