@@ -125,7 +125,7 @@ def _made_of(attention: Any, weights: Array, closed: Array | None) -> tuple[Arra
     if query is None or key is None or query.ndim < 2:
         return None
     heads, length, width = weights.shape
-    query, key = (np.float32(x.reshape(-1, *x.shape[-2:])) for x in (query, key))
+    query, key = (x.reshape(-1, *x.shape[-2:]).astype(np.float32) for x in (query, key))
     if query.shape[:2] != (heads, length) or key.shape[:2] != (heads, width):
         return None
     with np.errstate(all="ignore"):
@@ -162,7 +162,7 @@ def habits(texts: Sequence[TextHeads]) -> list[list[Heads]]:
         heads, rows = len(texts[0].layers[n]), 0
         sums, entropy = np.zeros((heads, len(HABITS))), np.zeros(heads)
         for text, (where, kept) in zip(texts, plans, strict=True):
-            weights = np.float32(text.layers[n][:, kept])
+            weights = text.layers[n][:, kept].astype(np.float32)
             weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), np.finfo(np.float32).tiny)
             parts = [(weights * (where[kept] == k)).sum(axis=(1, 2)) for k in range(len(HABITS))]
             logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
