@@ -100,7 +100,7 @@ def try_out(command: list[str], clean: dict[str, str], directory: Path) -> None:
             continue  # its baseline is NEON
         for arguments in (
             ["-c", "\n".join(blocks)],
-            ["-m", "selfattn"],
+            ["-m", "selfattn", "--no-timing"],
             ["-c", SMOKE, ROOT / "tests/test_smoke.py"],
         ):
             done = subprocess.run(

@@ -96,7 +96,7 @@ def _parser(prog: str) -> Parser:
     add("--full", action="store_true", help="every shape of the backward suite")
     add("--json", metavar="FILE", help="save all raw results; - prints them in place of the table")
     add("--load", metavar="FILE", help="show saved results instead of measuring; - is standard input")
-    add("--markdown", action="store_true", help="print a Markdown table, as in the README")
+    add("--markdown", action="store_true", help="print a Markdown table, as in docs/guide/benchmarks.md")
     return parser
 
 

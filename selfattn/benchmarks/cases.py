@@ -343,7 +343,7 @@ def _blocks(choice: Choice) -> Iterator[Row]:
 
 
 def _summary(choice: Choice) -> Iterator[Row]:
-    """Take a line or two of each suite: the table of the README."""
+    """Take a line or two of each suite: the table of docs/guide/benchmarks.md."""
     shapes = [(128, 64), (512, 64), (1024, 32), (1024, 64), (1024, 128), (4096, 64)]
     if choice.quick or choice.lengths or choice.widths:
         shapes = list(choice.shapes((128, 1024), (64,)))
