@@ -21,6 +21,8 @@ from selfattn.files import to_safetensors, write_files
 from selfattn.models._causal import CausalModel
 from selfattn.models._config import quantization_config, read_config
 from selfattn.models._encoder import Encoder
+from selfattn.models._gguf import begins_as_gguf
+from selfattn.models._gguf_model import load_gguf
 from selfattn.models._language import attach_language, language_files
 from selfattn.models._text import TextModel, attach, pools, text_files, transformer_folder
 from selfattn.models._weights import read_weights
@@ -86,16 +88,17 @@ STALE = {
 
 
 def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
-    """Load a pretrained model from a folder.
+    """Load a pretrained model from a folder, or a language model from a GGUF file.
 
     Parameters
     ----------
     path : path
         A folder with ``config.json`` and ``model.safetensors`` (or its shards), and for texts ``tokenizer.json``; or a
-        folder of sentence-transformers, with ``modules.json``.
+        folder of sentence-transformers, with ``modules.json``; or a ``.gguf`` file of the architecture llama, qwen2 or gpt2.
     dtype : {"float32", "bfloat16", "int8"}, optional
         What the weights of layers and the table of words become; see ``quantize`` of the model. None: as they are stored,
-        but 16-bit weights become float32. A folder of int8 becomes float32 again if that is asked for.
+        but 16-bit weights of a folder become float32. A folder of int8 becomes float32 again if that is asked for, and so
+        does a GGUF file, whose weights are otherwise multiplied as they are stored, in blocks of 4 to 16 bits a number.
 
     Returns
     -------
@@ -115,12 +118,15 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
         ``safetensors`` or ``tokenizers`` is missing: ``pip install 'selfattn[models]'``.
     """
     folder = Path(path)
-    if not folder.is_dir():
+    is_gguf = folder.is_file() and (folder.suffix.lower() == ".gguf" or begins_as_gguf(folder))
+    if not folder.is_dir() and not is_gguf:
         raise FileNotFoundError(
-            f"{folder} is not a folder; expected one that save_pretrained or sentence-transformers wrote"
+            f"{folder} is not a folder; expected one that save_pretrained or sentence-transformers wrote, or a .gguf file"
         )
     if dtype not in (None, "float32", "bfloat16", "int8"):
         raise ValueError(f"dtype must be 'float32', 'bfloat16', 'int8' or None, not {dtype!r}")
+    if is_gguf:
+        return load_gguf(folder, dtype)
     transformer = transformer_folder(folder)
     config = read_config(transformer)
     kind = config["model_type"]
@@ -155,6 +161,10 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     OSError
         It could not be written; what was there before is as it was.
     """
+    if isinstance(model, Encoder) and model.blocks:
+        raise ValueError(
+            "this model's weights are in blocks of GGUF, which a folder does not hold; load the file with dtype='float32' to save it"
+        )
     if not isinstance(model, Encoder):
         raise TypeError(
             f"model must be one of selfattn.models, not {type(model).__name__}; files.save_model saves an EmbeddingModel"

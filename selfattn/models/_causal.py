@@ -52,7 +52,7 @@ class CausalModel(LanguageText, Encoder):
         return p.weight(self.word_table if self.tied else "lm_head.weight")
 
     def _weights(self) -> set[str]:
-        parameters = Parameters(self.arrays)
+        parameters = Parameters(self.arrays, None, self.blocks)
         self._settings(parameters, 1)
         self._head(parameters)
         return parameters.weights

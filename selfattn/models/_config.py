@@ -45,6 +45,9 @@ QUANTIZATION_KEYS = {
 }  # fmt: skip
 
 
+MOST_LAYERS = 10_000  # of models that list something for each layer
+
+
 class Config:
     """The configuration of one model, read key by key; :meth:`finish` refuses what nobody has read.
 
@@ -66,11 +69,12 @@ class Config:
             raise ValueError(f"{self.where} lacks {name}")
         return value
 
-    def size(self, name: str, default: Any = ..., least: int = 1) -> int:
+    def size(self, name: str, default: Any = ..., least: int = 1, most: int = 2**31 - 1) -> int:
         """Read an int."""
         value = self._get(name, default)
-        if type(value) is not int or not least <= value < 2**31:
-            raise ValueError(f"{self.where}: {name} must be an int of at least {least}, not {value!r}")
+        if type(value) is not int or not least <= value <= most:
+            limit = "" if most == 2**31 - 1 else f" and at most {most}"
+            raise ValueError(f"{self.where}: {name} must be an int of at least {least}{limit}, not {value!r}")
         return value
 
     def number(self, name: str, default: Any = ...) -> float:

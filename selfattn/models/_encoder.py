@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -14,6 +15,7 @@ from selfattn.models._text import Cut, Piece, TextModel, one_or_many, pack
 from selfattn.models._weights import fit
 from selfattn.nn import _compact, _transformer, init
 from selfattn.nn._arrays import Array, Gradients, checked_pullback
+from selfattn.nn._blocks import Blocks
 from selfattn.nn._compact import KINDS, SCALE, Compact, Weight, is_compact, kind_of
 from selfattn.nn._transformer import Norm, Projection, Transformer
 from selfattn.nn.module import IncompatibleKeys, Module
@@ -52,11 +54,17 @@ class _Made(NamedTuple):
 class Parameters:
     """The parameters of a model as parts of the core's settings; remembers where each came from, for gradients.
 
-    Compact weights are kept in ``made``, by their names and rows, so that they are packed once; None: they stay arrays.
+    Compact weights are kept in ``made``, by their names and rows, so that they are packed once; None: they stay arrays. Weights
+    in blocks are no arrays.
     """
 
-    def __init__(self, arrays: Mapping[str, Array], made: dict[Any, _Made] | None = None) -> None:
-        self.arrays = arrays
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        made: dict[Any, _Made] | None = None,
+        blocks: Mapping[str, Blocks] | None = None,
+    ) -> None:
+        self.arrays, self.blocks = arrays, blocks or {}
         self.origins: dict[int, _Origin] = {}
         self.held: list[Array] = []
         self.made = made
@@ -75,6 +83,8 @@ class Parameters:
 
     def weight(self, name: str, rows: slice = slice(None), factor: str | None = None) -> Weight:
         """Return what :meth:`array` does, of a table or the weight of a projection: these may be compact."""
+        if name in self.blocks:
+            return self.blocks[name] if rows == slice(None) else self.blocks[name].part(rows)
         self.weights.add(name)
         values, scale = self.arrays[name], self.arrays.get(name + SCALE)
         if self.made is None or not is_compact(values):
@@ -157,7 +167,9 @@ class Encoder(Module):
     config : dict
     dtype : str
         Of the weights that are multiplied: ``"float32"``, ``"float64"``, ``"bfloat16"`` or ``"int8"``. With the last two, all
-        other parameters are float32.
+        other parameters are float32. Of a GGUF file as it is stored, the kind of most blocks, such as ``"Q4_1"``.
+    blocks : dict of str to Blocks
+        The weights of a GGUF file that are multiplied as they are stored. They are no parameters.
     training : bool
         False: nothing is dropped here.
     """
@@ -185,6 +197,7 @@ class Encoder(Module):
     ) -> None:
         self.config = {"model_type": next(iter(self.kinds))} | dict(config)
         self.config.pop("quantization_config", None)  # dtype says it; save() writes it
+        self.blocks: dict[str, Blocks] = {}
         self._prepared: dict[Any, Any] = {}
         self._made: dict[Any, _Made] = {}
         if self.config["model_type"] not in self.kinds:
@@ -206,6 +219,11 @@ class Encoder(Module):
         else:
             ignored = tuple(head for head in self.heads if not any(name.startswith(head) for name in shapes))
             given = {name: array for name, array in arrays.items() if not name.endswith(self.buffers)}
+            mixed: dict[str, Any] = given
+            self.blocks = {name: array for name, array in mixed.items() if isinstance(array, Blocks)}
+            self._check_blocks(shapes, where or "the model")
+            given = {name: array for name, array in given.items() if name not in self.blocks}
+            shapes = {name: shape for name, shape in shapes.items() if name not in self.blocks}
             self.arrays = fit(given, shapes, optional, ignored, self.prefix, where or "the model")
         self.arrays = {name: self._taken(name, array) for name, array in self.arrays.items()}
         self._round(dtype)
@@ -217,6 +235,11 @@ class Encoder(Module):
     @property
     def dtype(self) -> str:
         """What the weights that are multiplied hold."""
+        if self.blocks:
+            sizes: dict[str, int] = {}
+            for blocks in self.blocks.values():
+                sizes[blocks.kind] = sizes.get(blocks.kind, 0) + blocks.nbytes
+            return max(sizes, key=lambda kind: sizes[kind])
         kinds = {kind_of(array) for array in self.arrays.values()}
         return next(kind for kind in (*KINDS, "float64", "float32") if kind in kinds)
 
@@ -288,7 +311,7 @@ class Encoder(Module):
 
     def _weights(self) -> set[str]:
         """Return the names of the weights that :meth:`quantize` rounds."""
-        parameters = Parameters(self.arrays)
+        parameters = Parameters(self.arrays, None, self.blocks)
         self._settings(parameters, 1)
         return parameters.weights
 
@@ -319,6 +342,21 @@ class Encoder(Module):
     def _own_parameters(self) -> Any:
         return ((self._name(name), self._shown(name, array)) for name, array in self.arrays.items())
 
+    def _check_blocks(self, shapes: Shapes, where: str) -> None:
+        """Refuse weights in blocks that the model does not have, or of another shape."""
+        for name, blocks in self.blocks.items():
+            wanted = shapes.get(name)
+            wanted = wanted if wanted is None else self._taken_shape(name, wanted)
+            if wanted != blocks.shape:
+                says = "has no such weight" if wanted is None else f"says {wanted}"
+                raise ValueError(
+                    f"the weights of {where} do not fit: {name} has shape {blocks.shape}, the configuration {says}"
+                )
+
+    def _taken_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of an array that is held, of Transformers' shape."""
+        return shape
+
     def _taken(self, name: str, array: Array) -> Array:
         """Return an array of Transformers' shape as it is held."""
         return array
@@ -338,6 +376,7 @@ class Encoder(Module):
     def extra_repr(self) -> str:
         """Return the sizes and the dtype."""
         count = sum(array.size for name, array in self.arrays.items() if not name.endswith(SCALE))
+        count += sum(math.prod(blocks.shape) for blocks in self.blocks.values())
         return f"hidden_size={self.hidden_size}, num_layers={self.num_layers}, parameters={count}, dtype={self.dtype}"
 
     def __repr__(self) -> str:
@@ -363,7 +402,7 @@ class Encoder(Module):
     # ------------------------------------------------------------------------------------------------------- calls
 
     def _built(self, longest: int) -> tuple[Transformer, Parameters]:
-        parameters = Parameters(self.arrays, self._made)
+        parameters = Parameters(self.arrays, self._made, self.blocks)
         return self._settings(parameters, longest), parameters
 
 

@@ -5,11 +5,13 @@ Text comes out as whole characters: tokens of bytes are held back until they mak
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -47,9 +49,9 @@ class LanguageText:
     max_positions: int
     tokenizer: Any = None
     chat_template: str | None = None
-    special_tokens: dict[str, str]
+    special_tokens: Mapping[str, str] = MappingProxyType({})
     stop_ids: frozenset[int] = frozenset()
-    kept: dict[str, bytes]  # small files of the folder
+    kept: Mapping[str, bytes] = MappingProxyType({})  # small files of the folder
     _folder: Path | None = None
 
     def _generated(
@@ -523,8 +525,19 @@ def _template(folder: Path, config: dict[str, Any]) -> str | None:
 
 
 def language_files(model: Any) -> dict[str, bytes]:
-    """Return the files of a model's tokenizer and template, by name."""
-    found = dict(getattr(model, "kept", {}))
-    if model.tokenizer is not None:
-        found[_tokenizer.TOKENIZER] = _tokenizer.without_cutting(model.tokenizer).encode()
-    return found
+    """Return the files of a model's tokenizer and template, by name: those that were read, or new ones."""
+    if model.tokenizer is None:
+        return {}
+    found = dict(model.kept)
+    if not found:
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **model.special_tokens}
+        found[_tokenizer.TOKENIZER_CONFIG] = _json(settings)
+        if model.stop_ids:
+            found[GENERATION_CONFIG] = _json({"eos_token_id": sorted(model.stop_ids)})
+        if model.chat_template is not None:
+            found[TEMPLATE] = model.chat_template.encode()
+    return found | {_tokenizer.TOKENIZER: _tokenizer.without_cutting(model.tokenizer).encode()}
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

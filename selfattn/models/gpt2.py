@@ -78,6 +78,9 @@ class GPT2LMHeadModel(CausalModel):
             )
         return np.ascontiguousarray(array.T)
 
+    def _taken_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape[::-1] if name.endswith(TRANSPOSED) else shape
+
     def _shown(self, name: str, array: Array) -> Array:
         # Of int8 the scales belong to rows of what is held.
         return array.T if name.endswith(TRANSPOSED) and array.dtype != np.int8 else array

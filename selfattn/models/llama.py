@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from selfattn.models._causal import CausalModel
-from selfattn.models._config import Config
+from selfattn.models._config import MOST_LAYERS, Config
 from selfattn.models._encoder import Parameters, Shapes
 from selfattn.models._rope import read_rope
 from selfattn.nn._transformer import Layer, Norm, Transformer
@@ -32,7 +32,7 @@ class LlamaForCausalLM(CausalModel):
         kind = self.config["model_type"]
         self.vocab_size = config.size("vocab_size")
         self.hidden_size = config.size("hidden_size")
-        self.num_layers = config.size("num_hidden_layers", least=0)
+        self.num_layers = config.size("num_hidden_layers", least=0, most=MOST_LAYERS)
         self.num_heads = config.size("num_attention_heads")
         key_heads = config.raw("num_key_value_heads", 8 if kind == "mistral" else None)
         self.num_key_heads = (

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from selfattn.models._config import Config
+from selfattn.models._config import MOST_LAYERS, Config
 from selfattn.models._encoder import Parameters, Shapes, TextEncoder
 from selfattn.nn._arrays import Array
 from selfattn.nn._transformer import Layer, Rotary, Transformer
@@ -26,7 +26,7 @@ class ModernBertModel(TextEncoder):
     def _read(self, config: Config) -> None:
         self.vocab_size = config.size("vocab_size")
         self.hidden_size = config.size("hidden_size")
-        self.num_layers = config.size("num_hidden_layers", least=0)
+        self.num_layers = config.size("num_hidden_layers", least=0, most=MOST_LAYERS)
         self.num_heads = config.size("num_attention_heads")
         self.wide = config.size("intermediate_size")
         self.activation = config.activation("hidden_activation")

@@ -71,6 +71,11 @@ class Blocks:
         """The weights as the core looks rows up."""
         return self.packed
 
+    def part(self, rows: slice) -> Blocks:
+        """Return some rows, which lie where they do."""
+        raw = self.raw[rows]
+        return Blocks(raw, self.kind, (len(raw), self.shape[1]))
+
     @property
     def nbytes(self) -> int:
         """The bytes of the weights as they are stored."""

@@ -15,6 +15,7 @@ from selfattn import _core
 from selfattn.functional._arguments import as_integers
 from selfattn.nn import _transformer
 from selfattn.nn._arrays import Array
+from selfattn.nn._blocks import Blocks
 from selfattn.nn._compact import Compact, Weight, float_type
 
 LEAST_CAPACITY = 64  # tokens
@@ -107,7 +108,7 @@ class Decoder:
     model : Transformer
         Causal layers that share heads' number and width, a table, and the final norm; without pooling. Its arrays are read
         where they are: what is written to them counts from the next call on.
-    head : ndarray or Compact, shape (vocabulary, d)
+    head : ndarray, Compact or Blocks, shape (vocabulary, d)
         A tied head is the table.
     head_bias : ndarray, shape (vocabulary,), optional
     max_seq_len : int
@@ -133,7 +134,7 @@ class Decoder:
         self.vocab_size: int = head.shape[0]
         self.d_model: int = head.shape[1]
         self.dtype = float_type(head)
-        self._head = head.packed if isinstance(head, Compact) else head
+        self._head = head.packed if isinstance(head, Compact | Blocks) else head
         self._head_bias = head_bias
         self._core_model = _transformer.as_core(model)
         self._core_last = _transformer.as_core(model._replace(pooling="last"))

@@ -1,53 +1,20 @@
 """all-MiniLM-L6-v2 as people use it: what sentence-transformers computes, and what human judges say.
 
-The weights come from PyPI (83 MB), the texts from gensim's wheel (28 MB), which is only unzipped. They are kept in
-``SELFATTN_TEST_DATA``, by default a folder of the user's cache.
+The weights come from PyPI (83 MB).
 """
 
 import io
 import json
-import os
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
+from pretrained_data import DATA, download, fetched_texts, lines_of
 
 from selfattn import cli, models
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")
-
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "selfattn-tests"
-DATA = Path(os.environ.get("SELFATTN_TEST_DATA", CACHE))
-TEXTS = ("lee.cor", "lee_background.cor", "similarities0-1.txt", "wordsim353.tsv")
-
-
-def download(package, folder):
-    """Fetch a wheel of PyPI, or skip the test."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--retries=0",
-        "--timeout=20",
-        "-q",
-    ]
-    try:
-        done = subprocess.run(
-            [*command, "-d", folder, package], capture_output=True, text=True, timeout=300, check=False
-        )
-        problem = done.stderr.strip().splitlines()[-1:] if done.returncode else None
-    except (OSError, subprocess.SubprocessError) as error:
-        problem = [str(error)]
-    if problem is not None:
-        pytest.skip(f"{package} cannot be downloaded: {' '.join(problem)}")
-    return zipfile.ZipFile(next(folder.glob(f"{package.partition('==')[0].replace('-', '_')}-*.whl")))
 
 
 @pytest.fixture(scope="module")
@@ -63,23 +30,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Gensim's test data."""
-    found = DATA / "gensim"
-    if not all((found / name).exists() for name in TEXTS):
-        wheel = download("gensim==4.4.0", tmp_path_factory.mktemp("wheel"))
-        found.mkdir(parents=True, exist_ok=True)
-        for name in TEXTS:
-            (found / name).write_bytes(wheel.read(f"gensim/test/test_data/{name}"))
-    return found
+    return fetched_texts(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def model(folder):
     return models.load(folder)
-
-
-def lines_of(path):
-    return [line.strip() for line in path.read_text("latin-1").splitlines() if line.strip()]
 
 
 def ranks(x):

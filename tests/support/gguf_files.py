@@ -1,0 +1,113 @@
+"""GGUF files of tiny models, written by the package gguf from what Transformers has, as llama.cpp's converter does."""
+
+import numpy as np
+import pytest
+
+LLAMA_NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+GPT2_NAMES = {
+    "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm", "lm_head": "output",
+    "ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm", "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}  # fmt: skip
+CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+
+
+def gguf_name(name):
+    stem, _, end = name.rpartition(".")
+    names = GPT2_NAMES if name.startswith("transformer.") else LLAMA_NAMES
+    if stem in names or stem == "lm_head":
+        return f"{names.get(stem, 'output')}.{end}"
+    _, _, number, part = stem.split(".", 3)
+    return f"blk.{number}.{names[part]}.{end}"
+
+
+def permuted(array, heads):
+    """The converter's order of the rows of q and k: a pair's two elements become neighbours."""
+    return array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+
+def write(path, config, state, kind="F32", tokenizer=None, more=None, tensors=None):
+    """Write a file; ``more`` are entries by name, None leaves one out; ``tensors`` replaces or adds some.
+
+    Matrices become blocks of a kind where their rows allow it; returns what they stand for, under Transformers' names.
+    """
+    gguf = pytest.importorskip("gguf")
+    arch = config["model_type"] if config["model_type"] != "mistral" else "llama"
+    writer = gguf.GGUFWriter(path, arch)
+    entries = {"context_length": config.get("max_position_embeddings", config.get("n_positions"))}
+    if arch == "gpt2":
+        entries |= {
+            "embedding_length": config["n_embd"], "block_count": config["n_layer"], "attention.head_count": config["n_head"],
+            "feed_forward_length": 4 * config["n_embd"], "attention.layer_norm_epsilon": 1e-5,
+        }  # fmt: skip
+    else:
+        entries |= {
+            "embedding_length": config["hidden_size"], "block_count": config["num_hidden_layers"],
+            "attention.head_count": config["num_attention_heads"], "attention.head_count_kv": config["num_key_value_heads"],
+            "feed_forward_length": config["intermediate_size"], "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", 1e-6),
+            "rope.freq_base": 10000.0,
+        }  # fmt: skip
+    for name, value in (entries | (more or {})).items():
+        if value is not None:
+            add = {
+                int: writer.add_uint32,
+                float: writer.add_float32,
+                str: writer.add_string,
+                bool: writer.add_bool,
+                list: writer.add_array,
+            }
+            add[type(value)](f"{arch}.{name}", value)
+    if tokenizer is not None:
+        tokenizer(writer)
+    meant = {}
+    for name, array in state.items():
+        stored = np.ascontiguousarray(array.T) if name.endswith(CONV1D) and arch == "gpt2" else array
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+        if arch == "llama" and heads:
+            stored = permuted(stored, config[heads])
+        used = kind[name] if isinstance(kind, dict) else kind
+        rows = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[used]][0]
+        if stored.ndim == 2 and "wpe" not in name and stored.shape[1] % rows == 0 and used != "F32":
+            blocks = gguf.quants.quantize(stored, gguf.GGMLQuantizationType[used])
+            writer.add_tensor(gguf_name(name), blocks, raw_dtype=gguf.GGMLQuantizationType[used])
+            stored = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[used])
+        else:
+            writer.add_tensor(gguf_name(name), stored)
+        if arch == "llama" and heads:  # back again
+            pairs = stored.reshape(config[heads], -1, 2, *stored.shape[1:])
+            stored = pairs.swapaxes(1, 2).reshape(stored.shape)
+        meant[name] = stored.T if name.endswith(CONV1D) and arch == "gpt2" else stored
+    for name, array in (tensors or {}).items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return meant
+
+
+def byte_level(special, bos=None, template=None, pre="gpt-2"):
+    """The tokenizer of `language_folders` as entries."""
+    from language_folders import MERGES, make_tokenizer
+
+    made = make_tokenizer()
+    tokens = [made.id_to_token(n) for n in range(made.get_vocab_size())]
+
+    def add(writer):
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list(tokens)
+        writer.add_token_types([3 if token in special else 1 for token in tokens])
+        writer.add_token_merges(MERGES)
+        writer.add_eos_token_id(made.token_to_id("<|end|>"))
+        if bos is not None:
+            writer.add_bos_token_id(made.token_to_id(bos))
+            writer.add_add_bos_token(True)
+        if template is not None:
+            writer.add_chat_template(template)
+
+    return add
