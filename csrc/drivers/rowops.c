@@ -123,6 +123,10 @@ static bool count_scratch(const sa_row_call *c, sa_row_plan *plan) {
             packed = 2 * n;
         }
     }
+    if (c->kind == SA_SOFTMAX_BACKWARD || c->kind == SA_LOG_SOFTMAX_BACKWARD || c->kind == SA_LAYER_NORM_BACKWARD ||
+        c->kind == SA_RMS_NORM_BACKWARD) {
+        packed = 2 * n; /* dy may have to be scaled */
+    }
     if (sums_parameters(c)) {
         size_t sums;
         if (!sa_multiply((size_t)plan->chunks * 2 * sizeof(double), n, &sums) || sums > PTRDIFF_MAX / 4) {

@@ -4,6 +4,8 @@
 #include "python/run.h"
 #include "python/scalars.h"
 
+#include "runtime/threads.h"
+
 static PyObject *get_isa(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return PyUnicode_FromString(sa_isa_name());
@@ -92,7 +94,7 @@ static PyObject *fma_peak(PyObject *module, PyObject *args) {
     while (i < 4 && strcmp(dtype, sa_dtype_name(dtypes[i])) != 0) {
         ++i;
     }
-    if (i == 4 || threads < 1 || threads > 1024 || milliseconds < 1) {
+    if (i == 4 || threads < 1 || threads > SA_MOST_THREADS || milliseconds < 1) {
         return PyErr_Format(PyExc_ValueError,
                             "_fma_peak takes 'float32', 'float64', 'int8' or 'bfloat16', threads from 1 to 1024 "
                             "and milliseconds >= 1");
@@ -108,7 +110,7 @@ static PyObject *read_bandwidth(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "nii:_read_bandwidth", &bytes, &threads, &milliseconds)) {
         return NULL;
     }
-    if (bytes < 1 || threads < 1 || threads > 1024 || milliseconds < 1) {
+    if (bytes < 1 || threads < 1 || threads > SA_MOST_THREADS || milliseconds < 1) {
         return PyErr_Format(PyExc_ValueError, "_read_bandwidth takes bytes >= 1, threads from 1 to 1024 and milliseconds >= 1");
     }
     char *data = sa_block_take(module, (size_t)bytes);

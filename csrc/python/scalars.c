@@ -1,6 +1,8 @@
 /* Owns the way from Python objects to numbers. */
 #include "python/scalars.h"
 
+#include "runtime/threads.h"
+
 PyObject *sa_as_index(PyObject *value) {
     PyObject *index = PyBool_Check(value) ? NULL : PyNumber_Index(value);
     if (index == NULL && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_TypeError)) {
@@ -36,7 +38,7 @@ int sa_read_threads(void *call, PyObject *value, const char *name, void *to) {
     if (index == NULL && PyErr_Occurred()) {
         return -1;
     }
-    if (index == NULL || overflow != 0 || n < 1 || n > 1024) {
+    if (index == NULL || overflow != 0 || n < 1 || n > SA_MOST_THREADS) {
         PyObject *type = index == NULL ? PyExc_TypeError : PyExc_ValueError;
         Py_XDECREF(index);
         return sa_error(type, "%s must be an int from 1 to 1024 or None, got %R", name, value);

@@ -55,8 +55,8 @@ static double loop_of(sa_dtype dtype) {
 /* Threads run apart for the same time: none waits. The best slice counts. */
 double sa_measure_flops(sa_dtype dtype, int threads, double seconds) {
     double total = 0;
-    (void)threads;
     sa_region_enter();
+    threads = sa_threads_to_be_had(threads);
 #pragma omp parallel num_threads(threads) reduction(+ : total)
     {
         const double end = now() + seconds;
@@ -79,10 +79,12 @@ double sa_measure_read(const void *data, size_t bytes, int threads, double secon
     double best = 0;
     uint64_t all = 0;
     sa_region_enter();
+    const int team = sa_threads_to_be_had(threads);
+    (void)team; /* without OpenMP */
     const double end = now() + seconds;
     do {
         const double start = now();
-#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(^ : all)
+#pragma omp parallel for num_threads(team) schedule(static, 1) reduction(^ : all)
         for (int t = 0; t < threads; ++t) { /* independent: own shares */
             all ^= kernels->read_loop((const char *)data + (size_t)t * share, share);
         }

@@ -6,7 +6,9 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <time.h>
 #if defined(_OPENMP)
 #include <omp.h>
 #define LAYER "OpenMP"
@@ -15,6 +17,8 @@
 static int omp_get_max_threads(void) { return 1; }
 static int omp_get_thread_num(void) { return 0; }
 static int omp_get_num_threads(void) { return 1; }
+static int omp_get_active_level(void) { return 0; }
+static int omp_get_max_active_levels(void) { return 0; }
 #endif
 
 #include "selfattn.h"
@@ -40,11 +44,73 @@ const char *sa_threading_layer(void) { return LAYER; }
 
 int sa_thread_number(void) { return omp_get_thread_num(); }
 
+/* OpenMP ends the process where it cannot start a thread: a container or ulimit has a limit, or memory is used up. So threads
+ * that it does not keep are first started here, all at once, and it is asked for no more than could be had. */
+static _Thread_local int team_kept; /* by OpenMP for this thread, which is one of them */
+
+static void *wait_for_lock(void *lock) {
+    pthread_mutex_lock(lock);
+    pthread_mutex_unlock(lock);
+    return NULL;
+}
+
+/* How many of these could be started. */
+static int try_threads(int wanted) {
+    pthread_t started[SA_MOST_THREADS];
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    sigset_t all, before;
+    int n = 0;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* they inherit it: signals are for others */
+    pthread_mutex_lock(&lock);
+    while (n < wanted && pthread_create(&started[n], NULL, wait_for_lock, &lock) == 0) {
+        ++n;
+    }
+    pthread_mutex_unlock(&lock);
+    for (int i = 0; i < n; ++i) {
+        pthread_join(started[i], NULL);
+    }
+    pthread_mutex_destroy(&lock);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return n;
+}
+
+/* Teams that grow and shrink in turn are not tried each time. */
+#define TRIED_FOR 0.05 /* seconds */
+
+int sa_threads_to_be_had(int threads) {
+    static _Thread_local int tried;
+    static _Thread_local double until;
+    const int kept = team_kept > 1 ? team_kept : 1;
+    if (threads <= kept || omp_get_active_level() >= omp_get_max_active_levels()) {
+        return threads;
+    }
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    if (threads <= tried && seconds < until) {
+        return threads;
+    }
+    const int wanted = (threads < SA_MOST_THREADS ? threads : SA_MOST_THREADS) - kept, started = try_threads(wanted);
+    if (started < wanted) { /* one less, which leaves OpenMP the memory for its own */
+        return started > 0 ? kept + started - 1 : kept;
+    }
+    tried = threads;
+    until = seconds + TRIED_FOR;
+    return threads;
+}
+
 void sa_run_team_of(int threads, sa_team_work *work, void *call) {
-    (void)threads; /* without OpenMP */
     sa_region_enter();
+    threads = sa_threads_to_be_had(threads);
 #pragma omp parallel num_threads(threads)
-    work(call, omp_get_thread_num(), omp_get_num_threads());
+    {
+        const int thread = omp_get_thread_num(), team = omp_get_num_threads();
+        if (thread == 0 && omp_get_active_level() <= 1) {
+            team_kept = team;
+        }
+        work(call, thread, team);
+    }
     sa_region_leave();
 }
 
@@ -120,6 +186,7 @@ static void before_fork(void) {
     if (depth == 0) {
         pthread_rwlock_wrlock(&region_lock);
         omp_pause_resource_all(omp_pause_hard);
+        team_kept = 0;
     }
 }
 

@@ -6,6 +6,7 @@
 
 /* Runs work on each thread of a team of at most so many; returns when all are done. A team of one is a plain call. */
 typedef void sa_team_work(void *call, int thread, int team);
+#define SA_MOST_THREADS 1024
 void sa_run_team_of(int threads, sa_team_work *work, void *call);
 static inline void sa_run_team(int threads, sa_team_work *work, void *call) {
     if (threads > 1) {
@@ -14,6 +15,10 @@ static inline void sa_run_team(int threads, sa_team_work *work, void *call) {
         work(call, 0, 1);
     }
 }
+
+/* How many of so many threads a parallel region can have: all, unless the system has no more. For regions that do not go through
+ * sa_run_team. */
+int sa_threads_to_be_had(int threads);
 
 /* Independent tasks for a team whose threads all call this: who is free takes the next. Nobody waits at the end. */
 typedef void sa_task(void *call, ptrdiff_t t);

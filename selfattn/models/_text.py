@@ -584,7 +584,11 @@ def ahead(pieces: Iterator[P], function: Callable[[P], Q]) -> Iterator[Q]:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(function, piece)
+        try:
+            waiting = pool.submit(function, piece)
+        except RuntimeError:  # no more threads are to be had
+            yield from map(function, itertools.chain([piece, following], pieces))
+            return
         while following is not None:
             coming = pool.submit(function, following)
             yield waiting.result()

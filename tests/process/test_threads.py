@@ -371,3 +371,60 @@ def test_the_module_says_that_it_needs_no_gil():
     if not source.exists():
         pytest.skip("neither a free-threaded Python nor the sources are here")
     assert "{Py_mod_gil, Py_MOD_GIL_NOT_USED}" in source.read_text(encoding="utf-8")
+
+
+NO_MORE = """
+import resource
+query = np.random.default_rng(0).standard_normal((4, 8, 300, 64), dtype=np.float32)
+layer = sa.nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, rng=0)
+rows = query.reshape(-1, 64)
+calls = [
+    lambda: sa.scaled_dot_product_attention(query, query, query),
+    lambda: sa.scaled_dot_product_attention_vjp(query, query, query)[1](query)[0],
+    lambda: sa.layer_norm(query, 64),
+    lambda: sa.layer_norm_vjp(query, 64)[1](query)[0],
+    lambda: layer(query[:, 0]),
+    lambda: layer.linear1(rows),
+]
+sa.set_num_threads(1)
+expected = [call() for call in calls]
+"""
+
+
+@pytest.mark.parametrize("room", [4, 30, 100])  # MiB; a thread's stack takes 8 as a rule
+def test_where_no_more_threads_are_to_be_had(room):
+    """A call has fewer, and the same bits; OpenMP alone would end the process."""
+    script = """
+    sa.set_num_threads(4)
+    in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + int(sys.argv[1]) * 2**20, limit[1]))
+    sa.set_num_threads(64)
+    for _ in range(2):
+        for n, call in enumerate(calls):
+            try:
+                assert (call() == expected[n]).all(), n
+            except MemoryError:
+                pass
+    resource.setrlimit(resource.RLIMIT_AS, limit)
+    assert (calls[0]() == expected[0]).all()
+    print("alive", tasks() > 1)
+    """
+    ours = {"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "1"}
+    assert run_script(script, str(room), prelude=PRELUDE + NO_MORE, **ours) == "alive True"
+
+
+def test_threads_come_back_when_they_are_to_be_had():
+    script = """
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 30 * 2**20, limit[1]))
+    sa.set_num_threads(32)
+    calls[0]()
+    few = tasks()
+    resource.setrlimit(resource.RLIMIT_AS, limit)
+    calls[0]()
+    print(few < 32 <= tasks())
+    """
+    ours = {"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "1"}
+    assert run_script(script, prelude=PRELUDE + NO_MORE, **ours) == "True"

@@ -125,22 +125,49 @@ SA_INLINE void FN(map_backward)(const real *x, const real *dy, real *dx, ptrdiff
     }
 }
 
-/* A row of a softmax or norm. dx may be x; dweight[n] and dbias[n] are added to, or NULL. */
-SA_INLINE void FN(row_backward)(const real *x, const real *dy, real *dx, ptrdiff_t n, const int kind, double eps,
+/* If sums of a row leave the range, dy·2^−e goes to `room`, whose sums do not. Returns e, or 0 and leaves all as it is. */
+SA_ONCE int FN(scale_gradient)(FN(row_sums) s, const real *dy, real *room, ptrdiff_t n) {
+    const double most = (SA_REAL_IS_F64 ? DBL_MAX : (double)FLT_MAX) / 8; /* differences with dy stay in it, too */
+    if (s.g > -most && s.g < most && s.gt > -most && s.gt < most) {
+        return 0;
+    }
+    const int e = FN(row_exponent)(dy, n);
+    if (e != 0) {
+        FN(scale_row)(dy, room, n, -e);
+    }
+    return e;
+}
+
+/* A row of a softmax or norm. dx may be x, and room dy; dweight[n] and dbias[n] are added to, or NULL. */
+SA_INLINE void FN(row_backward)(const real *x, const real *dy, real *dx, real *room, ptrdiff_t n, const int kind, double eps,
                                 const real *weight, real *dweight, real *dbias) {
+    int e;
     if (kind == SA_SOFTMAX_BACKWARD || kind == SA_LOG_SOFTMAX_BACKWARD) {
         const double sum = FN(sum_exp_stored)(x, dx, n, FN(row_max)(x, n));
-        const FN(row_sums) s = FN(sum_softmax)(dx, dy, n);
+        FN(row_sums) s = FN(sum_softmax)(dx, dy, n);
+        e = FN(scale_gradient)(s, dy, room, n);
+        if (e != 0) {
+            dy = room;
+            s = FN(sum_softmax)(dx, dy, n);
+        }
         const double a = kind == SA_SOFTMAX_BACKWARD ? s.gt / sum : s.g;
         FN(map_backward)(dx, dy, dx, n, kind, 0, 0, (real)(1 / sum), NULL, (real)a, 0);
-    } else if (kind == SA_LAYER_NORM_BACKWARD) {
-        const FN(statistics) m = FN(layer_statistics)(x, n, eps);
-        const FN(row_sums) s = FN(sum_norm)(x, dy, n, m.hi, m.lo, m.scale, weight, dweight, dbias);
-        FN(map_backward)(x, dy, dx, n, kind, m.hi, m.lo, m.scale, weight, (real)(s.g / (double)n), (real)(s.gt / (double)n));
     } else {
-        const real scale = FN(rms_scale)(x, n, eps);
-        const FN(row_sums) s = FN(sum_norm)(x, dy, n, 0, 0, scale, weight, dweight, NULL);
-        FN(map_backward)(x, dy, dx, n, kind, 0, 0, scale, weight, 0, (real)(s.gt / (double)n));
+        const bool is_rms = kind == SA_RMS_NORM_BACKWARD;
+        FN(statistics) m;
+        x = FN(norm_statistics)(x, dx, n, eps, is_rms, &m);
+        FN(row_sums) s = FN(sum_norm)(x, dy, n, m.hi, m.lo, m.scale, weight, dweight, dbias);
+        e = FN(scale_gradient)(s, dy, room, n);
+        if (e != 0) {
+            dy = room;
+            s = FN(sum_norm)(x, dy, n, m.hi, m.lo, m.scale, weight, NULL, NULL);
+        }
+        const double a = is_rms ? 0 : s.g / (double)n;
+        FN(map_backward)(x, dy, dx, n, kind, m.hi, m.lo, m.scale, weight, (real)a, (real)(s.gt / (double)n));
+        e -= m.exponent;
+    }
+    if (e != 0) {
+        FN(scale_row)(dx, dx, n, e);
     }
 }
 
@@ -171,7 +198,7 @@ SA_INLINE void FN(each_row_backward)(const sa_row_block *b, real *scratch, const
         if (kind == SA_GELU_BACKWARD || kind == SA_GELU_TANH_BACKWARD) {
             FN(map_backward)(x, dy, dx, n, kind, 0, 0, 0, NULL, 0, 0);
         } else {
-            FN(row_backward)(x, dy, dx, n, kind, c->eps, p->weight, dweight, dbias);
+            FN(row_backward)(x, dy, dx, scratch + n, n, kind, c->eps, p->weight, dweight, dbias);
         }
         if (!p->direct[SA_ROW_OUT]) {
             FN(store_row)(out, (ptrdiff_t)sa_itemsize(c->array[SA_ROW_OUT].dtype), c->array[SA_ROW_OUT].dtype, dx, n);

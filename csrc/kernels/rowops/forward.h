@@ -7,6 +7,7 @@
  *     softmax       4 + |x − max|/2, from rounding x − max; likewise log_softmax, absolute near 0
  *     layer_norm    4 of the larger of |result| and |bias|, for any mean
  *     rms_norm      3
+ * Norms also of rows whose squares overflow or underflow: tests/rowops/test_extreme_rows.py.
  *     gelu          6 in both tails, for results ≥ FLT_MIN; 'tanh': 4 + 3·|2u| for negative x
  * NaN makes its row NaN (gelu, rotary: its element). A softmax row of −inf alone, or with +inf, is NaN. */
 
@@ -110,21 +111,73 @@ SA_ONCE double FN(sum_exp_stored)(const real *x, real *y, ptrdiff_t n, real top)
 }
 SA_ONCE double FN(sum_exp)(const real *x, ptrdiff_t n, real top) { return FN(reduce)(x, NULL, n, top, FN(EXP)).sum; }
 
-/* layer_norm: ((x − hi) − lo)·scale. */
+/* layer_norm: ((x − hi) − lo)·scale, of the row ·2^exponent. */
 typedef struct {
     real hi, lo, scale;
+    bool extreme; /* the squares overflow, or underflow beside eps; or NaN */
+    int exponent;
 } FN(statistics);
+
+/* From the least on, what squares lose by underflow is below the rounding of their mean. */
+SA_INLINE FN(statistics) FN(statistics_of)(real hi, real lo, double variance, double eps) {
+    const double square = variance + eps, least = SA_REAL_IS_F64 ? 0x1p-960 : 0x1p-100;
+    return (FN(statistics)){hi, lo, (real)(1 / sqrt(square)), !(square >= least && square < (double)INFINITY), 0};
+}
 
 /* The mean is hi + lo. A second sum gives lo, and corrects the sum of squares (Chan, Golub & LeVeque 1983, equation 1.7). */
 SA_ONCE FN(statistics) FN(layer_statistics)(const real *x, ptrdiff_t n, double eps) {
     const real hi = (real)(FN(reduce)(x, NULL, n, 0, FN(SUM)).sum / (double)n);
     const FN(sums) s = FN(reduce)(x, NULL, n, hi, FN(CENTRED));
     const double lo = s.sum / (double)n, variance = s.squares / (double)n - lo * lo;
-    return (FN(statistics)){hi, (real)lo, (real)(1 / sqrt((variance < 0 ? 0 : variance) + eps))};
+    return FN(statistics_of)(hi, (real)lo, variance < 0 ? 0 : variance, eps);
 }
 
-SA_ONCE real FN(rms_scale)(const real *x, ptrdiff_t n, double eps) {
-    return (real)(1 / sqrt(FN(reduce)(x, NULL, n, 0, FN(SQUARES)).squares / (double)n + eps));
+SA_ONCE FN(statistics) FN(rms_statistics)(const real *x, ptrdiff_t n, double eps) {
+    return FN(statistics_of)(0, 0, FN(reduce)(x, NULL, n, 0, FN(SQUARES)).squares / (double)n, eps);
+}
+
+/* y = x·2^by; y may be x. */
+SA_ONCE void FN(scale_row)(const real *x, real *y, ptrdiff_t n, int by) {
+    const real half = (real)ldexp(1, by / 2), rest = (real)ldexp(1, by - by / 2); /* 2^by alone may overflow */
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        y[i] = x[i] * half * rest;
+    }
+}
+
+/* The exponent e of the largest |x| in [2^(e−1), 2^e); 0 if there is NaN, an infinity, or nothing but zeros. */
+SA_ONCE int FN(row_exponent)(const real *x, ptrdiff_t n) {
+    real top = 0;
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        const real a = x[i] < 0 ? -x[i] : x[i];
+        if (!(a < (real)INFINITY)) {
+            return 0;
+        }
+        top = a > top ? a : top;
+    }
+    int exponent = 0;
+    (void)frexp((double)top, &exponent);
+    return exponent;
+}
+
+/* The statistics of a row, and the row that they are of: x, or, if its squares leave the range, x·2^−e in y, with eps·2^−2e:
+ * its norm is the same. y may be x. */
+SA_ONCE const real *FN(norm_statistics)(const real *x, real *y, ptrdiff_t n, double eps, bool is_rms, FN(statistics) * m) {
+    *m = is_rms ? FN(rms_statistics)(x, n, eps) : FN(layer_statistics)(x, n, eps);
+    if (!m->extreme) {
+        return x;
+    }
+    const int e = FN(row_exponent)(x, n);
+    const double scaled_eps = ldexp(eps, -2 * e);
+    if (e == 0 || scaled_eps > DBL_MAX) {
+        return x;
+    }
+    FN(scale_row)(x, y, n, -e);
+    *m = is_rms ? FN(rms_statistics)(y, n, scaled_eps) : FN(layer_statistics)(y, n, scaled_eps);
+    if (eps > 0 && !(m->scale < (real)INFINITY)) { /* all the same: any scale of 0 will do */
+        m->scale = 1;
+    }
+    m->exponent = e;
+    return y;
 }
 
 /* Φ(−a), a = |x|, Φ the standard normal distribution; and *bell = e^(−a²/2). Φ(a) = 1 − Φ(−a): both tails keep their
@@ -313,10 +366,13 @@ SA_INLINE void FN(each_row)(const sa_row_block *b, real *scratch, const sa_row_k
             const double sum = FN(sum_exp)(x, n, top);
             FN(map)(x, y, n, kind, top, (real)log(sum), 0, NULL, NULL);
         } else if (kind == SA_LAYER_NORM) {
-            const FN(statistics) m = FN(layer_statistics)(x, n, b->call->eps);
+            FN(statistics) m;
+            x = FN(norm_statistics)(x, y, n, b->call->eps, false, &m);
             FN(map)(x, y, n, kind, m.hi, m.lo, m.scale, weight, bias);
         } else if (kind == SA_RMS_NORM) {
-            FN(map)(x, y, n, kind, 0, 0, FN(rms_scale)(x, n, b->call->eps), weight, NULL);
+            FN(statistics) m;
+            x = FN(norm_statistics)(x, y, n, b->call->eps, true, &m);
+            FN(map)(x, y, n, kind, 0, 0, m.scale, weight, NULL);
         } else if (kind == SA_GELU || kind == SA_GELU_TANH) {
             FN(map)(x, y, n, kind, 0, 0, 0, NULL, NULL);
         } else {

@@ -51,9 +51,9 @@ SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
             }
             x = u;
         }
-        const FN(statistics) m =
-            n->rms ? (FN(statistics)){0, 0, FN(rms_scale)(x, d, n->eps)} : FN(layer_statistics)(x, d, n->eps);
-        ((real *)n->scale)[r] = m.scale;
+        FN(statistics) m;
+        x = FN(norm_statistics)(x, u, d, n->eps, n->rms, &m);
+        ((real *)n->scale)[r] = m.exponent == 0 ? m.scale : (real)ldexp((double)m.scale, -m.exponent);
         for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
             const ptrdiff_t k = d - i;
             const vec t = ((FN(load_up_to)(x + i, k) - V(set1)(m.hi)) - V(set1)(m.lo)) * V(set1)(m.scale);
