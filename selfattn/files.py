@@ -24,6 +24,7 @@ import os
 import secrets
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -169,7 +170,7 @@ def load_model(folder: PathLike, strict: bool = True, tokenizer: Any = None) -> 
     config = _read_config(folder / CONFIG)
     weights = load_arrays(folder / WEIGHTS)
     # Check sizes before anything is allocated.
-    differences = _differences(config, weights)
+    differences = _differences(folder, config, weights)
     if differences and strict:
         raise ValueError(f"{folder / WEIGHTS} does not fit {CONFIG}:\n  " + "\n  ".join(differences))
     if tokenizer is None:
@@ -241,11 +242,11 @@ def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"attention_layers.{i}.ln.bias", (d,)
 
 
-def _differences(config: Mapping[str, Any], weights: Mapping[str, Array]) -> list[str]:
+def _differences(folder: Path, config: Mapping[str, Any], weights: Mapping[str, Array]) -> list[str]:
     """Say what differs between the parameters that a config describes and the arrays of a file."""
     if 8 * config["num_layers"] > len(weights) + 1000:  # too many to name
         raise ValueError(
-            f"{CONFIG} names {config['num_layers']} layers; {WEIGHTS} holds {len(weights)} arrays"
+            f"{folder / CONFIG} names {config['num_layers']} layers; {WEIGHTS} holds {len(weights)} arrays"
         )
     expected = dict(_shapes(config))
     found = [f"unexpected: {name} {array.shape}" for name, array in weights.items() if name not in expected]
@@ -299,12 +300,7 @@ def _load_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
             raise ValueError(f"{path} is not a SentencePiece model: {error}") from None
         size = tokenizer.get_piece_size()
     else:
-        try:
-            tokenizer = import_extra("tokenizers", None).Tokenizer.from_str(content.decode())
-        except ImportError:
-            raise
-        except Exception as error:  # the library raises nothing narrower
-            raise ValueError(f"{path} is not a tokenizer of Hugging Face's: {error}") from None
+        tokenizer = parse_tokenizer(path, content, None)
         size = tokenizer.get_vocab_size()
     if size > config["vocab_size"]:
         raise ValueError(f"{path} has {size} tokens, more than vocab_size {config['vocab_size']} in {CONFIG}")
@@ -546,8 +542,38 @@ def _read(path: Path, most: int | None = None) -> bytes:
     return content
 
 
+def parse_tokenizer(path: Path, content: bytes, extra: str | None) -> Any:
+    """Return the tokenizer that a file of Hugging Face's library ``tokenizers`` holds.
+
+    Raises
+    ------
+    ValueError
+        It holds none.
+    ImportError
+        ``tokenizers`` is not installed.
+    """
+    library = import_extra("tokenizers", extra)
+    with library_errors(f"{path} is not a tokenizer of Hugging Face's"):
+        return library.Tokenizer.from_str(content.decode())
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Make a ValueError of what the library ``tokenizers`` raises: plain Exceptions, and Rust's panics, which are not even that."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise ValueError(f"{what}: {error}") from None
+
+
 def _parse_json(path: Path, content: bytes) -> Any:
     try:
-        return json.loads(content)
+        value = json.loads(content)
+        json.dumps(
+            value, ensure_ascii=False
+        ).encode()  # halves of surrogate pairs, which could not be written again
     except (ValueError, RecursionError) as error:  # syntax, UTF-8, nesting
         raise ValueError(f"{path} is not JSON: {error}") from None
+    return value

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The C core without Python: GCC, Clang, sanitizers, emulated aarch64 and AVX-512, disassembly. A missing tool skips its
+# The C core without Python: GCC, Clang, sanitizers of memory and of threads, emulated aarch64 and AVX-512, disassembly. A missing tool skips its
 # check; with CI set it is an error. `make -C csrc test` has more cases.
 # Usage: tools/check_core.sh [BUILD_DIRECTORY]
 set -eu
@@ -31,7 +31,7 @@ run() {
 
 targets=quick builds=build-gcc
 if has clang clang-14; then
-    targets="$targets clang" builds="$builds build-clang build-clang-serial"
+    targets="$targets clang tsan" builds="$builds build-clang build-clang-serial build-tsan"
 fi
 targets="$targets sanitize" builds="$builds build-sanitize"
 if has aarch64 aarch64-linux-gnu-gcc qemu-aarch64; then

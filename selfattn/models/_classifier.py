@@ -30,6 +30,8 @@ class Classifier:
     def _read(self: Any, config: Config) -> None:
         super()._read(config)  # type: ignore[misc]
         labels = config.raw("id2label")
+        if labels is not None and not isinstance(labels, dict):
+            raise ValueError(f"{config.where}: id2label must be names by number, not {labels!r:.80}")
         self.num_labels = len(labels) if labels else config.size("num_labels", 2)
         config.raw("num_labels")
         config.only("seq_classif_activation", None)

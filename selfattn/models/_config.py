@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,12 @@ class Config:
     def number(self, name: str, default: Any = ...) -> float:
         """Read a positive number."""
         value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ValueError(f"{self.where}: {name} must be a positive number, not {value!r}")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value <= sys.float_info.max
+        ):
+            raise ValueError(f"{self.where}: {name} must be a positive number, not {value!r:.80}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:

@@ -201,8 +201,8 @@ def _modules(path: Path) -> list[dict[str, Any]]:
 
 def _kind(module: dict[str, Any]) -> str:
     name: str = module["type"]
-    first, *_, last = name.split(".")
-    return last if first == "sentence_transformers" else name
+    own = name.startswith("sentence_transformers.")
+    return name.rpartition(".")[2] if own else name
 
 
 def _inside(folder: Path, path: Path, module: dict[str, Any]) -> Path:
@@ -210,6 +210,10 @@ def _inside(folder: Path, path: Path, module: dict[str, Any]) -> Path:
     if relative.is_absolute() or ".." in relative.parts:
         raise ValueError(f"{path} names {module['path']!r}, which is not inside the folder")
     return folder / relative
+
+
+def _config_of(module: dict[str, Any]) -> str:
+    return str(PurePosixPath(module["path"]) / "config.json")
 
 
 def _read_modules(pipeline: Pipeline, folder: Path, path: Path, classifies: bool) -> Path:
@@ -221,16 +225,16 @@ def _read_modules(pipeline: Pipeline, folder: Path, path: Path, classifies: bool
             _read_pooling(
                 pipeline,
                 place / "config.json",
-                _read_object(pipeline, folder, f"{module['path']}/config.json"),
+                _read_object(pipeline, folder, _config_of(module)),
             )
             pooled = True
         elif kind == "Normalize" and pooled:
             if (place / "config.json").exists():
-                config = _read_object(pipeline, folder, f"{module['path']}/config.json")
+                config = _read_object(pipeline, folder, _config_of(module))
                 _check_features(place / "config.json", config)
             pipeline.after.append((module["path"], None))
         elif kind == "Dense" and pooled:
-            config = _read_object(pipeline, folder, f"{module['path']}/config.json")
+            config = _read_object(pipeline, folder, _config_of(module))
             pipeline.after.append((module["path"], _read_dense(place, config)))
         elif kind != "Dropout":  # which does nothing to embeddings
             raise ValueError(
@@ -248,7 +252,7 @@ def _read_pooling(pipeline: Pipeline, path: Path, config: dict[str, Any]) -> Non
     given = config.get("pooling_mode")
     if given is None:
         given = [mode for key, mode in OLD_MODES.items() if config.get(key)] or ["mean"]
-    modes = (given,) if isinstance(given, str) else tuple(given)
+    modes = tuple(given) if isinstance(given, list) else (given,)
     for mode in modes:
         if mode not in MODES:
             raise ValueError(f"{path}: pooling mode {mode!r} is not supported; there are {', '.join(MODES)}")
@@ -334,7 +338,7 @@ def _read_sentence_config(pipeline: Pipeline, path: Path, config: dict[str, Any]
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise ValueError(f"{path}: prompts must be texts by name, not {prompts!r:.80}")
     name = config.get("default_prompt_name")
-    if name is not None and name not in prompts:
+    if name is not None and (not isinstance(name, str) or name not in prompts):
         raise ValueError(f"{path}: default_prompt_name {name!r} is none of the prompts, {sorted(prompts)}")
     dim = config.get("truncate_dim")
     if dim is not None and (type(dim) is not int or dim < 1):

@@ -110,6 +110,7 @@ class TextModel:
     config: dict[str, Any]
     vocab_size: int
     max_positions: int | None
+    num_labels: int  # of classifiers
     tokenizer: Any = None
     pipeline: Pipeline | None = None
     _folder: Path | None = None
@@ -465,9 +466,7 @@ class TextModel:
         )
         cut.tell()
         if not parts:
-            return np.empty(
-                (0, int(self.config.get("num_labels", len(self.config.get("id2label", "12"))))), np.float32
-            )
+            return np.empty((0, self.num_labels), np.float32)
         y = np.concatenate(parts)
         return y[0] if alone else y
 

@@ -32,6 +32,8 @@ BERT_NORMALIZER = {
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
 
+MOST_IDS = 2**24  # the library writes a line for each id that is left out
+
 Text: TypeAlias = str | tuple[str, str]
 
 
@@ -72,17 +74,22 @@ def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str
     if not path.exists():
         return None, config
     library = import_extra("tokenizers", "models")
-    try:
-        tokenizer = library.Tokenizer.from_str(path.read_bytes().decode())
-    except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{path} is not a tokenizer of Hugging Face's: {error}") from None
+    tokenizer = files.parse_tokenizer(path, path.read_bytes(), "models")
     side = config.get("truncation_side") or (tokenizer.truncation or {}).get("direction", "right")
+    if side not in ("left", "right"):
+        raise ValueError(
+            f"{folder / TOKENIZER_CONFIG}: truncation_side must be 'left' or 'right', not {side!r:.80}"
+        )
     tokenizer.no_padding()
     tokenizer.no_truncation()
     normalizer = tokenizer.normalizer
     if isinstance(normalizer, library.normalizers.BertNormalizer):
         for name, own in BERT_NORMALIZER.items():
             if name in config and getattr(normalizer, own) != config[name]:
+                if not isinstance(config[name], bool) and (config[name], name) != (None, "strip_accents"):
+                    raise ValueError(
+                        f"{folder / TOKENIZER_CONFIG}: {name} must be true or false, not {config[name]!r:.80}"
+                    )
                 setattr(normalizer, own, config[name])
         tokenizer.normalizer = normalizer
     if lowercase:
@@ -98,6 +105,11 @@ def check_vocabulary(tokenizer: Any, vocab_size: int, folder: Path) -> None:
         raise ValueError(
             f"{folder / TOKENIZER} has {size} tokens, and the model's vocab_size is {vocab_size}: "
             "it belongs to another model"
+        )
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest > MOST_IDS:
+        raise ValueError(
+            f"{folder / TOKENIZER} has a token with the id {largest}; there may be {MOST_IDS} at most"
         )
 
 
@@ -128,8 +140,9 @@ def tokenize(
         A text is no Unicode: it has a lone surrogate, half of a pair.
     """
     try:
-        found = tokenizer.encode_batch_fast(list(texts))
-    except TypeError:
+        with files.library_errors(f"the tokenizer cannot take sentence {first + places[0]} or one behind it"):
+            found = tokenizer.encode_batch_fast(list(texts))
+    except ValueError:
         for n, text in zip(places, texts, strict=True):
             check_unicode(text, first + n)
         raise
@@ -195,7 +208,8 @@ def cut_at(tokenizer: Any, config: Mapping[str, Any], most: int) -> None:
 
 def without_cutting(tokenizer: Any) -> str:
     """Return a tokenizer's file with cutting switched off, as it was read. Others may use the tokenizer meanwhile."""
-    other = type(tokenizer).from_str(tokenizer.to_str())
+    with files.library_errors("the tokenizer cannot be written"):
+        other = type(tokenizer).from_str(tokenizer.to_str())
     other.no_truncation()
     content: str = other.to_str()
     return content

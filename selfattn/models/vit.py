@@ -56,7 +56,10 @@ class ViTModel(Encoder):
         self.eps = config.number("layer_norm_eps", 1e-6 if self.dino else 1e-12)
         self.biased = config.flag("qkv_bias", True)
         if self.dino:
-            self.wide = int(self.hidden_size * config.number("mlp_ratio", 4))
+            ratio = config.number("mlp_ratio", 4)
+            if ratio * self.hidden_size >= 2**31:
+                raise ValueError(f"{config.where}: mlp_ratio {ratio} is too large")
+            self.wide = int(self.hidden_size * ratio)
             config.only("use_swiglu_ffn", False)
             for name in (
                 "layerscale_value", "drop_path_rate", "apply_layernorm", "reshape_hidden_states", "out_features", "out_indices",

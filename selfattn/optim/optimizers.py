@@ -190,8 +190,10 @@ class Optimizer:
         for slot in self._slots:
             entry, parameter = entries[slot], self.params[name]
             if slot == "step":
-                if isinstance(entry, bool) or not hasattr(entry, "__index__") or entry < 1:
-                    raise ValueError(f"state[{name!r}]['step'] must be an int of at least 1, not {entry!r}")
+                if isinstance(entry, bool) or not hasattr(entry, "__index__") or not 1 <= entry < 2**62:
+                    raise ValueError(
+                        f"state[{name!r}]['step'] must be an int from 1 to 2**62 - 1, not {entry!r:.80}"
+                    )
                 copied[slot] = int(entry)
                 continue
             expected = (

@@ -123,7 +123,7 @@ def set_generator_state(generator: Generator, state: Any) -> None:
         raise ValueError(f"the checkpoint holds the state of a generator {kept}, rng is a {kind}")
     try:
         generator.bit_generator.state = state
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"the state of the generator in the checkpoint is damaged: {error!r}") from None
 
 

@@ -6,6 +6,7 @@ What a checkpoint holds is decided here; `checkpoint` writes and reads the file,
 
 from __future__ import annotations
 
+import copy
 import math
 import signal
 import threading
@@ -288,25 +289,32 @@ class Training:
                     f"it has {len(state['generators'])} generators, this training {len(generators)}"
                 )
             history = _history(state)
+            for generator, generator_state in zip(generators, state["generators"], strict=True):
+                checkpoints.set_generator_state(copy.deepcopy(generator), generator_state)  # raises
             self.source.restore(done, order)
             self.optimizer.load_state_dict(state["optimizer"])
             if self.scheduler is not None:
                 self.scheduler.load_state_dict(state["scheduler"])
-            for generator, generator_state in zip(generators, state["generators"], strict=True):
-                checkpoints.set_generator_state(generator, generator_state)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             reason = f"{error!r}" if isinstance(error, KeyError | AttributeError) else str(error)
             raise ValueError(f"{self.file} does not fit this training: {reason}") from error
+        for generator, generator_state in zip(generators, state["generators"], strict=True):
+            checkpoints.set_generator_state(generator, generator_state)
         for name, array in parameters.items():
             array[...] = saved[name]
         self.epoch, self.total_loss, self.history = epoch, total_loss, history
 
 
 def _history(state: Mapping[str, Any]) -> History:
-    pairs = state["validation_losses"].tolist() if "validation_losses" in state else []
-    return History(
-        state["step_losses"].tolist(), state["epoch_losses"].tolist(), [(int(n), loss) for n, loss in pairs]
-    )
+    steps, epochs = (_losses(state[name], 1) for name in ("step_losses", "epoch_losses"))
+    pairs = _losses(state["validation_losses"], 2) if "validation_losses" in state else []
+    return History(steps, epochs, [(int(n), loss) for n, loss in pairs])
+
+
+def _losses(saved: Any, ndim: int) -> list[Any]:
+    if not isinstance(saved, np.ndarray) or (saved.ndim, saved.dtype) != (ndim, np.float64):
+        raise ValueError(f"it has losses of another shape or dtype: {saved!r:.80}")
+    return list(saved.tolist())
 
 
 def _compare(what: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:

@@ -39,6 +39,8 @@ OPTIONS = (
 )  # fmt: skip
 DROPOUT = ("dropout_p", "rng")
 TOKENS = ("tokens", "key_tokens")
+MOST_BYTES = 2**28
+MOST_UNICODE = 0x10FFFF
 
 _EPILOG = f"""\
 tutorials, by number or name:
@@ -135,11 +137,34 @@ def _plain(name: str, array: npt.NDArray[Any]) -> Any:
 
 def _read(source: str) -> dict[str, npt.NDArray[Any]]:
     """Read an .npz; nothing in it is unpickled."""
-    file = np.load(io.BytesIO(streams.read(source)), allow_pickle=False)
+    try:
+        file = np.load(io.BytesIO(streams.read(source)), allow_pickle=False)
+    except NotImplementedError as error:
+        raise ValueError(f"it is an archive of a kind that Python does not read: {error}") from None
     if not isinstance(file, np.lib.npyio.NpzFile):
         raise ValueError("it holds one array without a name; numpy.savez writes several with names")
     with file:
-        return {name: file[name] for name in file.files}
+        members = file.zip.infolist() if file.zip else []
+        size = sum(member.file_size for member in members)
+        if size > MOST_BYTES:
+            raise ValueError(f"it holds {size} bytes; a page shows every number, of {MOST_BYTES} at most")
+        return {name: _array(file, name) for name in file.files}
+
+
+def _array(file: np.lib.npyio.NpzFile, name: str) -> npt.NDArray[Any]:
+    try:
+        array = file[name]
+    except Exception as error:  # NumPy lets through what Python's parser, zlib and others raise
+        raise ValueError(f"{name} is damaged: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{name} is no array")
+    if (
+        array.dtype.kind == "U"
+        and array.size
+        and np.ascontiguousarray(array).view(np.uint32).max() > MOST_UNICODE
+    ):
+        raise ValueError(f"{name} is damaged: it has characters that Unicode has not")
+    return array
 
 
 def _parser(prog: str) -> Parser:

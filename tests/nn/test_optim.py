@@ -228,7 +228,7 @@ def adam_state(**changes):
         (adam_state(params=["v"]), ValueError, r"of the parameters \['v'\], not \['w'\]"),
         (adam_state(lr=float("nan")), ValueError, "lr must be at least 0"),
         (adam_state(betas=(1.0, 0.5)), ValueError, r"betas must be .* not \(1.0, 0.5\)"),
-        (adam_state(step=0), ValueError, "at least 1, not 0"),
+        (adam_state(step=0), ValueError, "from 1 to .*, not 0"),
         (adam_state(step=1.5), ValueError, "not 1.5"),
         (adam_state(exp_avg=np.ones(3)), ValueError, r"\(2,\) of float64, not \(3,\) of float64"),
         (adam_state(exp_avg=np.ones(2, np.float32)), ValueError, "of float64, not .* of float32"),

@@ -1,0 +1,43 @@
+/* That ThreadSanitizer sees the teams of runtime/threads.c: `race` has two threads add to one number and must be reported,
+ * `race ordered` has them do it in turn and must not. */
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/threads.h"
+
+static int shared;
+static ptrdiff_t raised, taken[64];
+
+static void add_at_once(void *call, int thread, int team) {
+    (void)call, (void)thread, (void)team;
+    ++shared;
+}
+
+static void take(void *call, ptrdiff_t t) {
+    (void)call;
+    taken[t] = t + shared;
+}
+
+/* Every way in which the drivers order their threads: a count that is raised, a barrier, tasks shared, the end of a team. */
+static void add_in_turn(void *call, int thread, int team) {
+    (void)call;
+    sa_wait_for(&raised, thread);
+    ++shared;
+    sa_raise(&raised, thread + 1);
+    sa_wait_for_team(team);
+    sa_share_tasks(team, 64, take, NULL);
+}
+
+int main(int argc, char **argv) {
+    const int ordered = argc > 1 && strcmp(argv[1], "ordered") == 0;
+    ptrdiff_t sum = 0;
+    for (int turn = 0; turn < 20; ++turn) {
+        raised = 0;
+        sa_run_team(2, ordered ? add_in_turn : add_at_once, NULL);
+        for (int t = 0; t < 64; ++t) {
+            sum += taken[t];
+        }
+    }
+    printf("%d %td\n", shared, sum);
+    return 0;
+}
