@@ -22,11 +22,12 @@ from selfattn.nn.linear import Linear
 from selfattn.nn.losses import BCEWithLogitsLoss, CrossEntropyLoss, MSELoss
 from selfattn.nn.module import IncompatibleKeys, Module, add_gradients
 from selfattn.nn.multihead_attention import MultiheadAttention
-from selfattn.nn.positions import SinusoidalPositions
+from selfattn.nn.positions import LearnedPositions, RotaryEmbedding, SinusoidalPositions
 from selfattn.nn.proxy_task import ProxyTask
 from selfattn.nn.rms_norm import RMSNorm
 from selfattn.nn.scaled_dot_product_attention import ScaledDotProductAttention
 from selfattn.nn.self_attention import SelfAttention, SelfAttentionBlock
+from selfattn.nn.transformer_decoder import TransformerDecoder, TransformerDecoderLayer
 from selfattn.nn.transformer_encoder import TransformerEncoder, TransformerEncoderLayer
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "EmbeddingModel",
     "IncompatibleKeys",
     "LayerNorm",
+    "LearnedPositions",
     "Linear",
     "MSELoss",
     "Module",
@@ -46,6 +48,7 @@ __all__ = [
     "ProxyTask",
     "RMSNorm",
     "ReLU",
+    "RotaryEmbedding",
     "ScaledDotProductAttention",
     "SelfAttention",
     "SelfAttentionBlock",
@@ -53,6 +56,8 @@ __all__ = [
     "SiLU",
     "SinusoidalPositions",
     "Tanh",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
     "TransformerEncoder",
     "TransformerEncoderLayer",
     "add_gradients",

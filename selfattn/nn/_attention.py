@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -91,6 +93,7 @@ def mask_from_ignored(
     if attn_mask is not None:
         per_head = (lead[0] * num_heads if lead else num_heads, *pairs)
         mask = _checked_mask("attn_mask", attn_mask, "(L, S) or (N·num_heads, L, S)", pairs, per_head)
+        _warn_of_inverted(mask)
         masks.append(mask if mask.ndim == 2 else mask.reshape(*lead, num_heads, *pairs))
     if key_padding_mask is not None:
         named = "(N, S)" if lead else "(S,)"
@@ -113,6 +116,36 @@ def _checked_mask(name: str, mask: npt.ArrayLike, named: str, *shapes: tuple[int
         wanted = " or ".join(str(shape) for shape in shapes)
         raise ValueError(f"{name} must have shape {named}, here {wanted}, not {array.shape}")
     return array
+
+
+def _warn_of_inverted(mask: Array) -> None:
+    """Warn of a lower triangle, which is what a causal mask allows, where it says what to ignore."""
+    length = mask.shape[-1]
+    if mask.shape[-2] != length or length < 2 or not mask.size:
+        return
+    one = mask.reshape(-1, length, length)[0]
+    if not (one[0, 0] == one[-1, 0] == 1 and one[0, -1] == 0):  # a quick look
+        return
+    if not (one == np.tri(length, dtype=np.bool_)).all():
+        return
+    if mask.dtype == np.bool_:
+        meaning = "True means ignore here, so each token sees those after it alone"
+    else:
+        meaning = "floats are added to the scores here, so each token sees all others"
+    warnings.warn(
+        f"attn_mask is a lower triangle of ones, but {meaning}; for causal attention pass is_causal=True, "
+        "or a boolean mask that is True above the diagonal: ~np.tri(L, dtype=bool)",
+        UserWarning,
+        stacklevel=_frames_to_caller(),
+    )
+
+
+def _frames_to_caller() -> int:
+    """Return the stacklevel, for the function that calls this, of the first frame outside of the package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "selfattn":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _allowed(mask: Array) -> Array:

@@ -81,10 +81,10 @@ class Dropout(Module):
 
         return y, pullback
 
-    def _factors(self, x: Array) -> Array:
-        """Return 0 or 1/(1 − p) for each element."""
+    def _factors(self, x: Array) -> Array | None:
+        """Return 0 or 1/(1 − p) for each element; None where nothing is dropped."""
         if not self.training or self.p == 0:
-            return np.ones_like(x)
+            return None
         if self.p == 1:
             return np.zeros_like(x)
         keep: Array = self.rng.random(x.shape, np.float64) >= self.p
@@ -94,5 +94,5 @@ class Dropout(Module):
 
 
 @np.errstate(all="ignore")
-def _times(x: Array, factors: Array) -> Array:
-    return np.asarray(x * factors)  # no warning for infinity times 0
+def _times(x: Array, factors: Array | None) -> Array:
+    return x.copy() if factors is None else np.asarray(x * factors)  # no warning for infinity times 0

@@ -1,14 +1,27 @@
-"""Sinusoidal positions, added to embeddings."""
+"""Positions: sinusoids and learned rows, which are added, and rotations of queries and keys."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import check_size
-from selfattn.nn._arrays import Array, Gradients, Pullback, as_gradient, as_sequence, float_dtype
+import selfattn as sa
+from selfattn.functional._arguments import as_integers, check_number, check_size
+from selfattn.nn import init
+from selfattn.nn._arrays import (
+    Array,
+    Gradients,
+    Pullback,
+    as_gradient,
+    as_sequence,
+    checked_pullback,
+    float_dtype,
+    widened,
+)
 from selfattn.nn._docs import documented_vjp
 from selfattn.nn.module import Module
 
@@ -75,10 +88,8 @@ class SinusoidalPositions(Module):
             L is above ``max_len``, or the width is another.
         """
         x = as_sequence(x, self.d_model, self.table.dtype)
-        length = x.shape[-2]
-        if length > self.max_len:
-            raise ValueError(f"x has {length} positions, more than max_len={self.max_len}")
-        y: Array = x + self.table[:length]
+        _check_length(x, self.max_len)
+        y: Array = x + self.table[: x.shape[-2]]
         return y
 
     @documented_vjp(None, keeps=False)
@@ -91,3 +102,232 @@ class SinusoidalPositions(Module):
             return as_gradient(dy, y).astype(x.dtype), {}
 
         return y, pullback
+
+
+class LearnedPositions(Module):
+    """Add to row t of a sequence the row t of a table that is learned, as BERT and GPT-2 do.
+
+    Parameters
+    ----------
+    d_model : int
+        The width.
+    max_len : int
+        The longest sequence.
+    dtype : dtype, default float32
+    rng : int, Generator or torch_rng, optional
+        Where the table comes from.
+
+    Attributes
+    ----------
+    weight : ndarray, shape (max_len, d_model)
+        Drawn from N(0, 1), as that of an :class:`Embedding` of positions.
+
+    See Also
+    --------
+    SinusoidalPositions, RotaryEmbedding
+
+    References
+    ----------
+    Gehring et al., "Convolutional Sequence to Sequence Learning", 2017, section 3.1.
+
+    Examples
+    --------
+    >>> from selfattn import nn
+    >>> positions = nn.LearnedPositions(2, max_len=3, rng=0)
+    >>> positions.weight = [[1, 2], [3, 4], [5, 6]]
+    >>> positions([[0.0, 0.0], [0.5, 0.5]])
+    array([[1. , 2. ],
+           [3.5, 4.5]], dtype=float32)
+    """
+
+    weight: Array
+
+    def __init__(
+        self, d_model: int, max_len: int, *, dtype: npt.DTypeLike = np.float32, rng: init.Rng = None
+    ) -> None:
+        self.d_model = check_size("d_model", d_model)
+        self.max_len = check_size("max_len", max_len)
+        weight = np.empty((self.max_len, self.d_model), float_dtype(dtype))
+        self.register_parameter("weight", init.normal_(weight, rng=rng))
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return f"d_model={self.d_model}, max_len={self.max_len}"
+
+    def forward(self, x: npt.ArrayLike) -> Array:
+        """Add the positions to (..., L, d_model).
+
+        Parameters
+        ----------
+        x : array_like, shape (..., L, d_model)
+
+        Returns
+        -------
+        ndarray, shape (..., L, d_model)
+            A new array, in the dtype to which ``x`` and ``weight`` promote.
+
+        Raises
+        ------
+        ValueError
+            L is above ``max_len``, or the width is another.
+        """
+        x = as_sequence(x, self.d_model, self.weight.dtype)
+        _check_length(x, self.max_len)
+        y: Array = x + self.weight[: x.shape[-2]]
+        return y
+
+    @documented_vjp("``weight``", keeps=False)
+    def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
+        """Compute the output and its pullback, ``dy -> (dx, grads)``; ``dx`` is a copy of ``dy``."""
+        x = as_sequence(x, self.d_model, self.weight.dtype)
+        y, kind = self(x), x.dtype
+
+        def backward(dy: Array) -> tuple[Array, Gradients]:
+            d_weight = np.zeros_like(widened(self.weight))
+            d_weight[: dy.shape[-2]] = widened(dy).reshape(-1, *dy.shape[-2:]).sum(axis=0)
+            return dy.astype(kind), {"weight": d_weight.astype(self.weight.dtype, copy=False)}
+
+        return y, checked_pullback(self, y, [self.weight], backward)
+
+
+class RotaryEmbedding(Module):
+    """Turn pairs of columns of row t by angles that grow with t, so that products of queries and keys tell distances.
+
+    Pair n of a row at position t is turned by t·theta^(−2n/dim). It has no parameters. Queries and keys go through it after
+    their projection and before attention, head by head.
+
+    Parameters
+    ----------
+    dim : int
+        The width of a head, even.
+    max_len : int, default 2048
+        How many positions there are.
+    theta : float, default 10000.0
+        The base of the angles, above 1.
+    interleaved : bool, default False
+        Pairs are neighbouring columns (2n, 2n + 1), as the paper has them; by default columns n and n + dim/2, as in Llama.
+    scaling : dict, optional
+        What stretches the angles, as ``rope_scaling`` of Transformers' configurations: ``{"rope_type": "linear", "factor":
+        2.0}``, or of the types "yarn", "llama3" or "longrope".
+    dtype : dtype, default float32
+
+    Attributes
+    ----------
+    cos, sin : ndarray, shape (max_len, dim/2)
+        Of the angles, which are computed in float32, as Transformers does. No parameters.
+
+    See Also
+    --------
+    selfattn.apply_rotary_emb
+
+    References
+    ----------
+    Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, equation 34.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfattn import nn
+    >>> rotary = nn.RotaryEmbedding(2, max_len=100)
+    >>> rotary([[1.0, 0.0]] * 3).round(4)
+    array([[ 1.    ,  0.    ],
+           [ 0.5403,  0.8415],
+           [-0.4161,  0.9093]], dtype=float32)
+
+    A product depends on the distance alone:
+
+    >>> far = rotary([[1.0, 0.0]] * 2, positions=[60, 62])
+    >>> near = rotary([[1.0, 0.0]] * 2, positions=[0, 2])
+    >>> bool(np.isclose(far[0] @ far[1], near[0] @ near[1], atol=1e-6))
+    True
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        max_len: int = 2048,
+        theta: float = 10000.0,
+        *,
+        interleaved: bool = False,
+        scaling: Mapping[str, Any] | None = None,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        self.dim, self.max_len = check_size("dim", dim), check_size("max_len", max_len)
+        if dim % 2:
+            raise ValueError(f"dim must be even, as columns come in pairs, not {dim}")
+        self.theta, self.interleaved = check_number("theta", theta), bool(interleaved)
+        if not 1 < self.theta < math.inf:
+            raise ValueError(f"theta must be above 1 and finite, not {theta}")
+        self.scaling = None if scaling is None else dict(scaling)
+        # Imported when needed: models are made of these layers.
+        from selfattn.models._config import Config
+        from selfattn.models._rope import read_rope
+
+        given = {} if self.scaling is None else self.scaling
+        if "rope_theta" in given:
+            raise ValueError("rope_theta in scaling is the argument theta")
+        config = Config({"rope_parameters": {**given, "rope_theta": self.theta}}, "nn.RotaryEmbedding")
+        rotary = read_rope(config, self.dim, self.max_len).rotary(self.max_len, float_dtype(dtype))
+        self.cos, self.sin = rotary.cos, rotary.sin
+
+    def extra_repr(self) -> str:
+        """Return the sizes and the options that are set."""
+        more = ", interleaved=True" if self.interleaved else ""
+        more += "" if self.scaling is None else f", scaling={self.scaling}"
+        return f"dim={self.dim}, max_len={self.max_len}, theta={self.theta}{more}"
+
+    def _tables(self, x: Array, positions: npt.ArrayLike | None) -> tuple[Array, Array]:
+        if positions is None:
+            _check_length(x, self.max_len)
+            return self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
+        index = as_integers("positions", positions)
+        if index.ndim == 0 or index.shape[-1] != x.shape[-2]:
+            raise ValueError(f"positions must have shape (..., L) with L = {x.shape[-2]}, not {index.shape}")
+        if index.size and not (index.min() >= 0 and index.max() < self.max_len):
+            raise ValueError(
+                f"positions must be in 0...{self.max_len - 1}, not {index.min()} to {index.max()}"
+            )
+        return self.cos[index], self.sin[index]
+
+    def forward(self, x: npt.ArrayLike, positions: npt.ArrayLike | None = None) -> Array:
+        """Turn the rows of (..., L, dim).
+
+        Parameters
+        ----------
+        x : array_like, shape (..., L, dim)
+            Queries or keys: (B, heads, L, dim), for instance.
+        positions : array_like of int, shape (L,) or (B, L), optional
+            Of the rows, the same for all heads; by default 0, 1, 2 …
+
+        Returns
+        -------
+        ndarray, in the shape of ``x``
+            In the dtype to which ``x`` and ``cos`` promote.
+
+        Raises
+        ------
+        TypeError, ValueError
+            L or a position is beyond ``max_len``, or the width is another.
+        """
+        x = as_sequence(x, self.dim, self.cos.dtype)
+        return sa.apply_rotary_emb(x, *self._tables(x, positions), self.interleaved)
+
+    @documented_vjp(None)
+    def vjp(self, x: npt.ArrayLike, positions: npt.ArrayLike | None = None) -> tuple[Array, Pullback]:
+        """Compute the output and its pullback, ``dy -> (dx, {})``, which turns back."""
+        x = as_sequence(x, self.dim, self.cos.dtype)
+        y, rotary_pullback = sa.apply_rotary_emb_vjp(
+            x, *self._tables(x, positions), self.interleaved, wrt="x"
+        )
+
+        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
+            dx = rotary_pullback(as_gradient(dy, y)).x
+            assert dx is not None
+            return dx, {}
+
+        return y, pullback
+
+
+def _check_length(x: Array, longest: int) -> None:
+    if x.shape[-2] > longest:
+        raise ValueError(f"x has {x.shape[-2]} positions, more than max_len={longest}")

@@ -234,7 +234,7 @@ class TransformerEncoder(Module):
         if not isinstance(norm, Module | None):
             raise TypeError(f"norm must be a Module or None, not {type(norm).__name__}")
         self.num_layers = check_size("num_layers", num_layers)
-        self.layers = ModuleList([_copied(encoder_layer) for _ in range(num_layers)])
+        self.layers = ModuleList([copied(encoder_layer) for _ in range(num_layers)])
         self.norm = norm
 
     def _call(self, src: npt.ArrayLike, *masks: Any) -> _Call | None:
@@ -516,7 +516,7 @@ def _existing(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], length: 
     return exist
 
 
-def _copied(layer: Module) -> Module:
+def copied(layer: Module) -> Module:
     """Copy a layer with its parameters, but not the generators that its dropout draws from.
 
     With copies of those, every layer would drop the same places.

@@ -1,0 +1,185 @@
+"""nn.TransformerDecoderLayer and nn.TransformerDecoder: PyTorch's numbers, gradients, copies, dropout."""
+
+import numpy as np
+import pytest
+from covering import covering
+from nn_checks import check_gradients, compare_with_torch, perturbed, torch_state, torch_twin
+
+import selfattn as sa
+from selfattn import nn
+
+N, L, S, D, HEADS, WIDE = 2, 4, 5, 6, 2, 10
+RNG = np.random.default_rng(3)
+TGT, MEMORY = RNG.standard_normal((N, L, D)), RNG.standard_normal((N, S, D))
+PADDING = np.arange(L) >= np.array([[3], [4]])  # True = ignore
+MEMORY_PADDING = np.arange(S) >= np.array([[5], [2]])
+TRIANGLE = ~np.tri(L, dtype=bool)
+BAND = np.abs(np.arange(L)[:, None] - np.arange(S)) > 2
+BASE = {"d_model": D, "nhead": HEADS, "dim_feedforward": WIDE, "dropout": 0.0}
+KINDS = covering(
+    activation=["relu", "gelu"], norm_first=[False, True], batch_first=[False, True], bias=[True, False],
+    tgt_mask=[None, TRIANGLE, np.where(TRIANGLE, -np.inf, 0.25)], memory_mask=[None, BAND, 0.5 * BAND],
+    tgt_key_padding_mask=[None, PADDING], memory_key_padding_mask=[None, MEMORY_PADDING], layers=[0, 2], batched=[True, False],
+)  # fmt: skip
+MASKS = ("tgt_mask", "memory_mask", "tgt_key_padding_mask", "memory_key_padding_mask")
+
+
+def split(case):
+    case = dict(case)
+    layers, batched = case.pop("layers"), case.pop("batched")
+    masks = {name: case.pop(name) for name in MASKS}
+    if not batched:
+        for name in MASKS[2:]:
+            masks[name] = None if masks[name] is None else masks[name][0]
+    return {**BASE, **case}, {name: mask for name, mask in masks.items() if mask is not None}, layers, batched
+
+
+def inputs_of(options, batched):
+    if not batched:
+        return [TGT[0], MEMORY[0]]
+    return [TGT, MEMORY] if options["batch_first"] else [TGT.swapaxes(0, 1), MEMORY.swapaxes(0, 1)]
+
+
+def name_of(case):
+    return "-".join(
+        value if isinstance(value, str) else str(np.shape(value) or value) for value in case.values()
+    )
+
+
+def as_function(layer, masks):
+    """``vjp`` as the other checks take it; forward must give the same bits."""
+
+    def vjp(tgt, memory):
+        y, pullback = layer.vjp(tgt, memory, **masks)
+        np.testing.assert_array_equal(layer(tgt, memory, **masks), y)
+        return y, pullback
+
+    return vjp
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("case", KINDS, ids=name_of)
+def test_numbers_are_those_of_pytorch(case, dtype):
+    torch = pytest.importorskip("torch")
+    options, masks, layers, batched = split(case)
+
+    def make_ours(dtype):
+        layer = nn.TransformerDecoderLayer(**options, dtype=dtype)
+        return nn.TransformerDecoder(layer, layers, nn.LayerNorm(D, dtype=dtype)) if layers else layer
+
+    def make_theirs(torch):
+        layer = torch.nn.TransformerDecoderLayer(**options)
+        return torch.nn.TransformerDecoder(layer, layers, torch.nn.LayerNorm(D)) if layers else layer
+
+    ours, theirs = torch_twin(make_ours, make_theirs, dtype)
+    # PyTorch warns where one mask is boolean and the other is not.
+    added = {
+        name: mask if mask.dtype == float else np.where(mask, -np.inf, 0.0) for name, mask in masks.items()
+    }
+    tensors = {name: torch.tensor(mask.astype(dtype)) for name, mask in added.items()}
+    # The longest sum is over tokens; what is summed up is summed up again in five sums a layer.
+    compare_with_torch(
+        ours, theirs, inputs_of(options, batched), as_function(ours, masks),
+        lambda tgt, memory: theirs(tgt, memory, **tensors), dtype, n=10 * N * S,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("layers", [0, 2])
+def test_gradients_are_those_of_finite_differences(norm_first, layers):
+    layer = nn.TransformerDecoderLayer(
+        **BASE, norm_first=norm_first, activation="gelu", batch_first=True, dtype=np.float64, rng=0
+    )
+    model = nn.TransformerDecoder(layer, layers, nn.RMSNorm(D, dtype=np.float64)) if layers else layer
+    masks = {"tgt_is_causal": True, "memory_key_lengths": [5, 2], "memory_mask": 0.5 * BAND}
+    check_gradients(perturbed(model), as_function(model, masks), TGT, MEMORY)
+
+
+def test_ways_to_say_the_same():
+    layer = nn.TransformerDecoderLayer(**BASE, batch_first=True, dtype=np.float64, rng=0)
+    y = layer(TGT, MEMORY, TRIANGLE, None, PADDING, MEMORY_PADDING)
+    same = layer(TGT, MEMORY, tgt_is_causal=True, key_lengths=[3, 4], memory_key_lengths=[5, 2])
+    np.testing.assert_allclose(same[:, :3], y[:, :3], atol=1e-12)
+    upper = np.arange(S) > np.arange(L)[:, None]
+    np.testing.assert_allclose(
+        layer(TGT, MEMORY, memory_is_causal=True), layer(TGT, MEMORY, memory_mask=upper), atol=1e-12
+    )
+    decoder = nn.TransformerDecoder(layer, 1)
+    np.testing.assert_array_equal(decoder(TGT, MEMORY, tgt_is_causal=None), layer(TGT, MEMORY))
+
+
+def test_weights_at_birth_are_those_of_pytorch():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(3)
+    theirs = torch_state(torch.nn.TransformerDecoderLayer(8, 2, 16))
+    ours = nn.TransformerDecoderLayer(8, 2, 16, rng=sa.torch_rng(3)).state_dict()
+    assert list(ours) == list(theirs)
+    for name, array in theirs.items():
+        np.testing.assert_array_equal(ours[name], array, err_msg=name)
+
+
+def test_the_future_and_missing_memory_are_not_seen():
+    layer = nn.TransformerDecoderLayer(**BASE, batch_first=True, dtype=np.float64, rng=0)
+    tgt, memory = TGT.copy(), MEMORY.copy()
+    y = layer(tgt, memory, tgt_is_causal=True, memory_key_lengths=[5, 2])
+    tgt[:, 2:], memory[1, 2:] = 9.0, np.nan
+    changed, pullback = layer.vjp(tgt, memory, tgt_is_causal=True, memory_key_lengths=[5, 2])
+    np.testing.assert_array_equal(changed[:, :2], y[:, :2])
+    (_, d_memory), grads = pullback(np.ones_like(y))
+    assert (d_memory[1, 2:] == 0).all() and all(np.isfinite(grad).all() for grad in grads.values())
+
+
+def test_dropout_drops_in_each_place_anew_and_the_pullback_the_same():
+    layer = nn.TransformerDecoderLayer(**{**BASE, "dropout": 0.4}, batch_first=True, dtype=np.float64, rng=0)
+    model = nn.TransformerDecoder(layer, 2)
+    assert not np.array_equal(model(TGT, MEMORY), model(TGT, MEMORY))
+    assert len({id(each.dropout1.rng) for each in model.layers}) == 1
+
+    def seeded(tgt, memory):
+        for module in model.modules():
+            if isinstance(module, nn.Dropout | nn.MultiheadAttention):
+                module.rng = np.random.default_rng(7)
+        y, pullback = model.vjp(tgt, memory)
+        return y, lambda dy: pullback(dy)[0]
+
+    sa.check_vjp(seeded, TGT, MEMORY)
+    model.eval()
+    np.testing.assert_array_equal(model(TGT, MEMORY), model(TGT, MEMORY))
+
+
+def test_pullbacks_may_be_called_again_and_notice_changes():
+    layer = nn.TransformerDecoderLayer(**BASE, batch_first=True, norm_first=True, rng=0)
+    y, pullback = layer.vjp(TGT, MEMORY)
+    (first, first_memory), first_grads = pullback(np.ones_like(y))
+    kept = [first.copy(), first_memory.copy(), *(grad.copy() for grad in first_grads.values())]
+    for array in (y, first, first_memory, *first_grads.values()):
+        array[...] = np.nan
+    (again, again_memory), grads = pullback(np.ones(y.shape))
+    for got, expected in zip([again, again_memory, *grads.values()], kept, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    layer.linear1.weight[0, 0] += 1
+    with pytest.raises(RuntimeError, match="have changed since vjp was called"):
+        pullback(np.ones(y.shape))
+
+
+BAD = [
+    (ValueError, 'activation must be "relu" or "gelu"', lambda: nn.TransformerDecoderLayer(6, 2, activation="silu")),
+    (ValueError, "nhead must divide d_model; 4 does not divide 6", lambda: nn.TransformerDecoderLayer(6, 4)),
+    (TypeError, "decoder_layer must be a Module, not int", lambda: nn.TransformerDecoder(3, 2)),
+    (TypeError, "norm must be a Module or None, not int",
+     lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(6, 2), 2, 3)),
+    (ValueError, r"tgt must have shape \(..., 6\), not \(2, 5\)",
+     lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 5)), np.ones((2, 6)))),
+    (ValueError, r"memory must have shape \(..., 6\), not \(2, 5\)",
+     lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((2, 5)))),
+    (ValueError, r"must all be \(L, E\) or all be",
+     lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((3, 2, 6)))),
+    (ValueError, r"attn_mask must have shape .* \(2, 3\)",
+     lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((3, 6)), memory_mask=np.ones((2, 2), bool))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "message", "call"), BAD)
+def test_errors_say_what_was_given(error, message, call):
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,150 @@
+"""LearnedPositions and RotaryEmbedding; the warning of masks that look inverted."""
+
+import warnings
+
+import numpy as np
+import pytest
+from nn_checks import check_gradients, with_one_input
+
+import selfattn as sa
+from selfattn import nn
+
+RNG = np.random.default_rng(0)
+F64 = {"dtype": np.float64}
+X = RNG.standard_normal((2, 3, 5, 6))
+
+
+def test_learned_positions():
+    layer = nn.LearnedPositions(6, 7, rng=0, **F64)
+    np.testing.assert_array_equal(layer.weight, nn.Embedding(7, 6, rng=0, **F64).weight)
+    np.testing.assert_array_equal(layer(X), X + layer.weight[:5])
+    for x in (X, X[0, 0], X[:0]):
+        check_gradients(layer, with_one_input(layer), x)
+    _, grads = layer.vjp(X)[1](np.ones_like(X))
+    np.testing.assert_array_equal(grads["weight"][:, 0], [6] * 5 + [0] * 2)
+
+
+def by_complex_numbers(x, positions, theta, interleaved):
+    """A pair is a complex number, turned by exp(i·angle)."""
+    half = x.shape[-1] // 2
+    pairs = x[..., 0::2] + 1j * x[..., 1::2] if interleaved else x[..., :half] + 1j * x[..., half:]
+    turned = pairs * np.exp(1j * np.asarray(positions)[..., None] * theta ** (-np.arange(half) / half))
+    parts = (turned.real, turned.imag)
+    return np.stack(parts, -1).reshape(x.shape) if interleaved else np.concatenate(parts, -1)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("theta", [10000.0, 50])
+@pytest.mark.parametrize("positions", [None, [3, 3, 0, 9, 1]])
+def test_rotary_by_complex_numbers(theta, interleaved, positions):
+    layer = nn.RotaryEmbedding(6, 10, theta, interleaved=interleaved, **F64)
+    expected = by_complex_numbers(X, np.arange(5) if positions is None else positions, theta, interleaved)
+    # Angles below 10 are computed in float32: a frequency is a few roundings off.
+    np.testing.assert_allclose(layer(X, positions), expected, atol=10 * 8 * 6e-8)
+    check_gradients(layer, with_one_input(layer, positions=positions), X)
+    assert layer.parameters() == {} and layer.state_dict() == {}
+
+
+def test_positions_of_each_sequence():
+    layer = nn.RotaryEmbedding(6, 20, **F64)
+    positions = np.arange(5) + np.array([[0], [7]])
+    y = layer(X, positions)
+    for n in range(2):
+        np.testing.assert_array_equal(y[n], layer(X[n], positions[n]))
+    y, pullback = layer.vjp(X, positions)
+    np.testing.assert_allclose(pullback(y)[0], X, atol=1e-14)  # a rotation is undone by its transpose
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None,
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 16},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    ],
+)  # fmt: skip
+def test_rotary_is_that_of_transformers(scaling):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    parameters = {"rope_type": "default", "rope_theta": 500.0, **(scaling or {})}
+    config = transformers.LlamaConfig(
+        hidden_size=64, num_attention_heads=4, max_position_embeddings=64, rope_parameters=parameters
+    )
+    q = RNG.standard_normal((2, 4, 50, 16)).astype(np.float32)
+    cos, sin = LlamaRotaryEmbedding(config)(torch.tensor(q), torch.arange(50)[None])
+    expected, _ = apply_rotary_pos_emb(torch.tensor(q), torch.tensor(q), cos, sin)
+    layer = nn.RotaryEmbedding(16, 64, 500.0, scaling=scaling)
+    # A few roundings of numbers up to 4, and of angles up to 50.
+    np.testing.assert_allclose(layer(q), expected, atol=64 * 6e-8 * 4)
+
+
+def test_rotary_queries_and_keys_in_attention_tell_distances():
+    """Shifted by 40 positions, attention is the same, to the rounding of angles in float32."""
+    rotary = nn.RotaryEmbedding(6, 100, **F64)
+    q, k, v = RNG.standard_normal((3, 2, 5, 6))
+    outs = [
+        sa.scaled_dot_product_attention(rotary(q, at), rotary(k, at), v, is_causal=True)
+        for at in (np.arange(5), np.arange(40, 45))
+    ]
+    np.testing.assert_allclose(outs[0], outs[1], atol=45 * 8 * 6e-8 * 10)
+
+
+BAD = [
+    (ValueError, "dim must be even", lambda: nn.RotaryEmbedding(3)),
+    (ValueError, "theta must be above 1", lambda: nn.RotaryEmbedding(4, theta=1.0)),
+    (ValueError, "the type 'x' of rotary positions is not supported",
+     lambda: nn.RotaryEmbedding(4, scaling={"rope_type": "x"})),
+    (ValueError, "rope_theta in scaling is the argument theta", lambda: nn.RotaryEmbedding(4, scaling={"rope_theta": 3.0})),
+    (ValueError, r"x must have shape \(..., L, 4\)", lambda: nn.RotaryEmbedding(4)(np.ones(4))),
+    (ValueError, "x has 5 positions, more than max_len=3", lambda: nn.RotaryEmbedding(4, 3)(np.ones((5, 4)))),
+    (ValueError, "positions must be in 0...2, not 1 to 3", lambda: nn.RotaryEmbedding(4, 3)(np.ones((2, 4)), [1, 3])),
+    (ValueError, r"positions must have shape \(..., L\) with L = 2, not \(3,\)",
+     lambda: nn.RotaryEmbedding(4, 3)(np.ones((2, 4)), [0, 1, 2])),
+    (TypeError, "positions must be integers", lambda: nn.RotaryEmbedding(4, 3)(np.ones((2, 4)), [0.0, 1.0])),
+    (ValueError, "x has 5 positions, more than max_len=3", lambda: nn.LearnedPositions(4, 3)(np.ones((5, 4)))),
+    (ValueError, "x has 5 positions, more than max_len=3", lambda: nn.SinusoidalPositions(4, 3)(np.ones((5, 4)))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "message", "call"), BAD)
+def test_errors_say_what_was_given(error, message, call):
+    with pytest.raises(error, match=message):
+        call()
+
+
+# ---------------------------------------------------------------------------------------------- inverted masks
+
+
+def masked_calls():
+    """Every way to give a layer a mask that says what to ignore."""
+    x = RNG.standard_normal((2, 5, 6))
+    attention = nn.MultiheadAttention(6, 2, batch_first=True, rng=0, **F64)
+    layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True, rng=0, **F64)
+    decoder = nn.TransformerDecoderLayer(6, 2, 8, batch_first=True, rng=0, **F64)
+    return {
+        "MultiheadAttention": lambda mask: attention(x, x, x, attn_mask=mask),
+        "its vjp": lambda mask: attention.vjp(x, x, x, attn_mask=mask),
+        "TransformerEncoderLayer": lambda mask: layer(x, mask),
+        "TransformerEncoder": lambda mask: nn.TransformerEncoder(layer, 2).vjp(x, mask),
+        "TransformerDecoder": lambda mask: nn.TransformerDecoder(decoder, 1)(x, x, tgt_mask=mask),
+    }
+
+
+@pytest.mark.parametrize("name", masked_calls())
+def test_a_mask_that_looks_inverted_is_a_warning_that_says_what_to_do(name):
+    call = masked_calls()[name]
+    for mask in (np.tri(5, dtype=bool), np.tri(5), np.tile(np.tri(5, dtype=bool), (4, 1, 1))):
+        with pytest.warns(
+            UserWarning, match=r"attn_mask is a lower triangle .* pass is_causal=True"
+        ) as caught:
+            call(mask)
+        assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for mask in (~np.tri(5, dtype=bool), np.zeros((5, 5), bool), np.tri(5, k=1, dtype=bool), np.eye(5) == 1,
+                     np.where(np.tri(5), 0, -np.inf), np.tri(5) * -1, np.tri(5, k=-1, dtype=bool)):  # fmt: skip
+            call(mask)
