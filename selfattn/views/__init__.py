@@ -9,6 +9,7 @@ from selfattn.views.page import Page, join_pages, notebook_html, notebook_svg, s
 from selfattn.views.plot import plot_attention
 from selfattn.views.texts import CAPTIONS
 from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
+from selfattn.views.way_back import WayBack, way_back_page
 
 __all__ = [
     "CAPTIONS",
@@ -16,6 +17,7 @@ __all__ = [
     "Explorer",
     "Page",
     "PageError",
+    "WayBack",
     "explorer",
     "join_pages",
     "notebook_html",
@@ -23,4 +25,5 @@ __all__ = [
     "plot_attention",
     "steps_page",
     "tutorial_page",
+    "way_back_page",
 ]

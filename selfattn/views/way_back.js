@@ -1,0 +1,252 @@
+/*
+ * The way back: two strips of matrices, gradients under their own, and one number at a time with its sum and a nudge.
+ */
+
+/**
+ * @typedef {object} WayBackData
+ * @property {string[]} queries
+ * @property {string[]} keys
+ * @property {Record<string, number[][]>} forward
+ * @property {Record<string, { weight: number[][], bias: number[] | null }> | null} weights
+ * @property {number} scale
+ * @property {number[][]} closed
+ * @property {number[][]} added
+ * @property {number[][]} wish
+ * @property {number} row
+ * @property {(Stop & { stage: number })[]} stops
+ * @property {Record<string, string>} captions
+ */
+
+const LATEST = 12; // of the scale
+const STEP = 1e-4; // of a nudge
+const SATURATED = 0.97; // a share
+/** @type {Stage[][]} how far a stop has come */
+const WAY = [["O"], ["V"], ["P"], ["S"], ["Q", "K"], ["x"]];
+const GROUPS = "QSPO"; // stages with an arrow before them
+
+class WayBackPage {
+  /**
+   * @param {HTMLElement} root
+   * @param {WayBackData} data
+   */
+  constructor(root, data) {
+    this.root = root;
+    this.data = data;
+    this.captions = data.captions;
+    this.model = new WayBackModel(data);
+    this.row = data.row;
+    /** @type {{ stage: Stage, i: number, j: number }} */
+    this.cell = { stage: "S", i: data.row, j: 0 };
+    this.shown = WAY.length; // stages that are not hidden for a guess
+    this.now = -1;
+    this.forward = this.model.forward();
+    this.back = this.model.backward(this.forward);
+    /** @type {Record<string, Heat>} */
+    this.above = {};
+    /** @type {Record<string, Heat>} */
+    this.below = {};
+    /** @type {Record<string, HTMLElement>} */
+    this.heads = {};
+    this.zeros = data.queries.map(() => element("span", {}, "Σ = 0"));
+    this.balance = new Balance(this.captions);
+    this.rows = data.queries.map((token, i) => element("button", { type: "button", onclick: () => {
+      this.row = i;
+      this.draw();
+    } }, element("bdi", {}, token)));
+    this.check = element("div", { className: "sa-check", ariaLive: "polite" });
+    this.slider = element("input", { type: "range", min: "0", max: String(LATEST), step: "0.01", ariaLabel: this.captions.scale, oninput: () => {
+      const value = Number(this.slider.value);
+      this.model.scale = Math.abs(value - data.scale) < 0.05 ? data.scale : value;
+      this.draw();
+    } });
+    this.scaleText = element("output");
+    this.tour = data.stops.length ? new Tour({ stops: data.stops, texts: this.captions, show: (stop, open) => this.stop(/** @type {(Stop & { stage: number }) | null} */ (stop), open) }) : null;
+    const strip = this.strip();
+    const title = element("h1", {}, ...root.querySelector("h1")?.childNodes ?? []);
+    root.replaceChildren(
+      element("div", { className: "sa-top" }, element("div", {}, title, element("p", {}, ...phrase(this.captions.look))), tools(root, this.captions, () => this.draw())),
+      ...(this.tour ? [this.tour.node] : []), strip,
+      element("div", { className: "sa-low" },
+        element("figure", { className: "sa-balance-figure" },
+          element("div", { className: "sa-top" }, this.balance.heading, element("span", { className: "sa-tabs", role: "group", ariaLabel: this.captions.row }, ...this.rows)), this.balance.art, this.balance.caption),
+        element("div", {}, this.check,
+          element("div", { className: "sa-bar" }, element("label", {}, element("strong", {}, this.captions.scale), " ", this.slider, " ", this.scaleText),
+            element("button", { type: "button", onclick: () => this.reset() }, this.captions.reset)),
+          element("p", { className: "sa-soft" }, this.captions.try))));
+    this.draw();
+    new ResizeObserver(() => this.drawBalance()).observe(root);
+  }
+
+  reset() {
+    this.model = new WayBackModel(this.data);
+    this.row = this.data.row;
+    this.draw();
+  }
+
+  /**
+   * @param {Stage} stage
+   * @returns {string[]}
+   */
+  rowLabels(stage) {
+    return stage === "K" || stage === "V" ? this.data.keys : this.data.queries;
+  }
+
+  /**
+   * @param {Stage} stage
+   * @returns {string[]}
+   */
+  columnLabels(stage) {
+    return stage === "S" || stage === "P" ? this.data.keys : range(this.forward[stage].columns).map(String);
+  }
+
+  strip() {
+    const { captions, model } = this, { stages } = model;
+    const rows = this.data.queries.length === this.data.keys.length;
+    const arrow = (/** @type {Stage} */ stage, /** @type {string} */ sign) => (GROUPS.includes(stage) && stage !== stages[0] ? [element("span", { className: "sa-op", ariaHidden: "true" }, sign)] : []);
+    const heat = (/** @type {Stage} */ stage, /** @type {boolean} */ gradient) => {
+      const { rows: count, columns } = this.forward[stage], name = captions[`${gradient ? "gradient" : "name"}.${stage}`];
+      const first = stage === stages[0] || !rows && (stage === "K" || stage === "S");
+      const given = gradient ? stage === "O" : stage in model.inputs;
+      return new Heat({ name, rows: count, columns, kind: stage === "P" && !gradient ? "share" : "signed",
+        ...(first ? { rowLabels: this.rowLabels(stage) } : {}), columnLabels: this.columnLabels(stage),
+        point: (place) => {
+          if (place) this.look(stage, place.i, place.j);
+        },
+        ...(given ? { edit: (/** @type {number} */ i, /** @type {number} */ j, /** @type {number} */ value) => this.edit(gradient, stage, i, j, value) } : {}) });
+    };
+    /** @type {Child[]} */
+    const parts = [element("span")];
+    for (const stage of stages) parts.push(...arrow(stage, ""), element("div", { className: "sa-stage-name" }, captions[`name.${stage}`]));
+    parts.push(element("span", { className: "sa-side" }, captions.in));
+    for (const stage of stages) {
+      this.above[stage] = heat(stage, false);
+      parts.push(...arrow(stage, "→"), this.above[stage].node);
+    }
+    parts.push(element("span"));
+    for (const stage of stages) {
+      this.heads[stage] = element("div", { className: "sa-stage-name" }, captions[`gradient.${stage}`], element("small", {}, captions[`formula.${stage}`]));
+      parts.push(...arrow(stage, ""), this.heads[stage]);
+    }
+    parts.push(element("span", { className: "sa-side" }, captions.back));
+    for (const stage of stages) {
+      this.below[stage] = heat(stage, true);
+      const node = stage === "S" ? element("div", { className: "sa-with-zeros" }, this.below.S.node, element("div", { className: "sa-zeros" }, ...this.zeros)) : this.below[stage].node;
+      parts.push(...arrow(stage, "←"), element("div", { className: "sa-gradient", data: { stage } }, node));
+    }
+    const arrows = stages.filter((stage) => GROUPS.includes(stage) && stage !== stages[0]).length;
+    const strip = element("div", { className: "sa-strip", role: "group", ariaLabel: captions.strip }, ...parts);
+    strip.style.setProperty("--columns", String(1 + stages.length + arrows));
+    return strip;
+  }
+
+  /**
+   * @param {boolean} gradient
+   * @param {Stage} stage
+   * @param {number} i
+   * @param {number} j
+   * @param {number} value
+   */
+  edit(gradient, stage, i, j, value) {
+    const target = gradient ? this.model.wish : this.model.inputs[stage];
+    if (Number.isFinite(value)) target.data[i * target.columns + j] = value;
+    if (gradient && value !== 0) this.row = i;
+    this.draw();
+  }
+
+  /**
+   * @param {Stage} stage
+   * @param {number} i
+   * @param {number} j
+   */
+  look(stage, i, j) {
+    this.cell = { stage, i, j };
+    this.drawCheck();
+  }
+
+  /**
+   * @param {(Stop & { stage: number }) | null} stop
+   * @param {boolean} open
+   */
+  stop(stop, open) {
+    this.now = stop ? stop.stage : -1;
+    this.shown = stop ? stop.stage + (open ? 1 : 0) : WAY.length;
+    this.draw();
+  }
+
+  draw() {
+    this.forward = this.model.forward();
+    this.back = this.model.backward(this.forward);
+    const { forward, back, model } = this, finite = (/** @type {Matrix} */ m) => [...m.data].filter(Number.isFinite).map(Math.abs);
+    const size = Math.max(...model.stages.filter((stage) => !"SP".includes(stage)).flatMap((stage) => finite(forward[stage])), 0);
+    for (const stage of model.stages) {
+      const row = stage === "K" || stage === "V" ? -1 : this.row;
+      this.above[stage].update({ matrix: forward[stage], size: stage === "P" ? 1 : stage === "S" ? Math.max(...finite(forward.S), 0) : size, row, write: (x) => (Number.isFinite(x) ? figure(x, 2) : this.captions.closed) });
+      const gradient = back.gradients[stage];
+      this.below[stage].update({ matrix: gradient, size: Math.max(...finite(gradient), 0), row, write: (x) => (x === 0 ? "0" : stage === "O" ? figure(x, 1) : signedFigure(x, 3)) });
+      const at = WAY.findIndex((some) => some.includes(stage));
+      this.below[stage].node.closest(".sa-gradient")?.toggleAttribute("data-later", at >= this.shown);
+      this.heads[stage].classList.toggle("sa-now", at === this.now);
+    }
+    this.root.toggleAttribute("data-waits", this.shown < 4);
+    this.zeros.forEach((zero, i) => zero.classList.toggle("sa-on", i === this.row));
+    this.rows.forEach((button, i) => (button.ariaPressed = String(i === this.row)));
+    this.slider.value = String(model.scale);
+    const most = Math.max(...range(forward.P.columns).map((j) => forward.P.at(this.row, j)));
+    this.scaleText.textContent = `× ${figure(model.scale, 2)}${most > SATURATED ? `: ${this.captions.saturated}` : ""}`;
+    this.drawBalance();
+    this.drawCheck();
+  }
+
+  drawBalance() {
+    const { forward, back, row, data } = this, of = (/** @type {Matrix} */ m) => [...m.data.subarray(row * m.columns, (row + 1) * m.columns)];
+    this.balance.update({ word: wordOf(data.queries[row]), name: data.queries[row], keys: data.keys, shares: of(forward.P), said: of(back.gradients.P), gradients: of(back.gradients.S), mean: back.means[row] });
+  }
+
+  drawCheck() {
+    const { captions, forward, back, model } = this, { stage, i, j } = this.cell;
+    for (const each of model.stages) {
+      const place = each === stage ? { i, j } : null;
+      this.above[each].mark(place);
+      this.below[each].mark(place);
+    }
+    const value = forward[stage].at(i, j), gradient = back.gradients[stage].at(i, j);
+    const place = [captions[`name.${stage}`], "[", wordOf(this.rowLabels(stage)[i]), ", ", wordOf(this.columnLabels(stage)[j]), "]"];
+    const closed = !Number.isFinite(value);
+    const slope = closed ? 0 : model.slope(forward, stage, i, j, STEP);
+    const agrees = Math.abs(slope - gradient) < 1e-5 * Math.max(1, Math.abs(gradient));
+    const says = closed ? captions["closed means"] : Math.abs(gradient) < 5e-5 ? captions["no help"] : filled(captions[gradient > 0 ? "gains" : "loses"], { gain: figure(Math.abs(gradient) / 10, 3) });
+    const line = (/** @type {string} */ name, /** @type {Child[]} */ ...parts) => [element("dt", {}, captions[name]), element("dd", {}, ...parts)];
+    this.check.replaceChildren(element("h2", {}, ...phrase(captions.now, { place, value: closed ? captions.closed : figure(value, 3) })), element("dl", {},
+      ...line("gradient", element("strong", {}, signedFigure(gradient, 4)), ` = ${this.sum(stage, i, j)}`), ...line("means", says),
+      ...(closed ? [] : line("nudged", filled(captions.measured, { step: STEP, slope: signedFigure(slope, 4) }), agrees ? ` ${captions.same}` : ""))));
+  }
+
+  /**
+   * How a gradient is made, in figures.
+   * @param {Stage} stage
+   * @param {number} i
+   * @param {number} j
+   */
+  sum(stage, i, j) {
+    const { forward: { Q, K, V, P }, back: { gradients: g, means }, model } = this;
+    const terms = (/** @type {number} */ n, /** @type {(k: number) => [number, number]} */ term) =>
+      range(n).map((k) => term(k).map((x) => (x < 0 ? `(${figure(x, 3)})` : figure(x, 3))).join("·")).join(" + ");
+    const scaled = (/** @type {string} */ sum) => `(${sum}) × ${figure(model.scale, 2)}`;
+    switch (stage) {
+      case "O": return this.captions.chosen;
+      case "V": return terms(P.rows, (k) => [P.at(k, i), g.O.at(k, j)]);
+      case "P": return terms(V.columns, (k) => [g.O.at(i, k), V.at(j, k)]);
+      case "S": return `${figure(P.at(i, j), 3)} · (${figure(g.P.at(i, j), 3)} − ${means[i] < 0 ? `(${figure(means[i], 3)})` : figure(means[i], 3)})`;
+      case "Q": return scaled(terms(K.rows, (k) => [g.S.at(i, k), K.at(k, j)]));
+      case "K": return scaled(terms(Q.rows, (k) => [g.S.at(k, i), Q.at(k, j)]));
+      default: return `${["Q", "K", "V"].map((name) => figure(model.way(g, name).at(i, j), 3)).join(" + ")} (${this.captions.ways})`;
+    }
+  }
+}
+
+for (const root of document.querySelectorAll(".sa-way-back:not([data-live])")) {
+  const data = root.querySelector(".sa-data")?.textContent;
+  if (!(root instanceof HTMLElement) || !data) continue;
+  root.dataset.live = "";
+  new WayBackPage(root, JSON.parse(data));
+}

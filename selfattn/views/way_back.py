@@ -1,0 +1,326 @@
+"""The way back: the gradients of attention under their own matrices, with formulas, sums, edits and a finite difference.
+
+What is shown at first is the kernels' own pullback; `way_back_compute.js` computes it again after an edit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn.functional.attention import scaled_dot_product_attention_vjp
+from selfattn.steps.attention import AttentionSteps
+from selfattn.steps.layers import AdditiveSteps, LayerSteps
+from selfattn.views.assets import KIT
+from selfattn.views.document import Document
+from selfattn.views.page import check_tokens
+from selfattn.views.picture import weights_svg
+from selfattn.views.texts import CAPTIONS, fill
+from selfattn.views.way_back_texts import TOUR, WAY_BACK
+from selfattn.views.writing import Array, number, text
+
+__all__ = ["WayBack", "way_back_page"]
+
+MOST_ROWS, MOST_COLUMNS = 12, 12  # of a matrix
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A stop of the tour: a question and its answer; ``stage`` is how far the way back is shown with it."""
+
+    name: str
+    ask: str
+    options: tuple[str, ...]
+    right: int
+    reveal: str
+    stage: int
+
+
+@dataclass(frozen=True, repr=False)
+class WayBack(Document):
+    """The page of :func:`way_back_page`: shows itself in a notebook; ``page.save(path)`` writes a file."""
+
+    styles: ClassVar[tuple[str, ...]] = ("way_back.css",)
+    scripts: ClassVar[tuple[str, ...]] = (*KIT, "way_back_compute.js", "way_back_balance.js", "way_back.js")
+
+
+def way_back_page(
+    steps: AttentionSteps,
+    tokens: Sequence[str] | None = None,
+    *,
+    grad_output: npt.ArrayLike | None = None,
+    head: int = 0,
+    key_tokens: Sequence[str] | None = None,
+) -> WayBack:
+    """Show the gradients of one head of attention, each under its own matrix.
+
+    From the output's gradient dO back to dV, dP, dS, dQ and dK, and for a layer of one head to dx: formulas, the sum of every
+    number, why a row of dS adds up to zero, and beside any number a finite difference. Numbers of dO, and those that went in, can be
+    changed.
+
+    Parameters
+    ----------
+    steps : AttentionSteps or LayerSteps
+        Of one text.
+    tokens : sequence of str, one for each query, optional
+    grad_output : array_like, shape (L, Ev), optional
+        The gradient of the output, dO. None: 1 for the first number of the last token, the wish that it were larger.
+    head : int, default 0
+        Which head is shown, of several.
+    key_tokens : sequence of str, one for each key, optional
+
+    Returns
+    -------
+    WayBack
+
+    Raises
+    ------
+    TypeError
+        Steps of another kind.
+    ValueError
+        Dropout, sinks, a softcap or another score than a product; more than 12 rows or columns; tokens or a gradient that do not
+        fit.
+
+    References
+    ----------
+    Dao et al. (2022), "FlashAttention", appendix B.2, equations 2 to 6: dV = Pᵀ·dO, dP = dO·Vᵀ, dS = P∘(dP − mean), dQ = scale·dS·K,
+    dK = scale·dSᵀ·Q.
+
+    Examples
+    --------
+    >>> import selfattn as sa
+    >>> x = [[1.2, 0.0], [0.8, 0.8], [0.9, 0.1]]
+    >>> page = way_back_page(sa.attention_steps(x, x, x), ["stream", "bank", "mud"])
+    >>> "The way back" in page.title
+    True
+    """
+    if not isinstance(steps, AttentionSteps) or isinstance(steps, AdditiveSteps):
+        raise TypeError(
+            f"the way back is shown of scaled dot products: pass what attention_steps or layer.steps returned, not {type(steps).__name__}"
+        )
+    queries, keys = check_tokens(steps, tokens, key_tokens)
+    forward = _forward(steps, head)
+    output = forward["O"]
+    wish = np.zeros(output.shape)
+    if grad_output is None:
+        wish[-1:, :1] = 1
+    else:
+        wish = np.asarray(grad_output, np.float64)
+    if wish.shape != output.shape or not np.isfinite(wish).all():
+        raise ValueError(f"grad_output must be finite, of shape {output.shape}, not {wish.shape}")
+    backward = _backward(steps, forward, wish, head)
+    rows = np.abs(wish).sum(axis=1)
+    row = int(rows.argmax()) if rows.size else 0
+    scale = steps._call.scale
+    data = {
+        "queries": queries,
+        "keys": keys,
+        "forward": {name: array.tolist() for name, array in forward.items() if name in ("x", "Q", "K", "V")},
+        "weights": _weights(steps),
+        "scale": scale,
+        "closed": (~np.isfinite(_of(steps.masked_scores, steps, head))).astype(int).tolist(),
+        "added": _added(steps, head).tolist(),
+        "wish": wish.tolist(),
+        "row": row,
+        "stops": [asdict(stop) for stop in _stops(queries, keys, forward, backward, wish, row)],
+        "captions": CAPTIONS | TOUR | WAY_BACK,
+    }
+    title = WAY_BACK["title"]
+    picture = weights_svg(
+        [("P", forward["P"], queries, keys, set()), ("dS", np.abs(backward["S"]), queries, keys, set())],
+        title,
+    )
+    return WayBack(title, _body(title, data, forward, backward, queries, keys), picture)
+
+
+# ------------------------------------------------------------------------------------------------ numbers
+
+
+def _of(array: Array, steps: AttentionSteps, head: int) -> Array:
+    """Return one head's matrix, in float64."""
+    matrices = array.reshape(-1, *array.shape[-2:])
+    heads = steps.weights.reshape(-1, *steps.weights.shape[-2:]).shape[0]
+    if not 0 <= head < heads:
+        raise ValueError(f"head must be from 0 to {heads - 1}, not {head}")
+    return matrices[head].astype(np.float64)
+
+
+def _forward(steps: AttentionSteps, head: int) -> dict[str, Array]:
+    call = steps._call
+    for name, there in (
+        ("a softcap", call.softcap not in (None, 0)),
+        ("sinks", call.sinks is not None),
+        (
+            "dropout, or weights that are given",
+            not np.array_equal(steps.dropped_weights, steps.weights, equal_nan=True),
+        ),
+    ):
+        if there:
+            raise ValueError(f"the way back is not shown with {name}")
+    found = {
+        "Q": _of(steps.query, steps, head),
+        "K": _of(steps.key, steps, head),
+        "V": _of(steps.value, steps, head),
+        "S": _of(steps.masked_scores, steps, head),
+        "P": _of(steps.weights, steps, head),
+        "O": _of(steps.output, steps, head),
+    }
+    if _has_inputs(steps):
+        found = {"x": steps.inputs.astype(np.float64), **found}
+    for name, matrix in found.items():
+        if matrix.shape[0] > MOST_ROWS or matrix.shape[1] > MOST_COLUMNS:
+            raise ValueError(
+                f"the way back shows at most {MOST_ROWS} rows and {MOST_COLUMNS} columns; {name} is {matrix.shape}"
+            )
+    return found
+
+
+def _has_inputs(steps: AttentionSteps) -> bool:
+    """Tell whether dx can be shown: self-attention of one head, with its projections."""
+    return (
+        isinstance(steps, LayerSteps)
+        and steps.inputs.ndim == 2
+        and steps.parameters.num_heads == 1
+        and steps.key_inputs is steps.inputs
+        and steps.value_inputs is steps.inputs
+        and steps.query.ndim == 2
+    )
+
+
+def _weights(steps: AttentionSteps) -> dict[str, Any] | None:
+    """Return the projections as the script multiplies by them."""
+    if not isinstance(steps, LayerSteps) or not _has_inputs(steps):
+        return None
+    p = steps.parameters
+    pairs = {"Q": (p.W_query, p.b_query), "K": (p.W_key, p.b_key), "V": (p.W_value, p.b_value)}
+    return {
+        name: {
+            "weight": np.float64(weight).tolist(),
+            "bias": None if bias is None else np.float64(bias).ravel().tolist(),
+        }
+        for name, (weight, bias) in pairs.items()
+    }
+
+
+def _added(steps: AttentionSteps, head: int) -> Array:
+    """Return what masks and slopes add to the scores."""
+    scaled, masked = _of(steps.scaled_scores, steps, head), _of(steps.masked_scores, steps, head)
+    added: Array = np.where(
+        np.isfinite(masked) & np.isfinite(scaled), masked - np.where(np.isfinite(scaled), scaled, 0), 0
+    )
+    return added
+
+
+def _backward(steps: AttentionSteps, forward: dict[str, Array], wish: Array, head: int) -> dict[str, Array]:
+    """Return the gradients: those of inputs from the kernels, those of scores and weights from what is between them."""
+    query, key, value = (np.ascontiguousarray(forward[name]) for name in "QKV")
+    mask = np.where(np.isfinite(forward["S"]), _added(steps, head), -np.inf)
+    _, pullback = scaled_dot_product_attention_vjp(query, key, value, mask, scale=steps._call.scale)
+    d_query, d_key, d_value = pullback(wish)[:3]
+    d_weights = wish @ forward["V"].T
+    mean = (forward["P"] * d_weights).sum(axis=1, keepdims=True)
+    found = {
+        "Q": d_query,
+        "K": d_key,
+        "V": d_value,
+        "S": forward["P"] * (d_weights - mean),
+        "P": d_weights,
+        "O": wish,
+    }
+    projections = _weights(steps)
+    if projections is not None:
+        found = {"x": sum(found[name] @ np.array(projections[name]["weight"]).T for name in "QKV"), **found}
+    return found
+
+
+# --------------------------------------------------------------------------------------------------- tour
+
+
+def _stops(
+    queries: list[str],
+    keys: list[str],
+    forward: dict[str, Array],
+    backward: dict[str, Array],
+    wish: Array,
+    row: int,
+) -> list[Stop]:
+    """Return the stops, with the numbers of this page; none where nothing is wished, or a word has no choice."""
+    if not wish.any() or len(keys) < 2 or len(keys) > 6:
+        return []
+    weights, said = forward["P"][row], backward["P"][row]
+    column = int(np.abs(wish[row]).argmax())
+    mean, word = float(weights @ said), queries[row]
+
+    def listed(numbers: Array, decimals: int) -> str:
+        parts = [f"*{key}* {written(x, decimals)}" for key, x in zip(keys, numbers, strict=True)]
+        return f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+    values = {
+        "word": word, "column": column, "shares": listed(backward["V"][:, column], 3), "most": keys[int(said.argmax())],
+        "said": listed(said, 2), "mean": written(mean, 3), "sum": " ".join(signed(x, 4) for x in backward["S"][row]),
+    }  # fmt: skip
+    several = tuple(keys)
+    plan: list[tuple[str, tuple[str, ...], int, int]] = [
+        ("said", several, int(np.abs(backward["V"][:, column]).argmax()), 1),
+        ("shares", several, int(said.argmax()), 2),
+        ("gains", (WAY_BACK["yes"], WAY_BACK["no"]), 1, 3),
+    ]
+    if np.count_nonzero(np.abs(wish).sum(axis=1)) == 1 and len(queries) > 1:
+        plan.append(("asks", (fill(WAY_BACK["only"], word=word), WAY_BACK["all"]), 0, 4))
+    if "x" in forward:
+        plan.append(("inputs", (WAY_BACK["add up"], WAY_BACK["largest"]), 0, 5))
+    return [
+        Stop(
+            WAY_BACK[f"stop.{name}"], fill(WAY_BACK[f"ask.{name}"], **values), options, right,
+            fill(WAY_BACK[f"reveal.{name}"], **values), stage,
+        )
+        for name, options, right, stage in plan
+    ]  # fmt: skip
+
+
+def written(x: float, decimals: int) -> str:
+    """Write a number as the page does."""
+    return f"{round(float(x), decimals) + 0.0:.{decimals}f}".replace("-", "−")
+
+
+def signed(x: float, decimals: int) -> str:
+    """Write a number with its sign."""
+    plain = written(x, decimals)
+    return plain if plain.startswith("−") else f"+{plain}"
+
+
+# --------------------------------------------------------------------------------------------------- HTML
+
+
+def _body(
+    title: str, data: dict[str, Any], forward: dict[str, Array], backward: dict[str, Array], queries: list[str],
+    keys: list[str],
+) -> str:  # fmt: skip
+    """Return the tables that are there without a script, and what the script reads."""
+    tables = []
+    for name in forward:
+        rows = keys if name in "KV" else queries
+        columns = keys if name in "SP" else [str(n) for n in range(forward[name].shape[1])]
+        for caption, matrix in (
+            (WAY_BACK[f"name.{name}"], forward[name]),
+            (f"{WAY_BACK[f'gradient.{name}']} = {WAY_BACK[f'formula.{name}']}", backward[name]),
+        ):
+            head = "".join(f'<th scope="col">{text(column)}</th>' for column in columns)
+            lines = "".join(
+                f'<tr><th scope="row">{text(label)}</th>{"".join(f"<td>{number(float(x), 4, 4)}</td>" for x in line)}</tr>'
+                for label, line in zip(rows, matrix, strict=True)
+            )
+            tables.append(f"<table><caption>{text(caption)}</caption><tr><td></td>{head}</tr>{lines}</table>")
+    header = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
+    return (
+        f'<div class="sa-view sa-way-back" data-alone="" lang="en"><h1>{text(title)}</h1>\n'
+        f'<div class="sa-tables">{"".join(tables)}</div>\n'
+        f'<script type="application/json" class="sa-data">{header}</script>\n</div>'
+    )

@@ -1,0 +1,115 @@
+/*
+ * Attention and its gradients, stage by stage: what the way back computes. No page here.
+ *
+ * dV = Pᵀ·dO, dP = dO·Vᵀ, dS = P∘(dP − mean), dQ = scale·dS·K, dK = scale·dSᵀ·Q, dx = dQ·Wqᵀ + dK·Wkᵀ + dV·Wvᵀ.
+ */
+
+/** @typedef {"x" | "Q" | "K" | "V" | "S" | "P" | "O"} Stage */
+/** @typedef {Partial<Record<Stage, Matrix>>} Stages */
+/** @typedef {{ weight: Matrix, bias: number[] | null }} Projection */
+
+/** @param {number[][]} rows */
+const matrixOf = (rows) => Matrix.of(rows.length, rows[0]?.length ?? 0, (i, j) => rows[i][j]);
+
+/**
+ * @param {Matrix} a
+ * @param {Matrix} b
+ */
+const product = (a, b) => Matrix.of(a.rows, b.columns, (i, j) => dot(a.columns, (k) => a.at(i, k) * b.at(k, j)));
+
+/** @param {Matrix} a */
+const transposed = (a) => Matrix.of(a.columns, a.rows, (i, j) => a.at(j, i));
+
+class WayBackModel {
+  /**
+   * @param {object} given
+   * @param {Record<string, number[][]>} given.forward x or Q, K and V
+   * @param {Record<string, { weight: number[][], bias: number[] | null }> | null} given.weights of projections
+   * @param {number} given.scale
+   * @param {number[][]} given.closed
+   * @param {number[][]} given.added to the scores
+   * @param {number[][]} given.wish the gradient of the output
+   */
+  constructor({ forward, weights, scale, closed, added, wish }) {
+    /** @type {Record<string, Matrix>} what may be changed */
+    this.inputs = Object.fromEntries((weights ? ["x"] : ["Q", "K", "V"]).map((name) => [name, matrixOf(forward[name])]));
+    /** @type {Record<string, Projection> | null} */
+    this.projections = weights && Object.fromEntries(Object.entries(weights).map(([name, { weight, bias }]) => [name, { weight: matrixOf(weight), bias }]));
+    this.scale = scale;
+    this.closed = matrixOf(closed);
+    this.added = matrixOf(added);
+    this.wish = matrixOf(wish);
+  }
+
+  /** @type {Stage[]} */
+  get stages() {
+    return [...(this.projections ? /** @type {Stage[]} */ (["x"]) : []), "Q", "K", "V", "S", "P", "O"];
+  }
+
+  /**
+   * All stages; those that are given take the place of what would be computed.
+   * @param {Stages} [given]
+   * @returns {Record<string, Matrix>}
+   */
+  forward(given = {}) {
+    const x = given.x ?? this.inputs.x;
+    const projected = (/** @type {"Q" | "K" | "V"} */ name) => {
+      const replaced = given[name];
+      if (replaced) return replaced;
+      if (!this.projections) return this.inputs[name];
+      const { weight, bias } = this.projections[name];
+      return Matrix.of(x.rows, weight.columns, (i, j) => dot(x.columns, (k) => x.at(i, k) * weight.at(k, j)) + (bias ? bias[j] : 0));
+    };
+    const Q = projected("Q"), K = projected("K"), V = projected("V");
+    const S = given.S ?? Matrix.of(Q.rows, K.rows, (i, j) => this.closed.at(i, j) ? -Infinity : this.scale * dot(Q.columns, (k) => Q.at(i, k) * K.at(j, k)) + this.added.at(i, j));
+    const open = Matrix.of(S.rows, S.columns, (i, j) => 1 - this.closed.at(i, j));
+    const P = given.P ?? OPS.softmax.all([S, open], [S.rows, S.columns], {});
+    return { ...(x ? { x } : {}), Q, K, V, S, P, O: given.O ?? product(P, V) };
+  }
+
+  /**
+   * @param {Record<string, Matrix>} f
+   * @returns {{ gradients: Record<string, Matrix>, means: number[] }}
+   */
+  backward({ Q, K, V, P }) {
+    const O = this.wish, dV = product(transposed(P), O), dP = product(O, transposed(V));
+    const means = range(P.rows).map((i) => dot(P.columns, (j) => P.at(i, j) * dP.at(i, j)));
+    const S = Matrix.of(P.rows, P.columns, (i, j) => P.at(i, j) * (dP.at(i, j) - means[i]));
+    const scaled = (/** @type {Matrix} */ m) => Matrix.of(m.rows, m.columns, (i, j) => this.scale * m.at(i, j));
+    const found = { Q: scaled(product(S, K)), K: scaled(product(transposed(S), Q)), V: dV, S, P: dP, O };
+    if (!this.projections) return { gradients: found, means };
+    const ways = range(3).map((n) => this.way(found, "QKV"[n]));
+    return { gradients: { x: Matrix.of(ways[0].rows, ways[0].columns, (i, j) => ways[0].at(i, j) + ways[1].at(i, j) + ways[2].at(i, j)), ...found }, means };
+  }
+
+  /**
+   * What comes back to x through one projection.
+   * @param {Record<string, Matrix>} gradients
+   * @param {string} name
+   */
+  way(gradients, name) {
+    const { weight } = /** @type {Record<string, Projection>} */ (this.projections)[name];
+    return product(gradients[name], transposed(weight));
+  }
+
+  /**
+   * How much of the wish comes true.
+   * @param {Record<string, Matrix>} f
+   */
+  value({ O }) {
+    return dot(O.rows, (i) => dot(O.columns, (j) => O.at(i, j) * this.wish.at(i, j)));
+  }
+
+  /**
+   * The slope at one number, measured: the wish a little above it, less a little below.
+   * @param {Record<string, Matrix>} f
+   * @param {Stage} stage
+   * @param {number} i
+   * @param {number} j
+   * @param {number} step
+   */
+  slope(f, stage, i, j, step) {
+    const moved = (/** @type {number} */ by) => this.value(this.forward({ [stage]: Matrix.of(f[stage].rows, f[stage].columns, (r, c) => f[stage].at(r, c) + (r === i && c === j ? by : 0)) }));
+    return (moved(step) - moved(-step)) / (2 * step);
+  }
+}

@@ -1,0 +1,123 @@
+"""The way back without a browser: its tables hold the gradients, its stops are computed, and what it cannot show is told."""
+
+import re
+
+import numpy as np
+import pytest
+
+import selfattn as sa
+from selfattn import reference, views
+from selfattn.layer_steps import layer_steps
+
+TOKENS = ["stream", "bank", "mud"]
+
+
+def layer():
+    rng = np.random.default_rng(0)
+    x, (query, key), value = (
+        rng.standard_normal((3, 4)),
+        rng.standard_normal((2, 4, 2)),
+        rng.standard_normal((4, 3)),
+    )
+    return layer_steps(x, query, key, value, b_query=rng.standard_normal(2), b_value=rng.standard_normal(3))
+
+
+def tables(page):
+    """The tables of a page by the first word of their captions."""
+    found = {}
+    for caption, body in re.findall(r"<table><caption>(.*?)</caption>(.*?)</table>", page.body):
+        rows = re.findall(r"<tr><th.*?</tr>", body)
+        found[caption.split(" ")[0]] = np.array(
+            [[float(x) for x in re.findall(r"<td>(.*?)</td>", row)] for row in rows]
+        )
+    return found
+
+
+def test_gradients_are_those_of_the_reference():
+    steps = layer()
+    wish = np.random.default_rng(1).standard_normal((3, 3))
+    found = tables(views.way_back_page(steps, TOKENS, grad_output=wish))
+    _, pullback = reference.scaled_dot_product_attention_vjp(steps.query, steps.key, steps.value)
+    query, key, value = pullback(wish)[:3]
+    p = steps.parameters
+    x = query @ p.W_query.T + key @ p.W_key.T + value @ p.W_value.T
+    scores = steps.weights * (wish @ steps.value.T - (wish * steps.output).sum(axis=1, keepdims=True))
+    truth = {
+        "dx": x,
+        "dQ": query,
+        "dK": key,
+        "dV": value,
+        "dS": scores,
+        "dP": wish @ steps.value.T,
+        "dO": wish,
+        "weights": steps.weights,
+    }
+    for name, expected in truth.items():
+        np.testing.assert_allclose(
+            found[name], expected, rtol=5e-4, atol=5.1e-5, err_msg=name
+        )  # four digits are written
+    np.testing.assert_allclose(found["dS"].sum(axis=1), 0, atol=1e-3)
+
+
+def test_a_head_of_several_and_masks():
+    rng = np.random.default_rng(2)
+    query, key, value = rng.standard_normal((3, 2, 4, 3))
+    mask = rng.standard_normal((4, 4))
+    mask[3, 1] = -np.inf
+    steps = sa.attention_steps(query, key, value, mask, is_causal=False)
+    wish = rng.standard_normal((4, 3))
+    found = tables(views.way_back_page(steps, list("abcd"), grad_output=wish, head=1))
+    _, pullback = reference.scaled_dot_product_attention_vjp(query[1], key[1], value[1], mask)
+    for name, expected in zip(("dQ", "dK", "dV"), pullback(wish), strict=False):
+        np.testing.assert_allclose(found[name], expected, rtol=5e-4, atol=5.1e-5, err_msg=name)
+    assert "dx" not in found and found["dS"][3, 1] == 0
+
+
+def test_stops_are_computed():
+    steps = layer()
+    page = views.way_back_page(steps, TOKENS)
+    stops = re.search(r'"stops":(\[.*?\]),"captions"', page.body)[1]
+    largest = TOKENS[int((steps.value[:, 0]).argmax())]
+    assert f"*{largest}*’s: it says the most" in stops
+    mean = steps.weights[2] @ steps.value[:, 0]
+    assert f"more than the mean, {mean:.3f}".replace("-", "−") in stops
+    # Without a wish there is nothing to guess.
+    assert '"stops":[]' in views.way_back_page(steps, TOKENS, grad_output=np.zeros((3, 3))).body
+
+
+def test_tokens_stay_text():
+    page = views.way_back_page(layer(), ["</script><b>", "<img src=x>", "&"])
+    assert "<b>" not in page.html and "<img" not in page.html
+
+
+def test_what_is_not_shown():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 2))
+    for arguments, options, error, message in (
+        (
+            ("x",),
+            {},
+            TypeError,
+            "scaled dot products: pass what attention_steps or layer.steps returned, not str",
+        ),
+        ((sa.attention_steps(x, x, x, softcap=2.0),), {}, ValueError, "not shown with a softcap"),
+        ((sa.attention_steps(x, x, x, sinks=[0.0]),), {}, ValueError, "not shown with sinks"),
+        ((sa.attention_steps(x, x, x, dropout_p=0.5, rng=0),), {}, ValueError, "not shown with dropout"),
+        (
+            (sa.attention_steps(x, x, x),),
+            {"grad_output": np.ones(3)},
+            ValueError,
+            r"of shape \(3, 2\), not \(3,\)",
+        ),
+        ((sa.attention_steps(x, x, x),), {"grad_output": x * np.nan}, ValueError, "must be finite"),
+        ((sa.attention_steps(x, x, x),), {"head": 1}, ValueError, "head must be from 0 to 0, not 1"),
+        (
+            (sa.attention_steps(*np.zeros((3, 13, 2))),),
+            {},
+            ValueError,
+            "at most 12 rows and 12 columns; Q is",
+        ),
+        ((sa.attention_steps(x, x, x), ["a"]), {}, ValueError, "1 tokens do not fit"),
+    ):
+        with pytest.raises(error, match=message):
+            views.way_back_page(*arguments, **options)
