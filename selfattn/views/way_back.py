@@ -147,7 +147,8 @@ def _of(array: Array, steps: AttentionSteps, head: int) -> Array:
     heads = steps.weights.reshape(-1, *steps.weights.shape[-2:]).shape[0]
     if not 0 <= head < heads:
         raise ValueError(f"head must be from 0 to {heads - 1}, not {head}")
-    return matrices[head].astype(np.float64)
+    matrix: Array = matrices[head].astype(np.float64)
+    return matrix
 
 
 def _forward(steps: AttentionSteps, head: int) -> dict[str, Array]:
@@ -170,7 +171,7 @@ def _forward(steps: AttentionSteps, head: int) -> dict[str, Array]:
         "P": _of(steps.weights, steps, head),
         "O": _of(steps.output, steps, head),
     }
-    if _has_inputs(steps):
+    if isinstance(steps, LayerSteps) and _has_inputs(steps):
         found = {"x": steps.inputs.astype(np.float64), **found}
     for name, matrix in found.items():
         if matrix.shape[0] > MOST_ROWS or matrix.shape[1] > MOST_COLUMNS:
@@ -180,11 +181,10 @@ def _forward(steps: AttentionSteps, head: int) -> dict[str, Array]:
     return found
 
 
-def _has_inputs(steps: AttentionSteps) -> bool:
+def _has_inputs(steps: LayerSteps) -> bool:
     """Tell whether dx can be shown: self-attention of one head, with its projections."""
     return (
-        isinstance(steps, LayerSteps)
-        and steps.inputs.ndim == 2
+        steps.inputs.ndim == 2
         and steps.parameters.num_heads == 1
         and steps.key_inputs is steps.inputs
         and steps.value_inputs is steps.inputs
@@ -303,11 +303,11 @@ def _body(
 ) -> str:  # fmt: skip
     """Return the tables that are there without a script, and what the script reads."""
     tables = []
-    for name in forward:
+    for name, values in forward.items():
         rows = keys if name in "KV" else queries
-        columns = keys if name in "SP" else [str(n) for n in range(forward[name].shape[1])]
+        columns = keys if name in "SP" else [str(n) for n in range(values.shape[1])]
         for caption, matrix in (
-            (WAY_BACK[f"name.{name}"], forward[name]),
+            (WAY_BACK[f"name.{name}"], values),
             (f"{WAY_BACK[f'gradient.{name}']} = {WAY_BACK[f'formula.{name}']}", backward[name]),
         ):
             head = "".join(f'<th scope="col">{text(column)}</th>' for column in columns)

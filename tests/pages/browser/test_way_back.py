@@ -63,7 +63,7 @@ def test_gradients_edits_and_nudges(way):
     for name in ("x", "Q", "K", "V", "scores", "weights"):
         for cell in page.get_by_role("grid", name=name, exact=True).locator("td.sa-tinted").all():
             cell.hover()
-            gradient, means, nudged = page.locator(".sa-check dd").all_inner_texts()
+            gradient, _, nudged = page.locator(".sa-check dd").all_inner_texts()
             assert nudged.endswith("✓ the same"), (name, nudged)
             value, formula = gradient.replace("−", "-").split(" = ", 1)
             result = eval(re.sub(r" \(as .*", "", formula).replace("·", "*").replace("×", "*"))
