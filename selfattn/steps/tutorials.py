@@ -1,7 +1,8 @@
 """The five tutorials: their inputs, their printed tensors, and the same tensors computed by selfattn.
 
-Three of them print tensors; those are in ``data/*.json`` with their inputs. The other two describe
-modules without printing numbers: their attention is compared with `selfattn.reference` on small inputs.
+Three of them print tensors; those are in ``data/*.json`` with their inputs. The other two describe modules without
+printing numbers: a small model that was trained for the purpose, and inputs made by hand, are compared with
+`selfattn.reference`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn import reference
+from selfattn import nn, reference
 
 Array = npt.NDArray[Any]
 Function = Callable[..., Any]
@@ -132,35 +133,68 @@ def first_principles(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     return Tutorial(1, data["tutorial"], f"printed to {decimals} decimals", comparisons)
 
 
-def sentence_embeddings(dtype: npt.DTypeLike = np.float64) -> Tutorial:
-    """Compute a sentence-embedding model's block: three Linears, attention, residual, LayerNorm."""
-    rng = np.random.RandomState(2)
-    length, width = 3, 4
-    x = rng.standard_normal((length, width)).astype(dtype)
-    query, key, value = (
-        x @ rng.uniform(-0.5, 0.5, (width, width)).astype(dtype) + rng.uniform(-0.5, 0.5, width).astype(dtype)
-        for _ in range(3)
+def embedding_model(name: str, dtype: npt.DTypeLike = np.float64) -> nn.EmbeddingModel:
+    """Return a small model of the second tutorial: ``"untrained"``, ``"trained"`` or ``"two_heads"``."""
+    data = load("sentence_embeddings")
+    given, words = data["models"][name], data["words"]
+    state = {key: np.array(array, dtype) for key, array in given["parameters"].items()}
+    width = state["embedding_layer.weight"].shape[1]
+    model = nn.EmbeddingModel(
+        lambda sentence: [words.index(word) for word in sentence.split()],
+        len(words), width, max_seq_len=16, num_heads=given["num_heads"], dtype=dtype, rng=0,
+    )  # fmt: skip
+    model.load_state_dict(state)
+    return model
+
+
+def module_inputs(dtype: npt.DTypeLike = np.float64) -> tuple[Array, Array, Array]:
+    """Return query, key and value of the fifth tutorial, (1, 2, 4, d): two heads, made by hand."""
+    data = load("attention_module")
+    query, key, value = (np.array(data[name], dtype) for name in ("query", "key", "value"))
+    return (
+        np.stack([query, np.roll(query, 1, axis=1)])[None],
+        np.stack([key, key])[None],
+        np.stack([value, value])[None],
     )
 
-    def split(t: Array, heads: int) -> Array:
-        return t.reshape(length, heads, -1).swapaxes(0, 1)
 
-    def block(attention: Function, layer_norm: Function, heads: int) -> tuple[Array, Array]:
-        q, k, v = (split(t, heads) for t in (query, key, value))
-        attended, weights = attention(q, k, v, return_weights=True)
-        return layer_norm(attended.swapaxes(0, 1).reshape(x.shape) + x, (width,)), weights
+def sentence_embeddings(dtype: npt.DTypeLike = np.float64) -> Tutorial:
+    """Compute a small trained model: embeddings, three Linears, attention, residual, LayerNorm, mean."""
+    data = load("sentence_embeddings")
 
-    def compare(heads: int) -> Iterator[Comparison]:
-        output, weights = block(sa.scaled_dot_product_attention, sa.layer_norm, heads)
-        expected_output, expected_weights = block(_exact_attention, _exact_layer_norm, heads)
-        title = "one head" if heads == 1 else f"{heads} heads"
+    def compare(name: str, sentence: str) -> Iterator[Comparison]:
+        model = embedding_model(name, dtype)
+        block: Any = model.attention_layers[0]
+        ids = model.tokens(sentence)
+        x = model.embedding_layer.weight[ids] + model.positions.table[: len(ids)]
+        heads = [
+            layer(x).reshape(len(x), block.num_heads, -1).swapaxes(0, 1)
+            for layer in (block.query, block.key, block.value)
+        ]
+
+        def after(attended: Array, layer_norm: Function) -> Array:
+            y = attended.swapaxes(0, 1).reshape(x.shape) + x
+            return np.asarray(layer_norm(y, x.shape[1:], block.ln.weight, block.ln.bias, block.ln.eps))
+
+        expected, expected_weights = _exact_attention(*heads, return_weights=True)
+        expected_output = after(expected, _exact_layer_norm)
+        _, weights = sa.scaled_dot_product_attention(*heads, return_weights=True)
+        title = f"{name.replace('_', ' ')}, {sentence}"
         yield _to_reference(f"attention weights, {title}", expected_weights, weights)
-        yield _to_reference(f"block output, {title}", expected_output, output)
-        yield _to_reference(f"sentence embedding, {title}", expected_output.mean(axis=0), output.mean(axis=0))
+        yield _to_reference(f"block output, {title}", expected_output, block(x))
+        yield _to_reference(f"sentence embedding, {title}", expected_output.mean(axis=0), model(sentence))
 
-    comparisons = (*compare(1), *compare(2))
+    comparisons = [
+        comparison
+        for name in data["models"]
+        for sentence in data["sentences"]
+        for comparison in compare(name, sentence)
+    ]
     return Tutorial(
-        2, "LLMs: Self Attention", "prints no tensors; compared with the reference, to rounding", comparisons
+        2,
+        "LLMs: Self Attention",
+        "prints no tensors; compared with the reference, to rounding",
+        tuple(comparisons),
     )
 
 
@@ -231,8 +265,7 @@ def illustrated(dtype: npt.DTypeLike = np.float64) -> Tutorial:
 
 def attention_module(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     """Compute (batch, n_heads, len, d) attention without and with a (batch, 1, 1, len) mask of integers."""
-    rng = np.random.RandomState(5)
-    query, key, value = (rng.standard_normal((1, 2, 4, 3)).astype(dtype) for _ in range(3))
+    query, key, value = module_inputs(dtype)
     integers = np.array([1, 1, 1, 0]).reshape(1, 1, 1, 4)
     masks = {"no mask": None, "mask 1 1 1 0": integers != 0}
 

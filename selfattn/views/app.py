@@ -56,6 +56,7 @@ arrays of a file, as numpy.savez(file, name=array, ...) writes them:
 
 examples:
   selfattn steps 3 --open
+  selfattn steps 1 --text "money bank mud" --exercise
   selfattn steps illustrated --out illustrated.html
   selfattn steps mine.npz --tokens "sky is blue" --exercise
   selfattn steps mine.npz --out - | wc -c
@@ -183,25 +184,34 @@ def _parser(prog: str) -> Parser:
         "--out", metavar="FILE", help="where to write; - is standard output; default: NAME.html"
     )
     parser.add_argument("--open", action="store_true", help="show the page in a browser")
-    parser.add_argument("--tokens", metavar="TEXT", help="the tokens of a FILE.npz, with spaces in between")
     parser.add_argument(
-        "--exercise", action="store_true", help="a FILE.npz with blanks to predict, and answers"
+        "--text",
+        metavar="TEXT",
+        help="a tutorial with other words, or the tokens of a FILE.npz; spaces in between",
     )
+    parser.add_argument("--compare", metavar="TEXT", help="a tutorial with a second text beside --text")
+    parser.add_argument("--tokens", metavar="TEXT", help="the same as --text")
+    parser.add_argument("--exercise", action="store_true", help="with blanks to predict, and answers")
     return parser
 
 
 def _page(options: argparse.Namespace, parser: Parser) -> tuple[str, Page]:
     """Return what the page is called, and the page."""
+    if options.text is not None and options.tokens is not None:
+        parser.error("--text and --tokens are the same; give one of them")
+    text = options.tokens if options.text is None else options.text
     numbers = {str(n): name for n, name in enumerate(TUTORIAL_PAGES, 1)}
     name = numbers.get(options.source, options.source)
     if name in TUTORIAL_PAGES:
-        if options.tokens is not None or options.exercise:
-            parser.error("--tokens and --exercise are for a FILE.npz, not for a tutorial")
-        return name, tutorial_page(name)
+        if options.compare is not None and text is None:
+            parser.error("--compare is a second text: it needs --text")
+        return name, tutorial_page(name, exercise=options.exercise, text=text, compare=options.compare)
     path = Path(options.source)
     if options.source != streams.DASH and path.suffix.lower() != ".npz" and not os.path.exists(path):
         parser.error(f"{options.source!r} is no tutorial ({', '.join(TUTORIAL_PAGES)}) and no file")
-    tokens = None if options.tokens is None else options.tokens.split()
+    if options.compare is not None:
+        parser.error("--compare is for a tutorial, not for a FILE.npz")
+    tokens = None if text is None else text.split()
     name = "steps" if options.source == streams.DASH else path.stem
     return name, page_of_arrays(_read(options.source), tokens, exercise=options.exercise)
 

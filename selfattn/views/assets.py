@@ -7,8 +7,8 @@ from importlib import resources
 
 __all__ = ["KIT", "script", "style"]
 
-# Comments, types within a line, indentation.
-_NOT_CODE = re.compile(r"^\s*/\*.*?\*/\n|/\*\* @\w+ [^*]*\*/ ?|^\s+", re.DOTALL | re.MULTILINE)
+# Types within a line, other comments, indentation.
+_NOT_CODE = re.compile(r"\s*/\*\* @\w+ [^*\n]*\*/(?= )|^\s*/\*.*?\*/\n|^\s+", re.DOTALL | re.MULTILINE)
 
 #: What pages are drawn with, in order of use; see ``kit/README.md``.
 KIT = (

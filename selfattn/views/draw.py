@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 
-from selfattn.views.graph import OPERATORS, Equation, Graph, Node, Stage
+from selfattn.views.graph import OPERATORS, Equation, Graph, Node, Stage, results, start_of_results
+from selfattn.views.still import Sentence, ribbons_svg
 from selfattn.views.texts import fill
-from selfattn.views.writing import Array, decimals_of, number, text
+from selfattn.views.writing import Array, decimals_of, number, script_json, text
 
 _LOW = re.compile(r"_([0-9A-Za-z]+)")
 LEVELS = 8  # of colour, per sign
@@ -62,12 +61,47 @@ class Drawing:
         """Draw everything: the heading, the stages, the answers of an exercise, the data for the script."""
         stages = "\n".join(self.stage(stage) for stage in self.graph.stages.values())
         title = f'<h2 class="sa-head">{text(self.texts["title"])}</h2>'
-        names = "".join(f"<li><bdi>{text(side)}</bdi></li>" for side in self.sides)
+        look = "".join(
+            f"<p>{emphasised(line)}</p>" for line in (self.texts["look"], self.texts["made up"]) if line
+        )
         answers = self.answers() if self.exercise else ""
         return (
-            '<div class="sa-steps" data-alone="">\n'
-            f'{title}<ul class="sa-sides">{names}</ul>\n{stages}\n{answers}{self.data()}</div>'
+            f'<div class="sa-steps">\n{title}<div class="sa-still">{look}{self.still()}</div>\n{stages}\n{answers}'
+            f"{self.data()}</div>"
         )
+
+    def still(self) -> str:
+        """Draw the first head's ribbons, of both sentences; the script puts its first screen there."""
+        sentences = []
+        for n in range(len(self.sides)):
+            head = next((head for head in self.graph.heads if head.side == n), None)
+            if head is None:
+                continue
+            queries = self.graph.labels[f"t{n}"]
+            name = self.texts[("first", "second")[n]] or self.sides[n]
+            if "weights" not in head.nodes:  # a linear layer: every word is all its own
+                sentences.append(Sentence(name, queries, queries, np.eye(len(queries)), self.row()))
+                continue
+            node = self.graph.nodes[head.nodes["weights"]]
+            keys = self.graph.labels[f"k{n}"]
+            sentences.append(Sentence(name, queries, keys, node.data, self.row(), not self.exercise))
+        return ribbons_svg(sentences, self.texts["screen"]) if sentences else ""
+
+    def row(self) -> int:
+        """Return the word that stands out at first, as `first_screen.js` chooses it."""
+        words = [self.graph.labels[f"t{n}"] for n in range(len(self.sides))]
+        if self.texts["word"] in words[0]:
+            return words[0].index(self.texts["word"])
+        if len(words) == 2:
+            shared = [i for i, (a, b) in enumerate(zip(*words, strict=False)) if a == b]
+            if shared:
+                return shared[0]
+        head = next(iter(self.graph.heads), None)
+        if head is None or "weights" not in head.nodes:
+            return 0
+        weights = np.nan_to_num(self.graph.nodes[head.nodes["weights"]].data).copy()
+        np.fill_diagonal(weights, 0.0)
+        return int(weights.max(axis=1, initial=0.0).argmax()) if len(weights) else 0
 
     def stage(self, stage: Stage) -> str:
         """Draw one step: heading, sentence, formula, NumPy, equations, notes, legend."""
@@ -81,7 +115,7 @@ class Drawing:
         note = "".join(f'<p class="sa-note">{text(line)}</p>' for line in sorted(notes))
         return (
             f'<section class="sa-stage" data-stage="{stage.name}" id="stage={stage.name}"><h3>{text(self.heading(stage))}</h3>'
-            f"<p>{text(sentence)}</p>"
+            f'<p class="sa-sentence">{text(sentence)}</p>'
             f'<p class="sa-formula"><i>{formula(stage.formula)}</i></p><pre><code>{text(stage.numpy)}</code></pre>'
             f"{equations}{note}{self.legend(stage)}</section>"
         )
@@ -249,7 +283,8 @@ class Drawing:
             f'<span class="sa-swatch {shade(x, size)}">{number(x, decimals, self.precision)}</span>'
             for x in ends
         ]
-        return f"<span>{text(fill(self.texts['legend'], name=name))} {' '.join(drawn)}</span>"
+        of = f'data-name="{text(name)}" data-nodes="{text(" ".join(node.id for node in nodes))}"'
+        return f"<span {of}>{text(fill(self.texts['legend'], name=name))} {' '.join(drawn)}</span>"
 
     def answers(self) -> str:
         """List what stands in the blanks, on a sheet of its own when printed."""
@@ -299,7 +334,14 @@ class Drawing:
         ]  # fmt: skip
         sentences = {key.removeprefix("head.") for key in self.texts if "." in key} - {"head"}
         used = {key: line for key, line in self.texts.items() if "." not in key and key not in sentences}
-        payload = {"nodes": nodes, "labels": self.graph.labels, "precision": self.precision, "texts": used}
+        heads = [vars(head) for head in self.graph.heads]
+        payload = {
+            "nodes": nodes,
+            "heads": heads,
+            "labels": self.graph.labels,
+            "precision": self.precision,
+            "texts": used,
+        }
         return f'<script type="application/json" class="sa-data">{script_json(payload)}</script>'
 
 
@@ -307,16 +349,6 @@ def with_gaps(shown: Sequence[int], drawn: Callable[[int], str], gap: str) -> st
     """Draw what is at the indices that are shown, with a gap wherever some between two of them are not."""
     parts = [gap * (n > 0 and i != shown[n - 1] + 1) + drawn(i) for n, i in enumerate(shown)]
     return "".join(parts)
-
-
-def results(terms: Sequence[str]) -> list[str]:
-    """Return the ids of what an equation computes: all after the last sign, or, without one, all of it."""
-    return [t for t in terms[start_of_results(terms) :] if t and t not in OPERATORS]
-
-
-def start_of_results(terms: Sequence[str]) -> int:
-    """Return where the terms after the last sign start."""
-    return max((n + 1 for n, term in enumerate(terms) if term in ("=", "→")), default=0)
 
 
 def shade(value: float, size: float) -> str:
@@ -327,10 +359,9 @@ def shade(value: float, size: float) -> str:
     return "" if level == 0 else f"{'n' if value < 0 else 'p'}{level}"
 
 
-def script_json(payload: Any) -> str:
-    """JSON that can stand in a script element: ASCII, without a sign that could end or open markup."""
-    plain = json.dumps(payload, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+def emphasised(sentence: str) -> str:
+    """Escape a sentence, and let *words* of it stand out, as `phrase` of the kit does."""
+    return re.sub(r"\*([^*]+)\*", r"<strong>\1</strong>", text(sentence))
 
 
 def isolated(label: str) -> str:

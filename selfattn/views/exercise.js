@@ -3,6 +3,7 @@
  */
 
 class Exercise {
+  /** @param {View} view */
   constructor(view) {
     this.view = view;
     for (const node of view.numbers.nodes) if (node.blanks !== null) this.addFields(node);
@@ -13,35 +14,45 @@ class Exercise {
     return this.view.root.querySelector(".sa-answers") !== null;
   }
 
+  /** @param {NodeOfPage} node */
   addFields(node) {
-    node.blanks.forEach((j, i) => {
+    node.blanks?.forEach((j, i) => {
       const td = this.view.shownAs(node, i, j).find((cell) => cell.closest("table.sa-result"));
       if (!td) return;
       const name = this.view.words.plainName({ node, i, j });
       const field = element("input", { ariaLabel: this.view.words.fill("predict", { name }), autocomplete: "off" });
-      field.onkeydown = (event) => event.key === "Enter" && this.check(node, i, j, field, td);
+      field.onkeydown = (event) => {
+        if (event.key === "Enter") this.check(node, i, j, field, td);
+      };
       td.replaceChildren(field);
     });
   }
 
   addButtons() {
     const { texts, stages, bar, numbers } = this.view;
-    const button = (name, nodes) => element("button", { type: "button", data: { do: name }, onclick: () => this.reveal(nodes) }, texts[name]);
-    bar.append(button("reveal all", numbers.nodes));
+    const button = (/** @type {string} */ name, /** @type {NodeOfPage[]} */ nodes) => element("button", { type: "button", data: { do: name }, onclick: () => this.reveal(nodes) }, texts[name]);
+    bar?.append(button("reveal all", numbers.nodes));
     stages[0]?.before(element("p", { className: "sa-hint" }, texts.exercise));
     for (const stage of stages) {
-      const nodes = [...stage.querySelectorAll("table.sa-result")]
-        .map((table) => numbers.byId.get(table.dataset.node)).filter((node) => node?.blanks);
-      if (nodes.length) stage.say.before(button("reveal", nodes));
+      const tables = /** @type {NodeListOf<HTMLTableElement>} */ (stage.querySelectorAll("table.sa-result"));
+      const nodes = [...tables].flatMap((table) => numbers.byId.get(table.dataset.node ?? "") ?? []).filter(({ blanks }) => blanks);
+      if (nodes.length) this.view.lineOf(stage).before(button("reveal", nodes));
     }
   }
 
-  /** Right is what rounds to the answer, with two decimals at least where the answer has them. */
+  /**
+   * Right is what rounds to the answer, with two decimals at least where the answer has them.
+   * @param {NodeOfPage} node
+   * @param {number} i
+   * @param {number} j
+   * @param {HTMLInputElement} field
+   * @param {HTMLTableCellElement} td
+   */
   check(node, i, j, field, td) {
     const { view } = this;
     const { words } = view;
     const guess = read(field.value);
-    const stage = td.closest(".sa-stage");
+    const stage = stageOf(td);
     const answer = node.now.at(i, j);
     if (guess === null) return view.tell(stage, words.fill("not a number", { text: JSON.stringify(field.value) }));
     const typed = (field.value.split(".")[1] ?? "").length;
@@ -53,12 +64,18 @@ class Exercise {
     return view.tell(stage, words.fill("right", { answer: words.spell({ node, i, j }) ?? view.numbers.text(node, i, j) }));
   }
 
+  /** @param {NodeOfPage[]} nodes */
   reveal(nodes) {
     for (const node of nodes) if (node.blanks) for (const i of node.blanks.keys()) this.uncover(node, i, "sa-revealed");
   }
 
+  /**
+   * @param {NodeOfPage} node
+   * @param {number} i
+   * @param {string} mark
+   */
   uncover(node, i, mark) {
-    if (node.revealed.has(i)) return;
+    if (node.revealed.has(i) || !node.blanks) return;
     node.revealed.add(i);
     for (const td of this.view.shownAs(node, i, node.blanks[i])) {
       td.classList.remove("sa-blank");
@@ -67,5 +84,6 @@ class Exercise {
     }
     this.view.draw(node);
     this.view.drawDifferences();
+    this.view.screen?.draw();
   }
 }

@@ -72,6 +72,20 @@ class Stage:
     notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
 
+@dataclass
+class Head:
+    """One head of one sentence as the first screen shows it: the matrices from inputs to output, by their roles.
+
+    ``nodes`` are ids, ``stages`` the names of the stages that explain them.
+    """
+
+    side: int
+    block: str
+    head: str
+    nodes: dict[str, str] = field(default_factory=dict)
+    stages: dict[str, str] = field(default_factory=dict)
+
+
 # Formula and NumPy of every stage.
 LINES: dict[str, tuple[str, str]] = {
     "embeddings": ("e_i = table[token_i]", "embeddings = table[ids]"),
@@ -92,7 +106,7 @@ LINES: dict[str, tuple[str, str]] = {
     "weights": ("w_ij = exp(u_ij) / Σ_n exp(u_in)", "weights = np.exp(masked_scores) / np.exp(masked_scores).sum(axis=-1, keepdims=True)"),
     "sink_weights": ("w_ij = exp(u_ij) / (exp(sink) + Σ_n exp(u_in))", "weights = np.exp(masked_scores) / (np.exp(sink) + np.exp(masked_scores).sum(axis=-1, keepdims=True))"),
     "dropped_weights": ("w'_ij = w_ij · keep_ij", "dropped_weights = weights * keep"),
-    "replaced_weights": ("w'_ij", "steps = steps.with_weights(replaced_weights)"),
+    "replaced_weights": ("w'_ij = g_ij (use_given = 1),  w_ij (use_given = 0)", "replaced_weights = np.where(use_given, given_weights, weights)"),
     "weighted_values": ("z_ijc = w_ij · v_jc", "weighted_values = {source}[:, :, None] * value"),
     "output": ("o_ic = Σ_j w_ij · v_jc", "output = {source} @ value"),
     "concatenated": ("[o¹, o², …]", "concatenated = np.concatenate(outputs, axis=-1)"),
@@ -110,6 +124,7 @@ class Graph:
         self.nodes: dict[str, Node] = {}
         self.stages: dict[str, Stage] = {}
         self.labels: dict[str, list[str]] = {"one": [""]}
+        self.heads: list[Head] = []
         self.side = 0
         self.block = self.head = ""  # of the nodes being added
         self.numbers = 0
@@ -185,6 +200,8 @@ def linear(x: Array, weight: Array, tokens: list[str], graph: Graph | None = Non
     y = graph.add(Node("linear", "y", x @ weight, rows, op="matmul", args=(a, b)))
     graph.show("inputs", [a])
     graph.show("linear", [a, "@", b, "=", y])
+    stages = {"inputs": "inputs", "output": "linear"}
+    graph.heads.append(Head(graph.side, "", "", {"inputs": a, "output": y}, stages))
     return graph
 
 
@@ -208,6 +225,8 @@ def _given(graph: Graph, steps: AttentionSteps) -> None:
         if h < MAX_HEADS:
             graph.show("given", [q, "", key, "", v], _head_label(steps, h))
     _attention(graph, steps, "", heads)
+    for head in graph.heads:
+        head.stages |= dict.fromkeys(("query", "key", "value"), "given")
 
 
 def _head_label(steps: AttentionSteps, h: int) -> str:
@@ -300,15 +319,23 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
         weights = node("weights", steps.weights[at], "softmax", (masked, mask, sink))
         show("weights", masked, "", sink, "→", weights, "", sums(weights), variant="sink_weights")
 
+    roles = {"query": q, "key": k, "value": v, "scale": scale, "mask": mask, "scores": masked}
+    stages = {name: prefix + name for name in ("query", "key", "value")}
+    stages |= {"mask": prefix + "masked_scores", "scores": prefix + "scores", "weights": prefix + "weights"}
+    stages["output"] = prefix + "output"
     if steps._replaced:
-        weights = given("replaced_weights", steps.dropped_weights[at])
-        show("replaced_weights", weights)
+        replacing = given("given_weights", steps.dropped_weights[at])
+        use = scalar("use_given", 1.0)
+        args = (weights, replacing, use)
+        weights = node("replaced_weights", steps.dropped_weights[at], "choose", args)
+        show("replaced_weights", replacing, "where", use, "=", weights)
+        roles["switch"], stages["weights"] = use, prefix + "replaced_weights"
     elif call.keep is not None:
         factor = 0.0 if call.dropout_p >= 1 else 1 / (1 - call.dropout_p)
         keep = given("keep", call.keep[at] * factor)
         dropped = node("dropped_weights", steps.dropped_weights[at], "multiply", (weights, keep))
         show("dropped_weights", weights, "·", keep, "=", dropped)
-        weights = dropped
+        weights, stages["weights"] = dropped, prefix + "dropped_weights"
 
     pairs = _pairs(graph, steps, f"{prefix}weighted_values{end}", weights, mask, v, at) if shown else []
     if shown:
@@ -321,6 +348,8 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
         Node(f"{prefix}output{end}", "output", steps.output[at], t, "", "sum", (weights, v, mask, *pairs))
     )
     show("output", weights, "@", v, "=", output, source=weights)
+    roles |= {"weights": weights, "output": output}
+    graph.heads.append(Head(side, graph.block, label, roles, stages))
     return output
 
 
@@ -395,6 +424,7 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
         weight, bias = getattr(p, f"W_{name}"), getattr(p, f"b_{name}")
         whole = _affine(graph, prefix, name, f"W_{name}", sources[name], weight, bias, full, rows, name)
         heads.append(_split(graph, whole, _by_head(per_head), rows))
+    before = len(graph.heads)
     outputs = _attention(graph, steps, prefix, heads)
 
     last = outputs[0]
@@ -415,7 +445,32 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
         last = y
     if steps.norm is not None and p.norm is not None:
         last = _norm(graph, prefix, last, p.norm, flat(steps.norm), t)
+    for head in graph.heads[before:]:
+        head.nodes = {"inputs": inputs, **head.nodes}
+        head.stages["inputs"] = stage_of(graph, inputs)
+        if last not in outputs:
+            head.nodes["result"], head.stages["result"] = last, stage_of(graph, last)
     return last
+
+
+def stage_of(graph: Graph, node: str) -> str:
+    """Return the name of the stage that computes a node."""
+    return next(name for name, stage in graph.stages.items() if node in made(stage))
+
+
+def made(stage: Stage) -> list[str]:
+    """Return the ids of what a stage computes."""
+    return [name for equation in stage.equations for side in equation.sides for name in results(side)]
+
+
+def results(terms: Sequence[Term]) -> list[str]:
+    """Return the ids of what an equation computes: all after the last sign, or, without one, all of it."""
+    return [t for t in terms[start_of_results(terms) :] if t and t not in OPERATORS]
+
+
+def start_of_results(terms: Sequence[Term]) -> int:
+    """Return where the terms after the last sign start."""
+    return max((n + 1 for n, term in enumerate(terms) if term in ("=", "→")), default=0)
 
 
 def _affine(

@@ -5,7 +5,49 @@
 
 const MAX_FAR = 4000; // numbers of a page that still lights up what the sources are made of
 
+/**
+ * @typedef {object} NodeData a matrix as graph.py describes it
+ * @property {string} id
+ * @property {string} name
+ * @property {[number, number]} shape
+ * @property {string} data float64, row by row, in base 64
+ * @property {string} rows list of labels
+ * @property {string} columns
+ * @property {string} op
+ * @property {string[]} args
+ * @property {Options} options
+ * @property {boolean} editable
+ * @property {number} decimals
+ * @property {number} size largest number of all matrices of its name
+ * @property {number[] | null} blanks of each row, in an exercise
+ * @property {string} where block and head, if there are several
+ */
+/**
+ * @typedef {object} NodeState
+ * @property {Matrix} kernel the numbers of the kernel
+ * @property {Matrix} now those that are shown
+ * @property {Matrix} mine computed here from what was changed
+ * @property {Matrix} [base] computed here from what was given
+ * @property {Map<number, number>} edits index of a number: its new value
+ * @property {number} digits decimals that are shown
+ * @property {number} range as size, of the numbers that are shown
+ * @property {Set<number>} revealed rows whose blank is filled in
+ */
+/** @typedef {NodeData & NodeState} NodeOfPage */
+/** @typedef {{ a: NodeOfPage, b: NodeOfPage, cells: [HTMLTableCellElement, number, number][], size: number, digits: number }} Difference */
+/** @typedef {{ node?: NodeOfPage, difference?: Difference, i: number, j: number }} Cell a number that a table shows */
+/** @typedef {[colour: string, node: NodeOfPage, i: number, j: number]} Origin */
+/**
+ * @typedef {object} PageData
+ * @property {NodeData[]} nodes
+ * @property {Record<string, string[]>} labels
+ * @property {number} precision
+ * @property {Record<string, string>} texts
+ * @property {HeadData[]} heads
+ */
+
 class Numbers {
+  /** @param {PageData} data */
   constructor({ nodes, precision }) {
     this.precision = precision;
     this.byId = new Map(nodes.map((node) => [node.id, this.prepare(node)]));
@@ -13,37 +55,65 @@ class Numbers {
     this.count = this.nodes.reduce((n, node) => n + node.kernel.data.length, 0);
   }
 
+  /**
+   * @param {NodeData} node
+   * @returns {NodeOfPage}
+   */
   prepare(node) {
-    const [rows, columns] = node.shape;
-    node.kernel = new Matrix(rows, columns, decode(node.data));
-    node.now = node.kernel;
-    node.edits = new Map(); // index of a number: its new value
-    node.digits = node.decimals;
-    node.revealed = new Set(); // rows whose blank is filled in
-    return node;
+    const kernel = new Matrix(...node.shape, decode(node.data));
+    return { ...node, kernel, now: kernel, mine: kernel, edits: new Map(), digits: node.decimals, range: node.size, revealed: new Set() };
+  }
+
+  /** @param {string} id */
+  node(id) {
+    const found = this.byId.get(id);
+    if (!found) throw new Error(`the page has no ${id}`);
+    return found;
   }
 
   get edited() {
     return this.nodes.some((node) => node.edits.size);
   }
 
+  /** @param {NodeOfPage} node */
   args(node) {
-    return node.args.map((id) => this.byId.get(id));
+    return node.args.map((id) => this.node(id));
   }
 
+  /**
+   * Whether a number is still to be guessed.
+   * @param {NodeOfPage} node
+   * @param {number} i
+   * @param {number} j
+   */
   hidden(node, i, j) {
     return node.blanks !== null && node.blanks[i] === j && !node.revealed.has(i);
   }
 
+  /**
+   * @param {NodeOfPage} node
+   * @param {number} i
+   * @param {number} j
+   */
   text(node, i, j) {
     return this.hidden(node, i, j) ? "?" : write(node.now.at(i, j), node.digits, this.precision);
   }
 
+  /**
+   * @param {NodeOfPage} node
+   * @param {number} i
+   * @param {number} j
+   */
   moved(node, i, j) {
     return !same(node.now.at(i, j), node.kernel.at(i, j), 0);
   }
 
-  /** Second minus first; what differs by rounding alone is 0, as in draw.py. */
+  /**
+   * Second minus first; what differs by rounding alone is 0, as in draw.py.
+   * @param {Difference} difference
+   * @param {number} i
+   * @param {number} j
+   */
   minus({ a, b }, i, j) {
     const value = b.now.at(i, j) - a.now.at(i, j);
     return Math.abs(value) <= 1e-12 * a.size ? 0 : value;
@@ -66,46 +136,70 @@ class Numbers {
         node.mine = node.now = new Matrix(...node.shape, data);
       } else {
         const args = this.args(node);
-        node.base ??= op.all(args.map((arg) => arg.base), node.shape, node.options);
+        const base = (node.base ??= op.all(args.map((arg) => /** @type {Matrix} */ (arg.base)), node.shape, node.options));
         node.mine = op.all(args.map((arg) => arg.mine), node.shape, node.options);
         const tolerance = 1e-12 * node.size;
-        const keep = (x, index) => (same(x, node.base.data[index], tolerance) ? node.kernel.data[index] : x);
+        const keep = (/** @type {number} */ x, /** @type {number} */ index) => (same(x, base.data[index], tolerance) ? node.kernel.data[index] : x);
         node.now = new Matrix(...node.shape, node.mine.data.map(keep));
       }
       node.digits = edited ? Math.max(node.decimals, decimalsOf(node.now.data, this.precision)) : node.decimals;
     }
+    this.measure();
+  }
+
+  /** How large the numbers of each name are now: the strength of their colours. */
+  measure() {
+    /** @type {Map<string, number>} */
+    const sizes = new Map();
+    for (const { name, now } of this.edited ? this.nodes : []) {
+      const all = family(name);
+      sizes.set(all, now.data.reduce((most, x) => (Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most), sizes.get(all) ?? 0));
+    }
+    for (const node of this.nodes) node.range = sizes.get(family(node.name)) ?? node.size;
   }
 
   /** How many computed numbers have moved, and which one the most for its size. */
   mostMoved() {
-    let n = 0, most = null;
+    let n = 0;
+    /** @type {{ node: NodeOfPage, by: number, before: number, value: number, i: number, j: number } | null} */
+    let most = null;
     for (const node of this.nodes) {
-      node.now.data.forEach((value, index) => {
+      for (const [index, value] of node.now.data.entries()) {
         const before = node.kernel.data[index];
-        if (node.edits.has(index) || same(value, before, 0)) return;
+        if (node.edits.has(index) || same(value, before, 0)) continue;
         n++;
         const by = Math.abs(value - before) / (node.size || 1);
         if (!most || by > most.by) most = { node, by, before, value, i: Math.floor(index / node.shape[1]), j: index % node.shape[1] };
-      });
+      }
     }
     return { n, most };
   }
 
-  /** The number itself and what it is made of: [colour, node, row, column]. */
+  /**
+   * The number itself and what it is made of.
+   * @param {Cell} cell
+   * @returns {Origin[]}
+   */
   sources({ node, difference, i, j }) {
     if (difference) return [["a", difference.a, i, j], ["b", difference.b, i, j]];
+    if (!node) return [];
+    /** @type {Origin[]} */
     const itself = [["to", node, i, j]];
     const op = OPS[node.op];
     if (!op) return itself;
     const args = this.args(node);
     const made = op.made(args.map((arg) => arg.now), i, j, node.options);
-    return [...itself, ...made.map(([colour, which, row, column]) => [colour, args[which], row, column])];
+    return [...itself, ...made.map(([colour, which, row, column]) => /** @type {Origin} */ ([colour, args[which], row, column]))];
   }
 
-  /** What the sources are made of in turn, back to what is given; on a large page that would be too much to light. */
+  /**
+   * What the sources are made of in turn, back to what is given; on a large page that would be too much to light.
+   * @param {Origin[]} sources
+   * @returns {Generator<[NodeOfPage, number]>}
+   */
   *ancestors(sources) {
     if (this.count > MAX_FAR) return;
-    const queue = sources.map(([, ...source]) => source);
+    const queue = sources.map(([, ...source]) => source); // grows
     const seen = new Set();
     for (const [node, i, j] of queue) {
       const index = i * node.shape[1] + j;
@@ -116,4 +210,12 @@ class Numbers {
       for (const [, ...source] of this.sources({ node, i, j }).slice(1)) queue.push(source);
     }
   }
+}
+
+/**
+ * What matrices of one colour scale are called: weighted_values[0] is one of weighted_values.
+ * @param {string} name
+ */
+function family(name) {
+  return name.split("[")[0];
 }

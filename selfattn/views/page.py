@@ -20,6 +20,7 @@ from selfattn.views.draw import Drawing
 from selfattn.views.graph import Graph, PageError, Steps, build
 from selfattn.views.picture import MAX_MATRICES, MAX_SIDE, stacked, weights_svg
 from selfattn.views.texts import CAPTIONS, fill, merged
+from selfattn.views.tour import Stop, tour_data
 from selfattn.views.writing import storable, text, visible
 
 _ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # text has escaped quotes
@@ -27,7 +28,18 @@ _CONTENTS = re.compile(r'<ol class="sa-contents">.*?</ol>\n')  # its links need 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"  # no network
 )
-_SCRIPTS = (*KIT, "numbers.js", "words.js", "walk.js", "exercise.js", "steps.js")  # in order of use
+_START = re.compile(r' id="((?:view=\d+&amp;)?stage=[^"&]*)"')
+_SCRIPTS = (
+    *KIT,
+    "numbers.js",
+    "words.js",
+    "walk.js",
+    "exercise.js",
+    "first_screen.js",
+    "steps.js",
+    "lesson.js",
+)  # in order of use
+_STYLES = ("first_screen.css", "steps.css")
 
 
 @dataclass(frozen=True)
@@ -46,15 +58,36 @@ class Page:
     """
 
     title: str
-    body: str  # with ids
+    views: tuple[str, ...]  # HTML, with ids
     svg: str
     lang: str = "en"
+    titles: tuple[str, ...] = ()  # of the views, if there are several
+    tour: tuple[Stop, ...] = ()
+    opens: int = 0  # the view that is shown first
+
+    def body(self) -> str:
+        """Return the views in one element; with several, under a title and with a list of what there is."""
+        head, views = "", self.views
+        if self.titles:
+            views = tuple(
+                view if n == 1 else view.replace(' id="stage=', f' id="view={n}&amp;stage=')
+                for n, view in enumerate(views, 1)
+            )
+            links = "".join(
+                f'<li><a href="#{start[1]}">{text(title)}</a></li>'
+                for title, view in zip(self.titles, views, strict=True)
+                if (start := _START.search(view))
+            )
+            head = f'<h1 class="sa-title">{text(self.title)}</h1>\n<ol class="sa-contents">{links}</ol>\n'
+        tour = tour_data(self.tour) if self.tour else ""
+        joined = "\n".join(views)
+        return f'<div class="sa-view sa-lesson" data-alone="" data-opens="{self.opens}">\n{head}{joined}\n{tour}</div>'
 
     @property
     def fragment(self) -> str:
         """The views with style and script, without ids."""
-        plain = _CONTENTS.sub("", self.body).replace(' data-alone=""', "")
-        return f"<div>{style('steps.css')}{_ID.sub('', plain)}{script(*_SCRIPTS)}</div>"
+        plain = _CONTENTS.sub("", self.body()).replace(' data-alone=""', "")
+        return f"<div>{style(*_STYLES)}{_ID.sub('', plain)}{script(*_SCRIPTS)}</div>"
 
     @property
     def html(self) -> str:
@@ -63,8 +96,8 @@ class Page:
             f'<!DOCTYPE html>\n<html lang="{text(self.lang)}">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-            f'<title>{text(self.title)}</title>\n<link rel="icon" href="data:,">\n{style("steps.css")}\n</head>\n'
-            f'<body class="sa-page">\n{self.body}\n{script(*_SCRIPTS)}\n</body>\n</html>\n'
+            f'<title>{text(self.title)}</title>\n<link rel="icon" href="data:,">\n{style(*_STYLES)}\n</head>\n'
+            f'<body class="sa-page">\n{self.body()}\n{script(*_SCRIPTS)}\n</body>\n</html>\n'
         )
 
     def __str__(self) -> str:
@@ -213,7 +246,7 @@ def check_tokens(
 
 
 def join_pages(pages: Sequence[Page], title: str) -> Page:
-    """Put several pages into one document, one below the other.
+    """Put several pages into one document, a tab for each; without scripts one stands below the other.
 
     Links to the second are ``#view=2&stage=scores&row=0`` and so on; those to the first are as they were.
 
@@ -224,20 +257,11 @@ def join_pages(pages: Sequence[Page], title: str) -> Page:
     >>> 'id="view=2&amp;stage=scores"' in join_pages(pages, "One and two").html
     True
     """
-    bodies = [
-        page.body if n == 1 else page.body.replace(' id="stage=', f' id="view={n}&amp;stage=')
-        for n, page in enumerate(pages, 1)
-    ]
-    starts = [re.search(r' id="((?:view=\d+&amp;)?stage=[^"&]*)"', body) for body in bodies]
-    contents = "".join(
-        f'<li><a href="#{start[1]}">{text(page.title)}</a></li>'
-        for page, start in zip(pages, starts, strict=True)
-        if start
-    )
-    body, title = "\n".join(bodies), storable(title)
-    head = f'<h1 class="sa-title">{text(title)}</h1>\n<ol class="sa-contents">{contents}</ol>'
+    title = storable(title)
+    views = tuple(view for page in pages for view in page.views)
+    titles = tuple(each for page in pages for each in (page.titles or (page.title,)))
     picture = stacked([(page.title, page.svg) for page in pages], title)
-    return Page(title, f"{head}\n{body}", picture, pages[0].lang)
+    return Page(title, views, picture, pages[0].lang, titles)
 
 
 def render(
@@ -246,7 +270,7 @@ def render(
 ) -> Page:  # fmt: skip
     """Draw a graph."""
     drawing = Drawing(graph, sides, texts, exercise, precision, max_side)
-    return Page(texts["title"], drawing.html(), _picture(drawing), texts["lang"])
+    return Page(texts["title"], (drawing.html(),), _picture(drawing), texts["lang"])
 
 
 def _picture(drawing: Drawing) -> str:

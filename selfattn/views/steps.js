@@ -1,56 +1,94 @@
 /*
- * Enhances the static tables of a steps page: shows where a number comes from, steps through the page, computes
- * anew in float64 when a number is changed. Everything it needs is in the page: the numbers to the last bit and
- * what they are made of (see graph.py). It touches nothing outside its view, so several can stand in a notebook,
- * and it handles keys only while the focus is inside. assets.py puts the files that it needs before this one, all in one
- * function in strict mode, so that nothing is left behind in the page.
+ * Enhances the static tables of a view: shows where a number comes from, steps through the stages, computes anew in float64
+ * when a number is changed. Everything it needs is in the page: the numbers to the last bit and what they are made of
+ * (see graph.py). It touches nothing outside its root, so several can stand in a notebook. The first screen, in screen.js,
+ * shows the same numbers; lesson.js puts views together. assets.py puts all files into one function in strict mode, so that
+ * nothing is left behind in the document.
  */
 
 class View {
-  constructor(root) {
+  /**
+   * @param {HTMLElement} root
+   * @param {Lesson} lesson
+   */
+  constructor(root, lesson) {
     this.root = root;
-    const data = JSON.parse(root.querySelector("script.sa-data").textContent);
+    this.lesson = lesson;
+    /** @type {PageData} */
+    const data = JSON.parse(root.querySelector("script.sa-data")?.textContent ?? "");
     this.texts = data.texts;
     this.labels = data.labels;
     this.numbers = new Numbers(data);
     this.words = new Words(data, this.numbers);
     this.walk = new Walk(this);
-    this.cells = new WeakMap(); // td: {node, i, j} or {difference, i, j}
-    this.shown = new Map(this.numbers.nodes.map((node) => [node, new Map()])); // node: index of a number: its cells
-    this.tables = new Map(); // node: the first table that shows it
+    /** @type {WeakMap<EventTarget, Cell>} */
+    this.cells = new WeakMap();
+    /** @type {Map<NodeOfPage, Map<number, HTMLTableCellElement[]>>} index of a number: its cells */
+    this.shown = new Map(this.numbers.nodes.map((node) => [node, new Map()]));
+    /** @type {Map<NodeOfPage, HTMLTableElement>} the first table that shows it */
+    this.tables = new Map();
+    /** @type {Difference[]} */
     this.differences = [];
+    /** @type {[Element, string][]} */
     this.lit = [];
-    this.pinned = this.hovered = null;
-    for (const table of root.querySelectorAll("table.sa-m")) this.connect(table);
-    this.stages = [...root.querySelectorAll(".sa-stage")];
+    /** @type {HTMLTableCellElement | null} */
+    this.pinned = null;
+    /** @type {HTMLTableCellElement | null} */
+    this.hovered = null;
+    /** @type {[number, number]} */
+    this.pointer = [-1, -1];
+    const tables = /** @type {NodeListOf<HTMLTableElement>} */ (root.querySelectorAll("table.sa-m"));
+    for (const table of tables) this.connect(table);
+    this.stages = [.../** @type {NodeListOf<HTMLElement>} */ (root.querySelectorAll(".sa-stage"))];
+    /** @type {Map<HTMLElement, HTMLElement>} where a stage spells numbers */
+    this.lines = new Map();
+    this.details = element("div", { className: "sa-details" });
+    this.stages[0]?.before(this.details);
+    this.details.append(...this.stages, ...root.querySelectorAll(".sa-answers"));
     this.addControls();
     this.addScales();
+    root.querySelector(".sa-still")?.remove();
+    this.screen = data.heads.length ? new FirstScreen(this, data.heads) : null;
+    if (this.screen) this.details.before(this.screen.dock, this.screen.node);
     this.exercise = new Exercise(this);
     this.listen();
-    root.dataset.live = "";
     this.walk.follow("");
-    if (this.alone) this.walk.goToHash();
+    this.screen?.draw();
   }
 
   get alone() {
-    return "alone" in this.root.dataset;
+    return this.root.closest("[data-alone]") !== null;
   }
 
-  /** The cells that show a number. */
+  /** @param {Element} td */
+  cellOf(td) {
+    return /** @type {Cell} */ (this.cells.get(td));
+  }
+
+  /**
+   * The cells that show a number.
+   * @param {NodeOfPage} node
+   * @param {number} i
+   * @param {number} j
+   */
   shownAs(node, i, j) {
-    return this.shown.get(node).get(i * node.shape[1] + j) ?? [];
+    return this.shown.get(node)?.get(i * node.shape[1] + j) ?? [];
   }
 
-  /** Find out which number each cell of a table shows. */
+  /**
+   * Find out which number each cell of a table shows.
+   * @param {HTMLTableElement} table
+   */
   connect(table) {
     const { byId } = this.numbers;
-    const { node: id, a, b } = table.dataset;
+    const { node: id = "", a, b } = table.dataset;
     const node = byId.get(id);
-    const difference = a && { a: byId.get(a), b: byId.get(b), cells: [],
-      size: Number(table.dataset.size), digits: Number(table.dataset.decimals) };
+    /** @type {Difference | undefined} */
+    const difference = a && b ? { a: this.numbers.node(a), b: this.numbers.node(b), cells: [],
+      size: Number(table.dataset.size), digits: Number(table.dataset.decimals) } : undefined;
     if (difference) this.differences.push(difference);
-    else if (!this.tables.has(node)) this.tables.set(node, table);
-    const indices = (text, n) => (text === undefined ? range(n) : text === "" ? [] : text.split(",").map(Number));
+    else if (node && !this.tables.has(node)) this.tables.set(node, table);
+    const indices = (/** @type {string | undefined} */ text, /** @type {number} */ n) => (text === undefined ? range(n) : text === "" ? [] : text.split(",").map(Number));
     const lines = linesOf(table);
     const rows = indices(table.dataset.rows, lines.length);
     lines.forEach((line, n) => {
@@ -59,43 +97,45 @@ class View {
       tds.forEach((td, m) => {
         const [i, j] = "t" in table.dataset ? [columns[m], rows[n]] : [rows[n], columns[m]];
         this.cells.set(td, { node, difference, i, j });
-        if (difference) {
-          difference.cells.push([td, i, j]);
-        } else {
-          const cells = this.shown.get(node), index = i * node.shape[1] + j;
-          if (!cells.has(index)) cells.set(index, []);
-          cells.get(index).push(td);
-        }
+        if (difference) return difference.cells.push([td, i, j]);
+        const cells = node && this.shown.get(node), index = i * (node?.shape[1] ?? 0) + j;
+        if (!cells?.has(index)) cells?.set(index, []);
+        return cells?.get(index)?.push(td);
       });
     });
-    table.role = "grid"; // one stop for Tab, arrow keys inside
+    table.setAttribute("role", "grid"); // one stop for Tab, arrow keys inside
     table.ariaReadOnly = String(!node?.editable);
-    const first = table.querySelector("tbody td:not(.sa-gap)");
+    const first = /** @type {HTMLElement | null} */ (table.querySelector("tbody td:not(.sa-gap)"));
     if (first) first.tabIndex = 0;
   }
 
   /* --------------------------------------------------------------------------------------- lighting up */
 
+  /** @param {HTMLTableCellElement | null} td */
   light(td) {
     for (const [cell, name] of this.lit) {
       cell.classList.remove(name);
-      delete cell.dataset.lit;
+      delete (/** @type {HTMLElement} */ (cell).dataset.lit);
     }
     this.lit = [];
-    for (const stage of this.stages) stage.say?.replaceChildren();
+    for (const line of this.lines.values()) line.replaceChildren();
     const cell = td && this.cells.get(td);
-    if (!cell) return;
+    if (!td || !cell) return;
     const sources = this.numbers.sources(cell);
     for (const [colour, node, i, j] of sources) {
       for (const other of this.shownAs(node, i, j)) this.add(other, `sa-${colour}`);
     }
     for (const [node, index] of this.numbers.ancestors(sources)) {
-      for (const other of this.shown.get(node).get(index) ?? []) if (!other.dataset.lit) this.add(other, "sa-far");
+      for (const other of this.shown.get(node)?.get(index) ?? []) if (!other.dataset.lit) this.add(other, "sa-far");
     }
     this.add(td, "sa-here");
-    td.closest(".sa-stage").say.replaceChildren(...this.words.sentence(cell));
+    this.lineOf(stageOf(td)).replaceChildren(...this.words.sentence(cell));
   }
 
+  /**
+   * @param {HTMLElement} td
+   * @param {string} name
+   */
   add(td, name) {
     if (td.classList.contains(name)) return;
     td.classList.add(name);
@@ -103,93 +143,129 @@ class View {
     this.lit.push([td, name]);
   }
 
+  /**
+   * The line below a stage in which numbers are spelled.
+   * @param {HTMLElement} stage
+   */
+  lineOf(stage) {
+    return /** @type {HTMLElement} */ (this.lines.get(stage));
+  }
+
+  /**
+   * @param {HTMLElement | undefined} stage
+   * @param {Child} message
+   */
   tell(stage, message) {
     this.light(null);
-    stage?.say?.replaceChildren(message);
+    if (stage) this.lineOf(stage).replaceChildren(message);
   }
 
   /* ------------------------------------------------------------------------------------------- controls */
 
   addControls() {
     const { texts, labels, walk } = this;
-    const button = (name, act) => element("button", { type: "button", data: { do: name }, onclick: act }, texts[name]);
+    const button = (/** @type {string} */ name, /** @type {() => void} */ act) => element("button", { type: "button", data: { do: name }, onclick: act }, texts[name]);
     const others = labels.t1 ?? labels.t0;
     const tokens = labels.t0.map((token, i) => (others[i] === token || i >= others.length ? token : `${token} / ${others[i]}`));
-    this.chooser = element(
-      "select", { onchange: () => walk.follow(this.chooser.value) },
+    const chooser = element(
+      "select", { onchange: () => walk.follow(chooser.value) },
       element("option", { value: "" }, texts.everything),
       ...tokens.map((token, i) => element("option", { value: String(i) }, token)),
     );
-    this.places = element(
-      "select", { onchange: () => walk.goTo(this.stages[Number(this.places.value)]) },
-      ...this.stages.map((stage, n) => element("option", { value: String(n) }, stage.querySelector("h3").textContent)),
+    const places = element(
+      "select", { onchange: () => walk.goTo(this.stages[Number(places.value)]) },
+      ...this.stages.map((stage, n) => element("option", { value: String(n) }, stage.querySelector("h3")?.textContent ?? "")),
     );
+    this.places = places;
     this.counter = element("span", { className: "sa-count" });
     this.playButton = button("play", () => walk.toggle());
-    this.resetButton = button("reset", () => this.reset());
-    this.resetButton.disabled = true;
-    const projector = button("projector", () => {
-      projector.ariaPressed = String(this.root.toggleAttribute("data-projector"));
-    });
-    projector.ariaPressed = "false";
+    this.openButton = button("open all", () => this.openAll(this.stages.some((stage) => "closed" in stage.dataset)));
     this.bar = element(
       "div", { className: "sa-bar", role: "group", ariaLabel: texts.title },
-      button("previous", () => walk.step(-1)), this.playButton, button("next", () => walk.step(1)), this.counter,
-      element("label", {}, texts["go to"], " ", this.places),
-      element("label", {}, texts.follow, " ", this.chooser), this.resetButton,
-      button("theme", () => this.changeTheme()), projector,
+      this.openButton, button("previous", () => walk.step(-1)), this.playButton, button("next", () => walk.step(1)), this.counter,
+      element("label", {}, texts["go to"], " ", places), element("label", {}, texts.follow, " ", chooser),
     );
     this.stages[0]?.before(this.bar, element("p", { className: "sa-hint" }, texts.hint));
-    for (const stage of this.stages) {
-      if (stage.id) {
-        const heading = stage.querySelector("h3");
-        heading.replaceChildren(element("a", { href: `#${stage.id}` }, ...heading.childNodes));
-      }
-      stage.say = element("p", { className: "sa-say", ariaLive: "polite" });
-      stage.append(stage.say);
-    }
+    for (const stage of this.stages) this.addControlsTo(stage);
   }
 
-  changeTheme() {
-    const dark = getComputedStyle(this.root).getPropertyValue("--dark").trim() === "1";
-    const views = this.alone ? document.querySelectorAll(".sa-steps") : [this.root];
-    for (const root of views) root.dataset.theme = dark ? "light" : "dark";
+  /** @param {HTMLElement} stage */
+  addControlsTo(stage) {
+    const heading = stage.querySelector("h3");
+    const fold = element("button", { type: "button", className: "sa-fold", onclick: () => this.open(stage, "closed" in stage.dataset) }, ...(heading?.childNodes ?? []));
+    heading?.replaceChildren(fold);
+    if (stage.id) heading?.append(" ", element("a", { href: `#${stage.id}`, ariaLabel: `# ${fold.textContent}` }, "#"));
+    const line = element("p", { className: "sa-say", ariaLive: "polite" });
+    this.lines.set(stage, line);
+    stage.append(line);
+    this.open(stage, false);
+  }
+
+  /**
+   * Open or close the details of a stage.
+   * @param {HTMLElement} stage
+   * @param {boolean} open
+   */
+  open(stage, open) {
+    stage.toggleAttribute("data-closed", !open);
+    const fold = /** @type {HTMLElement | null} */ (stage.querySelector(".sa-fold"));
+    if (fold) fold.ariaExpanded = String(open);
+    this.openButton?.replaceChildren(this.texts[this.stages.some((each) => "closed" in each.dataset) ? "open all" : "close all"]);
+  }
+
+  /** @param {boolean} open */
+  openAll(open) {
+    for (const stage of this.stages) this.open(stage, open);
+  }
+
+  /**
+   * Open a stage, and go there.
+   * @param {string} name
+   */
+  openStage(name) {
+    const stage = this.stages.find((each) => each.dataset.stage === name);
+    if (!stage) return;
+    this.open(stage, true);
+    const smooth = !matchMedia("(prefers-reduced-motion: reduce)").matches;
+    stage.scrollIntoView({ block: "start", behavior: smooth ? "smooth" : "auto" });
+    stage.querySelector("button")?.focus({ preventScroll: true });
   }
 
   /** A slider for every scale, in the stage that uses it. */
   addScales() {
+    /** @type {Map<NodeOfPage, HTMLInputElement>} */
     this.sliders = new Map();
     for (const node of this.numbers.nodes) {
-      if (node.name !== "scale") continue;
+      const stage = node.name === "scale" && this.tables.get(node)?.closest(".sa-stage");
+      if (!stage) continue;
       const value = node.kernel.at(0, 0);
       const top = Math.max(1, 2 * Math.abs(value));
-      const slider = element("input", { type: "range", min: value < 0 ? -top : 0, max: top, step: top / 200 });
-      slider.value = value;
+      const slider = element("input", { type: "range", min: String(value < 0 ? -top : 0), max: String(top), step: String(top / 200) });
+      slider.value = String(value);
       slider.addEventListener("input", () => this.change(node, 0, 0, Number(slider.value)));
       this.sliders.set(node, slider);
-      const stage = this.tables.get(node).closest(".sa-stage");
-      stage.say.before(element("label", { className: "sa-scale" }, this.texts.scale, " ", slider));
+      this.lineOf(/** @type {HTMLElement} */ (stage)).before(element("label", { className: "sa-scale" }, this.texts.scale, " ", slider));
     }
   }
 
   /* ---------------------------------------------------------------------------------- changing numbers */
 
+  /** @param {HTMLTableCellElement} td */
   edit(td) {
-    const cell = this.cells.get(td);
-    if (!cell?.node?.editable || td.querySelector("input")) return;
+    const { node, i, j } = this.cells.get(td) ?? { i: 0, j: 0 };
+    if (!node?.editable || td.querySelector("input")) return;
     this.walk.stop();
-    const { node, i, j } = cell;
     if (node.name === "mask") return this.change(node, i, j, node.now.at(i, j) === 0 ? 1 : 0, td);
-    const field = element("input", { value: String(node.now.at(i, j)), ariaLabel: this.words.plainName(cell) });
-    const close = (keep, back) => {
+    const field = element("input", { value: String(node.now.at(i, j)), ariaLabel: this.words.plainName({ node, i, j }) });
+    const close = (/** @type {boolean} */ keep, /** @type {boolean} */ back) => {
       if (!field.isConnected) return;
       const value = read(field.value);
       field.onblur = null;
       td.replaceChildren(this.numbers.text(node, i, j));
       if (back) this.focus(td);
-      if (keep && value === null) {
-        this.tell(td.closest(".sa-stage"), this.words.fill("not a number", { text: JSON.stringify(field.value) }));
-      } else if (keep) this.change(node, i, j, value, td);
+      if (!keep) return;
+      if (value === null) this.tell(stageOf(td), this.words.fill("not a number", { text: JSON.stringify(field.value) }));
+      else this.change(node, i, j, value, td);
     };
     field.onblur = () => close(true, false);
     field.onkeydown = (event) => {
@@ -203,15 +279,35 @@ class View {
     field.select();
   }
 
+  /**
+   * @param {NodeOfPage} node
+   * @param {number} i
+   * @param {number} j
+   * @param {number} value
+   * @param {Element} [td] whose stage says what moved
+   */
   change(node, i, j, value, td = this.tables.get(node)) {
     node.edits.set(i * node.shape[1] + j, value);
     this.compute();
-    this.tell(td.closest(".sa-stage"), this.words.whatMoved());
+    this.tell(td && stageOf(td), this.words.whatMoved());
+  }
+
+  /**
+   * All numbers as they were given, but for these changes.
+   * @param {[string, number, number, number][]} changes node, row, column, value
+   */
+  set(changes) {
+    if (!changes.length && !this.numbers.edited) return;
+    for (const node of this.numbers.nodes) node.edits.clear();
+    for (const [id, i, j, value] of changes) {
+      const node = this.numbers.node(id);
+      node.edits.set(i * node.shape[1] + j, value);
+    }
+    this.compute();
   }
 
   reset() {
-    for (const node of this.numbers.nodes) node.edits.clear();
-    this.compute();
+    this.set([]);
     this.tell(this.stages.find((s) => s.classList.contains("sa-now")) ?? this.stages[0], this.texts["is reset"]);
   }
 
@@ -219,22 +315,26 @@ class View {
     this.numbers.compute();
     for (const node of this.numbers.nodes) this.draw(node);
     this.drawDifferences();
-    for (const [node, slider] of this.sliders) slider.value = node.now.at(0, 0);
-    this.resetButton.disabled = !this.numbers.edited;
+    this.drawLegends();
+    for (const [node, slider] of this.sliders ?? []) slider.value = String(node.now.at(0, 0));
+    this.screen?.draw();
   }
 
+  /** @param {NodeOfPage} node */
   draw(node) {
-    for (const [index, tds] of this.shown.get(node)) {
+    for (const [index, tds] of this.shown.get(node) ?? []) {
       const i = Math.floor(index / node.shape[1]), j = index % node.shape[1];
       const moved = this.numbers.moved(node, i, j);
-      for (const td of tds) this.paint(td, node.now.data[index], this.numbers.hidden(node, i, j), node.size, node.digits, moved);
+      for (const td of tds) this.paint(td, node.now.data[index], this.numbers.hidden(node, i, j), node.range, node.digits, moved);
     }
   }
 
   drawDifferences() {
     const { numbers } = this;
     for (const difference of this.differences) {
-      const { a, b, cells, size, digits } = difference;
+      const { a, b, cells, digits } = difference;
+      const values = cells.map(([, i, j]) => numbers.minus(difference, i, j)).filter(Number.isFinite);
+      const size = numbers.edited ? Math.max(0, ...values.map(Math.abs)) : difference.size;
       for (const [td, i, j] of cells) {
         const moved = numbers.moved(a, i, j) || numbers.moved(b, i, j);
         const hidden = numbers.hidden(a, i, j) || numbers.hidden(b, i, j);
@@ -243,6 +343,28 @@ class View {
     }
   }
 
+  /** The ranges of colours, as draw.py writes them. */
+  drawLegends() {
+    const { numbers, words } = this;
+    for (const legend of /** @type {NodeListOf<HTMLElement>} */ (this.root.querySelectorAll(".sa-legend [data-nodes]"))) {
+      const nodes = (legend.dataset.nodes ?? "").split(" ").map((id) => numbers.node(id)), size = nodes[0].range;
+      const negative = nodes.some(({ now }) => now.data.some((x) => x < 0 && Number.isFinite(x)));
+      const ends = negative ? [-size, -size / 2, 0, size / 2, size] : [0, size / 2, size];
+      const whole = nodes.every(({ digits }) => digits === 0) && size % 2 === 0;
+      const decimals = whole ? 0 : Math.min(numbers.precision, 2);
+      const swatches = ends.map((x) => element("span", { className: `sa-swatch ${shade(x, size)}` }, words.write(x, decimals)));
+      legend.replaceChildren(words.fill("legend", { name: legend.dataset.name ?? "" }), ...swatches.flatMap((swatch) => [" ", swatch]));
+    }
+  }
+
+  /**
+   * @param {HTMLTableCellElement} td
+   * @param {number} value
+   * @param {boolean} hidden
+   * @param {number} size
+   * @param {number} digits
+   * @param {boolean} moved
+   */
   paint(td, value, hidden, size, digits, moved) {
     if (hidden) {
       if (!td.querySelector("input")) td.textContent = "____";
@@ -252,23 +374,22 @@ class View {
     if (td.textContent !== text) td.textContent = text;
     td.classList.toggle("sa-moved", moved);
     const level = shade(value, size);
-    if (td.sa !== level) {
-      td.classList.remove(...[...td.classList].filter((name) => /^([pn]\d|x)$/.test(name)));
-      if (level) td.classList.add(level);
-      td.sa = level;
-    }
+    if (td.dataset.level === level) return;
+    td.classList.remove(...[...td.classList].filter((name) => /^([pn]\d|x)$/.test(name)));
+    if (level) td.classList.add(level);
+    td.dataset.level = level;
   }
 
   /* ---------------------------------------------------------------------------------- mouse and keyboard */
 
   listen() {
-    const cellOf = (event) => {
-      const td = event.target.closest?.("td");
+    const cellOf = (/** @type {Event} */ event) => {
+      const td = /** @type {Element} */ (event.target).closest?.("td");
       return td && this.cells.has(td) ? td : null;
     };
     this.root.addEventListener("pointerover", (event) => {
       const td = cellOf(event);
-      const still = event.screenX === this.pointer?.[0] && event.screenY === this.pointer[1];
+      const still = event.screenX === this.pointer[0] && event.screenY === this.pointer[1];
       this.pointer = [event.screenX, event.screenY];
       if (td === this.hovered || still) return; // the page moved under the pointer: not what was pointed at
       this.hovered = td;
@@ -286,62 +407,55 @@ class View {
       const td = cellOf(event);
       if (!td || event.target !== td) return;
       this.focus(td);
-      if (this.cells.get(td).node?.name === "mask") this.edit(td);
+      if (this.cells.get(td)?.node?.name === "mask") this.edit(td);
     });
     this.root.addEventListener("dblclick", (event) => {
       const td = cellOf(event);
-      if (td && this.cells.get(td).node?.name !== "mask") this.edit(td);
+      if (td && this.cells.get(td)?.node?.name !== "mask") this.edit(td);
     });
-    this.root.addEventListener("keydown", (event) => this.key(event));
-    if (this.alone) window.addEventListener("hashchange", () => this.walk.goToHash());
+    this.root.addEventListener("keydown", (event) => {
+      if (!isForeign(event) && this.act(event.target, event.key)) event.preventDefault();
+    });
   }
 
+  /** @param {HTMLTableCellElement} td */
   pin(td) {
     this.pinned = td;
     this.walk.arrive(td);
     this.light(td);
   }
 
+  /** @param {HTMLTableCellElement} td */
   focus(td) {
     const table = td.closest("table");
-    for (const other of table.querySelectorAll("td[tabindex='0']")) other.tabIndex = -1;
+    for (const other of /** @type {NodeListOf<HTMLElement>} */ (table?.querySelectorAll("td[tabindex='0']"))) other.tabIndex = -1;
     td.tabIndex = 0;
     td.focus({ preventScroll: false });
   }
 
-  key(event) {
-    const { target, key } = event;
-    const combined = event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && key === "Enter");
-    if (combined || key === "Tab") return; // saving, running a cell and the like stay with the page around
-    event.stopPropagation(); // a plain letter does not: "d" "d" deletes a cell of a notebook
-    const typed = target.tagName === "INPUT" || target.tagName === "SELECT";
-    if (!typed && this.act(target, key)) event.preventDefault();
-  }
-
+  /**
+   * @param {EventTarget | null} target
+   * @param {string} key
+   * @returns {boolean} whether the key was for a number
+   */
   act(target, key) {
-    const letters = { n: () => this.walk.step(1), b: () => this.walk.step(-1), p: () => this.walk.toggle() };
-    if (letters[key]) {
-      letters[key]();
-      return true;
-    }
-    const cell = target.tagName === "TD" && this.cells.get(target);
+    const cell = target instanceof HTMLTableCellElement && this.cells.get(target);
     if (!cell) return false;
     if ((key === "Enter" || key === " " || key === "F2") && cell.node?.editable) {
       this.edit(target);
       return true;
     }
-    const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Home: [0, -1e9], End: [0, 1e9] };
-    if (!moves[key]) return false;
-    const lines = linesOf(target.closest("table"));
-    const column = (line) => [...line.cells].filter((td) => this.cells.has(td));
-    const clamp = (x, n) => Math.min(Math.max(x, 0), n - 1);
-    const line = lines[clamp(lines.indexOf(target.parentElement) + moves[key][0], lines.length)];
-    const tds = column(line);
-    this.focus(tds[clamp(column(target.parentElement).indexOf(target) + moves[key][1], tds.length)]);
+    const lines = linesOf(/** @type {HTMLTableElement} */ (target.closest("table")));
+    const rows = lines.map((line) => [...line.cells].filter((td) => this.cells.has(td)));
+    const i = rows.findIndex((tds) => tds.includes(target));
+    const to = destination(key, i, rows[i].indexOf(target), rows.length, rows[i].length);
+    if (!to) return false;
+    this.focus(rows[to[0]][to[1]]);
     return true;
   }
 }
 
-for (const root of document.querySelectorAll(".sa-steps:not([data-live])")) {
-  if (root.querySelector("script.sa-data")) new View(root);
+/** @param {Element} inside */
+function stageOf(inside) {
+  return /** @type {HTMLElement} */ (inside.closest(".sa-stage"));
 }

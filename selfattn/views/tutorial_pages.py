@@ -1,104 +1,180 @@
-"""The pages of the five tutorials: their inputs, from the data of `selfattn.steps.tutorials`, step by step."""
+"""The pages of the five tutorials: their inputs, from the data of `selfattn.steps.tutorials`, step by step, with a tour."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from selfattn.steps import tutorials
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import LayerSteps, layer_steps
-from selfattn.views.graph import linear
+from selfattn.views import tours
+from selfattn.views.graph import Steps, linear
 from selfattn.views.page import Page, join_pages, render, steps_page
-from selfattn.views.texts import merged
+from selfattn.views.texts import CAPTIONS, merged
+from selfattn.views.tour import Stop
 from selfattn.views.writing import Array
 
 __all__ = ["TUTORIAL_PAGES", "tutorial_page"]
 
+Texts: TypeAlias = list[list[str]]  # the words of one sentence, or of two
 
-def _first_principles() -> Page:
-    data = tutorials.load("first_principles")
-    sentences = {
-        name: (tokens, np.array([data["vocab"][t] for t in tokens]))
-        for name, tokens in data["tokens"].items()
+
+def _page(
+    steps: Callable[[list[str]], Steps], texts: Texts, exercise: bool, precision: int = 4, **captions: str
+) -> Page:
+    """Show one sentence, or two beside each other."""
+    compare = (steps(texts[1]), texts[1]) if len(texts) > 1 else None
+    named = {
+        name if name in CAPTIONS else name.replace("_", " "): sentence for name, sentence in captions.items()
     }
-    (river, x), (finance, y) = sentences["river"], sentences["finance"]
-
-    def pair(title: str, steps: Callable[[Array], AttentionSteps]) -> Page:
-        return steps_page(
-            steps(x), river, compare=(steps(y), finance), captions={"title": title}, precision=3
-        )
-
-    def projected(weights: list[Array]) -> Callable[[Array], LayerSteps]:
-        return lambda x: layer_steps(x, *weights)
-
-    weight = np.array(data["linear_layer"]["W"])
-    texts = merged({"title": "A linear layer: no word sees another"})
-    alone = linear(y, weight, finance, linear(x, weight, river))
-    given = data["projected_attention"]
-    return join_pages(
-        [
-            render(alone, [" ".join(river), " ".join(finance)], texts, precision=3),
-            pair("Attention on the embeddings themselves", lambda x: attention_steps(x, x, x, scale=1.0)),
-            pair("Attention with projections", projected([np.array(given[f"W_{n}"]) for n in ("query", "key", "value")])),
-            pair("The class SelfAttention", projected(list(tutorials.class_weights().astype(np.float64)))),
-        ],
-        f"{data['tutorial']}: bank, by a river and in finance",
-    )  # fmt: skip
-
-
-def _sentence_embeddings() -> Page:
-    rng = np.random.RandomState(2)
-    x = rng.standard_normal((3, 4))
-    weights, biases = [], []
-    for _ in range(3):
-        weights.append(rng.uniform(-0.5, 0.5, (4, 4)))
-        biases.append(rng.uniform(-0.5, 0.5, 4))
-    names = dict(zip(("b_query", "b_key", "b_value"), biases, strict=True))
-    blocks = {
-        title: layer_steps(x, *weights, **names, num_heads=heads, residual=True, norm=(None, None, 1e-5))
-        for title, heads in (("A block with one head", 1), ("The same block with two heads", 2))
-    }
-    tokens = ["tom", "chase", "jerry"]
-    pages = [steps_page(steps, tokens, captions={"title": title}) for title, steps in blocks.items()]
-    return join_pages(pages, "LLMs: Self Attention")
-
-
-def _basics_notebook() -> Page:
-    data = tutorials.load("basics_notebook")
-    x, *weights = (np.array(data[name]) for name in ("embedded_tokens", "WQ", "WK", "WV"))
-    return steps_page(layer_steps(x, *weights), data["tokens"], captions={"title": data["tutorial"]})
-
-
-def _illustrated() -> Page:
-    data = tutorials.load("illustrated")
-    x, *weights = (np.array(data[name]) for name in ("x", "w_query", "w_key", "w_value"))
-    steps = layer_steps(x, *weights, scale=1.0).with_weights(data["printed"]["attn_scores_softmax_rounded"])
     return steps_page(
-        steps,
-        ["input 1", "input 2", "input 3"],
-        captions={
-            "title": data["tutorial"],
-            "replaced_weights": "The author goes on with these weights, rounded by hand, instead of the softmax.",
-        },
-        precision=6,
+        steps(texts[0]), texts[0], compare=compare, captions=named, exercise=exercise, precision=precision
     )
 
 
-def _attention_module() -> Page:
-    rng = np.random.RandomState(5)
-    query, key, value = (rng.standard_normal((1, 2, 4, 3)) for _ in range(3))
-    masks = {"Without a mask": None, "The last word masked": np.array([True, True, True, False])}
-    tokens = ["Hello", "I", "love", "you"]
+def _finish(pages: Sequence[Page], title: str, opens: int, tour: Sequence[Stop]) -> Page:
+    page = join_pages(pages, title) if len(pages) > 1 else pages[0]
+    return replace(page, opens=opens, tour=tuple(tour))
+
+
+def _rows(words: Sequence[str], table: Mapping[str, Any]) -> Array:
+    """Look words up; say which there are if there is one that is not."""
+    unknown = [word for word in words if word not in table]
+    if unknown:
+        raise ValueError(f"this tutorial has no word {unknown[0]!r}; it has {', '.join(table)}")
+    return np.array([table[word] for word in words])
+
+
+def _first_principles(texts: Texts | None, exercise: bool) -> Page:
+    data = tutorials.load("first_principles")
+    vocab, given = data["vocab"], data["projected_attention"]
+    names = {"first": "By the river", "second": "In finance"} if texts is None else {}
+    shown = list(data["tokens"].values()) if texts is None else texts
+    weight = np.array(data["linear_layer"]["W"])
+    projections = [np.array(given[f"W_{n}"]) for n in ("query", "key", "value")]
+    drawn = list(tutorials.class_weights().astype(np.float64))
+
+    def raw(words: list[str]) -> AttentionSteps:
+        x = _rows(words, vocab)
+        return attention_steps(x, x, x, scale=1.0)
+
+    def layer(weights: list[Array]) -> Callable[[list[str]], LayerSteps]:
+        return lambda words: layer_steps(_rows(words, vocab), *weights)
+
+    alone = linear(_rows(shown[0], vocab), weight, shown[0])
+    if len(shown) > 1:
+        alone = linear(_rows(shown[1], vocab), weight, shown[1], alone)
+    captions = merged(
+        {"title": "A linear layer: no word sees another", "tab": "Linear",
+         "look": "*Look for this:* every ribbon runs straight across. A linear layer sees one word at a time, so a word comes out the same in any sentence.", **names}
+    )  # fmt: skip
+    both = "*Look for this:* the same *bank* goes in twice and comes out different: it takes from its neighbours. Thickness = how much."
+    look = {} if texts is not None else {"look": both}
     pages = [
-        steps_page(attention_steps(query, key, value, mask), tokens, captions={"title": title})
-        for title, mask in masks.items()
-    ]
-    return join_pages(pages, "Self-Attention: ScaledDotProductAttention module")
+        render(alone, [" ".join(words) for words in shown], captions, exercise, precision=3),
+        _page(raw, shown, exercise, 3, title="Attention on the embeddings themselves", tab="Words as they are", **names, **look),
+        _page(layer(projections), shown, exercise, 3, title="Attention with projections", tab="Ask, offer, hand over", **names, **look),
+        _page(layer(drawn), shown, exercise, 3, title="The class SelfAttention", tab="Random", **names,
+              look="*Look for this:* all ribbons are nearly alike. The matrices are random, from the tutorial's seed: nobody has taught them where to look."),
+    ]  # fmt: skip
+    tour = (
+        tours.first_principles(raw, layer(projections), layer(drawn), weight, shown) if texts is None else ()
+    )
+    return _finish(pages, f"{data['tutorial']}: bank, by a river and in finance", 2, tour)
 
 
-TUTORIAL_PAGES: dict[str, Callable[[], Page]] = {
+def _sentence_embeddings(texts: Texts | None, exercise: bool) -> Page:
+    data = tutorials.load("sentence_embeddings")
+    shown = [sentence.split() for sentence in data["sentences"]] if texts is None else texts
+    for words in shown:
+        _rows(words, dict.fromkeys(data["words"]))
+    models = {name: tutorials.embedding_model(name) for name in data["models"]}
+    steps = {
+        name: (lambda words, model=model: model.steps(" ".join(words))) for name, model in models.items()
+    }
+    made = "Made for this page: 4 numbers for each of 23 words, trained on 68 short sentences; chosen among forty such models."
+    names = {"first": "A stream", "second": "Money", "word": "bank"} if texts is None else {}
+    pages = [
+        _page(steps["untrained"], shown, exercise, title="Before training", tab="Before training", made_up="Random numbers, as training finds them.",
+              look="*Look for this:* before training every word takes a bit from everybody, in both sentences.", **names),
+        _page(steps["trained"], shown, exercise, title="A trained block", tab="Trained", made_up=made,
+              look="*Look for this:* after training *bank* takes most from the word that tells which bank is meant. Nobody named that word.", **names),
+        _page(steps["two_heads"], shown, exercise, title="A trained block with two heads", tab="Trained, two heads", made_up=made,
+              look="*Look for this:* two heads share the work. Head 0 has learned to find money, head 1 to find water.", **names),
+    ]  # fmt: skip
+    tour = tours.sentence_embeddings(steps, shown) if texts is None else ()
+    return _finish(pages, data["tutorial"], 1, tour)
+
+
+def _basics_notebook(texts: Texts | None, exercise: bool) -> Page:
+    data = tutorials.load("basics_notebook")
+    table = dict(zip(data["tokens"], data["embedded_tokens"], strict=True))
+    weights = [np.array(data[name]) for name in ("WQ", "WK", "WV")]
+    shown = [data["tokens"]] if texts is None else texts
+
+    def steps(words: list[str], num_heads: int = 1) -> LayerSteps:
+        return layer_steps(_rows(words, table), *weights, num_heads=num_heads)
+
+    pages = [
+        _page(steps, shown, exercise, title=data["tutorial"], word="sky", tab="One head",
+              look="*Look for this:* *is* and *blue* have the same numbers, so they take the same shares. Thickness = how much."),
+        _page(lambda words: steps(words, 2), shown, exercise, title="The same, with two heads", word="sky", tab="Two heads",
+              look="*Look for this:* each head sees one column, and they disagree about *sky*: switch between head 0 and head 1."),
+    ]  # fmt: skip
+    tour = tours.basics_notebook(steps, shown[0]) if texts is None else ()
+    return _finish(pages, data["tutorial"], 0, tour)
+
+
+def _illustrated(texts: Texts | None, exercise: bool) -> Page:
+    data = tutorials.load("illustrated")
+    x, *weights = (np.array(data[name]) for name in ("x", "w_query", "w_key", "w_value"))
+    shown = [["input 1", "input 2", "input 3"]] if texts is None else texts
+    for words in shown:
+        if len(words) != len(x):
+            raise ValueError(
+                f"this tutorial has {len(x)} inputs, so a text of {len(x)} words; not {len(words)}"
+            )
+
+    def steps(**options: Any) -> LayerSteps:
+        return layer_steps(x, *weights, **{"scale": 1.0} | options)
+
+    rounded = steps().with_weights(data["printed"]["attn_scores_softmax_rounded"])
+    page = _page(
+        lambda _: rounded, shown, exercise, 6, title=data["tutorial"], tab="Whole numbers",
+        look="*Look for this:* everybody takes most from *input 2*, whose key is the longest. The tutorial rounds the shares by hand: switch to the real softmax.",
+        replaced_weights="The author goes on with these weights, rounded by hand, instead of the softmax. use_given, 1 or 0, switches between the two.",
+        as_given="rounded as printed", word=shown[0][0],
+    )  # fmt: skip
+    tour = tours.illustrated(steps, rounded) if texts is None else ()
+    return _finish([page], data["tutorial"], 0, tour)
+
+
+def _attention_module(texts: Texts | None, exercise: bool) -> Page:
+    tokens = tutorials.load("attention_module")["tokens"]
+    arrays = [array[0] for array in tutorials.module_inputs()]
+    shown = [tokens] if texts is None else texts
+
+    def steps(words: list[str], masked: bool = False) -> AttentionSteps:
+        places = _rows(words, {word: n for n, word in enumerate(tokens)}).astype(int)
+        mask = np.arange(len(words)) < len(words) - 1 if masked else None
+        return attention_steps(*(array[:, places] for array in arrays), mask)
+
+    made = "Made by hand, since the tutorial gives no numbers: columns mean person, feeling, greeting."
+    love = "*Look for this:* *love* takes from *I* and *you*, hardly from *Hello*, as the tutorial says. Thickness = how much."
+    pages = [
+        _page(steps, shown, exercise, title="Without a mask", word="love", tab="Without a mask", made_up=made, **({"look": love} if texts is None else {})),
+        _page(lambda words: steps(words, True), shown, exercise, title="The last word masked", word="love", tab="The last word masked", made_up=made,
+              look="*Look for this:* nobody takes from the last word, and the other shares have grown: a row still adds up to 1."),
+    ]  # fmt: skip
+    tour = tours.attention_module(steps, tokens) if texts is None else ()
+    return _finish(pages, "Self-Attention: ScaledDotProductAttention module", 0, tour)
+
+
+TUTORIAL_PAGES: dict[str, Callable[[Texts | None, bool], Page]] = {
     "first_principles": _first_principles,
     "sentence_embeddings": _sentence_embeddings,
     "basics_notebook": _basics_notebook,
@@ -107,12 +183,21 @@ TUTORIAL_PAGES: dict[str, Callable[[], Page]] = {
 }
 
 
-def tutorial_page(name: str) -> Page:
+def tutorial_page(
+    name: str, *, exercise: bool = False, text: str | None = None, compare: str | None = None
+) -> Page:
     """Show a tutorial step by step, from its own inputs.
 
     Parameters
     ----------
     name : {"first_principles", "sentence_embeddings", "basics_notebook", "illustrated", "attention_module"}
+    exercise : bool, default False
+        Leave one number of each row blank, as :func:`steps_page` does; such a page has no tour.
+    text : str, optional
+        Other words than the tutorial's, with spaces in between: of its vocabulary, or, for "illustrated", names
+        of its three inputs. The tour, which speaks of the tutorial's words, is left out.
+    compare : str, optional
+        A second text, shown beside `text`.
 
     Returns
     -------
@@ -122,13 +207,20 @@ def tutorial_page(name: str) -> Page:
     Raises
     ------
     ValueError
-        Another name.
+        Another name, a word that the tutorial does not have, `compare` without `text`.
 
     Examples
     --------
     >>> tutorial_page("illustrated").title
     'Illustrated: Self-Attention'
+    >>> page = tutorial_page("first_principles", text="money bank mud")
     """
     if name not in TUTORIAL_PAGES:
         raise ValueError(f"there is no tutorial {name!r}; there are {', '.join(TUTORIAL_PAGES)}")
-    return TUTORIAL_PAGES[name]()
+    if text is None and compare is not None:
+        raise ValueError("compare is a second text: it needs text")
+    texts = None if text is None else [each.split() for each in (text, compare) if each is not None]
+    if texts is not None and not all(texts):
+        raise ValueError("a text needs words")
+    page = TUTORIAL_PAGES[name](texts, exercise)
+    return replace(page, tour=()) if exercise else page

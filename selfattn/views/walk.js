@@ -9,12 +9,23 @@ const STEP_MS = 1600; // between two steps of the play button
 
 const TOKENS = /^[tk]\d$/; // lists of labels that are tokens: t0, k0 of the first sentence, t1, k1 of the second
 
+/** @typedef {{ stage: HTMLElement, td: HTMLTableCellElement | null }} Step */
+
 class Walk {
+  /** @param {View} view */
   constructor(view) {
     this.view = view;
+    /** @type {Step[]} */
+    this.steps = [];
+    this.at = -1;
+    this.timer = 0;
+    this.linking = 0;
   }
 
-  /** What play shows, in order: number by number where a stage has few, else the first of each row. */
+  /**
+   * What play shows, in order: number by number where a stage has few, else the first of each row.
+   * @param {string} token the index of the one to keep to; "" for all
+   */
   follow(token) {
     this.stop();
     this.steps = this.view.stages.flatMap((stage) => this.stepsOf(stage, token));
@@ -23,10 +34,17 @@ class Walk {
     this.count();
   }
 
+  /**
+   * @param {HTMLElement} stage
+   * @param {string} token
+   * @returns {Step[]}
+   */
   stepsOf(stage, token) {
+    /** @type {HTMLTableCellElement[]} */
     const found = [];
     for (const group of stage.querySelectorAll(".sa-eq")) {
-      const tables = [...group.querySelectorAll("table.sa-result:not(.sa-input)")].map(linesOf);
+      const results = /** @type {NodeListOf<HTMLTableElement>} */ (group.querySelectorAll("table.sa-result:not(.sa-input)"));
+      const tables = [...results].map(linesOf);
       const few = tables.every((lines) => lines.length * (lines[0]?.cells.length ?? 0) <= MAX_FEW);
       const lines = group.classList.contains("sa-compare")
         ? range(Math.max(0, ...tables.map((table) => table.length))).flatMap((n) => tables.flatMap((table) => table[n] ?? []))
@@ -39,41 +57,51 @@ class Walk {
     return found.length ? found.map((td) => ({ stage, td })) : [{ stage, td: null }];
   }
 
-  /** Whether a number belongs to a token: its row, or the query of a table of weighted values. */
+  /**
+   * Whether a number belongs to a token: its row, or the query of a table of weighted values.
+   * @param {HTMLTableCellElement} td
+   * @param {string} token
+   */
   concerns(td, token) {
-    const { node, i } = this.view.cells.get(td);
-    if (token === "" || !TOKENS.test(node.rows)) return true;
+    const { node, i } = this.view.cellOf(td);
+    if (!node || token === "" || !TOKENS.test(node.rows)) return true;
     return String(node.op === "pairs" ? node.options.query : i) === token;
   }
 
-  /** Make the rows of a token stand out. */
+  /**
+   * Make the rows of a token stand out.
+   * @param {string} token
+   */
   markRows(token) {
     const { root, cells } = this.view;
     for (const line of root.querySelectorAll("tr.sa-row")) line.classList.remove("sa-row");
     if (token === "") return;
     for (const td of root.querySelectorAll("table.sa-m:not([data-t]) tbody td")) {
       const cell = cells.get(td);
-      const rows = cell && (cell.node ?? cell.difference.a).rows;
-      if (rows && TOKENS.test(rows) && String(cell.i) === token) td.parentElement.classList.add("sa-row");
+      const rows = (cell?.node ?? cell?.difference?.a)?.rows;
+      if (rows && TOKENS.test(rows) && String(cell?.i) === token) td.parentElement?.classList.add("sa-row");
     }
   }
 
   count() {
-    this.view.counter.textContent = `${this.at + 1} / ${this.steps.length}`;
+    if (this.view.counter) this.view.counter.textContent = `${this.at + 1} / ${this.steps.length}`;
   }
 
+  /** @param {number} by */
   step(by) {
     const next = this.at + by;
     if (next < 0 || next >= this.steps.length) return this.stop();
     this.at = next;
     this.show(this.steps[next]);
-    return true;
   }
 
+  /** @param {Step} step */
   show({ stage, td }) {
     const { view } = this;
+    view.lesson.show(view);
+    view.open(stage, true);
     for (const other of view.stages) other.classList.toggle("sa-now", other === stage);
-    view.places.value = String(view.stages.indexOf(stage));
+    if (view.places) view.places.value = String(view.stages.indexOf(stage));
     view.pinned = td;
     view.light(td);
     this.count();
@@ -83,7 +111,10 @@ class Walk {
     this.link(stage, td);
   }
 
-  /** Somebody looks at a number: go on from there. */
+  /**
+   * Somebody looks at a number: go on from there.
+   * @param {HTMLTableCellElement} td
+   */
   arrive(td) {
     const { view } = this;
     const found = this.steps.findIndex((step) => step.td === td);
@@ -91,31 +122,35 @@ class Walk {
       this.at = found;
       this.count();
     }
-    const stage = td.closest(".sa-stage");
-    view.places.value = String(view.stages.indexOf(stage));
+    const stage = stageOf(td);
+    if (view.places) view.places.value = String(view.stages.indexOf(stage));
     this.link(stage, td);
   }
 
-  /** Let the address lead here; in a notebook stages have no ids, and the address is left alone. */
+  /**
+   * Let the address lead here; in a notebook stages have no ids, and the address is left alone.
+   * @param {HTMLElement} stage
+   * @param {HTMLTableCellElement | null} td
+   */
   link(stage, td) {
     if (!stage.id) return;
-    const address = `#${stage.id}${td ? `&row=${this.view.cells.get(td).i}` : ""}`;
+    const address = `#${stage.id}${td ? `&row=${this.view.cellOf(td).i}` : ""}`;
     clearTimeout(this.linking); // browsers refuse to change the address many times a second
-    this.linking = setTimeout(() => history.replaceState(history.state, "", address), LINK_MS);
+    this.linking = window.setTimeout(() => history.replaceState(history.state, "", address), LINK_MS);
   }
 
   toggle() {
     if (this.timer) return this.stop();
     if (this.at >= this.steps.length - 1) this.at = -1;
-    this.view.playButton.textContent = this.view.texts.pause;
-    this.timer = setInterval(() => this.step(1), STEP_MS);
-    return this.step(1);
+    this.timer = window.setInterval(() => this.step(1), STEP_MS);
+    this.view.playButton?.replaceChildren(this.view.texts.pause);
+    this.step(1);
   }
 
   stop() {
     clearInterval(this.timer);
-    this.timer = undefined;
-    this.view.playButton.textContent = this.view.texts.play;
+    this.timer = 0;
+    this.view.playButton?.replaceChildren(this.view.texts.play);
   }
 
   goToHash() {
@@ -124,16 +159,23 @@ class Walk {
     if (stage) this.goTo(stage, row);
   }
 
+  /**
+   * @param {HTMLElement} stage
+   * @param {string} [row]
+   */
   goTo(stage, row) {
     this.stop();
-    const fits = (s) => s.stage === stage && (!s.td || row === undefined || this.view.cells.get(s.td).i === Number(row));
+    const fits = (/** @type {Step} */ s) => s.stage === stage && (!s.td || row === undefined || this.view.cellOf(s.td).i === Number(row));
     const found = this.steps.findIndex(fits);
     this.at = found >= 0 ? found : this.steps.findIndex((s) => s.stage === stage);
     this.show(this.steps[this.at]);
   }
 }
 
-/** The rows of a table but for those that say that some are left out. */
+/**
+ * The rows of a table but for those that say that some are left out.
+ * @param {HTMLTableElement} table
+ */
 function linesOf(table) {
   return [...table.tBodies[0].rows].filter((line) => !line.classList.contains("sa-gap"));
 }

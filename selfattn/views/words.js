@@ -6,23 +6,43 @@
 const MAX_TERMS = 12; // a longer sum is spelled with its first and last terms
 
 class Words {
+  /**
+   * @param {PageData} data
+   * @param {Numbers} numbers
+   */
   constructor({ texts, labels }, numbers) {
-    Object.assign(this, { texts, labels, numbers });
+    this.texts = texts;
+    this.labels = labels;
+    this.numbers = numbers;
   }
 
+  /**
+   * @param {string} key
+   * @param {Record<string, string | number>} values
+   */
   fill(key, values) {
     return filled(this.texts[key], values);
   }
 
+  /**
+   * @param {string} list
+   * @param {number} index
+   */
   label(list, index) {
     return list && this.labels[list] ? this.labels[list][index] : String(index);
   }
 
-  /** The name of a number, such as head 0: scores[bank, river], as elements; without the head where that goes without saying. */
+  /**
+   * The name of a number, such as head 0: scores[bank, river], as elements; without the head where that goes without saying.
+   * @param {Cell} cell
+   * @returns {Child[]}
+   */
   name({ node, difference, i, j }, head = true) {
-    const first = node ?? difference.a, second = node ?? difference.b;
+    const first = node ?? difference?.a, second = node ?? difference?.b;
+    if (!first || !second) return [];
+    /** @type {Child[]} */
     const inside = [];
-    for (const [axis, index] of [["rows", i], ["columns", j]]) {
+    for (const [axis, index] of /** @type {const} */ ([["rows", i], ["columns", j]])) {
       if (first[axis] === "one") continue;
       const [x, y] = [this.label(first[axis], index), this.label(second[axis], index)];
       inside.push(inside.length ? ", " : "", element("bdi", {}, x === y ? x : `${x} → ${y}`));
@@ -31,15 +51,23 @@ class Words {
     return inside.length ? [name, "[", ...inside, "]"] : [name];
   }
 
-  /** The same as a string. */
+  /**
+   * The same as a string.
+   * @param {Cell} cell
+   */
   plainName(cell, head = true) {
-    return element("span", {}, ...this.name(cell, head)).textContent;
+    return element("span", {}, ...this.name(cell, head)).textContent ?? "";
   }
 
+  /** @param {number} value */
   write(value, digits = this.numbers.precision) {
     return write(value, digits, this.numbers.precision);
   }
 
+  /**
+   * @param {number} n
+   * @param {(k: number) => string} term
+   */
   sum(n, term) {
     if (n === 0) return "0";
     if (n <= MAX_TERMS) return range(n).map(term).join(" + ");
@@ -47,11 +75,14 @@ class Words {
     return `${ends.join(" + ")} [${this.fill("terms", { n })}]`;
   }
 
-  /** How a number is made, in figures, with ≈ where a figure is rounded; null for what is given. */
+  /**
+   * How a number is made, in figures, with ≈ where a figure is rounded; null for what is given.
+   * @param {Cell} cell
+   */
   spell({ node, difference, i, j }) {
     const { numbers } = this;
     let rounded = false;
-    const figure = (n, row, column) => {
+    const figure = (/** @type {NodeOfPage} */ n, /** @type {number} */ row, /** @type {number} */ column) => {
       const text = numbers.text(n, row, column);
       const value = n.now.at(row, column);
       rounded ||= text !== "?" && Number.isFinite(value) && Number(text) !== value;
@@ -63,10 +94,12 @@ class Words {
       formula = `${figure(b, i, j)} - ${paren(figure(a, i, j), true)}`;
       result = numbers.hidden(a, i, j) || numbers.hidden(b, i, j) ? "?" : this.write(numbers.minus(difference, i, j), digits);
     } else {
-      const op = OPS[node.op];
+      const op = node && OPS[node.op];
       if (!op) return null;
       const args = numbers.args(node);
+      /** @type {Figure} */
       const t = (which, row, column) => paren(figure(args[which], row, column), true);
+      /** @type {Figure} */
       const nameOf = (which, row, column) => this.plainName({ node: args[which], i: row, j: column }, args[which].where !== node.where);
       formula = op.spell(t, args.map((arg) => arg.now), i, j, node.options, this, nameOf);
       result = figure(node, i, j);
@@ -74,14 +107,18 @@ class Words {
     return `${formula} ${rounded ? "≈" : "="} ${result}`;
   }
 
-  /** What stands below a stage for a number: its name, and how it is made. */
+  /**
+   * What stands below a stage for a number: its name, and how it is made.
+   * @param {Cell} cell
+   */
   sentence(cell) {
     const { node, difference, i, j } = cell;
     const spelled = this.spell(cell);
+    /** @type {Child[]} */
     const line = [element("b", {}, ...this.name(cell)), " = "];
     if (spelled !== null) line.push(element("span", { className: "sa-sum" }, spelled));
-    else line.push(`${this.numbers.text(node, i, j)}, `, this.texts[node.name === "mask" ? "can be closed" : node.editable ? "can be changed" : "is given"]);
-    if (!difference && this.numbers.moved(node, i, j)) {
+    else if (node) line.push(`${this.numbers.text(node, i, j)}, `, this.texts[node.name === "mask" ? "can be closed" : node.editable ? "can be changed" : "is given"]);
+    if (node && this.numbers.moved(node, i, j)) {
       const before = this.write(node.kernel.at(i, j), node.decimals);
       line.push(" ", element("i", {}, this.fill("was", { before })));
     }
@@ -95,7 +132,7 @@ class Words {
     if (this.numbers.hidden(node, i, j)) return this.fill("moved", { n });
     const [start, end] = this.texts["moved most"].split("{name}");
     const values = { n, before: this.write(before, node.decimals), after: this.write(value, node.digits) };
-    const put = (text) => filled(text, values);
+    const put = (/** @type {string} */ text) => filled(text, values);
     const name = end === undefined ? [] : [element("b", {}, ...this.name({ node, i, j })), put(end)];
     return element("span", {}, put(start), ...name);
   }

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import unicodedata
 from html import escape
@@ -98,3 +99,9 @@ def letters(label: str) -> int:
 def text(token: str) -> str:
     """Escape for HTML text and quoted attributes alike."""
     return escape(token, quote=True)
+
+
+def script_json(payload: Any) -> str:
+    """JSON that can stand in a script element: ASCII, without a sign that could end or open markup."""
+    plain = json.dumps(payload, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

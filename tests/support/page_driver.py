@@ -28,7 +28,7 @@ def table(page, stage, node):
 
 def lit(page, colour, stage=None):
     """The numbers that are lit, as node[row,column] in the table that shows them."""
-    where = f"[data-stage='{stage}'] " if stage else ""
+    where = f"[data-stage='{stage}'] " if stage else ".sa-details "
     return page.eval_on_selector_all(
         f"{where}td.sa-{colour}",
         """cells => cells.map(c => {
@@ -37,6 +37,24 @@ def lit(page, colour, stage=None):
             return `${table.dataset.node ?? "difference"}[${row},${column}]`;
         })""",
     )
+
+
+def stages(page):
+    """The names of the stages, in order."""
+    return page.eval_on_selector_all(".sa-stage", "all => all.map((stage) => stage.dataset.stage)")
+
+
+def figures(page, side=0, where=".sa-see"):
+    """The numbers on the ribbons of the word that stands out."""
+    return page.locator(f"{where} .sa-ribbons[data-side='{side}'] .sa-figures text").all_text_contents()
+
+
+def strip(page, role, side=0):
+    """A matrix of the strip, from the DOM."""
+    rows = page.locator(f".sa-strip .sa-is-{role}[data-side='{side}']").first.evaluate(
+        "t => [...t.tBodies[0].rows].map(r => [...r.querySelectorAll('td')].map(c => Number(c.textContent.replace('∞', 'Infinity'))))"
+    )
+    return np.array(rows)
 
 
 def said(page, stage):

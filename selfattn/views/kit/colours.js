@@ -1,10 +1,10 @@
 /*
  * From a number to its colour. kit.css owns the hues; here are the strengths.
  *
- * "signed": green above zero, purple below. "share": a weight, in the colour of its text, 0 or 1.
+ * "signed": green above zero, purple below. "share": a weight, in the colour of its text, 0 or 1. "mask": dark where it is 0.
  */
 
-/** @typedef {"signed" | "share"} Kind */
+/** @typedef {"signed" | "share" | "mask"} Kind */
 
 /**
  * Colour an element by a number: the whole hue at `size`.
@@ -26,6 +26,7 @@ function tint(target, value, size, kind) {
 function toneOf(value, kind) {
   if (!Number.isFinite(value)) return "none";
   if (kind === "share") return "share";
+  if (kind === "mask") return value === 0 ? "closed" : "open";
   return value < 0 ? "minus" : "plus";
 }
 
@@ -41,7 +42,7 @@ function palette(place) {
   place.append(probe);
   /** @type {Record<string, string[]>} */
   const found = {};
-  for (const tone of ["plus", "minus", "share", "none"]) {
+  for (const tone of ["plus", "minus", "share", "open", "closed", "none"]) {
     probe.dataset.tone = tone;
     found[tone] = Array.from({ length: STRENGTHS + 1 }, (_, n) => {
       probe.style.setProperty("--strength", String(n / STRENGTHS));

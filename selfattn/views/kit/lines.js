@@ -10,7 +10,7 @@
  * @property {string} [text] above it
  */
 
-const WIDE = 224, LEFT = 26, RIGHT = 212; // of the drawing, and where lines begin and end
+const WIDE = 224, LEFT = 26, RIGHT = 212, TOP = 7; // of the drawing, where lines begin and end, and room for the first numbers
 
 class NumberLines {
   constructor() {
@@ -26,9 +26,9 @@ class NumberLines {
     const low = Math.min(0, ...values), high = Math.max(low + 0.5, ...values);
     const at = (/** @type {number} */ value) => LEFT + ((value - low) / (high - low)) * (RIGHT - LEFT);
     const step = lines.length > 3 ? 30 : 36;
-    this.node.setAttribute("viewBox", `0 0 ${WIDE} ${Math.max(1, lines.length * step)}`);
+    this.node.setAttribute("viewBox", `0 0 ${WIDE} ${Math.max(1, TOP + lines.length * step)}`);
     this.node.setAttribute("aria-label", description);
-    this.node.replaceChildren(...lines.flatMap(({ name, marks }, n) => this.line(name, marks.filter(({ value }) => Number.isFinite(value)), n * step + step - 13, at)));
+    this.node.replaceChildren(...lines.flatMap(({ name, marks }, n) => this.line(name, marks.filter(({ value }) => Number.isFinite(value)), TOP + n * step + step - 13, at)));
   }
 
   /**

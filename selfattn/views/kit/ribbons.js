@@ -170,7 +170,7 @@ class Ribbons {
     const type = parseFloat(getComputedStyle(this.field).fontSize) / 16 || 1;
     const n = Math.max(keys.length, queries.length, 1);
     this.width = this.field.clientWidth || 500;
-    const least = LEAST * type, fair = (this.options.high ?? MOST_HIGH) / n;
+    const least = LEAST * type, fair = ((this.options.high ?? MOST_HIGH) * type) / n;
     const whole = small ? SMALL_UNIT : this.width < 430 ? 0.7 * UNIT : UNIT;
     const unit = small ? Math.max(3, Math.min(whole * type, (SMALL_UNIT * 3.3 * type) / n)) : Math.max(least - 3, Math.min(whole * type, 0.8 * fair));
     const gap = small ? 2 : Math.max(3, Math.min(GAP * type, 0.25 * unit));

@@ -95,6 +95,7 @@ class Tour {
   name() {
     this.playButton.textContent = this.timer ? this.texts.pause : this.texts["tour play"];
     this.playButton.ariaPressed = String(this.timer !== 0);
+    this.node.toggleAttribute("data-playing", this.timer !== 0);
   }
 
   /** @param {number} [guess] */

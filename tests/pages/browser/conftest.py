@@ -29,10 +29,13 @@ def browser():
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """Open HTML from a file without a network; at the end, nothing was fetched and nothing complained."""
+    """Open HTML from a file without a network; at the end, nothing was fetched and nothing complained.
+
+    With `unfold` the details of all stages are opened.
+    """
     contexts, trouble = [], []
 
-    def open_page(html, *, fragment="", width=1280, height=900, **options):
+    def open_page(html, *, fragment="", width=1280, height=900, unfold=True, **options):
         context = browser.new_context(
             viewport={"width": width, "height": height}, offline=True, reduced_motion="reduce", **options
         )
@@ -54,6 +57,8 @@ def visit(browser, tmp_path):
             ),
         )
         page.goto(allowed + fragment)
+        if unfold:
+            page.evaluate("""document.querySelectorAll("[data-do='open all']").forEach((b) => b.click())""")
         return page
 
     yield open_page

@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 import pytest
-from page_driver import cell, change, lit, said, table
-from pages import Reader, additive, bank, everything, illustrated, model, numbers_by_node
+from page_driver import cell, change, lit, said, stages, table
+from pages import additive, bank, everything, illustrated, model, numbers_by_node
 
 from selfattn import views
 from selfattn.steps.layers import layer_steps
@@ -13,7 +13,8 @@ from selfattn.views.writing import number
 
 
 def test_an_input_that_changes_moves_what_follows_from_it_and_reset_brings_it_back(small):
-    before = small.evaluate("document.body.innerText")
+    text = "[...document.querySelectorAll('.sa-screen, .sa-details')].map((e) => e.innerText)"
+    before = small.evaluate(text)
     (steps, _), x = illustrated(), illustrated()[0].inputs.copy()
     change(small, "inputs", "inputs", 0, 1, "2.5")
     x[0, 1] = 2.5
@@ -39,7 +40,7 @@ def test_an_input_that_changes_moves_what_follows_from_it_and_reset_brings_it_ba
     cell(small, "scores", "scores", 0, 0).hover()
     small.dispatch_event(".sa-steps", "pointerleave")
     small.evaluate("document.querySelectorAll('.sa-say').forEach(e => e.replaceChildren())")
-    assert small.evaluate("document.body.innerText") == before
+    assert small.evaluate(text) == before
 
 
 def test_a_mask_cell_closes_and_opens(small):
@@ -144,7 +145,7 @@ def test_the_browser_computes_what_python_computes(visit, make, eps):
     """
     steps, tokens = make()
     page = visit(views.steps_page(steps, tokens, precision=12).html)
-    stage = next(iter(Reader(page.content()).stages))
+    stage = stages(page)[0]
     before = all_numbers(page)
     change(page, stage, stage, 0, 0, str(before[stage][0, 0] + 1))
     expected, got = numbers_by_node(make(add=1)[0]), all_numbers(page)

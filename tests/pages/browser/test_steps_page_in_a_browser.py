@@ -5,8 +5,8 @@ from importlib import resources
 
 import numpy as np
 import pytest
-from page_driver import assert_spelled, cell, lit, said
-from pages import Reader, additive, bank, everything, illustrated, model
+from page_driver import assert_spelled, cell, lit, said, stages
+from pages import additive, bank, everything, illustrated, model
 
 from selfattn import views
 from selfattn.views.draw import shade
@@ -138,7 +138,7 @@ def test_stepping_forward_and_back(small):
     }"""
     )
     assert len(seen) == total - 1
-    assert list(dict.fromkeys(seen)) == list(Reader(small.content()).stages)
+    assert list(dict.fromkeys(seen)) == stages(small)
     assert lit(small, "to", "output")[-1] == "output[2,2]"
     small.wait_for_url("**#stage=output&row=2")
     back.click()

@@ -67,22 +67,22 @@ def test_light_dark_and_projector(visit, scheme):
 
     def look():
         return page.evaluate(
-            """() => [...document.querySelectorAll(".sa-steps")].map(getComputedStyle).map(s => [s.backgroundColor, s.fontSize])"""
+            "(({backgroundColor, fontSize}) => [backgroundColor, fontSize])(getComputedStyle(document.querySelector('.sa-view')))"
         )
 
-    other = {"light": "rgb(21, 25, 31)", "dark": "rgb(255, 255, 255)"}
+    other = {"light": "rgb(18, 22, 27)", "dark": "rgb(255, 255, 255)"}
     own = other["dark" if scheme == "light" else "light"]
-    assert look() == [[own, "15px"]] * 2
-    page.locator("[data-do=theme]").first.click()
-    assert look() == [[other[scheme], "15px"]] * 2
+    assert look() == [own, "16px"]
+    page.locator("[data-do=theme]").click()
+    assert look() == [other[scheme], "16px"]
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == other[scheme]
-    page.locator("[data-do=theme]").first.click()
-    assert look() == [[own, "15px"]] * 2
-    button = page.locator("[data-do=projector]").nth(1)
-    for size in ("23px", "15px"):
+    page.locator("[data-do=theme]").click()
+    assert look() == [own, "16px"]
+    button = page.locator("[data-do=projector]")
+    for size in ("21px", "16px"):
         button.click()
-        assert look() == [[own, "15px"], [own, size]]
-        assert button.get_attribute("aria-pressed") == str(size == "23px").lower()
+        assert look() == [own, size]
+        assert button.get_attribute("aria-pressed") == str(size == "21px").lower()
 
 
 def test_what_a_screen_reader_hears(visit):
@@ -99,7 +99,10 @@ def test_what_a_screen_reader_hears(visit):
     assert "Attention, step by step" in named["group"]
     assert {"Play", "Next", "Back", "Reset", "Reveal all"} <= set(named["button"])
     assert named["combobox"] == ["Go to", "Follow"]
-    assert named["slider"] == ["scale"]
+    assert named["slider"] == ["scale", "scale"]  # on the first screen, and in its stage
+    assert "x, one two three" in named["grid"]
+    assert "What each word takes from each: one two three" in named["figure"]
+    assert any(name.startswith("one two three: ") for name in named["image"])  # what comes out
     assert {"scores 3 × 3", "key.T 3 × 3", "weighted_values[0] (query one) 3 × 3"} <= set(named["grid"])
     assert {"inputs[one, 0]", "Predict scores[one, two]"} <= set(named["textbox"])
     assert {"one", "two", "three"} <= set(named["rowheader"])
@@ -116,17 +119,31 @@ def test_all_can_be_done_with_keys(small):
         here = small.evaluate(
             """() => {
             const e = document.activeElement;
-            return e === document.body ? null : e.dataset.do ?? e.closest("table")?.caption.textContent ?? e.type ?? e.tagName;
+            return e === document.body ? null : e.dataset.do ?? e.closest("table")?.caption?.textContent ?? e.closest("table")?.ariaLabel
+                ?? (e.matches(".sa-token") ? "word" : e.type ?? e.tagName);
         }"""
         )
         if here is None:
             break
         reached.append(here)
-    controls = ["previous", "play", "next", "select-one", "select-one", "theme", "projector"]
+    controls = [
+        "theme",
+        "projector",
+        "word",
+        "open all",
+        "previous",
+        "play",
+        "next",
+        "select-one",
+        "select-one",
+    ]
     assert [name for name in reached if name in controls] == controls
     captions = small.locator("table.sa-m caption").all_text_contents()
     assert [name for name in reached if name in captions] == captions
-    assert reached.count("range") == 1
+    assert reached.count("range") == 2
+    assert [name for name in reached if name.endswith(", one two three")] == [
+        f"{name}, one two three" for name in ("x", "Q", "K", "V", "scores", "weights", "output")
+    ]
     cell(small, "inputs", "inputs", 0, 0).focus()
     for key in ("ArrowRight", "Enter", "7", "Enter"):
         small.keyboard.press(key)
@@ -142,9 +159,9 @@ def test_all_can_be_done_with_keys(small):
 def test_a_narrow_page_scrolls_in_its_equations_only_and_print_cuts_nothing_off(visit, name):
     page = visit(views.tutorial_page(name).html, width=360, height=640)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    page.locator(".sa-steps").evaluate_all("views => views.forEach(v => v.dataset.projector = '')")
+    page.locator(".sa-view").evaluate("root => root.dataset.projector = ''")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    page.locator(".sa-steps").evaluate_all("views => views.forEach(v => delete v.dataset.projector)")
+    page.locator(".sa-view").evaluate("root => delete root.dataset.projector")
     page.set_viewport_size({"width": 718, "height": 900})  # A4, less the margins that Chromium leaves
     page.emulate_media(media="print")
     right = page.evaluate(

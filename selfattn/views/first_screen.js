@@ -1,0 +1,549 @@
+/*
+ * The first screen of a view: words with ribbons as thick as the weights, what comes out, the strip of all matrices from
+ * inputs to output, and what can be moved: head, scale, given weights. A small copy stays docked while details scroll.
+ *
+ * It shows the numbers of the view, which computes; it keeps only what is chosen: a head, a word.
+ */
+
+/** @typedef {{ side: number, block: string, head: string, nodes: Record<string, string>, stages: Record<string, string> }} HeadData */
+
+const ROLES = ["inputs", "query", "key", "value", "scores", "mask", "weights", "output", "result"];
+/** @type {Record<string, string>} */
+const NAMES = { inputs: "x", query: "Q", key: "K", value: "V", scores: "scores", mask: "mask", weights: "weights", output: "output", result: "result" };
+/** @type {Record<string, string>} */
+const SIGNS = { query: "·W", scores: "→", weights: "→", output: "→", result: "→" }; // before a matrix
+const MOST_CELLS = 80; // of a matrix that shows numbers; larger ones are pictures
+const MOST_PARTS = 3; // words that a sentence names
+const WIDEST = 7; // columns with numbers
+const DENSE = 27; // columns of all matrices together that still have their full width
+const HIGH = 235; // pixels for the words of one text, until each has the least height
+const SHORT = 2; // decimals
+
+class FirstScreen {
+  /**
+   * @param {View} view
+   * @param {HeadData[]} heads
+   */
+  constructor(view, heads) {
+    this.view = view;
+    this.texts = view.texts;
+    this.heads = heads;
+    this.block = heads[0].block;
+    this.head = heads[0].head;
+    this.sides = heads.some(({ side }) => side === 1) ? [0, 1] : [0];
+    /** @type {Chosen | null} */
+    this.hovered = null;
+    /** @type {Chosen} */
+    this.pinned = { kind: "to", index: this.first() };
+    this.ribbons = this.sides.map((side) => this.makeRibbons(side, false));
+    this.docked = this.sides.map((side) => this.makeRibbons(side, true));
+    this.out = new NumberLines();
+    this.outHead = element("h4");
+    this.outText = element("p", { className: "sa-out-text" });
+    this.sum = element("p", { className: "sa-sums", ariaLive: "polite" });
+    this.strip = element("div", { className: "sa-strip", role: "group", ariaLabel: this.texts.strip });
+    this.knobs = element("div", { className: "sa-knobs" });
+    this.dockKnob = element("span", { className: "sa-set" });
+    this.thumbs = element("div", { className: "sa-thumbs", ariaHidden: "true" });
+    const panel = element("div", { className: "sa-out" }, this.outHead, this.out.node, this.outText);
+    const [first, second] = this.ribbons.map(({ node }) => node);
+    this.see = element("div", { className: `sa-see${second ? " sa-two" : ""}` }, first, panel, ...(second ? [second] : []));
+    this.node = element("section", { className: "sa-screen", ariaLabel: this.texts.screen }, this.see, this.knobs, this.strip, this.sum);
+    this.dock = element("div", { className: "sa-dock" },
+      element("div", { className: "sa-dock-inside" }, ...this.docked.map(({ node }) => node), this.thumbs, this.dockKnob));
+    this.build();
+    this.watch();
+  }
+
+  /** The word that stands out at first: the one that is named, or one that both texts have in its place, else the one that takes most from another. */
+  first() {
+    const { labels, numbers, texts } = this.view;
+    const named = labels.t0.indexOf(texts.word);
+    if (named >= 0) return named;
+    const shared = this.sides.length === 2 ? labels.t0.findIndex((word, i) => word === labels.t1[i]) : -1;
+    const weights = this.heads[0].nodes.weights && numbers.node(this.heads[0].nodes.weights).now;
+    if (shared >= 0 || !weights) return Math.max(shared, 0);
+    const most = range(weights.rows).map((i) => Math.max(0, ...range(weights.columns).filter((j) => j !== i).map((j) => weights.at(i, j) || 0)));
+    return Math.max(0, most.indexOf(Math.max(...most)));
+  }
+
+  /** @param {number} side */
+  current(side) {
+    const { heads, block, head } = this;
+    const found = heads.find((each) => each.side === side && each.block === block && each.head === head);
+    return found ?? heads.filter((each) => each.side === side)[0];
+  }
+
+  /**
+   * @param {number} side
+   * @param {string} role
+   */
+  nodeOf(side, role) {
+    const id = this.current(side).nodes[role];
+    return id === undefined ? null : this.view.numbers.node(id);
+  }
+
+  /** @param {number} side */
+  sideName(side) {
+    const { texts, labels } = this.view;
+    return texts[side ? "second" : "first"] || labels[`t${side}`].join(" ");
+  }
+
+  /**
+   * @param {number} side
+   * @param {boolean} small
+   */
+  makeRibbons(side, small) {
+    const { labels } = this.view;
+    const queries = labels[`t${side}`], keys = this.nodeOf(side, "scores") ? labels[`k${side}`] : queries;
+    const made = new Ribbons({
+      keys, queries, side, small, high: HIGH, crossed: keys !== queries && keys.join("\n") !== queries.join("\n"), name: `${this.texts.screen}: ${this.sideName(side)}`,
+      point: (chosen, pin) => this.point(chosen, pin),
+    });
+    if (Math.max(keys.length, queries.length) > 16) made.node.classList.add("sa-many");
+    if (small) return made;
+    made.node.prepend(element("div", { className: "sa-ends" }, element("span", {}, this.texts["goes in"]),
+      element("h4", {}, element("bdi", {}, this.sideName(side))), element("span", {}, this.texts["comes out"])));
+    return made;
+  }
+
+  /**
+   * @param {Chosen | null} chosen
+   * @param {boolean} pin
+   */
+  point(chosen, pin) {
+    if (pin && chosen) this.pinned = chosen;
+    this.hovered = chosen;
+    this.draw();
+  }
+
+  /** Choose what is chosen when a page opens. */
+  restart() {
+    const { block, head } = this.heads[0];
+    this.choose({ block, head, word: this.first() });
+  }
+
+  /** @param {Partial<{ block: string, head: string, word: number }>} choice */
+  choose({ block = this.block, head = this.head, word }) {
+    this.block = block;
+    this.head = head;
+    if (word !== undefined) this.pinned = { kind: "to", index: word };
+    this.hovered = null;
+    this.build();
+    this.draw();
+  }
+
+  /* ---------------------------------------------------------------------------------------- strip and knobs */
+
+  /** Knobs and strip of the chosen head. */
+  build() {
+    /** @type {Map<string, Heat | HeatMap>} */
+    this.matrices = new Map();
+    /** @type {Map<string, HeatMap>} */
+    this.tiny = new Map();
+    const roles = ROLES.filter((role) => this.shows(role));
+    const signed = (/** @type {string} */ role) => role !== roles[0] && SIGNS[role];
+    const cells = [element("span"), ...roles.flatMap((role) => [...(signed(role) ? [element("span")] : []), this.stripHead(role)])];
+    const wide = roles.reduce((sum, role) => sum + (this.nodeOf(0, role)?.shape[1] ?? 0), 0);
+    this.strip.classList.toggle("sa-dense", wide > DENSE);
+    for (const side of this.sides) {
+      cells.push(element("span", { className: "sa-who", data: { side: String(side) } }, this.sides.length > 1 ? element("bdi", {}, this.sideName(side)) : ""));
+      for (const role of roles) {
+        if (signed(role)) cells.push(element("span", { className: "sa-sign", ariaHidden: "true" }, SIGNS[role]));
+        cells.push(this.stripMatrix(side, role, role === roles[0]));
+      }
+    }
+    this.strip.style.setProperty("--columns", String(1 + roles.length + roles.filter(signed).length));
+    this.strip.style.setProperty("--narrow", String(roles.length));
+    this.strip.replaceChildren(...cells);
+    this.thumbs.replaceChildren(...roles.map((role) => element("span", {}, ...this.sides.map((side) => this.thumb(side, role)), NAMES[role])));
+    this.buildKnobs();
+  }
+
+  /** @param {string} role */
+  shows(role) {
+    const node = this.nodeOf(0, role);
+    if (!node) return false;
+    return role !== "mask" || !this.nodeOf(0, "inputs") || this.sides.some((side) => this.nodeOf(side, role)?.kernel.data.some((x) => x === 0));
+  }
+
+  /** @param {string} role */
+  stripHead(role) {
+    const { stages } = this.current(0);
+    const name = NAMES[role];
+    return element("button", {
+      type: "button", className: "sa-strip-head", title: filled(this.texts["open stage"], { name }),
+      onclick: () => this.view.openStage(stages[role]),
+    }, name, element("small", {}, this.texts[`strip ${role}`]));
+  }
+
+  /**
+   * @param {number} side
+   * @param {string} role
+   * @param {boolean} first
+   */
+  stripMatrix(side, role, first) {
+    const node = this.nodeOf(side, role);
+    if (!node) return element("span");
+    const [rows, columns] = node.shape;
+    const { labels } = this.view;
+    const label = (/** @type {string} */ list, /** @type {number} */ n) => (list && labels[list] ? labels[list] : range(n).map(String));
+    const options = {
+      name: `${NAMES[role]}, ${this.sideName(side)}`, rows, columns, side, kind: kindOf(role),
+      point: (/** @type {Place | null} */ place) => this.explain(side, role, place),
+    };
+    const large = rows * columns > MOST_CELLS || columns > WIDEST + 1;
+    const made = large
+      ? new HeatMap(options)
+      : new Heat({
+        ...options, ...(first ? { rowLabels: label(node.rows, rows) } : {}), columnLabels: label(node.columns, columns), toggle: role === "mask",
+        edit: node.editable ? (i, j, value) => this.view.change(node, i, j, value) : undefined,
+      });
+    made.node.classList.add(`sa-is-${role}`);
+    this.matrices?.set(`${side} ${role}`, made);
+    return made.node;
+  }
+
+  /**
+   * @param {number} side
+   * @param {string} role
+   */
+  thumb(side, role) {
+    const node = this.nodeOf(side, role);
+    if (!node) return element("span");
+    const [rows, columns] = node.shape;
+    const made = new HeatMap({ name: "", rows, columns, side, kind: kindOf(role) });
+    made.node.classList.add(`sa-is-${role}`);
+    made.node.style.width = `${Math.min(4.5, 0.7 * columns)}em`;
+    this.tiny?.set(`${side} ${role}`, made);
+    return made.node;
+  }
+
+  buildKnobs() {
+    const kids = [
+      ...this.tabs("block", [...new Set(this.heads.map(({ block }) => block))]),
+      ...this.tabs("head", [...new Set(this.heads.filter(({ block }) => block === this.block).map(({ head }) => head))]),
+    ];
+    /** @type {{ slider: HTMLInputElement, output: HTMLOutputElement }[]} */
+    this.scales = [];
+    this.dockKnob.replaceChildren();
+    const scale = this.nodeOf(0, "scale");
+    if (scale) {
+      const given = scale.kernel.at(0, 0), stops = [...new Set([0, given, 1, 8])].filter((x) => given > 0 && given <= 8 ? true : x === given);
+      const jumps = stops.map((x) => element("button", { type: "button", onclick: () => this.view.change(scale, 0, 0, x) }, this.scaleText(x)));
+      kids.push(element("span", { className: "sa-set" }, this.slider(scale, stops), ...jumps));
+      this.dockKnob.append(this.slider(scale, stops));
+    }
+    const use = this.nodeOf(0, "switch");
+    /** @type {HTMLButtonElement[]} */
+    this.switches = [];
+    if (use) {
+      this.switches = [["as given", 1], ["as computed", 0]].map(([text, value]) =>
+        element("button", { type: "button", data: { value: String(value) }, onclick: () => this.view.change(use, 0, 0, Number(value)) }, this.texts[text]));
+      kids.push(element("span", { className: "sa-tabs", role: "group" }, ...this.switches));
+    }
+    this.resetButton = element("button", { type: "button", data: { do: "reset" }, onclick: () => this.view.reset() }, this.texts.reset);
+    kids.push(this.resetButton);
+    this.knobs.replaceChildren(...kids);
+  }
+
+  /**
+   * @param {"block" | "head"} what
+   * @param {string[]} names
+   */
+  tabs(what, names) {
+    if (names.length < 2) return [];
+    const buttons = names.map((name) => {
+      const made = element("button", { type: "button", onclick: () => this.choose({ [what]: name }) }, filled(this.texts[what], { n: name }));
+      made.ariaPressed = String(this[what] === name);
+      return made;
+    });
+    return [element("span", { className: "sa-tabs", role: "group", ariaLabel: what }, ...buttons)];
+  }
+
+  /**
+   * @param {NodeOfPage} scale
+   * @param {number[]} stops where the slider holds on
+   */
+  slider(scale, stops) {
+    const top = Math.max(8, 2 * Math.abs(scale.kernel.at(0, 0)));
+    const slider = element("input", { type: "range", min: String(scale.kernel.at(0, 0) < 0 ? -top : 0), max: String(top), step: "0.01", ariaLabel: this.texts.scale });
+    slider.addEventListener("input", () => {
+      const value = Number(slider.value);
+      this.view.change(scale, 0, 0, stops.find((stop) => Math.abs(stop - value) < 0.05) ?? value);
+    });
+    const output = element("output");
+    this.scales?.push({ slider, output });
+    return element("label", { className: "sa-set" }, element("b", {}, this.texts.scale), slider, output);
+  }
+
+  /** @param {number} x */
+  scaleText(x) {
+    const square = x > 0 ? 1 / (x * x) : 0;
+    const whole = Math.abs(square - Math.round(square)) < 1e-9 && square > 1.5;
+    return whole ? `1/√${Math.round(square)}` : String(Number(x.toFixed(3)));
+  }
+
+  /* ------------------------------------------------------------------------------------------------ drawing */
+
+  /**
+   * A number with few decimals; ? where it is to be guessed.
+   * @param {NodeOfPage} node
+   * @param {number} i
+   * @param {number} j
+   */
+  short(node, i, j) {
+    const { numbers } = this.view;
+    return numbers.hidden(node, i, j) ? "?" : brief(node.now.at(i, j), Math.min(SHORT, node.digits));
+  }
+
+  /** @param {number} side */
+  weights(side) {
+    const node = this.nodeOf(side, "weights"), n = this.view.labels[`t${side}`].length;
+    return node ? node.now : Matrix.of(n, n, (i, j) => (i === j ? 1 : 0));
+  }
+
+  draw() {
+    const chosen = this.hovered ?? this.pinned;
+    for (const side of this.sides) this.drawRibbons(side, chosen);
+    this.drawStrip(chosen);
+    this.drawOut(chosen.kind === "to" ? chosen.index : this.pinned.kind === "to" ? this.pinned.index : chosen.index);
+    for (const { slider, output } of this.scales ?? []) {
+      const now = this.nodeOf(0, "scale")?.now.at(0, 0) ?? 1;
+      slider.value = String(now);
+      const text = this.scaleText(now);
+      output.textContent = `× ${brief(now, SHORT)}${text.startsWith("1/") ? ` = ${text}` : ""}`;
+    }
+    const use = this.nodeOf(0, "switch");
+    for (const button of this.switches ?? []) button.ariaPressed = String(use?.now.at(0, 0) === Number(button.dataset.value));
+    if (this.resetButton) this.resetButton.disabled = !this.view.numbers.edited;
+    if (!this.explained) this.explainRow();
+  }
+
+  /**
+   * @param {number} side
+   * @param {Chosen} chosen
+   */
+  drawRibbons(side, chosen) {
+    const node = this.nodeOf(side, "weights"), weights = this.weights(side);
+    const limit = chosen.kind === "to" ? weights.rows : weights.columns;
+    const selected = chosen.index < limit ? chosen : { kind: chosen.kind, index: limit - 1 };
+    const guessing = ["scores", "weights"].includes(this.view.lesson.root.dataset.hide ?? "");
+    const even = Matrix.of(weights.rows, weights.columns, () => 1 / weights.columns); // places must not tell the answer
+    const state = { weights: guessing ? even : weights, selected, now: guessing, ...(!guessing && node && node.now !== node.kernel ? { before: node.kernel } : {}),
+      write: (/** @type {number} */ value, /** @type {number} */ i, /** @type {number} */ j) => (node ? this.short(node, i, j) : brief(value, 0)) };
+    this.ribbons[side].update(state);
+    this.docked[side].update({ ...state, now: true });
+    this.ribbons[side].caption.replaceChildren(...this.caption(side, selected, weights, node));
+  }
+
+  /**
+   * Who takes what from whom, as a sentence.
+   * @param {number} side
+   * @param {Chosen} chosen
+   * @param {Matrix} weights
+   * @param {NodeOfPage | null} node
+   */
+  caption(side, { kind, index }, weights, node) {
+    const { texts, view } = this;
+    const queries = view.labels[`t${side}`], keys = node ? view.labels[`k${side}`] : queries;
+    const word = wordOf((kind === "to" ? queries : keys)[index] ?? "");
+    if (!node) return phrase(texts.alone, { word });
+    const crossed = this.ribbons[side].options.crossed;
+    if (kind === "from") {
+      const parts = range(weights.rows).sort((p, q) => weights.at(q, index) - weights.at(p, index))
+        .map((i) => phrase(texts.taker, { word: wordOf(queries[i]), weight: this.short(node, i, index) }));
+      return phrase(texts["given to"], { word, parts: listed(parts.slice(0, 2 * MOST_PARTS), texts.and) });
+    }
+    if (range(weights.columns).every((j) => weights.at(index, j) === 0)) return phrase(texts["takes nothing"], { word });
+    const others = range(weights.columns).filter((j) => crossed || j !== index).sort((p, q) => weights.at(index, q) - weights.at(index, p));
+    const named = others.slice(0, others.length === MOST_PARTS + 1 ? MOST_PARTS + 1 : MOST_PARTS), rest = others.slice(named.length);
+    const parts = named.map((j) => phrase(texts.part, { weight: this.short(node, index, j), word: wordOf(keys[j]) }));
+    if (rest.length) parts.push(phrase(texts.rest, { weight: brief(dot(rest.length, (k) => weights.at(index, rest[k])), SHORT) }));
+    return phrase(crossed ? texts.takes : texts.keeps, { word, own: crossed ? "" : this.short(node, index, index), parts: listed(parts, texts.and) });
+  }
+
+  /** @param {Chosen} chosen */
+  drawStrip({ kind, index }) {
+    const row = kind === "to" ? index : -1;
+    const colours = this.sides.map((side) => palette(this.ribbons[side].node));
+    for (const role of ROLES) {
+      const nodes = this.sides.flatMap((side) => this.nodeOf(side, role) ?? []);
+      const size = role === "weights" ? 1 : largest(nodes);
+      for (const side of this.sides) {
+        const node = this.nodeOf(side, role), made = this.matrices?.get(`${side} ${role}`);
+        if (!node || !made) continue;
+        const own = ["key", "value"].includes(role) && this.ribbons[side].options.crossed ? -1 : row;
+        if (made instanceof Heat) made.update({ matrix: node.now, size, row: own, write: (_, i, j) => this.short(node, i, j), moved: (i, j) => this.view.numbers.moved(node, i, j) });
+        else made.update({ matrix: node.now, size, row: own, colours: colours[side] });
+        this.tiny?.get(`${side} ${role}`)?.update({ matrix: node.now, size, row: own, colours: colours[side] });
+      }
+    }
+  }
+
+  /**
+   * What comes out of a word: of both texts, or the mean that it is.
+   * @param {number} i
+   */
+  drawOut(i) {
+    const { texts, view } = this;
+    const nodes = this.sides.map((side) => this.nodeOf(side, "output"));
+    const words = this.sides.map((side) => view.labels[`t${side}`][i]);
+    const there = nodes.filter((node, side) => node && words[side] !== undefined);
+    const first = /** @type {NodeOfPage} */ (there[0]);
+    this.outHead.replaceChildren();
+    if (!first) return;
+    const shown = range(first.shape[1]).slice(0, 8);
+    const hidden = shown.some((c) => there.some((node) => node && view.numbers.hidden(node, i, c)));
+    const kept = words.filter((word) => word !== undefined);
+    this.outHead.append(...(kept.length === 2 && kept[0] !== kept[1]
+      ? phrase(texts["coming out both"], { word: wordOf(kept[0]), other: wordOf(kept[1]) })
+      : phrase(texts["coming out"], { word: wordOf(kept[0] ?? "") })));
+    const lines = shown.map((c) => ({ name: String(c), marks: hidden ? [] : [...this.parts(i, c), ...nodes.flatMap((node, side) =>
+      (node && words[side] !== undefined ? [{ value: node.now.at(i, c), look: `sa-mark-${side}`, text: this.short(node, i, c) }] : []))] }));
+    const said = nodes.flatMap((node, side) => (node && words[side] !== undefined ? [`${this.sideName(side)}: ${shown.map((c) => this.short(node, i, c)).join(", ")}`] : []));
+    this.out.update(lines, said.join("; "));
+    this.outText.replaceChildren(...(hidden ? [] : there.length === 2 ? this.difference(i, shown) : this.sides.length === 1 && this.nodeOf(0, "weights") ? [texts.mix] : []));
+  }
+
+  /**
+   * What a word hands over, as rings, if there is one text.
+   * @param {number} i
+   * @param {number} c
+   * @returns {Mark[]}
+   */
+  parts(i, c) {
+    const value = this.nodeOf(0, "value")?.now, weights = this.nodeOf(0, "weights")?.now;
+    if (this.sides.length > 1 || !value || !weights) return [];
+    return range(value.rows).filter((j) => weights.at(i, j) > 0).map((j) => ({ value: value.at(j, c), look: "sa-mark-part", size: 2 + 9 * Math.sqrt(weights.at(i, j)) }));
+  }
+
+  /**
+   * @param {number} i
+   * @param {number[]} shown
+   * @returns {Child[]}
+   */
+  difference(i, shown) {
+    const { texts } = this;
+    const [a, b] = this.sides.map((side) => /** @type {NodeOfPage} */ (this.nodeOf(side, "output")).now);
+    const by = shown.map((c) => Math.abs(a.at(i, c) - b.at(i, c)) || 0), most = by.indexOf(Math.max(...by));
+    const legend = this.sides.flatMap((side) => [element("span", { className: "sa-key", data: { side: String(side) } }, side ? "■ " : "● ", element("bdi", {}, this.sideName(side))), " "]);
+    return [...legend, element("br"), ...phrase(by[most] < 0.005 ? texts["not different"] : texts["most different"], { n: most, by: brief(by[most], SHORT) })];
+  }
+
+  /* ------------------------------------------------------------------------------------------- explanations */
+
+  /**
+   * A number of the strip is pointed at: outline what it is made of, and spell it.
+   * @param {number} side
+   * @param {string} role
+   * @param {Place | null} place
+   */
+  explain(side, role, place) {
+    for (const made of this.matrices?.values() ?? []) if (made instanceof Heat) made.mark(null);
+    this.explained = place !== null;
+    const node = this.nodeOf(side, role);
+    if (!place || !node) return this.explainRow();
+    const { numbers, words } = this.view;
+    /** @type {Map<Heat, Place[]>} */
+    const marked = new Map();
+    for (const [, source, i, j] of this.reached(node, place)) {
+      for (const other of ROLES) {
+        const made = this.matrices?.get(`${side} ${other}`);
+        if (this.nodeOf(side, other) === source && source !== node && made instanceof Heat) marked.set(made, [...(marked.get(made) ?? []), { i, j }]);
+      }
+    }
+    for (const [made, places] of marked) made.mark(null, places);
+    const here = this.matrices?.get(`${side} ${role}`);
+    if (here instanceof Heat) here.mark(place, marked.get(here));
+    const chain = role === "scores" ? this.chain(node) : [node];
+    this.sum.replaceChildren(...chain.flatMap((each, n) => [n ? element("br") : "", ...words.sentence({ node: each, ...place })]));
+    this.sum.dataset.side = String(side);
+    if (numbers.hidden(node, place.i, place.j)) this.sum.dataset.guess = "";
+  }
+
+  /**
+   * What a number is made of, as far as the strip shows it: through matrices that it does not show.
+   * @param {NodeOfPage} node
+   * @param {Place} place
+   * @returns {[string, NodeOfPage, number, number][]}
+   */
+  reached(node, { i, j }) {
+    const { numbers } = this.view, visible = new Set(this.sides.flatMap((side) => ROLES.filter((role) => role !== "mask").map((role) => this.nodeOf(side, role))));
+    return numbers.sources({ node, i, j }).slice(1).flatMap((source) => {
+      const [, from, row, column] = source;
+      return visible.has(from) || !OPS[from.op] ? [source] : this.reached(from, { i: row, j: column });
+    });
+  }
+
+  /**
+   * Scores, scaled scores, masked scores: those that change something.
+   * @param {NodeOfPage} node
+   */
+  chain(node) {
+    const { numbers } = this.view, found = [node];
+    while (["mask", "scale"].includes(found[0].op)) found.unshift(numbers.args(found[0])[0]);
+    const mask = this.nodeOf(0, "mask");
+    return found.filter((each) => each.op !== "mask" || mask?.now.data.some((x) => x === 0) || each.args.length > 2);
+  }
+
+  /** What stands there while nothing is pointed at: how the most different number of the chosen word is made. */
+  explainRow() {
+    const { view, pinned } = this;
+    const i = (this.hovered ?? pinned).kind === "to" ? (this.hovered ?? pinned).index : pinned.index;
+    const nodes = this.sides.map((side) => this.nodeOf(side, "output"));
+    const first = nodes[0], second = nodes[1];
+    let c = 0;
+    if (first && second && i < first.shape[0] && i < second.shape[0]) {
+      const by = range(Math.min(first.shape[1], second.shape[1])).map((k) => Math.abs(first.now.at(i, k) - second.now.at(i, k)) || 0);
+      c = Math.max(0, by.indexOf(Math.max(...by)));
+    }
+    const start = (/** @type {number} */ side) => (nodes.length > 1 ? [element("span", { className: "sa-key", data: { side: String(side) } }, element("bdi", {}, this.sideName(side)), ": ")] : []);
+    const lines = nodes.flatMap((node, side) => (node && i < node.shape[0] && c < node.shape[1] ? [[...start(side), ...view.words.sentence({ node, i, j: c })]] : []));
+    this.sum.replaceChildren(...lines.flatMap((line, n) => [n ? element("br") : "", ...line]), element("span", { className: "sa-hint" }, ` ${this.texts.point}`));
+    delete this.sum.dataset.side;
+  }
+
+  /* --------------------------------------------------------------------------------------------------- dock */
+
+  /** Show the dock when the strip has scrolled away. */
+  watch() {
+    const scroller = this.view.root.closest(".sa-view");
+    const observer = new IntersectionObserver(([{ isIntersecting, boundingClientRect, rootBounds }]) => {
+      const away = !isIntersecting && boundingClientRect.height > 0 && boundingClientRect.bottom <= (rootBounds?.top ?? 0) + 1;
+      this.dock.toggleAttribute("data-shown", away);
+      this.view.root.style.setProperty("--dock", away ? `${this.dock.firstElementChild?.clientHeight ?? 0}px` : "0px");
+      if (away) this.draw();
+    }, { root: this.view.alone ? null : scroller });
+    observer.observe(this.see);
+  }
+}
+
+/**
+ * How a matrix is coloured.
+ * @param {string} role
+ * @returns {Kind}
+ */
+const kindOf = (role) => (role === "weights" ? "share" : role === "mask" ? "mask" : "signed");
+
+/**
+ * The largest finite number of matrices, or 1 if all are 0.
+ * @param {NodeOfPage[]} nodes
+ */
+function largest(nodes) {
+  let most = 0;
+  for (const { now } of nodes) for (const x of now.data) if (Number.isFinite(x) && Math.abs(x) > most) most = Math.abs(x);
+  return most || 1;
+}
+
+/**
+ * A number in little room: no -0.00, a true minus is left to the tables.
+ * @param {number} x
+ * @param {number} decimals
+ */
+function brief(x, decimals) {
+  if (!Number.isFinite(x)) return Number.isNaN(x) ? "nan" : x > 0 ? "∞" : "-∞";
+  if (Math.abs(x) >= 1e5) return x.toExponential(1);
+  const text = fixed(x, decimals);
+  return Number(text) === 0 ? text.replace("-", "") : text;
+}

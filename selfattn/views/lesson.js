@@ -1,0 +1,133 @@
+/*
+ * All views of a document or of a cell's output: one is shown, chosen by tabs; the tour leads through them. Without scripts
+ * they stand one below the other.
+ */
+
+/**
+ * @typedef {object} LessonStop what a stop of the tour shows, beside its texts
+ * @property {number} view
+ * @property {string} [block]
+ * @property {string} [head]
+ * @property {number} word
+ * @property {[string, number, number, number][]} before changes: node, row, column, value
+ * @property {[string, number, number, number][]} after the same, once the answer is open
+ * @property {string} hide "scores", "weights" or "output" until then, or ""
+ */
+
+class Lesson {
+  /** @param {HTMLElement} root */
+  constructor(root) {
+    this.root = root;
+    root.dataset.live = "";
+    this.views = [...root.querySelectorAll(".sa-steps")].map((each) => new View(/** @type {HTMLElement} */ (each), this));
+    this.texts = this.views[0].texts;
+    const title = root.querySelector("h1.sa-title") ?? this.views[0].root.querySelector(".sa-head") ?? element("span");
+    const top = element("div", { className: "sa-top" });
+    this.look = element("p", { className: "sa-look" });
+    root.prepend(top, this.look);
+    top.append(title, tools(root, this.texts, () => this.redraw()));
+    const data = root.querySelector("script.sa-tour-data")?.textContent;
+    /** @type {(Stop & LessonStop)[]} */
+    const stops = data ? JSON.parse(data) : [];
+    this.tour = stops.length ? new Tour({ stops, texts: this.texts, show: (stop, open) => this.visit(/** @type {(Stop & LessonStop) | null} */ (stop), open) }) : null;
+    this.tabs = element("div", { className: "sa-tabs sa-view-tabs", role: "tablist", ariaLabel: this.texts.tabs }, ...this.views.map((view, n) => this.tab(view, n)));
+    /** @type {View | null} */
+    this.shown = null;
+    this.tabs.hidden = this.views.length < 2;
+    this.look.after(...(this.tour ? [this.tour.node] : []), this.tabs);
+    root.style.setProperty("--guess", JSON.stringify(this.texts["guess first"]));
+    root.addEventListener("keydown", (event) => this.key(event));
+    this.show(this.first);
+    if ("alone" in root.dataset) {
+      window.addEventListener("hashchange", () => this.goToHash());
+      this.goToHash();
+    }
+  }
+
+  /** The view that is shown first. */
+  get first() {
+    return this.views[Number(this.root.dataset.opens ?? 0)] ?? this.views[0];
+  }
+
+  /**
+   * @param {View} view
+   * @param {number} n
+   */
+  tab(view, n) {
+    const name = view.texts.tab || view.texts.title;
+    const made = element("button", { type: "button", role: "tab", title: view.texts.title, onclick: () => this.show(view) },
+      this.views.length > 1 ? `${n + 1} ` : "", name);
+    made.addEventListener("keydown", (event) => {
+      const to = isForeign(event) ? null : destination(event.key, 0, n, 1, this.views.length);
+      if (!to || event.key === "ArrowUp" || event.key === "ArrowDown") return;
+      event.preventDefault();
+      this.show(this.views[to[1]]);
+      /** @type {HTMLElement} */ (this.tabs.children[to[1]]).focus();
+    });
+    return made;
+  }
+
+  /** @param {View} view */
+  show(view) {
+    if (this.shown === view) return;
+    this.shown?.walk.stop();
+    this.shown = view;
+    this.views.forEach((each, n) => {
+      each.root.toggleAttribute("data-hidden", each !== view);
+      const tab = /** @type {HTMLElement} */ (this.tabs.children[n]);
+      tab.ariaSelected = String(each === view);
+      tab.tabIndex = each === view ? 0 : -1;
+    });
+    this.look.replaceChildren(...phrase(view.texts.look), ...(view.texts["made up"] ? [" ", element("span", { className: "sa-made-up" }, view.texts["made up"])] : []));
+    view.screen?.draw();
+  }
+
+  redraw() {
+    for (const { screen } of this.views) screen?.draw();
+  }
+
+  goToHash() {
+    for (const view of this.views) view.walk.goToHash();
+  }
+
+  /**
+   * Set the stage for a stop of the tour; null: as it was.
+   * @param {(Stop & LessonStop) | null} stop
+   * @param {boolean} open
+   */
+  visit(stop, open) {
+    if (stop && !open) window.scrollTo?.({ top: window.scrollY + Math.min(0, this.root.getBoundingClientRect().top) });
+    this.root.dataset.hide = stop && !open ? stop.hide : "";
+    const view = stop ? this.views[stop.view] : this.first;
+    this.show(view);
+    view.set(stop ? [...stop.before, ...(open ? stop.after : [])] : []);
+    if (stop) view.screen?.choose(stop);
+    else for (const { screen } of this.views) screen?.restart();
+  }
+
+  /**
+   * Keys of the tour, wherever the focus is but in the details, whose keys go number by number.
+   * @param {KeyboardEvent} event
+   */
+  key(event) {
+    const { tour, shown } = this;
+    const target = /** @type {Element} */ (event.target);
+    const combined = event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && event.key === "Enter");
+    if (combined || event.key === "Tab") return; // saving, running a cell and the like stay with the page around
+    event.stopPropagation(); // a plain letter does not: "d" "d" deletes a cell of a notebook
+    if (isForeign(event)) return;
+    const walking = target.closest(".sa-stage, .sa-bar") || !tour;
+    /** @type {Record<string, (() => void) | undefined>} */
+    const acts = walking
+      ? { n: () => shown?.walk.step(1), b: () => shown?.walk.step(-1), p: () => shown?.walk.toggle() }
+      : { n: () => tour.forward(), b: () => tour.go(tour.at - 1), p: () => tour.toggle() };
+    const act = Object.hasOwn(acts, event.key) ? acts[event.key] : undefined;
+    if (!act) return;
+    act();
+    event.preventDefault();
+  }
+}
+
+for (const root of document.querySelectorAll(".sa-lesson:not([data-live])")) {
+  if (root.querySelector("script.sa-data")) new Lesson(/** @type {HTMLElement} */ (root));
+}
