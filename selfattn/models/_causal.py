@@ -124,7 +124,9 @@ class CausalModel(LanguageText, Encoder):
         from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
 
         ids = self._ids(text)
-        return transformer_steps(self._built(len(ids))[0], ids)
+        return transformer_steps(
+            self._built(len(ids))[0], ids, None if self.tokenizer is None else self.tokens(ids.tolist())
+        )
 
     def _generated(
         self,

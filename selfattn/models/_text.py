@@ -394,6 +394,10 @@ class TextModel:
             raise ValueError(_tokenizer.missing(self._folder))
         return [str(self.tokenizer.id_to_token(n)) for n in ids]
 
+    def _pieces(self, ids: Sequence[int]) -> list[str] | None:
+        """Return the pieces of ids, if there is a tokenizer that tells them."""
+        return None if self.tokenizer is None else [str(self.tokenizer.id_to_token(n)) for n in ids]
+
     def _ids(self, sentence: Any) -> Sequence[int]:
         """Return the ids of one text or pair, or check those that are given."""
         return self._ids_and_types(sentence)[0]
@@ -494,7 +498,8 @@ class TextModel:
         given, types = self._ids_and_types(sentence)
         ids, ends = np.asarray(given, np.int64), np.array([0, len(given)])
         return transformer_steps(
-            *self._inputs(self._core(), ids, ends, None if types is None else np.asarray(types))
+            *self._inputs(self._core(), ids, ends, None if types is None else np.asarray(types)),
+            tokens=self._pieces(given),
         )
 
 

@@ -259,14 +259,23 @@ class EmbeddingModel(Module):
         """
         from selfattn.steps.layers import model_steps  # in NumPy; imported when needed
 
-        embeddings = self.embedding_layer.weight[self.tokens(sentence)]
+        ids = self.tokens(sentence)
+        embeddings = self.embedding_layer.weight[ids]
         positions = self.positions.table[: len(embeddings)]
         x, blocks = embeddings + positions, []
         block: Any
         for block in self.attention_layers:
             blocks.append(block.steps(x))
             x = blocks[-1].result
-        return model_steps(embeddings, positions, blocks)
+        return model_steps(embeddings, positions, blocks, self._pieces(sentence, ids))
+
+    def _pieces(self, sentence: Sentence, ids: npt.NDArray[np.intp]) -> list[str] | None:
+        """Return the words or pieces of a sentence, if they can be told."""
+        for name in ("id_to_piece", "id_to_token"):  # SentencePiece; tokenizers
+            if callable(piece := getattr(self.tokenizer, name, None)):
+                return [str(piece(int(n))) for n in ids]
+        words = sentence.split() if isinstance(sentence, str) else []
+        return words if len(words) == len(ids) else None
 
     def pack(self, sentences: Sequence[Sentence], first: int = 0) -> tuple[Array, Array]:
         """Put the ids of sentences one after the other.

@@ -64,6 +64,8 @@ class AttentionSteps:
         What the scores and the output are made of, one for every head: (..., L, E), (..., S, E) and
         (..., S, Ev), in the precision that was computed in. Given rather than computed, so they are not
         among the steps of :meth:`to_dict`.
+    tokens : tuple of str or None
+        The words of the queries, if a model has made the steps from a text; pages label rows with them.
     """
 
     _formulas: ClassVar[Mapping[str, str]] = STEPS
@@ -76,6 +78,7 @@ class AttentionSteps:
     output: Array
     _call: reference.arguments.Call  # checked arguments
     _replaced: bool = False  # weights after dropout are given
+    tokens: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for array in (*vars(self).values(), *vars(self._call).values()):

@@ -304,6 +304,8 @@ class ModelSteps:
         One after the other: the result of each is the input of the next.
     output : ndarray, shape (d,)
         The mean over the tokens: the embedding of the sentence.
+    tokens : tuple of str or None
+        The words or pieces, where the model's tokenizer tells them; pages label rows with them.
     """
 
     embeddings: Array
@@ -311,6 +313,7 @@ class ModelSteps:
     inputs: Array
     blocks: tuple[LayerSteps, ...]
     output: Array
+    tokens: tuple[str, ...] | None = None
 
     def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
         """Return all steps by name, in order; those of block n are called ``blocks.n.scores`` and so on."""
@@ -337,7 +340,10 @@ class ModelSteps:
 
 
 def model_steps(
-    embeddings: npt.ArrayLike, positions: npt.ArrayLike, blocks: Sequence[LayerSteps]
+    embeddings: npt.ArrayLike,
+    positions: npt.ArrayLike,
+    blocks: Sequence[LayerSteps],
+    tokens: Sequence[str] | None = None,
 ) -> ModelSteps:
     """Put the steps of an embedding model together: embeddings, positions, blocks of attention, mean.
 
@@ -347,6 +353,8 @@ def model_steps(
     blocks : sequence of LayerSteps
         The first must start from the sum of embeddings and positions, each other one from the result of
         the one before.
+    tokens : sequence of str, optional
+        One for each row.
 
     Returns
     -------
@@ -364,13 +372,17 @@ def model_steps(
     >>> model_steps(embeddings, positions, [block]).output.round(3)
     array([0.728, 1.272])
     """
-    tokens, places = np.asarray(embeddings), np.asarray(positions)
-    if tokens.ndim != 2 or tokens.shape != places.shape:
-        raise ValueError(f"embeddings {tokens.shape} and positions {places.shape} are not both (L, d)")
-    inputs = x = tokens + places
+    rows, places = np.asarray(embeddings), np.asarray(positions)
+    if rows.ndim != 2 or rows.shape != places.shape:
+        raise ValueError(f"embeddings {rows.shape} and positions {places.shape} are not both (L, d)")
+    inputs = x = rows + places
     for n, block in enumerate(blocks):
         if not np.array_equal(block.inputs, x, equal_nan=True):
             raise ValueError(f"blocks[{n}] does not start from what came before it")
         x = block.result
-    output = x.mean(axis=0)
-    return ModelSteps(embeddings=tokens, positions=places, inputs=inputs, blocks=tuple(blocks), output=output)
+    if tokens is not None and len(tokens) != len(rows):
+        raise ValueError(f"{len(tokens)} tokens do not fit the {len(rows)} rows of the embeddings")
+    return ModelSteps(
+        embeddings=rows, positions=places, inputs=inputs, blocks=tuple(blocks), output=x.mean(axis=0),
+        tokens=None if tokens is None else tuple(tokens),
+    )  # fmt: skip

@@ -7,7 +7,7 @@ by :func:`selfattn.attention_steps`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -132,6 +132,8 @@ class TransformerSteps:
         The result of each is the input of the next.
     output : ndarray, shape (L, d)
         The rows that leave the model, with its last norm.
+    tokens : tuple of str or None
+        The pieces of the text, as its tokenizer tells them.
     """
 
     embeddings: Array
@@ -139,6 +141,7 @@ class TransformerSteps:
     inputs: Array
     layers: tuple[TransformerLayerSteps, ...]
     output: Array
+    tokens: tuple[str, ...] | None = None
 
     def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
         """Return all steps by name, in order; those of layer n are called ``layers.n.scores`` and so on."""
@@ -157,7 +160,9 @@ class TransformerSteps:
         return "\n".join([head, *(f"layers[{n}] {layer!r}" for n, layer in enumerate(self.layers))])
 
 
-def transformer_steps(model: Transformer, inputs: Sequence[int] | Array) -> TransformerSteps:
+def transformer_steps(
+    model: Transformer, inputs: Sequence[int] | Array, tokens: Sequence[str] | None = None
+) -> TransformerSteps:
     """Compute a transformer for one sequence, and keep every intermediate result.
 
     Parameters
@@ -166,6 +171,8 @@ def transformer_steps(model: Transformer, inputs: Sequence[int] | Array) -> Tran
         The settings of the core.
     inputs : sequence of int, or ndarray (L, d)
         Ids, or rows where the model has no table.
+    tokens : sequence of str, optional
+        Their names.
 
     Returns
     -------
@@ -178,20 +185,22 @@ def transformer_steps(model: Transformer, inputs: Sequence[int] | Array) -> Tran
         embeddings = embeddings + model.always
     positions = None if model.positions is None else model.positions[: len(embeddings)]
     x = _norm(embeddings if positions is None else embeddings + positions, model.embedding_norm)
-    first, layers = x, []
+    first, layers, names = x, [], None if tokens is None else tuple(tokens)
     for layer in model.layers:
-        layers.append(_layer(layer, x, _mask(model.mask, len(x))))
+        layers.append(_layer(layer, x, _mask(model.mask, len(x)), names))
         x = layers[-1].result
     x = _norm(x, model.final_norm)
     for array in (embeddings, positions, first, x):
         if array is not None and array.flags.owndata:
             array.flags.writeable = False
     return TransformerSteps(
-        embeddings=embeddings, positions=positions, inputs=first, layers=tuple(layers), output=x
+        embeddings=embeddings, positions=positions, inputs=first, layers=tuple(layers), output=x, tokens=names
     )
 
 
-def _layer(layer: Layer, x: Array, mask: Array | None) -> TransformerLayerSteps:
+def _layer(
+    layer: Layer, x: Array, mask: Array | None, tokens: tuple[str, ...] | None
+) -> TransformerLayerSteps:
     steps: dict[str, Any] = {"inputs": x}
     n = x
     if layer.norm_first and layer.attention_norm is not None:
@@ -220,7 +229,7 @@ def _layer(layer: Layer, x: Array, mask: Array | None) -> TransformerLayerSteps:
         enable_gqa=key_heads != layer.num_heads,
     )
     y = attention.output.swapaxes(0, 1).reshape(len(x), -1)
-    steps |= {"attention": attention, "concatenated": y}
+    steps |= {"attention": replace(attention, tokens=tokens), "concatenated": y}
     if layer.output is not None:
         y = steps["projected_output"] = _project(y, layer.output)
     s = steps["residual"] = x + y

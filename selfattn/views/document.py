@@ -43,8 +43,12 @@ class Document:
     @property
     def fragment(self) -> str:
         """The view with style and script."""
-        plain = self.body.replace(' data-alone=""', "")
+        plain = self.plain_body().replace(' data-alone=""', "")
         return f"<div>{style(*self.styles)}{plain}{script(*self.scripts)}</div>"
+
+    def plain_body(self) -> str:
+        """Return the body without what only a document of its own may have, such as ids."""
+        return self.body
 
     @property
     def html(self) -> str:

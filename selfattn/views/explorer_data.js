@@ -4,7 +4,7 @@
  */
 
 /** @typedef {{ type: "u1" | "i2" | "u2" | "f4", at: number, shape: number[] }} Stored */
-/** @typedef {Uint8Array | Int16Array | Uint16Array | Float32Array} Numbers */
+/** @typedef {Uint8Array | Int16Array | Uint16Array | Float32Array} StoredNumbers */
 /** @typedef {{ values: Stored, size: Stored }} Rows numbers of 16 bits, and what each row is multiplied by */
 /** @typedef {{ weights: Stored } | { query: Rows, key: Rows, band: [number | null, number | null] }} StoredLayer */
 /**
@@ -37,7 +37,7 @@ async function inflate(base64) {
 /**
  * @param {ArrayBuffer} bytes
  * @param {Stored} stored
- * @returns {Numbers}
+ * @returns {StoredNumbers}
  */
 function numbersOf(bytes, { type, at, shape }) {
   const kinds = { u1: Uint8Array, i2: Int16Array, u2: Uint16Array, f4: Float32Array };

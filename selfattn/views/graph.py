@@ -424,7 +424,7 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
         weight, bias = getattr(p, f"W_{name}"), getattr(p, f"b_{name}")
         whole = _affine(graph, prefix, name, f"W_{name}", sources[name], weight, bias, full, rows, name)
         heads.append(_split(graph, whole, _by_head(per_head), rows))
-    before = len(graph.heads)
+    known = len(graph.heads)
     outputs = _attention(graph, steps, prefix, heads)
 
     last = outputs[0]
@@ -445,7 +445,7 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
         last = y
     if steps.norm is not None and p.norm is not None:
         last = _norm(graph, prefix, last, p.norm, flat(steps.norm), t)
-    for head in graph.heads[before:]:
+    for head in graph.heads[known:]:
         head.nodes = {"inputs": inputs, **head.nodes}
         head.stages["inputs"] = stage_of(graph, inputs)
         if last not in outputs:

@@ -6,16 +6,15 @@ file it is a document of its own, whose stages and rows have ids that are the fr
 
 from __future__ import annotations
 
-import os
 import re
-import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
-from selfattn.views.assets import KIT, script, style
+from selfattn.views.assets import KIT
+from selfattn.views.document import Document
 from selfattn.views.draw import Drawing
 from selfattn.views.graph import Graph, PageError, Steps, build
 from selfattn.views.picture import MAX_MATRICES, MAX_SIDE, stacked, weights_svg
@@ -25,25 +24,11 @@ from selfattn.views.writing import storable, text, visible
 
 _ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # text has escaped quotes
 _CONTENTS = re.compile(r'<ol class="sa-contents">.*?</ol>\n')  # its links need ids
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"  # no network
-)
 _START = re.compile(r' id="((?:view=\d+&amp;)?stage=[^"&]*)"')
-_SCRIPTS = (
-    *KIT,
-    "numbers.js",
-    "words.js",
-    "walk.js",
-    "exercise.js",
-    "first_screen.js",
-    "steps.js",
-    "lesson.js",
-)  # in order of use
-_STYLES = ("first_screen.css", "steps.css")
 
 
-@dataclass(frozen=True)
-class Page:
+@dataclass(frozen=True, repr=False)
+class Page(Document):
     """Views of attention as HTML, and as a picture of the weights.
 
     Attributes
@@ -57,72 +42,50 @@ class Page:
         The weights as a picture, for where HTML is not shown.
     """
 
-    title: str
-    views: tuple[str, ...]  # HTML, with ids
-    svg: str
-    lang: str = "en"
+    views: tuple[str, ...] = ()  # HTML, with ids
     titles: tuple[str, ...] = ()  # of the views, if there are several
     tour: tuple[Stop, ...] = ()
-    opens: int = 0  # the view that is shown first
 
-    def body(self) -> str:
-        """Return the views in one element; with several, under a title and with a list of what there is."""
-        head, views = "", self.views
-        if self.titles:
-            views = tuple(
-                view if n == 1 else view.replace(' id="stage=', f' id="view={n}&amp;stage=')
-                for n, view in enumerate(views, 1)
-            )
-            links = "".join(
-                f'<li><a href="#{start[1]}">{text(title)}</a></li>'
-                for title, view in zip(self.titles, views, strict=True)
-                if (start := _START.search(view))
-            )
-            head = f'<h1 class="sa-title">{text(self.title)}</h1>\n<ol class="sa-contents">{links}</ol>\n'
-        tour = tour_data(self.tour) if self.tour else ""
-        joined = "\n".join(views)
-        return f'<div class="sa-view sa-lesson" data-alone="" data-opens="{self.opens}">\n{head}{joined}\n{tour}</div>'
+    styles: ClassVar[tuple[str, ...]] = ("first_screen.css", "steps.css")
+    scripts: ClassVar[tuple[str, ...]] = (
+        *KIT,
+        "numbers.js",
+        "words.js",
+        "walk.js",
+        "exercise.js",
+        "first_screen.js",
+        "steps.js",
+        "lesson.js",
+    )  # in order of use; fmt: skip
 
-    @property
-    def fragment(self) -> str:
-        """The views with style and script, without ids."""
-        plain = _CONTENTS.sub("", self.body()).replace(' data-alone=""', "")
-        return f"<div>{style(*_STYLES)}{_ID.sub('', plain)}{script(*_SCRIPTS)}</div>"
+    def plain_body(self) -> str:
+        """Return the views without ids."""
+        return _ID.sub("", _CONTENTS.sub("", self.body))
 
-    @property
-    def html(self) -> str:
-        """The whole document."""
-        return (
-            f'<!DOCTYPE html>\n<html lang="{text(self.lang)}">\n<head>\n<meta charset="utf-8">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-            f'<title>{text(self.title)}</title>\n<link rel="icon" href="data:,">\n{style(*_STYLES)}\n</head>\n'
-            f'<body class="sa-page">\n{self.body()}\n{script(*_SCRIPTS)}\n</body>\n</html>\n'
+
+def assemble(
+    title: str, views: tuple[str, ...], svg: str, lang: str, titles: tuple[str, ...] = (), tour: tuple[Stop, ...] = (),
+    opens: int = 0,
+) -> Page:  # fmt: skip
+    """Put views into one page; with several, under a title and with a list of what there is.
+
+    ``opens`` is the view that is shown first.
+    """
+    head, shown = "", views
+    if titles:
+        shown = tuple(
+            view if n == 1 else view.replace(' id="stage=', f' id="view={n}&amp;stage=')
+            for n, view in enumerate(views, 1)
         )
-
-    def __str__(self) -> str:
-        return self.html
-
-    def __repr__(self) -> str:
-        return f"<Page {self.title!r}, {len(self.html.encode()) / 1000:.0f} kB>"
-
-    def _repr_html_(self) -> str:
-        return self.fragment
-
-    def _repr_svg_(self) -> str:
-        return self.svg
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the document to a file, in UTF-8, and return its path."""
-        path = Path(path)
-        path.write_text(self.html, encoding="utf-8")
-        return path
-
-    def open(self, path: str | os.PathLike[str]) -> Path:
-        """Write the document and show it in a browser."""
-        path = self.save(path)
-        webbrowser.open(path.resolve().as_uri())
-        return path
+        links = "".join(
+            f'<li><a href="#{start[1]}">{text(each)}</a></li>'
+            for each, view in zip(titles, shown, strict=True)
+            if (start := _START.search(view))
+        )
+        head = f'<h1 class="sa-title">{text(title)}</h1>\n<ol class="sa-contents">{links}</ol>\n'
+    data, joined = tour_data(tour) if tour else "", "\n".join(shown)
+    body = f'<div class="sa-view sa-lesson" data-alone="" data-opens="{opens}">\n{head}{joined}\n{data}</div>'
+    return Page(title, body, svg, lang, views, titles, tour)
 
 
 def steps_page(
@@ -142,7 +105,7 @@ def steps_page(
     ----------
     steps : AttentionSteps, LayerSteps or ModelSteps
     tokens : sequence of str, one for each query, optional
-        Shown as text, whatever they hold. Without them rows are numbered.
+        Shown as text, whatever they hold. Without them those that the steps bring, such as a model's, or numbers.
     compare : (steps, tokens), optional
         A second sentence, shown beside the first, aligned by row, with the difference: second minus first, as
         far as both reach. It has to have the same steps.
@@ -226,6 +189,8 @@ def check_tokens(
     n_queries, n_keys = (
         steps.scores.shape[-2:] if isinstance(steps, AttentionSteps) else (len(steps.inputs),) * 2
     )
+    if tokens is None and steps.tokens is not None and len(steps.tokens) == n_queries:
+        tokens = steps.tokens
     if key_tokens is None and n_queries == n_keys:
         key_tokens = tokens
     labels = []
@@ -261,7 +226,7 @@ def join_pages(pages: Sequence[Page], title: str) -> Page:
     views = tuple(view for page in pages for view in page.views)
     titles = tuple(each for page in pages for each in (page.titles or (page.title,)))
     picture = stacked([(page.title, page.svg) for page in pages], title)
-    return Page(title, views, picture, pages[0].lang, titles)
+    return assemble(title, views, picture, pages[0].lang, titles)
 
 
 def render(
@@ -270,7 +235,7 @@ def render(
 ) -> Page:  # fmt: skip
     """Draw a graph."""
     drawing = Drawing(graph, sides, texts, exercise, precision, max_side)
-    return Page(texts["title"], (drawing.html(),), _picture(drawing), texts["lang"])
+    return assemble(texts["title"], (drawing.html(),), _picture(drawing), texts["lang"])
 
 
 def _picture(drawing: Drawing) -> str:

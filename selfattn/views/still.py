@@ -72,7 +72,9 @@ def _sentence(sentence: Sentence, side: int) -> tuple[str, float, float]:
     left, right = _tops(sums, total), _tops(ends, total)
     beside, after = (LETTER * max(map(letters, words), default=1) + 12 for words in (keys, queries))
     x, y = beside + BAR, beside + BAR + WIDE
-    weak, strong, figures = [], [], []
+    weak: list[str] = []
+    strong: list[str] = []
+    figures: list[tuple[float, str]] = []
     start = left.copy()
     for i, row in enumerate(shown):
         top = right[i]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,7 +12,7 @@ from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import LayerSteps, layer_steps
 from selfattn.views import tours
 from selfattn.views.graph import Steps, linear
-from selfattn.views.page import Page, join_pages, render, steps_page
+from selfattn.views.page import Page, assemble, join_pages, render, steps_page
 from selfattn.views.texts import CAPTIONS, merged
 from selfattn.views.tour import Stop
 from selfattn.views.writing import Array
@@ -24,7 +23,7 @@ Texts: TypeAlias = list[list[str]]  # the words of one sentence, or of two
 
 
 def _page(
-    steps: Callable[[list[str]], Steps], texts: Texts, exercise: bool, precision: int = 4, **captions: str
+    steps: Callable[[list[str]], Steps], texts: Texts, exercise: bool, precision: int = 4, **captions: Any
 ) -> Page:
     """Show one sentence, or two beside each other."""
     compare = (steps(texts[1]), texts[1]) if len(texts) > 1 else None
@@ -38,7 +37,7 @@ def _page(
 
 def _finish(pages: Sequence[Page], title: str, opens: int, tour: Sequence[Stop]) -> Page:
     page = join_pages(pages, title) if len(pages) > 1 else pages[0]
-    return replace(page, opens=opens, tour=tuple(tour))
+    return assemble(page.title, page.views, page.svg, page.lang, page.titles, tuple(tour), opens)
 
 
 def _rows(words: Sequence[str], table: Mapping[str, Any]) -> Array:
@@ -52,7 +51,7 @@ def _rows(words: Sequence[str], table: Mapping[str, Any]) -> Array:
 def _first_principles(texts: Texts | None, exercise: bool) -> Page:
     data = tutorials.load("first_principles")
     vocab, given = data["vocab"], data["projected_attention"]
-    names = {"first": "By the river", "second": "In finance"} if texts is None else {}
+    names: dict[str, Any] = {"first": "By the river", "second": "In finance"} if texts is None else {}
     shown = list(data["tokens"].values()) if texts is None else texts
     weight = np.array(data["linear_layer"]["W"])
     projections = [np.array(given[f"W_{n}"]) for n in ("query", "key", "value")]
@@ -73,7 +72,7 @@ def _first_principles(texts: Texts | None, exercise: bool) -> Page:
          "look": "*Look for this:* every ribbon runs straight across. A linear layer sees one word at a time, so a word comes out the same in any sentence.", **names}
     )  # fmt: skip
     both = "*Look for this:* the same *bank* goes in twice and comes out different: it takes from its neighbours. Thickness = how much."
-    look = {} if texts is not None else {"look": both}
+    look: dict[str, Any] = {} if texts is not None else {"look": both}
     pages = [
         render(alone, [" ".join(words) for words in shown], captions, exercise, precision=3),
         _page(raw, shown, exercise, 3, title="Attention on the embeddings themselves", tab="Words as they are", **names, **look),
@@ -81,9 +80,8 @@ def _first_principles(texts: Texts | None, exercise: bool) -> Page:
         _page(layer(drawn), shown, exercise, 3, title="The class SelfAttention", tab="Random", **names,
               look="*Look for this:* all ribbons are nearly alike. The matrices are random, from the tutorial's seed: nobody has taught them where to look."),
     ]  # fmt: skip
-    tour = (
-        tours.first_principles(raw, layer(projections), layer(drawn), weight, shown) if texts is None else ()
-    )
+    shows = texts is None and not exercise
+    tour = tours.first_principles(raw, layer(projections), layer(drawn), weight, shown) if shows else ()
     return _finish(pages, f"{data['tutorial']}: bank, by a river and in finance", 2, tour)
 
 
@@ -97,7 +95,7 @@ def _sentence_embeddings(texts: Texts | None, exercise: bool) -> Page:
         name: (lambda words, model=model: model.steps(" ".join(words))) for name, model in models.items()
     }
     made = "Made for this page: 4 numbers for each of 23 words, trained on 68 short sentences; chosen among forty such models."
-    names = {"first": "A stream", "second": "Money", "word": "bank"} if texts is None else {}
+    names: dict[str, Any] = {"first": "A stream", "second": "Money", "word": "bank"} if texts is None else {}
     pages = [
         _page(steps["untrained"], shown, exercise, title="Before training", tab="Before training", made_up="Random numbers, as training finds them.",
               look="*Look for this:* before training every word takes a bit from everybody, in both sentences.", **names),
@@ -106,7 +104,7 @@ def _sentence_embeddings(texts: Texts | None, exercise: bool) -> Page:
         _page(steps["two_heads"], shown, exercise, title="A trained block with two heads", tab="Trained, two heads", made_up=made,
               look="*Look for this:* two heads share the work. Head 0 has learned to find money, head 1 to find water.", **names),
     ]  # fmt: skip
-    tour = tours.sentence_embeddings(steps, shown) if texts is None else ()
+    tour = tours.sentence_embeddings(steps, shown) if texts is None and not exercise else ()
     return _finish(pages, data["tutorial"], 1, tour)
 
 
@@ -125,7 +123,7 @@ def _basics_notebook(texts: Texts | None, exercise: bool) -> Page:
         _page(lambda words: steps(words, 2), shown, exercise, title="The same, with two heads", word="sky", tab="Two heads",
               look="*Look for this:* each head sees one column, and they disagree about *sky*: switch between head 0 and head 1."),
     ]  # fmt: skip
-    tour = tours.basics_notebook(steps, shown[0]) if texts is None else ()
+    tour = tours.basics_notebook(steps, shown[0]) if texts is None and not exercise else ()
     return _finish(pages, data["tutorial"], 0, tour)
 
 
@@ -149,7 +147,7 @@ def _illustrated(texts: Texts | None, exercise: bool) -> Page:
         replaced_weights="The author goes on with these weights, rounded by hand, instead of the softmax. use_given, 1 or 0, switches between the two.",
         as_given="rounded as printed", word=shown[0][0],
     )  # fmt: skip
-    tour = tours.illustrated(steps, rounded) if texts is None else ()
+    tour = tours.illustrated(steps, rounded) if texts is None and not exercise else ()
     return _finish([page], data["tutorial"], 0, tour)
 
 
@@ -161,16 +159,18 @@ def _attention_module(texts: Texts | None, exercise: bool) -> Page:
     def steps(words: list[str], masked: bool = False) -> AttentionSteps:
         places = _rows(words, {word: n for n, word in enumerate(tokens)}).astype(int)
         mask = np.arange(len(words)) < len(words) - 1 if masked else None
-        return attention_steps(*(array[:, places] for array in arrays), mask)
+        query, key, value = (array[:, places] for array in arrays)
+        return attention_steps(query, key, value, mask)
 
     made = "Made by hand, since the tutorial gives no numbers: columns mean person, feeling, greeting."
     love = "*Look for this:* *love* takes from *I* and *you*, hardly from *Hello*, as the tutorial says. Thickness = how much."
+    look: dict[str, Any] = {"look": love} if texts is None else {}
     pages = [
-        _page(steps, shown, exercise, title="Without a mask", word="love", tab="Without a mask", made_up=made, **({"look": love} if texts is None else {})),
+        _page(steps, shown, exercise, title="Without a mask", word="love", tab="Without a mask", made_up=made, **look),
         _page(lambda words: steps(words, True), shown, exercise, title="The last word masked", word="love", tab="The last word masked", made_up=made,
               look="*Look for this:* nobody takes from the last word, and the other shares have grown: a row still adds up to 1."),
     ]  # fmt: skip
-    tour = tours.attention_module(steps, tokens) if texts is None else ()
+    tour = tours.attention_module(steps, tokens) if texts is None and not exercise else ()
     return _finish(pages, "Self-Attention: ScaledDotProductAttention module", 0, tour)
 
 
@@ -222,5 +222,4 @@ def tutorial_page(
     texts = None if text is None else [each.split() for each in (text, compare) if each is not None]
     if texts is not None and not all(texts):
         raise ValueError("a text needs words")
-    page = TUTORIAL_PAGES[name](texts, exercise)
-    return replace(page, tour=()) if exercise else page
+    return TUTORIAL_PAGES[name](texts, exercise)

@@ -22,8 +22,8 @@ from pages import (
 )
 
 import selfattn as sa
-from selfattn import views
-from selfattn.steps.layers import layer_steps
+from selfattn import nn, views
+from selfattn.steps.layers import layer_steps, model_steps
 from selfattn.views.writing import letters, visible
 
 
@@ -416,3 +416,18 @@ def test_numbers_at_the_ends_of_the_range(dtype, name):
     assert "<svg" in page.svg
     assert steps._repr_html_()
     views.steps_page(layer_steps(np.array([[end, 1], [0, end]], dtype), x, x, x))
+
+
+def test_steps_of_a_model_bring_their_tokens():
+    words = ["tom", "<i>", "jerry"]
+    model = nn.EmbeddingModel(
+        lambda sentence: [words.index(w) for w in sentence.split()], 3, 4, max_seq_len=8, rng=0
+    )
+    steps = model.steps("jerry <i>")
+    assert steps.tokens == ("jerry", "<i>")
+    assert Reader(views.steps_page(steps).html).of("embeddings").rows == ["jerry", "<i>"]
+    assert Reader(steps._repr_html_()).of("scores").columns == ["jerry", "<i>"]
+    assert Reader(views.steps_page(steps, ["a", "b"]).html).of("embeddings").rows == ["a", "b"]
+    assert model.steps([0, 1]).tokens is None
+    with pytest.raises(ValueError, match="1 tokens do not fit the 2 rows"):
+        model_steps(steps.embeddings, steps.positions, steps.blocks, ["a"])
