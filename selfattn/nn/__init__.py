@@ -17,6 +17,7 @@ from selfattn.nn.containers import ModuleList, Sequential
 from selfattn.nn.dropout import Dropout
 from selfattn.nn.embedding import Embedding
 from selfattn.nn.embedding_model import EmbeddingModel
+from selfattn.nn.gpt import GPT
 from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
 from selfattn.nn.losses import BCEWithLogitsLoss, CrossEntropyLoss, MSELoss
@@ -32,6 +33,7 @@ from selfattn.nn.transformer_encoder import TransformerEncoder, TransformerEncod
 
 __all__ = [
     "GELU",
+    "GPT",
     "BCEWithLogitsLoss",
     "CrossEntropyLoss",
     "Dropout",

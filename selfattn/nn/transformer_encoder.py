@@ -340,7 +340,7 @@ class _Call:
             axes = "(N, L, d_model)" if self.batch_first else "(L, N, d_model)"
             raise ValueError(f"src must have shape {axes} or (L, d_model), not {x.shape}")
         self.owner, self.layers, self.norm = owner, layers, norm
-        self.parts = [_parts(layer) for layer in layers] + ([] if norm is None else [{"": norm}])
+        self.parts = [parts_of_layer(layer) for layer in layers] + ([] if norm is None else [{"": norm}])
         parameters = [p for own in self.parts for part in own.values() for p in part.parameters().values()]
         self.parameters = parameters
         self.x, self.dtype = x, np.result_type(x, *{p.dtype for p in parameters})
@@ -361,12 +361,12 @@ class _Call:
         self.cu_seqlens = np.concatenate([[0], np.cumsum(lengths[present])]).astype(np.int64)
         allowed = mask_from_ignored(mask, padding_mask, lead, first.self_attn.num_heads, (length, length))
         settings = tuple(
-            _settings(own, layer, bool(is_causal), self.compute)
+            core_settings(own, layer, bool(is_causal), self.compute)
             for own, layer in zip(self.parts, layers, strict=False)
         )
         self.model = _transformer.Transformer(
             settings,
-            final_norm=None if norm is None else _norm(norm, self.compute),
+            final_norm=None if norm is None else core_norm(norm, self.compute),
             mask=self._mask(allowed, present),
         )
 
@@ -429,7 +429,7 @@ class _Call:
         return names + ([] if self.norm is None else [f"norm.{name}" for name in self.norm.parameters()])
 
 
-def _parts(layer: TransformerEncoderLayer) -> dict[str, Module]:
+def parts_of_layer(layer: TransformerEncoderLayer) -> dict[str, Module]:
     """Return the parts with parameters in the order of the core, which computes with these alone."""
     kinds = {
         "self_attn": MultiheadAttention, "norm1": LayerNorm, "linear1": Linear, "linear2": Linear, "norm2": LayerNorm,
@@ -453,9 +453,10 @@ def _parts(layer: TransformerEncoderLayer) -> dict[str, Module]:
     return {name: getattr(layer, name) for name in ("self_attn", "norm1", "linear1", "linear2", "norm2")}
 
 
-def _settings(
+def core_settings(
     parts: dict[str, Module], layer: TransformerEncoderLayer, is_causal: bool, dtype: np.dtype[Any]
 ) -> _transformer.Layer:
+    """Describe a layer of these parts to the core, in its mode: what it drops has a new seed."""
     attention, linear1, linear2 = layer.self_attn, layer.linear1, layer.linear2
     first, wide, last = (
         part.p if part.training else 0.0 for part in (layer.dropout1, layer.dropout, layer.dropout2)
@@ -473,10 +474,10 @@ def _settings(
         key,
         value,
         output=_projection(attention.out_proj._operand("weight"), attention.out_proj.bias, dtype),
-        attention_norm=_norm(layer.norm1, dtype),
+        attention_norm=core_norm(layer.norm1, dtype),
         up=_projection(linear1._operand("weight"), linear1.bias, dtype),
         down=_projection(linear2._operand("weight"), linear2.bias, dtype),
-        feed_forward_norm=_norm(layer.norm2, dtype),
+        feed_forward_norm=core_norm(layer.norm2, dtype),
         norm_first=layer.norm_first,
         activation="relu" if layer.activation == "relu" else "gelu",
         causal=is_causal,
@@ -490,7 +491,8 @@ def _projection(weight: Any, bias: Array | None, dtype: np.dtype[Any]) -> _trans
     return _transformer.Projection(own, None if bias is None else plain(bias, dtype))
 
 
-def _norm(norm: Any, dtype: np.dtype[Any]) -> _transformer.Norm:
+def core_norm(norm: Any, dtype: np.dtype[Any]) -> _transformer.Norm:
+    """Describe a LayerNorm or RMSNorm with a weight to the core."""
     bias = getattr(norm, "bias", None)
     weight = plain(norm.weight, dtype)
     if isinstance(norm, RMSNorm):

@@ -1,0 +1,449 @@
+"""nn.GPT: the numbers of plain NumPy and of PyTorch, gradients, training in step with PyTorch, generation."""
+
+import copy
+import functools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from nn_checks import assert_close, check_gradients, perturbed
+
+from selfattn import _core, nn, optim, reference
+
+V, D, HEADS, LONGEST = 11, 12, 3, 9
+KINDS = {
+    "GPT-2": {},
+    "rotary": {"positions": "rotary"},
+    "norms behind, relu, a head of its own": {
+        "norm_first": False, "activation": "relu", "tie_word_embeddings": False, "dim_feedforward": 5,
+    },
+    "rotary, no bias": {"positions": "rotary", "bias": False, "layer_norm_eps": 0.1, "rope_theta": 100.0},
+}  # fmt: skip
+ALONE, BATCH, LISTS = (
+    np.arange(7) % V,
+    np.random.default_rng(0).integers(0, V, (3, 8)),
+    [[3, 1, 4, 1, 5], [9], list(range(9))],
+)
+
+
+def make(kind="GPT-2", dtype=np.float64, **more):
+    return perturbed(nn.GPT(V, D, 2, HEADS, LONGEST, **(KINDS[kind] | {"dtype": dtype, "rng": 0} | more)))
+
+
+# --------------------------------------------------------------------------------------------------- plain NumPy
+
+
+def plain_logits(model, ids):
+    """Compute the logits of one sequence as the docstring says it, a step at a time."""
+    p = model.state_dict()
+    x = p["token_embedding.weight"][ids]
+    n, width = len(ids), D // HEADS
+    if model.positions == "learned":
+        x = x + p["position_embedding.weight"][:n]
+
+    def norm(x, name, eps):
+        x = x - x.mean(-1, keepdims=True)
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * p[f"{name}.weight"] + p.get(
+            f"{name}.bias", 0
+        )
+
+    def turned(x):  # (heads, n, width): pair (i, i + half) as a complex number
+        half = width // 2
+        angles = np.arange(n)[:, None] * model.rope_theta ** (-2 * np.arange(half) / width)
+        z = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)
+        return np.concatenate([z.real, z.imag], axis=-1)
+
+    for i, layer in enumerate(model.layers):
+        name, eps = f"layers.{i}", layer.norm1.eps
+
+        def attend(x, name=name):
+            joint = x @ p[f"{name}.self_attn.in_proj_weight"].T + p.get(f"{name}.self_attn.in_proj_bias", 0)
+            q, k, v = joint.reshape(n, 3, HEADS, width).transpose(1, 2, 0, 3)
+            if model.positions == "rotary":
+                q, k = turned(q), turned(k)
+            scores = np.where(np.tri(n, dtype=bool), q @ k.swapaxes(1, 2) / math.sqrt(width), -np.inf)
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            y = (weights @ v).swapaxes(0, 1).reshape(n, D)
+            return y @ p[f"{name}.self_attn.out_proj.weight"].T + p.get(f"{name}.self_attn.out_proj.bias", 0)
+
+        def feed_forward(x, name=name, layer=layer):
+            wide = x @ p[f"{name}.linear1.weight"].T + p.get(f"{name}.linear1.bias", 0)
+            wide = np.maximum(wide, 0) if layer.activation == "relu" else reference.gelu(wide)
+            return wide @ p[f"{name}.linear2.weight"].T + p.get(f"{name}.linear2.bias", 0)
+
+        if layer.norm_first:
+            x = x + attend(norm(x, f"{name}.norm1", eps))
+            x = x + feed_forward(norm(x, f"{name}.norm2", eps))
+        else:
+            x = norm(x + attend(x), f"{name}.norm1", eps)
+            x = norm(x + feed_forward(x), f"{name}.norm2", eps)
+    if model.norm is not None:
+        x = norm(x, "norm", model.norm.eps)
+    return x @ p["head.weight"].T
+
+
+def plain_loss(model, pairs):
+    """Mean cross-entropy over pairs of ids and what should follow each."""
+    losses = []
+    for ids, targets in pairs:
+        logits = plain_logits(model, np.asarray(ids))
+        logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        losses += [-logs[i, t] for i, t in enumerate(targets) if t != -100]
+    return np.mean(losses)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_plain_numpy(kind):
+    model = make(kind)
+    expected = plain_logits(model, ALONE)
+    # Sums of up to 48 terms, ten behind one another.
+    np.testing.assert_allclose(model(ALONE), expected, rtol=0, atol=1e-13 * max(1, np.abs(expected).max()))
+    y = model(BATCH)
+    assert y.shape == (3, 8, V)
+    for got, own in zip(y, BATCH, strict=True):
+        np.testing.assert_array_equal(got, model(own))
+    y = model(LISTS)
+    assert [own.shape for own in y] == [(5, V), (1, V), (9, V)]
+    for got, own in zip(y, LISTS, strict=True):
+        np.testing.assert_array_equal(got, model(own))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_is_that_of_plain_numpy(kind):
+    model = make(kind)
+    whole = [own for own in LISTS if len(own) > 1]
+    for ids in ([ALONE], BATCH, whole):
+        expected = plain_loss(model, [(own[:-1], own[1:]) for own in ids])
+        assert model.loss(ids) == pytest.approx(expected, abs=1e-13)
+    targets = [[1, -100, 2, 3, 4], [-100], [5] * 9]
+    expected = plain_loss(model, zip(LISTS, targets, strict=True))
+    assert model.loss(LISTS, targets) == pytest.approx(expected, abs=1e-13)
+    assert model.loss_vjp(LISTS, targets)[0] == model.loss(LISTS, targets)
+
+
+# ----------------------------------------------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_finite_differences(kind):
+    """Of tiny models, and of the loss and the logits of sequences that differ in length."""
+    model = perturbed(
+        nn.GPT(
+            5,
+            6,
+            1,
+            HEADS if KINDS[kind].get("positions") != "rotary" else 1,
+            4,
+            **KINDS[kind],
+            dtype=float,
+            rng=0,
+        )
+    )
+    ids = [[1, 4, 0, 1], [2, 3]]
+    loose = SimpleNamespace(
+        parameters=model.parameters, load_state_dict=functools.partial(model.load_state_dict, strict=False)
+    )
+
+    def loss():
+        value, pullback = model.loss_vjp(ids)
+        return np.float64(value), lambda d_value: ((), pullback(d_value))
+
+    check_gradients(loose, loss)
+
+    def logits():
+        y, pullback = model.vjp(ids)
+        ends = np.cumsum([len(own) for own in y])[:-1]
+        return np.concatenate(y), lambda dy: ((), pullback(np.split(dy, ends)))
+
+    check_gradients(loose, logits)
+
+
+def torch_gpt(torch, kind):
+    """PyTorch's modules, with the same names."""
+    options = {
+        "tie_word_embeddings": True,
+        "norm_first": True,
+        "activation": "gelu",
+        "dim_feedforward": 4 * D,
+    }
+    options |= KINDS[kind]
+
+    class TorchGPT(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token_embedding = torch.nn.Embedding(V, D)
+            self.position_embedding = torch.nn.Embedding(LONGEST, D)
+            layer = torch.nn.TransformerEncoderLayer(
+                D, HEADS, options["dim_feedforward"], 0.0, options["activation"],
+                batch_first=True, norm_first=options["norm_first"],
+            )  # fmt: skip
+            self.layers = torch.nn.ModuleList([copy.deepcopy(layer) for _ in range(2)])
+            self.norm = torch.nn.LayerNorm(D) if options["norm_first"] else None
+            self.head = torch.nn.Linear(D, V, bias=False)
+            if options["tie_word_embeddings"]:
+                self.head.weight = self.token_embedding.weight
+
+        def forward(self, ids):
+            n = ids.shape[1]
+            x = self.token_embedding(ids) + self.position_embedding(torch.arange(n))
+            mask = torch.ones(n, n, dtype=torch.bool).triu(1)
+            for layer in self.layers:
+                x = layer(x, mask)
+            return self.head(x if self.norm is None else self.norm(x))
+
+    return TorchGPT()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["GPT-2", "norms behind, relu, a head of its own"])
+def test_numbers_and_gradients_are_pytorchs(kind, dtype):
+    torch = pytest.importorskip("torch")
+    ours = make(kind, dtype=dtype)
+    theirs = torch_gpt(torch, kind).to(getattr(torch, dtype))
+    theirs.load_state_dict({name: torch.tensor(own) for name, own in ours.state_dict().items()})
+    assert list(theirs.state_dict()) == list(ours.state_dict())
+    ids = torch.tensor(BATCH)
+    logits = theirs(ids)
+    # The longest sums have 48 terms, or 24 tokens; several are behind one another.
+    assert_close(ours(BATCH), logits.detach().numpy(), dtype, 10 * 48, "logits")
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, V), ids[:, 1:].reshape(-1))
+    loss.backward()
+    value, pullback = ours.loss_vjp(BATCH)
+    assert value == pytest.approx(float(loss.detach()), abs=1e-12 if dtype == "float64" else 1e-5)
+    grads = pullback(1.0)
+    assert list(grads) == list(ours.parameters())
+    for name, parameter in theirs.named_parameters():
+        assert_close(grads[name], parameter.grad.numpy(), dtype, 10 * 48, name)
+
+
+def test_training_goes_in_step_with_pytorch():
+    """The same weights, batches and optimiser, 300 steps.
+
+    In float64 the losses agree to 1e-9: errors of 1e-16 grow with the steps, here by less than a million times. In float32
+    they grow as much from 1e-7, for PyTorch and for us: how far PyTorch's float32 is from its float64 says how much.
+    """
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(3)
+    text = np.tile(rng.integers(0, V, 25), 20)  # something to learn
+    batches = [np.stack([text[at : at + LONGEST + 1] for at in rng.integers(0, 490, 8)]) for _ in range(300)]
+    losses = {}
+    state = make(dtype=np.float64).state_dict()
+    for dtype in ("float64", "float32"):
+        ours = make(dtype=dtype)
+        ours.load_state_dict(state, strict=False)
+        optimizer = optim.AdamW(ours.parameters(), lr=1e-3)
+        theirs = torch_gpt(torch, "GPT-2").to(getattr(torch, dtype))
+        theirs.load_state_dict({name: torch.tensor(own) for name, own in state.items()})
+        their_optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-3)
+        found = []
+        for batch in batches:
+            value, pullback = ours.loss_vjp(batch)
+            optimizer.step(pullback(1.0))
+            ids = torch.tensor(batch)
+            logits = theirs(ids[:, :-1])
+            loss = torch.nn.functional.cross_entropy(logits.reshape(-1, V), ids[:, 1:].reshape(-1))
+            their_optimizer.zero_grad()
+            loss.backward()
+            their_optimizer.step()
+            found.append((value, float(loss.detach())))
+        losses[dtype] = np.array(found)
+    exact = losses["float64"][:, 1]
+    assert exact[-20:].mean() < 0.8 * exact[:20].mean()  # it learned
+    np.testing.assert_allclose(losses["float64"][:, 0], exact, rtol=0, atol=1e-9)
+    error, their_error = np.abs(losses["float32"] - exact[:, None]).max(axis=0)
+    assert error <= 4 * their_error + 16 * np.finfo(np.float32).eps * exact.max()
+
+
+# ---------------------------------------------------------------------------------------------------- generation
+
+
+def greedy(model, prompt, count):
+    """Take the likeliest token, and compute everything again."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(int(model(ids)[-1].argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generation_with_a_cache_is_that_without(kind, isa):
+    model = make(kind, dtype=np.float32)
+    prompts = [[3, 1], [5], [1, 2, 3, 4, 5]]
+    written = model.generate(prompts, 4)
+    for own, prompt in zip(written, prompts, strict=True):
+        assert own.dtype == np.int64
+        assert own.tolist() == greedy(model, prompt, 4) == model.generate(prompt, 4).tolist()
+    assert [own.tolist() for own in model.generate(np.array([[3, 1], [1, 3]]), 2)] == [
+        greedy(model, [3, 1], 2), greedy(model, [1, 3], 2),
+    ]  # fmt: skip
+
+
+def test_sampling_depends_on_the_seed_alone():
+    model = make(dtype=np.float32)
+    options = {"temperature": 1.0, "top_k": 5, "max_new_tokens": 6}
+    together = model.generate([[1], [2, 3], [1]], rng=[4, 5, 4], **options)
+    np.testing.assert_array_equal(together[0], together[2])
+    np.testing.assert_array_equal(model.generate([2, 3], rng=5, **options), together[1])
+    assert any(
+        model.generate([1], rng=seed, **options).tolist() != together[0].tolist() for seed in range(5, 9)
+    )
+
+
+def test_streams_and_stops():
+    model = make(dtype=np.float32)
+    whole = greedy(model, [3, 1], 6)
+    assert list(model.generate([3, 1], 6, stream=True)) == whole
+    steps = list(model.generate([[3, 1], [5]], 6, stream=True))
+    assert [step[0] for step in steps] == whole
+    stop = whole[2]
+    expected = whole[: whole.index(stop) + 1]
+    assert model.generate([3, 1], 6, stop=stop).tolist() == expected
+    assert model.generate([3, 1], 6, stop=[stop]).tolist() == expected
+
+
+def test_the_context_ends_generation():
+    model = make(dtype=np.float32)
+    with pytest.warns(UserWarning, match="the context of 9 tokens is full"):
+        written = model.generate([1, 2, 3], 50)
+    assert len(written) == LONGEST - 3 + 1  # the last is computed from a full context
+
+
+def test_generation_drops_nothing():
+    model = make(dtype=np.float32, dropout=0.5)
+    assert model.training
+    expected = model.generate([1, 2], 5).tolist()
+    assert model.generate([1, 2], 5).tolist() == expected
+    assert model.eval().generate([1, 2], 5).tolist() == expected
+    assert model.loss(ALONE) == model.loss(ALONE)
+    assert model.train().loss(ALONE) != model.loss(ALONE)
+
+
+# ----------------------------------------------------------------------------------------------------- the module
+
+
+def test_new_weights_are_gpt2s():
+    model = nn.GPT(200, 64, 8, 4, 100, rng=0)
+    stds = {name: array.std() for name, array in model.parameters().items() if array.ndim == 2}
+    for name, std in stds.items():
+        added = name.endswith(("out_proj.weight", "linear2.weight"))
+        # Of 4096 numbers or more, a standard deviation is off by 1.1 %; of that four times.
+        assert std == pytest.approx(0.02 / (4 if added else 1), rel=0.045), name
+    biases = [array for name, array in model.parameters().items() if name.endswith("bias")]
+    assert len(biases) == 8 * 6 + 1
+    assert not any(array.any() for array in biases)
+    again = nn.GPT(200, 64, 8, 4, 100, rng=0).parameters()
+    assert all((array == again[name]).all() for name, array in model.parameters().items())
+
+
+def test_a_tied_head_is_one_parameter():
+    model = make()
+    assert model.head.weight is model.token_embedding.weight
+    assert "head.weight" in model.state_dict()
+    assert "head.weight" not in model.parameters()
+    own = copy.deepcopy(model)
+    assert own.head.weight is own.token_embedding.weight is not model.head.weight
+    assert "head.weight" in make(tie_word_embeddings=False).parameters()
+
+
+def test_a_pullback_is_for_one_state_of_the_parameters():
+    model = make()
+    _, pullback = model.loss_vjp(ALONE)
+    first = pullback(1.0)
+    np.testing.assert_array_equal(pullback(2.0)["norm.weight"], 2 * first["norm.weight"])
+    model.layers[0].linear1.weight[0, 0] += 1
+    with pytest.raises(RuntimeError, match="the parameters of GPT have changed"):
+        pullback(1.0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_parameters_compute_in_float32(dtype):
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    model = make(dtype=np.float32)
+    narrow = make(dtype=dtype)
+    narrow.load_state_dict(model.state_dict(), strict=False)
+    model.load_state_dict(narrow.state_dict(), strict=False)
+    np.testing.assert_array_equal(narrow(ALONE), model(ALONE))
+    assert narrow.generate([1, 2], 5).tolist() == model.generate([1, 2], 5).tolist()
+    grads, wide = narrow.loss_vjp(ALONE)[1](1.0), model.loss_vjp(ALONE)[1](1.0)
+    for name, grad in grads.items():
+        np.testing.assert_array_equal(grad, wide[name].astype(dtype), err_msg=name)
+
+
+def test_rounded_weights():
+    model = make(dtype=np.float32)
+    before, wide = model.generate([1, 2], 5), model(ALONE)
+    model.quantize("int8")
+    # 8 bits: 0.4 % of a group's largest, in ten products behind one another.
+    assert np.abs(model(ALONE) - wide).max() < 0.1 * np.abs(wide).max()
+    assert len(model.generate([1, 2], 5)) == len(before)
+    assert model.loss(ALONE) > 0
+    with pytest.raises(ValueError, match="int8 have no gradients"):
+        model.loss_vjp(ALONE)
+
+
+def test_no_layers_and_no_sequences():
+    model = nn.GPT(V, 4, 0, 1, 3, dtype=np.float64, rng=0)
+    np.testing.assert_allclose(model([1, 2]), plain_without_layers(model, [1, 2]), rtol=1e-12)
+    assert model.generate([1], 2).shape == (2,)
+    assert model(np.zeros((0, 3), int)).shape == (0, 3, V)
+
+
+def plain_without_layers(model, ids):
+    x = model.token_embedding.weight[ids] + model.position_embedding.weight[: len(ids)]
+    return nn.LayerNorm(4, dtype=np.float64)(x) @ model.head.weight.T
+
+
+BAD = {
+    "empty": (lambda m: m([]), ValueError, "sequence 0 has 0 tokens; there must be 1 to 9, max_seq_len"),
+    "one is empty": (lambda m: m([[1], []]), ValueError, "sequence 1 has 0 tokens"),
+    "too long": (lambda m: m([1] * 10), ValueError, "sequence 0 has 10 tokens"),
+    "beyond the table": (lambda m: m([11]), ValueError, r"ids must be in 0\.\.\.10, not 11"),
+    "negative": (lambda m: m([-1]), ValueError, r"ids must be in 0\.\.\.10, not -1"),
+    "floats": (lambda m: m([1.5]), TypeError, "ids must be integers, got float64"),
+    "floats in a list": (lambda m: m([[1], [1.5]]), TypeError, "ids of sequence 1 must be integers"),
+    "nested": (lambda m: m([[1], [[2]]]), ValueError, r"ids of sequence 1 must have shape \(L,\)"),
+    "3-D": (lambda m: m(np.zeros((1, 1, 1), int)), ValueError, r"ids must have shape \(L,\) or \(N, L\)"),
+    "nothing to predict": (lambda m: m.loss([[1, 2], [3]]), ValueError, "sequence 1 has 1 tokens; there must be 2"),
+    "targets": (lambda m: m.loss([1, 2], [1]), ValueError, r"targets must have the lengths of ids, \[2\], not \[1\]"),
+    "a target": (lambda m: m.loss([1, 2], [1, 11]), ValueError, r"target must be in 0\.\.\.10, or -100"),
+    "empty prompt": (lambda m: m.generate([]), ValueError, "prompt 0 is empty"),
+    "long prompt": (lambda m: m.generate([1] * 10), ValueError, "prompt 0 has 10 tokens; the context of this model has 9"),
+    "prompt": (lambda m: m.generate([[1], [11]]), ValueError, r"ids must be in 0\.\.\.10, prompt 1 has 11"),
+    "temperature": (lambda m: m.generate([1], temperature=np.inf), ValueError, "temperature must be"),
+    "heads": (lambda m: nn.GPT(5, 6, 1, 4, 3), ValueError, "num_heads must divide d_model; 4 does not divide 6"),
+    "positions": (lambda m: nn.GPT(5, 6, 1, 3, 3, "absolute"), ValueError, 'positions must be "learned" or "rotary"'),
+    "odd heads": (lambda m: nn.GPT(5, 6, 1, 2, 3, "rotary"), ValueError, "heads must have an even width"),
+    "activation": (lambda m: nn.GPT(5, 6, 1, 2, 3, activation="tanh"), ValueError, "activation must be"),
+    "gradient": (lambda m: m.vjp([1, 2])[1](np.zeros((3, V))), ValueError, r"dy must have the shape of the result, \(2, 11\)"),
+    "gradients": (lambda m: m.vjp([[1], [2]])[1]([np.zeros((1, V))]), ValueError, "dy must have a gradient for each of 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_calls(name):
+    call, error, message = BAD[name]
+    with pytest.raises(error, match=message):
+        call(make())
+
+
+def test_logits_that_are_not_finite_are_an_error():
+    model = make(dtype=np.float32)
+    model.norm.weight[0] = np.nan
+    with pytest.raises(ValueError, match=r"prompt 0, new token 1: no token can be drawn"):
+        model.generate([1, 2])
+
+
+def test_bits_do_not_depend_on_threads(threads_restored):
+    model = nn.GPT(65, 64, 2, 2, 64, rng=0)
+    ids = np.random.default_rng(0).integers(0, 65, (8, 65))
+    _core.set_num_threads(1)
+    value, pullback = model.loss_vjp(ids)
+    one = pullback(1.0)
+    _core.set_num_threads(2)
+    assert model.loss_vjp(ids)[0] == value
+    two = model.loss_vjp(ids)[1](1.0)
+    for name, grad in one.items():
+        np.testing.assert_array_equal(grad, two[name], err_msg=name)
