@@ -333,6 +333,7 @@ class GPT(Module):
         ----------
         prompt : array_like of int, shape (L,) or (N, L), or a list of N of different lengths
         max_new_tokens : int, default 100
+            A sequence also ends, with a UserWarning, when the context of ``max_seq_len`` tokens is full.
         temperature : float, default 0.0
             0 takes the likeliest token. Else logits are divided by it, and a token is drawn.
         top_k : int, optional
@@ -356,11 +357,6 @@ class GPT(Module):
         ------
         TypeError, ValueError
             As for :meth:`forward`; or an option is out of its range; or the logits are not finite.
-
-        Warns
-        -----
-        UserWarning
-            A sequence ended because it has ``max_seq_len`` tokens.
 
         References
         ----------
