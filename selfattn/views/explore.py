@@ -184,8 +184,8 @@ def _side(source: Any, text: Text, key_tokens: Sequence[str] | None, new_tokens:
     prompt = len(ids)
     if new_tokens:
         ids = np.concatenate([ids, source.generate(ids, new_tokens)])
-    tokens = _shown(source.tokens(ids))
-    expected = next_tokens(np.asarray(source.logits(ids)), lambda some: _shown(source.tokens(some)), store)
+    tokens = _spelled(source, ids)
+    expected = next_tokens(np.asarray(source.logits(ids)), lambda some: _spelled(source, some), store)
     return _Side(read_steps(source.steps(ids), tokens, tokens), prompt, expected)
 
 
@@ -207,6 +207,19 @@ def _pieces(source: Any, text: Text) -> Sequence[Any]:
     except TypeError:
         return tokens
     return pieces[: len(tokens)] if len(pieces) >= len(tokens) else tokens
+
+
+def _spelled(source: Any, ids: Any) -> list[str]:
+    """Return tokens of a language model as they read in a text; those that are a part of a character as they are stored."""
+    stored = source.tokens(ids)
+    decode = getattr(getattr(source, "tokenizer", None), "decode", None)
+    if decode is None:
+        return _shown(stored)
+    read = [decode([int(n)], skip_special_tokens=False) for n in ids]
+    whole = [
+        token if token and "\ufffd" not in token else piece for token, piece in zip(read, stored, strict=True)
+    ]
+    return [visible(token) for token in whole]
 
 
 def _shown(tokens: Sequence[Any]) -> list[str]:

@@ -113,7 +113,7 @@ class ExplorerPage {
           this.grid.node, this.grid.filters(() => this.small(true)), this.finds),
         element("section", { ariaLabel: captions["one head"] }, this.heading, this.means, this.shares,
           element("div", { className: "sa-pair" }, ...this.texts.map((_, side) => element("div", {}, ...(this.ribbons[side] ? [ends(side), this.ribbons[side].node] : []), this.captionsOf[side]))),
-          element("div", { className: "sa-maps" }, ...this.maps.map(({ node }) => node)), this.line)),
+          element("div", { className: `sa-maps${this.ribbons.length ? " sa-drawn" : ""}` }, ...this.maps.map(({ node }) => node)), this.line)),
       element("div", { className: "sa-columns sa-below" }, ...(this.way.there ? [this.way.node] : []), ...this.next.flatMap((each) => (each ? [each.node] : []))));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolour());
   }
@@ -241,7 +241,7 @@ class ExplorerPage {
   }
 
   /**
-   * The head in which a word takes most from another word.
+   * The head in which a word takes most from another word: not one beside it, nor the first, where attention parks.
    * @param {number} side
    * @param {number} i
    */
@@ -250,7 +250,7 @@ class ExplorerPage {
     let best = { head: this.grid.all[0], weight: -1, j: 0 };
     for (const head of this.grid.all) {
       this.texts[side].row(head, i).forEach((weight, j) => {
-        if (weight > best.weight && !marks[j] && (crossed || Math.abs(j - i) > 1)) best = { head, weight, j };
+        if (weight > best.weight && !marks[j] && (crossed || (j > 0 && Math.abs(j - i) > 1))) best = { head, weight, j };
       });
     }
     return best;
