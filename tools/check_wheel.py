@@ -24,7 +24,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST = {"wheel": 1.55e6, "extension": 2.5e6}  # bytes
+MOST = {"wheel": 1.75e6, "extension": 2.5e6}  # bytes; docs/measurements/build.md says what takes the room
 SECONDS = 5  # to install
 
 # In an environment without pytest: each test of the file, on each instruction set if it asks for one.
@@ -45,7 +45,7 @@ print("smoke test:", _core.available_isas(), sys.version.split()[0], _core.__fil
 
 
 def check_contents(wheel: Path) -> None:
-    """Check the wheel's size, its extension and its libraries."""
+    """Check that the wheel has all of the package, its size, its extension and its libraries."""
     with zipfile.ZipFile(wheel) as archive:
         files = {file.filename: file.file_size for file in archive.infolist()}
     (extension,) = (name for name in files if re.fullmatch(r"selfattn/_core\..*so", name))
@@ -55,6 +55,9 @@ def check_contents(wheel: Path) -> None:
     assert all(size <= MOST[name] for name, size in sizes.items())
     stable = re.search(r"-cp311-abi3-", wheel.name) is not None
     assert stable == extension.endswith(".abi3.so"), "the tag and the extension's name disagree"
+    wanted = subprocess.check_output(["git", "ls-files", "selfattn"], cwd=ROOT, text=True).split()
+    missing = {name for name in wanted if not name.endswith(("README.md", "tsconfig.json"))} - files.keys()
+    assert not missing, f"the wheel lacks {sorted(missing)}"
     foreign = {name.split("/")[0] for name in files if ".dist-info/" not in name} - {
         "selfattn",
         "selfattn.libs",
