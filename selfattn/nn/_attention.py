@@ -153,12 +153,37 @@ def _allowed(mask: Array) -> Array:
 
 
 def _both(first: Array, second: Array) -> Array:
-    """Put two masks of ignored pairs together: what either ignores is ignored."""
-    masks = (first, second)
-    if all(mask.dtype == np.bool_ for mask in masks):
-        return ~(first | second)
-    ignored = [mask if mask.dtype == np.bool_ else mask == -np.inf for mask in masks]
+    """Put two masks of ignored pairs together: what either ignores is ignored.
+
+    The result is as large as the batch, so it is boolean where it can be, and of no wider floats than the masks.
+    """
+    closed, others = _as_closed(first), _as_closed(second)
+    if closed is not None and others is not None:
+        both: Array = closed | others
+        return np.logical_not(both, out=both)
+    if closed is not None or others is not None:
+        ignored, added = (closed, second) if closed is not None else (others, first)
+        return np.where(ignored, added.dtype.type(-np.inf), added)
+    if first.dtype == second.dtype and first.dtype.kind == "f" and _sum_is_finite(first, second):
+        return first + second
     # The sum of finite float32 masks is finite in float64.
     with np.errstate(invalid="ignore"):
-        added = sum(mask.astype(np.float64) for mask in masks if mask.dtype != np.bool_)
-    return np.where(ignored[0] | ignored[1], -np.inf, added)
+        added = first.astype(np.float64) + second.astype(np.float64)
+    added[np.broadcast_to((first == -np.inf) | (second == -np.inf), added.shape)] = -np.inf
+    return added
+
+
+def _as_closed(mask: Array) -> Array | None:
+    """See a mask as boolean, True for what is ignored, if it says no more than that."""
+    if mask.dtype == np.bool_:
+        return mask
+    ignored: Array = mask == -np.inf
+    return ignored if (ignored | (mask == 0)).all() else None
+
+
+def _sum_is_finite(*masks: Array) -> bool:
+    """Tell whether the sum of float masks has no infinity but that of what is ignored, and no NaN."""
+    least = [float(mask.min(where=mask > -np.inf, initial=0)) for mask in masks]
+    most = [float(mask.max(initial=0)) for mask in masks]
+    limit = float(np.finfo(masks[0].dtype).max)
+    return -sum(least) <= limit and sum(most) <= limit  # False for NaN

@@ -378,13 +378,15 @@ class _Call:
         """See a mask that is broadcastable to (N, heads, L, L) in that many axes, without empty sequences."""
         if mask is None:
             return None
-        if mask.dtype != np.bool_:
+        if mask.dtype != np.bool_ and mask.dtype.itemsize <= self.compute.itemsize:
+            mask = np.require(mask, self.compute, "A")
+        elif mask.dtype != np.bool_:
             most = np.finfo(self.compute).max  # wider finite values stay finite
             mask = np.where(np.isfinite(mask), np.clip(mask, -most, most), mask).astype(self.compute)
         length = self.shape[1]
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
         mask = np.broadcast_to(mask, (*mask.shape[:2], length, length))
-        return mask if len(mask) == 1 else mask[present]
+        return mask if len(mask) in (1, len(present)) else mask[present]
 
     def unpacked(self, rows: Array) -> Array:
         """Put rows back in the places of the tokens, in the shape of the input."""

@@ -1,5 +1,8 @@
 """nn.TransformerEncoderLayer and nn.TransformerEncoder: PyTorch's numbers, gradients, copies, dropout."""
 
+import itertools
+import tracemalloc
+
 import numpy as np
 import pytest
 from nn_checks import (
@@ -183,7 +186,7 @@ def test_the_pullback_drops_what_the_output_dropped(kind):
 
 
 def replaced(**parts):
-    layer = layer_of("as it is")
+    layer = layer_of("as it is", batch_first=True, dtype=np.float64, rng=0)
     for name, part in parts.items():
         setattr(layer, name, part)
     return layer
@@ -222,3 +225,52 @@ def replaced(**parts):
 def test_wrong_calls_say_what_is_wrong(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def as_floats(mask, dtype):
+    return np.where(mask, dtype(-np.inf), dtype(0))
+
+
+@pytest.mark.parametrize("kind", ["pairs", "per head"])
+def test_two_masks_of_every_dtype_are_one(kind):
+    """What either ignores is ignored; floats are added as in float64, also those whose sum is too large for float32."""
+    layer = layer_of("as it is", batch_first=True, dtype=np.float64, rng=0)
+    heads = layer.self_attn.num_heads
+    pairs = TRIANGLE if kind == "pairs" else np.random.default_rng(0).random((N * heads, L, L)) < 0.3
+    expected = layer(X, pairs, PADDING)
+    for first, second in itertools.product((np.bool_, np.float16, np.float32, np.float64), repeat=2):
+        masks = [x if t is np.bool_ else as_floats(x, t) for x, t in ((pairs, first), (PADDING, second))]
+        np.testing.assert_array_equal(layer(X, *masks), expected)
+        swapped = [x.astype(x.dtype.newbyteorder()) for x in masks]
+        np.testing.assert_array_equal(layer(X, *swapped), expected)
+    bias = np.random.default_rng(1).standard_normal(pairs.shape).astype(np.float32)
+    for added, padding in [
+        (np.where(pairs, np.float32(-np.inf), bias), as_floats(PADDING, np.float32)),
+        (np.where(pairs, np.float32(-np.inf), bias), PADDING),
+        (np.where(pairs, -3e38, bias).astype(np.float32), np.where(PADDING, -3e38, 1).astype(np.float32)),
+        (bias, np.where(PADDING, -np.inf, np.random.default_rng(2).standard_normal(PADDING.shape))),
+    ]:
+        wide = [x if x.dtype == np.bool_ else x.astype(np.float64) for x in (added, padding)]
+        np.testing.assert_array_equal(layer(X, added, padding), layer(X, *wide))
+
+
+@pytest.mark.parametrize(("dtype", "bytes_each"), [(np.bool_, 2), (np.float32, 2), (None, 6)])
+def test_masks_of_a_batch_stay_small(dtype, bytes_each):
+    """Beside them there is one of the batch: boolean, or of float32 if the masks say more than what is ignored."""
+    length, batch = 600, 4
+    layer = nn.TransformerEncoderLayer(8, 1, 8, batch_first=True, rng=0).eval()
+    x = np.zeros((batch, length, 8), np.float32)
+    pairs, padding = np.triu(np.ones((length, length), bool), 1), np.zeros((batch, length), bool)
+    padding[:, -7:] = True
+    masks = (
+        [pairs, padding] if dtype is np.bool_ else [as_floats(each, np.float32) for each in (pairs, padding)]
+    )
+    if dtype is None:
+        masks[0][0, 0] = 0.5
+    layer(x, *masks)
+    tracemalloc.start()
+    try:
+        layer(x, *masks)
+        assert tracemalloc.get_traced_memory()[1] < bytes_each * batch * length**2
+    finally:
+        tracemalloc.stop()
