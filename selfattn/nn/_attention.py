@@ -162,7 +162,9 @@ def _both(first: Array, second: Array) -> Array:
         both: Array = closed | others
         return np.logical_not(both, out=both)
     if closed is not None or others is not None:
-        ignored, added = (closed, second) if closed is not None else (others, first)
+        added = first if closed is None else second
+        ignored = others if closed is None else closed
+        assert ignored is not None
         return np.where(ignored, added.dtype.type(-np.inf), added)
     if first.dtype == second.dtype and first.dtype.kind == "f" and _sum_is_finite(first, second):
         return first + second

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence, Sized
+import operator
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -147,7 +148,7 @@ class EmbeddingModel(Module):
 
         Parameters
         ----------
-        sentence : str, sequence of int, or a list of such
+        sentence : str, sequence of int, or an iterable of such
             Text for the tokenizer, or ids. What is beyond ``max_seq_len`` tokens of a sentence is left out.
 
         Returns
@@ -326,8 +327,10 @@ class EmbeddingModel(Module):
     def _checked(self, ids: Any, sentence: Sentence, name: str) -> npt.NDArray[np.intp]:
         """Take what the tokenizer returned for a sentence, which has this name in messages."""
         try:
-            found = np.asarray(None if isinstance(ids, np.ma.MaskedArray) else ids[: self.max_seq_len])
-        except (TypeError, ValueError, KeyError, IndexError):  # no sequence of numbers
+            found = np.asarray(_first(ids, self.max_seq_len))
+            if found.dtype == object and found.size:
+                found = np.array([operator.index(n) for n in found], np.int64)
+        except (TypeError, ValueError, KeyError, IndexError, OverflowError):  # no sequence of numbers
             found = np.empty(0, object)
         if found.ndim != 1 or (
             found.dtype.kind not in "iu" and not (found.size == 0 and found.dtype == float)
@@ -367,6 +370,19 @@ class EmbeddingModel(Module):
         return self.gather_gradients({"": named})  # shared parameters
 
 
+def _first(ids: Any, most: int) -> Any:
+    """Return the first ids; of what does not slice, such as a deque, a list."""
+    if isinstance(ids, np.ma.MaskedArray | str | bytes | Mapping):
+        return None
+    if (
+        isinstance(ids, Iterable)
+        and not isinstance(ids, list | tuple | np.ndarray)
+        and not hasattr(ids, "ndim")
+    ):
+        return list(itertools.islice(ids, most))
+    return ids[:most]
+
+
 def _parameters(block: Any) -> list[Array]:
     """Return weight and bias of query, key, value and the norm of a block."""
     query, key, value, ln = block.query, block.key, block.value, block.ln
@@ -392,19 +408,18 @@ def as_batch(sentences: Any) -> tuple[bool, Sequence[Any]]:
     ndim = getattr(sentences, "ndim", None)  # arrays, tensors, series
     if ndim == 0 and isinstance(sentences, np.ndarray) and sentences.dtype.kind in "OTU":
         return True, [sentences.item()]
-    if ndim is None and (not isinstance(sentences, list | Sequence) or not sentences):  # fast for lists
+    if ndim is None and not isinstance(sentences, list | Sequence):  # fast for lists
+        if isinstance(sentences, Mapping) or not isinstance(sentences, Iterable):
+            return True, [sentences]
+        sentences = list(sentences)  # a generator, a view of a dict
+    if ndim is None and not sentences:
         return True, [sentences]
-    if ndim is not None and (ndim != 1 or not len(sentences)):
+    if ndim is not None and (ndim != 1 or len(sentences) == 0):
         return (False, list(sentences)) if ndim > 1 else (True, [sentences])
     first = next(iter(sentences))
     if hasattr(first, "__index__") and not getattr(first, "ndim", 0):
         return True, [sentences]
     return False, sentences if isinstance(sentences, list) else list(sentences)
-
-
-def is_batch(sentences: Any) -> bool:
-    """Tell a list of sentences from one sentence, which may itself be a list of ids."""
-    return not as_batch(sentences)[0]
 
 
 def quoted(value: Any) -> str:

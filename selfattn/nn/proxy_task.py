@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn.nn._arrays import Array, Gradients, Pullback, as_input, widened
-from selfattn.nn.embedding_model import EmbeddingModel, Sentence, is_batch
+from selfattn.nn.embedding_model import EmbeddingModel, Sentence, as_batch
 from selfattn.nn.module import Module
 
 Sentences: TypeAlias = Sentence | Sequence[Sentence]
@@ -86,9 +86,10 @@ class ProxyTask(Module):
         TypeError, ValueError
             As for :meth:`EmbeddingModel.forward`, or the lists differ in length.
         """
-        rows = self.model(_all_of(main, similar, non_similar))
+        batch, sentences = _all_of(main, similar, non_similar)
+        rows = self.model(sentences)
         confidences, _ = _core._proxy_confidences(_triplets(rows))
-        return _result(confidences.astype(rows.dtype, copy=False), is_batch(main))
+        return _result(confidences.astype(rows.dtype, copy=False), batch)
 
     forward = execute
 
@@ -141,10 +142,11 @@ class ProxyTask(Module):
         RuntimeError
             In the pullback: a parameter of a block has changed.
         """
-        rows, model_pullback = self.model.vjp(_all_of(main, similar, non_similar))
+        batch, sentences = _all_of(main, similar, non_similar)
+        rows, model_pullback = self.model.vjp(sentences)
         y = _triplets(rows)
         confidences, slopes = _core._proxy_confidences(y)
-        confidence = _result(confidences.astype(rows.dtype, copy=False), is_batch(main))
+        confidence = _result(confidences.astype(rows.dtype, copy=False), batch)
 
         def pullback(d_confidence: npt.ArrayLike) -> Gradients:
             d = as_input(d_confidence, y.dtype, "d_confidence")
@@ -167,13 +169,15 @@ def _result(confidences: Array, batch: bool) -> Any:
     return confidences if batch else confidences[0]
 
 
-def _all_of(*parts: Sentences) -> list[Any]:
-    """Put the main sentences, the similar and the others one after the other."""
-    if not any(is_batch(part) for part in parts):
-        return list(parts)
-    if not all(is_batch(part) for part in parts):
+def _all_of(*parts: Sentences) -> tuple[bool, list[Any]]:
+    """Put the main sentences, the similar and the others one after the other; tell whether there are several of each."""
+    read = [as_batch(part) for part in parts]
+    alone = {one for one, _ in read}
+    if alone == {True}:
+        return False, [given[0] for _, given in read]
+    if len(alone) > 1:
         raise TypeError("main, similar and non_similar must be three sentences or three lists of sentences")
-    if len({len(part) for part in parts}) > 1:
-        lengths = ", ".join(str(len(part)) for part in parts)
+    if len({len(given) for _, given in read}) > 1:
+        lengths = ", ".join(str(len(given)) for _, given in read)
         raise ValueError(f"main, similar and non_similar must have the same length, not {lengths}")
-    return [sentence for part in parts for sentence in part]
+    return True, [sentence for _, given in read for sentence in given]

@@ -316,12 +316,13 @@ def _checked_triplets(name: str, triplets: Iterable[Sequence[Any]]) -> list[tupl
         raise TypeError(f"{name} must be an iterable of (main, similar, non_similar), not a {kind}")
     checked = []
     for i, triplet in enumerate(triplets):
-        if isinstance(triplet, str) or not hasattr(triplet, "__len__") or len(triplet) != 3:
+        parts = [] if isinstance(triplet, str) or not isinstance(triplet, Iterable) else list(triplet)
+        if len(parts) != 3:
             raise ValueError(f"{name}[{i}] must be (main, similar, non_similar), not {triplet!r:.200}")
-        for sentence in triplet:
+        for sentence in parts:
             if isinstance(sentence, str) and not sentence.strip():
                 raise ValueError(f"{name}[{i}] has an empty sentence: {triplet!r:.200}")
-        checked.append(tuple(triplet))
+        checked.append(tuple(list(each) if isinstance(each, Iterator) else each for each in parts))
     if not checked:
         raise ValueError(f"{name} is empty; at least one is needed")
     return checked

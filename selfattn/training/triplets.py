@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -131,7 +131,7 @@ def read_triplets(path: PathLike | BinaryFile) -> list[Triplet]:
 
 
 def make_triplets(
-    sentences: Sequence[str],
+    sentences: Iterable[str],
     rng: init.Rng = None,
     *,
     near: int = 1,
@@ -142,7 +142,7 @@ def make_triplets(
 
     Parameters
     ----------
-    sentences : sequence of str
+    sentences : iterable of str
         In the order of the text.
     rng : int, Generator or torch_rng, optional
         Chooses the neighbour and the distant sentence; the same seed gives the same triplets.
@@ -173,7 +173,8 @@ def make_triplets(
     ('two', 'three', 'five')
     """
     if isinstance(sentences, str):
-        raise TypeError("sentences must be a sequence of str, not one str; see split_sentences")
+        raise TypeError("sentences must be an iterable of str, not one str; see split_sentences")
+    sentences = list(sentences)
     near, per_sentence = check_size("near", near), check_size("per_sentence", per_sentence)
     n = len(sentences)
     far = max(near, min(FAR, n // 4)) if far is None else check_size("far", far, near)

@@ -7,14 +7,23 @@ file it is a document of its own, whose stages and rows have ids that are the fr
 from __future__ import annotations
 
 import re
+<<<<<<< HEAD
 from collections.abc import Mapping, Sequence
+=======
+import webbrowser
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+>>>>>>> e44ad05 (Iterables in every form: generators and views of dicts as sentences, deques and own sequences as ids and triplets, tokens of pages)
 from dataclasses import dataclass
 from typing import ClassVar
 
+<<<<<<< HEAD
 import numpy as np
 
 from selfattn.views.assets import KIT
 from selfattn.views.document import Document
+=======
+from selfattn.views.assets import KIT, script, style
+>>>>>>> e44ad05 (Iterables in every form: generators and views of dicts as sentences, deques and own sequences as ids and triplets, tokens of pages)
 from selfattn.views.draw import Drawing
 from selfattn.views.graph import Graph, PageError, Steps, build
 from selfattn.views.picture import MAX_MATRICES, MAX_SIDE, stacked, weights_svg
@@ -90,12 +99,12 @@ def assemble(
 
 def steps_page(
     steps: Steps,
-    tokens: Sequence[str] | None = None,
+    tokens: Iterable[str] | None = None,
     *,
-    compare: tuple[Steps, Sequence[str]] | None = None,
+    compare: tuple[Steps, Iterable[str]] | None = None,
     captions: Mapping[str, str] | None = None,
     exercise: bool = False,
-    key_tokens: Sequence[str] | None = None,
+    key_tokens: Iterable[str] | None = None,
     precision: int = 4,
     max_side: int = 16,
 ) -> Page:
@@ -104,8 +113,13 @@ def steps_page(
     Parameters
     ----------
     steps : AttentionSteps, LayerSteps or ModelSteps
+<<<<<<< HEAD
     tokens : sequence of str, one for each query, optional
         Shown as text, whatever they hold. Without them those that the steps bring, such as a model's, or numbers.
+=======
+    tokens : iterable of str, one for each query, optional
+        Shown as text, whatever they hold. Without them rows are numbered.
+>>>>>>> e44ad05 (Iterables in every form: generators and views of dicts as sentences, deques and own sequences as ids and triplets, tokens of pages)
     compare : (steps, tokens), optional
         A second sentence, shown beside the first, aligned by row, with the difference: second minus first, as
         far as both reach. It has to have the same steps.
@@ -113,7 +127,7 @@ def steps_page(
         Replaces sentences and labels; the names are those of :data:`selfattn.views.CAPTIONS`.
     exercise : bool, default False
         Leave one number of each row blank, to be predicted and revealed; the answers are on a sheet at the end.
-    key_tokens : sequence of str, one for each key, optional
+    key_tokens : iterable of str, one for each key, optional
         ``tokens`` where there are as many keys as queries.
     precision : int, default 4
         Decimals at most, 1 to 12; matrices that need fewer show fewer.
@@ -176,7 +190,7 @@ def notebook_svg(steps: Steps) -> str | None:
 
 
 def check_tokens(
-    steps: Steps, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, where: str = ""
+    steps: Steps, tokens: Iterable[str] | None, key_tokens: Iterable[str] | None, where: str = ""
 ) -> tuple[list[str], list[str]]:
     """Return the labels of queries and keys; complain about what does not fit."""
     from selfattn.steps.attention import AttentionSteps
@@ -189,8 +203,13 @@ def check_tokens(
     n_queries, n_keys = (
         steps.scores.shape[-2:] if isinstance(steps, AttentionSteps) else (len(steps.inputs),) * 2
     )
+<<<<<<< HEAD
     if tokens is None and steps.tokens is not None and len(steps.tokens) == n_queries:
         tokens = steps.tokens
+=======
+    if isinstance(tokens, Iterator):  # it names the keys, too
+        tokens = list(tokens)
+>>>>>>> e44ad05 (Iterables in every form: generators and views of dicts as sentences, deques and own sequences as ids and triplets, tokens of pages)
     if key_tokens is None and n_queries == n_keys:
         key_tokens = tokens
     labels = []
@@ -198,15 +217,13 @@ def check_tokens(
         if given is None:
             labels.append([str(n) for n in range(count)])
             continue
-        if (
-            isinstance(given, str)
-            or not isinstance(given, Sequence | np.ndarray)
-            or not all(isinstance(token, str) for token in given)
-        ):
+        several = isinstance(given, Iterable) and not isinstance(given, str | bytes)
+        each = list(given) if several else []
+        if not several or not all(isinstance(token, str) for token in each):
             raise TypeError(f"{where}{name} is a sequence of strings, one for each row, not {given!r:.80}")
-        if len(given) != count:
-            raise ValueError(f"{where}{len(given)} {name} do not fit the {count} rows of the steps")
-        labels.append([visible(token) for token in given])
+        if len(each) != count:
+            raise ValueError(f"{where}{len(each)} {name} do not fit the {count} rows of the steps")
+        labels.append([visible(token) for token in each])
     return labels[0], labels[1]
 
 

@@ -1,14 +1,17 @@
 """nn.EmbeddingModel and nn.ProxyTask: the same model in PyTorch, finite differences, extremes, errors."""
 
+import collections
 import collections.abc
 import copy
+import operator
 import pickle
+from array import array as python_array
 
 import numpy as np
 import pytest
 
 import selfattn as sa
-from selfattn import nn, optim
+from selfattn import nn, optim, training
 from selfattn.text import WhitespaceTokenizer
 
 VOCABULARY, WIDTH, LONGEST = 50, 16, 12
@@ -317,3 +320,85 @@ def test_sentences_as_arrays_of_no_axis_and_as_tensors():
     np.testing.assert_array_equal(model(ids), model([[1, 2], [3]]))
     np.testing.assert_array_equal(model(ids[0]), model([1, 2]))
     np.testing.assert_array_equal(model(torch.tensor([[1, 2], [3, 4]])), model([[1, 2], [3, 4]]))
+
+
+class Sequence(collections.abc.Sequence):
+    """What the abstract class asks for and no more: no slices."""
+
+    def __init__(self, items):
+        self.items = list(items)
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, n):
+        return self.items[operator.index(n)]
+
+
+FORMS = {
+    "tuple": tuple,
+    "deque": collections.deque,
+    "user's sequence": Sequence,
+    "user's list": collections.UserList,
+    "generator": lambda items: (item for item in items),
+    "map": lambda items: map(str, items),
+    "keys": lambda items: dict.fromkeys(items).keys(),
+    "values": lambda items: dict(enumerate(items)).values(),
+    "array": np.array,
+    "array of StringDType": lambda items: np.array(items, np.dtypes.StringDType()),
+    "array of objects": lambda items: np.array(items, object),
+}
+TEXTS = ["a", "bb", "ccc", "bbbb"]
+
+
+def by_length(dtype=np.float32):
+    return nn.EmbeddingModel(lambda sentence: [len(sentence)], 10, 4, max_seq_len=3, rng=0, dtype=dtype)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sentences_come_in_every_form_of_an_iterable(form):
+    model, given = by_length(), FORMS[form]
+    expected = model.encode(TEXTS)
+    np.testing.assert_array_equal(model.encode(given(TEXTS)), expected)
+    np.testing.assert_array_equal(model.encode(given(TEXTS), batch_size=3), expected)
+    np.testing.assert_array_equal(model(given(TEXTS)), expected)
+    np.testing.assert_array_equal(model.vjp(given(TEXTS))[0], expected)
+    task = nn.ProxyTask(model)
+    np.testing.assert_array_equal(
+        task.execute(given(TEXTS), given(TEXTS), given(TEXTS)), task.execute(TEXTS, TEXTS, TEXTS)
+    )
+    assert training.make_triplets(given(TEXTS[:3] * 4), rng=0) if form != "keys" else True
+
+
+IDS = {
+    "deque": collections.deque,
+    "user's sequence": Sequence,
+    "generator": lambda ids: (n for n in ids),
+    "range": lambda ids: range(ids[0], ids[0] + len(ids)),
+    "array.array": lambda ids: python_array("h", ids),
+    "NumPy's integers": lambda ids: [np.int8(n) for n in ids],
+    "array of objects": lambda ids: np.array(ids, object),
+    "big-endian array": lambda ids: np.array(ids, ">u2"),
+}
+
+
+@pytest.mark.parametrize("form", IDS)
+def test_ids_come_in_every_form_of_a_sequence(form):
+    model, ids = by_length(), [[2, 3], [4], [5, 6, 7, 8]]
+    expected = model.encode(ids)
+    np.testing.assert_array_equal(model.encode([IDS[form](each) for each in ids]), expected)
+    np.testing.assert_array_equal(model([IDS[form](each) for each in ids]), expected)
+    task, triplet = nn.ProxyTask(model), [IDS[form](each) for each in ids]
+    history = training.fit(task, [triplet], 1, rng=0, log_every=None)
+    assert (
+        history.step_losses
+        == training.fit(nn.ProxyTask(by_length()), [ids], 1, rng=0, log_every=None).step_losses
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong", [b"\x01", {1: 2}, [0.5], [True], ["1"], [None], [2**70], np.ma.masked_array([1])]
+)
+def test_what_are_no_ids(wrong):
+    with pytest.raises(TypeError, match="expected a str or a sequence of integers"):
+        by_length()([[1], wrong])
