@@ -13,6 +13,12 @@ modules (``nn``, ``optim``, ``training``, ``files``, ``text``, ``layer_steps``, 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from selfattn._interrupt import DelayedInterrupt
+
+with DelayedInterrupt(raises=True):
+    # In C, NumPy makes an ImportError of a KeyboardInterrupt, and it cannot be imported again.
+    import_module("selfattn._core")
+
 from selfattn._core import (
     apply_rotary_emb,
     gelu,

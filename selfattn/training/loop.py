@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import signal
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from selfattn._interrupt import DelayedInterrupt
 from selfattn.nn import init
 from selfattn.nn._arrays import Array, Gradients
 from selfattn.nn.module import add_gradients
@@ -170,7 +169,7 @@ class Training:
             Ctrl-C did.
         """
         # The loss is checked, and shows overflow.
-        with _DelayedInterrupt() as interrupt, np.errstate(over="ignore", invalid="ignore"):
+        with DelayedInterrupt() as interrupt, np.errstate(over="ignore", invalid="ignore"):
             while not self.over(epochs, steps):
                 told = self.step(epochs)
                 ends = told.average_loss is not None or self.over(epochs, steps)
@@ -327,29 +326,3 @@ def _compare(what: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -
 
 def _shapes(arrays: Mapping[str, Array]) -> dict[str, str]:
     return {name: f"{array.shape} of {array.dtype}" for name, array in arrays.items()}
-
-
-class _DelayedInterrupt:
-    """Within it the first Ctrl-C only asks: a step of the optimiser must not be left half done."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._before: Any = None
-
-    def __enter__(self) -> _DelayedInterrupt:
-        # Signals reach the main thread alone. Others' handlers stay.
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ):
-            self._before = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def _handle(self, number: int, frame: Any) -> None:
-        if self.requested:
-            signal.default_int_handler(number, frame)
-        self.requested = True
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)

@@ -7,23 +7,12 @@ file it is a document of its own, whose stages and rows have ids that are the fr
 from __future__ import annotations
 
 import re
-<<<<<<< HEAD
-from collections.abc import Mapping, Sequence
-=======
-import webbrowser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
->>>>>>> e44ad05 (Iterables in every form: generators and views of dicts as sentences, deques and own sequences as ids and triplets, tokens of pages)
 from dataclasses import dataclass
 from typing import ClassVar
 
-<<<<<<< HEAD
-import numpy as np
-
 from selfattn.views.assets import KIT
 from selfattn.views.document import Document
-=======
-from selfattn.views.assets import KIT, script, style
->>>>>>> e44ad05 (Iterables in every form: generators and views of dicts as sentences, deques and own sequences as ids and triplets, tokens of pages)
 from selfattn.views.draw import Drawing
 from selfattn.views.graph import Graph, PageError, Steps, build
 from selfattn.views.picture import MAX_MATRICES, MAX_SIDE, stacked, weights_svg
@@ -113,13 +102,8 @@ def steps_page(
     Parameters
     ----------
     steps : AttentionSteps, LayerSteps or ModelSteps
-<<<<<<< HEAD
-    tokens : sequence of str, one for each query, optional
-        Shown as text, whatever they hold. Without them those that the steps bring, such as a model's, or numbers.
-=======
     tokens : iterable of str, one for each query, optional
-        Shown as text, whatever they hold. Without them rows are numbered.
->>>>>>> e44ad05 (Iterables in every form: generators and views of dicts as sentences, deques and own sequences as ids and triplets, tokens of pages)
+        Shown as text, whatever they hold. Without them those that the steps bring, such as a model's, or numbers.
     compare : (steps, tokens), optional
         A second sentence, shown beside the first, aligned by row, with the difference: second minus first, as
         far as both reach. It has to have the same steps.
@@ -203,13 +187,10 @@ def check_tokens(
     n_queries, n_keys = (
         steps.scores.shape[-2:] if isinstance(steps, AttentionSteps) else (len(steps.inputs),) * 2
     )
-<<<<<<< HEAD
     if tokens is None and steps.tokens is not None and len(steps.tokens) == n_queries:
         tokens = steps.tokens
-=======
     if isinstance(tokens, Iterator):  # it names the keys, too
         tokens = list(tokens)
->>>>>>> e44ad05 (Iterables in every form: generators and views of dicts as sentences, deques and own sequences as ids and triplets, tokens of pages)
     if key_tokens is None and n_queries == n_keys:
         key_tokens = tokens
     labels = []
