@@ -16,6 +16,7 @@ from selfattn.views.writing import Array, decimals_of, number, script_json, text
 
 _LOW = re.compile(r"_([0-9A-Za-z]+)")
 LEVELS = 8  # of colour, per sign
+NEAR = 12  # words among which the first to stand out is chosen
 
 
 class Drawing:
@@ -101,7 +102,7 @@ class Drawing:
             return 0
         weights = np.nan_to_num(self.graph.nodes[head.nodes["weights"]].data).copy()
         np.fill_diagonal(weights, 0.0)
-        return int(weights.max(axis=1, initial=0.0).argmax()) if len(weights) else 0
+        return int(weights[:NEAR].max(axis=1, initial=0.0).argmax()) if len(weights) else 0
 
     def stage(self, stage: Stage) -> str:
         """Draw one step: heading, sentence, formula, NumPy, equations, notes, legend."""

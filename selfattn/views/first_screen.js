@@ -16,6 +16,7 @@ const MOST_CELLS = 80; // of a matrix that shows numbers; larger ones are pictur
 const MOST_PARTS = 3; // words that a sentence names
 const WIDEST = 7; // columns with numbers
 const DENSE = 27; // columns of all matrices together that still have their full width
+const NEAR = 12; // words among which the first to stand out is chosen: it should be in sight
 const HIGH = 235; // pixels for the words of one text, until each has the least height
 const SHORT = 2; // decimals
 
@@ -53,6 +54,7 @@ class FirstScreen {
       element("div", { className: "sa-dock-inside" }, ...this.docked.map(({ node }) => node), this.thumbs, this.dockKnob));
     this.build();
     this.watch();
+    new ResizeObserver(() => this.fit()).observe(this.node);
   }
 
   /** The word that stands out at first: the one that is named, or one that both texts have in its place, else the one that takes most from another. */
@@ -63,7 +65,7 @@ class FirstScreen {
     const shared = this.sides.length === 2 ? labels.t0.findIndex((word, i) => word === labels.t1[i]) : -1;
     const weights = this.heads[0].nodes.weights && numbers.node(this.heads[0].nodes.weights).now;
     if (shared >= 0 || !weights) return Math.max(shared, 0);
-    const most = range(weights.rows).map((i) => Math.max(0, ...range(weights.columns).filter((j) => j !== i).map((j) => weights.at(i, j) || 0)));
+    const most = range(Math.min(weights.rows, NEAR)).map((i) => Math.max(0, ...range(weights.columns).filter((j) => j !== i).map((j) => weights.at(i, j) || 0)));
     return Math.max(0, most.indexOf(Math.max(...most)));
   }
 
@@ -146,6 +148,7 @@ class FirstScreen {
     const cells = [element("span"), ...roles.flatMap((role) => [...(signed(role) ? [element("span")] : []), this.stripHead(role)])];
     const wide = roles.reduce((sum, role) => sum + (this.nodeOf(0, role)?.shape[1] ?? 0), 0);
     this.strip.classList.toggle("sa-dense", wide > DENSE);
+    this.strip.classList.toggle("sa-few", roles.length < 4);
     for (const side of this.sides) {
       cells.push(element("span", { className: "sa-who", data: { side: String(side) } }, this.sides.length > 1 ? element("bdi", {}, this.sideName(side)) : ""));
       for (const role of roles) {
@@ -158,6 +161,13 @@ class FirstScreen {
     this.strip.replaceChildren(...cells);
     this.thumbs.replaceChildren(...roles.map((role) => element("span", {}, ...this.sides.map((side) => this.thumb(side, role)), NAMES[role])));
     this.buildKnobs();
+    this.fit();
+  }
+
+  /** Numbers where they have room, else squares of colour. */
+  fit() {
+    this.strip.classList.remove("sa-swatches");
+    this.strip.classList.toggle("sa-swatches", this.strip.scrollWidth > this.strip.clientWidth + 1);
   }
 
   /** @param {string} role */
@@ -174,7 +184,7 @@ class FirstScreen {
     return element("button", {
       type: "button", className: "sa-strip-head", title: filled(this.texts["open stage"], { name }),
       onclick: () => this.view.openStage(stages[role]),
-    }, name, element("small", {}, this.texts[`strip ${role}`]));
+    }, name, element("small", {}, this.texts[role === "output" && !this.nodeOf(0, "weights") ? "strip linear" : `strip ${role}`]));
   }
 
   /**
@@ -199,6 +209,10 @@ class FirstScreen {
         ...options, ...(first ? { rowLabels: label(node.rows, rows) } : {}), columnLabels: label(node.columns, columns), toggle: role === "mask",
         edit: node.editable ? (i, j, value) => this.view.change(node, i, j, value) : undefined,
       });
+    if (large) {
+      const [wide, high] = [Math.min(9, Math.max(2.5, 0.45 * columns)), Math.min(11, Math.max(1, 0.45 * rows))];
+      Object.assign(made.node.style, { aspectRatio: "auto", width: `${wide}em`, height: `${high}em` });
+    }
     made.node.classList.add(`sa-is-${role}`);
     this.matrices?.set(`${side} ${role}`, made);
     return made.node;
@@ -214,7 +228,7 @@ class FirstScreen {
     const [rows, columns] = node.shape;
     const made = new HeatMap({ name: "", rows, columns, side, kind: kindOf(role) });
     made.node.classList.add(`sa-is-${role}`);
-    made.node.style.width = `${Math.min(4.5, 0.7 * columns)}em`;
+    Object.assign(made.node.style, { aspectRatio: "auto", width: `${Math.min(4.5, 0.7 * columns)}em`, height: `${Math.min(2.6, 0.75 * rows)}em` });
     this.tiny?.set(`${side} ${role}`, made);
     return made.node;
   }
@@ -331,7 +345,7 @@ class FirstScreen {
     const guessing = ["scores", "weights"].includes(this.view.lesson.root.dataset.hide ?? "");
     const even = Matrix.of(weights.rows, weights.columns, () => 1 / weights.columns); // places must not tell the answer
     const state = { weights: guessing ? even : weights, selected, now: guessing, ...(!guessing && node && node.now !== node.kernel ? { before: node.kernel } : {}),
-      write: (/** @type {number} */ value, /** @type {number} */ i, /** @type {number} */ j) => (node ? this.short(node, i, j) : brief(value, 0)) };
+      write: (/** @type {number} */ value, /** @type {number} */ i, /** @type {number} */ j) => (node ? this.short(node, i, j) : value ? brief(value, 0) : "") };
     this.ribbons[side].update(state);
     this.docked[side].update({ ...state, now: true });
     this.ribbons[side].caption.replaceChildren(...this.caption(side, selected, weights, node));

@@ -113,6 +113,7 @@ CAPTIONS: dict[str, str] = {
     "strip scores": "Q·K × scale",
     "strip weights": "softmax: shares",
     "strip output": "weights · V",
+    "strip linear": "x · W",
     "strip result": "of the layer",
     "open stage": "Show how {name} is made, below",
     "as given": "weights as given",

@@ -5,6 +5,34 @@ import re
 import numpy as np
 import pytest
 
+# The contrast of every text that is seen, by what is behind it: WCAG 2.1, 1.4.3.
+CONTRASTS = """() => {
+    const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+    const luminance = (colours) => {
+        canvas.fillStyle = "white";
+        canvas.fillRect(0, 0, 1, 1);
+        for (canvas.fillStyle of colours) canvas.fillRect(0, 0, 1, 1);
+        const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((x) => x / 255)
+            .map((x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const found = new Map();
+    const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walk.nextNode()) {
+        const element = walk.currentNode.parentElement;
+        if (!walk.data?.trim && !walk.currentNode.data.trim()) continue;
+        if (element.closest("script, style, :disabled") || !element.checkVisibility()) continue;
+        const above = [];
+        for (let e = element; e; e = e.parentElement) above.unshift(getComputedStyle(e).backgroundColor);
+        const {color} = getComputedStyle(element);
+        const name = `${element.tagName} ${element.className} ${above.join(" ")} ${color}`;
+        if (found.has(name)) continue;
+        const [x, y] = [luminance(above), luminance([...above, color])].sort((a, b) => b - a);
+        found.set(name, (x + 0.05) / (y + 0.05));
+    }
+    return [...found];
+}"""
+
 
 def cell(page, stage, node, i, j, *, transposed=False):
     """A cell of a table of a stage, by its row and column as they stand there."""

@@ -61,6 +61,9 @@ class NumberLines {
    * @param {(value: number) => number} at
    */
   texts(marks, y, at) {
+    if (marks.length === 2 && marks[0].text === marks[1].text) { // the same number: once
+      return [shape("text", { x: Math.min(at(marks[0].value), WIDE - 18).toFixed(1), y, "text-anchor": "middle" }, marks[0].text ?? "")];
+    }
     const near = marks.length === 2 && Math.abs(at(marks[0].value) - at(marks[1].value)) < 36;
     return marks.map(({ value, look, text = "" }, n) => {
       const first = marks.length < 2 || value < marks[1 - n].value || (value === marks[1 - n].value && n === 0);

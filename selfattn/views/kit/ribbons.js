@@ -254,10 +254,12 @@ class Ribbons {
       const ribbon = laid.ribbons[i]?.[j], value = weights.at(i, j);
       return { ribbon, value, text: ribbon ? say(value, i, j) : "", y: ribbon ? (to ? ribbon.to : ribbon.from) + ribbon.height / 2 : 0 };
     });
-    const kept = all.filter(({ ribbon, value }) => ribbon && (n <= 4 || value >= 0.145)).sort((a, b) => a.y - b.y);
+    const kept = all.filter(({ ribbon, value, text }) => ribbon && text && (n <= 4 || value >= 0.145)).sort((a, b) => a.y - b.y);
     const middle = kept.reduce((sum, { y }) => sum + y, 0) / kept.length;
     kept.forEach((each, k) => (each.y = k ? Math.max(each.y, kept[k - 1].y + line) : each.y));
-    const shift = middle - kept.reduce((sum, { y }) => sum + y, 0) / kept.length;
+    const last = kept.at(-1)?.y ?? 0, first = kept[0]?.y ?? 0, half = 0.5 * line;
+    const centred = middle - kept.reduce((sum, { y }) => sum + y, 0) / kept.length;
+    const shift = Math.max(half - first, Math.min(laid.total - half - last, centred)); // inside, the first above all
     this.figures.replaceChildren(...kept.map(({ y, text }) =>
       shape("text", { x: to ? right - 6 : left + 6, y: (y + shift + 5 * type).toFixed(1), "text-anchor": to ? "end" : "start" }, text)));
   }

@@ -97,6 +97,7 @@ def visit(lab, browser):
         page.wait_for_function("document.querySelectorAll('.jp-Notebook .sa-steps').length == 2")
         if alive:  # their scripts run
             page.wait_for_function("document.querySelectorAll('.jp-Notebook .sa-bar').length == 2")
+            page.evaluate("document.querySelectorAll('[data-do=\"open all\"]').forEach((b) => b.click())")
         page.wait_for_function(
             "jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status == 'idle'"
         )

@@ -1,37 +1,10 @@
 """The steps page in Chromium: what it looks like, to eyes and to screen readers, how fast it answers, what it must not run."""
 
 import pytest
-from page_driver import cell, change
+from page_driver import CONTRASTS, cell, change
 from pages import NASTY, bank, everything, illustrated, large
 
 from selfattn import views
-
-CONTRASTS = """() => {
-    const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
-    const luminance = (colours) => {
-        canvas.fillStyle = "white";
-        canvas.fillRect(0, 0, 1, 1);
-        for (canvas.fillStyle of colours) canvas.fillRect(0, 0, 1, 1);
-        const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((x) => x / 255)
-            .map((x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const found = new Map();
-    const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-    while (walk.nextNode()) {
-        const element = walk.currentNode.parentElement;
-        if (!walk.data?.trim && !walk.currentNode.data.trim()) continue;
-        if (element.closest("script, style, :disabled") || !element.checkVisibility()) continue;
-        const above = [];
-        for (let e = element; e; e = e.parentElement) above.unshift(getComputedStyle(e).backgroundColor);
-        const {color} = getComputedStyle(element);
-        const name = `${element.tagName} ${element.className} ${above.join(" ")} ${color}`;
-        if (found.has(name)) continue;
-        const [x, y] = [luminance(above), luminance([...above, color])].sort((a, b) => b - a);
-        found.set(name, (x + 0.05) / (y + 0.05));
-    }
-    return [...found];
-}"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -57,6 +30,13 @@ def test_all_text_has_contrast(visit, scheme):
         assert len(found) > 30
         poor = [(name, ratio) for name, ratio in found if ratio < 4.5]
         assert not poor, (title, poor)
+    page = visit(views.tutorial_page("attention_module").html, color_scheme=scheme, unfold=False)
+    found = page.evaluate(CONTRASTS)
+    for _ in range(2):  # a question, and its answer
+        page.locator("[data-do='tour next']").click()
+        found += page.evaluate(CONTRASTS)
+    poor = [(name, ratio) for name, ratio in found if ratio < 4.5]
+    assert not poor, poor
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
