@@ -27,7 +27,9 @@ examples:
   selfattn                      the five tutorials, then a timing against NumPy
   selfattn --no-timing          the tutorials alone
   selfattn train book.txt --out model       sentence embeddings learnt from a text
+  selfattn train gpt book.txt --out gpt     a small GPT that goes on from a text
   selfattn search model book.txt "a storm"  the lines nearest to a query
+  selfattn generate model.gguf "Once upon a time"    what a language model goes on with; chat talks with it
   selfattn explore all-MiniLM-L6-v2 "the bank of the river" --open    what every head does with a text
   selfattn info                 version, CPU, instruction set, threads
   selfattn steps 3 --open       every number of every step, on a page in the browser
@@ -178,7 +180,9 @@ def _parser() -> Parser:
         default="auto",
         help="colours; 'auto' (the default) means on a terminal, unless NO_COLOR is set",
     )
-    commands = parser.add_subparsers(dest="command", metavar="{steps,explore,train,embed,search,bench,info}")
+    commands = parser.add_subparsers(
+        dest="command", metavar="{steps,explore,train,embed,search,generate,chat,evaluate,bench,info}"
+    )
     # For the help only: these have their own parsers.
     commands.add_parser("steps", add_help=False, help="write a page that shows every step of attention")
     commands.add_parser("explore", add_help=False, help="write a page of what a model's heads do with a text")
@@ -187,6 +191,9 @@ def _parser() -> Parser:
     commands.add_parser(
         "search", add_help=False, help="print the lines of a text that are nearest to a query"
     )
+    commands.add_parser("generate", add_help=False, help="go on from a text with a language model")
+    commands.add_parser("chat", add_help=False, help="talk with a language model")
+    commands.add_parser("evaluate", add_help=False, help="compute the perplexity of a text")
     commands.add_parser("bench", add_help=False, help="time selfattn against the peers that are installed")
     info = commands.add_parser(
         "info", help="print version, CPU, instruction set, threads, NumPy and compiler"
@@ -208,6 +215,10 @@ def _run(arguments: Sequence[str]) -> int:
         from selfattn.cli.explore import main as explore
 
         return explore(arguments[1:])
+    if arguments[:1] and arguments[0] in ("generate", "chat", "evaluate"):
+        from selfattn.cli.language import main as language
+
+        return language(arguments[0], arguments[1:])
     if arguments[:1] and arguments[0] in ("train", "embed", "search"):
         from selfattn.cli.models import main as models
 

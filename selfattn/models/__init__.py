@@ -23,7 +23,7 @@ from selfattn.models._config import quantization_config, read_config
 from selfattn.models._encoder import Encoder
 from selfattn.models._gguf import begins_as_gguf
 from selfattn.models._gguf_model import load_gguf
-from selfattn.models._language import attach_language, language_files
+from selfattn.models._language import AnswerInterrupted, attach_language, language_files
 from selfattn.models._text import TextModel, attach, pools, text_files, transformer_folder
 from selfattn.models._weights import read_weights
 from selfattn.models.bert import (
@@ -41,6 +41,7 @@ from selfattn.models.vit import ViTModel
 from selfattn.nn._compact import is_compact
 
 __all__ = [
+    "AnswerInterrupted",
     "BertForSequenceClassification",
     "BertModel",
     "DistilBertForSequenceClassification",

@@ -30,6 +30,10 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token
 UNFINISHED = "\ufffd"  # what a tokenizer makes of bytes that are no character, or not yet
 
 
+class AnswerInterrupted(UserWarning):
+    """Ctrl-C has ended an answer between two tokens."""
+
+
 class LanguageText:
     """What language models do with texts.
 
@@ -278,7 +282,8 @@ class LanguageText:
                 for count, _ in enumerate(steps, 1):  # noqa: B007
                     yield taken()
             except KeyboardInterrupt:
-                warnings.warn(f"interrupted after {count} new tokens; the answer ends there", stacklevel=3)
+                told = AnswerInterrupted(f"interrupted after {count} new tokens; the answer ends there")
+                warnings.warn(told, stacklevel=3)
             for answer in answers:
                 answer.finish()
             yield taken()
@@ -329,18 +334,41 @@ class LanguageText:
 
             math.log(model.perplexity(text))
         """
-        mean = self._mean_surprise(text, window, stride)[0]
-        try:
-            return math.exp(mean)
-        except OverflowError:
-            return math.inf
+        return float(self.evaluate(text, window=window, stride=stride)["perplexity"])
 
-    def _mean_surprise(self, text: Any, window: int | None, stride: int | None) -> tuple[float, int]:
-        """Return the mean of −log p, and of how many tokens."""
+    def evaluate(
+        self,
+        text: str | Sequence[int],
+        *,
+        window: int | None = None,
+        stride: int | None = None,
+        most_tokens: int | None = None,
+    ) -> dict[str, Any]:
+        """Compute how well the model predicts a text.
+
+        Parameters
+        ----------
+        text, window, stride
+            As for :meth:`perplexity`.
+        most_tokens : int, optional
+            Only the first so many.
+
+        Returns
+        -------
+        dict
+            ``perplexity``; ``mean_nll``, the mean negative log-likelihood of a token in nats; ``tokens``, how many were predicted.
+
+        Raises
+        ------
+        ValueError
+            As for :meth:`perplexity`.
+        """
         if isinstance(text, str):
             ids = self._encoded(text)
         else:
             ids = np.array(_tokenizer.checked_ids(text, 0, self.vocab_size, None, "text"), np.int64)
+        if most_tokens is not None:
+            ids = ids[: check_size("most_tokens", most_tokens, 2)]
         if ids.size < 2:
             raise ValueError(f"perplexity needs at least two tokens; the text has {ids.size}")
         most = self.max_positions if window is None else check_size("window", window, 2)
@@ -357,7 +385,9 @@ class LanguageText:
             begin = max(0, end - most)
             total += float(self._surprise(ids[begin:end], done - begin).sum())
             done = end
-        return total / (ids.size - 1), ids.size - 1
+        mean = total / (ids.size - 1)
+        perplexity = math.inf if mean > 709 else math.exp(mean)  # beyond float64
+        return {"perplexity": perplexity, "mean_nll": mean, "tokens": int(ids.size - 1)}
 
 
 # -------------------------------------------------------------------------------------------------------- answers

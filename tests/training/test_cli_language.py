@@ -1,0 +1,155 @@
+"""The commands generate, chat and evaluate, as a user would type them."""
+
+import json
+import math
+import signal
+import subprocess
+
+import pytest
+from language_folders import save_language_model, scripted
+from processes import COMMAND, finish, run_command, start
+
+from selfattn import cli, models
+from selfattn.cli import language, streams
+
+pytest.importorskip("tokenizers", reason="the extra 'models' is not installed")
+pytest.importorskip("jinja2", reason="the extra 'models' is not installed")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_language_model(tmp_path_factory.mktemp("language"), max_position_embeddings=2048)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return models.load(folder)
+
+
+def run(capsys, *arguments):
+    code = cli.main([*map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_generate(capsys, folder, model):
+    assert run(capsys, "generate", folder, "not the", "--max-new-tokens", "9") == (
+        0,
+        model.generate("not the", 9) + "\n",
+        "",
+    )
+    how = {"temperature": 0.9, "top_k": 30, "top_p": 0.9, "repetition_penalty": 1.2}
+    options = [text for name, value in how.items() for text in (f"--{name.replace('_', '-')}", value)]
+    expected = model.generate("not the", 9, rng=5, **how)
+    found = run(capsys, "generate", folder, "not the", "--max-new-tokens", "9", "--seed", "5", *options)
+    assert found == (0, expected + "\n", "")
+
+
+def test_generate_from_standard_input_and_with_stops(folder, model):
+    done = run_command("generate", folder, "-", "--max-new-tokens", "5", given="the é\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, model.generate("the é\n", 5) + "\n", "")
+    whole = model.generate("a", 30)
+    at = whole.index(whole[10])
+    done = run_command(
+        "generate", folder, "a", "--max-new-tokens", "30", "--stop", whole[10], "--stop", "zzz"
+    )
+    assert done.stdout == whole[:at] + "\n"
+
+
+def test_chat_lines(capsys, folder, model, monkeypatch, tmp_path):
+    """What comes by a pipe: each line is a message, and the answers before it are part of the chat."""
+    first = model.chat("hi", 6)
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": first},
+        {"role": "user", "content": "and?"},
+    ]
+    done = run_command("chat", folder, "--max-new-tokens", "6", given="hi\n\nand?\n")
+    assert (done.returncode, done.stdout) == (0, first + "\n" + model.chat(messages, 6) + "\n")
+
+
+def test_chat_on_a_terminal(capsys, folder, monkeypatch):
+    typed = iter(["hello", "   ", "x" * 3000, "again", EOFError()])
+
+    def typing(prompt):
+        assert prompt == "> "
+        line = next(typed)
+        if isinstance(line, Exception):
+            raise line
+        return line
+
+    answering = scripted(models.load(folder), "not the é<|end|>")
+    seen, honest = [], answering.chat_prompt
+    answering.chat_prompt = lambda messages: seen.append(list(messages)) or honest(messages)
+    monkeypatch.setattr(language, "load", lambda *_: answering)
+    monkeypatch.setattr("builtins.input", typing)
+    monkeypatch.setattr(streams, "is_terminal", lambda stream: True)
+    code, out, err = run(capsys, "chat", folder, "--system", "be kind")
+    assert (code, out) == (0, "not the é\nnot the é\n\n")
+    assert "the chat has 30" in err  # too long: said, left out, and the chat goes on
+    assert [message["content"] for message in seen[-1]] == ["be kind", "hello", "not the é", "again"]
+
+
+def test_evaluate(capsys, folder, model, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("the sea was not calm é", encoding="utf-8")
+    expected = model.evaluate("the sea was not calm é")
+    code, out, _ = run(capsys, "evaluate", folder, path)
+    assert code == 0
+    assert out.startswith(f"perplexity {expected['perplexity']:.6g} ")
+    assert f"{expected['mean_nll']:.4f} nats   {expected['tokens']} tokens" in out
+    code, out, _ = run(
+        capsys, "evaluate", folder, path, "--tokens", "9", "--window", "6", "--stride", "2", "--json"
+    )
+    found = json.loads(out)
+    assert found == model.evaluate("the sea was not calm é", window=6, stride=2, most_tokens=9)
+    assert math.log(found["perplexity"]) == pytest.approx(found["mean_nll"])
+    assert found["tokens"] == 8
+
+
+def test_ctrl_c_prints_what_there_is(folder):
+    process = start(
+        [*COMMAND, "generate", folder, "a", "--max-new-tokens", "2000", "--temperature", "1"],
+        stdout=subprocess.PIPE,
+    )
+    begun = process.stdout.read(3)
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    assert done.returncode == 130
+    assert begun
+    assert "interrupted after" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("generate", "MODEL", "a", "--temperature", "inf"), 1, "temperature must be"),
+        (("generate", "MODEL", "a", "--top-p", "2"), 1, "top_p must be"),
+        (("generate", "MODEL", "a", "--seed", "-1"), 1, "rng must not be negative"),
+        (("generate", "MODEL", ""), 1, "has no tokens"),
+        (("generate", "MODEL", "a", "--stop", ""), 1, "stop must not be empty"),
+        (("generate", "MODEL", "a", "--top-k", "0"), 2, "must be at least 1"),
+        (("generate", "nothing", "a"), 1, "is not a folder"),
+        (("evaluate", "MODEL", "nothing.txt"), 1, "No such file"),
+        (("evaluate", "MODEL", "MODEL/model.safetensors"), 1, "is not UTF-8"),
+        (("evaluate", "MODEL", "MODEL/config.json", "--window", "99999"), 1, "window must be at most"),
+        (("generate", "MODEL", "a", "--dtype", "int4"), 2, "invalid choice"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line(capsys, folder, arguments, code, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    found, out, err = run(capsys, *(each.replace("MODEL", str(folder)) for each in arguments))
+    assert (found, out) == (code, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_other_models_are_none(capsys, tmp_path):
+    config = {
+        "model_type": "bert", "vocab_size": 9, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1,
+        "intermediate_size": 4,
+    }  # fmt: skip
+    models.save(models.BertModel(config, rng=0), tmp_path)
+    code, _, err = run(capsys, "generate", tmp_path, "a")
+    assert code == 1
+    assert "holds a BertModel, which is no language model" in err
