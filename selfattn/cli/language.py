@@ -210,10 +210,15 @@ def load(path: Path, dtype: str | None) -> Any:
 
 def _print(pieces: Iterator[str], out: Any) -> str:
     """Print pieces of a text as they come; return it whole."""
+    from selfattn.models import AnswerInterrupted
+
     found = []
-    for piece in pieces:
-        found.append(piece)
-        print(piece, end="", flush=True, file=out)
+    try:
+        for piece in pieces:
+            found.append(piece)
+            print(piece, end="", flush=True, file=out)
+    except KeyboardInterrupt:  # while it was printed
+        warnings.warn(AnswerInterrupted("interrupted; the answer ends there"), stacklevel=2)
     print(flush=True, file=out)
     return "".join(found)
 

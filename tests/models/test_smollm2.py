@@ -3,10 +3,13 @@
 The file comes from PyPI (93 MB).
 """
 
+import doctest
 import math
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,3 +89,18 @@ def test_the_first_token_needs_no_other_packages(path):
     )
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
+
+
+def test_the_guide(path, tmp_path, monkeypatch):
+    """The sessions with this model; those with random models run with all documentation."""
+    pytest.importorskip("jinja2")
+    guide = Path(__file__).parents[2] / "docs" / "guide" / "language_models.md"
+    (tmp_path / NAME).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    sessions = "".join(
+        re.findall(r"^```py\n(.*?)^```$", guide.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    )
+    test = doctest.DocTestParser().get_doctest(sessions, {}, guide.name, str(guide), 0)
+    report = []
+    doctest.DocTestRunner().run(test, out=report.append)
+    assert not report, "".join(report)

@@ -30,15 +30,15 @@ def make_tokenizer():
     return tokenizer
 
 
-def save_language_model(folder, **more):
-    """A random Llama, the same each time."""
+def save_language_model(folder, ends=True, **more):
+    """A random Llama, the same each time; one that knows no end goes on until the context is full."""
     pytest.importorskip("safetensors")
     tokenizer = make_tokenizer()
     size = tokenizer.get_vocab_size()
     config = {
         "vocab_size": size, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "intermediate_size": 32, "max_position_embeddings": 128, "initializer_range": 0.4,
-        "eos_token_id": tokenizer.token_to_id("<|end|>"),
+        "eos_token_id": tokenizer.token_to_id("<|end|>") if ends else None,
     }  # fmt: skip
     models.save(models.LlamaForCausalLM(config | more, rng=0), folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
