@@ -105,6 +105,8 @@ def _norm(arrays: list[Array], power: float) -> float:
 
 def _square_sum(array: Array) -> float:
     flat = array.reshape(-1)
+    if flat.size <= CHUNK:
+        return float(np.dot(flat, flat))
     whole = flat.size // CHUNK * CHUNK
     chunks, rest = flat[:whole].reshape(-1, CHUNK), flat[whole:]
     return float(np.vecdot(chunks, chunks).sum(dtype=np.float64)) + float(np.dot(rest, rest))
