@@ -61,8 +61,31 @@ def as_tokenizer(tokenizer: Any) -> Tokenize:
     if not callable(encode):
         return tokenizer  # type: ignore[no-any-return]
     if hasattr(tokenizer, "encode_batch") and hasattr(tokenizer, "token_to_id"):
-        return functools.partial(_ids, tokenizer)
-    return functools.partial(encode, out_type=int)
+        return functools.partial(_with_reason, functools.partial(_ids, tokenizer))
+    return functools.partial(_with_reason, functools.partial(encode, out_type=int))
+
+
+def _with_reason(encode: Tokenize, sentence: str) -> Sequence[int]:
+    """Tokenize; of text that is none, libraries in other languages say no more than that they could not cast it."""
+    try:
+        return encode(sentence)
+    except Exception as error:
+        _check_text(sentence, error)
+        raise
+
+
+def is_text(sentence: str) -> bool:
+    """Tell whether UTF-8 can hold a str: halves of surrogate pairs alone cannot be written."""
+    try:
+        sentence.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_text(text: str, cause: Exception | None = None) -> None:
+    if not is_text(text):
+        raise ValueError(f"{text!r:.80} is no text: it holds a lone surrogate") from cause
 
 
 def _ids(tokenizer: Any, sentence: str) -> list[int]:
@@ -101,6 +124,8 @@ class WhitespaceTokenizer:
         if isinstance(vocabulary, str) or not all(isinstance(word, str) for word in vocabulary):
             raise TypeError(f"vocabulary must be a sequence of words, not {vocabulary!r:.80}")
         self.vocabulary = list(vocabulary)
+        for word in self.vocabulary:
+            _check_text(word)  # a file could not hold it
         self._ids = {word: n for n, word in enumerate(self.vocabulary)}
         if len(self._ids) != len(self.vocabulary):
             doubles = [word for word, count in Counter(self.vocabulary).items() if count > 1]
@@ -220,6 +245,8 @@ def train_sentencepiece(
     """
     sentencepiece = import_extra("sentencepiece", "text")
     sentences = _sentences(sentences)
+    for sentence in sentences:
+        _check_text(sentence)
     vocab_size = _check_count("vocab_size", vocab_size, 1)
     model = io.BytesIO()
     settings = {

@@ -6,10 +6,12 @@ that train and use models are in `models`.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median
 from typing import Any
@@ -24,8 +26,8 @@ from selfattn.steps import tutorials
 
 _EPILOG = """\
 examples:
-  selfattn                      the five tutorials, then a timing against NumPy
-  selfattn --no-timing          the tutorials alone
+  selfattn                      whether it computes what five tutorials print, and how fast
+  selfattn --verbose            every tensor of the tutorials beside what came out
   selfattn train book.txt --out model       sentence embeddings learnt from a text
   selfattn train gpt book.txt --out gpt     a small GPT that goes on from a text
   selfattn search model book.txt "a storm"  the lines nearest to a query
@@ -103,76 +105,134 @@ def _comparison_lines(comparison: tutorials.Comparison, style: Style) -> Iterato
         yield f"    largest difference: {np.max(np.abs(comparison.computed - comparison.expected)):.3g}"
 
 
-def _show_tutorials(style: Style) -> bool:
-    computed = tutorials.compute_all()
+def _show_tutorials(computed: Sequence[tutorials.Tutorial], style: Style) -> None:
+    """Print every tensor of the tutorials beside what came out."""
     for tutorial in computed:
-        print(style.bold(f"{tutorial.number}. {tutorial.title}"), f"({tutorial.precision})")
+        print(f"\n{style.bold(f'{tutorial.number}. {tutorial.title}')} ({tutorial.precision})")
         for comparison in tutorial.comparisons:
             print(*_comparison_lines(comparison, style), sep="\n")
         for slip in tutorial.errata:
             print(style.dim(f"  known slip in the text: {slip}"))
-        print()
-    comparisons = [comparison for tutorial in computed for comparison in tutorial.comparisons]
-    agreeing = sum(comparison.agrees for comparison in comparisons)
-    everything = agreeing == len(comparisons)
-    print(f"{agreeing} of {len(comparisons)} tensors agree  {style.verdict(everything)}\n")
-    return everything
 
 
-def _show_timing(style: Style, rounds: int = 5) -> bool:
-    """Time one forward pass of real size, selfattn and NumPy in turn; the results must agree too."""
-    batch, heads, length, width = 1, 8, 1024, 64
-    rng = np.random.default_rng(0)
-    query, key, value = (
-        rng.standard_normal((batch, heads, length, width), dtype=np.float32) for _ in range(3)
+def _verdict(computed: Sequence[tutorials.Tutorial], style: Style) -> bool:
+    """Say in a line, or in two if there is more to say, whether the tensors agree."""
+    several = [(tutorial, each) for tutorial in computed for each in tutorial.comparisons]
+    differing = [(tutorial, each) for tutorial, each in several if not each.agrees]
+    agreeing = len(several) - len(differing)
+    print(
+        f"{style.verdict(not differing)}  selfattn {sa.__version__} computes {agreeing} of {len(several)} tensors "
+        f"as {len(computed)} tutorials print them"
     )
+    if differing:
+        tutorial, comparison = differing[0]
+        difference = "another shape"
+        if comparison.expected.shape == comparison.computed.shape:
+            largest = np.max(np.abs(comparison.computed - comparison.expected))
+            difference = f"largest difference: {largest:.3g}"
+        more = f"; and {len(differing) - 1} more, see --verbose" if len(differing) > 1 else ""
+        print(f"  tutorial {tutorial.number}, {comparison.name}: {difference}{more}")
+    return not differing
+
+
+@dataclass
+class _Timing:
+    """One forward pass of real size by each, in seconds, and the largest difference of their results."""
+
+    times: dict[str, list[float]]
+    difference: float
+
+    SHAPE = (1, 8, 1024, 64)  # sequences, heads, tokens, width
+    ROUNDS = 5
+
+    @property
+    def agrees(self) -> bool:
+        """Tell whether the results are the same but for rounding: outputs are averages of numbers of size 1."""
+        return self.difference < 1e-5
+
+    @property
+    def ratio(self) -> float:
+        """Return how many times as long NumPy takes."""
+        return min(self.times["NumPy"]) / min(self.times["selfattn"])
+
+
+def _measure() -> _Timing:
+    """Time selfattn and NumPy in turn."""
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.standard_normal(_Timing.SHAPE, dtype=np.float32) for _ in range(3))
     functions: dict[str, Callable[..., Any]] = {
         "selfattn": sa.scaled_dot_product_attention,
         "NumPy": _timing.numpy_attention,
     }
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
+    for _ in range(_Timing.ROUNDS):
         for name, function in functions.items():
             names = {"attention": function, "q": query, "k": key, "v": value}
             _timing.wait_until_quiet()
             times[name] += _timing.sample_times("attention(q, k, v)", names, seconds=0.05)
-    difference = float(
-        np.max(np.abs(functions["selfattn"](query, key, value) - functions["NumPy"](query, key, value)))
-    )
-    agrees = difference < 1e-5  # outputs are averages of numbers of size 1
+    ours, theirs = (function(query, key, value) for function in functions.values())
+    return _Timing(times, float(np.max(np.abs(ours - theirs))))
 
+
+def _on_what() -> str:
+    threads = sa.get_num_threads()
+    return f"{sa.get_isa()}, {threads} thread{'s' * (threads != 1)}"
+
+
+def _show_timing(timing: _Timing, style: Style) -> None:
+    """Print what was measured, in numbers."""
+    batch, heads, length, width = timing.SHAPE
     print(
-        style.bold("One forward pass"),
-        f"({batch} sequence, {heads} heads, {length} tokens, width {width},"
-        f" float32; best of {rounds} rounds in turn)",
+        f"\n{style.bold('One forward pass')} ({batch} sequence, {heads} heads, {length} tokens, width {width}, "
+        f"float32; best of {timing.ROUNDS} rounds in turn)"
     )
     flops = _timing.attention_flops(batch, heads, length, length, width)
-    threads = sa.get_num_threads()
-    details = {
-        "selfattn": f"{sa.get_isa()}, {threads} thread{'s' * (threads != 1)}",
-        "NumPy": f"five lines, NumPy {np.__version__}",
-    }
-    for name, samples in times.items():
+    details = {"selfattn": _on_what(), "NumPy": f"five lines, NumPy {np.__version__}"}
+    for name, samples in timing.times.items():
         best = min(samples)
         print(
             f"  {name:<8}  {best * 1e3:8.2f} ms  (median {median(samples) * 1e3:.2f} ms)"
             f"  {flops / best / 1e9:6.0f} GFLOP/s  {details[name]}"
         )
-    print(
-        f"  {min(times['NumPy']) / min(times['selfattn']):.1f} {style.times} as fast;"
-        f" largest difference of the results {difference:.1e}  {style.verdict(agrees)}"
-    )
-    return agrees
+
+
+def _demonstrate(options: argparse.Namespace) -> int:
+    """Say in five lines at most whether all is well; then, if wanted, show why."""
+    streams.results()
+    style = Style(options.color)
+    computed = tutorials.compute_all()
+    agrees, timing = _verdict(computed, style), None
+    if not options.no_timing:
+        sys.stdout.flush()
+        timing = _measure()
+        _, heads, length, _ = timing.SHAPE
+        print(
+            f"{style.verdict(timing.agrees)}  {timing.ratio:.1f} {style.times} as fast as five lines of NumPy on "
+            f"{heads} heads of {length} tokens ({_on_what()}); largest difference of the results {timing.difference:.1e}"
+        )
+        agrees = agrees and timing.agrees
+    if not options.verbose:
+        print(
+            "--verbose shows every tensor; selfattn steps 3 --open every step of attention; selfattn --help the rest"
+        )
+        return 0 if agrees else 1
+    _show_tutorials(computed, style)
+    if timing is not None:
+        _show_timing(timing, style)
+    return 0 if agrees else 1
 
 
 def _parser() -> Parser:
     parser = Parser(
         prog="selfattn",
-        description="Compute the attention of five tutorials, print every printed tensor beside\n"
-        "what came out, and time a forward pass of real size against NumPy.",
+        description="Compute the attention of five tutorials, compare it with the tensors that they print, and time a\n"
+        "forward pass of real size against NumPy: a verdict, with --verbose the tensors and times.",
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"selfattn {sa.__version__}")
+    parser.add_argument(
+        "--verbose", action="store_true", help="print every tensor beside what came out, and all times"
+    )
     parser.add_argument("--no-timing", action="store_true", help="leave out the timing against NumPy")
     parser.add_argument(
         "--color",
@@ -229,13 +289,7 @@ def _run(arguments: Sequence[str]) -> int:
         text = json.dumps(facts, indent=2) if options.json else config.format_config(facts)
         print(text, file=streams.results())
         return 0
-    streams.results()
-    style = Style(options.color)
-    agrees = _show_tutorials(style)
-    if not options.no_timing:
-        sys.stdout.flush()
-        agrees &= _show_timing(style)
-    return 0 if agrees else 1
+    return _demonstrate(options)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

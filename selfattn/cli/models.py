@@ -27,7 +27,7 @@ from selfattn import files, nn, training
 from selfattn.cli import streams
 from selfattn.cli.parser import Parser
 from selfattn.nn._arrays import Array
-from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
+from selfattn.text import WhitespaceTokenizer, as_tokenizer, is_text, train_sentencepiece
 from selfattn.training.progress import seen
 
 UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "options.json"
@@ -545,11 +545,16 @@ def _rate(text: str) -> float:
 
 def _sentence(text: str) -> str:
     """Take an argument as text; bytes that are not UTF-8 come as halves of surrogate pairs."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError(f"must be UTF-8, not {os.fsencode(text)!r}") from None
+    if not is_text(text):
+        raise argparse.ArgumentTypeError(f"must be UTF-8, not {_bytes_of(text)!r}")
     return text
+
+
+def _bytes_of(argument: str) -> bytes | str:
+    try:
+        return os.fsencode(argument)
+    except UnicodeEncodeError:  # not from a command line
+        return argument
 
 
 def _checked_seed(seed: int) -> int:

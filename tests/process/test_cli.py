@@ -58,14 +58,28 @@ def test_significant_digits() -> None:
         assert not tutorials._to_digits("", printed, np.array(wrong), 5).agrees
 
 
+def test_the_verdict_is_all_unless_more_is_wanted() -> None:
+    done = run_command()
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 5
+    total = sum(len(tutorial.comparisons) for tutorial in tutorials.compute_all())
+    assert (
+        lines[0]
+        == f"✓ agrees  selfattn {sa.__version__} computes {total} of {total} tensors as 5 tutorials print them"
+    )
+    assert re.match(r"✓ agrees  [\d.]+ × as fast as five lines of NumPy", lines[1])
+    assert run_command("--no-timing").stdout.splitlines() == [lines[0], lines[-1]]
+
+
 def test_main_job_in_a_pipe() -> None:
-    done = run_command("--no-timing")
+    done = run_command("--no-timing", "--verbose")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert ESCAPE not in done.stdout
     assert re.findall(r"^(\d)\. ", done.stdout, re.MULTILINE) == list("12345")
     total = sum(len(tutorial.comparisons) for tutorial in tutorials.compute_all())
-    assert f"{total} of {total} tensors agree" in done.stdout
+    assert f"{total} of {total} tensors" in done.stdout.splitlines()[0]
     assert done.stdout.count("✓") == total + 1
     assert "✗" not in done.stdout
     # A printed row beside the computed one, and the three precisions.
@@ -75,7 +89,7 @@ def test_main_job_in_a_pipe() -> None:
 
 
 def test_ascii_output() -> None:
-    done = run_command("--no-timing", environment={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    done = run_command("--verbose", environment={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii()
     assert "agrees" in done.stdout
@@ -103,10 +117,10 @@ def test_colour_on_a_terminal(no_color: str | None, colored: bool) -> None:
 
 
 def test_timing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 0
-    last = capsys.readouterr().out.partition("One forward pass")[2]
+    assert cli.main(["--verbose"]) == 0
+    first, _, last = capsys.readouterr().out.partition("One forward pass")
     assert len(re.findall(r"^  (selfattn|NumPy) +[\d.]+ ms .* GFLOP/s", last, re.MULTILINE)) == 2
-    assert re.search(r"[\d.]+ (×|x) as fast", last)
+    assert re.search(r"[\d.]+ (×|x) as fast", first)
     assert sa.get_isa() in last
 
 
@@ -120,8 +134,11 @@ def test_exit_code_when_a_tensor_differs(
     monkeypatch.setattr(tutorials, "compute_all", lambda: everything)
     assert cli.main(["--no-timing"]) == 1
     output = capsys.readouterr().out
-    assert "largest difference: 0.25" in output
+    assert f"tutorial 3, {wrong.name}: largest difference: 0.25" in output
     assert "differs" in output.lower()
+    assert len(output.splitlines()) <= 5
+    assert cli.main(["--no-timing", "--verbose"]) == 1
+    assert "    largest difference: 0.25" in capsys.readouterr().out
 
 
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,3 +115,23 @@ def test_the_padding_of_a_tokenizer_of_hugging_face_is_no_part_of_a_sentence():
     for direction in ("left", "right"):
         tokenizer.enable_padding(length=12, direction=direction)
         assert as_tokenizer(tokenizer)("tom dog chase") == [1, 0, 2]  # what is unknown stays
+
+
+@pytest.mark.parametrize("text", ["\ud800", "sea \udcff sea"])
+def test_a_lone_surrogate_is_no_text(text):
+    """Libraries say that they could not cast it; the name of the sentence is worth more."""
+    sentencepiece = pytest.importorskip("sentencepiece", reason="the extra 'text' is not installed")
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the package tokenizers")
+    lines = ["the sea was calm", "a ship on the water"] * 10
+    pieces = train_sentencepiece(lines, 30)
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"sea": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    assert isinstance(pieces, sentencepiece.SentencePieceProcessor)
+    for tokenizer in (pieces, words):
+        model = nn.EmbeddingModel(tokenizer, 40, 4, max_seq_len=8, rng=0)
+        for call in (model, model.steps, lambda x, m=model: m.encode(["sea", x])):
+            with pytest.raises(ValueError, match="is no text: it holds a lone surrogate"):
+                call(text)
+    with pytest.raises(ValueError, match="is no text: it holds a lone surrogate"):
+        train_sentencepiece([*lines, text], 30)
+    with pytest.raises(ValueError, match="is no text: it holds a lone surrogate"):
+        WhitespaceTokenizer.train([*lines, text])  # no file of UTF-8 could hold the word
