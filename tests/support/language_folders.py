@@ -43,7 +43,7 @@ def save_language_model(folder, ends=True, **more):
     models.save(models.LlamaForCausalLM(config | more, rng=0), folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     settings = {
-        "eos_token": "<|end|>",
+        "eos_token": "<|end|>" if ends else None,
         "chat_template": TEMPLATE,
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
