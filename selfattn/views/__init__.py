@@ -4,6 +4,7 @@ Pure functions from steps to HTML and figures; what is computed is in :mod:`self
 """
 
 from selfattn.views.explore import Explorer, explorer
+from selfattn.views.gpt import GPTPage, gpt_page, page_gpt
 from selfattn.views.graph import PageError
 from selfattn.views.page import Page, join_pages, notebook_html, notebook_svg, steps_page
 from selfattn.views.plot import plot_attention
@@ -15,13 +16,16 @@ __all__ = [
     "CAPTIONS",
     "TUTORIAL_PAGES",
     "Explorer",
+    "GPTPage",
     "Page",
     "PageError",
     "WayBack",
     "explorer",
+    "gpt_page",
     "join_pages",
     "notebook_html",
     "notebook_svg",
+    "page_gpt",
     "plot_attention",
     "steps_page",
     "tutorial_page",

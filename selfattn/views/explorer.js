@@ -37,7 +37,7 @@ class ExplorerPage {
     this.mode = "0";
     this.grid = new HeadGrid({ heads: data.heads, habits: data.habits, texts: this.texts, captions: this.captions, choose: (head) => this.choose(head) });
     this.head = this.most(0, this.words[0]).head;
-    this.colours = explorerColours(root);
+    this.colours = pixelColours(root);
     const { captions } = data;
     const wide = this.texts.every((text) => Math.max(text.rows, text.columns) <= data.drawn);
     this.lists = this.texts.map((text, side) => text.stored.queries.map((token, i) =>
@@ -191,7 +191,7 @@ class ExplorerPage {
   }
 
   recolour() {
-    this.colours = explorerColours(this.root);
+    this.colours = pixelColours(this.root);
     this.draw(false);
   }
 
@@ -402,7 +402,7 @@ class WayMap {
 
   /**
    * @param {number[]} words
-   * @param {Colours} colours
+   * @param {PixelColours} colours
    */
   update(words, colours) {
     if (!this.there) return;

@@ -52,17 +52,15 @@ class NextTokens {
     this.forth.disabled = place >= queries.length - 1;
     this.count.textContent = queries.length > prompt ? filled(captions.added, { n: Math.max(0, place + 1 - prompt), all: queries.length - prompt }) : "";
     this.said.replaceChildren(...phrase(captions["next means"], { word: wordOf(queries[place]) }));
-    const shown = found.slice(0, BARS), most = Math.max(...shown.map(({ probability }) => probability));
-    const bar = (/** @type {Child} */ name, /** @type {number} */ probability, /** @type {string} */ look, /** @type {string} */ note) => {
-      const fill = element("i", { className: "sa-fill" });
-      fill.style.width = `${Math.min(100, (100 * probability) / most).toFixed(2)}%`;
-      return element("li", { className: look }, element("span", { className: "sa-name" }, name), element("span", { className: "sa-track" }, fill),
-        element("output", {}, fixed(probability, 3)), ...(note ? [element("small", {}, note)] : []));
-    };
+    const shown = found.slice(0, BARS);
     const rest = Math.max(0, 1 - dot(shown.length, (n) => shown[n].probability));
     const others = this.topK ? found.length - shown.length : next.vocabulary - shown.length;
-    this.bars.replaceChildren(
-      ...shown.map(({ token, probability }) => bar(wordOf(next.names[token]), probability, next.names[token] === came ? "sa-on" : "", next.names[token] === came ? captions.came : "")),
-      ...(others > 0 ? [bar(filled(captions.rest, { n: others }), rest, "sa-rest", "")] : []));
+    drawBars(this.bars, [
+      ...shown.map(({ token, probability }) => {
+        const on = next.names[token] === came;
+        return { name: wordOf(next.names[token]), probability, ...(on ? { look: "sa-on", note: captions.came } : {}) };
+      }),
+      ...(others > 0 ? [{ name: filled(captions.rest, { n: others }), probability: rest, look: "sa-rest" }] : []),
+    ]);
   }
 }

@@ -1,0 +1,229 @@
+"""A character model in a page: a prompt, what happens to it in every layer, and the next letters, computed by the page's script."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from selfattn.views.assets import KIT
+from selfattn.views.document import Document
+from selfattn.views.gpt_texts import GPT_TEXTS
+from selfattn.views.picture import weights_svg
+from selfattn.views.texts import fill
+from selfattn.views.writing import Array, text, visible
+
+if TYPE_CHECKING:
+    from selfattn.nn.gpt import GPT
+
+__all__ = ["GPTPage", "gpt_page", "page_gpt"]
+
+#: Letters of the model that ships, by id.
+ALPHABET = "\n !'(),-.:;?abcdefghijklmnopqrstuvwxyz"
+SETTINGS: dict[str, Any] = {"d_model": 64, "num_layers": 3, "num_heads": 4, "max_seq_len": 96}
+PROMPT = "in the beginning "
+SCALE = "_scale"  # behind the name of a matrix that is rounded
+MOST_PARAMETERS = 1_000_000  # a page of more would be slow
+
+
+@dataclass(frozen=True, repr=False)
+class GPTPage(Document):
+    """The page of :func:`gpt_page`: shows itself in a notebook; ``page.save(path)`` writes a file."""
+
+    styles: ClassVar[tuple[str, ...]] = ("gpt.css",)
+    scripts: ClassVar[tuple[str, ...]] = (
+        *KIT,
+        "kit/pixels.js",
+        "kit/bytes.js",
+        "kit/bars.js",
+        "gpt_compute.js",
+        "gpt.js",
+    )
+
+
+def rounded(parameters: Mapping[str, Array]) -> dict[str, Array]:
+    """Round matrices to 8 bits with a scale for each row, as they ship; vectors stay."""
+    found = {}
+    for name, array in parameters.items():
+        if array.ndim < 2:
+            found[name] = array
+            continue
+        scale = np.abs(array).max(axis=1) / np.float32(127)
+        found[name] = np.rint(array / np.where(scale == 0, 1, scale)[:, None]).astype(np.int8)
+        found[name + SCALE] = scale
+    return found
+
+
+def restored(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the parameters that rounded ones stand for."""
+    found = {}
+    for name, array in arrays.items():
+        if not name.endswith(SCALE):
+            scale = arrays.get(name + SCALE)
+            found[name] = array if scale is None else array * scale[:, None]
+    found["head.weight"] = found["token_embedding.weight"]  # tied
+    return found
+
+
+@functools.cache
+def _shipped() -> dict[str, Array]:
+    packed = resources.files("selfattn.views").joinpath("data", "gpt.npz").read_bytes()
+    with np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
+        return restored(arrays)
+
+
+def page_gpt() -> tuple[GPT, str]:
+    """Return the character model that ships with the package, and its letters by id.
+
+    It was trained on the World English Bible, in lower case; see ``examples/page_gpt.py``. Its weights are of 8 bits.
+
+    Returns
+    -------
+    model : nn.GPT
+        A copy of one's own, with 3 layers of 4 heads and a context of 96 letters.
+    alphabet : str
+
+    Examples
+    --------
+    >>> model, alphabet = page_gpt()
+    >>> ids = [alphabet.index(letter) for letter in "in the beginn"]
+    >>> "".join(alphabet[n] for n in model.generate(ids, max_new_tokens=3))
+    'ing'
+    """
+    from selfattn.nn.gpt import GPT
+
+    model = GPT(len(ALPHABET), **SETTINGS, rng=0)
+    model.load_state_dict(_shipped())
+    return model, ALPHABET
+
+
+def gpt_page(
+    model: GPT | None = None, alphabet: Sequence[str] | None = None, prompt: str = PROMPT
+) -> GPTPage:
+    """Run a GPT inside a page: type a prompt, see what every layer does and which letter comes next, and change the model.
+
+    A head can be switched off and a weight changed, and the text that the model writes changes with it. The page's own script
+    computes; it needs no network.
+
+    Parameters
+    ----------
+    model : nn.GPT, optional
+        With at most a million parameters, learned positions and norms first. None: the character model that ships.
+    alphabet : sequence of str, optional
+        The letter, or the piece of text, of each id. Needed with a model of one's own.
+    prompt : str
+        What the page begins with.
+
+    Returns
+    -------
+    GPTPage
+
+    Raises
+    ------
+    TypeError
+        The model is no nn.GPT.
+    ValueError
+        A model that the page does not compute, an alphabet of another size, or a prompt with other letters.
+
+    Examples
+    --------
+    >>> page = gpt_page(prompt="the lord is ")
+    >>> "A GPT in this page" in page.title
+    True
+    """
+    from selfattn.nn.gpt import GPT
+
+    if model is None:
+        if alphabet is not None:
+            raise ValueError("an alphabet goes with a model of one's own")
+        model, alphabet = page_gpt()
+    if not isinstance(model, GPT):
+        raise TypeError(f"model must be an nn.GPT, not {type(model).__name__}")
+    if (
+        alphabet is None
+        or len(alphabet) != model.vocab_size
+        or not all(isinstance(x, str) and x for x in alphabet)
+    ):
+        count = "none" if alphabet is None else len(alphabet)
+        raise ValueError(f"alphabet has a text for each of the model's {model.vocab_size} ids, not {count}")
+    _check(model)
+    ids = _ids(prompt, list(alphabet))[-model.max_seq_len :]
+    data = {
+        "alphabet": list(alphabet),
+        "shown": [visible(letter) for letter in alphabet],
+        "prompt": prompt,
+        "heads": model.num_heads,
+        "layers": model.num_layers,
+        "context": model.max_seq_len,
+        "width": model.d_model,
+        "activation": getattr(model.layers[0], "activation", "gelu") if model.num_layers else "gelu",
+        "eps": model.norm.eps if model.norm is not None else 0.0,
+        "parameters": {name: list(array.shape) for name, array in model.state_dict().items()},
+        "captions": GPT_TEXTS,
+    }
+    packed = b"".join(np.ascontiguousarray(array, "<f4").tobytes() for array in model.state_dict().values())
+    title = GPT_TEXTS["title"]
+    return GPTPage(title, _body(title, data, packed), _picture(model, ids, list(alphabet), title))
+
+
+def _check(model: GPT) -> None:
+    count = sum(array.size for array in model.parameters().values())
+    for name, there in (
+        ("rotary positions", model.position_embedding is None),
+        ("norms behind the sums", model.norm is None),
+        (
+            "rounded weights, or weights of float64",
+            any(array.dtype != np.float32 for array in model.state_dict().values()),
+        ),
+    ):
+        if there:
+            raise ValueError(f"the page does not compute a model with {name}")
+    if count > MOST_PARAMETERS:
+        raise ValueError(f"the page computes models of at most {MOST_PARAMETERS:,} parameters, not {count:,}")
+
+
+def _ids(prompt: str, alphabet: list[str]) -> list[int]:
+    """Read a prompt as ids, the longest piece first."""
+    order = sorted(range(len(alphabet)), key=lambda n: -len(alphabet[n]))
+    ids, at = [], 0
+    while at < len(prompt):
+        found = next((n for n in order if prompt.startswith(alphabet[n], at)), None)
+        if found is None:
+            raise ValueError(
+                f"the model has no {prompt[at]!r}, which stands in the prompt; it knows {''.join(alphabet)!r}"
+            )
+        ids.append(found)
+        at += len(alphabet[found])
+    if not ids:
+        raise ValueError("the prompt is empty")
+    return ids
+
+
+def _body(title: str, data: dict[str, Any], packed: bytes) -> str:
+    header = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
+    return (
+        f'<div class="sa-view sa-gpt" data-alone="" lang="en"><h1>{text(title)}</h1>\n'
+        f"<noscript><p>{text(GPT_TEXTS['no script'])}</p></noscript>\n"
+        f'<script type="application/json" class="sa-data">{header}</script>\n'
+        f'<script type="application/octet-stream" class="sa-bytes">{base64.b64encode(zlib.compress(packed, 9)).decode()}</script>\n</div>'
+    )
+
+
+def _picture(model: GPT, ids: list[int], alphabet: list[str], title: str) -> str:
+    """Return how likely each letter is behind the prompt, as a picture."""
+    logits = np.float64(model(np.array(ids))[-1])
+    shares = np.exp(logits - logits.max())
+    shares /= shares.sum()
+    best = np.argsort(-shares, kind="stable")[:12]
+    name = fill(GPT_TEXTS["picture"], prompt="".join(alphabet[n] for n in ids))
+    return weights_svg([(name, shares[None, best], [""], [visible(alphabet[n]) for n in best], set())], title)
