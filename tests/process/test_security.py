@@ -103,7 +103,12 @@ def make_hostile(place, marker):
     np.savez(buffer, query=np.array([Payload(marker)], object), key=q, value=q)
     (place / "pickled arrays.npz").write_bytes(buffer.getvalue())
     (place / "pickled.safetensors").write_bytes(payload)
-    return expected | {"pickled arrays": "exit code 1", "pickled": "ValueError"}
+    (place / "a pickle for llama.gguf").write_bytes(payload)
+    return expected | {
+        "pickled arrays": "exit code 1",
+        "pickled": "ValueError",
+        "a pickle for llama": "ValueError",
+    }
 
 
 def test_no_code_runs_from_a_file(tmp_path):
