@@ -43,7 +43,7 @@ def as_input(x: npt.ArrayLike, dtype: np.dtype[Any], name: str = "x") -> Array:
         return array.astype(dtype)
     if array.dtype.name not in FLOATS:
         raise TypeError(f"{name} must hold floats or integers, not {array.dtype}")
-    return array
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def as_features(x: npt.ArrayLike, width: int, dtype: np.dtype[Any], name: str = "x") -> Array:

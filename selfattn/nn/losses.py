@@ -108,7 +108,7 @@ class Loss(Module):
         _, losses, divisor, _, dtype = elements
         if self.reduction == "none":
             return losses.astype(dtype, copy=False)
-        total = losses.sum(dtype=np.float64)
+        total = np.ascontiguousarray(losses).sum(dtype=np.float64)  # in one order, whatever the layout
         return dtype.type(total / np.float64(divisor) if self.reduction == "mean" else total)
 
 
