@@ -65,3 +65,50 @@ void sa_blocks_multiply(const sa_compact *w, ptrdiff_t column, sa_product *p, vo
         kernels->matmul_nt(p, matmul_scratch);
     }
 }
+
+/* ---- rows of decoding ---------------------------------------------------------------------------------------------------- */
+
+bool sa_blocks_have_steps(const sa_compact *w) { return shapes[w->type].numbers % SA_PIECE == 0 && sa_steps_active() != NULL; }
+
+static size_t digits_bytes(ptrdiff_t rows, ptrdiff_t in) {
+    return sa_whole_lines((size_t)(rows * (in / SA_PIECE)) * sizeof(sa_digits));
+}
+
+static size_t sums_bytes(ptrdiff_t rows) { return (size_t)(rows * SA_STEP_COLUMNS) * sizeof(float); }
+
+size_t sa_step_scratch(ptrdiff_t rows, ptrdiff_t in, ptrdiff_t row_bytes) {
+    return digits_bytes(rows, in) + sums_bytes(rows) + sa_whole_lines((size_t)(SA_STEP_COLUMNS * row_bytes));
+}
+
+sa_step_rows sa_step_split(const float *x, ptrdiff_t rows, ptrdiff_t in, bool again, void *scratch) {
+    sa_step_rows r = {.rows = rows, .x = scratch};
+    r.sums = (float *)(void *)((char *)scratch + digits_bytes(rows, in));
+    r.weights = (char *)r.sums + sums_bytes(rows);
+    if (!again) {
+        sa_kernels_active()->split_digits(x, rows, in, r.x);
+    }
+    return r;
+}
+
+void sa_step_multiply(const sa_compact *w, ptrdiff_t column, const sa_step_rows *r, const sa_product *p) {
+    sa_step_tile t = {
+        .type = w->type, .rows = r->rows, .pieces = w->in / SA_PIECE, .x = r->x, .row_bytes = w->row_bytes, .sums = r->sums};
+    for (ptrdiff_t c = 0; c < p->width; c += SA_STEP_COLUMNS) {
+        const ptrdiff_t columns = sa_smaller(p->width - c, SA_STEP_COLUMNS);
+        t.weights = w->panels + (column + c) * w->row_bytes;
+        if (columns < SA_STEP_COLUMNS) { /* a leaf reads all of them */
+            const size_t bytes = (size_t)(columns * w->row_bytes);
+            memcpy(r->weights, t.weights, bytes);
+            memset(r->weights + bytes, 0, (size_t)(SA_STEP_COLUMNS * w->row_bytes) - bytes);
+            t.weights = r->weights;
+        }
+        sa_steps_active()->leaf(&t);
+        for (ptrdiff_t row = 0; row < r->rows; ++row) {
+            float *y = (float *)p->c + row * p->c_stride + c;
+            const float *sums = r->sums + row * SA_STEP_COLUMNS;
+            for (ptrdiff_t i = 0; i < columns && !sa_step_spoiled(r, row, w->in); ++i) {
+                y[i] += sums[i];
+            }
+        }
+    }
+}

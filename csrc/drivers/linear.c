@@ -44,7 +44,20 @@ static sa_cut cut_compact(const sa_linear *l, int threads, bool by_part) {
 /* Weights that sa_compact_pack packed. */
 static bool is_packed(const sa_linear *l) { return l->weights == SA_WEIGHTS_INT8 || l->weights == SA_WEIGHTS_BF16; }
 
+static const sa_compact *compact_of(const sa_linear *l, int part) { return (const sa_compact *)(const void *)l->weight[part]; }
+
+bool sa_linear_steps(const sa_linear *l) {
+    bool steps = l->steps && l->weights == SA_WEIGHTS_BLOCKS;
+    for (int part = 0; part < l->parts && steps; ++part) {
+        steps = sa_blocks_have_steps(compact_of(l, part));
+    }
+    return steps;
+}
+
 sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_part) {
+    if (sa_linear_steps(l)) { /* every task splits its rows */
+        return (sa_cut){.rows = sa_larger(l->rows, 1), .shares = by_part ? 1 : threads, .unit = SA_STEP_COLUMNS};
+    }
     if (is_packed(l)) {
         return cut_compact(l, threads, by_part);
     }
@@ -74,6 +87,16 @@ static ptrdiff_t shares_of(const sa_cut *cut, ptrdiff_t units) {
     return cut->shares > 0 && cut->shares < units ? cut->shares : units;
 }
 
+/* Of rows of decoding, in front of what else blocks need. */
+static size_t steps_scratch(const sa_linear *l, ptrdiff_t rows) {
+    size_t most = 0;
+    for (int part = 0; part < l->parts && sa_linear_steps(l); ++part) {
+        const size_t bytes = sa_step_scratch(rows, l->in, compact_of(l, part)->row_bytes);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_part, bool backward) {
     const sa_cut cut = sa_cut_product(l, l->in, threads, by_part);
     if (is_packed(l)) {
@@ -82,7 +105,7 @@ size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_part, bool bac
     const sa_real_kernels *kernels = sa_kernels_for(l->f64);
     size_t most = kernels->matmul_scratch(cut.rows, l->in);
     if (l->weights == SA_WEIGHTS_BLOCKS) {
-        return sa_whole_lines(most) + sa_blocks_scratch(cut.unit, l->in);
+        return steps_scratch(l, cut.rows) + sa_whole_lines(most) + sa_blocks_scratch(cut.unit, l->in);
     }
     for (int i = 0; i < l->parts && backward; ++i) {
         const size_t input = kernels->matmul_scratch(sa_cut_input(l, threads, by_part).rows, l->out[i]);
@@ -132,13 +155,31 @@ static void drop_columns(const sa_linear *l, int part, ptrdiff_t row, ptrdiff_t 
 /* As kernels->matmul_nt, with weights in blocks: unit by unit of columns. */
 static void multiply_blocks(const sa_linear *l, const sa_cut *cut, int part, ptrdiff_t column, const sa_product *all,
                             char *scratch) {
+    scratch += steps_scratch(l, cut->rows);
     float *expanded = (float *)(void *)(scratch + sa_whole_lines(sa_kernels_for(false)->matmul_scratch(cut->rows, l->in)));
     for (ptrdiff_t c = 0; c < all->width; c += cut->unit) {
         sa_product product = *all;
         product.width = sa_smaller(all->width - c, cut->unit);
         product.c = (float *)all->c + c;
         product.again = all->again || c > 0;
-        sa_blocks_multiply((const sa_compact *)(const void *)l->weight[part], column + c, &product, scratch, expanded);
+        sa_blocks_multiply(compact_of(l, part), column + c, &product, scratch, expanded);
+    }
+}
+
+/* Likewise, of decoding. Rows that cannot be split are multiplied as others. */
+static void multiply_steps(const sa_linear *l, const sa_cut *cut, int part, ptrdiff_t column, const sa_product *all,
+                           char *scratch) {
+    const sa_step_rows rows = sa_step_split(all->a, all->m, l->in, all->again, scratch);
+    sa_step_multiply(compact_of(l, part), column, &rows, all);
+    for (ptrdiff_t r = 0; r < all->m; ++r) {
+        if (sa_step_spoiled(&rows, r, l->in)) {
+            sa_product row = *all;
+            row.m = 1;
+            row.a = (const float *)all->a + r * all->a_stride;
+            row.c = (float *)all->c + r * all->c_stride;
+            row.again = false;
+            multiply_blocks(l, cut, part, column, &row, scratch);
+        }
     }
 }
 
@@ -164,7 +205,9 @@ static void columns(const sa_linear *l, const sa_cut *cut, int part, ptrdiff_t r
     const char *residual = l->residual == NULL ? NULL : l->residual + at;
     kernels->begin_rows(product.c, out, product.m, width, l->bias[part] == NULL ? NULL : l->bias[part] + bytes_of(l, column),
                         l->dropout.p > 0 ? NULL : residual);
-    if (blocks) {
+    if (sa_linear_steps(l)) {
+        multiply_steps(l, cut, part, column, &product, scratch);
+    } else if (blocks) {
         multiply_blocks(l, cut, part, column, &product, scratch);
     } else {
         kernels->matmul_nt(&product, scratch);

@@ -11,6 +11,7 @@ typedef struct {
     bool f64;
     sa_weights weights; /* all parts' kind */
     bool far;           /* the weights come from memory, not from caches */
+    bool steps;         /* rows of decoding: weights in blocks are read as they lie, and sums have an order of their own */
     ptrdiff_t rows, in;
     int parts;
     ptrdiff_t out[SA_MOST_PARTS];
@@ -34,6 +35,9 @@ sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_part
 
 /* The same for dx, whose sums have as many terms as each part's y has columns. */
 sa_cut sa_cut_input(const sa_linear *l, int threads, bool by_part);
+
+/* Whether the rows are multiplied as those of decoding. */
+bool sa_linear_steps(const sa_linear *l);
 
 /* The most scratch of any of a product's tasks, forward or backward. */
 size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_part, bool backward);

@@ -207,8 +207,9 @@ static void run_layer(sa_part *p) {
     if (l->norm_first && l->weight[SA_LAST_NORM] != NULL) {
         sa_run_phase(p, norms, norm_s, SA_BY_ROWS);
     }
-    if (l->weight[SA_GATE] != NULL) { /* the next product is cut alike: a thread needs its own gates alone */
-        multiply(p, SA_PROJECT_GATE, SA_BY_ROWS_AND_ON);
+    if (l->weight[SA_GATE] != NULL) { /* if the next product is cut alike, a thread needs its own gates alone */
+        const sa_linear gate = sa_product_of(p, SA_PROJECT_GATE, 0, 1), up = sa_product_of(p, SA_PROJECT_UP, 0, 1);
+        multiply(p, SA_PROJECT_GATE, sa_linear_steps(&gate) == sa_linear_steps(&up) ? SA_BY_ROWS_AND_ON : SA_BY_ROWS);
     }
     multiply(p, SA_PROJECT_UP, SA_BY_ROWS);
     multiply(p, SA_PROJECT_DOWN, SA_BY_ROWS);

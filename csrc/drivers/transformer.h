@@ -98,6 +98,7 @@ typedef struct {
     bool keep;
     bool by_parts;
     bool far;                     /* weights come from memory */
+    bool steps;                   /* of decoding: each sequence has a past and one new token */
     ptrdiff_t parts, part_tokens; /* a part begins at the first sequence from a multiple on … */
     ptrdiff_t part_rows;          /* … and has at most so many tokens */
     ptrdiff_t attend_rows;

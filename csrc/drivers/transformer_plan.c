@@ -164,7 +164,8 @@ sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, p
     char *const *array = p->f.array;
     const bool first_normed = l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
     const bool last_normed = l->norm_first && l->weight[SA_LAST_NORM] != NULL;
-    sa_linear product = {.f64 = p->e->f64, .weights = l->weights, .far = p->plan->far, .rows = rows, .in = d};
+    sa_linear product = {
+        .f64 = p->e->f64, .weights = l->weights, .far = p->plan->far, .steps = p->plan->steps, .rows = rows, .in = d};
     switch (kind) {
     case SA_PROJECT:
         product.x = (first_normed ? array[SA_NORMED] : array[SA_X]) + at * d;
@@ -285,6 +286,14 @@ static ptrdiff_t most_heads(const sa_transformer *e) {
     return most;
 }
 
+static bool all_step(const sa_transformer *e) {
+    bool step = e->tokens == e->sequences;
+    for (ptrdiff_t s = 0; s < e->sequences; ++s) {
+        step = step && sa_past_of(e, s) > 0;
+    }
+    return step;
+}
+
 sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_threads, sa_transformer_plan *plan) {
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     *plan = (sa_transformer_plan){.keep = keep, .threads = 1};
@@ -294,6 +303,7 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
     if (e->sequences == 0) {
         return SA_OK;
     }
+    plan->steps = all_step(e);
     plan->far = count_weights(e) * (double)sa_element_size(e->f64) > SA_NEAR_BYTES;
     plan->attend_rows = kernels->block_rows;
     if (e->sequences * most_heads(e) * sa_ceil_div(e->longest, kernels->block_rows) == 1 &&

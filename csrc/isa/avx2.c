@@ -13,7 +13,8 @@
 #define SA_ISA avx2
 #include "simd/avx2.h"
 #include "kernels/products/int8_avx2.h"
-#define SA_COMPACT_PRODUCTS .int8 = {&sa_int8_avxvnni, &sa_int8_avx2}
+#include "kernels/products/steps_avx2.h"
+#define SA_COMPACT_PRODUCTS .steps = {&sa_steps_avx2}, .int8 = {&sa_int8_avxvnni, &sa_int8_avx2}
 #include "isa/all.h"
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -13,7 +13,7 @@
 #endif
 #define SA_ISA avx512
 #include "simd/avx512.h"
-#define SA_COMPACT_PRODUCTS .int8 = {&sa_int8_avx512vnni, &sa_int8_avx2}
+#define SA_COMPACT_PRODUCTS .steps = {&sa_steps_avx512vnni, &sa_steps_avx2}, .int8 = {&sa_int8_avx512vnni, &sa_int8_avx2}
 #include "isa/all.h"
 #if defined(SA_EMULATED)
 #elif defined(__clang__)

@@ -54,6 +54,7 @@ const sa_kernels sa_kernels_avx512bf16 = {
     .f32 = SA_FILL_REAL(f32, avx512, avx512bf16, avx512, INT_MAX),
     .f64 = SA_FILL_REAL(f64, avx512, avx512, avx512, INT_MAX),
     SA_FILL_REST(avx512),
+    .steps = {&sa_steps_avx512vnni, &sa_steps_avx2},
     .int8 = {&sa_int8_avx512vnni, &sa_int8_avx2},
     .bf16 = {&sa_bf16_avx512bf16},
 };

@@ -1,4 +1,4 @@
-/* Products of int8 by AVX512_VNNI. */
+/* Products of int8, and of blocks in decoding, by AVX512_VNNI. */
 #include "simd/common.h"
 #if defined(__x86_64__)
 #if defined(SA_EMULATED)
@@ -13,6 +13,7 @@
 #endif
 #include "isa/table.h"
 #include "kernels/products/int8_vnni.h"
+#include "kernels/products/steps_vnni.h"
 #if defined(SA_EMULATED)
 #elif defined(__clang__)
 #pragma clang attribute pop

@@ -229,6 +229,36 @@ typedef struct {
     void (*open)(void), (*close)(void); /* around calls of the leaf, or NULL */
 } sa_compact_products;
 
+/* 32 numbers of a row as integers of three digits to the base 256, from −128 to 127: x[i] ≈ scale·(digit[2][i]·65536 +
+ * digit[1][i]·256 + digit[0][i]). The error is at most that of float32 for the largest of them. A row with numbers that are not
+ * finite has NaN as its first scale, and is multiplied otherwise. */
+#define SA_DIGITS 3
+#define SA_PIECE 32
+typedef struct {
+    int8_t digit[SA_DIGITS][SA_PIECE];
+    int32_t minus[3][SA_DIGITS]; /* −Σ of a digit: of the first half, of the second, and of all */
+    float scale, total;          /* total: Σ x */
+} sa_digits;
+
+/* sums[r][c] = Σ x_r[k]·w_c[k], for the rows of decoding and columns whose blocks lie one behind the other. */
+#define SA_STEP_COLUMNS 16
+typedef struct {
+    sa_block_type type;
+    ptrdiff_t rows, pieces; /* of SA_PIECE numbers */
+    const sa_digits *x;     /* (rows, pieces) */
+    const char *weights;    /* (SA_STEP_COLUMNS, row_bytes); what lies behind is fetched meanwhile */
+    ptrdiff_t row_bytes;
+    float *sums; /* (rows, SA_STEP_COLUMNS) */
+} sa_step_tile;
+
+typedef void sa_step_leaf(const sa_step_tile *t);
+
+/* How an instruction set multiplies blocks in decoding: all blocks of 4 to 8 bits, to the same bits wherever there is a leaf. */
+typedef struct {
+    const char *name; /* what the CPU must run */
+    sa_step_leaf *leaf;
+} sa_step_products;
+
 /* What becomes of the sums of a tile's groups: to[r][c] = y + Σ_g step[r][g]·scale[g][c]·sums[g][r][c] + least[r][g]·offset[g][c],
  * of bfloat16 y + sums. y is bias + residual, or with `adds` y[r][c] + residual. */
 typedef struct {
@@ -302,6 +332,8 @@ typedef struct {
     void (*look_up_compact)(const void *table, const float *scale, const float *always, const float *positions,
                             const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x);
     void (*expand_blocks)(sa_block_type type, const void *from, ptrdiff_t n, float *to); /* n numbers, of whole blocks */
+    void (*split_digits)(const float *x, ptrdiff_t rows, ptrdiff_t n, sa_digits *to);    /* n: a multiple of SA_PIECE */
+    const sa_step_products *steps[3];                                                    /* best first; NULL ends them */
     /* Best first, the last of int8 runs wherever this table does. NULL ends them. */
     const sa_compact_products *int8[4], *bf16[2];
 } sa_kernels;
@@ -314,5 +346,8 @@ const sa_kernels *sa_kernels_active(void);
 
 /* How this CPU multiplies compact weights with the table in use; NULL: it does not. */
 const sa_compact_products *sa_compact_active(sa_weights kind);
+
+/* How it multiplies blocks in decoding; NULL: as it does elsewhere. */
+const sa_step_products *sa_steps_active(void);
 
 #endif

@@ -77,13 +77,15 @@ static sa_status forward(void *call, char *scratch, char *shared) {
 static PyObject *linear_forward(PyObject *module, PyObject *args) {
     PyObject *x, *weight, *bias;
     linear_call c = {.threads = 1};
-    if (!PyArg_ParseTuple(args, "OOO:_linear_forward", &x, &weight, &bias)) {
+    int steps = 0;
+    if (!PyArg_ParseTuple(args, "OOO|p:_linear_forward", &x, &weight, &bias, &steps)) {
         return NULL;
     }
     const sa_compact *compact = sa_compact_of(weight);
     if (compact != NULL ? take_compact(&c, x, compact) < 0 : take_product(&c, x, weight) < 0) {
         return NULL;
     }
+    c.l.steps = steps;
     if (bias != Py_None) {
         if (!sa_is_plain(bias, type_of(&c), 1) || PyArray_DIM((PyArrayObject *)bias, 0) != c.l.out[0]) {
             return PyErr_Format(PyExc_TypeError, "bias must be a contiguous array of the type of weight, and as long");
@@ -138,7 +140,8 @@ static PyObject *linear_backward(PyObject *module, PyObject *args) {
 }
 
 PyMethodDef sa_linear_methods[] = {
-    {"_linear_forward", linear_forward, METH_VARARGS, "x·weightᵀ + bias, or without a bias (None)."},
+    {"_linear_forward", linear_forward, METH_VARARGS,
+     "x·weightᵀ + bias, or without a bias (None); of blocks True says that these are rows of decoding."},
     {"_linear_backward", linear_backward, METH_VARARGS, "The gradients of x, weight and bias, from that of the product."},
     {NULL, NULL, 0, NULL},
 };

@@ -38,18 +38,23 @@ const sa_kernels *sa_kernels_active(void) {
     return k;
 }
 
-/* Found once for each table: asking the CPU is slow where it is a virtual one. */
-const sa_compact_products *sa_compact_active(sa_weights kind) {
-    static _Atomic(const sa_compact_products *) found[BUILT][2];
-    static atomic_bool known[BUILT][2];
+static size_t number_in_use(void) {
     const sa_kernels *k = sa_kernels_active();
-    const bool int8 = kind == SA_WEIGHTS_INT8;
     size_t table = 0;
     while (built[table] != k) {
         ++table;
     }
+    return table;
+}
+
+/* Found once for each table: asking the CPU is slow where it is a virtual one. */
+const sa_compact_products *sa_compact_active(sa_weights kind) {
+    static _Atomic(const sa_compact_products *) found[BUILT][2];
+    static atomic_bool known[BUILT][2];
+    const bool int8 = kind == SA_WEIGHTS_INT8;
+    const size_t table = number_in_use();
     if (!atomic_load(&known[table][int8])) {
-        const sa_compact_products *const *p = int8 ? k->int8 : k->bf16;
+        const sa_compact_products *const *p = int8 ? built[table]->int8 : built[table]->bf16;
         while (*p != NULL && !sa_cpu_runs((*p)->name)) {
             ++p;
         }
@@ -57,6 +62,21 @@ const sa_compact_products *sa_compact_active(sa_weights kind) {
         atomic_store(&known[table][int8], true);
     }
     return atomic_load(&found[table][int8]);
+}
+
+const sa_step_products *sa_steps_active(void) {
+    static _Atomic(const sa_step_products *) found[BUILT];
+    static atomic_bool known[BUILT];
+    const size_t table = number_in_use();
+    if (!atomic_load(&known[table])) {
+        const sa_step_products *const *p = built[table]->steps;
+        while (*p != NULL && !sa_cpu_runs((*p)->name)) {
+            ++p;
+        }
+        atomic_store(&found[table], *p);
+        atomic_store(&known[table], true);
+    }
+    return atomic_load(&found[table]);
 }
 
 const char *sa_isa_name(void) { return sa_kernels_active()->name; }

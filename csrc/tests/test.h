@@ -185,6 +185,7 @@ void test_plan(void);
 void test_random(void);
 void test_update(void);
 void test_transformer(void);
+void test_blocks(void);
 void test_compact(void);
 void test_compact_models(void); /* called by test_compact */
 

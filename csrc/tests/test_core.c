@@ -61,6 +61,7 @@ static void run_all(const char *isa) {
     run("random", test_random);
     run("update", test_update);
     run("transformer", test_transformer);
+    run("blocks", test_blocks);
     run("compact", test_compact);
 }
 

@@ -181,8 +181,11 @@ def good_scale(scale: Array) -> bool:
     return bool((np.isfinite(scale) & (scale >= 0)).all())
 
 
-def multiply(x: Array, weight: Weight, bias: Array | None) -> Array:
+def multiply(x: Array, weight: Weight, bias: Array | None, *, steps: bool = False) -> Array:
     """Compute ``x @ weight.T + bias``, x (..., in), with weights that may be rounded or in blocks; these multiply float32.
+
+    ``steps`` says that each row is a sequence's next token, or what the head makes a token of: then Blocks are read as they lie.
+    The bits of a row depend on this, but not on the other rows.
 
     Raises
     ------
@@ -193,7 +196,7 @@ def multiply(x: Array, weight: Weight, bias: Array | None) -> Array:
         return linear(x, weight, bias)
     check_input(x, weight.kind)
     y: Array = _core._linear_forward(
-        plain(as_rows(x), FLOAT32), weight.packed, None if bias is None else plain(bias, FLOAT32)
+        plain(as_rows(x), FLOAT32), weight.packed, None if bias is None else plain(bias, FLOAT32), steps
     )
     return y.reshape(*x.shape[:-1], weight.shape[0]).astype(np.result_type(x, FLOAT32), copy=False)
 

@@ -178,7 +178,7 @@ class Decoder:
         -------
         ndarray, shape (sequences, vocabulary)
         """
-        return self.head(self._run(self._core_last, ids, cache)[0])
+        return self.head(self._run(self._core_last, ids, cache)[0], steps=True)
 
     def logits(self, ids: npt.ArrayLike) -> Array:
         """Compute the logits of the id behind each one of a sequence.
@@ -193,9 +193,9 @@ class Decoder:
         """
         return self.head(self._run(self._core_model, [ids], None)[0])
 
-    def head(self, rows: Array) -> Array:
-        """Multiply rows (n, d) by the head."""
-        y: Array = _core._linear_forward(rows, self._head, self._head_bias)
+    def head(self, rows: Array, *, steps: bool = False) -> Array:
+        """Multiply rows (n, d) by the head; ``steps`` as in :func:`selfattn.nn._compact.multiply`."""
+        y: Array = _core._linear_forward(rows, self._head, self._head_bias, steps)
         return y
 
     def _run(

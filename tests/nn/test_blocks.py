@@ -13,6 +13,7 @@ from selfattn import _core
 from selfattn.nn import _transformer as core
 from selfattn.nn._blocks import SHAPES, Blocks
 from selfattn.nn._compact import multiply
+from selfattn.nn._decoder import Decoder
 from tests.support.blocks import drawn, expected
 
 pytest.importorskip("gguf")
@@ -72,6 +73,82 @@ def test_products(kind, rows, width, out, isa, threads_restored):
     assert np.array_equal(multiply(x[:1], blocks, bias)[0], want[0])
 
 
+# ---- rows of decoding ----------------------------------------------------------------------------------------------------
+
+QUANTIZED = {kind: numbers for kind, (numbers, _) in SHAPES.items() if numbers > 1}
+# The largest factors of d, and of m with it, in what a block stands for: 15 + 1, 128, 63 times as many, 127 times 32.
+LARGEST = {"Q4_0": 8, "Q4_1": 16, "Q8_0": 128, "Q4_K": 63 * 16, "Q6_K": 128 * 32}
+
+
+def bound_of_steps(x, out_of, kind):
+    """Bound the error of rows of decoding.
+
+    A number of 32 is off by two units at most: half of one each as it is scaled and rounded, and as its scale and the inverse of
+    that are; a unit is the largest by 8355000, below 2⁻²². A product adds three roundings, and one for the sum so far.
+    """
+    pieces = np.abs(x.astype(np.float64)).reshape(len(x), -1, 32)
+    rounded = 2.0**-21 * 32 * pieces.max(-1).sum(-1)
+    added = (pieces.shape[1] + 8) * 2.0**-24 * pieces.sum((1, 2))
+    return ((rounded + added) * LARGEST[kind] * 0.01)[:, None] + np.zeros(out_of)
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.parametrize(
+    ("rows", "width", "out"), [(1, 256, 1), (1, 1280, 47), (3, 768, 16), (5, 512, 130), (2, 2560, 33)]
+)
+def test_rows_of_decoding(kind, rows, width, out, isa, threads_restored):
+    rng = np.random.default_rng(width)
+    blocks = drawn(rng, kind, out, width)
+    x = (rng.standard_normal((rows, width)) * 10.0 ** rng.integers(-3, 3, (rows, 1))).astype(np.float32)
+    x[0, 7], x[:, 32:64] = 300, 0
+    want = x.astype(np.float64) @ expected(blocks).T.astype(np.float64)
+    y = multiply(x, blocks, None, steps=True)
+    assert (np.abs(y - want) <= bound_of_steps(x, out, kind)).all()
+    for threads in (1, 2, 3):
+        sa.set_num_threads(threads)
+        assert np.array_equal(multiply(x, blocks, None, steps=True), y)
+    alone = [multiply(row[None], blocks, None, steps=True)[0] for row in x]
+    assert np.array_equal(alone, y)
+    bias = rng.standard_normal(out).astype(np.float32)
+    error = np.abs(multiply(x, blocks, bias, steps=True) - (want + bias))
+    assert (error <= bound_of_steps(x, out, kind) + 2.0**-23 * np.abs(want + bias)).all()
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_rows_of_decoding_that_are_no_numbers(kind, isa):
+    """Rows with NaN or infinities are those of other products, and stay alone; others of any size are right."""
+    rng = np.random.default_rng(4)
+    blocks = drawn(rng, kind, 37, 512)
+    x = rng.standard_normal((8, 512)).astype(np.float32)
+    clean = multiply(x, blocks, None, steps=True)
+    x[1, 3], x[4, 500], x[6] = np.nan, np.inf, -np.inf
+    with np.errstate(all="ignore"):
+        y, other = multiply(x, blocks, None, steps=True), multiply(x, blocks, None)
+    for row in range(8):
+        assert np.array_equal(y[row], other[row] if row in (1, 4, 6) else clean[row], equal_nan=True)
+    small = np.zeros((3, 512), np.float32)
+    small[0], small[1], small[2, ::7] = 1e-38, 1e33, 1e-44
+    want = small.astype(np.float64) @ expected(blocks).T.astype(np.float64)
+    error = np.abs(multiply(small, blocks, None, steps=True) - want)
+    # Numbers below 1e-30 keep the units of such: a sum of 512 is off by two of them each.
+    assert (error <= bound_of_steps(small, 37, kind) + 512 * 2e-37 * LARGEST[kind] * 0.01).all()
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_scales_of_decoding_that_are_no_numbers(kind, isa):
+    rng = np.random.default_rng(5)
+    blocks = drawn(rng, kind, 40, 512)
+    raw = blocks.raw.reshape(40, -1, SHAPES[kind][1])
+    at = 208 if kind == "Q6_K" else 0
+    raw[5, 0, at : at + 2] = np.array([np.inf], np.float16).view(np.uint8)
+    raw[20, 1, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
+    x = rng.standard_normal((3, 512)).astype(np.float32)
+    with np.errstate(all="ignore"):
+        finite = np.isfinite(multiply(x, Blocks(raw.reshape(40, -1), kind, (40, 512)), None, steps=True))
+    assert not finite[:, [5, 20]].any()
+    assert np.delete(finite, [5, 20], axis=1).all()
+
+
 def layer_of(rng, kinds, d, heads, hidden, make):
     """Describe a layer of Llama's, with projections that `make` makes of a kind and a shape."""
 
@@ -118,6 +195,34 @@ def test_a_transformer(kinds, isa):
     assert np.array_equal(y[1:30], core.forward(model, ids[1:30], np.array([0, 29])))
     with pytest.raises(ValueError, match="no gradients"):
         core.vjp(model, ids, starts)
+
+
+@pytest.mark.parametrize("kinds", [("Q4_1",), ("Q4_0", "Q8_0"), ("Q4_K", "Q6_K"), ("Q4_1", "F16")])
+def test_decoding(kinds, isa, threads_restored):
+    """Tokens one by one are those of a whole prompt to a few eps, and their bits are the same in any company."""
+    rng = np.random.default_rng(6)
+    layers = tuple(
+        layer_of(rng, kinds, 256, 4, 512, lambda *shape: drawn(rng, *shape, 0.01)) for _ in range(2)
+    )
+    table = drawn(rng, kinds[-1], 50, 256)
+    final = core.Norm(np.ones(256, np.float32), kind="rms")
+    model = Decoder(core.Transformer(layers, table=table, final_norm=final), table, max_seq_len=40)
+    prompts = [rng.integers(0, 50, n) for n in (5, 1, 17)]
+    new = rng.integers(0, 50, (3, 6))
+
+    def decode(chosen):
+        cache = model.new_cache(len(chosen))
+        found = [model.next_logits([prompts[i] for i in chosen], cache)]
+        return [*found, *(model.next_logits(list(new[chosen, i, None]), cache) for i in range(6))]
+
+    together = np.array(decode([0, 1, 2]))
+    for i, prompt in enumerate(prompts):
+        sa.set_num_threads(1 + i)
+        assert np.array_equal(np.array(decode([i]))[:, 0], together[:, i])
+        whole = model.logits(np.concatenate([prompt, new[i]]))[len(prompt) - 1 :]
+        # Up to 512 terms, in five products one behind the other, in each of two layers; norms keep rows at a size of 1.
+        size = np.abs(expected(table)).sum(1).max()
+        np.testing.assert_allclose(together[:, i], whole, rtol=0, atol=2 * 5 * 64 * 2.0**-24 * size)
 
 
 def test_nothing_is_copied(tmp_path):

@@ -112,3 +112,63 @@ SA_KERNEL void FN(expand_blocks)(sa_block_type type, const void *from, ptrdiff_t
     default: memcpy(to, p, (size_t)n * sizeof *to); break;
     }
 }
+
+/* ---- rows of decoding ---------------------------------------------------------------------------------------------------- */
+
+/* The most that three digits hold is 127·65793; less, as scales are rounded. Below the least maximum scales would be subnormal. */
+#define SA_MOST_DIGITS 8355000.0f
+#define SA_LEAST_MAXIMUM 1e-30f
+
+SA_ONCE void FN(split_piece)(const float *x, sa_digits *to) {
+    int32_t all[SA_PIECE];
+    float most = SA_LEAST_MAXIMUM;
+    for (int i = 0; i < SA_PIECE; ++i) {
+        const float size = fabsf(x[i]);
+        most = size > most ? size : most;
+    }
+    const float inverse = SA_MOST_DIGITS / most;
+    for (int i = 0; i < SA_PIECE; ++i) {
+        const float t = x[i] * inverse;
+        all[i] = (int32_t)(t + (t < 0 ? -0.5f : 0.5f));
+    }
+    int32_t total = 0;
+    for (int i = 0; i < SA_PIECE; ++i) {
+        total += all[i];
+    }
+    to->scale = most / SA_MOST_DIGITS;
+    to->total = (float)total * to->scale;
+    for (int n = 0; n < SA_DIGITS; ++n) {
+        int32_t half[2] = {0, 0};
+        for (int i = 0; i < SA_PIECE; ++i) {
+            const int32_t digit = ((all[i] + 128) & 255) - 128;
+            to->digit[n][i] = (int8_t)digit;
+            all[i] = (all[i] - digit) >> 8;
+        }
+        for (int i = 0; i < SA_PIECE / 2; ++i) {
+            half[0] -= to->digit[n][i];
+            half[1] -= to->digit[n][SA_PIECE / 2 + i];
+        }
+        to->minus[0][n] = half[0];
+        to->minus[1][n] = half[1];
+        to->minus[2][n] = half[0] + half[1];
+    }
+}
+
+SA_KERNEL void FN(split_digits)(const float *x, ptrdiff_t rows, ptrdiff_t n, sa_digits *to) {
+    for (ptrdiff_t r = 0; r < rows; ++r, x += n, to += n / SA_PIECE) {
+        float spoiled = 0;
+        for (ptrdiff_t i = 0; i < n; ++i) {
+            spoiled += x[i] * 0;
+        }
+        if (spoiled != 0) { /* NaN */
+            memset(to, 0, (size_t)(n / SA_PIECE) * sizeof *to);
+            to->scale = NAN;
+            continue;
+        }
+        for (ptrdiff_t k = 0; k < n / SA_PIECE; ++k) {
+            FN(split_piece)(x + k * SA_PIECE, to + k);
+        }
+    }
+}
+#undef SA_MOST_DIGITS
+#undef SA_LEAST_MAXIMUM

@@ -74,6 +74,10 @@ EMU_HALVES(__m512, ps, unpacklo_ps, (__m512 a, __m512 b), _mm256_unpacklo_ps(EMU
 EMU_HALVES(__m512, ps, unpackhi_ps, (__m512 a, __m512 b), _mm256_unpackhi_ps(EMU_PS(a), EMU_PS(b)))
 EMU_HALVES(__m512i, si, unpacklo_epi16, (__m512i a, __m512i b), _mm256_unpacklo_epi16(EMU_SI(a), EMU_SI(b)))
 EMU_HALVES(__m512i, si, unpackhi_epi16, (__m512i a, __m512i b), _mm256_unpackhi_epi16(EMU_SI(a), EMU_SI(b)))
+EMU_HALVES(__m512i, si, unpacklo_epi32, (__m512i a, __m512i b), _mm256_unpacklo_epi32(EMU_SI(a), EMU_SI(b)))
+EMU_HALVES(__m512i, si, unpackhi_epi32, (__m512i a, __m512i b), _mm256_unpackhi_epi32(EMU_SI(a), EMU_SI(b)))
+EMU_HALVES(__m512i, si, unpacklo_epi64, (__m512i a, __m512i b), _mm256_unpacklo_epi64(EMU_SI(a), EMU_SI(b)))
+EMU_HALVES(__m512i, si, unpackhi_epi64, (__m512i a, __m512i b), _mm256_unpackhi_epi64(EMU_SI(a), EMU_SI(b)))
 EMU_HALVES(__m512d, pd, unpacklo_pd, (__m512d a, __m512d b), _mm256_unpacklo_pd(EMU_PD(a), EMU_PD(b)))
 EMU_HALVES(__m512d, pd, unpackhi_pd, (__m512d a, __m512d b), _mm256_unpackhi_pd(EMU_PD(a), EMU_PD(b)))
 EMU_HALVES(__m512i, si, and_si512, (__m512i a, __m512i b), _mm256_and_si256(EMU_SI(a), EMU_SI(b)))
@@ -109,6 +113,13 @@ EMU __m512d _mm512_castps_pd(__m512 a) { return (__m512d)a; }
 EMU __m512d _mm512_castsi512_pd(__m512i a) { return (__m512d)a; }
 EMU __m512i _mm512_castps_si512(__m512 a) { return (__m512i)a; }
 EMU __m512i _mm512_castpd_si512(__m512d a) { return (__m512i)a; }
+
+EMU __m512i _mm512_castsi256_si512(__m256i a) { return ((emu_bits){.half_si = {a}}).si; }
+EMU __m512i _mm512_inserti64x4(__m512i a, __m256i b, int half) {
+    emu_bits r = {.si = a};
+    r.half_si[half] = b;
+    return r.si;
+}
 
 EMU __m512 _mm512_setzero_ps(void) { return (__m512){0}; }
 EMU __m512i _mm512_setzero_si512(void) { return (__m512i){0}; }
