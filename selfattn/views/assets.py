@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib import resources
 
-__all__ = ["KIT", "script", "style"]
+__all__ = ["KIT", "code", "script", "style"]
 
 # Types within a line, other comments, indentation.
 _NOT_CODE = re.compile(r"\s*/\*\* @\w+ [^*\n]*\*/(?= )|^\s*/\*.*?\*/\n|^\s+", re.DOTALL | re.MULTILINE)
@@ -25,8 +25,13 @@ def script(*names: str) -> str:
     >>> script(*KIT).startswith("<script>(() => {")
     True
     """
-    code = _NOT_CODE.sub("", "".join(map(_read, names)))
-    return f'<script>(() => {{\n"use strict";\n{code}}})();</script>'
+    return f"<script>{code(*names)}</script>"
+
+
+def code(*names: str) -> str:
+    """Return the files of these names in one function in strict mode, which is called."""
+    plain = _NOT_CODE.sub("", "".join(map(_read, names)))
+    return f'(() => {{\n"use strict";\n{plain}}})();'
 
 
 def style(*names: str) -> str:

@@ -6,10 +6,29 @@ import os
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from selfattn.views.assets import script, style
+from selfattn._extras import import_extra
+from selfattn.views.assets import code, script, style
 from selfattn.views.writing import text
+
+# A view's script looks for views in the document, so it runs when the element is there.
+_ESM = """\
+export default {
+  render({ model, el }) {
+    el.innerHTML = model.get("style_sheet") + model.get("body").replace(' data-alone=""', "");
+    el.addEventListener("sa-chosen", ({ detail }) => {
+      model.set("chosen", detail);
+      model.save_changes();
+    });
+    const start = () => {
+      if (!el.isConnected) return requestAnimationFrame(start);
+      CODE
+    };
+    requestAnimationFrame(start);
+  },
+};
+"""
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"  # no network
@@ -72,6 +91,34 @@ class Document:
 
     def _repr_svg_(self) -> str:
         return self.svg
+
+    def widget(self) -> Any:
+        """Return the view as a notebook's widget, which tells Python what is chosen.
+
+        ``widget.chosen`` is a dict of what was chosen last, such as the token and the head; ``widget.observe(function, "chosen")``
+        calls a function each time. Without a running kernel, :attr:`fragment` shows the same.
+
+        Returns
+        -------
+        anywidget.AnyWidget
+
+        Raises
+        ------
+        ImportError
+            anywidget is not installed; the extra ``viz`` brings it.
+        """
+        anywidget, traitlets = import_extra("anywidget", "viz"), import_extra("traitlets", "viz")
+        made = type(
+            "View",
+            (anywidget.AnyWidget,),
+            {
+                "_esm": _ESM.replace("CODE", code(*self.scripts)),
+                "body": traitlets.Unicode(self.body).tag(sync=True),
+                "style_sheet": traitlets.Unicode(style(*self.styles)).tag(sync=True),
+                "chosen": traitlets.Dict({}).tag(sync=True),
+            },
+        )
+        return made()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the document to a file, in UTF-8, and return its path."""

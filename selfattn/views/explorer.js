@@ -164,6 +164,7 @@ class ExplorerPage {
     this.head = head;
     this.small(true);
     this.large();
+    this.announce(0);
   }
 
   /**
@@ -177,6 +178,12 @@ class ExplorerPage {
     this.words = this.words.map((old, other) => (other === side ? i : this.texts[other].stored.queries[old] === token ? old : this.texts[other].nearest(token, i)));
     this.pointed = null;
     this.draw(this.mode !== "word");
+    this.announce(side);
+  }
+
+  /** @param {number} side */
+  announce(side) {
+    announce(this.root, { text: side, layer: this.head.layer, head: this.head.head, place: this.words[side], token: this.texts[side].stored.queries[this.words[side]] });
   }
 
   /**

@@ -218,6 +218,7 @@ class GPTView {
     this.draw();
     const button = this.text.children[place];
     if (button instanceof HTMLElement) button.focus();
+    announce(this.root, { place, token: this.data.alphabet[this.ids[place]] });
   }
 
   /** @param {number} id */

@@ -161,6 +161,7 @@ class WayBackPage {
   look(stage, i, j) {
     this.cell = { stage, i, j };
     this.drawCheck();
+    announce(this.root, { stage, row: i, column: j });
   }
 
   /**

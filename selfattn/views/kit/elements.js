@@ -67,3 +67,12 @@ function phrase(sentence, values = {}) {
 function listed(parts, and) {
   return parts.flatMap((part, n) => [n === 0 ? "" : n === parts.length - 1 ? ` ${and} ` : ", ", ...part]);
 }
+
+/**
+ * Say what was chosen to whoever listens outside of the page: the widget, or a script around a fragment.
+ * @param {HTMLElement} root
+ * @param {Record<string, string | number>} chosen
+ */
+function announce(root, chosen) {
+  root.dispatchEvent(new CustomEvent("sa-chosen", { bubbles: true, detail: chosen }));
+}
