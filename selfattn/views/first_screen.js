@@ -34,6 +34,8 @@ class FirstScreen {
     this.sides = heads.some(({ side }) => side === 1) ? [0, 1] : [0];
     /** @type {Chosen | null} */
     this.hovered = null;
+    /** @type {Record<string, string[]>[] | undefined} of both sides */
+    this.colours = undefined;
     /** @type {Chosen} */
     this.pinned = { kind: "to", index: this.first() };
     this.ribbons = this.sides.map((side) => this.makeRibbons(side, false));
@@ -317,6 +319,12 @@ class FirstScreen {
     return node ? node.now : Matrix.of(n, n, (i, j) => (i === j ? 1 : 0));
   }
 
+  /** Draw again in colours that may be others. */
+  redraw() {
+    this.colours = undefined;
+    this.draw();
+  }
+
   draw() {
     const chosen = this.hovered ?? this.pinned;
     for (const side of this.sides) this.drawRibbons(side, chosen);
@@ -347,7 +355,7 @@ class FirstScreen {
     const state = { weights: guessing ? even : weights, selected, now: guessing, ...(!guessing && node && node.now !== node.kernel ? { before: node.kernel } : {}),
       write: (/** @type {number} */ value, /** @type {number} */ i, /** @type {number} */ j) => (node ? this.short(node, i, j) : value ? brief(value, 0) : "") };
     this.ribbons[side].update(state);
-    this.docked[side].update({ ...state, now: true });
+    if (this.dock.hasAttribute("data-shown")) this.docked[side].update({ ...state, now: true });
     this.ribbons[side].caption.replaceChildren(...this.caption(side, selected, weights, node));
   }
 
@@ -370,7 +378,8 @@ class FirstScreen {
       return phrase(texts["given to"], { word, parts: listed(parts.slice(0, 2 * MOST_PARTS), texts.and) });
     }
     if (range(weights.columns).every((j) => weights.at(index, j) === 0)) return phrase(texts["takes nothing"], { word });
-    const others = range(weights.columns).filter((j) => crossed || j !== index).sort((p, q) => weights.at(index, q) - weights.at(index, p));
+    const apart = range(weights.columns).filter((j) => crossed || j !== index).sort((p, q) => weights.at(index, q) - weights.at(index, p));
+    const taken = apart.filter((j) => weights.at(index, j) !== 0), others = taken.length ? taken : apart;
     const named = others.slice(0, others.length === MOST_PARTS + 1 ? MOST_PARTS + 1 : MOST_PARTS), rest = others.slice(named.length);
     const parts = named.map((j) => phrase(texts.part, { weight: this.short(node, index, j), word: wordOf(keys[j]) }));
     if (rest.length) parts.push(phrase(texts.rest, { weight: brief(dot(rest.length, (k) => weights.at(index, rest[k])), SHORT) }));
@@ -380,7 +389,8 @@ class FirstScreen {
   /** @param {Chosen} chosen */
   drawStrip({ kind, index }) {
     const row = kind === "to" ? index : -1;
-    const colours = this.sides.map((side) => palette(this.ribbons[side].node));
+    const colours = (this.colours ??= this.sides.map((side) => palette(this.ribbons[side].node)));
+    const docked = this.dock.hasAttribute("data-shown");
     for (const role of ROLES) {
       const nodes = this.sides.flatMap((side) => this.nodeOf(side, role) ?? []);
       const size = role === "weights" ? 1 : largest(nodes);
@@ -390,7 +400,7 @@ class FirstScreen {
         const own = ["key", "value"].includes(role) && this.ribbons[side].options.crossed ? -1 : row;
         if (made instanceof Heat) made.update({ matrix: node.now, size, row: own, write: (_, i, j) => this.short(node, i, j), moved: (i, j) => this.view.numbers.moved(node, i, j) });
         else made.update({ matrix: node.now, size, row: own, colours: colours[side] });
-        this.tiny?.get(`${side} ${role}`)?.update({ matrix: node.now, size, row: own, colours: colours[side] });
+        if (docked) this.tiny?.get(`${side} ${role}`)?.update({ matrix: node.now, size, row: own, colours: colours[side] });
       }
     }
   }
@@ -526,10 +536,11 @@ class FirstScreen {
     const observer = new IntersectionObserver(([{ isIntersecting, boundingClientRect, rootBounds }]) => {
       const away = !isIntersecting && boundingClientRect.height > 0 && boundingClientRect.bottom <= (rootBounds?.top ?? 0) + 1;
       this.dock.toggleAttribute("data-shown", away);
-      this.view.root.style.setProperty("--dock", away ? `${this.dock.firstElementChild?.clientHeight ?? 0}px` : "0px");
       if (away) this.draw();
     }, { root: this.view.alone ? null : scroller });
     observer.observe(this.see);
+    const inside = /** @type {HTMLElement} */ (this.dock.firstElementChild);
+    new ResizeObserver(() => this.view.root.style.setProperty("--dock", `${inside.offsetHeight}px`)).observe(inside); // 0 while it is not shown
   }
 }
 

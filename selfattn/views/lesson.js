@@ -37,6 +37,7 @@ class Lesson {
     this.look.after(...(this.tour ? [this.tour.node] : []), this.tabs);
     root.style.setProperty("--guess", JSON.stringify(this.texts["guess first"]));
     root.addEventListener("keydown", (event) => this.key(event));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     this.show(this.first);
     if ("alone" in root.dataset) {
       window.addEventListener("hashchange", () => this.goToHash());
@@ -83,11 +84,17 @@ class Lesson {
   }
 
   redraw() {
-    for (const { screen } of this.views) screen?.draw();
+    for (const { screen } of this.views) screen?.redraw();
   }
 
   goToHash() {
     for (const view of this.views) view.walk.goToHash();
+  }
+
+  /** Bring the first screen into sight, if it has scrolled away. */
+  toTop() {
+    if ("alone" in this.root.dataset) window.scrollTo({ top: window.scrollY + Math.min(0, this.root.getBoundingClientRect().top) });
+    else this.root.scrollTop = 0;
   }
 
   /**
@@ -96,7 +103,7 @@ class Lesson {
    * @param {boolean} open
    */
   visit(stop, open) {
-    if (stop && !open) window.scrollTo?.({ top: window.scrollY + Math.min(0, this.root.getBoundingClientRect().top) });
+    if (stop && !open) this.toTop();
     this.root.dataset.hide = stop && !open ? stop.hide : "";
     const view = stop ? this.views[stop.view] : this.first;
     this.show(view);

@@ -147,7 +147,7 @@ def basics_notebook(steps: Callable[..., Any], words: list[str]) -> list[Stop]:
              word=sky, hide="weights"),
         Stop("Add to one", "Now *sky* may not look at *blue* any more. Who gets the share that becomes free?",
              ("sky alone", "is alone", "both, in proportion"), 2,
-             f"Both, in proportion: {said(row[0])} became {said(closed[0])}, and {said(row[1])} became {said(closed[1])}. A row adds up to 1 again. (It is a cell of the mask, in the details of the scores.)",
+             f"Both, in proportion: {said(row[0])} became {said(closed[0])}, and {said(row[1])} became {said(closed[1])}. A row adds up to 1 again. (It is a cell of the mask, in the stage *Masked scores* below.)",
              word=sky, after=(("mask", sky, blue, 0.0),)),
         Stop("Nearly alike", f"The shares of *sky* are {', '.join(map(said, row))}: nearly alike. Can a larger scale make one of them win?",
              ("yes, one wins", "the twins win together", "no, nothing changes"), 1,

@@ -19,6 +19,8 @@ class HeatMap {
     this.canvas = element("canvas", { width: Math.max(1, options.columns), height: Math.max(1, options.rows), role: "img", ariaLabel: options.name });
     this.line = element("i", { className: "sa-map-row" });
     this.node = element("div", { className: "sa-map", data: { side: String(options.side ?? 0) } }, this.canvas, this.line);
+    /** @type {unknown[]} what is painted */
+    this.painted = [];
     this.node.style.aspectRatio = `${Math.max(1, options.columns)} / ${Math.max(1, options.rows)}`;
     if (!options.point) return;
     this.canvas.addEventListener("pointermove", (event) => options.point?.(this.placeOf(event)));
@@ -38,15 +40,19 @@ class HeatMap {
 
   /**
    * @param {object} state
-   * @param {{ at: (i: number, j: number) => number }} state.matrix
+   * @param {{ at: (i: number, j: number) => number }} state.matrix another one whenever its numbers are others
    * @param {number} state.size
    * @param {number} [state.row] stands out
    * @param {Record<string, string[]>} [state.colours] of `palette`, if many maps share them
    */
   update({ matrix, size, row = -1, colours = palette(this.node) }) {
     const { rows, columns, kind = "signed" } = this.options;
-    const context = this.canvas.getContext("2d");
-    if (!context) return;
+    this.line.hidden = row < 0;
+    this.line.style.top = `${(100 * row) / rows}%`;
+    this.line.style.height = `${100 / rows}%`;
+    const context = this.canvas.getContext("2d"), wanted = [matrix, size, colours];
+    if (!context || wanted.every((each, n) => each === this.painted[n])) return;
+    this.painted = wanted;
     for (let i = 0; i < rows; i++) {
       for (let j = 0; j < columns; j++) {
         const value = matrix.at(i, j);
@@ -55,8 +61,5 @@ class HeatMap {
         context.fillRect(j, i, 1, 1);
       }
     }
-    this.line.hidden = row < 0;
-    this.line.style.top = `${(100 * row) / rows}%`;
-    this.line.style.height = `${100 / rows}%`;
   }
 }
