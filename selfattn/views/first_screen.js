@@ -15,7 +15,6 @@ const SIGNS = { query: "·W", scores: "→", weights: "→", output: "→", resu
 const MOST_CELLS = 80; // of a matrix that shows numbers; larger ones are pictures
 const MOST_PARTS = 3; // words that a sentence names
 const WIDEST = 7; // columns with numbers
-const DENSE = 27; // columns of all matrices together that still have their full width
 const NEAR = 12; // words among which the first to stand out is chosen: it should be in sight
 const HIGH = 235; // pixels for the words of one text, until each has the least height
 const SHORT = 2; // decimals
@@ -43,7 +42,7 @@ class FirstScreen {
     this.out = new NumberLines();
     this.outHead = element("h4");
     this.outText = element("p", { className: "sa-out-text" });
-    this.sum = element("p", { className: "sa-sums", ariaLive: "polite" });
+    this.sum = element("p", { className: "sa-sums" });
     this.strip = element("div", { className: "sa-strip", role: "group", ariaLabel: this.texts.strip });
     this.knobs = element("div", { className: "sa-knobs" });
     this.dockKnob = element("span", { className: "sa-set" });
@@ -102,10 +101,11 @@ class FirstScreen {
     const queries = labels[`t${side}`], keys = this.nodeOf(side, "scores") ? labels[`k${side}`] : queries;
     const made = new Ribbons({
       keys, queries, side, small, high: HIGH, crossed: keys !== queries && keys.join("\n") !== queries.join("\n"), name: `${this.texts.screen}: ${this.sideName(side)}`,
-      point: (chosen, pin) => this.point(chosen, pin),
+      ends: { from: this.texts["goes in"], to: this.texts["comes out"] }, point: (chosen, pin) => this.point(chosen, pin),
     });
     if (Math.max(keys.length, queries.length) > 16) made.node.classList.add("sa-many");
     if (small) return made;
+    made.caption.ariaLive = "polite";
     made.node.prepend(element("div", { className: "sa-ends" }, element("span", {}, this.texts["goes in"]),
       element("h4", {}, element("bdi", {}, this.sideName(side))), element("span", {}, this.texts["comes out"])));
     return made;
@@ -148,8 +148,6 @@ class FirstScreen {
     const roles = ROLES.filter((role) => this.shows(role));
     const signed = (/** @type {string} */ role) => role !== roles[0] && SIGNS[role];
     const cells = [element("span"), ...roles.flatMap((role) => [...(signed(role) ? [element("span")] : []), this.stripHead(role)])];
-    const wide = roles.reduce((sum, role) => sum + (this.nodeOf(0, role)?.shape[1] ?? 0), 0);
-    this.strip.classList.toggle("sa-dense", wide > DENSE);
     this.strip.classList.toggle("sa-few", roles.length < 4);
     for (const side of this.sides) {
       cells.push(element("span", { className: "sa-who", data: { side: String(side) } }, this.sides.length > 1 ? element("bdi", {}, this.sideName(side)) : ""));
@@ -166,10 +164,12 @@ class FirstScreen {
     this.fit();
   }
 
-  /** Numbers where they have room, else squares of colour. */
+  /** Numbers where they have room, else smaller ones, else squares of colour. */
   fit() {
-    this.strip.classList.remove("sa-swatches");
-    this.strip.classList.toggle("sa-swatches", this.strip.scrollWidth > this.strip.clientWidth + 1);
+    const { classList } = this.strip, tight = () => this.strip.scrollWidth > this.strip.clientWidth + 1;
+    classList.remove("sa-dense", "sa-swatches");
+    if (tight()) classList.add("sa-dense");
+    if (tight()) classList.replace("sa-dense", "sa-swatches");
   }
 
   /** @param {string} role */
@@ -466,6 +466,7 @@ class FirstScreen {
   explain(side, role, place) {
     for (const made of this.matrices?.values() ?? []) if (made instanceof Heat) made.mark(null);
     this.explained = place !== null;
+    this.sum.ariaLive = place ? "polite" : "off"; // of a word, its sentence is said
     const node = this.nodeOf(side, role);
     if (!place || !node) return this.explainRow();
     const { numbers, words } = this.view;

@@ -94,7 +94,7 @@ def _sentence_embeddings(texts: Texts | None, exercise: bool) -> Page:
     steps = {
         name: (lambda words, model=model: model.steps(" ".join(words))) for name, model in models.items()
     }
-    made = "Made for this page: 4 numbers for each of 23 words, trained on 68 short sentences; chosen among forty such models."
+    made = f"Made for this page: 4 numbers for each of {len(data['words'])} words, trained on 68 short sentences; chosen among forty such models."
     names: dict[str, Any] = {"first": "A stream", "second": "Money", "word": "bank"} if texts is None else {}
     pages = [
         _page(steps["untrained"], shown, exercise, title="Before training", tab="Before training", made_up="Random numbers, as training finds them.",

@@ -1,6 +1,7 @@
 """`selfattn steps`: what it writes, where, what it opens, and what it refuses."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,6 +105,30 @@ def test_arrays_that_do_not_do(arrays, message, tmp_path, capsys):
     assert error.startswith("selfattn steps: mine.npz: ") and error.count("\n") == 1
     assert re.search(message, error)
     assert not (tmp_path / "mine.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "compare", "wrong"),
+    [
+        ("1", "money bank mud", "loan bank", "water"),
+        ("2", "we saw the boat", "a loan at the bank", "sea"),
+        ("3", "blue is sky", None, "green"),
+        ("4", "my river bank", None, "river"),
+        ("5", "I love you", None, "hate"),
+    ],
+)
+def test_every_tutorial_takes_a_text_and_an_exercise(source, text, compare, wrong, capsys):
+    more = [] if compare is None else ["--compare", compare]
+    assert run(source, "--text", text, *more, "--exercise", "--out", "page.html") == 0
+    page = Reader(Path("page.html").read_text(encoding="utf-8"))
+    scores = next(t for t in page.tables if (t.node or "").partition(".")[0] == "scores")
+    assert scores.rows == text.split()
+    assert any("____" in row for table in page.tables for row in table.cells)
+    assert "sa-tour-data" not in Path("page.html").read_text(encoding="utf-8").split("<script>")[0]
+    capsys.readouterr()
+    assert run(source, "--text", wrong, "--out", "wrong.html") == 1
+    error = capsys.readouterr().err
+    assert ("has no word" in error or "3 inputs" in error) and not Path("wrong.html").exists()
 
 
 def test_files_that_are_none(tmp_path, capsys):

@@ -13,6 +13,7 @@
  * @property {number} side whose colours: those of text 0 or 1
  * @property {string} name for screen readers
  * @property {boolean} [small] for a dock
+ * @property {{ from: string, to: string }} [ends] what screen readers say of the words at the left and right
  * @property {number} [high] pixels for all words, until each has the least height
  * @property {boolean} [crossed] keys and queries are of different texts: no word is its own
  * @property {(selection: Chosen | null, pin: boolean) => void} point a word is pointed at, or chosen
@@ -124,9 +125,9 @@ class Ribbons {
    * @param {number} index
    */
   word(word, kind, index) {
-    const { point } = this.options, selection = { kind, index };
+    const { point, ends } = this.options, selection = { kind, index };
     return element("button", {
-      type: "button", className: `sa-token sa-${kind}`, tabIndex: -1, title: word,
+      type: "button", className: `sa-token sa-${kind}`, tabIndex: -1, title: word, ariaDescription: ends?.[kind] ?? null,
       onclick: () => point(selection, true), onfocus: () => point(selection, false), onblur: () => point(null, false),
       onpointerenter: () => point(selection, false), onpointerleave: () => point(null, false),
     }, element("bdi", {}, word));
