@@ -246,7 +246,9 @@ def _parser() -> Parser:
     # For the help only: these have their own parsers.
     commands.add_parser("steps", add_help=False, help="write a page that shows every step of attention")
     commands.add_parser("explore", add_help=False, help="write a page of what a model's heads do with a text")
-    commands.add_parser("train", add_help=False, help="train a sentence-embedding model on a text")
+    commands.add_parser(
+        "train", add_help=False, help="train a sentence-embedding model on a text; train gpt: a small GPT"
+    )
     commands.add_parser("embed", add_help=False, help="turn sentences into vectors")
     commands.add_parser(
         "search", add_help=False, help="print the lines of a text that are nearest to a query"
@@ -279,6 +281,10 @@ def _run(arguments: Sequence[str]) -> int:
         from selfattn.cli.language import main as language
 
         return language(arguments[0], arguments[1:])
+    if arguments[:2] == ["train", "gpt"]:
+        from selfattn.cli.train_gpt import main as train_gpt
+
+        return train_gpt(arguments[2:])
     if arguments[:1] and arguments[0] in ("train", "embed", "search"):
         from selfattn.cli.models import main as models
 

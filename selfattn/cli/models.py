@@ -48,6 +48,7 @@ examples:
   selfattn train triplets.tsv --out model              main, similar and non-similar between tabs
   selfattn train book.txt --out model --resume         go on after Ctrl-C, a crash or a full disk
   selfattn train book.txt --out model --tokenizer whitespace --dim 32 --epochs 100
+  selfattn train gpt book.txt --out mine               a small GPT; selfattn train gpt --help
 """
     + EXIT_CODES
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from selfattn.benchmarks import app, encoder, layers
+from selfattn.benchmarks import app, encoder, generation, layers
 from selfattn.benchmarks.turns import Contestant, Measured, Prepared, Turns
 
 
@@ -94,6 +95,9 @@ def test_cosines_are_told() -> None:
         ("encoder . --cases x", "no cases of kind x"),
         ("encoder . --engines x", "no engine x"),
         ("encoder . --engines transformers --dtype int8", "transformers is not compared in int8"),
+        ("generation nothing --engines selfattn", "there is no file nothing"),
+        ("generation . --cases x", "no cases of kind x"),
+        ("generation . --engines x", "no engine x"),
     ],
 )
 def test_wrong_usage(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,3 +114,31 @@ def test_gradients_are_compared_by_their_median() -> None:
     outlier[12], wrong[10:], output[3] = 1.0, 1.0, 1.0
     assert [distance(result, expected) for result in (outlier, wrong, output)] == [0, 1, 1]
     assert layers.distance_of(layers.Case("forward", 32, 5))(outlier, expected) == 1
+
+
+def test_generation_of_a_tiny_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A whole run with selfattn alone: the other libraries take seconds to import."""
+    pytest.importorskip("gguf", reason="it writes the file")
+    pytest.importorskip("tokenizers", reason="needs the package tokenizers")
+    from gguf_files import byte_level, write
+    from language_folders import SPECIAL, make_tokenizer
+
+    from selfattn import models
+
+    config = {
+        "model_type": "llama", "vocab_size": make_tokenizer().get_vocab_size(), "hidden_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32, "max_position_embeddings": 64,
+    }  # fmt: skip
+    file, corpus = tmp_path / "model.gguf", tmp_path / "corpus.txt"
+    write(file, config, models.LlamaForCausalLM(config, rng=0).state_dict(), "Q4_1", byte_level(SPECIAL))
+    corpus.write_text("the sea was calm. " * 90)
+    given = f"generation {file} --corpus {corpus} --engines selfattn --prompt 20 --answer 5 --rounds 1 --seconds 0 --threads 1"
+    assert app.main([*given.split(), "--json", str(tmp_path / "times.json")]) == 0
+    shown = capfd.readouterr().out
+    assert re.search(r"prompt +20 tokens +1 +selfattn +[\d.]+ +[\d.]+ +1\.00x", shown)
+    assert re.search(r"answer +5 tokens +1 +selfattn", shown)
+    assert "a token takes" in shown
+    assert "to the first token" in shown
+    saved = json.loads((tmp_path / "times.json").read_text())
+    assert [each.get("case") for each in saved] == ["prompt", "answer", None, None]
+    assert saved[2]["bytes"] == generation.bytes_of_a_token(file)

@@ -1,0 +1,197 @@
+"""The command ``selfattn train gpt``: a small GPT that learns to go on from a text, character by character.
+
+Parses arguments, reads and prints; what is computed lives in `training`, `nn` and `models`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfattn import files, nn, optim, training
+from selfattn.cli import streams
+from selfattn.cli.language import EXIT_CODES
+from selfattn.cli.parser import Parser
+from selfattn.nn._arrays import Array
+from selfattn.training.triplets import read_text
+
+UNFINISHED = "unfinished.safetensors"
+VALIDATION = 10  # one part of so many of the text is held out
+EPILOG = (
+    """\
+The folder is a GPT-2 of Transformers' with a tokenizer of single characters: selfattn generate, selfattn evaluate and
+selfattn.models.load take it, and so does Transformers.
+
+examples:
+  selfattn train gpt book.txt --out mine                   a minute or so
+  selfattn train gpt book.txt --out mine --layers 6 --dim 384 --heads 6 --context 256 --steps 5000
+  selfattn train gpt book.txt --out mine --resume          go on after Ctrl-C or a crash, with the same options
+  selfattn generate mine "It was" --temperature 0.8
+"""
+    + EXIT_CODES
+)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="selfattn train gpt",
+        description="Train a small GPT on a text, character by character.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("text", metavar="TEXT", help="a UTF-8 file; - is standard input")
+    parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder of the model")
+    model = parser.add_argument_group("model")
+    for name, default, what in (
+        ("dim", 128, "width"), ("layers", 4, "layers"), ("heads", 4, "heads, which divide the width"),
+        ("context", 128, "characters that it looks back on"),
+    ):  # fmt: skip
+        model.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what} ({default})")
+    model.add_argument(
+        "--dropout", type=float, default=0.0, metavar="P", help="part that is dropped while it learns (0)"
+    )
+    learning = parser.add_argument_group("training")
+    learning.add_argument(
+        "--steps", type=int, default=1000, metavar="N", help="batches that it learns from (1000)"
+    )
+    learning.add_argument("--batch-size", type=int, default=32, metavar="N", help="sequences in a batch (32)")
+    learning.add_argument(
+        "--lr", type=float, default=1e-3, metavar="X", help="the highest learning rate (0.001)"
+    )
+    learning.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights and batches (0)")
+    learning.add_argument(
+        "--log-every", type=int, default=100, metavar="N", help="steps between two lines (100)"
+    )
+    learning.add_argument("--quiet", action="store_true", help="print nothing")
+    learning.add_argument("--resume", action="store_true", help="go on with an unfinished training")
+    learning.add_argument("--force", action="store_true", help="replace a model that is there")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = lambda message, *_, **__: streams.tell(f"selfattn train gpt: {message}")
+            return _train(options)
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError, TypeError, ImportError, ArithmeticError, MemoryError, RuntimeError) as error:
+        streams.tell(f"selfattn train gpt: error: {error}")
+        return 1
+
+
+def _train(options: argparse.Namespace) -> int:
+    from selfattn import models
+    from selfattn.models._own_gpt import as_gpt2, character_tokenizer
+
+    unfinished = options.out / UNFINISHED
+    _check_place(options, unfinished)
+    text = read_text(streams.source(options.text))
+    characters = "".join(sorted(set(text)))
+    tokenizer = character_tokenizer(characters)
+    ids = _ids(text, tokenizer.get_vocab())
+    held = len(ids) // VALIDATION
+    learned, validation = ids[: len(ids) - held], _windows(ids[len(ids) - held :], options.context)
+    if len(learned) < options.context + 1:
+        raise ValueError(
+            f"{options.text} has {len(text)} characters; a context of {options.context} needs {options.context * 10 // 9 + 2}"
+        )
+    for_weights, for_batches = np.random.default_rng(_checked_seed(options.seed)).spawn(2)
+    model = nn.GPT(
+        tokenizer.get_vocab_size(), options.dim, options.layers, options.heads, options.context, dropout=options.dropout,
+        rng=for_weights,
+    )  # fmt: skip
+
+    def batches(rng: Any) -> Array:
+        starts = rng.integers(0, len(learned) - options.context, options.batch_size)
+        found: Array = learned[starts[:, None] + np.arange(options.context + 1)]
+        return found
+
+    if not options.quiet:
+        count = sum(array.size for array in model.parameters().values())
+        print(f"{len(text)} characters, {len(characters)} different; {count} parameters", flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    warm = max(1, options.steps // 20)
+    try:
+        history = training.fit(
+            model,
+            batches,
+            None,
+            lr=options.lr,
+            rng=for_batches,
+            steps=options.steps,
+            scheduler=lambda optimizer: optim.lr_scheduler.LambdaLR(
+                optimizer,
+                lambda step: (
+                    min(1, (step + 1) / warm) * (0.55 + 0.45 * math.cos(math.pi * step / options.steps))
+                ),
+            ),
+            max_norm=1.0,
+            log_every=None if options.quiet else options.log_every,
+            checkpoint=unfinished,
+            checkpoint_every=max(100, options.steps // 10),
+            resume=options.resume,
+            validation=validation or None,
+            progress=False if options.quiet else None,
+        )
+    except training.Interrupted:
+        models.save(as_gpt2(model, tokenizer), options.out)
+        streams.tell(f"\nstopped; the model as it is now is in {options.out}, and --resume goes on")
+        raise
+    models.save(as_gpt2(model, tokenizer), options.out)
+    unfinished.unlink(missing_ok=True)
+    if not options.quiet:
+        loss = (
+            f"; loss of the last tenth of the text {history.validation_losses[-1][1]:.3f}"
+            if validation
+            else ""
+        )
+        seconds = time.monotonic() - started
+        print(
+            f'saved in {options.out} after {seconds:.0f} s{loss}; try: selfattn generate {options.out} "..." --temperature 0.8'
+        )
+    return 0
+
+
+def _check_place(options: argparse.Namespace, unfinished: Path) -> None:
+    out: Path = options.out
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"--out must be a folder, and {out} is not one")
+    if options.resume and not unfinished.is_file():
+        raise FileNotFoundError(f"{out} holds no unfinished training of a GPT to go on with")
+    if options.resume:
+        return
+    if not options.force:
+        if unfinished.exists():
+            raise FileExistsError(
+                f"{out} holds an unfinished training: --resume goes on with it, --force begins anew"
+            )
+        if any((out / name).exists() for name in (files.CONFIG, files.WEIGHTS)):
+            raise FileExistsError(f"{out} holds a model: --force replaces it")
+    unfinished.unlink(missing_ok=True)
+
+
+def _ids(text: str, vocabulary: dict[str, int]) -> Array:
+    """Return the ids of characters; all are in the vocabulary."""
+    return np.fromiter((vocabulary[character] for character in text), np.int64, len(text))
+
+
+def _windows(ids: Array, context: int) -> list[Array]:
+    """Cut what is held out into sequences of which all characters but the first are predicted."""
+    return [ids[begin : begin + context + 1] for begin in range(0, len(ids) - context, context)]
+
+
+def _checked_seed(seed: int) -> int:
+    if seed < 0:
+        raise ValueError(f"--seed must not be negative, not {seed}")
+    return seed
