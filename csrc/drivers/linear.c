@@ -49,7 +49,7 @@ static const sa_compact *compact_of(const sa_linear *l, int part) { return (cons
 bool sa_linear_steps(const sa_linear *l) {
     bool steps = l->steps && l->weights == SA_WEIGHTS_BLOCKS;
     for (int part = 0; part < l->parts && steps; ++part) {
-        steps = sa_blocks_have_steps(compact_of(l, part));
+        steps = l->weight[part] != NULL && sa_blocks_have_steps(compact_of(l, part)); /* scratch is planned for all kinds */
     }
     return steps;
 }

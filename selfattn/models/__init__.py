@@ -159,6 +159,10 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
 
     Raises
     ------
+    TypeError
+        It is no model of this module.
+    ValueError
+        Its weights are in blocks of a GGUF file, or it is GPT-2 in int8.
     OSError
         It could not be written; what was there before is as it was.
     """
@@ -169,6 +173,10 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     if not isinstance(model, Encoder):
         raise TypeError(
             f"model must be one of selfattn.models, not {type(model).__name__}; files.save_model saves an EmbeddingModel"
+        )
+    if isinstance(model, GPT2LMHeadModel) and model.dtype == "int8":
+        raise ValueError(
+            "GPT-2 is not saved in int8; save it as it was loaded, and round it when it is: load(path, dtype='int8')"
         )
     folder = Path(path)
     state = model.state_dict()
@@ -183,7 +191,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
             if array.ndim == 2 and name.endswith(".weight")
         ]
         compact = [name.removesuffix(".weight") for name in compact]
-        tables = [name for name in compact if "embeddings" in name]
+        tables = [name for name in compact if "embed" in name]
         config["quantization_config"] = quantization_config(
             tables, [name for name in matrices if name not in compact]
         )

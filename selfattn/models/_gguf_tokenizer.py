@@ -22,7 +22,8 @@ PRE = {
     "llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3, "dbrx": LLAMA3, "smaug-bpe": LLAMA3,
     "qwen2": QWEN2, "stablelm2": QWEN2, "deepseek-r1-qwen": QWEN2,
 }  # fmt: skip
-WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3")  # a word that is a token needs no merges
+# Of Llama 3: a word that is a token needs no merges, and a text begins with the first of all tokens unless the file says no.
+WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3")
 START = "tokenizer.ggml."
 NAMES = {
     "bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token", "seperator": "sep_token",
@@ -71,7 +72,10 @@ def attach_tokenizer(model: Any, file: GGUF) -> None:
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"{file.path}: its tokens and merges make no tokenizer: {error}") from None
     _add_special(library, tokenizer, file, tokens)
-    if _flag(file, "add_bos_token", kind == "llama") and special["bos"] is not None:
+    if _flag(file, "add_eos_token", False):
+        raise ValueError(f"{file.path}: {START}add_eos_token, an end behind every text, is not supported")
+    begins = kind == "llama" or file.metadata.get(START + "pre") in WHOLE_WORDS_FIRST
+    if _flag(file, "add_bos_token", begins) and special["bos"] is not None:
         bos = tokens[special["bos"]]
         tokenizer.post_processor = library.processors.TemplateProcessing(
             single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, special["bos"])]

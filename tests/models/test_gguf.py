@@ -227,6 +227,16 @@ def test_byte_level_tokenizers(tmp_path):
     assert found.tokens("a12") == ["<|user|>", "a", "1", "2"]
     write(path, LLAMA, state, tokenizer=byte_level(SPECIAL, pre="qwen2"))
     assert models.load(path).tokens("a12\n") == ["a", "1", "2", "Ċ"]
+    add = byte_level(SPECIAL, pre="llama-bpe")
+    write(path, LLAMA, state, tokenizer=lambda writer: (add(writer), writer.add_bos_token_id(5)))
+    found = models.load(path)
+    assert found.tokens("12345 it's\n\n")[1:] == ["1", "2", "3", "4", "5", "Ġ", "i", "t", "'", "s", "Ċ", "Ċ"]
+    assert found.tokenizer.encode("a").ids[0] == 5
+    pieces = found.tokenizer.pre_tokenizer.pre_tokenize_str("12345 it's\n\n")
+    assert [piece for piece, _ in pieces] == ["123", "45", "Ġit", "'s", "ĊĊ"]
+    write(path, LLAMA, state, tokenizer=lambda writer: (add(writer), writer.add_add_eos_token(True)))
+    with pytest.raises(ValueError, match="add_eos_token"):
+        models.load(path)
     write(path, LLAMA, state, tokenizer=byte_level(SPECIAL, pre="new"))
     with pytest.raises(ValueError, match="the pre-tokenizer 'new' is not supported"):
         models.load(path)

@@ -206,6 +206,14 @@ def test_rounded_weights_stay_near(pair, tmp_path):
     prompts = drawn(4, 9)
     for prompt, got in zip(prompts, rounded.generate(prompts, 8), strict=True):
         np.testing.assert_array_equal(rounded.generate(prompt, 8), got)
+    if "gpt2" in ours.config["model_type"]:
+        with pytest.raises(ValueError, match="GPT-2 is not saved in int8"):
+            models.save(rounded, tmp_path / "int8")
+        return
+    models.save(rounded, tmp_path / "int8")
+    again = models.load(tmp_path / "int8")
+    assert again.dtype == "int8"
+    np.testing.assert_array_equal(again.logits(ids), rounded.logits(ids))
 
 
 @families
