@@ -47,6 +47,12 @@ SA_VERB mf32 vf32_bit(const uint32_t *w, int i) {
 SA_VERB vf32 vf32_of_int32(const int32_t *p) {
     return _mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
 }
+SA_VERB vf32 vf32_of_bits(const uint8_t *p, int shift, int mask) {
+    const __m128i bits = _mm_srl_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p), _mm_cvtsi32_si128(shift));
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_and_si128(bits, _mm_set1_epi8((char)mask))));
+}
+#define SA_HAS_HALVES 1
+SA_VERB float sa_of_half(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 SA_VERB void vf32_store_bytes(uint8_t *p, vf32 a) {
     const __m256i x = _mm256_cvtps_epi32(a);
     const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));

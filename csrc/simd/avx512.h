@@ -34,6 +34,12 @@ SA_VERB mf32 vf32_bit(const uint32_t *w, int i) {
     return _mm512_test_epi32_mask(_mm512_loadu_si512(w), _mm512_set1_epi32((int)(UINT32_C(1) << i)));
 }
 SA_VERB vf32 vf32_of_int32(const int32_t *p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
+SA_VERB vf32 vf32_of_bits(const uint8_t *p, int shift, int mask) {
+    const __m128i bits = _mm_srl_epi16(_mm_loadu_si128((const __m128i *)(const void *)p), _mm_cvtsi32_si128(shift));
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_and_si128(bits, _mm_set1_epi8((char)mask))));
+}
+#define SA_HAS_HALVES 1
+SA_VERB float sa_of_half(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 SA_VERB void vf32_store_bytes(uint8_t *p, vf32 a) {
     _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }

@@ -71,6 +71,10 @@ SA_VERB vf32 vf32_of_int32(const int32_t *p) {
     memcpy(&a, p, sizeof a);
     return __builtin_convertvector(a, vf32);
 }
+SA_VERB vf32 vf32_of_bits(const uint8_t *p, int shift, int mask) {
+    const mf32 bits = {p[0], p[1], p[2], p[3]};
+    return __builtin_convertvector(bits >> shift & mask, vf32);
+}
 /* From 0 to 255: so large a summand leaves the rounded number in the low bits. */
 SA_VERB void vf32_store_bytes(uint8_t *p, vf32 a) {
     const vu32 bits = (vu32)(a + 0x1.8p23f);

@@ -11,16 +11,23 @@
 SA_INLINE float FN(half_at)(const uint8_t *p) {
     uint16_t h;
     memcpy(&h, p, sizeof h);
+#if defined(SA_HAS_HALVES)
+    return sa_of_half(h);
+#else
     return sa_float_of_f16(h);
+#endif
+}
+
+/* n numbers of some bits of as many bytes: d·(q − zero) + m. */
+SA_INLINE void FN(expand_bits)(const uint8_t *q, int n, int shift, float d, float zero, float m, float *to) {
+    for (int i = 0; i < n; i += SA_LANES) {
+        V(store)(to + i, V(fma)(V(set1)(d), V(of_bits)(q + i, shift, 15) - V(set1)(zero), V(set1)(m)));
+    }
 }
 
 SA_INLINE void FN(expand_low_and_high)(const uint8_t *q, float d, float zero, float m, float *to) {
-    for (int i = 0; i < 16; ++i) {
-        to[i] = d * ((float)(q[i] & 15) - zero) + m;
-    }
-    for (int i = 0; i < 16; ++i) {
-        to[16 + i] = d * ((float)(q[i] >> 4) - zero) + m;
-    }
+    FN(expand_bits)(q, 16, 0, d, zero, m, to);
+    FN(expand_bits)(q, 16, 4, d, zero, m, to + 16);
 }
 
 /* Scale and least of the eight groups of a block of Q4_K, from their 12 bytes. */
@@ -39,14 +46,8 @@ SA_INLINE void FN(expand_q4_k)(const uint8_t *p, float *to) {
     uint8_t scale[8], least[8];
     FN(scales_of_q4_k)(p + 4, scale, least);
     for (int g = 0; g < 8; g += 2, q += 32, to += 64) {
-        const float low = d * (float)scale[g], high = d * (float)scale[g + 1];
-        const float low_m = m * (float)least[g], high_m = m * (float)least[g + 1];
-        for (int i = 0; i < 32; ++i) {
-            to[i] = low * (float)(q[i] & 15) - low_m;
-        }
-        for (int i = 0; i < 32; ++i) {
-            to[32 + i] = high * (float)(q[i] >> 4) - high_m;
-        }
+        FN(expand_bits)(q, 32, 0, d * (float)scale[g], 0, -(m * (float)least[g]), to);
+        FN(expand_bits)(q, 32, 4, d * (float)scale[g + 1], 0, -(m * (float)least[g + 1]), to + 32);
     }
 }
 
@@ -56,10 +57,10 @@ SA_INLINE void FN(expand_q6_k)(const uint8_t *p, float *to) {
     for (int half = 0; half < 2; ++half) {
         const uint8_t *low = p + 64 * half, *high = p + 128 + 32 * half;
         for (int part = 0; part < 4; ++part) {
-            const int low_shift = part / 2 * 4, high_shift = part * 2, from = part % 2 * 32;
-            for (int i = 0; i < 32; ++i, ++to) {
-                const int q = (low[from + i] >> low_shift & 15) | (high[i] >> high_shift & 3) << 4;
-                *to = d * (float)scale[8 * half + 2 * part + i / 16] * (float)(q - 32);
+            for (int i = 0; i < 32; i += SA_LANES, to += SA_LANES) {
+                const vec low_bits = V(of_bits)(low + part % 2 * 32 + i, part / 2 * 4, 15);
+                const vec q = V(fma)(V(of_bits)(high + i, part * 2, 3), V(set1)(16), low_bits - V(set1)(32));
+                V(store)(to, V(set1)(d * (float)scale[8 * half + 2 * part + i / 16]) * q);
             }
         }
     }
@@ -70,6 +71,11 @@ SA_KERNEL void FN(expand_blocks)(sa_block_type type, const void *from, ptrdiff_t
     const float *end = to + n;
     switch (type) {
     case SA_BLOCKS_F16:
+#if defined(SA_HAS_F16_LOADS)
+        for (; to + SA_LANES <= end; to += SA_LANES, p += 2 * SA_LANES) {
+            V(store)(to, V(load_f16)(p));
+        }
+#endif
         for (; to < end; ++to, p += 2) {
             *to = FN(half_at)(p);
         }

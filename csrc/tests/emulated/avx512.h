@@ -114,6 +114,9 @@ EMU __m512d _mm512_castsi512_pd(__m512i a) { return (__m512d)a; }
 EMU __m512i _mm512_castps_si512(__m512 a) { return (__m512i)a; }
 EMU __m512i _mm512_castpd_si512(__m512d a) { return (__m512i)a; }
 
+EMU __m512i _mm512_cvtepu8_epi32(__m128i a) {
+    return ((emu_bits){.half_si = {_mm256_cvtepu8_epi32(a), _mm256_cvtepu8_epi32(_mm_srli_si128(a, 8))}}).si;
+}
 EMU __m512i _mm512_castsi256_si512(__m256i a) { return ((emu_bits){.half_si = {a}}).si; }
 EMU __m512i _mm512_inserti64x4(__m512i a, __m256i b, int half) {
     emu_bits r = {.si = a};
