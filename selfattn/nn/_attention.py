@@ -124,16 +124,17 @@ def _warn_of_inverted(mask: Array) -> None:
     if mask.shape[-2] != length or length < 2 or not mask.size:
         return
     one = mask.reshape(-1, length, length)[0]
-    if not (one[0, 0] == one[-1, 0] == 1 and one[0, -1] == 0):  # a quick look
+    closed = one[0, 0]
+    if closed not in (1, -np.inf) or one[-1, 0] != closed or one[0, -1] != 0:  # a quick look
         return
-    if not (one == np.tri(length, dtype=np.bool_)).all():
+    if not (one == np.where(np.tri(length, dtype=np.bool_), closed, 0)).all():
         return
-    if mask.dtype == np.bool_:
-        meaning = "True means ignore here, so each token sees those after it alone"
+    if mask.dtype == np.bool_ or closed != 1:
+        meaning = f"{closed} means ignore here, so each token sees those after it alone"
     else:
         meaning = "floats are added to the scores here, so each token sees all others"
     warnings.warn(
-        f"attn_mask is a lower triangle of ones, but {meaning}; for causal attention pass is_causal=True, "
+        f"attn_mask is a lower triangle of {closed}, but {meaning}; for causal attention pass is_causal=True, "
         "or a boolean mask that is True above the diagonal: ~np.tri(L, dtype=bool)",
         UserWarning,
         stacklevel=_frames_to_caller(),

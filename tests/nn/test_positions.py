@@ -137,7 +137,8 @@ def masked_calls():
 @pytest.mark.parametrize("name", masked_calls())
 def test_a_mask_that_looks_inverted_is_a_warning_that_says_what_to_do(name):
     call = masked_calls()[name]
-    for mask in (np.tri(5, dtype=bool), np.tri(5), np.tile(np.tri(5, dtype=bool), (4, 1, 1))):
+    hidden = np.where(np.tri(5), -np.inf, 0.0)
+    for mask in (np.tri(5, dtype=bool), np.tri(5), hidden, np.tile(np.tri(5, dtype=bool), (4, 1, 1))):
         with pytest.warns(
             UserWarning, match=r"attn_mask is a lower triangle .* pass is_causal=True"
         ) as caught:
