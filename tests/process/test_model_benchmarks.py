@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from selfattn.benchmarks import app, encoder, generation, layers
+from selfattn.benchmarks import app, encoder, generation, layers, weights
 from selfattn.benchmarks.turns import Contestant, Measured, Prepared, Turns
 
 
@@ -142,3 +142,14 @@ def test_generation_of_a_tiny_file(tmp_path: Path, capfd: pytest.CaptureFixture[
     saved = json.loads((tmp_path / "times.json").read_text())
     assert [each.get("case") for each in saved] == ["prompt", "answer", None, None]
     assert saved[2]["bytes"] == generation.bytes_of_a_token(file)
+
+
+def test_weights(capsys: pytest.CaptureFixture[str], threads_restored: None) -> None:
+    tiny = ["--columns", "256", "--megabytes", "1", "--rounds", "1", "--threads", "1"]
+    assert app.main(["weights", *tiny, "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == list(weights.KINDS)
+    assert all(figure > 0 for row in found.values() for figure in row.values())
+    for wrong in (["--kinds", "Q2_K"], ["--columns", "100"], ["--rounds", "0"]):
+        with pytest.raises(SystemExit):
+            app.main(["weights", *wrong])
