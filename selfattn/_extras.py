@@ -3,7 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
+
+
+class _Nowhere:
+    """A stream for what nobody sees."""
+
+    def write(self, text: str) -> None:
+        """Forget it."""
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+
+def progress_bar(*args: Any, extra: str, **settings: Any) -> Any:
+    """Make a bar of tqdm, also where there is no standard error, as for a daemon."""
+    tqdm = import_extra("tqdm.auto", extra).tqdm
+    return tqdm(*args, **settings, **({"file": _Nowhere()} if sys.stderr is None else {}))
 
 
 def import_extra(module: str, extra: str | None) -> Any:

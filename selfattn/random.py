@@ -104,6 +104,7 @@ class TorchGenerator:
         self, low: float = 0.0, high: float = 1.0, size: Size = None, dtype: npt.DTypeLike = np.float32
     ) -> Array:
         """Draw from U[low, high), as ``tensor.uniform_(low, high)``: to the bit."""
+        low, high = float(low), float(high)
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             raise ValueError(f"uniform needs finite low <= high, not low={low}, high={high}")
         dtype = _float_dtype(dtype)
@@ -117,6 +118,7 @@ class TorchGenerator:
 
         Fewer than 16 numbers are PyTorch's to the bit; more agree to 3 ulp in float32 and 2 ulp in float64.
         """
+        mean, std = float(mean), float(std)
         if not (math.isfinite(mean) and math.isfinite(std) and std >= 0):
             raise ValueError(f"normal needs a finite mean and a finite std >= 0, not mean={mean}, std={std}")
         dtype, shape = _float_dtype(dtype), _shape(size)

@@ -140,7 +140,7 @@ static PyObject *are_plain(PyObject *module, PyObject *args) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(parameters); ++i) {
         PyArrayObject *parameter = plain_array(parameters, "parameters", i, NULL, true), *gradient;
         if (parameter == NULL || (gradient = plain_array(gradients, "gradients", i, parameter, false)) == NULL ||
-            !PyArray_SAMESHAPE(parameter, gradient)) {
+            !PyArray_CheckExact(gradient) || !PyArray_SAMESHAPE(parameter, gradient)) {
             PyErr_Clear();
             Py_RETURN_FALSE;
         }

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from selfattn import files
-from selfattn._extras import import_extra
+from selfattn._extras import progress_bar
 from selfattn.functional._arguments import check_size
 from selfattn.models import _pipeline, _tokenizer
 from selfattn.models._pipeline import Pipeline, pools, read_pipeline, transformer_folder
@@ -628,7 +628,5 @@ def bar(progress: bool, total: int | None, name: str) -> Iterator[Callable[[int]
     if not progress:
         yield lambda count: None
         return
-    with import_extra("tqdm.auto", "models").tqdm(
-        total=total, desc=name, unit=" sentences", dynamic_ncols=True
-    ) as shown:
+    with progress_bar(extra="models", total=total, desc=name, unit=" sentences", dynamic_ncols=True) as shown:
         yield shown.update

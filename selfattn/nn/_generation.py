@@ -10,14 +10,13 @@ What a decoder computes, and its cache, are its own (`_decoder.py`); texts are f
 from __future__ import annotations
 
 import math
-import numbers
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from selfattn.functional._arguments import check_size, seed_from_rng
+from selfattn.functional._arguments import check_number, check_size, seed_from_rng
 from selfattn.nn._arrays import Array
 
 
@@ -65,16 +64,16 @@ def sampling(
     UserWarning
         top_k or top_p are given at temperature 0, where they change nothing.
     """
-    warmth = _number("temperature", temperature)
+    warmth = check_number("temperature", temperature)
     if not 0 <= warmth < math.inf:
         raise ValueError(
             f"temperature must be at least 0 and finite, not {temperature}; 0 takes the likeliest token"
         )
     most = None if top_k is None else check_size("top_k", top_k)
-    mass = None if top_p is None else _number("top_p", top_p)
+    mass = None if top_p is None else check_number("top_p", top_p)
     if mass is not None and not 0 <= mass <= 1:
         raise ValueError(f"top_p must be from 0 to 1, not {top_p}")
-    penalty = _number("repetition_penalty", repetition_penalty)
+    penalty = check_number("repetition_penalty", repetition_penalty)
     if not 0 < penalty < math.inf:
         raise ValueError(f"repetition_penalty must be positive and finite, not {repetition_penalty}")
     if warmth == 0 and (most is not None or mass is not None):
@@ -87,12 +86,6 @@ def sampling(
     return Sampling(warmth, most, mass, penalty)
 
 
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, not {value!r}")
-    return float(value)
-
-
 def seeds(rng: Any, count: int) -> list[int]:
     """Return the seed of each sequence: of an int s, s + i; of a sequence of ints these; of a generator what it draws.
 
@@ -101,7 +94,7 @@ def seeds(rng: Any, count: int) -> list[int]:
     TypeError, ValueError
         It is something else, has another length, or is negative.
     """
-    if isinstance(rng, Sequence | np.ndarray) and not isinstance(rng, str):
+    if isinstance(rng, Sequence | np.ndarray) and not isinstance(rng, str) and getattr(rng, "ndim", 1):
         if len(rng) != count:
             raise ValueError(f"rng has {len(rng)} seeds for {count} prompts; give one for each, or one int")
         return [seed_from_rng(each) for each in rng]

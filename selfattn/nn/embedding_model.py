@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._extras import import_extra
+from selfattn._extras import progress_bar
 from selfattn.functional._arguments import check_size
 from selfattn.nn import init
 from selfattn.nn._arrays import Array, Gradients, Pullback, checked_pullback, widened
@@ -120,11 +120,11 @@ class EmbeddingModel(Module):
         dtype: npt.DTypeLike = np.float32,
         rng: init.Rng = None,
     ) -> None:
-        self.vocab_size = check_size("vocab_size", vocab_size)
-        self.embedding_dim = check_size("embedding_dim", embedding_dim)
-        self.max_seq_len = check_size("max_seq_len", max_seq_len)
-        self.num_layers = check_size("num_layers", num_layers, 0)
-        self.num_heads = check_size("num_heads", num_heads)
+        self.vocab_size = vocab_size = check_size("vocab_size", vocab_size)
+        self.embedding_dim = embedding_dim = check_size("embedding_dim", embedding_dim)
+        self.max_seq_len = max_seq_len = check_size("max_seq_len", max_seq_len)
+        self.num_layers = num_layers = check_size("num_layers", num_layers, 0)
+        self.num_heads = num_heads = check_size("num_heads", num_heads)
         if embedding_dim % 2:
             raise ValueError(
                 f"embedding_dim must be even, as sines and cosines come in pairs, not {embedding_dim}"
@@ -230,7 +230,7 @@ class EmbeddingModel(Module):
         y = np.empty((len(given), self.embedding_dim), self.embedding_layer.weight.dtype)
         starts: Iterable[int] = range(0, len(given), batch_size)
         if progress:
-            starts = import_extra("tqdm.auto", "text").tqdm(starts, desc="encode", unit="batch")
+            starts = progress_bar(starts, extra="text", desc="encode", unit="batch")
         model = self._core_model()
         for start in starts:
             ids, cu_seqlens = self.pack(given[start : start + batch_size], first=start)

@@ -8,6 +8,7 @@ drawn in float32 and rounded.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -51,9 +52,10 @@ def as_generator(rng: Any) -> Generator:
             "rng must be an int, a numpy.random.Generator, a selfattn.torch_rng or None, "
             f"not {type(rng).__name__}"
         )
-    if rng is not None and rng < 0:
+    seed = None if rng is None else operator.index(rng)
+    if seed is not None and seed < 0:
         raise ValueError(f"rng must not be negative, not {rng}")
-    return np.random.default_rng(rng)
+    return np.random.default_rng(seed)
 
 
 def uniform_(tensor: Array, a: float = 0.0, b: float = 1.0, *, rng: Rng = None) -> Array:

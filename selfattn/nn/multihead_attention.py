@@ -132,8 +132,8 @@ class MultiheadAttention(Module):
         for name, asked in {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}.items():
             if asked:
                 raise NotImplementedError(f"{name}={asked!r} is not supported; only {name}=False is")
-        self.embed_dim = check_size("embed_dim", embed_dim)
-        self.num_heads = check_size("num_heads", num_heads)
+        self.embed_dim = embed_dim = check_size("embed_dim", embed_dim)
+        self.num_heads = num_heads = check_size("num_heads", num_heads)
         if embed_dim % num_heads:
             raise ValueError(f"num_heads must divide embed_dim; {num_heads} does not divide {embed_dim}")
         self.kdim = embed_dim if kdim is None else check_size("kdim", kdim)

@@ -55,8 +55,8 @@ class SinusoidalPositions(Module):
     """
 
     def __init__(self, d_model: int, max_len: int = 5000, *, dtype: npt.DTypeLike = np.float32) -> None:
-        self.d_model = check_size("d_model", d_model)
-        self.max_len = check_size("max_len", max_len)
+        self.d_model = d_model = check_size("d_model", d_model)
+        self.max_len = max_len = check_size("max_len", max_len)
         if d_model % 2:
             raise ValueError(f"d_model must be even, as sines and cosines come in pairs, not {d_model}")
         kind = float_dtype(dtype)
@@ -253,7 +253,7 @@ class RotaryEmbedding(Module):
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         self.dim, self.max_len = check_size("dim", dim), check_size("max_len", max_len)
-        if dim % 2:
+        if self.dim % 2:
             raise ValueError(f"dim must be even, as columns come in pairs, not {dim}")
         self.theta, self.interleaved = check_number("theta", theta), bool(interleaved)
         if not 1 < self.theta < math.inf:

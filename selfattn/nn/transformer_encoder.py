@@ -111,9 +111,9 @@ class TransformerEncoderLayer(Module):
     ) -> None:
         if activation not in ACTIVATIONS:
             raise ValueError(f'activation must be "relu" or "gelu", not {activation!r}')
-        self.d_model = check_size("d_model", d_model)
+        self.d_model = d_model = check_size("d_model", d_model)
         self.activation, self.norm_first = activation, norm_first
-        check_size("dim_feedforward", dim_feedforward)
+        dim_feedforward = check_size("dim_feedforward", dim_feedforward)
         generator = init.as_generator(rng)
         if d_model % check_size("nhead", nhead):
             raise ValueError(f"nhead must divide d_model; {nhead} does not divide {d_model}")
@@ -234,7 +234,7 @@ class TransformerEncoder(Module):
         if not isinstance(norm, Module | None):
             raise TypeError(f"norm must be a Module or None, not {type(norm).__name__}")
         self.num_layers = check_size("num_layers", num_layers)
-        self.layers = ModuleList([copied(encoder_layer) for _ in range(num_layers)])
+        self.layers = ModuleList([copied(encoder_layer) for _ in range(self.num_layers)])
         self.norm = norm
 
     def _call(self, src: npt.ArrayLike, *masks: Any) -> _Call | None:

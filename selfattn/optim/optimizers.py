@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn.functional._arguments import check_number
+from selfattn.functional._arguments import as_array, check_number
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
 
@@ -53,7 +53,11 @@ class Optimizer:
         if not isinstance(params, Mapping):
             raise TypeError(f"params must be a dict, as from parameters(), not {type(params).__name__}")
         for name, array in params.items():
-            if not isinstance(array, np.ndarray) or array.dtype.name not in COMPUTED_IN:
+            if (
+                not isinstance(array, np.ndarray)
+                or isinstance(array, np.ma.MaskedArray)
+                or array.dtype.name not in COMPUTED_IN
+            ):
                 raise TypeError(
                     f"params[{name!r}] must be an ndarray of floats (float16 to float64), not {array!r}"
                 )
@@ -108,7 +112,7 @@ class Optimizer:
             parameter = self.params.get(name)
             if parameter is None:
                 raise ValueError(f"grads has {name!r}, which is none of the parameters {list(self.params)}")
-            array = np.asarray(gradient)
+            array = as_array(f"the gradient of {name}", gradient)
             if array.shape != parameter.shape:
                 raise ValueError(
                     f"the gradient of {name} has shape {array.shape}, the parameter {parameter.shape}"

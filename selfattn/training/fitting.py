@@ -190,14 +190,15 @@ def fit(
     objective = objective_of(model, loss)
     of_triplets = isinstance(objective, OfTriplets)
     counts = {
-        "batch_size": batch_size, "steps": steps, "validate_every": validate_every, "accumulate": accumulate,
+        "batch_size": batch_size, "steps": steps, "validate_every": validate_every,
         "log_every": log_every, "checkpoint_every": checkpoint_every,
     }  # fmt: skip
-    for name, count in counts.items():
-        if count is not None:
-            check_size(name, count)
+    accumulate = check_size("accumulate", accumulate)
+    batch_size, steps, validate_every, log_every, checkpoint_every = (
+        None if count is None else check_size(name, count) for name, count in counts.items()
+    )
     if epochs is not None:
-        check_size("epochs", epochs, 0)
+        epochs = check_size("epochs", epochs, 0)
     if of_triplets:
         source: Source = _triplets(
             model, "triplets", batches, batch_size or 1, shuffle is None or bool(shuffle)

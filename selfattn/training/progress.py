@@ -7,7 +7,7 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from selfattn._extras import import_extra
+from selfattn._extras import progress_bar
 
 if TYPE_CHECKING:
     from selfattn.training.loop import Step, Training
@@ -47,8 +47,9 @@ class Progress:
         self.began = time.monotonic()
         self.bar: Any = None
         if bar or (bar is None and find_spec("tqdm") is not None and seen()):
-            tqdm = import_extra("tqdm.auto", "text").tqdm
-            self.bar = tqdm(total=self.total, initial=self.start, unit="step", dynamic_ncols=True)
+            self.bar = progress_bar(
+                extra="text", total=self.total, initial=self.start, unit="step", dynamic_ncols=True
+            )
         if log_every is not None and self.start:
             self._print(f"Going on after {_place(training)}")
 
@@ -86,7 +87,7 @@ class Progress:
         return ", ".join(parts)
 
     def _print(self, line: str) -> None:
-        if self.bar is None:
+        if self.bar is None or sys.stdout is None:
             print(line, flush=True)
         else:
             self.bar.write(line)  # above the bar

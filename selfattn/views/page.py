@@ -18,7 +18,7 @@ from selfattn.views.graph import Graph, PageError, Steps, build
 from selfattn.views.picture import MAX_MATRICES, MAX_SIDE, stacked, weights_svg
 from selfattn.views.texts import CAPTIONS, fill, merged
 from selfattn.views.tour import Stop, tour_data
-from selfattn.views.writing import storable, text, visible
+from selfattn.views.writing import as_whole, storable, text, visible
 
 _ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # text has escaped quotes
 _CONTENTS = re.compile(r'<ol class="sa-contents">.*?</ol>\n')  # its links need ids
@@ -142,8 +142,9 @@ def steps_page(
     """
     texts = merged(captions)
     for name, value, low, high in (("precision", precision, 1, 12), ("max_side", max_side, 4, 256)):
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        if not low <= as_whole(value) <= high:
             raise ValueError(f"{name} must be an integer from {low} to {high}, not {value!r}")
+    precision, max_side = as_whole(precision), as_whole(max_side)
     names = check_tokens(steps, tokens, key_tokens)
     graph = build(steps, *names)
     sides = [" ".join(names[0])]

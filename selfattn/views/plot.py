@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.views.writing import letters, visible
+from selfattn.views.writing import as_whole, letters, visible
 from selfattn.views.writing import number as written
 
 if TYPE_CHECKING:
@@ -116,8 +116,9 @@ def plot_attention(
         raise ValueError(f"weights {matrix.shape} have {matrix.shape[1]} keys; name them with key_tokens=")
     else:
         columns = _as_tokens("key_tokens", key_tokens, matrix.shape[1], matrix.shape)
-    if isinstance(precision, bool) or not isinstance(precision, int) or not 0 <= precision <= 17:
+    if not 0 <= as_whole(precision) <= 17:
         raise ValueError(f"precision is a number of decimals from 0 to 17, not {precision!r}")
+    precision = as_whole(precision)
     plt = _pyplot()
     low, high = _limits(matrix, vmin, vmax)
     if numbers is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import unicodedata
 from html import escape
 from typing import Any, TypeAlias
@@ -17,6 +18,13 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[Any]
 
 WHOLE = 2.0**53  # a float64 of this size has no digits behind the point
+
+
+def as_whole(value: Any) -> int:
+    """Return an integer of any kind as Python's own, −1 for what is none."""
+    return (
+        -1 if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__") else operator.index(value)
+    )
 
 
 def decimals_of(array: Array, precision: int) -> int:

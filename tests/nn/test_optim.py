@@ -9,7 +9,7 @@ import pytest
 from inputs import LAYOUTS
 
 import selfattn as sa
-from selfattn import _core, optim
+from selfattn import _core, nn, optim, training
 
 CASES = [
     ("SGD", {"lr": 0.1}),
@@ -279,6 +279,13 @@ class Index:
         return 1
 
 
+class Two:
+    """Another."""
+
+    def __index__(self):
+        return 2
+
+
 NUMBERS = [
     decimal.Decimal("0.5"), fractions.Fraction(1, 2), np.float16(0.5), np.float64(0.5), np.array(0.5, np.float32),
     np.int8(1), np.array(1), Index(), 1, True + 0.5,
@@ -326,3 +333,42 @@ def test_what_is_no_number(number):
 def test_a_number_beyond_floats():
     with pytest.raises(ValueError, match="lr is too large for a float: 1000"):
         optim.Adam({"w": np.ones(2)}, lr=10**400)
+
+
+def test_masked_arrays_are_refused():
+    """What they leave out would be updated all the same."""
+    masked = np.ma.masked_array([1.0, 2.0], [False, True])
+    with pytest.raises(TypeError, match="the gradient of w is a MaskedArray; pass a plain array"):
+        optim.SGD({"w": np.ones(2)}, 0.1).step({"w": masked})
+    with pytest.raises(TypeError, match=r"params\['w'\] must be an ndarray of floats"):
+        optim.SGD({"w": masked}, 0.1)
+
+
+INTEGERS = [np.int8(2), np.uint64(2), np.array(2), Two()]
+
+
+@pytest.mark.parametrize("two", INTEGERS, ids=lambda number: type(number).__name__)
+def test_integers_of_every_kind_are_sizes_and_seeds(two):
+    x = np.random.default_rng(0).standard_normal((4, 2))
+    for make in (
+        lambda n: nn.Linear(n, n, rng=n),
+        lambda n: nn.MultiheadAttention(n, n, rng=n),
+        nn.LayerNorm,
+        lambda n: nn.Embedding(n, n, rng=n),
+        lambda n: nn.TransformerEncoderLayer(n, n, n, dropout=0.0, rng=n),
+        lambda n: nn.SinusoidalPositions(n, n),
+        lambda n: nn.EmbeddingModel(lambda s: [1], n, n, max_seq_len=n, num_layers=n, num_heads=n, rng=n),
+        lambda n: nn.TransformerEncoder(nn.TransformerEncoderLayer(2, 1, 2, dropout=0.0, rng=0), n),
+    ):
+        ours, plain = make(two), make(2)
+        assert repr(ours) == repr(plain)
+        for name, array in ours.state_dict().items():
+            np.testing.assert_array_equal(array, plain.state_dict()[name])
+    task = nn.ProxyTask(nn.EmbeddingModel(lambda s: [len(s)], 8, 2, max_seq_len=2, rng=0))
+    triplets = [("a", "bb", "ccc")] * 5
+    history = training.fit(task, triplets, epochs=two, batch_size=two, rng=two, log_every=None)
+    assert len(history.step_losses) == 6
+    assert task.model.encode(["a", "bb", "ccc"], batch_size=two).shape == (3, 2)
+    steps = sa.attention_steps(x, x, x, scale=decimal.Decimal("0.5"), softcap=fractions.Fraction(3))
+    assert sa.views.steps_page(steps, precision=two).html == sa.views.steps_page(steps, precision=2).html
+    np.testing.assert_allclose(steps.scaled_scores, 3 * np.tanh(0.5 * (x @ x.T) / 3), rtol=1e-14)

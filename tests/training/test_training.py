@@ -476,3 +476,13 @@ def test_what_a_checkpoint_cannot_hold_is_found_before_the_first_step(tmp_path):
             task, numbered(4), 1, optimizer=optimizer, lr=1.0, log_every=None, checkpoint=tmp_path / "c"
         )
     assert task.seen == []
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_bar_that_nobody_sees(stream, monkeypatch):
+    """Without standard error, as for a daemon, it is drawn for nobody; lines without standard output, too."""
+    pytest.importorskip("tqdm", reason="the extra 'text' is not installed")
+    monkeypatch.setattr(sys, stream, None)
+    history = training.fit(make_task(), TRIPLETS[:4], 1, rng=0, log_every=1, progress=True)
+    assert len(history.step_losses) == 4
+    make_task().model.encode(["tom", "jerry"], progress=True)
