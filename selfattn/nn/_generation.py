@@ -94,7 +94,8 @@ def seeds(rng: Any, count: int) -> list[int]:
     TypeError, ValueError
         It is something else, has another length, or is negative.
     """
-    if isinstance(rng, Sequence | np.ndarray) and not isinstance(rng, str) and getattr(rng, "ndim", 1):
+    one = isinstance(rng, np.ndarray) and rng.ndim == 0
+    if isinstance(rng, Sequence | np.ndarray) and not isinstance(rng, str) and not one:
         if len(rng) != count:
             raise ValueError(f"rng has {len(rng)} seeds for {count} prompts; give one for each, or one int")
         return [seed_from_rng(each) for each in rng]
