@@ -20,7 +20,7 @@ from .cases import SUITES, Choice, rows_of
 from .engines import PEERS, is_installed, version
 from .measure import Bench, WorkerError
 
-COMMANDS = ("layers", "encoder", "generation", "weights")  # modules with a command line of their own
+COMMANDS = ("layers", "gpt", "encoder", "generation", "weights")  # modules with a command line of their own
 
 _EPILOG = """\
 suites:
@@ -34,6 +34,7 @@ suites:
 
 of whole models, each with a --help of its own:
   selfattn bench layers            TransformerEncoder and Linear, forward and backward
+  selfattn bench gpt               a training step of a small GPT
   selfattn bench encoder FOLDER    a pretrained sentence encoder, texts in and embeddings out
   selfattn bench weights           products of decoding with 4-bit blocks, beside reading them
   selfattn bench generation FILE   a language model of a GGUF file, prompts and answers

@@ -1,4 +1,4 @@
-"""The five notebooks, executed: what they compute is what the tutorials print, what they show is what is saved."""
+"""The notebooks, executed: what they compute is what the tutorials print, what they show is what is saved."""
 
 import ast
 import importlib.util
@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from selfattn.steps import tutorials
@@ -59,7 +60,7 @@ def saved(name):
 
 
 def test_there_is_one_for_each_tutorial():
-    assert [name[0] for name in NAMES] == list("12345")
+    assert [name[0] for name in NAMES] == list("1234567")  # the last two go on from there
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == set(NAMES)
 
 
@@ -145,6 +146,8 @@ def printed_in(tutorial):
         ("3_basics", printed_in("basics_notebook")),
         ("4_illustrated", printed_in("illustrated")),
         ("5_attention_module", {"no mask", "padding", "dead row", "masked NaN"}),
+        ("6_gpt", {"losses", "spoken", "chances", "rat", "cat"}),
+        ("7_classifier", {"losses", "right", "whole", "changed"}),
     ],
 )
 def test_nothing_that_is_printed_is_left_out(executed, name, compared):
@@ -161,6 +164,26 @@ def test_the_trained_model_looks_at_the_telling_word(executed):
         weights = dict(zip(tokens.split(), map(float, after.split()[1:]), strict=True))
         assert max(weights, key=weights.get) in {"stream", "mud", "money", "loan"}
         assert max(weights.values()) > 0.8
+
+
+def test_the_gpt_learned_the_rhyme_and_looks_at_the_verb(executed):
+    """What the text of the notebook says."""
+    _, results = executed("6_gpt")
+    rhyme = "/ killed the rat that / ate the malt that / lay in the house that Jack built."
+    assert results["spoken"] == rhyme
+    assert results["losses"][-1] < 0.15
+    weights = {name: np.array(results[name])[0, 1] for name in ("rat", "cat")}  # of layer 0, head 1
+    words = ["This", "is", "the", "dog", "that", "/", "worried", "the", "cat", "that", "/", "killed", "the"]
+    assert weights["rat"][[words.index("worried"), words.index("killed")]].sum() > 0.7
+    assert weights["cat"][words.index("worried")] > 0.6
+
+
+def test_the_classifier_learned_what_not_and_but_mean(executed):
+    _, results = executed("7_classifier")
+    assert results["right"] > 0.97
+    whole, changed = results["whole"], results["changed"]
+    assert whole < -3 and min(changed["not"], changed["lovely"]) > 3
+    assert all(abs(changed[word] - whole) < 0.5 for word in ("food", "good", "music"))
 
 
 def test_a_wrong_number_stops_the_notebook(tmp_path, executed):

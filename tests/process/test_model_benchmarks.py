@@ -1,4 +1,4 @@
-"""The benchmarks of layers and encoders: their counts, their pairing, and whole runs of tiny sizes."""
+"""The benchmarks of layers, GPTs and encoders: their counts, their pairing, and whole runs of tiny sizes."""
 
 from __future__ import annotations
 
@@ -56,6 +56,28 @@ def test_a_run_of_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "train d=64, 2 x 4" in printed
 
 
+def test_a_run_of_training_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Losses of the first steps are compared: a library that trains otherwise would be told."""
+    pytest.importorskip("torch", reason="needs the package torch")
+    saved = tmp_path / "gpt.json"
+    assert (
+        app.main(
+            [
+                "gpt",
+                *["--sizes", "8x4x2", "--threads", "1", "--rounds", "1", "--seconds", "0"],
+                "--json",
+                str(saved),
+            ]
+        )
+        == 0
+    )
+    (case,) = json.loads(saved.read_text())
+    assert [row["engine"] for row in case["results"]] == ["selfattn", "torch-modules", "torch-fused"]
+    printed = capsys.readouterr().out
+    assert "vs torch-fused" in printed
+    assert "C=8, T=4, B=2" in printed
+
+
 def test_texts_in_batches_keep_their_order() -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="needs the package tokenizers")
     words = {"[UNK]": 0, "a": 1, "b": 2, "c": 3}
@@ -92,6 +114,9 @@ def test_cosines_are_told() -> None:
         ("layers --kinds x", "no cases of kind x"),
         ("layers --sizes 33x4x2", "multiples of 32"),
         ("layers --threads 0", "at least 1"),
+        ("gpt --sizes 9x4x2", "multiples of 4"),
+        ("gpt --peers x", "no peer x"),
+        ("gpt --rounds 0", "at least 1"),
         ("encoder . --cases x", "no cases of kind x"),
         ("encoder . --engines x", "no engine x"),
         ("encoder . --engines transformers --dtype int8", "transformers is not compared in int8"),

@@ -1,0 +1,202 @@
+# %% [markdown]
+# # 7. A classifier that shows where it looks
+#
+# Is a review kind or unkind? Counting good and bad words is not enough: *not good* is unkind, and *not bad at all* is
+# kind. A model must find out which *not* belongs to which word. This one has a token that reads the whole sentence; its
+# attention is what we look at.
+#
+# The reviews are made up by a few lines of Python, so the right answer is known, and so is **where one must look**.
+
+# %%
+import numpy as np
+
+from selfattn import nn, optim
+
+np.set_printoptions(precision=3, suppress=True)
+results = {}
+
+THINGS = "food music room weather film book".split()
+KIND, UNKIND = "good lovely great warm".split(), "bad awful dull cold".split()
+ASIDE = "to be honest", "as ever", "my friends said", "in the end"
+
+
+def review(rng):
+    """Return words and the answer: 1 is kind. One thing is judged; another, with 'but', may be judged before it."""
+    def judged():
+        word, negated = rng.choice(KIND + UNKIND), rng.random() < 0.5
+        verdict = int((word in KIND) != negated)
+        return f"the {rng.choice(THINGS)} was {'not ' if negated else ''}{word}".split(), verdict
+
+    words, verdict = judged()
+    if rng.random() < 0.5:  # what stands behind "but" counts
+        other, _ = judged()
+        words = [*other, "but", *words]
+    if rng.random() < 0.5:
+        words = [*rng.choice(ASIDE).split(), *words]
+    return words, verdict
+
+
+rng = np.random.default_rng(0)
+for _ in range(4):
+    words, verdict = review(rng)
+    print("kind  " if verdict else "unkind", " ".join(words))
+
+# %% [markdown]
+# ## The model
+#
+# A class of one's own: embeddings of words and places, two layers of a Transformer, and a linear layer from the first
+# row, that of a token `<review>` which stands before every sentence, to two scores. Shorter reviews are filled up;
+# `key_lengths` says how many tokens exist, and nobody looks at the rest.
+
+# %%
+SENTENCES = [review(np.random.default_rng(n))[0] for n in range(500)]
+vocabulary = ["<review>", *sorted({word for words in SENTENCES for word in words})]
+number = {word: n for n, word in enumerate(vocabulary)}
+LONGEST = 1 + max(len(words) for words in SENTENCES)
+
+
+def batch_of(reviews):
+    """Return ids (n, LONGEST), how many tokens exist, and the answers."""
+    ids, lengths = np.zeros((len(reviews), LONGEST), int), []
+    for row, (words, _) in zip(ids, reviews, strict=True):
+        row[1 : len(words) + 1] = [number[word] for word in words]
+        lengths.append(len(words) + 1)
+    return ids, np.array(lengths), np.array([verdict for _, verdict in reviews])
+
+
+class Classifier(nn.Module):
+    """Two scores for each review."""
+
+    def __init__(self, width, rng):
+        rng = np.random.default_rng(rng)
+        layer = nn.TransformerEncoderLayer(
+            width, nhead=2, dim_feedforward=2 * width, dropout=0.0, batch_first=True, norm_first=True,
+            dtype=np.float64, rng=rng,
+        )
+        self.words = nn.Embedding(len(vocabulary), width, dtype=np.float64, rng=rng)
+        self.places = nn.Embedding(LONGEST, width, dtype=np.float64, rng=rng)
+        self.encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(width, dtype=np.float64))
+        self.verdict = nn.Linear(width, 2, dtype=np.float64, rng=rng)
+
+    def forward(self, ids, lengths):
+        x = self.words(ids) + self.places(np.arange(LONGEST))
+        return self.verdict(self.encoder(x, key_lengths=lengths)[:, 0])
+
+    def vjp(self, ids, lengths):
+        """Each part gives its result and its pullback; the gradient goes back through them in turn."""
+        words, words_back = self.words.vjp(ids)
+        places, places_back = self.places.vjp(np.arange(LONGEST))
+        rows, encoder_back = self.encoder.vjp(words + places, key_lengths=lengths)
+        scores, verdict_back = self.verdict.vjp(rows[:, 0])
+
+        def pullback(d_scores):
+            d_first, of_verdict = verdict_back(d_scores)
+            d_rows = np.zeros_like(rows)
+            d_rows[:, 0] = d_first  # nothing else was read
+            dx, of_encoder = encoder_back(d_rows)
+            parts = {"words": words_back(dx), "places": places_back(dx.sum(axis=0)), "encoder": of_encoder}
+            return self.gather_gradients(parts | {"verdict": of_verdict})
+
+        return scores, pullback
+
+
+# %% [markdown]
+# ## Training
+#
+# Cross-entropy compares the scores with the answers. `loss.vjp` gives the first gradient, and the model's pullback
+# takes it back to every parameter.
+
+# %%
+model = Classifier(32, rng=0)
+loss = nn.CrossEntropyLoss(dtype=np.float64)
+optimizer = optim.AdamW(model.parameters(), lr=3e-3)
+losses = []
+for step in range(250):
+    ids, lengths, verdicts = batch_of([review(rng) for _ in range(32)])
+    scores, pullback = model.vjp(ids, lengths)
+    value, loss_back = loss.vjp(scores, verdicts)
+    optimizer.lr = 3e-3 * (1 - step / 250)
+    optimizer.step(pullback(loss_back(1.0)))
+    losses.append(float(value))
+    if step % 50 == 0 or step == 249:
+        right = (scores.argmax(axis=-1) == verdicts).mean()
+        print(f"step {step:3d}: loss {value:.2f}, {right:4.0%} of the batch right")
+results["losses"] = losses
+
+test = [review(np.random.default_rng(10_000 + n)) for n in range(500)]
+ids, lengths, verdicts = batch_of(test)
+right = (model(ids, lengths).argmax(axis=-1) == verdicts).mean()
+by_words = np.array([sum((w in KIND) - (w in UNKIND) for w in words) > 0 for words, _ in test])
+print(f"\n500 new reviews: {right:.0%} right; counting good and bad words, {(by_words == verdicts).mean():.0%}")
+results["right"] = right
+
+# %% [markdown]
+# ## Where it looks
+#
+# The attention of both layers, for the token `<review>` and for the word that judges. A bar of ten marks is a weight of 1.
+
+
+# %%
+def weights_of(words):
+    """Return the weights (layers, heads, queries, keys) with which the tokens of a review look at each other."""
+    x = model.words([0, *(number[word] for word in words)]) + model.places(np.arange(len(words) + 1))
+    found = []
+    for layer in model.encoder.layers:
+        n = layer.norm1(x)
+        found.append(layer.self_attn(n, n, n, average_attn_weights=False)[1])
+        x = layer(x)
+    return np.stack(found)
+
+
+def show(words, query):
+    """Print where a token looks: a line for each token, a column for each head of each layer."""
+    weights = weights_of(words)
+    tokens = ["<review>", *words]
+    at = tokens.index(query)
+    print(f"where {query!r} looks   " + "  ".join(f"layer {k} head {h}" for k, h in np.ndindex(2, 2)))
+    for n, token in enumerate(tokens):
+        cells = [weights[k, h, at, n] for k, h in np.ndindex(2, 2)]
+        print(f"  {token:18}", "  ".join(f"{'#' * round(10 * w):10}{w:4.2f}" for w in cells))
+
+
+words = "the food was good but the music was not lovely".split()
+ids, lengths, _ = batch_of([(words, 0)])
+print("the model says:", ["unkind", "kind"][model(ids, lengths).argmax()], "\n")
+show(words, "<review>")
+print()
+show(words, "lovely")
+
+# %% [markdown]
+# ### Does it matter where it looks?
+#
+# A weight says where a token *looks*, not what that changes. The honest test is to change the sentence: another word in the
+# place of one, or one left out, and see how far the score moves.
+
+# %%
+def kindness(words):
+    """Return the score for kind less that for unkind."""
+    ids, lengths, _ = batch_of([(words, 0)])
+    scores = model(ids, lengths)[0]
+    return scores[1] - scores[0]
+
+
+whole = kindness(words)
+print(f"kindness of the whole review: {whole:+.1f}")
+changed = {}
+for word, other in [("food", "room"), ("good", "awful"), ("music", "film"), ("not", ""), ("lovely", "dull")]:
+    changed[word] = kindness([w for w in (other if w == word else w for w in words) if w])
+    how = f"{other} for {word}" if other else f"without {word}"
+    print(f"  {how:16} {changed[word]:+6.1f}   moved by {changed[word] - whole:+5.1f}")
+results["whole"], results["changed"] = whole, changed
+
+# %% [markdown]
+# Without *not*, or with another word behind it, the verdict turns round. What is said of the food moves little, though the
+# first layer looks at it: what stands before *but* does not count.
+#
+# *Your turn:*
+#
+# - Leave out the places (`self.places`). Which reviews does the model get wrong now, and why?
+# - Let it look with one head, or in one layer. Is that enough for *not*, and for *but*?
+# - Give `review` sentences with two *not*: *not not good*. What must the second layer do?
+#
+# Back to [the GPT](6_gpt.ipynb), or to [the first notebook](1_first_principles.ipynb).
