@@ -427,7 +427,8 @@ class _Call:
         self.one = _is_one(ids)
         self.shape = None if isinstance(ids, list | tuple) else np.shape(ids)
         self.model = model._settings()
-        self.parameters = list(model.parameters().values())
+        self.named = dict(model._all_parameters())
+        self.parameters = list({id(array): array for array in self.named.values()}.values())
 
     def unpacked(self, rows: Array) -> Any:
         """See the logits of packed tokens as those of the given sequences."""
@@ -451,11 +452,7 @@ class _Call:
             found = dict(zip(self._names(), grads, strict=True)) | {"head.weight": d_head}
             if owner.position_embedding is not None:
                 found["position_embedding.weight"] = self._of_positions(dx)
-            gathered = owner.gather_gradients(
-                {"": {name: found[name] for name, _ in owner._all_parameters()}}
-            )
-            parameters = owner.parameters()
-            return {name: grad.astype(parameters[name].dtype, copy=False) for name, grad in gathered.items()}
+            return self._gathered(found)
 
         return rows, back
 
@@ -473,16 +470,23 @@ class _Call:
 
     def _names(self) -> list[str]:
         """Return the names of parameters in the order of the core's gradients."""
-        owner = self.owner
-        every: Any = owner.layers
-        names = [
-            f"layers.{n}.{part}.{name}"
-            for n, layer in enumerate(every)
-            for part, module in parts_of_layer(layer).items()
-            for name in module.parameters()
-        ]
-        final = [] if owner.norm is None else [f"norm.{name}" for name in owner.norm.parameters()]
-        return ["token_embedding.weight", *names, *final]
+        parts: dict[str, list[str]] = {}
+        for name in self.named:
+            parts.setdefault(".".join(name.split(".")[:3]), []).append(name)
+        names = ["token_embedding.weight"]
+        for n in range(len(self.model.layers)):
+            for part in ("self_attn", "norm1", "linear1", "linear2", "norm2"):
+                names += parts[f"layers.{n}.{part}"]
+        return names + [name for name in self.named if name.startswith("norm.")]
+
+    def _gathered(self, found: Gradients) -> Gradients:
+        """Add up the gradients of shared parameters, and round them, as :meth:`Module.gather_gradients` names them."""
+        first: dict[int, str] = {}
+        gathered: Gradients = {}
+        for name, array in self.named.items():
+            owner = first.setdefault(id(array), name)
+            gathered[owner] = gathered[owner] + found[name] if owner in gathered else found[name]
+        return {name: grad.astype(self.named[name].dtype, copy=False) for name, grad in gathered.items()}
 
 
 @functools.lru_cache(8)
