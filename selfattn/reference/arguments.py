@@ -108,13 +108,13 @@ def prepare(
     if block_mask is not None:
         allowed &= dense_block_mask(block_mask, pairs)
 
-    softcap, dropout_p = None if softcap is None else float(softcap), float(dropout_p)
     if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
         raise ValueError(f"softcap must be a finite number above 0, not {softcap!r}")
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p must be between 0 and 1, not {dropout_p!r}")
     if rng is not None and not hasattr(rng, "integers"):
         check_seed(rng)
+    dropout_p = float(dropout_p)
     keep = None
     if dropout_p > 0:
         keep = dropout_keep_mask(seed_from_rng(rng), dropout_p, lead, n_queries, n_keys, first_head)

@@ -194,7 +194,7 @@ def test_temperatures_near_zero_are_greedy():
         ({"temperature": -0.1}, ValueError, "temperature must be at least 0 and finite, not -0.1"),
         ({"temperature": float("inf")}, ValueError, "temperature .* not inf"),
         ({"temperature": float("nan")}, ValueError, "temperature .* not nan"),
-        ({"temperature": "1"}, TypeError, "temperature must be a number, not '1'"),
+        ({"temperature": "1"}, TypeError, "temperature must be a real number, not '1'"),
         ({"top_k": 0}, ValueError, "top_k must be at least 1, not 0"),
         ({"top_k": 2.0}, TypeError, "top_k must be an int"),
         ({"top_p": 1.1}, ValueError, "top_p must be from 0 to 1, not 1.1"),
