@@ -394,7 +394,10 @@ def read_safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
         dtype = SAFETENSORS_DTYPES.get(entry["dtype"])
         if dtype is None:
             raise ValueError(f"{path}: {name} has dtype {entry['dtype']}, which NumPy does not have")
-        arrays[name] = np.frombuffer(entry["data"], _dtype(dtype, path)).reshape(entry["shape"])
+        try:
+            arrays[name] = np.frombuffer(entry["data"], _dtype(dtype, path)).reshape(entry["shape"])
+        except ValueError as error:  # no elements, but a shape that NumPy cannot count
+            raise ValueError(f"{path}: {name} has shape {entry['shape']}: {error}") from None
     # deserialize() has checked the header, but does not return the texts.
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return arrays, header.get("__metadata__", {})

@@ -200,6 +200,7 @@ static ptrdiff_t *tasks_taken(const forward_run *run, int thread) {
 
 /* The next task for a thread, or plan->tasks: first of its own share, whose packed keys it reuses, then of others'. */
 static ptrdiff_t take_task(const forward_run *run, int thread, int team) {
+    sa_let_others_take();
     for (int i = 0; i < team; ++i) {
         const int owner = (thread + i) % team;
         const sa_share share = sa_share_of(run->plan->tasks, owner, team);

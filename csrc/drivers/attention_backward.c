@@ -434,6 +434,7 @@ static void run_tasks(void *call, int thread, int team) {
     /* Writers of an element take turns. A counter hands tasks out: a shared loop could give a thread later ones first. */
     for (ptrdiff_t i; (i = __atomic_fetch_add(&run->taken, 1, __ATOMIC_RELAXED)) < run->plan->steps * run->tasks;) {
         const ptrdiff_t step = i / run->tasks, t = i % run->tasks;
+        sa_let_others_take();
         if (run->plan->threads > 1) {
             task_in_order(run, step, t, at.scratch);
         } else {

@@ -16,10 +16,13 @@ static bool is_bfloat16(PyArray_Descr *descr) {
     Py_XDECREF(name);
     Py_XDECREF(module);
     Py_XDECREF(type);
-    PyErr_Clear();
+    if (!PyErr_Occurred() || !PyErr_ExceptionMatches(PyExc_MemoryError)) {
+        PyErr_Clear();
+    }
     return same;
 }
 
+/* SA_DTYPES for one that is not known, or without memory to tell: then an exception is set. */
 static sa_dtype dtype_of(PyArray_Descr *descr) {
     static const sa_dtype integers[9][2] = {
         [1] = {SA_U8, SA_I8}, [2] = {SA_U16, SA_I16}, [4] = {SA_U32, SA_I32}, [8] = {SA_U64, SA_I64}};
@@ -67,7 +70,9 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
     PyArrayObject *array = (PyArrayObject *)x;
     *dtype = dtype_of(PyArray_DESCR(array));
     if (!is_of_kind(*dtype, kind)) {
-        sa_error(PyExc_TypeError, "%s must be %s, got %S", name, kinds[kind], (PyObject *)PyArray_DESCR(array));
+        if (!PyErr_Occurred()) {
+            sa_error(PyExc_TypeError, "%s must be %s, got %S", name, kinds[kind], (PyObject *)PyArray_DESCR(array));
+        }
         Py_CLEAR(array);
     }
     return array;

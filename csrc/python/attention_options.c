@@ -214,6 +214,17 @@ static PyObject *draw(PyObject *rng) {
     return number;
 }
 
+/* Whether it is a generator. */
+static int draws_integers(PyObject *rng) {
+    PyObject *method = PyObject_GetAttrString(rng, "integers");
+    if (method == NULL && !PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        return -1;
+    }
+    PyErr_Clear();
+    Py_XDECREF(method);
+    return method != NULL;
+}
+
 static PyObject *as_seed(PyObject *rng) {
     PyObject *number = sa_as_index(rng);
     if (number == NULL) {
@@ -237,7 +248,11 @@ static PyObject *as_seed(PyObject *rng) {
 /* An int counts modulo 2^64. Without dropout, rng is only checked. */
 int sa_call_read_seed(sa_call *c) {
     PyObject *rng = c->given.rng;
-    const bool drops = c->a.dropout_p > 0, draws = rng != NULL && PyObject_HasAttrString(rng, "integers");
+    const bool drops = c->a.dropout_p > 0;
+    const int draws = rng == NULL ? 0 : draws_integers(rng);
+    if (draws < 0) {
+        return -1;
+    }
     if (c->want_stats && drops && (rng == NULL || draws)) {
         return sa_error(PyExc_TypeError,
                         "with dropout_p > 0, rng must be an int here, the same forward and backward, got %s: another draw "

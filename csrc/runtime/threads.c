@@ -114,11 +114,20 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     sa_region_leave();
 }
 
+#if defined(SA_TAKE_TURNS)
+void sa_let_others_take(void) {
+    if (omp_get_num_threads() > 1) {
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    }
+}
+#endif
+
 /* A team of one may be inside another's region: it must not meet its barriers. */
 void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call) {
     if (team > 1) {
 #pragma omp for schedule(dynamic, 1) nowait
         for (ptrdiff_t t = 0; t < tasks; ++t) {
+            sa_let_others_take();
             task(call, t);
         }
         return;

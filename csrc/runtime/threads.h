@@ -20,6 +20,13 @@ static inline void sa_run_team(int threads, sa_team_work *work, void *call) {
  * sa_run_team. */
 int sa_threads_to_be_had(int threads);
 
+/* Before a thread takes a task. Small calls end before a second thread has begun; for the sanitizer of threads the first waits. */
+#if defined(SA_TAKE_TURNS)
+void sa_let_others_take(void);
+#else
+static inline void sa_let_others_take(void) {}
+#endif
+
 /* Independent tasks for a team whose threads all call this: who is free takes the next. Nobody waits at the end. */
 typedef void sa_task(void *call, ptrdiff_t t);
 void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call);

@@ -87,7 +87,10 @@ def _map(path: Path, keep_bfloat16: bool) -> dict[str, Array]:
             continue
         start, end = (begin + offset for offset in entry["data_offsets"])
         flat = np.asarray(data[start:end])  # between two words, perhaps; `fit` copies that
-        array = flat.view(dtype).reshape(entry["shape"])
+        try:
+            array = flat.view(dtype).reshape(entry["shape"])
+        except ValueError as error:  # no elements, but a shape that NumPy cannot count
+            raise ValueError(f"{path}: {name} has shape {entry['shape']}: {error}") from None
         if entry["dtype"] == "F16":
             array = array.astype(np.float32)
         elif entry["dtype"] == "BF16" and not keep_bfloat16:

@@ -277,12 +277,16 @@ class SGD(Optimizer):
     def _move(self, names: list[str], parameters: list[Array], gradients: list[Array]) -> None:
         steps = [2 if "momentum_buffer" in self.state[name] else 1 for name in names]
         velocities = self._states("momentum_buffer", names, parameters) if self.momentum else None
+        # made before anything is written: a step is taken whole or, without memory, not at all
+        state = self.state | {
+            name: {"momentum_buffer": velocity}
+            for name, velocity in zip(names, velocities or (), strict=False)
+        }
         _core._sgd_step(
             parameters, gradients, velocities, steps,
             self.lr, self.momentum, self.dampening, self.weight_decay, self.nesterov,
         )  # fmt: skip
-        for name, velocity in zip(names, velocities or (), strict=velocities is not None):
-            self.state[name]["momentum_buffer"] = velocity
+        self.state = state
 
 
 class Adam(Optimizer):
@@ -335,13 +339,16 @@ class Adam(Optimizer):
         steps = [self.state[name].get("step", 0) + 1 for name in names]
         means = self._states("exp_avg", names, parameters)
         squares = self._states("exp_avg_sq", names, parameters)
+        # made before anything is written: a step is taken whole or, without memory, not at all
+        state = self.state | {
+            name: {"step": step, "exp_avg": mean, "exp_avg_sq": square}
+            for name, step, mean, square in zip(names, steps, means, squares, strict=True)
+        }
         _core._adam_step(
             parameters, gradients, means, squares, steps,
             self.lr, *self.betas, self.eps, self.weight_decay, self._fixed["decoupled_weight_decay"],
         )  # fmt: skip
-        for name, step, mean, square in zip(names, steps, means, squares, strict=True):
-            state = self.state[name]
-            state["step"], state["exp_avg"], state["exp_avg_sq"] = step, mean, square
+        self.state = state
 
 
 class AdamW(Adam):

@@ -1,0 +1,152 @@
+/* Preloaded into a Python with PYTHONMALLOC=malloc: has the n-th allocation of a thread fail, and counts what is not freed.
+ *
+ * Only what Python, NumPy and selfattn allocate fails: libgomp and Rust end the process when they get no memory. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <execinfo.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+
+static void *(*next_malloc)(size_t), *(*next_calloc)(size_t, size_t), *(*next_realloc)(void *, size_t);
+static void *(*next_aligned)(size_t, size_t);
+static void (*next_free)(void *);
+
+/* What dlsym itself takes before the functions are known; never freed. */
+static char early[65536];
+static size_t early_used;
+
+static _Thread_local bool armed, for_good, core_alone;
+static _Thread_local long left, seen;
+static long live;
+
+void fail_at(long n, int all_from_there, int in_the_core_alone) {
+    core_alone = in_the_core_alone;
+    left = n;
+    seen = 0;
+    for_good = all_from_there;
+}
+
+long allocations(void) { return seen; }
+
+/* Python's os.getppid takes no memory on its way here and back: it switches failing on and off. */
+pid_t getppid(void) {
+    armed = !armed;
+    return 1;
+}
+
+long live_blocks(void) { return __atomic_load_n(&live, __ATOMIC_RELAXED); }
+
+__attribute__((constructor)) static void find(void) {
+    static bool finding;
+    if (finding || next_free != NULL) {
+        return;
+    }
+    finding = true;
+    next_malloc = dlsym(RTLD_NEXT, "malloc");
+    next_calloc = dlsym(RTLD_NEXT, "calloc");
+    next_realloc = dlsym(RTLD_NEXT, "realloc");
+    next_aligned = dlsym(RTLD_NEXT, "aligned_alloc");
+    next_free = dlsym(RTLD_NEXT, "free");
+}
+
+static bool is_early(const void *p) { return (const char *)p >= early && (const char *)p < early + sizeof early; }
+
+static void *take_early(size_t size) {
+    void *p = early + early_used;
+    early_used += (size + 63) / 64 * 64;
+    return early_used <= sizeof early ? p : NULL;
+}
+
+static bool is_in(void *address, const char *name) {
+    Dl_info info;
+    return dladdr(address, &info) != 0 && info.dli_fname != NULL && strstr(info.dli_fname, name) != NULL;
+}
+
+static bool ends_the_process(void *caller) {
+    return is_in(caller, "libgomp") || is_in(caller, "libomp") || is_in(caller, "tokenizers") || is_in(caller, "ld-linux");
+}
+
+/* Whether selfattn's extension allocates, itself or through C functions that it calls: Python code that it calls does not count,
+ * since NumPy crashes and leaks when it gets no memory there. */
+static bool in_the_core(void) {
+    void *frames[64];
+    const int n = backtrace(frames, 64);
+    for (int i = 0; i < n; ++i) {
+        Dl_info info;
+        if (is_in(frames[i], "selfattn/_core.")) {
+            return true;
+        }
+        if (dladdr(frames[i], &info) != 0 && info.dli_sname != NULL && strcmp(info.dli_sname, "_PyEval_EvalFrameDefault") == 0) {
+            return false;
+        }
+    }
+    return false;
+}
+
+static bool fails(void *caller) {
+    if (!armed) {
+        return false;
+    }
+    armed = false; /* backtrace may allocate */
+    const bool chosen = !ends_the_process(caller) && (!core_alone || in_the_core());
+    armed = true;
+    if (!chosen) {
+        return false;
+    }
+    ++seen;
+    if (seen == left || (for_good && seen > left)) {
+        errno = ENOMEM;
+        return true;
+    }
+    return false;
+}
+
+static void *counted(void *p) {
+    __atomic_fetch_add(&live, p != NULL, __ATOMIC_RELAXED);
+    return p;
+}
+
+void *malloc(size_t size) {
+    find();
+    if (next_malloc == NULL) {
+        return take_early(size);
+    }
+    return fails(__builtin_return_address(0)) ? NULL : counted(next_malloc(size));
+}
+
+void *calloc(size_t count, size_t size) {
+    find();
+    if (next_calloc == NULL) {
+        return take_early(count * size);
+    }
+    return fails(__builtin_return_address(0)) ? NULL : counted(next_calloc(count, size));
+}
+
+void *realloc(void *p, size_t size) {
+    find();
+    if (is_early(p)) {
+        void *moved = malloc(size);
+        return moved == NULL ? NULL : memcpy(moved, p, size < 64 ? size : 64);
+    }
+    if (fails(__builtin_return_address(0))) {
+        return NULL;
+    }
+    void *moved = next_realloc(p, size);
+    __atomic_fetch_add(&live, p == NULL && moved != NULL, __ATOMIC_RELAXED);
+    return moved;
+}
+
+void *aligned_alloc(size_t alignment, size_t size) {
+    find();
+    return fails(__builtin_return_address(0)) ? NULL : counted(next_aligned(alignment, size));
+}
+
+void free(void *p) {
+    if (p != NULL && !is_early(p)) {
+        __atomic_fetch_sub(&live, 1, __ATOMIC_RELAXED);
+        next_free(p);
+    }
+}
