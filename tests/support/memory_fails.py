@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 import selfattn as sa
-from selfattn import models, nn, optim
+from selfattn import nn, optim
 
 shim = ctypes.CDLL(None)
 shim.fail_at.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_int]
@@ -21,7 +21,6 @@ shim.allocations.restype = shim.live_blocks.restype = ctypes.c_long
 
 RNG = np.random.default_rng(0)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-VOCABULARY = 40
 # What works in place is tried with failures of Python and NumPy outside the core too.
 IN_PLACE = {"cache", "SGD", "Adam", "first step"}
 MOST, TIMES = 3000, 25  # allocations of an operation
@@ -170,53 +169,9 @@ def layer(module, *inputs):
     return prepare
 
 
-def encoder(**options):
-    one = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, rng=0, **options)
-    return layer(nn.TransformerEncoder(one, 2), normal(2, 20, 16))
-
-
 def linear():
     module = nn.Linear(32, 48, rng=0)
     return layer(module, normal(40, 32))()
-
-
-def model(kind=None, backward=False):
-    def prepare():
-        config = {
-            "model_type": "bert", "vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-            "intermediate_size": 32, "max_position_embeddings": 64,
-        }  # fmt: skip
-        made = models.BertModel(config, rng=0)
-        if kind:
-            made.quantize(kind)
-        ids = [RNG.integers(0, VOCABULARY, n).tolist() for n in (3, 20, 1)]
-        if not backward:
-            return lambda: made.encode(ids), list(made.parameters().values())
-
-        def call():
-            y, pullback = made.vjp(ids)
-            return y, pullback(y)
-
-        return call, list(made.parameters().values())
-
-    return prepare
-
-
-def proxy():
-    def tokenize(sentence):
-        return [ord(letter) % VOCABULARY for letter in sentence]
-
-    task = nn.ProxyTask(nn.EmbeddingModel(tokenize, VOCABULARY, 8, max_seq_len=16, rng=0))
-
-    def call():
-        y, pullback = task.vjp(["the sea", "a"], ["a ship", "b"], ["stones", "c"])
-        return y, pullback(np.ones_like(y))
-
-    return call, list(task.parameters().values())
-
-
-def random():
-    return lambda: sa.torch_rng(3).normal(size=(20, 40)), []
 
 
 OPERATIONS = {
@@ -259,15 +214,6 @@ OPERATIONS = {
     "Adam of strides": step(optim.Adam, plain=False),
     "first step": first_step,
     "linear": linear,
-    "multihead": layer(nn.MultiheadAttention(16, 2, batch_first=True, rng=0), *[normal(2, 20, 16)] * 3),
-    "encoder": encoder(),
-    "encoder, norm first": encoder(norm_first=True, activation="gelu"),
-    "self-attention": layer(nn.SelfAttention(16, 16, rng=0), normal(20, 16)),
-    "model": model(),
-    "gradients of a model": model(backward=True),
-    "model of int8": model("int8"),
-    "proxy task": proxy,
-    "random": random,
 }  # fmt: skip
 
 
