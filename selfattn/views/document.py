@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import webbrowser
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,12 +50,15 @@ class Document:
         What notebooks show: body, style and script.
     html : str
         A whole document, which needs no network. ``str(document)`` is the same.
+    below : tuple of Document
+        What stands below in a document of its own: a second half.
     """
 
     title: str
     body: str
     svg: str
     lang: str = "en"
+    below: tuple[Document, ...] = field(default=(), kw_only=True)
 
     styles: ClassVar[tuple[str, ...]] = ()
     scripts: ClassVar[tuple[str, ...]] = ()
@@ -63,7 +67,16 @@ class Document:
     def fragment(self) -> str:
         """The view with style and script."""
         plain = self.plain_body().replace(' data-alone=""', "")
-        return f"<div>{style(*self.styles)}{plain}{script(*self.scripts)}</div>"
+        return f"<div>{style(*self.styles)}{self._untrusted()}{plain}{script(*self.scripts)}</div>"
+
+    def _untrusted(self) -> str:
+        """Return what shows where a notebook lets neither styles nor scripts in: a picture, and how to bring the view to life."""
+        picture = base64.b64encode(self.svg.encode("utf-8", "backslashreplace")).decode()
+        return (
+            f'<div class="sa-untrusted"><p><img alt="{text(self.title)}" src="data:image/svg+xml;base64,{picture}"></p>'
+            "<p>This is a still picture, since the notebook is not trusted. File, Trust Notebook brings the page to life; so does "
+            "running the cell. Below are its numbers.</p></div>"
+        )
 
     def plain_body(self) -> str:
         """Return the body without what only a document of its own may have, such as ids."""
@@ -72,12 +85,16 @@ class Document:
     @property
     def html(self) -> str:
         """The whole document."""
+        parts = (self, *self.below)
+        styles = dict.fromkeys(name for part in parts for name in part.styles)
+        scripts = dict.fromkeys(name for part in parts for name in part.scripts)
+        bodies = "\n".join(part.body for part in parts)
         return (
             f'<!DOCTYPE html>\n<html lang="{text(self.lang)}">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-            f'<title>{text(self.title)}</title>\n<link rel="icon" href="data:,">\n{style(*self.styles)}\n</head>\n'
-            f'<body class="sa-page">\n{self.body}\n{script(*self.scripts)}\n</body>\n</html>\n'
+            f'<title>{text(self.title)}</title>\n<link rel="icon" href="data:,">\n{style(*styles)}\n</head>\n'
+            f'<body class="sa-page">\n{bodies}\n{script(*scripts)}\n</body>\n</html>\n'
         )
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +16,7 @@ from selfattn.views.graph import Steps, linear
 from selfattn.views.page import Page, assemble, join_pages, render, steps_page
 from selfattn.views.texts import CAPTIONS, merged
 from selfattn.views.tour import Stop
+from selfattn.views.way_back import WayBack, way_back_page
 from selfattn.views.writing import Array
 
 __all__ = ["TUTORIAL_PAGES", "tutorial_page"]
@@ -35,9 +37,21 @@ def _page(
     )
 
 
-def _finish(pages: Sequence[Page], title: str, opens: int, tour: Sequence[Stop]) -> Page:
+def _finish(
+    pages: Sequence[Page], title: str, opens: int, tour: Sequence[Stop], back: WayBack | None = None
+) -> Page:
     page = join_pages(pages, title) if len(pages) > 1 else pages[0]
-    return assemble(page.title, page.views, page.svg, page.lang, page.titles, tuple(tour), opens)
+    page = assemble(page.title, page.views, page.svg, page.lang, page.titles, tuple(tour), opens)
+    return page if back is None else replace(page, below=(back,))
+
+
+def _back(steps: AttentionSteps, words: list[str], row: int, exercise: bool) -> WayBack | None:
+    """Return the second half of a page: the gradients if the first number of a word's output were to grow."""
+    if exercise:
+        return None
+    wish = np.zeros(steps.output.shape[-2:])
+    wish[row, 0] = 1
+    return way_back_page(steps, words, grad_output=wish)
 
 
 def _rows(words: Sequence[str], table: Mapping[str, Any]) -> Array:
@@ -82,7 +96,8 @@ def _first_principles(texts: Texts | None, exercise: bool) -> Page:
     ]  # fmt: skip
     shows = texts is None and not exercise
     tour = tours.first_principles(raw, layer(projections), layer(drawn), weight, shown) if shows else ()
-    return _finish(pages, f"{data['tutorial']}: bank, by a river and in finance", 2, tour)
+    return _finish(pages, f"{data['tutorial']}: bank, by a river and in finance", 2, tour,
+                   _back(layer(projections)(shown[0]), shown[0], min(1, len(shown[0]) - 1), exercise))  # fmt: skip
 
 
 def _sentence_embeddings(texts: Texts | None, exercise: bool) -> Page:
@@ -105,7 +120,14 @@ def _sentence_embeddings(texts: Texts | None, exercise: bool) -> Page:
               look="*Look for this:* two heads share the work. Head 0 has learned to find money, head 1 to find water.", **names),
     ]  # fmt: skip
     tour = tours.sentence_embeddings(steps, shown) if texts is None and not exercise else ()
-    return _finish(pages, data["tutorial"], 1, tour)
+    block = steps["trained"](shown[0]).blocks[0]
+    return _finish(
+        pages,
+        data["tutorial"],
+        1,
+        tour,
+        _back(block, shown[0], shown[0].index("bank") if "bank" in shown[0] else 0, exercise),
+    )
 
 
 def _basics_notebook(texts: Texts | None, exercise: bool) -> Page:
@@ -124,7 +146,7 @@ def _basics_notebook(texts: Texts | None, exercise: bool) -> Page:
               look="*Look for this:* each head sees one column, and they disagree about *sky*: switch between head 0 and head 1."),
     ]  # fmt: skip
     tour = tours.basics_notebook(steps, shown[0]) if texts is None and not exercise else ()
-    return _finish(pages, data["tutorial"], 0, tour)
+    return _finish(pages, data["tutorial"], 0, tour, _back(steps(shown[0]), shown[0], 0, exercise))
 
 
 def _illustrated(texts: Texts | None, exercise: bool) -> Page:
@@ -148,7 +170,7 @@ def _illustrated(texts: Texts | None, exercise: bool) -> Page:
         as_given="rounded as printed", word=shown[0][0],
     )  # fmt: skip
     tour = tours.illustrated(steps, rounded) if texts is None and not exercise else ()
-    return _finish([page], data["tutorial"], 0, tour)
+    return _finish([page], data["tutorial"], 0, tour, _back(steps(), shown[0], 0, exercise))
 
 
 def _attention_module(texts: Texts | None, exercise: bool) -> Page:
@@ -171,7 +193,8 @@ def _attention_module(texts: Texts | None, exercise: bool) -> Page:
               look="*Look for this:* nobody takes from the last word, and the other shares have grown: a row still adds up to 1."),
     ]  # fmt: skip
     tour = tours.attention_module(steps, tokens) if texts is None and not exercise else ()
-    return _finish(pages, "Self-Attention: ScaledDotProductAttention module", 0, tour)
+    back = _back(steps(shown[0]), shown[0], min(1, len(shown[0]) - 1), exercise)
+    return _finish(pages, "Self-Attention: ScaledDotProductAttention module", 0, tour, back)
 
 
 TUTORIAL_PAGES: dict[str, Callable[[Texts | None, bool], Page]] = {

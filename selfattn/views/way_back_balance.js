@@ -64,7 +64,7 @@ class Balance {
       const y = Math.min(up(said[j]), up(mean)), high = Math.abs(up(said[j]) - up(mean));
       write(middle, 214, keys[j], "sa-strong-text");
       write(middle, 231, filled(captions.share, { share: figure(share, 2) }), "sa-note");
-      write(middle, above ? y - 6 : y + high + 17, filled(captions.says, { value: figure(said[j], 2) }), "sa-note");
+      write(middle, above ? y - 6 : Math.min(y + high + 17, BALANCE.bottom - 4), filled(captions.says, { value: figure(said[j], 2) }), "sa-note");
       write(middle, high > 24 ? y + high / 2 + 5 : above ? y + high + 18 : y - 8, signedFigure(gradients[j], 3), "sa-strong-text");
     });
     drawn.push(shape("line", { x1: BALANCE.left, x2: wide - BALANCE.right + 4, y1: up(mean).toFixed(1), y2: up(mean).toFixed(1), class: "sa-mean" }));

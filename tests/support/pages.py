@@ -144,7 +144,7 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
         self.elements.append((tag, attributes))
-        if tag in ("meta", "link", "input"):
+        if tag in ("meta", "link", "input", "img"):
             return
         self.open.append(tag)
         if tag == "section":

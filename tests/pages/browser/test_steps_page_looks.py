@@ -22,10 +22,10 @@ def test_all_text_has_contrast(visit, scheme):
         found = page.evaluate(CONTRASTS)
         change(page, "inputs", "inputs", 0, 0, "-2")
         if title == "exercise":
-            page.locator("[data-do='reveal all']").click()
+            page.locator(".sa-lesson [data-do='reveal all']").click()
             page.locator("summary").click()
         found += page.evaluate(CONTRASTS)
-        page.locator("[data-do=theme]").click()
+        page.locator(".sa-lesson [data-do=theme]").click()
         found += page.evaluate(CONTRASTS)
         assert len(found) > 30
         poor = [(name, ratio) for name, ratio in found if ratio < 4.5]
@@ -33,7 +33,7 @@ def test_all_text_has_contrast(visit, scheme):
     page = visit(views.tutorial_page("attention_module").html, color_scheme=scheme, unfold=False)
     found = page.evaluate(CONTRASTS)
     for _ in range(2):  # a question, and its answer
-        page.locator("[data-do='tour next']").click()
+        page.locator(".sa-lesson [data-do='tour next']").click()
         found += page.evaluate(CONTRASTS)
     poor = [(name, ratio) for name, ratio in found if ratio < 4.5]
     assert not poor, poor
@@ -53,12 +53,12 @@ def test_light_dark_and_projector(visit, scheme):
     other = {"light": "rgb(18, 22, 27)", "dark": "rgb(255, 255, 255)"}
     own = other["dark" if scheme == "light" else "light"]
     assert look() == [own, "16px"]
-    page.locator("[data-do=theme]").click()
+    page.locator(".sa-lesson [data-do=theme]").click()
     assert look() == [other[scheme], "16px"]
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == other[scheme]
-    page.locator("[data-do=theme]").click()
+    page.locator(".sa-lesson [data-do=theme]").click()
     assert look() == [own, "16px"]
-    button = page.locator("[data-do=projector]")
+    button = page.locator(".sa-lesson [data-do=projector]")
     for size in ("21px", "16px"):
         button.click()
         assert look() == [own, size]
@@ -139,9 +139,9 @@ def test_all_can_be_done_with_keys(small):
 def test_a_narrow_page_scrolls_in_its_equations_only_and_print_cuts_nothing_off(visit, name):
     page = visit(views.tutorial_page(name).html, width=360, height=640)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    page.locator(".sa-view").evaluate("root => root.dataset.projector = ''")
+    page.locator(".sa-lesson").evaluate("root => root.dataset.projector = ''")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    page.locator(".sa-view").evaluate("root => delete root.dataset.projector")
+    page.locator(".sa-lesson").evaluate("root => delete root.dataset.projector")
     page.set_viewport_size({"width": 718, "height": 900})  # A4, less the margins that Chromium leaves
     page.emulate_media(media="print")
     right = page.evaluate(
@@ -155,13 +155,13 @@ def test_nasty_captions_titles_and_pictures_run_nothing(visit):
     made = views.steps_page(*illustrated(), captions=captions, exercise=True)
     page = visit(views.join_pages([made, made], "".join(NASTY)).html.replace("</body>", f"{made.svg}</body>"))
     for _ in range(2):
-        page.locator("[data-do=next]").first.click()
+        page.locator(".sa-lesson [data-do=next]").first.click()
     cell(page, "scores", "scores", 0, 0).first.hover()
-    page.locator("[data-do='reveal all']").first.click()
+    page.locator(".sa-lesson [data-do='reveal all']").first.click()
     page.locator(".sa-steps").first.locator("[data-stage=inputs] tbody td").first.dblclick()
     page.keyboard.type("2")
     page.keyboard.press("Enter")
-    page.locator("[data-do=reset]").first.click()
+    page.locator(".sa-lesson [data-do=reset]").first.click()
     assert page.locator("img").count() == 0
     assert page.locator("script").count() == 3  # two of data, one that enhances
     attributes = page.evaluate(

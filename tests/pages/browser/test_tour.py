@@ -15,12 +15,12 @@ DERIVED = {"Two banks", "Nobody taught it", "Same going in"}  # cosines, three d
 def test_every_stop_asks_hides_and_tells(visit, name):
     made = views.tutorial_page(name)
     page = visit(made.html, unfold=False)
-    go, place = page.locator("[data-do='tour next']"), page.locator(".sa-tour-at")
+    go, place = page.locator(".sa-lesson [data-do='tour next']"), page.locator(".sa-lesson .sa-tour-at")
     before, opening = page.locator(".sa-screen >> visible=true").inner_text(), page.evaluate(NUMBERS)
     for n, stop in enumerate(made.tour, 1):
         go.click()
         assert place.inner_text() == f"{n}/{len(made.tour)} {stop.name}"
-        said = page.locator(".sa-tour-say").inner_text()
+        said = page.locator(".sa-lesson .sa-tour-say").inner_text()
         assert said == stop.ask.replace("*", "")
         visible = page.locator(".sa-steps:not([data-hidden])")
         assert visible.count() == 1
@@ -37,12 +37,12 @@ def test_every_stop_asks_hides_and_tells(visit, name):
             assert visible.locator(".sa-see figcaption").first.inner_text() == ""
         asked = page.evaluate(NUMBERS)
         guess = (stop.right + n) % len(stop.options)
-        page.locator(".sa-guesses button").nth(guess).click()
-        assert page.locator(".sa-guesses .sa-yes").inner_text() == "✓ " + stop.options[stop.right].replace(
-            "*", ""
-        )
-        assert page.locator(".sa-guesses .sa-no").count() == (guess != stop.right)
-        assert page.locator(".sa-tour-say").inner_text() == stop.reveal.replace("*", "")
+        page.locator(".sa-lesson .sa-guesses button").nth(guess).click()
+        assert page.locator(".sa-lesson .sa-guesses .sa-yes").inner_text() == "✓ " + stop.options[
+            stop.right
+        ].replace("*", "")
+        assert page.locator(".sa-lesson .sa-guesses .sa-no").count() == (guess != stop.right)
+        assert page.locator(".sa-lesson .sa-tour-say").inner_text() == stop.reveal.replace("*", "")
         assert visible.locator(".sa-out .sa-lines").is_visible()
         told = opening + asked + page.evaluate(NUMBERS)
         if stop.name not in DERIVED:
@@ -56,7 +56,7 @@ def test_every_stop_asks_hides_and_tells(visit, name):
 def test_keys_play_and_speed(visit):
     page = visit(views.tutorial_page("illustrated").html, unfold=False)
     page.clock.install()
-    place = page.locator(".sa-tour-at")
+    place = page.locator(".sa-lesson .sa-tour-at")
     page.locator(".sa-see .sa-token").first.focus()
     for key, expected in (
         ("n", "1/6 By hand"),
@@ -66,17 +66,17 @@ def test_keys_play_and_speed(visit):
     ):
         page.keyboard.press(key)
         assert place.inner_text() == expected
-    page.locator(".sa-tour select").select_option("fast")
+    page.locator(".sa-lesson .sa-tour select").select_option("fast")
     page.locator(".sa-see .sa-token").first.focus()
     page.keyboard.press("p")
-    assert page.locator("[data-do='tour play']").inner_text() == "Pause"
+    assert page.locator(".sa-lesson [data-do='tour play']").inner_text() == "Pause"
     page.clock.run_for(3_100)
     assert place.inner_text() == "2/6 Four more"
     page.clock.run_for(60_000)
     assert place.inner_text() == "6/6 The switch"
-    assert page.locator("[data-do='tour play']").inner_text() == "Play"
-    assert page.locator(".sa-guesses .sa-yes").count() == 1
-    page.locator("[data-do='open all']").click()
+    assert page.locator(".sa-lesson [data-do='tour play']").inner_text() == "Play"
+    assert page.locator(".sa-lesson .sa-guesses .sa-yes").count() == 1
+    page.locator(".sa-lesson [data-do='open all']").click()
     page.locator("[data-stage=scores] table[data-node=scores] td[tabindex='0']").focus()
     at = page.locator(".sa-count").inner_text()
     page.keyboard.press("n")  # in the details: number by number
