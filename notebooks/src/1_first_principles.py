@@ -8,6 +8,12 @@
 # against the printed one. Then it takes one step further: **what the scale $1/\sqrt{d_k}$ is for**. The tutorial uses it
 # without saying why.
 
+# %% [markdown]
+# ## What to see
+#
+# The same *bank* goes in twice. Each word takes from all words; a ribbon is as thick as what it takes. Point at *bank* in
+# both sentences: whom does it take from, and what comes out?
+
 # %%
 import numpy as np
 
@@ -17,30 +23,6 @@ from selfattn.layer_steps import layer_steps
 from selfattn.tutorials import load
 from selfattn.views import steps_page
 
-np.set_printoptions(precision=4, suppress=True)
-data = load("first_principles")  # what the tutorial prints; the inputs are typed in below
-results = {}
-
-
-def compare(name, computed, decimals=3):
-    """Print what the tutorial prints beside what came out here, and stop if they are not the same."""
-    results[name] = computed
-    for sentence, ours in computed.items():
-        theirs = np.array(data[name]["printed"][sentence])
-        # Half a unit in the last printed place, and a little for numbers that end exactly on a half.
-        assert np.all(abs(theirs - ours) <= 0.5 * 10**-decimals + 1e-7), (name, sentence)
-        print(f"{name}, {sentence}: printed, and computed here")
-        for left, right in zip(theirs, ours, strict=True):
-            print("  ", *(f"{x:7.{decimals}f}" for x in left), "   ", *(f"{x:7.{decimals}f}" for x in right))
-
-
-# %% [markdown]
-# ## From words to numbers
-#
-# The vocabulary is a table with one row per word. Look at the columns: *stream* and *mud* are large in the first,
-# *money* and *loan* in the second. *bank* sits between them, 0.8 and 0.8: by itself it does not say which bank it is.
-
-# %%
 vocabulary = {
     "stream": [1.2, 0.0, 0.0, 0.3],
     "mud": [0.9, 0.0, 0.0, 0.9],
@@ -57,6 +39,33 @@ def embed(tokens):
 
 
 x = {name: embed(tokens) for name, tokens in sentences.items()}
+raw = {name: sa.attention_steps(x[name], x[name], x[name], scale=1.0) for name in sentences}
+steps_page(raw["river"], sentences["river"], compare=(raw["finance"], sentences["finance"]))
+
+# %% [markdown]
+# ## From words to numbers
+#
+# Now step by step. The vocabulary is a table with one row per word. Look at the columns: *stream* and *mud* are large in the
+# first, *money* and *loan* in the second. *bank* sits between them, 0.8 and 0.8: by itself it does not say which bank it is.
+
+# %%
+np.set_printoptions(precision=4, suppress=True)
+data = load("first_principles")  # what the tutorial prints
+results = {}
+
+
+def compare(name, computed, decimals=3):
+    """Print what the tutorial prints beside what came out here, and stop if they are not the same."""
+    results[name] = computed
+    for sentence, ours in computed.items():
+        theirs = np.array(data[name]["printed"][sentence])
+        # Half a unit in the last printed place, and a little for numbers that end exactly on a half.
+        assert np.all(abs(theirs - ours) <= 0.5 * 10**-decimals + 1e-7), (name, sentence)
+        print(f"{name}, {sentence}: printed, and computed here")
+        for left, right in zip(theirs, ours, strict=True):
+            print("  ", *(f"{x:7.{decimals}f}" for x in left), "   ", *(f"{x:7.{decimals}f}" for x in right))
+
+
 compare("embed", x)
 
 # %% [markdown]
@@ -81,7 +90,6 @@ print("\nbank by the river:", linear["river"][BANK], "  bank with money:", linea
 # are all the raw embeddings, and `scale=1.0` leaves the scores as they are.
 
 # %%
-raw = {name: sa.attention_steps(x[name], x[name], x[name], scale=1.0) for name in sentences}
 compare("raw_dot_product_scores", {name: raw[name].scores for name in sentences})
 print(raw["river"])
 
@@ -97,16 +105,12 @@ compare("attention_on_raw_embeddings", outputs)
 print("\nbank by the river:", outputs["river"][BANK], "  bank with money:", outputs["finance"][BANK])
 
 # %% [markdown]
-# The page below shows both sentences side by side, with the difference. Point at a number (or move there with the arrow
-# keys): the numbers that made it light up, and the sum is spelled out. Change an input and see what moves.
+# These are the numbers of the page at the top. Point at one there (or move there with the arrow keys): the sum is spelled
+# out. Click on a matrix to open its stage, change an input, and see what moves.
 #
 # *Something to find:* go to the row of *bank* in the weights. Which word does it look at most, in each sentence? Is the
 # largest weight on *bank* itself? Where in the scores can you see why?
-
-# %%
-steps_page(raw["river"], sentences["river"], compare=(raw["finance"], sentences["finance"]))
-
-# %% [markdown]
+#
 # ## Projections: what I look for, what I offer, what I say
 #
 # With raw embeddings one row has to play three parts. Three matrices give each part its own numbers: `W_query` and
