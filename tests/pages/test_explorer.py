@@ -121,6 +121,18 @@ def test_habits(rule, kind):
     assert head.entropy == pytest.approx(1.0 if kind == "broad" else 0.0, abs=1e-6)
 
 
+def test_words_beside_a_mark_do_not_count():
+    # "he" and "bank", beside [CLS] and the full stop, take from themselves; the words between from the word before.
+    def taken(first):
+        weights = weights_where(lambda i, j: j == (i if i in (1, 5) else i - 1 if i else first))
+        ((head,),) = heads.habits([heads.TextHeads(WORDS, WORDS, (weights,), (None,), (None,), False)])
+        return head.shares
+
+    assert taken(first=1)["before"] == 1
+    # Where no word sees the next one, the full stop behind "bank" does not matter: it is one of four.
+    assert (taken(first=0)["before"], taken(first=0)["itself"]) == (0.75, 0.25)
+
+
 def test_half_a_habit_and_none():
     def blend(share):
         return weights_where(

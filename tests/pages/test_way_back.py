@@ -85,6 +85,15 @@ def test_stops_are_computed():
     assert '"stops":[]' in views.way_back_page(steps, TOKENS, grad_output=np.zeros((3, 3))).body
 
 
+@pytest.mark.parametrize("name", views.TUTORIAL_PAGES)
+def test_a_tutorials_page_has_it_as_its_second_half(name):
+    page = views.tutorial_page(name)
+    (back,) = page.below
+    assert page.html.count('class="sa-view sa-way-back"') == 1 and back.body in page.html
+    assert "sa-way-back" not in page.fragment  # a notebook shows it by itself
+    assert not views.tutorial_page(name, exercise=True).below  # its numbers would be answers
+
+
 def test_tokens_stay_text():
     page = views.way_back_page(layer(), ["</script><b>", "<img src=x>", "&"])
     assert "<b>" not in page.html and "<img" not in page.html
