@@ -144,7 +144,7 @@ def _load(file: str, markdown: bool) -> dict[str, Any]:
         with contextlib.redirect_stdout(table):  # shown whole, or not at all
             _print_table(run, rows, names, [row["label"] for row in rows], markdown)
         report.is_sound(run["rows"])
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ValueError(
             f"{file} holds no results of this benchmark: {type(error).__name__} {error}"
         ) from None

@@ -275,6 +275,9 @@ def rendered(template: str, messages: Any, special_tokens: Mapping[str, str]) ->
         ArithmeticError,
         AttributeError,
         LookupError,
+        UnicodeError,
+        RuntimeError,
+        SyntaxError,  # of the Python that Jinja2 makes of it, as of a break outside a loop
     ) as error:  # of the template's own expressions
         raise ValueError(f"the chat template fails: {type(error).__name__}: {error}") from None
     return text

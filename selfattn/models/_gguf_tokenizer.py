@@ -25,6 +25,7 @@ PRE = {
 # Of Llama 3: a word that is a token needs no merges, and a text begins with the first of all tokens unless the file says no.
 WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3")
 START = "tokenizer.ggml."
+MOST_LETTERS = 1000  # of a token that is cut at each place
 NAMES = {
     "bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token", "seperator": "sep_token",
     "cls": "cls_token", "mask": "mask_token",
@@ -152,6 +153,10 @@ def _sentencepiece(library: Any, file: GGUF, vocabulary: dict[str, int], tokens:
         token = tokens[n]
         if n >= len(types) or types[n] not in (NORMAL, USER_DEFINED, UNUSED):
             continue
+        if len(token) > MOST_LETTERS:
+            raise ValueError(
+                f"{file.path} has a token of {len(token)} characters; there may be {MOST_LETTERS} at most"
+            )
         cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
         cuts = [cut for cut in cuts if cut[0] in vocabulary and cut[1] in vocabulary]
         merges += sorted(cuts, key=lambda cut: (vocabulary[cut[0]], vocabulary[cut[1]]))

@@ -544,11 +544,14 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _template(folder: Path, config: dict[str, Any]) -> str | None:
     if (folder / TEMPLATE).is_file():
-        return (folder / TEMPLATE).read_text(encoding="utf-8")
+        try:
+            return (folder / TEMPLATE).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{folder / TEMPLATE} is not UTF-8: {error}") from None
     found = config.get("chat_template")
     if isinstance(found, list):  # several, by name
-        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-        found = named.get("default")
+        named = [each for each in found if isinstance(each, dict) and each.get("name") == "default"]
+        found = named[-1].get("template") if named else None
     if found is not None and not isinstance(found, str):
         raise ValueError(f"{folder}: chat_template must be a text, not {quoted(found)}")
     return found

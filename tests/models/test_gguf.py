@@ -442,6 +442,7 @@ def test_tokenizers_that_do_not_fit(tmp_path):
         ({"eos_token_id": 3}, "must be one of 3 tokens, not 3"),
         ({"model": "bert"}, "of the kind 'bert'"),
         ({"model": "llama", "scores": [1.0]}, "1 scores for 3 tokens"),
+        ({"model": "llama", "scores": [1.0], "tokens": ["a" * 1001]}, "1001 characters; there may be 1000"),
         ({"token_type": [1]}, "1 types for 3 tokens"),
     ):
         write(path, LLAMA, state, tokenizer=tokenizer(**entries))

@@ -1,26 +1,39 @@
-"""Files that may hold anything: what reads them, hostile changes to them, and what may come of that.
+"""Files that may hold anything: what reads them, and what may come of that.
 
 A target is one way to read a file. What it reads works, or ends in an error of ours: a ValueError or an OSError whose message
 names the file or its folder. Anything else is a finding: another exception, a crash, a hang, memory beyond a limit.
 
-`tests/fuzz` tries some changes of each target; `tools/fuzz` goes on for hours.
+`tests/fuzz` tries some changes of each target; `tools/fuzz` goes on for hours. `hostile.py` has the changes, `fuzzing_language.py`
+the targets that are language models' files.
 """
 
 import contextlib
-import copy
 import functools
 import io
 import json
 import random
 import tempfile
 import warnings
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import fuzzing_language as language
 import ml_dtypes  # noqa: F401 bfloat16 has a name then
 import numpy as np
+from hostile import (
+    SENTENCE,
+    change_bytes,
+    change_json,
+    change_safetensors,
+    change_tree,
+    change_zip,
+    contents,
+    dumps,
+    put,
+    use,
+)
+from hostile_gguf import change_gguf
 from text_folders import (
     VOCABULARY,
     WORDS,
@@ -36,7 +49,6 @@ from selfattn.cli.app import main as command
 from selfattn.text import WhitespaceTokenizer, train_sentencepiece
 
 CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus"
-SENTENCE = "the sea was calm"
 
 
 class Target(NamedTuple):
@@ -63,164 +75,6 @@ def check(target: Target, content: bytes) -> str | None:
             if not ours or folder.name not in f"{error}{getattr(error, 'filename', '')}":
                 raise
     return None
-
-
-# ------------------------------------------------------------------------------------------------------- changes
-
-NUMBERS = [
-    0, 1, -1, 2, 3, 7, 8, 255, 256, 65535, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, 10**400, -(2**63),
-    0.0, 0.5, -0.5, 1e-320, 1e308, float("inf"), float("-inf"), float("nan"),
-]  # fmt: skip
-SIZES = [n for n in NUMBERS if isinstance(n, int) and 0 <= n < 2**64]  # what may stand in 8 bytes
-TEXTS = [
-    "", " ", "a", "\0", "é", "\ud800", "🙂", "..", "../x", "/", "/etc/passwd", "a/b", "x" * 5000, "0", "8", "true", "float32",
-    "BF16", "F8_E4M3", "int8", "nan", "__class__", "{}", "%s%n", "mean", "cls",
-]  # fmt: skip
-OTHERS = [None, True, False, [], {}, [[]], [None], [0], {"": None}, {"a": {"b": []}}, [1, 2, 3], ["a", "b"]]
-
-
-def places(node, above=()):
-    """All places in a tree of JSON, as (container, key)."""
-    pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for key, value in list(pairs):
-        yield node, key
-        yield from places(value, (*above, key))
-
-
-def hostile(draw: random.Random, value: object) -> object:
-    """A value in the place of another: near it, of its kind, or of any."""
-    kind = draw.randrange(4)
-    if kind == 0 and isinstance(value, int | float):
-        number = draw.choice([value + 1, value - 1, value * 2, -value, value * 10**9])
-        return number if draw.randrange(4) else float(max(-(2**900), min(number, 2**900)))
-    if kind == 1 and isinstance(value, str) and value:
-        at = draw.randrange(len(value))
-        return value[:at] + draw.choice(TEXTS) + value[at + draw.randrange(3) :]
-    if kind == 2:
-        return draw.choice([[value], {"value": value}, str(value), [value] * 3])
-    return copy.deepcopy(draw.choice(draw.choice([NUMBERS, TEXTS, OTHERS])))
-
-
-def change_tree(tree: object, draw: random.Random) -> object:
-    """Change a tree of JSON in one to three places."""
-    tree = copy.deepcopy(tree)
-    for _ in range(draw.choice([1, 1, 1, 2, 3])):
-        found = list(places(tree))
-        if not found:
-            return hostile(draw, tree)
-        node, key = draw.choice(found)
-        what = draw.randrange(8)
-        if what == 0:
-            del node[key]
-        elif what == 1:
-            other, there = draw.choice(found)
-            with contextlib.suppress(KeyError, IndexError):
-                node[key] = copy.deepcopy(other[there])
-        elif what == 2 and isinstance(node, dict):
-            names = [name for _, name in found if isinstance(name, str)] + TEXTS
-            node[draw.choice(names)] = node.pop(key)
-        elif what == 3 and isinstance(node, list):
-            node.insert(key, copy.deepcopy(node[key]))
-        else:
-            node[key] = hostile(draw, node[key])
-    if not draw.randrange(40):
-        return hostile(draw, tree)
-    return tree
-
-
-def dumps(tree: object) -> bytes:
-    return json.dumps(tree, ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-def change_bytes(content: bytes, draw: random.Random) -> bytes:
-    """Change a content in one to four places."""
-    data = bytearray(content)
-    for _ in range(draw.choice([1, 1, 2, 4])):
-        at, length = draw.randrange(len(data) + 1), draw.choice([1, 1, 2, 4, 8, 64])
-        what = draw.randrange(6)
-        if what == 0 and at < len(data):
-            data[at] ^= 1 << draw.randrange(8)
-        elif what == 1:
-            data[at : at + length] = draw.randbytes(length)
-        elif what == 2:
-            del data[at : at + length]
-        elif what == 3:
-            data[at:at] = data[at : at + length] * draw.choice([1, 2, 100])
-        elif what == 4:
-            data[at : at + 8] = draw.choice(SIZES).to_bytes(8, "little")
-        elif not draw.randrange(4):
-            del data[at:]
-    return bytes(data)
-
-
-def change_json(content: bytes, draw: random.Random) -> bytes:
-    try:
-        tree = json.loads(content)
-    except (ValueError, RecursionError):
-        return change_bytes(content, draw)
-    if draw.randrange(12):
-        with contextlib.suppress(ValueError):  # an int of thousands of digits
-            return dumps(change_tree(tree, draw))
-    if draw.randrange(2):
-        return change_bytes(content, draw)
-    deep = draw.choice([50, 500, 100_000])
-    return draw.choice(
-        [b"[" * deep, b'{"a":' * deep, b"9" * deep, content + content, b"\xef\xbb\xbf" + content]
-    )
-
-
-def change_safetensors(content: bytes, draw: random.Random) -> bytes:
-    """Change the header as JSON, or bytes anywhere."""
-    length = int.from_bytes(content[:8], "little")
-    header, data = content[8 : 8 + length], content[8 + length :]
-    if draw.randrange(5) == 0:
-        return change_bytes(content, draw)
-    if draw.randrange(4) == 0:  # numbers that mean something else
-        data = change_bytes(data, draw) if draw.randrange(2) else data[: len(data) - draw.randrange(1, 9)]
-    else:
-        header = change_json(header, draw)
-    length = len(header) if draw.randrange(8) else draw.choice(SIZES)
-    return length.to_bytes(8, "little") + header + data
-
-
-def change_zip(content: bytes, draw: random.Random) -> bytes:
-    """Change a member of an archive, or bytes anywhere."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            members = [(name, archive.read(name)) for name in archive.namelist()]
-    except Exception:  # a damaged one, of which there are many kinds
-        return change_bytes(content, draw)
-    if not members or draw.randrange(3) == 0:
-        return change_bytes(content, draw)
-    n = draw.randrange(len(members))
-    name, data = members[n]
-    what = draw.randrange(6)
-    if what == 0:
-        del members[n]
-    elif what == 1:
-        members[n] = (
-            draw.choice([*TEXTS[2:5], "query.npy", "tokens.npy", "dropout_p.npy", "window.npy"]),
-            data,
-        )
-    elif what == 2:
-        members[n] = name, members[draw.randrange(len(members))][1]
-    elif what == 3:  # a header that says something else
-        for old, new in draw.choice([
-            [(b"'<f4'", draw.choice([b"'<f8'", b"'|O'  ", b"'<U9'", b"'>c16'", b"'|V4'", b"[('a', '<f4')]"]))],
-            [(b"(", draw.choice([b"(-1, ", b"(99999999999, ", b"((", b"(0, ", b"(2, 3, "]))],
-            [(b"False", b"True")], [(b"descr", b"dsecr")],
-        ]):  # fmt: skip
-            data = data.replace(old, new, 1)
-        members[n] = name, data
-    else:
-        members[n] = name, change_bytes(data, draw)
-    buffer = io.BytesIO()
-    with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w", draw.choice([0, 8])) as archive:
-        warnings.simplefilter("ignore")  # of two members with one name
-        for name, data in members:
-            with contextlib.suppress(UnicodeEncodeError):
-                archive.writestr(name.partition("\0")[0] or "x", data)
-    return buffer.getvalue()
 
 
 # ------------------------------------------------------------------------------------------------- pretrained models
@@ -265,29 +119,10 @@ def saved(n: int = 0, kind: str = "") -> dict[str, bytes]:
         return contents(folder)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def put(folder: Path, found: dict[str, bytes]) -> None:
-    for name, content in found.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-
-
 TOKENIZER_CONFIG = {
     "do_lower_case": True, "model_max_length": 18, "strip_accents": None, "tokenize_chinese_chars": True, "truncation_side": "right",
     "cls_token": "[CLS]", "tokenizer_class": "BertTokenizer",
 }  # fmt: skip
-
-
-def use(function: Callable[..., object], *arguments: object) -> None:
-    """Use what was read. It may refuse, as for a word that its tokenizer has not; no file need be named then."""
-    try:
-        function(*arguments)
-    except ValueError as error:
-        if type(error) is not ValueError:
-            raise
 
 
 def use_model(folder: Path) -> None:
@@ -480,8 +315,8 @@ def change_checkpoint(content: bytes, draw: random.Random) -> bytes:
 # ------------------------------------------------------------------------------------------------------- commands
 
 
-def run(folder: Path, *arguments: str) -> None:
-    """Run a command, which returns 0, or says in a line on stderr what is wrong."""
+def run(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Run a command, which returns 0, or says what is wrong; return its status and what it printed."""
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -489,13 +324,14 @@ def run(folder: Path, *arguments: str) -> None:
     except SystemExit as end:
         status = end.code
     assert status in (0, 1, 2)
-    assert status == 0 or folder.name in err.getvalue() + out.getvalue()
+    return status, out.getvalue() + err.getvalue()
 
 
 def read_npz(folder: Path, content: bytes) -> None:
     path = folder / "x.npz"
     path.write_bytes(content)
-    run(folder, "steps", str(path), "--out", str(folder / "x.html"))
+    status, printed = run(folder, "steps", str(path), "--out", str(folder / "x.html"))
+    assert status == 0 or folder.name in printed
 
 
 def some_npz() -> list[bytes]:
@@ -529,6 +365,35 @@ def read_triplets(folder: Path, content: bytes) -> None:
         assert all(part.strip() for part in triplet)
 
 
+def read_results(folder: Path, content: bytes) -> None:
+    path = folder / "x.json"
+    path.write_bytes(content)
+    status, printed = run(folder, "bench", "--load", str(path))
+    assert status == 0 or folder.name in printed or "vs " in printed  # a table of results that differ
+
+
+def some_results() -> list[bytes]:
+    def contestant(name: str, **more: object) -> dict[str, object]:
+        case = {"length": 16, "width": 8, "keys": 16, "dtype": "float32", "causal": False}
+        times = {"sdpa(q, k, v)": [[2.5e-6, 2.6e-6], [3e-6]]}
+        return {
+            "name": name, "engine": name, "environment": {}, "case": case, "limit_dtype": "float32", "flops": 65536.0,
+            "key_value_bytes": 8192, "times": times, "limits": [3.6e11, 5.1e11], "difference": 0.0, "agrees": True,
+        } | more  # fmt: skip
+
+    config = {"cpu": "a CPU", "system": "Linux x86_64", "isa": "avx2", "threads": 2}
+    rows = [
+        {"suite": "forward", "label": "16 x 8", "limit": "flops", "contestants": [
+            contestant("selfattn"), contestant("numpy", times={}, error="x"), contestant("isa-avx2", environment={"SELFATTN_ISA": "avx2"}),
+        ]},
+        {"suite": "decode", "label": "16", "limit": "bytes", "contestants": [
+            contestant("selfattn"), contestant("torch", unsupported="never"), contestant("naive", agrees=False, difference=1.0),
+        ]},
+    ]  # fmt: skip
+    settings = {"threads": 2, "rounds": 2, "seconds": 0.1}
+    return [dumps({"config": config, "versions": {"selfattn": "1"}, "settings": settings, "rows": rows})]
+
+
 TARGETS: dict[str, Target] = {
     "arrays": Target(some_arrays, read_arrays, change_safetensors),
     "weights": Target(
@@ -545,6 +410,15 @@ TARGETS: dict[str, Target] = {
     ),
     "checkpoint": Target(a_checkpoint, read_checkpoint, change_checkpoint),
     "npz": Target(some_npz, read_npz, change_zip),
+    "bench": Target(some_results, read_results, change_json),
+    "gguf": Target(language.some_gguf, language.read_gguf, change_gguf),
+    "language_config": Target(
+        lambda: [dumps(config) for config in language.LANGUAGE_CONFIGS], language.read_language_config, change_json
+    ),
+    "language_settings": Target(language.some_settings, language.read_settings, change_json),
+    "template": Target(
+        lambda: [each.encode() for each in language.TEMPLATES], language.read_template, language.change_template
+    ),
     "triplets": Target(lambda: [b"a b\tc.\td e\n\nf\tg\th"], read_triplets, change_bytes),
 }  # fmt: skip
 

@@ -1,0 +1,308 @@
+"""Targets of `fuzzing` that are language models' files: their configurations, settings, chat templates, and GGUF."""
+
+import contextlib
+import functools
+import json
+import random
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from hostile import SENTENCE, TEXTS, change_bytes, contents, dumps, put, use
+from hostile_gguf import Parts, add_tensor, packed, put_together, random_blocks
+from language_folders import MERGES, TEMPLATE, make_tokenizer
+
+from selfattn import models
+
+# ----------------------------------------------------------------------------------------------------------- folders
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 12, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "silu", "torch_dtype": "float32", "eos_token_id": 2,
+}  # fmt: skip
+LANGUAGE_CONFIGS = [
+    LLAMA | {"rope_theta": 10000.0, "attention_bias": False, "mlp_bias": False, "head_dim": 4, "pretraining_tp": 1},
+    LLAMA | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                              "original_max_position_embeddings": 32}},
+    LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32, "beta_fast": 32.0}},
+    LLAMA | {"rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [1.0, 2.0],
+                              "original_max_position_embeddings": 32}},
+    LLAMA | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}},
+    LLAMA | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8, "eos_token_id": [1, 2]},
+    LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8,
+             "max_window_layers": 1, "tie_word_embeddings": False},
+    {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 300, "n_embd": 16, "n_layer": 2, "n_head": 4,
+     "n_positions": 64, "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "scale_attn_weights": True,
+     "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False, "bos_token_id": 0, "eos_token_id": 0},
+]  # fmt: skip
+SPEAKS = {
+    "eos_token": "<|end|>", "chat_template": TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast",
+    "truncation_side": "right",
+}  # fmt: skip
+
+
+@functools.cache
+def speaking(n: int = 0) -> dict[str, bytes]:
+    """The files of a small language model, by their path."""
+    config = LANGUAGE_CONFIGS[n]
+    with tempfile.TemporaryDirectory() as name:
+        models.save(models.MODELS[config["model_type"]](config, rng=0), name)
+        found = contents(Path(name))
+    return found | {
+        "tokenizer.json": make_tokenizer().to_str().encode(),
+        "tokenizer_config.json": dumps(SPEAKS),
+        "special_tokens_map.json": dumps({"bos_token": {"content": "<|user|>", "lstrip": False}}),
+        "generation_config.json": dumps({"eos_token_id": [256], "temperature": 0.6, "do_sample": True}),
+    }
+
+
+def use_language_model(path: Path, again: Path) -> None:
+    """Load a language model and compute with it; what it makes of numbers that mean nothing is not looked at."""
+    model = models.load(path)
+    use(model.tokens, SENTENCE)
+    use(model.logits, [0, 1, 2])
+    use(model.generate, SENTENCE, 4)
+    use(lambda: model.generate([[1], [2, 3]], 4, temperature=0.7, stop=None, rng=0))
+    if model.chat_template is not None:
+        use(model.chat_prompt, SENTENCE)
+    use(models.save, model, again)
+    if again.exists():
+        models.load(again)
+
+
+def read_language_config(folder: Path, content: bytes) -> None:
+    try:
+        given = json.loads(content)
+        kind, rope = given.get("model_type"), str(given.get("rope_scaling"))
+    except (ValueError, AttributeError, RecursionError):
+        kind = rope = None
+    same = [n for n, config in enumerate(LANGUAGE_CONFIGS) if config["model_type"] == kind] or [0]
+    close = [n for n in same if str(LANGUAGE_CONFIGS[n].get("rope_scaling")) == rope] or same
+    put(folder, speaking(close[0]) | {"config.json": content})
+    use_language_model(folder, folder / "again")
+
+
+# A folder's settings in one: {path: content}.
+SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def some_settings() -> list[bytes]:
+    one = {name: json.loads(speaking()[name]) for name in SETTINGS}
+    named = [{"name": "default", "template": TEMPLATE}, {"name": "tools", "template": "{{ tools }}"}]
+    return [
+        dumps(one),
+        dumps(one | {"generation_config.json": {"eos_token_id": 2}}),
+        dumps(one | {"tokenizer_config.json": SPEAKS | {"chat_template": named, "bos_token": "<|user|>"}}),
+    ]
+
+
+def read_settings(folder: Path, content: bytes) -> None:
+    found = {name: data for name, data in speaking().items() if name not in SETTINGS}
+    with contextlib.suppress(ValueError, RecursionError):
+        tree = json.loads(content)
+        if isinstance(tree, dict):
+            found |= {name: dumps(part) for name, part in tree.items() if name in SETTINGS}
+    put(folder, found)
+    use_language_model(folder, folder / "again")
+
+
+# --------------------------------------------------------------------------------------------------- chat templates
+
+TEMPLATES = [
+    TEMPLATE,
+    # In the manner of ChatML, Llama 3, Mistral and Qwen.
+    "{%- if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}"
+    "{% for message in messages %}{% if loop.first and message.role == 'x' %}{% continue %}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] | trim + '<|im_end|>' + '\n'}}{% endfor %}",
+    "{{- bos_token }}{%- set system_message = '' %}{%- set date = strftime_now('%d %b %Y') if strftime_now is defined else '' %}"
+    "{%- for message in messages %}{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{- raise_exception('roles must alternate') }}{%- endif %}"
+    "{%- if message['role'] == 'user' and loop.last and system_message %}{{ system_message ~ '\n' }}{%- endif %}"
+    "{{- '[INST] ' + message['content'].strip() + ' [/INST]' }}{%- endfor %}{{ date }}",
+    "{% macro show(value, depth=0) -%}{% if value is mapping %}{% for k, v in value | dictsort %}{{ k }}:{{ v | tojson(indent=2) }}"
+    "{% endfor %}{% else %}{{ value | string | upper | replace('A', 'b') }}{% endif %}{%- endmacro %}"
+    "{% set ns = namespace(n=0, found=[]) %}{% for m in messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{% set ns.n = ns.n + 1 %}{{ show(m) }}{{ '%s' }}{% endfor %}{{ ns.n * 3 }}{{ messages | map(attribute='content') | join(', ') }}"
+    "{% if tools %}{{ tools | length }}{% elif not add_generation_prompt %}x{% endif %}"
+    "{% for i in range(3) %}{% if i > 1 %}{% break %}{% endif %}{{ [i, 1.5, none, true][::-1][0] }}{% else %}none{% endfor %}{% filter lower %}X{% endfilter %}",
+]  # fmt: skip
+PIECES = [
+    "{{", "}}", "{%", "%}", "{#", "#}", "-", "|", "~", "+", "*", "**", "%", "//", "in", "is", "not", "(", ")", "[", "]", "[0]", ".x", "''",
+    "{{ messages }}", "{{ x }}", "{% for a in range(999999) %}x{% endfor %}", "{% for a in messages %}", "{% endfor %}",
+    "{% set x = 'a' * 9999 %}", "{% set x = x + x %}", "{% set x = [x, x] %}", "{% set x %}ab{% endset %}", "{% if x %}", "{% endif %}",
+    "{% macro m(a) %}{{ m(a) }}{% endmacro %}", "{{ m(1) }}", "{% call m(1) %}{% endcall %}", "{% include 'a' %}", "{% import 'a' as b %}",
+    "{% extends 'a' %}", "{% block b %}", "{% endblock %}", "{{ self.b() }}", "{{ ''.__class__ }}", "{{ messages.append(1) }}",
+    "| tojson", "| join('x' * 999)", "| center(9999)", "| indent(999)", "| wordwrap(1)", "| batch(2) | list", "| slice(3) | list",
+    "| groupby('role')", "| sort", "| unique | list", "| map('upper') | list", "| sum", "| int", "| float", "| round(999)", "| reverse",
+    "| default('x', true)", "| attr('__init__')", "| format(1)", "| filesizeformat", "| first", "| last", "| min", "| max", "| random",
+    "| striptags", "| escape", "| safe", "| truncate(3)", "| title", "| xmlattr", "| urlencode", "| items | list", "| dictsort",
+    "range(9)", "dict(a=1)", "namespace(a=1)", "loop.index", "loop(1)", "loop.cycle(1, 2)", "loop.changed(1)", "{% set ns.a = 1 %}",
+    "9" * 400, "1e999", "strftime_now('%Y')", "raise_exception('x')", "'{0.a}'.format(1)", "'x'.join([1])", "'x'.zfill(9999)",
+    "{% set a = namespace(b=[]) %}{% set a.b = [a] %}{{ a.b }}", "'a'.translate({97: 'b' * 999})", "{% filter indent(99) %}", "{% endfilter %}",
+    "messages[0].content.encode().hex()", "{% with x = 1 %}", "{% endwith %}", "{% autoescape true %}", "{% do 1 %}", "{% debug %}",
+    "{% trans %}", "'x'.splitlines()", "{% raw %}", "{% endraw %}", "x.expandtabs(9999)", "'a,b'.split(',')", "'ab'.replace('', 'x' * 99)",
+]  # fmt: skip
+
+
+def change_template(content: bytes, draw: random.Random) -> bytes:
+    """Put pieces of Jinja2 into a template, exchange or drop words, or change bytes."""
+    if not draw.randrange(6):
+        return change_bytes(content, draw)
+    text = content.decode("utf-8", "replace")
+    for _ in range(draw.choice([1, 1, 2, 3, 6])):
+        what, at = draw.randrange(6), draw.randrange(len(text) + 1)
+        if what < 3:
+            piece = draw.choice(PIECES if draw.randrange(6) else TEXTS)
+            inside = text.rfind("}", 0, at) < text.rfind("{", 0, at)
+            text = (
+                text[:at] + (piece if inside or "{" in piece else f"{{{{ messages {piece} }}}}") + text[at:]
+            )
+        elif what == 3:
+            begin, end = sorted(draw.randrange(len(text) + 1) for _ in range(2))
+            text = text[:at] + text[begin : min(end, begin + 200)] + text[at:]
+        elif what == 4:
+            text = text[:at] + text[at + draw.choice([1, 2, 5, 30]) :]
+        else:
+            for old in draw.sample(
+                ["messages", "message", "'role'", "'content'", "for", "if", "user", "set", "+"], 2
+            ):
+                text = text.replace(
+                    old, draw.choice(["x", "loop", "messages", "1", "*", "range(9)", "''"]), 1
+                )
+    return text.encode("utf-8", "surrogatepass")[:20_000]
+
+
+@functools.cache
+def speaker(folder: str):
+    """A model to whom templates are given; what it is loaded from is read once."""
+    put(Path(folder), speaking())
+    return models.load(folder)
+
+
+@functools.cache
+def place() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory()
+
+
+def read_template(folder: Path, content: bytes) -> None:
+    model = speaker(place().name)
+    path = folder / "chat_template.jinja"
+    path.write_bytes(content)
+    try:
+        model.chat_template = models._language._template(folder, {})
+    except ValueError as error:
+        assert folder.name in str(error)
+        return
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": SENTENCE}]
+    for each in (SENTENCE, messages):
+        found = []
+        use(lambda chat: found.append(model.chat_prompt(chat)), each)  # noqa: B023 it is called here
+        assert all(isinstance(text, str) and len(text) <= 20_000_000 for text in found)
+
+
+# --------------------------------------------------------------------------------------------------------------- GGUF
+
+SIZES = {"d": 32, "heads": 4, "keys": 2, "wide": 64, "layers": 1, "longest": 64}
+
+
+def entries_of(architecture: str, **more: object) -> list:
+    s = SIZES
+    found = {
+        "context_length": s["longest"], "embedding_length": s["d"], "block_count": s["layers"], "feed_forward_length": s["wide"],
+        "attention.head_count": s["heads"],
+    }  # fmt: skip
+    if architecture == "gpt2":
+        found["attention.layer_norm_epsilon"] = 1e-5
+    else:
+        found |= {
+            "attention.head_count_kv": s["keys"], "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0,
+            "rope.dimension_count": s["d"] // s["heads"], "vocab_size": 300,
+        }  # fmt: skip
+    named = {f"{architecture}.{name}": value for name, value in (found | more).items()}
+    return [
+        (name, *packed(value)) for name, value in ({"general.architecture": architecture} | named).items()
+    ]
+
+
+def byte_level_entries() -> list:
+    made = make_tokenizer()
+    tokens = [made.id_to_token(n) for n in range(made.get_vocab_size())]
+    found = {
+        "model": "gpt2", "pre": "smollm", "tokens": tokens, "token_type": [3 if t.startswith("<|") else 1 for t in tokens],
+        "merges": MERGES, "eos_token_id": len(tokens) - 3, "bos_token_id": len(tokens) - 2, "add_bos_token": True,
+    }  # fmt: skip
+    named = {f"tokenizer.ggml.{name}": value for name, value in found.items()}
+    return [(name, *packed(value)) for name, value in (named | {"tokenizer.chat_template": TEMPLATE}).items()]
+
+
+def sentencepiece_entries() -> list:
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{n:02X}>" for n in range(256)),
+        "▁",
+        "t",
+        "h",
+        "e",
+        "he",
+        "the",
+        "▁the",
+        "sea",
+    ]
+    found = {
+        "model": "llama", "tokens": tokens, "scores": [-float(n) for n in range(len(tokens))],
+        "token_type": [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)], "unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        "add_space_prefix": True, "add_eos_token": False,
+    }  # fmt: skip
+    return [(f"tokenizer.ggml.{name}", *packed(value)) for name, value in found.items()]
+
+
+@functools.cache
+def some_gguf() -> list[bytes]:
+    """Llama in Q8_0 with SentencePiece's tokens, Qwen2 in float32 and 16-bit floats, GPT-2 in Q4_0, both with bytes' tokens."""
+    d, wide, rows = SIZES["d"], SIZES["wide"], 300
+    keys = d // SIZES["heads"] * SIZES["keys"]
+    llama = {
+        "attn_norm": (d,), "attn_q": (d, d), "attn_k": (keys, d), "attn_v": (keys, d), "attn_output": (d, d), "ffn_norm": (d,),
+        "ffn_gate": (wide, d), "ffn_up": (wide, d), "ffn_down": (d, wide),
+    }  # fmt: skip
+    gpt2 = {
+        "attn_norm": (d,), "attn_qkv": (3 * d, d), "attn_output": (d, d), "ffn_norm": (d,), "ffn_up": (wide, d), "ffn_down": (d, wide),
+    }  # fmt: skip
+    made = []
+    for architecture, tokenizer, kinds, layer in (
+        ("llama", sentencepiece_entries(), [8], llama),
+        ("qwen2", byte_level_entries(), [0, 1, 30], llama),
+        ("gpt2", byte_level_entries(), [2], gpt2),
+    ):
+        more = {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0} if architecture == "qwen2" else {}
+        parts = Parts(entries_of(architecture, **more) + tokenizer)
+        shapes = {"token_embd.weight": (rows, d), "output_norm.weight": (d,)}
+        shapes |= {f"blk.0.{name}.weight": shape for name, shape in layer.items()}
+        if architecture == "qwen2":
+            shapes |= {f"blk.0.attn_{part}.bias": (n,) for part, n in (("q", d), ("k", keys), ("v", keys))}
+            shapes["output.weight"] = (rows, d)
+        if architecture == "gpt2":
+            shapes |= {"position_embd.weight": (SIZES["longest"], d), "output_norm.bias": (d,)}
+            shapes |= {f"blk.0.{name}.bias": shape[:1] for name, shape in layer.items()}
+        for n, (name, shape) in enumerate(shapes.items()):
+            kind = kinds[n % len(kinds)] if len(shape) == 2 and "position" not in name else 0
+            values = np.random.default_rng(n).standard_normal(shape).astype(np.float32) / 4
+            if kind in (0, 1):
+                content = values.astype([np.float32, np.float16][kind]).tobytes()
+            elif kind == 30:
+                content = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+            else:
+                content = random_blocks(kind, *shape, n)
+            add_tensor(parts, name, kind, shape, content)
+        made.append(put_together(parts))
+    return made
+
+
+def read_gguf(folder: Path, content: bytes) -> None:
+    path = folder / "x.gguf"
+    path.write_bytes(content)
+    use_language_model(path, folder / "again")
+    models.load(path, dtype="float32")
