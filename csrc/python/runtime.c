@@ -73,13 +73,13 @@ static PyObject *set_num_threads(PyObject *module, PyObject *number) {
 
 static PyObject *build_info(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return Py_BuildValue("{s:s,s:s}", "compiler",
+    return Py_BuildValue("{s:s}", "compiler",
 #if defined(__clang__)
-                         "Clang " __clang_version__,
+                         "Clang " __clang_version__
 #else
-                         "GCC " __VERSION__,
+                         "GCC " __VERSION__
 #endif
-                         "threading", sa_threading_layer());
+    );
 }
 
 static PyObject *fma_peak(PyObject *module, PyObject *args) {
@@ -136,15 +136,15 @@ PyMethodDef sa_runtime_methods[] = {
     {"get_num_threads", get_num_threads, METH_NOARGS,
      "get_num_threads($module, /)\n--\n\n"
      "How many threads a call may use that does not say so itself.\n\n"
-     "The number given to `set_num_threads`; without one OpenMP's, which ``OMP_NUM_THREADS`` and\n"
-     "``threadpoolctl`` set. A limit that ``threadpoolctl`` sets later and lower wins.\n\n"
+     "The number given to `set_num_threads`; without one ``OMP_NUM_THREADS``, as it was at import;\n"
+     "without that the CPUs that the process may use.\n\n"
      "Returns\n-------\nint\n\n"
      "Examples\n--------\n>>> import selfattn as sa\n>>> sa.get_num_threads() >= 1\nTrue\n"},
     {"set_num_threads", set_num_threads, METH_O,
      "set_num_threads($module, n, /)\n--\n\n"
      "Set how many threads calls may use, for the whole process.\n\n"
      "Results do not depend on it, to the last bit. Small calls use fewer.\n\n"
-     "Parameters\n----------\nn : int or None\n    1 to 1024; None goes back to OpenMP's own number.\n\n"
+     "Parameters\n----------\nn : int or None\n    1 to 1024; None goes back to the number at import.\n\n"
      "Examples\n--------\n>>> import selfattn as sa\n>>> sa.set_num_threads(1)\n>>> sa.get_num_threads()\n1\n"
      ">>> sa.set_num_threads(None)\n"},
     {"available_isas", available_isas, METH_NOARGS, "The instruction sets that this build and this CPU can run, best first."},

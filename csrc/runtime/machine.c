@@ -52,47 +52,58 @@ static double loop_of(sa_dtype dtype) {
     }
 }
 
+typedef struct {
+    sa_dtype dtype;
+    double seconds, best[SA_MOST_THREADS];
+} flops_of_threads;
+
 /* Threads run apart for the same time: none waits. The best slice counts. */
-double sa_measure_flops(sa_dtype dtype, int threads, double seconds) {
-    double total = 0;
-    sa_region_enter();
-    threads = sa_threads_to_be_had(threads);
-#pragma omp parallel num_threads(threads) reduction(+ : total)
-    {
-        const double end = now() + seconds;
-        double best = 0;
-        for (double start = now(); start < end; start = now()) {
-            const double flops = loop_of(dtype);
-            const double rate = flops / (now() - start);
-            best = rate > best ? rate : best;
-        }
-        total += best;
+static void measure_flops(void *call, int thread, int team) {
+    (void)team;
+    flops_of_threads *f = call;
+    const double end = now() + f->seconds;
+    for (double start = now(); start < end; start = now()) {
+        const double flops = loop_of(f->dtype);
+        const double rate = flops / (now() - start);
+        f->best[thread] = rate > f->best[thread] ? rate : f->best[thread];
     }
-    sa_region_leave();
+}
+
+double sa_measure_flops(sa_dtype dtype, int threads, double seconds) {
+    flops_of_threads f = {.dtype = dtype, .seconds = seconds};
+    sa_run_team(threads, measure_flops, &f);
+    double total = 0;
+    for (int t = 0; t < SA_MOST_THREADS; ++t) {
+        total += f.best[t];
+    }
     return total;
+}
+
+typedef struct {
+    const char *data;
+    size_t bytes;
+    uint64_t all; /* keeps the reads */
+} reading;
+
+static void read_share(void *call, int thread, int team) {
+    reading *r = call;
+    const size_t share = r->bytes / (size_t)team;
+    const uint64_t sum = sa_kernels_active()->read_loop(r->data + (size_t)thread * share, share);
+    __atomic_fetch_xor(&r->all, sum, __ATOMIC_RELAXED);
 }
 
 /* Each thread reads its own share; the best pass counts. */
 double sa_measure_read(const void *data, size_t bytes, int threads, double seconds) {
-    const sa_kernels *kernels = sa_kernels_active();
-    const size_t share = bytes / (size_t)threads;
+    reading r = {.data = data, .bytes = bytes};
     double best = 0;
-    uint64_t all = 0;
-    sa_region_enter();
-    const int team = sa_threads_to_be_had(threads);
-    (void)team; /* without OpenMP */
     const double end = now() + seconds;
     do {
         const double start = now();
-#pragma omp parallel for num_threads(team) schedule(static, 1) reduction(^ : all)
-        for (int t = 0; t < threads; ++t) { /* independent: own shares */
-            all ^= kernels->read_loop((const char *)data + (size_t)t * share, share);
-        }
-        const double rate = (double)(share * (size_t)threads) / (now() - start);
+        sa_run_team(threads, read_share, &r);
+        const double rate = (double)bytes / (now() - start);
         best = rate > best ? rate : best;
     } while (now() < end);
-    sa_region_leave();
-    volatile uint64_t sink = all; /* keeps the reads */
+    volatile uint64_t sink = r.all;
     (void)sink;
     return best;
 }

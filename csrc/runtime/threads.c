@@ -1,243 +1,347 @@
-/* The number of threads, parallel regions, and fork(). */
+/* The number of threads, teams that compute together, fork(). The threads are POSIX's: there is no OpenMP, which macOS lacks, which ends
+ * the process where no thread is to be had, and which hangs in a child of fork(). */
 #if !defined(_GNU_SOURCE)
-#define _GNU_SOURCE /* the lock that prefers writers */
+#define _GNU_SOURCE /* sched_getaffinity */
 #endif
 #include "runtime/threads.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
 #include <time.h>
-#if defined(_OPENMP)
-#include <omp.h>
-#define LAYER "OpenMP"
-#else
-#define LAYER "none"
-static int omp_get_max_threads(void) { return 1; }
-static int omp_get_thread_num(void) { return 0; }
-static int omp_get_num_threads(void) { return 1; }
-static int omp_get_active_level(void) { return 0; }
-static int omp_get_max_active_levels(void) { return 0; }
-#endif
+#include <unistd.h>
 
 #include "selfattn.h"
 
-/* sa_set_num_threads's number (0: none), and OpenMP's at that time. */
-static atomic_int chosen_threads, openmp_then;
+/* ------------------------------------------------------------------------------------------------------ how many */
 
-/* The number set here, or OpenMP's if lowered since, as by threadpoolctl. */
-int sa_get_num_threads(void) {
-    const int chosen = atomic_load(&chosen_threads), now = omp_get_max_threads();
-    if (chosen == 0) {
-        return now;
+static int cpus(void) {
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) {
+        return CPU_COUNT(&set);
     }
-    return now < atomic_load(&openmp_then) && now < chosen ? now : chosen;
+#endif
+    const long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : n < SA_MOST_THREADS ? (int)n : SA_MOST_THREADS;
 }
 
-void sa_set_num_threads(int n) {
-    atomic_store(&openmp_then, omp_get_max_threads());
-    atomic_store(&chosen_threads, n);
-}
-
-const char *sa_threading_layer(void) { return LAYER; }
-
-int sa_thread_number(void) { return omp_get_thread_num(); }
-
-/* OpenMP ends the process where it cannot start a thread: a container or ulimit has a limit, or memory is used up. So threads
- * that it does not keep are first started here, all at once, and it is asked for no more than could be had. */
-static _Thread_local int team_kept; /* by OpenMP for this thread, which is one of them */
-
-static void *wait_for_lock(void *lock) {
-    pthread_mutex_lock(lock);
-    pthread_mutex_unlock(lock);
-    return NULL;
-}
-
-/* How many of these could be started. */
-static int try_threads(int wanted) {
-    pthread_t started[SA_MOST_THREADS];
-    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    sigset_t all, before;
-    int n = 0;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* they inherit it: signals are for others */
-    pthread_mutex_lock(&lock);
-    while (n < wanted && pthread_create(&started[n], NULL, wait_for_lock, &lock) == 0) {
-        ++n;
-    }
-    pthread_mutex_unlock(&lock);
-    for (int i = 0; i < n; ++i) {
-        pthread_join(started[i], NULL);
-    }
-    pthread_mutex_destroy(&lock);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return n;
-}
-
-/* Teams that grow and shrink in turn are not tried each time. */
-#define TRIED_FOR 0.05 /* seconds */
-
-int sa_threads_to_be_had(int threads) {
-    static _Thread_local int tried;
-    static _Thread_local double until;
-    const int kept = team_kept > 1 ? team_kept : 1;
-    if (threads <= kept || omp_get_active_level() >= omp_get_max_active_levels()) {
-        return threads;
-    }
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    const double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-    if (threads <= tried && seconds < until) {
-        return threads;
-    }
-    const int wanted = (threads < SA_MOST_THREADS ? threads : SA_MOST_THREADS) - kept, started = try_threads(wanted);
-    if (started < wanted) { /* one less, which leaves OpenMP the memory for its own */
-        return started > 0 ? kept + started - 1 : kept;
-    }
-    tried = threads;
-    until = seconds + TRIED_FOR;
-    return threads;
-}
-
-void sa_run_team_of(int threads, sa_team_work *work, void *call) {
-    sa_region_enter();
-    threads = sa_threads_to_be_had(threads);
-#pragma omp parallel num_threads(threads)
-    {
-        const int thread = omp_get_thread_num(), team = omp_get_num_threads();
-        if (thread == 0 && omp_get_active_level() <= 1) {
-            team_kept = team;
+/* OMP_NUM_THREADS, by which people limit all that computes: its first number, if there is one. Else the CPUs that this process may
+ * use. */
+static int first_number_of_threads(void) {
+    const char *text = getenv("OMP_NUM_THREADS");
+    if (text != NULL) {
+        char *end;
+        errno = 0;
+        const long n = strtol(text, &end, 10);
+        if (end != text && (*end == '\0' || *end == ',') && errno == 0 && n >= 1) {
+            return n < SA_MOST_THREADS ? (int)n : SA_MOST_THREADS;
         }
-        work(call, thread, team);
     }
-    sa_region_leave();
+    return cpus();
 }
+
+static int first_number; /* as the library was loaded */
+static atomic_int chosen_number;
+
+int sa_get_num_threads(void) {
+    const int chosen = atomic_load_explicit(&chosen_number, memory_order_relaxed);
+    return chosen > 0 ? chosen : first_number;
+}
+
+void sa_set_num_threads(int n) { atomic_store_explicit(&chosen_number, n, memory_order_relaxed); }
+
+/* ------------------------------------------------------------------------------------------------------- waiting */
+
+/* What is waited for comes in microseconds as a rule. After SPINS the thread that is waited for may need this processor; after YIELDS
+ * (some milliseconds) it takes long. */
+enum { SPINS = 2000, YIELDS = 10000, NAP = 50000 /* ns */ };
+
+static void pause_a_moment(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* The n-th wait in a row. */
+static void wait_more(int n) {
+    if (n < SPINS) {
+        pause_a_moment();
+    } else if (n < SPINS + YIELDS) {
+        sched_yield();
+    } else {
+        nanosleep(&(struct timespec){.tv_nsec = NAP}, NULL);
+    }
+}
+
+static inline int one_more(int n) { return n < SPINS + YIELDS ? n + 1 : n; }
+
+void sa_wait_for(const ptrdiff_t *count, ptrdiff_t least) {
+    for (int n = 0; __atomic_load_n(count, __ATOMIC_ACQUIRE) < least; n = one_more(n)) {
+        wait_more(n);
+    }
+}
+
+void sa_raise(ptrdiff_t *count, ptrdiff_t to) { __atomic_store_n(count, to, __ATOMIC_RELEASE); }
+
+/* -------------------------------------------------------------------------------------------------------- a team */
+
+typedef struct {
+    sa_team_work *work;
+    void *call;
+    int size;
+    _Alignas(64) atomic_int working;    /* other threads that have not ended */
+    _Alignas(64) atomic_ptrdiff_t next; /* task of all that are shared by now, one behind the other */
+    _Alignas(64) atomic_int arrived;    /* at the barrier */
+    atomic_uint barriers;               /* passed */
+} sa_team;
+
+/* What this thread does at present. */
+static _Thread_local struct {
+    sa_team *team; /* NULL: none, or one of this thread alone */
+    int number;
+    ptrdiff_t first; /* of the next tasks to be shared */
+} mine;
+
+int sa_thread_number(void) { return mine.number; }
 
 #if defined(SA_TAKE_TURNS)
 void sa_let_others_take(void) {
-    if (omp_get_num_threads() > 1) {
+    if (mine.team != NULL) {
         nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
     }
 }
 #endif
 
-/* A team of one may be inside another's region: it must not meet its barriers. */
+/* A team of one may be inside another's: it must not take the tasks of that. */
 void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call) {
-    if (team > 1) {
-#pragma omp for schedule(dynamic, 1) nowait
+    if (team == 1) {
         for (ptrdiff_t t = 0; t < tasks; ++t) {
-            sa_let_others_take();
             task(call, t);
         }
         return;
     }
-    for (ptrdiff_t t = 0; t < tasks; ++t) {
-        task(call, t);
+    /* All threads share the same tasks in the same order, and none gets here before all tasks until `first` are taken. */
+    const ptrdiff_t first = mine.first, end = first + tasks;
+    ptrdiff_t t = atomic_load_explicit(&mine.team->next, memory_order_relaxed);
+    while (t < end) {
+        sa_let_others_take();
+        if (atomic_compare_exchange_weak_explicit(&mine.team->next, &t, t + 1, memory_order_relaxed, memory_order_relaxed)) {
+            task(call, t - first);
+            t = atomic_load_explicit(&mine.team->next, memory_order_relaxed);
+        }
     }
+    mine.first = end;
 }
 
 void sa_wait_for_team(int team) {
-    if (team > 1) {
-#pragma omp barrier
+    if (team == 1) {
+        return;
+    }
+    sa_team *t = mine.team;
+    const unsigned passed = atomic_load_explicit(&t->barriers, memory_order_relaxed);
+    if (atomic_fetch_add_explicit(&t->arrived, 1, memory_order_acq_rel) == t->size - 1) {
+        atomic_store_explicit(&t->arrived, 0, memory_order_relaxed);
+        atomic_store_explicit(&t->barriers, passed + 1, memory_order_release);
+        return;
+    }
+    for (int n = 0; atomic_load_explicit(&t->barriers, memory_order_acquire) == passed; n = one_more(n)) {
+        wait_more(n);
     }
 }
 
-/* libgomp's threads do not survive fork(): a child that expects them hangs. So the forking thread gives its pool back,
- * and waits for running regions, which may hold OpenMP's locks. In Python it holds the GIL: a region must pause before it
- * takes the GIL. */
-#if defined(PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP)
-#define FRESH_LOCK PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP /* or threads that compute in turn starve a fork */
-#else
-#define FRESH_LOCK PTHREAD_RWLOCK_INITIALIZER
-#endif
-static pthread_rwlock_t region_lock = FRESH_LOCK;
+/* ------------------------------------------------------------------------------------------------------- workers */
 
-/* Regions this thread is in: several if a signal's handler computes. */
-static _Thread_local int depth;
+/* Threads that help whoever computes. They stay, and sleep when nothing is to be done for a while. */
+typedef struct worker {
+    _Alignas(64) _Atomic(sa_team *) team; /* that it is given to; NULL: none, or it has begun there; ASLEEP: it must be woken */
+    int number;                           /* in that team */
+    struct worker *next;                  /* in a list */
+    pthread_mutex_t lock;                 /* of falling asleep */
+    pthread_cond_t woken;
+} worker;
 
-void sa_region_enter(void) {
-    if (depth++ == 0) {
-        pthread_rwlock_rdlock(&region_lock);
+static sa_team asleep;
+#define ASLEEP (&asleep)
+
+/* How long a free worker stays awake: calls of a loop in Python find it so. */
+enum { YIELDS_WHEN_FREE = 15000 }; /* about five milliseconds; to wake it takes the caller some 20 µs */
+
+static worker workers[SA_MOST_THREADS];
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static int started;          /* of the workers */
+static worker *free_workers; /* who worked last comes first: it is awake */
+
+static void do_part(sa_team *team, int number) {
+    mine.team = team;
+    mine.number = number;
+    mine.first = 0;
+    team->work(team->call, number, team->size);
+}
+
+/* Whether the worker was still given to this team, and no longer is: it begins, or its part is taken from it. */
+static bool take_from(worker *w, sa_team *team) { return atomic_compare_exchange_strong(&w->team, &team, NULL); }
+
+static void sleep_until_given(worker *w) {
+    sa_team *team = NULL;
+    if (atomic_compare_exchange_strong(&w->team, &team, ASLEEP)) {
+        pthread_mutex_lock(&w->lock);
+        while (atomic_load(&w->team) == ASLEEP) {
+            pthread_cond_wait(&w->woken, &w->lock);
+        }
+        pthread_mutex_unlock(&w->lock);
     }
 }
 
-void sa_region_leave(void) {
-    if (--depth == 0) {
-        pthread_rwlock_unlock(&region_lock);
+static void *work_for_ever(void *argument) {
+    worker *w = argument;
+    for (int n = 0;; ++n) {
+        sa_team *team = atomic_load_explicit(&w->team, memory_order_acquire);
+        if (team != NULL && take_from(w, team)) {
+            do_part(team, w->number);
+            atomic_fetch_sub_explicit(&team->working, 1, memory_order_release); /* the team may be gone behind this */
+            n = 0;
+        } else if (n < SPINS + YIELDS_WHEN_FREE) {
+            wait_more(n);
+        } else {
+            sleep_until_given(w);
+            n = 0;
+        }
+    }
+    return NULL;
+}
+
+static void give_work(worker *w, sa_team *team, int number) {
+    w->number = number;
+    if (atomic_exchange(&w->team, team) == ASLEEP) {
+        pthread_mutex_lock(&w->lock);
+        pthread_cond_signal(&w->woken);
+        pthread_mutex_unlock(&w->lock);
     }
 }
 
-int sa_region_pause(void) {
-    const int paused = depth;
-    depth = 0;
-    if (paused > 0) {
-        pthread_rwlock_unlock(&region_lock);
+/* A thread's stack, in bytes: no kernel needs a tenth of it; macOS and musl give a thread less than that. */
+#define STACK ((size_t)1 << 20)
+
+/* One more worker, or NULL if the system has no thread. The lock is held. */
+static worker *start_worker(void) {
+    worker *w = &workers[started];
+    atomic_store(&w->team, NULL);
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->woken, NULL);
+    pthread_attr_t how;
+    if (pthread_attr_init(&how) != 0) {
+        return NULL;
     }
-    return paused;
+    pthread_attr_setdetachstate(&how, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&how, STACK);
+    sigset_t all, before;
+    sigfillset(&all); /* it inherits this: signals are for others, but for those that say what it did itself */
+    const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP};
+    for (size_t i = 0; i < sizeof own / sizeof *own; ++i) {
+        sigdelset(&all, own[i]);
+    }
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    const bool runs = pthread_create(&thread, &how, work_for_ever, w) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&how);
+    started += runs;
+    return runs ? w : NULL;
 }
 
-void sa_region_resume(int paused) {
-    if (paused > 0) {
-        pthread_rwlock_rdlock(&region_lock);
+/* At most so many free workers, in a list. There are as many in all as the CPUs or the largest team keep busy: many Python threads
+ * that compute at once share them. */
+static worker *take_workers(int wanted, int *got) {
+    worker *taken = NULL;
+    pthread_mutex_lock(&pool_lock);
+    for (*got = 0; *got < wanted; ++*got) {
+        worker *w = free_workers;
+        if (w != NULL) {
+            free_workers = w->next;
+        } else if ((started >= wanted && started >= cpus() - 1) || (w = start_worker()) == NULL) {
+            break;
+        }
+        w->next = taken;
+        taken = w;
     }
-    depth = paused;
+    pthread_mutex_unlock(&pool_lock);
+    return taken;
 }
 
-#if defined(_OPENMP)
-/* GCC 9's libgomp has omp_pause_resource_all, but _OPENMP says 4.5. */
-#if _OPENMP < 201811 && (defined(__clang__) || __GNUC__ < 9)
-#error "this compiler's OpenMP cannot give its threads back before fork(): GCC 9 or Clang 11, or later, is needed"
-#endif
-
-/* A C signal handler may fork amid a region: it must not wait for itself. Python's run while the region is paused. */
-static void before_fork(void) {
-    if (depth == 0) {
-        pthread_rwlock_wrlock(&region_lock);
-        omp_pause_resource_all(omp_pause_hard);
-        team_kept = 0;
+static void give_back(worker *taken) {
+    pthread_mutex_lock(&pool_lock);
+    while (taken != NULL) {
+        worker *w = taken;
+        taken = w->next;
+        w->next = free_workers;
+        free_workers = w;
     }
+    pthread_mutex_unlock(&pool_lock);
 }
 
-static void after_fork_parent(void) {
-    if (depth == 0) {
-        pthread_rwlock_unlock(&region_lock);
+enum { SPINS_BEFORE_TAKING = 100 }; /* about a microsecond */
+
+static bool others_work(sa_team *team) { return atomic_load_explicit(&team->working, memory_order_acquire) > 0; }
+
+void sa_run_team_of(int threads, sa_team_work *work, void *call) {
+    const int number = mine.number; /* a handler of signals computes amid a team's work, and alone */
+    int got = 0;
+    worker *taken = NULL;
+    if (mine.team == NULL) {
+        taken = take_workers((threads < SA_MOST_THREADS ? threads : SA_MOST_THREADS) - 1, &got);
     }
+    if (got == 0) {
+        mine.number = 0;
+        work(call, 0, 1);
+        mine.number = number;
+        return;
+    }
+    sa_team team = {.work = work, .call = call, .size = got + 1, .working = got};
+    int next = 1;
+    for (worker *w = taken; w != NULL; w = w->next) {
+        give_work(w, &team, next++);
+    }
+    do_part(&team, 0);
+    /* Who has not begun is not waited for long: it may be waking up, or have no processor. */
+    for (int n = 0; n < SPINS_BEFORE_TAKING && others_work(&team); ++n) {
+        wait_more(n);
+    }
+    for (worker *w = taken; others_work(&team) && w != NULL; w = w->next) {
+        if (take_from(w, &team)) {
+            do_part(&team, w->number);
+            atomic_fetch_sub_explicit(&team.working, 1, memory_order_relaxed);
+        }
+    }
+    mine.team = NULL;
+    mine.number = 0;
+    for (int n = 0; others_work(&team); n = one_more(n)) {
+        wait_more(n);
+    }
+    give_back(taken);
 }
+
+/* ---------------------------------------------------------------------------------------------------------- fork */
+
+/* A child has the forking thread alone, so its workers start anew. The parent's go on. */
+static void before_fork(void) { pthread_mutex_lock(&pool_lock); }
+
+static void after_fork_parent(void) { pthread_mutex_unlock(&pool_lock); }
 
 static void after_fork_child(void) {
-    /* The lock's state may name the parent's thread. */
-    static const pthread_rwlock_t fresh = FRESH_LOCK;
-    region_lock = fresh;
+    started = 0;
+    free_workers = NULL;
+    static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    pool_lock = fresh;
 }
 
-/* LLVM's libomp, which alone has this function, has fork handlers that take locks before ours run: regions would wait for
- * ever. */
-int kmp_get_blocktime(void);
-#pragma weak kmp_get_blocktime
-
-__attribute__((constructor)) static void register_fork_handlers(void) {
-    if (kmp_get_blocktime == NULL) {
-        pthread_atfork(before_fork, after_fork_parent, after_fork_child);
-    }
+__attribute__((constructor)) static void begin(void) {
+    first_number = first_number_of_threads();
+    pthread_atfork(before_fork, after_fork_parent, after_fork_child);
 }
-#endif
-
-/* The thread that is waited for may need this processor. */
-#define SPINS 2000
-
-void sa_wait_for(const ptrdiff_t *count, ptrdiff_t least) {
-    for (int spins = 0; __atomic_load_n(count, __ATOMIC_ACQUIRE) < least; ++spins) {
-        if (spins >= SPINS) {
-            sched_yield();
-            continue;
-        }
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#elif defined(__aarch64__)
-        __asm__ volatile("yield");
-#endif
-    }
-}
-
-void sa_raise(ptrdiff_t *count, ptrdiff_t to) { __atomic_store_n(count, to, __ATOMIC_RELEASE); }

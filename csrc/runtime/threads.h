@@ -4,7 +4,8 @@
 
 #include <stddef.h>
 
-/* Runs work on each thread of a team of at most so many; returns when all are done. A team of one is a plain call. */
+/* Runs work on each thread of a team of at most so many, this one first; returns when all are done. A team of one is a plain call, and
+ * so is one inside another. There may be fewer threads: the system has no more, or others compute. */
 typedef void sa_team_work(void *call, int thread, int team);
 #define SA_MOST_THREADS 1024
 void sa_run_team_of(int threads, sa_team_work *work, void *call);
@@ -15,10 +16,6 @@ static inline void sa_run_team(int threads, sa_team_work *work, void *call) {
         work(call, 0, 1);
     }
 }
-
-/* How many of so many threads a parallel region can have: all, unless the system has no more. For regions that do not go through
- * sa_run_team. */
-int sa_threads_to_be_had(int threads);
 
 /* Before a thread takes a task. Small calls end before a second thread has begun; for the sanitizer of threads the first waits. */
 #if defined(SA_TAKE_TURNS)
@@ -57,15 +54,6 @@ static inline int sa_threads_for(double work, double enough, double tasks, int m
     threads = threads < tasks ? threads : tasks;
     return threads < most ? (threads < 1 ? 1 : (int)threads) : most;
 }
-
-/* Around every parallel region: forks wait for regions, regions for forks. */
-void sa_region_enter(void);
-void sa_region_leave(void);
-
-/* Between pause and resume a thread in a region lets forks pass: while it stops for long, or for a lock that a forking
- * thread may hold. resume waits for a fork under way. */
-int sa_region_pause(void);
-void sa_region_resume(int paused);
 
 /* Returns when others have raised a count to `least`; what they wrote before is visible then. */
 void sa_wait_for(const ptrdiff_t *count, ptrdiff_t least);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/threads.h"
 #include "tests/test.h"
 
 enum { BLOCK = 1 << 14 }; /* floats of a block share sign and exponent */
@@ -65,26 +66,56 @@ static bool good(const function *f, bool f64, double x, double y, double *worst)
     return error <= f->bound; /* false for NaN */
 }
 
-static void all_float32(int which) {
-    const function *f = &functions[which];
-    const array_function kernel = kernel_of(&sa_kernels_active()->f32, which);
-    const long blocks = (long)(UINT64_C(1) << 32) / BLOCK, step = exhaustive ? 1 : 499;
+/* Blocks of numbers, which the threads share. */
+typedef struct {
+    const function *f;
+    array_function kernel;
+    long blocks, step;
+    sa_task *block;
+    double worst[SA_MOST_THREADS]; /* of each thread */
+    long bad[SA_MOST_THREADS];
+} numbers;
+
+static void try_blocks(void *call, int thread, int team) {
+    (void)thread;
+    numbers *n = call;
+    sa_share_tasks(team, (n->blocks + n->step - 1) / n->step, n->block, n);
+}
+
+static void try_numbers(numbers *n, const char *dtype, bool sample) {
+    sa_run_team(sa_get_num_threads(), try_blocks, n);
     double worst = 0;
     long bad = 0;
-    /* Blocks share nothing. */
-#pragma omp parallel for schedule(dynamic, 64) reduction(max : worst) reduction(+ : bad)
-    for (long block = 0; block < blocks; block += step) {
-        float x[BLOCK], y[BLOCK];
-        for (uint32_t i = 0; i < BLOCK; ++i) {
-            x[i] = float_of((uint32_t)block * BLOCK + i);
-        }
-        kernel(x, y, BLOCK);
-        for (int i = 0; i < BLOCK; ++i) {
-            bad += !good(f, false, (double)x[i], (double)y[i], &worst);
-        }
+    for (int t = 0; t < SA_MOST_THREADS; ++t) {
+        worst = n->worst[t] > worst ? n->worst[t] : worst;
+        bad += n->bad[t];
     }
-    CHECK(bad == 0, "%s: %ld float32 are wrong; worst %.4f ulp", f->name, bad, worst);
-    printf("%-10s %s float32: %.4f ulp%s\n", sa_isa_name(), f->name, worst, exhaustive ? "" : " (sample)");
+    CHECK(bad == 0, "%s: %ld %s are wrong; worst %.4f ulp", n->f->name, bad, dtype, worst);
+    printf("%-10s %s %s: %.4f ulp%s\n", sa_isa_name(), n->f->name, dtype, worst, sample ? " (sample)" : "");
+}
+
+static void block_of_float32(void *call, ptrdiff_t t) {
+    numbers *n = call;
+    const int thread = sa_thread_number();
+    float x[BLOCK], y[BLOCK];
+    for (uint32_t i = 0; i < BLOCK; ++i) {
+        x[i] = float_of((uint32_t)(t * n->step) * BLOCK + i);
+    }
+    n->kernel(x, y, BLOCK);
+    for (int i = 0; i < BLOCK; ++i) {
+        n->bad[thread] += !good(n->f, false, (double)x[i], (double)y[i], &n->worst[thread]);
+    }
+}
+
+static void all_float32(int which) {
+    numbers n = {
+        .f = &functions[which],
+        .kernel = kernel_of(&sa_kernels_active()->f32, which),
+        .blocks = (long)(UINT64_C(1) << 32) / BLOCK,
+        .step = exhaustive ? 1 : 499,
+        .block = block_of_float32,
+    };
+    try_numbers(&n, "float32", !exhaustive);
 }
 
 /* Over the range, at its lower end and below, small by magnitude, near integers and ends. */
@@ -103,27 +134,30 @@ static double sample64(const function *f, long n, random_source *r) {
     }
 }
 
-static void sampled_float64(int which) {
-    const function *f = &functions[which];
-    const array_function kernel = kernel_of(&sa_kernels_active()->f64, which);
-    const long blocks = quick ? 8 : 100;
-    double worst = 0;
-    long bad = 0;
-#pragma omp parallel for reduction(max : worst) reduction(+ : bad)
-    for (long block = 0; block < blocks; ++block) { /* independent: own numbers and buffers */
-        enum { N = 4096 };
-        double x[N], y[N];
-        random_source r = {(uint64_t)block};
-        for (long i = 0; i < N; ++i) {
-            x[i] = sample64(f, i, &r);
-        }
-        kernel(x, y, N);
-        for (int i = 0; i < N; ++i) {
-            bad += !good(f, true, x[i], y[i], &worst);
-        }
+static void block_of_float64(void *call, ptrdiff_t t) {
+    enum { N = 4096 };
+    numbers *n = call;
+    const int thread = sa_thread_number();
+    double x[N], y[N];
+    random_source r = {(uint64_t)t};
+    for (long i = 0; i < N; ++i) {
+        x[i] = sample64(n->f, i, &r);
     }
-    CHECK(bad == 0, "%s: %ld float64 are wrong; worst %.4f ulp", f->name, bad, worst);
-    printf("%-10s %s float64: %.4f ulp (sample)\n", sa_isa_name(), f->name, worst);
+    n->kernel(x, y, N);
+    for (int i = 0; i < N; ++i) {
+        n->bad[thread] += !good(n->f, true, x[i], y[i], &n->worst[thread]);
+    }
+}
+
+static void sampled_float64(int which) {
+    numbers n = {
+        .f = &functions[which],
+        .kernel = kernel_of(&sa_kernels_active()->f64, which),
+        .blocks = quick ? 8 : 100,
+        .step = 1,
+        .block = block_of_float64,
+    };
+    try_numbers(&n, "float64", true);
 }
 
 /* In every lane and a vector's rest. */
