@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import math
 import os
 import webbrowser
 import zipfile
@@ -40,6 +41,7 @@ OPTIONS = (
 DROPOUT = ("dropout_p", "rng")
 TOKENS = ("tokens", "key_tokens")
 MOST_BYTES = 2**28
+MOST_SCORES = 2**24
 MOST_UNICODE = 0x10FFFF
 
 _EPILOG = f"""\
@@ -118,6 +120,12 @@ def _steps(arrays: Arrays) -> AttentionSteps:
         raise ValueError(f"{', '.join(missing)} missing; there are {', '.join(arrays) or 'no arrays'}")
     if unknown:
         raise ValueError(f"{', '.join(unknown)} not known; the names are {', '.join(allowed)}")
+    first, second = (
+        arrays[name] for name in (("inputs", "inputs") if required is LAYER else ("query", "key"))
+    )
+    scores = math.prod(first.shape[:-1]) * math.prod(second.shape[-2:-1])
+    if scores > MOST_SCORES:
+        raise ValueError(f"there are {scores} scores; a page shows every number, of {MOST_SCORES} at most")
     given: dict[str, Any] = {
         name: _plain(name, array) for name, array in arrays.items() if name not in (*NORM, *TOKENS)
     }
@@ -159,6 +167,8 @@ def _array(file: np.lib.npyio.NpzFile, name: str) -> npt.NDArray[Any]:
         raise ValueError(f"{name} is damaged: {error}") from None
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{name} is no array")
+    if array.size == 0 and math.prod(max(1, n) for n in array.shape) > MOST_SCORES:
+        raise ValueError(f"{name} has the shape {array.shape}: nothing, so many times that it takes hours")
     if (
         array.dtype.kind == "U"
         and array.size

@@ -96,6 +96,12 @@ def test_every_option_of_a_file_is_passed_on(tmp_path):
         ({**ATTENTION, "key": X[:, :1]}, r"\(3, 1\)"),
         ({name: np.array(["a"]) for name in ATTENTION}, "query"),
         ({name: np.zeros((1000, 300)) for name in ATTENTION}, "numbers"),
+        ({name: np.zeros((100_000, 1)) for name in ATTENTION}, "10000000000 scores"),
+        (
+            {"inputs": np.zeros((100_000, 1)), **{f"W_{x}": np.eye(1) for x in ("query", "key", "value")}},
+            "10000000000 scores",
+        ),
+        ({**ATTENTION, "query": np.zeros((10**11, 0, 2))}, "nothing, so many times"),
     ],
 )
 def test_arrays_that_do_not_do(arrays, message, tmp_path, capsys):
