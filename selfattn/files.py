@@ -17,11 +17,13 @@ True
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import secrets
+import stat
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -58,6 +60,7 @@ TOKENIZERS = {
     "whitespace": "vocabulary.json",
 }
 
+MOST_LINKS = 40  # that are followed, as Linux does
 LONGEST_NAME = 255  # bytes, of Linux's and macOS's file systems
 MOST_CONFIG_BYTES = 2**20
 # No other file bounds the positions: config.json alone must not fill memory.
@@ -329,7 +332,10 @@ def save_arrays(path: PathLike, arrays: Mapping[str, npt.ArrayLike]) -> None:
         ``safetensors`` is missing: ``pip install 'selfattn[text]'``.
     """
     path = Path(path)
-    write_files(path.parent, {path.name: to_safetensors(arrays)})
+    content = to_safetensors(arrays)
+    if is_special(path):  # it could not be read back
+        raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
+    write_file(path, content)
 
 
 def load_arrays(path: PathLike) -> dict[str, Array]:
@@ -413,11 +419,74 @@ def _dtype(name: str, path: Path) -> np.dtype[Any]:
 # ------------------------------------------------------------------------------------------ reading and writing
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write one file so that it is there as a whole or as it was.
+
+    A link is followed and stays one; a file that is there keeps its permissions. A pipe or device is written into.
+
+    Raises
+    ------
+    OSError
+        It could not be written, or may not be; what was there before is as it was.
+    """
+    if is_special(path):
+        with _opened(path) as special:
+            special.write(content)
+        return
+    place = _place(path)
+    write_files(place.parent, {place.name: content})
+
+
+def _place(path: Path) -> Path:
+    """Return what a path names when links have been followed; a link to nothing yet names what it points at.
+
+    Raises
+    ------
+    OSError
+        Links go round in a circle, or what is there may not be written.
+    """
+    place = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if place.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    if place.is_file() and not os.access(place, os.W_OK):
+        raise PermissionError(errno.EACCES, "the file that is there may not be written", str(path))
+    return place
+
+
+def descriptor_of(path: PathLike) -> int | None:
+    """Return n for a path that stands for a descriptor of this process, such as ``/dev/stdout`` or ``/dev/fd/n``."""
+    name = os.path.abspath(path)
+    for _ in range(MOST_LINKS):  # one by one: the last would lead to the file behind the descriptor
+        folder = os.path.realpath(os.path.dirname(name))
+        if folder in (f"/proc/{os.getpid()}/fd", "/dev/fd") and os.path.basename(name).isdigit():
+            return int(os.path.basename(name))
+        try:
+            name = os.path.join(folder, os.readlink(name))
+        except OSError:  # no link, or one of another process
+            return None
+    return None
+
+
+def is_special(path: Path) -> bool:
+    """Tell what is to be written into, not replaced: pipes, devices, and descriptors, whatever is behind them."""
+    try:
+        kind = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)) or descriptor_of(path) is not None
+
+
+def _opened(path: Path) -> Any:
+    """Open a pipe, a device or a descriptor; of a descriptor a copy, which goes on where it stands."""
+    descriptor = descriptor_of(path)
+    return path.open("wb", buffering=0) if descriptor is None else os.fdopen(os.dup(descriptor), "wb")
+
+
 def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
     """Write files into a folder so that each is there as a whole or as it was.
 
     All are written under temporary names first, so a full disk changes nothing. Of several, the last one is the first
-    to go and the last to come: while it is there, the files belong together.
+    to go and the last to come: while it is there, the files belong together. Files that are there keep their permissions.
     """
     suffix = secrets.token_hex(8)
     paths = [folder / name for name in content]
@@ -428,7 +497,7 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
                 raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
             if path.exists() and not path.is_file():  # a rename would replace /dev/null
                 raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
-            _write_to_disk(temporary, data)
+            _write_to_disk(temporary, data, path)
         if len(staged) == 1:
             os.replace(temporary, path)
         else:
@@ -441,6 +510,14 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
         os.fsync(directory)  # make the renames durable
     finally:
         os.close(directory)
+
+
+def _keep_mode(descriptor: int, path: Path) -> None:
+    """Give a file the permissions of the one that it will replace: what is private stays so."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode != stat.S_IMODE(os.fstat(descriptor).st_mode):
+            os.fchmod(descriptor, mode)
 
 
 def _beside(path: Path, suffix: str, ending: str) -> Path:
@@ -458,12 +535,14 @@ def write_rows(path: Path, parts: Iterable[Array], width: int, dtype: npt.DTypeL
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
-    if path.exists() and not path.is_file():
+    if is_special(path):  # there is no way back to the header
         raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
+    path = _place(path)
     temporary = _beside(path, secrets.token_hex(8), "new")
     count = 0
     try:
         with temporary.open("xb") as file:
+            _keep_mode(file.fileno(), path)
             _write_header(file, 0, width, dtype)
             for part in parts:
                 try:
@@ -516,9 +595,10 @@ def _exchange(staged: dict[Path, Path], suffix: str) -> None:
         old.unlink()
 
 
-def _write_to_disk(path: Path, data: bytes) -> None:
+def _write_to_disk(path: Path, data: bytes, replaced: Path) -> None:
     try:
         with path.open("xb") as file:
+            _keep_mode(file.fileno(), replaced)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

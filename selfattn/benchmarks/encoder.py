@@ -453,7 +453,12 @@ def _parser(prog: str) -> Parser:
     )
     add("--onnx", type=Path, metavar="FILE", help="keep the exported model here, or take it from here")
     add("--no-start", action="store_true", help="leave out the time to the first embedding and the memory")
-    add("--json", metavar="FILE", help="save the times, in seconds; - prints them in place of the table")
+    add(
+        "--json",
+        metavar="FILE",
+        type=streams.target,
+        help="save the times, in seconds; - prints them in place of the table",
+    )
     return parser
 
 

@@ -249,7 +249,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench lay
     add("--threads", default="", metavar="N,N", help="default: the CPUs of this process, and 1")
     add("--rounds", type=int, default=7, metavar="N")
     add("--seconds", type=float, default=0.1, metavar="T", help="length of a batch")
-    add("--json", metavar="FILE", help="save the times, in seconds; - prints them in place of the table")
+    add(
+        "--json",
+        metavar="FILE",
+        type=streams.target,
+        help="save the times, in seconds; - prints them in place of the table",
+    )
     options = parser.parse_args(arguments)
     kinds = options.kinds.split(",")
     if unknown := set(kinds) - {"train", "eval", "forward", "linear"}:

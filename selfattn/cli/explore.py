@@ -11,6 +11,7 @@ from pathlib import Path
 from selfattn import files, models, views
 from selfattn.cli import streams
 from selfattn.cli.parser import Parser
+from selfattn.training.triplets import read_text
 
 EPILOG = """\
 examples:
@@ -45,7 +46,10 @@ def _parser() -> Parser:
         "--new-tokens", metavar="N", type=int, default=0, help="a language model adds so many (0)"
     )
     parser.add_argument(
-        "--out", metavar="FILE", help="where to write; - is standard output; default: explorer.html"
+        "--out",
+        metavar="FILE",
+        type=streams.target,
+        help="where to write; - is standard output; default: explorer.html",
     )
     parser.add_argument("--open", action="store_true", help="show the page in a browser")
     return parser
@@ -68,9 +72,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def _page(options: argparse.Namespace) -> views.Explorer:
     streams.check(options.out)
+    streams.check_not_of(options.model, options.out)
     text = options.text
     if text == streams.DASH:
-        text = streams.read(streams.DASH).decode("utf-8").strip()
+        text = read_text(streams.source(text)).strip()
     model = _load(options.model)
     return views.explorer(
         model,

@@ -16,6 +16,7 @@ from typing import Any
 
 from selfattn import training
 from selfattn.cli import streams
+from selfattn.cli.numbers import count
 from selfattn.cli.parser import Parser
 from selfattn.training.triplets import read_text
 
@@ -157,12 +158,12 @@ def _evaluate_parser() -> Parser:
     parser = _parser("evaluate", "Compute the perplexity of a text.", EVALUATE_EPILOG)
     parser.add_argument("text", metavar="TEXT", help="a UTF-8 file; - is standard input")
     parser.add_argument(
-        "--window", type=_count, metavar="N", help="tokens that the model sees at once (its context)"
+        "--window", type=count, metavar="N", help="tokens that the model sees at once (its context)"
     )
     parser.add_argument(
-        "--stride", type=_count, metavar="N", help="tokens that each further window adds (half a window)"
+        "--stride", type=count, metavar="N", help="tokens that each further window adds (half a window)"
     )
-    parser.add_argument("--tokens", type=_count, metavar="N", help="only the first N tokens of the text")
+    parser.add_argument("--tokens", type=count, metavar="N", help="only the first N tokens of the text")
     parser.add_argument("--json", action="store_true", help="print a line of JSON")
     return parser
 
@@ -237,7 +238,7 @@ def _parser(command: str, description: str, epilog: str) -> Parser:
 def _add_sampling(parser: Parser, most: int) -> None:
     group = parser.add_argument_group("sampling")
     group.add_argument(
-        "--max-new-tokens", type=_count, default=most, metavar="N", help=f"at most so many ({most})"
+        "--max-new-tokens", type=count, default=most, metavar="N", help=f"at most so many ({most})"
     )
     group.add_argument(
         "--temperature",
@@ -246,7 +247,7 @@ def _add_sampling(parser: Parser, most: int) -> None:
         metavar="T",
         help="0 takes the likeliest token (the default); 1 draws as the model says",
     )
-    group.add_argument("--top-k", type=_count, metavar="K", help="draw from the likeliest K tokens")
+    group.add_argument("--top-k", type=count, metavar="K", help="draw from the likeliest K tokens")
     group.add_argument(
         "--top-p", type=float, metavar="P", help="draw from the likeliest tokens of probability P together"
     )
@@ -265,13 +266,3 @@ def _how(options: argparse.Namespace) -> dict[str, Any]:
         "max_new_tokens": options.max_new_tokens, "temperature": options.temperature, "top_k": options.top_k,
         "top_p": options.top_p, "repetition_penalty": options.repetition_penalty, "rng": options.seed,
     }  # fmt: skip
-
-
-def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number

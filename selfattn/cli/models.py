@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import io
 import json
-import math
 import os
 import re
 import sys
@@ -25,6 +24,7 @@ import numpy as np
 
 from selfattn import files, nn, training
 from selfattn.cli import streams
+from selfattn.cli.numbers import count, rate
 from selfattn.cli.parser import Parser
 from selfattn.nn._arrays import Array
 from selfattn.text import WhitespaceTokenizer, as_tokenizer, is_text, train_sentencepiece
@@ -109,13 +109,13 @@ def _train_parser() -> Parser:
     _add_split(parser)
     data = parser.add_argument_group("triplets")
     data.add_argument(
-        "--near", type=_count, default=1, metavar="N", help="neighbours are at most N sentences away (1)"
+        "--near", type=count, default=1, metavar="N", help="neighbours are at most N sentences away (1)"
     )
     data.add_argument(
-        "--far", type=_count, metavar="N", help="distant ones are more than N away (10, less in a short text)"
+        "--far", type=count, metavar="N", help="distant ones are more than N away (10, less in a short text)"
     )
     data.add_argument(
-        "--per-sentence", type=_count, default=1, metavar="N", help="triplets for each sentence (1)"
+        "--per-sentence", type=count, default=1, metavar="N", help="triplets for each sentence (1)"
     )
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -125,22 +125,20 @@ def _train_parser() -> Parser:
         help="sentencepiece (the default): pieces of words; whitespace: whole words",
     )
     model.add_argument(
-        "--vocab-size", type=_count, default=4000, metavar="N", help="at most so many tokens (4000)"
+        "--vocab-size", type=count, default=4000, metavar="N", help="at most so many tokens (4000)"
     )
-    model.add_argument("--dim", type=_count, default=64, metavar="N", help="the width of an embedding (64)")
-    model.add_argument("--layers", type=_count, default=1, metavar="N", help="blocks of self-attention (1)")
-    model.add_argument("--heads", type=_count, default=1, metavar="N", help="heads of each (1)")
+    model.add_argument("--dim", type=count, default=64, metavar="N", help="the width of an embedding (64)")
+    model.add_argument("--layers", type=count, default=1, metavar="N", help="blocks of self-attention (1)")
+    model.add_argument("--heads", type=count, default=1, metavar="N", help="heads of each (1)")
     model.add_argument(
-        "--max-seq-len", type=_count, default=128, metavar="N", help="tokens of a sentence that count (128)"
+        "--max-seq-len", type=count, default=128, metavar="N", help="tokens of a sentence that count (128)"
     )
     loop = parser.add_argument_group("training")
-    loop.add_argument("--epochs", type=_count, default=10, metavar="N", help="times through the text (10)")
-    loop.add_argument("--lr", type=_rate, default=1e-3, metavar="X", help="learning rate of Adam (0.001)")
-    loop.add_argument("--batch-size", type=_count, default=8, metavar="N", help="triplets for each step (8)")
+    loop.add_argument("--epochs", type=count, default=10, metavar="N", help="times through the text (10)")
+    loop.add_argument("--lr", type=rate, default=1e-3, metavar="X", help="learning rate of Adam (0.001)")
+    loop.add_argument("--batch-size", type=count, default=8, metavar="N", help="triplets for each step (8)")
     loop.add_argument("--seed", type=int, default=0, metavar="N", help="decides on all that is random (0)")
-    loop.add_argument(
-        "--log-every", type=_count, default=1000, metavar="N", help="steps between lines (1000)"
-    )
+    loop.add_argument("--log-every", type=count, default=1000, metavar="N", help="steps between lines (1000)")
     loop.add_argument("--quiet", action="store_true", help="print nothing")
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
@@ -338,6 +336,7 @@ def _embed_parser() -> Parser:
     parser.add_argument(
         "--out",
         metavar="FILE",
+        type=streams.target,
         help="write to a file, as .npy if that is its ending; - is standard output",
     )
     return parser
@@ -352,6 +351,7 @@ def _embed(options: argparse.Namespace) -> int:
     streams.check(out)
     if options.file is not None and streams.is_same(out, options.file):
         raise ValueError(f"--out {out} would replace the sentences themselves")
+    streams.check_not_of(options.model, options.out)
     model = _load(options.model, options.dtype)
     sentences: Sequence[str] = options.sentences
     if not options.sentences:
@@ -368,7 +368,7 @@ def _embed(options: argparse.Namespace) -> int:
         _say_left_out("embed", len(sentences) - len(kept))
         sentences = kept
     if out.lower().endswith(".npy"):
-        if isinstance(model, nn.EmbeddingModel):
+        if isinstance(model, nn.EmbeddingModel) or files.is_special(Path(out)):
             file = io.BytesIO()
             np.save(file, model.encode(sentences), allow_pickle=False)
             streams.write(out, file.getvalue())
@@ -408,7 +408,7 @@ def _search_parser() -> Parser:
     parser.add_argument("queries", metavar="QUERY", nargs="+", type=_sentence, help="a sentence")
     _add_split(parser)
     _add_dtype(parser)
-    parser.add_argument("-k", type=_count, default=10, metavar="N", help="how many to print (10)")
+    parser.add_argument("-k", type=count, default=10, metavar="N", help="how many to print (10)")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each")
     return parser
 
@@ -522,26 +522,6 @@ def _add_split(parser: argparse.ArgumentParser) -> None:
         default="lines",
         help="lines (the default): each line is a sentence; sentences: running text, cut after . ! and ?",
     )
-
-
-def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number
-
-
-def _rate(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be at least 0 and finite, not {text}")
-    return number
 
 
 def _sentence(text: str) -> str:

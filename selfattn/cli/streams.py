@@ -6,18 +6,23 @@ printed. So closed ones are given to the null device first.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import os
-import stat
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from selfattn import files
 
 DASH = "-"
+_OF_MODELS = (
+    "config.json", "*_config.json", "config_*.json", "modules.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.*",
+    "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "*.gguf", "options.json",
+)  # fmt: skip
 
 
 class _Found:
@@ -123,12 +128,38 @@ def write(file: str | os.PathLike[str], content: bytes) -> None:
         else:
             stream.write(content.decode("utf-8", "backslashreplace"))
         return
-    path = Path(file)
-    if _is_special(path):
-        with path.open("wb", buffering=0) as special:
-            special.write(content)
-    else:
-        files.write_files(path.parent, {path.name: content})
+    files.write_file(Path(file), content)
+
+
+def target(text: str) -> str:
+    """Take where to write: a file's name, or ``-`` for anything that names standard output, such as ``/dev/stdout``.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        It names no file.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("must be the name of a file, or - for standard output, not ''")
+    if text.endswith(("/", os.sep)):
+        raise argparse.ArgumentTypeError(f"must be a file, and {text!r} is the name of a folder")
+    return DASH if files.descriptor_of(text) == 1 and text != DASH else text
+
+
+def check_not_of(model: str | os.PathLike[str], file: str | os.PathLike[str] | None) -> None:
+    """Refuse to write over a model that is read, which may be a file or a folder.
+
+    Raises
+    ------
+    ValueError
+        The file is the model, or one that its folder holds.
+    """
+    place, model = Path(file or ""), Path(model)
+    if file is None or not place.is_file():
+        return
+    inside = model.is_dir() and model.resolve() in place.resolve().parents
+    if is_same(place, model) or (inside and any(fnmatch(place.name, name) for name in _OF_MODELS)):
+        raise ValueError(f"--out {file} would replace a part of the model")
 
 
 def check(file: str | os.PathLike[str] | None) -> None:
@@ -149,16 +180,12 @@ def check(file: str | os.PathLike[str] | None) -> None:
         raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
-    written = path if _is_special(path) else path.parent
-    if not os.access(written, os.W_OK):
-        raise PermissionError(errno.EACCES, "may not be written", str(written))
-
-
-def _is_special(path: Path) -> bool:
-    try:
-        return not stat.S_ISREG(path.stat().st_mode)
-    except FileNotFoundError:
-        return False
+    place = Path(os.path.realpath(path))  # what a link points at is written
+    if not place.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(place.parent))
+    for written in [place] * place.exists() + [place.parent] * (not files.is_special(path)):
+        if not os.access(written, os.W_OK):
+            raise PermissionError(errno.EACCES, "may not be written", str(written))
 
 
 @contextlib.contextmanager

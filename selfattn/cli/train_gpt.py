@@ -6,6 +6,7 @@ Parses arguments, reads and prints; what is computed lives in `training`, `nn` a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import time
 import warnings
@@ -18,11 +19,14 @@ import numpy as np
 from selfattn import files, nn, optim, training
 from selfattn.cli import streams
 from selfattn.cli.language import EXIT_CODES
+from selfattn.cli.numbers import count, rate
 from selfattn.cli.parser import Parser
 from selfattn.nn._arrays import Array
+from selfattn.training import checkpoint as checkpoints
 from selfattn.training.triplets import read_text
 
 UNFINISHED = "unfinished.safetensors"
+WRITTEN = (files.CONFIG, files.WEIGHTS, "tokenizer.json", "tokenizer_config.json")
 VALIDATION = 10  # one part of so many of the text is held out
 EPILOG = (
     """\
@@ -52,21 +56,23 @@ def _parser() -> Parser:
         ("dim", 128, "width"), ("layers", 4, "layers"), ("heads", 4, "heads, which divide the width"),
         ("context", 128, "characters that it looks back on"),
     ):  # fmt: skip
-        model.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what} ({default})")
+        model.add_argument(f"--{name}", type=count, default=default, metavar="N", help=f"{what} ({default})")
     model.add_argument(
         "--dropout", type=float, default=0.0, metavar="P", help="part that is dropped while it learns (0)"
     )
     learning = parser.add_argument_group("training")
     learning.add_argument(
-        "--steps", type=int, default=1000, metavar="N", help="batches that it learns from (1000)"
+        "--steps", type=count, default=1000, metavar="N", help="batches that it learns from (1000)"
     )
-    learning.add_argument("--batch-size", type=int, default=32, metavar="N", help="sequences in a batch (32)")
     learning.add_argument(
-        "--lr", type=float, default=1e-3, metavar="X", help="the highest learning rate (0.001)"
+        "--batch-size", type=count, default=32, metavar="N", help="sequences in a batch (32)"
+    )
+    learning.add_argument(
+        "--lr", type=rate, default=1e-3, metavar="X", help="the highest learning rate (0.001)"
     )
     learning.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights and batches (0)")
     learning.add_argument(
-        "--log-every", type=int, default=100, metavar="N", help="steps between two lines (100)"
+        "--log-every", type=count, default=100, metavar="N", help="steps between two lines (100)"
     )
     learning.add_argument("--quiet", action="store_true", help="print nothing")
     learning.add_argument("--resume", action="store_true", help="go on with an unfinished training")
@@ -117,9 +123,12 @@ def _train(options: argparse.Namespace) -> int:
         return found
 
     if not options.quiet:
-        count = sum(array.size for array in model.parameters().values())
-        print(f"{len(text)} characters, {len(characters)} different; {count} parameters", flush=True)
+        size = sum(array.size for array in model.parameters().values())
+        print(f"{len(text)} characters, {len(characters)} different; {size} parameters", flush=True)
+    made = not options.out.exists()
     options.out.mkdir(parents=True, exist_ok=True)
+    if not options.resume:  # --force: there is a text to learn from now
+        unfinished.unlink(missing_ok=True)
     started = time.monotonic()
     warm = max(1, options.steps // 20)
     try:
@@ -148,6 +157,11 @@ def _train(options: argparse.Namespace) -> int:
         models.save(as_gpt2(model, tokenizer), options.out)
         streams.tell(f"\nstopped; the model as it is now is in {options.out}, and --resume goes on")
         raise
+    except BaseException:
+        if made:
+            with contextlib.suppress(OSError):  # a checkpoint is in it
+                options.out.rmdir()
+        raise
     models.save(as_gpt2(model, tokenizer), options.out)
     unfinished.unlink(missing_ok=True)
     if not options.quiet:
@@ -169,16 +183,18 @@ def _check_place(options: argparse.Namespace, unfinished: Path) -> None:
         raise NotADirectoryError(f"--out must be a folder, and {out} is not one")
     if options.resume and not unfinished.is_file():
         raise FileNotFoundError(f"{out} holds no unfinished training of a GPT to go on with")
-    if options.resume:
+    if unfinished.exists() and not checkpoints.is_checkpoint(unfinished):
+        raise FileExistsError(f"{unfinished} is there, and no training of selfattn's left it")
+    if options.resume or options.force:
         return
-    if not options.force:
-        if unfinished.exists():
-            raise FileExistsError(
-                f"{out} holds an unfinished training: --resume goes on with it, --force begins anew"
-            )
-        if any((out / name).exists() for name in (files.CONFIG, files.WEIGHTS)):
-            raise FileExistsError(f"{out} holds a model: --force replaces it")
-    unfinished.unlink(missing_ok=True)
+    if unfinished.exists():
+        raise FileExistsError(
+            f"{out} holds an unfinished training: --resume goes on with it, --force begins anew"
+        )
+    for name in WRITTEN:
+        if (out / name).exists():
+            what = "a model" if name in (files.CONFIG, files.WEIGHTS) else name
+            raise FileExistsError(f"{out} holds {what}: --force replaces it")
 
 
 def _ids(text: str, vocabulary: dict[str, int]) -> Array:

@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from selfattn.files import to_safetensors, write_files
+from selfattn.files import read_json, to_safetensors, write_files
 from selfattn.models._causal import CausalModel
 from selfattn.models._config import quantization_config, read_config
 from selfattn.models._encoder import Encoder
@@ -82,8 +82,9 @@ CLASSIFIERS: dict[str, type[Encoder]] = {
 }
 
 # What another model may have left in a folder, and would change what is loaded from it.
+INDEX = "model.safetensors.index.json"
 STALE = {
-    "model.safetensors.index.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+    INDEX, "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja",
 }  # fmt: skip
 
@@ -155,7 +156,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     ----------
     model : a model of this module
     path : path
-        Made if need be. A model that is there is replaced.
+        Made if need be. A model that is there is replaced, with the tokenizer and settings beside it; other files stay.
 
     Raises
     ------
@@ -204,6 +205,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     made = [
         place for place in dict.fromkeys((folder / name).parent for name in content) if not place.exists()
     ]
+    replaced = _holds_model(folder)
     try:
         for place in made:
             place.mkdir(parents=True, exist_ok=True)
@@ -213,5 +215,16 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
             if place.is_dir():
                 place.rmdir()
         raise
-    for stale in STALE - set(content):
+    for stale in (STALE if replaced else {INDEX}) - set(content):
         (folder / stale).unlink(missing_ok=True)
+
+
+def _holds_model(folder: Path) -> bool:
+    """Tell a folder that a model was saved in from one with, say, a tokenizer of the user's own."""
+    if (folder / "config.json").exists():
+        return True
+    try:
+        modules = read_json(folder / "modules.json")
+    except (OSError, ValueError):
+        return False
+    return isinstance(modules, list) and all(isinstance(each, dict) and "type" in each for each in modules)

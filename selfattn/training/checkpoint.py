@@ -25,7 +25,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
     """Write a tree of dicts and lists whose leaves are arrays, numbers, texts and None."""
     tree, arrays = _parts(state)
     content = files.to_safetensors(arrays, {"format": FORMAT, "tree": tree})
-    files.write_files(path.parent, {path.name: content})
+    files.write_file(path, content)
 
 
 def check(state: Mapping[str, Any]) -> None:
@@ -63,6 +63,14 @@ def load(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ValueError(f"{path} is a damaged checkpoint: it holds no state")
     return tree
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Tell what :func:`save` wrote from files of others."""
+    try:
+        return files.read_safetensors(path)[1].get("format") == FORMAT
+    except (OSError, ValueError):
+        return False
 
 
 def _without_arrays(node: Any, name: str, arrays: dict[str, Any]) -> Any:

@@ -191,7 +191,10 @@ def _parser(prog: str) -> Parser:
         help="one of the tutorials, or a file of arrays; - is standard input",
     )
     parser.add_argument(
-        "--out", metavar="FILE", help="where to write; - is standard output; default: NAME.html"
+        "--out",
+        metavar="FILE",
+        type=streams.target,
+        help="where to write; - is standard output; default: NAME.html",
     )
     parser.add_argument("--open", action="store_true", help="show the page in a browser")
     parser.add_argument(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from selfattn import files
 from selfattn._extras import import_extra
 from selfattn.views.assets import code, script, style
 from selfattn.views.writing import text
@@ -138,9 +139,9 @@ class Document:
         return made()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the document to a file, in UTF-8, and return its path."""
+        """Write the document to a file, in UTF-8, and return its path; what was there stays until the new one is whole."""
         path = Path(path)
-        path.write_text(self.html, encoding="utf-8")
+        files.write_file(path, self.html.encode())
         return path
 
     def open(self, path: str | os.PathLike[str]) -> Path:

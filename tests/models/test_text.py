@@ -158,7 +158,7 @@ def test_every_parameter_of_a_copy_counts(model, copied):
 
 
 def test_a_model_that_cannot_be_saved_leaves_no_folder(model, tmp_path, monkeypatch):
-    def full(path, data):
+    def full(path, *_):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("selfattn.files._write_to_disk", full)

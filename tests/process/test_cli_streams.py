@@ -191,6 +191,56 @@ def test_a_pipe_is_written_into(here: Path, capfd: pytest.CaptureFixture[str]) -
         assert json.load(pipe)["sentence"] == "sea"
 
 
+@pytest.mark.parametrize("mode", ["w", "a"])
+@pytest.mark.parametrize("arguments", [["embed", "m", "sea"], ["steps", "1"]])
+def test_the_name_of_standard_output(arguments: list[str], mode: str, here: Path, tmp_path: Path) -> None:
+    """Behind it is the file that the shell has opened, into which the result goes; root's rename would replace the name itself."""
+    before = os.readlink("/dev/stdout")
+    path = tmp_path / "log"
+    path.write_text("begun\n")
+    for name in ("/dev/stdout", "/dev/fd/1"):
+        with path.open(mode) as out:
+            done = finish(start([*COMMAND, *arguments, "--out", name], stdout=out, cwd=here))
+        assert done.returncode == 0, done.stderr
+    assert os.readlink("/dev/stdout") == before
+    written = path.read_text()
+    mark = '"sentence"' if arguments[0] == "embed" else "<!DOCTYPE html>"
+    assert written.count(mark) == (2 if mode == "a" else 1)
+    assert written.startswith("begun" if mode == "a" else ("{", "<!DOCTYPE"))
+    assert "/dev/" not in written.splitlines()[-1]
+
+
+@pytest.mark.parametrize("arguments", [["embed", "m", "sea"], ["steps", "1"], ["explore", "m", "sea"]])
+@pytest.mark.parametrize("name", ["", "new/"])
+def test_names_of_no_file(
+    arguments: list[str], name: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*arguments, "--out", name]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert f"argument --out: must be {'the name of a file' if not name else 'a file'}" in error
+    assert not (here / "new").exists()
+
+
+@pytest.mark.parametrize("command", ["embed", "explore"])
+@pytest.mark.parametrize("name", ["m/model.safetensors", "m/config.json", "link/vocabulary.json"])
+def test_the_model_is_not_replaced(
+    command: str, name: str, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m").symlink_to(here / "m")
+    place = tmp_path / name.replace("link", "m")
+    before = place.read_bytes()
+    assert cli.main([command, "m", "sea", "--out", str(place)]) == 1
+    assert "would replace a part of the model" in capsys.readouterr().err
+    assert place.read_bytes() == before
+
+
+def test_files_beside_a_model_are_written(here: Path) -> None:
+    for _ in range(2):
+        assert cli.main(["embed", "m", "sea", "--out", "m/vectors.json"]) == 0
+    (here / "m" / "vectors.json").unlink()
+
+
 @pytest.mark.parametrize("content", [b"words", b"{}", b"[]", b"3", b'{"rows": [1]}', b"\xff", b"[" * 100_000])
 def test_results_that_are_none(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "r.json").write_bytes(content)

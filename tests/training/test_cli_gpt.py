@@ -8,6 +8,7 @@ from processes import run_command
 
 from selfattn import cli, models, nn
 from selfattn.models._own_gpt import as_gpt2, character_tokenizer
+from selfattn.training import checkpoint
 
 pytest.importorskip("tokenizers", reason="the extra 'models' is not installed")
 pytest.importorskip("safetensors", reason="the extra 'models' is not installed")
@@ -94,7 +95,6 @@ def test_training_again_gives_the_same_weights_and_replaces_only_by_force(folder
         (["nothing.txt"], "No such file"),
         (["text.txt", "--context", "5000"], "a context of 5000 needs"),
         (["text.txt", "--heads", "5"], "num_heads must divide d_model"),
-        (["text.txt", "--steps", "0"], "steps"),
         (["text.txt", "--seed", "-1"], "--seed must not be negative"),
         (["text.txt", "--resume"], "no unfinished training"),
     ],
@@ -105,7 +105,74 @@ def test_errors_are_one_line(folder, tmp_path, capsys, monkeypatch, arguments, m
     err = capsys.readouterr().err
     assert message in err
     assert "Traceback" not in err
-    assert not (tmp_path / "out" / "config.json").exists()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--steps", "0"], ["--batch-size", "0"], ["--context", "0"], ["--context", "-1"], ["--layers", "0"], ["--log-every", "0"],
+        ["--lr", "nan"], ["--lr", "-1"], ["--lr", "inf"], ["--dim", "1e3"],
+    ],
+)  # fmt: skip
+def test_numbers_that_are_none(folder, tmp_path, capsys, monkeypatch, arguments):
+    monkeypatch.chdir(folder)
+    assert cli.main(["train", "gpt", "text.txt", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert f"argument {arguments[0]}: must be" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_loop_refuses_leaves_no_folder(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+
+    def fit(*args, **options):
+        raise FloatingPointError("the loss is nan")
+
+    monkeypatch.setattr("selfattn.training.fit", fit)
+    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path / "out")]) == 1
+    assert "the loss is nan" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "model.safetensors"])
+def test_files_of_ones_own_are_not_replaced_unasked(folder, tmp_path, capsys, monkeypatch, name):
+    monkeypatch.chdir(folder)
+    (tmp_path / name).write_text("mine")
+    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path)]) == 1
+    assert "--force replaces it" in capsys.readouterr().err
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_file_of_the_name_of_a_checkpoint_is_left_alone(folder, tmp_path, capsys, monkeypatch, force):
+    monkeypatch.chdir(folder)
+    (tmp_path / "unfinished.safetensors").write_text("mine")
+    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path), *force]) == 1
+    assert "no training of selfattn's left it" in capsys.readouterr().err
+    assert (tmp_path / "unfinished.safetensors").read_text() == "mine"
+
+
+def test_other_files_stay_where_a_model_is_trained(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    theirs = ("modules.json", "special_tokens_map.json", "notes.txt")
+    for name in theirs:
+        (tmp_path / name).write_text("mine")
+    small = ["--dim", "8", "--heads", "1", "--layers", "1", "--context", "8", "--steps", "1", "--quiet"]
+    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path), *small]) == 0
+    assert {name: (tmp_path / name).read_text() for name in theirs} == dict.fromkeys(theirs, "mine")
+
+
+def test_force_begins_anew_only_with_a_text(folder, tmp_path, capsys, monkeypatch):
+    """An unfinished training is hours of work: it goes when there is something to begin with."""
+    monkeypatch.chdir(folder)
+    unfinished = tmp_path / "unfinished.safetensors"
+    checkpoint.save(unfinished, {"a": np.ones(2)})
+    for text in ("nothing.txt", "."):
+        assert cli.main(["train", "gpt", text, "--out", str(tmp_path), "--force"]) == 1
+    assert unfinished.exists()
+    small = ["--dim", "8", "--heads", "1", "--layers", "1", "--context", "8", "--steps", "1", "--quiet"]
+    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path), "--force", *small]) == 0
+    assert not unfinished.exists()
 
 
 @pytest.mark.parametrize("tied", [True, False])

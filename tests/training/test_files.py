@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import stat
 
 import numpy as np
 import pytest
 
-from selfattn import files, nn
+from selfattn import attention_steps, files, nn
 from selfattn.text import WhitespaceTokenizer, train_sentencepiece
+from selfattn.views import steps_page
 
 pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
 
@@ -348,6 +350,73 @@ def test_files_are_made_with_the_usual_permissions(saved):
     (saved / "other").write_text("")
     usual = (saved / "other").stat().st_mode
     assert {path.stat().st_mode for path in saved.iterdir()} == {usual}
+
+
+def test_a_link_stays_a_link_and_what_it_points_at_is_written(tmp_path):
+    """A rename would put a file in the place of the link, and leave what it points at as it was."""
+    (tmp_path / "data").mkdir()
+    for name in ("there", "not yet"):
+        (tmp_path / name).symlink_to(f"data/{name}")
+    (tmp_path / "data" / "there").write_text("old")
+    for name in ("there", "not yet"):
+        files.save_arrays(tmp_path / name, {"a": np.ones(2)})
+        assert files.load_arrays(tmp_path / "data" / name)["a"].tolist() == [1, 1]
+        files.write_rows(tmp_path / name, [np.ones((2, 3))], 3, np.float32)
+        assert np.load(tmp_path / "data" / name).shape == (2, 3)
+        steps_page(attention_steps(np.eye(2), np.eye(2), np.eye(2))).save(tmp_path / name)
+        assert (tmp_path / "data" / name).read_text().startswith("<!DOCTYPE html>")
+        assert (tmp_path / name).is_symlink()
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(OSError, match="circle"):
+        files.save_arrays(tmp_path / "circle", {"a": np.ones(2)})
+    assert (tmp_path / "circle").is_symlink()
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["not yet", "there"]
+
+
+def test_what_is_private_stays_private(saved):
+    for path in saved.iterdir():
+        path.chmod(0o600)
+    files.save_model(whitespace_model(rng=1), saved)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in saved.iterdir()} == {0o600}
+    (saved / "rows.npy").touch(0o640)
+    files.write_rows(saved / "rows.npy", [np.ones((2, 3))], 3, np.float32)
+    assert stat.S_IMODE((saved / "rows.npy").stat().st_mode) == 0o640
+
+
+def test_a_file_that_may_not_be_written_is_not_replaced(tmp_path, monkeypatch):
+    """A rename asks the folder alone. Root may write everything, so what the system says is played here."""
+    for name in ("page.html", "arrays", "rows.npy"):
+        (tmp_path / name).write_text("mine")
+        (tmp_path / name).chmod(0o444)
+    monkeypatch.setattr(os, "access", lambda path, mode: bool(os.stat(path).st_mode & 0o222))
+    page = steps_page(attention_steps(np.eye(2), np.eye(2), np.eye(2)))
+    for write in (
+        lambda: page.save(tmp_path / "page.html"),
+        lambda: files.save_arrays(tmp_path / "arrays", {"a": np.ones(2)}),
+        lambda: files.write_rows(tmp_path / "rows.npy", [np.ones((2, 3))], 3, np.float32),
+    ):
+        with pytest.raises(PermissionError, match="may not be written"):
+            write()
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"mine"}
+
+
+def test_a_page_is_replaced_when_it_is_whole(tmp_path, monkeypatch):
+    path = tmp_path / "page.html"
+    path.write_text("the page of yesterday")
+    fail_at(monkeypatch, "fsync", 0, FULL)
+    with pytest.raises(OSError, match="No space left on device"):
+        steps_page(attention_steps(np.eye(2), np.eye(2), np.eye(2))).save(path)
+    assert path.read_text() == "the page of yesterday"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_names_of_descriptors():
+    """What stands for a descriptor is written into, and never replaced, whatever is behind it."""
+    for name in ("/dev/fd/7", "/proc/self/fd/7", f"/proc/{os.getpid()}/fd/7", "/dev/../dev/fd/7"):
+        assert files.descriptor_of(name) == 7
+    assert files.descriptor_of("/dev/stdin") == 0
+    for name in ("/dev/null", "/proc/self/fd", "/dev/fd/x", "7", "-", "/proc/1/fd/7"):
+        assert files.descriptor_of(name) is None
 
 
 def test_names_as_long_as_there_are(tmp_path):
