@@ -82,6 +82,9 @@ typedef struct sa_watch {
     void (*poll)(struct sa_watch *);
 } sa_watch;
 
+/* Whether what is left of the call is to fall out; the calling thread polls. Accepts NULL. */
+bool sa_stops(sa_watch *watch);
+
 /* A forward call. The caller has checked it. "Scalars" are one for each leading index. */
 typedef struct {
     ptrdiff_t L, S, E, Dv;

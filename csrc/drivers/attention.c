@@ -177,15 +177,17 @@ void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *pla
 
 static bool stopped(const sa_watch *watch) { return __atomic_load_n(&watch->cancelled, __ATOMIC_RELAXED) != 0; }
 
-bool sa_cancelled(const sa_attention *a) {
-    if (a->watch == NULL || stopped(a->watch)) {
-        return a->watch != NULL;
+bool sa_stops(sa_watch *watch) {
+    if (watch == NULL || stopped(watch)) {
+        return watch != NULL;
     }
-    if (a->watch->poll != NULL && sa_thread_number() == 0) {
-        a->watch->poll(a->watch);
+    if (watch->poll != NULL && sa_thread_number() == 0) {
+        watch->poll(watch);
     }
-    return stopped(a->watch);
+    return stopped(watch);
 }
+
+bool sa_cancelled(const sa_attention *a) { return sa_stops(a->watch); }
 
 typedef struct {
     const sa_attention *a;

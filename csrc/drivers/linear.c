@@ -376,7 +376,9 @@ typedef struct {
 
 static void forward_task(void *call, ptrdiff_t t) {
     const product_call *p = call;
-    sa_linear_task(p->l, &p->cut, t, p->scratch);
+    if (!sa_stops(p->l->watch)) {
+        sa_linear_task(p->l, &p->cut, t, p->scratch);
+    }
 }
 
 /* Independent: a task writes its own rows and columns. */
@@ -399,6 +401,9 @@ static ptrdiff_t input_tasks(const product_call *p) { return p->g->dx == NULL ? 
 
 static void backward_task(void *call, ptrdiff_t t) {
     const product_call *p = call;
+    if (sa_stops(p->l->watch)) {
+        return;
+    }
     if (t < input_tasks(p)) {
         sa_linear_input_task(p->g, &p->cut, t, p->scratch);
     } else {

@@ -23,6 +23,7 @@ typedef struct {
     const char *gate;                                        /* … activation(gate)·y, unless NULL */
     char *active;                                            /* (rows, out), may be y */
     sa_dropout dropout; /* p > 0: of active, or without an activation of what joins residual */
+    sa_watch *watch;    /* of sa_linear_forward and sa_linear_backward; or NULL */
 } sa_linear;
 
 /* How a product is cut: tasks of so many rows, and so many shares of the columns, or 0 for each unit of columns. */

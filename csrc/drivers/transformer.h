@@ -63,7 +63,8 @@ typedef struct {
     const sa_layer *layer;
     sa_tensor mask; /* (sequences, heads, longest, longest), or data NULL; see selfattn.h */
     sa_pooling pooling;
-    sa_cache cache; /* without mask and dropout, in a call that keeps nothing; all layers are causal */
+    sa_cache cache;  /* without mask and dropout, in a call that keeps nothing; all layers are causal */
+    sa_watch *watch; /* or NULL; of a call that is cancelled all results are undefined, and the cache behind its past */
 } sa_transformer;
 
 /* The arrays of one layer, one behind the other. Widths are of a row. Without a backward pass all layers share them, and

@@ -63,6 +63,7 @@ static int run(linear_call *c, PyObject *module, double products, bool backward,
                                         .threads = c->threads,
                                         .scratch_bytes = sa_linear_scratch(&c->l, c->threads, false, backward),
                                         .small = work < SA_SMALL_WORK,
+                                        .watch = &c->l.watch,
                                         .compute = compute,
                                         .call = c});
 }
@@ -71,7 +72,7 @@ static sa_status forward(void *call, char *scratch, char *shared) {
     (void)shared;
     const linear_call *c = call;
     sa_linear_forward(&c->l, c->threads, scratch);
-    return SA_OK;
+    return sa_stops(c->l.watch) ? SA_CANCELLED : SA_OK;
 }
 
 static PyObject *linear_forward(PyObject *module, PyObject *args) {
@@ -109,7 +110,7 @@ static sa_status backward(void *call, char *scratch, char *shared) {
     linear_call *c = call;
     c->g.l = &c->l;
     sa_linear_backward(&c->g, c->threads, scratch);
-    return SA_OK;
+    return sa_stops(c->l.watch) ? SA_CANCELLED : SA_OK;
 }
 
 static PyObject *linear_backward(PyObject *module, PyObject *args) {

@@ -76,20 +76,26 @@ static double work_of(const sa_transformer *e) {
 }
 
 static int run(sa_transformer_call *c, PyObject *module, sa_status planned, sa_status (*compute)(void *, char *, char *)) {
-    return sa_run_job(module, &(sa_job){.planned = planned,
-                                        .threads = c->plan.threads,
-                                        .scratch_bytes = c->plan.scratch_bytes,
-                                        .shared_bytes = c->plan.shared_bytes,
-                                        .small = work_of(&c->e) < SA_SMALL_WORK,
-                                        .compute = compute,
-                                        .call = c});
+    c->e.watch = NULL;
+    const int done = sa_run_job(module, &(sa_job){.planned = planned,
+                                                  .threads = c->plan.threads,
+                                                  .scratch_bytes = c->plan.scratch_bytes,
+                                                  .shared_bytes = c->plan.shared_bytes,
+                                                  .small = work_of(&c->e) < SA_SMALL_WORK,
+                                                  .watch = &c->e.watch,
+                                                  .compute = compute,
+                                                  .call = c});
+    c->e.watch = NULL; /* it was that call's */
+    return done;
 }
+
+static sa_status status_of(const sa_transformer_call *c) { return sa_stops(c->e.watch) ? SA_CANCELLED : SA_OK; }
 
 static sa_status forward(void *call, char *scratch, char *shared) {
     (void)shared; /* behind the scratch */
     const sa_transformer_call *c = call;
     sa_transformer_forward(&c->e, &c->plan, c->out, c->saved, scratch);
-    return SA_OK;
+    return status_of(c);
 }
 
 static npy_intp output_rows(const sa_transformer_call *c) { return c->e.pooling == SA_EACH_ROW ? c->e.tokens : c->e.sequences; }
@@ -234,7 +240,7 @@ static sa_status backward(void *call, char *scratch, char *shared) {
     (void)shared;
     const sa_transformer_call *c = call;
     sa_transformer_backward(&c->e, &c->g, &c->plan, c->saved, scratch);
-    return SA_OK;
+    return status_of(c);
 }
 
 /* The gradients of the input rows and of the mask, or None where not wanted. */

@@ -16,7 +16,7 @@ import pytest
 from processes import PYTHON, finish, run_script, start
 
 import selfattn as sa
-from selfattn import _core
+from selfattn import _core, nn
 from selfattn.benchmarks import memory
 from selfattn.benchmarks.memory import status
 
@@ -77,6 +77,38 @@ def test_signals_are_handled_during_a_call_and_not_after_it(which: str, threads:
         return sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, num_threads=threads)
 
     assert_handled_during(call)
+
+
+def long_layer(kind: str) -> Callable[[], Any]:
+    """A call of a layer that takes some tenths of a second."""
+    rng = np.random.default_rng(0)
+    if kind == "sentences":
+        model = nn.EmbeddingModel(lambda _: [1] * 100, 10, 128, max_seq_len=100, num_layers=4, rng=0)
+        return lambda: model.encode(["a"] * 1000, batch_size=1000)
+    layer: Any = nn.Linear(2048, 2048, rng=0)
+    x = rng.standard_normal((4096, 2048), dtype=np.float32)
+    if "layers" in kind:
+        layer = nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, rng=0), 4)
+        x = x.reshape(16, 1024, 512)[:1]
+    if "gradients" in kind:
+        pullback = layer.vjp(x)[1]
+        return lambda: pullback(layer(x))
+    return lambda: layer(x)
+
+
+@pytest.mark.parametrize(
+    "kind", ["product", "gradients of a product", "layers", "gradients of layers", "sentences"]
+)
+def test_layers_stop_in_the_middle_and_are_right_the_next_time(kind: str) -> None:
+    call = long_layer(kind)
+    start = time.monotonic()
+    expected = call()
+    whole = time.monotonic() - start
+    start = time.monotonic()
+    with pytest.raises(InterruptedCallError), alarm_after(whole / 20, interrupt):
+        call()
+    assert time.monotonic() - start < whole / 2 + 0.1  # a look takes place every 50 ms
+    np.testing.assert_equal(call(), expected)
 
 
 def test_a_block_of_few_rows_and_very_many_keys_looks_for_signals() -> None:
