@@ -286,7 +286,11 @@ static void give_back(worker *taken) {
     pthread_mutex_unlock(&pool_lock);
 }
 
+#if defined(SA_TAKE_TURNS)
+enum { SPINS_BEFORE_TAKING = SPINS + YIELDS }; /* what one thread did alone shows no race */
+#else
 enum { SPINS_BEFORE_TAKING = 100 }; /* about a microsecond */
+#endif
 
 static bool others_work(sa_team *team) { return atomic_load_explicit(&team->working, memory_order_acquire) > 0; }
 
