@@ -56,7 +56,7 @@ class TorchGenerator:
         if not -(2**63) <= self.initial_seed < 2**64:
             raise ValueError(f"seed must fit into 64 bits, as for torch.manual_seed, not {self.initial_seed}")
         self._source = np.random.RandomState(self.initial_seed & 0xFFFFFFFF)
-        self._next_normal: float | None = None
+        self._kept_normals: list[float] = []  # at most one, but where threads draw at once
         return self
 
     # ------------------------------------------------------------------------------------------------- state
@@ -69,7 +69,7 @@ class TorchGenerator:
             "seed": self.initial_seed,
             "words": [int(word) for word in words],
             "position": int(position),
-            "next_normal": self._next_normal,
+            "next_normal": self._kept_normals[-1] if self._kept_normals else None,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -87,7 +87,8 @@ class TorchGenerator:
         if words.shape != (624,) or not 0 <= state["position"] <= 624:
             raise ValueError(f"state needs 624 words and a position in 0...624, not {words.shape} words")
         self._source.set_state(("MT19937", words, state["position"], 0, 0.0))
-        self.initial_seed, self._next_normal = state["seed"], state["next_normal"]
+        self.initial_seed = state["seed"]
+        self._kept_normals = [] if state["next_normal"] is None else [state["next_normal"]]
 
     # ------------------------------------------------------------------------------------------------- draws
 
@@ -187,12 +188,13 @@ class TorchGenerator:
 
     def _one_normal(self) -> float:
         """Box and Muller's pair: the cosine now, the sine kept for the next call, whoever makes it."""
-        if self._next_normal is not None:
-            kept, self._next_normal = self._next_normal, None
-            return kept
+        try:
+            return self._kept_normals.pop()  # one step: no other thread has the same
+        except IndexError:
+            pass
         u1, u2 = self.random(2, np.float64).tolist()
         radius, angle = math.sqrt(-2.0 * math.log1p(-u2)), 2.0 * math.pi * u1
-        self._next_normal = radius * math.sin(angle)
+        self._kept_normals.append(radius * math.sin(angle))
         return radius * math.cos(angle)
 
 

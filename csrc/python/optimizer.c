@@ -7,13 +7,14 @@
 #include "drivers/optimizer.h"
 #include "python/run.h"
 
-/* Lists of equal length; None for moments that the optimiser lacks. */
+/* Lists of equal length; None for moments that the optimiser lacks. They are read as tuples, which own the arrays: another thread
+ * may change the lists meanwhile. */
 enum { PARAMETERS, GRADIENTS, MEANS, SQUARES, STEPS, LISTS };
 static const char *const names[STEPS] = {"parameters", "gradients", "means", "squares"};
 
 /* Borrowed; of the type and size of `like`, if that is given. */
-static PyArrayObject *plain_array(PyObject *list, const char *name, Py_ssize_t i, PyArrayObject *like, bool written) {
-    PyObject *item = i < PyList_GET_SIZE(list) ? PyList_GET_ITEM(list, i) : NULL;
+static PyArrayObject *plain_array(PyObject *tuple, const char *name, Py_ssize_t i, PyArrayObject *like, bool written) {
+    PyObject *item = i < PyTuple_GET_SIZE(tuple) ? PyTuple_GET_ITEM(tuple, i) : NULL;
     PyArrayObject *array = (PyArrayObject *)item;
     if (item == NULL || !PyArray_Check(item)) {
         sa_error(PyExc_TypeError, "%s[%zd] must be an array", name, i);
@@ -54,7 +55,7 @@ static int read_array(sa_update_array *a, Py_ssize_t i, PyObject *const *lists) 
                            .mean = data[MEANS],
                            .square = data[SQUARES]};
     /* an int alone: any other __index__ is Python, which could free the arrays */
-    PyObject *step = i < PyList_GET_SIZE(lists[STEPS]) ? PyList_GET_ITEM(lists[STEPS], i) : Py_None;
+    PyObject *step = i < PyTuple_GET_SIZE(lists[STEPS]) ? PyTuple_GET_ITEM(lists[STEPS], i) : Py_None;
     a->step = PyLong_Check(step) ? PyLong_AsLongLong(step) : 0;
     if (a->step < 1) {
         return PyErr_Occurred() ? -1 : sa_error(PyExc_ValueError, "steps[%zd] must be an int of at least 1", i);
@@ -68,12 +69,7 @@ static sa_status compute(void *call, char *scratch, char *shared) {
     return SA_OK;
 }
 
-static PyObject *run(PyObject *module, sa_update *u, PyObject *const *lists) {
-    for (int n = 0; n < LISTS; ++n) {
-        if (!PyList_Check(lists[n]) && !(lists[n] == Py_None && (n == MEANS || n == SQUARES))) {
-            return PyErr_Format(PyExc_TypeError, "arrays and steps must come in lists");
-        }
-    }
+static PyObject *run_of_tuples(PyObject *module, sa_update *u, PyObject *const *lists) {
     if (!(u->lr >= 0 && isfinite(u->lr) && u->weight_decay >= 0 && isfinite(u->weight_decay))) {
         PyObject *given = Py_BuildValue("(dd)", u->lr, u->weight_decay);
         if (given != NULL) {
@@ -82,7 +78,7 @@ static PyObject *run(PyObject *module, sa_update *u, PyObject *const *lists) {
         }
         return NULL;
     }
-    const Py_ssize_t count = PyList_GET_SIZE(lists[PARAMETERS]);
+    const Py_ssize_t count = PyTuple_GET_SIZE(lists[PARAMETERS]);
     sa_update_array *arrays = sa_block_take(module, (size_t)count * sizeof *arrays);
     if (arrays == NULL) {
         return NULL;
@@ -102,6 +98,28 @@ static PyObject *run(PyObject *module, sa_update *u, PyObject *const *lists) {
     }
 fail:
     sa_block_give(arrays);
+    return result;
+}
+
+static PyObject *run(PyObject *module, sa_update *u, PyObject *const *lists) {
+    PyObject *tuples[LISTS] = {NULL}, *result = NULL;
+    for (int n = 0; n < LISTS; ++n) {
+        if (PyList_Check(lists[n])) {
+            tuples[n] = PyList_AsTuple(lists[n]);
+        } else if (lists[n] == Py_None && (n == MEANS || n == SQUARES)) {
+            tuples[n] = Py_NewRef(Py_None);
+        } else {
+            PyErr_Format(PyExc_TypeError, "arrays and steps must come in lists");
+        }
+        if (tuples[n] == NULL) {
+            goto fail;
+        }
+    }
+    result = run_of_tuples(module, u, tuples);
+fail:
+    for (int n = 0; n < LISTS; ++n) {
+        Py_XDECREF(tuples[n]);
+    }
     return result;
 }
 
@@ -133,19 +151,25 @@ static PyObject *adam_step(PyObject *module, PyObject *args) {
 /* Whether a step takes these arrays as they are. */
 static PyObject *are_plain(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *parameters, *gradients;
-    if (!PyArg_ParseTuple(args, "O!O!:_are_plain", &PyList_Type, &parameters, &PyList_Type, &gradients)) {
+    PyObject *lists[2];
+    if (!PyArg_ParseTuple(args, "O!O!:_are_plain", &PyList_Type, &lists[0], &PyList_Type, &lists[1])) {
         return NULL;
     }
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(parameters); ++i) {
-        PyArrayObject *parameter = plain_array(parameters, "parameters", i, NULL, true), *gradient;
-        if (parameter == NULL || (gradient = plain_array(gradients, "gradients", i, parameter, false)) == NULL ||
-            !PyArray_CheckExact(gradient) || !PyArray_SAMESHAPE(parameter, gradient)) {
-            PyErr_Clear();
-            Py_RETURN_FALSE;
-        }
+    PyObject *parameters = PyList_AsTuple(lists[0]), *gradients = parameters ? PyList_AsTuple(lists[1]) : NULL;
+    bool plain = gradients != NULL;
+    for (Py_ssize_t i = 0; plain && i < PyTuple_GET_SIZE(parameters); ++i) {
+        PyArrayObject *parameter = plain_array(parameters, "parameters", i, NULL, true);
+        PyArrayObject *gradient = parameter ? plain_array(gradients, "gradients", i, parameter, false) : NULL;
+        plain = gradient != NULL && PyArray_CheckExact(gradient) && PyArray_SAMESHAPE(parameter, gradient);
     }
-    Py_RETURN_TRUE;
+    PyObject *result = NULL;
+    if (gradients != NULL) {
+        PyErr_Clear();
+        result = Py_NewRef(plain ? Py_True : Py_False);
+    }
+    Py_XDECREF(parameters);
+    Py_XDECREF(gradients);
+    return result;
 }
 
 PyMethodDef sa_update_methods[] = {

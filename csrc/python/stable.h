@@ -10,6 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Where the GIL does not keep other threads from an object, its lock does. With the GIL, and before 3.13, an empty block. */
+#if !defined(Py_GIL_DISABLED)
+#undef Py_BEGIN_CRITICAL_SECTION
+#undef Py_END_CRITICAL_SECTION
+#define Py_BEGIN_CRITICAL_SECTION(object) {
+#define Py_END_CRITICAL_SECTION() }
+#endif
+
 #if defined(Py_LIMITED_API)
 #define PyTuple_GET_SIZE PyTuple_Size
 #define PyTuple_GET_ITEM PyTuple_GetItem

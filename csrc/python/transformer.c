@@ -11,52 +11,77 @@ static void release_capsule(PyObject *capsule) { sa_transformer_release(PyCapsul
 
 /* ---- ids ----------------------------------------------------------------------------------------------------------------- */
 
-/* −1: something is no id. */
-static Py_ssize_t copy_ids(PyObject *list, Py_ssize_t vocabulary, int64_t *to) {
-    const Py_ssize_t n = PyList_GET_SIZE(list);
-    for (Py_ssize_t i = 0; i < n; ++i) {
+/* Whether all of so many elements are ids, and no other thread has made the list shorter. Its lock is held. */
+static bool copy_locked(PyObject *list, npy_intp n, Py_ssize_t vocabulary, int64_t *to) {
+    if (PyList_GET_SIZE(list) < n) {
+        return false;
+    }
+    for (npy_intp i = 0; i < n; ++i) {
         PyObject *id = PyList_GET_ITEM(list, i);
         int overflow = 0;
         to[i] = PyLong_CheckExact(id) ? (int64_t)PyLong_AsLongLongAndOverflow(id, &overflow) : -1;
         if (overflow != 0 || to[i] < 0 || to[i] >= vocabulary) {
-            return -1;
+            return false;
         }
     }
-    return n;
+    return true;
+}
+
+static bool copy_ids(PyObject *list, npy_intp n, Py_ssize_t vocabulary, int64_t *to) {
+    bool are_ids;
+    Py_BEGIN_CRITICAL_SECTION(list);
+    are_ids = copy_locked(list, n, vocabulary, to);
+    Py_END_CRITICAL_SECTION();
+    return are_ids;
+}
+
+/* Where each list of a tuple begins, and the end; −1: one is empty or no list. */
+static npy_intp count_ids(PyObject *lists, int64_t *starts) {
+    starts[0] = 0;
+    for (Py_ssize_t s = 0; s < PyTuple_GET_SIZE(lists); ++s) {
+        PyObject *list = PyTuple_GET_ITEM(lists, s);
+        const Py_ssize_t n = PyList_CheckExact(list) ? PyList_Size(list) : 0;
+        if (n == 0) {
+            return -1;
+        }
+        starts[s + 1] = starts[s] + n;
+    }
+    return (npy_intp)starts[PyTuple_GET_SIZE(lists)];
 }
 
 /* None where a list is empty or something is no id: the caller says what. */
 static PyObject *pack_ids(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *lists, *result = NULL;
+    PyObject *given, *ids = NULL, *result = NULL;
     Py_ssize_t vocabulary;
-    if (!PyArg_ParseTuple(args, "O!n:_pack_ids", &PyList_Type, &lists, &vocabulary)) {
+    if (!PyArg_ParseTuple(args, "O!n:_pack_ids", &PyList_Type, &given, &vocabulary)) {
         return NULL;
     }
-    npy_intp tokens = 0, offsets = PyList_GET_SIZE(lists) + 1;
-    for (Py_ssize_t s = 0; s + 1 < offsets; ++s) {
-        PyObject *list = PyList_GET_ITEM(lists, s);
-        if (!PyList_CheckExact(list) || PyList_GET_SIZE(list) == 0) {
-            Py_RETURN_NONE;
-        }
-        tokens += PyList_GET_SIZE(list);
-    }
-    PyObject *ids = PyArray_SimpleNew(1, &tokens, NPY_INT64), *starts = PyArray_SimpleNew(1, &offsets, NPY_INT64);
-    if (ids == NULL || starts == NULL) {
+    PyObject *lists = PyList_AsTuple(given); /* a copy: another thread might change the list */
+    const npy_intp offsets = lists == NULL ? 0 : PyTuple_GET_SIZE(lists) + 1;
+    PyObject *starts = lists == NULL ? NULL : PyArray_SimpleNew(1, &offsets, NPY_INT64);
+    if (starts == NULL) {
         goto done;
     }
-    int64_t *to = PyArray_DATA((PyArrayObject *)ids), *start = PyArray_DATA((PyArrayObject *)starts);
-    start[0] = 0;
-    for (Py_ssize_t s = 0; s + 1 < offsets; ++s) {
-        const Py_ssize_t n = copy_ids(PyList_GET_ITEM(lists, s), vocabulary, to + start[s]);
-        if (n < 0) {
+    int64_t *start = PyArray_DATA((PyArrayObject *)starts);
+    const npy_intp tokens = count_ids(lists, start);
+    if (tokens < 0) {
+        result = Py_NewRef(Py_None);
+        goto done;
+    }
+    if ((ids = PyArray_SimpleNew(1, &tokens, NPY_INT64)) == NULL) {
+        goto done;
+    }
+    int64_t *to = PyArray_DATA((PyArrayObject *)ids);
+    for (npy_intp s = 0; s + 1 < offsets; ++s) {
+        if (!copy_ids(PyTuple_GET_ITEM(lists, s), (npy_intp)(start[s + 1] - start[s]), vocabulary, to + start[s])) {
             result = Py_NewRef(Py_None);
             goto done;
         }
-        start[s + 1] = start[s] + n;
     }
     result = PyTuple_Pack(2, ids, starts);
 done:
+    Py_XDECREF(lists);
     Py_XDECREF(ids);
     Py_XDECREF(starts);
     return result;

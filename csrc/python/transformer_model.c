@@ -58,7 +58,9 @@ static npy_intp rows_of(const sa_transformer_call *c, Py_ssize_t i) {
 }
 
 /* What is missing at the end is None. */
-static PyObject *item(PyObject *list, Py_ssize_t i) { return i < PyList_GET_SIZE(list) ? PyList_GET_ITEM(list, i) : Py_None; }
+static PyObject *item(PyObject *tuple, Py_ssize_t i) {
+    return i < PyTuple_GET_SIZE(tuple) ? PyTuple_GET_ITEM(tuple, i) : Py_None;
+}
 
 static bool is_projection(int part) { return part != SA_ATTENTION_NORM && part != SA_LAST_NORM; }
 
@@ -189,7 +191,7 @@ static int take_layer(sa_transformer_call *c, Py_ssize_t number, PyObject *value
     const Py_ssize_t first = FIRST_OF_LAYERS + number * LAYER_ARRAYS;
     int rms[2], norm_first, causal, activation, interleaved;
     unsigned long long seed = 0;
-    if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "O!O!", &PyList_Type, &arrays, &PyTuple_Type, &numbers)) {
+    if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "O!O!", &PyTuple_Type, &arrays, &PyTuple_Type, &numbers)) {
         return PyErr_Occurred() ? -1 : sa_error(PyExc_TypeError, "layer %zd must be a tuple (arrays, numbers)", number);
     }
     if (!PyArg_ParseTuple(numbers, "nnnddppppnnddip|ddddK", &l->heads, &l->key_heads, &l->width, &l->eps[0], &l->eps[1],
@@ -197,7 +199,7 @@ static int take_layer(sa_transformer_call *c, Py_ssize_t number, PyObject *value
                           &activation, &interleaved, &l->dropout[0], &l->dropout[1], &l->dropout[2], &l->dropout[3], &seed)) {
         return -1;
     }
-    if (PyList_GET_SIZE(arrays) > LAYER_ARRAYS || activation < SA_ACT_NONE || activation > SA_ACT_SILU) {
+    if (PyTuple_GET_SIZE(arrays) > LAYER_ARRAYS || activation < SA_ACT_NONE || activation > SA_ACT_SILU) {
         return sa_error(PyExc_ValueError, "layer %zd must have at most %d arrays and an activation from %d to %d", number,
                         LAYER_ARRAYS, SA_ACT_NONE, SA_ACT_SILU);
     }

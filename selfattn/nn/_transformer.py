@@ -188,7 +188,7 @@ def _both(part: Projection | Norm | None) -> tuple[Any, Array | None]:
     return part.weight.packed if isinstance(part.weight, Compact | Blocks) else part.weight, part.bias
 
 
-def _layer(layer: Layer) -> tuple[list[Any], tuple[Any, ...]]:
+def _layer(layer: Layer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     first, last, rotary = layer.attention_norm, layer.feed_forward_norm, layer.rotary
     parts = (
         layer.query, layer.key, layer.value, layer.output, first, layer.up, layer.gate, layer.down, last,
@@ -206,17 +206,17 @@ def _layer(layer: Layer) -> tuple[list[Any], tuple[Any, ...]]:
         0 if layer.up is None else ACTIVATIONS[layer.activation], rotary is not None and rotary.interleaved,
         *layer.dropout, layer.seed,
     )  # fmt: skip
-    return found, numbers
+    return tuple(found), numbers
 
 
 def block(
     query: Any, key: Any, value: Any, norm: Any, num_heads: int
-) -> tuple[list[Array | None], tuple[Any, ...]]:
+) -> tuple[tuple[Array | None, ...], tuple[Any, ...]]:
     """Describe a layer of attention and norm alone, from modules; the core takes what is missing at the end as None."""
     q_weight = query.weight
-    own = [
+    own = (
         q_weight, query.bias, key.weight, key.bias, value.weight, value.bias, None, None, norm.weight, norm.bias,
-    ]  # fmt: skip
+    )  # fmt: skip
     return own, _block_numbers(num_heads, len(q_weight) // num_heads, norm.eps)
 
 

@@ -354,7 +354,7 @@ class EmbeddingModel(Module):
         blocks = tuple([block(b.query, b.key, b.value, b.ln, b.num_heads) for b in layers])
         if table.dtype.itemsize == 2:
             table, positions = widened(table), widened(positions)
-            blocks = tuple([([x if x is None else widened(x) for x in own], n) for own, n in blocks])
+            blocks = tuple([(tuple([x if x is None else widened(x) for x in own]), n) for own, n in blocks])
         numbers = (self.embedding_dim, table.dtype.itemsize == 8, 0.0, 0.0, False, False, MEAN)
         return (table, None, positions, None, None, None, None, None), numbers, blocks
 

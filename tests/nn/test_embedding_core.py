@@ -158,14 +158,14 @@ def hostile():
         return good | {"own": (*own[:n], array, *own[n + 1 :])}
 
     def with_layer(changes, **numbers):
-        arrays = parameters + [None] * (20 - len(parameters))
+        arrays = [*parameters, *[None] * (20 - len(parameters))]
         for n, array in changes.items():
             arrays[n] = array
         names = ["heads", "key_heads", "width"]
         return good | {
             "layers": (
                 (
-                    arrays,
+                    tuple(arrays),
                     tuple(numbers.get(name, x) for name, x in zip(names, of_layer, strict=False))
                     + of_layer[3:],
                 ),
@@ -232,10 +232,11 @@ def hostile():
     yield "no heads", with_layer({}, heads=0)
     yield "heads of no width", with_layer({}, width=0)
     yield "heads that overflow", with_layer({}, heads=2**40, key_heads=2**40, width=2**40)
-    yield "21 arrays", good | {"layers": ((parameters + [None] * 11, of_layer),)}
+    yield "21 arrays", good | {"layers": (((*parameters, *[None] * 11), of_layer),)}
     yield "numbers that are missing", good | {"layers": ((parameters, of_layer[:9]),)}
     yield "a layer of one", good | {"layers": ((parameters,),)}
     yield "a list of layers, which may shrink", good | {"layers": list(layers)}
+    yield "a list of arrays, which may shrink", good | {"layers": ((list(parameters), of_layer),)}
 
     rows = (None, None, table[:30], *own[3:])
     yield "positions of rows", good | {"ids": np.ones((21, 24)), "own": rows}

@@ -7,7 +7,7 @@ import functools
 import importlib.util
 import os
 import re
-import sys
+import sysconfig
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import TIME_LIMIT, run_script
+from processes import PYTHON, TIME_LIMIT, finish, run_script, start
 
 import selfattn as sa
 
@@ -346,13 +346,32 @@ def test_beside_torch(prelude):
     assert run(script, prelude=prelude + TORCH + BESIDE) == "2"
 
 
+def test_all_operations_in_many_threads():
+    """The script that tools/check_threads.sh runs under ThreadSanitizer, once."""
+    script = Path(__file__).parents[1] / "support" / "races.py"
+    done = finish(start([*PYTHON, script], {"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "1"}))
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "0 failures" in done.stdout
+
+
 def test_the_module_says_that_it_needs_no_gil():
-    if getattr(sys, "_is_gil_enabled", lambda: True)() is False:
-        return  # importing the extension would have switched it on
     source = Path(__file__).parents[2] / "csrc" / "python" / "module.c"
     if not source.exists():
-        pytest.skip("neither a free-threaded Python nor the sources are here")
+        pytest.skip("the sources are not here")
     assert "{Py_mod_gil, Py_MOD_GIL_NOT_USED}" in source.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(
+    not sysconfig.get_config_var("Py_GIL_DISABLED"),
+    reason="only a free-threaded Python can leave its GIL off; this one always has it",
+)
+def test_importing_leaves_the_gil_off():
+    """Whatever is imported: one extension that does not say so switches it on for all, with a warning."""
+    script = """
+    import sys, selfattn, selfattn.nn, selfattn.optim, selfattn.models, selfattn.training, selfattn.views, selfattn.text, selfattn.files
+    print(sys._is_gil_enabled())
+    """
+    assert run_script(script) == "False"
 
 
 NO_MORE = """
