@@ -89,7 +89,7 @@ void sa_block_give(void *block) {
     header *h = (header *)block - 1;
     PyObject *module = h->module;
     sa_state *state = sa_state_of(module);
-    if (h->bytes <= SA_LARGEST_KEPT) {
+    if (h->bytes <= SA_LARGEST_KEPT && !atomic_load(&state->frees_blocks)) {
         const slots own = slots_for(state, h->bytes);
         for (int i = 0; i < own.n && h != NULL; ++i) {
             h = put(&own.slot[i], h) ? NULL : h;
@@ -105,5 +105,12 @@ void sa_block_give(void *block) {
 void sa_blocks_clear(sa_state *state) {
     for (int i = 0; i < SA_KEPT_BLOCKS; ++i) {
         free_block(atomic_exchange(&state->blocks[i], NULL));
+    }
+}
+
+void sa_blocks_keep(sa_state *state, bool keep) {
+    atomic_store(&state->frees_blocks, !keep);
+    if (!keep) {
+        sa_blocks_clear(state);
     }
 }

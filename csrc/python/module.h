@@ -29,7 +29,7 @@ typedef struct {
     PyObject *numpy[SA_FROM_NUMPY];
     _Atomic(void *) blocks[SA_KEPT_BLOCKS]; /* kept memory: blocks.c */
     atomic_uint block_turn;                 /* the slot replaced next */
-    atomic_bool malloc_keeps;               /* blocks.c */
+    atomic_bool malloc_keeps, frees_blocks; /* blocks.c */
 } sa_state;
 
 static inline sa_state *sa_state_of(PyObject *module) { return (sa_state *)PyModule_GetState(module); }

@@ -1,15 +1,16 @@
-/* One step of an optimiser over lists of arrays. selfattn/optim/optimizers.py owns names, shapes and conversions. Nothing is
- * written before all is checked. */
+/* One step of an optimiser over lists of arrays, and gradients made shorter. selfattn/optim owns names, shapes and conversions.
+ * Nothing is written before all is checked and nothing can fail any more. */
 #include "python/arrays.h"
 
 #include <math.h>
 
+#include "drivers/elements.h"
 #include "drivers/optimizer.h"
 #include "python/run.h"
 
 /* Lists of equal length; None for moments that the optimiser lacks. They are read as tuples, which own the arrays: another thread
  * may change the lists meanwhile. */
-enum { PARAMETERS, GRADIENTS, MEANS, SQUARES, STEPS, LISTS };
+enum { PARAMETERS, GRADIENTS, MEANS, SQUARES, STEPS, TARGETS, LISTS };
 static const char *const names[STEPS] = {"parameters", "gradients", "means", "squares"};
 
 /* Borrowed; of the type and size of `like`, if that is given. */
@@ -63,10 +64,62 @@ static int read_array(sa_update_array *a, Py_ssize_t i, PyObject *const *lists) 
     return 0;
 }
 
+/* Arrays of any layout that are written. */
+static int read_elements(PyObject *module, sa_elements *x, PyObject *value, const char *name, Py_ssize_t i) {
+    if (!PyArray_Check(value) || !PyArray_ISWRITEABLE((PyArrayObject *)value)) {
+        return sa_error(PyExc_TypeError, "%s[%zd] must be a writable array", name, i);
+    }
+    PyArrayObject *same = sa_as_array(sa_state_of(module), value, name, SA_FLOATS, &x->array.dtype);
+    if (same == NULL) {
+        return -1;
+    }
+    Py_DECREF(same);
+    if (sa_is_integer(x->array.dtype)) {
+        return sa_error(PyExc_TypeError, "%s[%zd] must hold floats", name, i);
+    }
+    PyArrayObject *array = (PyArrayObject *)value;
+    x->array.data = PyArray_BYTES(array);
+    x->array.swapped = !PyArray_ISNOTSWAPPED(array);
+    x->ndim = PyArray_NDIM(array);
+    for (int axis = 0; axis < x->ndim; ++axis) {
+        x->shape[axis] = PyArray_DIM(array, axis);
+        x->array.stride[axis] = PyArray_STRIDE(array, axis);
+    }
+    return 0;
+}
+
+typedef struct {
+    sa_update *update;
+    sa_elements *targets; /* ndim < 0: none; or NULL */
+} step_call;
+
 static sa_status compute(void *call, char *scratch, char *shared) {
     (void)scratch, (void)shared;
-    sa_update_run(call, sa_get_num_threads());
+    const step_call *c = call;
+    sa_update_run(c->update, sa_get_num_threads());
+    for (ptrdiff_t i = 0; c->targets != NULL && i < c->update->count; ++i) {
+        if (c->targets[i].ndim >= 0) {
+            sa_elements_write(&c->targets[i], c->update->arrays[i].parameter);
+        }
+    }
     return SA_OK;
+}
+
+/* What is computed of a parameter of another layout or of 16 bits is a copy; its target is the parameter. */
+static int read_target(PyObject *module, sa_elements *target, Py_ssize_t i, PyObject *const *lists) {
+    PyObject *parameter = PyTuple_GET_ITEM(lists[PARAMETERS], i);
+    PyObject *value = i < PyTuple_GET_SIZE(lists[TARGETS]) ? PyTuple_GET_ITEM(lists[TARGETS], i) : Py_None;
+    target->ndim = -1;
+    if (value == Py_None) {
+        return 0;
+    }
+    if (read_elements(module, target, value, "targets", i) < 0) {
+        return -1;
+    }
+    const bool f64 = PyArray_TYPE((PyArrayObject *)parameter) == NPY_DOUBLE;
+    return PyArray_SAMESHAPE((PyArrayObject *)value, (PyArrayObject *)parameter) && f64 == (target->array.dtype == SA_F64)
+               ? 0
+               : sa_error(PyExc_TypeError, "targets[%zd] must have the shape of the parameter, and its precision", i);
 }
 
 static PyObject *run_of_tuples(PyObject *module, sa_update *u, PyObject *const *lists) {
@@ -79,24 +132,27 @@ static PyObject *run_of_tuples(PyObject *module, sa_update *u, PyObject *const *
         return NULL;
     }
     const Py_ssize_t count = PyTuple_GET_SIZE(lists[PARAMETERS]);
-    sa_update_array *arrays = sa_block_take(module, (size_t)count * sizeof *arrays);
-    if (arrays == NULL) {
-        return NULL;
-    }
     PyObject *result = NULL;
+    step_call c = {.update = u};
+    sa_update_array *arrays = sa_block_take(module, (size_t)count * sizeof *arrays);
+    if (arrays == NULL ||
+        (lists[TARGETS] != Py_None && (c.targets = sa_block_take(module, (size_t)count * sizeof *c.targets)) == NULL)) {
+        goto fail;
+    }
     npy_intp elements = 0;
     for (Py_ssize_t i = 0; i < count; ++i) {
-        if (read_array(&arrays[i], i, lists) < 0) {
+        if (read_array(&arrays[i], i, lists) < 0 || (c.targets && read_target(module, &c.targets[i], i, lists) < 0)) {
             goto fail;
         }
         elements += arrays[i].n;
     }
     u->count = count;
     u->arrays = arrays;
-    if (sa_run_job(module, &(sa_job){.small = elements < SA_SMALL_ELEMENTS, .compute = compute, .call = u}) == 0) {
+    if (sa_run_job(module, &(sa_job){.small = elements < SA_SMALL_ELEMENTS, .compute = compute, .call = &c}) == 0) {
         result = Py_NewRef(Py_None);
     }
 fail:
+    sa_block_give(c.targets);
     sa_block_give(arrays);
     return result;
 }
@@ -106,7 +162,7 @@ static PyObject *run(PyObject *module, sa_update *u, PyObject *const *lists) {
     for (int n = 0; n < LISTS; ++n) {
         if (PyList_Check(lists[n])) {
             tuples[n] = PyList_AsTuple(lists[n]);
-        } else if (lists[n] == Py_None && (n == MEANS || n == SQUARES)) {
+        } else if (lists[n] == Py_None && (n == MEANS || n == SQUARES || n == TARGETS)) {
             tuples[n] = Py_NewRef(Py_None);
         } else {
             PyErr_Format(PyExc_TypeError, "arrays and steps must come in lists");
@@ -124,11 +180,11 @@ fail:
 }
 
 static PyObject *sgd_step(PyObject *module, PyObject *args) {
-    PyObject *lists[LISTS] = {[SQUARES] = Py_None};
+    PyObject *lists[LISTS] = {[SQUARES] = Py_None, [TARGETS] = Py_None};
     sa_update u = {.kind = SA_SGD};
     int nesterov;
-    if (!PyArg_ParseTuple(args, "OOOOddddp:_sgd_step", &lists[PARAMETERS], &lists[GRADIENTS], &lists[MEANS], &lists[STEPS],
-                          &u.lr, &u.momentum, &u.dampening, &u.weight_decay, &nesterov)) {
+    if (!PyArg_ParseTuple(args, "OOOOddddp|O:_sgd_step", &lists[PARAMETERS], &lists[GRADIENTS], &lists[MEANS], &lists[STEPS],
+                          &u.lr, &u.momentum, &u.dampening, &u.weight_decay, &nesterov, &lists[TARGETS])) {
         return NULL;
     }
     u.nesterov = nesterov != 0;
@@ -136,16 +192,69 @@ static PyObject *sgd_step(PyObject *module, PyObject *args) {
 }
 
 static PyObject *adam_step(PyObject *module, PyObject *args) {
-    PyObject *lists[LISTS];
+    PyObject *lists[LISTS] = {[TARGETS] = Py_None};
     sa_update u = {.kind = SA_ADAM};
     int decoupled;
-    if (!PyArg_ParseTuple(args, "OOO!O!Odddddp:_adam_step", &lists[PARAMETERS], &lists[GRADIENTS], &PyList_Type, &lists[MEANS],
-                          &PyList_Type, &lists[SQUARES], &lists[STEPS], &u.lr, &u.beta1, &u.beta2, &u.eps, &u.weight_decay,
-                          &decoupled)) {
+    if (!PyArg_ParseTuple(args, "OOO!O!Odddddp|O:_adam_step", &lists[PARAMETERS], &lists[GRADIENTS], &PyList_Type,
+                          &lists[MEANS], &PyList_Type, &lists[SQUARES], &lists[STEPS], &u.lr, &u.beta1, &u.beta2, &u.eps,
+                          &u.weight_decay, &decoupled, &lists[TARGETS])) {
         return NULL;
     }
     u.decoupled = decoupled != 0;
     return run(module, &u, lists);
+}
+
+typedef struct {
+    sa_elements *arrays;
+    double *factors;
+    Py_ssize_t count;
+} scale_call;
+
+static sa_status scale_all(void *call, char *scratch, char *shared) {
+    (void)scratch, (void)shared;
+    const scale_call *c = call;
+    for (Py_ssize_t i = 0; i < c->count; ++i) {
+        sa_elements_scale(&c->arrays[i], c->factors[i]);
+    }
+    return SA_OK;
+}
+
+/* Multiplies all arrays, each by its factor, or none. */
+static PyObject *scale(PyObject *module, PyObject *args) {
+    PyObject *values, *factors, *result = NULL;
+    scale_call c = {.arrays = NULL};
+    npy_intp elements = 0;
+    if (!PyArg_ParseTuple(args, "O!O!:_scale", &PyTuple_Type, &values, &PyTuple_Type, &factors)) {
+        return NULL;
+    }
+    c.count = PyTuple_GET_SIZE(values);
+    if (PyTuple_GET_SIZE(factors) != c.count) {
+        return PyErr_Format(PyExc_ValueError, "each array needs a factor");
+    }
+    c.arrays = sa_block_take(module, (size_t)c.count * sizeof *c.arrays);
+    c.factors = c.arrays == NULL ? NULL : sa_block_take(module, (size_t)c.count * sizeof *c.factors);
+    if (c.factors == NULL) {
+        goto fail;
+    }
+    for (Py_ssize_t i = 0; i < c.count; ++i) {
+        PyObject *factor = PyTuple_GET_ITEM(factors, i);
+        if (!PyFloat_CheckExact(factor)) {
+            sa_error(PyExc_TypeError, "factors[%zd] must be a float", i);
+            goto fail;
+        }
+        c.factors[i] = PyFloat_AsDouble(factor);
+        if (read_elements(module, &c.arrays[i], PyTuple_GET_ITEM(values, i), "arrays", i) < 0) {
+            goto fail;
+        }
+        elements += PyArray_SIZE((PyArrayObject *)PyTuple_GET_ITEM(values, i));
+    }
+    if (sa_run_job(module, &(sa_job){.small = elements < SA_SMALL_ELEMENTS, .compute = scale_all, .call = &c}) == 0) {
+        result = Py_NewRef(Py_None);
+    }
+fail:
+    sa_block_give(c.factors);
+    sa_block_give(c.arrays);
+    return result;
 }
 
 /* Whether a step takes these arrays as they are. */
@@ -175,6 +284,7 @@ static PyObject *are_plain(PyObject *module, PyObject *args) {
 PyMethodDef sa_update_methods[] = {
     {"_are_plain", are_plain, METH_VARARGS, "Whether nothing has to be checked or converted before a step."},
     {"_sgd_step", sgd_step, METH_VARARGS, "One step of SGD over all parameters; optim.SGD calls it."},
+    {"_scale", scale, METH_VARARGS, "Multiply arrays, in place, by a factor each; optim.clip_grad_norm_ calls it."},
     {"_adam_step", adam_step, METH_VARARGS, "One step of Adam or AdamW over all parameters; optim.Adam calls it."},
     {NULL, NULL, 0, NULL},
 };

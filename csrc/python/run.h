@@ -30,4 +30,7 @@ void sa_block_give(void *block);
 
 void sa_blocks_clear(sa_state *state);
 
+/* Without, each call takes fresh memory and frees it. */
+void sa_blocks_keep(sa_state *state, bool keep);
+
 #endif

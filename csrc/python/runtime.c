@@ -71,6 +71,11 @@ static PyObject *set_num_threads(PyObject *module, PyObject *number) {
     Py_RETURN_NONE;
 }
 
+static PyObject *keep_blocks(PyObject *module, PyObject *keep) {
+    sa_blocks_keep(sa_state_of(module), keep == Py_True);
+    Py_RETURN_NONE;
+}
+
 static PyObject *build_info(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return Py_BuildValue("{s:s}", "compiler",
@@ -150,6 +155,8 @@ PyMethodDef sa_runtime_methods[] = {
     {"available_isas", available_isas, METH_NOARGS, "The instruction sets that this build and this CPU can run, best first."},
     {"build_info", build_info, METH_NOARGS, "What the extension was built with."},
     {"_set_isa", set_isa, METH_O, "Choose the kernels, for tests. Not to be called while another thread computes."},
+    {"_keep_blocks", keep_blocks, METH_O,
+     "Whether calls keep the memory they worked in for the next (True, as at first), for tests that watch memory."},
     {"_fma_peak", fma_peak, METH_VARARGS,
      "Multiply-adds out of registers, of int8 and bfloat16 out of L1: operations/s of (dtype, threads, milliseconds)."},
     {"_read_bandwidth", read_bandwidth, METH_VARARGS, "A loop that only reads: bytes/s of (bytes, threads, milliseconds)."},

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn import _core
 from selfattn.functional._arguments import check_number
 from selfattn.optim.optimizers import COMPUTED_IN
 
@@ -83,9 +84,8 @@ def clip_grad_norm_(
         raise RuntimeError(f"the norm of the gradients is {norm}; they cannot be clipped")
     factor = max_norm / (norm + 1e-6)
     if not factor >= 1:  # NaN too
-        with np.errstate(invalid="ignore"):
-            for array in arrays:
-                np.multiply(array, array.dtype.type(factor), out=array)
+        plain = tuple(np.asarray(array) for array in arrays)
+        _core._scale(plain, tuple(float(array.dtype.type(factor)) for array in plain))
     return norm
 
 

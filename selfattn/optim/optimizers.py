@@ -43,7 +43,7 @@ class Optimizer:
     """
 
     initial_lr: float | None = None  # the learning rate when the first scheduler was made
-    stepped = False  # whether there was a step
+    stepped: bool  # whether there was a step
 
     _options: tuple[str, ...] = ("lr", "weight_decay")  # saved arguments
     _slots: tuple[str, ...] = ()  # state per parameter: "step", and arrays of its shape
@@ -62,6 +62,7 @@ class Optimizer:
                     f"params[{name!r}] must be an ndarray of floats (float16 to float64), not {array!r}"
                 )
         self.params = dict(params)
+        self.stepped = False
         self.lr = lr
         self.weight_decay = _not_negative("weight_decay", weight_decay)
         self.state: dict[str, dict[str, Any]] = {name: {} for name in params}
@@ -101,13 +102,14 @@ class Optimizer:
                 UserWarning,
                 stacklevel=2,
             )
-        self.stepped = True
         names = list(grads)
         gradients: list[Any] = list(grads.values())
         parameters: list[Any] = [self.params.get(name) for name in names]
         if _core._are_plain(parameters, gradients):  # one quick look at all
-            self._move(names, parameters, gradients)
+            self._move(names, parameters, gradients, None)
+            self.stepped = True
             return
+        targets: list[Array | None] = []
         for i, (name, gradient) in enumerate(grads.items()):
             parameter = self.params.get(name)
             if parameter is None:
@@ -121,10 +123,9 @@ class Optimizer:
                 raise TypeError(f"the gradient of {name} must hold floats, not {array.dtype}")
             gradients[i] = _plain(array, self._computed_in[name])
             parameters[i] = _plain(parameter, self._computed_in[name])
-        self._move(names, parameters, gradients)
-        for name, moved in zip(names, parameters, strict=True):
-            if moved is not self.params[name]:
-                self.params[name][...] = moved
+            targets.append(None if parameters[i] is parameter else np.asarray(parameter))
+        self._move(names, parameters, gradients, targets)
+        self.stepped = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of everything that the next steps depend on, apart from the parameters.
@@ -210,8 +211,18 @@ class Optimizer:
             copied[slot] = entry.copy()
         return copied
 
-    def _move(self, names: list[str], parameters: list[Array], gradients: list[Array]) -> None:
-        """Write all parameters after a step, and their states; the arrays are contiguous and of what computes."""
+    def _move(
+        self,
+        names: list[str],
+        parameters: list[Array],
+        gradients: list[Array],
+        targets: list[Array | None] | None,
+    ) -> None:
+        """Write all parameters after a step, and their states; the arrays are contiguous and of what computes.
+
+        Where a parameter is a copy of one that is not, ``targets`` has the latter, which is written too. A step is taken whole
+        or, without memory, not at all: nothing may allocate from the call of the core on.
+        """
         raise NotImplementedError
 
     def _states(self, key: str, names: list[str], parameters: list[Array]) -> list[Array]:
@@ -274,17 +285,22 @@ class SGD(Optimizer):
             )
         self.momentum, self.dampening, self.nesterov = momentum, dampening, bool(nesterov)
 
-    def _move(self, names: list[str], parameters: list[Array], gradients: list[Array]) -> None:
+    def _move(
+        self,
+        names: list[str],
+        parameters: list[Array],
+        gradients: list[Array],
+        targets: list[Array | None] | None,
+    ) -> None:
         steps = [2 if "momentum_buffer" in self.state[name] else 1 for name in names]
         velocities = self._states("momentum_buffer", names, parameters) if self.momentum else None
-        # made before anything is written: a step is taken whole or, without memory, not at all
         state = self.state | {
             name: {"momentum_buffer": velocity}
             for name, velocity in zip(names, velocities or (), strict=False)
         }
         _core._sgd_step(
             parameters, gradients, velocities, steps,
-            self.lr, self.momentum, self.dampening, self.weight_decay, self.nesterov,
+            self.lr, self.momentum, self.dampening, self.weight_decay, self.nesterov, targets,
         )  # fmt: skip
         self.state = state
 
@@ -335,18 +351,23 @@ class Adam(Optimizer):
             raise ValueError(f"betas must be two numbers in [0, 1), not {betas}")
         self.betas, self.eps = (numbers[0], numbers[1]), _not_negative("eps", eps)
 
-    def _move(self, names: list[str], parameters: list[Array], gradients: list[Array]) -> None:
+    def _move(
+        self,
+        names: list[str],
+        parameters: list[Array],
+        gradients: list[Array],
+        targets: list[Array | None] | None,
+    ) -> None:
         steps = [self.state[name].get("step", 0) + 1 for name in names]
         means = self._states("exp_avg", names, parameters)
         squares = self._states("exp_avg_sq", names, parameters)
-        # made before anything is written: a step is taken whole or, without memory, not at all
         state = self.state | {
             name: {"step": step, "exp_avg": mean, "exp_avg_sq": square}
             for name, step, mean, square in zip(names, steps, means, squares, strict=True)
         }
         _core._adam_step(
             parameters, gradients, means, squares, steps,
-            self.lr, *self.betas, self.eps, self.weight_decay, self._fixed["decoupled_weight_decay"],
+            self.lr, *self.betas, self.eps, self.weight_decay, self._fixed["decoupled_weight_decay"], targets,
         )  # fmt: skip
         self.state = state
 

@@ -6,8 +6,9 @@ import warnings
 
 import numpy as np
 import pytest
+from inputs import laid_out, read_only
 
-from selfattn import nn, optim
+from selfattn import _core, nn, optim
 from selfattn.optim import lr_scheduler
 
 STEPS = 23
@@ -298,6 +299,27 @@ def test_squares_that_leave_the_range_still_have_a_norm(dtype, scale):
     expected = float(np.sqrt((every**2).sum()))
     assert optim.clip_grad_norm_(grads, 1.0) == pytest.approx(expected, rel=1e-6)
     assert optim.clip_grad_norm_(grads, 1.0) == pytest.approx(min(expected, 1.0), rel=2e-3)
+
+
+def test_gradients_of_any_layout():
+    """NumPy's products of the factor, in each gradient's own dtype."""
+    grads = laid_out()
+    before = {name: gradient.copy() for name, gradient in grads.items()}
+    norm = optim.clip_grad_norm_(grads, 2.0)
+    for name, gradient in grads.items():
+        expected = before[name] * gradient.dtype.type(2.0 / (norm + 1e-6))
+        np.testing.assert_array_equal(gradient, expected, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "factors"),
+    [([np.ones(3), np.ones(3, np.int32)], [0.5, 0.5]), ([np.ones(3), 1.0], [0.5, 0.5]), ([np.ones(3)], []),
+     ([np.ones(3), np.ones(3)], [0.5, 1]), ([np.ones(3), read_only(np.ones(3))], [0.5, 0.5])],
+)  # fmt: skip
+def test_the_core_scales_all_or_none(arrays, factors):
+    with pytest.raises((TypeError, ValueError)):
+        _core._scale(tuple(arrays), tuple(factors))
+    np.testing.assert_array_equal(arrays[0], 1)
 
 
 def test_a_gradient_under_two_names_is_scaled_once():

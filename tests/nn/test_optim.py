@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from inputs import LAYOUTS
+from inputs import LAYOUTS, laid_out
 
 import selfattn as sa
 from selfattn import _core, nn, optim, training
@@ -155,6 +155,41 @@ def test_half_precision_is_updated_in_float32(name):
     wide = {"w": np.ones(3, np.float32)}
     getattr(optim, name)(wide, lr=0.125).step({"w": np.full(3, 1e-4, np.float16)})
     np.testing.assert_array_equal(params["w"], wide["w"].astype(np.float16))
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_parameters_of_any_layout(name):
+    """What NumPy rounds and writes of the steps of plain copies."""
+    params, rng = laid_out(), np.random.default_rng(1)
+    wide = {key: x.astype(np.float64 if "64" in key else np.float32, order="C") for key, x in params.items()}
+    ours, theirs = (getattr(optim, name)(own, lr=0.1) for own in (params, wide))
+    for _ in range(2):
+        grads = {key: rng.standard_normal(x.shape) for key, x in wide.items()}
+        ours.step(grads)
+        theirs.step(grads)
+        for key, x in params.items():
+            np.testing.assert_array_equal(x, wide[key].astype(x.dtype), err_msg=key)
+            wide[key][...] = x
+
+
+def test_read_only_parameters_stop_the_whole_step():
+    params = {"a": np.ones(3, np.float16), "b": np.ones(3, np.float16)}
+    optimizer = optim.Adam(params)
+    params["b"].flags.writeable = False
+    with pytest.raises(TypeError, match="writable"):
+        optimizer.step({"a": np.ones(3), "b": np.ones(3)})
+    np.testing.assert_array_equal(params["a"], 1)
+    assert optimizer.state_dict()["state"] == {} and not optimizer.stepped
+
+
+@pytest.mark.parametrize(
+    "targets", [(1,), [np.ones(4, np.float16)], [np.ones(3)], [1], [np.ones(3, np.int16)]]
+)
+def test_the_core_refuses_targets(targets):
+    lists = [[np.ones(3, np.float32)] for _ in range(4)]
+    with pytest.raises(TypeError):
+        _core._adam_step(*lists, [1], 0.1, 0.9, 0.999, 1e-8, 0.0, False, targets)
+    np.testing.assert_array_equal(lists, 1)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
