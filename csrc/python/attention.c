@@ -159,6 +159,7 @@ static int run(sa_call *c, PyObject *module) {
     return sa_run_job(module, &job);
 }
 
+/* Made before anything is written: what returns has all, and what raises left `out` as it was. */
 static PyObject *make_result(const sa_call *c) {
     Py_ssize_t n = 0;
     for (int i = 0; i < SA_RESULTS; ++i) {
@@ -180,8 +181,8 @@ static PyObject *forward(PyObject *module, int function, PyObject *const *args, 
     PyObject *result = NULL;
     sa_call c;
     if (sa_call_read(&c, module, function, args, nargs, kwnames) == 0 && make_outputs(&c) == 0 && sa_call_read_seed(&c) == 0 &&
-        run(&c, module) == 0) {
-        result = make_result(&c);
+        (result = make_result(&c)) != NULL && run(&c, module) < 0) {
+        Py_CLEAR(result);
     }
     sa_call_release(&c);
     return result;

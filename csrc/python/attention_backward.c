@@ -324,12 +324,15 @@ static PyObject *backward(PyObject *module, int function, PyObject *const *args,
     b.targets = targets && PyTuple_Check(targets) && PyTuple_GET_SIZE(targets) == GRADIENTS ? targets : NULL;
     const long wrt = b.c.given.wrt != NULL ? PyLong_AsLong(b.c.given.wrt) : 7;
     if ((wrt == -1 && PyErr_Occurred()) || read_results(&b, sa_attention_family.functions[function].name) < 0 ||
-        make_gradients(&b, wrt) < 0 || sa_call_read_seed(&b.c) < 0 || run(&b, module) < 0) {
+        make_gradients(&b, wrt) < 0 || sa_call_read_seed(&b.c) < 0) {
         goto fail;
     }
-    result = PyTuple_New(GRADIENTS);
+    result = PyTuple_New(GRADIENTS); /* before anything is written */
     for (int i = 0; result != NULL && i < GRADIENTS; ++i) {
         PyTuple_SET_ITEM(result, i, Py_NewRef(b.gradients[i] ? b.gradients[i] : Py_None));
+    }
+    if (result != NULL && run(&b, module) < 0) {
+        Py_CLEAR(result);
     }
 fail:
     release(&b);

@@ -476,7 +476,8 @@ def _stops(stop: Any) -> tuple[str, ...]:
 
 
 def _collected(pieces: Iterator[list[Any]], alone: bool, texts: list[bool]) -> Any:
-    whole = [list(parts) for parts in zip(*pieces, strict=True)]
+    steps = list(pieces)  # not spread itself: CPython 3.11 loses memory where an iterator raises there
+    whole = [list(parts) for parts in zip(*steps, strict=True)]
     results = [
         "".join(parts) if text else np.array(list(chain.from_iterable(parts)), np.int64)
         for parts, text in zip(whole, texts, strict=True)

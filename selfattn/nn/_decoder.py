@@ -67,11 +67,12 @@ class DecoderCache:
             raise ValueError(f"indices must be those of {len(self)} sequences, not {indices!r}")
         if np.array_equal(chosen, np.arange(len(self))):
             return
-        self.lengths = self.lengths[chosen]
-        used = int(self.lengths.max(initial=0))
-        self.keys, self.values = (
+        lengths = self.lengths[chosen]
+        used = int(lengths.max(initial=0))
+        keys, values = (
             _moved(array[:, :, :, :used], chosen, array.shape[3]) for array in (self.keys, self.values)
         )
+        self.lengths, self.keys, self.values = lengths, keys, values  # all or, without memory, none
 
     def reserve(self, most: int) -> None:
         """Make room for so many tokens of every sequence."""
@@ -178,7 +179,12 @@ class Decoder:
         -------
         ndarray, shape (sequences, vocabulary)
         """
-        return self.head(self._run(self._core_last, ids, cache)[0], steps=True)
+        before = cache.lengths
+        try:
+            return self.head(self._run(self._core_last, ids, cache)[0], steps=True)
+        except BaseException:  # no memory for the logits: the tokens are not there either
+            cache.lengths = before
+            raise
 
     def logits(self, ids: npt.ArrayLike) -> Array:
         """Compute the logits of the id behind each one of a sequence.

@@ -376,7 +376,8 @@ class GPT(Module):
         alone = _is_one(prompt)
         if stream:
             return _first(steps) if alone else steps
-        written = list(zip(*steps, strict=True))
+        whole = list(steps)  # not spread itself: CPython 3.11 loses memory where an iterator raises there
+        written = list(zip(*whole, strict=True))
         arrays = [np.array([new for new in own if new is not None], np.int64) for own in written]
         return arrays[0] if alone else arrays
 
