@@ -1,4 +1,4 @@
-"""Memory that fails: each allocation of the core, in each operation, in turn. What is tried is in tests/support/memory_fails.py."""
+"""Memory that fails: allocations of the core in every operation, drawn anew each time. tests/support/memory_fails.py tries all."""
 
 import platform
 import shutil
@@ -16,7 +16,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 @pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc" or shutil.which("gcc") is None, reason="needs glibc and GCC"
 )
-def test_each_allocation_fails_in_turn(tmp_path):
+def test_allocations_fail(tmp_path):
     shim = tmp_path / "failing_malloc.so"
     subprocess.run(
         [
