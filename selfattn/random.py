@@ -15,6 +15,8 @@ from typing import Any, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn.functional._arguments import check_number
+
 __all__ = ["TorchGenerator", "torch_rng"]
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -105,7 +107,7 @@ class TorchGenerator:
         self, low: float = 0.0, high: float = 1.0, size: Size = None, dtype: npt.DTypeLike = np.float32
     ) -> Array:
         """Draw from U[low, high), as ``tensor.uniform_(low, high)``: to the bit."""
-        low, high = float(low), float(high)
+        low, high = check_number("low", low), check_number("high", high)
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             raise ValueError(f"uniform needs finite low <= high, not low={low}, high={high}")
         dtype = _float_dtype(dtype)
@@ -119,7 +121,7 @@ class TorchGenerator:
 
         Fewer than 16 numbers are PyTorch's to the bit; more agree to 3 ulp in float32 and 2 ulp in float64.
         """
-        mean, std = float(mean), float(std)
+        mean, std = check_number("mean", mean), check_number("std", std)
         if not (math.isfinite(mean) and math.isfinite(std) and std >= 0):
             raise ValueError(f"normal needs a finite mean and a finite std >= 0, not mean={mean}, std={std}")
         dtype, shape = _float_dtype(dtype), _shape(size)

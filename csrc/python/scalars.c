@@ -13,9 +13,14 @@ PyObject *sa_as_index(PyObject *value) {
 
 int sa_read_real(void *call, PyObject *value, const char *name, void *to) {
     (void)call;
-    if (PyBool_Check(value) || PyArray_IsScalar(value, Bool) ||
-        (PyArray_Check(value) && PyArray_TYPE((PyArrayObject *)value) == NPY_BOOL)) {
+    const int type = PyArray_Check(value) ? PyArray_TYPE((PyArrayObject *)value) : NPY_NOTYPE;
+    if (PyBool_Check(value) || PyArray_IsScalar(value, Bool) || type == NPY_BOOL) {
         return sa_error(PyExc_TypeError, "%s must be a real number, got a bool", name);
+    }
+    /* NumPy makes floats of these: it leaves out imaginary parts, and reads texts. */
+    if (PyArray_IsScalar(value, ComplexFloating) || PyTypeNum_ISCOMPLEX(type) || PyTypeNum_ISDATETIME(type) ||
+        type == NPY_OBJECT || type == NPY_STRING || type == NPY_UNICODE || type == NPY_VSTRING) {
+        return sa_error(PyExc_TypeError, "%s must be a real number, not %R", name, value);
     }
     const double x = PyFloat_AsDouble(value);
     if (x == -1 && PyErr_Occurred()) {

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfattn import training
 from selfattn.cli import streams
 from selfattn.cli.numbers import count
 from selfattn.cli.parser import Parser
@@ -140,7 +139,7 @@ def _chat(options: argparse.Namespace) -> int:
 def _lines() -> Iterator[str]:
     """Give out the messages: lines that are typed, or those of standard input."""
     if not streams.is_terminal(sys.stdin):
-        yield from (line for line in training.read_lines(streams.source(streams.DASH)) if line)
+        yield from streams.lines()
         return
     import readline  # noqa: F401 - input() then edits the line
 

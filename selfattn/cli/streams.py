@@ -107,6 +107,25 @@ class Input:
         return "standard input"
 
 
+def lines() -> Iterator[str]:
+    """Give out the lines of standard input that are not empty, each as soon as it is there: another program may wait for an answer.
+
+    Raises
+    ------
+    ValueError
+        A line is not UTF-8.
+    """
+    stream = getattr(sys.stdin, "buffer", None)
+    for number, line in enumerate(sys.stdin if stream is None else stream, 1):
+        try:
+            text = line if isinstance(line, str) else line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"standard input is not UTF-8: byte 0x{line[error.start]:02x} in line {number}"
+            ) from None
+        yield from (part for part in map(str.strip, text.replace("\r", "\n").split("\n")) if part)
+
+
 def source(file: str) -> str | Input:
     """Return what to read: a path, or standard input for ``-``."""
     return Input() if file == DASH else file

@@ -6,7 +6,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 from selfattn.nn._arrays import Pullback
 from selfattn.nn.module import Module
@@ -59,6 +59,12 @@ class ModuleList(Module):
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """Yield the modules with their numbers."""
         return ((str(n), module) for n, module in enumerate(self._modules))
+
+    def __copy__(self) -> Self:
+        """Return a list of its own of the same modules, as ``copy`` of a list does."""
+        made = object.__new__(type(self))
+        vars(made).update(vars(self), _modules=list(self._modules))
+        return made
 
     def __len__(self) -> int:
         return len(self._modules)

@@ -167,10 +167,9 @@ class CrossEntropyLoss(Loss):
         self.weight = None if weight is None else as_input(weight, WIDE, "weight")
         if self.weight is not None and self.weight.ndim != 1:
             raise ValueError(f"weight must have shape (C,), a number for each class, not {self.weight.shape}")
-        try:
-            self.ignore_index = operator.index(ignore_index)
-        except TypeError:
-            raise TypeError(f"ignore_index must be an int, not {ignore_index!r}") from None
+        if isinstance(ignore_index, bool) or not hasattr(ignore_index, "__index__"):
+            raise TypeError(f"ignore_index must be an int, not {ignore_index!r}")
+        self.ignore_index = operator.index(ignore_index)
         self.label_smoothing = check_probability("label_smoothing", label_smoothing)
 
     def extra_repr(self) -> str:
@@ -308,7 +307,7 @@ class MSELoss(Loss):
         kind = widest(array, wanted)
         error = array.astype(kind, copy=False) - wanted.astype(kind, copy=False)
         return Elements(
-            array, error * error, error.size, lambda d: 2 * error * d, promoted([array.dtype, wanted.dtype])
+            array, error * error, error.size, lambda d: error * (2 * d), promoted([array.dtype, wanted.dtype])
         )
 
 

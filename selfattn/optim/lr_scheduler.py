@@ -26,6 +26,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from selfattn.functional._arguments import check_number, check_size
 from selfattn.optim.optimizers import Optimizer
 
@@ -183,7 +185,10 @@ class LambdaLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def _next(self) -> float:
-        return self.base_lrs[0] * self.lr_lambdas[0](self.last_epoch)
+        factor: Any = self.lr_lambdas[0](self.last_epoch)
+        if isinstance(factor, bool | np.bool_):  # of a comparison
+            factor = float(factor)
+        return self.base_lrs[0] * check_number("what lr_lambda returns", factor)
 
     _first = _next
 
@@ -294,6 +299,8 @@ class CosineAnnealingLR(LRScheduler):
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
         self.T_max = check_size("T_max", T_max)
         self.eta_min = check_number("eta_min", eta_min)
+        if not 0 <= self.eta_min < math.inf:
+            raise ValueError(f"eta_min must be at least 0 and finite, not {eta_min}")
         super().__init__(optimizer, last_epoch)
 
     def _next(self) -> float:
@@ -394,8 +401,17 @@ class OneCycleLR(LRScheduler):
         high, low = check_number("max_momentum", max_momentum), check_number("base_momentum", base_momentum)
         top = check_number("max_lr", max_lr)
         factors = check_number("div_factor", div_factor), check_number("final_div_factor", final_div_factor)
-        if not min(factors) > 0:
-            raise ValueError(f"div_factor and final_div_factor must be above 0, not {factors}")
+        if not all(0 < factor < math.inf for factor in factors):
+            raise ValueError(f"div_factor and final_div_factor must be above 0 and finite, not {factors}")
+        for name, number, most in (
+            ("max_lr", top, math.inf),
+            ("base_momentum", low, 1),
+            ("max_momentum", high, 1),
+        ):
+            if not 0 <= number < most:
+                raise ValueError(
+                    f"{name} must be at least 0 and {f'below {most}' if most == 1 else 'finite'}, not {number}"
+                )
         start = top / factors[0]
         end = start / factors[1]
         if last_epoch == -1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,16 @@ class Optimizer:
         self.weight_decay = _not_negative("weight_decay", weight_decay)
         self.state: dict[str, dict[str, Any]] = {name: {} for name in params}
         self._computed_in = {name: COMPUTED_IN[array.dtype.name] for name, array in params.items()}
+
+    def __copy__(self) -> Self:
+        """Return an optimiser of the same parameters with a state of its own, which neither one's steps change for the other."""
+        made = object.__new__(type(self))
+        state = {
+            name: {key: x.copy() if isinstance(x, np.ndarray) else x for key, x in entries.items()}
+            for name, entries in self.state.items()
+        }
+        vars(made).update(vars(self), params=dict(self.params), state=state)
+        return made
 
     @property
     def lr(self) -> float:

@@ -108,13 +108,14 @@ def prepare(
     if block_mask is not None:
         allowed &= dense_block_mask(block_mask, pairs)
 
+    softcap = None if softcap is None else check_real("softcap", softcap)
     if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
         raise ValueError(f"softcap must be a finite number above 0, not {softcap!r}")
+    dropout_p = check_real("dropout_p", dropout_p)
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p must be between 0 and 1, not {dropout_p!r}")
     if rng is not None and not hasattr(rng, "integers"):
         check_seed(rng)
-    dropout_p = float(dropout_p)
     keep = None
     if dropout_p > 0:
         keep = dropout_keep_mask(seed_from_rng(rng), dropout_p, lead, n_queries, n_keys, first_head)
@@ -122,13 +123,27 @@ def prepare(
         scale = 1.0 / math.sqrt(width) if width else 1.0
     return Call(
         query=q, key=k, value=v,
-        scale=float(scale),
-        softcap=None if softcap is None else float(softcap),
+        scale=check_real("scale", scale), softcap=softcap,
         alibi_slopes=check_per_head("alibi_slopes", alibi_slopes, lead, compute),
         bias=bias, allowed=allowed,
         sinks=check_per_head("sinks", sinks, lead, compute),
         keep=keep, dropout_p=dropout_p, offset=offset, result_dtype=result,
     )  # fmt: skip
+
+
+def check_real(name: str, value: Any) -> float:
+    """Take a real number of any kind as a float; texts, bools and complex numbers are none."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")
+    if (
+        isinstance(value, bool | str | bytes | complex)
+        or kind in "bcOSTUmM"
+        or getattr(value, "ndim", 0) != 0
+    ):
+        raise TypeError(f"{name} must be a real number, not {value!r:.80}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is too large for a float: {value!r:.80}") from None
 
 
 def allowed_pairs(

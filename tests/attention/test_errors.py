@@ -1,5 +1,8 @@
 """Bad arguments to scaled_dot_product_attention: the exception, what it says, and that nothing was written."""
 
+from decimal import Decimal
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from bad_calls import BAD, array, undecided_overlaps
@@ -209,3 +212,32 @@ def test_out_that_overlaps_itself(strides):
 def test_set_num_threads_refuses_what_a_call_refuses(wrong):
     with pytest.raises(TypeError if isinstance(wrong, float | bool) else ValueError, match="threads"):
         sa.set_num_threads(wrong)
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap", "dropout_p"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        np.complex64(0.5 + 1j), np.array(0.5 + 1j), np.array("0.5"), np.array(b"0.5"), np.array(Fraction(1, 2), object),
+        np.array("0.5", np.dtypes.StringDType()), np.array(1, "m8[s]"), np.array(True), True, "0.5", b"0.5", 0.5 + 0j,
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_numpy_would_make_a_number_of(name, wrong):
+    """An imaginary part that is left out, or a text that is read, would be a wrong result without a word."""
+    x = random_inputs((2, 5, 4))
+    for function in (attend, sa.reference.scaled_dot_product_attention, sa.attention_steps):
+        with pytest.raises(TypeError, match=f"{name} must be a real number"):
+            function(*x, **{name: wrong})
+
+
+def test_real_numbers_of_any_kind():
+    x = random_inputs((2, 5, 4))
+    for half in (Fraction(1, 2), Decimal("0.5"), np.float16(0.5), np.longdouble(0.5), np.array(0.5)):
+        for function in (attend, sa.reference.scaled_dot_product_attention):
+            np.testing.assert_array_equal(function(*x, scale=half), function(*x, scale=0.5))
+    for function in (sa.layer_norm, sa.rms_norm):
+        with pytest.raises(TypeError, match="eps must be a real number"):
+            function(x[0], 4, eps=np.complex64(1e-5))
+    with pytest.raises(ValueError, match="scale is too large for a float"):
+        sa.attention_steps(*x, scale=10**400)

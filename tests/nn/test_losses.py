@@ -251,3 +251,18 @@ BAD = [
 def test_errors_say_what_was_given(error, message, call):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_gradient_that_fits_is_finite(dtype):
+    """2·error/n of errors near the end of the range: their double would leave it."""
+    most = np.finfo(dtype).max
+    x = np.array([most, -most / 2, 1.0, 0.0], dtype)
+    _, pullback = nn.MSELoss().vjp(x, np.zeros_like(x))
+    np.testing.assert_allclose(pullback(1.0), x / 2, rtol=4 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("wrong", [True, np.True_, 1.0, "1"])
+def test_an_index_is_no_bool(wrong):
+    with pytest.raises(TypeError, match="ignore_index must be an int"):
+        nn.CrossEntropyLoss(ignore_index=wrong)

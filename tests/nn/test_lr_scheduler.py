@@ -1,5 +1,7 @@
 """Schedules of the learning rate: PyTorch's numbers to the bit, closed forms, going on; clipping; warnings."""
 
+import decimal
+import fractions
 import json
 import math
 import warnings
@@ -401,3 +403,30 @@ def test_a_training_with_schedule_and_clipping_goes_in_step_with_pytorch():
 
 def one_cycle_of(module, optimizer):
     return module.OneCycleLR(optimizer, 0.05, total_steps=41)
+
+
+@pytest.mark.parametrize(
+    "half", [fractions.Fraction(1, 2), decimal.Decimal("0.5"), np.float16(0.5), np.array(0.5)]
+)
+def test_factors_may_be_numbers_of_any_kind(half):
+    optimizer = optim.SGD({"w": np.zeros(1)}, lr=0.1)
+    lr_scheduler.LambdaLR(optimizer, lambda step: half)
+    assert optimizer.lr == 0.05
+    optimizer = optim.SGD({"w": np.zeros(1)}, lr=0.1)
+    lr_scheduler.LambdaLR(optimizer, lambda step: step < 9)
+    assert optimizer.lr == 0.1
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0, decimal.Decimal("nan")])
+@pytest.mark.parametrize(
+    "name", ["max_lr", "div_factor", "final_div_factor", "base_momentum", "max_momentum", "eta_min"]
+)
+def test_numbers_that_no_schedule_can_have(name, wrong):
+    """NaN would be taken for 0, or end the training in the midst of it."""
+    optimizer = optim.SGD({"w": np.zeros(1)}, lr=0.1, momentum=0.9)
+    with pytest.raises(ValueError, match=f"{name}.* must be"):
+        if name == "eta_min":
+            lr_scheduler.CosineAnnealingLR(optimizer, 5, eta_min=wrong)
+        else:
+            lr_scheduler.OneCycleLR(optimizer, **{"max_lr": 0.1, "total_steps": 5, name: wrong})
+    assert (optimizer.lr, optimizer.momentum) == (0.1, 0.9)

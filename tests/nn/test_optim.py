@@ -1,5 +1,6 @@
 """selfattn.optim: the algorithms as their papers write them, PyTorch's numbers, 16 bits, errors."""
 
+import copy
 import decimal
 import fractions
 import json
@@ -407,3 +408,30 @@ def test_integers_of_every_kind_are_sizes_and_seeds(two):
     steps = sa.attention_steps(x, x, x, scale=decimal.Decimal("0.5"), softcap=fractions.Fraction(3))
     assert sa.views.steps_page(steps, precision=two).html == sa.views.steps_page(steps, precision=2).html
     np.testing.assert_allclose(steps.scaled_scores, 3 * np.tanh(0.5 * (x @ x.T) / 3), rtol=1e-14)
+
+
+@pytest.mark.parametrize(("name", "options"), [("Adam", {}), ("AdamW", {}), ("SGD", {"momentum": 0.9})])
+def test_a_shallow_copy_has_a_state_of_its_own(name, options):
+    """The parameters are the same, as those of a copied list are; a state that both wrote to would be neither's."""
+    params, grads = {"w": np.ones(3)}, {"w": np.array([1.0, -2.0, 0.5])}
+    optimizer = getattr(optim, name)(params, **options)
+    optimizer.step(grads)
+    before = optimizer.state_dict()
+    copied = copy.copy(optimizer)
+    copied.lr = 0.5
+    copied.step(grads)
+    np.testing.assert_equal(optimizer.state_dict(), before)
+    assert copied.params["w"] is params["w"]
+    twice = getattr(optim, name)({"w": np.ones(3)}, **options)
+    for _ in range(2):
+        twice.step(grads)
+    np.testing.assert_equal(copied.state_dict()["state"], twice.state_dict()["state"])
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, lambda *modules: nn.ModuleList(modules)])
+def test_a_shallow_copy_of_a_list_of_modules_is_a_list_of_its_own(kind):
+    modules = kind(nn.Linear(2, 2, rng=0))
+    copied = copy.copy(modules)
+    copied.append(nn.ReLU())
+    assert (len(modules), len(copied)) == (1, 2)
+    assert copied[0] is modules[0]

@@ -136,3 +136,18 @@ def test_threads_that_share_a_generator():
     first = Counter(float(alone.normal()) for _ in range(threads * draws + threads))
     assert drawn.total() == threads * draws
     assert drawn <= first
+
+
+@pytest.mark.parametrize("wrong", [True, "0.5", b"0.5", np.complex64(0.5), np.array("0.5"), np.ones(1)])
+def test_bounds_and_moments_are_real_numbers(wrong):
+    rng = sa.torch_rng(0)
+    for draw in (
+        lambda: rng.uniform(0, wrong, 3),
+        lambda: rng.normal(wrong, 1, 3),
+        lambda: rng.normal(0, wrong, 3),
+    ):
+        with pytest.raises(TypeError, match="must be a real number"):
+            draw()
+    with pytest.raises(ValueError, match="high is too large for a float"):
+        rng.uniform(0, 10**400, 3)
+    assert rng.random().tolist() == sa.torch_rng(0).random().tolist()

@@ -68,6 +68,20 @@ def test_chat_lines(capsys, folder, model, monkeypatch, tmp_path):
     assert (done.returncode, done.stdout) == (0, first + "\n" + model.chat(messages, 6) + "\n")
 
 
+def test_a_program_may_chat_line_by_line(folder, model):
+    """It waits for an answer before it writes its next message; input to its end would be waited for, for ever."""
+    process = start([*COMMAND, "chat", folder, "--max-new-tokens", "6"], stdin=subprocess.PIPE, text=True)
+    process.stdin.write("\ufeffhi\n")
+    process.stdin.flush()
+    answer = model.chat("hi", 6) + "\n"
+    found = "".join(process.stdout.readline() for _ in range(answer.count("\n")))
+    assert found == answer
+    process.stdin.close()
+    assert process.wait(60) == 0
+    process.stdout.close()
+    process.stderr.close()
+
+
 def test_chat_on_a_terminal(capsys, folder, monkeypatch):
     typed = iter(["hello", "   ", "x" * 3000, "again", EOFError()])
 
