@@ -7,9 +7,12 @@ that train and use models are in `models`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -301,9 +304,34 @@ def _run(arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     streams.prepare()
+    with _ended_by_signals():
+        return _main(list(sys.argv[1:] if arguments is None else arguments))
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Within it what asks a program to end, a closed terminal or a limit of time, lets it clear away half-written files."""
+
+    def end(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _main(arguments: list[str]) -> int:
     try:
         try:
-            code = _run(list(sys.argv[1:] if arguments is None else arguments))
+            code = _run(arguments)
         except SystemExit as stop:  # after --help, --version or an error
             code = stop.code if isinstance(stop.code, int) else 0
         sys.stdout.flush()

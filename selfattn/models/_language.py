@@ -73,8 +73,9 @@ class LanguageText:
         if self.tokenizer is None:
             raise ValueError(_tokenizer.missing(self._folder))
         _tokenizer.check_unicode(text, number, "text")
-        ids = self.tokenizer.encode(text, add_special_tokens=special).ids
-        return np.array(ids, np.int64)
+        with files.library_errors(f"the tokenizer cannot take text {number}"):
+            encoding = self.tokenizer.encode(text, add_special_tokens=special)
+        return np.array(_tokenizer.without_pads(self.tokenizer, encoding, encoding.ids), np.int64)
 
     def _ids(self, text: Any, number: int = 0) -> Array:
         """Return the ids of a text, or check those that are given."""

@@ -362,7 +362,8 @@ class TextModel:
         if self.tokenizer is None:
             return 0
         encoding = self.tokenizer.encode(prompt)
-        return len(encoding.ids) - bool(encoding.special_tokens_mask[-1:] == [1])
+        special = _tokenizer.without_pads(self.tokenizer, encoding, encoding.special_tokens_mask)
+        return len(special) - bool(special[-1:] == [1])
 
     # ---------------------------------------------------------------------------------------------- others
 

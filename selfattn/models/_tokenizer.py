@@ -147,13 +147,21 @@ def tokenize(
             check_unicode(text, first + n)
         raise
     limit = (tokenizer.truncation or {}).get("max_length")
-    ids = [encoding.ids for encoding in found]
+    ids: list[Sequence[int]] = [without_pads(tokenizer, encoding, encoding.ids) for encoding in found]
     cut = (
         sum(len(each) >= limit and bool(e.overflowing) for each, e in zip(ids, found, strict=True))
         if limit
         else 0
     )
-    return Tokenized(ids, [encoding.type_ids for encoding in found] if types else None, cut)
+    of_pairs = [without_pads(tokenizer, e, e.type_ids) for e in found] if types else None
+    return Tokenized(ids, of_pairs, cut)
+
+
+def without_pads(tokenizer: Any, encoding: Any, numbers: list[int]) -> list[int]:
+    """Return the ids or types of an encoding but for pads, which a tokenizer adds that somebody has told to."""
+    if tokenizer.padding is None:
+        return numbers
+    return [n for n, counts in zip(numbers, encoding.attention_mask, strict=True) if counts]
 
 
 def check_unicode(text: Text, number: int, what: str = "sentence") -> None:
@@ -181,9 +189,10 @@ def checked_ids(
         There are none, more than the model has positions for, or one that is not in 0 … vocab_size − 1.
     """
     try:
-        found = np.asarray(ids)
+        plain = not isinstance(ids, np.ma.MaskedArray | bytes | bytearray | memoryview)
+        found = np.asarray(ids) if plain else np.empty((), object)
     except (TypeError, ValueError):
-        found = np.empty(0, object)
+        found = np.empty((), object)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         raise TypeError(f"{what} {number} must be a str or a sequence of ids, not {quoted(ids)}")
     if not found.size:

@@ -146,8 +146,13 @@ def _plain(name: str, array: npt.NDArray[Any]) -> Any:
 
 def _read(source: str) -> dict[str, npt.NDArray[Any]]:
     """Read an .npz; nothing in it is unpickled."""
+    content = streams.read(source)
+    if not content.startswith(
+        (b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY")
+    ):  # what is neither, NumPy takes for a pickle
+        raise ValueError("it is no .npz file, as numpy.savez writes one")
     try:
-        file = np.load(io.BytesIO(streams.read(source)), allow_pickle=False)
+        file = np.load(io.BytesIO(content), allow_pickle=False)
     except NotImplementedError as error:
         raise ValueError(f"it is an archive of a kind that Python does not read: {error}") from None
     if not isinstance(file, np.lib.npyio.NpzFile):

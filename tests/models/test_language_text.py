@@ -38,6 +38,19 @@ def test_texts_ids_and_tokens(model):
     np.testing.assert_array_equal(model.generate(["not the é", ids], 9)[1], new)
 
 
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_pads_are_no_part_of_a_text(model, folder, direction):
+    """Somebody has told the tokenizer to pad, as one does for batches elsewhere."""
+    padded = models.load(folder)
+    padded.tokenizer.enable_padding(length=20, direction=direction, pad_id=3)
+    text = "not the é"
+    assert padded.tokens(text) == model.tokens(text)
+    np.testing.assert_array_equal(padded.logits(text), model.logits(text))
+    assert padded.generate(text, 9) == model.generate(text, 9)
+    assert padded.perplexity(text) == model.perplexity(text)
+    assert padded.chat("hi", 5) == model.chat("hi", 5)
+
+
 def test_an_answer_ends_at_the_end_token(model):
     scripted(model, ANSWER)
     assert model.generate("x") == "not the é 😀!"

@@ -210,8 +210,13 @@ def test_the_tokenizers_padding_is_never_embedded(folder, model):
     tokenizer.enable_truncation(4)
     tokenizer.save(str(folder / "tokenizer.json"))
     padded = models.load(folder)
-    assert padded.tokens("the sea was calm") == ["[CLS]", "the", "sea", "was", "calm", "[SEP]"]
-    np.testing.assert_array_equal(padded.encode(SENTENCES), model.encode(SENTENCES))
+    for direction in (None, "right", "left"):  # of the file; somebody switches it on later
+        if direction is not None:
+            padded.tokenizer.enable_padding(length=20, direction=direction)
+        assert padded.tokens("the sea was calm") == ["[CLS]", "the", "sea", "was", "calm", "[SEP]"]
+        np.testing.assert_array_equal(padded.encode(SENTENCES), model.encode(SENTENCES))
+        assert len(padded.hidden_states("the sea")[0]) == 4
+        assert len(padded.steps("the sea").tokens) == 4
 
 
 # ----------------------------------------------------------------------------------------------- the same bits
@@ -324,6 +329,8 @@ BAD_INPUT = {
     "floats": (lambda m: m.encode([[2.0, 3.0]]), TypeError, "sentence 0 must be"),
     "an id beyond": (lambda m: m.encode(["a", [2, 99, 3]]), ValueError, r"ids must be in 0\.\.\.24.*sentence 1 has 99"),
     "a negative id": (lambda m: m.encode([2, -1]), ValueError, "sentence 0 has -1"),
+    "masked ids": (lambda m: m.encode(["a", np.ma.array([2, 5], mask=[0, 1])]), TypeError, "sentence 1 must be"),
+    "bytes in bytes": (lambda m: m.tokens(bytearray(b"abc")), TypeError, "sentence 0 must be"),
     "no ids": (lambda m: m.encode([[2], []]), ValueError, "sentence 1 has no ids"),
     "too many ids": (lambda m: m.encode([[5] * 25]), ValueError, "sentence 0 has 25 ids; the model has 24 positions"),
     "a lone surrogate": (lambda m: m.encode(["a", [2], "sea \ud83d"]), ValueError, r"sentence 2, .*character 4 is '\\ud83d'"),

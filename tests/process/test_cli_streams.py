@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from processes import COMMAND, finish, run_command, start
+from processes import COMMAND, PYTHON, finish, run_command, start
 
 from selfattn import cli
 from selfattn.cli import streams
@@ -336,3 +338,37 @@ def test_no_suggestion_where_nothing_is_near(
 
 def test_a_stream_that_says_nothing_of_terminals() -> None:
     assert not any(streams.is_terminal(each) for each in (None, Minimal(), closed(), io.StringIO()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_a_command_leaves_no_half_file(number: int, tmp_path: Path) -> None:
+    """As a limit of time does, or a terminal that is closed."""
+    script = """
+        import pathlib
+        import numpy as np
+        from selfattn import files
+        from selfattn.cli import app
+        def parts():
+            print("writing", flush=True)
+            while True:
+                yield np.ones((1, 3))
+        app._run = lambda arguments: files.write_rows(pathlib.Path(arguments[0]), parts(), 3, np.float32)
+        raise SystemExit(app.main())
+    """
+    process = start([*PYTHON, "-c", textwrap.dedent(script), tmp_path / "rows.npy"])
+    assert process.stdout.readline() == "writing\n"
+    process.send_signal(number)
+    done = finish(process)
+    assert done.returncode == 128 + number, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"words", b"", b"\x80\x04]", b"PK", b"\x93NUMPY"])
+def test_arrays_that_are_none(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody is advised to unpickle a file that is no pickle."""
+    (tmp_path / "a.npz").write_bytes(content)
+    assert cli.main(["steps", str(tmp_path / "a.npz")]) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("selfattn steps: ")
+    assert "pickle" not in error
