@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -391,9 +392,14 @@ def _json_lines(model: Any, sentences: Iterable[str]) -> Iterator[str]:
             yield json.dumps({"sentence": sentence, "embedding": _shortest(vector)})
 
 
-def _shortest(vector: Array) -> list[float]:
+def _shortest(vector: Array) -> list[float | None]:
     """Return numbers whose text is as short as gives back the same bits in the vector's dtype."""
-    return [float(str(x)) for x in vector]
+    return [_of_json(float(str(x))) for x in vector]
+
+
+def _of_json(number: float) -> float | None:
+    """Return a number, or None: JSON has neither NaN nor infinities."""
+    return number if math.isfinite(number) else None
 
 
 # ------------------------------------------------------------------------------------------------------ search
@@ -440,7 +446,12 @@ def _search(options: argparse.Namespace) -> int:
         for i in best:
             number, text = numbered[i]
             if options.json:
-                found = {"query": query, "score": round(float(scores[i]), 6), "number": number, "text": text}
+                found = {
+                    "query": query,
+                    "score": _of_json(round(float(scores[i]), 6)),
+                    "number": number,
+                    "text": text,
+                }
                 print(json.dumps(found))
             else:
                 print(f"{scores[i]:.3f}\t{number}\t{text}")
@@ -449,8 +460,12 @@ def _search(options: argparse.Namespace) -> int:
 
 def _unit(vectors: Array) -> Array:
     """Scale rows to length 1, so that products are cosines."""
-    lengths = np.sqrt(np.square(vectors, dtype=np.float64).sum(-1, keepdims=True))
-    unit: Array = vectors / np.maximum(lengths, np.finfo(np.float64).tiny)
+    largest = np.abs(vectors).max(-1, keepdims=True).astype(np.float64)
+    scaled = vectors / np.where(
+        (largest > 0) & (largest < np.inf), largest, 1
+    )  # their squares are within the range
+    lengths = np.sqrt(np.square(scaled).sum(-1, keepdims=True))
+    unit: Array = np.divide(scaled, lengths, where=lengths != 0, out=np.zeros_like(scaled))
     return unit
 
 

@@ -423,3 +423,33 @@ def test_any_file_of_a_model_needs_force(here, tmp_path, capsys, file):
     assert "--force replaces it" in capsys.readouterr().err
     assert everything(tmp_path) == {file: b"{}"}
     assert cli.main(["train", "text.txt", "--out", str(tmp_path), *SMALL, "1", "--force"]) == 0
+
+
+def test_lengths_of_vectors_of_any_size():
+    for size in (1e-310, 1e-200, 1.0, 1e200, 1.7e308):
+        np.testing.assert_allclose(
+            cli_models._unit(np.array([[size, size], [0, size]])), [[0.5**0.5] * 2, [0, 1]]
+        )
+    assert cli_models._unit(np.zeros((1, 2))).tolist() == [[0, 0]]
+    for dtype in (np.float16, np.float32):
+        most = np.finfo(dtype).max
+        np.testing.assert_allclose(cli_models._unit(np.array([[most, most]])), [[0.5**0.5] * 2])
+
+
+def test_what_json_has_no_number_for(here, tmp_path, capsys):
+    """A model whose training has gone wrong: NaN and Infinity, which json.dumps writes, other readers refuse."""
+    model = files.load_model("model")
+    model.embedding_layer.weight[...] = np.nan
+    files.save_model(model, tmp_path / "broken")
+    (tmp_path / "text.txt").write_text("the sea\n")
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    assert cli.main(["embed", str(tmp_path / "broken"), "the sea"]) == 0
+    assert (
+        json.loads(capsys.readouterr().out, parse_constant=refuse)["embedding"]
+        == [None] * model.embedding_dim
+    )
+    assert cli.main(["search", str(tmp_path / "broken"), str(tmp_path / "text.txt"), "sea", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out, parse_constant=refuse)["score"] is None
