@@ -5,6 +5,7 @@ Everything must have the bits that one thread alone computes. `planted` in place
 one array: the sanitizer must report that.
 """
 
+import contextlib
 import functools
 import os
 import random
@@ -349,6 +350,33 @@ def draw(generator, own):
     own.extend(float(generator.standard_normal()) for _ in range(DRAWS))
 
 
+def lists_that_change():
+    """What the core reads of a list another thread makes longer and shorter: it takes what it saw, or refuses."""
+    ids, done = [1] * 20, threading.Event()
+    x = [normal(40, 60) for _ in range(4)]
+    arrays = [[array.copy()] for array in x]
+
+    def change():
+        while not done.is_set():
+            ids.extend([2] * 500)
+            del ids[20:]
+            for of_one, array in zip(arrays, x, strict=True):
+                of_one.clear()
+                of_one.append(array.copy())
+
+    def read():
+        try:
+            for _ in range(300):
+                packed = sa._core._pack_ids([ids], 50)
+                assert packed is None or set(packed[0].tolist()) <= {1, 2}
+                with contextlib.suppress(TypeError):  # a list was empty
+                    sa._core._adam_step(*arrays, [1], 0.1, 0.9, 0.999, 1e-8, 0.0, False)
+        finally:
+            done.set()
+
+    at_once(change, read)
+
+
 def forks():
     """From one thread while others compute; the children compute as well."""
     x = normal(2, 4, 100, 16)
@@ -379,7 +407,14 @@ if __name__ == "__main__":
         sys.exit()
     sys.setswitchinterval(1e-5)  # seconds: with a GIL threads change often
     for turn in range(int(sys.argv[1]) if len(sys.argv) > 1 else 1):
-        for part in (functools.partial(operations, turn), first_calls, handed_over, generators, forks):
+        for part in (
+            functools.partial(operations, turn),
+            first_calls,
+            handed_over,
+            generators,
+            lists_that_change,
+            forks,
+        ):
             part()
     gil = getattr(sys, "_is_gil_enabled", lambda: True)()
     assert gil != bool(sysconfig.get_config_var("Py_GIL_DISABLED")), (
