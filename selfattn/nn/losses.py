@@ -164,7 +164,7 @@ class CrossEntropyLoss(Loss):
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         super().__init__(reduction, dtype)
-        self.weight = None if weight is None else as_input(weight, WIDE, "weight")
+        self.weight = None if weight is None else as_input(weight, WIDE, "weight").copy()
         if self.weight is not None and self.weight.ndim != 1:
             raise ValueError(f"weight must have shape (C,), a number for each class, not {self.weight.shape}")
         if isinstance(ignore_index, bool) or not hasattr(ignore_index, "__index__"):
@@ -268,7 +268,8 @@ class CrossEntropyLoss(Loss):
         kind = widest(scores, wanted)
         scores = scores.astype(kind, copy=False)
         smoothing, number = self.label_smoothing, max(scores.shape[-1], 1)
-        shares = wanted.astype(kind) * (1 - smoothing) + smoothing / number
+        # in one order, whatever the layout
+        shares = wanted.astype(kind, order="C") * (1 - smoothing) + smoothing / number
         shares = shares if self.weight is None else shares * self.weight.astype(kind)
         losses = -(sa.log_softmax(scores) * shares).sum(axis=-1)
 
@@ -344,8 +345,8 @@ class BCEWithLogitsLoss(Loss):
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         super().__init__(reduction, dtype)
-        self.weight = None if weight is None else as_input(weight, WIDE, "weight")
-        self.pos_weight = None if pos_weight is None else as_input(pos_weight, WIDE, "pos_weight")
+        self.weight = None if weight is None else as_input(weight, WIDE, "weight").copy()
+        self.pos_weight = None if pos_weight is None else as_input(pos_weight, WIDE, "pos_weight").copy()
 
     def _elements(self, x: npt.ArrayLike, target: npt.ArrayLike) -> Elements:
         array, wanted = _same_shape(x, target, self.dtype)

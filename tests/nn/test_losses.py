@@ -266,3 +266,27 @@ def test_a_gradient_that_fits_is_finite(dtype):
 def test_an_index_is_no_bool(wrong):
     with pytest.raises(TypeError, match="ignore_index must be an int"):
         nn.CrossEntropyLoss(ignore_index=wrong)
+
+
+def test_weights_are_kept_as_they_were_given():
+    """A loss that changed when its caller's array did would be another one, without a word."""
+    given = np.array([1.0, 2.0])
+    losses = [
+        (nn.CrossEntropyLoss(weight=given), [0, 1]),
+        (nn.BCEWithLogitsLoss(weight=given), np.eye(2)),
+        (nn.BCEWithLogitsLoss(pos_weight=given), np.eye(2)),
+    ]
+    x = [[0.5, 1.0], [2.0, 0.0]]
+    before = [loss(x, target) for loss, target in losses]
+    given[...] = 7
+    assert [loss(x, target) for loss, target in losses] == before
+
+
+def test_the_layout_of_probabilities_changes_no_bit():
+    x, target = RNG.standard_normal((2, 40, 30)).astype(np.float32)
+    loss = nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)
+    for layout in (np.asfortranarray(target), target[::-1].copy()[::-1], target[:, ::-1].copy()[:, ::-1]):
+        value, pullback = loss.vjp(x, layout)
+        expected, expected_pullback = loss.vjp(x, target)
+        np.testing.assert_array_equal(value, expected)
+        np.testing.assert_array_equal(pullback(1.0), expected_pullback(1.0))
