@@ -429,6 +429,8 @@ def write_file(path: Path, content: bytes) -> None:
     OSError
         It could not be written, or may not be; what was there before is as it was.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
     if is_special(path):
         with _opened(path) as special:
             special.write(content)

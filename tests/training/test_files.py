@@ -446,3 +446,14 @@ def test_files_that_are_not_of_the_model_stay(saved, tmp_path):
     assert (saved / "vocabulary.json").exists()
     files.save_model(model, saved)
     assert not (saved / "vocabulary.json").exists()
+
+
+@pytest.mark.parametrize("name", [".", "", "folder"])
+def test_a_folder_is_no_place_for_a_file(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    page = steps_page(attention_steps(np.eye(2), np.eye(2), np.eye(2)))
+    for write in (page.save, lambda path: files.save_arrays(path, {"a": np.ones(2)})):
+        with pytest.raises(IsADirectoryError, match="a folder is in the way"):
+            write(name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
