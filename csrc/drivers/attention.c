@@ -181,7 +181,7 @@ bool sa_stops(sa_watch *watch) {
     if (watch == NULL || stopped(watch)) {
         return watch != NULL;
     }
-    if (watch->poll != NULL && sa_thread_number() == 0) {
+    if (watch->poll != NULL && !sa_is_helper()) {
         watch->poll(watch);
     }
     return stopped(watch);

@@ -105,11 +105,11 @@ typedef struct {
 /* What this thread does at present. */
 static _Thread_local struct {
     sa_team *team; /* NULL: none, or one of this thread alone */
-    int number;
+    bool helps;
     ptrdiff_t first; /* of the next tasks to be shared */
 } mine;
 
-int sa_thread_number(void) { return mine.number; }
+bool sa_is_helper(void) { return mine.helps; }
 
 #if defined(SA_TAKE_TURNS)
 void sa_let_others_take(void) {
@@ -180,7 +180,6 @@ static worker *free_workers; /* who worked last comes first: it is awake */
 
 static void do_part(sa_team *team, int number) {
     mine.team = team;
-    mine.number = number;
     mine.first = 0;
     team->work(team->call, number, team->size);
 }
@@ -201,6 +200,7 @@ static void sleep_until_given(worker *w) {
 
 static void *work_for_ever(void *argument) {
     worker *w = argument;
+    mine.helps = true;
     for (int n = 0;; ++n) {
         sa_team *team = atomic_load_explicit(&w->team, memory_order_acquire);
         if (team != NULL && take_from(w, team)) {
@@ -295,16 +295,13 @@ enum { SPINS_BEFORE_TAKING = 100 }; /* about a microsecond */
 static bool others_work(sa_team *team) { return atomic_load_explicit(&team->working, memory_order_acquire) > 0; }
 
 void sa_run_team_of(int threads, sa_team_work *work, void *call) {
-    const int number = mine.number; /* a handler of signals computes amid a team's work, and alone */
     int got = 0;
     worker *taken = NULL;
-    if (mine.team == NULL) {
+    if (mine.team == NULL) { /* a handler of signals computes amid a team's work, and alone */
         taken = take_workers((threads < SA_MOST_THREADS ? threads : SA_MOST_THREADS) - 1, &got);
     }
     if (got == 0) {
-        mine.number = 0;
         work(call, 0, 1);
-        mine.number = number;
         return;
     }
     sa_team team = {.work = work, .call = call, .size = got + 1, .working = got};
@@ -324,7 +321,6 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
         }
     }
     mine.team = NULL;
-    mine.number = 0;
     for (int n = 0; others_work(&team); n = one_more(n)) {
         wait_more(n);
     }

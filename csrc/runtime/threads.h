@@ -2,6 +2,7 @@
 #ifndef SA_THREADS_H
 #define SA_THREADS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /* Runs work on each thread of a team of at most so many, this one first; returns when all are done. A team of one is a plain call, and
@@ -43,7 +44,8 @@ static inline sa_share sa_share_of(ptrdiff_t tasks, int thread, int team) {
     return (sa_share){from, from + each + (thread < more)};
 }
 
-int sa_thread_number(void);
+/* Whether this thread is one of the team's helpers, not the one that called. */
+bool sa_is_helper(void);
 
 /* A thread for each `enough` of the work (constants SA_…_PER_THREAD), but no more than tasks or `most`. */
 static inline int sa_threads_for(double work, double enough, double tasks, int most) {

@@ -67,19 +67,21 @@ static bool good(const function *f, bool f64, double x, double y, double *worst)
 }
 
 /* Blocks of numbers, which the threads share. */
-typedef struct {
+typedef struct numbers {
     const function *f;
     array_function kernel;
     long blocks, step;
-    sa_task *block;
+    void (*block)(struct numbers *n, int thread, long block);
     double worst[SA_MOST_THREADS]; /* of each thread */
     long bad[SA_MOST_THREADS];
 } numbers;
 
 static void try_blocks(void *call, int thread, int team) {
-    (void)thread;
     numbers *n = call;
-    sa_share_tasks(team, (n->blocks + n->step - 1) / n->step, n->block, n);
+    const sa_share share = sa_share_of((n->blocks + n->step - 1) / n->step, thread, team);
+    for (ptrdiff_t t = share.from; t < share.end; ++t) {
+        n->block(n, thread, (long)t * n->step);
+    }
 }
 
 static void try_numbers(numbers *n, const char *dtype, bool sample) {
@@ -94,12 +96,10 @@ static void try_numbers(numbers *n, const char *dtype, bool sample) {
     printf("%-10s %s %s: %.4f ulp%s\n", sa_isa_name(), n->f->name, dtype, worst, sample ? " (sample)" : "");
 }
 
-static void block_of_float32(void *call, ptrdiff_t t) {
-    numbers *n = call;
-    const int thread = sa_thread_number();
+static void block_of_float32(numbers *n, int thread, long block) {
     float x[BLOCK], y[BLOCK];
     for (uint32_t i = 0; i < BLOCK; ++i) {
-        x[i] = float_of((uint32_t)(t * n->step) * BLOCK + i);
+        x[i] = float_of((uint32_t)block * BLOCK + i);
     }
     n->kernel(x, y, BLOCK);
     for (int i = 0; i < BLOCK; ++i) {
@@ -134,12 +134,10 @@ static double sample64(const function *f, long n, random_source *r) {
     }
 }
 
-static void block_of_float64(void *call, ptrdiff_t t) {
+static void block_of_float64(numbers *n, int thread, long block) {
     enum { N = 4096 };
-    numbers *n = call;
-    const int thread = sa_thread_number();
     double x[N], y[N];
-    random_source r = {(uint64_t)t};
+    random_source r = {(uint64_t)block};
     for (long i = 0; i < N; ++i) {
         x[i] = sample64(n->f, i, &r);
     }
