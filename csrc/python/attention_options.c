@@ -208,7 +208,8 @@ static int read_entropy(uint64_t *seed) {
 
 static PyObject *draw(PyObject *rng) {
     PyObject *most = PyLong_FromString("18446744073709551616", NULL, 10);
-    PyObject *drawn = PyObject_CallMethod(rng, "integers", "iNOs", 0, most, Py_None, "uint64");
+    PyObject *drawn = most ? PyObject_CallMethod(rng, "integers", "iOOs", 0, most, Py_None, "uint64") : NULL;
+    Py_XDECREF(most);
     PyObject *number = drawn ? PyNumber_Index(drawn) : NULL;
     Py_XDECREF(drawn);
     return number;
