@@ -403,6 +403,11 @@ def test_hostile_headers(content, message, tmp_path):
         ({"expert_count": 8}, "mixtures of experts"),
         ({"new_idea": 3}, "llama.new_idea=3 is not understood"),
         ({"context_length": None}, "lacks the entry llama.context_length"),
+        ({"attention.causal": False}, "attention that is not causal is not supported"),
+        (
+            {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0, "rope.scaling.attn_factor": 0.5},
+            "attn_factor 0.5",
+        ),
     ],
 )
 def test_entries_that_do_not_fit(more, message, tmp_path):
