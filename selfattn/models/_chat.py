@@ -271,6 +271,7 @@ def rendered(template: str, messages: Any, special_tokens: Mapping[str, str]) ->
     except MemoryError:
         raise ValueError("the chat template fills the memory") from None
     except (
+        AssertionError,  # of truncate, to less than its dots
         TypeError,
         ArithmeticError,
         AttributeError,

@@ -14,6 +14,7 @@ import numpy as np
 from selfattn.models._config import Config
 from selfattn.nn._transformer import Rotary
 
+MOST_WIDTH = 2**16  # of a head: a short file must not fill memory
 NEW, OLD = "rope_parameters", "rope_scaling"  # in configurations of Transformers 5, and before
 
 
@@ -69,6 +70,8 @@ def read_rope(config: Config, width: int, longest: int) -> Rope:
         raise ValueError(f"{config.where}: rope_theta must be above 1, not {theta}")
     if width % 2:
         raise ValueError(f"{config.where}: rotary positions need heads of an even width, not {width}")
+    if width > MOST_WIDTH:
+        raise ValueError(f"{config.where}: heads of a width of {width}; more than {MOST_WIDTH} are not read")
     exponents = np.arange(0, width, 2).astype(np.float32) / np.float32(width)
     periods = (np.float32(theta) ** exponents).astype(np.float32)
     if kind != "default":

@@ -250,6 +250,7 @@ def llama(**more):
         ({"num_key_value_heads": 3}, "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
         ({"hidden_size": 26}, "hidden_size 26 must be a multiple of num_attention_heads 4"),
         ({"head_dim": 7}, "even width, not 7"),
+        ({"head_dim": 10**8}, "heads of a width of 100000000; more than 65536"),
         ({"sliding_window": 5}, "sliding_window=5 is not understood"),
         ({"rope_scaling": {"type": "su", "factor": 2}}, "the type 'su' of rotary positions is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "lacks factor"),

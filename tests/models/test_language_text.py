@@ -285,6 +285,7 @@ def test_templates_that_loop_or_fill_the_memory_are_errors(template):
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ 'a' + 1 }}", "TypeError"),
         ("{% include 'x' %}", "TypeError"),
+        ("{{ 'abcdef' | truncate(1) }}", "AssertionError"),
     ],
 )
 def test_templates_that_fail(template, message):
