@@ -17,9 +17,12 @@ from selfattn import _core
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))  # its modules: importlib mode does not find them
 
-# A shell starts what runs in the background with Ctrl-C ignored, and so would be the tests of Ctrl-C, and their children.
+# A shell starts what runs in the background with Ctrl-C ignored, and nohup with a closed terminal; so would be the tests of both, and
+# their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # `HYPOTHESIS_PROFILE=thorough` looks longer; in CI the examples are the same ones every time.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
