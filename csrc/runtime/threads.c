@@ -170,9 +170,6 @@ typedef struct worker {
 static sa_team asleep;
 #define ASLEEP (&asleep)
 
-/* How long a free worker stays awake: calls of a loop in Python find it so. */
-enum { YIELDS_WHEN_FREE = 15000 }; /* about five milliseconds; to wake it takes the caller some 20 µs */
-
 static worker workers[SA_MOST_THREADS];
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static int started;          /* of the workers */
@@ -207,7 +204,7 @@ static void *work_for_ever(void *argument) {
             do_part(team, w->number);
             atomic_fetch_sub_explicit(&team->working, 1, memory_order_release); /* the team may be gone behind this */
             n = 0;
-        } else if (n < SPINS + YIELDS_WHEN_FREE) {
+        } else if (n < SPINS + YIELDS) { /* calls of a loop in Python find it awake: to wake it takes time */
             wait_more(n);
         } else {
             sleep_until_given(w);

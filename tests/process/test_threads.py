@@ -198,6 +198,24 @@ def test_python_threads_that_come_and_go_and_those_at_once_share_the_same_helper
     assert run(script, OPENBLAS_NUM_THREADS="1").split("\n") == ["3", "True"]
 
 
+@needs_proc
+def test_a_helper_without_work_sleeps_and_does_not_look_again_and_again():
+    script = """
+    def naps():
+        found = 0
+        for task in os.listdir("/proc/self/task"):
+            if task != str(os.getpid()):
+                with open(f"/proc/self/task/{task}/status") as status:
+                    found += int(next(line for line in status if line.startswith("voluntary_ctxt")).split()[1])
+        return found
+    for _ in range(5): attend()
+    before = naps()
+    time.sleep(1)
+    print(naps() - before < 100)
+    """
+    assert run(script, OPENBLAS_NUM_THREADS="1") == "True"
+
+
 def test_other_python_threads_run_during_a_long_call():
     """A call keeps the GIL only when it is too short to matter: a thread that counts must get on meanwhile."""
     x = np.random.default_rng(2).standard_normal((16, 6000, 64), dtype=np.float32)

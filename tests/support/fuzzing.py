@@ -31,6 +31,7 @@ from hostile import (
     contents,
     dumps,
     put,
+    put_parts,
     use,
 )
 from hostile_gguf import change_gguf
@@ -216,12 +217,7 @@ def a_pipeline() -> list[bytes]:
 
 
 def read_pipeline(folder: Path, content: bytes) -> None:
-    found = {name: data for name, data in piped().items() if name not in PIPELINE}
-    with contextlib.suppress(ValueError, RecursionError):
-        tree = json.loads(content)
-        if isinstance(tree, dict):
-            found |= {name: dumps(part) for name, part in tree.items() if name in PIPELINE}
-    put(folder, found)
+    put_parts(folder, piped(), PIPELINE, content)
     use_model(folder)
 
 

@@ -1,6 +1,5 @@
 """Targets of `fuzzing` that are language models' files: their configurations, settings, chat templates, and GGUF."""
 
-import contextlib
 import functools
 import json
 import random
@@ -8,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from hostile import SENTENCE, TEXTS, change_bytes, contents, dumps, put, use
+from hostile import SENTENCE, TEXTS, change_bytes, contents, dumps, put, put_parts, use
 from hostile_gguf import Parts, add_tensor, packed, put_together, random_blocks
 from language_folders import MERGES, TEMPLATE, make_tokenizer
 
@@ -98,12 +97,7 @@ def some_settings() -> list[bytes]:
 
 
 def read_settings(folder: Path, content: bytes) -> None:
-    found = {name: data for name, data in speaking().items() if name not in SETTINGS}
-    with contextlib.suppress(ValueError, RecursionError):
-        tree = json.loads(content)
-        if isinstance(tree, dict):
-            found |= {name: dumps(part) for name, part in tree.items() if name in SETTINGS}
-    put(folder, found)
+    put_parts(folder, speaking(), SETTINGS, content)
     use_language_model(folder, folder / "again")
 
 

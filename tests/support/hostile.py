@@ -7,7 +7,7 @@ import json
 import random
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SENTENCE = "the sea was calm"
@@ -173,6 +173,16 @@ def change_zip(content: bytes, draw: random.Random) -> bytes:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def put_parts(folder: Path, known: dict[str, bytes], names: Sequence[str], content: bytes) -> None:
+    """Write known files, those of these names as the members of a JSON object; what is no object leaves them out."""
+    found = {name: data for name, data in known.items() if name not in names}
+    with contextlib.suppress(ValueError, RecursionError):
+        tree = json.loads(content)
+        if isinstance(tree, dict):
+            found |= {name: dumps(part) for name, part in tree.items() if name in names}
+    put(folder, found)
 
 
 def put(folder: Path, found: dict[str, bytes]) -> None:
