@@ -218,7 +218,7 @@ def test_set_num_threads_refuses_what_a_call_refuses(wrong):
 @pytest.mark.parametrize(
     "wrong",
     [
-        np.complex64(0.5 + 1j), np.array(0.5 + 1j), np.array("0.5"), np.array(b"0.5"), np.array(Fraction(1, 2), object),
+        np.complex64(0.5 + 1j), np.array(0.5 + 1j), np.array(np.timedelta64(3)), np.array("0.5"), np.array(b"0.5"), np.array(Fraction(1, 2), object),
         np.array("0.5", np.dtypes.StringDType()), np.array(1, "m8[s]"), np.array(True), True, "0.5", b"0.5", 0.5 + 0j,
     ],
     ids=repr,

@@ -80,19 +80,19 @@ def test_signals_are_handled_during_a_call_and_not_after_it(which: str, threads:
 
 
 def long_layer(kind: str) -> Callable[[], Any]:
-    """A call of a layer that takes some tenths of a second."""
+    """A call of a layer that takes half a second or more: one that went on to its end would show."""
     rng = np.random.default_rng(0)
     if kind == "sentences":
         model = nn.EmbeddingModel(lambda _: [1] * 100, 10, 128, max_seq_len=100, num_layers=4, rng=0)
         return lambda: model.encode(["a"] * 1000, batch_size=1000)
     layer: Any = nn.Linear(2048, 2048, rng=0)
-    x = rng.standard_normal((4096, 2048), dtype=np.float32)
+    x = rng.standard_normal((16384, 2048), dtype=np.float32)
     if "layers" in kind:
         layer = nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, rng=0), 4)
-        x = x.reshape(16, 1024, 512)[:1]
+        x = x.reshape(64, 1024, 512)[:8]
     if "gradients" in kind:
-        pullback = layer.vjp(x)[1]
-        return lambda: pullback(layer(x))
+        y, pullback = layer.vjp(x)
+        return lambda: pullback(y)
     return lambda: layer(x)
 
 
@@ -109,6 +109,16 @@ def test_layers_stop_in_the_middle_and_are_right_the_next_time(kind: str) -> Non
         call()
     assert time.monotonic() - start < whole / 2 + 0.1  # a look takes place every 50 ms
     np.testing.assert_equal(call(), expected)
+
+
+def test_a_handler_computes_amid_a_call() -> None:
+    """The threads of both are in each other's way nowhere."""
+    layers, (q, k, v) = long_layer("layers"), inputs(4, 500)
+    outer, inner = layers(), sa.scaled_dot_product_attention(q, k, v)
+    found: list[Any] = []
+    with alarm_after(0.05, lambda: found.append(sa.scaled_dot_product_attention(q, k, v, num_threads=4))):
+        np.testing.assert_array_equal(layers(), outer)
+    np.testing.assert_array_equal(found, [inner])
 
 
 def test_a_block_of_few_rows_and_very_many_keys_looks_for_signals() -> None:

@@ -216,6 +216,23 @@ def test_a_helper_without_work_sleeps_and_does_not_look_again_and_again():
     assert run(script, OPENBLAS_NUM_THREADS="1") == "True"
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot choose CPUs")
+def test_on_one_cpu_the_caller_does_what_helpers_have_not_begun():
+    script = """
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    rows, weight = np.random.default_rng(0).standard_normal((4000, 200), dtype=np.float32), np.ones(200, np.float32)
+    layer = sa.nn.Linear(200, 200, rng=0)
+    calls = [attend, lambda **_: sa.layer_norm(rows, 200, weight), lambda **_: layer(rows)]
+    sa.set_num_threads(1)
+    expected = [call() for call in calls]
+    sa.set_num_threads(8)
+    for turn in range(100):
+        for call, right in zip(calls, expected):
+            assert np.array_equal(call(), right)
+    """
+    run(script)
+
+
 def test_other_python_threads_run_during_a_long_call():
     """A call keeps the GIL only when it is too short to matter: a thread that counts must get on meanwhile."""
     x = np.random.default_rng(2).standard_normal((16, 6000, 64), dtype=np.float32)
