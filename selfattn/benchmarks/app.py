@@ -97,12 +97,7 @@ def _parser(prog: str) -> Parser:
     add("--seconds", type=float, metavar="T", help="length of a batch; default 0.1, with --quick 0.03")
     add("--quick", action="store_true", help="fewer and shorter rounds, and fewer shapes")
     add("--full", action="store_true", help="every shape of the backward suite")
-    add(
-        "--json",
-        metavar="FILE",
-        type=streams.target,
-        help="save all raw results; - prints them in place of the table",
-    )
+    streams.add_json(add, "all raw results")
     add("--load", metavar="FILE", help="show saved results instead of measuring; - is standard input")
     add("--markdown", action="store_true", help="print a Markdown table, as in docs/guide/benchmarks.md")
     return parser

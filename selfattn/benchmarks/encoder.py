@@ -453,12 +453,7 @@ def _parser(prog: str) -> Parser:
     )
     add("--onnx", type=Path, metavar="FILE", help="keep the exported model here, or take it from here")
     add("--no-start", action="store_true", help="leave out the time to the first embedding and the memory")
-    add(
-        "--json",
-        metavar="FILE",
-        type=streams.target,
-        help="save the times, in seconds; - prints them in place of the table",
-    )
+    streams.add_json(add)
     return parser
 
 

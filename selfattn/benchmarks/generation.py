@@ -227,12 +227,7 @@ def _parser(prog: str) -> Parser:
     add("--threads", default="", metavar="N,N", help="default: the CPUs of this process")
     add("--rounds", type=int, default=5, metavar="N")
     add("--seconds", type=float, default=0.1, metavar="T", help="least length of a batch of timings")
-    add(
-        "--json",
-        metavar="FILE",
-        type=streams.target,
-        help="save the times, in seconds; - prints them in place of the table",
-    )
+    streams.add_json(add)
     return parser
 
 

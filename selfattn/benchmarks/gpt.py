@@ -210,12 +210,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench gpt
     )
     add("--rounds", type=int, default=7, metavar="N")
     add("--seconds", type=float, default=0.3, metavar="T", help="length of a batch of steps")
-    add(
-        "--json",
-        metavar="FILE",
-        type=streams.target,
-        help="save the times, in seconds; - prints them in place of the table",
-    )
+    streams.add_json(add)
     options = parser.parse_args(arguments)
     default = PEERS if find_spec("torch") else ()
     peers = list(default) if options.peers is None else [p for p in options.peers.split(",") if p != "none"]

@@ -249,12 +249,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench lay
     add("--threads", default="", metavar="N,N", help="default: the CPUs of this process, and 1")
     add("--rounds", type=int, default=7, metavar="N")
     add("--seconds", type=float, default=0.1, metavar="T", help="length of a batch")
-    add(
-        "--json",
-        metavar="FILE",
-        type=streams.target,
-        help="save the times, in seconds; - prints them in place of the table",
-    )
+    streams.add_json(add)
     options = parser.parse_args(arguments)
     kinds = options.kinds.split(",")
     if unknown := set(kinds) - {"train", "eval", "forward", "linear"}:

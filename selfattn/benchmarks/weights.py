@@ -29,12 +29,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench wei
     add("--rows", type=int, default=1, metavar="N", help="sequences that decode at a time")
     add("--rounds", type=int, default=15, metavar="N", help="of which the fastest counts")
     add("--threads", type=int, default=config.usable_cpus(), metavar="N")
-    add(
-        "--json",
-        metavar="FILE",
-        type=streams.target,
-        help="save the figures; - prints them in place of the table",
-    )
+    streams.add_json(add, "the figures")
     options = parser.parse_args(arguments)
     kinds = options.kinds.split(",")
     if unknown := set(kinds) - set(KINDS):

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,16 @@ def target(text: str) -> str:
     if text.endswith(("/", os.sep)):
         raise argparse.ArgumentTypeError(f"must be a file, and {text!r} is the name of a folder")
     return DASH if files.descriptor_of(text) == 1 and text != DASH else text
+
+
+def add_json(add: Callable[..., Any], what: str = "the times, in seconds") -> None:
+    """Add a benchmark's option ``--json`` with the ``add_argument`` of its parser."""
+    add(
+        "--json",
+        metavar="FILE",
+        type=target,
+        help=f"save {what}; - prints them in place of the table",
+    )
 
 
 def check_not_of(model: str | os.PathLike[str], file: str | os.PathLike[str] | None) -> None:
