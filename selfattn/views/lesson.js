@@ -40,8 +40,9 @@ class Lesson {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     this.show(this.first);
     if ("alone" in root.dataset) {
-      window.addEventListener("hashchange", () => this.goToHash());
-      this.goToHash();
+      // Where the link led: the page may have written its own place into the address meanwhile.
+      window.addEventListener("hashchange", (event) => this.goToHash(new URL(event.newURL).hash));
+      this.goToHash(location.hash);
     }
   }
 
@@ -87,8 +88,9 @@ class Lesson {
     for (const { screen } of this.views) screen?.redraw();
   }
 
-  goToHash() {
-    for (const view of this.views) view.walk.goToHash();
+  /** @param {string} hash */
+  goToHash(hash) {
+    for (const view of this.views) view.walk.goToHash(hash);
   }
 
   /** Bring the first screen into sight, if it has scrolled away. */

@@ -153,8 +153,9 @@ class Walk {
     this.view.playButton?.replaceChildren(this.view.texts.play);
   }
 
-  goToHash() {
-    const [, id, row] = /^#(.*?)(?:&row=(\d+))?$/.exec(location.hash) ?? [];
+  /** @param {string} hash */
+  goToHash(hash) {
+    const [, id, row] = /^#(.*?)(?:&row=(\d+))?$/.exec(hash) ?? [];
     const stage = this.view.stages.find((s) => s.id && s.id === id);
     if (stage) this.goTo(stage, row);
   }

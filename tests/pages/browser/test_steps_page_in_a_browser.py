@@ -188,5 +188,11 @@ def test_a_link_leads_to_a_stage_and_a_row(visit):
     assert lit(page, "to", "weights") == ["weights[1,0]"]
     page.evaluate("location.hash = '#stage=nonsense'")
     assert lit(page, "to", "weights") == ["weights[1,0]"]
+    # the page writes its own place just behind a click on a link
+    page.evaluate(
+        "location.hash = '#stage=scores&row=1'; history.replaceState(null, '', '#stage=weights&row=1')"
+    )
+    page.wait_for_selector("[data-stage=scores].sa-now", timeout=20_000)
+    assert lit(page, "to", "scores") == ["scores[1,0]"]
     page.locator("[data-stage=value] h3 a").click()
     page.wait_for_url("**#stage=value&row=0")
