@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -213,8 +213,9 @@ def fit(
         raise ValueError("validate_every needs validation=, the batches")
     if checkpoint is None and (resume or checkpoint_every is not None):
         raise ValueError("resume and checkpoint_every need checkpoint=, the file")
-    if not isinstance(callbacks, Iterable):
-        raise TypeError(f"callbacks must be a list of functions, not {type(callbacks).__name__}")
+    called = list(callbacks) if isinstance(callbacks, Iterable) else [None]
+    if not all(map(callable, called)):
+        raise TypeError(f"callbacks must be a list of functions, not {callbacks!r:.80}")
     epochs = _checked_epochs(source, epochs, steps, 100 if of_triplets else 1)
     kind, rate = (Adam, 1e-4) if of_triplets else (AdamW, 1e-3)
     if optimizer is None and isinstance(scheduler, LRScheduler):
@@ -232,7 +233,7 @@ def fit(
         validation=checked,
         validate_every=validate_every,
         file=None if checkpoint is None else Path(checkpoint),
-        callbacks=list(callbacks),
+        callbacks=called,
         fixed={},
     )
     if training.file is not None:
@@ -317,7 +318,8 @@ def _checked_triplets(name: str, triplets: Iterable[Sequence[Any]]) -> list[tupl
         raise TypeError(f"{name} must be an iterable of (main, similar, non_similar), not a {kind}")
     checked = []
     for i, triplet in enumerate(triplets):
-        parts = [] if isinstance(triplet, str) or not isinstance(triplet, Iterable) else list(triplet)
+        unfit = isinstance(triplet, str | Mapping | Set) or not isinstance(triplet, Iterable)
+        parts = [] if unfit else list(triplet)
         if len(parts) != 3:
             raise ValueError(f"{name}[{i}] must be (main, similar, non_similar), not {triplet!r:.200}")
         for sentence in parts:

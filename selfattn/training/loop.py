@@ -17,7 +17,7 @@ import numpy as np
 
 from selfattn._interrupt import DelayedInterrupt
 from selfattn.nn import init
-from selfattn.nn._arrays import Array, Gradients
+from selfattn.nn._arrays import Array, Gradients, widened
 from selfattn.nn.module import add_gradients
 from selfattn.optim import Optimizer, clip_grad_norm_
 from selfattn.optim.lr_scheduler import LRScheduler
@@ -174,9 +174,9 @@ class Training:
                 told = self.step(epochs)
                 ends = told.average_loss is not None or self.over(epochs, steps)
                 told = self.validated(told, ends)
-                stop = [callback(told) for callback in self.callbacks]
+                stop = [_is_true(callback(told)) for callback in self.callbacks]
                 shown.step(told)
-                stopping = interrupt.requested or True in stop
+                stopping = interrupt.requested or any(stop)
                 due = checkpoint_every is not None and told.step % checkpoint_every == 0
                 if self.file is not None and (ends or stopping or due):
                     self.save()
@@ -216,6 +216,8 @@ class Training:
         """Return the mean loss of the next batches, its gradients, and of how many items it is."""
         batch = self.source.take(self.generator)
         loss, grads = self.objective.gradients(batch.content)
+        if self.accumulate > 1:  # a sum of float16 may be beyond it
+            grads = {name: widened(array) for name, array in grads.items()}
         items, count = batch.items, 1
         total = loss * items
         while count < self.accumulate and not self.source.ended:
@@ -225,6 +227,8 @@ class Training:
             items, count, total = items + batch.items, count + 1, total + more * batch.items
         if count > 1:
             loss, grads = total / items, scaled(grads, 1 / count)
+        elif self.max_norm is not None:  # clipping is in place, and the arrays may be the user's
+            grads = {name: array.copy() for name, array in grads.items()}
         return loss, grads, items
 
     def validated(self, told: Step, ends: bool) -> Step:
@@ -302,6 +306,11 @@ class Training:
         for name, array in parameters.items():
             array[...] = saved[name]
         self.epoch, self.total_loss, self.history = epoch, total_loss, history
+
+
+def _is_true(answer: Any) -> bool:
+    """Tell True from what a callback happens to return, such as 1 or an array."""
+    return isinstance(answer, bool | np.bool_) and bool(answer)
 
 
 def _history(state: Mapping[str, Any]) -> History:

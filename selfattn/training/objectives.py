@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from selfattn.functional._arguments import as_array
 from selfattn.nn._arrays import Array, Gradients
 from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.nn.module import Module
@@ -34,9 +35,9 @@ class OfTriplets:
         """Compute the mean of −confidence over a batch, and its gradients."""
         if len(batch) == 1:
             confidence, pullback = self.task.vjp(*batch[0])
-            return -float(confidence), pullback(-1.0)
+            return -float(confidence), gradients_in(pullback(-1.0))
         confidences, pullback = self.task.vjp(*map(list, zip(*batch, strict=True)))
-        return -float(np.mean(confidences, dtype=np.float64)), pullback(-1.0 / len(batch))
+        return -float(np.mean(confidences, dtype=np.float64)), gradients_in(pullback(-1.0 / len(batch)))
 
     def value(self, batch: Sequence[Sequence[Any]]) -> float:
         """Compute the mean of −confidence over a batch."""
@@ -96,7 +97,7 @@ class OfFunction:
                 "a function as loss must return the loss and the dict of gradients, of a model and a batch; "
                 f"not {type(found).__name__}"
             )
-        return one_number(found[0]), dict(found[1])
+        return one_number(found[0]), gradients_in(found[1])
 
     def value(self, batch: Any) -> float:
         """Call the function."""
@@ -151,13 +152,19 @@ def one_number(value: Any) -> float:
 
 
 def gradients_in(result: Any) -> Gradients:
-    """Take what a pullback returned: the gradients, behind those of the inputs if there are such."""
+    """Take what a pullback returned: the gradients, behind those of the inputs if there are such, as arrays in a new dict."""
     grads = result[-1] if isinstance(result, tuple) else result
     if not isinstance(grads, Mapping):
         raise TypeError(
             f"the pullback must return the dict of gradients, or inputs' gradients and the dict, not {type(result).__name__}"
         )
-    return dict(grads)
+    return {name: _as_gradient(name, gradient) for name, gradient in grads.items()}
+
+
+def _as_gradient(name: str, gradient: Any) -> Array:
+    """Take lists and integers as floats: they are added up and scaled. The array may be the user's, and is not written to."""
+    array = as_array(f"the gradient of {name}", gradient)
+    return array.astype(np.float64) if array.dtype.kind in "iu" else array
 
 
 def _tuple(inputs: Any) -> tuple[Any, ...]:
@@ -195,9 +202,4 @@ def evaluating(model: Any) -> Iterator[None]:
 
 def scaled(grads: Gradients, factor: float) -> Gradients:
     """Multiply gradients by a number, in new arrays."""
-    return {name: _times(gradient, factor) for name, gradient in grads.items()}
-
-
-def _times(gradient: Any, factor: float) -> Array:
-    array = np.asarray(gradient)
-    return np.asarray(array * array.dtype.type(factor))
+    return {name: np.asarray(array * array.dtype.type(factor)) for name, array in grads.items()}

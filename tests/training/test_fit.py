@@ -205,6 +205,55 @@ def test_accumulated_gradients_are_those_of_one_batch():
     np.testing.assert_allclose(losses[2], losses[0], rtol=1e-5)
 
 
+GRADIENTS = {
+    "list": [3.0, 4.0],
+    "integers": np.array([3, 4]),
+    "read-only": np.broadcast_to(np.array([3.0, 4.0]), (2,)),
+    "half": np.array([3, 4], np.float16),
+}
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS.values(), ids=GRADIENTS)
+@pytest.mark.parametrize(
+    ("options", "moves"), [({}, [9, 12]), ({"accumulate": 3}, [3, 4]), ({"max_norm": 0.5}, [0.9, 1.2])]
+)
+def test_gradients_of_a_function_as_an_optimizer_takes_them(gradient, options, moves):
+    """Three batches. A mean of integers is no integer, and lists are not joined."""
+    model = nn.Module()
+    model.register_parameter("w", np.zeros(2))
+    optimizer = optim.SGD(model.parameters(), lr=1.0)
+    training.fit(model, [0] * 3, lambda *_: (1.0, {"w": gradient}), optimizer=optimizer, **options, **QUIET)
+    np.testing.assert_allclose(model.w, -np.array(moves), rtol=1e-3)  # of float16
+
+
+def test_a_mean_of_gradients_whose_sum_is_beyond_float16():
+    model = nn.Module()
+    model.register_parameter("w", np.zeros(1, np.float16))
+    optimizer = optim.SGD(model.parameters(), lr=2.0**-10)
+    gradient = np.array([2.0**15], np.float16)
+    training.fit(
+        model, [0] * 4, lambda *_: (1.0, {"w": gradient}), accumulate=4, optimizer=optimizer, **QUIET
+    )
+    assert model.w == -32
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"max_norm": 0.5}], ids=str)
+def test_gradients_that_a_loss_keeps_are_not_written_to(options):
+    """That of w·x is x: the data."""
+    model = nn.Module()
+    model.register_parameter("w", np.zeros(2))
+    batches = [np.array([3.0, 4.0]), np.array([30.0, 40.0])]
+    kept = {"w": batches[0]}
+
+    def loss(given, batch):
+        kept["w"] = batch
+        return batch @ given.w, kept
+
+    training.fit(model, batches, loss, epochs=3, shuffle=False, **options, **QUIET)
+    np.testing.assert_array_equal(batches, [[3, 4], [30, 40]])
+    assert kept["w"] is batches[1]
+
+
 # ------------------------------------------------------------------------------- schedule, clipping, validation
 
 
@@ -505,6 +554,9 @@ BAD = [
     ({"steps": 0}, ValueError, "steps must be at least 1, not 0"),
     ({"accumulate": 0}, ValueError, "accumulate must be at least 1, not 0"),
     ({"max_norm": -1.0}, ValueError, "max_norm must be at least 0"),
+    ({"callbacks": [3]}, TypeError, r"callbacks must be a list of functions, not \[3\]"),
+    ({"callbacks": "ab"}, TypeError, "callbacks must be a list of functions, not 'ab'"),
+    ({"callbacks": len}, TypeError, "callbacks must be a list of functions, not <built-in function len>"),
     ({"scheduler": 3}, TypeError, "scheduler must be one of selfattn.optim.lr_scheduler, .* not int"),
     ({"scheduler": lambda optimizer: None}, TypeError, "scheduler must be one of .* not NoneType"),
 ]  # fmt: skip

@@ -146,6 +146,32 @@ def test_callbacks_are_told_every_step_and_may_stop():
     assert told[6].average_loss is not None
 
 
+def test_gradients_that_a_task_keeps_are_not_added_to():
+    """One dict for each call, which stays as it is, though gradients of several batches are summed."""
+
+    class Falling:
+        def __init__(self):
+            self.w, self.kept = np.zeros(1), {"w": np.ones(1)}
+
+        def parameters(self):
+            return {"w": self.w}
+
+        def vjp(self, main, similar, non_similar):
+            return 0.5, lambda _: self.kept
+
+    task = Falling()
+    optimizer = optim.SGD(task.parameters(), lr=1.0)
+    training.fit(task, TRIPLETS[:6], 1, accumulate=3, optimizer=optimizer, log_every=None)
+    assert task.w == -2 and task.kept == {"w": np.ones(1)}
+
+
+@pytest.mark.parametrize("answer", [1, 1.0, "yes", np.ones(3), np.ones(1), False, np.False_], ids=repr)
+def test_a_callback_may_return_anything_but_true(answer):
+    """As append does None, and write how many letters it wrote."""
+    history = training.fit(make_task(), TRIPLETS, 1, log_every=None, callbacks=[lambda step: answer])
+    assert len(history.step_losses) == len(TRIPLETS)
+
+
 def run(optimizer, rng, checkpoint=None, task=None, epochs=3, **options):
     task = task or make_task()
     momentum = {"momentum": 0.9} if optimizer == "SGD" else {}
@@ -363,6 +389,12 @@ def test_damaged_checkpoints(tmp_path):
         ({"triplets": []}, ValueError, "triplets is empty"),
         ({"triplets": "tom"}, TypeError, "not a str"),
         ({"triplets": ["tom"]}, ValueError, r"\[0\] must be \(main, similar, non_similar\), not 'tom'"),
+        (
+            {"triplets": [dict.fromkeys(TRIPLETS[0])]},
+            ValueError,
+            r"\[0\] must be \(main, similar, .*, not {'",
+        ),
+        ({"triplets": [set(TRIPLETS[0])]}, ValueError, r"\[0\] must be \(main, similar, .*, not {'"),
         ({"triplets": [("a", "b")]}, ValueError, r"triplets\[0\] must be .* not \('a', 'b'\)"),
         ({"triplets": [TRIPLETS[0], ("tom", " ", "jerry")]}, ValueError, r"\[1\] has an empty sentence"),
         ({"lr": float("nan")}, ValueError, "lr must be at least 0 and finite, not nan"),
