@@ -35,6 +35,7 @@ import numpy.typing as npt
 
 import selfattn
 from selfattn._extras import import_extra
+from selfattn.functional._arguments import as_array
 from selfattn.nn._arrays import FLOATS
 from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.text import WhitespaceTokenizer
@@ -368,9 +369,13 @@ def to_safetensors(
 ) -> bytes:
     """Return the content of a safetensors file; arrays of some names hold the bits of bfloat16, in uint16."""
     safetensors = import_extra("safetensors.numpy", "text")
+    if not isinstance(arrays, Mapping) or not all(isinstance(name, str) for name in arrays):
+        raise TypeError(f"arrays must be a mapping of names to arrays, not {arrays!r:.80}")
+    if "__metadata__" in arrays:
+        raise ValueError("safetensors has a use of its own for the name '__metadata__'")
     native = {}
     for name, value in arrays.items():
-        array = np.asarray(value)
+        array = np.asarray(as_array(name, value))
         if array.dtype.name not in SAFETENSORS_DTYPES.values():
             raise TypeError(f"{name} holds {array.dtype}, which safetensors has no name for")
         # safetensors ignores strides and byte order

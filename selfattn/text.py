@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
 from selfattn._extras import import_extra
+from selfattn.functional._arguments import check_size
 
 __all__ = ["Tokenize", "WhitespaceTokenizer", "as_tokenizer", "train_sentencepiece"]
 
@@ -121,9 +122,10 @@ class WhitespaceTokenizer:
     """
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
-        if isinstance(vocabulary, str) or not all(isinstance(word, str) for word in vocabulary):
+        words = list(vocabulary) if isinstance(vocabulary, Iterable) else [vocabulary]
+        if isinstance(vocabulary, str) or not all(isinstance(word, str) for word in words):
             raise TypeError(f"vocabulary must be a sequence of words, not {vocabulary!r:.80}")
-        self.vocabulary = list(vocabulary)
+        self.vocabulary = words
         for word in self.vocabulary:
             _check_text(word)  # a file could not hold it
         self._ids = {word: n for n, word in enumerate(self.vocabulary)}
@@ -152,8 +154,8 @@ class WhitespaceTokenizer:
             There are no words.
         """
         sentences = _sentences(sentences)
-        most = None if vocab_size is None else _check_count("vocab_size", vocab_size, 2) - 1
-        least = _check_count("min_count", min_count, 1)
+        most = None if vocab_size is None else check_size("vocab_size", vocab_size, 2) - 1
+        least = check_size("min_count", min_count)
         counts = Counter(word for sentence in sentences for word in sentence.split())
         del counts[UNKNOWN]
         return cls([UNKNOWN, *(word for word, count in counts.most_common(most) if count >= least)])
@@ -247,7 +249,7 @@ def train_sentencepiece(
     sentences = _sentences(sentences)
     for sentence in sentences:
         _check_text(sentence)
-    vocab_size = _check_count("vocab_size", vocab_size, 1)
+    vocab_size = check_size("vocab_size", vocab_size)
     model = io.BytesIO()
     settings = {
         "model_type": model_type,
@@ -286,6 +288,8 @@ def _sentences(sentences: Iterable[str]) -> list[str]:
         raise TypeError(
             "sentences must be a list of str, or a file; one str would count as one per character"
         )
+    if not isinstance(sentences, Iterable):
+        raise TypeError(f"sentences must be a list of str, or a file, not {sentences!r:.80}")
     kept = []
     for sentence in sentences:
         if not isinstance(sentence, str):
@@ -295,10 +299,3 @@ def _sentences(sentences: Iterable[str]) -> list[str]:
     if not kept:
         raise ValueError("there is no text to train on: all sentences are blank")
     return kept
-
-
-def _check_count(name: str, value: SupportsIndex, least: int) -> int:
-    number = operator.index(value)
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, not {number}")
-    return number

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import as_array, float_dtype
+from selfattn.functional._arguments import as_array, check_number, float_dtype
 
 __all__ = ["check_vjp"]
 
@@ -80,7 +80,8 @@ def check_vjp(
     AssertionError: the gradient of argument 0 (x) is off along a random direction:
     -0.0332191473 by the pullback, -0.0664382947 by finite differences
     """
-    step, tolerance = EPS ** (1 / 3) if eps is None else eps, 1e-6 if rtol is None else rtol
+    step = EPS ** (1 / 3) if eps is None else check_number("eps", eps)
+    tolerance = 1e-6 if rtol is None else check_number("rtol", rtol)
     if not (step > 0 and tolerance > 0):
         raise ValueError(f"eps and rtol must be above 0, not {eps!r} and {rtol!r}")
     rng = np.random.default_rng(rng)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
@@ -195,7 +196,7 @@ class Encoder(Module):
         where: str = "",
         dtype: str | None = None,
     ) -> None:
-        self.config = {"model_type": next(iter(self.kinds))} | dict(config)
+        self.config = {"model_type": next(iter(self.kinds))} | copy.deepcopy(dict(config))
         self.config.pop("quantization_config", None)  # dtype says it; save() writes it
         self.blocks: dict[str, Blocks] = {}
         self._prepared: dict[Any, Any] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -467,7 +467,8 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def _stops(stop: Any) -> tuple[str, ...]:
-    found = (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop)
+    one = isinstance(stop, str) or not isinstance(stop, Iterable)
+    found = () if stop is None else (stop,) if one else tuple(stop)
     for each in found:
         if not isinstance(each, str):
             raise TypeError(f"stop must be a str or a sequence of str, not {stop!r}")

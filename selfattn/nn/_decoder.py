@@ -62,7 +62,7 @@ class DecoderCache:
         ----------
         indices : array_like of int, shape (n,)
         """
-        chosen = _as_ids("indices", indices)
+        chosen = as_integers("indices", indices)
         if chosen.ndim != 1 or (chosen.size and not 0 <= chosen.min() <= chosen.max() < len(self)):
             raise ValueError(f"indices must be those of {len(self)} sequences, not {indices!r}")
         if np.array_equal(chosen, np.arange(len(self))):
@@ -85,11 +85,6 @@ class DecoderCache:
         self.keys, self.values = (
             _moved(array[:, :, :, :used], everyone, room) for array in (self.keys, self.values)
         )
-
-
-def _as_ids(name: str, x: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    array = np.asarray(x)
-    return array.astype(np.int64) if array.size == 0 else as_integers(name, x)  # an empty list is float64
 
 
 def _moved(array: Array, sequences: Array, capacity: int) -> Array:
@@ -222,7 +217,7 @@ class Decoder:
         self, ids: Sequence[npt.ArrayLike], cache: DecoderCache | None
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Put sequences one after the other."""
-        given = [_as_ids(f"ids of sequence {n}", own) for n, own in enumerate(ids)]
+        given = [as_integers(f"ids of sequence {n}", own) for n, own in enumerate(ids)]
         if cache is not None and len(given) != len(cache):
             raise ValueError(f"the cache has {len(cache)} sequences, and there are ids of {len(given)}")
         starts = np.zeros(len(given) + 1, np.int64)

@@ -68,8 +68,8 @@ class Embedding(Module):
         dtype: npt.DTypeLike = np.float32,
         rng: init.Rng = None,
     ) -> None:
-        self.num_embeddings = check_size("num_embeddings", num_embeddings)
-        self.embedding_dim = check_size("embedding_dim", embedding_dim)
+        self.num_embeddings = num_embeddings = check_size("num_embeddings", num_embeddings)
+        self.embedding_dim = embedding_dim = check_size("embedding_dim", embedding_dim)
         if padding_idx is not None:
             padding_idx = check_size("padding_idx", padding_idx, -num_embeddings)
             if padding_idx >= num_embeddings:

@@ -262,7 +262,7 @@ class EmbeddingModel(Module):
 
         ids = self.tokens(sentence)
         embeddings = self.embedding_layer.weight[ids]
-        positions = self.positions.table[: len(embeddings)]
+        positions = self.positions.table[: len(embeddings)].copy()
         x, blocks = embeddings + positions, []
         block: Any
         for block in self.attention_layers:

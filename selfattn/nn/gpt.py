@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +27,6 @@ from selfattn.nn.transformer_encoder import TransformerEncoderLayer, core_norm, 
 
 IGNORED = -100  # a target that is not to be predicted, as CrossEntropyLoss has it
 STD = 0.02  # of new weights
-EMPTY = np.zeros(0, np.int64)
 
 
 class GPT(Module):
@@ -135,11 +134,11 @@ class GPT(Module):
         dtype: npt.DTypeLike = np.float32,
         rng: init.Rng = None,
     ) -> None:
-        self.vocab_size = check_size("vocab_size", vocab_size)
-        self.d_model = check_size("d_model", d_model)
-        self.num_layers = check_size("num_layers", num_layers, 0)
-        self.num_heads = check_size("num_heads", num_heads)
-        self.max_seq_len = check_size("max_seq_len", max_seq_len)
+        self.vocab_size = vocab_size = check_size("vocab_size", vocab_size)
+        self.d_model = d_model = check_size("d_model", d_model)
+        self.num_layers = num_layers = check_size("num_layers", num_layers, 0)
+        self.num_heads = num_heads = check_size("num_heads", num_heads)
+        self.max_seq_len = max_seq_len = check_size("max_seq_len", max_seq_len)
         if d_model % num_heads:
             raise ValueError(f"num_heads must divide d_model; {num_heads} does not divide {d_model}")
         if positions not in ("learned", "rotary"):
@@ -224,8 +223,10 @@ class GPT(Module):
 
         def pullback(dy: Any) -> Gradients:
             if isinstance(y, list):
-                if len(dy) != len(y):
-                    raise ValueError(f"dy must have a gradient for each of {len(y)} sequences, not {len(dy)}")
+                if not hasattr(dy, "__len__") or len(dy) != len(y):
+                    raise ValueError(
+                        f"dy must have a gradient for each of {len(y)} sequences, in a list, not {dy!r:.80}"
+                    )
                 each = [as_gradient(own, of) for own, of in zip(dy, y, strict=True)]
                 return dict(unchanged(np.concatenate(each) if each else logits))
             return dict(unchanged(as_gradient(dy, y).reshape(logits.shape)))
@@ -368,10 +369,9 @@ class GPT(Module):
             wrong = own[(own < 0) | (own >= self.vocab_size)]
             if wrong.size:
                 raise ValueError(f"ids must be in 0...{self.vocab_size - 1}, prompt {n} has {wrong[0]}")
-        ends = () if stop is None else [stop] if isinstance(stop, int | np.integer) else stop
         steps = _generation.generate(
             self._decoder(), prompts, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-            stop_ids=ends, rng=rng, context=self.max_seq_len,
+            stop_ids=_stop_ids(stop), rng=rng, context=self.max_seq_len,
         )  # fmt: skip
         alone = _is_one(prompt)
         if stream:
@@ -496,6 +496,14 @@ def _rotary(longest: int, width: int, theta: float, dtype: np.dtype[Any]) -> _tr
     return _transformer.Rotary(np.cos(angles).astype(dtype), np.sin(angles).astype(dtype))
 
 
+def _stop_ids(stop: Any) -> frozenset[int]:
+    """Take one id or many, of any kind of integers."""
+    if stop is None:
+        return frozenset()
+    one = not isinstance(stop, Iterable) or getattr(stop, "ndim", 1) == 0
+    return frozenset(check_size("stop", n, 0) for n in ([stop] if one else stop))
+
+
 def _is_one(ids: Any) -> bool:
     """Tell one sequence from many."""
     if isinstance(ids, list | tuple):
@@ -506,15 +514,12 @@ def _is_one(ids: Any) -> bool:
 def _sequences(name: str, ids: Any) -> list[npt.NDArray[np.int64]]:
     """Take one sequence or many as vectors of int64."""
     if isinstance(ids, list | tuple) and not _is_one(ids):
-        found = [
-            as_integers(f"{name} of sequence {n}", own) if np.size(own) else EMPTY
-            for n, own in enumerate(ids)
-        ]
+        found = [as_integers(f"{name} of sequence {n}", own) for n, own in enumerate(ids)]
         for n, own in enumerate(found):
             if own.ndim != 1:
                 raise ValueError(f"{name} of sequence {n} must have shape (L,), not {own.shape}")
         return found
-    array = as_integers(name, ids) if np.size(ids) else np.zeros(np.shape(ids), np.int64)
+    array = as_integers(name, ids)
     if array.ndim not in (1, 2):
         raise ValueError(
             f"{name} must have shape (L,) or (N, L), or be a list of sequences, not {array.shape}"

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from selfattn.functional._arguments import as_array
 from selfattn.nn._arrays import Array, Gradients, Pullback
 from selfattn.nn._compact import (
     BITS,
@@ -357,7 +358,8 @@ class Module:
         Raises
         ------
         ValueError
-            A shape differs; or, when ``strict``, a name or a dtype does. The message lists all of them.
+            A shape differs, or a parameter is read-only; or, when ``strict``, a name or a dtype does. The message lists all of
+            them.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be a mapping of names to arrays, not {type(state).__name__}")
@@ -367,12 +369,19 @@ class Module:
         problems = [f"missing: {name} {parameters[name].shape}" for name in missing if strict]
         problems += [f"unexpected: {name}" for name in unexpected if strict]
         scales = {name + SCALE for name, array in parameters.items() if is_compact(array)}
+        owners = {id(_owner(array)) for array in parameters.values()}
         fitting = {}
         for name, array in parameters.items():
             if name in state:
                 try:
                     fitting[name] = _fitting(name, array, state[name], strict)
                     _check_rounded(name, array, fitting[name], name in scales)
+                    if not (array.flags.writeable or is_compact(array) or name in scales):
+                        raise ValueError(f"{name} is read-only")
+                    if (
+                        id(_owner(fitting[name])) in owners
+                    ):  # a parameter, which another may be written to first
+                        fitting[name] = fitting[name].copy()
                 except (TypeError, ValueError) as error:
                     problems.append(str(error))
         if problems:
@@ -453,6 +462,13 @@ def add_gradients(total: Gradients, more: Gradients) -> Gradients:
     return total
 
 
+def _owner(array: Any) -> Any:
+    """Return the array whose memory a view shows."""
+    while isinstance(getattr(array, "base", None), np.ndarray):
+        array = array.base
+    return array
+
+
 def _check_rounded(name: str, parameter: Array, array: Array, scale: bool) -> None:
     """Refuse rounded weights where there are none, and numbers that no rounding gives."""
     if is_compact(array) and not is_compact(parameter):
@@ -465,7 +481,7 @@ def _check_rounded(name: str, parameter: Array, array: Array, scale: bool) -> No
 
 def _fitting(name: str, parameter: Array, value: npt.ArrayLike, strict: bool) -> Array:
     """Return the value as an array that may be written into the parameter, or say why not."""
-    array = np.asarray(value)
+    array = np.asarray(as_array(name, value))
     if array.shape != parameter.shape:
         raise ValueError(f"{name} has shape {parameter.shape}, not {array.shape}")
     if is_compact(parameter) and array.dtype != parameter.dtype:

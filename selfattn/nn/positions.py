@@ -268,7 +268,7 @@ class RotaryEmbedding(Module):
             raise ValueError("rope_theta in scaling is the argument theta")
         config = Config({"rope_parameters": {**given, "rope_theta": self.theta}}, "nn.RotaryEmbedding")
         rotary = read_rope(config, self.dim, self.max_len).rotary(self.max_len, float_dtype(dtype))
-        self.cos, self.sin = rotary.cos, rotary.sin
+        self.cos, self.sin = rotary.cos.copy(), rotary.sin.copy()  # the others are kept for the next module
 
     def extra_repr(self) -> str:
         """Return the sizes and the options that are set."""

@@ -116,7 +116,7 @@ class SelfAttention(Module):
         dtype: npt.DTypeLike = np.float32,
         rng: init.Rng = None,
     ) -> None:
-        self.d_in, self.d_out = check_size("d_in", d_in), check_size("d_out", d_out)
+        self.d_in, self.d_out = d_in, d_out = check_size("d_in", d_in), check_size("d_out", d_out)
         self.d_v = d_out if d_v is None else check_size("d_v", d_v)
         if score not in SCORES:
             raise ValueError(f"score must be one of {', '.join(SCORES)}, not {score!r}")
@@ -314,7 +314,8 @@ class SelfAttentionBlock(Module):
         dtype: npt.DTypeLike = np.float32,
         rng: init.Rng = None,
     ) -> None:
-        self.d_model, self.num_heads = check_size("d_model", d_model), check_size("num_heads", num_heads)
+        self.d_model = d_model = check_size("d_model", d_model)
+        self.num_heads = num_heads = check_size("num_heads", num_heads)
         if d_model % num_heads:
             raise ValueError(f"num_heads must divide d_model; {num_heads} does not divide {d_model}")
         generator = init.as_generator(rng)

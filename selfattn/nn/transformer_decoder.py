@@ -110,9 +110,9 @@ class TransformerDecoderLayer(Module):
     ) -> None:
         if activation not in ACTIVATIONS:
             raise ValueError(f'activation must be "relu" or "gelu", not {activation!r}')
-        self.d_model = check_size("d_model", d_model)
+        self.d_model = d_model = check_size("d_model", d_model)
         self.activation, self.norm_first = activation, norm_first
-        check_size("dim_feedforward", dim_feedforward)
+        dim_feedforward = check_size("dim_feedforward", dim_feedforward)
         if d_model % check_size("nhead", nhead):
             raise ValueError(f"nhead must divide d_model; {nhead} does not divide {d_model}")
         generator = init.as_generator(rng)

@@ -67,7 +67,8 @@ def clip_grad_norm_(
             f"grads must be a mapping of names to gradients, the second result of a pullback, not {type(grads).__name__}"
         )
     for name, gradient in grads.items():
-        if not isinstance(gradient, np.ndarray) or gradient.dtype.name not in COMPUTED_IN:
+        plain = isinstance(gradient, np.ndarray) and not isinstance(gradient, np.ma.MaskedArray)
+        if not plain or gradient.dtype.name not in COMPUTED_IN:
             raise TypeError(
                 f"the gradient of {name} must be an ndarray of floats, as it is changed, not {gradient!r:.80}"
             )
@@ -78,14 +79,15 @@ def clip_grad_norm_(
         raise ValueError(f"max_norm must be at least 0, not {max_norm}")
     if not power > 0:
         raise ValueError(f"norm_type must be above 0, not {norm_type}")
-    arrays = list({id(gradient): gradient for gradient in grads.values()}.values())
+    arrays = [
+        np.asarray(gradient) for gradient in {id(gradient): gradient for gradient in grads.values()}.values()
+    ]
     norm = _norm(arrays, power)
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(f"the norm of the gradients is {norm}; they cannot be clipped")
     factor = max_norm / (norm + 1e-6)
     if not factor >= 1:  # NaN too
-        plain = tuple(np.asarray(array) for array in arrays)
-        _core._scale(plain, tuple(float(array.dtype.type(factor)) for array in plain))
+        _core._scale(tuple(arrays), tuple(float(array.dtype.type(factor)) for array in arrays))
     return norm
 
 

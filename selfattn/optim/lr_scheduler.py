@@ -21,10 +21,11 @@ after each step of the optimiser, or after each epoch: whatever its numbers coun
 from __future__ import annotations
 
 import bisect
+import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -493,11 +494,16 @@ class SequentialLR(LRScheduler):
     def __init__(
         self,
         optimizer: Optimizer,
-        schedulers: Sequence[LRScheduler],
-        milestones: Sequence[int],
+        schedulers: Iterable[LRScheduler],
+        milestones: Iterable[int],
         last_epoch: int = -1,
     ) -> None:
         self.optimizer = _checked(optimizer)
+        if not isinstance(schedulers, Iterable) or not isinstance(milestones, Iterable):
+            raise TypeError(
+                f"schedulers and milestones must be lists, not {schedulers!r:.80} and {milestones!r:.80}"
+            )
+        schedulers, milestones = list(schedulers), list(milestones)
         if not schedulers:
             raise ValueError("schedulers is empty; at least one is needed")
         for i, scheduler in enumerate(schedulers):
@@ -511,7 +517,7 @@ class SequentialLR(LRScheduler):
             raise ValueError(
                 f"{len(schedulers)} schedulers need {len(schedulers) - 1} milestones, not {len(milestones)}"
             )
-        self._schedulers = list(schedulers)
+        self._schedulers = schedulers
         self.milestones = [check_size("each of milestones", milestone) for milestone in milestones]
         if sorted(set(self.milestones)) != self.milestones:
             raise ValueError(f"milestones must rise, not be {milestones}")
@@ -523,6 +529,12 @@ class SequentialLR(LRScheduler):
             scheduler.last_epoch -= 1
         self._schedulers[0]._begin()
         self._last_lr = self._schedulers[0].get_last_lr()
+
+    def __copy__(self) -> Self:
+        """Return a schedule of the same optimiser that counts its own steps."""
+        made = object.__new__(type(self))
+        vars(made).update(vars(self), _schedulers=[copy.copy(each) for each in self._schedulers])
+        return made
 
     def step(self) -> None:
         """Set the next learning rate. Call it after ``optimizer.step``."""

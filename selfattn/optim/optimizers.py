@@ -129,7 +129,7 @@ class Optimizer:
                 raise ValueError(
                     f"the gradient of {name} has shape {array.shape}, the parameter {parameter.shape}"
                 )
-            if array.dtype.kind in "bcOSU":
+            if array.dtype.kind in "bcOSTUmM":
                 raise TypeError(f"the gradient of {name} must hold floats, not {array.dtype}")
             gradients[i] = _plain(array, self._computed_in[name])
             parameters[i] = _plain(parameter, self._computed_in[name])
@@ -447,7 +447,7 @@ def _as_saved(name: str, option: Any) -> Any:
     """Return what a file can hold of an option, which may have been set to a number of any kind."""
     if isinstance(option, bool | np.bool_):
         return bool(option)
-    if isinstance(option, Sequence):
+    if isinstance(option, Sequence | np.ndarray) and np.ndim(option):
         return tuple(check_number(name, each) for each in option)
     return check_number(name, option)
 

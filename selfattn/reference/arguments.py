@@ -279,7 +279,7 @@ def check_key_lengths(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], 
     if key_lengths is None:
         return None
     lengths = as_array("key_lengths", key_lengths)
-    if lengths.dtype.kind not in "iu":
+    if lengths.dtype.kind not in "iu" and lengths.size:  # an empty list is float64
         raise TypeError(f"key_lengths must be integers, not {lengths.dtype}")
     if lengths.size and (lengths.min() < 0 or lengths.max() > n_keys):
         raise ValueError(f"key_lengths must lie in 0...{n_keys}, not {lengths.min()}...{lengths.max()}")

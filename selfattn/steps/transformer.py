@@ -183,7 +183,7 @@ def transformer_steps(
     embeddings = given if model.table is None else model.table[given]
     if model.always is not None:
         embeddings = embeddings + model.always
-    positions = None if model.positions is None else model.positions[: len(embeddings)]
+    positions = None if model.positions is None else model.positions[: len(embeddings)].copy()
     x = _norm(embeddings if positions is None else embeddings + positions, model.embedding_norm)
     first, layers, names = x, [], None if tokens is None else tuple(tokens)
     for layer in model.layers:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from selfattn.functional._arguments import check_size
 from selfattn.nn import init
@@ -235,8 +235,13 @@ def read_text(path: PathLike | BinaryFile) -> str:
     ------
     ValueError
         It is something else; the message says where.
+    TypeError
+        It is no path and no such file.
     """
-    content: bytes = Path(path).read_bytes() if isinstance(path, str | os.PathLike) else path.read()
+    read: Any = Path(path).read_bytes if isinstance(path, str | os.PathLike) else getattr(path, "read", None)
+    content = read() if callable(read) else None
+    if not isinstance(content, bytes):
+        raise TypeError(f"path must be a path, or a file that is open in binary mode, not {path!r:.80}")
     try:
         return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:

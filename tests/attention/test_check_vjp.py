@@ -1,6 +1,8 @@
 """check_vjp: it lets right pullbacks pass, catches wrong ones, and says what is wrong."""
 
 import re
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -134,6 +136,8 @@ def test_bad_calls():
         sa.check_vjp(lambda x: (x, lambda dy: (None, None)), A)
     with pytest.raises(ValueError, match="returns 1 gradients of 1, f has 2 arguments"):
         sa.check_vjp(lambda a, b: (a * b, lambda dy: dy * b), A, B)
+    with pytest.raises(TypeError, match="eps must be a real number, not 'small'"):
+        sa.check_vjp(product, A, B, eps="small")
     for bad in ({"eps": 0}, {"rtol": -1.0}, {"eps": np.nan}):
         with pytest.raises(ValueError, match="eps and rtol must be above 0"):
             sa.check_vjp(product, A, B, **bad)
@@ -148,6 +152,7 @@ def test_the_step_can_be_chosen():
     with pytest.raises(AssertionError):
         sa.check_vjp(f, A)
     sa.check_vjp(f, A, eps=1e-10, rtol=1e-3)
+    sa.check_vjp(f, A, eps=Fraction(1, 10**10), rtol=Decimal("1e-3"))
 
 
 def test_gradients_in_lists_belong_to_arguments_in_order():

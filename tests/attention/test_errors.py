@@ -55,6 +55,18 @@ def test_values_that_count_as_not_given():
     np.testing.assert_array_equal(attend(q, k, v, None, 0, None, **nothing), attend(q, k, v))
 
 
+def test_an_empty_list_is_one_of_integers():
+    """NumPy makes float64 of it."""
+    nothing = np.ones((0, 2, 4))
+    assert attend(nothing, nothing, nothing, key_lengths=[]).shape == (0, 2, 4)
+    assert sa.attention_steps(nothing, nothing, nothing, key_lengths=[]).output.shape == (0, 2, 4)
+    assert sa.BlockMask.from_documents([]).to_dense(0, 0).shape == (0, 0)
+    with pytest.raises(ValueError, match=r"indices must have shape \(2,\) or \(\), got \(0,\)"):
+        sa.KVCache(2, 1, 4).reorder([])
+    with pytest.raises(TypeError, match="key_lengths must be of an integer dtype, got float64"):
+        attend(nothing, nothing, nothing, key_lengths=[1.0])
+
+
 def test_the_generators_own_error_comes_through():
     class Broken:
         def integers(self, *_, **__):

@@ -295,6 +295,13 @@ def test_arrays_that_are_given_are_kept_where_the_core_can_read_them():
     np.testing.assert_array_equal(model.encode([[1, 2, 3]]), expected)
 
 
+def test_a_configuration_that_is_given_is_copied_with_all_in_it():
+    config = BERT | {"id2label": {"0": "no", "1": "yes"}}
+    model = models.BertForSequenceClassification(config, rng=0)
+    model.config["id2label"]["1"] = "perhaps"
+    assert config["id2label"] == {"0": "no", "1": "yes"}
+
+
 @pytest.mark.parametrize(
     ("kind", "config", "architecture"),
     [

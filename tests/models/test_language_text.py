@@ -119,6 +119,8 @@ def test_texts_that_are_none(model):
         model.generate("a", stop="")
     with pytest.raises(TypeError, match="stop must be a str"):
         model.generate("a", stop=[1])
+    with pytest.raises(TypeError, match="stop must be a str or a sequence of str, not 3"):
+        model.generate("a", stop=3)
     with pytest.raises(TypeError, match="sentences must be a str"):
         model.generate(b"a")
 

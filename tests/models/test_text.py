@@ -503,6 +503,9 @@ def test_steps_are_what_the_model_computes(model):
     np.testing.assert_allclose(layer.scores, layer.query @ layer.key.swapaxes(1, 2), rtol=1e-5, atol=1e-5)
     assert {"layers.0.weights", "layers.1.down", "embeddings", "output"} < set(steps.to_dict())
     assert not layer.up.flags.writeable
+    assert not steps.positions.flags.writeable
+    table = model.parameters()["embeddings.position_embeddings.weight"]
+    assert not np.shares_memory(steps.positions, table)
     assert f"{L} tokens, width 16, 2 layers" in repr(steps)
 
 

@@ -150,6 +150,15 @@ def test_a_model_can_be_copied_and_sent_to_other_processes(again):
     assert not np.array_equal(other("tom jerry"), model("tom jerry"))
 
 
+def test_what_is_written_into_steps_does_not_change_the_model():
+    model = model_of(2, 4)
+    before, steps = model([1, 2, 3]), model.steps([1, 2, 3])
+    for array in (steps.embeddings, steps.positions, steps.blocks[0].query, steps.output):
+        if array.flags.writeable:
+            array[...] = 7
+    np.testing.assert_array_equal(model([1, 2, 3]), before)
+
+
 def test_a_long_sentence_is_cut():
     model = model_of()
     long = np.arange(10**6) % VOCABULARY

@@ -301,6 +301,8 @@ def test_streams_and_stops():
     expected = whole[: whole.index(stop) + 1]
     assert model.generate([3, 1], 6, stop=stop).tolist() == expected
     assert model.generate([3, 1], 6, stop=[stop]).tolist() == expected
+    for form in (np.array(stop), np.array([stop], np.uint8), iter([stop]), [np.array(stop)], {np.int8(stop)}):
+        assert model.generate([3, 1], 6, stop=form).tolist() == expected
 
 
 def test_the_context_ends_generation():
@@ -413,11 +415,14 @@ BAD = {
     "long prompt": (lambda m: m.generate([1] * 10), ValueError, "prompt 0 has 10 tokens; the context of this model has 9"),
     "prompt": (lambda m: m.generate([[1], [11]]), ValueError, r"ids must be in 0\.\.\.10, prompt 1 has 11"),
     "temperature": (lambda m: m.generate([1], temperature=np.inf), ValueError, "temperature must be"),
+    "a text to stop at": (lambda m: m.generate([1], stop="."), TypeError, r"stop must be an int, not '\.'"),
+    "no id to stop at": (lambda m: m.generate([1], stop=[1.5]), TypeError, "stop must be an int, not 1.5"),
     "heads": (lambda m: nn.GPT(5, 6, 1, 4, 3), ValueError, "num_heads must divide d_model; 4 does not divide 6"),
     "positions": (lambda m: nn.GPT(5, 6, 1, 3, 3, "absolute"), ValueError, 'positions must be "learned" or "rotary"'),
     "odd heads": (lambda m: nn.GPT(5, 6, 1, 2, 3, "rotary"), ValueError, "heads must have an even width"),
     "activation": (lambda m: nn.GPT(5, 6, 1, 2, 3, activation="tanh"), ValueError, "activation must be"),
     "gradient": (lambda m: m.vjp([1, 2])[1](np.zeros((3, V))), ValueError, r"dy must have the shape of the result, \(2, 11\)"),
+    "no gradients": (lambda m: m.vjp([[1], [2]])[1](1.0), ValueError, r"dy must have a gradient for each of 2 .* not 1\.0"),
     "gradients": (lambda m: m.vjp([[1], [2]])[1]([np.zeros((1, V))]), ValueError, "dy must have a gradient for each of 2"),
 }  # fmt: skip
 

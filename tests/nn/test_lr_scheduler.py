@@ -1,5 +1,6 @@
 """Schedules of the learning rate: PyTorch's numbers to the bit, closed forms, going on; clipping; warnings."""
 
+import copy
 import decimal
 import fractions
 import json
@@ -169,6 +170,35 @@ def test_a_state_is_a_copy_and_that_of_another_kind_is_refused():
     assert len(schedulers[0].base_lrs) == 1
 
 
+def test_the_parts_of_a_sequence_may_be_any_iterables():
+    found = []
+    for kind in (
+        list,
+        iter,
+        lambda parts: dict(enumerate(parts)).values(),
+        lambda parts: np.array(parts, object),
+    ):
+        optimizer = sgd(lr=0.3)
+        parts = [linear(lr_scheduler, optimizer), cosine(lr_scheduler, optimizer)]
+        scheduler = lr_scheduler.SequentialLR(optimizer, kind(parts), kind([5]))
+        found.append(
+            course(optimizer, scheduler, float, lambda optimizer=optimizer: optimizer.step({"w": [1.0]}))
+        )
+    assert found == [found[0]] * 4
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_shallow_copy_counts_its_own_steps(name):
+    """The optimiser is the same, and has the learning rate that was set last."""
+    optimizer = sgd(lr=0.3)
+    scheduler = SCHEDULES[name](lr_scheduler, optimizer)
+    optimizer.step({"w": np.ones(1)})
+    before = scheduler.state_dict()
+    copied = copy.copy(scheduler)
+    copied.step()
+    assert scheduler.state_dict() == before != copied.state_dict()
+
+
 def test_last_epoch_goes_on_with_an_optimizer_that_had_a_scheduler():
     torch = pytest.importorskip("torch")
     theirs = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
@@ -226,6 +256,8 @@ BAD = [
      lambda: lr_scheduler.SequentialLR(OPTIMIZER, [linear(lr_scheduler, OPTIMIZER)], [3])),
     (ValueError, r"schedulers\[0\] is of another optimizer",
      lambda: lr_scheduler.SequentialLR(sgd(), [linear(lr_scheduler, sgd())], [])),
+    (TypeError, "schedulers and milestones must be lists, not .* and 3",
+     lambda: lr_scheduler.SequentialLR(OPTIMIZER, [linear(lr_scheduler, OPTIMIZER)], 3)),
     (ValueError, "milestones must rise",
      lambda: lr_scheduler.SequentialLR(OPTIMIZER, [linear(lr_scheduler, OPTIMIZER)] * 3, [3, 3])),
     (TypeError, r"schedulers\[0\] must be a scheduler other than a SequentialLR",
@@ -354,6 +386,7 @@ def test_norms_that_are_not_finite():
         ),
         ({"a": [1.0]}, {}, TypeError, "the gradient of a must be an ndarray of floats"),
         ({"a": np.ones(2, int)}, {}, TypeError, "the gradient of a must be an ndarray of floats"),
+        ({"a": np.ma.ones(2)}, {}, TypeError, "the gradient of a must be an ndarray of floats"),
         ({"a": np.broadcast_to(1.0, 3)}, {}, ValueError, "the gradient of a is read-only"),
         ({"a": np.ones(2)}, {"max_norm": -1}, ValueError, "max_norm must be at least 0, not -1"),
         ({"a": np.ones(2)}, {"max_norm": math.nan}, ValueError, "max_norm must be at least 0, not nan"),

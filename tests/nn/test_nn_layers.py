@@ -162,6 +162,39 @@ def test_state_dicts_go_round_and_are_checked_first():
         b.load_state_dict({name: array.astype(np.float64) for name, array in a.state_dict().items()})
 
 
+def test_a_state_may_be_made_of_the_parameters_themselves():
+    """Layers change places, and a weight is turned: what is read has not been written to before."""
+    model = nn.Sequential(nn.Linear(2, 2, rng=0), nn.Linear(2, 2, rng=1))
+    before, live = model.state_dict(), model.parameters()
+    model.load_state_dict(
+        {
+            "0.weight": live["1.weight"].T,
+            "0.bias": live["1.bias"][::-1],
+            "1.weight": live["0.weight"],
+            "1.bias": live["0.weight"][1],
+        }
+    )
+    np.testing.assert_equal(
+        model.state_dict(),
+        {
+            "0.weight": before["1.weight"].T,
+            "0.bias": before["1.bias"][::-1],
+            "1.weight": before["0.weight"],
+            "1.bias": before["0.weight"][1],
+        },
+    )
+
+
+def test_a_state_is_loaded_whole_or_not_at_all():
+    """A parameter may be an array that its owner has made read-only."""
+    layer = nn.Linear(2, 2, rng=0)
+    layer.bias.flags.writeable = False
+    before = layer.state_dict()
+    with pytest.raises(ValueError, match="the state does not fit Linear:\n  bias is read-only"):
+        layer.load_state_dict(nn.Linear(2, 2, rng=1).state_dict())
+    np.testing.assert_equal(layer.state_dict(), before)
+
+
 def test_a_shared_layer_has_one_gradient_the_sum():
     shared = nn.Linear(3, 3, rng=0, dtype=np.float64)
     model = nn.Sequential(shared, shared)
@@ -237,6 +270,16 @@ def test_a_pullback_is_for_one_state_of_the_parameters(name):
         (lambda: nn.Module().register_parameter("vjp", np.ones(2)), ValueError, "vjp is a method of Module"),
         (lambda: nn.Embedding(3, 2, padding_idx=3), ValueError, "below 3"),
         (lambda: nn.ModuleList([1]), TypeError, "only modules"),
+        (
+            lambda: setattr(nn.Linear(2, 1), "weight", np.ma.ones((1, 2))),
+            TypeError,
+            "weight is a MaskedArray",
+        ),
+        (
+            lambda: nn.RMSNorm(2).load_state_dict({"weight": np.ma.ones(2)}),
+            ValueError,
+            "weight is a MaskedArray; pass a plain array",
+        ),
         (lambda: setattr(nn.Linear(2, 1), "weight", np.ones(3)), ValueError, r"\(1, 2\), not \(3,\)"),
         (lambda: setattr(nn.Linear(2, 1, bias=False), "bias", [1.0]), AttributeError, "without bias"),
         (lambda: nn.Module()(1), NotImplementedError, "forward"),

@@ -298,6 +298,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(state, error, 
         (lambda w: optim.Adam(w).step({"w": np.ones(2), "u": np.ones(2)}), ValueError, "'u', which is none"),
         (lambda w: optim.Adam(w).step((np.ones(2), w)), TypeError, "grads must be a mapping .*, not tuple"),
         (lambda w: optim.Adam(w).step({"w": np.ones(2, complex)}), TypeError, "complex128"),
+        (lambda w: optim.Adam(w).step({"w": np.ones(2, "m8[s]")}), TypeError, "timedelta64"),
         (lambda w: optim.Adam(w).step({"w": np.ones(3)}), ValueError, r"shape \(3,\), the parameter \(2,\)"),
     ],
 )
@@ -393,6 +394,11 @@ def test_integers_of_every_kind_are_sizes_and_seeds(two):
         lambda n: nn.Embedding(n, n, rng=n),
         lambda n: nn.TransformerEncoderLayer(n, n, n, dropout=0.0, rng=n),
         lambda n: nn.SinusoidalPositions(n, n),
+        lambda n: nn.Embedding(n, n, padding_idx=1, rng=n),
+        lambda n: nn.SelfAttention(n, n, rng=n),
+        lambda n: nn.SelfAttentionBlock(n, n, rng=n),
+        lambda n: nn.TransformerDecoderLayer(n, n, n, dropout=0.0, rng=n),
+        lambda n: nn.GPT(n, n, n, n, n, rng=n),
         lambda n: nn.EmbeddingModel(lambda s: [1], n, n, max_seq_len=n, num_layers=n, num_heads=n, rng=n),
         lambda n: nn.TransformerEncoder(nn.TransformerEncoderLayer(2, 1, 2, dropout=0.0, rng=0), n),
     ):
@@ -408,6 +414,20 @@ def test_integers_of_every_kind_are_sizes_and_seeds(two):
     steps = sa.attention_steps(x, x, x, scale=decimal.Decimal("0.5"), softcap=fractions.Fraction(3))
     assert sa.views.steps_page(steps, precision=two).html == sa.views.steps_page(steps, precision=2).html
     np.testing.assert_allclose(steps.scaled_scores, 3 * np.tanh(0.5 * (x @ x.T) / 3), rtol=1e-14)
+
+
+def test_a_width_made_of_a_small_integer_is_not_of_its_range():
+    """Four times 64 is no int8, and 0 as a uint8."""
+    plain = nn.GPT(5, 64, 1, 2, 4, rng=0)
+    for small in (np.int8(64), np.uint8(64), np.array(64, np.uint8)):
+        assert repr(nn.GPT(5, small, 1, 2, 4, rng=0)) == repr(plain)
+
+
+def test_betas_may_be_set_to_an_array_and_are_saved_as_numbers():
+    optimizer = optim.Adam({"w": np.ones(2)})
+    optimizer.betas = np.array([0.5, 0.75])
+    optimizer.step({"w": np.ones(2)})
+    assert optimizer.state_dict()["param_groups"][0]["betas"] == (0.5, 0.75)
 
 
 @pytest.mark.parametrize(("name", "options"), [("Adam", {}), ("AdamW", {}), ("SGD", {"momentum": 0.9})])

@@ -45,6 +45,14 @@ def test_rotary_by_complex_numbers(theta, interleaved, positions):
     assert layer.parameters() == {} and layer.state_dict() == {}
 
 
+def test_what_is_written_into_one_layers_angles_stays_there():
+    one, other = nn.RotaryEmbedding(6, 10), nn.RotaryEmbedding(6, 10)
+    before = other(X)
+    one.cos[...] = one.sin[...] = 0
+    np.testing.assert_array_equal(other(X), before)
+    np.testing.assert_array_equal(nn.RotaryEmbedding(6, 10)(X), before)
+
+
 def test_positions_of_each_sequence():
     layer = nn.RotaryEmbedding(6, 20, **F64)
     positions = np.arange(5) + np.array([[0], [7]])

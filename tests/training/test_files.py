@@ -133,8 +133,26 @@ def test_arrays_of_any_layout_and_dtype_come_back(tmp_path):
         assert back[name].shape == array.shape
         assert back[name].dtype == array.dtype.newbyteorder("=")
         np.testing.assert_array_equal(back[name], array)
-    with pytest.raises(TypeError, match="names holds <U3"):
-        files.save_arrays(tmp_path / "x", {"names": np.array(["tom"])})
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "message"),
+    [
+        ({"names": np.array(["tom"])}, TypeError, "names holds <U3"),
+        ({"a": np.ma.array([1.0, 2.0], mask=[0, 1])}, TypeError, "a is a MaskedArray; pass a plain array"),
+        (
+            {"__metadata__": np.ones(2)},
+            ValueError,
+            "safetensors has a use of its own for the name '__metadata__'",
+        ),
+        ({1: np.ones(2)}, TypeError, "arrays must be a mapping of names to arrays, not {1: "),
+        ([("a", np.ones(2))], TypeError, r"arrays must be a mapping of names to arrays, not \[\('a'"),
+        (np.ones(2), TypeError, "arrays must be a mapping of names to arrays"),
+    ],
+)
+def test_what_no_file_of_arrays_can_hold(arrays, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        files.save_arrays(tmp_path / "x", arrays)
     assert not (tmp_path / "x").exists()
 
 

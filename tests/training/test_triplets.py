@@ -1,5 +1,7 @@
 """selfattn.training: triplets of a text, and texts from files."""
 
+import io
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -101,6 +103,15 @@ def test_files_that_hold_nothing_or_something_else(tmp_path):
         training.read_lines(tmp_path / "latin")
     with pytest.raises(ValueError, match="split must be one of"):
         training.read_sentences(tmp_path / "empty", "words")
+
+
+@pytest.mark.parametrize("read", [training.read_lines, training.read_sentences, training.read_triplets])
+@pytest.mark.parametrize(
+    "file", [b"lines.txt", None, 3, ["a line"], io.StringIO("a line")], ids=lambda file: type(file).__name__
+)
+def test_what_is_no_file_in_binary_mode(read, file):
+    with pytest.raises(TypeError, match="path must be a path, or a file that is open in binary mode, not"):
+        read(file)
 
 
 def test_triplets_between_tabs(tmp_path):
