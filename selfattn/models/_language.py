@@ -75,6 +75,12 @@ class LanguageText:
         _tokenizer.check_unicode(text, number, "text")
         with files.library_errors(f"the tokenizer cannot take text {number}"):
             encoding = self.tokenizer.encode(text, add_special_tokens=special)
+        if encoding.overflowing:  # it is off when a model is loaded
+            warnings.warn(
+                f"text {number} was cut: the truncation of the model's tokenizer has been switched on; "
+                "model.tokenizer.no_truncation() ends that",
+                stacklevel=3,
+            )
         return np.array(_tokenizer.without_pads(self.tokenizer, encoding, encoding.ids), np.int64)
 
     def _ids(self, text: Any, number: int = 0) -> Array:
@@ -91,6 +97,10 @@ class LanguageText:
             )
         return ids
 
+    def _checked_ids(self, ids: Any) -> Array:
+        """Check ids, of which there may be more than the model takes at once."""
+        return np.array(_tokenizer.checked_ids(ids, 0, self.vocab_size, None, "text"), np.int64)
+
     def tokens(self, text: str | Sequence[int]) -> list[str]:
         """Return the pieces of a text, as strings, special ones included.
 
@@ -103,7 +113,7 @@ class LanguageText:
         list of str
             As the tokenizer writes them: a byte-level one has Ġ for a space.
         """
-        ids = self._encoded(text) if isinstance(text, str) else self._ids(text)
+        ids = self._encoded(text) if isinstance(text, str) else self._checked_ids(text)
         if self.tokenizer is None:
             raise ValueError(_tokenizer.missing(self._folder))
         return [str(self.tokenizer.id_to_token(n)) for n in ids.tolist()]
@@ -364,10 +374,7 @@ class LanguageText:
         ValueError
             As for :meth:`perplexity`.
         """
-        if isinstance(text, str):
-            ids = self._encoded(text)
-        else:
-            ids = np.array(_tokenizer.checked_ids(text, 0, self.vocab_size, None, "text"), np.int64)
+        ids = self._encoded(text) if isinstance(text, str) else self._checked_ids(text)
         if most_tokens is not None:
             ids = ids[: check_size("most_tokens", most_tokens, 2)]
         if ids.size < 2:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -193,7 +193,7 @@ def _side(source: Any, text: Text, key_tokens: Sequence[str] | None, new_tokens:
 
 
 def _strings(tokens: Any, name: str) -> list[str]:
-    listed = list(tokens) if not isinstance(tokens, str) else None
+    listed = list(tokens) if isinstance(tokens, Iterable) and not isinstance(tokens, str) else None
     if listed is None or not all(isinstance(token, str) for token in listed):
         raise TypeError(f"{name} is a sequence of strings, one for each row of the steps, not {tokens!r:.80}")
     return [visible(token) for token in listed]

@@ -147,17 +147,17 @@ def gpt_page(
         model, alphabet = page_gpt()
     if not isinstance(model, GPT):
         raise TypeError(f"model must be an nn.GPT, not {type(model).__name__}")
-    if (
-        alphabet is None
-        or len(alphabet) != model.vocab_size
-        or not all(isinstance(x, str) and x for x in alphabet)
-    ):
-        count = "none" if alphabet is None else len(alphabet)
-        raise ValueError(f"alphabet has a text for each of the model's {model.vocab_size} ids, not {count}")
+    if not isinstance(prompt, str):
+        raise TypeError(f"prompt must be a str, not {type(prompt).__name__}")
+    alphabet = [] if alphabet is None else list(alphabet)
+    if len(alphabet) != model.vocab_size or not all(isinstance(x, str) and x for x in alphabet):
+        raise ValueError(
+            f"alphabet has a text for each of the model's {model.vocab_size} ids, not {len(alphabet) or 'none'}"
+        )
     _check(model)
-    ids = _ids(prompt, list(alphabet))[-model.max_seq_len :]
+    ids = _ids(prompt, alphabet)[-model.max_seq_len :]
     data = {
-        "alphabet": list(alphabet),
+        "alphabet": alphabet,
         "shown": [visible(letter) for letter in alphabet],
         "prompt": prompt,
         "heads": model.num_heads,
@@ -171,7 +171,7 @@ def gpt_page(
     }
     packed = b"".join(np.ascontiguousarray(array, "<f4").tobytes() for array in model.state_dict().values())
     title = GPT_TEXTS["title"]
-    return GPTPage(title, _body(title, data, packed), _picture(model, ids, list(alphabet), title))
+    return GPTPage(title, _body(title, data, packed), _picture(model, ids, alphabet, title))
 
 
 def _check(model: GPT) -> None:

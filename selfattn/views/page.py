@@ -7,7 +7,7 @@ file it is a document of its own, whose stages and rows have ids that are the fr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -209,7 +209,7 @@ def check_tokens(
     return labels[0], labels[1]
 
 
-def join_pages(pages: Sequence[Page], title: str) -> Page:
+def join_pages(pages: Iterable[Page], title: str) -> Page:
     """Put several pages into one document, a tab for each; without scripts one stands below the other.
 
     Links to the second are ``#view=2&stage=scores&row=0`` and so on; those to the first are as they were.
@@ -221,7 +221,10 @@ def join_pages(pages: Sequence[Page], title: str) -> Page:
     >>> 'id="view=2&amp;stage=scores"' in join_pages(pages, "One and two").html
     True
     """
-    title = storable(title)
+    given = list(pages) if isinstance(pages, Iterable) else []
+    if not given or not all(isinstance(page, Page) for page in given):
+        raise TypeError(f"pages must be a list of pages of steps, one at least, not {pages!r:.80}")
+    title, pages = storable(title), given
     views = tuple(view for page in pages for view in page.views)
     titles = tuple(each for page in pages for each in (page.titles or (page.title,)))
     picture = stacked([(page.title, page.svg) for page in pages], title)

@@ -173,6 +173,8 @@ def _as_tokens(name: str, tokens: Iterable[str] | None, count: int, shape: tuple
         return [str(n) for n in range(count)]
     if isinstance(tokens, str | bytes):
         raise TypeError(f"{name} is one string, {tokens!r:.40}; pass one string for each, such as .split()")
+    if not isinstance(tokens, Iterable):
+        raise TypeError(f"{name} must be a list of strings, not {tokens!r:.40}")
     given = list(tokens)
     for n, token in enumerate(given):
         if not isinstance(token, str):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from language_folders import TEMPLATE, save_language_model, scripted
 
-from selfattn import models
+from selfattn import models, views
 from selfattn.models import _chat
 
 pytest.importorskip("tokenizers")
@@ -49,6 +49,33 @@ def test_pads_are_no_part_of_a_text(model, folder, direction):
     assert padded.generate(text, 9) == model.generate(text, 9)
     assert padded.perplexity(text) == model.perplexity(text)
     assert padded.chat("hi", 5) == model.chat("hi", 5)
+
+
+def test_tokens_of_more_ids_than_the_model_takes(model):
+    """As a text may be of any length, too; a page asks for those of all that may come next."""
+    assert model.max_positions < len(model.tokens("a" * 300)) == 300
+    ids = model.tokenizer.encode("a" * 300).ids
+    assert model.tokens(ids) == ["a"] * 300
+    assert "Ġ" not in views.explorer(model, "the sea").title
+
+
+def test_a_text_that_the_tokenizer_cuts_is_a_warning(folder):
+    """Somebody has told it to cut, after the model was loaded."""
+    model = models.load(folder)
+    expected = model.perplexity("not")
+    model.tokenizer.enable_truncation(2)
+    assert model.perplexity("not") == expected
+    for call in (
+        model.perplexity,
+        model.tokens,
+        model.logits,
+        lambda text: model.generate(text, 1),
+        lambda text: model.chat(text, 1),
+    ):
+        with pytest.warns(
+            UserWarning, match=r"text 0 was cut: .* model.tokenizer.no_truncation\(\) ends that"
+        ):
+            call("not the sea")
 
 
 def test_an_answer_ends_at_the_end_token(model):

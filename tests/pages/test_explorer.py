@@ -211,6 +211,7 @@ def test_bad_calls():
             TypeError,
             "text is a sequence of strings, one for each row of the steps, not 'abc'",
         ),
+        ((steps, None), {}, TypeError, "text is a sequence of strings, .*, not None"),
         ((steps, ["a"]), {}, ValueError, "1 tokens do not fit the 3 rows"),
         ((steps, list("abc")), {"compare": ["x"]}, TypeError, r"compare is \(steps, tokens\), not list"),
         ((steps, list("abc")), {"word": "z"}, ValueError, "the token 'z' is not among"),

@@ -56,6 +56,8 @@ def test_bad_calls():
             "the model has no 'd', which stands in the prompt; it knows 'abc'",
         ),
         ((model, "abc", ""), ValueError, "the prompt is empty"),
+        ((model, "abc", None), TypeError, "prompt must be a str, not NoneType"),
+        ((model, "abc", [0, 1]), TypeError, "prompt must be a str, not list"),
         (
             (nn.GPT(3, 8, 1, 2, 8, positions="rotary", rng=0), "abc", "a"),
             ValueError,

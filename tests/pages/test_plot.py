@@ -154,6 +154,7 @@ def test_of_many_tokens_some_are_named():
         (WEIGHTS[:2], TOKENS[:2], {}, ValueError, r"\(2, 3\) have 3 keys; name them with key_tokens="),
         (WEIGHTS[:2], ["a", "b"], {"key_tokens": ["a"]}, ValueError, "1 key_tokens do not fit .* 3 columns"),
         (WEIGHTS, "sky is blue", {}, TypeError, "one string, 'sky is blue'"),
+        (WEIGHTS, 3, {}, TypeError, "tokens must be a list of strings, not 3"),
         (WEIGHTS, ["a", 7, "b"], {}, TypeError, r"tokens\[1\] is 7, of type int"),
         (WEIGHTS[0], ["a"], {}, ValueError, r"\(L, S\).*they are \(3,\)"),
         (WEIGHTS[None], TOKENS, {}, ValueError, r"they are \(1, 3, 3\); choose one head"),

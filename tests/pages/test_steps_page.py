@@ -401,6 +401,16 @@ def test_joined_pages_have_the_pictures_of_all_that_have_weights():
         assert set(headings) <= set(re.findall(r'<h2 class="sa-head">(.*?)</h2>', page.html))
 
 
+def test_what_can_be_joined():
+    pages = [views.steps_page(sa.attention_steps([[x]], [[x]], [[x]])) for x in (1.0, 2.0)]
+    expected = views.join_pages(pages, "both").html
+    assert views.join_pages(iter(pages), "both").html == expected
+    assert views.join_pages(dict(enumerate(pages)).values(), "both").html == expected
+    for none in ([], None, pages[0], ["a"], [pages[0], pages[1].html]):
+        with pytest.raises(TypeError, match="pages must be a list of pages of steps, one at least, not"):
+            views.join_pages(none, "both")
+
+
 def test_the_picture_has_room_for_long_tokens():
     tokens = ["television", "天気天気天気天気", "a" * 40]
     (texts,) = picture_of(views.steps_page(illustrated()[0], tokens))
