@@ -5,6 +5,8 @@ of moderate size, checked against the formula in float64, say what extreme ones 
 numbers of size 1, as in test_rows.py.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 from inputs import normal
@@ -84,6 +86,19 @@ def test_rows_of_one_number_and_differences_beyond_the_range(isa, dtype):
     np.testing.assert_allclose(sa.layer_norm(x, 4), [[3**-0.5] * 3 + [-(3**0.5)]], rtol=1e-6)
     x = np.array([[top, top], [1, 2]], dtype)
     np.testing.assert_array_equal(sa.layer_norm(x, 2)[1], sa.layer_norm(x[1:], 2)[0])  # each row by itself
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_gradients_of_rows_of_one_number(isa, dtype):
+    """Without a variance eps alone makes the scale, whatever the number: the gradient is (dy − mean(dy))/√eps."""
+    top = np.finfo(dtype).max
+    for number, n in itertools.product((top, -top, top / 4, top**0.75), (1, 2, 3, 4, 33)):
+        x, dy = np.full((1, n), number, dtype), np.arange(n, dtype=dtype)[None]
+        y, pullback = sa.layer_norm_vjp(x, n, np.ones(n, dtype))
+        grads = pullback(dy)
+        np.testing.assert_array_equal(y, 0)
+        np.testing.assert_allclose(grads.x, (dy - dy.mean()) / np.float64(1e-5) ** 0.5, rtol=1e-5)
+        np.testing.assert_array_equal(grads.weight, 0)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

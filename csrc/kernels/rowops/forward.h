@@ -114,14 +114,16 @@ SA_ONCE double FN(sum_exp)(const real *x, ptrdiff_t n, real top) { return FN(red
 /* layer_norm: ((x − hi) − lo)·scale, of the row ·2^exponent. */
 typedef struct {
     real hi, lo, scale;
-    bool extreme; /* the squares overflow, or underflow beside eps; or NaN */
+    bool extreme; /* the squares or the mean·scale overflow, or the squares underflow beside eps; or NaN */
     int exponent;
 } FN(statistics);
 
 /* From the least on, what squares lose by underflow is below the rounding of their mean. */
 SA_INLINE FN(statistics) FN(statistics_of)(real hi, real lo, double variance, double eps) {
     const double square = variance + eps, least = SA_REAL_IS_F64 ? 0x1p-960 : 0x1p-100;
-    return (FN(statistics)){hi, lo, (real)(1 / sqrt(square)), !(square >= least && square < (double)INFINITY), 0};
+    const double scale = 1 / sqrt(square);
+    const bool plain = square >= least && square < (double)INFINITY && fabs((double)hi) * scale < (double)SA_REAL_MAX;
+    return (FN(statistics)){hi, lo, (real)scale, !plain, 0};
 }
 
 /* The mean is hi + lo. A second sum gives lo, and corrects the sum of squares (Chan, Golub & LeVeque 1983, equation 1.7). */
@@ -173,10 +175,11 @@ SA_ONCE const real *FN(norm_statistics)(const real *x, real *y, ptrdiff_t n, dou
     }
     FN(scale_row)(x, y, n, -e);
     *m = is_rms ? FN(rms_statistics)(y, n, scaled_eps) : FN(layer_statistics)(y, n, scaled_eps);
-    if (eps > 0 && !(m->scale < (real)INFINITY)) { /* all the same: any scale of 0 will do */
-        m->scale = 1;
-    }
     m->exponent = e;
+    if (eps > 0 && !(m->scale < (real)INFINITY)) { /* all the same: eps alone makes the scale, which gradients have, too */
+        m->scale = (real)(1 / sqrt(eps));
+        m->exponent = 0;
+    }
     return y;
 }
 
