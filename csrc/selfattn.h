@@ -94,9 +94,10 @@ typedef struct {
     bool f64;
 
     sa_tensor query, key, value;
-    sa_tensor mask;        /* boolean or float, (B…, L, S) */
-    sa_tensor alibi;       /* float64 scalars */
-    sa_tensor sinks;       /* likewise */
+    sa_tensor mask;     /* boolean or float, (B…, L, S) */
+    sa_tensor key_bias; /* of the type that computes, (B…, 1, S) without gaps, one for each key head: added to a key's scores */
+    sa_tensor alibi;    /* float64 scalars */
+    sa_tensor sinks;    /* likewise */
     sa_tensor key_lengths; /* int64 scalars, each in 0…S */
     sa_tensor out;         /* (B…, L, Dv) */
     sa_tensor lse;         /* (B…, L, 1), float32 or float64 */

@@ -142,6 +142,7 @@ static void describe_keys(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, s
     b->value = a->value.m;
     b->key.data += sa_lead_offset(a, &a->key, group * G, a->gqa);
     b->value.data += sa_lead_offset(a, &a->value, group * G, a->gqa);
+    b->key_bias = a->key_bias.m.data ? a->key_bias.m.data + sa_lead_offset(a, &a->key_bias, group * G, a->gqa) : NULL;
     b->begin = begin;
     b->end = b->open_end = end;
     b->keys = a->key_lengths.m.data ? 0 : a->S;

@@ -61,7 +61,8 @@ typedef struct {
     sa_norm first_norm;    /* of what enters; weight NULL: none */
     sa_norm final_norm;    /* of what leaves */
     const sa_layer *layer;
-    sa_tensor mask; /* (sequences, heads, longest, longest), or data NULL; see selfattn.h */
+    sa_tensor mask;     /* (sequences, heads, longest, longest), or data NULL; see selfattn.h */
+    sa_tensor key_bias; /* (sequences, longest), likewise */
     sa_pooling pooling;
     sa_cache cache;  /* without mask and dropout, in a call that keeps nothing; all layers are causal */
     sa_watch *watch; /* or NULL; of a call that is cancelled all results are undefined, and the cache behind its past */

@@ -244,6 +244,10 @@ void sa_describe_head(const sa_part *p, ptrdiff_t sequence, ptrdiff_t row, ptrdi
         a->mask.m = e->mask.m;
         a->mask.m.data += sequence * e->mask.lead_stride[0] + head * e->mask.lead_stride[1];
     }
+    if (e->key_bias.m.data != NULL) {
+        a->key_bias.m = e->key_bias.m;
+        a->key_bias.m.data += sequence * e->key_bias.lead_stride[0];
+    }
     if (p->f.array[SA_STATS] != NULL) {
         a->stats = matrix(e, p->f.array[SA_STATS] + sa_bytes(e, (row * l->heads + head) * 2), 2 * l->heads);
     }

@@ -9,8 +9,8 @@
 #define SA_MAX_BLOCK_ROWS 64
 #define SA_KEYS_PER_TILE 64 /* a multiple of 4, for dropout; scores and V fit in L1 */
 
-/* A mask leaves a tile of scores open, closes some, adds to them, or closes all. */
-enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_BIASED, SA_TILE_CLOSED };
+/* A mask leaves a tile of scores open, closes some, adds to them, or closes all; beside it, keys may have a bias. */
+enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_BIASED, SA_TILE_CLOSED, SA_TILE_KEYS_BIASED };
 
 /* What is known of a tile copied as bfloat16: nothing, all numbers fit, or some do not. */
 enum { SA_CELL_UNKNOWN, SA_CELL_HOLDS, SA_CELL_BEYOND };
@@ -41,6 +41,7 @@ typedef struct {
     const sa_attention *a;
     sa_rows *rows;
     sa_matrix key, value;
+    const void *key_bias; /* of key 0; or NULL */
     ptrdiff_t begin, end;
     ptrdiff_t open_end;   /* of the keys open to its rows; the block may have a chunk */
     ptrdiff_t keys;       /* by key_lengths: none behind them is read */

@@ -36,7 +36,8 @@ static void start(sa_call *c, PyObject *module, int function) {
     c->want_lse = c->want_weights = c->want_unrounded = c->enable_gqa = c->lower_right = false;
     c->threads = sa_get_num_threads();
     sa_attention *a = &c->a;
-    a->mask.m.data = a->alibi.m.data = a->sinks.m.data = a->key_lengths.m.data = a->query_lengths.m.data = NULL;
+    a->mask.m.data = a->key_bias.m.data = a->alibi.m.data = a->sinks.m.data = a->key_lengths.m.data = a->query_lengths.m.data =
+        NULL;
     a->lse.m.data = a->weights.m.data = a->stats.m.data = NULL;
     a->softcap = a->dropout_p = 0;
     a->causal = false;

@@ -192,6 +192,35 @@ static int read_query_lengths(void *call, PyObject *value, const char *name, voi
     return read_lengths(call, value, name, to, "L", ((sa_call *)call)->a.L);
 }
 
+/* Whether heads that share keys would have biases of their own. */
+static bool parts_groups(const sa_attention *a, const sa_tensor *bias) {
+    bool parts = a->gqa != 1;
+    for (int axis = 0; axis < a->n_lead; ++axis) {
+        parts |= a->S > 0 && bias->lead_stride[axis] != 0 && a->key.lead_stride[axis] == 0 && a->value.lead_stride[axis] == 0;
+    }
+    return parts;
+}
+
+/* For layers, whose padding masks are added beside another mask. */
+static int read_key_bias(void *call, PyObject *value, const char *name, void *to) {
+    sa_call *c = call;
+    sa_dtype dtype;
+    PyArrayObject *array = sa_as_array(c->state, value, name, SA_MASK, &dtype);
+    if (array == NULL) {
+        return -1;
+    }
+    sa_call_own(c, array, "key_bias");
+    const int ndim = PyArray_NDIM(array);
+    sa_fill_tensor(to, array, dtype, c->a.n_lead, 1);
+    if (dtype != c->computes || !PyArray_ISCARRAY_RO(array) || ndim < 1 || PyArray_DIM(array, ndim - 1) != c->a.S ||
+        !sa_call_fits_lead(c, array, 1) || parts_groups(&c->a, to)) {
+        return sa_error(PyExc_ValueError,
+                        "%s must be contiguous %s, (..., S) with one row for each key head, got %s of shape %s", name,
+                        sa_dtype_name(c->computes), sa_dtype_name(dtype), sa_shape_of(array));
+    }
+    return 0;
+}
+
 /* ---- rng ------------------------------------------------------------------------------------------------------------ */
 
 static int read_entropy(uint64_t *seed) {
@@ -281,6 +310,7 @@ int sa_call_read_seed(sa_call *c) {
 #define SA_DENSE_BACKWARD (1 << SA_FN_BACKWARD)
 #define SA_DENSE (1 << SA_FN_ATTENTION | SA_CACHED | 1 << SA_FN_FORWARD | SA_DENSE_BACKWARD)
 #define SA_PACKED (1 << SA_FN_PACKED | 1 << SA_FN_PACKED_FORWARD | 1 << SA_FN_PACKED_BACKWARD)
+#define SA_BOTH_HALVES (1 << SA_FN_FORWARD | SA_DENSE_BACKWARD)
 #define SA_ALL (SA_DENSE | SA_PACKED)
 #define SA_FORWARD (1 << SA_FN_FORWARD | 1 << SA_FN_PACKED_FORWARD)
 #define SA_BACKWARD (SA_DENSE_BACKWARD | 1 << SA_FN_PACKED_BACKWARD)

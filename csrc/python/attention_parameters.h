@@ -80,6 +80,7 @@ SA_PARAMETER(num_threads, "=None", SA_ALL, sa_read_threads, threads,
     "    Threads of this call, at most; see `set_num_threads`. Small calls use fewer. The bits of the\n"
     "    result do not depend on it.\n")
 SA_INNER_PARAMETER(query_lengths, "", SA_CACHED, read_query_lengths, a.query_lengths)
+SA_INNER_PARAMETER(key_bias, "=None", SA_BOTH_HALVES, read_key_bias, a.key_bias)
 SA_INNER_PARAMETER(unrounded, "=False", SA_FORWARD, NULL, given)
 SA_INNER_PARAMETER(grad_out, "=None", SA_BACKWARD, NULL, given)
 SA_INNER_PARAMETER(statistics, "=None", SA_BACKWARD, NULL, given)

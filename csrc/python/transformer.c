@@ -187,7 +187,7 @@ static void release_gradients(PyObject *capsule) { sa_block_give(PyCapsule_GetPo
 /* Whether the array has a gradient. */
 static bool is_parameter(const sa_transformer_call *c, Py_ssize_t i) {
     const bool of_layer = i >= FIRST_OF_LAYERS && i < c->arrays - 2;
-    return c->array[i] != NULL && i != ALWAYS && i != POSITIONS && i != MASK &&
+    return c->array[i] != NULL && i != ALWAYS && i != POSITIONS && i != MASK && i != KEY_BIAS &&
            !(of_layer && (i - FIRST_OF_LAYERS) % LAYER_ARRAYS >= COSINES);
 }
 

@@ -7,9 +7,18 @@
 #include "drivers/attention.h"
 #include "drivers/transformer.h"
 
-/* Of a model: the table, what is always added, positions, mask, weight and bias of the first norm; then of each layer weight
+/* Of a model: the table, what is always added, positions, mask, bias of keys, weight and bias of the first norm; then of each layer weight
  * and bias of each part in the core's order, cosines and sines; then weight and bias of the final norm. Absent ones are NULL. */
-enum { TABLE, ALWAYS, POSITIONS, MASK, FIRST_NORM, FIRST_OF_LAYERS = FIRST_NORM + 2, OWN_ARRAYS = FIRST_OF_LAYERS + 2 };
+enum {
+    TABLE,
+    ALWAYS,
+    POSITIONS,
+    MASK,
+    KEY_BIAS,
+    FIRST_NORM,
+    FIRST_OF_LAYERS = FIRST_NORM + 2,
+    OWN_ARRAYS = FIRST_OF_LAYERS + 2
+};
 enum { COSINES = 2 * SA_LAYER_PARTS, SINES, LAYER_ARRAYS };
 
 typedef struct {

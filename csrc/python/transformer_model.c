@@ -235,33 +235,49 @@ static int take_norm(sa_transformer_call *c, Py_ssize_t i, PyObject *arrays, Py_
     return norm->bias == NULL || norm->weight != NULL ? 0 : sa_error(PyExc_ValueError, "a norm has a bias, but no weight");
 }
 
-/* Floats or booleans (sequences or 1, heads or 1, longest, longest), any strides. */
-static int take_mask(sa_transformer_call *c, PyObject *value) {
+/* Floats or booleans (sequences or 1, heads or 1, longest, longest), of any dtype and layout. */
+static int take_mask(sa_transformer_call *c, const sa_state *state, PyObject *value) {
+    sa_dtype dtype;
     if (value == Py_None) {
         return 0;
     }
-    PyArrayObject *array = (PyArrayObject *)value;
-    if (!PyArray_Check(value) || (PyArray_TYPE(array) != NPY_BOOL && PyArray_TYPE(array) != sa_transformer_type(c)) ||
-        PyArray_NDIM(array) != 4 || PyArray_ISBYTESWAPPED(array) || !PyArray_ISALIGNED(array)) {
-        return sa_error(PyExc_TypeError, "mask must be an aligned 4-D array of bool or %s", sa_transformer_type_name(c));
+    PyArrayObject *array = c->array[MASK] = sa_as_array(state, value, "mask", SA_MASK, &dtype);
+    if (array == NULL) {
+        return -1;
     }
-    const npy_intp *shape = PyArray_SHAPE(array), *strides = PyArray_STRIDES(array);
-    if (shape[2] != shape[3]) {
-        return sa_error(PyExc_ValueError, "mask must have as many rows as columns, not shape %s", sa_shape_of(array));
+    const npy_intp *shape = PyArray_SHAPE(array);
+    if (sa_is_integer(dtype) || PyArray_NDIM(array) != 4 || shape[2] != shape[3]) {
+        return sa_error(PyExc_ValueError,
+                        "mask must hold booleans or floats, in 4 axes, with as many rows as columns, not %s of %s",
+                        sa_shape_of(array), sa_dtype_name(dtype));
     }
-    c->array[MASK] = (PyArrayObject *)Py_NewRef(value);
-    c->e.mask.m = (sa_matrix){PyArray_BYTES(array), strides[2], strides[3],
-                              PyArray_TYPE(array) == NPY_BOOL ? SA_BOOL
-                              : c->e.f64                      ? SA_F64
-                                                              : SA_F32,
-                              false};
-    c->e.mask.lead_stride[0] = shape[0] == 1 ? 0 : strides[0];
-    c->e.mask.lead_stride[1] = shape[1] == 1 ? 0 : strides[1];
+    sa_fill_tensor(&c->e.mask, array, dtype, 2, 2);
     c->most = shape[2] < c->most ? shape[2] : c->most;
     return 0;
 }
 
+/* (sequences or 1, longest). */
+static int take_key_bias(sa_transformer_call *c, PyObject *value) {
+    const bool wide = PyArray_Check(value) && PyArray_NDIM((PyArrayObject *)value) == 2;
+    const npy_intp columns = wide ? PyArray_DIM((PyArrayObject *)value, 1) : 1;
+    const void *data = NULL;
+    if (take_array(c, KEY_BIAS, value, -1, columns > 0 ? columns : 1, "key_bias", &data) < 0) {
+        return -1;
+    }
+    if (data != NULL) {
+        sa_tensor *bias = &c->e.key_bias;
+        bias->m.data = PyArray_BYTES(c->array[KEY_BIAS]);
+        bias->lead_stride[0] = rows_of(c, KEY_BIAS) == 1 ? 0 : PyArray_STRIDE(c->array[KEY_BIAS], 0);
+        c->most = columns < c->most ? columns : c->most;
+    }
+    return 0;
+}
+
 static int check_mask(const sa_transformer_call *c) {
+    if (c->array[KEY_BIAS] != NULL && rows_of(c, KEY_BIAS) != 1 && rows_of(c, KEY_BIAS) != c->e.sequences) {
+        return sa_error(PyExc_ValueError, "key_bias must have shape (1 or sequences, longest), not %s",
+                        sa_shape_of(c->array[KEY_BIAS]));
+    }
     if (c->array[MASK] == NULL) {
         return 0;
     }
@@ -320,7 +336,7 @@ static int take_table(sa_transformer_call *c, PyObject *value) {
 }
 
 /* (arrays, numbers, layers): tuples, which stay as they are while numbers are read. */
-static int take_model(sa_transformer_call *c, PyObject *model) {
+static int take_model(sa_transformer_call *c, const sa_state *state, PyObject *model) {
     PyObject *arrays, *numbers, *layers;
     int first_rms, final_rms, pooling, f64;
     if (!PyArg_ParseTuple(model, "O!O!O!", &PyTuple_Type, &arrays, &PyTuple_Type, &numbers, &PyTuple_Type, &layers) ||
@@ -349,7 +365,7 @@ static int take_model(sa_transformer_call *c, PyObject *model) {
     if (take_table(c, PyTuple_GET_ITEM(arrays, TABLE)) < 0 ||
         take_array(c, ALWAYS, PyTuple_GET_ITEM(arrays, ALWAYS), c->e.d, 0, "always", &c->e.always) < 0 ||
         take_array(c, POSITIONS, PyTuple_GET_ITEM(arrays, POSITIONS), -1, c->e.d, "positions", &c->e.positions) < 0 ||
-        take_mask(c, PyTuple_GET_ITEM(arrays, MASK)) < 0 ||
+        take_mask(c, state, PyTuple_GET_ITEM(arrays, MASK)) < 0 || take_key_bias(c, PyTuple_GET_ITEM(arrays, KEY_BIAS)) < 0 ||
         take_norm(c, FIRST_NORM, arrays, FIRST_NORM, &c->e.first_norm) < 0 ||
         take_norm(c, c->arrays - 2, arrays, FIRST_NORM + 2, &c->e.final_norm) < 0) {
         return -1;
@@ -411,7 +427,7 @@ static int take_cache(sa_transformer_call *c, PyObject *cache, npy_intp sequence
     for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
         const sa_layer *l = &c->layer[i];
         if (!l->causal || l->key_heads != first->key_heads || l->width != first->width || l->dropout[SA_DROP_WEIGHTS] > 0 ||
-            c->array[MASK] != NULL) {
+            c->array[MASK] != NULL || c->array[KEY_BIAS] != NULL) {
             return sa_error(PyExc_ValueError,
                             "layers with a cache are causal, have as many key heads of one width, no mask and "
                             "no dropout of weights");
@@ -494,5 +510,5 @@ static int take_inputs(sa_transformer_call *c, PyObject *module, PyObject *input
 
 int sa_transformer_read(sa_transformer_call *c, PyObject *module, PyObject *model, PyObject *inputs, PyObject *starts,
                         PyObject *cache) {
-    return take_model(c, model) < 0 || take_inputs(c, module, inputs, starts, cache) < 0 ? -1 : 0;
+    return take_model(c, sa_state_of(module), model) < 0 || take_inputs(c, module, inputs, starts, cache) < 0 ? -1 : 0;
 }

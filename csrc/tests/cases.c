@@ -32,19 +32,20 @@ test_case plain_case(sa_dtype dtype, ptrdiff_t L, ptrdiff_t S, ptrdiff_t E, ptrd
 static void case_describe(const test_case *t, char *text, size_t size) {
     snprintf(text, size,
              "L %td S %td E %td Dv %td lead %d (%td %td %td) gqa %td dtypes q%d k%d v%d o%d m%d layouts q%x k%x v%x m%x o%x "
-             "broadcast q%x k%x v%x m%x s%x%s%s%s%s%s%s%s%s without %x o=%td window %td %td scale %g softcap %g dropout %g "
+             "broadcast q%x k%x v%x m%x s%x%s%s%s%s%s%s%s%s%s without %x o=%td window %td %td scale %g softcap %g dropout %g "
              "magnitude %g closed %g finite %g block masks %d poison %d threads %d%s",
              t->L, t->S, t->E, t->Dv, t->n_lead, t->lead[0], t->lead[1], t->lead[2], t->gqa, t->query, t->key, t->value, t->out,
              t->mask, t->query_layout, t->key_layout, t->value_layout, t->mask_layout, t->out_layout, t->query_broadcast,
-             t->key_broadcast, t->value_broadcast, t->mask_broadcast, t->scalar_broadcast, t->alibi ? " alibi" : "",
-             t->sinks ? " sinks" : "", t->lengths ? " lengths" : "", t->lse ? " lse" : "", t->weights ? " weights" : "",
-             t->causal ? " causal" : "", t->backward ? " backward" : "", t->grad_lse ? " grad_lse" : "", t->without,
-             t->diagonal, t->window_left, t->window_right, t->scale, t->softcap, t->dropout_p, t->magnitude, t->closed,
-             t->mask_finite, t->block_masks, t->poison, t->threads, t->unsplit ? " unsplit" : "");
+             t->key_broadcast, t->value_broadcast, t->mask_broadcast, t->scalar_broadcast, t->key_bias ? " key bias" : "",
+             t->alibi ? " alibi" : "", t->sinks ? " sinks" : "", t->lengths ? " lengths" : "", t->lse ? " lse" : "",
+             t->weights ? " weights" : "", t->causal ? " causal" : "", t->backward ? " backward" : "",
+             t->grad_lse ? " grad_lse" : "", t->without, t->diagonal, t->window_left, t->window_right, t->scale, t->softcap,
+             t->dropout_p, t->magnitude, t->closed, t->mask_finite, t->block_masks, t->poison, t->threads,
+             t->unsplit ? " unsplit" : "");
 }
 
 char *case_at(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col) {
-    const bool by_key_heads = which == KEY || which == VALUE || which == D_KEY || which == D_VALUE;
+    const bool by_key_heads = which == KEY || which == VALUE || which == KEY_BIAS || which == D_KEY || which == D_VALUE;
     return array_at(&c->arrays[which], head, by_key_heads ? c->spec.gqa : 1, row, col);
 }
 
@@ -101,6 +102,19 @@ static void fill_mask(live_case *c, random_source *r) {
                 const double x = t->mask == SA_BOOL ? !closed : closed ? (double)-INFINITY : finite;
                 case_set(c, MASK, head, i, j, x);
             }
+        }
+    }
+}
+
+/* Zeros, some numbers, and keys that are closed: all, or those at the end. */
+static void fill_key_bias(live_case *c, random_source *r) {
+    for (ptrdiff_t head = 0; head < c->heads; ++head) {
+        const ptrdiff_t end = random_chance(r, 0.1) ? 0 : random_below(r, c->spec.S + 1);
+        for (ptrdiff_t j = 0; j < c->spec.S; ++j) {
+            case_set(c, KEY_BIAS, head, 0, j,
+                     j >= end                ? (double)-INFINITY
+                     : random_chance(r, 0.5) ? 0
+                                             : random_between(r, -3, 3));
         }
     }
 }
@@ -216,10 +230,10 @@ static void make_gradients(live_case *c) {
 }
 
 void case_tensors(sa_attention *a, sa_attention_gradients *g, sa_tensor **tensors) {
-    sa_tensor *const all[ARRAYS] = {&a->query,  &a->key,         &a->value,       &a->mask,      &a->alibi,
-                                    &a->sinks,  &a->key_lengths, &g->grad_out,    &g->grad_lse,  &a->out,
-                                    &a->lse,    &a->weights,     &a->stats,       &g->dquery,    &g->dkey,
-                                    &g->dvalue, &g->dmask,       &g->dslope_rows, &g->dsink_rows};
+    sa_tensor *const all[ARRAYS] = {&a->query, &a->key,    &a->value,       &a->mask,        &a->key_bias,
+                                    &a->alibi, &a->sinks,  &a->key_lengths, &g->grad_out,    &g->grad_lse,
+                                    &a->out,   &a->lse,    &a->weights,     &a->stats,       &g->dquery,
+                                    &g->dkey,  &g->dvalue, &g->dmask,       &g->dslope_rows, &g->dsink_rows};
     memcpy(tensors, all, sizeof all);
 }
 
@@ -270,6 +284,10 @@ void case_make(live_case *c, const test_case *t, uint64_t seed) {
     if (t->mask != SA_DTYPES) {
         make(c, MASK, t->L, t->S, 1, t->mask, t->mask_layout, t->mask_broadcast);
         fill_mask(c, &r);
+    }
+    if (t->key_bias) {
+        make(c, KEY_BIAS, 1, t->S, t->gqa, c->call.f64 ? SA_F64 : SA_F32, 0, group_axes(t));
+        fill_key_bias(c, &r);
     }
     const bool scalars[] = {t->alibi, t->sinks, t->lengths};
     for (int n = 0; n < 3; ++n) {
@@ -394,6 +412,9 @@ bool case_allows(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j) {
         return false;
     }
     if (!block_masks_allow(c, head, i, j)) {
+        return false;
+    }
+    if (a->key_bias.m.data && case_get(c, KEY_BIAS, head, 0, j) == (double)-INFINITY) {
         return false;
     }
     if (a->mask.m.data) {

@@ -75,6 +75,11 @@ static void score(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j, 
         s += bias;
         error += 4 * fabs(bias) + fabs((double)s);
     }
+    if (a->key_bias.m.data) {
+        const double bias = case_get(c, KEY_BIAS, head, 0, j);
+        s += bias;
+        error += 4 * fabs(bias) + fabs((double)s);
+    }
     r->s[j] = s;
     r->s_error[j] = error;
 }

@@ -91,7 +91,7 @@ enum { NOT_POISONED, POISON_CLOSED, POISON_SOME, POISON_BEHIND, POISON_QUERIES }
 enum { PREFIX = 1, ONE_RUN = 2, RUNS = 4, MORE_RUNS = 8 };
 
 /* Inputs first, then outputs. */
-enum { QUERY, KEY, VALUE, MASK, ALIBI, SINKS, LENGTHS, GRAD_OUT, GRAD_LSE, INPUTS };
+enum { QUERY, KEY, VALUE, MASK, KEY_BIAS, ALIBI, SINKS, LENGTHS, GRAD_OUT, GRAD_LSE, INPUTS };
 enum { OUT = INPUTS, LSE, WEIGHTS, STATS, D_QUERY, D_KEY, D_VALUE, D_MASK, D_SLOPES, D_SINKS, ARRAYS };
 
 /* Zero is the plain thing, unless said. */
@@ -103,7 +103,7 @@ typedef struct {
     sa_dtype query, key, value, out, mask;                                    /* mask: SA_DTYPES for none */
     unsigned query_layout, key_layout, value_layout, mask_layout, out_layout; /* grad_out has that of out */
     unsigned query_broadcast, key_broadcast, value_broadcast, mask_broadcast, scalar_broadcast;
-    bool alibi, sinks, lengths, lse, weights, causal;
+    bool key_bias, alibi, sinks, lengths, lse, weights, causal;
     bool backward, grad_lse;
     unsigned without;                              /* gradients left out: bits 1 << D_QUERY … */
     ptrdiff_t diagonal, window_left, window_right; /* SA_UNBOUNDED: open */

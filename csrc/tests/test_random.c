@@ -69,6 +69,7 @@ static test_case random_case(random_source *r) {
         t.mask = masks[random_below(r, 6)];
         t.closed = random_between(r, -0.2, 1.1);
     }
+    t.key_bias = random_chance(r, 0.2);
     t.alibi = random_chance(r, 0.2);
     t.sinks = random_chance(r, 0.2);
     t.lengths = random_chance(r, 0.2);

@@ -71,8 +71,11 @@ def mask_from_ignored(
     lead: tuple[int, ...],
     num_heads: int,
     pairs: tuple[int, int],
-) -> Array | None:
-    """Turn PyTorch's two masks for layers, whose True means *ignore*, into one for the attention function.
+    dtype: npt.DTypeLike,
+) -> tuple[Array | None, Array | None]:
+    """Turn PyTorch's two masks for layers, whose True means *ignore*, into the attention's mask and bias of keys.
+
+    They are not put together: that would make an array as large as the batch.
 
     Parameters
     ----------
@@ -83,26 +86,30 @@ def mask_from_ignored(
         (N,), or () for one sequence.
     num_heads : int
     pairs : (L, S)
+    dtype : dtype
+        What attention computes in.
 
     Returns
     -------
-    ndarray, broadcastable to (N, num_heads, L, S), or None
+    mask : ndarray, broadcastable to (N, num_heads, L, S), or None
         Boolean, True where attention is allowed, or floating point.
+    key_bias : ndarray, shape (N, 1, S) or (1, S), of ``dtype``, or None
+        Added to the scores of a key; None unless there are both masks.
     """
-    masks = []
+    mask = padding = None
     if attn_mask is not None:
         per_head = (lead[0] * num_heads if lead else num_heads, *pairs)
         mask = _checked_mask("attn_mask", attn_mask, "(L, S) or (N·num_heads, L, S)", pairs, per_head)
         _warn_of_inverted(mask)
-        masks.append(mask if mask.ndim == 2 else mask.reshape(*lead, num_heads, *pairs))
+        mask = _allowed(mask if mask.ndim == 2 else mask.reshape(*lead, num_heads, *pairs))
     if key_padding_mask is not None:
         named = "(N, S)" if lead else "(S,)"
-        mask = _checked_mask("key_padding_mask", key_padding_mask, named, (*lead, pairs[1]))
-        masks.append(mask[..., None, None, :])
-    if not masks:
-        return None
-    first, *more = masks
-    return _both(first, *more) if more else _allowed(first)
+        padding = _checked_mask("key_padding_mask", key_padding_mask, named, (*lead, pairs[1]))
+    if padding is None:
+        return mask, None
+    if mask is None:
+        return _allowed(padding)[..., None, None, :], None
+    return mask, _as_bias(padding, np.dtype(dtype))[..., None, :]
 
 
 def _checked_mask(name: str, mask: npt.ArrayLike, named: str, *shapes: tuple[int, ...]) -> Array:
@@ -153,40 +160,28 @@ def _allowed(mask: Array) -> Array:
     return ~mask if mask.dtype == np.bool_ else mask
 
 
-def _both(first: Array, second: Array) -> Array:
-    """Put two masks of ignored pairs together: what either ignores is ignored.
-
-    The result is as large as the batch, so it is boolean where it can be, and of no wider floats than the masks.
-    """
-    closed, others = _as_closed(first), _as_closed(second)
-    if closed is not None and others is not None:
-        both: Array = closed | others
-        return np.logical_not(both, out=both)
-    if closed is not None or others is not None:
-        added = first if closed is None else second
-        ignored = others if closed is None else closed
-        assert ignored is not None
-        return np.where(ignored, added.dtype.type(-np.inf), added)
-    if first.dtype == second.dtype and first.dtype.kind == "f" and _sum_is_finite(first, second):
-        return first + second
-    # The sum of finite float32 masks is finite in float64.
-    with np.errstate(invalid="ignore"):
-        added = first.astype(np.float64) + second.astype(np.float64)
-    added[np.broadcast_to((first == -np.inf) | (second == -np.inf), added.shape)] = -np.inf
-    return added
+def _as_bias(ignored: Array, dtype: np.dtype[Any]) -> Array:
+    """Give what is ignored -inf, and floats as they are: finite ones stay finite in fewer bits."""
+    bias: Array
+    if ignored.dtype == np.bool_:
+        bias = np.where(ignored, dtype.type(-np.inf), dtype.type(0))
+    else:
+        most = np.finfo(dtype).max
+        with np.errstate(over="ignore", invalid="ignore"):
+            bias = ignored.astype(dtype)
+        bias = np.where(np.isfinite(ignored), np.clip(bias, -most, most), bias)
+    return bias
 
 
-def _as_closed(mask: Array) -> Array | None:
-    """See a mask as boolean, True for what is ignored, if it says no more than that."""
-    if mask.dtype == np.bool_:
-        return mask
-    ignored: Array = mask == -np.inf
-    return ignored if (ignored | (mask == 0)).all() else None
-
-
-def _sum_is_finite(*masks: Array) -> bool:
-    """Tell whether the sum of float masks has no infinity but that of what is ignored, and no NaN."""
-    least = [float(mask.min(where=mask > -np.inf, initial=0)) for mask in masks]
-    most = [float(mask.max(initial=0)) for mask in masks]
-    limit = float(np.finfo(masks[0].dtype).max)
-    return -sum(least) <= limit and sum(most) <= limit  # False for NaN
+def with_key_bias(mask: Array, key_bias: Array) -> Array:
+    """Put both together, for who looks at all scores: (N, num_heads, L, S)."""
+    bias, both = key_bias[..., None, :], mask
+    if mask.dtype != np.bool_:
+        with np.errstate(invalid="ignore"):
+            both = mask.astype(np.float64) + bias
+        both[np.broadcast_to((mask == -np.inf) | (bias == -np.inf), both.shape)] = -np.inf
+    elif ((bias == 0) | (bias == -np.inf)).all():
+        both = mask & (bias == 0)
+    else:
+        both = np.where(mask, bias, -np.inf)
+    return both

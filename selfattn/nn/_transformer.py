@@ -92,6 +92,8 @@ class Transformer(NamedTuple):
     final_norm: Norm | None = None
     # Added to the scores, (1 or sequences, 1 or heads, longest, longest), any strides; or boolean, True where a query may look.
     mask: Array | None = None
+    # Added to all scores of a key, (1 or sequences, longest), contiguous.
+    key_bias: Array | None = None
     pooling: Literal["mean", "first", "last"] | None = None  # None: a row for each token
 
 
@@ -168,7 +170,7 @@ def as_core(model: Transformer) -> tuple[Any, Any, Any]:
     first, final = model.embedding_norm, model.final_norm
     some = next(array for array in arrays(model))
     table = model.table.table if isinstance(model.table, Compact | Blocks) else model.table
-    own = (table, model.always, model.positions, model.mask, *_both(first), *_both(final))
+    own = (table, model.always, model.positions, model.mask, model.key_bias, *_both(first), *_both(final))
     if model.table is not None:
         d = model.table.shape[1]
     elif model.layers:

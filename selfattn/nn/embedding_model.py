@@ -356,7 +356,7 @@ class EmbeddingModel(Module):
             table, positions = widened(table), widened(positions)
             blocks = tuple([(tuple([x if x is None else widened(x) for x in own]), n) for own, n in blocks])
         numbers = (self.embedding_dim, table.dtype.itemsize == 8, 0.0, 0.0, False, False, MEAN)
-        return (table, None, positions, None, None, None, None, None), numbers, blocks
+        return (table, None, positions, None, None, None, None, None, None), numbers, blocks
 
     def _embed(self, ids: Array, cu_seqlens: Array, model: tuple[Any, Any, Any]) -> Array:
         """Compute a row for each sentence: they stand one after the other, with no padding in between."""

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-import selfattn as sa
+from selfattn import _core
 from selfattn.functional._arguments import check_size, seed_from_rng
+from selfattn.functional._gradients import WRT, take_gradients
+from selfattn.functional._products import widest
 from selfattn.nn import init
 from selfattn.nn._arrays import (
     Array,
@@ -27,6 +29,7 @@ from selfattn.nn._attention import (
     mask_from_ignored,
     project,
     project_backward,
+    with_key_bias,
 )
 from selfattn.nn._compact import float_type, refuse_gradients
 from selfattn.nn._docs import documented_vjp
@@ -212,9 +215,11 @@ class MultiheadAttention(Module):
         inputs = self._inputs(query, key, value)
         options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
         q, k, v = self._project(inputs)
-        result = sa.scaled_dot_product_attention(q, k, v, **options, return_weights=bool(need_weights))
-        attended, weights = result if need_weights else (result, None)
-        return self.out_proj(self._merge(attended)), _averaged(weights, average_attn_weights)
+        attended, _, *weights = _core._attention_forward(
+            q, k, v, **options, return_weights=bool(need_weights)
+        )
+        averaged = _averaged(weights[0] if need_weights else None, average_attn_weights)
+        return self.out_proj(self._merge(attended)), averaged
 
     @documented_vjp(
         result="result : tuple, (output, weights)",
@@ -244,16 +249,17 @@ class MultiheadAttention(Module):
         inputs = self._inputs(query, key, value)
         options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
         q, k, v = self._project(inputs)
-        attended, statistics, *weights = sa.scaled_dot_product_attention_forward(
+        attended, statistics, *weights = _core._attention_forward(
             q, k, v, **options, return_weights=bool(need_weights)
         )
         output, out_pullback = self.out_proj.vjp(self._merge(attended))
 
         def backward(d_output: Array) -> tuple[Inputs, Gradients]:
             d_merged, out_grads = out_pullback(d_output)
-            d_heads: Any = sa.scaled_dot_product_attention_backward(
-                self._split(d_merged), attended, statistics, q, k, v, **options
-            )
+            d_heads: Any = take_gradients(
+                _core._attention_backward, q, k, v, out=attended, statistics=statistics, grad_out=self._split(d_merged),
+                names=WRT, row_sums=np.sum, grad_lse=None, **options,
+            )  # fmt: skip
             d_inputs, own = self._project_backward(inputs, d_heads[:3])
             return d_inputs, self.gather_gradients({"": own, "out_proj": out_grads})
 
@@ -294,6 +300,9 @@ class MultiheadAttention(Module):
 
         inputs = self._inputs(query, key, value)
         options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
+        bias = options.pop("key_bias")
+        if bias is not None:
+            options["attn_mask"] = with_key_bias(options["attn_mask"], bias)
         if self.num_heads == 1:
             if options["attn_mask"] is not None and options["attn_mask"].ndim > 2:
                 options["attn_mask"] = options["attn_mask"].squeeze(-3)
@@ -344,12 +353,19 @@ class MultiheadAttention(Module):
         """Return what attention is called with, the seed of dropout among it."""
         query, key, _ = inputs
         n_queries, n_keys = (x.shape[0 if self._sequence_first(x) else -2] for x in (query, key))
-        mask = mask_from_ignored(
-            attn_mask, key_padding_mask, self._lead(query), self.num_heads, (n_queries, n_keys)
+        parameters = [x for _, x in self._own_parameters()]
+        mask, key_bias = mask_from_ignored(
+            attn_mask,
+            key_padding_mask,
+            self._lead(query),
+            self.num_heads,
+            (n_queries, n_keys),
+            widest(*inputs, *parameters),
         )
         p = self.dropout if self.training else 0.0
         return {
             "attn_mask": mask,
+            "key_bias": key_bias,
             "dropout_p": p,
             "is_causal": bool(is_causal),
             "key_lengths": lengths_for_heads(key_lengths),

@@ -359,7 +359,10 @@ class _Call:
         )
         present = np.flatnonzero(lengths)
         self.cu_seqlens = np.concatenate([[0], np.cumsum(lengths[present])]).astype(np.int64)
-        allowed = mask_from_ignored(mask, padding_mask, lead, first.self_attn.num_heads, (length, length))
+        heads, pairs = first.self_attn.num_heads, (length, length)
+        allowed, key_bias = mask_from_ignored(mask, padding_mask, lead, heads, pairs, self.compute)
+        if key_bias is not None:
+            key_bias = key_bias.reshape(self.shape[:2])[present]
         settings = tuple(
             core_settings(own, layer, bool(is_causal), self.compute)
             for own, layer in zip(self.parts, layers, strict=False)
@@ -368,6 +371,7 @@ class _Call:
             settings,
             final_norm=None if norm is None else core_norm(norm, self.compute),
             mask=self._mask(allowed, present),
+            key_bias=key_bias if len(present) else None,
         )
 
     def _by_sequence(self, x: Array) -> Array:
@@ -378,11 +382,6 @@ class _Call:
         """See a mask that is broadcastable to (N, heads, L, L) in that many axes, without empty sequences."""
         if mask is None:
             return None
-        if mask.dtype != np.bool_ and mask.dtype.itemsize <= self.compute.itemsize:
-            mask = np.require(mask, self.compute, "A")
-        elif mask.dtype != np.bool_:
-            most = np.finfo(self.compute).max  # wider finite values stay finite
-            mask = np.where(np.isfinite(mask), np.clip(mask, -most, most), mask).astype(self.compute)
         length = self.shape[1]
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
         mask = np.broadcast_to(mask, (*mask.shape[:2], length, length))

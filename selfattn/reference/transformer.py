@@ -58,7 +58,7 @@ def transformer_vjp(
     backs, d_masks = [], []
     for layer in model.layers:
         d_masks.append(d_mask := _MaskGradient(model.mask))
-        x, back = _layer(layer, x, ends, model.mask, d_mask)
+        x, back = _layer(layer, x, ends, _masks(model, ends, layer.num_heads, compute), d_mask)
         backs.append(back)
     x, last_back = _norm(model.final_norm, x)
     y, pool_back = _pool(model.pooling, x, ends)
@@ -123,7 +123,7 @@ def _pool(kind: str | None, x: Array, ends: Array) -> tuple[Array, Callable[[Arr
 
 
 def _layer(
-    layer: Any, x: Array, ends: Array, mask: Array | None, d_mask: _MaskGradient
+    layer: Any, x: Array, ends: Array, masks: list[Array] | None, d_mask: _MaskGradient
 ) -> tuple[Array, Back]:
     """Compute one layer.
 
@@ -133,7 +133,7 @@ def _layer(
         norm behind:  s = norm(x + attend(x))      y = norm(s + feed_forward(s))
     """
     s, attention_back = _residual(
-        layer.attention_norm, layer.norm_first, x, lambda n: _attend(layer, n, ends, mask, d_mask)
+        layer.attention_norm, layer.norm_first, x, lambda n: _attend(layer, n, ends, masks, d_mask)
     )
     if layer.up is None:
         return s, lambda dy: _in_order(*attention_back(dy))
@@ -254,7 +254,7 @@ class _MaskGradient:
 
 
 def _attend(
-    layer: Any, x: Array, ends: Array, mask: Array | None, d_mask: _MaskGradient
+    layer: Any, x: Array, ends: Array, masks: list[Array] | None, d_mask: _MaskGradient
 ) -> tuple[Array, Back]:
     """Project to queries, keys and values, turn them, let every sequence attend to itself, and project what comes out."""
     heads = layer.num_heads
@@ -273,12 +273,6 @@ def _attend(
     places = _places(ends)
     query, query_back = _rotate(layer.rotary, query, places)
     key, key_back = _rotate(layer.rotary, key, places)
-    options: dict[str, Any] = {}
-    if mask is not None:
-        options["attn_mask"] = [
-            _for_heads(mask[s if len(mask) > 1 else 0], heads, length, x.dtype)
-            for s, length in enumerate(np.diff(ends))
-        ]
     attended, attention_back = varlen_attention_vjp(
         query, key, value, ends, ends,
         scale=layer.scale,
@@ -288,7 +282,7 @@ def _attend(
         softcap=layer.softcap or None,
         dropout_p=layer.dropout[WEIGHTS],
         rng=layer.seed,
-        **options,
+        attn_mask=masks,
     )  # fmt: skip
     y, output_back = _project(layer.output, attended.reshape(len(x), -1))
     y, drop_back = _drop(layer, OUTPUT, y)
@@ -312,10 +306,20 @@ def _attend(
     return y, back
 
 
-def _for_heads(mask: Array, heads: int, length: int, dtype: np.dtype[Any]) -> Array:
-    """Return a sequence's part of a mask, (heads, length, length)."""
-    own = np.broadcast_to(mask[:, :length, :length], (heads, length, length))
-    return own if own.dtype == np.bool_ else own.astype(dtype)
+def _masks(model: Any, ends: Array, heads: int, dtype: np.dtype[Any]) -> list[Array] | None:
+    """Return a mask for each sequence, (heads, length, length), with the bias of its keys in it."""
+    mask, bias = model.mask, model.key_bias
+    if mask is None and bias is None:
+        return None
+    found = []
+    for s, length in enumerate(np.diff(ends)):
+        own = np.True_ if mask is None else mask[s if len(mask) > 1 else 0, :, :length, :length]
+        own = np.broadcast_to(own, (heads, length, length))
+        if bias is not None:
+            of_keys = bias[s if len(bias) > 1 else 0, :length]
+            own = np.where(own, of_keys, -np.inf) if own.dtype == np.bool_ else own + of_keys
+        found.append(own if own.dtype == np.bool_ else own.astype(dtype))
+    return found
 
 
 def _rotate(rotary: Any, x: Array, places: Array) -> tuple[Array, Callable[[Array], Array]]:

@@ -23,6 +23,7 @@ def decoder(seed, dtype=np.float32, **sizes):
         table=rng.standard_normal((11, d)).astype(dtype),
         positions=rng.standard_normal((LONGEST, d)).astype(dtype) if seed % 3 == 0 else None,
         mask=None,
+        key_bias=None,
         pooling=None,
     )
     bias = rng.standard_normal(11).astype(dtype) if seed % 2 else None

@@ -171,6 +171,30 @@ def test_two_float_masks_of_the_least_numbers_leave_a_uniform_row():
     np.testing.assert_allclose(layer(*inputs, **masks)[1], 1 / S, rtol=4 * np.finfo(np.float32).eps)
 
 
+NAN, INF, MOST = np.nan, np.inf, float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize(
+    ("pair", "padding", "weights"),
+    [
+        # of a key with both, of one with the padding's number alone, and of one with neither
+        (-MOST, -MOST, [0, 0, 1]),
+        (-MOST, MOST, [0, 1, 0]),
+        (MOST, MOST, [1, 0, 0]),
+        (INF, -INF, [0, 0, 1]),
+        (-INF, NAN, [0, NAN, NAN]),
+        (NAN, -INF, [0, 0, 1]),
+    ],
+)
+def test_a_pair_that_one_mask_closes_is_closed_and_finite_numbers_stay_finite(pair, padding, weights):
+    layer = nn.MultiheadAttention(2, 1, rng=0)
+    masks = np.float32([[pair, 0, 0]]), np.float32([padding, padding, 0])
+    query, key = np.zeros((1, 2), np.float32), np.zeros((3, 2), np.float32)
+    np.testing.assert_array_equal(
+        layer(query, key, key, attn_mask=masks[0], key_padding_mask=masks[1])[1], [weights]
+    )
+
+
 @pytest.mark.parametrize(("n_queries", "n_keys"), [(0, 3), (3, 0), (1, 1)])
 def test_lengths_of_0_and_1(n_queries, n_keys):
     layer = make({}, rng=0)

@@ -56,6 +56,30 @@ def test_results_and_gradients(seed, size, dropout, dtype, isa):
         close(d_mask, true_mask, dtype, "dmask")
 
 
+def test_masks_of_any_dtype_and_layout(isa):
+    """They are read as they are: a copy of a batch's mask would be as large as the mask."""
+    model, inputs, ends = drawn(1, np.float32, lengths=(40, 33))
+    mask = (
+        np.random.default_rng(0).integers(-8, 8, (2, 1, 40, 40)).astype(np.float32)
+    )  # the same numbers in every dtype
+    mask[mask == -8] = -np.inf
+    mask[..., 0] = 0
+    expected = _transformer.forward(model._replace(mask=mask), inputs, ends)
+    unaligned = np.zeros(mask.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(mask.shape)
+    unaligned[...] = mask
+    others = [mask.astype(dtype) for dtype in (np.float64, np.float16, ">f4", ">f8")]
+    for other in (
+        unaligned,
+        np.asfortranarray(mask),
+        np.repeat(mask, 2, axis=-1)[..., ::2],
+        mask[..., ::-1].copy()[..., ::-1],
+        *others,
+    ):
+        np.testing.assert_array_equal(
+            _transformer.forward(model._replace(mask=other), inputs, ends), expected
+        )
+
+
 def test_a_window_wider_than_any_sequence_is_none():
     rng = np.random.default_rng(0)
     table, query = rng.standard_normal((5, 4)), rng.standard_normal((12, 4))

@@ -77,4 +77,8 @@ def drawn(seed, dtype, *, d=None, lengths=(3, 1, 5), dropout=False):
         pooling=(None, "mean", "first", "last")[rng.integers(4)],
     )
     inputs = rng.integers(0, vocabulary, ends[-1]) if takes_ids else array(ends[-1], d)
+    if flip():  # with some keys closed
+        bias = array(int(rng.choice([1, len(lengths)])), longest)
+        bias[:, 1:][bias[:, 1:] < -1] = -np.inf
+        model = model._replace(key_bias=bias)
     return model, inputs, ends

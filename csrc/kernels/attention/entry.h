@@ -88,7 +88,7 @@ SA_SHARED void FN(merge_block)(const sa_block *b, const char *partial, ptrdiff_t
         }
         FN(store_row)(rows->out[r], a->out.m.col_stride, a->out.m.dtype, s->row, Dv);
     }
-    if (!FN(is_finite)(check) && (rows->clipped || a->mask.m.data)) {
+    if (!FN(is_finite)(check) && (rows->clipped || a->mask.m.data || b->key_bias)) {
         FN(run_careful)(b, s);
     } else if (a->weights.m.data) {
         FN(write_weights)(b, s, SA_VECS, 0);

@@ -53,7 +53,7 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
                                  bool top_is_right, bool want_top, bool *masked) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
-    if (a->softcap > 0 || a->alibi.m.data || mask_state == SA_TILE_BIASED || !want_top) {
+    if (a->softcap > 0 || a->alibi.m.data || mask_state >= SA_TILE_BIASED || !want_top) {
         FN(apply_factor)(s, n, nv);
     }
     if (a->softcap > 0) {
@@ -379,7 +379,7 @@ SA_INLINE bool FN(finish_block_here)(const sa_block *b, FN(scratch) * s, int nv,
         return false;
     }
     FN(close_rows)(b, s, nv);
-    if (!FN(write_output)(b, s, s->alpha, NULL, nv, R) && (masked || b->a->mask.m.data)) {
+    if (!FN(write_output)(b, s, s->alpha, NULL, nv, R) && (masked || b->a->mask.m.data || b->key_bias)) {
         return true;
     }
     if (b->a->weights.m.data) {

@@ -1,10 +1,16 @@
-/* What closes pairs or adds to scores: the mask, the bounds of rows (causal, windows, lengths), the gaps of block
+/* What closes pairs or adds to scores: the mask, the keys' bias, the bounds of rows (causal, windows, lengths), the gaps of block
  * masks. scores.h has the passes. */
 
+/* What mask and bias do to a tile: closed, or a state of the mask, with the bit SA_TILE_KEYS_BIASED where the bias is not 0. */
 SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n) {
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &b->a->mask.m;
-    return mask->data ? FN(inspect_mask)(rows->mask, rows->count, mask, first, n, s->row) : SA_TILE_OPEN;
+    const int biased = b->key_bias ? FN(inspect_bias)((const real *)b->key_bias + first, n) : SA_TILE_OPEN;
+    if (biased == SA_TILE_CLOSED || mask->data == NULL) {
+        return biased;
+    }
+    const int state = FN(inspect_mask)(rows->mask, rows->count, mask, first, n, s->row);
+    return state == SA_TILE_CLOSED ? state : state | biased;
 }
 
 /* With `again`, 0 unless it is −inf. */
@@ -82,18 +88,23 @@ SA_ONCE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t fi
     FN(close_lanes)(s->P, all_to, to, nv, v, lo, hi);
 }
 
-/* Closes pairs and adds a float mask; with `again`, on weights, only closes. Returns whether the tile had masks; sets
+/* Closes pairs and adds a float mask and the keys' bias; with `again`, on weights, only closes. Returns whether the tile had masks; sets
  * *closes if a pair may be closed. */
 SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
                                   bool again, bool *closes) {
     const sa_rows *rows = b->rows;
+    const int of_mask = mask_state & ~SA_TILE_KEYS_BIASED;
     bool biased = false;
-    if (mask_state == SA_TILE_GATED) {
+    if (of_mask == SA_TILE_GATED) {
         FN(pass_gates)(s->P, rows->mask, rows->count, &b->a->mask.m, first, n, nv);
         *closes = true;
-    } else if (mask_state != SA_TILE_OPEN) {
+    } else if (of_mask != SA_TILE_OPEN) {
         biased = true;
         *closes |= FN(apply_bias)(b, s, first, n, nv, again);
+    }
+    if (mask_state & SA_TILE_KEYS_BIASED) {
+        biased = true;
+        *closes |= FN(pass_key_bias)(s->P, n, nv, (const real *)b->key_bias + first, again);
     }
     if (rows->gaps > 0 && FN(pass_gaps)(s->P, first, n, nv, rows)) {
         *closes = true;

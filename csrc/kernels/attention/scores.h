@@ -155,6 +155,41 @@ SA_INLINE void FN(close_lanes)(real *P, ptrdiff_t from, ptrdiff_t to, int nv, in
     }
 }
 
+/* All rows share bias[n]. What is closed stays closed, and what is finite stays finite beside a mask that is. Returns whether
+ * it closes a key. With `again` it does no more. */
+SA_ONCE bool FN(pass_key_bias)(real *P, ptrdiff_t n, int nv, const real *bias, bool again) {
+    const vec beyond = V(set1)((real)INFINITY);
+    bool closes = false;
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        const real x = bias[j];
+        if (x == -(real)INFINITY) {
+            closes = true;
+            for (int v = 0; v < nv; ++v) {
+                FN(close_keys)(P, j, j + 1, nv, v);
+            }
+        } else if (x != 0 && !again) {
+            const vec most = V(set1)(x < (real)INFINITY ? SA_REAL_MAX : (real)INFINITY);
+            for (int v = 0; v < nv; ++v) {
+                real *p = P + (j * nv + v) * SA_LANES;
+                const vec s = V(load)(p);
+                const vec sum = V(min)(most, V(max)(-most, FN(add_mask)(s, V(set1)(x)))); /* they keep NaN in the second */
+                V(store)(p, V(select)(V(eq)(V(abs)(s), beyond), s, sum));
+            }
+        }
+    }
+    return closes;
+}
+
+/* Whether keys' bias closes all of a tile, or is 0 throughout. */
+SA_ONCE int FN(inspect_bias)(const real *bias, ptrdiff_t n) {
+    bool closed = true, zero = true;
+    for (ptrdiff_t j = 0; j < n && (closed || zero); ++j) {
+        closed &= bias[j] == -(real)INFINITY;
+        zero &= bias[j] == 0;
+    }
+    return closed ? SA_TILE_CLOSED : zero ? SA_TILE_OPEN : SA_TILE_KEYS_BIASED;
+}
+
 /* Closes keys between a row's runs. Returns whether there were any. */
 SA_ONCE bool FN(pass_gaps)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, const sa_rows *rows) {
     bool any = false;
