@@ -300,7 +300,7 @@ def _load_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
         tokenizer = import_extra("sentencepiece", "text").SentencePieceProcessor()
         try:
             tokenizer.LoadFromSerializedProto(content)
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, UnicodeDecodeError) as error:  # the last of its own message
             raise ValueError(f"{path} is not a SentencePiece model: {error}") from None
         size = tokenizer.get_piece_size()
     else:
