@@ -1,7 +1,13 @@
 /* Owns the run of every operation: scratch (from blocks.c), the GIL, Ctrl-C, the exception. */
 #include "python/run.h"
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#else
+#include <pthread.h>
+#endif
 #include <time.h>
+#include <unistd.h>
 
 /* On the stack up to here. */
 #define SA_STACK_SCRATCH 32768
@@ -21,6 +27,16 @@ static int64_t now(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+/* Python handles signals in the main thread alone. Another has to stay away from the GIL while helpers work: once the program ends
+ * Python ends a thread that asks for it, and with it the stack that they work on. */
+static bool is_main_thread(void) {
+#if defined(__linux__)
+    return syscall(SYS_gettid) == getpid();
+#else
+    return pthread_main_np() != 0;
+#endif
+}
+
 static void look_for_signals(sa_watch *watch) {
     unlocked *u = (unlocked *)(void *)watch;
     if (now() < u->next) {
@@ -35,7 +51,7 @@ static void look_for_signals(sa_watch *watch) {
 }
 
 static sa_status run_unlocked(const sa_job *job, char *scratch, char *shared) {
-    unlocked u = {.watch.poll = look_for_signals};
+    unlocked u = {.watch.poll = is_main_thread() ? look_for_signals : NULL};
     if (job->watch != NULL) {
         u.next = now() + SA_BETWEEN_LOOKS;
         *job->watch = &u.watch;

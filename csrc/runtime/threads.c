@@ -102,18 +102,27 @@ typedef struct {
     atomic_uint barriers;               /* passed */
 } sa_team;
 
-/* What this thread does at present. */
-static _Thread_local struct {
-    sa_team *team; /* NULL: none, or one of this thread alone */
+/* What a thread does in a team. */
+typedef struct {
+    sa_team *team;
     bool helps;
     ptrdiff_t first; /* of the next tasks to be shared */
-} mine;
+} sa_member;
 
-bool sa_is_helper(void) { return mine.helps; }
+/* Where a thread finds its own; none: it is in no team, or in one of it alone. Variables of the kind _Thread_local would be
+ * allocated where a thread first reads them, and without memory the system ends the process then. */
+static pthread_key_t mine;
+
+static sa_member *me(void) { return pthread_getspecific(mine); }
+
+bool sa_is_helper(void) {
+    const sa_member *m = me();
+    return m != NULL && m->helps;
+}
 
 #if defined(SA_TAKE_TURNS)
 void sa_let_others_take(void) {
-    if (mine.team != NULL) {
+    if (me() != NULL) {
         nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
     }
 }
@@ -128,23 +137,24 @@ void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call) {
         return;
     }
     /* All threads share the same tasks in the same order, and none gets here before all tasks until `first` are taken. */
-    const ptrdiff_t first = mine.first, end = first + tasks;
-    ptrdiff_t t = atomic_load_explicit(&mine.team->next, memory_order_relaxed);
+    sa_member *m = me();
+    const ptrdiff_t first = m->first, end = first + tasks;
+    ptrdiff_t t = atomic_load_explicit(&m->team->next, memory_order_relaxed);
     while (t < end) {
         sa_let_others_take();
-        if (atomic_compare_exchange_weak_explicit(&mine.team->next, &t, t + 1, memory_order_relaxed, memory_order_relaxed)) {
+        if (atomic_compare_exchange_weak_explicit(&m->team->next, &t, t + 1, memory_order_relaxed, memory_order_relaxed)) {
             task(call, t - first);
-            t = atomic_load_explicit(&mine.team->next, memory_order_relaxed);
+            t = atomic_load_explicit(&m->team->next, memory_order_relaxed);
         }
     }
-    mine.first = end;
+    m->first = end;
 }
 
 void sa_wait_for_team(int team) {
     if (team == 1) {
         return;
     }
-    sa_team *t = mine.team;
+    sa_team *t = me()->team;
     const unsigned passed = atomic_load_explicit(&t->barriers, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&t->arrived, 1, memory_order_acq_rel) == t->size - 1) {
         atomic_store_explicit(&t->arrived, 0, memory_order_relaxed);
@@ -175,9 +185,9 @@ static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static int started;          /* of the workers */
 static worker *free_workers; /* who worked last comes first: it is awake */
 
-static void do_part(sa_team *team, int number) {
-    mine.team = team;
-    mine.first = 0;
+static void do_part(sa_member *m, sa_team *team, int number) {
+    m->team = team;
+    m->first = 0;
     team->work(team->call, number, team->size);
 }
 
@@ -197,11 +207,14 @@ static void sleep_until_given(worker *w) {
 
 static void *work_for_ever(void *argument) {
     worker *w = argument;
-    mine.helps = true;
+    sa_member m = {.helps = true};
+    while (pthread_setspecific(mine, &m) != 0) { /* for the 33rd key of a process it takes memory */
+        wait_more(SPINS + YIELDS);
+    }
     for (int n = 0;; ++n) {
         sa_team *team = atomic_load_explicit(&w->team, memory_order_acquire);
         if (team != NULL && take_from(w, team)) {
-            do_part(team, w->number);
+            do_part(&m, team, w->number);
             atomic_fetch_sub_explicit(&team->working, 1, memory_order_release); /* the team may be gone behind this */
             n = 0;
         } else if (n < SPINS + YIELDS) { /* calls of a loop in Python find it awake: to wake it takes time */
@@ -294,10 +307,12 @@ static bool others_work(sa_team *team) { return atomic_load_explicit(&team->work
 void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     int got = 0;
     worker *taken = NULL;
-    if (mine.team == NULL) { /* a handler of signals computes amid a team's work, and alone */
+    if (me() == NULL) { /* a handler of signals computes amid a team's work, and alone */
         taken = take_workers((threads < SA_MOST_THREADS ? threads : SA_MOST_THREADS) - 1, &got);
     }
-    if (got == 0) {
+    sa_member m = {.helps = false};
+    if (got == 0 || pthread_setspecific(mine, &m) != 0) {
+        give_back(taken);
         work(call, 0, 1);
         return;
     }
@@ -306,18 +321,18 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     for (worker *w = taken; w != NULL; w = w->next) {
         give_work(w, &team, next++);
     }
-    do_part(&team, 0);
+    do_part(&m, &team, 0);
     /* Who has not begun is not waited for long: it may be waking up, or have no processor. */
     for (int n = 0; n < SPINS_BEFORE_TAKING && others_work(&team); ++n) {
         wait_more(n);
     }
     for (worker *w = taken; others_work(&team) && w != NULL; w = w->next) {
         if (take_from(w, &team)) {
-            do_part(&team, w->number);
+            do_part(&m, &team, w->number);
             atomic_fetch_sub_explicit(&team.working, 1, memory_order_relaxed);
         }
     }
-    mine.team = NULL;
+    pthread_setspecific(mine, NULL);
     for (int n = 0; others_work(&team); n = one_more(n)) {
         wait_more(n);
     }
@@ -340,5 +355,8 @@ static void after_fork_child(void) {
 
 __attribute__((constructor)) static void begin(void) {
     first_number = first_number_of_threads();
+    if (pthread_key_create(&mine, NULL) != 0) {
+        abort(); /* behind a thousand other keys */
+    }
     pthread_atfork(before_fork, after_fork_parent, after_fork_child);
 }

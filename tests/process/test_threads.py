@@ -427,7 +427,8 @@ expected = [call() for call in calls]
 """
 
 
-@pytest.mark.parametrize("room", [4, 30, 100])  # MiB; a thread's stack takes 8 as a rule
+# MiB; a thread's stack takes 8 as a rule, and 64 what the C library keeps for its allocations.
+@pytest.mark.parametrize("room", [4, 30, 56, 100])
 def test_where_no_more_threads_are_to_be_had(room):
     """A call has fewer, and the same bits."""
     script = """
@@ -448,6 +449,19 @@ def test_where_no_more_threads_are_to_be_had(room):
     """
     ours = {"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "1"}
     assert run_script(script, str(room), prelude=PRELUDE + NO_MORE, **ours) == "alive True"
+
+
+def test_a_program_ends_while_its_threads_compute():
+    """Python ends a thread that asks for the GIL then, and its team must not be on its stack."""
+    script = """
+    x = np.ones((16, 2048, 64), np.float32)
+    def compute():
+        while True: attend(num_threads=4)
+    for _ in range(2): threading.Thread(target=compute, daemon=True).start()
+    time.sleep(0.2)
+    print("end")
+    """
+    assert run(script) == "end"
 
 
 def test_threads_come_back_when_they_are_to_be_had():
