@@ -141,7 +141,7 @@ def tokenize(
     """
     try:
         with files.library_errors(f"the tokenizer cannot take sentence {first + places[0]} or one behind it"):
-            found = tokenizer.encode_batch_fast(list(texts))
+            found = _encoded(tokenizer, texts)
     except ValueError:
         for n, text in zip(places, texts, strict=True):
             check_unicode(text, first + n)
@@ -155,6 +155,16 @@ def tokenize(
     )
     of_pairs = [without_pads(tokenizer, e, e.type_ids) for e in found] if types else None
     return Tokenized(ids, of_pairs, cut)
+
+
+def _encoded(tokenizer: Any, texts: Sequence[Text]) -> list[Any]:
+    """Let the library turn texts into its encodings: on its threads, or without them where no more are to be had."""
+    try:
+        return list(tokenizer.encode_batch_fast(list(texts)))
+    except BaseException as error:  # a panic of Rust's
+        if "ThreadPoolBuildError" not in str(error):
+            raise
+    return [tokenizer.encode(*((text,) if isinstance(text, str) else text)) for text in texts]
 
 
 def without_pads(tokenizer: Any, encoding: Any, numbers: list[int]) -> list[int]:

@@ -347,6 +347,23 @@ def test_bad_input(model, name):
         call(model)
 
 
+def test_where_no_thread_is_to_be_had_the_tokenizer_goes_without(model):
+    class Alone:
+        """The library's, whose threads cannot be started."""
+
+        def __getattr__(self, name):
+            return getattr(model.tokenizer, name)
+
+        def encode_batch_fast(self, texts):
+            raise BaseException("ThreadPoolBuildError { kind: IOError }")  # a panic, which is no Exception
+
+    texts = ["the sea", ("one", "and another"), ""]
+    with_threads, without = (
+        _tokenizer.tokenize(each, texts, [0, 1, 2], 0, types=True) for each in (model.tokenizer, Alone())
+    )
+    assert with_threads == without
+
+
 def test_the_number_of_a_sentence_in_a_later_piece(model):
     with pytest.raises(TypeError, match="sentence 2600 must be"):
         model.encode(["a ship"] * 2600 + [None])
