@@ -486,7 +486,7 @@ def is_special(path: Path) -> bool:
 def _opened(path: Path) -> Any:
     """Open a pipe, a device or a descriptor; of a descriptor a copy, which goes on where it stands."""
     descriptor = descriptor_of(path)
-    return path.open("wb", buffering=0) if descriptor is None else os.fdopen(os.dup(descriptor), "wb")
+    return path.open("wb") if descriptor is None else os.fdopen(os.dup(descriptor), "wb")
 
 
 def write_files(folder: Path, content: Mapping[str, bytes]) -> None:

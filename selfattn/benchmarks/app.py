@@ -13,6 +13,7 @@ from typing import Any
 
 from selfattn import config
 from selfattn.cli import streams
+from selfattn.cli.numbers import count, rate
 from selfattn.cli.parser import Parser
 
 from . import report
@@ -55,14 +56,13 @@ def _names(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[int]:
-    numbers = [int(name) for name in _names(text)]
+    try:
+        numbers = [int(name) for name in _names(text)]
+    except ValueError:
+        numbers = []
     if not numbers or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"positive integers with commas between them, not {text!r}")
+        raise argparse.ArgumentTypeError(f"positive integers with commas between them, not {text!r:.80}")
     return numbers
-
-
-def _positive(text: str) -> int:
-    return _numbers(text)[0]
 
 
 def _parser(prog: str) -> Parser:
@@ -89,12 +89,12 @@ def _parser(prog: str) -> Parser:
     )
     add(
         "--threads",
-        type=_positive,
+        type=count,
         metavar="N",
         help="threads for everybody; default: the CPUs of this process",
     )
-    add("--rounds", type=_positive, metavar="N", help="rounds; default 7, with --quick 3")
-    add("--seconds", type=float, metavar="T", help="length of a batch; default 0.1, with --quick 0.03")
+    add("--rounds", type=count, metavar="N", help="rounds; default 7, with --quick 3")
+    add("--seconds", type=rate, metavar="T", help="length of a batch; default 0.1, with --quick 0.03")
     add("--quick", action="store_true", help="fewer and shorter rounds, and fewer shapes")
     add("--full", action="store_true", help="every shape of the backward suite")
     streams.add_json(add, "all raw results")
@@ -104,7 +104,7 @@ def _parser(prog: str) -> Parser:
 
 
 def _check(parser: Parser, options: argparse.Namespace) -> None:
-    for suite in options.suite:
+    for suite in options.suite or [""]:
         if suite not in SUITES and suite != "all":
             parser.error(f"no suite {suite!r}; there are {', '.join(SUITES)} and all")
     if options.peers is None:
@@ -117,7 +117,8 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         if not is_installed(peer):
             parser.error(f"{peer} is not installed; pip install 'selfattn[bench]' installs all peers")
     options.rounds = options.rounds or (3 if options.quick else 7)
-    options.seconds = options.seconds or (0.03 if options.quick else 0.1)
+    if options.seconds is None:
+        options.seconds = 0.03 if options.quick else 0.1
     options.threads = options.threads or config.usable_cpus()
 
 
@@ -181,16 +182,16 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench") -> int:
     """Run the benchmark and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if arguments[:1] and arguments[0] in COMMANDS:
-        module = import_module(f"{__package__}.{arguments[0]}")
-        return int(module.main(arguments[1:], prog=f"{prog} {arguments[0]}"))
-    parser = _parser(prog)
-    options = parser.parse_args(arguments)
     try:
-        if options.load and options.json:
+        if arguments[:1] and arguments[0] in COMMANDS:
+            module = import_module(f"{__package__}.{arguments[0]}")
+            return int(module.main(arguments[1:], prog=f"{prog} {arguments[0]}"))
+        parser = _parser(prog)
+        options = parser.parse_args(arguments)
+        if options.load is not None and options.json:
             parser.error("--json saves what is measured, and --load measures nothing")
         streams.check(options.json)
-        if options.load:
+        if options.load is not None:
             run = _load(options.load, options.markdown)
         else:
             _check(parser, options)
@@ -200,7 +201,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench") -
         return 1
     except BrokenPipeError:
         raise
-    except (OSError, ValueError) as error:
-        streams.tell(f"{prog}: error: {error}")
-        return 1
+    except (OSError, ValueError, MemoryError) as error:
+        return streams.fail(prog, error)
     return 0 if report.is_sound(run["rows"]) else 1

@@ -337,11 +337,12 @@ def _main(arguments: list[str]) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        streams.abandon_output()
+        streams.abandon(sys.stdout)
         return 141
-    except OSError as error:  # standard output is on a full disk, say
-        streams.tell(f"selfattn: error: {error}")
-        streams.abandon_output()
-        return 1
+    except (OSError, MemoryError) as error:  # standard output is on a full disk, say
+        streams.abandon(sys.stdout)
+        return streams.fail("selfattn", error)
     except KeyboardInterrupt:
         return 130
+    finally:
+        streams.abandon(sys.stderr)

@@ -38,10 +38,13 @@ def _parser() -> Parser:
         type=Path,
         help="the folder or .gguf file of a model, or what selfattn train made",
     )
-    parser.add_argument("text", metavar="TEXT", help="what the model reads; - is standard input")
-    parser.add_argument("--second", metavar="TEXT", help="the second sentence of a pair")
-    parser.add_argument("--compare", metavar="TEXT", help="another text, shown beside the first")
-    parser.add_argument("--word", metavar="TOKEN", help="the token that is chosen at first")
+    for name, metavar, what in (
+        ("text", "TEXT", "what the model reads; - is standard input"),
+        ("--second", "TEXT", "the second sentence of a pair"),
+        ("--compare", "TEXT", "another text, shown beside the first"),
+        ("--word", "TOKEN", "the token that is chosen at first"),
+    ):
+        parser.add_argument(name, metavar=metavar, type=streams.sentence, help=what)
     parser.add_argument(
         "--new-tokens", metavar="N", type=int, default=0, help="a language model adds so many (0)"
     )
@@ -66,8 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (OSError, ValueError, TypeError, ImportError, ArithmeticError, MemoryError, RuntimeError) as error:
-        streams.tell(f"selfattn explore: error: {error}")
-        return 1
+        return streams.fail("selfattn explore", error)
 
 
 def _page(options: argparse.Namespace) -> views.Explorer:

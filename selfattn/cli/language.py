@@ -6,6 +6,7 @@ Parses arguments, reads and prints; what is computed lives in `models`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import sys
@@ -37,6 +38,7 @@ examples:
 CHAT_EPILOG = (
     """\
 Every line is a message; an empty one ends nothing. Ctrl-C ends an answer, and at the prompt, as Ctrl-D does, the chat.
+Where lines come from a file or a pipe it ends the chat at once.
 
 examples:
   selfattn chat SmolLM2-135M-Instruct.Q4_1.gguf
@@ -63,13 +65,13 @@ def main(command: str, arguments: Sequence[str]) -> int:
     """Run one of the commands and return its exit code."""
     parser, run = COMMANDS[command]
     options = parser().parse_args(arguments)
-    interrupted: list[bool] = []
+    options.interrupted = False
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         from selfattn.models import AnswerInterrupted
 
         if issubclass(category, AnswerInterrupted):
-            interrupted.append(True)
+            options.interrupted = True
         streams.tell(f"selfattn {command}: {message}")
 
     try:
@@ -80,9 +82,9 @@ def main(command: str, arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (OSError, ValueError, TypeError, ImportError, ArithmeticError, MemoryError, RuntimeError) as error:
-        streams.tell(f"selfattn {command}: error: {error}")
-        return 1
-    return 130 if interrupted and command == "generate" else code
+        return streams.fail(f"selfattn {command}", error)
+    goes_on = command == "chat" and streams.is_terminal(sys.stdin)
+    return 130 if options.interrupted and not goes_on else code
 
 
 # --------------------------------------------------------------------------------------------------- the commands
@@ -90,10 +92,16 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 def _generate_parser() -> Parser:
     parser = _parser("generate", "Go on from a text with a language model.", GENERATE_EPILOG)
-    parser.add_argument("prompt", metavar="PROMPT", help="the text; - is standard input")
+    parser.add_argument(
+        "prompt", metavar="PROMPT", type=streams.sentence, help="the text; - is standard input"
+    )
     _add_sampling(parser, 100)
     parser.add_argument(
-        "--stop", metavar="TEXT", action="append", help="end before this text; may be repeated"
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        type=streams.sentence,
+        help="end before this text; may be repeated",
     )
     return parser
 
@@ -110,7 +118,9 @@ def _generate(options: argparse.Namespace) -> int:
 
 def _chat_parser() -> Parser:
     parser = _parser("chat", "Talk with a language model that has a chat template.", CHAT_EPILOG)
-    parser.add_argument("--system", metavar="TEXT", help="a message of the system before all others")
+    parser.add_argument(
+        "--system", metavar="TEXT", type=streams.sentence, help="a message of the system before all others"
+    )
     _add_sampling(parser, 512)
     return parser
 
@@ -133,6 +143,8 @@ def _chat(options: argparse.Namespace) -> int:
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": answer})
+        if options.interrupted and not streams.is_terminal(sys.stdin):
+            break
     return 0
 
 
@@ -141,7 +153,8 @@ def _lines() -> Iterator[str]:
     if not streams.is_terminal(sys.stdin):
         yield from streams.lines()
         return
-    import readline  # noqa: F401 - input() then edits the line
+    with contextlib.suppress(ImportError):  # some Pythons lack it
+        import readline  # noqa: F401 - input() then edits the line
 
     while True:
         try:

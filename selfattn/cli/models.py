@@ -10,7 +10,6 @@ import contextlib
 import io
 import json
 import math
-import os
 import re
 import sys
 import time
@@ -28,7 +27,7 @@ from selfattn.cli import streams
 from selfattn.cli.numbers import count, rate
 from selfattn.cli.parser import Parser
 from selfattn.nn._arrays import Array
-from selfattn.text import WhitespaceTokenizer, as_tokenizer, is_text, train_sentencepiece
+from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
 from selfattn.training.progress import seen
 
 UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "options.json"
@@ -90,8 +89,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (OSError, ValueError, TypeError, ImportError, ArithmeticError, MemoryError, RuntimeError) as error:
-        streams.tell(f"selfattn {command}: error: {error}")
-        return 1
+        return streams.fail(f"selfattn {command}", error)
 
 
 # ------------------------------------------------------------------------------------------------------- train
@@ -106,7 +104,9 @@ def _train_parser() -> Parser:
     parser.add_argument(
         "text", metavar="TEXT", help="a UTF-8 file, with the ending .tsv triplets; - is standard input"
     )
-    parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder of the model")
+    parser.add_argument(
+        "--out", metavar="DIR", required=True, type=streams.folder, help="the folder of the model"
+    )
     _add_split(parser)
     data = parser.add_argument_group("triplets")
     data.add_argument(
@@ -329,7 +329,7 @@ def _embed_parser() -> Parser:
         "sentences",
         metavar="SENTENCE",
         nargs="*",
-        type=_sentence,
+        type=streams.sentence,
         help="without any: the lines of standard input",
     )
     parser.add_argument("--file", metavar="FILE", help="take the lines of a file; - is standard input")
@@ -411,7 +411,7 @@ def _search_parser() -> Parser:
     parser.add_argument(
         "corpus", metavar="CORPUS", help="a UTF-8 file, whose lines are searched; - is standard input"
     )
-    parser.add_argument("queries", metavar="QUERY", nargs="+", type=_sentence, help="a sentence")
+    parser.add_argument("queries", metavar="QUERY", nargs="+", type=streams.sentence, help="a sentence")
     _add_split(parser)
     _add_dtype(parser)
     parser.add_argument("-k", type=count, default=10, metavar="N", help="how many to print (10)")
@@ -537,20 +537,6 @@ def _add_split(parser: argparse.ArgumentParser) -> None:
         default="lines",
         help="lines (the default): each line is a sentence; sentences: running text, cut after . ! and ?",
     )
-
-
-def _sentence(text: str) -> str:
-    """Take an argument as text; bytes that are not UTF-8 come as halves of surrogate pairs."""
-    if not is_text(text):
-        raise argparse.ArgumentTypeError(f"must be UTF-8, not {_bytes_of(text)!r}")
-    return text
-
-
-def _bytes_of(argument: str) -> bytes | str:
-    try:
-        return os.fsencode(argument)
-    except UnicodeEncodeError:  # not from a command line
-        return argument
 
 
 def _checked_seed(seed: int) -> int:

@@ -8,6 +8,8 @@ import sys
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from selfattn.cli import streams
+
 _CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)'")
 _UNKNOWN, _MISSING = "unrecognized arguments: ", "the following arguments are required: "
 
@@ -32,6 +34,13 @@ class Parser(argparse.ArgumentParser):
         """Parse, and remember what was given."""
         self._given = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print; the standard library's hides it when standard output takes nothing, and help is what it was asked for."""
+        if file is not None and file is sys.stdout:
+            print(message, end="", file=streams.results())
+        else:
+            super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, and leave."""

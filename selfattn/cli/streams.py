@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from selfattn import files
+from selfattn.text import is_text
 
 DASH = "-"
 _OF_MODELS = (
@@ -72,19 +74,25 @@ def results() -> Any:
     return sys.stdout if _Found.output is None else _Found.output
 
 
-def abandon_output() -> None:
-    """Let what is still to be written go: its reader is gone or its disk full, and Python would complain at the end."""
+def abandon(stream: Any) -> None:
+    """Let what cannot be written go: its reader is gone or its disk full, and Python would complain at the end or exit with 120."""
     try:
-        sys.stdout.flush()
+        stream.flush()
     except (OSError, ValueError):
         with contextlib.suppress(OSError, AttributeError, ValueError):  # a stream of Python's alone
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def tell(message: str) -> None:
     """Write a line to standard error, if that can be had."""
     with contextlib.suppress(OSError, ValueError):  # full, or closed
         print(message, file=sys.stderr, flush=True)
+
+
+def fail(program: str, error: BaseException) -> int:
+    """Write what went wrong to standard error; return the exit code."""
+    tell(f"{program}: error: {str(error) or type(error).__name__}")  # a MemoryError may say nothing
+    return 1
 
 
 def is_terminal(stream: Any) -> bool:
@@ -141,7 +149,10 @@ def write(file: str | os.PathLike[str], content: bytes) -> None:
     if os.fspath(file) == DASH:
         stream = results()
         stream.flush()
-        if hasattr(stream, "buffer"):
+        if isinstance(getattr(stream, "buffer", None), io.FileIO):  # unbuffered it may take a part alone
+            with os.fdopen(os.dup(stream.fileno()), "wb") as buffered:
+                buffered.write(content)
+        elif hasattr(stream, "buffer"):
             stream.buffer.write(content)
             stream.buffer.flush()
         else:
@@ -163,6 +174,36 @@ def target(text: str) -> str:
     if text.endswith(("/", os.sep)):
         raise argparse.ArgumentTypeError(f"must be a file, and {text!r} is the name of a folder")
     return DASH if files.descriptor_of(text) == 1 and text != DASH else text
+
+
+def folder(text: str) -> Path:
+    """Take where a folder is to be.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        It names none, as a variable of the shell that is not set.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("must be the name of a folder, not ''")
+    return Path(text)
+
+
+def sentence(text: str) -> str:
+    """Take an argument as text: where the locale knows no better, bytes that are not ASCII come as halves of surrogate pairs.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        The bytes are not UTF-8.
+    """
+    if is_text(text):
+        return text
+    given: bytes | str = text
+    with contextlib.suppress(UnicodeError):
+        given = os.fsencode(text)  # the encoding fails where it is not from a command line
+        return given.decode()
+    raise argparse.ArgumentTypeError(f"must be UTF-8, not {given!r}")
 
 
 def add_json(add: Callable[..., Any], what: str = "the times, in seconds") -> None:
@@ -219,7 +260,15 @@ def check(file: str | os.PathLike[str] | None) -> None:
 
 @contextlib.contextmanager
 def table_beside(file: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Within it, what is printed goes to standard error if the file is standard output."""
+    """Within it, what is printed goes to standard error if the file is standard output.
+
+    Raises
+    ------
+    OSError
+        There is no file, and standard output is closed.
+    """
+    if file is None:
+        results()
     if file is None or os.fspath(file) != DASH:
         yield
         return

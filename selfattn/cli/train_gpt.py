@@ -50,7 +50,9 @@ def _parser() -> Parser:
         epilog=EPILOG,
     )
     parser.add_argument("text", metavar="TEXT", help="a UTF-8 file; - is standard input")
-    parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder of the model")
+    parser.add_argument(
+        "--out", metavar="DIR", required=True, type=streams.folder, help="the folder of the model"
+    )
     model = parser.add_argument_group("model")
     for name, default, what in (
         ("dim", 128, "width"), ("layers", 4, "layers"), ("heads", 4, "heads, which divide the width"),
@@ -91,8 +93,7 @@ def main(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (OSError, ValueError, TypeError, ImportError, ArithmeticError, MemoryError, RuntimeError) as error:
-        streams.tell(f"selfattn train gpt: error: {error}")
-        return 1
+        return streams.fail("selfattn train gpt", error)
 
 
 def _train(options: argparse.Namespace) -> int:

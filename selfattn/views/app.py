@@ -205,10 +205,13 @@ def _parser(prog: str) -> Parser:
     parser.add_argument(
         "--text",
         metavar="TEXT",
+        type=streams.sentence,
         help="a tutorial with other words, or the tokens of a FILE.npz; spaces in between",
     )
-    parser.add_argument("--compare", metavar="TEXT", help="a tutorial with a second text beside --text")
-    parser.add_argument("--tokens", metavar="TEXT", help="the same as --text")
+    parser.add_argument(
+        "--compare", metavar="TEXT", type=streams.sentence, help="a tutorial with a second text beside --text"
+    )
+    parser.add_argument("--tokens", metavar="TEXT", type=streams.sentence, help="the same as --text")
     parser.add_argument("--exercise", action="store_true", help="with blanks to predict, and answers")
     return parser
 

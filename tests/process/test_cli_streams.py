@@ -16,6 +16,7 @@ import pytest
 from processes import COMMAND, PYTHON, finish, run_command, start
 
 from selfattn import cli
+from selfattn.benchmarks.measure import WorkerError
 from selfattn.cli import streams
 
 TRAIN = ["train", "t.txt", "--epochs", "1", "--dim", "8", "--tokenizer", "whitespace"]
@@ -152,6 +153,125 @@ def test_messages_that_cannot_be_written(arguments: list[str], here: Path) -> No
     with open("/dev/full", "w") as full:
         done = finish(start([*COMMAND, *arguments], stderr=full))
     assert (done.returncode, done.stdout) == (2 if arguments == ["--bogus"] else 1, "")
+
+
+@pytest.mark.parametrize("gone", ["full", "unread"])
+def test_a_remark_that_cannot_be_written_is_no_failure(gone: str, here: Path) -> None:
+    """Python would end with 120 for what is left in the buffer of standard error."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "w") if gone == "full" else os.fdopen(writing, "w") as stderr:
+        process = start([*COMMAND, "embed", "m"], stdin=-1, stderr=stderr)
+        done = finish(process, "the sea\n\n\na line\n")  # says that empty lines are left out
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["bench", "layers", "--help"]])
+def test_help_that_nobody_gets_is_an_error(arguments: list[str], buffered: str, here: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = finish(start([*COMMAND, *arguments], {"PYTHONUNBUFFERED": buffered}, stdout=full))
+    assert done.returncode == 1
+    assert done.stderr.endswith(": error: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "what", [["--help"], TINY, ["bench", "weights"], ["bench", "layers"], ["bench", "gpt"]]
+)
+def test_nothing_is_measured_or_shown_for_nobody(
+    what: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert cli.main(what) == 1
+    assert "standard output is closed, and the result would be lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("way", ["standard output", "a pipe with a name"])
+def test_a_page_of_which_a_part_is_read(way: str, here: Path, tmp_path: Path) -> None:
+    """A write without a buffer is content with the part that a pipe has taken."""
+    os.mkfifo(tmp_path / "pipe")
+    out = "-" if way == "standard output" else tmp_path / "pipe"
+    process = start([*COMMAND, "steps", "1", "--out", out], {"PYTHONUNBUFFERED": "1"}, text=False)
+    with process.stdout if out == "-" else open(out, "rb") as pipe:
+        assert pipe.read(9) == b"<!DOCTYPE"
+    assert process.wait(60) == (141 if out == "-" else 1)
+    process.stderr.close()
+    if out != "-":
+        process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["embed", "m", "die Möwe"], ["search", "m", "t.txt", "die Möwe", "-k", "1"], ["explore", "m", "die Möwe", "--out", "-"],
+        ["steps", "mine.npz", "--text", "die Möwe ruft", "--out", "-"],
+    ],
+)  # fmt: skip
+def test_text_where_the_locale_is_ascii(arguments: list[str], here: Path) -> None:
+    ascii_only = {
+        "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": None
+    }  # fmt: skip
+    done = finish(start([*COMMAND, *arguments], ascii_only))
+    assert done.returncode == 0, done.stderr
+    assert "\\udc" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["explore", "m", "sea", "--compare", "\udcff"], ["steps", "1", "--text", "\udcff"], ["generate", "m", "\udcff"],
+        ["embed", "m", "\ud800"],
+    ],
+)  # fmt: skip
+def test_arguments_that_are_no_text(
+    arguments: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    assert "must be UTF-8, not " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["train"], ["train", "gpt"]])
+def test_a_folder_without_a_name(command: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--out "$UNSET"`` would fill the folder that one is in."""
+    assert cli.main([*command, "t.txt", "--out", ""]) == 2
+    assert "argument --out: must be the name of a folder, not ''" in capsys.readouterr().err
+
+
+def test_an_error_without_a_message_has_a_name(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("selfattn.cli.models._load", fail)
+    monkeypatch.setattr("selfattn.views.app._page", fail)
+    monkeypatch.setattr("selfattn.benchmarks.weights._run", fail)
+    for command in (["embed", "m", "sea"], ["steps", "1"], ["bench", "weights"]):
+        assert cli.main(command) == 1
+        assert capsys.readouterr().err.endswith("error: MemoryError\n")
+
+
+def test_a_worker_that_dies_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def die(*_: Any) -> None:
+        raise WorkerError("the selfattn worker ended on its own")
+
+    monkeypatch.setattr("selfattn.benchmarks.layers._run", die)
+    assert cli.main(["bench", "layers"]) == 1
+    assert capsys.readouterr().out == "the selfattn worker ended on its own\n"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--rounds", "3,5"], ["--rounds", "0"], ["--seconds", "nan"], ["--seconds", "-1"], ["--seconds", "1e400"],
+        ["--lengths", "0x10"], ["--suite", ""], ["--load", "", "--json", "x"],
+    ],
+)  # fmt: skip
+def test_what_a_benchmark_cannot_do(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", *options]) == 2
+    assert "invalid" not in capsys.readouterr().err
 
 
 def test_standard_input_that_is_no_file(here: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import signal
 import subprocess
+import sys
 
 import pytest
 from language_folders import save_language_model, scripted
@@ -132,6 +133,28 @@ def test_ctrl_c_prints_what_there_is(tmp_path):
     assert done.returncode == 130
     assert begun
     assert "selfattn generate: interrupted" in done.stderr
+
+
+def test_ctrl_c_ends_a_chat_of_lines(tmp_path):
+    """Nobody is there to go on with: each of the lines behind would have to be stopped."""
+    folder = save_language_model(tmp_path, ends=False, max_position_embeddings=2**18)
+    arguments = ["chat", folder, "--max-new-tokens", "200000", "--temperature", "1"]
+    process = start([*COMMAND, *arguments], stdin=subprocess.PIPE)
+    process.stdin.write("one\ntwo\nthree\n")
+    process.stdin.flush()
+    assert process.stdout.read(3)
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    assert done.returncode == 130
+    assert done.stderr.count("interrupted") == 1
+
+
+def test_a_chat_without_readline(capsys, folder, monkeypatch):
+    """Pythons are built without it."""
+    monkeypatch.setitem(sys.modules, "readline", None)
+    monkeypatch.setattr(streams, "is_terminal", lambda stream: True)
+    monkeypatch.setattr("builtins.input", lambda _: (_ for _ in ()).throw(EOFError))
+    assert run(capsys, "chat", folder) == (0, "\n", "")
 
 
 @pytest.mark.parametrize(
