@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn.functional._arguments import as_array
 from selfattn.functional._products import linear as multiply
 from selfattn.functional._products import linear_backward
 from selfattn.models._config import Config
@@ -135,7 +136,7 @@ class ViTModel(Encoder):
 
     def _patches(self, pixels: npt.ArrayLike) -> tuple[Array, Grid]:
         """Return (images, patches, channels · patch · patch), and how many patches stand below and beside each other."""
-        images, patch = np.asarray(pixels), self.patch
+        images, patch = as_array("pixels", pixels), self.patch
         dtype = self.arrays[CLASS].dtype
         if images.dtype != dtype:
             raise TypeError(

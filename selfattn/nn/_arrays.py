@@ -101,7 +101,7 @@ def mask_for_heads(mask: npt.ArrayLike | None) -> Array | None:
 
 def lengths_for_heads(key_lengths: npt.ArrayLike | None) -> Array | None:
     """Give key lengths, one per sequence, the axis of the heads."""
-    return None if key_lengths is None else np.asarray(key_lengths)[..., None]
+    return None if key_lengths is None else as_array("key_lengths", key_lengths)[..., None]
 
 
 def checked_pullback(

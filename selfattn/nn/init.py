@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from selfattn.functional._arguments import check_number
-from selfattn.nn._arrays import Array
+from selfattn.nn._arrays import FLOATS, Array
 from selfattn.random import TorchGenerator
 
 __all__ = [
@@ -90,6 +90,7 @@ def normal_(tensor: Array, mean: float = 0.0, std: float = 1.0, *, rng: Rng = No
 
 def constant_(tensor: Array, val: float) -> Array:
     """Fill with one number."""
+    _drawn_dtype(tensor)
     tensor[...] = check_number("val", val)
     return tensor
 
@@ -179,11 +180,21 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
 
 def _drawn_dtype(tensor: Array) -> Any:
+    """Return the dtype that numbers for an array are drawn in.
+
+    Raises
+    ------
+    TypeError
+        It is no array of floats, to write into.
+    """
+    if not isinstance(tensor, np.ndarray) or tensor.dtype.name not in FLOATS:
+        raise TypeError(f"tensor must be an ndarray of floats, which is filled, not {tensor!r:.80}")
     return np.float64 if tensor.dtype == np.float64 else np.float32
 
 
 def _fans(tensor: Array) -> tuple[int, int]:
     """Return (fan_in, fan_out) of a weight (fan_out, fan_in, ...)."""
+    _drawn_dtype(tensor)
     if tensor.ndim < 2:
         raise ValueError(f"fans need a weight of at least 2 dims, not shape {tensor.shape}")
     receptive = math.prod(tensor.shape[2:])

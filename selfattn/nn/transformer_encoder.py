@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import check_size, seed_from_rng
+from selfattn.functional._arguments import as_integers, check_size, seed_from_rng
 from selfattn.functional._products import plain, widest
 from selfattn.nn import _transformer, init
 from selfattn.nn._arrays import (
@@ -506,9 +506,7 @@ def _existing(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], length: 
     """Return which tokens exist, (N, L), or None for all."""
     if key_lengths is None:
         return None
-    lengths = np.asarray(key_lengths)
-    if lengths.dtype.kind not in "iu":
-        raise TypeError(f"key_lengths must hold integers, not {lengths.dtype}")
+    lengths = as_integers("key_lengths", key_lengths)
     if lengths.shape not in ((), lead):
         raise ValueError(f"key_lengths must have shape {lead} or (), not {lengths.shape}")
     if lengths.size and not (lengths.min() >= 0 and lengths.max() <= length):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from selfattn.functional._arguments import as_array
 from selfattn.nn.init import Generator
 
 
@@ -247,7 +248,7 @@ def stacked(examples: list[Any]) -> Any:
         return {key: stacked([example[key] for example in examples]) for key in first}
     if isinstance(first, tuple):
         return tuple(stacked(list(column)) for column in zip(*examples, strict=True))
-    arrays = [np.asarray(example) for example in examples]
+    arrays = [np.asarray(as_array("an example", example)) for example in examples]
     if len({array.shape for array in arrays}) > 1:
         shapes = sorted({array.shape for array in arrays})
         raise ValueError(

@@ -155,7 +155,10 @@ def digest(things: Any) -> str:
     def add(thing: Any) -> None:
         if isinstance(thing, np.ndarray | np.generic):
             found.update(f"{thing.dtype}{np.shape(thing)}".encode())
-            found.update(np.ascontiguousarray(thing).tobytes() if thing.dtype.kind != "O" else b"")
+            if thing.dtype.kind in "OT":  # what lies in memory are places
+                add(thing.tolist())
+            else:
+                found.update(np.ascontiguousarray(thing).tobytes())
         elif isinstance(thing, Mapping):
             found.update(f"dict {len(thing)}".encode())
             for key, value in thing.items():

@@ -266,6 +266,8 @@ def test_pixels_that_do_not_fit():
         model(np.zeros((8, 8), np.float32))
     with pytest.raises(TypeError, match="uint8"):
         model(np.zeros((2, 3, 8, 8), np.uint8))
+    with pytest.raises(TypeError, match="pixels is a MaskedArray"):
+        model(np.ma.zeros((2, 3, 8, 8), np.float32))
     assert model(np.zeros((0, 3, 8, 8), np.float32)).shape == (0, 5, 8)
 
 

@@ -284,6 +284,14 @@ def test_a_pullback_is_for_one_state_of_the_parameters(name):
         (lambda: setattr(nn.Linear(2, 1, bias=False), "bias", [1.0]), AttributeError, "without bias"),
         (lambda: nn.Module()(1), NotImplementedError, "forward"),
         (lambda: nn.init.kaiming_normal_(np.ones(3)), ValueError, "at least 2 dims"),
+        (lambda: nn.init.normal_(np.ones(3, int)), TypeError, "tensor must be an ndarray of floats"),
+        (lambda: nn.init.constant_(np.ones(3, bool), 0.5), TypeError, "tensor must be an ndarray of floats"),
+        (
+            lambda: nn.init.uniform_([1.0, 2.0]),
+            TypeError,
+            r"tensor must be .*, which is filled, not \[1.0, 2.0\]",
+        ),
+        (lambda: nn.init.xavier_uniform_([[1.0]]), TypeError, r"tensor must be .*, not \[\[1.0\]\]"),
         (lambda: nn.init.calculate_gain("cube"), ValueError, "cube"),
     ],
 )

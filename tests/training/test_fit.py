@@ -438,6 +438,9 @@ def test_a_file_of_what_a_digest_is_of():
         np.ones(2), np.ones(2, np.float32), np.ones((2, 1)), np.zeros(2), (np.ones(1), np.ones(1)), object(),
     ]  # fmt: skip
     assert len({digest(thing) for thing in things}) == len(things)
+    for kind in (object, np.dtypes.StringDType()):  # arrays whose memory holds places
+        one, other = (np.array(["a" * 40, letter * 40], kind) for letter in "bc")
+        assert digest(one) == digest(one.copy()) != digest(other)
     assert digest([np.ones(2), "a"]) == digest((np.ones(2), "a"))
     assert digest(np.ones((4, 2))[::2]) == digest(np.ones((2, 2)))
 
@@ -537,6 +540,7 @@ BAD = [
     ({"batches": [X]}, TypeError, r"a batch must be \(inputs, target\).* not ndarray"),
     ({"batches": [(X,)]}, TypeError, r"a batch must be \(inputs, target\).* not 1 things"),
     ({"batches": [(X, Y, 3)]}, TypeError, "must be a dict of the model's options, not int"),
+    ({"batches": [(np.ma.ones(3), 0)] * 2, "batch_size": 2}, TypeError, "an example is a MaskedArray; pass a plain array"),
     ({"batches": [(X[0], 0), (X[0, :2], 0)], "batch_size": 2}, ValueError, r"differ in shape: \[\(2,\), \(3,\)\]"),
     ({"loss": 0.5}, TypeError, "loss must be one of selfattn.nn, such as nn.CrossEntropyLoss"),
     ({"loss": nn.CrossEntropyLoss}, TypeError, r"loss is a class; make one: CrossEntropyLoss\(\)"),
