@@ -42,7 +42,7 @@ def linear_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, A
 def widest(*arrays: Array) -> np.dtype[Any]:
     """Return what products of these are computed in: float32, or float64 where one of them is."""
     for x in arrays:
-        if x.dtype == FLOAT64:
+        if x.dtype.char == "d":  # of any byte order
             return FLOAT64
     return FLOAT32
 

@@ -19,11 +19,11 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Check a layer's ``dtype=``."""
-    dtype = np.dtype(dtype)
-    if dtype.name not in FLOATS:
-        raise TypeError(f"dtype must be one of {', '.join(FLOATS)}, not {dtype}")
-    return dtype
+    """Check a layer's ``dtype=``; None, which NumPy takes for float64 and PyTorch for float32, is none."""
+    kind = np.dtype(dtype)
+    if dtype is None or kind.name not in FLOATS:
+        raise TypeError(f"dtype must be one of {', '.join(FLOATS)}, not {dtype if dtype is None else kind}")
+    return kind.newbyteorder("=")
 
 
 def check_probability(name: str, p: Any) -> float:

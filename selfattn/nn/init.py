@@ -189,7 +189,7 @@ def _drawn_dtype(tensor: Array) -> Any:
     """
     if not isinstance(tensor, np.ndarray) or tensor.dtype.name not in FLOATS:
         raise TypeError(f"tensor must be an ndarray of floats, which is filled, not {tensor!r:.80}")
-    return np.float64 if tensor.dtype == np.float64 else np.float32
+    return np.float64 if tensor.dtype.char == "d" else np.float32
 
 
 def _fans(tensor: Array) -> tuple[int, int]:

@@ -113,14 +113,19 @@ class Optimizer:
                 stacklevel=2,
             )
         names = list(grads)
-        gradients: list[Any] = list(grads.values())
+        # A gradient that is another parameter, as of a product, would be read after that has moved.
+        live = set(map(id, self.params.values()))
+        gradients: list[Any] = [
+            np.array(g, subok=True) if id(g) in live or id(getattr(g, "base", None)) in live else g
+            for g in grads.values()
+        ]
         parameters: list[Any] = [self.params.get(name) for name in names]
         if _core._are_plain(parameters, gradients):  # one quick look at all
             self._move(names, parameters, gradients, None)
             self.stepped = True
             return
         targets: list[Array | None] = []
-        for i, (name, gradient) in enumerate(grads.items()):
+        for i, (name, gradient) in enumerate(zip(names, gradients, strict=True)):
             parameter = self.params.get(name)
             if parameter is None:
                 raise ValueError(f"grads has {name!r}, which is none of the parameters {list(self.params)}")

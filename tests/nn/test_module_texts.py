@@ -95,7 +95,7 @@ def test_lengths_that_do_not_fit():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, rng=0), 1)
     x = np.zeros((2, 3, 8), np.float32)
     for lengths, error, message in (
-        ([1.0, 2.0], TypeError, "integers, not float64"),
+        ([1.0, 2.0], TypeError, "integers, got float64"),
         ([1], ValueError, r"shape \(2,\) or \(\), not \(1,\)"),
         ([1, 4], ValueError, r"in 0...3, not \[1, 4\]"),
         ([-1, 2], ValueError, r"in 0...3"),

@@ -162,6 +162,30 @@ def test_state_dicts_go_round_and_are_checked_first():
         b.load_state_dict({name: array.astype(np.float64) for name, array in a.state_dict().items()})
 
 
+@pytest.mark.parametrize("swapped", [">f8", ">f4", ">f2"])
+def test_the_byte_order_of_a_dtype_does_not_count(swapped):
+    native = np.dtype(swapped).newbyteorder("=")
+    for make in (
+        lambda **options: nn.Linear(2, 3, **options),
+        lambda **options: nn.GPT(5, 4, 1, 2, 4, **options),
+        lambda **options: nn.EmbeddingModel(len, 5, 4, max_seq_len=4, **options),
+    ):
+        ours, plain = make(dtype=swapped, rng=0), make(dtype=native, rng=0)
+        assert {array.dtype for array in ours.parameters().values()} == {native}
+        assert all(array.dtype.isnative for array in ours.parameters().values())
+        np.testing.assert_equal(ours.parameters(), plain.parameters())
+
+
+def test_a_weight_in_another_byte_order_is_as_wide():
+    layer, x = nn.Linear(2, 3, bias=False, dtype=np.float64, rng=0), np.ones((1, 2), np.float32)
+    expected = layer(x)
+    layer.register_parameter("weight", layer.weight.astype(">f8"))
+    assert layer(x).dtype == np.float64
+    np.testing.assert_array_equal(layer(x), expected)
+    filled = [nn.init.normal_(np.empty(3, dtype), rng=0) for dtype in (">f8", "=f8")]
+    np.testing.assert_array_equal(*filled)
+
+
 def test_a_state_may_be_made_of_the_parameters_themselves():
     """Layers change places, and a weight is turned: what is read has not been written to before."""
     model = nn.Sequential(nn.Linear(2, 2, rng=0), nn.Linear(2, 2, rng=1))
@@ -247,6 +271,7 @@ def test_a_pullback_is_for_one_state_of_the_parameters(name):
         (lambda: nn.Linear(0, 1), ValueError, "in_features must be at least 1, not 0"),
         (lambda: nn.Linear(2.0, 1), TypeError, "in_features must be an int"),
         (lambda: nn.Linear(2, 1, dtype=int), TypeError, "dtype must be one of"),
+        (lambda: nn.Linear(2, 1, dtype=None), TypeError, "dtype must be one of .*, not None"),
         (lambda: nn.Linear(2, 1, rng="0"), TypeError, "rng must be"),
         (lambda: nn.Linear(2, 1)(np.ones(3)), ValueError, r"\(..., 2\), not \(3,\)"),
         (lambda: nn.Linear(2, 1)(np.ones(2, bool)), TypeError, "not bool"),

@@ -423,6 +423,19 @@ def test_a_width_made_of_a_small_integer_is_not_of_its_range():
         assert repr(nn.GPT(5, small, 1, 2, 4, rng=0)) == repr(plain)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_gradients_may_be_other_parameters(name, dtype):
+    """Those of u·v are v and u; of one that is turned, a view."""
+    u, v = np.array([[1.0, 2.0], [3.0, 4.0]], dtype), np.array([[5.0, 6.0], [7.0, 8.0]], dtype)
+    expected = {"u": u.copy(), "v": v.copy(), "w": np.ones((2, 2), dtype)}
+    grads = {"u": v.copy(), "v": u.copy(), "w": u.T.copy()}
+    params = {"u": u, "v": v, "w": np.ones((2, 2), dtype)}
+    getattr(optim, name)(expected, lr=0.5).step(grads)
+    getattr(optim, name)(params, lr=0.5).step({"u": v, "v": u, "w": u.T})
+    np.testing.assert_equal(params, expected)
+
+
 def test_betas_may_be_set_to_an_array_and_are_saved_as_numbers():
     optimizer = optim.Adam({"w": np.ones(2)})
     optimizer.betas = np.array([0.5, 0.75])
