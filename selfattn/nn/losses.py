@@ -241,11 +241,11 @@ class CrossEntropyLoss(Loss):
             else (1 - smoothing) * weight[index[..., 0]]
         )
         sure = np.where(counts, sure, kind.type(0))
-        losses = -sure * _at(logs, index)[..., 0]
+        losses = -_share(sure, _at(logs, index)[..., 0])
         spread: Array | None = None
         if smoothing:
             spread = (np.ones(number, kind) if weight is None else weight) * kind.type(smoothing / number)
-            losses -= (logs * spread).sum(axis=-1)
+            losses -= _share(spread, logs).sum(axis=-1)
         losses = np.where(counts, losses, kind.type(0))
         divisor = counts.sum() if weight is None else weight[index[..., 0]][counts].sum(dtype=np.float64)
 
@@ -253,6 +253,7 @@ class CrossEntropyLoss(Loss):
             d = np.where(counts, d, kind.type(0))
             total = sure if spread is None else sure + spread.sum()
             dx = sa.softmax(scores)
+            dx[~counts] = 0  # also of NaN
             dx *= (d * total)[..., None]
             if spread is not None:
                 dx -= d[..., None] * spread
@@ -271,7 +272,7 @@ class CrossEntropyLoss(Loss):
         # in one order, whatever the layout
         shares = wanted.astype(kind, order="C") * (1 - smoothing) + smoothing / number
         shares = shares if self.weight is None else shares * self.weight.astype(kind)
-        losses = -(sa.log_softmax(scores) * shares).sum(axis=-1)
+        losses = -_share(shares, sa.log_softmax(scores)).sum(axis=-1)
 
         def slope(d: Array) -> Array:
             dx: Array = sa.softmax(scores) * shares.sum(axis=-1, keepdims=True) - shares
@@ -316,7 +317,8 @@ class BCEWithLogitsLoss(Loss):
     """Binary cross-entropy, −t·log σ(x) − (1 − t)·log(1 − σ(x)), of scores x and the probabilities t that they should give.
 
     Call and options are those of ``torch.nn.BCEWithLogitsLoss``, without its deprecated arguments. ``target`` has the shape of
-    ``x``; its numbers should be from 0 to 1. With log σ(x) = min(x, 0) − log(1 + exp(−abs(x))) the loss is finite for every finite x.
+    ``x``; its numbers should be from 0 to 1. With log σ(x) = min(x, 0) − log(1 + exp(−abs(x))) the loss is finite for every finite x, and 0 for
+    infinite ones that are right.
 
     Parameters
     ----------
@@ -357,17 +359,29 @@ class BCEWithLogitsLoss(Loss):
                 raise ValueError(f"{name} {given.shape} cannot be broadcast to the shape of x, {array.shape}")
             factors.append(scores.dtype.type(1) if given is None else given.astype(scores.dtype))
         weight, pos_weight = factors
-        positive = 1 + (pos_weight - 1) * t  # the weight of log σ(x): t·pos_weight + 1 − t
+        no, yes = 1 - t, t * pos_weight
         decay = np.exp(-np.abs(scores))
-        below = np.maximum(-scores, 0) + np.log1p(decay)  # −log σ(x)
-        losses = weight * ((1 - t) * scores + positive * below)
+        rest = np.log1p(decay)  # −log σ(−x) = max(x, 0) + rest, −log σ(x) = max(−x, 0) + rest
+        losses = weight * (
+            _share(no, np.maximum(scores, 0) + rest) + _share(yes, np.maximum(-scores, 0) + rest)
+        )
 
         def slope(d: Array) -> Array:
-            off = np.where(scores >= 0, decay, 1) / (1 + decay)  # σ(−x)
-            dx: Array = d * weight * ((1 - t) - positive * off)
+            sure = scores >= 0
+            on, off = (
+                np.where(sure, 1, decay) / (1 + decay),
+                np.where(sure, decay, 1) / (1 + decay),
+            )  # σ(x), σ(−x)
+            dx: Array = d * weight * (no * on - yes * off)
             return dx
 
         return Elements(array, np.asarray(losses), array.size, slope, promoted([array.dtype, wanted.dtype]))
+
+
+def _share(share: Array, x: Array) -> Array:
+    """Return ``share * x``; what has no share adds nothing, though x be infinite."""
+    found: Array = np.where(share == 0, x.dtype.type(0), share * x)
+    return found
 
 
 def _at(x: Array, index: npt.NDArray[np.intp]) -> Array:

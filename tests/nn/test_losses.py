@@ -133,6 +133,36 @@ def test_the_mean_of_nothing_is_nan_and_its_gradient_zero_or_nan():
         assert nn.CrossEntropyLoss(reduction="sum")(x, target) == 0
 
 
+def test_an_ignored_row_has_no_gradient_whatever_it_holds():
+    x = np.float32([[np.nan, 0], [np.inf, 0], [1, 2]])
+    value, pullback = nn.CrossEntropyLoss(label_smoothing=0.1).vjp(x, [-100, -100, 0])
+    assert np.isfinite(value)
+    np.testing.assert_array_equal(pullback(1.0)[:2], 0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_class_that_should_not_be_adds_nothing_though_its_score_be_minus_infinity(dtype):
+    top = np.finfo(dtype).max  # the difference of two such scores is infinite, too
+    for x in ([0, -np.inf], [top, -top]):
+        value, pullback = nn.CrossEntropyLoss().vjp(np.array([x], dtype), np.array([[1, 0]], dtype))
+        assert value == 0
+        np.testing.assert_array_equal(pullback(1.0), 0)
+    assert nn.CrossEntropyLoss(weight=[0, 1])(np.array([[-np.inf, 0], [0, 0]], dtype), [0, 1]) == dtype(
+        np.log(2)
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_binary_cross_entropy_far_from_0(dtype):
+    """Both tails are e^−abs(x), not what is left of 1; scores of infinity are right or infinitely wrong."""
+    x = np.array([-40, 40, -40, 40, -np.inf, np.inf, -np.inf, np.inf], dtype)
+    target = np.array([0, 1, 1, 0, 0, 1, 1, 0], dtype)
+    value, pullback = nn.BCEWithLogitsLoss(reduction="none").vjp(x, target)
+    tail, inf = np.exp(-40.0), np.inf
+    np.testing.assert_allclose(value, [tail, tail, 40, 40, 0, 0, inf, inf], rtol=1e-6)
+    np.testing.assert_allclose(pullback(1.0), [tail, -tail, -1, 1, 0, 0, -1, 1], rtol=1e-6)
+
+
 def test_cross_entropy_of_a_large_vocabulary_sums_up_in_float64():
     """The mean of a million equal losses is that loss."""
     x = np.zeros((2**20, 3), np.float32)
