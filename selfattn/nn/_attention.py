@@ -170,7 +170,7 @@ def _as_bias(ignored: Array, dtype: np.dtype[Any]) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
             bias = ignored.astype(dtype)
         bias = np.where(np.isfinite(ignored), np.clip(bias, -most, most), bias)
-    return bias
+    return np.ascontiguousarray(bias)  # NumPy keeps the order of the mask
 
 
 def with_key_bias(mask: Array, key_bias: Array) -> Array:

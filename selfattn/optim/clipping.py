@@ -102,7 +102,9 @@ def _norm(arrays: list[Array], power: float) -> float:
     if math.isinf(power) or not 0 < largest < math.inf:
         return largest
     total = sum(float(((np.abs(array).astype(np.float64) / largest) ** power).sum()) for array in wide)
-    return float(largest * total ** (1 / power))
+    return float(
+        largest * np.float64(total) ** (1 / power)
+    )  # inf where p is so small that it is beyond the range
 
 
 def _square_sum(array: Array) -> float:

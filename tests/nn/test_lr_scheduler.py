@@ -363,6 +363,9 @@ def test_a_gradient_under_two_names_is_scaled_once():
 
 
 def test_norms_that_are_not_finite():
+    grads = {"w": np.ones(3)}
+    assert optim.clip_grad_norm_(grads, 1.0, norm_type=1e-3) == math.inf  # 3^1000
+    np.testing.assert_array_equal(grads["w"], 0)
     for value in (np.inf, np.nan):
         grads = {"a": np.array([value, 1.0]), "b": np.ones(2)}
         with pytest.raises(RuntimeError, match="the norm of the gradients is"):
