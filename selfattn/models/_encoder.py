@@ -196,6 +196,9 @@ class Encoder(Module):
         where: str = "",
         dtype: str | None = None,
     ) -> None:
+        for name, given in {"config": config, "arrays": {} if arrays is None else arrays}.items():
+            if not isinstance(given, Mapping):
+                raise TypeError(f"{name} must be a mapping, not {type(given).__name__}")
         self.config = {"model_type": next(iter(self.kinds))} | copy.deepcopy(dict(config))
         self.config.pop("quantization_config", None)  # dtype says it; save() writes it
         self.blocks: dict[str, Blocks] = {}
@@ -219,13 +222,13 @@ class Encoder(Module):
             self.arrays = _drawn(shapes, init.as_generator(rng), float(config.get("initializer_range", 0.02)))
         else:
             ignored = tuple(head for head in self.heads if not any(name.startswith(head) for name in shapes))
-            given = {name: array for name, array in arrays.items() if not name.endswith(self.buffers)}
-            mixed: dict[str, Any] = given
+            kept = {name: array for name, array in arrays.items() if not name.endswith(self.buffers)}
+            mixed: dict[str, Any] = kept
             self.blocks = {name: array for name, array in mixed.items() if isinstance(array, Blocks)}
             self._check_blocks(shapes, where or "the model")
-            given = {name: array for name, array in given.items() if name not in self.blocks}
+            kept = {name: array for name, array in kept.items() if name not in self.blocks}
             shapes = {name: shape for name, shape in shapes.items() if name not in self.blocks}
-            self.arrays = fit(given, shapes, optional, ignored, self.prefix, where or "the model")
+            self.arrays = fit(kept, shapes, optional, ignored, self.prefix, where or "the model")
         self.arrays = {name: self._taken(name, array) for name, array in self.arrays.items()}
         self._round(dtype)
 

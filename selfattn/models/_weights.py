@@ -12,6 +12,7 @@ import numpy as np
 
 from selfattn._extras import import_extra
 from selfattn.files import read_json
+from selfattn.functional._arguments import as_array
 from selfattn.nn._arrays import Array
 from selfattn.nn._compact import BITS, INT8, SCALE, good_bits, good_scale, groups_of, is_compact, to_float32
 
@@ -126,6 +127,7 @@ def fit(
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{name} must be an ndarray, not {type(array).__name__}")
+        as_array(name, array)  # no masked one
         new = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         suffix = SCALE if new.endswith(".weight" + SCALE) else ""
         new = new.removesuffix(suffix)

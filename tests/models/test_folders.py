@@ -297,6 +297,20 @@ def test_arrays_that_are_given_are_kept_where_the_core_can_read_them():
     np.testing.assert_array_equal(model.encode([[1, 2, 3]]), expected)
 
 
+@pytest.mark.parametrize(
+    ("config", "arrays", "message"),
+    [
+        (None, None, "config must be a mapping, not NoneType"),
+        ("bert", None, "config must be a mapping, not str"),
+        (BERT, [(NAME, np.ones(2))], "arrays must be a mapping, not list"),
+        (BERT, {NAME: np.ma.ones((2, 2))}, "is a MaskedArray; pass a plain array"),
+    ],
+)
+def test_what_no_model_is_made_of(config, arrays, message):
+    with pytest.raises(TypeError, match=message):
+        models.BertModel(config, arrays)
+
+
 def test_a_configuration_that_is_given_is_copied_with_all_in_it():
     config = BERT | {"id2label": {"0": "no", "1": "yes"}}
     model = models.BertForSequenceClassification(config, rng=0)
