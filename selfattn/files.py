@@ -92,6 +92,8 @@ def save_model(model: EmbeddingModel, folder: PathLike) -> None:
     ------
     OSError
         It could not be written; what was there before is as it was.
+    ValueError
+        The tokenizer has more tokens than the model's ``vocab_size``, or there are more positions than are read again.
     ImportError
         ``safetensors`` is missing: ``pip install 'selfattn[text]'``.
 
@@ -111,6 +113,10 @@ def save_model(model: EmbeddingModel, folder: PathLike) -> None:
             f"a model that is saved may have {MOST_POSITIONS} at most"
         )
     kind, tokenizer = _tokenizer_bytes(model.tokenizer)
+    if (size := _tokens(kind, model.tokenizer)) > model.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {size} tokens, more than vocab_size {model.vocab_size} of the model; it could not be loaded again"
+        )
     config = {
         "format": FORMAT,
         "version": VERSION,
@@ -279,6 +285,15 @@ def _tokenizer_bytes(tokenizer: Any) -> tuple[str | None, bytes]:
     return None, b""
 
 
+def _tokens(kind: str | None, tokenizer: Any) -> int:
+    """Return how many tokens a tokenizer of a kind that files can hold has."""
+    if kind == "whitespace":
+        return int(tokenizer.vocab_size)
+    if kind == "sentencepiece":
+        return int(tokenizer.get_piece_size())
+    return 0 if kind is None else int(tokenizer.get_vocab_size())
+
+
 def _load_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
     kind = config["tokenizer"]
     if kind is None:
@@ -295,18 +310,15 @@ def _load_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
             tokenizer: Any = WhitespaceTokenizer(vocabulary)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        size = tokenizer.vocab_size
     elif kind == "sentencepiece":
         tokenizer = import_extra("sentencepiece", "text").SentencePieceProcessor()
         try:
             tokenizer.LoadFromSerializedProto(content)
         except (RuntimeError, TypeError, UnicodeDecodeError) as error:  # the last of its own message
             raise ValueError(f"{path} is not a SentencePiece model: {error}") from None
-        size = tokenizer.get_piece_size()
     else:
         tokenizer = parse_tokenizer(path, content, None)
-        size = tokenizer.get_vocab_size()
-    if size > config["vocab_size"]:
+    if (size := _tokens(kind, tokenizer)) > config["vocab_size"]:
         raise ValueError(f"{path} has {size} tokens, more than vocab_size {config['vocab_size']} in {CONFIG}")
     return tokenizer
 

@@ -309,6 +309,13 @@ def test_folders_that_are_none(tmp_path):
         files.save_model(whitespace_model(), tmp_path / "file")
 
 
+def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path):
+    model = nn.EmbeddingModel(WhitespaceTokenizer(["tom", "jerry"]), 1, 4, max_seq_len=4, rng=0)
+    with pytest.raises(ValueError, match="the tokenizer has 2 tokens, more than vocab_size 1 of the model"):
+        files.save_model(model, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_only_embedding_models_are_saved_as_folders(tmp_path):
     with pytest.raises(TypeError, match="must be an EmbeddingModel, not Linear"):
         files.save_model(nn.Linear(2, 2), tmp_path)
