@@ -3,7 +3,7 @@
 
 #if defined(__linux__)
 #include <sys/syscall.h>
-#else
+#elif defined(__APPLE__)
 #include <pthread.h>
 #endif
 #include <time.h>
@@ -32,8 +32,10 @@ static int64_t now(void) {
 static bool is_main_thread(void) {
 #if defined(__linux__)
     return syscall(SYS_gettid) == getpid();
-#else
+#elif defined(__APPLE__)
     return pthread_main_np() != 0;
+#else
+    return true;
 #endif
 }
 

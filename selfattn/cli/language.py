@@ -156,11 +156,13 @@ def _lines() -> Iterator[str]:
     with contextlib.suppress(ImportError):  # some Pythons lack it
         import readline  # noqa: F401 - input() then edits the line
 
+    shown = sys.stdout if streams.is_terminal(sys.stdout) else sys.stderr  # answers may go into a file
     while True:
         try:
-            line = input("> ")
+            with contextlib.redirect_stdout(shown):
+                line = input("> ")
         except EOFError:
-            print()
+            print(file=shown)
             return
         if line.strip():
             yield line

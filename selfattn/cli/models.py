@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 from selfattn import files, nn, training
+from selfattn._extras import seen
 from selfattn.cli import streams
 from selfattn.cli.numbers import count, rate
 from selfattn.cli.parser import Parser
 from selfattn.nn._arrays import Array
 from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
-from selfattn.training.progress import seen
 
 UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "options.json"
 OURS = (files.CONFIG, files.WEIGHTS, *files.TOKENIZERS.values(), CHECKPOINT, OPTIONS)

@@ -7,7 +7,7 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from selfattn._extras import progress_bar
+from selfattn._extras import progress_bar, seen
 
 if TYPE_CHECKING:
     from selfattn.training.loop import Step, Training
@@ -105,15 +105,3 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def seen() -> bool:
-    """Tell whether a bar would be seen: on a terminal or in a notebook."""
-    notebook = (
-        "IPython" in sys.modules
-        and type(sys.modules["IPython"].get_ipython()).__name__ == "ZMQInteractiveShell"
-    )
-    try:
-        return notebook or sys.stderr.isatty()
-    except (AttributeError, ValueError):  # there is none, as for a daemon; it knows no better, or is closed
-        return False

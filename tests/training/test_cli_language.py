@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -103,6 +104,20 @@ def test_chat_on_a_terminal(capsys, folder, monkeypatch):
     assert (code, out) == (0, "not the é\nnot the é\n\n")
     assert "the chat has 30" in err  # too long: said, left out, and the chat goes on
     assert [message["content"] for message in seen[-1]] == ["be kind", "hello", "not the é", "again"]
+
+
+def test_the_prompt_of_a_chat_is_not_among_the_answers(folder, model, tmp_path):
+    """``selfattn chat MODEL > answers.txt``, with somebody at the keyboard."""
+    ours, theirs = os.openpty()
+    with (tmp_path / "answers.txt").open("w") as answers:
+        command = [*COMMAND, "chat", folder, "--max-new-tokens", "6"]
+        process = start(command, stdin=theirs, stdout=answers, stderr=theirs)
+    os.close(theirs)
+    os.write(ours, b"hi\n\x04")
+    assert process.wait(60) == 0
+    assert os.read(ours, 100).count(b"> ") == 2
+    os.close(ours)
+    assert (tmp_path / "answers.txt").read_text() == model.chat("hi", 6) + "\n"
 
 
 def test_evaluate(capsys, folder, model, tmp_path):

@@ -518,3 +518,20 @@ def test_a_bar_that_nobody_sees(stream, monkeypatch):
     history = training.fit(make_task(), TRIPLETS[:4], 1, rng=0, log_every=1, progress=True)
     assert len(history.step_losses) == 4
     make_task().model.encode(["tom", "jerry"], progress=True)
+
+
+def test_a_bar_that_cannot_be_written_ends_no_training(monkeypatch):
+    """As when the disk behind a log is full, or the program that reads it is gone."""
+    pytest.importorskip("tqdm", reason="the extra 'text' is not installed")
+
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        def flush(self):
+            self.write("")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    history = training.fit(make_task(), TRIPLETS[:4], 1, rng=0, log_every=None, progress=True)
+    assert len(history.step_losses) == 4
+    make_task().model.encode(["tom", "jerry"], progress=True)
