@@ -93,7 +93,8 @@ def save_model(model: EmbeddingModel, folder: PathLike) -> None:
     OSError
         It could not be written; what was there before is as it was.
     ValueError
-        The tokenizer has more tokens than the model's ``vocab_size``, or there are more positions than are read again.
+        The model could not be loaded again: the tokenizer has more tokens than ``vocab_size``, parameters are not those of
+        ``num_layers`` blocks, or there are too many positions.
     ImportError
         ``safetensors`` is missing: ``pip install 'selfattn[text]'``.
 
@@ -125,7 +126,12 @@ def save_model(model: EmbeddingModel, folder: PathLike) -> None:
         "dtype": model.embedding_layer.weight.dtype.name,
         "tokenizer": kind,
     }
-    content = {WEIGHTS: to_safetensors(model.state_dict())}
+    weights = model.state_dict()
+    if differences := _differences(Path(folder), config, weights):  # layers were added or taken away, say
+        raise ValueError(
+            "the model does not fit its sizes, and could not be loaded again:\n  " + "\n  ".join(differences)
+        )
+    content = {WEIGHTS: to_safetensors(weights)}
     if kind is not None:
         content[TOKENIZERS[kind]] = tokenizer
     content[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()

@@ -25,6 +25,7 @@ from selfattn.models._gguf import begins_as_gguf
 from selfattn.models._gguf_model import load_gguf
 from selfattn.models._language import AnswerInterrupted, attach_language, language_files
 from selfattn.models._text import TextModel, attach, pools, text_files, transformer_folder
+from selfattn.models._tokenizer import check_vocabulary
 from selfattn.models._weights import read_weights
 from selfattn.models.bert import (
     BertForSequenceClassification,
@@ -163,7 +164,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     TypeError
         It is no model of this module.
     ValueError
-        Its weights are in blocks of a GGUF file, or it is GPT-2 in int8.
+        Its weights are in blocks of a GGUF file, or it is GPT-2 in int8; or its tokenizer has got more tokens than it has rows for.
     OSError
         It could not be written; what was there before is as it was.
     """
@@ -180,6 +181,8 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
             "GPT-2 is not saved in int8; save it as it was loaded, and round it when it is: load(path, dtype='int8')"
         )
     folder = Path(path)
+    if isinstance(model, TextModel | CausalModel) and model.tokenizer is not None:
+        check_vocabulary(model.tokenizer, model.vocab_size, folder)  # or the folder could not be loaded
     state = model.state_dict()
     compact = [name for name, array in state.items() if is_compact(array)]
     bfloat16 = compact if model.dtype == "bfloat16" else []

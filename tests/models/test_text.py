@@ -157,6 +157,14 @@ def test_every_parameter_of_a_copy_counts(model, copied):
     np.testing.assert_array_equal(model.encode("a ship"), y)
 
 
+def test_a_tokenizer_that_has_outgrown_the_model_is_not_saved(folder, tmp_path):
+    model = models.load(folder)
+    model.tokenizer.add_tokens([f"new{n}" for n in range(model.vocab_size)])
+    with pytest.raises(ValueError, match=r"tokenizer.json has \d+ tokens, and the model's vocab_size is"):
+        models.save(model, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_model_that_cannot_be_saved_leaves_no_folder(model, tmp_path, monkeypatch):
     def full(path, *_):
         raise OSError(28, "No space left on device", str(path))

@@ -313,6 +313,13 @@ def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path):
     model = nn.EmbeddingModel(WhitespaceTokenizer(["tom", "jerry"]), 1, 4, max_seq_len=4, rng=0)
     with pytest.raises(ValueError, match="the tokenizer has 2 tokens, more than vocab_size 1 of the model"):
         files.save_model(model, tmp_path / "new")
+    blocks = nn.EmbeddingModel(WhitespaceTokenizer(["tom"]), 1, 4, max_seq_len=4, rng=0)
+    blocks.attention_layers.append(nn.SelfAttentionBlock(4, rng=1))
+    with pytest.raises(
+        ValueError,
+        match=r"could not be loaded again:\n  unexpected: attention_layers.1.query.weight \(4, 4\)",
+    ):
+        files.save_model(blocks, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
