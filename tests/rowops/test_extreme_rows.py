@@ -121,6 +121,10 @@ def test_gradients_at_the_end_of_the_range(isa, dtype):
         dy[1] = 0.75
         for name, vjp in {
             "softmax": lambda dy, x=x: sa.softmax_vjp(x)[1](dy),
+            "softmax of columns": lambda dy, x=x: sa.softmax_vjp(x.T, 0)[1](dy.T).T,
+            "log_softmax of columns": lambda dy, x=x: (
+                sa.log_softmax_vjp(0 * x.T, 0)[1](dy.T / dy.dtype.type(2)).T
+            ),
             "log_softmax": lambda dy, x=x, n=n: sa.log_softmax_vjp(x)[1](dy / dy.dtype.type(2 * n)),
             "layer_norm": lambda dy, x=x, n=n: sa.layer_norm_vjp(4 * x, n)[1](dy)[0],
             "rms_norm": lambda dy, x=x, n=n, w=weight: sa.rms_norm_vjp(8 * x, n, w)[1](dy)[0],

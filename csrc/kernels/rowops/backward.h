@@ -240,7 +240,17 @@ SA_KERNEL void FN(parameter_gradients)(const sa_row_call *c, const sa_row_plan *
     }
 }
 
-/* Like softmax_columns: dx = y·(dy − Σy·dy), or dx = dy − e^y·Σdy for log_softmax. */
+/* Whether a sum of dy is so large that a difference with dy may leave the range; or NaN. */
+SA_ONCE bool FN(any_too_large)(const real *sum, ptrdiff_t n) {
+    bool any = false;
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        any |= !(sum[i] > -SA_REAL_MAX / 8 && sum[i] < SA_REAL_MAX / 8);
+    }
+    return any;
+}
+
+/* Like softmax_columns: dx = y·(dy − Σy·dy), or dx = dy − e^y·Σdy for log_softmax. Where sums leave the range, dy·factor is
+ * taken, whose sums do not, and dx divided by it: a power of two. */
 SA_KERNEL void FN(softmax_columns_backward)(const sa_row_block *b, void *unused) {
     (void)unused;
     const sa_row_plan *p = b->plan;
@@ -250,14 +260,17 @@ SA_KERNEL void FN(softmax_columns_backward)(const sa_row_block *b, void *unused)
     real top[SA_ROW_COLUMNS], sum[2][SA_ROW_COLUMNS], error[2][SA_ROW_COLUMNS];
     real x_tile[SA_ROW_COLUMNS], dy_tile[SA_ROW_COLUMNS], dx_tile[SA_ROW_COLUMNS];
     for (int r = 0; r < b->count; ++r) {
+        real factor = 1;
         for (ptrdiff_t j = 0; j < width; j += SA_LANES) {
             V(store)(top + j, V(set1)(-(real)INFINITY));
-            for (int s = 0; s < 2; ++s) {
-                V(store)(sum[s] + j, V(set1)(0));
-                V(store)(error[s] + j, V(set1)(0));
-            }
         }
         for (int pass = 0; pass < 3; ++pass) {
+            for (ptrdiff_t j = 0; j < width && pass == 1; j += SA_LANES) {
+                for (int s = 0; s < 2; ++s) {
+                    V(store)(sum[s] + j, V(set1)(0));
+                    V(store)(error[s] + j, V(set1)(0));
+                }
+            }
             for (ptrdiff_t i = 0; i < b->n; ++i) {
                 char *out = b->out[r] + i * p->row[0].stride[SA_ROW_OUT];
                 real *dx = p->direct[SA_ROW_OUT] ? (real *)(void *)out : dx_tile;
@@ -278,7 +291,7 @@ SA_KERNEL void FN(softmax_columns_backward)(const sa_row_block *b, void *unused)
                         V(store)(top + j, V(max)(t, top_j));
                         continue;
                     }
-                    const vec e = FN(exp)(t - top_j), g = FN(load_up_to)(in[1] + j, width - j);
+                    const vec e = FN(exp)(t - top_j), g = FN(load_up_to)(in[1] + j, width - j) * V(set1)(factor);
                     if (pass == 1) {
                         FN(add_carefully)(sum[0] + j, error[0] + j, e);
                         vec term = g;
@@ -293,11 +306,18 @@ SA_KERNEL void FN(softmax_columns_backward)(const sa_row_block *b, void *unused)
                     if (is_log) {
                         d = V(fma)(y, -total, g);
                     }
-                    FN(store_up_to)(dx + j, d, width - j);
+                    FN(store_up_to)(dx + j, d * V(set1)(1 / factor), width - j);
                 }
                 if (pass == 2 && dx == dx_tile) {
                     FN(store_row)(out, (ptrdiff_t)sa_itemsize(result->dtype), result->dtype, dx, width);
                 }
+            }
+            if (pass == 1 && factor == 1 && FN(any_too_large)(sum[1], width)) {
+                int exponent = 0;
+                (void)frexp((double)b->n, &exponent);
+                factor = (real)ldexp(1, -exponent - 3);
+                pass = 0;
+                continue;
             }
             for (ptrdiff_t j = 0; j < width && pass == 1; ++j) {
                 sum[0][j] = 1 / sum[0][j];
