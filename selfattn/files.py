@@ -35,6 +35,7 @@ import numpy.typing as npt
 
 import selfattn
 from selfattn._extras import import_extra
+from selfattn._interrupt import DelayedInterrupt
 from selfattn.functional._arguments import as_array
 from selfattn.nn._arrays import FLOATS
 from selfattn.nn.embedding_model import EmbeddingModel
@@ -526,7 +527,8 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
         if len(staged) == 1:
             os.replace(temporary, path)
         else:
-            _exchange(staged, suffix)
+            with DelayedInterrupt(raises=True):  # old files must not stay under names that nobody sees
+                _exchange(staged, suffix)
     finally:
         for temporary in staged.values():
             temporary.unlink(missing_ok=True)
@@ -670,7 +672,7 @@ def library_errors(what: str) -> Iterator[None]:
     """Make a ValueError of what the library ``tokenizers`` raises: plain Exceptions, and Rust's panics, which are not even that."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, MemoryError):
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
     except BaseException as error:
         raise ValueError(f"{what}: {error}") from None

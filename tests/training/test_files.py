@@ -3,7 +3,9 @@
 import errno
 import json
 import os
+import signal
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -489,3 +491,30 @@ def test_a_folder_is_no_place_for_a_file(name, tmp_path, monkeypatch):
         with pytest.raises(IsADirectoryError, match="a folder is in the way"):
             write(name)
     assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
+def test_ctrl_c_while_a_model_is_replaced_leaves_no_old_files(tmp_path, monkeypatch):
+    tokenizer = WhitespaceTokenizer.train(["tom chase jerry"])
+    model = nn.EmbeddingModel(tokenizer, tokenizer.vocab_size, 4, max_seq_len=4, rng=0)
+    files.save_model(model, tmp_path)
+    names = sorted(os.listdir(tmp_path))
+    unlink, pressed = Path.unlink, []
+
+    def press(path, missing_ok=False):
+        if path.name.endswith(".old") and not pressed:
+            pressed.append(path)
+            signal.raise_signal(signal.SIGINT)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", press)
+    with pytest.raises(KeyboardInterrupt):
+        files.save_model(model, tmp_path)
+    assert pressed
+    assert sorted(os.listdir(tmp_path)) == names
+
+
+def test_errors_of_a_library_that_is_left_alone():
+    """A Ctrl-C just before the call leaves the context to the garbage collector, which closes it."""
+    context = files.library_errors("the tokenizer cannot take it")
+    context.__enter__()
+    context.gen.close()
