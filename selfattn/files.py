@@ -430,7 +430,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
             raise ValueError(f"{path}: {name} has shape {entry['shape']}: {error}") from None
     # deserialize() has checked the header, but does not return the texts.
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return arrays, header.get("__metadata__", {})
+    return arrays, header.get("__metadata__") or {}  # null is none too
 
 
 def _dtype(name: str, path: Path) -> np.dtype[Any]:

@@ -56,7 +56,9 @@ def put_together(parts):
     for name, kind, content in parts.entries:
         found += [packed(name)[1], struct.pack("<I", kind), content]
     for name, shape, kind, offset in parts.tensors:
-        found += [packed(name)[1], struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape[::-1], kind, offset)]
+        numbers = (n % 2**64 for n in shape[::-1])
+        place = struct.pack(f"<I{len(shape)}QIQ", len(shape), *numbers, kind % 2**32, offset % 2**64)
+        found += [packed(name)[1], place]
     header = b"".join(found)
     return header + bytes(-len(header) % ALIGNED) + parts.data
 
