@@ -57,6 +57,8 @@ class LanguageText:
     stop_ids: frozenset[int] = frozenset()
     kept: Mapping[str, bytes] = MappingProxyType({})  # small files of the folder
     _folder: Path | None = None
+    # chat_template and stop_ids as those files have them
+    _as_read: tuple[str | None, frozenset[int]] = (None, frozenset())
 
     def _generated(
         self, prompts: list[Array], max_new_tokens: int, ends: Callable[[int, int], bool], **how: Any
@@ -538,9 +540,10 @@ def attach_language(model: Any, folder: Path) -> None:
     ids = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(n) is int for n in ids):
         raise ValueError(f"{folder}: eos_token_id must be an int or a list of them, not {given!r}")
-    if not ids and tokenizer is not None and "eos_token" in model.special_tokens:
+    if given is None and tokenizer is not None and "eos_token" in model.special_tokens:
         ids = [tokenizer.token_to_id(model.special_tokens["eos_token"])]
     model.stop_ids = frozenset(n for n in ids if n is not None)
+    model._as_read = model.chat_template, model.stop_ids
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -568,17 +571,24 @@ def _template(folder: Path, config: dict[str, Any]) -> str | None:
 
 
 def language_files(model: Any) -> dict[str, bytes]:
-    """Return the files of a model's tokenizer and template, by name: those that were read, or new ones."""
+    """Return the files of a model's tokenizer and template, by name: those that were read, with what was changed, or new ones."""
     if model.tokenizer is None:
         return {}
     found = dict(model.kept)
     if not found:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", **model.special_tokens}
         found[_tokenizer.TOKENIZER_CONFIG] = _json(settings)
-        if model.stop_ids:
-            found[GENERATION_CONFIG] = _json({"eos_token_id": sorted(model.stop_ids)})
-        if model.chat_template is not None:
-            found[TEMPLATE] = model.chat_template.encode()
+    template, stop_ids = model._as_read
+    if model.stop_ids != stop_ids:
+        generation = json.loads(found.get(GENERATION_CONFIG, b"{}"))
+        found[GENERATION_CONFIG] = _json(generation | {"eos_token_id": sorted(model.stop_ids)})
+    if model.chat_template is not None and model.chat_template != template:
+        found[TEMPLATE] = model.chat_template.encode()
+    elif model.chat_template is None and template is not None:
+        found.pop(TEMPLATE, None)
+        settings = json.loads(found.get(_tokenizer.TOKENIZER_CONFIG, b"{}"))
+        settings.pop("chat_template", None)
+        found[_tokenizer.TOKENIZER_CONFIG] = _json(settings)
     return found | {_tokenizer.TOKENIZER: _tokenizer.without_cutting(model.tokenizer).encode()}
 
 

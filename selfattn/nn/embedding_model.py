@@ -108,6 +108,8 @@ class EmbeddingModel(Module):
     ['embedding_layer.weight', 'attention_layers.0.query.weight', 'attention_layers.0.query.bias']
     """
 
+    _floats_alone = True
+
     def __init__(
         self,
         tokenizer: Any,

@@ -97,6 +97,7 @@ class Module:
     training: bool = True
     _parameter_names: tuple[str, ...] = ()
     _rounds: ClassVar[tuple[str, ...]] = ()  # weights that quantize rounds
+    _floats_alone: ClassVar[bool] = False  # rounded weights below it would not be taken
     _call_options: ClassVar[tuple[str, ...] | None] = None  # what ** of forward stands for; None: anything
     _compacts: dict[Any, Compact]
 
@@ -200,8 +201,8 @@ class Module:
         Raises
         ------
         ValueError
-            The dtype is another one; there are no such weights; or one is not float32, or NaN, or infinite. Then nothing
-            has changed.
+            The dtype is another one; there are no such weights, or a module such as ``EmbeddingModel`` takes none that are
+            rounded; or one is not float32, or NaN, or infinite. Then nothing has changed.
         RuntimeError
             ``"bfloat16"``, and the CPU has no products of it.
 
@@ -214,6 +215,10 @@ class Module:
         check_kind(dtype)
         found = []
         for module in self.modules():
+            if module._floats_alone:
+                raise ValueError(
+                    f"{type(module).__name__} computes with float weights alone, not with {dtype}"
+                )
             for name in module._rounds:
                 array = module.__dict__[name]
                 if array is None:

@@ -205,6 +205,19 @@ def test_a_chat(model):
         model.chat("a", warm=1)
 
 
+def test_a_template_and_ends_that_were_set_are_saved(folder, tmp_path):
+    model = models.load(folder)
+    for template, ends in (("new {{ messages[0].content }}", {5, 2}), (None, set()), ("again", {7})):
+        model.chat_template, model.stop_ids = template, frozenset(ends)
+        models.save(model, tmp_path / "saved")
+        again = models.load(tmp_path / "saved")
+        assert again.chat_template == template
+        assert again.stop_ids == ends
+        before = json.loads((folder / "tokenizer_config.json").read_text())
+        after = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+        assert before | {"chat_template": 0} == after | {"chat_template": 0}
+
+
 def test_where_folders_keep_templates_and_ends(folder, tmp_path):
     found = models.load(folder)
     models.save(found, tmp_path)

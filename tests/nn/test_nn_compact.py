@@ -135,6 +135,9 @@ def test_what_is_refused():
         layer.quantize("int4")
     with pytest.raises(ValueError, match="no weights that are rounded"):
         nn.LayerNorm(4).quantize("int8")
+    model = nn.EmbeddingModel(len, 10, 8, max_seq_len=4, rng=0)
+    with pytest.raises(ValueError, match="EmbeddingModel computes with float weights alone"):
+        nn.ProxyTask(model).quantize("int8")
     with pytest.raises(ValueError, match=r"float64; only float32"):
         nn.Linear(4, 2, dtype=np.float64).quantize("int8")
     stack = nn.Sequential(nn.Linear(4, 4, rng=0), layer)
