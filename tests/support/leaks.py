@@ -63,11 +63,14 @@ def fails(*arguments, function=attend, **options):
 
 
 def assert_nothing_stays(call, arguments, first=TIMES):
-    """A leak shows in every round, once a call; what a cache or another thread keeps, it keeps once: in ``first`` calls."""
+    """A leak shows in every round, once a call; what a cache or another thread keeps, it keeps once: in ``first`` calls.
+
+    Caches of texts, whose hashes differ from run to run, may take some rounds to fill.
+    """
     for _ in range(20):  # caches fill
         call()
     things = watched(arguments)
     assert any(counts_changed(call, things) < TIMES // 5 for _ in range(3)), "references or objects stay"
-    assert any(memory_kept(call, first) < 10 * TIMES for _ in range(3)), (
+    assert any(memory_kept(call, first) < 10 * TIMES for _ in range(10)), (
         "memory stays: the least object has 16 bytes"
     )
