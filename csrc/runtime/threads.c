@@ -112,8 +112,9 @@ typedef struct {
 /* Where a thread finds its own; none: it is in no team, or in one of it alone. Variables of the kind _Thread_local would be
  * allocated where a thread first reads them, and without memory the system ends the process then. */
 static pthread_key_t mine;
+static bool has_key; /* not behind a thousand of other libraries: then each thread computes alone */
 
-static sa_member *me(void) { return pthread_getspecific(mine); }
+static sa_member *me(void) { return has_key ? pthread_getspecific(mine) : NULL; }
 
 bool sa_is_helper(void) {
     const sa_member *m = me();
@@ -307,7 +308,7 @@ static bool others_work(sa_team *team) { return atomic_load_explicit(&team->work
 void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     int got = 0;
     worker *taken = NULL;
-    if (me() == NULL) { /* a handler of signals computes amid a team's work, and alone */
+    if (has_key && me() == NULL) { /* a handler of signals computes amid a team's work, and alone */
         taken = take_workers((threads < SA_MOST_THREADS ? threads : SA_MOST_THREADS) - 1, &got);
     }
     sa_member m = {.helps = false};
@@ -355,8 +356,6 @@ static void after_fork_child(void) {
 
 __attribute__((constructor)) static void begin(void) {
     first_number = first_number_of_threads();
-    if (pthread_key_create(&mine, NULL) != 0) {
-        abort(); /* behind a thousand other keys */
-    }
+    has_key = pthread_key_create(&mine, NULL) == 0;
     pthread_atfork(before_fork, after_fork_parent, after_fork_child);
 }

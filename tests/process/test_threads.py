@@ -4,6 +4,7 @@ A call here is large enough for two threads and small enough for a hundred calls
 """
 
 import functools
+import hashlib
 import importlib.util
 import os
 import re
@@ -449,6 +450,20 @@ def test_where_no_more_threads_are_to_be_had(room):
     """
     ours = {"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "1"}
     assert run_script(script, str(room), prelude=PRELUDE + NO_MORE, **ours) == "alive True"
+
+
+def test_where_other_libraries_have_taken_all_keys():
+    """There is nowhere to say in which team a thread is, so each call has one thread, and the same bits."""
+    script = """
+    import ctypes, hashlib, ssl, numpy as np, numpy.random
+    while ctypes.CDLL(None).pthread_key_create(ctypes.byref(ctypes.c_uint()), None) == 0: pass
+    import selfattn as sa
+    x = np.random.default_rng(0).standard_normal((2, 4, 256, 32), dtype=np.float32)
+    print(hashlib.sha256(sa.scaled_dot_product_attention(x, x, x, num_threads=4)).hexdigest())
+    """
+    x = np.random.default_rng(0).standard_normal((2, 4, 256, 32), dtype=np.float32)
+    expected = sa.scaled_dot_product_attention(x, x, x)
+    assert run(script, prelude="") == hashlib.sha256(expected).hexdigest()
 
 
 def test_a_program_ends_while_its_threads_compute():
