@@ -69,8 +69,8 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
     }
     PyArrayObject *array = (PyArrayObject *)x;
     *dtype = dtype_of(PyArray_DESCR(array));
-    const bool empty = kind == SA_INTEGERS && PyArray_SIZE(array) == 0; /* an empty list is float64 */
-    if (!is_of_kind(*dtype, kind) && !empty) {
+    const bool empty_list = kind == SA_INTEGERS && *dtype == SA_F64 && PyArray_SIZE(array) == 0;
+    if (!is_of_kind(*dtype, kind) && !empty_list) {
         if (!PyErr_Occurred()) {
             sa_error(PyExc_TypeError, "%s must be %s, got %S", name, kinds[kind], (PyObject *)PyArray_DESCR(array));
         }

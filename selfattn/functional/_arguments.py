@@ -58,7 +58,8 @@ def compute_dtype(*arrays: Array | None) -> np.dtype[Any]:
 def as_integers(name: str, x: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Take an array of integers that int64 holds."""
     array = as_array(name, x)
-    if array.dtype.kind not in "iu" and array.size:  # an empty list is float64
+    empty_list = array.size == 0 and array.dtype == np.float64
+    if array.dtype.kind not in "iu" and not empty_list:
         raise TypeError(f"{name} must be integers, got {array.dtype}")
     if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{name} has a number beyond 2**63 - 1: {array.max()}")

@@ -279,7 +279,8 @@ def check_key_lengths(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], 
     if key_lengths is None:
         return None
     lengths = as_array("key_lengths", key_lengths)
-    if lengths.dtype.kind not in "iu" and lengths.size:  # an empty list is float64
+    empty_list = lengths.size == 0 and lengths.dtype == np.float64
+    if lengths.dtype.kind not in "iu" and not empty_list:
         raise TypeError(f"key_lengths must be integers, not {lengths.dtype}")
     if lengths.size and (lengths.min() < 0 or lengths.max() > n_keys):
         raise ValueError(f"key_lengths must lie in 0...{n_keys}, not {lengths.min()}...{lengths.max()}")

@@ -65,6 +65,13 @@ def test_an_empty_list_is_one_of_integers():
         sa.KVCache(2, 1, 4).reorder([])
     with pytest.raises(TypeError, match="key_lengths must be of an integer dtype, got float64"):
         attend(nothing, nothing, nothing, key_lengths=[1.0])
+    for kind in ("U3", "c16", bool, object):
+        empty = np.zeros(0, kind)
+        for function in (attend, sa.attention_steps):
+            with pytest.raises(TypeError, match="key_lengths must be"):
+                function(nothing, nothing, nothing, key_lengths=empty)
+        with pytest.raises(TypeError, match="query_ids must be integers, got"):
+            sa.BlockMask.from_documents(empty)
 
 
 def test_the_generators_own_error_comes_through():
