@@ -9,8 +9,8 @@
 #define SA_MAX_BLOCK_ROWS 64
 #define SA_KEYS_PER_TILE 64 /* a multiple of 4, for dropout; scores and V fit in L1 */
 
-/* A mask leaves a tile of scores open, closes some, adds to them, or closes all; beside it, keys may have a bias. */
-enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_BIASED, SA_TILE_CLOSED, SA_TILE_KEYS_BIASED };
+/* A mask leaves a tile of scores open, closes some, adds to them, or closes all; a bit beside that: its keys have a bias. */
+enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_BIASED, SA_TILE_CLOSED, SA_TILE_KEYS_BIASED = 4 };
 
 /* What is known of a tile copied as bfloat16: nothing, all numbers fit, or some do not. */
 enum { SA_CELL_UNKNOWN, SA_CELL_HOLDS, SA_CELL_BEYOND };

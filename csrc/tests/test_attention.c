@@ -72,6 +72,28 @@ static void poisoned(void) {
     }
 }
 
+/* Keys with a bias, alone and beside each kind of mask; the ways of few rows keep nothing for a backward pass. */
+static void biased_keys(void) {
+    static const ptrdiff_t queries[] = {1, 2, 7, 20, 70};
+    for (int n = 0; n < 5; ++n) {
+        for (int way = 0; way < 8; ++way) {
+            for (int d = quick ? (n + way) % 4 : 0; d < 4; d += quick ? 4 : 1) {
+                test_case t = plain_case(floats[d], queries[n], n % 2 ? 36 : 150, 17, 7);
+                close_some(&t, way);
+                t.key_bias = true;
+                t.poison = way % 2 ? POISON_CLOSED : NOT_POISONED;
+                for (int backward = 0; backward < 2; ++backward) {
+                    t.weights = t.backward = backward;
+                    case_try(&t, (uint64_t)(10 * n + way), "biased keys");
+                }
+            }
+        }
+    }
+    test_case t = plain_case(SA_F32, 3, 150, 17, 7);
+    t.key_bias = true;
+    case_try(&t, 1, "biased keys alone");
+}
+
 /* Nothing to attend to: zeros, lse −inf or the sink. Masks of finfo.min are open. Scores of millions. */
 static void edges(void) {
     for (int way = 0; way < 11; ++way) {
@@ -147,6 +169,7 @@ static void long_keys(void) {
 void test_attention(void) {
     sizes();
     poisoned();
+    biased_keys();
     edges();
     climbing();
     long_keys();

@@ -211,6 +211,14 @@ def test_a_pair_that_one_mask_closes_is_closed_and_finite_numbers_stay_finite(pa
     )
 
 
+def test_numbers_of_a_wide_mask_stay_finite_in_a_narrow_layer():
+    """Keys that are all as low as float64 goes are open; with -inf there would be none."""
+    layer, x = nn.MultiheadAttention(2, 1, rng=0), np.zeros((3, 2), np.float32)
+    least = np.full(3, np.finfo(np.float64).min)
+    _, weights = layer(x, x, x, attn_mask=np.zeros((3, 3), bool), key_padding_mask=least)
+    np.testing.assert_allclose(weights, 1 / 3, rtol=1e-6)
+
+
 @pytest.mark.parametrize(("n_queries", "n_keys"), [(0, 3), (3, 0), (1, 1)])
 def test_lengths_of_0_and_1(n_queries, n_keys):
     layer = make({}, rng=0)

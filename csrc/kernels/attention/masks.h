@@ -1,5 +1,5 @@
-/* What closes pairs or adds to scores: the mask, the keys' bias, the bounds of rows (causal, windows, lengths), the gaps of block
- * masks. scores.h has the passes. */
+/* What closes pairs or adds to scores: the mask, the keys' bias, the bounds of rows (causal, windows, lengths), the gaps of
+ * block masks. scores.h has the passes. */
 
 /* What mask and bias do to a tile: closed, or a state of the mask, with the bit SA_TILE_KEYS_BIASED where the bias is not 0. */
 SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n) {
@@ -88,8 +88,8 @@ SA_ONCE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t fi
     FN(close_lanes)(s->P, all_to, to, nv, v, lo, hi);
 }
 
-/* Closes pairs and adds a float mask and the keys' bias; with `again`, on weights, only closes. Returns whether the tile had masks; sets
- * *closes if a pair may be closed. */
+/* Closes pairs and adds a float mask and the keys' bias; with `again`, on weights, only closes. Returns whether the tile had
+ * masks; sets *closes if a pair may be closed. */
 SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
                                   bool again, bool *closes) {
     const sa_rows *rows = b->rows;
