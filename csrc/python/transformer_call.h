@@ -7,8 +7,9 @@
 #include "drivers/attention.h"
 #include "drivers/transformer.h"
 
-/* Of a model: the table, what is always added, positions, mask, bias of keys, weight and bias of the first norm; then of each layer weight
- * and bias of each part in the core's order, cosines and sines; then weight and bias of the final norm. Absent ones are NULL. */
+/* Of a model: the table, what is always added, positions, mask, bias of keys, weight and bias of the first norm; then of each
+ * layer weight and bias of each part in the core's order, cosines and sines; then weight and bias of the final norm. Absent ones
+ * are NULL. */
 enum {
     TABLE,
     ALWAYS,

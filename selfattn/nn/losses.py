@@ -368,10 +368,7 @@ class BCEWithLogitsLoss(Loss):
 
         def slope(d: Array) -> Array:
             sure = scores >= 0
-            on, off = (
-                np.where(sure, 1, decay) / (1 + decay),
-                np.where(sure, decay, 1) / (1 + decay),
-            )  # σ(x), σ(−x)
+            on, off = (np.where(side, 1, decay) / (1 + decay) for side in (sure, ~sure))  # σ(x), σ(−x)
             dx: Array = d * weight * (no * on - yes * off)
             return dx
 

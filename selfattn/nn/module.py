@@ -383,9 +383,8 @@ class Module:
                     _check_rounded(name, array, fitting[name], name in scales)
                     if not (array.flags.writeable or is_compact(array) or name in scales):
                         raise ValueError(f"{name} is read-only")
-                    if (
-                        id(_owner(fitting[name])) in owners
-                    ):  # a parameter, which another may be written to first
+                    # What is a parameter itself may have been written to before it is read.
+                    if id(_owner(fitting[name])) in owners:
                         fitting[name] = fitting[name].copy()
                 except (TypeError, ValueError) as error:
                     problems.append(str(error))

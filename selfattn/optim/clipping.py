@@ -79,9 +79,8 @@ def clip_grad_norm_(
         raise ValueError(f"max_norm must be at least 0, not {max_norm}")
     if not power > 0:
         raise ValueError(f"norm_type must be above 0, not {norm_type}")
-    arrays = [
-        np.asarray(gradient) for gradient in {id(gradient): gradient for gradient in grads.values()}.values()
-    ]
+    distinct = {id(gradient): gradient for gradient in grads.values()}
+    arrays = [np.asarray(gradient) for gradient in distinct.values()]
     norm = _norm(arrays, power)
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(f"the norm of the gradients is {norm}; they cannot be clipped")
@@ -102,9 +101,8 @@ def _norm(arrays: list[Array], power: float) -> float:
     if math.isinf(power) or not 0 < largest < math.inf:
         return largest
     total = sum(float(((np.abs(array).astype(np.float64) / largest) ** power).sum()) for array in wide)
-    return float(
-        largest * np.float64(total) ** (1 / power)
-    )  # inf where p is so small that it is beyond the range
+    # A float64's power is inf where p is so small that the norm is beyond the range; a Python float's is an error.
+    return float(largest * np.float64(total) ** (1 / power))
 
 
 def _square_sum(array: Array) -> float:
