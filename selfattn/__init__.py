@@ -7,7 +7,7 @@
 (2, 8, 128, 64)
 
 `selfattn.reference` has the same functions in plain NumPy lines: read it to see what they compute. It and the other
-modules (``nn``, ``optim``, ``training``, ``files``, ``text``, ``layer_steps``, ``views``) are loaded when they are first used.
+modules (``nn``, ``optim``, ``training``, ``files``, ``text``, ``views``) are loaded when they are first used.
 """
 
 from importlib import import_module
@@ -62,7 +62,7 @@ from selfattn.random import torch_rng
 __version__ = "0.1.0"
 
 _STEPS = ("AttentionSteps", "attention_steps")
-_MODULES = ("files", "layer_steps", "nn", "optim", "reference", "text", "training", "views")
+_MODULES = ("files", "nn", "optim", "reference", "text", "training", "views")
 
 __all__ = [
     "AdditiveGradients",
@@ -107,7 +107,7 @@ __all__ = [
 
 
 if TYPE_CHECKING:
-    from selfattn import files, layer_steps, nn, optim, reference, text, training, views  # noqa: F401
+    from selfattn import files, nn, optim, reference, text, training, views  # noqa: F401
     from selfattn.steps import AttentionSteps, attention_steps
 else:
 
@@ -117,6 +117,13 @@ else:
         if name in _STEPS:
             return getattr(import_module("selfattn.steps"), name)
         raise AttributeError(f"module 'selfattn' has no attribute {name!r}")
+
+
+def _render(kind: str, steps: object) -> str | None:
+    """Draw steps for a notebook. This is the one way up from `steps` to `views`, which is loaded when a notebook asks."""
+    draw = getattr(import_module("selfattn.views"), f"notebook_{kind}")
+    shown: str | None = draw(steps)
+    return shown
 
 
 def __dir__() -> list[str]:

@@ -1,27 +1,298 @@
-"""What `selfattn.steps.tutorials` has, under its public path."""
+"""The five tutorials: their inputs, their printed tensors, and the same tensors computed by selfattn.
 
-from selfattn.steps.tutorials import (
-    TUTORIALS,
-    Comparison,
-    Tutorial,
-    attention_module,
-    basics_notebook,
-    compute_all,
+Three of them print tensors; those are in ``data/tutorials/*.json`` with their inputs. The other two describe modules without
+printing numbers: a small model that was trained for the purpose, and inputs made by hand, are compared with
+`selfattn.reference`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import selfattn as sa
+from selfattn import nn, reference
+
+Array = npt.NDArray[Any]
+Function = Callable[..., Any]
+
+_exact_attention = partial(reference.scaled_dot_product_attention, compute_dtype=np.float64)
+_exact_layer_norm = partial(reference.layer_norm, compute_dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tensor: what is expected, what came out, how to print it, and how far apart the two may be."""
+
+    name: str
+    expected: Array
+    computed: Array
+    style: str  # format of one number
+    tolerance: Array  # broadcastable to `expected`
+    source: str = "printed"
+
+    @property
+    def agrees(self) -> bool:
+        """True when the shapes are the same and no element is further off than it may be."""
+        if self.expected.shape != self.computed.shape:
+            return False
+        return bool(np.all(np.abs(self.computed - self.expected) <= self.tolerance))
+
+
+@dataclass(frozen=True)
+class Tutorial:
+    """A tutorial: its title, how precise its numbers are, the comparisons, and the slips in its text."""
+
+    number: int
+    title: str
+    precision: str
+    comparisons: tuple[Comparison, ...]
+    errata: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """True when every tensor agrees."""
+        return all(comparison.agrees for comparison in self.comparisons)
+
+
+def load(name: str) -> dict[str, Any]:
+    """Read the inputs and printed tensors of one tutorial, such as ``"first_principles"``."""
+    text = resources.files("selfattn").joinpath(f"data/tutorials/{name}.json").read_text(encoding="utf-8")
+    data: dict[str, Any] = json.loads(text)
+    return data
+
+
+def class_weights() -> Array:
+    """Return the three 4×3 weights that the first tutorial's class draws: query, key and value."""
+    return sa.torch_rng(0).random((3, 4, 3))
+
+
+def _rounding_slack(computed: Array) -> Array:
+    """Allow a computed number that lies on a rounding boundary to fall on either side of it."""
+    eps = np.finfo(computed.dtype).eps if computed.dtype.kind == "f" else 0.0
+    return np.asarray(16 * eps * (1 + np.abs(computed.astype(np.float64))))
+
+
+def _to_decimals(name: str, printed: Any, computed: Array, decimals: int) -> Comparison:
+    tolerance = 0.5 * 10.0**-decimals + _rounding_slack(computed)
+    return Comparison(name, np.asarray(printed, np.float64), computed, f".{decimals}f", tolerance)
+
+
+def _to_digits(name: str, printed: Any, computed: Array, digits: int) -> Comparison:
+    """Allow half a unit in the last of `digits` significant digits; a printed zero means zero."""
+    expected = np.asarray(printed, np.float64)
+    size = np.abs(expected)
+    exponent = np.floor(np.log10(np.where(size > 0, size, 1.0)))
+    unit = np.where(size > 0, 10.0 ** (exponent - digits + 1), 0.0)
+    tolerance = 0.5 * unit + _rounding_slack(computed)
+    return Comparison(name, expected, computed, f".{digits}g", tolerance)
+
+
+def _to_reference(name: str, expected: Array, computed: Array) -> Comparison:
+    # Short sums of size 1, and a LayerNorm whose deviation is not far below 1.
+    tolerance = 64 * np.finfo(computed.dtype).eps * (1 + np.abs(expected))
+    return Comparison(name, np.asarray(expected, np.float64), computed, ".6f", tolerance, "reference")
+
+
+def first_principles(dtype: npt.DTypeLike = np.float64) -> Tutorial:
+    """Embed five words, *bank* in a river sentence and in a finance sentence."""
+    data = load("first_principles")
+    decimals = data["printed_decimals"]
+    projected = data["projected_attention"]
+    w_query, w_key, w_value = (np.array(projected[w], dtype) for w in ("W_query", "W_key", "W_value"))
+    class_query, class_key, class_value = class_weights().astype(dtype)
+
+    def compute(x: Array) -> dict[str, Array]:
+        return {
+            "embed": x,
+            "linear_layer": x @ np.array(data["linear_layer"]["W"], dtype),
+            "raw_dot_product_scores": sa.attention_steps(x, x, x, scale=1.0).scores,
+            "attention_on_raw_embeddings": sa.scaled_dot_product_attention(x, x, x, scale=1.0),
+            "projected_attention": sa.scaled_dot_product_attention(x @ w_query, x @ w_key, x @ w_value),
+            "self_attention_class": sa.scaled_dot_product_attention(
+                x @ class_query, x @ class_key, x @ class_value
+            ),
+        }
+
+    computed = {
+        sentence: compute(np.array([data["vocab"][token] for token in tokens], dtype))
+        for sentence, tokens in data["tokens"].items()
+    }
+    comparisons = tuple(
+        _to_decimals(f"{step}, {sentence}", printed, computed[sentence][step], decimals)
+        for step in computed["river"]
+        for sentence, printed in data[step]["printed"].items()
+    )
+    return Tutorial(1, data["tutorial"], f"printed to {decimals} decimals", comparisons)
+
+
+def embedding_model(name: str, dtype: npt.DTypeLike = np.float64) -> nn.EmbeddingModel:
+    """Return a small model of the second tutorial: ``"untrained"``, ``"trained"`` or ``"two_heads"``."""
+    data = load("sentence_embeddings")
+    given, words = data["models"][name], data["words"]
+    state = {key: np.array(array, dtype) for key, array in given["parameters"].items()}
+    width = state["embedding_layer.weight"].shape[1]
+    model = nn.EmbeddingModel(
+        lambda sentence: [words.index(word) for word in sentence.split()],
+        len(words), width, max_seq_len=16, num_heads=given["num_heads"], dtype=dtype, rng=0,
+    )  # fmt: skip
+    model.load_state_dict(state)
+    return model
+
+
+def module_inputs(dtype: npt.DTypeLike = np.float64) -> tuple[Array, Array, Array]:
+    """Return query, key and value of the fifth tutorial, (1, 2, 4, d): two heads, made by hand."""
+    data = load("attention_module")
+    query, key, value = (np.array(data[name], dtype) for name in ("query", "key", "value"))
+    return (
+        np.stack([query, np.roll(query, 1, axis=1)])[None],
+        np.stack([key, key])[None],
+        np.stack([value, value])[None],
+    )
+
+
+def sentence_embeddings(dtype: npt.DTypeLike = np.float64) -> Tutorial:
+    """Compute a small trained model: embeddings, three Linears, attention, residual, LayerNorm, mean."""
+    data = load("sentence_embeddings")
+
+    def compare(name: str, sentence: str) -> Iterator[Comparison]:
+        model = embedding_model(name, dtype)
+        block: Any = model.attention_layers[0]
+        ids = model.tokens(sentence)
+        x = model.embedding_layer.weight[ids] + model.positions.table[: len(ids)]
+        heads = [
+            layer(x).reshape(len(x), block.num_heads, -1).swapaxes(0, 1)
+            for layer in (block.query, block.key, block.value)
+        ]
+
+        def after(attended: Array, layer_norm: Function) -> Array:
+            y = attended.swapaxes(0, 1).reshape(x.shape) + x
+            return np.asarray(layer_norm(y, x.shape[1:], block.ln.weight, block.ln.bias, block.ln.eps))
+
+        expected, expected_weights = _exact_attention(*heads, return_weights=True)
+        expected_output = after(expected, _exact_layer_norm)
+        _, weights = sa.scaled_dot_product_attention(*heads, return_weights=True)
+        title = f"{name.replace('_', ' ')}, {sentence}"
+        yield _to_reference(f"attention weights, {title}", expected_weights, weights)
+        yield _to_reference(f"block output, {title}", expected_output, block(x))
+        yield _to_reference(f"sentence embedding, {title}", expected_output.mean(axis=0), model(sentence))
+
+    comparisons = [
+        comparison
+        for name in data["models"]
+        for sentence in data["sentences"]
+        for comparison in compare(name, sentence)
+    ]
+    return Tutorial(
+        2,
+        "LLMs: Self Attention",
+        "prints no tensors; compared with the reference, to rounding",
+        tuple(comparisons),
+    )
+
+
+def basics_notebook(dtype: npt.DTypeLike = np.float64) -> Tutorial:
+    """Compute every stage of one small attention, "sky is blue"."""
+    data = load("basics_notebook")
+    decimals = data["printed_decimals"]
+    x, w_query, w_key, w_value = (
+        np.array(data[name], dtype) for name in ("embedded_tokens", "WQ", "WK", "WV")
+    )
+    query, key, value = x @ w_query, x @ w_key, x @ w_value
+    steps = sa.attention_steps(query, key, value)
+    output, weights = sa.scaled_dot_product_attention(query, key, value, return_weights=True)
+    stages = {
+        "Q": query,
+        "K": key,
+        "V": value,
+        "attn_logits": steps.scores,
+        "scaled_attention_logits": steps.scaled_scores,
+        "attention_weights": weights,
+        "row_sums": weights.sum(axis=-1),
+        "output": output,
+    }
+    printed = data["printed"]
+    comparisons = [_to_decimals(name, printed[name], computed, decimals) for name, computed in stages.items()]
+    comparisons.append(_to_decimals("output, weights @ V", printed["output"], weights @ value, decimals))
+    return Tutorial(
+        3, data["tutorial"], f"printed to {decimals} decimals", tuple(comparisons), tuple(data["errata"])
+    )
+
+
+def illustrated(dtype: npt.DTypeLike = np.float64) -> Tutorial:
+    """Compute floats from integers; the last two steps use weights that the author rounded by hand."""
+    data = load("illustrated")
+    digits = data["printed_significant_digits"]
+    printed = data["printed"]
+    x, w_key, w_query, w_value = (np.array(data[name]) for name in ("x", "w_key", "w_query", "w_value"))
+    keys, querys, values = x @ w_key, x @ w_query, x @ w_value
+    as_floats = [t.astype(dtype) for t in (querys, keys, values)]
+    scores = sa.attention_steps(*as_floats, scale=1.0).scores
+    _, weights = sa.scaled_dot_product_attention(*as_floats, scale=1.0, return_weights=True)
+    # The softmax of logarithms of weights gives those weights.
+    with np.errstate(divide="ignore"):
+        log_weights = np.log(np.array(printed["attn_scores_softmax_rounded"], dtype))
+    nothing = np.zeros((len(x), 0), dtype)
+    rounded = sa.attention_steps(nothing, nothing, values.astype(dtype), attn_mask=log_weights)
+    outputs = sa.scaled_dot_product_attention(nothing, nothing, values.astype(dtype), attn_mask=log_weights)
+    left_to_reader = data["computed_not_printed"]["outputs_2_and_3_rounded"]
+    comparisons = (
+        _to_digits("keys", printed["keys"], keys, digits),
+        _to_digits("querys", printed["querys"], querys, digits),
+        _to_digits("values", printed["values"], values, digits),
+        _to_digits("attn_scores", printed["attn_scores"], scores, digits),
+        _to_digits("attn_scores_softmax", printed["attn_scores_softmax"], weights, digits),
+        _to_digits(
+            "weighted_values_rounded [key][query]",
+            printed["weighted_values_rounded"],
+            rounded.weighted_values.swapaxes(0, 1),
+            digits,
+        ),
+        _to_digits("output_1_rounded", printed["output_1_rounded"], outputs[0], digits),
+        _to_digits("outputs 2 and 3, left to the reader", left_to_reader, outputs[1:], digits),
+    )
+    return Tutorial(
+        4, data["tutorial"], f"printed to {digits} significant digits", comparisons, tuple(data["errata"])
+    )
+
+
+def attention_module(dtype: npt.DTypeLike = np.float64) -> Tutorial:
+    """Compute (batch, n_heads, len, d) attention without and with a (batch, 1, 1, len) mask of integers."""
+    query, key, value = module_inputs(dtype)
+    integers = np.array([1, 1, 1, 0]).reshape(1, 1, 1, 4)
+    masks = {"no mask": None, "mask 1 1 1 0": integers != 0}
+
+    def compare() -> Iterator[Comparison]:
+        for title, mask in masks.items():
+            output, weights = sa.scaled_dot_product_attention(query, key, value, mask, return_weights=True)
+            expected = _exact_attention(query, key, value, mask, return_weights=True)
+            yield _to_reference(f"attention weights, {title}", expected[1], weights)
+            yield _to_reference(f"weighted values, {title}", expected[0], output)
+
+    return Tutorial(
+        5,
+        "Self-Attention: ScaledDotProductAttention module",
+        "prints no tensors; compared with the reference, to rounding",
+        tuple(compare()),
+    )
+
+
+TUTORIALS: tuple[Callable[[npt.DTypeLike], Tutorial], ...] = (
     first_principles,
-    illustrated,
-    load,
     sentence_embeddings,
+    basics_notebook,
+    illustrated,
+    attention_module,
 )
 
-__all__ = [
-    "TUTORIALS",
-    "Comparison",
-    "Tutorial",
-    "attention_module",
-    "basics_notebook",
-    "compute_all",
-    "first_principles",
-    "illustrated",
-    "load",
-    "sentence_embeddings",
-]
+
+def compute_all(dtype: npt.DTypeLike = np.float64) -> list[Tutorial]:
+    """Compute all five, in the order of the tutorials."""
+    return [tutorial(dtype) for tutorial in TUTORIALS]

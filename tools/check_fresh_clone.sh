@@ -77,7 +77,7 @@ with zipfile.ZipFile(wheel) as archive:
     names = set(archive.namelist())
     metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
 wanted = {"selfattn/py.typed", "selfattn/_core.pyi"}
-for pattern in ("selfattn/**/*.py", "selfattn/steps/data/*.json"):
+for pattern in ("selfattn/**/*.py", "selfattn/data/tutorials/*.json"):
     found = {str(path.relative_to(clone)) for path in clone.glob(pattern)}
     assert found, f"nothing in the clone is {pattern}"
     wanted |= found

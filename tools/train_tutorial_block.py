@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train the small models that the page of tutorial 2 shows, and write them to selfattn/steps/data/.
+"""Train the small models that the page of tutorial 2 shows, and write them to selfattn/data/tutorials/.
 
     python tools/train_tutorial_block.py
 
@@ -81,7 +81,7 @@ def main():
         "sentences": [TEST[0], TEST[2]],
         "models": models,
     }
-    path = Path(__file__).parents[1] / "selfattn/steps/data/sentence_embeddings.json"
+    path = Path(__file__).parents[1] / "selfattn/data/tutorials/sentence_embeddings.json"
     path.write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
     print(path, path.stat().st_size)
 

@@ -12,7 +12,7 @@
 import numpy as np
 
 import selfattn as sa
-from selfattn.layer_steps import layer_steps
+from selfattn.steps.layers import layer_steps
 from selfattn.tutorials import load
 from selfattn.views import steps_page
 

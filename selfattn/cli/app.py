@@ -1,6 +1,6 @@
 """The command ``selfattn``: five tutorials and a timing, pages, the benchmark, facts about this installation.
 
-Parses arguments and prints; what is computed lives in `steps.tutorials`, `config`, `_timing` and the benchmarks. The commands
+Parses arguments and prints; what is computed lives in `tutorials`, `config`, `_timing` and the benchmarks. The commands
 that train and use models are in `models`.
 """
 
@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 
 import selfattn as sa
-from selfattn import _timing, config
+from selfattn import _timing, config, tutorials
 from selfattn.cli import streams
 from selfattn.cli.parser import Parser
-from selfattn.steps import tutorials
 
 _EPILOG = """\
 examples:

@@ -1,6 +1,7 @@
 """Every intermediate value of attention, to look at.
 
-`attention` has those of one call, `layers` those of layers and models, and `tutorials` the numbers of five published tutorials.
+`attention` has those of one call, `layers` those of layers of attention and models of sentences, `transformer` those of
+transformers.
 """
 
 from selfattn.steps.attention import AttentionSteps, attention_steps

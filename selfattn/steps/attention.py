@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self, TypeAlias, Unpack
 import numpy as np
 import numpy.typing as npt
 
+import selfattn
 from selfattn import reference
 from selfattn.functional._options import StepsOptions, takes
 
@@ -31,8 +32,18 @@ STEPS = {
 }
 
 
+class Shown:
+    """What a notebook shows as a page."""
+
+    def _repr_html_(self) -> str | None:
+        return selfattn._render("html", self)
+
+    def _repr_svg_(self) -> str | None:
+        return selfattn._render("svg", self)
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class AttentionSteps:
+class AttentionSteps(Shown):
     """The intermediate results of one call of attention, as :func:`attention_steps` returns them.
 
     An immutable record: attributes cannot be set, and the arrays are read-only; take a ``.copy()`` to
@@ -185,16 +196,6 @@ class AttentionSteps:
             for name in self._formulas
             if (weighted_values or name != "weighted_values") and getattr(self, name, None) is not None
         }
-
-    def _repr_html_(self) -> str | None:
-        from selfattn import views
-
-        return views.notebook_html(self)
-
-    def _repr_svg_(self) -> str | None:
-        from selfattn import views
-
-        return views.notebook_svg(self)
 
     def _head(self) -> str:
         *lead, n_queries, n_keys = self.scores.shape

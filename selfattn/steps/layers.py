@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import reference
-from selfattn.steps.attention import STEPS, AttentionSteps, attention_steps, steps_from_scores
+from selfattn.steps.attention import STEPS, AttentionSteps, Shown, attention_steps, steps_from_scores
 
 __all__ = ["AdditiveSteps", "LayerParameters", "LayerSteps", "ModelSteps", "layer_steps", "model_steps"]
 
@@ -291,7 +291,7 @@ def _after_attention(output: Array, inputs: Array, parameters: LayerParameters) 
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class ModelSteps:
+class ModelSteps(Shown):
     """The intermediate results of an embedding model, as :func:`model_steps` returns them.
 
     Attributes
@@ -322,16 +322,6 @@ class ModelSteps:
             inner = block.to_dict(weighted_values=weighted_values)
             steps |= {f"blocks.{n}.{name}": array for name, array in inner.items()}
         return {**steps, "output": self.output}
-
-    def _repr_html_(self) -> str | None:
-        from selfattn import views
-
-        return views.notebook_html(self)
-
-    def _repr_svg_(self) -> str | None:
-        from selfattn import views
-
-        return views.notebook_svg(self)
 
     def __repr__(self) -> str:
         length, width = self.inputs.shape

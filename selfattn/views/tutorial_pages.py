@@ -1,4 +1,4 @@
-"""The pages of the five tutorials: their inputs, from the data of `selfattn.steps.tutorials`, step by step, with a tour."""
+"""The pages of the five tutorials: their inputs, from the data of `selfattn.tutorials`, step by step, with a tour."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from selfattn.steps import tutorials
+from selfattn import tutorials
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import LayerSteps, layer_steps
 from selfattn.views import tours

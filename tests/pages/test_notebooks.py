@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from selfattn.steps import tutorials
+from selfattn import tutorials
 
 REASON = "executing notebooks needs the extra docs"
 nbformat = pytest.importorskip("nbformat", reason=REASON)

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from selfattn import views
-from selfattn.steps import tutorials
+from selfattn import tutorials, views
 
 
 def softmax(scores):

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from pages import Reader
 
-from selfattn import views
-from selfattn.steps import tutorials
+from selfattn import tutorials, views
 
 
 def holds(table, matrix):

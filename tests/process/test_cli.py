@@ -14,8 +14,7 @@ import pytest
 from processes import COMMAND, finish, run_command, start
 
 import selfattn as sa
-from selfattn import cli, config
-from selfattn.steps import tutorials
+from selfattn import cli, config, tutorials
 
 ESCAPE = "\x1b["
 

@@ -233,14 +233,14 @@ def modules_imported_by(path):
 
 
 def test_the_reference_stands_apart():
-    """It imports nothing of the package, and only the steps, which show it, import it."""
+    """It imports nothing of the package, and only the steps and the tutorials, which show it, import it."""
     for path in sorted((ROOT / "selfattn").rglob("*.py")):
         imported = [f"{name}." for name in modules_imported_by(path) if name.startswith("selfattn")]
         of_reference = [name for name in imported if name.startswith("selfattn.reference.")]
         folder = path.relative_to(ROOT / "selfattn").parts[0]
         if folder == "reference":
             assert imported == of_reference, path
-        elif folder != "steps" and path != ROOT / "selfattn" / "__init__.py":
+        elif folder not in ("steps", "tutorials.py", "__init__.py"):
             assert not of_reference, path
     script = (
         "import sys, selfattn, selfattn.nn, selfattn.training; print('selfattn.reference' in sys.modules)"
@@ -254,7 +254,7 @@ def test_modules_are_loaded_when_they_are_first_used():
     import sys
     import selfattn as sa
 
-    for name in ("files", "layer_steps", "nn", "optim", "reference", "text", "training", "views"):
+    for name in ("files", "nn", "optim", "reference", "text", "training", "views"):
         assert name in dir(sa)
         assert getattr(sa, name) is sys.modules[f"selfattn.{name}"]
     try:

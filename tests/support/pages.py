@@ -7,7 +7,7 @@ import numpy as np
 
 from selfattn import attention_steps
 from selfattn.steps.layers import LayerSteps, ModelSteps, layer_steps, model_steps
-from selfattn.steps.tutorials import load
+from selfattn.tutorials import load
 
 NASTY = [
     "<script>alert(1)</script>",

@@ -9,7 +9,7 @@ from pages import NASTY, bank, everything, illustrated, model
 
 from selfattn import attention_steps, views
 from selfattn.steps.layers import layer_steps
-from selfattn.steps.tutorials import module_inputs
+from selfattn.tutorials import module_inputs
 
 
 def two(x):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from selfattn.steps.tutorials import load
+from selfattn.tutorials import load
 
 nbformat = pytest.importorskip("nbformat", reason="notebooks need the extra docs")
 pytest.importorskip("jupyterlab", reason="JupyterLab comes with the extra docs")

@@ -7,7 +7,7 @@ import pytest
 
 import selfattn as sa
 from selfattn import views
-from selfattn.layer_steps import layer_steps
+from selfattn.steps.layers import layer_steps
 
 TOKENS = ["stream", "bank", "mud"]
 STAGES = ["x", "Q", "K", "V", "scores", "weights", "output"]
