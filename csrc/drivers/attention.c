@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "drivers/attention.h"
-#include "runtime/threads.h"
+#include "runtime/team.h"
 
 /* Keys are split into chunks of this many or more until there are enough tasks, of twice as many until there are many. */
 #define SA_LEAST_CHUNK 1024

@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "drivers/attention.h"
-#include "runtime/threads.h"
+#include "runtime/team.h"
 
 /* Keys and rows are cut into ranges until there are so many tasks, but none is shorter than this: each task packs its own. */
 #define SA_FEW_TASKS 8

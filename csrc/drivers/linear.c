@@ -6,7 +6,7 @@
 
 #include "drivers/blocks.h"
 #include "drivers/compact.h"
-#include "runtime/threads.h"
+#include "runtime/team.h"
 
 /* The most rows of a task: each packs the weights. */
 #define SA_PRODUCT_ROWS 240

@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "drivers/common.h"
-#include "runtime/threads.h"
+#include "runtime/team.h"
 
 /* Worth a thread; small enough to share out an embedding table. */
 #define SA_UPDATE_PIECE 8192

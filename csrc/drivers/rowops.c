@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "drivers/common.h"
-#include "runtime/threads.h"
+#include "runtime/team.h"
 
 #define SA_TASK_ELEMENTS 16384
 

@@ -4,7 +4,7 @@
 
 #include "drivers/blocks.h"
 #include "drivers/transformer_tasks.h"
-#include "runtime/threads.h"
+#include "runtime/team.h"
 
 /* ---- phases -------------------------------------------------------------------------------------------------------------- */
 

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "drivers/transformer_tasks.h"
-#include "runtime/threads.h"
+#include "runtime/team.h"
 
 #define SA_TABLE_PARTS 16
 

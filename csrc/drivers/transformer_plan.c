@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "drivers/transformer_tasks.h"
-#include "runtime/threads.h"
+#include "runtime/team.h"
 
 /* The most tokens of a part: its rows stay in caches between the steps of a layer. */
 #define SA_PART_TOKENS 384

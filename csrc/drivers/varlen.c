@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "drivers/attention.h"
-#include "runtime/threads.h"
+#include "runtime/team.h"
 
 static ptrdiff_t begin(const int64_t *offsets, ptrdiff_t s) { return (ptrdiff_t)offsets[s]; }
 

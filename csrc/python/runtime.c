@@ -4,7 +4,7 @@
 #include "python/run.h"
 #include "python/scalars.h"
 
-#include "runtime/threads.h"
+#include "runtime/team.h"
 
 static PyObject *get_isa(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;

@@ -1,7 +1,7 @@
 /* Owns the way from Python objects to numbers. */
 #include "python/scalars.h"
 
-#include "runtime/threads.h"
+#include "runtime/team.h"
 
 PyObject *sa_as_index(PyObject *value) {
     PyObject *index = PyBool_Check(value) ? NULL : PyNumber_Index(value);

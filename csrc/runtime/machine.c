@@ -5,7 +5,7 @@
 #include <time.h>
 
 #include "kernels/kernels.h"
-#include "runtime/threads.h"
+#include "runtime/team.h"
 
 static double now(void) {
     struct timespec t;

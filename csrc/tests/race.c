@@ -1,9 +1,9 @@
-/* That ThreadSanitizer sees the teams of runtime/threads.c: `race` has two threads add to one number and must be reported,
+/* That ThreadSanitizer sees the teams of runtime/team.h: `race` has two threads add to one number and must be reported,
  * `race ordered` has them do it in turn and must not. */
 #include <stdio.h>
 #include <string.h>
 
-#include "runtime/threads.h"
+#include "runtime/team.h"
 
 static int shared;
 static ptrdiff_t raised, taken[64];

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "runtime/threads.h"
+#include "runtime/team.h"
 #include "tests/test.h"
 
 enum { BLOCK = 1 << 14 }; /* floats of a block share sign and exponent */

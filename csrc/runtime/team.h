@@ -1,6 +1,6 @@
 /* The number of threads, teams that compute together, fork(). */
-#ifndef SA_THREADS_H
-#define SA_THREADS_H
+#ifndef SA_TEAM_H
+#define SA_TEAM_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -3,7 +3,7 @@
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* sched_getaffinity */
 #endif
-#include "runtime/threads.h"
+#include "runtime/team.h"
 
 #include <errno.h>
 #include <pthread.h>
