@@ -15,7 +15,7 @@ from typing import Any, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import check_number
+from selfattn._check import check_number
 
 __all__ = ["TorchGenerator", "torch_rng"]
 

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
+from selfattn._check import check_size
 from selfattn._extras import import_extra
-from selfattn.functional._arguments import check_size
 
 __all__ = ["Tokenize", "WhitespaceTokenizer", "as_tokenizer", "train_sentencepiece"]
 

@@ -1,5 +1,5 @@
-/* Packs weights of 8 or 16 bits for their products, for selfattn/nn/_compact.py, and points to those in blocks of a file, for
- * selfattn/nn/_blocks.py. Python holds them as capsules. */
+/* Packs weights of 8 or 16 bits for their products, for selfattn/engine/weights.py, and points to those in blocks of a file, for
+ * selfattn/engine/weights.py. Python holds them as capsules. */
 #include "python/arrays.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* The transformer's passes, for selfattn/nn/_transformer.py. A capsule carries what the backward pass needs. */
+/* The transformer's passes, for selfattn/engine/transformer.py. A capsule carries what the backward pass needs. */
 #include "python/transformer_call.h"
 
 #include "python/run.h"

@@ -1,4 +1,4 @@
-/* Reads the transformer's settings, arrays and inputs; selfattn/nn/_transformer.py says what they mean. Ids and offsets are
+/* Reads the transformer's settings, arrays and inputs; selfattn/engine/transformer.py says what they mean. Ids and offsets are
  * copied, then checked, so that nobody changes them between. */
 #include "python/transformer_call.h"
 
@@ -184,7 +184,7 @@ static int take_angles(sa_transformer_call *c, Py_ssize_t first, PyObject *array
 /* No sum with a row overflows. */
 static ptrdiff_t take_bound(Py_ssize_t keys) { return keys < 0 || keys > SA_MAX_LENGTH ? SA_UNBOUNDED : keys; }
 
-/* (arrays, numbers): nn/_transformer.py has their order. Numbers come first, since reading one may run Python. */
+/* (arrays, numbers): engine/transformer.py has their order. Numbers come first, since reading one may run Python. */
 static int take_layer(sa_transformer_call *c, Py_ssize_t number, PyObject *value) {
     PyObject *arrays = NULL, *numbers = NULL;
     sa_layer *l = &c->layer[number];

@@ -13,10 +13,9 @@ import selfattn
 from selfattn import _core, config
 from selfattn.cli import streams
 from selfattn.cli.parser import Parser
-from selfattn.nn._blocks import SHAPES, Blocks
-from selfattn.nn._compact import multiply
+from selfattn.engine.weights import QUANTS, Quants, multiply
 
-KINDS = tuple(kind for kind, (numbers, _) in SHAPES.items() if numbers > 1)
+KINDS = tuple(kind for kind, (numbers, _) in QUANTS.items() if numbers > 1)
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench weights") -> int:
@@ -67,9 +66,9 @@ def _run(kinds: Sequence[str], options: argparse.Namespace) -> None:
         streams.write(options.json, json.dumps(found, indent=1).encode())
 
 
-def drawn(kind: str, columns: int, size: int) -> Blocks:
+def drawn(kind: str, columns: int, size: int) -> Quants:
     """Return weights of any bits, in so many bytes or a few less; scales are zeros."""
-    numbers, block = SHAPES[kind]
+    numbers, block = QUANTS[kind]
     row = columns // numbers * block
     out = max(1, size // row)
     raw = np.resize(
@@ -77,4 +76,4 @@ def drawn(kind: str, columns: int, size: int) -> Blocks:
     )
     for at in (0, 208):
         raw[..., at : at + 4] = 0
-    return Blocks(raw.reshape(out, row), kind, (out, columns))
+    return Quants(raw.reshape(out, row), kind, (out, columns))

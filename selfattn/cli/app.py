@@ -268,7 +268,7 @@ def _parser() -> Parser:
 
 def _run(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["steps"]:
-        from selfattn.views.app import main as steps
+        from selfattn.cli.steps import main as steps
 
         return steps(arguments[1:], prog="selfattn steps")
     if arguments[:1] == ["bench"]:

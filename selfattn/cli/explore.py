@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from selfattn import files, models, views
+from selfattn import _disk, files, models, views
 from selfattn.cli import streams
 from selfattn.cli.parser import Parser
 from selfattn.training.triplets import read_text
@@ -90,7 +90,7 @@ def _page(options: argparse.Namespace) -> views.Explorer:
 
 def _load(path: Path) -> object:
     config = path / files.CONFIG
-    trained = config.is_file() and "format" in files.read_json(config)
+    trained = config.is_file() and "format" in _disk.read_json(config)
     return files.load_model(path) if trained else models.load(path)
 
 

@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from selfattn import files, nn, training
+from selfattn import _disk, files, nn, training
+from selfattn._check import Array
 from selfattn._extras import seen
 from selfattn.cli import streams
 from selfattn.cli.numbers import count, rate
 from selfattn.cli.parser import Parser
-from selfattn.nn._arrays import Array
 from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
 
 UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "options.json"
@@ -232,7 +232,7 @@ def _is_begun_here(unfinished: Path) -> bool:
     """Tell an unfinished training, which may have ended before its options were written, from a folder of the user's."""
     for name, key in ((OPTIONS, "tokenizer"), (files.CONFIG, "selfattn")):
         try:
-            if key in files.read_json(unfinished / name):
+            if key in _disk.read_json(unfinished / name):
                 return True
         except (OSError, ValueError, TypeError):
             pass
@@ -257,7 +257,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_options(options: argparse.Namespace, path: Path) -> None:
-    before = files.read_json(path)
+    before = _disk.read_json(path)
     if not isinstance(before, dict):
         raise ValueError(f"{path} holds no options")
     for name, value in _settings(options).items():
@@ -311,7 +311,7 @@ def _begin(options: argparse.Namespace, model: nn.EmbeddingModel, unfinished: Pa
     try:
         files.save_model(model, unfinished)
         settings = json.dumps(_settings(options), indent=2) + "\n"
-        files.write_files(unfinished, {OPTIONS: settings.encode()})
+        _disk.write_files(unfinished, {OPTIONS: settings.encode()})
     except BaseException:
         _remove(unfinished)
         if made and options.out.exists():
@@ -369,7 +369,7 @@ def _embed(options: argparse.Namespace) -> int:
         _say_left_out("embed", len(sentences) - len(kept))
         sentences = kept
     if out.lower().endswith(".npy"):
-        if isinstance(model, nn.EmbeddingModel) or files.is_special(Path(out)):
+        if isinstance(model, nn.EmbeddingModel) or _disk.is_special(Path(out)):
             file = io.BytesIO()
             np.save(file, model.encode(sentences), allow_pickle=False)
             streams.write(out, file.getvalue())
@@ -491,7 +491,7 @@ def _load(folder: Path, dtype: str | None) -> Any:
     if (folder / "modules.json").exists():
         pretrained = True
     else:
-        config = files.read_json(folder / files.CONFIG) if (folder / files.CONFIG).is_file() else None
+        config = _disk.read_json(folder / files.CONFIG) if (folder / files.CONFIG).is_file() else None
         pretrained = (
             isinstance(config, dict)
             and "format" not in config

@@ -17,7 +17,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from selfattn import files
+from selfattn import _disk
 from selfattn.text import is_text
 
 DASH = "-"
@@ -158,7 +158,7 @@ def write(file: str | os.PathLike[str], content: bytes) -> None:
         else:
             stream.write(content.decode("utf-8", "backslashreplace"))
         return
-    files.write_file(Path(file), content)
+    _disk.write_file(Path(file), content)
 
 
 def target(text: str) -> str:
@@ -173,7 +173,7 @@ def target(text: str) -> str:
         raise argparse.ArgumentTypeError("must be the name of a file, or - for standard output, not ''")
     if text.endswith(("/", os.sep)):
         raise argparse.ArgumentTypeError(f"must be a file, and {text!r} is the name of a folder")
-    return DASH if files.descriptor_of(text) == 1 and text != DASH else text
+    return DASH if _disk.descriptor_of(text) == 1 and text != DASH else text
 
 
 def folder(text: str) -> Path:
@@ -253,7 +253,7 @@ def check(file: str | os.PathLike[str] | None) -> None:
     place = Path(os.path.realpath(path))  # what a link points at is written
     if not place.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(place.parent))
-    for written in [place] * place.exists() + [place.parent] * (not files.is_special(path)):
+    for written in [place] * place.exists() + [place.parent] * (not _disk.is_special(path)):
         if not os.access(written, os.W_OK):
             raise PermissionError(errno.EACCES, "may not be written", str(written))
 

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from selfattn import files, nn, optim, training
+from selfattn._check import Array
 from selfattn.cli import streams
 from selfattn.cli.language import EXIT_CODES
 from selfattn.cli.numbers import count, rate
 from selfattn.cli.parser import Parser
-from selfattn.nn._arrays import Array
 from selfattn.training import checkpoint as checkpoints
 from selfattn.training.triplets import read_text
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn.functional._arguments import as_array, float_dtype, seed_from_rng
+from selfattn._check import as_array, float_dtype, seed_from_rng
 
 Array: TypeAlias = npt.NDArray[Any]
 

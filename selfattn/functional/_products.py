@@ -58,3 +58,8 @@ def plain(x: Array, dtype: np.dtype[Any]) -> Array:
 def as_rows(x: Array) -> Array:
     """See (..., d) as (n, d), also where d is 0."""
     return x.reshape(int(np.prod(x.shape[:-1])), x.shape[-1])
+
+
+def widened(x: Array) -> Array:
+    """See 16-bit floats as float32, which sums are accumulated in."""
+    return x.astype(np.float32) if x.dtype.itemsize == 2 else x

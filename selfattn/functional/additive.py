@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn.functional._arguments import as_array, compute_dtype, float_dtype, promoted
+from selfattn._check import as_array, compute_dtype, float_dtype, promoted
 from selfattn.functional._gradients import as_fitting_gradient, gradient_dtype, sum_to_shape
 from selfattn.functional._options import AdditiveOptions, takes
 from selfattn.functional._products import linear, linear_backward

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import as_array, as_integers, check_size
+from selfattn._check import as_array, as_integers, check_size
 
 __all__ = ["BlockMask"]
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import as_array, check_number, float_dtype
+from selfattn._check import as_array, check_number, float_dtype
 
 __all__ = ["check_vjp"]
 

@@ -12,8 +12,8 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from selfattn._check import as_array, as_integers, check_size, is_float
 from selfattn._core import _cached_attention
-from selfattn.functional._arguments import as_array, as_integers, check_size, is_float
 from selfattn.functional._options import CacheOptions, takes
 
 __all__ = ["KVCache"]

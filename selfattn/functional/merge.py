@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import as_array, float_dtype, promoted
+from selfattn._check import as_array, float_dtype, promoted
 
 __all__ = ["merge_attention"]
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
+from selfattn._check import as_array, compute_dtype
 from selfattn._docs import described, put
-from selfattn.functional._arguments import as_array, compute_dtype
 from selfattn.functional._gradients import as_fitting_gradient, check_wrt, gradient_dtype, sum_to_shape
 from selfattn.functional.merge import as_parts, merge_attention
 

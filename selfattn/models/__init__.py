@@ -17,7 +17,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from selfattn.files import read_json, to_safetensors, write_files
+from selfattn._disk import read_json, to_safetensors, write_files
+from selfattn.engine.weights import is_compact
 from selfattn.models._causal import CausalModel
 from selfattn.models._config import quantization_config, read_config
 from selfattn.models._encoder import Encoder
@@ -39,7 +40,6 @@ from selfattn.models.llama import LlamaForCausalLM
 from selfattn.models.modernbert import ModernBertModel
 from selfattn.models.mpnet import MPNetModel
 from selfattn.models.vit import ViTModel
-from selfattn.nn._compact import is_compact
 
 __all__ = [
     "AnswerInterrupted",

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from selfattn._check import Array
+from selfattn.engine.decoder import Decoder
+from selfattn.engine.sampling import generate
+from selfattn.engine.weights import Weight
 from selfattn.models._encoder import Encoder, Parameters, states
 from selfattn.models._language import LanguageText
-from selfattn.nn._arrays import Array
-from selfattn.nn._compact import Weight
-from selfattn.nn._decoder import Decoder
-from selfattn.nn._generation import generate
 
 if TYPE_CHECKING:
     from selfattn.steps.transformer import TransformerSteps

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from selfattn.files import read_json
-from selfattn.nn._compact import GROUP
+from selfattn._check import Entries
+from selfattn._disk import read_json
+from selfattn.engine.weights import GROUP
 
 # Keys that change nothing here: how a model was trained, made or is generated from, and what a tokenizer knows.
 HARMLESS = {
@@ -49,52 +49,10 @@ QUANTIZATION_KEYS = {
 MOST_LAYERS = 10_000  # of models that list something for each layer
 
 
-class Config:
-    """The configuration of one model, read key by key; :meth:`finish` refuses what nobody has read.
+class Config(Entries):
+    """The configuration of one model."""
 
-    Parameters
-    ----------
-    values : mapping
-        What ``config.json`` holds.
-    where : str
-        For messages.
-    """
-
-    def __init__(self, values: Mapping[str, Any], where: str = "the configuration") -> None:
-        self.values, self.where, self.read = dict(values), where, set(HARMLESS)
-
-    def _get(self, name: str, default: Any) -> Any:
-        self.read.add(name)
-        value = self.values.get(name, default)
-        if value is ...:
-            raise ValueError(f"{self.where} lacks {name}")
-        return value
-
-    def size(self, name: str, default: Any = ..., least: int = 1, most: int = 2**31 - 1) -> int:
-        """Read an int."""
-        value = self._get(name, default)
-        if type(value) is not int or not least <= value <= most:
-            limit = "" if most == 2**31 - 1 else f" and at most {most}"
-            raise ValueError(f"{self.where}: {name} must be an int of at least {least}{limit}, not {value!r}")
-        return value
-
-    def number(self, name: str, default: Any = ...) -> float:
-        """Read a positive number."""
-        value = self._get(name, default)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 < value <= sys.float_info.max
-        ):
-            raise ValueError(f"{self.where}: {name} must be a positive number, not {value!r:.80}")
-        return float(value)
-
-    def flag(self, name: str, default: bool) -> bool:
-        """Read a bool."""
-        value = self._get(name, default)
-        if not isinstance(value, bool):
-            raise ValueError(f"{self.where}: {name} must be true or false, not {value!r}")
-        return value
+    harmless = HARMLESS
 
     def activation(self, name: str, default: str = "gelu") -> Any:
         """Read the name of an activation."""
@@ -102,30 +60,6 @@ class Config:
         if not isinstance(value, str) or value not in ACTIVATIONS:
             raise ValueError(f"{self.where}: {name} must be one of {', '.join(ACTIVATIONS)}, not {value!r}")
         return ACTIVATIONS[value]
-
-    def only(self, name: str, value: Any) -> None:
-        """Read a key of which one value is supported, which is also the default."""
-        found = self._get(name, value)
-        if found != value:
-            raise ValueError(f"{self.where}: {name}={found!r} is not supported; only {value!r} is")
-
-    def raw(self, name: str, default: Any = None) -> Any:
-        """Read a key as it is."""
-        return self._get(name, default)
-
-    def finish(self) -> None:
-        """Refuse keys that nobody has read, unless they switch something off.
-
-        Raises
-        ------
-        ValueError
-            A key is not understood: it might change results.
-        """
-        for name, value in self.values.items():
-            if name not in self.read and value not in (None, False, {}, []):
-                raise ValueError(
-                    f"{self.where}: {name}={value!r} is not understood here, and might change what the model computes"
-                )
 
 
 def quantization_config(tables: list[str], whole: list[str]) -> dict[str, Any]:

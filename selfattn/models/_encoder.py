@@ -10,15 +10,26 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from selfattn._check import Array, Gradients, checked_pullback
+from selfattn.engine import transformer
+from selfattn.engine.transformer import Norm, Projection, Transformer
+from selfattn.engine.weights import (
+    KINDS,
+    SCALE,
+    Compact,
+    Quants,
+    Weight,
+    check_kind,
+    is_compact,
+    kind_of,
+    rounded,
+    to_float32,
+)
 from selfattn.models._config import Config, check_quantization
 from selfattn.models._pipeline import IN_CORE, normalized
 from selfattn.models._text import Cut, Piece, TextModel, one_or_many, pack
 from selfattn.models._weights import fit
-from selfattn.nn import _compact, _transformer, init
-from selfattn.nn._arrays import Array, Gradients, checked_pullback
-from selfattn.nn._blocks import Blocks
-from selfattn.nn._compact import KINDS, SCALE, Compact, Weight, is_compact, kind_of
-from selfattn.nn._transformer import Norm, Projection, Transformer
+from selfattn.nn import init
 from selfattn.nn.module import IncompatibleKeys, Module
 
 Shapes = dict[str, tuple[int, ...]]
@@ -63,7 +74,7 @@ class Parameters:
         self,
         arrays: Mapping[str, Array],
         made: dict[Any, _Made] | None = None,
-        blocks: Mapping[str, Blocks] | None = None,
+        blocks: Mapping[str, Quants] | None = None,
     ) -> None:
         self.arrays, self.blocks = arrays, blocks or {}
         self.origins: dict[int, _Origin] = {}
@@ -135,7 +146,7 @@ def _cut(name: str, values: Array, scale: Array | None, rows: slice, factors: Ar
     if scale is None:
         if factors is None:
             return Compact(values[rows])
-        return Compact(*_compact.rounded(name, _compact.to_float32(values[rows], None) * factors, "bfloat16"))
+        return Compact(*rounded(name, to_float32(values[rows], None) * factors, "bfloat16"))
     scale.flags.writeable = False
     return Compact(values[rows], scale[rows] if factors is None else scale[rows] * factors)
 
@@ -169,7 +180,7 @@ class Encoder(Module):
     dtype : str
         Of the weights that are multiplied: ``"float32"``, ``"float64"``, ``"bfloat16"`` or ``"int8"``. With the last two, all
         other parameters are float32. Of a GGUF file as it is stored, the kind of most blocks, such as ``"Q4_1"``.
-    blocks : dict of str to Blocks
+    blocks : dict of str to Quants
         The weights of a GGUF file that are multiplied as they are stored. They are no parameters.
     training : bool
         False: nothing is dropped here.
@@ -201,7 +212,7 @@ class Encoder(Module):
                 raise TypeError(f"{name} must be a mapping, not {type(given).__name__}")
         self.config = {"model_type": next(iter(self.kinds))} | copy.deepcopy(dict(config))
         self.config.pop("quantization_config", None)  # dtype says it; save() writes it
-        self.blocks: dict[str, Blocks] = {}
+        self.blocks: dict[str, Quants] = {}
         self._prepared: dict[Any, Any] = {}
         self._made: dict[Any, _Made] = {}
         if self.config["model_type"] not in self.kinds:
@@ -224,7 +235,7 @@ class Encoder(Module):
             ignored = tuple(head for head in self.heads if not any(name.startswith(head) for name in shapes))
             kept = {name: array for name, array in arrays.items() if not name.endswith(self.buffers)}
             mixed: dict[str, Any] = kept
-            self.blocks = {name: array for name, array in mixed.items() if isinstance(array, Blocks)}
+            self.blocks = {name: array for name, array in mixed.items() if isinstance(array, Quants)}
             self._check_blocks(shapes, where or "the model")
             kept = {name: array for name, array in kept.items() if name not in self.blocks}
             shapes = {name: shape for name, shape in shapes.items() if name not in self.blocks}
@@ -276,7 +287,7 @@ class Encoder(Module):
 
             model = models.load("all-MiniLM-L6-v2").quantize("int8")
         """
-        _compact.check_kind(dtype)
+        check_kind(dtype)
         if self.dtype != "float32":
             raise ValueError(
                 f"this model is {self.dtype}; load it as float32 to round it to {dtype}: models.load(path, dtype='float32')"
@@ -291,7 +302,7 @@ class Encoder(Module):
         if dtype is None and compact:
             dtype = kind_of(self.arrays[compact[0]])
         if dtype in KINDS:
-            _compact.check_kind(dtype)
+            check_kind(dtype)
         found: dict[str, Array] = {}
         for name, given in self.arrays.items():
             if name.endswith(SCALE):
@@ -301,9 +312,9 @@ class Encoder(Module):
                 with np.errstate(over="ignore"):
                     array = array if dtype is None else array.astype(np.float32, copy=False)
                 if name in names and dtype in KINDS:
-                    array, scale = _compact.rounded(name, array, dtype)
+                    array, scale = rounded(name, array, dtype)
             elif name not in names or dtype == "float32":
-                array, scale = _compact.to_float32(array, scale), None
+                array, scale = to_float32(array, scale), None
             elif dtype != kind_of(array):
                 raise ValueError(f"{name} is {kind_of(array)} already, which is not rounded to {dtype} again")
             found[name] = array
@@ -412,7 +423,7 @@ class Encoder(Module):
 
 def run(model: Transformer, inputs: Array, cu_seqlens: Array, pooling: Any) -> Array:
     """Compute what the core's call gives."""
-    return _transformer.forward(model._replace(pooling=pooling), inputs, cu_seqlens)
+    return transformer.forward(model._replace(pooling=pooling), inputs, cu_seqlens)
 
 
 def states(model: Transformer, inputs: Array) -> list[Array]:
@@ -420,12 +431,12 @@ def states(model: Transformer, inputs: Array) -> list[Array]:
     ends = np.array([0, len(inputs)])
     x = inputs
     if model.table is not None or model.embedding_norm is not None:
-        x = _transformer.forward(model._replace(layers=(), final_norm=None), inputs, ends)
+        x = transformer.forward(model._replace(layers=(), final_norm=None), inputs, ends)
     found = [x]
     for n, layer in enumerate(model.layers):
         last = n == len(model.layers) - 1
         alone = Transformer((layer,), final_norm=model.final_norm if last else None, mask=model.mask)
-        x = _transformer.forward(alone, x, ends)
+        x = transformer.forward(alone, x, ends)
         found.append(x)
     return found
 
@@ -491,8 +502,8 @@ class TextEncoder(TextModel, Encoder):
         if types is None and self.has_fixed_settings:  # they point to the live arrays: made once
             if pooling not in self._prepared:
                 settings, _ = self._built(self.max_positions)
-                self._prepared[pooling] = _transformer.as_core(settings._replace(pooling=pooling))
-            return _transformer.compute(self._prepared[pooling], ids, cu_seqlens)
+                self._prepared[pooling] = transformer.as_core(settings._replace(pooling=pooling))
+            return transformer.compute(self._prepared[pooling], ids, cu_seqlens)
         settings, _ = self._built(int(np.diff(cu_seqlens).max(initial=1)))
         settings, inputs = self._inputs(settings, ids, cu_seqlens, types)
         return run(settings, inputs, cu_seqlens, pooling)
@@ -506,11 +517,11 @@ class TextEncoder(TextModel, Encoder):
         settings, parameters = self._built(longest)
         settings, inputs = self._inputs(settings._replace(pooling=pooling), ids, cu_seqlens, types)
         wants_mask = settings.mask is not None
-        y, pullback = _transformer.vjp(settings, inputs, cu_seqlens, wants_mask=wants_mask)
+        y, pullback = transformer.vjp(settings, inputs, cu_seqlens, wants_mask=wants_mask)
 
         def pulled(dy: Array) -> Gradients:
             dx, grads, dmask = pullback(dy)
-            found = parameters.gradients(_transformer.arrays(settings), grads)
+            found = parameters.gradients(transformer.arrays(settings), grads)
             self._table_gradients(found, dx, ids, cu_seqlens, types)
             if dmask is not None:
                 self._mask_gradient(found, dmask)

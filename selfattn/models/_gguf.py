@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from selfattn._check import Array
 from selfattn._extras import import_extra
-from selfattn.nn._arrays import Array
-from selfattn.nn._blocks import SHAPES, Blocks
-from selfattn.nn._compact import to_float32
+from selfattn.engine.weights import QUANTS, Quants, to_float32
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -203,12 +202,12 @@ class GGUF:
         rows = math.prod(tensor.shape[:-1])
         return np.asarray(self.data[tensor.begin : tensor.begin + tensor.size]).reshape(rows, -1)
 
-    def blocks(self, name: str) -> Blocks | None:
+    def blocks(self, name: str) -> Quants | None:
         """Return a matrix as it is stored, or None where the core does not multiply by it so."""
         tensor = self.tensors[name]
-        if len(tensor.shape) != 2 or tensor.kind not in SHAPES or tensor.kind == "F32":
+        if len(tensor.shape) != 2 or tensor.kind not in QUANTS or tensor.kind == "F32":
             return None
-        return Blocks(self.raw(name), tensor.kind, (tensor.shape[0], tensor.shape[1]))
+        return Quants(self.raw(name), tensor.kind, (tensor.shape[0], tensor.shape[1]))
 
     def array(self, name: str) -> Array:
         """Return a tensor as float32; what is stored so is mapped.
@@ -222,9 +221,9 @@ class GGUF:
         if tensor.kind in FLOATS:
             found = self.raw(name).reshape(-1).view(FLOATS[tensor.kind]).reshape(tensor.shape)
             return to_float32(found, None) if tensor.kind == "BF16" else found.astype(np.float32, copy=False)
-        if tensor.kind in SHAPES:
+        if tensor.kind in QUANTS:
             rows = math.prod(tensor.shape[:-1])
-            blocks = Blocks(self.raw(name), tensor.kind, (rows, tensor.shape[-1]))
+            blocks = Quants(self.raw(name), tensor.kind, (rows, tensor.shape[-1]))
             return blocks.dequantize().reshape(tensor.shape)
         gguf = import_extra("gguf", "gguf")
         found = gguf.quants.dequantize(self.raw(name), gguf.GGMLQuantizationType[tensor.kind])

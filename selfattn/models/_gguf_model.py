@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from selfattn._check import Array
+from selfattn.engine.weights import Quants
 from selfattn.models._gguf import GGUF
 from selfattn.models._gguf_tokenizer import attach_tokenizer
 from selfattn.models.gpt2 import TRANSPOSED, GPT2LMHeadModel
 from selfattn.models.llama import LlamaForCausalLM
-from selfattn.nn._arrays import Array
-from selfattn.nn._blocks import Blocks
 
 LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)")
 LLAMA_NAMES = {
@@ -158,7 +158,7 @@ def _tensor(file: GGUF, name: str, as_stored: bool) -> Any:
     blocks = file.blocks(name)
     if blocks is None:  # all matrices of a layer are of one kind to the core
         array = file.array(name)
-        blocks = Blocks(array.view(np.uint8), "F32", (array.shape[0], array.shape[1]))
+        blocks = Quants(array.view(np.uint8), "F32", (array.shape[0], array.shape[1]))
     return blocks
 
 

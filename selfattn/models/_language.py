@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from selfattn import files
-from selfattn.functional._arguments import check_size
+from selfattn import _disk
+from selfattn._check import Array, check_size
 from selfattn.models import _tokenizer
 from selfattn.models._chat import rendered
 from selfattn.models._text import one_or_many
-from selfattn.nn._arrays import Array
 from selfattn.nn.embedding_model import quoted
 
 GENERATION_CONFIG, TEMPLATE = "generation_config.json", "chat_template.jinja"
@@ -75,7 +74,7 @@ class LanguageText:
         if self.tokenizer is None:
             raise ValueError(_tokenizer.missing(self._folder))
         _tokenizer.check_unicode(text, number, "text")
-        with files.library_errors(f"the tokenizer cannot take text {number}"):
+        with _disk.library_errors(f"the tokenizer cannot take text {number}"):
             encoding = self.tokenizer.encode(text, add_special_tokens=special)
         if encoding.overflowing:  # it is off when a model is loaded
             warnings.warn(
@@ -549,7 +548,7 @@ def attach_language(model: Any, folder: Path) -> None:
 def _object(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    found = files.read_json(path)
+    found = _disk.read_json(path)
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold an object")
     return found

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from selfattn import files, nn
-from selfattn.nn._arrays import Array
+from selfattn import _disk, files, nn
+from selfattn._check import Array
 
 MODULES, SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"
 TRANSFORMER_CONFIG = (
@@ -188,7 +188,7 @@ def pools(folder: Path) -> bool:
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:
-    modules = files.read_json(path)
+    modules = _disk.read_json(path)
     if not isinstance(modules, list) or not all(
         isinstance(each, dict) and isinstance(each.get("type"), str) and isinstance(each.get("path"), str)
         for each in modules
@@ -350,7 +350,7 @@ def _read_sentence_config(pipeline: Pipeline, path: Path, config: dict[str, Any]
 
 def _read_object(pipeline: Pipeline, folder: Path, name: str, to: str | None = None) -> dict[str, Any]:
     """Read a small JSON file, and keep it for saving."""
-    config = files.read_json(folder / name)
+    config = _disk.read_json(folder / name)
     if not isinstance(config, dict):
         raise ValueError(f"{folder / name} must hold an object")
     pipeline.kept[to or name] = _json(config)
@@ -367,5 +367,5 @@ def pipeline_files(pipeline: Pipeline) -> dict[str, bytes]:
     for path, dense in pipeline.after:
         if dense is not None:
             arrays = {f"linear.{name}": array for name, array in dense.linear.state_dict().items()}
-            found[f"{path}/{DENSE_WEIGHTS}"] = files.to_safetensors(arrays)
+            found[f"{path}/{DENSE_WEIGHTS}"] = _disk.to_safetensors(arrays)
     return found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from selfattn.engine.transformer import Layer
 from selfattn.models._encoder import Parameters, Shapes, TextEncoder, linear, norm
-from selfattn.nn._transformer import Layer
 
 
 class PostNormEncoder(TextEncoder):

@@ -17,21 +17,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from selfattn import files
+from selfattn import _disk
+from selfattn._check import Array, check_size
 from selfattn._extras import progress_bar
-from selfattn.functional._arguments import check_size
 from selfattn.models import _pipeline, _tokenizer
 from selfattn.models._pipeline import Pipeline, pools, read_pipeline, transformer_folder
-from selfattn.nn._arrays import Array
 from selfattn.nn.embedding_model import quoted
 
 if TYPE_CHECKING:
-    from selfattn.nn._transformer import Transformer
+    from selfattn.engine.transformer import Transformer
     from selfattn.steps.transformer import TransformerSteps
 
 __all__ = ["TextModel", "attach", "pools", "text_files", "transformer_folder"]
 
-PathLike: TypeAlias = files.PathLike
+PathLike: TypeAlias = _disk.PathLike
 P = TypeVar("P")
 Q = TypeVar("Q")
 
@@ -226,7 +225,7 @@ class TextModel:
             raise TypeError(f"sentences must be an iterable of sentences, not {quoted(sentences)}")
         cut = Cut()
         parts = self._embeddings(given, total, cut, batch_size, progress, normalize, prompt)
-        files.write_rows(Path(path), parts, self._width(), np.float32)
+        _disk.write_rows(Path(path), parts, self._width(), np.float32)
         cut.tell()
         y: Array = np.load(path, mmap_mode="r", allow_pickle=False)
         return y

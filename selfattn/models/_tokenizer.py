@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from selfattn import files
+from selfattn import _disk
 from selfattn._extras import import_extra
 from selfattn.nn.embedding_model import quoted
 
@@ -67,14 +67,14 @@ def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str
     ImportError
         ``tokenizers`` is not installed.
     """
-    config = files.read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).exists() else {}
+    config = _disk.read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).exists() else {}
     if not isinstance(config, dict):
         raise ValueError(f"{folder / TOKENIZER_CONFIG} must hold an object")
     path = folder / TOKENIZER
     if not path.exists():
         return None, config
     library = import_extra("tokenizers", "models")
-    tokenizer = files.parse_tokenizer(path, path.read_bytes(), "models")
+    tokenizer = _disk.parse_tokenizer(path, path.read_bytes(), "models")
     side = config.get("truncation_side") or (tokenizer.truncation or {}).get("direction", "right")
     if side not in ("left", "right"):
         raise ValueError(
@@ -140,7 +140,7 @@ def tokenize(
         A text is no Unicode: it has a lone surrogate, half of a pair.
     """
     try:
-        with files.library_errors(f"the tokenizer cannot take sentence {first + places[0]} or one behind it"):
+        with _disk.library_errors(f"the tokenizer cannot take sentence {first + places[0]} or one behind it"):
             found = _encoded(tokenizer, texts)
     except ValueError:
         for n, text in zip(places, texts, strict=True):
@@ -227,7 +227,7 @@ def cut_at(tokenizer: Any, config: Mapping[str, Any], most: int) -> None:
 
 def without_cutting(tokenizer: Any) -> str:
     """Return a tokenizer's file with cutting switched off, as it was read. Others may use the tokenizer meanwhile."""
-    with files.library_errors("the tokenizer cannot be written"):
+    with _disk.library_errors("the tokenizer cannot be written"):
         other = type(tokenizer).from_str(tokenizer.to_str())
     other.no_truncation()
     content: str = other.to_str()

@@ -10,11 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from selfattn._check import Array, as_array
+from selfattn._disk import read_json
 from selfattn._extras import import_extra
-from selfattn.files import read_json
-from selfattn.functional._arguments import as_array
-from selfattn.nn._arrays import Array
-from selfattn.nn._compact import BITS, INT8, SCALE, good_bits, good_scale, groups_of, is_compact, to_float32
+from selfattn.engine.weights import (
+    BITS,
+    INT8,
+    SCALE,
+    good_bits,
+    good_scale,
+    groups_of,
+    is_compact,
+    to_float32,
+)
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I8": np.int8}

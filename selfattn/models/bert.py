@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from selfattn.engine.transformer import Transformer
 from selfattn.models._classifier import Classifier
 from selfattn.models._config import Config
 from selfattn.models._encoder import Parameters, Shapes, linear, norm
 from selfattn.models._post_norm import PostNormEncoder
-from selfattn.nn._transformer import Transformer
 
 
 class BertModel(PostNormEncoder):

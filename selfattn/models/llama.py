@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from selfattn.engine.rope import read_rope
+from selfattn.engine.transformer import Layer, Norm, Transformer
 from selfattn.models._causal import CausalModel
 from selfattn.models._config import MOST_LAYERS, Config
 from selfattn.models._encoder import Parameters, Shapes
-from selfattn.models._rope import read_rope
-from selfattn.nn._transformer import Layer, Norm, Transformer
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

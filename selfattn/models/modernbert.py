@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from selfattn._check import Array
+from selfattn.engine.transformer import Layer, Rotary, Transformer
 from selfattn.models._config import MOST_LAYERS, Config
 from selfattn.models._encoder import Parameters, Shapes, TextEncoder
-from selfattn.nn._arrays import Array
-from selfattn.nn._transformer import Layer, Rotary, Transformer
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

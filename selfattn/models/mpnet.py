@@ -7,11 +7,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from selfattn._check import Array, Gradients
+from selfattn.engine.transformer import Transformer
 from selfattn.models._config import Config
 from selfattn.models._encoder import Parameters, Shapes, linear, norm
 from selfattn.models._post_norm import PostNormEncoder
-from selfattn.nn._arrays import Array, Gradients
-from selfattn.nn._transformer import Transformer
 
 BUCKETS, MOST_DISTANCE = 32, 128
 

@@ -7,14 +7,13 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import as_array
+from selfattn._check import Array, Gradients, as_array, checked_pullback
+from selfattn.engine import transformer
+from selfattn.engine.transformer import Layer, Transformer
 from selfattn.functional._products import linear as multiply
 from selfattn.functional._products import linear_backward
 from selfattn.models._config import Config
 from selfattn.models._encoder import Encoder, Parameters, Pulled, Shapes, linear, norm, run, states
-from selfattn.nn import _transformer
-from selfattn.nn._arrays import Array, Gradients, checked_pullback
-from selfattn.nn._transformer import Layer, Transformer
 
 Grid: TypeAlias = tuple[int, int]
 
@@ -232,11 +231,11 @@ class ViTModel(Encoder):
         """
         rows, ends, patches, grid = self._rows(pixels)
         settings, parameters = self._built(int(ends[1]) if len(ends) > 1 else 1)
-        y, core_pullback = _transformer.vjp(settings, rows, ends)
+        y, core_pullback = transformer.vjp(settings, rows, ends)
 
         def backward(dy: Array) -> Gradients:
             dx, grads, _ = core_pullback(dy.reshape(rows.shape))
-            found = parameters.gradients(_transformer.arrays(settings), grads)
+            found = parameters.gradients(transformer.arrays(settings), grads)
             d_rows = dx.reshape(len(patches), patches.shape[1] + 1, self.hidden_size)
             found[PLACES] = self._positions_gradient(d_rows.sum(axis=0, keepdims=True), grid)
             found[CLASS] = d_rows[:, :1].sum(axis=0, keepdims=True)

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import as_array, is_float
+from selfattn._check import Array, as_array, is_float
+from selfattn.engine.weights import Weight, multiply
 from selfattn.functional._products import linear_backward
-from selfattn.nn._arrays import Array
-from selfattn.nn._compact import Weight, multiply
 
 PROJECTIONS = ("query", "key", "value")
 # What a call may set.
@@ -185,3 +184,27 @@ def with_key_bias(mask: Array, key_bias: Array) -> Array:
     else:
         both = np.where(mask, bias, -np.inf)
     return both
+
+
+def split_heads(x: Array, num_heads: int) -> Array:
+    """See (..., L, h·d) as (..., h, L, d)."""
+    return x.reshape(*x.shape[:-1], num_heads, x.shape[-1] // num_heads).swapaxes(-2, -3)
+
+
+def merge_heads(x: Array) -> Array:
+    """Turn (..., h, L, d) into (..., L, h·d)."""
+    x = x.swapaxes(-2, -3)
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+
+
+def mask_for_heads(mask: npt.ArrayLike | None) -> Array | None:
+    """Give a mask (..., L, S) that heads share the axis of the heads."""
+    if mask is None:
+        return None
+    array = as_array("attn_mask", mask)
+    return array[..., None, :, :] if array.ndim > 2 else array
+
+
+def lengths_for_heads(key_lengths: npt.ArrayLike | None) -> Array | None:
+    """Give key lengths, one per sequence, the axis of the heads."""
+    return None if key_lengths is None else as_array("key_lengths", key_lengths)[..., None]

@@ -8,16 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import check_size
-from selfattn.nn._arrays import (
-    Array,
-    Gradients,
-    Pullback,
-    as_input,
-    checked_pullback,
-    float_dtype,
-)
-from selfattn.nn._docs import documented_vjp
+from selfattn._check import Array, Gradients, Pullback, as_input, check_size, checked_pullback, layer_dtype
+from selfattn._docs import documented_vjp
 from selfattn.nn.module import Module
 
 
@@ -42,7 +34,7 @@ class Norm(Module):
         sizes = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
         self.normalized_shape = tuple(check_size("normalized_shape", size) for size in sizes)
         self.eps = eps
-        self.dtype = float_dtype(dtype)
+        self.dtype = layer_dtype(dtype)
         for name, number in zip(self._names, at_birth, strict=True):
             filled = None if number is None else np.full(self.normalized_shape, number, self.dtype)
             self.register_parameter(name, filled)

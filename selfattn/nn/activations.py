@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 import selfattn as sa
 from selfattn import _core
-from selfattn.nn._arrays import Array, Gradients, Pullback, as_gradient, as_input, float_dtype, widened
-from selfattn.nn._docs import documented_vjp
+from selfattn._check import Array, Gradients, Pullback, as_gradient, as_input, layer_dtype
+from selfattn._docs import documented_vjp
+from selfattn.functional._products import widened
 from selfattn.nn.module import Module
 
 
@@ -18,7 +19,7 @@ class Activation(Module):
     """What the activations share. A subclass defines the function and its gradient, of float32 or float64."""
 
     def __init__(self, *, dtype: npt.DTypeLike = np.float32) -> None:
-        self.dtype = float_dtype(dtype)
+        self.dtype = layer_dtype(dtype)
 
     def _apply(self, x: Array) -> Array:
         raise NotImplementedError

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, Self, SupportsIndex
 
-from selfattn.nn._arrays import Pullback
+from selfattn._check import Pullback
 from selfattn.nn.module import Module
 
 

@@ -5,17 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from selfattn._check import Array, Gradients, Pullback, as_gradient, as_input, check_probability, layer_dtype
+from selfattn._docs import documented_vjp
 from selfattn.nn import init
-from selfattn.nn._arrays import (
-    Array,
-    Gradients,
-    Pullback,
-    as_gradient,
-    as_input,
-    check_probability,
-    float_dtype,
-)
-from selfattn.nn._docs import documented_vjp
 from selfattn.nn.module import Module
 
 
@@ -47,7 +39,7 @@ class Dropout(Module):
 
     def __init__(self, p: float = 0.5, *, dtype: npt.DTypeLike = np.float32, rng: init.Rng = None) -> None:
         self.p = check_probability("p", p)
-        self.dtype = float_dtype(dtype)
+        self.dtype = layer_dtype(dtype)
         self.rng = init.as_generator(rng)
 
     def extra_repr(self) -> str:

@@ -7,18 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import check_size
+from selfattn._check import Array, Gradients, Pullback, check_size, checked_pullback, layer_dtype
+from selfattn._docs import documented_vjp
+from selfattn.functional._products import as_rows, widened
 from selfattn.nn import init
-from selfattn.nn._arrays import (
-    Array,
-    Gradients,
-    Pullback,
-    checked_pullback,
-    float_dtype,
-    rows,
-    widened,
-)
-from selfattn.nn._docs import documented_vjp
 from selfattn.nn.module import Module
 
 
@@ -76,7 +68,7 @@ class Embedding(Module):
                 raise ValueError(f"padding_idx must be below {num_embeddings}, not {padding_idx}")
             padding_idx %= num_embeddings
         self.padding_idx = padding_idx
-        weight = np.empty((num_embeddings, embedding_dim), float_dtype(dtype))
+        weight = np.empty((num_embeddings, embedding_dim), layer_dtype(dtype))
         self.register_parameter("weight", init.normal_(weight, rng=rng))
         if padding_idx is not None:
             self.weight[padding_idx] = 0
@@ -128,7 +120,7 @@ class Embedding(Module):
         Returns
         -------
         ndarray, shape (*ids.shape, embedding_dim)
-            Copies of the rows, in the dtype of ``weight``.
+            Copies of the as_rows, in the dtype of ``weight``.
 
         Raises
         ------
@@ -156,7 +148,7 @@ class Embedding(Module):
                 order = np.argsort(ids, axis=None, kind="stable")
                 in_order = ids.reshape(-1)[order]
                 starts = np.flatnonzero(np.concatenate([[True], in_order[1:] != in_order[:-1]]))
-                d_weight[in_order[starts]] = np.add.reduceat(rows(widened(dy))[order], starts, axis=0)
+                d_weight[in_order[starts]] = np.add.reduceat(as_rows(widened(dy))[order], starts, axis=0)
             if self.padding_idx is not None:
                 d_weight[self.padding_idx] = 0
             return {"weight": d_weight.astype(self.weight.dtype, copy=False)}

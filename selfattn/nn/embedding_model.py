@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
+from selfattn._check import Array, Gradients, Pullback, check_size, checked_pullback
+from selfattn._docs import documented_vjp
 from selfattn._extras import progress_bar
-from selfattn.functional._arguments import check_size
+from selfattn.engine.transformer import POOLINGS, attention_layer
+from selfattn.functional._products import widened
 from selfattn.nn import init
-from selfattn.nn._arrays import Array, Gradients, Pullback, checked_pullback, widened
-from selfattn.nn._docs import documented_vjp
-from selfattn.nn._transformer import POOLINGS, block
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.embedding import Embedding
 from selfattn.nn.module import Module
@@ -353,7 +353,7 @@ class EmbeddingModel(Module):
         """Return what the core computes with: 16-bit parameters as float32."""
         table, positions = self.embedding_layer.weight, self.positions.table
         layers: Any = self.attention_layers
-        blocks = tuple([block(b.query, b.key, b.value, b.ln, b.num_heads) for b in layers])
+        blocks = tuple([attention_layer(b.query, b.key, b.value, b.ln, b.num_heads) for b in layers])
         if table.dtype.itemsize == 2:
             table, positions = widened(table), widened(positions)
             blocks = tuple([(tuple([x if x is None else widened(x) for x in own]), n) for own, n in blocks])

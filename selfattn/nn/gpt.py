@@ -10,13 +10,23 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import as_integers, check_number, check_size
+from selfattn._check import (
+    Array,
+    Gradients,
+    Pullback,
+    as_gradient,
+    as_integers,
+    check_number,
+    check_size,
+    checked_pullback,
+)
+from selfattn._docs import documented_vjp
+from selfattn.engine import transformer
+from selfattn.engine.decoder import Decoder
+from selfattn.engine.sampling import generate
+from selfattn.engine.weights import multiply, refuse_gradients
 from selfattn.functional._products import linear, linear_backward, plain, widest
-from selfattn.nn import _generation, _transformer, init
-from selfattn.nn._arrays import Array, Gradients, Pullback, as_gradient, checked_pullback
-from selfattn.nn._compact import multiply, refuse_gradients
-from selfattn.nn._decoder import Decoder
-from selfattn.nn._docs import documented_vjp
+from selfattn.nn import init
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.embedding import Embedding
 from selfattn.nn.layer_norm import LayerNorm
@@ -204,7 +214,7 @@ class GPT(Module):
             A sequence is empty or longer than ``max_seq_len``, or an id is not in 0 … vocab_size − 1.
         """
         call = _Call(self, ids)
-        rows = _transformer.forward(call.model, call.ids, call.starts)
+        rows = transformer.forward(call.model, call.ids, call.starts)
         return call.unpacked(multiply(rows, self.head._operand("weight"), None))
 
     @documented_vjp(
@@ -257,7 +267,7 @@ class GPT(Module):
             As for :meth:`forward`; or ``targets`` do not fit ``ids``.
         """
         call, wanted = self._loss_call(ids, targets)
-        rows = _transformer.forward(call.model, call.ids, call.starts)
+        rows = transformer.forward(call.model, call.ids, call.starts)
         logits = multiply(rows, self.head._operand("weight"), None)
         return float(CrossEntropyLoss(ignore_index=IGNORED)(logits, wanted))
 
@@ -369,7 +379,7 @@ class GPT(Module):
             wrong = own[(own < 0) | (own >= self.vocab_size)]
             if wrong.size:
                 raise ValueError(f"ids must be in 0...{self.vocab_size - 1}, prompt {n} has {wrong[0]}")
-        steps = _generation.generate(
+        steps = generate(
             self._decoder(), prompts, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
             stop_ids=_stop_ids(stop), rng=rng, context=self.max_seq_len,
         )  # fmt: skip
@@ -390,7 +400,7 @@ class GPT(Module):
             head = plain(head, widest(head))
         return Decoder(model._replace(layers=layers), head, max_seq_len=self.max_seq_len)
 
-    def _settings(self) -> _transformer.Transformer:
+    def _settings(self) -> transformer.Transformer:
         """Describe the model to the core: 16-bit parameters as float32."""
         table = self.token_embedding.weight
         kind = widest(table)
@@ -400,7 +410,7 @@ class GPT(Module):
         positions = None if self.position_embedding is None else plain(self.position_embedding.weight, kind)
         every: Any = self.layers
         layers = (core_settings(parts_of_layer(layer), layer, True, kind) for layer in every)
-        return _transformer.Transformer(
+        return transformer.Transformer(
             tuple(layer if rotary is None else layer._replace(rotary=rotary) for layer in layers),
             table=plain(table, kind),
             positions=positions,
@@ -444,7 +454,7 @@ class _Call:
         owner = self.owner
         for parameter in self.parameters:
             refuse_gradients(parameter)
-        rows, core_back = _transformer.vjp(self.model, self.ids, self.starts)
+        rows, core_back = transformer.vjp(self.model, self.ids, self.starts)
         self.head = plain(owner.head.weight, widest(owner.head.weight))
 
         def back(d_logits: Array) -> Gradients:
@@ -491,9 +501,9 @@ class _Call:
 
 
 @functools.lru_cache(8)
-def _rotary(longest: int, width: int, theta: float, dtype: np.dtype[Any]) -> _transformer.Rotary:
+def _rotary(longest: int, width: int, theta: float, dtype: np.dtype[Any]) -> transformer.Rotary:
     angles = np.outer(np.arange(longest), theta ** (-2 * np.arange(width // 2) / width))
-    return _transformer.Rotary(np.cos(angles).astype(dtype), np.sin(angles).astype(dtype))
+    return transformer.Rotary(np.cos(angles).astype(dtype), np.sin(angles).astype(dtype))
 
 
 def _stop_ids(stop: Any) -> frozenset[int]:

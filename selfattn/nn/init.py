@@ -13,8 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from selfattn.functional._arguments import check_number
-from selfattn.nn._arrays import FLOATS, Array
+from selfattn._check import FLOATS, Array, check_number
 from selfattn.random import TorchGenerator
 
 __all__ = [

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.functional._arguments import check_number
-from selfattn.nn._arrays import Array
+from selfattn._check import Array, check_number
 from selfattn.nn._norm import Norm
 
 

@@ -7,19 +7,11 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import check_size
+from selfattn._check import Array, Gradients, Pullback, as_features, check_size, checked_pullback, layer_dtype
+from selfattn._docs import documented_vjp
+from selfattn.engine.weights import multiply, refuse_gradients
 from selfattn.functional._products import linear, linear_backward
 from selfattn.nn import init
-from selfattn.nn._arrays import (
-    Array,
-    Gradients,
-    Pullback,
-    as_features,
-    checked_pullback,
-    float_dtype,
-)
-from selfattn.nn._compact import multiply, refuse_gradients
-from selfattn.nn._docs import documented_vjp
 from selfattn.nn.module import Module
 
 
@@ -75,7 +67,7 @@ class Linear(Module):
     ) -> None:
         self.in_features = check_size("in_features", in_features)
         self.out_features = check_size("out_features", out_features)
-        kind, generator = float_dtype(dtype), init.as_generator(rng)
+        kind, generator = layer_dtype(dtype), init.as_generator(rng)
         weight = np.empty((out_features, in_features), kind)
         self.register_parameter("weight", init.kaiming_uniform_(weight, a=math.sqrt(5), rng=generator))
         bound = 1 / math.sqrt(in_features)

@@ -10,9 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.functional._arguments import as_array, is_float, promoted
-from selfattn.functional._products import widest
-from selfattn.nn._arrays import Array, Pullback, as_input, check_probability, float_dtype, widened
+from selfattn._check import (
+    Array,
+    Pullback,
+    as_array,
+    as_input,
+    check_probability,
+    is_float,
+    layer_dtype,
+    promoted,
+)
+from selfattn.functional._products import widened, widest
 from selfattn.nn.module import Module
 
 WIDE = np.dtype(np.float64)
@@ -36,7 +44,7 @@ class Loss(Module):
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", not {reduction!r}')
         self.reduction = reduction
-        self.dtype = float_dtype(dtype)
+        self.dtype = layer_dtype(dtype)
 
     def extra_repr(self) -> str:
         """Return the reduction."""

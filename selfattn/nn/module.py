@@ -8,9 +8,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import as_array
-from selfattn.nn._arrays import Array, Gradients, Pullback
-from selfattn.nn._compact import (
+from selfattn._check import Array, Gradients, Pullback, as_array
+from selfattn.engine.weights import (
     BITS,
     SCALE,
     Compact,

@@ -8,31 +8,31 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn.functional._arguments import check_size, seed_from_rng
-from selfattn.functional._gradients import WRT, take_gradients
-from selfattn.functional._products import widest
-from selfattn.nn import init
-from selfattn.nn._arrays import (
+from selfattn._check import (
     Array,
     Gradients,
     Pullback,
     as_features,
     check_probability,
+    check_size,
     checked_pullback,
-    float_dtype,
-    lengths_for_heads,
-    split_heads,
-    widened,
+    layer_dtype,
+    seed_from_rng,
 )
+from selfattn._docs import documented_vjp
+from selfattn.engine.weights import float_type, refuse_gradients
+from selfattn.functional._gradients import WRT, take_gradients
+from selfattn.functional._products import widened, widest
+from selfattn.nn import init
 from selfattn.nn._attention import (
     PROJECTIONS,
+    lengths_for_heads,
     mask_from_ignored,
     project,
     project_backward,
+    split_heads,
     with_key_bias,
 )
-from selfattn.nn._compact import float_type, refuse_gradients
-from selfattn.nn._docs import documented_vjp
 from selfattn.nn.linear import Linear
 from selfattn.nn.module import Module
 
@@ -146,7 +146,7 @@ class MultiheadAttention(Module):
         self.batch_first = batch_first
         self.rng = init.as_generator(rng)
         self.out_proj = Linear(embed_dim, embed_dim, bias=bias, dtype=dtype, rng=self.rng)
-        self._draw(bias, float_dtype(dtype))
+        self._draw(bias, layer_dtype(dtype))
 
     def _draw(self, bias: bool, dtype: np.dtype[Any]) -> None:
         """Make the parameters before attention; ``out_proj`` has been drawn first, as PyTorch does."""

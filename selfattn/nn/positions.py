@@ -10,19 +10,23 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.functional._arguments import as_integers, check_number, check_size
-from selfattn.nn import init
-from selfattn.nn._arrays import (
+from selfattn._check import (
     Array,
+    Entries,
     Gradients,
     Pullback,
     as_gradient,
+    as_integers,
     as_sequence,
+    check_number,
+    check_size,
     checked_pullback,
-    float_dtype,
-    widened,
+    layer_dtype,
 )
-from selfattn.nn._docs import documented_vjp
+from selfattn._docs import documented_vjp
+from selfattn.engine.rope import read_rope
+from selfattn.functional._products import widened
+from selfattn.nn import init
 from selfattn.nn.module import Module
 
 
@@ -59,7 +63,7 @@ class SinusoidalPositions(Module):
         self.max_len = max_len = check_size("max_len", max_len)
         if d_model % 2:
             raise ValueError(f"d_model must be even, as sines and cosines come in pairs, not {d_model}")
-        kind = float_dtype(dtype)
+        kind = layer_dtype(dtype)
         angles = np.arange(max_len)[:, None] * np.exp(
             np.arange(0, d_model, 2) * (-math.log(10000.0) / d_model)
         )
@@ -147,7 +151,7 @@ class LearnedPositions(Module):
     ) -> None:
         self.d_model = check_size("d_model", d_model)
         self.max_len = check_size("max_len", max_len)
-        weight = np.empty((self.max_len, self.d_model), float_dtype(dtype))
+        weight = np.empty((self.max_len, self.d_model), layer_dtype(dtype))
         self.register_parameter("weight", init.normal_(weight, rng=rng))
 
     def extra_repr(self) -> str:
@@ -259,15 +263,11 @@ class RotaryEmbedding(Module):
         if not 1 < self.theta < math.inf:
             raise ValueError(f"theta must be above 1 and finite, not {theta}")
         self.scaling = None if scaling is None else dict(scaling)
-        # Imported when needed: models are made of these layers.
-        from selfattn.models._config import Config
-        from selfattn.models._rope import read_rope
-
         given = {} if self.scaling is None else self.scaling
         if "rope_theta" in given:
             raise ValueError("rope_theta in scaling is the argument theta")
-        config = Config({"rope_parameters": {**given, "rope_theta": self.theta}}, "nn.RotaryEmbedding")
-        rotary = read_rope(config, self.dim, self.max_len).rotary(self.max_len, float_dtype(dtype))
+        config = Entries({"rope_parameters": {**given, "rope_theta": self.theta}}, "nn.RotaryEmbedding")
+        rotary = read_rope(config, self.dim, self.max_len).rotary(self.max_len, layer_dtype(dtype))
         self.cos, self.sin = rotary.cos.copy(), rotary.sin.copy()  # the others are kept for the next module
 
     def extra_repr(self) -> str:

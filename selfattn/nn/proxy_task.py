@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn.nn._arrays import Array, Gradients, Pullback, as_input, widened
+from selfattn._check import Array, Gradients, Pullback, as_input
+from selfattn.functional._products import widened
 from selfattn.nn.embedding_model import EmbeddingModel, Sentence, as_batch
 from selfattn.nn.module import Module
 

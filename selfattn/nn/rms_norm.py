@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.functional._arguments import check_number
+from selfattn._check import check_number
 from selfattn.nn._norm import Norm
 
 

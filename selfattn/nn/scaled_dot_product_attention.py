@@ -10,18 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.functional._arguments import as_array
+from selfattn._check import FLOATS, Array, Gradients, Pullback, as_array, as_gradient, as_input, layer_dtype
 from selfattn.functional._gradients import sum_to_shape
-from selfattn.nn._arrays import (
-    FLOATS,
-    Array,
-    Gradients,
-    Pullback,
-    as_gradient,
-    as_input,
-    float_dtype,
-    widened,
-)
+from selfattn.functional._products import widened
 from selfattn.nn._attention import weighted_sum
 from selfattn.nn.module import Module
 
@@ -69,7 +60,7 @@ class ScaledDotProductAttention(Module):
     """
 
     def __init__(self, *, dtype: npt.DTypeLike = np.float32) -> None:
-        self.dtype = float_dtype(dtype)
+        self.dtype = layer_dtype(dtype)
 
     def forward(
         self,

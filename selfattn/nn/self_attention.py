@@ -9,29 +9,21 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn.functional._arguments import check_size
+from selfattn._check import Array, Gradients, Pullback, as_sequence, check_size, checked_pullback, layer_dtype
+from selfattn._docs import documented_vjp
 from selfattn.nn import init
-from selfattn.nn._arrays import (
-    Array,
-    Gradients,
-    Pullback,
-    as_sequence,
-    checked_pullback,
-    float_dtype,
-    lengths_for_heads,
-    mask_for_heads,
-    merge_heads,
-    split_heads,
-)
 from selfattn.nn._attention import (
     ADDITIVE_OPTIONS,
     OPTIONS,
     PROJECTIONS,
     check_options,
+    lengths_for_heads,
+    mask_for_heads,
+    merge_heads,
     project,
     project_backward,
+    split_heads,
 )
-from selfattn.nn._docs import documented_vjp
 from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
 from selfattn.nn.module import Module
@@ -123,7 +115,7 @@ class SelfAttention(Module):
         if score == "additive" and not scale:
             raise ValueError('scale=False means score="dot", but score="additive" was given')
         self.score = score if scale else "dot"
-        kind, generator = float_dtype(dtype), init.as_generator(rng)
+        kind, generator = layer_dtype(dtype), init.as_generator(rng)
         widths = dict(zip(PROJECTIONS, (d_out, d_out, self.d_v), strict=True))
         for name, width in widths.items():
             weight = init.uniform_(np.empty((d_in, width), kind), rng=generator)

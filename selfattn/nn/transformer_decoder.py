@@ -8,11 +8,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import check_size
+from selfattn._check import Array, Gradients, Pullback, as_features, as_gradient, check_size
+from selfattn._docs import documented_vjp
+from selfattn.engine.weights import float_type
 from selfattn.nn import init
-from selfattn.nn._arrays import Array, Gradients, Pullback, as_features, as_gradient
-from selfattn.nn._compact import float_type
-from selfattn.nn._docs import documented_vjp
 from selfattn.nn.activations import GELU, Activation, ReLU
 from selfattn.nn.containers import ModuleList, Sequential
 from selfattn.nn.dropout import Dropout

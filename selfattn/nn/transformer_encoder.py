@@ -9,19 +9,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import as_integers, check_size, seed_from_rng
-from selfattn.functional._products import plain, widest
-from selfattn.nn import _transformer, init
-from selfattn.nn._arrays import (
+from selfattn._check import (
     Array,
     Gradients,
     Pullback,
     as_features,
+    as_integers,
+    check_size,
     checked_pullback,
+    seed_from_rng,
 )
+from selfattn._docs import documented_vjp
+from selfattn.engine import transformer
+from selfattn.engine.weights import Compact, check_input, float_type, is_compact, kind_of
+from selfattn.functional._products import plain, widest
+from selfattn.nn import init
 from selfattn.nn._attention import mask_from_ignored
-from selfattn.nn._compact import Compact, check_input, float_type, is_compact, kind_of
-from selfattn.nn._docs import documented_vjp
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.dropout import Dropout
 from selfattn.nn.layer_norm import LayerNorm
@@ -161,7 +164,7 @@ class TransformerEncoderLayer(Module):
             What stands in the places of ignored tokens has no meaning.
         """
         call = _Call(self, [self], None, src, src_mask, src_key_padding_mask, is_causal, key_lengths)
-        return call.unpacked(_transformer.forward(call.model, call.rows, call.cu_seqlens))
+        return call.unpacked(transformer.forward(call.model, call.rows, call.cu_seqlens))
 
     @documented_vjp(result="y : ndarray, in the shape of ``src``")
     def vjp(
@@ -274,7 +277,7 @@ class TransformerEncoder(Module):
         ndarray, in the shape of ``src``
         """
         if (call := self._call(src, mask, src_key_padding_mask, is_causal, key_lengths)) is not None:
-            return call.unpacked(_transformer.forward(call.model, call.rows, call.cu_seqlens))
+            return call.unpacked(transformer.forward(call.model, call.rows, call.cu_seqlens))
         x: Any = src
         for layer in self.layers:
             x = layer(x, mask, src_key_padding_mask, bool(is_causal), key_lengths=key_lengths)
@@ -367,7 +370,7 @@ class _Call:
             core_settings(own, layer, bool(is_causal), self.compute)
             for own, layer in zip(self.parts, layers, strict=False)
         )
-        self.model = _transformer.Transformer(
+        self.model = transformer.Transformer(
             settings,
             final_norm=None if norm is None else core_norm(norm, self.compute),
             mask=self._mask(allowed, present),
@@ -399,7 +402,7 @@ class _Call:
 
     def vjp(self) -> tuple[Array, Pullback]:
         """Compute the output and its pullback."""
-        rows, core_pullback = _transformer.vjp(self.model, self.rows, self.cu_seqlens)
+        rows, core_pullback = transformer.vjp(self.model, self.rows, self.cu_seqlens)
         y = self.unpacked(rows)
 
         def backward(dy: Array) -> tuple[Array, Gradients]:
@@ -456,7 +459,7 @@ def parts_of_layer(layer: TransformerEncoderLayer) -> dict[str, Module]:
 
 def core_settings(
     parts: dict[str, Module], layer: TransformerEncoderLayer, is_causal: bool, dtype: np.dtype[Any]
-) -> _transformer.Layer:
+) -> transformer.Layer:
     """Describe a layer of these parts to the core, in its mode: what it drops has a new seed."""
     attention, linear1, linear2 = layer.self_attn, layer.linear1, layer.linear2
     first, wide, last = (
@@ -469,7 +472,7 @@ def core_settings(
         inputs = attention._projections()
     query, *others = [_projection(weight, bias, dtype) for weight, bias in inputs]
     key, value = others or (None, None)
-    return _transformer.Layer(
+    return transformer.Layer(
         attention.num_heads,
         query,
         key,
@@ -487,19 +490,19 @@ def core_settings(
     )
 
 
-def _projection(weight: Any, bias: Array | None, dtype: np.dtype[Any]) -> _transformer.Projection:
+def _projection(weight: Any, bias: Array | None, dtype: np.dtype[Any]) -> transformer.Projection:
     own = weight if isinstance(weight, Compact) else plain(weight, dtype)
-    return _transformer.Projection(own, None if bias is None else plain(bias, dtype))
+    return transformer.Projection(own, None if bias is None else plain(bias, dtype))
 
 
-def core_norm(norm: Any, dtype: np.dtype[Any]) -> _transformer.Norm:
+def core_norm(norm: Any, dtype: np.dtype[Any]) -> transformer.Norm:
     """Describe a LayerNorm or RMSNorm with a weight to the core."""
     bias = getattr(norm, "bias", None)
     weight = plain(norm.weight, dtype)
     if isinstance(norm, RMSNorm):
         eps = np.finfo(dtype).eps if norm.eps is None else norm.eps
-        return _transformer.Norm(weight, None, float(eps), "rms")
-    return _transformer.Norm(weight, None if bias is None else plain(bias, dtype), norm.eps)
+        return transformer.Norm(weight, None, float(eps), "rms")
+    return transformer.Norm(weight, None if bias is None else plain(bias, dtype), norm.eps)
 
 
 def _existing(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], length: int) -> Array | None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn.functional._arguments import check_number
+from selfattn._check import check_number
 from selfattn.optim.optimizers import COMPUTED_IN
 
 Array: TypeAlias = npt.NDArray[Any]

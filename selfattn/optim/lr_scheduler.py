@@ -29,7 +29,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from selfattn.functional._arguments import check_number, check_size
+from selfattn._check import check_number, check_size
 from selfattn.optim.optimizers import Optimizer
 
 __all__ = ["CosineAnnealingLR", "LRScheduler", "LambdaLR", "LinearLR", "OneCycleLR", "SequentialLR"]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn.functional._arguments import as_array, check_number
+from selfattn._check import as_array, check_number
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
 

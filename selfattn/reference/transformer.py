@@ -1,6 +1,6 @@
 """A stack of transformer layers over packed sequences in plain NumPy: what the C core computes, and its gradients.
 
-A model is described by an object with the fields of ``selfattn.nn._transformer.Transformer``; what the fields mean stands
+A model is described by an object with the fields of ``selfattn.engine.transformer.Transformer``; what the fields mean stands
 there. Every step is a pair: its result, and a function that takes the gradient of that result back.
 """
 

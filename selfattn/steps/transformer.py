@@ -1,6 +1,6 @@
 """Transformers step by step: what enters them, and every intermediate of every layer and head, named.
 
-The settings are those of the core, :class:`selfattn.nn._transformer.Transformer`; the steps are computed in NumPy, attention
+The settings are those of the core, :class:`selfattn.engine.transformer.Transformer`; the steps are computed in NumPy, attention
 by :func:`selfattn.attention_steps`.
 """
 
@@ -17,7 +17,7 @@ from selfattn import reference
 from selfattn.steps.attention import AttentionSteps, attention_steps
 
 if TYPE_CHECKING:
-    from selfattn.nn._transformer import Layer, Norm, Projection, Rotary, Transformer
+    from selfattn.engine.transformer import Layer, Norm, Projection, Rotary, Transformer
 
 __all__ = ["TransformerLayerSteps", "TransformerSteps", "transformer_steps"]
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.functional._arguments import as_array
+from selfattn._check import as_array
 from selfattn.nn.init import Generator
 
 

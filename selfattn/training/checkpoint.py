@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from selfattn import files
+from selfattn import _disk
 from selfattn.nn.init import Generator
 from selfattn.random import TorchGenerator
 
@@ -24,8 +24,8 @@ FORMAT = "selfattn.training checkpoint 1"
 def save(path: Path, state: Mapping[str, Any]) -> None:
     """Write a tree of dicts and lists whose leaves are arrays, numbers, texts and None."""
     tree, arrays = _parts(state)
-    content = files.to_safetensors(arrays, {"format": FORMAT, "tree": tree})
-    files.write_file(path, content)
+    content = _disk.to_safetensors(arrays, {"format": FORMAT, "tree": tree})
+    _disk.write_file(path, content)
 
 
 def check(state: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ def load(path: Path) -> dict[str, Any]:
     ValueError
         The file is damaged, or no checkpoint.
     """
-    arrays, metadata = files.read_safetensors(path)
+    arrays, metadata = _disk.read_safetensors(path)
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of selfattn's")
     try:
@@ -68,7 +68,7 @@ def load(path: Path) -> dict[str, Any]:
 def is_checkpoint(path: Path) -> bool:
     """Tell what :func:`save` wrote from files of others."""
     try:
-        return files.read_safetensors(path)[1].get("format") == FORMAT
+        return _disk.read_safetensors(path)[1].get("format") == FORMAT
     except (OSError, ValueError):
         return False
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from selfattn._check import check_number, check_size
 from selfattn._extras import import_extra
-from selfattn.functional._arguments import check_number, check_size
 from selfattn.nn import init
 from selfattn.nn.proxy_task import ProxyTask
 from selfattn.optim import Adam, AdamW, Optimizer

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from selfattn._check import Array, Gradients
 from selfattn._interrupt import DelayedInterrupt
+from selfattn.functional._products import widened
 from selfattn.nn import init
-from selfattn.nn._arrays import Array, Gradients, widened
 from selfattn.nn.module import add_gradients
 from selfattn.optim import Optimizer, clip_grad_norm_
 from selfattn.optim.lr_scheduler import LRScheduler

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from selfattn.functional._arguments import as_array
-from selfattn.nn._arrays import Array, Gradients
+from selfattn._check import Array, Gradients, as_array
 from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.nn.module import Module
 

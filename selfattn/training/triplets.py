@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from selfattn.functional._arguments import check_size
+from selfattn._check import check_size
 from selfattn.nn import init
 
 Triplet: TypeAlias = tuple[str, str, str]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from selfattn import files
+from selfattn import _disk
 from selfattn._extras import import_extra
 from selfattn.views.assets import code, script, style
 from selfattn.views.writing import text
@@ -141,7 +141,7 @@ class Document:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the document to a file, in UTF-8, and return its path; what was there stays until the new one is whole."""
         path = Path(path)
-        files.write_file(path, self.html.encode())
+        _disk.write_file(path, self.html.encode())
         return path
 
     def open(self, path: str | os.PathLike[str]) -> Path:

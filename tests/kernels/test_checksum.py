@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from selfattn import _core
-from selfattn.nn._arrays import Unchanged
+from selfattn._check import Unchanged
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64])

@@ -167,8 +167,8 @@ def test_rotary_scaling(tmp_path):
         "rope_theta": 10000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 32,
     }  # fmt: skip
+    from selfattn.engine.rope import read_rope
     from selfattn.models._config import Config
-    from selfattn.models._rope import read_rope
 
     plain, scaled = (
         np.array(read_rope(Config({"rope_parameters": each}), 16, 64).frequencies)

@@ -169,7 +169,7 @@ def test_a_model_that_cannot_be_saved_leaves_no_folder(model, tmp_path, monkeypa
     def full(path, *_):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("selfattn.files._write_to_disk", full)
+    monkeypatch.setattr("selfattn._disk._write_to_disk", full)
     with pytest.raises(OSError, match="No space left"):
         models.save(model, tmp_path / "new" / "model")
     assert list(tmp_path.rglob("model*")) == []

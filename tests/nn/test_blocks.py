@@ -10,16 +10,15 @@ import pytest
 
 import selfattn as sa
 from selfattn import _core
-from selfattn.nn import _transformer as core
-from selfattn.nn._blocks import SHAPES, Blocks
-from selfattn.nn._compact import multiply
-from selfattn.nn._decoder import Decoder
+from selfattn.engine import transformer as core
+from selfattn.engine.decoder import Decoder
+from selfattn.engine.weights import QUANTS, Quants, multiply
 from tests.support.blocks import drawn, expected
 
 pytest.importorskip("gguf")
 
 
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("kind", QUANTS)
 def test_what_blocks_stand_for(kind, isa):
     """Every number, to the bit: products of few bits are exact, and sums are rounded once."""
     blocks = drawn(np.random.default_rng(0), kind, 9, 768)
@@ -33,14 +32,14 @@ def test_what_blocks_stand_for(kind, isa):
         blocks[9]
 
 
-@pytest.mark.parametrize("kind", [kind for kind, (numbers, _) in SHAPES.items() if numbers > 1] + ["F16"])
+@pytest.mark.parametrize("kind", [kind for kind, (numbers, _) in QUANTS.items() if numbers > 1] + ["F16"])
 def test_scales_that_are_no_numbers(kind, isa):
     """Infinities and NaN propagate as in floats."""
     rng = np.random.default_rng(1)
-    raw = rng.integers(0, 256, (40, 2 * SHAPES[kind][1]), np.uint8)  # any bits: one scale in 32 is not finite
-    blocks = Blocks(raw, kind, (40, 2 * SHAPES[kind][0]))
+    raw = rng.integers(0, 256, (40, 2 * QUANTS[kind][1]), np.uint8)  # any bits: one scale in 32 is not finite
+    blocks = Quants(raw, kind, (40, 2 * QUANTS[kind][0]))
     for at in (0, 2, 208):
-        if at + 2 <= SHAPES[kind][1]:
+        if at + 2 <= QUANTS[kind][1]:
             raw[at % 5, at : at + 2] = np.array([np.inf], np.float16).view(np.uint8)
             raw[9 + at % 5, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
     with np.errstate(all="ignore"):
@@ -54,7 +53,7 @@ def test_scales_that_are_no_numbers(kind, isa):
 
 
 # Columns around the vector width and a panel; rows where the kernels for few rows end, and where tasks are cut.
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("kind", QUANTS)
 @pytest.mark.parametrize(
     ("rows", "width", "out"), [(1, 256, 1), (3, 768, 33), (5, 256, 130), (100, 1280, 65), (300, 256, 15)]
 )
@@ -75,7 +74,7 @@ def test_products(kind, rows, width, out, isa, threads_restored):
 
 # ---- rows of decoding ----------------------------------------------------------------------------------------------------
 
-QUANTIZED = {kind: numbers for kind, (numbers, _) in SHAPES.items() if numbers > 1}
+QUANTIZED = {kind: numbers for kind, (numbers, _) in QUANTS.items() if numbers > 1}
 # The largest factors of d, and of m with it, in what a block stands for: 15 + 1, 128, 63 times as many, 127 times 32.
 LARGEST = {"Q4_0": 8, "Q4_1": 16, "Q8_0": 128, "Q4_K": 63 * 16, "Q6_K": 128 * 32}
 
@@ -138,13 +137,13 @@ def test_rows_of_decoding_that_are_no_numbers(kind, isa):
 def test_scales_of_decoding_that_are_no_numbers(kind, isa):
     rng = np.random.default_rng(5)
     blocks = drawn(rng, kind, 40, 512)
-    raw = blocks.raw.reshape(40, -1, SHAPES[kind][1])
+    raw = blocks.raw.reshape(40, -1, QUANTS[kind][1])
     at = 208 if kind == "Q6_K" else 0
     raw[5, 0, at : at + 2] = np.array([np.inf], np.float16).view(np.uint8)
     raw[20, 1, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
     x = rng.standard_normal((3, 512)).astype(np.float32)
     with np.errstate(all="ignore"):
-        finite = np.isfinite(multiply(x, Blocks(raw.reshape(40, -1), kind, (40, 512)), None, steps=True))
+        finite = np.isfinite(multiply(x, Quants(raw.reshape(40, -1), kind, (40, 512)), None, steps=True))
     assert not finite[:, [5, 20]].any()
     assert np.delete(finite, [5, 20], axis=1).all()
 
@@ -170,7 +169,7 @@ def layer_of(rng, kinds, d, heads, hidden, make):
 def test_a_transformer(kinds, isa):
     """Blocks of any kinds beside one another give the bits of float32 weights; so does a table of them."""
     rng = np.random.default_rng(2)
-    made: list[Blocks] = []
+    made: list[Quants] = []
 
     def make(kind, out, width):
         made.append(drawn(rng, kind, out, width, 0.001))
@@ -230,7 +229,7 @@ def test_nothing_is_copied(tmp_path):
     blocks = drawn(np.random.default_rng(3), "Q4_1", 64, 1024)
     (tmp_path / "weights").write_bytes(b"x" * 3 + blocks.raw.tobytes())
     mapped = np.memmap(tmp_path / "weights", np.uint8, "r", 3, blocks.raw.shape)  # of no alignment
-    own = Blocks(mapped, "Q4_1", blocks.shape)
+    own = Quants(mapped, "Q4_1", blocks.shape)
     assert own.raw is mapped
     x = np.ones((2, 1024), np.float32)
     assert np.array_equal(multiply(x, own, None), multiply(x, blocks, None))
@@ -240,10 +239,10 @@ def test_nothing_is_copied(tmp_path):
 
 
 def test_empty():
-    blocks = Blocks(np.zeros((0, 20), np.uint8), "Q4_1", (0, 32))
+    blocks = Quants(np.zeros((0, 20), np.uint8), "Q4_1", (0, 32))
     assert blocks.dequantize().shape == (0, 32)
     assert multiply(np.ones((3, 32), np.float32), blocks, None).shape == (3, 0)
-    narrow = Blocks(np.zeros((4, 0), np.uint8), "Q4_1", (4, 0))
+    narrow = Quants(np.zeros((4, 0), np.uint8), "Q4_1", (4, 0))
     assert np.array_equal(
         multiply(np.ones((3, 0), np.float32), narrow, np.arange(4, dtype=np.float32))[2], [0, 1, 2, 3]
     )
@@ -252,17 +251,17 @@ def test_empty():
 def test_bad_blocks():
     raw = np.zeros((4, 40), np.uint8)
     with pytest.raises(ValueError, match=r"one of F32, .*, not 'Q2_K'"):
-        Blocks(raw, "Q2_K", (4, 64))
+        Quants(raw, "Q2_K", (4, 64))
     with pytest.raises(ValueError, match="multiple of 32 columns, not 65"):
-        Blocks(raw, "Q4_1", (4, 65))
+        Quants(raw, "Q4_1", (4, 65))
     with pytest.raises(
         ValueError, match=r"Q4_1 of shape \(4, 96\) must be bytes of shape \(4, 60\), not \(4, 40\)"
     ):
-        Blocks(raw, "Q4_1", (4, 96))
+        Quants(raw, "Q4_1", (4, 96))
     for wrong in (raw.astype(np.int8), raw[:, ::2], [1], raw.T):
         with pytest.raises(TypeError, match="raw must be a contiguous array of uint8, not"):
-            Blocks(wrong, "Q4_1", (4, 64))
-    blocks = Blocks(raw, "Q4_1", (4, 64))
+            Quants(wrong, "Q4_1", (4, 64))
+    blocks = Quants(raw, "Q4_1", (4, 64))
     with pytest.raises(TypeError, match="64 columns"):
         multiply(np.ones((2, 32), np.float32), blocks, None)
     with pytest.raises(TypeError, match="float64"):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from selfattn import _core
-from selfattn.nn._blocks import Blocks
+from selfattn.engine.weights import Quants
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
-BLOCKS = Blocks(np.zeros((4, 34), np.uint8), "Q8_0", (4, 32)).packed
+BLOCKS = Quants(np.zeros((4, 34), np.uint8), "Q8_0", (4, 32)).packed
 FIXED = X.copy()
 FIXED.flags.writeable = False
 

@@ -5,9 +5,9 @@ import pytest
 from drawn_transformers import drawn
 
 from selfattn import _core, reference
-from selfattn.nn import _transformer
-from selfattn.nn._compact import Compact, rounded
-from selfattn.nn._decoder import Decoder
+from selfattn.engine import transformer
+from selfattn.engine.decoder import Decoder
+from selfattn.engine.weights import Compact, rounded
 
 LONGEST = 90  # beyond a tile of keys, and beyond the cache's first capacity
 
@@ -100,7 +100,7 @@ def compact(model, kind):
             )
             made = zip(np.split(one.query.weight, cuts), biases, strict=True)
             parts |= dict(
-                zip(("query", "key", "value"), (_transformer.Projection(*own) for own in made), strict=True)
+                zip(("query", "key", "value"), (transformer.Projection(*own) for own in made), strict=True)
             )
         return one._replace(
             **{
@@ -234,6 +234,6 @@ def test_the_core_refuses_caches_that_do_not_fit():
         run(keep=True)
     looks_ahead = model.model._replace(layers=(model.model.layers[0]._replace(causal=False),) * 2)
     with pytest.raises(ValueError, match="layers with a cache are causal"):
-        run(core=_transformer.as_core(looks_ahead))
+        run(core=transformer.as_core(looks_ahead))
     with pytest.raises(TypeError, match="a cache must be a tuple"):
         _core._transformer_forward(ids, starts, model._core_model, False, (cache.keys,))

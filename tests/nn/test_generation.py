@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfattn.nn import _generation
-from selfattn.nn._generation import generate, probabilities, sampling
+from selfattn.engine import sampling as engine
+from selfattn.engine.sampling import Sampler, generate, probabilities, sampling
 
 VOCABULARY = 40
 
@@ -92,8 +92,8 @@ def test_what_may_be_drawn_is_what_transformers_leaves(how, seed, ties):
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_generation, "probabilities", spy)
-        drawn = _generation.Sampler(sampling(**how), seen, seed).draw(x)
+        patch.setattr(engine, "probabilities", spy)
+        drawn = Sampler(sampling(**how), seen, seed).draw(x)
     assert found[0][drawn] > 0
     # Of equal logits at the edge of the nucleus, one or another may be left: the sums are what counts. Whether a sum of
     # some terms equals 1 - p is a matter of their rounding, so a token of that size may differ.
@@ -106,7 +106,7 @@ def test_tokens_come_as_often_as_their_probability_says():
     """Of 20,000 draws: within 5 standard deviations of a binomial number."""
     logits = np.array([0.0, 1.0, 2.0, -np.inf, 0.5], np.float32)
     p = np.exp(logits) / np.exp(logits).sum()
-    sampler = _generation.Sampler(sampling(1.0), np.array([0]), 7)
+    sampler = Sampler(sampling(1.0), np.array([0]), 7)
     n = 20_000
     counts = np.bincount([sampler.draw(logits) for _ in range(n)], minlength=5)
     assert counts[3] == 0

@@ -5,8 +5,8 @@ import pytest
 from drawn_transformers import drawn
 
 from selfattn import reference
-from selfattn.nn import _transformer
-from selfattn.nn._transformer import Layer, Norm, Projection, Transformer
+from selfattn.engine import transformer
+from selfattn.engine.transformer import Layer, Norm, Projection, Transformer
 
 # Around the vectors, panels and tiles of the instruction sets; the width is then drawn to be small or given.
 LENGTHS = {"short": ((3, 1, 5), None), "tiles": ((17, 1, 40, 33), 24), "wide": ((130, 2), 130)}
@@ -41,10 +41,10 @@ def test_results_and_gradients(seed, size, dropout, dtype, isa):
         and model.mask.dtype != bool
         and {(1, n) for n in heads} == {model.mask.shape[:2]}
     )
-    y, pullback = _transformer.vjp(model, inputs, ends, wants_mask=shared)
+    y, pullback = transformer.vjp(model, inputs, ends, wants_mask=shared)
     truth, true_pullback = reference.transformer_vjp(model, inputs, ends, np.float64)
     close(y, truth, dtype, "y")
-    np.testing.assert_array_equal(_transformer.forward(model, inputs, ends), y)
+    np.testing.assert_array_equal(transformer.forward(model, inputs, ends), y)
 
     dy = np.random.default_rng(1).standard_normal(y.shape).astype(dtype)
     (dx, grads, d_mask), (true_dx, true_grads, true_mask) = pullback(dy), true_pullback(dy)
@@ -64,7 +64,7 @@ def test_masks_of_any_dtype_and_layout(isa):
     )  # the same numbers in every dtype
     mask[mask == -8] = -np.inf
     mask[..., 0] = 0
-    expected = _transformer.forward(model._replace(mask=mask), inputs, ends)
+    expected = transformer.forward(model._replace(mask=mask), inputs, ends)
     unaligned = np.zeros(mask.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(mask.shape)
     unaligned[...] = mask
     others = [mask.astype(dtype) for dtype in (np.float64, np.float16, ">f4", ">f8")]
@@ -75,19 +75,17 @@ def test_masks_of_any_dtype_and_layout(isa):
         mask[..., ::-1].copy()[..., ::-1],
         *others,
     ):
-        np.testing.assert_array_equal(
-            _transformer.forward(model._replace(mask=other), inputs, ends), expected
-        )
+        np.testing.assert_array_equal(transformer.forward(model._replace(mask=other), inputs, ends), expected)
 
 
 def test_a_window_wider_than_any_sequence_is_none():
     rng = np.random.default_rng(0)
     table, query = rng.standard_normal((5, 4)), rng.standard_normal((12, 4))
-    layer = _transformer.Layer(2, _transformer.Projection(query), output=_transformer.Projection(np.eye(4)))
+    layer = transformer.Layer(2, transformer.Projection(query), output=transformer.Projection(np.eye(4)))
     inputs, ends = np.arange(5), np.array([0, 5])
-    expected = _transformer.forward(_transformer.Transformer((layer,), table), inputs, ends)
-    wide = _transformer.Transformer((layer._replace(window=(2**63 - 2, 2**63 - 2)),), table)
-    np.testing.assert_array_equal(_transformer.forward(wide, inputs, ends), expected)
+    expected = transformer.forward(transformer.Transformer((layer,), table), inputs, ends)
+    wide = transformer.Transformer((layer._replace(window=(2**63 - 2, 2**63 - 2)),), table)
+    np.testing.assert_array_equal(transformer.forward(wide, inputs, ends), expected)
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 7, 48])
@@ -108,7 +106,7 @@ def test_weights_that_do_not_stay_in_a_cache(tokens, isa):
     )  # fmt: skip
     model = Transformer((layer,))
     x = rng.standard_normal((60, d)).astype(np.float32)
-    among_many = _transformer.forward(model, x, np.arange(61))
+    among_many = transformer.forward(model, x, np.arange(61))
     close(among_many, reference.transformer_vjp(model, x, np.arange(61), np.float64)[0], np.float32, "y")
-    alone = _transformer.forward(model, x[:tokens], np.arange(tokens + 1))
+    alone = transformer.forward(model, x[:tokens], np.arange(tokens + 1))
     np.testing.assert_array_equal(alone, among_many[:tokens])

@@ -8,8 +8,8 @@ import pytest
 from pages import Reader
 
 from selfattn import cli, views
+from selfattn.cli import steps
 from selfattn.steps.layers import layer_steps
-from selfattn.views import app
 
 X = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 ATTENTION = {"query": X, "key": X, "value": X}
@@ -76,12 +76,12 @@ def test_every_option_of_a_file_is_passed_on(tmp_path):
         "window": (1, 1), "key_lengths": 3, "alibi_slopes": 0.5, "sinks": 0.25, "enable_gqa": False,
         "dropout_p": 0.5, "rng": 1, "key_tokens": ["x", "y", "z"],
     }  # fmt: skip
-    assert set(options) | {"tokens"} == {*app.OPTIONS, *app.DROPOUT, *app.TOKENS}
+    assert set(options) | {"tokens"} == {*steps.OPTIONS, *steps.DROPOUT, *steps.TOKENS}
     np.savez(tmp_path / "mine.npz", **ATTENTION, **options)
-    arrays = app._read(tmp_path / "mine.npz")
+    arrays = steps._read(tmp_path / "mine.npz")
     given = {name: value for name, value in options.items() if name != "key_tokens"}
-    expected = views.steps_page(app.attention_steps(X, X, X, **given), key_tokens=options["key_tokens"])
-    assert app.page_of_arrays(arrays).html == expected.html
+    expected = views.steps_page(steps.attention_steps(X, X, X, **given), key_tokens=options["key_tokens"])
+    assert steps.page_of_arrays(arrays).html == expected.html
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def test_an_error_without_a_message_has_a_name(
         raise MemoryError
 
     monkeypatch.setattr("selfattn.cli.models._load", fail)
-    monkeypatch.setattr("selfattn.views.app._page", fail)
+    monkeypatch.setattr("selfattn.cli.steps._page", fail)
     monkeypatch.setattr("selfattn.benchmarks.weights._run", fail)
     for command in (["embed", "m", "sea"], ["steps", "1"], ["bench", "weights"]):
         assert cli.main(command) == 1

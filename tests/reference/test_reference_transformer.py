@@ -5,8 +5,8 @@ import pytest
 from drawn_transformers import drawn
 
 from selfattn import reference
-from selfattn.nn import _transformer
-from selfattn.nn._transformer import Layer, Projection, Transformer
+from selfattn.engine import transformer
+from selfattn.engine.transformer import Layer, Projection, Transformer
 
 STEP = 1e-6
 
@@ -34,7 +34,7 @@ def test_gradients_by_finite_differences(seed, dropout):
     def value():
         return float((reference.transformer(model, inputs, ends) * dy).sum())
 
-    arrays = _transformer.arrays(model)
+    arrays = transformer.arrays(model)
     assert [grad.shape for grad in grads] == [array.shape for array in arrays]
     checked = dict(zip(map(str, range(len(arrays))), zip(arrays, grads, strict=True), strict=True))
     if model.table is None:

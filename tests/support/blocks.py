@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from selfattn.nn._blocks import SHAPES, Blocks
+from selfattn.engine.weights import QUANTS, Quants
 
 # Where a block has its float16 numbers.
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,), "F16": (0,)}
 
 
-def drawn(rng: np.random.Generator, kind: str, out: int, width: int, scale: float = 0.01) -> Blocks:
+def drawn(rng: np.random.Generator, kind: str, out: int, width: int, scale: float = 0.01) -> Quants:
     """Draw weights: any bits, and scales up to ``scale`` of either sign."""
-    numbers, size = SHAPES[kind]
+    numbers, size = QUANTS[kind]
     raw = rng.integers(0, 256, (out, width // numbers, size), np.uint8)
     for at in HALVES.get(kind, ()):
         halves = (rng.uniform(-scale, scale, raw.shape[:2])).astype(np.float16)
@@ -22,10 +22,10 @@ def drawn(rng: np.random.Generator, kind: str, out: int, width: int, scale: floa
     if kind in ("BF16", "F32"):
         wide = rng.standard_normal((out, width)).astype(np.float32).view(np.uint32)
         raw = (wide >> 16).astype(np.uint16).view(np.uint8) if kind == "BF16" else wide.view(np.uint8)
-    return Blocks(raw.reshape(out, width // numbers * size), kind, (out, width))
+    return Quants(raw.reshape(out, width // numbers * size), kind, (out, width))
 
 
-def expected(blocks: Blocks) -> np.ndarray[Any, Any]:
+def expected(blocks: Quants) -> np.ndarray[Any, Any]:
     """Return the weights as float32, by the gguf package."""
     import gguf
 

@@ -15,10 +15,9 @@ from drawn_transformers import drawn as drawn_transformer
 
 import selfattn as sa
 from selfattn import _core, models, nn, optim
-from selfattn.nn import _transformer
-from selfattn.nn._blocks import SHAPES
-from selfattn.nn._compact import Compact, multiply, rounded
-from selfattn.nn._decoder import Decoder
+from selfattn.engine import transformer as engine
+from selfattn.engine.decoder import Decoder, DecoderCache
+from selfattn.engine.weights import QUANTS, Compact, multiply, rounded
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 KINDS = ["int8"] + ["bfloat16"] * (_core._compact_products(False) is not None)
@@ -302,13 +301,13 @@ def transformer(seed, dtype, threads=1, dropout=False):
 
     def prepare():
         model, inputs, ends = drawn_transformer(seed, dtype, d=24, lengths=(30, 1, 50), dropout=dropout)
-        parameters = [x for x in _transformer.arrays(model) if x is not None]
+        parameters = [x for x in engine.arrays(model) if x is not None]
 
         def call():
             sa.set_num_threads(threads)
             try:
-                y, pullback = _transformer.vjp(model, inputs, ends)
-                return _transformer.forward(model, inputs, ends), pullback(y)
+                y, pullback = engine.vjp(model, inputs, ends)
+                return engine.forward(model, inputs, ends), pullback(y)
             finally:
                 sa.set_num_threads(1)
 
@@ -403,14 +402,14 @@ def proxy(dtype=np.float32):
 
 
 def compact(weight, kind):
-    return drawn_blocks(RNG, kind, *weight.shape) if kind in SHAPES else Compact(*rounded("w", weight, kind))
+    return drawn_blocks(RNG, kind, *weight.shape) if kind in QUANTS else Compact(*rounded("w", weight, kind))
 
 
 def product(kind, rows_of_x=40, **options):
     def prepare():
         x, bias = normal(rows_of_x, 256), normal(130)
         weight = compact(normal(130, 256), kind)
-        values = weight.raw if kind in SHAPES else weight.values
+        values = weight.raw if kind in QUANTS else weight.values
 
         def call():
             weight.__dict__.pop("packed", None)  # packs again
@@ -431,16 +430,16 @@ def decoding(kind=None):
         d, width, heads = 256, 64, 2
 
         def projection(out, into):
-            return _transformer.Projection(of(normal(out, into) * into**-0.5), normal(out))
+            return engine.Projection(of(normal(out, into) * into**-0.5), normal(out))
 
-        one = _transformer.Layer(
+        one = engine.Layer(
             2 * heads, projection(2 * heads * width, d), projection(heads * width, d), projection(heads * width, d),
-            output=projection(d, 2 * heads * width), attention_norm=_transformer.Norm(normal(d), kind="rms"),
+            output=projection(d, 2 * heads * width), attention_norm=engine.Norm(normal(d), kind="rms"),
             up=projection(256, d), gate=projection(256, d), down=projection(d, 256), num_key_heads=heads,
-            feed_forward_norm=_transformer.Norm(normal(d), normal(d)), norm_first=True, activation="silu", causal=True,
+            feed_forward_norm=engine.Norm(normal(d), normal(d)), norm_first=True, activation="silu", causal=True,
         )  # fmt: skip
         table = of(normal(300, d))
-        model = Decoder(_transformer.Transformer((one, one), table), table, max_seq_len=90)
+        model = Decoder(engine.Transformer((one, one), table), table, max_seq_len=90)
         ids = [RNG.integers(0, 300, n) for n in (62, 1, 20)]
         kept = model.new_cache(3)
         model.next_logits(ids, kept)
@@ -464,7 +463,7 @@ def decoding(kind=None):
 
 def leaving():
     """Sequences leave a cache, and it grows."""
-    kept = nn._decoder.DecoderCache(2, 3, 2, 64, 500, np.dtype(np.float32))
+    kept = DecoderCache(2, 3, 2, 64, 500, np.dtype(np.float32))
     kept.reserve(100)
     kept.lengths = np.array([80, 3, 40])
     kept.keys[...], kept.values[...] = normal(*kept.keys.shape), normal(*kept.keys.shape)
@@ -674,8 +673,8 @@ OPERATIONS = {
     "proxy task": proxy(),
     "proxy task of float16": proxy(np.float16),
     # weights of few bits
-    **{f"product of {kind}": product(kind) for kind in [*KINDS, *SHAPES]},
-    **{f"row of {kind}": product(kind, 1, steps=True) for kind in SHAPES},
+    **{f"product of {kind}": product(kind) for kind in [*KINDS, *QUANTS]},
+    **{f"row of {kind}": product(kind, 1, steps=True) for kind in QUANTS},
     "decoding": decoding(),
     **{f"decoding with {kind}": decoding(kind) for kind in [*KINDS, "Q4_0", "Q4_K", "Q6_K", "F16"]},
     "in place: sequences leave": leaving,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from selfattn.nn._transformer import Layer, Norm, Projection, Rotary, Transformer
+from selfattn.engine.transformer import Layer, Norm, Projection, Rotary, Transformer
 
 
 def drawn(seed, dtype, *, d=None, lengths=(3, 1, 5), dropout=False):

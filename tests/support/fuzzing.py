@@ -45,7 +45,7 @@ from text_folders import (
     write_json,
 )
 
-from selfattn import files, models, nn, training
+from selfattn import _disk, files, models, nn, training
 from selfattn.cli.app import main as command
 from selfattn.text import WhitespaceTokenizer, train_sentencepiece
 
@@ -264,7 +264,7 @@ def read_arrays(folder: Path, content: bytes) -> None:
 def some_arrays() -> list[bytes]:
     kinds = ["float32", "float16", "float64", "bfloat16", "bool", "int8", "uint64"]
     arrays = {kind: np.arange(6).reshape(2, 3).astype(kind) for kind in kinds}
-    return [files.to_safetensors(arrays | {"empty": np.zeros((0, 3)), "one": np.float32(1)}, {"of": "text"})]
+    return [_disk.to_safetensors(arrays | {"empty": np.zeros((0, 3)), "one": np.float32(1)}, {"of": "text"})]
 
 
 def a_training() -> tuple[nn.ProxyTask, list[tuple[str, ...]]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from selfattn import attention_steps, files, nn
+from selfattn import _disk, attention_steps, files, nn
 from selfattn.text import WhitespaceTokenizer, train_sentencepiece
 from selfattn.views import steps_page
 
@@ -395,7 +395,7 @@ def test_a_link_stays_a_link_and_what_it_points_at_is_written(tmp_path):
     for name in ("there", "not yet"):
         files.save_arrays(tmp_path / name, {"a": np.ones(2)})
         assert files.load_arrays(tmp_path / "data" / name)["a"].tolist() == [1, 1]
-        files.write_rows(tmp_path / name, [np.ones((2, 3))], 3, np.float32)
+        _disk.write_rows(tmp_path / name, [np.ones((2, 3))], 3, np.float32)
         assert np.load(tmp_path / "data" / name).shape == (2, 3)
         steps_page(attention_steps(np.eye(2), np.eye(2), np.eye(2))).save(tmp_path / name)
         assert (tmp_path / "data" / name).read_text().startswith("<!DOCTYPE html>")
@@ -413,7 +413,7 @@ def test_what_is_private_stays_private(saved):
     files.save_model(whitespace_model(rng=1), saved)
     assert {stat.S_IMODE(path.stat().st_mode) for path in saved.iterdir()} == {0o600}
     (saved / "rows.npy").touch(0o640)
-    files.write_rows(saved / "rows.npy", [np.ones((2, 3))], 3, np.float32)
+    _disk.write_rows(saved / "rows.npy", [np.ones((2, 3))], 3, np.float32)
     assert stat.S_IMODE((saved / "rows.npy").stat().st_mode) == 0o640
 
 
@@ -427,7 +427,7 @@ def test_a_file_that_may_not_be_written_is_not_replaced(tmp_path, monkeypatch):
     for write in (
         lambda: page.save(tmp_path / "page.html"),
         lambda: files.save_arrays(tmp_path / "arrays", {"a": np.ones(2)}),
-        lambda: files.write_rows(tmp_path / "rows.npy", [np.ones((2, 3))], 3, np.float32),
+        lambda: _disk.write_rows(tmp_path / "rows.npy", [np.ones((2, 3))], 3, np.float32),
     ):
         with pytest.raises(PermissionError, match="may not be written"):
             write()
@@ -447,10 +447,10 @@ def test_a_page_is_replaced_when_it_is_whole(tmp_path, monkeypatch):
 def test_names_of_descriptors():
     """What stands for a descriptor is written into, and never replaced, whatever is behind it."""
     for name in ("/dev/fd/7", "/proc/self/fd/7", f"/proc/{os.getpid()}/fd/7", "/dev/../dev/fd/7"):
-        assert files.descriptor_of(name) == 7
-    assert files.descriptor_of("/dev/stdin") == 0
+        assert _disk.descriptor_of(name) == 7
+    assert _disk.descriptor_of("/dev/stdin") == 0
     for name in ("/dev/null", "/proc/self/fd", "/dev/fd/x", "7", "-", "/proc/1/fd/7"):
-        assert files.descriptor_of(name) is None
+        assert _disk.descriptor_of(name) is None
 
 
 def test_names_as_long_as_there_are(tmp_path):
@@ -460,11 +460,11 @@ def test_names_as_long_as_there_are(tmp_path):
         for value in (1, 2):
             files.save_arrays(path, {"a": np.full(2, value)})
         assert files.load_arrays(path)["a"].tolist() == [2, 2]
-        files.write_rows(path, [np.ones((2, 3))], 3, np.float32)
+        _disk.write_rows(path, [np.ones((2, 3))], 3, np.float32)
         assert np.load(path).shape == (2, 3)
         path.unlink()
-    files.write_files(tmp_path, {"x" * 255: b"1", "x" * 254 + "y": b"2"})
-    files.write_files(tmp_path, {"x" * 255: b"3", "x" * 254 + "y": b"4"})
+    _disk.write_files(tmp_path, {"x" * 255: b"1", "x" * 254 + "y": b"2"})
+    _disk.write_files(tmp_path, {"x" * 255: b"3", "x" * 254 + "y": b"4"})
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == [b"3", b"4"]
 
 
@@ -515,6 +515,6 @@ def test_ctrl_c_while_a_model_is_replaced_leaves_no_old_files(tmp_path, monkeypa
 
 def test_errors_of_a_library_that_is_left_alone():
     """A Ctrl-C just before the call leaves the context to the garbage collector, which closes it."""
-    context = files.library_errors("the tokenizer cannot take it")
+    context = _disk.library_errors("the tokenizer cannot take it")
     context.__enter__()
     context.gen.close()

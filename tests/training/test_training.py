@@ -343,12 +343,12 @@ def test_a_checkpoint_of_other_triplets(tmp_path):
 def test_damaged_checkpoints(tmp_path):
     from safetensors.numpy import save
 
-    from selfattn import files
+    from selfattn import _disk
 
     file = tmp_path / "checkpoint"
     run("Adam", 3, file, callbacks=[stop_after(9)])
     content = file.read_bytes()
-    arrays, metadata = files.read_safetensors(file)
+    arrays, metadata = _disk.read_safetensors(file)
     tree = metadata["tree"]
     wrong = [
         *(content[:length] for length in (0, 8, 100, len(content) // 2, len(content) - 1)),

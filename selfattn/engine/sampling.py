@@ -4,7 +4,7 @@ What is drawn follows Transformers' logits processors: the repetition penalty (K
 temperature, the k likeliest (Fan et al., 2018), and the nucleus of mass p (Holtzman et al., 2020). A sequence has a seed of its
 own and nothing in common with those beside it: alone it gets the same tokens.
 
-What a decoder computes, and its cache, are its own (`_decoder.py`); texts are for `selfattn.models`.
+What a decoder computes, and its cache, are its own (`decoder.py`); texts are for `selfattn.models`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from selfattn.functional._arguments import check_number, check_size, seed_from_rng
-from selfattn.nn._arrays import Array
+from selfattn._check import Array, check_number, check_size, seed_from_rng
 
 
 class Cache(Protocol):
@@ -27,7 +26,7 @@ class Cache(Protocol):
         """Keep these sequences alone, in this order."""
 
 
-class Decoder(Protocol):
+class Generates(Protocol):
     """What :func:`generate` asks of a decoder."""
 
     def new_cache(self, sequences: int) -> Any:
@@ -179,7 +178,7 @@ class Sampler:
 
 
 def generate(
-    decoder: Decoder,
+    decoder: Generates,
     prompts: Sequence[Array],
     *,
     max_new_tokens: int = 100,
@@ -196,7 +195,7 @@ def generate(
 
     Parameters
     ----------
-    decoder : Decoder
+    decoder : Generates
         Here nothing is known of its vocabulary: the caller checks ids.
     prompts : sequence of ndarray of int, shape (length,)
         Of any lengths, none empty.
@@ -260,7 +259,7 @@ def _prompt(number: int, prompt: Array, context: int | None) -> Array:
 
 
 def _steps(
-    decoder: Decoder,
+    decoder: Generates,
     prompts: list[Array],
     samplers: list[Sampler],
     most: int,

@@ -12,11 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn.functional._arguments import as_integers
-from selfattn.nn import _transformer
-from selfattn.nn._arrays import Array
-from selfattn.nn._blocks import Blocks
-from selfattn.nn._compact import Compact, Weight, float_type
+from selfattn._check import Array, as_integers
+from selfattn.engine import transformer
+from selfattn.engine.weights import Compact, Quants, Weight, float_type
 
 LEAST_CAPACITY = 64  # tokens
 
@@ -104,7 +102,7 @@ class Decoder:
     model : Transformer
         Causal layers that share heads' number and width, a table, and the final norm; without pooling. Its arrays are read
         where they are: what is written to them counts from the next call on.
-    head : ndarray, Compact or Blocks, shape (vocabulary, d)
+    head : ndarray, Compact or Quants, shape (vocabulary, d)
         A tied head is the table.
     head_bias : ndarray, shape (vocabulary,), optional
     max_seq_len : int
@@ -118,7 +116,7 @@ class Decoder:
 
     def __init__(
         self,
-        model: _transformer.Transformer,
+        model: transformer.Transformer,
         head: Weight,
         head_bias: Array | None = None,
         *,
@@ -130,10 +128,10 @@ class Decoder:
         self.vocab_size: int = head.shape[0]
         self.d_model: int = head.shape[1]
         self.dtype = float_type(head)
-        self._head = head.packed if isinstance(head, Compact | Blocks) else head
+        self._head = head.packed if isinstance(head, Compact | Quants) else head
         self._head_bias = head_bias
-        self._core_model = _transformer.as_core(model)
-        self._core_last = _transformer.as_core(model._replace(pooling="last"))
+        self._core_model = transformer.as_core(model)
+        self._core_last = transformer.as_core(model._replace(pooling="last"))
 
     def new_cache(self, sequences: int) -> DecoderCache:
         """Return a cache without tokens for so many sequences."""
@@ -195,7 +193,7 @@ class Decoder:
         return self.head(self._run(self._core_model, [ids], None)[0])
 
     def head(self, rows: Array, *, steps: bool = False) -> Array:
-        """Multiply rows (n, d) by the head; ``steps`` as in :func:`selfattn.nn._compact.multiply`."""
+        """Multiply rows (n, d) by the head; ``steps`` as in :func:`selfattn.engine.weights.multiply`."""
         y: Array = _core._linear_forward(rows, self._head, self._head_bias, steps)
         return y
 

@@ -1,14 +1,14 @@
 """The transformer of the C core: its settings, one call forward, one forward and backward.
 
 A layer of `nn` or a model of `selfattn.models` describes itself with these tuples of arrays. Sequences are packed: their
-rows stand one behind the other, without padding, and attention stays within each.
+rows come one after the other, without padding, and attention stays within each.
 
 A layer computes, with d the width of the model::
 
     s = x + output(attention(query(n), key(n), value(n)))          n = attention_norm(x) if norm_first, else x
     y = s + down(activation(gate(m)) * up(m))                      m = feed_forward_norm(s) if norm_first, else s
 
-Without ``norm_first`` the norms stand behind the sums instead: ``s = attention_norm(x + …)``, ``y =
+Without ``norm_first`` the norms come after the sums instead: ``s = attention_norm(x + …)``, ``y =
 feed_forward_norm(s + …)``. Without ``gate`` the feed-forward network is ``down(activation(up(m)))``. What is None is left out.
 """
 
@@ -22,15 +22,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from selfattn import _core
-from selfattn.nn._arrays import Array
-from selfattn.nn._blocks import Blocks
-from selfattn.nn._compact import Compact, Weight, no_gradients
+from selfattn._check import Array
+from selfattn.engine.weights import Compact, Quants, Weight, no_gradients
 
 
 class Projection(NamedTuple):
     """``x @ weight.T + bias``."""
 
-    weight: Weight  # (out, in), contiguous; Compact or Blocks: so are all of a layer, with query, key and value apart
+    weight: Weight  # (out, in), contiguous; Compact or Quants: so are all of a layer, with query, key and value apart
     bias: Array | None = None  # (out,)
 
 
@@ -81,7 +80,7 @@ class Layer(NamedTuple):
 class Transformer(NamedTuple):
     """A stack of layers, what enters it and what leaves it.
 
-    All arrays have one dtype, float32 or float64; beside Compact and Blocks float32.
+    All arrays have one dtype, float32 or float64; beside Compact and Quants float32.
     """
 
     layers: tuple[Layer, ...]
@@ -104,17 +103,17 @@ def arrays(model: Transformer) -> list[Weight]:
     """
     found: list[Weight | None] = [model.table]
 
-    def add(part: Projection | Norm | None) -> None:
-        if part is not None:
-            found.extend((part.weight, part.bias))
+    def add(own: Projection | Norm | None) -> None:
+        if own is not None:
+            found.extend((own.weight, own.bias))
 
     add(model.embedding_norm)
     for layer in model.layers:
-        for part in (
+        for own in (
             layer.query, layer.key, layer.value, layer.output, layer.attention_norm, layer.up, layer.gate, layer.down,
             layer.feed_forward_norm,
         ):  # fmt: skip
-            add(part)
+            add(own)
     add(model.final_norm)
     return [array for array in found if array is not None]
 
@@ -150,10 +149,10 @@ def vjp(
     Raises
     ------
     ValueError
-        Weights are Compact or Blocks.
+        Weights are Compact or Quants.
     """
     for weight in arrays(model):
-        if isinstance(weight, Compact | Blocks):
+        if isinstance(weight, Compact | Quants):
             raise no_gradients(weight.kind)
     y, saved = _core._transformer_forward(inputs, cu_seqlens, as_core(model), True)
 
@@ -169,7 +168,7 @@ def as_core(model: Transformer) -> tuple[Any, Any, Any]:
     """Return the tuples that ``csrc/python/transformer_model.c`` takes."""
     first, final = model.embedding_norm, model.final_norm
     some = next(array for array in arrays(model))
-    table = model.table.table if isinstance(model.table, Compact | Blocks) else model.table
+    table = model.table.table if isinstance(model.table, Compact | Quants) else model.table
     own = (table, model.always, model.positions, model.mask, model.key_bias, *_both(first), *_both(final))
     if model.table is not None:
         d = model.table.shape[1]
@@ -184,18 +183,18 @@ def as_core(model: Transformer) -> tuple[Any, Any, Any]:
     return own, numbers, tuple([_layer(layer) for layer in model.layers])
 
 
-def _both(part: Projection | Norm | None) -> tuple[Any, Array | None]:
-    if part is None:
+def _both(own: Projection | Norm | None) -> tuple[Any, Array | None]:
+    if own is None:
         return NONE
-    return part.weight.packed if isinstance(part.weight, Compact | Blocks) else part.weight, part.bias
+    return own.weight.packed if isinstance(own.weight, Compact | Quants) else own.weight, own.bias
 
 
 def _layer(layer: Layer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     first, last, rotary = layer.attention_norm, layer.feed_forward_norm, layer.rotary
-    parts = (
+    all_parameters = (
         layer.query, layer.key, layer.value, layer.output, first, layer.up, layer.gate, layer.down, last,
     )  # fmt: skip
-    found: list[Any] = [array for part in parts for array in _both(part)]
+    found: list[Any] = [array for own in all_parameters for array in _both(own)]
     found += NONE if rotary is None else (rotary.cos, rotary.sin)
     key_heads = layer.num_heads if layer.num_key_heads is None else layer.num_key_heads
     heads_of_query = layer.num_heads + (2 * key_heads if layer.key is None else 0)
@@ -211,7 +210,7 @@ def _layer(layer: Layer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return tuple(found), numbers
 
 
-def block(
+def attention_layer(
     query: Any, key: Any, value: Any, norm: Any, num_heads: int
 ) -> tuple[tuple[Array | None, ...], tuple[Any, ...]]:
     """Describe a layer of attention and norm alone, from modules; the core takes what is missing at the end as None."""
@@ -219,9 +218,9 @@ def block(
     own = (
         q_weight, query.bias, key.weight, key.bias, value.weight, value.bias, None, None, norm.weight, norm.bias,
     )  # fmt: skip
-    return own, _block_numbers(num_heads, len(q_weight) // num_heads, norm.eps)
+    return own, _attention_numbers(num_heads, len(q_weight) // num_heads, norm.eps)
 
 
 @functools.cache
-def _block_numbers(num_heads: int, width: int, eps: float) -> tuple[Any, ...]:
+def _attention_numbers(num_heads: int, width: int, eps: float) -> tuple[Any, ...]:
     return num_heads, num_heads, width, eps, 0.0, 0, 0, 0, 0, -1, -1, 1 / math.sqrt(width), 0.0, 0, 0

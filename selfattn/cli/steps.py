@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn._disk import LONGEST_NAME
 from selfattn.cli import streams
 from selfattn.cli.parser import Parser
-from selfattn.files import LONGEST_NAME
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import layer_steps
 from selfattn.views.page import Page, steps_page

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from selfattn.models._config import Config
-from selfattn.nn._transformer import Rotary
+from selfattn._check import Entries
+from selfattn.engine.transformer import Rotary
 
 MOST_WIDTH = 2**16  # of a head: a short file must not fill memory
 NEW, OLD = "rope_parameters", "rope_scaling"  # in configurations of Transformers 5, and before
@@ -38,7 +38,7 @@ def _tables(rope: Rope, longest: int, dtype: str) -> tuple[Any, Any]:
     return (np.cos(angles) * factor).astype(dtype), (np.sin(angles) * factor).astype(dtype)
 
 
-def read_rope(config: Config, width: int, longest: int) -> Rope:
+def read_rope(config: Entries, width: int, longest: int) -> Rope:
     """Read rotary positions for heads of a width; ``longest`` is what max_position_embeddings says.
 
     Understood are the types default, linear, dynamic, yarn, llama3, and longrope whose factors are the same near and far.
@@ -55,7 +55,7 @@ def read_rope(config: Config, width: int, longest: int) -> Rope:
     where = f"{config.where}: {name}"
     if not isinstance(found, dict):
         raise ValueError(f"{where} must be an object, not {found!r}")
-    own = Config({key: value for key, value in found.items() if value is not None}, where)
+    own = type(config)({key: value for key, value in found.items() if value is not None}, where)
     theta = config.number("rope_theta", 10000.0)
     theta = own.number("rope_theta", theta)
     config.only("partial_rotary_factor", 1.0)
@@ -91,21 +91,21 @@ def _tuple(frequencies: Any) -> tuple[float, ...]:
     return tuple(np.asarray(frequencies, np.float32).tolist())
 
 
-def _default(own: Config, periods: Any, theta: float, longest: int) -> Rope:
+def _default(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
     return Rope(_tuple(1 / periods))
 
 
-def _linear(own: Config, periods: Any, theta: float, longest: int) -> Rope:
+def _linear(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
     """Divide positions by a factor (Chen et al., 2023)."""
     return Rope(_tuple(1 / periods / np.float32(own.number("factor"))))
 
 
-def _dynamic(own: Config, periods: Any, theta: float, longest: int) -> Rope:
+def _dynamic(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
     own.number("factor")
     return _default(own, periods, theta, longest)
 
 
-def _yarn(own: Config, periods: Any, theta: float, longest: int) -> Rope:
+def _yarn(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
     """Divide slow frequencies, keep fast ones, and go from one to the other between them (Peng et al., "YaRN", 2023, section 3)."""
     factor = own.number("factor")
     before = own.size("original_max_position_embeddings", longest)
@@ -144,7 +144,7 @@ def _yarn_scale(factor: float, scale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
-def _llama3(own: Config, periods: Any, theta: float, longest: int) -> Rope:
+def _llama3(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
     """Lengthen long waves, keep short ones, and go from one to the other between them, as Llama 3.1 does."""
     factor = np.float32(own.number("factor"))
     low, high = own.number("low_freq_factor"), own.number("high_freq_factor")
@@ -159,7 +159,7 @@ def _llama3(own: Config, periods: Any, theta: float, longest: int) -> Rope:
     return Rope(_tuple(np.where(long, frequencies / factor, np.where(short, frequencies, between))))
 
 
-def _longrope(own: Config, periods: Any, theta: float, longest: int) -> Rope:
+def _longrope(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
     """Divide each frequency by a factor (Ding et al., "LongRoPE", 2024); a GGUF file may have such factors too."""
     near, far = own.raw("short_factor"), own.raw("long_factor")
     if near != far:

@@ -1,0 +1,288 @@
+"""What arguments may be: plain arrays and their dtypes, sizes, numbers, seeds, settings by name; and what a pullback still finds.
+
+The C core checks what it is given itself. This is for what works in NumPy, and for the layers.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn import _core
+
+Array: TypeAlias = npt.NDArray[Any]
+Gradients: TypeAlias = dict[str, Array]
+Pullback: TypeAlias = Callable[..., Any]
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def as_array(name: str, x: npt.ArrayLike) -> Array:
+    """Convert lists and the like; refuse the subclasses of ndarray that would mean something else by it."""
+    if type(x) is np.ndarray:
+        return x
+    if isinstance(x, np.ma.MaskedArray | np.matrix):
+        raise TypeError(f"{name} is a {type(x).__name__}; pass a plain array")
+    try:
+        return np.asarray(x)
+    except ValueError as error:  # lists of different lengths
+        raise ValueError(f"{name} cannot become an array: {error}") from None
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Tell the four dtypes that selfattn computes with."""
+    return dtype.char in "efd" or dtype.name == "bfloat16"
+
+
+def float_dtype(name: str, array: Array) -> np.dtype[Any]:
+    """Give the floating-point dtype that an input counts as; integers count as float64."""
+    if array.dtype.kind in "iu":
+        return np.dtype(np.float64)
+    if is_float(array.dtype):
+        return array.dtype.newbyteorder("=")
+    raise TypeError(f"{name} has dtype {array.dtype}; float16, bfloat16, float32, float64 or integers work")
+
+
+def promoted(found: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
+    """Promote as NumPy does; float16 and bfloat16, which it does not promote, meet in float32."""
+    kinds = set(found)
+    if {dtype.name for dtype in kinds} >= {"float16", "bfloat16"}:
+        kinds = {dtype for dtype in kinds if dtype.itemsize > 2} | {np.dtype(np.float32)}
+    return np.result_type(*kinds)
+
+
+def compute_dtype(*arrays: Array | None) -> np.dtype[Any]:
+    """Choose the dtype to compute in: float64 if an array is or counts as that, else float32."""
+    wide = any(float_dtype("x", array) == np.float64 for array in arrays if array is not None)
+    return np.dtype(np.float64 if wide else np.float32)
+
+
+def as_integers(name: str, x: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Take an array of integers that int64 holds."""
+    array = as_array(name, x)
+    empty_list = array.size == 0 and array.dtype == np.float64
+    if array.dtype.kind not in "iu" and not empty_list:
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} has a number beyond 2**63 - 1: {array.max()}")
+    return array.astype(np.int64)
+
+
+def check_number(name: str, value: Any) -> float:
+    """Take a real number of any kind (NumPy's, a Decimal, a Fraction, an array of no dimensions) as a float."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")
+    wrong = isinstance(value, bool | str | bytes) or kind in "bcOSTUmM" or getattr(value, "ndim", 0) != 0
+    try:
+        number = None if wrong else float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is too large for a float: {value!r:.80}") from None
+    except (TypeError, ValueError):
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be a real number, not {value!r:.80}")
+    return number
+
+
+def check_size(name: str, value: Any, least: int = 1) -> int:
+    """Check an argument that counts something."""
+    try:
+        size = None if isinstance(value, bool | np.bool_) else operator.index(value)
+    except TypeError:
+        size = None
+    if size is None:
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    if size < least:
+        raise ValueError(f"{name} must be at least {least}, not {size}")
+    return size
+
+
+def seed_from_rng(rng: Any) -> int:
+    """Turn ``rng`` into the 64-bit seed of dropout: an int modulo 2**64, or one uint64 of a generator.
+
+    Anything with the ``integers`` method of :class:`numpy.random.Generator` is a generator; None is fresh entropy.
+    """
+    if rng is None:
+        rng = np.random.default_rng()
+    if hasattr(rng, "integers"):
+        return int(rng.integers(0, 2**64, dtype=np.uint64))
+    if isinstance(rng, bool | np.bool_) or not hasattr(rng, "__index__"):
+        raise TypeError(f"rng must be an int, a numpy.random.Generator or None, not {type(rng).__name__}")
+    if operator.index(rng) < 0:
+        raise ValueError(f"rng must not be negative, not {rng}")
+    return operator.index(rng) % 2**64
+
+
+def layer_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Check a layer's ``dtype=``; None, which NumPy takes for float64 and PyTorch for float32, is none."""
+    kind = np.dtype(dtype)
+    if dtype is None or kind.name not in FLOATS:
+        raise TypeError(f"dtype must be one of {', '.join(FLOATS)}, not {dtype if dtype is None else kind}")
+    return kind.newbyteorder("=")
+
+
+def check_probability(name: str, p: Any) -> float:
+    """Check a probability to drop something."""
+    number = check_number(name, p)
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name} must be between 0 and 1, not {p}")
+    return number
+
+
+def as_input(x: npt.ArrayLike, dtype: np.dtype[Any], name: str = "x") -> Array:
+    """Take an input as an array of floats: lists and integers in the layer's dtype, float arrays as they are."""
+    if type(x) is np.ndarray and x.dtype == dtype:
+        return x
+    array = as_array(name, x)
+    if array.dtype.kind in "iu" or (not isinstance(x, np.ndarray | np.generic) and array.dtype.kind == "f"):
+        return array.astype(dtype)
+    if array.dtype.name not in FLOATS:
+        raise TypeError(f"{name} must hold floats or integers, not {array.dtype}")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def as_features(x: npt.ArrayLike, width: int, dtype: np.dtype[Any], name: str = "x") -> Array:
+    """Take an input (..., width)."""
+    array = as_input(x, dtype, name)
+    if array.ndim == 0 or array.shape[-1] != width:
+        raise ValueError(f"{name} must have shape (..., {width}), not {array.shape}")
+    return array
+
+
+def as_sequence(x: npt.ArrayLike, width: int, dtype: np.dtype[Any], name: str = "x") -> Array:
+    """Take an input (..., L, width)."""
+    array = as_features(x, width, dtype, name)
+    if array.ndim < 2:
+        raise ValueError(f"{name} must have shape (..., L, {width}), not {array.shape}")
+    return array
+
+
+def as_gradient(dy: npt.ArrayLike, y: Array, name: str = "dy") -> Array:
+    """Take the gradient of a result: its shape, and its dtype."""
+    array = as_input(dy, y.dtype, name)
+    if array.shape != y.shape:
+        raise ValueError(f"{name} must have the shape of the result, {y.shape}, not {array.shape}")
+    return array.astype(y.dtype, copy=False)
+
+
+def checked_pullback(
+    owner: Any,
+    y: Array,
+    parameters: Iterable[Array | None],
+    backward: Callable[[Array], Any],
+    name: str = "dy",
+) -> Pullback:
+    """Return a pullback that takes the gradient of y, sees that the parameters are what they were, and calls backward."""
+    unchanged = Unchanged(type(owner).__name__, *parameters)
+
+    def pullback(dy: npt.ArrayLike) -> Any:
+        dy = as_gradient(dy, y, name)
+        unchanged.check()
+        return backward(dy)
+
+    return pullback
+
+
+class Unchanged:
+    """Remembers what parameters hold; a pullback that needs the old values checks before it uses them.
+
+    The optimiser writes into the arrays, so a gradient taken after a step would silently mix old activations with
+    new weights. A checksum of their memory costs a fraction of the product that the weights take part in, and unlike
+    a counter it also notices ``weight[...] = 0``.
+    """
+
+    def __init__(self, owner: str, *arrays: Array | None) -> None:
+        self.owner = owner
+        self.arrays = tuple(array for array in arrays if array is not None)
+        self.before = _core._checksum(self.arrays)
+
+    def check(self) -> None:
+        """Raise when a parameter has changed.
+
+        Raises
+        ------
+        RuntimeError
+            The gradient that was asked for can no longer be had.
+        """
+        if _core._checksum(self.arrays) != self.before:
+            raise RuntimeError(
+                f"the parameters of {self.owner} have changed since vjp was called; call vjp again"
+            )
+
+
+class Entries:
+    """Settings by name, read one by one; :meth:`finish` refuses what nobody has read.
+
+    Parameters
+    ----------
+    values : mapping
+        Such as a ``config.json`` holds.
+    where : str
+        For messages.
+    """
+
+    harmless: Collection[str] = ()  # keys that change nothing
+
+    def __init__(self, values: Mapping[str, Any], where: str = "the configuration") -> None:
+        self.values, self.where, self.read = dict(values), where, set(self.harmless)
+
+    def _get(self, name: str, default: Any) -> Any:
+        self.read.add(name)
+        value = self.values.get(name, default)
+        if value is ...:
+            raise ValueError(f"{self.where} lacks {name}")
+        return value
+
+    def size(self, name: str, default: Any = ..., least: int = 1, most: int = 2**31 - 1) -> int:
+        """Read an int."""
+        value = self._get(name, default)
+        if type(value) is not int or not least <= value <= most:
+            limit = "" if most == 2**31 - 1 else f" and at most {most}"
+            raise ValueError(f"{self.where}: {name} must be an int of at least {least}{limit}, not {value!r}")
+        return value
+
+    def number(self, name: str, default: Any = ...) -> float:
+        """Read a positive number."""
+        value = self._get(name, default)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value <= sys.float_info.max
+        ):
+            raise ValueError(f"{self.where}: {name} must be a positive number, not {value!r:.80}")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Read a bool."""
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise ValueError(f"{self.where}: {name} must be true or false, not {value!r}")
+        return value
+
+    def only(self, name: str, value: Any) -> None:
+        """Read a key of which one value is supported, which is also the default."""
+        found = self._get(name, value)
+        if found != value:
+            raise ValueError(f"{self.where}: {name}={found!r} is not supported; only {value!r} is")
+
+    def raw(self, name: str, default: Any = None) -> Any:
+        """Read a key as it is."""
+        return self._get(name, default)
+
+    def finish(self) -> None:
+        """Refuse keys that nobody has read, unless they switch something off.
+
+        Raises
+        ------
+        ValueError
+            A key is not understood: it might change results.
+        """
+        for name, value in self.values.items():
+            if name not in self.read and value not in (None, False, {}, []):
+                raise ValueError(
+                    f"{self.where}: {name}={value!r} is not understood here, and might change what the model computes"
+                )
