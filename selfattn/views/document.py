@@ -1,18 +1,29 @@
-"""A view as one file of HTML, which fetches nothing, and as what a notebook shows."""
+"""A view as one file of HTML, which fetches nothing, and as what a notebook shows: its scripts, styles and data put together."""
 
 from __future__ import annotations
 
 import base64
 import os
+import re
 import webbrowser
+import zlib
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
 
 from selfattn import _disk
 from selfattn._extras import import_extra
-from selfattn.views.assets import code, script, style
-from selfattn.views.writing import text
+from selfattn.views.writing import script_data, text
+
+# Types within a line, other comments, indentation.
+_NOT_CODE = re.compile(r"\s*/\*\* @\w+ [^*\n]*\*/(?= )|^\s*/\*.*?\*/\n|^\s+", re.DOTALL | re.MULTILINE)
+
+#: What pages are drawn with, in order of use; see ``kit/README.md``.
+KIT = (
+    "compute.js",
+    *(f"kit/{name}.js" for name in ("elements", "colours", "keys", "heat", "map", "ribbons", "lines", "tour", "tools")),
+)  # fmt: skip
 
 # A view's script looks for views in the document, so it runs when the element is there.
 _ESM = """\
@@ -149,3 +160,52 @@ class Document:
         path = self.save(path)
         webbrowser.open(path.resolve().as_uri())
         return path
+
+
+def script(*names: str) -> str:
+    """Return a script element with the files of these names, in one function in strict mode.
+
+    Examples
+    --------
+    >>> script(*KIT).startswith("<script>(() => {")
+    True
+    """
+    return f"<script>{code(*names)}</script>"
+
+
+def code(*names: str) -> str:
+    """Return the files of these names in one function in strict mode, which is called."""
+    plain = _NOT_CODE.sub("", "".join(map(_read, names)))
+    return f'(() => {{\n"use strict";\n{plain}}})();'
+
+
+def style(*names: str) -> str:
+    """Return a style element with the kit's rules, then those of the files of these names."""
+    return f"<style>{''.join(map(_read, ('kit/kit.css', *names)))}</style>"
+
+
+def _read(name: str) -> str:
+    return resources.files("selfattn.views").joinpath(*name.split("/")).read_text(encoding="utf-8")
+
+
+def drawn_by_script(kind: str, title: str, shown: str, data: Any, numbers: bytes | None = None) -> str:
+    """Return the body of a view that its script draws.
+
+    Parameters
+    ----------
+    kind : str
+        The class of its element.
+    title : str
+    shown : str
+        HTML that is there until the script runs.
+    data : Any
+        What the script reads, as JSON.
+    numbers : bytes, optional
+        What it reads as numbers.
+    """
+    packed = "" if numbers is None else base64.b64encode(zlib.compress(numbers, 9)).decode()
+    more = f'\n<script type="application/octet-stream" class="sa-bytes">{packed}</script>' if packed else ""
+    return (
+        f'<div class="sa-view {kind}" data-alone="" lang="en"><h1>{text(title)}</h1>\n{shown}\n'
+        f"{script_data(data)}{more}\n</div>"
+    )

@@ -5,18 +5,18 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import zip_longest
 
 import numpy as np
 
 from selfattn.views.graph import OPERATORS, Equation, Graph, Node, Stage, results, start_of_results
-from selfattn.views.still import Sentence, ribbons_svg
+from selfattn.views.picture import MAX_MATRICES, MAX_SIDE, weights_svg
 from selfattn.views.texts import fill
-from selfattn.views.writing import Array, decimals_of, number, script_json, text
+from selfattn.views.writing import Array, decimals_of, number, script_data, text
 
 _LOW = re.compile(r"_([0-9A-Za-z]+)")
 LEVELS = 8  # of colour, per sign
-NEAR = 12  # words among which the first to stand out is chosen
 
 
 class Drawing:
@@ -65,44 +65,30 @@ class Drawing:
         look = "".join(
             f"<p>{emphasised(line)}</p>" for line in (self.texts["look"], self.texts["made up"]) if line
         )
+        still = self.picture if any(node.name == "weights" for node in self.graph.nodes.values()) else ""
         answers = self.answers() if self.exercise else ""
         return (
-            f'<div class="sa-steps">\n{title}<div class="sa-still">{look}{self.still()}</div>\n{stages}\n{answers}'
+            f'<div class="sa-steps">\n{title}<div class="sa-still">{look}{still}</div>\n{stages}\n{answers}'
             f"{self.data()}</div>"
         )
 
-    def still(self) -> str:
-        """Draw the first head's ribbons, of both sentences; the script puts its first screen there."""
-        sentences = []
-        for n in range(len(self.sides)):
-            head = next((head for head in self.graph.heads if head.side == n), None)
-            if head is None:
-                continue
-            queries = self.graph.labels[f"t{n}"]
-            name = self.texts[("first", "second")[n]] or self.sides[n]
-            if "weights" not in head.nodes:  # a linear layer: every word is all its own
-                sentences.append(Sentence(name, queries, queries, np.eye(len(queries)), self.row()))
-                continue
-            node = self.graph.nodes[head.nodes["weights"]]
-            keys = self.graph.labels[f"k{n}"]
-            sentences.append(Sentence(name, queries, keys, node.data, self.row(), not self.exercise))
-        return ribbons_svg(sentences, self.texts["screen"]) if sentences else ""
-
-    def row(self) -> int:
-        """Return the word that stands out at first, as `first_screen.js` chooses it."""
-        words = [self.graph.labels[f"t{n}"] for n in range(len(self.sides))]
-        if self.texts["word"] in words[0]:
-            return words[0].index(self.texts["word"])
-        if len(words) == 2:
-            shared = [i for i, (a, b) in enumerate(zip(*words, strict=False)) if a == b]
-            if shared:
-                return shared[0]
-        head = next(iter(self.graph.heads), None)
-        if head is None or "weights" not in head.nodes:
-            return 0
-        weights = np.nan_to_num(self.graph.nodes[head.nodes["weights"]].data).copy()
-        np.fill_diagonal(weights, 0.0)
-        return int(weights[:NEAR].max(axis=1, initial=0.0).argmax()) if len(weights) else 0
+    @cached_property
+    def picture(self) -> str:
+        """The weights of all heads and sentences as SVG, with what is left out."""
+        matrices = []
+        for node in self.graph.nodes.values():
+            if node.name == "weights":
+                side = self.sides[node.id.endswith("~1")] if len(self.sides) > 1 else ""
+                name = ", ".join(filter(None, (self.where(node).removesuffix(": "), side)))
+                blanks = set(enumerate(self.blanks.get(node.id, [])))
+                matrices.append((name, node.data, *self.axes(node), blanks))
+        notes = []
+        if len(matrices) > MAX_MATRICES:
+            notes.append(fill(self.texts["abridged heads"], shown=MAX_MATRICES, all=len(matrices)))
+        largest = max((max(matrix[1].shape) for matrix in matrices), default=0)
+        if largest > MAX_SIDE:
+            notes.append(fill(self.texts["abridged"], shown=MAX_SIDE, all=largest))
+        return weights_svg(matrices, f"{self.texts['title']}: {self.texts['head.weights']}", notes)
 
     def stage(self, stage: Stage) -> str:
         """Draw one step: heading, sentence, formula, NumPy, equations, notes, legend."""
@@ -343,7 +329,7 @@ class Drawing:
             "precision": self.precision,
             "texts": used,
         }
-        return f'<script type="application/json" class="sa-data">{script_json(payload)}</script>'
+        return script_data(payload)
 
 
 def with_gaps(shown: Sequence[int], drawn: Callable[[int], str], gap: str) -> str:

@@ -5,18 +5,13 @@ What is shown is in `heads`; `explorer.js` draws it.
 
 from __future__ import annotations
 
-import base64
-import json
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from selfattn.views.assets import KIT
-from selfattn.views.document import Document
-from selfattn.views.explorer_texts import EXPLORER
+from selfattn.views.document import KIT, Document, drawn_by_script
 from selfattn.views.heads import (
     HABITS,
     Heads,
@@ -30,7 +25,7 @@ from selfattn.views.heads import (
     stored,
 )
 from selfattn.views.picture import weights_svg
-from selfattn.views.texts import fill
+from selfattn.views.texts import EXPLORER, fill
 from selfattn.views.writing import text as escaped
 from selfattn.views.writing import visible
 
@@ -305,17 +300,11 @@ def _body(
         for n, layer in enumerate(found)
     )
     read = "".join(f"<p><bdi>{escaped(' '.join(each.queries))}</bdi></p>" for each in texts)
-    header = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
-        "<", "\\u003c"
+    shown = (
+        f"{read}\n<noscript><p>{escaped(names['no script'])}</p></noscript>\n"
+        f'<table class="sa-habits"><caption>{escaped(names["table"])}</caption>{rows}</table>'
     )
-    packed = zlib.compress(b"".join(store.parts), 6)
-    return (
-        f'<div class="sa-view sa-explorer" data-alone="" lang="en"><h1>{escaped(title)}</h1>\n{read}\n'
-        f"<noscript><p>{escaped(names['no script'])}</p></noscript>\n"
-        f'<table class="sa-habits"><caption>{escaped(names["table"])}</caption>{rows}</table>\n'
-        f'<script type="application/json" class="sa-data">{header}</script>\n'
-        f'<script type="application/octet-stream" class="sa-bytes">{base64.b64encode(packed).decode()}</script>\n</div>'
-    )
+    return drawn_by_script("sa-explorer", title, shown, data, b"".join(store.parts))
 
 
 def _picture(

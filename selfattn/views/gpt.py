@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import io
-import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -14,11 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from selfattn.views.assets import KIT
-from selfattn.views.document import Document
-from selfattn.views.gpt_texts import GPT_TEXTS
+from selfattn.views.document import KIT, Document, drawn_by_script
 from selfattn.views.picture import weights_svg
-from selfattn.views.texts import fill
+from selfattn.views.texts import GPT_TEXTS, fill
 from selfattn.views.writing import Array, text, visible
 
 if TYPE_CHECKING:
@@ -171,7 +166,9 @@ def gpt_page(
     }
     packed = b"".join(np.ascontiguousarray(array, "<f4").tobytes() for array in model.state_dict().values())
     title = GPT_TEXTS["title"]
-    return GPTPage(title, _body(title, data, packed), _picture(model, ids, alphabet, title))
+    shown = f"<noscript><p>{text(GPT_TEXTS['no script'])}</p></noscript>"
+    body = drawn_by_script("sa-gpt", title, shown, data, packed)
+    return GPTPage(title, body, _picture(model, ids, alphabet, title))
 
 
 def _check(model: GPT) -> None:
@@ -205,18 +202,6 @@ def _ids(prompt: str, alphabet: list[str]) -> list[int]:
     if not ids:
         raise ValueError("the prompt is empty")
     return ids
-
-
-def _body(title: str, data: dict[str, Any], packed: bytes) -> str:
-    header = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
-        "<", "\\u003c"
-    )
-    return (
-        f'<div class="sa-view sa-gpt" data-alone="" lang="en"><h1>{text(title)}</h1>\n'
-        f"<noscript><p>{text(GPT_TEXTS['no script'])}</p></noscript>\n"
-        f'<script type="application/json" class="sa-data">{header}</script>\n'
-        f'<script type="application/octet-stream" class="sa-bytes">{base64.b64encode(zlib.compress(packed, 9)).decode()}</script>\n</div>'
-    )
 
 
 def _picture(model: GPT, ids: list[int], alphabet: list[str], title: str) -> str:

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from selfattn.views.assets import KIT
-from selfattn.views.document import Document
+from selfattn.views.document import KIT, Document
 from selfattn.views.draw import Drawing
 from selfattn.views.graph import Graph, PageError, Steps, build
-from selfattn.views.picture import MAX_MATRICES, MAX_SIDE, stacked, weights_svg
-from selfattn.views.texts import CAPTIONS, fill, merged
-from selfattn.views.tour import Stop, tour_data
+from selfattn.views.picture import stacked
+from selfattn.views.texts import CAPTIONS, merged
+from selfattn.views.tours import Stop, tour_data
 from selfattn.views.writing import as_whole, storable, text, visible
 
 _ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # text has escaped quotes
@@ -171,7 +170,7 @@ def notebook_svg(steps: Steps) -> str | None:
         graph = build(steps, *check_tokens(steps, None, None))
     except PageError:
         return None
-    return _picture(Drawing(graph, [""], CAPTIONS, False, 4, 16))
+    return Drawing(graph, [""], CAPTIONS, False, 4, 16).picture
 
 
 def check_tokens(
@@ -237,22 +236,4 @@ def render(
 ) -> Page:  # fmt: skip
     """Draw a graph."""
     drawing = Drawing(graph, sides, texts, exercise, precision, max_side)
-    return assemble(texts["title"], (drawing.html(),), _picture(drawing), texts["lang"])
-
-
-def _picture(drawing: Drawing) -> str:
-    """Draw the weights of all heads and sentences, and say what is left out."""
-    graph, texts, matrices = drawing.graph, drawing.texts, []
-    for node in graph.nodes.values():
-        if node.name == "weights":
-            side = drawing.sides[node.id.endswith("~1")] if len(drawing.sides) > 1 else ""
-            name = ", ".join(filter(None, (drawing.where(node).removesuffix(": "), side)))
-            blanks = set(enumerate(drawing.blanks.get(node.id, [])))
-            matrices.append((name, node.data, graph.labels[node.rows], graph.labels[node.columns], blanks))
-    notes = []
-    if len(matrices) > MAX_MATRICES:
-        notes.append(fill(texts["abridged heads"], shown=MAX_MATRICES, all=len(matrices)))
-    largest = max((max(matrix[1].shape) for matrix in matrices), default=0)
-    if largest > MAX_SIDE:
-        notes.append(fill(texts["abridged"], shown=MAX_SIDE, all=largest))
-    return weights_svg(matrices, f"{texts['title']}: {texts['head.weights']}", notes)
+    return assemble(texts["title"], (drawing.html(),), drawing.picture, texts["lang"])

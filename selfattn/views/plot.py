@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.views.writing import as_whole, letters, visible
+from selfattn.views.writing import as_whole, letters, said, visible
 from selfattn.views.writing import number as written
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _write_numbers(ax: Any, image: Any, matrix: Array, precision: int) -> None:
             red, green, blue, _ = image.cmap(image.norm(image.get_array()[i, j]))
             # Luminance (ITU-R BT.601): black on bright, white on dark.
             color = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
-            text, box = f"{round(float(number), precision) + 0.0:.{precision}f}", None  # no -0.00
+            text, box = said(number, precision), None
             if abs(number) >= 1e7:
                 text = written(float(number), precision, precision)
         else:

@@ -1,21 +1,66 @@
-"""The guided tours of the five tutorials: what each stop asks and tells. Every number is computed here, from the steps."""
+"""Stops of guided tours, and those of the five tutorials: what each asks and tells. Every number is computed from the steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from selfattn.views.tour import Change, Stop
-from selfattn.views.writing import Array
+from selfattn.views.writing import Array, said, script_data
+
+Change: TypeAlias = tuple[str, int, int, float]  # node, row, column, value
+
+
+@dataclass(frozen=True)
+class Stop:
+    """One stop.
+
+    Attributes
+    ----------
+    name : str
+    ask, reveal : str
+        Sentences; a ``*word*`` stands out.
+    options : tuple of str
+        Answers to choose from.
+    right : int
+        Which of them is right.
+    view : int
+        Which view of the page shows it.
+    word : int
+        The word whose ribbons stand out.
+    block, head : str
+        Which of them, if there are several.
+    before, after : tuple of (node, row, column, value)
+        Numbers that are changed while it is asked, and more of them once the answer is open.
+    hide : {"", "scores", "weights", "output"}
+        What must not be seen until then.
+    stage : int
+        How far the way back is shown.
+    """
+
+    name: str
+    ask: str
+    options: tuple[str, ...]
+    right: int
+    reveal: str
+    view: int = 0
+    word: int = 0
+    block: str = ""
+    head: str = ""
+    before: tuple[Change, ...] = ()
+    after: tuple[Change, ...] = ()
+    hide: str = ""
+    stage: int = 0
+
+
+def tour_data(stops: Sequence[Stop]) -> str:
+    """Return the stops as a script element that lesson.js reads."""
+    return script_data([asdict(stop) for stop in stops], "sa-tour-data")
+
 
 STEEP = 8.0  # a scale that turns shares into a pick
-
-
-def said(x: float, decimals: int = 2) -> str:
-    """Write a number as the first screen does."""
-    return f"{x:.{decimals}f}".replace("-", "−")
 
 
 def most(row: Array) -> int:

@@ -15,7 +15,7 @@ from selfattn.views import tours
 from selfattn.views.graph import Steps, linear
 from selfattn.views.page import Page, assemble, join_pages, render, steps_page
 from selfattn.views.texts import CAPTIONS, merged
-from selfattn.views.tour import Stop
+from selfattn.views.tours import Stop
 from selfattn.views.way_back import WayBack, way_back_page
 from selfattn.views.writing import Array
 

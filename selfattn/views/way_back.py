@@ -5,7 +5,6 @@ What is shown at first is the kernels' own pullback; `way_back_compute.js` compu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -16,29 +15,16 @@ import numpy.typing as npt
 from selfattn.functional.attention import scaled_dot_product_attention_vjp
 from selfattn.steps.attention import AttentionSteps
 from selfattn.steps.layers import AdditiveSteps, LayerSteps
-from selfattn.views.assets import KIT
-from selfattn.views.document import Document
+from selfattn.views.document import KIT, Document, drawn_by_script
 from selfattn.views.page import check_tokens
 from selfattn.views.picture import weights_svg
-from selfattn.views.texts import CAPTIONS, fill
-from selfattn.views.way_back_texts import TOUR, WAY_BACK
-from selfattn.views.writing import Array, number, text
+from selfattn.views.texts import CAPTIONS, WAY_BACK, fill
+from selfattn.views.tours import Stop
+from selfattn.views.writing import Array, number, said, text
 
 __all__ = ["WayBack", "way_back_page"]
 
 MOST_ROWS, MOST_COLUMNS = 12, 12  # of a matrix
-
-
-@dataclass(frozen=True)
-class Stop:
-    """A stop of the tour: a question and its answer; ``stage`` is how far the way back is shown with it."""
-
-    name: str
-    ask: str
-    options: tuple[str, ...]
-    right: int
-    reveal: str
-    stage: int
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,7 +114,7 @@ def way_back_page(
         "wish": wish.tolist(),
         "row": row,
         "stops": [asdict(stop) for stop in _stops(queries, keys, forward, backward, wish, row)],
-        "captions": CAPTIONS | TOUR | WAY_BACK,
+        "captions": CAPTIONS | WAY_BACK,
     }
     title = WAY_BACK["title"]
     picture = weights_svg(
@@ -252,22 +238,22 @@ def _stops(
     """Return the stops, with the numbers of this page; none where nothing is wished, or a word has no choice."""
     if not wish.any() or len(keys) < 2 or len(keys) > 6:
         return []
-    weights, said = forward["P"][row], backward["P"][row]
+    weights, says = forward["P"][row], backward["P"][row]
     column = int(np.abs(wish[row]).argmax())
-    mean, word = float(weights @ said), queries[row]
+    mean, word = float(weights @ says), queries[row]
 
     def listed(numbers: Array, decimals: int) -> str:
-        parts = [f"*{key}* {written(x, decimals)}" for key, x in zip(keys, numbers, strict=True)]
+        parts = [f"*{key}* {said(x, decimals)}" for key, x in zip(keys, numbers, strict=True)]
         return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
     values = {
-        "word": word, "column": column, "shares": listed(backward["V"][:, column], 3), "most": keys[int(said.argmax())],
-        "said": listed(said, 2), "mean": written(mean, 3), "sum": " ".join(signed(x, 4) for x in backward["S"][row]),
+        "word": word, "column": column, "shares": listed(backward["V"][:, column], 3), "most": keys[int(says.argmax())],
+        "said": listed(says, 2), "mean": said(mean, 3), "sum": " ".join(signed(x, 4) for x in backward["S"][row]),
     }  # fmt: skip
     several = tuple(keys)
     plan: list[tuple[str, tuple[str, ...], int, int]] = [
         ("said", several, int(np.abs(backward["V"][:, column]).argmax()), 1),
-        ("shares", several, int(said.argmax()), 2),
+        ("shares", several, int(says.argmax()), 2),
         ("gains", (WAY_BACK["yes"], WAY_BACK["no"]), 1, 3),
     ]
     if np.count_nonzero(np.abs(wish).sum(axis=1)) == 1 and len(queries) > 1:
@@ -277,20 +263,15 @@ def _stops(
     return [
         Stop(
             WAY_BACK[f"stop.{name}"], fill(WAY_BACK[f"ask.{name}"], **values), options, right,
-            fill(WAY_BACK[f"reveal.{name}"], **values), stage,
+            fill(WAY_BACK[f"reveal.{name}"], **values), stage=stage,
         )
         for name, options, right, stage in plan
     ]  # fmt: skip
 
 
-def written(x: float, decimals: int) -> str:
-    """Write a number as the page does."""
-    return f"{round(float(x), decimals) + 0.0:.{decimals}f}".replace("-", "−")
-
-
 def signed(x: float, decimals: int) -> str:
     """Write a number with its sign."""
-    plain = written(x, decimals)
+    plain = said(x, decimals)
     return plain if plain.startswith("−") else f"+{plain}"
 
 
@@ -316,11 +297,5 @@ def _body(
                 for label, line in zip(rows, matrix, strict=True)
             )
             tables.append(f"<table><caption>{text(caption)}</caption><tr><td></td>{head}</tr>{lines}</table>")
-    header = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
-        "<", "\\u003c"
-    )
-    return (
-        f'<div class="sa-view sa-way-back" data-alone="" lang="en"><h1>{text(title)}</h1>\n'
-        f'<div class="sa-tables">{"".join(tables)}</div>\n'
-        f'<script type="application/json" class="sa-data">{header}</script>\n</div>'
-    )
+    shown = f'<div class="sa-tables">{"".join(tables)}</div>'
+    return drawn_by_script("sa-way-back", title, shown, data)

@@ -1,6 +1,6 @@
-"""Numbers and tokens as text: how many decimals, how small a number, what a token may hold.
+"""Numbers, tokens and data as text of a page: how many decimals, how small a number, what a token may hold.
 
-`steps.js` has the same rules for numbers, so that what is recomputed in the browser reads alike.
+`compute.js` has the same rules for numbers, so that what is recomputed in the browser reads alike.
 """
 
 from __future__ import annotations
@@ -56,6 +56,17 @@ def number(value: float, decimals: int, precision: int) -> str:
     return f"{abs(value) if rounded == 0 else value:.{decimals}f}"
 
 
+def said(x: float, decimals: int = 2) -> str:
+    """Write a number in a sentence: with a true minus, and 0 without one.
+
+    Examples
+    --------
+    >>> [said(x) for x in (1 / 3, -1.5, -0.001)]
+    ['0.33', '−1.50', '0.00']
+    """
+    return f"{round(float(x), decimals) + 0.0:.{decimals}f}".replace("-", "−")
+
+
 def visible(token: str) -> str:
     r"""Return the token with what cannot be seen or stored spelled out: control characters, spaces at the ends.
 
@@ -109,7 +120,14 @@ def text(token: str) -> str:
     return escape(token, quote=True)
 
 
-def script_json(payload: Any) -> str:
-    """JSON that can stand in a script element: ASCII, without a sign that could end or open markup."""
+def script_data(payload: Any, kind: str = "sa-data") -> str:
+    r"""Return data as a script element of a page: JSON in ASCII, without a sign that could end or open markup.
+
+    Examples
+    --------
+    >>> script_data({"token": "</script>"})
+    '<script type="application/json" class="sa-data">{"token":"\\u003c/script\\u003e"}</script>'
+    """
     plain = json.dumps(payload, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    plain = plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return f'<script type="application/json" class="{kind}">{plain}</script>'

@@ -1,9 +1,7 @@
 """The command `selfattn explore`: pages from a trained model and a pretrained one, and what it refuses."""
 
-import json
-import re
-
 import pytest
+from pages import data_of
 from text_folders import add_pipeline, save_bert
 
 from selfattn import files, nn
@@ -12,10 +10,6 @@ from selfattn.text import WhitespaceTokenizer
 
 pytest.importorskip("safetensors", reason="models are read from safetensors")
 pytest.importorskip("tokenizers", reason="pretrained models need tokenizers")
-
-
-def header(html):
-    return json.loads(re.search(r'class="sa-data">(.*?)</script>', html, re.DOTALL)[1])
 
 
 @pytest.fixture
@@ -31,7 +25,7 @@ def test_two_texts_and_a_word(trained, tmp_path, capsys):
     arguments = ["explore", str(trained), "the river bank", "--compare", "the bank loan", "--word", "river"]
     assert main([*arguments, "--out", str(out)]) == 0
     assert capsys.readouterr().out.strip() == str(out)
-    data = header(out.read_text(encoding="utf-8"))
+    data = data_of(out.read_text(encoding="utf-8"))
     assert [text["queries"] for text in data["texts"]] == [["the", "river", "bank"], ["the", "bank", "loan"]]
     assert data["texts"][0]["chosen"] == 1 and data["heads"] == [2, 2]
     assert main([*arguments, "--out", "-"]) == 0
@@ -42,7 +36,7 @@ def test_a_pair_of_sentences(tmp_path, capsys):
     save_bert(tmp_path)
     add_pipeline(tmp_path, {"pooling_mode_mean_tokens": True})
     assert main(["explore", str(tmp_path), "a b", "--second", "c", "--out", "-"]) == 0
-    (text,) = header(capsys.readouterr().out)["texts"]
+    (text,) = data_of(capsys.readouterr().out)["texts"]
     assert text["queries"].count("[SEP]") == 2 and text["queries"][0] == "[CLS]"
 
 

@@ -1,12 +1,12 @@
 """The explorer's numbers: what travels in the page is what the steps hold, habits are what weights say, bad input is told."""
 
 import base64
-import json
 import re
 import zlib
 
 import numpy as np
 import pytest
+from pages import data_of
 
 import selfattn as sa
 from selfattn import nn, views
@@ -22,16 +22,15 @@ def steps_of(rows, width=4, heads=2, seed=0, **options):
     return sa.attention_steps(*rng.standard_normal((3, heads, rows, width)).astype(np.float32), **options)
 
 
-def data_of(page):
+def stored(page):
     """Header and arrays, read as the script reads them."""
-    header = json.loads(re.search(r'class="sa-data">(.*?)</script>', page.html, re.DOTALL)[1])
     packed = zlib.decompress(base64.b64decode(re.search(r'class="sa-bytes">(.*?)</script>', page.html)[1]))
 
-    def array(stored):
-        count = int(np.prod(stored["shape"]))
-        return np.frombuffer(packed, f"<{stored['type']}", count, stored["at"]).reshape(stored["shape"])
+    def array(place):
+        count = int(np.prod(place["shape"]))
+        return np.frombuffer(packed, f"<{place['type']}", count, place["at"]).reshape(place["shape"])
 
-    return header, array
+    return data_of(page.html), array
 
 
 def weights_of(layer, array):
@@ -66,7 +65,7 @@ def weights_of(layer, array):
 )
 def test_weights_arrive(rows, options, as_products):
     steps = steps_of(rows, **options)
-    header, array = data_of(views.explorer(steps, [f"w{n}" for n in range(rows)]))
+    header, array = stored(views.explorer(steps, [f"w{n}" for n in range(rows)]))
     (layer,) = header["texts"][0]["layers"]
     assert ("query" in layer) == as_products
     # Weights of 16 bits are off by half a step; products of rounded rows by what heads.CLOSE allows.
@@ -78,7 +77,7 @@ def test_keys_that_heads_share_travel_once():
     rng = np.random.default_rng(1)
     query, (key, value) = rng.standard_normal((4, 60, 4)), rng.standard_normal((2, 2, 60, 4))
     steps = sa.attention_steps(query, key, value, enable_gqa=True)
-    header, array = data_of(views.explorer(steps, [str(n) for n in range(60)]))
+    header, array = stored(views.explorer(steps, [str(n) for n in range(60)]))
     (layer,) = header["texts"][0]["layers"]
     assert layer["key"]["values"]["shape"] == [2, 60, 4]
     np.testing.assert_allclose(weights_of(layer, array), steps.weights, rtol=0, atol=heads.CLOSE)
@@ -86,7 +85,7 @@ def test_keys_that_heads_share_travel_once():
 
 def test_small_maps_hold_the_largest_weight_of_each_pixel():
     steps = steps_of(100)
-    header, array = data_of(views.explorer(steps, [str(n) for n in range(100)]))
+    header, array = stored(views.explorer(steps, [str(n) for n in range(100)]))
     small = array(header["texts"][0]["small"])
     assert small.shape == (2, heads.SMALL, heads.SMALL)
     first, second = (slice(100 * n // heads.SMALL, 100 * (n + 1) // heads.SMALL) for n in (7, 30))
@@ -147,7 +146,7 @@ def test_half_a_habit_and_none():
 def test_two_texts_count_alike_and_the_common_word_is_chosen():
     first, second = steps_of(4), steps_of(3, seed=1)
     page = views.explorer(first, ["the", "river", "bank", "."], compare=(second, ["a", "bank", "loan"]))
-    header, _ = data_of(page)
+    header, _ = stored(page)
     assert page.title == "What 2 heads do with bank"
     assert [text["chosen"] for text in header["texts"]] == [2, 1]
     with pytest.raises(ValueError, match=r"layers of \[2\] and \[3\] heads; they must be of one model"):
@@ -158,7 +157,7 @@ def test_models_and_their_layers():
     model = nn.EmbeddingModel(
         WhitespaceTokenizer(["he", "sat", "bank"]), 4, 8, num_layers=2, num_heads=2, max_seq_len=8, rng=0
     )
-    header, array = data_of(views.explorer(model, "he sat bank"))
+    header, array = stored(views.explorer(model, "he sat bank"))
     assert header["heads"] == [2, 2]
     assert header["texts"][0]["queries"] == ["he", "sat", "bank"]
     steps = model.steps("he sat bank")
@@ -171,7 +170,7 @@ def test_models_and_their_layers():
 def test_attention_from_one_text_to_another():
     rng = np.random.default_rng(3)
     steps = sa.attention_steps(rng.standard_normal((1, 3, 4)), *rng.standard_normal((2, 1, 5, 4)))
-    header, _ = data_of(views.explorer(steps, list("abc"), key_tokens=list("vwxyz")))
+    header, _ = stored(views.explorer(steps, list("abc"), key_tokens=list("vwxyz")))
     (text,) = header["texts"]
     assert text["crossed"] and text["keys"] == list("vwxyz") and "means" not in text
     assert [header["habits"][0][0]["shares"][n] for n in (0, 4, 5)] == [
@@ -192,14 +191,6 @@ def test_next_tokens_are_the_likeliest_and_all_count():
     for n, t in enumerate(found["temperatures"]):
         truth = np.log(np.exp(logits.astype(np.float64) / t).sum(axis=1))
         np.testing.assert_allclose(sums[:, n], truth, rtol=np.finfo(np.float32).eps)
-
-
-def test_tokens_stay_text():
-    page = views.explorer(steps_of(2), ["</script><b>x</b>", "<img src=x onerror=alert(1)>"])
-    for part in (page.html, page.svg):
-        assert "<b>x" not in part and "<img" not in part
-    header, _ = data_of(page)
-    assert header["texts"][0]["queries"][0] == "</script><b>x</b>"
 
 
 def test_bad_calls():

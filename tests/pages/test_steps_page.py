@@ -2,7 +2,6 @@
 
 import base64
 import itertools
-import json
 import re
 from decimal import Decimal
 from xml.etree import ElementTree
@@ -160,13 +159,6 @@ def test_captions_and_titles_are_text_whatever_they_hold():
     assert [tag for tag, _ in Reader(page.html).elements] == plain  # no element has come or gone
     assert "\n" not in page.title
     assert NASTY[0] in "".join(Reader(page.html).text)
-
-
-def test_the_data_of_the_script_is_json_that_ends_no_element():
-    page = views.steps_page(model(6)[0], NASTY)
-    text = next(s for s in Reader(page.html).scripts if s.startswith("{"))
-    assert not set("<>&\u2028\u2029") & set(text)
-    assert json.loads(text)["labels"]["t0"] == [visible(token) for token in NASTY]
 
 
 def test_the_page_fetches_nothing_and_the_fragment_has_no_ids():

@@ -1,5 +1,7 @@
-"""Steps that the tests of the pages share, and a reader of their tables."""
+"""Steps that the tests of the pages share, and readers of their tables and data."""
 
+import json
+import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
@@ -110,6 +112,11 @@ def numbers_by_node(steps):
             else:
                 found[name + end] = np.atleast_2d(matrix)
     return found
+
+
+def data_of(html, kind="sa-data"):
+    """The first data in a page that its script reads."""
+    return json.loads(re.search(rf'class="{kind}">(.*?)</script>', html, re.DOTALL)[1])
 
 
 @dataclass

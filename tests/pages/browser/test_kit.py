@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from selfattn.views import assets
+from selfattn.views import document
 
 SCRIPT = """
 const root = document.querySelector(".sa-view"), heard = (window.heard = []);
@@ -35,9 +35,9 @@ root.append(tour.node, tools(root, texts, () => heard.push("changed")));
 
 @pytest.fixture
 def kit(visit):
-    code = assets.script(*assets.KIT).removesuffix("})();</script>")
+    code = document.script(*document.KIT).removesuffix("})();</script>")
     return visit(
-        f"<!DOCTYPE html><html lang=en><title>kit</title>{assets.style()}<link rel=icon href='data:,'><body class=sa-page>"
+        f"<!DOCTYPE html><html lang=en><title>kit</title>{document.style()}<link rel=icon href='data:,'><body class=sa-page>"
         f"<div class=sa-view></div>{code}{SCRIPT}}})();</script>"
     )
 

@@ -1,0 +1,85 @@
+"""Hostile text in every page: it stays text in the HTML, in the picture, and in the data that the script reads."""
+
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from pages import NASTY, data_of
+
+import selfattn as sa
+from selfattn import nn, views
+from selfattn.views.tours import Stop, tour_data
+from selfattn.views.writing import visible
+
+PLAIN = [f"word{n}" for n in range(len(NASTY))]
+
+
+def steps():
+    return sa.attention_steps(*np.random.default_rng(0).standard_normal((3, len(NASTY), 4)))
+
+
+def gpt(tokens):
+    model = nn.GPT(len(tokens), 8, 1, 2, 12, rng=0)
+    return views.gpt_page(model, tokens, tokens[1])
+
+
+PAGES = {
+    "steps": lambda tokens: views.steps_page(steps(), tokens, compare=(steps(), tokens)),
+    "joined": lambda tokens: views.join_pages([views.steps_page(steps(), tokens)] * 2, "".join(tokens)),
+    "explorer": lambda tokens: views.explorer(steps(), tokens, word=tokens[1]),
+    "way back": lambda tokens: views.way_back_page(steps(), tokens),
+    "gpt": gpt,
+}
+
+
+class Tags(HTMLParser):
+    """All elements but bdi, which words in other scripts have, with the names of their attributes; and what scripts hold."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.found, self.scripts, self.last = [], [], ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.last = tag
+        if tag != "bdi":
+            self.found.append((tag, [name for name, _ in attrs]))
+
+    def handle_endtag(self, tag):
+        self.last = ""
+        if tag != "bdi":
+            self.found.append(tag)
+
+    def handle_data(self, data):
+        if self.last == "script":
+            self.scripts.append(data)
+
+    def handle_comment(self, data):
+        self.found.append("comment")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_element_comes_or_goes(name):
+    page, plain = PAGES[name](NASTY), PAGES[name](PLAIN)
+    for made, expected in ((page.html, plain.html), (page.fragment, plain.fragment)):
+        made.encode("utf-8")
+        assert Tags(made).found == Tags(expected).found
+        for script in Tags(made).scripts:
+            if script.startswith("{"):
+                assert not set("<>&\u2028\u2029\x00") & set(script)
+    ElementTree.fromstring(page.svg)
+    data = data_of(page.html)
+    tokens = {
+        "explorer": lambda: data["texts"][0]["queries"],
+        "way back": lambda: data["queries"],
+        "gpt": lambda: data["shown"],
+    }.get(name, lambda: data["labels"]["t0"])()
+    assert tokens == [visible(token) for token in NASTY]
+
+
+def test_the_stops_of_a_tour():
+    element = tour_data([Stop(token, token, (token, "no"), 0, token) for token in NASTY])
+    assert Tags(element).found == [("script", ["type", "class"]), "script"]
+    assert [stop["name"] for stop in data_of(element, "sa-tour-data")] == NASTY
